@@ -1,0 +1,111 @@
+// One graph pool: pages, the ranges that map them, and the blocks handed out.
+//
+// Not thread-safe: PoolSet orders the calls. Each member either does all that it says or throws and changes nothing.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/units.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+struct PoolOptions {
+  // Size of a page: a power-of-two multiple of the driver's granularity; 0 means the granularity itself.
+  uint64_t page_bytes = 0;
+};
+
+enum class ScopeKind : uint8_t {
+  kCapture,  // the streams that allocate are capturing a graph
+  kEager,    // they run what is submitted at once
+};
+
+// What one allocation got: addresses [address, address + bytes).
+struct Block {
+  Address address = 0;
+  uint64_t bytes = 0;            // a multiple of kGranuleBytes, at least what was asked for
+  uint64_t requested_bytes = 0;  // what was asked for
+  StreamId stream{};             // the stream it was allocated on
+};
+
+// A part of a block in physical memory: [offset_bytes, offset_bytes + length_bytes) of a page.
+struct PhysicalPiece {
+  PageId page{};
+  uint64_t offset_bytes = 0;
+  uint64_t length_bytes = 0;
+};
+
+struct PoolStats {
+  uint64_t page_bytes = 0;
+  uint64_t pages = 0;
+  uint64_t reserved_bytes = 0;   // physical memory held: pages * page_bytes, however often a page is mapped
+  uint64_t allocated_bytes = 0;  // sum of live blocks
+  uint64_t requested_bytes = 0;  // what was asked for in live blocks
+  uint64_t live_blocks = 0;
+  uint64_t peak_reserved_bytes = 0;
+  uint64_t peak_allocated_bytes = 0;
+  uint64_t ranges = 0;
+  uint64_t page_mappings = 0;  // pages mapped behind addresses now, each counted as often as it is mapped
+  uint64_t allocations = 0;    // since the pool was made
+  uint64_t frees = 0;           // since the pool was made
+};
+
+struct PoolSnapshot {
+  struct LiveBlock {
+    Block block;
+    std::vector<PhysicalPiece> pieces;  // in the order of the block's addresses
+  };
+  struct Range {
+    Address address = 0;         // of the first mapped page
+    std::vector<PageId> pages;   // in the order of addresses
+  };
+  PoolStats stats;
+  std::vector<LiveBlock> blocks;  // in the order of addresses
+  std::vector<Range> ranges;
+};
+
+class Pool {
+ public:
+  // `driver` must outlive the pool. Throws UsageError for a page size that the driver cannot do.
+  Pool(Driver& driver, PoolOptions options);
+
+  // Unmaps and releases everything. pre: the device has finished with it (Driver::Quiesce()).
+  // A driver error here leaks what it concerns: there is nobody left to tell.
+  ~Pool();
+
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  void BeginScope(ScopeKind kind);  // throws UsageError if one is open
+  void EndScope();                  // throws UsageError if none is
+  bool in_scope() const;
+
+  // pre: a scope is open, bytes > 0.
+  Block Allocate(uint64_t bytes, StreamId stream);
+
+  // Both throw UsageError if no live block starts at `address`.
+  void Free(Address address);
+  void RecordUse(Address address, StreamId stream);
+
+  // The live block that holds `address`, or nullptr; valid until the next call that changes the pool.
+  const Block* Find(Address address) const;
+  // The physical bytes behind a live block, in the order of its addresses. Throws UsageError as Free() does.
+  std::vector<PhysicalPiece> Pieces(Address address) const;
+
+  // Repeats Driver::SetAccess() for all that is mapped: a peer was added.
+  void RefreshAccess();
+
+  PoolStats Stats() const;
+  PoolSnapshot Snapshot() const;
+
+  // Recomputes every invariant; throws InternalError. O(everything).
+  void Check() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace cgp

@@ -1,0 +1,110 @@
+// All graph pools of one device, by id: who may allocate where, whose an address is, what may be given back.
+//
+// This is the core's front door. Every member may be called from any thread; one mutex per set orders them, and
+// nothing is called back while it is held but the driver.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/pool.h"
+#include "core/units.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+// The value of torch's MempoolId_t.
+struct PoolId {
+  uint64_t first = 0;
+  uint64_t second = 0;
+  auto operator<=>(const PoolId&) const = default;
+};
+
+std::string ToString(PoolId id);
+
+class PoolSet {
+ public:
+  // `driver` must outlive the set.
+  explicit PoolSet(Driver& driver, PoolOptions options = {});
+  ~PoolSet();
+
+  PoolSet(const PoolSet&) = delete;
+  PoolSet& operator=(const PoolSet&) = delete;
+
+  // Holds a pool open under `id`, creating it if need be: it stays known when its last graph is gone.
+  // Retain() and BeginScope() each add one user to the pool; Release() takes one away.
+  void Retain(PoolId id);
+
+  // Begins allocating to the pool, creating it if need be, and adds one user (a graph) to it.
+  // Throws UsageError if a scope of this pool is open already: two captures cannot fill one pool at once.
+  void BeginScope(PoolId id, ScopeKind kind);
+
+  // Ends it. The user stays until Release(). Throws UsageError if no scope of this pool is open.
+  void EndScope(PoolId id);
+
+  // Takes one user away. A pool without users is unused: Trim() gives its memory back once no block lives in it.
+  // Throws UsageError if the pool is unknown or has no user.
+  void Release(PoolId id);
+
+  // A block of at least `bytes` (> 0) for work on `stream`. Throws UsageError (unknown pool, no open scope),
+  // OutOfMemoryError, DriverError.
+  Block Allocate(PoolId id, uint64_t bytes, StreamId stream);
+
+  // Frees the block that starts at `address`. Throws UsageError if none does: never allocated here, or freed before.
+  void Free(Address address);
+
+  // Notes that `stream` uses the block too: its memory is held until that is known to be over.
+  // Throws UsageError if no block starts at `address`.
+  void RecordUse(Address address, StreamId stream);
+
+  // The live block that holds `address` (not only at its start), if it is one of ours.
+  std::optional<Block> Find(Address address) const;
+  // The pool of the live block that starts at `address`.
+  std::optional<PoolId> PoolOf(Address address) const;
+
+  // Gives back the memory of every unused pool that has no live block; returns the bytes given back.
+  // Waits for the device first if there is anything to give. Not while any stream is capturing.
+  uint64_t Trim();
+  // The bytes that Trim() would give back.
+  uint64_t TrimmableBytes() const;
+
+  // Lets `peer` access everything mapped, now and from now on.
+  void EnablePeer(int peer);
+
+  bool Contains(PoolId id) const;
+  // How many users (see Retain()) the pool has; 0 for an unknown pool.
+  int UseCount(PoolId id) const;
+  std::vector<PoolId> ids() const;
+
+  // Throw UsageError for an unknown pool.
+  PoolStats Stats(PoolId id) const;
+  PoolSnapshot Snapshot(PoolId id) const;
+
+  // Sums over all pools.
+  PoolStats TotalStats() const;
+
+  // Recomputes every invariant; throws InternalError. O(everything).
+  void Check() const;
+
+ private:
+  struct Member;
+
+  Member& Known(PoolId id);
+  const Member& Known(PoolId id) const;
+  Member& FindOrCreate(PoolId id);
+
+  Driver& driver_;
+  const PoolOptions options_;
+  mutable std::mutex mutex_;
+  // invariant: a member exists iff it has users, live blocks or memory not yet trimmed.
+  std::map<PoolId, std::unique_ptr<Member>> members_;
+};
+
+}  // namespace cgp

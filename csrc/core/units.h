@@ -1,0 +1,61 @@
+// Units as types, so that a count of granules is never taken for a page number or for bytes. Bytes stand only at the
+// edges: in what a caller asks for, and in what the driver is told.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <functional>
+
+namespace cgp {
+
+// Every block is a multiple of this many bytes and aligned to it: what PyTorch's own allocator promises.
+inline constexpr uint64_t kGranuleBytes = 512;
+
+// A number of granules.
+class Granules {
+ public:
+  constexpr Granules() = default;
+  constexpr explicit Granules(uint64_t count) : count_(count) {}
+  static constexpr Granules FromBytesRoundedUp(uint64_t bytes) {
+    return Granules(bytes / kGranuleBytes + (bytes % kGranuleBytes != 0 ? 1 : 0));
+  }
+
+  constexpr uint64_t count() const { return count_; }
+  constexpr uint64_t bytes() const { return count_ * kGranuleBytes; }
+
+  constexpr auto operator<=>(const Granules&) const = default;
+  constexpr Granules operator+(Granules other) const { return Granules(count_ + other.count_); }
+  constexpr Granules operator-(Granules other) const { return Granules(count_ - other.count_); }
+  constexpr Granules operator*(uint64_t times) const { return Granules(count_ * times); }
+  constexpr uint64_t operator/(Granules other) const { return count_ / other.count_; }
+  constexpr Granules operator%(Granules other) const { return Granules(count_ % other.count_); }
+  constexpr Granules& operator+=(Granules other) { return *this = *this + other; }
+  constexpr Granules& operator-=(Granules other) { return *this = *this - other; }
+
+ private:
+  uint64_t count_ = 0;
+};
+
+// Positions. A page is one physical handle of the pool, numbered in the order of creation; a range is a stretch of
+// reserved addresses, numbered likewise; a slot is one page's width of addresses, numbered through all ranges.
+enum class PageId : uint32_t {};
+enum class RangeId : uint32_t {};
+enum class SlotId : uint32_t {};
+
+template <typename Id>
+  requires std::is_enum_v<Id>
+constexpr uint32_t Index(Id id) {
+  return static_cast<uint32_t>(id);
+}
+
+// Consecutive granules of one page: [offset, offset + length), offset counted from the page's start.
+struct Extent {
+  PageId page{};
+  Granules offset;
+  Granules length;
+
+  constexpr Granules end() const { return offset + length; }
+  constexpr bool operator==(const Extent&) const = default;
+};
+
+}  // namespace cgp
