@@ -11,9 +11,9 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
+#include "core/address_map.h"
 #include "core/pool.h"
 #include "core/units.h"
 #include "driver/driver.h"
@@ -66,6 +66,10 @@ class PoolSet {
 
   // The live block that holds `address` (not only at its start), if it is one of ours.
   std::optional<Block> Find(Address address) const;
+  // The physical bytes behind the live block that starts at `address`, in the order of its addresses.
+  // Throws UsageError if none does.
+  std::vector<PhysicalPiece> Pieces(Address address) const;
+
   // The pool of the live block that starts at `address`.
   std::optional<PoolId> PoolOf(Address address) const;
 
@@ -96,15 +100,17 @@ class PoolSet {
  private:
   struct Member;
 
-  Member& Known(PoolId id);
-  const Member& Known(PoolId id) const;
+  Member& Known(PoolId id) const;
   Member& FindOrCreate(PoolId id);
+  Member& OwnerOf(Address address) const;
+  bool CanTrim(const Member& member) const;
 
   Driver& driver_;
   const PoolOptions options_;
   mutable std::mutex mutex_;
   // invariant: a member exists iff it has users, live blocks or memory not yet trimmed.
   std::map<PoolId, std::unique_ptr<Member>> members_;
+  AddressMap<Member*> owners_;  // of live blocks, by their start
 };
 
 }  // namespace cgp

@@ -1,0 +1,78 @@
+// What each FenceId means: what must have happened before the bytes behind it may be taken by everyone.
+//
+//   stream fence  bytes that one stream freed: that stream takes them at once, since its order protects them; the others
+//                 when it opens
+//   held fence    bytes that several streams used (record_stream): nobody takes them until it opens. The proof from a
+//                 capture's own graph that they may be taken earlier goes here too: it opens a fence for one stream.
+//
+// A fence of a capture scope opens when the scope ends, for then all its streams have joined. Work of an eager scope goes
+// on after its end: its fences open once events recorded then have completed. Bytes freed outside any scope whose work may
+// still be running get a fence with events recorded at the free.
+//
+//     kScope ----- capture scope ends -----> open
+//     kScope / kScopeThenEvents ------ eager (any) scope ends -----> kEvents ------ events done -----> open
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/page_space.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+class FenceTable {
+ public:
+  explicit FenceTable(Driver& driver) : driver_(driver), fences_(1) {}
+  ~FenceTable();
+  FenceTable(const FenceTable&) = delete;
+  FenceTable& operator=(const FenceTable&) = delete;
+
+  // The stream's fence in this scope, made at its first use; an eager scope goes on with the fence of the stream's earlier
+  // eager scopes while that is not open. `reused` says whether bytes may be behind it already.
+  struct StreamFence {
+    FenceId id{};
+    bool reused = false;
+  };
+  StreamFence ForStream(StreamId stream, bool eager);
+
+  // A fence that opens when the scope ends and, with `events`, when what these streams then have in flight is done.
+  FenceId Held(std::span<const StreamId> streams, bool events);
+
+  // A fence behind what these streams have in flight now. pre: they are not capturing.
+  FenceId After(std::span<const StreamId> streams);
+
+  // The scope ends: marks in Opened() the fences that are now open. Throws DriverError with nothing changed.
+  void EndScope();
+  // Marks those whose events are done. Returns whether there were any.
+  bool Poll();
+
+  bool empty() const;
+  // By FenceId: which were marked since Clear(). They are gone for good with Clear().
+  std::vector<bool> Opened() const;
+  // How many fences of this scope are not kEvents.
+  uint32_t scope_fence_count() const;
+  void Clear();
+
+ private:
+  enum class State : uint8_t { kUnused, kScope, kScopeThenEvents, kEvents, kOpened };
+
+  struct Fence {
+    State state = State::kUnused;
+    std::optional<StreamId> owner;  // of a stream fence
+    bool eager = false;
+    std::vector<StreamId> streams;  // whose work it stands behind
+    std::vector<Event> events;      // kEvents only
+  };
+
+  FenceId Add(Fence fence);
+  std::vector<Event> Record(std::span<const StreamId> streams);
+  void Destroy(std::vector<Event>& events);
+
+  Driver& driver_;
+  std::vector<Fence> fences_;  // by FenceId; the first, kOpen, is never used
+};
+
+}  // namespace cgp

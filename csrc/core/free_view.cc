@@ -1,0 +1,207 @@
+#include "core/free_view.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace cgp {
+
+FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
+    : space_(space), ranges_(ranges), stream_(stream), own_(own), runs_(ranges) {
+  const auto bins = static_cast<uint32_t>(space.page_size().count());
+  bins_.assign(bins, NodeId::kNone);
+  filled_bins_.Resize(bins);
+  Rebuild();
+}
+
+void FreeView::Assign(StreamId stream, FenceId own) {
+  stream_ = stream;
+  own_ = own;
+}
+
+void FreeView::Rebuild() {
+  bins_.assign(bins_.size(), NodeId::kNone);
+  filled_bins_.Clear();
+  whole_pages_.Clear();
+  whole_page_count_ = 0;
+  partial_pages_.Clear();
+  chains_.assign(chains_.size(), 0);
+  ResizePages();
+  runs_.Clear();
+  for (uint32_t p = 0; p < space_.page_count(); ++p) {
+    Learn(space_.first(PageId{p}), space_.last(PageId{p}));
+  }
+}
+
+void FreeView::Forget(NodeId first, NodeId last) {
+  ForEachChain(first, last, [this](NodeId start) { UnlinkChain(start); });
+}
+
+void FreeView::Learn(NodeId first, NodeId last) {
+  if (links_.size() < space_.node_limit()) links_.resize(2 * std::size_t{space_.node_limit()});
+  ForEachChain(first, last, [this](NodeId start) { LinkChain(start); });
+}
+
+void FreeView::LearnMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
+  runs_.Grow();
+  ResizePages();
+  for (uint32_t i = 0; i < count; ++i) {
+    const SlotId slot{Index(first) + i};
+    const PageId page = ranges_.page_at(slot);
+    if (Index(page) < old_page_count && IsWhole(page)) runs_.SetFree(slot);
+  }
+  for (uint32_t p = old_page_count; p < space_.page_count(); ++p) {
+    Learn(space_.first(PageId{p}), space_.last(PageId{p}));
+  }
+}
+
+void FreeView::ResizePages() {
+  whole_pages_.Resize(space_.page_count());
+  partial_pages_.Resize(space_.page_count());
+  chains_.resize(space_.page_count());
+}
+
+std::optional<NodeId> FreeView::BestFit(Granules length) const {
+  const std::optional<uint32_t> bin = filled_bins_.Next(static_cast<uint32_t>(length.count()));
+  if (!bin) return std::nullopt;
+  return bins_[*bin];
+}
+
+std::optional<PageId> FreeView::NextWhole(PageId from) const {
+  const std::optional<uint32_t> page = whole_pages_.Next(Index(from));
+  if (!page) return std::nullopt;
+  return static_cast<PageId>(*page);
+}
+
+std::optional<PageId> FreeView::NextPartial(PageId from) const {
+  const std::optional<uint32_t> page = partial_pages_.Next(Index(from));
+  if (!page) return std::nullopt;
+  return static_cast<PageId>(*page);
+}
+
+Granules FreeView::Head(PageId page) const {
+  const NodeId first = space_.first(page);
+  return Available(first) ? ChainLength(first) : Granules(0);
+}
+
+Granules FreeView::Tail(PageId page) const {
+  const NodeId last = space_.last(page);
+  return Available(last) ? ChainLength(ChainStart(last)) : Granules(0);
+}
+
+Granules FreeView::ChainLength(NodeId start) const {
+  const NodeId end = ChainEnd(start);
+  const uint64_t limit = end == NodeId::kNone ? space_.page_size().count() : space_.node(end).offset;
+  return Granules(limit - space_.node(start).offset);
+}
+
+NodeId FreeView::ChainStart(NodeId id) const {
+  for (NodeId before = space_.node(id).prev; before != NodeId::kNone && Available(before);
+       before = space_.node(id).prev) {
+    id = before;
+  }
+  return id;
+}
+
+NodeId FreeView::ChainEnd(NodeId start) const {
+  while (start != NodeId::kNone && Available(start)) start = space_.node(start).next;
+  return start;
+}
+
+template <typename Function>
+void FreeView::ForEachChain(NodeId first, NodeId last, Function&& function) {
+  const uint32_t last_offset = space_.node(last).offset;
+  NodeId id = Available(first) ? ChainStart(first) : first;
+  while (id != NodeId::kNone && space_.node(id).offset <= last_offset) {
+    if (Available(id)) {
+      const NodeId end = ChainEnd(id);
+      function(id);
+      id = end;
+    } else {
+      id = space_.node(id).next;
+    }
+  }
+}
+
+void FreeView::LinkChain(NodeId start) {
+  const Granules length = ChainLength(start);
+  const PageId page = space_.node(start).page;
+  if (length == space_.page_size()) {
+    whole_pages_.Insert(Index(page));
+    ++whole_page_count_;
+    runs_.SetFree(page);
+    return;
+  }
+  if (chains_[Index(page)]++ == 0) partial_pages_.Insert(Index(page));
+  NodeId& head = bins_[length.count()];
+  links_[Index(start)] = {NodeId::kNone, head};
+  if (head != NodeId::kNone) {
+    links_[Index(head)].prev = start;
+  } else {
+    filled_bins_.Insert(static_cast<uint32_t>(length.count()));
+  }
+  head = start;
+}
+
+void FreeView::UnlinkChain(NodeId start) {
+  const Granules length = ChainLength(start);
+  const PageId page = space_.node(start).page;
+  if (length == space_.page_size()) {
+    whole_pages_.Erase(Index(page));
+    --whole_page_count_;
+    runs_.SetTaken(page);
+    return;
+  }
+  if (--chains_[Index(page)] == 0) partial_pages_.Erase(Index(page));
+  const Link link = links_[Index(start)];
+  if (link.next != NodeId::kNone) links_[Index(link.next)].prev = link.prev;
+  if (link.prev != NodeId::kNone) {
+    links_[Index(link.prev)].next = link.next;
+    return;
+  }
+  NodeId& head = bins_[length.count()];
+  CGP_CHECK(head == start);
+  head = link.next;
+  if (head == NodeId::kNone) filled_bins_.Erase(static_cast<uint32_t>(length.count()));
+}
+
+void FreeView::Check() const {
+  std::size_t chains = 0;
+  uint32_t whole = 0;
+  for (uint32_t p = 0; p < space_.page_count(); ++p) {
+    bool is_whole = false;
+    const std::size_t chains_before = chains;
+    for (NodeId id = space_.first(PageId{p}); id != NodeId::kNone;) {
+      if (!Available(id)) {
+        id = space_.node(id).next;
+        continue;
+      }
+      const Granules length = ChainLength(id);
+      if (length == space_.page_size()) {
+        is_whole = true;
+      } else {
+        ++chains;
+        const Link& link = links_[Index(id)];
+        const bool first_of_bin = link.prev == NodeId::kNone;
+        CGP_CHECK(first_of_bin ? bins_[length.count()] == id : links_[Index(link.prev)].next == id);
+      }
+      id = ChainEnd(id);
+    }
+    CGP_CHECK(IsWhole(PageId{p}) == is_whole);
+    CGP_CHECK(chains_[p] == chains - chains_before);
+    CGP_CHECK(partial_pages_.Contains(p) == (chains_[p] > 0));
+    whole += is_whole ? 1 : 0;
+  }
+  CGP_CHECK(whole == whole_page_count_);
+  for (uint32_t length = 0; length < bins_.size(); ++length) {
+    CGP_CHECK(filled_bins_.Contains(length) == (bins_[length] != NodeId::kNone));
+    for (NodeId id = bins_[length]; id != NodeId::kNone; id = links_[Index(id)].next) {
+      CGP_CHECK(Available(id) && ChainStart(id) == id && ChainLength(id).count() == length);
+      --chains;
+    }
+  }
+  CGP_CHECK(chains == 0);
+  runs_.Check([this](PageId page) { return IsWhole(page); });
+}
+
+}  // namespace cgp

@@ -1,0 +1,103 @@
+// What one stream may take: the free bytes of a PageSpace whose fences are open to it, indexed for searching.
+//
+// Neighbouring free nodes that the stream may take count as one *chain*, whatever their fences, so that one stream's fences
+// do not cut up memory for another:
+//
+//     page   |  used  | open | fence 2 | fence 3 | open |        chains seen by the owner of fence 2: [open, fence 2], [open]
+//
+// A chain that covers its page makes the page *whole*; whole pages are in whole_pages() and in runs(), all other chains in
+// bins by their length, for an exact best fit. Everything here is derived from the PageSpace and the RangeTable and can be
+// rebuilt from them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/index_set.h"
+#include "core/page_space.h"
+#include "core/range_table.h"
+#include "core/run_index.h"
+#include "core/units.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+class FreeView {
+ public:
+  // A view for `stream`, which may take what is open and what is behind `own`.
+  FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own);
+
+  StreamId stream() const { return stream_; }
+  FenceId own_fence() const { return own_; }
+
+  // Hands the view to another stream. pre: no node of the space is behind the old or the new fence.
+  void Assign(StreamId stream, FenceId own);
+
+  // Indexes everything anew.
+  void Rebuild();
+
+  // The space is about to change between two nodes of one page (inclusive): forgets the chains that touch them, then
+  // learns those that do afterwards.
+  void Forget(NodeId first, NodeId last);
+  void Learn(NodeId first, NodeId last);
+
+  // Pages were added or mapped: learns them. `first` is the first of `count` new slots; pages from `old_page_count` on
+  // are new.
+  void LearnMapping(SlotId first, uint32_t count, uint32_t old_page_count);
+
+  // The first node of the shortest chain of at least `length` in pages that are partly used.
+  std::optional<NodeId> BestFit(Granules length) const;
+
+  bool IsWhole(PageId page) const { return whole_pages_.Contains(Index(page)); }
+  uint32_t whole_page_count() const { return whole_page_count_; }
+  // The first whole page numbered at least `from`.
+  std::optional<PageId> NextWhole(PageId from) const;
+  // The first page numbered at least `from` with some free bytes that is not whole.
+  std::optional<PageId> NextPartial(PageId from) const;
+
+  // Free granules at the start and at the end of a page.
+  Granules Head(PageId page) const;
+  Granules Tail(PageId page) const;
+  Granules ChainLength(NodeId start) const;
+
+  RunIndex& runs() { return runs_; }
+  const RunIndex& runs() const { return runs_; }
+
+  // Recomputes the index and compares; throws InternalError.
+  void Check() const;
+
+ private:
+  struct Link {
+    NodeId prev = NodeId::kNone;
+    NodeId next = NodeId::kNone;
+  };
+
+  bool Available(NodeId id) const {
+    const PageSpace::Node& node = space_.node(id);
+    return !node.used && (node.fence == FenceId::kOpen || node.fence == own_);
+  }
+  NodeId ChainStart(NodeId id) const;
+  // The node after the chain, kNone at the page's end.
+  NodeId ChainEnd(NodeId start) const;
+  void ResizePages();
+  template <typename Function>
+  void ForEachChain(NodeId first, NodeId last, Function&& function);
+  void LinkChain(NodeId start);
+  void UnlinkChain(NodeId start);
+
+  const PageSpace& space_;
+  const RangeTable& ranges_;
+  StreamId stream_;
+  FenceId own_;
+  RunIndex runs_;
+  IndexSet whole_pages_;
+  uint32_t whole_page_count_ = 0;
+  IndexSet partial_pages_;
+  std::vector<uint32_t> chains_;  // by page: how many chains of it are in bins
+  IndexSet filled_bins_;
+  std::vector<NodeId> bins_;  // by length in granules: the newest chain of that length
+  std::vector<Link> links_;   // by node
+};
+
+}  // namespace cgp

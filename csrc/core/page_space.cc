@@ -1,0 +1,147 @@
+#include "core/page_space.h"
+
+#include "core/error.h"
+
+namespace cgp {
+
+PageSpace::PageSpace(Granules page_size) : page_granules_(static_cast<uint32_t>(page_size.count())) {
+  CGP_CHECK(page_size.count() > 0 && page_size.count() < std::numeric_limits<uint32_t>::max());
+}
+
+void PageSpace::ReservePages(uint32_t more_pages) {
+  // Doubling by hand: vector::reserve grows to exactly what it is told, which would make n calls O(n^2).
+  const auto reserve = [](auto& vector, std::size_t wanted) {
+    if (wanted > vector.capacity()) vector.reserve(std::max(wanted, vector.capacity() * 2));
+  };
+  reserve(pages_, pages_.size() + more_pages);
+  // A new page brings one node, and taking bytes from a page splits at most twice.
+  const std::size_t nodes = nodes_.size() + 3 * std::size_t{more_pages} + 4;
+  reserve(nodes_, nodes);
+  reserve(spare_nodes_, nodes_.capacity());
+}
+
+void PageSpace::AddPage() {
+  const auto page = static_cast<PageId>(page_count());
+  const NodeId whole = NewNode({.page = page, .length = page_granules_});
+  pages_.push_back({whole, whole});
+  free_granules_ += page_granules_;
+}
+
+NodeId PageSpace::Take(NodeId within, Granules offset, Granules length) {
+  const auto begin = static_cast<uint32_t>(offset.count());
+  const auto end = static_cast<uint32_t>((offset + length).count());
+  const NodeId taken = SplitAt(within, begin);
+  while (at(taken).offset + at(taken).length < end) {
+    CGP_CHECK(!at(taken).used && at(taken).next != NodeId::kNone && !at(at(taken).next).used);
+    AbsorbNext(taken);
+  }
+  if (at(taken).offset + at(taken).length > end) {
+    // The rest keeps the fence of the node that it is cut from, which may be the last of several absorbed ones; that
+    // is the fence AbsorbNext() leaves behind.
+    SplitAt(taken, end);
+  }
+  Node& node = at(taken);
+  CGP_CHECK(!node.used && node.offset == begin && node.offset + node.length == end);
+  node.used = true;
+  node.fence = FenceId::kOpen;
+  free_granules_ -= length.count();
+  return taken;
+}
+
+NodeId PageSpace::Give(NodeId used, FenceId fence) {
+  Node& node = at(used);
+  CGP_CHECK(node.used);
+  node.used = false;
+  node.fence = fence;
+  free_granules_ += node.length;
+  const auto joins = [&](NodeId other) {
+    return other != NodeId::kNone && !at(other).used && at(other).fence == fence;
+  };
+  if (joins(node.next)) AbsorbNext(used);
+  const NodeId before = at(used).prev;
+  if (!joins(before)) return used;
+  AbsorbNext(before);
+  return before;
+}
+
+void PageSpace::OpenFences(const std::vector<bool>& opened) {
+  for (const Page& page : pages_) {
+    for (NodeId id = page.first; id != NodeId::kNone; id = at(id).next) {
+      if (at(id).used) continue;
+      if (opened[Index(at(id).fence)]) at(id).fence = FenceId::kOpen;
+      const NodeId before = at(id).prev;
+      if (before == NodeId::kNone || at(before).used || at(before).fence != at(id).fence) continue;
+      AbsorbNext(before);
+      id = before;
+    }
+  }
+}
+
+NodeId PageSpace::NewNode(const Node& node) {
+  if (spare_nodes_.empty()) {
+    nodes_.push_back(node);
+    return static_cast<NodeId>(nodes_.size() - 1);
+  }
+  const NodeId id = spare_nodes_.back();
+  spare_nodes_.pop_back();
+  at(id) = node;
+  return id;
+}
+
+void PageSpace::Splice(NodeId left, NodeId right) {
+  if (left != NodeId::kNone) at(left).next = right;
+  if (right != NodeId::kNone) at(right).prev = left;
+}
+
+NodeId PageSpace::SplitAt(NodeId id, uint32_t offset) {
+  const Node whole = at(id);
+  CGP_CHECK(!whole.used && whole.offset <= offset && offset < whole.offset + whole.length);
+  if (whole.offset == offset) return id;
+  Node right = whole;
+  right.offset = offset;
+  right.length = whole.offset + whole.length - offset;
+  const NodeId right_id = NewNode(right);
+  at(id).length = offset - whole.offset;
+  Splice(right_id, whole.next);
+  Splice(id, right_id);
+  Page& page = pages_[Index(whole.page)];
+  if (page.last == id) page.last = right_id;
+  return right_id;
+}
+
+void PageSpace::AbsorbNext(NodeId id) {
+  const NodeId next = at(id).next;
+  at(id).length += at(next).length;
+  at(id).fence = at(next).fence;
+  Splice(id, at(next).next);
+  Page& page = pages_[Index(at(id).page)];
+  if (page.last == next) page.last = id;
+  spare_nodes_.push_back(next);
+}
+
+void PageSpace::Check() const {
+  uint64_t free_granules = 0;
+  std::size_t seen = 0;
+  for (uint32_t p = 0; p < page_count(); ++p) {
+    uint32_t end = 0;
+    NodeId before = NodeId::kNone;
+    for (NodeId id = pages_[p].first; id != NodeId::kNone; id = node(id).next) {
+      const Node& here = node(id);
+      CGP_CHECK(Index(here.page) == p && here.prev == before);
+      CGP_CHECK(here.offset == end && here.length > 0);
+      CGP_CHECK(!here.used || here.fence == FenceId::kOpen);
+      if (before != NodeId::kNone && !here.used && !node(before).used) {
+        CGP_CHECK(node(before).fence != here.fence);
+      }
+      if (!here.used) free_granules += here.length;
+      end += here.length;
+      before = id;
+      ++seen;
+    }
+    CGP_CHECK(end == page_granules_ && pages_[p].last == before);
+  }
+  CGP_CHECK(free_granules == free_granules_);
+  CGP_CHECK(seen + spare_nodes_.size() == nodes_.size());
+}
+
+}  // namespace cgp

@@ -1,0 +1,91 @@
+// Which bytes of a pool's pages are free, and behind which fence: a plain value, so that a checkpoint is a copy and a
+// restore an assignment. It knows nothing of addresses (range_table.h) nor of who may take what (free_view.h).
+//
+// Every page is tiled by nodes in the order of their offsets:
+//
+//     page   |  used  | free, fence 0 | free, fence 2 |     used     | free, fence 0 |
+//
+// invariants, for each page p:
+//   sum of length over the nodes of p == page_size(); next and prev are each other's inverse
+//   no two neighbours are both free with the same fence
+// and over all: free() == sum of length over free nodes.
+#pragma once
+
+#include <cstdint>
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "core/units.h"
+
+namespace cgp {
+
+// What must have happened before free bytes may be taken; fences.h keeps what each number means. kOpen: nothing.
+enum class FenceId : uint32_t { kOpen = 0 };
+
+enum class NodeId : uint32_t { kNone = std::numeric_limits<uint32_t>::max() };
+
+class PageSpace {
+ public:
+  struct Node {
+    PageId page{};
+    uint32_t offset = 0;  // in granules, from the page's start
+    uint32_t length = 0;  // in granules
+    NodeId prev = NodeId::kNone;
+    NodeId next = NodeId::kNone;
+    bool used = false;
+    FenceId fence = FenceId::kOpen;  // kOpen while used
+  };
+
+  explicit PageSpace(Granules page_size);
+
+  Granules page_size() const { return Granules(page_granules_); }
+  uint32_t page_count() const { return static_cast<uint32_t>(pages_.size()); }
+  Granules free() const { return Granules(free_granules_); }
+
+  const Node& node(NodeId id) const { return nodes_[Index(id)]; }
+  NodeId first(PageId page) const { return pages_[Index(page)].first; }
+  NodeId last(PageId page) const { return pages_[Index(page)].last; }
+  // An upper limit on node numbers, for tables indexed by them.
+  uint32_t node_limit() const { return static_cast<uint32_t>(nodes_.size()); }
+
+  // Allocates what the next AddPage() calls and one Take() per page need, so that these cannot throw.
+  void ReservePages(uint32_t more_pages);
+
+  // A new page, free and without a fence, numbered page_count().
+  void AddPage();
+
+  // Makes [offset, offset + length) of the page one used node and returns it.
+  // pre: these granules are free; `within` is the node that holds the first of them.
+  NodeId Take(NodeId within, Granules offset, Granules length);
+
+  // Frees a used node behind `fence`, joining neighbours of the same fence. Returns the node that now holds it.
+  NodeId Give(NodeId used, FenceId fence);
+
+  // Opens the fences for which opened[fence] is true, joining neighbours. Of nodes that become one the first survives.
+  void OpenFences(const std::vector<bool>& opened);
+
+  // Recomputes the invariants; throws InternalError.
+  void Check() const;
+
+ private:
+  struct Page {
+    NodeId first = NodeId::kNone;
+    NodeId last = NodeId::kNone;
+  };
+
+  Node& at(NodeId id) { return nodes_[Index(id)]; }
+  NodeId NewNode(const Node& node);
+  void Splice(NodeId left, NodeId right);  // makes them neighbours
+  NodeId SplitAt(NodeId id, uint32_t offset);
+  void AbsorbNext(NodeId id);
+
+  uint32_t page_granules_;
+  uint64_t free_granules_ = 0;
+  std::vector<Page> pages_;
+  std::vector<Node> nodes_;
+  std::vector<NodeId> spare_nodes_;
+};
+
+}  // namespace cgp

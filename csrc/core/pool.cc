@@ -1,0 +1,428 @@
+#include "core/pool.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "core/address_map.h"
+#include "core/error.h"
+#include "core/fences.h"
+#include "core/free_view.h"
+#include "core/page_space.h"
+#include "core/placement.h"
+#include "core/range_table.h"
+
+namespace cgp {
+namespace {
+
+Granules PageSize(const Driver& driver, const PoolOptions& options) {
+  const uint64_t granularity = driver.granularity();
+  const uint64_t bytes = options.page_bytes == 0 ? granularity : options.page_bytes;
+  if (!std::has_single_bit(bytes) || bytes % granularity != 0 || bytes < kGranuleBytes) {
+    throw UsageError("cudagraph_pool: a page of " + std::to_string(bytes) +
+                     " bytes is not a power-of-two multiple of the driver's granularity of " +
+                     std::to_string(granularity) + " bytes.");
+  }
+  return Granules(bytes / kGranuleBytes);
+}
+
+std::string Hex(Address address) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  do {
+    text.insert(text.begin(), kDigits[address % 16]);
+  } while (address /= 16);
+  return "0x" + text;
+}
+
+struct LiveBlock {
+  Block block;
+  SlotId slot{};                // where it starts
+  uint32_t offset = 0;          // granules into that slot
+  NodeId node = NodeId::kNone;  // of a block that lies in one page
+  bool eager = false;           // allocated in an eager scope: its work was not captured
+  std::vector<StreamId> uses;   // streams recorded beside the block's own
+};
+
+}  // namespace
+
+struct Pool::State {
+  State(Driver& the_driver, Granules size)
+      : driver(the_driver), page_size(size), space(size), ranges(the_driver, size), fences(the_driver) {}
+
+  LiveBlock& Known(Address address);
+  FreeView& ViewFor(StreamId stream);
+  void PlaceSmall(FreeView& view, LiveBlock& live);
+  void PlaceLarge(FreeView& view, LiveBlock& live);
+  SlotId Grow(const MappingPlan& plan);
+  bool PollFences();
+  NodeId TakePiece(NodeId within, Granules offset, Granules length);
+  void GivePiece(NodeId node, FenceId fence);
+  template <typename Function>
+  void ForEachPiece(const LiveBlock& block, Function&& function) const;
+  FenceId FenceFor(const LiveBlock& block);
+  NodeId NodeAt(PageId page, Granules offset) const;
+  [[noreturn]] void ThrowOutOfMemory(const DriverError& error, uint64_t bytes) const;
+
+  Driver& driver;
+  const Granules page_size;
+  PageSpace space;
+  RangeTable ranges;
+  FenceTable fences;
+  // One for each stream that has allocated in the open scope. Between scopes at most one, which sees what is open: the next
+  // scope's first stream takes it over, so that a pool that one stream fills never indexes anything anew.
+  std::vector<std::unique_ptr<FreeView>> views;
+  AddressMap<LiveBlock> blocks;
+  std::optional<ScopeKind> scope;
+  PoolStats stats;  // what Stats() does not derive
+};
+
+Pool::Pool(Driver& driver, PoolOptions options)
+    : state_(std::make_unique<State>(driver, PageSize(driver, options))) {}
+
+Pool::~Pool() = default;
+
+bool Pool::in_scope() const { return state_->scope.has_value(); }
+
+void Pool::BeginScope(ScopeKind kind) {
+  State& s = *state_;
+  if (s.scope) {
+    throw UsageError(
+        "cudagraph_pool: this pool is already being allocated to. End the capture (or use_pool block) that fills it "
+        "before another one begins, or give each its own pool.");
+  }
+  s.PollFences();
+  s.scope = kind;
+}
+
+void Pool::EndScope() {
+  State& s = *state_;
+  if (!s.scope) {
+    throw UsageError("cudagraph_pool: nothing is being allocated to this pool, so there is nothing to end.");
+  }
+  // With one stream in a capture all that its view could take is open from now on: the view is right as it is.
+  const uint32_t fence_count = s.fences.scope_fence_count();
+  const bool one_stream = *s.scope == ScopeKind::kCapture && fence_count == 1 && s.views.size() == 1 &&
+                          s.views.front()->own_fence() != FenceId::kOpen;
+  s.fences.EndScope();
+  if (!s.fences.empty()) s.space.OpenFences(s.fences.Opened());
+  s.fences.Clear();
+  if (!s.views.empty()) {
+    s.views.resize(1);
+    FreeView& view = *s.views.front();
+    view.Assign(view.stream(), FenceId::kOpen);
+    if (fence_count > 0 && !one_stream) view.Rebuild();
+  }
+  s.scope.reset();
+}
+
+Block Pool::Allocate(uint64_t bytes, StreamId stream) {
+  State& s = *state_;
+  CGP_CHECK(s.scope && bytes > 0);
+  const Granules length = Granules::FromBytesRoundedUp(bytes);
+  s.blocks.ReserveOne();
+  s.space.ReservePages(0);
+  FreeView& view = s.ViewFor(stream);
+  LiveBlock live;
+  live.block = {.address = 0, .bytes = length.bytes(), .requested_bytes = bytes, .stream = stream};
+  live.eager = *s.scope == ScopeKind::kEager;
+  try {
+    if (length < s.page_size) {
+      s.PlaceSmall(view, live);
+    } else {
+      s.PlaceLarge(view, live);
+    }
+  } catch (const DriverError& error) {
+    if (error.status() == DriverStatus::kOutOfMemory) s.ThrowOutOfMemory(error, bytes);
+    throw;
+  }
+  live.block.address = s.ranges.AddressOf(live.slot, Granules(live.offset));
+
+  const Block block = live.block;
+  s.blocks.Insert(block.address, std::move(live));
+  s.stats.allocated_bytes += block.bytes;
+  s.stats.requested_bytes += bytes;
+  s.stats.peak_allocated_bytes = std::max(s.stats.peak_allocated_bytes, s.stats.allocated_bytes);
+  ++s.stats.allocations;
+  return block;
+}
+
+void Pool::Free(Address address) {
+  State& s = *state_;
+  LiveBlock& live = s.Known(address);
+  const FenceId fence = s.FenceFor(live);
+  if (live.node != NodeId::kNone) {
+    s.GivePiece(live.node, fence);
+  } else {
+    bool first = true;
+    s.ForEachPiece(live, [&](PageId page, Granules, Granules) {
+      // A block of several pieces goes on at a page's end and comes in at a page's start.
+      s.GivePiece(first ? s.space.last(page) : s.space.first(page), fence);
+      first = false;
+    });
+  }
+  s.stats.allocated_bytes -= live.block.bytes;
+  s.stats.requested_bytes -= live.block.requested_bytes;
+  ++s.stats.frees;
+  s.blocks.Erase(address);
+}
+
+void Pool::RecordUse(Address address, StreamId stream) {
+  LiveBlock& live = state_->Known(address);
+  if (stream == live.block.stream || std::ranges::find(live.uses, stream) != live.uses.end()) return;
+  live.uses.push_back(stream);
+}
+
+const Block* Pool::Find(Address address) const {
+  const State& s = *state_;
+  if (const LiveBlock* live = s.blocks.Find(address)) return &live->block;
+  // Addresses inside a block are asked for by diagnostics only.
+  const Block* found = nullptr;
+  s.blocks.ForEach([&](Address start, const LiveBlock& live) {
+    if (start <= address && address - start < live.block.bytes) found = &live.block;
+  });
+  return found;
+}
+
+std::vector<PhysicalPiece> Pool::Pieces(Address address) const {
+  std::vector<PhysicalPiece> pieces;
+  state_->ForEachPiece(state_->Known(address), [&](PageId page, Granules offset, Granules length) {
+    pieces.push_back({page, offset.bytes(), length.bytes()});
+  });
+  return pieces;
+}
+
+void Pool::RefreshAccess() { state_->ranges.RefreshAccess(); }
+
+PoolStats Pool::Stats() const {
+  const State& s = *state_;
+  PoolStats stats = s.stats;
+  stats.page_bytes = s.page_size.bytes();
+  stats.pages = s.ranges.page_count();
+  stats.reserved_bytes = stats.pages * stats.page_bytes;
+  stats.peak_reserved_bytes = stats.reserved_bytes;  // a pool gives back all or nothing
+  stats.live_blocks = s.blocks.size();
+  stats.ranges = s.ranges.range_count();
+  stats.page_mappings = s.ranges.mapping_count();
+  return stats;
+}
+
+PoolSnapshot Pool::Snapshot() const {
+  const State& s = *state_;
+  PoolSnapshot snapshot;
+  snapshot.stats = Stats();
+  s.blocks.ForEach([&](Address address, const LiveBlock& live) {
+    snapshot.blocks.push_back({live.block, Pieces(address)});
+  });
+  std::ranges::sort(snapshot.blocks, {}, [](const auto& entry) { return entry.block.address; });
+  for (uint32_t r = 0; r < s.ranges.range_count(); ++r) {
+    const RangeTable::Range& range = s.ranges.range(RangeId{r});
+    PoolSnapshot::Range& entry = snapshot.ranges.emplace_back();
+    entry.address = s.ranges.AddressOf(range.begin(), Granules(0));
+    for (uint32_t slot = Index(range.begin()); slot < Index(range.end()); ++slot) {
+      entry.pages.push_back(s.ranges.page_at(SlotId{slot}));
+    }
+  }
+  return snapshot;
+}
+
+void Pool::Check() const {
+  const State& s = *state_;
+  s.space.Check();
+  s.ranges.Check();
+  CGP_CHECK(s.space.page_count() == s.ranges.page_count());
+  for (const auto& view : s.views) view->Check();
+  CGP_CHECK(s.scope || s.views.size() <= 1);
+
+  // Live blocks are exactly the used nodes.
+  uint64_t pieces = 0;
+  Granules used;
+  s.blocks.ForEach([&](Address address, const LiveBlock& live) {
+    CGP_CHECK(address == live.block.address);
+    CGP_CHECK(s.ranges.AddressOf(live.slot, Granules(live.offset)) == address);
+    s.ForEachPiece(live, [&](PageId page, Granules offset, Granules length) {
+      const PageSpace::Node& node = s.space.node(s.NodeAt(page, offset));
+      CGP_CHECK(node.used && node.offset == offset.count() && node.length == length.count());
+      ++pieces;
+      used += length;
+    });
+  });
+  uint64_t used_nodes = 0;
+  for (uint32_t p = 0; p < s.space.page_count(); ++p) {
+    for (NodeId id = s.space.first(PageId{p}); id != NodeId::kNone; id = s.space.node(id).next) {
+      used_nodes += s.space.node(id).used ? 1 : 0;
+    }
+  }
+  CGP_CHECK(pieces == used_nodes && used.bytes() == s.stats.allocated_bytes);
+  CGP_CHECK(used + s.space.free() == s.page_size * s.space.page_count());
+}
+
+LiveBlock& Pool::State::Known(Address address) {
+  LiveBlock* live = blocks.Find(address);
+  if (live == nullptr) {
+    throw UsageError("cudagraph_pool: no live block starts at " + Hex(address) +
+                     ": it was never allocated in this pool, or was freed before.");
+  }
+  return *live;
+}
+
+FreeView& Pool::State::ViewFor(StreamId stream) {
+  for (const auto& view : views) {
+    if (view->own_fence() != FenceId::kOpen && view->stream() == stream) return *view;
+  }
+  const FenceTable::StreamFence fence = fences.ForStream(stream, *scope == ScopeKind::kEager);
+  if (views.size() == 1 && views.front()->own_fence() == FenceId::kOpen) {
+    views.front()->Assign(stream, fence.id);
+    if (fence.reused) views.front()->Rebuild();
+    return *views.front();
+  }
+  return *views.emplace_back(std::make_unique<FreeView>(space, ranges, stream, fence.id));
+}
+
+// A block below a page lies in one page: the best fit among pages in part use, so that small blocks gather and pages stay
+// whole; else a whole page.
+void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
+  const Granules length = Granules::FromBytesRoundedUp(live.block.bytes);
+  const auto find = [&]() -> std::optional<NodeId> {
+    if (const std::optional<NodeId> start = view.BestFit(length)) return start;
+    const std::optional<PageId> page = LeastMappedWholePage(view, ranges);
+    return page ? std::optional(space.first(*page)) : std::nullopt;
+  };
+  std::optional<NodeId> start = find();
+  if (!start && PollFences()) start = find();
+  if (!start) start = space.first(ranges.page_at(Grow({.range = {}, .pages = {MappingPlan::kNewPage}})));
+  live.offset = space.node(*start).offset;
+  live.slot = ranges.slots_of(space.node(*start).page).front();
+  live.node = TakePiece(*start, Granules(live.offset), length);
+}
+
+// A block of a page or more: see placement.h.
+void Pool::State::PlaceLarge(FreeView& view, LiveBlock& live) {
+  const Granules length = Granules::FromBytesRoundedUp(live.block.bytes);
+  std::optional<Placement> place = FindMapped(view, ranges, page_size, length);
+  if (!place && PollFences()) place = FindMapped(view, ranges, page_size, length);
+  if (!place) {
+    const GrowthPlan plan = PlanGrowth(view, ranges, page_size, length);
+    place = plan.PlacementFrom(Grow(plan.mapping), page_size);
+  }
+  live.slot = place->slot;
+  live.offset = static_cast<uint32_t>(place->offset.count());
+  int pieces = 0;
+  ForEachPiece(live, [&](PageId page, Granules offset, Granules piece) {
+    live.node = TakePiece(NodeAt(page, offset), offset, piece);
+    ++pieces;
+  });
+  if (pieces > 1) live.node = NodeId::kNone;
+}
+
+// Carries out the plan and makes the new mappings known. Throws with nothing changed.
+SlotId Pool::State::Grow(const MappingPlan& plan) {
+  const auto new_pages = static_cast<uint32_t>(std::ranges::count(plan.pages, MappingPlan::kNewPage));
+  space.ReservePages(new_pages);
+  const uint32_t old_page_count = space.page_count();
+  const SlotId first = ranges.Map(plan);
+  for (uint32_t i = 0; i < new_pages; ++i) space.AddPage();
+  for (const auto& view : views) {
+    view->LearnMapping(first, static_cast<uint32_t>(plan.pages.size()), old_page_count);
+  }
+  return first;
+}
+
+bool Pool::State::PollFences() {
+  if (fences.empty() || !fences.Poll()) return false;
+  space.OpenFences(fences.Opened());
+  fences.Clear();
+  for (const auto& view : views) view->Rebuild();
+  return true;
+}
+
+// pre: `within` holds the granule at `offset` of its page, and the view that chose the bytes sees them all as free.
+NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length) {
+  NodeId last = within;
+  while (Granules(space.node(last).offset + space.node(last).length) < offset + length) {
+    last = space.node(last).next;
+  }
+  for (const auto& view : views) view->Forget(within, last);
+  const NodeId taken = space.Take(within, offset, length);
+  const PageSpace::Node& node = space.node(taken);
+  for (const auto& view : views) {
+    if (node.prev != NodeId::kNone) view->Learn(node.prev, node.prev);
+    if (node.next != NodeId::kNone) view->Learn(node.next, node.next);
+  }
+  return taken;
+}
+
+void Pool::State::GivePiece(NodeId id, FenceId fence) {
+  const PageSpace::Node node = space.node(id);
+  const auto sees = [&](const FreeView& view) { return fence == FenceId::kOpen || fence == view.own_fence(); };
+  for (const auto& view : views) {
+    if (!sees(*view)) continue;
+    if (node.prev != NodeId::kNone) view->Forget(node.prev, node.prev);
+    if (node.next != NodeId::kNone) view->Forget(node.next, node.next);
+  }
+  const NodeId given = space.Give(id, fence);
+  for (const auto& view : views) {
+    if (sees(*view)) view->Learn(given, given);
+  }
+}
+
+// The node that holds a granule of a page. Searched from the page's end, where a block of several pages goes on; at offset
+// 0, where it comes in, from the start.
+NodeId Pool::State::NodeAt(PageId page, Granules offset) const {
+  if (offset == Granules(0)) return space.first(page);
+  NodeId id = space.last(page);
+  while (Granules(space.node(id).offset) > offset) id = space.node(id).prev;
+  return id;
+}
+
+template <typename Function>
+void Pool::State::ForEachPiece(const LiveBlock& live, Function&& function) const {
+  Granules left = Granules::FromBytesRoundedUp(live.block.bytes);
+  Granules offset(live.offset);
+  for (uint32_t slot = Index(live.slot); left > Granules(0); ++slot) {
+    const Granules length = std::min(left, page_size - offset);
+    function(ranges.page_at(SlotId{slot}), offset, length);
+    left -= length;
+    offset = Granules(0);
+  }
+}
+
+// Behind what the bytes of a block that is freed now must stay.
+FenceId Pool::State::FenceFor(const LiveBlock& live) {
+  const StreamId stream = live.block.stream;
+  std::vector<StreamId> streams;
+  if (!live.uses.empty() || live.eager) {
+    streams = live.uses;
+    streams.push_back(stream);
+  }
+  if (!scope) return live.uses.empty() && !live.eager ? FenceId::kOpen : fences.After(streams);
+  if (*scope == ScopeKind::kEager) {
+    if (!live.uses.empty()) return fences.Held(streams, /*events=*/true);
+    return fences.ForStream(stream, /*eager=*/true).id;
+  }
+  // Eager work on the block is not part of the capture: the capture's end says nothing of it.
+  if (live.eager) return fences.Held(streams, /*events=*/true);
+  if (!live.uses.empty()) return fences.Held(streams, /*events=*/false);
+  return fences.ForStream(stream, /*eager=*/false).id;
+}
+
+void Pool::State::ThrowOutOfMemory(const DriverError& error, uint64_t bytes) const {
+  const auto mib = [](uint64_t amount) { return std::to_string((amount + (1 << 19)) >> 20) + " MiB"; };
+  std::string text = "cudagraph_pool: out of memory: a block of " + std::to_string(bytes) + " bytes (" + mib(bytes) +
+                     ") needs new pages of " + mib(page_size.bytes()) + "; the pool holds " +
+                     mib(space.page_count() * page_size.bytes()) + " in " + std::to_string(space.page_count()) +
+                     " pages, of which " + mib(space.free().bytes()) + " are free but do not fit; device " +
+                     std::to_string(driver.device());
+  try {
+    const MemoryInfo info = driver.Info();
+    text += " has " + mib(info.free_bytes) + " free of " + mib(info.total_bytes);
+  } catch (const DriverError&) {
+    text += " does not say what it has free";
+  }
+  throw OutOfMemoryError(text + ". " + error.what(), bytes);
+}
+
+}  // namespace cgp

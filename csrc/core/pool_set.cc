@@ -1,0 +1,250 @@
+#include "core/pool_set.h"
+
+#include <utility>
+
+#include "core/error.h"
+
+namespace cgp {
+
+struct PoolSet::Member {
+  Member(Driver& driver, const PoolOptions& options) : pool(driver, options) {}
+
+  Pool pool;
+  int users = 0;
+  uint64_t live_blocks = 0;
+};
+
+std::string ToString(PoolId id) {
+  return "(" + std::to_string(id.first) + ", " + std::to_string(id.second) + ")";
+}
+
+PoolSet::PoolSet(Driver& driver, PoolOptions options) : driver_(driver), options_(options) {}
+
+PoolSet::~PoolSet() = default;
+
+void PoolSet::Retain(PoolId id) {
+  const std::lock_guard lock(mutex_);
+  ++FindOrCreate(id).users;
+}
+
+void PoolSet::BeginScope(PoolId id, ScopeKind kind) {
+  const std::lock_guard lock(mutex_);
+  const bool is_new = !members_.contains(id);
+  Member& member = FindOrCreate(id);
+  try {
+    member.pool.BeginScope(kind);
+  } catch (...) {
+    if (is_new) members_.erase(id);
+    throw;
+  }
+  ++member.users;
+}
+
+void PoolSet::EndScope(PoolId id) {
+  const std::lock_guard lock(mutex_);
+  Known(id).pool.EndScope();
+}
+
+void PoolSet::Release(PoolId id) {
+  const std::lock_guard lock(mutex_);
+  Member& member = Known(id);
+  if (member.users == 0) {
+    throw UsageError("cudagraph_pool: pool " + ToString(id) +
+                     " has no users left: it was released more often than it was retained.");
+  }
+  --member.users;
+  if (member.users == 0 && member.live_blocks == 0 && !member.pool.in_scope() &&
+      member.pool.Stats().reserved_bytes == 0) {
+    members_.erase(id);
+  }
+}
+
+Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
+  const std::lock_guard lock(mutex_);
+  Member& member = Known(id);
+  if (!member.pool.in_scope()) {
+    throw UsageError("cudagraph_pool: nothing may be allocated to pool " + ToString(id) +
+                     " now: no capture and no use_pool block that fills it is open.");
+  }
+  if (bytes == 0) throw UsageError("cudagraph_pool: a block of 0 bytes was asked for.");
+  owners_.ReserveOne();
+  Block block;
+  try {
+    block = member.pool.Allocate(bytes, stream);
+  } catch (const OutOfMemoryError& error) {
+    throw OutOfMemoryError(std::string(error.what()) + " [pool " + ToString(id) + ", graphs and other users: " +
+                               std::to_string(member.users) + ", live blocks: " +
+                               std::to_string(member.live_blocks) + "]",
+                           bytes);
+  }
+  owners_.Insert(block.address, &member);
+  ++member.live_blocks;
+  return block;
+}
+
+void PoolSet::Free(Address address) {
+  const std::lock_guard lock(mutex_);
+  Member& member = OwnerOf(address);
+  member.pool.Free(address);
+  owners_.Erase(address);
+  --member.live_blocks;
+}
+
+void PoolSet::RecordUse(Address address, StreamId stream) {
+  const std::lock_guard lock(mutex_);
+  OwnerOf(address).pool.RecordUse(address, stream);
+}
+
+std::optional<Block> PoolSet::Find(Address address) const {
+  const std::lock_guard lock(mutex_);
+  if (const auto* owner = owners_.Find(address)) return *(*owner)->pool.Find(address);
+  for (const auto& [id, member] : members_) {
+    if (const Block* block = member->pool.Find(address)) return *block;
+  }
+  return std::nullopt;
+}
+
+std::vector<PhysicalPiece> PoolSet::Pieces(Address address) const {
+  const std::lock_guard lock(mutex_);
+  return OwnerOf(address).pool.Pieces(address);
+}
+
+std::optional<PoolId> PoolSet::PoolOf(Address address) const {
+  const std::lock_guard lock(mutex_);
+  const auto* owner = owners_.Find(address);
+  if (owner == nullptr) return std::nullopt;
+  for (const auto& [id, member] : members_) {
+    if (member.get() == *owner) return id;
+  }
+  return std::nullopt;
+}
+
+bool PoolSet::CanTrim(const Member& member) const {
+  return member.users == 0 && member.live_blocks == 0 && !member.pool.in_scope();
+}
+
+uint64_t PoolSet::Trim() {
+  const std::lock_guard lock(mutex_);
+  uint64_t bytes = 0;
+  for (const auto& [id, member] : members_) {
+    if (CanTrim(*member)) bytes += member->pool.Stats().reserved_bytes;
+  }
+  // Work that was submitted before may still use the pages.
+  if (bytes > 0) driver_.Quiesce();
+  std::erase_if(members_, [this](const auto& entry) { return CanTrim(*entry.second); });
+  return bytes;
+}
+
+uint64_t PoolSet::TrimmableBytes() const {
+  const std::lock_guard lock(mutex_);
+  uint64_t bytes = 0;
+  for (const auto& [id, member] : members_) {
+    if (CanTrim(*member)) bytes += member->pool.Stats().reserved_bytes;
+  }
+  return bytes;
+}
+
+void PoolSet::EnablePeer(int peer) {
+  const std::lock_guard lock(mutex_);
+  driver_.AddPeer(peer);
+  for (const auto& [id, member] : members_) member->pool.RefreshAccess();
+}
+
+bool PoolSet::Contains(PoolId id) const {
+  const std::lock_guard lock(mutex_);
+  return members_.contains(id);
+}
+
+int PoolSet::UseCount(PoolId id) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = members_.find(id);
+  return it == members_.end() ? 0 : it->second->users;
+}
+
+std::vector<PoolId> PoolSet::ids() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<PoolId> ids;
+  for (const auto& [id, member] : members_) ids.push_back(id);
+  return ids;
+}
+
+PoolStats PoolSet::Stats(PoolId id) const {
+  const std::lock_guard lock(mutex_);
+  return Known(id).pool.Stats();
+}
+
+PoolSnapshot PoolSet::Snapshot(PoolId id) const {
+  const std::lock_guard lock(mutex_);
+  return Known(id).pool.Snapshot();
+}
+
+PoolStats PoolSet::TotalStats() const {
+  const std::lock_guard lock(mutex_);
+  PoolStats total;
+  for (const auto& [id, member] : members_) {
+    const PoolStats stats = member->pool.Stats();
+    total.page_bytes = stats.page_bytes;
+    total.pages += stats.pages;
+    total.reserved_bytes += stats.reserved_bytes;
+    total.allocated_bytes += stats.allocated_bytes;
+    total.requested_bytes += stats.requested_bytes;
+    total.live_blocks += stats.live_blocks;
+    total.peak_reserved_bytes += stats.peak_reserved_bytes;
+    total.peak_allocated_bytes += stats.peak_allocated_bytes;
+    total.ranges += stats.ranges;
+    total.page_mappings += stats.page_mappings;
+    total.allocations += stats.allocations;
+    total.frees += stats.frees;
+  }
+  return total;
+}
+
+void PoolSet::Check() const {
+  const std::lock_guard lock(mutex_);
+  std::size_t live_blocks = 0;
+  for (const auto& [id, member] : members_) {
+    member->pool.Check();
+    CGP_CHECK(member->pool.Stats().live_blocks == member->live_blocks);
+    live_blocks += member->live_blocks;
+  }
+  CGP_CHECK(live_blocks == owners_.size());
+  owners_.ForEach([](Address address, const Member* member) {
+    const Block* block = member->pool.Find(address);
+    CGP_CHECK(block != nullptr && block->address == address);
+  });
+}
+
+PoolSet::Member& PoolSet::Known(PoolId id) const {
+  const auto it = members_.find(id);
+  if (it == members_.end()) {
+    throw UsageError("cudagraph_pool: there is no pool " + ToString(id) + " on device " +
+                     std::to_string(driver_.device()) +
+                     ": it was never made here, or was released and its memory given back.");
+  }
+  return *it->second;
+}
+
+PoolSet::Member& PoolSet::FindOrCreate(PoolId id) {
+  std::unique_ptr<Member>& member = members_[id];
+  if (!member) {
+    try {
+      member = std::make_unique<Member>(driver_, options_);
+    } catch (...) {
+      members_.erase(id);
+      throw;
+    }
+  }
+  return *member;
+}
+
+PoolSet::Member& PoolSet::OwnerOf(Address address) const {
+  Member* const* owner = owners_.Find(address);
+  if (owner == nullptr) {
+    throw UsageError("cudagraph_pool: no live block of device " + std::to_string(driver_.device()) +
+                     " starts at address " + std::to_string(address) +
+                     ": it was never allocated here, or was freed before.");
+  }
+  return **owner;
+}
+
+}  // namespace cgp

@@ -1,0 +1,187 @@
+#include "core/range_table.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace cgp {
+
+// What a Map() has done so far, undone in reverse unless it is kept. Undoing is legal during a capture because
+// nothing can have used what it takes back.
+class RangeTable::Undo {
+ public:
+  explicit Undo(RangeTable& table) : table_(table) {}
+  Undo(const Undo&) = delete;
+  Undo& operator=(const Undo&) = delete;
+
+  ~Undo() {
+    if (kept_) return;
+    // A driver that fails to undo leaves the memory behind: the error that brought us here is the one to report.
+    const auto attempt = [](auto&& call) {
+      try {
+        call();
+      } catch (const DriverError&) {
+      }
+    };
+    for (const Address address : mapped) {
+      attempt([&] { table_.driver_.Unmap(address, table_.page_bytes_); });
+    }
+    if (reserved) {
+      const Range& range = table_.ranges_.back();
+      attempt([&] { table_.driver_.FreeAddresses(range.address, range.capacity * table_.page_bytes_); });
+      table_.page_at_.resize(Index(range.first));
+      table_.range_of_group_.resize(Index(range.first) / kSlotGroup);
+      table_.ranges_.pop_back();
+    }
+    for (; created > 0; --created) {
+      attempt([&] { table_.driver_.Release(table_.pages_.back().handle); });
+      table_.pages_.pop_back();
+    }
+  }
+
+  void Keep() { kept_ = true; }
+
+  uint32_t created = 0;
+  bool reserved = false;
+  std::vector<Address> mapped;
+
+ private:
+  RangeTable& table_;
+  bool kept_ = false;
+};
+
+RangeTable::RangeTable(Driver& driver, Granules page_size) : driver_(driver), page_bytes_(page_size.bytes()) {}
+
+RangeTable::~RangeTable() {
+  const auto attempt = [](auto&& call) {
+    try {
+      call();
+    } catch (const DriverError&) {
+      // Leaked: a destructor has nobody to tell.
+    }
+  };
+  for (const Range& range : ranges_) {
+    for (uint32_t i = range.mapped_begin; i < range.mapped_end; ++i) {
+      attempt([&] { driver_.Unmap(range.address + i * page_bytes_, page_bytes_); });
+    }
+    attempt([&] { driver_.FreeAddresses(range.address, range.capacity * page_bytes_); });
+  }
+  for (const Page& page : pages_) {
+    attempt([&] { driver_.Release(page.handle); });
+  }
+}
+
+SlotId RangeTable::Map(const MappingPlan& plan) {
+  CGP_CHECK(!plan.pages.empty());
+  const auto count = static_cast<uint32_t>(plan.pages.size());
+  Undo undo(*this);
+  undo.mapped.reserve(count);
+
+  // Physical memory first: it is what runs out, and it is undone without unmapping.
+  std::vector<PageId> pages = plan.pages;
+  for (PageId& page : pages) {
+    if (page != MappingPlan::kNewPage) continue;
+    page = static_cast<PageId>(pages_.size());
+    pages_.emplace_back();
+    try {
+      pages_.back().handle = driver_.Create(page_bytes_);
+    } catch (...) {
+      pages_.pop_back();
+      throw;
+    }
+    ++undo.created;
+  }
+  for (const PageId page : pages) {
+    std::vector<SlotId>& slots = pages_[Index(page)].slots;
+    if (slots.size() == slots.capacity()) slots.reserve(std::max<std::size_t>(2, 2 * slots.size()));
+  }
+  const RangeId id = plan.range ? *plan.range : ReserveRange(count, undo);
+  Range& range = ranges_[Index(id)];
+  CGP_CHECK(plan.at_front ? count <= range.mapped_begin : count <= range.capacity - range.mapped_end);
+
+  const uint32_t begin = plan.at_front ? range.mapped_begin - count : range.mapped_end;
+  const Address address = range.address + begin * page_bytes_;
+  for (uint32_t i = 0; i < count; ++i) {
+    driver_.Map(address + i * page_bytes_, page_bytes_, pages_[Index(pages[i])].handle);
+    undo.mapped.push_back(address + i * page_bytes_);
+  }
+  driver_.SetAccess(address, count * page_bytes_);
+  undo.Keep();
+
+  const SlotId first{Index(range.first) + begin};
+  for (uint32_t i = 0; i < count; ++i) {
+    const SlotId slot{Index(first) + i};
+    page_at_[Index(slot)] = pages[i];
+    pages_[Index(pages[i])].slots.push_back(slot);
+  }
+  (plan.at_front ? range.mapped_begin : range.mapped_end) = plan.at_front ? begin : begin + count;
+  mapping_count_ += count;
+  return first;
+}
+
+RangeId RangeTable::ReserveRange(uint32_t pages, Undo& undo) {
+  // Addresses are nearly free, so a range gets room to double at each end.
+  const uint32_t wanted = 2 * pages + kSlotGroup;
+  Range range;
+  range.capacity = (wanted + kSlotGroup - 1) / kSlotGroup * kSlotGroup;
+  range.first = SlotId{slot_limit()};
+  range.mapped_begin = range.mapped_end = (range.capacity - pages) / 2;
+  CGP_CHECK(uint64_t{slot_limit()} + range.capacity < Index(MappingPlan::kNewPage));
+
+  if (ranges_.size() == ranges_.capacity()) ranges_.reserve(std::max<std::size_t>(8, 2 * ranges_.size()));
+  page_at_.resize(page_at_.size() + range.capacity);
+  range_of_group_.resize(page_at_.size() / kSlotGroup, static_cast<RangeId>(ranges_.size()));
+  try {
+    range.address = driver_.Reserve(range.capacity * page_bytes_);
+  } catch (...) {
+    page_at_.resize(Index(range.first));
+    range_of_group_.resize(Index(range.first) / kSlotGroup);
+    throw;
+  }
+  ranges_.push_back(range);
+  undo.reserved = true;
+  return static_cast<RangeId>(ranges_.size() - 1);
+}
+
+void RangeTable::RefreshAccess() {
+  for (const Range& range : ranges_) {
+    driver_.SetAccess(range.address + range.mapped_begin * page_bytes_, range.mapped() * page_bytes_);
+  }
+}
+
+bool RangeTable::Shows(RangeId range, PageId page) const {
+  const std::vector<SlotId>& slots = slots_of(page);
+  return std::any_of(slots.begin(), slots.end(), [&](SlotId slot) { return range_of(slot) == range; });
+}
+
+Address RangeTable::AddressOf(SlotId slot, Granules offset) const {
+  const Range& home = range(range_of(slot));
+  return home.address + (Index(slot) - Index(home.first)) * page_bytes_ + offset.bytes();
+}
+
+void RangeTable::Check() const {
+  uint64_t mapped = 0;
+  std::vector<uint32_t> last_range_of_page(page_count(), ~uint32_t{0});
+  for (uint32_t r = 0; r < range_count(); ++r) {
+    const Range& here = ranges_[r];
+    CGP_CHECK(here.mapped_begin < here.mapped_end && here.mapped_end <= here.capacity);
+    CGP_CHECK(Index(here.first) % kSlotGroup == 0 && here.capacity % kSlotGroup == 0);
+    for (uint32_t s = Index(here.begin()); s < Index(here.end()); ++s) {
+      const PageId page = page_at_[s];
+      CGP_CHECK(Index(range_of(SlotId{s})) == r && Index(page) < page_count());
+      CGP_CHECK(last_range_of_page[Index(page)] != r);
+      last_range_of_page[Index(page)] = r;
+      const std::vector<SlotId>& slots = slots_of(page);
+      CGP_CHECK(std::count(slots.begin(), slots.end(), SlotId{s}) == 1);
+    }
+    mapped += here.mapped();
+  }
+  uint64_t shown = 0;
+  for (const Page& page : pages_) {
+    CGP_CHECK(!page.slots.empty());
+    shown += page.slots.size();
+  }
+  CGP_CHECK(mapped == mapping_count_ && shown == mapping_count_);
+}
+
+}  // namespace cgp
