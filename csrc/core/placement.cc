@@ -86,14 +86,16 @@ EdgePair ChooseEdges(const Edges& edges, uint64_t remainder) {
 
 class GrowthPlanner {
  public:
-  GrowthPlanner(const FreeView& view, const RangeTable& ranges, Granules page_size, Granules length)
+  GrowthPlanner(const FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
+                Slack slack)
       : view_(view),
         ranges_(ranges),
         page_(page_size.count()),
         length_(length.count()),
         edges_(CollectEdges(view)),
         chosen_(ChooseEdges(edges_, length_ % page_)),
-        ideal_(length_ / page_ + (length_ % page_ != 0 && !chosen_.any() ? 1 : 0)) {}
+        ideal_(length_ / page_ + (length_ % page_ != 0 && !chosen_.any() ? 1 : 0)),
+        most_whole_(ideal_ + static_cast<uint64_t>(slack)) {}
 
   GrowthPlan Plan() {
     for (uint32_t r = ranges_.range_count(); r-- > 0;) {
@@ -147,7 +149,7 @@ class GrowthPlanner {
                                     [&](PageId page) { return !ranges_.Shows(id, page); });
       if (extension.edge) --extension.whole;
     }
-    if (free_slots + extension.whole > ideal_ + 1) return;
+    if (free_slots + extension.whole > most_whole_) return;
     const RangeTable::Range& range = ranges_.range(id);
     if (extension.cost > (at_front ? range.mapped_begin : range.capacity - range.mapped_end)) return;
 
@@ -203,48 +205,75 @@ class GrowthPlanner {
   const Edges edges_;
   const EdgePair chosen_;
   const uint64_t ideal_;
+  const uint64_t most_whole_;
   Extension best_;
 };
 
+// Where in the range a block takes the fewest whole pages, and at most `most_whole`.
+std::optional<Placement> FindInRange(FreeView& view, const RangeTable& ranges, uint64_t page, uint64_t length,
+                                     RangeId id, uint64_t most_whole) {
+  const RangeTable::Range& range = ranges.range(id);
+  uint64_t fewest = most_whole;
+  std::optional<uint64_t> best;  // in granules, counted through all slots
+  for (const FreeRun& run : view.runs().Runs(id)) {
+    if (run.length < length / page) continue;
+    const uint64_t first = Index(run.begin) * page;
+    const uint64_t last = Index(run.end()) * page;
+    uint64_t low = first;
+    if (run.begin != range.begin()) low -= view.Tail(ranges.page_at(SlotId{Index(run.begin) - 1})).count();
+    uint64_t high = last;
+    if (run.end() != range.end()) high += view.Head(ranges.page_at(run.end())).count();
+    if (high - low < length) continue;
+    // From the edge before the run, up to the edge behind it, or from the run's first page: whichever takes the fewest whole
+    // pages; the last of equals, since it leaves the edges to blocks that need them.
+    for (const uint64_t start : {low, high - length, std::min(first, high - length)}) {
+      const uint64_t whole = (std::min(start + length, last) + page - 1) / page - std::max(start, first) / page;
+      if (whole > fewest) continue;
+      fewest = whole;
+      best = start;
+    }
+  }
+  if (!best) return std::nullopt;
+  return Placement{SlotId(static_cast<uint32_t>(*best / page)), Granules(*best % page)};
+}
+
 }  // namespace
 
-std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
-                                    Granules length) {
+bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, Placement start, Granules length) {
+  const RangeTable::Range& range = ranges.range(ranges.range_of(start.slot));
+  Granules offset = start.offset;
+  for (SlotId slot = start.slot; length > Granules(0); slot = SlotId{Index(slot) + 1}) {
+    if (slot >= range.end()) return false;
+    const PageId page = ranges.page_at(slot);
+    const Granules piece = std::min(length, page_size - offset);
+    const bool free = view.IsWhole(page) || (offset > Granules(0) ? view.Tail(page) >= piece : view.Head(page) >= piece);
+    if (!free) return false;
+    length -= piece;
+    offset = Granules(0);
+  }
+  return true;
+}
+
+std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
+                                    Slack slack) {
   const uint64_t page = page_size.count();
-  const uint64_t n = length.count();
-  const auto whole_pages = static_cast<uint32_t>(n / page);
+  const auto whole_pages = static_cast<uint32_t>(length / page_size);
+  const uint64_t remainder = (length % page_size).count();
+  uint64_t most_whole = whole_pages + (remainder != 0 ? 1 : 0);
+  if (remainder != 0 && slack == Slack::kNone && ChooseEdges(CollectEdges(view), remainder).any()) --most_whole;
+
   uint32_t threshold = whole_pages;
-  int searches_left = n % page == 0 ? 0 : kEdgeSearches;
+  int searches_left = kEdgeSearches;
   RangeId before{ranges.range_count()};
   for (;;) {
     const std::optional<RangeId> id = view.runs().NewestMayHold(threshold, before);
     if (!id) return std::nullopt;
+    if (const auto place = FindInRange(view, ranges, page, length.count(), *id, most_whole)) return place;
     before = *id;
-    const RangeTable::Range& range = ranges.range(*id);
-    uint64_t fewest = ~uint64_t{0};
-    uint64_t best_start = 0;  // in granules, counted through all slots
-    for (const FreeRun& run : view.runs().Runs(*id)) {
-      if (run.length < whole_pages) continue;
-      const uint64_t first = Index(run.begin) * page;
-      const uint64_t last = Index(run.end()) * page;
-      uint64_t low = first;
-      if (run.begin != range.begin()) {
-        low -= view.Tail(ranges.page_at(SlotId{Index(run.begin) - 1})).count();
-      }
-      uint64_t high = last;
-      if (run.end() != range.end()) high += view.Head(ranges.page_at(run.end())).count();
-      if (high - low < n) continue;
-      // From the edge before the run, up to the edge behind it, or from the run's first page: whichever touches the
-      // fewest whole pages; the last of equals, since it leaves the edges to blocks that need them.
-      for (const uint64_t start : {low, high - n, std::min(first, high - n)}) {
-        const uint64_t touched = (std::min(start + n, last) + page - 1) / page - std::max(start, first) / page;
-        if (touched > fewest) continue;
-        fewest = touched;
-        best_start = start;
-      }
+    if (remainder != 0 && --searches_left == 0) {
+      if (most_whole == whole_pages) return std::nullopt;
+      threshold = whole_pages + 1;
     }
-    if (fewest != ~uint64_t{0}) return Placement{SlotId(best_start / page), Granules(best_start % page)};
-    if (--searches_left == 0) threshold = whole_pages + 1;
   }
 }
 
@@ -254,8 +283,9 @@ Placement GrowthPlan::PlacementFrom(SlotId first, Granules page_size) const {
   return {SlotId(static_cast<uint32_t>(granule / page)), Granules(static_cast<uint64_t>(granule % page))};
 }
 
-GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size, Granules length) {
-  return GrowthPlanner(view, ranges, page_size, length).Plan();
+GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
+                      Slack slack) {
+  return GrowthPlanner(view, ranges, page_size, length, slack).Plan();
 }
 
 std::optional<PageId> LeastMappedWholePage(const FreeView& view, const RangeTable& ranges) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/address_map.h"
+#include "core/capture_guide.h"
 #include "core/error.h"
 #include "core/fences.h"
 #include "core/free_view.h"
@@ -17,6 +18,10 @@
 
 namespace cgp {
 namespace {
+
+// Pools of fewer pages than this place what lives at the peak without slack: a page they waste is more than 0.1 % of them.
+// In larger pools it is not worth the mappings.
+constexpr uint32_t kExactPages = 1000;
 
 Granules PageSize(const Driver& driver, const PoolOptions& options) {
   const uint64_t granularity = driver.granularity();
@@ -44,6 +49,7 @@ struct LiveBlock {
   uint32_t offset = 0;          // granules into that slot
   NodeId node = NodeId::kNone;  // of a block that lies in one page
   bool eager = false;           // allocated in an eager scope: its work was not captured
+  CaptureGuide::Ticket ticket;
   std::vector<StreamId> uses;   // streams recorded beside the block's own
 };
 
@@ -75,6 +81,7 @@ struct Pool::State {
   // One for each stream that has allocated in the open scope. Between scopes at most one, which sees what is open: the next
   // scope's first stream takes it over, so that a pool that one stream fills never indexes anything anew.
   std::vector<std::unique_ptr<FreeView>> views;
+  CaptureGuide guide;
   AddressMap<LiveBlock> blocks;
   std::optional<ScopeKind> scope;
   PoolStats stats;  // what Stats() does not derive
@@ -96,6 +103,7 @@ void Pool::BeginScope(ScopeKind kind) {
   }
   s.PollFences();
   s.scope = kind;
+  if (kind == ScopeKind::kCapture) s.guide.BeginCapture();
 }
 
 void Pool::EndScope() {
@@ -116,6 +124,7 @@ void Pool::EndScope() {
     view.Assign(view.stream(), FenceId::kOpen);
     if (fence_count > 0 && !one_stream) view.Rebuild();
   }
+  if (*s.scope == ScopeKind::kCapture) s.guide.EndCapture();
   s.scope.reset();
 }
 
@@ -141,6 +150,10 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   }
   live.block.address = s.ranges.AddressOf(live.slot, Granules(live.offset));
 
+  if (!live.eager) {
+    const Granules held = Granules::FromBytesRoundedUp(s.stats.allocated_bytes + live.block.bytes);
+    live.ticket = s.guide.Allocated({live.slot, Granules(live.offset)}, length, held);
+  }
   const Block block = live.block;
   s.blocks.Insert(block.address, std::move(live));
   s.stats.allocated_bytes += block.bytes;
@@ -164,6 +177,7 @@ void Pool::Free(Address address) {
       first = false;
     });
   }
+  s.guide.Freed(live.ticket);
   s.stats.allocated_bytes -= live.block.bytes;
   s.stats.requested_bytes -= live.block.requested_bytes;
   ++s.stats.frees;
@@ -302,10 +316,16 @@ void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
 // A block of a page or more: see placement.h.
 void Pool::State::PlaceLarge(FreeView& view, LiveBlock& live) {
   const Granules length = Granules::FromBytesRoundedUp(live.block.bytes);
-  std::optional<Placement> place = FindMapped(view, ranges, page_size, length);
-  if (!place && PollFences()) place = FindMapped(view, ranges, page_size, length);
+  std::optional<Placement> place;
+  Slack slack = Slack::kOnePage;
+  if (const CaptureGuide::Step* step = live.eager ? nullptr : guide.Next()) {
+    if (step->length >= length && FitsAt(view, ranges, page_size, step->start, length)) place = step->start;
+    if (step->lives_at_peak && space.page_count() < kExactPages) slack = Slack::kNone;
+  }
+  if (!place) place = FindMapped(view, ranges, page_size, length, slack);
+  if (!place && PollFences()) place = FindMapped(view, ranges, page_size, length, slack);
   if (!place) {
-    const GrowthPlan plan = PlanGrowth(view, ranges, page_size, length);
+    const GrowthPlan plan = PlanGrowth(view, ranges, page_size, length, slack);
     place = plan.PlacementFrom(Grow(plan.mapping), page_size);
   }
   live.slot = place->slot;
