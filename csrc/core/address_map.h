@@ -1,6 +1,6 @@
-// A hash table from addresses to small values: open addressing, linear probing, backward-shift deletion (Knuth, TAOCP
-// vol. 3, 6.4, algorithm R), because it stands on the path of every allocation and std::unordered_map allocates a node
-// for each.
+// A hash table from addresses to small values: open addressing, linear probing, backward-shift
+// deletion (Knuth, TAOCP vol. 3, 6.4, algorithm R), because it stands on the path of every
+// allocation and std::unordered_map allocates a node for each.
 #pragma once
 
 #include <cstddef>
@@ -22,9 +22,7 @@ class AddressMap {
   std::size_t size() const { return size_; }
 
   // nullptr where there is none. Valid until the next Insert() or Erase().
-  Value* Find(Address address) {
-    return const_cast<Value*>(std::as_const(*this).Find(address));
-  }
+  Value* Find(Address address) { return const_cast<Value*>(std::as_const(*this).Find(address)); }
   const Value* Find(Address address) const {
     if (places_.empty()) return nullptr;
     for (std::size_t i = Home(address);; i = Next(i)) {
@@ -39,7 +37,8 @@ class AddressMap {
     if ((size_ + 1) * 8 > places_.size() * 7) Grow();
   }
 
-  // pre: `address` is not in the map and not kEmpty; ReserveOne() was called since the last Insert().
+  // pre: `address` is not in the map and not kEmpty; ReserveOne() was called since the last
+  // Insert().
   void Insert(Address address, Value value) noexcept {
     std::size_t i = Home(address);
     while (places_[i].key != kEmpty) i = Next(i);
@@ -55,7 +54,8 @@ class AddressMap {
       hole = Next(hole);
     }
     for (std::size_t i = Next(hole); places_[i].key != kEmpty; i = Next(i)) {
-      // An entry may fill the hole unless its home lies cyclically in (hole, i]: then it could not be found there.
+      // An entry may fill the hole unless its home lies cyclically in (hole, i]: then it could not
+      // be found there.
       const std::size_t home = Home(places_[i].key);
       const bool must_stay = hole <= i ? (hole < home && home <= i) : (hole < home || home <= i);
       if (must_stay) continue;
@@ -80,7 +80,8 @@ class AddressMap {
   };
 
   std::size_t Home(Address address) const {
-    // Blocks start at multiples of 512, so the low bits say nothing; Fibonacci hashing spreads the others.
+    // Blocks start at multiples of 512, so the low bits say nothing; Fibonacci hashing spreads the
+    // others.
     return static_cast<std::size_t>(((address >> 9) * 0x9E3779B97F4A7C15ull) >> shift_);
   }
   std::size_t Next(std::size_t i) const { return (i + 1) & (places_.size() - 1); }

@@ -1,11 +1,14 @@
-// What the largest capture into a pool so far did with each of its allocations, as a guide for the next one.
+// What the largest capture into a pool so far did with each of its allocations, as a guide for the
+// next one.
 //
-// Graphs that share a pool are mostly one program captured for several sizes: allocation k of one is allocation k of the
-// next, only larger or smaller. So where the largest capture put its block k, there is room for every smaller block k at the
-// moment it is asked for, and no mapping is needed; and if it lived when that capture held most, it probably will again.
-// A guide is only advice: what it says is tried and checked, so a pool that very different programs share loses nothing.
-// (Measured on recorded pools: captured largest first or shuffled, 64 ResNet-50 batches need 160 and 500 mappings rather
-// than 170 and 1,000, 128 MLP batches 150 and 700 rather than 960 and 1,500.)
+// Graphs that share a pool are mostly one program captured for several sizes: allocation k of one
+// is allocation k of the next, only larger or smaller. So where the largest capture put its block
+// k, there is room for every smaller block k at the moment it is asked for, and no mapping is
+// needed; and if it lived when that capture held most, it probably will again. A guide is only
+// advice: what it says is tried and checked, so a pool that very different programs share loses
+// nothing. (Measured on recorded pools: captured largest first or shuffled, 64 ResNet-50 batches
+// need 160 and 500 mappings rather than 170 and 1,000, 128 MLP batches 150 and 700 rather than 960
+// and 1,500.)
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// What the core throws. Each says what happened, with numbers, and what to do; each leaves everything as it was.
+// What the core throws. Each says what happened, with numbers, and what to do; each leaves
+// everything as it was.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,8 @@
 
 namespace cgp {
 
-// The caller asked for something that is not allowed: an unknown or released pool, a double free, a scope begun twice.
+// The caller asked for something that is not allowed: an unknown or released pool, a double free, a
+// scope begun twice.
 class UsageError : public std::logic_error {
  public:
   using std::logic_error::logic_error;
@@ -25,7 +27,8 @@ class OutOfMemoryError : public std::runtime_error {
   uint64_t requested_bytes_;
 };
 
-// An invariant does not hold: a bug of ours. Thrown rather than aborting, so that a training job can save its state.
+// An invariant does not hold: a bug of ours. Thrown rather than aborting, so that a training job
+// can save its state.
 class InternalError : public std::logic_error {
  public:
   using std::logic_error::logic_error;
@@ -36,4 +39,5 @@ class InternalError : public std::logic_error {
 }  // namespace cgp
 
 // Always on; for conditions that cost no more than the code around them.
-#define CGP_CHECK(condition) ((condition) ? void(0) : ::cgp::FailCheck(#condition, __FILE__, __LINE__))
+#define CGP_CHECK(condition) \
+  ((condition) ? void(0) : ::cgp::FailCheck(#condition, __FILE__, __LINE__))

@@ -14,12 +14,14 @@ FenceTable::StreamFence FenceTable::ForStream(StreamId stream, bool eager) {
   for (std::size_t i = 1; i < fences_.size(); ++i) {
     Fence& fence = fences_[i];
     if (fence.state == State::kUnused || fence.owner != stream || fence.eager != eager) continue;
-    // Events of an earlier scope say nothing of what this one will do: they are recorded anew when it ends.
+    // Events of an earlier scope say nothing of what this one will do: they are recorded anew when
+    // it ends.
     Destroy(fence.events);
     fence.state = state;
     return {static_cast<FenceId>(i), true};
   }
-  return {Add({.state = state, .owner = stream, .eager = eager, .streams = {stream}, .events = {}}), false};
+  return {Add({.state = state, .owner = stream, .eager = eager, .streams = {stream}, .events = {}}),
+          false};
 }
 
 FenceId FenceTable::Held(std::span<const StreamId> streams, bool events) {
@@ -28,7 +30,8 @@ FenceId FenceTable::Held(std::span<const StreamId> streams, bool events) {
     Fence& fence = fences_[i];
     if (fence.state != state || fence.owner) continue;
     for (const StreamId stream : streams) {
-      if (std::ranges::find(fence.streams, stream) == fence.streams.end()) fence.streams.push_back(stream);
+      if (std::ranges::find(fence.streams, stream) == fence.streams.end())
+        fence.streams.push_back(stream);
     }
     return static_cast<FenceId>(i);
   }
@@ -41,14 +44,19 @@ FenceId FenceTable::Held(std::span<const StreamId> streams, bool events) {
 
 FenceId FenceTable::After(std::span<const StreamId> streams) {
   std::vector<Event> events = Record(streams);
-  return Add({.state = State::kEvents, .owner = {}, .eager = true, .streams = {}, .events = std::move(events)});
+  return Add({.state = State::kEvents,
+              .owner = {},
+              .eager = true,
+              .streams = {},
+              .events = std::move(events)});
 }
 
 void FenceTable::EndScope() {
   std::vector<std::pair<Fence*, std::vector<Event>>> recorded;
   try {
     for (Fence& fence : fences_) {
-      if (fence.state == State::kScopeThenEvents) recorded.emplace_back(&fence, Record(fence.streams));
+      if (fence.state == State::kScopeThenEvents)
+        recorded.emplace_back(&fence, Record(fence.streams));
     }
   } catch (...) {
     for (auto& [fence, events] : recorded) Destroy(events);
@@ -67,7 +75,8 @@ bool FenceTable::Poll() {
   bool any = false;
   for (Fence& fence : fences_) {
     if (fence.state != State::kEvents) continue;
-    if (!std::ranges::all_of(fence.events, [&](Event event) { return driver_.EventDone(event); })) continue;
+    if (!std::ranges::all_of(fence.events, [&](Event event) { return driver_.EventDone(event); }))
+      continue;
     Destroy(fence.events);
     fence.state = State::kOpened;
     any = true;
@@ -76,7 +85,8 @@ bool FenceTable::Poll() {
 }
 
 bool FenceTable::empty() const {
-  return std::ranges::all_of(fences_, [](const Fence& fence) { return fence.state == State::kUnused; });
+  return std::ranges::all_of(fences_,
+                             [](const Fence& fence) { return fence.state == State::kUnused; });
 }
 
 std::vector<bool> FenceTable::Opened() const {

@@ -1,16 +1,22 @@
-// What each FenceId means: what must have happened before the bytes behind it may be taken by everyone.
+// What each FenceId means: what must have happened before the bytes behind it may be taken by
+// everyone.
 //
-//   stream fence  bytes that one stream freed: that stream takes them at once, since its order protects them; the others
+//   stream fence  bytes that one stream freed: that stream takes them at once, since its order
+//   protects them; the others
 //                 when it opens
-//   held fence    bytes that several streams used (record_stream): nobody takes them until it opens. The proof from a
-//                 capture's own graph that they may be taken earlier goes here too: it opens a fence for one stream.
+//   held fence    bytes that several streams used (record_stream): nobody takes them until it
+//   opens. The proof from a
+//                 capture's own graph that they may be taken earlier goes here too: it opens a
+//                 fence for one stream.
 //
-// A fence of a capture scope opens when the scope ends, for then all its streams have joined. Work of an eager scope goes
-// on after its end: its fences open once events recorded then have completed. Bytes freed outside any scope whose work may
-// still be running get a fence with events recorded at the free.
+// A fence of a capture scope opens when the scope ends, for then all its streams have joined. Work
+// of an eager scope goes on after its end: its fences open once events recorded then have
+// completed. Bytes freed outside any scope whose work may still be running get a fence with events
+// recorded at the free.
 //
 //     kScope ----- capture scope ends -----> open
-//     kScope / kScopeThenEvents ------ eager (any) scope ends -----> kEvents ------ events done -----> open
+//     kScope / kScopeThenEvents ------ eager (any) scope ends -----> kEvents ------ events done
+//     -----> open
 #pragma once
 
 #include <cstdint>
@@ -30,21 +36,24 @@ class FenceTable {
   FenceTable(const FenceTable&) = delete;
   FenceTable& operator=(const FenceTable&) = delete;
 
-  // The stream's fence in this scope, made at its first use; an eager scope goes on with the fence of the stream's earlier
-  // eager scopes while that is not open. `reused` says whether bytes may be behind it already.
+  // The stream's fence in this scope, made at its first use; an eager scope goes on with the fence
+  // of the stream's earlier eager scopes while that is not open. `reused` says whether bytes may be
+  // behind it already.
   struct StreamFence {
     FenceId id{};
     bool reused = false;
   };
   StreamFence ForStream(StreamId stream, bool eager);
 
-  // A fence that opens when the scope ends and, with `events`, when what these streams then have in flight is done.
+  // A fence that opens when the scope ends and, with `events`, when what these streams then have in
+  // flight is done.
   FenceId Held(std::span<const StreamId> streams, bool events);
 
   // A fence behind what these streams have in flight now. pre: they are not capturing.
   FenceId After(std::span<const StreamId> streams);
 
-  // The scope ends: marks in Opened() the fences that are now open. Throws DriverError with nothing changed.
+  // The scope ends: marks in Opened() the fences that are now open. Throws DriverError with nothing
+  // changed.
   void EndScope();
   // Marks those whose events are done. Returns whether there were any.
   bool Poll();

@@ -91,7 +91,8 @@ Granules FreeView::Tail(PageId page) const {
 
 Granules FreeView::ChainLength(NodeId start) const {
   const NodeId end = ChainEnd(start);
-  const uint64_t limit = end == NodeId::kNone ? space_.page_size().count() : space_.node(end).offset;
+  const uint64_t limit =
+      end == NodeId::kNone ? space_.page_size().count() : space_.node(end).offset;
   return Granules(limit - space_.node(start).offset);
 }
 

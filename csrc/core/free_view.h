@@ -1,13 +1,15 @@
-// What one stream may take: the free bytes of a PageSpace whose fences are open to it, indexed for searching.
+// What one stream may take: the free bytes of a PageSpace whose fences are open to it, indexed for
+// searching.
 //
-// Neighbouring free nodes that the stream may take count as one *chain*, whatever their fences, so that one stream's fences
-// do not cut up memory for another:
+// Neighbouring free nodes that the stream may take count as one *chain*, whatever their fences, so
+// that one stream's fences do not cut up memory for another:
 //
-//     page   |  used  | open | fence 2 | fence 3 | open |        chains seen by the owner of fence 2: [open, fence 2], [open]
+//     page   |  used  | open | fence 2 | fence 3 | open |        chains seen by the owner of fence
+//     2: [open, fence 2], [open]
 //
-// A chain that covers its page makes the page *whole*; whole pages are in whole_pages() and in runs(), all other chains in
-// bins by their length, for an exact best fit. Everything here is derived from the PageSpace and the RangeTable and can be
-// rebuilt from them.
+// A chain that covers its page makes the page *whole*; whole pages are in whole_pages() and in
+// runs(), all other chains in bins by their length, for an exact best fit. Everything here is
+// derived from the PageSpace and the RangeTable and can be rebuilt from them.
 #pragma once
 
 #include <cstdint>
@@ -37,13 +39,13 @@ class FreeView {
   // Indexes everything anew.
   void Rebuild();
 
-  // The space is about to change between two nodes of one page (inclusive): forgets the chains that touch them, then
-  // learns those that do afterwards.
+  // The space is about to change between two nodes of one page (inclusive): forgets the chains that
+  // touch them, then learns those that do afterwards.
   void Forget(NodeId first, NodeId last);
   void Learn(NodeId first, NodeId last);
 
-  // Pages were added or mapped: learns them. `first` is the first of `count` new slots; pages from `old_page_count` on
-  // are new.
+  // Pages were added or mapped: learns them. `first` is the first of `count` new slots; pages from
+  // `old_page_count` on are new.
   void LearnMapping(SlotId first, uint32_t count, uint32_t old_page_count);
 
   // The first node of the shortest chain of at least `length` in pages that are partly used.

@@ -1,5 +1,6 @@
-// A set of small numbers that finds the next member at or after a given one in O(log64 n): a tree of 64-bit words, each
-// bit of a level telling whether the word below it has any bit set (a van Emde Boas tree's poor relation).
+// A set of small numbers that finds the next member at or after a given one in O(log64 n): a tree
+// of 64-bit words, each bit of a level telling whether the word below it has any bit set (a van
+// Emde Boas tree's poor relation).
 #pragma once
 
 #include <bit>

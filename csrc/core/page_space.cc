@@ -4,12 +4,14 @@
 
 namespace cgp {
 
-PageSpace::PageSpace(Granules page_size) : page_granules_(static_cast<uint32_t>(page_size.count())) {
+PageSpace::PageSpace(Granules page_size)
+    : page_granules_(static_cast<uint32_t>(page_size.count())) {
   CGP_CHECK(page_size.count() > 0 && page_size.count() < std::numeric_limits<uint32_t>::max());
 }
 
 void PageSpace::ReservePages(uint32_t more_pages) {
-  // Doubling by hand: vector::reserve grows to exactly what it is told, which would make n calls O(n^2).
+  // Doubling by hand: vector::reserve grows to exactly what it is told, which would make n calls
+  // O(n^2).
   const auto reserve = [](auto& vector, std::size_t wanted) {
     if (wanted > vector.capacity()) vector.reserve(std::max(wanted, vector.capacity() * 2));
   };
@@ -36,8 +38,8 @@ NodeId PageSpace::Take(NodeId within, Granules offset, Granules length) {
     AbsorbNext(taken);
   }
   if (at(taken).offset + at(taken).length > end) {
-    // The rest keeps the fence of the node that it is cut from, which may be the last of several absorbed ones; that
-    // is the fence AbsorbNext() leaves behind.
+    // The rest keeps the fence of the node that it is cut from, which may be the last of several
+    // absorbed ones; that is the fence AbsorbNext() leaves behind.
     SplitAt(taken, end);
   }
   Node& node = at(taken);

@@ -1,5 +1,6 @@
-// Which bytes of a pool's pages are free, and behind which fence: a plain value, so that a checkpoint is a copy and a
-// restore an assignment. It knows nothing of addresses (range_table.h) nor of who may take what (free_view.h).
+// Which bytes of a pool's pages are free, and behind which fence: a plain value, so that a
+// checkpoint is a copy and a restore an assignment. It knows nothing of addresses (range_table.h)
+// nor of who may take what (free_view.h).
 //
 // Every page is tiled by nodes in the order of their offsets:
 //
@@ -11,8 +12,8 @@
 // and over all: free() == sum of length over free nodes.
 #pragma once
 
-#include <cstdint>
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <vector>
@@ -21,7 +22,8 @@
 
 namespace cgp {
 
-// What must have happened before free bytes may be taken; fences.h keeps what each number means. kOpen: nothing.
+// What must have happened before free bytes may be taken; fences.h keeps what each number means.
+// kOpen: nothing.
 enum class FenceId : uint32_t { kOpen = 0 };
 
 enum class NodeId : uint32_t { kNone = std::numeric_limits<uint32_t>::max() };
@@ -50,7 +52,8 @@ class PageSpace {
   // An upper limit on node numbers, for tables indexed by them.
   uint32_t node_limit() const { return static_cast<uint32_t>(nodes_.size()); }
 
-  // Allocates what the next AddPage() calls and one Take() per page need, so that these cannot throw.
+  // Allocates what the next AddPage() calls and one Take() per page need, so that these cannot
+  // throw.
   void ReservePages(uint32_t more_pages);
 
   // A new page, free and without a fence, numbered page_count().
@@ -60,10 +63,12 @@ class PageSpace {
   // pre: these granules are free; `within` is the node that holds the first of them.
   NodeId Take(NodeId within, Granules offset, Granules length);
 
-  // Frees a used node behind `fence`, joining neighbours of the same fence. Returns the node that now holds it.
+  // Frees a used node behind `fence`, joining neighbours of the same fence. Returns the node that
+  // now holds it.
   NodeId Give(NodeId used, FenceId fence);
 
-  // Opens the fences for which opened[fence] is true, joining neighbours. Of nodes that become one the first survives.
+  // Opens the fences for which opened[fence] is true, joining neighbours. Of nodes that become one
+  // the first survives.
   void OpenFences(const std::vector<bool>& opened);
 
   // Recomputes the invariants; throws InternalError.

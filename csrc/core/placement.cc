@@ -9,8 +9,9 @@
 namespace cgp {
 namespace {
 
-// How many ranges a search may look at for a run whose edges hold the remainder, before it settles for one whole page
-// more, which every range with a long enough run has. Keeps the search from looking at all ranges.
+// How many ranges a search may look at for a run whose edges hold the remainder, before it settles
+// for one whole page more, which every range with a long enough run has. Keeps the search from
+// looking at all ranges.
 constexpr int kEdgeSearches = 64;
 
 // A free page head or tail.
@@ -28,7 +29,8 @@ struct Edges {
 
 Edges CollectEdges(const FreeView& view) {
   Edges edges;
-  for (auto page = view.NextPartial(PageId{0}); page; page = view.NextPartial(PageId{Index(*page) + 1})) {
+  for (auto page = view.NextPartial(PageId{0}); page;
+       page = view.NextPartial(PageId{Index(*page) + 1})) {
     const auto head = static_cast<uint32_t>(view.Head(*page).count());
     const auto tail = static_cast<uint32_t>(view.Tail(*page).count());
     if (head > 0) edges.heads.push_back({head, *page});
@@ -41,8 +43,10 @@ Edges CollectEdges(const FreeView& view) {
 
 // The shortest edge of at least `length` whose page passes `allowed`.
 template <typename Allowed>
-std::optional<PageId> ShortestEdge(const std::vector<Edge>& edges, uint64_t length, Allowed&& allowed) {
-  auto it = std::lower_bound(edges.begin(), edges.end(), Edge{static_cast<uint32_t>(length), PageId{}});
+std::optional<PageId> ShortestEdge(const std::vector<Edge>& edges, uint64_t length,
+                                   Allowed&& allowed) {
+  auto it =
+      std::lower_bound(edges.begin(), edges.end(), Edge{static_cast<uint32_t>(length), PageId{}});
   for (; it != edges.end(); ++it) {
     if (allowed(it->page)) return it->page;
   }
@@ -125,8 +129,9 @@ class GrowthPlanner {
     uint64_t edge = 0;  // free granules next to these slots
     if (free_slots < range.mapped()) {
       const auto distance = static_cast<uint32_t>(free_slots);
-      edge = at_front ? view_.Head(ranges_.page_at(SlotId{Index(range.begin()) + distance})).count()
-                      : view_.Tail(ranges_.page_at(SlotId{Index(range.end()) - 1 - distance})).count();
+      edge = at_front
+                 ? view_.Head(ranges_.page_at(SlotId{Index(range.begin()) + distance})).count()
+                 : view_.Tail(ranges_.page_at(SlotId{Index(range.end()) - 1 - distance})).count();
     }
     ConsiderReusing(id, at_front, free_slots, edge);
     if (edge > 0) ConsiderReusing(id, at_front, free_slots, 0);
@@ -151,7 +156,8 @@ class GrowthPlanner {
     }
     if (free_slots + extension.whole > most_whole_) return;
     const RangeTable::Range& range = ranges_.range(id);
-    if (extension.cost > (at_front ? range.mapped_begin : range.capacity - range.mapped_end)) return;
+    if (extension.cost > (at_front ? range.mapped_begin : range.capacity - range.mapped_end))
+      return;
 
     const uint64_t available = view_.whole_page_count() - view_.runs().FreeSlots(id);
     if (available < extension.whole) {
@@ -210,8 +216,8 @@ class GrowthPlanner {
 };
 
 // Where in the range a block takes the fewest whole pages, and at most `most_whole`.
-std::optional<Placement> FindInRange(FreeView& view, const RangeTable& ranges, uint64_t page, uint64_t length,
-                                     RangeId id, uint64_t most_whole) {
+std::optional<Placement> FindInRange(FreeView& view, const RangeTable& ranges, uint64_t page,
+                                     uint64_t length, RangeId id, uint64_t most_whole) {
   const RangeTable::Range& range = ranges.range(id);
   uint64_t fewest = most_whole;
   std::optional<uint64_t> best;  // in granules, counted through all slots
@@ -220,14 +226,17 @@ std::optional<Placement> FindInRange(FreeView& view, const RangeTable& ranges, u
     const uint64_t first = Index(run.begin) * page;
     const uint64_t last = Index(run.end()) * page;
     uint64_t low = first;
-    if (run.begin != range.begin()) low -= view.Tail(ranges.page_at(SlotId{Index(run.begin) - 1})).count();
+    if (run.begin != range.begin())
+      low -= view.Tail(ranges.page_at(SlotId{Index(run.begin) - 1})).count();
     uint64_t high = last;
     if (run.end() != range.end()) high += view.Head(ranges.page_at(run.end())).count();
     if (high - low < length) continue;
-    // From the edge before the run, up to the edge behind it, or from the run's first page: whichever takes the fewest whole
-    // pages; the last of equals, since it leaves the edges to blocks that need them.
+    // From the edge before the run, up to the edge behind it, or from the run's first page:
+    // whichever takes the fewest whole pages; the last of equals, since it leaves the edges to
+    // blocks that need them.
     for (const uint64_t start : {low, high - length, std::min(first, high - length)}) {
-      const uint64_t whole = (std::min(start + length, last) + page - 1) / page - std::max(start, first) / page;
+      const uint64_t whole =
+          (std::min(start + length, last) + page - 1) / page - std::max(start, first) / page;
       if (whole > fewest) continue;
       fewest = whole;
       best = start;
@@ -239,14 +248,16 @@ std::optional<Placement> FindInRange(FreeView& view, const RangeTable& ranges, u
 
 }  // namespace
 
-bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, Placement start, Granules length) {
+bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, Placement start,
+            Granules length) {
   const RangeTable::Range& range = ranges.range(ranges.range_of(start.slot));
   Granules offset = start.offset;
   for (SlotId slot = start.slot; length > Granules(0); slot = SlotId{Index(slot) + 1}) {
     if (slot >= range.end()) return false;
     const PageId page = ranges.page_at(slot);
     const Granules piece = std::min(length, page_size - offset);
-    const bool free = view.IsWhole(page) || (offset > Granules(0) ? view.Tail(page) >= piece : view.Head(page) >= piece);
+    const bool free = view.IsWhole(page) ||
+                      (offset > Granules(0) ? view.Tail(page) >= piece : view.Head(page) >= piece);
     if (!free) return false;
     length -= piece;
     offset = Granules(0);
@@ -254,13 +265,14 @@ bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, 
   return true;
 }
 
-std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
-                                    Slack slack) {
+std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
+                                    Granules length, Slack slack) {
   const uint64_t page = page_size.count();
   const auto whole_pages = static_cast<uint32_t>(length / page_size);
   const uint64_t remainder = (length % page_size).count();
   uint64_t most_whole = whole_pages + (remainder != 0 ? 1 : 0);
-  if (remainder != 0 && slack == Slack::kNone && ChooseEdges(CollectEdges(view), remainder).any()) --most_whole;
+  if (remainder != 0 && slack == Slack::kNone && ChooseEdges(CollectEdges(view), remainder).any())
+    --most_whole;
 
   uint32_t threshold = whole_pages;
   int searches_left = kEdgeSearches;
@@ -268,7 +280,8 @@ std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Gr
   for (;;) {
     const std::optional<RangeId> id = view.runs().NewestMayHold(threshold, before);
     if (!id) return std::nullopt;
-    if (const auto place = FindInRange(view, ranges, page, length.count(), *id, most_whole)) return place;
+    if (const auto place = FindInRange(view, ranges, page, length.count(), *id, most_whole))
+      return place;
     before = *id;
     if (remainder != 0 && --searches_left == 0) {
       if (most_whole == whole_pages) return std::nullopt;
@@ -280,11 +293,12 @@ std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Gr
 Placement GrowthPlan::PlacementFrom(SlotId first, Granules page_size) const {
   const auto page = static_cast<int64_t>(page_size.count());
   const int64_t granule = static_cast<int64_t>(Index(first)) * page + start;
-  return {SlotId(static_cast<uint32_t>(granule / page)), Granules(static_cast<uint64_t>(granule % page))};
+  return {SlotId(static_cast<uint32_t>(granule / page)),
+          Granules(static_cast<uint64_t>(granule % page))};
 }
 
-GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
-                      Slack slack) {
+GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size,
+                      Granules length, Slack slack) {
   return GrowthPlanner(view, ranges, page_size, length, slack).Plan();
 }
 

@@ -1,20 +1,26 @@
-// The decision: where a block of a page or more goes. Smaller ones are a best fit, which free_view.h does alone.
+// The decision: where a block of a page or more goes. Smaller ones are a best fit, which
+// free_view.h does alone.
 //
-// A block of n = q pages + r needs at least `ideal` whole pages: q, and one more if no free page head or tail (nor one tail
-// and one head together) holds the remainder r. It goes, in this order (design: edge stitching):
+// A block of n = q pages + r needs at least `ideal` whole pages: q, and one more if no free page
+// head or tail (nor one tail and one head together) holds the remainder r. It goes, in this order
+// (design: edge stitching):
 //
 //  1. to where the capture's guide says (capture_guide.h), if it fits there: nothing to map.
-//  2. to the newest range that has room for it, where it touches the fewest whole pages: nothing to map. Newest first,
-//     because captures repeat themselves: the arrangement that served the last graph serves the next one too, and older ones
-//     stay whole. (Measured on six recorded pools in six orders each, against the shortest run first: a third fewer
-//     mappings at the same memory.)
-//  3. to the free front or back of a range, which is extended there: of all ranges the one that needs the fewest new
+//  2. to the newest range that has room for it, where it touches the fewest whole pages: nothing to
+//  map. Newest first,
+//     because captures repeat themselves: the arrangement that served the last graph serves the
+//     next one too, and older ones stay whole. (Measured on six recorded pools in six orders each,
+//     against the shortest run first: a third fewer mappings at the same memory.)
+//  3. to the free front or back of a range, which is extended there: of all ranges the one that
+//  needs the fewest new
 //     mappings, as long as it costs no new page that `ideal` would not.
-//  4. to a new range: the free tail of a page, whole pages, the free head of a page. The rest of those two pages
+//  4. to a new range: the free tail of a page, whole pages, the free head of a page. The rest of
+//  those two pages
 //     stays in use by others.
 //
-// In 2 and 3 it may take one whole page more than `ideal` (Slack): that saves mappings, and what it wastes is a page's rest
-// that smaller blocks can use. The driver is asked for new pages only for those that whole pages are missing in 3 and 4.
+// In 2 and 3 it may take one whole page more than `ideal` (Slack): that saves mappings, and what it
+// wastes is a page's rest that smaller blocks can use. The driver is asked for new pages only for
+// those that whole pages are missing in 3 and 4.
 #pragma once
 
 #include <cstdint>
@@ -39,14 +45,15 @@ enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 // All functions: pre: length >= a page.
 
 // Step 1: whether the view's stream may take all of [start, start + length).
-bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, Placement start, Granules length);
+bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, Placement start,
+            Granules length);
 
 // Step 2. Nothing is changed but the exactness of run bounds.
-std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
-                                    Slack slack);
+std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
+                                    Granules length, Slack slack);
 
-// Steps 3 and 4: what to map so that the block fits, and where it will then start, in granules from the first slot
-// that the plan maps; negative if it starts in slots mapped before.
+// Steps 3 and 4: what to map so that the block fits, and where it will then start, in granules from
+// the first slot that the plan maps; negative if it starts in slots mapped before.
 struct GrowthPlan {
   MappingPlan mapping;
   int64_t start = 0;
@@ -54,10 +61,11 @@ struct GrowthPlan {
   // Where the block lies once the plan is carried out and its first slot is `first`.
   Placement PlacementFrom(SlotId first, Granules page_size) const;
 };
-GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
-                      Slack slack);
+GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size,
+                      Granules length, Slack slack);
 
-// Of the whole pages the one that stands in the fewest ranges, for a block that breaks it up: that costs the fewest runs.
+// Of the whole pages the one that stands in the fewest ranges, for a block that breaks it up: that
+// costs the fewest runs.
 std::optional<PageId> LeastMappedWholePage(const FreeView& view, const RangeTable& ranges);
 
 }  // namespace cgp

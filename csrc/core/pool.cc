@@ -19,8 +19,8 @@
 namespace cgp {
 namespace {
 
-// Pools of fewer pages than this place what lives at the peak without slack: a page they waste is more than 0.1 % of them.
-// In larger pools it is not worth the mappings.
+// Pools of fewer pages than this place what lives at the peak without slack: a page they waste is
+// more than 0.1 % of them. In larger pools it is not worth the mappings.
 constexpr uint32_t kExactPages = 1000;
 
 Granules PageSize(const Driver& driver, const PoolOptions& options) {
@@ -50,14 +50,18 @@ struct LiveBlock {
   NodeId node = NodeId::kNone;  // of a block that lies in one page
   bool eager = false;           // allocated in an eager scope: its work was not captured
   CaptureGuide::Ticket ticket;
-  std::vector<StreamId> uses;   // streams recorded beside the block's own
+  std::vector<StreamId> uses;  // streams recorded beside the block's own
 };
 
 }  // namespace
 
 struct Pool::State {
   State(Driver& the_driver, Granules size)
-      : driver(the_driver), page_size(size), space(size), ranges(the_driver, size), fences(the_driver) {}
+      : driver(the_driver),
+        page_size(size),
+        space(size),
+        ranges(the_driver, size),
+        fences(the_driver) {}
 
   LiveBlock& Known(Address address);
   FreeView& ViewFor(StreamId stream);
@@ -78,8 +82,9 @@ struct Pool::State {
   PageSpace space;
   RangeTable ranges;
   FenceTable fences;
-  // One for each stream that has allocated in the open scope. Between scopes at most one, which sees what is open: the next
-  // scope's first stream takes it over, so that a pool that one stream fills never indexes anything anew.
+  // One for each stream that has allocated in the open scope. Between scopes at most one, which
+  // sees what is open: the next scope's first stream takes it over, so that a pool that one stream
+  // fills never indexes anything anew.
   std::vector<std::unique_ptr<FreeView>> views;
   CaptureGuide guide;
   AddressMap<LiveBlock> blocks;
@@ -98,7 +103,8 @@ void Pool::BeginScope(ScopeKind kind) {
   State& s = *state_;
   if (s.scope) {
     throw UsageError(
-        "cudagraph_pool: this pool is already being allocated to. End the capture (or use_pool block) that fills it "
+        "cudagraph_pool: this pool is already being allocated to. End the capture (or use_pool "
+        "block) that fills it "
         "before another one begins, or give each its own pool.");
   }
   s.PollFences();
@@ -109,12 +115,14 @@ void Pool::BeginScope(ScopeKind kind) {
 void Pool::EndScope() {
   State& s = *state_;
   if (!s.scope) {
-    throw UsageError("cudagraph_pool: nothing is being allocated to this pool, so there is nothing to end.");
+    throw UsageError(
+        "cudagraph_pool: nothing is being allocated to this pool, so there is nothing to end.");
   }
-  // With one stream in a capture all that its view could take is open from now on: the view is right as it is.
+  // With one stream in a capture all that its view could take is open from now on: the view is
+  // right as it is.
   const uint32_t fence_count = s.fences.scope_fence_count();
-  const bool one_stream = *s.scope == ScopeKind::kCapture && fence_count == 1 && s.views.size() == 1 &&
-                          s.views.front()->own_fence() != FenceId::kOpen;
+  const bool one_stream = *s.scope == ScopeKind::kCapture && fence_count == 1 &&
+                          s.views.size() == 1 && s.views.front()->own_fence() != FenceId::kOpen;
   s.fences.EndScope();
   if (!s.fences.empty()) s.space.OpenFences(s.fences.Opened());
   s.fences.Clear();
@@ -186,7 +194,8 @@ void Pool::Free(Address address) {
 
 void Pool::RecordUse(Address address, StreamId stream) {
   LiveBlock& live = state_->Known(address);
-  if (stream == live.block.stream || std::ranges::find(live.uses, stream) != live.uses.end()) return;
+  if (stream == live.block.stream || std::ranges::find(live.uses, stream) != live.uses.end())
+    return;
   live.uses.push_back(stream);
 }
 
@@ -296,8 +305,8 @@ FreeView& Pool::State::ViewFor(StreamId stream) {
   return *views.emplace_back(std::make_unique<FreeView>(space, ranges, stream, fence.id));
 }
 
-// A block below a page lies in one page: the best fit among pages in part use, so that small blocks gather and pages stay
-// whole; else a whole page.
+// A block below a page lies in one page: the best fit among pages in part use, so that small blocks
+// gather and pages stay whole; else a whole page.
 void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
   const Granules length = Granules::FromBytesRoundedUp(live.block.bytes);
   const auto find = [&]() -> std::optional<NodeId> {
@@ -307,7 +316,8 @@ void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
   };
   std::optional<NodeId> start = find();
   if (!start && PollFences()) start = find();
-  if (!start) start = space.first(ranges.page_at(Grow({.range = {}, .pages = {MappingPlan::kNewPage}})));
+  if (!start)
+    start = space.first(ranges.page_at(Grow({.range = {}, .pages = {MappingPlan::kNewPage}})));
   live.offset = space.node(*start).offset;
   live.slot = ranges.slots_of(space.node(*start).page).front();
   live.node = TakePiece(*start, Granules(live.offset), length);
@@ -319,7 +329,8 @@ void Pool::State::PlaceLarge(FreeView& view, LiveBlock& live) {
   std::optional<Placement> place;
   Slack slack = Slack::kOnePage;
   if (const CaptureGuide::Step* step = live.eager ? nullptr : guide.Next()) {
-    if (step->length >= length && FitsAt(view, ranges, page_size, step->start, length)) place = step->start;
+    if (step->length >= length && FitsAt(view, ranges, page_size, step->start, length))
+      place = step->start;
     if (step->lives_at_peak && space.page_count() < kExactPages) slack = Slack::kNone;
   }
   if (!place) place = FindMapped(view, ranges, page_size, length, slack);
@@ -340,7 +351,8 @@ void Pool::State::PlaceLarge(FreeView& view, LiveBlock& live) {
 
 // Carries out the plan and makes the new mappings known. Throws with nothing changed.
 SlotId Pool::State::Grow(const MappingPlan& plan) {
-  const auto new_pages = static_cast<uint32_t>(std::ranges::count(plan.pages, MappingPlan::kNewPage));
+  const auto new_pages =
+      static_cast<uint32_t>(std::ranges::count(plan.pages, MappingPlan::kNewPage));
   space.ReservePages(new_pages);
   const uint32_t old_page_count = space.page_count();
   const SlotId first = ranges.Map(plan);
@@ -359,7 +371,8 @@ bool Pool::State::PollFences() {
   return true;
 }
 
-// pre: `within` holds the granule at `offset` of its page, and the view that chose the bytes sees them all as free.
+// pre: `within` holds the granule at `offset` of its page, and the view that chose the bytes sees
+// them all as free.
 NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length) {
   NodeId last = within;
   while (Granules(space.node(last).offset + space.node(last).length) < offset + length) {
@@ -377,7 +390,9 @@ NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length) {
 
 void Pool::State::GivePiece(NodeId id, FenceId fence) {
   const PageSpace::Node node = space.node(id);
-  const auto sees = [&](const FreeView& view) { return fence == FenceId::kOpen || fence == view.own_fence(); };
+  const auto sees = [&](const FreeView& view) {
+    return fence == FenceId::kOpen || fence == view.own_fence();
+  };
   for (const auto& view : views) {
     if (!sees(*view)) continue;
     if (node.prev != NodeId::kNone) view->Forget(node.prev, node.prev);
@@ -389,8 +404,8 @@ void Pool::State::GivePiece(NodeId id, FenceId fence) {
   }
 }
 
-// The node that holds a granule of a page. Searched from the page's end, where a block of several pages goes on; at offset
-// 0, where it comes in, from the start.
+// The node that holds a granule of a page. Searched from the page's end, where a block of several
+// pages goes on; at offset 0, where it comes in, from the start.
 NodeId Pool::State::NodeAt(PageId page, Granules offset) const {
   if (offset == Granules(0)) return space.first(page);
   NodeId id = space.last(page);
@@ -430,11 +445,14 @@ FenceId Pool::State::FenceFor(const LiveBlock& live) {
 }
 
 void Pool::State::ThrowOutOfMemory(const DriverError& error, uint64_t bytes) const {
-  const auto mib = [](uint64_t amount) { return std::to_string((amount + (1 << 19)) >> 20) + " MiB"; };
-  std::string text = "cudagraph_pool: out of memory: a block of " + std::to_string(bytes) + " bytes (" + mib(bytes) +
-                     ") needs new pages of " + mib(page_size.bytes()) + "; the pool holds " +
-                     mib(space.page_count() * page_size.bytes()) + " in " + std::to_string(space.page_count()) +
-                     " pages, of which " + mib(space.free().bytes()) + " are free but do not fit; device " +
+  const auto mib = [](uint64_t amount) {
+    return std::to_string((amount + (1 << 19)) >> 20) + " MiB";
+  };
+  std::string text = "cudagraph_pool: out of memory: a block of " + std::to_string(bytes) +
+                     " bytes (" + mib(bytes) + ") needs new pages of " + mib(page_size.bytes()) +
+                     "; the pool holds " + mib(space.page_count() * page_size.bytes()) + " in " +
+                     std::to_string(space.page_count()) + " pages, of which " +
+                     mib(space.free().bytes()) + " are free but do not fit; device " +
                      std::to_string(driver.device());
   try {
     const MemoryInfo info = driver.Info();

@@ -1,6 +1,7 @@
 // One graph pool: pages, the ranges that map them, and the blocks handed out.
 //
-// Not thread-safe: PoolSet orders the calls. Each member either does all that it says or throws and changes nothing.
+// Not thread-safe: PoolSet orders the calls. Each member either does all that it says or throws and
+// changes nothing.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@
 namespace cgp {
 
 struct PoolOptions {
-  // Size of a page: a power-of-two multiple of the driver's granularity; 0 means the granularity itself.
+  // Size of a page: a power-of-two multiple of the driver's granularity; 0 means the granularity
+  // itself.
   uint64_t page_bytes = 0;
 };
 
@@ -40,16 +42,18 @@ struct PhysicalPiece {
 struct PoolStats {
   uint64_t page_bytes = 0;
   uint64_t pages = 0;
-  uint64_t reserved_bytes = 0;   // physical memory held: pages * page_bytes, however often a page is mapped
+  uint64_t reserved_bytes =
+      0;  // physical memory held: pages * page_bytes, however often a page is mapped
   uint64_t allocated_bytes = 0;  // sum of live blocks
   uint64_t requested_bytes = 0;  // what was asked for in live blocks
   uint64_t live_blocks = 0;
   uint64_t peak_reserved_bytes = 0;
   uint64_t peak_allocated_bytes = 0;
   uint64_t ranges = 0;
-  uint64_t page_mappings = 0;  // pages mapped behind addresses now, each counted as often as it is mapped
-  uint64_t allocations = 0;    // since the pool was made
-  uint64_t frees = 0;           // since the pool was made
+  uint64_t page_mappings =
+      0;  // pages mapped behind addresses now, each counted as often as it is mapped
+  uint64_t allocations = 0;  // since the pool was made
+  uint64_t frees = 0;        // since the pool was made
 };
 
 struct PoolSnapshot {
@@ -58,8 +62,8 @@ struct PoolSnapshot {
     std::vector<PhysicalPiece> pieces;  // in the order of the block's addresses
   };
   struct Range {
-    Address address = 0;         // of the first mapped page
-    std::vector<PageId> pages;   // in the order of addresses
+    Address address = 0;        // of the first mapped page
+    std::vector<PageId> pages;  // in the order of addresses
   };
   PoolStats stats;
   std::vector<LiveBlock> blocks;  // in the order of addresses
@@ -89,9 +93,11 @@ class Pool {
   void Free(Address address);
   void RecordUse(Address address, StreamId stream);
 
-  // The live block that holds `address`, or nullptr; valid until the next call that changes the pool.
+  // The live block that holds `address`, or nullptr; valid until the next call that changes the
+  // pool.
   const Block* Find(Address address) const;
-  // The physical bytes behind a live block, in the order of its addresses. Throws UsageError as Free() does.
+  // The physical bytes behind a live block, in the order of its addresses. Throws UsageError as
+  // Free() does.
   std::vector<PhysicalPiece> Pieces(Address address) const;
 
   // Repeats Driver::SetAccess() for all that is mapped: a peer was added.

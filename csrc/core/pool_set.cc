@@ -72,9 +72,9 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
   try {
     block = member.pool.Allocate(bytes, stream);
   } catch (const OutOfMemoryError& error) {
-    throw OutOfMemoryError(std::string(error.what()) + " [pool " + ToString(id) + ", graphs and other users: " +
-                               std::to_string(member.users) + ", live blocks: " +
-                               std::to_string(member.live_blocks) + "]",
+    throw OutOfMemoryError(std::string(error.what()) + " [pool " + ToString(id) +
+                               ", graphs and other users: " + std::to_string(member.users) +
+                               ", live blocks: " + std::to_string(member.live_blocks) + "]",
                            bytes);
   }
   owners_.Insert(block.address, &member);

@@ -1,7 +1,8 @@
-// All graph pools of one device, by id: who may allocate where, whose an address is, what may be given back.
+// All graph pools of one device, by id: who may allocate where, whose an address is, what may be
+// given back.
 //
-// This is the core's front door. Every member may be called from any thread; one mutex per set orders them, and
-// nothing is called back while it is held but the driver.
+// This is the core's front door. Every member may be called from any thread; one mutex per set
+// orders them, and nothing is called back while it is held but the driver.
 #pragma once
 
 #include <compare>
@@ -38,26 +39,28 @@ class PoolSet {
   PoolSet(const PoolSet&) = delete;
   PoolSet& operator=(const PoolSet&) = delete;
 
-  // Holds a pool open under `id`, creating it if need be: it stays known when its last graph is gone.
-  // Retain() and BeginScope() each add one user to the pool; Release() takes one away.
+  // Holds a pool open under `id`, creating it if need be: it stays known when its last graph is
+  // gone. Retain() and BeginScope() each add one user to the pool; Release() takes one away.
   void Retain(PoolId id);
 
   // Begins allocating to the pool, creating it if need be, and adds one user (a graph) to it.
-  // Throws UsageError if a scope of this pool is open already: two captures cannot fill one pool at once.
+  // Throws UsageError if a scope of this pool is open already: two captures cannot fill one pool at
+  // once.
   void BeginScope(PoolId id, ScopeKind kind);
 
   // Ends it. The user stays until Release(). Throws UsageError if no scope of this pool is open.
   void EndScope(PoolId id);
 
-  // Takes one user away. A pool without users is unused: Trim() gives its memory back once no block lives in it.
-  // Throws UsageError if the pool is unknown or has no user.
+  // Takes one user away. A pool without users is unused: Trim() gives its memory back once no block
+  // lives in it. Throws UsageError if the pool is unknown or has no user.
   void Release(PoolId id);
 
-  // A block of at least `bytes` (> 0) for work on `stream`. Throws UsageError (unknown pool, no open scope),
-  // OutOfMemoryError, DriverError.
+  // A block of at least `bytes` (> 0) for work on `stream`. Throws UsageError (unknown pool, no
+  // open scope), OutOfMemoryError, DriverError.
   Block Allocate(PoolId id, uint64_t bytes, StreamId stream);
 
-  // Frees the block that starts at `address`. Throws UsageError if none does: never allocated here, or freed before.
+  // Frees the block that starts at `address`. Throws UsageError if none does: never allocated here,
+  // or freed before.
   void Free(Address address);
 
   // Notes that `stream` uses the block too: its memory is held until that is known to be over.
@@ -66,15 +69,16 @@ class PoolSet {
 
   // The live block that holds `address` (not only at its start), if it is one of ours.
   std::optional<Block> Find(Address address) const;
-  // The physical bytes behind the live block that starts at `address`, in the order of its addresses.
-  // Throws UsageError if none does.
+  // The physical bytes behind the live block that starts at `address`, in the order of its
+  // addresses. Throws UsageError if none does.
   std::vector<PhysicalPiece> Pieces(Address address) const;
 
   // The pool of the live block that starts at `address`.
   std::optional<PoolId> PoolOf(Address address) const;
 
-  // Gives back the memory of every unused pool that has no live block; returns the bytes given back.
-  // Waits for the device first if there is anything to give. Not while any stream is capturing.
+  // Gives back the memory of every unused pool that has no live block; returns the bytes given
+  // back. Waits for the device first if there is anything to give. Not while any stream is
+  // capturing.
   uint64_t Trim();
   // The bytes that Trim() would give back.
   uint64_t TrimmableBytes() const;

@@ -6,8 +6,8 @@
 
 namespace cgp {
 
-// What a Map() has done so far, undone in reverse unless it is kept. Undoing is legal during a capture because
-// nothing can have used what it takes back.
+// What a Map() has done so far, undone in reverse unless it is kept. Undoing is legal during a
+// capture because nothing can have used what it takes back.
 class RangeTable::Undo {
  public:
   explicit Undo(RangeTable& table) : table_(table) {}
@@ -16,7 +16,8 @@ class RangeTable::Undo {
 
   ~Undo() {
     if (kept_) return;
-    // A driver that fails to undo leaves the memory behind: the error that brought us here is the one to report.
+    // A driver that fails to undo leaves the memory behind: the error that brought us here is the
+    // one to report.
     const auto attempt = [](auto&& call) {
       try {
         call();
@@ -28,7 +29,9 @@ class RangeTable::Undo {
     }
     if (reserved) {
       const Range& range = table_.ranges_.back();
-      attempt([&] { table_.driver_.FreeAddresses(range.address, range.capacity * table_.page_bytes_); });
+      attempt([&] {
+        table_.driver_.FreeAddresses(range.address, range.capacity * table_.page_bytes_);
+      });
       table_.page_at_.resize(Index(range.first));
       table_.range_of_group_.resize(Index(range.first) / kSlotGroup);
       table_.ranges_.pop_back();
@@ -50,7 +53,8 @@ class RangeTable::Undo {
   bool kept_ = false;
 };
 
-RangeTable::RangeTable(Driver& driver, Granules page_size) : driver_(driver), page_bytes_(page_size.bytes()) {}
+RangeTable::RangeTable(Driver& driver, Granules page_size)
+    : driver_(driver), page_bytes_(page_size.bytes()) {}
 
 RangeTable::~RangeTable() {
   const auto attempt = [](auto&& call) {
@@ -97,7 +101,8 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   }
   const RangeId id = plan.range ? *plan.range : ReserveRange(count, undo);
   Range& range = ranges_[Index(id)];
-  CGP_CHECK(plan.at_front ? count <= range.mapped_begin : count <= range.capacity - range.mapped_end);
+  CGP_CHECK(plan.at_front ? count <= range.mapped_begin
+                          : count <= range.capacity - range.mapped_end);
 
   const uint32_t begin = plan.at_front ? range.mapped_begin - count : range.mapped_end;
   const Address address = range.address + begin * page_bytes_;
@@ -128,7 +133,8 @@ RangeId RangeTable::ReserveRange(uint32_t pages, Undo& undo) {
   range.mapped_begin = range.mapped_end = (range.capacity - pages) / 2;
   CGP_CHECK(uint64_t{slot_limit()} + range.capacity < Index(MappingPlan::kNewPage));
 
-  if (ranges_.size() == ranges_.capacity()) ranges_.reserve(std::max<std::size_t>(8, 2 * ranges_.size()));
+  if (ranges_.size() == ranges_.capacity())
+    ranges_.reserve(std::max<std::size_t>(8, 2 * ranges_.size()));
   page_at_.resize(page_at_.size() + range.capacity);
   range_of_group_.resize(page_at_.size() / kSlotGroup, static_cast<RangeId>(ranges_.size()));
   try {
@@ -145,13 +151,15 @@ RangeId RangeTable::ReserveRange(uint32_t pages, Undo& undo) {
 
 void RangeTable::RefreshAccess() {
   for (const Range& range : ranges_) {
-    driver_.SetAccess(range.address + range.mapped_begin * page_bytes_, range.mapped() * page_bytes_);
+    driver_.SetAccess(range.address + range.mapped_begin * page_bytes_,
+                      range.mapped() * page_bytes_);
   }
 }
 
 bool RangeTable::Shows(RangeId range, PageId page) const {
   const std::vector<SlotId>& slots = slots_of(page);
-  return std::any_of(slots.begin(), slots.end(), [&](SlotId slot) { return range_of(slot) == range; });
+  return std::any_of(slots.begin(), slots.end(),
+                     [&](SlotId slot) { return range_of(slot) == range; });
 }
 
 Address RangeTable::AddressOf(SlotId slot, Granules offset) const {

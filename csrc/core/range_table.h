@@ -1,8 +1,9 @@
-// What is mapped where: the pool's physical pages, and the ranges of addresses behind which they stand.
+// What is mapped where: the pool's physical pages, and the ranges of addresses behind which they
+// stand.
 //
-// A range is one reservation of addresses, cut into slots of one page each; a run of its slots is mapped, and it may
-// grow at both ends until the reservation is used up. Slots are numbered through all ranges, so that one flat table
-// says which page a slot shows:
+// A range is one reservation of addresses, cut into slots of one page each; a run of its slots is
+// mapped, and it may grow at both ends until the reservation is used up. Slots are numbered through
+// all ranges, so that one flat table says which page a slot shows:
 //
 //     slots      0 ........ 63 | 64 ............... 191 | ...
 //     range      r0            | r1                     |
@@ -10,8 +11,8 @@
 //
 // invariants:
 //   page_at(s) == p  <=>  s is in slots_of(p)  <=>  s is mapped
-//   the mapped slots of a range are consecutive, and no page stands twice in one range: a block never meets itself
-//   mapping_count() == sum of |slots_of(p)| == sum of the ranges' mapped lengths
+//   the mapped slots of a range are consecutive, and no page stands twice in one range: a block
+//   never meets itself mapping_count() == sum of |slots_of(p)| == sum of the ranges' mapped lengths
 // This is a resource: it only grows while a graph uses the pool, and the destructor unmaps it all.
 #pragma once
 
@@ -36,10 +37,11 @@ struct MappingPlan {
 class RangeTable {
  public:
   struct Range {
-    Address address = 0;       // of slot `first`
-    SlotId first{};            // the first slot of the reservation
-    uint32_t capacity = 0;     // slots reserved
-    uint32_t mapped_begin = 0; // [mapped_begin, mapped_end) of them are mapped, counted from `first`
+    Address address = 0;    // of slot `first`
+    SlotId first{};         // the first slot of the reservation
+    uint32_t capacity = 0;  // slots reserved
+    uint32_t mapped_begin =
+        0;  // [mapped_begin, mapped_end) of them are mapped, counted from `first`
     uint32_t mapped_end = 0;
 
     uint32_t mapped() const { return mapped_end - mapped_begin; }
@@ -47,7 +49,8 @@ class RangeTable {
     SlotId end() const { return SlotId{Index(first) + mapped_end}; }
   };
 
-  // Slots are handed to ranges in groups, so that a bit per slot can be kept in words that belong to one range only.
+  // Slots are handed to ranges in groups, so that a bit per slot can be kept in words that belong
+  // to one range only.
   static constexpr uint32_t kSlotGroup = 64;
 
   RangeTable(Driver& driver, Granules page_size);
@@ -55,8 +58,9 @@ class RangeTable {
   RangeTable(const RangeTable&) = delete;
   RangeTable& operator=(const RangeTable&) = delete;
 
-  // Makes the new pages of the plan (numbered from page_count() on, in the order of the plan) and maps all its pages.
-  // Returns the slot of the first. A failing driver call throws, with all that came before it undone.
+  // Makes the new pages of the plan (numbered from page_count() on, in the order of the plan) and
+  // maps all its pages. Returns the slot of the first. A failing driver call throws, with all that
+  // came before it undone.
   SlotId Map(const MappingPlan& plan);
 
   // Repeats the driver's SetAccess() for all that is mapped.

@@ -42,8 +42,8 @@ void RunIndex::SetTaken(PageId page) {
 
 std::optional<RangeId> RunIndex::NewestMayHold(uint32_t pages, RangeId before) const {
   const uint32_t leaves = leaf_count();
-  // Climbs from the leaf `before`; where it is a right child, its left sibling covers the next older ranges. A power of
-  // two is the leftmost node of its level: nothing is older.
+  // Climbs from the leaf `before`; where it is a right child, its left sibling covers the next
+  // older ranges. A power of two is the leftmost node of its level: nothing is older.
   for (uint32_t i = leaves + Index(before); !std::has_single_bit(i); i /= 2) {
     if (i % 2 == 0 || bounds_[i - 1] < pages) continue;
     for (i -= 1; i < leaves;) i = bounds_[2 * i + 1] >= pages ? 2 * i + 1 : 2 * i;
@@ -76,7 +76,8 @@ uint32_t RunIndex::FreeAtBack(RangeId id) const {
   const RangeTable::Range& range = ranges_.range(id);
   uint32_t slot = Index(range.end());
   while (slot > Index(range.begin())) {
-    // The word's bits below `slot`, moved to the top: its leading ones are the free slots next to `slot`.
+    // The word's bits below `slot`, moved to the top: its leading ones are the free slots next to
+    // `slot`.
     const uint32_t in_word = (slot - 1) % 64 + 1;
     const uint64_t word = words_[(slot - 1) / 64] << (64 - in_word);
     const auto ones = static_cast<uint32_t>(std::countl_one(word));

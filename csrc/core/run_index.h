@@ -1,12 +1,15 @@
-// Where free pages stand side by side: the runs of wholly free slots in each range, as one stream sees them.
+// Where free pages stand side by side: the runs of wholly free slots in each range, as one stream
+// sees them.
 //
-// A page that is taken or freed flips one bit for each slot that shows it, which is cheap; what a range's longest run has
-// become is worked out only when a search comes by. Until then the range has an upper bound:
+// A page that is taken or freed flips one bit for each slot that shows it, which is cheap; what a
+// range's longest run has become is worked out only when a search comes by. Until then the range
+// has an upper bound:
 //
-//     bound(r) >= length of the longest run of free slots in r                                           (invariant)
+//     bound(r) >= length of the longest run of free slots in r (invariant)
 //
-// Taking a page leaves it valid, freeing one raises it to the range's whole length, looking at the range makes it exact.
-// So each time a search looks at a range in vain, an earlier free has paid for it.
+// Taking a page leaves it valid, freeing one raises it to the range's whole length, looking at the
+// range makes it exact. So each time a search looks at a range in vain, an earlier free has paid
+// for it.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +22,8 @@
 
 namespace cgp {
 
-// Consecutive mapped slots of one range whose pages are wholly free; maximal: its neighbours are not.
+// Consecutive mapped slots of one range whose pages are wholly free; maximal: its neighbours are
+// not.
 struct FreeRun {
   SlotId begin{};
   uint32_t length = 0;
@@ -43,8 +47,8 @@ class RunIndex {
   // One slot that was just mapped shows a free page.
   void SetFree(SlotId slot);
 
-  // The newest range older than `before` that may hold a run of at least `pages` (> 0). Searches start with
-  // RangeId{range_count}: the newest of all.
+  // The newest range older than `before` that may hold a run of at least `pages` (> 0). Searches
+  // start with RangeId{range_count}: the newest of all.
   std::optional<RangeId> NewestMayHold(uint32_t pages, RangeId before) const;
 
   // The runs of the range in the order of addresses; makes the range's bound exact.
@@ -68,9 +72,10 @@ class RunIndex {
   void CheckBound(RangeId range) const;
 
   const RangeTable& ranges_;
-  std::vector<uint64_t> words_;   // bit per slot; zero where nothing is mapped
-  std::vector<uint32_t> bounds_;  // a binary tree of maxima: node i over 2i and 2i + 1, leaves from leaf_count() on
-  std::vector<FreeRun> found_;    // what Runs() returned last
+  std::vector<uint64_t> words_;  // bit per slot; zero where nothing is mapped
+  std::vector<uint32_t>
+      bounds_;  // a binary tree of maxima: node i over 2i and 2i + 1, leaves from leaf_count() on
+  std::vector<FreeRun> found_;  // what Runs() returned last
 };
 
 template <typename IsFree>

@@ -1,5 +1,5 @@
-// Units as types, so that a count of granules is never taken for a page number or for bytes. Bytes stand only at the
-// edges: in what a caller asks for, and in what the driver is told.
+// Units as types, so that a count of granules is never taken for a page number or for bytes. Bytes
+// stand only at the edges: in what a caller asks for, and in what the driver is told.
 #pragma once
 
 #include <compare>
@@ -8,7 +8,8 @@
 
 namespace cgp {
 
-// Every block is a multiple of this many bytes and aligned to it: what PyTorch's own allocator promises.
+// Every block is a multiple of this many bytes and aligned to it: what PyTorch's own allocator
+// promises.
 inline constexpr uint64_t kGranuleBytes = 512;
 
 // A number of granules.
@@ -36,19 +37,19 @@ class Granules {
   uint64_t count_ = 0;
 };
 
-// Positions. A page is one physical handle of the pool, numbered in the order of creation; a range is a stretch of
-// reserved addresses, numbered likewise; a slot is one page's width of addresses, numbered through all ranges.
+// Positions. A page is one physical handle of the pool, numbered in the order of creation; a range
+// is a stretch of reserved addresses, numbered likewise; a slot is one page's width of addresses,
+// numbered through all ranges.
 enum class PageId : uint32_t {};
 enum class RangeId : uint32_t {};
 enum class SlotId : uint32_t {};
 
 template <typename Id>
-  requires std::is_enum_v<Id>
-constexpr uint32_t Index(Id id) {
-  return static_cast<uint32_t>(id);
-}
+requires std::is_enum_v<Id>
+constexpr uint32_t Index(Id id) { return static_cast<uint32_t>(id); }
 
-// Consecutive granules of one page: [offset, offset + length), offset counted from the page's start.
+// Consecutive granules of one page: [offset, offset + length), offset counted from the page's
+// start.
 struct Extent {
   PageId page{};
   Granules offset;

@@ -1,15 +1,19 @@
 // The contract between the pool, which decides, and whatever makes memory real.
 //
-// It has the shape of CUDA's virtual memory management: addresses are reserved, physical handles are created, and
-// a handle is mapped behind addresses as often as wanted. cuda_driver.h does it on a GPU, host_driver.h with memfd
-// and mmap on any Linux machine, faulty_driver.h makes another driver fail on demand.
+// It has the shape of CUDA's virtual memory management: addresses are reserved, physical handles
+// are created, and a handle is mapped behind addresses as often as wanted. cuda_driver.h does it on
+// a GPU, host_driver.h with memfd and mmap on any Linux machine, faulty_driver.h makes another
+// driver fail on demand.
 //
 // Rules for every call:
-//  - Sizes and addresses are bytes and multiples of granularity(), unless said otherwise; sizes are not zero.
+//  - Sizes and addresses are bytes and multiples of granularity(), unless said otherwise; sizes are
+//  not zero.
 //  - A call that fails throws DriverError and has changed nothing.
-//  - Calls may come from any thread. A driver serialises what it must; the caller never holds two calls that touch
+//  - Calls may come from any thread. A driver serialises what it must; the caller never holds two
+//  calls that touch
 //    the same addresses at once.
-//  - "capture-legal" marks what may be called while a stream of this process is capturing a CUDA graph.
+//  - "capture-legal" marks what may be called while a stream of this process is capturing a CUDA
+//  graph.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +24,8 @@
 
 namespace cgp {
 
-// An opaque stream: the value of a cudaStream_t, or any number on the host. Equal values are the same stream.
+// An opaque stream: the value of a cudaStream_t, or any number on the host. Equal values are the
+// same stream.
 enum class StreamId : uint64_t {};
 
 // A device virtual address.
@@ -41,10 +46,11 @@ enum class DriverStatus : uint8_t {
 
 class DriverError : public std::runtime_error {
  public:
-  // `call` is the name of the failing function, `code` its return value and `name` that value's symbol;
-  // `bytes` is what was asked for (0 where the call has no size).
-  DriverError(DriverStatus status, std::string_view call, int code, std::string_view name, uint64_t bytes,
-              int device);
+  // `call` is the name of the failing function, `code` its return value and `name` that value's
+  // symbol; `bytes` is what was asked for (0 where the call has no size); `detail` is a sentence
+  // without its full stop on why or what to do, where more is known than the code says.
+  DriverError(DriverStatus status, std::string_view call, int code, std::string_view name,
+              uint64_t bytes, int device, std::string_view detail = {});
 
   DriverStatus status() const noexcept { return status_; }
   const std::string& call() const noexcept { return call_; }
@@ -75,31 +81,36 @@ class Driver {
   // The device that this driver serves.
   virtual int device() const noexcept = 0;
 
-  // Size and alignment of what can be created and mapped; a power of two, the same for the driver's lifetime.
+  // Size and alignment of what can be created and mapped; a power of two, the same for the driver's
+  // lifetime.
   virtual uint64_t granularity() const noexcept = 0;
 
   // Addresses with nothing behind them: an access faults. Capture-legal.
   virtual Address Reserve(uint64_t bytes) = 0;
 
-  // pre: exactly what one Reserve() returned, with nothing mapped. Not capture-legal, but to undo a Reserve().
+  // pre: exactly what one Reserve() returned, with nothing mapped. Not capture-legal, but to undo a
+  // Reserve().
   virtual void FreeAddresses(Address address, uint64_t bytes) = 0;
 
   // Physical memory, behind no address yet; its content is undefined. Capture-legal.
   virtual Handle Create(uint64_t bytes) = 0;
 
-  // Gives the memory back once nothing maps it any more. Capture-legal for a handle that was never mapped.
+  // Gives the memory back once nothing maps it any more. Capture-legal for a handle that was never
+  // mapped.
   virtual void Release(Handle handle) = 0;
 
-  // Maps the whole handle at [address, address + bytes). No access until SetAccess(). Capture-legal.
-  // pre: bytes is the handle's size; the addresses lie in one reservation, and nothing is mapped there.
+  // Maps the whole handle at [address, address + bytes). No access until SetAccess().
+  // Capture-legal. pre: bytes is the handle's size; the addresses lie in one reservation, and
+  // nothing is mapped there.
   virtual void Map(Address address, uint64_t bytes, Handle handle) = 0;
 
-  // Lets this device, and every peer named by AddPeer(), read and write the addresses. Capture-legal.
-  // pre: the addresses are covered by mappings made by Map(). May be repeated.
+  // Lets this device, and every peer named by AddPeer(), read and write the addresses.
+  // Capture-legal. pre: the addresses are covered by mappings made by Map(). May be repeated.
   virtual void SetAccess(Address address, uint64_t bytes) = 0;
 
-  // pre: exactly what one Map() mapped. The device must have finished with the addresses (see Quiesce()); a running
-  // kernel is not waited for. Not capture-legal, but to undo a Map() that nothing has used.
+  // pre: exactly what one Map() mapped. The device must have finished with the addresses (see
+  // Quiesce()); a running kernel is not waited for. Not capture-legal, but to undo a Map() that
+  // nothing has used.
   virtual void Unmap(Address address, uint64_t bytes) = 0;
 
   // From now on SetAccess() lets `peer` in too; what was mapped before needs SetAccess() again.
