@@ -2,12 +2,10 @@
 // everyone.
 //
 //   stream fence  bytes that one stream freed: that stream takes them at once, since its order
-//   protects them; the others
-//                 when it opens
+//                 protects them; the others when it opens
 //   held fence    bytes that several streams used (record_stream): nobody takes them until it
-//   opens. The proof from a
-//                 capture's own graph that they may be taken earlier goes here too: it opens a
-//                 fence for one stream.
+//                 opens. Where the capture's own graph proves that one stream may take them
+//                 earlier, that too is for this table to say.
 //
 // A fence of a capture scope opens when the scope ends, for then all its streams have joined. Work
 // of an eager scope goes on after its end: its fences open once events recorded then have
@@ -15,8 +13,7 @@
 // recorded at the free.
 //
 //     kScope ----- capture scope ends -----> open
-//     kScope / kScopeThenEvents ------ eager (any) scope ends -----> kEvents ------ events done
-//     -----> open
+//     kScopeThenEvents --- any scope ends ---> kEvents --- events done ---> open
 #pragma once
 
 #include <cstdint>

@@ -4,8 +4,8 @@
 // Neighbouring free nodes that the stream may take count as one *chain*, whatever their fences, so
 // that one stream's fences do not cut up memory for another:
 //
-//     page   |  used  | open | fence 2 | fence 3 | open |        chains seen by the owner of fence
-//     2: [open, fence 2], [open]
+//     page   |  used  | open | fence 2 | fence 3 | open |
+//                     [--- chain ------]         [chain]    as the owner of fence 2 sees it
 //
 // A chain that covers its page makes the page *whole*; whole pages are in whole_pages() and in
 // runs(), all other chains in bins by their length, for an exact best fit. Everything here is

@@ -6,21 +6,18 @@
 // (design: edge stitching):
 //
 //  1. to where the capture's guide says (capture_guide.h), if it fits there: nothing to map.
-//  2. to the newest range that has room for it, where it touches the fewest whole pages: nothing to
-//  map. Newest first,
-//     because captures repeat themselves: the arrangement that served the last graph serves the
-//     next one too, and older ones stay whole. (Measured on six recorded pools in six orders each,
-//     against the shortest run first: a third fewer mappings at the same memory.)
+//  2. to the newest range that has room for it, where it takes the fewest whole pages: nothing to
+//     map. Newest first, because captures repeat themselves: the arrangement that served the last
+//     graph serves the next one too, and older ones stay whole. (On six recorded pools in six
+//     orders each it needs a third fewer mappings than the shortest run first, at equal memory.)
 //  3. to the free front or back of a range, which is extended there: of all ranges the one that
-//  needs the fewest new
-//     mappings, as long as it costs no new page that `ideal` would not.
+//     needs the fewest new mappings, as long as it costs no new page that `ideal` would not.
 //  4. to a new range: the free tail of a page, whole pages, the free head of a page. The rest of
-//  those two pages
-//     stays in use by others.
+//     those two pages stays in use by others.
 //
 // In 2 and 3 it may take one whole page more than `ideal` (Slack): that saves mappings, and what it
-// wastes is a page's rest that smaller blocks can use. The driver is asked for new pages only for
-// those that whole pages are missing in 3 and 4.
+// wastes is the rest of a page, which smaller blocks can use. The driver is asked for new pages
+// only where 3 and 4 find too few whole ones.
 #pragma once
 
 #include <cstdint>

@@ -7,12 +7,13 @@
 //
 //     slots      0 ........ 63 | 64 ............... 191 | ...
 //     range      r0            | r1                     |
-//     mapped        [p0 p1]    |       [p1 p2 p0 p3]    |        a page may stand in several ranges
+//     mapped        [p0 p1]    |       [p1 p2 p0 p3]    |   (a page may stand in several)
 //
 // invariants:
 //   page_at(s) == p  <=>  s is in slots_of(p)  <=>  s is mapped
-//   the mapped slots of a range are consecutive, and no page stands twice in one range: a block
-//   never meets itself mapping_count() == sum of |slots_of(p)| == sum of the ranges' mapped lengths
+//   the mapped slots of a range are consecutive
+//   no page stands twice in one range, so a block never meets itself
+//   mapping_count() == sum of |slots_of(p)| == sum of the ranges' mapped lengths
 // This is a resource: it only grows while a graph uses the pool, and the destructor unmaps it all.
 #pragma once
 
