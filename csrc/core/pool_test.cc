@@ -19,6 +19,7 @@ namespace cgp {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 constexpr StreamId kA{1};
@@ -31,10 +32,10 @@ constexpr uint64_t kGranule = kGranuleBytes;
 // to say.
 class PoolTest : public ::testing::Test {
  protected:
-  ~PoolTest() override {
-    pool_.Check();
+  void TearDown() override {
+    EXPECT_NO_THROW(pool_.Check());
     watch_.Quiesce();
-    EXPECT_THAT(watch_.violations(), SizeIs(0)) << watch_.violations().front();
+    EXPECT_THAT(watch_.violations(), IsEmpty());
   }
 
   Block Allocate(uint64_t bytes, StreamId stream = kA) {
@@ -523,7 +524,7 @@ TEST(PoolEndTest, LeavesNothingBehindEvenWithLiveBlocks) {
   }
   EXPECT_EQ(host.usage(), HostUsage{});
   EXPECT_EQ(watch.events(), 0U);
-  EXPECT_THAT(watch.violations(), SizeIs(0));
+  EXPECT_THAT(watch.violations(), IsEmpty());
 }
 
 }  // namespace

@@ -1,0 +1,238 @@
+"""What N graphs in one pool cost: stock PyTorch, its expandable segments, and cudagraph_pool.
+
+Each workload is captured for all of its sizes in each order, under each allocator in a process of
+its own. The processes of one row stand side by side and take turns, so that replay times are
+compared under the same clocks. Prints one table and writes one JSON file. Exit code 0 if everything
+was measured and every output is right, 1 if not, 2 for wrong arguments.
+
+    python benchmarks/const_memory.py --output results.json
+    python benchmarks/const_memory.py --workloads mlp llama --orders asc --output results.json
+    python benchmarks/const_memory.py --traces tests/traces/*.json.gz --output results.json
+
+The last needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from _row import ALLOCATORS, ORDERS, Plan, Row, Worker
+
+from cudagraph_pool._replay import replay
+from cudagraph_pool._table import format_table
+from cudagraph_pool._trace import TraceError, read_trace
+
+WORKLOADS = ("seed", "mlp", "llama", "resnet50", "gpt2")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    report: dict[str, Any] = {"options": {k: _plain(v) for k, v in vars(options).items()}}
+    if options.traces:
+        try:
+            _replay_traces(options, report)
+        except TraceError as error:
+            print(f"const_memory.py: {error}", file=sys.stderr)
+            return 2
+    if options.workloads or not options.traces:
+        device = _device()
+        if device is None:
+            print(
+                "const_memory.py: no CUDA device: workloads need one (--traces does not)",
+                file=sys.stderr,
+            )
+            return 2
+        report.update(device)
+        return 0 if _measure_workloads(options, report) else 1
+    return 0
+
+
+def _device() -> dict[str, str] | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return {"torch": torch.__version__, "gpu": torch.cuda.get_device_name()}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, help="default: all")
+    parser.add_argument("--orders", nargs="+", choices=ORDERS, default=list(ORDERS))
+    parser.add_argument(
+        "--allocators",
+        nargs="+",
+        choices=ALLOCATORS,
+        default=list(ALLOCATORS),
+        help="stock is always measured: the minimum and the ratios need it",
+    )
+    parser.add_argument(
+        "--traces",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="recorded captures to replay through the core; alone, nothing else is done",
+    )
+    parser.add_argument("--repeats", type=_positive, default=7, help="captures of each row")
+    parser.add_argument("--rounds", type=_positive, default=7, help="of replays, in turn")
+    parser.add_argument("--seed", type=int, default=0, help="of shuffles and inputs")
+    parser.add_argument(
+        "--timeout", type=_positive, default=90, help="seconds that one step of a worker may take"
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, is {value}")
+    return value
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _write(report: dict[str, Any], path: Path) -> None:
+    """All or nothing: a run that is cut off leaves the rows before it."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(report, indent=1) + "\n")
+    os.replace(part, path)
+
+
+def _measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> bool:
+    names = ["stock", *(name for name in options.allocators if name != "stock")]
+    plan = Plan(options.repeats, options.rounds, options.seed)
+    jobs = [(w, order) for w in options.workloads or WORKLOADS for order in options.orders]
+    rows: list[dict[str, Any]] = []
+    report["rows"] = rows
+
+    def start(job: int) -> dict[str, Worker]:
+        return {name: Worker(jobs[job][0], name, options.timeout) for name in names}
+
+    workers = start(0)
+    following: dict[str, Worker] = {}
+
+    def start_following() -> None:
+        """The next row's processes import while this row's outputs are compared."""
+        if len(rows) // len(names) + 1 < len(jobs):
+            following.update(start(len(rows) // len(names) + 1))
+
+    try:
+        for workload, order in jobs:
+            began = time.monotonic()
+            rows.extend(Row(workload, order, workers, plan).measure(start_following))
+            _end(workers)
+            workers, following = following, {}
+            _write(report, options.output)
+            print(f"{workload} {order}: {time.monotonic() - began:.1f} s", file=sys.stderr)
+    finally:
+        _end(workers)
+        _end(following)
+    print(_table(rows))
+    return all(_is_good(row) for row in rows)
+
+
+def _is_good(row: dict[str, Any]) -> bool:
+    """Whether all of it was measured; that graphs of PyTorch's own allocator differ from eager
+    is a finding.
+    """
+    return row["error"] is None and (row["allocator"] != "ours" or not row["outputs"]["differ"])
+
+
+def _end(workers: dict[str, Worker]) -> None:
+    for worker in workers.values():
+        worker.hang_up()
+    for worker in workers.values():
+        worker.wait()
+
+
+_HEAD = (
+    "workload order allocator minimum reserved ratio capture÷stock capture_ms driver_share "
+    "replay÷stock replay_ms outputs"
+)
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    """Sizes in MiB, times in ms for all graphs of the row."""
+    cells = [_HEAD.split()]
+    for row in rows:
+        cells.append(
+            [
+                row["workload"],
+                row["order"],
+                row["allocator"],
+                _number(row["minimum_bytes"], 1 / (1 << 20), ".0f"),
+                _number(row["reserved_bytes"], 1 / (1 << 20), ".0f"),
+                _number(row["ratio"], 1, ".3f"),
+                _number(row["capture_vs_stock"], 1, ".3f"),
+                _number(row["capture_seconds"], 1e3, ".1f"),
+                _number(row["driver_share"], 100, ".1f", "%"),
+                _number(row["replay_vs_stock"], 1, ".3f"),
+                _number(row["replay_seconds"], 1e3, ".3f"),
+                _outputs(row),
+            ]
+        )
+    return format_table(cells, left_columns=(0, 1, 2, len(cells[0]) - 1))
+
+
+def _number(value: float | None, scale: float, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value * scale:{form}}{unit}"
+
+
+def _outputs(row: dict[str, Any]) -> str:
+    if row["error"]:
+        return f"FAILED {row['error']}"
+    outputs = row["outputs"]
+    parts = [f"{outputs['equal_to_eager']}/{row['graphs']} = eager"]
+    if outputs["equal_to_stock"]:
+        parts.append(f"{outputs['equal_to_stock']} = stock")
+    if outputs["unrepeatable"]:
+        parts.append(f"{len(outputs['unrepeatable'])} unrepeatable")
+    if outputs["differ"]:
+        parts.append(f"{len(outputs['differ'])} differ")
+        if row["allocator"] == "ours":
+            parts[-1] = f"WRONG at sizes {outputs['differ']}"
+    return ", ".join(parts)
+
+
+def _replay_traces(options: argparse.Namespace, report: dict[str, Any]) -> None:
+    results: list[dict[str, Any]] = []
+    report["traces"] = results
+    traces = [read_trace(path) for path in options.traces]
+    cells = ["trace order minimum reserved ratio stock mappings ops seconds".split()]
+    for trace in traces:
+        for order in options.orders:
+            result = replay(trace, order, options.seed)
+            results.append({**result})
+            cells.append(
+                [
+                    result["name"],
+                    order,
+                    _number(result["minimum_bytes"], 1 / (1 << 20), ".0f"),
+                    _number(result["reserved_bytes"], 1 / (1 << 20), ".0f"),
+                    _number(result["ratio"], 1, ".3f"),
+                    _number(result["stock_reserved_bytes"], 1 / (1 << 20), ".0f"),
+                    str(result["page_mappings"]),
+                    str(result["ops"]),
+                    _number(result["seconds"], 1, ".3f"),
+                ]
+            )
+    _write(report, options.output)
+    print(format_table(cells, left_columns=(0, 1)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

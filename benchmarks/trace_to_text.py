@@ -1,0 +1,49 @@
+"""Writes recorded captures as the plain text that the C++ benchmark reads.
+
+    python benchmarks/trace_to_text.py --output build/traces tests/traces/*.json.gz
+    CGP_BENCHMARK_TRACES=$(ls build/traces/*.txt | paste -sd:) build/csrc/testing/cgp_benchmark
+
+One line for each event: ``graph KEY``, ``alloc ID BYTES STREAM`` or ``free ID``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cudagraph_pool._trace import Trace, TraceError, read_trace
+
+
+def lines_of(trace: Trace) -> Iterator[str]:
+    for graph in trace.graphs:
+        yield f"graph {graph.key}\n"
+        for event in graph.events:
+            if event.bytes:
+                yield f"alloc {event.block} {event.bytes} {event.stream}\n"
+            else:
+                yield f"free {event.block}\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("traces", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
+    options = parser.parse_args(argv)
+    try:
+        traces = {path: read_trace(path) for path in options.traces}
+    except TraceError as error:
+        print(f"trace_to_text.py: {error}", file=sys.stderr)
+        return 2
+    options.output.mkdir(parents=True, exist_ok=True)
+    for path, trace in traces.items():
+        name = path.name.removesuffix(".gz").removesuffix(".json")
+        (options.output / f"{name}.txt").write_text("".join(lines_of(trace)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""The five workloads of the benchmark. Each repeats what one of the recorded traces captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from cudagraph_pool._workloads import (
+    DecoderShape,
+    DecodeStep,
+    SeedScript,
+    Workload,
+    randomize,
+    rms_norm,
+)
+
+# The batch sizes that vLLM captures by default.
+VLLM_BATCH_SIZES = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]
+
+
+class GatedMlp(Workload):
+    """A gated feed-forward stack with norms, at 16 to 2048 rows: the key is the number of rows
+    divided by 16.
+    """
+
+    name = "mlp"
+    keys = range(1, 129)
+
+    def __init__(
+        self, device: torch.device, layers: int = 4, hidden: int = 4096, intermediate: int = 11008
+    ) -> None:
+        rows = 16 * self.keys[-1]
+        generator = torch.Generator(device).manual_seed(0)
+
+        def linears(inputs: int, outputs: int) -> nn.ModuleList:
+            made = nn.ModuleList(
+                nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16, device=device)
+                for _ in range(layers)
+            )
+            randomize(made, generator)
+            return made
+
+        self._gate = linears(hidden, intermediate)
+        self._up = linears(hidden, intermediate)
+        self._down = linears(intermediate, hidden)
+        self._input = torch.empty(rows, hidden, dtype=torch.bfloat16, device=device)
+        self._result = torch.empty_like(self._input)
+
+    def fill(self, key: int, seed: int) -> None:
+        generator = torch.Generator(self._input.device).manual_seed(seed)
+        self._input[: 16 * key].normal_(generator=generator)
+
+    @torch.no_grad()
+    def step(self, key: int) -> None:
+        x = self._input[: 16 * key]
+        for gate_of, up_of, down_of in zip(self._gate, self._up, self._down, strict=True):
+            gate = nn.functional.silu(gate_of(x), inplace=True)
+            h = up_of(x).mul_(gate)
+            del gate
+            x = x + down_of(h)
+            x = rms_norm(x)
+        self._result[: 16 * key].copy_(x)
+
+    def outputs(self, key: int) -> list[Tensor]:
+        return [self._result[: 16 * key]]
+
+
+class ResNet50(Workload):
+    """torchvision's ResNet-50, inference in float16."""
+
+    name = "resnet50"
+    keys = range(1, 65)
+
+    def __init__(self, device: torch.device) -> None:
+        from torchvision.models import resnet50
+
+        torch.manual_seed(0)
+        with torch.device(device):
+            self._model = resnet50(weights=None).half().eval()
+        images = self.keys[-1]
+        self._images = torch.empty(images, 3, 224, 224, dtype=torch.float16, device=device)
+        self._logits = torch.empty(images, 1000, dtype=torch.float16, device=device)
+
+    def fill(self, key: int, seed: int) -> None:
+        generator = torch.Generator(self._images.device).manual_seed(seed)
+        self._images[:key].normal_(generator=generator)
+
+    @torch.no_grad()
+    def step(self, key: int) -> None:
+        self._logits[:key].copy_(self._model(self._images[:key]))
+
+    def outputs(self, key: int) -> list[Tensor]:
+        return [self._logits[:key]]
+
+
+class Gpt2Training(Workload):
+    """Forward and backward of a six-layer GPT-2 from transformers, batch 8, bfloat16 autocast.
+
+    The key is the length.
+    The gradients are static: a step adds to them.
+    """
+
+    name = "gpt2"
+    keys = range(64, 513, 64)
+
+    def __init__(self, device: torch.device, layers: int = 6, batch: int = 8) -> None:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        # Attention's default backward adds up in whatever order its blocks finish. What is to be
+        # compared bit for bit must not. Filling fresh memory, which this mode does besides, would
+        # hide what graphs leave to each other.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.manual_seed(0)
+        config = GPT2Config(
+            n_layer=layers,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            resid_pdrop=0.0,
+            use_cache=False,
+            attn_implementation="sdpa",
+        )
+        with torch.device(device):
+            self._model = GPT2LMHeadModel(config).train()
+        self._batch = batch
+        self._vocabulary = config.vocab_size
+        self._parameters = list(self._model.parameters())
+        for parameter in self._parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self._tokens = torch.zeros(batch * self.keys[-1], dtype=torch.int64, device=device)
+        self._loss = torch.zeros((), device=device)
+
+    def fill(self, key: int, seed: int) -> None:
+        generator = torch.Generator(self._tokens.device).manual_seed(seed)
+        self._tokens[: self._batch * key].random_(0, self._vocabulary, generator=generator)
+
+    def step(self, key: int) -> None:
+        tokens = self._tokens[: self._batch * key].view(self._batch, key)
+        # transformers leaves the mask out in eager mode and makes one under capture. Made here, so
+        # that both run the same kernels.
+        mask = torch.ones(key, key, dtype=torch.bool, device=tokens.device).tril()
+        with torch.autocast(tokens.device.type, dtype=torch.bfloat16):
+            loss = self._model(
+                input_ids=tokens,
+                attention_mask=mask.expand(self._batch, 1, key, key),
+                labels=tokens,
+            ).loss
+        loss.backward()
+        self._loss.copy_(loss.detach())
+
+    def outputs(self, key: int) -> list[Tensor]:
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        return [self._loss, *gradients]
+
+    def clear(self, key: int) -> None:
+        self._loss.fill_(-77)
+        torch._foreach_zero_(self.outputs(key)[1:])
+
+
+def _llama(device: torch.device) -> Workload:
+    shape = DecoderShape(
+        layers=8,
+        hidden=2048,
+        heads=16,
+        kv_heads=8,
+        intermediate=8192,
+        vocabulary=32_000,
+        context=128,
+    )
+    return DecodeStep("llama", VLLM_BATCH_SIZES, shape, device)
+
+
+WORKLOADS: dict[str, Callable[[torch.device], Workload]] = {
+    "seed": SeedScript,
+    "mlp": GatedMlp,
+    "llama": _llama,
+    "resnet50": ResNet50,
+    "gpt2": Gpt2Training,
+}

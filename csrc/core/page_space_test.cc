@@ -1,0 +1,309 @@
+#include "core/page_space.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "core/error.h"
+
+namespace cgp {
+namespace {
+
+constexpr FenceId kFenceA{1};
+constexpr FenceId kFenceB{2};
+
+struct Piece {
+  bool used;
+  uint32_t length;
+  FenceId fence;
+  bool operator==(const Piece&) const = default;
+};
+
+Piece Used(uint32_t length) { return {true, length, FenceId::kOpen}; }
+Piece Free(uint32_t length, FenceId fence = FenceId::kOpen) { return {false, length, fence}; }
+
+// The page from its first node to its last, and backwards the same.
+std::vector<Piece> Pieces(const PageSpace& space, PageId page) {
+  std::vector<Piece> pieces;
+  for (NodeId id = space.first(page); id != NodeId::kNone; id = space.node(id).next) {
+    const PageSpace::Node& node = space.node(id);
+    pieces.push_back({node.used, node.length, node.fence});
+  }
+  std::vector<Piece> backwards;
+  for (NodeId id = space.last(page); id != NodeId::kNone; id = space.node(id).prev) {
+    const PageSpace::Node& node = space.node(id);
+    backwards.insert(backwards.begin(), {node.used, node.length, node.fence});
+  }
+  EXPECT_EQ(pieces, backwards);
+  return pieces;
+}
+
+NodeId NodeAt(const PageSpace& space, PageId page, uint32_t offset) {
+  NodeId id = space.first(page);
+  while (space.node(id).offset + space.node(id).length <= offset) id = space.node(id).next;
+  return id;
+}
+
+// One page of 16 granules.
+class OnePage : public ::testing::Test {
+ protected:
+  void SetUp() override { space_.AddPage(); }
+  void TearDown() override { space_.Check(); }
+
+  NodeId Take(uint32_t offset, uint32_t length) {
+    return space_.Take(NodeAt(space_, kPage, offset), Granules(offset), Granules(length));
+  }
+  std::vector<Piece> pieces() const { return Pieces(space_, kPage); }
+
+  static constexpr PageId kPage{0};
+  PageSpace space_{Granules(16)};
+};
+
+TEST_F(OnePage, IsFreeAtFirst) {
+  EXPECT_EQ(space_.page_size(), Granules(16));
+  EXPECT_EQ(space_.page_count(), 1u);
+  EXPECT_EQ(space_.free(), Granules(16));
+  EXPECT_EQ(pieces(), std::vector{Free(16)});
+}
+
+TEST_F(OnePage, TakingFromTheMiddleSplitsTwice) {
+  const NodeId taken = Take(4, 3);
+  EXPECT_EQ(space_.node(taken).offset, 4u);
+  EXPECT_EQ(space_.node(taken).length, 3u);
+  EXPECT_EQ(pieces(), (std::vector{Free(4), Used(3), Free(9)}));
+  EXPECT_EQ(space_.free(), Granules(13));
+}
+
+TEST_F(OnePage, TakingAllAndGivingItBack) {
+  const NodeId taken = Take(0, 16);
+  EXPECT_EQ(pieces(), std::vector{Used(16)});
+  EXPECT_EQ(space_.free(), Granules(0));
+  EXPECT_EQ(space_.Give(taken, FenceId::kOpen), taken);
+  EXPECT_EQ(pieces(), std::vector{Free(16)});
+}
+
+TEST_F(OnePage, UsedNeighboursAreNotJoined) {
+  Take(0, 4);
+  Take(4, 4);
+  EXPECT_EQ(pieces(), (std::vector{Used(4), Used(4), Free(8)}));
+}
+
+TEST_F(OnePage, GivingJoinsBothNeighboursOfTheSameFence) {
+  const NodeId a = Take(0, 4);
+  const NodeId b = Take(4, 4);
+  const NodeId c = Take(8, 4);
+  EXPECT_EQ(space_.Give(a, kFenceA), a);
+  EXPECT_EQ(space_.Give(c, kFenceA), c);
+  EXPECT_EQ(space_.Give(b, kFenceA), a) << "the first of them is the node that holds it all";
+  EXPECT_EQ(pieces(), (std::vector{Free(12, kFenceA), Free(4)}));
+}
+
+TEST_F(OnePage, GivingDoesNotJoinAcrossFences) {
+  const NodeId a = Take(0, 4);
+  const NodeId b = Take(4, 4);
+  const NodeId c = Take(8, 8);
+  space_.Give(a, kFenceA);
+  space_.Give(c, FenceId::kOpen);
+  EXPECT_EQ(space_.Give(b, kFenceB), b);
+  EXPECT_EQ(pieces(), (std::vector{Free(4, kFenceA), Free(4, kFenceB), Free(8)}));
+}
+
+TEST_F(OnePage, TakingAcrossFencesLeavesEachRestItsOwnFence) {
+  const NodeId a = Take(0, 4);
+  const NodeId b = Take(4, 4);
+  space_.Give(a, kFenceA);
+  space_.Give(b, kFenceB);
+  const NodeId taken = Take(2, 8);
+  EXPECT_EQ(pieces(), (std::vector{Free(2, kFenceA), Used(8), Free(6)}));
+  space_.Give(taken, kFenceB);
+  Take(0, 6);
+  EXPECT_EQ(pieces(), (std::vector{Used(6), Free(4, kFenceB), Free(6)}));
+}
+
+TEST_F(OnePage, OpeningAFenceJoinsAndTheFirstNodeSurvives) {
+  const NodeId a = Take(0, 4);
+  const NodeId b = Take(4, 4);
+  const NodeId c = Take(8, 4);
+  space_.Give(a, kFenceA);
+  space_.Give(b, FenceId::kOpen);
+  space_.Give(c, kFenceB);
+  space_.OpenFences({false, true, false});
+  EXPECT_EQ(pieces(), (std::vector{Free(8), Free(4, kFenceB), Free(4)}));
+  EXPECT_EQ(space_.first(kPage), a);
+  space_.OpenFences({false, false, true});
+  EXPECT_EQ(pieces(), std::vector{Free(16)});
+  EXPECT_EQ(space_.first(kPage), a);
+}
+
+TEST_F(OnePage, OpeningNothingChangesNothing) {
+  space_.Give(Take(0, 4), kFenceA);
+  space_.OpenFences({false, false});
+  EXPECT_EQ(pieces(), (std::vector{Free(4, kFenceA), Free(12)}));
+}
+
+TEST_F(OnePage, WhatIsUsedCannotBeTakenNorWhatIsFreeGiven) {
+  const NodeId taken = Take(4, 4);
+  EXPECT_THROW(space_.Take(taken, Granules(4), Granules(2)), InternalError);
+  EXPECT_THROW(space_.Give(space_.first(kPage), FenceId::kOpen), InternalError);
+  EXPECT_EQ(pieces(), (std::vector{Free(4), Used(4), Free(8)}));
+}
+
+TEST_F(OnePage, TakingFromANodeThatDoesNotHoldTheOffsetThrows) {
+  Take(4, 4);
+  EXPECT_THROW(space_.Take(space_.first(kPage), Granules(8), Granules(2)), InternalError);
+  EXPECT_THROW(space_.Take(space_.last(kPage), Granules(2), Granules(2)), InternalError);
+}
+
+TEST_F(OnePage, TakingIntoWhatIsUsedOrBeyondThePageThrows) {
+  Take(4, 4);
+  EXPECT_THROW(space_.Take(space_.first(kPage), Granules(0), Granules(5)), InternalError);
+  EXPECT_THROW(space_.Take(space_.last(kPage), Granules(8), Granules(9)), InternalError);
+}
+
+TEST_F(OnePage, TakingNothingThrows) {
+  EXPECT_THROW(space_.Take(space_.first(kPage), Granules(0), Granules(0)), InternalError);
+  EXPECT_EQ(pieces(), std::vector{Free(16)});
+}
+
+TEST(PageSpace, APageHasAtLeastOneGranuleAndFewEnoughToCount) {
+  EXPECT_THROW(PageSpace(Granules(0)), InternalError);
+  EXPECT_THROW(PageSpace(Granules(0xFFFF'FFFFu)), InternalError);
+  EXPECT_THROW(PageSpace(Granules(uint64_t{1} << 32)), InternalError);
+  EXPECT_EQ(PageSpace(Granules(0xFFFF'FFFEu)).page_size(), Granules(0xFFFF'FFFEu));
+}
+
+TEST(PageSpace, PagesOfOneGranule) {
+  PageSpace space(Granules(1));
+  for (int i = 0; i < 3; ++i) space.AddPage();
+  const NodeId taken = space.Take(space.first(PageId{1}), Granules(0), Granules(1));
+  EXPECT_EQ(space.free(), Granules(2));
+  space.Give(taken, kFenceA);
+  space.Check();
+  EXPECT_EQ(Pieces(space, PageId{1}), std::vector{Free(1, kFenceA)});
+}
+
+// What each granule of each page is.
+class Model {
+ public:
+  static constexpr int kUsed = -1;
+
+  void AddPage(uint32_t granules) { pages_.emplace_back(granules, 0); }
+
+  void Set(PageId page, uint32_t offset, uint32_t length, int what) {
+    for (uint32_t i = offset; i < offset + length; ++i) pages_[Index(page)][i] = what;
+  }
+
+  void Open(int fence) {
+    for (auto& page : pages_) std::replace(page.begin(), page.end(), fence, 0);
+  }
+
+  // The longest length at most `wanted` that is free from `offset` on.
+  uint32_t FreeFrom(PageId page, uint32_t offset, uint32_t wanted) const {
+    const auto& cells = pages_[Index(page)];
+    uint32_t length = 0;
+    while (length < wanted && offset + length < cells.size() && cells[offset + length] != kUsed)
+      ++length;
+    return length;
+  }
+
+  // Used nodes are cut where the space cuts them; free ones are as long as they can be.
+  void ExpectEqual(const PageSpace& space) const {
+    ASSERT_EQ(space.page_count(), pages_.size());
+    uint64_t free = 0;
+    for (uint32_t p = 0; p < pages_.size(); ++p) {
+      int before = kUsed;
+      for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
+        const PageSpace::Node& node = space.node(id);
+        const int what = node.used ? kUsed : static_cast<int>(node.fence);
+        for (uint32_t i = node.offset; i < node.offset + node.length; ++i) {
+          ASSERT_EQ(pages_[p][i], what) << "page " << p << ", granule " << i;
+        }
+        ASSERT_TRUE(node.used || what != before) << "neighbours not joined in page " << p;
+        before = what;
+        free += node.used ? 0 : node.length;
+      }
+    }
+    ASSERT_EQ(space.free(), Granules(free));
+  }
+
+ private:
+  std::vector<std::vector<int>> pages_;
+};
+
+class PageSpaceAgainstModel : public ::testing::TestWithParam<uint32_t> {
+ protected:
+  struct State {
+    PageSpace space;
+    Model model;
+    std::vector<NodeId> used;
+  };
+
+  uint32_t Below(std::size_t limit) { return static_cast<uint32_t>(random_() % limit); }
+
+  void TakeSomething(State& state) {
+    const PageId page{Below(state.space.page_count())};
+    const uint32_t offset = Below(GetParam());
+    const uint32_t length = state.model.FreeFrom(page, offset, 1 + Below(GetParam()));
+    if (length == 0) return;
+    state.used.push_back(
+        state.space.Take(NodeAt(state.space, page, offset), Granules(offset), Granules(length)));
+    state.model.Set(page, offset, length, Model::kUsed);
+  }
+
+  void GiveSomething(State& state) {
+    if (state.used.empty()) return;
+    std::swap(state.used[Below(state.used.size())], state.used.back());
+    const PageSpace::Node node = state.space.node(state.used.back());
+    const auto fence = static_cast<int>(Below(4));
+    const NodeId given = state.space.Give(state.used.back(), static_cast<FenceId>(fence));
+    state.used.pop_back();
+    state.model.Set(node.page, node.offset, node.length, fence);
+    const PageSpace::Node& holder = state.space.node(given);
+    EXPECT_LE(holder.offset, node.offset);
+    EXPECT_GE(holder.offset + holder.length, node.offset + node.length);
+  }
+
+  void Step(State& state) {
+    const uint32_t choice = Below(100);
+    if (choice < 2 && state.space.page_count() < 6) {
+      state.space.ReservePages(1);
+      state.space.AddPage();
+      state.model.AddPage(GetParam());
+    } else if (choice < 50) {
+      TakeSomething(state);
+    } else if (choice < 95) {
+      GiveSomething(state);
+    } else {
+      const uint32_t fence = 1 + Below(3);
+      std::vector<bool> opened(4);
+      opened[fence] = true;
+      state.space.OpenFences(opened);
+      state.model.Open(static_cast<int>(fence));
+    }
+  }
+
+  std::mt19937 random_{GetParam()};
+};
+
+// A copy is a checkpoint: from time to time the state goes back to one.
+TEST_P(PageSpaceAgainstModel, RandomOperationsAndRestores) {
+  State state{PageSpace(Granules(GetParam())), {}, {}};
+  state.space.AddPage();
+  state.model.AddPage(GetParam());
+  State checkpoint = state;
+  for (int step = 0; step < 4000; ++step) {
+    if (Below(200) == 0) checkpoint = state;
+    if (Below(200) == 0) state = checkpoint;
+    Step(state);
+    ASSERT_NO_THROW(state.space.Check()) << "step " << step;
+    state.model.ExpectEqual(state.space);
+    if (HasFatalFailure()) FAIL() << "at step " << step;
+  }
+  checkpoint.model.ExpectEqual(checkpoint.space);
+}
+
+INSTANTIATE_TEST_SUITE_P(PageSizes, PageSpaceAgainstModel, ::testing::Values(1u, 2u, 4u, 16u, 64u));
+
+}  // namespace
+}  // namespace cgp

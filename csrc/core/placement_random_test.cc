@@ -1,0 +1,252 @@
+// Many small random pools: whatever placement.h decides is right by brute force over all granules.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "core/placement.h"
+#include "core/placement_test_pool.h"
+
+namespace cgp {
+namespace {
+
+constexpr Slack kSlacks[] = {Slack::kNone, Slack::kOnePage};
+
+// Many small random pools: small blocks come and go, large ones are placed as a pool places them.
+class RandomPlacement : public SmallPool, public ::testing::WithParamInterface<uint32_t> {
+ protected:
+  uint32_t Below(std::size_t limit) { return static_cast<uint32_t>(random_() % limit); }
+
+  // The longest run of whole pages among those that the block touches, with their neighbours.
+  uint64_t RunTouched(uint32_t r, uint64_t start, uint64_t length) const {
+    uint64_t longest = 0;
+    uint64_t run = 0;
+    bool touched = false;
+    for (uint64_t slot = begin(r) / kP; slot * kP < end(r); ++slot) {
+      if (!IsWholePage(ranges_.page_at(SlotId{static_cast<uint32_t>(slot)}))) {
+        run = 0;
+        touched = false;
+        continue;
+      }
+      ++run;
+      touched = touched || (slot * kP < start + length && (slot + 1) * kP > start);
+      if (touched) longest = std::max(longest, run);
+    }
+    return longest;
+  }
+
+  uint64_t Head(PageId page) const {
+    uint32_t g = 0;
+    while (g < kP && IsFree(page, g)) ++g;
+    return g;
+  }
+  uint64_t Tail(PageId page) const {
+    uint32_t g = 0;
+    while (g < kP && IsFree(page, kP - 1 - g)) ++g;
+    return g;
+  }
+
+  bool EdgesHold(uint64_t remainder) const {
+    if (remainder == 0) return false;
+    for (uint32_t p = 0; p < space_.page_count(); ++p) {
+      const PageId page{p};
+      if (IsWholePage(page)) continue;
+      if (Tail(page) >= remainder || Head(page) >= remainder) return true;
+      for (uint32_t q = 0; q < space_.page_count(); ++q) {
+        const bool pair = q != p && !IsWholePage(PageId{q});
+        if (pair && Tail(page) + Head(PageId{q}) >= remainder) return true;
+      }
+    }
+    return false;
+  }
+
+  uint64_t Ideal(uint64_t length) const {
+    return length / kP + (length % kP != 0 && !EdgesHold(length % kP) ? 1 : 0);
+  }
+
+  // Of one extension of a range: how many pages it maps, and how many granules lie in slots mapped
+  // before.
+  struct Extension {
+    uint64_t cost;
+    uint64_t reused;
+  };
+  // The best of all extensions that keep the rules, whatever part of a range's free end they use.
+  std::optional<Extension> BestExtension(uint64_t length, Slack slack) const;
+  bool Allowed(uint32_t r, bool at_front, uint64_t reused, bool edge, uint64_t length,
+               Slack slack) const;
+
+  void ExpectFindAsBruteForce(uint64_t length, Slack slack);
+  void ExpectPlanKeepsTheRules(uint64_t length, Slack slack);
+
+  void ExpectFitsAtAsBruteForce(uint64_t length) const {
+    for (uint32_t r = 0; r < ranges_.range_count(); ++r) {
+      for (uint64_t start = begin(r); start < end(r); ++start) {
+        const Placement place{SlotId{static_cast<uint32_t>(start / kP)}, Granules(start % kP)};
+        ASSERT_EQ(Fits(place, length), BruteFits(r, start, length)) << "granule " << start;
+      }
+    }
+  }
+
+  void ExpectLeastMappedAsBruteForce() const {
+    std::optional<PageId> best;
+    for (uint32_t p = space_.page_count(); p-- > 0;) {
+      const PageId page{p};
+      if (!IsWholePage(page)) continue;
+      if (!best || ranges_.slots_of(page).size() <= ranges_.slots_of(*best).size()) best = page;
+    }
+    ASSERT_EQ(LeastMappedWholePage(view_, ranges_), best);
+  }
+
+  void PlaceSmall() {
+    const PageId page{Below(space_.page_count())};
+    const uint32_t offset = Below(kP);
+    uint32_t length = 0;
+    for (uint32_t wanted = 1 + Below(3); length < wanted && offset + length < kP; ++length) {
+      if (!IsFree(page, offset + length)) break;
+    }
+    if (length > 0) Take(page, offset, length);
+  }
+
+  std::mt19937 random_{GetParam()};
+};
+
+void RandomPlacement::ExpectFindAsBruteForce(uint64_t length, Slack slack) {
+  const uint64_t most = std::min<uint64_t>(Ideal(length) + static_cast<uint64_t>(slack),
+                                           length / kP + (length % kP != 0 ? 1 : 0));
+  std::optional<uint32_t> range;
+  uint64_t fewest = most + 1;
+  for (uint32_t r = ranges_.range_count(); r-- > 0 && !range;) {
+    for (uint64_t start = begin(r); start < end(r); ++start) {
+      if (!BruteFits(r, start, length) || RunTouched(r, start, length) < length / kP) continue;
+      const uint64_t whole = WholeTouched(start, length);
+      if (whole >= fewest) continue;
+      fewest = whole;
+      range = r;
+    }
+  }
+  const auto found = Find(length, slack);
+  ASSERT_EQ(found.has_value(), range.has_value());
+  if (!found) return;
+  const uint64_t start = uint64_t{Index(found->slot)} * kP + found->offset.count();
+  ASSERT_LT(found->offset, kPageSize);
+  ASSERT_EQ(ranges_.range_of(found->slot), RangeId{*range}) << "not the newest";
+  ASSERT_TRUE(BruteFits(*range, start, length));
+  ASSERT_TRUE(Fits(*found, length));
+  ASSERT_EQ(WholeTouched(start, length), fewest);
+}
+
+bool RandomPlacement::Allowed(uint32_t r, bool at_front, uint64_t reused, bool edge,
+                              uint64_t length, Slack slack) const {
+  if (!BruteFits(r, at_front ? begin(r) : end(r) - reused, reused)) return false;
+  const uint64_t missing = length - reused;
+  const uint64_t cost = (missing + kP - 1) / kP;
+  const RangeTable::Range& range = ranges_.range(RangeId{r});
+  if (cost > (at_front ? range.mapped_begin : range.capacity - range.mapped_end)) return false;
+  uint64_t whole = cost;
+  if (edge) {
+    bool found = false;
+    for (uint32_t p = 0; p < space_.page_count(); ++p) {
+      const PageId page{p};
+      const uint64_t room = at_front ? Tail(page) : Head(page);
+      found =
+          found || (room >= missing % kP && !IsWholePage(page) && !ranges_.Shows(RangeId{r}, page));
+    }
+    if (!found || missing % kP == 0) return false;
+    --whole;
+  }
+  uint64_t whole_reused = 0;
+  uint64_t available = 0;
+  for (uint32_t p = 0; p < space_.page_count(); ++p) {
+    if (IsWholePage(PageId{p}) && !ranges_.Shows(RangeId{r}, PageId{p})) ++available;
+  }
+  if (reused > 0) whole_reused = WholeTouched(at_front ? begin(r) : end(r) - reused, reused);
+  if (whole_reused + whole > Ideal(length) + static_cast<uint64_t>(slack)) return false;
+  const uint64_t made = whole > available ? whole - available : 0;
+  const uint64_t ideal = Ideal(length);
+  const uint64_t all = view_.whole_page_count();
+  return made <= (ideal > all ? ideal - all : 0);
+}
+
+std::optional<RandomPlacement::Extension> RandomPlacement::BestExtension(uint64_t length,
+                                                                         Slack slack) const {
+  std::optional<Extension> best;
+  for (uint32_t r = 0; r < ranges_.range_count(); ++r) {
+    for (const bool at_front : {false, true}) {
+      for (uint64_t reused = 1; reused < std::min(length, end(r) - begin(r) + 1); ++reused) {
+        if (!Allowed(r, at_front, reused, false, length, slack) &&
+            !Allowed(r, at_front, reused, true, length, slack)) {
+          continue;
+        }
+        const uint64_t cost = (length - reused + kP - 1) / kP;
+        if (best && (cost > best->cost || (cost == best->cost && reused <= best->reused))) continue;
+        best = Extension{cost, reused};
+      }
+    }
+  }
+  return best;
+}
+
+// pre: FindMapped() found nothing, as in a pool. Carries the plan out.
+void RandomPlacement::ExpectPlanKeepsTheRules(uint64_t length, Slack slack) {
+  const uint64_t ideal = Ideal(length);
+  const uint64_t all_whole = view_.whole_page_count();
+  const uint32_t pages_before = space_.page_count();
+  const std::optional<Extension> best = BestExtension(length, slack);
+  const GrowthPlan plan = Plan(length, slack);
+
+  const std::vector<PageId>& pages = plan.mapping.pages;
+  std::multiset<PageId> seen(pages.begin(), pages.end());
+  for (const PageId page : pages) {
+    if (page == kNew) continue;
+    ASSERT_EQ(seen.count(page), 1u) << "twice in one range";
+    if (plan.mapping.range) {
+      ASSERT_FALSE(ranges_.Shows(*plan.mapping.range, page));
+    }
+  }
+  ASSERT_EQ(plan.mapping.range.has_value(), best.has_value());
+  if (best) {
+    ASSERT_EQ(pages.size(), best->cost) << "fewer mappings would do";
+    const uint64_t reused = plan.mapping.at_front
+                                ? length - (pages.size() * kP - static_cast<uint64_t>(plan.start))
+                                : static_cast<uint64_t>(-plan.start);
+    ASSERT_EQ(reused, best->reused);
+  }
+  const uint64_t made = seen.count(kNew);
+  ASSERT_LE(made, ideal > all_whole ? ideal - all_whole : 0) << "new pages that need not be";
+
+  const Placement place = plan.PlacementFrom(Map(plan.mapping), kPageSize);
+  ASSERT_EQ(space_.page_count(), pages_before + made);
+  const uint64_t start = uint64_t{Index(place.slot)} * kP + place.offset.count();
+  const uint32_t r = Index(ranges_.range_of(place.slot));
+  ASSERT_TRUE(BruteFits(r, start, length));
+  ASSERT_TRUE(Fits(place, length));
+  ASSERT_LE(WholeTouched(start, length), ideal + static_cast<uint64_t>(slack));
+  if (!best) {
+    ASSERT_EQ(WholeTouched(start, length), ideal);
+  }
+}
+
+TEST_P(RandomPlacement, KeepsTheRules) {
+  MapNew({"....", "...."});
+  for (int step = 0; step < 150; ++step) {
+    for (uint32_t n = Below(4); n > 0; --n) PlaceSmall();
+    for (uint32_t n = Below(4); n > 0 && !used_.empty(); --n) Give(Below(used_.size()));
+    const uint64_t length = kP + Below(3 * kP + 1);
+    const Slack slack = kSlacks[Below(2)];
+    ExpectFitsAtAsBruteForce(length);
+    ExpectFindAsBruteForce(length, slack);
+    ExpectLeastMappedAsBruteForce();
+    const bool small = space_.page_count() < 14 && ranges_.range_count() < 20;
+    if (small && !Find(length, slack)) ExpectPlanKeepsTheRules(length, slack);
+    ASSERT_NO_THROW(view_.Check());
+    if (HasFatalFailure()) FAIL() << "at step " << step << ", length " << length;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomPlacement, ::testing::Range(0u, 40u));
+
+}  // namespace
+}  // namespace cgp

@@ -1,0 +1,157 @@
+// What placement.h promises, case by case; placement_random_test.cc has the rules at large.
+#include "core/placement.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <vector>
+
+#include "core/placement_test_pool.h"
+
+namespace cgp {
+namespace {
+
+class PlacementTest : public SmallPool {};
+
+// --- FitsAt ---
+
+TEST_F(PlacementTest, FitsAtNeedsEveryGranule) {
+  const SlotId slot = MapNew({"xx..", "....", "..xx"});
+  EXPECT_TRUE(Fits({slot, Granules(2)}, 8));
+  EXPECT_FALSE(Fits({slot, Granules(2)}, 9)) << "the last page's head is too short";
+  EXPECT_FALSE(Fits({slot, Granules(1)}, 8)) << "the first page's tail is too short";
+  EXPECT_FALSE(Fits({SlotId{Index(slot) + 2}, Granules(0)}, 4));
+}
+
+TEST_F(PlacementTest, FitsAtEndsWithTheRange) {
+  const SlotId slot = MapNew({"....", "...."});
+  EXPECT_TRUE(Fits({slot, Granules(0)}, 8));
+  EXPECT_FALSE(Fits({slot, Granules(0)}, 9));
+  EXPECT_FALSE(Fits({slot, Granules(1)}, 8));
+}
+
+// --- FindMapped ---
+
+TEST_F(PlacementTest, FindsTheNewestRangeThatHasRoom) {
+  MapNew({"....", "...."});
+  const SlotId newer = MapNew({"....", "....", "...."});
+  MapNew({"...."});
+  const auto found = Find(8, Slack::kNone);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->slot, newer);
+  EXPECT_EQ(found->offset, Granules(0));
+}
+
+TEST_F(PlacementTest, FindsTheEdgeThatSavesAWholePage) {
+  const SlotId slot = MapNew({"....", "....", "xxx.", "....", "x.xx"});
+  const auto found = Find(5, Slack::kNone);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->slot, SlotId{Index(slot) + 2});
+  EXPECT_EQ(found->offset, Granules(3));
+}
+
+TEST_F(PlacementTest, WithoutSlackAnEdgeElsewhereIsReasonEnoughToRefuse) {
+  MapNew({"....", "...."});
+  MapNew({"xxx."});
+  EXPECT_TRUE(Find(5, Slack::kOnePage));
+  EXPECT_FALSE(Find(5, Slack::kNone));
+  EXPECT_TRUE(Find(8, Slack::kNone)) << "a block of whole pages needs no edge";
+}
+
+// More ranges in vain than a search looks at: then a range with a page more will do.
+TEST_F(PlacementTest, ALongSearchSettlesForAWholePageMore) {
+  const SlotId roomy = MapNew({"....", "....", "xxxx"});
+  const SlotId exact = MapNew({"xxx.", "....", "xxxx"});
+  for (int i = 0; i < 100; ++i) MapNew({"....", "xxxx"});
+  for (uint32_t r = 0; r < ranges_.range_count(); ++r) view_.runs().Runs(RangeId{r});
+  const auto found = Find(5, Slack::kOnePage);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->slot, roomy) << "the exact one at slot " << Index(exact) << " is passed over";
+  EXPECT_FALSE(Find(5, Slack::kNone));
+}
+
+// --- PlanGrowth ---
+
+TEST_F(PlacementTest, TheFirstRangeIsOfNewPages) {
+  const GrowthPlan plan = Plan(9, Slack::kNone);
+  EXPECT_EQ(plan.mapping.range, std::nullopt);
+  EXPECT_EQ(plan.mapping.pages, std::vector<PageId>(3, kNew));
+  EXPECT_EQ(plan.start, 0);
+}
+
+TEST_F(PlacementTest, ExtendsAtTheBackFromTheLastFreeGranule) {
+  const SlotId slot = MapNew({"xx..", "...."});
+  const GrowthPlan plan = Plan(10, Slack::kNone);
+  EXPECT_EQ(plan.mapping.range, RangeId{0});
+  EXPECT_FALSE(plan.mapping.at_front);
+  EXPECT_EQ(plan.mapping.pages, std::vector{kNew});
+  EXPECT_EQ(plan.start, -6);
+  const Placement place = plan.PlacementFrom(SlotId{Index(slot) + 2}, kPageSize);
+  EXPECT_EQ(place.slot, slot);
+  EXPECT_EQ(place.offset, Granules(2));
+}
+
+TEST_F(PlacementTest, ExtendsAtTheFrontUpToTheLastFreeGranule) {
+  const SlotId slot = MapNew({"....", "..xx"});
+  const GrowthPlan plan = Plan(9, Slack::kNone);
+  EXPECT_EQ(plan.mapping.range, RangeId{0});
+  EXPECT_TRUE(plan.mapping.at_front);
+  EXPECT_EQ(plan.mapping.pages, std::vector{kNew});
+  EXPECT_EQ(plan.start, 1);
+  const Placement place = plan.PlacementFrom(SlotId{Index(slot) - 1}, kPageSize);
+  EXPECT_EQ(place.slot, SlotId{Index(slot) - 1});
+  EXPECT_EQ(place.offset, Granules(1));
+}
+
+// The free end is long enough, but takes a whole page for a remainder that an edge can hold: the
+// edge is mapped behind what the block takes of it.
+TEST_F(PlacementTest, ExtendsALongFreeEndByAnEdgeToSaveAWholePage) {
+  MapNew({"....", "....", "...."});
+  MapNew({"xxxx", "..xx", "xxxx"});
+  ASSERT_FALSE(Find(10, Slack::kNone));
+  const GrowthPlan plan = Plan(10, Slack::kNone);
+  EXPECT_EQ(plan.mapping.range, RangeId{0});
+  EXPECT_EQ(plan.mapping.pages, std::vector{PageId{4}});
+  EXPECT_EQ(plan.start, -8);
+}
+
+TEST_F(PlacementTest, ANewRangeGoesFromATailOverWholePagesToAHead) {
+  MapNew({"xxxx", "....", "xxxx"});  // no range has a free end
+  MapNew({"xxxx", "xxx.", "xxxx"});
+  MapNew({"xxxx", "..xx", "xxxx"});
+  const GrowthPlan plan = Plan(4 + 3, Slack::kNone);
+  EXPECT_EQ(plan.mapping.range, std::nullopt);
+  EXPECT_EQ(plan.mapping.pages, (std::vector{PageId{4}, PageId{1}, PageId{7}}));
+  EXPECT_EQ(plan.start, 3);
+}
+
+TEST_F(PlacementTest, OneEdgeThatHoldsTheRemainderIsChosenShortestFirst) {
+  MapNew({"x.xx", "....", "x.xx"});
+  MapNew({"x...", "x.xx"});
+  MapNew({"x.xx", "..xx", "xxxx"});
+  const GrowthPlan plan = Plan(4 + 2, Slack::kNone);
+  EXPECT_EQ(plan.mapping.pages, (std::vector{PageId{1}, PageId{6}}));
+  EXPECT_EQ(plan.start, 0);
+}
+
+TEST_F(PlacementTest, ATailAndAHeadOfOnePageAreNotAPair) {
+  MapNew({"x.xx", "....", "x.xx"});
+  MapNew({".xx.", "xxxx"});
+  const GrowthPlan plan = Plan(4 + 2, Slack::kNone);
+  EXPECT_EQ(plan.mapping.pages, (std::vector{PageId{1}, kNew}));
+}
+
+// --- LeastMappedWholePage ---
+
+TEST_F(PlacementTest, LeastMappedWholePageIsTheFirstOfThoseInTheFewestRanges) {
+  EXPECT_EQ(LeastMappedWholePage(view_, ranges_), std::nullopt);
+  MapNew({"....", "x...", "....", "...."});
+  MapOld({PageId{0}, PageId{1}});
+  EXPECT_EQ(LeastMappedWholePage(view_, ranges_), PageId{2});
+  MapOld({PageId{2}, PageId{3}});
+  MapOld({PageId{2}});
+  EXPECT_EQ(LeastMappedWholePage(view_, ranges_), PageId{0});
+}
+
+}  // namespace
+}  // namespace cgp

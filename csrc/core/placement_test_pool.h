@@ -1,0 +1,116 @@
+// A small pool for the tests of placement.h: pages of four granules as one stream sees them, and what
+// can be said of them by looking at every granule.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/placement.h"
+#include "driver/host_driver.h"
+
+namespace cgp {
+
+class SmallPool : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kP = 4;  // granules of a page
+  static constexpr Granules kPageSize{kP};
+  static constexpr PageId kNew = MappingPlan::kNewPage;
+
+  SlotId Map(const MappingPlan& plan) {
+    const uint32_t old_pages = space_.page_count();
+    const SlotId first = ranges_.Map(plan);
+    while (space_.page_count() < ranges_.page_count()) space_.AddPage();
+    view_.LearnMapping(first, static_cast<uint32_t>(plan.pages.size()), old_pages);
+    return first;
+  }
+
+  // A new range of new pages that look like this: '.' is a free granule and 'x' a used one.
+  SlotId MapNew(const std::vector<std::string>& pages) {
+    const uint32_t first_page = space_.page_count();
+    const SlotId first = Map({.range = {}, .pages = std::vector(pages.size(), kNew)});
+    for (uint32_t i = 0; i < pages.size(); ++i) {
+      for (uint32_t g = 0; g < kP; ++g) {
+        if (pages[i][g] == 'x') Take(PageId{first_page + i}, g, 1);
+      }
+    }
+    return first;
+  }
+  SlotId MapOld(std::vector<PageId> pages) { return Map({.range = {}, .pages = pages}); }
+
+  void Take(PageId page, uint32_t offset, uint32_t length) {
+    view_.Forget(space_.first(page), space_.last(page));
+    NodeId id = space_.first(page);
+    while (space_.node(id).offset + space_.node(id).length <= offset) id = space_.node(id).next;
+    used_.push_back(space_.Take(id, Granules(offset), Granules(length)));
+    view_.Learn(space_.first(page), space_.last(page));
+  }
+
+  void Give(std::size_t which) {
+    std::swap(used_[which], used_.back());
+    const PageId page = space_.node(used_.back()).page;
+    view_.Forget(space_.first(page), space_.last(page));
+    space_.Give(used_.back(), FenceId::kOpen);
+    used_.pop_back();
+    view_.Learn(space_.first(page), space_.last(page));
+  }
+
+  std::optional<Placement> Find(uint64_t length, Slack slack) {
+    return FindMapped(view_, ranges_, kPageSize, Granules(length), slack);
+  }
+  GrowthPlan Plan(uint64_t length, Slack slack) const {
+    return PlanGrowth(view_, ranges_, kPageSize, Granules(length), slack);
+  }
+  bool Fits(Placement start, uint64_t length) const {
+    return FitsAt(view_, ranges_, kPageSize, start, Granules(length));
+  }
+
+  // --- The same by brute force. Granules are counted through all slots: slot * kP + offset. ---
+
+  bool IsFree(PageId page, uint32_t offset) const {
+    NodeId id = space_.first(page);
+    while (space_.node(id).offset + space_.node(id).length <= offset) id = space_.node(id).next;
+    return !space_.node(id).used;
+  }
+  bool IsFree(uint64_t granule) const {
+    const SlotId slot{static_cast<uint32_t>(granule / kP)};
+    return IsFree(ranges_.page_at(slot), static_cast<uint32_t>(granule % kP));
+  }
+  bool IsWholePage(PageId page) const {
+    bool whole = true;
+    for (uint32_t g = 0; g < kP; ++g) whole = whole && IsFree(page, g);
+    return whole;
+  }
+  uint64_t begin(uint32_t r) const {
+    return uint64_t{Index(ranges_.range(RangeId{r}).begin())} * kP;
+  }
+  uint64_t end(uint32_t r) const { return uint64_t{Index(ranges_.range(RangeId{r}).end())} * kP; }
+
+  bool BruteFits(uint32_t r, uint64_t start, uint64_t length) const {
+    if (start < begin(r) || start + length > end(r)) return false;
+    for (uint64_t g = start; g < start + length; ++g) {
+      if (!IsFree(g)) return false;
+    }
+    return true;
+  }
+
+  // How many whole pages a fitting block touches.
+  uint64_t WholeTouched(uint64_t start, uint64_t length) const {
+    uint64_t whole = 0;
+    for (uint64_t slot = start / kP; slot * kP < start + length; ++slot) {
+      whole += IsWholePage(ranges_.page_at(SlotId{static_cast<uint32_t>(slot)})) ? 1 : 0;
+    }
+    return whole;
+  }
+
+  HostDriver driver_{{.granularity = kP * kGranuleBytes, .map_memory = false}};
+  PageSpace space_{kPageSize};
+  RangeTable ranges_{driver_, kPageSize};
+  FreeView view_{space_, ranges_, StreamId{1}, FenceId{1}};
+  std::vector<NodeId> used_;
+};
+
+}  // namespace cgp

@@ -1,0 +1,323 @@
+// What Allocate() and Free() cost, driver calls apart.
+//
+// SmallPairs and LargePairs free a random block among N live ones and allocate another. Trace
+// replays recorded captures, named by the environment variable CGP_BENCHMARK_TRACES (files
+// separated by ':', written by benchmarks/trace_to_text.py): "cold" into a new pool, where pages
+// are still being made and mapped, "warm" a second time into the same pool.
+//
+// Times are those of the core: a decorator measures every driver call, and what an operation spent
+// there is taken off. A pair is the allocation and the free of one block. The two clock readings
+// around each operation are part of its time; `clock_ns` says how much that is for a pair.
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/pool.h"
+#include "driver/host_driver.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kPageBytes = uint64_t{2} << 20;
+constexpr cgp::StreamId kStream{1};
+
+int64_t Nanoseconds(Clock::duration duration) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
+}
+
+// Passes everything on and adds up the time it takes.
+class TimedDriver final : public cgp::Driver {
+ public:
+  explicit TimedDriver(cgp::Driver& inner) : inner_(inner) {}
+
+  int device() const noexcept override { return inner_.device(); }
+  uint64_t granularity() const noexcept override { return inner_.granularity(); }
+  cgp::Address Reserve(uint64_t bytes) override {
+    return Timed([&] { return inner_.Reserve(bytes); });
+  }
+  void FreeAddresses(cgp::Address address, uint64_t bytes) override {
+    Timed([&] { inner_.FreeAddresses(address, bytes); });
+  }
+  cgp::Handle Create(uint64_t bytes) override {
+    return Timed([&] { return inner_.Create(bytes); });
+  }
+  void Release(cgp::Handle handle) override {
+    Timed([&] { inner_.Release(handle); });
+  }
+  void Map(cgp::Address address, uint64_t bytes, cgp::Handle handle) override {
+    Timed([&] { inner_.Map(address, bytes, handle); });
+  }
+  void SetAccess(cgp::Address address, uint64_t bytes) override {
+    Timed([&] { inner_.SetAccess(address, bytes); });
+  }
+  void Unmap(cgp::Address address, uint64_t bytes) override {
+    Timed([&] { inner_.Unmap(address, bytes); });
+  }
+  void AddPeer(int peer) override { inner_.AddPeer(peer); }
+  void Quiesce() override {
+    Timed([&] { inner_.Quiesce(); });
+  }
+  cgp::Event RecordEvent(cgp::StreamId stream) override {
+    return Timed([&] { return inner_.RecordEvent(stream); });
+  }
+  bool EventDone(cgp::Event event) override {
+    return Timed([&] { return inner_.EventDone(event); });
+  }
+  void DestroyEvent(cgp::Event event) noexcept override { inner_.DestroyEvent(event); }
+  cgp::MemoryInfo Info() override { return inner_.Info(); }
+
+  uint64_t calls() const { return calls_; }
+  int64_t nanoseconds() const { return nanoseconds_; }
+
+ private:
+  // Also counts a call that throws: its time is the driver's too.
+  template <typename Call>
+  std::invoke_result_t<const Call&> Timed(const Call& call) {
+    struct Stop {
+      TimedDriver& self;
+      Clock::time_point start = Clock::now();
+      ~Stop() { self.nanoseconds_ += Nanoseconds(Clock::now() - start); }
+    };
+    ++calls_;
+    const Stop stop{*this};
+    return call();
+  }
+
+  cgp::Driver& inner_;
+  uint64_t calls_ = 0;
+  int64_t nanoseconds_ = 0;
+};
+
+// A pool over a host driver that only counts: the core decides the same, and no memory is touched.
+struct Setup {
+  cgp::HostDriver host{{.physical_limit_bytes = uint64_t{1} << 42, .map_memory = false}};
+  TimedDriver driver{host};
+  cgp::Pool pool{driver, {}};
+
+  // The time of `call` in ns without what it spent in the driver.
+  template <typename Call>
+  int64_t CoreTime(const Call& call) {
+    const int64_t driver_before = driver.nanoseconds();
+    const auto start = Clock::now();
+    call();
+    return Nanoseconds(Clock::now() - start) - (driver.nanoseconds() - driver_before);
+  }
+};
+
+double Percentile(std::vector<int64_t>& samples, double fraction) {
+  if (samples.empty()) return 0;
+  const auto at = static_cast<ptrdiff_t>(static_cast<double>(samples.size() - 1) * fraction);
+  std::nth_element(samples.begin(), samples.begin() + at, samples.end());
+  return static_cast<double>(samples[static_cast<size_t>(at)]);
+}
+
+// What the clock alone adds to a pair: two operations, each timed once.
+double ClockNanoseconds() {
+  std::vector<int64_t> samples(10'001);
+  for (int64_t& sample : samples) {
+    const auto start = Clock::now();
+    sample = Nanoseconds(Clock::now() - start);
+  }
+  return 2 * Percentile(samples, 0.5);
+}
+
+// Log-uniform, so that each order of magnitude is as frequent as any other.
+class Sizes {
+ public:
+  Sizes(uint64_t least, uint64_t most, uint64_t seed)
+      : random_(seed),
+        log_(std::log2(static_cast<double>(least)), std::log2(static_cast<double>(most))) {}
+  uint64_t Next() { return static_cast<uint64_t>(std::exp2(log_(random_))); }
+  size_t Below(size_t count) {
+    return std::uniform_int_distribution<size_t>(0, count - 1)(random_);
+  }
+
+ private:
+  std::mt19937_64 random_;
+  std::uniform_real_distribution<double> log_;
+};
+
+void RandomPairs(benchmark::State& state, uint64_t least, uint64_t most) {
+  const auto live_blocks = static_cast<size_t>(state.range(0));
+  Setup setup;
+  Sizes sizes(least, most, /*seed=*/1);
+  setup.pool.BeginScope(cgp::ScopeKind::kCapture);
+  std::vector<cgp::Address> live(live_blocks);
+  const auto replace = [&](cgp::Address& address) {
+    const uint64_t bytes = sizes.Next();
+    int64_t time = setup.CoreTime([&] { setup.pool.Free(address); });
+    time += setup.CoreTime([&] { address = setup.pool.Allocate(bytes, kStream).address; });
+    return time;
+  };
+  for (cgp::Address& address : live) address = setup.pool.Allocate(sizes.Next(), kStream).address;
+  // Until the pool looks as it will from here on: fragmented, and no longer growing fast.
+  for (size_t i = 0; i < 2 * live_blocks; ++i) replace(live[sizes.Below(live_blocks)]);
+
+  std::vector<int64_t> samples;
+  for (auto _ : state) {
+    samples.push_back(replace(live[sizes.Below(live_blocks)]));
+    state.SetIterationTime(static_cast<double>(samples.back()) * 1e-9);
+  }
+  const cgp::PoolStats stats = setup.pool.Stats();
+  setup.pool.EndScope();
+  state.SetComplexityN(state.range(0));
+  state.counters["median_ns"] = Percentile(samples, 0.5);
+  state.counters["p99_ns"] = Percentile(samples, 0.99);
+  state.counters["clock_ns"] = ClockNanoseconds();
+  state.counters["ranges"] = static_cast<double>(stats.ranges);
+}
+
+void SmallPairs(benchmark::State& state) { RandomPairs(state, cgp::kGranuleBytes, kPageBytes / 2); }
+BENCHMARK(SmallPairs)
+    ->RangeMultiplier(10)
+    ->Range(100, 100'000)
+    ->UseManualTime()
+    ->Complexity(benchmark::oLogN);
+
+void LargePairs(benchmark::State& state) { RandomPairs(state, kPageBytes, 16 * kPageBytes); }
+BENCHMARK(LargePairs)->RangeMultiplier(10)->Range(10, 1'000)->UseManualTime();
+
+// One line of a trace: the begin of a graph, an allocation (bytes > 0) or a free.
+struct Step {
+  bool begins_graph = false;
+  size_t block = 0;
+  uint64_t bytes = 0;
+  cgp::StreamId stream{};
+};
+
+std::vector<Step> ReadTrace(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw std::runtime_error("cannot read " + path);
+  std::vector<Step> steps;
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string what;
+    Step step;
+    words >> what;
+    uint64_t stream = 0;
+    if (what == "graph") {
+      step.begins_graph = true;
+    } else if (what == "alloc") {
+      words >> step.block >> step.bytes >> stream;
+      step.stream = cgp::StreamId{stream};
+    } else {
+      words >> step.block;
+    }
+    if (!words || (!step.begins_graph && what != "alloc" && what != "free")) {
+      throw std::runtime_error(path + ": line " + std::to_string(steps.size() + 1) +
+                               " is not of a trace: " + line);
+    }
+    steps.push_back(step);
+  }
+  return steps;
+}
+
+// Pair times, by size of the block.
+struct PairTimes {
+  std::vector<int64_t> small;  // below a page
+  std::vector<int64_t> large;
+};
+
+// Replays the steps once; blocks that the trace leaves live are freed at the end. Returns the
+// core's time in ns.
+int64_t Replay(Setup& setup, const std::vector<Step>& steps, PairTimes* times) {
+  struct Live {
+    cgp::Address address;
+    uint64_t bytes;
+    int64_t nanoseconds;
+  };
+  std::unordered_map<size_t, Live> live;
+  live.reserve(steps.size());
+  int64_t total = 0;
+  const auto free_block = [&](const Live& block) {
+    const int64_t time = setup.CoreTime([&] { setup.pool.Free(block.address); });
+    total += time;
+    if (times == nullptr) return;
+    (block.bytes < kPageBytes ? times->small : times->large).push_back(block.nanoseconds + time);
+  };
+  for (const Step& step : steps) {
+    if (step.begins_graph) {
+      if (setup.pool.in_scope()) setup.pool.EndScope();
+      setup.pool.BeginScope(cgp::ScopeKind::kCapture);
+    } else if (step.bytes > 0) {
+      Live block{0, step.bytes, 0};
+      block.nanoseconds = setup.CoreTime(
+          [&] { block.address = setup.pool.Allocate(step.bytes, step.stream).address; });
+      total += block.nanoseconds;
+      live.emplace(step.block, block);
+    } else {
+      free_block(live.at(step.block));
+      live.erase(step.block);
+    }
+  }
+  if (setup.pool.in_scope()) setup.pool.EndScope();
+  for (const auto& [id, block] : live) free_block(block);
+  return total;
+}
+
+void ReplayTrace(benchmark::State& state, const std::vector<Step>& steps, bool warm) {
+  PairTimes times;
+  uint64_t driver_calls = 0;
+  for (auto _ : state) {
+    Setup setup;
+    if (warm) Replay(setup, steps, nullptr);
+    const uint64_t calls_before = setup.driver.calls();
+    state.SetIterationTime(static_cast<double>(Replay(setup, steps, &times)) * 1e-9);
+    driver_calls = setup.driver.calls() - calls_before;
+  }
+  state.counters["small_median_ns"] = Percentile(times.small, 0.5);
+  state.counters["small_p99_ns"] = Percentile(times.small, 0.99);
+  state.counters["large_median_ns"] = Percentile(times.large, 0.5);
+  state.counters["large_p99_ns"] = Percentile(times.large, 0.99);
+  state.counters["clock_ns"] = ClockNanoseconds();
+  state.counters["driver_calls"] = static_cast<double>(driver_calls);
+}
+
+// Throws std::runtime_error for a file that cannot be read or is no trace.
+void RegisterTraces() {
+  const char* paths = std::getenv("CGP_BENCHMARK_TRACES");
+  std::istringstream words(paths == nullptr ? "" : paths);
+  for (std::string path; std::getline(words, path, ':');) {
+    const auto steps = std::make_shared<const std::vector<Step>>(ReadTrace(path));
+    const std::string file = path.substr(path.rfind('/') + 1);
+    for (const bool warm : {false, true}) {
+      const std::string name =
+          "Trace/" + file.substr(0, file.find('.')) + (warm ? "/warm" : "/cold");
+      benchmark::RegisterBenchmark(
+          name.c_str(),
+          [steps, warm](benchmark::State& state) { ReplayTrace(state, *steps, warm); })
+          ->UseManualTime()
+          ->Unit(benchmark::kMillisecond);
+    }
+  }
+}
+
+// Before main(), which benchmark_main brings.
+[[maybe_unused]] const bool registered = [] {
+  try {
+    RegisterTraces();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "CGP_BENCHMARK_TRACES: %s\n", error.what());
+    std::exit(2);
+  }
+  return true;
+}();
+
+}  // namespace

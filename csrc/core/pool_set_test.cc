@@ -1,0 +1,363 @@
+// What pool_set.h says of all pools of a device: who uses them, whose an address is, what is given
+// back and when.
+#include "core/pool_set.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "core/error.h"
+#include "driver/faulty_driver.h"
+#include "driver/host_driver.h"
+#include "testing/driver_watch.h"
+
+namespace cgp {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr PoolId kOne{0, 1};
+constexpr PoolId kTwo{0, 2};
+constexpr PoolId kUnknown{9, 9};
+constexpr StreamId kA{1};
+constexpr StreamId kB{2};
+constexpr uint64_t kPage = 4096;
+
+// The message of the exception of type E that `call` throws.
+template <typename E, typename Call>
+std::string MessageOf(const Call& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+class PoolSetTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    EXPECT_NO_THROW(set_->Check());
+    watch_.Quiesce();
+    set_.reset();
+    EXPECT_THAT(watch_.violations(), IsEmpty());
+    EXPECT_EQ(host_.usage(), HostUsage{});
+    EXPECT_EQ(watch_.events(), 0U);
+  }
+
+  Block Allocate(PoolId id, uint64_t bytes, StreamId stream = kA) {
+    const Block block = set_->Allocate(id, bytes, stream);
+    watch_.MarkUsed();
+    return block;
+  }
+
+  void Begin(PoolId id, ScopeKind kind = ScopeKind::kCapture) {
+    set_->BeginScope(id, kind);
+    watch_.set_capturing(kind == ScopeKind::kCapture);
+  }
+
+  void End(PoolId id) {
+    watch_.set_capturing(false);
+    set_->EndScope(id);
+  }
+
+  // A pool that was used by one graph, which is gone: `pages` pages and no live block.
+  void MakeUnused(PoolId id, uint64_t pages) {
+    Begin(id);
+    set_->Free(Allocate(id, pages * kPage).address);
+    End(id);
+    set_->Release(id);
+  }
+
+  HostDriver host_{{.granularity = kPage, .map_memory = false}};
+  DriverWatch watch_{host_};
+  FaultyDriver faulty_{watch_};
+  std::unique_ptr<PoolSet> set_ = std::make_unique<PoolSet>(faulty_);
+};
+
+TEST(PoolIdTest, PrintsBothNumbers) {
+  EXPECT_THAT(ToString(PoolId{17, 4}), AllOf(HasSubstr("17"), HasSubstr("4")));
+}
+
+TEST_F(PoolSetTest, CountsUsers) {
+  EXPECT_FALSE(set_->Contains(kOne));
+  EXPECT_EQ(set_->UseCount(kOne), 0);
+  set_->Retain(kOne);
+  EXPECT_TRUE(set_->Contains(kOne));
+  EXPECT_EQ(set_->UseCount(kOne), 1);
+  Begin(kOne);
+  EXPECT_EQ(set_->UseCount(kOne), 2);
+  End(kOne);
+  EXPECT_EQ(set_->UseCount(kOne), 2) << "the graph lives on";
+  set_->Release(kOne);
+  set_->Release(kOne);
+  EXPECT_FALSE(set_->Contains(kOne)) << "no user, no block, no memory";
+}
+
+TEST_F(PoolSetTest, ListsItsPools) {
+  EXPECT_THAT(set_->ids(), IsEmpty());
+  set_->Retain(kTwo);
+  set_->Retain(kOne);
+  EXPECT_THAT(set_->ids(), ElementsAre(kOne, kTwo));
+}
+
+TEST_F(PoolSetTest, RefusesUnknownPoolsAndNamesThem) {
+  const auto names_it = AllOf(HasSubstr("9"), HasSubstr(ToString(kUnknown)));
+  EXPECT_THAT(MessageOf<UsageError>([&] { set_->Release(kUnknown); }), names_it);
+  EXPECT_THAT(MessageOf<UsageError>([&] { set_->EndScope(kUnknown); }), names_it);
+  EXPECT_THAT(MessageOf<UsageError>([&] { set_->Allocate(kUnknown, 1, kA); }), names_it);
+  EXPECT_THAT(MessageOf<UsageError>([&] { (void)set_->Stats(kUnknown); }), names_it);
+  EXPECT_THAT(MessageOf<UsageError>([&] { (void)set_->Snapshot(kUnknown); }), names_it);
+  EXPECT_THAT(set_->ids(), IsEmpty());
+}
+
+TEST_F(PoolSetTest, RefusesAScopeWithinAScope) {
+  Begin(kOne);
+  EXPECT_THAT(MessageOf<UsageError>([&] { set_->BeginScope(kOne, ScopeKind::kEager); }),
+              HasSubstr(ToString(kOne)));
+  EXPECT_EQ(set_->UseCount(kOne), 1) << "the refused scope counts for nothing";
+  Allocate(kOne, 1);
+  End(kOne);
+  EXPECT_THROW(set_->EndScope(kOne), UsageError);
+}
+
+TEST_F(PoolSetTest, ScopesOfDifferentPoolsMayCross) {
+  Begin(kOne);
+  set_->BeginScope(kTwo, ScopeKind::kCapture);
+  const Block one = Allocate(kOne, kPage);
+  set_->EndScope(kOne);
+  const Block two = Allocate(kTwo, kPage);
+  End(kTwo);
+  EXPECT_EQ(set_->PoolOf(one.address), kOne);
+  EXPECT_EQ(set_->PoolOf(two.address), kTwo);
+}
+
+TEST_F(PoolSetTest, AllocatesOnlyInAnOpenScope) {
+  set_->Retain(kOne);
+  EXPECT_THAT(MessageOf<UsageError>([&] { set_->Allocate(kOne, 512, kA); }),
+              HasSubstr(ToString(kOne)));
+  Begin(kOne);
+  End(kOne);
+  EXPECT_THROW(set_->Allocate(kOne, 512, kA), UsageError);
+  EXPECT_EQ(set_->Stats(kOne).pages, 0U);
+}
+
+TEST_F(PoolSetTest, RefusesDoubleAndForeignFrees) {
+  Begin(kOne);
+  const Block block = Allocate(kOne, 4096);
+  Allocate(kOne, 4096);
+  set_->Free(block.address);
+  const auto names_address =
+      ::testing::AnyOf(HasSubstr(std::to_string(block.address)), HasSubstr("0x"));
+  EXPECT_THAT(MessageOf<UsageError>([&] { set_->Free(block.address); }), names_address);
+  EXPECT_THAT(MessageOf<UsageError>([&] { set_->RecordUse(block.address, kB); }), names_address);
+  EXPECT_THROW(set_->Free(0), UsageError);
+  EXPECT_THROW(set_->Free(12345), UsageError);
+  EXPECT_EQ(set_->Stats(kOne).frees, 1U);
+  End(kOne);
+}
+
+TEST_F(PoolSetTest, FindsBlocksByAnyAddressAndPoolsByTheFirst) {
+  Begin(kOne);
+  set_->BeginScope(kTwo, ScopeKind::kCapture);
+  const Block one = Allocate(kOne, 3 * kPage);
+  const Block two = Allocate(kTwo, 3 * kPage, kB);
+  EXPECT_EQ(set_->Find(one.address + kPage)->address, one.address);
+  EXPECT_EQ(set_->Find(two.address + 3 * kPage - 1)->stream, kB);
+  EXPECT_EQ(set_->PoolOf(two.address), kTwo);
+  EXPECT_EQ(set_->PoolOf(two.address + 512), std::nullopt);
+  EXPECT_EQ(set_->Find(0), std::nullopt);
+  set_->Free(one.address);
+  EXPECT_EQ(set_->Find(one.address), std::nullopt);
+  EXPECT_EQ(set_->PoolOf(one.address), std::nullopt);
+  End(kTwo);
+}
+
+TEST_F(PoolSetTest, PoolsShareNothing) {
+  Begin(kOne);
+  set_->Free(Allocate(kOne, 4 * kPage).address);
+  End(kOne);
+  Begin(kTwo);
+  Allocate(kTwo, 4 * kPage);
+  End(kTwo);
+  EXPECT_EQ(set_->Stats(kOne).pages, 4U);
+  EXPECT_EQ(set_->Stats(kTwo).pages, 4U);
+  const PoolStats total = set_->TotalStats();
+  EXPECT_EQ(total.reserved_bytes, 8 * kPage);
+  EXPECT_EQ(total.allocated_bytes, 4 * kPage);
+  EXPECT_EQ(total.allocations, 2U);
+  EXPECT_EQ(total.frees, 1U);
+  EXPECT_EQ(total.live_blocks, 1U);
+}
+
+// --- Giving back ---
+
+TEST_F(PoolSetTest, TrimsUnusedPoolsOnceTheDeviceIsDone) {
+  MakeUnused(kOne, 3);
+  EXPECT_TRUE(set_->Contains(kOne)) << "until its memory is given back";
+  EXPECT_EQ(set_->TrimmableBytes(), 3 * kPage);
+  EXPECT_EQ(set_->Trim(), 3 * kPage);  // the watch would note an Unmap() without a Quiesce()
+  EXPECT_EQ(watch_.quiesce_calls(), 1U);
+  EXPECT_FALSE(set_->Contains(kOne));
+  EXPECT_EQ(host_.usage(), HostUsage{});
+  EXPECT_EQ(set_->TrimmableBytes(), 0U);
+}
+
+TEST_F(PoolSetTest, ATrimOfNothingDoesNotWaitForTheDevice) {
+  EXPECT_EQ(set_->Trim(), 0U);
+  Begin(kOne);
+  set_->Free(Allocate(kOne, kPage).address);
+  End(kOne);
+  EXPECT_EQ(set_->Trim(), 0U) << "the graph still lives";
+  EXPECT_EQ(watch_.quiesce_calls(), 0U);
+  EXPECT_EQ(set_->Stats(kOne).pages, 1U);
+}
+
+TEST_F(PoolSetTest, ALiveBlockKeepsAReleasedPool) {
+  Begin(kOne);
+  const Block block = Allocate(kOne, kPage);
+  End(kOne);
+  set_->Release(kOne);
+  EXPECT_EQ(set_->TrimmableBytes(), 0U);
+  EXPECT_EQ(set_->Trim(), 0U);
+  EXPECT_TRUE(set_->Contains(kOne));
+  EXPECT_EQ(set_->UseCount(kOne), 0);
+  EXPECT_THROW(set_->Release(kOne), UsageError);
+  set_->Free(block.address);
+  EXPECT_EQ(set_->Trim(), kPage);
+  EXPECT_FALSE(set_->Contains(kOne));
+}
+
+TEST_F(PoolSetTest, TrimLeavesPoolsInUseAlone) {
+  MakeUnused(kOne, 2);
+  Begin(kTwo);
+  const Block block = Allocate(kTwo, 3 * kPage);
+  End(kTwo);
+  EXPECT_EQ(set_->Trim(), 2 * kPage);
+  EXPECT_EQ(set_->Stats(kTwo).pages, 3U);
+  EXPECT_TRUE(watch_.Accessible(block.address, block.bytes));
+}
+
+TEST_F(PoolSetTest, APoolTakenUpAgainBeforeATrimKeepsItsMemory) {
+  MakeUnused(kOne, 3);
+  Begin(kOne);
+  EXPECT_EQ(set_->TrimmableBytes(), 0U);
+  Allocate(kOne, 3 * kPage);
+  End(kOne);
+  EXPECT_EQ(set_->Stats(kOne).pages, 3U);
+}
+
+TEST_F(PoolSetTest, APoolMadeAnewAfterATrimStartsAnew) {
+  MakeUnused(kOne, 3);
+  set_->Trim();
+  set_->Retain(kOne);
+  const PoolStats stats = set_->Stats(kOne);
+  EXPECT_EQ(stats.pages, 0U);
+  EXPECT_EQ(stats.allocations, 0U);
+  EXPECT_EQ(stats.peak_reserved_bytes, 0U);
+}
+
+TEST_F(PoolSetTest, APendingEagerFreeDoesNotKeepAPool) {
+  Begin(kOne, ScopeKind::kEager);
+  const Block block = Allocate(kOne, kPage);
+  watch_.Submit(kA);
+  set_->Free(block.address);
+  End(kOne);
+  set_->Release(kOne);
+  EXPECT_EQ(set_->Trim(), kPage) << "after having waited for the device";
+  EXPECT_EQ(watch_.events(), 0U);
+}
+
+TEST_F(PoolSetTest, AFailedQuiesceLeavesThePoolsAsTheyWere) {
+  MakeUnused(kOne, 2);
+  faulty_.Arm({.only = DriverCall::kQuiesce});
+  EXPECT_THROW(set_->Trim(), DriverError);
+  EXPECT_EQ(set_->TrimmableBytes(), 2 * kPage);
+  faulty_.Disarm();
+  EXPECT_EQ(set_->Trim(), 2 * kPage);
+}
+
+TEST_F(PoolSetTest, ACaptureOnlyGrows) {
+  MakeUnused(kTwo, 2);
+  Begin(kOne);
+  host_.BeginCapture({kA, kB});
+  Block block = Allocate(kOne, kPage);
+  for (uint64_t i = 2; i < 40; ++i) {
+    const Block next = Allocate(kOne, i * 700, i % 3 == 0 ? kB : kA);
+    if (i % 5 == 0) set_->RecordUse(block.address, kB);
+    set_->Free(block.address);
+    block = next;
+  }
+  host_.EndCapture();
+  End(kOne);
+  EXPECT_EQ(watch_.quiesce_calls(), 0U);
+}
+
+// --- Running out ---
+
+TEST(PoolSetLimitTest, SaysWhatIsHeldAndWhatWasAskedFor) {
+  HostDriver host(
+      {.device = 3, .granularity = kPage, .physical_limit_bytes = 8 * kPage, .map_memory = false});
+  PoolSet set(host);
+  set.BeginScope(kOne, ScopeKind::kCapture);
+  set.Allocate(kOne, 6 * kPage, kA);
+  const std::string text = MessageOf<OutOfMemoryError>([&] { set.Allocate(kOne, 12345, kA); });
+  EXPECT_THAT(text, HasSubstr(ToString(kOne)));
+  EXPECT_THAT(text, HasSubstr("12345")) << "what was asked for";
+  EXPECT_THAT(text, HasSubstr("device 3"));
+  EXPECT_EQ(set.Stats(kOne).pages, 6U);
+  set.Check();
+  set.Allocate(kOne, 2 * kPage, kA);
+}
+
+TEST(PoolSetLimitTest, ATrimMakesRoom) {
+  HostDriver host({.granularity = kPage, .physical_limit_bytes = 8 * kPage, .map_memory = false});
+  PoolSet set(host);
+  set.BeginScope(kOne, ScopeKind::kCapture);
+  set.Free(set.Allocate(kOne, 6 * kPage, kA).address);
+  set.EndScope(kOne);
+  set.Release(kOne);
+  set.BeginScope(kTwo, ScopeKind::kEager);
+  EXPECT_THROW(set.Allocate(kTwo, 6 * kPage, kA), OutOfMemoryError);
+  EXPECT_EQ(set.Trim(), 6 * kPage);
+  set.Allocate(kTwo, 6 * kPage, kA);
+}
+
+// --- Peers ---
+
+TEST_F(PoolSetTest, LetsAPeerIntoEverythingNowAndLater) {
+  Begin(kOne);
+  const Block before = Allocate(kOne, 3 * kPage);
+  set_->BeginScope(kTwo, ScopeKind::kCapture);
+  const Block other = Allocate(kTwo, kPage);
+  set_->EnablePeer(5);
+  const Block after = Allocate(kOne, 9 * kPage);
+  for (const Block& block : {before, other, after}) {
+    EXPECT_TRUE(host_.CanAccess(block.address, block.bytes, 5));
+    EXPECT_TRUE(host_.CanAccess(block.address, block.bytes, host_.device()));
+  }
+  End(kTwo);
+}
+
+// --- The end ---
+
+TEST(PoolSetEndTest, WaitsForTheDeviceBeforeItTakesMemoryAway) {
+  HostDriver host({.granularity = kPage, .map_memory = false});
+  {
+    PoolSet set(host);
+    set.BeginScope(kOne, ScopeKind::kEager);
+    set.Free(set.Allocate(kOne, kPage, kA).address);
+    set.Allocate(kOne, 3 * kPage, kB);
+  }
+  EXPECT_EQ(host.usage(), HostUsage{});
+  EXPECT_EQ(host.unquiesced_unmaps(), 0U);
+}
+
+}  // namespace
+}  // namespace cgp

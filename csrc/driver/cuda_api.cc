@@ -1,0 +1,79 @@
+#include "driver/cuda_api.h"
+
+#include <dlfcn.h>
+
+namespace cgp {
+namespace {
+
+constexpr char kLibrary[] = "libcuda.so.1";
+
+struct Loaded {
+  bool complete = false;
+  CudaApi api;
+  std::string reason;
+};
+
+std::string LastDlError() {
+  const char* const error = dlerror();
+  return error != nullptr ? error : "no further reason given";
+}
+
+// What keeps `function` from being used; nothing if it was found.
+std::string Find(PFN_cuGetProcAddress_v12000 get_address, const char* function, int version,
+                 void** found) {
+  *found = nullptr;
+  const CUresult code = get_address(function, found, version, CU_GET_PROC_ADDRESS_DEFAULT, nullptr);
+  if (code == CUDA_ERROR_STUB_LIBRARY) {
+    return std::string(kLibrary) +
+           " is the CUDA toolkit's stub to link with, not a driver: take its folder out of "
+           "LD_LIBRARY_PATH";
+  }
+  if (code == CUDA_SUCCESS && *found != nullptr) return "";
+  return std::string("the NVIDIA driver has no ") + function + " (error " + std::to_string(code) +
+         "): update it";
+}
+
+Loaded Load() {
+  Loaded loaded;
+  // Never closed: the functions are used until the process ends.
+  void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    loaded.reason = "no NVIDIA driver was found on this machine (" + LastDlError() +
+                    "): it takes an NVIDIA GPU and its driver";
+    return loaded;
+  }
+  const auto get_address =
+      reinterpret_cast<PFN_cuGetProcAddress_v12000>(dlsym(library, "cuGetProcAddress_v2"));
+  if (get_address == nullptr) {
+    loaded.reason =
+        std::string("the NVIDIA driver is too old: ") + kLibrary +
+        " has no cuGetProcAddress_v2, which came with CUDA 12.0 (driver 525): update it";
+    return loaded;
+  }
+  void* found = nullptr;
+#define CGP_CUDA_FIND(function, version)                         \
+  loaded.reason = Find(get_address, #function, version, &found); \
+  if (!loaded.reason.empty()) return loaded;                     \
+  loaded.api.function = reinterpret_cast<PFN_##function##_v##version>(found);
+  CGP_CUDA_FUNCTIONS(CGP_CUDA_FIND)
+#undef CGP_CUDA_FIND
+  loaded.complete = true;
+  return loaded;
+}
+
+}  // namespace
+
+const CudaApi* LoadCudaApi(std::string* reason) {
+  static const Loaded loaded = Load();
+  if (loaded.complete) return &loaded.api;
+  *reason = loaded.reason;
+  return nullptr;
+}
+
+std::string CudaErrorName(const CudaApi& api, CUresult code) {
+  const char* name = nullptr;
+  if (api.cuGetErrorName(code, &name) != CUDA_SUCCESS || name == nullptr) return "unknown error";
+  return name;
+}
+
+}  // namespace cgp

@@ -1,0 +1,58 @@
+// The functions of CUDA's driver API that are used here, found at run time: a machine without a
+// driver can load the library, and a test can put its own functions in.
+#pragma once
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <string>
+
+namespace cgp {
+
+// X(function, version): the CUDA version, times 1000, that brought the form of the function that is
+// called here. It is asked for by that version and typed by it, whatever newer forms the headers
+// and the driver have.
+#define CGP_CUDA_FUNCTIONS(X)                 \
+  X(cuInit, 2000)                             \
+  X(cuDriverGetVersion, 2020)                 \
+  X(cuGetErrorName, 6000)                     \
+  X(cuDeviceGet, 2000)                        \
+  X(cuDeviceGetCount, 2000)                   \
+  X(cuDeviceGetName, 2000)                    \
+  X(cuDeviceGetAttribute, 2000)               \
+  X(cuDeviceCanAccessPeer, 4000)              \
+  X(cuDevicePrimaryCtxRetain, 7000)           \
+  X(cuDevicePrimaryCtxRelease, 11000)         \
+  X(cuCtxGetCurrent, 4000)                    \
+  X(cuCtxPushCurrent, 4000)                   \
+  X(cuCtxPopCurrent, 4000)                    \
+  X(cuCtxSynchronize, 2000)                   \
+  X(cuMemGetInfo, 3020)                       \
+  X(cuMemGetAllocationGranularity, 10020)     \
+  X(cuMemAddressReserve, 10020)               \
+  X(cuMemAddressFree, 10020)                  \
+  X(cuMemCreate, 10020)                       \
+  X(cuMemRelease, 10020)                      \
+  X(cuMemMap, 10020)                          \
+  X(cuMemUnmap, 10020)                        \
+  X(cuMemSetAccess, 10020)                    \
+  X(cuThreadExchangeStreamCaptureMode, 10010) \
+  X(cuEventCreate, 2000)                      \
+  X(cuEventRecord, 2000)                      \
+  X(cuEventQuery, 2000)                       \
+  X(cuEventDestroy, 4000)
+
+struct CudaApi {
+#define CGP_CUDA_FIELD(function, version) PFN_##function##_v##version function = nullptr;
+  CGP_CUDA_FUNCTIONS(CGP_CUDA_FIELD)
+#undef CGP_CUDA_FIELD
+};
+
+// The driver of this machine, loaded by the first call and kept for good; nullptr, and why in
+// *reason, if it has none or one that is too old. Nothing is initialised yet (cuInit).
+const CudaApi* LoadCudaApi(std::string* reason);
+
+// "CUDA_ERROR_OUT_OF_MEMORY", or "unknown error".
+std::string CudaErrorName(const CudaApi& api, CUresult code);
+
+}  // namespace cgp

@@ -1,0 +1,375 @@
+#include "driver/cuda_driver.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <exception>
+
+#include "core/error.h"
+#include "driver/cuda_api.h"
+
+namespace cgp {
+namespace {
+
+constexpr char kNoVmm[] =
+    "it does not support CUDA's virtual memory management (cuMemCreate, cuMemMap)";
+
+const CudaApi& LoadOrThrow(int device) {
+  std::string reason;
+  const CudaApi* const api = LoadCudaApi(&reason);
+  if (api == nullptr) {
+    throw DriverError(DriverStatus::kFailed, "cuInit", CUDA_ERROR_SHARED_OBJECT_INIT_FAILED,
+                      "CUDA_ERROR_SHARED_OBJECT_INIT_FAILED", 0, device, reason);
+  }
+  return *api;
+}
+
+// What "out of memory" means is known only from the call.
+DriverStatus StatusOf(DriverCall call, CUresult code) {
+  if (code != CUDA_ERROR_OUT_OF_MEMORY) return DriverStatus::kFailed;
+  switch (call) {
+    case DriverCall::kReserve:
+      return DriverStatus::kOutOfAddresses;
+    case DriverCall::kCreate:
+    case DriverCall::kMap:
+    case DriverCall::kSetAccess:
+      return DriverStatus::kOutOfMemory;
+    default:
+      return DriverStatus::kFailed;
+  }
+}
+
+void CheckSetup(const CudaApi& api, int device, std::string_view name, CUresult code) {
+  if (code == CUDA_SUCCESS) return;
+  throw DriverError(DriverStatus::kFailed, name, code, CudaErrorName(api, code), 0, device);
+}
+
+std::string Failure(const CudaApi& api, const char* name, CUresult code) {
+  return std::string(name) + " failed: " + CudaErrorName(api, code) + " (" + std::to_string(code) +
+         ")";
+}
+
+// Fills in what it can, and `reason` where it must stop.
+void ProbeDevice(const CudaApi& api, int device, CudaProbe* probe) {
+  probe->driver_loaded = true;
+  api.cuDriverGetVersion(&probe->driver_version);
+  CUresult code = api.cuInit(0);
+  if (code != CUDA_SUCCESS) {
+    probe->reason = Failure(api, "cuInit", code);
+    return;
+  }
+  code = api.cuDeviceGetCount(&probe->device_count);
+  if (code != CUDA_SUCCESS) {
+    probe->reason = Failure(api, "cuDeviceGetCount", code);
+    return;
+  }
+  CUdevice cu_device = 0;
+  code = api.cuDeviceGet(&cu_device, device);
+  if (code != CUDA_SUCCESS) {
+    probe->reason = "there is no device " + std::to_string(device) + " among the " +
+                    std::to_string(probe->device_count) + " that CUDA sees";
+    return;
+  }
+  char name[256] = {};
+  if (api.cuDeviceGetName(name, sizeof name - 1, cu_device) == CUDA_SUCCESS) probe->name = name;
+  int supported = 0;
+  code = api.cuDeviceGetAttribute(
+      &supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, cu_device);
+  if (code != CUDA_SUCCESS) {
+    probe->reason = Failure(api, "cuDeviceGetAttribute", code);
+    return;
+  }
+  probe->vmm_supported = supported != 0;
+  if (!probe->vmm_supported) {
+    probe->reason = "device " + std::to_string(device) + " (" + probe->name + "): " + kNoVmm;
+  }
+}
+
+CUmemLocation LocationOf(CUdevice device) {
+  CUmemLocation location{};
+  location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  location.id = device;
+  return location;
+}
+
+// As PyTorch's expandable segments make theirs. Not to be shared with other processes.
+CUmemAllocationProp HandleProperties(CUdevice device, bool rdma_capable) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+  properties.location = LocationOf(device);
+  properties.allocFlags.gpuDirectRDMACapable = rdma_capable ? 1 : 0;
+  return properties;
+}
+
+// While one exists, what this thread calls cannot break a capture for being "potentially unsafe",
+// nor fail for it.
+class RelaxedCaptureMode {
+ public:
+  explicit RelaxedCaptureMode(const CudaApi& api) : api_(api) {
+    api_.cuThreadExchangeStreamCaptureMode(&mode_);
+  }
+  ~RelaxedCaptureMode() { api_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCaptureMode(const RelaxedCaptureMode&) = delete;
+  RelaxedCaptureMode& operator=(const RelaxedCaptureMode&) = delete;
+
+ private:
+  const CudaApi& api_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+// Makes a context current to this thread for as long as it exists.
+class CurrentContext {
+ public:
+  CurrentContext(const CudaApi& api, CUcontext context, int device) : api_(api) {
+    CUcontext current = nullptr;
+    CheckSetup(api, device, "cuCtxGetCurrent", api.cuCtxGetCurrent(&current));
+    if (current == context) return;
+    CheckSetup(api, device, "cuCtxPushCurrent", api.cuCtxPushCurrent(context));
+    pushed_ = true;
+  }
+  ~CurrentContext() {
+    CUcontext popped = nullptr;
+    if (pushed_) api_.cuCtxPopCurrent(&popped);
+  }
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+ private:
+  const CudaApi& api_;
+  bool pushed_ = false;
+};
+
+CUstream StreamOf(StreamId stream) { return reinterpret_cast<CUstream>(stream); }
+CUevent CudaEvent(Event event) { return reinterpret_cast<CUevent>(event); }
+
+}  // namespace
+
+CudaDriverStats::Kind CudaDriverStats::total() const {
+  Kind sum;
+  for (const Kind& kind : kinds) {
+    sum.calls += kind.calls;
+    sum.nanoseconds += kind.nanoseconds;
+  }
+  return sum;
+}
+
+// Adds the time from its begin to its end.
+class CudaDriver::Timer {
+ public:
+  explicit Timer(AtomicKind& kind) : kind_(kind) {}
+  ~Timer() {
+    const auto elapsed = std::chrono::steady_clock::now() - begin_;
+    kind_.calls.fetch_add(1, std::memory_order_relaxed);
+    kind_.nanoseconds.fetch_add(
+        static_cast<uint64_t>(
+            std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()),
+        std::memory_order_relaxed);
+  }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+ private:
+  AtomicKind& kind_;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+CudaDriver::CudaDriver(int device) : CudaDriver(device, LoadOrThrow(device)) {}
+
+CudaDriver::CudaDriver(int device, const CudaApi& api) : device_(device), api_(api) {
+  const auto check = [&](std::string_view name, CUresult code) {
+    CheckSetup(api_, device_, name, code);
+  };
+  check("cuInit", api_.cuInit(0));
+  check("cuDeviceGet", api_.cuDeviceGet(&cu_device_, device));
+  int vmm = 0;
+  check("cuDeviceGetAttribute",
+        api_.cuDeviceGetAttribute(&vmm, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                                  cu_device_));
+  if (vmm == 0) {
+    throw DriverError(DriverStatus::kFailed, "cuDeviceGetAttribute", CUDA_ERROR_NOT_SUPPORTED,
+                      "CUDA_ERROR_NOT_SUPPORTED", 0, device, kNoVmm);
+  }
+  int rdma = 0;
+  check("cuDeviceGetAttribute",
+        api_.cuDeviceGetAttribute(
+            &rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, cu_device_));
+  rdma_capable_ = rdma != 0;
+  const CUmemAllocationProp properties = HandleProperties(cu_device_, rdma_capable_);
+  size_t granularity = 0;
+  check("cuMemGetAllocationGranularity",
+        api_.cuMemGetAllocationGranularity(&granularity, &properties,
+                                           CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+  CGP_CHECK(std::has_single_bit(granularity));
+  granularity_ = granularity;
+}
+
+CudaDriver::~CudaDriver() {
+  // Fails if CUDA has shut down before this, at the end of the process; then there is nothing to
+  // release.
+  if (context_.load() != nullptr) api_.cuDevicePrimaryCtxRelease(cu_device_);
+}
+
+CudaProbe CudaDriver::Probe(int device) noexcept {
+  CudaProbe probe;
+  if (const CudaApi* const api = LoadCudaApi(&probe.reason)) return Probe(device, *api);
+  return probe;
+}
+
+CudaProbe CudaDriver::Probe(int device, const CudaApi& api) noexcept {
+  CudaProbe probe;
+  ProbeDevice(api, device, &probe);
+  return probe;
+}
+
+CudaDriverStats CudaDriver::stats() const {
+  CudaDriverStats stats;
+  for (size_t i = 0; i < kDriverCallKinds; ++i) {
+    stats.kinds[i].calls = stats_[i].calls.load(std::memory_order_relaxed);
+    stats.kinds[i].nanoseconds = stats_[i].nanoseconds.load(std::memory_order_relaxed);
+  }
+  return stats;
+}
+
+CUctx_st* CudaDriver::Context() {
+  if (CUcontext context = context_.load(std::memory_order_acquire)) return context;
+  const std::lock_guard lock(context_mutex_);
+  CUcontext context = context_.load(std::memory_order_relaxed);
+  if (context == nullptr) {
+    const RelaxedCaptureMode relaxed(api_);
+    const CUresult code = api_.cuDevicePrimaryCtxRetain(&context, cu_device_);
+    if (code != CUDA_SUCCESS) {
+      throw DriverError(
+          code == CUDA_ERROR_OUT_OF_MEMORY ? DriverStatus::kOutOfMemory : DriverStatus::kFailed,
+          "cuDevicePrimaryCtxRetain", code, CudaErrorName(api_, code), 0, device_);
+    }
+    context_.store(context, std::memory_order_release);
+  }
+  return context;
+}
+
+template <typename Function>
+int CudaDriver::Try(DriverCall call, Function function) {
+  const CurrentContext current(api_, Context(), device_);
+  const Timer timer(stats_[static_cast<size_t>(call)]);
+  return function();
+}
+
+template <typename Function>
+void CudaDriver::Call(DriverCall call, std::string_view name, uint64_t bytes, Function function) {
+  const auto code = static_cast<CUresult>(Try(call, function));
+  if (code == CUDA_SUCCESS) return;
+  throw DriverError(StatusOf(call, code), name, code, CudaErrorName(api_, code), bytes, device_);
+}
+
+Address CudaDriver::Reserve(uint64_t bytes) {
+  CUdeviceptr address = 0;
+  Call(DriverCall::kReserve, "cuMemAddressReserve", bytes,
+       [&] { return api_.cuMemAddressReserve(&address, bytes, granularity_, 0, 0); });
+  return address;
+}
+
+void CudaDriver::FreeAddresses(Address address, uint64_t bytes) {
+  Call(DriverCall::kFreeAddresses, "cuMemAddressFree", bytes,
+       [&] { return api_.cuMemAddressFree(address, bytes); });
+}
+
+Handle CudaDriver::Create(uint64_t bytes) {
+  const CUmemAllocationProp properties = HandleProperties(cu_device_, rdma_capable_);
+  CUmemGenericAllocationHandle handle = 0;
+  Call(DriverCall::kCreate, "cuMemCreate", bytes,
+       [&] { return api_.cuMemCreate(&handle, bytes, &properties, 0); });
+  return Handle{handle};
+}
+
+void CudaDriver::Release(Handle handle) {
+  Call(DriverCall::kRelease, "cuMemRelease", 0,
+       [&] { return api_.cuMemRelease(static_cast<CUmemGenericAllocationHandle>(handle)); });
+}
+
+void CudaDriver::Map(Address address, uint64_t bytes, Handle handle) {
+  Call(DriverCall::kMap, "cuMemMap", bytes, [&] {
+    return api_.cuMemMap(address, bytes, 0, static_cast<CUmemGenericAllocationHandle>(handle), 0);
+  });
+}
+
+void CudaDriver::SetAccess(Address address, uint64_t bytes) {
+  const auto grant = [](CUdevice device) {
+    return CUmemAccessDesc{LocationOf(device), CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  };
+  std::vector<CUmemAccessDesc> access = {grant(cu_device_)};
+  {
+    const std::lock_guard lock(peers_mutex_);
+    for (const CUdevice peer : peers_) access.push_back(grant(peer));
+  }
+  Call(DriverCall::kSetAccess, "cuMemSetAccess", bytes,
+       [&] { return api_.cuMemSetAccess(address, bytes, access.data(), access.size()); });
+}
+
+void CudaDriver::Unmap(Address address, uint64_t bytes) {
+  Call(DriverCall::kUnmap, "cuMemUnmap", bytes, [&] { return api_.cuMemUnmap(address, bytes); });
+}
+
+void CudaDriver::AddPeer(int peer) {
+  if (peer == device_) return;
+  CUdevice cu_peer = 0;
+  Call(DriverCall::kAddPeer, "cuDeviceGet", 0, [&] { return api_.cuDeviceGet(&cu_peer, peer); });
+  // Refused here, or every SetAccess() from now on would be.
+  int can_access = 0;
+  Call(DriverCall::kAddPeer, "cuDeviceCanAccessPeer", 0,
+       [&] { return api_.cuDeviceCanAccessPeer(&can_access, cu_peer, cu_device_); });
+  if (can_access == 0) {
+    throw DriverError(DriverStatus::kFailed, "cuDeviceCanAccessPeer",
+                      CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", 0,
+                      device_, "device " + std::to_string(peer) + " cannot access its memory");
+  }
+  const std::lock_guard lock(peers_mutex_);
+  if (std::find(peers_.begin(), peers_.end(), cu_peer) == peers_.end()) peers_.push_back(cu_peer);
+}
+
+void CudaDriver::Quiesce() {
+  Call(DriverCall::kQuiesce, "cuCtxSynchronize", 0, [&] { return api_.cuCtxSynchronize(); });
+}
+
+Event CudaDriver::RecordEvent(StreamId stream) {
+  CUevent event = nullptr;
+  Call(DriverCall::kRecordEvent, "cuEventCreate", 0,
+       [&] { return api_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING); });
+  const Event created{reinterpret_cast<uintptr_t>(event)};
+  try {
+    Call(DriverCall::kRecordEvent, "cuEventRecord", 0,
+         [&] { return api_.cuEventRecord(event, StreamOf(stream)); });
+  } catch (const DriverError&) {
+    DestroyEvent(created);
+    throw;
+  }
+  return created;
+}
+
+bool CudaDriver::EventDone(Event event) {
+  // A query is "potentially unsafe" while another thread captures: it would fail and invalidate
+  // that capture.
+  const RelaxedCaptureMode relaxed(api_);
+  const auto code = static_cast<CUresult>(
+      Try(DriverCall::kEventDone, [&] { return api_.cuEventQuery(CudaEvent(event)); }));
+  if (code == CUDA_SUCCESS) return true;
+  if (code == CUDA_ERROR_NOT_READY) return false;
+  throw DriverError(DriverStatus::kFailed, "cuEventQuery", code, CudaErrorName(api_, code), 0,
+                    device_);
+}
+
+void CudaDriver::DestroyEvent(Event event) noexcept {
+  // An event knows its context. There is nothing to do about an error, which can only be that of
+  // earlier work.
+  const Timer timer(stats_[static_cast<size_t>(DriverCall::kDestroyEvent)]);
+  api_.cuEventDestroy(CudaEvent(event));
+}
+
+MemoryInfo CudaDriver::Info() {
+  size_t free = 0;
+  size_t total = 0;
+  Call(DriverCall::kInfo, "cuMemGetInfo", 0, [&] { return api_.cuMemGetInfo(&free, &total); });
+  return {.free_bytes = free, .total_bytes = total};
+}
+
+}  // namespace cgp

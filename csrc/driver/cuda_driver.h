@@ -1,0 +1,113 @@
+// A driver that makes memory real on an NVIDIA GPU, by CUDA's virtual memory management.
+//
+// It needs no CUDA header to be used and no CUDA library to be linked: libcuda is found at run
+// time.
+//
+// The primary context of the device, which is the one that the CUDA runtime and PyTorch use, is
+// retained by the first call that needs it. Every call makes it current for its own duration where
+// it is not, so that calls may come from any thread, one without a context included, and leaves the
+// thread as it was.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "driver/driver.h"
+#include "driver/driver_call.h"
+
+struct CUctx_st;  // what a CUcontext points to
+
+namespace cgp {
+
+struct CudaApi;
+
+// What can be said about a device without using it.
+struct CudaProbe {
+  bool driver_loaded = false;
+  int driver_version = 0;  // CUDA's number, e.g. 13000 for 13.0; 0 if unknown
+  int device_count = 0;
+  bool vmm_supported = false;  // the device can do what CudaDriver needs
+  std::string name;            // of the device; empty if there is none
+  std::string reason;          // why CudaDriver cannot be used here; empty if it can
+};
+
+// Calls to CUDA since the driver was made, failed ones included.
+struct CudaDriverStats {
+  struct Kind {
+    uint64_t calls = 0;
+    uint64_t nanoseconds = 0;
+  };
+  std::array<Kind, kDriverCallKinds> kinds{};  // by DriverCall
+
+  const Kind& operator[](DriverCall call) const { return kinds[static_cast<size_t>(call)]; }
+  Kind total() const;
+};
+
+class CudaDriver final : public Driver {
+ public:
+  // `device` is an ordinal as the CUDA runtime and PyTorch count (CUDA_VISIBLE_DEVICES applies).
+  // Throws DriverError where Probe() gives a reason. Makes no context.
+  explicit CudaDriver(int device);
+  // With other functions than those of the driver of this machine; `api` must outlive this.
+  CudaDriver(int device, const CudaApi& api);
+  // What is still mapped or held stays so until the process ends.
+  ~CudaDriver() override;
+
+  static CudaProbe Probe(int device) noexcept;
+  static CudaProbe Probe(int device, const CudaApi& api) noexcept;
+
+  CudaDriverStats stats() const;
+
+  int device() const noexcept override { return device_; }
+  uint64_t granularity() const noexcept override { return granularity_; }
+  Address Reserve(uint64_t bytes) override;
+  void FreeAddresses(Address address, uint64_t bytes) override;
+  Handle Create(uint64_t bytes) override;
+  void Release(Handle handle) override;
+  void Map(Address address, uint64_t bytes, Handle handle) override;
+  void SetAccess(Address address, uint64_t bytes) override;
+  void Unmap(Address address, uint64_t bytes) override;
+  void AddPeer(int peer) override;
+  void Quiesce() override;
+  Event RecordEvent(StreamId stream) override;
+  bool EventDone(Event event) override;
+  void DestroyEvent(Event event) noexcept override;
+  MemoryInfo Info() override;
+
+ private:
+  class Timer;
+
+  // The device's primary context, retained by the first call.
+  CUctx_st* Context();
+  // Calls `function` with that context current, counted and timed as `call`. Call() throws the
+  // error.
+  template <typename Function>
+  int Try(DriverCall call, Function function);
+  template <typename Function>
+  void Call(DriverCall call, std::string_view name, uint64_t bytes, Function function);
+
+  const int device_;
+  const CudaApi& api_;
+  int cu_device_ = 0;
+  uint64_t granularity_ = 0;
+  bool rdma_capable_ = false;
+
+  std::atomic<CUctx_st*> context_{nullptr};
+  std::mutex context_mutex_;
+
+  std::mutex peers_mutex_;
+  std::vector<int> peers_;  // CUDA's device numbers
+
+  struct AtomicKind {
+    std::atomic<uint64_t> calls{0};
+    std::atomic<uint64_t> nanoseconds{0};
+  };
+  std::array<AtomicKind, kDriverCallKinds> stats_;
+};
+
+}  // namespace cgp

@@ -1,0 +1,176 @@
+#include "driver/faulty_driver.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "driver/host_driver.h"
+
+namespace cgp {
+namespace {
+
+constexpr uint64_t kPage = 512;
+constexpr StreamId kStream{7};
+
+class FaultyDriverTest : public testing::Test {
+ protected:
+  // Each kind of call once, in an order in which all succeed.
+  void CallEverything() {
+    const Address address = driver_.Reserve(kPage);
+    const Handle handle = driver_.Create(kPage);
+    driver_.Map(address, kPage, handle);
+    driver_.SetAccess(address, kPage);
+    driver_.AddPeer(1);
+    const Event event = driver_.RecordEvent(kStream);
+    driver_.EventDone(event);
+    driver_.DestroyEvent(event);
+    driver_.Info();
+    driver_.Quiesce();
+    driver_.Unmap(address, kPage);
+    driver_.Release(handle);
+    driver_.FreeAddresses(address, kPage);
+  }
+
+  const std::vector<DriverCall> all_ = {
+      DriverCall::kReserve,   DriverCall::kCreate,  DriverCall::kMap,
+      DriverCall::kSetAccess, DriverCall::kAddPeer, DriverCall::kRecordEvent,
+      DriverCall::kEventDone, DriverCall::kInfo,    DriverCall::kQuiesce,
+      DriverCall::kUnmap,     DriverCall::kRelease, DriverCall::kFreeAddresses};
+  HostDriver host_{{.device = 2, .granularity = kPage, .map_memory = false}};
+  FaultyDriver driver_{host_};
+};
+
+TEST_F(FaultyDriverTest, PassesEverythingThrough) {
+  EXPECT_EQ(driver_.device(), 2);
+  EXPECT_EQ(driver_.granularity(), kPage);
+  EXPECT_EQ(driver_.Info().total_bytes, host_.Info().total_bytes);
+  driver_.Disarm();
+  CallEverything();
+  EXPECT_EQ(driver_.calls(), all_);
+  EXPECT_EQ(driver_.call_count(), all_.size());
+  EXPECT_EQ(driver_.failures(), 0u);
+  EXPECT_EQ(host_.usage(), HostUsage{});
+  for (const DriverCall call : all_) {
+    EXPECT_GE(host_.calls()[call], 1u) << Name(call);
+  }
+  EXPECT_EQ(host_.calls()[DriverCall::kDestroyEvent], 1u);
+}
+
+TEST_F(FaultyDriverTest, PassesArgumentsAndResultsUnchanged) {
+  const Address address = driver_.Reserve(4 * kPage);
+  const Handle handle = driver_.Create(2 * kPage);
+  driver_.AddPeer(9);
+  driver_.Map(address + 2 * kPage, 2 * kPage, handle);
+  EXPECT_FALSE(host_.CanAccess(address + 2 * kPage, 2 * kPage, 2));
+  driver_.SetAccess(address + 2 * kPage, 2 * kPage);
+  EXPECT_TRUE(host_.CanAccess(address + 2 * kPage, 2 * kPage, 2));
+  EXPECT_TRUE(host_.CanAccess(address + 2 * kPage, 2 * kPage, 9));
+  host_.HoldEvents(true);
+  const Event event = driver_.RecordEvent(kStream);
+  EXPECT_FALSE(driver_.EventDone(event));
+  host_.CompleteEvents(kStream);
+  EXPECT_TRUE(driver_.EventDone(event));
+  // Errors of the inner driver come through as they are.
+  try {
+    driver_.Unmap(address, kPage);
+    FAIL();
+  } catch (const DriverError& error) {
+    EXPECT_EQ(error.call(), "HostDriver::Unmap");
+  }
+}
+
+TEST_F(FaultyDriverTest, FailsEachCallOnceBeforeTheInnerDriverHearsOfIt) {
+  for (uint64_t number = 1; number <= all_.size(); ++number) {
+    driver_.Arm({.call_number = number});
+    const DriverCall failing = all_[number - 1];
+    const CallCounts before = host_.calls();
+    std::string call;
+    try {
+      CallEverything();
+    } catch (const DriverError& error) {
+      call = error.call();
+      EXPECT_EQ(error.status(), DriverStatus::kFailed);
+      EXPECT_EQ(error.device(), 2);
+      EXPECT_NE(std::string(error.what()).find("as call " + std::to_string(number)),
+                std::string::npos)
+          << error.what();
+    }
+    EXPECT_EQ(call, Name(failing));
+    EXPECT_EQ(host_.calls()[failing], before[failing]);
+    EXPECT_EQ(driver_.call_count(), number);
+    EXPECT_EQ(driver_.failures(), 1u);
+    CallEverything();  // once only
+    EXPECT_EQ(driver_.failures(), 1u);
+    EXPECT_EQ(driver_.call_count(), number + all_.size());
+  }
+  driver_.Arm({.call_number = all_.size() + 1});
+  CallEverything();
+  EXPECT_THROW(driver_.Info(), DriverError);
+}
+
+TEST_F(FaultyDriverTest, FailsForGoodUntilDisarmed) {
+  driver_.Arm({.call_number = 2, .status = DriverStatus::kOutOfMemory, .for_good = true});
+  driver_.Info();
+  for (int i = 0; i < 3; ++i) EXPECT_THROW(driver_.Info(), DriverError);
+  EXPECT_THROW(driver_.Reserve(kPage), DriverError);
+  EXPECT_EQ(driver_.failures(), 4u);
+  EXPECT_EQ(host_.usage(), HostUsage{});
+  driver_.Disarm();
+  EXPECT_EQ(driver_.failures(), 0u);
+  EXPECT_TRUE(driver_.calls().empty());
+  CallEverything();
+}
+
+TEST_F(FaultyDriverTest, CountsOneKindOnlyIfToldTo) {
+  driver_.Arm({.call_number = 2,
+               .status = DriverStatus::kOutOfMemory,
+               .for_good = false,
+               .only = DriverCall::kCreate});
+  driver_.Reserve(kPage);
+  driver_.Create(kPage);
+  driver_.Info();
+  try {
+    driver_.Create(3 * kPage);
+    FAIL();
+  } catch (const DriverError& error) {
+    EXPECT_EQ(error.status(), DriverStatus::kOutOfMemory);
+    EXPECT_EQ(error.bytes(), 3 * kPage);
+    EXPECT_EQ(error.code(), 2);
+  }
+  driver_.Create(kPage);
+  EXPECT_EQ(driver_.failures(), 1u);
+  EXPECT_EQ(driver_.call_count(), 5u);
+
+  driver_.Arm(
+      {.status = DriverStatus::kOutOfAddresses, .for_good = true, .only = DriverCall::kReserve});
+  driver_.Create(kPage);
+  EXPECT_THROW(driver_.Reserve(kPage), DriverError);
+  EXPECT_THROW(driver_.Reserve(kPage), DriverError);
+  driver_.Info();
+}
+
+TEST_F(FaultyDriverTest, CountsCallsOfManyThreads) {
+  driver_.Arm({.call_number = 300});
+  std::vector<std::thread> threads;
+  threads.reserve(4);
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int call = 0; call < 100; ++call) {
+        try {
+          driver_.Info();
+        } catch (const DriverError&) {
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(driver_.call_count(), 400u);
+  EXPECT_EQ(driver_.failures(), 1u);
+  EXPECT_EQ(host_.calls()[DriverCall::kInfo], 399u);
+}
+
+}  // namespace
+}  // namespace cgp

@@ -1,0 +1,171 @@
+// A driver for machines without a GPU: physical memory is a memfd, addresses are this process's
+// own.
+//
+// It keeps every rule that driver.h states for its caller and refuses what breaks one, as CUDA does
+// or more strictly, with a DriverError that says which rule; what it refuses has changed nothing.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "driver/driver.h"
+#include "driver/driver_call.h"
+
+namespace cgp {
+
+class HostMemory;
+
+struct HostDriverOptions {
+  int device = 0;
+  // A power of two: from the system's page size up, or from 512 up without map_memory.
+  uint64_t granularity = uint64_t{2} << 20;
+  // What all handles, and all reservations, may hold together. Physical memory is taken only where
+  // it is written to.
+  uint64_t physical_limit_bytes = uint64_t{80} << 30;
+  uint64_t address_limit_bytes = uint64_t{1} << 47;
+  // false: the same rules and numbers, but addresses are only numbers and nothing can be read or
+  // written there. For millions of calls a second.
+  bool map_memory = true;
+};
+
+// What a driver holds now. Equal before and after a call that failed.
+struct HostUsage {
+  uint64_t handles = 0;         // not released yet, or still mapped
+  uint64_t physical_bytes = 0;  // of these handles
+  uint64_t reservations = 0;
+  uint64_t reserved_bytes = 0;
+  uint64_t mappings = 0;
+  uint64_t mapped_bytes = 0;
+  uint64_t events = 0;
+
+  bool operator==(const HostUsage&) const = default;
+};
+
+class HostDriver final : public Driver {
+ public:
+  // Throws UsageError for options that make no sense, DriverError where the system cannot do it.
+  explicit HostDriver(const HostDriverOptions& options = {});
+  // Everything goes, mapped or not.
+  ~HostDriver() override;
+
+  int device() const noexcept override { return options_.device; }
+  uint64_t granularity() const noexcept override { return options_.granularity; }
+  Address Reserve(uint64_t bytes) override;
+  void FreeAddresses(Address address, uint64_t bytes) override;
+  Handle Create(uint64_t bytes) override;
+  void Release(Handle handle) override;
+  void Map(Address address, uint64_t bytes, Handle handle) override;
+  void SetAccess(Address address, uint64_t bytes) override;
+  void Unmap(Address address, uint64_t bytes) override;
+  void AddPeer(int peer) override;
+  void Quiesce() override;
+  Event RecordEvent(StreamId stream) override;
+  bool EventDone(Event event) override;
+  void DestroyEvent(Event event) noexcept override;
+  MemoryInfo Info() override;
+
+  // --- For tests ---
+
+  HostUsage usage() const;
+
+  // Calls that succeeded.
+  CallCounts calls() const;
+
+  // Whether all of [address, address + bytes) is mapped and `device` (this one or a peer) may read
+  // and write it.
+  bool CanAccess(Address address, uint64_t bytes, int device) const;
+
+  // How often Unmap() took a mapping that had been given access and after which nobody had called
+  // Quiesce(): memory that the device may still have been using. A mapping that is undone after
+  // SetAccess() counts too.
+  uint64_t unquiesced_unmaps() const;
+
+  // How often DestroyEvent(), which cannot throw, was given an event that does not exist.
+  uint64_t unknown_events_destroyed() const;
+
+  // Events are done at once, or, while held, when CompleteEvents() or Quiesce() says so. Letting go
+  // of them completes nothing that is pending.
+  void HoldEvents(bool hold);
+  void CompleteEvents();
+  void CompleteEvents(StreamId stream);
+
+  // Between these the calls that are not capture-legal fail as CUDA's do, with
+  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED. Legal, because it undoes: Unmap() of a mapping made
+  // since, FreeAddresses() of a reservation made since, Release() of a handle that was mapped only
+  // since or never. RecordEvent() fails on the streams named. Captures may overlap; "since" is then
+  // the begin of the first, and the streams of all count until the last ends.
+  void BeginCapture(const std::vector<StreamId>& streams = {});
+  void EndCapture();
+
+ private:
+  struct Physical {
+    uint64_t bytes = 0;
+    uint64_t offset = 0;  // in the memfd
+    uint64_t mappings = 0;
+    bool released = false;
+    bool was_mapped = false;
+    uint64_t first_mapped_in = 0;  // epoch
+  };
+  struct Reservation {
+    uint64_t bytes = 0;
+    uint64_t mappings = 0;
+    uint64_t made_in = 0;  // epoch
+  };
+  struct Mapping {
+    uint64_t bytes = 0;
+    Handle handle{};
+    uint64_t made_in = 0;  // epoch
+    bool accessible = false;
+    size_t peers = 0;              // the first so many of peers_ have access
+    uint64_t quiesces_before = 0;  // how many Quiesce() there had been when access was given last
+  };
+  struct RecordedEvent {
+    StreamId stream{};
+    bool done = false;
+  };
+  using Mappings = std::map<Address, Mapping>;
+
+  [[noreturn]] void Refuse(DriverCall call, uint64_t bytes, const std::string& why) const;
+  [[noreturn]] void RefuseInCapture(DriverCall call, uint64_t bytes, const std::string& why) const;
+  [[noreturn]] void FailSystem(DriverStatus status, DriverCall call, int error,
+                               uint64_t bytes) const;
+  void CheckSize(DriverCall call, uint64_t bytes) const;
+  Reservation& ReservationAround(DriverCall call, Address address, uint64_t bytes);
+  Physical& Held(DriverCall call, uint64_t bytes, Handle handle);
+  void DropIfUnused(Handle handle);
+  bool capturing() const { return captures_ != 0; }
+
+  const HostDriverOptions options_;
+  mutable std::mutex mutex_;
+  std::unique_ptr<HostMemory> memory_;  // null without map_memory
+
+  // invariant: a handle exists iff it is not released or mapped; the mappings of a handle and of a
+  // reservation count those in mappings_, which lie in one reservation each and never overlap.
+  std::unordered_map<Handle, Physical> handles_;
+  std::map<Address, Reservation> reservations_;
+  Mappings mappings_;
+  std::unordered_map<Event, RecordedEvent> events_;
+  std::vector<int> peers_;
+
+  HostUsage usage_;
+  CallCounts calls_;
+  uint64_t unquiesced_unmaps_ = 0;
+  uint64_t unknown_events_destroyed_ = 0;
+  bool hold_events_ = false;
+  uint64_t last_handle_ = 0;
+  uint64_t last_event_ = 0;
+  Address next_address_;  // without map_memory: where the next reservation starts
+
+  // How often a capture began while no other was under way: what is made now is made in this epoch.
+  uint64_t epoch_ = 0;
+  uint64_t captures_ = 0;
+  std::unordered_set<StreamId> capturing_streams_;
+};
+
+}  // namespace cgp

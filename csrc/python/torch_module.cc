@@ -1,0 +1,140 @@
+// cudagraph_pool._torch: the adapter, for Python. No logic: what is decided is decided in
+// csrc/torch or in the package.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <utility>
+
+#include "torch/device_driver.h"
+#include "torch/device_pools.h"
+#include "torch/graph_allocator.h"
+#include "torch/install.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using Id = std::pair<uint64_t, uint64_t>;
+
+cgp::PoolId ToPoolId(const Id& id) { return {id.first, id.second}; }
+
+cgp::PoolSet& Pools(int device) {
+  return cgp::DevicePools::For(static_cast<c10::DeviceIndex>(device)).set();
+}
+
+py::dict ToDict(const cgp::PoolStats& stats) {
+  py::dict result;
+  result["page_bytes"] = stats.page_bytes;
+  result["pages"] = stats.pages;
+  result["reserved_bytes"] = stats.reserved_bytes;
+  result["allocated_bytes"] = stats.allocated_bytes;
+  result["requested_bytes"] = stats.requested_bytes;
+  result["live_blocks"] = stats.live_blocks;
+  result["peak_reserved_bytes"] = stats.peak_reserved_bytes;
+  result["peak_allocated_bytes"] = stats.peak_allocated_bytes;
+  result["ranges"] = stats.ranges;
+  result["page_mappings"] = stats.page_mappings;
+  result["allocations"] = stats.allocations;
+  result["frees"] = stats.frees;
+  return result;
+}
+
+py::dict ToDict(const cgp::PoolSnapshot& snapshot) {
+  py::list blocks;
+  for (const auto& live : snapshot.blocks) {
+    py::list pieces;
+    for (const auto& piece : live.pieces) {
+      pieces.append(py::make_tuple(cgp::Index(piece.page), piece.offset_bytes, piece.length_bytes));
+    }
+    py::dict block;
+    block["address"] = live.block.address;
+    block["bytes"] = live.block.bytes;
+    block["requested_bytes"] = live.block.requested_bytes;
+    block["stream"] = static_cast<uint64_t>(live.block.stream);
+    block["pieces"] = pieces;
+    blocks.append(block);
+  }
+  py::list ranges;
+  for (const auto& range : snapshot.ranges) {
+    py::list pages;
+    for (const auto page : range.pages) pages.append(cgp::Index(page));
+    py::dict entry;
+    entry["address"] = range.address;
+    entry["pages"] = pages;
+    ranges.append(entry);
+  }
+  py::dict result;
+  result["stats"] = ToDict(snapshot.stats);
+  result["blocks"] = blocks;
+  result["ranges"] = ranges;
+  return result;
+}
+
+// Calls to the driver so far, and the nanoseconds they took: {"Map_calls": ..., "Map_ns": ...,
+// ...}.
+py::dict DriverStats(int device) {
+  py::dict result;
+  auto* pools = cgp::DevicePools::Find(static_cast<c10::DeviceIndex>(device));
+  if (pools == nullptr) return result;
+  const cgp::CudaDriverStats stats = cgp::StatsOf(pools->driver());
+  for (size_t i = 0; i < cgp::kDriverCallKinds; ++i) {
+    const auto call = static_cast<cgp::DriverCall>(i);
+    const std::string name(cgp::Name(call));
+    result[py::str(name + "_calls")] = stats[call].calls;
+    result[py::str(name + "_ns")] = stats[call].nanoseconds;
+  }
+  return result;
+}
+
+}  // namespace
+
+// `cudagraph-pool info` looks for this text in the file, since it must not load it.
+#define CGP_BUILT_FOR C10_STRINGIZE(TORCH_VERSION_MAJOR) "." C10_STRINGIZE(TORCH_VERSION_MINOR)
+
+PYBIND11_MODULE(_torch, m) {
+  m.doc() = "cudagraph_pool built for torch " CGP_BUILT_FOR;
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  m.attr("built_for") = CGP_BUILT_FOR;
+  m.def("enable", &cgp::Enable, no_gil);
+  m.def("disable", &cgp::Disable, no_gil);
+  m.def("is_enabled", &cgp::IsEnabled);
+  m.def("allocator",
+        []() -> std::shared_ptr<cgp::CUDAAllocator> { return cgp::GetGraphAllocator(); });
+  m.def(
+      "end_abandoned_captures", [] { cgp::GetGraphAllocator()->EndAbandonedCaptures(); }, no_gil);
+  m.def(
+      "register_pool",
+      [](int device, const Id& id) {
+        cgp::GetGraphAllocator()->RegisterPool(static_cast<c10::DeviceIndex>(device), ToPoolId(id));
+      },
+      py::arg("device"), py::arg("id"), no_gil);
+  m.def(
+      "unregister_pool",
+      [](int device, const Id& id) {
+        cgp::GetGraphAllocator()->UnregisterPool(static_cast<c10::DeviceIndex>(device),
+                                                 ToPoolId(id));
+      },
+      py::arg("device"), py::arg("id"), no_gil);
+  m.def(
+      "pool_ids",
+      [](int device) {
+        std::vector<Id> ids;
+        auto* pools = cgp::DevicePools::Find(static_cast<c10::DeviceIndex>(device));
+        if (pools == nullptr) return ids;
+        for (const cgp::PoolId id : pools->set().ids()) ids.emplace_back(id.first, id.second);
+        return ids;
+      },
+      py::arg("device"));
+  m.def(
+      "use_count", [](int device, const Id& id) { return Pools(device).UseCount(ToPoolId(id)); },
+      py::arg("device"), py::arg("id"));
+  m.def(
+      "stats", [](int device, const Id& id) { return ToDict(Pools(device).Stats(ToPoolId(id))); },
+      py::arg("device"), py::arg("id"));
+  m.def(
+      "snapshot",
+      [](int device, const Id& id) { return ToDict(Pools(device).Snapshot(ToPoolId(id))); },
+      py::arg("device"), py::arg("id"));
+  m.def("driver_stats", &DriverStats, py::arg("device"));
+}

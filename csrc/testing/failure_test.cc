@@ -1,0 +1,274 @@
+// Every driver call of a scripted workload is made to fail, once and for good: what fails says why,
+// leaves everything as it was, and works when it is asked for again.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/error.h"
+#include "core/pool_set.h"
+#include "driver/faulty_driver.h"
+#include "driver/host_driver.h"
+#include "testing/driver_watch.h"
+
+namespace cgp {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr PoolId kOne{0, 1};
+constexpr PoolId kTwo{0, 2};
+constexpr StreamId kA{1};
+constexpr StreamId kB{2};
+constexpr uint64_t kPage = 4096;
+
+std::string Describe(const PoolSet& set) {
+  std::ostringstream text;
+  for (const PoolId id : set.ids()) {
+    const PoolSnapshot snapshot = set.Snapshot(id);
+    const PoolStats& stats = snapshot.stats;
+    text << ToString(id) << ": users " << set.UseCount(id) << " pages " << stats.pages
+         << " allocated " << stats.allocated_bytes << " requested " << stats.requested_bytes
+         << " peaks " << stats.peak_reserved_bytes << "/" << stats.peak_allocated_bytes << " calls "
+         << stats.allocations << "/" << stats.frees;
+    for (const auto& live : snapshot.blocks) {
+      text << "\n  block " << live.block.address << "+" << live.block.bytes;
+      for (const auto& piece : live.pieces) {
+        text << " " << Index(piece.page) << ":" << piece.offset_bytes;
+      }
+    }
+    for (const auto& range : snapshot.ranges) {
+      text << "\n  range " << range.address;
+      for (const PageId page : range.pages) text << " " << Index(page);
+    }
+    text << "\n";
+  }
+  return text.str();
+}
+
+// A set with a fault to come, and steps that take every path on which the driver is called.
+class Workload {
+ public:
+  using Step = std::function<void()>;
+
+  Workload() {
+    const auto allocate = [this](size_t slot, PoolId id, uint64_t bytes, StreamId stream) {
+      return [=, this] {
+        blocks_[slot] = set_.Allocate(id, bytes, stream).address;
+        watch_.MarkUsed();
+      };
+    };
+    const auto free = [this](size_t slot) { return [=, this] { set_.Free(blocks_[slot]); }; };
+    const auto use = [this](size_t slot, StreamId stream) {
+      return [=, this] { set_.RecordUse(blocks_[slot], stream); };
+    };
+    const auto begin = [this](PoolId id, ScopeKind kind) {
+      return [=, this] { set_.BeginScope(id, kind); };
+    };
+    const auto end = [this](PoolId id) { return [=, this] { set_.EndScope(id); }; };
+    steps_ = {
+        begin(kOne, ScopeKind::kCapture),
+        allocate(0, kOne, 3 * kPage, kA),  // a new range
+        allocate(1, kOne, 512, kA),        // a page in part use
+        free(0),
+        allocate(2, kOne, 6 * kPage + 512, kA),  // stitched, and new pages appended
+        [this] { set_.EnablePeer(1); },
+        allocate(3, kOne, kPage, kB),
+        use(2, kB),
+        free(2),
+        end(kOne),
+        begin(kTwo, ScopeKind::kEager),
+        allocate(4, kTwo, 2 * kPage, kA),
+        allocate(5, kTwo, 2 * kPage, kB),
+        use(5, kA),
+        free(4),
+        free(5),
+        end(kTwo),  // records events
+        begin(kTwo, ScopeKind::kEager),
+        allocate(6, kTwo, 4 * kPage, kB),  // asks whether they are done
+        end(kTwo),
+        use(6, kA),
+        free(6),  // records events outside of a scope
+        begin(kOne, ScopeKind::kCapture),
+        allocate(7, kOne, 20 * kPage, kB),
+        free(7),
+        end(kOne),
+        free(1),
+        free(3),
+        [this] { set_.Release(kOne); },
+        [this] { set_.Release(kOne); },
+        [this] { set_.Release(kTwo); },
+        [this] { set_.Release(kTwo); },
+        [this] { set_.Trim(); },
+    };
+  }
+
+  ~Workload() { watch_.Quiesce(); }
+
+  const std::vector<Step>& steps() const { return steps_; }
+  PoolSet& set() { return set_; }
+  FaultyDriver& faulty() { return faulty_; }
+  DriverWatch& watch() { return watch_; }
+  HostUsage usage() const { return host_.usage(); }
+
+ private:
+  HostDriver host_{{.device = 2, .granularity = kPage, .map_memory = false}};
+  DriverWatch watch_{host_};
+  FaultyDriver faulty_{watch_};
+  PoolSet set_{faulty_};
+  Address blocks_[8] = {};
+  std::vector<Step> steps_;
+};
+
+// What the driver holds, but events: one found to be done may be let go of by a call that fails
+// later.
+auto Held(const Workload& workload) {
+  const HostUsage usage = workload.usage();
+  return std::tuple(usage.handles, usage.physical_bytes, usage.reservations, usage.reserved_bytes,
+                    usage.mappings, usage.mapped_bytes);
+}
+
+std::vector<DriverCall> CallsOfACleanRun() {
+  Workload workload;
+  workload.faulty().Disarm();
+  for (const Workload::Step& step : workload.steps()) step();
+  return workload.faulty().calls();
+}
+
+TEST(FailureTest, TheWorkloadMakesEveryCallThatCanFail) {
+  const std::vector<DriverCall> calls = CallsOfACleanRun();
+  for (size_t kind = 0; kind < kDriverCallKinds; ++kind) {
+    const auto call = static_cast<DriverCall>(kind);
+    // Events are let go of by a call that cannot fail, and memory is asked after only when it runs
+    // out.
+    if (call == DriverCall::kDestroyEvent || call == DriverCall::kInfo) continue;
+    EXPECT_THAT(calls, ::testing::Contains(call)) << Name(call);
+  }
+}
+
+class EveryCallFails : public ::testing::TestWithParam<std::tuple<DriverStatus, bool>> {
+ protected:
+  DriverStatus status() const { return std::get<0>(GetParam()); }
+  bool for_good() const { return std::get<1>(GetParam()); }
+
+  void ExpectExplained(const std::exception& error, DriverCall call) const {
+    if (const auto* driver_error = dynamic_cast<const DriverError*>(&error)) {
+      EXPECT_EQ(driver_error->call().find(Name(call)) != std::string::npos, true)
+          << driver_error->call() << " for " << Name(call);
+      EXPECT_EQ(driver_error->device(), 2);
+      EXPECT_EQ(driver_error->status(), status());
+      EXPECT_NE(driver_error->code(), 0);
+      EXPECT_THAT(error.what(), HasSubstr(std::to_string(driver_error->code())));
+    } else {
+      ASSERT_NE(dynamic_cast<const OutOfMemoryError*>(&error), nullptr) << error.what();
+      EXPECT_NE(status(), DriverStatus::kFailed) << error.what();
+      EXPECT_GT(dynamic_cast<const OutOfMemoryError&>(error).requested_bytes(), 0U);
+    }
+    EXPECT_THAT(error.what(), HasSubstr("device 2"));
+  }
+
+  // Runs `step`; on failure mends the driver, and expects that nothing has changed and that it now
+  // works.
+  void RunStep(Workload& workload, const Workload::Step& step, DriverCall failing) {
+    const std::string before = Describe(workload.set());
+    const auto held_before = Held(workload);
+    try {
+      step();
+      return;
+    } catch (const std::exception& error) {
+      ExpectExplained(error, failing);
+    }
+    const uint64_t failures = workload.faulty().failures();
+    EXPECT_GE(failures, 1U);
+    EXPECT_EQ(Describe(workload.set()), before);
+    workload.set().Check();
+    // Where cleaning up failed too, the driver holds what nobody can give back.
+    if (failures == 1) {
+      EXPECT_EQ(Held(workload), held_before);
+    }
+    workload.faulty().Disarm();
+    step();
+    workload.set().Check();
+  }
+};
+
+TEST_P(EveryCallFails, SaysSoChangesNothingAndWorksAgain) {
+  const std::vector<DriverCall> calls = CallsOfACleanRun();
+  for (uint64_t number = 1; number <= calls.size(); ++number) {
+    SCOPED_TRACE("call " + std::to_string(number) + ", " + std::string(Name(calls[number - 1])));
+    Workload workload;
+    workload.faulty().Arm({.call_number = number, .status = status(), .for_good = for_good()});
+    for (size_t i = 0; i < workload.steps().size(); ++i) {
+      SCOPED_TRACE("step " + std::to_string(i));
+      RunStep(workload, workload.steps()[i], calls[number - 1]);
+    }
+    EXPECT_THAT(workload.set().ids(), IsEmpty());
+    // Where an Unmap() fails while a pool is given back, its addresses cannot be given back either.
+    if (!for_good() && calls[number - 1] != DriverCall::kUnmap) {
+      EXPECT_THAT(workload.watch().violations(), IsEmpty());
+    }
+    if (HasFailure()) return;  // one is enough to read
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EveryCallFails,
+                         ::testing::Combine(::testing::Values(DriverStatus::kFailed,
+                                                              DriverStatus::kOutOfMemory,
+                                                              DriverStatus::kOutOfAddresses),
+                                            ::testing::Bool()),
+                         [](const auto& one) {
+                           const DriverStatus status = std::get<0>(one.param);
+                           const std::string name = status == DriverStatus::kFailed ? "Failed"
+                                                    : status == DriverStatus::kOutOfMemory
+                                                        ? "OutOfMemory"
+                                                        : "OutOfAddresses";
+                           return name + (std::get<1>(one.param) ? "ForGood" : "Once");
+                         });
+
+// Each call fails whenever it is made while one step runs: what cleans up after it must not need
+// that call itself.
+TEST(FailureTest, ACallThatAlwaysFailsLeavesAStateThatChecks) {
+  for (size_t kind = 0; kind < kDriverCallKinds; ++kind) {
+    const auto call = static_cast<DriverCall>(kind);
+    SCOPED_TRACE(std::string(Name(call)));
+    Workload workload;
+    for (const Workload::Step& step : workload.steps()) {
+      const std::string before = Describe(workload.set());
+      workload.faulty().Arm({.for_good = true, .only = call});
+      try {
+        step();
+      } catch (const std::runtime_error&) {
+        EXPECT_EQ(Describe(workload.set()), before);
+        workload.faulty().Disarm();
+        step();
+      }
+      workload.faulty().Disarm();
+      workload.set().Check();
+    }
+    EXPECT_THAT(workload.set().ids(), IsEmpty());
+  }
+}
+
+TEST(FailureTest, RunningOutNamesThePoolAndTheNumbers) {
+  Workload workload;
+  workload.set().BeginScope(kOne, ScopeKind::kCapture);
+  workload.faulty().Arm({.status = DriverStatus::kOutOfMemory, .only = DriverCall::kCreate});
+  try {
+    workload.set().Allocate(kOne, 5 * kPage, kA);
+    FAIL() << "nothing was thrown";
+  } catch (const OutOfMemoryError& error) {
+    EXPECT_EQ(error.requested_bytes(), 5 * kPage);
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("20480"), HasSubstr(ToString(kOne)), HasSubstr("device 2")));
+  }
+}
+
+}  // namespace
+}  // namespace cgp

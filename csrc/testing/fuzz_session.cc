@@ -1,0 +1,618 @@
+#include "testing/fuzz_session.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+namespace cgp {
+namespace {
+
+PoolId IdOf(uint64_t pool) { return {pool, 7}; }
+StreamId StreamOf(uint64_t stream) { return StreamId{stream}; }
+
+// The word that belongs to a block at one of its granules; never what fresh memory holds.
+uint64_t Pattern(uint64_t label, uint64_t granule) {
+  uint64_t word = label * 0x9E3779B97F4A7C15U + granule * 0xBF58476D1CE4E5B9U + 1;
+  word ^= word >> 31;
+  return word | 1;
+}
+
+// The first and the last word of each granule stand for all of it: nothing smaller is ever placed.
+template <typename Visit>
+void ForEachWord(const Block& block, const Visit& visit) {
+  constexpr uint64_t kWords = kGranuleBytes / sizeof(uint64_t);
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the host driver's addresses are this process's own.
+  auto* words = reinterpret_cast<uint64_t*>(block.address);
+  for (uint64_t granule = 0; granule < block.bytes / kGranuleBytes; ++granule) {
+    visit(words + granule * kWords, granule);
+    visit(words + granule * kWords + kWords - 1, granule);
+  }
+}
+
+// The pool named by an operation goes by its number, all else by its value.
+template <typename... Parts>
+std::string Text(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
+
+std::string Describe(const PoolStats& stats) {
+  return Text("pages ", stats.pages, ", reserved ", stats.reserved_bytes, ", allocated ",
+              stats.allocated_bytes, ", requested ", stats.requested_bytes, ", live ",
+              stats.live_blocks, ", peak reserved ", stats.peak_reserved_bytes, ", peak allocated ",
+              stats.peak_allocated_bytes, ", allocations ", stats.allocations, ", frees ",
+              stats.frees);
+}
+
+std::string DescribeMapped(const PoolStats& stats) {
+  return Text("ranges ", stats.ranges, ", page mappings ", stats.page_mappings);
+}
+
+bool SamePieces(const std::vector<PhysicalPiece>& a, const std::vector<PhysicalPiece>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+    return x.page == y.page && x.offset_bytes == y.offset_bytes && x.length_bytes == y.length_bytes;
+  });
+}
+
+bool SameBlock(const Block& a, const Block& b) {
+  return a.address == b.address && a.bytes == b.bytes && a.requested_bytes == b.requested_bytes &&
+         a.stream == b.stream;
+}
+
+std::string DescribeSnapshot(const PoolSnapshot& snapshot) {
+  std::ostringstream text;
+  for (const auto& live : snapshot.blocks) {
+    text << live.block.address << "+" << live.block.bytes << ":";
+    for (const PhysicalPiece& piece : live.pieces) {
+      text << " " << Index(piece.page) << "/" << piece.offset_bytes << "/" << piece.length_bytes;
+    }
+    text << ";";
+  }
+  for (const auto& range : snapshot.ranges) {
+    text << " range " << range.address << ":";
+    for (const PageId page : range.pages) text << " " << Index(page);
+  }
+  return text.str();
+}
+
+}  // namespace
+
+std::string ToString(const FuzzSetup& setup) {
+  return Text("FuzzSetup{.granularity_bytes = ", setup.granularity_bytes,
+              ", .page_bytes = ", setup.page_bytes,
+              ", .physical_limit_bytes = ", setup.physical_limit_bytes,
+              ", .map_memory = ", setup.map_memory ? "true" : "false",
+              ", .inspect_every = ", setup.inspect_every,
+              ", .tidy_end = ", setup.tidy_end ? "true" : "false", "}");
+}
+
+FuzzSession::FuzzSession(const FuzzSetup& setup)
+    : setup_(setup),
+      host_(HostDriverOptions{.granularity = setup.granularity_bytes,
+                              .physical_limit_bytes = setup.physical_limit_bytes,
+                              .map_memory = setup.map_memory}),
+      watch_(host_),
+      faulty_(watch_),
+      set_(std::make_unique<PoolSet>(faulty_, PoolOptions{.page_bytes = setup.page_bytes})),
+      model_(watch_, setup.page_bytes) {}
+
+std::string FuzzSession::Run(const PoolOperation& operation) {
+  ++operations_;
+  std::string complaint = std::visit([this](const auto& op) { return Do(op); }, operation);
+  if (complaint.empty()) complaint = CompareStats();
+  if (complaint.empty() && operations_ % setup_.inspect_every == 0) complaint = Inspect();
+  if (complaint.empty()) complaint = FirstViolation();
+  return complaint;
+}
+
+std::string FuzzSession::FirstViolation() const {
+  for (const std::string& violation : watch_.violations()) {
+    // Where an undo failed, a mapping may stand for good; its addresses cannot be given back then.
+    if (leaky_ && violation == "FreeAddresses: something is mapped there") continue;
+    return "driver.h is broken: " + violation;
+  }
+  return {};
+}
+
+FuzzSession::Result FuzzSession::Call(const std::function<void()>& call) {
+  Result result;
+  const uint64_t failures_before = faulty_.failures();
+  try {
+    call();
+  } catch (const UsageError& error) {
+    result = {Outcome::kUsageError, error.what(), false, {}};
+  } catch (const OutOfMemoryError& error) {
+    result = {Outcome::kOutOfMemory, error.what(), false, {}};
+  } catch (const DriverError& error) {
+    result = {Outcome::kDriverError, error.what(), false, error.status()};
+  } catch (const std::exception& error) {
+    result = {Outcome::kBug, error.what(), false, {}};
+  }
+  const uint64_t failures = faulty_.failures() - failures_before;
+  result.fault_fired = armed_ && failures > 0;
+  // More than one failure, or another cause than the fault: then it was the cleaning up that was made to fail.
+  const bool is_the_fault = result.text.find("made to fail") != std::string::npos;
+  if (failures > (is_the_fault ? 1U : 0U)) leaky_ = true;
+  if (result.fault_fired && !fault_for_good_) {
+    armed_ = false;
+    faulty_.Disarm();
+  }
+  return result;
+}
+
+FuzzSession::Books FuzzSession::TakeBooks(bool with_snapshots) const {
+  Books books;
+  for (const PoolId id : set_->ids()) {
+    const PoolStats stats = set_->Stats(id);
+    books.stats += ToString(id) + ": " + std::to_string(set_->UseCount(id)) + " users, " +
+                   Describe(stats) + ", " + DescribeMapped(stats) + "\n";
+    if (with_snapshots) books.snapshots += DescribeSnapshot(set_->Snapshot(id)) + "\n";
+  }
+  books.handles = watch_.handles();
+  books.mappings = watch_.mappings();
+  books.reservations = watch_.reservations();
+  return books;
+}
+
+std::string FuzzSession::JudgeFailure(const Result& result, bool allowed, const Books& before) {
+  if (result.outcome == Outcome::kBug) return "unexpected exception: " + result.text;
+  if (result.outcome == Outcome::kDone) {
+    if (!allowed) return "bad input was taken";
+    return result.fault_fired ? "a driver error was swallowed" : "";
+  }
+  if (result.outcome == Outcome::kUsageError && allowed) return "refused: " + result.text;
+  if (result.outcome != Outcome::kUsageError && !result.fault_fired) {
+    return "failed without a cause: " + result.text;
+  }
+  const Books after = TakeBooks(!before.snapshots.empty());
+  if (before.stats != after.stats) {
+    return "a call that failed (" + result.text + ") changed the state from\n" + before.stats +
+           "to\n" + after.stats;
+  }
+  if (before.snapshots != after.snapshots) {
+    return "a call that failed (" + result.text + ") changed the snapshot from\n" +
+           before.snapshots + "to\n" + after.snapshots;
+  }
+  if (!leaky_ && !(before == after)) {
+    return Text("a call that failed (", result.text, ") left ", after.handles, " handles, ",
+                after.mappings, " mappings and ", after.reservations, " reservations where ",
+                before.handles, ", ", before.mappings, " and ", before.reservations, " were");
+  }
+  return {};
+}
+
+std::string FuzzSession::Mirror(bool allowed, const std::function<void()>& call,
+                                const std::function<void()>& then) {
+  const Books before = TakeBooks(armed_ || !allowed);
+  const Result result = Call(call);
+  if (result.outcome == Outcome::kDone && allowed) then();
+  return JudgeFailure(result, allowed, before);
+}
+
+std::string FuzzSession::Do(const RetainOp& op) {
+  const PoolId id = IdOf(op.pool);
+  return Mirror(
+      true, [&] { set_->Retain(id); }, [&] { model_.Retain(id); });
+}
+
+std::string FuzzSession::Do(const BeginOp& op) {
+  const PoolId id = IdOf(op.pool);
+  return Mirror(
+      !model_.OpenScope(id).has_value(), [&] { set_->BeginScope(id, op.kind); },
+      [&] {
+        model_.BeginScope(id, op.kind);
+        incarnations_[model_.Incarnation(id)] = id;
+        watch_.set_capturing(model_.AnyCaptureOpen());
+      });
+}
+
+std::string FuzzSession::Do(const EndOp& op) {
+  const PoolId id = IdOf(op.pool);
+  const std::string complaint = Mirror(
+      model_.OpenScope(id).has_value(), [&] { set_->EndScope(id); },
+      [&] {
+        model_.EndScope(id);
+        watch_.set_capturing(model_.AnyCaptureOpen());
+      });
+  return complaint;
+}
+
+std::string FuzzSession::Do(const ReleaseOp& op) {
+  const PoolId id = IdOf(op.pool);
+  return Mirror(
+      model_.UseCount(id) > 0, [&] { set_->Release(id); }, [&] { model_.Release(id); });
+}
+
+std::string FuzzSession::Do(const AllocateOp& op) {
+  if (op.label == 0 || addresses_.contains(op.label)) return {};
+  const PoolId id = IdOf(op.pool);
+  const bool allowed = model_.OpenScope(id).has_value() && op.bytes > 0;
+  const uint64_t most_new_pages =
+      allowed ? model_.MostNewPages(id, op.bytes, StreamOf(op.stream)) : 0;
+  const uint64_t pages_left =
+      (setup_.physical_limit_bytes - std::min(watch_.handle_bytes(), setup_.physical_limit_bytes)) /
+      setup_.page_bytes;
+  const bool may_run_out = allowed && most_new_pages > pages_left;
+  const Books before = TakeBooks(armed_ || !allowed || may_run_out);
+  if (allowed) model_.Ask(id, StreamOf(op.stream));
+  Block block;
+  Result result = Call([&] { block = set_->Allocate(id, op.bytes, StreamOf(op.stream)); });
+  if (result.outcome == Outcome::kOutOfMemory && may_run_out) {
+    result.fault_fired = true;  // the limit is as good a cause
+  }
+  if (result.outcome == Outcome::kDone && allowed) {
+    std::string complaint = Placed(op, block, most_new_pages);
+    if (!complaint.empty()) return complaint;
+  }
+  return JudgeFailure(result, allowed, before);
+}
+
+std::string FuzzSession::Placed(const AllocateOp& op, const Block& block, uint64_t most_new_pages) {
+  const PoolId id = IdOf(op.pool);
+  const uint64_t rounded = Granules::FromBytesRoundedUp(op.bytes).bytes();
+  if (block.bytes != rounded || block.requested_bytes != op.bytes ||
+      block.stream != StreamOf(op.stream)) {
+    return Text("block of ", block.bytes, " for ", block.requested_bytes, " bytes on stream ",
+                static_cast<uint64_t>(block.stream), ", expected ", rounded);
+  }
+  const uint64_t pages_before = model_.Pages(id);
+  const std::vector<PhysicalPiece> pieces = set_->Pieces(block.address);
+  // The model before the books, since it says why bytes may not be taken.
+  std::string complaint = model_.Place(op.label, id, block, pieces);
+  if (complaint.empty()) complaint = JudgePieces(op, block, pieces);
+  if (complaint.empty()) complaint = JudgePlacement(op, block, pieces);
+  if (!complaint.empty()) return complaint;
+  const uint64_t new_pages = set_->Stats(id).pages - pages_before;
+  if (new_pages > most_new_pages) {
+    return Text("asked the driver for ", new_pages, " pages where ", most_new_pages, " do");
+  }
+  addresses_[op.label] = block.address;
+  live_labels_.push_back(op.label);
+  watch_.MarkUsed();
+  SubmitUnlessCapturing(id, StreamOf(op.stream));
+  Write(op.label, block);
+  return {};
+}
+
+// That the pieces are what is really mapped there.
+std::string FuzzSession::JudgePieces(const AllocateOp& op, const Block& block,
+                                     const std::vector<PhysicalPiece>& pieces) {
+  const uint64_t incarnation = model_.Incarnation(IdOf(op.pool));
+  Address address = block.address;
+  for (const PhysicalPiece& piece : pieces) {
+    const std::optional<DriverWatch::Place> place = watch_.At(address);
+    if (!place) return Text("nothing is mapped at ", address);
+    if (!place->accessible) return Text("no access at ", address);
+    if (peers_settled_ && place->peers != watch_.peers())
+      return Text("no peer access at ", address);
+    if (place->offset_bytes != piece.offset_bytes || place->left_bytes < piece.length_bytes) {
+      return Text("address ", address, " is byte ", place->offset_bytes,
+                  " of its page, said to be ", piece.offset_bytes);
+    }
+    const std::pair key{incarnation, Index(piece.page)};
+    const Handle handle = handle_of_page_.emplace(key, place->handle).first->second;
+    const auto owner = page_of_handle_.emplace(place->handle, key).first->second;
+    if (handle != place->handle || owner != key) {
+      return Text("address ", address, " is said to be page ", key.second,
+                  ", but another is mapped");
+    }
+    address += piece.length_bytes;
+  }
+  return {};
+}
+
+std::string FuzzSession::JudgePlacement(const AllocateOp& op, const Block& block,
+                                        const std::vector<PhysicalPiece>& pieces) {
+  const uint64_t incarnation = model_.Incarnation(IdOf(op.pool));
+  BlockPlaced placed{op.label, block.bytes, block.address, {}};
+  for (const PhysicalPiece& piece : pieces) {
+    // Page numbers begin anew in each pool.
+    const uint64_t page = incarnation << 32 | Index(piece.page);
+    validator_.Apply(PageMade{page, setup_.page_bytes});  // or known already
+    placed.pieces.push_back({page, piece.offset_bytes, piece.length_bytes});
+  }
+  Finding finding = validator_.Apply(placed);
+  if (finding.good()) finding = validator_.Apply(ReservedIs{set_->TotalStats().reserved_bytes});
+  return finding.description;
+}
+
+std::string FuzzSession::Do(const FreeOp& op) {
+  const auto it = addresses_.find(op.label);
+  if (it == addresses_.end()) return {};
+  const Address address = it->second;
+  const PoolModel::LiveBlock* live = model_.LiveAt(address);
+  if (live != nullptr && live->label == op.label) return FreeLive(op.label, address);
+  if (live != nullptr) return {};  // another block starts there by now: that would be its free
+  return RefusesAddress(address);
+}
+
+std::string FuzzSession::Do(const FreeWildOp& op) {
+  return model_.LiveAt(op.address) == nullptr ? RefusesAddress(op.address) : "";
+}
+
+// pre: no live block starts there.
+std::string FuzzSession::RefusesAddress(Address address) {
+  const auto nothing = [] {};
+  std::string complaint = Mirror(
+      false, [&] { set_->Free(address); }, nothing);
+  if (!complaint.empty()) return complaint;
+  complaint = Mirror(
+      false, [&] { set_->RecordUse(address, StreamOf(0)); }, nothing);
+  if (!complaint.empty()) return complaint;
+  const PoolModel::LiveBlock* holder = model_.Holding(address);
+  if (set_->Find(address).has_value() != (holder != nullptr)) return "Find() finds a wild address";
+  return set_->PoolOf(address) ? "PoolOf() takes a wild address" : "";
+}
+
+std::string FuzzSession::FreeLive(uint64_t label, Address address) {
+  const PoolModel::LiveBlock live = *model_.LiveAt(address);
+  std::string complaint = Read(label, live.block);
+  if (!complaint.empty()) return complaint;
+  watch_.set_events_allowed(model_.OpenScope(live.pool) != ScopeKind::kCapture);
+  complaint = Mirror(
+      true, [&] { set_->Free(address); },
+      [&] {
+        model_.Free(address);
+        validator_.Apply(BlockFreed{label});
+        std::erase(live_labels_, label);
+        freed_labels_.push_back(label);
+      });
+  watch_.set_events_allowed(true);
+  return complaint;
+}
+
+std::string FuzzSession::Do(const FreeInsideOp& op) {
+  const auto it = addresses_.find(op.label);
+  if (it == addresses_.end()) return {};
+  const PoolModel::LiveBlock* live = model_.LiveAt(it->second);
+  if (live == nullptr || live->label != op.label) return {};
+  for (const uint64_t inside : {uint64_t{1}, uint64_t{512}, live->block.bytes - 1}) {
+    if (inside >= live->block.bytes) continue;
+    std::string complaint = RefusesAddress(live->block.address + inside);
+    if (!complaint.empty()) return complaint;
+  }
+  return {};
+}
+
+std::string FuzzSession::Do(const RecordUseOp& op) {
+  const auto it = addresses_.find(op.label);
+  if (it == addresses_.end()) return {};
+  const PoolModel::LiveBlock* live = model_.LiveAt(it->second);
+  if (live == nullptr || live->label != op.label) return {};
+  const PoolId pool = live->pool;
+  return Mirror(
+      true, [&] { set_->RecordUse(it->second, StreamOf(op.stream)); },
+      [&] {
+        model_.RecordUse(it->second, StreamOf(op.stream));
+        SubmitUnlessCapturing(pool, StreamOf(op.stream));
+      });
+}
+
+std::string FuzzSession::Do(const TrimOp&) {
+  // "Not while any stream is capturing" is for the caller to see to.
+  if (model_.AnyCaptureOpen()) return {};
+  const uint64_t expected = model_.TrimmableBytes();
+  if (set_->TrimmableBytes() != expected) {
+    return Text("trimmable ", set_->TrimmableBytes(), ", expected ", expected);
+  }
+  const Books before = TakeBooks(armed_);
+  const uint64_t calls_before = watch_.calls();
+  uint64_t given_back = 0;
+  const Result result = Call([&] { given_back = set_->Trim(); });
+  if (result.outcome != Outcome::kDone) return JudgeFailure(result, true, before);
+  if (result.fault_fired) leaky_ = true;  // what could not be undone is given up
+  if (given_back != expected) return Text("trimmed ", given_back, ", expected ", expected);
+  if (expected == 0 && watch_.calls() != calls_before) return "a trim of nothing called the driver";
+  model_.Trim();
+  ForgetPagesOfGonePools();
+  return {};
+}
+
+void FuzzSession::ForgetPagesOfGonePools() {
+  std::erase_if(handle_of_page_, [this](const auto& entry) {
+    const auto& [key, handle] = entry;
+    const PoolId id = incarnations_.at(key.first);
+    if (model_.Contains(id) && model_.Incarnation(id) == key.first) return false;
+    page_of_handle_.erase(handle);
+    validator_.Apply(PageGone{key.first << 32 | key.second});
+    return true;
+  });
+}
+
+std::string FuzzSession::Do(const ProgressOp& op) {
+  watch_.Progress(StreamOf(op.stream), op.count);
+  return {};
+}
+
+std::string FuzzSession::Do(const EnablePeerOp& op) {
+  const Books before = TakeBooks(armed_);
+  const Result result = Call([&] { set_->EnablePeer(op.peer); });
+  peers_settled_ = result.outcome == Outcome::kDone;
+  const std::string complaint = JudgeFailure(result, true, before);
+  return complaint.empty() ? ComparePeers() : complaint;
+}
+
+std::string FuzzSession::Do(const FailOp& op) {
+  faulty_.Arm({.call_number = op.after + 1, .status = op.status, .for_good = op.for_good});
+  armed_ = true;
+  fault_for_good_ = op.for_good;
+  return {};
+}
+
+std::string FuzzSession::Do(const MendOp&) {
+  faulty_.Disarm();
+  armed_ = false;
+  return {};
+}
+
+std::string FuzzSession::Do(const InspectOp&) { return Inspect(); }
+
+uint64_t FuzzSession::SubmitUnlessCapturing(PoolId pool, StreamId stream) {
+  return model_.OpenScope(pool) == ScopeKind::kCapture ? 0 : watch_.Submit(stream);
+}
+
+void FuzzSession::Write(uint64_t label, const Block& block) {
+  if (!setup_.map_memory) return;
+  ForEachWord(block, [&](uint64_t* word, uint64_t granule) { *word = Pattern(label, granule); });
+}
+
+std::string FuzzSession::Read(uint64_t label, const Block& block) {
+  if (!watch_.Accessible(block.address, block.bytes)) {
+    return Text("block b", label, " is live but no longer mapped");
+  }
+  if (!setup_.map_memory) return {};
+  std::string complaint;
+  ForEachWord(block, [&](const uint64_t* word, uint64_t granule) {
+    if (*word != Pattern(label, granule)) {
+      complaint = Text("block b", label, " holds foreign data in its granule ", granule);
+    }
+  });
+  return complaint;
+}
+
+std::string FuzzSession::CompareStats() {
+  if (set_->ids() != model_.ids()) return "other pools exist than expected";
+  PoolStats sum;
+  for (const PoolId id : model_.ids()) {
+    const PoolStats stats = set_->Stats(id);
+    if (Describe(stats) != Describe(model_.Stats(id)) || stats.page_bytes != setup_.page_bytes) {
+      return ToString(id) + " says " + Describe(stats) + "; expected " + Describe(model_.Stats(id));
+    }
+    if (set_->UseCount(id) != model_.UseCount(id)) return ToString(id) + ": wrong use count";
+    sum.pages += stats.pages;
+    sum.reserved_bytes += stats.reserved_bytes;
+    sum.allocated_bytes += stats.allocated_bytes;
+    sum.requested_bytes += stats.requested_bytes;
+    sum.live_blocks += stats.live_blocks;
+    sum.peak_reserved_bytes += stats.peak_reserved_bytes;
+    sum.peak_allocated_bytes += stats.peak_allocated_bytes;
+    sum.ranges += stats.ranges;
+    sum.page_mappings += stats.page_mappings;
+    sum.allocations += stats.allocations;
+    sum.frees += stats.frees;
+  }
+  const PoolStats total = set_->TotalStats();
+  if (Describe(total) != Describe(sum) || DescribeMapped(total) != DescribeMapped(sum)) {
+    return "the total is not the sum of the pools";
+  }
+  if (set_->TrimmableBytes() != model_.TrimmableBytes()) return "wrong trimmable bytes";
+  if (leaky_) return {};
+  if (watch_.handle_bytes() != total.reserved_bytes || watch_.mappings() != total.page_mappings ||
+      watch_.reservations() != total.ranges) {
+    return Text("the driver holds ", watch_.handle_bytes(), " bytes, ", watch_.mappings(),
+                " mappings and ", watch_.reservations(), " reservations; the set says ",
+                total.reserved_bytes, ", ", DescribeMapped(total));
+  }
+  return {};
+}
+
+std::string FuzzSession::CompareSnapshot(PoolId id) {
+  const PoolSnapshot snapshot = set_->Snapshot(id);
+  std::map<Address, const PoolSnapshot::Range*> ranges;
+  uint64_t mapped = 0;
+  for (const auto& range : snapshot.ranges) {
+    ranges[range.address] = &range;
+    mapped += range.pages.size();
+  }
+  if (snapshot.ranges.size() != snapshot.stats.ranges || mapped != snapshot.stats.page_mappings) {
+    return "the snapshot's ranges are not those of its stats";
+  }
+  auto expected = model_.live().begin();
+  const auto skip_others = [&] {
+    while (expected != model_.live().end() && expected->second.pool != id) ++expected;
+  };
+  for (const auto& live : snapshot.blocks) {
+    skip_others();
+    if (expected == model_.live().end() || !SameBlock(live.block, expected->second.block) ||
+        !SamePieces(live.pieces, expected->second.pieces)) {
+      return Text("the snapshot holds another block than expected at ", live.block.address);
+    }
+    ++expected;
+    Address address = live.block.address;
+    for (const PhysicalPiece& piece : live.pieces) {
+      const auto after = ranges.upper_bound(address);
+      if (after == ranges.begin()) return "a block outside of all ranges";
+      const PoolSnapshot::Range& range = *std::prev(after)->second;
+      const uint64_t slot = (address - range.address) / setup_.page_bytes;
+      if (slot >= range.pages.size() || range.pages[slot] != piece.page) {
+        return Text("the snapshot maps another page at ", address);
+      }
+      address += piece.length_bytes;
+    }
+  }
+  skip_others();
+  return expected == model_.live().end() ? "" : "the snapshot lacks a live block";
+}
+
+std::string FuzzSession::ComparePeers() {
+  if (!peers_settled_) return {};
+  for (const PoolId id : set_->ids()) {
+    for (const auto& range : set_->Snapshot(id).ranges) {
+      for (uint64_t slot = 0; slot < range.pages.size(); ++slot) {
+        const auto place = watch_.At(range.address + slot * setup_.page_bytes);
+        if (!place || !place->accessible || place->peers != watch_.peers()) {
+          return Text("a page of ", ToString(id), " lacks access for a peer");
+        }
+      }
+    }
+  }
+  return {};
+}
+
+std::string FuzzSession::Inspect() {
+  try {
+    set_->Check();
+  } catch (const std::exception& error) {
+    return Text("Check(): ", error.what());
+  }
+  for (const PoolId id : set_->ids()) {
+    std::string complaint = CompareSnapshot(id);
+    if (!complaint.empty()) return complaint;
+  }
+  for (const auto& [address, live] : model_.live()) {
+    std::string complaint = Read(live.label, live.block);
+    if (!complaint.empty()) return complaint;
+    const std::optional<Block> last = set_->Find(address + live.block.bytes - 1);
+    if (!last || !SameBlock(*last, live.block)) return Text("Find() misses b", live.label);
+    if (set_->PoolOf(address) != live.pool) return Text("PoolOf() misses b", live.label);
+    if (set_->PoolOf(address + 1)) return Text("PoolOf() takes the inside of b", live.label);
+    const PoolModel::LiveBlock* next = model_.Holding(address + live.block.bytes);
+    if (set_->Find(address + live.block.bytes).has_value() != (next != nullptr)) {
+      return Text("Find() is wrong behind b", live.label);
+    }
+  }
+  return ComparePeers();
+}
+
+std::string FuzzSession::Finish() {
+  std::vector<PoolOperation> rest = {MendOp{}};
+  for (const PoolId id : model_.ids()) {
+    if (model_.OpenScope(id)) rest.push_back(EndOp{id.first});
+  }
+  if (setup_.tidy_end) {
+    for (const uint64_t label : live_labels_) rest.push_back(FreeOp{label});
+    for (const PoolId id : model_.ids()) {
+      for (int i = 0; i < model_.UseCount(id); ++i) rest.push_back(ReleaseOp{id.first});
+    }
+    rest.push_back(TrimOp{});
+  }
+  rest.push_back(InspectOp{});
+  for (const PoolOperation& operation : rest) {
+    std::string complaint = Run(operation);
+    if (!complaint.empty()) return complaint + " (at the end, " + ToString(operation) + ")";
+  }
+  if (setup_.tidy_end && !set_->ids().empty())
+    return "pools are left after everything was released";
+  watch_.Quiesce();
+  set_.reset();
+  if (std::string violation = FirstViolation(); !violation.empty()) return violation;
+  if (leaky_) return {};
+  if (watch_.handles() + watch_.mappings() + watch_.reservations() + watch_.events() != 0) {
+    return Text("left behind: ", watch_.handles(), " handles, ", watch_.mappings(), " mappings, ",
+                watch_.reservations(), " reservations, ", watch_.events(), " events");
+  }
+  return {};
+}
+
+}  // namespace cgp

@@ -1,0 +1,138 @@
+// One PoolSet on a host driver, driven by operations, compared with the model after every one of
+// them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/pool_set.h"
+#include "driver/faulty_driver.h"
+#include "driver/host_driver.h"
+#include "testing/driver_watch.h"
+#include "testing/placement_validator.h"
+#include "testing/pool_model.h"
+#include "testing/pool_operation.h"
+
+namespace cgp {
+
+struct FuzzSetup {
+  uint64_t granularity_bytes = 4096;
+  uint64_t page_bytes = 4096;  // a power-of-two multiple of the granularity
+  uint64_t physical_limit_bytes = uint64_t{1} << 30;
+  bool map_memory = true;  // blocks are written to and read back
+  // How many operations lie between two looks at what is too slow to compare after each.
+  uint64_t inspect_every = 16;
+  bool tidy_end =
+      true;  // at the end free, release and trim everything, or leave it to the destructor
+};
+
+std::string ToString(const FuzzSetup& setup);
+
+class FuzzSession {
+ public:
+  explicit FuzzSession(const FuzzSetup& setup);
+
+  // Does one operation. Returns what is wrong afterwards, or an empty string. After a complaint
+  // nothing more may be asked of the session. An operation on a block that was never allocated is
+  // left out.
+  std::string Run(const PoolOperation& operation);
+
+  // Ends all scopes, frees and releases everything, and sees that nothing is left.
+  std::string Finish();
+
+  const FuzzSetup& setup() const { return setup_; }
+  const PoolModel& model() const { return model_; }
+  const std::vector<uint64_t>& live_labels() const { return live_labels_; }
+  const std::vector<uint64_t>& freed_labels() const { return freed_labels_; }
+
+ private:
+  enum class Outcome : uint8_t { kDone, kUsageError, kOutOfMemory, kDriverError, kBug };
+
+  // What became of a call to the real set.
+  struct Result {
+    Outcome outcome = Outcome::kDone;
+    std::string text;
+    bool fault_fired = false;
+    std::optional<DriverStatus> status;  // of a DriverError
+  };
+
+  // What must be the same after a call that failed.
+  struct Books {
+    std::string stats;
+    std::string snapshots;
+    size_t handles = 0;
+    size_t mappings = 0;
+    size_t reservations = 0;
+    bool operator==(const Books&) const = default;
+  };
+
+  std::string Do(const RetainOp& op);
+  std::string Do(const BeginOp& op);
+  std::string Do(const EndOp& op);
+  std::string Do(const ReleaseOp& op);
+  std::string Do(const AllocateOp& op);
+  std::string Do(const FreeOp& op);
+  std::string Do(const FreeInsideOp& op);
+  std::string Do(const FreeWildOp& op);
+  std::string Do(const RecordUseOp& op);
+  std::string Do(const TrimOp& op);
+  std::string Do(const ProgressOp& op);
+  std::string Do(const EnablePeerOp& op);
+  std::string Do(const FailOp& op);
+  std::string Do(const MendOp& op);
+  std::string Do(const InspectOp& op);
+
+  Result Call(const std::function<void()>& call);
+  // Runs `call`, which must succeed iff `allowed` (else throw UsageError), and `then` when it did.
+  std::string Mirror(bool allowed, const std::function<void()>& call,
+                     const std::function<void()>& then);
+  std::string JudgeFailure(const Result& result, bool allowed, const Books& before);
+  std::string Placed(const AllocateOp& op, const Block& block, uint64_t most_new_pages);
+  std::string JudgePieces(const AllocateOp& op, const Block& block,
+                          const std::vector<PhysicalPiece>& pieces);
+  std::string JudgePlacement(const AllocateOp& op, const Block& block,
+                             const std::vector<PhysicalPiece>& pieces);
+  std::string RefusesAddress(Address address);
+  std::string FreeLive(uint64_t label, Address address);
+  std::string FirstViolation() const;
+  std::string CompareStats();
+  std::string CompareSnapshot(PoolId id);
+  std::string ComparePeers();
+  std::string Inspect();
+
+  void Write(uint64_t label, const Block& block);
+  std::string Read(uint64_t label, const Block& block);
+  uint64_t SubmitUnlessCapturing(PoolId pool, StreamId stream);
+  void ForgetPagesOfGonePools();
+  Books TakeBooks(bool with_snapshots) const;
+
+  FuzzSetup setup_;
+  HostDriver host_;
+  DriverWatch watch_;
+  FaultyDriver faulty_;
+  std::unique_ptr<PoolSet> set_;
+  PoolModel model_;
+  PlacementValidator validator_;
+
+  std::unordered_map<uint64_t, Address> addresses_;  // of every label that was ever allocated
+  std::vector<uint64_t> live_labels_;
+  std::vector<uint64_t> freed_labels_;
+  // (incarnation of its pool, page) of every page, and the handle that it turned out to be.
+  std::map<std::pair<uint64_t, uint32_t>, Handle> handle_of_page_;
+  std::map<Handle, std::pair<uint64_t, uint32_t>> page_of_handle_;
+  std::map<uint64_t, PoolId> incarnations_;
+  bool armed_ = false;
+  bool fault_for_good_ = false;
+  // A cleaning-up call failed too, so the driver holds more than the set knows of.
+  bool leaky_ = false;
+  bool peers_settled_ = true;  // the last EnablePeer() came through
+  uint64_t operations_ = 0;
+};
+
+}  // namespace cgp

@@ -1,0 +1,168 @@
+#include "testing/operation_generator.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "core/units.h"
+
+namespace cgp {
+
+OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : random_(seed) {
+  setup_.map_memory = map_memory;
+  // Real mappings come in system pages; numbers may be as small as makes cases frequent.
+  setup_.granularity_bytes = map_memory ? 4096 : uint64_t{1024} << Below(3);
+  setup_.page_bytes = setup_.granularity_bytes << (OneIn(2) ? 0 : Below(4));
+  // One sequence in four lives with a limit that it will meet.
+  setup_.physical_limit_bytes = OneIn(4) ? setup_.page_bytes * (1 + Below(40)) : uint64_t{1} << 30;
+  setup_.tidy_end = OneIn(2);
+  length_ = uint64_t{20} << Below(6);
+  pools_ = 1 + Below(3);
+  streams_ = 1 + Below(4);
+  most_live_ = uint64_t{4} << Below(6);
+  mean_pages_ = std::exp2(static_cast<double>(Below(70)) / 10.0 - 4.0);  // 1/16 to 8
+  captures_only_ = OneIn(2);
+
+  const auto some = [this](unsigned usual) { return OneIn(3) ? 0U : 1 + unsigned(Below(usual)); };
+  weights_.allocate = 20 + unsigned(Below(80));
+  weights_.free = some(100);
+  weights_.begin = 2 + some(10);
+  weights_.end = some(6);
+  weights_.retain = some(2);
+  weights_.release = some(4);
+  weights_.record_use = streams_ > 1 ? some(20) : 0;
+  weights_.trim = some(4);
+  weights_.progress = some(20);
+  weights_.peer = OneIn(4) ? 1 : 0;
+  weights_.fail = OneIn(3) ? 1 + unsigned(Below(10)) : 0;
+  weights_.mend = weights_.fail;
+  weights_.bad = some(3);
+  weights_.inspect = some(2);
+}
+
+uint64_t OperationGenerator::Below(uint64_t bound) {
+  // Not std::uniform_int_distribution: its values differ between standard libraries.
+  return random_() % bound;
+}
+
+uint64_t OperationGenerator::Bytes() {
+  const uint64_t page = setup_.page_bytes;
+  switch (Below(8)) {
+    case 0: {  // about a few whole pages
+      const uint64_t pages = (1 + Below(4)) * page;
+      const std::array<uint64_t, 5> near = {pages, pages - kGranuleBytes, pages + kGranuleBytes,
+                                            pages - 1, pages + 1};
+      return near[Below(near.size())];
+    }
+    case 1:
+      return 1 + Below(2 * kGranuleBytes);
+    case 2:
+      return kGranuleBytes * (1 + Below(page / kGranuleBytes));
+    default: {  // exponential
+      const double uniform = (static_cast<double>(Below(1 << 20)) + 1.0) / (1 << 20);
+      const double bytes = -std::log(uniform) * mean_pages_ * static_cast<double>(page);
+      return std::clamp<uint64_t>(static_cast<uint64_t>(bytes), 1, 64 * page);
+    }
+  }
+}
+
+PoolOperation OperationGenerator::Allocate(const FuzzSession& session) {
+  if (session.live_labels().size() >= most_live_) return Free(session);
+  uint64_t pool = Pool();
+  // Most allocations ought to succeed: look for a pool with an open scope.
+  for (uint64_t tries = 0; tries < pools_ && !session.model().OpenScope({pool, 7}); ++tries) {
+    pool = pool % pools_ + 1;
+  }
+  if (!session.model().OpenScope({pool, 7})) {
+    return BeginOp{pool, captures_only_ || OneIn(2) ? ScopeKind::kCapture : ScopeKind::kEager};
+  }
+  return AllocateOp{++last_label_, pool, Bytes(), Stream()};
+}
+
+PoolOperation OperationGenerator::Free(const FuzzSession& session) {
+  const std::vector<uint64_t>& live = session.live_labels();
+  if (live.empty()) return InspectOp{};
+  // What was allocated last is what is most often freed next.
+  const uint64_t among = OneIn(2) ? std::min<uint64_t>(live.size(), 3) : live.size();
+  return FreeOp{live[live.size() - 1 - Below(among)]};
+}
+
+PoolOperation OperationGenerator::Bad(const FuzzSession& session) {
+  const std::vector<uint64_t>& live = session.live_labels();
+  const std::vector<uint64_t>& freed = session.freed_labels();
+  switch (Below(9)) {
+    case 0:
+      return BeginOp{Pool(), ScopeKind::kCapture};
+    case 1:
+      return EndOp{Pool()};
+    case 2:
+      return ReleaseOp{100};  // no such pool
+    case 3:
+      return AllocateOp{++last_label_, 100, Bytes(), Stream()};
+    case 4:
+      return AllocateOp{++last_label_, Pool(), 0, Stream()};
+    case 5:  // more than there can ever be, up to what overflows when rounded up
+      return AllocateOp{++last_label_, Pool(), ~uint64_t{0} - (random_() >> Below(64)), Stream()};
+    case 6:
+      return live.empty() ? PoolOperation(InspectOp{})
+                          : PoolOperation(FreeInsideOp{live[Below(live.size())]});
+    case 7:
+      return FreeWildOp{OneIn(2) ? 0 : random_() >> Below(64)};
+    default:
+      return freed.empty() ? PoolOperation(InspectOp{})
+                           : PoolOperation(FreeOp{freed[Below(freed.size())]});
+  }
+}
+
+PoolOperation OperationGenerator::Fail() {
+  constexpr std::array kStatuses = {DriverStatus::kOutOfMemory, DriverStatus::kOutOfAddresses,
+                                    DriverStatus::kFailed};
+  return FailOp{Below(OneIn(2) ? 4 : 30), kStatuses[Below(kStatuses.size())], OneIn(3)};
+}
+
+PoolOperation OperationGenerator::Next(const FuzzSession& session) {
+  const std::array<unsigned, 14> weights = {
+      weights_.allocate, weights_.free, weights_.begin,      weights_.end,      weights_.retain,
+      weights_.release,  weights_.trim, weights_.record_use, weights_.progress, weights_.peer,
+      weights_.fail,     weights_.mend, weights_.bad,        weights_.inspect};
+  uint64_t total = 0;
+  for (const unsigned weight : weights) total += weight;
+  uint64_t pick = Below(total);
+  size_t kind = 0;
+  while (pick >= weights[kind]) pick -= weights[kind++];
+  const std::vector<uint64_t>& live = session.live_labels();
+  switch (kind) {
+    case 0:
+      return Allocate(session);
+    case 1:
+      return Free(session);
+    case 2:
+      return BeginOp{Pool(), captures_only_ || OneIn(2) ? ScopeKind::kCapture : ScopeKind::kEager};
+    case 3:
+      return EndOp{Pool()};
+    case 4:
+      return RetainOp{Pool()};
+    case 5:
+      return ReleaseOp{Pool()};
+    case 6:
+      return TrimOp{};
+    case 7:
+      return live.empty() ? PoolOperation(InspectOp{})
+                          : PoolOperation(RecordUseOp{live[Below(live.size())], Stream()});
+    case 8:
+      return ProgressOp{Stream(), 1 + Below(8)};
+    case 9:
+      return EnablePeerOp{++last_peer_};
+    case 10:
+      return Fail();
+    case 11:
+      return MendOp{};
+    case 12:
+      return Bad(session);
+    default:
+      return InspectOp{};
+  }
+}
+
+}  // namespace cgp

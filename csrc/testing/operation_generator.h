@@ -1,0 +1,52 @@
+// Random operations for a FuzzSession. Each sequence has its own weights, some of them zero ("swarm
+// testing"): a mix of everything at once would hardly ever reach what only many frees, or only
+// large blocks, reach.
+#pragma once
+
+#include <cstdint>
+#include <random>
+
+#include "testing/fuzz_session.h"
+#include "testing/pool_operation.h"
+
+namespace cgp {
+
+class OperationGenerator {
+ public:
+  // Equal seeds give equal setups and, for sessions in equal states, equal operations.
+  OperationGenerator(uint64_t seed, bool map_memory);
+
+  FuzzSetup setup() const { return setup_; }
+  uint64_t length() const { return length_; }
+  PoolOperation Next(const FuzzSession& session);
+
+ private:
+  struct Weights {
+    unsigned allocate, free, begin, end, retain, release, record_use, trim, progress, peer, fail,
+        mend, bad, inspect;
+  };
+
+  uint64_t Below(uint64_t bound);  // uniform in [0, bound)
+  bool OneIn(uint64_t n) { return Below(n) == 0; }
+  uint64_t Bytes();
+  uint64_t Pool() { return 1 + Below(pools_); }
+  uint64_t Stream() { return Below(streams_); }
+  PoolOperation Allocate(const FuzzSession& session);
+  PoolOperation Free(const FuzzSession& session);
+  PoolOperation Bad(const FuzzSession& session);
+  PoolOperation Fail();
+
+  std::mt19937_64 random_;
+  FuzzSetup setup_;
+  Weights weights_{};
+  uint64_t length_ = 0;
+  uint64_t pools_ = 1;
+  uint64_t streams_ = 1;
+  uint64_t most_live_ = 1;
+  double mean_pages_ = 1;
+  bool captures_only_ = false;
+  uint64_t last_label_ = 0;
+  int last_peer_ = 0;
+};
+
+}  // namespace cgp

@@ -1,0 +1,315 @@
+#include "testing/pool_model.h"
+
+#include <algorithm>
+#include <iterator>
+#include <sstream>
+#include <utility>
+
+namespace cgp {
+
+PoolModel::PoolModel(const DriverWatch& watch, uint64_t page_bytes)
+    : watch_(watch), page_bytes_(page_bytes), granules_per_page_(page_bytes / kGranuleBytes) {}
+
+int PoolModel::UseCount(PoolId id) const {
+  const auto it = pools_.find(id);
+  return it == pools_.end() ? 0 : it->second.users;
+}
+
+std::optional<ScopeKind> PoolModel::OpenScope(PoolId id) const {
+  const auto it = pools_.find(id);
+  return it == pools_.end() ? std::nullopt : it->second.scope;
+}
+
+bool PoolModel::AnyCaptureOpen() const {
+  return std::any_of(pools_.begin(), pools_.end(),
+                     [](const auto& entry) { return entry.second.scope == ScopeKind::kCapture; });
+}
+
+const PoolModel::LiveBlock* PoolModel::LiveAt(Address start) const {
+  const auto it = live_.find(start);
+  return it == live_.end() ? nullptr : &it->second;
+}
+
+const PoolModel::LiveBlock* PoolModel::Holding(Address address) const {
+  const auto after = live_.upper_bound(address);
+  if (after == live_.begin()) return nullptr;
+  const LiveBlock& last = std::prev(after)->second;
+  return address - last.block.address < last.block.bytes ? &last : nullptr;
+}
+
+bool PoolModel::Trimmable(const ModelPool& pool) const {
+  return pool.users == 0 && !pool.scope && pool.stats.live_blocks == 0;
+}
+
+uint64_t PoolModel::TrimmableBytes() const {
+  uint64_t sum = 0;
+  for (const auto& [id, pool] : pools_) sum += Trimmable(pool) ? pool.stats.reserved_bytes : 0;
+  return sum;
+}
+
+uint64_t PoolModel::Pages(PoolId id) const {
+  const auto it = pools_.find(id);
+  return it == pools_.end() ? 0 : it->second.stats.pages;
+}
+
+uint64_t PoolModel::Incarnation(PoolId id) const { return pools_.at(id).incarnation; }
+
+const std::set<uint32_t>& PoolModel::KnownPages(PoolId id) const {
+  return pools_.at(id).known_pages;
+}
+
+std::vector<PoolId> PoolModel::ids() const {
+  std::vector<PoolId> ids;
+  for (const auto& [id, pool] : pools_) ids.push_back(id);
+  return ids;
+}
+
+PoolStats PoolModel::Stats(PoolId id) const { return pools_.at(id).stats; }
+
+bool PoolModel::MayTake(const ModelPool& pool, const Granule& granule, StreamId stream) const {
+  if (granule.label != 0) return false;
+  if (granule.fence == nullptr) return true;
+  const Fence& fence = *granule.fence;
+  if (fence.capture != 0 && pool.scope && pool.scope_number == fence.capture) {
+    return fence.owner_at_once && fence.owner == stream;
+  }
+  return std::all_of(fence.pending.begin(), fence.pending.end(), [&](const Pending& pending) {
+    const bool ordered = pool.scope == ScopeKind::kEager && pending.stream == stream;
+    return ordered || watch_.Done(pending.stream, pending.work);
+  });
+}
+
+bool PoolModel::MustOffer(const ModelPool& pool, const Granule& granule, StreamId stream) const {
+  if (granule.label != 0) return false;
+  if (granule.fence == nullptr) return true;
+  const Fence& fence = *granule.fence;
+  if (fence.capture != 0 && pool.scope && pool.scope_number == fence.capture) {
+    return fence.owner_at_once && fence.owner == stream;
+  }
+  if (pool.scope == ScopeKind::kEager && fence.owner_at_once && fence.owner == stream) return true;
+  const auto known_to_be_done = [this](const Pending& pending) {
+    return pending.marked != kNotMarked && watch_.Done(pending.stream, pending.marked);
+  };
+  return std::ranges::all_of(fence.pending, known_to_be_done) &&
+         (fence.group == nullptr || std::ranges::all_of(fence.group->pending, known_to_be_done));
+}
+
+PoolModel::PageRuns PoolModel::Runs(const ModelPool& pool, const std::vector<Granule>& page,
+                                    StreamId stream) const {
+  PageRuns runs;
+  for (uint64_t i = 0; i < page.size(); ++i) {
+    runs.tail = MustOffer(pool, page[i], stream) ? runs.tail + 1 : 0;
+    if (runs.tail == i + 1) runs.head = runs.tail;
+    runs.longest = std::max(runs.longest, runs.tail);
+  }
+  return runs;
+}
+
+uint64_t PoolModel::MostNewPages(PoolId id, uint64_t bytes, StreamId stream) const {
+  const ModelPool& pool = pools_.at(id);
+  const uint64_t granules = Granules::FromBytesRoundedUp(bytes).count();
+  uint64_t whole_pages = 0;
+  std::vector<PageRuns> parts;  // of the pages in part use
+  for (const auto& [number, page] : pool.pages) {
+    const PageRuns runs = Runs(pool, page, stream);
+    if (runs.longest == granules_per_page_) {
+      ++whole_pages;
+    } else {
+      parts.push_back(runs);
+    }
+  }
+  // What the best tail, the best head, or a tail and a head of two pages can hold of the remainder.
+  const auto by_head = [](const PageRuns& a, const PageRuns& b) { return a.head < b.head; };
+  const auto best_head = std::max_element(parts.begin(), parts.end(), by_head);
+  uint64_t held = 0;
+  for (auto part = parts.begin(); part != parts.end(); ++part) {
+    uint64_t other_head = best_head->head;
+    if (part == best_head) {
+      other_head = 0;
+      for (auto other = parts.begin(); other != parts.end(); ++other) {
+        if (other != part) other_head = std::max(other_head, other->head);
+      }
+    }
+    // A block below a page lies in one page: it is not worth a range of its own.
+    held = granules < granules_per_page_ ? std::max(held, part->longest)
+                                         : std::max({held, part->head, part->tail + other_head});
+  }
+  const uint64_t remainder = granules % granules_per_page_;
+  const uint64_t ideal = granules / granules_per_page_ + (remainder > held ? 1 : 0);
+  return ideal > whole_pages ? ideal - whole_pages : 0;
+}
+
+PoolModel::ModelPool& PoolModel::FindOrCreate(PoolId id) {
+  const auto [it, made] = pools_.try_emplace(id);
+  if (made) {
+    it->second.incarnation = next_incarnation_++;
+    it->second.stats.page_bytes = page_bytes_;
+  }
+  return it->second;
+}
+
+void PoolModel::Retain(PoolId id) { ++FindOrCreate(id).users; }
+
+void PoolModel::BeginScope(PoolId id, ScopeKind kind) {
+  ModelPool& pool = FindOrCreate(id);
+  ++pool.users;
+  pool.scope = kind;
+  pool.scope_number = next_scope_++;
+}
+
+void PoolModel::EndScope(PoolId id) {
+  ModelPool& pool = Known(id);
+  for (const std::shared_ptr<Fence>& fence : pool.unmarked) {
+    for (Pending& pending : fence->pending) pending.marked = watch_.Submitted(pending.stream);
+  }
+  pool.unmarked.clear();
+  pool.held.reset();
+  pool.scope.reset();
+  DropIfGone(id);
+}
+
+void PoolModel::Release(PoolId id) {
+  --Known(id).users;
+  DropIfGone(id);
+}
+
+void PoolModel::DropIfGone(PoolId id) {
+  const ModelPool& pool = Known(id);
+  if (Trimmable(pool) && pool.stats.pages == 0) pools_.erase(id);
+}
+
+void PoolModel::Trim() {
+  std::erase_if(pools_, [this](const auto& entry) { return Trimmable(entry.second); });
+}
+
+void PoolModel::Ask(PoolId id, StreamId stream) {
+  ModelPool& pool = Known(id);
+  if (pool.scope == ScopeKind::kEager) GoOn(pool, stream);
+}
+
+std::string PoolModel::Describe(const Fence& fence) const {
+  std::ostringstream text;
+  if (fence.capture != 0) text << "freed in capture scope " << fence.capture;
+  if (fence.owner_at_once) text << " owner stream " << static_cast<uint64_t>(fence.owner);
+  for (const Pending& pending : fence.pending) {
+    text << " stream " << static_cast<uint64_t>(pending.stream) << " work " << pending.work
+         << (watch_.Done(pending.stream, pending.work) ? " (done)" : " (pending)");
+  }
+  return text.str();
+}
+
+std::string PoolModel::TakeGranules(ModelPool& pool, const LiveBlock& block) {
+  for (const PhysicalPiece& piece : block.pieces) {
+    if (piece.offset_bytes + piece.length_bytes > page_bytes_)
+      return "a piece ends behind its page";
+    const uint32_t number = Index(piece.page);
+    if (pool.known_pages.insert(number).second) pool.pages[number].resize(granules_per_page_);
+    std::vector<Granule>& page = pool.pages[number];
+    const uint64_t end = (piece.offset_bytes + piece.length_bytes) / kGranuleBytes;
+    for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) {
+      std::ostringstream where;
+      where << "granule " << i << " of page " << number;
+      if (page[i].label != 0) {
+        return where.str() + " is held by block b" + std::to_string(page[i].label);
+      }
+      if (!MayTake(pool, page[i], block.block.stream)) {
+        return where.str() + " may not be taken yet: " + Describe(*page[i].fence);
+      }
+      page[i] = {block.label, nullptr};
+    }
+  }
+  return {};
+}
+
+std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
+                             std::vector<PhysicalPiece> pieces) {
+  ModelPool& pool = Known(id);
+  LiveBlock live{label, id, block, std::move(pieces), {}, pool.scope == ScopeKind::kEager};
+  std::string complaint = TakeGranules(pool, live);
+  pool.stats.pages = pool.known_pages.size();
+  pool.stats.reserved_bytes = pool.stats.pages * page_bytes_;
+  pool.stats.peak_reserved_bytes =
+      std::max(pool.stats.peak_reserved_bytes, pool.stats.reserved_bytes);
+  pool.stats.allocated_bytes += block.bytes;
+  pool.stats.peak_allocated_bytes =
+      std::max(pool.stats.peak_allocated_bytes, pool.stats.allocated_bytes);
+  pool.stats.requested_bytes += block.requested_bytes;
+  ++pool.stats.live_blocks;
+  ++pool.stats.allocations;
+  if (!live_.emplace(block.address, std::move(live)).second && complaint.empty()) {
+    complaint = "a live block starts at the same address";
+  }
+  return complaint;
+}
+
+// A stream goes on in an eager scope: what it freed in earlier ones is its own again, and may be kept from others until
+// this scope has ended too.
+void PoolModel::GoOn(ModelPool& pool, StreamId stream) const {
+  std::vector<std::shared_ptr<Fence>>& fences = pool.stream_fences[stream];
+  std::erase_if(fences, [](const std::shared_ptr<Fence>& fence) { return fence.use_count() == 1; });
+  for (const std::shared_ptr<Fence>& fence : fences) {
+    for (Pending& pending : fence->pending) pending.marked = kNotMarked;
+    pool.unmarked.push_back(fence);
+  }
+}
+
+std::shared_ptr<PoolModel::Fence> PoolModel::FenceOf(const ModelPool& pool,
+                                                     const LiveBlock& block) const {
+  auto fence = std::make_shared<Fence>();
+  fence->owner = block.block.stream;
+  const bool in_capture = pool.scope == ScopeKind::kCapture;
+  if (in_capture) fence->capture = pool.scope_number;
+  fence->owner_at_once = block.uses.empty() && (in_capture ? !block.eager : pool.scope.has_value());
+  // The capture's end stands for all that the capture did with the block; not for eager work before it.
+  if (!block.eager && (in_capture || (!pool.scope && block.uses.empty()))) {
+    return in_capture ? fence : nullptr;
+  }
+  std::set<StreamId> streams = block.uses;
+  streams.insert(block.block.stream);
+  for (const StreamId stream : streams) {
+    const uint64_t work = watch_.Submitted(stream);
+    fence->pending.push_back({stream, work, pool.scope ? kNotMarked : work});
+  }
+  return fence;
+}
+
+void PoolModel::Hold(ModelPool& pool, Fence& fence) {
+  if (pool.held == nullptr) {
+    pool.held = std::make_shared<Fence>();
+    pool.unmarked.push_back(pool.held);
+  }
+  std::ranges::copy(fence.pending, std::back_inserter(pool.held->pending));
+  fence.group = pool.held;
+}
+
+void PoolModel::Free(Address start) {
+  const auto it = live_.find(start);
+  const LiveBlock block = std::move(it->second);
+  live_.erase(it);
+  ModelPool& pool = Known(block.pool);
+  const std::shared_ptr<Fence> fence = FenceOf(pool, block);
+  if (fence != nullptr && pool.scope && !fence->pending.empty()) {
+    pool.unmarked.push_back(fence);
+    if (!fence->owner_at_once) Hold(pool, *fence);
+  }
+  if (fence != nullptr && pool.scope == ScopeKind::kEager && fence->owner_at_once) {
+    GoOn(pool, block.block.stream);
+    pool.stream_fences[block.block.stream].push_back(fence);
+  }
+  for (const PhysicalPiece& piece : block.pieces) {
+    std::vector<Granule>& page = pool.pages.at(Index(piece.page));
+    const uint64_t end = (piece.offset_bytes + piece.length_bytes) / kGranuleBytes;
+    for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) page[i] = {0, fence};
+  }
+  pool.stats.allocated_bytes -= block.block.bytes;
+  pool.stats.requested_bytes -= block.block.requested_bytes;
+  --pool.stats.live_blocks;
+  ++pool.stats.frees;
+}
+
+void PoolModel::RecordUse(Address start, StreamId stream) {
+  LiveBlock& block = live_.at(start);
+  if (stream != block.block.stream) block.uses.insert(stream);
+}
+
+}  // namespace cgp

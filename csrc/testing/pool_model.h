@@ -1,0 +1,148 @@
+// What a PoolSet must do, said as naively as possible: a table of granules per page, each with what
+// must have happened before it may be handed out again. It places nothing; it is told where the
+// real set put a block, and judges that.
+//
+// Two questions are asked of every free granule, and they are not the same:
+//  - MayTake: would it be safe? Decided by what the device has really done, so that a fence that
+//  the real set forgot,
+//    or recorded too early, is seen whatever the set believes.
+//  - MustOffer: has the set promised it? Then it may not ask the driver for a page in its place.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/pool.h"
+#include "core/pool_set.h"
+#include "core/units.h"
+#include "testing/driver_watch.h"
+
+namespace cgp {
+
+class PoolModel {
+ public:
+  struct LiveBlock {
+    uint64_t label = 0;
+    PoolId pool;
+    Block block;
+    std::vector<PhysicalPiece> pieces;
+    std::set<StreamId> uses;  // other than the block's own stream
+    bool eager = false;       // allocated in an eager scope
+  };
+
+  // `watch` plays the device; `page_bytes` is the size of the pages of every pool.
+  PoolModel(const DriverWatch& watch, uint64_t page_bytes);
+
+  // --- What is expected of the next call ---
+
+  bool Contains(PoolId id) const { return pools_.contains(id); }
+  int UseCount(PoolId id) const;
+  std::optional<ScopeKind> OpenScope(PoolId id) const;
+  bool AnyCaptureOpen() const;
+  const LiveBlock* LiveAt(Address start) const;
+  const LiveBlock* Holding(Address address) const;
+  uint64_t TrimmableBytes() const;
+  // The most pages that an allocation may ask the driver for: those of `ideal` that are not free
+  // and promised (design.md §4). pre: a scope is open.
+  uint64_t MostNewPages(PoolId id, uint64_t bytes, StreamId stream) const;
+  uint64_t Pages(PoolId id) const;
+
+  // --- What the real set did. pre: it was allowed to. ---
+
+  void Retain(PoolId id);
+  void BeginScope(PoolId id, ScopeKind kind);
+  void EndScope(PoolId id);
+  void Release(PoolId id);
+  // A stream asked for a block, whether it then got one or not. pre: a scope is open.
+  void Ask(PoolId id, StreamId stream);
+  // Returns what is wrong with the placement, or an empty string.
+  std::string Place(uint64_t label, PoolId id, const Block& block,
+                    std::vector<PhysicalPiece> pieces);
+  void Free(Address start);
+  void RecordUse(Address start, StreamId stream);
+  void Trim();
+
+  // --- Comparison ---
+
+  // Everything but ranges and page_mappings, which depend on the policy.
+  PoolStats Stats(PoolId id) const;
+  std::vector<PoolId> ids() const;
+  const std::map<Address, LiveBlock>& live() const { return live_; }
+  // A number for this pool's life: another one each time that an id is made anew.
+  uint64_t Incarnation(PoolId id) const;
+  // Pages that exist, as this model has come to know them by the blocks placed in them.
+  const std::set<uint32_t>& KnownPages(PoolId id) const;
+
+ private:
+  static constexpr uint64_t kNotMarked = std::numeric_limits<uint64_t>::max();
+
+  // Work that may still touch the freed bytes: what was submitted to `stream` up to number `work`.
+  // The set can know of its end by an event recorded after number `marked`.
+  struct Pending {
+    StreamId stream{};
+    uint64_t work = 0;
+    uint64_t marked = kNotMarked;
+  };
+  struct Fence {
+    uint64_t capture = 0;  // the scope's number, if freed in a capture scope
+    bool owner_at_once = false;
+    StreamId owner{};
+    std::vector<Pending> pending;
+    // What several streams used in one scope may be kept until all of it is done with: the sum of such fences.
+    std::shared_ptr<const Fence> group;
+  };
+  struct Granule {
+    uint64_t label = 0;            // of the live block, 0 if free
+    std::shared_ptr<Fence> fence;  // of a free one; null: free to all
+  };
+  struct ModelPool {
+    uint64_t incarnation = 0;
+    int users = 0;
+    std::optional<ScopeKind> scope;
+    uint64_t scope_number = 0;
+    std::map<uint32_t, std::vector<Granule>> pages;
+    std::set<uint32_t> known_pages;
+    std::vector<std::shared_ptr<Fence>> unmarked;  // to be marked when the open scope ends
+    std::shared_ptr<Fence> held;                   // the group of the open scope
+    // Of eager scopes, by the stream that may take at once what is behind them.
+    std::map<StreamId, std::vector<std::shared_ptr<Fence>>> stream_fences;
+    PoolStats stats;
+  };
+
+  // The free granules of a page that are promised to a stream, in granules.
+  struct PageRuns {
+    uint64_t head = 0;
+    uint64_t tail = 0;
+    uint64_t longest = 0;
+  };
+
+  PageRuns Runs(const ModelPool& pool, const std::vector<Granule>& page, StreamId stream) const;
+  ModelPool& Known(PoolId id) { return pools_.at(id); }
+  ModelPool& FindOrCreate(PoolId id);
+  void GoOn(ModelPool& pool, StreamId stream) const;
+  bool Trimmable(const ModelPool& pool) const;
+  void DropIfGone(PoolId id);
+  bool MayTake(const ModelPool& pool, const Granule& granule, StreamId stream) const;
+  bool MustOffer(const ModelPool& pool, const Granule& granule, StreamId stream) const;
+  std::string TakeGranules(ModelPool& pool, const LiveBlock& block);
+  std::shared_ptr<Fence> FenceOf(const ModelPool& pool, const LiveBlock& block) const;
+  static void Hold(ModelPool& pool, Fence& fence);
+  std::string Describe(const Fence& fence) const;
+
+  const DriverWatch& watch_;
+  const uint64_t page_bytes_;
+  const uint64_t granules_per_page_;
+  std::map<PoolId, ModelPool> pools_;
+  std::map<Address, LiveBlock> live_;
+  uint64_t next_incarnation_ = 1;
+  uint64_t next_scope_ = 1;
+};
+
+}  // namespace cgp

@@ -1,0 +1,168 @@
+// Many threads at once, in pools of one set and in several sets; meant to be run under ThreadSanitizer too.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "core/error.h"
+#include "core/pool_set.h"
+#include "driver/host_driver.h"
+
+namespace cgp {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+
+struct Owned {
+  Block block;
+  uint64_t word = 0;
+};
+
+uint64_t* FirstWord(const Block& block) {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the host driver's addresses are this process's own.
+  return reinterpret_cast<uint64_t*>(block.address);
+}
+
+void Write(const Owned& owned) {
+  uint64_t* const words = FirstWord(owned.block);
+  for (uint64_t i = 0; i < owned.block.bytes / 8; i += 64) words[i] = owned.word;
+}
+
+bool Holds(const Owned& owned) {
+  const uint64_t* const words = FirstWord(owned.block);
+  for (uint64_t i = 0; i < owned.block.bytes / 8; i += 64) {
+    if (words[i] != owned.word) return false;
+  }
+  return true;
+}
+
+// Fills a pool of this thread's own in several scopes, as one graph each, and lets go of them; returns how many blocks
+// held foreign data.
+uint64_t FillAndFree(PoolSet& set, PoolId id, ScopeKind kind, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  uint64_t wrong = 0;
+  for (int graph = 0; graph < 12; ++graph) {
+    set.BeginScope(id, kind);
+    std::vector<Owned> live;
+    for (int i = 0; i < 60; ++i) {
+      const StreamId stream{seed * 4 + random() % 2};
+      Owned owned{set.Allocate(id, 1 + random() % (6 * kPage), stream), random()};
+      Write(owned);
+      if (random() % 8 == 0) set.RecordUse(owned.block.address, StreamId{seed * 4 + 3});
+      live.push_back(owned);
+      if (live.size() > 6) {
+        const size_t pick = random() % live.size();
+        if (!Holds(live[pick])) ++wrong;
+        set.Free(live[pick].block.address);
+        live.erase(live.begin() + static_cast<std::ptrdiff_t>(pick));
+      }
+    }
+    set.EndScope(id);
+    for (const Owned& owned : live) {
+      if (!Holds(owned) || set.PoolOf(owned.block.address) != id) ++wrong;
+      set.Free(owned.block.address);
+    }
+    set.Release(id);
+  }
+  return wrong;
+}
+
+// Asks for everything that may be asked for at any time.
+void Watch(const PoolSet& set, const std::atomic<bool>& done) {
+  while (!done) {
+    for (const PoolId id : set.ids()) {
+      try {
+        const PoolSnapshot snapshot = set.Snapshot(id);
+        for (const auto& live : snapshot.blocks) (void)set.Find(live.block.address + 1);
+      } catch (const UsageError&) {
+        // Released and trimmed since.
+      }
+      (void)set.UseCount(id);
+    }
+    const PoolStats total = set.TotalStats();
+    if (total.allocated_bytes > total.reserved_bytes) ADD_FAILURE() << "a total out of step";
+    (void)set.TrimmableBytes();
+    set.Check();
+    std::this_thread::yield();
+  }
+}
+
+class ThreadsInOneSet : public ::testing::TestWithParam<ScopeKind> {};
+
+TEST_P(ThreadsInOneSet, FillPoolsOfTheirOwn) {
+  HostDriver host({.granularity = kPage});
+  PoolSet set(host);
+  std::atomic<uint64_t> wrong = 0;
+  std::atomic<bool> done = false;
+  std::vector<std::thread> threads;
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    threads.emplace_back([&, seed] { wrong += FillAndFree(set, {0, seed}, GetParam(), seed); });
+  }
+  std::thread watcher([&] { Watch(set, done); });
+  std::thread trimmer([&] {
+    // Not while anything is captured.
+    while (!done && GetParam() == ScopeKind::kEager) {
+      set.Trim();
+      std::this_thread::yield();
+    }
+  });
+  for (std::thread& thread : threads) thread.join();
+  done = true;
+  watcher.join();
+  trimmer.join();
+  EXPECT_EQ(wrong, 0U);
+  set.Trim();
+  EXPECT_TRUE(set.ids().empty());
+  EXPECT_EQ(host.usage(), HostUsage{});
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, ThreadsInOneSet,
+                         ::testing::Values(ScopeKind::kCapture, ScopeKind::kEager),
+                         [](const auto& one) {
+                           return one.param == ScopeKind::kCapture ? "Capture" : "Eager";
+                         });
+
+TEST(ThreadsTest, SeveralSetsHaveNothingInCommon) {
+  std::vector<std::thread> threads;
+  std::atomic<uint64_t> wrong = 0;
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    threads.emplace_back([&, seed] {
+      HostDriver host({.device = static_cast<int>(seed), .granularity = kPage});
+      PoolSet set(host);
+      wrong += FillAndFree(set, {0, 1}, ScopeKind::kCapture, seed);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0U);
+}
+
+TEST(ThreadsTest, BlocksOfOneThreadAreFreedByAnother) {
+  HostDriver host({.granularity = kPage});
+  PoolSet set(host);
+  set.BeginScope({0, 1}, ScopeKind::kCapture);
+  constexpr size_t kBlocks = 2000;
+  std::vector<std::atomic<Address>> handed_over(kBlocks);
+  std::thread freeing([&] {
+    for (std::atomic<Address>& place : handed_over) {
+      Address address = 0;
+      while ((address = place.load(std::memory_order_acquire)) == 0) std::this_thread::yield();
+      set.Free(address);
+    }
+  });
+  std::mt19937_64 random(3);
+  for (std::atomic<Address>& place : handed_over) {
+    const Block block = set.Allocate({0, 1}, 1 + random() % (3 * kPage), StreamId{1});
+    *FirstWord(block) = block.address;
+    place.store(block.address, std::memory_order_release);
+  }
+  freeing.join();
+  set.EndScope({0, 1});
+  EXPECT_EQ(set.Stats({0, 1}).live_blocks, 0U);
+  set.Check();
+}
+
+}  // namespace
+}  // namespace cgp

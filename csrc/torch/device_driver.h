@@ -1,0 +1,19 @@
+// The driver behind a device's pools; apart from the rest, so that tests of the adapter bring another.
+#pragma once
+
+#include <memory>
+
+#include "driver/cuda_driver.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+std::unique_ptr<Driver> MakeDriver(int device);
+
+// What a driver of MakeDriver() has done so far.
+CudaDriverStats StatsOf(const Driver& driver);
+
+// Throws std::runtime_error with the reason where MakeDriver() would fail.
+void RequireDriverSupport(int device);
+
+}  // namespace cgp

@@ -1,0 +1,121 @@
+// An allocator to wrap in tests: plain host memory, and a record of what it was asked for.
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cgp {
+
+class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
+ public:
+  // What was called, by name, and how often. Only what changes something or is asked for in tests is counted.
+  std::map<std::string, int> calls;
+  std::map<c10::MempoolId_t, int> users;
+  std::set<c10::MempoolId_t> open;
+  inline static std::set<void*> live{};
+
+  static void Delete(void* pointer) {
+    TORCH_CHECK(live.erase(pointer) == 1, "invalid device pointer: ", pointer);
+    std::free(pointer);  // NOLINT(cppcoreguidelines-no-malloc)
+  }
+
+  c10::DataPtr allocate(size_t bytes) override {
+    ++calls["allocate"];
+    void* pointer = bytes == 0 ? nullptr : raw_alloc(bytes);
+    return {pointer, pointer, &Delete, c10::Device(c10::kCUDA, 0)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &Delete; }
+  void copy_data(void*, const void*, size_t) const override {}
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t = {0, 0}) override { ++calls["emptyCache"]; }
+  using CUDAAllocator::recordStream;
+  void recordStream(const c10::DataPtr&, c10::cuda::CUDAStream) override {
+    ++calls["recordStream"];
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {}
+  void* raw_alloc(size_t bytes) override {
+    void* pointer = std::malloc(bytes);  // NOLINT(cppcoreguidelines-no-malloc)
+    live.insert(pointer);
+    return pointer;
+  }
+  void* raw_alloc_with_stream(size_t bytes, cudaStream_t) override { return raw_alloc(bytes); }
+  void raw_delete(void* pointer) override { Delete(pointer); }
+  void init(int) override {}
+  double getMemoryFraction(c10::DeviceIndex) override { return 1; }
+  void setMemoryFraction(double, c10::DeviceIndex) override {}
+  std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize> getExpandableSegmentSizes(
+      c10::DeviceIndex) override {
+    return {};
+  }
+  void enable(bool) override {}
+  bool isEnabled() const override { return true; }
+  void cacheInfo(c10::DeviceIndex, size_t*) override {}
+  void* getBaseAllocation(void* pointer, size_t*) override { return pointer; }
+  c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(c10::MempoolId_t, bool) override {
+    return {};
+  }
+
+  void beginAllocateToPool(c10::DeviceIndex, c10::MempoolId_t id,
+                           std::function<bool(cudaStream_t)>) override {
+    TORCH_CHECK(open.insert(id).second, "already recording");
+    ++users[id];
+  }
+  void endAllocateToPool(c10::DeviceIndex, c10::MempoolId_t id) override {
+    TORCH_CHECK(open.erase(id) == 1, "not recording");
+  }
+  void releasePool(c10::DeviceIndex, c10::MempoolId_t id) override {
+    TORCH_CHECK(users.contains(id), "unknown pool");
+    --users[id];
+  }
+  int getPoolUseCount(c10::DeviceIndex, c10::MempoolId_t id) override {
+    TORCH_CHECK(users.contains(id), "unknown pool");
+    return users[id];
+  }
+  void createOrIncrefPool(c10::DeviceIndex, c10::MempoolId_t id,
+                          std::shared_ptr<CUDAAllocator>) override {
+    ++users[id];
+  }
+  void setUseOnOOM(c10::DeviceIndex, c10::MempoolId_t, bool) override { ++calls["setUseOnOOM"]; }
+  void setNoSplit(c10::DeviceIndex, c10::MempoolId_t) override { ++calls["setNoSplit"]; }
+
+  c10::cuda::CUDACachingAllocator::ShareableHandle shareIpcHandle(void*) override { return {}; }
+  std::shared_ptr<void> getIpcDevPtr(std::string) override { return nullptr; }
+  void recordHistory(bool, c10::cuda::CUDACachingAllocator::CreateContextFn, size_t,
+                     c10::cuda::CUDACachingAllocator::RecordContext, bool,
+                     const std::vector<std::string>&) override {}
+  void attachOutOfMemoryObserver(c10::cuda::CUDACachingAllocator::OutOfMemoryObserver) override {
+    ++calls["attachOutOfMemoryObserver"];
+  }
+  void attachOomRejectionObserver(  // pure from 2.12 on
+      std::function<void(int64_t, size_t, size_t, size_t)>) {}
+  void attachAllocatorTraceTracker(
+      c10::cuda::CUDACachingAllocator::AllocatorTraceTracker) override {}
+  void enablePeerAccess(c10::DeviceIndex, c10::DeviceIndex) override {
+    ++calls["enablePeerAccess"];
+  }
+  cudaError_t memcpyAsync(void*, int, const void*, int, size_t, cudaStream_t, bool) override {
+    ++calls["memcpyAsync"];
+    return cudaSuccess;
+  }
+  std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> getCheckpointState(
+      c10::DeviceIndex, c10::MempoolId_t) override {
+    ++calls["getCheckpointState"];
+    return nullptr;
+  }
+  c10::cuda::CUDACachingAllocator::CheckpointDelta setCheckpointPoolState(
+      c10::DeviceIndex, std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState>) override {
+    return {};
+  }
+  std::string name() override { return "fake"; }
+};
+
+}  // namespace cgp

@@ -1,0 +1,273 @@
+// GraphAllocator: allocating, freeing and running out. Scopes are in graph_scopes.cc, what is
+// passed on in graph_passed_on.cc.
+#include "torch/graph_allocator.h"
+
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
+
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include "core/error.h"
+#include "torch/snapshot.h"
+#include "torch/streams.h"
+
+namespace cgp {
+namespace {
+
+std::atomic<GraphAllocator*> instance{nullptr};
+std::mutex creation_mutex;
+
+std::string Mebibytes(uint64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1024.0 * 1024.0));
+  return text;
+}
+
+MemoryInfo InfoOrZero(DevicePools& pools) {
+  try {
+    return pools.driver().Info();
+  } catch (const DriverError&) {
+    return {};  // it only feeds the text of another error
+  }
+}
+
+bool IsOutOfMemory(const DriverError& error) {
+  return error.status() == DriverStatus::kOutOfMemory;
+}
+
+// Tells torch's profiler and its sanitizer what native allocators tell them too.
+void ReportAllocation(DevicePools& pools, const Block& block) {
+  void* const pointer = reinterpret_cast<void*>(block.address);
+  const c10::Device device(c10::kCUDA, pools.device());
+  if (c10::memoryProfilingEnabled()) {
+    const PoolStats total = pools.set().TotalStats();
+    c10::reportMemoryUsageToProfiler(pointer, static_cast<int64_t>(block.bytes),
+                                     total.allocated_bytes, total.reserved_bytes, device);
+  }
+  if (const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace()) {
+    (*tracer)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
+  }
+}
+
+void ReportFree(DevicePools& pools, const Block& block) {
+  void* const pointer = reinterpret_cast<void*>(block.address);
+  if (const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace()) {
+    (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
+  }
+  if (c10::memoryProfilingEnabled()) {
+    const PoolStats total = pools.set().TotalStats();
+    c10::reportMemoryUsageToProfiler(pointer, -static_cast<int64_t>(block.bytes),
+                                     total.allocated_bytes, total.reserved_bytes,
+                                     c10::Device(c10::kCUDA, pools.device()));
+  }
+}
+
+// So that the base can have our unused memory before it gives up. It runs this whenever nothing in
+// its cache fits, with its lock held.
+class FreeUnusedPoolsCallback final : public c10::FreeMemoryCallback {
+ public:
+  bool Execute() override {
+    GraphAllocator* allocator = FindGraphAllocator();
+    return allocator != nullptr && allocator->FreeUnusedPools() > 0;
+  }
+};
+
+const c10::RegistererFreeCudaMemoryCallbacksRegistry callback_registerer(
+    "cudagraph_pool", c10::FreeCudaMemoryCallbacksRegistry(),
+    c10::RegistererFreeCudaMemoryCallbacksRegistry::DefaultCreator<FreeUnusedPoolsCallback>);
+
+}  // namespace
+
+GraphAllocator* FindGraphAllocator() noexcept { return instance.load(std::memory_order_acquire); }
+
+std::shared_ptr<GraphAllocator> GetGraphAllocator() {
+  const std::lock_guard lock(creation_mutex);
+  GraphAllocator* allocator = instance.load(std::memory_order_acquire);
+  if (allocator == nullptr) {
+    allocator = new GraphAllocator(*c10::cuda::CUDACachingAllocator::get());
+    instance.store(allocator, std::memory_order_release);
+  }
+  return {allocator, [](GraphAllocator*) {}};
+}
+
+GraphAllocator::GraphAllocator(CUDAAllocator& base) : base_(base) {}
+
+DataPtr GraphAllocator::allocate(size_t bytes) {
+  if (!routes_.active() || bytes == 0) return base_.allocate(bytes);
+  return AllocateRouted(bytes);
+}
+
+DataPtr GraphAllocator::AllocateRouted(size_t bytes) {
+  const DeviceIndex device = CurrentDevice();
+  const cudaStream_t stream = CurrentStream(device);
+  const auto target = routes_.Match(device, stream);
+  if (!target || !target->ours) return base_.allocate(bytes);
+  const Block block = AllocateInPool(device, *target, bytes, stream);
+  void* const pointer = reinterpret_cast<void*>(block.address);
+  return {pointer, pointer, &FreeGraphMemory, c10::Device(c10::kCUDA, device)};
+}
+
+void* GraphAllocator::raw_alloc(size_t bytes) {
+  if (!routes_.active() || bytes == 0) return base_.raw_alloc(bytes);
+  return raw_alloc_with_stream(bytes, CurrentStream(CurrentDevice()));
+}
+
+void* GraphAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
+  if (!routes_.active() || bytes == 0) return base_.raw_alloc_with_stream(bytes, stream);
+  const DeviceIndex device = CurrentDevice();
+  const auto target = routes_.Match(device, stream);
+  if (!target || !target->ours) return base_.raw_alloc_with_stream(bytes, stream);
+  return reinterpret_cast<void*>(AllocateInPool(device, *target, bytes, stream).address);
+}
+
+Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Target& target,
+                                     size_t bytes, cudaStream_t stream) {
+  DevicePools& pools = DevicePools::For(device);
+  for (bool first = true;; first = false) {
+    try {
+      const Block block = pools.Allocate(target.id, bytes, ToStreamId(stream));
+      ReportAllocation(pools, block);
+      return block;
+    } catch (const OutOfMemoryError&) {
+      // handled below, outside the handler: making room may throw errors of its own
+    } catch (const DriverError& error) {
+      TORCH_CHECK(IsOutOfMemory(error), error.what());
+    } catch (const std::logic_error& error) {
+      TORCH_CHECK(false, error.what());
+    }
+    if (!first || !MakeRoom(target)) ThrowOutOfMemory(pools, target.id, bytes);
+  }
+}
+
+bool GraphAllocator::MakeRoom(const RouteTable::Target& target) {
+  // Nothing may be unmapped, freed or waited for while a capture is under way, be it another
+  // thread's.
+  if (target.kind == ScopeKind::kCapture || routes_.capturing()) return false;
+  FreeUnusedPools();
+  base_.emptyCache();
+  return true;
+}
+
+void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t bytes) {
+  const PoolStats stats = pools.set().Stats(id);
+  const int users = pools.set().UseCount(id);
+  const MemoryInfo info = InfoOrZero(pools);
+  std::vector<c10::cuda::CUDACachingAllocator::OutOfMemoryObserver> observers;
+  {
+    const std::lock_guard lock(observers_mutex_);
+    observers = oom_observers_;
+  }
+  for (const auto& observer : observers) {
+    observer(pools.device(), bytes, info.total_bytes, info.free_bytes);
+  }
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ",
+                   Mebibytes(bytes), " in graph pool ", ToString(id), " of GPU ",
+                   static_cast<int>(pools.device()), ", which has ", users,
+                   " user(s) (graphs and GraphPool objects), holds ",
+                   Mebibytes(stats.reserved_bytes), " and has ", Mebibytes(stats.allocated_bytes),
+                   " of it in live blocks. Free on the GPU: ", Mebibytes(info.free_bytes), " of ",
+                   Mebibytes(info.total_bytes),
+                   ". A capture cannot give memory back while it runs: free tensors and call "
+                   "torch.cuda.empty_cache() before it, or capture a smaller batch.");
+}
+
+void GraphAllocator::FreeGraphMemory(void* pointer) noexcept {
+  if (pointer == nullptr) return;
+  try {
+    if (!FreeOurs(pointer)) throw UsageError("no live block starts there; was it freed before?");
+  } catch (const std::exception& error) {
+    // A destructor called this and cannot throw: say it, and leave the memory where it is.
+    try {
+      TORCH_WARN("cudagraph_pool could not free the memory at ", pointer, ": ", error.what());
+    } catch (...) {  // NOLINT(bugprone-empty-catch): warnings may have been turned into errors
+    }
+  }
+}
+
+bool GraphAllocator::FreeOurs(void* pointer) {
+  Block block;
+  DevicePools* pools = DevicePools::Owner(pointer, &block);
+  if (pools == nullptr || block.address != reinterpret_cast<Address>(pointer)) return false;
+  ReportFree(*pools, block);
+  pools->Free(block);
+  return true;
+}
+
+void GraphAllocator::raw_delete(void* pointer) {
+  if (pointer != nullptr && !FreeOurs(pointer)) base_.raw_delete(pointer);
+}
+
+void GraphAllocator::recordStream(const DataPtr& data, c10::cuda::CUDAStream stream) {
+  if (data.get_deleter() != &FreeGraphMemory) {
+    base_.recordStream(data, stream);
+    return;
+  }
+  Block block;
+  DevicePools* pools = DevicePools::Owner(data.get(), &block);
+  const StreamId user = ToStreamId(stream.stream());
+  if (pools != nullptr && user != block.stream) pools->set().RecordUse(block.address, user);
+}
+
+void GraphAllocator::emptyCache(MempoolId_t id) {
+  EndAbandonedCaptures();
+  base_.emptyCache(id);
+  if (id != MempoolId_t{0, 0}) return;
+  const std::lock_guard lock(scopes_mutex_);
+  TrimUnlessCapturing();
+}
+
+uint64_t GraphAllocator::FreeUnusedPools() {
+  // Holding this keeps a capture of torch's from beginning meanwhile.
+  const std::unique_lock lock(scopes_mutex_, std::try_to_lock);
+  return lock.owns_lock() ? TrimUnlessCapturing() : 0;
+}
+
+uint64_t GraphAllocator::TrimUnlessCapturing() {
+  if (routes_.capturing()) return 0;
+  uint64_t bytes = 0;
+  for (DevicePools* pools : DevicePools::All()) {
+    if (pools->set().TrimmableBytes() == 0) continue;
+    // A capture that is not torch's may be under way in another thread: relaxed, our waiting does
+    // not disturb it.
+    const RelaxedCaptureMode relaxed;
+    bytes += pools->Trim();
+  }
+  return bytes;
+}
+
+DeviceStats GraphAllocator::getDeviceStats(DeviceIndex device) {
+  DeviceStats stats = base_.getDeviceStats(device);
+  if (DevicePools* pools = DevicePools::Find(device)) AddStats(pools->Stats(), stats);
+  return stats;
+}
+
+void GraphAllocator::resetAccumulatedStats(DeviceIndex device) {
+  base_.resetAccumulatedStats(device);
+  if (DevicePools* pools = DevicePools::Find(device)) pools->ResetAccumulatedStats();
+}
+
+void GraphAllocator::resetPeakStats(DeviceIndex device) {
+  base_.resetPeakStats(device);
+  if (DevicePools* pools = DevicePools::Find(device)) pools->ResetPeakStats();
+}
+
+c10::cuda::CUDACachingAllocator::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id,
+                                                                       bool include_traces) {
+  const PoolId pool{id.first, id.second};
+  const bool all = id == MempoolId_t{0, 0};
+  bool ours = false;
+  for (DevicePools* pools : DevicePools::All()) ours = ours || pools->set().Contains(pool);
+  // Asked for one pool of ours, the base is asked for the rest of the answer, under an id that no
+  // pool has.
+  auto info = base_.snapshot(ours ? MempoolId_t{~0ULL, ~0ULL} : id, include_traces);
+  for (DevicePools* pools : DevicePools::All()) {
+    if (all || ours)
+      AppendSegments(*pools, all ? std::nullopt : std::optional(pool), info.segments);
+  }
+  return info;
+}
+
+}  // namespace cgp

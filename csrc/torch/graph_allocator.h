@@ -1,0 +1,218 @@
+// What PyTorch sees as its CUDA allocator: graph captures allocate in our pools, everything else in
+// the base, the allocator that was installed before.
+//
+// Whose is a pool id?
+//   1. Ids that the base knows are the base's: those of torch.cuda.MemPool (it tells the allocator
+//   before it uses
+//      them) and those of graphs captured before enable().
+//   2. Any other id becomes ours when a capture begins in it, or when a cudagraph_pool.GraphPool
+//   registers it.
+//   3. It is undecided until a first block is allocated in it. If before that somebody begins an
+//   *eager* scope in it
+//      (a filter by thread: torch.compile's graph trees, which first capture an empty graph only to
+//      hold the pool and then warm up in it), it is handed to the base together with its users, and
+//      the base serves it from then on.
+// An id that is ours stays ours until its pool is gone, also after disable(): its graphs need it.
+//
+// A scope is a capture's if its filter refuses the current stream while that is not capturing
+// (torch begins the route before the capture, and a graph's filter asks for its capture), or if the
+// current stream is capturing already.
+//
+// Deleters. What the base made keeps the base's deleter, so that eager memory is not touched and
+// the base still recognises it (native ignores the recordStream() of a DataPtr with any other
+// deleter: a silent data race). What is ours carries FreeGraphMemory(). raw_deleter() is the
+// base's: torch compares it with the deleter of DataPtrs for the pools of graph trees alone, which
+// the base serves, and some of those may have been made before we were installed. raw_delete(),
+// which the raw_alloc() functions are paired with, takes both kinds of pointers.
+//
+// Locks, in the order they are taken: scopes_mutex_, then the base's, then RouteTable's, then
+// PoolSet's. So nothing here is called back by the base but FreeUnusedPools(), which only tries
+// scopes_mutex_.
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "core/pool_set.h"
+#include "torch/device_pools.h"
+#include "torch/routes.h"
+#include "torch/torch_version.h"
+
+namespace cgp {
+
+using c10::DataPtr;
+using c10::DeviceIndex;
+using c10::MempoolId_t;
+using c10::cuda::CUDACachingAllocator::CUDAAllocator;
+
+class GraphAllocator final : public CUDAAllocator {
+ public:
+  // `base` must outlive the process, as every allocator that torch was given must.
+  explicit GraphAllocator(CUDAAllocator& base);
+
+  CUDAAllocator& base() const { return base_; }
+
+  // Whether new captures become ours. Off, pools that are ours go on working.
+  void SetTakesCaptures(bool takes) { takes_captures_.store(takes, std::memory_order_release); }
+  bool takes_captures() const { return takes_captures_.load(std::memory_order_acquire); }
+
+  // Whether a capture route is open, of ours or of the base.
+  bool capturing() const { return routes_.capturing(); }
+  // Whether nothing needs this allocator to be the installed one: no pools, no scopes.
+  bool Idle() const;
+
+  // Makes `id` ours and holds its pool open until UnregisterPool(). Throws UsageError if it is in
+  // use.
+  void RegisterPool(DeviceIndex device, PoolId id);
+  void UnregisterPool(DeviceIndex device, PoolId id);
+
+  // Ends the scopes of captures that the calling thread began and that failed.
+  void EndAbandonedCaptures();
+
+  // Gives the memory of unused pools back unless a capture is under way; returns the bytes. Calls
+  // nothing in the base and waits for no lock of ours, so the base may call it from within an
+  // allocation.
+  uint64_t FreeUnusedPools();
+
+  // The deleter of our DataPtrs. Never throws: it is called from destructors.
+  static void FreeGraphMemory(void* pointer) noexcept;
+
+  // c10::Allocator
+  DataPtr allocate(size_t bytes) override;
+  c10::DeleterFnPtr raw_deleter() const override { return base_.raw_deleter(); }
+  void copy_data(void* destination, const void* source, size_t bytes) const override;
+  bool is_simple_data_ptr(const DataPtr& data) const override;
+
+  // c10::DeviceAllocator
+  bool initialized() override;
+  void emptyCache(MempoolId_t id = {0, 0}) override;
+  using CUDAAllocator::recordStream;
+  void recordStream(const DataPtr& data, c10::cuda::CUDAStream stream) override;
+  DeviceStats getDeviceStats(DeviceIndex device) override;
+  void resetAccumulatedStats(DeviceIndex device) override;
+  void resetPeakStats(DeviceIndex device) override;
+  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override;
+
+  // CUDAAllocator
+  void* raw_alloc(size_t bytes) override;
+  void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override;
+  void raw_delete(void* pointer) override;
+  void init(int device_count) override;
+  double getMemoryFraction(DeviceIndex device) override;
+  void setMemoryFraction(double fraction, DeviceIndex device) override;
+  std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize> getExpandableSegmentSizes(
+      DeviceIndex device) override;
+  void enable(bool value) override;
+  bool isEnabled() const override;
+  void cacheInfo(DeviceIndex device, size_t* largest_block) override;
+  void* getBaseAllocation(void* pointer, size_t* bytes) override;
+  c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(MempoolId_t id = {0, 0},
+                                                         bool include_traces = true) override;
+  void beginAllocateToPool(DeviceIndex device, MempoolId_t id, StreamFilter filter) override;
+  void endAllocateToPool(DeviceIndex device, MempoolId_t id) override;
+  void releasePool(DeviceIndex device, MempoolId_t id) override;
+  int getPoolUseCount(DeviceIndex device, MempoolId_t id) override;
+  void createOrIncrefPool(DeviceIndex device, MempoolId_t id,
+                          std::shared_ptr<CUDAAllocator> allocator = nullptr) override;
+  void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on_oom) override;
+  void setNoSplit(DeviceIndex device, MempoolId_t id) override;
+  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
+                                const std::unordered_set<void*>& expected) override;
+  c10::cuda::CUDACachingAllocator::ShareableHandle shareIpcHandle(void* pointer) override;
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
+  bool isHistoryEnabled() override;
+  void recordHistory(bool enabled, c10::cuda::CUDACachingAllocator::CreateContextFn recorder,
+                     size_t max_entries, c10::cuda::CUDACachingAllocator::RecordContext when,
+                     bool clear_history, const std::vector<std::string>& skip_actions) override;
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override;
+  void pushCompileContext(std::string& context) override;
+  void popCompileContext() override;
+  void setUserMetadata(const std::string& metadata) override;
+  std::string getUserMetadata() override;
+  void attachOutOfMemoryObserver(
+      c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer) override;
+  void attachAllocatorTraceTracker(
+      c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) override;
+  void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override;
+  cudaError_t memcpyAsync(void* destination, int destination_device, const void* source,
+                          int source_device, size_t bytes, cudaStream_t stream,
+                          bool p2p_enabled) override;
+  std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> getCheckpointState(
+      DeviceIndex device, MempoolId_t id) override;
+  c10::cuda::CUDACachingAllocator::CheckpointDelta setCheckpointPoolState(
+      DeviceIndex device,
+      std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state) override;
+  std::string name() override;
+
+  // Newer than 2.11, and so without `override`: see torch_version.h.
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Winconsistent-missing-override"
+#endif
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer);
+  void attachOomRejectionObserver(OomRejectionObserver observer);
+  void markCaptureBegin(DeviceIndex device);
+  void markCaptureEnd(DeviceIndex device);
+  DataPtr allocateWithAddress(size_t bytes, void* address);
+  bool supportsUserMetadata();
+  void annotateMemory(const void* pointer, const std::string& metadata);
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#endif
+
+ private:
+  using ScopeKey = std::pair<DeviceIndex, PoolId>;
+
+  // An allocation while some route is open: in one of our pools, or the base's.
+  DataPtr AllocateRouted(size_t bytes);
+  Block AllocateInPool(DeviceIndex device, const RouteTable::Target& target, size_t bytes,
+                       cudaStream_t stream);
+  // Frees what it can outside captures; returns whether another attempt makes sense.
+  bool MakeRoom(const RouteTable::Target& target);
+  [[noreturn]] void ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t bytes);
+  // Frees the block that starts at `pointer`; returns false if none of ours does.
+  static bool FreeOurs(void* pointer);
+
+  // The pools of `device` if `id` is one of them, else nullptr.
+  static DevicePools* OursOrNull(DeviceIndex device, MempoolId_t id);
+  bool BaseKnows(DeviceIndex device, MempoolId_t id) const;
+  // Whether nothing was ever allocated in our pool `id`, so that it can still become the base's.
+  bool IsUndecided(DevicePools& pools, PoolId id) const;
+  void HandToBase(DevicePools& pools, MempoolId_t id);
+  // pre: scopes_mutex_ is held, for the following two.
+  void EndAbandonedCaptures(std::optional<cudaStream_t> origin);
+  uint64_t TrimUnlessCapturing();
+
+  CUDAAllocator& base_;
+  std::atomic<bool> takes_captures_{true};
+  RouteTable routes_;
+
+  // Orders begin, end and release of scopes, and keeps a capture from beginning while memory is
+  // given back.
+  mutable std::mutex scopes_mutex_;
+  std::set<ScopeKey> registered_;  // ids of live GraphPools
+  // Scopes that EndAbandonedCaptures() ended and whose graph will still end them itself; how many
+  // by id.
+  std::map<ScopeKey, int> late_ends_;
+
+  std::mutex observers_mutex_;
+  std::vector<c10::cuda::CUDACachingAllocator::OutOfMemoryObserver> oom_observers_;
+};
+
+// The process's one GraphAllocator, or nullptr if none was made yet.
+GraphAllocator* FindGraphAllocator() noexcept;
+
+// The same, made around the allocator installed now if need be. It is never destroyed: DataPtrs,
+// storages and torch's own globals point to it until the process ends.
+std::shared_ptr<GraphAllocator> GetGraphAllocator();
+
+}  // namespace cgp

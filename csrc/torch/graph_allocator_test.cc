@@ -1,0 +1,535 @@
+// The adapter without a GPU: CUDA's streams are faked here, the host driver stands behind the pools.
+#include "torch/graph_allocator.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "driver/host_driver.h"
+#include "torch/device_driver.h"
+#include "torch/fake_base_allocator.h"
+#include "torch/streams.h"
+
+namespace cgp {
+namespace {
+
+constexpr uint64_t kPage = uint64_t{2} << 20;
+constexpr uint64_t kPhysicalLimit = 32 * kPage;
+
+// What the test's "CUDA" looks like. Capture id 0 means: not capturing.
+struct FakeCuda {
+  std::mutex mutex;
+  std::map<cudaStream_t, int> capture_ids;
+};
+
+FakeCuda& Cuda() {
+  static FakeCuda cuda;
+  return cuda;
+}
+
+thread_local cudaStream_t current_stream = nullptr;
+// Pools live as long as the process, so each test has a device of its own.
+thread_local c10::DeviceIndex current_device = 0;
+
+int CaptureId(cudaStream_t stream) {
+  const std::lock_guard lock(Cuda().mutex);
+  const auto found = Cuda().capture_ids.find(stream);
+  return found == Cuda().capture_ids.end() ? 0 : found->second;
+}
+
+void SetCaptureId(cudaStream_t stream, int id) {
+  const std::lock_guard lock(Cuda().mutex);
+  Cuda().capture_ids[stream] = id;
+}
+
+cudaStream_t Stream(uintptr_t number) { return reinterpret_cast<cudaStream_t>(number * 0x100); }
+
+}  // namespace
+
+std::unique_ptr<Driver> MakeDriver(int device) {
+  return std::make_unique<HostDriver>(HostDriverOptions{
+      .device = device, .physical_limit_bytes = kPhysicalLimit, .map_memory = false});
+}
+void RequireDriverSupport(int) {}
+bool IsCapturing(cudaStream_t stream) { return CaptureId(stream) != 0; }
+cudaStream_t CurrentStream(c10::DeviceIndex) { return current_stream; }
+c10::DeviceIndex CurrentDevice() { return current_device; }
+RelaxedCaptureMode::RelaxedCaptureMode() = default;
+RelaxedCaptureMode::~RelaxedCaptureMode() = default;
+
+namespace {
+
+StreamFilter ThisThread() {
+  return
+      [id = std::this_thread::get_id()](cudaStream_t) { return std::this_thread::get_id() == id; };
+}
+
+class GraphAllocatorTest : public ::testing::Test {
+ protected:
+  // What torch.cuda.CUDAGraph does, in its order, of releases before 2.14.
+  class Graph {
+   public:
+    Graph(GraphAllocatorTest& test, MempoolId_t id, int capture_id)
+        : test_(test), id_(id), capture_id_(capture_id) {}
+
+    void Begin() {
+      test_.allocator_.beginAllocateToPool(test_.device_, id_, Filter());
+      stream_ = current_stream;
+      SetCaptureId(stream_, capture_id_);
+    }
+    void End() {
+      SetCaptureId(stream_, 0);
+      test_.allocator_.endAllocateToPool(test_.device_, id_);
+    }
+    // Something that no capture survives happened.
+    void Fail() {
+      SetCaptureId(stream_, 0);
+      gone_ = true;
+    }
+    void Reset() { test_.allocator_.releasePool(test_.device_, id_); }
+    StreamFilter Filter() {
+      return [this](cudaStream_t stream) {
+        EXPECT_FALSE(gone_) << "the filter of a graph that is gone was asked";
+        return CaptureId(stream) != 0 && CaptureId(stream) == capture_id_;
+      };
+    }
+
+   private:
+    GraphAllocatorTest& test_;
+    MempoolId_t id_;
+    int capture_id_;
+    cudaStream_t stream_ = nullptr;
+    bool gone_ = false;
+  };
+
+  void SetUp() override {
+    static c10::DeviceIndex next_device = 0;
+    device_ = current_device = next_device++;
+    current_stream = Stream(1);
+    Cuda().capture_ids.clear();
+  }
+
+  PoolSet& pools() { return DevicePools::For(device_).set(); }
+  bool IsOurs(const DataPtr& data) const {
+    return data.get_deleter() == &GraphAllocator::FreeGraphMemory;
+  }
+  static PoolId ToPoolId(MempoolId_t id) { return {id.first, id.second}; }
+
+  FakeBaseAllocator base_;
+  GraphAllocator allocator_{base_};
+  c10::DeviceIndex device_ = 0;
+  const MempoolId_t id_{0, 1};
+};
+
+TEST_F(GraphAllocatorTest, WithoutARouteEverythingIsTheBases) {
+  const DataPtr data = allocator_.allocate(1000);
+  EXPECT_EQ(data.get_deleter(), &FakeBaseAllocator::Delete);
+  EXPECT_EQ(base_.calls["allocate"], 1);
+}
+
+TEST_F(GraphAllocatorTest, ACaptureAllocatesInAPoolOfOurs) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  EXPECT_TRUE(allocator_.capturing());
+  DataPtr inside = allocator_.allocate(1000);
+  EXPECT_TRUE(IsOurs(inside));
+  EXPECT_EQ(inside.get(), inside.get_context());
+  EXPECT_EQ(inside.device(), c10::Device(c10::kCUDA, device_));
+  SetCaptureId(Stream(2), 7);  // a side stream that joined the capture
+  current_stream = Stream(2);
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  current_stream = Stream(3);
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  current_stream = Stream(1);
+  EXPECT_EQ(allocator_.allocate(0).get(), nullptr);
+  graph.End();
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  EXPECT_TRUE(base_.users.empty());
+
+  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
+  graph.Reset();
+  allocator_.emptyCache();
+  EXPECT_EQ(pools().TotalStats().reserved_bytes, kPage) << "a tensor lives in it";
+  inside.clear();
+  allocator_.emptyCache();
+  EXPECT_TRUE(pools().ids().empty());
+}
+
+TEST_F(GraphAllocatorTest, PoolsThatTheBaseKnowsStayThere) {
+  allocator_.createOrIncrefPool(device_, id_);
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  EXPECT_TRUE(allocator_.capturing());
+  EXPECT_TRUE(base_.open.contains(id_));
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  graph.End();
+  graph.Reset();
+  EXPECT_EQ(base_.users[id_], 1);
+  allocator_.setUseOnOOM(device_, id_, true);
+  allocator_.setNoSplit(device_, id_);
+  EXPECT_EQ(base_.calls["setUseOnOOM"] + base_.calls["setNoSplit"], 2);
+}
+
+TEST_F(GraphAllocatorTest, AnUndecidedPoolThatIsWarmedUpGoesToTheBaseWithItsUsers) {
+  Graph empty(*this, id_, 7), second(*this, id_, 8);
+  empty.Begin();
+  empty.End();
+  second.Begin();
+  second.End();
+  EXPECT_TRUE(base_.users.empty());
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  EXPECT_EQ(base_.users[id_], 3);
+  EXPECT_FALSE(pools().Contains(ToPoolId(id_)));
+  EXPECT_FALSE(allocator_.capturing());
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.releasePool(device_, id_);
+
+  Graph recording(*this, id_, 9);
+  recording.Begin();
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  recording.End();
+  allocator_.getCheckpointState(device_, id_);
+  EXPECT_EQ(base_.calls["getCheckpointState"], 1);
+  for (Graph* graph : {&recording, &second, &empty}) graph->Reset();
+  EXPECT_EQ(base_.users[id_], 0);
+  EXPECT_TRUE(base_.open.empty());
+}
+
+TEST_F(GraphAllocatorTest, APoolThatWasAllocatedInStaysOursInAnEagerScope) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr inside = allocator_.allocate(1000);
+  graph.End();
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  EXPECT_FALSE(allocator_.capturing());
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  allocator_.endAllocateToPool(device_, id_);
+  EXPECT_TRUE(base_.users.empty());
+}
+
+TEST_F(GraphAllocatorTest, ARegisteredPoolIsOursFromTheStart) {
+  allocator_.RegisterPool(device_, ToPoolId(id_));
+  EXPECT_THROW(allocator_.RegisterPool(device_, ToPoolId(id_)), UsageError);
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.releasePool(device_, id_);
+  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
+  EXPECT_FALSE(allocator_.Idle());
+  allocator_.UnregisterPool(device_, ToPoolId(id_));
+  EXPECT_THROW(allocator_.UnregisterPool(device_, ToPoolId(id_)), UsageError);
+  allocator_.emptyCache();
+  EXPECT_TRUE(pools().ids().empty());
+}
+
+TEST_F(GraphAllocatorTest, TheNewestRouteWins) {
+  const MempoolId_t other{0, 2};
+  allocator_.RegisterPool(device_, ToPoolId(other));
+  allocator_.beginAllocateToPool(device_, other, ThisThread());
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr inner = allocator_.allocate(1000);
+  EXPECT_EQ(pools().PoolOf(reinterpret_cast<Address>(inner.get())), ToPoolId(id_));
+  allocator_.endAllocateToPool(device_, other);  // crossing, not nested
+  const DataPtr later = allocator_.allocate(1000);
+  EXPECT_EQ(pools().PoolOf(reinterpret_cast<Address>(later.get())), ToPoolId(id_));
+  graph.End();
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  allocator_.releasePool(device_, other);
+  allocator_.UnregisterPool(device_, ToPoolId(other));
+}
+
+TEST_F(GraphAllocatorTest, AFailedCaptureLeavesNoRoute) {
+  Graph failed(*this, id_, 7);
+  failed.Begin();
+  DataPtr inside = allocator_.allocate(1000);
+  failed.Fail();
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  EXPECT_TRUE(allocator_.capturing());
+  Graph next(*this, id_, 8);
+  next.Begin();
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  next.End();
+  EXPECT_FALSE(allocator_.capturing());
+  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), kGraphReleasesAbandonedPool ? 2 : 1);
+  inside.clear();
+}
+
+TEST_F(GraphAllocatorTest, EmptyingTheCacheEndsFailedCaptures) {
+  Graph failed(*this, id_, 7);
+  failed.Begin();
+  allocator_.allocate(1000).clear();
+  failed.Fail();
+  allocator_.emptyCache();
+  EXPECT_FALSE(allocator_.capturing());
+  if (kGraphReleasesAbandonedPool) {
+    allocator_.endAllocateToPool(device_, id_);  // what the graph still does, late
+    allocator_.releasePool(device_, id_);
+    allocator_.emptyCache();
+  }
+  EXPECT_TRUE(pools().ids().empty());
+}
+
+TEST_F(GraphAllocatorTest, AFailedCaptureOfAnotherThreadMayJustBeAboutToBegin) {
+  Graph graph(*this, id_, 7);
+  std::thread([&] {
+    current_stream = Stream(5);
+    current_device = device_;
+    allocator_.beginAllocateToPool(device_, id_, graph.Filter());  // and its capture comes next
+  }).join();
+  allocator_.emptyCache();
+  EXPECT_TRUE(allocator_.capturing());
+  SetCaptureId(Stream(5), 7);
+  current_stream = Stream(5);
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  SetCaptureId(Stream(5), 0);
+  allocator_.endAllocateToPool(device_, id_);
+}
+
+TEST_F(GraphAllocatorTest, ACaptureMayPauseItsRoute) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr inside = allocator_.allocate(1000);
+  allocator_.endAllocateToPool(
+      device_, id_);  // a conditional node: its body is captured on a stream of its own
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  EXPECT_TRUE(allocator_.capturing());
+  Graph body(*this, id_, 70);
+  allocator_.beginAllocateToPool(device_, id_, body.Filter());
+  SetCaptureId(Stream(4), 70);
+  current_stream = Stream(4);
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  SetCaptureId(Stream(4), 0);
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.beginAllocateToPool(device_, id_, graph.Filter());
+  current_stream = Stream(1);
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  graph.End();
+  EXPECT_FALSE(allocator_.capturing());
+  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 3);
+  Graph next(*this, id_, 8);  // the scope has ended
+  next.Begin();
+  next.End();
+}
+
+TEST_F(GraphAllocatorTest, NestedAndDoubleScopesAreRefusedAndChangeNothing) {
+  Graph outer(*this, id_, 7);
+  outer.Begin();
+  Graph inner(*this, {0, 2}, 8);
+  EXPECT_THROW(allocator_.beginAllocateToPool(device_, {0, 2}, inner.Filter()), c10::Error);
+  EXPECT_FALSE(pools().Contains({0, 2}));
+  current_stream = Stream(2);
+  Graph same(*this, id_, 9);
+  EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, same.Filter()), c10::Error);
+  current_stream = Stream(1);
+  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  outer.End();
+  EXPECT_THROW(allocator_.endAllocateToPool(device_, id_), c10::Error);
+  outer.Reset();
+  EXPECT_THROW(allocator_.releasePool(device_, id_), c10::Error);
+}
+
+TEST_F(GraphAllocatorTest, SwitchedOffNewCapturesGoToTheBaseAndOldPoolsGoOn) {
+  Graph first(*this, id_, 7);
+  first.Begin();
+  const DataPtr inside = allocator_.allocate(1000);
+  first.End();
+  allocator_.SetTakesCaptures(false);
+  Graph second(*this, id_, 8);
+  second.Begin();
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  second.End();
+  Graph own(*this, {3, 0}, 9);
+  own.Begin();
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  own.End();
+  own.Reset();
+  EXPECT_EQ(base_.users.at({3, 0}), 0);
+  EXPECT_FALSE(allocator_.Idle());
+}
+
+TEST_F(GraphAllocatorTest, OutOfMemoryInACaptureTouchesNothingElse) {
+  Graph unused(*this, {0, 2}, 6);
+  unused.Begin();
+  allocator_.allocate(4 * kPage).clear();
+  unused.End();
+  unused.Reset();
+  size_t observed = 0;
+  allocator_.attachOutOfMemoryObserver(
+      [&](int64_t, size_t bytes, size_t, size_t) { observed = bytes; });
+
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr inside = allocator_.allocate(kPage);
+  try {
+    allocator_.allocate(kPhysicalLimit);
+    FAIL() << "was allocated";
+  } catch (const c10::OutOfMemoryError& error) {
+    const std::string text = error.what_without_backtrace();
+    EXPECT_NE(text.find("Tried to allocate 64.00 MiB in graph pool (0, 1)"), std::string::npos)
+        << text;
+    EXPECT_NE(text.find("holds 2.00 MiB"), std::string::npos) << text;
+  }
+  EXPECT_EQ(observed, kPhysicalLimit);
+  EXPECT_EQ(base_.calls["emptyCache"], 0);
+  EXPECT_EQ(pools().Stats({0, 2}).reserved_bytes, 4 * kPage);
+  EXPECT_TRUE(IsOurs(allocator_.allocate(kPage)));
+  graph.End();
+}
+
+TEST_F(GraphAllocatorTest, OutOfMemoryInAnEagerScopeFreesWhatNobodyNeeds) {
+  Graph unused(*this, {0, 2}, 6);
+  unused.Begin();
+  allocator_.allocate(kPhysicalLimit - kPage).clear();
+  unused.End();
+  unused.Reset();
+  allocator_.RegisterPool(device_, ToPoolId(id_));
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  DataPtr big = allocator_.allocate(kPhysicalLimit - kPage);
+  EXPECT_TRUE(IsOurs(big));
+  EXPECT_EQ(base_.calls["emptyCache"], 1);
+  EXPECT_THROW(allocator_.allocate(2 * kPage), c10::OutOfMemoryError);
+  big.clear();
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.releasePool(device_, id_);
+  allocator_.UnregisterPool(device_, ToPoolId(id_));
+}
+
+TEST_F(GraphAllocatorTest, UnusedMemoryIsGivenBackButNotDuringACapture) {
+  Graph unused(*this, {0, 2}, 6);
+  unused.Begin();
+  allocator_.allocate(4 * kPage).clear();
+  unused.End();
+  allocator_.emptyCache();
+  EXPECT_EQ(allocator_.FreeUnusedPools(), 0U) << "its graph lives";
+  unused.Reset();
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  EXPECT_EQ(allocator_.FreeUnusedPools(), 0U);
+  allocator_.emptyCache();
+  EXPECT_TRUE(pools().Contains({0, 2}));
+  graph.End();
+  EXPECT_EQ(allocator_.FreeUnusedPools(), 4 * kPage);
+}
+
+TEST_F(GraphAllocatorTest, RawPointersOfBothKinds) {
+  void* const outside = allocator_.raw_alloc(1000);
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  void* const inside = allocator_.raw_alloc(1000);
+  void* const other = allocator_.raw_alloc_with_stream(1000, Stream(9));
+  graph.End();
+  EXPECT_TRUE(pools().PoolOf(reinterpret_cast<Address>(inside)).has_value());
+  EXPECT_THROW(allocator_.raw_delete(static_cast<char*>(inside) + 512), c10::Error);
+  EXPECT_EQ(pools().TotalStats().live_blocks, 1U);
+  allocator_.raw_delete(inside);
+  allocator_.raw_delete(outside);
+  allocator_.raw_delete(other);
+  allocator_.raw_delete(nullptr);
+  EXPECT_EQ(pools().TotalStats().live_blocks, 0U);
+  EXPECT_THROW(allocator_.raw_delete(inside), c10::Error) << "freed twice";
+}
+
+TEST_F(GraphAllocatorTest, WhatIsAskedOfOurPointersAndPools) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr a = allocator_.allocate(1000), b = allocator_.allocate(3 * kPage);
+  graph.End();
+  size_t bytes = 0;
+  EXPECT_EQ(allocator_.getBaseAllocation(static_cast<char*>(a.get()) + 700, &bytes), a.get());
+  EXPECT_EQ(bytes, 1024U);
+  EXPECT_TRUE(allocator_.checkPoolLiveAllocations(device_, id_, {a.get(), b.get()}));
+  EXPECT_FALSE(allocator_.checkPoolLiveAllocations(device_, id_, {a.get()}));
+  EXPECT_FALSE(allocator_.checkPoolLiveAllocations(device_, id_, {a.get(), this}));
+  EXPECT_FALSE(allocator_.checkPoolLiveAllocations(device_, id_, {a.get(), b.get(), this}));
+  EXPECT_THROW(allocator_.shareIpcHandle(a.get()), c10::Error);
+  EXPECT_THROW(allocator_.getCheckpointState(device_, id_), c10::Error);
+  EXPECT_THROW(allocator_.setUseOnOOM(device_, id_, true), c10::Error);
+  EXPECT_NO_THROW(allocator_.setUseOnOOM(device_, id_, false));
+  EXPECT_THROW(allocator_.setNoSplit(device_, id_), c10::Error);
+  allocator_.enablePeerAccess(device_, 63);
+  EXPECT_EQ(base_.calls["enablePeerAccess"], 1);
+}
+
+TEST_F(GraphAllocatorTest, StatisticsAndSnapshotAddUp) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  std::vector<DataPtr> single;
+  for (int i = 0; i < 6; ++i) single.push_back(allocator_.allocate(kPage));
+  for (size_t i = 1; i < 6; i += 2) single[i].clear();
+  const DataPtr large = allocator_.allocate(3 * kPage);  // in the three holes: each mapped twice
+  ASSERT_EQ(pools().Stats(ToPoolId(id_)).pages, 6U);
+  ASSERT_GT(pools().Stats(ToPoolId(id_)).page_mappings, 6U);
+  for (size_t i = 0; i < 6; i += 2) single[i].clear();
+  const DataPtr small = allocator_.allocate(1000);
+  graph.End();
+  DeviceStats stats = allocator_.getDeviceStats(device_);
+  const PoolStats total = pools().TotalStats();
+  EXPECT_EQ(stats.reserved_bytes[0].current, static_cast<int64_t>(total.reserved_bytes));
+  EXPECT_EQ(stats.allocated_bytes[0].current, static_cast<int64_t>(1024 + 3 * kPage));
+  EXPECT_EQ(stats.requested_bytes[0].current, static_cast<int64_t>(1000 + 3 * kPage));
+  EXPECT_EQ(stats.allocated_bytes[0].peak, static_cast<int64_t>(6 * kPage));
+  EXPECT_EQ(stats.allocation[0].current, 2);
+  EXPECT_EQ(stats.allocation[0].allocated, 8);
+  allocator_.resetPeakStats(device_);
+  allocator_.resetAccumulatedStats(device_);
+  stats = allocator_.getDeviceStats(device_);
+  EXPECT_EQ(stats.allocated_bytes[0].peak, stats.allocated_bytes[0].current);
+  EXPECT_EQ(stats.allocation[0].allocated, 0);
+
+  const auto info = allocator_.snapshot(id_, false);
+  uint64_t segments = 0, active = 0;
+  for (const auto& segment : info.segments) {
+    if (segment.device != device_) continue;
+    EXPECT_EQ(segment.owner_private_pool_id, id_);
+    uint64_t tiled = 0;
+    for (const auto& block : segment.blocks) {
+      tiled += block.size;
+      active += block.allocated ? block.size : 0;
+    }
+    EXPECT_EQ(tiled, segment.total_size);
+    segments += segment.total_size;
+  }
+  EXPECT_EQ(segments, total.reserved_bytes);
+  EXPECT_EQ(active, total.allocated_bytes);
+}
+
+TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {
+  constexpr int kThreads = 4;
+  std::atomic<int> strangers{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([this, t, &strangers] {
+      current_device = device_;
+      current_stream = Stream(static_cast<uintptr_t>(20 + t));
+      const MempoolId_t id{0, static_cast<uint64_t>(100 + t)};
+      for (int round = 0; round < 50; ++round) {
+        Graph graph(*this, id, 1000 * (t + 1) + round);
+        graph.Begin();
+        std::vector<DataPtr> blocks;
+        for (size_t i = 0; i < 20; ++i) {
+          blocks.push_back(allocator_.allocate(700 * (i + 1)));
+          const auto owner = pools().PoolOf(reinterpret_cast<Address>(blocks.back().get()));
+          if (!owner || *owner != ToPoolId(id)) ++strangers;
+        }
+        blocks.clear();
+        graph.End();
+        if (round % 10 == 0) allocator_.emptyCache();
+        allocator_.getDeviceStats(device_);
+        graph.Reset();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(strangers, 0);
+  allocator_.emptyCache();
+  EXPECT_TRUE(pools().ids().empty());
+}
+
+}  // namespace
+}  // namespace cgp

@@ -1,0 +1,217 @@
+// GraphAllocator: what belongs to the base, and what differs from it only for our pointers and
+// pools.
+#include <c10/util/Exception.h>
+#include <cuda_runtime_api.h>
+
+#include <unordered_set>
+#include <utility>
+
+#include "core/error.h"
+#include "torch/graph_allocator.h"
+#include "torch/install.h"
+
+namespace cgp {
+namespace {
+
+namespace cca = c10::cuda::CUDACachingAllocator;
+
+bool IsOurs(const void* pointer) {
+  Block block;
+  return DevicePools::Owner(pointer, &block) != nullptr;
+}
+
+}  // namespace
+
+void GraphAllocator::copy_data(void* destination, const void* source, size_t bytes) const {
+  base_.copy_data(destination, source, bytes);
+}
+
+bool GraphAllocator::is_simple_data_ptr(const DataPtr& data) const {
+  return base_.is_simple_data_ptr(data);
+}
+
+bool GraphAllocator::initialized() { return base_.initialized(); }
+
+std::pair<size_t, size_t> GraphAllocator::getMemoryInfo(DeviceIndex device) {
+  return base_.getMemoryInfo(device);
+}
+
+void GraphAllocator::init(int device_count) {
+  base_.init(device_count);
+  // Who installs us by change_current_allocator() does not tell c10, which torch.accelerator asks.
+  if (c10::cuda::CUDACachingAllocator::get() == this) RegisterWithC10(*this);
+}
+
+double GraphAllocator::getMemoryFraction(DeviceIndex device) {
+  return base_.getMemoryFraction(device);
+}
+
+void GraphAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
+  base_.setMemoryFraction(fraction, device);
+}
+
+std::vector<cca::StreamSegmentSize> GraphAllocator::getExpandableSegmentSizes(DeviceIndex device) {
+  return base_.getExpandableSegmentSizes(device);
+}
+
+void GraphAllocator::enable(bool value) { base_.enable(value); }
+
+bool GraphAllocator::isEnabled() const { return base_.isEnabled(); }
+
+void GraphAllocator::cacheInfo(DeviceIndex device, size_t* largest_block) {
+  base_.cacheInfo(device, largest_block);
+}
+
+void* GraphAllocator::getBaseAllocation(void* pointer, size_t* bytes) {
+  Block block;
+  if (DevicePools::Owner(pointer, &block) == nullptr)
+    return base_.getBaseAllocation(pointer, bytes);
+  if (bytes != nullptr) *bytes = block.bytes;
+  return reinterpret_cast<void*>(block.address);
+}
+
+void GraphAllocator::setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on_oom) {
+  if (OursOrNull(device, id) == nullptr) {
+    base_.setUseOnOOM(device, id, use_on_oom);
+    return;
+  }
+  // Graph pools never serve allocations outside captures, so "off" is how it is.
+  TORCH_CHECK(!use_on_oom, "graph pool ", ToString(PoolId{id.first, id.second}),
+              " cannot serve other allocations when memory runs out: its graphs need it");
+}
+
+void GraphAllocator::setNoSplit(DeviceIndex device, MempoolId_t id) {
+  TORCH_CHECK(OursOrNull(device, id) == nullptr, "graph pool ",
+              ToString(PoolId{id.first, id.second}),
+              " has no segments that could be kept whole; use a torch.cuda.MemPool for that");
+  base_.setNoSplit(device, id);
+}
+
+bool GraphAllocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
+                                              const std::unordered_set<void*>& expected) {
+  DevicePools* pools = OursOrNull(device, id);
+  if (pools == nullptr) return base_.checkPoolLiveAllocations(device, id, expected);
+  const PoolSnapshot pool = pools->set().Snapshot({id.first, id.second});
+  if (pool.blocks.size() != expected.size()) return false;
+  for (const PoolSnapshot::LiveBlock& live : pool.blocks) {
+    if (!expected.contains(reinterpret_cast<void*>(live.block.address))) return false;
+  }
+  return true;
+}
+
+cca::ShareableHandle GraphAllocator::shareIpcHandle(void* pointer) {
+  TORCH_CHECK(!IsOurs(pointer), "the memory at ", pointer,
+              " belongs to a graph pool, which cannot be shared with another process; share a copy "
+              "made outside the "
+              "capture (tensor.clone())");
+  return base_.shareIpcHandle(pointer);
+}
+
+std::shared_ptr<void> GraphAllocator::getIpcDevPtr(std::string handle) {
+  return base_.getIpcDevPtr(std::move(handle));
+}
+
+bool GraphAllocator::isHistoryEnabled() { return base_.isHistoryEnabled(); }
+
+void GraphAllocator::recordHistory(bool enabled, cca::CreateContextFn recorder, size_t max_entries,
+                                   cca::RecordContext when, bool clear_history,
+                                   const std::vector<std::string>& skip_actions) {
+  base_.recordHistory(enabled, recorder, max_entries, when, clear_history, skip_actions);
+}
+
+void GraphAllocator::recordAnnotation(
+    const std::vector<std::pair<std::string, std::string>>& metadata) {
+  base_.recordAnnotation(metadata);
+}
+
+void GraphAllocator::pushCompileContext(std::string& context) { base_.pushCompileContext(context); }
+
+void GraphAllocator::popCompileContext() { base_.popCompileContext(); }
+
+void GraphAllocator::setUserMetadata(const std::string& metadata) {
+  base_.setUserMetadata(metadata);
+}
+
+std::string GraphAllocator::getUserMetadata() { return base_.getUserMetadata(); }
+
+void GraphAllocator::attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) {
+  {
+    const std::lock_guard lock(observers_mutex_);
+    oom_observers_.push_back(observer);
+  }
+  base_.attachOutOfMemoryObserver(std::move(observer));
+}
+
+void GraphAllocator::attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) {
+  base_.attachAllocatorTraceTracker(std::move(tracker));
+}
+
+void GraphAllocator::enablePeerAccess(DeviceIndex device, DeviceIndex peer) {
+  base_.enablePeerAccess(device, peer);
+  try {
+    DevicePools::For(device).set().EnablePeer(peer);
+  } catch (const DriverError&) {
+    // A device that cannot map memory has no pools. One that cannot reach the peer was refused by the base.
+    if (DevicePools::Find(device) != nullptr) throw;
+  }
+}
+
+cudaError_t GraphAllocator::memcpyAsync(void* destination, int destination_device,
+                                        const void* source, int source_device, size_t bytes,
+                                        cudaStream_t stream, bool p2p_enabled) {
+  // Without peer access the plain copy works only between what cudaMalloc made.
+  if (!p2p_enabled && destination_device != source_device &&
+      (IsOurs(destination) || IsOurs(source))) {
+    return cudaMemcpyPeerAsync(destination, destination_device, source, source_device, bytes,
+                               stream);
+  }
+  return base_.memcpyAsync(destination, destination_device, source, source_device, bytes, stream,
+                           p2p_enabled);
+}
+
+std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIndex device,
+                                                                        MempoolId_t id) {
+  TORCH_CHECK(OursOrNull(device, id) == nullptr, "graph pool ",
+              ToString(PoolId{id.first, id.second}),
+              " was filled by a capture of cudagraph_pool and cannot be checkpointed; a pool that "
+              "is used for "
+              "warming up before it is captured in, as torch.compile does, can");
+  return base_.getCheckpointState(device, id);
+}
+
+cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
+    DeviceIndex device, std::shared_ptr<cca::AllocatorState> state) {
+  return base_.setCheckpointPoolState(device, std::move(state));  // only the base makes such states
+}
+
+std::string GraphAllocator::name() {
+  // Code that asks (torch.cuda.get_allocator_backend()) wants to know what works, and with us what
+  // works with the base does; is_enabled() is the question whether we are there.
+  return base_.name();
+}
+
+std::shared_ptr<c10::GatheredContext> GraphAllocator::getContextForPointer(const void* pointer) {
+  return ForwardGetContextForPointer(base_, pointer);
+}
+
+void GraphAllocator::attachOomRejectionObserver(OomRejectionObserver observer) {
+  ForwardAttachOomRejectionObserver(base_, std::move(observer));
+}
+
+void GraphAllocator::markCaptureBegin(DeviceIndex device) {
+  ForwardMarkCaptureBegin(base_, device);
+}
+
+void GraphAllocator::markCaptureEnd(DeviceIndex device) { ForwardMarkCaptureEnd(base_, device); }
+
+DataPtr GraphAllocator::allocateWithAddress(size_t bytes, void* address) {
+  return ForwardAllocateWithAddress(base_, bytes, address);
+}
+
+bool GraphAllocator::supportsUserMetadata() { return ForwardSupportsUserMetadata(base_); }
+
+void GraphAllocator::annotateMemory(const void* pointer, const std::string& metadata) {
+  ForwardAnnotateMemory(base_, pointer, metadata);
+}
+
+}  // namespace cgp

@@ -1,0 +1,194 @@
+// GraphAllocator: whose pool is it, and who allocates in it now. The rules are in
+// graph_allocator.h.
+#include <c10/util/Exception.h>
+
+#include <string>
+
+#include "core/error.h"
+#include "torch/graph_allocator.h"
+#include "torch/streams.h"
+
+namespace cgp {
+namespace {
+
+PoolId ToPoolId(MempoolId_t id) { return {id.first, id.second}; }
+
+// Runs what may throw the core's and the driver's errors; turns them into torch's, which Python
+// sees as RuntimeError.
+template <typename Function>
+auto AsTorchErrors(Function function) {
+  try {
+    return function();
+  } catch (const std::logic_error& error) {
+    TORCH_CHECK(false, error.what());
+  } catch (const DriverError& error) {
+    TORCH_CHECK(false, error.what());
+  }
+}
+
+}  // namespace
+
+DevicePools* GraphAllocator::OursOrNull(DeviceIndex device, MempoolId_t id) {
+  DevicePools* pools = DevicePools::Find(device);
+  return pools != nullptr && pools->set().Contains(ToPoolId(id)) ? pools : nullptr;
+}
+
+bool GraphAllocator::BaseKnows(DeviceIndex device, MempoolId_t id) const {
+  try {
+    return base_.getPoolUseCount(device, id) > 0;
+  } catch (const c10::Error&) {
+    return false;  // what the native allocator answers for an id that it never saw
+  }
+}
+
+bool GraphAllocator::IsUndecided(DevicePools& pools, PoolId id) const {
+  return !registered_.contains({pools.device(), id}) && !routes_.Contains(pools.device(), id) &&
+         pools.set().Stats(id).allocations == 0;
+}
+
+void GraphAllocator::HandToBase(DevicePools& pools, MempoolId_t id) {
+  for (int users = pools.set().UseCount(ToPoolId(id)); users > 0; --users) {
+    base_.beginAllocateToPool(pools.device(), id, [](cudaStream_t) { return false; });
+    base_.endAllocateToPool(pools.device(), id);
+    pools.set().Release(ToPoolId(id));
+  }
+}
+
+void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
+  const std::lock_guard lock(scopes_mutex_);
+  const cudaStream_t stream = CurrentStream(device);
+  EndAbandonedCaptures(stream);
+  const PoolId pool = ToPoolId(id);
+  const bool capturing = IsCapturing(stream);
+  const bool takes_current = filter(stream);
+  const ScopeKind kind = takes_current && !capturing ? ScopeKind::kEager : ScopeKind::kCapture;
+
+  DevicePools* pools = OursOrNull(device, id);
+  if (pools != nullptr && kind == ScopeKind::kEager && IsUndecided(*pools, pool)) {
+    HandToBase(*pools, id);
+    pools = nullptr;
+  }
+  if (pools == nullptr && kind == ScopeKind::kCapture && takes_captures() &&
+      !BaseKnows(device, id)) {
+    pools = AsTorchErrors([&] { return &DevicePools::For(device); });
+  }
+
+  Route route{.device = device,
+              .id = pool,
+              .filter = filter,
+              .kind = kind,
+              .ours = pools != nullptr,
+              .origin = stream,
+              .thread = std::this_thread::get_id()};
+  if (pools == nullptr) {
+    base_.beginAllocateToPool(device, id, std::move(filter));
+    routes_.Add(std::move(route));
+    return;
+  }
+  if (routes_.Resume(device, pool, std::move(filter))) {
+    pools->set().Retain(pool);
+    return;
+  }
+  // Only what goes on with a capture begins while its stream is capturing. CUDA would refuse as
+  // well, but by then torch would have left this route behind.
+  TORCH_CHECK(!capturing || takes_current, "cannot begin a capture into graph pool ",
+              ToString(pool),
+              ": the current stream is capturing another graph already. Captures do not nest: end "
+              "that one first, or "
+              "capture on another stream");
+  AsTorchErrors([&] { pools->set().BeginScope(pool, kind); });
+  routes_.Add(std::move(route));
+}
+
+void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
+  const std::lock_guard lock(scopes_mutex_);
+  const PoolId pool = ToPoolId(id);
+  if (routes_.Pause(device, pool)) return;
+  const auto route = routes_.Remove(device, pool);
+  if (route && route->ours) {
+    AsTorchErrors([&] { DevicePools::For(device).set().EndScope(pool); });
+    return;
+  }
+  const auto late = late_ends_.find({device, pool});
+  if (!route && late != late_ends_.end()) {
+    if (--late->second == 0) late_ends_.erase(late);
+    return;
+  }
+  base_.endAllocateToPool(device, id);
+}
+
+void GraphAllocator::releasePool(DeviceIndex device, MempoolId_t id) {
+  const std::lock_guard lock(scopes_mutex_);
+  DevicePools* pools = OursOrNull(device, id);
+  if (pools == nullptr) {
+    base_.releasePool(device, id);
+    return;
+  }
+  AsTorchErrors([&] { pools->set().Release(ToPoolId(id)); });
+}
+
+int GraphAllocator::getPoolUseCount(DeviceIndex device, MempoolId_t id) {
+  DevicePools* pools = OursOrNull(device, id);
+  return pools != nullptr ? pools->set().UseCount(ToPoolId(id)) : base_.getPoolUseCount(device, id);
+}
+
+void GraphAllocator::createOrIncrefPool(DeviceIndex device, MempoolId_t id,
+                                        std::shared_ptr<CUDAAllocator> allocator) {
+  const std::lock_guard lock(scopes_mutex_);
+  DevicePools* pools = OursOrNull(device, id);
+  if (pools == nullptr) {
+    base_.createOrIncrefPool(device, id, std::move(allocator));
+    return;
+  }
+  TORCH_CHECK(allocator == nullptr, "graph pool ", ToString(ToPoolId(id)),
+              " already allocates by itself: it cannot be given another allocator");
+  pools->set().Retain(ToPoolId(id));
+}
+
+void GraphAllocator::EndAbandonedCaptures() {
+  const std::lock_guard lock(scopes_mutex_);
+  EndAbandonedCaptures(std::nullopt);
+}
+
+void GraphAllocator::EndAbandonedCaptures(std::optional<cudaStream_t> origin) {
+  for (const Route& route : routes_.RemoveAbandoned(origin)) {
+    if (!route.ours) continue;  // the base keeps its own books
+    PoolSet& set = DevicePools::For(route.device).set();
+    set.EndScope(route.id);
+    if (kGraphReleasesAbandonedPool) {
+      ++late_ends_[{route.device, route.id}];
+    } else {
+      set.Release(route.id);
+    }
+  }
+}
+
+void GraphAllocator::RegisterPool(DeviceIndex device, PoolId id) {
+  const std::lock_guard lock(scopes_mutex_);
+  PoolSet& set = DevicePools::For(device).set();
+  if (set.Contains(id) || BaseKnows(device, {id.first, id.second})) {
+    throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
+                     " is in use already");
+  }
+  set.Retain(id);
+  registered_.insert({device, id});
+}
+
+void GraphAllocator::UnregisterPool(DeviceIndex device, PoolId id) {
+  const std::lock_guard lock(scopes_mutex_);
+  if (registered_.erase({device, id}) == 0) {
+    throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
+                     " is not registered");
+  }
+  DevicePools::For(device).set().Release(id);
+}
+
+bool GraphAllocator::Idle() const {
+  if (routes_.active()) return false;
+  for (DevicePools* pools : DevicePools::All()) {
+    if (!pools->set().ids().empty()) return false;
+  }
+  return true;
+}
+
+}  // namespace cgp

@@ -1,0 +1,74 @@
+#include "torch/install.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "torch/device_driver.h"
+#include "torch/streams.h"
+
+namespace cgp {
+namespace {
+
+std::atomic<CUDAAllocator*>& Installed() { return c10::cuda::CUDACachingAllocator::allocator; }
+
+void RefuseWhileCapturing(const char* what) {
+  const GraphAllocator* allocator = FindGraphAllocator();
+  bool capturing = allocator != nullptr && allocator->capturing();
+  // Captures that began before we were installed are known only by their streams.
+  for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
+    capturing = capturing || IsCapturing(CurrentStream(device));
+  }
+  if (capturing) {
+    throw std::runtime_error(
+        std::string(what) +
+        " was called while a CUDA graph capture is under way; call it before the capture begins "
+        "or after it has ended");
+  }
+}
+
+}  // namespace
+
+void RegisterWithC10(CUDAAllocator& allocator) {
+  // Releases differ in the priority that native registers with: 0, later 1. Equal ones replace each
+  // other.
+  c10::SetAllocator(c10::kCUDA, &allocator, 1);
+}
+
+void Enable() {
+  if (IsEnabled()) return;
+  RefuseWhileCapturing("enable()");
+  RequireDriverSupport(CurrentDevice());
+  const auto allocator = GetGraphAllocator();
+  CUDAAllocator* installed = Installed().load();
+  if (installed != allocator.get() && installed != &allocator->base()) {
+    throw std::runtime_error(
+        "the allocator '" + installed->name() +
+        "' was installed after cudagraph_pool was first enabled; restart the process and enable "
+        "cudagraph_pool after it");
+  }
+  allocator->SetTakesCaptures(true);
+  Installed().store(allocator.get());
+  RegisterWithC10(*allocator);
+}
+
+void Disable() {
+  if (!IsEnabled()) return;
+  RefuseWhileCapturing("disable()");
+  GraphAllocator* allocator = FindGraphAllocator();
+  allocator->EndAbandonedCaptures();
+  allocator->SetTakesCaptures(false);
+  allocator->FreeUnusedPools();
+  if (!allocator->Idle()) return;
+  Installed().store(&allocator->base());
+  RegisterWithC10(allocator->base());
+}
+
+bool IsEnabled() {
+  const GraphAllocator* allocator = FindGraphAllocator();
+  return allocator != nullptr && Installed().load() == allocator && allocator->takes_captures();
+}
+
+}  // namespace cgp

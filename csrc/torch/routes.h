@@ -1,0 +1,90 @@
+// Which allocations go to which pool: the scopes that are open now, in all pools and on all
+// devices.
+//
+// torch begins a scope with a filter on streams and asks for no pool when it allocates; so each
+// allocation is matched against the open scopes, newest first. Also those that the base allocator
+// serves are kept here, so that nesting comes out right and everybody can ask whether a capture is
+// under way.
+//
+// The filter of a torch.cuda.CUDAGraph holds a plain pointer to the graph. A graph whose capture
+// failed may be gone while its route is still here (torch before 2.14 forgets to end it), so a
+// capture route asks its filter only while the stream that the capture began on is capturing: then
+// the graph is alive.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "core/pool.h"
+#include "core/pool_set.h"
+
+namespace cgp {
+
+using StreamFilter = std::function<bool(cudaStream_t)>;
+
+struct Route {
+  c10::DeviceIndex device = 0;
+  PoolId id;
+  StreamFilter filter;
+  ScopeKind kind = ScopeKind::kEager;
+  bool ours = false;              // else the base allocator serves it
+  cudaStream_t origin = nullptr;  // capture routes: the stream that the capture begins on
+  std::thread::id thread;         // which thread began it
+  bool paused = false;  // ended while its capture goes on: matches nothing until it is begun again
+};
+
+class RouteTable {
+ public:
+  struct Target {
+    PoolId id;
+    ScopeKind kind = ScopeKind::kEager;
+    bool ours = false;
+  };
+
+  // Whether any route is open; what the allocation path asks first.
+  bool active() const { return routes_count_.load(std::memory_order_acquire) != 0; }
+  // Whether a capture may be under way: a capture route is open.
+  bool capturing() const { return captures_count_.load(std::memory_order_acquire) != 0; }
+
+  void Add(Route route);
+
+  // The newest route that takes allocations on `stream`.
+  std::optional<Target> Match(c10::DeviceIndex device, cudaStream_t stream) const;
+
+  bool Contains(c10::DeviceIndex device, PoolId id) const;
+  // Whether a route of ours is open.
+  bool AnyOurs() const;
+
+  // Takes the route out and returns it.
+  std::optional<Route> Remove(c10::DeviceIndex device, PoolId id);
+
+  // A capture may end its route and begin it again half-way (torch does so around the bodies of
+  // conditional nodes). The scope goes on meanwhile, since the capture does. Pause() returns false
+  // if there is no such route of ours, or its capture is over; Resume() returns false if the route
+  // is not paused.
+  bool Pause(c10::DeviceIndex device, PoolId id);
+  bool Resume(c10::DeviceIndex device, PoolId id, StreamFilter filter);
+
+  // Takes out the capture routes whose capture is over although nobody ended the route: the calling
+  // thread began them and has come back here, or `origin` is about to begin another capture.
+  std::vector<Route> RemoveAbandoned(std::optional<cudaStream_t> origin);
+
+ private:
+  Route* Find(c10::DeviceIndex device, PoolId id);
+  Route TakeOut(size_t index);
+
+  mutable std::mutex mutex_;
+  std::vector<Route> routes_;  // oldest first
+  // invariants: routes_count_ == routes_.size(), captures_count_ == the capture routes in it
+  std::atomic<int> routes_count_{0};
+  std::atomic<int> captures_count_{0};
+};
+
+}  // namespace cgp

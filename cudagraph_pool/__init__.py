@@ -1,0 +1,27 @@
+"""A graph-aware memory pool for PyTorch CUDA graphs.
+
+N graphs cost what the largest one needs, in any capture order, on any streams, and nobody changes
+their model::
+
+    import cudagraph_pool as cgp
+
+    cgp.enable()
+
+From then on ``torch.cuda.graph`` and ``torch.cuda.make_graphed_callables`` capture into pools of
+this package; everything else stays with PyTorch's own allocator. Importing the package imports
+neither torch nor CUDA.
+"""
+
+from ._allocator import allocator, disable, enable, enabled, is_enabled, library_path
+from ._graphs import GraphPool, graph
+
+__all__ = [
+    "GraphPool",
+    "allocator",
+    "disable",
+    "enable",
+    "enabled",
+    "graph",
+    "is_enabled",
+    "library_path",
+]

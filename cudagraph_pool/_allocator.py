@@ -1,0 +1,159 @@
+"""Switching the allocator on and off."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.cuda.memory import _CUDAAllocator
+
+_REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall cudagraph-pool"
+
+
+def load_adapter() -> Any:
+    """The extension module ``cudagraph_pool._torch``, checked against the torch that is here.
+
+    Raises:
+        ImportError: torch is missing, has no CUDA, or is not the one that the adapter was built
+            for. The message says which command sets it right.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            "cudagraph_pool needs PyTorch to be enabled, and there is none: install a CUDA build "
+            f"of torch 2.11 to 2.15, then build the adapter for it: {_REBUILD}"
+        ) from error
+    if torch.version.cuda is None:
+        raise ImportError(
+            f"cudagraph_pool needs a CUDA build of PyTorch; torch {torch.__version__} is none. "
+            f"Install one, then build the adapter for it: {_REBUILD}"
+        )
+    if importlib.util.find_spec("cudagraph_pool._torch") is None:
+        raise ImportError(
+            "cudagraph_pool was installed without its PyTorch adapter, because no CUDA build of "
+            f"torch was found then. Build it for torch {torch.__version__}: {_REBUILD}"
+        )
+    found = ".".join(torch.__version__.split(".")[:2])
+    try:
+        from cudagraph_pool import _torch
+    except ImportError as error:
+        raise ImportError(
+            f"the PyTorch adapter of cudagraph_pool cannot be loaded by torch {found}: {error}. "
+            f"Rebuild it: {_REBUILD}"
+        ) from error
+    if found != _torch.built_for:
+        raise ImportError(
+            f"cudagraph_pool was built for torch {_torch.built_for}, but this is torch {found}; "
+            f"each minor release needs its own build. Rebuild it: {_REBUILD}"
+        )
+    return _torch
+
+
+def _loaded_adapter() -> ModuleType | None:
+    """The adapter if something has loaded it: only then can anything be enabled."""
+    return sys.modules.get("cudagraph_pool._torch")
+
+
+def enable() -> None:
+    r"""Let CUDA graph captures allocate in memory pools of this package.
+
+    May be called at any time, also after CUDA is initialized and while tensors are alive. Graphs
+    captured before stay with the allocator that they were captured with. Calling it again has no
+    effect.
+
+    Raises:
+        ImportError: The adapter was not built, or not for this release of torch.
+        RuntimeError: There is no GPU, its driver lacks virtual memory management, a capture is
+            under way, or another allocator was installed after this one.
+    """
+    adapter = load_adapter()
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            "cudagraph_pool.enable() needs a CUDA GPU and torch sees none "
+            "(torch.cuda.is_available() is False); check the driver and CUDA_VISIBLE_DEVICES. "
+            "Without a GPU, `cudagraph-pool replay` runs the same core on recorded captures"
+        )
+    torch.cuda.init()
+    stream = torch.cuda.graph.default_capture_stream
+    if stream is not None:
+        with torch.cuda.stream(stream):
+            capturing = torch.cuda.is_current_stream_capturing()
+        if capturing:
+            raise RuntimeError(
+                "enable() was called while a CUDA graph capture is under way; "
+                "call it before the capture begins or after it has ended"
+            )
+    adapter.enable()
+
+
+def disable() -> None:
+    r"""Let CUDA graph captures allocate in PyTorch's own allocator again.
+
+    Pools that graphs still use go on working until the last of them is gone; a capture into one of
+    these stays with it. All other captures go to PyTorch's allocator. Calling it when nothing is
+    enabled has no effect.
+
+    Raises:
+        RuntimeError: A capture is under way.
+    """
+    adapter = _loaded_adapter()
+    if adapter is not None:
+        adapter.disable()
+
+
+def is_enabled() -> bool:
+    r"""Return True if CUDA graph captures allocate in memory pools of this package."""
+    adapter = _loaded_adapter()
+    return adapter is not None and bool(adapter.is_enabled())
+
+
+@contextmanager
+def enabled() -> Iterator[None]:
+    r"""Context manager that enables the package for a block of code.
+
+    At its end the package is disabled again, unless it was enabled before.
+    """
+    before = is_enabled()
+    enable()
+    try:
+        yield
+    finally:
+        if not before:
+            disable()
+
+
+def allocator() -> _CUDAAllocator:
+    r"""Return the allocator for :func:`torch.cuda.memory.change_current_allocator`.
+
+    It wraps the allocator that is current now. An alternative to :func:`enable` for programs that
+    choose their allocator before CUDA is initialized.
+
+    Raises:
+        ImportError: The adapter was not built, or not for this release of torch.
+    """
+    adapter = load_adapter()
+    from torch.cuda.memory import _CUDAAllocator
+
+    return _CUDAAllocator(adapter.allocator())
+
+
+def library_path() -> str:
+    r"""Return the path of the library that holds the C functions of the allocator.
+
+    For :class:`torch.cuda.memory.CUDAPluggableAllocator`, with the names
+    ``"cudagraph_pool_malloc"`` and ``"cudagraph_pool_free"``. PyTorch tells such an allocator
+    nothing of captures, so this one refuses to allocate during a capture: use :func:`enable` or
+    :func:`allocator` where graphs are captured.
+
+    Raises:
+        ImportError: The adapter was not built, or not for this release of torch.
+    """
+    return str(load_adapter().__file__)

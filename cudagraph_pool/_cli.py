@@ -1,0 +1,151 @@
+"""The command ``cudagraph-pool``.
+
+Exit codes: 0 done, 1 a replay failed, 2 wrong arguments or a file that cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from cudagraph_pool import _core
+from cudagraph_pool._replay import ReplayResult, replay
+from cudagraph_pool._table import format_table
+from cudagraph_pool._trace import ORDERS, Trace, TraceError, read_trace
+
+_FAILED = 1
+_BAD_INPUT = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments[:1] == ["demo"]:
+            from cudagraph_pool import _demo
+
+            return _demo.main(arguments[1:])
+        options = _parser().parse_args(arguments)
+        if options.command == "replay":
+            return _replay(options)
+        return _info()
+    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cudagraph-pool", description="A graph-aware memory pool for PyTorch CUDA graphs."
+    )
+    parser.add_argument("--version", action="version", version=_core.__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("demo", help="stock PyTorch against the pool", add_help=False)
+    replay = commands.add_parser(
+        "replay",
+        help="replay recorded captures through the core",
+        description="Replays recorded captures through the real core, on the host: no GPU is used.",
+    )
+    replay.add_argument("traces", metavar="TRACE", nargs="+", help="JSON, plain or gzip")
+    replay.add_argument(
+        "--order", choices=ORDERS, default="recorded", help="of the graphs (default: recorded)"
+    )
+    replay.add_argument("--seed", type=int, help="of --order shuffled (default: 0)")
+    replay.add_argument("--json", action="store_true", help="print one JSON object for each trace")
+    replay.add_argument(
+        "--placements", metavar="FILE", help="write each block's pages as JSON lines, of one trace"
+    )
+    commands.add_parser("info", help="what is installed, and what this machine can do")
+    return parser
+
+
+def _replay(options: argparse.Namespace) -> int:
+    if options.seed is not None and options.order != "shuffled":
+        return _refuse("--seed is for --order shuffled")
+    if options.placements is not None and len(options.traces) > 1:
+        return _refuse(
+            f"--placements takes one trace, not {len(options.traces)}: "
+            "blocks and pages are numbered anew in each"
+        )
+    try:
+        # All are read before anything is replayed or written, so that bad input changes nothing.
+        traces = [read_trace(path) for path in options.traces]
+    except TraceError as error:
+        return _refuse(str(error))
+
+    results: list[ReplayResult] = []
+    for trace in traces:
+        try:
+            with _placements(options.placements, trace) as file:
+                results.append(replay(trace, options.order, options.seed or 0, file))
+        except OSError as error:
+            return _refuse(f"{options.placements}: cannot be written: {error.strerror or error}")
+        except (MemoryError, RuntimeError) as error:
+            return _refuse(f"{trace.path}: the replay failed: {error}", _FAILED)
+        if options.json:
+            print(json.dumps(results[-1]), flush=True)
+    if not options.json:
+        _print_table(results)
+    return 0
+
+
+@contextlib.contextmanager
+def _placements(name: str | None, trace: Trace) -> Iterator[TextIO | None]:
+    if name is None:
+        yield None
+        return
+    path = Path(name)
+    if path.exists() and path.samefile(trace.path):
+        raise OSError("it is the trace itself")
+    with path.open("w") as file:
+        yield file
+
+
+def _print_table(results: Sequence[ReplayResult]) -> None:
+    """Sizes in MiB."""
+    head = "trace graphs order minimum reserved ratio stock ranges mappings ops seconds"
+    rows = [head.split()]
+    for result in results:
+        rows.append(
+            [
+                result["name"],
+                str(result["graphs"]),
+                result["order"],
+                _mib(result["minimum_bytes"]),
+                _mib(result["reserved_bytes"]),
+                f"{result['ratio']:.3f}",
+                _mib(result["stock_reserved_bytes"]),
+                str(result["ranges"]),
+                str(result["page_mappings"]),
+                str(result["ops"]),
+                f"{result['seconds']:.3f}",
+            ]
+        )
+    print("minimum, reserved and stock (what PyTorch's own allocator reserved) in MiB")
+    print(format_table(rows, left_columns=(0, 2)))
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.0f}"
+
+
+def _info() -> int:
+    from cudagraph_pool._info import lines
+
+    pairs = lines()
+    width = max(len(label) for label, _ in pairs)
+    for label, text in pairs:
+        print(f"{label:<{width}}  {text}")
+    return 0
+
+
+def _refuse(message: str, code: int = _BAD_INPUT) -> int:
+    """One line on stderr, whatever the message holds."""
+    print("cudagraph-pool:", " ".join(message.split()), file=sys.stderr)
+    return code

@@ -1,0 +1,206 @@
+"""The allocator's core on the host driver: the same decisions as on a GPU, without torch, driver or
+GPU.
+
+Sizes and addresses are bytes. A pool is named by a pair of integers, as torch names its graph
+pools. Every call may be made from any thread, and one that raises has changed nothing.
+"""
+
+from enum import Enum
+
+__version__: str
+built_for_torch: str | None  # the minor release, "2.11"; None if the adapter was not built
+
+PoolId = tuple[int, int]
+
+class UsageError(RuntimeError):
+    """What was asked for is not allowed: an unknown or released pool, a double free, a scope begun
+    twice.
+    """
+
+class OutOfMemoryError(MemoryError):
+    """Physical memory ran out. Freeing some and asking again may succeed."""
+
+    requested_bytes: int
+
+class DriverError(RuntimeError):
+    """A call failed. ``status`` is "out of memory", "out of addresses" or "failed"."""
+
+    status: str
+    call: str
+    code: int
+    bytes: int
+    device: int
+
+class InternalError(RuntimeError):
+    """An invariant of the core does not hold: a bug of this package."""
+
+class HostDriver:
+    """Makes memory real with memfd and mmap, or only counts it.
+
+    Args:
+        device (int): the device number it answers with.
+        granularity (int): size and alignment of what can be mapped, a power of two.
+        physical_limit_bytes (int): how much memory it has.
+        address_limit_bytes (int): how many addresses it has.
+        map_memory (bool): whether memory is really mapped; otherwise addresses are numbers with
+            nothing behind them.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: int = ...,
+        granularity: int = ...,
+        physical_limit_bytes: int = ...,
+        address_limit_bytes: int = ...,
+        map_memory: bool = ...,
+    ) -> None: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def granularity(self) -> int: ...
+    def info(self) -> tuple[int, int]:
+        """Free and total physical bytes."""
+
+class ScopeKind(Enum):
+    """Whether the streams that allocate are capturing a graph, or run what is submitted at once."""
+
+    CAPTURE = ...
+    EAGER = ...
+
+class Block:
+    """What one allocation got: the addresses ``[address, address + bytes)``."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def requested_bytes(self) -> int: ...
+    @property
+    def stream(self) -> int: ...
+
+class PoolStats:
+    """Counters of one pool; see ``csrc/core/pool.h``."""
+
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def pages(self) -> int: ...
+    @property
+    def reserved_bytes(self) -> int: ...
+    @property
+    def allocated_bytes(self) -> int: ...
+    @property
+    def requested_bytes(self) -> int: ...
+    @property
+    def live_blocks(self) -> int: ...
+    @property
+    def peak_reserved_bytes(self) -> int: ...
+    @property
+    def peak_allocated_bytes(self) -> int: ...
+    @property
+    def ranges(self) -> int: ...
+    @property
+    def page_mappings(self) -> int: ...
+    @property
+    def allocations(self) -> int: ...
+    @property
+    def frees(self) -> int: ...
+
+class LiveBlock:
+    """A block and the physical bytes behind it: (page, offset, length), in the order of its
+    addresses.
+    """
+
+    @property
+    def block(self) -> Block: ...
+    @property
+    def pieces(self) -> list[tuple[int, int, int]]: ...
+
+class Range:
+    """Consecutive addresses and the pages mapped behind them, in that order."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def pages(self) -> list[int]: ...
+
+class PoolSnapshot:
+    @property
+    def stats(self) -> PoolStats: ...
+    @property
+    def blocks(self) -> list[LiveBlock]: ...
+    @property
+    def ranges(self) -> list[Range]: ...
+
+class PoolSet:
+    """All pools of one device; see ``csrc/core/pool_set.h`` for what each member promises.
+
+    Args:
+        driver (HostDriver): what makes memory real; kept alive by the set.
+        page_bytes (int): size of a page, a power-of-two multiple of the driver's granularity; 0
+            means the granularity.
+    """
+
+    def __init__(self, driver: HostDriver, *, page_bytes: int = 0) -> None: ...
+    def retain(self, id: PoolId, /) -> None:
+        """Holds a pool open, creating it if need be, and adds one user to it."""
+
+    def begin_scope(self, id: PoolId, kind: ScopeKind, /) -> None:
+        """Begins allocating to a pool, creating it if need be, and adds one user to it."""
+
+    def end_scope(self, id: PoolId, /) -> None:
+        """Ends the pool's scope; its user stays."""
+
+    def release(self, id: PoolId, /) -> None:
+        """Takes one user of the pool away."""
+
+    def allocate(self, id: PoolId, bytes: int, stream: int, /) -> Block:
+        """A block of at least ``bytes`` for work on ``stream``; a scope must be open."""
+
+    def free(self, address: int, /) -> None:
+        """Frees the block that starts at ``address``."""
+
+    def record_use(self, address: int, stream: int, /) -> None:
+        """Notes that ``stream`` uses the block that starts at ``address`` too."""
+
+    def find(self, address: int, /) -> Block | None:
+        """The live block that holds ``address``."""
+
+    def pool_of(self, address: int, /) -> PoolId | None:
+        """The pool of the live block that starts at ``address``."""
+
+    def pieces(self, address: int, /) -> list[tuple[int, int, int]]:
+        """The physical bytes behind the block that starts at ``address``: (page, offset, length) by
+        address.
+        """
+
+    def trim(self) -> int:
+        """Gives back the memory of pools without users and live blocks; returns the bytes given
+        back.
+        """
+
+    def trimmable_bytes(self) -> int:
+        """What :meth:`trim` would give back."""
+
+    def contains(self, id: PoolId, /) -> bool:
+        """Whether the pool is known."""
+
+    def use_count(self, id: PoolId, /) -> int:
+        """How many users the pool has; 0 for an unknown pool."""
+
+    def ids(self) -> list[PoolId]:
+        """The pools that are known."""
+
+    def stats(self, id: PoolId, /) -> PoolStats:
+        """Counters of one pool."""
+
+    def snapshot(self, id: PoolId, /) -> PoolSnapshot:
+        """Everything that is live and mapped in one pool."""
+
+    def total_stats(self) -> PoolStats:
+        """The sum of all pools' counters."""
+
+    def check(self) -> None:
+        """Recomputes every invariant; raises :class:`InternalError` if one does not hold."""

@@ -1,0 +1,256 @@
+"""``cudagraph-pool demo``: what N graphs cost on stock PyTorch, and what they cost on the pool.
+
+With a GPU it captures two workloads, each allocator in a process of its own. Without one it replays
+recorded captures through the same core on the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cudagraph_pool._table import format_table
+
+_TRACES: Final = Path(__file__).parent / "traces"
+_STOCK: Final = "stock PyTorch"
+_OURS: Final = "cudagraph_pool"
+_ROUNDS: Final = 5
+_PASSES: Final = 10
+_WORKER_SECONDS: Final = 300
+
+_HEAD: Final = "captured|graphs|allocator|reserved|minimum|ratio|capture|replay|outputs"
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One line of the table; None where there is nothing to tell.
+
+    Times are of all graphs together.
+    """
+
+    workload: str
+    graphs: int
+    allocator: str
+    reserved_bytes: int
+    minimum_bytes: int
+    capture_seconds: float | None
+    replay_seconds: float | None
+    outputs: str
+
+    def cells(self) -> list[str]:
+        return [
+            self.workload,
+            str(self.graphs),
+            self.allocator,
+            f"{self.reserved_bytes / (1 << 20):.0f} MiB",
+            f"{self.minimum_bytes / (1 << 20):.0f} MiB",
+            f"{self.reserved_bytes / self.minimum_bytes:.3f}",
+            _milliseconds(self.capture_seconds, 0),
+            _milliseconds(self.replay_seconds, 2),
+            self.outputs,
+        ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the demo and returns its exit code: 0, or 1 if something failed or an output is
+    wrong.
+    """
+    parser = argparse.ArgumentParser(
+        prog="cudagraph-pool demo",
+        description="Captures a script and a transformer for many batch sizes, smallest first, on "
+        "stock PyTorch and on the pool. Without a GPU: replays recorded captures.",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the inputs (default: 0)")
+    parser.add_argument("--worker", choices=("stock", "ours"), help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.worker:
+        return _work(options.worker == "ours", options.seed)
+    gpu = _gpu_name()
+    if gpu is None:
+        return _demo_from_traces()
+    return _demo_on_gpu(gpu, options.seed)
+
+
+def _gpu_name() -> str | None:
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def _print_table(lines: Sequence[_Line]) -> None:
+    print(format_table([_HEAD.split("|"), *(line.cells() for line in lines)], (0, 2, 8)))
+
+
+def _milliseconds(seconds: float | None, digits: int) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.{digits}f} ms"
+
+
+# Without a GPU.
+
+
+def _demo_from_traces() -> int:
+    from cudagraph_pool._replay import replay
+    from cudagraph_pool._trace import read_trace
+
+    lines = []
+    for path in sorted(_TRACES.glob("*.json.gz")):
+        result = replay(read_trace(path))
+        with gzip.open(path) as file:
+            stock = json.load(file)["stock"]
+        common = result["name"], result["graphs"]
+        least = result["minimum_bytes"]
+        lines += [
+            _Line(*common, _STOCK, stock["reserved"], least, stock.get("capture_s"), None, "-"),
+            _Line(*common, _OURS, result["reserved_bytes"], least, None, None, "-"),
+        ]
+    _print_table(lines)
+    print(
+        "\nNo GPU here: the pool's core replayed recorded captures on the host; stock PyTorch's "
+        "figures are those recorded with them on an H200."
+    )
+    return 0
+
+
+# With a GPU.
+
+
+def _demo_on_gpu(gpu: str, seed: int) -> int:
+    """Stock first: where its graphs differ from eager, the pool's are compared with them."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for allocator in ("stock", "ours"):
+        answer = _run_worker(allocator, seed)
+        if isinstance(answer, str):
+            print(f"cudagraph-pool demo: {allocator}: {answer}", file=sys.stderr)
+            return 1
+        found[allocator] = answer
+    lines = []
+    good = True
+    for stock, ours in zip(found["stock"], found["ours"], strict=True):
+        wrong, verdict = _judge(ours["outputs"], stock["outputs"])
+        good = good and not wrong
+        for allocator, own, outputs in (
+            (_STOCK, stock, _judge(stock["outputs"], None)[1]),
+            (_OURS, ours, verdict),
+        ):
+            lines.append(
+                _Line(
+                    stock["workload"],
+                    stock["graphs"],
+                    allocator,
+                    own["reserved_bytes"],
+                    stock["minimum_bytes"],
+                    own["capture_seconds"],
+                    own["replay_seconds"],
+                    outputs,
+                )
+            )
+    print(
+        f"{gpu}: one graph for each batch size, smallest first, all in one pool; every graph "
+        "replayed on fresh inputs and compared bit for bit with eager.\n"
+    )
+    _print_table(lines)
+    return 0 if good else 1
+
+
+def _judge(
+    own: dict[str, dict[str, Any]], stock: dict[str, dict[str, Any]] | None
+) -> tuple[int, str]:
+    """How many graphs are wrong, and the words for the table.
+
+    A graph is right if its outputs equal eager's or, where those of stock's graph do not either,
+    stock's.
+    """
+    eager = sum(graph["equal"] for graph in own.values())
+    parts = [f"{eager} of {len(own)} equal eager"]
+    if stock is None:
+        return 0, parts[0]
+    like_stock = sum(
+        not graph["equal"] and not stock[key]["equal"] and graph["digest"] == stock[key]["digest"]
+        for key, graph in own.items()
+    )
+    wrong = len(own) - eager - like_stock
+    if like_stock:
+        parts.append(f"{like_stock} equal stock's graph, which differs")
+    if wrong:
+        parts.append(f"{wrong} WRONG")
+    return wrong, ", ".join(parts)
+
+
+def _run_worker(allocator: str, seed: int) -> list[dict[str, Any]] | str:
+    """What one allocator did with each workload, or what went wrong."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    }
+    # The package that this process runs, not one that happens to lie in the current folder.
+    paths = [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    command = [sys.executable, "-P", "-m", "cudagraph_pool._demo"]
+    command += ["--worker", allocator, "--seed", str(seed)]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_WORKER_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer in {_WORKER_SECONDS} s"
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        return f"the process ended with code {done.returncode}: {words[-1] if words else ''}"
+    answer: list[dict[str, Any]] = json.loads(lines[-1])
+    return answer
+
+
+def _work(ours: bool, seed: int) -> int:
+    """The worker process: measures both workloads under one allocator; its last line on stdout
+    is JSON.
+    """
+    import torch
+
+    from cudagraph_pool._measure import Captures
+    from cudagraph_pool._workloads import SeedScript, small_decode_step
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    answer = []
+    for make in (SeedScript, small_decode_step):
+        captures = Captures(make, device, ours)
+        captures.warm_up()
+        keys = list(captures.workload.keys)
+        cost = captures.capture(keys)
+        replays = [captures.replay(_PASSES) for _ in range(_ROUNDS)]
+        compared = captures.compare(list(reversed(keys)), seed, digests=keys if ours else ())
+        answer.append(
+            {
+                "workload": captures.workload.name,
+                "graphs": len(keys),
+                "reserved_bytes": cost.reserved_bytes,
+                "minimum_bytes": None if ours else captures.minimum_bytes(keys),
+                "capture_seconds": cost.seconds,
+                "replay_seconds": statistics.median(replays),
+                "outputs": {key: asdict(comparison) for key, comparison in compared.items()},
+            }
+        )
+        captures.release()
+    print(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Pools and captures, as objects."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ._allocator import is_enabled, load_adapter
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _require_enabled(what: str) -> Any:
+    if not is_enabled():
+        raise RuntimeError(
+            f"{what} needs cudagraph_pool to be enabled: call cudagraph_pool.enable() first"
+        )
+    return load_adapter()
+
+
+class GraphPool:
+    r"""A memory pool that CUDA graphs share.
+
+    The pool stays open while this object or a graph captured into it is alive. Its memory is given
+    back by :func:`torch.cuda.empty_cache` once neither is and no tensor lives in it.
+
+    Arguments:
+        device (torch.device or int, optional): The device of the pool. Default: the current one.
+
+    Raises:
+        RuntimeError: :func:`cudagraph_pool.enable` was not called.
+        ValueError: ``device`` is no CUDA device of this machine.
+    """
+
+    def __init__(self, device: torch.device | str | int | None = None) -> None:
+        self._open = False
+        self._adapter = _require_enabled("GraphPool")
+        import torch
+
+        self._device = _cuda_device(device)
+        first, second = torch.cuda.graph_pool_handle()
+        self._id = (int(first), int(second))
+        self._adapter.register_pool(self._device.index, self._id)
+        self._open = True
+
+    @property
+    def id(self) -> tuple[int, int]:
+        r"""What ``torch.cuda.graph(pool=...)`` and ``make_graphed_callables(pool=...)`` take."""
+        self._require_open()
+        return self._id
+
+    @property
+    def device(self) -> torch.device:
+        r"""The device that the pool's memory is on."""
+        return self._device
+
+    def stats(self) -> dict[str, int]:
+        r"""Return what the pool holds, in bytes and counts.
+
+        ``reserved_bytes`` is the physical memory, ``allocated_bytes`` what live tensors of it
+        occupy, ``requested_bytes`` what they asked for; ``page_mappings`` counts a page as often
+        as it is mapped.
+        """
+        self._require_open()
+        stats: dict[str, int] = self._adapter.stats(self._device.index, self._id)
+        return stats
+
+    def snapshot(self) -> dict[str, Any]:
+        r"""Return the live blocks and the mapped ranges of the pool.
+
+        A dictionary with ``stats`` (as :meth:`stats`), ``blocks`` (each with ``address``,
+        ``bytes``, ``requested_bytes``, ``stream`` and ``pieces``: page, offset and length of each
+        stretch of physical memory behind it) and ``ranges`` (``address`` and ``pages``).
+        """
+        self._require_open()
+        snapshot: dict[str, Any] = self._adapter.snapshot(self._device.index, self._id)
+        return snapshot
+
+    def close(self) -> None:
+        r"""Release the pool. Graphs captured into it go on working."""
+        if self._open:
+            self._open = False
+            self._adapter.unregister_pool(self._device.index, self._id)
+
+    def __del__(self) -> None:
+        if getattr(self, "_open", False):
+            self.close()
+
+    def __repr__(self) -> str:
+        if not self._open:
+            return f"GraphPool(id={self._id}, device={str(self._device)!r}, released)"
+        stats = self.stats()
+        return (
+            f"GraphPool(id={self._id}, device={str(self._device)!r}, "
+            f"reserved={stats['reserved_bytes']}, allocated={stats['allocated_bytes']})"
+        )
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise RuntimeError(
+                f"this GraphPool (id {self._id} of {self._device}) was released by close(); "
+                "create another one"
+            )
+
+
+class graph:  # noqa: N801
+    r"""Context manager that captures CUDA work into a :class:`torch.cuda.CUDAGraph`.
+
+    :class:`torch.cuda.graph` on a :class:`GraphPool`. In addition it checks its arguments before
+    anything is changed, and after a capture that failed it puts the current stream back and ends
+    the failed capture's hold on the pool, so that the next capture works.
+
+    Arguments:
+        cuda_graph (torch.cuda.CUDAGraph): Graph object used for capture.
+        pool (GraphPool): The pool that the capture allocates in.
+        stream (torch.cuda.Stream, optional): If supplied, will be set as the current stream in the
+            context. Default: the stream that :class:`torch.cuda.graph` uses.
+        capture_error_mode (str, optional): ``"global"``, ``"thread_local"`` or ``"relaxed"``, as
+            for :class:`torch.cuda.graph`.
+
+    Raises:
+        RuntimeError: The package is not enabled, the pool was released, or the current stream is
+            capturing already.
+        TypeError: ``pool`` is not a :class:`GraphPool`.
+        ValueError: The pool, the current device and the stream are not of one device, or the
+            capture error mode is unknown.
+    """
+
+    def __init__(
+        self,
+        cuda_graph: torch.cuda.CUDAGraph,
+        pool: GraphPool,
+        stream: torch.cuda.Stream | None = None,
+        capture_error_mode: str = "global",
+    ) -> None:
+        self._adapter = _require_enabled("cudagraph_pool.graph")
+        import torch
+
+        if not isinstance(pool, GraphPool):
+            raise TypeError(
+                f"pool must be a cudagraph_pool.GraphPool, not {type(pool).__name__}; "
+                "torch.cuda.graph takes a pool's id"
+            )
+        modes = ("global", "thread_local", "relaxed")
+        if capture_error_mode not in modes:
+            raise ValueError(
+                f"unknown capture error mode {capture_error_mode!r}; expected one of {modes}"
+            )
+        self._pool = pool
+        self._stream = stream
+        self._check_devices()
+        self._before: torch.cuda.Stream | None = None
+        self._context = torch.cuda.graph(
+            cuda_graph, pool=pool.id, stream=stream, capture_error_mode=capture_error_mode
+        )
+
+    def __enter__(self) -> None:
+        import torch
+
+        if not is_enabled():
+            _require_enabled("cudagraph_pool.graph")
+        self._pool._require_open()
+        self._check_devices()
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a capture is under way on the current stream; captures do not nest: "
+                "end that one first"
+            )
+        before = torch.cuda.current_stream()
+        try:
+            self._context.__enter__()
+        except BaseException:
+            self._clean_up(before)
+            raise
+        self._before = before
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        before, self._before = self._before, None
+        try:
+            self._context.__exit__(exc_type, exc_value, traceback)
+        except BaseException:
+            self._clean_up(before)
+            raise
+
+    def _clean_up(self, before: torch.cuda.Stream | None) -> None:
+        """After torch.cuda.graph gave up half-way: it leaves both behind."""
+        import torch
+
+        if before is not None:
+            torch.cuda.set_stream(before)
+        self._adapter.end_abandoned_captures()
+
+    def _check_devices(self) -> None:
+        import torch
+
+        current = torch.cuda.current_device()
+        if self._pool.device.index != current:
+            raise ValueError(
+                f"the pool is on {self._pool.device}, but the current device is cuda:{current}; "
+                f"capture inside `with torch.cuda.device({self._pool.device.index})`"
+            )
+        if self._stream is not None and self._stream.device != self._pool.device:
+            raise ValueError(
+                f"the pool is on {self._pool.device}, but the stream is on {self._stream.device}"
+            )
+
+
+def _cuda_device(device: torch.device | str | int | None) -> torch.device:
+    """The CUDA device meant, with an index."""
+    import torch
+
+    if device is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    if isinstance(device, int):
+        index = device
+    else:
+        found = torch.device(device)
+        if found.type != "cuda":
+            raise ValueError(f"a GraphPool needs a CUDA device, not {str(found)!r}")
+        index = torch.cuda.current_device() if found.index is None else found.index
+    count = torch.cuda.device_count()
+    if not 0 <= index < count:
+        raise ValueError(f"there is no device cuda:{index}; torch sees {count} CUDA device(s)")
+    return torch.device("cuda", index)

@@ -1,0 +1,138 @@
+"""What ``cudagraph-pool info`` prints: what is installed, what the machine can do, what is enabled.
+
+Nothing here imports torch or makes a CUDA context. The driver is asked through ctypes, so that the
+answer is the same whether the adapter could be built or not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from cudagraph_pool import _core
+
+_KERNEL_MODULE: Final = Path("/proc/driver/nvidia/version")
+# CUdevice_attribute: CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+_VMM_SUPPORTED: Final = 102
+_NO_ADAPTER: Final = "none, the core alone: install torch, then reinstall cudagraph_pool"
+
+
+class _CudaError(Exception):
+    """A call of the CUDA driver failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as the driver describes it."""
+
+    name: str
+    total_bytes: int
+    vmm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The CUDA driver: ``problem`` says why there is none to use."""
+
+    cuda_version: str | None
+    gpus: list[Gpu]
+    problem: str | None
+
+
+def probe_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver:
+    """Asks libcuda for its version and its GPUs, without making a context."""
+    try:
+        library = load("libcuda.so.1")
+    except OSError:
+        return Driver(None, [], "none (libcuda.so.1 is not installed)")
+    version = None
+    try:
+        number = ctypes.c_int()
+        _call(library, "cuDriverGetVersion", ctypes.byref(number))
+        version = f"{number.value // 1000}.{number.value % 1000 // 10}"
+        _call(library, "cuInit", 0)
+        _call(library, "cuDeviceGetCount", ctypes.byref(number))
+        return Driver(version, [_gpu(library, index) for index in range(number.value)], None)
+    except _CudaError as error:
+        return Driver(version, [], str(error))
+
+
+def _gpu(library: Any, index: int) -> Gpu:
+    device = ctypes.c_int()
+    name = ctypes.create_string_buffer(128)
+    total = ctypes.c_size_t()
+    vmm = ctypes.c_int()
+    _call(library, "cuDeviceGet", ctypes.byref(device), index)
+    _call(library, "cuDeviceGetName", name, len(name), device)
+    _call(library, "cuDeviceTotalMem_v2", ctypes.byref(total), device)
+    _call(library, "cuDeviceGetAttribute", ctypes.byref(vmm), _VMM_SUPPORTED, device)
+    return Gpu(name.value.decode(errors="replace"), total.value, bool(vmm.value))
+
+
+def _call(library: Any, function: str, *arguments: object) -> None:
+    try:
+        code = getattr(library, function)(*arguments)
+    except AttributeError:
+        raise _CudaError(f"libcuda has no {function}: the driver is too old") from None
+    if code:
+        text = ctypes.c_char_p()
+        known = library.cuGetErrorName(code, ctypes.byref(text)) == 0 and text.value
+        name = text.value.decode() if known and text.value else "unknown error"
+        raise _CudaError(f"{function} failed with {code} ({name})")
+
+
+def kernel_module_version(path: Path = _KERNEL_MODULE) -> str | None:
+    """The version of the NVIDIA kernel module, for instance ``580.65.06``."""
+    try:
+        found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", path.read_text())
+    except OSError:
+        return None
+    return found[0] if found else None
+
+
+def torch_found() -> str | None:
+    """The version of the torch installed beside this package, from its metadata."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def lines() -> list[tuple[str, str]]:
+    """The report, as pairs of label and text."""
+    driver = probe_driver()
+    kernel = kernel_module_version()
+    names = [f"CUDA {driver.cuda_version}" if driver.cuda_version else "", kernel or ""]
+    report = [
+        ("cudagraph_pool", _core.__version__),
+        ("Python", sys.version.split()[0]),
+        ("torch built for", _core.built_for_torch or _NO_ADAPTER),
+        ("torch found", torch_found() or "none"),
+        ("driver", ", ".join(filter(None, [*names, driver.problem]))),
+    ]
+    report += [
+        (
+            f"GPU {index}",
+            f"{gpu.name}, {gpu.total_bytes / (1 << 30):.1f} GiB, virtual memory management "
+            + ("supported" if gpu.vmm else "NOT supported: the pool cannot serve it"),
+        )
+        for index, gpu in enumerate(driver.gpus)
+    ]
+    if not driver.gpus:
+        report.append(("GPUs", "none: replay and demo run on the host driver"))
+    report.append(("enabled", _enabled()))
+    return report
+
+
+def _enabled() -> str:
+    import cudagraph_pool
+
+    if cudagraph_pool.is_enabled():
+        return "yes"
+    return "no: cudagraph_pool.enable() in your program does it"

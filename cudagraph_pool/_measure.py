@@ -1,0 +1,299 @@
+"""Captures a workload for many sizes into one pool, and measures what that costs.
+
+Needs torch and a GPU.
+
+The demo and the benchmark share this. One process measures one allocator: which one, is chosen
+before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import hashlib
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cudagraph_pool._trace import GRANULE_BYTES, PAGE_BYTES
+from cudagraph_pool._workloads import Workload
+
+PoolHandle = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureCost:
+    """What capturing all sizes took. Bytes and seconds.
+
+    ``device_bytes`` is what the device has less than before: the pool, and what the driver keeps
+    for the graphs. ``driver_seconds`` is the time in driver calls of our allocator, None for
+    another.
+    """
+
+    seconds: float
+    reserved_bytes: int
+    device_bytes: int
+    driver_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The outputs of one graph, against the same work done eagerly on the same inputs.
+
+    ``digest`` is that of the graph's outputs, taken if they differ or if it was asked for.
+    ``repeatable`` is false if they differ and a second replay gave something else again: then
+    nothing can be compared with them.
+    """
+
+    equal: bool
+    digest: str | None
+    repeatable: bool
+
+
+class Captures:
+    """The graphs of one workload in one pool.
+
+    Args:
+        workload: what to capture.
+        device: where.
+        ours: whether the pool is a :class:`cudagraph_pool.GraphPool`; enables the allocator.
+    """
+
+    def __init__(
+        self, workload: Callable[[torch.device], Workload], device: torch.device, ours: bool
+    ) -> None:
+        self._device = device
+        self._ours = ours
+        if ours:
+            import cudagraph_pool
+
+            if not cudagraph_pool.is_enabled():
+                cudagraph_pool.enable()
+        self.workload = workload(device)
+        # Eager work and captures use one stream, so that cuBLAS has made its workspace for it,
+        # outside of the pool, before the first capture.
+        self._stream = torch.cuda.Stream(device)
+        self._pool: Any = None
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def warm_up(self) -> None:
+        """Runs every size eagerly: what libraries load or make lazily is not part of a capture."""
+        for key in reversed(self.workload.keys):
+            self.workload.fill(key, seed=key)
+            self._run_eagerly(key)
+        # Captures are timed: the garbage collector need not walk through everything that was
+        # imported.
+        gc.collect()
+        gc.freeze()
+
+    def capture(self, order: Sequence[int]) -> CaptureCost:
+        """Captures all sizes in this order into a new pool; what was captured before is released
+        first.
+        """
+        self.release()
+        pool = self._new_pool()
+        torch.cuda.synchronize(self._device)
+        free_before = torch.cuda.mem_get_info(self._device)[0]
+        driver_before = driver_nanoseconds(self._device) if self._ours else None
+        seconds = 0.0
+        for key in order:
+            graph = torch.cuda.CUDAGraph()
+            start = time.perf_counter()
+            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+                self.workload.step(key)
+            seconds += time.perf_counter() - start
+            self._graphs[key] = graph
+        torch.cuda.synchronize(self._device)
+        driver_after = driver_nanoseconds(self._device) if self._ours else None
+        return CaptureCost(
+            seconds=seconds,
+            reserved_bytes=self._reserved_bytes(pool),
+            device_bytes=free_before - torch.cuda.mem_get_info(self._device)[0],
+            driver_seconds=None
+            if driver_before is None or driver_after is None
+            else (driver_after - driver_before) * 1e-9,
+        )
+
+    def release(self) -> None:
+        """Drops all graphs and gives the pool's memory back."""
+        torch.cuda.synchronize(self._device)
+        self._graphs.clear()
+        self._pool = None
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def replay(self, times: int) -> float:
+        """Replays every graph ``times`` times; returns the device's seconds for one pass over
+        all of them.
+        """
+        graphs = list(self._graphs.values())
+        for (
+            graph
+        ) in graphs:  # untimed: the device turns from another process to this one, and wakes up
+            graph.replay()
+        torch.cuda.synchronize(self._device)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(times):
+            for graph in graphs:
+                graph.replay()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e-3 / times
+
+    def replay_each(self) -> dict[int, float]:
+        """Replays every graph once; returns the device's seconds of each."""
+        events = {
+            key: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for key in self._graphs
+        }
+        for key, graph in self._graphs.items():
+            events[key][0].record()
+            graph.replay()
+            events[key][1].record()
+        torch.cuda.synchronize(self._device)
+        return {key: start.elapsed_time(end) * 1e-3 for key, (start, end) in events.items()}
+
+    def compare(
+        self, order: Sequence[int], seed: int, digests: Collection[int] = ()
+    ) -> dict[int, Comparison]:
+        """Replays every graph on fresh inputs and compares its outputs with eager ones.
+
+        Args:
+            order: of the replays.
+            seed: of the inputs.
+            digests: sizes whose outputs shall have a digest in any case.
+
+        Raises:
+            RuntimeError: if an eager output is not finite, so that equality would say little.
+        """
+        result: dict[int, Comparison] = {}
+        for key in order:
+            self.workload.fill(key, seed=seed * 1_000_003 + key)
+            self.workload.clear(key)
+            self._run_eagerly(key)
+            expected = [output.clone() for output in self.workload.outputs(key)]
+            if not all(bool(output.isfinite().all()) for output in expected):
+                raise RuntimeError(
+                    f"{self.workload.name} of size {key} computes values that are not finite"
+                )
+            outputs = self._replay_one(key)
+            equal = all(map(same_bits, outputs, expected))
+            digest = None if equal and key not in digests else digest_of(outputs)
+            repeatable = equal or digest_of(self._replay_one(key)) == digest
+            result[key] = Comparison(equal, digest, repeatable)
+        return result
+
+    def minimum_bytes(self, order: Sequence[int]) -> int:
+        """The least that any allocator with stable addresses can reserve for these captures.
+
+        Captures once more and reads PyTorch's own record of what was allocated. Not for our
+        allocator, so that the figure does not depend on what it is compared with.
+        """
+        memory: Any = torch.cuda.memory  # the recorder is not annotated
+        memory._record_memory_history(enabled="all", context=None, clear_history=True)
+        try:
+            self.capture(order)
+            snapshot = memory._snapshot(self._device)
+        finally:
+            memory._record_memory_history(enabled=None)
+        segments = [
+            (segment["address"], segment["address"] + segment["total_size"])
+            for segment in snapshot["segments"]
+            if tuple(segment["segment_pool_id"]) == self._pool
+        ]
+        index = torch.device(self._device).index or 0
+        return peak_live_bytes(snapshot["device_traces"][index], segments)
+
+    def _new_pool(self) -> PoolHandle:
+        if self._ours:
+            import cudagraph_pool
+
+            self._pool = cudagraph_pool.GraphPool(self._device)
+            handle: PoolHandle = self._pool.id
+            return handle
+        self._pool = tuple(torch.cuda.graph_pool_handle())
+        stock: PoolHandle = self._pool
+        return stock
+
+    def _reserved_bytes(self, pool: PoolHandle) -> int:
+        if self._ours:
+            return int(self._pool.stats()["reserved_bytes"])
+        return sum(
+            segment["total_size"]
+            for segment in torch.cuda.memory_snapshot()
+            if tuple(segment["segment_pool_id"]) == pool
+        )
+
+    def _run_eagerly(self, key: int) -> None:
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.stream(self._stream):
+            self.workload.step(key)
+        torch.cuda.synchronize(self._device)
+
+    def _replay_one(self, key: int) -> list[Tensor]:
+        self.workload.clear(key)
+        self._graphs[key].replay()
+        torch.cuda.synchronize(self._device)
+        return self.workload.outputs(key)
+
+
+def peak_live_bytes(
+    entries: Iterable[Mapping[str, Any]], segments: Sequence[tuple[int, int]]
+) -> int:
+    """The largest sum of live blocks within ``segments``, by PyTorch's record of allocations.
+
+    Each block is rounded up to a granule and the sum to a page: design.md calls this the minimum of
+    a trace.
+    """
+    sizes: dict[int, int] = {}
+    live = peak = 0
+    for entry in entries:
+        if entry["action"] == "alloc":
+            address = entry["addr"]
+            if any(begin <= address < end for begin, end in segments):
+                sizes[address] = _round_up(entry["size"], GRANULE_BYTES)
+                live += sizes[address]
+                peak = max(peak, live)
+        elif entry["action"] == "free_completed":
+            live -= sizes.pop(entry["addr"], 0)
+    return _round_up(peak, PAGE_BYTES)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same bytes; unlike ``==``, a NaN equals itself and 0 is not
+    -0.
+    """
+    return bool(torch.equal(_bytes(a), _bytes(b)))
+
+
+def digest_of(tensors: Sequence[Tensor]) -> str:
+    """SHA-256 over the bytes of tensors."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        data = _bytes(tensor).cpu()
+        digest.update((ctypes.c_char * data.numel()).from_address(data.data_ptr()))
+    return digest.hexdigest()
+
+
+def driver_nanoseconds(device: torch.device) -> int | None:
+    """Nanoseconds that our allocator has spent in driver calls so far; None if this build does
+    not count them.
+    """
+    from cudagraph_pool import _torch
+
+    stats: Callable[[int], Mapping[str, int]] | None = getattr(_torch, "driver_stats", None)
+    if stats is None:
+        return None
+    return sum(value for name, value in stats(device.index or 0).items() if name.endswith("_ns"))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

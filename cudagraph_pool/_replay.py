@@ -1,0 +1,136 @@
+"""Replays recorded captures through the real core, on the host driver."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Final, TextIO, TypedDict
+
+from cudagraph_pool import _core
+from cudagraph_pool._trace import (
+    MAX_LIVE_BYTES,
+    Graph,
+    Order,
+    Trace,
+    minimum_bytes,
+    replay_sequence,
+)
+
+_POOL: Final = (0, 1)
+
+
+class ReplayResult(TypedDict):
+    """What a replay cost. Sizes in bytes, time in seconds of the core's calls."""
+
+    name: str
+    graphs: int
+    order: Order
+    minimum_bytes: int
+    reserved_bytes: int
+    ratio: float
+    stock_reserved_bytes: int
+    ranges: int
+    page_mappings: int
+    ops: int
+    seconds: float
+
+
+def replay(
+    trace: Trace, order: Order = "recorded", seed: int = 0, placements: TextIO | None = None
+) -> ReplayResult:
+    """Replays a trace into one pool, one capture scope for each graph.
+
+    The host driver only counts here (``map_memory=False``): a replay touches no memory, the core
+    decides the same either way, and a process may hold just 65,530 mappings (``vm.max_map_count``),
+    fewer than a large pool needs.
+
+    Args:
+        trace: what :func:`cudagraph_pool._trace.read_trace` returned.
+        order: of the graphs.
+        seed: of ``order="shuffled"``.
+        placements: where to write, as JSON lines, the physical bytes that each block got.
+
+    Raises:
+        MemoryError: if the host driver runs out of pages.
+        RuntimeError: if the core refuses, which is a bug.
+    """
+    graphs = replay_sequence(trace, order, seed)
+    driver = _core.HostDriver(map_memory=False, physical_limit_bytes=4 * MAX_LIVE_BYTES)
+    pools = _core.PoolSet(driver)
+    seconds = _run(pools, graphs, _Placements(pools, placements) if placements else None)
+    stats = pools.stats(_POOL)
+    minimum = minimum_bytes(graphs)
+    return {
+        "name": trace.name,
+        "graphs": len(graphs),
+        "order": order,
+        "minimum_bytes": minimum,
+        "reserved_bytes": stats.reserved_bytes,
+        "ratio": stats.reserved_bytes / minimum,
+        "stock_reserved_bytes": trace.stock_reserved_bytes,
+        "ranges": stats.ranges,
+        "page_mappings": stats.page_mappings,
+        "ops": stats.allocations + stats.frees,
+        "seconds": seconds,
+    }
+
+
+def _run(pools: _core.PoolSet, graphs: list[Graph], placements: _Placements | None) -> float:
+    """Makes the calls; returns the time they took, without that of writing placements."""
+    addresses: dict[int, int] = {}
+    writing = 0.0
+    start = time.perf_counter()
+    for graph in graphs:
+        pools.begin_scope(_POOL, _core.ScopeKind.CAPTURE)
+        for event in graph.events:
+            if event.bytes:
+                block = pools.allocate(_POOL, event.bytes, event.stream)
+                addresses[event.block] = block.address
+            else:
+                pools.free(addresses.pop(event.block))
+            if placements:
+                before = time.perf_counter()
+                if event.bytes:
+                    placements.allocated(event.block, block)
+                else:
+                    placements.freed(event.block)
+                writing += time.perf_counter() - before
+        pools.end_scope(_POOL)
+    seconds = time.perf_counter() - start - writing
+    if placements:
+        placements.end()
+    return seconds
+
+
+class _Placements:
+    """Writes what the core decided, for an outside validator."""
+
+    def __init__(self, pools: _core.PoolSet, file: TextIO) -> None:
+        self._pools = pools
+        self._file = file
+        self._pages = 0
+
+    def allocated(self, block_id: int, block: _core.Block) -> None:
+        stats = self._pools.stats(_POOL)
+        while self._pages < stats.pages:  # pages are numbered in the order in which they are made
+            self._write({"op": "page", "page": self._pages, "bytes": stats.page_bytes})
+            self._pages += 1
+        pieces = self._pools.pieces(block.address)
+        self._write(
+            {
+                "op": "alloc",
+                "id": block_id,
+                "bytes": block.bytes,
+                "va": block.address,
+                "pages": pieces,
+            }
+        )
+
+    def freed(self, block_id: int) -> None:
+        self._write({"op": "free", "id": block_id})
+
+    def end(self) -> None:
+        self._write({"op": "end", "reserved_bytes": self._pools.stats(_POOL).reserved_bytes})
+
+    def _write(self, line: dict[str, object]) -> None:
+        self._file.write(json.dumps(line) + "\n")

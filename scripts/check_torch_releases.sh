@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Compiles the adapter against the headers of every torch release that is supported, since its base class changes in
+# nearly each (csrc/torch/torch_version.h). Only checks the syntax and the types: nothing is linked or run.
+#
+#   scripts/check_torch_releases.sh [RELEASE...]     default: all of them
+#
+# Headers are taken from the wheels on PyPI, one at a time, and kept in $CGP_TORCH_HEADERS (default:
+# ~/.cache/cudagraph_pool/torch_headers; 65 MB a release), CUDA's from its wheels. $CXX chooses the compiler, $PYTHON the interpreter (whose headers pybind11 needs).
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+cache=${CGP_TORCH_HEADERS:-${XDG_CACHE_HOME:-$HOME/.cache}/cudagraph_pool/torch_headers}
+python=${PYTHON:-python3}
+cxx=${CXX:-g++}
+releases=("$@")
+[ ${#releases[@]} -gt 0 ] || releases=(2.11.0 2.12.1 2.13.0 2.14.1 2.15.0)
+# A wheel for one Python is enough: the headers are the same in all.
+wheel_for=(--python-version 3.11 --only-binary=:all: --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64)
+
+# fetch FOLDER REQUIREMENT PATTERN: unpacks what matches PATTERN in the wheel of REQUIREMENT into $cache/FOLDER.
+fetch() {
+  [ -e "$cache/$1/complete" ] && return
+  local wheels
+  wheels=$(mktemp -d)
+  # shellcheck disable=SC2064
+  trap "rm -rf '$wheels'" RETURN
+  echo "fetching $2"
+  "$python" -m pip download --quiet --no-deps "${wheel_for[@]}" --dest "$wheels" "$2"
+  rm -rf "${cache:?}/$1"
+  mkdir -p "$cache/$1"
+  "$python" - "$wheels"/*.whl "$cache/$1" "$3" <<'UNPACK'
+import fnmatch, sys, zipfile
+wheel, folder, pattern = sys.argv[1:]
+with zipfile.ZipFile(wheel) as archive:
+    archive.extractall(folder, [n for n in archive.namelist() if fnmatch.fnmatch(n, pattern)])
+UNPACK
+  touch "$cache/$1/complete"
+}
+
+fetch cuda_runtime 'nvidia-cuda-runtime>=13,<14' '*/include/*'
+fetch cuda_crt 'nvidia-cuda-crt>=13,<14' '*/include/*'
+python_include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+[ -e "$python_include/Python.h" ] || { echo "no Python.h in $python_include: set PYTHON" >&2; exit 2; }
+
+# every_method HEADER: whether graph_allocator.h names each virtual method of the class, so that none is left to a default,
+# which throws or does nothing.
+every_method() {
+  "$python" - "$1" "$root/csrc/torch/graph_allocator.h" <<'METHODS'
+import re, sys
+header, ours = (open(path).read() for path in sys.argv[1:])
+body = header[header.index("class CUDAAllocator") : header.index("extern std::atomic<CUDAAllocator*>")]
+wanted = set(re.findall(r"\bvirtual\b[^;{(]*?\b(\w+)\(", body))
+missing = sorted(name for name in wanted if not re.search(rf"\b{name}\(", ours))
+if len(wanted) < 30 or missing:
+    sys.exit(f"graph_allocator.h lacks {missing} of the {len(wanted)} virtual methods")
+METHODS
+}
+
+status=0
+for release in "${releases[@]}"; do
+  fetch "torch-$release" "torch==$release" 'torch/include/*'
+  every_method "$cache/torch-$release/torch/include/c10/cuda/CUDACachingAllocator.h" || status=1
+  for source in "$root"/csrc/torch/*.cc "$root"/csrc/python/torch_module.cc; do
+    case $source in *_test.cc) continue ;; esac
+    "$cxx" -std=c++20 -fsyntax-only -fPIC -fvisibility=hidden -Wall -Wextra -Wconversion -Wshadow -Werror \
+      -I"$root/csrc" -isystem "$cache/torch-$release/torch/include" -isystem "$cache/cuda_runtime/nvidia/cu13/include" \
+      -isystem "$cache/cuda_crt/nvidia/cu13/include" -isystem "$python_include" "$source" || {
+      echo "torch $release: ${source#"$root"/} does not compile" >&2
+      status=1
+    }
+  done
+  [ $status -ne 0 ] || echo "torch $release: compiles"
+done
+exit $status

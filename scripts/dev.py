@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Sets up what a bare clone needs, then runs the demo or the tests.
+
+    python3 scripts/dev.py demo     # build, install, run `cudagraph-pool demo`
+    python3 scripts/dev.py test     # build, install, pass the Python and the C++ tests
+    python3 scripts/dev.py setup    # build and install only
+
+Needs Python 3.11 or newer, a C++20 compiler, and PyPI. Everything is installed into the virtual
+environment that is active, else into ./.venv; torch only where there is a GPU to use it. What only
+the system's packages bring (GoogleTest; on Debian and Ubuntu also Python's headers and venv) is
+installed with apt-get where that may be done; without GoogleTest the C++ unit tests are skipped,
+and the last line says so.
+
+Nothing here is newer than Python 3.6, so that an old `python3` can still look for a newer one.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+LEAST_PYTHON = (3, 11)
+CXX_PROBE = (
+    "#if __cplusplus < 202002L && !defined(__cpp_concepts)\n#error\n#endif\n#include <span>\n"
+)
+
+
+def main() -> None:
+    command = sys.argv[1] if len(sys.argv) == 2 else ""
+    if command not in ("demo", "test", "setup"):
+        sys.exit(__doc__)
+    if sys.version_info < LEAST_PYTHON:
+        use_newer_python()
+    need_compiler()
+    need_python_headers()
+    python = environment()
+    if command == "demo":
+        install(python, ".")
+        run(str(python.parent / "cudagraph-pool"), "demo")
+    elif command == "test":
+        install(python, ".[test]")
+        test(python)
+    else:
+        install(python, ".[test,lint]")
+
+
+def test(python: Path) -> None:
+    """Both test suites. Without GoogleTest there is only the fuzzer of the C++ one."""
+    run(str(python), "-m", "pytest")
+    if not has_header("gmock/gmock.h"):
+        apt_install("libgtest-dev", "libgmock-dev")
+    run(str(python), "-m", "pip", "install", "--quiet", "cmake>=3.24", "ninja")
+    ninja = "-DCMAKE_MAKE_PROGRAM=" + str(python.parent / "ninja")
+    run(str(python.parent / "cmake"), "--preset", "release", ninja)
+    run(str(python.parent / "cmake"), "--build", "--preset", "release")
+    run(str(python.parent / "ctest"), "--preset", "release")
+    if not has_header("gmock/gmock.h"):
+        say(
+            "dev.py: C++ unit tests SKIPPED, the fuzzer ran: there is no GoogleTest, and apt-get "
+            "cannot be used here. Install libgtest-dev and libgmock-dev and try again."
+        )
+
+
+def environment() -> Path:
+    """The Python of the environment to install into."""
+    if sys.prefix != sys.base_prefix:
+        say("installing into the active environment " + sys.prefix)
+        return Path(sys.executable)
+    python = VENV / "bin" / "python"
+    if not python.exists() or not succeeds(str(python), "-m", "pip", "--version"):
+        shutil.rmtree(str(VENV), ignore_errors=True)
+        if not succeeds(sys.executable, "-c", "import ensurepip, venv"):
+            apt_install("python3-venv", "python{}.{}-venv".format(*sys.version_info[:2]))
+        if not succeeds(sys.executable, "-c", "import ensurepip, venv"):
+            sys.exit(
+                "dev.py: this Python has no venv: install python3-venv, or activate an environment"
+            )
+        # A torch that the system has, as in containers made for it, is not fetched again.
+        shared = ["--system-site-packages"] if has_torch(sys.executable) else []
+        run(sys.executable, "-m", "venv", *shared, str(VENV))
+    return python
+
+
+def install(python: Path, what: str) -> None:
+    if has_gpu() and not has_torch(str(python)):
+        run(str(python), "-m", "pip", "install", "torch>=2.11,<2.16")
+    run(str(python), "-m", "pip", "install", "--quiet", "--editable", what)
+
+
+def has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists()
+
+
+def has_torch(python: str) -> bool:
+    probe = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
+    return succeeds(python, "-c", probe)
+
+
+def need_compiler() -> None:
+    if compiles(CXX_PROBE):
+        return
+    apt_install("g++")
+    if not compiles(CXX_PROBE):
+        sys.exit("dev.py: no C++20 compiler: install g++ 11 or newer, or set CXX to one")
+
+
+def need_python_headers() -> None:
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        apt_install("python3-dev", "python{}.{}-dev".format(*sys.version_info[:2]))
+    if not header.exists():
+        sys.exit(f"dev.py: {header} is missing: install Python's development package")
+
+
+def has_header(name: str) -> bool:
+    return compiles(f"#include <{name}>\n")
+
+
+def compiles(source: str) -> bool:
+    command = [os.environ.get("CXX") or "c++", "-std=c++20", "-x", "c++", "-fsyntax-only", "-"]
+    try:
+        return (
+            subprocess.run(command, input=source.encode(), stderr=subprocess.DEVNULL).returncode
+            == 0
+        )
+    except OSError:
+        return False
+
+
+def apt_install(*packages: str) -> None:
+    """Installs those of the packages that exist, where this user may; otherwise does nothing."""
+    if not shutil.which("apt-get"):
+        return
+    prefix = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    if prefix and not succeeds(*prefix, "true"):
+        return
+    say("installing " + " ".join(packages) + " with apt-get")
+    environ = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
+    subprocess.call([*prefix, "apt-get", "update", "-qq"], env=environ)
+    for package in packages:
+        quiet = [*prefix, "apt-get", "install", "-y", "-qq", "--no-install-recommends", package]
+        subprocess.call(quiet, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def use_newer_python() -> None:
+    for path in os.environ.get("PATH", "").split(os.pathsep):
+        for candidate in sorted(Path(path).glob("python3.*"), reverse=True) if path else []:
+            minor = re.match(r"python3\.(\d+)$", candidate.name)
+            if (
+                minor
+                and (3, int(minor.group(1))) >= LEAST_PYTHON
+                and succeeds(str(candidate), "-V")
+            ):
+                os.execv(str(candidate), [str(candidate), *sys.argv])
+    sys.exit("dev.py: Python 3.11 or newer is needed; this is {}.{}".format(*sys.version_info[:2]))
+
+
+def succeeds(*command: str) -> bool:
+    try:
+        return (
+            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
+            == 0
+        )
+    except OSError:
+        return False
+
+
+def run(*command: str) -> None:
+    say("+ " + " ".join(command))
+    code = subprocess.call(command, cwd=str(ROOT))
+    if code:
+        sys.exit(code if code > 0 else 128 - code)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

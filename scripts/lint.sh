@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Formatting, lint and types of everything; changes nothing. Needs `pip install -e '.[lint]'`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+find csrc -name '*.cc' -o -name '*.h' | sort | xargs clang-format --dry-run -Werror
+echo "clang-format: $(find csrc -name '*.cc' -o -name '*.h' | wc -l) files as they should be"
+ruff check .
+ruff format --check .
+mypy

@@ -1,0 +1,149 @@
+"""Calls CMake, which describes the build; metadata stands in pyproject.toml.
+
+``_core`` is always built. ``_torch``, the adapter, is built where the environment to install into
+has a CUDA build of a supported torch. torch is no build requirement: a build serves the torch that
+is there, and 4 GB of it would be fetched into pip's isolated build environment to no use. It is
+looked for, never imported, since under build isolation it cannot be:
+
+1. in ``CGP_TORCH_DIR``, the folder of the torch package, if that is set; empty means not to build
+   the adapter;
+2. in the site-packages of the interpreter that runs the build: pip's isolated builds run the target
+   environment's own;
+3. on ``sys.path``, for builds without isolation;
+4. in ``$VIRTUAL_ENV``, since uv builds in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib import import_module
+from pathlib import Path
+
+import setuptools
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+# The minor releases of torch 2 that the adapter is written for; scripts/check_torch_releases.sh
+# compiles against each.
+TORCH_MINORS = range(11, 16)
+
+
+def torch_candidates() -> list[Path]:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    config = Path(sys.prefix, "pyvenv.cfg")
+    if config.is_file() and re.search(
+        r"^include-system-site-packages\s*=\s*true",
+        config.read_text(),
+        re.MULTILINE | re.IGNORECASE,
+    ):
+        base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+        folders += [
+            sysconfig.get_path("purelib", vars=base),
+            sysconfig.get_path("platlib", vars=base),
+        ]
+    folders += [entry for entry in sys.path if entry]
+    if os.environ.get("VIRTUAL_ENV"):
+        folders.append(os.path.join(os.environ["VIRTUAL_ENV"], "lib", version, "site-packages"))
+    return [Path(folder, "torch") for folder in dict.fromkeys(folders)]
+
+
+def reason_against(torch: Path) -> str | None:
+    """Why the adapter cannot be built for this torch package."""
+    if not (torch / "include/c10/cuda/CUDACachingAllocator.h").is_file():
+        return "holds no torch with headers"
+    if not (torch / "lib/libc10_cuda.so").is_file():
+        return "is a torch without CUDA"
+    found = re.search(r"__version__ = '(\d+)\.(\d+)", (torch / "version.py").read_text())
+    if not found or int(found[1]) != 2 or int(found[2]) not in TORCH_MINORS:
+        version = ".".join(found.groups()) if found else "of unknown version"
+        return f"is torch {version}; 2.{TORCH_MINORS[0]} to 2.{TORCH_MINORS[-1]} are supported"
+    return None
+
+
+def find_torch() -> Path | None:
+    """The folder of the torch package to build the adapter for."""
+    chosen = os.environ.get("CGP_TORCH_DIR")
+    if chosen is not None:
+        if chosen and (reason := reason_against(Path(chosen))):
+            sys.exit(f"cudagraph_pool: CGP_TORCH_DIR={chosen} {reason}")
+        return Path(chosen).resolve() if chosen else None
+    # Only the first is imported, so only the first counts.
+    first = next(
+        (folder for folder in torch_candidates() if (folder / "version.py").is_file()), None
+    )
+    if first and (reason := reason_against(first)):
+        print(f"cudagraph_pool: not building the adapter: {first} {reason}", file=sys.stderr)
+        return None
+    return first
+
+
+def tool(module: str, attribute: str) -> str:
+    """A build tool: the one that its PyPI package brings, which need not be on PATH, else the one
+    on PATH.
+    """
+    try:
+        return str(Path(getattr(import_module(module), attribute), module))
+    except (ImportError, AttributeError):
+        found = shutil.which(module)
+    if not found:
+        sys.exit(
+            f"cudagraph_pool: {module} is missing: "
+            f"pip install {module}, or build with pip's isolation"
+        )
+    return found
+
+
+class CMakeBuild(build_ext):
+    """Builds all extension modules in one run of CMake."""
+
+    def run(self) -> None:
+        try:
+            import pybind11
+        except ImportError:
+            sys.exit(
+                "cudagraph_pool: pybind11 is missing: "
+                "pip install pybind11, or build with pip's isolation"
+            )
+        torch = find_torch()
+        print(f"cudagraph_pool: building for {torch or 'no torch: the core alone'}")
+        build = Path(self.build_temp).resolve()
+        output = Path(self.get_ext_fullpath("cudagraph_pool._core")).resolve().parent
+        cmake = tool("cmake", "CMAKE_BIN_DIR")
+        # --fresh: the last build's isolated environment, and the tools cached from it, are gone.
+        configure = {
+            "CMAKE_BUILD_TYPE": "Release",
+            "CMAKE_LIBRARY_OUTPUT_DIRECTORY": output,
+            "CMAKE_MAKE_PROGRAM": tool("ninja", "BIN_DIR"),
+            "CGP_BUILD_PYTHON": "ON",
+            "CGP_BUILD_TESTS": "OFF",
+            "CGP_TORCH_DIR": torch or "",
+            "CGP_WARNINGS_AS_ERRORS": "OFF",
+            "Python_EXECUTABLE": sys.executable,
+            "pybind11_DIR": pybind11.get_cmake_dir(),
+        }
+        settings = [f"-D{name}={value}" for name, value in configure.items()]
+        subprocess.run(
+            [cmake, "--fresh", "-G", "Ninja", "-S", ROOT, "-B", build, *settings], check=True
+        )
+        subprocess.run([cmake, "--build", build], check=True)
+
+
+if not sys.platform.startswith("linux"):
+    sys.exit("cudagraph_pool: Linux is the only system that is supported")
+if int(setuptools.__version__.split(".")[0]) < 77:
+    sys.exit(
+        f"cudagraph_pool: setuptools {setuptools.__version__} is too old: "
+        "pip install 'setuptools>=77', or build with pip's isolation"
+    )
+
+extensions = [Extension("cudagraph_pool._core", sources=[])]
+if find_torch():
+    extensions.append(Extension("cudagraph_pool._torch", sources=[]))
+setup(ext_modules=extensions, cmdclass={"build_ext": CMakeBuild})

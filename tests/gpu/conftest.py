@@ -1,0 +1,76 @@
+"""Tests that need a GPU, torch and the adapter; without one of them each is skipped and says so."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def missing() -> str | None:
+    """What these tests need and this machine lacks."""
+    try:
+        import torch
+    except ImportError:
+        return "needs torch"
+    if not torch.cuda.is_available():
+        return "needs a CUDA GPU"
+    try:
+        from cudagraph_pool._allocator import load_adapter
+
+        load_adapter()
+    except ImportError as error:
+        return f"needs the adapter: {error}"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = missing()
+    for item in items:
+        if reason and "gpu" in item.path.parts:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def enabled() -> Iterator[None]:
+    """The package is enabled; afterwards no graph pool is left, whatever the test did."""
+    import torch
+
+    import cudagraph_pool as cgp
+    from cudagraph_pool import _torch
+
+    before = torch.cuda.current_stream()
+    cgp.enable()
+    yield
+    torch.cuda.set_stream(before)
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()  # those of the capture stream lie in its pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    left = _torch.pool_ids(torch.cuda.current_device())
+    cgp.disable()
+    assert left == []
+
+
+@pytest.fixture
+def run() -> Run:
+    """Runs a program in a process of its own, which must end well and say nothing on stderr."""
+
+    def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        return done
+
+    return run

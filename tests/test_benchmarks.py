@@ -1,0 +1,212 @@
+"""The benchmark's own logic: what it counts as right, and that no failure is hidden."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudagraph_pool._trace import minimum_bytes, read_trace
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+import _row
+import const_memory
+import trace_to_text
+
+TRACES = sorted((Path(__file__).parent / "traces").glob("*.json.gz"))
+Capture = pytest.CaptureFixture[str]
+
+# Stands in for _worker.py: answers every command, or fails as the environment says.
+FAKE_WORKER = """
+import json, os, sys, time
+allocator = sys.argv[sys.argv.index("--allocator") + 1]
+trouble, _, where = os.environ.get("TROUBLE", "").partition("@")
+def graph(key):
+    equal = not (trouble == "wrong" and where == allocator and key == 3)
+    return {"equal": equal, "digest": None if equal else "x", "repeatable": True}
+for line in sys.stdin:
+    request = json.loads(line)
+    command = request["command"]
+    if where == f"{allocator}.{command}":
+        if trouble == "die":
+            print("last words", file=sys.stderr, flush=True)
+            os._exit(9)
+        if trouble == "hang":
+            time.sleep(60)
+        if trouble == "fail":
+            print(json.dumps({"error": "RuntimeError: broken"}), flush=True)
+            sys.exit(1)
+    result = {
+        "prepare": [1, 2, 3],
+        "capture": {"seconds": 2.0 if allocator == "ours" else 1.0,
+                    "reserved_bytes": (8 if allocator == "stock" else 4) << 20, "device_bytes": 0,
+                    "driver_seconds": 0.5 if allocator == "ours" else None},
+        "replay": 0.1, "replay_each": {"1": 0.1, "2": 0.2, "3": 0.3}, "minimum": 4 << 20,
+        "compare": {str(key): graph(key) for key in request.get("order", [])},
+    }[command]
+    print(json.dumps({"result": result}), flush=True)
+"""
+
+
+@pytest.fixture
+def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the benchmark with fake workers; returns its exit code and rows by allocator."""
+    worker = tmp_path / "_worker.py"
+    worker.write_text(FAKE_WORKER)
+    monkeypatch.setattr(_row, "WORKER", worker)
+    monkeypatch.setattr(const_memory, "_device", lambda: {"gpu": "a GPU", "torch": "2.11"})
+
+    def run(trouble: str, *arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
+        monkeypatch.setenv("TROUBLE", trouble)
+        output = tmp_path / "results.json"
+        command = ["--workloads", "seed", "--orders", "desc", "--output", str(output), *arguments]
+        code = const_memory.main(command)
+        rows = json.loads(output.read_text())["rows"]
+        return code, {row["allocator"]: row for row in rows}
+
+    return run
+
+
+def test_row(measure: Any, capsys: Capture) -> None:
+    code, rows = measure("")
+    assert code == 0
+    assert list(rows) == ["stock", "expandable", "ours"]
+    ours = rows["ours"]
+    assert (ours["ratio"], rows["stock"]["ratio"]) == (1.0, 2.0)
+    assert (ours["capture_vs_stock"], ours["driver_share"]) == (2.0, 0.25)
+    assert len(ours["capture_seconds_all"]) == 3
+    assert len(ours["replay_seconds_all"]) == 7
+    assert ours["replay_vs_stock"] == 1.0
+    assert ours["outputs"]["equal_to_eager"] == 3
+    assert "3/3 = eager" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["prepare", "capture", "replay", "compare"])
+@pytest.mark.parametrize(
+    ("trouble", "words"), [("die", "code 9: last words"), ("fail", "RuntimeError: broken")]
+)
+def test_failing_worker_is_a_row_and_an_exit_code(
+    command: str, trouble: str, words: str, measure: Any, capsys: Capture
+) -> None:
+    code, rows = measure(f"{trouble}@ours.{command}")
+    assert code == 1
+    assert rows["ours"]["error"].startswith(command)
+    assert words in rows["ours"]["error"]
+    assert rows["stock"]["error"] is None
+    assert rows["stock"]["ratio"] == 2.0  # the others go on
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_failing_reference_is_a_failure(measure: Any) -> None:
+    code, rows = measure("die@stock.minimum")
+    assert code == 1
+    assert rows["ours"]["ratio"] is None
+
+
+def test_worker_that_hangs_is_killed(measure: Any) -> None:
+    code, rows = measure("hang@ours.capture", "--timeout", "3")
+    assert code == 1
+    assert "no answer in 3 s" in rows["ours"]["error"]
+
+
+def test_wrong_output_of_ours_fails(measure: Any, capsys: Capture) -> None:
+    code, rows = measure("wrong@ours")
+    assert code == 1
+    assert rows["ours"]["outputs"]["differ"] == [3]
+    assert "WRONG at sizes [3]" in capsys.readouterr().out
+
+
+def test_stock_that_differs_from_eager_is_a_finding(measure: Any) -> None:
+    code, rows = measure("wrong@stock")
+    assert code == 0
+    assert rows["stock"]["outputs"]["differ"] == [3]
+
+
+def graph(equal: bool, digest: str | None = None, repeatable: bool = True) -> dict[str, Any]:
+    return {"equal": equal, "digest": digest, "repeatable": repeatable}
+
+
+@pytest.mark.parametrize(
+    ("own", "stock", "verdict"),
+    [
+        (graph(True), graph(True), "equal_to_eager"),
+        (graph(True, "a"), graph(False, "b"), "equal_to_eager"),
+        (graph(False, "a"), graph(False, "a"), "equal_to_stock"),
+        (graph(False, "a"), graph(False, "b"), "differ"),
+        (graph(False, "a"), graph(True), "differ"),
+        (graph(False, "a", False), graph(True), "differ"),
+        (graph(False, "a", False), graph(False, "b", True), "differ"),
+        (graph(False, "a", False), graph(False, "b", False), "unrepeatable"),
+    ],
+)
+def test_judge(own: dict[str, Any], stock: dict[str, Any], verdict: str) -> None:
+    found = _row.judge_outputs({"5": own}, {"5": stock})
+    assert found[verdict] in (1, [5])
+    assert sum(value if isinstance(value, int) else len(value) for value in found.values()) == 1
+
+
+def test_orders() -> None:
+    keys = [3, 1, 2]
+    assert _row.order_keys(keys, "asc", 0) == [1, 2, 3]
+    assert _row.order_keys(keys, "desc", 0) == [3, 2, 1]
+    many = list(range(100))
+    shuffled = _row.order_keys(many, "shuffled", 1)
+    assert sorted(shuffled) == many
+    assert shuffled == _row.order_keys(many[::-1], "shuffled", 1)
+    assert shuffled != _row.order_keys(many, "shuffled", 2)
+
+
+def test_traces_need_no_gpu(tmp_path: Path, capsys: Capture) -> None:
+    seed = next(path for path in TRACES if path.name.startswith("seed"))
+    output = tmp_path / "results.json"
+    assert const_memory.main(["--traces", str(seed), "--output", str(output)]) == 0
+    results = json.loads(output.read_text())["traces"]
+    assert [result["order"] for result in results] == ["asc", "desc", "shuffled"]
+    assert "seed_asc" in capsys.readouterr().out
+
+
+def test_bad_trace_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text("{")
+    output = tmp_path / "results.json"
+    assert const_memory.main(["--traces", str(bad), "--output", str(output)]) == 2
+    assert str(bad) in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_traces_as_text_say_the_same(tmp_path: Path) -> None:
+    source = next(path for path in TRACES if path.name.startswith("gpt2"))
+    assert trace_to_text.main([str(source), "--output", str(tmp_path)]) == 0
+    trace = read_trace(source)
+    words = [line.split() for line in (tmp_path / "gpt2_train_asc.txt").read_text().splitlines()]
+    assert [int(w[1]) for w in words if w[0] == "graph"] == [g.key for g in trace.graphs]
+    events = [event for graph in trace.graphs for event in graph.events]
+    assert [
+        (int(w[1]), int(w[2]), int(w[3])) if w[0] == "alloc" else (int(w[1]), 0, 0)
+        for w in words
+        if w[0] != "graph"
+    ] == [tuple(event) for event in events]
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+def test_minimum_from_pytorchs_record_is_that_of_the_trace(path: Path) -> None:
+    """The record that PyTorch would have made of a recorded capture gives the trace's minimum."""
+    pytest.importorskip("torch")
+    from cudagraph_pool._measure import peak_live_bytes
+
+    trace = read_trace(path)
+    entries: list[dict[str, Any]] = [{"action": "segment_alloc", "addr": 0, "size": 1 << 40}]
+    for graph in trace.graphs:
+        for event in graph.events:
+            address = event.block << 32
+            if event.bytes:
+                entries.append({"action": "alloc", "addr": address, "size": event.bytes})
+                # Another pool's block at the same time does not count.
+                entries.append({"action": "alloc", "addr": address - (1 << 60), "size": 1 << 30})
+            else:
+                entries.append({"action": "free_requested", "addr": address, "size": 1})
+                entries.append({"action": "free_completed", "addr": address, "size": 1})
+    assert peak_live_bytes(entries, [(0, 1 << 60)]) == minimum_bytes(trace.graphs)

@@ -1,0 +1,143 @@
+"""`cudagraph-pool info` on machines that this one is not: the driver is a stand-in."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudagraph_pool import _core, _info
+from cudagraph_pool._info import Driver, Gpu, probe_driver
+
+
+class FakeCuda:
+    """What ctypes would have loaded: two GPUs, the second without virtual memory management."""
+
+    def __init__(self, fail: str = "", missing: str = "") -> None:
+        self.fail = fail
+        self.missing = missing
+        self.gpus = [("NVIDIA H100", 80 << 30, 1), ("Old GPU", 8 << 30, 0)]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.missing:
+            raise AttributeError(name)
+        return lambda *arguments: (
+            999 if name == self.fail else getattr(self, f"do_{name}")(*arguments)
+        )
+
+    def do_cuInit(self, flags: int) -> int:  # noqa: N802
+        assert flags == 0
+        return 0
+
+    def do_cuDriverGetVersion(self, version: Any) -> int:  # noqa: N802
+        version._obj.value = 12080
+        return 0
+
+    def do_cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = len(self.gpus)
+        return 0
+
+    def do_cuDeviceGet(self, device: Any, index: int) -> int:  # noqa: N802
+        device._obj.value = 10 + index  # an ordinal and a device are different things
+        return 0
+
+    def do_cuDeviceGetName(self, name: Any, size: int, device: Any) -> int:  # noqa: N802
+        name.value = self.gpus[device.value - 10][0].encode()
+        assert len(name.value) < size
+        return 0
+
+    def do_cuDeviceTotalMem_v2(self, size: Any, device: Any) -> int:  # noqa: N802
+        size._obj.value = self.gpus[device.value - 10][1]
+        return 0
+
+    def do_cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> int:  # noqa: N802
+        assert attribute == 102
+        value._obj.value = self.gpus[device.value - 10][2]
+        return 0
+
+    def do_cuGetErrorName(self, code: int, name: Any) -> int:  # noqa: N802
+        if code != 999:
+            return 1
+        name._obj.value = b"CUDA_ERROR_UNKNOWN"
+        return 0
+
+
+def test_two_gpus() -> None:
+    assert probe_driver(lambda _: FakeCuda()) == Driver(
+        "12.8", [Gpu("NVIDIA H100", 80 << 30, True), Gpu("Old GPU", 8 << 30, False)], None
+    )
+
+
+def test_no_driver() -> None:
+    def load(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    assert probe_driver(load) == Driver(None, [], "none (libcuda.so.1 is not installed)")
+
+
+@pytest.mark.parametrize("call", ["cuInit", "cuDeviceGetCount", "cuDeviceGetName"])
+def test_driver_that_fails(call: str) -> None:
+    driver = probe_driver(lambda _: FakeCuda(fail=call))
+    assert driver == Driver("12.8", [], f"{call} failed with 999 (CUDA_ERROR_UNKNOWN)")
+
+
+def test_driver_that_is_too_old() -> None:
+    driver = probe_driver(lambda _: FakeCuda(missing="cuDeviceTotalMem_v2"))
+    assert driver.problem == "libcuda has no cuDeviceTotalMem_v2: the driver is too old"
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n", "535.104.05"),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65  Release Build\n"
+            "GCC version:  gcc version 12.2.0\n",
+            "580.65",
+        ),
+        ("nothing\n", None),
+    ],
+)
+def test_kernel_module(tmp_path: Path, text: str, version: str | None) -> None:
+    path = tmp_path / "version"
+    path.write_text(text)
+    assert _info.kernel_module_version(path) == version
+    assert _info.kernel_module_version(tmp_path / "none") is None
+
+
+def test_report_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_info, "probe_driver", lambda: probe_driver(lambda _: FakeCuda()))
+    monkeypatch.setattr(_info, "kernel_module_version", lambda: "580.65.06")
+    monkeypatch.setattr(_info, "torch_found", lambda: "2.11.0")
+    report = dict(_info.lines())
+    assert report["cudagraph_pool"] == _core.__version__
+    assert report["torch found"] == "2.11.0"
+    assert report["driver"] == "CUDA 12.8, 580.65.06"
+    assert report["GPU 0"] == "NVIDIA H100, 80.0 GiB, virtual memory management supported"
+    assert "NOT supported" in report["GPU 1"]
+    assert "GPUs" not in report
+    assert report["enabled"].startswith("no")
+
+
+def test_report_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_info, "probe_driver", lambda: Driver(None, [], "none"))
+    monkeypatch.setattr(_info, "kernel_module_version", lambda: None)
+    monkeypatch.setattr(_info, "torch_found", lambda: None)
+    report = dict(_info.lines())
+    assert report["driver"] == "none"
+    assert report["GPUs"].startswith("none")
+    assert report["torch found"] == "none"
+
+
+def test_report_of_this_machine_has_one_line_each() -> None:
+    for label, text in _info.lines():
+        assert label
+        assert text
+        assert "\n" not in label + text
+
+
+def test_probe_takes_ctypes_arguments() -> None:
+    """The stand-in above takes byref() objects apart; real ones are passed on to C as they are."""
+    assert ctypes.byref(ctypes.c_int(3))._obj.value == 3  # type: ignore[attr-defined]

@@ -1,0 +1,69 @@
+"""The C++ folders include only what stands above them, as csrc/README.md says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).parent.parent / "csrc"
+ABOVE = {
+    "core": {"core"},
+    "driver": {"core", "driver"},
+    "torch": {"core", "driver", "torch"},
+    "python": {"core", "driver", "torch", "python"},
+    "testing": {"core", "driver", "testing"},
+}
+FOREIGN = re.compile(r"(cuda|nv|torch|c10|ATen|pybind11|Python|structmember)", re.IGNORECASE)
+STANDARD = re.compile(r"[a-z_]+")
+
+pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="the C++ sources are not here")
+
+
+def includes(folder: str) -> Iterator[tuple[Path, str, str]]:
+    """Each file, and each of its includes: the bracket or quote, and the name."""
+    for path in sorted((CSRC / folder).rglob("*")):
+        if path.suffix in (".h", ".cc"):
+            for found in re.finditer(
+                r'^#include ([<"])([^>"]+)[>"]', path.read_text(), re.MULTILINE
+            ):
+                yield path, found[1], found[2]
+
+
+@pytest.mark.parametrize("folder", ABOVE)
+def test_own_headers_come_from_above(folder: str) -> None:
+    seen = 0
+    for path, bracket, name in includes(folder):
+        if bracket == '"':
+            seen += 1
+            test = path.stem.endswith(("_test", "_fuzz", "_bench"))
+            allowed = ABOVE[folder] | ({"testing", "driver"} if test else set())
+            top = name.partition("/")[0]
+            assert top in allowed or (folder, name) == ("core", "driver/driver.h"), (path, name)
+            assert (CSRC / name).is_file(), (path, name)
+    assert seen
+
+
+def test_core_knows_the_standard_library_only() -> None:
+    for path, bracket, name in includes("core"):
+        assert not FOREIGN.match(name), (path, name)
+        if bracket == "<" and not path.stem.endswith(("_test", "_fuzz", "_bench")):
+            assert STANDARD.fullmatch(name), (path, name)
+
+
+def test_only_the_cuda_driver_knows_cuda_and_nothing_there_knows_torch() -> None:
+    for path, bracket, name in includes("driver"):
+        if bracket == "<" and FOREIGN.match(name):
+            assert path.stem.startswith("cuda_"), (path, name)
+            assert name.startswith("cuda"), (path, name)
+
+
+def test_adapter_needs_no_aten() -> None:
+    for path, _, name in includes("torch"):
+        assert not name.startswith(("ATen", "torch/extension", "torch/csrc")), (path, name)
+
+
+def test_every_folder_is_known() -> None:
+    assert {path.name for path in CSRC.iterdir() if path.is_dir()} == set(ABOVE)

@@ -1,0 +1,430 @@
+"""The reader of recorded captures: what it takes, what it refuses and in which words."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import random
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_trace import TRACES, WriteTrace, small_trace
+
+from cudagraph_pool import _trace
+from cudagraph_pool._trace import (
+    Event,
+    Graph,
+    Trace,
+    TraceError,
+    minimum_bytes,
+    read_trace,
+    replay_sequence,
+)
+
+PAGE = 2 << 20
+
+
+def error_of(path: Path) -> TraceError:
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    error = caught.value
+    assert str(error) == f"{path}: {error.where}: {error.what}"
+    assert "\n" not in str(error)
+    return error
+
+
+def events_error(write_trace: WriteTrace, *events: Any) -> TraceError:
+    """The error for a second graph of these events, after one that leaves block 7 live, 8 freed."""
+    first = {"key": 1, "events": [[1, 7, 512, 0], [1, 8, 512, 0], [-1, 8]]}
+    return error_of(write_trace(graphs=[first, {"key": 2, "events": list(events)}]))
+
+
+def test_reads_plain_and_compressed_alike(tmp_path: Path, write_trace: WriteTrace) -> None:
+    plain = write_trace()
+    compressed = tmp_path / "any.name"
+    compressed.write_bytes(gzip.compress(plain.read_bytes()))
+    read = read_trace(plain)
+    assert read == Trace(
+        str(plain),
+        "small",
+        4 << 20,
+        [
+            Graph(2, [Event(0, 8, 0), Event(1, 3 << 20, 0), Event(1, 0, 0)]),
+            Graph(3, [Event(0, 0, 0), Event(2, 1000, 7)]),
+            Graph(1, [Event(3, 512, 0), Event(3, 0, 0), Event(2, 0, 0)]),
+        ],
+    )
+    assert read_trace(compressed).graphs == read.graphs
+
+
+def test_reads_concatenated_gzip_members(tmp_path: Path) -> None:
+    text = json.dumps(small_trace()).encode()
+    path = tmp_path / "two.gz"
+    path.write_bytes(gzip.compress(text[:50]) + gzip.compress(text[50:]))
+    assert len(read_trace(path).graphs) == 3
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
+def test_reads_the_recorded_traces(path: Path) -> None:
+    trace = read_trace(path)
+    with gzip.open(path) as file:
+        document = json.load(file)
+    events = [event for graph in document["graphs"] for event in graph["events"]]
+    assert [event for graph in trace.graphs for event in graph.events] == [
+        Event(e[1], e[2], e[3]) if e[0] == 1 else Event(e[1], 0, 0) for e in events
+    ]
+    assert [graph.key for graph in trace.graphs] == [graph["key"] for graph in document["graphs"]]
+
+
+def test_all_six_traces_are_there() -> None:
+    assert len(TRACES) == 6
+
+
+# --- Files ---
+
+
+@pytest.mark.parametrize("keep", [2, 9, 20, 1000, -9, -4, -1])
+def test_truncated_gzip(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "cut.gz"
+    path.write_bytes(TRACES[0].read_bytes()[:keep])
+    error = error_of(path)
+    assert "ends early" in error.what
+    assert error.where.startswith("byte ")
+
+
+def test_any_damaged_byte_of_gzip_is_noticed_or_harmless(tmp_path: Path) -> None:
+    whole = gzip.compress(json.dumps(small_trace()).encode(), mtime=0)
+    intact = read_trace_bytes(tmp_path, whole)
+    noticed = 0
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x55
+        try:
+            assert read_trace_bytes(tmp_path, bytes(damaged)) == intact, place
+        except TraceError:
+            noticed += 1
+    assert noticed > len(whole) - 8  # only the header's time, flags and system do not matter
+
+
+def read_trace_bytes(folder: Path, data: bytes) -> Trace:
+    path = folder / "bytes"
+    path.write_bytes(data)
+    return read_trace(path)
+
+
+def test_garbage_after_gzip(tmp_path: Path) -> None:
+    path = tmp_path / "tail.gz"
+    path.write_bytes(TRACES[0].read_bytes() + b"tail")
+    assert "gzip is damaged" in error_of(path).what
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    assert "No such file" in error_of(tmp_path / "none.json").what
+    assert "directory" in error_of(tmp_path).what
+
+
+def test_name_that_no_file_can_have() -> None:
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_trace("a\0b")
+    with pytest.raises(TraceError) as caught:
+        read_trace("no such\nfile")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "where", "what"),
+    [
+        (b"", "byte 0", "empty"),
+        (b"\xff\xfe{}", "byte 0", "not UTF-8"),
+        (b'{"name": ', "line 1 column 10", "not JSON"),
+        (b'{"name": "x",\n "graphs": [}', "line 2 column 13", "not JSON"),
+        (b"{} {}", "line 1 column 4", "not JSON"),
+        (b'{"name": NaN}', "file", "NaN"),
+        (b'{"name": -Infinity}', "file", "Infinity"),
+        (b'{"name": "a", "name": "b"}', "file", '"name" twice'),
+        (b"[" * 100_000, "file", "nested too deeply"),
+        (b"9" * 5000, "file", "not a trace"),
+        (b"[]", "file", "must be an object, is []"),
+        (b"null", "file", "must be an object, is null"),
+        (b'"' + b"a" * 500 + b'"', "file", "must be an object"),
+        (b"{}", "file", 'has no "name"'),
+        (b'{"name": "x", "version": 1}', "file", 'has no "stock"'),
+    ],
+)
+def test_foreign_files(tmp_path: Path, data: bytes, where: str, what: str) -> None:
+    path = tmp_path / "foreign"
+    path.write_bytes(data)
+    error = error_of(path)
+    assert error.where == where
+    assert what in error.what
+    assert len(error.what) < 200
+
+
+def test_size_limit_of_plain_and_compressed_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps(small_trace()).encode()
+    monkeypatch.setattr(_trace, "MAX_JSON_BYTES", len(text))
+    assert read_trace_bytes(tmp_path, text)
+    assert read_trace_bytes(tmp_path, gzip.compress(text))
+    for data in (text + b" ", gzip.compress(text + b" ")):
+        with pytest.raises(TraceError, match="the file goes on"):
+            read_trace_bytes(tmp_path, data)
+
+
+def test_gzip_bomb_takes_no_memory(tmp_path: Path) -> None:
+    """8 GiB of spaces in 8 MB are refused by a process that may hold 512 MiB."""
+    member = gzip.compress(b" " * (64 << 20))
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(member * 128)
+    program = (
+        "import resource, sys\n"
+        f"resource.setrlimit(resource.RLIMIT_AS, ({512 << 20}, {512 << 20}))\n"
+        "from cudagraph_pool._cli import main\n"
+        "sys.exit(main(['replay', sys.argv[1]]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "a trace may hold 32 MiB" in done.stderr
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+
+
+def test_random_bytes_and_random_cuts_never_escape(tmp_path: Path) -> None:
+    """Whatever a file holds, it is read or it is a TraceError."""
+    choose = random.Random(20)
+    text = json.dumps(small_trace()).encode()
+    alphabet = b'0123456789-,[]{}":.eE truefalsnul\\\x00\xff'
+    for _ in range(1000):
+        data = bytearray(text)
+        for _ in range(choose.randint(1, 4)):
+            place = choose.randrange(len(data))
+            end = place + choose.choice([0, 1, 1, 5])
+            data[place:end] = bytes(choose.choices(alphabet, k=choose.choice([0, 1, 1, 3])))
+        with contextlib.suppress(TraceError):
+            read_trace_bytes(tmp_path, bytes(data))
+
+
+# --- Members ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "what"),
+    [
+        ({"name": 5}, "name", "must be a string, is 5"),
+        ({"name": ""}, "name", "1 to 200"),
+        ({"name": "n" * 201}, "name", "1 to 200"),
+        ({"name": "a\x1b[2J"}, "name", "printable"),
+        ({"torch": None}, "torch", "must be a string, is null"),
+        ({"gpu": []}, "gpu", "must be a string, is []"),
+        ({"stock": None}, "stock", "must be an object, is null"),
+        ({"stock": {}}, "stock", 'has no "reserved"'),
+        ({"stock": {"reserved": True}}, "stock.reserved", "must be an integer, is true"),
+        ({"stock": {"reserved": -1}}, "stock.reserved", "must be 0 to"),
+        ({"stock": {"reserved": 1.0}}, "stock.reserved", "must be an integer, is 1.0"),
+        ({"stock": {"reserved": 1, "used": "1"}}, "stock.used", "must be an integer"),
+        ({"stock": {"reserved": 1, "conf": 1}}, "stock.conf", "must be a string"),
+        ({"stock": {"reserved": 1, "capture_s": "1"}}, "stock.capture_s", "must be a number"),
+        ({"stock": {"reserved": 1, "capture_s": True}}, "stock.capture_s", "must be a number"),
+        ({"stock": {"reserved": 1, "capture_s": -1}}, "stock.capture_s", "must be a time"),
+        ({"graphs": {}}, "graphs", "must be an array, is an object of 0 members"),
+        ({"graphs": []}, "graphs", "holds 0 graphs"),
+        ({"graphs": [7]}, "graphs[0]", "must be an object, is 7"),
+        ({"graphs": [{"key": 1}]}, "graphs[0]", 'has no "events"'),
+        ({"graphs": [{"events": []}]}, "graphs[0]", 'has no "key"'),
+        ({"graphs": [{"key": "1", "events": []}]}, "graphs[0].key", 'must be an integer, is "1"'),
+        ({"graphs": [{"key": False, "events": []}]}, "graphs[0].key", "must be an integer"),
+        ({"graphs": [{"key": -1, "events": []}]}, "graphs[0].key", "must be 0 to"),
+        ({"graphs": [{"key": 1, "events": 3}]}, "graphs[0].events", "must be an array, is 3"),
+        ({"graphs": [{"key": 1, "events": []}]}, "graphs", "nothing to replay"),
+    ],
+)
+def test_wrong_members(
+    write_trace: WriteTrace, changes: dict[str, Any], where: str, what: str
+) -> None:
+    error = error_of(write_trace(**changes))
+    assert error.where == where
+    assert what in error.what
+
+
+def test_infinite_capture_time(tmp_path: Path) -> None:
+    text = json.dumps(small_trace()).replace('"capture_s": 0.5', '"capture_s": 1e999')
+    with pytest.raises(TraceError, match="must be a time"):
+        read_trace_bytes(tmp_path, text.encode())
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        None,
+        1,
+        {},
+        [],
+        [1],
+        [1, 9, 512],
+        [1, 9, 512, 0, 0],
+        [-1],
+        [-1, 7, 0],
+        [0, 9, 512, 0],
+        [2, 9, 512, 0],
+        [True, 9, 512, 0],
+        [1.0, 9, 512, 0],
+        ["1", 9, 512, 0],
+        [[1], 9, 512, 0],
+        [1, True, 512, 0],
+        [1, 9, True, 0],
+        [1, 9, 512, False],
+        [1, 9.0, 512, 0],
+        [1, 9, "512", 0],
+        [1, 9, 512, None],
+        [1, -9, 512, 0],
+        [1, 9, 512, -1],
+        [1, 1 << 63, 512, 0],
+        [1, 9, 512, 1 << 63],
+        [1, 9, 0, 0],
+        [1, 9, -512, 0],
+        [1, 9, (1 << 40) + 1, 0],
+        [1, 9, 1 << 100, 0],
+        [1, 9, 512.0, 0],
+        [-1, True],
+        [-1, 7.0],
+        [-1, [7]],
+    ],
+)
+def test_malformed_events(write_trace: WriteTrace, event: Any) -> None:
+    error = events_error(write_trace, [1, 20, 512, 0], event)
+    assert error.where.startswith("graphs[1].events[1]")
+
+
+@pytest.mark.parametrize(
+    ("events", "index", "what"),
+    [
+        ([[-1, 9]], 0, "block 9 is freed, but was never allocated"),
+        ([[-1, 8]], 0, "block 8 is freed a second time"),
+        ([[-1, 7], [-1, 7]], 1, "block 7 is freed a second time"),
+        ([[1, 7, 512, 0]], 0, "block 7 is allocated a second time"),
+        ([[1, 8, 512, 0]], 0, "block 8 is allocated a second time"),
+        ([[1, 9, 1 << 40, 0]], 0, "bytes are live"),
+    ],
+)
+def test_impossible_sequences(
+    write_trace: WriteTrace, events: list[Any], index: int, what: str
+) -> None:
+    error = events_error(write_trace, *events)
+    assert error.where == f"graphs[1].events[{index}]"
+    assert what in error.what
+
+
+def test_limits_on_graphs_and_events(
+    write_trace: WriteTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_trace()
+    monkeypatch.setattr(_trace, "MAX_GRAPHS", 3)
+    monkeypatch.setattr(_trace, "MAX_EVENTS", 8)
+    read_trace(path)
+    monkeypatch.setattr(_trace, "MAX_EVENTS", 7)
+    assert "more than 7 events" in error_of(path).what
+    assert error_of(path).where == "graphs[2].events"
+    monkeypatch.setattr(_trace, "MAX_GRAPHS", 2)
+    assert "holds 3 graphs; 1 to 2" in error_of(path).what
+
+
+def test_unknown_members_are_ignored(write_trace: WriteTrace) -> None:
+    assert read_trace(write_trace(recorder="later version")).name == "small"
+
+
+# --- Orders and the minimum ---
+
+
+def trace_of(*graphs: tuple[int, list[Event]]) -> Trace:
+    return Trace("file", "name", 0, [Graph(key, events) for key, events in graphs])
+
+
+def alloc(block: int, size: int = 512) -> Event:
+    return Event(block, size, 0)
+
+
+def free(block: int) -> Event:
+    return Event(block, 0, 0)
+
+
+def test_recorded_order_is_untouched(write_trace: WriteTrace) -> None:
+    trace = read_trace(write_trace())
+    assert replay_sequence(trace, "recorded") == trace.graphs
+
+
+def test_sorting_is_stable() -> None:
+    trace = trace_of(*[(key, [alloc(block)]) for block, key in enumerate([2, 1, 2, 1, 3])])
+
+    def blocks(order: _trace.Order) -> list[int]:
+        return [graph.events[0].block for graph in replay_sequence(trace, order)]
+
+    assert blocks("asc") == [1, 3, 0, 2, 4]
+    assert blocks("desc") == [4, 0, 2, 1, 3]
+
+
+def test_shuffles_as_random_does() -> None:
+    trace = trace_of(*[(key, [alloc(key)]) for key in range(20)])
+    for seed in (0, 1, 2):
+        expected = list(range(20))
+        random.Random(seed).shuffle(expected)
+        shuffled = replay_sequence(trace, "shuffled", seed)
+        assert [graph.key for graph in shuffled] == expected
+
+
+def test_late_frees_happen_at_the_start_of_the_graph_after_their_own() -> None:
+    trace = trace_of(
+        (1, [alloc(0), alloc(1)]),
+        (2, [free(0), alloc(2), alloc(3), free(3)]),
+        (3, [free(2), alloc(4), free(1)]),
+    )
+    assert replay_sequence(trace, "desc") == [
+        Graph(3, [alloc(4)]),
+        Graph(2, [alloc(2), alloc(3), free(3)]),
+        Graph(1, [free(2), alloc(0), alloc(1)]),  # blocks 0 and 1 have no graph after them
+    ]
+    # asc is the recorded order here, so nothing moves.
+    assert replay_sequence(trace, "asc") == trace.graphs
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
+@pytest.mark.parametrize("order", ["asc", "desc", "shuffled"])
+def test_orders_of_recorded_traces_free_only_what_lives(path: Path, order: _trace.Order) -> None:
+    trace = read_trace(path)
+    live: set[int] = set()
+    seen = 0
+    for graph in replay_sequence(trace, order, seed=3):
+        for event in graph.events:
+            if event.bytes:
+                live.add(event.block)
+                seen += 1
+            else:
+                live.remove(event.block)
+    assert seen == sum(bool(event.bytes) for graph in trace.graphs for event in graph.events)
+
+
+def test_minimum_counts_granules_and_rounds_up_to_a_page() -> None:
+    def minimum(*events: Event) -> int:
+        return minimum_bytes([Graph(1, list(events))])
+
+    assert minimum(alloc(0, 1)) == PAGE
+    assert minimum(alloc(0, PAGE)) == PAGE
+    assert minimum(alloc(0, PAGE - 511), alloc(1, 1)) == 2 * PAGE
+    assert minimum(alloc(0, PAGE - 512), alloc(1, 512)) == PAGE
+    assert minimum(alloc(0, PAGE), free(0), alloc(1, PAGE)) == PAGE
+    assert minimum(alloc(0, PAGE), free(0), alloc(1, 3 * PAGE), free(1), alloc(2, 1)) == 3 * PAGE
+
+
+def test_minimum_of_the_recorded_traces_is_stocks_peak_in_pages() -> None:
+    for path in TRACES:
+        with gzip.open(path) as file:
+            peak = json.load(file)["stock"]["peak_live"]
+        minimum = minimum_bytes(read_trace(path).graphs)
+        assert peak <= minimum < peak + 2 * PAGE, path.name
