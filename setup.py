@@ -10,7 +10,8 @@ looked for, never imported, since under build isolation it cannot be:
 2. in the site-packages of the interpreter that runs the build: pip's isolated builds run the target
    environment's own;
 3. on ``sys.path``, for builds without isolation;
-4. in ``$VIRTUAL_ENV``, since uv builds in an environment of its own.
+4. in the environment that is active, by ``PATH``: uv builds in an environment of its own, which it
+   also names in ``$VIRTUAL_ENV``. Where none is active, uv needs ``--no-build-isolation``.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ def torch_candidates() -> list[Path]:
             sysconfig.get_path("platlib", vars=base),
         ]
     folders += [entry for entry in sys.path if entry]
-    if os.environ.get("VIRTUAL_ENV"):
-        folders.append(os.path.join(os.environ["VIRTUAL_ENV"], "lib", version, "site-packages"))
+    for entry in os.environ.get("PATH", "").split(os.pathsep):
+        environment = Path(entry).parent
+        if entry and (environment / "pyvenv.cfg").is_file():
+            folders.append(str(environment / "lib" / version / "site-packages"))
     return [Path(folder, "torch") for folder in dict.fromkeys(folders)]
 
 

@@ -17,6 +17,7 @@ ABOVE = {
     "testing": {"core", "driver", "testing"},
 }
 FOREIGN = re.compile(r"(cuda|nv|torch|c10|ATen|pybind11|Python|structmember)", re.IGNORECASE)
+FOR_TESTS = re.compile(r"_(test|benchmark|fuzz)(_|$)")
 STANDARD = re.compile(r"[a-z_]+")
 
 pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="the C++ sources are not here")
@@ -38,7 +39,7 @@ def test_own_headers_come_from_above(folder: str) -> None:
     for path, bracket, name in includes(folder):
         if bracket == '"':
             seen += 1
-            test = path.stem.endswith(("_test", "_fuzz", "_bench"))
+            test = FOR_TESTS.search(path.stem)
             allowed = ABOVE[folder] | ({"testing", "driver"} if test else set())
             top = name.partition("/")[0]
             assert top in allowed or (folder, name) == ("core", "driver/driver.h"), (path, name)
@@ -49,7 +50,7 @@ def test_own_headers_come_from_above(folder: str) -> None:
 def test_core_knows_the_standard_library_only() -> None:
     for path, bracket, name in includes("core"):
         assert not FOREIGN.match(name), (path, name)
-        if bracket == "<" and not path.stem.endswith(("_test", "_fuzz", "_bench")):
+        if bracket == "<" and not FOR_TESTS.search(path.stem):
             assert STANDARD.fullmatch(name), (path, name)
 
 

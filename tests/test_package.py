@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -40,7 +42,10 @@ def test_metadata(distribution: metadata.Distribution) -> None:
 
 
 def test_command_is_installed(distribution: metadata.Distribution) -> None:
-    command = Path(sys.executable).parent / "cudagraph-pool"
+    # The second is where `pip install --target` puts it.
+    folders = [Path(sys.executable).parent, PACKAGE.parent / "bin"]
+    command = shutil.which("cudagraph-pool", path=os.pathsep.join(map(str, folders)))
+    assert command
     done = subprocess.run([command, "--version"], capture_output=True, text=True)
     assert done.stdout.strip() == distribution.version
 

@@ -162,7 +162,15 @@ def test_mapping_memory_for_real_changes_no_decision(traces: list[Trace], name: 
     assert snapshots[0] == snapshots[1]
 
 
-def test_pool_that_no_gpu_has_is_refused_by_the_core_in_words(write_trace: WriteTrace) -> None:
+def test_streams_are_those_of_the_trace(write_trace: WriteTrace) -> None:
+    events = [[1, 0, 512, 7], [1, 1, 512, 0], [1, 2, 512, (1 << 63) - 1]]
+    pools = _core.PoolSet(_core.HostDriver())
+    _run(pools, read_trace(write_trace(graphs=[{"key": 1, "events": events}])).graphs, None)
+    streams = [live.block.stream for live in pools.snapshot(POOL).blocks]
+    assert sorted(streams) == [0, 7, (1 << 63) - 1]
+
+
+def test_largest_trace_that_is_read_fits_the_host_driver(write_trace: WriteTrace) -> None:
     """The reader's limits keep a trace below what the host driver has, so nothing runs out."""
     whole = [[1, 0, 1 << 40, 0]]
     result = replay(read_trace(write_trace(graphs=[{"key": 1, "events": whole}])))

@@ -322,6 +322,12 @@ def test_impossible_sequences(
     assert what in error.what
 
 
+def test_what_is_freed_counts_no_longer(write_trace: WriteTrace) -> None:
+    whole = 1 << 40
+    events = [[1, 0, whole, 0], [-1, 0], [1, 1, whole, 0], [-1, 1]]
+    assert read_trace(write_trace(graphs=[{"key": 1, "events": events}]))
+
+
 def test_limits_on_graphs_and_events(
     write_trace: WriteTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,13 +21,13 @@ class AddressMap {
 
   std::size_t size() const { return size_; }
 
-  // nullptr where there is none. Valid until the next Insert() or Erase().
+  // nullptr where there is none. Valid until the next ReserveOne(), Insert() or Erase().
   Value* Find(Address address) { return const_cast<Value*>(std::as_const(*this).Find(address)); }
   const Value* Find(Address address) const {
     if (places_.empty()) return nullptr;
     for (std::size_t i = Home(address);; i = Next(i)) {
-      if (places_[i].key == address) return &places_[i].value;
       if (places_[i].key == kEmpty) return nullptr;
+      if (places_[i].key == address) return &places_[i].value;
     }
   }
 
@@ -48,6 +48,7 @@ class AddressMap {
 
   // pre: `address` is in the map.
   void Erase(Address address) {
+    CGP_CHECK(size_ > 0 && address != kEmpty);
     std::size_t hole = Home(address);
     while (places_[hole].key != address) {
       CGP_CHECK(places_[hole].key != kEmpty);

@@ -26,7 +26,7 @@ CaptureGuide::Ticket CaptureGuide::Allocated(Placement start, Granules length, G
 }
 
 void CaptureGuide::Freed(Ticket ticket) {
-  if (ticket.capture != capture_ || ticket.step >= recorded_.size()) return;
+  if (ticket.capture != capture_) return;
   recorded_[ticket.step].freed_at = static_cast<uint32_t>(recorded_.size());
 }
 

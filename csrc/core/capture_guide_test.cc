@@ -109,11 +109,13 @@ TEST(CaptureGuide, MarksWhatLivesWhenTheCaptureHoldsMost) {
   const auto early = guide.Allocated(At(0), Granules(4), Granules(4));
   guide.Freed(early);  // before the peak
   const auto at_peak = guide.Allocated(At(1), Granules(6), Granules(6));
-  guide.Allocated(At(2), Granules(8), Granules(14));  // the peak; never freed
+  const auto just_before = guide.Allocated(At(2), Granules(1), Granules(7));
+  guide.Freed(just_before);
+  guide.Allocated(At(3), Granules(8), Granules(14));  // the peak; never freed
   guide.Freed(at_peak);                               // right after it
-  guide.Allocated(At(3), Granules(5), Granules(13));  // after the peak
+  guide.Allocated(At(4), Granules(5), Granules(13));  // after the peak
   guide.EndCapture();
-  EXPECT_EQ(LivesAtPeak(guide), (std::vector<bool>{false, true, true, false}));
+  EXPECT_EQ(LivesAtPeak(guide), (std::vector<bool>{false, true, false, true, false}));
 }
 
 TEST(CaptureGuide, OfEqualPeaksTheFirstCounts) {
@@ -174,7 +176,12 @@ TEST(CaptureGuide, AgainstAFullRecord) {
   std::vector<Entry> largest;
   uint64_t largest_peak = 0;
   uint32_t slot = 0;
-  for (int capture = 0; capture < 300; ++capture) {
+  for (int capture = 0; capture < 600; ++capture) {
+    if (capture % 10 == 0) {
+      guide = CaptureGuide();
+      largest.clear();
+      largest_peak = 0;
+    }
     std::vector<Entry> entries;
     uint64_t live = 0;
     uint64_t peak = 0;

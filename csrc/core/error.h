@@ -34,6 +34,9 @@ class InternalError : public std::logic_error {
   using std::logic_error::logic_error;
 };
 
+// "0x7f...", as addresses stand in messages.
+std::string Hex(uint64_t value);
+
 [[noreturn]] void FailCheck(const char* condition, const char* file, int line);
 
 }  // namespace cgp

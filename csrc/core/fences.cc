@@ -74,6 +74,8 @@ void FenceTable::EndScope() {
 bool FenceTable::Poll() {
   bool any = false;
   for (Fence& fence : fences_) {
+    // One that an earlier Poll() opened before the driver failed counts too.
+    if (fence.state == State::kOpened) any = true;
     if (fence.state != State::kEvents) continue;
     if (!std::ranges::all_of(fence.events, [&](Event event) { return driver_.EventDone(event); }))
       continue;

@@ -52,7 +52,7 @@ class FenceTable {
   // The scope ends: marks in Opened() the fences that are now open. Throws DriverError with nothing
   // changed.
   void EndScope();
-  // Marks those whose events are done. Returns whether there were any.
+  // Marks those whose events are done. Returns whether any are marked now.
   bool Poll();
 
   bool empty() const;

@@ -39,8 +39,10 @@ class FreeView {
   // Indexes everything anew.
   void Rebuild();
 
-  // The space is about to change between two nodes of one page (inclusive): forgets the chains that
-  // touch them, then learns those that do afterwards.
+  // The space is about to change strictly between two nodes of one page, or from its first or up to
+  // its last: forgets the chains that touch [first, last], then learns those that do afterwards.
+  // pre: both are told the same span, and nodes at its ends that are not the page's stay as they
+  // are.
   void Forget(NodeId first, NodeId last);
   void Learn(NodeId first, NodeId last);
 

@@ -257,6 +257,23 @@ TEST_F(FreeViewTest, ANewViewSeesWhatIsThere) {
   EXPECT_EQ(views_.back()->BestFit(Granules(2)), NodeAt(PageId{1}, 5));
 }
 
+// As after going back to a checkpoint: the space was assigned, without a word to the view.
+TEST_F(FreeViewTest, RebuildForgetsWhatIsNoLongerSo) {
+  MapNewPages(2);
+  const NodeId taken = space_.Take(space_.first(PageId{1}), Granules(2), Granules(4));
+  view_a().Rebuild();
+  view_b().Rebuild();
+  view_open().Rebuild();
+  Check();
+  space_.Give(taken, FenceId::kOpen);
+  space_.Take(space_.first(PageId{0}), Granules(0), Granules(8));
+  view_a().Rebuild();
+  view_b().Rebuild();
+  view_open().Rebuild();
+  EXPECT_EQ(view_a().NextWhole(PageId{0}), PageId{1});
+  EXPECT_EQ(view_a().NextPartial(PageId{0}), std::nullopt);
+}
+
 TEST_F(FreeViewTest, CheckFindsAChangeThatWasNotLearned) {
   MapNewPages(1);
   const NodeId taken = space_.Take(space_.first(PageId{0}), Granules(0), Granules(2));

@@ -1,5 +1,7 @@
 #include "core/page_space.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 
 namespace cgp {

@@ -12,10 +12,8 @@
 // and over all: free() == sum of length over free nodes.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <span>
 #include <vector>
 
 #include "core/units.h"

@@ -134,12 +134,16 @@ class GrowthPlanner {
                  : view_.Tail(ranges_.page_at(SlotId{Index(range.end()) - 1 - distance})).count();
     }
     ConsiderReusing(id, at_front, free_slots, edge);
-    if (edge > 0) ConsiderReusing(id, at_front, free_slots, 0);
   }
 
   // As above, with the block reaching `edge` granules into the page next to the free slots.
   void ConsiderReusing(RangeId id, bool at_front, uint64_t free_slots, uint64_t edge) {
-    const uint64_t reused = free_slots * page_ + edge;
+    uint64_t reused = free_slots * page_ + edge;
+    if (reused >= length_) {
+      // Room enough, but FindMapped() refused a whole page for the remainder: that goes to an edge.
+      free_slots = length_ / page_;
+      reused = free_slots * page_;
+    }
     if (reused == 0 || reused >= length_) return;
     const uint64_t missing = length_ - reused;
     Extension extension{.reused = reused,
@@ -156,8 +160,7 @@ class GrowthPlanner {
     }
     if (free_slots + extension.whole > most_whole_) return;
     const RangeTable::Range& range = ranges_.range(id);
-    if (extension.cost > (at_front ? range.mapped_begin : range.capacity - range.mapped_end))
-      return;
+    if (extension.cost > (at_front ? range.room_front : range.room_back)) return;
 
     const uint64_t available = view_.whole_page_count() - view_.runs().FreeSlots(id);
     if (available < extension.whole) {

@@ -1,7 +1,7 @@
 // The decision: where a block of a page or more goes. Smaller ones are a best fit, which
 // free_view.h does alone.
 //
-// A block of n = q pages + r needs at least `ideal` whole pages: q, and one more if no free page
+// A block of n = q pages + r is given at least `ideal` whole pages: q, and one more if no free page
 // head or tail (nor one tail and one head together) holds the remainder r. It goes, in this order
 // (design: edge stitching):
 //

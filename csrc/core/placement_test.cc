@@ -103,6 +103,15 @@ TEST_F(PlacementTest, ExtendsAtTheFrontUpToTheLastFreeGranule) {
   EXPECT_EQ(place.offset, Granules(1));
 }
 
+TEST_F(PlacementTest, ExtendsOnlyWhereAddressesAreLeft) {
+  MapNew({"...."});
+  const RangeTable::Range& range = ranges_.range(RangeId{0});
+  while (range.mapped_end < range.capacity) Map({.range = RangeId{0}, .pages = {kNew}});
+  EXPECT_TRUE(Plan((range.mapped() + 1) * kP, Slack::kNone).mapping.at_front);
+  while (range.mapped_begin > 0) Map({.range = RangeId{0}, .at_front = true, .pages = {kNew}});
+  EXPECT_EQ(Plan((range.mapped() + 1) * kP, Slack::kNone).mapping.range, std::nullopt);
+}
+
 // The free end is long enough, but takes a whole page for a remainder that an edge can hold: the
 // edge is mapped behind what the block takes of it.
 TEST_F(PlacementTest, ExtendsALongFreeEndByAnEdgeToSaveAWholePage) {

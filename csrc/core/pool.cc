@@ -5,6 +5,7 @@
 #include <bit>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/address_map.h"
@@ -23,6 +24,10 @@ namespace {
 // more than 0.1 % of them. In larger pools it is not worth the mappings.
 constexpr uint32_t kExactPages = 1000;
 
+// As many addresses as CUDA has. Refused here, a larger block cannot fill the host's memory with a
+// plan for its pages, nor overflow what counts them.
+constexpr uint64_t kLargestBlock = uint64_t{1} << 47;
+
 Granules PageSize(const Driver& driver, const PoolOptions& options) {
   const uint64_t granularity = driver.granularity();
   const uint64_t bytes = options.page_bytes == 0 ? granularity : options.page_bytes;
@@ -32,15 +37,6 @@ Granules PageSize(const Driver& driver, const PoolOptions& options) {
                      std::to_string(granularity) + " bytes.");
   }
   return Granules(bytes / kGranuleBytes);
-}
-
-std::string Hex(Address address) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text;
-  do {
-    text.insert(text.begin(), kDigits[address % 16]);
-  } while (address /= 16);
-  return "0x" + text;
 }
 
 struct LiveBlock {
@@ -65,6 +61,7 @@ struct Pool::State {
 
   LiveBlock& Known(Address address);
   FreeView& ViewFor(StreamId stream);
+  void CheckAgainstDevice(Granules length) const;
   void PlaceSmall(FreeView& view, LiveBlock& live);
   void PlaceLarge(FreeView& view, LiveBlock& live);
   SlotId Grow(const MappingPlan& plan);
@@ -75,7 +72,7 @@ struct Pool::State {
   void ForEachPiece(const LiveBlock& block, Function&& function) const;
   FenceId FenceFor(const LiveBlock& block);
   NodeId NodeAt(PageId page, Granules offset) const;
-  [[noreturn]] void ThrowOutOfMemory(const DriverError& error, uint64_t bytes) const;
+  [[noreturn]] void ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const;
 
   Driver& driver;
   const Granules page_size;
@@ -101,12 +98,7 @@ bool Pool::in_scope() const { return state_->scope.has_value(); }
 
 void Pool::BeginScope(ScopeKind kind) {
   State& s = *state_;
-  if (s.scope) {
-    throw UsageError(
-        "cudagraph_pool: this pool is already being allocated to. End the capture (or use_pool "
-        "block) that fills it "
-        "before another one begins, or give each its own pool.");
-  }
+  CGP_CHECK(!s.scope);
   s.PollFences();
   s.scope = kind;
   if (kind == ScopeKind::kCapture) s.guide.BeginCapture();
@@ -114,10 +106,7 @@ void Pool::BeginScope(ScopeKind kind) {
 
 void Pool::EndScope() {
   State& s = *state_;
-  if (!s.scope) {
-    throw UsageError(
-        "cudagraph_pool: nothing is being allocated to this pool, so there is nothing to end.");
-  }
+  CGP_CHECK(s.scope);
   // With one stream in a capture all that its view could take is open from now on: the view is
   // right as it is.
   const uint32_t fence_count = s.fences.scope_fence_count();
@@ -140,6 +129,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   State& s = *state_;
   CGP_CHECK(s.scope && bytes > 0);
   const Granules length = Granules::FromBytesRoundedUp(bytes);
+  if (bytes > kLargestBlock) s.ThrowOutOfMemory("No device has so many addresses.", bytes);
   s.blocks.ReserveOne();
   s.space.ReservePages(0);
   FreeView& view = s.ViewFor(stream);
@@ -153,7 +143,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
       s.PlaceLarge(view, live);
     }
   } catch (const DriverError& error) {
-    if (error.status() == DriverStatus::kOutOfMemory) s.ThrowOutOfMemory(error, bytes);
+    if (error.status() == DriverStatus::kOutOfMemory) s.ThrowOutOfMemory(error.what(), bytes);
     throw;
   }
   live.block.address = s.ranges.AddressOf(live.slot, Granules(live.offset));
@@ -336,6 +326,7 @@ void Pool::State::PlaceLarge(FreeView& view, LiveBlock& live) {
   if (!place) place = FindMapped(view, ranges, page_size, length, slack);
   if (!place && PollFences()) place = FindMapped(view, ranges, page_size, length, slack);
   if (!place) {
+    CheckAgainstDevice(length);
     const GrowthPlan plan = PlanGrowth(view, ranges, page_size, length, slack);
     place = plan.PlacementFrom(Grow(plan.mapping), page_size);
   }
@@ -347,6 +338,16 @@ void Pool::State::PlaceLarge(FreeView& view, LiveBlock& live) {
     ++pieces;
   });
   if (pieces > 1) live.node = NodeId::kNone;
+}
+
+// A block larger than the device is refused before its pages are planned and made one by one, which
+// takes long and fills the host's memory. Smaller ones are not worth the question.
+void Pool::State::CheckAgainstDevice(Granules length) const {
+  constexpr uint64_t kManyPages = 1 << 16;
+  if (length < page_size * kManyPages) return;
+  if (length.bytes() > driver.Info().total_bytes) {
+    ThrowOutOfMemory("The device has less in all.", length.bytes());
+  }
 }
 
 // Carries out the plan and makes the new mappings known. Throws with nothing changed.
@@ -378,13 +379,15 @@ NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length) {
   while (Granules(space.node(last).offset + space.node(last).length) < offset + length) {
     last = space.node(last).next;
   }
-  for (const auto& view : views) view->Forget(within, last);
+  // The nodes beside it, which stay as they are, are forgotten and learned with it: a view may see
+  // them without seeing what is taken.
+  const NodeId before = space.node(within).prev;
+  const NodeId behind = space.node(last).next;
+  const NodeId from = before == NodeId::kNone ? within : before;
+  for (const auto& view : views) view->Forget(from, behind == NodeId::kNone ? last : behind);
   const NodeId taken = space.Take(within, offset, length);
-  const PageSpace::Node& node = space.node(taken);
-  for (const auto& view : views) {
-    if (node.prev != NodeId::kNone) view->Learn(node.prev, node.prev);
-    if (node.next != NodeId::kNone) view->Learn(node.next, node.next);
-  }
+  const NodeId to = behind == NodeId::kNone ? space.last(space.node(taken).page) : behind;
+  for (const auto& view : views) view->Learn(from, to);
   return taken;
 }
 
@@ -444,7 +447,7 @@ FenceId Pool::State::FenceFor(const LiveBlock& live) {
   return fences.ForStream(stream, /*eager=*/false).id;
 }
 
-void Pool::State::ThrowOutOfMemory(const DriverError& error, uint64_t bytes) const {
+void Pool::State::ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const {
   const auto mib = [](uint64_t amount) {
     return std::to_string((amount + (1 << 19)) >> 20) + " MiB";
   };
@@ -460,7 +463,7 @@ void Pool::State::ThrowOutOfMemory(const DriverError& error, uint64_t bytes) con
   } catch (const DriverError&) {
     text += " does not say what it has free";
   }
-  throw OutOfMemoryError(text + ". " + error.what(), bytes);
+  throw OutOfMemoryError(text + ". " + std::string(reason), bytes);
 }
 
 }  // namespace cgp

@@ -82,8 +82,8 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  void BeginScope(ScopeKind kind);  // throws UsageError if one is open
-  void EndScope();                  // throws UsageError if none is
+  void BeginScope(ScopeKind kind);  // pre: none is open
+  void EndScope();                  // pre: one is open
   bool in_scope() const;
 
   // pre: a scope is open, bytes > 0.

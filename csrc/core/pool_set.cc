@@ -20,7 +20,12 @@ std::string ToString(PoolId id) {
 
 PoolSet::PoolSet(Driver& driver, PoolOptions options) : driver_(driver), options_(options) {}
 
-PoolSet::~PoolSet() = default;
+PoolSet::~PoolSet() {
+  try {
+    if (TotalStats().reserved_bytes > 0) driver_.Quiesce();
+  } catch (const DriverError&) {  // NOLINT(bugprone-empty-catch): the device is gone, or dead
+  }
+}
 
 void PoolSet::Retain(PoolId id) {
   const std::lock_guard lock(mutex_);
@@ -29,12 +34,16 @@ void PoolSet::Retain(PoolId id) {
 
 void PoolSet::BeginScope(PoolId id, ScopeKind kind) {
   const std::lock_guard lock(mutex_);
-  const bool is_new = !members_.contains(id);
   Member& member = FindOrCreate(id);
+  if (member.pool.in_scope()) {
+    throw UsageError("cudagraph_pool: pool " + ToString(id) +
+                     " is already being allocated to. End the capture (or use_pool block) that "
+                     "fills it before another one begins, or give each a pool of its own.");
+  }
   try {
     member.pool.BeginScope(kind);
   } catch (...) {
-    if (is_new) members_.erase(id);
+    EraseIfGone(id);
     throw;
   }
   ++member.users;
@@ -42,7 +51,13 @@ void PoolSet::BeginScope(PoolId id, ScopeKind kind) {
 
 void PoolSet::EndScope(PoolId id) {
   const std::lock_guard lock(mutex_);
-  Known(id).pool.EndScope();
+  Member& member = Known(id);
+  if (!member.pool.in_scope()) {
+    throw UsageError("cudagraph_pool: nothing is being allocated to pool " + ToString(id) +
+                     ", so there is nothing to end.");
+  }
+  member.pool.EndScope();
+  EraseIfGone(id);
 }
 
 void PoolSet::Release(PoolId id) {
@@ -53,10 +68,7 @@ void PoolSet::Release(PoolId id) {
                      " has no users left: it was released more often than it was retained.");
   }
   --member.users;
-  if (member.users == 0 && member.live_blocks == 0 && !member.pool.in_scope() &&
-      member.pool.Stats().reserved_bytes == 0) {
-    members_.erase(id);
-  }
+  EraseIfGone(id);
 }
 
 Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
@@ -95,6 +107,13 @@ void PoolSet::RecordUse(Address address, StreamId stream) {
   OwnerOf(address).pool.RecordUse(address, stream);
 }
 
+std::optional<Block> PoolSet::At(Address address) const {
+  const std::lock_guard lock(mutex_);
+  Member* const* owner = owners_.Find(address);
+  if (owner == nullptr) return std::nullopt;
+  return *(*owner)->pool.Find(address);
+}
+
 std::optional<Block> PoolSet::Find(Address address) const {
   const std::lock_guard lock(mutex_);
   if (const auto* owner = owners_.Find(address)) return *(*owner)->pool.Find(address);
@@ -121,6 +140,11 @@ std::optional<PoolId> PoolSet::PoolOf(Address address) const {
 
 bool PoolSet::CanTrim(const Member& member) const {
   return member.users == 0 && member.live_blocks == 0 && !member.pool.in_scope();
+}
+
+void PoolSet::EraseIfGone(PoolId id) {
+  const auto it = members_.find(id);
+  if (CanTrim(*it->second) && it->second->pool.Stats().reserved_bytes == 0) members_.erase(it);
 }
 
 uint64_t PoolSet::Trim() {
@@ -241,7 +265,7 @@ PoolSet::Member& PoolSet::OwnerOf(Address address) const {
   Member* const* owner = owners_.Find(address);
   if (owner == nullptr) {
     throw UsageError("cudagraph_pool: no live block of device " + std::to_string(driver_.device()) +
-                     " starts at address " + std::to_string(address) +
+                     " starts at " + Hex(address) +
                      ": it was never allocated here, or was freed before.");
   }
   return **owner;

@@ -67,7 +67,9 @@ class PoolSet {
   // Throws UsageError if no block starts at `address`.
   void RecordUse(Address address, StreamId stream);
 
-  // The live block that holds `address` (not only at its start), if it is one of ours.
+  // The live block that starts at `address`, if it is one of ours.
+  std::optional<Block> At(Address address) const;
+  // The live block that holds `address`, not only at its start. O(live blocks): for diagnostics.
   std::optional<Block> Find(Address address) const;
   // The physical bytes behind the live block that starts at `address`, in the order of its
   // addresses. Throws UsageError if none does.
@@ -108,11 +110,14 @@ class PoolSet {
   Member& FindOrCreate(PoolId id);
   Member& OwnerOf(Address address) const;
   bool CanTrim(const Member& member) const;
+  // Forgets a pool that has neither users nor a scope, blocks or memory.
+  void EraseIfGone(PoolId id);
 
   Driver& driver_;
   const PoolOptions options_;
   mutable std::mutex mutex_;
-  // invariant: a member exists iff it has users, live blocks or memory not yet trimmed.
+  // invariant: a member exists iff it has users, an open scope, live blocks or memory not yet
+  // trimmed.
   std::map<PoolId, std::unique_ptr<Member>> members_;
   AddressMap<Member*> owners_;  // of live blocks, by their start
 };

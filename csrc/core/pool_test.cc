@@ -150,14 +150,14 @@ TEST_F(PoolTest, SnapshotsBlocksAndRangesInTheOrderOfAddresses) {
 
 TEST_F(PoolTest, OnlyOneScopeAtATime) {
   EXPECT_FALSE(pool_.in_scope());
-  EXPECT_THROW(pool_.EndScope(), UsageError);
+  EXPECT_THROW(pool_.EndScope(), InternalError);
   pool_.BeginScope(ScopeKind::kEager);
   EXPECT_TRUE(pool_.in_scope());
-  EXPECT_THROW(pool_.BeginScope(ScopeKind::kCapture), UsageError);
+  EXPECT_THROW(pool_.BeginScope(ScopeKind::kCapture), InternalError);
   EXPECT_TRUE(pool_.in_scope());
   pool_.EndScope();
   EXPECT_FALSE(pool_.in_scope());
-  EXPECT_THROW(pool_.EndScope(), UsageError);
+  EXPECT_THROW(pool_.EndScope(), InternalError);
 }
 
 TEST_F(PoolTest, RefusesAddressesWhereNoLiveBlockStarts) {
@@ -276,11 +276,12 @@ TEST_F(PoolTest, InEagerWorkTheSameStreamTakesAtOnceAndOthersAfterItsEvents) {
   const auto pieces = pool_.Pieces(block.address);
   pool_.Free(block.address);
   EXPECT_TRUE(GetsBytesOf(pieces, 2 * kPage, kA));
-  EXPECT_FALSE(GetsBytesOf(pieces, 2 * kPage, kB));
   pool_.EndScope();
   pool_.BeginScope(ScopeKind::kEager);
   EXPECT_TRUE(GetsBytesOf(pieces, 2 * kPage, kA)) << "the stream still orders its own work";
+  EXPECT_EQ(pool_.Stats().pages, 2U);
   EXPECT_FALSE(GetsBytesOf(pieces, 2 * kPage, kB)) << "A has not done its work yet";
+  EXPECT_EQ(pool_.Stats().pages, 4U);
   pool_.EndScope();
   watch_.FinishAll();
   pool_.BeginScope(ScopeKind::kEager);
@@ -401,6 +402,19 @@ TEST_F(PoolTest, ABlockStartsInAFreeTailAndEndsInAFreeHead) {
   EXPECT_EQ(pieces[1].length_bytes, kPage);
   EXPECT_EQ(pieces[2].page, tail_page);
   EXPECT_EQ(pieces[2].offset_bytes, 0U);
+}
+
+TEST_F(PoolTest, NothingIsMappedAnewWhereABlockFits) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  for (const uint64_t bytes : {9 * kPage, 3 * kPage, kPage, 5 * kPage + 3 * kGranule}) {
+    const Block keep = Allocate(kPage);  // so that each size has a range of its own to come back to
+    AllocateAndFree(bytes, kA);
+    const uint64_t mappings = pool_.Stats().page_mappings;
+    AllocateAndFree(bytes, kA);
+    AllocateAndFree(bytes - kPage / 2, kA);
+    EXPECT_EQ(pool_.Stats().page_mappings, mappings) << bytes;
+    pool_.Free(keep.address);
+  }
 }
 
 TEST_F(PoolTest, APageStandsInSeveralRangesAndItsRestStaysInUse) {

@@ -21,12 +21,17 @@ class RangeTable::Undo {
     const auto attempt = [](auto&& call) {
       try {
         call();
+        return true;
       } catch (const DriverError&) {
+        return false;
       }
     };
+    bool unmapped = true;
     for (const Address address : mapped) {
-      attempt([&] { table_.driver_.Unmap(address, table_.page_bytes_); });
+      unmapped &= attempt([&] { table_.driver_.Unmap(address, table_.page_bytes_); });
     }
+    if (!unmapped && extended != nullptr)
+      (at_front ? extended->room_front : extended->room_back) = 0;
     if (reserved) {
       const Range& range = table_.ranges_.back();
       attempt([&] {
@@ -46,6 +51,8 @@ class RangeTable::Undo {
 
   uint32_t created = 0;
   bool reserved = false;
+  Range* extended = nullptr;  // the range that was there before, and at which end
+  bool at_front = false;
   std::vector<Address> mapped;
 
  private:
@@ -101,8 +108,9 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   }
   const RangeId id = plan.range ? *plan.range : ReserveRange(count, undo);
   Range& range = ranges_[Index(id)];
-  CGP_CHECK(plan.at_front ? count <= range.mapped_begin
-                          : count <= range.capacity - range.mapped_end);
+  CGP_CHECK(count <= (plan.at_front ? range.room_front : range.room_back));
+  undo.extended = plan.range ? &range : nullptr;
+  undo.at_front = plan.at_front;
 
   const uint32_t begin = plan.at_front ? range.mapped_begin - count : range.mapped_end;
   const Address address = range.address + begin * page_bytes_;
@@ -120,6 +128,7 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
     pages_[Index(pages[i])].slots.push_back(slot);
   }
   (plan.at_front ? range.mapped_begin : range.mapped_end) = plan.at_front ? begin : begin + count;
+  (plan.at_front ? range.room_front : range.room_back) -= count;
   mapping_count_ += count;
   return first;
 }
@@ -131,6 +140,8 @@ RangeId RangeTable::ReserveRange(uint32_t pages, Undo& undo) {
   range.capacity = (wanted + kSlotGroup - 1) / kSlotGroup * kSlotGroup;
   range.first = SlotId{slot_limit()};
   range.mapped_begin = range.mapped_end = (range.capacity - pages) / 2;
+  range.room_front = range.mapped_begin;
+  range.room_back = range.capacity - range.mapped_end;
   CGP_CHECK(uint64_t{slot_limit()} + range.capacity < Index(MappingPlan::kNewPage));
 
   if (ranges_.size() == ranges_.capacity())
@@ -173,6 +184,8 @@ void RangeTable::Check() const {
   for (uint32_t r = 0; r < range_count(); ++r) {
     const Range& here = ranges_[r];
     CGP_CHECK(here.mapped_begin < here.mapped_end && here.mapped_end <= here.capacity);
+    CGP_CHECK(here.room_front == here.mapped_begin || here.room_front == 0);
+    CGP_CHECK(here.room_back == here.capacity - here.mapped_end || here.room_back == 0);
     CGP_CHECK(Index(here.first) % kSlotGroup == 0 && here.capacity % kSlotGroup == 0);
     for (uint32_t s = Index(here.begin()); s < Index(here.end()); ++s) {
       const PageId page = page_at_[s];

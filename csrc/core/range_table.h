@@ -41,9 +41,14 @@ class RangeTable {
     Address address = 0;    // of slot `first`
     SlotId first{};         // the first slot of the reservation
     uint32_t capacity = 0;  // slots reserved
-    uint32_t mapped_begin =
-        0;  // [mapped_begin, mapped_end) of them are mapped, counted from `first`
+    // [mapped_begin, mapped_end) of them are mapped, counted from `first`.
+    uint32_t mapped_begin = 0;
     uint32_t mapped_end = 0;
+
+    // How many more may be mapped at either end: what the reservation has left, or none where an
+    // undo failed and something may still be mapped.
+    uint32_t room_front = 0;
+    uint32_t room_back = 0;
 
     uint32_t mapped() const { return mapped_end - mapped_begin; }
     SlotId begin() const { return SlotId{Index(first) + mapped_begin}; }

@@ -4,7 +4,7 @@
 
 #include <compare>
 #include <cstdint>
-#include <functional>
+#include <type_traits>
 
 namespace cgp {
 
@@ -47,16 +47,5 @@ enum class SlotId : uint32_t {};
 template <typename Id>
 requires std::is_enum_v<Id>
 constexpr uint32_t Index(Id id) { return static_cast<uint32_t>(id); }
-
-// Consecutive granules of one page: [offset, offset + length), offset counted from the page's
-// start.
-struct Extent {
-  PageId page{};
-  Granules offset;
-  Granules length;
-
-  constexpr Granules end() const { return offset + length; }
-  constexpr bool operator==(const Extent&) const = default;
-};
 
 }  // namespace cgp

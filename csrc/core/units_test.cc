@@ -57,12 +57,5 @@ TEST(Ids, IndexIsTheNumber) {
   EXPECT_EQ(Index(SlotId{std::numeric_limits<uint32_t>::max()}), 4'294'967'295u);
 }
 
-TEST(Extent, IsHalfOpen) {
-  const Extent extent{.page = PageId{1}, .offset = Granules(2), .length = Granules(3)};
-  EXPECT_EQ(extent.end(), Granules(5));
-  EXPECT_EQ(extent, (Extent{PageId{1}, Granules(2), Granules(3)}));
-  EXPECT_FALSE(extent == (Extent{PageId{2}, Granules(2), Granules(3)}));
-}
-
 }  // namespace
 }  // namespace cgp

@@ -105,7 +105,7 @@ class Driver {
   virtual void Map(Address address, uint64_t bytes, Handle handle) = 0;
 
   // Lets this device, and every peer named by AddPeer(), read and write the addresses.
-  // Capture-legal. pre: the addresses are covered by mappings made by Map(). May be repeated.
+  // Capture-legal. pre: the addresses are those of whole mappings, side by side. May be repeated.
   virtual void SetAccess(Address address, uint64_t bytes) = 0;
 
   // pre: exactly what one Map() mapped. The device must have finished with the addresses (see

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <charconv>
 #include <iterator>
 #include <limits>
 #include <system_error>
@@ -27,14 +26,6 @@ constexpr uint64_t kSmallestGranularity = 512;
 constexpr Address kFirstNumber = Address{1} << 40;
 
 std::string CallName(DriverCall call) { return "HostDriver::" + std::string(Name(call)); }
-
-std::string Hex(uint64_t value) {
-  char digits[16];
-  char* const end = std::to_chars(std::begin(digits), std::end(digits), value, 16).ptr;
-  std::string text = "0x";
-  text.append(std::begin(digits), end);
-  return text;
-}
 
 std::string Span(Address address, uint64_t bytes) {
   std::string text = "[";

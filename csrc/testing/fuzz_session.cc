@@ -228,12 +228,12 @@ std::string FuzzSession::Do(const AllocateOp& op) {
   if (op.label == 0 || addresses_.contains(op.label)) return {};
   const PoolId id = IdOf(op.pool);
   const bool allowed = model_.OpenScope(id).has_value() && op.bytes > 0;
-  const uint64_t most_new_pages =
-      allowed ? model_.MostNewPages(id, op.bytes, StreamOf(op.stream)) : 0;
+  const PoolModel::Need need =
+      allowed ? model_.NeedOf(id, op.bytes, StreamOf(op.stream)) : PoolModel::Need{};
   const uint64_t pages_left =
       (setup_.physical_limit_bytes - std::min(watch_.handle_bytes(), setup_.physical_limit_bytes)) /
       setup_.page_bytes;
-  const bool may_run_out = allowed && most_new_pages > pages_left;
+  const bool may_run_out = allowed && need.most_new() > pages_left;
   const Books before = TakeBooks(armed_ || !allowed || may_run_out);
   if (allowed) model_.Ask(id, StreamOf(op.stream));
   Block block;
@@ -242,13 +242,14 @@ std::string FuzzSession::Do(const AllocateOp& op) {
     result.fault_fired = true;  // the limit is as good a cause
   }
   if (result.outcome == Outcome::kDone && allowed) {
-    std::string complaint = Placed(op, block, most_new_pages);
+    std::string complaint = Placed(op, block, need);
     if (!complaint.empty()) return complaint;
   }
   return JudgeFailure(result, allowed, before);
 }
 
-std::string FuzzSession::Placed(const AllocateOp& op, const Block& block, uint64_t most_new_pages) {
+std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,
+                                const PoolModel::Need& need) {
   const PoolId id = IdOf(op.pool);
   const uint64_t rounded = Granules::FromBytesRoundedUp(op.bytes).bytes();
   if (block.bytes != rounded || block.requested_bytes != op.bytes ||
@@ -258,14 +259,19 @@ std::string FuzzSession::Placed(const AllocateOp& op, const Block& block, uint64
   }
   const uint64_t pages_before = model_.Pages(id);
   const std::vector<PhysicalPiece> pieces = set_->Pieces(block.address);
+  const uint64_t whole_pages = model_.WholePagesOf(id, pieces, StreamOf(op.stream));
   // The model before the books, since it says why bytes may not be taken.
   std::string complaint = model_.Place(op.label, id, block, pieces);
   if (complaint.empty()) complaint = JudgePieces(op, block, pieces);
   if (complaint.empty()) complaint = JudgePlacement(op, block, pieces);
   if (!complaint.empty()) return complaint;
   const uint64_t new_pages = set_->Stats(id).pages - pages_before;
-  if (new_pages > most_new_pages) {
-    return Text("asked the driver for ", new_pages, " pages where ", most_new_pages, " do");
+  if (new_pages > need.most_new()) {
+    return Text("asked the driver for ", new_pages, " pages where ", need.most_new(), " do");
+  }
+  // One more saves mappings; two would not.
+  if (whole_pages > need.ideal + 1) {
+    return Text("took ", whole_pages, " whole pages where ", need.ideal, " do");
   }
   addresses_[op.label] = block.address;
   live_labels_.push_back(op.label);

@@ -93,7 +93,7 @@ class FuzzSession {
   std::string Mirror(bool allowed, const std::function<void()>& call,
                      const std::function<void()>& then);
   std::string JudgeFailure(const Result& result, bool allowed, const Books& before);
-  std::string Placed(const AllocateOp& op, const Block& block, uint64_t most_new_pages);
+  std::string Placed(const AllocateOp& op, const Block& block, const PoolModel::Need& need);
   std::string JudgePieces(const AllocateOp& op, const Block& block,
                           const std::vector<PhysicalPiece>& pieces);
   std::string JudgePlacement(const AllocateOp& op, const Block& block,

@@ -105,7 +105,7 @@ PoolModel::PageRuns PoolModel::Runs(const ModelPool& pool, const std::vector<Gra
   return runs;
 }
 
-uint64_t PoolModel::MostNewPages(PoolId id, uint64_t bytes, StreamId stream) const {
+PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream) const {
   const ModelPool& pool = pools_.at(id);
   const uint64_t granules = Granules::FromBytesRoundedUp(bytes).count();
   uint64_t whole_pages = 0;
@@ -135,8 +135,17 @@ uint64_t PoolModel::MostNewPages(PoolId id, uint64_t bytes, StreamId stream) con
                                          : std::max({held, part->head, part->tail + other_head});
   }
   const uint64_t remainder = granules % granules_per_page_;
-  const uint64_t ideal = granules / granules_per_page_ + (remainder > held ? 1 : 0);
-  return ideal > whole_pages ? ideal - whole_pages : 0;
+  return {granules / granules_per_page_ + (remainder > held ? 1 : 0), whole_pages};
+}
+
+uint64_t PoolModel::WholePagesOf(PoolId id, const std::vector<PhysicalPiece>& pieces,
+                                 StreamId stream) const {
+  const ModelPool& pool = pools_.at(id);
+  return static_cast<uint64_t>(std::ranges::count_if(pieces, [&](const PhysicalPiece& piece) {
+    const auto page = pool.pages.find(Index(piece.page));
+    return page == pool.pages.end() ||
+           Runs(pool, page->second, stream).longest == granules_per_page_;
+  }));
 }
 
 PoolModel::ModelPool& PoolModel::FindOrCreate(PoolId id) {

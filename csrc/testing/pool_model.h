@@ -49,9 +49,15 @@ class PoolModel {
   const LiveBlock* LiveAt(Address start) const;
   const LiveBlock* Holding(Address address) const;
   uint64_t TrimmableBytes() const;
-  // The most pages that an allocation may ask the driver for: those of `ideal` that are not free
-  // and promised (design.md §4). pre: a scope is open.
-  uint64_t MostNewPages(PoolId id, uint64_t bytes, StreamId stream) const;
+  // What an allocation costs at most, in whole pages (design.md §4). pre: a scope is open.
+  struct Need {
+    uint64_t ideal = 0;  // without which no placement does, as long as each block is in one range
+    uint64_t whole_pages = 0;  // that are free and promised
+    uint64_t most_new() const { return ideal > whole_pages ? ideal - whole_pages : 0; }
+  };
+  Need NeedOf(PoolId id, uint64_t bytes, StreamId stream) const;
+  // How many of the pages that hold these pieces are free as a whole and promised, or do not exist yet.
+  uint64_t WholePagesOf(PoolId id, const std::vector<PhysicalPiece>& pieces, StreamId stream) const;
   uint64_t Pages(PoolId id) const;
 
   // --- What the real set did. pre: it was allowed to. ---

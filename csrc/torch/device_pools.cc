@@ -60,12 +60,19 @@ DevicePools* DevicePools::Owner(const void* address, Block* block) {
   for (const auto& slot : all_pools) {
     DevicePools* pools = slot.load(std::memory_order_acquire);
     if (pools == nullptr) continue;
-    if (const auto found = pools->set_.Find(reinterpret_cast<Address>(address))) {
+    if (const auto found = pools->set_.At(reinterpret_cast<Address>(address))) {
       *block = *found;
       return pools;
     }
   }
   return nullptr;
+}
+
+std::optional<Block> DevicePools::Around(const void* address) {
+  for (DevicePools* pools : All()) {
+    if (auto found = pools->set_.Find(reinterpret_cast<Address>(address))) return found;
+  }
+  return std::nullopt;
 }
 
 Block DevicePools::Allocate(PoolId id, uint64_t bytes, StreamId stream) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "core/pool_set.h"
@@ -28,8 +29,10 @@ class DevicePools {
   static DevicePools* Find(c10::DeviceIndex device) noexcept;
   // All that were made, in the order of devices. Takes no lock.
   static std::vector<DevicePools*> All();
-  // The pools that the live block around `address` belongs to, or nullptr if it is none of ours.
+  // The pools of the live block that starts at `address`, or nullptr if it is none of ours.
   static DevicePools* Owner(const void* address, Block* block);
+  // The live block that holds `address`, not only at its start. Slow: for diagnostics.
+  static std::optional<Block> Around(const void* address);
 
   DevicePools(const DevicePools&) = delete;
   DevicePools& operator=(const DevicePools&) = delete;

@@ -60,7 +60,7 @@ endif()
 
 add_library(torch::headers INTERFACE IMPORTED)
 target_include_directories(torch::headers INTERFACE ${CGP_TORCH_DIR}/include ${CGP_CUDA_INCLUDE_DIRS})
-foreach(name c10 c10_cuda)
+foreach(name c10 c10_cuda torch_cpu)
   add_library(torch::${name} SHARED IMPORTED)
   set_target_properties(torch::${name} PROPERTIES IMPORTED_LOCATION ${CGP_TORCH_DIR}/lib/lib${name}.so)
   target_link_libraries(torch::${name} INTERFACE torch::headers)

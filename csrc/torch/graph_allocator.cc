@@ -14,6 +14,8 @@
 #include "torch/snapshot.h"
 #include "torch/streams.h"
 
+// Texts are put together before torch's macros get them: given several parts these format them with
+// std::ostream, which crashes in a module that a compiler linked with a libstdc++ of its own.
 namespace cgp {
 namespace {
 
@@ -163,15 +165,16 @@ void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t byte
   for (const auto& observer : observers) {
     observer(pools.device(), bytes, info.total_bytes, info.free_bytes);
   }
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ",
-                   Mebibytes(bytes), " in graph pool ", ToString(id), " of GPU ",
-                   static_cast<int>(pools.device()), ", which has ", users,
-                   " user(s) (graphs and GraphPool objects), holds ",
-                   Mebibytes(stats.reserved_bytes), " and has ", Mebibytes(stats.allocated_bytes),
-                   " of it in live blocks. Free on the GPU: ", Mebibytes(info.free_bytes), " of ",
-                   Mebibytes(info.total_bytes),
-                   ". A capture cannot give memory back while it runs: free tensors and call "
-                   "torch.cuda.empty_cache() before it, or capture a smaller batch.");
+  TORCH_CHECK_WITH(OutOfMemoryError, false,
+                   "CUDA out of memory. Tried to allocate " + Mebibytes(bytes) + " in graph pool " +
+                       ToString(id) + " of GPU " + std::to_string(pools.device()) + ", which has " +
+                       std::to_string(users) + " user(s) (graphs and GraphPool objects), holds " +
+                       Mebibytes(stats.reserved_bytes) + " and has " +
+                       Mebibytes(stats.allocated_bytes) +
+                       " of it in live blocks. Free on the GPU: " + Mebibytes(info.free_bytes) +
+                       " of " + Mebibytes(info.total_bytes) +
+                       ". A capture cannot give memory back while it runs: free tensors and call "
+                       "torch.cuda.empty_cache() before it, or capture a smaller batch.");
 }
 
 void GraphAllocator::FreeGraphMemory(void* pointer) noexcept {
@@ -181,7 +184,8 @@ void GraphAllocator::FreeGraphMemory(void* pointer) noexcept {
   } catch (const std::exception& error) {
     // A destructor called this and cannot throw: say it, and leave the memory where it is.
     try {
-      TORCH_WARN("cudagraph_pool could not free the memory at ", pointer, ": ", error.what());
+      TORCH_WARN("cudagraph_pool could not free the memory at " +
+                 Hex(reinterpret_cast<Address>(pointer)) + ": " + error.what());
     } catch (...) {  // NOLINT(bugprone-empty-catch): warnings may have been turned into errors
     }
   }

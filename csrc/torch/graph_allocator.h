@@ -2,16 +2,16 @@
 // the base, the allocator that was installed before.
 //
 // Whose is a pool id?
-//   1. Ids that the base knows are the base's: those of torch.cuda.MemPool (it tells the allocator
-//   before it uses
-//      them) and those of graphs captured before enable().
-//   2. Any other id becomes ours when a capture begins in it, or when a cudagraph_pool.GraphPool
+//
+// - Ids that the base knows are the base's: those of torch.cuda.MemPool, which tells the allocator
+//   before it uses them, and those of graphs captured before enable().
+// - Any other id becomes ours when a capture begins in it, or when a cudagraph_pool.GraphPool
 //   registers it.
-//   3. It is undecided until a first block is allocated in it. If before that somebody begins an
-//   *eager* scope in it
-//      (a filter by thread: torch.compile's graph trees, which first capture an empty graph only to
-//      hold the pool and then warm up in it), it is handed to the base together with its users, and
-//      the base serves it from then on.
+// - Until a first block is allocated in it, and unless it was registered, it is undecided. If
+//   somebody begins an eager scope in it then (a filter by thread), it is handed to the base with
+//   all its users, and the base serves it from then on. So do torch.compile's graph trees: they
+//   capture an empty graph, only to hold the pool, and then warm up in it.
+//
 // An id that is ours stays ours until its pool is gone, also after disable(): its graphs need it.
 //
 // A scope is a capture's if its filter refuses the current stream while that is not capturing

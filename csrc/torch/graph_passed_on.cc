@@ -15,10 +15,7 @@ namespace {
 
 namespace cca = c10::cuda::CUDACachingAllocator;
 
-bool IsOurs(const void* pointer) {
-  Block block;
-  return DevicePools::Owner(pointer, &block) != nullptr;
-}
+bool IsOurs(const void* pointer) { return DevicePools::Around(pointer).has_value(); }
 
 }  // namespace
 
@@ -63,11 +60,10 @@ void GraphAllocator::cacheInfo(DeviceIndex device, size_t* largest_block) {
 }
 
 void* GraphAllocator::getBaseAllocation(void* pointer, size_t* bytes) {
-  Block block;
-  if (DevicePools::Owner(pointer, &block) == nullptr)
-    return base_.getBaseAllocation(pointer, bytes);
-  if (bytes != nullptr) *bytes = block.bytes;
-  return reinterpret_cast<void*>(block.address);
+  const std::optional<Block> block = DevicePools::Around(pointer);
+  if (!block) return base_.getBaseAllocation(pointer, bytes);
+  if (bytes != nullptr) *bytes = block->bytes;
+  return reinterpret_cast<void*>(block->address);
 }
 
 void GraphAllocator::setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on_oom) {
@@ -76,14 +72,15 @@ void GraphAllocator::setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on
     return;
   }
   // Graph pools never serve allocations outside captures, so "off" is how it is.
-  TORCH_CHECK(!use_on_oom, "graph pool ", ToString(PoolId{id.first, id.second}),
-              " cannot serve other allocations when memory runs out: its graphs need it");
+  TORCH_CHECK(!use_on_oom,
+              "graph pool " + ToString(PoolId{id.first, id.second}) +
+                  " cannot serve other allocations when memory runs out: its graphs need it");
 }
 
 void GraphAllocator::setNoSplit(DeviceIndex device, MempoolId_t id) {
-  TORCH_CHECK(OursOrNull(device, id) == nullptr, "graph pool ",
-              ToString(PoolId{id.first, id.second}),
-              " has no segments that could be kept whole; use a torch.cuda.MemPool for that");
+  TORCH_CHECK(OursOrNull(device, id) == nullptr,
+              "graph pool " + ToString(PoolId{id.first, id.second}) +
+                  " has no segments that could be kept whole; use a torch.cuda.MemPool for that");
   base_.setNoSplit(device, id);
 }
 
@@ -100,10 +97,10 @@ bool GraphAllocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id
 }
 
 cca::ShareableHandle GraphAllocator::shareIpcHandle(void* pointer) {
-  TORCH_CHECK(!IsOurs(pointer), "the memory at ", pointer,
-              " belongs to a graph pool, which cannot be shared with another process; share a copy "
-              "made outside the "
-              "capture (tensor.clone())");
+  TORCH_CHECK(!IsOurs(pointer),
+              "the memory at " + Hex(reinterpret_cast<Address>(pointer)) +
+                  " belongs to a graph pool, which cannot be shared with another process; share a "
+                  "copy made outside the capture (tensor.clone())");
   return base_.shareIpcHandle(pointer);
 }
 
@@ -171,11 +168,11 @@ cudaError_t GraphAllocator::memcpyAsync(void* destination, int destination_devic
 
 std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIndex device,
                                                                         MempoolId_t id) {
-  TORCH_CHECK(OursOrNull(device, id) == nullptr, "graph pool ",
-              ToString(PoolId{id.first, id.second}),
-              " was filled by a capture of cudagraph_pool and cannot be checkpointed; a pool that "
-              "is used for "
-              "warming up before it is captured in, as torch.compile does, can");
+  TORCH_CHECK(OursOrNull(device, id) == nullptr,
+              "graph pool " + ToString(PoolId{id.first, id.second}) +
+                  " was filled by a capture of cudagraph_pool and cannot be checkpointed; a pool "
+                  "that is used for warming up before it is captured in, as torch.compile does, "
+                  "can");
   return base_.getCheckpointState(device, id);
 }
 

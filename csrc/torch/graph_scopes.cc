@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "torch/graph_allocator.h"
+#include "torch/host_route.h"
 #include "torch/streams.h"
 
 namespace cgp {
@@ -91,11 +92,10 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
   }
   // Only what goes on with a capture begins while its stream is capturing. CUDA would refuse as
   // well, but by then torch would have left this route behind.
-  TORCH_CHECK(!capturing || takes_current, "cannot begin a capture into graph pool ",
-              ToString(pool),
-              ": the current stream is capturing another graph already. Captures do not nest: end "
-              "that one first, or "
-              "capture on another stream");
+  TORCH_CHECK(!capturing || takes_current,
+              "cannot begin a capture into graph pool " + ToString(pool) +
+                  ": the current stream is capturing another graph already. Captures do not nest: "
+                  "end that one first, or capture on another stream");
   AsTorchErrors([&] { pools->set().BeginScope(pool, kind); });
   routes_.Add(std::move(route));
 }
@@ -140,8 +140,9 @@ void GraphAllocator::createOrIncrefPool(DeviceIndex device, MempoolId_t id,
     base_.createOrIncrefPool(device, id, std::move(allocator));
     return;
   }
-  TORCH_CHECK(allocator == nullptr, "graph pool ", ToString(ToPoolId(id)),
-              " already allocates by itself: it cannot be given another allocator");
+  TORCH_CHECK(allocator == nullptr,
+              "graph pool " + ToString(ToPoolId(id)) +
+                  " already allocates by itself: it cannot be given another allocator");
   pools->set().Retain(ToPoolId(id));
 }
 
@@ -155,6 +156,7 @@ void GraphAllocator::EndAbandonedCaptures(std::optional<cudaStream_t> origin) {
     if (!route.ours) continue;  // the base keeps its own books
     PoolSet& set = DevicePools::For(route.device).set();
     set.EndScope(route.id);
+    EndHostRoute({route.id.first, route.id.second});
     if (kGraphReleasesAbandonedPool) {
       ++late_ends_[{route.device, route.id}];
     } else {

@@ -40,7 +40,7 @@ void* Malloc(size_t bytes, int device, cudaStream_t stream) {
     DevicePools& pools = OpenPlainPool(static_cast<c10::DeviceIndex>(device));
     return reinterpret_cast<void*>(pools.Allocate(kPlainPool, bytes, ToStreamId(stream)).address);
   } catch (const OutOfMemoryError& error) {
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. ", error.what());
+    TORCH_CHECK_WITH(OutOfMemoryError, false, std::string("CUDA out of memory. ") + error.what());
   } catch (const DriverError& error) {
     TORCH_CHECK(false, error.what());
   }
@@ -51,8 +51,9 @@ void Free(void* pointer) {
   Block block;
   DevicePools* pools = DevicePools::Owner(pointer, &block);
   TORCH_CHECK(pools != nullptr && block.address == reinterpret_cast<Address>(pointer),
-              "cudagraph_pool_free: no live block starts at ", pointer,
-              "; it was not allocated by cudagraph_pool_malloc, or freed before");
+              "cudagraph_pool_free: no live block starts at " +
+                  Hex(reinterpret_cast<Address>(pointer)) +
+                  "; it was not allocated by cudagraph_pool_malloc, or freed before");
   pools->Free(block);
 }
 

@@ -115,7 +115,7 @@ def test_unused_pools_are_given_up_before_eager_work_runs_out() -> None:
     pool = cgp.GraphPool()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool.id):
-        inside = torch.empty(half, dtype=torch.uint8, device="cuda")
+        inside = torch.zeros(half, dtype=torch.uint8, device="cuda")
     del inside, graph
     pool.close()
     assert torch.cuda.mem_get_info()[0] < free - half + (256 << 20)
@@ -133,8 +133,6 @@ def test_nested_captures() -> None:
             cgp.graph(torch.cuda.CUDAGraph(), pool=inner),
         ):
             pass
-        with pytest.raises(RuntimeError, match="do not nest"):
-            torch.cuda.CUDAGraph().capture_begin(pool=inner.id)
         y.copy_(chain(x))
     x.copy_(fresh(512, seed=2))
     graph.replay()
@@ -171,21 +169,15 @@ def test_crossing_scopes_of_two_pools() -> None:
     chain(x)
     torch.cuda.synchronize()
 
-    def on(index: int, do: Callable[[], object]) -> None:
+    for index in (0, 1):
         with torch.cuda.stream(streams[index]):
-            do()
-
-    for index in (0, 1):
-        on(
-            index,
-            lambda index=index: graphs[index].capture_begin(
-                pool=pools[index].id, capture_error_mode="relaxed"
-            ),
-        )
+            graphs[index].capture_begin(pool=pools[index].id, capture_error_mode="relaxed")
     for index in (1, 0):
-        on(index, lambda index=index: ys[index].copy_(chain(x * (index + 1))))
+        with torch.cuda.stream(streams[index]):
+            ys[index].copy_(chain(x * (index + 1)))
     for index in (0, 1):
-        on(index, lambda index=index: graphs[index].capture_end())
+        with torch.cuda.stream(streams[index]):
+            graphs[index].capture_end()
     x.copy_(fresh(512, seed=3))
     for index in (1, 0):
         graphs[index].replay()

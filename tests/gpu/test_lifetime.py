@@ -42,7 +42,7 @@ def test_hot_swap_with_tensors_alive() -> None:
     after = [t - 1 for t in during]
     del during
     for result, original in zip(after, expected, strict=True):
-        assert torch.allclose(result, original)
+        assert torch.equal(result, (original + 1) - 1)
     del before, after
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -232,6 +232,8 @@ assert not cgp.is_enabled()
 """
 
 PLUGGABLE = """
+import warnings
+warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
 import torch, cudagraph_pool as cgp
 from torch.cuda.memory import CUDAPluggableAllocator, change_current_allocator
 change_current_allocator(

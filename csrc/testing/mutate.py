@@ -1,0 +1,164 @@
+"""Plants faults in the core, one at a time, and expects the proofs to notice each.
+
+    python csrc/testing/mutate.py                 # all of them, in a copy of the tree
+    python csrc/testing/mutate.py --only fence    # those whose name contains "fence"
+    python csrc/testing/mutate.py --list
+
+A mutant is a file, a text that stands in it exactly once, and what to put in its place. The tree is
+copied, built and tried without a fault first. Exit code 1 if a mutant survives, 2 if one no longer
+applies. Results: docs/mutants.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mutants import MUTANTS, Mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+TIME_LIMIT_S = 240
+
+
+@dataclass
+class Verdict:
+    """What the proofs made of one mutant."""
+
+    mutant: Mutant
+    caught_by: list[str] = field(default_factory=list)
+
+    @property
+    def caught(self) -> bool:
+        return bool(self.caught_by)
+
+
+def run(command: Sequence[str], cwd: Path) -> tuple[int, str]:
+    """Runs `command`; a run over the time limit counts as exit code 124."""
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return 124, ""
+    return done.returncode, done.stdout + done.stderr
+
+
+def copy_tree(work: Path) -> None:
+    """Copies what the build of the core and its proofs needs."""
+    for name in ("CMakeLists.txt", "pyproject.toml"):
+        shutil.copy2(ROOT / name, work / name)
+    shutil.copytree(ROOT / "csrc", work / "csrc", dirs_exist_ok=True)
+
+
+def build(work: Path, jobs: int) -> str:
+    """Builds the proofs; returns the output if that failed."""
+    configured = work / "build" / "CMakeCache.txt"
+    if not configured.exists():
+        code, output = run(
+            [
+                "cmake",
+                "-S",
+                str(work),
+                "-B",
+                str(work / "build"),
+                "-DCMAKE_BUILD_TYPE=Release",
+                "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
+                "-DCGP_WARNINGS_AS_ERRORS=OFF",
+            ],
+            work,
+        )
+        if code != 0:
+            return output
+    for _ in range(3):  # a build over the time limit goes on where it stopped
+        code, output = run(
+            ["cmake", "--build", "build", f"-j{jobs}", "-t", "cgp_tests", "cgp_fuzz"], work
+        )
+        if code != 124:
+            break
+    return "" if code == 0 else output
+
+
+def prove(work: Path) -> list[str]:
+    """Runs the proofs; returns the names of those that failed."""
+    binaries = work / "build" / "csrc" / "testing"
+    failed = []
+    for name, options in (
+        ("fuzz", ["--seed", "1", "--ops", "40000"]),
+        ("fuzz (numbers)", ["--seed", "1000001", "--ops", "40000", "--numbers-only"]),
+    ):
+        code, _ = run([str(binaries / "cgp_fuzz"), *options], work)
+        if code != 0:
+            failed.append(name)
+    code, output = run([str(binaries / "cgp_tests"), "--gtest_brief=1"], work)
+    if code != 0:
+        suites = re.findall(r"\[  FAILED  \] (?:\w+/)?(\w+)\.", output)
+        # A crash ends the output before any summary.
+        failed += sorted(set(suites)) or [f"tests (exit code {code})"]
+    return failed
+
+
+def try_mutant(mutant: Mutant, work: Path, jobs: int) -> Verdict | None:
+    """Returns None where the mutant no longer applies or no longer compiles."""
+    path = work / "csrc" / "core" / mutant.file
+    text = path.read_text()
+    if text.count(mutant.search) != 1:
+        print(f"{mutant.name}: its text stands {text.count(mutant.search)} times in {mutant.file}")
+        return None
+    path.write_text(text.replace(mutant.search, mutant.replacement))
+    try:
+        errors = build(work, jobs)
+        if errors:
+            print(f"{mutant.name}: does not compile\n{errors[-2000:]}")
+            return None
+        return Verdict(mutant, prove(work))
+    finally:
+        path.write_text(text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", help="part of a mutant's name; may be repeated")
+    parser.add_argument("--list", action="store_true", help="print the mutants and stop")
+    parser.add_argument("--jobs", type=int, default=2, help="for the build (default 2)")
+    options = parser.parse_args()
+    chosen = [m for m in MUTANTS if not options.only or any(o in m.name for o in options.only)]
+    if options.list:
+        for mutant in chosen:
+            print(f"{mutant.name:32} {mutant.file:18} {mutant.what}")
+        return 0
+
+    stale = False
+    survivors = []
+    with tempfile.TemporaryDirectory(prefix="cgp-mutants-") as directory:
+        work = Path(directory)
+        copy_tree(work)
+        errors = build(work, options.jobs)
+        failed = [] if errors else prove(work)
+        if errors or failed:
+            print(f"without a fault: {errors[-2000:] or ', '.join(failed) + ' failed'}")
+            return 2
+        for mutant in chosen:
+            start = time.monotonic()
+            verdict = try_mutant(mutant, work, options.jobs)
+            if verdict is None:
+                stale = True
+                continue
+            if not verdict.caught:
+                survivors.append(mutant.name)
+            seen = ", ".join(verdict.caught_by) or "NOBODY"
+            print(f"| {mutant.name} | {mutant.what} | {seen} |", end=" ")
+            print(f"{time.monotonic() - start:.0f} s", flush=True)
+    print(f"{len(chosen)} mutants, {len(survivors)} survived: {', '.join(survivors) or 'none'}")
+    return 2 if stale else 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
