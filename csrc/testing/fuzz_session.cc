@@ -269,8 +269,8 @@ std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,
   if (new_pages > need.most_new()) {
     return Text("asked the driver for ", new_pages, " pages where ", need.most_new(), " do");
   }
-  // One more saves mappings; two would not.
-  if (whole_pages > need.ideal + 1) {
+  // One more saves mappings; two would not. (A capture may repeat what an earlier one did, and so take more.)
+  if (model_.OpenScope(id) == ScopeKind::kEager && whole_pages > need.ideal + 1) {
     return Text("took ", whole_pages, " whole pages where ", need.ideal, " do");
   }
   addresses_[op.label] = block.address;
