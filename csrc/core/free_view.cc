@@ -8,7 +8,7 @@ namespace cgp {
 
 FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
     : space_(space), ranges_(ranges), stream_(stream), own_(own), runs_(ranges) {
-  const auto bins = static_cast<uint32_t>(space.page_size().count());
+  const auto bins = static_cast<uint32_t>(2 * space.page_size().count());
   bins_.assign(bins, NodeId::kNone);
   filled_bins_.Resize(bins);
   Rebuild();
@@ -62,7 +62,10 @@ void FreeView::ResizePages() {
 }
 
 std::optional<NodeId> FreeView::BestFit(Granules length) const {
-  const std::optional<uint32_t> bin = filled_bins_.Next(static_cast<uint32_t>(length.count()));
+  const auto wanted = static_cast<uint32_t>(length.count());
+  const auto others = static_cast<uint32_t>(space_.page_size().count());
+  std::optional<uint32_t> bin = filled_bins_.Next(wanted);
+  if (bin && *bin >= others) bin = filled_bins_.Next(others + wanted);
   if (!bin) return std::nullopt;
   return bins_[*bin];
 }
@@ -124,6 +127,11 @@ void FreeView::ForEachChain(NodeId first, NodeId last, Function&& function) {
   }
 }
 
+uint32_t FreeView::BinOf(PageId page, Granules length) const {
+  const uint64_t first = space_.settled(page) ? 0 : space_.page_size().count();
+  return static_cast<uint32_t>(first + length.count());
+}
+
 void FreeView::LinkChain(NodeId start) {
   const Granules length = ChainLength(start);
   const PageId page = space_.node(start).page;
@@ -134,12 +142,13 @@ void FreeView::LinkChain(NodeId start) {
     return;
   }
   if (chains_[Index(page)]++ == 0) partial_pages_.Insert(Index(page));
-  NodeId& head = bins_[length.count()];
+  const uint32_t bin = BinOf(page, length);
+  NodeId& head = bins_[bin];
   links_[Index(start)] = {NodeId::kNone, head};
   if (head != NodeId::kNone) {
     links_[Index(head)].prev = start;
   } else {
-    filled_bins_.Insert(static_cast<uint32_t>(length.count()));
+    filled_bins_.Insert(bin);
   }
   head = start;
 }
@@ -160,10 +169,11 @@ void FreeView::UnlinkChain(NodeId start) {
     links_[Index(link.prev)].next = link.next;
     return;
   }
-  NodeId& head = bins_[length.count()];
+  const uint32_t bin = BinOf(page, length);
+  NodeId& head = bins_[bin];
   CGP_CHECK(head == start);
   head = link.next;
-  if (head == NodeId::kNone) filled_bins_.Erase(static_cast<uint32_t>(length.count()));
+  if (head == NodeId::kNone) filled_bins_.Erase(bin);
 }
 
 void FreeView::Check() const {
@@ -184,7 +194,8 @@ void FreeView::Check() const {
         ++chains;
         const Link& link = links_[Index(id)];
         const bool first_of_bin = link.prev == NodeId::kNone;
-        CGP_CHECK(first_of_bin ? bins_[length.count()] == id : links_[Index(link.prev)].next == id);
+        CGP_CHECK(first_of_bin ? bins_[BinOf(PageId{p}, length)] == id
+                               : links_[Index(link.prev)].next == id);
       }
       id = ChainEnd(id);
     }
@@ -194,10 +205,11 @@ void FreeView::Check() const {
     whole += is_whole ? 1 : 0;
   }
   CGP_CHECK(whole == whole_page_count_);
-  for (uint32_t length = 0; length < bins_.size(); ++length) {
-    CGP_CHECK(filled_bins_.Contains(length) == (bins_[length] != NodeId::kNone));
-    for (NodeId id = bins_[length]; id != NodeId::kNone; id = links_[Index(id)].next) {
-      CGP_CHECK(Available(id) && ChainStart(id) == id && ChainLength(id).count() == length);
+  for (uint32_t bin = 0; bin < bins_.size(); ++bin) {
+    CGP_CHECK(filled_bins_.Contains(bin) == (bins_[bin] != NodeId::kNone));
+    for (NodeId id = bins_[bin]; id != NodeId::kNone; id = links_[Index(id)].next) {
+      CGP_CHECK(Available(id) && ChainStart(id) == id &&
+                BinOf(space_.node(id).page, ChainLength(id)) == bin);
       --chains;
     }
   }

@@ -50,7 +50,8 @@ class FreeView {
   // `old_page_count` on are new.
   void LearnMapping(SlotId first, uint32_t count, uint32_t old_page_count);
 
-  // The first node of the shortest chain of at least `length` in pages that are partly used.
+  // The first node of the shortest chain of at least `length` in pages that are partly used: in
+  // settled ones if any has one, else in the others.
   std::optional<NodeId> BestFit(Granules length) const;
 
   bool IsWhole(PageId page) const { return whole_pages_.Contains(Index(page)); }
@@ -87,6 +88,7 @@ class FreeView {
   void ResizePages();
   template <typename Function>
   void ForEachChain(NodeId first, NodeId last, Function&& function);
+  uint32_t BinOf(PageId page, Granules length) const;
   void LinkChain(NodeId start);
   void UnlinkChain(NodeId start);
 
@@ -100,7 +102,7 @@ class FreeView {
   IndexSet partial_pages_;
   std::vector<uint32_t> chains_;  // by page: how many chains of it are in bins
   IndexSet filled_bins_;
-  std::vector<NodeId> bins_;  // by length in granules: the newest chain of that length
+  std::vector<NodeId> bins_;  // see BinOf(): the newest chain; first those of settled pages
   std::vector<Link> links_;   // by node
 };
 

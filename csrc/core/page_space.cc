@@ -27,7 +27,7 @@ void PageSpace::ReservePages(uint32_t more_pages) {
 void PageSpace::AddPage() {
   const auto page = static_cast<PageId>(page_count());
   const NodeId whole = NewNode({.page = page, .length = page_granules_});
-  pages_.push_back({whole, whole});
+  pages_.push_back({.first = whole, .last = whole});
   free_granules_ += page_granules_;
 }
 

@@ -47,6 +47,10 @@ class PageSpace {
   const Node& node(NodeId id) const { return nodes_[Index(id)]; }
   NodeId first(PageId page) const { return pages_[Index(page)].first; }
   NodeId last(PageId page) const { return pages_[Index(page)].last; }
+  // Whether a small block in the page has outlived the scope that made it. Others are put beside it
+  // first, so that few pages are kept from ever being whole again.
+  bool settled(PageId page) const { return pages_[Index(page)].settled; }
+  void SetSettled(PageId page, bool settled) { pages_[Index(page)].settled = settled; }
   // An upper limit on node numbers, for tables indexed by them.
   uint32_t node_limit() const { return static_cast<uint32_t>(nodes_.size()); }
 
@@ -76,6 +80,7 @@ class PageSpace {
   struct Page {
     NodeId first = NodeId::kNone;
     NodeId last = NodeId::kNone;
+    bool settled = false;
   };
 
   Node& at(NodeId id) { return nodes_[Index(id)]; }

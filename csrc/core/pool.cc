@@ -66,6 +66,7 @@ struct Pool::State {
   void PlaceLarge(FreeView& view, LiveBlock& live);
   SlotId Grow(const MappingPlan& plan);
   bool PollFences();
+  void SettlePages();
   NodeId TakePiece(NodeId within, Granules offset, Granules length);
   void GivePiece(NodeId node, FenceId fence);
   template <typename Function>
@@ -121,6 +122,7 @@ void Pool::EndScope() {
     view.Assign(view.stream(), FenceId::kOpen);
     if (fence_count > 0 && !one_stream) view.Rebuild();
   }
+  s.SettlePages();
   if (*s.scope == ScopeKind::kCapture) s.guide.EndCapture();
   s.scope.reset();
 }
@@ -317,12 +319,15 @@ void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
 void Pool::State::PlaceLarge(FreeView& view, LiveBlock& live) {
   const Granules length = Granules::FromBytesRoundedUp(live.block.bytes);
   std::optional<Placement> place;
-  Slack slack = Slack::kOnePage;
+  // What lives when the pool holds most decides what it costs: this block, if the pool never held
+  // more, or if its like did so in the largest capture.
+  bool at_peak = stats.allocated_bytes + live.block.bytes >= stats.peak_allocated_bytes;
   if (const CaptureGuide::Step* step = live.eager ? nullptr : guide.Next()) {
     if (step->length >= length && FitsAt(view, ranges, page_size, step->start, length))
       place = step->start;
-    if (step->lives_at_peak && space.page_count() < kExactPages) slack = Slack::kNone;
+    at_peak |= step->lives_at_peak;
   }
+  const Slack slack = at_peak && space.page_count() < kExactPages ? Slack::kNone : Slack::kOnePage;
   if (!place) place = FindMapped(view, ranges, page_size, length, slack);
   if (!place && PollFences()) place = FindMapped(view, ranges, page_size, length, slack);
   if (!place) {
@@ -370,6 +375,21 @@ bool Pool::State::PollFences() {
   fences.Clear();
   for (const auto& view : views) view->Rebuild();
   return true;
+}
+
+// What lives at the end of a scope lives on.
+void Pool::State::SettlePages() {
+  std::vector<bool> settled(space.page_count());
+  blocks.ForEach([&](Address, const LiveBlock& live) {
+    if (live.node != NodeId::kNone) settled[Index(space.node(live.node).page)] = true;
+  });
+  for (uint32_t p = 0; p < space.page_count(); ++p) {
+    const PageId page{p};
+    if (space.settled(page) == settled[p]) continue;
+    for (const auto& view : views) view->Forget(space.first(page), space.last(page));
+    space.SetSettled(page, settled[p]);
+    for (const auto& view : views) view->Learn(space.first(page), space.last(page));
+  }
 }
 
 // pre: `within` holds the granule at `offset` of its page, and the view that chose the bytes sees

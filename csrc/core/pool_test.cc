@@ -435,7 +435,7 @@ uint64_t CaptureGraph(Pool& pool, uint64_t batch, uint64_t* live_bytes) {
   pool.BeginScope(ScopeKind::kCapture);
   Block input = pool.Allocate(batch * 700, kA);
   uint64_t live = input.bytes;
-  for (const uint64_t width : {4096, 11008, 4096, 512, 16384, 4096}) {
+  for (const uint64_t width : {4096U, 11008U, 4096U, 512U, 16384U, 4096U}) {
     const Block output = pool.Allocate(batch * width, kA);
     const Block scratch = pool.Allocate(batch * 77 + 512, kA);
     live += output.bytes + scratch.bytes;

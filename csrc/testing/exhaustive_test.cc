@@ -46,7 +46,8 @@ class Enumeration {
     for (const uint64_t granules : alphabet_.granules) {
       // The streams are alike until one of them has been named.
       for (uint64_t stream = 0; stream < (labels_ == 0 ? 1U : 2U); ++stream) {
-        With(AllocateOp{++labels_, 1, granules * kGranule, stream}, labels_);
+        ++labels_;
+        With(AllocateOp{labels_, 1, granules * kGranule, stream}, labels_);
         --labels_;
       }
     }

@@ -1,8 +1,9 @@
 #include "testing/fuzz_session.h"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
+
+#include "testing/text.h"
 
 namespace cgp {
 namespace {
@@ -27,53 +28,6 @@ void ForEachWord(const Block& block, const Visit& visit) {
     visit(words + granule * kWords, granule);
     visit(words + granule * kWords + kWords - 1, granule);
   }
-}
-
-// The pool named by an operation goes by its number, all else by its value.
-template <typename... Parts>
-std::string Text(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
-}
-
-std::string Describe(const PoolStats& stats) {
-  return Text("pages ", stats.pages, ", reserved ", stats.reserved_bytes, ", allocated ",
-              stats.allocated_bytes, ", requested ", stats.requested_bytes, ", live ",
-              stats.live_blocks, ", peak reserved ", stats.peak_reserved_bytes, ", peak allocated ",
-              stats.peak_allocated_bytes, ", allocations ", stats.allocations, ", frees ",
-              stats.frees);
-}
-
-std::string DescribeMapped(const PoolStats& stats) {
-  return Text("ranges ", stats.ranges, ", page mappings ", stats.page_mappings);
-}
-
-bool SamePieces(const std::vector<PhysicalPiece>& a, const std::vector<PhysicalPiece>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-    return x.page == y.page && x.offset_bytes == y.offset_bytes && x.length_bytes == y.length_bytes;
-  });
-}
-
-bool SameBlock(const Block& a, const Block& b) {
-  return a.address == b.address && a.bytes == b.bytes && a.requested_bytes == b.requested_bytes &&
-         a.stream == b.stream;
-}
-
-std::string DescribeSnapshot(const PoolSnapshot& snapshot) {
-  std::ostringstream text;
-  for (const auto& live : snapshot.blocks) {
-    text << live.block.address << "+" << live.block.bytes << ":";
-    for (const PhysicalPiece& piece : live.pieces) {
-      text << " " << Index(piece.page) << "/" << piece.offset_bytes << "/" << piece.length_bytes;
-    }
-    text << ";";
-  }
-  for (const auto& range : snapshot.ranges) {
-    text << " range " << range.address << ":";
-    for (const PageId page : range.pages) text << " " << Index(page);
-  }
-  return text.str();
 }
 
 }  // namespace
@@ -141,20 +95,6 @@ FuzzSession::Result FuzzSession::Call(const std::function<void()>& call) {
   return result;
 }
 
-FuzzSession::Books FuzzSession::TakeBooks(bool with_snapshots) const {
-  Books books;
-  for (const PoolId id : set_->ids()) {
-    const PoolStats stats = set_->Stats(id);
-    books.stats += ToString(id) + ": " + std::to_string(set_->UseCount(id)) + " users, " +
-                   Describe(stats) + ", " + DescribeMapped(stats) + "\n";
-    if (with_snapshots) books.snapshots += DescribeSnapshot(set_->Snapshot(id)) + "\n";
-  }
-  books.handles = watch_.handles();
-  books.mappings = watch_.mappings();
-  books.reservations = watch_.reservations();
-  return books;
-}
-
 std::string FuzzSession::JudgeFailure(const Result& result, bool allowed, const Books& before) {
   if (result.outcome == Outcome::kBug) return "unexpected exception: " + result.text;
   if (result.outcome == Outcome::kDone) {
@@ -209,13 +149,12 @@ std::string FuzzSession::Do(const BeginOp& op) {
 
 std::string FuzzSession::Do(const EndOp& op) {
   const PoolId id = IdOf(op.pool);
-  const std::string complaint = Mirror(
+  return Mirror(
       model_.OpenScope(id).has_value(), [&] { set_->EndScope(id); },
       [&] {
         model_.EndScope(id);
         watch_.set_capturing(model_.AnyCaptureOpen());
       });
-  return complaint;
 }
 
 std::string FuzzSession::Do(const ReleaseOp& op) {
@@ -477,133 +416,19 @@ std::string FuzzSession::Read(uint64_t label, const Block& block) {
   return complaint;
 }
 
-std::string FuzzSession::CompareStats() {
-  if (set_->ids() != model_.ids()) return "other pools exist than expected";
-  PoolStats sum;
-  for (const PoolId id : model_.ids()) {
-    const PoolStats stats = set_->Stats(id);
-    if (Describe(stats) != Describe(model_.Stats(id)) || stats.page_bytes != setup_.page_bytes) {
-      return ToString(id) + " says " + Describe(stats) + "; expected " + Describe(model_.Stats(id));
-    }
-    if (set_->UseCount(id) != model_.UseCount(id)) return ToString(id) + ": wrong use count";
-    sum.pages += stats.pages;
-    sum.reserved_bytes += stats.reserved_bytes;
-    sum.allocated_bytes += stats.allocated_bytes;
-    sum.requested_bytes += stats.requested_bytes;
-    sum.live_blocks += stats.live_blocks;
-    sum.peak_reserved_bytes += stats.peak_reserved_bytes;
-    sum.peak_allocated_bytes += stats.peak_allocated_bytes;
-    sum.ranges += stats.ranges;
-    sum.page_mappings += stats.page_mappings;
-    sum.allocations += stats.allocations;
-    sum.frees += stats.frees;
-  }
-  const PoolStats total = set_->TotalStats();
-  if (Describe(total) != Describe(sum) || DescribeMapped(total) != DescribeMapped(sum)) {
-    return "the total is not the sum of the pools";
-  }
-  if (set_->TrimmableBytes() != model_.TrimmableBytes()) return "wrong trimmable bytes";
-  if (leaky_) return {};
-  if (watch_.handle_bytes() != total.reserved_bytes || watch_.mappings() != total.page_mappings ||
-      watch_.reservations() != total.ranges) {
-    return Text("the driver holds ", watch_.handle_bytes(), " bytes, ", watch_.mappings(),
-                " mappings and ", watch_.reservations(), " reservations; the set says ",
-                total.reserved_bytes, ", ", DescribeMapped(total));
-  }
-  return {};
-}
-
-std::string FuzzSession::CompareSnapshot(PoolId id) {
-  const PoolSnapshot snapshot = set_->Snapshot(id);
-  std::map<Address, const PoolSnapshot::Range*> ranges;
-  uint64_t mapped = 0;
-  for (const auto& range : snapshot.ranges) {
-    ranges[range.address] = &range;
-    mapped += range.pages.size();
-  }
-  if (snapshot.ranges.size() != snapshot.stats.ranges || mapped != snapshot.stats.page_mappings) {
-    return "the snapshot's ranges are not those of its stats";
-  }
-  auto expected = model_.live().begin();
-  const auto skip_others = [&] {
-    while (expected != model_.live().end() && expected->second.pool != id) ++expected;
-  };
-  for (const auto& live : snapshot.blocks) {
-    skip_others();
-    if (expected == model_.live().end() || !SameBlock(live.block, expected->second.block) ||
-        !SamePieces(live.pieces, expected->second.pieces)) {
-      return Text("the snapshot holds another block than expected at ", live.block.address);
-    }
-    ++expected;
-    Address address = live.block.address;
-    for (const PhysicalPiece& piece : live.pieces) {
-      const auto after = ranges.upper_bound(address);
-      if (after == ranges.begin()) return "a block outside of all ranges";
-      const PoolSnapshot::Range& range = *std::prev(after)->second;
-      const uint64_t slot = (address - range.address) / setup_.page_bytes;
-      if (slot >= range.pages.size() || range.pages[slot] != piece.page) {
-        return Text("the snapshot maps another page at ", address);
-      }
-      address += piece.length_bytes;
-    }
-  }
-  skip_others();
-  return expected == model_.live().end() ? "" : "the snapshot lacks a live block";
-}
-
-std::string FuzzSession::ComparePeers() {
-  if (!peers_settled_) return {};
-  for (const PoolId id : set_->ids()) {
-    for (const auto& range : set_->Snapshot(id).ranges) {
-      for (uint64_t slot = 0; slot < range.pages.size(); ++slot) {
-        const auto place = watch_.At(range.address + slot * setup_.page_bytes);
-        if (!place || !place->accessible || place->peers != watch_.peers()) {
-          return Text("a page of ", ToString(id), " lacks access for a peer");
-        }
-      }
-    }
-  }
-  return {};
-}
-
-std::string FuzzSession::Inspect() {
-  try {
-    set_->Check();
-  } catch (const std::exception& error) {
-    return Text("Check(): ", error.what());
-  }
-  for (const PoolId id : set_->ids()) {
-    std::string complaint = CompareSnapshot(id);
-    if (!complaint.empty()) return complaint;
-  }
-  for (const auto& [address, live] : model_.live()) {
-    std::string complaint = Read(live.label, live.block);
-    if (!complaint.empty()) return complaint;
-    const std::optional<Block> last = set_->Find(address + live.block.bytes - 1);
-    if (!last || !SameBlock(*last, live.block)) return Text("Find() misses b", live.label);
-    if (set_->PoolOf(address) != live.pool) return Text("PoolOf() misses b", live.label);
-    if (set_->PoolOf(address + 1)) return Text("PoolOf() takes the inside of b", live.label);
-    const PoolModel::LiveBlock* next = model_.Holding(address + live.block.bytes);
-    if (set_->Find(address + live.block.bytes).has_value() != (next != nullptr)) {
-      return Text("Find() is wrong behind b", live.label);
-    }
-  }
-  return ComparePeers();
-}
-
 std::string FuzzSession::Finish() {
   std::vector<PoolOperation> rest = {MendOp{}};
   for (const PoolId id : model_.ids()) {
-    if (model_.OpenScope(id)) rest.push_back(EndOp{id.first});
+    if (model_.OpenScope(id)) rest.emplace_back(EndOp{id.first});
   }
   if (setup_.tidy_end) {
-    for (const uint64_t label : live_labels_) rest.push_back(FreeOp{label});
+    for (const uint64_t label : live_labels_) rest.emplace_back(FreeOp{label});
     for (const PoolId id : model_.ids()) {
-      for (int i = 0; i < model_.UseCount(id); ++i) rest.push_back(ReleaseOp{id.first});
+      for (int i = 0; i < model_.UseCount(id); ++i) rest.emplace_back(ReleaseOp{id.first});
     }
-    rest.push_back(TrimOp{});
+    rest.emplace_back(TrimOp{});
   }
-  rest.push_back(InspectOp{});
+  rest.emplace_back(InspectOp{});
   for (const PoolOperation& operation : rest) {
     std::string complaint = Run(operation);
     if (!complaint.empty()) return complaint + " (at the end, " + ToString(operation) + ")";

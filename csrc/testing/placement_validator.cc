@@ -1,7 +1,8 @@
 #include "testing/placement_validator.h"
 
 #include <iterator>
-#include <sstream>
+
+#include "testing/text.h"
 
 namespace cgp {
 namespace {
@@ -10,10 +11,7 @@ constexpr uint64_t kAlignment = 512;
 
 template <typename... Parts>
 Finding Bad(Verdict verdict, const Parts&... parts) {
-  std::ostringstream text;
-  text << ToString(verdict) << ": ";
-  (text << ... << parts);
-  return {verdict, text.str()};
+  return {verdict, Text(ToString(verdict), ": ", parts...)};
 }
 
 }  // namespace
