@@ -103,10 +103,10 @@ def test_usage_errors_name_what_is_wrong(pools: PoolSet) -> None:
         "(5, 8)": lambda: pools.release((5, 8)),
         "(5, 9)": lambda: pools.end_scope((5, 9)),
         "already being allocated to": lambda: pools.begin_scope(POOL, ScopeKind.CAPTURE),
-        "12345": lambda: pools.free(12345),
-        str(block.address + 512): lambda: pools.free(block.address + 512),
-        "12346": lambda: pools.record_use(12346, 0),
-        "12347": lambda: pools.pieces(12347),
+        hex(12345): lambda: pools.free(12345),
+        hex(block.address + 512): lambda: pools.free(block.address + 512),
+        hex(12346): lambda: pools.record_use(12346, 0),
+        hex(12347): lambda: pools.pieces(12347),
         "0 bytes": lambda: pools.allocate(POOL, 0, 0),
     }
     for words, call in cases.items():

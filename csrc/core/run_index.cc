@@ -107,7 +107,7 @@ uint32_t RunIndex::Find(bool value, uint32_t from, uint32_t limit) const {
 }
 
 void RunIndex::SetBound(RangeId range, uint32_t bound) {
-  uint32_t i = leaf_count() + Index(range);
+  std::size_t i = leaf_count() + Index(range);
   if (bounds_[i] == bound) return;
   bounds_[i] = bound;
   for (i /= 2; i > 0; i /= 2) {
@@ -124,7 +124,7 @@ void RunIndex::CheckBound(RangeId id) const {
     run = IsSet(slot) ? run + 1 : 0;
     CGP_CHECK(run <= bounds_[leaf_count() + Index(id)]);
   }
-  for (uint32_t i = leaf_count() - 1; i > 0; --i) {
+  for (std::size_t i = leaf_count() - 1; i > 0; --i) {
     CGP_CHECK(bounds_[i] == std::max(bounds_[2 * i], bounds_[2 * i + 1]));
   }
 }

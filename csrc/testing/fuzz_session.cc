@@ -379,7 +379,8 @@ std::string FuzzSession::Do(const EnablePeerOp& op) {
 }
 
 std::string FuzzSession::Do(const FailOp& op) {
-  faulty_.Arm({.call_number = op.after + 1, .status = op.status, .for_good = op.for_good});
+  faulty_.Arm(
+      {.call_number = op.after + 1, .status = op.status, .for_good = op.for_good, .only = op.only});
   armed_ = true;
   fault_for_good_ = op.for_good;
   return {};

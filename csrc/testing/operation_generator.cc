@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "core/units.h"
@@ -37,6 +38,13 @@ OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : random_
   weights_.peer = OneIn(4) ? 1 : 0;
   weights_.fail = OneIn(3) ? 1 + unsigned(Below(10)) : 0;
   weights_.mend = weights_.fail;
+  // Events are asked for in few places, so failing just them takes a sequence of its own.
+  fails_events_ = OneIn(8);
+  if (fails_events_) {
+    captures_only_ = false;
+    weights_.fail = weights_.progress = 20;
+    weights_.mend = weights_.begin = weights_.end = 10;
+  }
   weights_.bad = some(3);
   weights_.inspect = some(2);
 }
@@ -118,7 +126,13 @@ PoolOperation OperationGenerator::Bad(const FuzzSession& session) {
 PoolOperation OperationGenerator::Fail() {
   constexpr std::array kStatuses = {DriverStatus::kOutOfMemory, DriverStatus::kOutOfAddresses,
                                     DriverStatus::kFailed};
-  return FailOp{Below(OneIn(2) ? 4 : 30), kStatuses[Below(kStatuses.size())], OneIn(3)};
+  std::optional<DriverCall> only;
+  if (fails_events_) {
+    return FailOp{Below(3), DriverStatus::kFailed, false,
+                  OneIn(4) ? DriverCall::kRecordEvent : DriverCall::kEventDone};
+  }
+  if (OneIn(2)) only = static_cast<DriverCall>(Below(kDriverCallKinds));
+  return FailOp{Below(OneIn(2) ? 4 : 30), kStatuses[Below(kStatuses.size())], OneIn(3), only};
 }
 
 PoolOperation OperationGenerator::Next(const FuzzSession& session) {

@@ -45,6 +45,7 @@ class OperationGenerator {
   uint64_t most_live_ = 1;
   double mean_pages_ = 1;
   bool captures_only_ = false;
+  bool fails_events_ = false;
   uint64_t last_label_ = 0;
   int last_peer_ = 0;
 };

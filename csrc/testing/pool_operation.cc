@@ -6,11 +6,11 @@
 namespace cgp {
 namespace {
 
-const char* Name(ScopeKind kind) {
+const char* NameOf(ScopeKind kind) {
   return kind == ScopeKind::kCapture ? "ScopeKind::kCapture" : "ScopeKind::kEager";
 }
 
-const char* Name(DriverStatus status) {
+const char* NameOf(DriverStatus status) {
   switch (status) {
     case DriverStatus::kOutOfMemory:
       return "DriverStatus::kOutOfMemory";
@@ -27,7 +27,7 @@ struct Printer {
 
   void operator()(const RetainOp& op) const { out << "RetainOp{" << op.pool << "}"; }
   void operator()(const BeginOp& op) const {
-    out << "BeginOp{" << op.pool << ", " << Name(op.kind) << "}";
+    out << "BeginOp{" << op.pool << ", " << NameOf(op.kind) << "}";
   }
   void operator()(const EndOp& op) const { out << "EndOp{" << op.pool << "}"; }
   void operator()(const ReleaseOp& op) const { out << "ReleaseOp{" << op.pool << "}"; }
@@ -47,8 +47,10 @@ struct Printer {
   }
   void operator()(const EnablePeerOp& op) const { out << "EnablePeerOp{" << op.peer << "}"; }
   void operator()(const FailOp& op) const {
-    out << "FailOp{" << op.after << ", " << Name(op.status) << ", "
-        << (op.for_good ? "true" : "false") << "}";
+    out << "FailOp{" << op.after << ", " << NameOf(op.status) << ", "
+        << (op.for_good ? "true" : "false");
+    if (op.only) out << ", DriverCall::k" << Name(*op.only);
+    out << "}";
   }
   void operator()(const MendOp&) const { out << "MendOp{}"; }
   void operator()(const InspectOp&) const { out << "InspectOp{}"; }

@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "core/pool.h"
 #include "driver/driver.h"
+#include "driver/driver_call.h"
 
 namespace cgp {
 
@@ -59,11 +61,12 @@ struct ProgressOp {
 struct EnablePeerOp {
   int peer = 0;
 };
-// The driver call after `after` others fails, once or until MendOp.
+// The driver call after `after` others fails, once or until MendOp; of one kind only, if that is given.
 struct FailOp {
   uint64_t after = 0;
   DriverStatus status = DriverStatus::kFailed;
   bool for_good = false;
+  std::optional<DriverCall> only = std::nullopt;
 };
 struct MendOp {};
 // Compares everything that is too slow to be compared after each operation.

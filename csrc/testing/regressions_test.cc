@@ -1,6 +1,7 @@
 // Sequences that once failed, as the fuzzer printed them or shorter. Each is looked at closely after every operation.
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,10 @@ struct Regression {
   std::vector<PoolOperation> operations;
   FuzzSetup setup = {.inspect_every = 1};
 };
+
+std::ostream& operator<<(std::ostream& out, const Regression& regression) {
+  return out << regression.name;
+}
 
 std::vector<Regression> Regressions() {
   return {
