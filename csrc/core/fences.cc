@@ -72,18 +72,19 @@ void FenceTable::EndScope() {
 }
 
 bool FenceTable::Poll() {
-  bool any = false;
+  // All are asked before any is marked, so that a failing driver leaves no fence half-way.
+  std::vector<Fence*> done;
   for (Fence& fence : fences_) {
-    // One that an earlier Poll() opened before the driver failed counts too.
-    if (fence.state == State::kOpened) any = true;
     if (fence.state != State::kEvents) continue;
-    if (!std::ranges::all_of(fence.events, [&](Event event) { return driver_.EventDone(event); }))
-      continue;
-    Destroy(fence.events);
-    fence.state = State::kOpened;
-    any = true;
+    if (std::ranges::all_of(fence.events, [&](Event event) { return driver_.EventDone(event); })) {
+      done.push_back(&fence);
+    }
   }
-  return any;
+  for (Fence* fence : done) {
+    Destroy(fence->events);
+    fence->state = State::kOpened;
+  }
+  return !done.empty();
 }
 
 bool FenceTable::empty() const {

@@ -52,7 +52,8 @@ class FenceTable {
   // The scope ends: marks in Opened() the fences that are now open. Throws DriverError with nothing
   // changed.
   void EndScope();
-  // Marks those whose events are done. Returns whether any are marked now.
+  // Marks those whose events are done; returns whether there were any. Throws DriverError with
+  // nothing changed.
   bool Poll();
 
   bool empty() const;

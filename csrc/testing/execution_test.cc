@@ -114,6 +114,8 @@ class GraphMachine final : public Machine {
 class StreamMachine final : public Machine {
  public:
   StreamMachine(DriverWatch& watch, std::mt19937_64& random) : watch_(watch), random_(random) {}
+  // What is submitted refers to this.
+  ~StreamMachine() override { watch_.FinishAll(); }
 
   void Launch(uint64_t stream, const Kernel& kernel) override {
     watch_.Submit(StreamId{stream}, [this, kernel] {

@@ -93,8 +93,8 @@ MUTANTS = [
         "view-fit-off-by-one",
         "free_view.cc",
         "the best fit overlooks exact fits",
-        "filled_bins_.Next(static_cast<uint32_t>(length.count()))",
-        "filled_bins_.Next(static_cast<uint32_t>(length.count()) + 1)",
+        "const auto wanted = static_cast<uint32_t>(length.count());",
+        "const auto wanted = static_cast<uint32_t>(length.count()) + 1;",
     ),
     Mutant(
         "view-unlink-count",
@@ -107,7 +107,7 @@ MUTANTS = [
         "view-unlink-bin",
         "free_view.cc",
         "an emptied bin stays marked",
-        "  if (head == NodeId::kNone) filled_bins_.Erase(static_cast<uint32_t>(length.count()));\n",
+        "  if (head == NodeId::kNone) filled_bins_.Erase(bin);\n",
         "",
     ),
     Mutant(
@@ -215,8 +215,8 @@ MUTANTS = [
         "place-range-overflow",
         "placement.cc",
         "a range is extended by one page more than there are addresses",
-        "if (extension.cost > range.room(at_front)) return;",
-        "if (extension.cost > 1 + range.room(at_front)) return;",
+        "(at_front ? range.room_front : range.room_back)) return;",
+        "(at_front ? range.room_front : range.room_back) + 1) return;",
     ),
     Mutant(
         "place-slack",
@@ -300,8 +300,8 @@ MUTANTS = [
         "ranges-undo-closed",
         "range_table.cc",
         "an undo that failed is forgotten",
-        "if (!undone && extended) (at_front",
-        "if (false && !undone && extended) (at_front",
+        "    if (!unmapped && extended != nullptr)\n      (at_front",
+        "    if (false && !unmapped && extended != nullptr)\n      (at_front",
     ),
     Mutant(
         "ranges-access",
@@ -464,8 +464,7 @@ MUTANTS = [
         "pool-take-neighbours",
         "pool.cc",
         "a view forgets only what is taken, and learns its neighbours twice",
-        "view->Forget(before != NodeId::kNone ? before : within, "
-        "after != NodeId::kNone ? after : last);",
+        "view->Forget(from, behind == NodeId::kNone ? last : behind);",
         "view->Forget(within, last);",
     ),
     Mutant(
@@ -479,8 +478,8 @@ MUTANTS = [
         "pool-zero-address",
         "address_map.h",
         "address 0 is found in any empty place",
-        "if (places_.empty() || address == kEmpty) return nullptr;",
-        "if (places_.empty()) return nullptr;",
+        "      if (places_[i].key == kEmpty) return nullptr;\n      if (places_[i].key == address) return &places_[i].value;\n",
+        "      if (places_[i].key == address) return &places_[i].value;\n      if (places_[i].key == kEmpty) return nullptr;\n",
     ),
     Mutant(
         "map-erase",
@@ -495,6 +494,28 @@ MUTANTS = [
         "an emptied word stays marked in the level above",
         "      word &= ~Bit(i);\n      if (word != 0) return;\n",
         "      word &= ~Bit(i);\n      return;\n",
+    ),
+    Mutant(
+        "pool-settle",
+        "pool.cc",
+        "small blocks are not put beside survivors",
+        "  s.SettlePages();\n",
+        "",
+    ),
+    Mutant(
+        "pool-settle-unlearned",
+        "pool.cc",
+        "a page that settles stays in the bins of the others",
+        "    for (const auto& view : views) view->Forget(space.first(page), space.last(page));\n",
+        "",
+    ),
+    Mutant(
+        "pool-largest-block",
+        "pool.cc",
+        "sizes beyond all memory are tried",
+        "  if (bytes > kLargestBlock) s.ThrowOutOfMemory("
+        '"No device has so many addresses.", bytes);\n',
+        "",
     ),
     # All pools of a device.
     Mutant(
@@ -557,8 +578,8 @@ MUTANTS = [
         "set-end-quiesce",
         "pool_set.cc",
         "the destructor does not wait for the device",
-        "if (holds_pages) driver_.Quiesce();",
-        "(void)holds_pages;",
+        "    if (TotalStats().reserved_bytes > 0) driver_.Quiesce();\n",
+        "",
     ),
     Mutant(
         "set-refused-scope",
