@@ -478,8 +478,10 @@ MUTANTS = [
         "pool-zero-address",
         "address_map.h",
         "address 0 is found in any empty place",
-        "      if (places_[i].key == kEmpty) return nullptr;\n      if (places_[i].key == address) return &places_[i].value;\n",
-        "      if (places_[i].key == address) return &places_[i].value;\n      if (places_[i].key == kEmpty) return nullptr;\n",
+        "      if (places_[i].key == kEmpty) return nullptr;\n"
+        "      if (places_[i].key == address) return &places_[i].value;\n",
+        "      if (places_[i].key == address) return &places_[i].value;\n"
+        "      if (places_[i].key == kEmpty) return nullptr;\n",
     ),
     Mutant(
         "map-erase",
