@@ -1,6 +1,6 @@
 """Prints the README's table of figures, in Markdown, from what const_memory.py wrote.
 
-    python benchmarks/readme_table.py benchmarks/results/const_memory.json
+python benchmarks/readme_table.py benchmarks/results/const_memory.json
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Gpt2Training(Workload):
         # Attention's default backward adds up in whatever order its blocks finish. What is to be
         # compared bit for bit must not. Filling fresh memory, which this mode does besides, would
         # hide what graphs leave to each other.
-        # cuDNN's attention heeds it only where anything else would be an error, and cuBLAS wants this.
+        # cuDNN's attention heeds the mode only where it is strict, and then cuBLAS wants this.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False

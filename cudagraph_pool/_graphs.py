@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ._allocator import is_enabled, load_adapter
 
@@ -115,7 +115,7 @@ class graph:  # noqa: N801
         cuda_graph (torch.cuda.CUDAGraph): Graph object used for capture.
         pool (GraphPool): The pool that the capture allocates in.
         stream (torch.cuda.Stream, optional): If supplied, will be set as the current stream in the
-            context. Default: the stream that :class:`torch.cuda.graph` uses.
+            context. Default: one stream for each device, shared by all captures.
         capture_error_mode (str, optional): ``"global"``, ``"thread_local"`` or ``"relaxed"``, as
             for :class:`torch.cuda.graph`.
 
@@ -126,6 +126,8 @@ class graph:  # noqa: N801
         ValueError: The pool, the current device and the stream are not of one device, or the
             capture error mode is unknown.
     """
+
+    _capture_streams: ClassVar[dict[int, torch.cuda.Stream]] = {}
 
     def __init__(
         self,
@@ -152,7 +154,10 @@ class graph:  # noqa: N801
         self._check_devices()
         self._before: torch.cuda.Stream | None = None
         self._context = torch.cuda.graph(
-            cuda_graph, pool=pool.id, stream=stream, capture_error_mode=capture_error_mode
+            cuda_graph,
+            pool=pool.id,
+            stream=stream or self._capture_stream(pool.device),
+            capture_error_mode=capture_error_mode,
         )
 
     def __enter__(self) -> None:
@@ -187,6 +192,15 @@ class graph:  # noqa: N801
         except BaseException:
             self._clean_up(before)
             raise
+
+    @classmethod
+    def _capture_stream(cls, device: torch.device) -> torch.cuda.Stream:
+        """torch.cuda.graph has one for all devices, which suits the first that captured alone."""
+        import torch
+
+        if device.index not in cls._capture_streams:
+            cls._capture_streams[device.index] = torch.cuda.Stream(device)
+        return cls._capture_streams[device.index]
 
     def _clean_up(self, before: torch.cuda.Stream | None) -> None:
         """After torch.cuda.graph gave up half-way: it leaves both behind."""

@@ -256,9 +256,13 @@ def test_two_devices() -> None:
         with torch.cuda.device(index):
             chain(fresh(1, seed=0))  # loads the kernels, which a capture may not
             torch.cuda.synchronize()
-            captured = capture_chain(512, pool.id)
-            x = fresh(512, seed=9)
-            assert torch.equal(captured.replay(x), chain(x))
+            x, y = fresh(512, seed=8), fresh(512, seed=9)
+            graph = torch.cuda.CUDAGraph()
+            with cgp.graph(graph, pool=pool):
+                y.copy_(chain(x))
+            x.copy_(fresh(512, seed=10))
+            graph.replay()
+            assert torch.equal(y, chain(x))
         assert pool.stats()["allocations"] > 0
     with pytest.raises(ValueError, match="the pool is on cuda:1"):
         cgp.graph(torch.cuda.CUDAGraph(), pool=pools[1])
