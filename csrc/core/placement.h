@@ -8,8 +8,8 @@
 //  1. to where the capture's guide says (capture_guide.h), if it fits there: nothing to map.
 //  2. to the newest range that has room for it, where it takes the fewest whole pages: nothing to
 //     map. Newest first, because captures repeat themselves: the arrangement that served the last
-//     graph serves the next one too, and older ones stay whole. (On six recorded pools in six
-//     orders each it needs a third fewer mappings than the shortest run first, at equal memory.)
+//     graph serves the next one too, and older ones stay whole. (In a simulation of six recorded
+//     pools in six orders each: a third fewer mappings than with the shortest run first.)
 //  3. to the free front or back of a range, which is extended there: of all ranges the one that
 //     needs the fewest new mappings, as long as it costs no new page that `ideal` would not.
 //  4. to a new range: the free tail of a page, whole pages, the free head of a page. The rest of
