@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.cuda.memory import _CUDAAllocator
 
-_REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall cudagraph-pool"
+# Not from PyPI, where the package is not published.
+_REBUILD = "in a clone of cudagraph_pool, pip install --no-deps --force-reinstall ."
 
 
 def load_adapter() -> Any:

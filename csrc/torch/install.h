@@ -14,8 +14,9 @@ namespace cgp {
 // was installed meanwhile.
 void Enable();
 
-// From now on captures allocate in the base. Pools that are ours go on working; when none are left,
-// the base is installed again. Refuses while a capture is under way.
+// From now on captures allocate in the base. If no pool of ours is left, the base is installed
+// again; else we stay and pass everything else on, since the release of those pools must reach us.
+// Refuses while a capture is under way.
 void Disable();
 
 // Whether captures allocate in our pools now.
