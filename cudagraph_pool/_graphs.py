@@ -59,8 +59,8 @@ class GraphPool:
         r"""Return what the pool holds, in bytes and counts.
 
         ``reserved_bytes`` is the physical memory, ``allocated_bytes`` what live tensors of it
-        occupy, ``requested_bytes`` what they asked for; ``page_mappings`` counts a page as often
-        as it is mapped.
+        occupy, ``requested_bytes`` what they asked for; ``page_mappings`` counts the
+        mappings that the driver was asked for: of a page, or in a large pool of up to 16 at once.
         """
         self._require_open()
         stats: dict[str, int] = self._adapter.stats(self._device.index, self._id)

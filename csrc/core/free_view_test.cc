@@ -52,11 +52,11 @@ class FreeViewTest : public ::testing::Test {
     const uint32_t old_pages = space_.page_count();
     const SlotId first = ranges_.Map(plan);
     while (space_.page_count() < ranges_.page_count()) space_.AddPage();
-    const auto count = static_cast<uint32_t>(plan.pages.size());
+    const auto count = ranges_.PagesOf(plan);
     for (const auto& view : views_) view->LearnMapping(first, count, old_pages);
     return first;
   }
-  void MapNewPages(uint32_t count) { Map({.range = {}, .pages = std::vector(count, kNew)}); }
+  void MapNewPages(uint32_t count) { Map({.range = {}, .handles = std::vector(count, kNew)}); }
 
   NodeId NodeAt(PageId page, uint32_t offset) const {
     NodeId id = space_.first(page);
@@ -233,7 +233,7 @@ TEST_F(FreeViewTest, APageMappedAgainIsAsFreeThereAsItIs) {
   MapNewPages(3);
   Take(PageId{1}, 0, 1);
   Give(Take(PageId{2}, 0, 1), kFenceA);
-  Map({.range = {}, .pages = {PageId{2}, PageId{1}, PageId{0}}});
+  Map({.range = {}, .handles = {PageId{2}, PageId{1}, PageId{0}}});
   EXPECT_EQ(view_a().runs().FreeSlots(RangeId{1}), 2u);
   EXPECT_EQ(view_b().runs().FreeSlots(RangeId{1}), 1u);
   EXPECT_EQ(view_a().runs().FreeAtFront(RangeId{1}), 1u);
@@ -292,7 +292,7 @@ TEST_F(FreeViewTest, AgainstBruteForce) {
       MapNewPages(1 + below(3));
     } else if (choice < 2 && ranges_.range_count() < 40) {
       const uint32_t page = below(space_.page_count());
-      Map({.range = {}, .pages = {PageId{page}, kNew, PageId{(page + 1) % space_.page_count()}}});
+      Map({.range = {}, .handles = {PageId{page}, kNew, PageId{(page + 1) % space_.page_count()}}});
     } else if (choice < 4) {
       OpenFence(FenceId{1 + below(3)});
     } else if (choice < 55) {

@@ -1,6 +1,7 @@
 #include "core/placement.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 #include <vector>
 
@@ -14,79 +15,142 @@ namespace {
 // looking at all ranges.
 constexpr int kEdgeSearches = 64;
 
-// A free page head or tail.
+// How many pages a new handle may have: what is mapped whole is also lost whole to the middle of a
+// range as long as a page of it is in use. On a recorded pool of 4 GiB in 12 orders these limits
+// need half the mappings of single pages for the same memory (1.004 of the minimum). In a small
+// pool a page lost is a larger part of it, and mappings are few.
+constexpr uint64_t kLargePool = 1000;  // pages; smaller pools have handles of one page only
+constexpr uint64_t kMostHandlePages = 16;
+constexpr uint64_t kHandlesOfPool = 64;  // at most this part of the pool
+constexpr uint64_t kHandlesOfBlock = 2;  // at most this part of the block it is made for
+
+// What keeping a wholly free handle whole is worth, in mappings.
+constexpr std::size_t kMappingsToSpareHandle = 2;
+
+// The free granules at the start or the end of a handle that is partly used.
 struct Edge {
-  uint32_t length = 0;
-  PageId page{};
+  uint64_t length = 0;
+  uint64_t whole = 0;  // whole pages among them
+  PageId handle{};
   bool operator<(const Edge& other) const { return length < other.length; }
 };
 
-// The free heads and tails of partly used pages, shortest first.
-struct Edges {
-  std::vector<Edge> heads;
-  std::vector<Edge> tails;
+// What the handles of a pool have to offer.
+struct FreeHandles {
+  std::vector<Edge> heads;                  // of partly used handles, shortest first
+  std::vector<Edge> tails;                  // likewise
+  std::vector<std::vector<PageId>> wholes;  // the wholly free ones of 2^k pages, by k
 };
 
-Edges CollectEdges(const FreeView& view) {
-  Edges edges;
-  for (auto page = view.NextPartial(PageId{0}); page;
-       page = view.NextPartial(PageId{Index(*page) + 1})) {
-    const auto head = static_cast<uint32_t>(view.Head(*page).count());
-    const auto tail = static_cast<uint32_t>(view.Tail(*page).count());
-    if (head > 0) edges.heads.push_back({head, *page});
-    if (tail > 0) edges.tails.push_back({tail, *page});
+bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle) {
+  const PageId end = ranges.handle_end(handle);
+  for (PageId page = handle; page != end; page = PageId{Index(page) + 1}) {
+    if (!view.IsWhole(page)) return false;
   }
-  std::stable_sort(edges.heads.begin(), edges.heads.end());
-  std::stable_sort(edges.tails.begin(), edges.tails.end());
-  return edges;
+  return true;
 }
 
-// The shortest edge of at least `length` whose page passes `allowed`.
+Edge HeadOf(const FreeView& view, const RangeTable& ranges, uint64_t page_size, PageId handle) {
+  Edge edge{.handle = handle};
+  const PageId end = ranges.handle_end(handle);
+  PageId page = handle;
+  for (; page != end && view.IsWhole(page); page = PageId{Index(page) + 1}) ++edge.whole;
+  edge.length = edge.whole * page_size;
+  if (page != end) edge.length += view.Head(page).count();
+  return edge;
+}
+
+Edge TailOf(const FreeView& view, const RangeTable& ranges, uint64_t page_size, PageId handle) {
+  Edge edge{.handle = handle};
+  uint32_t end = Index(ranges.handle_end(handle));
+  for (; end != Index(handle) && view.IsWhole(PageId{end - 1}); --end) ++edge.whole;
+  edge.length = edge.whole * page_size;
+  if (end != Index(handle)) edge.length += view.Tail(PageId{end - 1}).count();
+  return edge;
+}
+
+FreeHandles CollectFreeHandles(const FreeView& view, const RangeTable& ranges, uint64_t page_size) {
+  FreeHandles free;
+  const auto next_free = [&](PageId from) -> std::optional<PageId> {
+    const auto whole = view.NextWhole(from);
+    const auto partial = view.NextPartial(from);
+    return whole && partial ? std::min(*whole, *partial) : whole ? whole : partial;
+  };
+  for (auto page = next_free(PageId{0}); page;) {
+    const PageId handle = ranges.handle_begin(*page);
+    if (IsWholeHandle(view, ranges, handle)) {
+      const auto k = static_cast<std::size_t>(std::bit_width(ranges.handle_pages(handle)) - 1);
+      if (free.wholes.size() <= k) free.wholes.resize(k + 1);
+      free.wholes[k].push_back(handle);
+    } else {
+      const Edge head = HeadOf(view, ranges, page_size, handle);
+      const Edge tail = TailOf(view, ranges, page_size, handle);
+      if (head.length > 0) free.heads.push_back(head);
+      if (tail.length > 0) free.tails.push_back(tail);
+    }
+    page = next_free(ranges.handle_end(handle));
+  }
+  std::stable_sort(free.heads.begin(), free.heads.end());
+  std::stable_sort(free.tails.begin(), free.tails.end());
+  return free;
+}
+
+// Which edges a stretch of addresses begins and ends with.
+struct EdgePair {
+  std::optional<Edge> tail;
+  std::optional<Edge> head;
+};
+
+// Where a stretch of addresses may have an edge: an extension in front of a range begins with a
+// tail, one behind it ends with a head, a new range does both.
+enum class Ends : uint8_t { kTail, kHead, kBoth };
+
+// The shortest edge of at least `length` whose handle passes `allowed`.
 template <typename Allowed>
-std::optional<PageId> ShortestEdge(const std::vector<Edge>& edges, uint64_t length,
-                                   Allowed&& allowed) {
-  auto it =
-      std::lower_bound(edges.begin(), edges.end(), Edge{static_cast<uint32_t>(length), PageId{}});
+std::optional<Edge> ShortestEdge(const std::vector<Edge>& edges, uint64_t length,
+                                 Allowed&& allowed) {
+  auto it = std::lower_bound(edges.begin(), edges.end(), Edge{.length = length, .handle = {}});
   for (; it != edges.end(); ++it) {
-    if (allowed(it->page)) return it->page;
+    if (allowed(it->handle)) return *it;
   }
   return std::nullopt;
 }
 
-// Which edges a block's remainder may go to: one, or a tail and a head of two pages together.
-struct EdgePair {
-  std::optional<PageId> tail;
-  std::optional<PageId> head;
-  uint64_t tail_length = 0;  // granules the block takes of the tail
-
-  bool any() const { return tail || head; }
-};
-
-EdgePair ChooseEdges(const Edges& edges, uint64_t remainder) {
-  if (remainder == 0) return {};
-  const Edge wanted{static_cast<uint32_t>(remainder), PageId{}};
-  const auto tail = std::lower_bound(edges.tails.begin(), edges.tails.end(), wanted);
-  const auto head = std::lower_bound(edges.heads.begin(), edges.heads.end(), wanted);
-  const bool has_tail = tail != edges.tails.end();
-  const bool has_head = head != edges.heads.end();
-  if (has_tail && (!has_head || tail->length <= head->length)) {
-    return {.tail = tail->page, .head = {}, .tail_length = remainder};
+// The edges that hold `length`: one if one does, the shortest; else a tail and a head of two
+// handles, the longest of each. Two edges below a page do not stand in for a whole one.
+// pre: `allowed` passes all handles if ends is kBoth.
+template <typename Allowed>
+std::optional<EdgePair> ChooseEdges(const FreeHandles& free, uint64_t page_size, uint64_t length,
+                                    Ends ends, Allowed&& allowed) {
+  if (length == 0) return EdgePair{};
+  const auto tail = ends == Ends::kHead ? std::nullopt : ShortestEdge(free.tails, length, allowed);
+  const auto head = ends == Ends::kTail ? std::nullopt : ShortestEdge(free.heads, length, allowed);
+  if (tail && (!head || tail->length <= head->length)) return EdgePair{.tail = tail, .head = {}};
+  if (head) return EdgePair{.tail = {}, .head = head};
+  if (ends != Ends::kBoth) return std::nullopt;
+  // The longest of each, or the longest but one of either where both are of one handle.
+  for (const auto& [t, h] : {std::pair<std::size_t, std::size_t>{1, 1}, {1, 2}, {2, 1}}) {
+    if (t > free.tails.size() || h > free.heads.size()) continue;
+    const Edge& first = free.tails[free.tails.size() - t];
+    const Edge& second = free.heads[free.heads.size() - h];
+    if (first.handle == second.handle || first.length + second.length < length) continue;
+    if (length >= page_size && first.whole + second.whole == 0) continue;
+    return EdgePair{.tail = first, .head = second};
   }
-  if (has_head) return {.tail = {}, .head = head->page};
-  // The longest of each, or the longest but one of either where both are of one page.
-  const auto try_pair = [&](std::size_t t, std::size_t h) -> std::optional<EdgePair> {
-    if (t >= edges.tails.size() || h >= edges.heads.size()) return std::nullopt;
-    const Edge& a = edges.tails[edges.tails.size() - 1 - t];
-    const Edge& b = edges.heads[edges.heads.size() - 1 - h];
-    if (a.page == b.page || uint64_t{a.length} + b.length < remainder) return std::nullopt;
-    return EdgePair{.tail = a.page, .head = b.page, .tail_length = a.length};
-  };
-  for (const auto& [t, h] : {std::pair{0, 0}, std::pair{0, 1}, std::pair{1, 0}}) {
-    const auto pair = try_pair(static_cast<std::size_t>(t), static_cast<std::size_t>(h));
-    if (pair) return *pair;
-  }
-  return {};
+  return std::nullopt;
 }
+
+// The handles that hold a number of granules side by side: the tail of one, whole ones, new ones,
+// the head of one.
+struct Stretch {
+  EdgePair edges;
+  uint64_t tail_length = 0;     // granules taken of the tail
+  std::vector<PageId> handles;  // existing whole ones
+  uint64_t new_pages = 0;
+  uint64_t whole = 0;     // whole pages taken, existing or new
+  uint64_t leftover = 0;  // pages left free of a handle that was wholly free
+  uint64_t mappings = 0;
+};
 
 class GrowthPlanner {
  public:
@@ -96,10 +160,9 @@ class GrowthPlanner {
         ranges_(ranges),
         page_(page_size.count()),
         length_(length.count()),
-        edges_(CollectEdges(view)),
-        chosen_(ChooseEdges(edges_, length_ % page_)),
-        ideal_(length_ / page_ + (length_ % page_ != 0 && !chosen_.any() ? 1 : 0)),
-        most_whole_(ideal_ + static_cast<uint64_t>(slack)) {}
+        free_(CollectFreeHandles(view, ranges, page_)),
+        fresh_(Fill(length_, Ends::kBoth, std::nullopt)),
+        most_whole_(fresh_.whole + static_cast<uint64_t>(slack)) {}
 
   GrowthPlan Plan() {
     for (uint32_t r = ranges_.range_count(); r-- > 0;) {
@@ -114,13 +177,102 @@ class GrowthPlanner {
 
   // Extending a range at one end.
   struct Extension {
-    uint64_t cost = kNone;  // pages to map
+    uint64_t cost = kNone;  // handles to map
     uint64_t reused = 0;    // granules of the block in slots mapped before
-    uint64_t whole = 0;     // whole pages to map, existing or new
-    std::optional<PageId> edge;
+    Stretch stretch;
     RangeId range{};
     bool at_front = false;
   };
+
+  // What to map for `length` granules that the range does not show yet: whole handles as far as
+  // they fit, largest first; the rest in edges, else in a part of a whole handle, else in as few
+  // new pages as can be and the edges that make them so few.
+  Stretch Fill(uint64_t length, Ends ends, std::optional<RangeId> range) const {
+    Stretch stretch;
+    const auto allowed = [&](PageId handle) { return !range || !ranges_.Shows(*range, handle); };
+    std::optional<PageId> longer;  // the shortest whole handle longer than the rest
+    uint64_t rest = length;
+    for (std::size_t k = free_.wholes.size(); k-- > 0 && rest > 0;) {
+      for (const PageId handle : free_.wholes[k]) {
+        if (rest == 0 || !allowed(handle)) continue;
+        if (rest < page_ << k) {
+          longer = handle;
+          break;
+        }
+        stretch.handles.push_back(handle);
+        stretch.whole += uint64_t{1} << k;
+        rest -= page_ << k;
+      }
+    }
+    std::optional<EdgePair> edges = ChooseEdges(free_, page_, rest, ends, allowed);
+    if (!edges && longer) {
+      const uint64_t pages = ranges_.handle_pages(*longer);
+      stretch.leftover = pages - PagesFor(rest);
+      if (stretch.leftover == 0) {
+        stretch.handles.push_back(*longer);
+        stretch.whole += pages;
+        rest = 0;
+        edges = EdgePair{};
+      } else {
+        const Edge edge{.length = pages * page_, .whole = pages, .handle = *longer};
+        edges = ends == Ends::kTail ? EdgePair{.tail = edge, .head = {}}
+                                    : EdgePair{.tail = {}, .head = edge};
+      }
+    }
+    if (!edges && rest > LongestPair()) {
+      stretch.new_pages = (rest - LongestPair()) / page_;
+      rest -= stretch.new_pages * page_;
+      edges = ChooseEdges(free_, page_, rest, ends, allowed);
+    }
+    while (!edges) {
+      ++stretch.new_pages;
+      rest -= std::min(rest, page_);
+      edges = ChooseEdges(free_, page_, rest, ends, allowed);
+    }
+    TakeEdges(*edges, rest, stretch);
+    stretch.whole += stretch.new_pages;
+    stretch.mappings += stretch.handles.size() + NewHandles(stretch.new_pages).size();
+    return stretch;
+  }
+
+  void TakeEdges(const EdgePair& edges, uint64_t rest, Stretch& stretch) const {
+    stretch.edges = edges;
+    if (edges.tail) {
+      stretch.tail_length = std::min(rest, edges.tail->length);
+      stretch.whole += std::min(edges.tail->whole, PagesFor(stretch.tail_length));
+      rest -= stretch.tail_length;
+      ++stretch.mappings;
+    }
+    if (edges.head) {
+      stretch.whole += std::min(edges.head->whole, PagesFor(rest));
+      ++stretch.mappings;
+    }
+  }
+
+  uint64_t PagesFor(uint64_t granules) const { return (granules + page_ - 1) / page_; }
+
+  // At least the length of any two edges.
+  uint64_t LongestPair() const {
+    return (free_.tails.empty() ? 0 : free_.tails.back().length) +
+           (free_.heads.empty() ? 0 : free_.heads.back().length);
+  }
+
+  // Largest first.
+  std::vector<PageId> NewHandles(uint64_t pages) const {
+    std::vector<PageId> handles;
+    const uint64_t pool_pages = ranges_.page_count() + pages;
+    const uint64_t most = pool_pages < kLargePool
+                              ? 1
+                              : std::min({kMostHandlePages, pool_pages / kHandlesOfPool,
+                                          length_ / page_ / kHandlesOfBlock});
+    auto k = static_cast<uint32_t>(std::bit_width(std::max<uint64_t>(1, most)) - 1);
+    while (pages > 0) {
+      while (uint64_t{1} << k > pages) --k;
+      handles.push_back(MappingPlan::NewHandle(k));
+      pages -= uint64_t{1} << k;
+    }
+    return handles;
+  }
 
   void ConsiderExtending(RangeId id, bool at_front) {
     const RangeTable::Range& range = ranges_.range(id);
@@ -147,83 +299,100 @@ class GrowthPlanner {
     if (reused == 0 || reused >= length_) return;
     const uint64_t missing = length_ - reused;
     Extension extension{.reused = reused,
-                        .whole = (missing + page_ - 1) / page_,
-                        .edge = {},
+                        .stretch = Fill(missing, at_front ? Ends::kTail : Ends::kHead, id),
                         .range = id,
                         .at_front = at_front};
-    extension.cost = extension.whole;
+    extension.cost = extension.stretch.mappings;
     if (extension.cost > best_.cost) return;
-    if (missing % page_ != 0) {
-      extension.edge = ShortestEdge(at_front ? edges_.tails : edges_.heads, missing % page_,
-                                    [&](PageId page) { return !ranges_.Shows(id, page); });
-      if (extension.edge) --extension.whole;
-    }
-    if (free_slots + extension.whole > most_whole_) return;
+    if (free_slots + extension.stretch.whole > most_whole_) return;
+    // New pages are made only where a new range would have to make as many.
+    if (extension.stretch.new_pages > fresh_.new_pages) return;
     const RangeTable::Range& range = ranges_.range(id);
-    if (extension.cost > (at_front ? range.room_front : range.room_back)) return;
-
-    const uint64_t available = view_.whole_page_count() - view_.runs().FreeSlots(id);
-    if (available < extension.whole) {
-      // New pages are made only where even the ideal placement would have to make as many.
-      const uint64_t whole = view_.whole_page_count();
-      if (whole >= ideal_ || extension.whole - available > ideal_ - whole) return;
-    }
+    if (ranges_.PagesOf(PlanOf(extension.stretch)) >
+        (at_front ? range.room_front : range.room_back))
+      return;
     if (extension.cost < best_.cost || extension.reused > best_.reused) best_ = extension;
   }
 
   GrowthPlan Extend() const {
-    GrowthPlan plan;
+    GrowthPlan plan{.mapping = PlanOf(best_.stretch),
+                    .new_pages = best_.stretch.new_pages,
+                    .leftover = best_.stretch.leftover};
     plan.mapping.range = best_.range;
     plan.mapping.at_front = best_.at_front;
-    if (best_.at_front && best_.edge) plan.mapping.pages.push_back(*best_.edge);
-    AppendWholePages(best_.whole, plan.mapping);
-    if (!best_.at_front && best_.edge) plan.mapping.pages.push_back(*best_.edge);
-    const auto mapped = static_cast<int64_t>(plan.mapping.pages.size() * page_);
+    const auto mapped = static_cast<int64_t>(ranges_.PagesOf(plan.mapping) * page_);
     const auto reused = static_cast<int64_t>(best_.reused);
     plan.start = best_.at_front ? mapped + reused - static_cast<int64_t>(length_) : -reused;
     return plan;
   }
 
   GrowthPlan StartRange() const {
-    GrowthPlan plan;
-    if (chosen_.tail) {
-      plan.mapping.pages.push_back(*chosen_.tail);
-      plan.start = static_cast<int64_t>(page_ - chosen_.tail_length);
+    GrowthPlan plan{
+        .mapping = PlanOf(fresh_), .new_pages = fresh_.new_pages, .leftover = fresh_.leftover};
+    if (const auto& tail = fresh_.edges.tail) {
+      plan.start =
+          static_cast<int64_t>(ranges_.handle_pages(tail->handle) * page_ - fresh_.tail_length);
     }
-    const uint64_t rest = length_ - chosen_.tail_length;
-    AppendWholePages(chosen_.head ? rest / page_ : (rest + page_ - 1) / page_, plan.mapping);
-    if (chosen_.head) plan.mapping.pages.push_back(*chosen_.head);
     return plan;
   }
 
-  // Whole pages that the range does not show yet, then new ones.
-  void AppendWholePages(uint64_t count, MappingPlan& plan) const {
-    for (auto page = view_.NextWhole(PageId{0}); page && count > 0;
-         page = view_.NextWhole(PageId{Index(*page) + 1})) {
-      if (plan.range && ranges_.Shows(*plan.range, *page)) continue;
-      plan.pages.push_back(*page);
-      --count;
-    }
-    plan.pages.insert(plan.pages.end(), count, MappingPlan::kNewPage);
+  MappingPlan PlanOf(const Stretch& stretch) const {
+    MappingPlan plan;
+    if (stretch.edges.tail) plan.handles.push_back(stretch.edges.tail->handle);
+    plan.handles.insert(plan.handles.end(), stretch.handles.begin(), stretch.handles.end());
+    for (const PageId handle : NewHandles(stretch.new_pages)) plan.handles.push_back(handle);
+    if (stretch.edges.head) plan.handles.push_back(stretch.edges.head->handle);
+    return plan;
   }
 
   const FreeView& view_;
   const RangeTable& ranges_;
   const uint64_t page_;    // in granules
   const uint64_t length_;  // in granules
-  const Edges edges_;
-  const EdgePair chosen_;
-  const uint64_t ideal_;
+  const FreeHandles free_;
+  const Stretch fresh_;  // a new range
   const uint64_t most_whole_;
   Extension best_;
 };
 
-// Where in the range a block takes the fewest whole pages, and at most `most_whole`.
-std::optional<Placement> FindInRange(FreeView& view, const RangeTable& ranges, uint64_t page,
-                                     uint64_t length, RangeId id, uint64_t most_whole) {
+// Where in a run a block may go, and what it costs there.
+struct Choice {
+  uint64_t start = 0;  // in granules, counted through all slots
+  uint64_t leftover = 0;
+  uint64_t whole = 0;  // whole pages taken
+
+  bool BetterThan(const Choice& other) const {
+    return std::pair(leftover, whole) < std::pair(other.leftover, other.whole);
+  }
+};
+
+// The pages of a handle that the slots show side by side: [first, second).
+std::pair<uint32_t, uint32_t> HandleSlots(const RangeTable& ranges, uint32_t slot) {
+  const PageId page = ranges.page_at(SlotId{slot});
+  const uint32_t first = slot - (Index(page) - Index(ranges.handle_begin(page)));
+  return {first, first + ranges.handle_pages(page)};
+}
+
+// The pages that a block in slots [begin, end) leaves free of handles that are wholly free now,
+// which are those that lie within the run. Only the first and the last that it touches can be such.
+uint64_t Leftover(const RangeTable& ranges, const FreeRun& run, uint32_t begin, uint32_t end) {
+  uint64_t left = 0;
+  const auto first = HandleSlots(ranges, begin);
+  const auto last = HandleSlots(ranges, end - 1);
+  const auto within = [&](const auto& handle) {
+    return handle.first >= Index(run.begin) && handle.second <= Index(run.end());
+  };
+  if (within(first)) left += begin - first.first;
+  if (within(last)) left += last.second - end;
+  return left;
+}
+
+// The best choice in the range of those that take at most `most_whole` whole pages.
+std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint64_t page,
+                                  uint64_t length, RangeId id, uint64_t most_whole) {
   const RangeTable::Range& range = ranges.range(id);
-  uint64_t fewest = most_whole;
-  std::optional<uint64_t> best;  // in granules, counted through all slots
+  const bool several_pages = ranges.handle_count() < ranges.page_count();
+  std::optional<Choice> best;
   for (const FreeRun& run : view.runs().Runs(id)) {
     if (run.length < length / page) continue;
     const uint64_t first = Index(run.begin) * page;
@@ -234,19 +403,35 @@ std::optional<Placement> FindInRange(FreeView& view, const RangeTable& ranges, u
     uint64_t high = last;
     if (run.end() != range.end()) high += view.Head(ranges.page_at(run.end())).count();
     if (high - low < length) continue;
-    // From the edge before the run, up to the edge behind it, or from the run's first page:
-    // whichever takes the fewest whole pages; the last of equals, since it leaves the edges to
-    // blocks that need them.
+    const auto consider = [&](uint64_t start) {
+      if (start < low || start > high - length) return;
+      const uint64_t end = start + length;
+      Choice choice{.start = start};
+      choice.whole = (std::min(end, last) + page - 1) / page - std::max(start, first) / page;
+      if (choice.whole > most_whole) return;
+      choice.leftover = Leftover(ranges, run, static_cast<uint32_t>(start / page),
+                                 static_cast<uint32_t>((end + page - 1) / page));
+      if (!best || !best->BetterThan(choice)) best = choice;
+    };
+    // From the start of a handle of several pages or of the one behind it, or up to its end.
+    bool behind_several = false;
+    for (uint32_t slot = Index(run.begin); several_pages && slot < Index(run.end());) {
+      const auto [begin, end] = HandleSlots(ranges, slot);
+      const bool several = end - begin > 1;
+      if (several || behind_several) consider(begin * page);
+      behind_several = several;
+      if (several) {
+        if (end * page >= length) consider(end * page - length);
+      }
+      slot = end;
+    }
+    // From the edge before the run, up to the edge behind it, or from the run's first page; the
+    // last of equals, since it leaves the edges to blocks that need them.
     for (const uint64_t start : {low, high - length, std::min(first, high - length)}) {
-      const uint64_t whole =
-          (std::min(start + length, last) + page - 1) / page - std::max(start, first) / page;
-      if (whole > fewest) continue;
-      fewest = whole;
-      best = start;
+      consider(start);
     }
   }
-  if (!best) return std::nullopt;
-  return Placement{SlotId(static_cast<uint32_t>(*best / page)), Granules(*best % page)};
+  return best;
 }
 
 }  // namespace
@@ -268,29 +453,41 @@ bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, 
   return true;
 }
 
-std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
-                                    Granules length, Slack slack) {
+std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
+                                      Granules length, Slack slack) {
   const uint64_t page = page_size.count();
   const auto whole_pages = static_cast<uint32_t>(length / page_size);
   const uint64_t remainder = (length % page_size).count();
   uint64_t most_whole = whole_pages + (remainder != 0 ? 1 : 0);
-  if (remainder != 0 && slack == Slack::kNone && ChooseEdges(CollectEdges(view), remainder).any())
+  if (remainder != 0 && slack == Slack::kNone &&
+      ChooseEdges(CollectFreeHandles(view, ranges, page), page, remainder, Ends::kBoth,
+                  [](PageId) { return true; }))
     --most_whole;
 
   uint32_t threshold = whole_pages;
   int searches_left = kEdgeSearches;
   RangeId before{ranges.range_count()};
-  for (;;) {
+  std::optional<Choice> best;
+  while (!best || best->leftover > 0) {
     const std::optional<RangeId> id = view.runs().NewestMayHold(threshold, before);
-    if (!id) return std::nullopt;
-    if (const auto place = FindInRange(view, ranges, page, length.count(), *id, most_whole))
-      return place;
+    if (!id) break;
+    const auto choice = FindInRange(view, ranges, page, length.count(), *id, most_whole);
+    if (choice && (!best || choice->leftover < best->leftover)) best = choice;
     before = *id;
     if (remainder != 0 && --searches_left == 0) {
-      if (most_whole == whole_pages) return std::nullopt;
+      if (most_whole == whole_pages) break;
       threshold = whole_pages + 1;
     }
   }
+  if (!best) return std::nullopt;
+  return MappedPlace{
+      {SlotId(static_cast<uint32_t>(best->start / page)), Granules(best->start % page)},
+      best->leftover};
+}
+
+bool SparesHandles(const GrowthPlan& plan, const MappedPlace& place) {
+  return plan.new_pages == 0 && plan.leftover < place.leftover &&
+         plan.mapping.handles.size() <= kMappingsToSpareHandle;
 }
 
 Placement GrowthPlan::PlacementFrom(SlotId first, Granules page_size) const {
@@ -308,10 +505,18 @@ GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules p
 std::optional<PageId> LeastMappedWholePage(const FreeView& view, const RangeTable& ranges) {
   constexpr int kPagesLookedAt = 64;  // enough to choose well, and a bound on the time
   std::optional<PageId> best;
+  std::pair<uint32_t, std::size_t> least;
   int left = kPagesLookedAt;
-  for (auto page = view.NextWhole(PageId{0}); page && left > 0;
-       page = view.NextWhole(PageId{Index(*page) + 1}), --left) {
-    if (!best || ranges.slots_of(*page).size() < ranges.slots_of(*best).size()) best = page;
+  for (auto page = view.NextWhole(PageId{0}); page && left > 0; --left) {
+    const PageId handle = ranges.handle_begin(*page);
+    const uint32_t pages = ranges.handle_pages(*page);
+    const bool breaks = pages > 1 && IsWholeHandle(view, ranges, handle);
+    const std::pair harm{breaks ? pages : 0, ranges.slots_of(*page).size()};
+    if (!best || harm < least) {
+      best = page;
+      least = harm;
+    }
+    page = view.NextWhole(breaks ? ranges.handle_end(handle) : PageId{Index(*page) + 1});
   }
   return best;
 }

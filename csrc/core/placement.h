@@ -1,23 +1,26 @@
 // The decision: where a block of a page or more goes. Smaller ones are a best fit, which
 // free_view.h does alone.
 //
-// A block of n = q pages + r is given at least `ideal` whole pages: q, and one more if no free page
-// head or tail (nor one tail and one head together) holds the remainder r. It goes, in this order
-// (design: edge stitching):
+// A block of n = q pages + r is given at least `ideal` whole pages: q, and one more if no edge
+// holds the remainder r. An edge is the free head or tail of a handle that is partly used; a tail
+// and a head of two handles do together. The block goes, in this order (design: edge stitching):
 //
 //  1. to where the capture's guide says (capture_guide.h), if it fits there: nothing to map.
-//  2. to the newest range that has room for it, where it takes the fewest whole pages: nothing to
-//     map. Newest first, because captures repeat themselves: the arrangement that served the last
-//     graph serves the next one too, and older ones stay whole. (In a simulation of six recorded
-//     pools in six orders each: a third fewer mappings than with the shortest run first.)
+//  2. to the newest range where it fits without breaking a wholly free handle of several pages, or
+//     else to where it leaves the fewest pages of such handles over: nothing to map. Newest first,
+//     because captures repeat themselves: the arrangement that served the last graph serves the
+//     next one too, and older ones stay whole. (In a simulation of
+//     six recorded pools in six orders each: a third fewer mappings than with the shortest run.)
 //  3. to the free front or back of a range, which is extended there: of all ranges the one that
-//     needs the fewest new mappings, as long as it costs no new page that `ideal` would not.
-//  4. to a new range: the free tail of a page, whole pages, the free head of a page. The rest of
-//     those two pages stays in use by others.
+//     needs the fewest new mappings, as long as it costs no new page that 4 would not.
+//  4. to a new range: the free tail of a handle, wholly free handles, largest first, the free head
+//     of a handle. The rest of those two handles stays in use by others.
 //
 // In 2 and 3 it may take one whole page more than `ideal` (Slack): that saves mappings, and what it
-// wastes is the rest of a page, which smaller blocks can use. The driver is asked for new pages
-// only where 3 and 4 find too few whole ones.
+// wastes is the rest of a page, which smaller blocks can use. Where 2 would break a handle and 3 or
+// 4 would not, for a mapping or two, it is mapped: whole handles are what later ranges are made of.
+// The driver is asked for new pages only where 3 and 4 find too few; a large block in a large pool
+// gets them in handles of several pages, since the driver's price is per handle.
 #pragma once
 
 #include <cstdint>
@@ -46,14 +49,20 @@ bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, 
             Granules length);
 
 // Step 2. Nothing is changed but the exactness of run bounds.
-std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
-                                    Granules length, Slack slack);
+struct MappedPlace {
+  Placement place;
+  uint64_t leftover = 0;  // pages left free of handles that were wholly free
+};
+std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
+                                      Granules length, Slack slack);
 
 // Steps 3 and 4: what to map so that the block fits, and where it will then start, in granules from
 // the first slot that the plan maps; negative if it starts in slots mapped before.
 struct GrowthPlan {
   MappingPlan mapping;
   int64_t start = 0;
+  uint64_t new_pages = 0;  // pages of the plan that do not exist yet
+  uint64_t leftover = 0;   // pages left free of handles that were wholly free
 
   // Where the block lies once the plan is carried out and its first slot is `first`.
   Placement PlacementFrom(SlotId first, Granules page_size) const;
@@ -61,8 +70,12 @@ struct GrowthPlan {
 GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size,
                       Granules length, Slack slack);
 
-// Of the whole pages the one that stands in the fewest ranges, for a block that breaks it up: that
-// costs the fewest runs.
+// Whether the plan is worth its mappings because it keeps handles whole that the place would break.
+bool SparesHandles(const GrowthPlan& plan, const MappedPlace& place);
+
+// The whole page to break up for a block below a page: one whose handle has no other page or is in
+// use already, else one of the smallest handle; of those the one that stands in the fewest ranges,
+// which costs the fewest runs.
 std::optional<PageId> LeastMappedWholePage(const FreeView& view, const RangeTable& ranges);
 
 }  // namespace cgp

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "core/placement_test_pool.h"
@@ -75,7 +77,7 @@ TEST_F(PlacementTest, ALongSearchSettlesForAWholePageMore) {
 TEST_F(PlacementTest, TheFirstRangeIsOfNewPages) {
   const GrowthPlan plan = Plan(9, Slack::kNone);
   EXPECT_EQ(plan.mapping.range, std::nullopt);
-  EXPECT_EQ(plan.mapping.pages, std::vector<PageId>(3, kNew));
+  EXPECT_EQ(plan.mapping.handles, std::vector<PageId>(3, kNew));
   EXPECT_EQ(plan.start, 0);
 }
 
@@ -84,7 +86,7 @@ TEST_F(PlacementTest, ExtendsAtTheBackFromTheLastFreeGranule) {
   const GrowthPlan plan = Plan(10, Slack::kNone);
   EXPECT_EQ(plan.mapping.range, RangeId{0});
   EXPECT_FALSE(plan.mapping.at_front);
-  EXPECT_EQ(plan.mapping.pages, std::vector{kNew});
+  EXPECT_EQ(plan.mapping.handles, std::vector{kNew});
   EXPECT_EQ(plan.start, -6);
   const Placement place = plan.PlacementFrom(SlotId{Index(slot) + 2}, kPageSize);
   EXPECT_EQ(place.slot, slot);
@@ -96,7 +98,7 @@ TEST_F(PlacementTest, ExtendsAtTheFrontUpToTheLastFreeGranule) {
   const GrowthPlan plan = Plan(9, Slack::kNone);
   EXPECT_EQ(plan.mapping.range, RangeId{0});
   EXPECT_TRUE(plan.mapping.at_front);
-  EXPECT_EQ(plan.mapping.pages, std::vector{kNew});
+  EXPECT_EQ(plan.mapping.handles, std::vector{kNew});
   EXPECT_EQ(plan.start, 1);
   const Placement place = plan.PlacementFrom(SlotId{Index(slot) - 1}, kPageSize);
   EXPECT_EQ(place.slot, SlotId{Index(slot) - 1});
@@ -106,9 +108,9 @@ TEST_F(PlacementTest, ExtendsAtTheFrontUpToTheLastFreeGranule) {
 TEST_F(PlacementTest, ExtendsOnlyWhereAddressesAreLeft) {
   MapNew({"...."});
   const RangeTable::Range& range = ranges_.range(RangeId{0});
-  while (range.mapped_end < range.capacity) Map({.range = RangeId{0}, .pages = {kNew}});
+  while (range.mapped_end < range.capacity) Map({.range = RangeId{0}, .handles = {kNew}});
   EXPECT_TRUE(Plan((range.mapped() + 1) * kP, Slack::kNone).mapping.at_front);
-  while (range.mapped_begin > 0) Map({.range = RangeId{0}, .at_front = true, .pages = {kNew}});
+  while (range.mapped_begin > 0) Map({.range = RangeId{0}, .at_front = true, .handles = {kNew}});
   EXPECT_EQ(Plan((range.mapped() + 1) * kP, Slack::kNone).mapping.range, std::nullopt);
 }
 
@@ -120,7 +122,7 @@ TEST_F(PlacementTest, ExtendsALongFreeEndByAnEdgeToSaveAWholePage) {
   ASSERT_FALSE(Find(10, Slack::kNone));
   const GrowthPlan plan = Plan(10, Slack::kNone);
   EXPECT_EQ(plan.mapping.range, RangeId{0});
-  EXPECT_EQ(plan.mapping.pages, std::vector{PageId{4}});
+  EXPECT_EQ(plan.mapping.handles, std::vector{PageId{4}});
   EXPECT_EQ(plan.start, -8);
 }
 
@@ -130,7 +132,7 @@ TEST_F(PlacementTest, ANewRangeGoesFromATailOverWholePagesToAHead) {
   MapNew({"xxxx", "..xx", "xxxx"});
   const GrowthPlan plan = Plan(4 + 3, Slack::kNone);
   EXPECT_EQ(plan.mapping.range, std::nullopt);
-  EXPECT_EQ(plan.mapping.pages, (std::vector{PageId{4}, PageId{1}, PageId{7}}));
+  EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{4}, PageId{1}, PageId{7}}));
   EXPECT_EQ(plan.start, 3);
 }
 
@@ -139,7 +141,7 @@ TEST_F(PlacementTest, OneEdgeThatHoldsTheRemainderIsChosenShortestFirst) {
   MapNew({"x...", "x.xx"});
   MapNew({"x.xx", "..xx", "xxxx"});
   const GrowthPlan plan = Plan(4 + 2, Slack::kNone);
-  EXPECT_EQ(plan.mapping.pages, (std::vector{PageId{1}, PageId{6}}));
+  EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{1}, PageId{6}}));
   EXPECT_EQ(plan.start, 0);
 }
 
@@ -147,10 +149,103 @@ TEST_F(PlacementTest, ATailAndAHeadOfOnePageAreNotAPair) {
   MapNew({"x.xx", "....", "x.xx"});
   MapNew({".xx.", "xxxx"});
   const GrowthPlan plan = Plan(4 + 2, Slack::kNone);
-  EXPECT_EQ(plan.mapping.pages, (std::vector{PageId{1}, kNew}));
+  EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{1}, kNew}));
+}
+
+// --- Handles of several pages ---
+
+TEST_F(PlacementTest, FindsThePlaceThatKeepsAHandleWhole) {
+  MapNew({"....", "...."});
+  MapNewHandle({"....", "....", "....", "...."});
+  const auto found = FindMapped(view_, ranges_, kPageSize, Granules(2 * kP), Slack::kNone);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(ranges_.range_of(found->place.slot), RangeId{0});
+  EXPECT_EQ(found->leftover, 0u);
+  EXPECT_EQ(ranges_.range_of(Find(4 * kP, Slack::kNone)->slot), RangeId{1});
+}
+
+TEST_F(PlacementTest, OfPlacesThatBreakAHandleTheLeastLeftOverIsFound) {
+  MapNewHandle({"....", "....", "....", "...."});
+  MapNewHandle({"....", "....", "....", "....", "....", "....", "....", "...."});
+  const auto found = FindMapped(view_, ranges_, kPageSize, Granules(3 * kP), Slack::kNone);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(ranges_.range_of(found->place.slot), RangeId{0});
+  EXPECT_EQ(found->leftover, 1u);
+}
+
+TEST_F(PlacementTest, AnEdgeIsThatOfTheHandleAndMayHaveWholePages) {
+  MapNew({MappingPlan::NewHandle(2), kNew}, {"xxxx", "xxx.", "....", "....", "xxxx"});
+  MapNew({kNew, MappingPlan::NewHandle(1)}, {"xxxx", "....", "..xx"});
+  MapNew({"xxxx", "....", "xxxx"});  // no range has a free end
+  const GrowthPlan plan = Plan(9 + 4 + 6, Slack::kNone);
+  EXPECT_EQ(plan.mapping.range, std::nullopt);
+  EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{0}, PageId{9}, PageId{6}}));
+  EXPECT_EQ(plan.start, 7);
+  EXPECT_EQ(plan.new_pages, 0u);
+}
+
+TEST_F(PlacementTest, WholeHandlesAreTakenLargestFirstAsTheyFit) {
+  MapNew({"....", "xxxx"});
+  MapNewHandle({"....", "...."});
+  MapNewHandle({"....", "....", "....", "...."});
+  MapNewHandle({"....", "....", "....", "....", "....", "....", "....", "...."});
+  Take(PageId{15}, 0, 4);
+  const GrowthPlan plan = Plan(7 * kP, Slack::kNone);
+  EXPECT_EQ(plan.new_pages, 0u);
+  EXPECT_EQ(plan.leftover, 0u);
+}
+
+TEST_F(PlacementTest, AHandleIsBrokenOnlyWhereNothingElseHolds) {
+  MapNew({kNew, MappingPlan::NewHandle(2), kNew}, {"xxxx", "....", "....", "....", "....", "xxxx"});
+  MapNew({"xxxx", "....", "xxxx"});  // no range has a free end
+  const GrowthPlan plan = Plan(kP + 1, Slack::kNone);
+  EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{7}, PageId{1}}));
+  EXPECT_EQ(plan.leftover, 3u);
+}
+
+TEST_F(PlacementTest, ALargeBlockInALargePoolGetsHandlesOfSeveralPages) {
+  const auto sizes = [&](uint64_t pages) {
+    std::multiset<uint32_t> seen;
+    for (const PageId handle : Plan(pages * kP, Slack::kNone).mapping.handles) {
+      seen.insert(MappingPlan::NewPages(handle));
+    }
+    return seen;
+  };
+  EXPECT_EQ(sizes(999).count(1), 999u) << "a pool below a thousand pages";
+  EXPECT_EQ(sizes(1000).count(8), 125u) << "16 pages are more than a 64th of the pool";
+  EXPECT_EQ(sizes(1032).count(16), 64u);
+  EXPECT_EQ(sizes(1032).count(8), 1u) << "the rest is in powers of two";
+  EXPECT_EQ(sizes(1032).size(), 65u);
+  MapNew(std::vector<std::string>(1024, "xxxx"));
+  EXPECT_EQ(sizes(11), (std::multiset<uint32_t>{4, 4, 2, 1})) << "at most half the block";
+  EXPECT_EQ(sizes(3), (std::multiset<uint32_t>{1, 1, 1}));
+}
+
+TEST_F(PlacementTest, SparesHandlesForAMappingOrTwo) {
+  const GrowthPlan plan{.mapping = {.range = {}, .handles = {PageId{1}, PageId{2}}}};
+  EXPECT_TRUE(SparesHandles(plan, {.place = {}, .leftover = 1}));
+  EXPECT_FALSE(SparesHandles(plan, {.place = {}, .leftover = 0}));
+  GrowthPlan other = plan;
+  other.leftover = 1;
+  EXPECT_FALSE(SparesHandles(other, {.place = {}, .leftover = 1}));
+  EXPECT_TRUE(SparesHandles(other, {.place = {}, .leftover = 2}));
+  other = plan;
+  other.new_pages = 1;
+  EXPECT_FALSE(SparesHandles(other, {.place = {}, .leftover = 2}));
+  other = plan;
+  other.mapping.handles.push_back(PageId{3});
+  EXPECT_FALSE(SparesHandles(other, {.place = {}, .leftover = 2}));
 }
 
 // --- LeastMappedWholePage ---
+
+TEST_F(PlacementTest, LeastMappedWholePageSparesWholeHandles) {
+  MapNewHandle({"....", "....", "....", "...."});
+  MapNewHandle({"....", "...."});
+  EXPECT_EQ(LeastMappedWholePage(view_, ranges_), PageId{4}) << "the smallest handle";
+  Take(PageId{1}, 0, 1);
+  EXPECT_EQ(LeastMappedWholePage(view_, ranges_), PageId{0}) << "of the one in use already";
+}
 
 TEST_F(PlacementTest, LeastMappedWholePageIsTheFirstOfThoseInTheFewestRanges) {
   EXPECT_EQ(LeastMappedWholePage(view_, ranges_), std::nullopt);

@@ -1,12 +1,15 @@
-// A small pool for the tests of placement.h: pages of four granules as one stream sees them, and what
-// can be said of them by looking at every granule.
+// A small pool for the tests of placement.h: pages of four granules as one stream sees them, and
+// what can be said of them by looking at every granule.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/placement.h"
@@ -24,14 +27,23 @@ class SmallPool : public ::testing::Test {
     const uint32_t old_pages = space_.page_count();
     const SlotId first = ranges_.Map(plan);
     while (space_.page_count() < ranges_.page_count()) space_.AddPage();
-    view_.LearnMapping(first, static_cast<uint32_t>(plan.pages.size()), old_pages);
+    view_.LearnMapping(first, ranges_.PagesOf(plan), old_pages);
     return first;
   }
 
-  // A new range of new pages that look like this: '.' is a free granule and 'x' a used one.
+  // A new range of new pages that look like this: '.' is a free granule and 'x' a used one. Each is
+  // a handle of its own.
   SlotId MapNew(const std::vector<std::string>& pages) {
+    return MapNew(std::vector(pages.size(), kNew), pages);
+  }
+  // The same in one handle.
+  SlotId MapNewHandle(const std::vector<std::string>& pages) {
+    const auto log2_pages = static_cast<uint32_t>(std::bit_width(pages.size()) - 1);
+    return MapNew({MappingPlan::NewHandle(log2_pages)}, pages);
+  }
+  SlotId MapNew(std::vector<PageId> handles, const std::vector<std::string>& pages) {
     const uint32_t first_page = space_.page_count();
-    const SlotId first = Map({.range = {}, .pages = std::vector(pages.size(), kNew)});
+    const SlotId first = Map({.range = {}, .handles = std::move(handles)});
     for (uint32_t i = 0; i < pages.size(); ++i) {
       for (uint32_t g = 0; g < kP; ++g) {
         if (pages[i][g] == 'x') Take(PageId{first_page + i}, g, 1);
@@ -39,7 +51,7 @@ class SmallPool : public ::testing::Test {
     }
     return first;
   }
-  SlotId MapOld(std::vector<PageId> pages) { return Map({.range = {}, .pages = pages}); }
+  SlotId MapOld(std::vector<PageId> pages) { return Map({.range = {}, .handles = pages}); }
 
   void Take(PageId page, uint32_t offset, uint32_t length) {
     view_.Forget(space_.first(page), space_.last(page));
@@ -59,7 +71,8 @@ class SmallPool : public ::testing::Test {
   }
 
   std::optional<Placement> Find(uint64_t length, Slack slack) {
-    return FindMapped(view_, ranges_, kPageSize, Granules(length), slack);
+    const auto found = FindMapped(view_, ranges_, kPageSize, Granules(length), slack);
+    return found ? std::optional(found->place) : std::nullopt;
   }
   GrowthPlan Plan(uint64_t length, Slack slack) const {
     return PlanGrowth(view_, ranges_, kPageSize, Granules(length), slack);
@@ -95,6 +108,27 @@ class SmallPool : public ::testing::Test {
       if (!IsFree(g)) return false;
     }
     return true;
+  }
+
+  bool IsWholeHandle(PageId handle) const {
+    bool whole = true;
+    for (uint32_t p = Index(handle); p < Index(ranges_.handle_end(handle)); ++p) {
+      whole = whole && IsWholePage(PageId{p});
+    }
+    return whole;
+  }
+
+  // How many pages of wholly free handles a fitting block leaves over.
+  uint64_t Leftover(uint64_t start, uint64_t length) const {
+    std::map<PageId, uint64_t> touched;
+    for (uint64_t slot = start / kP; slot * kP < start + length; ++slot) {
+      ++touched[ranges_.handle_begin(ranges_.page_at(SlotId{static_cast<uint32_t>(slot)}))];
+    }
+    uint64_t left = 0;
+    for (const auto& [handle, pages] : touched) {
+      if (IsWholeHandle(handle)) left += ranges_.handle_pages(handle) - pages;
+    }
+    return left;
   }
 
   // How many whole pages a fitting block touches.

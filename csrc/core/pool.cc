@@ -64,6 +64,7 @@ struct Pool::State {
   void CheckAgainstDevice(Granules length) const;
   void PlaceSmall(FreeView& view, LiveBlock& live);
   void PlaceLarge(FreeView& view, LiveBlock& live);
+  Placement FindOrMap(FreeView& view, Granules length, Slack slack);
   SlotId Grow(const MappingPlan& plan);
   bool PollFences();
   void SettlePages();
@@ -309,7 +310,7 @@ void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
   std::optional<NodeId> start = find();
   if (!start && PollFences()) start = find();
   if (!start)
-    start = space.first(ranges.page_at(Grow({.range = {}, .pages = {MappingPlan::kNewPage}})));
+    start = space.first(ranges.page_at(Grow({.range = {}, .handles = {MappingPlan::kNewPage}})));
   live.offset = space.node(*start).offset;
   live.slot = ranges.slots_of(space.node(*start).page).front();
   live.node = TakePiece(*start, Granules(live.offset), length);
@@ -328,13 +329,7 @@ void Pool::State::PlaceLarge(FreeView& view, LiveBlock& live) {
     at_peak |= step->lives_at_peak;
   }
   const Slack slack = at_peak && space.page_count() < kExactPages ? Slack::kNone : Slack::kOnePage;
-  if (!place) place = FindMapped(view, ranges, page_size, length, slack);
-  if (!place && PollFences()) place = FindMapped(view, ranges, page_size, length, slack);
-  if (!place) {
-    CheckAgainstDevice(length);
-    const GrowthPlan plan = PlanGrowth(view, ranges, page_size, length, slack);
-    place = plan.PlacementFrom(Grow(plan.mapping), page_size);
-  }
+  if (!place) place = FindOrMap(view, length, slack);
   live.slot = place->slot;
   live.offset = static_cast<uint32_t>(place->offset.count());
   int pieces = 0;
@@ -355,17 +350,29 @@ void Pool::State::CheckAgainstDevice(Granules length) const {
   }
 }
 
+// Steps 2 to 4 of placement.h.
+Placement Pool::State::FindOrMap(FreeView& view, Granules length, Slack slack) {
+  auto found = FindMapped(view, ranges, page_size, length, slack);
+  if (!found && PollFences()) found = FindMapped(view, ranges, page_size, length, slack);
+  if (found && found->leftover == 0) return found->place;
+  if (!found) CheckAgainstDevice(length);
+  const GrowthPlan plan = PlanGrowth(view, ranges, page_size, length, slack);
+  if (found && !SparesHandles(plan, *found)) return found->place;
+  return plan.PlacementFrom(Grow(plan.mapping), page_size);
+}
+
 // Carries out the plan and makes the new mappings known. Throws with nothing changed.
 SlotId Pool::State::Grow(const MappingPlan& plan) {
-  const auto new_pages =
-      static_cast<uint32_t>(std::ranges::count(plan.pages, MappingPlan::kNewPage));
+  uint32_t new_pages = 0;
+  for (const PageId handle : plan.handles) {
+    if (MappingPlan::IsNew(handle)) new_pages += MappingPlan::NewPages(handle);
+  }
+  const uint32_t count = ranges.PagesOf(plan);
   space.ReservePages(new_pages);
   const uint32_t old_page_count = space.page_count();
   const SlotId first = ranges.Map(plan);
   for (uint32_t i = 0; i < new_pages; ++i) space.AddPage();
-  for (const auto& view : views) {
-    view->LearnMapping(first, static_cast<uint32_t>(plan.pages.size()), old_page_count);
-  }
+  for (const auto& view : views) view->LearnMapping(first, count, old_page_count);
   return first;
 }
 

@@ -50,8 +50,9 @@ struct PoolStats {
   uint64_t peak_reserved_bytes = 0;
   uint64_t peak_allocated_bytes = 0;
   uint64_t ranges = 0;
-  uint64_t page_mappings =
-      0;  // pages mapped behind addresses now, each counted as often as it is mapped
+  // Mappings that the driver was asked for: handles behind addresses now, each counted as often as
+  // it is mapped. A handle is one page or, in a large pool, several.
+  uint64_t page_mappings = 0;
   uint64_t allocations = 0;  // since the pool was made
   uint64_t frees = 0;        // since the pool was made
 };

@@ -1,6 +1,7 @@
 #include "core/range_table.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "core/error.h"
 
@@ -27,8 +28,8 @@ class RangeTable::Undo {
       }
     };
     bool unmapped = true;
-    for (const Address address : mapped) {
-      unmapped &= attempt([&] { table_.driver_.Unmap(address, table_.page_bytes_); });
+    for (const Mapping& mapping : mapped) {
+      unmapped &= attempt([&] { table_.driver_.Unmap(mapping.address, mapping.bytes); });
     }
     if (!unmapped && extended != nullptr)
       (at_front ? extended->room_front : extended->room_back) = 0;
@@ -42,18 +43,24 @@ class RangeTable::Undo {
       table_.ranges_.pop_back();
     }
     for (; created > 0; --created) {
-      attempt([&] { table_.driver_.Release(table_.pages_.back().handle); });
-      table_.pages_.pop_back();
+      const PhysicalHandle& handle = table_.handles_.back();
+      attempt([&] { table_.driver_.Release(handle.handle); });
+      table_.pages_.resize(Index(handle.first));
+      table_.handles_.pop_back();
     }
   }
 
   void Keep() { kept_ = true; }
 
+  struct Mapping {
+    Address address = 0;
+    uint64_t bytes = 0;
+  };
   uint32_t created = 0;
   bool reserved = false;
   Range* extended = nullptr;  // the range that was there before, and at which end
   bool at_front = false;
-  std::vector<Address> mapped;
+  std::vector<Mapping> mapped;
 
  private:
   RangeTable& table_;
@@ -72,39 +79,39 @@ RangeTable::~RangeTable() {
     }
   };
   for (const Range& range : ranges_) {
-    for (uint32_t i = range.mapped_begin; i < range.mapped_end; ++i) {
-      attempt([&] { driver_.Unmap(range.address + i * page_bytes_, page_bytes_); });
+    for (uint32_t i = range.mapped_begin; i < range.mapped_end;) {
+      const uint32_t pages = handle_pages(page_at(SlotId{Index(range.first) + i}));
+      attempt([&] { driver_.Unmap(range.address + i * page_bytes_, pages * page_bytes_); });
+      i += pages;
     }
     attempt([&] { driver_.FreeAddresses(range.address, range.capacity * page_bytes_); });
   }
-  for (const Page& page : pages_) {
-    attempt([&] { driver_.Release(page.handle); });
+  for (const PhysicalHandle& handle : handles_) {
+    attempt([&] { driver_.Release(handle.handle); });
   }
 }
 
 SlotId RangeTable::Map(const MappingPlan& plan) {
-  CGP_CHECK(!plan.pages.empty());
-  const auto count = static_cast<uint32_t>(plan.pages.size());
+  CGP_CHECK(!plan.handles.empty());
+  const uint32_t count = PagesOf(plan);
   Undo undo(*this);
-  undo.mapped.reserve(count);
+  undo.mapped.reserve(plan.handles.size());
 
   // Physical memory first: it is what runs out, and it is undone without unmapping.
-  std::vector<PageId> pages = plan.pages;
-  for (PageId& page : pages) {
-    if (page != MappingPlan::kNewPage) continue;
-    page = static_cast<PageId>(pages_.size());
-    pages_.emplace_back();
-    try {
-      pages_.back().handle = driver_.Create(page_bytes_);
-    } catch (...) {
-      pages_.pop_back();
-      throw;
-    }
-    ++undo.created;
+  std::vector<PageId> handles = plan.handles;
+  for (PageId& handle : handles) {
+    if (!MappingPlan::IsNew(handle)) continue;
+    const uint32_t pages = MappingPlan::NewPages(handle);
+    handle = static_cast<PageId>(page_count());
+    CreateHandle(pages, undo);
   }
-  for (const PageId page : pages) {
-    std::vector<SlotId>& slots = pages_[Index(page)].slots;
-    if (slots.size() == slots.capacity()) slots.reserve(std::max<std::size_t>(2, 2 * slots.size()));
+  for (const PageId handle : handles) {
+    CGP_CHECK(handle_begin(handle) == handle);
+    for (uint32_t p = Index(handle); p < Index(handle_end(handle)); ++p) {
+      std::vector<SlotId>& slots = pages_[p].slots;
+      if (slots.size() == slots.capacity())
+        slots.reserve(std::max<std::size_t>(2, 2 * slots.size()));
+    }
   }
   const RangeId id = plan.range ? *plan.range : ReserveRange(count, undo);
   Range& range = ranges_[Index(id)];
@@ -114,23 +121,51 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
 
   const uint32_t begin = plan.at_front ? range.mapped_begin - count : range.mapped_end;
   const Address address = range.address + begin * page_bytes_;
-  for (uint32_t i = 0; i < count; ++i) {
-    driver_.Map(address + i * page_bytes_, page_bytes_, pages_[Index(pages[i])].handle);
-    undo.mapped.push_back(address + i * page_bytes_);
+  Address next = address;
+  for (const PageId handle : handles) {
+    const uint64_t bytes = handle_pages(handle) * page_bytes_;
+    driver_.Map(next, bytes, handles_[pages_[Index(handle)].handle].handle);
+    undo.mapped.push_back({next, bytes});
+    next += bytes;
   }
   driver_.SetAccess(address, count * page_bytes_);
   undo.Keep();
 
   const SlotId first{Index(range.first) + begin};
-  for (uint32_t i = 0; i < count; ++i) {
-    const SlotId slot{Index(first) + i};
-    page_at_[Index(slot)] = pages[i];
-    pages_[Index(pages[i])].slots.push_back(slot);
+  uint32_t slot = Index(first);
+  for (const PageId handle : handles) {
+    for (uint32_t p = Index(handle); p < Index(handle_end(handle)); ++p, ++slot) {
+      page_at_[slot] = PageId{p};
+      pages_[p].slots.push_back(SlotId{slot});
+    }
   }
   (plan.at_front ? range.mapped_begin : range.mapped_end) = plan.at_front ? begin : begin + count;
   (plan.at_front ? range.room_front : range.room_back) -= count;
-  mapping_count_ += count;
+  mapping_count_ += handles.size();
   return first;
+}
+
+uint32_t RangeTable::PagesOf(const MappingPlan& plan) const {
+  uint32_t pages = 0;
+  for (const PageId handle : plan.handles) {
+    pages += MappingPlan::IsNew(handle) ? MappingPlan::NewPages(handle) : handle_pages(handle);
+  }
+  return pages;
+}
+
+void RangeTable::CreateHandle(uint32_t pages, Undo& undo) {
+  const auto first = static_cast<PageId>(page_count());
+  const auto number = static_cast<uint32_t>(handles_.size());
+  handles_.push_back({.handle = {}, .first = first, .pages = pages});
+  try {
+    pages_.resize(pages_.size() + pages, Page{number, {}});
+    handles_.back().handle = driver_.Create(pages * page_bytes_);
+  } catch (...) {
+    pages_.resize(Index(first));
+    handles_.pop_back();
+    throw;
+  }
+  ++undo.created;
 }
 
 RangeId RangeTable::ReserveRange(uint32_t pages, Undo& undo) {
@@ -142,7 +177,8 @@ RangeId RangeTable::ReserveRange(uint32_t pages, Undo& undo) {
   range.mapped_begin = range.mapped_end = (range.capacity - pages) / 2;
   range.room_front = range.mapped_begin;
   range.room_back = range.capacity - range.mapped_end;
-  CGP_CHECK(uint64_t{slot_limit()} + range.capacity < Index(MappingPlan::kNewPage));
+  CGP_CHECK(uint64_t{slot_limit()} + range.capacity <
+            Index(MappingPlan::NewHandle(MappingPlan::kMaxLog2Pages)));
 
   if (ranges_.size() == ranges_.capacity())
     ranges_.reserve(std::max<std::size_t>(8, 2 * ranges_.size()));
@@ -202,7 +238,26 @@ void RangeTable::Check() const {
     CGP_CHECK(!page.slots.empty());
     shown += page.slots.size();
   }
-  CGP_CHECK(mapped == mapping_count_ && shown == mapping_count_);
+  CGP_CHECK(mapped == shown);
+
+  uint64_t mappings = 0;
+  uint32_t end = 0;
+  for (uint32_t h = 0; h < handles_.size(); ++h) {
+    const PhysicalHandle& handle = handles_[h];
+    CGP_CHECK(Index(handle.first) == end && std::has_single_bit(handle.pages));
+    end += handle.pages;
+    const std::vector<SlotId>& slots = slots_of(handle.first);
+    mappings += slots.size();
+    for (uint32_t i = 0; i < handle.pages; ++i) {
+      const PageId page{Index(handle.first) + i};
+      CGP_CHECK(pages_[Index(page)].handle == h && slots_of(page).size() == slots.size());
+      for (std::size_t m = 0; m < slots.size(); ++m) {
+        CGP_CHECK(Index(slots_of(page)[m]) == Index(slots[m]) + i);
+        CGP_CHECK(range_of(slots_of(page)[m]) == range_of(slots[m]));
+      }
+    }
+  }
+  CGP_CHECK(end == page_count() && mappings == mapping_count_);
 }
 
 }  // namespace cgp

@@ -1,6 +1,9 @@
 // What is mapped where: the pool's physical pages, and the ranges of addresses behind which they
 // stand.
 //
+// A handle is what the driver makes and maps: 2^k consecutive pages, always mapped together and in
+// order, for the price of one. Everything else is counted in pages.
+//
 // A range is one reservation of addresses, cut into slots of one page each; a run of its slots is
 // mapped, and it may grow at both ends until the reservation is used up. Slots are numbered through
 // all ranges, so that one flat table says which page a slot shows:
@@ -13,7 +16,9 @@
 //   page_at(s) == p  <=>  s is in slots_of(p)  <=>  s is mapped
 //   the mapped slots of a range are consecutive
 //   no page stands twice in one range, so a block never meets itself
-//   mapping_count() == sum of |slots_of(p)| == sum of the ranges' mapped lengths
+//   the handles tile the pages; where a handle's first page stands, its others follow
+//   mapping_count() == sum over handles of |slots_of(first page)|
+//   sum of |slots_of(p)| == sum of the ranges' mapped lengths
 // This is a resource: it only grows while a graph uses the pool, and the destructor unmaps it all.
 #pragma once
 
@@ -26,13 +31,27 @@
 
 namespace cgp {
 
-// Which pages to map where. kNewPage stands for a page that does not exist yet.
+// Which handles to map where.
 struct MappingPlan {
-  static constexpr PageId kNewPage{~uint32_t{0}};
+  // Stands for a handle of 2^log2_pages pages that does not exist yet.
+  static constexpr PageId NewHandle(uint32_t log2_pages) {
+    return PageId{~uint32_t{0} - log2_pages};
+  }
+  static constexpr PageId kNewPage{~uint32_t{0}};  // NewHandle(0)
+  static constexpr uint32_t kMaxLog2Pages = 31;
+  static constexpr bool IsNew(PageId handle) {
+    return Index(handle) >= ~uint32_t{0} - kMaxLog2Pages;
+  }
+  // pre: IsNew(handle).
+  static constexpr uint32_t NewPages(PageId handle) {
+    return uint32_t{1} << (~uint32_t{0} - Index(handle));
+  }
 
   std::optional<RangeId> range;  // none: a new range
   bool at_front = false;         // before the range's first page rather than behind its last
-  std::vector<PageId> pages;     // in the order of addresses, each not yet in the range
+  // In the order of addresses: existing handles, each named by its first page and not yet in the
+  // range, and new ones.
+  std::vector<PageId> handles;
 };
 
 class RangeTable {
@@ -64,16 +83,18 @@ class RangeTable {
   RangeTable(const RangeTable&) = delete;
   RangeTable& operator=(const RangeTable&) = delete;
 
-  // Makes the new pages of the plan (numbered from page_count() on, in the order of the plan) and
-  // maps all its pages. Returns the slot of the first. A failing driver call throws, with all that
-  // came before it undone.
+  // Makes the new handles of the plan (their pages numbered from page_count() on, in the order of
+  // the plan) and maps all its handles. Returns the slot of the first page. A failing driver call
+  // throws, with all that came before it undone.
   SlotId Map(const MappingPlan& plan);
 
   // Repeats the driver's SetAccess() for all that is mapped.
   void RefreshAccess();
 
   uint32_t page_count() const { return static_cast<uint32_t>(pages_.size()); }
+  uint32_t handle_count() const { return static_cast<uint32_t>(handles_.size()); }
   uint32_t range_count() const { return static_cast<uint32_t>(ranges_.size()); }
+  // How many handles are mapped, each counted as often as it is.
   uint64_t mapping_count() const { return mapping_count_; }
   uint32_t slot_limit() const { return static_cast<uint32_t>(page_at_.size()); }
 
@@ -85,6 +106,15 @@ class RangeTable {
   const std::vector<SlotId>& slots_of(PageId page) const { return pages_[Index(page)].slots; }
   bool Shows(RangeId range, PageId page) const;
 
+  // The handle that holds the page.
+  PageId handle_begin(PageId page) const { return handles_[pages_[Index(page)].handle].first; }
+  uint32_t handle_pages(PageId page) const { return handles_[pages_[Index(page)].handle].pages; }
+  PageId handle_end(PageId page) const {
+    return PageId{Index(handle_begin(page)) + handle_pages(page)};
+  }
+  // How many pages the plan maps.
+  uint32_t PagesOf(const MappingPlan& plan) const;
+
   Address AddressOf(SlotId slot, Granules offset) const;
 
   // Recomputes the invariants; throws InternalError.
@@ -92,17 +122,24 @@ class RangeTable {
 
  private:
   struct Page {
-    Handle handle{};
+    uint32_t handle = 0;  // in handles_
     std::vector<SlotId> slots;
+  };
+  struct PhysicalHandle {
+    Handle handle{};
+    PageId first{};
+    uint32_t pages = 0;
   };
 
   class Undo;
 
+  void CreateHandle(uint32_t pages, Undo& undo);
   RangeId ReserveRange(uint32_t pages, Undo& undo);
 
   Driver& driver_;
   const uint64_t page_bytes_;
   std::vector<Page> pages_;
+  std::vector<PhysicalHandle> handles_;
   std::vector<Range> ranges_;
   std::vector<PageId> page_at_;          // by slot
   std::vector<RangeId> range_of_group_;  // by slot / kSlotGroup

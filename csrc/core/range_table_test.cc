@@ -8,6 +8,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -20,15 +21,17 @@ namespace {
 using ::testing::ElementsAre;
 
 constexpr PageId kNew = MappingPlan::kNewPage;
+constexpr PageId kNewPair = MappingPlan::NewHandle(1);
+constexpr PageId kNewFour = MappingPlan::NewHandle(2);
 constexpr Granules kPageSize(4);
 constexpr uint64_t kPageBytes = 2048;
 
-MappingPlan InNewRange(std::vector<PageId> pages) { return {.range = {}, .pages = pages}; }
+MappingPlan InNewRange(std::vector<PageId> pages) { return {.range = {}, .handles = pages}; }
 MappingPlan Behind(uint32_t range, std::vector<PageId> pages) {
-  return {.range = RangeId{range}, .at_front = false, .pages = pages};
+  return {.range = RangeId{range}, .at_front = false, .handles = pages};
 }
 MappingPlan Before(uint32_t range, std::vector<PageId> pages) {
-  return {.range = RangeId{range}, .at_front = true, .pages = pages};
+  return {.range = RangeId{range}, .at_front = true, .handles = pages};
 }
 
 std::vector<PageId> PagesOf(const RangeTable& table, uint32_t range) {
@@ -102,6 +105,39 @@ TEST_F(RangeTableTest, APageMayStandInSeveralRangesInAnyOrder) {
   EXPECT_EQ(table().mapping_count(), 5u);
   EXPECT_EQ(host_.usage().handles, 3u);
   EXPECT_EQ(host_.usage().mappings, 5u);
+}
+
+TEST_F(RangeTableTest, AHandleOfSeveralPagesIsMadeAndMappedAsOne) {
+  const SlotId first = Map(InNewRange({kNewFour, kNew, kNewPair}));
+  EXPECT_THAT(PagesOf(table(), 0), ElementsAre(PageId{0}, PageId{1}, PageId{2}, PageId{3},
+                                               PageId{4}, PageId{5}, PageId{6}));
+  EXPECT_EQ(host_.usage().handles, 3u);
+  EXPECT_EQ(host_.usage().mappings, 3u);
+  EXPECT_EQ(host_.usage().mapped_bytes, 7 * kPageBytes);
+  EXPECT_EQ(table().mapping_count(), 3u);
+  EXPECT_EQ(table().page_count(), 7u);
+  EXPECT_EQ(table().handle_count(), 3u);
+  EXPECT_TRUE(
+      host_.CanAccess(table().AddressOf(first, Granules(0)), 7 * kPageBytes, host_.device()));
+
+  EXPECT_EQ(table().handle_begin(PageId{3}), PageId{0});
+  EXPECT_EQ(table().handle_end(PageId{3}), PageId{4});
+  EXPECT_EQ(table().handle_pages(PageId{4}), 1u);
+  EXPECT_EQ(table().handle_begin(PageId{5}), PageId{5});
+  EXPECT_EQ(table().handle_end(PageId{6}), PageId{7});
+}
+
+TEST_F(RangeTableTest, AHandleOfSeveralPagesStandsWholeAndInOrder) {
+  Map(InNewRange({kNewPair, kNewFour}));
+  const SlotId second = Map(InNewRange({PageId{2}, kNew, PageId{0}}));
+  EXPECT_THAT(PagesOf(table(), 1), ElementsAre(PageId{2}, PageId{3}, PageId{4}, PageId{5},
+                                               PageId{6}, PageId{0}, PageId{1}));
+  EXPECT_EQ(table().slots_of(PageId{1}).back(), SlotId{Index(second) + 6});
+  EXPECT_EQ(table().mapping_count(), 5u);
+  EXPECT_EQ(host_.usage().mappings, 5u);
+  const SlotId front = Map(Before(1, {kNewPair}));
+  EXPECT_EQ(Index(front), Index(second) - 2);
+  EXPECT_THROW(Map(InNewRange({PageId{3}})), InternalError) << "not the first page of a handle";
 }
 
 TEST_F(RangeTableTest, ShowsSaysWhetherARangeHasAPage) {
@@ -196,7 +232,7 @@ class RangeTableFaults : public RangeTableTest, public ::testing::WithParamInter
       driver_.Arm({.call_number = n, .status = DriverStatus::kOutOfMemory});
       try {
         Map(plan);
-        ASSERT_GT(n, plan.pages.size()) << "a plan has a call for each page at least";
+        ASSERT_GT(n, plan.handles.size()) << "a plan has a call for each page at least";
         break;
       } catch (const DriverError& error) {
         EXPECT_EQ(error.status(), DriverStatus::kOutOfMemory);
@@ -229,6 +265,18 @@ TEST_P(RangeTableFaults, GrowthAtTheFront) {
   Map(InNewRange({kNew, kNew}));
   Map(InNewRange({kNew}));
   FailEachCallOf(Before(1, {kNew, PageId{1}, kNew}));
+}
+
+TEST_P(RangeTableFaults, NewRangeOfHandlesOfSeveralPages) {
+  Map(InNewRange({kNew, kNewPair}));
+  FailEachCallOf(InNewRange({PageId{1}, kNewFour, kNew, kNewPair, PageId{0}}));
+}
+
+TEST_P(RangeTableFaults, GrowthByHandlesOfSeveralPages) {
+  Map(InNewRange({kNewFour, kNew}));
+  Map(InNewRange({kNewPair}));
+  FailEachCallOf(Behind(0, {PageId{5}, kNewFour, kNewPair}));
+  FailEachCallOf(Before(1, {kNewPair, PageId{0}, kNew}));
 }
 
 INSTANTIATE_TEST_SUITE_P(InCaptureOrNot, RangeTableFaults, ::testing::Bool(),
@@ -281,6 +329,24 @@ TEST_F(RangeTableTest, TheDestructorGoesOnAfterAFailure) {
   }
 }
 
+TEST_F(RangeTableTest, TheDestructorGoesOnAfterAFailureWithHandlesOfSeveralPages) {
+  for (uint64_t n = 1; n <= 9; ++n) {
+    HostDriver host({.granularity = kPageBytes, .map_memory = false});
+    FaultyDriver driver(host);
+    {
+      RangeTable table(driver, kPageSize);
+      table.Map(InNewRange({kNewFour, kNew, kNewPair}));
+      table.Map(InNewRange({PageId{0}}));
+      driver.Arm({.call_number = n});
+    }
+    EXPECT_EQ(driver.call_count(), 9u) << "four mappings, two reservations, three handles";
+    EXPECT_EQ(driver.failures(), 1u);
+    EXPECT_LE(host.usage().mappings, 1u);
+    EXPECT_LE(host.usage().reservations, 1u);
+    EXPECT_LE(host.usage().handles, 1u);
+  }
+}
+
 TEST_F(RangeTableTest, PhysicalMemoryThatRunsOutHalfWayIsGivenBack) {
   HostDriver host(
       {.granularity = kPageBytes, .physical_limit_bytes = 3 * kPageBytes, .map_memory = false});
@@ -317,6 +383,7 @@ TEST_F(RangeTableTest, AgainstListsOfPages) {
   std::mt19937 random(4);
   const auto below = [&](std::size_t limit) { return static_cast<uint32_t>(random() % limit); };
   std::vector<std::deque<PageId>> model;
+  std::vector<std::pair<PageId, uint32_t>> handles;  // first page and size
   uint32_t pages = 0;
   uint64_t mappings = 0;
   for (int step = 0; step < 400; ++step) {
@@ -324,26 +391,36 @@ TEST_F(RangeTableTest, AgainstListsOfPages) {
     if (!model.empty() && below(4) != 0) range = below(model.size());
     std::deque<PageId> none;
     std::deque<PageId>& here = range ? model[*range] : none;
-    MappingPlan plan{.range = {}, .at_front = range && below(2) == 0, .pages = {}};
+    MappingPlan plan{.range = {}, .at_front = range && below(2) == 0, .handles = {}};
     if (range) plan.range = RangeId{*range};
 
     std::vector<PageId> mapped;
     uint32_t created = 0;
+    std::vector<std::pair<PageId, uint32_t>> new_handles;
     for (uint32_t n = 1 + below(5); n > 0; --n) {
-      const PageId page = pages > 0 && below(3) != 0 ? PageId{below(pages)} : kNew;
-      if (std::ranges::count(here, page) + std::ranges::count(mapped, page) > 0) continue;
-      plan.pages.push_back(page);
-      mapped.push_back(page == kNew ? PageId{pages + created++} : page);
+      if (handles.empty() || below(3) == 0) {
+        const uint32_t log2_pages = below(3);
+        plan.handles.push_back(MappingPlan::NewHandle(log2_pages));
+        new_handles.push_back({PageId{pages + created}, uint32_t{1} << log2_pages});
+        for (uint32_t i = 0; i < uint32_t{1} << log2_pages; ++i)
+          mapped.push_back(PageId{pages + created++});
+        continue;
+      }
+      const auto [first, size] = handles[below(handles.size())];
+      if (std::ranges::count(here, first) + std::ranges::count(mapped, first) > 0) continue;
+      plan.handles.push_back(first);
+      for (uint32_t i = 0; i < size; ++i) mapped.push_back(PageId{Index(first) + i});
     }
-    if (plan.pages.empty()) continue;
+    if (plan.handles.empty()) continue;
     if (range) {
       const RangeTable::Range& room = table().range(RangeId{*range});
       const uint32_t slots = plan.at_front ? room.mapped_begin : room.capacity - room.mapped_end;
-      if (slots < plan.pages.size()) continue;
+      if (slots < mapped.size()) continue;
     }
     const SlotId first = Map(plan);
     pages += created;
-    mappings += mapped.size();
+    mappings += plan.handles.size();
+    handles.insert(handles.end(), new_handles.begin(), new_handles.end());
     here.insert(plan.at_front ? here.begin() : here.end(), mapped.begin(), mapped.end());
     if (!range) model.push_back(here);
 

@@ -28,7 +28,7 @@ class RunIndexTest : public ::testing::Test {
   SlotId Map(const MappingPlan& plan) {
     const SlotId first = table_.Map(plan);
     index_.Grow();
-    for (uint32_t i = 0; i < plan.pages.size(); ++i) {
+    for (uint32_t i = 0; i < table_.PagesOf(plan); ++i) {
       const SlotId slot{Index(first) + i};
       const PageId page = table_.page_at(slot);
       if (Index(page) >= free_.size()) {
@@ -41,7 +41,7 @@ class RunIndexTest : public ::testing::Test {
     return first;
   }
   SlotId MapNew(uint32_t pages) {
-    return Map({.range = {}, .pages = std::vector<PageId>(pages, kNew)});
+    return Map({.range = {}, .handles = std::vector<PageId>(pages, kNew)});
   }
 
   void SetFree(PageId page, bool free) {
@@ -148,7 +148,7 @@ TEST_F(RunIndexTest, RunsReachAcrossWords) {
 
 TEST_F(RunIndexTest, APageIsFreeOrTakenInEveryRangeThatShowsIt) {
   MapNew(2);
-  Map({.range = {}, .pages = {PageId{1}, PageId{0}}});
+  Map({.range = {}, .handles = {PageId{1}, PageId{0}}});
   SetFree(PageId{1}, false);
   EXPECT_EQ(index_.FreeAtFront(RangeId{0}), 1u);
   EXPECT_EQ(index_.FreeAtBack(RangeId{0}), 0u);
@@ -173,7 +173,7 @@ TEST_F(RunIndexTest, BoundsAreWorkedOutOnlyWhenLookedAt) {
 TEST_F(RunIndexTest, AnExtendedRangeMayHoldMore) {
   MapNew(2);
   EXPECT_EQ(index_.NewestMayHold(3, newest()), std::nullopt);
-  Map({.range = RangeId{0}, .at_front = true, .pages = {kNew}});
+  Map({.range = RangeId{0}, .at_front = true, .handles = {kNew}});
   EXPECT_EQ(index_.NewestMayHold(3, newest()), RangeId{0});
   EXPECT_EQ(Runs(0), BruteRuns(0));
 }
@@ -215,11 +215,11 @@ TEST_F(RunIndexTest, AgainstBruteForce) {
       MapNew(below(6) == 0 ? 60 + below(80) : 1 + below(6));
     } else if (!free_.empty() && below(30) == 0) {
       // Some pages again, in a new range or at the end of an old one.
-      MappingPlan plan{.range = {}, .at_front = below(2) == 0, .pages = {}};
+      MappingPlan plan{.range = {}, .at_front = below(2) == 0, .handles = {}};
       if (table_.range_count() == 24 || below(3) != 0) plan.range = RangeId{below(Index(newest()))};
       const auto page = PageId{below(free_.size())};
       const bool shown = plan.range && table_.Shows(*plan.range, page);
-      plan.pages = {shown ? kNew : page};
+      plan.handles = {shown ? kNew : page};
       if (plan.range) {
         const RangeTable::Range& range = table_.range(*plan.range);
         if ((plan.at_front ? range.mapped_begin : range.capacity - range.mapped_end) == 0) continue;

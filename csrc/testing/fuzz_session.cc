@@ -167,9 +167,20 @@ std::string FuzzSession::Do(const AllocateOp& op) {
   if (op.label == 0 || addresses_.contains(op.label)) return {};
   const PoolId id = IdOf(op.pool);
   const bool allowed = model_.OpenScope(id).has_value() && op.bytes > 0;
+<<<<<<< HEAD
   const PoolModel::Need need =
       allowed ? model_.NeedOf(id, op.bytes, StreamOf(op.stream)) : PoolModel::Need{};
   // By the driver's own account: where an Unmap() was made to fail, memory is lost that no set knows of.
+=======
+  PoolModel::Need need;
+  if (allowed) {
+    // The model knows no handles: a whole page in one of several can be mapped only with the
+    // others. Where there is such a handle, the block may take as many pages as in an empty pool.
+    const bool single = watch_.handle_bytes() == watch_.handles() * setup_.page_bytes;
+    need = single ? model_.NeedOf(id, op.bytes, StreamOf(op.stream))
+                  : PoolModel::Need{.ideal = (op.bytes - 1) / setup_.page_bytes + 1};
+  }
+>>>>>>> 473fa3a (Map several pages at once in large pools: half the mappings at the same memory)
   const uint64_t pages_left =
       (setup_.physical_limit_bytes - host_.usage().physical_bytes) / setup_.page_bytes;
   const bool may_run_out = allowed && need.most_new() > pages_left;
@@ -231,14 +242,16 @@ std::string FuzzSession::JudgePieces(const AllocateOp& op, const Block& block,
     if (!place->accessible) return Text("no access at ", address);
     if (peers_settled_ && place->peers != watch_.peers())
       return Text("no peer access at ", address);
-    if (place->offset_bytes != piece.offset_bytes || place->left_bytes < piece.length_bytes) {
-      return Text("address ", address, " is byte ", place->offset_bytes,
-                  " of its page, said to be ", piece.offset_bytes);
+    // A handle is one page or several.
+    const uint64_t offset = place->offset_bytes % setup_.page_bytes;
+    if (offset != piece.offset_bytes || place->left_bytes < piece.length_bytes) {
+      return Text("address ", address, " is byte ", offset, " of its page, said to be ",
+                  piece.offset_bytes);
     }
     const std::pair key{incarnation, Index(piece.page)};
-    const Handle handle = handle_of_page_.emplace(key, place->handle).first->second;
-    const auto owner = page_of_handle_.emplace(place->handle, key).first->second;
-    if (handle != place->handle || owner != key) {
+    const std::pair part{place->handle, place->offset_bytes / setup_.page_bytes};
+    if (part_of_page_.emplace(key, part).first->second != part ||
+        page_of_part_.emplace(part, key).first->second != key) {
       return Text("address ", address, " is said to be page ", key.second,
                   ", but another is mapped");
     }
@@ -355,11 +368,11 @@ std::string FuzzSession::Do(const TrimOp&) {
 }
 
 void FuzzSession::ForgetPagesOfGonePools() {
-  std::erase_if(handle_of_page_, [this](const auto& entry) {
-    const auto& [key, handle] = entry;
+  std::erase_if(part_of_page_, [this](const auto& entry) {
+    const auto& [key, part] = entry;
     const PoolId id = incarnations_.at(key.first);
     if (model_.Contains(id) && model_.Incarnation(id) == key.first) return false;
-    page_of_handle_.erase(handle);
+    page_of_part_.erase(part);
     validator_.Apply(PageGone{key.first << 32 | key.second});
     return true;
   });

@@ -123,9 +123,10 @@ class FuzzSession {
   std::unordered_map<uint64_t, Address> addresses_;  // of every label that was ever allocated
   std::vector<uint64_t> live_labels_;
   std::vector<uint64_t> freed_labels_;
-  // (incarnation of its pool, page) of every page, and the handle that it turned out to be.
-  std::map<std::pair<uint64_t, uint32_t>, Handle> handle_of_page_;
-  std::map<Handle, std::pair<uint64_t, uint32_t>> page_of_handle_;
+  // (incarnation of its pool, page) of every page, and which page of which handle it turned out to
+  // be.
+  std::map<std::pair<uint64_t, uint32_t>, std::pair<Handle, uint64_t>> part_of_page_;
+  std::map<std::pair<Handle, uint64_t>, std::pair<uint64_t, uint32_t>> page_of_part_;
   std::map<uint64_t, PoolId> incarnations_;
   bool armed_ = false;
   bool fault_for_good_ = false;

@@ -45,6 +45,16 @@ OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : random_
     weights_.fail = weights_.progress = 20;
     weights_.mend = weights_.begin = weights_.end = 10;
   }
+  // Handles of several pages are for pools of a thousand.
+  large_ = seed % 16 == 15;
+  if (large_) {
+    setup_.page_bytes = setup_.granularity_bytes;
+    setup_.physical_limit_bytes = 2500 * setup_.page_bytes;
+    // A process has 65,530 mappings.
+    length_ = std::min<uint64_t>(length_, 80);
+    most_live_ = std::max<uint64_t>(most_live_, 16);
+    pools_ = 1;
+  }
   weights_.bad = some(3);
   weights_.inspect = some(2);
 }
@@ -56,6 +66,7 @@ uint64_t OperationGenerator::Below(uint64_t bound) {
 
 uint64_t OperationGenerator::Bytes() {
   const uint64_t page = setup_.page_bytes;
+  if (large_ && OneIn(2)) return page * (2 + Below(OneIn(3) ? 1000 : 100)) - Below(page);
   switch (Below(8)) {
     case 0: {  // about a few whole pages
       const uint64_t pages = (1 + Below(4)) * page;

@@ -46,6 +46,7 @@ class OperationGenerator {
   double mean_pages_ = 1;
   bool captures_only_ = false;
   bool fails_events_ = false;
+  bool large_ = false;  // reaches a thousand pages
   uint64_t last_label_ = 0;
   int last_peer_ = 0;
 };
