@@ -9,8 +9,8 @@
 //  2. to the newest range where it fits without breaking a wholly free handle of several pages, or
 //     else to where it leaves the fewest pages of such handles over: nothing to map. Newest first,
 //     because captures repeat themselves: the arrangement that served the last graph serves the
-//     next one too, and older ones stay whole. (In a simulation of
-//     six recorded pools in six orders each: a third fewer mappings than with the shortest run.)
+//     next one too, and older ones stay whole. (In a simulation of six recorded pools in six orders each: a
+//     third fewer mappings than with the shortest run first.)
 //  3. to the free front or back of a range, which is extended there: of all ranges the one that
 //     needs the fewest new mappings, as long as it costs no new page that 4 would not.
 //  4. to a new range: the free tail of a handle, wholly free handles, largest first, the free head
