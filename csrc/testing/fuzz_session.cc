@@ -167,11 +167,6 @@ std::string FuzzSession::Do(const AllocateOp& op) {
   if (op.label == 0 || addresses_.contains(op.label)) return {};
   const PoolId id = IdOf(op.pool);
   const bool allowed = model_.OpenScope(id).has_value() && op.bytes > 0;
-<<<<<<< HEAD
-  const PoolModel::Need need =
-      allowed ? model_.NeedOf(id, op.bytes, StreamOf(op.stream)) : PoolModel::Need{};
-  // By the driver's own account: where an Unmap() was made to fail, memory is lost that no set knows of.
-=======
   PoolModel::Need need;
   if (allowed) {
     // The model knows no handles: a whole page in one of several can be mapped only with the
@@ -180,7 +175,7 @@ std::string FuzzSession::Do(const AllocateOp& op) {
     need = single ? model_.NeedOf(id, op.bytes, StreamOf(op.stream))
                   : PoolModel::Need{.ideal = (op.bytes - 1) / setup_.page_bytes + 1};
   }
->>>>>>> 473fa3a (Map several pages at once in large pools: half the mappings at the same memory)
+  // By the driver's own account: where an Unmap() was made to fail, memory is lost that no set knows of.
   const uint64_t pages_left =
       (setup_.physical_limit_bytes - host_.usage().physical_bytes) / setup_.page_bytes;
   const bool may_run_out = allowed && need.most_new() > pages_left;
