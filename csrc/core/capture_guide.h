@@ -1,16 +1,19 @@
-// What the largest capture into a pool so far did with each of its allocations, as a guide for the
-// next one.
+// What the largest capture into a pool so far did, as a guide for the next one.
 //
-// Graphs that share a pool are mostly one program captured for several sizes: allocation k of one
-// is allocation k of the next, only larger or smaller. So where the largest capture put its block
-// k, there is room for every smaller block k at the moment it is asked for, and no mapping is
-// needed; and if it lived when that capture held most, it probably will again. A guide is only
-// advice: what it says is tried and checked, so a pool that very different programs share loses
-// nothing. (Replayed largest first, the recorded captures of ResNet-50 need 161 page mappings for
-// 160 pages, those of the MLP 150 for 73: hardly more than their largest alone.)
+// Graphs that share a pool are mostly one program captured for several sizes: the allocations of
+// one are those of the next, each just as large or larger by the same factor (or, where a program
+// pairs everything with everything, by its square). So the capture under way is aligned with the
+// largest one: an allocation answers to the next step whose size, scaled or not, is its own.
+// Libraries that choose other kernels for other sizes add and leave out steps, so a few steps ahead
+// are looked at. From there on the guide foretells how large each block will be and how long it
+// will live.
+//
+// All this is advice, tried and checked by those who follow it, so a pool that very different
+// programs share loses nothing.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/placement.h"
@@ -20,10 +23,33 @@ namespace cgp {
 
 class CaptureGuide {
  public:
+  static constexpr uint32_t kNever = ~uint32_t{0};
+
   struct Step {
     Placement start;
-    Granules length;
+    uint64_t bytes = 0;
+    uint32_t freed_at = kNever;  // the number of steps done when it was freed
+    uint8_t power = 1;           // of the scale, by which it grows, as far as known
+    bool steady = true;          // the guide before had it too
     bool lives_at_peak = false;  // of the capture's memory
+  };
+
+  // Which step of the guide an allocation answers to, and what follows from that. A value: nothing
+  // is changed until the allocation is told to have been made.
+  struct Match {
+    std::optional<uint32_t> step;
+    // Of an allocation that answers to nothing: the step that was expected, if it is of such a size
+    // that this may be its like.
+    std::optional<uint32_t> stands_for;
+    uint8_t power = 1;
+
+    // The alignment from here on.
+    double scale = 0;              // of this capture to the guide; 0: not known yet
+    uint32_t next = 0;             // the guide's step that is looked at first
+    uint32_t evidence = 0;         // how many blocks have answered by the scale
+    uint32_t missed_in_a_row = 0;  // how many of the last ones answered to nothing
+    uint32_t missed = 0;           // how many did in all
+    uint64_t missed_bytes = 0;     // how large the last allocation was, if it did
   };
 
   // A live block's place in the capture that allocated it; kNone for what no capture is told of.
@@ -35,29 +61,45 @@ class CaptureGuide {
 
   void BeginCapture();
 
-  // What the largest capture did in the step that comes next here; nullptr if it had no such step.
-  const Step* Next() const;
+  // pre: bytes > 0.
+  Match Find(uint64_t bytes) const;
 
   // The next step of this capture, done. `live` is what the pool holds with the new block.
-  Ticket Allocated(Placement start, Granules length, Granules live);
+  Ticket Allocated(const Match& match, Placement start, uint64_t bytes, Granules live);
   // pre: each ticket is freed once.
   void Freed(Ticket ticket);
 
   // The capture is the guide from now on if none before it held more.
   void EndCapture();
 
+  // The steps of the largest capture; empty before there was one.
+  const std::vector<Step>& steps() const { return largest_; }
+  // Whether it is known by which power each step grows.
+  bool learned() const { return learned_; }
+  // How large the block of a step will be at this scale.
+  uint64_t Foretell(uint32_t step, double scale) const;
+  // The guide's step that a live block answered to or stands for, if it is of the capture under
+  // way.
+  std::optional<uint32_t> StepOf(Ticket ticket) const;
+
  private:
   struct Recorded {
     Step step;
-    uint32_t freed_at = ~uint32_t{0};  // the number of steps done when it was freed
+    std::optional<uint32_t> like;  // the guide's
   };
 
+  std::optional<uint8_t> PowerOf(uint32_t step, uint64_t bytes, double scale) const;
+  void FindScale(uint64_t bytes, Match& match) const;
+
   uint32_t capture_ = 0;  // the number of the one under way
+  Match alignment_;       // after its last step
   std::vector<Recorded> recorded_;
   Granules peak_;
   uint32_t peak_step_ = 0;
+
   std::vector<Step> largest_;
   Granules largest_peak_;
+  bool learned_ = false;
 };
 
 }  // namespace cgp

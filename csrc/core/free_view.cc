@@ -70,6 +70,13 @@ std::optional<NodeId> FreeView::BestFit(Granules length) const {
   return bins_[*bin];
 }
 
+std::optional<NodeId> FreeView::BestFitSettled(Granules length) const {
+  const auto others = static_cast<uint32_t>(space_.page_size().count());
+  const std::optional<uint32_t> bin = filled_bins_.Next(static_cast<uint32_t>(length.count()));
+  if (!bin || *bin >= others) return std::nullopt;
+  return bins_[*bin];
+}
+
 std::optional<PageId> FreeView::NextWhole(PageId from) const {
   const std::optional<uint32_t> page = whole_pages_.Next(Index(from));
   if (!page) return std::nullopt;
@@ -97,6 +104,21 @@ Granules FreeView::ChainLength(NodeId start) const {
   const uint64_t limit =
       end == NodeId::kNone ? space_.page_size().count() : space_.node(end).offset;
   return Granules(limit - space_.node(start).offset);
+}
+
+bool FreeView::IsFree(PageId page, Granules offset, Granules length) const {
+  if (IsWhole(page)) return true;
+  if (offset == Granules(0)) return Head(page) >= length;
+  const Granules end = offset + length;
+  if (end == space_.page_size()) return Tail(page) >= length;
+  NodeId id = space_.first(page);
+  while (Granules(space_.node(id).offset + space_.node(id).length) <= offset) {
+    id = space_.node(id).next;
+  }
+  for (; id != NodeId::kNone && Granules(space_.node(id).offset) < end; id = space_.node(id).next) {
+    if (!Available(id)) return false;
+  }
+  return true;
 }
 
 NodeId FreeView::ChainStart(NodeId id) const {

@@ -54,6 +54,9 @@ class FreeView {
   // settled ones if any has one, else in the others.
   std::optional<NodeId> BestFit(Granules length) const;
 
+  // As BestFit(), in settled pages only.
+  std::optional<NodeId> BestFitSettled(Granules length) const;
+
   bool IsWhole(PageId page) const { return whole_pages_.Contains(Index(page)); }
   uint32_t whole_page_count() const { return whole_page_count_; }
   // The first whole page numbered at least `from`.
@@ -65,6 +68,8 @@ class FreeView {
   Granules Head(PageId page) const;
   Granules Tail(PageId page) const;
   Granules ChainLength(NodeId start) const;
+  // Whether the stream may take all of [offset, offset + length) of the page.
+  bool IsFree(PageId page, Granules offset, Granules length) const;
 
   RunIndex& runs() { return runs_; }
   const RunIndex& runs() const { return runs_; }

@@ -15,14 +15,9 @@ namespace {
 // looking at all ranges.
 constexpr int kEdgeSearches = 64;
 
-// How many pages a new handle may have: what is mapped whole is also lost whole to the middle of a
-// range as long as a page of it is in use. On a recorded pool of 4 GiB in 12 orders these limits
-// need half the mappings of single pages for the same memory (1.004 of the minimum). In a small
-// pool a page lost is a larger part of it, and mappings are few.
-constexpr uint64_t kLargePool = 1000;  // pages; smaller pools have handles of one page only
-constexpr uint64_t kMostHandlePages = 16;
-constexpr uint64_t kHandlesOfPool = 64;  // at most this part of the pool
-constexpr uint64_t kHandlesOfBlock = 2;  // at most this part of the block it is made for
+// What is mapped whole is also lost whole to the middle of a range as long as a page of it is in
+// use, so a new handle is at most this part of the block that it is made for.
+constexpr uint64_t kHandlesOfBlock = 2;
 
 // What keeping a wholly free handle whole is worth, in mappings.
 constexpr std::size_t kMappingsToSpareHandle = 2;
@@ -41,14 +36,6 @@ struct FreeHandles {
   std::vector<Edge> tails;                  // likewise
   std::vector<std::vector<PageId>> wholes;  // the wholly free ones of 2^k pages, by k
 };
-
-bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle) {
-  const PageId end = ranges.handle_end(handle);
-  for (PageId page = handle; page != end; page = PageId{Index(page) + 1}) {
-    if (!view.IsWhole(page)) return false;
-  }
-  return true;
-}
 
 Edge HeadOf(const FreeView& view, const RangeTable& ranges, uint64_t page_size, PageId handle) {
   Edge edge{.handle = handle};
@@ -261,10 +248,7 @@ class GrowthPlanner {
   std::vector<PageId> NewHandles(uint64_t pages) const {
     std::vector<PageId> handles;
     const uint64_t pool_pages = ranges_.page_count() + pages;
-    const uint64_t most = pool_pages < kLargePool
-                              ? 1
-                              : std::min({kMostHandlePages, pool_pages / kHandlesOfPool,
-                                          length_ / page_ / kHandlesOfBlock});
+    const uint64_t most = std::min(MostHandlePages(pool_pages), length_ / page_ / kHandlesOfBlock);
     auto k = static_cast<uint32_t>(std::bit_width(std::max<uint64_t>(1, most)) - 1);
     while (pages > 0) {
       while (uint64_t{1} << k > pages) --k;
@@ -436,6 +420,20 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
 
 }  // namespace
 
+uint64_t MostHandlePages(uint64_t pool_pages) {
+  constexpr uint64_t kMost = 16;
+  constexpr uint64_t kPartOfPool = 64;
+  return std::clamp<uint64_t>(pool_pages / kPartOfPool, 1, kMost);
+}
+
+bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle) {
+  const PageId end = ranges.handle_end(handle);
+  for (PageId page = handle; page != end; page = PageId{Index(page) + 1}) {
+    if (!view.IsWhole(page)) return false;
+  }
+  return true;
+}
+
 bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, Placement start,
             Granules length) {
   const RangeTable::Range& range = ranges.range(ranges.range_of(start.slot));
@@ -444,9 +442,7 @@ bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, 
     if (slot >= range.end()) return false;
     const PageId page = ranges.page_at(slot);
     const Granules piece = std::min(length, page_size - offset);
-    const bool free = view.IsWhole(page) ||
-                      (offset > Granules(0) ? view.Tail(page) >= piece : view.Head(page) >= piece);
-    if (!free) return false;
+    if (!view.IsFree(page, offset, piece)) return false;
     length -= piece;
     offset = Granules(0);
   }

@@ -42,7 +42,15 @@ struct Placement {
 // How many whole pages more than `ideal` a block may take.
 enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 
-// All functions: pre: length >= a page.
+// The most pages that a new handle of a pool of so many pages may have: the driver's price is per
+// handle, but in a small pool a page lost to the middle of one is a larger part of it. (On a recorded
+// pool of 4 GiB in 12 orders these limits cost no memory.)
+uint64_t MostHandlePages(uint64_t pool_pages);
+
+// Whether the stream may take all pages of the handle that begins there.
+bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle);
+
+// All functions below: pre: length >= a page, but for FitsAt().
 
 // Step 1: whether the view's stream may take all of [start, start + length).
 bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, Placement start,

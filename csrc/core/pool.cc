@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "core/address_map.h"
-#include "core/capture_guide.h"
 #include "core/error.h"
 #include "core/fences.h"
+#include "core/foresight.h"
 #include "core/free_view.h"
 #include "core/page_space.h"
 #include "core/placement.h"
@@ -57,15 +57,20 @@ struct Pool::State {
         page_size(size),
         space(size),
         ranges(the_driver, size),
-        fences(the_driver) {}
+        fences(the_driver),
+        foresight(space, ranges) {}
 
   LiveBlock& Known(Address address);
   FreeView& ViewFor(StreamId stream);
   void CheckAgainstDevice(Granules length) const;
   void PlaceSmall(FreeView& view, LiveBlock& live);
-  void PlaceLarge(FreeView& view, LiveBlock& live);
+  void PlaceLarge(FreeView& view, LiveBlock& live, bool at_peak);
+  std::optional<Placement> FollowAdvice(const Foresight::Advice& advice);
+  Foresight::Advice Advise(uint64_t bytes, const FreeView& view);
+  std::optional<RangeId> RangeWithRoom() const;
+  void PlaceAt(Placement place, LiveBlock& live);
   Placement FindOrMap(FreeView& view, Granules length, Slack slack);
-  SlotId Grow(const MappingPlan& plan);
+  SlotId Grow(const MappingPlan& mapping);
   bool PollFences();
   void SettlePages();
   NodeId TakePiece(NodeId within, Granules offset, Granules length);
@@ -85,7 +90,7 @@ struct Pool::State {
   // sees what is open: the next scope's first stream takes it over, so that a pool that one stream
   // fills never indexes anything anew.
   std::vector<std::unique_ptr<FreeView>> views;
-  CaptureGuide guide;
+  Foresight foresight;
   AddressMap<LiveBlock> blocks;
   std::optional<ScopeKind> scope;
   PoolStats stats;  // what Stats() does not derive
@@ -103,7 +108,7 @@ void Pool::BeginScope(ScopeKind kind) {
   CGP_CHECK(!s.scope);
   s.PollFences();
   s.scope = kind;
-  if (kind == ScopeKind::kCapture) s.guide.BeginCapture();
+  if (kind == ScopeKind::kCapture) s.foresight.BeginCapture();
 }
 
 void Pool::EndScope() {
@@ -124,7 +129,7 @@ void Pool::EndScope() {
     if (fence_count > 0 && !one_stream) view.Rebuild();
   }
   s.SettlePages();
-  if (*s.scope == ScopeKind::kCapture) s.guide.EndCapture();
+  if (*s.scope == ScopeKind::kCapture) s.foresight.EndCapture();
   s.scope.reset();
 }
 
@@ -139,11 +144,19 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   LiveBlock live;
   live.block = {.address = 0, .bytes = length.bytes(), .requested_bytes = bytes, .stream = stream};
   live.eager = *s.scope == ScopeKind::kEager;
+  Foresight::Advice advice;
   try {
-    if (length < s.page_size) {
+    std::optional<Placement> place;
+    if (!live.eager) {
+      advice = s.Advise(bytes, view);
+      place = s.FollowAdvice(advice);
+    }
+    if (place) {
+      s.PlaceAt(*place, live);
+    } else if (length < s.page_size) {
       s.PlaceSmall(view, live);
     } else {
-      s.PlaceLarge(view, live);
+      s.PlaceLarge(view, live, advice.lives_at_peak);
     }
   } catch (const DriverError& error) {
     if (error.status() == DriverStatus::kOutOfMemory) s.ThrowOutOfMemory(error.what(), bytes);
@@ -153,7 +166,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
 
   if (!live.eager) {
     const Granules held = Granules::FromBytesRoundedUp(s.stats.allocated_bytes + live.block.bytes);
-    live.ticket = s.guide.Allocated({live.slot, Granules(live.offset)}, length, held);
+    live.ticket = s.foresight.Allocated(advice, {live.slot, Granules(live.offset)}, bytes, held);
   }
   const Block block = live.block;
   s.blocks.Insert(block.address, std::move(live));
@@ -178,7 +191,7 @@ void Pool::Free(Address address) {
       first = false;
     });
   }
-  s.guide.Freed(live.ticket);
+  s.foresight.Freed(live.ticket);
   s.stats.allocated_bytes -= live.block.bytes;
   s.stats.requested_bytes -= live.block.requested_bytes;
   ++s.stats.frees;
@@ -310,28 +323,57 @@ void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
   std::optional<NodeId> start = find();
   if (!start && PollFences()) start = find();
   if (!start)
-    start = space.first(ranges.page_at(Grow({.range = {}, .handles = {MappingPlan::kNewPage}})));
+    start = space.first(
+        ranges.page_at(Grow({.range = RangeWithRoom(), .handles = {MappingPlan::kNewPage}})));
   live.offset = space.node(*start).offset;
   live.slot = ranges.slots_of(space.node(*start).page).front();
   live.node = TakePiece(*start, Granules(live.offset), length);
 }
 
+std::optional<RangeId> Pool::State::RangeWithRoom() const {
+  if (ranges.page_count() == 0) return std::nullopt;
+  const RangeId newest = ranges.range_of(ranges.slots_of(PageId{ranges.page_count() - 1}).front());
+  if (ranges.range(newest).room_back == 0) return std::nullopt;
+  return newest;
+}
+
 // A block of a page or more: see placement.h.
-void Pool::State::PlaceLarge(FreeView& view, LiveBlock& live) {
+void Pool::State::PlaceLarge(FreeView& view, LiveBlock& live, bool at_peak) {
   const Granules length = Granules::FromBytesRoundedUp(live.block.bytes);
-  std::optional<Placement> place;
   // What lives when the pool holds most decides what it costs: this block, if the pool never held
   // more, or if its like did so in the largest capture.
-  bool at_peak = stats.allocated_bytes + live.block.bytes >= stats.peak_allocated_bytes;
-  if (const CaptureGuide::Step* step = live.eager ? nullptr : guide.Next()) {
-    if (step->length >= length && FitsAt(view, ranges, page_size, step->start, length))
-      place = step->start;
-    at_peak |= step->lives_at_peak;
-  }
+  at_peak |= stats.allocated_bytes + live.block.bytes >= stats.peak_allocated_bytes;
   const Slack slack = at_peak && space.page_count() < kExactPages ? Slack::kNone : Slack::kOnePage;
-  if (!place) place = FindOrMap(view, length, slack);
-  live.slot = place->slot;
-  live.offset = static_cast<uint32_t>(place->offset.count());
+  PlaceAt(FindOrMap(view, length, slack), live);
+}
+
+Foresight::Advice Pool::State::Advise(uint64_t bytes, const FreeView& view) {
+  return foresight.Advise(bytes, view, [this](const Foresight::PieceFunction& add) {
+    blocks.ForEach([&](Address, const LiveBlock& block) {
+      ForEachPiece(block, [&](PageId page, Granules offset, Granules length) {
+        add(page, offset, length, block.ticket);
+      });
+    });
+  });
+}
+
+std::optional<Placement> Pool::State::FollowAdvice(const Foresight::Advice& advice) {
+  if (!advice.spot) return std::nullopt;
+  if (!advice.spot->growth) return advice.spot->place;
+  try {
+    return advice.spot->growth->PlacementFrom(Grow(advice.spot->growth->mapping), page_size);
+  } catch (const DriverError& error) {
+    // A plan may want pages before they are needed. Whether there is enough for this block alone
+    // is for those to find out who place it without a plan.
+    if (error.status() != DriverStatus::kOutOfMemory) throw;
+    foresight.GiveUpPlan();
+    return std::nullopt;
+  }
+}
+
+void Pool::State::PlaceAt(Placement place, LiveBlock& live) {
+  live.slot = place.slot;
+  live.offset = static_cast<uint32_t>(place.offset.count());
   int pieces = 0;
   ForEachPiece(live, [&](PageId page, Granules offset, Granules piece) {
     live.node = TakePiece(NodeAt(page, offset), offset, piece);
@@ -356,21 +398,21 @@ Placement Pool::State::FindOrMap(FreeView& view, Granules length, Slack slack) {
   if (!found && PollFences()) found = FindMapped(view, ranges, page_size, length, slack);
   if (found && found->leftover == 0) return found->place;
   if (!found) CheckAgainstDevice(length);
-  const GrowthPlan plan = PlanGrowth(view, ranges, page_size, length, slack);
-  if (found && !SparesHandles(plan, *found)) return found->place;
-  return plan.PlacementFrom(Grow(plan.mapping), page_size);
+  const GrowthPlan growth = PlanGrowth(view, ranges, page_size, length, slack);
+  if (found && !SparesHandles(growth, *found)) return found->place;
+  return growth.PlacementFrom(Grow(growth.mapping), page_size);
 }
 
 // Carries out the plan and makes the new mappings known. Throws with nothing changed.
-SlotId Pool::State::Grow(const MappingPlan& plan) {
+SlotId Pool::State::Grow(const MappingPlan& mapping) {
   uint32_t new_pages = 0;
-  for (const PageId handle : plan.handles) {
+  for (const PageId handle : mapping.handles) {
     if (MappingPlan::IsNew(handle)) new_pages += MappingPlan::NewPages(handle);
   }
-  const uint32_t count = ranges.PagesOf(plan);
+  const uint32_t count = ranges.PagesOf(mapping);
   space.ReservePages(new_pages);
   const uint32_t old_page_count = space.page_count();
-  const SlotId first = ranges.Map(plan);
+  const SlotId first = ranges.Map(mapping);
   for (uint32_t i = 0; i < new_pages; ++i) space.AddPage();
   for (const auto& view : views) view->LearnMapping(first, count, old_page_count);
   return first;

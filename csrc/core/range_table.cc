@@ -113,7 +113,7 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
         slots.reserve(std::max<std::size_t>(2, 2 * slots.size()));
     }
   }
-  const RangeId id = plan.range ? *plan.range : ReserveRange(count, undo);
+  const RangeId id = plan.range ? *plan.range : ReserveRange(count, plan.room, undo);
   Range& range = ranges_[Index(id)];
   CGP_CHECK(count <= (plan.at_front ? range.room_front : range.room_back));
   undo.extended = plan.range ? &range : nullptr;
@@ -168,13 +168,14 @@ void RangeTable::CreateHandle(uint32_t pages, Undo& undo) {
   ++undo.created;
 }
 
-RangeId RangeTable::ReserveRange(uint32_t pages, Undo& undo) {
-  // Addresses are nearly free, so a range gets room to double at each end.
-  const uint32_t wanted = 2 * pages + kSlotGroup;
+RangeId RangeTable::ReserveRange(uint32_t pages, uint32_t room, Undo& undo) {
+  // Addresses are nearly free, so a range gets room to double, at either end.
+  const uint32_t front = (pages + kSlotGroup) / 2;
+  const uint32_t wanted = front + pages + std::max(front, room);
   Range range;
   range.capacity = (wanted + kSlotGroup - 1) / kSlotGroup * kSlotGroup;
   range.first = SlotId{slot_limit()};
-  range.mapped_begin = range.mapped_end = (range.capacity - pages) / 2;
+  range.mapped_begin = range.mapped_end = front;
   range.room_front = range.mapped_begin;
   range.room_back = range.capacity - range.mapped_end;
   CGP_CHECK(uint64_t{slot_limit()} + range.capacity <

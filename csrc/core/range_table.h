@@ -49,6 +49,7 @@ struct MappingPlan {
 
   std::optional<RangeId> range;  // none: a new range
   bool at_front = false;         // before the range's first page rather than behind its last
+  uint32_t room = 0;             // of a new range: the slots to keep for growth behind the plan
   // In the order of addresses: existing handles, each named by its first page and not yet in the
   // range, and new ones.
   std::vector<PageId> handles;
@@ -134,7 +135,7 @@ class RangeTable {
   class Undo;
 
   void CreateHandle(uint32_t pages, Undo& undo);
-  RangeId ReserveRange(uint32_t pages, Undo& undo);
+  RangeId ReserveRange(uint32_t pages, uint32_t room, Undo& undo);
 
   Driver& driver_;
   const uint64_t page_bytes_;

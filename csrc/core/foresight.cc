@@ -1,0 +1,99 @@
+#include "core/foresight.h"
+
+namespace cgp {
+namespace {
+
+// A guide that needs more plans for a capture is none.
+constexpr int kMostPlans = 3;
+// Nor one that this many blocks did not answer to when the plan is to be made.
+constexpr uint32_t kMostMissed = 2;
+// A larger scale is more likely a mistake.
+constexpr double kLargestScale = 16;
+// After so much evidence a plan is trusted with all the pages it wants.
+constexpr uint32_t kTrusted = 3;
+
+}  // namespace
+
+void Foresight::BeginCapture() {
+  guide_.BeginCapture();
+  plan_.reset();
+  plans_left_ = kMostPlans;
+}
+
+Foresight::Advice Foresight::Advise(uint64_t bytes, const FreeView& view,
+                                    const ForEachLive& for_each_live) {
+  Advice advice{.match = guide_.Find(bytes), .spot = {}};
+  if (guide_.steps().empty()) return advice;
+  const CaptureGuide::Match& match = advice.match;
+  const Granules length = Granules::FromBytesRoundedUp(bytes);
+  const CaptureGuide::Step* const like = match.step ? &guide_.steps()[*match.step] : nullptr;
+  advice.lives_at_peak = like != nullptr && like->lives_at_peak;
+
+  if (like != nullptr && !plan_ && match.scale <= 1 &&
+      Granules::FromBytesRoundedUp(like->bytes) >= length &&
+      FitsAt(view, ranges_, space_.page_size(), like->start, length)) {
+    advice.spot = CapturePlan::Spot{.growth = {}, .place = like->start, .item = {}};
+    return advice;
+  }
+  if (length < space_.page_size() && (like == nullptr || like->freed_at == CaptureGuide::kNever)) {
+    if (const auto place = BesideSurvivors(length, view)) {
+      advice.spot = CapturePlan::Spot{.growth = {}, .place = *place, .item = {}};
+      return advice;
+    }
+  }
+  if (WorthPlanning(match)) MakePlan(match, view, for_each_live);
+  if (plan_ && plan_->scale() != match.scale) plan_.reset();
+  if (plan_ && plan_->complete()) {
+    advice.spot = plan_->Find(match, length, view, ranges_, MostPages(match));
+    advice.planned = advice.spot.has_value();
+  }
+  return advice;
+}
+
+CaptureGuide::Ticket Foresight::Allocated(const Advice& advice, Placement start, uint64_t bytes,
+                                          Granules live) {
+  if (advice.planned && plan_) plan_->Take(advice.match, *advice.spot, start, ranges_);
+  return guide_.Allocated(advice.match, start, bytes, live);
+}
+
+void Foresight::GiveUpPlan() {
+  plan_.reset();
+  plans_left_ = 0;
+}
+
+bool Foresight::WorthPlanning(const CaptureGuide::Match& match) const {
+  if (plan_ && plan_->scale() == match.scale) return false;
+  if (plans_left_ == 0 || match.missed > kMostMissed) return false;
+  return match.scale <= 1 || (guide_.learned() && match.scale <= kLargestScale);
+}
+
+void Foresight::MakePlan(const CaptureGuide::Match& match, const FreeView& view,
+                         const ForEachLive& for_each_live) {
+  std::vector<CapturePlan::LivePiece> live;
+  for_each_live([&](PageId page, Granules offset, Granules length, CaptureGuide::Ticket ticket) {
+    const std::optional<uint32_t> step = guide_.StepOf(ticket);
+    const uint32_t end = step ? guide_.steps()[*step].freed_at : LayoutItem::kForever;
+    live.push_back({page, offset, length, end});
+  });
+  plan_.emplace(guide_, match, view, ranges_, space_.page_size(), live);
+  --plans_left_;
+  // For a capture no larger than its guide, mapping most of the pool into a home costs more than
+  // the few blocks that did not find their place.
+  if (match.scale <= 1 && plan_->missing_handles() * 4 > ranges_.handle_count()) GiveUpPlan();
+}
+
+uint64_t Foresight::MostPages(const CaptureGuide::Match& match) const {
+  const uint64_t before = plan_->pages_before();
+  const uint64_t after = plan_->pages_after();
+  if (match.evidence >= kTrusted) return after;
+  return std::min(after, match.evidence > 0 ? 2 * before + 1 : before + before / 64 + 1);
+}
+
+std::optional<Placement> Foresight::BesideSurvivors(Granules length, const FreeView& view) const {
+  const std::optional<NodeId> node = view.BestFitSettled(length);
+  if (!node) return std::nullopt;
+  const PageSpace::Node& free = space_.node(*node);
+  return Placement{ranges_.slots_of(free.page).front(), Granules(free.offset)};
+}
+
+}  // namespace cgp

@@ -1,0 +1,69 @@
+// What is known beforehand about the capture under way: the guide and, where that alone does not
+// do, the plan made from it. Decides which advice to follow.
+//
+//  - A capture no larger than its guide goes where the guide's blocks lay. Nothing is mapped.
+//  - A larger one, or one that finds a place taken, gets a plan.
+//  - A small block that nothing is known of, or that is known to stay, goes beside others that
+//    stayed.
+//
+// A plan may have new pages made ahead of need: its gaps are filled later. So that a capture which
+// only begins like the guide's program does not make the pool grow in vain, the more blocks have
+// been as large as foretold the further it may go (MostPages).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "core/capture_guide.h"
+#include "core/capture_plan.h"
+#include "core/free_view.h"
+#include "core/page_space.h"
+#include "core/placement.h"
+#include "core/range_table.h"
+#include "core/units.h"
+
+namespace cgp {
+
+class Foresight {
+ public:
+  Foresight(const PageSpace& space, const RangeTable& ranges) : space_(space), ranges_(ranges) {}
+
+  void BeginCapture();
+  void EndCapture() { guide_.EndCapture(); }
+
+  struct Advice {
+    CaptureGuide::Match match;
+    std::optional<CapturePlan::Spot> spot;  // none: as if nothing were known
+    bool planned = false;                   // the spot is the plan's
+    bool lives_at_peak = false;             // when the capture will hold most
+  };
+  // `add_live(function)` calls function(page, offset, length, ticket) for each piece of each live
+  // block; asked only when a plan is made.
+  using PieceFunction = std::function<void(PageId, Granules, Granules, CaptureGuide::Ticket)>;
+  using ForEachLive = std::function<void(const PieceFunction&)>;
+  Advice Advise(uint64_t bytes, const FreeView& view, const ForEachLive& for_each_live);
+
+  // The block that was asked for lies there. `live` is what the pool holds with it.
+  CaptureGuide::Ticket Allocated(const Advice& advice, Placement start, uint64_t bytes,
+                                 Granules live);
+  void Freed(CaptureGuide::Ticket ticket) { guide_.Freed(ticket); }
+  // The driver had no memory for what the plan wanted: the capture goes on without.
+  void GiveUpPlan();
+
+ private:
+  bool WorthPlanning(const CaptureGuide::Match& match) const;
+  void MakePlan(const CaptureGuide::Match& match, const FreeView& view,
+                const ForEachLive& for_each_live);
+  uint64_t MostPages(const CaptureGuide::Match& match) const;
+  std::optional<Placement> BesideSurvivors(Granules length, const FreeView& view) const;
+
+  const PageSpace& space_;
+  const RangeTable& ranges_;
+  CaptureGuide guide_;
+  std::optional<CapturePlan> plan_;
+  int plans_left_ = 0;  // for this capture
+};
+
+}  // namespace cgp

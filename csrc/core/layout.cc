@@ -1,0 +1,115 @@
+#include "core/layout.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace cgp {
+namespace {
+
+// Attempts are cheap for few items and seldom needed for many.
+int AttemptsFor(uint64_t items) {
+  constexpr uint64_t kComparisons = 3'000'000;
+  return static_cast<int>(std::clamp<uint64_t>(kComparisons / (items * items + 1), 4, 32));
+}
+
+}  // namespace
+
+Layout::Layout(std::span<const LayoutItem> fixed) : placed_(fixed.begin(), fixed.end()) {
+  std::ranges::stable_sort(placed_, {}, &LayoutItem::position);
+}
+
+bool Layout::Pack(std::vector<LayoutItem>& items, uint64_t limit) {
+  std::vector<uint32_t> order(items.size());
+  std::iota(order.begin(), order.end(), 0);
+  // What stays for good goes to the bottom, so that it does not part what comes later.
+  const auto stays = [&](uint32_t i) { return items[i].end == LayoutItem::kForever; };
+  const auto larger = [&](uint32_t a, uint32_t b) { return items[a].length > items[b].length; };
+  std::ranges::stable_sort(order, larger);
+  std::ranges::stable_sort(order, {}, [&](uint32_t i) { return items[i].position; });
+  std::ranges::stable_partition(order, stays);
+
+  const std::vector<LayoutItem> fixed = placed_;
+  std::vector<LayoutItem> best = items;
+  std::vector<LayoutItem> best_placed;
+  uint64_t least_left = LayoutItem::kNowhere;
+  const int attempts = AttemptsFor(items.size());
+  for (int attempt = 0; attempt < attempts && least_left > 0; ++attempt) {
+    placed_ = fixed;
+    const uint64_t left = Attempt(order, items, limit);
+    if (left < least_left) {
+      least_left = left;
+      best = items;
+      best_placed = placed_;
+    }
+    if (attempt == 0) {
+      std::ranges::stable_sort(order, larger);
+      std::ranges::stable_partition(order, stays);
+    } else {
+      std::ranges::stable_partition(
+          order, [&](uint32_t i) { return items[i].position == LayoutItem::kNowhere; });
+    }
+  }
+  items = std::move(best);
+  placed_ = std::move(best_placed);
+  return least_left == 0;
+}
+
+// Returns the granules of the items that found no place.
+uint64_t Layout::Attempt(const std::vector<uint32_t>& order, std::vector<LayoutItem>& items,
+                         uint64_t limit) {
+  uint64_t left = 0;
+  for (const uint32_t i : order) {
+    LayoutItem& item = items[i];
+    item.position = 0;
+    item.position = FindGap(item);
+    if (item.position + item.length <= limit) {
+      Insert(item);
+    } else {
+      item.position = LayoutItem::kNowhere;
+      left += item.length;
+    }
+  }
+  return left;
+}
+
+uint64_t Layout::FindGap(LayoutItem item) const {
+  const auto align = [&](uint64_t position) {
+    return (position + item.alignment - 1) / item.alignment * item.alignment;
+  };
+  item.position = align(item.position);
+  for (const LayoutItem& other : placed_) {
+    if (other.position >= item.position + item.length) break;
+    if (item.Meets(other))
+      item.position = std::max(item.position, align(other.position + other.length));
+  }
+  return item.position;
+}
+
+void Layout::Insert(const LayoutItem& item) {
+  placed_.insert(std::ranges::upper_bound(placed_, item.position, {}, &LayoutItem::position), item);
+}
+
+void Layout::Erase(uint32_t begin, uint64_t position) {
+  const auto there = std::ranges::equal_range(placed_, position, {}, &LayoutItem::position);
+  const auto found = std::ranges::find(there, begin, &LayoutItem::begin);
+  if (found != there.end()) placed_.erase(found);
+}
+
+uint64_t Layout::Peak(std::span<const LayoutItem> items, std::span<const LayoutItem> fixed) {
+  std::vector<std::pair<uint32_t, int64_t>> changes;
+  for (const std::span<const LayoutItem> part : {items, fixed}) {
+    for (const LayoutItem& item : part) {
+      const auto length = static_cast<int64_t>(item.length);
+      changes.emplace_back(item.begin, length);
+      if (item.end != LayoutItem::kForever) changes.emplace_back(item.end, -length);
+    }
+  }
+  std::ranges::sort(changes);  // what ends with a step is gone before the next block comes
+  int64_t live = 0;
+  int64_t peak = 0;
+  for (const auto& [step, change] : changes) peak = std::max(peak, live += change);
+  return static_cast<uint64_t>(peak);
+}
+
+}  // namespace cgp
