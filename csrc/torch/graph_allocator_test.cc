@@ -1,66 +1,25 @@
-// The adapter without a GPU: CUDA's streams are faked here, the host driver stands behind the pools.
+// The adapter without a GPU: CUDA's streams are faked, the host driver stands behind the pools.
 #include "torch/graph_allocator.h"
 
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <map>
-#include <mutex>
 #include <thread>
+#include <vector>
 
-#include "driver/host_driver.h"
-#include "torch/device_driver.h"
 #include "torch/fake_base_allocator.h"
-#include "torch/streams.h"
+#include "torch/fake_cuda.h"
 
 namespace cgp {
 namespace {
 
-constexpr uint64_t kPage = uint64_t{2} << 20;
-constexpr uint64_t kPhysicalLimit = 32 * kPage;
-
-// What the test's "CUDA" looks like. Capture id 0 means: not capturing.
-struct FakeCuda {
-  std::mutex mutex;
-  std::map<cudaStream_t, int> capture_ids;
-};
-
-FakeCuda& Cuda() {
-  static FakeCuda cuda;
-  return cuda;
-}
-
-thread_local cudaStream_t current_stream = nullptr;
-// Pools live as long as the process, so each test has a device of its own.
-thread_local c10::DeviceIndex current_device = 0;
-
-int CaptureId(cudaStream_t stream) {
-  const std::lock_guard lock(Cuda().mutex);
-  const auto found = Cuda().capture_ids.find(stream);
-  return found == Cuda().capture_ids.end() ? 0 : found->second;
-}
-
-void SetCaptureId(cudaStream_t stream, int id) {
-  const std::lock_guard lock(Cuda().mutex);
-  Cuda().capture_ids[stream] = id;
-}
-
-cudaStream_t Stream(uintptr_t number) { return reinterpret_cast<cudaStream_t>(number * 0x100); }
-
-}  // namespace
-
-std::unique_ptr<Driver> MakeDriver(int device) {
-  return std::make_unique<HostDriver>(HostDriverOptions{
-      .device = device, .physical_limit_bytes = kPhysicalLimit, .map_memory = false});
-}
-void RequireDriverSupport(int) {}
-bool IsCapturing(cudaStream_t stream) { return CaptureId(stream) != 0; }
-cudaStream_t CurrentStream(c10::DeviceIndex) { return current_stream; }
-c10::DeviceIndex CurrentDevice() { return current_device; }
-RelaxedCaptureMode::RelaxedCaptureMode() = default;
-RelaxedCaptureMode::~RelaxedCaptureMode() = default;
-
-namespace {
+using fake_cuda::CaptureId;
+using fake_cuda::current_device;
+using fake_cuda::current_stream;
+using fake_cuda::kPage;
+using fake_cuda::kPhysicalLimit;
+using fake_cuda::SetCaptureId;
+using fake_cuda::Stream;
 
 StreamFilter ThisThread() {
   return
@@ -72,7 +31,7 @@ class GraphAllocatorTest : public ::testing::Test {
   // What torch.cuda.CUDAGraph does, in its order, of releases before 2.14.
   class Graph {
    public:
-    Graph(GraphAllocatorTest& test, MempoolId_t id, int capture_id)
+    Graph(GraphAllocatorTest& test, MempoolId_t id, unsigned long long capture_id)
         : test_(test), id_(id), capture_id_(capture_id) {}
 
     void Begin() {
@@ -100,7 +59,7 @@ class GraphAllocatorTest : public ::testing::Test {
    private:
     GraphAllocatorTest& test_;
     MempoolId_t id_;
-    int capture_id_;
+    unsigned long long capture_id_;
     cudaStream_t stream_ = nullptr;
     bool gone_ = false;
   };
@@ -109,7 +68,7 @@ class GraphAllocatorTest : public ::testing::Test {
     static c10::DeviceIndex next_device = 0;
     device_ = current_device = next_device++;
     current_stream = Stream(1);
-    Cuda().capture_ids.clear();
+    fake_cuda::Reset();
   }
 
   PoolSet& pools() { return DevicePools::For(device_).set(); }
@@ -509,7 +468,7 @@ TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {
       current_stream = Stream(static_cast<uintptr_t>(20 + t));
       const MempoolId_t id{0, static_cast<uint64_t>(100 + t)};
       for (int round = 0; round < 50; ++round) {
-        Graph graph(*this, id, 1000 * (t + 1) + round);
+        Graph graph(*this, id, static_cast<unsigned long long>(1000 * (t + 1) + round));
         graph.Begin();
         std::vector<DataPtr> blocks;
         for (size_t i = 0; i < 20; ++i) {
