@@ -219,7 +219,10 @@ void PoolSetPairs(benchmark::State& state) {
   for (uint64_t i = 0; i < 8; ++i) set.Retain({0, i});
   set.BeginScope({0, 4}, cgp::ScopeKind::kCapture);
   SameBlockPairs(
-      state, [&] { return set.Allocate({0, 4}, 4096, kStream).address; },
+      state,
+      [&] {
+        return set.Allocate({0, 4}, 4096, kStream).address;
+      },
       [&](cgp::Address address) { set.Free(address); });
 }
 BENCHMARK(PoolSetPairs);
