@@ -1,11 +1,16 @@
 // CUDA's streams as the adapter's tests want them: which stream is in which capture is what the
-// test says. fake_cuda.cc puts this behind streams.h, and the host driver behind the pools.
+// test says. fake_cuda.cc puts this behind streams.h, the host driver behind the pools, and nothing
+// behind host_route.h.
 #pragma once
 
+#include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <vector>
+
+#include "torch/streams.h"
 
 namespace cgp::fake_cuda {
 
@@ -20,14 +25,17 @@ cudaStream_t Stream(uintptr_t number);
 
 // The stream joins the capture with this id; 0: it is in none. As in CUDA, an id may not come back
 // once its capture is over.
-void SetCaptureId(cudaStream_t stream, unsigned long long id);
-// The capture of the stream fails: it holds the stream, and no longer says which it is.
+void SetCapture(cudaStream_t stream, CaptureId id);
+// What no capture survives happens in that of the stream. It holds the stream until SetCapture().
 void Invalidate(cudaStream_t stream);
-// No stream is capturing.
+// No stream is capturing, and no host route was ended.
 void Reset();
 
 // What a graph's filter asks CUDA for: the id of the stream's capture, or 0.
-unsigned long long CaptureId(cudaStream_t stream);
+CaptureId ActiveCapture(cudaStream_t stream);
+
+// The arguments of EndHostRoute().
+std::vector<c10::MempoolId_t> ended_host_routes();
 
 // How often anybody asked CUDA for the capture of a stream.
 int64_t queries();

@@ -16,21 +16,21 @@ class Capture {
   explicit Capture(GraphAllocator& allocator) : allocator_(allocator) {
     fake_cuda::current_stream = fake_cuda::Stream(1);
     allocator_.beginAllocateToPool(0, {0, 1}, [id = id_](cudaStream_t stream) {
-      return fake_cuda::CaptureId(stream) == id;
+      return fake_cuda::ActiveCapture(stream) == id;
     });
-    fake_cuda::SetCaptureId(fake_cuda::Stream(1), id_);
+    fake_cuda::SetCapture(fake_cuda::Stream(1), id_);
   }
   ~Capture() {
     fake_cuda::Reset();
     allocator_.endAllocateToPool(0, {0, 1});
     allocator_.releasePool(0, {0, 1});
   }
-  unsigned long long id() const { return id_; }
+  CaptureId id() const { return id_; }
 
  private:
-  inline static unsigned long long last_id = 0;
+  inline static CaptureId last_id = 0;
   GraphAllocator& allocator_;
-  const unsigned long long id_ = ++last_id;
+  const CaptureId id_ = ++last_id;
 };
 
 // One after the other on as many streams of the capture as the argument says.
@@ -40,7 +40,7 @@ void CapturedPairs(benchmark::State& state) {
   Capture capture(allocator);
   const auto streams = static_cast<uintptr_t>(state.range(0));
   for (uintptr_t i = 1; i <= streams; ++i) {
-    fake_cuda::SetCaptureId(fake_cuda::Stream(i), capture.id());
+    fake_cuda::SetCapture(fake_cuda::Stream(i), capture.id());
   }
   const int64_t before = fake_cuda::queries();
   uintptr_t i = 0;
