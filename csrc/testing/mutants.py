@@ -581,7 +581,7 @@ MUTANTS = [
         "pool_set.cc",
         "the usage lacks new pages",
         "  usage_.reserved_bytes.Add(member.pool.reserved_bytes() - reserved_before);\n",
-        "",
+        "  (void)reserved_before;\n",
     ),
     Mutant(
         "set-usage-trim",
