@@ -421,7 +421,7 @@ MUTANTS = [
         "pool-requested",
         "pool.cc",
         "freed bytes still count as requested",
-        "  s.stats.requested_bytes -= live.block.requested_bytes;\n",
+        "  s.stats.requested_bytes -= block.requested_bytes;\n",
         "",
     ),
     Mutant(
