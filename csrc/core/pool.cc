@@ -177,7 +177,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   return block;
 }
 
-void Pool::Free(Address address) {
+Block Pool::Free(Address address) {
   State& s = *state_;
   LiveBlock& live = s.Known(address);
   const FenceId fence = s.FenceFor(live);
@@ -192,10 +192,12 @@ void Pool::Free(Address address) {
     });
   }
   s.foresight.Freed(live.ticket);
-  s.stats.allocated_bytes -= live.block.bytes;
-  s.stats.requested_bytes -= live.block.requested_bytes;
+  const Block block = live.block;
+  s.stats.allocated_bytes -= block.bytes;
+  s.stats.requested_bytes -= block.requested_bytes;
   ++s.stats.frees;
   s.blocks.Erase(address);
+  return block;
 }
 
 void Pool::RecordUse(Address address, StreamId stream) {
@@ -226,12 +228,16 @@ std::vector<PhysicalPiece> Pool::Pieces(Address address) const {
 
 void Pool::RefreshAccess() { state_->ranges.RefreshAccess(); }
 
+uint64_t Pool::reserved_bytes() const {
+  return state_->ranges.page_count() * state_->page_size.bytes();
+}
+
 PoolStats Pool::Stats() const {
   const State& s = *state_;
   PoolStats stats = s.stats;
   stats.page_bytes = s.page_size.bytes();
   stats.pages = s.ranges.page_count();
-  stats.reserved_bytes = stats.pages * stats.page_bytes;
+  stats.reserved_bytes = reserved_bytes();
   stats.peak_reserved_bytes = stats.reserved_bytes;  // a pool gives back all or nothing
   stats.live_blocks = s.blocks.size();
   stats.ranges = s.ranges.range_count();

@@ -90,8 +90,8 @@ class Pool {
   // pre: a scope is open, bytes > 0.
   Block Allocate(uint64_t bytes, StreamId stream);
 
-  // Both throw UsageError if no live block starts at `address`.
-  void Free(Address address);
+  // Both throw UsageError if no live block starts at `address`. Free() returns what the block was.
+  Block Free(Address address);
   void RecordUse(Address address, StreamId stream);
 
   // The live block that holds `address`, or nullptr; valid until the next call that changes the
@@ -104,6 +104,7 @@ class Pool {
   // Repeats Driver::SetAccess() for all that is mapped: a peer was added.
   void RefreshAccess();
 
+  uint64_t reserved_bytes() const;  // Stats() says it too, at more cost
   PoolStats Stats() const;
   PoolSnapshot Snapshot() const;
 

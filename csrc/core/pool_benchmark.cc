@@ -3,7 +3,8 @@
 // SmallPairs and LargePairs free a random block among N live ones and allocate another. Trace
 // replays recorded captures, named by the environment variable CGP_BENCHMARK_TRACES (files
 // separated by ':', written by benchmarks/trace_to_text.py): "cold" into a new pool, where pages
-// are still being made and mapped, "warm" a second time into the same pool.
+// are still being made and mapped, "warm" a second time into the same pool. PoolPairs and
+// PoolSetPairs show what the front door adds.
 //
 // Times are those of the core: a decorator measures every driver call, and what an operation spent
 // there is taken off. A pair is the allocation and the free of one block. The two clock readings
@@ -29,6 +30,7 @@
 #include <vector>
 
 #include "core/pool.h"
+#include "core/pool_set.h"
 #include "driver/host_driver.h"
 
 namespace {
@@ -193,6 +195,37 @@ BENCHMARK(SmallPairs)
 
 void LargePairs(benchmark::State& state) { RandomPairs(state, kPageBytes, 16 * kPageBytes); }
 BENCHMARK(LargePairs)->RangeMultiplier(10)->Range(10, 1'000)->UseManualTime();
+
+// An allocation and its free of one block among 100 live ones, at the front door or past it.
+// Without clock readings, so that the door's own cost shows.
+template <typename Allocate, typename Free>
+void SameBlockPairs(benchmark::State& state, const Allocate& allocate, const Free& free) {
+  for (int i = 0; i < 100; ++i) allocate();
+  for (auto _ : state) free(allocate());
+}
+
+void PoolPairs(benchmark::State& state) {
+  Setup setup;
+  setup.pool.BeginScope(cgp::ScopeKind::kCapture);
+  SameBlockPairs(
+      state, [&] { return setup.pool.Allocate(4096, kStream).address; },
+      [&](cgp::Address address) { setup.pool.Free(address); });
+}
+BENCHMARK(PoolPairs);
+
+void PoolSetPairs(benchmark::State& state) {
+  Setup setup;
+  cgp::PoolSet set(setup.driver);
+  for (uint64_t i = 0; i < 8; ++i) set.Retain({0, i});
+  set.BeginScope({0, 4}, cgp::ScopeKind::kCapture);
+  SameBlockPairs(
+      state,
+      [&] {
+        return set.Allocate({0, 4}, 4096, kStream).address;
+      },
+      [&](cgp::Address address) { set.Free(address); });
+}
+BENCHMARK(PoolSetPairs);
 
 // One line of a trace: the begin of a graph, an allocation (bytes > 0) or a free.
 struct Step {

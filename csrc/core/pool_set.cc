@@ -18,6 +18,18 @@ std::string ToString(PoolId id) {
   return "(" + std::to_string(id.first) + ", " + std::to_string(id.second) + ")";
 }
 
+void SetUsage::ResetPeaks() {
+  for (Gauge* gauge : {&blocks, &allocated_bytes, &requested_bytes, &reserved_bytes}) {
+    gauge->ResetPeak();
+  }
+}
+
+void SetUsage::ResetTraffic() {
+  for (Gauge* gauge : {&blocks, &allocated_bytes, &requested_bytes, &reserved_bytes}) {
+    gauge->ResetTraffic();
+  }
+}
+
 PoolSet::PoolSet(Driver& driver, PoolOptions options) : driver_(driver), options_(options) {}
 
 PoolSet::~PoolSet() {
@@ -80,6 +92,7 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
   }
   if (bytes == 0) throw UsageError("cudagraph_pool: a block of 0 bytes was asked for.");
   owners_.ReserveOne();
+  const uint64_t reserved_before = member.pool.reserved_bytes();
   Block block;
   try {
     block = member.pool.Allocate(bytes, stream);
@@ -91,32 +104,52 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
   }
   owners_.Insert(block.address, &member);
   ++member.live_blocks;
+  usage_.blocks.Add(1);
+  usage_.allocated_bytes.Add(block.bytes);
+  usage_.requested_bytes.Add(block.requested_bytes);
+  usage_.reserved_bytes.Add(member.pool.reserved_bytes() - reserved_before);
   return block;
 }
 
 void PoolSet::Free(Address address) {
+  if (!TryFree(address)) ThrowNoBlock(address);
+}
+
+std::optional<Block> PoolSet::TryFree(Address address) {
   const std::lock_guard lock(mutex_);
-  Member& member = OwnerOf(address);
-  member.pool.Free(address);
+  Member* const member = FindOwner(address);
+  if (member == nullptr) return std::nullopt;
+  const Block block = member->pool.Free(address);
   owners_.Erase(address);
-  --member.live_blocks;
+  --member->live_blocks;
+  usage_.blocks.Remove(1);
+  usage_.allocated_bytes.Remove(block.bytes);
+  usage_.requested_bytes.Remove(block.requested_bytes);
+  return block;
 }
 
 void PoolSet::RecordUse(Address address, StreamId stream) {
+  if (!TryRecordUse(address, stream)) ThrowNoBlock(address);
+}
+
+bool PoolSet::TryRecordUse(Address address, StreamId stream) {
   const std::lock_guard lock(mutex_);
-  OwnerOf(address).pool.RecordUse(address, stream);
+  Member* const member = FindOwner(address);
+  if (member == nullptr) return false;
+  member->pool.RecordUse(address, stream);
+  return true;
 }
 
 std::optional<Block> PoolSet::At(Address address) const {
   const std::lock_guard lock(mutex_);
-  Member* const* owner = owners_.Find(address);
+  const Member* const owner = FindOwner(address);
   if (owner == nullptr) return std::nullopt;
-  return *(*owner)->pool.Find(address);
+  return *owner->pool.Find(address);
 }
 
 std::optional<Block> PoolSet::Find(Address address) const {
   const std::lock_guard lock(mutex_);
-  if (const auto* owner = owners_.Find(address)) return *(*owner)->pool.Find(address);
+  if (const Member* owner = FindOwner(address)) return *owner->pool.Find(address);
   for (const auto& [id, member] : members_) {
     if (const Block* block = member->pool.Find(address)) return *block;
   }
@@ -125,15 +158,17 @@ std::optional<Block> PoolSet::Find(Address address) const {
 
 std::vector<PhysicalPiece> PoolSet::Pieces(Address address) const {
   const std::lock_guard lock(mutex_);
-  return OwnerOf(address).pool.Pieces(address);
+  const Member* const owner = FindOwner(address);
+  if (owner == nullptr) ThrowNoBlock(address);
+  return owner->pool.Pieces(address);
 }
 
 std::optional<PoolId> PoolSet::PoolOf(Address address) const {
   const std::lock_guard lock(mutex_);
-  const auto* owner = owners_.Find(address);
+  const Member* const owner = FindOwner(address);
   if (owner == nullptr) return std::nullopt;
   for (const auto& [id, member] : members_) {
-    if (member.get() == *owner) return id;
+    if (member.get() == owner) return id;
   }
   return std::nullopt;
 }
@@ -144,28 +179,30 @@ bool PoolSet::CanTrim(const Member& member) const {
 
 void PoolSet::EraseIfGone(PoolId id) {
   const auto it = members_.find(id);
-  if (CanTrim(*it->second) && it->second->pool.Stats().reserved_bytes == 0) members_.erase(it);
+  if (CanTrim(*it->second) && it->second->pool.reserved_bytes() == 0) members_.erase(it);
+}
+
+uint64_t PoolSet::SumTrimmable() const {
+  uint64_t bytes = 0;
+  for (const auto& [id, member] : members_) {
+    if (CanTrim(*member)) bytes += member->pool.reserved_bytes();
+  }
+  return bytes;
 }
 
 uint64_t PoolSet::Trim() {
   const std::lock_guard lock(mutex_);
-  uint64_t bytes = 0;
-  for (const auto& [id, member] : members_) {
-    if (CanTrim(*member)) bytes += member->pool.Stats().reserved_bytes;
-  }
+  const uint64_t bytes = SumTrimmable();
   // Work that was submitted before may still use the pages.
   if (bytes > 0) driver_.Quiesce();
   std::erase_if(members_, [this](const auto& entry) { return CanTrim(*entry.second); });
+  usage_.reserved_bytes.Remove(bytes);
   return bytes;
 }
 
 uint64_t PoolSet::TrimmableBytes() const {
   const std::lock_guard lock(mutex_);
-  uint64_t bytes = 0;
-  for (const auto& [id, member] : members_) {
-    if (CanTrim(*member)) bytes += member->pool.Stats().reserved_bytes;
-  }
-  return bytes;
+  return SumTrimmable();
 }
 
 void PoolSet::EnablePeer(int peer) {
@@ -223,15 +260,38 @@ PoolStats PoolSet::TotalStats() const {
   return total;
 }
 
+SetUsage PoolSet::Usage() const {
+  const std::lock_guard lock(mutex_);
+  return usage_;
+}
+
+void PoolSet::ResetPeaks() {
+  const std::lock_guard lock(mutex_);
+  usage_.ResetPeaks();
+}
+
+void PoolSet::ResetTraffic() {
+  const std::lock_guard lock(mutex_);
+  usage_.ResetTraffic();
+}
+
 void PoolSet::Check() const {
   const std::lock_guard lock(mutex_);
-  std::size_t live_blocks = 0;
+  PoolStats sum;
   for (const auto& [id, member] : members_) {
     member->pool.Check();
-    CGP_CHECK(member->pool.Stats().live_blocks == member->live_blocks);
-    live_blocks += member->live_blocks;
+    const PoolStats stats = member->pool.Stats();
+    CGP_CHECK(stats.live_blocks == member->live_blocks);
+    sum.live_blocks += stats.live_blocks;
+    sum.allocated_bytes += stats.allocated_bytes;
+    sum.requested_bytes += stats.requested_bytes;
+    sum.reserved_bytes += stats.reserved_bytes;
   }
-  CGP_CHECK(live_blocks == owners_.size());
+  CGP_CHECK(sum.live_blocks == owners_.size());
+  CGP_CHECK(sum.live_blocks == usage_.blocks.current);
+  CGP_CHECK(sum.allocated_bytes == usage_.allocated_bytes.current);
+  CGP_CHECK(sum.requested_bytes == usage_.requested_bytes.current);
+  CGP_CHECK(sum.reserved_bytes == usage_.reserved_bytes.current);
   owners_.ForEach([](Address address, const Member* member) {
     const Block* block = member->pool.Find(address);
     CGP_CHECK(block != nullptr && block->address == address);
@@ -261,14 +321,15 @@ PoolSet::Member& PoolSet::FindOrCreate(PoolId id) {
   return *member;
 }
 
-PoolSet::Member& PoolSet::OwnerOf(Address address) const {
-  Member* const* owner = owners_.Find(address);
-  if (owner == nullptr) {
-    throw UsageError("cudagraph_pool: no live block of device " + std::to_string(driver_.device()) +
-                     " starts at " + Hex(address) +
-                     ": it was never allocated here, or was freed before.");
-  }
-  return **owner;
+PoolSet::Member* PoolSet::FindOwner(Address address) const {
+  Member* const* const owner = owners_.Find(address);
+  return owner == nullptr ? nullptr : *owner;
+}
+
+void PoolSet::ThrowNoBlock(Address address) const {
+  throw UsageError("cudagraph_pool: no live block of device " + std::to_string(driver_.device()) +
+                   " starts at " + Hex(address) +
+                   ": it was never allocated here, or was freed before.");
 }
 
 }  // namespace cgp

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/address_map.h"
+#include "core/gauge.h"
 #include "core/pool.h"
 #include "core/units.h"
 #include "driver/driver.h"
@@ -29,6 +30,18 @@ struct PoolId {
 };
 
 std::string ToString(PoolId id);
+
+// What all pools of a set hold together, those that are gone included. Unlike the sum of the pools'
+// own peaks, these peaks are what was there at one moment.
+struct SetUsage {
+  Gauge blocks;
+  Gauge allocated_bytes;  // of live blocks
+  Gauge requested_bytes;  // what was asked for in live blocks
+  Gauge reserved_bytes;   // physical memory
+
+  void ResetPeaks();
+  void ResetTraffic();
+};
 
 class PoolSet {
  public:
@@ -62,10 +75,15 @@ class PoolSet {
   // Frees the block that starts at `address`. Throws UsageError if none does: never allocated here,
   // or freed before.
   void Free(Address address);
+  // The same for whoever does not know whose the address is: returns the block that was freed, or
+  // nothing if none of ours starts there.
+  std::optional<Block> TryFree(Address address);
 
   // Notes that `stream` uses the block too: its memory is held until that is known to be over.
   // Throws UsageError if no block starts at `address`.
   void RecordUse(Address address, StreamId stream);
+  // The same, but returns whether a block of ours starts there.
+  bool TryRecordUse(Address address, StreamId stream);
 
   // The live block that starts at `address`, if it is one of ours.
   std::optional<Block> At(Address address) const;
@@ -100,6 +118,10 @@ class PoolSet {
   // Sums over all pools.
   PoolStats TotalStats() const;
 
+  SetUsage Usage() const;
+  void ResetPeaks();
+  void ResetTraffic();
+
   // Recomputes every invariant; throws InternalError. O(everything).
   void Check() const;
 
@@ -108,8 +130,11 @@ class PoolSet {
 
   Member& Known(PoolId id) const;
   Member& FindOrCreate(PoolId id);
-  Member& OwnerOf(Address address) const;
+  // nullptr where no block starts.
+  Member* FindOwner(Address address) const;
+  [[noreturn]] void ThrowNoBlock(Address address) const;
   bool CanTrim(const Member& member) const;
+  uint64_t SumTrimmable() const;
   // Forgets a pool that has neither users nor a scope, blocks or memory.
   void EraseIfGone(PoolId id);
 
@@ -120,6 +145,8 @@ class PoolSet {
   // trimmed.
   std::map<PoolId, std::unique_ptr<Member>> members_;
   AddressMap<Member*> owners_;  // of live blocks, by their start
+  // invariant: its current values are the sums of the members' Stats().
+  SetUsage usage_;
 };
 
 }  // namespace cgp

@@ -163,6 +163,34 @@ TEST_F(PoolSetTest, RefusesDoubleAndForeignFrees) {
   End(kOne);
 }
 
+TEST_F(PoolSetTest, WhoeverTriesIsToldWhoseTheBlockIs) {
+  Begin(kOne);
+  const Block block = Allocate(kOne, 3000);
+  EXPECT_TRUE(set_->TryRecordUse(block.address, kA));
+  EXPECT_FALSE(set_->TryRecordUse(block.address + 512, kA));
+  EXPECT_EQ(set_->TryFree(block.address + 512), std::nullopt);
+  const std::optional<Block> freed = set_->TryFree(block.address);
+  ASSERT_TRUE(freed.has_value());
+  EXPECT_EQ(freed->address, block.address);
+  EXPECT_EQ(freed->bytes, block.bytes);
+  EXPECT_EQ(freed->requested_bytes, 3000U);
+  EXPECT_EQ(freed->stream, kA);
+  EXPECT_EQ(set_->TryFree(block.address), std::nullopt);
+  EXPECT_FALSE(set_->TryRecordUse(block.address, kA));
+  EXPECT_EQ(set_->Stats(kOne).frees, 1U);
+  End(kOne);
+}
+
+TEST_F(PoolSetTest, ATriedUseHoldsTheMemoryToo) {
+  Begin(kOne);
+  const Block block = Allocate(kOne, kPage);
+  EXPECT_TRUE(set_->TryRecordUse(block.address, kB));
+  set_->Free(block.address);
+  Allocate(kOne, kPage);
+  EXPECT_EQ(set_->Stats(kOne).pages, 2U);
+  End(kOne);
+}
+
 TEST_F(PoolSetTest, FindsBlocksByAnyAddressAndPoolsByTheFirst) {
   Begin(kOne);
   set_->BeginScope(kTwo, ScopeKind::kCapture);
@@ -194,6 +222,49 @@ TEST_F(PoolSetTest, PoolsShareNothing) {
   EXPECT_EQ(total.allocations, 2U);
   EXPECT_EQ(total.frees, 1U);
   EXPECT_EQ(total.live_blocks, 1U);
+}
+
+bool Is(const Gauge& gauge, uint64_t current, uint64_t peak, uint64_t added, uint64_t removed) {
+  return gauge.current == current && gauge.peak == peak && gauge.added == added &&
+         gauge.removed == removed;
+}
+
+TEST_F(PoolSetTest, UsageIsThatOfAllPoolsTogether) {
+  Begin(kOne);
+  const Block one = Allocate(kOne, 4 * kPage - 1);
+  set_->BeginScope(kTwo, ScopeKind::kCapture);
+  const Block two = Allocate(kTwo, 2 * kPage);
+  set_->Free(one.address);
+  Allocate(kTwo, kPage);
+  SetUsage usage = set_->Usage();
+  EXPECT_TRUE(Is(usage.blocks, 2, 2, 3, 1));
+  EXPECT_TRUE(Is(usage.allocated_bytes, 3 * kPage, 6 * kPage, 7 * kPage, 4 * kPage));
+  EXPECT_TRUE(Is(usage.requested_bytes, 3 * kPage, 6 * kPage - 1, 7 * kPage - 1, 4 * kPage - 1));
+  EXPECT_TRUE(Is(usage.reserved_bytes, 7 * kPage, 7 * kPage, 7 * kPage, 0));
+
+  set_->ResetPeaks();
+  set_->ResetTraffic();
+  set_->Free(two.address);
+  End(kTwo);
+  set_->EndScope(kOne);
+  set_->Release(kOne);
+  EXPECT_EQ(set_->Trim(), 4 * kPage);
+  usage = set_->Usage();
+  EXPECT_TRUE(Is(usage.blocks, 1, 2, 0, 1));
+  EXPECT_TRUE(Is(usage.allocated_bytes, kPage, 3 * kPage, 0, 2 * kPage));
+  EXPECT_TRUE(Is(usage.requested_bytes, kPage, 3 * kPage, 0, 2 * kPage));
+  EXPECT_TRUE(Is(usage.reserved_bytes, 3 * kPage, 7 * kPage, 0, 4 * kPage));
+}
+
+TEST_F(PoolSetTest, WhatFailsCountsForNothing) {
+  Begin(kOne);
+  faulty_.Arm({.only = DriverCall::kMap});
+  EXPECT_THROW(set_->Allocate(kOne, kPage, kA), DriverError);
+  faulty_.Disarm();
+  const SetUsage usage = set_->Usage();
+  EXPECT_TRUE(Is(usage.blocks, 0, 0, 0, 0));
+  EXPECT_TRUE(Is(usage.reserved_bytes, 0, 0, 0, 0));
+  End(kOne);
 }
 
 // --- Giving back ---

@@ -421,7 +421,7 @@ MUTANTS = [
         "pool-requested",
         "pool.cc",
         "freed bytes still count as requested",
-        "  s.stats.requested_bytes -= live.block.requested_bytes;\n",
+        "  s.stats.requested_bytes -= block.requested_bytes;\n",
         "",
     ),
     Mutant(
@@ -574,6 +574,20 @@ MUTANTS = [
         "pool_set.cc",
         "the total lacks the frees",
         "    total.frees += stats.frees;\n",
+        "",
+    ),
+    Mutant(
+        "set-usage-growth",
+        "pool_set.cc",
+        "the usage lacks new pages",
+        "  usage_.reserved_bytes.Add(member.pool.reserved_bytes() - reserved_before);\n",
+        "  (void)reserved_before;\n",
+    ),
+    Mutant(
+        "set-usage-trim",
+        "pool_set.cc",
+        "the usage keeps what was given back",
+        "  usage_.reserved_bytes.Remove(bytes);\n",
         "",
     ),
     Mutant(

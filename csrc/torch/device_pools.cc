@@ -2,8 +2,10 @@
 
 #include <c10/cuda/CUDAMacros.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <mutex>
 #include <string>
 
 #include "core/error.h"
@@ -16,6 +18,8 @@ constexpr size_t kMaxDevices = C10_COMPILE_TIME_MAX_GPUS;
 constexpr auto kAggregate = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
 std::array<std::atomic<DevicePools*>, kMaxDevices> all_pools{};
+// All that were made stand before this place.
+std::atomic<size_t> all_pools_end{0};
 std::mutex creation_mutex;
 
 size_t CheckedIndex(c10::DeviceIndex device) {
@@ -25,6 +29,19 @@ size_t CheckedIndex(c10::DeviceIndex device) {
   }
   return static_cast<size_t>(device);
 }
+
+// The pools in the order of devices, up to the first for which `found` is true, which is returned.
+template <typename Predicate>
+DevicePools* FindFirst(const Predicate& found) {
+  const size_t end = all_pools_end.load(std::memory_order_acquire);
+  for (size_t i = 0; i < end; ++i) {
+    DevicePools* const pools = all_pools[i].load(std::memory_order_acquire);
+    if (pools != nullptr && found(*pools)) return pools;
+  }
+  return nullptr;
+}
+
+Address ToAddress(const void* pointer) { return reinterpret_cast<Address>(pointer); }
 
 }  // namespace
 
@@ -39,6 +56,8 @@ DevicePools& DevicePools::For(c10::DeviceIndex device) {
   if (pools == nullptr) {
     pools = new DevicePools(device);  // never deleted: see the header
     all_pools[index].store(pools, std::memory_order_release);
+    all_pools_end.store(std::max(all_pools_end.load(std::memory_order_relaxed), index + 1),
+                        std::memory_order_release);
   }
   return *pools;
 }
@@ -50,93 +69,59 @@ DevicePools* DevicePools::Find(c10::DeviceIndex device) noexcept {
 
 std::vector<DevicePools*> DevicePools::All() {
   std::vector<DevicePools*> result;
-  for (const auto& slot : all_pools) {
-    if (DevicePools* pools = slot.load(std::memory_order_acquire)) result.push_back(pools);
-  }
+  FindFirst([&](DevicePools& pools) {
+    result.push_back(&pools);
+    return false;
+  });
   return result;
 }
 
-DevicePools* DevicePools::Owner(const void* address, Block* block) {
-  for (const auto& slot : all_pools) {
-    DevicePools* pools = slot.load(std::memory_order_acquire);
-    if (pools == nullptr) continue;
-    if (const auto found = pools->set_.At(reinterpret_cast<Address>(address))) {
-      *block = *found;
-      return pools;
-    }
-  }
-  return nullptr;
+DevicePools* DevicePools::TryFree(const void* address, Block* block) {
+  return FindFirst([&](DevicePools& pools) {
+    const auto freed = pools.set_.TryFree(ToAddress(address));
+    if (freed) *block = *freed;
+    return freed.has_value();
+  });
+}
+
+bool DevicePools::TryRecordUse(const void* address, StreamId stream) {
+  return FindFirst([&](DevicePools& pools) {
+           return pools.set_.TryRecordUse(ToAddress(address), stream);
+         }) != nullptr;
+}
+
+bool DevicePools::Owns(const void* address) {
+  return FindFirst([&](DevicePools& pools) {
+           return pools.set_.At(ToAddress(address)).has_value();
+         }) != nullptr;
 }
 
 std::optional<Block> DevicePools::Around(const void* address) {
-  for (DevicePools* pools : All()) {
-    if (auto found = pools->set_.Find(reinterpret_cast<Address>(address))) return found;
-  }
-  return std::nullopt;
-}
-
-Block DevicePools::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
-  const Block block = set_.Allocate(id, bytes, stream);
-  const std::lock_guard lock(stats_mutex_);
-  stats_.allocation[kAggregate].increase(1);
-  stats_.active[kAggregate].increase(1);
-  stats_.allocated_bytes[kAggregate].increase(block.bytes);
-  stats_.active_bytes[kAggregate].increase(block.bytes);
-  stats_.requested_bytes[kAggregate].increase(block.requested_bytes);
+  std::optional<Block> block;
+  FindFirst([&](DevicePools& pools) {
+    block = pools.set_.Find(ToAddress(address));
+    return block.has_value();
+  });
   return block;
 }
 
-void DevicePools::Free(const Block& block) {
-  set_.Free(block.address);
-  const std::lock_guard lock(stats_mutex_);
-  stats_.allocation[kAggregate].decrease(1);
-  stats_.active[kAggregate].decrease(1);
-  stats_.allocated_bytes[kAggregate].decrease(block.bytes);
-  stats_.active_bytes[kAggregate].decrease(block.bytes);
-  stats_.requested_bytes[kAggregate].decrease(block.requested_bytes);
-}
-
-uint64_t DevicePools::Trim() {
-  const std::lock_guard lock(stats_mutex_);
-  NoteReserved();
-  const uint64_t bytes = set_.Trim();
-  NoteReserved();
-  return bytes;
-}
-
-void DevicePools::NoteReserved() {
-  auto& reserved = stats_.reserved_bytes[kAggregate];
-  const auto before = static_cast<uint64_t>(reserved.current);
-  const uint64_t now = set_.TotalStats().reserved_bytes;
-  if (now >= before) {
-    reserved.increase(now - before);
-  } else {
-    reserved.decrease(before - now);
-  }
-}
-
-DeviceStats DevicePools::Stats() {
-  const std::lock_guard lock(stats_mutex_);
-  NoteReserved();
-  return stats_;
-}
-
-void DevicePools::ResetAccumulatedStats() {
-  const std::lock_guard lock(stats_mutex_);
-  NoteReserved();
-  for (auto* stat : {&stats_.allocation, &stats_.active, &stats_.allocated_bytes,
-                     &stats_.active_bytes, &stats_.requested_bytes, &stats_.reserved_bytes}) {
-    (*stat)[kAggregate].reset_accumulated();
-  }
-}
-
-void DevicePools::ResetPeakStats() {
-  const std::lock_guard lock(stats_mutex_);
-  NoteReserved();
-  for (auto* stat : {&stats_.allocation, &stats_.active, &stats_.allocated_bytes,
-                     &stats_.active_bytes, &stats_.requested_bytes, &stats_.reserved_bytes}) {
-    (*stat)[kAggregate].reset_peak();
-  }
+DeviceStats DevicePools::Stats() const {
+  const SetUsage usage = set_.Usage();
+  DeviceStats stats;
+  const auto put = [](const Gauge& gauge, auto& into) {
+    c10::CachingAllocator::Stat& stat = into[kAggregate];
+    stat.current = static_cast<int64_t>(gauge.current);
+    stat.peak = static_cast<int64_t>(gauge.peak);
+    stat.allocated = static_cast<int64_t>(gauge.added);
+    stat.freed = static_cast<int64_t>(gauge.removed);
+  };
+  put(usage.blocks, stats.allocation);
+  put(usage.blocks, stats.active);
+  put(usage.allocated_bytes, stats.allocated_bytes);
+  put(usage.allocated_bytes, stats.active_bytes);
+  put(usage.requested_bytes, stats.requested_bytes);
+  put(usage.reserved_bytes, stats.reserved_bytes);
+  return stats;
 }
 
 void AddStats(const DeviceStats& from, DeviceStats& into) {

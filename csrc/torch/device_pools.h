@@ -1,5 +1,4 @@
-// The graph pools of each device: driver, pool set and what torch's statistics need, made when
-// first asked for.
+// The graph pools of each device: driver and pool set, made when first asked for.
 //
 // They live as long as the process. Tensors in a pool may outlive the interpreter and the CUDA
 // context, and a DataPtr's deleter is a bare function: it must find its pool whenever it is called.
@@ -10,7 +9,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -29,8 +27,12 @@ class DevicePools {
   static DevicePools* Find(c10::DeviceIndex device) noexcept;
   // All that were made, in the order of devices. Takes no lock.
   static std::vector<DevicePools*> All();
-  // The pools of the live block that starts at `address`, or nullptr if it is none of ours.
-  static DevicePools* Owner(const void* address, Block* block);
+  // PoolSet's TryFree() and TryRecordUse() for a block of whichever device. The former returns that
+  // device's pools, or nullptr, and what the block was.
+  static DevicePools* TryFree(const void* address, Block* block);
+  static bool TryRecordUse(const void* address, StreamId stream);
+  // Whether one of our live blocks starts at `address`.
+  static bool Owns(const void* address);
   // The live block that holds `address`, not only at its start. Slow: for diagnostics.
   static std::optional<Block> Around(const void* address);
 
@@ -41,29 +43,15 @@ class DevicePools {
   PoolSet& set() { return set_; }
   Driver& driver() { return *driver_; }
 
-  // PoolSet's members of the same names, with the books kept. Free() takes the block as Owner()
-  // gave it.
-  Block Allocate(PoolId id, uint64_t bytes, StreamId stream);
-  void Free(const Block& block);
-  uint64_t Trim();
-
   // What torch.cuda.memory_stats() counts, for these pools alone.
-  DeviceStats Stats();
-  void ResetAccumulatedStats();
-  void ResetPeakStats();
+  DeviceStats Stats() const;
 
  private:
   explicit DevicePools(c10::DeviceIndex device);
 
-  // Reserved memory grows only in Allocate() and shrinks only in Trim(): it is enough to look
-  // before and after Trim() and when somebody asks. pre: stats_mutex_ is held.
-  void NoteReserved();
-
   const c10::DeviceIndex device_;
   const std::unique_ptr<Driver> driver_;
   PoolSet set_;
-  std::mutex stats_mutex_;
-  DeviceStats stats_;
 };
 
 // Adds `from` to `into`. Peaks are added too: the sum is an upper bound of the common peak, which

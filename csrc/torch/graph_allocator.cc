@@ -54,17 +54,20 @@ void ReportAllocation(DevicePools& pools, const Block& block) {
   }
 }
 
+// What the native allocator tells the sanitizer before a block can be anybody else's.
+void TraceFree(const void* pointer) {
+  const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace();
+  if (tracer == nullptr || !DevicePools::Owns(pointer)) return;
+  (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
+}
+
+// ... and the profiler when it is free.
 void ReportFree(DevicePools& pools, const Block& block) {
-  void* const pointer = reinterpret_cast<void*>(block.address);
-  if (const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace()) {
-    (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
-  }
-  if (c10::memoryProfilingEnabled()) {
-    const PoolStats total = pools.set().TotalStats();
-    c10::reportMemoryUsageToProfiler(pointer, -static_cast<int64_t>(block.bytes),
-                                     total.allocated_bytes, total.reserved_bytes,
-                                     c10::Device(c10::kCUDA, pools.device()));
-  }
+  if (!c10::memoryProfilingEnabled()) return;
+  const PoolStats total = pools.set().TotalStats();
+  c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(block.address),
+                                   -static_cast<int64_t>(block.bytes), total.allocated_bytes,
+                                   total.reserved_bytes, c10::Device(c10::kCUDA, pools.device()));
 }
 
 // So that the base can have our unused memory before it gives up. It runs this whenever nothing in
@@ -130,7 +133,7 @@ Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Targe
   DevicePools& pools = DevicePools::For(device);
   for (bool first = true;; first = false) {
     try {
-      const Block block = pools.Allocate(target.id, bytes, ToStreamId(stream));
+      const Block block = pools.set().Allocate(target.id, bytes, ToStreamId(stream));
       ReportAllocation(pools, block);
       return block;
     } catch (const OutOfMemoryError&) {
@@ -192,11 +195,11 @@ void GraphAllocator::FreeGraphMemory(void* pointer) noexcept {
 }
 
 bool GraphAllocator::FreeOurs(void* pointer) {
+  TraceFree(pointer);
   Block block;
-  DevicePools* pools = DevicePools::Owner(pointer, &block);
-  if (pools == nullptr || block.address != reinterpret_cast<Address>(pointer)) return false;
+  DevicePools* const pools = DevicePools::TryFree(pointer, &block);
+  if (pools == nullptr) return false;
   ReportFree(*pools, block);
-  pools->Free(block);
   return true;
 }
 
@@ -209,10 +212,7 @@ void GraphAllocator::recordStream(const DataPtr& data, c10::cuda::CUDAStream str
     base_.recordStream(data, stream);
     return;
   }
-  Block block;
-  DevicePools* pools = DevicePools::Owner(data.get(), &block);
-  const StreamId user = ToStreamId(stream.stream());
-  if (pools != nullptr && user != block.stream) pools->set().RecordUse(block.address, user);
+  DevicePools::TryRecordUse(data.get(), ToStreamId(stream.stream()));
 }
 
 void GraphAllocator::emptyCache(MempoolId_t id) {
@@ -237,7 +237,7 @@ uint64_t GraphAllocator::TrimUnlessCapturing() {
     // A capture that is not torch's may be under way in another thread: relaxed, our waiting does
     // not disturb it.
     const RelaxedCaptureMode relaxed;
-    bytes += pools->Trim();
+    bytes += pools->set().Trim();
   }
   return bytes;
 }
@@ -250,12 +250,12 @@ DeviceStats GraphAllocator::getDeviceStats(DeviceIndex device) {
 
 void GraphAllocator::resetAccumulatedStats(DeviceIndex device) {
   base_.resetAccumulatedStats(device);
-  if (DevicePools* pools = DevicePools::Find(device)) pools->ResetAccumulatedStats();
+  if (DevicePools* pools = DevicePools::Find(device)) pools->set().ResetTraffic();
 }
 
 void GraphAllocator::resetPeakStats(DeviceIndex device) {
   base_.resetPeakStats(device);
-  if (DevicePools* pools = DevicePools::Find(device)) pools->ResetPeakStats();
+  if (DevicePools* pools = DevicePools::Find(device)) pools->set().ResetPeaks();
 }
 
 c10::cuda::CUDACachingAllocator::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id,

@@ -1,66 +1,27 @@
-// The adapter without a GPU: CUDA's streams are faked here, the host driver stands behind the pools.
+// The adapter without a GPU: CUDA's streams are faked, the host driver stands behind the pools.
 #include "torch/graph_allocator.h"
 
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <map>
-#include <mutex>
+#include <memory>
 #include <thread>
+#include <vector>
 
-#include "driver/host_driver.h"
-#include "torch/device_driver.h"
 #include "torch/fake_base_allocator.h"
-#include "torch/streams.h"
+#include "torch/fake_cuda.h"
 
 namespace cgp {
 namespace {
 
-constexpr uint64_t kPage = uint64_t{2} << 20;
-constexpr uint64_t kPhysicalLimit = 32 * kPage;
-
-// What the test's "CUDA" looks like. Capture id 0 means: not capturing.
-struct FakeCuda {
-  std::mutex mutex;
-  std::map<cudaStream_t, int> capture_ids;
-};
-
-FakeCuda& Cuda() {
-  static FakeCuda cuda;
-  return cuda;
-}
-
-thread_local cudaStream_t current_stream = nullptr;
-// Pools live as long as the process, so each test has a device of its own.
-thread_local c10::DeviceIndex current_device = 0;
-
-int CaptureId(cudaStream_t stream) {
-  const std::lock_guard lock(Cuda().mutex);
-  const auto found = Cuda().capture_ids.find(stream);
-  return found == Cuda().capture_ids.end() ? 0 : found->second;
-}
-
-void SetCaptureId(cudaStream_t stream, int id) {
-  const std::lock_guard lock(Cuda().mutex);
-  Cuda().capture_ids[stream] = id;
-}
-
-cudaStream_t Stream(uintptr_t number) { return reinterpret_cast<cudaStream_t>(number * 0x100); }
-
-}  // namespace
-
-std::unique_ptr<Driver> MakeDriver(int device) {
-  return std::make_unique<HostDriver>(HostDriverOptions{
-      .device = device, .physical_limit_bytes = kPhysicalLimit, .map_memory = false});
-}
-void RequireDriverSupport(int) {}
-bool IsCapturing(cudaStream_t stream) { return CaptureId(stream) != 0; }
-cudaStream_t CurrentStream(c10::DeviceIndex) { return current_stream; }
-c10::DeviceIndex CurrentDevice() { return current_device; }
-RelaxedCaptureMode::RelaxedCaptureMode() = default;
-RelaxedCaptureMode::~RelaxedCaptureMode() = default;
-
-namespace {
+using fake_cuda::ActiveCapture;
+using fake_cuda::current_device;
+using fake_cuda::current_stream;
+using fake_cuda::kPage;
+using fake_cuda::kPhysicalLimit;
+using fake_cuda::SetCapture;
+using fake_cuda::Stream;
 
 StreamFilter ThisThread() {
   return
@@ -72,35 +33,35 @@ class GraphAllocatorTest : public ::testing::Test {
   // What torch.cuda.CUDAGraph does, in its order, of releases before 2.14.
   class Graph {
    public:
-    Graph(GraphAllocatorTest& test, MempoolId_t id, int capture_id)
+    Graph(GraphAllocatorTest& test, MempoolId_t id, CaptureId capture_id)
         : test_(test), id_(id), capture_id_(capture_id) {}
 
     void Begin() {
       test_.allocator_.beginAllocateToPool(test_.device_, id_, Filter());
       stream_ = current_stream;
-      SetCaptureId(stream_, capture_id_);
+      SetCapture(stream_, capture_id_);
     }
     void End() {
-      SetCaptureId(stream_, 0);
+      SetCapture(stream_, 0);
       test_.allocator_.endAllocateToPool(test_.device_, id_);
     }
     // Something that no capture survives happened.
     void Fail() {
-      SetCaptureId(stream_, 0);
+      SetCapture(stream_, 0);
       gone_ = true;
     }
     void Reset() { test_.allocator_.releasePool(test_.device_, id_); }
     StreamFilter Filter() {
       return [this](cudaStream_t stream) {
         EXPECT_FALSE(gone_) << "the filter of a graph that is gone was asked";
-        return CaptureId(stream) != 0 && CaptureId(stream) == capture_id_;
+        return ActiveCapture(stream) != 0 && ActiveCapture(stream) == capture_id_;
       };
     }
 
    private:
     GraphAllocatorTest& test_;
     MempoolId_t id_;
-    int capture_id_;
+    CaptureId capture_id_;
     cudaStream_t stream_ = nullptr;
     bool gone_ = false;
   };
@@ -109,7 +70,7 @@ class GraphAllocatorTest : public ::testing::Test {
     static c10::DeviceIndex next_device = 0;
     device_ = current_device = next_device++;
     current_stream = Stream(1);
-    Cuda().capture_ids.clear();
+    fake_cuda::Reset();
   }
 
   PoolSet& pools() { return DevicePools::For(device_).set(); }
@@ -138,7 +99,7 @@ TEST_F(GraphAllocatorTest, ACaptureAllocatesInAPoolOfOurs) {
   EXPECT_TRUE(IsOurs(inside));
   EXPECT_EQ(inside.get(), inside.get_context());
   EXPECT_EQ(inside.device(), c10::Device(c10::kCUDA, device_));
-  SetCaptureId(Stream(2), 7);  // a side stream that joined the capture
+  SetCapture(Stream(2), 7);  // a side stream that joined the capture
   current_stream = Stream(2);
   EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
   current_stream = Stream(3);
@@ -252,6 +213,7 @@ TEST_F(GraphAllocatorTest, AFailedCaptureLeavesNoRoute) {
   EXPECT_TRUE(allocator_.capturing());
   Graph next(*this, id_, 8);
   next.Begin();
+  EXPECT_EQ(fake_cuda::ended_host_routes(), std::vector{id_});
   EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
   next.End();
   EXPECT_FALSE(allocator_.capturing());
@@ -283,10 +245,10 @@ TEST_F(GraphAllocatorTest, AFailedCaptureOfAnotherThreadMayJustBeAboutToBegin) {
   }).join();
   allocator_.emptyCache();
   EXPECT_TRUE(allocator_.capturing());
-  SetCaptureId(Stream(5), 7);
+  SetCapture(Stream(5), 7);
   current_stream = Stream(5);
   EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  SetCaptureId(Stream(5), 0);
+  SetCapture(Stream(5), 0);
   allocator_.endAllocateToPool(device_, id_);
 }
 
@@ -300,10 +262,10 @@ TEST_F(GraphAllocatorTest, ACaptureMayPauseItsRoute) {
   EXPECT_TRUE(allocator_.capturing());
   Graph body(*this, id_, 70);
   allocator_.beginAllocateToPool(device_, id_, body.Filter());
-  SetCaptureId(Stream(4), 70);
+  SetCapture(Stream(4), 70);
   current_stream = Stream(4);
   EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  SetCaptureId(Stream(4), 0);
+  SetCapture(Stream(4), 0);
   allocator_.endAllocateToPool(device_, id_);
   allocator_.beginAllocateToPool(device_, id_, graph.Filter());
   current_stream = Stream(1);
@@ -499,6 +461,81 @@ TEST_F(GraphAllocatorTest, StatisticsAndSnapshotAddUp) {
   EXPECT_EQ(active, total.allocated_bytes);
 }
 
+TEST_F(GraphAllocatorTest, PeaksAreOfAllPoolsAtOneMoment) {
+  Graph first(*this, id_, 7), second(*this, {0, 2}, 8);
+  first.Begin();
+  allocator_.allocate(5 * kPage).clear();
+  first.End();
+  second.Begin();
+  const DataPtr kept = allocator_.allocate(2 * kPage);
+  second.End();
+  EXPECT_EQ(allocator_.getDeviceStats(device_).allocated_bytes[0].peak, 5 * int64_t{kPage})
+      << "not 7: the blocks did not live at once";
+  first.Reset();
+  allocator_.emptyCache();
+  const DeviceStats stats = allocator_.getDeviceStats(device_);
+  EXPECT_EQ(stats.reserved_bytes[0].peak, 7 * int64_t{kPage});
+  EXPECT_EQ(stats.reserved_bytes[0].freed, 5 * int64_t{kPage});
+  EXPECT_EQ(stats.reserved_bytes[0].current, 2 * int64_t{kPage});
+  EXPECT_EQ(stats.active[0].freed, 1);
+  EXPECT_EQ(stats.active_bytes[0].freed, 5 * int64_t{kPage});
+}
+
+TEST_F(GraphAllocatorTest, BlocksOfOtherDevicesFindTheirPools) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  DataPtr here = allocator_.allocate(1000);
+  const c10::DeviceIndex other = current_device = static_cast<c10::DeviceIndex>(device_ + 32);
+  allocator_.beginAllocateToPool(other, id_, graph.Filter());
+  DataPtr there = allocator_.allocate(3000);
+  EXPECT_EQ(there.device().index(), other);
+  EXPECT_TRUE(DevicePools::TryRecordUse(there.get(), StreamId{9}));
+  EXPECT_TRUE(DevicePools::Owns(there.get()));
+  const char* const inside = static_cast<const char*>(there.get()) + 512;
+  EXPECT_FALSE(DevicePools::TryRecordUse(inside, StreamId{9}));
+  EXPECT_FALSE(DevicePools::Owns(inside));
+  allocator_.endAllocateToPool(other, id_);
+  there.clear();
+  EXPECT_EQ(DevicePools::For(other).set().TotalStats().live_blocks, 0U);
+  EXPECT_EQ(pools().TotalStats().live_blocks, 1U);
+  here.clear();
+  EXPECT_EQ(pools().TotalStats().live_blocks, 0U);
+  current_device = device_;
+  graph.End();
+}
+
+// What torch's profiler is told of a block, with the totals then.
+struct Reported {
+  void* pointer;
+  int64_t bytes;
+  size_t allocated;
+  bool operator==(const Reported&) const = default;
+};
+
+class Profiler final : public c10::MemoryReportingInfoBase {
+ public:
+  bool memoryProfilingEnabled() const override { return true; }
+  void reportMemoryUsage(void* pointer, int64_t bytes, size_t allocated, size_t,
+                         c10::Device) override {
+    reports.push_back({pointer, bytes, allocated});
+  }
+  std::vector<Reported> reports;
+};
+
+TEST_F(GraphAllocatorTest, TheProfilerIsToldWhatIsAllocatedThen) {
+  const auto profiler = std::make_shared<Profiler>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, profiler);
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  DataPtr a = allocator_.allocate(1000), b = allocator_.allocate(3000);
+  const std::vector<Reported> expected = {
+      {a.get(), 1024, 1024}, {b.get(), 3072, 4096}, {a.get(), -1024, 3072}, {b.get(), -3072, 0}};
+  a.clear();
+  b.clear();
+  graph.End();
+  EXPECT_EQ(profiler->reports, expected);
+}
+
 TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {
   constexpr int kThreads = 4;
   std::atomic<int> strangers{0};
@@ -509,7 +546,7 @@ TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {
       current_stream = Stream(static_cast<uintptr_t>(20 + t));
       const MempoolId_t id{0, static_cast<uint64_t>(100 + t)};
       for (int round = 0; round < 50; ++round) {
-        Graph graph(*this, id, 1000 * (t + 1) + round);
+        Graph graph(*this, id, static_cast<CaptureId>(1000 * (t + 1) + round));
         graph.Begin();
         std::vector<DataPtr> blocks;
         for (size_t i = 0; i < 20; ++i) {

@@ -38,7 +38,8 @@ void* Malloc(size_t bytes, int device, cudaStream_t stream) {
               "instead");
   try {
     DevicePools& pools = OpenPlainPool(static_cast<c10::DeviceIndex>(device));
-    return reinterpret_cast<void*>(pools.Allocate(kPlainPool, bytes, ToStreamId(stream)).address);
+    return reinterpret_cast<void*>(
+        pools.set().Allocate(kPlainPool, bytes, ToStreamId(stream)).address);
   } catch (const OutOfMemoryError& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, false, std::string("CUDA out of memory. ") + error.what());
   } catch (const DriverError& error) {
@@ -49,12 +50,10 @@ void* Malloc(size_t bytes, int device, cudaStream_t stream) {
 void Free(void* pointer) {
   if (pointer == nullptr) return;
   Block block;
-  DevicePools* pools = DevicePools::Owner(pointer, &block);
-  TORCH_CHECK(pools != nullptr && block.address == reinterpret_cast<Address>(pointer),
+  TORCH_CHECK(DevicePools::TryFree(pointer, &block) != nullptr,
               "cudagraph_pool_free: no live block starts at " +
                   Hex(reinterpret_cast<Address>(pointer)) +
                   "; it was not allocated by cudagraph_pool_malloc, or freed before");
-  pools->Free(block);
 }
 
 }  // namespace

@@ -1,30 +1,78 @@
 #include "torch/routes.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
-
-#include "torch/streams.h"
 
 namespace cgp {
 
+struct RouteTable::Answer {
+  uint64_t version = 0;  // of the table; none has this one
+  cudaStream_t stream = nullptr;
+  CaptureId capture = 0;
+  c10::DeviceIndex device = 0;
+  Target target;
+};
+
+// A thread allocates on few streams at a time. Two that share a place cost each other time alone.
+RouteTable::Answer& RouteTable::AnswerFor(cudaStream_t stream) {
+  static constinit thread_local std::array<Answer, 8> answers{};
+  const uint64_t mixed = reinterpret_cast<uintptr_t>(stream) * 0x9E3779B97F4A7C15ull;
+  return answers[mixed >> 61];
+}
+
+void RouteTable::NoteChange() {
+  static constinit std::atomic<uint64_t> last_version{0};
+  version_.store(last_version.fetch_add(1, std::memory_order_relaxed) + 1,
+                 std::memory_order_release);
+}
+
 void RouteTable::Add(Route route) {
   const std::lock_guard lock(mutex_);
+  NoteChange();
   const bool capture = route.kind == ScopeKind::kCapture;
   routes_.push_back(std::move(route));
   if (capture) captures_count_.fetch_add(1, std::memory_order_acq_rel);
   routes_count_.fetch_add(1, std::memory_order_acq_rel);
 }
 
-std::optional<RouteTable::Target> RouteTable::Match(c10::DeviceIndex device,
-                                                    cudaStream_t stream) const {
+std::optional<RouteTable::Target> RouteTable::Match(c10::DeviceIndex device, cudaStream_t stream) {
+  const std::optional<CaptureId> capture = capturing() ? CaptureOf(stream).id : std::nullopt;
+  Answer& answer = AnswerFor(stream);
+  // The capture of the remembered id is not over, since the stream is in it: there can be no other
+  // of that id.
+  if (capture && answer.capture == *capture && answer.stream == stream && answer.device == device &&
+      answer.version == version_.load(std::memory_order_acquire)) {
+    return answer.target;
+  }
   const std::lock_guard lock(mutex_);
+  const auto target = AskFilters(device, stream);
+  if (capture && target) {
+    answer = {.version = version_.load(std::memory_order_relaxed),
+              .stream = stream,
+              .capture = *capture,
+              .device = device,
+              .target = *target};
+  }
+  return target;
+}
+
+std::optional<RouteTable::Target> RouteTable::AskFilters(c10::DeviceIndex device,
+                                                         cudaStream_t stream) {
   for (size_t i = routes_.size(); i-- > 0;) {
-    const Route& route = routes_[i];
+    Route& route = routes_[i];
     if (route.device != device || route.paused) continue;
-    if (route.kind == ScopeKind::kCapture && !IsCapturing(route.origin)) continue;
+    if (route.kind == ScopeKind::kCapture && !InItsCapture(route)) continue;
     if (route.filter(stream)) return Target{route.id, route.kind, route.ours};
   }
   return std::nullopt;
+}
+
+bool RouteTable::InItsCapture(Route& route) {
+  const StreamCapture now = CaptureOf(route.origin);
+  if (!route.capture) route.capture = now.id;
+  // An invalidated capture does not say which it is, and until it is ended there is no other.
+  return now.capturing && (!now.id || now.id == route.capture);
 }
 
 bool RouteTable::Contains(c10::DeviceIndex device, PoolId id) const {
@@ -51,6 +99,7 @@ bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
   if (route == nullptr || !route->ours || route->kind != ScopeKind::kCapture) return false;
   if (!IsCapturing(route->origin)) return false;
   route->paused = true;
+  NoteChange();
   return true;
 }
 
@@ -60,6 +109,7 @@ bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, StreamFilter filter)
   if (route == nullptr || !route->paused) return false;
   route->filter = std::move(filter);
   route->paused = false;
+  NoteChange();
   return true;
 }
 
@@ -84,6 +134,7 @@ Route* RouteTable::Find(c10::DeviceIndex device, PoolId id) {
 }
 
 Route RouteTable::TakeOut(size_t index) {
+  NoteChange();
   Route route = std::move(routes_[index]);
   routes_.erase(routes_.begin() + static_cast<std::ptrdiff_t>(index));
   if (route.kind == ScopeKind::kCapture) captures_count_.fetch_sub(1, std::memory_order_acq_rel);

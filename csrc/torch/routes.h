@@ -8,14 +8,21 @@
 //
 // The filter of a torch.cuda.CUDAGraph holds a plain pointer to the graph. A graph whose capture
 // failed may be gone while its route is still here (torch before 2.14 forgets to end it), so a
-// capture route asks its filter only while the stream that the capture began on is capturing: then
-// the graph is alive.
+// capture route asks its filter only while the stream that the capture began on is in that capture:
+// then the graph is alive.
+//
+// That takes two questions to CUDA besides the filter's own. But what the filters of torch say
+// follows from the thread (those of pools that a thread allocates to) or from the id of the
+// stream's capture (those of graphs and of the bodies of their conditional nodes). So within one
+// capture each thread asks the filters once for each stream, however narrow or wide they are, and
+// remembers the answer until a route comes or goes. That takes one question, for the id.
 #pragma once
 
 #include <c10/core/Device.h>
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -24,6 +31,7 @@
 
 #include "core/pool.h"
 #include "core/pool_set.h"
+#include "torch/streams.h"
 
 namespace cgp {
 
@@ -37,11 +45,15 @@ struct Route {
   bool ours = false;              // else the base allocator serves it
   cudaStream_t origin = nullptr;  // capture routes: the stream that the capture begins on
   std::thread::id thread;         // which thread began it
+  // Capture routes: that of `origin`, once somebody has asked.
+  std::optional<CaptureId> capture = std::nullopt;
   bool paused = false;  // ended while its capture goes on: matches nothing until it is begun again
 };
 
 class RouteTable {
  public:
+  RouteTable() { NoteChange(); }
+
   struct Target {
     PoolId id;
     ScopeKind kind = ScopeKind::kEager;
@@ -55,8 +67,8 @@ class RouteTable {
 
   void Add(Route route);
 
-  // The newest route that takes allocations on `stream`.
-  std::optional<Target> Match(c10::DeviceIndex device, cudaStream_t stream) const;
+  // The newest route that takes allocations of the calling thread on `stream`.
+  std::optional<Target> Match(c10::DeviceIndex device, cudaStream_t stream);
 
   bool Contains(c10::DeviceIndex device, PoolId id) const;
   // Whether a route of ours is open.
@@ -77,11 +89,23 @@ class RouteTable {
   std::vector<Route> RemoveAbandoned(std::optional<cudaStream_t> origin);
 
  private:
+  // What one Match() of this thread found.
+  struct Answer;
+  static Answer& AnswerFor(cudaStream_t stream);
+
+  // Match() without what was found before. pre: mutex_ is held.
+  std::optional<Target> AskFilters(c10::DeviceIndex device, cudaStream_t stream);
+  // Whether the filter of a capture route may be asked.
+  static bool InItsCapture(Route& route);
   Route* Find(c10::DeviceIndex device, PoolId id);
   Route TakeOut(size_t index);
+  // Makes every thread forget what it found in this table. pre: mutex_ is held.
+  void NoteChange();
 
   mutable std::mutex mutex_;
   std::vector<Route> routes_;  // oldest first
+  // Changes with the routes; no other table of the process has or had the same.
+  std::atomic<uint64_t> version_;
   // invariants: routes_count_ == routes_.size(), captures_count_ == the capture routes in it
   std::atomic<int> routes_count_{0};
   std::atomic<int> captures_count_{0};

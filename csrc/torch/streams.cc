@@ -6,15 +6,17 @@
 
 namespace cgp {
 
-bool IsCapturing(cudaStream_t stream) {
+StreamCapture CaptureOf(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamGetCaptureInfo(stream, &status, nullptr) != cudaSuccess) {
+  CaptureId id = 0;
+  if (cudaStreamGetCaptureInfo(stream, &status, &id) != cudaSuccess) {
     // The legacy stream cannot be asked while a blocking stream captures: it is not capturing
     // itself.
     (void)cudaGetLastError();
-    return false;
+    return {};
   }
-  return status != cudaStreamCaptureStatusNone;
+  return {.capturing = status != cudaStreamCaptureStatusNone,
+          .id = status == cudaStreamCaptureStatusActive ? std::optional(id) : std::nullopt};
 }
 
 cudaStream_t CurrentStream(c10::DeviceIndex device) {

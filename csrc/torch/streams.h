@@ -4,17 +4,32 @@
 #include <c10/core/Device.h>
 #include <cuda_runtime_api.h>
 
+#include <optional>
+
 #include "driver/driver.h"
 
 namespace cgp {
+
+// Names a capture. CUDA gives no two captures of a process the same one ("unique over the lifetime
+// of the process", says cudaStreamGetCaptureInfo()).
+using CaptureId = unsigned long long;
 
 inline StreamId ToStreamId(cudaStream_t stream) {
   return static_cast<StreamId>(reinterpret_cast<uintptr_t>(stream));
 }
 
-// Whether a capture was begun on the stream, or reached it, and has not been ended. An invalidated
-// capture counts: it holds the stream until somebody ends it. Legal at any time.
-bool IsCapturing(cudaStream_t stream);
+struct StreamCapture {
+  // Whether a capture was begun on the stream, or reached it, and has not been ended. An
+  // invalidated capture counts: it holds the stream until somebody ends it.
+  bool capturing = false;
+  // Not of an invalidated capture.
+  std::optional<CaptureId> id;
+};
+
+// One question to CUDA; legal at any time.
+StreamCapture CaptureOf(cudaStream_t stream);
+
+inline bool IsCapturing(cudaStream_t stream) { return CaptureOf(stream).capturing; }
 
 // The stream that the calling thread uses on `device`.
 cudaStream_t CurrentStream(c10::DeviceIndex device);

@@ -1,0 +1,29 @@
+// How much of something there is, the most there was, and how much came and went.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace cgp {
+
+struct Gauge {
+  uint64_t current = 0;
+  uint64_t peak = 0;     // of `current`, since ResetPeak()
+  uint64_t added = 0;    // since ResetTraffic()
+  uint64_t removed = 0;  // since ResetTraffic()
+
+  void Add(uint64_t amount) {
+    current += amount;
+    added += amount;
+    peak = std::max(peak, current);
+  }
+  // pre: amount <= current.
+  void Remove(uint64_t amount) {
+    current -= amount;
+    removed += amount;
+  }
+  void ResetPeak() { peak = current; }
+  void ResetTraffic() { added = removed = 0; }
+};
+
+}  // namespace cgp

@@ -1,0 +1,92 @@
+#include "torch/fake_cuda.h"
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "driver/host_driver.h"
+#include "torch/device_driver.h"
+#include "torch/host_route.h"
+#include "torch/streams.h"
+
+namespace cgp {
+namespace fake_cuda {
+namespace {
+
+struct Capture {
+  CaptureId id = 0;
+  bool invalidated = false;
+};
+
+std::mutex mutex;
+std::map<cudaStream_t, Capture> captures;
+std::atomic<int64_t> query_count{0};
+std::vector<c10::MempoolId_t> host_routes;
+
+Capture Query(cudaStream_t stream) {
+  query_count.fetch_add(1, std::memory_order_relaxed);
+  const std::lock_guard lock(mutex);
+  const auto found = captures.find(stream);
+  return found == captures.end() ? Capture{} : found->second;
+}
+
+}  // namespace
+
+cudaStream_t Stream(uintptr_t number) { return reinterpret_cast<cudaStream_t>(number * 0x100); }
+
+void SetCapture(cudaStream_t stream, CaptureId id) {
+  const std::lock_guard lock(mutex);
+  captures[stream] = {.id = id};
+}
+
+void Invalidate(cudaStream_t stream) {
+  const std::lock_guard lock(mutex);
+  captures[stream].invalidated = true;
+}
+
+void Reset() {
+  const std::lock_guard lock(mutex);
+  captures.clear();
+  host_routes.clear();
+}
+
+CaptureId ActiveCapture(cudaStream_t stream) {
+  const Capture capture = Query(stream);
+  return capture.invalidated ? 0 : capture.id;
+}
+
+std::vector<c10::MempoolId_t> ended_host_routes() {
+  const std::lock_guard lock(mutex);
+  return host_routes;
+}
+
+int64_t queries() { return query_count.load(std::memory_order_relaxed); }
+
+}  // namespace fake_cuda
+
+std::unique_ptr<Driver> MakeDriver(int device) {
+  // Real addresses: as with CUDA, those of two devices differ.
+  return std::make_unique<HostDriver>(
+      HostDriverOptions{.device = device, .physical_limit_bytes = fake_cuda::kPhysicalLimit});
+}
+
+void RequireDriverSupport(int) {}
+
+StreamCapture CaptureOf(cudaStream_t stream) {
+  const fake_cuda::Capture capture = fake_cuda::Query(stream);
+  if (capture.id == 0) return {};
+  return {.capturing = true, .id = capture.invalidated ? std::nullopt : std::optional(capture.id)};
+}
+cudaStream_t CurrentStream(c10::DeviceIndex) { return fake_cuda::current_stream; }
+c10::DeviceIndex CurrentDevice() { return fake_cuda::current_device; }
+void EndHostRoute(c10::MempoolId_t id) {
+  const std::lock_guard lock(fake_cuda::mutex);
+  fake_cuda::host_routes.push_back(id);
+}
+RelaxedCaptureMode::RelaxedCaptureMode() = default;
+RelaxedCaptureMode::~RelaxedCaptureMode() = default;
+
+}  // namespace cgp

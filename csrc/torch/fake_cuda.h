@@ -1,0 +1,43 @@
+// CUDA's streams as the adapter's tests want them: which stream is in which capture is what the
+// test says. fake_cuda.cc puts this behind streams.h, the host driver behind the pools, and nothing
+// behind host_route.h.
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "torch/streams.h"
+
+namespace cgp::fake_cuda {
+
+inline constexpr uint64_t kPage = uint64_t{2} << 20;
+inline constexpr uint64_t kPhysicalLimit = 32 * kPage;
+
+// Of the calling thread. Pools live as long as the process, so each test has a device of its own.
+inline thread_local cudaStream_t current_stream = nullptr;
+inline thread_local c10::DeviceIndex current_device = 0;
+
+cudaStream_t Stream(uintptr_t number);
+
+// The stream joins the capture with this id; 0: it is in none. As in CUDA, an id may not come back
+// once its capture is over.
+void SetCapture(cudaStream_t stream, CaptureId id);
+// What no capture survives happens in that of the stream. It holds the stream until SetCapture().
+void Invalidate(cudaStream_t stream);
+// No stream is capturing, and no host route was ended.
+void Reset();
+
+// What a graph's filter asks CUDA for: the id of the stream's capture, or 0.
+CaptureId ActiveCapture(cudaStream_t stream);
+
+// The arguments of EndHostRoute().
+std::vector<c10::MempoolId_t> ended_host_routes();
+
+// How often anybody asked CUDA for the capture of a stream.
+int64_t queries();
+
+}  // namespace cgp::fake_cuda

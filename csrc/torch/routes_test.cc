@@ -1,0 +1,242 @@
+// Which route takes an allocation, and what it takes to find out.
+#include "torch/routes.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "torch/fake_cuda.h"
+
+namespace cgp {
+namespace {
+
+using fake_cuda::SetCapture;
+using fake_cuda::Stream;
+
+constexpr c10::DeviceIndex kDevice = 0;
+constexpr PoolId kOne{0, 1};
+constexpr PoolId kTwo{0, 2};
+
+class RouteTableTest : public ::testing::Test {
+ protected:
+  void SetUp() override { fake_cuda::Reset(); }
+
+  // A graph's filter: it asks CUDA which capture the stream is in.
+  StreamFilter InCapture(CaptureId id) {
+    return [this, id](cudaStream_t stream) {
+      ++filter_calls_;
+      return fake_cuda::ActiveCapture(stream) == id;
+    };
+  }
+
+  static Route CaptureRoute(PoolId id, StreamFilter filter, cudaStream_t origin) {
+    return {.device = kDevice,
+            .id = id,
+            .filter = std::move(filter),
+            .kind = ScopeKind::kCapture,
+            .ours = true,
+            .origin = origin,
+            .thread = std::this_thread::get_id()};
+  }
+
+  std::optional<PoolId> Match(cudaStream_t stream) {
+    const auto target = table_.Match(kDevice, stream);
+    return target ? std::optional(target->id) : std::nullopt;
+  }
+
+  // How often `call` asks CUDA.
+  template <typename Call>
+  static int64_t Queries(const Call& call) {
+    const int64_t before = fake_cuda::queries();
+    call();
+    return fake_cuda::queries() - before;
+  }
+
+  RouteTable table_;
+  std::atomic<int> filter_calls_{0};
+};
+
+TEST_F(RouteTableTest, WithinACaptureEachStreamAsksTheFilterOnce) {
+  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
+  for (uintptr_t i = 1; i <= 4; ++i) SetCapture(Stream(i), 7);  // three side streams joined
+  for (uintptr_t i = 1; i <= 4; ++i) EXPECT_EQ(Match(Stream(i)), kOne);
+  EXPECT_EQ(filter_calls_, 4);
+  for (uintptr_t i = 1; i <= 4; ++i) {
+    EXPECT_EQ(Queries([&] { EXPECT_EQ(Match(Stream(i)), kOne); }), 1) << "stream " << i;
+  }
+  EXPECT_EQ(filter_calls_, 4);
+  EXPECT_EQ(Match(Stream(5)), std::nullopt) << "a stream that is not in the capture";
+  EXPECT_FALSE(table_.Match(kDevice + 1, Stream(1)).has_value()) << "another device";
+}
+
+TEST_F(RouteTableTest, WithoutACaptureNobodyAsksCuda) {
+  Route route = CaptureRoute(
+      kOne, [](cudaStream_t) { return true; }, Stream(1));
+  route.kind = ScopeKind::kEager;
+  table_.Add(std::move(route));
+  EXPECT_EQ(Queries([&] { EXPECT_EQ(Match(Stream(1)), kOne); }), 0);
+}
+
+TEST_F(RouteTableTest, AnOverCaptureIsNotMistakenForTheNextOnItsStream) {
+  bool alive = true;
+  const StreamFilter filter = InCapture(7);
+  table_.Add(CaptureRoute(
+      kOne,
+      [&](cudaStream_t stream) {
+        EXPECT_TRUE(alive) << "the filter of a graph that is gone was asked";
+        return filter(stream);
+      },
+      Stream(1)));
+  SetCapture(Stream(1), 7);
+  SetCapture(Stream(2), 7);
+  EXPECT_EQ(Match(Stream(1)), kOne);
+  EXPECT_EQ(Match(Stream(2)), kOne);
+  // It failed, nobody ended the route, and the graph is gone.
+  alive = false;
+  SetCapture(Stream(1), 0);
+  SetCapture(Stream(2), 0);
+  EXPECT_EQ(Match(Stream(1)), std::nullopt);
+  EXPECT_EQ(Match(Stream(2)), std::nullopt);
+  // Somebody captures on the same streams without torch.
+  SetCapture(Stream(1), 8);
+  SetCapture(Stream(2), 8);
+  EXPECT_EQ(Match(Stream(1)), std::nullopt);
+  EXPECT_EQ(Match(Stream(2)), std::nullopt);
+}
+
+TEST_F(RouteTableTest, AnInvalidatedCaptureIsNotAnsweredFromMemory) {
+  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
+  SetCapture(Stream(1), 7);
+  EXPECT_EQ(Match(Stream(1)), kOne);
+  fake_cuda::Invalidate(Stream(1));
+  EXPECT_EQ(Match(Stream(1)), std::nullopt);
+  EXPECT_EQ(filter_calls_, 2);
+}
+
+TEST_F(RouteTableTest, AFilterNarrowerThanTheCaptureIsHeeded) {
+  const auto up_to_9 = [](cudaStream_t stream) { return stream <= Stream(9); };
+  table_.Add(CaptureRoute(kOne, up_to_9, Stream(1)));
+  for (uintptr_t i = 1; i <= 18; ++i) SetCapture(Stream(i), 7);
+  for (uintptr_t i = 1; i <= 9; ++i) {  // more streams than a thread remembers
+    for (uintptr_t j = 10; j <= 18; ++j) {
+      EXPECT_EQ(Match(Stream(i)), kOne);
+      EXPECT_EQ(Match(Stream(j)), std::nullopt);
+    }
+  }
+}
+
+TEST_F(RouteTableTest, AFilterByThreadIsHeeded) {
+  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
+  SetCapture(Stream(1), 7);
+  EXPECT_EQ(Match(Stream(1)), kOne);
+  const auto this_thread = [id = std::this_thread::get_id()](cudaStream_t) {
+    return std::this_thread::get_id() == id;
+  };
+  table_.Add(CaptureRoute(kTwo, this_thread, Stream(1)));  // a pool within the capture
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_EQ(Match(Stream(1)), kTwo);
+    std::thread([&] {
+      for (int i = 0; i < 2; ++i) EXPECT_EQ(Match(Stream(1)), kOne) << "another thread's";
+    }).join();
+  }
+  table_.Remove(kDevice, kTwo);
+  EXPECT_EQ(Match(Stream(1)), kOne);
+}
+
+TEST_F(RouteTableTest, AFilterWiderThanTheCaptureIsHeeded) {
+  table_.Add(CaptureRoute(
+      kOne, [](cudaStream_t) { return true; }, Stream(1)));
+  SetCapture(Stream(1), 7);
+  SetCapture(Stream(2), 70);  // the body of a conditional node, say
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_EQ(Match(Stream(1)), kOne);
+    EXPECT_EQ(Match(Stream(2)), kOne);
+    EXPECT_EQ(Match(Stream(3)), kOne);
+  }
+}
+
+TEST_F(RouteTableTest, CapturesAtOnceKeepApart) {
+  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
+  table_.Add(CaptureRoute(kTwo, InCapture(8), Stream(2)));
+  SetCapture(Stream(1), 7);
+  SetCapture(Stream(2), 8);
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_EQ(Match(Stream(1)), kOne);
+    EXPECT_EQ(Match(Stream(2)), kTwo);
+  }
+  // A stream that leaves one capture and joins the other.
+  SetCapture(Stream(3), 7);
+  EXPECT_EQ(Match(Stream(3)), kOne);
+  SetCapture(Stream(3), 8);
+  EXPECT_EQ(Match(Stream(3)), kTwo);
+}
+
+TEST_F(RouteTableTest, OtherTablesRememberForThemselves) {
+  RouteTable other;
+  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
+  other.Add(CaptureRoute(kTwo, InCapture(7), Stream(1)));
+  SetCapture(Stream(1), 7);
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_EQ(Match(Stream(1)), kOne);
+    EXPECT_EQ(other.Match(kDevice, Stream(1))->id, kTwo);
+  }
+}
+
+TEST_F(RouteTableTest, WhatChangesIsNotRemembered) {
+  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
+  SetCapture(Stream(1), 7);
+  EXPECT_EQ(Match(Stream(1)), kOne);
+  table_.Add(CaptureRoute(
+      kTwo, [](cudaStream_t) { return true; }, Stream(1)));
+  EXPECT_EQ(Match(Stream(1)), kTwo) << "the newest";
+  EXPECT_TRUE(table_.Pause(kDevice, kTwo));
+  EXPECT_EQ(Match(Stream(1)), kOne);
+  EXPECT_TRUE(table_.Resume(kDevice, kTwo, [](cudaStream_t) { return true; }));
+  EXPECT_EQ(Match(Stream(1)), kTwo);
+  EXPECT_TRUE(table_.Pause(kDevice, kTwo));
+  EXPECT_TRUE(table_.Resume(kDevice, kTwo, [](cudaStream_t) { return false; }));
+  EXPECT_EQ(Match(Stream(1)), kOne);
+  table_.Remove(kDevice, kOne);
+  EXPECT_EQ(Match(Stream(1)), std::nullopt);
+}
+
+TEST_F(RouteTableTest, AnAbandonedRouteIsForgotten) {
+  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
+  SetCapture(Stream(1), 7);
+  SetCapture(Stream(2), 7);
+  EXPECT_EQ(Match(Stream(2)), kOne);
+  SetCapture(Stream(1), 0);  // as CUDA cannot: the other stream is still in it
+  EXPECT_EQ(table_.RemoveAbandoned(std::nullopt).size(), 1U);
+  EXPECT_EQ(Match(Stream(2)), std::nullopt);
+  EXPECT_FALSE(table_.active());
+}
+
+TEST_F(RouteTableTest, ThreadsAskWhileRoutesComeAndGo) {
+  constexpr int kThreads = 3;
+  SetCapture(Stream(1), 7);
+  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
+  std::atomic<bool> done = false;
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      while (!done) {
+        const auto found = Match(Stream(1));
+        if (found != kOne && found != kTwo) ++wrong;
+      }
+    });
+  }
+  for (int round = 0; round < 500; ++round) {
+    table_.Add(CaptureRoute(kTwo, InCapture(7), Stream(1)));
+    if (Match(Stream(1)) != kTwo) ++wrong;
+    table_.Remove(kDevice, kTwo);
+    if (Match(Stream(1)) != kOne) ++wrong;
+  }
+  done = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+}  // namespace
+}  // namespace cgp
