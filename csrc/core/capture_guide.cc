@@ -14,29 +14,31 @@ constexpr uint32_t kWindow = 16;
 constexpr uint32_t kWidestWindow = 128;
 
 constexpr uint8_t kMostPower = 2;
+constexpr double kMostBytes = 9e15;  // below 2^53; more than any device has
 
 // The first block of a capture sets the scale if it is not larger than its like by more than this.
-constexpr uint64_t kLikelyScale = 16;
+constexpr double kLikelyScale = 16;
 
-// After so much evidence the scale is not looked for again, unless so many miss it in a row.
+// How many of the last allocations are looked at to find the scale.
+constexpr std::size_t kRecent = 8;
+
+// A search costs as much as a hundred allocations. It is made for the first misses, while there is
+// little evidence, and then only whenever so many in a row have answered to nothing.
 constexpr uint32_t kMuchEvidence = 4;
-constexpr uint32_t kLost = 8;
+constexpr uint32_t kSearches = 8;
+constexpr uint32_t kLost = 64;
 
 // What stands for a step is at most so many times larger or smaller.
 constexpr uint64_t kAlike = 4;
 
 uint64_t WholeBytes(double bytes) {
   // What scales exactly is a whole number of bytes, which rounding must not take for one more.
-  return static_cast<uint64_t>(std::ceil(bytes - 1e-3));
+  const double exact = std::min(bytes - std::max(1e-3, bytes * 0x1p-50), kMostBytes);
+  const auto whole = static_cast<uint64_t>(exact);
+  return static_cast<double>(whole) < exact ? whole + 1 : whole;
 }
 
 Granules Rounded(uint64_t bytes) { return Granules::FromBytesRoundedUp(bytes); }
-
-// Whether a : b == c : d.
-bool SameRatio(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
-  __extension__ using Product = unsigned __int128;
-  return static_cast<Product>(a) * d == static_cast<Product>(b) * c;
-}
 
 }  // namespace
 
@@ -60,12 +62,69 @@ std::optional<uint8_t> CaptureGuide::PowerOf(uint32_t step, uint64_t bytes, doub
 
 CaptureGuide::Match CaptureGuide::Find(uint64_t bytes) const {
   Match match = alignment_;
-  match.step.reset();
   match.stands_for.reset();
-  match.power = 1;
-  match.missed_bytes = 0;
+  if (Answer(bytes, match)) return match;
+  if (bytes > kGranuleBytes) {
+    ++match.missed_in_a_row;
+    ++match.missed;
+    const bool unsure = match.evidence < kMuchEvidence && match.missed <= kSearches;
+    if (unsure || match.missed_in_a_row % kLost == 0) FindScale(bytes, match);
+  }
+  if (!match.step && match.next < largest_.size()) {
+    const uint64_t expected = Foretell(match.next, match.scale);
+    if (bytes <= kAlike * expected && expected <= kAlike * bytes) match.stands_for = match.next;
+  }
+  return match;
+}
+
+// The scale is the one by which most of the last allocations answer to steps in their order, tried
+// for each that would let the newest answer to one. The first of a capture does alone, for the
+// first step.
+void CaptureGuide::FindScale(uint64_t bytes, Match& match) const {
+  const bool is_first = match.scale == 0 && match.missed == 1;
+  const std::size_t from = recorded_.size() - std::min<std::size_t>(recorded_.size(), kRecent);
+  const uint32_t base = from < recorded_.size() ? recorded_[from].next_before : match.next;
+  // What was missed in a row may stand for as many steps.
+  const uint32_t ahead = kWindow + std::max(match.missed_in_a_row, kWindow);
+  const auto end = std::min(static_cast<uint32_t>(largest_.size()), base + ahead);
+  Match best = match;
+  best.evidence = 1;  // what a better one must exceed
+  for (uint32_t step = base; step < end; ++step) {
+    const Step& like = largest_[step];
+    if (like.bytes <= kGranuleBytes) continue;
+    const double ratio = static_cast<double>(bytes) / static_cast<double>(like.bytes);
+    if (is_first) {
+      if (like.steady && like.power > 0 && ratio <= kLikelyScale) {
+        best.scale = like.power == 2 ? std::sqrt(ratio) : ratio;
+        best.evidence = 0;
+        best.evidence_bytes = bytes;
+        best.step = step;
+        best.next = step + 1;
+      }
+      break;
+    }
+    for (const double scale : {ratio, std::sqrt(ratio)}) {
+      Match tried = match;
+      tried.scale = scale;
+      tried.next = base;
+      tried.evidence = 0;
+      tried.evidence_bytes = 0;
+      for (std::size_t i = from; i < recorded_.size(); ++i) Answer(recorded_[i].step.bytes, tried);
+      if (Answer(bytes, tried) && tried.evidence > best.evidence) best = tried;
+    }
+  }
+  if (!best.step) return;
+  match = best;
+  match.missed_in_a_row = 0;
+  --match.missed;
+}
+
+// Lets the allocation answer to the first step of the window that is as large. Returns whether one
+// is.
+bool CaptureGuide::Answer(uint64_t bytes, Match& match) const {
+  match.step.reset();
   // Blocks of a granule are all alike: they answer to no other than the next step, and are no
-  // evidence.
+  // evidence; nor are, but for the first, those of one size.
   const bool tells = bytes > kGranuleBytes;
   const uint32_t window =
       tells ? std::min(kWindow * (1 + match.missed_in_a_row), kWidestWindow) : 1;
@@ -75,56 +134,15 @@ CaptureGuide::Match CaptureGuide::Find(uint64_t bytes) const {
     if (!power) continue;
     match.step = step;
     match.next = step + 1;
-    match.power = *power;
     match.missed_in_a_row = 0;
     if (tells && match.scale == 0) match.scale = 1;
-    if (tells && (match.scale == 1 || *power > 0)) ++match.evidence;
-    return match;
-  }
-  if (tells) {
-    ++match.missed_in_a_row;
-    ++match.missed;
-    match.missed_bytes = bytes;
-    if (match.evidence < kMuchEvidence || match.missed_in_a_row > kLost) FindScale(bytes, match);
-  }
-  if (!match.step && match.next < largest_.size()) {
-    const uint64_t expected = Foretell(match.next, match.scale);
-    if (bytes <= kAlike * expected && expected <= kAlike * bytes) match.stands_for = match.next;
-  }
-  return match;
-}
-
-// The scale is that by which two allocations in a row answer to two steps, those that leave out
-// fewest. The first of a capture does alone, for the first step.
-void CaptureGuide::FindScale(uint64_t bytes, Match& match) const {
-  const auto count = static_cast<uint32_t>(largest_.size());
-  const auto align = [&](uint32_t step) {
-    match.step = step;
-    match.next = step + 1;
-    match.scale = static_cast<double>(bytes) / static_cast<double>(largest_[step].bytes);
-    match.evidence = 0;
-    match.missed_in_a_row = 0;
-    match.missed_bytes = 0;
-    --match.missed;
-  };
-  const uint64_t bytes_before = alignment_.missed_bytes;
-  const bool is_first = alignment_.scale == 0 && bytes_before == 0;
-  if (bytes_before == 0 && !is_first) return;
-  std::optional<uint32_t> best;
-  for (uint32_t first = match.next; first < std::min(count, match.next + kWindow); ++first) {
-    const uint64_t guide_bytes = largest_[first].bytes;
-    if (guide_bytes <= kGranuleBytes) continue;
-    if (is_first) {
-      if (bytes <= kLikelyScale * guide_bytes) align(first);
-      return;
+    if (tells && (match.scale == 1 || *power > 0) && bytes != match.evidence_bytes) {
+      ++match.evidence;
+      match.evidence_bytes = bytes;
     }
-    const uint32_t end = std::min({count, first + 1 + kWindow, best.value_or(count)});
-    for (uint32_t second = first + 1; second < end; ++second) {
-      if (SameRatio(bytes_before, guide_bytes, bytes, largest_[second].bytes)) best = second;
-      if (best == second) break;
-    }
+    return true;
   }
-  if (best) align(*best);
+  return false;
 }
 
 uint64_t CaptureGuide::Foretell(uint32_t step, double scale) const {
@@ -140,14 +158,11 @@ std::optional<uint32_t> CaptureGuide::StepOf(Ticket ticket) const {
 CaptureGuide::Ticket CaptureGuide::Allocated(const Match& match, Placement start, uint64_t bytes,
                                              Granules live) {
   const auto number = static_cast<uint32_t>(recorded_.size());
-  alignment_ = match;
   Recorded recorded{.step = {.start = start, .bytes = bytes},
-                    .like = match.step ? match.step : match.stands_for};
+                    .like = match.step ? match.step : match.stands_for,
+                    .next_before = alignment_.next};
+  alignment_ = match;
   recorded.step.steady = largest_.empty() || recorded.like.has_value();
-  if (match.step) {
-    const bool tells = match.scale != 0 && match.scale != 1;
-    recorded.step.power = tells ? match.power : largest_[*match.step].power;
-  }
   recorded_.push_back(recorded);
   if (live > peak_) {
     peak_ = live;
@@ -161,13 +176,28 @@ void CaptureGuide::Freed(Ticket ticket) {
   recorded_[ticket.step].step.freed_at = static_cast<uint32_t>(recorded_.size());
 }
 
+// By which power of the scale each step has grown; the scale is best known at the end.
+void CaptureGuide::LearnPowers() {
+  const double scale = alignment_.scale;
+  const bool tells = scale != 0 && scale != 1;
+  std::size_t aligned = 0;
+  for (Recorded& recorded : recorded_) {
+    if (!recorded.like) continue;
+    ++aligned;
+    const uint8_t known = largest_[*recorded.like].power;
+    recorded.step.power = known;
+    // Near a scale of 1 a small block may be as large by any power.
+    if (!tells || Rounded(Foretell(*recorded.like, scale)) == Rounded(recorded.step.bytes))
+      continue;
+    recorded.step.power = PowerOf(*recorded.like, recorded.step.bytes, scale).value_or(known);
+  }
+  const bool same_program = 2 * aligned >= recorded_.size();
+  learned_ = same_program && (tells || learned_);
+}
+
 void CaptureGuide::EndCapture() {
   if (peak_ >= largest_peak_) {
-    if (alignment_.scale != 0 && alignment_.scale != 1) {
-      const auto aligned =
-          std::ranges::count_if(recorded_, [](const auto& r) { return r.like.has_value(); });
-      learned_ = 2 * aligned >= std::ssize(recorded_);
-    }
+    LearnPowers();
     largest_peak_ = peak_;
     largest_.clear();
     for (uint32_t i = 0; i < recorded_.size(); ++i) {

@@ -41,15 +41,14 @@ class CaptureGuide {
     // Of an allocation that answers to nothing: the step that was expected, if it is of such a size
     // that this may be its like.
     std::optional<uint32_t> stands_for;
-    uint8_t power = 1;
 
     // The alignment from here on.
     double scale = 0;              // of this capture to the guide; 0: not known yet
     uint32_t next = 0;             // the guide's step that is looked at first
     uint32_t evidence = 0;         // how many blocks have answered by the scale
+    uint64_t evidence_bytes = 0;   // how large the last of them was
     uint32_t missed_in_a_row = 0;  // how many of the last ones answered to nothing
     uint32_t missed = 0;           // how many did in all
-    uint64_t missed_bytes = 0;     // how large the last allocation was, if it did
   };
 
   // A live block's place in the capture that allocated it; kNone for what no capture is told of.
@@ -86,10 +85,13 @@ class CaptureGuide {
   struct Recorded {
     Step step;
     std::optional<uint32_t> like;  // the guide's
+    uint32_t next_before = 0;      // the guide's step that was expected
   };
 
   std::optional<uint8_t> PowerOf(uint32_t step, uint64_t bytes, double scale) const;
+  bool Answer(uint64_t bytes, Match& match) const;
   void FindScale(uint64_t bytes, Match& match) const;
+  void LearnPowers();
 
   uint32_t capture_ = 0;  // the number of the one under way
   Match alignment_;       // after its last step

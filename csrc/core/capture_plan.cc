@@ -10,12 +10,20 @@ namespace {
 
 // The most blocks that a plan is made for, the largest: its cost grows with their square.
 constexpr std::size_t kMostItems = 1024;
+// Small blocks of so many first steps go to the bottom: they come before much is known of the
+// capture, when no pages may be made for them.
+constexpr uint32_t kEarly = 16;
+// A pool whose blocks part it into so many pieces is not planned for.
+constexpr std::size_t kMostFixed = 4096;
+// How many blocks that were not foretold a plan finds gaps for.
+constexpr uint32_t kMostUnexpected = 256;
 // How long an unexpected block is taken to live if there is no place for it for good: a workspace.
 constexpr uint32_t kShort = 8;
 // How many gaps are tried for a block whose place is taken.
 constexpr int kGaps = 8;
 // A new home gets room to grow to so many times what the plan needs.
 constexpr uint64_t kRoom = 8;
+constexpr uint64_t kMostRoom = uint64_t{1} << 20;
 constexpr uint32_t kNotShown = ~uint32_t{0};
 
 // At least `pages` new pages and at most `most`, in the largest handles that suit the pool: the
@@ -42,9 +50,15 @@ CapturePlan::CapturePlan(const CaptureGuide& guide, const CaptureGuide::Match& m
       pages_before_(ranges.page_count()),
       layout_({}) {
   ChooseHome(ranges);
-  if (Pack(guide, ranges, live)) return;
+  if (Pack(guide, ranges, live) && HasRoom(ranges)) return;
   StartHome(view, ranges);
   Pack(guide, ranges, live);
+}
+
+bool CapturePlan::HasRoom(const RangeTable& ranges) const {
+  if (!home_) return true;
+  const RangeTable::Range& range = ranges.range(*home_);
+  return end_ / page_ + base_ <= Index(range.end()) + range.room_back;
 }
 
 // The range that shows most pages already, if it has room for more than the others.
@@ -94,8 +108,16 @@ bool CapturePlan::Pack(const CaptureGuide& guide, const RangeTable& ranges,
   for (const PageId handle : missing_) shown += ranges.handle_pages(handle);
   end_ = (shown + pages_after_ - pages_before_) * page_;
 
-  layout_ = Layout(fixed);
-  complete_ = layout_.Pack(items, end_);
+  for (const uint64_t alignment : {page_, uint64_t{1}}) {
+    for (LayoutItem& item : items) {
+      if (item.end == LayoutItem::kForever) item.alignment = alignment;
+    }
+    layout_ = Layout(fixed);
+    complete_ = fixed.size() <= kMostFixed && layout_.Pack(items, end_);
+    const bool aligned = std::ranges::any_of(
+        items, [&](const LayoutItem& item) { return item.end == LayoutItem::kForever; });
+    if (complete_ || !aligned) break;
+  }
   items_.assign(guide.steps().size() - first_step_, LayoutItem{});
   for (const LayoutItem& item : items) items_[item.begin - first_step_] = item;
   return complete_;
@@ -114,7 +136,7 @@ std::vector<LayoutItem> CapturePlan::Foretell(const CaptureGuide& guide,
     item.begin = s;
     item.end = survives ? LayoutItem::kForever : step.freed_at;
     item.length = length;
-    if (survives) item.alignment = page_;
+    item.low = length < page_ && s < first_step_ + kEarly;
     const uint32_t slot = Index(step.start.slot);
     if (home_ && ranges.range_of(step.start.slot) == *home_ && slot >= base_)
       item.position = (slot - base_) * page_ + step.start.offset.count();
@@ -165,9 +187,8 @@ std::vector<LayoutItem> CapturePlan::Fix(std::span<const LivePiece> live,
   return joined;
 }
 
-// What was foretold of the block; nullptr if nothing was.
-const LayoutItem* CapturePlan::ItemFor(const CaptureGuide::Match& match) const {
-  const std::optional<uint32_t> step = match.step ? match.step : match.stands_for;
+// What was foretold of a step; nullptr if nothing was.
+const LayoutItem* CapturePlan::ItemOf(std::optional<uint32_t> step) const {
   if (!step || *step < first_step_) return nullptr;
   const LayoutItem& item = items_[*step - first_step_];
   return item.length > 0 && item.position != LayoutItem::kNowhere ? &item : nullptr;
@@ -177,12 +198,15 @@ std::optional<CapturePlan::Spot> CapturePlan::Find(const CaptureGuide::Match& ma
                                                    Granules length, const FreeView& view,
                                                    const RangeTable& ranges,
                                                    uint64_t most_pages) const {
-  const LayoutItem* const foretold = ItemFor(match);
+  const LayoutItem* foretold = ItemOf(match.step);
   if (foretold != nullptr && length.count() <= foretold->length) {
     LayoutItem item = *foretold;
     item.length = length.count();
     if (const auto spot = Reach(item, view, ranges, most_pages)) return spot;
   }
+  if (foretold == nullptr && unexpected_ == kMostUnexpected) return std::nullopt;
+  // What stands for a step lives as long, but leaves its place to the one that may still come.
+  if (foretold == nullptr) foretold = ItemOf(match.stands_for);
   LayoutItem item{.begin = match.next, .end = LayoutItem::kForever, .length = length.count()};
   if (foretold != nullptr) {
     item.begin = foretold->begin;
@@ -211,8 +235,12 @@ void CapturePlan::Take(const CaptureGuide::Match& match, const Spot& spot, Place
     home_ = ranges.range_of(start.slot);
     base_ = Index(ranges.range(*home_).begin());
   }
-  const LayoutItem* const foretold = ItemFor(match);
-  if (foretold != nullptr) layout_.Erase(foretold->begin, foretold->position);
+  if (const LayoutItem* const foretold = ItemOf(match.step)) {
+    if (spot.item.position == foretold->position) return;
+    layout_.Erase(foretold->begin, foretold->position);
+  } else {
+    ++unexpected_;
+  }
   layout_.Insert(spot.item);
 }
 
@@ -262,7 +290,8 @@ std::optional<CapturePlan::Spot> CapturePlan::Reach(const LayoutItem& item, cons
     reached += growth.new_pages;
   }
   if (home_ && reached - mapped > ranges.range(*home_).room_back) return std::nullopt;
-  if (!home_) growth.mapping.room = static_cast<uint32_t>(kRoom * pages_after_);
+  if (!home_)
+    growth.mapping.room = static_cast<uint32_t>(std::min(kRoom * pages_after_, kMostRoom));
   return spot;
 }
 

@@ -47,8 +47,7 @@ class CapturePlan {
   // Whether it has a place for all that is foretold. If not it had better not be followed: blocks
   // without a place would take that of others.
   bool complete() const { return complete_; }
-  // How many pages the pool had when the plan was made, and has if it comes true.
-  uint64_t pages_before() const { return pages_before_; }
+  // How many pages the pool has if the plan comes true.
   uint64_t pages_after() const { return pages_after_; }
   // How many handles are to be mapped into the home that others ranges show already.
   std::size_t missing_handles() const { return missing_.size(); }
@@ -73,7 +72,8 @@ class CapturePlan {
   bool Pack(const CaptureGuide& guide, const RangeTable& ranges, std::span<const LivePiece> live);
   std::vector<LayoutItem> Foretell(const CaptureGuide& guide, const RangeTable& ranges) const;
   std::vector<LayoutItem> Fix(std::span<const LivePiece> live, const RangeTable& ranges) const;
-  const LayoutItem* ItemFor(const CaptureGuide::Match& match) const;
+  bool HasRoom(const RangeTable& ranges) const;
+  const LayoutItem* ItemOf(std::optional<uint32_t> step) const;
   std::optional<Spot> Reach(const LayoutItem& item, const FreeView& view, const RangeTable& ranges,
                             uint64_t most_pages) const;
 
@@ -91,6 +91,7 @@ class CapturePlan {
 
   std::vector<LayoutItem> items_;  // by step, from first_step_ on; of length 0 if not foretold
   Layout layout_;
+  uint32_t unexpected_ = 0;  // how many blocks in the layout were not foretold
 };
 
 }  // namespace cgp

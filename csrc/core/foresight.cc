@@ -18,6 +18,7 @@ void Foresight::BeginCapture() {
   guide_.BeginCapture();
   plan_.reset();
   plans_left_ = kMostPlans;
+  pages_before_ = ranges_.page_count();
 }
 
 Foresight::Advice Foresight::Advise(uint64_t bytes, const FreeView& view,
@@ -77,16 +78,17 @@ void Foresight::MakePlan(const CaptureGuide::Match& match, const FreeView& view,
   });
   plan_.emplace(guide_, match, view, ranges_, space_.page_size(), live);
   --plans_left_;
-  // For a capture no larger than its guide, mapping most of the pool into a home costs more than
-  // the few blocks that did not find their place.
-  if (match.scale <= 1 && plan_->missing_handles() * 4 > ranges_.handle_count()) GiveUpPlan();
+  // A capture no larger than its guide does without: mapping most of the pool into a home costs more
+  // than the few blocks that did not find their place.
+  if (match.scale <= 1 &&
+      (!plan_->complete() || plan_->missing_handles() * 4 > ranges_.handle_count()))
+    GiveUpPlan();
 }
 
 uint64_t Foresight::MostPages(const CaptureGuide::Match& match) const {
-  const uint64_t before = plan_->pages_before();
   const uint64_t after = plan_->pages_after();
-  if (match.evidence >= kTrusted) return after;
-  return std::min(after, match.evidence > 0 ? 2 * before + 1 : before + before / 64 + 1);
+  if (match.evidence >= kTrusted && match.missed < match.evidence) return after;
+  return std::min(after, pages_before_ + pages_before_ / 64 + 1);
 }
 
 std::optional<Placement> Foresight::BesideSurvivors(Granules length, const FreeView& view) const {

@@ -63,7 +63,9 @@ class Foresight {
   const RangeTable& ranges_;
   CaptureGuide guide_;
   std::optional<CapturePlan> plan_;
-  int plans_left_ = 0;  // for this capture
+  // Of the capture under way:
+  int plans_left_ = 0;
+  uint64_t pages_before_ = 0;  // what the pool had when it began
 };
 
 }  // namespace cgp

@@ -23,11 +23,15 @@ bool Layout::Pack(std::vector<LayoutItem>& items, uint64_t limit) {
   std::vector<uint32_t> order(items.size());
   std::iota(order.begin(), order.end(), 0);
   // What stays for good goes to the bottom, so that it does not part what comes later.
-  const auto stays = [&](uint32_t i) { return items[i].end == LayoutItem::kForever; };
+  const auto goes_first = [&](uint32_t i) {
+    return items[i].low || items[i].end == LayoutItem::kForever;
+  };
   const auto larger = [&](uint32_t a, uint32_t b) { return items[a].length > items[b].length; };
   std::ranges::stable_sort(order, larger);
+  std::ranges::stable_partition(order, goes_first);
+  const std::vector<uint32_t> by_size = order;
   std::ranges::stable_sort(order, {}, [&](uint32_t i) { return items[i].position; });
-  std::ranges::stable_partition(order, stays);
+  std::ranges::stable_partition(order, goes_first);
 
   const std::vector<LayoutItem> fixed = placed_;
   std::vector<LayoutItem> best = items;
@@ -42,13 +46,14 @@ bool Layout::Pack(std::vector<LayoutItem>& items, uint64_t limit) {
       best = items;
       best_placed = placed_;
     }
+    std::vector<uint32_t> last = order;
     if (attempt == 0) {
-      std::ranges::stable_sort(order, larger);
-      std::ranges::stable_partition(order, stays);
+      order = by_size;
     } else {
       std::ranges::stable_partition(
           order, [&](uint32_t i) { return items[i].position == LayoutItem::kNowhere; });
     }
+    if (attempt > 0 && order == last) break;
   }
   items = std::move(best);
   placed_ = std::move(best_placed);

@@ -23,6 +23,7 @@ struct LayoutItem {
   uint64_t length = 0;           // in granules
   uint64_t position = kNowhere;  // in granules
   uint64_t alignment = 1;        // of the position, in granules
+  bool low = false;              // better at the bottom
 
   bool Meets(const LayoutItem& other) const { return begin < other.end && other.begin < end; }
 };

@@ -369,9 +369,11 @@ std::optional<Placement> Pool::State::FollowAdvice(const Foresight::Advice& advi
   try {
     return advice.spot->growth->PlacementFrom(Grow(advice.spot->growth->mapping), page_size);
   } catch (const DriverError& error) {
-    // A plan may want pages before they are needed. Whether there is enough for this block alone
-    // is for those to find out who place it without a plan.
-    if (error.status() != DriverStatus::kOutOfMemory) throw;
+    // A plan may want pages before they are needed, and addresses for more. Whether there is enough
+    // for this block alone is for those to find out who place it without a plan.
+    if (error.status() != DriverStatus::kOutOfMemory &&
+        error.status() != DriverStatus::kOutOfAddresses)
+      throw;
     foresight.GiveUpPlan();
     return std::nullopt;
   }

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -146,6 +147,7 @@ class Program {
     uint64_t steps = 120;
     uint64_t most_live = 10;
     uint64_t most_bytes = 5 * kPage;
+    uint64_t scale = 1;  // of the larger blocks; all else is the same for any scale
   };
 
   Program(PoolSet& set, DriverWatch& watch, Machine& machine, std::mt19937_64& random,
@@ -187,8 +189,9 @@ class Program {
 
   void Allocate() {
     const uint64_t stream = random_() % options_.streams;
-    const uint64_t bytes =
-        random_() % 3 == 0 ? 1 + random_() % 1024 : 1 + random_() % options_.most_bytes;
+    const uint64_t bytes = random_() % 3 == 0
+                               ? 1 + random_() % 1024
+                               : options_.scale * (1 + random_() % options_.most_bytes);
     const Block block = set_.Allocate(kPool, bytes, StreamId{stream});
     watch_.MarkUsed();
     live_.push_back({block, stream, stream, 0, false});
@@ -236,6 +239,29 @@ class ExecutionTest : public ::testing::TestWithParam<uint64_t> {
   PoolSet set_{watch_, {.page_bytes = kPage}};
   std::mt19937_64 random_{GetParam()};
 };
+
+// One program captured at growing sizes, and once more at a small one: the larger captures are
+// planned from the one before.
+TEST_P(ExecutionTest, OneProgramAtGrowingSizes) {
+  const Program::Options options = RandomOptions();
+  const uint64_t seed = random_();
+  std::vector<GraphMachine> graphs(5);
+  for (size_t i = 0; i < graphs.size(); ++i) {
+    constexpr std::array<uint64_t, 5> kScales = {1, 2, 4, 6, 3};
+    Program::Options scaled = options;
+    scaled.scale = kScales[i];
+    std::mt19937_64 same(seed);
+    set_.BeginScope(kPool, ScopeKind::kCapture);
+    const std::vector<Kernel> outputs = Program(set_, watch_, graphs[i], same, scaled).Run();
+    set_.EndScope(kPool);
+    for (const Kernel& output : outputs) set_.Free(output.block.address);
+    set_.Check();
+  }
+  for (int round = 0; round < 10; ++round) {
+    const size_t pick = random_() % graphs.size();
+    ASSERT_EQ(graphs[pick].Replay(random_), 0U) << "graph " << pick << " in round " << round;
+  }
+}
 
 // Graphs share a pool and never run at once; their outputs stay until they are freed, and hold while others replay.
 TEST_P(ExecutionTest, GraphsOfOnePoolReplayedInAnyOrder) {

@@ -11,6 +11,9 @@ namespace {
 PoolId IdOf(uint64_t pool) { return {pool, 7}; }
 StreamId StreamOf(uint64_t stream) { return StreamId{stream}; }
 
+// For the validator, to which all pools are one: they each number their pages from 0.
+uint64_t PageNumber(uint64_t incarnation, uint64_t page) { return incarnation << 32 | page; }
+
 // The word that belongs to a block at one of its granules; never what fresh memory holds.
 uint64_t Pattern(uint64_t label, uint64_t granule) {
   uint64_t word = label * 0x9E3779B97F4A7C15U + granule * 0xBF58476D1CE4E5B9U + 1;
@@ -72,6 +75,7 @@ std::string FuzzSession::FirstViolation() const {
 FuzzSession::Result FuzzSession::Call(const std::function<void()>& call) {
   Result result;
   const uint64_t failures_before = faulty_.failures();
+  const uint64_t calls_before = faulty_.call_count();
   try {
     call();
   } catch (const UsageError& error) {
@@ -85,14 +89,31 @@ FuzzSession::Result FuzzSession::Call(const std::function<void()>& call) {
   }
   const uint64_t failures = faulty_.failures() - failures_before;
   result.fault_fired = armed_ && failures > 0;
-  // More than one failure, or another cause than the fault: then it was the cleaning up that was made to fail.
-  const bool is_the_fault = result.text.find("made to fail") != std::string::npos;
-  if (failures > (is_the_fault ? 1U : 0U)) leaky_ = true;
-  if (result.fault_fired && !fault_for_good_) {
+  if (failures > 0 && CleaningUpFailed(calls_before)) leaky_ = true;
+  if (result.fault_fired && !fault_.for_good) {
     armed_ = false;
     faulty_.Disarm();
   }
   return result;
+}
+
+// Whether one of the calls after the first so many since the fault was armed gave something back,
+// and failed.
+bool FuzzSession::CleaningUpFailed(uint64_t calls_before) const {
+  const std::vector<DriverCall> calls = faulty_.calls();
+  uint64_t counted = 0;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (fault_.only && *fault_.only != calls[i]) continue;
+    ++counted;
+    const bool failed =
+        fault_.for_good ? counted >= fault_.call_number : counted == fault_.call_number;
+    if (i >= calls_before && failed &&
+        (calls[i] == DriverCall::kUnmap || calls[i] == DriverCall::kRelease ||
+         calls[i] == DriverCall::kFreeAddresses)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 std::string FuzzSession::JudgeFailure(const Result& result, bool allowed, const Books& before) {
@@ -172,19 +193,27 @@ std::string FuzzSession::Do(const AllocateOp& op) {
     // The model knows no handles: a whole page in one of several can be mapped only with the
     // others. Where there is such a handle, the block may take as many pages as in an empty pool.
     const bool single = watch_.handle_bytes() == watch_.handles() * setup_.page_bytes;
-    need = single ? model_.NeedOf(id, op.bytes, StreamOf(op.stream))
-                  : PoolModel::Need{.ideal = (op.bytes - 1) / setup_.page_bytes + 1};
+    need = model_.NeedOf(id, op.bytes, StreamOf(op.stream));
+    if (!single) {
+      need.ideal = (op.bytes - 1) / setup_.page_bytes + 1;
+      need.whole_pages = 0;
+    }
   }
   // By the driver's own account: where an Unmap() was made to fail, memory is lost that no set knows of.
   const uint64_t pages_left =
       (setup_.physical_limit_bytes - host_.usage().physical_bytes) / setup_.page_bytes;
-  const bool may_run_out = allowed && need.most_new() > pages_left;
+  const bool may_run_out = allowed && need.least_new() > pages_left;
   const Books before = TakeBooks(armed_ || !allowed || may_run_out);
   if (allowed) model_.Ask(id, StreamOf(op.stream));
   Block block;
   Result result = Call([&] { block = set_->Allocate(id, op.bytes, StreamOf(op.stream)); });
   if (result.outcome == Outcome::kOutOfMemory && may_run_out) {
     result.fault_fired = true;  // the limit is as good a cause
+  }
+  // A plan that the driver has no memory for is given up, and the block placed without.
+  if (result.outcome == Outcome::kDone && need.planned &&
+      fault_.status != DriverStatus::kFailed) {
+    result.fault_fired = false;
   }
   if (result.outcome == Outcome::kDone && allowed) {
     std::string complaint = Placed(op, block, need);
@@ -206,11 +235,12 @@ std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,
   const std::vector<PhysicalPiece> pieces = set_->Pieces(block.address);
   const uint64_t whole_pages = model_.WholePagesOf(id, pieces, StreamOf(op.stream));
   // The model before the books, since it says why bytes may not be taken.
-  std::string complaint = model_.Place(op.label, id, block, pieces);
+  const uint64_t pages = set_->Stats(id).pages;
+  std::string complaint = model_.Place(op.label, id, block, pieces, pages);
   if (complaint.empty()) complaint = JudgePieces(op, block, pieces);
   if (complaint.empty()) complaint = JudgePlacement(op, block, pieces);
   if (!complaint.empty()) return complaint;
-  const uint64_t new_pages = set_->Stats(id).pages - pages_before;
+  const uint64_t new_pages = pages - pages_before;
   if (new_pages > need.most_new()) {
     return Text("asked the driver for ", new_pages, " pages where ", need.most_new(), " do");
   }
@@ -260,10 +290,12 @@ std::string FuzzSession::JudgePlacement(const AllocateOp& op, const Block& block
   const uint64_t incarnation = model_.Incarnation(IdOf(op.pool));
   BlockPlaced placed{op.label, block.bytes, block.address, {}};
   for (const PhysicalPiece& piece : pieces) {
-    // Page numbers begin anew in each pool.
-    const uint64_t page = incarnation << 32 | Index(piece.page);
-    validator_.Apply(PageMade{page, setup_.page_bytes});  // or known already
-    placed.pieces.push_back({page, piece.offset_bytes, piece.length_bytes});
+    placed.pieces.push_back(
+        {PageNumber(incarnation, Index(piece.page)), piece.offset_bytes, piece.length_bytes});
+  }
+  uint64_t& made = pages_made_[incarnation];
+  for (const uint64_t pages = model_.Pages(IdOf(op.pool)); made < pages; ++made) {
+    validator_.Apply(PageMade{PageNumber(incarnation, made), setup_.page_bytes});
   }
   Finding finding = validator_.Apply(placed);
   if (finding.good()) finding = validator_.Apply(ReservedIs{set_->TotalStats().reserved_bytes});
@@ -368,7 +400,15 @@ void FuzzSession::ForgetPagesOfGonePools() {
     const PoolId id = incarnations_.at(key.first);
     if (model_.Contains(id) && model_.Incarnation(id) == key.first) return false;
     page_of_part_.erase(part);
-    validator_.Apply(PageGone{key.first << 32 | key.second});
+    return true;
+  });
+  std::erase_if(pages_made_, [this](const auto& entry) {
+    const auto& [incarnation, pages] = entry;
+    const PoolId id = incarnations_.at(incarnation);
+    if (model_.Contains(id) && model_.Incarnation(id) == incarnation) return false;
+    for (uint64_t page = 0; page < pages; ++page) {
+      validator_.Apply(PageGone{PageNumber(incarnation, page)});
+    }
     return true;
   });
 }
@@ -387,10 +427,10 @@ std::string FuzzSession::Do(const EnablePeerOp& op) {
 }
 
 std::string FuzzSession::Do(const FailOp& op) {
-  faulty_.Arm(
-      {.call_number = op.after + 1, .status = op.status, .for_good = op.for_good, .only = op.only});
+  fault_ = {
+      .call_number = op.after + 1, .status = op.status, .for_good = op.for_good, .only = op.only};
+  faulty_.Arm(fault_);
   armed_ = true;
-  fault_for_good_ = op.for_good;
   return {};
 }
 

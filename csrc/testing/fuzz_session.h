@@ -89,6 +89,7 @@ class FuzzSession {
   std::string Do(const InspectOp& op);
 
   Result Call(const std::function<void()>& call);
+  bool CleaningUpFailed(uint64_t calls_before) const;
   // Runs `call`, which must succeed iff `allowed` (else throw UsageError), and `then` when it did.
   std::string Mirror(bool allowed, const std::function<void()>& call,
                      const std::function<void()>& then);
@@ -128,8 +129,9 @@ class FuzzSession {
   std::map<std::pair<uint64_t, uint32_t>, std::pair<Handle, uint64_t>> part_of_page_;
   std::map<std::pair<Handle, uint64_t>, std::pair<uint64_t, uint32_t>> page_of_part_;
   std::map<uint64_t, PoolId> incarnations_;
+  std::map<uint64_t, uint64_t> pages_made_;  // by incarnation
   bool armed_ = false;
-  bool fault_for_good_ = false;
+  Fault fault_;  // the one armed last
   // A cleaning-up call failed too, so the driver holds more than the set knows of.
   bool leaky_ = false;
   bool peers_settled_ = true;  // the last EnablePeer() came through

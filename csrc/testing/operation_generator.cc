@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -57,6 +58,20 @@ OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : random_
   }
   weights_.bad = some(3);
   weights_.inspect = some(2);
+  if (!fails_events_ && OneIn(2)) {
+    repeater_.emplace(
+        random_,
+        CaptureRepeater::Options{.streams = streams_,
+                                 .most_bytes = std::min(setup_.physical_limit_bytes,
+                                                        setup_.page_bytes * (large_ ? 1000 : 300)),
+                                 .faults = weights_.fail > 0 || OneIn(8)});
+    interruption_ = uint64_t{8} << Below(5);
+    // Programs ask for whole numbers of elements, which scale exactly.
+    if (!OneIn(4)) size_step_ = 16;
+    weights_.begin = std::max(weights_.begin, 6U);
+    weights_.end = std::max(weights_.end, 4U);
+    if (!large_) length_ = std::max<uint64_t>(length_, 160);
+  }
 }
 
 uint64_t OperationGenerator::Below(uint64_t bound) {
@@ -65,6 +80,10 @@ uint64_t OperationGenerator::Below(uint64_t bound) {
 }
 
 uint64_t OperationGenerator::Bytes() {
+  return (AnyBytes() + size_step_ - 1) / size_step_ * size_step_;
+}
+
+uint64_t OperationGenerator::AnyBytes() {
   const uint64_t page = setup_.page_bytes;
   if (large_ && OneIn(2)) return page * (2 + Below(OneIn(3) ? 1000 : 100)) - Below(page);
   switch (Below(8)) {
@@ -146,7 +165,37 @@ PoolOperation OperationGenerator::Fail() {
   return FailOp{Below(OneIn(2) ? 4 : 30), kStatuses[Below(kStatuses.size())], OneIn(3), only};
 }
 
+// The next operation of the repetition under way; of a new one, if it is time for one.
+std::optional<PoolOperation> OperationGenerator::NextOfRepetition(const FuzzSession& session) {
+  const auto is_open = [&](uint64_t pool) {
+    return session.model().OpenScope({pool, 7}).has_value();
+  };
+  if (!repeater_ || OneIn(interruption_)) return std::nullopt;
+  const uint64_t pool = Pool();
+  if (repetition_.empty() && !is_open(pool) && !OneIn(4)) {
+    std::ranges::move(repeater_->Repeat(pool, session, last_label_),
+                      std::back_inserter(repetition_));
+  }
+  if (repetition_.empty()) return std::nullopt;
+  PoolOperation next = std::move(repetition_.front());
+  repetition_.pop_front();
+  // Something else ended the capture.
+  const auto* const allocate = std::get_if<AllocateOp>(&next);
+  if (allocate != nullptr && !is_open(allocate->pool)) {
+    repetition_.clear();
+    return std::nullopt;
+  }
+  return next;
+}
+
 PoolOperation OperationGenerator::Next(const FuzzSession& session) {
+  std::optional<PoolOperation> repeated = NextOfRepetition(session);
+  PoolOperation next = repeated ? *std::move(repeated) : Choose(session);
+  if (repeater_) repeater_->Note(next, session);
+  return next;
+}
+
+PoolOperation OperationGenerator::Choose(const FuzzSession& session) {
   const std::array<unsigned, 14> weights = {
       weights_.allocate, weights_.free, weights_.begin,      weights_.end,      weights_.retain,
       weights_.release,  weights_.trim, weights_.record_use, weights_.progress, weights_.peer,

@@ -4,8 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <optional>
 #include <random>
 
+#include "testing/capture_repeater.h"
 #include "testing/fuzz_session.h"
 #include "testing/pool_operation.h"
 
@@ -15,6 +18,8 @@ class OperationGenerator {
  public:
   // Equal seeds give equal setups and, for sessions in equal states, equal operations.
   OperationGenerator(uint64_t seed, bool map_memory);
+  OperationGenerator(const OperationGenerator&) = delete;
+  OperationGenerator& operator=(const OperationGenerator&) = delete;
 
   FuzzSetup setup() const { return setup_; }
   uint64_t length() const { return length_; }
@@ -29,12 +34,15 @@ class OperationGenerator {
   uint64_t Below(uint64_t bound);  // uniform in [0, bound)
   bool OneIn(uint64_t n) { return Below(n) == 0; }
   uint64_t Bytes();
+  uint64_t AnyBytes();
   uint64_t Pool() { return 1 + Below(pools_); }
   uint64_t Stream() { return Below(streams_); }
   PoolOperation Allocate(const FuzzSession& session);
   PoolOperation Free(const FuzzSession& session);
   PoolOperation Bad(const FuzzSession& session);
   PoolOperation Fail();
+  PoolOperation Choose(const FuzzSession& session);
+  std::optional<PoolOperation> NextOfRepetition(const FuzzSession& session);
 
   std::mt19937_64 random_;
   FuzzSetup setup_;
@@ -46,7 +54,11 @@ class OperationGenerator {
   double mean_pages_ = 1;
   bool captures_only_ = false;
   bool fails_events_ = false;
-  bool large_ = false;  // reaches a thousand pages
+  bool large_ = false;                       // reaches a thousand pages
+  std::optional<CaptureRepeater> repeater_;  // of sequences that repeat captures
+  std::deque<PoolOperation> repetition_;     // what is left of the one under way
+  uint64_t interruption_ = 1;                // one operation in so many is none of the repetition
+  uint64_t size_step_ = 1;                   // sizes are multiples of this
   uint64_t last_label_ = 0;
   int last_peer_ = 0;
 };

@@ -54,10 +54,6 @@ uint64_t PoolModel::Pages(PoolId id) const {
 
 uint64_t PoolModel::Incarnation(PoolId id) const { return pools_.at(id).incarnation; }
 
-const std::set<uint32_t>& PoolModel::KnownPages(PoolId id) const {
-  return pools_.at(id).known_pages;
-}
-
 std::vector<PoolId> PoolModel::ids() const {
   std::vector<PoolId> ids;
   for (const auto& [id, pool] : pools_) ids.push_back(id);
@@ -135,7 +131,20 @@ PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream) co
                                          : std::max({held, part->head, part->tail + other_head});
   }
   const uint64_t remainder = granules % granules_per_page_;
-  return {granules / granules_per_page_ + (remainder > held ? 1 : 0), whole_pages};
+  return {.ideal = granules / granules_per_page_ + (remainder > held ? 1 : 0),
+          .whole_pages = whole_pages,
+          .planned = MayBePlanned(pool),
+          .ahead = PagesAhead(pool, bytes)};
+}
+
+// A capture after the first may be planned from an earlier one, and pages then be made ahead of
+// need: few before three blocks have been as foretold, which those of a granule never are.
+uint64_t PoolModel::PagesAhead(const ModelPool& pool, uint64_t bytes) const {
+  if (!MayBePlanned(pool)) return 0;
+  const uint64_t blocks = pool.blocks_in_scope + (bytes > kGranuleBytes ? 1 : 0);
+  const uint64_t pages = pool.stats.pages;
+  if (blocks == 0) return 0;
+  return blocks < 3 ? pages / 64 + 1 : std::numeric_limits<uint64_t>::max();
 }
 
 uint64_t PoolModel::WholePagesOf(PoolId id, const std::vector<PhysicalPiece>& pieces,
@@ -164,6 +173,7 @@ void PoolModel::BeginScope(PoolId id, ScopeKind kind) {
   ++pool.users;
   pool.scope = kind;
   pool.scope_number = next_scope_++;
+  pool.blocks_in_scope = 0;
 }
 
 void PoolModel::EndScope(PoolId id) {
@@ -173,6 +183,7 @@ void PoolModel::EndScope(PoolId id) {
   }
   pool.unmarked.clear();
   pool.held.reset();
+  pool.captured |= pool.scope == ScopeKind::kCapture;
   pool.scope.reset();
   DropIfGone(id);
 }
@@ -212,8 +223,8 @@ std::string PoolModel::TakeGranules(ModelPool& pool, const LiveBlock& block) {
     if (piece.offset_bytes + piece.length_bytes > page_bytes_)
       return "a piece ends behind its page";
     const uint32_t number = Index(piece.page);
-    if (pool.known_pages.insert(number).second) pool.pages[number].resize(granules_per_page_);
     std::vector<Granule>& page = pool.pages[number];
+    page.resize(granules_per_page_);
     const uint64_t end = (piece.offset_bytes + piece.length_bytes) / kGranuleBytes;
     for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) {
       std::ostringstream where;
@@ -231,11 +242,20 @@ std::string PoolModel::TakeGranules(ModelPool& pool, const LiveBlock& block) {
 }
 
 std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
-                             std::vector<PhysicalPiece> pieces) {
+                             std::vector<PhysicalPiece> pieces, uint64_t pages) {
   ModelPool& pool = Known(id);
+  const bool may_be_ahead = PagesAhead(pool, block.requested_bytes) > 0;
   LiveBlock live{label, id, block, std::move(pieces), {}, pool.scope == ScopeKind::kEager};
   std::string complaint = TakeGranules(pool, live);
-  pool.stats.pages = pool.known_pages.size();
+  for (uint32_t number = 0; may_be_ahead && number < pages; ++number) {
+    pool.pages[number].resize(granules_per_page_);
+  }
+  pool.stats.pages = pool.pages.size();
+  if (pool.stats.pages != pages && complaint.empty()) {
+    complaint = "has " + std::to_string(pages) + " pages, of which " +
+                std::to_string(pool.stats.pages) + " are accounted for";
+  }
+  if (block.requested_bytes > kGranuleBytes) ++pool.blocks_in_scope;
   pool.stats.reserved_bytes = pool.stats.pages * page_bytes_;
   pool.stats.peak_reserved_bytes =
       std::max(pool.stats.peak_reserved_bytes, pool.stats.reserved_bytes);

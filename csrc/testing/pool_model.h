@@ -9,6 +9,7 @@
 //  - MustOffer: has the set promised it? Then it may not ask the driver for a page in its place.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -53,7 +54,11 @@ class PoolModel {
   struct Need {
     uint64_t ideal = 0;  // without which no placement does, as long as each block is in one range
     uint64_t whole_pages = 0;  // that are free and promised
-    uint64_t most_new() const { return ideal > whole_pages ? ideal - whole_pages : 0; }
+    bool planned = false;      // possibly, from an earlier capture
+    uint64_t ahead = 0;        // pages that a plan may have made before they are needed
+    // What the driver must have for the allocation to succeed.
+    uint64_t least_new() const { return ideal > whole_pages ? ideal - whole_pages : 0; }
+    uint64_t most_new() const { return std::max(least_new(), ahead); }
   };
   Need NeedOf(PoolId id, uint64_t bytes, StreamId stream) const;
   // How many of the pages that hold these pieces are free as a whole and promised, or do not exist yet.
@@ -68,9 +73,10 @@ class PoolModel {
   void Release(PoolId id);
   // A stream asked for a block, whether it then got one or not. pre: a scope is open.
   void Ask(PoolId id, StreamId stream);
-  // Returns what is wrong with the placement, or an empty string.
+  // Returns what is wrong with the placement, or an empty string. `pages` is how many the pool has
+  // with it: those that are made ahead of need are known by nothing else.
   std::string Place(uint64_t label, PoolId id, const Block& block,
-                    std::vector<PhysicalPiece> pieces);
+                    std::vector<PhysicalPiece> pieces, uint64_t pages);
   void Free(Address start);
   void RecordUse(Address start, StreamId stream);
   void Trim();
@@ -83,8 +89,6 @@ class PoolModel {
   const std::map<Address, LiveBlock>& live() const { return live_; }
   // A number for this pool's life: another one each time that an id is made anew.
   uint64_t Incarnation(PoolId id) const;
-  // Pages that exist, as this model has come to know them by the blocks placed in them.
-  const std::set<uint32_t>& KnownPages(PoolId id) const;
 
  private:
   static constexpr uint64_t kNotMarked = std::numeric_limits<uint64_t>::max();
@@ -114,7 +118,8 @@ class PoolModel {
     std::optional<ScopeKind> scope;
     uint64_t scope_number = 0;
     std::map<uint32_t, std::vector<Granule>> pages;
-    std::set<uint32_t> known_pages;
+    bool captured = false;         // an earlier scope was a capture
+    uint64_t blocks_in_scope = 0;  // allocated in the open scope, of more than a granule
     std::vector<std::shared_ptr<Fence>> unmarked;  // to be marked when the open scope ends
     std::shared_ptr<Fence> held;                   // the group of the open scope
     // Of eager scopes, by the stream that may take at once what is behind them.
@@ -129,6 +134,10 @@ class PoolModel {
     uint64_t longest = 0;
   };
 
+  static bool MayBePlanned(const ModelPool& pool) {
+    return pool.scope == ScopeKind::kCapture && pool.captured;
+  }
+  uint64_t PagesAhead(const ModelPool& pool, uint64_t bytes) const;
   PageRuns Runs(const ModelPool& pool, const std::vector<Granule>& page, StreamId stream) const;
   ModelPool& Known(PoolId id) { return pools_.at(id); }
   ModelPool& FindOrCreate(PoolId id);

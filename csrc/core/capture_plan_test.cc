@@ -1,0 +1,510 @@
+// What capture_plan.h says of places: where the foretold blocks of a capture go, what is mapped for
+// them, and what happens where the capture does not do as foretold. Pages have four granules.
+#include "core/capture_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/placement_test_pool.h"
+
+namespace cgp {
+namespace {
+
+constexpr uint64_t kUnlimited = 1 << 20;  // pages
+
+class CapturePlanTest : public SmallPool {
+ protected:
+  static constexpr uint32_t kNever = CaptureGuide::kNever;
+
+  // A step of the guide: a block of so many granules, freed when so many steps were done, that lay
+  // in the slot counted from the first one.
+  struct Step {
+    uint64_t granules = 0;
+    uint32_t freed_at = kNever;
+    uint32_t slot = 0;
+    uint64_t offset = 0;
+  };
+
+  void TearDown() override { CheckAll(); }
+
+  void CheckAll() const {
+    space_.Check();
+    ranges_.Check();
+    view_.Check();
+  }
+
+  void Record(const std::vector<Step>& steps) {
+    guide_.BeginCapture();
+    const uint32_t first_slot = Index(ranges_.range(RangeId{0}).begin());
+    std::vector<CaptureGuide::Ticket> tickets;
+    uint64_t live = 0;
+    for (uint32_t i = 0; i <= steps.size(); ++i) {
+      for (uint32_t j = 0; j < i; ++j) {
+        if (steps[j].freed_at != i) continue;
+        guide_.Freed(tickets[j]);
+        live -= steps[j].granules;
+      }
+      if (i == steps.size()) break;
+      const Step& step = steps[i];
+      live += step.granules;
+      tickets.push_back(guide_.Allocated(guide_.Find(Bytes(step.granules)),
+                                         {SlotId{first_slot + step.slot}, Granules(step.offset)},
+                                         Bytes(step.granules), Granules(live)));
+    }
+    guide_.EndCapture();
+  }
+
+  // The first allocation of the next capture.
+  CaptureGuide::Match Begin(uint64_t granules) {
+    guide_.BeginCapture();
+    return Next(granules);
+  }
+  CaptureGuide::Match Next(uint64_t granules) const { return guide_.Find(Bytes(granules)); }
+
+  CapturePlan Make(const CaptureGuide::Match& match,
+                   const std::vector<CapturePlan::LivePiece>& live = {}) const {
+    return {guide_, match, view_, ranges_, kPageSize, live};
+  }
+
+  // Puts the block where the plan says, which has to be free.
+  std::optional<Placement> Follow(CapturePlan& plan, const CaptureGuide::Match& match,
+                                  uint64_t granules, uint64_t most_pages = kUnlimited) {
+    const auto spot = plan.Find(match, Granules(granules), view_, ranges_, most_pages);
+    if (!spot) return std::nullopt;
+    Placement start = spot->place;
+    if (spot->growth) start = spot->growth->PlacementFrom(Map(spot->growth->mapping), kPageSize);
+    EXPECT_LE(ranges_.page_count(), most_pages);
+    EXPECT_TRUE(Fits(start, granules)) << "a place that is not free";
+    if (!Fits(start, granules)) return std::nullopt;
+    TakeBlock(start, granules);
+    plan.Take(match, *spot, start, ranges_);
+    guide_.Allocated(match, start, Bytes(granules), Granules(granules));
+    CheckAll();
+    return start;
+  }
+  std::optional<Placement> FollowNext(CapturePlan& plan, uint64_t granules,
+                                      uint64_t most_pages = kUnlimited) {
+    return Follow(plan, Next(granules), granules, most_pages);
+  }
+
+  void TakeBlock(Placement start, uint64_t granules) {
+    uint32_t offset = static_cast<uint32_t>(start.offset.count());
+    for (uint32_t slot = Index(start.slot); granules > 0; ++slot, offset = 0) {
+      const auto piece = static_cast<uint32_t>(std::min<uint64_t>(granules, kP - offset));
+      Take(ranges_.page_at(SlotId{slot}), offset, piece);
+      granules -= piece;
+    }
+  }
+
+  void FreeBlock(Placement start, uint64_t granules) {
+    uint64_t offset = start.offset.count();
+    for (uint32_t slot = Index(start.slot); granules > 0; ++slot, offset = 0) {
+      const PageId page = ranges_.page_at(SlotId{slot});
+      const uint64_t piece = std::min<uint64_t>(granules, kP - offset);
+      const auto holds = [&](NodeId id) {
+        return space_.node(id).page == page && space_.node(id).offset == offset;
+      };
+      const auto node = std::ranges::find_if(used_, holds);
+      ASSERT_NE(node, used_.end());
+      Give(static_cast<std::size_t>(node - used_.begin()));
+      granules -= piece;
+    }
+  }
+
+  uint64_t Position(Placement start) const {
+    return uint64_t{Index(start.slot)} * kP + start.offset.count();
+  }
+  // From the first granule of the first range.
+  uint64_t AtHome(Placement start) const { return Position(start) - begin(0); }
+
+  static constexpr uint64_t Bytes(uint64_t granules) { return granules * kGranuleBytes; }
+
+  CaptureGuide guide_;
+};
+
+// A lives beside B, C beside B and where A was: 24 granules or six pages.
+constexpr uint64_t kPeakPages = 6;
+
+class ThreeBlocks : public CapturePlanTest {
+ protected:
+  void SetUp() override {
+    MapNew(std::vector<std::string>(kPeakPages, "...."));
+    Record({{.granules = 8, .freed_at = 2},
+            {.granules = 7, .freed_at = 3, .slot = 4},
+            {.granules = 17, .freed_at = 3}});
+  }
+};
+
+TEST_F(ThreeBlocks, ACaptureTwiceAsLargeMapsWhatItGrowsByAndNoMore) {
+  const auto match = Begin(16);
+  CapturePlan plan = Make(match);
+  EXPECT_EQ(plan.scale(), 2);
+  ASSERT_TRUE(plan.complete());
+  EXPECT_EQ(plan.pages_after(), 2 * kPeakPages);
+  EXPECT_EQ(plan.missing_handles(), 0U);
+
+  const auto a = Follow(plan, match, 16, plan.pages_after());
+  ASSERT_TRUE(a.has_value());
+  ASSERT_TRUE(FollowNext(plan, 14, plan.pages_after()).has_value());
+  FreeBlock(*a, 16);
+  ASSERT_TRUE(FollowNext(plan, 34, plan.pages_after()).has_value());
+  EXPECT_EQ(ranges_.page_count(), 2 * kPeakPages);
+  EXPECT_EQ(ranges_.mapping_count(), 2 * kPeakPages);
+  EXPECT_EQ(ranges_.range_count(), 1U);
+}
+
+TEST_F(ThreeBlocks, ASmallerCaptureMapsNothing) {
+  const auto match = Begin(4);
+  CapturePlan plan = Make(match);
+  ASSERT_TRUE(plan.complete());
+  EXPECT_EQ(plan.pages_after(), kPeakPages);
+  const auto a = Follow(plan, match, 4);
+  ASSERT_TRUE(a.has_value());
+  ASSERT_TRUE(FollowNext(plan, 3).has_value());
+  FreeBlock(*a, 4);
+  ASSERT_TRUE(FollowNext(plan, 8).has_value());
+  EXPECT_EQ(ranges_.mapping_count(), kPeakPages);
+}
+
+TEST_F(ThreeBlocks, NothingGoesBeyondTheMostPages) {
+  const auto match = Begin(16);
+  CapturePlan plan = Make(match);
+  ASSERT_TRUE(Follow(plan, match, 16, kPeakPages).has_value()) << "A lies in pages that exist";
+  const auto next = Next(14);
+  // B is planned behind the 34 granules that C will need.
+  const auto spot = plan.Find(next, Granules(14), view_, ranges_, kPeakPages);
+  EXPECT_FALSE(spot.has_value());
+  EXPECT_EQ(ranges_.page_count(), kPeakPages);
+  ASSERT_TRUE(Follow(plan, next, 14, 2 * kPeakPages).has_value());
+}
+
+TEST_F(ThreeBlocks, APlaceThatIsTakenLeadsToAnotherGap) {
+  // The same capture again, one and a half times as large, in a pool with more room than needed.
+  Map({.range = RangeId{0}, .handles = std::vector(6, kNew)});
+  const auto match = Begin(12);
+  CapturePlan plan = Make(match);
+  ASSERT_TRUE(plan.complete());
+  const auto foretold = plan.Find(match, Granules(12), view_, ranges_, kUnlimited);
+  ASSERT_TRUE(foretold && !foretold->growth);
+  Take(ranges_.page_at(foretold->place.slot), 1, 1);
+
+  const auto a = Follow(plan, match, 12);
+  ASSERT_TRUE(a.has_value());
+  EXPECT_NE(Position(*a), Position(foretold->place));
+  const auto b = FollowNext(plan, 10);
+  ASSERT_TRUE(b.has_value());
+  FreeBlock(*a, 12);
+  EXPECT_EQ(ranges_.page_count(), 2 * kPeakPages);
+}
+
+TEST_F(CapturePlanTest, AGapIsNotWhatAForetoldBlockWillNeed) {
+  MapNew(std::vector<std::string>(8, "...."));
+  Record({{.granules = 4, .freed_at = 3},
+          {.granules = 12, .freed_at = 3, .slot = 1},
+          {.granules = 16, .freed_at = 3, .slot = 4}});
+  const auto match = Begin(4);
+  CapturePlan plan = Make(match);
+  ASSERT_TRUE(plan.complete());
+  EXPECT_EQ(plan.pages_after(), 8U);
+  ASSERT_TRUE(Follow(plan, match, 4, 8).has_value());
+  // All 32 granules are spoken for until the end: there is no place for what is not foretold.
+  EXPECT_FALSE(FollowNext(plan, 2, 8).has_value());
+  ASSERT_TRUE(FollowNext(plan, 12, 8).has_value());
+  ASSERT_TRUE(FollowNext(plan, 16, 8).has_value());
+}
+
+TEST_F(CapturePlanTest, AnUnexpectedBlockGetsAGapAndIsInNobodysWay) {
+  MapNew(std::vector<std::string>(4, "...."));
+  Record({{.granules = 8, .freed_at = 1},
+          {.granules = 16, .freed_at = 2},
+          {.granules = 9, .freed_at = 3},
+          {.granules = 12, .freed_at = 4}});
+  const auto match = Begin(8);
+  CapturePlan plan = Make(match);
+  ASSERT_TRUE(plan.complete());
+  FreeBlock(*Follow(plan, match, 8), 8);
+  EXPECT_FALSE(FollowNext(plan, 2, 4).has_value()) << "the second step takes all there is";
+  FreeBlock(*FollowNext(plan, 16), 16);
+  ASSERT_TRUE(FollowNext(plan, 2, 4).has_value()) << "from here on there is a place for good";
+  const auto third = FollowNext(plan, 9, 4);
+  ASSERT_TRUE(third.has_value());
+  FreeBlock(*third, 9);
+  EXPECT_TRUE(FollowNext(plan, 12, 4).has_value());
+  EXPECT_EQ(ranges_.mapping_count(), 4U);
+}
+
+TEST_F(CapturePlanTest, WhereThereIsNoPlaceForGoodAnUnexpectedBlockIsTakenForAShortOne) {
+  MapNew(std::vector<std::string>(4, "...."));
+  std::vector<Step> steps(15, {.granules = 12});
+  for (uint32_t i = 0; i < 15; ++i) steps[i].freed_at = i + 1;
+  steps[14].granules = 16;
+  Record(steps);
+  const auto match = Begin(12);
+  CapturePlan plan = Make(match);
+  ASSERT_TRUE(plan.complete());
+  FreeBlock(*Follow(plan, match, 12), 12);
+  const auto workspace = FollowNext(plan, 2, 4);
+  ASSERT_TRUE(workspace.has_value());
+  FreeBlock(*workspace, 2);
+  for (int i = 1; i < 14; ++i) {
+    const auto block = FollowNext(plan, 12, 4);
+    ASSERT_TRUE(block.has_value());
+    FreeBlock(*block, 12);
+  }
+  EXPECT_TRUE(FollowNext(plan, 16, 4).has_value());
+}
+
+TEST_F(CapturePlanTest, WhatStaysGoesToTheBottomOnPagesOfItsOwn) {
+  MapNew(std::vector<std::string>(6, "...."));
+  Record({{.granules = 8, .freed_at = 3}, {.granules = 5, .slot = 2}, {.granules = 4, .slot = 4}});
+  const auto match = Begin(16);
+  CapturePlan plan = Make(match);
+  EXPECT_EQ(plan.pages_after(), 9U);
+  ASSERT_TRUE(plan.complete());
+  const auto block = Follow(plan, match, 16);
+  const auto first = FollowNext(plan, 10);
+  const auto second = FollowNext(plan, 8);
+  ASSERT_TRUE(block && first && second);
+  EXPECT_EQ(AtHome(*first), 0U);
+  EXPECT_EQ(AtHome(*second), 12U);
+  EXPECT_GE(AtHome(*block), 20U) << "it must not come between those that stay";
+}
+
+TEST_F(CapturePlanTest, SmallSurvivorsAreNotForetoldButHaveAGap) {
+  MapNew(std::vector<std::string>(4, "...."));
+  Record({{.granules = 4, .freed_at = 3}, {.granules = 2, .slot = 1}, {.granules = 8, .slot = 2}});
+  const auto match = Begin(4);
+  CapturePlan plan = Make(match);
+  ASSERT_TRUE(plan.complete());
+  ASSERT_TRUE(Follow(plan, match, 4).has_value());
+  ASSERT_TRUE(FollowNext(plan, 2).has_value());
+  ASSERT_TRUE(FollowNext(plan, 8).has_value());
+  EXPECT_EQ(ranges_.page_count(), 4U);
+}
+
+TEST_F(CapturePlanTest, SmallSurvivorsTakeNoPagesOfTheirOwn) {
+  MapNew(std::vector<std::string>(4, "...."));
+  Record({{.granules = 8, .freed_at = 5},
+          {.granules = 2},
+          {.granules = 2},
+          {.granules = 2},
+          {.granules = 2}});
+  EXPECT_TRUE(Make(Begin(8)).complete());
+}
+
+TEST_F(CapturePlanTest, WhatOnlyTheGuideHadIsNotForetold) {
+  MapNew(std::vector<std::string>(4, "...."));
+  Record({{.granules = 8, .freed_at = 2}, {.granules = 6, .freed_at = 2}});
+  Record({{.granules = 8, .freed_at = 3},
+          {.granules = 90, .freed_at = 2},
+          {.granules = 6, .freed_at = 3}});
+  EXPECT_TRUE(Make(Begin(8)).complete()) << "there are no 90 granules";
+}
+
+TEST_F(CapturePlanTest, ManyUnexpectedBlocksHaveAGapEach) {
+  MapNew(std::vector<std::string>(12, "...."));
+  Record({{.granules = 8, .freed_at = 2}, {.granules = 9, .freed_at = 2}});
+  const auto match = Begin(8);
+  CapturePlan plan = Make(match);
+  const auto first = Follow(plan, match, 8);
+  const auto second = FollowNext(plan, 9);
+  ASSERT_TRUE(first && second);
+  FreeBlock(*first, 8);
+  FreeBlock(*second, 9);
+  for (int i = 0; i < 48; ++i) EXPECT_TRUE(FollowNext(plan, 1, 12).has_value()) << i;
+  EXPECT_FALSE(FollowNext(plan, 1, 12).has_value());
+}
+
+// --- Homes ---
+
+TEST_F(CapturePlanTest, WhereSurvivorsPartTheHomeItIsANewRangeOfTheFreePages) {
+  MapNew({"....", "xx..", "....", "xxxx", "....", "...."});
+  Record({{.granules = 18, .freed_at = 1}});
+  std::vector<CapturePlan::LivePiece> live{{PageId{1}, Granules(0), Granules(2)},
+                                           {PageId{3}, Granules(0), Granules(4)}};
+  const auto match = Begin(18);
+  CapturePlan plan = Make(match, live);
+  ASSERT_TRUE(plan.complete());
+  EXPECT_EQ(plan.missing_handles(), 5U);
+  const auto block = Follow(plan, match, 18, 6);
+  ASSERT_TRUE(block.has_value());
+  EXPECT_EQ(ranges_.range_count(), 2U);
+  EXPECT_EQ(ranges_.page_count(), 6U);
+  EXPECT_EQ(ranges_.page_at(block->slot), PageId{1}) << "it starts in the free tail";
+  EXPECT_EQ(block->offset, Granules(2));
+
+  // The new range is the home for the rest of the capture.
+  FreeBlock(*block, 18);
+  EXPECT_TRUE(Follow(plan, match, 18, 6).has_value());
+  EXPECT_EQ(ranges_.range_count(), 2U);
+}
+
+TEST_F(CapturePlanTest, WhatDoesNotFitAnywhereIsNotComplete) {
+  MapNew({"....", "xxx.", "...."});
+  Record({{.granules = 12, .freed_at = 1}});
+  const auto match = Begin(12);
+  const std::vector<CapturePlan::LivePiece> live{{PageId{1}, Granules(0), Granules(3)}};
+  const CapturePlan plan = Make(match, live);
+  EXPECT_FALSE(plan.complete()) << "a capture no larger than its guide gets no new page";
+  EXPECT_EQ(plan.pages_after(), 3U);
+}
+
+TEST_F(CapturePlanTest, HandlesOfSeveralPagesAreMappedWholeAndOnce) {
+  MapNew(std::vector<std::string>(6, "...."));
+  MapNewHandle({"..xx", "....", "....", "xxxx"});
+  Record({{.granules = 26, .freed_at = 2}, {.granules = 4, .freed_at = 2}});
+  const std::vector<CapturePlan::LivePiece> live{{PageId{6}, Granules(2), Granules(2)},
+                                                 {PageId{9}, Granules(0), Granules(4)}};
+  const auto match = Begin(26);
+  CapturePlan plan = Make(match, live);
+  ASSERT_TRUE(plan.complete());
+  EXPECT_EQ(plan.missing_handles(), 1U);
+  const uint64_t mappings = ranges_.mapping_count();
+  ASSERT_TRUE(Follow(plan, match, 26, 10).has_value());
+  const auto small = FollowNext(plan, 4, 10);
+  ASSERT_TRUE(small.has_value());
+  EXPECT_EQ(ranges_.mapping_count(), mappings + 1);
+  EXPECT_EQ(ranges_.range(RangeId{0}).mapped(), 10U);
+  EXPECT_EQ(ranges_.page_count(), 10U);
+}
+
+// Other placements extend the home while the plan is followed.
+class HomeGrowsMeanwhile : public CapturePlanTest {
+ protected:
+  void SetUp() override {
+    MapNew(std::vector<std::string>(6, "...."));
+    MapNew(std::vector<std::string>(4, "...."));
+    Record({{.granules = 40, .freed_at = 1}});
+  }
+  const std::vector<PageId> others_{PageId{6}, PageId{7}, PageId{8}, PageId{9}};
+};
+
+TEST_F(HomeGrowsMeanwhile, WhatItShowsAlreadyIsNotMappedAgain) {
+  const auto match = Begin(40);
+  CapturePlan plan = Make(match);
+  ASSERT_TRUE(plan.complete());
+  Map({.range = RangeId{0}, .handles = {PageId{8}, PageId{6}}});
+  const auto block = Follow(plan, match, 40, 10);
+  ASSERT_TRUE(block.has_value());
+  EXPECT_EQ(AtHome(*block), 0U);
+  EXPECT_EQ(ranges_.mapping_count(), 14U);
+}
+
+TEST_F(HomeGrowsMeanwhile, PagesInFrontOfItMoveNoPlace) {
+  const auto match = Begin(40);
+  CapturePlan plan = Make(match);
+  ASSERT_TRUE(plan.complete());
+  const uint64_t bottom = begin(0);
+  Map({.range = RangeId{0}, .at_front = true, .handles = others_});
+  EXPECT_FALSE(plan.Find(match, Granules(40), view_, ranges_, 10).has_value())
+      << "no page may stand twice in the home";
+  const auto block = Follow(plan, match, 40, 14);
+  ASSERT_TRUE(block.has_value());
+  EXPECT_EQ(Position(*block), bottom);
+  EXPECT_EQ(ranges_.page_count(), 14U);
+}
+
+TEST_F(HomeGrowsMeanwhile, PagesInUseBehindItAreSeen) {
+  const auto match = Begin(40);
+  CapturePlan plan = Make(match);
+  Take(PageId{7}, 1, 1);
+  EXPECT_FALSE(plan.Find(match, Granules(40), view_, ranges_, 10).has_value());
+  Map({.range = RangeId{0}, .handles = others_});
+  EXPECT_FALSE(plan.Find(match, Granules(40), view_, ranges_, 10).has_value());
+}
+
+// --- What lives ---
+
+class OneLives : public CapturePlanTest {
+ protected:
+  // Two blocks of eight granules at any time; the first lives when the plan is made at the second.
+  void SetUp() override {
+    MapNew(std::vector<std::string>(4, "...."));
+    Record({{.granules = 8, .freed_at = 2},
+            {.granules = 8, .freed_at = 3, .slot = 2},
+            {.granules = 7, .freed_at = 3}});
+    const auto first = Begin(8);
+    TakeBlock(start_, 8);
+    guide_.Allocated(first, start_, Bytes(8), Granules(8));
+  }
+  std::vector<CapturePlan::LivePiece> Live(uint32_t end) const {
+    return {{PageId{0}, Granules(0), Granules(4), end}, {PageId{1}, Granules(0), Granules(4), end}};
+  }
+  const Placement start_{SlotId{34}, Granules(0)};
+};
+
+TEST_F(OneLives, ItsPlaceIsPlannedWithFromWhenItIsToBeFreed) {
+  ASSERT_EQ(ranges_.range(RangeId{0}).begin(), start_.slot);
+  const auto match = Next(8);
+  EXPECT_FALSE(Make(match, Live(kNever)).complete());
+  CapturePlan plan = Make(match, Live(2));
+  ASSERT_TRUE(plan.complete());
+  const auto second = Follow(plan, match, 8, 4);
+  ASSERT_TRUE(second.has_value());
+  EXPECT_EQ(AtHome(*second), 8U);
+  FreeBlock(start_, 8);
+  const auto third = FollowNext(plan, 7, 4);
+  ASSERT_TRUE(third.has_value());
+  EXPECT_LT(AtHome(*third), 8U);
+  EXPECT_EQ(ranges_.mapping_count(), 4U);
+}
+
+TEST_F(OneLives, WhatIsNotFreedInTimeKeepsItsPlace) {
+  const auto match = Next(8);
+  CapturePlan plan = Make(match, Live(2));
+  ASSERT_TRUE(Follow(plan, match, 8, 4).has_value());
+  EXPECT_FALSE(FollowNext(plan, 7, 4).has_value());
+}
+
+TEST_F(ThreeBlocks, WhatTheStreamMayNotTakeIsNotFree) {
+  // Page 0 was freed by stream 1, whose fence is 1; the other stream does not see that.
+  FreeView other(space_, ranges_, StreamId{2}, FenceId{2});
+  const NodeId first = space_.first(PageId{0});
+  view_.Forget(first, first);
+  other.Forget(first, first);
+  const NodeId used = space_.Take(first, Granules(0), Granules(kP));
+  const NodeId given = space_.Give(used, FenceId{1});
+  view_.Learn(given, given);
+  other.Learn(given, given);
+
+  const auto match = Begin(8);
+  const CapturePlan plan = Make(match);
+  const auto own = plan.Find(match, Granules(8), view_, ranges_, kPeakPages);
+  ASSERT_TRUE(own.has_value());
+  const auto others = plan.Find(match, Granules(8), other, ranges_, kPeakPages);
+  ASSERT_TRUE(others && !others->growth);
+  EXPECT_TRUE(FitsAt(other, ranges_, kPageSize, others->place, Granules(8)));
+}
+
+TEST_F(CapturePlanTest, OfVeryManyStepsTheLargestAreForetold) {
+  MapNew(std::vector<std::string>(6, "...."));
+  constexpr uint32_t kSteps = 1200;
+  std::vector<Step> steps(kSteps, {.granules = 2});
+  for (uint32_t i = 0; i < kSteps; ++i) steps[i].freed_at = i + 2;
+  steps[1100] = {.granules = 18, .freed_at = 1101};
+  Record(steps);
+  const auto match = Begin(2);
+  CapturePlan plan = Make(match);
+  ASSERT_TRUE(plan.complete());
+  std::optional<Placement> before;
+  for (uint32_t i = 0; i < kSteps; ++i) {
+    const uint64_t granules = steps[i].granules;
+    const auto block = i == 0 ? Follow(plan, match, granules) : FollowNext(plan, granules);
+    EXPECT_TRUE(i != 1100 || block.has_value());
+    if (before) FreeBlock(*before, 2);
+    before = block;
+    if (i == 1100) {
+      FreeBlock(*before, granules);
+      before.reset();
+    }
+  }
+  EXPECT_EQ(ranges_.page_count(), 6U);
+}
+
+}  // namespace
+}  // namespace cgp
