@@ -15,8 +15,14 @@ int AttemptsFor(uint64_t items) {
 
 }  // namespace
 
-Layout::Layout(std::span<const LayoutItem> fixed) : placed_(fixed.begin(), fixed.end()) {
-  std::ranges::stable_sort(placed_, {}, &LayoutItem::position);
+Layout::Layout(std::span<const LayoutItem> fixed) {
+  for (const LayoutItem& item : fixed) placed_.push_back(Of(item));
+  std::stable_sort(placed_.begin(), placed_.end(),
+                   [](const Placed& a, const Placed& b) { return a.low < b.low; });
+}
+
+Layout::Placed Layout::Of(const LayoutItem& item) {
+  return {item.begin, item.end, item.position, item.position + item.length};
 }
 
 bool Layout::Pack(std::vector<LayoutItem>& items, uint64_t limit) {
@@ -27,15 +33,16 @@ bool Layout::Pack(std::vector<LayoutItem>& items, uint64_t limit) {
     return items[i].low || items[i].end == LayoutItem::kForever;
   };
   const auto larger = [&](uint32_t a, uint32_t b) { return items[a].length > items[b].length; };
-  std::ranges::stable_sort(order, larger);
-  std::ranges::stable_partition(order, goes_first);
+  std::stable_sort(order.begin(), order.end(), larger);
+  std::stable_partition(order.begin(), order.end(), goes_first);
   const std::vector<uint32_t> by_size = order;
-  std::ranges::stable_sort(order, {}, [&](uint32_t i) { return items[i].position; });
-  std::ranges::stable_partition(order, goes_first);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return items[a].position < items[b].position; });
+  std::stable_partition(order.begin(), order.end(), goes_first);
 
-  const std::vector<LayoutItem> fixed = placed_;
+  const std::vector<Placed> fixed = placed_;
   std::vector<LayoutItem> best = items;
-  std::vector<LayoutItem> best_placed;
+  std::vector<Placed> best_placed;
   uint64_t least_left = LayoutItem::kNowhere;
   const int attempts = AttemptsFor(items.size());
   for (int attempt = 0; attempt < attempts && least_left > 0; ++attempt) {
@@ -50,8 +57,8 @@ bool Layout::Pack(std::vector<LayoutItem>& items, uint64_t limit) {
     if (attempt == 0) {
       order = by_size;
     } else {
-      std::ranges::stable_partition(
-          order, [&](uint32_t i) { return items[i].position == LayoutItem::kNowhere; });
+      std::stable_partition(order.begin(), order.end(),
+                            [&](uint32_t i) { return items[i].position == LayoutItem::kNowhere; });
     }
     if (attempt > 0 && order == last) break;
   }
@@ -78,27 +85,34 @@ uint64_t Layout::Attempt(const std::vector<uint32_t>& order, std::vector<LayoutI
   return left;
 }
 
-uint64_t Layout::FindGap(LayoutItem item) const {
-  const auto align = [&](uint64_t position) {
-    return (position + item.alignment - 1) / item.alignment * item.alignment;
-  };
-  item.position = align(item.position);
-  for (const LayoutItem& other : placed_) {
-    if (other.position >= item.position + item.length) break;
-    if (item.Meets(other))
-      item.position = std::max(item.position, align(other.position + other.length));
+uint64_t Layout::FindGap(const LayoutItem& item) const {
+  const auto [begin, end, length, from, alignment, low] = item;
+  uint64_t position = (from + alignment - 1) / alignment * alignment;
+  for (const Placed& other : placed_) {
+    if (other.low >= position + length) break;
+    // Without a branch, since whether two items meet is as good as random.
+    const auto meets =
+        static_cast<uint64_t>(other.begin < end) & static_cast<uint64_t>(begin < other.end);
+    position = std::max(position, other.high & (uint64_t{0} - meets));
+    if (alignment > 1) position = (position + alignment - 1) / alignment * alignment;
   }
-  return item.position;
+  return position;
 }
 
-void Layout::Insert(const LayoutItem& item) {
-  placed_.insert(std::ranges::upper_bound(placed_, item.position, {}, &LayoutItem::position), item);
-}
+void Layout::Insert(const LayoutItem& item) { placed_.insert(Behind(item.position), Of(item)); }
 
 void Layout::Erase(uint32_t begin, uint64_t position) {
-  const auto there = std::ranges::equal_range(placed_, position, {}, &LayoutItem::position);
-  const auto found = std::ranges::find(there, begin, &LayoutItem::begin);
-  if (found != there.end()) placed_.erase(found);
+  for (auto it = Behind(position); it != placed_.begin() && (--it)->low == position;) {
+    if (it->begin != begin) continue;
+    placed_.erase(it);
+    return;
+  }
+}
+
+// The first that lies higher than `position`.
+std::vector<Layout::Placed>::iterator Layout::Behind(uint64_t position) {
+  return std::upper_bound(placed_.begin(), placed_.end(), position,
+                          [](uint64_t p, const Placed& other) { return p < other.low; });
 }
 
 uint64_t Layout::Peak(std::span<const LayoutItem> items, std::span<const LayoutItem> fixed) {
@@ -110,7 +124,8 @@ uint64_t Layout::Peak(std::span<const LayoutItem> items, std::span<const LayoutI
       if (item.end != LayoutItem::kForever) changes.emplace_back(item.end, -length);
     }
   }
-  std::ranges::sort(changes);  // what ends with a step is gone before the next block comes
+  // What ends with a step is gone before the next block comes.
+  std::sort(changes.begin(), changes.end());
   int64_t live = 0;
   int64_t peak = 0;
   for (const auto& [step, change] : changes) peak = std::max(peak, live += change);

@@ -24,8 +24,6 @@ struct LayoutItem {
   uint64_t position = kNowhere;  // in granules
   uint64_t alignment = 1;        // of the position, in granules
   bool low = false;              // better at the bottom
-
-  bool Meets(const LayoutItem& other) const { return begin < other.end && other.begin < end; }
 };
 
 class Layout {
@@ -40,7 +38,7 @@ class Layout {
   bool Pack(std::vector<LayoutItem>& items, uint64_t limit);
 
   // The lowest position from `item.position` on at which it meets nothing.
-  uint64_t FindGap(LayoutItem item) const;
+  uint64_t FindGap(const LayoutItem& item) const;
 
   void Insert(const LayoutItem& item);
   // Takes out the item that begins at this step and lies at this position, if there is one.
@@ -53,7 +51,17 @@ class Layout {
   uint64_t Attempt(const std::vector<uint32_t>& order, std::vector<LayoutItem>& items,
                    uint64_t limit);
 
-  std::vector<LayoutItem> placed_;  // by position
+  // Small, because what takes the time is to go through them.
+  struct Placed {
+    uint32_t begin = 0;
+    uint32_t end = 0;
+    uint64_t low = 0;
+    uint64_t high = 0;
+  };
+  static Placed Of(const LayoutItem& item);
+  std::vector<Placed>::iterator Behind(uint64_t position);
+
+  std::vector<Placed> placed_;  // by `low`
 };
 
 }  // namespace cgp

@@ -84,14 +84,6 @@ uint64_t LeastLimit(const Items& items) {
 
 // --- One item ---
 
-TEST(Layout, ItemsMeetThatLiveAtTheSameTime) {
-  EXPECT_TRUE(Item(0, 2, 1).Meets(Item(1, 3, 1)));
-  EXPECT_TRUE(Item(0, 5, 1).Meets(Item(1, 2, 1)));
-  EXPECT_TRUE(Item(0, kForever, 1).Meets(Item(1000, kForever, 1)));
-  EXPECT_FALSE(Item(0, 2, 1).Meets(Item(2, 3, 1))) << "what ends with a step is gone";
-  EXPECT_FALSE(Item(2, 3, 1).Meets(Item(0, 2, 1)));
-}
-
 TEST(Layout, FindsTheLowestGap) {
   const Layout layout(Items{Item(0, 9, 3, 2), Item(0, 9, 2, 7), Item(5, 9, 2, 0)});
   EXPECT_EQ(layout.FindGap(Item(0, 2, 2, 0)), 0u);

@@ -5,12 +5,12 @@
 // holds the remainder r. An edge is the free head or tail of a handle that is partly used; a tail
 // and a head of two handles do together. The block goes, in this order (design: edge stitching):
 //
-//  1. to where the capture's guide says (capture_guide.h), if it fits there: nothing to map.
+//  1. to where the captures before it say (foresight.h), if it fits there: hardly anything to map.
 //  2. to the newest range where it fits without breaking a wholly free handle of several pages, or
 //     else to where it leaves the fewest pages of such handles over: nothing to map. Newest first,
 //     because captures repeat themselves: the arrangement that served the last graph serves the
-//     next one too, and older ones stay whole. (In a simulation of six recorded pools in six orders each: a
-//     third fewer mappings than with the shortest run first.)
+//     next one too, and older ones stay whole. (In a simulation of six recorded pools in six orders
+//     each: a third fewer mappings than with the shortest run first.)
 //  3. to the free front or back of a range, which is extended there: of all ranges the one that
 //     needs the fewest new mappings, as long as it costs no new page that 4 would not.
 //  4. to a new range: the free tail of a handle, wholly free handles, largest first, the free head

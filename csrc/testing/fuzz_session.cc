@@ -211,8 +211,7 @@ std::string FuzzSession::Do(const AllocateOp& op) {
     result.fault_fired = true;  // the limit is as good a cause
   }
   // A plan that the driver has no memory for is given up, and the block placed without.
-  if (result.outcome == Outcome::kDone && need.planned &&
-      fault_.status != DriverStatus::kFailed) {
+  if (result.outcome == Outcome::kDone && need.planned && fault_.status != DriverStatus::kFailed) {
     result.fault_fired = false;
   }
   if (result.outcome == Outcome::kDone && allowed) {
