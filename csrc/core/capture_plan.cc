@@ -202,7 +202,7 @@ std::optional<CapturePlan::Spot> CapturePlan::Find(const CaptureGuide::Match& ma
   if (foretold != nullptr && length.count() <= foretold->length) {
     LayoutItem item = *foretold;
     item.length = length.count();
-    if (const auto spot = Reach(item, view, ranges, most_pages)) return spot;
+    if (auto spot = Reach(item, view, ranges, most_pages)) return spot;
   }
   if (foretold == nullptr && unexpected_ == kMostUnexpected) return std::nullopt;
   // What stands for a step lives as long, but leaves its place to the one that may still come.
@@ -221,7 +221,7 @@ std::optional<CapturePlan::Spot> CapturePlan::Find(const CaptureGuide::Match& ma
     for (int gap = 0; gap < kGaps; ++gap) {
       item.position = layout_.FindGap(item);
       if (item.position + item.length > end_) break;
-      if (const auto spot = Reach(item, view, ranges, most_pages)) return spot;
+      if (auto spot = Reach(item, view, ranges, most_pages)) return spot;
       // What takes the gap lives longer than foretold: on from the next page.
       item.position = (item.position / page_ + 1) * page_;
     }

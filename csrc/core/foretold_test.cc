@@ -32,7 +32,6 @@ using ::testing::SizeIs;
 constexpr StreamId kA{1};
 constexpr StreamId kB{2};
 constexpr StreamId kC{3};
-constexpr uint64_t kPage = 8192;  // 16 granules
 constexpr uint64_t kGranule = kGranuleBytes;
 // --- Captures that are foretold ---
 

@@ -67,7 +67,7 @@ class Workload {
     if (script == Script::kEverything) {
       TakeEveryPath();
     } else {
-      for (const uint64_t scale : {1, 2, 4}) Capture(scale);
+      for (const uint64_t scale : {1U, 2U, 4U}) Capture(scale);
       Finish(kOne);
     }
   }

@@ -177,7 +177,7 @@ std::optional<PoolOperation> OperationGenerator::NextOfRepetition(const FuzzSess
                       std::back_inserter(repetition_));
   }
   if (repetition_.empty()) return std::nullopt;
-  PoolOperation next = std::move(repetition_.front());
+  PoolOperation next = repetition_.front();
   repetition_.pop_front();
   // Something else ended the capture.
   const auto* const allocate = std::get_if<AllocateOp>(&next);
@@ -190,7 +190,7 @@ std::optional<PoolOperation> OperationGenerator::NextOfRepetition(const FuzzSess
 
 PoolOperation OperationGenerator::Next(const FuzzSession& session) {
   std::optional<PoolOperation> repeated = NextOfRepetition(session);
-  PoolOperation next = repeated ? *std::move(repeated) : Choose(session);
+  PoolOperation next = repeated ? *repeated : Choose(session);
   if (repeater_) repeater_->Note(next, session);
   return next;
 }
