@@ -6,9 +6,11 @@
 //  - A small block that nothing is known of, or that is known to stay, goes beside others that
 //    stayed.
 //
-// A plan may have new pages made ahead of need: its gaps are filled later. So that a capture which
-// only begins like the guide's program does not make the pool grow in vain, the more blocks have
-// been as large as foretold the further it may go (MostPages).
+// A plan may have new pages made ahead of need: its gaps are filled later. A capture that only
+// begins like the guide's program must not make the pool grow in vain: until three blocks of
+// different sizes have been as large as foretold, a plan gets a 64th of the pool and one page more.
+// From then on what a wrong guess can cost is what is foretold: at most the scale times what the
+// guide held.
 #pragma once
 
 #include <cstdint>

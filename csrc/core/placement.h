@@ -43,8 +43,7 @@ struct Placement {
 enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 
 // The most pages that a new handle of a pool of so many pages may have: the driver's price is per
-// handle, but in a small pool a page lost to the middle of one is a larger part of it. (On a recorded
-// pool of 4 GiB in 12 orders these limits cost no memory.)
+// handle, but in a small pool a page lost to the middle of one is a larger part of it.
 uint64_t MostHandlePages(uint64_t pool_pages);
 
 // Whether the stream may take all pages of the handle that begins there.
