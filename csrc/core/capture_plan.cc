@@ -108,16 +108,8 @@ bool CapturePlan::Pack(const CaptureGuide& guide, const RangeTable& ranges,
   for (const PageId handle : missing_) shown += ranges.handle_pages(handle);
   end_ = (shown + pages_after_ - pages_before_) * page_;
 
-  for (const uint64_t alignment : {page_, uint64_t{1}}) {
-    for (LayoutItem& item : items) {
-      if (item.end == LayoutItem::kForever) item.alignment = alignment;
-    }
-    layout_ = Layout(fixed);
-    complete_ = fixed.size() <= kMostFixed && layout_.Pack(items, end_);
-    const bool aligned = std::ranges::any_of(
-        items, [&](const LayoutItem& item) { return item.end == LayoutItem::kForever; });
-    if (complete_ || !aligned) break;
-  }
+  layout_ = Layout(fixed);
+  complete_ = fixed.size() <= kMostFixed && layout_.Pack(items, end_);
   items_.assign(guide.steps().size() - first_step_, LayoutItem{});
   for (const LayoutItem& item : items) items_[item.begin - first_step_] = item;
   return complete_;
@@ -136,6 +128,7 @@ std::vector<LayoutItem> CapturePlan::Foretell(const CaptureGuide& guide,
     item.begin = s;
     item.end = survives ? LayoutItem::kForever : step.freed_at;
     item.length = length;
+    if (survives) item.alignment = page_;
     item.low = length < page_ && s < first_step_ + kEarly;
     const uint32_t slot = Index(step.start.slot);
     if (home_ && ranges.range_of(step.start.slot) == *home_ && slot >= base_)

@@ -33,6 +33,7 @@ constexpr StreamId kA{1};
 constexpr StreamId kB{2};
 constexpr StreamId kC{3};
 constexpr uint64_t kGranule = kGranuleBytes;
+
 // --- Captures that are foretold ---
 
 // A block of so many bytes, freed before the step of that number; `scales` if it grows with the
@@ -173,6 +174,15 @@ TEST_F(ForetoldTest, ALargerCaptureMapsLittleMoreThanItGrowsBy) {
     EXPECT_LE(after.page_mappings - before.page_mappings, after.pages - before.pages + 4) << batch;
     EXPECT_LE(after.pages, MinimumPages() + 1) << batch;
   }
+}
+
+TEST_F(ForetoldTest, ALargePoolGrowsByHandlesOfSeveralPages) {
+  for (const uint64_t batch : {1U, 2U, 4U, 8U}) Capture(kNetwork, batch);
+  const PoolStats before = pool_.Stats();
+  Capture(kNetwork, 12);
+  const PoolStats after = pool_.Stats();
+  EXPECT_GT(after.pages, before.pages + 400);
+  EXPECT_LE(after.page_mappings - before.page_mappings, (after.pages - before.pages) / 8);
 }
 
 TEST_F(ForetoldTest, ASmallerCaptureMapsNothing) {
