@@ -22,7 +22,7 @@ constexpr double kLikelyScale = 16;
 // How many of the last allocations are looked at to find the scale.
 constexpr std::size_t kRecent = 8;
 
-// A search costs as much as a hundred allocations. It is made for the first misses, while there is
+// A search costs far more than an allocation. It is made for the first misses, while there is
 // little evidence, and then only whenever so many in a row have answered to nothing.
 constexpr uint32_t kMuchEvidence = 4;
 constexpr uint32_t kSearches = 8;

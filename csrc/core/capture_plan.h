@@ -49,7 +49,7 @@ class CapturePlan {
   bool complete() const { return complete_; }
   // How many pages the pool has if the plan comes true.
   uint64_t pages_after() const { return pages_after_; }
-  // How many handles are to be mapped into the home that others ranges show already.
+  // How many handles are to be mapped into the home that other ranges show already.
   std::size_t missing_handles() const { return missing_.size(); }
 
   // A place for a block: what to map for it, which is nothing mostly, and where it then lies.

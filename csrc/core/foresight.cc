@@ -30,17 +30,18 @@ Foresight::Advice Foresight::Advise(uint64_t bytes, const FreeView& view,
   const CaptureGuide::Step* const like = match.step ? &guide_.steps()[*match.step] : nullptr;
   advice.lives_at_peak = like != nullptr && like->lives_at_peak;
 
+  std::optional<Placement> place;
   if (like != nullptr && !plan_ && match.scale <= 1 &&
       Granules::FromBytesRoundedUp(like->bytes) >= length &&
       FitsAt(view, ranges_, space_.page_size(), like->start, length)) {
-    advice.spot = CapturePlan::Spot{.growth = {}, .place = like->start, .item = {}};
-    return advice;
+    place = like->start;
+  } else if (length < space_.page_size() &&
+             (like == nullptr || like->freed_at == CaptureGuide::kNever)) {
+    place = BesideSurvivors(length, view);
   }
-  if (length < space_.page_size() && (like == nullptr || like->freed_at == CaptureGuide::kNever)) {
-    if (const auto place = BesideSurvivors(length, view)) {
-      advice.spot = CapturePlan::Spot{.growth = {}, .place = *place, .item = {}};
-      return advice;
-    }
+  if (place) {
+    advice.spot = CapturePlan::Spot{.growth = {}, .place = *place, .item = {}};
+    return advice;
   }
   if (WorthPlanning(match)) MakePlan(match, view, for_each_live);
   if (plan_ && plan_->scale() != match.scale) plan_.reset();

@@ -41,7 +41,7 @@ class Foresight {
     bool planned = false;                   // the spot is the plan's
     bool lives_at_peak = false;             // when the capture will hold most
   };
-  // `add_live(function)` calls function(page, offset, length, ticket) for each piece of each live
+  // `for_each_live(function)` calls function(page, offset, length, ticket) for each piece of each live
   // block; asked only when a plan is made.
   using PieceFunction = std::function<void(PageId, Granules, Granules, CaptureGuide::Ticket)>;
   using ForEachLive = std::function<void(const PieceFunction&)>;

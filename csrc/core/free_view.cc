@@ -62,10 +62,9 @@ void FreeView::ResizePages() {
 }
 
 std::optional<NodeId> FreeView::BestFit(Granules length) const {
-  const auto wanted = static_cast<uint32_t>(length.count());
-  const auto others = static_cast<uint32_t>(space_.page_size().count());
-  std::optional<uint32_t> bin = filled_bins_.Next(wanted);
-  if (bin && *bin >= others) bin = filled_bins_.Next(others + wanted);
+  if (const std::optional<NodeId> settled = BestFitSettled(length)) return settled;
+  const Granules behind_settled = space_.page_size() + length;
+  const auto bin = filled_bins_.Next(static_cast<uint32_t>(behind_settled.count()));
   if (!bin) return std::nullopt;
   return bins_[*bin];
 }

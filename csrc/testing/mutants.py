@@ -93,8 +93,8 @@ MUTANTS = [
         "view-fit-off-by-one",
         "free_view.cc",
         "the best fit overlooks exact fits",
-        "const auto wanted = static_cast<uint32_t>(length.count());",
-        "const auto wanted = static_cast<uint32_t>(length.count()) + 1;",
+        "filled_bins_.Next(static_cast<uint32_t>(length.count()));",
+        "filled_bins_.Next(static_cast<uint32_t>(length.count()) + 1);",
     ),
     Mutant(
         "view-unlink-count",
