@@ -47,7 +47,7 @@ FenceId FenceTable::After(std::span<const StreamId> streams) {
   return Add({.state = State::kEvents,
               .owner = {},
               .eager = true,
-              .streams = {},
+              .streams = {streams.begin(), streams.end()},
               .events = std::move(events)});
 }
 

@@ -49,6 +49,11 @@ class FenceTable {
   // A fence behind what these streams have in flight now. pre: they are not capturing.
   FenceId After(std::span<const StreamId> streams);
 
+  // Whose work the bytes behind the fence wait for; nobody's behind kOpen.
+  std::span<const StreamId> StreamsBehind(FenceId fence) const {
+    return fences_[Index(fence)].streams;
+  }
+
   // The scope ends: marks in Opened() the fences that are now open. Throws DriverError with nothing
   // changed.
   void EndScope();

@@ -15,6 +15,7 @@
 #include "core/free_view.h"
 #include "core/page_space.h"
 #include "core/placement.h"
+#include "core/pool_checkpoint.h"
 #include "core/range_table.h"
 
 namespace cgp {
@@ -47,6 +48,11 @@ struct LiveBlock {
   bool eager = false;           // allocated in an eager scope: its work was not captured
   CaptureGuide::Ticket ticket;
   std::vector<StreamId> uses;  // streams recorded beside the block's own
+
+  void AddUse(StreamId stream) {
+    if (stream != block.stream && std::ranges::find(uses, stream) == uses.end())
+      uses.push_back(stream);
+  }
 };
 
 }  // namespace
@@ -78,6 +84,9 @@ struct Pool::State {
   template <typename Function>
   void ForEachPiece(const LiveBlock& block, Function&& function) const;
   FenceId FenceFor(const LiveBlock& block);
+  void GiveBlock(const LiveBlock& block, FenceId fence);
+  void Drop(const LiveBlock& block, FenceId fence);
+  void Revive(const PoolCheckpoint::Entry& entry);
   NodeId NodeAt(PageId page, Granules offset) const;
   [[noreturn]] void ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const;
 
@@ -94,6 +103,8 @@ struct Pool::State {
   AddressMap<LiveBlock> blocks;
   std::optional<ScopeKind> scope;
   PoolStats stats;  // what Stats() does not derive
+  // Its address is the pool's identity, of which checkpoints keep a weak reference.
+  const std::shared_ptr<const char> identity = std::make_shared<const char>();
 };
 
 Pool::Pool(Driver& driver, PoolOptions options)
@@ -179,32 +190,59 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
 
 Block Pool::Free(Address address) {
   State& s = *state_;
-  LiveBlock& live = s.Known(address);
+  const LiveBlock& live = s.Known(address);
   const FenceId fence = s.FenceFor(live);
-  if (live.node != NodeId::kNone) {
-    s.GivePiece(live.node, fence);
-  } else {
-    bool first = true;
-    s.ForEachPiece(live, [&](PageId page, Granules, Granules) {
-      // A block of several pieces goes on at a page's end and comes in at a page's start.
-      s.GivePiece(first ? s.space.last(page) : s.space.first(page), fence);
-      first = false;
-    });
-  }
-  s.foresight.Freed(live.ticket);
   const Block block = live.block;
-  s.stats.allocated_bytes -= block.bytes;
-  s.stats.requested_bytes -= block.requested_bytes;
-  ++s.stats.frees;
-  s.blocks.Erase(address);
+  s.Drop(live, fence);
   return block;
 }
 
-void Pool::RecordUse(Address address, StreamId stream) {
-  LiveBlock& live = state_->Known(address);
-  if (stream == live.block.stream || std::ranges::find(live.uses, stream) != live.uses.end())
-    return;
-  live.uses.push_back(stream);
+void Pool::RecordUse(Address address, StreamId stream) { state_->Known(address).AddUse(stream); }
+
+PoolCheckpoint Pool::Checkpoint() const {
+  const State& s = *state_;
+  CGP_CHECK(!s.scope);
+  PoolCheckpoint checkpoint{.blocks = {}, .owner = s.identity};
+  s.blocks.ForEach([&](Address, const LiveBlock& live) {
+    checkpoint.blocks.push_back(
+        {live.block, live.slot, Granules(live.offset), live.eager, live.uses});
+  });
+  std::ranges::sort(checkpoint.blocks, {}, [](const auto& entry) { return entry.block.address; });
+  return checkpoint;
+}
+
+// Blocks that live on are left alone: what was recorded of them stays true.
+RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
+  State& s = *state_;
+  CGP_CHECK(!s.scope);
+  if (checkpoint.owner.lock() != s.identity) {
+    throw UsageError(
+        "cudagraph_pool: the checkpoint was taken of another pool, or of one that is gone.");
+  }
+  s.PollFences();
+  RestoreDelta delta;
+  std::vector<const PoolCheckpoint::Entry*> revived;
+  for (const PoolCheckpoint::Entry& entry : checkpoint.blocks) {
+    delta.allocated.push_back(entry.block);
+    const LiveBlock* const live = s.blocks.Find(entry.block.address);
+    if (live == nullptr || !(live->block == entry.block)) revived.push_back(&entry);
+  }
+  std::vector<std::pair<Address, FenceId>> dropped;
+  s.blocks.ForEach([&](Address address, const LiveBlock& live) {
+    delta.freed.push_back(live.block);
+    const auto same = std::ranges::lower_bound(
+        checkpoint.blocks, address, {}, [](const auto& entry) { return entry.block.address; });
+    if (same != checkpoint.blocks.end() && same->block == live.block) return;
+    dropped.emplace_back(address, s.FenceFor(live));
+  });
+
+  // Nothing has changed so far but for fences that nothing stands behind, and nothing below calls
+  // the driver.
+  for (const auto& [address, fence] : dropped) s.Drop(s.Known(address), fence);
+  for (const PoolCheckpoint::Entry* entry : revived) s.Revive(*entry);
+  s.stats.peak_allocated_bytes = std::max(s.stats.peak_allocated_bytes, s.stats.allocated_bytes);
+  s.SettlePages();
+  return delta;
 }
 
 const Block* Pool::Find(Address address) const {
@@ -503,6 +541,56 @@ void Pool::State::ForEachPiece(const LiveBlock& live, Function&& function) const
     left -= length;
     offset = Granules(0);
   }
+}
+
+void Pool::State::GiveBlock(const LiveBlock& live, FenceId fence) {
+  if (live.node != NodeId::kNone) {
+    GivePiece(live.node, fence);
+    return;
+  }
+  bool first = true;
+  ForEachPiece(live, [&](PageId page, Granules, Granules) {
+    // A block of several pieces goes on at a page's end and comes in at a page's start.
+    GivePiece(first ? space.last(page) : space.first(page), fence);
+    first = false;
+  });
+}
+
+// Takes the block out of the books.
+void Pool::State::Drop(const LiveBlock& live, FenceId fence) {
+  GiveBlock(live, fence);
+  foresight.Freed(live.ticket);
+  stats.allocated_bytes -= live.block.bytes;
+  stats.requested_bytes -= live.block.requested_bytes;
+  ++stats.frees;
+  blocks.Erase(live.block.address);
+}
+
+// Brings a block back that lived where nothing lives now. Whoever may still be at work on the bytes
+// is noted as a user of the block, so that they stay protected when it is freed.
+void Pool::State::Revive(const PoolCheckpoint::Entry& entry) {
+  blocks.ReserveOne();
+  LiveBlock live;
+  live.block = entry.block;
+  live.slot = entry.slot;
+  live.offset = static_cast<uint32_t>(entry.offset.count());
+  live.eager = entry.eager;
+  live.uses = entry.uses;
+  ForEachPiece(live, [&](PageId page, Granules offset, Granules length) {
+    space.ReservePages(0);
+    for (NodeId id = NodeAt(page, offset); id != NodeId::kNone; id = space.node(id).next) {
+      const PageSpace::Node& node = space.node(id);
+      if (Granules(node.offset) >= offset + length) break;
+      CGP_CHECK(!node.used);
+      for (const StreamId stream : fences.StreamsBehind(node.fence)) live.AddUse(stream);
+    }
+  });
+  PlaceAt({live.slot, entry.offset}, live);
+  stats.allocated_bytes += live.block.bytes;
+  stats.requested_bytes += live.block.requested_bytes;
+  ++stats.allocations;
+  const Address address = live.block.address;
+  blocks.Insert(address, std::move(live));
 }
 
 // Behind what the bytes of a block that is freed now must stay.

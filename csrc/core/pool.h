@@ -30,6 +30,8 @@ struct Block {
   uint64_t bytes = 0;            // a multiple of kGranuleBytes, at least what was asked for
   uint64_t requested_bytes = 0;  // what was asked for
   StreamId stream{};             // the stream it was allocated on
+
+  bool operator==(const Block&) const = default;
 };
 
 // A part of a block in physical memory: [offset_bytes, offset_bytes + length_bytes) of a page.
@@ -71,6 +73,9 @@ struct PoolSnapshot {
   std::vector<Range> ranges;
 };
 
+struct PoolCheckpoint;  // pool_checkpoint.h
+struct RestoreDelta;
+
 class Pool {
  public:
   // `driver` must outlive the pool. Throws UsageError for a page size that the driver cannot do.
@@ -93,6 +98,12 @@ class Pool {
   // Both throw UsageError if no live block starts at `address`. Free() returns what the block was.
   Block Free(Address address);
   void RecordUse(Address address, StreamId stream);
+
+  // What lives now, and going back to that: the blocks of the checkpoint live, at their addresses,
+  // and no others. pre: no scope is open. Restore() throws UsageError for the checkpoint of another
+  // pool.
+  PoolCheckpoint Checkpoint() const;
+  RestoreDelta Restore(const PoolCheckpoint& checkpoint);
 
   // The live block that holds `address`, or nullptr; valid until the next call that changes the
   // pool.

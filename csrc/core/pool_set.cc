@@ -18,6 +18,18 @@ std::string ToString(PoolId id) {
   return "(" + std::to_string(id.first) + ", " + std::to_string(id.second) + ")";
 }
 
+void SetUsage::NoteAllocation(const Block& block) {
+  blocks.Add(1);
+  allocated_bytes.Add(block.bytes);
+  requested_bytes.Add(block.requested_bytes);
+}
+
+void SetUsage::NoteFree(const Block& block) {
+  blocks.Remove(1);
+  allocated_bytes.Remove(block.bytes);
+  requested_bytes.Remove(block.requested_bytes);
+}
+
 void SetUsage::ResetPeaks() {
   for (Gauge* gauge : {&blocks, &allocated_bytes, &requested_bytes, &reserved_bytes}) {
     gauge->ResetPeak();
@@ -104,9 +116,7 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
   }
   owners_.Insert(block.address, &member);
   ++member.live_blocks;
-  usage_.blocks.Add(1);
-  usage_.allocated_bytes.Add(block.bytes);
-  usage_.requested_bytes.Add(block.requested_bytes);
+  usage_.NoteAllocation(block);
   usage_.reserved_bytes.Add(member.pool.reserved_bytes() - reserved_before);
   return block;
 }
@@ -122,9 +132,7 @@ std::optional<Block> PoolSet::TryFree(Address address) {
   const Block block = member->pool.Free(address);
   owners_.Erase(address);
   --member->live_blocks;
-  usage_.blocks.Remove(1);
-  usage_.allocated_bytes.Remove(block.bytes);
-  usage_.requested_bytes.Remove(block.requested_bytes);
+  usage_.NoteFree(block);
   return block;
 }
 
@@ -138,6 +146,29 @@ bool PoolSet::TryRecordUse(Address address, StreamId stream) {
   if (member == nullptr) return false;
   member->pool.RecordUse(address, stream);
   return true;
+}
+
+PoolCheckpoint PoolSet::Checkpoint(PoolId id) const {
+  const std::lock_guard lock(mutex_);
+  return KnownAtRest(id).pool.Checkpoint();
+}
+
+RestoreDelta PoolSet::Restore(PoolId id, const PoolCheckpoint& checkpoint) {
+  const std::lock_guard lock(mutex_);
+  Member& member = KnownAtRest(id);
+  RestoreDelta delta = member.pool.Restore(checkpoint);
+  for (const Block& block : delta.freed) {
+    owners_.Erase(block.address);
+    --member.live_blocks;
+    usage_.NoteFree(block);
+  }
+  for (const Block& block : delta.allocated) {
+    owners_.ReserveOne();
+    owners_.Insert(block.address, &member);
+    ++member.live_blocks;
+    usage_.NoteAllocation(block);
+  }
+  return delta;
 }
 
 std::optional<Block> PoolSet::At(Address address) const {
@@ -306,6 +337,16 @@ PoolSet::Member& PoolSet::Known(PoolId id) const {
                      ": it was never made here, or was released and its memory given back.");
   }
   return *it->second;
+}
+
+PoolSet::Member& PoolSet::KnownAtRest(PoolId id) const {
+  Member& member = Known(id);
+  if (member.pool.in_scope()) {
+    throw UsageError("cudagraph_pool: pool " + ToString(id) +
+                     " is being allocated to; a checkpoint is taken or restored before that begins "
+                     "or after it has ended.");
+  }
+  return member;
 }
 
 PoolSet::Member& PoolSet::FindOrCreate(PoolId id) {

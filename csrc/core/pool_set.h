@@ -17,6 +17,7 @@
 #include "core/address_map.h"
 #include "core/gauge.h"
 #include "core/pool.h"
+#include "core/pool_checkpoint.h"
 #include "core/units.h"
 #include "driver/driver.h"
 
@@ -39,6 +40,8 @@ struct SetUsage {
   Gauge requested_bytes;  // what was asked for in live blocks
   Gauge reserved_bytes;   // physical memory
 
+  void NoteAllocation(const Block& block);
+  void NoteFree(const Block& block);
   void ResetPeaks();
   void ResetTraffic();
 };
@@ -85,6 +88,10 @@ class PoolSet {
   // The same, but returns whether a block of ours starts there.
   bool TryRecordUse(Address address, StreamId stream);
 
+  // See Pool. Both throw UsageError for an unknown pool and while a scope of it is open.
+  PoolCheckpoint Checkpoint(PoolId id) const;
+  RestoreDelta Restore(PoolId id, const PoolCheckpoint& checkpoint);
+
   // The live block that starts at `address`, if it is one of ours.
   std::optional<Block> At(Address address) const;
   // The live block that holds `address`, not only at its start. O(live blocks): for diagnostics.
@@ -129,6 +136,7 @@ class PoolSet {
   struct Member;
 
   Member& Known(PoolId id) const;
+  Member& KnownAtRest(PoolId id) const;
   Member& FindOrCreate(PoolId id);
   // nullptr where no block starts.
   Member* FindOwner(Address address) const;

@@ -1,0 +1,37 @@
+// What lived in a pool at one moment, so that it can live there again.
+//
+// torch.compile's graph trees go back to the end of an earlier graph and record another one from
+// there: the blocks that lived then must live again, at their addresses, and nothing else.
+//
+// A checkpoint holds the blocks, not the free bytes: these follow from the blocks, and the fences
+// they stand behind belong to what has been submitted by the time of the restore, not of the
+// checkpoint. What is mapped does not come into it, since ranges only grow.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/pool.h"
+#include "core/units.h"
+
+namespace cgp {
+
+struct PoolCheckpoint {
+  struct Entry {
+    Block block;
+    SlotId slot{};  // where it starts
+    Granules offset;
+    bool eager = false;          // allocated in an eager scope
+    std::vector<StreamId> uses;  // recorded by then
+  };
+  std::vector<Entry> blocks;        // in the order of addresses
+  std::weak_ptr<const void> owner;  // the pool's identity: ids and addresses are used again
+};
+
+// What a restore did. A block that lived before and lives again stands in both.
+struct RestoreDelta {
+  std::vector<Block> freed;      // all that lived
+  std::vector<Block> allocated;  // all that live
+};
+
+}  // namespace cgp
