@@ -112,7 +112,7 @@ DataPtr GraphAllocator::AllocateRouted(size_t bytes) {
   if (!target || !target->ours) return base_.allocate(bytes);
   const Block block = AllocateInPool(device, *target, bytes, stream);
   void* const pointer = reinterpret_cast<void*>(block.address);
-  return {pointer, pointer, &FreeGraphMemory, c10::Device(c10::kCUDA, device)};
+  return {pointer, pointer, &FreeMemory, c10::Device(c10::kCUDA, device)};
 }
 
 void* GraphAllocator::raw_alloc(size_t bytes) {
@@ -180,10 +180,13 @@ void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t byte
                        "torch.cuda.empty_cache() before it, or capture a smaller batch.");
 }
 
-void GraphAllocator::FreeGraphMemory(void* pointer) noexcept {
+void GraphAllocator::FreeMemory(void* pointer) noexcept {
   if (pointer == nullptr) return;
   try {
-    if (!FreeOurs(pointer)) throw UsageError("no live block starts there; was it freed before?");
+    if (FreeOurs(pointer)) return;
+    GraphAllocator* const allocator = FindGraphAllocator();
+    if (allocator == nullptr) throw UsageError("no live block starts there; was it freed before?");
+    allocator->base_.raw_delete(pointer);
   } catch (const std::exception& error) {
     // A destructor called this and cannot throw: say it, and leave the memory where it is.
     try {
@@ -203,12 +206,16 @@ bool GraphAllocator::FreeOurs(void* pointer) {
   return true;
 }
 
+c10::DeleterFnPtr GraphAllocator::raw_deleter() const {
+  return base_serves_trees_.load(std::memory_order_acquire) ? base_.raw_deleter() : &FreeMemory;
+}
+
 void GraphAllocator::raw_delete(void* pointer) {
   if (pointer != nullptr && !FreeOurs(pointer)) base_.raw_delete(pointer);
 }
 
 void GraphAllocator::recordStream(const DataPtr& data, c10::cuda::CUDAStream stream) {
-  if (data.get_deleter() != &FreeGraphMemory) {
+  if (data.get_deleter() != &FreeMemory) {
     base_.recordStream(data, stream);
     return;
   }

@@ -5,12 +5,8 @@
 //
 // - Ids that the base knows are the base's: those of torch.cuda.MemPool, which tells the allocator
 //   before it uses them, and those of graphs captured before enable().
-// - Any other id becomes ours when a capture begins in it, or when a cudagraph_pool.GraphPool
-//   registers it.
-// - Until a first block is allocated in it, and unless it was registered, it is undecided. If
-//   somebody begins an eager scope in it then (a filter by thread), it is handed to the base with
-//   all its users, and the base serves it from then on. So do torch.compile's graph trees: they
-//   capture an empty graph, only to hold the pool, and then warm up in it.
+// - Any other id becomes ours when somebody begins to allocate in it (a capture, or a thread that
+//   torch.compile's graph trees warm up on), or when a cudagraph_pool.GraphPool registers it.
 //
 // An id that is ours stays ours until its pool is gone, also after disable(): its graphs need it.
 //
@@ -20,10 +16,14 @@
 //
 // Deleters. What the base made keeps the base's deleter, so that eager memory is not touched and
 // the base still recognises it (native ignores the recordStream() of a DataPtr with any other
-// deleter: a silent data race). What is ours carries FreeGraphMemory(). raw_deleter() is the
-// base's: torch compares it with the deleter of DataPtrs for the pools of graph trees alone, which
-// the base serves, and some of those may have been made before we were installed. raw_delete(),
-// which the raw_alloc() functions are paired with, takes both kinds of pointers.
+// deleter: a silent data race). What is ours carries FreeMemory(), which takes both kinds of
+// pointers, as raw_delete() does.
+//
+// torch compares raw_deleter() with the deleter of DataPtrs for the pools of graph trees alone. So
+// it has to be that of whoever serves the trees: us, or the base as long as trees from before
+// enable() are alive. Then new trees are the base's too: theirs are the only ids that are handed
+// over, undecided as they are until a first block is allocated in them (a tree captures an empty
+// graph, only to hold its pool, and then warms up in it).
 //
 // Locks, in the order they are taken: scopes_mutex_, then the base's, then RouteTable's, then
 // PoolSet's. So nothing here is called back by the base but FreeUnusedPools(), which only tries
@@ -83,12 +83,13 @@ class GraphAllocator final : public CUDAAllocator {
   // allocation.
   uint64_t FreeUnusedPools();
 
-  // The deleter of our DataPtrs. Never throws: it is called from destructors.
-  static void FreeGraphMemory(void* pointer) noexcept;
+  // The deleter of our DataPtrs; takes the base's pointers too. Never throws: it is called from
+  // destructors.
+  static void FreeMemory(void* pointer) noexcept;
 
   // c10::Allocator
   DataPtr allocate(size_t bytes) override;
-  c10::DeleterFnPtr raw_deleter() const override { return base_.raw_deleter(); }
+  c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* destination, const void* source, size_t bytes) const override;
   bool is_simple_data_ptr(const DataPtr& data) const override;
 
@@ -188,7 +189,9 @@ class GraphAllocator final : public CUDAAllocator {
   // Whether nothing was ever allocated in our pool `id`, so that it can still become the base's.
   bool IsUndecided(DevicePools& pools, PoolId id) const;
   void HandToBase(DevicePools& pools, MempoolId_t id);
-  // pre: scopes_mutex_ is held, for the following two.
+  // pre: scopes_mutex_ is held, for the following.
+  void NoteBasesTree(DeviceIndex device, PoolId id);
+  void ForgetBasesDeadTrees();
   void EndAbandonedCaptures(std::optional<cudaStream_t> origin);
   uint64_t TrimUnlessCapturing();
 
@@ -200,6 +203,11 @@ class GraphAllocator final : public CUDAAllocator {
   // given back.
   mutable std::mutex scopes_mutex_;
   std::set<ScopeKey> registered_;  // ids of live GraphPools
+  std::set<ScopeKey> mempools_;    // ids of torch.cuda.MemPools, as far as we saw them being made
+  // Pools of the base that graph trees warm up in, as it seems; a MemPool from before enable()
+  // looks the same.
+  std::set<ScopeKey> bases_trees_;
+  std::atomic<bool> base_serves_trees_{false};  // == !bases_trees_.empty()
   // Scopes that EndAbandonedCaptures() ended and whose graph will still end them itself; how many
   // by id.
   std::map<ScopeKey, int> late_ends_;

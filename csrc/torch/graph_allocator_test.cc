@@ -75,7 +75,7 @@ class GraphAllocatorTest : public ::testing::Test {
 
   PoolSet& pools() { return DevicePools::For(device_).set(); }
   bool IsOurs(const DataPtr& data) const {
-    return data.get_deleter() == &GraphAllocator::FreeGraphMemory;
+    return data.get_deleter() == &GraphAllocator::FreeMemory;
   }
   static PoolId ToPoolId(MempoolId_t id) { return {id.first, id.second}; }
 
@@ -134,21 +134,75 @@ TEST_F(GraphAllocatorTest, PoolsThatTheBaseKnowsStayThere) {
   EXPECT_EQ(base_.calls["setUseOnOOM"] + base_.calls["setNoSplit"], 2);
 }
 
-TEST_F(GraphAllocatorTest, AnUndecidedPoolThatIsWarmedUpGoesToTheBaseWithItsUsers) {
+// What torch.compile's graph trees do.
+TEST_F(GraphAllocatorTest, ATreeWarmsUpRecordsAndGoesBackInAPoolOfOurs) {
+  Graph empty(*this, id_, 7), recording(*this, id_, 8);
+  empty.Begin();
+  empty.End();
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  EXPECT_FALSE(allocator_.capturing());
+  const DataPtr warmed_up = allocator_.allocate(1000);
+  EXPECT_TRUE(IsOurs(warmed_up));
+  EXPECT_EQ(warmed_up.get_deleter(), allocator_.raw_deleter());
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.releasePool(device_, id_);
+  recording.Begin();
+  DataPtr output = allocator_.allocate(3000000);
+  DataPtr dies = allocator_.allocate(1000);
+  recording.End();
+
+  const auto state = allocator_.getCheckpointState(device_, id_);
+  void* const died = dies.get();
+  dies.clear();
+  EXPECT_FALSE(
+      allocator_.checkPoolLiveAllocations(device_, id_, {warmed_up.get(), output.get(), died}));
+  auto delta = allocator_.setCheckpointPoolState(device_, state);
+  EXPECT_EQ(delta.ptrs_freed.size(), 2u);
+  EXPECT_TRUE(
+      allocator_.checkPoolLiveAllocations(device_, id_, {warmed_up.get(), output.get(), died}));
+  ASSERT_EQ(delta.dataptrs_allocd.size(), 3u);
+  for (DataPtr& data : delta.dataptrs_allocd) {
+    EXPECT_EQ(data.get_deleter(), allocator_.raw_deleter());
+    EXPECT_EQ(data.get(), data.get_context());
+    EXPECT_EQ(data.device(), c10::Device(c10::kCUDA, device_));
+    data.release_context();  // as torch does with those whose storages are gone
+  }
+  allocator_.raw_delete(died);
+  EXPECT_TRUE(allocator_.checkPoolLiveAllocations(device_, id_, {warmed_up.get(), output.get()}));
+  EXPECT_TRUE(base_.users.empty());
+  EXPECT_EQ(base_.calls["getCheckpointState"], 0);
+  Graph third(*this, id_, 9);
+  third.Begin();
+  EXPECT_THROW(allocator_.getCheckpointState(device_, id_), c10::Error);
+  EXPECT_THROW(allocator_.setCheckpointPoolState(device_, state), c10::Error);
+  third.End();
+  for (Graph* graph : {&third, &recording, &empty}) graph->Reset();
+  allocator_.emptyCache();
+  EXPECT_EQ(pools().ids().size(), 1u) << "tensors live in it";
+}
+
+// torch compares the deleter of all trees' tensors with one: see the header.
+TEST_F(GraphAllocatorTest, WhileTreesFromBeforeAreAliveNewOnesAreTheBasesToo) {
+  const MempoolId_t old{0, 9};
+  base_.users[old] = 1;
+  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
+  allocator_.beginAllocateToPool(device_, old, ThisThread());
+  EXPECT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
+  allocator_.endAllocateToPool(device_, old);
+  allocator_.releasePool(device_, old);
+
   Graph empty(*this, id_, 7), second(*this, id_, 8);
   empty.Begin();
   empty.End();
   second.Begin();
   second.End();
-  EXPECT_TRUE(base_.users.empty());
+  EXPECT_FALSE(base_.users.contains(id_));
   allocator_.beginAllocateToPool(device_, id_, ThisThread());
   EXPECT_EQ(base_.users[id_], 3);
   EXPECT_FALSE(pools().Contains(ToPoolId(id_)));
-  EXPECT_FALSE(allocator_.capturing());
   EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
   allocator_.endAllocateToPool(device_, id_);
   allocator_.releasePool(device_, id_);
-
   Graph recording(*this, id_, 9);
   recording.Begin();
   EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
@@ -158,6 +212,19 @@ TEST_F(GraphAllocatorTest, AnUndecidedPoolThatIsWarmedUpGoesToTheBaseWithItsUser
   for (Graph* graph : {&recording, &second, &empty}) graph->Reset();
   EXPECT_EQ(base_.users[id_], 0);
   EXPECT_TRUE(base_.open.empty());
+
+  EXPECT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
+  allocator_.releasePool(device_, old);
+  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
+}
+
+TEST_F(GraphAllocatorTest, AMemPoolIsNotTakenForATree) {
+  allocator_.createOrIncrefPool(device_, id_);
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.releasePool(device_, id_);
 }
 
 TEST_F(GraphAllocatorTest, APoolThatWasAllocatedInStaysOursInAnEagerScope) {
@@ -410,7 +477,6 @@ TEST_F(GraphAllocatorTest, WhatIsAskedOfOurPointersAndPools) {
   EXPECT_FALSE(allocator_.checkPoolLiveAllocations(device_, id_, {a.get(), this}));
   EXPECT_FALSE(allocator_.checkPoolLiveAllocations(device_, id_, {a.get(), b.get(), this}));
   EXPECT_THROW(allocator_.shareIpcHandle(a.get()), c10::Error);
-  EXPECT_THROW(allocator_.getCheckpointState(device_, id_), c10::Error);
   EXPECT_THROW(allocator_.setUseOnOOM(device_, id_, true), c10::Error);
   EXPECT_NO_THROW(allocator_.setUseOnOOM(device_, id_, false));
   EXPECT_THROW(allocator_.setNoSplit(device_, id_), c10::Error);

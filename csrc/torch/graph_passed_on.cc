@@ -166,21 +166,6 @@ cudaError_t GraphAllocator::memcpyAsync(void* destination, int destination_devic
                            p2p_enabled);
 }
 
-std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIndex device,
-                                                                        MempoolId_t id) {
-  TORCH_CHECK(OursOrNull(device, id) == nullptr,
-              "graph pool " + ToString(PoolId{id.first, id.second}) +
-                  " was filled by a capture of cudagraph_pool and cannot be checkpointed; a pool "
-                  "that is used for warming up before it is captured in, as torch.compile does, "
-                  "can");
-  return base_.getCheckpointState(device, id);
-}
-
-cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
-    DeviceIndex device, std::shared_ptr<cca::AllocatorState> state) {
-  return base_.setCheckpointPoolState(device, std::move(state));  // only the base makes such states
-}
-
 std::string GraphAllocator::name() {
   // Code that asks (torch.cuda.get_allocator_backend()) wants to know what works, and with us what
   // works with the base does; is_enabled() is the question whether we are there.

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/host_route.h"
 #include "torch/streams.h"
@@ -13,19 +14,6 @@ namespace cgp {
 namespace {
 
 PoolId ToPoolId(MempoolId_t id) { return {id.first, id.second}; }
-
-// Runs what may throw the core's and the driver's errors; turns them into torch's, which Python
-// sees as RuntimeError.
-template <typename Function>
-auto AsTorchErrors(Function function) {
-  try {
-    return function();
-  } catch (const std::logic_error& error) {
-    TORCH_CHECK(false, error.what());
-  } catch (const DriverError& error) {
-    TORCH_CHECK(false, error.what());
-  }
-}
 
 }  // namespace
 
@@ -55,6 +43,19 @@ void GraphAllocator::HandToBase(DevicePools& pools, MempoolId_t id) {
   }
 }
 
+void GraphAllocator::NoteBasesTree(DeviceIndex device, PoolId id) {
+  if (mempools_.contains({device, id})) return;
+  bases_trees_.insert({device, id});
+  base_serves_trees_.store(true, std::memory_order_release);
+}
+
+void GraphAllocator::ForgetBasesDeadTrees() {
+  std::erase_if(bases_trees_, [this](const ScopeKey& key) {
+    return !BaseKnows(key.first, {key.second.first, key.second.second});
+  });
+  base_serves_trees_.store(!bases_trees_.empty(), std::memory_order_release);
+}
+
 void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
   const std::lock_guard lock(scopes_mutex_);
   const cudaStream_t stream = CurrentStream(device);
@@ -65,14 +66,17 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
   const ScopeKind kind = takes_current && !capturing ? ScopeKind::kEager : ScopeKind::kCapture;
 
   DevicePools* pools = OursOrNull(device, id);
-  if (pools != nullptr && kind == ScopeKind::kEager && IsUndecided(*pools, pool)) {
-    HandToBase(*pools, id);
-    pools = nullptr;
+  if (kind == ScopeKind::kEager) {
+    ForgetBasesDeadTrees();
+    if (pools != nullptr && !bases_trees_.empty() && IsUndecided(*pools, pool)) {
+      HandToBase(*pools, id);
+      pools = nullptr;
+    }
   }
-  if (pools == nullptr && kind == ScopeKind::kCapture && takes_captures() &&
-      !BaseKnows(device, id)) {
+  if (pools == nullptr && takes_captures() && !BaseKnows(device, id)) {
     pools = AsTorchErrors([&] { return &DevicePools::For(device); });
   }
+  if (pools == nullptr && kind == ScopeKind::kEager) NoteBasesTree(device, pool);
 
   Route route{.device = device,
               .id = pool,
@@ -122,6 +126,8 @@ void GraphAllocator::releasePool(DeviceIndex device, MempoolId_t id) {
   DevicePools* pools = OursOrNull(device, id);
   if (pools == nullptr) {
     base_.releasePool(device, id);
+    if (!BaseKnows(device, id)) mempools_.erase({device, ToPoolId(id)});
+    ForgetBasesDeadTrees();
     return;
   }
   AsTorchErrors([&] { pools->set().Release(ToPoolId(id)); });
@@ -138,6 +144,7 @@ void GraphAllocator::createOrIncrefPool(DeviceIndex device, MempoolId_t id,
   DevicePools* pools = OursOrNull(device, id);
   if (pools == nullptr) {
     base_.createOrIncrefPool(device, id, std::move(allocator));
+    mempools_.insert({device, ToPoolId(id)});
     return;
   }
   TORCH_CHECK(allocator == nullptr,

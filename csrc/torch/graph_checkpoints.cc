@@ -1,0 +1,54 @@
+// GraphAllocator: checkpoints, which are how torch.compile's graph trees go back to the end of an
+// earlier graph to record another one from there.
+#include <c10/util/Exception.h>
+
+#include <memory>
+#include <utility>
+
+#include "core/error.h"
+#include "torch/errors.h"
+#include "torch/graph_allocator.h"
+
+namespace cgp {
+namespace {
+
+namespace cca = c10::cuda::CUDACachingAllocator;
+
+struct CheckpointOfOurs final : cca::AllocatorState {
+  CheckpointOfOurs(PoolId the_id, PoolCheckpoint the_checkpoint)
+      : id(the_id), checkpoint(std::move(the_checkpoint)) {}
+
+  const PoolId id;
+  const PoolCheckpoint checkpoint;
+};
+
+}  // namespace
+
+std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIndex device,
+                                                                        MempoolId_t id) {
+  DevicePools* const pools = OursOrNull(device, id);
+  if (pools == nullptr) return base_.getCheckpointState(device, id);
+  const PoolId pool{id.first, id.second};
+  return AsTorchErrors(
+      [&] { return std::make_shared<CheckpointOfOurs>(pool, pools->set().Checkpoint(pool)); });
+}
+
+cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
+    DeviceIndex device, std::shared_ptr<cca::AllocatorState> state) {
+  const auto* const ours = dynamic_cast<const CheckpointOfOurs*>(state.get());
+  if (ours == nullptr) return base_.setCheckpointPoolState(device, std::move(state));
+  const RestoreDelta restored = AsTorchErrors(
+      [&] { return DevicePools::For(device).set().Restore(ours->id, ours->checkpoint); });
+  cca::CheckpointDelta delta;
+  for (const Block& block : restored.freed) {
+    delta.ptrs_freed.push_back(reinterpret_cast<void*>(block.address));
+  }
+  for (const Block& block : restored.allocated) {
+    void* const pointer = reinterpret_cast<void*>(block.address);
+    delta.dataptrs_allocd.emplace_back(pointer, pointer, &FreeMemory,
+                                       c10::Device(c10::kCUDA, device));
+  }
+  return delta;
+}
+
+}  // namespace cgp
