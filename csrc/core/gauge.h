@@ -1,7 +1,6 @@
 // How much of something there is, the most there was, and how much came and went.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 namespace cgp {
@@ -12,10 +11,13 @@ struct Gauge {
   uint64_t added = 0;    // since ResetTraffic()
   uint64_t removed = 0;  // since ResetTraffic()
 
-  void Add(uint64_t amount) {
+  // Returns whether there never was as much.
+  bool Add(uint64_t amount) {
     current += amount;
     added += amount;
-    peak = std::max(peak, current);
+    if (current <= peak) return false;
+    peak = current;
+    return true;
   }
   // pre: amount <= current.
   void Remove(uint64_t amount) {

@@ -47,6 +47,7 @@ NodeId PageSpace::Take(NodeId within, Granules offset, Granules length) {
   Node& node = at(taken);
   CGP_CHECK(!node.used && node.offset == begin && node.offset + node.length == end);
   node.used = true;
+  ++used_nodes_;
   node.fence = FenceId::kOpen;
   free_granules_ -= length.count();
   return taken;
@@ -56,6 +57,7 @@ NodeId PageSpace::Give(NodeId used, FenceId fence) {
   Node& node = at(used);
   CGP_CHECK(node.used);
   node.used = false;
+  --used_nodes_;
   node.fence = fence;
   free_granules_ += node.length;
   const auto joins = [&](NodeId other) {
@@ -126,6 +128,7 @@ void PageSpace::AbsorbNext(NodeId id) {
 void PageSpace::Check() const {
   uint64_t free_granules = 0;
   std::size_t seen = 0;
+  std::size_t used = 0;
   for (uint32_t p = 0; p < page_count(); ++p) {
     uint32_t end = 0;
     NodeId before = NodeId::kNone;
@@ -141,11 +144,13 @@ void PageSpace::Check() const {
       end += here.length;
       before = id;
       ++seen;
+      used += here.used ? 1 : 0;
     }
     CGP_CHECK(end == page_granules_ && pages_[p].last == before);
   }
   CGP_CHECK(free_granules == free_granules_);
   CGP_CHECK(seen + spare_nodes_.size() == nodes_.size());
+  CGP_CHECK(used == used_nodes_ && seen - used == free_extents());
 }
 
 }  // namespace cgp

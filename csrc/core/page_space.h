@@ -43,6 +43,8 @@ class PageSpace {
   Granules page_size() const { return Granules(page_granules_); }
   uint32_t page_count() const { return static_cast<uint32_t>(pages_.size()); }
   Granules free() const { return Granules(free_granules_); }
+  // How many free nodes there are.
+  uint64_t free_extents() const { return nodes_.size() - spare_nodes_.size() - used_nodes_; }
 
   const Node& node(NodeId id) const { return nodes_[Index(id)]; }
   NodeId first(PageId page) const { return pages_[Index(page)].first; }
@@ -91,6 +93,7 @@ class PageSpace {
 
   uint32_t page_granules_;
   uint64_t free_granules_ = 0;
+  uint64_t used_nodes_ = 0;
   std::vector<Page> pages_;
   std::vector<Node> nodes_;
   std::vector<NodeId> spare_nodes_;

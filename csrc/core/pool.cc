@@ -270,6 +270,10 @@ uint64_t Pool::reserved_bytes() const {
   return state_->ranges.page_count() * state_->page_size.bytes();
 }
 
+uint64_t Pool::handles() const { return state_->ranges.handle_count(); }
+
+uint64_t Pool::free_extents() const { return state_->space.free_extents(); }
+
 PoolStats Pool::Stats() const {
   const State& s = *state_;
   PoolStats stats = s.stats;

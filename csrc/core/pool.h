@@ -116,6 +116,8 @@ class Pool {
   void RefreshAccess();
 
   uint64_t reserved_bytes() const;  // Stats() says it too, at more cost
+  uint64_t handles() const;         // of physical memory
+  uint64_t free_extents() const;    // stretches of free bytes within pages
   PoolStats Stats() const;
   PoolSnapshot Snapshot() const;
 

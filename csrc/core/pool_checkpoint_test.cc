@@ -51,7 +51,7 @@ TEST_F(PoolCheckpointTest, WhatLivedThenLivesAgainAndNothingElse) {
   EXPECT_EQ(Live(), live_then);
   EXPECT_THAT(delta.allocated, ::testing::UnorderedElementsAre(stays, dies, large));
   EXPECT_EQ(delta.freed.size(), 21u);
-  EXPECT_EQ(set_.Usage().blocks.current, 3u);
+  EXPECT_EQ(set_.Usage().all.count.current, 3u);
 }
 
 }  // namespace

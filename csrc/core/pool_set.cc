@@ -18,30 +18,6 @@ std::string ToString(PoolId id) {
   return "(" + std::to_string(id.first) + ", " + std::to_string(id.second) + ")";
 }
 
-void SetUsage::NoteAllocation(const Block& block) {
-  blocks.Add(1);
-  allocated_bytes.Add(block.bytes);
-  requested_bytes.Add(block.requested_bytes);
-}
-
-void SetUsage::NoteFree(const Block& block) {
-  blocks.Remove(1);
-  allocated_bytes.Remove(block.bytes);
-  requested_bytes.Remove(block.requested_bytes);
-}
-
-void SetUsage::ResetPeaks() {
-  for (Gauge* gauge : {&blocks, &allocated_bytes, &requested_bytes, &reserved_bytes}) {
-    gauge->ResetPeak();
-  }
-}
-
-void SetUsage::ResetTraffic() {
-  for (Gauge* gauge : {&blocks, &allocated_bytes, &requested_bytes, &reserved_bytes}) {
-    gauge->ResetTraffic();
-  }
-}
-
 PoolSet::PoolSet(Driver& driver, PoolOptions options) : driver_(driver), options_(options) {}
 
 PoolSet::~PoolSet() {
@@ -105,6 +81,7 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
   if (bytes == 0) throw UsageError("cudagraph_pool: a block of 0 bytes was asked for.");
   owners_.ReserveOne();
   const uint64_t reserved_before = member.pool.reserved_bytes();
+  const uint64_t handles_before = member.pool.handles();
   Block block;
   try {
     block = member.pool.Allocate(bytes, stream);
@@ -116,8 +93,10 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
   }
   owners_.Insert(block.address, &member);
   ++member.live_blocks;
-  usage_.NoteAllocation(block);
-  usage_.reserved_bytes.Add(member.pool.reserved_bytes() - reserved_before);
+  bool raised = usage_.Grew(member.pool.handles() - handles_before,
+                            member.pool.reserved_bytes() - reserved_before);
+  raised |= usage_.Allocated(block);
+  if (raised) new_peak_.store(true, std::memory_order_release);
   return block;
 }
 
@@ -132,7 +111,7 @@ std::optional<Block> PoolSet::TryFree(Address address) {
   const Block block = member->pool.Free(address);
   owners_.Erase(address);
   --member->live_blocks;
-  usage_.NoteFree(block);
+  usage_.Freed(block);
   return block;
 }
 
@@ -160,13 +139,13 @@ RestoreDelta PoolSet::Restore(PoolId id, const PoolCheckpoint& checkpoint) {
   for (const Block& block : delta.freed) {
     owners_.Erase(block.address);
     --member.live_blocks;
-    usage_.NoteFree(block);
+    usage_.Freed(block);
   }
   for (const Block& block : delta.allocated) {
     owners_.ReserveOne();
     owners_.Insert(block.address, &member);
     ++member.live_blocks;
-    usage_.NoteAllocation(block);
+    if (usage_.Allocated(block)) new_peak_.store(true, std::memory_order_release);
   }
   return delta;
 }
@@ -226,8 +205,12 @@ uint64_t PoolSet::Trim() {
   const uint64_t bytes = SumTrimmable();
   // Work that was submitted before may still use the pages.
   if (bytes > 0) driver_.Quiesce();
-  std::erase_if(members_, [this](const auto& entry) { return CanTrim(*entry.second); });
-  usage_.reserved_bytes.Remove(bytes);
+  std::erase_if(members_, [this](const auto& entry) {
+    const Pool& pool = entry.second->pool;
+    if (!CanTrim(*entry.second)) return false;
+    usage_.Shrank(pool.handles(), pool.reserved_bytes());
+    return true;
+  });
   return bytes;
 }
 
@@ -293,7 +276,9 @@ PoolStats PoolSet::TotalStats() const {
 
 SetUsage PoolSet::Usage() const {
   const std::lock_guard lock(mutex_);
-  return usage_;
+  SetUsage usage = usage_;
+  for (const auto& [id, member] : members_) usage.free_extents += member->pool.free_extents();
+  return usage;
 }
 
 void PoolSet::ResetPeaks() {
@@ -309,6 +294,7 @@ void PoolSet::ResetTraffic() {
 void PoolSet::Check() const {
   const std::lock_guard lock(mutex_);
   PoolStats sum;
+  uint64_t handles = 0;
   for (const auto& [id, member] : members_) {
     member->pool.Check();
     const PoolStats stats = member->pool.Stats();
@@ -317,12 +303,15 @@ void PoolSet::Check() const {
     sum.allocated_bytes += stats.allocated_bytes;
     sum.requested_bytes += stats.requested_bytes;
     sum.reserved_bytes += stats.reserved_bytes;
+    handles += member->pool.handles();
   }
   CGP_CHECK(sum.live_blocks == owners_.size());
-  CGP_CHECK(sum.live_blocks == usage_.blocks.current);
-  CGP_CHECK(sum.allocated_bytes == usage_.allocated_bytes.current);
-  CGP_CHECK(sum.requested_bytes == usage_.requested_bytes.current);
+  CGP_CHECK(sum.live_blocks == usage_.all.count.current);
+  CGP_CHECK(sum.allocated_bytes == usage_.all.bytes.current);
+  CGP_CHECK(sum.requested_bytes == usage_.all.requested_bytes.current);
   CGP_CHECK(sum.reserved_bytes == usage_.reserved_bytes.current);
+  CGP_CHECK(sum.reserved_bytes - sum.allocated_bytes == usage_.free_bytes.current);
+  CGP_CHECK(handles == usage_.handles.current);
   owners_.ForEach([](Address address, const Member* member) {
     const Block* block = member->pool.Find(address);
     CGP_CHECK(block != nullptr && block->address == address);

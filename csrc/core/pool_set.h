@@ -5,6 +5,7 @@
 // orders them, and nothing is called back while it is held but the driver.
 #pragma once
 
+#include <atomic>
 #include <compare>
 #include <cstdint>
 #include <map>
@@ -15,10 +16,10 @@
 #include <vector>
 
 #include "core/address_map.h"
-#include "core/gauge.h"
 #include "core/pool.h"
 #include "core/pool_checkpoint.h"
 #include "core/units.h"
+#include "core/usage.h"
 #include "driver/driver.h"
 
 namespace cgp {
@@ -31,20 +32,6 @@ struct PoolId {
 };
 
 std::string ToString(PoolId id);
-
-// What all pools of a set hold together, those that are gone included. Unlike the sum of the pools'
-// own peaks, these peaks are what was there at one moment.
-struct SetUsage {
-  Gauge blocks;
-  Gauge allocated_bytes;  // of live blocks
-  Gauge requested_bytes;  // what was asked for in live blocks
-  Gauge reserved_bytes;   // physical memory
-
-  void NoteAllocation(const Block& block);
-  void NoteFree(const Block& block);
-  void ResetPeaks();
-  void ResetTraffic();
-};
 
 class PoolSet {
  public:
@@ -126,6 +113,12 @@ class PoolSet {
   PoolStats TotalStats() const;
 
   SetUsage Usage() const;
+  // Whether a peak of Usage(), but for what is free, has risen since this was asked last. Takes no
+  // lock.
+  bool TakeNewPeak() {
+    return new_peak_.load(std::memory_order_relaxed) &&
+           new_peak_.exchange(false, std::memory_order_acq_rel);
+  }
   void ResetPeaks();
   void ResetTraffic();
 
@@ -155,6 +148,7 @@ class PoolSet {
   AddressMap<Member*> owners_;  // of live blocks, by their start
   // invariant: its current values are the sums of the members' Stats().
   SetUsage usage_;
+  std::atomic<bool> new_peak_{false};
 };
 
 }  // namespace cgp

@@ -237,9 +237,10 @@ TEST_F(PoolSetTest, UsageIsThatOfAllPoolsTogether) {
   set_->Free(one.address);
   Allocate(kTwo, kPage);
   SetUsage usage = set_->Usage();
-  EXPECT_TRUE(Is(usage.blocks, 2, 2, 3, 1));
-  EXPECT_TRUE(Is(usage.allocated_bytes, 3 * kPage, 6 * kPage, 7 * kPage, 4 * kPage));
-  EXPECT_TRUE(Is(usage.requested_bytes, 3 * kPage, 6 * kPage - 1, 7 * kPage - 1, 4 * kPage - 1));
+  EXPECT_TRUE(Is(usage.all.count, 2, 2, 3, 1));
+  EXPECT_TRUE(Is(usage.all.bytes, 3 * kPage, 6 * kPage, 7 * kPage, 4 * kPage));
+  EXPECT_TRUE(
+      Is(usage.all.requested_bytes, 3 * kPage, 6 * kPage - 1, 7 * kPage - 1, 4 * kPage - 1));
   EXPECT_TRUE(Is(usage.reserved_bytes, 7 * kPage, 7 * kPage, 7 * kPage, 0));
 
   set_->ResetPeaks();
@@ -250,9 +251,9 @@ TEST_F(PoolSetTest, UsageIsThatOfAllPoolsTogether) {
   set_->Release(kOne);
   EXPECT_EQ(set_->Trim(), 4 * kPage);
   usage = set_->Usage();
-  EXPECT_TRUE(Is(usage.blocks, 1, 2, 0, 1));
-  EXPECT_TRUE(Is(usage.allocated_bytes, kPage, 3 * kPage, 0, 2 * kPage));
-  EXPECT_TRUE(Is(usage.requested_bytes, kPage, 3 * kPage, 0, 2 * kPage));
+  EXPECT_TRUE(Is(usage.all.count, 1, 2, 0, 1));
+  EXPECT_TRUE(Is(usage.all.bytes, kPage, 3 * kPage, 0, 2 * kPage));
+  EXPECT_TRUE(Is(usage.all.requested_bytes, kPage, 3 * kPage, 0, 2 * kPage));
   EXPECT_TRUE(Is(usage.reserved_bytes, 3 * kPage, 7 * kPage, 0, 4 * kPage));
 }
 
@@ -262,7 +263,7 @@ TEST_F(PoolSetTest, WhatFailsCountsForNothing) {
   EXPECT_THROW(set_->Allocate(kOne, kPage, kA), DriverError);
   faulty_.Disarm();
   const SetUsage usage = set_->Usage();
-  EXPECT_TRUE(Is(usage.blocks, 0, 0, 0, 0));
+  EXPECT_TRUE(Is(usage.all.count, 0, 0, 0, 0));
   EXPECT_TRUE(Is(usage.reserved_bytes, 0, 0, 0, 0));
   End(kOne);
 }

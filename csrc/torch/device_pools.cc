@@ -15,7 +15,6 @@ namespace cgp {
 namespace {
 
 constexpr size_t kMaxDevices = C10_COMPILE_TIME_MAX_GPUS;
-constexpr auto kAggregate = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
 std::array<std::atomic<DevicePools*>, kMaxDevices> all_pools{};
 // All that were made stand before this place.
@@ -46,7 +45,7 @@ Address ToAddress(const void* pointer) { return reinterpret_cast<Address>(pointe
 }  // namespace
 
 DevicePools::DevicePools(c10::DeviceIndex device)
-    : device_(device), driver_(MakeDriver(device)), set_(*driver_) {}
+    : device_(device), driver_(MakeDriver(device)), set_(*driver_), stats_(device, set_) {}
 
 DevicePools& DevicePools::For(c10::DeviceIndex device) {
   const size_t index = CheckedIndex(device);
@@ -103,44 +102,6 @@ std::optional<Block> DevicePools::Around(const void* address) {
     return block.has_value();
   });
   return block;
-}
-
-DeviceStats DevicePools::Stats() const {
-  const SetUsage usage = set_.Usage();
-  DeviceStats stats;
-  const auto put = [](const Gauge& gauge, auto& into) {
-    c10::CachingAllocator::Stat& stat = into[kAggregate];
-    stat.current = static_cast<int64_t>(gauge.current);
-    stat.peak = static_cast<int64_t>(gauge.peak);
-    stat.allocated = static_cast<int64_t>(gauge.added);
-    stat.freed = static_cast<int64_t>(gauge.removed);
-  };
-  put(usage.blocks, stats.allocation);
-  put(usage.blocks, stats.active);
-  put(usage.allocated_bytes, stats.allocated_bytes);
-  put(usage.allocated_bytes, stats.active_bytes);
-  put(usage.requested_bytes, stats.requested_bytes);
-  put(usage.reserved_bytes, stats.reserved_bytes);
-  return stats;
-}
-
-void AddStats(const DeviceStats& from, DeviceStats& into) {
-  const auto add = [&](auto member) {
-    for (size_t i = 0; i < (into.*member).size(); ++i) {
-      auto& sum = (into.*member)[i];
-      const auto& part = (from.*member)[i];
-      sum.current += part.current;
-      sum.peak += part.peak;
-      sum.allocated += part.allocated;
-      sum.freed += part.freed;
-    }
-  };
-  add(&DeviceStats::allocation);
-  add(&DeviceStats::active);
-  add(&DeviceStats::allocated_bytes);
-  add(&DeviceStats::active_bytes);
-  add(&DeviceStats::requested_bytes);
-  add(&DeviceStats::reserved_bytes);
 }
 
 }  // namespace cgp

@@ -4,7 +4,6 @@
 // context, and a DataPtr's deleter is a bare function: it must find its pool whenever it is called.
 #pragma once
 
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
@@ -13,10 +12,9 @@
 #include <vector>
 
 #include "core/pool_set.h"
+#include "torch/merged_stats.h"
 
 namespace cgp {
-
-using c10::CachingDeviceAllocator::DeviceStats;
 
 class DevicePools {
  public:
@@ -43,8 +41,7 @@ class DevicePools {
   PoolSet& set() { return set_; }
   Driver& driver() { return *driver_; }
 
-  // What torch.cuda.memory_stats() counts, for these pools alone.
-  DeviceStats Stats() const;
+  MergedStats& stats() { return stats_; }
 
  private:
   explicit DevicePools(c10::DeviceIndex device);
@@ -52,10 +49,7 @@ class DevicePools {
   const c10::DeviceIndex device_;
   const std::unique_ptr<Driver> driver_;
   PoolSet set_;
+  MergedStats stats_;
 };
-
-// Adds `from` to `into`. Peaks are added too: the sum is an upper bound of the common peak, which
-// neither side knows.
-void AddStats(const DeviceStats& from, DeviceStats& into);
 
 }  // namespace cgp

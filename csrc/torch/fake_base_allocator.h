@@ -17,6 +17,8 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
  public:
   // What was called, by name, and how often. Only what changes something or is asked for in tests is counted.
   std::map<std::string, int> calls;
+  // What it says of itself. Tests set it.
+  c10::CachingDeviceAllocator::DeviceStats stats;
   std::map<c10::MempoolId_t, int> users;
   std::set<c10::MempoolId_t> open;
   inline static std::set<void*> live{};
@@ -39,9 +41,13 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   void recordStream(const c10::DataPtr&, c10::cuda::CUDAStream) override {
     ++calls["recordStream"];
   }
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+    return stats;
+  }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
-  void resetPeakStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {
+    for (auto& stat : stats.allocated_bytes) stat.peak = stat.current;
+  }
   void* raw_alloc(size_t bytes) override {
     void* pointer = std::malloc(bytes);  // NOLINT(cppcoreguidelines-no-malloc)
     live.insert(pointer);

@@ -40,6 +40,13 @@ bool IsOutOfMemory(const DriverError& error) {
   return error.status() == DriverStatus::kOutOfMemory;
 }
 
+// Passes on what the base has allocated.
+template <typename Memory>
+Memory FromBase(Memory memory) {
+  MergedStats::NoteBaseAllocation();
+  return memory;
+}
+
 // Tells torch's profiler and its sanitizer what native allocators tell them too.
 void ReportAllocation(DevicePools& pools, const Block& block) {
   void* const pointer = reinterpret_cast<void*>(block.address);
@@ -93,15 +100,18 @@ std::shared_ptr<GraphAllocator> GetGraphAllocator() {
   GraphAllocator* allocator = instance.load(std::memory_order_acquire);
   if (allocator == nullptr) {
     allocator = new GraphAllocator(*c10::cuda::CUDACachingAllocator::get());
-    instance.store(allocator, std::memory_order_release);
   }
   return {allocator, [](GraphAllocator*) {}};
 }
 
-GraphAllocator::GraphAllocator(CUDAAllocator& base) : base_(base) {}
+GraphAllocator::GraphAllocator(CUDAAllocator& base) : base_(base) {
+  instance.store(this, std::memory_order_release);
+}
+
+GraphAllocator::~GraphAllocator() { instance.store(nullptr, std::memory_order_release); }
 
 DataPtr GraphAllocator::allocate(size_t bytes) {
-  if (!routes_.active() || bytes == 0) return base_.allocate(bytes);
+  if (!routes_.active() || bytes == 0) return FromBase(base_.allocate(bytes));
   return AllocateRouted(bytes);
 }
 
@@ -109,31 +119,33 @@ DataPtr GraphAllocator::AllocateRouted(size_t bytes) {
   const DeviceIndex device = CurrentDevice();
   const cudaStream_t stream = CurrentStream(device);
   const auto target = routes_.Match(device, stream);
-  if (!target || !target->ours) return base_.allocate(bytes);
+  if (!target || !target->ours) return FromBase(base_.allocate(bytes));
   const Block block = AllocateInPool(device, *target, bytes, stream);
   void* const pointer = reinterpret_cast<void*>(block.address);
   return {pointer, pointer, &FreeMemory, c10::Device(c10::kCUDA, device)};
 }
 
 void* GraphAllocator::raw_alloc(size_t bytes) {
-  if (!routes_.active() || bytes == 0) return base_.raw_alloc(bytes);
+  if (!routes_.active() || bytes == 0) return FromBase(base_.raw_alloc(bytes));
   return raw_alloc_with_stream(bytes, CurrentStream(CurrentDevice()));
 }
 
 void* GraphAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
-  if (!routes_.active() || bytes == 0) return base_.raw_alloc_with_stream(bytes, stream);
+  if (!routes_.active() || bytes == 0) return FromBase(base_.raw_alloc_with_stream(bytes, stream));
   const DeviceIndex device = CurrentDevice();
   const auto target = routes_.Match(device, stream);
-  if (!target || !target->ours) return base_.raw_alloc_with_stream(bytes, stream);
+  if (!target || !target->ours) return FromBase(base_.raw_alloc_with_stream(bytes, stream));
   return reinterpret_cast<void*>(AllocateInPool(device, *target, bytes, stream).address);
 }
 
 Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Target& target,
                                      size_t bytes, cudaStream_t stream) {
   DevicePools& pools = DevicePools::For(device);
+  BeforeOursChange();
   for (bool first = true;; first = false) {
     try {
       const Block block = pools.set().Allocate(target.id, bytes, ToStreamId(stream));
+      pools.stats().OursGrew(base_);
       ReportAllocation(pools, block);
       return block;
     } catch (const OutOfMemoryError&) {
@@ -145,6 +157,11 @@ Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Targe
     }
     if (!first || !MakeRoom(target)) ThrowOutOfMemory(pools, target.id, bytes);
   }
+}
+
+void GraphAllocator::BeforeOursChange() {
+  if (!MergedStats::TakeBaseGrew()) return;
+  for (DevicePools* pools : DevicePools::All()) pools->stats().BaseGrew(base_);
 }
 
 bool GraphAllocator::MakeRoom(const RouteTable::Target& target) {
@@ -181,12 +198,9 @@ void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t byte
 }
 
 void GraphAllocator::FreeMemory(void* pointer) noexcept {
-  if (pointer == nullptr) return;
   try {
-    if (FreeOurs(pointer)) return;
-    GraphAllocator* const allocator = FindGraphAllocator();
-    if (allocator == nullptr) throw UsageError("no live block starts there; was it freed before?");
-    allocator->base_.raw_delete(pointer);
+    // Pools are only made by an allocator.
+    FindGraphAllocator()->raw_delete(pointer);
   } catch (const std::exception& error) {
     // A destructor called this and cannot throw: say it, and leave the memory where it is.
     try {
@@ -199,6 +213,7 @@ void GraphAllocator::FreeMemory(void* pointer) noexcept {
 
 bool GraphAllocator::FreeOurs(void* pointer) {
   TraceFree(pointer);
+  BeforeOursChange();
   Block block;
   DevicePools* const pools = DevicePools::TryFree(pointer, &block);
   if (pools == nullptr) return false;
@@ -250,19 +265,18 @@ uint64_t GraphAllocator::TrimUnlessCapturing() {
 }
 
 DeviceStats GraphAllocator::getDeviceStats(DeviceIndex device) {
-  DeviceStats stats = base_.getDeviceStats(device);
-  if (DevicePools* pools = DevicePools::Find(device)) AddStats(pools->Stats(), stats);
-  return stats;
+  DevicePools* const pools = DevicePools::Find(device);
+  return pools == nullptr ? base_.getDeviceStats(device) : pools->stats().Get(base_);
 }
 
 void GraphAllocator::resetAccumulatedStats(DeviceIndex device) {
-  base_.resetAccumulatedStats(device);
-  if (DevicePools* pools = DevicePools::Find(device)) pools->set().ResetTraffic();
+  DevicePools* const pools = DevicePools::Find(device);
+  pools == nullptr ? base_.resetAccumulatedStats(device) : pools->stats().ResetAccumulated(base_);
 }
 
 void GraphAllocator::resetPeakStats(DeviceIndex device) {
-  base_.resetPeakStats(device);
-  if (DevicePools* pools = DevicePools::Find(device)) pools->set().ResetPeaks();
+  DevicePools* const pools = DevicePools::Find(device);
+  pools == nullptr ? base_.resetPeakStats(device) : pools->stats().ResetPeaks(base_);
 }
 
 c10::cuda::CUDACachingAllocator::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id,

@@ -58,6 +58,7 @@ class GraphAllocator final : public CUDAAllocator {
  public:
   // `base` must outlive the process, as every allocator that torch was given must.
   explicit GraphAllocator(CUDAAllocator& base);
+  ~GraphAllocator() override;
 
   CUDAAllocator& base() const { return base_; }
 
@@ -67,7 +68,8 @@ class GraphAllocator final : public CUDAAllocator {
 
   // Whether a capture route is open, of ours or of the base.
   bool capturing() const { return routes_.capturing(); }
-  // Whether nothing needs this allocator to be the installed one: no pools, no scopes.
+  // Whether nothing needs this allocator to be the installed one: no scope is open, and no device
+  // ever had pools (whose part in the statistics' peaks only we know).
   bool Idle() const;
 
   // Makes `id` ours and holds its pool open until UnregisterPool(). Throws UsageError if it is in
@@ -181,7 +183,9 @@ class GraphAllocator final : public CUDAAllocator {
   bool MakeRoom(const RouteTable::Target& target);
   [[noreturn]] void ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t bytes);
   // Frees the block that starts at `pointer`; returns false if none of ours does.
-  static bool FreeOurs(void* pointer);
+  bool FreeOurs(void* pointer);
+  // Keeps the statistics' peaks: see merged_stats.h.
+  void BeforeOursChange();
 
   // The pools of `device` if `id` is one of them, else nullptr.
   static DevicePools* OursOrNull(DeviceIndex device, MempoolId_t id);

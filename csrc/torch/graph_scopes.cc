@@ -192,12 +192,6 @@ void GraphAllocator::UnregisterPool(DeviceIndex device, PoolId id) {
   DevicePools::For(device).set().Release(id);
 }
 
-bool GraphAllocator::Idle() const {
-  if (routes_.active()) return false;
-  for (DevicePools* pools : DevicePools::All()) {
-    if (!pools->set().ids().empty()) return false;
-  }
-  return true;
-}
+bool GraphAllocator::Idle() const { return !routes_.active() && DevicePools::All().empty(); }
 
 }  // namespace cgp

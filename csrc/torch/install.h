@@ -14,8 +14,8 @@ namespace cgp {
 // was installed meanwhile.
 void Enable();
 
-// From now on captures allocate in the base. If no pool of ours is left, the base is installed
-// again; else we stay and pass everything else on, since the release of those pools must reach us.
+// From now on captures allocate in the base. If there never was a pool of ours the base is installed
+// again, else we stay there, passing on: pools may live, and the statistics are ours to merge.
 // Refuses while a capture is under way.
 void Disable();
 

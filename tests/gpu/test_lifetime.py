@@ -183,7 +183,7 @@ def test_compile_reduce_overhead() -> None:
         y = compiled(x)
         y.square().mean().backward()
         model.zero_grad()
-    assert ids() == []
+    assert len(ids()) == 1
     del compiled, y
     torch.compiler.reset()
 

@@ -1,0 +1,126 @@
+#include "torch/merged_stats.h"
+
+#include <algorithm>
+#include <array>
+
+namespace cgp {
+namespace {
+
+using c10::CachingAllocator::Stat;
+using c10::CachingAllocator::StatArray;
+using c10::CachingAllocator::StatType;
+
+constexpr std::array kMeasures = {
+    &DeviceStats::allocation,      &DeviceStats::segment,
+    &DeviceStats::active,          &DeviceStats::inactive_split,
+    &DeviceStats::allocated_bytes, &DeviceStats::reserved_bytes,
+    &DeviceStats::active_bytes,    &DeviceStats::inactive_split_bytes,
+    &DeviceStats::requested_bytes,
+};
+
+// function(Stat& of a, const Stat& of b), for all that both count.
+template <typename Function>
+void ForEachPair(DeviceStats& a, const DeviceStats& b, Function function) {
+  for (const auto measure : kMeasures) {
+    for (size_t type = 0; type < (a.*measure).size(); ++type) {
+      function((a.*measure)[type], (b.*measure)[type]);
+    }
+  }
+}
+
+Stat ToStat(const Gauge& gauge) {
+  Stat stat;
+  stat.current = static_cast<int64_t>(gauge.current);
+  stat.peak = static_cast<int64_t>(gauge.peak);
+  stat.allocated = static_cast<int64_t>(gauge.added);
+  stat.freed = static_cast<int64_t>(gauge.removed);
+  return stat;
+}
+
+void Put(const Stat& stat, StatType type, StatArray& into) {
+  into[static_cast<size_t>(type)] = stat;
+}
+
+void PutBlocks(const BlockUsage& blocks, StatType type, DeviceStats& into) {
+  for (StatArray* counts : {&into.allocation, &into.active}) {
+    Put(ToStat(blocks.count), type, *counts);
+  }
+  for (StatArray* bytes : {&into.allocated_bytes, &into.active_bytes}) {
+    Put(ToStat(blocks.bytes), type, *bytes);
+  }
+  Put(ToStat(blocks.requested_bytes), type, into.requested_bytes);
+}
+
+// The sum of both, with the peaks of the first.
+void AddBelowPeaks(const DeviceStats& from, DeviceStats& into) {
+  ForEachPair(into, from, [](Stat& sum, const Stat& part) {
+    sum.current += part.current;
+    sum.allocated += part.allocated;
+    sum.freed += part.freed;
+  });
+  into.num_device_alloc += from.num_device_alloc;
+  into.num_device_free += from.num_device_free;
+}
+
+}  // namespace
+
+// Pages hold blocks of all sizes: what is reserved counts as large, as torch calls segments that
+// are not for small blocks alone.
+DeviceStats ToDeviceStats(const SetUsage& usage) {
+  DeviceStats stats;
+  PutBlocks(usage.all, StatType::AGGREGATE, stats);
+  PutBlocks(usage.small, StatType::SMALL_POOL, stats);
+  PutBlocks(usage.large, StatType::LARGE_POOL, stats);
+  Stat extents;
+  extents.current = extents.peak = static_cast<int64_t>(usage.free_extents);
+  for (const StatType type : {StatType::AGGREGATE, StatType::LARGE_POOL}) {
+    Put(ToStat(usage.handles), type, stats.segment);
+    Put(ToStat(usage.reserved_bytes), type, stats.reserved_bytes);
+    Put(ToStat(usage.free_bytes), type, stats.inactive_split_bytes);
+    Put(extents, type, stats.inactive_split);
+  }
+  stats.num_device_alloc = static_cast<int64_t>(usage.handles.added);
+  stats.num_device_free = static_cast<int64_t>(usage.handles.removed);
+  return stats;
+}
+
+// Why the base's peak since the last call may be added to what ours hold now: it was either while
+// they held that, since they did not change between the base's growth and this call, or at the last
+// call, when they held no less, since otherwise they would have called at their peak.
+void MergedStats::Add(Base& base, int64_t Stat::*of_base) {
+  const std::lock_guard lock(mutex_);
+  const DeviceStats ours = ToDeviceStats(set_.Usage());
+  const DeviceStats bases = base.getDeviceStats(device_);
+  base.resetPeakStats(device_);
+  set_.ResetPeaks();
+  DeviceStats sum;
+  ForEachPair(sum, bases, [&](Stat& both, const Stat& part) { both.peak = part.*of_base; });
+  ForEachPair(sum, ours, [](Stat& both, const Stat& part) { both.peak += part.current; });
+  ForEachPair(peaks_, sum,
+              [](Stat& peak, const Stat& both) { peak.peak = std::max(peak.peak, both.peak); });
+}
+
+DeviceStats MergedStats::Get(Base& base) {
+  BaseGrew(base);
+  const std::lock_guard lock(mutex_);
+  DeviceStats stats = base.getDeviceStats(device_);
+  AddBelowPeaks(ToDeviceStats(set_.Usage()), stats);
+  ForEachPair(stats, peaks_,
+              [](Stat& stat, const Stat& peak) { stat.peak = std::max(stat.current, peak.peak); });
+  return stats;
+}
+
+void MergedStats::ResetPeaks(Base& base) {
+  {
+    const std::lock_guard lock(mutex_);
+    peaks_ = {};
+  }
+  Add(base, &Stat::current);
+}
+
+void MergedStats::ResetAccumulated(Base& base) {
+  base.resetAccumulatedStats(device_);
+  set_.ResetTraffic();
+}
+
+}  // namespace cgp

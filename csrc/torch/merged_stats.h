@@ -1,0 +1,76 @@
+// The statistics of the base and of a device's graph pools as one, with peaks that are peaks of the
+// sum.
+//
+// Neither side knows the other's changes, but a peak of the sum is only reached when one of them
+// grows, and growth passes through us:
+//
+//  - The base grew: noted by a flag, since eager allocations must not cost more. It is asked before
+//    our pools change next: they were constant meanwhile, so the sum's peak is the base's peak plus
+//    what ours hold.
+//  - Ours reached a new peak: the base is asked what it holds now.
+//
+// Both sides' own peaks are in use for that: they begin anew whenever they are asked. What is
+// "inactive" grows when something is freed, so its peak is a lower bound.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "core/pool_set.h"
+
+namespace cgp {
+
+using c10::CachingDeviceAllocator::DeviceStats;
+
+// What torch.cuda.memory_stats() counts, for such usage alone.
+DeviceStats ToDeviceStats(const SetUsage& usage);
+
+class MergedStats {
+ public:
+  using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
+
+  // `set` must outlive this.
+  MergedStats(c10::DeviceIndex device, PoolSet& set) : device_(device), set_(set) {
+    NoteBaseAllocation();  // before there were pools
+  }
+
+  // The base has allocated, on whichever device. Costs a load.
+  static void NoteBaseAllocation() {
+    if (!base_grew.load(std::memory_order_relaxed))
+      base_grew.store(true, std::memory_order_release);
+  }
+  // Whether one was made since this was asked last.
+  static bool TakeBaseGrew() {
+    return base_grew.load(std::memory_order_relaxed) &&
+           base_grew.exchange(false, std::memory_order_acq_rel);
+  }
+
+  // To be called before our pools change if the base grew.
+  void BaseGrew(Base& base) { Add(base, &Stat::peak); }
+  // To be called after our pools have allocated.
+  void OursGrew(Base& base) {
+    if (set_.TakeNewPeak()) Add(base, &Stat::current);
+  }
+
+  DeviceStats Get(Base& base);
+  void ResetPeaks(Base& base);
+  void ResetAccumulated(Base& base);
+
+ private:
+  using Stat = c10::CachingAllocator::Stat;
+
+  // Notes what ours hold now and the base did: now, or at its peak since the last call.
+  void Add(Base& base, int64_t Stat::*of_base);
+
+  inline static std::atomic<bool> base_grew{false};
+
+  const c10::DeviceIndex device_;
+  PoolSet& set_;
+  std::mutex mutex_;
+  DeviceStats peaks_;  // of the sum; only the peaks mean anything
+};
+
+}  // namespace cgp

@@ -1,0 +1,127 @@
+// The peaks of two sides that do not see each other, against an oracle that sees both.
+#include "torch/merged_stats.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <vector>
+
+#include "driver/host_driver.h"
+#include "torch/fake_base_allocator.h"
+
+namespace cgp {
+namespace {
+
+constexpr PoolId kId{0, 1};
+constexpr StreamId kStream{1};
+constexpr size_t kAll = 0, kSmall = 1, kLarge = 2;  // torch's StatType
+constexpr int64_t kBorder = kLargestSmallBlock;
+
+class MergedStatsTest : public ::testing::Test {
+ protected:
+  void SetUp() override { set_.BeginScope(kId, ScopeKind::kCapture); }
+  void TearDown() override { set_.EndScope(kId); }
+
+  void BaseChanges(int64_t bytes) {
+    for (const size_t type : {kAll, std::abs(bytes) <= kBorder ? kSmall : kLarge}) {
+      auto& stat = base_.stats.allocated_bytes[type];
+      stat.current += bytes;
+      stat.peak = std::max(stat.peak, stat.current);
+    }
+    if (bytes > 0) MergedStats::NoteBaseAllocation();
+  }
+  Block Allocate(uint64_t bytes) {
+    BeforeOursChange();
+    const Block block = set_.Allocate(kId, bytes, kStream);
+    stats_.OursGrew(base_);
+    return block;
+  }
+  void Free(Address address) {
+    BeforeOursChange();
+    set_.Free(address);
+  }
+  void BeforeOursChange() {
+    if (MergedStats::TakeBaseGrew()) stats_.BaseGrew(base_);
+  }
+
+  HostDriver driver_{HostDriverOptions{.map_memory = false}};
+  PoolSet set_{driver_};
+  FakeBaseAllocator base_;
+  MergedStats stats_{0, set_};
+};
+
+TEST_F(MergedStatsTest, WhatTheBaseHeldBeforeThereWerePoolsCounts) {
+  BaseChanges(1000);
+  BaseChanges(-1000);
+  Allocate(512);
+  EXPECT_EQ(stats_.Get(base_).allocated_bytes[kAll].peak, 1000);
+}
+
+TEST_F(MergedStatsTest, PeaksThatDoNotMeetAreNotAdded) {
+  const Block ours = Allocate(10 * kBorder);
+  Free(ours.address);
+  BaseChanges(3 * kBorder);
+  BaseChanges(-3 * kBorder);
+  EXPECT_EQ(stats_.Get(base_).allocated_bytes[kAll].peak, 10 * kBorder);
+}
+
+TEST_F(MergedStatsTest, RandomProgramsPeakAsTheOracleSays) {
+  for (uint32_t seed = 0; seed < 50; ++seed) {
+    std::mt19937 random(seed);
+    std::vector<int64_t> of_base;
+    std::vector<Block> ours;
+    std::array<int64_t, 3> now{}, peak{};
+    const auto changed = [&](int64_t bytes) {
+      for (const size_t type : {kAll, std::abs(bytes) <= kBorder ? kSmall : kLarge}) {
+        now[type] += bytes;
+        peak[type] = std::max(peak[type], now[type]);
+      }
+    };
+    stats_.ResetPeaks(base_);
+    for (int step = 0; step < 400; ++step) {
+      const uint64_t bytes = 512 * (1 + random() % (random() % 2 == 0 ? 100 : 8000));
+      switch (random() % 6) {
+        case 0:
+        case 1:
+          of_base.push_back(static_cast<int64_t>(bytes));
+          BaseChanges(of_base.back());
+          changed(of_base.back());
+          break;
+        case 2:
+          if (of_base.empty()) break;
+          BaseChanges(-of_base.back());
+          changed(-of_base.back());
+          of_base.pop_back();
+          break;
+        case 3:
+        case 4:
+          ours.push_back(Allocate(bytes));
+          changed(static_cast<int64_t>(ours.back().bytes));
+          break;
+        default:
+          if (ours.empty()) break;
+          changed(-static_cast<int64_t>(ours.back().bytes));
+          Free(ours.back().address);
+          ours.pop_back();
+      }
+      if (random() % 50 == 0) {
+        stats_.ResetPeaks(base_);
+        peak = now;
+      }
+      if (random() % 20 != 0) continue;
+      const DeviceStats stats = stats_.Get(base_);
+      for (const size_t type : {kAll, kSmall, kLarge}) {
+        ASSERT_EQ(stats.allocated_bytes[type].current, now[type]) << "seed " << seed;
+        ASSERT_EQ(stats.allocated_bytes[type].peak, peak[type])
+            << "seed " << seed << " step " << step;
+      }
+    }
+    for (const Block& block : ours) Free(block.address);
+    for (const int64_t bytes : of_base) BaseChanges(-bytes);
+  }
+}
+
+}  // namespace
+}  // namespace cgp
