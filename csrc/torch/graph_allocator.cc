@@ -141,12 +141,15 @@ void* GraphAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
 Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Target& target,
                                      size_t bytes, cudaStream_t stream) {
   DevicePools& pools = DevicePools::For(device);
+  History::Context context =
+      history_.active() ? history_.Gather(History::When::STATE) : History::Context();
   BeforeOursChange();
   for (bool first = true;; first = false) {
     try {
       const Block block = pools.set().Allocate(target.id, bytes, ToStreamId(stream));
       pools.stats().OursGrew(base_);
       ReportAllocation(pools, block);
+      if (history_.active()) NoteAllocated(device, target.id, block, std::move(context));
       return block;
     } catch (const OutOfMemoryError&) {
       // handled below, outside the handler: making room may throw errors of its own
@@ -155,7 +158,7 @@ Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Targe
     } catch (const std::logic_error& error) {
       TORCH_CHECK(false, error.what());
     }
-    if (!first || !MakeRoom(target)) ThrowOutOfMemory(pools, target.id, bytes);
+    if (!first || !MakeRoom(target)) ThrowOutOfMemory(pools, target.id, bytes, ToStreamId(stream));
   }
 }
 
@@ -173,7 +176,8 @@ bool GraphAllocator::MakeRoom(const RouteTable::Target& target) {
   return true;
 }
 
-void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t bytes) {
+void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t bytes,
+                                      StreamId stream) {
   const PoolStats stats = pools.set().Stats(id);
   const int users = pools.set().UseCount(id);
   const MemoryInfo info = InfoOrZero(pools);
@@ -181,6 +185,10 @@ void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t byte
   {
     const std::lock_guard lock(observers_mutex_);
     observers = oom_observers_;
+  }
+  if (history_.active()) {
+    history_.Record({History::Action::OOM, pools.device(), info.free_bytes, bytes, stream, id},
+                    history_.Gather(History::When::ALLOC), base_.getUserMetadata());
   }
   for (const auto& observer : observers) {
     observer(pools.device(), bytes, info.total_bytes, info.free_bytes);
@@ -211,8 +219,34 @@ void GraphAllocator::FreeMemory(void* pointer) noexcept {
   }
 }
 
+void GraphAllocator::NoteAllocated(DeviceIndex device, PoolId id, const Block& block,
+                                   History::Context context) {
+  history_.Allocated(
+      {History::Action::ALLOC, device, block.address, block.requested_bytes, block.stream, id},
+      std::move(context), base_.getUserMetadata());
+}
+
+void GraphAllocator::NoteFreed(DeviceIndex device, PoolId id, const Block& block,
+                               History::Context context) {
+  history_.Freed({History::Action::FREE_REQUESTED, device, block.address, block.requested_bytes,
+                  block.stream, id},
+                 std::move(context), base_.getUserMetadata());
+}
+
+void GraphAllocator::NoteFree(const void* pointer) {
+  const auto address = reinterpret_cast<Address>(pointer);
+  for (DevicePools* pools : DevicePools::All()) {
+    const std::optional<Block> block = pools->set().At(address);
+    const std::optional<PoolId> id = pools->set().PoolOf(address);
+    if (!block || !id) continue;
+    NoteFreed(pools->device(), *id, *block, history_.Gather(History::When::ALL));
+  }
+}
+
 bool GraphAllocator::FreeOurs(void* pointer) {
   TraceFree(pointer);
+  // Before anybody else can have the bytes.
+  if (history_.active()) NoteFree(pointer);
   BeforeOursChange();
   Block block;
   DevicePools* const pools = DevicePools::TryFree(pointer, &block);
@@ -290,8 +324,9 @@ c10::cuda::CUDACachingAllocator::SnapshotInfo GraphAllocator::snapshot(MempoolId
   auto info = base_.snapshot(ours ? MempoolId_t{~0ULL, ~0ULL} : id, include_traces);
   for (DevicePools* pools : DevicePools::All()) {
     if (all || ours)
-      AppendSegments(*pools, all ? std::nullopt : std::optional(pool), info.segments);
+      AppendSegments(*pools, all ? std::nullopt : std::optional(pool), history_, info.segments);
   }
+  if (include_traces) history_.MergeInto(info.device_traces);
   return info;
 }
 

@@ -44,6 +44,7 @@
 
 #include "core/pool_set.h"
 #include "torch/device_pools.h"
+#include "torch/history.h"
 #include "torch/routes.h"
 #include "torch/torch_version.h"
 
@@ -181,7 +182,12 @@ class GraphAllocator final : public CUDAAllocator {
                        cudaStream_t stream);
   // Frees what it can outside captures; returns whether another attempt makes sense.
   bool MakeRoom(const RouteTable::Target& target);
-  [[noreturn]] void ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t bytes);
+  [[noreturn]] void ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t bytes, StreamId stream);
+  // For the history, if anybody wants one.
+  void NoteAllocated(DeviceIndex device, PoolId id, const Block& block, History::Context context);
+  void NoteFreed(DeviceIndex device, PoolId id, const Block& block, History::Context context);
+  void NoteFree(const void* pointer);
+  void NoteRestored(DeviceIndex device, PoolId id, const RestoreDelta& delta);
   // Frees the block that starts at `pointer`; returns false if none of ours does.
   bool FreeOurs(void* pointer);
   // Keeps the statistics' peaks: see merged_stats.h.
@@ -202,6 +208,7 @@ class GraphAllocator final : public CUDAAllocator {
   CUDAAllocator& base_;
   std::atomic<bool> takes_captures_{true};
   RouteTable routes_;
+  History history_;
 
   // Orders begin, end and release of scopes, and keeps a capture from beginning while memory is
   // given back.

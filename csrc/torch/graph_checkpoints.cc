@@ -2,6 +2,7 @@
 // earlier graph to record another one from there.
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -33,12 +34,25 @@ std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIn
       [&] { return std::make_shared<CheckpointOfOurs>(pool, pools->set().Checkpoint(pool)); });
 }
 
+void GraphAllocator::NoteRestored(DeviceIndex device, PoolId id, const RestoreDelta& delta) {
+  const auto contains = [](const std::vector<Block>& blocks, const Block& block) {
+    return std::ranges::find(blocks, block) != blocks.end();
+  };
+  for (const Block& block : delta.freed) {
+    if (!contains(delta.allocated, block)) NoteFreed(device, id, block, nullptr);
+  }
+  for (const Block& block : delta.allocated) {
+    if (!contains(delta.freed, block)) NoteAllocated(device, id, block, nullptr);
+  }
+}
+
 cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
     DeviceIndex device, std::shared_ptr<cca::AllocatorState> state) {
   const auto* const ours = dynamic_cast<const CheckpointOfOurs*>(state.get());
   if (ours == nullptr) return base_.setCheckpointPoolState(device, std::move(state));
   const RestoreDelta restored = AsTorchErrors(
       [&] { return DevicePools::For(device).set().Restore(ours->id, ours->checkpoint); });
+  if (history_.active()) NoteRestored(device, ours->id, restored);
   cca::CheckpointDelta delta;
   for (const Block& block : restored.freed) {
     delta.ptrs_freed.push_back(reinterpret_cast<void*>(block.address));

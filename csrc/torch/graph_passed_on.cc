@@ -114,6 +114,7 @@ void GraphAllocator::recordHistory(bool enabled, cca::CreateContextFn recorder, 
                                    cca::RecordContext when, bool clear_history,
                                    const std::vector<std::string>& skip_actions) {
   base_.recordHistory(enabled, recorder, max_entries, when, clear_history, skip_actions);
+  history_.Configure(enabled, recorder, max_entries, when, clear_history, skip_actions);
 }
 
 void GraphAllocator::recordAnnotation(
@@ -121,9 +122,15 @@ void GraphAllocator::recordAnnotation(
   base_.recordAnnotation(metadata);
 }
 
-void GraphAllocator::pushCompileContext(std::string& context) { base_.pushCompileContext(context); }
+void GraphAllocator::pushCompileContext(std::string& context) {
+  base_.pushCompileContext(context);
+  History::PushCompileContext(context);
+}
 
-void GraphAllocator::popCompileContext() { base_.popCompileContext(); }
+void GraphAllocator::popCompileContext() {
+  base_.popCompileContext();
+  History::PopCompileContext();
+}
 
 void GraphAllocator::setUserMetadata(const std::string& metadata) {
   base_.setUserMetadata(metadata);
@@ -140,6 +147,7 @@ void GraphAllocator::attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer
 }
 
 void GraphAllocator::attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) {
+  history_.AttachTracker(tracker);
   base_.attachAllocatorTraceTracker(std::move(tracker));
 }
 

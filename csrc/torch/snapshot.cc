@@ -10,94 +10,104 @@ namespace {
 using c10::CachingDeviceAllocator::BlockInfo;
 using c10::CachingDeviceAllocator::SegmentInfo;
 
-// A live block's bytes within one page.
-struct Piece {
-  uint64_t offset_bytes = 0;
-  uint64_t length_bytes = 0;
-  uint64_t requested_bytes =
-      0;  // the whole request, with the block's first piece; 0 with the others
+// Bytes side by side that are shown at an address.
+struct Shown {
+  Address address = 0;
+  uint64_t bytes = 0;
+  const Block* live = nullptr;  // the block whose they all are; nullptr: free
 };
 
-using PiecesByPage = std::map<PageId, std::vector<Piece>>;
+// The stretches [begin, end) of a page that live blocks have, in order.
+using Stretches = std::vector<std::pair<uint64_t, uint64_t>>;
 
-PiecesByPage SortPieces(const PoolSnapshot& pool) {
-  PiecesByPage by_page;
+std::map<PageId, Stretches> UsedStretches(const PoolSnapshot& pool) {
+  std::map<PageId, Stretches> used;
   for (const PoolSnapshot::LiveBlock& live : pool.blocks) {
-    uint64_t requested_bytes = live.block.requested_bytes;
     for (const PhysicalPiece& piece : live.pieces) {
-      by_page[piece.page].push_back({piece.offset_bytes, piece.length_bytes, requested_bytes});
-      requested_bytes = 0;
+      used[piece.page].emplace_back(piece.offset_bytes, piece.offset_bytes + piece.length_bytes);
     }
   }
-  for (auto& [page, pieces] : by_page) std::ranges::sort(pieces, {}, &Piece::offset_bytes);
-  return by_page;
+  for (auto& [page, stretches] : used) std::ranges::sort(stretches);
+  return used;
 }
 
-void AppendFree(uint64_t bytes, SegmentInfo& segment) {
-  if (bytes == 0) return;
-  BlockInfo info;
-  info.size = bytes;
-  segment.blocks.push_back(std::move(info));
-}
-
-void AppendPage(const std::vector<Piece>& pieces, uint64_t page_bytes, SegmentInfo& segment) {
-  uint64_t done = 0;
-  for (const Piece& piece : pieces) {
-    AppendFree(piece.offset_bytes - done, segment);
-    BlockInfo info;
-    info.size = piece.length_bytes;
-    info.requested_size = piece.requested_bytes;
-    info.allocated = true;
-    info.active = true;
-    segment.blocks.push_back(std::move(info));
-    segment.allocated_size += piece.length_bytes;
-    segment.active_size += piece.length_bytes;
-    segment.requested_size += piece.requested_bytes;
-    done = piece.offset_bytes + piece.length_bytes;
+std::map<PageId, Address> FirstAddresses(const PoolSnapshot& pool) {
+  std::map<PageId, Address> first;
+  for (const PoolSnapshot::Range& range : pool.ranges) {
+    for (size_t i = 0; i < range.pages.size(); ++i) {
+      first.try_emplace(range.pages[i], range.address + i * pool.stats.page_bytes);
+    }
   }
-  AppendFree(page_bytes - done, segment);
-  segment.total_size += page_bytes;
+  return first;
+}
+
+// All of the pool's bytes, in the order of the addresses that they are shown at.
+std::vector<Shown> Arrange(const PoolSnapshot& pool) {
+  std::vector<Shown> shown;
+  for (const PoolSnapshot::LiveBlock& live : pool.blocks) {
+    shown.push_back({live.block.address, live.block.bytes, &live.block});
+  }
+  const std::map<PageId, Stretches> used = UsedStretches(pool);
+  for (const auto& [page, address] : FirstAddresses(pool)) {
+    uint64_t end = 0;
+    const auto add_free_to = [&, start = address](uint64_t begin) {
+      if (begin > end) shown.push_back({start + end, begin - end, nullptr});
+    };
+    if (const auto stretches = used.find(page); stretches != used.end()) {
+      for (const auto& [begin, stretch_end] : stretches->second) {
+        add_free_to(begin);
+        end = stretch_end;
+      }
+    }
+    add_free_to(pool.stats.page_bytes);
+  }
+  std::ranges::sort(shown, {}, &Shown::address);
+  return shown;
+}
+
+void Append(const Shown& part, const History& history, SegmentInfo& segment) {
+  segment.total_size += part.bytes;
+  if (part.live == nullptr) {
+    if (segment.blocks.empty() || segment.blocks.back().active) segment.blocks.emplace_back();
+    segment.blocks.back().size += part.bytes;
+    return;
+  }
+  BlockInfo& block = segment.blocks.emplace_back();
+  block.size = part.bytes;
+  block.requested_size = part.live->requested_bytes;
+  block.allocated = true;
+  block.active = true;
+  block.context_when_allocated = history.ContextOf(part.address);
+  segment.allocated_size += part.bytes;
+  segment.active_size += part.bytes;
+  segment.requested_size += part.live->requested_bytes;
+  if (segment.stream == nullptr) segment.stream = reinterpret_cast<void*>(part.live->stream);
 }
 
 void AppendPool(c10::DeviceIndex device, PoolId id, const PoolSnapshot& pool,
-                std::vector<SegmentInfo>& segments) {
-  const PiecesByPage pieces = SortPieces(pool);
-  const uint64_t page_bytes = pool.stats.page_bytes;
-  std::vector<bool> shown;
-  for (const PoolSnapshot::Range& range : pool.ranges) {
-    bool open = false;  // whether the last segment ends where this page begins
-    for (size_t i = 0; i < range.pages.size(); ++i) {
-      const size_t page = Index(range.pages[i]);
-      if (page >= shown.size()) shown.resize(page + 1);
-      if (shown[page]) {
-        open = false;
-        continue;
-      }
-      shown[page] = true;
-      if (!open) {
-        SegmentInfo segment;
-        segment.device = device;
-        segment.address = range.address + i * page_bytes;
-        segment.is_large = true;
-        segment.is_expandable = true;
-        segment.owner_private_pool_id = {id.first, id.second};
-        segments.push_back(std::move(segment));
-        open = true;
-      }
-      const auto found = pieces.find(range.pages[i]);
-      AppendPage(found == pieces.end() ? std::vector<Piece>{} : found->second, page_bytes,
-                 segments.back());
+                const History& history, std::vector<SegmentInfo>& segments) {
+  Address end = 0;
+  for (const Shown& part : Arrange(pool)) {
+    if (part.address != end) {
+      SegmentInfo& segment = segments.emplace_back();
+      segment.device = device;
+      segment.address = part.address;
+      segment.is_large = true;
+      segment.is_expandable = true;
+      segment.owner_private_pool_id = {id.first, id.second};
     }
+    Append(part, history, segments.back());
+    end = part.address + part.bytes;
   }
 }
 
 }  // namespace
 
-void AppendSegments(DevicePools& pools, std::optional<PoolId> only,
+void AppendSegments(DevicePools& pools, std::optional<PoolId> only, const History& history,
                     std::vector<SegmentInfo>& segments) {
   for (const PoolId id : pools.set().ids()) {
     if (only && *only != id) continue;
-    AppendPool(pools.device(), id, pools.set().Snapshot(id), segments);
+    AppendPool(pools.device(), id, pools.set().Snapshot(id), history, segments);
   }
 }
 

@@ -8,16 +8,17 @@
 
 #include "core/pool_set.h"
 #include "torch/device_pools.h"
+#include "torch/history.h"
 
 namespace cgp {
 
-// Appends the pool `only`, or all pools, of `pools`.
+// Appends the pool `only`, or all pools, of `pools`, with what `history` knows of their blocks.
 //
-// A page may stand behind several addresses, a segment may not: each page is shown once, at the
-// first address it is mapped at, and consecutive pages of a range form a segment. So the segments
-// sum up to what is reserved and their blocks to what is allocated. A block that lies in pages
-// shown elsewhere appears there, in as many pieces as it has.
-void AppendSegments(DevicePools& pools, std::optional<PoolId> only,
+// A byte may stand behind several addresses, but must be shown once: one of a live block at the
+// block's address, a free one at the first address that its page was mapped at. Bytes shown side by
+// side form a segment. So live blocks stand where they are, whole; the segments sum up to what is
+// reserved and their blocks to what is allocated; and a segment is any number of bytes long.
+void AppendSegments(DevicePools& pools, std::optional<PoolId> only, const History& history,
                     std::vector<c10::CachingDeviceAllocator::SegmentInfo>& segments);
 
 }  // namespace cgp
