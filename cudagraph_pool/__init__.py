@@ -13,7 +13,7 @@ neither torch nor CUDA.
 """
 
 from ._allocator import allocator, disable, enable, enabled, is_enabled, library_path
-from ._graphs import GraphPool, graph
+from ._graphs import GraphPool, graph, use_pool
 
 __all__ = [
     "GraphPool",
@@ -24,4 +24,5 @@ __all__ = [
     "graph",
     "is_enabled",
     "library_path",
+    "use_pool",
 ]

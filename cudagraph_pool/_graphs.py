@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -223,6 +225,56 @@ class graph:  # noqa: N801
             raise ValueError(
                 f"the pool is on {self._pool.device}, but the stream is on {self._stream.device}"
             )
+
+
+@contextmanager
+def use_pool(pool: GraphPool) -> Iterator[None]:
+    r"""Context manager in which this thread's eager allocations on the pool's device go to ``pool``.
+
+    The pool grows page by page and puts freed pieces together anew: what
+    ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`` does for a whole process, for one block of
+    code. Tensors made inside may outlive the block and may be used by any stream
+    (:meth:`torch.Tensor.record_stream` as ever). Blocks of different pools nest.
+
+    Arguments:
+        pool (GraphPool): The pool to allocate in. A graph may be captured into it later, but not
+            be alive: its replays write to memory that is free for the pool, so that they would
+            overwrite what is allocated in it now.
+
+    Raises:
+        RuntimeError: The package is not enabled, the pool was released, graphs or another
+            ``use_pool`` block hold it, or the current stream is capturing.
+        TypeError: ``pool`` is not a :class:`GraphPool`.
+        ValueError: The pool is not on the current device.
+    """
+    adapter = _require_enabled("cudagraph_pool.use_pool")
+    import torch
+
+    if not isinstance(pool, GraphPool):
+        raise TypeError(f"pool must be a cudagraph_pool.GraphPool, not {type(pool).__name__}")
+    device, pool_id = pool.device.index, pool.id
+    if device != torch.cuda.current_device():
+        raise ValueError(
+            f"the pool is on {pool.device}, but the current device is "
+            f"cuda:{torch.cuda.current_device()}; use it inside `with torch.cuda.device({device})`"
+        )
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "use_pool() is for eager work, but the current stream is capturing; "
+            "name the pool where the capture begins instead"
+        )
+    holders = adapter.use_count(device, pool_id) - 1  # without the GraphPool itself
+    if holders > 0:
+        raise RuntimeError(
+            f"pool {pool_id} is held by {holders} graph(s) or use_pool block(s): replays would "
+            "overwrite what is allocated in it now. Use a GraphPool of its own for eager work"
+        )
+    torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool_id)
+    try:
+        yield
+    finally:
+        torch._C._cuda_endAllocateToPool(device, pool_id)
+        torch._C._cuda_releasePool(device, pool_id)
 
 
 def _cuda_device(device: torch.device | str | int | None) -> torch.device:

@@ -116,6 +116,15 @@ PYBIND11_MODULE(_torch, m) {
                                                  ToPoolId(id));
       },
       py::arg("device"), py::arg("id"), no_gil);
+  m.def("capture_counts", [] {
+    const cgp::GraphAllocator* allocator = cgp::FindGraphAllocator();
+    const auto counts = allocator == nullptr ? cgp::GraphAllocator::CaptureCounts{}
+                                             : allocator->capture_counts();
+    py::dict result;
+    result["ours"] = counts.ours;
+    result["base"] = counts.bases;
+    return result;
+  });
   m.def(
       "pool_ids",
       [](int device) {

@@ -67,6 +67,13 @@ class GraphAllocator final : public CUDAAllocator {
   void SetTakesCaptures(bool takes) { takes_captures_.store(takes, std::memory_order_release); }
   bool takes_captures() const { return takes_captures_.load(std::memory_order_acquire); }
 
+  // How many captures have begun since the process did.
+  struct CaptureCounts {
+    uint64_t ours = 0;
+    uint64_t bases = 0;
+  };
+  CaptureCounts capture_counts() const { return {captures_of_ours_, captures_of_base_}; }
+
   // Whether a capture route is open, of ours or of the base.
   bool capturing() const { return routes_.capturing(); }
   // Whether nothing needs this allocator to be the installed one: no scope is open, and no device
@@ -207,6 +214,8 @@ class GraphAllocator final : public CUDAAllocator {
 
   CUDAAllocator& base_;
   std::atomic<bool> takes_captures_{true};
+  std::atomic<uint64_t> captures_of_ours_{0};
+  std::atomic<uint64_t> captures_of_base_{0};
   RouteTable routes_;
   History history_;
 

@@ -88,6 +88,7 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
   if (pools == nullptr) {
     base_.beginAllocateToPool(device, id, std::move(filter));
     routes_.Add(std::move(route));
+    if (kind == ScopeKind::kCapture) ++captures_of_base_;
     return;
   }
   if (routes_.Resume(device, pool, std::move(filter))) {
@@ -102,6 +103,7 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
                   "end that one first, or capture on another stream");
   AsTorchErrors([&] { pools->set().BeginScope(pool, kind); });
   routes_.Add(std::move(route));
+  if (kind == ScopeKind::kCapture) ++captures_of_ours_;
 }
 
 void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
