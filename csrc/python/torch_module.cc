@@ -77,7 +77,7 @@ py::dict DriverStats(int device) {
   py::dict result;
   auto* pools = cgp::DevicePools::Find(static_cast<c10::DeviceIndex>(device));
   if (pools == nullptr) return result;
-  const cgp::CudaDriverStats stats = cgp::StatsOf(pools->driver());
+  const cgp::CudaDriverStats stats = cgp::StatsOf(pools->driver().inner());
   for (size_t i = 0; i < cgp::kDriverCallKinds; ++i) {
     const auto call = static_cast<cgp::DriverCall>(i);
     const std::string name(cgp::Name(call));

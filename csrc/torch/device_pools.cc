@@ -45,7 +45,7 @@ Address ToAddress(const void* pointer) { return reinterpret_cast<Address>(pointe
 }  // namespace
 
 DevicePools::DevicePools(c10::DeviceIndex device)
-    : device_(device), driver_(MakeDriver(device)), set_(*driver_), stats_(device, set_) {}
+    : device_(device), driver_(MakeDriver(device)), set_(driver_), stats_(device, set_) {}
 
 DevicePools& DevicePools::For(c10::DeviceIndex device) {
   const size_t index = CheckedIndex(device);

@@ -7,12 +7,12 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <vector>
 
 #include "core/pool_set.h"
 #include "torch/merged_stats.h"
+#include "torch/metered_driver.h"
 
 namespace cgp {
 
@@ -39,17 +39,19 @@ class DevicePools {
 
   c10::DeviceIndex device() const { return device_; }
   PoolSet& set() { return set_; }
-  Driver& driver() { return *driver_; }
+  MeteredDriver& driver() { return driver_; }
 
   MergedStats& stats() { return stats_; }
+  uint64_t total_bytes() const { return total_bytes_; }  // of the device's memory
 
  private:
   explicit DevicePools(c10::DeviceIndex device);
 
   const c10::DeviceIndex device_;
-  const std::unique_ptr<Driver> driver_;
+  MeteredDriver driver_;
   PoolSet set_;
   MergedStats stats_;
+  const uint64_t total_bytes_ = driver_.Info().total_bytes;
 };
 
 }  // namespace cgp

@@ -144,10 +144,13 @@ Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Targe
   History::Context context =
       history_.active() ? history_.Gather(History::When::STATE) : History::Context();
   BeforeOursChange();
+  const MeteredDriver::Purpose purpose(target.id, ToStreamId(stream));
   for (bool first = true;; first = false) {
+    LimitOurs(pools);
     try {
       const Block block = pools.set().Allocate(target.id, bytes, ToStreamId(stream));
       pools.stats().OursGrew(base_);
+      LimitBase(pools);
       ReportAllocation(pools, block);
       if (history_.active()) NoteAllocated(device, target.id, block, std::move(context));
       return block;
@@ -200,7 +203,7 @@ void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t byte
                        Mebibytes(stats.reserved_bytes) + " and has " +
                        Mebibytes(stats.allocated_bytes) +
                        " of it in live blocks. Free on the GPU: " + Mebibytes(info.free_bytes) +
-                       " of " + Mebibytes(info.total_bytes) +
+                       " of " + Mebibytes(info.total_bytes) + FractionInForce(pools.device()) +
                        ". A capture cannot give memory back while it runs: free tensors and call "
                        "torch.cuda.empty_cache() before it, or capture a smaller batch.");
 }
@@ -294,6 +297,7 @@ uint64_t GraphAllocator::TrimUnlessCapturing() {
     // not disturb it.
     const RelaxedCaptureMode relaxed;
     bytes += pools->set().Trim();
+    LimitBase(*pools);
   }
   return bytes;
 }

@@ -31,7 +31,9 @@
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAMacros.h>
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -88,9 +90,9 @@ class GraphAllocator final : public CUDAAllocator {
   // Ends the scopes of captures that the calling thread began and that failed.
   void EndAbandonedCaptures();
 
-  // Gives the memory of unused pools back unless a capture is under way; returns the bytes. Calls
-  // nothing in the base and waits for no lock of ours, so the base may call it from within an
-  // allocation.
+  // Gives the memory of unused pools back unless a capture is under way; returns the bytes. Waits
+  // for no lock of ours, so the base may call it from within an allocation; asks nothing of the
+  // base but a larger share of the memory, which its lock allows.
   uint64_t FreeUnusedPools();
 
   // The deleter of our DataPtrs; takes the base's pointers too. Never throws: it is called from
@@ -187,6 +189,11 @@ class GraphAllocator final : public CUDAAllocator {
   DataPtr AllocateRouted(size_t bytes);
   Block AllocateInPool(DeviceIndex device, const RouteTable::Target& target, size_t bytes,
                        cudaStream_t stream);
+  // Share the device's memory as setMemoryFraction() says, between the base and our pools.
+  void LimitOurs(DevicePools& pools);
+  void LimitBase(DevicePools& pools);
+  // For an error's text; empty if no limit was set.
+  std::string FractionInForce(DeviceIndex device) const;
   // Frees what it can outside captures; returns whether another attempt makes sense.
   bool MakeRoom(const RouteTable::Target& target);
   [[noreturn]] void ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t bytes, StreamId stream);
@@ -217,7 +224,7 @@ class GraphAllocator final : public CUDAAllocator {
   std::atomic<uint64_t> captures_of_ours_{0};
   std::atomic<uint64_t> captures_of_base_{0};
   RouteTable routes_;
-  History history_;
+  History& history_ = History::Get();
 
   // Orders begin, end and release of scopes, and keeps a capture from beginning while memory is
   // given back.
@@ -231,6 +238,14 @@ class GraphAllocator final : public CUDAAllocator {
   // Scopes that EndAbandonedCaptures() ended and whose graph will still end them itself; how many
   // by id.
   std::map<ScopeKey, int> late_ends_;
+
+  // What setMemoryFraction() allows the base and us together.
+  struct Share {
+    static constexpr double kNone = 2;
+    std::atomic<double> fraction{kNone};  // of the device's memory; kNone: all
+    std::atomic<uint64_t> ours_told{0};   // bytes of ours that the base was told to leave
+  };
+  std::array<Share, C10_COMPILE_TIME_MAX_GPUS> shares_;  // by device
 
   std::mutex observers_mutex_;
   std::vector<c10::cuda::CUDACachingAllocator::OutOfMemoryObserver> oom_observers_;

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <unordered_set>
 #include <utility>
 
@@ -40,11 +41,40 @@ void GraphAllocator::init(int device_count) {
 }
 
 double GraphAllocator::getMemoryFraction(DeviceIndex device) {
-  return base_.getMemoryFraction(device);
+  const double fraction = shares_.at(static_cast<size_t>(device)).fraction.load();
+  return fraction == Share::kNone ? base_.getMemoryFraction(device) : fraction;
 }
 
 void GraphAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
-  base_.setMemoryFraction(fraction, device);
+  base_.setMemoryFraction(fraction, device);  // refuses what is no fraction or no device
+  Share& share = shares_.at(static_cast<size_t>(device));
+  share.fraction.store(fraction);
+  share.ours_told.store(0);
+  if (DevicePools* const pools = DevicePools::Find(device)) LimitBase(*pools);
+}
+
+std::string GraphAllocator::FractionInForce(DeviceIndex device) const {
+  const double fraction = shares_.at(static_cast<size_t>(device)).fraction.load();
+  if (fraction == Share::kNone) return "";
+  return ", of which set_per_process_memory_fraction() allows this process a share of " +
+         std::to_string(fraction);
+}
+
+void GraphAllocator::LimitOurs(DevicePools& pools) {
+  const Share& share = shares_.at(static_cast<size_t>(pools.device()));
+  if (share.fraction.load() == Share::kNone) return;
+  const double all = static_cast<double>(pools.total_bytes()) * share.fraction.load();
+  const auto bases = base_.getDeviceStats(pools.device()).reserved_bytes[0].current;
+  pools.driver().SetLimit(static_cast<uint64_t>(std::max(0.0, all - static_cast<double>(bases))));
+}
+
+void GraphAllocator::LimitBase(DevicePools& pools) {
+  Share& share = shares_.at(static_cast<size_t>(pools.device()));
+  if (share.fraction.load() == Share::kNone) return;
+  const uint64_t ours = pools.set().Usage().reserved_bytes.current;
+  if (share.ours_told.exchange(ours) == ours) return;
+  const double of_ours = static_cast<double>(ours) / static_cast<double>(pools.total_bytes());
+  base_.setMemoryFraction(std::max(0.0, share.fraction.load() - of_ours), pools.device());
 }
 
 std::vector<cca::StreamSegmentSize> GraphAllocator::getExpandableSegmentSizes(DeviceIndex device) {

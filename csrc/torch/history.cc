@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-
 namespace cgp {
 namespace {
 
@@ -13,6 +12,11 @@ namespace {
 thread_local std::vector<std::string> compile_contexts;
 
 }  // namespace
+
+History& History::Get() {
+  static auto* const history = new History;  // never destroyed, as the pools
+  return *history;
+}
 
 void History::Configure(bool enabled, c10::CachingDeviceAllocator::CreateContextFn recorder,
                         size_t max_entries, When when, bool clear,

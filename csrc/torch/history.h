@@ -42,6 +42,9 @@ class History {
     PoolId pool;
   };
 
+  // The process's one.
+  static History& Get();
+
   // CUDAAllocator::recordHistory(). Throws c10::Error for an unknown action to skip.
   void Configure(bool enabled, c10::CachingDeviceAllocator::CreateContextFn recorder,
                  size_t max_entries, When when, bool clear,

@@ -1,0 +1,67 @@
+// A driver that passes everything on to another one, keeps a limit on physical memory, and tells
+// the history what is mapped.
+//
+// The limit is torch.cuda.set_per_process_memory_fraction()'s: what of it the base does not use.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "core/pool_set.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+class MeteredDriver final : public Driver {
+ public:
+  static constexpr uint64_t kNoLimit = ~uint64_t{0};
+
+  explicit MeteredDriver(std::unique_ptr<Driver> inner) : inner_(std::move(inner)) {}
+
+  Driver& inner() { return *inner_; }
+  const Driver& inner() const { return *inner_; }
+
+  // From now on Create() fails, as if the device had no more, where all handles together would have
+  // more bytes than that.
+  void SetLimit(uint64_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
+
+  // While one lives, what its thread has mapped is noted as being for this pool and stream.
+  class Purpose {
+   public:
+    Purpose(PoolId pool, StreamId stream);
+    ~Purpose();
+    Purpose(const Purpose&) = delete;
+    Purpose& operator=(const Purpose&) = delete;
+  };
+
+  int device() const noexcept override { return inner_->device(); }
+  uint64_t granularity() const noexcept override { return inner_->granularity(); }
+  Address Reserve(uint64_t bytes) override { return inner_->Reserve(bytes); }
+  void FreeAddresses(Address address, uint64_t bytes) override {
+    inner_->FreeAddresses(address, bytes);
+  }
+  Handle Create(uint64_t bytes) override;
+  void Release(Handle handle) override;
+  void Map(Address address, uint64_t bytes, Handle handle) override;
+  void SetAccess(Address address, uint64_t bytes) override { inner_->SetAccess(address, bytes); }
+  void Unmap(Address address, uint64_t bytes) override;
+  void AddPeer(int peer) override { inner_->AddPeer(peer); }
+  void Quiesce() override { inner_->Quiesce(); }
+  Event RecordEvent(StreamId stream) override { return inner_->RecordEvent(stream); }
+  bool EventDone(Event event) override { return inner_->EventDone(event); }
+  void DestroyEvent(Event event) noexcept override { inner_->DestroyEvent(event); }
+  MemoryInfo Info() override { return inner_->Info(); }
+
+ private:
+  const std::unique_ptr<Driver> inner_;
+  std::atomic<uint64_t> limit_{kNoLimit};
+  std::mutex mutex_;
+  std::map<Handle, uint64_t> sizes_;  // of live handles, in bytes
+  uint64_t created_ = 0;              // invariant: the sum of sizes_
+};
+
+}  // namespace cgp
