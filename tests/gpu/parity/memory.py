@@ -1,0 +1,36 @@
+"""Where tensors lie: what the tests of MemPool and of use_pool ask."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from ..work import adapter, torch
+
+MIB = 1 << 20
+
+
+def ids() -> list[tuple[int, int]]:
+    return adapter.pool_ids(torch.cuda.current_device())
+
+
+def new_bytes(mib: int, value: int = 1) -> torch.Tensor:
+    return torch.full((mib * MIB,), value, dtype=torch.uint8, device="cuda")
+
+
+def segments(id: tuple[int, int]) -> list[dict[str, Any]]:
+    shown = torch.cuda.memory_snapshot(include_traces=False)
+    return [s for s in shown if tuple(s["segment_pool_id"]) == tuple(id)]
+
+
+def inside(tensor: torch.Tensor, id: tuple[int, int]) -> bool:
+    """Whether the tensor lies in live memory of the pool; works for the base's pools alone."""
+    return any(
+        s["address"] <= tensor.data_ptr() < s["address"] + s["total_size"] for s in segments(id)
+    )
+
+
+def settle() -> None:
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
