@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -147,7 +148,7 @@ def test_in_a_process_of_its_own_where_no_gpu_is_seen(
 ) -> None:
     """With nothing faked: torch, the adapter or the GPU is missing, and the run says so."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("PYTHONPATH", str(Path(_allocator.__file__).parent.parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(_allocator.__file__).parent.parent), os.pathsep)
     pytester.makepyfile("def test_nothing(): pass")
     off = pytester.runpytest_subprocess("-p", "cudagraph_pool.testing")
     assert off.ret == pytest.ExitCode.OK

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import cudagraph_pool
+from .parity.programs import python_path
 
 SUITE = """
 import pytest
@@ -36,11 +36,10 @@ def test_capture_in_a_mem_pool():
 
 def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_suite.py").write_text(SUITE)
-    root = Path(cudagraph_pool.__file__).parent.parent
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "cudagraph_pool.testing", *arguments],
         cwd=folder,
-        env=dict(os.environ, PYTHONPATH=str(root)),
+        env=dict(os.environ, PYTHONPATH=python_path()),
         capture_output=True,
         text=True,
         timeout=300,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import cudagraph_pool
 
 from ..conftest import Run
 
@@ -52,10 +55,20 @@ def capture_and_check(taken):
 """
 
 # `run` takes a program's text; processes that it spawns import it again, so that it must be a file.
-_RUN_FILE = "import os, sys; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+_RUN_FILE = """
+import os, sys
+os.environ["PYTHONPATH"] = sys.argv[1]
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+
+
+def python_path() -> str:
+    """Where programs that lie elsewhere find this very package, installed or not."""
+    package = str(Path(cudagraph_pool.__file__).parent.parent)
+    return os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
 
 
 def run_file(run: Run, folder: Path, program: str, *arguments: str) -> None:
     path = folder / "program.py"
     path.write_text(program)
-    run(_RUN_FILE, str(path), *arguments)
+    run(_RUN_FILE, python_path(), str(path), *arguments)

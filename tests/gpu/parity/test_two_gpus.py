@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from ..conftest import Run
 from ..work import torch
 from .conftest import Side
-from .programs import PRELUDE, run_file
+from .programs import PRELUDE, python_path, run_file
 
 TWO_DEVICES = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 # With it NCCL is told of every segment there is when a group begins, and of each one made later.
@@ -220,6 +221,18 @@ def distributed(net):
 """
 
 
+def wait_for_all(ranks: list[subprocess.Popen[bytes]], seconds: float) -> list[int]:
+    """Their exit codes. When one has failed the other would wait for it for ever: it is killed."""
+    end = time.monotonic() + seconds
+    while None in (codes := [rank.poll() for rank in ranks]):
+        if any(codes) or time.monotonic() > end:
+            break
+        time.sleep(0.1)
+    for rank in ranks:
+        rank.kill()
+    return [rank.wait() for rank in ranks]
+
+
 def run_two_ranks(folder: Path, program: str, side: Side, **environment: str) -> None:
     """As torchrun does: two processes of one program that find each other by their environment."""
     path = folder / "program.py"
@@ -232,29 +245,26 @@ def run_two_ranks(folder: Path, program: str, side: Side, **environment: str) ->
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": "2",
+        "PYTHONPATH": python_path(),
         # What torch asks of those who capture DDP: its watchdog must not raise into a capture.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         **environment,
     }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(path), side],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = []
-    try:
-        for rank in ranks:
-            said.append(rank.communicate(timeout=240)[0])
-    finally:
-        for rank in ranks:
-            rank.kill()
-    text = "\n".join(said)
-    assert [rank.returncode for rank in ranks] == [0, 0], text
+    said = [folder / f"rank{rank}.txt" for rank in range(2)]
+    ranks = []
+    for rank, file in enumerate(said):
+        with file.open("w") as output:
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, str(path), side],
+                    env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    codes = wait_for_all(ranks, seconds=240)
+    text = "\n".join(file.read_text() for file in said)
+    assert codes == [0, 0], text
     # NCCL and torch.distributed have warnings of their own; nobody may speak of these.
     for bad in ("Traceback", "terminate called", "CUDA error", "cudagraph_pool"):
         assert bad not in text, text
@@ -321,6 +331,7 @@ def test_spawned_ranks(side: Side, run: Run, tmp_path: Path) -> None:
 # several graphs at once, so that it is not shared, which it says; a copy is.
 SHARED = """
 def child(tensors, totals):
+    enable()
     for _ in range(2):
         tensor = tensors.get()
         total = tensor.sum().item()
