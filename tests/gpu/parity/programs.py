@@ -1,0 +1,74 @@
+"""Programs that a test runs in a process of its own, and what they have in common."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import cudagraph_pool
+
+from ..conftest import Run
+
+# The side is the first argument. On native nothing is enabled, and there never is a pool of ours.
+PRELUDE = """
+import sys
+import torch
+import cudagraph_pool as cgp
+from cudagraph_pool import _torch
+
+side = sys.argv[1]
+
+
+def enable():
+    if side == "ours":
+        cgp.enable()
+
+
+def ours(device=0):
+    return _torch.pool_ids(device)
+
+
+def work(x):
+    return ((x * 2) + 1).sqrt()
+
+
+def capture(x, pool=None):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        y = work(x)
+    return graph, y
+
+
+def check(graph, x, y):
+    x.copy_(torch.rand(x.shape))
+    y.fill_(-1)
+    graph.replay()
+    assert torch.equal(y, work(x))
+
+
+def capture_and_check(taken):
+    x = torch.ones(1 << 18, device="cuda")
+    graph, y = capture(x)
+    check(graph, x, y)
+    assert (tuple(graph.pool()) in ours(x.device.index)) == taken, ours(x.device.index)
+    return graph, x, y
+"""
+
+# `run` takes a program's text; processes that it spawns import it again, so that it must be a file.
+_RUN_FILE = """
+import os, sys
+os.environ["PYTHONPATH"] = sys.argv[1]
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+
+
+def python_path() -> str:
+    """Where programs that lie elsewhere find this very package, installed or not."""
+    package = str(Path(cudagraph_pool.__file__).parent.parent)
+    return os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+
+
+def run_file(run: Run, folder: Path, program: str, *arguments: str) -> None:
+    path = folder / "program.py"
+    path.write_text(program)
+    run(_RUN_FILE, python_path(), str(path), *arguments)

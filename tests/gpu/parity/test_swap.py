@@ -1,0 +1,441 @@
+"""Enabling and disabling at any time, in any process, and leaving nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+import cudagraph_pool as cgp
+from cudagraph_pool._allocator import load_adapter
+
+from ..conftest import Run
+from ..work import Captured, adapter, capture_chain, chain, fresh, torch
+from .conftest import Side
+from .programs import PRELUDE, run_file
+
+# ---- when, and from where -----------------------------------------------------------------------
+
+BEFORE_CUDA_IS_INITIALIZED = """
+assert not torch.cuda.is_initialized()
+enable()
+enable()
+assert cgp.is_enabled() == (side == "ours")
+kept = [capture_and_check(side == "ours") for _ in range(3)]
+assert torch.cuda.memory_allocated() >= 3 * (2 << 20)
+"""
+
+WITH_TENSORS_ALIVE = """
+import threading
+
+other = torch.cuda.Stream()
+tensors = [torch.full((1 << 18,), float(i), device="cuda") for i in range(20)]
+with torch.cuda.stream(other):
+    on_other = [torch.full((1 << 18,), 100.0 + i, device="cuda") for i in range(20)]
+pinned = torch.full((1 << 18,), 7.0).pin_memory()
+graph_before, x, y = capture_and_check(False)
+allocated = torch.cuda.memory_allocated()
+enable()
+assert torch.cuda.memory_allocated() == allocated
+kept = [capture_and_check(side == "ours")]
+
+# What the base made before is used, lent to another stream and freed on another thread now.
+for i in range(20):
+    tensors[i].record_stream(other)
+torch.cuda.synchronize()
+for i in range(20):
+    assert tensors[i].sum().item() == i * (1 << 18)
+    assert on_other[i].sum().item() == (100 + i) * (1 << 18)
+held = torch.cuda.memory_allocated()
+thread = threading.Thread(target=lambda: (tensors.clear(), on_other.clear()))
+thread.start()
+thread.join()
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+assert torch.cuda.memory_allocated() <= held - 40 * (1 << 20)
+assert pinned.cuda(non_blocking=True).sum().item() == 7 * (1 << 18)
+kept.append(capture_and_check(side == "ours"))
+check(graph_before, x, y)
+"""
+
+FROM_SEVERAL_THREADS = """
+import threading
+
+failed = []
+together = threading.Barrier(8)
+
+def one():
+    try:
+        together.wait()
+        enable()
+        assert cgp.is_enabled() == (side == "ours")
+        assert torch.ones(1000, device="cuda").sum().item() == 1000
+    except BaseException as error:
+        failed.append(error)
+
+assert not torch.cuda.is_initialized()
+threads = [threading.Thread(target=one) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not failed, failed
+kept = capture_and_check(side == "ours")
+"""
+
+CHANGE_CURRENT_ALLOCATOR = """
+if side == "ours":
+    torch.cuda.memory.change_current_allocator(cgp.allocator())
+    assert cgp.is_enabled()
+    assert not torch.cuda.is_initialized()
+kept = [capture_and_check(side == "ours")]
+mem_pool = torch.cuda.MemPool()
+with torch.cuda.use_mem_pool(mem_pool):
+    inside = torch.ones(1 << 20, device="cuda")
+assert mem_pool.snapshot()
+assert torch.cuda.memory_stats()["allocated_bytes.all.current"] == torch.cuda.memory_allocated()
+assert torch.accelerator.memory_reserved() == torch.cuda.memory_reserved()
+reserved = sum(segment["total_size"] for segment in torch.cuda.memory_snapshot())
+assert reserved == torch.cuda.memory_reserved()
+try:
+    torch.cuda.memory.change_current_allocator(cgp.allocator())
+except RuntimeError as error:
+    assert "initialized" in str(error), error
+else:
+    raise AssertionError("changed a second time")
+kept.append(capture_and_check(side == "ours"))
+cgp.disable()
+assert not cgp.is_enabled()
+kept.append(capture_and_check(False))
+for graph, x, y in kept:
+    check(graph, x, y)
+enable()
+kept.append(capture_and_check(side == "ours"))
+del inside, mem_pool
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(BEFORE_CUDA_IS_INITIALIZED, id="before_cuda_is_initialized"),
+        pytest.param(WITH_TENSORS_ALIVE, id="with_tensors_alive"),
+        pytest.param(FROM_SEVERAL_THREADS, id="from_several_threads"),
+        pytest.param(CHANGE_CURRENT_ALLOCATOR, id="change_current_allocator"),
+    ],
+)
+def test_in_a_process_of_its_own(program: str, side: Side, run: Run) -> None:
+    run(PRELUDE + program, side)
+
+
+class EagerWork(threading.Thread):
+    """Allocates, frees and checks what it wrote, on a stream of its own, until told to stop."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self.stop = threading.Event()
+        self.steps = 0
+        self.wrong: list[str] = []
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            self.wrong.append(repr(error))
+
+    def _work(self) -> None:
+        numbers = random.Random(self._seed)
+        alive: list[tuple[int, torch.Tensor]] = []
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not self.stop.is_set():
+                value = numbers.randrange(1000)
+                size = numbers.choice([1, 1000, 300_000, 3_000_000])
+                alive.append((value, torch.full((size,), value, dtype=torch.int32, device="cuda")))
+                if len(alive) > 20:
+                    value, tensor = alive.pop(numbers.randrange(len(alive)))
+                    if not (tensor == value).all().item():
+                        self.wrong.append(f"{tensor.numel()} numbers were not {value}")
+                    del tensor
+                self.steps += 1
+
+
+def test_switching_while_other_threads_allocate(side: Side) -> None:
+    threads = [EagerWork(seed) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for turn in range(200):
+        if side == "ours":
+            cgp.disable()
+            assert not cgp.is_enabled()
+            cgp.enable()
+        if turn % 20 == 0:
+            torch.cuda.empty_cache()
+    for thread in threads:
+        while thread.steps < 50 and thread.is_alive():
+            thread.join(0.01)
+        thread.stop.set()
+        thread.join()
+    assert [thread.wrong for thread in threads] == [[], [], [], []]
+    assert cgp.is_enabled() == (side == "ours")
+
+
+# ---- off and on again ---------------------------------------------------------------------------
+
+
+def pointwise(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) * 2 + torch.cos(x)
+
+
+@pytest.mark.filterwarnings("default")
+def test_off_and_on_with_graphs_and_trees_alive(side: Side) -> None:
+    device = torch.cuda.current_device()
+    compiled = torch.compile(pointwise, mode="reduce-overhead", dynamic=False)
+
+    def run_tree(rows: int) -> None:
+        for step in range(4):  # compiles, warms up, records, replays
+            x = fresh(rows, seed=step)
+            torch.testing.assert_close(compiled(x).clone(), pointwise(x))
+
+    try:
+        run_tree(8)
+        trees = set(adapter.pool_ids(device))
+        assert bool(trees) == (side == "ours")
+        graphs: dict[int, Captured] = {100: capture_chain(100, None)}
+        for turn, enabled in enumerate([False, True, False, True], start=1):
+            if side == "ours":
+                (cgp.enable if enabled else cgp.disable)()
+                assert cgp.is_enabled() == enabled
+            run_tree(8)  # recorded before
+            run_tree(8 + turn)  # recorded now, in the same pool
+            rows = 100 + turn
+            graphs[rows] = capture_chain(rows, None)
+            taken = tuple(graphs[rows].graph.pool()) in adapter.pool_ids(device)
+            assert taken == (side == "ours" and enabled)
+            for rows, captured in graphs.items():
+                x = fresh(rows, seed=turn)
+                assert torch.equal(captured.replay(x), chain(x))
+        assert trees <= set(adapter.pool_ids(device))
+    finally:
+        torch.compiler.reset()
+
+
+def test_pools_are_given_back_whichever_way_they_ended(side: Side) -> None:
+    """Graphs captured on, dropped off; captured off, dropped on: neither leaves memory."""
+    device = torch.cuda.current_device()
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    on = [capture_chain(300, None) for _ in range(3)]
+    assert len(adapter.pool_ids(device)) == (3 if side == "ours" else 0)
+    cgp.disable()
+    off = [capture_chain(300, None) for _ in range(3)]
+    del on
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert adapter.pool_ids(device) == []
+    if side == "ours":
+        cgp.enable()
+    x = fresh(300, seed=5)
+    for captured in off:
+        assert torch.equal(captured.replay(x), chain(x))
+    del off, captured, x
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= reserved + (2 << 20)
+
+
+# ---- other processes ----------------------------------------------------------------------------
+
+FORK = """
+import os, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # Python's, of forking with threads about
+
+# Before CUDA is initialized a child may do everything, and its end is no business of its parent's.
+child = os.fork()
+if child == 0:
+    enable()
+    kept = capture_and_check(side == "ours")
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert not torch.cuda.is_initialized()
+
+# After it a child may drop what it inherited, and work on the CPU.
+enable()
+graph, x, y = capture_and_check(side == "ours")
+inherited = {"in the pool": capture(x)[1], "eager": torch.ones(1 << 20, device="cuda")}
+child = os.fork()
+if child == 0:
+    try:
+        inherited.clear()
+        assert torch.arange(10).sum().item() == 45
+        for use in (lambda: torch.ones(1, device="cuda"), lambda: torch.cuda.synchronize()):
+            try:
+                use()
+            except RuntimeError as error:
+                assert "forked subprocess" in str(error), error
+            else:
+                raise AssertionError("CUDA worked in a forked child")
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert inherited["eager"].sum().item() == 1 << 20
+check(graph, x, y)
+kept = capture_and_check(side == "ours")
+"""
+
+
+def test_fork(side: Side, run: Run) -> None:
+    run(PRELUDE + FORK, side)
+
+
+SPAWN = """
+def child(index):
+    assert not torch.cuda.is_initialized()
+    assert not cgp.is_enabled()
+    enable()
+    kept = [capture_and_check(side == "ours") for _ in range(3)]
+
+
+if __name__ == "__main__":
+    import torch.multiprocessing
+
+    enable()
+    kept = capture_and_check(side == "ours")
+    torch.multiprocessing.spawn(child, nprocs=2)
+    check(*kept)
+"""
+
+
+def test_spawn(side: Side, run: Run, tmp_path: Path) -> None:
+    run_file(run, tmp_path, PRELUDE + SPAWN, side)
+
+
+# Each case is a child that leaves in its own way, forked before CUDA is initialized, so that torch
+# is imported once. What it says goes to the stderr of all, which must be empty.
+EXIT = """
+import atexit, ctypes, itertools, os, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # Python's, of forking with threads about
+
+KINDS = ("pool", "graphs", "tensors")
+
+
+def build():
+    enable()
+    pool = cgp.GraphPool() if side == "ours" else None
+    x = torch.ones(1 << 18, device="cuda")
+    (shared, y), (own, z) = capture(x, pool and pool.id), capture(x)
+    shared.replay()
+    own.replay()
+    assert len(ours()) == (2 if side == "ours" else 0)
+    return {"pool": [pool], "graphs": [shared, own], "tensors": [x, y, z]}
+
+
+def drop(state, kinds):
+    for kind in kinds:
+        state[kind].clear()
+
+
+def keep_for_good(state):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(state))
+
+
+def drop_at_exit(order):
+    return lambda state: atexit.register(drop, state, order)
+
+
+def drop_now(kinds):
+    return lambda state: drop(state, kinds)
+
+
+cases = {"keep for good": keep_for_good}
+cases["in a cycle"] = lambda state: state.update(itself=state)
+cases["disabled"] = lambda state: cgp.disable()
+cases["disabled at exit"] = lambda state: atexit.register(cgp.disable)
+for order in itertools.permutations(KINDS):
+    cases[f"at exit {order}"] = drop_at_exit(order)
+for count in range(3):
+    for kinds in itertools.combinations(KINDS, count):
+        cases[f"without {kinds}"] = drop_now(kinds)
+
+children = {}
+for name, leave in cases.items():
+    child = os.fork()
+    if child == 0:
+        state = build()
+        leave(state)
+        sys.exit(0)
+    children[child] = name
+codes = {children[child]: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children}
+assert not any(codes.values()), codes
+"""
+
+
+def test_exit_with_anything_alive(side: Side, run: Run) -> None:
+    run(PRELUDE + EXIT, side)
+
+
+EXIT_WITH_A_TREE = """
+import os
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
+enable()
+compiled = torch.compile(work, mode="reduce-overhead")
+kept = []
+for step in range(5):
+    x = torch.rand(1 << 16).cuda()
+    kept.append(compiled(x).clone())
+    torch.testing.assert_close(kept[-1], work(x))
+output = compiled(x)
+assert bool(ours()) == (side == "ours")
+graph, x, y = capture_and_check(side == "ours")
+"""
+
+
+def test_exit_with_a_tree_alive(side: Side, run: Run, tmp_path: Path) -> None:
+    run_file(run, tmp_path, PRELUDE + EXIT_WITH_A_TREE, side)
+
+
+# ---- no growth ----------------------------------------------------------------------------------
+
+
+def test_ten_thousand_captures_and_resets_leave_nothing(side: Side) -> None:
+    device = torch.cuda.current_device()
+    x = torch.zeros(1024, device="cuda")
+    holder = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(holder):
+        held = x + 1
+    pool = tuple(holder.pool())
+
+    def captures(count: int) -> tuple[int, int]:
+        """Every other one in a pool of its own; returns what is free, and what is reserved."""
+        for turn in range(count):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool if turn % 2 else None):
+                y = x + turn
+            if turn % 100 == 99:
+                graph.replay()
+                assert y[0].item() == turn
+            del y
+            graph.reset()
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
+
+    free, reserved = captures(200)
+    begun = load_adapter().capture_counts()["ours"]
+    free_after, reserved_after = captures(10_000)
+    # What the driver keeps for itself may vary; four KiB kept of each capture would be more.
+    assert free - free_after <= 32 << 20
+    assert reserved_after == reserved
+    assert load_adapter().capture_counts()["ours"] - begun == (10_000 if side == "ours" else 0)
+    assert adapter.pool_ids(device) == ([pool] if side == "ours" else [])
+    holder.replay()
+    assert held.sum().item() == 1024

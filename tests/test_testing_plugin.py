@@ -1,0 +1,157 @@
+"""The pytest plugin, on an adapter that only counts: what it says, and when it fails a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cudagraph_pool import _allocator
+
+pytest_plugins = ["pytester"]
+
+ON = ("-p", "cudagraph_pool.testing", "--cudagraph-pool")
+CAPTURING = """
+from cudagraph_pool import _allocator
+counts = _allocator.load_adapter().counts
+counts["{kind}"] += 1  # at import: the package is enabled before the suite is collected
+def test_capture():
+    counts["{kind}"] += 2
+"""
+
+
+class FakeAdapter:
+    """Counts as the adapter does; captures count only once it is enabled."""
+
+    def __init__(self) -> None:
+        self.counts = {"ours": 5, "base": 7}  # of an earlier run in this process
+        self.enabled = 0
+
+    def enable(self) -> None:
+        self.enabled += 1
+
+    def capture_counts(self) -> dict[str, int]:
+        return dict(self.counts)
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> FakeAdapter:
+    fake = FakeAdapter()
+    monkeypatch.setattr(_allocator, "load_adapter", lambda: fake)
+    monkeypatch.setattr(_allocator, "enable", fake.enable)
+    return fake
+
+
+def test_counts_captures_of_both_kinds(pytester: pytest.Pytester, adapter: FakeAdapter) -> None:
+    pytester.makepyfile(
+        test_ours=CAPTURING.format(kind="ours"), test_base=CAPTURING.format(kind="base")
+    )
+    result = pytester.runpytest_inprocess(*ON)
+    assert result.ret == pytest.ExitCode.OK
+    assert adapter.enabled == 1
+    result.stdout.fnmatch_lines(
+        [
+            "=* cudagraph_pool =*",
+            "CUDA graph captures: 3 in pools of cudagraph_pool, 3 in PyTorch's own",
+        ]
+    )
+    result.stdout.no_fnmatch_line("FAILED*")
+
+
+def test_fails_where_no_capture_was_ours(pytester: pytest.Pytester, adapter: FakeAdapter) -> None:
+    pytester.makepyfile(CAPTURING.format(kind="base"))
+    result = pytester.runpytest_inprocess(*ON)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "CUDA graph captures: 0 in pools of cudagraph_pool, 3 in PyTorch's own",
+            "FAILED: graphs were captured, but none in a pool of cudagraph_pool",
+        ]
+    )
+
+
+def test_a_suite_without_captures_passes(pytester: pytest.Pytester, adapter: FakeAdapter) -> None:
+    pytester.makepyfile("def test_nothing(): pass")
+    result = pytester.runpytest_inprocess(*ON)
+    assert result.ret == pytest.ExitCode.OK
+    assert adapter.enabled == 1
+    result.stdout.fnmatch_lines(["no CUDA graph was captured: *"])
+
+
+@pytest.mark.parametrize(
+    ("suite", "code"),
+    [
+        ("def test_wrong(): assert False", pytest.ExitCode.TESTS_FAILED),
+        ("import pytest; pytest.exit('enough')", pytest.ExitCode.INTERRUPTED),
+        ("", pytest.ExitCode.NO_TESTS_COLLECTED),
+    ],
+)
+def test_leaves_other_verdicts_alone(
+    pytester: pytest.Pytester, adapter: FakeAdapter, suite: str, code: pytest.ExitCode
+) -> None:
+    # Only a run that would pass is failed: one that was interrupted must go on saying so.
+    captures = CAPTURING.format(kind="base") if code == pytest.ExitCode.INTERRUPTED else ""
+    pytester.makepyfile(captures + suite)
+    result = pytester.runpytest_inprocess(*ON)
+    assert result.ret == code
+    assert adapter.enabled == 1
+
+
+def test_without_the_option_nothing_happens(
+    pytester: pytest.Pytester, adapter: FakeAdapter
+) -> None:
+    pytester.makepyfile(CAPTURING.format(kind="base"))
+    result = pytester.runpytest_inprocess("-p", "cudagraph_pool.testing")
+    assert result.ret == pytest.ExitCode.OK
+    assert adapter.enabled == 0
+    result.stdout.no_fnmatch_line("*cudagraph_pool*")
+
+
+def test_refuses_to_be_spread_over_processes(
+    pytester: pytest.Pytester, adapter: FakeAdapter
+) -> None:
+    # A stand-in for pytest-xdist, which need not be installed: its option alone decides.
+    pytester.makepyfile(
+        xdist_like="def pytest_addoption(parser): parser.addoption('--dist', default='no')",
+        test_nothing="def test_nothing(): pass",
+    )
+    pytester.syspathinsert()
+    spread = pytester.runpytest_inprocess("-p", "xdist_like", "--dist=load", *ON)
+    assert spread.ret == pytest.ExitCode.USAGE_ERROR
+    spread.stderr.fnmatch_lines(["ERROR: --cudagraph-pool * without pytest-xdist (-n 0)"])
+    assert adapter.enabled == 0
+    whole = pytester.runpytest_inprocess("-p", "xdist_like", *ON)
+    assert whole.ret == pytest.ExitCode.OK
+
+
+@pytest.mark.parametrize("kind", [ImportError, RuntimeError])
+def test_says_why_the_package_cannot_be_enabled(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Exception],
+) -> None:
+    def enable() -> None:
+        raise kind("there is no GPU; get one")
+
+    monkeypatch.setattr(_allocator, "enable", enable)
+    pytester.makepyfile("def test_nothing(): pass")
+    result = pytester.runpytest_inprocess(*ON)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --cudagraph-pool: there is no GPU; get one"])
+    result.stdout.no_fnmatch_line("*Traceback*")
+
+
+def test_in_a_process_of_its_own_where_no_gpu_is_seen(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing faked: torch, the adapter or the GPU is missing, and the run says so."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYTHONPATH", str(Path(_allocator.__file__).parent.parent), os.pathsep)
+    pytester.makepyfile("def test_nothing(): pass")
+    off = pytester.runpytest_subprocess("-p", "cudagraph_pool.testing")
+    assert off.ret == pytest.ExitCode.OK
+    on = pytester.runpytest_subprocess(*ON)
+    assert on.ret == pytest.ExitCode.USAGE_ERROR
+    on.stderr.fnmatch_lines(["ERROR: --cudagraph-pool: cudagraph_pool*"])
