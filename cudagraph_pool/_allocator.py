@@ -61,12 +61,20 @@ def _loaded_adapter() -> ModuleType | None:
     return sys.modules.get("cudagraph_pool._torch")
 
 
-def enable() -> None:
+def enable(share_captures: bool = False) -> None:
     r"""Let CUDA graph captures allocate in memory pools of this package.
 
     May be called at any time, also after CUDA is initialized and while tensors are alive. Graphs
-    captured before stay with the allocator that they were captured with. Calling it again has no
-    effect.
+    captured before stay with the allocator that they were captured with. Calling it again changes
+    nothing but what ``share_captures`` says of captures to come.
+
+    Arguments:
+        share_captures (bool, optional): Let all captures that name no pool share one for each
+            device, for code that cannot be edited. That asks of its user what sharing a pool
+            always does: graphs captured so must not be replayed concurrently, and what one
+            returns must be read or copied before another one is replayed, unless it was kept
+            alive since its capture. A capture that begins while another one fills the shared
+            pool gets a pool of its own. Default: ``False``.
 
     Raises:
         ImportError: The adapter was not built, or not for this release of torch.
@@ -92,7 +100,7 @@ def enable() -> None:
                 "enable() was called while a CUDA graph capture is under way; "
                 "call it before the capture begins or after it has ended"
             )
-    adapter.enable()
+    adapter.enable(share_captures)
 
 
 def disable() -> None:
@@ -117,13 +125,13 @@ def is_enabled() -> bool:
 
 
 @contextmanager
-def enabled() -> Iterator[None]:
-    r"""Context manager that enables the package for a block of code.
+def enabled(share_captures: bool = False) -> Iterator[None]:
+    r"""Context manager that enables the package for a block of code, as :func:`enable` does.
 
     At its end the package is disabled again, unless it was enabled before.
     """
     before = is_enabled()
-    enable()
+    enable(share_captures)
     try:
         yield
     finally:

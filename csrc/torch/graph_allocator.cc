@@ -162,6 +162,7 @@ Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Targe
       TORCH_CHECK(false, error.what());
     }
     if (!first || !MakeRoom(target)) ThrowOutOfMemory(pools, target.id, bytes, ToStreamId(stream));
+    pools.stats().CountRetry();
   }
 }
 
@@ -181,6 +182,7 @@ bool GraphAllocator::MakeRoom(const RouteTable::Target& target) {
 
 void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t bytes,
                                       StreamId stream) {
+  pools.stats().CountOutOfMemory();
   const PoolStats stats = pools.set().Stats(id);
   const int users = pools.set().UseCount(id);
   const MemoryInfo info = InfoOrZero(pools);
@@ -194,7 +196,7 @@ void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t byte
                     history_.Gather(History::When::ALLOC), base_.getUserMetadata());
   }
   for (const auto& observer : observers) {
-    observer(pools.device(), bytes, info.total_bytes, info.free_bytes);
+    observer(pools.device(), bytes, AllowedBytes(pools), info.free_bytes);
   }
   TORCH_CHECK_WITH(OutOfMemoryError, false,
                    "CUDA out of memory. Tried to allocate " + Mebibytes(bytes) + " in graph pool " +
@@ -319,16 +321,18 @@ void GraphAllocator::resetPeakStats(DeviceIndex device) {
 
 c10::cuda::CUDACachingAllocator::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id,
                                                                        bool include_traces) {
-  const PoolId pool{id.first, id.second};
   const bool all = id == MempoolId_t{0, 0};
   bool ours = false;
-  for (DevicePools* pools : DevicePools::All()) ours = ours || pools->set().Contains(pool);
+  for (DevicePools* pools : DevicePools::All()) {
+    ours = ours || OursOrNull(pools->device(), id) != nullptr;
+  }
   // Asked for one pool of ours, the base is asked for the rest of the answer, under an id that no
   // pool has.
   auto info = base_.snapshot(ours ? MempoolId_t{~0ULL, ~0ULL} : id, include_traces);
   for (DevicePools* pools : DevicePools::All()) {
-    if (all || ours)
-      AppendSegments(*pools, all ? std::nullopt : std::optional(pool), history_, info.segments);
+    if (!all && !ours) continue;
+    const auto only = all ? std::nullopt : std::optional(names_.Find(pools->device(), id));
+    AppendSegments(*pools, only, history_, info.segments);
   }
   if (include_traces) history_.MergeInto(info.device_traces);
   return info;

@@ -47,6 +47,7 @@
 #include "core/pool_set.h"
 #include "torch/device_pools.h"
 #include "torch/history.h"
+#include "torch/pool_names.h"
 #include "torch/routes.h"
 #include "torch/torch_version.h"
 
@@ -68,6 +69,8 @@ class GraphAllocator final : public CUDAAllocator {
   // Whether new captures become ours. Off, pools that are ours go on working.
   void SetTakesCaptures(bool takes) { takes_captures_.store(takes, std::memory_order_release); }
   bool takes_captures() const { return takes_captures_.load(std::memory_order_acquire); }
+  // Whether captures that name no pool share one, from now on.
+  void SetSharesCaptures(bool shares) { shares_captures_.store(shares); }
 
   // How many captures have begun since the process did.
   struct CaptureCounts {
@@ -192,6 +195,7 @@ class GraphAllocator final : public CUDAAllocator {
   // Share the device's memory as setMemoryFraction() says, between the base and our pools.
   void LimitOurs(DevicePools& pools);
   void LimitBase(DevicePools& pools);
+  uint64_t AllowedBytes(const DevicePools& pools) const;
   // For an error's text; empty if no limit was set.
   std::string FractionInForce(DeviceIndex device) const;
   // Frees what it can outside captures; returns whether another attempt makes sense.
@@ -208,11 +212,13 @@ class GraphAllocator final : public CUDAAllocator {
   void BeforeOursChange();
 
   // The pools of `device` if `id` is one of them, else nullptr.
-  static DevicePools* OursOrNull(DeviceIndex device, MempoolId_t id);
+  DevicePools* OursOrNull(DeviceIndex device, MempoolId_t id) const;
   bool BaseKnows(DeviceIndex device, MempoolId_t id) const;
   // Whether nothing was ever allocated in our pool `id`, so that it can still become the base's.
   bool IsUndecided(DevicePools& pools, PoolId id) const;
   void HandToBase(DevicePools& pools, MempoolId_t id);
+  // Whether a capture that begins under this name is to fill the shared pool.
+  bool SharesPool(DeviceIndex device, MempoolId_t id) const;
   // pre: scopes_mutex_ is held, for the following.
   void NoteBasesTree(DeviceIndex device, PoolId id);
   void ForgetBasesDeadTrees();
@@ -221,9 +227,11 @@ class GraphAllocator final : public CUDAAllocator {
 
   CUDAAllocator& base_;
   std::atomic<bool> takes_captures_{true};
+  std::atomic<bool> shares_captures_{false};
   std::atomic<uint64_t> captures_of_ours_{0};
   std::atomic<uint64_t> captures_of_base_{0};
   RouteTable routes_;
+  PoolNames names_;
   History& history_ = History::Get();
 
   // Orders begin, end and release of scopes, and keeps a capture from beginning while memory is

@@ -29,7 +29,7 @@ std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIn
                                                                         MempoolId_t id) {
   DevicePools* const pools = OursOrNull(device, id);
   if (pools == nullptr) return base_.getCheckpointState(device, id);
-  const PoolId pool{id.first, id.second};
+  const PoolId pool = names_.Find(device, id);
   return AsTorchErrors(
       [&] { return std::make_shared<CheckpointOfOurs>(pool, pools->set().Checkpoint(pool)); });
 }

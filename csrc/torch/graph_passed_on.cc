@@ -53,6 +53,11 @@ void GraphAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
   if (DevicePools* const pools = DevicePools::Find(device)) LimitBase(*pools);
 }
 
+uint64_t GraphAllocator::AllowedBytes(const DevicePools& pools) const {
+  const double fraction = shares_.at(static_cast<size_t>(pools.device())).fraction.load();
+  return static_cast<uint64_t>(static_cast<double>(pools.total_bytes()) * std::min(fraction, 1.0));
+}
+
 std::string GraphAllocator::FractionInForce(DeviceIndex device) const {
   const double fraction = shares_.at(static_cast<size_t>(device)).fraction.load();
   if (fraction == Share::kNone) return "";
@@ -63,7 +68,7 @@ std::string GraphAllocator::FractionInForce(DeviceIndex device) const {
 void GraphAllocator::LimitOurs(DevicePools& pools) {
   const Share& share = shares_.at(static_cast<size_t>(pools.device()));
   if (share.fraction.load() == Share::kNone) return;
-  const double all = static_cast<double>(pools.total_bytes()) * share.fraction.load();
+  const auto all = static_cast<double>(AllowedBytes(pools));
   const auto bases = base_.getDeviceStats(pools.device()).reserved_bytes[0].current;
   pools.driver().SetLimit(static_cast<uint64_t>(std::max(0.0, all - static_cast<double>(bases))));
 }
@@ -118,7 +123,7 @@ bool GraphAllocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id
                                               const std::unordered_set<void*>& expected) {
   DevicePools* pools = OursOrNull(device, id);
   if (pools == nullptr) return base_.checkPoolLiveAllocations(device, id, expected);
-  const PoolSnapshot pool = pools->set().Snapshot({id.first, id.second});
+  const PoolSnapshot pool = pools->set().Snapshot(names_.Find(device, id));
   if (pool.blocks.size() != expected.size()) return false;
   for (const PoolSnapshot::LiveBlock& live : pool.blocks) {
     if (!expected.contains(reinterpret_cast<void*>(live.block.address))) return false;

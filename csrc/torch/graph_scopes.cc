@@ -11,15 +11,11 @@
 #include "torch/streams.h"
 
 namespace cgp {
-namespace {
+namespace {}  // namespace
 
-PoolId ToPoolId(MempoolId_t id) { return {id.first, id.second}; }
-
-}  // namespace
-
-DevicePools* GraphAllocator::OursOrNull(DeviceIndex device, MempoolId_t id) {
+DevicePools* GraphAllocator::OursOrNull(DeviceIndex device, MempoolId_t id) const {
   DevicePools* pools = DevicePools::Find(device);
-  return pools != nullptr && pools->set().Contains(ToPoolId(id)) ? pools : nullptr;
+  return pools != nullptr && pools->set().Contains(names_.Find(device, id)) ? pools : nullptr;
 }
 
 bool GraphAllocator::BaseKnows(DeviceIndex device, MempoolId_t id) const {
@@ -36,11 +32,20 @@ bool GraphAllocator::IsUndecided(DevicePools& pools, PoolId id) const {
 }
 
 void GraphAllocator::HandToBase(DevicePools& pools, MempoolId_t id) {
-  for (int users = pools.set().UseCount(ToPoolId(id)); users > 0; --users) {
+  const PoolId pool{id.first, id.second};
+  for (int users = pools.set().UseCount(pool); users > 0; --users) {
     base_.beginAllocateToPool(pools.device(), id, [](cudaStream_t) { return false; });
     base_.endAllocateToPool(pools.device(), id);
-    pools.set().Release(ToPoolId(id));
+    pools.set().Release(pool);
   }
+}
+
+// A capture may not wait for another one that fills the shared pool: it gets a pool of its own then.
+bool GraphAllocator::SharesPool(DeviceIndex device, MempoolId_t id) const {
+  if (names_.UseCount(device, id) > 0) return true;
+  return takes_captures() && shares_captures_ && PoolNames::IsAnonymous(id) &&
+         OursOrNull(device, id) == nullptr && !BaseKnows(device, id) &&
+         !routes_.Contains(device, PoolNames::kShared);
 }
 
 void GraphAllocator::NoteBasesTree(DeviceIndex device, PoolId id) {
@@ -60,12 +65,14 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
   const std::lock_guard lock(scopes_mutex_);
   const cudaStream_t stream = CurrentStream(device);
   EndAbandonedCaptures(stream);
-  const PoolId pool = ToPoolId(id);
   const bool capturing = IsCapturing(stream);
   const bool takes_current = filter(stream);
   const ScopeKind kind = takes_current && !capturing ? ScopeKind::kEager : ScopeKind::kCapture;
 
-  DevicePools* pools = OursOrNull(device, id);
+  const bool shares = kind == ScopeKind::kCapture && SharesPool(device, id);
+  const PoolId pool = shares ? PoolNames::kShared : names_.Find(device, id);
+  DevicePools* pools = DevicePools::Find(device);
+  if (pools != nullptr && !pools->set().Contains(pool)) pools = nullptr;
   if (kind == ScopeKind::kEager) {
     ForgetBasesDeadTrees();
     if (pools != nullptr && !bases_trees_.empty() && IsUndecided(*pools, pool)) {
@@ -73,13 +80,14 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
       pools = nullptr;
     }
   }
-  if (pools == nullptr && takes_captures() && !BaseKnows(device, id)) {
+  if (pools == nullptr && takes_captures() && (shares || !BaseKnows(device, id))) {
     pools = AsTorchErrors([&] { return &DevicePools::For(device); });
   }
   if (pools == nullptr && kind == ScopeKind::kEager) NoteBasesTree(device, pool);
 
   Route route{.device = device,
               .id = pool,
+              .name = id,
               .filter = filter,
               .kind = kind,
               .ours = pools != nullptr,
@@ -93,6 +101,7 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
   }
   if (routes_.Resume(device, pool, std::move(filter))) {
     pools->set().Retain(pool);
+    if (pool == PoolNames::kShared) names_.Share(device, id);
     return;
   }
   // Only what goes on with a capture begins while its stream is capturing. CUDA would refuse as
@@ -103,12 +112,13 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
                   "end that one first, or capture on another stream");
   AsTorchErrors([&] { pools->set().BeginScope(pool, kind); });
   routes_.Add(std::move(route));
+  if (pool == PoolNames::kShared) names_.Share(device, id);
   if (kind == ScopeKind::kCapture) ++captures_of_ours_;
 }
 
 void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   const std::lock_guard lock(scopes_mutex_);
-  const PoolId pool = ToPoolId(id);
+  const PoolId pool = names_.Find(device, id);
   if (routes_.Pause(device, pool)) return;
   const auto route = routes_.Remove(device, pool);
   if (route && route->ours) {
@@ -128,16 +138,19 @@ void GraphAllocator::releasePool(DeviceIndex device, MempoolId_t id) {
   DevicePools* pools = OursOrNull(device, id);
   if (pools == nullptr) {
     base_.releasePool(device, id);
-    if (!BaseKnows(device, id)) mempools_.erase({device, ToPoolId(id)});
+    if (!BaseKnows(device, id)) mempools_.erase({device, {id.first, id.second}});
     ForgetBasesDeadTrees();
     return;
   }
-  AsTorchErrors([&] { pools->set().Release(ToPoolId(id)); });
+  AsTorchErrors([&] { pools->set().Release(names_.Find(device, id)); });
+  names_.Release(device, id);
 }
 
 int GraphAllocator::getPoolUseCount(DeviceIndex device, MempoolId_t id) {
   DevicePools* pools = OursOrNull(device, id);
-  return pools != nullptr ? pools->set().UseCount(ToPoolId(id)) : base_.getPoolUseCount(device, id);
+  if (pools == nullptr) return base_.getPoolUseCount(device, id);
+  const PoolId pool = names_.Find(device, id);
+  return pool == PoolNames::kShared ? names_.UseCount(device, id) : pools->set().UseCount(pool);
 }
 
 void GraphAllocator::createOrIncrefPool(DeviceIndex device, MempoolId_t id,
@@ -146,13 +159,15 @@ void GraphAllocator::createOrIncrefPool(DeviceIndex device, MempoolId_t id,
   DevicePools* pools = OursOrNull(device, id);
   if (pools == nullptr) {
     base_.createOrIncrefPool(device, id, std::move(allocator));
-    mempools_.insert({device, ToPoolId(id)});
+    mempools_.insert({device, {id.first, id.second}});
     return;
   }
   TORCH_CHECK(allocator == nullptr,
-              "graph pool " + ToString(ToPoolId(id)) +
+              "graph pool " + ToString(PoolId{id.first, id.second}) +
                   " already allocates by itself: it cannot be given another allocator");
-  pools->set().Retain(ToPoolId(id));
+  const PoolId pool = names_.Find(device, id);
+  pools->set().Retain(pool);
+  if (pool == PoolNames::kShared) names_.Share(device, id);
 }
 
 void GraphAllocator::EndAbandonedCaptures() {
@@ -165,11 +180,12 @@ void GraphAllocator::EndAbandonedCaptures(std::optional<cudaStream_t> origin) {
     if (!route.ours) continue;  // the base keeps its own books
     PoolSet& set = DevicePools::For(route.device).set();
     set.EndScope(route.id);
-    EndHostRoute({route.id.first, route.id.second});
+    EndHostRoute(route.name);
     if (kGraphReleasesAbandonedPool) {
       ++late_ends_[{route.device, route.id}];
     } else {
       set.Release(route.id);
+      names_.Release(route.device, route.name);
     }
   }
 }

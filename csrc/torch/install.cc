@@ -37,8 +37,11 @@ void RegisterWithC10(CUDAAllocator& allocator) {
   c10::SetAllocator(c10::kCUDA, &allocator, 1);
 }
 
-void Enable() {
-  if (IsEnabled()) return;
+void Enable(bool share_captures) {
+  if (IsEnabled()) {
+    FindGraphAllocator()->SetSharesCaptures(share_captures);
+    return;
+  }
   RefuseWhileCapturing("enable()");
   RequireDriverSupport(CurrentDevice());
   const auto allocator = GetGraphAllocator();
@@ -50,6 +53,7 @@ void Enable() {
         "cudagraph_pool after it");
   }
   allocator->SetTakesCaptures(true);
+  allocator->SetSharesCaptures(share_captures);
   Installed().store(allocator.get());
   RegisterWithC10(*allocator);
 }

@@ -105,6 +105,8 @@ DeviceStats MergedStats::Get(Base& base) {
   const std::lock_guard lock(mutex_);
   DeviceStats stats = base.getDeviceStats(device_);
   AddBelowPeaks(ToDeviceStats(set_.Usage()), stats);
+  stats.num_alloc_retries += retries_;
+  stats.num_ooms += ooms_;
   ForEachPair(stats, peaks_,
               [](Stat& stat, const Stat& peak) { stat.peak = std::max(stat.current, peak.peak); });
   return stats;
@@ -121,6 +123,8 @@ void MergedStats::ResetPeaks(Base& base) {
 void MergedStats::ResetAccumulated(Base& base) {
   base.resetAccumulatedStats(device_);
   set_.ResetTraffic();
+  retries_ = 0;
+  ooms_ = 0;
 }
 
 }  // namespace cgp

@@ -55,6 +55,10 @@ class MergedStats {
     if (set_.TakeNewPeak()) Add(base, &Stat::current);
   }
 
+  // What torch counts as num_alloc_retries and num_ooms.
+  void CountRetry() { ++retries_; }
+  void CountOutOfMemory() { ++ooms_; }
+
   DeviceStats Get(Base& base);
   void ResetPeaks(Base& base);
   void ResetAccumulated(Base& base);
@@ -71,6 +75,8 @@ class MergedStats {
   PoolSet& set_;
   std::mutex mutex_;
   DeviceStats peaks_;  // of the sum; only the peaks mean anything
+  std::atomic<int64_t> retries_{0};
+  std::atomic<int64_t> ooms_{0};
 };
 
 }  // namespace cgp

@@ -18,6 +18,7 @@
 // remembers the answer until a route comes or goes. That takes one question, for the id.
 #pragma once
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 #include <cuda_runtime_api.h>
 
@@ -40,6 +41,7 @@ using StreamFilter = std::function<bool(cudaStream_t)>;
 struct Route {
   c10::DeviceIndex device = 0;
   PoolId id;
+  c10::MempoolId_t name{0, 0};  // what torch calls the pool
   StreamFilter filter;
   ScopeKind kind = ScopeKind::kEager;
   bool ours = false;              // else the base allocator serves it

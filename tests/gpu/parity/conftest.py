@@ -1,5 +1,5 @@
-"""Each test here runs on PyTorch's own allocator first, which shows that the test is right, and then
-with the package enabled: what passes on the one must pass on the other.
+"""Each test here runs on PyTorch's own allocator first, which shows that the test is right, and
+then with the package enabled: what passes on the one must pass on the other.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ class Pool:
         self.device = torch.cuda.current_device()
         self.stream = torch.cuda.Stream()
         self.id = tuple(torch.cuda.graph_pool_handle())
-        with warnings.catch_warnings(record=True):  # that the graph is empty
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
             self._anchor, _ = self.record(lambda: None)
 
     def record(self, function: Callable[[], Any]) -> tuple[Any, Any]:

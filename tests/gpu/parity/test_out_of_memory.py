@@ -106,7 +106,7 @@ if OURS:
         y = new(400)
     assert y.data_ptr() in {block["address"] for block in pool.snapshot()["blocks"]}
     y.fill_(7)
-    assert int(y.sum(dtype=torch.int64)) == 7 * 400 * MIB
+    assert int(y.min()) == int(y.max()) == 7
 else:
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
@@ -143,7 +143,7 @@ oom(new, 300)
 assert replays(second)
 second.reset()
 y = new(500).fill_(1)
-assert int(y.sum(dtype=torch.int64)) == 500 * MIB
+assert int(y.min()) == int(y.max()) == 1  # a sum would make a copy eight times as large
 del y
 third = through_ours(capture, 500)
 assert replays(third)

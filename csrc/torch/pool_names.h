@@ -1,0 +1,45 @@
+// What torch calls a pool, and what we do.
+//
+// They are the same, but where captures that name no pool are to share one: torch gives each of
+// these an id of its own, and here all of them stand for the device's shared pool.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Device.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "core/pool_set.h"
+
+namespace cgp {
+
+class PoolNames {
+ public:
+  using Name = c10::MempoolId_t;
+
+  // The pool that is shared, on each device. An id that torch never makes: it counts from 1.
+  static constexpr PoolId kShared{~0ULL, 0};
+
+  // Whether torch made the name for a capture that names no pool.
+  static bool IsAnonymous(Name name) { return name.first != 0 && name.second == 0; }
+
+  // Which pool the name stands for.
+  PoolId Find(c10::DeviceIndex device, Name name) const;
+
+  // Adds a user of the shared pool under this name, which stands for that from now on.
+  void Share(c10::DeviceIndex device, Name name);
+  // Takes one away. A name without users stands for itself again.
+  void Release(c10::DeviceIndex device, Name name);
+  // How many users of the shared pool the name has; 0 if it stands for itself.
+  int UseCount(c10::DeviceIndex device, Name name) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::pair<c10::DeviceIndex, Name>, int> users_;  // of names that stand for kShared
+  std::atomic<bool> any_{false};                            // == !users_.empty()
+};
+
+}  // namespace cgp
