@@ -19,6 +19,9 @@ from .conftest import Side
 if TYPE_CHECKING:
     from torch import Tensor
 
+# What inductor warns of when it is imported is its own affair.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 MIB = 1 << 20
 SIZES = [4, 100_000, MIB, 3 * MIB, 20 * MIB + 5]
 
