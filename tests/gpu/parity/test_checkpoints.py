@@ -19,6 +19,9 @@ from .conftest import Side
 if TYPE_CHECKING:
     from torch import Tensor
 
+# What inductor warns of when it is imported is its own affair.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 MIB = 1 << 20
 SIZES = [4, 100_000, MIB, 3 * MIB, 20 * MIB + 5]
 
@@ -33,6 +36,10 @@ class Pool:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
             self._anchor, _ = self.record(lambda: None)
+
+    def close(self) -> None:
+        """Lets go of the pool: pytest holds on to this object for longer."""
+        self._anchor.reset()
 
     def record(self, function: Callable[[], Any]) -> tuple[Any, Any]:
         graph = torch.cuda.CUDAGraph()
@@ -79,8 +86,8 @@ def pool(side: Side) -> Iterator[Pool]:
     made = Pool()
     assert (made.id in map(tuple, adapter.pool_ids(made.device))) == (side == "ours")
     yield made
-    del made
     gc.collect()
+    made.close()
 
 
 def storage_of(tensor: Tensor) -> int:

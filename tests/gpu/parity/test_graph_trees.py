@@ -20,7 +20,7 @@ from .conftest import Side
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Of what inductor and triton warn is their own affair.
+# What inductor and triton warn of is their own affair.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 MODES = ["reduce-overhead", "max-autotune"]
