@@ -285,12 +285,16 @@ TEST_P(ForetoldEveryCallTest, WithoutMemoryForThePlanABlockIsPlacedWithoutIt) {
 }
 
 TEST_F(ForetoldFailureTest, WithoutMemoryAPlanIsGivenUpForTheRestOfTheCapture) {
-  Capture(kNetwork, 1);
-  Capture(kNetwork, 2);
-  // The pool has room for these five blocks, but not where the plan has them.
+  // The largest comes last and lies lowest, so the plan has the four before it where the pool must
+  // grow; it has room for them elsewhere.
+  const std::vector<ForetoldStep> program{{11287, 3}, {17911, 5}, {14657, 4},
+                                          {12013, 5}, {61001, 9}, {67021, 9},
+                                          {73013, 9}, {79043, 9}, {640007, 9}};
+  Capture(program, 1);
+  Capture(program, 2);
   faulty_.Arm(
       {.status = DriverStatus::kOutOfMemory, .for_good = true, .only = DriverCall::kCreate});
-  EXPECT_NO_THROW(Capture(kNetwork, 4, 5));
+  EXPECT_NO_THROW(Capture(program, 4, program.size() - 1));
   EXPECT_EQ(faulty_.failures(), 1U);
 }
 
