@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
 #include <random>
-#include <set>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -17,6 +17,7 @@
 #include "core/capture_guide.h"
 #include "core/error.h"
 #include "core/pool.h"
+#include "core/pool_test_pool.h"
 #include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"
@@ -25,16 +26,7 @@
 namespace cgp {
 namespace {
 
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::SizeIs;
-
-constexpr StreamId kA{1};
-constexpr StreamId kB{2};
-constexpr StreamId kC{3};
-constexpr uint64_t kGranule = kGranuleBytes;
-
-// --- Captures that are foretold ---
 
 // A block of so many bytes, freed before the step of that number; `scales` if it grows with the
 // batch.
