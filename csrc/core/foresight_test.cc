@@ -284,6 +284,22 @@ TEST_F(TrustTest, BeforeThreeBlocksAreAsForetoldThePoolGrowsLittleAheadOfNeed) {
   EXPECT_EQ(advice_.match.evidence, 1U);
 }
 
+TEST_F(TrustTest, AsLongAsMoreBlocksAreMissedThanAsForetoldThePoolGrowsLittleAheadOfNeed) {
+  Program program = kProgram;
+  for (Step& step : program) step.granules *= 20;
+  program.insert(program.begin() + 1, 3, Step{7, kNever});
+  foresight_.BeginCapture();
+  uint64_t granules = 0;
+  for (const Step& step : program) {
+    Allocate(step.granules);
+    granules += step.granules;
+    if (advice_.match.evidence > advice_.match.missed) break;
+    EXPECT_LE(ranges_.page_count(), std::max(Needed(granules), before_ + before_ / 64 + 1) + 1);
+  }
+  EXPECT_EQ(advice_.match.evidence, 4U);
+  EXPECT_EQ(advice_.match.missed, 3U);
+}
+
 // Begins with blocks that the pool has room for, however much larger they are, and goes on with
 // those that make it grow.
 class SmallFirstTest : public ForesightTest {
@@ -360,6 +376,14 @@ TEST_F(RoomyTest, AScaleThatIsMostLikelyAMistakeIsNotPlannedNorIsAnotherScalesPl
   Capture(kProgram, 2 * 17);
   EXPECT_EQ(Scales(), (std::vector<double>{0, 17, 17, 17, 17, 17, 17}));
   EXPECT_EQ(Planned(), (std::vector<bool>{true, false, false, false, false, false, false}));
+}
+
+// Each block is to the one before it as two of the guide's are, but at another scale.
+TEST_F(RoomyTest, ACaptureGetsThreePlansAtMost) {
+  Capture({{36}, {120}, {33}, {44}, {220}}, 1);
+  EXPECT_EQ(Scales(), (std::vector<double>{3, 2, 1.5, 2, 220.0 / 60}));
+  EXPECT_EQ(Planned(), (std::vector<bool>{true, true, true, false, false}));
+  EXPECT_LE(advice_.match.missed, 2U) << "that would be a reason of its own";
 }
 
 // --- Places taken, and survivors ---
@@ -448,6 +472,8 @@ TEST_F(SurvivorTest, ASmallBlockOfWhichNothingIsKnownGoesBesideThoseThatStayed) 
 TEST_F(SurvivorTest, ASmallBlockThatIsKnownToStayGoesBesideThoseThatStayed) {
   Allocate(2);
   EXPECT_EQ(advice_.match.step, 0U);
+  ASSERT_TRUE(advice_.spot.has_value());
+  EXPECT_FALSE(advice_.planned);
   EXPECT_EQ(ranges_.page_at(start_.slot), SettledPage());
 }
 
