@@ -127,6 +127,20 @@ TEST_F(PoolStreamsTest, ACaptureDoesNotTakeWhatEagerWorkHasNotDoneWith) {
   EXPECT_TRUE(GetsBytesOf(pieces, 4 * kPage, kA)) << "done now, and found out at once";
 }
 
+TEST_F(PoolStreamsTest, ASmallBlockAsksWhatIsDoneBeforeThePoolGrows) {
+  pool_.BeginScope(ScopeKind::kEager);
+  const Block most = Allocate(15 * kGranule, kA);
+  const Block rest = Allocate(kGranule, kA);
+  watch_.Submit(kA);
+  pool_.Free(most.address);
+  pool_.Free(rest.address);
+  pool_.EndScope();
+  pool_.BeginScope(ScopeKind::kCapture);
+  watch_.FinishAll();
+  Allocate(kGranule, kB);
+  EXPECT_EQ(pool_.Stats().pages, 1U);
+}
+
 TEST_F(PoolStreamsTest, AnEagerBlockWithAForeignUseWaitsForBothStreams) {
   pool_.BeginScope(ScopeKind::kEager);
   const Block block = Allocate(2 * kPage, kA);
