@@ -74,6 +74,7 @@ void Foresight::MakePlan(const CaptureGuide::Match& match, const FreeView& view,
   std::vector<CapturePlan::LivePiece> live;
   for_each_live([&](PageId page, Granules offset, Granules length, CaptureGuide::Ticket ticket) {
     const std::optional<uint32_t> step = guide_.StepOf(ticket);
+    static_assert(CaptureGuide::kNever == LayoutItem::kForever);
     const uint32_t end = step ? guide_.steps()[*step].freed_at : LayoutItem::kForever;
     live.push_back({page, offset, length, end});
   });

@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
 #include <random>
-#include <set>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -17,6 +17,7 @@
 #include "core/capture_guide.h"
 #include "core/error.h"
 #include "core/pool.h"
+#include "core/pool_test_pool.h"
 #include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"
@@ -25,16 +26,7 @@
 namespace cgp {
 namespace {
 
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::SizeIs;
-
-constexpr StreamId kA{1};
-constexpr StreamId kB{2};
-constexpr StreamId kC{3};
-constexpr uint64_t kGranule = kGranuleBytes;
-
-// --- Captures that are foretold ---
 
 // A block of so many bytes, freed before the step of that number; `scales` if it grows with the
 // batch.
@@ -285,12 +277,16 @@ TEST_P(ForetoldEveryCallTest, WithoutMemoryForThePlanABlockIsPlacedWithoutIt) {
 }
 
 TEST_F(ForetoldFailureTest, WithoutMemoryAPlanIsGivenUpForTheRestOfTheCapture) {
-  Capture(kNetwork, 1);
-  Capture(kNetwork, 2);
-  // The pool has room for these five blocks, but not where the plan has them.
+  // The largest comes last and lies lowest, so the plan has the four before it where the pool must
+  // grow; it has room for them elsewhere.
+  const std::vector<ForetoldStep> program{{11287, 3}, {17911, 5}, {14657, 4},
+                                          {12013, 5}, {61001, 9}, {67021, 9},
+                                          {73013, 9}, {79043, 9}, {640007, 9}};
+  Capture(program, 1);
+  Capture(program, 2);
   faulty_.Arm(
       {.status = DriverStatus::kOutOfMemory, .for_good = true, .only = DriverCall::kCreate});
-  EXPECT_NO_THROW(Capture(kNetwork, 4, 5));
+  EXPECT_NO_THROW(Capture(program, 4, program.size() - 1));
   EXPECT_EQ(faulty_.failures(), 1U);
 }
 

@@ -1,0 +1,66 @@
+// What the tests of pool.h share.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "core/pool.h"
+#include "driver/host_driver.h"
+#include "testing/driver_watch.h"
+
+namespace cgp {
+
+inline constexpr StreamId kA{1};
+inline constexpr StreamId kB{2};
+inline constexpr StreamId kC{3};
+inline constexpr uint64_t kGranule = kGranuleBytes;
+inline constexpr uint64_t kPage = 8192;  // 16 granules
+
+// A pool on numbers instead of memory; what is mapped and what the device has done is the watch's
+// to say.
+class PoolTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    EXPECT_NO_THROW(pool_.Check());
+    watch_.Quiesce();
+    EXPECT_THAT(watch_.violations(), ::testing::IsEmpty());
+  }
+
+  Block Allocate(uint64_t bytes, StreamId stream = kA) {
+    const Block block = pool_.Allocate(bytes, stream);
+    watch_.MarkUsed();
+    return block;
+  }
+
+  // Whether a block of `bytes` gets bytes of the page and place that `freed` had.
+  bool GetsBytesOf(const std::vector<PhysicalPiece>& freed, uint64_t bytes, StreamId stream) {
+    const Block block = Allocate(bytes, stream);
+    const std::vector<PhysicalPiece> pieces = pool_.Pieces(block.address);
+    pool_.Free(block.address);
+    for (const PhysicalPiece& a : pieces) {
+      for (const PhysicalPiece& b : freed) {
+        if (a.page == b.page && a.offset_bytes < b.offset_bytes + b.length_bytes &&
+            b.offset_bytes < a.offset_bytes + a.length_bytes) {
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  std::vector<PhysicalPiece> AllocateAndFree(uint64_t bytes, StreamId stream) {
+    const Block block = Allocate(bytes, stream);
+    std::vector<PhysicalPiece> pieces = pool_.Pieces(block.address);
+    pool_.Free(block.address);
+    return pieces;
+  }
+
+  HostDriver host_{{.granularity = 4096, .map_memory = false}};
+  DriverWatch watch_{host_};
+  Pool pool_{watch_, {.page_bytes = kPage}};
+};
+
+}  // namespace cgp

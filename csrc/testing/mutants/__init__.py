@@ -1,0 +1,18 @@
+"""The faults that mutate.py plants in the core, by what they break."""
+
+from __future__ import annotations
+
+from mutants import fences, foretold, free_bytes, mapped, placement, pool, pool_set
+from mutants.mutant import Mutant
+
+__all__ = ["MUTANTS", "Mutant"]
+
+MUTANTS: list[Mutant] = [
+    *free_bytes.MUTANTS,
+    *placement.MUTANTS,
+    *mapped.MUTANTS,
+    *fences.MUTANTS,
+    *foretold.MUTANTS,
+    *pool.MUTANTS,
+    *pool_set.MUTANTS,
+]

@@ -1,0 +1,78 @@
+"""What is mapped where."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        "ranges-last-unmap",
+        "range_table.cc",
+        "the destructor forgets the last mapping",
+        "for (uint32_t i = range.mapped_begin; i < range.mapped_end;) {",
+        "for (uint32_t i = range.mapped_begin; i + 1 < range.mapped_end;) {",
+    ),
+    Mutant(
+        "ranges-release",
+        "range_table.cc",
+        "the destructor keeps the handles",
+        "    attempt([&] { driver_.Release(handle.handle); });\n",
+        "    (void)handle;\n",
+    ),
+    Mutant(
+        "ranges-addresses",
+        "range_table.cc",
+        "the destructor keeps the addresses",
+        "driver_.FreeAddresses(range.address, range.capacity * page_bytes_);",
+        "(void)range;",
+    ),
+    Mutant(
+        "ranges-undo-unmap",
+        "range_table.cc",
+        "an undo forgets to unmap",
+        "attempt([&] { table_.driver_.Unmap(mapping.address, mapping.bytes); })",
+        "attempt([&] { (void)mapping; })",
+    ),
+    Mutant(
+        "ranges-undo-release",
+        "range_table.cc",
+        "an undo forgets to release",
+        "      attempt([&] { table_.driver_.Release(handle.handle); });\n",
+        "",
+    ),
+    Mutant(
+        "ranges-undo-addresses",
+        "range_table.cc",
+        "an undo forgets to free the addresses",
+        "table_.driver_.FreeAddresses(range.address, range.capacity * table_.page_bytes_);",
+        "(void)range;",
+    ),
+    Mutant(
+        "ranges-undo-closed",
+        "range_table.cc",
+        "an undo that failed is forgotten",
+        "    if (!unmapped && extended != nullptr)\n      (at_front",
+        "    if (false && !unmapped && extended != nullptr)\n      (at_front",
+    ),
+    Mutant(
+        "ranges-access",
+        "range_table.cc",
+        "only the first of the pages mapped at once gets access",
+        "  driver_.SetAccess(address, count * page_bytes_);\n",
+        "  driver_.SetAccess(address, page_bytes_);\n",
+    ),
+    Mutant(
+        "ranges-front-slot",
+        "range_table.cc",
+        "pages at a range's front are mapped one slot too early",
+        "plan.at_front ? range.mapped_begin - count : range.mapped_end;",
+        "plan.at_front ? range.mapped_begin - count - 1 : range.mapped_end;",
+    ),
+    Mutant(
+        "ranges-refresh",
+        "range_table.cc",
+        "a new peer gets no access to the last page of each range",
+        "                      range.mapped() * page_bytes_);",
+        "                      std::max(range.mapped() - 1, 1U) * page_bytes_);",
+    ),
+]

@@ -1,0 +1,92 @@
+"""All pools of a device."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        "trim-no-quiesce",
+        "pool_set.cc",
+        "a trim does not wait for the device",
+        "  if (bytes > 0) driver_.Quiesce();\n",
+        "",
+    ),
+    Mutant(
+        "trim-always-quiesce",
+        "pool_set.cc",
+        "a trim of nothing waits for the device",
+        "  if (bytes > 0) driver_.Quiesce();\n",
+        "  driver_.Quiesce();\n",
+    ),
+    Mutant(
+        "trim-live-blocks",
+        "pool_set.cc",
+        "a trim takes pools with live blocks",
+        "return member.users == 0 && member.live_blocks == 0 && !member.pool.in_scope();",
+        "return member.users == 0 && !member.pool.in_scope();",
+    ),
+    Mutant(
+        "trim-users",
+        "pool_set.cc",
+        "a trim takes pools that a graph still uses",
+        "return member.users == 0 && member.live_blocks == 0 && !member.pool.in_scope();",
+        "return member.live_blocks == 0 && !member.pool.in_scope();",
+    ),
+    Mutant(
+        "trim-open-scope",
+        "pool_set.cc",
+        "a trim takes a pool whose scope is open",
+        "return member.users == 0 && member.live_blocks == 0 && !member.pool.in_scope();",
+        "return member.users == 0 && member.live_blocks == 0;",
+    ),
+    Mutant(
+        "set-owner",
+        "pool_set.cc",
+        "a freed block keeps its owner",
+        "  owners_.Erase(address);\n",
+        "",
+    ),
+    Mutant(
+        "set-peers",
+        "pool_set.cc",
+        "a new peer gets access to nothing that is mapped",
+        "  for (const auto& [id, member] : members_) member->pool.RefreshAccess();\n",
+        "",
+    ),
+    Mutant(
+        "set-total",
+        "pool_set.cc",
+        "the total lacks the frees",
+        "    total.frees += stats.frees;\n",
+        "",
+    ),
+    Mutant(
+        "set-usage-growth",
+        "pool_set.cc",
+        "the usage lacks new pages",
+        "  usage_.reserved_bytes.Add(member.pool.reserved_bytes() - reserved_before);\n",
+        "  (void)reserved_before;\n",
+    ),
+    Mutant(
+        "set-usage-trim",
+        "pool_set.cc",
+        "the usage keeps what was given back",
+        "  usage_.reserved_bytes.Remove(bytes);\n",
+        "",
+    ),
+    Mutant(
+        "set-end-quiesce",
+        "pool_set.cc",
+        "the destructor does not wait for the device",
+        "    if (TotalStats().reserved_bytes > 0) driver_.Quiesce();\n",
+        "",
+    ),
+    Mutant(
+        "set-refused-scope",
+        "pool_set.cc",
+        "a scope counts a user before it is known to begin",
+        "  Member& member = FindOrCreate(id);\n  if (member.pool.in_scope()) {",
+        "  Member& member = FindOrCreate(id);\n  ++member.users;\n  if (member.pool.in_scope()) {",
+    ),
+]
