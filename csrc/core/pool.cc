@@ -45,13 +45,20 @@ struct LiveBlock {
   SlotId slot{};                // where it starts
   uint32_t offset = 0;          // granules into that slot
   NodeId node = NodeId::kNone;  // of a block that lies in one page
-  bool eager = false;           // allocated in an eager scope: its work was not captured
+  // Work on it was not captured: it was allocated in an eager scope, or it was brought back where
+  // such work may still be under way.
+  bool eager = false;
   CaptureGuide::Ticket ticket;
   std::vector<StreamId> uses;  // streams recorded beside the block's own
 
   void AddUse(StreamId stream) {
     if (stream != block.stream && std::ranges::find(uses, stream) == uses.end())
       uses.push_back(stream);
+  }
+
+  void Add(const PoolCheckpoint::Entry& known) {
+    eager |= known.eager;
+    for (const StreamId use : known.uses) AddUse(use);
   }
 };
 
@@ -211,7 +218,7 @@ PoolCheckpoint Pool::Checkpoint() const {
   return checkpoint;
 }
 
-// Blocks that live on are left alone: what was recorded of them stays true.
+// A block that lives on keeps what was recorded of it.
 RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   State& s = *state_;
   CGP_CHECK(!s.scope);
@@ -221,12 +228,6 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   }
   s.PollFences();
   RestoreDelta delta;
-  std::vector<const PoolCheckpoint::Entry*> revived;
-  for (const PoolCheckpoint::Entry& entry : checkpoint.blocks) {
-    delta.allocated.push_back(entry.block);
-    const LiveBlock* const live = s.blocks.Find(entry.block.address);
-    if (live == nullptr || !(live->block == entry.block)) revived.push_back(&entry);
-  }
   std::vector<std::pair<Address, FenceId>> dropped;
   s.blocks.ForEach([&](Address address, const LiveBlock& live) {
     delta.freed.push_back(live.block);
@@ -239,7 +240,15 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   // Nothing has changed so far but for fences that nothing stands behind, and nothing below calls
   // the driver.
   for (const auto& [address, fence] : dropped) s.Drop(s.Known(address), fence);
-  for (const PoolCheckpoint::Entry* entry : revived) s.Revive(*entry);
+  for (const PoolCheckpoint::Entry& entry : checkpoint.blocks) {
+    delta.allocated.push_back(entry.block);
+    if (LiveBlock* const live = s.blocks.Find(entry.block.address)) {
+      // Or it is a later one that is just like it: then both count.
+      live->Add(entry);
+    } else {
+      s.Revive(entry);
+    }
+  }
   s.stats.peak_allocated_bytes = std::max(s.stats.peak_allocated_bytes, s.stats.allocated_bytes);
   s.SettlePages();
   return delta;
@@ -567,22 +576,25 @@ void Pool::State::Drop(const LiveBlock& live, FenceId fence) {
 }
 
 // Brings a block back that lived where nothing lives now. Whoever may still be at work on the bytes
-// is noted as a user of the block, so that they stay protected when it is freed.
+// is noted as a user of the block, so that they stay protected when it is freed; between scopes no
+// fence waits for captured work.
 void Pool::State::Revive(const PoolCheckpoint::Entry& entry) {
   blocks.ReserveOne();
   LiveBlock live;
   live.block = entry.block;
   live.slot = entry.slot;
   live.offset = static_cast<uint32_t>(entry.offset.count());
-  live.eager = entry.eager;
-  live.uses = entry.uses;
+  live.Add(entry);
   ForEachPiece(live, [&](PageId page, Granules offset, Granules length) {
     space.ReservePages(0);
     for (NodeId id = NodeAt(page, offset); id != NodeId::kNone; id = space.node(id).next) {
       const PageSpace::Node& node = space.node(id);
       if (Granules(node.offset) >= offset + length) break;
       CGP_CHECK(!node.used);
-      for (const StreamId stream : fences.StreamsBehind(node.fence)) live.AddUse(stream);
+      for (const StreamId stream : fences.StreamsBehind(node.fence)) {
+        live.AddUse(stream);
+        live.eager = true;
+      }
     }
   });
   PlaceAt({live.slot, entry.offset}, live);

@@ -236,8 +236,8 @@ std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,
   // The model before the books, since it says why bytes may not be taken.
   const uint64_t pages = set_->Stats(id).pages;
   std::string complaint = model_.Place(op.label, id, block, pieces, pages);
-  if (complaint.empty()) complaint = JudgePieces(op, block, pieces);
-  if (complaint.empty()) complaint = JudgePlacement(op, block, pieces);
+  if (complaint.empty()) complaint = JudgePieces(id, block, pieces);
+  if (complaint.empty()) complaint = JudgePlacement(op.label, id, block, pieces);
   if (!complaint.empty()) return complaint;
   const uint64_t new_pages = pages - pages_before;
   if (new_pages > need.most_new()) {
@@ -256,9 +256,9 @@ std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,
 }
 
 // That the pieces are what is really mapped there.
-std::string FuzzSession::JudgePieces(const AllocateOp& op, const Block& block,
+std::string FuzzSession::JudgePieces(PoolId id, const Block& block,
                                      const std::vector<PhysicalPiece>& pieces) {
-  const uint64_t incarnation = model_.Incarnation(IdOf(op.pool));
+  const uint64_t incarnation = model_.Incarnation(id);
   Address address = block.address;
   for (const PhysicalPiece& piece : pieces) {
     const std::optional<DriverWatch::Place> place = watch_.At(address);
@@ -284,16 +284,16 @@ std::string FuzzSession::JudgePieces(const AllocateOp& op, const Block& block,
   return {};
 }
 
-std::string FuzzSession::JudgePlacement(const AllocateOp& op, const Block& block,
+std::string FuzzSession::JudgePlacement(uint64_t label, PoolId id, const Block& block,
                                         const std::vector<PhysicalPiece>& pieces) {
-  const uint64_t incarnation = model_.Incarnation(IdOf(op.pool));
-  BlockPlaced placed{op.label, block.bytes, block.address, {}};
+  const uint64_t incarnation = model_.Incarnation(id);
+  BlockPlaced placed{label, block.bytes, block.address, {}};
   for (const PhysicalPiece& piece : pieces) {
     placed.pieces.push_back(
         {PageNumber(incarnation, Index(piece.page)), piece.offset_bytes, piece.length_bytes});
   }
   uint64_t& made = pages_made_[incarnation];
-  for (const uint64_t pages = model_.Pages(IdOf(op.pool)); made < pages; ++made) {
+  for (const uint64_t pages = model_.Pages(id); made < pages; ++made) {
     validator_.Apply(PageMade{PageNumber(incarnation, made), setup_.page_bytes});
   }
   Finding finding = validator_.Apply(placed);
@@ -371,6 +371,65 @@ std::string FuzzSession::Do(const RecordUseOp& op) {
         model_.RecordUse(it->second, StreamOf(op.stream));
         SubmitUnlessCapturing(pool, StreamOf(op.stream));
       });
+}
+
+std::string FuzzSession::Do(const CheckpointOp& op) {
+  const PoolId id = IdOf(op.pool);
+  PoolCheckpoint real;
+  return Mirror(
+      model_.Contains(id) && !model_.OpenScope(id), [&] { real = set_->Checkpoint(id); },
+      [&] {
+        checkpoints_[op.number] = {.real = std::move(real), .naive = model_.TakeCheckpoint(id)};
+      });
+}
+
+std::string FuzzSession::Do(const RestoreOp& op) {
+  const auto it = checkpoints_.find(op.number);
+  if (it == checkpoints_.end()) return {};
+  const PoolId id = IdOf(op.pool);
+  const Kept& kept = it->second;
+  RestoreDelta delta;
+  std::string wrong;
+  std::string complaint = Mirror(
+      model_.MayRestore(id, kept.naive), [&] { delta = set_->Restore(id, kept.real); },
+      [&] { wrong = Restored(id, kept.naive, delta); });
+  return complaint.empty() ? wrong : complaint;
+}
+
+std::string FuzzSession::Restored(PoolId id, const PoolModel::Checkpoint& checkpoint,
+                                  const RestoreDelta& delta) {
+  const auto blocks_of = [](const std::vector<PoolModel::LiveBlock>& live) {
+    std::vector<Block> blocks;
+    for (const PoolModel::LiveBlock& one : live) blocks.push_back(one.block);
+    return blocks;
+  };
+  const auto sorted = [](std::vector<Block> blocks) {
+    std::ranges::sort(blocks, {}, &Block::address);
+    return blocks;
+  };
+  if (sorted(delta.freed) != blocks_of(model_.TakeCheckpoint(id).blocks)) {
+    return "a restore says it freed other blocks than lived";
+  }
+  const PoolModel::Restored restored = model_.Restore(checkpoint);
+  if (sorted(delta.allocated) != blocks_of(model_.TakeCheckpoint(id).blocks)) {
+    return "a restore says other blocks live than do";
+  }
+  for (const PoolModel::LiveBlock& dropped : restored.dropped) {
+    validator_.Apply(BlockFreed{dropped.label});
+    std::erase(live_labels_, dropped.label);
+    freed_labels_.push_back(dropped.label);
+  }
+  for (const PoolModel::LiveBlock& revived : restored.revived) {
+    std::erase(freed_labels_, revived.label);
+    live_labels_.push_back(revived.label);
+    const std::vector<PhysicalPiece> pieces = set_->Pieces(revived.block.address);
+    std::string complaint = JudgePieces(id, revived.block, pieces);
+    if (complaint.empty()) complaint = JudgePlacement(revived.label, id, revived.block, pieces);
+    if (!complaint.empty()) return complaint;
+    watch_.Submit(revived.block.stream);
+    Write(revived.label, revived.block);
+  }
+  return {};
 }
 
 std::string FuzzSession::Do(const TrimOp&) {
