@@ -249,8 +249,7 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
       s.Revive(entry);
     }
   }
-  s.stats.peak_allocated_bytes = std::max(s.stats.peak_allocated_bytes, s.stats.allocated_bytes);
-  s.SettlePages();
+  s.SettlePages();  // no peak: all of these have lived at once before
   return delta;
 }
 

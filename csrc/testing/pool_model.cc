@@ -401,8 +401,6 @@ PoolModel::Restored PoolModel::Restore(const Checkpoint& checkpoint) {
     restored.revived.push_back(then);
     Revive(pool, fresh, then);
   }
-  pool.stats.peak_allocated_bytes =
-      std::max(pool.stats.peak_allocated_bytes, pool.stats.allocated_bytes);
   return restored;
 }
 
