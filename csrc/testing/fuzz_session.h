@@ -91,6 +91,7 @@ class FuzzSession {
   std::string Do(const MendOp& op);
   std::string Do(const InspectOp& op);
 
+  static PoolId IdOf(uint64_t pool) { return {pool, 7}; }
   Result Call(const std::function<void()>& call);
   bool CleaningUpFailed(uint64_t calls_before) const;
   // Runs `call`, which must succeed iff `allowed` (else throw UsageError), and `then` when it did.

@@ -89,6 +89,9 @@ class PoolModel {
   // How many of the pages that hold these pieces are free as a whole and promised, or do not exist yet.
   uint64_t WholePagesOf(PoolId id, const std::vector<PhysicalPiece>& pieces, StreamId stream) const;
   uint64_t Pages(PoolId id) const;
+  Checkpoint TakeCheckpoint(PoolId id) const;
+  // Whether the checkpoint may be restored in the pool now.
+  bool MayRestore(PoolId id, const Checkpoint& checkpoint) const;
 
   // --- What the real set did. pre: it was allowed to. ---
 
@@ -105,9 +108,6 @@ class PoolModel {
   void Free(Address start);
   void RecordUse(Address start, StreamId stream);
   void Trim();
-  // Whether the checkpoint may be restored in the pool now.
-  bool MayRestore(PoolId id, const Checkpoint& checkpoint) const;
-  Checkpoint TakeCheckpoint(PoolId id) const;
   Restored Restore(const Checkpoint& checkpoint);
 
   // --- Comparison ---
