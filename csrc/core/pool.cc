@@ -45,8 +45,8 @@ struct LiveBlock {
   SlotId slot{};                // where it starts
   uint32_t offset = 0;          // granules into that slot
   NodeId node = NodeId::kNone;  // of a block that lies in one page
-  // Work on it was not captured: it was allocated in an eager scope, or it was brought back where
-  // such work may still be under way.
+  // Some work on it was not captured: it was allocated in an eager scope, or another stream used it
+  // outside of captures, or it was brought back where such work may still be under way.
   bool eager = false;
   CaptureGuide::Ticket ticket;
   std::vector<StreamId> uses;  // streams recorded beside the block's own
@@ -204,7 +204,12 @@ Block Pool::Free(Address address) {
   return block;
 }
 
-void Pool::RecordUse(Address address, StreamId stream) { state_->Known(address).AddUse(stream); }
+void Pool::RecordUse(Address address, StreamId stream) {
+  LiveBlock& live = state_->Known(address);
+  live.AddUse(stream);
+  // A capture that frees the block would otherwise let its end stand for the end of this use too.
+  if (stream != live.block.stream && state_->scope != ScopeKind::kCapture) live.eager = true;
+}
 
 PoolCheckpoint Pool::Checkpoint() const {
   const State& s = *state_;

@@ -975,4 +975,12 @@ MUTANTS = [
         "    owners_.Insert(block.address, &member);\n    ++member.live_blocks;\n    usage_",
         "    owners_.Insert(block.address, &member);\n    usage_",
     ),
+    Mutant(
+        "use-outside-captures",
+        "pool.cc",
+        "a use outside of captures is over when the capture is that frees the block",
+        "  if (stream != live.block.stream && state_->scope != ScopeKind::kCapture) "
+        "live.eager = true;\n",
+        "",
+    ),
 ]

@@ -358,7 +358,9 @@ void PoolModel::Free(Address start) {
 
 void PoolModel::RecordUse(Address start, StreamId stream) {
   LiveBlock& block = live_.at(start);
-  if (stream != block.block.stream) block.uses.insert(stream);
+  if (stream == block.block.stream) return;
+  block.uses.insert(stream);
+  block.eager |= Known(block.pool).scope != ScopeKind::kCapture;
 }
 
 bool PoolModel::MayRestore(PoolId id, const Checkpoint& checkpoint) const {

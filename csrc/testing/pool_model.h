@@ -45,7 +45,7 @@ class PoolModel {
     Block block;
     std::vector<PhysicalPiece> pieces;
     std::set<StreamId> uses;  // other than the block's own stream
-    bool eager = false;       // allocated in an eager scope
+    bool eager = false;  // allocated in an eager scope, or used by another stream outside captures
     // Of a block that a restore brought back: what was under way on its bytes then, and the streams
     // that the set may believe to be at work on them, or to have been before.
     std::vector<Pending> inherited;
