@@ -111,7 +111,7 @@ class CheckpointTest : public ::testing::Test {
 
  private:
   static uint64_t* Words(const Block& block) {
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): the host driver's addresses are this process's own.
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the host driver's addresses are this process's.
     return reinterpret_cast<uint64_t*>(block.address);
   }
 };

@@ -46,10 +46,11 @@ struct LiveBlock {
   uint32_t offset = 0;          // granules into that slot
   NodeId node = NodeId::kNone;  // of a block that lies in one page
   // Some work on it was not captured: it was allocated in an eager scope, or another stream used it
-  // outside of captures, or it was brought back where such work may still be under way.
+  // outside of captures.
   bool eager = false;
   CaptureGuide::Ticket ticket;
-  std::vector<StreamId> uses;  // streams recorded beside the block's own
+  std::vector<StreamId> uses;   // streams recorded beside the block's own
+  std::vector<FenceId> behind;  // its bytes, when a restore brought it back; those not open yet
 
   void AddUse(StreamId stream) {
     if (stream != block.stream && std::ranges::find(uses, stream) == uses.end())
@@ -231,7 +232,7 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
     throw UsageError(
         "cudagraph_pool: the checkpoint was taken of another pool, or of one that is gone.");
   }
-  s.PollFences();
+  s.PollFences();  // what is over is forgotten, not handed on
   RestoreDelta delta;
   std::vector<std::pair<Address, FenceId>> dropped;
   s.blocks.ForEach([&](Address address, const LiveBlock& live) {
@@ -479,7 +480,11 @@ SlotId Pool::State::Grow(const MappingPlan& mapping) {
 
 bool Pool::State::PollFences() {
   if (fences.empty() || !fences.Poll()) return false;
-  space.OpenFences(fences.Opened());
+  const std::vector<bool> opened = fences.Opened();
+  space.OpenFences(opened);
+  blocks.ForEach([&](Address, LiveBlock& live) {
+    std::erase_if(live.behind, [&](FenceId fence) { return opened[Index(fence)]; });
+  });
   fences.Clear();
   for (const auto& view : views) view->Rebuild();
   return true;
@@ -579,9 +584,8 @@ void Pool::State::Drop(const LiveBlock& live, FenceId fence) {
   blocks.Erase(live.block.address);
 }
 
-// Brings a block back that lived where nothing lives now. Whoever may still be at work on the bytes
-// is noted as a user of the block, so that they stay protected when it is freed; between scopes no
-// fence waits for captured work.
+// Brings a block back that lived where nothing lives now. Somebody may still be at work on the
+// bytes: that is remembered until it is over, so that they stay protected when the block is freed.
 void Pool::State::Revive(const PoolCheckpoint::Entry& entry) {
   blocks.ReserveOne();
   LiveBlock live;
@@ -595,10 +599,7 @@ void Pool::State::Revive(const PoolCheckpoint::Entry& entry) {
       const PageSpace::Node& node = space.node(id);
       if (Granules(node.offset) >= offset + length) break;
       CGP_CHECK(!node.used);
-      for (const StreamId stream : fences.StreamsBehind(node.fence)) {
-        live.AddUse(stream);
-        live.eager = true;
-      }
+      if (node.fence != FenceId::kOpen) live.behind.push_back(node.fence);
     }
   });
   PlaceAt({live.slot, entry.offset}, live);
@@ -611,6 +612,18 @@ void Pool::State::Revive(const PoolCheckpoint::Entry& entry) {
 
 // Behind what the bytes of a block that is freed now must stay.
 FenceId Pool::State::FenceFor(const LiveBlock& live) {
+  if (!live.behind.empty()) {
+    // No fence that outlives a scope waits for captured work.
+    LiveBlock used = live;
+    used.behind.clear();
+    for (const FenceId fence : live.behind) {
+      for (const StreamId other : fences.StreamsBehind(fence)) {
+        used.eager = true;
+        used.AddUse(other);
+      }
+    }
+    return FenceFor(used);
+  }
   const StreamId stream = live.block.stream;
   std::vector<StreamId> streams;
   if (!live.uses.empty() || live.eager) {

@@ -19,16 +19,14 @@ class PoolCheckpointFencesTest : public CheckpointTest {
     return set_.Checkpoint(kId);
   }
 
-  // Eager work on bytes of `block`, which is free: on a block of its own there, freed again. Returns
-  // its pieces.
-  std::vector<PhysicalPiece> WorkThere(const Block& block, uint64_t bytes, StreamId stream) {
+  // Eager work on a block of this size, freed while it goes on. Returns its pieces.
+  std::vector<PhysicalPiece> WorkOn(uint64_t bytes, StreamId stream) {
     set_.BeginScope(kId, ScopeKind::kEager);
     const Block other = Allocate(bytes, stream);
     std::vector<PhysicalPiece> pieces = set_.Pieces(other.address);
     watch_.Submit(stream);
     set_.Free(other.address);
     set_.EndScope(kId);
-    EXPECT_NE(other, block);
     return pieces;
   }
 
@@ -175,7 +173,7 @@ TEST_F(PoolCheckpointFencesTest, ABlockOverBytesThatNobodyIsAtWorkOnIsAsItWas) {
   const auto pieces = set_.Pieces(block.address);
   const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
   set_.Free(block.address);
-  WorkThere(block, kPage, kB);
+  WorkOn(kPage, kB);
   watch_.FinishAll();
   set_.Restore(kId, checkpoint);
   EXPECT_EQ(watch_.events(), 0U) << "the restore has found out that B is done";
@@ -186,12 +184,46 @@ TEST_F(PoolCheckpointFencesTest, ABlockOverBytesThatNobodyIsAtWorkOnIsAsItWas) {
   EXPECT_TRUE(GetsBytesOf(pieces, 2 * kPage, kC, ScopeKind::kCapture));
 }
 
+// Of a block's bytes in one page, those in the middle.
+TEST_F(PoolCheckpointFencesTest, WorkBetweenBytesThatNobodyIsAtWorkOnIsSeen) {
+  const Block block = AllocateIn(ScopeKind::kCapture, 12 * kGranule, kA);
+  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
+  set_.Free(block.address);
+  const Block first = AllocateIn(ScopeKind::kCapture, 4 * kGranule, kA);
+  ASSERT_EQ(first.address, block.address);
+  const auto worked = WorkOn(4 * kGranule, kB);
+  set_.Free(first.address);
+  set_.Restore(kId, checkpoint);
+  ASSERT_TRUE(Overlap(set_.Pieces(block.address), worked));
+  set_.Free(block.address);
+  ExpectHeldUntilWorkIsDone(worked);
+}
+
+// Once the work is over the block is like any other of a capture: what a capture frees of it is its
+// stream's again at once, although other work goes on.
+TEST_F(PoolCheckpointFencesTest, ProtectionEndsWithTheWork) {
+  const Block block = AllocateIn(ScopeKind::kCapture, 2 * kPage, kA);
+  const auto pieces = set_.Pieces(block.address);
+  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
+  set_.Free(block.address);
+  WorkOn(kPage, kB);
+  set_.Restore(kId, checkpoint);
+  watch_.FinishAll();
+  const PoolCheckpoint later = set_.Checkpoint(kId);
+  WorkOn(3 * kPage, kC);
+  set_.Restore(kId, later);
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  set_.Free(block.address);
+  EXPECT_TRUE(Overlap(set_.Pieces(Allocate(2 * kPage, kA).address), pieces));
+  set_.EndScope(kId);
+}
+
 // What the restore protects is in the checkpoints that follow, too.
 TEST_F(PoolCheckpointFencesTest, ProtectionGoesOnThroughFurtherCheckpoints) {
   const Block block = AllocateIn(ScopeKind::kCapture, 2 * kPage, kA);
   const PoolCheckpoint first = set_.Checkpoint(kId);
   set_.Free(block.address);
-  const auto worked = WorkThere(block, kPage, kB);
+  const auto worked = WorkOn(kPage, kB);
   const PoolCheckpoint nothing = set_.Checkpoint(kId);
   set_.Restore(kId, first);
   const PoolCheckpoint second = set_.Checkpoint(kId);

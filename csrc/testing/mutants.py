@@ -879,20 +879,6 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "restore-behind-uses",
-        "pool.cc",
-        "who is at work on the bytes brought back is no user of them",
-        "        live.AddUse(stream);\n        live.eager = true;\n",
-        "        live.eager |= stream == live.block.stream;\n",
-    ),
-    Mutant(
-        "restore-behind-eager",
-        "pool.cc",
-        "the work on the bytes brought back is taken for captured work",
-        "        live.eager = true;\n",
-        "",
-    ),
-    Mutant(
         "restore-behind-first",
         "pool.cc",
         "only a piece's first node is asked who is at work on it",
@@ -910,13 +896,6 @@ MUTANTS = [
         "a restore leaves pages settled as they were",
         "  s.SettlePages();  // no peak: all of these have lived at once before\n",
         "",
-    ),
-    Mutant(
-        "restore-poll",
-        "pool.cc",
-        "a restore does not ask what is done",
-        "  s.PollFences();\n  RestoreDelta delta;",
-        "  RestoreDelta delta;",
     ),
     Mutant(
         "restore-owner",
@@ -981,6 +960,41 @@ MUTANTS = [
         "a use outside of captures is over when the capture is that frees the block",
         "  if (stream != live.block.stream && state_->scope != ScopeKind::kCapture) "
         "live.eager = true;\n",
+        "",
+    ),
+    Mutant(
+        "restore-behind-forgotten",
+        "pool.cc",
+        "who is at work on the bytes brought back is forgotten",
+        "      if (node.fence != FenceId::kOpen) live.behind.push_back(node.fence);\n",
+        "",
+    ),
+    Mutant(
+        "restore-behind-uses",
+        "pool.cc",
+        "other streams at work on the bytes brought back are no users of them",
+        "        used.AddUse(other);\n",
+        "",
+    ),
+    Mutant(
+        "restore-behind-eager",
+        "pool.cc",
+        "the work on the bytes brought back is taken for captured work",
+        "        used.eager = true;\n",
+        "",
+    ),
+    Mutant(
+        "restore-behind-for-good",
+        "pool.cc",
+        "work on the bytes brought back is never over",
+        "    std::erase_if(live.behind, [&](FenceId fence) { return opened[Index(fence)]; });\n",
+        "    (void)live;\n",
+    ),
+    Mutant(
+        "restore-poll",
+        "pool.cc",
+        "a restore does not ask what is done",
+        "  s.PollFences();  // what is over is forgotten, not handed on\n",
         "",
     ),
 ]
