@@ -45,13 +45,21 @@ struct LiveBlock {
   SlotId slot{};                // where it starts
   uint32_t offset = 0;          // granules into that slot
   NodeId node = NodeId::kNone;  // of a block that lies in one page
-  bool eager = false;           // allocated in an eager scope: its work was not captured
+  // Some work on it was not captured: it was allocated in an eager scope, or another stream used it
+  // outside of captures.
+  bool eager = false;
   CaptureGuide::Ticket ticket;
-  std::vector<StreamId> uses;  // streams recorded beside the block's own
+  std::vector<StreamId> uses;   // streams recorded beside the block's own
+  std::vector<FenceId> behind;  // its bytes, when a restore brought it back; those not open yet
 
   void AddUse(StreamId stream) {
     if (stream != block.stream && std::ranges::find(uses, stream) == uses.end())
       uses.push_back(stream);
+  }
+
+  void Add(const PoolCheckpoint::Entry& known) {
+    eager |= known.eager;
+    for (const StreamId use : known.uses) AddUse(use);
   }
 };
 
@@ -197,7 +205,12 @@ Block Pool::Free(Address address) {
   return block;
 }
 
-void Pool::RecordUse(Address address, StreamId stream) { state_->Known(address).AddUse(stream); }
+void Pool::RecordUse(Address address, StreamId stream) {
+  LiveBlock& live = state_->Known(address);
+  live.AddUse(stream);
+  // A capture that frees the block would otherwise let its end stand for the end of this use too.
+  if (stream != live.block.stream && state_->scope != ScopeKind::kCapture) live.eager = true;
+}
 
 PoolCheckpoint Pool::Checkpoint() const {
   const State& s = *state_;
@@ -211,7 +224,7 @@ PoolCheckpoint Pool::Checkpoint() const {
   return checkpoint;
 }
 
-// Blocks that live on are left alone: what was recorded of them stays true.
+// A block that lives on keeps what was recorded of it.
 RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   State& s = *state_;
   CGP_CHECK(!s.scope);
@@ -219,14 +232,8 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
     throw UsageError(
         "cudagraph_pool: the checkpoint was taken of another pool, or of one that is gone.");
   }
-  s.PollFences();
+  s.PollFences();  // what is over is forgotten, not handed on
   RestoreDelta delta;
-  std::vector<const PoolCheckpoint::Entry*> revived;
-  for (const PoolCheckpoint::Entry& entry : checkpoint.blocks) {
-    delta.allocated.push_back(entry.block);
-    const LiveBlock* const live = s.blocks.Find(entry.block.address);
-    if (live == nullptr || !(live->block == entry.block)) revived.push_back(&entry);
-  }
   std::vector<std::pair<Address, FenceId>> dropped;
   s.blocks.ForEach([&](Address address, const LiveBlock& live) {
     delta.freed.push_back(live.block);
@@ -239,9 +246,16 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   // Nothing has changed so far but for fences that nothing stands behind, and nothing below calls
   // the driver.
   for (const auto& [address, fence] : dropped) s.Drop(s.Known(address), fence);
-  for (const PoolCheckpoint::Entry* entry : revived) s.Revive(*entry);
-  s.stats.peak_allocated_bytes = std::max(s.stats.peak_allocated_bytes, s.stats.allocated_bytes);
-  s.SettlePages();
+  for (const PoolCheckpoint::Entry& entry : checkpoint.blocks) {
+    delta.allocated.push_back(entry.block);
+    if (LiveBlock* const live = s.blocks.Find(entry.block.address)) {
+      // Or it is a later one that is just like it: then both count.
+      live->Add(entry);
+    } else {
+      s.Revive(entry);
+    }
+  }
+  s.SettlePages();  // no peak: all of these have lived at once before
   return delta;
 }
 
@@ -470,7 +484,11 @@ SlotId Pool::State::Grow(const MappingPlan& mapping) {
 
 bool Pool::State::PollFences() {
   if (fences.empty() || !fences.Poll()) return false;
-  space.OpenFences(fences.Opened());
+  const std::vector<bool> opened = fences.Opened();
+  space.OpenFences(opened);
+  blocks.ForEach([&](Address, LiveBlock& live) {
+    std::erase_if(live.behind, [&](FenceId fence) { return opened[Index(fence)]; });
+  });
   fences.Clear();
   for (const auto& view : views) view->Rebuild();
   return true;
@@ -570,23 +588,22 @@ void Pool::State::Drop(const LiveBlock& live, FenceId fence) {
   blocks.Erase(live.block.address);
 }
 
-// Brings a block back that lived where nothing lives now. Whoever may still be at work on the bytes
-// is noted as a user of the block, so that they stay protected when it is freed.
+// Brings a block back that lived where nothing lives now. Somebody may still be at work on the
+// bytes: that is remembered until it is over, so that they stay protected when the block is freed.
 void Pool::State::Revive(const PoolCheckpoint::Entry& entry) {
   blocks.ReserveOne();
   LiveBlock live;
   live.block = entry.block;
   live.slot = entry.slot;
   live.offset = static_cast<uint32_t>(entry.offset.count());
-  live.eager = entry.eager;
-  live.uses = entry.uses;
+  live.Add(entry);
   ForEachPiece(live, [&](PageId page, Granules offset, Granules length) {
     space.ReservePages(0);
     for (NodeId id = NodeAt(page, offset); id != NodeId::kNone; id = space.node(id).next) {
       const PageSpace::Node& node = space.node(id);
       if (Granules(node.offset) >= offset + length) break;
       CGP_CHECK(!node.used);
-      for (const StreamId stream : fences.StreamsBehind(node.fence)) live.AddUse(stream);
+      if (node.fence != FenceId::kOpen) live.behind.push_back(node.fence);
     }
   });
   PlaceAt({live.slot, entry.offset}, live);
@@ -599,6 +616,18 @@ void Pool::State::Revive(const PoolCheckpoint::Entry& entry) {
 
 // Behind what the bytes of a block that is freed now must stay.
 FenceId Pool::State::FenceFor(const LiveBlock& live) {
+  if (!live.behind.empty()) {
+    // No fence that outlives a scope waits for captured work.
+    LiveBlock used = live;
+    used.behind.clear();
+    for (const FenceId fence : live.behind) {
+      for (const StreamId other : fences.StreamsBehind(fence)) {
+        used.eager = true;
+        used.AddUse(other);
+      }
+    }
+    return FenceFor(used);
+  }
   const StreamId stream = live.block.stream;
   std::vector<StreamId> streams;
   if (!live.uses.empty() || live.eager) {

@@ -21,7 +21,7 @@ struct PoolCheckpoint {
     Block block;
     SlotId slot{};  // where it starts
     Granules offset;
-    bool eager = false;          // allocated in an eager scope
+    bool eager = false;          // some work on it was not captured
     std::vector<StreamId> uses;  // recorded by then
   };
   std::vector<Entry> blocks;        // in the order of addresses

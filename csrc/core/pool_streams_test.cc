@@ -93,6 +93,27 @@ TEST_F(PoolStreamsTest, AnOutputThatAnotherStreamUsedWaitsForThatStream) {
   EXPECT_EQ(pool_.Stats().pages, 6U);
 }
 
+// A later capture frees it: that this capture has ended says nothing of what B does eagerly.
+TEST_F(PoolStreamsTest, AnOutputThatAnotherStreamUsedIsNotFreeAtTheEndOfTheCaptureThatFreesIt) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  const Block output = Allocate(2 * kPage, kA);
+  pool_.EndScope();
+  pool_.RecordUse(output.address, kB);
+  watch_.Submit(kB);
+  const auto pieces = pool_.Pieces(output.address);
+  pool_.BeginScope(ScopeKind::kCapture);
+  pool_.Free(output.address);
+  pool_.EndScope();
+  pool_.BeginScope(ScopeKind::kCapture);
+  EXPECT_FALSE(GetsBytesOf(pieces, 2 * kPage, kA));
+  EXPECT_FALSE(GetsBytesOf(pieces, 2 * kPage, kC));
+  pool_.EndScope();
+  watch_.FinishAll();
+  pool_.BeginScope(ScopeKind::kCapture);
+  Allocate(6 * kPage, kA);
+  EXPECT_EQ(pool_.Stats().pages, 6U);
+}
+
 TEST_F(PoolStreamsTest, InEagerWorkTheSameStreamTakesAtOnceAndOthersAfterItsEvents) {
   pool_.BeginScope(ScopeKind::kEager);
   const Block block = Allocate(2 * kPage, kA);

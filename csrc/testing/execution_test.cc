@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "core/pool_checkpoint.h"
 #include "core/pool_set.h"
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"
@@ -326,6 +327,60 @@ TEST_P(ExecutionTest, EagerWorkAndGraphsInTurn) {
   EXPECT_EQ(streams.wrong(), 0U);
   EXPECT_TRUE(watch_.violations().empty());
   set_.Check();
+}
+
+// Graph trees: from any graph on, others are recorded, after a warm-up whose memory a restore lets go
+// of while its work goes on. A path through the tree, replayed, finds and leaves what it should.
+TEST_P(ExecutionTest, ATreeOfGraphsWithWarmUps) {
+  struct Node {
+    size_t parent = 0;
+    GraphMachine graph;
+    std::vector<Kernel> living;  // outputs of its own and of those before it
+    PoolCheckpoint checkpoint;
+  };
+  StreamMachine streams(watch_, random_);
+  std::vector<Node> tree(1);
+  set_.Retain(kPool);
+  tree[0].checkpoint = set_.Checkpoint(kPool);
+  while (tree.size() < 10) {
+    Node node{.parent = random_() % tree.size(), .graph = {}, .living = {}, .checkpoint = {}};
+    const Node& parent = tree[node.parent];
+    set_.Restore(kPool, parent.checkpoint);
+    set_.BeginScope(kPool, ScopeKind::kEager);
+    Program(set_, watch_, streams, random_, RandomOptions()).Run();
+    set_.EndScope(kPool);
+    if (random_() % 4 == 0) watch_.FinishAll();
+
+    set_.Restore(kPool, parent.checkpoint);
+    for (const Kernel& output : parent.living) {
+      if (random_() % 3 == 0) {
+        set_.Free(output.block.address);
+      } else {
+        node.living.push_back(output);
+      }
+    }
+    set_.BeginScope(kPool, ScopeKind::kCapture);
+    const auto outputs = Program(set_, watch_, node.graph, random_, RandomOptions()).Run();
+    set_.EndScope(kPool);
+    node.living.insert(node.living.end(), outputs.begin(), outputs.end());
+    node.checkpoint = set_.Checkpoint(kPool);
+    set_.Check();
+    // On a stream that nobody synchronises with the warm-ups'.
+    ASSERT_EQ(node.graph.Replay(random_), 0U) << "graph " << tree.size();
+    tree.push_back(std::move(node));
+  }
+  watch_.FinishAll();
+  EXPECT_EQ(streams.wrong(), 0U);
+  for (int round = 0; round < 20; ++round) {
+    const size_t end = random_() % tree.size();
+    std::vector<size_t> path;
+    for (size_t at = end; at != 0; at = tree[at].parent) path.insert(path.begin(), at);
+    for (const size_t at : path) {
+      ASSERT_EQ(tree[at].graph.Replay(random_), 0U) << "graph " << at << " in round " << round;
+    }
+    for (const Kernel& output : tree[end].living) ASSERT_TRUE(output.Run()) << "graph " << end;
+  }
+  EXPECT_TRUE(watch_.violations().empty());
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, ExecutionTest, ::testing::Range<uint64_t>(1, 61));

@@ -8,7 +8,6 @@
 namespace cgp {
 namespace {
 
-PoolId IdOf(uint64_t pool) { return {pool, 7}; }
 StreamId StreamOf(uint64_t stream) { return StreamId{stream}; }
 
 // For the validator, to which all pools are one: they each number their pages from 0.
@@ -236,8 +235,8 @@ std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,
   // The model before the books, since it says why bytes may not be taken.
   const uint64_t pages = set_->Stats(id).pages;
   std::string complaint = model_.Place(op.label, id, block, pieces, pages);
-  if (complaint.empty()) complaint = JudgePieces(op, block, pieces);
-  if (complaint.empty()) complaint = JudgePlacement(op, block, pieces);
+  if (complaint.empty()) complaint = JudgePieces(id, block, pieces);
+  if (complaint.empty()) complaint = JudgePlacement(op.label, id, block, pieces);
   if (!complaint.empty()) return complaint;
   const uint64_t new_pages = pages - pages_before;
   if (new_pages > need.most_new()) {
@@ -256,9 +255,9 @@ std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,
 }
 
 // That the pieces are what is really mapped there.
-std::string FuzzSession::JudgePieces(const AllocateOp& op, const Block& block,
+std::string FuzzSession::JudgePieces(PoolId id, const Block& block,
                                      const std::vector<PhysicalPiece>& pieces) {
-  const uint64_t incarnation = model_.Incarnation(IdOf(op.pool));
+  const uint64_t incarnation = model_.Incarnation(id);
   Address address = block.address;
   for (const PhysicalPiece& piece : pieces) {
     const std::optional<DriverWatch::Place> place = watch_.At(address);
@@ -284,16 +283,16 @@ std::string FuzzSession::JudgePieces(const AllocateOp& op, const Block& block,
   return {};
 }
 
-std::string FuzzSession::JudgePlacement(const AllocateOp& op, const Block& block,
+std::string FuzzSession::JudgePlacement(uint64_t label, PoolId id, const Block& block,
                                         const std::vector<PhysicalPiece>& pieces) {
-  const uint64_t incarnation = model_.Incarnation(IdOf(op.pool));
-  BlockPlaced placed{op.label, block.bytes, block.address, {}};
+  const uint64_t incarnation = model_.Incarnation(id);
+  BlockPlaced placed{label, block.bytes, block.address, {}};
   for (const PhysicalPiece& piece : pieces) {
     placed.pieces.push_back(
         {PageNumber(incarnation, Index(piece.page)), piece.offset_bytes, piece.length_bytes});
   }
   uint64_t& made = pages_made_[incarnation];
-  for (const uint64_t pages = model_.Pages(IdOf(op.pool)); made < pages; ++made) {
+  for (const uint64_t pages = model_.Pages(id); made < pages; ++made) {
     validator_.Apply(PageMade{PageNumber(incarnation, made), setup_.page_bytes});
   }
   Finding finding = validator_.Apply(placed);

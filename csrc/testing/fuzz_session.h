@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/pool_checkpoint.h"
 #include "core/pool_set.h"
 #include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
@@ -39,8 +40,8 @@ class FuzzSession {
   explicit FuzzSession(const FuzzSetup& setup);
 
   // Does one operation. Returns what is wrong afterwards, or an empty string. After a complaint
-  // nothing more may be asked of the session. An operation on a block that was never allocated is
-  // left out.
+  // nothing more may be asked of the session. An operation on a block that was never allocated, or
+  // on a checkpoint that was never taken, is left out.
   std::string Run(const PoolOperation& operation);
 
   // Ends all scopes, frees and releases everything, and sees that nothing is left.
@@ -81,6 +82,8 @@ class FuzzSession {
   std::string Do(const FreeInsideOp& op);
   std::string Do(const FreeWildOp& op);
   std::string Do(const RecordUseOp& op);
+  std::string Do(const CheckpointOp& op);
+  std::string Do(const RestoreOp& op);
   std::string Do(const TrimOp& op);
   std::string Do(const ProgressOp& op);
   std::string Do(const EnablePeerOp& op);
@@ -88,6 +91,7 @@ class FuzzSession {
   std::string Do(const MendOp& op);
   std::string Do(const InspectOp& op);
 
+  static PoolId IdOf(uint64_t pool) { return {pool, 7}; }
   Result Call(const std::function<void()>& call);
   bool CleaningUpFailed(uint64_t calls_before) const;
   // Runs `call`, which must succeed iff `allowed` (else throw UsageError), and `then` when it did.
@@ -95,14 +99,16 @@ class FuzzSession {
                      const std::function<void()>& then);
   std::string JudgeFailure(const Result& result, bool allowed, const Books& before);
   std::string Placed(const AllocateOp& op, const Block& block, const PoolModel::Need& need);
-  std::string JudgePieces(const AllocateOp& op, const Block& block,
-                          const std::vector<PhysicalPiece>& pieces);
-  std::string JudgePlacement(const AllocateOp& op, const Block& block,
+  std::string JudgePieces(PoolId id, const Block& block, const std::vector<PhysicalPiece>& pieces);
+  std::string JudgePlacement(uint64_t label, PoolId id, const Block& block,
                              const std::vector<PhysicalPiece>& pieces);
+  std::string Restored(PoolId id, const PoolModel::Checkpoint& checkpoint,
+                       const RestoreDelta& delta);
   std::string RefusesAddress(Address address);
   std::string FreeLive(uint64_t label, Address address);
   std::string FirstViolation() const;
   std::string CompareStats();
+  std::string CompareUsage(const PoolStats& sum);
   std::string CompareSnapshot(PoolId id);
   std::string ComparePeers();
   std::string Inspect();
@@ -124,6 +130,12 @@ class FuzzSession {
   std::unordered_map<uint64_t, Address> addresses_;  // of every label that was ever allocated
   std::vector<uint64_t> live_labels_;
   std::vector<uint64_t> freed_labels_;
+  struct Kept {
+    PoolCheckpoint real;
+    PoolModel::Checkpoint naive;
+  };
+  std::map<uint64_t, Kept> checkpoints_;  // by the operation's number
+  PoolStats most_;                        // of the sums over all pools, what there was at once
   // (incarnation of its pool, page) of every page, and which page of which handle it turned out to
   // be.
   std::map<std::pair<uint64_t, uint32_t>, std::pair<Handle, uint64_t>> part_of_page_;

@@ -92,6 +92,7 @@ std::string FuzzSession::CompareStats() {
   if (Describe(total) != Describe(sum) || DescribeMapped(total) != DescribeMapped(sum)) {
     return "the total is not the sum of the pools";
   }
+  if (std::string complaint = CompareUsage(sum); !complaint.empty()) return complaint;
   if (set_->TrimmableBytes() != model_.TrimmableBytes()) return "wrong trimmable bytes";
   if (leaky_) return {};
   if (watch_.handle_bytes() != total.reserved_bytes || watch_.mappings() != total.page_mappings ||
@@ -101,6 +102,23 @@ std::string FuzzSession::CompareStats() {
                 total.reserved_bytes, ", ", DescribeMapped(total));
   }
   return {};
+}
+
+// No operation goes higher than where it ends. `sum`: over all pools.
+std::string FuzzSession::CompareUsage(const PoolStats& sum) {
+  most_.live_blocks = std::max(most_.live_blocks, sum.live_blocks);
+  most_.allocated_bytes = std::max(most_.allocated_bytes, sum.allocated_bytes);
+  most_.requested_bytes = std::max(most_.requested_bytes, sum.requested_bytes);
+  most_.reserved_bytes = std::max(most_.reserved_bytes, sum.reserved_bytes);
+  const SetUsage usage = set_->Usage();
+  const auto right = [](const Gauge& gauge, uint64_t current, uint64_t peak) {
+    return gauge.current == current && gauge.peak == peak && gauge.added - gauge.removed == current;
+  };
+  const bool all_right = right(usage.all.count, sum.live_blocks, most_.live_blocks) &&
+                         right(usage.all.bytes, sum.allocated_bytes, most_.allocated_bytes) &&
+                         right(usage.all.requested_bytes, sum.requested_bytes, most_.requested_bytes) &&
+                         right(usage.reserved_bytes, sum.reserved_bytes, most_.reserved_bytes);
+  return all_right ? "" : "the usage is not that of the pools, or its peaks are not what there was";
 }
 
 std::string FuzzSession::CompareSnapshot(PoolId id) {

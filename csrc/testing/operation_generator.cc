@@ -72,6 +72,12 @@ OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : random_
     weights_.end = std::max(weights_.end, 4U);
     if (!large_) length_ = std::max<uint64_t>(length_, 160);
   }
+  if (OneIn(2)) {
+    checkpoints_.resize(1 + Below(6));
+    weights_.checkpoint = 1 + unsigned(Below(6));
+    weights_.restore = 1 + unsigned(Below(12));
+    weights_.end = std::max(weights_.end, 6U);
+  }
 }
 
 uint64_t OperationGenerator::Below(uint64_t bound) {
@@ -124,6 +130,21 @@ PoolOperation OperationGenerator::Free(const FuzzSession& session) {
   // What was allocated last is what is most often freed next.
   const uint64_t among = OneIn(2) ? std::min<uint64_t>(live.size(), 3) : live.size();
   return FreeOp{live[live.size() - 1 - Below(among)]};
+}
+
+PoolOperation OperationGenerator::Checkpoint(const FuzzSession& session) {
+  const uint64_t pool = Pool();
+  if (session.model().OpenScope({pool, 7}) && !OneIn(8)) return EndOp{pool};
+  const uint64_t number = Below(checkpoints_.size());
+  checkpoints_[number] = pool;
+  return CheckpointOp{number, pool};
+}
+
+PoolOperation OperationGenerator::Restore(const FuzzSession& session) {
+  const uint64_t number = Below(checkpoints_.size());
+  const uint64_t pool = checkpoints_[number] == 0 || OneIn(16) ? Pool() : checkpoints_[number];
+  if (session.model().OpenScope({pool, 7}) && !OneIn(8)) return EndOp{pool};
+  return RestoreOp{number, pool};
 }
 
 PoolOperation OperationGenerator::Bad(const FuzzSession& session) {
@@ -196,10 +217,11 @@ PoolOperation OperationGenerator::Next(const FuzzSession& session) {
 }
 
 PoolOperation OperationGenerator::Choose(const FuzzSession& session) {
-  const std::array<unsigned, 14> weights = {
-      weights_.allocate, weights_.free, weights_.begin,      weights_.end,      weights_.retain,
-      weights_.release,  weights_.trim, weights_.record_use, weights_.progress, weights_.peer,
-      weights_.fail,     weights_.mend, weights_.bad,        weights_.inspect};
+  const std::array<unsigned, 16> weights = {
+      weights_.allocate, weights_.free,    weights_.begin,      weights_.end,
+      weights_.retain,   weights_.release, weights_.trim,       weights_.record_use,
+      weights_.progress, weights_.peer,    weights_.fail,       weights_.mend,
+      weights_.bad,      weights_.inspect, weights_.checkpoint, weights_.restore};
   uint64_t total = 0;
   for (const unsigned weight : weights) total += weight;
   uint64_t pick = Below(total);
@@ -234,8 +256,12 @@ PoolOperation OperationGenerator::Choose(const FuzzSession& session) {
       return MendOp{};
     case 12:
       return Bad(session);
-    default:
+    case 13:
       return InspectOp{};
+    case 14:
+      return Checkpoint(session);
+    default:
+      return Restore(session);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <deque>
 #include <optional>
 #include <random>
+#include <vector>
 
 #include "testing/capture_repeater.h"
 #include "testing/fuzz_session.h"
@@ -28,7 +29,7 @@ class OperationGenerator {
  private:
   struct Weights {
     unsigned allocate, free, begin, end, retain, release, record_use, trim, progress, peer, fail,
-        mend, bad, inspect;
+        mend, bad, inspect, checkpoint, restore;
   };
 
   uint64_t Below(uint64_t bound);  // uniform in [0, bound)
@@ -39,6 +40,8 @@ class OperationGenerator {
   uint64_t Stream() { return Below(streams_); }
   PoolOperation Allocate(const FuzzSession& session);
   PoolOperation Free(const FuzzSession& session);
+  PoolOperation Checkpoint(const FuzzSession& session);
+  PoolOperation Restore(const FuzzSession& session);
   PoolOperation Bad(const FuzzSession& session);
   PoolOperation Fail();
   PoolOperation Choose(const FuzzSession& session);
@@ -59,6 +62,7 @@ class OperationGenerator {
   std::deque<PoolOperation> repetition_;     // what is left of the one under way
   uint64_t interruption_ = 1;                // one operation in so many is none of the repetition
   uint64_t size_step_ = 1;                   // sizes are multiples of this
+  std::vector<uint64_t> checkpoints_;        // by number: of which pool it was asked for last
   uint64_t last_label_ = 0;
   int last_peer_ = 0;
 };

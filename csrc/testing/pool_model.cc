@@ -66,8 +66,9 @@ bool PoolModel::MayTake(const ModelPool& pool, const Granule& granule, StreamId 
   if (granule.label != 0) return false;
   if (granule.fence == nullptr) return true;
   const Fence& fence = *granule.fence;
-  if (fence.capture != 0 && pool.scope && pool.scope_number == fence.capture) {
-    return fence.owner_at_once && fence.owner == stream;
+  if (fence.capture != 0 && pool.scope && pool.scope_number == fence.capture &&
+      !(fence.owner_at_once && fence.owner == stream)) {
+    return false;
   }
   return std::all_of(fence.pending.begin(), fence.pending.end(), [&](const Pending& pending) {
     const bool ordered = pool.scope == ScopeKind::kEager && pending.stream == stream;
@@ -80,9 +81,13 @@ bool PoolModel::MustOffer(const ModelPool& pool, const Granule& granule, StreamI
   if (granule.fence == nullptr) return true;
   const Fence& fence = *granule.fence;
   if (fence.capture != 0 && pool.scope && pool.scope_number == fence.capture) {
-    return fence.owner_at_once && fence.owner == stream;
+    return fence.promised_at_once && fence.owner == stream;
   }
-  if (pool.scope == ScopeKind::kEager && fence.owner_at_once && fence.owner == stream) return true;
+  const bool own = fence.promised_at_once && fence.owner == stream;
+  return (pool.scope == ScopeKind::kEager && own) || KnownToBeDone(fence);
+}
+
+bool PoolModel::KnownToBeDone(const Fence& fence) const {
   const auto known_to_be_done = [this](const Pending& pending) {
     return pending.marked != kNotMarked && watch_.Done(pending.stream, pending.marked);
   };
@@ -245,7 +250,14 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
                              std::vector<PhysicalPiece> pieces, uint64_t pages) {
   ModelPool& pool = Known(id);
   const bool may_be_ahead = PagesAhead(pool, block.requested_bytes) > 0;
-  LiveBlock live{label, id, block, std::move(pieces), {}, pool.scope == ScopeKind::kEager};
+  LiveBlock live{.label = label,
+                 .pool = id,
+                 .block = block,
+                 .pieces = std::move(pieces),
+                 .uses = {},
+                 .eager = pool.scope == ScopeKind::kEager,
+                 .inherited = {},
+                 .suspects = {}};
   std::string complaint = TakeGranules(pool, live);
   for (uint32_t number = 0; may_be_ahead && number < pages; ++number) {
     pool.pages[number].resize(granules_per_page_);
@@ -289,17 +301,25 @@ std::shared_ptr<PoolModel::Fence> PoolModel::FenceOf(const ModelPool& pool,
   const bool in_capture = pool.scope == ScopeKind::kCapture;
   if (in_capture) fence->capture = pool.scope_number;
   fence->owner_at_once = block.uses.empty() && (in_capture ? !block.eager : pool.scope.has_value());
+  fence->promised_at_once = fence->owner_at_once && block.suspects.empty();
+  // The set can know of the end of anything by events recorded when the block is freed, or when the
+  // scope ends.
+  const auto add = [&](StreamId stream, uint64_t work) {
+    fence->pending.push_back({stream, work, pool.scope ? kNotMarked : watch_.Submitted(stream)});
+  };
+  for (const Pending& pending : block.inherited) add(pending.stream, pending.work);
+  if (!block.suspects.empty()) {
+    for (const StreamId stream : block.suspects) add(stream, 0);
+    for (const StreamId stream : block.uses) add(stream, 0);
+    add(block.block.stream, 0);
+  }
   // The capture's end stands for all that the capture did with the block; not for eager work before it.
-  if (!block.eager && (in_capture || (!pool.scope && block.uses.empty()))) {
-    return in_capture ? fence : nullptr;
+  const bool waits = block.eager || (!in_capture && (pool.scope || !block.uses.empty()));
+  if (waits) {
+    for (const StreamId stream : block.uses) add(stream, watch_.Submitted(stream));
+    add(block.block.stream, watch_.Submitted(block.block.stream));
   }
-  std::set<StreamId> streams = block.uses;
-  streams.insert(block.block.stream);
-  for (const StreamId stream : streams) {
-    const uint64_t work = watch_.Submitted(stream);
-    fence->pending.push_back({stream, work, pool.scope ? kNotMarked : work});
-  }
-  return fence;
+  return in_capture || !fence->pending.empty() ? fence : nullptr;
 }
 
 void PoolModel::Hold(ModelPool& pool, Fence& fence) {
@@ -319,7 +339,7 @@ void PoolModel::Free(Address start) {
   const std::shared_ptr<Fence> fence = FenceOf(pool, block);
   if (fence != nullptr && pool.scope && !fence->pending.empty()) {
     pool.unmarked.push_back(fence);
-    if (!fence->owner_at_once) Hold(pool, *fence);
+    if (!fence->promised_at_once) Hold(pool, *fence);
   }
   if (fence != nullptr && pool.scope == ScopeKind::kEager && fence->owner_at_once) {
     GoOn(pool, block.block.stream);
@@ -338,7 +358,91 @@ void PoolModel::Free(Address start) {
 
 void PoolModel::RecordUse(Address start, StreamId stream) {
   LiveBlock& block = live_.at(start);
-  if (stream != block.block.stream) block.uses.insert(stream);
+  if (stream == block.block.stream) return;
+  block.uses.insert(stream);
+  block.eager |= Known(block.pool).scope != ScopeKind::kCapture;
+}
+
+bool PoolModel::MayRestore(PoolId id, const Checkpoint& checkpoint) const {
+  const auto it = pools_.find(id);
+  return it != pools_.end() && !it->second.scope && checkpoint.pool == id &&
+         checkpoint.incarnation == it->second.incarnation;
+}
+
+PoolModel::Checkpoint PoolModel::TakeCheckpoint(PoolId id) const {
+  Checkpoint checkpoint{id, pools_.at(id).incarnation, {}};
+  for (const auto& [address, live] : live_) {
+    if (live.pool == id) checkpoint.blocks.push_back(live);
+  }
+  return checkpoint;
+}
+
+// All that lives and did not live then is freed; then all that lived then and does not live now is
+// taken again. A block that is just like one that lived then passes for it, and keeps its label.
+PoolModel::Restored PoolModel::Restore(const Checkpoint& checkpoint) {
+  ModelPool& pool = Known(checkpoint.pool);
+  Restored restored;
+  std::set<const Fence*> fresh;
+  for (const LiveBlock& live : TakeCheckpoint(checkpoint.pool).blocks) {
+    const auto same = std::ranges::find(checkpoint.blocks, live.block, &LiveBlock::block);
+    if (same == checkpoint.blocks.end()) {
+      restored.dropped.push_back(live);
+      Free(live.block.address);
+      const PhysicalPiece& piece = live.pieces.front();
+      const std::vector<Granule>& page = pool.pages.at(Index(piece.page));
+      fresh.insert(page[piece.offset_bytes / kGranuleBytes].fence.get());
+    } else {
+      LiveBlock& kept = live_.at(live.block.address);
+      kept.uses.insert(same->uses.begin(), same->uses.end());
+      kept.suspects.insert(same->suspects.begin(), same->suspects.end());
+      kept.eager |= same->eager;
+    }
+  }
+  for (const LiveBlock& then : checkpoint.blocks) {
+    if (live_.contains(then.block.address)) continue;
+    restored.revived.push_back(then);
+    Revive(pool, fresh, then);
+  }
+  return restored;
+}
+
+void PoolModel::Revive(ModelPool& pool, const std::set<const Fence*>& fresh, LiveBlock block) {
+  block.inherited.clear();
+  Inherit(pool, fresh, block);
+  for (const PhysicalPiece& piece : block.pieces) {
+    std::vector<Granule>& page = pool.pages.at(Index(piece.page));
+    const uint64_t end = (piece.offset_bytes + piece.length_bytes) / kGranuleBytes;
+    for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) {
+      page[i] = {block.label, nullptr};
+    }
+  }
+  pool.stats.allocated_bytes += block.block.bytes;
+  pool.stats.requested_bytes += block.block.requested_bytes;
+  ++pool.stats.live_blocks;
+  ++pool.stats.allocations;
+  const Address start = block.block.address;
+  live_.emplace(start, std::move(block));
+}
+
+// What is still under way on the bytes goes on, and must be over before they go to another block.
+void PoolModel::Inherit(const ModelPool& pool, const std::set<const Fence*>& fresh,
+                        LiveBlock& block) const {
+  std::set<const Fence*> seen;
+  for (const PhysicalPiece& piece : block.pieces) {
+    const std::vector<Granule>& page = pool.pages.at(Index(piece.page));
+    const uint64_t end = (piece.offset_bytes + piece.length_bytes) / kGranuleBytes;
+    for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) {
+      const Fence* const fence = page[i].fence.get();
+      if (fence == nullptr || !seen.insert(fence).second) continue;
+      if (!fresh.contains(fence) && KnownToBeDone(*fence)) continue;
+      for (const Pending& pending : fence->pending) {
+        block.suspects.insert(pending.stream);
+        if (!watch_.Done(pending.stream, pending.work)) block.inherited.push_back(pending);
+      }
+      if (fence->group == nullptr) continue;
+      for (const Pending& pending : fence->group->pending) block.suspects.insert(pending.stream);
+    }
+  }
 }
 
 }  // namespace cgp

@@ -28,6 +28,16 @@
 namespace cgp {
 
 class PoolModel {
+  static constexpr uint64_t kNotMarked = std::numeric_limits<uint64_t>::max();
+
+  // Work that may still touch bytes: what was submitted to `stream` up to number `work`.
+  // The set can know of its end by an event recorded after number `marked`.
+  struct Pending {
+    StreamId stream{};
+    uint64_t work = 0;
+    uint64_t marked = kNotMarked;
+  };
+
  public:
   struct LiveBlock {
     uint64_t label = 0;
@@ -35,7 +45,22 @@ class PoolModel {
     Block block;
     std::vector<PhysicalPiece> pieces;
     std::set<StreamId> uses;  // other than the block's own stream
-    bool eager = false;       // allocated in an eager scope
+    bool eager = false;  // allocated in an eager scope, or used by another stream outside captures
+    // Of a block that a restore brought back: what was under way on its bytes then, and the streams
+    // that the set may believe to be at work on them, or to have been before.
+    std::vector<Pending> inherited;
+    std::set<StreamId> suspects;
+  };
+  // What lived in a pool at one moment.
+  struct Checkpoint {
+    PoolId pool;
+    uint64_t incarnation = 0;
+    std::vector<LiveBlock> blocks;
+  };
+  // What a restore did to blocks.
+  struct Restored {
+    std::vector<LiveBlock> dropped;
+    std::vector<LiveBlock> revived;
   };
 
   // `watch` plays the device; `page_bytes` is the size of the pages of every pool.
@@ -64,6 +89,9 @@ class PoolModel {
   // How many of the pages that hold these pieces are free as a whole and promised, or do not exist yet.
   uint64_t WholePagesOf(PoolId id, const std::vector<PhysicalPiece>& pieces, StreamId stream) const;
   uint64_t Pages(PoolId id) const;
+  Checkpoint TakeCheckpoint(PoolId id) const;
+  // Whether the checkpoint may be restored in the pool now.
+  bool MayRestore(PoolId id, const Checkpoint& checkpoint) const;
 
   // --- What the real set did. pre: it was allowed to. ---
 
@@ -80,6 +108,7 @@ class PoolModel {
   void Free(Address start);
   void RecordUse(Address start, StreamId stream);
   void Trim();
+  Restored Restore(const Checkpoint& checkpoint);
 
   // --- Comparison ---
 
@@ -91,18 +120,10 @@ class PoolModel {
   uint64_t Incarnation(PoolId id) const;
 
  private:
-  static constexpr uint64_t kNotMarked = std::numeric_limits<uint64_t>::max();
-
-  // Work that may still touch the freed bytes: what was submitted to `stream` up to number `work`.
-  // The set can know of its end by an event recorded after number `marked`.
-  struct Pending {
-    StreamId stream{};
-    uint64_t work = 0;
-    uint64_t marked = kNotMarked;
-  };
   struct Fence {
     uint64_t capture = 0;  // the scope's number, if freed in a capture scope
     bool owner_at_once = false;
+    bool promised_at_once = false;  // owner_at_once, and the set knows it
     StreamId owner{};
     std::vector<Pending> pending;
     // What several streams used in one scope may be kept until all of it is done with: the sum of such fences.
@@ -148,6 +169,10 @@ class PoolModel {
   bool MustOffer(const ModelPool& pool, const Granule& granule, StreamId stream) const;
   std::string TakeGranules(ModelPool& pool, const LiveBlock& block);
   std::shared_ptr<Fence> FenceOf(const ModelPool& pool, const LiveBlock& block) const;
+  bool KnownToBeDone(const Fence& fence) const;
+  // `fresh`: fences of which the set has not asked yet whether they are done.
+  void Inherit(const ModelPool& pool, const std::set<const Fence*>& fresh, LiveBlock& block) const;
+  void Revive(ModelPool& pool, const std::set<const Fence*>& fresh, LiveBlock block);
   static void Hold(ModelPool& pool, Fence& fence);
   std::string Describe(const Fence& fence) const;
 

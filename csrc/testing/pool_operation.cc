@@ -41,6 +41,12 @@ struct Printer {
   void operator()(const RecordUseOp& op) const {
     out << "RecordUseOp{" << op.label << ", " << op.stream << "}";
   }
+  void operator()(const CheckpointOp& op) const {
+    out << "CheckpointOp{" << op.number << ", " << op.pool << "}";
+  }
+  void operator()(const RestoreOp& op) const {
+    out << "RestoreOp{" << op.number << ", " << op.pool << "}";
+  }
   void operator()(const TrimOp&) const { out << "TrimOp{}"; }
   void operator()(const ProgressOp& op) const {
     out << "ProgressOp{" << op.stream << ", " << op.count << "}";

@@ -52,6 +52,16 @@ struct RecordUseOp {
   uint64_t label = 0;
   uint64_t stream = 0;
 };
+// Keeps what lives in the pool under a number, in place of what was kept under it before.
+struct CheckpointOp {
+  uint64_t number = 0;
+  uint64_t pool = 0;
+};
+// Bad input where the checkpoint is one of another pool.
+struct RestoreOp {
+  uint64_t number = 0;
+  uint64_t pool = 0;
+};
 struct TrimOp {};
 // The device does up to `count` more of the stream's work.
 struct ProgressOp {
@@ -72,9 +82,9 @@ struct MendOp {};
 // Compares everything that is too slow to be compared after each operation.
 struct InspectOp {};
 
-using PoolOperation =
-    std::variant<RetainOp, BeginOp, EndOp, ReleaseOp, AllocateOp, FreeOp, FreeInsideOp, FreeWildOp,
-                 RecordUseOp, TrimOp, ProgressOp, EnablePeerOp, FailOp, MendOp, InspectOp>;
+using PoolOperation = std::variant<RetainOp, BeginOp, EndOp, ReleaseOp, AllocateOp, FreeOp,
+                                   FreeInsideOp, FreeWildOp, RecordUseOp, CheckpointOp, RestoreOp,
+                                   TrimOp, ProgressOp, EnablePeerOp, FailOp, MendOp, InspectOp>;
 
 std::string ToString(const PoolOperation& operation);
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants import fences, foretold, free_bytes, mapped, placement, pool, pool_set
+from mutants import checkpoints, fences, foretold, free_bytes, mapped, placement, pool, pool_set
 from mutants.mutant import Mutant
 
 __all__ = ["MUTANTS", "Mutant"]
@@ -15,4 +15,5 @@ MUTANTS: list[Mutant] = [
     *foretold.MUTANTS,
     *pool.MUTANTS,
     *pool_set.MUTANTS,
+    *checkpoints.MUTANTS,
 ]
