@@ -8,7 +8,6 @@
 #include <string_view>
 #include <utility>
 
-#include "core/address_map.h"
 #include "core/error.h"
 #include "core/fences.h"
 #include "core/foresight.h"
@@ -16,6 +15,7 @@
 #include "core/page_space.h"
 #include "core/placement.h"
 #include "core/range_table.h"
+#include "core/slab_map.h"
 
 namespace cgp {
 namespace {
@@ -39,14 +39,15 @@ Granules PageSize(const Driver& driver, const PoolOptions& options) {
   return Granules(bytes / kGranuleBytes);
 }
 
-struct LiveBlock {
+// A cache line, since a free of one among many blocks has to fetch it.
+struct alignas(64) LiveBlock {
   Block block;
   SlotId slot{};                // where it starts
   uint32_t offset = 0;          // granules into that slot
   NodeId node = NodeId::kNone;  // of a block that lies in one page
   bool eager = false;           // allocated in an eager scope: its work was not captured
   CaptureGuide::Ticket ticket;
-  std::vector<StreamId> uses;  // streams recorded beside the block's own
+  std::unique_ptr<std::vector<StreamId>> uses;  // streams recorded beside the block's own, if any
 };
 
 }  // namespace
@@ -61,6 +62,7 @@ struct Pool::State {
         foresight(space, ranges) {}
 
   LiveBlock& Known(Address address);
+  FreeView* FindView(StreamId stream) const;
   FreeView& ViewFor(StreamId stream);
   void CheckAgainstDevice(Granules length) const;
   void PlaceSmall(FreeView& view, LiveBlock& live);
@@ -91,7 +93,7 @@ struct Pool::State {
   // fills never indexes anything anew.
   std::vector<std::unique_ptr<FreeView>> views;
   Foresight foresight;
-  AddressMap<LiveBlock> blocks;
+  SlabMap<LiveBlock> blocks;
   std::optional<ScopeKind> scope;
   PoolStats stats;  // what Stats() does not derive
 };
@@ -144,14 +146,9 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   LiveBlock live;
   live.block = {.address = 0, .bytes = length.bytes(), .requested_bytes = bytes, .stream = stream};
   live.eager = *s.scope == ScopeKind::kEager;
-  Foresight::Advice advice;
+  const Foresight::Advice advice = live.eager ? Foresight::Advice{} : s.Advise(bytes, view);
   try {
-    std::optional<Placement> place;
-    if (!live.eager) {
-      advice = s.Advise(bytes, view);
-      place = s.FollowAdvice(advice);
-    }
-    if (place) {
+    if (const std::optional<Placement> place = s.FollowAdvice(advice)) {
       s.PlaceAt(*place, live);
     } else if (length < s.page_size) {
       s.PlaceSmall(view, live);
@@ -202,9 +199,12 @@ Block Pool::Free(Address address) {
 
 void Pool::RecordUse(Address address, StreamId stream) {
   LiveBlock& live = state_->Known(address);
-  if (stream == live.block.stream || std::ranges::find(live.uses, stream) != live.uses.end())
-    return;
-  live.uses.push_back(stream);
+  if (stream == live.block.stream) return;
+  if (!live.uses) {
+    live.uses = std::make_unique<std::vector<StreamId>>(1, stream);
+  } else if (std::ranges::find(*live.uses, stream) == live.uses->end()) {
+    live.uses->push_back(stream);
+  }
 }
 
 const Block* Pool::Find(Address address) const {
@@ -304,10 +304,16 @@ LiveBlock& Pool::State::Known(Address address) {
   return *live;
 }
 
-FreeView& Pool::State::ViewFor(StreamId stream) {
+// The view of a stream that has allocated in the open scope, else nullptr.
+FreeView* Pool::State::FindView(StreamId stream) const {
   for (const auto& view : views) {
-    if (view->own_fence() != FenceId::kOpen && view->stream() == stream) return *view;
+    if (view->stream() == stream && view->own_fence() != FenceId::kOpen) return view.get();
   }
+  return nullptr;
+}
+
+FreeView& Pool::State::ViewFor(StreamId stream) {
+  if (FreeView* const view = FindView(stream)) return *view;
   const FenceTable::StreamFence fence = fences.ForStream(stream, *scope == ScopeKind::kEager);
   if (views.size() == 1 && views.front()->own_fence() == FenceId::kOpen) {
     views.front()->Assign(stream, fence.id);
@@ -475,8 +481,9 @@ void Pool::State::GivePiece(NodeId id, FenceId fence) {
   };
   for (const auto& view : views) {
     if (!sees(*view)) continue;
-    if (node.prev != NodeId::kNone) view->Forget(node.prev, node.prev);
-    if (node.next != NodeId::kNone) view->Forget(node.next, node.next);
+    for (const NodeId beside : {node.prev, node.next}) {
+      if (beside != NodeId::kNone && !space.node(beside).used) view->Forget(beside, beside);
+    }
   }
   const NodeId given = space.Give(id, fence);
   for (const auto& view : views) {
@@ -508,20 +515,20 @@ void Pool::State::ForEachPiece(const LiveBlock& live, Function&& function) const
 // Behind what the bytes of a block that is freed now must stay.
 FenceId Pool::State::FenceFor(const LiveBlock& live) {
   const StreamId stream = live.block.stream;
-  std::vector<StreamId> streams;
-  if (!live.uses.empty() || live.eager) {
-    streams = live.uses;
-    streams.push_back(stream);
+  if (scope == ScopeKind::kCapture && !live.eager && !live.uses) {
+    const FreeView* const view = FindView(stream);
+    return view != nullptr ? view->own_fence() : fences.ForStream(stream, /*eager=*/false).id;
   }
-  if (!scope) return live.uses.empty() && !live.eager ? FenceId::kOpen : fences.After(streams);
+  std::vector<StreamId> streams;
+  if (live.uses) streams = *live.uses;
+  if (live.uses || live.eager) streams.push_back(stream);
+  if (!scope) return streams.empty() ? FenceId::kOpen : fences.After(streams);
   if (*scope == ScopeKind::kEager) {
-    if (!live.uses.empty()) return fences.Held(streams, /*events=*/true);
+    if (live.uses) return fences.Held(streams, /*events=*/true);
     return fences.ForStream(stream, /*eager=*/true).id;
   }
   // Eager work on the block is not part of the capture: the capture's end says nothing of it.
-  if (live.eager) return fences.Held(streams, /*events=*/true);
-  if (!live.uses.empty()) return fences.Held(streams, /*events=*/false);
-  return fences.ForStream(stream, /*eager=*/false).id;
+  return fences.Held(streams, /*events=*/live.eager);
 }
 
 void Pool::State::ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const {
