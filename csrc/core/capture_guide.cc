@@ -151,7 +151,8 @@ bool CaptureGuide::Answer(uint64_t bytes, Match& match) const {
 uint64_t CaptureGuide::Foretell(uint32_t step, double scale) const {
   const Step& like = largest_[step];
   if (scale == 0) return like.bytes;
-  return WholeBytes(static_cast<double>(like.bytes) * std::pow(scale, like.power));
+  const double growth = like.power == 0 ? 1 : like.power == 1 ? scale : scale * scale;
+  return WholeBytes(static_cast<double>(like.bytes) * growth);
 }
 
 std::optional<uint32_t> CaptureGuide::StepOf(Ticket ticket) const {

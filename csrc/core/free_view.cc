@@ -160,8 +160,7 @@ void FreeView::ForEachChain(NodeId first, NodeId last, Function&& function) {
 }
 
 uint32_t FreeView::BinOf(PageId page, uint32_t length) const {
-  return length +
-         (space_.settled(page) ? 0 : static_cast<uint32_t>(space_.page_size().count()));
+  return length + (space_.settled(page) ? 0 : static_cast<uint32_t>(space_.page_size().count()));
 }
 
 void FreeView::LinkChain(const Chain& chain) {
