@@ -330,10 +330,29 @@ MUTANTS = [
         "layout-peak",
         "layout.cc",
         "what ends with a step still counts when the next block comes (advice)",
-        "  std::sort(changes.begin(), changes.end());",
-        "  std::sort(changes.begin(), changes.end(), [](auto a, auto b) {\n"
-        "    return std::pair(a.first, b.second) < std::pair(b.first, a.second);\n"
-        "  });",
+        "change(item.end, -length);",
+        "change(item.end + 1, -length);",
+    ),
+    Mutant(
+        "layout-conflicts-behind",
+        "conflicts.h",
+        "a block is not told of those that begin while it lives (advice)",
+        "p < order_.size() && order_[p].begin < order_[place].end; ++p",
+        "p < order_.size() && false; ++p",
+    ),
+    Mutant(
+        "layout-conflicts-before",
+        "conflicts.cc",
+        "the block that began just before is forgotten (advice)",
+        "if (place > 0 && order[place - 1].end > order[place].begin)",
+        "if (place > 0 && order[place - 1].end > order[place].begin && false)",
+    ),
+    Mutant(
+        "slab-spare",
+        "slab_map.h",
+        "the place of an erased value is handed out twice",
+        "      spare_.pop_back();\n",
+        "      if (spare_.size() > 1) spare_.pop_back();\n",
     ),
     Mutant(
         "layout-erase",
