@@ -33,8 +33,8 @@ class AddressMap {
 
   // Makes room for one more, so that the next Insert() cannot throw.
   void ReserveOne() {
-    // At most 7/8 full: probes stay short, and an empty place always ends them.
-    if ((size_ + 1) * 8 > places_.size() * 7) Grow();
+    // At most 3/4 full: probes stay short, and an empty place always ends them.
+    if ((size_ + 1) * 4 > places_.size() * 3) Grow();
   }
 
   // pre: `address` is not in the map and not kEmpty; ReserveOne() was called since the last
@@ -46,14 +46,15 @@ class AddressMap {
     ++size_;
   }
 
-  // pre: `address` is in the map.
-  void Erase(Address address) {
+  // Returns what was there. pre: `address` is in the map.
+  Value Erase(Address address) {
     CGP_CHECK(size_ > 0 && address != kEmpty);
     std::size_t hole = Home(address);
     while (places_[hole].key != address) {
       CGP_CHECK(places_[hole].key != kEmpty);
       hole = Next(hole);
     }
+    Value erased = std::move(places_[hole].value);
     for (std::size_t i = Next(hole); places_[i].key != kEmpty; i = Next(i)) {
       // An entry may fill the hole unless its home lies cyclically in (hole, i]: then it could not
       // be found there.
@@ -65,6 +66,7 @@ class AddressMap {
     }
     places_[hole] = {};
     --size_;
+    return erased;
   }
 
   template <typename Function>

@@ -144,11 +144,11 @@ TEST(AddressMap, DeletionKeepsEveryProbeSequenceAlive) {
   }
 }
 
-// As full as the table gets (7/8), every entry in one cluster that wraps round.
+// As full as the table gets (3/4), every entry in one cluster that wraps round.
 TEST(AddressMap, CrowdedClusterAgainstUnorderedMap) {
   std::vector<Address> keys;
   for (const uint64_t home : {60u, 62u, 63u, 0u, 2u}) {
-    for (const Address address : AddressesWithHome(home, 11)) keys.push_back(address);
+    for (const Address address : AddressesWithHome(home, 9)) keys.push_back(address);
   }
   std::mt19937 random(1);
   MapAndModel both;

@@ -52,10 +52,13 @@ void CaptureGuide::BeginCapture() {
 
 // By which power of the scale a block of the step would have become this large.
 std::optional<uint8_t> CaptureGuide::PowerOf(uint32_t step, uint64_t bytes, double scale) const {
+  const Granules length = Rounded(bytes);
+  if (Rounded(largest_[step].bytes) == length) return 0;
+  if (scale == 0) return std::nullopt;
   auto before = static_cast<double>(largest_[step].bytes);
-  const uint8_t most = scale == 0 ? 0 : kMostPower;
-  for (uint8_t power = 0; power <= most; ++power, before *= scale) {
-    if (Rounded(WholeBytes(before)) == Rounded(bytes)) return power;
+  for (uint8_t power = 1; power <= kMostPower; ++power) {
+    before *= scale;
+    if (Rounded(WholeBytes(before)) == length) return power;
   }
   return std::nullopt;
 }
@@ -148,7 +151,8 @@ bool CaptureGuide::Answer(uint64_t bytes, Match& match) const {
 uint64_t CaptureGuide::Foretell(uint32_t step, double scale) const {
   const Step& like = largest_[step];
   if (scale == 0) return like.bytes;
-  return WholeBytes(static_cast<double>(like.bytes) * std::pow(scale, like.power));
+  const double growth = like.power == 0 ? 1 : like.power == 1 ? scale : scale * scale;
+  return WholeBytes(static_cast<double>(like.bytes) * growth);
 }
 
 std::optional<uint32_t> CaptureGuide::StepOf(Ticket ticket) const {
@@ -158,12 +162,13 @@ std::optional<uint32_t> CaptureGuide::StepOf(Ticket ticket) const {
 CaptureGuide::Ticket CaptureGuide::Allocated(const Match& match, Placement start, uint64_t bytes,
                                              Granules live) {
   const auto number = static_cast<uint32_t>(recorded_.size());
-  Recorded recorded{.step = {.start = start, .bytes = bytes},
-                    .like = match.step ? match.step : match.stands_for,
-                    .next_before = alignment_.next};
-  alignment_ = match;
+  Recorded& recorded = recorded_.emplace_back();
+  recorded.step.start = start;
+  recorded.step.bytes = bytes;
+  recorded.like = match.step ? match.step : match.stands_for;
+  recorded.next_before = alignment_.next;
   recorded.step.steady = largest_.empty() || recorded.like.has_value();
-  recorded_.push_back(recorded);
+  alignment_ = match;
   if (live > peak_) {
     peak_ = live;
     peak_step_ = number;

@@ -118,6 +118,7 @@ bool CapturePlan::Pack(const CaptureGuide& guide, const RangeTable& ranges,
 std::vector<LayoutItem> CapturePlan::Foretell(const CaptureGuide& guide,
                                               const RangeTable& ranges) const {
   std::vector<LayoutItem> items;
+  items.reserve(guide.steps().size() - first_step_);
   for (uint32_t s = first_step_; s < guide.steps().size(); ++s) {
     const CaptureGuide::Step& step = guide.steps()[s];
     const uint64_t length = Granules::FromBytesRoundedUp(guide.Foretell(s, scale_)).count();

@@ -40,7 +40,7 @@ Foresight::Advice Foresight::Advise(uint64_t bytes, const FreeView& view,
     place = BesideSurvivors(length, view);
   }
   if (place) {
-    advice.spot = CapturePlan::Spot{.growth = {}, .place = *place, .item = {}};
+    advice.spot.emplace().place = *place;
     return advice;
   }
   if (WorthPlanning(match)) MakePlan(match, view, for_each_live);

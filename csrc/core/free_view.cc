@@ -34,12 +34,19 @@ void FreeView::Rebuild() {
 }
 
 void FreeView::Forget(NodeId first, NodeId last) {
-  ForEachChain(first, last, [this](NodeId start) { UnlinkChain(start); });
+  ForEachChain(first, last, [this](const Chain& chain) { UnlinkChain(chain); });
 }
 
 void FreeView::Learn(NodeId first, NodeId last) {
   if (links_.size() < space_.node_limit()) links_.resize(2 * std::size_t{space_.node_limit()});
-  ForEachChain(first, last, [this](NodeId start) { LinkChain(start); });
+  ForEachChain(first, last, [this](const Chain& chain) { LinkChain(chain); });
+  const uint32_t page = Index(space_.node(first).page);
+  if (partial_pages_.Contains(page) == (chains_[page] > 0)) return;
+  if (chains_[page] > 0) {
+    partial_pages_.Insert(page);
+  } else {
+    partial_pages_.Erase(page);
+  }
 }
 
 void FreeView::LearnMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
@@ -137,32 +144,34 @@ template <typename Function>
 void FreeView::ForEachChain(NodeId first, NodeId last, Function&& function) {
   const uint32_t last_offset = space_.node(last).offset;
   NodeId id = Available(first) ? ChainStart(first) : first;
-  while (id != NodeId::kNone && space_.node(id).offset <= last_offset) {
-    if (Available(id)) {
-      const NodeId end = ChainEnd(id);
-      function(id);
-      id = end;
-    } else {
-      id = space_.node(id).next;
+  while (id != NodeId::kNone) {
+    const PageSpace::Node& node = space_.node(id);
+    if (node.offset > last_offset) return;
+    NodeId next = node.next;
+    if (Available(node)) {
+      Chain chain{.start = id, .page = node.page, .length = node.length};
+      for (; next != NodeId::kNone && Available(next); next = space_.node(next).next) {
+        chain.length += space_.node(next).length;
+      }
+      function(chain);
     }
+    id = next;
   }
 }
 
-uint32_t FreeView::BinOf(PageId page, Granules length) const {
-  const uint64_t first = space_.settled(page) ? 0 : space_.page_size().count();
-  return static_cast<uint32_t>(first + length.count());
+uint32_t FreeView::BinOf(PageId page, uint32_t length) const {
+  return length + (space_.settled(page) ? 0 : static_cast<uint32_t>(space_.page_size().count()));
 }
 
-void FreeView::LinkChain(NodeId start) {
-  const Granules length = ChainLength(start);
-  const PageId page = space_.node(start).page;
-  if (length == space_.page_size()) {
+void FreeView::LinkChain(const Chain& chain) {
+  const auto [start, page, length] = chain;
+  if (Granules(length) == space_.page_size()) {
     whole_pages_.Insert(Index(page));
     ++whole_page_count_;
     runs_.SetFree(page);
     return;
   }
-  if (chains_[Index(page)]++ == 0) partial_pages_.Insert(Index(page));
+  ++chains_[Index(page)];
   const uint32_t bin = BinOf(page, length);
   NodeId& head = bins_[bin];
   links_[Index(start)] = {NodeId::kNone, head};
@@ -174,16 +183,15 @@ void FreeView::LinkChain(NodeId start) {
   head = start;
 }
 
-void FreeView::UnlinkChain(NodeId start) {
-  const Granules length = ChainLength(start);
-  const PageId page = space_.node(start).page;
-  if (length == space_.page_size()) {
+void FreeView::UnlinkChain(const Chain& chain) {
+  const auto [start, page, length] = chain;
+  if (Granules(length) == space_.page_size()) {
     whole_pages_.Erase(Index(page));
     --whole_page_count_;
     runs_.SetTaken(page);
     return;
   }
-  if (--chains_[Index(page)] == 0) partial_pages_.Erase(Index(page));
+  --chains_[Index(page)];
   const Link link = links_[Index(start)];
   if (link.next != NodeId::kNone) links_[Index(link.next)].prev = link.prev;
   if (link.prev != NodeId::kNone) {
@@ -213,9 +221,10 @@ void FreeView::Check() const {
         is_whole = true;
       } else {
         ++chains;
+        const auto granules = static_cast<uint32_t>(length.count());
         const Link& link = links_[Index(id)];
         const bool first_of_bin = link.prev == NodeId::kNone;
-        CGP_CHECK(first_of_bin ? bins_[BinOf(PageId{p}, length)] == id
+        CGP_CHECK(first_of_bin ? bins_[BinOf(PageId{p}, granules)] == id
                                : links_[Index(link.prev)].next == id);
       }
       id = ChainEnd(id);
@@ -229,8 +238,9 @@ void FreeView::Check() const {
   for (uint32_t bin = 0; bin < bins_.size(); ++bin) {
     CGP_CHECK(filled_bins_.Contains(bin) == (bins_[bin] != NodeId::kNone));
     for (NodeId id = bins_[bin]; id != NodeId::kNone; id = links_[Index(id)].next) {
+      const auto length = static_cast<uint32_t>(ChainLength(id).count());
       CGP_CHECK(Available(id) && ChainStart(id) == id &&
-                BinOf(space_.node(id).page, ChainLength(id)) == bin);
+                BinOf(space_.node(id).page, length) == bin);
       --chains;
     }
   }

@@ -83,19 +83,26 @@ class FreeView {
     NodeId next = NodeId::kNone;
   };
 
-  bool Available(NodeId id) const {
-    const PageSpace::Node& node = space_.node(id);
+  // A chain: where it starts and how long it is.
+  struct Chain {
+    NodeId start{};
+    PageId page{};
+    uint32_t length = 0;  // in granules
+  };
+
+  bool Available(const PageSpace::Node& node) const {
     return !node.used && (node.fence == FenceId::kOpen || node.fence == own_);
   }
+  bool Available(NodeId id) const { return Available(space_.node(id)); }
   NodeId ChainStart(NodeId id) const;
   // The node after the chain, kNone at the page's end.
   NodeId ChainEnd(NodeId start) const;
   void ResizePages();
   template <typename Function>
   void ForEachChain(NodeId first, NodeId last, Function&& function);
-  uint32_t BinOf(PageId page, Granules length) const;
-  void LinkChain(NodeId start);
-  void UnlinkChain(NodeId start);
+  uint32_t BinOf(PageId page, uint32_t length) const;
+  void LinkChain(const Chain& chain);
+  void UnlinkChain(const Chain& chain);
 
   const PageSpace& space_;
   const RangeTable& ranges_;

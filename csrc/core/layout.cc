@@ -14,12 +14,14 @@ int AttemptsFor(uint64_t items, bool some_stay) {
   return static_cast<int>(std::clamp<uint64_t>(comparisons / (items * items + 1), 4, 32));
 }
 
+// How many may live in the mean when an item begins for it to pay to go through what it meets alone.
+constexpr std::size_t kFewLive = 16;
+
 }  // namespace
 
 Layout::Layout(std::span<const LayoutItem> fixed) {
   for (const LayoutItem& item : fixed) placed_.push_back(Of(item));
-  std::stable_sort(placed_.begin(), placed_.end(),
-                   [](const Placed& a, const Placed& b) { return a.low < b.low; });
+  std::stable_sort(placed_.begin(), placed_.end(), LiesLower{});
 }
 
 Layout::Placed Layout::Of(const LayoutItem& item) {
@@ -42,6 +44,7 @@ bool Layout::Pack(std::vector<LayoutItem>& items, uint64_t limit) {
   std::stable_partition(order.begin(), order.end(), goes_first);
 
   const std::vector<Placed> fixed = placed_;
+  const std::optional<Conflicts> conflicts = FindConflicts(items);
   std::vector<LayoutItem> best = items;
   std::vector<Placed> best_placed;
   uint64_t least_left = LayoutItem::kNowhere;
@@ -51,7 +54,7 @@ bool Layout::Pack(std::vector<LayoutItem>& items, uint64_t limit) {
   const int attempts = AttemptsFor(items.size(), some_stay);
   for (int attempt = 0; attempt < attempts && least_left > 0; ++attempt) {
     placed_ = fixed;
-    const uint64_t left = Attempt(order, items, limit);
+    const uint64_t left = Attempt(order, conflicts, items, limit);
     if (left < least_left) {
       least_left = left;
       best = items;
@@ -71,28 +74,87 @@ bool Layout::Pack(std::vector<LayoutItem>& items, uint64_t limit) {
   return least_left == 0;
 }
 
-// Returns the granules of the items that found no place.
-uint64_t Layout::Attempt(const std::vector<uint32_t>& order, std::vector<LayoutItem>& items,
+// Numbered: what is placed, by where it lies, then the items. nullopt if many meet.
+std::optional<Conflicts> Layout::FindConflicts(std::span<const LayoutItem> items) const {
+  std::vector<Lifetime> lifetimes;
+  lifetimes.reserve(placed_.size() + items.size());
+  for (const Placed& placed : placed_) lifetimes.push_back({placed.begin, placed.end});
+  for (const LayoutItem& item : items) lifetimes.push_back({item.begin, item.end});
+  return Conflicts::Find(lifetimes, static_cast<uint32_t>(placed_.size()),
+                         placed_.size() + items.size() * kFewLive);
+}
+
+// Returns the granules of the items that found no place. pre: what is placed is what is fixed.
+uint64_t Layout::Attempt(const std::vector<uint32_t>& order,
+                         const std::optional<Conflicts>& conflicts, std::vector<LayoutItem>& items,
                          uint64_t limit) {
+  if (conflicts) NumberAll(items);
+  const auto fixed = static_cast<uint32_t>(placed_.size());
   uint64_t left = 0;
   for (const uint32_t i : order) {
     LayoutItem& item = items[i];
     item.position = 0;
-    item.position = FindGap(item);
+    item.position = conflicts ? GapBesideConflicts(item, fixed + i, *conflicts) : FindGap(item);
     if (item.position + item.length <= limit) {
-      Insert(item);
+      if (conflicts) {
+        numbered_[fixed + i] = Of(item);
+      } else {
+        Insert(item);
+      }
     } else {
       item.position = LayoutItem::kNowhere;
       left += item.length;
     }
   }
+  if (!conflicts) return left;
+  std::erase_if(numbered_, [](const Placed& placed) { return placed.low == LayoutItem::kNowhere; });
+  placed_ = numbered_;
+  std::sort(placed_.begin(), placed_.end(), LiesLower{});
   return left;
 }
 
-uint64_t Layout::FindGap(const LayoutItem& item) const {
+// What is placed, by where it lies, then the items, none of them placed yet.
+void Layout::NumberAll(std::span<const LayoutItem> items) {
+  numbered_ = placed_;
+  for (const LayoutItem& item : items)
+    numbered_.push_back({item.begin, item.end, LayoutItem::kNowhere, 0});
+  near_.resize(numbered_.size());
+}
+
+// As FindGap() from the bottom on, by going through nothing but what the item meets.
+uint64_t Layout::GapBesideConflicts(const LayoutItem& item, uint32_t number,
+                                    const Conflicts& conflicts) {
+  std::size_t count = 0;
+  conflicts.ForEach(number, [&](uint32_t other) {
+    const Placed& placed = numbered_[other];
+    near_[count] = placed;
+    const bool meets = item.begin < placed.end && placed.begin < item.end;
+    count += static_cast<std::size_t>(meets) &
+             static_cast<std::size_t>(placed.low != LayoutItem::kNowhere);
+  });
+  // Few are near, so that to sort them would cost more than to go through them again whenever one
+  // was in the way.
+  const std::span<const Placed> near(near_.data(), count);
+  uint64_t position = 0;
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (const Placed& other : near) {
+      if (other.low >= position + item.length || other.high <= position) continue;
+      position = other.high;
+      if (item.alignment > 1)
+        position = (position + item.alignment - 1) / item.alignment * item.alignment;
+      moved = true;
+    }
+  }
+  return position;
+}
+
+uint64_t Layout::FindGap(const LayoutItem& item) const { return LowestGap(placed_, item); }
+
+uint64_t Layout::LowestGap(std::span<const Placed> placed, const LayoutItem& item) {
   const auto [begin, end, length, from, alignment, low] = item;
   uint64_t position = (from + alignment - 1) / alignment * alignment;
-  for (const Placed& other : placed_) {
+  for (const Placed& other : placed) {
     if (other.low >= position + length) break;
     // Without a branch, since whether two items meet is as good as random.
     const auto meets =
@@ -120,19 +182,23 @@ std::vector<Layout::Placed>::iterator Layout::Behind(uint64_t position) {
 }
 
 uint64_t Layout::Peak(std::span<const LayoutItem> items, std::span<const LayoutItem> fixed) {
-  std::vector<std::pair<uint32_t, int64_t>> changes;
+  // By step: by how much what lives then exceeds what did before. What ends with a step is gone
+  // before the next block comes.
+  std::vector<int64_t> changes;
+  const auto change = [&](uint32_t step, int64_t length) {
+    if (step >= changes.size()) changes.resize(std::size_t{step} + 1);
+    changes[step] += length;
+  };
   for (const std::span<const LayoutItem> part : {items, fixed}) {
     for (const LayoutItem& item : part) {
       const auto length = static_cast<int64_t>(item.length);
-      changes.emplace_back(item.begin, length);
-      if (item.end != LayoutItem::kForever) changes.emplace_back(item.end, -length);
+      change(item.begin, length);
+      if (item.end != LayoutItem::kForever) change(item.end, -length);
     }
   }
-  // What ends with a step is gone before the next block comes.
-  std::sort(changes.begin(), changes.end());
   int64_t live = 0;
   int64_t peak = 0;
-  for (const auto& [step, change] : changes) peak = std::max(peak, live += change);
+  for (const int64_t by : changes) peak = std::max(peak, live += by);
   return static_cast<uint64_t>(peak);
 }
 

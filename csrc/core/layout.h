@@ -8,8 +8,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
+
+#include "core/conflicts.h"
 
 namespace cgp {
 
@@ -48,9 +51,6 @@ class Layout {
   static uint64_t Peak(std::span<const LayoutItem> items, std::span<const LayoutItem> fixed);
 
  private:
-  uint64_t Attempt(const std::vector<uint32_t>& order, std::vector<LayoutItem>& items,
-                   uint64_t limit);
-
   // Small, because what takes the time is to go through them.
   struct Placed {
     uint32_t begin = 0;
@@ -58,10 +58,22 @@ class Layout {
     uint64_t low = 0;
     uint64_t high = 0;
   };
+  struct LiesLower {
+    bool operator()(const Placed& a, const Placed& b) const { return a.low < b.low; }
+  };
   static Placed Of(const LayoutItem& item);
+  static uint64_t LowestGap(std::span<const Placed> placed, const LayoutItem& item);
+  std::optional<Conflicts> FindConflicts(std::span<const LayoutItem> items) const;
+  uint64_t Attempt(const std::vector<uint32_t>& order, const std::optional<Conflicts>& conflicts,
+                   std::vector<LayoutItem>& items, uint64_t limit);
+  void NumberAll(std::span<const LayoutItem> items);
+  uint64_t GapBesideConflicts(const LayoutItem& item, uint32_t number, const Conflicts& conflicts);
   std::vector<Placed>::iterator Behind(uint64_t position);
 
   std::vector<Placed> placed_;  // by `low`
+  std::vector<Placed>
+      numbered_;              // in an attempt: as `conflicts` numbers them; not placed: kNowhere
+  std::vector<Placed> near_;  // in an attempt: room for what GapBesideConflicts() goes through
 };
 
 }  // namespace cgp

@@ -11,7 +11,7 @@ PageSpace::PageSpace(Granules page_size)
   CGP_CHECK(page_size.count() > 0 && page_size.count() < std::numeric_limits<uint32_t>::max());
 }
 
-void PageSpace::ReservePages(uint32_t more_pages) {
+void PageSpace::GrowBy(uint32_t more_pages) {
   // Doubling by hand: vector::reserve grows to exactly what it is told, which would make n calls
   // O(n^2).
   const auto reserve = [](auto& vector, std::size_t wanted) {
@@ -19,7 +19,7 @@ void PageSpace::ReservePages(uint32_t more_pages) {
   };
   reserve(pages_, pages_.size() + more_pages);
   // A new page brings one node, and taking bytes from a page splits at most twice.
-  const std::size_t nodes = nodes_.size() + 3 * std::size_t{more_pages} + 4;
+  const std::size_t nodes = nodes_.size() + 3 * std::size_t{more_pages} + kMostSplits;
   reserve(nodes_, nodes);
   reserve(spare_nodes_, nodes_.capacity());
 }

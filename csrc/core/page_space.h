@@ -12,6 +12,7 @@
 // and over all: free() == sum of length over free nodes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -28,7 +29,8 @@ enum class NodeId : uint32_t { kNone = std::numeric_limits<uint32_t>::max() };
 
 class PageSpace {
  public:
-  struct Node {
+  // Two to a cache line, none across two.
+  struct alignas(32) Node {
     PageId page{};
     uint32_t offset = 0;  // in granules, from the page's start
     uint32_t length = 0;  // in granules
@@ -58,7 +60,9 @@ class PageSpace {
 
   // Allocates what the next AddPage() calls and one Take() per page need, so that these cannot
   // throw.
-  void ReservePages(uint32_t more_pages);
+  void ReservePages(uint32_t more_pages) {
+    if (more_pages > 0 || nodes_.size() + kMostSplits > nodes_.capacity()) GrowBy(more_pages);
+  }
 
   // A new page, free and without a fence, numbered page_count().
   void AddPage();
@@ -85,6 +89,10 @@ class PageSpace {
     bool settled = false;
   };
 
+  // A Take() splits at most twice; a block does so in no more than its first and its last page.
+  static constexpr std::size_t kMostSplits = 4;
+
+  void GrowBy(uint32_t more_pages);
   Node& at(NodeId id) { return nodes_[Index(id)]; }
   NodeId NewNode(const Node& node);
   void Splice(NodeId left, NodeId right);  // makes them neighbours

@@ -8,7 +8,6 @@
 #include <string_view>
 #include <utility>
 
-#include "core/address_map.h"
 #include "core/error.h"
 #include "core/fences.h"
 #include "core/foresight.h"
@@ -17,6 +16,7 @@
 #include "core/placement.h"
 #include "core/pool_checkpoint.h"
 #include "core/range_table.h"
+#include "core/slab_map.h"
 
 namespace cgp {
 namespace {
@@ -40,7 +40,14 @@ Granules PageSize(const Driver& driver, const PoolOptions& options) {
   return Granules(bytes / kGranuleBytes);
 }
 
-struct LiveBlock {
+// Who but its stream works on a block.
+struct Others {
+  std::vector<StreamId> uses;   // recorded
+  std::vector<FenceId> behind;  // its bytes, when a restore brought it back; those not open yet
+};
+
+// A cache line, since a free of one among many blocks has to fetch it.
+struct alignas(64) LiveBlock {
   Block block;
   SlotId slot{};                // where it starts
   uint32_t offset = 0;          // granules into that slot
@@ -49,14 +56,17 @@ struct LiveBlock {
   // outside of captures.
   bool eager = false;
   CaptureGuide::Ticket ticket;
-  std::vector<StreamId> uses;   // streams recorded beside the block's own
-  std::vector<FenceId> behind;  // its bytes, when a restore brought it back; those not open yet
+  std::unique_ptr<Others> others;  // mostly none
 
-  void AddUse(StreamId stream) {
-    if (stream != block.stream && std::ranges::find(uses, stream) == uses.end())
-      uses.push_back(stream);
+  Others& GetOthers() {
+    if (!others) others = std::make_unique<Others>();
+    return *others;
   }
-
+  void AddUse(StreamId stream) {
+    if (stream == block.stream) return;
+    std::vector<StreamId>& uses = GetOthers().uses;
+    if (std::ranges::find(uses, stream) == uses.end()) uses.push_back(stream);
+  }
   void Add(const PoolCheckpoint::Entry& known) {
     eager |= known.eager;
     for (const StreamId use : known.uses) AddUse(use);
@@ -75,6 +85,7 @@ struct Pool::State {
         foresight(space, ranges) {}
 
   LiveBlock& Known(Address address);
+  FreeView* FindView(StreamId stream) const;
   FreeView& ViewFor(StreamId stream);
   void CheckAgainstDevice(Granules length) const;
   void PlaceSmall(FreeView& view, LiveBlock& live);
@@ -108,7 +119,7 @@ struct Pool::State {
   // fills never indexes anything anew.
   std::vector<std::unique_ptr<FreeView>> views;
   Foresight foresight;
-  AddressMap<LiveBlock> blocks;
+  SlabMap<LiveBlock> blocks;
   std::optional<ScopeKind> scope;
   PoolStats stats;  // what Stats() does not derive
   // Its address is the pool's identity, of which checkpoints keep a weak reference.
@@ -163,14 +174,9 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   LiveBlock live;
   live.block = {.address = 0, .bytes = length.bytes(), .requested_bytes = bytes, .stream = stream};
   live.eager = *s.scope == ScopeKind::kEager;
-  Foresight::Advice advice;
+  const Foresight::Advice advice = live.eager ? Foresight::Advice{} : s.Advise(bytes, view);
   try {
-    std::optional<Placement> place;
-    if (!live.eager) {
-      advice = s.Advise(bytes, view);
-      place = s.FollowAdvice(advice);
-    }
-    if (place) {
+    if (const std::optional<Placement> place = s.FollowAdvice(advice)) {
       s.PlaceAt(*place, live);
     } else if (length < s.page_size) {
       s.PlaceSmall(view, live);
@@ -217,8 +223,8 @@ PoolCheckpoint Pool::Checkpoint() const {
   CGP_CHECK(!s.scope);
   PoolCheckpoint checkpoint{.blocks = {}, .owner = s.identity};
   s.blocks.ForEach([&](Address, const LiveBlock& live) {
-    checkpoint.blocks.push_back(
-        {live.block, live.slot, Granules(live.offset), live.eager, live.uses});
+    checkpoint.blocks.push_back({live.block, live.slot, Granules(live.offset), live.eager,
+                                 live.others ? live.others->uses : std::vector<StreamId>()});
   });
   std::ranges::sort(checkpoint.blocks, {}, [](const auto& entry) { return entry.block.address; });
   return checkpoint;
@@ -360,10 +366,16 @@ LiveBlock& Pool::State::Known(Address address) {
   return *live;
 }
 
-FreeView& Pool::State::ViewFor(StreamId stream) {
+// The view of a stream that has allocated in the open scope, else nullptr.
+FreeView* Pool::State::FindView(StreamId stream) const {
   for (const auto& view : views) {
-    if (view->own_fence() != FenceId::kOpen && view->stream() == stream) return *view;
+    if (view->stream() == stream && view->own_fence() != FenceId::kOpen) return view.get();
   }
+  return nullptr;
+}
+
+FreeView& Pool::State::ViewFor(StreamId stream) {
+  if (FreeView* const view = FindView(stream)) return *view;
   const FenceTable::StreamFence fence = fences.ForStream(stream, *scope == ScopeKind::kEager);
   if (views.size() == 1 && views.front()->own_fence() == FenceId::kOpen) {
     views.front()->Assign(stream, fence.id);
@@ -487,7 +499,8 @@ bool Pool::State::PollFences() {
   const std::vector<bool> opened = fences.Opened();
   space.OpenFences(opened);
   blocks.ForEach([&](Address, LiveBlock& live) {
-    std::erase_if(live.behind, [&](FenceId fence) { return opened[Index(fence)]; });
+    if (!live.others) return;
+    std::erase_if(live.others->behind, [&](FenceId fence) { return opened[Index(fence)]; });
   });
   fences.Clear();
   for (const auto& view : views) view->Rebuild();
@@ -535,8 +548,9 @@ void Pool::State::GivePiece(NodeId id, FenceId fence) {
   };
   for (const auto& view : views) {
     if (!sees(*view)) continue;
-    if (node.prev != NodeId::kNone) view->Forget(node.prev, node.prev);
-    if (node.next != NodeId::kNone) view->Forget(node.next, node.next);
+    for (const NodeId beside : {node.prev, node.next}) {
+      if (beside != NodeId::kNone && !space.node(beside).used) view->Forget(beside, beside);
+    }
   }
   const NodeId given = space.Give(id, fence);
   for (const auto& view : views) {
@@ -603,7 +617,7 @@ void Pool::State::Revive(const PoolCheckpoint::Entry& entry) {
       const PageSpace::Node& node = space.node(id);
       if (Granules(node.offset) >= offset + length) break;
       CGP_CHECK(!node.used);
-      if (node.fence != FenceId::kOpen) live.behind.push_back(node.fence);
+      if (node.fence != FenceId::kOpen) live.GetOthers().behind.push_back(node.fence);
     }
   });
   PlaceAt({live.slot, entry.offset}, live);
@@ -616,32 +630,33 @@ void Pool::State::Revive(const PoolCheckpoint::Entry& entry) {
 
 // Behind what the bytes of a block that is freed now must stay.
 FenceId Pool::State::FenceFor(const LiveBlock& live) {
-  if (!live.behind.empty()) {
+  const StreamId stream = live.block.stream;
+  if (scope == ScopeKind::kCapture && !live.eager && !live.others) {
+    const FreeView* const view = FindView(stream);
+    return view != nullptr ? view->own_fence() : fences.ForStream(stream, /*eager=*/false).id;
+  }
+  bool eager = live.eager;
+  std::vector<StreamId> streams;
+  if (live.others) {
+    streams = live.others->uses;
     // No fence that outlives a scope waits for captured work.
-    LiveBlock used = live;
-    used.behind.clear();
-    for (const FenceId fence : live.behind) {
+    eager |= !live.others->behind.empty();
+    for (const FenceId fence : live.others->behind) {
       for (const StreamId other : fences.StreamsBehind(fence)) {
-        used.eager = true;
-        used.AddUse(other);
+        if (other != stream && std::ranges::find(streams, other) == streams.end())
+          streams.push_back(other);
       }
     }
-    return FenceFor(used);
   }
-  const StreamId stream = live.block.stream;
-  std::vector<StreamId> streams;
-  if (!live.uses.empty() || live.eager) {
-    streams = live.uses;
-    streams.push_back(stream);
-  }
-  if (!scope) return live.uses.empty() && !live.eager ? FenceId::kOpen : fences.After(streams);
+  const bool used = !streams.empty();
+  if (used || eager) streams.push_back(stream);
+  if (!scope) return streams.empty() ? FenceId::kOpen : fences.After(streams);
   if (*scope == ScopeKind::kEager) {
-    if (!live.uses.empty()) return fences.Held(streams, /*events=*/true);
+    if (used) return fences.Held(streams, /*events=*/true);
     return fences.ForStream(stream, /*eager=*/true).id;
   }
   // Eager work on the block is not part of the capture: the capture's end says nothing of it.
-  if (live.eager) return fences.Held(streams, /*events=*/true);
-  if (!live.uses.empty()) return fences.Held(streams, /*events=*/false);
+  if (used || eager) return fences.Held(streams, /*events=*/eager);
   return fences.ForStream(stream, /*eager=*/false).id;
 }
 
