@@ -974,7 +974,7 @@ MUTANTS = [
         "pool.cc",
         "other streams at work on the bytes brought back are no users of them",
         "        used.AddUse(other);\n",
-        "",
+        "        (void)other;\n",
     ),
     Mutant(
         "restore-behind-eager",
