@@ -12,7 +12,15 @@ this package; everything else stays with PyTorch's own allocator. Importing the 
 neither torch nor CUDA.
 """
 
-from ._allocator import allocator, disable, enable, enabled, is_enabled, library_path
+from ._allocator import (
+    allocator,
+    disable,
+    enable,
+    enabled,
+    is_enabled,
+    library_path,
+    pluggable_allocator,
+)
 from ._graphs import GraphPool, graph, use_pool
 
 __all__ = [
@@ -24,5 +32,6 @@ __all__ = [
     "graph",
     "is_enabled",
     "library_path",
+    "pluggable_allocator",
     "use_pool",
 ]

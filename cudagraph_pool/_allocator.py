@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch.cuda.memory import _CUDAAllocator
+    from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
 
 # Not from PyPI, where the package is not published.
 _REBUILD = "in a clone of cudagraph_pool, pip install --no-deps --force-reinstall ."
@@ -154,13 +155,44 @@ def allocator() -> _CUDAAllocator:
     return _CUDAAllocator(adapter.allocator())
 
 
+def pluggable_allocator() -> CUDAPluggableAllocator:
+    r"""Return a :class:`torch.cuda.memory.CUDAPluggableAllocator` of this package.
+
+    Its pool hooks are set, so that graphs can be captured with it as the process's allocator
+    (:func:`torch.cuda.memory.change_current_allocator`). What PyTorch's class lacks, statistics
+    and snapshots above all, it lacks here too: :func:`enable` and :func:`allocator` do not.
+
+    Raises:
+        ImportError: The adapter was not built, or not for this release of torch.
+    """
+    path = library_path()
+    from torch.cuda.memory import CUDAPluggableAllocator
+
+    library = ctypes.CDLL(path)
+    made = CUDAPluggableAllocator(path, "cudagraph_pool_malloc", "cudagraph_pool_free")
+    inner: Any = made.allocator()
+    for set_hook, name in (
+        (inner.set_reset_fn, "reset"),
+        (inner.set_memory_fraction_fn, "memory_fraction"),
+        (inner.set_base_alloc_fn, "base_alloc"),
+        (inner.set_record_stream_fn, "record_stream"),
+        (inner.set_begin_allocate_to_pool, "begin_allocate_to_pool"),
+        (inner.set_end_allocate_to_pool_fn, "end_allocate_to_pool"),
+        (inner.set_release_pool, "release_pool"),
+    ):
+        function = getattr(library, f"cudagraph_pool_{name}")
+        set_hook(ctypes.cast(function, ctypes.c_void_p).value)
+    return made
+
+
 def library_path() -> str:
     r"""Return the path of the library that holds the C functions of the allocator.
 
     For :class:`torch.cuda.memory.CUDAPluggableAllocator`, with the names
     ``"cudagraph_pool_malloc"`` and ``"cudagraph_pool_free"``. PyTorch tells such an allocator
-    nothing of captures, so this one refuses to allocate during a capture: use :func:`enable` or
-    :func:`allocator` where graphs are captured.
+    nothing of captures, so this one refuses to allocate during a capture:
+    :func:`pluggable_allocator` sets the hooks that it takes. As the allocator of a
+    :class:`torch.cuda.MemPool` it makes that pool's memory expandable, captures included.
 
     Raises:
         ImportError: The adapter was not built, or not for this release of torch.

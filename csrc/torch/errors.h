@@ -12,7 +12,7 @@ namespace cgp {
 
 // Runs what may throw them.
 template <typename Function>
-auto AsTorchErrors(Function function) {
+decltype(auto) AsTorchErrors(Function function) {
   try {
     return function();
   } catch (const std::logic_error& error) {

@@ -261,7 +261,10 @@ bool GraphAllocator::FreeOurs(void* pointer) {
 }
 
 c10::DeleterFnPtr GraphAllocator::raw_deleter() const {
-  return base_serves_trees_.load(std::memory_order_acquire) ? base_.raw_deleter() : &FreeMemory;
+  bool ours = takes_captures();
+  for (DevicePools* pools : DevicePools::All()) ours = ours || !pools->set().ids().empty();
+  ours = ours && !base_serves_trees_.load(std::memory_order_acquire);
+  return ours ? &FreeMemory : base_.raw_deleter();
 }
 
 void GraphAllocator::raw_delete(void* pointer) {

@@ -20,8 +20,8 @@
 // pointers, as raw_delete() does.
 //
 // torch compares raw_deleter() with the deleter of DataPtrs for the pools of graph trees alone. So
-// it has to be that of whoever serves the trees: us, or the base as long as trees from before
-// enable() are alive. Then new trees are the base's too: theirs are the only ids that are handed
+// it has to be that of whoever serves the trees: us, or the base after disable() and as long as
+// trees from before enable() are alive. Then new trees are the base's too: theirs are the only ids that are handed
 // over, undecided as they are until a first block is allocated in them (a tree captures an empty
 // graph, only to hold its pool, and then warms up in it).
 //

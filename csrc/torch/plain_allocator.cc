@@ -1,16 +1,13 @@
-// The two C functions for torch.cuda.memory.CUDAPluggableAllocator(path, "cudagraph_pool_malloc",
-// "cudagraph_pool_free"): all memory of a device from one pool whose scope is always open.
-//
-// torch tells such functions nothing of captures, so memory of a graph would be handed out again
-// while the graph still needs it: allocating during a capture is refused.
-// cudagraph_pool.allocator() and enable() have no such limit.
-#include <c10/util/Exception.h>
-#include <cuda_runtime_api.h>
+#include "torch/plain_allocator.h"
 
-#include <mutex>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/util/Exception.h>
+
+#include <string>
+#include <utility>
 
 #include "core/error.h"
-#include "torch/device_pools.h"
+#include "torch/errors.h"
 #include "torch/streams.h"
 
 #define CGP_EXPORT extern "C" __attribute__((visibility("default")))
@@ -19,27 +16,48 @@ namespace cgp {
 namespace {
 
 // An id that torch never makes: of its two numbers one is always 0.
-constexpr PoolId kPlainPool{~0ULL, ~0ULL};
+constexpr PoolId kEagerPool{~0ULL, ~0ULL};
 
-DevicePools& OpenPlainPool(c10::DeviceIndex device) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
+// Whether torch's own allocator is the process's, so that only a MemPool of its can be asking.
+bool ServesMemPools() { return c10::cuda::CUDACachingAllocator::get()->name() == "native"; }
+
+}  // namespace
+
+PlainAllocator& PlainAllocator::Get() {
+  static auto* const allocator = new PlainAllocator;  // never destroyed, as the pools
+  return *allocator;
+}
+
+DevicePools& PlainAllocator::OpenEagerPool(c10::DeviceIndex device) {
+  const std::lock_guard lock(mutex_);
   DevicePools& pools = DevicePools::For(device);
-  if (!pools.set().Contains(kPlainPool)) pools.set().BeginScope(kPlainPool, ScopeKind::kEager);
+  if (!pools.set().Contains(kEagerPool)) pools.set().BeginScope(kEagerPool, ScopeKind::kEager);
   return pools;
 }
 
-void* Malloc(size_t bytes, int device, cudaStream_t stream) {
+void PlainAllocator::CycleEagerPool(DevicePools& pools) {
+  const std::lock_guard lock(mutex_);
+  pools.set().EndScope(kEagerPool);
+  pools.set().BeginScope(kEagerPool, ScopeKind::kEager);
+  pools.set().Release(kEagerPool);  // BeginScope() added a user
+}
+
+void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
   if (bytes == 0) return nullptr;
-  TORCH_CHECK(!IsCapturing(stream),
-              "cudagraph_pool_malloc was called while a CUDA graph is captured, which "
-              "CUDAPluggableAllocator cannot "
-              "support; use torch.cuda.memory.change_current_allocator(cudagraph_pool.allocator()) "
-              "instead");
+  const auto target =
+      routes_.active() ? routes_.Match(device, stream) : std::optional<RouteTable::Target>();
+  TORCH_CHECK(target || !IsCapturing(stream) || ServesMemPools(),
+              "cudagraph_pool_malloc was called while a CUDA graph is captured, and torch was not "
+              "told how to say so: use cudagraph_pool.pluggable_allocator(), which sets the hooks, "
+              "or torch.cuda.memory.change_current_allocator(cudagraph_pool.allocator())");
+  const PoolId pool = target ? target->id : kEagerPool;
   try {
-    DevicePools& pools = OpenPlainPool(static_cast<c10::DeviceIndex>(device));
-    return reinterpret_cast<void*>(
-        pools.set().Allocate(kPlainPool, bytes, ToStreamId(stream)).address);
+    DevicePools& pools = target ? DevicePools::For(device) : OpenEagerPool(device);
+    const uint64_t reserved = pools.set().Stats(pool).reserved_bytes;
+    const Block block = pools.set().Allocate(pool, bytes, ToStreamId(stream));
+    // It had to grow: what other streams have freed may help the next time.
+    if (!target && pools.set().Stats(pool).reserved_bytes > reserved) CycleEagerPool(pools);
+    return reinterpret_cast<void*>(block.address);
   } catch (const OutOfMemoryError& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, false, std::string("CUDA out of memory. ") + error.what());
   } catch (const DriverError& error) {
@@ -47,7 +65,7 @@ void* Malloc(size_t bytes, int device, cudaStream_t stream) {
   }
 }
 
-void Free(void* pointer) {
+void PlainAllocator::Free(void* pointer) {
   if (pointer == nullptr) return;
   Block block;
   TORCH_CHECK(DevicePools::TryFree(pointer, &block) != nullptr,
@@ -56,16 +74,121 @@ void Free(void* pointer) {
                   "; it was not allocated by cudagraph_pool_malloc, or freed before");
 }
 
-}  // namespace
+void PlainAllocator::Reset() {
+  const std::lock_guard lock(mutex_);
+  if (routes_.capturing()) return;
+  for (DevicePools* pools : DevicePools::All()) {
+    if (pools->set().TrimmableBytes() == 0) continue;
+    const RelaxedCaptureMode relaxed;
+    AsTorchErrors([&] { return pools->set().Trim(); });
+  }
+}
+
+void PlainAllocator::SetMemoryFraction(double fraction, c10::DeviceIndex device) {
+  DevicePools& pools = AsTorchErrors([&]() -> DevicePools& { return DevicePools::For(device); });
+  pools.driver().SetLimit(
+      static_cast<uint64_t>(fraction * static_cast<double>(pools.total_bytes())));
+}
+
+void* PlainAllocator::BaseAllocation(void* pointer, size_t* bytes) {
+  const std::optional<Block> block = DevicePools::Around(pointer);
+  TORCH_CHECK(block.has_value(),
+              "no live block of cudagraph_pool holds " + Hex(reinterpret_cast<Address>(pointer)));
+  if (bytes != nullptr) *bytes = block->bytes;
+  return reinterpret_cast<void*>(block->address);
+}
+
+void PlainAllocator::RecordStream(void* pointer, cudaStream_t stream) {
+  DevicePools::TryRecordUse(pointer, ToStreamId(stream));
+}
+
+void PlainAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter) {
+  const std::lock_guard lock(mutex_);
+  const cudaStream_t stream = CurrentStream(device);
+  const PoolId pool{id.first, id.second};
+  PoolSet& set = AsTorchErrors([&]() -> PoolSet& { return DevicePools::For(device).set(); });
+  for (const Route& route : routes_.RemoveAbandoned(stream)) {
+    PoolSet& abandoned = DevicePools::For(route.device).set();
+    abandoned.EndScope(route.id);
+    abandoned.Release(route.id);
+  }
+  const bool eager = filter(stream) && !IsCapturing(stream);
+  if (routes_.Resume(device, pool, filter)) {
+    set.Retain(pool);
+    return;
+  }
+  const ScopeKind kind = eager ? ScopeKind::kEager : ScopeKind::kCapture;
+  AsTorchErrors([&] { set.BeginScope(pool, kind); });
+  routes_.Add({.device = device,
+               .id = pool,
+               .name = id,
+               .filter = std::move(filter),
+               .kind = kind,
+               .ours = true,
+               .origin = stream,
+               .thread = std::this_thread::get_id()});
+}
+
+void PlainAllocator::End(c10::DeviceIndex device, c10::MempoolId_t id) {
+  const std::lock_guard lock(mutex_);
+  const PoolId pool{id.first, id.second};
+  if (routes_.Pause(device, pool) || !routes_.Remove(device, pool)) return;
+  AsTorchErrors([&] { DevicePools::For(device).set().EndScope(pool); });
+}
+
+void PlainAllocator::Release(c10::DeviceIndex device, c10::MempoolId_t id) {
+  const std::lock_guard lock(mutex_);
+  PoolSet& set = DevicePools::For(device).set();
+  const PoolId pool{id.first, id.second};
+  if (set.UseCount(pool) > 0) AsTorchErrors([&] { set.Release(pool); });
+}
+
 }  // namespace cgp
+
+using cgp::PlainAllocator;
 
 CGP_EXPORT void* cudagraph_pool_malloc(size_t bytes, int device, cudaStream_t stream);
 CGP_EXPORT void cudagraph_pool_free(void* pointer, size_t bytes, int device, cudaStream_t stream);
+CGP_EXPORT void cudagraph_pool_reset();
+CGP_EXPORT void cudagraph_pool_memory_fraction(double fraction, int device);
+CGP_EXPORT void* cudagraph_pool_base_alloc(void* pointer, size_t* bytes);
+CGP_EXPORT void cudagraph_pool_record_stream(void* pointer, cudaStream_t stream);
+CGP_EXPORT void cudagraph_pool_begin_allocate_to_pool(int device, c10::MempoolId_t id,
+                                                      cgp::StreamFilter filter);
+CGP_EXPORT void cudagraph_pool_end_allocate_to_pool(int device, c10::MempoolId_t id);
+CGP_EXPORT void cudagraph_pool_release_pool(int device, c10::MempoolId_t id);
 
 void* cudagraph_pool_malloc(size_t bytes, int device, cudaStream_t stream) {
-  return cgp::Malloc(bytes, device, stream);
+  return PlainAllocator::Get().Malloc(bytes, static_cast<c10::DeviceIndex>(device), stream);
 }
 
 void cudagraph_pool_free(void* pointer, size_t /*bytes*/, int /*device*/, cudaStream_t /*stream*/) {
-  cgp::Free(pointer);
+  PlainAllocator::Get().Free(pointer);
+}
+
+void cudagraph_pool_reset() { PlainAllocator::Get().Reset(); }
+
+void cudagraph_pool_memory_fraction(double fraction, int device) {
+  PlainAllocator::Get().SetMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
+}
+
+void* cudagraph_pool_base_alloc(void* pointer, size_t* bytes) {
+  return PlainAllocator::Get().BaseAllocation(pointer, bytes);
+}
+
+void cudagraph_pool_record_stream(void* pointer, cudaStream_t stream) {
+  PlainAllocator::Get().RecordStream(pointer, stream);
+}
+
+void cudagraph_pool_begin_allocate_to_pool(int device, c10::MempoolId_t id,
+                                           cgp::StreamFilter filter) {
+  PlainAllocator::Get().Begin(static_cast<c10::DeviceIndex>(device), id, std::move(filter));
+}
+
+void cudagraph_pool_end_allocate_to_pool(int device, c10::MempoolId_t id) {
+  PlainAllocator::Get().End(static_cast<c10::DeviceIndex>(device), id);
+}
+
+void cudagraph_pool_release_pool(int device, c10::MempoolId_t id) {
+  PlainAllocator::Get().Release(static_cast<c10::DeviceIndex>(device), id);
 }

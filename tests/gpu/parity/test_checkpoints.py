@@ -132,7 +132,7 @@ def test_live_allocations(pool: Pool) -> None:
     assert pool.holds(*addresses)
     assert not pool.holds()
     assert not pool.holds(*addresses[:2])
-    assert not pool.holds(addresses[0], addresses[1], addresses[1] + 512)
+    assert not pool.holds(addresses[0], addresses[1], addresses[2] + 256)
     outside = torch.ones(4, device="cuda")
     assert not pool.holds(*addresses, outside.data_ptr())
     view = outputs[2][7:]  # inside a block that lives on

@@ -1,0 +1,49 @@
+// What stands behind the C functions for torch.cuda.memory.CUDAPluggableAllocator: all memory of a
+// device from graph pools, without a base.
+//
+// torch tells such an allocator nothing of captures unless its hooks are set. Without them memory of
+// a graph would be handed out again while the graph still needs it, so allocating during a capture
+// is refused; but for the segments of a torch.cuda.MemPool, which the native allocator asks for and
+// keeps. With the hooks (cudagraph_pool.pluggable_allocator() sets them) each pool of torch's is one
+// of ours, and only eager memory comes from the pool that is always open.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Device.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <mutex>
+
+#include "torch/device_pools.h"
+#include "torch/routes.h"
+
+namespace cgp {
+
+class PlainAllocator {
+ public:
+  // The process's one.
+  static PlainAllocator& Get();
+
+  void* Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t stream);
+  void Free(void* pointer);
+
+  // The hooks. They throw c10::Error.
+  void Reset();  // torch.cuda.empty_cache()
+  void SetMemoryFraction(double fraction, c10::DeviceIndex device);
+  void* BaseAllocation(void* pointer, size_t* bytes);
+  void RecordStream(void* pointer, cudaStream_t stream);
+  void Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter);
+  void End(c10::DeviceIndex device, c10::MempoolId_t id);
+  void Release(c10::DeviceIndex device, c10::MempoolId_t id);
+
+ private:
+  DevicePools& OpenEagerPool(c10::DeviceIndex device);
+  // Lets what was freed behind other streams' work become free to all: fences open after a scope.
+  void CycleEagerPool(DevicePools& pools);
+
+  RouteTable routes_;
+  std::mutex mutex_;  // orders begin, end and release
+};
+
+}  // namespace cgp
