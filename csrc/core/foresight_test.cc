@@ -310,7 +310,12 @@ TEST_F(SmallFirstTest, EachCaptureHasAPlanOfItsOwn) {
 }
 
 TEST_F(SmallFirstTest, AScaleThatIsMostLikelyAMistakeIsNotPlanned) {
-  EXPECT_EQ(Capture(program_, 2 * 17), 0);
+  // Before anything is known of the scale, the first block may take a gap that is mapped already.
+  const uint32_t pages = ranges_.page_count();
+  Capture(program_, 2 * 17, 1);
+  EXPECT_EQ(ranges_.page_count(), pages);
+  EXPECT_LE(Capture(program_, 2 * 17), 1);
+  EXPECT_FALSE(advice_.planned);
 }
 
 TEST_F(SmallFirstTest, AGuideThatTheFirstBlocksDoNotAnswerToIsNone) {
