@@ -25,13 +25,15 @@ constexpr int kGaps = 8;
 constexpr uint64_t kRoom = 8;
 constexpr uint64_t kMostRoom = uint64_t{1} << 20;
 constexpr uint32_t kNotShown = ~uint32_t{0};
+// The most pages of a new handle: more than without a plan, which fills them to the last byte.
+constexpr uint64_t kMostHandlePages = 64;
 
-// At least `pages` new pages and at most `most`, in the largest handles that suit the pool: the
-// plan fills them to the last byte.
+// At least `pages` new pages and at most `most`, in the largest handles that suit the pool.
 std::vector<PageId> NewHandles(uint64_t pages, uint64_t most, uint64_t pool_pages) {
   std::vector<PageId> handles;
   for (uint64_t made = 0; made < pages;) {
-    const uint64_t size = std::min(most - made, MostHandlePages(pool_pages + made));
+    const uint64_t size =
+        std::min(most - made, MostHandlePages(pool_pages + made, kMostHandlePages));
     const auto k = static_cast<uint32_t>(std::bit_width(size) - 1);
     handles.push_back(MappingPlan::NewHandle(k));
     made += uint64_t{1} << k;
@@ -277,7 +279,10 @@ std::optional<CapturePlan::Spot> CapturePlan::Reach(const LayoutItem& item, cons
   if (reached < places) {
     const uint64_t pages = ranges.page_count();
     if (pages + (places - reached) > most_pages) return std::nullopt;
-    for (const PageId handle : NewHandles(places - reached, most_pages - pages, pages)) {
+    // As long as the plan is not trusted with all it wants, nothing is made ahead of need.
+    const uint64_t needed = places - reached;
+    const uint64_t most = most_pages < pages_after_ ? needed : most_pages - pages;
+    for (const PageId handle : NewHandles(needed, most, pages)) {
       growth.mapping.handles.push_back(handle);
       growth.new_pages += MappingPlan::NewPages(handle);
     }

@@ -481,6 +481,26 @@ TEST_F(ThreeBlocks, WhatTheStreamMayNotTakeIsNotFree) {
   EXPECT_TRUE(FitsAt(other, ranges_, kPageSize, others->place, Granules(8)));
 }
 
+TEST_F(CapturePlanTest, PagesAreMadeAheadOfNeedOnlyForAPlanThatIsTrusted) {
+  constexpr uint64_t kPages = 1024;
+  MapNew(std::vector<std::string>(kPages, "...."));
+  Record({{.granules = kPages * 2, .freed_at = 3},
+          {.granules = 4, .freed_at = 3, .slot = kPages / 2},
+          {.granules = kPages * 2 - 4, .freed_at = 3, .slot = kPages / 2 + 1}});
+  const auto match = Begin(kPages * kP);
+  CapturePlan plan = Make(match);
+  ASSERT_TRUE(plan.complete());
+  ASSERT_EQ(plan.pages_after(), 2 * kPages);
+  ASSERT_TRUE(Follow(plan, match, kPages * kP).has_value());
+  // The next one needs two pages.
+  const auto new_handles = [&](uint64_t most_pages) {
+    const auto spot = plan.Find(Next(8), Granules(8), view_, ranges_, most_pages);
+    return spot && spot->growth ? spot->growth->mapping.handles : std::vector<PageId>{};
+  };
+  EXPECT_EQ(new_handles(kPages + 16), std::vector{MappingPlan::NewHandle(1)});
+  EXPECT_EQ(new_handles(2 * kPages), std::vector{MappingPlan::NewHandle(6)});
+}
+
 TEST_F(CapturePlanTest, OfVeryManyStepsTheLargestAreForetold) {
   MapNew(std::vector<std::string>(6, "...."));
   constexpr uint32_t kSteps = 1200;

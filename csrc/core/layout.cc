@@ -9,9 +9,35 @@ namespace {
 
 // Attempts are cheap for few items and seldom needed for many. Where blocks that stay part the
 // place they seldom help.
-int AttemptsFor(uint64_t items, bool some_stay) {
+std::size_t AttemptsFor(uint64_t items, bool some_stay) {
   const uint64_t comparisons = some_stay ? 500'000 : 3'000'000;
-  return static_cast<int>(std::clamp<uint64_t>(comparisons / (items * items + 1), 4, 32));
+  return std::clamp<uint64_t>(comparisons / (items * items + 1), 4, 32);
+}
+
+// The orders to try first: by where the like lay before, if that is known, by size, and by size
+// times lifetime. What stays for good goes to the bottom, so that it does not part what comes later.
+std::vector<std::vector<uint32_t>> FirstOrders(const std::vector<LayoutItem>& items) {
+  const auto goes_first = [&](uint32_t i) {
+    return items[i].low || items[i].end == LayoutItem::kForever;
+  };
+  const auto sort = [&](std::vector<uint32_t> order, auto&& before) {
+    std::stable_sort(order.begin(), order.end(), before);
+    std::stable_partition(order.begin(), order.end(), goes_first);
+    return order;
+  };
+  const auto larger = [&](uint32_t a, uint32_t b) { return items[a].length > items[b].length; };
+  const auto lower = [&](uint32_t a, uint32_t b) { return items[a].position < items[b].position; };
+  const auto area = [&](uint32_t i) {
+    return static_cast<double>(items[i].length) * (items[i].end - items[i].begin);
+  };
+
+  std::vector<uint32_t> as_given(items.size());
+  std::iota(as_given.begin(), as_given.end(), 0);
+  const std::vector<uint32_t> by_size = sort(as_given, larger);
+  std::vector<std::vector<uint32_t>> orders{sort(by_size, lower)};
+  if (orders.front() != by_size) orders.push_back(by_size);
+  orders.push_back(sort(by_size, [&](uint32_t a, uint32_t b) { return area(a) > area(b); }));
+  return orders;
 }
 
 // How many may live in the mean when an item begins for it to pay to go through what it meets alone.
@@ -29,20 +55,6 @@ Layout::Placed Layout::Of(const LayoutItem& item) {
 }
 
 bool Layout::Pack(std::vector<LayoutItem>& items, uint64_t limit) {
-  std::vector<uint32_t> order(items.size());
-  std::iota(order.begin(), order.end(), 0);
-  // What stays for good goes to the bottom, so that it does not part what comes later.
-  const auto goes_first = [&](uint32_t i) {
-    return items[i].low || items[i].end == LayoutItem::kForever;
-  };
-  const auto larger = [&](uint32_t a, uint32_t b) { return items[a].length > items[b].length; };
-  std::stable_sort(order.begin(), order.end(), larger);
-  std::stable_partition(order.begin(), order.end(), goes_first);
-  const std::vector<uint32_t> by_size = order;
-  std::stable_sort(order.begin(), order.end(),
-                   [&](uint32_t a, uint32_t b) { return items[a].position < items[b].position; });
-  std::stable_partition(order.begin(), order.end(), goes_first);
-
   const std::vector<Placed> fixed = placed_;
   const std::optional<Conflicts> conflicts = FindConflicts(items);
   std::vector<LayoutItem> best = items;
@@ -51,8 +63,18 @@ bool Layout::Pack(std::vector<LayoutItem>& items, uint64_t limit) {
   const bool some_stay = std::any_of(items.begin(), items.end(), [](const LayoutItem& item) {
     return item.end == LayoutItem::kForever;
   });
-  const int attempts = AttemptsFor(items.size(), some_stay);
-  for (int attempt = 0; attempt < attempts && least_left > 0; ++attempt) {
+  const std::vector<std::vector<uint32_t>> first_orders = FirstOrders(items);
+  const auto attempts = std::max(AttemptsFor(items.size(), some_stay), first_orders.size());
+  std::vector<uint32_t> order;
+  for (std::size_t attempt = 0; attempt < attempts && least_left > 0; ++attempt) {
+    if (attempt < first_orders.size()) {
+      order = first_orders[attempt];
+    } else {
+      const std::vector<uint32_t> last = order;
+      std::stable_partition(order.begin(), order.end(),
+                            [&](uint32_t i) { return items[i].position == LayoutItem::kNowhere; });
+      if (order == last) break;
+    }
     placed_ = fixed;
     const uint64_t left = Attempt(order, conflicts, items, limit);
     if (left < least_left) {
@@ -60,14 +82,6 @@ bool Layout::Pack(std::vector<LayoutItem>& items, uint64_t limit) {
       best = items;
       best_placed = placed_;
     }
-    std::vector<uint32_t> last = order;
-    if (attempt == 0) {
-      order = by_size;
-    } else {
-      std::stable_partition(order.begin(), order.end(),
-                            [&](uint32_t i) { return items[i].position == LayoutItem::kNowhere; });
-    }
-    if (attempt > 0 && order == last) break;
   }
   items = std::move(best);
   placed_ = std::move(best_placed);

@@ -4,7 +4,8 @@
 // This is dynamic storage allocation (Garey and Johnson, SR2): items that live at the same time
 // must not share a byte, and all are to lie below a limit. First fit in the order of falling size
 // comes out at or near the largest sum of live items for the programs that are captured in graphs.
-// Where it does not, items that found no place go first in the next attempt.
+// Where it does not, first fit in the order of falling size times lifetime is tried, and then again
+// and again with the items first that found no place.
 #pragma once
 
 #include <cstdint>

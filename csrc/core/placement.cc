@@ -16,8 +16,13 @@ namespace {
 constexpr int kEdgeSearches = 64;
 
 // What is mapped whole is also lost whole to the middle of a range as long as a page of it is in
-// use, so a new handle is at most this part of the block that it is made for.
+// use, so a new handle is at most this part of the block that it is made for, and has at most so
+// many pages.
 constexpr uint64_t kHandlesOfBlock = 2;
+constexpr uint64_t kMostHandlePages = 16;
+
+// Where new pages go unless another range makes more of them.
+constexpr RangeId kFirstRange{0};
 
 // What keeping a wholly free handle whole is worth, in mappings.
 constexpr std::size_t kMappingsToSpareHandle = 2;
@@ -248,7 +253,8 @@ class GrowthPlanner {
   std::vector<PageId> NewHandles(uint64_t pages) const {
     std::vector<PageId> handles;
     const uint64_t pool_pages = ranges_.page_count() + pages;
-    const uint64_t most = std::min(MostHandlePages(pool_pages), length_ / page_ / kHandlesOfBlock);
+    const uint64_t most =
+        std::min(MostHandlePages(pool_pages, kMostHandlePages), length_ / page_ / kHandlesOfBlock);
     auto k = static_cast<uint32_t>(std::bit_width(std::max<uint64_t>(1, most)) - 1);
     while (pages > 0) {
       while (uint64_t{1} << k > pages) --k;
@@ -280,7 +286,8 @@ class GrowthPlanner {
       free_slots = length_ / page_;
       reused = free_slots * page_;
     }
-    if (reused == 0 || reused >= length_) return;
+    const bool behind_first = id == kFirstRange && !at_front;
+    if ((reused == 0 && !behind_first) || reused >= length_) return;
     const uint64_t missing = length_ - reused;
     Extension extension{.reused = reused,
                         .stretch = Fill(missing, at_front ? Ends::kTail : Ends::kHead, id),
@@ -420,10 +427,11 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
 
 }  // namespace
 
-uint64_t MostHandlePages(uint64_t pool_pages) {
-  constexpr uint64_t kMost = 16;
-  constexpr uint64_t kPartOfPool = 64;
-  return std::clamp<uint64_t>(pool_pages / kPartOfPool, 1, kMost);
+uint64_t MostHandlePages(uint64_t pool_pages, uint64_t most) {
+  // A page of a smaller pool is most of what it may lose in all.
+  constexpr uint64_t kExactPool = 128;
+  constexpr uint64_t kPartOfPool = 16;
+  return pool_pages < kExactPool ? 1 : std::min(pool_pages / kPartOfPool, most);
 }
 
 bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle) {

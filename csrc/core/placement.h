@@ -12,7 +12,10 @@
 //     next one too, and older ones stay whole. (In a simulation of six recorded pools in six orders
 //     each: a third fewer mappings than with the shortest run first.)
 //  3. to the free front or back of a range, which is extended there: of all ranges the one that
-//     needs the fewest new mappings, as long as it costs no new page that 4 would not.
+//     needs the fewest new mappings, as long as it costs no new page that 4 would not. The pool's
+//     first range, which has most room, is extended behind its end even where nothing is free
+//     there: so new pages come to stand in one range mostly, which is where plans (capture_plan.h)
+//     want them all.
 //  4. to a new range: the free tail of a handle, wholly free handles, largest first, the free head
 //     of a handle. The rest of those two handles stays in use by others.
 //
@@ -42,9 +45,9 @@ struct Placement {
 // How many whole pages more than `ideal` a block may take.
 enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 
-// The most pages that a new handle of a pool of so many pages may have: the driver's price is per
-// handle, but in a small pool a page lost to the middle of one is a larger part of it.
-uint64_t MostHandlePages(uint64_t pool_pages);
+// The most pages that a new handle of a pool of so many pages may have, `most` at most: the driver's
+// price is per handle, but in a small pool a page lost to the middle of one is a larger part of it.
+uint64_t MostHandlePages(uint64_t pool_pages, uint64_t most);
 
 // Whether the stream may take all pages of the handle that begins there.
 bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle);

@@ -234,7 +234,9 @@ std::optional<RandomPlacement::Extension> RandomPlacement::BestExtension(uint64_
   std::optional<Extension> best;
   for (uint32_t r = 0; r < ranges_.range_count(); ++r) {
     for (const bool at_front : {false, true}) {
-      for (uint64_t reused = 1; reused < std::min(length, end(r) - begin(r) + 1); ++reused) {
+      // The first range is extended behind its end even where nothing is free there.
+      const uint64_t least = r == 0 && !at_front && !BruteFits(0, end(0) - 1, 1) ? 0 : 1;
+      for (uint64_t reused = least; reused < std::min(length, end(r) - begin(r) + 1); ++reused) {
         if (!Allowed(r, at_front, reused, false, length, slack) &&
             !Allowed(r, at_front, reused, true, length, slack)) {
           continue;

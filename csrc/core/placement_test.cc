@@ -152,6 +152,23 @@ TEST_F(PlacementTest, ATailAndAHeadOfOnePageAreNotAPair) {
   EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{1}, kNew}));
 }
 
+TEST_F(PlacementTest, NewPagesGoBehindTheFirstRangeEvenIfItsEndIsInUse) {
+  MapNew({"xxxx"});
+  MapNew({"xxxx"});
+  const GrowthPlan plan = Plan(2 * kP, Slack::kNone);
+  EXPECT_EQ(plan.mapping.range, RangeId{0});
+  EXPECT_FALSE(plan.mapping.at_front);
+  EXPECT_EQ(plan.start, 0);
+  EXPECT_EQ(plan.new_pages, 2u);
+}
+
+TEST_F(PlacementTest, NotWhereAnotherRangeNeedsFewerNewPages) {
+  MapNew({"xxxx", "....", "xxxx"});
+  const GrowthPlan plan = Plan(2 * kP, Slack::kNone);
+  EXPECT_EQ(plan.mapping.range, std::nullopt);
+  EXPECT_EQ(plan.new_pages, 1u);
+}
+
 // --- Handles of several pages ---
 
 TEST_F(PlacementTest, FindsThePlaceThatKeepsAHandleWhole) {
@@ -211,10 +228,11 @@ TEST_F(PlacementTest, ALargeBlockInALargePoolGetsHandlesOfSeveralPages) {
     }
     return seen;
   };
-  EXPECT_EQ(sizes(127).count(1), 127u) << "2 pages are more than a 64th of the pool";
-  EXPECT_EQ(sizes(128).count(2), 64u);
-  EXPECT_EQ(sizes(1000).count(8), 125u) << "16 pages are more than a 64th of the pool";
-  EXPECT_EQ(sizes(1032).count(16), 64u);
+  EXPECT_EQ(sizes(127).count(1), 127u) << "in a small pool each page counts";
+  EXPECT_EQ(sizes(128).count(8), 16u);
+  EXPECT_EQ(sizes(255).count(8), 31u) << "16 pages are more than a 16th of the pool";
+  EXPECT_EQ(sizes(256).count(16), 16u);
+  EXPECT_EQ(sizes(1032).count(16), 64u) << "32 pages are too many for any pool";
   EXPECT_EQ(sizes(1032).count(8), 1u) << "the rest is in powers of two";
   EXPECT_EQ(sizes(1032).size(), 65u);
   MapNew(std::vector<std::string>(1024, "xxxx"));

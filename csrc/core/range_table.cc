@@ -113,7 +113,9 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
         slots.reserve(std::max<std::size_t>(2, 2 * slots.size()));
     }
   }
-  const RangeId id = plan.range ? *plan.range : ReserveRange(count, plan.room, undo);
+  const RangeId id = plan.range        ? *plan.range
+                     : ranges_.empty() ? ReserveFirstRange(count, undo)
+                                       : ReserveRange(count, plan.room, undo);
   Range& range = ranges_[Index(id)];
   CGP_CHECK(count <= (plan.at_front ? range.room_front : range.room_back));
   undo.extended = plan.range ? &range : nullptr;
@@ -166,6 +168,16 @@ void RangeTable::CreateHandle(uint32_t pages, Undo& undo) {
     throw;
   }
   ++undo.created;
+}
+
+// Where thousands of pools have used up the addresses, one is not refused for the sake of room.
+RangeId RangeTable::ReserveFirstRange(uint32_t pages, Undo& undo) {
+  try {
+    return ReserveRange(pages, kRoomOfFirst, undo);
+  } catch (const DriverError& error) {
+    if (error.status() != DriverStatus::kOutOfAddresses) throw;
+    return ReserveRange(pages, 0, undo);
+  }
 }
 
 RangeId RangeTable::ReserveRange(uint32_t pages, uint32_t room, Undo& undo) {

@@ -79,6 +79,10 @@ class RangeTable {
   // to one range only.
   static constexpr uint32_t kSlotGroup = 64;
 
+  // The slots that the first range keeps for growth at its back, so that it can come to show a whole
+  // pool: 32 GiB of pages of 2 MiB, of the 128 TiB of addresses that a process has.
+  static constexpr uint32_t kRoomOfFirst = 16384;
+
   RangeTable(Driver& driver, Granules page_size);
   ~RangeTable();
   RangeTable(const RangeTable&) = delete;
@@ -135,6 +139,7 @@ class RangeTable {
   class Undo;
 
   void CreateHandle(uint32_t pages, Undo& undo);
+  RangeId ReserveFirstRange(uint32_t pages, Undo& undo);
   RangeId ReserveRange(uint32_t pages, uint32_t room, Undo& undo);
 
   Driver& driver_;

@@ -261,6 +261,15 @@ class EveryCallFails : public ::testing::TestWithParam<std::tuple<Script, Driver
     return script() == Script::kPlanned && status() != DriverStatus::kFailed;
   }
 
+  // A pool's first range that there are no addresses for is asked for once more, without room.
+  bool MayReserveLess(Workload& workload, DriverCall call) const {
+    const std::vector<PoolId> ids = workload.set().ids();
+    return status() == DriverStatus::kOutOfAddresses && !for_good() &&
+           call == DriverCall::kReserve && std::ranges::any_of(ids, [&](PoolId id) {
+             return workload.set().Stats(id).ranges == 1;
+           });
+  }
+
   void ExpectExplained(const std::exception& error, DriverCall call) const {
     if (const auto* driver_error = dynamic_cast<const DriverError*>(&error)) {
       // Where a plan is given up, the call that fails next is another one.
@@ -288,7 +297,7 @@ class EveryCallFails : public ::testing::TestWithParam<std::tuple<Script, Driver
     try {
       step();
       // Pools that go have nobody to tell; no other error is passed over.
-      if (!MayGiveUp() && !workload.set().ids().empty()) {
+      if (!MayGiveUp() && !MayReserveLess(workload, failing) && !workload.set().ids().empty()) {
         EXPECT_EQ(workload.faulty().failures(), failures_before);
       }
       return;

@@ -204,10 +204,16 @@ std::string FuzzSession::Do(const AllocateOp& op) {
   const bool may_run_out = allowed && need.least_new() > pages_left;
   const Books before = TakeBooks(armed_ || !allowed || may_run_out);
   if (allowed) model_.Ask(id, StreamOf(op.stream));
+  const bool first_range = allowed && set_->Stats(id).ranges == 0;
   Block block;
   Result result = Call([&] { block = set_->Allocate(id, op.bytes, StreamOf(op.stream)); });
   if (result.outcome == Outcome::kOutOfMemory && may_run_out) {
     result.fault_fired = true;  // the limit is as good a cause
+  }
+  // A pool's first range that there are no addresses for is asked for once more, without room.
+  if (result.outcome == Outcome::kDone && first_range && !fault_.for_good &&
+      fault_.status == DriverStatus::kOutOfAddresses) {
+    result.fault_fired = false;
   }
   // A plan that the driver has no memory for is given up, and the block placed without.
   if (result.outcome == Outcome::kDone && need.planned && fault_.status != DriverStatus::kFailed) {
