@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "torch/errors.h"
+#include "torch/graph_allocator.h"
 #include "torch/streams.h"
 
 #define CGP_EXPORT extern "C" __attribute__((visibility("default")))
@@ -56,7 +57,8 @@ void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t
     const uint64_t reserved = pools.set().Stats(pool).reserved_bytes;
     const Block block = pools.set().Allocate(pool, bytes, ToStreamId(stream));
     // It had to grow: what other streams have freed may help the next time.
-    if (!target && pools.set().Stats(pool).reserved_bytes > reserved) CycleEagerPool(pools);
+    const bool grew = pools.set().Stats(pool).reserved_bytes > reserved;
+    if (!target && grew && !routes_.capturing() && !ServesMemPools()) CycleEagerPool(pools);
     return reinterpret_cast<void*>(block.address);
   } catch (const OutOfMemoryError& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, false, std::string("CUDA out of memory. ") + error.what());
@@ -68,14 +70,36 @@ void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t
 void PlainAllocator::Free(void* pointer) {
   if (pointer == nullptr) return;
   Block block;
-  TORCH_CHECK(DevicePools::TryFree(pointer, &block) != nullptr,
+  DevicePools* const pools = DevicePools::TryFree(pointer, &block);
+  TORCH_CHECK(pools != nullptr,
               "cudagraph_pool_free: no live block starts at " +
                   Hex(reinterpret_cast<Address>(pointer)) +
                   "; it was not allocated by cudagraph_pool_malloc, or freed before");
+  if (ServesMemPools()) CloseEmptyEagerPool(*pools);
+}
+
+void PlainAllocator::CloseEmptyEagerPool(DevicePools& pools) {
+  const std::lock_guard lock(mutex_);
+  PoolSet& set = pools.set();
+  if (IsCapturing(CurrentStream(pools.device())) || !set.Contains(kEagerPool) ||
+      set.Stats(kEagerPool).live_blocks > 0) {
+    return;
+  }
+  set.EndScope(kEagerPool);
+  set.Release(kEagerPool);
+  if (GraphAllocator* const allocator = FindGraphAllocator()) {
+    allocator->FreeUnusedPools();
+  } else {
+    Trim();
+  }
 }
 
 void PlainAllocator::Reset() {
   const std::lock_guard lock(mutex_);
+  Trim();
+}
+
+void PlainAllocator::Trim() {
   if (routes_.capturing()) return;
   for (DevicePools* pools : DevicePools::All()) {
     if (pools->set().TrimmableBytes() == 0) continue;

@@ -40,7 +40,11 @@ class PlainAllocator {
  private:
   DevicePools& OpenEagerPool(c10::DeviceIndex device);
   // Lets what was freed behind other streams' work become free to all: fences open after a scope.
+  // pre: no stream that has allocated there is capturing.
   void CycleEagerPool(DevicePools& pools);
+  // Gives its memory back once no segment of a MemPool is left in it, as cudaFree() would.
+  void CloseEmptyEagerPool(DevicePools& pools);
+  void Trim();  // pre: mutex_ is held
 
   RouteTable routes_;
   std::mutex mutex_;  // orders begin, end and release

@@ -17,7 +17,7 @@ from .compiled import compile_allocator
 from .conftest import Side
 
 COMMON = """
-import ctypes, gc, os, random, sys, warnings
+import copy, ctypes, gc, os, random, sys, warnings
 import torch
 import cudagraph_pool as cgp
 from cudagraph_pool import _torch
@@ -272,11 +272,12 @@ model = torch.nn.Sequential(
 warnings.simplefilter("ignore")  # what torch says of its own backward passes
 expected = []
 inputs = [fresh(64, seed) for seed in range(4)]
+twin = copy.deepcopy(model)  # whose backward passes bind nothing of the model's to a stream
 for x in inputs:
-    y = model(x)
+    y = twin(x)
     y.square().sum().backward()
-    expected.append((y.detach().clone(), [p.grad.clone() for p in model.parameters()]))
-    model.zero_grad(set_to_none=True)
+    expected.append((y.detach().clone(), [p.grad.clone() for p in twin.parameters()]))
+    twin.zero_grad(set_to_none=True)
 id = torch.cuda.graph_pool_handle()
 graphed = torch.cuda.make_graphed_callables(model, (fresh(64, 9),), pool=id)
 if OURS:
