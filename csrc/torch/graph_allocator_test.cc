@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "driver/host_driver.h"
 #include "torch/fake_base_allocator.h"
 #include "torch/fake_cuda.h"
 
@@ -480,8 +481,13 @@ TEST_F(GraphAllocatorTest, WhatIsAskedOfOurPointersAndPools) {
   EXPECT_THROW(allocator_.setUseOnOOM(device_, id_, true), c10::Error);
   EXPECT_NO_THROW(allocator_.setUseOnOOM(device_, id_, false));
   EXPECT_THROW(allocator_.setNoSplit(device_, id_), c10::Error);
+  const auto& host = dynamic_cast<HostDriver&>(DevicePools::For(device_).driver().inner());
+  const auto b_address = reinterpret_cast<Address>(b.get());
   allocator_.enablePeerAccess(device_, 63);
-  EXPECT_EQ(base_.calls["enablePeerAccess"], 1);
+  EXPECT_FALSE(host.CanAccess(b_address, 3 * kPage, 63)) << "it is the peer's memory that opens";
+  allocator_.enablePeerAccess(63, device_);
+  EXPECT_TRUE(host.CanAccess(b_address, 3 * kPage, 63));
+  EXPECT_EQ(base_.calls["enablePeerAccess"], 2);
 }
 
 TEST_F(GraphAllocatorTest, StatisticsAndSnapshotAddUp) {

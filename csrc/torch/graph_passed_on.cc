@@ -186,13 +186,15 @@ void GraphAllocator::attachAllocatorTraceTracker(cca::AllocatorTraceTracker trac
   base_.attachAllocatorTraceTracker(std::move(tracker));
 }
 
+// `device` is let into the memory of `peer`.
 void GraphAllocator::enablePeerAccess(DeviceIndex device, DeviceIndex peer) {
   base_.enablePeerAccess(device, peer);
   try {
-    DevicePools::For(device).set().EnablePeer(peer);
+    DevicePools::For(peer).set().EnablePeer(device);
   } catch (const DriverError&) {
-    // A device that cannot map memory has no pools. One that cannot reach the peer was refused by the base.
-    if (DevicePools::Find(device) != nullptr) throw;
+    // A device that cannot map memory has no pools. One that cannot reach the peer was refused by
+    // the base.
+    if (DevicePools::Find(peer) != nullptr) throw;
   }
 }
 

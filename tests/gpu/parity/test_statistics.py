@@ -340,9 +340,16 @@ def test_unused_memory_of_a_pool_stays_reserved(side: Side) -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_each_device_has_its_own(side: Side) -> None:
+    with torch.cuda.device(1):  # as `anchor` on the first device
+        other = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(other, stream=torch.cuda.Stream(1)):
+            torch.ones(1, device="cuda")
     before = [torch.cuda.memory_stats(device) for device in range(2)]
     with torch.cuda.device(1):
-        held = capture(lambda: buffers(SIZES))
+        graph = torch.cuda.CUDAGraph()
+        # Without a stream all devices' captures have that of the first one.
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(1)):
+            held = buffers(SIZES)
     assert bool(adapter.pool_ids(1)) == (side == "ours")
     grown = [change(before[d], torch.cuda.memory_stats(d)) for d in range(2)]
     assert grown[0]["allocated_bytes.all.current"] == 0
@@ -350,4 +357,4 @@ def test_each_device_has_its_own(side: Side) -> None:
     assert torch.cuda.memory_allocated(1) - before[1]["allocated_bytes.all.current"] == sum(SIZES)
     torch.cuda.reset_peak_memory_stats(1)
     assert torch.cuda.max_memory_allocated(1) == torch.cuda.memory_allocated(1)
-    del held
+    del held, graph, other

@@ -263,11 +263,15 @@ def test_data_loader_with_pinned_memory(side: Side, workers: int) -> None:
 # ---- two devices --------------------------------------------------------------------------------
 
 
+_inputs: list[torch.Tensor] = []  # of graphs that are replayed again
+
+
 def stitched(device: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor, list[torch.Tensor]]:
     """A graph whose output of 16 MiB fills the holes between others of 4 MiB, that live on."""
     with torch.cuda.device(device):
         graph = torch.cuda.CUDAGraph()
         source = torch.zeros(1 << 20, device="cuda")
+        _inputs.append(source)
         with torch.cuda.graph(graph, stream=torch.cuda.Stream(device)):
             small = [source + i for i in range(8)]
             del small[1::2]
