@@ -1,0 +1,156 @@
+"""What all pools of a device hold together."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        "usage-gauge-peak",
+        "gauge.h",
+        "as much as there was before passes for a new peak",
+        "    if (current <= peak) return false;\n",
+        "    if (current < peak) return false;\n",
+    ),
+    Mutant(
+        "usage-gauge-reset",
+        "gauge.h",
+        "a peak that is reset forgets what there is",
+        "  void ResetPeak() { peak = current; }\n",
+        "  void ResetPeak() { peak = 0; }\n",
+    ),
+    Mutant(
+        "usage-gauge-traffic",
+        "gauge.h",
+        "what went is not forgotten with what came",
+        "  void ResetTraffic() { added = removed = 0; }\n",
+        "  void ResetTraffic() { added = 0; }\n",
+    ),
+    Mutant(
+        "usage-border",
+        "usage.h",
+        "a block of a MiB is a large one",
+        "kLargestSmallBlock = uint64_t{1} << 20;",
+        "kLargestSmallBlock = (uint64_t{1} << 20) - 512;",
+    ),
+    Mutant(
+        "usage-border-freed",
+        "usage.cc",
+        "a small block is freed as a large one",
+        "(block.bytes <= kLargestSmallBlock ? small : large).Remove(block);",
+        "(block.bytes < 512 ? small : large).Remove(block);",
+    ),
+    Mutant(
+        "usage-count",
+        "usage.cc",
+        "freed blocks still count",
+        "  count.Remove(1);\n",
+        "",
+    ),
+    Mutant(
+        "usage-requested",
+        "usage.cc",
+        "freed blocks still count as requested",
+        "  requested_bytes.Remove(block.requested_bytes);\n",
+        "",
+    ),
+    Mutant(
+        "usage-free-taken",
+        "usage.cc",
+        "bytes that a block has still count as free",
+        "  free_bytes.Remove(block.bytes);\n",
+        "",
+    ),
+    Mutant(
+        "usage-free-new",
+        "usage.cc",
+        "new pages are not free",
+        "  free_bytes.Add(bytes);\n",
+        "",
+    ),
+    Mutant(
+        "usage-free-shrunk",
+        "usage.cc",
+        "what was given back still counts as free",
+        "  free_bytes.Remove(bytes);\n",
+        "",
+    ),
+    Mutant(
+        "usage-handles",
+        "usage.cc",
+        "handles that were given back still count",
+        "  handles.Remove(handle_count);\n",
+        "  (void)handle_count;\n",
+    ),
+    Mutant(
+        "usage-raised-all",
+        "usage.cc",
+        "a peak of all blocks is none unless their small or large ones have it",
+        "  bool raised = all.Add(block);\n",
+        "  bool raised = all.Add(block) && false;\n",
+    ),
+    Mutant(
+        "usage-raised-part",
+        "usage.cc",
+        "a peak of small blocks alone is none",
+        "  raised |= (block.bytes",
+        "  (block.bytes",
+    ),
+    Mutant(
+        "usage-raised-pages",
+        "usage.cc",
+        "a peak of the pages is none",
+        "  raised |= reserved_bytes.Add(bytes);\n  free_bytes.Add(bytes);\n  return raised;\n",
+        "  raised |= reserved_bytes.Add(bytes);\n  free_bytes.Add(bytes);\n"
+        "  return raised && false;\n",
+    ),
+    Mutant(
+        "usage-reset-parts",
+        "usage.cc",
+        "peaks of large blocks are never reset",
+        "  for (BlockUsage* blocks : {&all, &small, &large}) {",
+        "  for (BlockUsage* blocks : {&all, &small}) {",
+    ),
+    Mutant(
+        "set-usage-growth",
+        "pool_set.cc",
+        "the usage lacks new pages",
+        "                            member.pool.reserved_bytes() - reserved_before);\n",
+        "                            0 * reserved_before);\n",
+    ),
+    Mutant(
+        "set-usage-trim",
+        "pool_set.cc",
+        "the usage keeps what was given back",
+        "    usage_.Shrank(pool.handles(), pool.reserved_bytes());\n",
+        "    (void)pool;\n",
+    ),
+    Mutant(
+        "set-usage-extents",
+        "pool_set.cc",
+        "the free extents are those of the last pool",
+        "usage.free_extents += member->pool.free_extents();",
+        "usage.free_extents = member->pool.free_extents();",
+    ),
+    Mutant(
+        "set-usage-peak",
+        "pool_set.cc",
+        "an allocation's new peak is not told",
+        "  if (raised) new_peak_.store(true, std::memory_order_release);\n",
+        "  (void)raised;\n",
+    ),
+    Mutant(
+        "set-usage-peak-restored",
+        "pool_set.cc",
+        "a restore's new peak is not told",
+        "    if (usage_.Allocated(block)) new_peak_.store(true, std::memory_order_release);\n",
+        "    usage_.Allocated(block);\n",
+    ),
+    Mutant(
+        "set-usage-peak-again",
+        "pool_set.h",
+        "a new peak is told again and again",
+        "new_peak_.exchange(false, std::memory_order_acq_rel);",
+        "new_peak_.exchange(true, std::memory_order_acq_rel);",
+    ),
+]
