@@ -118,8 +118,8 @@ PYBIND11_MODULE(_torch, m) {
       py::arg("device"), py::arg("id"), no_gil);
   m.def("capture_counts", [] {
     const cgp::GraphAllocator* allocator = cgp::FindGraphAllocator();
-    const auto counts = allocator == nullptr ? cgp::GraphAllocator::CaptureCounts{}
-                                             : allocator->capture_counts();
+    const auto counts =
+        allocator == nullptr ? cgp::GraphAllocator::CaptureCounts{} : allocator->capture_counts();
     py::dict result;
     result["ours"] = counts.ours;
     result["base"] = counts.bases;

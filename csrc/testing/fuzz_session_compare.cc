@@ -114,10 +114,11 @@ std::string FuzzSession::CompareUsage(const PoolStats& sum) {
   const auto right = [](const Gauge& gauge, uint64_t current, uint64_t peak) {
     return gauge.current == current && gauge.peak == peak && gauge.added - gauge.removed == current;
   };
-  const bool all_right = right(usage.all.count, sum.live_blocks, most_.live_blocks) &&
-                         right(usage.all.bytes, sum.allocated_bytes, most_.allocated_bytes) &&
-                         right(usage.all.requested_bytes, sum.requested_bytes, most_.requested_bytes) &&
-                         right(usage.reserved_bytes, sum.reserved_bytes, most_.reserved_bytes);
+  const bool all_right =
+      right(usage.all.count, sum.live_blocks, most_.live_blocks) &&
+      right(usage.all.bytes, sum.allocated_bytes, most_.allocated_bytes) &&
+      right(usage.all.requested_bytes, sum.requested_bytes, most_.requested_bytes) &&
+      right(usage.reserved_bytes, sum.reserved_bytes, most_.reserved_bytes);
   return all_right ? "" : "the usage is not that of the pools, or its peaks are not what there was";
 }
 
