@@ -229,7 +229,7 @@ class graph:  # noqa: N801
 
 @contextmanager
 def use_pool(pool: GraphPool) -> Iterator[None]:
-    r"""Context manager: this thread's eager allocations on the pool's device go to ``pool``.
+    r"""Context manager in which this thread's eager allocations go to ``pool``.
 
     The pool grows page by page and puts freed pieces together anew: what
     ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`` does for a whole process, for one block of

@@ -274,11 +274,12 @@ PoolStats PoolSet::TotalStats() const {
   return total;
 }
 
-SetUsage PoolSet::Usage() const {
+SetUsage PoolSet::Usage() {
   const std::lock_guard lock(mutex_);
-  SetUsage usage = usage_;
-  for (const auto& [id, member] : members_) usage.free_extents += member->pool.free_extents();
-  return usage;
+  uint64_t extents = 0;
+  for (const auto& [id, member] : members_) extents += member->pool.free_extents();
+  usage_.SetFreeExtents(extents);
+  return usage_;
 }
 
 void PoolSet::ResetPeaks() {

@@ -112,7 +112,7 @@ class PoolSet {
   // Sums over all pools.
   PoolStats TotalStats() const;
 
-  SetUsage Usage() const;
+  SetUsage Usage();
   // Whether a peak of Usage(), but for what is free, has risen since this was asked last. Takes no
   // lock.
   bool TakeNewPeak() {

@@ -41,6 +41,14 @@ void SetUsage::Shrank(uint64_t handle_count, uint64_t bytes) {
   free_bytes.Remove(bytes);
 }
 
+void SetUsage::SetFreeExtents(uint64_t count) {
+  if (count > free_extents.current) {
+    free_extents.Add(count - free_extents.current);
+  } else {
+    free_extents.Remove(free_extents.current - count);
+  }
+}
+
 template <typename Function>
 void SetUsage::ForEachGauge(Function function) {
   for (BlockUsage* blocks : {&all, &small, &large}) {
@@ -48,7 +56,7 @@ void SetUsage::ForEachGauge(Function function) {
     function(blocks->bytes);
     function(blocks->requested_bytes);
   }
-  for (Gauge* gauge : {&handles, &reserved_bytes, &free_bytes}) function(*gauge);
+  for (Gauge* gauge : {&handles, &reserved_bytes, &free_bytes, &free_extents}) function(*gauge);
 }
 
 void SetUsage::ResetPeaks() {

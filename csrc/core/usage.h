@@ -29,15 +29,16 @@ struct SetUsage {
   BlockUsage all;
   BlockUsage small;
   BlockUsage large;
-  Gauge handles;              // of physical memory
-  Gauge reserved_bytes;       // their bytes
-  Gauge free_bytes;           // of which no block has: reserved_bytes - all.bytes
-  uint64_t free_extents = 0;  // in how many stretches within pages these are
+  Gauge handles;         // of physical memory
+  Gauge reserved_bytes;  // their bytes
+  Gauge free_bytes;      // of which no block has: reserved_bytes - all.bytes
+  Gauge free_extents;    // in how many stretches within pages these are, whenever that was asked
 
   // These two return whether anything but what is free has a new peak.
   bool Allocated(const Block& block);
   bool Grew(uint64_t handle_count, uint64_t bytes);
   void Freed(const Block& block);
+  void SetFreeExtents(uint64_t count);
   void Shrank(uint64_t handle_count, uint64_t bytes);
 
   void ResetPeaks();

@@ -64,8 +64,9 @@ TEST(SetUsage, ThePeakOfAllIsOneThoughNoPartHasAny) {
 }
 
 // The gauges one by one, counted from what there is.
-constexpr std::size_t kGauges = 12;
-constexpr std::size_t kFreeBytes = 11;
+constexpr std::size_t kGauges = 13;
+constexpr std::size_t kFreeBytes = 11;  // this and what follows have no peaks to tell of
+constexpr std::size_t kFreeExtents = 12;
 
 std::array<Gauge, kGauges> GaugesOf(const SetUsage& usage) {
   std::array<Gauge, kGauges> gauges;
@@ -78,6 +79,7 @@ std::array<Gauge, kGauges> GaugesOf(const SetUsage& usage) {
   gauges[i++] = usage.handles;
   gauges[i++] = usage.reserved_bytes;
   gauges[i++] = usage.free_bytes;
+  gauges[i++] = usage.free_extents;
   return gauges;
 }
 
@@ -85,6 +87,7 @@ class UsageModel {
  public:
   std::vector<Block> blocks;
   std::vector<std::pair<uint64_t, uint64_t>> growths;  // handles, bytes
+  uint64_t free_extents = 0;
 
   std::array<uint64_t, kGauges> Values() const {
     std::array<uint64_t, kGauges> values{};
@@ -100,6 +103,7 @@ class UsageModel {
       values[10] += bytes;
     }
     values[kFreeBytes] = values[10] - values[1];
+    values[kFreeExtents] = free_extents;
     return values;
   }
 };
@@ -132,13 +136,15 @@ TEST_P(RandomUsage, IsWhatThereIsAndWas) {
       usage.Shrank(model.growths.back().first, model.growths.back().second);
       model.growths.pop_back();
     }
+    model.free_extents = random() % 20;
+    usage.SetFreeExtents(model.free_extents);
     const std::array<uint64_t, kGauges> values = model.Values();
     bool expect_raised = false;
     for (std::size_t i = 0; i < kGauges; ++i) {
       Gauge& gauge = expected[i];
       gauge.added += values[i] > before[i] ? values[i] - before[i] : 0;
       gauge.removed += values[i] < before[i] ? before[i] - values[i] : 0;
-      expect_raised |= values[i] > gauge.peak && i != kFreeBytes;
+      expect_raised |= values[i] > gauge.peak && i < kFreeBytes;
       gauge.peak = std::max(gauge.peak, values[i]);
       gauge.current = values[i];
     }

@@ -71,13 +71,11 @@ DeviceStats ToDeviceStats(const SetUsage& usage) {
   PutBlocks(usage.all, StatType::AGGREGATE, stats);
   PutBlocks(usage.small, StatType::SMALL_POOL, stats);
   PutBlocks(usage.large, StatType::LARGE_POOL, stats);
-  Stat extents;
-  extents.current = extents.peak = static_cast<int64_t>(usage.free_extents);
   for (const StatType type : {StatType::AGGREGATE, StatType::LARGE_POOL}) {
     Put(ToStat(usage.handles), type, stats.segment);
     Put(ToStat(usage.reserved_bytes), type, stats.reserved_bytes);
     Put(ToStat(usage.free_bytes), type, stats.inactive_split_bytes);
-    Put(extents, type, stats.inactive_split);
+    Put(ToStat(usage.free_extents), type, stats.inactive_split);
   }
   stats.num_device_alloc = static_cast<int64_t>(usage.handles.added);
   stats.num_device_free = static_cast<int64_t>(usage.handles.removed);

@@ -197,8 +197,8 @@ MUTANTS = [
         "plan-handles",
         "capture_plan.cc",
         "a large pool's plan makes handles of one page (advice)",
-        "const uint64_t size = std::min(most - made, MostHandlePages(pool_pages + made));",
-        "const uint64_t size = std::min(most - made, uint64_t{1} + 0 * pool_pages);",
+        "const auto k = static_cast<uint32_t>(std::bit_width(size) - 1);",
+        "const auto k = static_cast<uint32_t>(std::bit_width(size) * 0);",
     ),
     Mutant(
         "foresight-trust",

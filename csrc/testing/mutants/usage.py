@@ -112,6 +112,13 @@ MUTANTS = [
         "  for (BlockUsage* blocks : {&all, &small}) {",
     ),
     Mutant(
+        "usage-reset-extents",
+        "usage.cc",
+        "the peak of the free extents is never reset",
+        "&reserved_bytes, &free_bytes, &free_extents}) function(*gauge);",
+        "&reserved_bytes, &free_bytes}) function(*gauge);",
+    ),
+    Mutant(
         "set-usage-growth",
         "pool_set.cc",
         "the usage lacks new pages",
@@ -129,8 +136,15 @@ MUTANTS = [
         "set-usage-extents",
         "pool_set.cc",
         "the free extents are those of the last pool",
-        "usage.free_extents += member->pool.free_extents();",
-        "usage.free_extents = member->pool.free_extents();",
+        "extents += member->pool.free_extents();",
+        "extents = member->pool.free_extents();",
+    ),
+    Mutant(
+        "usage-extents-fewer",
+        "usage.cc",
+        "there are never fewer free extents",
+        "    free_extents.Remove(free_extents.current - count);\n",
+        "    (void)count;\n",
     ),
     Mutant(
         "set-usage-peak",
