@@ -330,12 +330,15 @@ TEST_F(PoolCheckpointTest, PeaksAreWhatThereWasAtOnce) {
   AllocateIn(ScopeKind::kCapture, 4 * kPage - 100, kB);
   const PoolCheckpoint four = set_.Checkpoint(kId);
   set_.ResetPeaks();
+  set_.TakeNewPeak();
   set_.Restore(kId, five);
+  EXPECT_TRUE(set_.TakeNewPeak());
   EXPECT_EQ(set_.Usage().all.bytes.peak, 5 * kPage);
   EXPECT_EQ(set_.Usage().all.requested_bytes.peak, 5 * kPage);
   EXPECT_EQ(set_.Usage().all.count.peak, 1U);
   set_.ResetPeaks();
   set_.Restore(kId, four);
+  EXPECT_FALSE(set_.TakeNewPeak());
   EXPECT_EQ(set_.Usage().all.bytes.peak, 5 * kPage);
   EXPECT_EQ(set_.Usage().all.bytes.current, 4 * kPage);
   EXPECT_EQ(set_.Usage().all.requested_bytes.current, 4 * kPage - 100);

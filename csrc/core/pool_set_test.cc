@@ -257,6 +257,41 @@ TEST_F(PoolSetTest, UsageIsThatOfAllPoolsTogether) {
   EXPECT_TRUE(Is(usage.reserved_bytes, 3 * kPage, 7 * kPage, 0, 4 * kPage));
 }
 
+TEST_F(PoolSetTest, UsageHasTheHandlesAndTheFreeBytesOfAllPools) {
+  Begin(kOne);
+  set_->BeginScope(kTwo, ScopeKind::kCapture);
+  const Block one = Allocate(kOne, 2 * kPage);
+  Allocate(kTwo, 512);
+  set_->Free(one.address);
+  SetUsage usage = set_->Usage();
+  EXPECT_TRUE(Is(usage.handles, 3, 3, 3, 0));
+  EXPECT_TRUE(Is(usage.free_bytes, 3 * kPage - 512, 3 * kPage - 512, 5 * kPage, 2 * kPage + 512));
+  EXPECT_TRUE(Is(usage.free_extents, 3, 3, 3, 0)) << "two whole pages and the rest of one";
+
+  End(kOne);
+  set_->EndScope(kTwo);
+  set_->Release(kOne);
+  EXPECT_EQ(set_->Trim(), 2 * kPage);
+  usage = set_->Usage();
+  EXPECT_TRUE(Is(usage.handles, 1, 3, 3, 2));
+  EXPECT_EQ(usage.free_bytes.current, kPage - 512);
+  EXPECT_TRUE(Is(usage.free_extents, 1, 3, 3, 2));
+}
+
+TEST_F(PoolSetTest, ANewPeakIsToldOnce) {
+  EXPECT_FALSE(set_->TakeNewPeak());
+  Begin(kOne);
+  const Block first = Allocate(kOne, kPage);
+  EXPECT_TRUE(set_->TakeNewPeak());
+  EXPECT_FALSE(set_->TakeNewPeak());
+  set_->Free(first.address);
+  Allocate(kOne, kPage);
+  EXPECT_FALSE(set_->TakeNewPeak()) << "there was as much before";
+  Allocate(kOne, 1);
+  EXPECT_TRUE(set_->TakeNewPeak());
+  End(kOne);
+}
+
 TEST_F(PoolSetTest, WhatFailsCountsForNothing) {
   Begin(kOne);
   faulty_.Arm({.only = DriverCall::kMap});

@@ -43,6 +43,13 @@ TEST(SurvivorsTest, ThousandsOfSmallSurvivorsDoNotPinBigBlocksApart) {
   pool.Check();
 }
 
+TEST_F(PoolStitchingTest, PagesForSmallBlocksStandInOneRange) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  for (int i = 0; i < 8; ++i) Allocate(kPage / 2);
+  EXPECT_EQ(pool_.Stats().pages, 4U);
+  EXPECT_EQ(pool_.Stats().ranges, 1U);
+}
+
 TEST_F(PoolStitchingTest, SmallSurvivorsGatherInFewPages) {
   pool_.BeginScope(ScopeKind::kCapture);
   std::mt19937_64 random(7);

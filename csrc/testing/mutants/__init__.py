@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from mutants import checkpoints, fences, foretold, free_bytes, mapped, placement, pool, pool_set
+from mutants import (
+    checkpoints,
+    fences,
+    foretold,
+    free_bytes,
+    mapped,
+    placement,
+    pool,
+    pool_set,
+    usage,
+)
 from mutants.mutant import Mutant
 
 __all__ = ["MUTANTS", "Mutant"]
@@ -15,5 +25,6 @@ MUTANTS: list[Mutant] = [
     *foretold.MUTANTS,
     *pool.MUTANTS,
     *pool_set.MUTANTS,
+    *usage.MUTANTS,
     *checkpoints.MUTANTS,
 ]

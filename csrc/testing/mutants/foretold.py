@@ -90,10 +90,36 @@ MUTANTS = [
         "layout-peak",
         "layout.cc",
         "what ends with a step still counts when the next block comes (advice)",
-        "  std::sort(changes.begin(), changes.end());",
-        "  std::sort(changes.begin(), changes.end(), [](auto a, auto b) {\n"
-        "    return std::pair(a.first, b.second) < std::pair(b.first, a.second);\n"
-        "  });",
+        "change(item.end, -length);",
+        "change(item.end + 1, -length);",
+    ),
+    Mutant(
+        "layout-conflicts-behind",
+        "conflicts.h",
+        "a block is not told of those that begin while it lives (advice)",
+        "p < order_.size() && order_[p].begin < order_[place].end; ++p",
+        "p < order_.size() && false; ++p",
+    ),
+    Mutant(
+        "layout-conflicts-before",
+        "conflicts.cc",
+        "the block that began just before is forgotten (advice)",
+        "if (place > 0 && order[place - 1].end > order[place].begin)",
+        "if (place > 0 && order[place - 1].end > order[place].begin && false)",
+    ),
+    Mutant(
+        "layout-conflicts-ended",
+        "conflicts.cc",
+        "who has ended is kept in mind: it never pays (advice)",
+        "      if (lifetimes[live[i]].end > order[place].begin) live.push_back(live[i]);\n",
+        "      live.push_back(live[i]);\n",
+    ),
+    Mutant(
+        "layout-conflicts-most",
+        "conflicts.cc",
+        "where nearly all meet, they are kept in mind one by one (advice)",
+        "    if (live.size() > most) return std::nullopt;\n",
+        "    if (live.size() > most + 1) return std::nullopt;\n",
     ),
     Mutant(
         "layout-erase",
@@ -171,8 +197,8 @@ MUTANTS = [
         "plan-handles",
         "capture_plan.cc",
         "a large pool's plan makes handles of one page (advice)",
-        "const uint64_t size = std::min(most - made, MostHandlePages(pool_pages + made));",
-        "const uint64_t size = std::min(most - made, uint64_t{1} + 0 * pool_pages);",
+        "const auto k = static_cast<uint32_t>(std::bit_width(size) - 1);",
+        "const auto k = static_cast<uint32_t>(std::bit_width(size) * 0);",
     ),
     Mutant(
         "foresight-trust",
@@ -267,7 +293,7 @@ MUTANTS = [
     ),
     Mutant(
         "pool-plan-memory",
-        "pool.cc",
+        "pool_placing.cc",
         "a plan that there is no memory for fails the allocation",
         "    if (error.status() != DriverStatus::kOutOfMemory &&\n"
         "        error.status() != DriverStatus::kOutOfAddresses)\n"
@@ -276,7 +302,7 @@ MUTANTS = [
     ),
     Mutant(
         "pool-plan-errors",
-        "pool.cc",
+        "pool_placing.cc",
         "any error of the driver is taken for a lack of memory",
         "    if (error.status() != DriverStatus::kOutOfMemory &&\n"
         "        error.status() != DriverStatus::kOutOfAddresses)\n"
@@ -285,7 +311,7 @@ MUTANTS = [
     ),
     Mutant(
         "pool-plan-kept",
-        "pool.cc",
+        "pool_placing.cc",
         "a plan that failed is tried again for the next block (advice)",
         "    foresight.GiveUpPlan();\n",
         "",
@@ -294,7 +320,7 @@ MUTANTS = [
         "pool-freed",
         "pool.cc",
         "the guide is not told of frees (advice)",
-        "  s.foresight.Freed(live.ticket);\n",
+        "  foresight.Freed(live.ticket);\n",
         "",
     ),
 ]

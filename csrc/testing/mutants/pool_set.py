@@ -62,20 +62,6 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "set-usage-growth",
-        "pool_set.cc",
-        "the usage lacks new pages",
-        "  usage_.reserved_bytes.Add(member.pool.reserved_bytes() - reserved_before);\n",
-        "  (void)reserved_before;\n",
-    ),
-    Mutant(
-        "set-usage-trim",
-        "pool_set.cc",
-        "the usage keeps what was given back",
-        "  usage_.reserved_bytes.Remove(bytes);\n",
-        "",
-    ),
-    Mutant(
         "set-end-quiesce",
         "pool_set.cc",
         "the destructor does not wait for the device",

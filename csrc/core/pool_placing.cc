@@ -1,0 +1,135 @@
+// Where a block goes, and what is mapped for it.
+#include <algorithm>
+#include <optional>
+
+#include "core/error.h"
+#include "core/pool_state.h"
+
+namespace cgp {
+namespace {
+
+// Pools of fewer pages than this place what lives at the peak without slack: a page they waste is
+// more than 0.1 % of them. In larger pools it is not worth the mappings.
+constexpr uint32_t kExactPages = 1000;
+
+}  // namespace
+
+Foresight::Advice Pool::State::Advise(uint64_t bytes, const FreeView& view) {
+  return foresight.Advise(bytes, view, [this](const Foresight::PieceFunction& add) {
+    blocks.ForEach([&](Address, const LiveBlock& block) {
+      ForEachPiece(block, [&](PageId page, Granules offset, Granules length) {
+        add(page, offset, length, block.ticket);
+      });
+    });
+  });
+}
+
+std::optional<Placement> Pool::State::FollowAdvice(const Foresight::Advice& advice) {
+  if (!advice.spot) return std::nullopt;
+  if (!advice.spot->growth) return advice.spot->place;
+  try {
+    return advice.spot->growth->PlacementFrom(Grow(advice.spot->growth->mapping), page_size);
+  } catch (const DriverError& error) {
+    // A plan may want pages before they are needed, and addresses for more. Whether there is enough
+    // for this block alone is for those to find out who place it without a plan.
+    if (error.status() != DriverStatus::kOutOfMemory &&
+        error.status() != DriverStatus::kOutOfAddresses)
+      throw;
+    foresight.GiveUpPlan();
+    return std::nullopt;
+  }
+}
+
+// A block below a page lies in one page: the best fit among pages in part use, so that small blocks
+// gather and pages stay whole; else a whole page.
+void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
+  const Granules length = Granules::FromBytesRoundedUp(live.block.bytes);
+  const auto find = [&]() -> std::optional<NodeId> {
+    if (const std::optional<NodeId> start = view.BestFit(length)) return start;
+    const std::optional<PageId> page = LeastMappedWholePage(view, ranges);
+    return page ? std::optional(space.first(*page)) : std::nullopt;
+  };
+  std::optional<NodeId> start = find();
+  if (!start && PollFences()) start = find();
+  if (!start)
+    start = space.first(
+        ranges.page_at(Grow({.range = RangeWithRoom(), .handles = {MappingPlan::kNewPage}})));
+  live.offset = space.node(*start).offset;
+  live.slot = ranges.slots_of(space.node(*start).page).front();
+  live.node = TakePiece(*start, Granules(live.offset), length);
+}
+
+std::optional<RangeId> Pool::State::RangeWithRoom() const {
+  if (ranges.page_count() == 0) return std::nullopt;
+  const RangeId newest = ranges.range_of(ranges.slots_of(PageId{ranges.page_count() - 1}).front());
+  if (ranges.range(newest).room_back == 0) return std::nullopt;
+  return newest;
+}
+
+// A block of a page or more: see placement.h.
+void Pool::State::PlaceLarge(FreeView& view, LiveBlock& live, bool at_peak) {
+  const Granules length = Granules::FromBytesRoundedUp(live.block.bytes);
+  // What lives when the pool holds most decides what it costs: this block, if the pool never held
+  // more, or if its like did so in the largest capture.
+  at_peak |= stats.allocated_bytes + live.block.bytes >= stats.peak_allocated_bytes;
+  const Slack slack = at_peak && space.page_count() < kExactPages ? Slack::kNone : Slack::kOnePage;
+  PlaceAt(FindOrMap(view, length, slack), live);
+}
+
+void Pool::State::PlaceAt(Placement place, LiveBlock& live) {
+  live.slot = place.slot;
+  live.offset = static_cast<uint32_t>(place.offset.count());
+  int pieces = 0;
+  ForEachPiece(live, [&](PageId page, Granules offset, Granules piece) {
+    live.node = TakePiece(NodeAt(page, offset), offset, piece);
+    ++pieces;
+  });
+  if (pieces > 1) live.node = NodeId::kNone;
+}
+
+// A block larger than the device is refused before its pages are planned and made one by one, which
+// takes long and fills the host's memory. Smaller ones are not worth the question.
+void Pool::State::CheckAgainstDevice(Granules length) const {
+  constexpr uint64_t kManyPages = 1 << 16;
+  if (length < page_size * kManyPages) return;
+  if (length.bytes() > driver.Info().total_bytes) {
+    ThrowOutOfMemory("The device has less in all.", length.bytes());
+  }
+}
+
+// Steps 2 to 4 of placement.h.
+Placement Pool::State::FindOrMap(FreeView& view, Granules length, Slack slack) {
+  auto found = FindMapped(view, ranges, page_size, length, slack);
+  if (!found && PollFences()) found = FindMapped(view, ranges, page_size, length, slack);
+  if (found && found->leftover == 0) return found->place;
+  if (!found) CheckAgainstDevice(length);
+  const GrowthPlan growth = PlanGrowth(view, ranges, page_size, length, slack);
+  if (found && !SparesHandles(growth, *found)) return found->place;
+  return growth.PlacementFrom(Grow(growth.mapping), page_size);
+}
+
+// Carries out the plan and makes the new mappings known. Throws with nothing changed.
+SlotId Pool::State::Grow(const MappingPlan& mapping) {
+  uint32_t new_pages = 0;
+  for (const PageId handle : mapping.handles) {
+    if (MappingPlan::IsNew(handle)) new_pages += MappingPlan::NewPages(handle);
+  }
+  const uint32_t count = ranges.PagesOf(mapping);
+  space.ReservePages(new_pages);
+  const uint32_t old_page_count = space.page_count();
+  const SlotId first = ranges.Map(mapping);
+  for (uint32_t i = 0; i < new_pages; ++i) space.AddPage();
+  for (const auto& view : views) view->LearnMapping(first, count, old_page_count);
+  return first;
+}
+
+// The node that holds a granule of a page. Searched from the page's end, where a block of several
+// pages goes on; at offset 0, where it comes in, from the start.
+NodeId Pool::State::NodeAt(PageId page, Granules offset) const {
+  if (offset == Granules(0)) return space.first(page);
+  NodeId id = space.last(page);
+  while (Granules(space.node(id).offset) > offset) id = space.node(id).prev;
+  return id;
+}
+
+}  // namespace cgp

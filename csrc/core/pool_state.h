@@ -1,0 +1,134 @@
+// What a pool is inside, for the files that make it up:
+//
+//   pool.cc             the front: scopes, blocks that come and go, what is told of them
+//   pool_placing.cc     where a block goes, and what is mapped for it
+//   pool_streams.cc     who may take which bytes, and that all views know
+//   pool_checkpoint.cc  back to what lived earlier
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "core/capture_guide.h"
+#include "core/fences.h"
+#include "core/foresight.h"
+#include "core/free_view.h"
+#include "core/page_space.h"
+#include "core/placement.h"
+#include "core/pool.h"
+#include "core/pool_checkpoint.h"
+#include "core/range_table.h"
+#include "core/slab_map.h"
+#include "core/units.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+// Who but its stream works on a block.
+struct Others {
+  std::vector<StreamId> uses;   // recorded
+  std::vector<FenceId> behind;  // its bytes, when a restore brought it back; those not open yet
+};
+
+// A cache line, since a free of one among many blocks has to fetch it.
+struct alignas(64) LiveBlock {
+  Block block;
+  SlotId slot{};                // where it starts
+  uint32_t offset = 0;          // granules into that slot
+  NodeId node = NodeId::kNone;  // of a block that lies in one page
+  // Some work on it was not captured: it was allocated in an eager scope, or another stream used it
+  // outside of captures.
+  bool eager = false;
+  CaptureGuide::Ticket ticket;
+  std::unique_ptr<Others> others;  // mostly none
+
+  Others& GetOthers() {
+    if (!others) others = std::make_unique<Others>();
+    return *others;
+  }
+  void AddUse(StreamId stream) {
+    if (stream == block.stream) return;
+    std::vector<StreamId>& uses = GetOthers().uses;
+    if (std::ranges::find(uses, stream) == uses.end()) uses.push_back(stream);
+  }
+  void Add(const PoolCheckpoint::Entry& known) {
+    eager |= known.eager;
+    for (const StreamId use : known.uses) AddUse(use);
+  }
+};
+
+struct Pool::State {
+  State(Driver& the_driver, Granules size)
+      : driver(the_driver),
+        page_size(size),
+        space(size),
+        ranges(the_driver, size),
+        fences(the_driver),
+        foresight(space, ranges) {}
+
+  // pool.cc
+  LiveBlock& Known(Address address);
+  void Drop(const LiveBlock& live, FenceId fence);
+  [[noreturn]] void ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const;
+
+  // pool_placing.cc
+  Foresight::Advice Advise(uint64_t bytes, const FreeView& view);
+  std::optional<Placement> FollowAdvice(const Foresight::Advice& advice);
+  void PlaceSmall(FreeView& view, LiveBlock& live);
+  void PlaceLarge(FreeView& view, LiveBlock& live, bool at_peak);
+  void PlaceAt(Placement place, LiveBlock& live);
+  Placement FindOrMap(FreeView& view, Granules length, Slack slack);
+  void CheckAgainstDevice(Granules length) const;
+  std::optional<RangeId> RangeWithRoom() const;
+  SlotId Grow(const MappingPlan& mapping);
+  NodeId NodeAt(PageId page, Granules offset) const;
+  template <typename Function>
+  void ForEachPiece(const LiveBlock& live, Function&& function) const;
+
+  // pool_streams.cc
+  FreeView* FindView(StreamId stream) const;
+  FreeView& ViewFor(StreamId stream);
+  bool PollFences();
+  void SettlePages();
+  NodeId TakePiece(NodeId within, Granules offset, Granules length);
+  void GivePiece(NodeId id, FenceId fence);
+  FenceId FenceFor(const LiveBlock& live);
+  void GiveBlock(const LiveBlock& live, FenceId fence);
+
+  // pool_checkpoint.cc
+  void Revive(const PoolCheckpoint::Entry& entry);
+
+  Driver& driver;
+  const Granules page_size;
+  PageSpace space;
+  RangeTable ranges;
+  FenceTable fences;
+  // One for each stream that has allocated in the open scope. Between scopes at most one, which
+  // sees what is open: the next scope's first stream takes it over, so that a pool that one stream
+  // fills never indexes anything anew.
+  std::vector<std::unique_ptr<FreeView>> views;
+  Foresight foresight;
+  SlabMap<LiveBlock> blocks;
+  std::optional<ScopeKind> scope;
+  PoolStats stats;  // what Stats() does not derive
+  // Its address is the pool's identity, of which checkpoints keep a weak reference.
+  const std::shared_ptr<const char> identity = std::make_shared<const char>();
+};
+
+template <typename Function>
+void Pool::State::ForEachPiece(const LiveBlock& live, Function&& function) const {
+  Granules left = Granules::FromBytesRoundedUp(live.block.bytes);
+  Granules offset(live.offset);
+  for (uint32_t slot = Index(live.slot); left > Granules(0); ++slot) {
+    const Granules length = std::min(left, page_size - offset);
+    function(ranges.page_at(SlotId{slot}), offset, length);
+    left -= length;
+    offset = Granules(0);
+  }
+}
+
+}  // namespace cgp

@@ -1,0 +1,137 @@
+// Who may take which bytes, and that all views know.
+#include <algorithm>
+#include <utility>
+
+#include "core/pool_state.h"
+
+namespace cgp {
+
+// The view of a stream that has allocated in the open scope, else nullptr.
+FreeView* Pool::State::FindView(StreamId stream) const {
+  for (const auto& view : views) {
+    if (view->stream() == stream && view->own_fence() != FenceId::kOpen) return view.get();
+  }
+  return nullptr;
+}
+
+FreeView& Pool::State::ViewFor(StreamId stream) {
+  if (FreeView* const view = FindView(stream)) return *view;
+  const FenceTable::StreamFence fence = fences.ForStream(stream, *scope == ScopeKind::kEager);
+  if (views.size() == 1 && views.front()->own_fence() == FenceId::kOpen) {
+    views.front()->Assign(stream, fence.id);
+    if (fence.reused) views.front()->Rebuild();
+    return *views.front();
+  }
+  return *views.emplace_back(std::make_unique<FreeView>(space, ranges, stream, fence.id));
+}
+
+bool Pool::State::PollFences() {
+  if (fences.empty() || !fences.Poll()) return false;
+  const std::vector<bool> opened = fences.Opened();
+  space.OpenFences(opened);
+  blocks.ForEach([&](Address, LiveBlock& live) {
+    if (!live.others) return;
+    std::erase_if(live.others->behind, [&](FenceId fence) { return opened[Index(fence)]; });
+  });
+  fences.Clear();
+  for (const auto& view : views) view->Rebuild();
+  return true;
+}
+
+// What lives at the end of a scope lives on.
+void Pool::State::SettlePages() {
+  std::vector<bool> settled(space.page_count());
+  blocks.ForEach([&](Address, const LiveBlock& live) {
+    if (live.node != NodeId::kNone) settled[Index(space.node(live.node).page)] = true;
+  });
+  for (uint32_t p = 0; p < space.page_count(); ++p) {
+    const PageId page{p};
+    if (space.settled(page) == settled[p]) continue;
+    for (const auto& view : views) view->Forget(space.first(page), space.last(page));
+    space.SetSettled(page, settled[p]);
+    for (const auto& view : views) view->Learn(space.first(page), space.last(page));
+  }
+}
+
+// pre: `within` holds the granule at `offset` of its page, and the view that chose the bytes sees
+// them all as free.
+NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length) {
+  NodeId last = within;
+  while (Granules(space.node(last).offset + space.node(last).length) < offset + length) {
+    last = space.node(last).next;
+  }
+  // The nodes beside it, which stay as they are, are forgotten and learned with it: a view may see
+  // them without seeing what is taken.
+  const NodeId before = space.node(within).prev;
+  const NodeId behind = space.node(last).next;
+  const NodeId from = before == NodeId::kNone ? within : before;
+  for (const auto& view : views) view->Forget(from, behind == NodeId::kNone ? last : behind);
+  const NodeId taken = space.Take(within, offset, length);
+  const NodeId to = behind == NodeId::kNone ? space.last(space.node(taken).page) : behind;
+  for (const auto& view : views) view->Learn(from, to);
+  return taken;
+}
+
+void Pool::State::GivePiece(NodeId id, FenceId fence) {
+  const PageSpace::Node node = space.node(id);
+  const auto sees = [&](const FreeView& view) {
+    return fence == FenceId::kOpen || fence == view.own_fence();
+  };
+  for (const auto& view : views) {
+    if (!sees(*view)) continue;
+    for (const NodeId beside : {node.prev, node.next}) {
+      if (beside != NodeId::kNone && !space.node(beside).used) view->Forget(beside, beside);
+    }
+  }
+  const NodeId given = space.Give(id, fence);
+  for (const auto& view : views) {
+    if (sees(*view)) view->Learn(given, given);
+  }
+}
+
+// Behind what the bytes of a block that is freed now must stay.
+FenceId Pool::State::FenceFor(const LiveBlock& live) {
+  const StreamId stream = live.block.stream;
+  if (scope == ScopeKind::kCapture && !live.eager && !live.others) {
+    const FreeView* const view = FindView(stream);
+    return view != nullptr ? view->own_fence() : fences.ForStream(stream, /*eager=*/false).id;
+  }
+  bool eager = live.eager;
+  std::vector<StreamId> streams;
+  if (live.others) {
+    streams = live.others->uses;
+    // No fence that outlives a scope waits for captured work.
+    eager |= !live.others->behind.empty();
+    for (const FenceId fence : live.others->behind) {
+      for (const StreamId other : fences.StreamsBehind(fence)) {
+        if (other != stream && std::ranges::find(streams, other) == streams.end())
+          streams.push_back(other);
+      }
+    }
+  }
+  const bool used = !streams.empty();
+  if (used || eager) streams.push_back(stream);
+  if (!scope) return streams.empty() ? FenceId::kOpen : fences.After(streams);
+  if (*scope == ScopeKind::kEager) {
+    if (used) return fences.Held(streams, /*events=*/true);
+    return fences.ForStream(stream, /*eager=*/true).id;
+  }
+  // Eager work on the block is not part of the capture: the capture's end says nothing of it.
+  if (used || eager) return fences.Held(streams, /*events=*/eager);
+  return fences.ForStream(stream, /*eager=*/false).id;
+}
+
+void Pool::State::GiveBlock(const LiveBlock& live, FenceId fence) {
+  if (live.node != NodeId::kNone) {
+    GivePiece(live.node, fence);
+    return;
+  }
+  bool first = true;
+  ForEachPiece(live, [&](PageId page, Granules, Granules) {
+    // A block of several pieces goes on at a page's end and comes in at a page's start.
+    GivePiece(first ? space.last(page) : space.first(page), fence);
+    first = false;
+  });
+}
+
+}  // namespace cgp

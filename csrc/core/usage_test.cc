@@ -1,0 +1,174 @@
+#include "core/usage.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace cgp {
+namespace {
+
+Block BlockOf(uint64_t bytes, uint64_t requested_bytes) {
+  return {.address = 0, .bytes = bytes, .requested_bytes = requested_bytes, .stream = {}};
+}
+
+TEST(Gauge, SaysWhenThereNeverWasAsMuch) {
+  Gauge gauge;
+  EXPECT_FALSE(gauge.Add(0));
+  EXPECT_TRUE(gauge.Add(3));
+  gauge.Remove(2);
+  EXPECT_FALSE(gauge.Add(2)) << "as much as before is not more";
+  EXPECT_TRUE(gauge.Add(1));
+  EXPECT_EQ(gauge.peak, 4U);
+  gauge.Remove(3);
+  EXPECT_EQ(gauge.peak, 4U);
+  gauge.ResetPeak();
+  EXPECT_EQ(gauge.peak, 1U) << "what is there was there since";
+  EXPECT_TRUE(gauge.Add(1));
+}
+
+TEST(SetUsage, ABlockOfOneMebibyteIsTheLargestSmallOne) {
+  constexpr uint64_t kMebibyte = uint64_t{1} << 20;  // PyTorch's kSmallSize
+  SetUsage usage;
+  usage.Allocated(BlockOf(kMebibyte, kMebibyte));
+  usage.Allocated(BlockOf(kMebibyte + 512, kMebibyte + 1));
+  EXPECT_EQ(usage.small.bytes.current, kMebibyte);
+  EXPECT_EQ(usage.large.bytes.current, kMebibyte + 512);
+}
+
+TEST(SetUsage, APeakOfTheSmallOnesAloneIsOne) {
+  SetUsage usage;
+  const Block large = BlockOf(uint64_t{1} << 30, uint64_t{1} << 30);
+  usage.Allocated(large);
+  usage.Allocated(large);
+  usage.Freed(large);
+  usage.Freed(large);
+  EXPECT_TRUE(usage.Allocated(BlockOf(512, 1)));
+  usage.Freed(BlockOf(512, 1));
+  EXPECT_FALSE(usage.Allocated(BlockOf(512, 1)));
+}
+
+TEST(SetUsage, ThePeakOfAllIsOneThoughNoPartHasAny) {
+  SetUsage usage;
+  const Block small = BlockOf(512, 512);
+  const Block large = BlockOf(uint64_t{2} << 20, uint64_t{2} << 20);
+  usage.Allocated(large);
+  usage.Freed(large);
+  usage.Allocated(small);
+  EXPECT_TRUE(usage.Allocated(large));
+}
+
+// The gauges one by one, counted from what there is.
+constexpr std::size_t kGauges = 13;
+constexpr std::size_t kFreeBytes = 11;  // this and what follows have no peaks to tell of
+constexpr std::size_t kFreeExtents = 12;
+
+std::array<Gauge, kGauges> GaugesOf(const SetUsage& usage) {
+  std::array<Gauge, kGauges> gauges;
+  std::size_t i = 0;
+  for (const BlockUsage& blocks : {usage.all, usage.small, usage.large}) {
+    gauges[i++] = blocks.count;
+    gauges[i++] = blocks.bytes;
+    gauges[i++] = blocks.requested_bytes;
+  }
+  gauges[i++] = usage.handles;
+  gauges[i++] = usage.reserved_bytes;
+  gauges[i++] = usage.free_bytes;
+  gauges[i++] = usage.free_extents;
+  return gauges;
+}
+
+class UsageModel {
+ public:
+  std::vector<Block> blocks;
+  std::vector<std::pair<uint64_t, uint64_t>> growths;  // handles, bytes
+  uint64_t free_extents = 0;
+
+  std::array<uint64_t, kGauges> Values() const {
+    std::array<uint64_t, kGauges> values{};
+    for (const Block& block : blocks) {
+      for (const std::size_t part : {std::size_t{0}, block.bytes <= 1'048'576 ? 3UL : 6UL}) {
+        values[part] += 1;
+        values[part + 1] += block.bytes;
+        values[part + 2] += block.requested_bytes;
+      }
+    }
+    for (const auto& [handles, bytes] : growths) {
+      values[9] += handles;
+      values[10] += bytes;
+    }
+    values[kFreeBytes] = values[10] - values[1];
+    values[kFreeExtents] = free_extents;
+    return values;
+  }
+};
+
+class RandomUsage : public ::testing::TestWithParam<uint32_t> {};
+
+TEST_P(RandomUsage, IsWhatThereIsAndWas) {
+  std::mt19937 random(GetParam());
+  SetUsage usage;
+  UsageModel model;
+  std::array<uint64_t, kGauges> before{};
+  std::array<Gauge, kGauges> expected;
+  for (int step = 0; step < 400; ++step) {
+    bool raised = false;
+    const bool grows = model.Values()[kFreeBytes] < (uint64_t{4} << 20);
+    const uint32_t what = random() % 8;
+    if (grows) {
+      model.growths.emplace_back(1 + random() % 3, (uint64_t{2} << 20) * (1 + random() % 8));
+      raised = usage.Grew(model.growths.back().first, model.growths.back().second);
+    } else if (what < 4) {
+      const uint64_t bytes = 512 * (1 + random() % (random() % 2 == 0 ? 16 : 8000));
+      model.blocks.push_back(BlockOf(bytes, bytes - random() % 512));
+      raised = usage.Allocated(model.blocks.back());
+    } else if (what < 7 && !model.blocks.empty()) {
+      std::swap(model.blocks[random() % model.blocks.size()], model.blocks.back());
+      usage.Freed(model.blocks.back());
+      model.blocks.pop_back();
+    } else if (model.growths.size() > 1 &&
+               model.growths.back().second <= model.Values()[kFreeBytes]) {
+      usage.Shrank(model.growths.back().first, model.growths.back().second);
+      model.growths.pop_back();
+    }
+    model.free_extents = random() % 20;
+    usage.SetFreeExtents(model.free_extents);
+    const std::array<uint64_t, kGauges> values = model.Values();
+    bool expect_raised = false;
+    for (std::size_t i = 0; i < kGauges; ++i) {
+      Gauge& gauge = expected[i];
+      gauge.added += values[i] > before[i] ? values[i] - before[i] : 0;
+      gauge.removed += values[i] < before[i] ? before[i] - values[i] : 0;
+      expect_raised |= values[i] > gauge.peak && i < kFreeBytes;
+      gauge.peak = std::max(gauge.peak, values[i]);
+      gauge.current = values[i];
+    }
+    EXPECT_EQ(raised, expect_raised) << "step " << step;
+    before = values;
+    if (step % 100 == 50) {
+      usage.ResetPeaks();
+      for (Gauge& gauge : expected) gauge.peak = gauge.current;
+    }
+    if (step % 100 == 70) {
+      usage.ResetTraffic();
+      for (Gauge& gauge : expected) gauge.added = gauge.removed = 0;
+    }
+    const std::array<Gauge, kGauges> gauges = GaugesOf(usage);
+    for (std::size_t i = 0; i < kGauges; ++i) {
+      ASSERT_EQ(gauges[i].current, expected[i].current) << "gauge " << i << ", step " << step;
+      ASSERT_EQ(gauges[i].peak, expected[i].peak) << "gauge " << i << ", step " << step;
+      ASSERT_EQ(gauges[i].added, expected[i].added) << "gauge " << i << ", step " << step;
+      ASSERT_EQ(gauges[i].removed, expected[i].removed) << "gauge " << i << ", step " << step;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomUsage, ::testing::Range(0U, 20U));
+
+}  // namespace
+}  // namespace cgp
