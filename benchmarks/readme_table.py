@@ -1,6 +1,7 @@
-"""Prints the README's table of figures, in Markdown, from what const_memory.py wrote.
+"""Prints the README's tables of figures, in Markdown, from what the benchmarks wrote.
 
 python benchmarks/readme_table.py benchmarks/results/const_memory.json
+python benchmarks/readme_table.py benchmarks/results/compiled_models.json
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def main() -> int:
     parser.add_argument("results", type=Path)
     report = json.loads(parser.parse_args().results.read_text())
     print(f"Measured on one {report['gpu']} with torch {report['torch']}.\n")
-    print("\n".join(table(report["rows"])))
+    compiled = "model" in report["rows"][0]
+    print("\n".join((compiled_table if compiled else table)(report["rows"])))
     return 0
 
 
@@ -58,6 +60,26 @@ def mebibytes(count: int) -> str:
 
 def size(row: dict[str, Any]) -> str:
     return f"{mebibytes(row['reserved_bytes'])} ({row['ratio']:.3f})"
+
+
+def compiled_table(rows: list[dict[str, Any]]) -> list[str]:
+    """A column for each model of compiled_models.py."""
+
+    def reserved(row: dict[str, Any], allocator: str) -> int:
+        return int(row[allocator]["reserved_bytes"]) >> 20
+
+    ratios = [reserved(row, "ours") / reserved(row, "stock") for row in rows]
+    return [
+        "| | " + " | ".join(row["model"].replace("_", " ") for row in rows) + " |",
+        "|---" * (len(rows) + 1) + "|",
+        "| stock | " + " | ".join(f"{reserved(row, 'stock'):,}" for row in rows) + " |",
+        "| **cudagraph_pool** | "
+        + " | ".join(
+            f"**{reserved(row, 'ours'):,}** ({ratio:.2f})"
+            for row, ratio in zip(rows, ratios, strict=True)
+        )
+        + " |",
+    ]
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class GraphPool:
 
         ``reserved_bytes`` is the physical memory, ``allocated_bytes`` what live tensors of it
         occupy, ``requested_bytes`` what they asked for; ``page_mappings`` counts the
-        mappings that the driver was asked for: of a page, or in a large pool of up to 16 at once.
+        mappings that the driver was asked for: of a page, or in a large pool of up to 64 at once.
         """
         self._require_open()
         stats: dict[str, int] = self._adapter.stats(self._device.index, self._id)

@@ -252,7 +252,7 @@ try:
     with torch.cuda.graph(graph):
         z = y[0] + 1
 except RuntimeError as error:
-    assert "use torch.cuda.memory.change_current_allocator" in str(error), error
+    assert "use cudagraph_pool.pluggable_allocator()" in str(error), error
 else:
     raise AssertionError("captured")
 """

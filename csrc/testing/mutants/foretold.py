@@ -323,4 +323,18 @@ MUTANTS = [
         "  foresight.Freed(live.ticket);\n",
         "",
     ),
+    Mutant(
+        "plan-ahead",
+        "capture_plan.cc",
+        "a plan that is not trusted makes pages ahead of need (advice)",
+        "most_pages < pages_after_ ? needed",
+        "most_pages < pages_after_ && false ? needed",
+    ),
+    Mutant(
+        "layout-area",
+        "layout.cc",
+        "no packing by size times lifetime is tried (advice)",
+        "return area(a) > area(b);",
+        "return area(a) > area(b) && false;",
+    ),
 ]

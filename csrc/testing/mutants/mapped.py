@@ -75,4 +75,18 @@ MUTANTS = [
         "                      range.mapped() * page_bytes_);",
         "                      std::max(range.mapped() - 1, 1U) * page_bytes_);",
     ),
+    Mutant(
+        "range-first-room",
+        "range_table.cc",
+        "the first range gets no more room than others (advice)",
+        "return ReserveRange(pages, kRoomOfFirst, undo);",
+        "return ReserveRange(pages, 0, undo);",
+    ),
+    Mutant(
+        "range-first-short",
+        "range_table.cc",
+        "no first range where addresses are short",
+        "if (error.status() != DriverStatus::kOutOfAddresses) throw;",
+        "throw;",
+    ),
 ]

@@ -89,4 +89,11 @@ MUTANTS = [
         "    if (slot >= range.end()) return false;\n",
         "    if (slot > range.end()) return false;\n",
     ),
+    Mutant(
+        "placement-first-range",
+        "placement.cc",
+        "new pages are not gathered behind the first range (advice)",
+        "id == kFirstRange && !at_front;",
+        "id == kFirstRange && !at_front && false;",
+    ),
 ]
