@@ -35,6 +35,7 @@ std::string FuzzSession::Restored(PoolId id, const PoolModel::Checkpoint& checkp
                                   const RestoreDelta& delta) {
   const auto blocks_of = [](const std::vector<PoolModel::LiveBlock>& live) {
     std::vector<Block> blocks;
+    blocks.reserve(live.size());
     for (const PoolModel::LiveBlock& one : live) blocks.push_back(one.block);
     return blocks;
   };
