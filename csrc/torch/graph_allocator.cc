@@ -296,13 +296,15 @@ uint64_t GraphAllocator::FreeUnusedPools() {
 uint64_t GraphAllocator::TrimUnlessCapturing() {
   if (routes_.capturing()) return 0;
   uint64_t bytes = 0;
-  for (DevicePools* pools : DevicePools::All()) {
-    if (pools->set().TrimmableBytes() == 0) continue;
-    // A capture that is not torch's may be under way in another thread: relaxed, our waiting does
-    // not disturb it.
-    const RelaxedCaptureMode relaxed;
-    bytes += pools->set().Trim();
-    LimitBase(*pools);
+  for (const PoolsOwner owner : kPoolsOwners) {
+    for (DevicePools* pools : DevicePools::All(owner)) {
+      if (pools->set().TrimmableBytes() == 0) continue;
+      // A capture that is not torch's may be under way in another thread: relaxed, our waiting does
+      // not disturb it.
+      const RelaxedCaptureMode relaxed;
+      bytes += pools->set().Trim();
+      if (owner == PoolsOwner::kGraphAllocator) LimitBase(*pools);
+    }
   }
   return bytes;
 }
