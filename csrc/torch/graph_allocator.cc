@@ -281,6 +281,7 @@ void GraphAllocator::recordStream(const DataPtr& data, c10::cuda::CUDAStream str
 
 void GraphAllocator::emptyCache(MempoolId_t id) {
   EndAbandonedCaptures();
+  BeforeOursChange();
   base_.emptyCache(id);
   if (id != MempoolId_t{0, 0}) return;
   const std::lock_guard lock(scopes_mutex_);
