@@ -661,6 +661,19 @@ TEST_F(GraphAllocatorTest, ATrackerThatFailsLeavesWhatIsMappedAsItIs) {
   EXPECT_TRUE(pools().ids().empty());
 }
 
+TEST_F(GraphAllocatorTest, ASnapshotGoesOnWithoutAPoolThatIsGivenBackMeanwhile) {
+  std::atomic<bool> done{false};
+  std::thread beside([&] {
+    for (int i = 0; i < 20000; ++i) {
+      allocator_.RegisterPool(device_, ToPoolId(id_));
+      allocator_.UnregisterPool(device_, ToPoolId(id_));
+    }
+    done = true;
+  });
+  EXPECT_NO_THROW(while (!done) allocator_.snapshot({0, 0}, false));
+  beside.join();
+}
+
 TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {
   constexpr int kThreads = 4;
   std::atomic<int> strangers{0};
