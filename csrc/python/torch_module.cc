@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
 #include <string>
 #include <utility>
 
@@ -19,8 +20,12 @@ using Id = std::pair<uint64_t, uint64_t>;
 
 cgp::PoolId ToPoolId(const Id& id) { return {id.first, id.second}; }
 
-cgp::PoolSet& Pools(int device) {
-  return cgp::DevicePools::For(static_cast<c10::DeviceIndex>(device)).set();
+// The set that has the pool; that of GraphAllocator if none does.
+cgp::PoolSet& Pools(int device, const Id& id) {
+  const auto index = static_cast<c10::DeviceIndex>(device);
+  auto* const plain = cgp::DevicePools::Find(index, cgp::PoolsOwner::kPlainAllocator);
+  if (plain != nullptr && plain->set().Contains(ToPoolId(id))) return plain->set();
+  return cgp::DevicePools::For(index).set();
 }
 
 py::dict ToDict(const cgp::PoolStats& stats) {
@@ -74,16 +79,20 @@ py::dict ToDict(const cgp::PoolSnapshot& snapshot) {
 // Calls to the driver so far, and the nanoseconds they took: {"Map_calls": ..., "Map_ns": ...,
 // ...}.
 py::dict DriverStats(int device) {
-  py::dict result;
-  auto* pools = cgp::DevicePools::Find(static_cast<c10::DeviceIndex>(device));
-  if (pools == nullptr) return result;
-  const cgp::CudaDriverStats stats = cgp::StatsOf(pools->driver().inner());
-  for (size_t i = 0; i < cgp::kDriverCallKinds; ++i) {
-    const auto call = static_cast<cgp::DriverCall>(i);
-    const std::string name(cgp::Name(call));
-    result[py::str(name + "_calls")] = stats[call].calls;
-    result[py::str(name + "_ns")] = stats[call].nanoseconds;
+  std::map<std::string, uint64_t> sums;
+  for (const cgp::PoolsOwner owner : cgp::kPoolsOwners) {
+    auto* pools = cgp::DevicePools::Find(static_cast<c10::DeviceIndex>(device), owner);
+    if (pools == nullptr) continue;
+    const cgp::CudaDriverStats stats = cgp::StatsOf(pools->driver().inner());
+    for (size_t i = 0; i < cgp::kDriverCallKinds; ++i) {
+      const auto call = static_cast<cgp::DriverCall>(i);
+      const std::string name(cgp::Name(call));
+      sums[name + "_calls"] += stats[call].calls;
+      sums[name + "_ns"] += stats[call].nanoseconds;
+    }
   }
+  py::dict result;
+  for (const auto& [name, sum] : sums) result[py::str(name)] = sum;
   return result;
 }
 
@@ -129,21 +138,25 @@ PYBIND11_MODULE(_torch, m) {
       "pool_ids",
       [](int device) {
         std::vector<Id> ids;
-        auto* pools = cgp::DevicePools::Find(static_cast<c10::DeviceIndex>(device));
-        if (pools == nullptr) return ids;
-        for (const cgp::PoolId id : pools->set().ids()) ids.emplace_back(id.first, id.second);
+        for (const cgp::PoolsOwner owner : cgp::kPoolsOwners) {
+          auto* pools = cgp::DevicePools::Find(static_cast<c10::DeviceIndex>(device), owner);
+          if (pools == nullptr) continue;
+          for (const cgp::PoolId id : pools->set().ids()) ids.emplace_back(id.first, id.second);
+        }
         return ids;
       },
       py::arg("device"));
   m.def(
-      "use_count", [](int device, const Id& id) { return Pools(device).UseCount(ToPoolId(id)); },
+      "use_count",
+      [](int device, const Id& id) { return Pools(device, id).UseCount(ToPoolId(id)); },
       py::arg("device"), py::arg("id"));
   m.def(
-      "stats", [](int device, const Id& id) { return ToDict(Pools(device).Stats(ToPoolId(id))); },
+      "stats",
+      [](int device, const Id& id) { return ToDict(Pools(device, id).Stats(ToPoolId(id))); },
       py::arg("device"), py::arg("id"));
   m.def(
       "snapshot",
-      [](int device, const Id& id) { return ToDict(Pools(device).Snapshot(ToPoolId(id))); },
+      [](int device, const Id& id) { return ToDict(Pools(device, id).Snapshot(ToPoolId(id))); },
       py::arg("device"), py::arg("id"));
   m.def("driver_stats", &DriverStats, py::arg("device"));
 }

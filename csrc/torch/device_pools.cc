@@ -16,9 +16,15 @@ namespace {
 
 constexpr size_t kMaxDevices = C10_COMPILE_TIME_MAX_GPUS;
 
-std::array<std::atomic<DevicePools*>, kMaxDevices> all_pools{};
-// All that were made stand before this place.
-std::atomic<size_t> all_pools_end{0};
+struct Registry {
+  std::array<std::atomic<DevicePools*>, kMaxDevices> pools{};
+  // All that were made stand before this place.
+  std::atomic<size_t> end{0};
+};
+std::array<Registry, kPoolsOwners.size()> registries;
+
+Registry& RegistryOf(PoolsOwner owner) { return registries[static_cast<size_t>(owner)]; }
+
 std::mutex creation_mutex;
 
 size_t CheckedIndex(c10::DeviceIndex device) {
@@ -31,10 +37,11 @@ size_t CheckedIndex(c10::DeviceIndex device) {
 
 // The pools in the order of devices, up to the first for which `found` is true, which is returned.
 template <typename Predicate>
-DevicePools* FindFirst(const Predicate& found) {
-  const size_t end = all_pools_end.load(std::memory_order_acquire);
+DevicePools* FindFirst(PoolsOwner owner, const Predicate& found) {
+  const Registry& registry = RegistryOf(owner);
+  const size_t end = registry.end.load(std::memory_order_acquire);
   for (size_t i = 0; i < end; ++i) {
-    DevicePools* const pools = all_pools[i].load(std::memory_order_acquire);
+    DevicePools* const pools = registry.pools[i].load(std::memory_order_acquire);
     if (pools != nullptr && found(*pools)) return pools;
   }
   return nullptr;
@@ -47,57 +54,58 @@ Address ToAddress(const void* pointer) { return reinterpret_cast<Address>(pointe
 DevicePools::DevicePools(c10::DeviceIndex device)
     : device_(device), driver_(MakeDriver(device)), set_(driver_), stats_(device, set_) {}
 
-DevicePools& DevicePools::For(c10::DeviceIndex device) {
+DevicePools& DevicePools::For(c10::DeviceIndex device, PoolsOwner owner) {
   const size_t index = CheckedIndex(device);
-  if (DevicePools* pools = all_pools[index].load(std::memory_order_acquire)) return *pools;
+  Registry& registry = RegistryOf(owner);
+  if (DevicePools* pools = registry.pools[index].load(std::memory_order_acquire)) return *pools;
   const std::lock_guard lock(creation_mutex);
-  DevicePools* pools = all_pools[index].load(std::memory_order_acquire);
+  DevicePools* pools = registry.pools[index].load(std::memory_order_acquire);
   if (pools == nullptr) {
     pools = new DevicePools(device);  // never deleted: see the header
-    all_pools[index].store(pools, std::memory_order_release);
-    all_pools_end.store(std::max(all_pools_end.load(std::memory_order_relaxed), index + 1),
-                        std::memory_order_release);
+    registry.pools[index].store(pools, std::memory_order_release);
+    registry.end.store(std::max(registry.end.load(std::memory_order_relaxed), index + 1),
+                       std::memory_order_release);
   }
   return *pools;
 }
 
-DevicePools* DevicePools::Find(c10::DeviceIndex device) noexcept {
+DevicePools* DevicePools::Find(c10::DeviceIndex device, PoolsOwner owner) noexcept {
   if (device < 0 || static_cast<size_t>(device) >= kMaxDevices) return nullptr;
-  return all_pools[static_cast<size_t>(device)].load(std::memory_order_acquire);
+  return RegistryOf(owner).pools[static_cast<size_t>(device)].load(std::memory_order_acquire);
 }
 
-std::vector<DevicePools*> DevicePools::All() {
+std::vector<DevicePools*> DevicePools::All(PoolsOwner owner) {
   std::vector<DevicePools*> result;
-  FindFirst([&](DevicePools& pools) {
+  FindFirst(owner, [&](DevicePools& pools) {
     result.push_back(&pools);
     return false;
   });
   return result;
 }
 
-DevicePools* DevicePools::TryFree(const void* address, Block* block) {
-  return FindFirst([&](DevicePools& pools) {
+DevicePools* DevicePools::TryFree(const void* address, Block* block, PoolsOwner owner) {
+  return FindFirst(owner, [&](DevicePools& pools) {
     const auto freed = pools.set_.TryFree(ToAddress(address));
     if (freed) *block = *freed;
     return freed.has_value();
   });
 }
 
-bool DevicePools::TryRecordUse(const void* address, StreamId stream) {
-  return FindFirst([&](DevicePools& pools) {
+bool DevicePools::TryRecordUse(const void* address, StreamId stream, PoolsOwner owner) {
+  return FindFirst(owner, [&](DevicePools& pools) {
            return pools.set_.TryRecordUse(ToAddress(address), stream);
          }) != nullptr;
 }
 
 bool DevicePools::Owns(const void* address) {
-  return FindFirst([&](DevicePools& pools) {
+  return FindFirst(PoolsOwner::kGraphAllocator, [&](DevicePools& pools) {
            return pools.set_.At(ToAddress(address)).has_value();
          }) != nullptr;
 }
 
-std::optional<Block> DevicePools::Around(const void* address) {
+std::optional<Block> DevicePools::Around(const void* address, PoolsOwner owner) {
   std::optional<Block> block;
-  FindFirst([&](DevicePools& pools) {
+  FindFirst(owner, [&](DevicePools& pools) {
     block = pools.set_.Find(ToAddress(address));
     return block.has_value();
   });

@@ -6,6 +6,7 @@
 
 #include <c10/core/Device.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -16,23 +17,33 @@
 
 namespace cgp {
 
+// Who hands out the blocks of some pools. Each has pools of its own on each device: what the C
+// functions hand out as a segment of a MemPool is the base's memory, counted by the base, and a
+// block that the base makes at the segment's start is not GraphAllocator's to free.
+enum class PoolsOwner { kGraphAllocator, kPlainAllocator };
+inline constexpr std::array kPoolsOwners{PoolsOwner::kGraphAllocator, PoolsOwner::kPlainAllocator};
+
 class DevicePools {
  public:
   // The pools of `device`, made now if need be. Throws DriverError where the device cannot map
   // memory.
-  static DevicePools& For(c10::DeviceIndex device);
+  static DevicePools& For(c10::DeviceIndex device, PoolsOwner owner = PoolsOwner::kGraphAllocator);
   // The same, but nullptr if nobody asked For() them yet. Never throws, takes no lock.
-  static DevicePools* Find(c10::DeviceIndex device) noexcept;
+  static DevicePools* Find(c10::DeviceIndex device,
+                           PoolsOwner owner = PoolsOwner::kGraphAllocator) noexcept;
   // All that were made, in the order of devices. Takes no lock.
-  static std::vector<DevicePools*> All();
+  static std::vector<DevicePools*> All(PoolsOwner owner = PoolsOwner::kGraphAllocator);
   // PoolSet's TryFree() and TryRecordUse() for a block of whichever device. The former returns that
   // device's pools, or nullptr, and what the block was.
-  static DevicePools* TryFree(const void* address, Block* block);
-  static bool TryRecordUse(const void* address, StreamId stream);
-  // Whether one of our live blocks starts at `address`.
+  static DevicePools* TryFree(const void* address, Block* block,
+                              PoolsOwner owner = PoolsOwner::kGraphAllocator);
+  static bool TryRecordUse(const void* address, StreamId stream,
+                           PoolsOwner owner = PoolsOwner::kGraphAllocator);
+  // Whether one of GraphAllocator's live blocks starts at `address`.
   static bool Owns(const void* address);
   // The live block that holds `address`, not only at its start. Slow: for diagnostics.
-  static std::optional<Block> Around(const void* address);
+  static std::optional<Block> Around(const void* address,
+                                     PoolsOwner owner = PoolsOwner::kGraphAllocator);
 
   DevicePools(const DevicePools&) = delete;
   DevicePools& operator=(const DevicePools&) = delete;

@@ -281,6 +281,7 @@ void GraphAllocator::recordStream(const DataPtr& data, c10::cuda::CUDAStream str
 
 void GraphAllocator::emptyCache(MempoolId_t id) {
   EndAbandonedCaptures();
+  BeforeOursChange();
   base_.emptyCache(id);
   if (id != MempoolId_t{0, 0}) return;
   const std::lock_guard lock(scopes_mutex_);
@@ -296,13 +297,15 @@ uint64_t GraphAllocator::FreeUnusedPools() {
 uint64_t GraphAllocator::TrimUnlessCapturing() {
   if (routes_.capturing()) return 0;
   uint64_t bytes = 0;
-  for (DevicePools* pools : DevicePools::All()) {
-    if (pools->set().TrimmableBytes() == 0) continue;
-    // A capture that is not torch's may be under way in another thread: relaxed, our waiting does
-    // not disturb it.
-    const RelaxedCaptureMode relaxed;
-    bytes += pools->set().Trim();
-    LimitBase(*pools);
+  for (const PoolsOwner owner : kPoolsOwners) {
+    for (DevicePools* pools : DevicePools::All(owner)) {
+      if (pools->set().TrimmableBytes() == 0) continue;
+      // A capture that is not torch's may be under way in another thread: relaxed, our waiting does
+      // not disturb it.
+      const RelaxedCaptureMode relaxed;
+      bytes += pools->set().Trim();
+      if (owner == PoolsOwner::kGraphAllocator) LimitBase(*pools);
+    }
   }
   return bytes;
 }

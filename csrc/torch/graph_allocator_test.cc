@@ -608,6 +608,72 @@ TEST_F(GraphAllocatorTest, TheProfilerIsToldWhatIsAllocatedThen) {
   EXPECT_EQ(profiler->reports, expected);
 }
 
+// What a restore brings back was not there when the base held most.
+TEST_F(GraphAllocatorTest, ARestoreBesideABaseThatHeldMoreBeforeIsNoPeak) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  DataPtr block = allocator_.allocate(1 << 20);
+  graph.End();
+  const auto checkpoint = allocator_.getCheckpointState(device_, id_);
+  block.clear();
+  auto& bases = base_.stats.allocated_bytes[0];
+  bases.current = bases.peak = 100 << 20;
+  EXPECT_EQ(allocator_.getDeviceStats(device_).allocated_bytes[0].peak, 100 << 20);
+  bases.current = 0;
+  const auto delta = allocator_.setCheckpointPoolState(device_, checkpoint);
+  const auto restored = allocator_.getDeviceStats(device_).allocated_bytes[0];
+  EXPECT_EQ(restored.current, 1 << 20);
+  EXPECT_EQ(restored.peak, 100 << 20);
+}
+
+TEST_F(GraphAllocatorTest, WhatIsTrimmedCountsInThePeakThatTheBaseReachedBefore) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  allocator_.allocate(1000);
+  graph.End();
+  graph.Reset();
+  allocator_.getDeviceStats(device_);
+  auto& bases = base_.stats.reserved_bytes[0];
+  allocator_.allocate(1000).clear();  // by the base
+  bases.peak = 100 << 20;
+  allocator_.emptyCache();
+  bases.peak = 0;
+  EXPECT_EQ(allocator_.getDeviceStats(device_).reserved_bytes[0].peak,
+            (100 << 20) + static_cast<int64_t>(kPage));
+}
+
+TEST_F(GraphAllocatorTest, ATrackerThatFailsLeavesWhatIsMappedAsItIs) {
+  static bool fails = false;  // trackers stay for good
+  allocator_.attachAllocatorTraceTracker([](const History::TraceEntry& entry) {
+    using Action = History::Action;
+    const bool mapping =
+        entry.action_ == Action::SEGMENT_MAP || entry.action_ == Action::SEGMENT_UNMAP;
+    TORCH_CHECK(!fails || !mapping, "not registered");
+  });
+  fails = true;
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  graph.End();
+  graph.Reset();
+  allocator_.emptyCache();
+  fails = false;
+  EXPECT_TRUE(pools().ids().empty());
+}
+
+TEST_F(GraphAllocatorTest, ASnapshotGoesOnWithoutAPoolThatIsGivenBackMeanwhile) {
+  std::atomic<bool> done{false};
+  std::thread beside([&] {
+    for (int i = 0; i < 20000; ++i) {
+      allocator_.RegisterPool(device_, ToPoolId(id_));
+      allocator_.UnregisterPool(device_, ToPoolId(id_));
+    }
+    done = true;
+  });
+  EXPECT_NO_THROW(while (!done) allocator_.snapshot({0, 0}, false));
+  beside.join();
+}
+
 TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {
   constexpr int kThreads = 4;
   std::atomic<int> strangers{0};

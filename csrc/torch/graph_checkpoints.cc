@@ -50,8 +50,11 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
     DeviceIndex device, std::shared_ptr<cca::AllocatorState> state) {
   const auto* const ours = dynamic_cast<const CheckpointOfOurs*>(state.get());
   if (ours == nullptr) return base_.setCheckpointPoolState(device, std::move(state));
-  const RestoreDelta restored = AsTorchErrors(
-      [&] { return DevicePools::For(device).set().Restore(ours->id, ours->checkpoint); });
+  DevicePools& pools = AsTorchErrors([&]() -> DevicePools& { return DevicePools::For(device); });
+  BeforeOursChange();
+  const RestoreDelta restored =
+      AsTorchErrors([&] { return pools.set().Restore(ours->id, ours->checkpoint); });
+  pools.stats().OursGrew(base_);
   if (history_.active()) NoteRestored(device, ours->id, restored);
   cca::CheckpointDelta delta;
   for (const Block& block : restored.freed) {

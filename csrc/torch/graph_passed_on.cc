@@ -16,7 +16,12 @@ namespace {
 
 namespace cca = c10::cuda::CUDACachingAllocator;
 
-bool IsOurs(const void* pointer) { return DevicePools::Around(pointer).has_value(); }
+// Whether the driver mapped what `pointer` points to, for whoever.
+bool IsMapped(const void* pointer) {
+  return std::ranges::any_of(kPoolsOwners, [&](PoolsOwner owner) {
+    return DevicePools::Around(pointer, owner).has_value();
+  });
+}
 
 }  // namespace
 
@@ -132,7 +137,7 @@ bool GraphAllocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id
 }
 
 cca::ShareableHandle GraphAllocator::shareIpcHandle(void* pointer) {
-  TORCH_CHECK(!IsOurs(pointer),
+  TORCH_CHECK(!IsMapped(pointer),
               "the memory at " + Hex(reinterpret_cast<Address>(pointer)) +
                   " belongs to a graph pool, which cannot be shared with another process; share a "
                   "copy made outside the capture (tensor.clone())");
@@ -190,7 +195,9 @@ void GraphAllocator::attachAllocatorTraceTracker(cca::AllocatorTraceTracker trac
 void GraphAllocator::enablePeerAccess(DeviceIndex device, DeviceIndex peer) {
   base_.enablePeerAccess(device, peer);
   try {
-    DevicePools::For(peer).set().EnablePeer(device);
+    for (const PoolsOwner owner : kPoolsOwners) {
+      DevicePools::For(peer, owner).set().EnablePeer(device);
+    }
   } catch (const DriverError&) {
     // A device that cannot map memory has no pools. One that cannot reach the peer was refused by
     // the base.
@@ -203,7 +210,7 @@ cudaError_t GraphAllocator::memcpyAsync(void* destination, int destination_devic
                                         cudaStream_t stream, bool p2p_enabled) {
   // Without peer access the plain copy works only between what cudaMalloc made.
   if (!p2p_enabled && destination_device != source_device &&
-      (IsOurs(destination) || IsOurs(source))) {
+      (IsMapped(destination) || IsMapped(source))) {
     return cudaMemcpyPeerAsync(destination, destination_device, source, source_device, bytes,
                                stream);
   }

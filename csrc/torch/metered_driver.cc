@@ -1,5 +1,8 @@
 #include "torch/metered_driver.h"
 
+#include <c10/util/Exception.h>
+
+#include <exception>
 #include <string>
 
 #include "torch/history.h"
@@ -17,9 +20,20 @@ void Note(History::Action action, int device, Address address, uint64_t bytes) {
   History& history = History::Get();
   if (!history.active()) return;
   // No stack: whoever maps holds a lock, and gathering one may wait for the GIL.
-  history.Record(
-      {action, static_cast<c10::DeviceIndex>(device), address, bytes, purpose.stream, purpose.pool},
-      nullptr, "");
+  const auto warn = [](const std::string& error) {
+    TORCH_WARN("cudagraph_pool: a tracker of allocations failed: " + error);
+  };
+  // What is mapped is mapped, whatever a tracker says of it: the core would take its error for the
+  // driver's refusal, and in a destructor it would end the process.
+  try {
+    history.Record({action, static_cast<c10::DeviceIndex>(device), address, bytes, purpose.stream,
+                    purpose.pool},
+                   nullptr, "");
+  } catch (const c10::Error& error) {
+    warn(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    warn(error.what());
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/Exception.h>
 
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -29,18 +30,27 @@ PlainAllocator& PlainAllocator::Get() {
   return *allocator;
 }
 
-DevicePools& PlainAllocator::OpenEagerPool(c10::DeviceIndex device) {
-  const std::lock_guard lock(mutex_);
-  DevicePools& pools = DevicePools::For(device);
-  if (!pools.set().Contains(kEagerPool)) pools.set().BeginScope(kEagerPool, ScopeKind::kEager);
-  return pools;
+DevicePools& PlainAllocator::Pools(c10::DeviceIndex device) {
+  return DevicePools::For(device, PoolsOwner::kPlainAllocator);
 }
 
 void PlainAllocator::CycleEagerPool(DevicePools& pools) {
-  const std::lock_guard lock(mutex_);
   pools.set().EndScope(kEagerPool);
   pools.set().BeginScope(kEagerPool, ScopeKind::kEager);
   pools.set().Release(kEagerPool);  // BeginScope() added a user
+}
+
+Block PlainAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
+  const std::lock_guard lock(mutex_);
+  DevicePools& pools = Pools(device);
+  PoolSet& set = pools.set();
+  if (!set.Contains(kEagerPool)) set.BeginScope(kEagerPool, ScopeKind::kEager);
+  const uint64_t reserved = set.Stats(kEagerPool).reserved_bytes;
+  const Block block = set.Allocate(kEagerPool, bytes, ToStreamId(stream));
+  // It had to grow: what other streams have freed may help the next time.
+  const bool grew = set.Stats(kEagerPool).reserved_bytes > reserved;
+  if (grew && !routes_.capturing() && !ServesMemPools()) CycleEagerPool(pools);
+  return block;
 }
 
 void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
@@ -51,18 +61,15 @@ void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t
               "cudagraph_pool_malloc was called while a CUDA graph is captured, and torch was not "
               "told how to say so: use cudagraph_pool.pluggable_allocator(), which sets the hooks, "
               "or torch.cuda.memory.change_current_allocator(cudagraph_pool.allocator())");
-  const PoolId pool = target ? target->id : kEagerPool;
   try {
-    DevicePools& pools = target ? DevicePools::For(device) : OpenEagerPool(device);
-    const uint64_t reserved = pools.set().Stats(pool).reserved_bytes;
-    const Block block = pools.set().Allocate(pool, bytes, ToStreamId(stream));
-    // It had to grow: what other streams have freed may help the next time.
-    const bool grew = pools.set().Stats(pool).reserved_bytes > reserved;
-    if (!target && grew && !routes_.capturing() && !ServesMemPools()) CycleEagerPool(pools);
+    const Block block = target ? Pools(device).set().Allocate(target->id, bytes, ToStreamId(stream))
+                               : AllocateEager(bytes, device, stream);
     return reinterpret_cast<void*>(block.address);
   } catch (const OutOfMemoryError& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, false, std::string("CUDA out of memory. ") + error.what());
   } catch (const DriverError& error) {
+    TORCH_CHECK(false, error.what());
+  } catch (const std::logic_error& error) {
     TORCH_CHECK(false, error.what());
   }
 }
@@ -70,7 +77,7 @@ void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t
 void PlainAllocator::Free(void* pointer) {
   if (pointer == nullptr) return;
   Block block;
-  DevicePools* const pools = DevicePools::TryFree(pointer, &block);
+  DevicePools* const pools = DevicePools::TryFree(pointer, &block, PoolsOwner::kPlainAllocator);
   TORCH_CHECK(pools != nullptr,
               "cudagraph_pool_free: no live block starts at " +
                   Hex(reinterpret_cast<Address>(pointer)) +
@@ -78,19 +85,24 @@ void PlainAllocator::Free(void* pointer) {
   if (ServesMemPools()) CloseEmptyEagerPool(*pools);
 }
 
-void PlainAllocator::CloseEmptyEagerPool(DevicePools& pools) {
+bool PlainAllocator::CloseIfEmpty(DevicePools& pools) {
   const std::lock_guard lock(mutex_);
   PoolSet& set = pools.set();
   if (IsCapturing(CurrentStream(pools.device())) || !set.Contains(kEagerPool) ||
       set.Stats(kEagerPool).live_blocks > 0) {
-    return;
+    return false;
   }
   set.EndScope(kEagerPool);
   set.Release(kEagerPool);
+  return true;
+}
+
+void PlainAllocator::CloseEmptyEagerPool(DevicePools& pools) {
+  if (!CloseIfEmpty(pools)) return;
   if (GraphAllocator* const allocator = FindGraphAllocator()) {
     allocator->FreeUnusedPools();
   } else {
-    Trim();
+    Reset();
   }
 }
 
@@ -101,7 +113,7 @@ void PlainAllocator::Reset() {
 
 void PlainAllocator::Trim() {
   if (routes_.capturing()) return;
-  for (DevicePools* pools : DevicePools::All()) {
+  for (DevicePools* pools : DevicePools::All(PoolsOwner::kPlainAllocator)) {
     if (pools->set().TrimmableBytes() == 0) continue;
     const RelaxedCaptureMode relaxed;
     AsTorchErrors([&] { return pools->set().Trim(); });
@@ -109,13 +121,13 @@ void PlainAllocator::Trim() {
 }
 
 void PlainAllocator::SetMemoryFraction(double fraction, c10::DeviceIndex device) {
-  DevicePools& pools = AsTorchErrors([&]() -> DevicePools& { return DevicePools::For(device); });
+  DevicePools& pools = AsTorchErrors([&]() -> DevicePools& { return Pools(device); });
   pools.driver().SetLimit(
       static_cast<uint64_t>(fraction * static_cast<double>(pools.total_bytes())));
 }
 
 void* PlainAllocator::BaseAllocation(void* pointer, size_t* bytes) {
-  const std::optional<Block> block = DevicePools::Around(pointer);
+  const std::optional<Block> block = DevicePools::Around(pointer, PoolsOwner::kPlainAllocator);
   TORCH_CHECK(block.has_value(),
               "no live block of cudagraph_pool holds " + Hex(reinterpret_cast<Address>(pointer)));
   if (bytes != nullptr) *bytes = block->bytes;
@@ -123,18 +135,18 @@ void* PlainAllocator::BaseAllocation(void* pointer, size_t* bytes) {
 }
 
 void PlainAllocator::RecordStream(void* pointer, cudaStream_t stream) {
-  DevicePools::TryRecordUse(pointer, ToStreamId(stream));
+  DevicePools::TryRecordUse(pointer, ToStreamId(stream), PoolsOwner::kPlainAllocator);
 }
 
 void PlainAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter) {
   const std::lock_guard lock(mutex_);
   const cudaStream_t stream = CurrentStream(device);
   const PoolId pool{id.first, id.second};
-  PoolSet& set = AsTorchErrors([&]() -> PoolSet& { return DevicePools::For(device).set(); });
+  PoolSet& set = AsTorchErrors([&]() -> PoolSet& { return Pools(device).set(); });
   for (const Route& route : routes_.RemoveAbandoned(stream)) {
-    PoolSet& abandoned = DevicePools::For(route.device).set();
+    PoolSet& abandoned = Pools(route.device).set();
     abandoned.EndScope(route.id);
-    abandoned.Release(route.id);
+    if (!kGraphReleasesAbandonedPool) abandoned.Release(route.id);
   }
   const bool eager = filter(stream) && !IsCapturing(stream);
   if (routes_.Resume(device, pool, filter)) {
@@ -157,12 +169,12 @@ void PlainAllocator::End(c10::DeviceIndex device, c10::MempoolId_t id) {
   const std::lock_guard lock(mutex_);
   const PoolId pool{id.first, id.second};
   if (routes_.Pause(device, pool) || !routes_.Remove(device, pool)) return;
-  AsTorchErrors([&] { DevicePools::For(device).set().EndScope(pool); });
+  AsTorchErrors([&] { Pools(device).set().EndScope(pool); });
 }
 
 void PlainAllocator::Release(c10::DeviceIndex device, c10::MempoolId_t id) {
   const std::lock_guard lock(mutex_);
-  PoolSet& set = DevicePools::For(device).set();
+  PoolSet& set = Pools(device).set();
   const PoolId pool{id.first, id.second};
   if (set.UseCount(pool) > 0) AsTorchErrors([&] { set.Release(pool); });
 }

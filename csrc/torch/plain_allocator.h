@@ -38,16 +38,21 @@ class PlainAllocator {
   void Release(c10::DeviceIndex device, c10::MempoolId_t id);
 
  private:
-  DevicePools& OpenEagerPool(c10::DeviceIndex device);
+  static DevicePools& Pools(c10::DeviceIndex device);
+  Block AllocateEager(size_t bytes, c10::DeviceIndex device, cudaStream_t stream);
   // Lets what was freed behind other streams' work become free to all: fences open after a scope.
-  // pre: no stream that has allocated there is capturing.
+  // pre: mutex_ is held, and no stream that has allocated there is capturing.
   void CycleEagerPool(DevicePools& pools);
   // Gives its memory back once no segment of a MemPool is left in it, as cudaFree() would.
   void CloseEmptyEagerPool(DevicePools& pools);
   void Trim();  // pre: mutex_ is held
+  // Ends the eager pool's scope if nothing lives there; returns whether it did.
+  bool CloseIfEmpty(DevicePools& pools);
 
   RouteTable routes_;
-  std::mutex mutex_;  // orders begin, end and release
+  // Orders begin, end and release, and eager allocations, during which the eager pool stays open.
+  // The base may hold its lock when it comes here: its lock is never asked for behind this one.
+  std::mutex mutex_;
 };
 
 }  // namespace cgp

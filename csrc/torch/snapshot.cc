@@ -4,6 +4,8 @@
 #include <map>
 #include <utility>
 
+#include "core/error.h"
+
 namespace cgp {
 namespace {
 
@@ -107,7 +109,13 @@ void AppendSegments(DevicePools& pools, std::optional<PoolId> only, const Histor
                     std::vector<SegmentInfo>& segments) {
   for (const PoolId id : pools.set().ids()) {
     if (only && *only != id) continue;
-    AppendPool(pools.device(), id, pools.set().Snapshot(id), history, segments);
+    std::optional<PoolSnapshot> pool;
+    try {
+      pool = pools.set().Snapshot(id);
+    } catch (const UsageError&) {
+      continue;  // another thread has given it back meanwhile
+    }
+    AppendPool(pools.device(), id, *pool, history, segments);
   }
 }
 
