@@ -273,8 +273,10 @@ def use_pool(pool: GraphPool) -> Iterator[None]:
     try:
         yield
     finally:
-        torch._C._cuda_endAllocateToPool(device, pool_id)
-        torch._C._cuda_releasePool(device, pool_id)
+        try:
+            torch._C._cuda_endAllocateToPool(device, pool_id)
+        finally:
+            torch._C._cuda_releasePool(device, pool_id)
 
 
 def _cuda_device(device: torch.device | str | int | None) -> torch.device:

@@ -220,6 +220,7 @@ class GraphAllocator final : public CUDAAllocator {
   // Whether a capture that begins under this name is to fill the shared pool.
   bool SharesPool(DeviceIndex device, MempoolId_t id) const;
   // pre: scopes_mutex_ is held, for the following.
+  bool TakeLateEnd(DeviceIndex device, PoolId pool);
   void NoteBasesTree(DeviceIndex device, PoolId id);
   void ForgetBasesDeadTrees();
   void EndAbandonedCaptures(std::optional<cudaStream_t> origin);

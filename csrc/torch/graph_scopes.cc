@@ -11,8 +11,6 @@
 #include "torch/streams.h"
 
 namespace cgp {
-namespace {}  // namespace
-
 DevicePools* GraphAllocator::OursOrNull(DeviceIndex device, MempoolId_t id) const {
   DevicePools* pools = DevicePools::Find(device);
   return pools != nullptr && pools->set().Contains(names_.Find(device, id)) ? pools : nullptr;
@@ -119,18 +117,25 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
 void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   const std::lock_guard lock(scopes_mutex_);
   const PoolId pool = names_.Find(device, id);
+  // While a capture goes on in the pool, an end that is still owed is that of the graph that failed
+  // before. Were it the capture's own, around the body of a conditional node, the body's begin would
+  // be refused: better than a capture that goes on without its pool.
+  if (routes_.IsBeingCaptured(device, pool) && TakeLateEnd(device, pool)) return;
   if (routes_.Pause(device, pool)) return;
   const auto route = routes_.Remove(device, pool);
   if (route && route->ours) {
     AsTorchErrors([&] { DevicePools::For(device).set().EndScope(pool); });
     return;
   }
-  const auto late = late_ends_.find({device, pool});
-  if (!route && late != late_ends_.end()) {
-    if (--late->second == 0) late_ends_.erase(late);
-    return;
-  }
+  if (!route && TakeLateEnd(device, pool)) return;
   base_.endAllocateToPool(device, id);
+}
+
+bool GraphAllocator::TakeLateEnd(DeviceIndex device, PoolId pool) {
+  const auto late = late_ends_.find({device, pool});
+  if (late == late_ends_.end()) return false;
+  if (--late->second == 0) late_ends_.erase(late);
+  return true;
 }
 
 void GraphAllocator::releasePool(DeviceIndex device, MempoolId_t id) {

@@ -81,6 +81,14 @@ bool RouteTable::Contains(c10::DeviceIndex device, PoolId id) const {
       routes_, [&](const Route& route) { return route.device == device && route.id == id; });
 }
 
+bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(routes_, [&](const Route& route) {
+    return route.device == device && route.id == id && route.ours &&
+           route.kind == ScopeKind::kCapture && IsCapturing(route.origin);
+  });
+}
+
 bool RouteTable::AnyOurs() const {
   const std::lock_guard lock(mutex_);
   return std::ranges::any_of(routes_, &Route::ours);

@@ -73,6 +73,8 @@ class RouteTable {
   std::optional<Target> Match(c10::DeviceIndex device, cudaStream_t stream);
 
   bool Contains(c10::DeviceIndex device, PoolId id) const;
+  // Whether a capture of ours fills the pool right now.
+  bool IsBeingCaptured(c10::DeviceIndex device, PoolId id) const;
   // Whether a route of ours is open.
   bool AnyOurs() const;
 
