@@ -144,10 +144,11 @@ Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Targe
   History::Context context =
       history_.active() ? history_.Gather(History::When::STATE) : History::Context();
   BeforeOursChange();
-  const MeteredDriver::Purpose purpose(target.id, ToStreamId(stream));
   for (bool first = true;; first = false) {
     LimitOurs(pools);
     try {
+      // Ends before room is made: what other pools give back then is not this one's.
+      const MeteredDriver::Purpose purpose(target.id, ToStreamId(stream));
       const Block block = pools.set().Allocate(target.id, bytes, ToStreamId(stream));
       pools.stats().OursGrew(base_);
       LimitBase(pools);
@@ -332,6 +333,8 @@ c10::cuda::CUDACachingAllocator::SnapshotInfo GraphAllocator::snapshot(MempoolId
   // Asked for one pool of ours, the base is asked for the rest of the answer, under an id that no
   // pool has.
   auto info = base_.snapshot(ours ? MempoolId_t{~0ULL, ~0ULL} : id, include_traces);
+  // Keeps pools from coming and going between being listed and being looked at.
+  const std::lock_guard lock(scopes_mutex_);
   for (DevicePools* pools : DevicePools::All()) {
     if (!all && !ours) continue;
     const auto only = all ? std::nullopt : std::optional(names_.Find(pools->device(), id));

@@ -307,5 +307,22 @@ TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {
   EXPECT_TRUE(pools().ids().empty());
 }
 
+TEST_F(GraphAllocatorTest, ASnapshotIsTakenWhilePoolsComeAndGo) {
+  std::atomic<bool> done{false};
+  std::thread other([this, &done] {
+    current_device = device_;
+    current_stream = Stream(20);
+    for (CaptureId capture = 100; capture < 20000; ++capture) {
+      Graph graph(*this, {0, capture}, capture);
+      graph.Begin();
+      graph.End();
+      graph.Reset();
+    }
+    done = true;
+  });
+  while (!done) EXPECT_NO_THROW(allocator_.snapshot({0, 0}, false));
+  other.join();
+}
+
 }  // namespace
 }  // namespace cgp
