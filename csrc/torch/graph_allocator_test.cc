@@ -312,7 +312,7 @@ TEST_F(GraphAllocatorTest, ASnapshotIsTakenWhilePoolsComeAndGo) {
   std::thread other([this, &done] {
     current_device = device_;
     current_stream = Stream(20);
-    for (CaptureId capture = 100; capture < 20000; ++capture) {
+    for (CaptureId capture = 100; capture < 60000; ++capture) {
       Graph graph(*this, {0, capture}, capture);
       graph.Begin();
       graph.End();

@@ -155,6 +155,7 @@ TEST_F(SharedCapturesTest, AnAbandonedOneMakesWayAndLeavesNoUser) {
     failed.Reset();
   }
   EXPECT_EQ(pools().UseCount(PoolNames::kShared), 1);
+  EXPECT_THROW(allocator_.getPoolUseCount(device_, kFirst), c10::Error) << "nobody's name now";
   next.Reset();
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());

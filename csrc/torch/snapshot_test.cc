@@ -53,6 +53,8 @@ class SnapshotTest : public ::testing::Test {
     std::map<Address, Block> live;
     for (const auto& block : pool.blocks) live[block.block.address] = block.block;
     const auto granules = Granules(pool);
+    std::map<std::pair<PageId, uint64_t>, Address> first;
+    for (const auto& [address, granule] : granules) first.try_emplace(granule, address);
     std::set<std::pair<PageId, uint64_t>> shown;
     uint64_t reserved = 0, allocated = 0, requested = 0;
     std::set<Address> live_shown;
@@ -82,6 +84,7 @@ class SnapshotTest : public ::testing::Test {
           const auto granule = granules.find(address + at);
           ASSERT_NE(granule, granules.end()) << "nothing is mapped there";
           EXPECT_TRUE(shown.insert(granule->second).second) << "shown twice";
+          EXPECT_TRUE(block.active || first.at(granule->second) == address + at) << "moved";
         }
         address += block.size;
       }
