@@ -53,8 +53,12 @@ class SnapshotTest : public ::testing::Test {
     std::map<Address, Block> live;
     for (const auto& block : pool.blocks) live[block.block.address] = block.block;
     const auto granules = Granules(pool);
-    std::map<std::pair<PageId, uint64_t>, Address> first;
-    for (const auto& [address, granule] : granules) first.try_emplace(granule, address);
+    std::map<PageId, Address> first;  // ranges come in the order of time
+    for (const PoolSnapshot::Range& range : pool.ranges) {
+      for (size_t i = 0; i < range.pages.size(); ++i) {
+        first.try_emplace(range.pages[i], range.address + i * kPage);
+      }
+    }
     std::set<std::pair<PageId, uint64_t>> shown;
     uint64_t reserved = 0, allocated = 0, requested = 0;
     std::set<Address> live_shown;
@@ -84,7 +88,9 @@ class SnapshotTest : public ::testing::Test {
           const auto granule = granules.find(address + at);
           ASSERT_NE(granule, granules.end()) << "nothing is mapped there";
           EXPECT_TRUE(shown.insert(granule->second).second) << "shown twice";
-          EXPECT_TRUE(block.active || first.at(granule->second) == address + at) << "moved";
+          EXPECT_TRUE(block.active ||
+                      first.at(granule->second.first) + granule->second.second == address + at)
+              << "moved";
         }
         address += block.size;
       }
