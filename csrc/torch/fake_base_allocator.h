@@ -21,6 +21,7 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   c10::CachingDeviceAllocator::DeviceStats stats;
   std::map<c10::MempoolId_t, int> users;
   std::set<c10::MempoolId_t> open;
+  double fraction = 1;  // of whichever device was named last
   inline static std::set<void*> live{};
 
   static void Delete(void* pointer) {
@@ -56,8 +57,11 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t) override { return raw_alloc(bytes); }
   void raw_delete(void* pointer) override { Delete(pointer); }
   void init(int) override {}
-  double getMemoryFraction(c10::DeviceIndex) override { return 1; }
-  void setMemoryFraction(double, c10::DeviceIndex) override {}
+  double getMemoryFraction(c10::DeviceIndex) override { return fraction; }
+  void setMemoryFraction(double of_device, c10::DeviceIndex) override {
+    TORCH_CHECK(0 <= of_device && of_device <= 1, "not a fraction");
+    fraction = of_device;
+  }
   std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize> getExpandableSegmentSizes(
       c10::DeviceIndex) override {
     return {};

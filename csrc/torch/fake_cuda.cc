@@ -35,6 +35,11 @@ Capture Query(cudaStream_t stream) {
 
 }  // namespace
 
+c10::DeviceIndex NextDevice() {
+  static std::atomic<int> next{0};
+  return static_cast<c10::DeviceIndex>(next++);
+}
+
 cudaStream_t Stream(uintptr_t number) { return reinterpret_cast<cudaStream_t>(number * 0x100); }
 
 void SetCapture(cudaStream_t stream, CaptureId id) {

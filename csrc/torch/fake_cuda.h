@@ -17,9 +17,12 @@ namespace cgp::fake_cuda {
 inline constexpr uint64_t kPage = uint64_t{2} << 20;
 inline constexpr uint64_t kPhysicalLimit = 32 * kPage;
 
-// Of the calling thread. Pools live as long as the process, so each test has a device of its own.
+// Of the calling thread.
 inline thread_local cudaStream_t current_stream = nullptr;
 inline thread_local c10::DeviceIndex current_device = 0;
+
+// A device that nobody used yet. Pools live as long as the process, so each test has its own.
+c10::DeviceIndex NextDevice();
 
 cudaStream_t Stream(uintptr_t number);
 

@@ -144,10 +144,11 @@ Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Targe
   History::Context context =
       history_.active() ? history_.Gather(History::When::STATE) : History::Context();
   BeforeOursChange();
-  const MeteredDriver::Purpose purpose(target.id, ToStreamId(stream));
   for (bool first = true;; first = false) {
     LimitOurs(pools);
     try {
+      // Ends before room is made: what other pools give back then is not this one's.
+      const MeteredDriver::Purpose purpose(target.id, ToStreamId(stream));
       const Block block = pools.set().Allocate(target.id, bytes, ToStreamId(stream));
       pools.stats().OursGrew(base_);
       LimitBase(pools);

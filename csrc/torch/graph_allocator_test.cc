@@ -10,81 +10,10 @@
 #include <vector>
 
 #include "driver/host_driver.h"
-#include "torch/fake_base_allocator.h"
-#include "torch/fake_cuda.h"
+#include "torch/graph_allocator_fixture.h"
 
 namespace cgp {
 namespace {
-
-using fake_cuda::ActiveCapture;
-using fake_cuda::current_device;
-using fake_cuda::current_stream;
-using fake_cuda::kPage;
-using fake_cuda::kPhysicalLimit;
-using fake_cuda::SetCapture;
-using fake_cuda::Stream;
-
-StreamFilter ThisThread() {
-  return
-      [id = std::this_thread::get_id()](cudaStream_t) { return std::this_thread::get_id() == id; };
-}
-
-class GraphAllocatorTest : public ::testing::Test {
- protected:
-  // What torch.cuda.CUDAGraph does, in its order, of releases before 2.14.
-  class Graph {
-   public:
-    Graph(GraphAllocatorTest& test, MempoolId_t id, CaptureId capture_id)
-        : test_(test), id_(id), capture_id_(capture_id) {}
-
-    void Begin() {
-      test_.allocator_.beginAllocateToPool(test_.device_, id_, Filter());
-      stream_ = current_stream;
-      SetCapture(stream_, capture_id_);
-    }
-    void End() {
-      SetCapture(stream_, 0);
-      test_.allocator_.endAllocateToPool(test_.device_, id_);
-    }
-    // Something that no capture survives happened.
-    void Fail() {
-      SetCapture(stream_, 0);
-      gone_ = true;
-    }
-    void Reset() { test_.allocator_.releasePool(test_.device_, id_); }
-    StreamFilter Filter() {
-      return [this](cudaStream_t stream) {
-        EXPECT_FALSE(gone_) << "the filter of a graph that is gone was asked";
-        return ActiveCapture(stream) != 0 && ActiveCapture(stream) == capture_id_;
-      };
-    }
-
-   private:
-    GraphAllocatorTest& test_;
-    MempoolId_t id_;
-    CaptureId capture_id_;
-    cudaStream_t stream_ = nullptr;
-    bool gone_ = false;
-  };
-
-  void SetUp() override {
-    static c10::DeviceIndex next_device = 0;
-    device_ = current_device = next_device++;
-    current_stream = Stream(1);
-    fake_cuda::Reset();
-  }
-
-  PoolSet& pools() { return DevicePools::For(device_).set(); }
-  bool IsOurs(const DataPtr& data) const {
-    return data.get_deleter() == &GraphAllocator::FreeMemory;
-  }
-  static PoolId ToPoolId(MempoolId_t id) { return {id.first, id.second}; }
-
-  FakeBaseAllocator base_;
-  GraphAllocator allocator_{base_};
-  c10::DeviceIndex device_ = 0;
-  const MempoolId_t id_{0, 1};
-};
 
 TEST_F(GraphAllocatorTest, WithoutARouteEverythingIsTheBases) {
   const DataPtr data = allocator_.allocate(1000);
@@ -118,269 +47,6 @@ TEST_F(GraphAllocatorTest, ACaptureAllocatesInAPoolOfOurs) {
   inside.clear();
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());
-}
-
-TEST_F(GraphAllocatorTest, PoolsThatTheBaseKnowsStayThere) {
-  allocator_.createOrIncrefPool(device_, id_);
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  EXPECT_TRUE(allocator_.capturing());
-  EXPECT_TRUE(base_.open.contains(id_));
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  graph.End();
-  graph.Reset();
-  EXPECT_EQ(base_.users[id_], 1);
-  allocator_.setUseOnOOM(device_, id_, true);
-  allocator_.setNoSplit(device_, id_);
-  EXPECT_EQ(base_.calls["setUseOnOOM"] + base_.calls["setNoSplit"], 2);
-}
-
-// What torch.compile's graph trees do.
-TEST_F(GraphAllocatorTest, ATreeWarmsUpRecordsAndGoesBackInAPoolOfOurs) {
-  Graph empty(*this, id_, 7), recording(*this, id_, 8);
-  empty.Begin();
-  empty.End();
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  EXPECT_FALSE(allocator_.capturing());
-  const DataPtr warmed_up = allocator_.allocate(1000);
-  EXPECT_TRUE(IsOurs(warmed_up));
-  EXPECT_EQ(warmed_up.get_deleter(), allocator_.raw_deleter());
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.releasePool(device_, id_);
-  recording.Begin();
-  DataPtr output = allocator_.allocate(3000000);
-  DataPtr dies = allocator_.allocate(1000);
-  recording.End();
-
-  const auto state = allocator_.getCheckpointState(device_, id_);
-  void* const died = dies.get();
-  dies.clear();
-  EXPECT_FALSE(
-      allocator_.checkPoolLiveAllocations(device_, id_, {warmed_up.get(), output.get(), died}));
-  auto delta = allocator_.setCheckpointPoolState(device_, state);
-  EXPECT_EQ(delta.ptrs_freed.size(), 2u);
-  EXPECT_TRUE(
-      allocator_.checkPoolLiveAllocations(device_, id_, {warmed_up.get(), output.get(), died}));
-  ASSERT_EQ(delta.dataptrs_allocd.size(), 3u);
-  for (DataPtr& data : delta.dataptrs_allocd) {
-    EXPECT_EQ(data.get_deleter(), allocator_.raw_deleter());
-    EXPECT_EQ(data.get(), data.get_context());
-    EXPECT_EQ(data.device(), c10::Device(c10::kCUDA, device_));
-    data.release_context();  // as torch does with those whose storages are gone
-  }
-  allocator_.raw_delete(died);
-  EXPECT_TRUE(allocator_.checkPoolLiveAllocations(device_, id_, {warmed_up.get(), output.get()}));
-  EXPECT_TRUE(base_.users.empty());
-  EXPECT_EQ(base_.calls["getCheckpointState"], 0);
-  Graph third(*this, id_, 9);
-  third.Begin();
-  EXPECT_THROW(allocator_.getCheckpointState(device_, id_), c10::Error);
-  EXPECT_THROW(allocator_.setCheckpointPoolState(device_, state), c10::Error);
-  third.End();
-  for (Graph* graph : {&third, &recording, &empty}) graph->Reset();
-  allocator_.emptyCache();
-  EXPECT_EQ(pools().ids().size(), 1u) << "tensors live in it";
-}
-
-// torch compares the deleter of all trees' tensors with one: see the header.
-TEST_F(GraphAllocatorTest, WhileTreesFromBeforeAreAliveNewOnesAreTheBasesToo) {
-  const MempoolId_t old{0, 9};
-  base_.users[old] = 1;
-  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
-  allocator_.beginAllocateToPool(device_, old, ThisThread());
-  EXPECT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
-  allocator_.endAllocateToPool(device_, old);
-  allocator_.releasePool(device_, old);
-
-  Graph empty(*this, id_, 7), second(*this, id_, 8);
-  empty.Begin();
-  empty.End();
-  second.Begin();
-  second.End();
-  EXPECT_FALSE(base_.users.contains(id_));
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  EXPECT_EQ(base_.users[id_], 3);
-  EXPECT_FALSE(pools().Contains(ToPoolId(id_)));
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.releasePool(device_, id_);
-  Graph recording(*this, id_, 9);
-  recording.Begin();
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  recording.End();
-  allocator_.getCheckpointState(device_, id_);
-  EXPECT_EQ(base_.calls["getCheckpointState"], 1);
-  for (Graph* graph : {&recording, &second, &empty}) graph->Reset();
-  EXPECT_EQ(base_.users[id_], 0);
-  EXPECT_TRUE(base_.open.empty());
-
-  EXPECT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
-  allocator_.releasePool(device_, old);
-  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
-}
-
-TEST_F(GraphAllocatorTest, AMemPoolIsNotTakenForATree) {
-  allocator_.createOrIncrefPool(device_, id_);
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.releasePool(device_, id_);
-}
-
-TEST_F(GraphAllocatorTest, APoolThatWasAllocatedInStaysOursInAnEagerScope) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const DataPtr inside = allocator_.allocate(1000);
-  graph.End();
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  EXPECT_FALSE(allocator_.capturing());
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  allocator_.endAllocateToPool(device_, id_);
-  EXPECT_TRUE(base_.users.empty());
-}
-
-TEST_F(GraphAllocatorTest, ARegisteredPoolIsOursFromTheStart) {
-  allocator_.RegisterPool(device_, ToPoolId(id_));
-  EXPECT_THROW(allocator_.RegisterPool(device_, ToPoolId(id_)), UsageError);
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.releasePool(device_, id_);
-  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
-  EXPECT_FALSE(allocator_.Idle());
-  allocator_.UnregisterPool(device_, ToPoolId(id_));
-  EXPECT_THROW(allocator_.UnregisterPool(device_, ToPoolId(id_)), UsageError);
-  allocator_.emptyCache();
-  EXPECT_TRUE(pools().ids().empty());
-}
-
-TEST_F(GraphAllocatorTest, TheNewestRouteWins) {
-  const MempoolId_t other{0, 2};
-  allocator_.RegisterPool(device_, ToPoolId(other));
-  allocator_.beginAllocateToPool(device_, other, ThisThread());
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const DataPtr inner = allocator_.allocate(1000);
-  EXPECT_EQ(pools().PoolOf(reinterpret_cast<Address>(inner.get())), ToPoolId(id_));
-  allocator_.endAllocateToPool(device_, other);  // crossing, not nested
-  const DataPtr later = allocator_.allocate(1000);
-  EXPECT_EQ(pools().PoolOf(reinterpret_cast<Address>(later.get())), ToPoolId(id_));
-  graph.End();
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  allocator_.releasePool(device_, other);
-  allocator_.UnregisterPool(device_, ToPoolId(other));
-}
-
-TEST_F(GraphAllocatorTest, AFailedCaptureLeavesNoRoute) {
-  Graph failed(*this, id_, 7);
-  failed.Begin();
-  DataPtr inside = allocator_.allocate(1000);
-  failed.Fail();
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  EXPECT_TRUE(allocator_.capturing());
-  Graph next(*this, id_, 8);
-  next.Begin();
-  EXPECT_EQ(fake_cuda::ended_host_routes(), std::vector{id_});
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  next.End();
-  EXPECT_FALSE(allocator_.capturing());
-  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), kGraphReleasesAbandonedPool ? 2 : 1);
-  inside.clear();
-}
-
-TEST_F(GraphAllocatorTest, EmptyingTheCacheEndsFailedCaptures) {
-  Graph failed(*this, id_, 7);
-  failed.Begin();
-  allocator_.allocate(1000).clear();
-  failed.Fail();
-  allocator_.emptyCache();
-  EXPECT_FALSE(allocator_.capturing());
-  if (kGraphReleasesAbandonedPool) {
-    allocator_.endAllocateToPool(device_, id_);  // what the graph still does, late
-    allocator_.releasePool(device_, id_);
-    allocator_.emptyCache();
-  }
-  EXPECT_TRUE(pools().ids().empty());
-}
-
-TEST_F(GraphAllocatorTest, AFailedCaptureOfAnotherThreadMayJustBeAboutToBegin) {
-  Graph graph(*this, id_, 7);
-  std::thread([&] {
-    current_stream = Stream(5);
-    current_device = device_;
-    allocator_.beginAllocateToPool(device_, id_, graph.Filter());  // and its capture comes next
-  }).join();
-  allocator_.emptyCache();
-  EXPECT_TRUE(allocator_.capturing());
-  SetCapture(Stream(5), 7);
-  current_stream = Stream(5);
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  SetCapture(Stream(5), 0);
-  allocator_.endAllocateToPool(device_, id_);
-}
-
-TEST_F(GraphAllocatorTest, ACaptureMayPauseItsRoute) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const DataPtr inside = allocator_.allocate(1000);
-  allocator_.endAllocateToPool(
-      device_, id_);  // a conditional node: its body is captured on a stream of its own
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  EXPECT_TRUE(allocator_.capturing());
-  Graph body(*this, id_, 70);
-  allocator_.beginAllocateToPool(device_, id_, body.Filter());
-  SetCapture(Stream(4), 70);
-  current_stream = Stream(4);
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  SetCapture(Stream(4), 0);
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.beginAllocateToPool(device_, id_, graph.Filter());
-  current_stream = Stream(1);
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  graph.End();
-  EXPECT_FALSE(allocator_.capturing());
-  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 3);
-  Graph next(*this, id_, 8);  // the scope has ended
-  next.Begin();
-  next.End();
-}
-
-TEST_F(GraphAllocatorTest, NestedAndDoubleScopesAreRefusedAndChangeNothing) {
-  Graph outer(*this, id_, 7);
-  outer.Begin();
-  Graph inner(*this, {0, 2}, 8);
-  EXPECT_THROW(allocator_.beginAllocateToPool(device_, {0, 2}, inner.Filter()), c10::Error);
-  EXPECT_FALSE(pools().Contains({0, 2}));
-  current_stream = Stream(2);
-  Graph same(*this, id_, 9);
-  EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, same.Filter()), c10::Error);
-  current_stream = Stream(1);
-  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  outer.End();
-  EXPECT_THROW(allocator_.endAllocateToPool(device_, id_), c10::Error);
-  outer.Reset();
-  EXPECT_THROW(allocator_.releasePool(device_, id_), c10::Error);
-}
-
-TEST_F(GraphAllocatorTest, SwitchedOffNewCapturesGoToTheBaseAndOldPoolsGoOn) {
-  Graph first(*this, id_, 7);
-  first.Begin();
-  const DataPtr inside = allocator_.allocate(1000);
-  first.End();
-  allocator_.SetTakesCaptures(false);
-  Graph second(*this, id_, 8);
-  second.Begin();
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  second.End();
-  Graph own(*this, {3, 0}, 9);
-  own.Begin();
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  own.End();
-  own.Reset();
-  EXPECT_EQ(base_.users.at({3, 0}), 0);
-  EXPECT_FALSE(allocator_.Idle());
 }
 
 TEST_F(GraphAllocatorTest, OutOfMemoryInACaptureTouchesNothingElse) {
@@ -483,10 +149,11 @@ TEST_F(GraphAllocatorTest, WhatIsAskedOfOurPointersAndPools) {
   EXPECT_THROW(allocator_.setNoSplit(device_, id_), c10::Error);
   const auto& host = dynamic_cast<HostDriver&>(DevicePools::For(device_).driver().inner());
   const auto b_address = reinterpret_cast<Address>(b.get());
-  allocator_.enablePeerAccess(device_, 63);
-  EXPECT_FALSE(host.CanAccess(b_address, 3 * kPage, 63)) << "it is the peer's memory that opens";
-  allocator_.enablePeerAccess(63, device_);
-  EXPECT_TRUE(host.CanAccess(b_address, 3 * kPage, 63));
+  const c10::DeviceIndex peer = fake_cuda::NextDevice();
+  allocator_.enablePeerAccess(device_, peer);
+  EXPECT_FALSE(host.CanAccess(b_address, 3 * kPage, peer)) << "it is the peer's memory that opens";
+  allocator_.enablePeerAccess(peer, device_);
+  EXPECT_TRUE(host.CanAccess(b_address, 3 * kPage, peer));
   EXPECT_EQ(base_.calls["enablePeerAccess"], 2);
 }
 
@@ -557,7 +224,7 @@ TEST_F(GraphAllocatorTest, BlocksOfOtherDevicesFindTheirPools) {
   Graph graph(*this, id_, 7);
   graph.Begin();
   DataPtr here = allocator_.allocate(1000);
-  const c10::DeviceIndex other = current_device = static_cast<c10::DeviceIndex>(device_ + 32);
+  const c10::DeviceIndex other = current_device = fake_cuda::NextDevice();
   allocator_.beginAllocateToPool(other, id_, graph.Filter());
   DataPtr there = allocator_.allocate(3000);
   EXPECT_EQ(there.device().index(), other);
@@ -704,6 +371,23 @@ TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {
   EXPECT_EQ(strangers, 0);
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());
+}
+
+TEST_F(GraphAllocatorTest, ASnapshotIsTakenWhilePoolsComeAndGo) {
+  std::atomic<bool> done{false};
+  std::thread other([this, &done] {
+    current_device = device_;
+    current_stream = Stream(20);
+    for (CaptureId capture = 100; capture < 60000; ++capture) {
+      Graph graph(*this, {0, capture}, capture);
+      graph.Begin();
+      graph.End();
+      graph.Reset();
+    }
+    done = true;
+  });
+  while (!done) EXPECT_NO_THROW(allocator_.snapshot({0, 0}, false));
+  other.join();
 }
 
 }  // namespace

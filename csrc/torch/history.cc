@@ -32,6 +32,9 @@ void History::Configure(bool enabled, c10::CachingDeviceAllocator::CreateContext
   max_entries_ = max_entries;
   skipped_ = std::move(skipped);
   if (!enabled || clear) entries_.clear();
+  for (auto& [device, entries] : entries_) {
+    while (entries.size() > max_entries) entries.pop_front();
+  }
   if (!enabled) live_.clear();
   active_.store(enabled || !trackers_.empty(), std::memory_order_release);
 }

@@ -58,8 +58,8 @@ Handle MeteredDriver::Create(uint64_t bytes) {
 }
 
 void MeteredDriver::Release(Handle handle) {
+  const std::lock_guard lock(mutex_);  // first: a released handle's value may come back
   inner_->Release(handle);
-  const std::lock_guard lock(mutex_);
   const auto size = sizes_.find(handle);
   created_ -= size->second;
   sizes_.erase(size);

@@ -1,15 +1,16 @@
-// The C functions without a GPU: as the process's allocator, and behind the segments of MemPools.
+// The C functions' allocator: eager memory from one pool, captures from others, and no base.
 #include "torch/plain_allocator.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "driver/host_driver.h"
 #include "torch/fake_base_allocator.h"
 #include "torch/fake_cuda.h"
 #include "torch/graph_allocator.h"
@@ -17,33 +18,265 @@
 namespace cgp {
 namespace {
 
+using fake_cuda::ActiveCapture;
+using fake_cuda::current_device;
+using fake_cuda::current_stream;
 using fake_cuda::kPage;
+using fake_cuda::kPhysicalLimit;
+using fake_cuda::SetCapture;
 using fake_cuda::Stream;
+
+std::atomic<c10::cuda::CUDACachingAllocator::CUDAAllocator*>& Installed() {
+  return c10::cuda::CUDACachingAllocator::allocator;
+}
 
 class PlainAllocatorTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    static c10::DeviceIndex next_device = 40;  // beside those of the other tests
-    device_ = fake_cuda::current_device = next_device++;
-    fake_cuda::current_stream = Stream(1);
+    device_ = current_device = fake_cuda::NextDevice();
+    current_stream = Stream(1);
     fake_cuda::Reset();
+    Installed().store(&installed_);
   }
-  PoolSet& pools() { return DevicePools::For(device_, PoolsOwner::kPlainAllocator).set(); }
+  void TearDown() override { Installed().store(native_); }
 
-  PlainAllocator& plain_ = PlainAllocator::Get();
+  PoolSet& set() { return DevicePools::For(device_, PoolsOwner::kPlainAllocator).set(); }
+  HostDriver& host() {
+    return dynamic_cast<HostDriver&>(
+        DevicePools::For(device_, PoolsOwner::kPlainAllocator).driver().inner());
+  }
+  void* Malloc(size_t bytes, uintptr_t stream = 1) {
+    return plain_.Malloc(bytes, device_, Stream(stream));
+  }
+  std::optional<PoolId> PoolOf(const void* pointer) {
+    return set().PoolOf(reinterpret_cast<Address>(pointer));
+  }
+  uint64_t Reserved() { return set().TotalStats().reserved_bytes; }
+  // What torch.cuda.CUDAGraph does with the hooks.
+  void BeginCapture(c10::MempoolId_t id, CaptureId capture, uintptr_t stream = 1) {
+    current_stream = Stream(stream);
+    plain_.Begin(device_, id,
+                 [capture](cudaStream_t asked) { return ActiveCapture(asked) == capture; });
+    SetCapture(current_stream, capture);
+  }
+  void EndCapture(c10::MempoolId_t id, uintptr_t stream = 1) {
+    SetCapture(Stream(stream), 0);
+    plain_.End(device_, id);
+  }
+
+  FakeBaseAllocator installed_;  // not "native": a pluggable one
+  c10::cuda::CUDACachingAllocator::CUDAAllocator* const native_ = Installed().load();
+  PlainAllocator plain_;
   c10::DeviceIndex device_ = 0;
+  const c10::MempoolId_t id_{0, 1};
+  const PoolId pool_{0, 1};
 };
+
+TEST_F(PlainAllocatorTest, EagerMemoryComesFromOnePool) {
+  EXPECT_EQ(Malloc(0), nullptr);
+  EXPECT_EQ(DevicePools::Find(device_, PoolsOwner::kPlainAllocator), nullptr);
+  void* const first = Malloc(1000);
+  void* const second = Malloc(kPage, 2);
+  ASSERT_TRUE(PoolOf(first).has_value());
+  EXPECT_EQ(PoolOf(first), PoolOf(second));
+  size_t bytes = 0;
+  EXPECT_EQ(plain_.BaseAllocation(static_cast<char*>(first) + 600, &bytes), first);
+  EXPECT_EQ(bytes, 1024U);
+  plain_.Free(nullptr);
+  plain_.Free(first);
+  EXPECT_THROW(plain_.BaseAllocation(first, &bytes), c10::Error);
+  EXPECT_EQ(Malloc(1000), first) << "its stream takes it at once";
+  plain_.Reset();
+  EXPECT_GT(Reserved(), 0U) << "the eager pool stays open";
+}
+
+TEST_F(PlainAllocatorTest, FreeingTwiceIsRefused) {
+  void* const pointer = Malloc(1000);
+  EXPECT_THROW(plain_.Free(static_cast<char*>(pointer) + 512), c10::Error);
+  plain_.Free(pointer);
+  EXPECT_THROW(plain_.Free(pointer), c10::Error);
+  EXPECT_THROW(plain_.Free(this), c10::Error);
+}
+
+TEST_F(PlainAllocatorTest, WhatAStreamFreedIsFreeToOthersAfterGrowth) {
+  void* const first = Malloc(kPage);
+  plain_.Free(first);
+  void* const grown = Malloc(kPage, 2);
+  EXPECT_NE(grown, first) << "the other stream's work on it may be running";
+  EXPECT_EQ(Reserved(), 2 * kPage);
+  EXPECT_EQ(Malloc(kPage, 2), first);
+  EXPECT_EQ(Reserved(), 2 * kPage);
+}
+
+TEST_F(PlainAllocatorTest, TheFreedIsNotFreeToOthersWhileItsStreamIsAtWork) {
+  DevicePools::For(device_, PoolsOwner::kPlainAllocator);
+  host().HoldEvents(true);
+  void* const first = Malloc(kPage);
+  plain_.Free(first);
+  Malloc(kPage, 2);
+  EXPECT_NE(Malloc(kPage, 2), first);
+  EXPECT_EQ(Reserved(), 3 * kPage);
+  host().CompleteEvents();
+  EXPECT_EQ(Malloc(kPage, 2), first);
+}
+
+TEST_F(PlainAllocatorTest, CyclesAddNoUsers) {
+  void* const eager = Malloc(kPage);
+  const PoolId pool = *PoolOf(eager);
+  for (int i = 0; i < 5; ++i) Malloc(kPage);
+  EXPECT_EQ(set().UseCount(pool), 1);
+}
+
+TEST_F(PlainAllocatorTest, ARecordedStreamHoldsTheMemory) {
+  DevicePools::For(device_, PoolsOwner::kPlainAllocator);
+  host().HoldEvents(true);
+  void* const used = Malloc(kPage);
+  plain_.RecordStream(used, Stream(2));
+  plain_.Free(used);
+  EXPECT_NE(Malloc(kPage), used) << "the other stream's work on it may be running";
+  host().CompleteEvents();
+  EXPECT_NE(Malloc(kPage), nullptr);     // grows or not: what is open by now is anybody's
+  plain_.RecordStream(this, Stream(2));  // not ours: no business of ours
+}
+
+TEST_F(PlainAllocatorTest, ACaptureWithoutHooksIsRefused) {
+  SetCapture(Stream(1), 7);
+  try {
+    Malloc(1000);
+    FAIL() << "was allocated";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("pluggable_allocator()"), std::string::npos);
+  }
+  EXPECT_EQ(DevicePools::Find(device_, PoolsOwner::kPlainAllocator), nullptr);
+  EXPECT_NE(Malloc(1000, 2), nullptr) << "another stream's";
+}
+
+TEST_F(PlainAllocatorTest, ACaptureWithHooksHasAPoolOfItsOwn) {
+  void* const eager = Malloc(1000);
+  BeginCapture(id_, 7);
+  void* const inside = Malloc(1000);
+  EXPECT_EQ(PoolOf(inside), pool_);
+  EXPECT_EQ(PoolOf(Malloc(1000, 2)), PoolOf(eager));
+  const std::thread::id here = std::this_thread::get_id();
+  EndCapture(id_);
+  EXPECT_EQ(PoolOf(Malloc(1000)), PoolOf(eager));
+  plain_.Begin(device_, id_, [here](cudaStream_t) { return std::this_thread::get_id() == here; });
+  EXPECT_EQ(PoolOf(Malloc(1000)), pool_) << "a thread warms up in it";
+  plain_.End(device_, id_);
+  EXPECT_EQ(set().UseCount(pool_), 2);
+  plain_.Release(device_, id_);
+  plain_.Release(device_, id_);
+  plain_.Release(device_, id_);  // one too many, as after a capture that failed
+  EXPECT_EQ(set().UseCount(pool_), 0);
+}
+
+TEST_F(PlainAllocatorTest, DuringACaptureEagerFencesStayShut) {
+  void* const first = Malloc(kPage, 2);
+  plain_.Free(first);
+  BeginCapture(id_, 7);
+  Malloc(kPage, 3);
+  EXPECT_NE(Malloc(kPage, 3), first) << "recording events may disturb the capture";
+  EndCapture(id_);
+  Malloc(kPage, 4);  // grows
+  EXPECT_EQ(Malloc(kPage, 3), first);
+}
+
+TEST_F(PlainAllocatorTest, UnusedPoolsAreGivenBackButNotDuringACapture) {
+  BeginCapture(id_, 7);
+  plain_.Free(Malloc(4 * kPage));
+  EndCapture(id_);
+  plain_.Reset();
+  EXPECT_EQ(Reserved(), 4 * kPage) << "its graph lives";
+  plain_.Release(device_, id_);
+  BeginCapture({0, 2}, 8);
+  plain_.Reset();
+  EXPECT_EQ(Reserved(), 4 * kPage);
+  EndCapture({0, 2});
+  plain_.Reset();
+  EXPECT_EQ(Reserved(), 0U);
+}
+
+TEST_F(PlainAllocatorTest, AnAbandonedCaptureMakesWay) {
+  BeginCapture(id_, 7);
+  plain_.Free(Malloc(1000));
+  SetCapture(Stream(1), 0);  // it failed, and nobody ends the route
+  BeginCapture({0, 2}, 8);
+  EXPECT_EQ(PoolOf(Malloc(1000)), (PoolId{0, 2}));
+  EXPECT_EQ(set().UseCount(pool_), 0);
+  plain_.End(device_, id_);  // what its graph may still do, late
+  EndCapture({0, 2});
+  plain_.Reset();
+  EXPECT_FALSE(set().Contains(pool_));
+}
+
+TEST_F(PlainAllocatorTest, APausedCaptureGoesOn) {
+  BeginCapture(id_, 7);
+  plain_.End(device_, id_);
+  EXPECT_THROW(Malloc(1000), c10::Error);
+  plain_.Begin(device_, id_, [](cudaStream_t stream) { return ActiveCapture(stream) == 7; });
+  EXPECT_EQ(PoolOf(Malloc(1000)), pool_);
+  EndCapture(id_);
+  EXPECT_EQ(set().UseCount(pool_), 2);
+  EXPECT_THROW(Malloc(kPhysicalLimit), c10::OutOfMemoryError);
+}
+
+TEST_F(PlainAllocatorTest, RefusedScopesAreTorchsErrors) {
+  BeginCapture(id_, 7);
+  current_stream = Stream(2);
+  EXPECT_THROW(plain_.Begin(device_, id_, [](cudaStream_t) { return false; }), c10::Error);
+  EXPECT_THROW(plain_.Begin(-1, id_, [](cudaStream_t) { return false; }), c10::Error);
+  EXPECT_EQ(PoolOf(Malloc(1000)), pool_) << "the first goes on";
+  EXPECT_EQ(set().UseCount(pool_), 1);
+  EndCapture(id_);
+}
+
+TEST_F(PlainAllocatorTest, AFractionLimitsTheDevice) {
+  plain_.SetMemoryFraction(0.25, device_);
+  void* const all = Malloc(8 * kPage);
+  EXPECT_THROW(Malloc(1), c10::OutOfMemoryError);
+  plain_.SetMemoryFraction(1, device_);
+  EXPECT_NE(Malloc(1), nullptr);
+  plain_.Free(all);
+  EXPECT_THROW(plain_.SetMemoryFraction(1, -1), c10::Error);
+}
+
+// The native allocator asks for segments of a MemPool, also while it is capturing, and keeps them.
+TEST_F(PlainAllocatorTest, SegmentsOfMemPoolsAreServedDuringCapturesAndGivenBackWithTheLast) {
+  Installed().store(native_);
+  SetCapture(Stream(1), 7);
+  void* const first = Malloc(kPage);
+  void* const second = Malloc(kPage);
+  plain_.Free(first);
+  SetCapture(Stream(1), 0);
+  EXPECT_EQ(Reserved(), 2 * kPage);
+  plain_.Free(second);
+  EXPECT_EQ(Reserved(), 0U);
+  EXPECT_TRUE(set().ids().empty());
+  EXPECT_NE(Malloc(kPage), nullptr) << "it opens again";
+}
+
+TEST_F(PlainAllocatorTest, AMemPoolsLastSegmentStaysDuringACapture) {
+  Installed().store(native_);
+  void* const segment = Malloc(kPage);
+  SetCapture(Stream(1), 7);
+  plain_.Free(segment);
+  EXPECT_EQ(Reserved(), kPage) << "nothing may be unmapped now";
+  SetCapture(Stream(1), 0);
+  plain_.Free(Malloc(kPage));
+  EXPECT_EQ(Reserved(), 0U);
+}
 
 // Where the base has a segment from, its first block starts where the segment does.
 TEST_F(PlainAllocatorTest, ASegmentOfAMemPoolIsNotGraphAllocators) {
   FakeBaseAllocator base;
   GraphAllocator allocator(base);
+  Installed().store(native_);
   DevicePools::For(device_);
-  void* const segment = plain_.Malloc(kPage, device_, Stream(1));
-  EXPECT_EQ(pools().TotalStats().reserved_bytes, kPage);
+  void* const segment = Malloc(kPage);
+  EXPECT_EQ(set().TotalStats().reserved_bytes, kPage);
   EXPECT_FALSE(DevicePools::Owns(segment));
   EXPECT_THROW(allocator.raw_delete(segment), c10::Error) << "the base was not asked";
-  EXPECT_EQ(pools().TotalStats().live_blocks, 1U);
+  EXPECT_EQ(set().TotalStats().live_blocks, 1U);
   EXPECT_EQ(allocator.getDeviceStats(device_).reserved_bytes[0].current, 0);
   for (const auto& shown : allocator.snapshot({0, 0}, false).segments) {
     EXPECT_NE(shown.device, device_);
@@ -51,38 +284,34 @@ TEST_F(PlainAllocatorTest, ASegmentOfAMemPoolIsNotGraphAllocators) {
   EXPECT_THROW(allocator.shareIpcHandle(segment), c10::Error);
   // It goes when the base gives it back.
   plain_.Free(segment);
-  EXPECT_TRUE(pools().ids().empty());
+  EXPECT_TRUE(set().ids().empty());
 }
 
 // Whose scope ends and begins whenever it has grown; a thread that comes between finds none.
 TEST_F(PlainAllocatorTest, ThreadsAllocateWhileThePoolGrows) {
-  FakeBaseAllocator other;  // is not "native": the C functions are the process's allocator
-  auto& installed = c10::cuda::CUDACachingAllocator::allocator;
-  auto* const before = installed.exchange(&other);
   std::atomic<int> failures{0};
   for (int round = 0; round < 1000; ++round) {
     std::atomic<bool> growing{true};
     std::thread beside([&] {
       while (growing) {
         try {
-          plain_.Free(plain_.Malloc(512, device_, Stream(2)));
+          plain_.Free(Malloc(512, 2));
         } catch (const std::exception&) {
           ++failures;
         }
       }
     });
     std::vector<void*> blocks;
-    for (int i = 0; i < 28; ++i) blocks.push_back(plain_.Malloc(kPage, device_, Stream(1)));
+    for (int i = 0; i < 28; ++i) blocks.push_back(Malloc(kPage));
     growing = false;
     beside.join();
     for (void* const block : blocks) plain_.Free(block);
     // Begun anew, the pool grows anew.
-    pools().EndScope({~0ULL, ~0ULL});
-    pools().Release({~0ULL, ~0ULL});
+    set().EndScope({~0ULL, ~0ULL});
+    set().Release({~0ULL, ~0ULL});
     plain_.Reset();
-    ASSERT_TRUE(pools().ids().empty());
+    ASSERT_TRUE(set().ids().empty());
   }
-  installed.store(before);
   EXPECT_EQ(failures, 0);
 }
 
