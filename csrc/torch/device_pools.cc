@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "torch/device_driver.h"
+#include "torch/streams.h"
 
 namespace cgp {
 namespace {
@@ -95,6 +96,12 @@ bool DevicePools::TryRecordUse(const void* address, StreamId stream, PoolsOwner 
   return FindFirst(owner, [&](DevicePools& pools) {
            return pools.set_.TryRecordUse(ToAddress(address), stream);
          }) != nullptr;
+}
+
+uint64_t DevicePools::Trim() {
+  if (set_.TrimmableBytes() == 0) return 0;
+  const RelaxedCaptureMode relaxed;
+  return set_.Trim();
 }
 
 bool DevicePools::Owns(const void* address) {

@@ -55,6 +55,10 @@ class DevicePools {
   MergedStats& stats() { return stats_; }
   uint64_t total_bytes() const { return total_bytes_; }  // of the device's memory
 
+  // PoolSet::Trim(), without disturbing a capture that another thread may have under way and torch
+  // does not know of. pre: torch knows of none.
+  uint64_t Trim();
+
  private:
   explicit DevicePools(c10::DeviceIndex device);
 

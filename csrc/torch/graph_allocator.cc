@@ -141,8 +141,7 @@ void* GraphAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
 Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Target& target,
                                      size_t bytes, cudaStream_t stream) {
   DevicePools& pools = DevicePools::For(device);
-  History::Context context =
-      history_.active() ? history_.Gather(History::When::STATE) : History::Context();
+  History::Context context = history_.Gather(History::When::STATE);
   BeforeOursChange();
   for (bool first = true;; first = false) {
     LimitOurs(pools);
@@ -300,11 +299,7 @@ uint64_t GraphAllocator::TrimUnlessCapturing() {
   uint64_t bytes = 0;
   for (const PoolsOwner owner : kPoolsOwners) {
     for (DevicePools* pools : DevicePools::All(owner)) {
-      if (pools->set().TrimmableBytes() == 0) continue;
-      // A capture that is not torch's may be under way in another thread: relaxed, our waiting does
-      // not disturb it.
-      const RelaxedCaptureMode relaxed;
-      bytes += pools->set().Trim();
+      bytes += pools->Trim();
       if (owner == PoolsOwner::kGraphAllocator) LimitBase(*pools);
     }
   }

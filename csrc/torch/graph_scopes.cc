@@ -11,9 +11,18 @@
 #include "torch/streams.h"
 
 namespace cgp {
+namespace {
+
+// The pools of `device` if the pool is one of them, else nullptr.
+DevicePools* PoolsWith(PoolId pool, DeviceIndex device) {
+  DevicePools* const pools = DevicePools::Find(device);
+  return pools != nullptr && pools->set().Contains(pool) ? pools : nullptr;
+}
+
+}  // namespace
+
 DevicePools* GraphAllocator::OursOrNull(DeviceIndex device, MempoolId_t id) const {
-  DevicePools* pools = DevicePools::Find(device);
-  return pools != nullptr && pools->set().Contains(names_.Find(device, id)) ? pools : nullptr;
+  return PoolsWith(names_.Find(device, id), device);
 }
 
 bool GraphAllocator::BaseKnows(DeviceIndex device, MempoolId_t id) const {
@@ -69,8 +78,7 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
 
   const bool shares = kind == ScopeKind::kCapture && SharesPool(device, id);
   const PoolId pool = shares ? PoolNames::kShared : names_.Find(device, id);
-  DevicePools* pools = DevicePools::Find(device);
-  if (pools != nullptr && !pools->set().Contains(pool)) pools = nullptr;
+  DevicePools* pools = PoolsWith(pool, device);
   if (kind == ScopeKind::kEager) {
     ForgetBasesDeadTrees();
     if (pools != nullptr && !bases_trees_.empty() && IsUndecided(*pools, pool)) {

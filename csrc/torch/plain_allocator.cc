@@ -3,7 +3,6 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/Exception.h>
 
-#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -62,15 +61,13 @@ void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t
               "told how to say so: use cudagraph_pool.pluggable_allocator(), which sets the hooks, "
               "or torch.cuda.memory.change_current_allocator(cudagraph_pool.allocator())");
   try {
-    const Block block = target ? Pools(device).set().Allocate(target->id, bytes, ToStreamId(stream))
-                               : AllocateEager(bytes, device, stream);
+    const Block block = AsTorchErrors([&] {
+      return target ? Pools(device).set().Allocate(target->id, bytes, ToStreamId(stream))
+                    : AllocateEager(bytes, device, stream);
+    });
     return reinterpret_cast<void*>(block.address);
   } catch (const OutOfMemoryError& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, false, std::string("CUDA out of memory. ") + error.what());
-  } catch (const DriverError& error) {
-    TORCH_CHECK(false, error.what());
-  } catch (const std::logic_error& error) {
-    TORCH_CHECK(false, error.what());
   }
 }
 
@@ -114,9 +111,7 @@ void PlainAllocator::Reset() {
 void PlainAllocator::Trim() {
   if (routes_.capturing()) return;
   for (DevicePools* pools : DevicePools::All(PoolsOwner::kPlainAllocator)) {
-    if (pools->set().TrimmableBytes() == 0) continue;
-    const RelaxedCaptureMode relaxed;
-    AsTorchErrors([&] { return pools->set().Trim(); });
+    AsTorchErrors([&] { return pools->Trim(); });
   }
 }
 
