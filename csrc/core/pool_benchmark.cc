@@ -76,6 +76,12 @@ class TimedDriver final : public cgp::Driver {
   void Quiesce() override {
     Timed([&] { inner_.Quiesce(); });
   }
+  void Capture(cgp::StreamId stream, cgp::Frontier* frontier) override {
+    inner_.Capture(stream, frontier);
+  }
+  bool Dependencies(cgp::GraphNode node, std::vector<cgp::GraphNode>* nodes) override {
+    return inner_.Dependencies(node, nodes);
+  }
   cgp::Event RecordEvent(cgp::StreamId stream) override {
     return Timed([&] { return inner_.RecordEvent(stream); });
   }

@@ -20,8 +20,17 @@ std::string LastDlError() {
 
 // What keeps `function` from being used; nothing if it was found.
 std::string Find(PFN_cuGetProcAddress_v12000 get_address, const char* function, int version,
-                 void** found) {
+                 int driver_version, void** found) {
   *found = nullptr;
+  // Asked for a form that is newer than itself, a driver may hand out the one that it has, which
+  // takes other arguments.
+  if (version > driver_version) {
+    const auto text = [](int v) {
+      return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10);
+    };
+    return std::string("the NVIDIA driver is too old: ") + function + " takes CUDA " +
+           text(version) + ", and the driver has " + text(driver_version) + ": update it";
+  }
   const CUresult code = get_address(function, found, version, CU_GET_PROC_ADDRESS_DEFAULT, nullptr);
   if (code == CUDA_ERROR_STUB_LIBRARY) {
     return std::string(kLibrary) +
@@ -50,10 +59,14 @@ Loaded Load() {
         " has no cuGetProcAddress_v2, which came with CUDA 12.0 (driver 525): update it";
     return loaded;
   }
+  const auto get_version =
+      reinterpret_cast<PFN_cuDriverGetVersion_v2020>(dlsym(library, "cuDriverGetVersion"));
+  int driver_version = 0;
+  if (get_version != nullptr) get_version(&driver_version);
   void* found = nullptr;
-#define CGP_CUDA_FIND(function, version)                         \
-  loaded.reason = Find(get_address, #function, version, &found); \
-  if (!loaded.reason.empty()) return loaded;                     \
+#define CGP_CUDA_FIND(function, version)                                         \
+  loaded.reason = Find(get_address, #function, version, driver_version, &found); \
+  if (!loaded.reason.empty()) return loaded;                                     \
   loaded.api.function = reinterpret_cast<PFN_##function##_v##version>(found);
   CGP_CUDA_FUNCTIONS(CGP_CUDA_FIND)
 #undef CGP_CUDA_FIND

@@ -37,6 +37,8 @@ namespace cgp {
   X(cuMemUnmap, 10020)                        \
   X(cuMemSetAccess, 10020)                    \
   X(cuThreadExchangeStreamCaptureMode, 10010) \
+  X(cuStreamGetCaptureInfo, 12030)            \
+  X(cuGraphNodeGetDependencies, 12030)        \
   X(cuEventCreate, 2000)                      \
   X(cuEventRecord, 2000)                      \
   X(cuEventQuery, 2000)                       \

@@ -141,6 +141,14 @@ class CurrentContext {
 };
 
 CUstream StreamOf(StreamId stream) { return reinterpret_cast<CUstream>(stream); }
+CUgraphNode ToCuda(GraphNode node) { return reinterpret_cast<CUgraphNode>(node); }
+GraphNode ToGraphNode(CUgraphNode node) { return GraphNode{reinterpret_cast<uintptr_t>(node)}; }
+
+// A kernel behind a programmatic edge may begin, and end, before the one in front of it is complete.
+bool WaitsForCompletion(const CUgraphEdgeData& edge) {
+  return edge.type == CU_GRAPH_DEPENDENCY_TYPE_DEFAULT && edge.from_port == 0;
+}
+
 CUevent CudaEvent(Event event) { return reinterpret_cast<CUevent>(event); }
 
 }  // namespace
@@ -257,9 +265,14 @@ int CudaDriver::Try(DriverCall call, Function function) {
 
 template <typename Function>
 void CudaDriver::Call(DriverCall call, std::string_view name, uint64_t bytes, Function function) {
-  const auto code = static_cast<CUresult>(Try(call, function));
-  if (code == CUDA_SUCCESS) return;
-  throw DriverError(StatusOf(call, code), name, code, CudaErrorName(api_, code), bytes, device_);
+  const int code = Try(call, function);
+  if (code != CUDA_SUCCESS) Throw(call, name, code, bytes);
+}
+
+void CudaDriver::Throw(DriverCall call, std::string_view name, int code, uint64_t bytes) const {
+  const auto result = static_cast<CUresult>(code);
+  throw DriverError(StatusOf(call, result), name, code, CudaErrorName(api_, result), bytes,
+                    device_);
 }
 
 Address CudaDriver::Reserve(uint64_t bytes) {
@@ -331,6 +344,52 @@ void CudaDriver::Quiesce() {
   Call(DriverCall::kQuiesce, "cuCtxSynchronize", 0, [&] { return api_.cuCtxSynchronize(); });
 }
 
+void CudaDriver::Capture(StreamId stream, Frontier* frontier) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  const CUgraphNode* nodes = nullptr;
+  const CUgraphEdgeData* edges = nullptr;
+  size_t count = 0;
+  // Not timed: this is asked at each free, and answered in less time than it takes to look at the
+  // clock.
+  const CurrentContext current(api_, Context(), device_);
+  const CUresult code =
+      api_.cuStreamGetCaptureInfo(StreamOf(stream), &status, &id, nullptr, &nodes, &edges, &count);
+  frontier->capture = kNoCapture;
+  frontier->nodes.clear();
+  frontier->waits = true;
+  // The legacy default stream cannot be asked while others capture, and never captures itself.
+  if (code == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return;
+  if (code != CUDA_SUCCESS) Throw(DriverCall::kCapture, "cuStreamGetCaptureInfo", code, 0);
+  if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return;
+  frontier->capture = id;
+  for (size_t i = 0; i < count; ++i) frontier->nodes.push_back(ToGraphNode(nodes[i]));
+  // No edge data stands for edges without any.
+  frontier->waits = edges == nullptr || std::all_of(edges, edges + count, WaitsForCompletion);
+}
+
+bool CudaDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
+  const CurrentContext current(api_, Context(), device_);
+  std::vector<CUgraphEdgeData> edges;
+  std::vector<CUgraphNode> found;
+  // One question tells of as many as there is room for: that there were more is seen where it is
+  // full, and then asked with more room.
+  size_t count = 4;
+  do {
+    found.resize(2 * count);
+    edges.resize(2 * count);
+    count = found.size();
+    const CUresult code =
+        api_.cuGraphNodeGetDependencies(ToCuda(node), found.data(), edges.data(), &count);
+    if (code != CUDA_SUCCESS) {
+      Throw(DriverCall::kDependencies, "cuGraphNodeGetDependencies", code, 0);
+    }
+  } while (count == found.size());
+  nodes->clear();
+  for (size_t i = 0; i < count; ++i) nodes->push_back(ToGraphNode(found[i]));
+  return std::all_of(edges.data(), edges.data() + count, WaitsForCompletion);
+}
+
 Event CudaDriver::RecordEvent(StreamId stream) {
   CUevent event = nullptr;
   Call(DriverCall::kRecordEvent, "cuEventCreate", 0,
@@ -354,8 +413,7 @@ bool CudaDriver::EventDone(Event event) {
       Try(DriverCall::kEventDone, [&] { return api_.cuEventQuery(CudaEvent(event)); }));
   if (code == CUDA_SUCCESS) return true;
   if (code == CUDA_ERROR_NOT_READY) return false;
-  throw DriverError(DriverStatus::kFailed, "cuEventQuery", code, CudaErrorName(api_, code), 0,
-                    device_);
+  Throw(DriverCall::kEventDone, "cuEventQuery", code, 0);
 }
 
 void CudaDriver::DestroyEvent(Event event) noexcept {

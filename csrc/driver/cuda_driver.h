@@ -74,6 +74,8 @@ class CudaDriver final : public Driver {
   void Unmap(Address address, uint64_t bytes) override;
   void AddPeer(int peer) override;
   void Quiesce() override;
+  void Capture(StreamId stream, Frontier* frontier) override;
+  bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override;
   Event RecordEvent(StreamId stream) override;
   bool EventDone(Event event) override;
   void DestroyEvent(Event event) noexcept override;
@@ -90,6 +92,8 @@ class CudaDriver final : public Driver {
   int Try(DriverCall call, Function function);
   template <typename Function>
   void Call(DriverCall call, std::string_view name, uint64_t bytes, Function function);
+
+  [[noreturn]] void Throw(DriverCall call, std::string_view name, int code, uint64_t bytes) const;
 
   const int device_;
   const CudaApi& api_;

@@ -21,6 +21,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace cgp {
 
@@ -36,6 +37,21 @@ enum class Handle : uint64_t {};
 
 // A point in a stream's work.
 enum class Event : uint64_t {};
+
+// Names a capture, as CUDA does: no two captures of a process have the same one ("unique over the
+// lifetime of the process", says cudaStreamGetCaptureInfo()).
+using CaptureId = unsigned long long;
+inline constexpr CaptureId kNoCapture = 0;
+
+// A node of the graph that a capture makes.
+enum class GraphNode : uint64_t {};
+
+// The frontier of a stream: the nodes on which what is captured on it next will depend.
+struct Frontier {
+  CaptureId capture = kNoCapture;  // not capturing, or the capture has been invalidated
+  std::vector<GraphNode> nodes;    // empty without a capture
+  bool waits = true;               // until all of them are complete, see Driver::Dependencies()
+};
 
 // What became of a driver call, in the terms that its caller can act on.
 enum class DriverStatus : uint8_t {
@@ -118,6 +134,14 @@ class Driver {
 
   // Waits until the device has done all the work submitted so far. Not capture-legal.
   virtual void Quiesce() = 0;
+
+  // Where the stream stands in the capture that it takes part in. Capture-legal.
+  virtual void Capture(StreamId stream, Frontier* frontier) = 0;
+
+  // In *nodes those that `node` depends on directly. Returns whether it waits until all of them are
+  // complete, as it does but for programmatic dependent launch. Capture-legal.
+  // pre: the capture that made the node is under way.
+  virtual bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) = 0;
 
   // Marks the work submitted to `stream` so far. pre: the stream is not capturing.
   virtual Event RecordEvent(StreamId stream) = 0;

@@ -19,6 +19,8 @@ enum class DriverCall : uint8_t {
   kUnmap,
   kAddPeer,
   kQuiesce,
+  kCapture,
+  kDependencies,
   kRecordEvent,
   kEventDone,
   kDestroyEvent,

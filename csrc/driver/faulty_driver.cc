@@ -103,6 +103,16 @@ void FaultyDriver::Quiesce() {
   inner_.Quiesce();
 }
 
+void FaultyDriver::Capture(StreamId stream, Frontier* frontier) {
+  Count(DriverCall::kCapture);
+  inner_.Capture(stream, frontier);
+}
+
+bool FaultyDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
+  Count(DriverCall::kDependencies);
+  return inner_.Dependencies(node, nodes);
+}
+
 Event FaultyDriver::RecordEvent(StreamId stream) {
   Count(DriverCall::kRecordEvent);
   return inner_.RecordEvent(stream);

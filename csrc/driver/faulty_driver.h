@@ -48,6 +48,8 @@ class FaultyDriver final : public Driver {
   void Unmap(Address address, uint64_t bytes) override;
   void AddPeer(int peer) override;
   void Quiesce() override;
+  void Capture(StreamId stream, Frontier* frontier) override;
+  bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override;
   Event RecordEvent(StreamId stream) override;
   bool EventDone(Event event) override;
   void DestroyEvent(Event event) noexcept override;

@@ -331,6 +331,12 @@ void HostDriver::Quiesce() {
   calls_.Add(DriverCall::kQuiesce);
 }
 
+void HostDriver::Capture(StreamId stream, Frontier* frontier) { graphs_.Capture(stream, frontier); }
+
+bool HostDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
+  return graphs_.Dependencies(node, nodes);
+}
+
 Event HostDriver::RecordEvent(StreamId stream) {
   const std::lock_guard lock(mutex_);
   if (capturing_streams_.contains(stream)) {

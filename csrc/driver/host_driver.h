@@ -16,6 +16,7 @@
 
 #include "driver/driver.h"
 #include "driver/driver_call.h"
+#include "driver/host_graphs.h"
 
 namespace cgp {
 
@@ -65,6 +66,8 @@ class HostDriver final : public Driver {
   void Unmap(Address address, uint64_t bytes) override;
   void AddPeer(int peer) override;
   void Quiesce() override;
+  void Capture(StreamId stream, Frontier* frontier) override;
+  bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override;
   Event RecordEvent(StreamId stream) override;
   bool EventDone(Event event) override;
   void DestroyEvent(Event event) noexcept override;
@@ -94,6 +97,9 @@ class HostDriver final : public Driver {
   void HoldEvents(bool hold);
   void CompleteEvents();
   void CompleteEvents(StreamId stream);
+
+  // The captures that Capture() and Dependencies() tell of.
+  HostGraphs& graphs() { return graphs_; }
 
   // Between these the calls that are not capture-legal fail as CUDA's do, with
   // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED. Legal, because it undoes: Unmap() of a mapping made
@@ -166,6 +172,7 @@ class HostDriver final : public Driver {
   uint64_t epoch_ = 0;
   uint64_t captures_ = 0;
   std::unordered_set<StreamId> capturing_streams_;
+  HostGraphs graphs_;  // orders its own calls
 };
 
 }  // namespace cgp

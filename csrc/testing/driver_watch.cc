@@ -278,6 +278,12 @@ void DriverWatch::Quiesce() {
   FinishAll();
 }
 
+void DriverWatch::Capture(StreamId stream, Frontier* frontier) { inner_.Capture(stream, frontier); }
+
+bool DriverWatch::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
+  return inner_.Dependencies(node, nodes);
+}
+
 Event DriverWatch::RecordEvent(StreamId stream) {
   const std::lock_guard lock(mutex_);
   ++calls_;

@@ -51,6 +51,10 @@ class MeteredDriver final : public Driver {
   void Unmap(Address address, uint64_t bytes) override;
   void AddPeer(int peer) override { inner_->AddPeer(peer); }
   void Quiesce() override { inner_->Quiesce(); }
+  void Capture(StreamId stream, Frontier* frontier) override { inner_->Capture(stream, frontier); }
+  bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override {
+    return inner_->Dependencies(node, nodes);
+  }
   Event RecordEvent(StreamId stream) override { return inner_->RecordEvent(stream); }
   bool EventDone(Event event) override { return inner_->EventDone(event); }
   void DestroyEvent(Event event) noexcept override { inner_->DestroyEvent(event); }

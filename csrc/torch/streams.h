@@ -10,10 +10,6 @@
 
 namespace cgp {
 
-// Names a capture. CUDA gives no two captures of a process the same one ("unique over the lifetime
-// of the process", says cudaStreamGetCaptureInfo()).
-using CaptureId = unsigned long long;
-
 inline StreamId ToStreamId(cudaStream_t stream) {
   return static_cast<StreamId>(reinterpret_cast<uintptr_t>(stream));
 }

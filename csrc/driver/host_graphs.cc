@@ -1,0 +1,92 @@
+#include "driver/host_graphs.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/error.h"
+
+namespace cgp {
+namespace {
+
+std::string Name(StreamId stream) {
+  return "stream " + std::to_string(static_cast<uint64_t>(stream));
+}
+
+}  // namespace
+
+CaptureId HostGraphs::Begin(StreamId origin) {
+  const std::lock_guard lock(mutex_);
+  if (streams_.contains(origin)) throw UsageError(Name(origin) + " is capturing already");
+  const CaptureId capture = ++last_capture_;
+  graphs_.emplace(capture, Graph{});
+  streams_.emplace(origin, Frontier{.capture = capture, .nodes = {}});
+  return capture;
+}
+
+void HostGraphs::End(CaptureId capture) {
+  const std::lock_guard lock(mutex_);
+  const auto graph = graphs_.find(capture);
+  if (graph == graphs_.end()) throw UsageError("no such capture is under way");
+  for (const GraphNode node : graph->second.nodes) nodes_.erase(node);
+  graphs_.erase(graph);
+  std::erase_if(streams_, [&](const auto& entry) { return entry.second.capture == capture; });
+}
+
+void HostGraphs::Invalidate(CaptureId capture) {
+  const std::lock_guard lock(mutex_);
+  const auto graph = graphs_.find(capture);
+  if (graph == graphs_.end()) throw UsageError("no such capture is under way");
+  graph->second.invalidated = true;
+}
+
+GraphNode HostGraphs::Launch(StreamId stream, LaunchKind kind) {
+  const std::lock_guard lock(mutex_);
+  Frontier point = Known(stream);
+  const GraphNode node{++last_node_};
+  graphs_.at(point.capture).nodes.push_back(node);
+  nodes_.emplace(node,
+                 Node{.dependencies = std::move(point.nodes), .waits = kind == LaunchKind::kPlain});
+  streams_.at(stream).nodes = {node};
+  return node;
+}
+
+Frontier HostGraphs::Record(StreamId stream) const {
+  const std::lock_guard lock(mutex_);
+  return Known(stream);
+}
+
+void HostGraphs::Wait(StreamId stream, const Frontier& point) {
+  const std::lock_guard lock(mutex_);
+  if (!graphs_.contains(point.capture)) throw UsageError("the point's capture is over");
+  Frontier& own =
+      streams_.try_emplace(stream, Frontier{.capture = point.capture, .nodes = {}}).first->second;
+  if (own.capture != point.capture) throw UsageError(Name(stream) + " is part of another capture");
+  for (const GraphNode node : point.nodes) {
+    if (std::ranges::find(own.nodes, node) == own.nodes.end()) own.nodes.push_back(node);
+  }
+}
+
+void HostGraphs::Capture(StreamId stream, Frontier* frontier) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = streams_.find(stream);
+  const bool tells = found != streams_.end() && !graphs_.at(found->second.capture).invalidated;
+  *frontier = tells ? found->second : Frontier{};
+}
+
+bool HostGraphs::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = nodes_.find(node);
+  if (found == nodes_.end()) {
+    throw UsageError("there is no node " + std::to_string(static_cast<uint64_t>(node)));
+  }
+  *nodes = found->second.dependencies;
+  return found->second.waits;
+}
+
+const Frontier& HostGraphs::Known(StreamId stream) const {
+  const auto found = streams_.find(stream);
+  if (found == streams_.end()) throw UsageError(Name(stream) + " is not capturing");
+  return found->second;
+}
+
+}  // namespace cgp
