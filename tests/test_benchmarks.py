@@ -57,7 +57,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     worker = tmp_path / "_worker.py"
     worker.write_text(FAKE_WORKER)
     monkeypatch.setattr(_row, "WORKER", worker)
-    monkeypatch.setattr(const_memory, "_device", lambda: {"gpu": "a GPU", "torch": "2.11"})
+    monkeypatch.setattr(const_memory, "device", lambda: {"gpu": "a GPU", "torch": "2.11"})
 
     def run(trouble: str, *arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
         monkeypatch.setenv("TROUBLE", trouble)
