@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             return 2
         report.update(machine)
-        return 0 if _measure_workloads(options, report) else 1
+        return 0 if measure_workloads(options, report) else 1
     return 0
 
 
@@ -90,7 +90,10 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> bool:
+def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> bool:
+    """Measures each workload in each order, prints the table and writes the report; returns whether
+    all was measured and every output of ours is right.
+    """
     names = ["stock", *(name for name in options.allocators if name != "stock")]
     plan = Plan(options.repeats, options.rounds, options.seed)
     jobs = [(w, order) for w in options.workloads or WORKLOADS for order in options.orders]
