@@ -11,7 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from stream_programs import Configuration, Kind, Program, generate, sums_of, value_of
+from stream_programs import (
+    ELEMENT_BYTES,
+    Configuration,
+    Kind,
+    Program,
+    generate,
+    sums_of,
+    value_of,
+)
 from torch import Tensor
 
 from cudagraph_pool._workloads import Workload
@@ -21,22 +29,37 @@ from cudagraph_pool._workloads import Workload
 Step = tuple[Kind, int, int, Any]
 
 
+# A configuration and a seed.
+Drawn = tuple[Configuration, int]
+
+
+def _streams(made: Program | Drawn) -> int:
+    return made.streams if isinstance(made, Program) else made[0].streams
+
+
+def _largest(made: Program | Drawn) -> int:
+    """Elements that no tensor has more of; at least 1."""
+    if isinstance(made, Program):
+        return max(1, made.largest)
+    return made[0].largest // ELEMENT_BYTES + 1
+
+
 class StreamPrograms(Workload):
     """Programs by number; their streams and sums are made once, for the largest of them.
 
     Args:
         device: where.
-        programs: each a configuration and its seed.
+        programs: each a program, or the configuration and the seed that make it.
     """
 
     name = "streams"
 
-    def __init__(self, device: torch.device, programs: Sequence[tuple[Configuration, int]]) -> None:
+    def __init__(self, device: torch.device, programs: Sequence[Program | Drawn]) -> None:
         self.keys = range(len(programs))
         self._programs = tuple(programs)
         self._device = device
-        streams = max(configuration.streams for configuration, _ in programs)
-        largest = max(configuration.largest for configuration, _ in programs) // 4 + 1
+        streams = max(_streams(made) for made in programs)
+        largest = max(_largest(made) for made in programs)
         self._side = [torch.cuda.Stream(device) for _ in range(streams - 1)]
         self._sums = [
             torch.zeros(largest, dtype=torch.int32, device=device) for _ in range(streams)
@@ -45,8 +68,8 @@ class StreamPrograms(Workload):
 
     @functools.lru_cache(maxsize=1)  # noqa: B019  # one of these lives as long as its process
     def program(self, key: int) -> Program:
-        configuration, seed = self._programs[key]
-        return generate(configuration, seed)
+        made = self._programs[key]
+        return made if isinstance(made, Program) else generate(*made)
 
     def empty(self, elements: int) -> Tensor:
         """A tensor of so many elements, on the current stream."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+from stream_oracle import taken_too_early
 from stream_programs import (
     CONFIGURATIONS,
     DELAYED,
@@ -27,6 +28,7 @@ from stream_programs import (
     sums_of,
     value_of,
 )
+from stream_scenarios import SCENARIOS, Scenario
 
 if TYPE_CHECKING:
     from _stream_work import StreamPrograms
@@ -138,6 +140,25 @@ def test_peak_and_sums_of_a_program_by_hand() -> None:
     assert reads == [[(1000, value_of(0)), (128, value_of(1)), (128, value_of(1))], []]
     assert list(sums_of(reads[0])) == [(128, value_of(0) + 2 * value_of(1)), (872, value_of(0))]
     assert list(sums_of([])) == []
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_the_oracle(scenario: Scenario) -> None:
+    program = scenario.program()
+    first, last = 0, len(program.elements) - 1
+    apart = {tensor: [(tensor, 0, 4096)] for tensor in range(last + 1)}
+    assert taken_too_early(program, apart) == []
+    shared = {**apart, last: [(first, 256, 512), (last, 0, 3584)]}
+    allowed = scenario.is_shared or scenario.is_stricter
+    assert taken_too_early(program, shared) == ([] if allowed else [(first, last)])
+
+
+def test_the_oracle_sees_live_tensors_that_share() -> None:
+    program = generate(SMALL[3], 0)
+    apart = {tensor: [(tensor, 0, 512)] for tensor in range(len(program.elements))}
+    assert taken_too_early(program, apart) == []
+    at_once = {tensor: [(0, 0, 512)] for tensor in range(len(program.elements))}
+    assert (0, 1) in taken_too_early(program, at_once)
 
 
 class FakeStream:
