@@ -3,13 +3,18 @@
 namespace cgp {
 
 NodeNumber GraphOrder::NumberOf(GraphNode node) {
-  const auto [found, is_new] = NumbersOfLike(node).try_emplace(node, NodeNumber{node_count()});
-  if (is_new) nodes_.push_back({.handle = node});
-  return found->second;
+  Numbers& numbers = NumbersOfLike(node);
+  if (const NodeNumber* const known = numbers.Find(Key(node))) return *known;
+  const NodeNumber number{node_count()};
+  numbers.ReserveOne();
+  nodes_.push_back({.handle = node});
+  numbers.Insert(Key(node), number);
+  return number;
 }
 
-std::vector<NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& frontier) {
-  std::vector<NodeNumber> news;
+std::span<const NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& frontier) {
+  std::vector<NodeNumber>& news = news_;
+  news.clear();
   // Not even the frontier is complete then; once something stands behind it, its edge says so.
   if (reach.stopped_ || !frontier.waits) return news;
   bool stopped = false;
@@ -42,12 +47,13 @@ std::vector<NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& fronti
 void GraphOrder::Clear() {
   nodes_.clear();
   dependencies_.clear();
-  for (Numbers& numbers : numbers_) numbers.clear();
+  for (Numbers& numbers : numbers_) numbers = {};
 }
 
 GraphOrder::Numbers& GraphOrder::NumbersOfLike(GraphNode node) {
-  static_assert(std::tuple_size_v<decltype(numbers_)> == 1 << 9);
-  return numbers_[static_cast<uint64_t>(node) * 0x9E3779B97F4A7C15ull >> (64 - 9)];
+  // By the middle bits of the hash of which the map uses the first.
+  const uint64_t hash = static_cast<uint64_t>(node) * 0x9E3779B97F4A7C15ull;
+  return numbers_[(hash >> 32) % numbers_.size()];
 }
 
 void GraphOrder::AskDependencies(NodeNumber number) {

@@ -13,9 +13,11 @@
 #include <array>
 #include <cstdint>
 #include <deque>
-#include <unordered_map>
+#include <span>
 #include <vector>
 
+#include "core/address_map.h"
+#include "core/units.h"
 #include "driver/driver.h"
 
 namespace cgp {
@@ -45,7 +47,8 @@ class GraphOrder {
 
   // The stream of that reach stands at `frontier` now: returns the nodes that it has newly reached.
   // Throws DriverError with nothing changed.
-  std::vector<NodeNumber> Advance(Reach& reach, const Frontier& frontier);
+  // Valid until the next call.
+  std::span<const NodeNumber> Advance(Reach& reach, const Frontier& frontier);
 
   // Forgets all nodes: CUDA may give their handles to those of another capture.
   void Clear();
@@ -59,19 +62,23 @@ class GraphOrder {
     uint32_t count = 0;
   };
 
-  using Numbers = std::unordered_map<GraphNode, NodeNumber>;
+  using Numbers = AddressMap<NodeNumber>;  // by Key()
 
   Numbers& NumbersOfLike(GraphNode node);
+  // A node is a pointer, and the map is made for multiples of 512.
+  static Address Key(GraphNode node) { return static_cast<Address>(node) * kGranuleBytes; }
   void AskDependencies(NodeNumber number);
 
   Driver& driver_;
 
   // A capture has up to 100,000 nodes and more, and whoever asks for a few bytes must not wait until
-  // tables of that size have been moved to where they can grow: nothing here ever moves.
+  // tables of that size have been moved to where they can grow: these never move, or in small parts.
   std::deque<Node> nodes_;  // by number
   std::deque<NodeNumber> dependencies_;
-  std::array<Numbers, 512> numbers_;  // by a hash of the node
-  std::vector<GraphNode> asked_;      // what the driver said last; kept for its memory
+  std::array<Numbers, 64> numbers_;
+  // Kept for their memory: what the driver said last, and what Advance() returned.
+  std::vector<GraphNode> asked_;
+  std::vector<NodeNumber> news_;
 };
 
 }  // namespace cgp

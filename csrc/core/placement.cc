@@ -410,8 +410,10 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
       Choice choice{.start = start};
       choice.whole = behind(end) - std::max(start, first) / page;
       if (choice.whole > most_whole) return;
-      choice.leftover = Leftover(ranges, run, static_cast<uint32_t>(start / page),
-                                 static_cast<uint32_t>((end + page - 1) / page));
+      if (several_pages) {
+        choice.leftover = Leftover(ranges, run, static_cast<uint32_t>(start / page),
+                                   static_cast<uint32_t>((end + page - 1) / page));
+      }
       for (uint64_t slot = std::max(start, first) / page; slot < behind(end); ++slot) {
         choice.takers += takers.Count(ranges.page_at(SlotId{static_cast<uint32_t>(slot)}));
       }

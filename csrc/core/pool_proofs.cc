@@ -125,7 +125,7 @@ void Pool::State::AddProof(FenceId fence, std::optional<std::size_t> owner) {
 // Lets the view through to what is behind these fences.
 void Pool::State::Wake(FreeView& view, std::span<const FenceId> proven) {
   if (proven.empty()) return;
-  std::vector<NodeId> woken;
+  woken.clear();
   for (const FenceId fence : proven) {
     for (const NodeId id : proofs.extents(fence)) {
       const PageSpace::Node& node = space.node(id);

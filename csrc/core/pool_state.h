@@ -145,6 +145,7 @@ struct Pool::State {
   // Kept for their memory.
   Frontier frontier;
   std::vector<GraphNode> nodes;
+  std::vector<NodeId> woken;
   // One for each stream that has allocated in the open scope. Between scopes at most one, which
   // sees what is open: the next scope's first stream takes it over, so that a pool that one stream
   // fills never indexes anything anew.
