@@ -20,8 +20,8 @@ std::span<const NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& fr
   bool stopped = false;
   const auto visit = [&](NodeNumber node) {
     if (reach.Contains(node)) return;
-    if (reach.reached_.size() < nodes_.size()) reach.reached_.resize(nodes_.size());
-    reach.reached_[static_cast<std::size_t>(node)] = true;
+    if (reach.reached_.size() <= Index(node)) reach.reached_.resize(nodes_.size());
+    reach.reached_[Index(node)] = true;
     news.push_back(node);
   };
   try {
@@ -30,6 +30,10 @@ std::span<const NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& fr
       AskDependencies(news[i]);
       const Node& node = nodes_[static_cast<std::size_t>(news[i])];
       stopped = !node.waits;
+      if (node.count == 1) {
+        visit(node.dependency);
+        continue;
+      }
       for (uint32_t d = 0; d < node.count; ++d) visit(dependencies_[node.first + d]);
     }
   } catch (...) {
@@ -60,13 +64,19 @@ void GraphOrder::AskDependencies(NodeNumber number) {
   const auto i = static_cast<std::size_t>(number);
   if (nodes_[i].asked) return;
   const bool waits = driver_.Dependencies(nodes_[i].handle, &asked_);
+  const auto count = static_cast<uint32_t>(asked_.size());
   const auto first = static_cast<uint32_t>(dependencies_.size());
-  for (const GraphNode node : asked_) dependencies_.push_back(NumberOf(node));
+  NodeNumber dependency{};
+  for (const GraphNode before : asked_) {
+    dependency = NumberOf(before);
+    if (count > 1) dependencies_.push_back(dependency);
+  }
   Node& node = nodes_[i];
   node.asked = true;
   node.waits = waits;
+  node.count = count;
+  node.dependency = dependency;
   node.first = first;
-  node.count = static_cast<uint32_t>(asked_.size());
 }
 
 }  // namespace cgp

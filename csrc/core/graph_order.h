@@ -58,8 +58,9 @@ class GraphOrder {
     GraphNode handle{};
     bool asked = false;  // its dependencies are known:
     bool waits = true;   // for all of them to be complete
-    uint32_t first = 0;  // in dependencies_
-    uint32_t count = 0;
+    uint32_t count = 0;  // how many; one is kept here, more in dependencies_
+    NodeNumber dependency{};
+    uint32_t first = 0;
   };
 
   using Numbers = AddressMap<NodeNumber>;  // by Key()
