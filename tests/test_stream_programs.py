@@ -221,6 +221,16 @@ def test_runs_make_the_sums_that_the_program_says(
         assert any(bool(sums.any()) for sums in work.outputs(key))
 
 
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_runs_of_scenarios_make_the_sums(scenario: Scenario, on_the_cpu: list[FakeStream]) -> None:
+    import torch
+    from _stream_work import StreamPrograms
+
+    small = replace(scenario, sizes_mib=(1,) * len(scenario.sizes_mib))
+    work = StreamPrograms(torch.device("cpu"), [small.program()])
+    assert wrong_sums(work, 0) == 0
+
+
 def test_memory_that_is_given_out_too_early_makes_wrong_sums(programs: Make) -> None:
     """Once, of hundreds of allocations, one gets memory of another that is still to be read."""
     import torch
