@@ -1,4 +1,4 @@
-"""Small programs on three or four streams, and what an allocator may do at each one's last tensor."""
+"""Small programs on three or four streams, and what an allocator may do at the last tensor."""
 
 from __future__ import annotations
 
