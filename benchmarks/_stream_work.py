@@ -6,7 +6,6 @@ sums must be is known from the program alone.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,11 +64,18 @@ class StreamPrograms(Workload):
             torch.zeros(largest, dtype=torch.int32, device=device) for _ in range(streams)
         ]
         self.allocate: Callable[[int], Tensor] = self.empty
+        self._last: int | None = None
+        self._program: Program
+        self._plan: tuple[Step, ...]
 
-    @functools.lru_cache(maxsize=1)  # noqa: B019  # one of these lives as long as its process
     def program(self, key: int) -> Program:
-        made = self._programs[key]
-        return made if isinstance(made, Program) else generate(*made)
+        """The one asked for last is kept."""
+        if self._last != key:
+            made = self._programs[key]
+            self._program = made if isinstance(made, Program) else generate(*made)
+            self._plan = self._plan_of(self._program)
+            self._last = key
+        return self._program
 
     def empty(self, elements: int) -> Tensor:
         """A tensor of so many elements, on the current stream."""
@@ -88,7 +94,7 @@ class StreamPrograms(Workload):
         if len({stream.cuda_stream for stream in streams}) != len(streams):
             raise RuntimeError("two streams of a program are one")
         try:
-            self._run(self._plan(key), streams, [None] * len(program.elements))
+            self._run(self._plan, streams, [None] * len(program.elements))
         finally:
             torch.cuda.set_stream(streams[0])
 
@@ -110,12 +116,10 @@ class StreamPrograms(Workload):
             result.append(sums.to(torch.int32).to(self._device))  # wraps, as the device does
         return result
 
-    @functools.lru_cache(maxsize=1)  # noqa: B019
-    def _plan(self, key: int) -> tuple[Step, ...]:
+    def _plan_of(self, program: Program) -> tuple[Step, ...]:
         """The operations with all that can be made before: what is timed is torch and its
         allocator.
         """
-        program = self.program(key)
         steps: list[Step] = []
         for kind, stream, tensor, other in program.ops:
             sums = self._sums[stream]

@@ -2,13 +2,17 @@
 
 python benchmarks/readme_table.py benchmarks/results/const_memory.json
 python benchmarks/readme_table.py benchmarks/results/compiled_models.json
+python benchmarks/readme_table.py benchmarks/results/multi_stream.json
+python benchmarks/readme_table.py benchmarks/results/two_streams.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,11 @@ WORKLOADS = {
     "resnet50": "ResNet-50 inference, 64 sizes",
     "gpt2": "GPT-2 training step, 8 lengths",
 }
+TWO_STREAMS = {
+    "streaming": "weights copied while the layer before computes, 8 sizes",
+    "branches": "blocks of two branches, 8 sizes",
+    "ddp": "DistributedDataParallel training step, two GPUs",
+}
 ORDERS = {"asc": "smallest first", "desc": "largest first", "shuffled": "shuffled"}
 
 
@@ -27,12 +36,22 @@ def main() -> int:
     parser.add_argument("results", type=Path)
     report = json.loads(parser.parse_args().results.read_text())
     print(f"Measured on one {report['gpu']} with torch {report['torch']}.\n")
-    compiled = "model" in report["rows"][0]
-    print("\n".join((compiled_table if compiled else table)(report["rows"])))
+    print("\n".join(_table_for(report)(report)))
     return 0
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
+def _table_for(report: dict[str, Any]) -> Callable[[dict[str, Any]], list[str]]:
+    """By what the benchmark alone writes."""
+    if "ddp" in report:
+        return two_streams_table
+    row = report["rows"][0]
+    if "allocators" in row:
+        return multi_stream_table
+    return compiled_table if "model" in row else table
+
+
+def table(report: dict[str, Any]) -> list[str]:
+    rows = report["rows"]
     lines = [
         "| reserved, MiB (÷ minimum) | order | minimum | **cudagraph_pool** | stock "
         "| expandable segments | capture time ÷ stock | replay time ÷ stock |",
@@ -62,8 +81,9 @@ def size(row: dict[str, Any]) -> str:
     return f"{mebibytes(row['reserved_bytes'])} ({row['ratio']:.3f})"
 
 
-def compiled_table(rows: list[dict[str, Any]]) -> list[str]:
+def compiled_table(report: dict[str, Any]) -> list[str]:
     """A column for each model of compiled_models.py."""
+    rows = report["rows"]
 
     def reserved(row: dict[str, Any], allocator: str) -> int:
         return int(row[allocator]["reserved_bytes"]) >> 20
@@ -80,6 +100,47 @@ def compiled_table(rows: list[dict[str, Any]]) -> list[str]:
         )
         + " |",
     ]
+
+
+def multi_stream_table(report: dict[str, Any]) -> list[str]:
+    """The programs of multi_stream.py, by number of streams and together."""
+    rows = [row for row in report["rows"] if not row["delayed"]]
+
+    def spread(chosen: list[dict[str, Any]], allocator: str, figure: str) -> str:
+        values = [row["allocators"][allocator][figure] for row in chosen]
+        return f"{statistics.geometric_mean(values):.2f} ({max(values):.2f})"
+
+    lines = [
+        "| reserved ÷ peak, geometric mean (worst) | stock | its option | **cudagraph_pool** "
+        "| capture time ÷ stock | replay time ÷ stock |",
+        "|---|---|---|---|---|---|",
+    ]
+    counts = sorted({row["streams"] for row in rows})
+    groups = [(f"{count} streams", [r for r in rows if r["streams"] == count]) for count in counts]
+    for name, chosen in [*groups, ("all", rows)]:
+        ratios = [spread(chosen, allocator, "ratio") for allocator in ("stock", "option", "ours")]
+        times = [spread(chosen, "ours", f"{what}_vs_stock") for what in ("capture", "replay")]
+        cells = [f"{len(chosen)} programs, {name}", *ratios[:2], f"**{ratios[2]}**", *times]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def two_streams_table(report: dict[str, Any]) -> list[str]:
+    """The models of two_streams.py."""
+    rows = [{**row, "name": row["workload"]} for row in report["rows"]]
+    rows += [{**row, "name": row["model"]} for row in report["ddp"]]
+    lines = [
+        "| reserved, MiB (÷ minimum) | minimum | stock | its option | **cudagraph_pool** |",
+        "|---|---|---|---|---|",
+    ]
+    for key in dict.fromkeys((row["name"], row.get("order", "")) for row in rows):
+        of = {row["allocator"]: row for row in rows if (row["name"], row.get("order", "")) == key}
+        words = TWO_STREAMS[key[0]] + (f", {ORDERS[key[1]]}" if key[1] else "")
+        lines.append(
+            f"| {words} | {mebibytes(of['stock']['minimum_bytes'])} | {size(of['stock'])} "
+            f"| {size(of['option'])} | **{size(of['ours'])}** |"
+        )
+    return lines
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def taken_too_early(
     touching = _touching(program)
     return [
         (first, second)
-        for first, second in sorted(_sharing(pieces))
+        for first, second in sorted(sharing(pieces))
         if touching[first] & ~before[second]
     ]
 
@@ -59,8 +59,8 @@ def _touching(program: Program) -> dict[int, int]:
     return result
 
 
-def _sharing(pieces: Mapping[int, Iterable[Piece]]) -> set[tuple[int, int]]:
-    """Pairs of tensors, the one that is allocated first in front."""
+def sharing(pieces: Mapping[int, Iterable[Piece]]) -> set[tuple[int, int]]:
+    """Pairs of tensors that share a byte, the one that is allocated first in front."""
     by_page: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for tensor, of in pieces.items():
         for page, offset, length in of:

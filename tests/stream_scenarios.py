@@ -1,4 +1,4 @@
-"""Small programs on four streams, each with what an allocator may do at its last allocation."""
+"""Small programs on three or four streams, and what an allocator may do at the last tensor."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class Scenario:
                 ops.append(Op(Kind.START, on[0], -1, -1))
         ops += [Op(Kind.WAIT, MAIN, -1, stream) for stream in sorted(streams - {MAIN})]
         elements = tuple(mib * MIB // ELEMENT_BYTES for mib in self.sizes_mib)
-        return Program(max(streams) + 1, tuple(ops), elements, tuple(owners[t] for t in range(len(elements))))
+        return Program(
+            len(streams), tuple(ops), elements, tuple(owners[t] for t in range(len(elements)))
+        )
 
 
 def _ops(what: str, on: list[int], owners: dict[int, int]) -> list[Op]:

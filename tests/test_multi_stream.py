@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import _stream_report
 import _stream_rows
 import multi_stream
+import readme_table
 from stream_programs import LONG, Kind, Op, Program, generate
 
 Capture = pytest.CaptureFixture[str]
@@ -103,6 +104,15 @@ def test_rows_and_summary(measure: Any, capsys: Capture) -> None:
     said = capsys.readouterr().out
     assert "ours, geometric mean: reserved÷peak" in said
     assert said.count("right") == 6
+
+
+def test_table_of_the_readme(measure: Any) -> None:
+    _, report = measure("", "--configurations", *NAMES)
+    lines = readme_table._table_for(report)(report)
+    assert len(lines) == 2 + 3  # without those with delays: 2 and 4 streams, and all
+    assert lines[2].startswith("| 1 programs, 2 streams | 13.")
+    assert lines[-1].startswith("| 2 programs, all | ")
+    assert lines[-1].endswith(" | 0.90 (0.90) | 1.05 (1.05) |")
 
 
 def test_large_programs_are_captured_less_often(measure: Any) -> None:

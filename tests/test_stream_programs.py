@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -166,10 +167,9 @@ class FakeStream:
 
     def __init__(self, device: object = None) -> None:
         self.cuda_stream = id(self)
-        self.waited_for: list[FakeStream] = []
 
     def wait_stream(self, other: FakeStream) -> None:
-        self.waited_for.append(other)
+        """What CUDA would do; tests replace it."""
 
 
 @pytest.fixture
@@ -221,6 +221,16 @@ def test_runs_make_the_sums_that_the_program_says(
         assert any(bool(sums.any()) for sums in work.outputs(key))
 
 
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_runs_of_scenarios_make_the_sums(scenario: Scenario, on_the_cpu: list[FakeStream]) -> None:
+    import torch
+    from _stream_work import StreamPrograms
+
+    small = replace(scenario, sizes_mib=(1,) * len(scenario.sizes_mib))
+    work = StreamPrograms(torch.device("cpu"), [small.program()])
+    assert wrong_sums(work, 0) == 0
+
+
 def test_memory_that_is_given_out_too_early_makes_wrong_sums(programs: Make) -> None:
     """Once, of hundreds of allocations, one gets memory of another that is still to be read."""
     import torch
@@ -246,6 +256,55 @@ def test_a_run_that_does_nothing_makes_wrong_sums(programs: Make) -> None:
     work = programs(SMALL[0])
     work.clear(0)
     assert all(bool((a != b).any()) for a, b in zip(work.outputs(0), work.expected(0), strict=True))
+
+
+def test_runs_do_what_the_program_says(
+    programs: Make, on_the_cpu: list[FakeStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wait, allocation, record, delay and free, on its stream and in its order."""
+    import torch
+
+    work = programs(replace(SMALL[-1], delay=0.5))
+    streams = [on_the_cpu[0], *work._side]
+    said: list[tuple[Kind, int, int, int]] = []
+    made: list[weakref.ref[Tensor]] = []
+    live: list[int] = []
+
+    def current() -> int:
+        return streams.index(on_the_cpu[0])
+
+    def note_wait(stream: FakeStream, other: FakeStream) -> None:
+        said.append((Kind.WAIT, streams.index(stream), -1, streams.index(other)))
+
+    def note_record(tensor: Tensor, stream: FakeStream) -> None:
+        number = next(i for i, of in enumerate(made) if of() is tensor)
+        said.append((Kind.RECORD, streams.index(stream), number, -1))
+
+    def allocate(elements: int) -> Tensor:
+        live.append(sum(of() is not None for of in made))
+        tensor = work.empty(elements)
+        assert elements == work.program(0).elements[len(made)]
+        said.append((Kind.ALLOC, current(), len(made), -1))
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(FakeStream, "wait_stream", note_wait)
+    monkeypatch.setattr(torch.Tensor, "record_stream", note_record)
+    monkeypatch.setattr(
+        torch.cuda, "_sleep", lambda cycles: said.append((Kind.DELAY, current(), -1, cycles))
+    )
+    work.allocate = allocate
+    work.step(0)
+    ops = work.program(0).ops
+    assert said == [op for op in ops if op.kind in {kind for kind, *_ in said}]
+    assert len({kind for kind, *_ in said}) == 4
+    expected = []
+    count = 0
+    for op in ops:
+        if op.kind == Kind.ALLOC:
+            expected.append(count)
+        count += (op.kind == Kind.ALLOC) - (op.kind == Kind.FREE)
+    assert live == expected
 
 
 def test_streams_of_a_program_must_differ(programs: Make, on_the_cpu: list[FakeStream]) -> None:

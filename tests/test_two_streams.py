@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import _ddp
 import _row
+import readme_table
 import two_streams
 from test_benchmarks import FAKE_WORKER
 
@@ -80,6 +81,16 @@ def test_all_models(measure: Any, capsys: Capture) -> None:
     assert ours["equal_to_stock"]
     assert report["above"] == []
     assert capsys.readouterr().out.count("= stock") == 3
+
+
+def test_table_of_the_readme(measure: Any) -> None:
+    _, report = measure("")
+    lines = readme_table._table_for(report)(report)
+    assert len(lines) == 2 + 3
+    assert lines[3] == "| blocks of two branches, 8 sizes, smallest first | 4 | 8 (2.000) " + (
+        "| 4 (1.000) | **4 (1.000)** |"
+    )
+    assert lines[4].endswith(" | 81 | 110 (1.358) | 110 (1.358) | **110 (1.358)** |")
 
 
 @pytest.mark.parametrize("allocator", ["stock", "option", "ours"])
