@@ -99,6 +99,11 @@ bool CaptureDag::RunsBehind(StreamId stream, const std::vector<Node>& nodes) con
   return behind.ContainsAll(nodes);
 }
 
+bool CaptureDag::LastRunsBehind(StreamId stream, const std::vector<Node>& nodes) const {
+  const std::optional<Node> last = streams_.at(stream).last;
+  return last ? nodes_[*last].behind.ContainsAll(nodes) : nodes.empty();
+}
+
 bool CaptureDag::ProvesBehind(StreamId stream, const std::vector<Node>& nodes) const {
   const Point& point = streams_.at(stream).point;
   NodeSet proven;

@@ -59,6 +59,8 @@ class CaptureDag {
   size_t size() const { return nodes_.size(); }
   // Whether what the stream launches next runs behind all of these.
   bool RunsBehind(StreamId stream, const std::vector<Node>& nodes) const;
+  // Whether what it launched last does, or there is nothing to run behind.
+  bool LastRunsBehind(StreamId stream, const std::vector<Node>& nodes) const;
   // Whether edges that wait for completion say so, and no others stand anywhere before the stream.
   bool ProvesBehind(StreamId stream, const std::vector<Node>& nodes) const;
 

@@ -71,7 +71,9 @@ std::string CaptureSession::Do(const CaptureStep& step) {
       return {};
     case Kind::kLaunch:
     case Kind::kLaunchEarly:
-      if (Join(stream)) Launch(stream, std::nullopt, step.kind == Kind::kLaunchEarly);
+      if (!Join(stream)) return {};
+      if (step.kind == Kind::kLaunchEarly) Settle(stream);
+      Launch(stream, std::nullopt, step.kind == Kind::kLaunchEarly);
       return {};
     case Kind::kRecord:
       if (Captured(stream)) events_[step.item] = dag_.At(stream);
@@ -82,7 +84,9 @@ std::string CaptureSession::Do(const CaptureStep& step) {
       if (event == events_.end()) return {};
       CaptureDag::Point point = event->second;
       if (step.kind == Kind::kWaitEarly) point.waits = false;
-      if (!Capturing(stream) || dag_.At(stream).capture == point.capture) Wait(stream, point);
+      if (Capturing(stream) && dag_.At(stream).capture != point.capture) return {};
+      if (!point.waits && Captured(stream)) Settle(stream);
+      Wait(stream, point);
       return {};
     }
     case Kind::kBeginOwn:
@@ -119,6 +123,7 @@ void CaptureSession::EndGraph() {
   captures_.clear();
   invalid_.clear();
   events_.clear();
+  relied_on_.clear();
   dag_.EndCaptures();
   set_.EndScope(kPool);
   oracle_.EndScope();
@@ -190,7 +195,10 @@ std::string CaptureSession::Free(uint64_t item) {
   for (const auto& [stream, node] : tensor.unsaid) {
     if (!tensor.uses.contains(stream)) unsaid.push_back(node);
   }
-  if (!unsaid.empty() && Captured(tensor.block.stream)) Order(tensor.block.stream, unsaid);
+  if (!unsaid.empty() && Captured(tensor.block.stream)) {
+    Order(tensor.block.stream, unsaid);
+    std::ranges::move(unsaid, std::back_inserter(relied_on_[tensor.block.stream]));
+  }
   set_.Free(tensor.block.address);
   oracle_.Free(tensor.block, tensor.pieces, tensor.uses);
   live_.erase(found);
@@ -282,6 +290,12 @@ void CaptureSession::Order(StreamId stream, std::vector<Node> nodes) {
   if (!dag_.At(stream).waits) Launch(stream, std::nullopt, /*early=*/false);
   std::erase_if(nodes, [&](Node node) { return dag_.RunsBehind(stream, {node}); });
   Wait(stream, {.capture = dag_.At(stream).capture, .nodes = std::move(nodes)});
+}
+
+void CaptureSession::Settle(StreamId stream) {
+  if (!dag_.LastRunsBehind(stream, relied_on_[stream])) {
+    Launch(stream, std::nullopt, /*early=*/false);
+  }
 }
 
 Frontier CaptureSession::ToHost(const CaptureDag::Point& point) const {

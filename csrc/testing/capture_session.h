@@ -79,6 +79,9 @@ class CaptureSession {
   void Wait(StreamId stream, const CaptureDag::Point& point);
   // Makes the stream wait for what it does not run behind already.
   void Order(StreamId stream, std::vector<Node> nodes);
+  // Before what does not wait is launched on the stream: something that waits for all that the
+  // frees of its blocks have relied on.
+  void Settle(StreamId stream);
   Frontier ToHost(const CaptureDag::Point& point) const;
   // Whether the host driver tells of the stream what the program did.
   std::string CompareFrontiers();
@@ -95,8 +98,9 @@ class CaptureSession {
   std::unordered_map<uint64_t, Tensor> live_;
   std::set<uint64_t> known_;  // every block that there ever was
   std::map<uint64_t, CaptureDag::Point> events_;
-  std::vector<GraphNode> host_nodes_;  // by node
-  std::vector<CaptureId> captures_;    // of the open scope; the first is that which streams join
+  std::vector<GraphNode> host_nodes_;                // by node
+  std::map<StreamId, std::vector<Node>> relied_on_;  // see Settle()
+  std::vector<CaptureId> captures_;  // of the open scope; the first is that which streams join
   std::set<CaptureId> invalid_;
   std::vector<Graph> graphs_;
 };
