@@ -11,14 +11,14 @@ FenceTable::~FenceTable() {
 
 FenceTable::StreamFence FenceTable::ForStream(StreamId stream, bool eager) {
   const State state = eager ? State::kScopeThenEvents : State::kScope;
-  for (std::size_t i = 1; i < fences_.size(); ++i) {
-    Fence& fence = fences_[i];
-    if (fence.state == State::kUnused || fence.owner != stream || fence.eager != eager) continue;
+  for (const FenceId id : listed_) {
+    Fence& fence = fences_[Index(id)];
+    if (fence.owner != stream || fence.eager != eager) continue;
     // Events of an earlier scope say nothing of what this one will do: they are recorded anew when
     // it ends.
     Destroy(fence.events);
     fence.state = state;
-    return {static_cast<FenceId>(i), true};
+    return {id, true};
   }
   return {Add({.state = state, .owner = stream, .eager = eager, .streams = {stream}, .events = {}}),
           false};
@@ -26,14 +26,14 @@ FenceTable::StreamFence FenceTable::ForStream(StreamId stream, bool eager) {
 
 FenceId FenceTable::Held(std::span<const StreamId> streams, bool events) {
   const State state = events ? State::kScopeThenEvents : State::kScope;
-  for (std::size_t i = 1; i < fences_.size(); ++i) {
-    Fence& fence = fences_[i];
+  for (const FenceId id : listed_) {
+    Fence& fence = fences_[Index(id)];
     if (fence.state != state || fence.owner) continue;
     for (const StreamId stream : streams) {
       if (std::ranges::find(fence.streams, stream) == fence.streams.end())
         fence.streams.push_back(stream);
     }
-    return static_cast<FenceId>(i);
+    return id;
   }
   return Add({.state = state,
               .owner = {},
@@ -43,29 +43,39 @@ FenceId FenceTable::Held(std::span<const StreamId> streams, bool events) {
 }
 
 FenceId FenceTable::After(std::span<const StreamId> streams) {
-  std::vector<Event> events = Record(streams);
-  return Add({.state = State::kEvents,
+  Fence fence{.state = State::kLateEvents,
               .owner = {},
               .eager = true,
               .streams = {streams.begin(), streams.end()},
-              .events = std::move(events)});
+              .events = {}};
+  RecordOrWait(fence);
+  return Add(std::move(fence));
+}
+
+FenceId FenceTable::ForProof() {
+  const FenceId id = Add({.state = State::kScope, .owner = {}, .streams = {}, .events = {}});
+  listed_.pop_back();
+  return id;
+}
+
+void FenceTable::MakeProof(FenceId stream_fence) {
+  std::erase(listed_, stream_fence);
+  fences_[Index(stream_fence)].owner.reset();
 }
 
 void FenceTable::EndScope() {
-  std::vector<std::pair<Fence*, std::vector<Event>>> recorded;
+  std::vector<std::pair<FenceId, Fence>> ended;
   try {
-    for (Fence& fence : fences_) {
-      if (fence.state == State::kScopeThenEvents)
-        recorded.emplace_back(&fence, Record(fence.streams));
+    for (const FenceId id : listed_) {
+      if (fences_[Index(id)].state != State::kScopeThenEvents) continue;
+      ended.emplace_back(id, fences_[Index(id)]);
+      RecordOrWait(ended.back().second);
     }
   } catch (...) {
-    for (auto& [fence, events] : recorded) Destroy(events);
+    for (auto& [id, fence] : ended) Destroy(fence.events);
     throw;
   }
-  for (auto& [fence, events] : recorded) {
-    fence->events = std::move(events);
-    fence->state = State::kEvents;
-  }
+  for (auto& [id, fence] : ended) fences_[Index(id)] = std::move(fence);
   for (Fence& fence : fences_) {
     if (fence.state == State::kScope) fence.state = State::kOpened;
   }
@@ -74,7 +84,9 @@ void FenceTable::EndScope() {
 bool FenceTable::Poll() {
   // All are asked before any is marked, so that a failing driver leaves no fence half-way.
   std::vector<Fence*> done;
-  for (Fence& fence : fences_) {
+  for (const FenceId id : listed_) {
+    Fence& fence = fences_[Index(id)];
+    if (fence.state == State::kLateEvents) RecordOrWait(fence);
     if (fence.state != State::kEvents) continue;
     if (std::ranges::all_of(fence.events, [&](Event event) { return driver_.EventDone(event); })) {
       done.push_back(&fence);
@@ -87,10 +99,7 @@ bool FenceTable::Poll() {
   return !done.empty();
 }
 
-bool FenceTable::empty() const {
-  return std::ranges::all_of(fences_,
-                             [](const Fence& fence) { return fence.state == State::kUnused; });
-}
+bool FenceTable::empty() const { return fences_.size() == 1 + unused_.size(); }
 
 std::vector<bool> FenceTable::Opened() const {
   std::vector<bool> opened(fences_.size());
@@ -105,19 +114,41 @@ uint32_t FenceTable::scope_fence_count() const {
 }
 
 void FenceTable::Clear() {
-  for (Fence& fence : fences_) {
-    if (fence.state == State::kOpened) fence = Fence{};
+  for (std::size_t i = 1; i < fences_.size(); ++i) {
+    if (fences_[i].state != State::kOpened) continue;
+    fences_[i] = Fence{};
+    unused_.push_back(static_cast<FenceId>(i));
   }
+  std::erase_if(listed_, [&](FenceId id) { return fences_[Index(id)].state == State::kUnused; });
 }
 
 FenceId FenceTable::Add(Fence fence) {
-  for (std::size_t i = 1; i < fences_.size(); ++i) {
-    if (fences_[i].state != State::kUnused) continue;
-    fences_[i] = std::move(fence);
-    return static_cast<FenceId>(i);
+  FenceId id{static_cast<uint32_t>(fences_.size())};
+  if (unused_.empty()) {
+    fences_.push_back(std::move(fence));
+  } else {
+    id = unused_.back();
+    unused_.pop_back();
+    fences_[Index(id)] = std::move(fence);
   }
-  fences_.push_back(std::move(fence));
-  return static_cast<FenceId>(fences_.size() - 1);
+  listed_.push_back(id);
+  return id;
+}
+
+void FenceTable::RecordOrWait(Fence& fence) {
+  if (AnyCaptures(fence.streams)) {
+    fence.state = State::kLateEvents;
+    return;
+  }
+  fence.events = Record(fence.streams);
+  fence.state = State::kEvents;
+}
+
+bool FenceTable::AnyCaptures(std::span<const StreamId> streams) {
+  return std::ranges::any_of(streams, [&](StreamId stream) {
+    driver_.Capture(stream, &frontier_);
+    return frontier_.capture != kNoCapture;
+  });
 }
 
 std::vector<Event> FenceTable::Record(std::span<const StreamId> streams) {

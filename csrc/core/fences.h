@@ -4,16 +4,19 @@
 //   stream fence  bytes that one stream freed: that stream takes them at once, since its order
 //                 protects them; the others when it opens
 //   held fence    bytes that several streams used (record_stream): nobody takes them until it
-//                 opens. Where the capture's own graph proves that one stream may take them
-//                 earlier, that too is for this table to say.
+//                 opens
+//   proof fence   bytes freed in a capture of several streams: who may take them before it opens is
+//                 for the graph under capture to prove (proofs.h)
 //
 // A fence of a capture scope opens when the scope ends, for then all its streams have joined. Work
 // of an eager scope goes on after its end: its fences open once events recorded then have
 // completed. Bytes freed outside any scope whose work may still be running get a fence with events
-// recorded at the free.
+// recorded at the free. On a stream that is capturing then, for another pool, they are recorded once
+// it is not.
 //
 //     kScope ----- capture scope ends -----> open
 //     kScopeThenEvents --- any scope ends ---> kEvents --- events done ---> open
+//                              \-- a stream captures --> kLateEvents --- none does ---> kEvents
 #pragma once
 
 #include <cstdint>
@@ -46,8 +49,14 @@ class FenceTable {
   // flight is done.
   FenceId Held(std::span<const StreamId> streams, bool events);
 
-  // A fence behind what these streams have in flight now. pre: they are not capturing.
+  // A fence behind what these streams have in flight now.
   FenceId After(std::span<const StreamId> streams);
+
+  // A proof fence that nothing is behind yet; and one that a stream's fence becomes, with what is
+  // behind it: the stream gets another one from then on. pre: the fence is the stream's in this
+  // scope, which is a capture.
+  FenceId ForProof();
+  void MakeProof(FenceId stream_fence);
 
   // Whose work the bytes behind the fence wait for; nobody's behind kOpen.
   std::span<const StreamId> StreamsBehind(FenceId fence) const {
@@ -69,7 +78,7 @@ class FenceTable {
   void Clear();
 
  private:
-  enum class State : uint8_t { kUnused, kScope, kScopeThenEvents, kEvents, kOpened };
+  enum class State : uint8_t { kUnused, kScope, kScopeThenEvents, kLateEvents, kEvents, kOpened };
 
   struct Fence {
     State state = State::kUnused;
@@ -81,10 +90,17 @@ class FenceTable {
 
   FenceId Add(Fence fence);
   std::vector<Event> Record(std::span<const StreamId> streams);
+  // Records the fence's events, or leaves that for later. Throws with nothing changed.
+  void RecordOrWait(Fence& fence);
+  bool AnyCaptures(std::span<const StreamId> streams);
   void Destroy(std::vector<Event>& events);
 
   Driver& driver_;
   std::vector<Fence> fences_;  // by FenceId; the first, kOpen, is never used
+  // Of the fences in use those that are no proof fences: a capture may have very many of these.
+  std::vector<FenceId> listed_;
+  std::vector<FenceId> unused_;
+  Frontier frontier_;  // what was asked last; kept for its memory
 };
 
 }  // namespace cgp

@@ -7,7 +7,8 @@
 namespace cgp {
 
 FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
-    : space_(space), ranges_(ranges), stream_(stream), own_(own), runs_(ranges) {
+    : space_(space), ranges_(ranges), runs_(ranges) {
+  Assign(stream, own);
   const auto bins = static_cast<uint32_t>(2 * space.page_size().count());
   bins_.assign(bins, NodeId::kNone);
   filled_bins_.Resize(bins);
@@ -17,6 +18,18 @@ FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId st
 void FreeView::Assign(StreamId stream, FenceId own) {
   stream_ = stream;
   own_ = own;
+  passes_.clear();
+  LetThrough(FenceId::kOpen);
+  LetThrough(own);
+}
+
+void FreeView::LetThrough(FenceId fence) {
+  if (passes_.size() <= Index(fence)) passes_.resize(Index(fence) + std::size_t{1});
+  passes_[Index(fence)] = 1;
+}
+
+void FreeView::Refuse(FenceId fence) {
+  if (Index(fence) < passes_.size()) passes_[Index(fence)] = 0;
 }
 
 void FreeView::Rebuild() {

@@ -27,14 +27,26 @@ namespace cgp {
 
 class FreeView {
  public:
-  // A view for `stream`, which may take what is open and what is behind `own`.
+  // A view for `stream`, which may take what is open, what is behind `own`, and what it is let
+  // through to.
   FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own);
 
   StreamId stream() const { return stream_; }
   FenceId own_fence() const { return own_; }
 
-  // Hands the view to another stream. pre: no node of the space is behind the old or the new fence.
+  // Hands the view to another stream. pre: no node of the space is behind any fence but kOpen that
+  // the old stream or the new one may pass.
   void Assign(StreamId stream, FenceId own);
+
+  // Whether the stream may take what is behind the fence: it passes kOpen, its own, and those that
+  // it was let through.
+  bool Passes(FenceId fence) const {
+    return Index(fence) < passes_.size() && passes_[Index(fence)] != 0;
+  }
+  // pre: no node of the space is behind the fence, or all of them are forgotten, and those beside
+  // them.
+  void LetThrough(FenceId fence);
+  void Refuse(FenceId fence);
 
   // Indexes everything anew.
   void Rebuild();
@@ -90,9 +102,7 @@ class FreeView {
     uint32_t length = 0;  // in granules
   };
 
-  bool Available(const PageSpace::Node& node) const {
-    return !node.used && (node.fence == FenceId::kOpen || node.fence == own_);
-  }
+  bool Available(const PageSpace::Node& node) const { return !node.used && Passes(node.fence); }
   bool Available(NodeId id) const { return Available(space_.node(id)); }
   NodeId ChainStart(NodeId id) const;
   // The node after the chain, kNone at the page's end.
@@ -106,8 +116,9 @@ class FreeView {
 
   const PageSpace& space_;
   const RangeTable& ranges_;
-  StreamId stream_;
-  FenceId own_;
+  StreamId stream_{};
+  FenceId own_ = FenceId::kOpen;
+  std::vector<uint8_t> passes_;  // by FenceId
   RunIndex runs_;
   IndexSet whole_pages_;
   uint32_t whole_page_count_ = 0;

@@ -122,6 +122,7 @@ void PageSpace::AbsorbNext(NodeId id) {
   Splice(id, at(next).next);
   Page& page = pages_[Index(at(id).page)];
   if (page.last == next) page.last = id;
+  at(next).fence = FenceId::kOpen;  // who remembers it by its fence sees that it is gone
   spare_nodes_.push_back(next);
 }
 

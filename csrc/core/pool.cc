@@ -49,8 +49,9 @@ void Pool::EndScope() {
   // With one stream in a capture all that its view could take is open from now on: the view is
   // right as it is.
   const uint32_t fence_count = s.fences.scope_fence_count();
-  const bool one_stream = *s.scope == ScopeKind::kCapture && fence_count == 1 &&
-                          s.views.size() == 1 && s.views.front()->own_fence() != FenceId::kOpen;
+  const bool one_stream = *s.scope == ScopeKind::kCapture && !s.several_streams &&
+                          fence_count == 1 && s.views.size() == 1 &&
+                          s.views.front()->own_fence() != FenceId::kOpen;
   s.fences.EndScope();
   if (!s.fences.empty()) s.space.OpenFences(s.fences.Opened());
   s.fences.Clear();
@@ -61,7 +62,10 @@ void Pool::EndScope() {
     if (fence_count > 0 && !one_stream) view.Rebuild();
   }
   s.SettlePages();
-  if (*s.scope == ScopeKind::kCapture) s.foresight.EndCapture();
+  if (*s.scope == ScopeKind::kCapture) {
+    s.ForgetProofs();
+    s.foresight.EndCapture();
+  }
   s.scope.reset();
 }
 
@@ -91,6 +95,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   }
   live.block.address = s.ranges.AddressOf(live.slot, Granules(live.offset));
 
+  if (s.proofs.stream_count() > 0) live.view = s.NumberOf(view);
   if (!live.eager) {
     const Granules held = Granules::FromBytesRoundedUp(s.stats.allocated_bytes + live.block.bytes);
     live.ticket = s.foresight.Allocated(advice, {live.slot, Granules(live.offset)}, bytes, held);
@@ -114,10 +119,16 @@ Block Pool::Free(Address address) {
 }
 
 void Pool::RecordUse(Address address, StreamId stream) {
-  LiveBlock& live = state_->Known(address);
+  State& s = *state_;
+  LiveBlock& live = s.Known(address);
+  if (stream == live.block.stream) return;
+  if (s.scope == ScopeKind::kCapture) {
+    s.ExpectSeveralStreams();
+  } else {
+    // A capture that frees the block would otherwise let its end stand for the end of this use too.
+    live.eager = true;
+  }
   live.AddUse(stream);
-  // A capture that frees the block would otherwise let its end stand for the end of this use too.
-  if (stream != live.block.stream && state_->scope != ScopeKind::kCapture) live.eager = true;
 }
 
 const Block* Pool::Find(Address address) const {
@@ -188,6 +199,7 @@ void Pool::Check() const {
   CGP_CHECK(s.space.page_count() == s.ranges.page_count());
   for (const auto& view : s.views) view->Check();
   CGP_CHECK(s.scope || s.views.size() <= 1);
+  s.CheckProofs();
 
   // Live blocks are exactly the used nodes.
   uint64_t pieces = 0;

@@ -3,6 +3,7 @@
 //   pool.cc             the front: scopes, blocks that come and go, what is told of them
 //   pool_placing.cc     where a block goes, and what is mapped for it
 //   pool_streams.cc     who may take which bytes, and that all views know
+//   pool_proofs.cc      the same in captures of several streams
 //   pool_checkpoint.cc  back to what lived earlier
 #pragma once
 
@@ -10,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -21,6 +23,7 @@
 #include "core/placement.h"
 #include "core/pool.h"
 #include "core/pool_checkpoint.h"
+#include "core/proofs.h"
 #include "core/range_table.h"
 #include "core/slab_map.h"
 #include "core/units.h"
@@ -36,6 +39,8 @@ struct Others {
 
 // A cache line, since a free of one among many blocks has to fetch it.
 struct alignas(64) LiveBlock {
+  static constexpr uint16_t kNoView = 0xFFFF;
+
   Block block;
   SlotId slot{};                // where it starts
   uint32_t offset = 0;          // granules into that slot
@@ -43,6 +48,8 @@ struct alignas(64) LiveBlock {
   // Some work on it was not captured: it was allocated in an eager scope, or another stream used it
   // outside of captures.
   bool eager = false;
+  // Of the stream that allocated it, in a capture of several streams that is under way.
+  uint16_t view = kNoView;
   CaptureGuide::Ticket ticket;
   std::unique_ptr<Others> others;  // mostly none
 
@@ -68,6 +75,7 @@ struct Pool::State {
         space(size),
         ranges(the_driver, size),
         fences(the_driver),
+        proofs(the_driver),
         foresight(space, ranges) {}
 
   // pool.cc
@@ -92,12 +100,29 @@ struct Pool::State {
   // pool_streams.cc
   FreeView* FindView(StreamId stream) const;
   FreeView& ViewFor(StreamId stream);
+  FreeView& AddView(StreamId stream);
   bool PollFences();
   void SettlePages();
   NodeId TakePiece(NodeId within, Granules offset, Granules length);
   void GivePiece(NodeId id, FenceId fence);
   FenceId FenceFor(const LiveBlock& live);
+  bool OrderProtects(const LiveBlock& live);
+  bool AreCapturedTogether(std::span<const StreamId> streams);
   void GiveBlock(const LiveBlock& live, FenceId fence);
+
+  // pool_proofs.cc
+  void ExpectSeveralStreams();
+  FreeView& ProvenView(StreamId stream);
+  std::optional<std::size_t> FindProvenView(StreamId stream, CaptureId of) const;
+  uint16_t NumberOf(const FreeView& view) const;
+  std::optional<FenceId> ProofFenceFor(const LiveBlock& live);
+  bool CollectFrontiers(const LiveBlock& live);
+  void AddProof(FenceId fence, std::optional<std::size_t> owner);
+  void Wake(FreeView& view, std::span<const FenceId> proven);
+  void NoteExtent(NodeId id);
+  void NoteCapture(CaptureId of);
+  void ForgetProofs();
+  void CheckProofs() const;
 
   // pool_checkpoint.cc
   void Revive(const PoolCheckpoint::Entry& entry);
@@ -107,6 +132,18 @@ struct Pool::State {
   PageSpace space;
   RangeTable ranges;
   FenceTable fences;
+  // Whether the pool's captures have several streams: its last one had, or the one under way has. As
+  // long as they have one, its order is all that protects what is freed, and all of that is behind
+  // one fence.
+  bool several_streams = false;
+  // In a capture of several streams there is one of its streams for each view, in their order.
+  ProofTable proofs;
+  // What the capture under way has several of, if bodies of conditional nodes are captured too.
+  CaptureId capture = kNoCapture;
+  bool several_captures = false;
+  // Kept for their memory.
+  Frontier frontier;
+  std::vector<GraphNode> nodes;
   // One for each stream that has allocated in the open scope. Between scopes at most one, which
   // sees what is open: the next scope's first stream takes it over, so that a pool that one stream
   // fills never indexes anything anew.

@@ -15,7 +15,18 @@ FreeView* Pool::State::FindView(StreamId stream) const {
 }
 
 FreeView& Pool::State::ViewFor(StreamId stream) {
+  if (several_streams && *scope == ScopeKind::kCapture) return ProvenView(stream);
   if (FreeView* const view = FindView(stream)) return *view;
+  const bool first = views.empty() || views.front()->own_fence() == FenceId::kOpen;
+  if (!first && *scope == ScopeKind::kCapture) {
+    ExpectSeveralStreams();
+    return ProvenView(stream);
+  }
+  return AddView(stream);
+}
+
+// The view of a stream that has none yet in this scope.
+FreeView& Pool::State::AddView(StreamId stream) {
   const FenceTable::StreamFence fence = fences.ForStream(stream, *scope == ScopeKind::kEager);
   if (views.size() == 1 && views.front()->own_fence() == FenceId::kOpen) {
     views.front()->Assign(stream, fence.id);
@@ -68,33 +79,33 @@ NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length) {
   for (const auto& view : views) view->Forget(from, behind == NodeId::kNone ? last : behind);
   const NodeId taken = space.Take(within, offset, length);
   const NodeId to = behind == NodeId::kNone ? space.last(space.node(taken).page) : behind;
+  // What is left behind it may be a node of its own now.
+  if (space.node(taken).next != behind) NoteExtent(space.node(taken).next);
   for (const auto& view : views) view->Learn(from, to);
   return taken;
 }
 
 void Pool::State::GivePiece(NodeId id, FenceId fence) {
   const PageSpace::Node node = space.node(id);
-  const auto sees = [&](const FreeView& view) {
-    return fence == FenceId::kOpen || fence == view.own_fence();
-  };
   for (const auto& view : views) {
-    if (!sees(*view)) continue;
+    if (!view->Passes(fence)) continue;
     for (const NodeId beside : {node.prev, node.next}) {
       if (beside != NodeId::kNone && !space.node(beside).used) view->Forget(beside, beside);
     }
   }
   const NodeId given = space.Give(id, fence);
+  NoteExtent(given);
   for (const auto& view : views) {
-    if (sees(*view)) view->Learn(given, given);
+    if (view->Passes(fence)) view->Learn(given, given);
   }
 }
 
 // Behind what the bytes of a block that is freed now must stay.
 FenceId Pool::State::FenceFor(const LiveBlock& live) {
   const StreamId stream = live.block.stream;
-  if (scope == ScopeKind::kCapture && !live.eager && !live.others) {
-    const FreeView* const view = FindView(stream);
-    return view != nullptr ? view->own_fence() : fences.ForStream(stream, /*eager=*/false).id;
+  const bool in_capture = scope == ScopeKind::kCapture;
+  if (in_capture && several_streams) {
+    if (const std::optional<FenceId> proof = ProofFenceFor(live)) return *proof;
   }
   bool eager = live.eager;
   std::vector<StreamId> streams;
@@ -110,15 +121,36 @@ FenceId Pool::State::FenceFor(const LiveBlock& live) {
     }
   }
   const bool used = !streams.empty();
-  if (used || eager) streams.push_back(stream);
-  if (!scope) return streams.empty() ? FenceId::kOpen : fences.After(streams);
-  if (*scope == ScopeKind::kEager) {
-    if (used) return fences.Held(streams, /*events=*/true);
-    return fences.ForStream(stream, /*eager=*/true).id;
+  if (in_capture && !used && !eager && OrderProtects(live)) {
+    const FreeView* const view = several_streams ? nullptr : FindView(stream);
+    return view != nullptr ? view->own_fence() : fences.ForStream(stream, /*eager=*/false).id;
   }
+  if (scope == ScopeKind::kEager && !used) return fences.ForStream(stream, /*eager=*/true).id;
+  if (!scope && !used && !eager) return FenceId::kOpen;
+  streams.push_back(stream);
+  if (!scope) return fences.After(streams);
   // Eager work on the block is not part of the capture: the capture's end says nothing of it.
-  if (used || eager) return fences.Held(streams, /*events=*/eager);
-  return fences.ForStream(stream, /*eager=*/false).id;
+  return fences.Held(streams, eager || !in_capture || !AreCapturedTogether(streams));
+}
+
+// Whether the stream's order is enough to protect a block of a capture scope that its stream alone
+// has worked on, and the graph proves nothing of.
+bool Pool::State::OrderProtects(const LiveBlock& live) {
+  if (!several_streams) return true;
+  // No capture under way may have anything of the stream.
+  const bool captured = live.view != LiveBlock::kNoView && proofs.capture(live.view) != kNoCapture;
+  if (captured || several_captures) return false;
+  driver.Capture(live.block.stream, &frontier);
+  return frontier.capture == kNoCapture;
+}
+
+bool Pool::State::AreCapturedTogether(std::span<const StreamId> streams) {
+  CaptureId of = kNoCapture;
+  return std::ranges::all_of(streams, [&](StreamId stream) {
+    driver.Capture(stream, &frontier);
+    if (of == kNoCapture) of = frontier.capture;
+    return frontier.capture != kNoCapture && frontier.capture == of;
+  });
 }
 
 void Pool::State::GiveBlock(const LiveBlock& live, FenceId fence) {

@@ -1,0 +1,69 @@
+// Which nodes of the graph under capture are complete before what a stream captures next begins.
+//
+// A stream's reach is its frontier and all that comes before it. It only grows while the capture
+// goes on, so it is never worked out anew: a search goes backwards from the frontier and stops at
+// what was reached before. So each stream visits each node once in a capture, and each node is asked
+// once what it depends on.
+//
+// A node behind a programmatic edge may begin, and end, before the one in front of it is complete:
+// what comes before such a node is not complete when it is. A reach that meets one stops growing for
+// good.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "driver/driver.h"
+
+namespace cgp {
+
+// Nodes are numbered from 0 as they are met.
+enum class NodeNumber : uint32_t {};
+
+class GraphOrder {
+ public:
+  explicit GraphOrder(Driver& driver) : driver_(driver) {}
+
+  class Reach {
+   public:
+    bool Contains(NodeNumber node) const {
+      const auto i = static_cast<std::size_t>(node);
+      return i < reached_.size() && reached_[i];
+    }
+
+   private:
+    friend class GraphOrder;
+    std::vector<bool> reached_;  // by node
+    bool stopped_ = false;
+  };
+
+  NodeNumber NumberOf(GraphNode node);
+  uint32_t node_count() const { return static_cast<uint32_t>(nodes_.size()); }
+
+  // The stream of that reach stands at `frontier` now: returns the nodes that it has newly reached.
+  // Throws DriverError with nothing changed.
+  std::vector<NodeNumber> Advance(Reach& reach, const Frontier& frontier);
+
+  // Forgets all nodes: CUDA may give their handles to those of another capture.
+  void Clear();
+
+ private:
+  struct Node {
+    GraphNode handle{};
+    bool asked = false;  // its dependencies are known:
+    bool waits = true;   // for all of them to be complete
+    uint32_t first = 0;  // in dependencies_
+    uint32_t count = 0;
+  };
+
+  void AskDependencies(NodeNumber number);
+
+  Driver& driver_;
+  std::vector<Node> nodes_;  // by number
+  std::vector<NodeNumber> dependencies_;
+  std::unordered_map<GraphNode, NodeNumber> numbers_;
+  std::vector<GraphNode> asked_;  // what the driver said last; kept for its memory
+};
+
+}  // namespace cgp

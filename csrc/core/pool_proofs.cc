@@ -1,0 +1,192 @@
+// Who may take which bytes in a capture of several streams: whatever the graph under capture proves
+// (proofs.h), for any stream.
+//
+// A block's bytes are behind the frontiers that its streams have when it is freed. That is what a
+// stream must come after to take them: later work of the same streams has nothing to do with them.
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "core/pool_state.h"
+
+namespace cgp {
+
+// From now on frees note their frontiers. What the one stream so far has freed is behind what it has
+// captured until now, which is no less than what it had when it freed it.
+void Pool::State::ExpectSeveralStreams() {
+  CGP_CHECK(scope == ScopeKind::kCapture);
+  if (several_streams) return;
+  FreeView* const view = !views.empty() && views.front()->own_fence() != FenceId::kOpen
+                             ? views.front().get()
+                             : nullptr;
+  if (view == nullptr) {
+    several_streams = true;
+    return;
+  }
+  driver.Capture(view->stream(), &frontier);
+  several_streams = true;
+  NoteCapture(frontier.capture);
+  const std::size_t number = proofs.AddStream(frontier.capture);
+  if (frontier.capture == kNoCapture) return;
+  const FenceId own = view->own_fence();
+  if (frontier.nodes.empty()) {
+    std::vector<bool> opened = fences.Opened();
+    opened[Index(own)] = true;
+    space.OpenFences(opened);
+    view->Rebuild();
+    return;
+  }
+  nodes = frontier.nodes;
+  proofs.Add(own, nodes, number);
+  fences.MakeProof(own);
+  for (uint32_t p = 0; p < space.page_count(); ++p) {
+    for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
+      if (!space.node(id).used) NoteExtent(id);
+    }
+  }
+  blocks.ForEach([&](Address, LiveBlock& live) {
+    if (live.block.stream == view->stream()) live.view = static_cast<uint16_t>(number);
+  });
+}
+
+// The view of a stream, with all that is proven to it by now.
+FreeView& Pool::State::ProvenView(StreamId stream) {
+  driver.Capture(stream, &frontier);
+  NoteCapture(frontier.capture);
+  std::optional<std::size_t> number = FindProvenView(stream, frontier.capture);
+  if (!number) {
+    AddView(stream);
+    number = proofs.AddStream(frontier.capture);
+  }
+  FreeView& view = *views[*number];
+  Wake(view, proofs.Advance(*number, frontier));
+  return view;
+}
+
+std::optional<std::size_t> Pool::State::FindProvenView(StreamId stream, CaptureId of) const {
+  for (std::size_t i = 0; i < proofs.stream_count(); ++i) {
+    if (views[i]->stream() == stream && proofs.capture(i) == of) return i;
+  }
+  return std::nullopt;
+}
+
+uint16_t Pool::State::NumberOf(const FreeView& view) const {
+  const auto found = std::ranges::find(views, &view, &std::unique_ptr<FreeView>::get);
+  return static_cast<uint16_t>(found - views.begin());
+}
+
+// The fence of a block that is freed now; nothing where no proof is possible.
+std::optional<FenceId> Pool::State::ProofFenceFor(const LiveBlock& live) {
+  if (!CollectFrontiers(live)) return std::nullopt;
+  if (nodes.empty()) return FenceId::kOpen;  // the capture has nothing yet that could use it
+  const bool used = live.others && !live.others->uses.empty();
+  const auto owner = used ? std::nullopt : FindProvenView(live.block.stream, frontier.capture);
+  if (const auto last = proofs.LastLike(nodes, owner)) return *last;
+  const FenceId fence = fences.ForProof();
+  AddProof(fence, owner);
+  return fence;
+}
+
+// Puts the frontiers of all streams that work on the block into `nodes`. Returns false if they do
+// not tell all: work was not captured, or in another capture than the one that frees the block.
+bool Pool::State::CollectFrontiers(const LiveBlock& live) {
+  if (live.eager || (live.others && !live.others->behind.empty())) return false;
+  nodes.clear();
+  CaptureId of = kNoCapture;
+  const auto collect = [&](StreamId stream) {
+    driver.Capture(stream, &frontier);
+    if (frontier.capture == kNoCapture) return false;
+    if (of == kNoCapture) of = frontier.capture;
+    for (const GraphNode node : frontier.nodes) {
+      if (std::ranges::find(nodes, node) == nodes.end()) nodes.push_back(node);
+    }
+    return frontier.capture == of;
+  };
+  if (live.others && !std::ranges::all_of(live.others->uses, collect)) return false;
+  if (!collect(live.block.stream)) return false;
+  NoteCapture(of);
+  // Where there are several captures, a stream may have left the one that it used the block in.
+  if (!several_captures) return true;
+  return !live.others && live.view != LiveBlock::kNoView && proofs.capture(live.view) == of;
+}
+
+// pre: nothing is behind the fence that views know of, or it is the owner's own.
+void Pool::State::AddProof(FenceId fence, std::optional<std::size_t> owner) {
+  proofs.Add(fence, nodes, owner);
+  for (std::size_t i = 0; i < proofs.stream_count(); ++i) {
+    if (proofs.IsProven(fence, i)) {
+      views[i]->LetThrough(fence);
+    } else {
+      views[i]->Refuse(fence);
+    }
+  }
+}
+
+// Lets the view through to what is behind these fences.
+void Pool::State::Wake(FreeView& view, std::span<const FenceId> proven) {
+  if (proven.empty()) return;
+  std::vector<NodeId> woken;
+  for (const FenceId fence : proven) {
+    for (const NodeId id : proofs.extents(fence)) {
+      const PageSpace::Node& node = space.node(id);
+      if (!node.used && node.fence == fence) woken.push_back(id);
+    }
+  }
+  const auto place = [&](NodeId id) {
+    return std::pair(space.node(id).page, space.node(id).offset);
+  };
+  std::sort(woken.begin(), woken.end(), [&](NodeId a, NodeId b) { return place(a) < place(b); });
+  // Each page's from the first of them to the last, with the nodes beside them.
+  std::vector<std::pair<NodeId, NodeId>> spans;
+  for (const NodeId id : woken) {
+    const PageSpace::Node& node = space.node(id);
+    const NodeId last = node.next == NodeId::kNone ? id : node.next;
+    if (!spans.empty() && space.node(spans.back().first).page == node.page) {
+      spans.back().second = last;
+    } else {
+      spans.emplace_back(node.prev == NodeId::kNone ? id : node.prev, last);
+    }
+  }
+  for (const auto& [first, last] : spans) view.Forget(first, last);
+  for (const FenceId fence : proven) view.LetThrough(fence);
+  for (const auto& [first, last] : spans) view.Learn(first, last);
+}
+
+// A free node came to be.
+void Pool::State::NoteExtent(NodeId id) {
+  const FenceId fence = space.node(id).fence;
+  if (proofs.Contains(fence)) proofs.extents(fence).push_back(id);
+}
+
+void Pool::State::NoteCapture(CaptureId of) {
+  if (of == kNoCapture) return;
+  if (capture == kNoCapture) capture = of;
+  several_captures |= capture != of;
+}
+
+void Pool::State::ForgetProofs() {
+  several_streams = proofs.stream_count() > 1;
+  capture = kNoCapture;
+  several_captures = false;
+  if (proofs.stream_count() == 0) return;
+  proofs.Clear();
+  blocks.ForEach([](Address, LiveBlock& live) { live.view = LiveBlock::kNoView; });
+}
+
+// Each view passes what is proven to its stream, and each free node behind a proof fence is found
+// when that is proven.
+void Pool::State::CheckProofs() const {
+  for (uint32_t p = 0; p < space.page_count(); ++p) {
+    for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
+      const FenceId fence = space.node(id).fence;
+      if (space.node(id).used || !proofs.Contains(fence)) continue;
+      const std::vector<NodeId>& extents = proofs.extents(fence);
+      CGP_CHECK(std::ranges::find(extents, id) != extents.end());
+      for (std::size_t i = 0; i < proofs.stream_count(); ++i) {
+        CGP_CHECK(views[i]->Passes(fence) == proofs.IsProven(fence, i));
+      }
+    }
+  }
+}
+
+}  // namespace cgp

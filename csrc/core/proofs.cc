@@ -1,0 +1,91 @@
+#include "core/proofs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "core/units.h"
+
+namespace cgp {
+
+std::size_t ProofTable::AddStream(CaptureId capture) {
+  const std::size_t number = streams_.size();
+  streams_.emplace_back().capture = capture;
+  for (std::size_t i = 0; i < fences_.size(); ++i) {
+    const auto fence = static_cast<FenceId>(i);
+    if (Contains(fence)) Wait(number, fence);
+  }
+  return number;
+}
+
+void ProofTable::Add(FenceId fence, std::span<const GraphNode> nodes,
+                     std::optional<std::size_t> owner) {
+  CGP_CHECK(!nodes.empty() && !Contains(fence));
+  if (fences_.size() <= Index(fence)) fences_.resize(Index(fence) + std::size_t{1});
+  Fence& added = fences_[Index(fence)];
+  added.nodes.assign(nodes.begin(), nodes.end());
+  for (const GraphNode node : nodes) added.numbers.push_back(order_.NumberOf(node));
+  added.owner = owner;
+  last_ = fence;
+  for (std::size_t stream = 0; stream < streams_.size(); ++stream) Wait(stream, fence);
+}
+
+std::optional<FenceId> ProofTable::LastLike(std::span<const GraphNode> nodes,
+                                            std::optional<std::size_t> owner) const {
+  if (!Contains(last_)) return std::nullopt;
+  const Fence& last = fences_[Index(last_)];
+  if (last.owner != owner || !std::ranges::equal(last.nodes, nodes)) return std::nullopt;
+  return last_;
+}
+
+bool ProofTable::IsProven(FenceId fence, std::size_t stream) const {
+  const Fence& known = fences_[Index(fence)];
+  return known.owner == stream || std::ranges::all_of(known.numbers, [&](NodeNumber node) {
+           return streams_[stream].reach.Contains(node);
+         });
+}
+
+std::span<const FenceId> ProofTable::Advance(std::size_t number, const Frontier& frontier) {
+  proven_.clear();
+  Stream& stream = streams_[number];
+  for (const NodeNumber node : order_.Advance(stream.reach, frontier)) {
+    if (Index(node) >= stream.first.size()) continue;
+    uint32_t at = std::exchange(stream.first[Index(node)], kNobody);
+    while (at != kNobody) {
+      const Waiter waiter = stream.waiters[at];
+      stream.spare.push_back(at);
+      if (!Wait(number, waiter.fence)) proven_.push_back(waiter.fence);
+      at = waiter.next;
+    }
+  }
+  return proven_;
+}
+
+bool ProofTable::Wait(std::size_t number, FenceId fence) {
+  Stream& stream = streams_[number];
+  const Fence& waits = fences_[Index(fence)];
+  if (waits.owner == number) return false;
+  const auto missing = std::ranges::find_if(
+      waits.numbers, [&](NodeNumber node) { return !stream.reach.Contains(node); });
+  if (missing == waits.numbers.end()) return false;
+  if (stream.first.size() <= Index(*missing)) stream.first.resize(order_.node_count(), kNobody);
+  auto at = static_cast<uint32_t>(stream.waiters.size());
+  if (stream.spare.empty()) {
+    stream.waiters.emplace_back();
+  } else {
+    at = stream.spare.back();
+    stream.spare.pop_back();
+  }
+  uint32_t& first = stream.first[Index(*missing)];
+  stream.waiters[at] = {.fence = fence, .next = std::exchange(first, at)};
+  return true;
+}
+
+void ProofTable::Clear() {
+  order_.Clear();
+  fences_.clear();
+  streams_.clear();
+  last_ = FenceId::kOpen;
+}
+
+}  // namespace cgp

@@ -1,0 +1,85 @@
+// Which fences of the capture under way the graph proves to be over, and for which of its streams.
+//
+// A fence stands behind nodes: the frontiers, at the free, of all streams that worked on the bytes.
+// To a stream it is proven once all of them are in the stream's reach (graph_order.h). Each fence
+// that is not waits at one node that the stream has not reached yet; when the stream reaches it, the
+// fence goes on to the next, or is proven. So nobody ever looks through the fences.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/graph_order.h"
+#include "core/page_space.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+class ProofTable {
+ public:
+  explicit ProofTable(Driver& driver) : order_(driver) {}
+
+  // A stream of that capture, which has reached nothing yet. Streams are numbered from 0 as they are
+  // added: returns the number.
+  std::size_t AddStream(CaptureId capture);
+  std::size_t stream_count() const { return streams_.size(); }
+  CaptureId capture(std::size_t stream) const { return streams_[stream].capture; }
+
+  // A fence behind at least one node. To `owner`, if any, it is proven at once: the order of the
+  // stream protects what it alone has worked on. pre: the fence is not in the table.
+  void Add(FenceId fence, std::span<const GraphNode> nodes, std::optional<std::size_t> owner);
+  // The fence added last, if it is just like that.
+  std::optional<FenceId> LastLike(std::span<const GraphNode> nodes,
+                                  std::optional<std::size_t> owner) const;
+  bool Contains(FenceId fence) const {
+    return Index(fence) < fences_.size() && !fences_[Index(fence)].nodes.empty();
+  }
+  bool IsProven(FenceId fence, std::size_t stream) const;
+
+  // The stream stands at `frontier`: returns the fences that are newly proven to it, in no order;
+  // valid until the next call. Throws DriverError with nothing changed.
+  std::span<const FenceId> Advance(std::size_t stream, const Frontier& frontier);
+
+  // The free nodes of the page space behind the fence, and maybe others.
+  std::vector<NodeId>& extents(FenceId fence) { return fences_[Index(fence)].extents; }
+  const std::vector<NodeId>& extents(FenceId fence) const { return fences_[Index(fence)].extents; }
+
+  // The capture is over.
+  void Clear();
+
+ private:
+  struct Fence {
+    std::vector<GraphNode> nodes;     // empty: no fence of this table
+    std::vector<NodeNumber> numbers;  // of the same nodes
+    std::optional<std::size_t> owner;
+    std::vector<NodeId> extents;
+  };
+  // A fence that waits for a stream to reach a node.
+  struct Waiter {
+    FenceId fence{};
+    uint32_t next = 0;  // of those at the same node
+  };
+  static constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
+  struct Stream {
+    CaptureId capture = kNoCapture;
+    GraphOrder::Reach reach;
+    std::vector<uint32_t> first;  // by node number: the first that waits there, in waiters
+    std::vector<Waiter> waiters;
+    std::vector<uint32_t> spare;  // unused waiters
+  };
+
+  // Makes the fence wait at a node that the stream has not reached. Returns false if there is none.
+  bool Wait(std::size_t stream, FenceId fence);
+
+  GraphOrder order_;
+  std::vector<Fence> fences_;  // by FenceId
+  std::vector<Stream> streams_;
+  FenceId last_ = FenceId::kOpen;  // added
+  std::vector<FenceId> proven_;    // what Advance() returned last
+};
+
+}  // namespace cgp
