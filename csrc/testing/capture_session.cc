@@ -249,6 +249,7 @@ void CaptureSession::BeginOwn(StreamId stream) {
   if (Capturing(stream)) return;
   captures_.push_back(host_.graphs().Begin(stream));
   dag_.Begin(stream, captures_.back());
+  oracle_.BeginCapture();
 }
 
 void CaptureSession::Invalidate(StreamId stream) {

@@ -17,6 +17,7 @@ ReuseOracle::ReuseOracle(const CaptureDag& dag, const DriverWatch& watch, uint64
 void ReuseOracle::BeginScope() {
   ++scope_;
   in_scope_ = true;
+  captures_ = 0;
 }
 
 void ReuseOracle::EndScope() {
@@ -32,7 +33,7 @@ void ReuseOracle::EndScope() {
 void ReuseOracle::See(StreamId stream) {
   if (!seen_.insert(stream).second || seen_.size() != 2) return;
   for (const auto& fence : in_scope_fences_) {
-    fence->promised = seen_.contains(fence->home) && fence->home != stream;
+    fence->promised = fence->promised && seen_.contains(fence->home) && fence->home != stream;
     fence->late = dag_.At(fence->home).nodes;
   }
 }
@@ -44,10 +45,11 @@ bool ReuseOracle::Allowed(const Granule& granule, StreamId stream) const {
   const bool eager_done = std::ranges::all_of(
       fence.eager, [&](const EagerUse& use) { return watch_.Done(use.stream, use.work); });
   if (!in_scope_ || fence.scope != scope_ || invalid_.contains(fence.capture)) return eager_done;
+  // Nothing has been captured that could have used it.
+  if (fence.capture == kNoCapture && !fence.used_by_others) return true;
+  if (fence.in_one_capture && fence.nodes.empty()) return true;
   const CaptureId capture = dag_.At(stream).capture;
-  if (fence.home == stream && !fence.used_by_others) {
-    return capture == fence.capture || fence.capture == kNoCapture;
-  }
+  if (fence.home == stream && !fence.used_by_others) return capture == fence.capture;
   return fence.in_one_capture && capture == fence.capture && dag_.RunsBehind(stream, fence.nodes);
 }
 
@@ -142,6 +144,7 @@ void ReuseOracle::Free(const Block& block, const std::vector<PhysicalPiece>& pie
   }
   // A block of a stream that the scope has not seen yet.
   fence->promised = seen_.size() > 1 || (seen_.size() == 1 && seen_.contains(block.stream));
+  fence->promised = fence->promised && captures_ == 1;
   if (in_scope_) in_scope_fences_.push_back(fence);
   ForEachGranule(pieces, [&](Granule& granule, uint32_t, uint64_t) {
     granule = {.used = false, .fence = fence};

@@ -7,8 +7,9 @@
 //            for it that the stream was promised
 //
 // What is promised is less than what is allowed: a programmatic edge anywhere before a stream
-// proves nothing, and what is freed before a second stream has been seen in a scope may be fenced
-// by where the first stream stands then.
+// proves nothing; what is freed before a second stream has been seen in a scope may be fenced by
+// where the first stream stands then; and where there are several captures in a scope, a stream may
+// have used a block in another one than it is part of when the block is freed.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +33,8 @@ class ReuseOracle {
   void BeginScope();
   // pre: all its captures are over.
   void EndScope();
+  // A stream begins a capture in the open scope.
+  void BeginCapture() { ++captures_; }
   // Nothing of this capture will ever run.
   void Invalidate(CaptureId capture) { invalid_.insert(capture); }
 
@@ -85,6 +88,7 @@ class ReuseOracle {
   uint64_t page_count_ = 0;
   uint64_t scope_ = 0;  // the number of the open or the last one
   bool in_scope_ = false;
+  uint64_t captures_ = 0;    // that were begun in the open scope
   std::set<StreamId> seen_;  // in the open scope
   std::vector<std::shared_ptr<Fence>> in_scope_fences_;
   std::set<CaptureId> invalid_;
