@@ -80,7 +80,7 @@ class CaptureSession {
   // Makes the stream wait for what it does not run behind already.
   void Order(StreamId stream, std::vector<Node> nodes);
   // Before what does not wait is launched on the stream: something that waits for all that the
-  // frees of its blocks have relied on.
+  // frees of its blocks have relied on, and that the bytes it was given stand behind.
   void Settle(StreamId stream);
   Frontier ToHost(const CaptureDag::Point& point) const;
   // Whether the host driver tells of the stream what the program did.

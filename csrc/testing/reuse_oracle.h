@@ -42,6 +42,9 @@ class ReuseOracle {
   void See(StreamId stream);
   // Returns what is wrong with where a block was put, or nothing. `pages`: those of the pool now.
   std::string Place(const Block& block, const std::vector<PhysicalPiece>& pieces, uint64_t pages);
+  // What the block placed last was given behind: the pool may count on the stream's own order of it
+  // from now on.
+  const std::vector<CaptureDag::Node>& relied_on() const { return relied_on_; }
   // `uses`: the streams that were recorded.
   void Free(const Block& block, const std::vector<PhysicalPiece>& pieces,
             const std::set<StreamId>& uses);
@@ -95,6 +98,7 @@ class ReuseOracle {
   // An earlier scope may be what a later one is planned from: pages are made ahead of need then.
   bool scope_tells_ = false;
   bool may_be_planned_ = false;
+  std::vector<CaptureDag::Node> relied_on_;
   uint64_t reused_granules_ = 0;
   uint64_t reused_across_streams_ = 0;
   uint64_t growths_judged_ = 0;
