@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <iterator>
+#include <utility>
 
 #include "testing/text.h"
 
@@ -11,16 +12,26 @@ namespace {
 
 using Kind = CaptureStep::Kind;
 
-constexpr PoolId kPool{0, 1};
-constexpr StreamId kOrigin{0};
+constexpr uint64_t kMostStreams = 100;
 
 }  // namespace
 
 CaptureSession::CaptureSession(const CaptureSetup& setup)
+    : CaptureSession(setup, std::make_unique<CaptureWorld>(setup.page_bytes)) {}
+
+CaptureSession::CaptureSession(const CaptureSetup& setup, std::unique_ptr<CaptureWorld> own_world)
+    : CaptureSession(setup, *own_world, 0) {
+  own_world_ = std::move(own_world);
+}
+
+CaptureSession::CaptureSession(const CaptureSetup& setup, CaptureWorld& world, uint64_t number)
     : setup_(setup),
-      bystander_(StreamId{setup.streams}),
-      host_({.granularity = 4096}),
-      set_(watch_, {.page_bytes = setup.page_bytes}),
+      host_(world.host),
+      watch_(world.watch),
+      set_(world.set),
+      pool_{number, 1},
+      origin_{kMostStreams * number},
+      bystander_(StreamOf(setup.streams)),
       oracle_(dag_, watch_, setup.page_bytes),
       random_(setup.seed) {
   BeginGraph();
@@ -52,7 +63,7 @@ std::string CaptureSession::Finish() {
 }
 
 std::string CaptureSession::Do(const CaptureStep& step) {
-  const StreamId stream{step.stream};
+  const StreamId stream = StreamOf(step.stream);
   if (step.stream > setup_.streams) return {};
   if (stream == bystander_ && step.kind != Kind::kUse) return {};
   switch (step.kind) {
@@ -107,13 +118,13 @@ std::string CaptureSession::Do(const CaptureStep& step) {
 }
 
 void CaptureSession::BeginGraph() {
-  set_.BeginScope(kPool, ScopeKind::kCapture);
+  set_.BeginScope(pool_, ScopeKind::kCapture);
   watch_.set_capturing(true);
   oracle_.BeginScope();
   graphs_.push_back({.first = dag_.size(), .end = dag_.size()});
-  BeginOwn(kOrigin);
+  BeginOwn(origin_);
   for (uint64_t stream = 1; setup_.forked && stream < setup_.streams; ++stream) {
-    Join(StreamId{stream});
+    Join(StreamOf(stream));
   }
 }
 
@@ -125,7 +136,7 @@ void CaptureSession::EndGraph() {
   events_.clear();
   relied_on_.clear();
   dag_.EndCaptures();
-  set_.EndScope(kPool);
+  set_.EndScope(pool_);
   oracle_.EndScope();
   graphs_.back().end = dag_.size();
   for (auto& [item, tensor] : live_) {
@@ -162,7 +173,8 @@ std::string CaptureSession::Execute() {
 std::string CaptureSession::TidyUp() {
   for (const auto& [item, tensor] : live_) set_.Free(tensor.block.address);
   live_.clear();
-  for (size_t i = 0; i < graphs_.size(); ++i) set_.Release(kPool);
+  for (size_t i = 0; i < graphs_.size(); ++i) set_.Release(pool_);
+  if (own_world_ == nullptr) return {};
   set_.Trim();
   if (!watch_.violations().empty()) return "driver.h is broken: " + watch_.violations().front();
   if (host_.usage() != HostUsage{} || watch_.events() != 0)
@@ -176,13 +188,13 @@ std::string CaptureSession::Allocate(uint64_t item, uint64_t bytes, StreamId str
   if (!Capturing(stream)) return {};
   oracle_.See(stream);
   Tensor tensor;
-  tensor.block = set_.Allocate(kPool, bytes, stream);
+  tensor.block = set_.Allocate(pool_, bytes, stream);
   watch_.MarkUsed();
   tensor.pieces = set_.Pieces(tensor.block.address);
   tensor.word = random_();
   tensor.capture = dag_.At(stream).capture;
   tensor.behind = dag_.At(stream).nodes;
-  std::string complaint = oracle_.Place(tensor.block, tensor.pieces, set_.Stats(kPool).pages);
+  std::string complaint = oracle_.Place(tensor.block, tensor.pieces, set_.Stats(pool_).pages);
   live_.emplace(item, std::move(tensor));
   return complaint;
 }
@@ -267,7 +279,7 @@ bool CaptureSession::Captured(StreamId stream) const {
 }
 
 bool CaptureSession::Join(StreamId stream) {
-  if (!Capturing(stream)) Wait(stream, dag_.At(kOrigin));
+  if (!Capturing(stream)) Wait(stream, dag_.At(origin_));
   return Captured(stream);
 }
 
@@ -308,9 +320,9 @@ Frontier CaptureSession::ToHost(const CaptureDag::Point& point) const {
 std::string CaptureSession::CompareFrontiers() {
   for (uint64_t stream = 0; stream <= setup_.streams; ++stream) {
     Frontier told;
-    host_.Capture(StreamId{stream}, &told);
-    const CaptureDag::Point point = dag_.At(StreamId{stream});
-    const Frontier expected = Captured(StreamId{stream}) ? ToHost(point) : Frontier{};
+    host_.Capture(StreamOf(stream), &told);
+    const CaptureDag::Point point = dag_.At(StreamOf(stream));
+    const Frontier expected = Captured(StreamOf(stream)) ? ToHost(point) : Frontier{};
     if (told.capture != expected.capture || told.waits != expected.waits ||
         !std::ranges::is_permutation(told.nodes, expected.nodes)) {
       return Text("the host driver tells something else of stream ", stream);

@@ -25,9 +25,22 @@
 
 namespace cgp {
 
+// What sessions run on.
+struct CaptureWorld {
+  explicit CaptureWorld(uint64_t page_bytes) : set(watch, {.page_bytes = page_bytes}) {}
+
+  HostDriver host{{.granularity = 4096}};
+  DriverWatch watch{host};
+  PoolSet set;
+};
+
 class CaptureSession {
  public:
+  // In a world of its own.
   explicit CaptureSession(const CaptureSetup& setup);
+  // In one that it shares with others, each of which has another number and may have a thread of
+  // its own: they have pools and streams of their own. pre: the world outlives the session.
+  CaptureSession(const CaptureSetup& setup, CaptureWorld& world, uint64_t number);
 
   // Both return what is wrong, or nothing. Finish() ends the capture and executes the graphs.
   std::string Run(const CaptureStep& step);
@@ -70,6 +83,10 @@ class CaptureSession {
   void Invalidate(StreamId stream);
   std::string Do(const CaptureStep& step);
 
+  CaptureSession(const CaptureSetup& setup, std::unique_ptr<CaptureWorld> own_world);
+  StreamId StreamOf(uint64_t stream) const {
+    return StreamId{static_cast<uint64_t>(origin_) + stream};
+  }
   bool Capturing(StreamId stream) const { return dag_.At(stream).capture != kNoCapture; }
   bool Captured(StreamId stream) const;
   // Makes the stream part of the scope's first capture, if it is part of none; returns whether it
@@ -87,10 +104,13 @@ class CaptureSession {
   std::string CompareFrontiers();
 
   const CaptureSetup setup_;
+  std::unique_ptr<CaptureWorld> own_world_;
+  HostDriver& host_;
+  DriverWatch& watch_;
+  PoolSet& set_;
+  const PoolId pool_;
+  const StreamId origin_;
   const StreamId bystander_;  // is never captured
-  HostDriver host_;
-  DriverWatch watch_{host_};
-  PoolSet set_;
   CaptureDag dag_;
   ReuseOracle oracle_;
   std::mt19937_64 random_;
