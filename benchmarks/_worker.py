@@ -1,6 +1,6 @@
 """One process of const_memory.py: one workload under one allocator.
 
-Takes commands as JSON lines, answers likewise.
+Takes commands as JSON lines, answers likewise; multi_stream.py's process does as well.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TextIO
+
+from _team import SETTINGS
 
 # What a workload imports late; imported here while the parent still measures something else.
 _LATE_IMPORTS = {
@@ -45,9 +47,7 @@ class Server:
         device = torch.device("cuda", torch.cuda.current_device())
         captures = self._measure.Captures(self._workload, device, ours=self._allocator == "ours")
         captures.warm_up()
-        expandable = torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
-        if expandable != (self._allocator == "expandable"):
-            raise RuntimeError(f"expandable_segments is {expandable} under {self._allocator}")
+        require_settings(self._allocator)
         self._captures = captures
         return list(captures.workload.keys)
 
@@ -71,7 +71,18 @@ class Server:
         return least
 
 
-def serve(answers: TextIO, make: Callable[[], Server]) -> int:
+def require_settings(allocator: str) -> None:
+    """Raises if PyTorch's own allocator is not set as this allocator wants it."""
+    import torch
+
+    settings = torch.cuda.memory._snapshot()["allocator_settings"]
+    for name, setting in SETTINGS.items():
+        found = settings.get(setting, False)  # not every release has all of them
+        if found != (allocator == name):
+            raise RuntimeError(f"{setting} is {found} under {allocator}")
+
+
+def serve(answers: TextIO, make: Callable[[], object]) -> int:
     """Answers until the parent hangs up or something fails, which is then the last answer."""
 
     def answer(what: dict[str, Any]) -> None:
@@ -91,15 +102,21 @@ def serve(answers: TextIO, make: Callable[[], Server]) -> int:
     return 0
 
 
+def answers_alone() -> TextIO:
+    """The standard output. Libraries may print: what they print goes to standard error from now
+    on, and does not stand between the answers.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workload", required=True)
     parser.add_argument("--allocator", required=True)
     options = parser.parse_args()
-    # Libraries may print: what they print must not stand between the answers.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return serve(answers, lambda: Server(options.workload, options.allocator))
+    return serve(answers_alone(), lambda: Server(options.workload, options.allocator))
 
 
 if __name__ == "__main__":

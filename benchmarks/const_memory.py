@@ -15,15 +15,15 @@ The last needs no GPU.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _row import ALLOCATORS, ORDERS, Plan, Row, Worker
+from _command import device, positive, write_report
+from _row import ALLOCATORS, ORDERS, Plan, Row, start
+from _team import Worker, end
 
 from cudagraph_pool._replay import replay
 from cudagraph_pool._table import format_table
@@ -42,24 +42,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"const_memory.py: {error}", file=sys.stderr)
             return 2
     if options.workloads or not options.traces:
-        device = _device()
-        if device is None:
+        machine = device()
+        if machine is None:
             print(
                 "const_memory.py: no CUDA device: workloads need one (--traces does not)",
                 file=sys.stderr,
             )
             return 2
-        report.update(device)
-        return 0 if _measure_workloads(options, report) else 1
+        report.update(machine)
+        return 0 if measure_workloads(options, report) else 1
     return 0
-
-
-def _device() -> dict[str, str] | None:
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    return {"torch": torch.__version__, "gpu": torch.cuda.get_device_name()}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,21 +74,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="recorded captures to replay through the core; alone, nothing else is done",
     )
-    parser.add_argument("--repeats", type=_positive, default=7, help="captures of each row")
-    parser.add_argument("--rounds", type=_positive, default=7, help="of replays, in turn")
+    parser.add_argument("--repeats", type=positive, default=7, help="captures of each row")
+    parser.add_argument("--rounds", type=positive, default=7, help="of replays, in turn")
     parser.add_argument("--seed", type=int, default=0, help="of shuffles and inputs")
     parser.add_argument(
-        "--timeout", type=_positive, default=90, help="seconds that one step of a worker may take"
+        "--timeout", type=positive, default=90, help="seconds that one step of a worker may take"
     )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, is {value}")
-    return value
 
 
 def _plain(value: object) -> object:
@@ -105,42 +90,38 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _write(report: dict[str, Any], path: Path) -> None:
-    """All or nothing: a run that is cut off leaves the rows before it."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(report, indent=1) + "\n")
-    os.replace(part, path)
-
-
-def _measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> bool:
+def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> bool:
+    """Measures each workload in each order, prints the table and writes the report; returns whether
+    all was measured and every output of ours is right.
+    """
     names = ["stock", *(name for name in options.allocators if name != "stock")]
     plan = Plan(options.repeats, options.rounds, options.seed)
     jobs = [(w, order) for w in options.workloads or WORKLOADS for order in options.orders]
     rows: list[dict[str, Any]] = []
     report["rows"] = rows
 
-    def start(job: int) -> dict[str, Worker]:
-        return {name: Worker(jobs[job][0], name, options.timeout) for name in names}
+    def start_row(job: int) -> dict[str, Worker]:
+        return {name: start(jobs[job][0], name, options.timeout) for name in names}
 
-    workers = start(0)
+    workers = start_row(0)
     following: dict[str, Worker] = {}
 
     def start_following() -> None:
         """The next row's processes import while this row's outputs are compared."""
         if len(rows) // len(names) + 1 < len(jobs):
-            following.update(start(len(rows) // len(names) + 1))
+            following.update(start_row(len(rows) // len(names) + 1))
 
     try:
         for workload, order in jobs:
             began = time.monotonic()
             rows.extend(Row(workload, order, workers, plan).measure(start_following))
-            _end(workers)
+            end(workers.values())
             workers, following = following, {}
-            _write(report, options.output)
+            write_report(report, options.output)
             print(f"{workload} {order}: {time.monotonic() - began:.1f} s", file=sys.stderr)
     finally:
-        _end(workers)
-        _end(following)
+        end(workers.values())
+        end(following.values())
     print(_table(rows))
     return all(_is_good(row) for row in rows)
 
@@ -150,13 +131,6 @@ def _is_good(row: dict[str, Any]) -> bool:
     is a finding.
     """
     return row["error"] is None and (row["allocator"] != "ours" or not row["outputs"]["differ"])
-
-
-def _end(workers: dict[str, Worker]) -> None:
-    for worker in workers.values():
-        worker.hang_up()
-    for worker in workers.values():
-        worker.wait()
 
 
 _HEAD = (
@@ -230,7 +204,7 @@ def _replay_traces(options: argparse.Namespace, report: dict[str, Any]) -> None:
                     _number(result["seconds"], 1, ".3f"),
                 ]
             )
-    _write(report, options.output)
+    write_report(report, options.output)
     print(format_table(cells, left_columns=(0, 1)))
 
 

@@ -1,4 +1,6 @@
-"""The five workloads of the benchmark. Each repeats what one of the recorded traces captured."""
+"""The workloads of const_memory.py, each of which repeats what one of the recorded traces captured,
+and of two_streams.py.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from two_stream_models import Branches, WeightStreaming
 
 from cudagraph_pool._workloads import (
     DecoderShape,
@@ -181,4 +184,6 @@ WORKLOADS: dict[str, Callable[[torch.device], Workload]] = {
     "llama": _llama,
     "resnet50": ResNet50,
     "gpt2": Gpt2Training,
+    "streaming": WeightStreaming,
+    "branches": Branches,
 }

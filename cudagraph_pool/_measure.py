@@ -247,7 +247,8 @@ def peak_live_bytes(
     """The largest sum of live blocks within ``segments``, by PyTorch's record of allocations.
 
     Each block is rounded up to a granule and the sum to a page: design.md calls this the minimum of
-    a trace.
+    a trace. A block is live until it is given back, however long the allocator then holds it for
+    other streams.
     """
     sizes: dict[int, int] = {}
     live = peak = 0
@@ -258,7 +259,7 @@ def peak_live_bytes(
                 sizes[address] = _round_up(entry["size"], GRANULE_BYTES)
                 live += sizes[address]
                 peak = max(peak, live)
-        elif entry["action"] == "free_completed":
+        elif entry["action"] == "free_requested":
             live -= sizes.pop(entry["addr"], 0)
     return _round_up(peak, PAGE_BYTES)
 

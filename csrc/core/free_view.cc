@@ -89,6 +89,11 @@ std::optional<NodeId> FreeView::BestFit(Granules length) const {
   return bins_[*bin];
 }
 
+std::optional<NodeId> FreeView::NextAsGood(NodeId chain) const {
+  const NodeId next = links_[Index(chain)].next;
+  return next == NodeId::kNone ? std::nullopt : std::optional(next);
+}
+
 std::optional<NodeId> FreeView::BestFitSettled(Granules length) const {
   const auto others = static_cast<uint32_t>(space_.page_size().count());
   const std::optional<uint32_t> bin = filled_bins_.Next(static_cast<uint32_t>(length.count()));

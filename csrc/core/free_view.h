@@ -66,6 +66,9 @@ class FreeView {
   // settled ones if any has one, else in the others.
   std::optional<NodeId> BestFit(Granules length) const;
 
+  // The chain behind one that BestFit() returned that would have done as well, if there is one.
+  std::optional<NodeId> NextAsGood(NodeId chain) const;
+
   // As BestFit(), in settled pages only.
   std::optional<NodeId> BestFitSettled(Granules length) const;
 

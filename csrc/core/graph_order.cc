@@ -3,7 +3,7 @@
 namespace cgp {
 
 NodeNumber GraphOrder::NumberOf(GraphNode node) {
-  const auto [found, is_new] = numbers_.try_emplace(node, NodeNumber{node_count()});
+  const auto [found, is_new] = NumbersOfLike(node).try_emplace(node, NodeNumber{node_count()});
   if (is_new) nodes_.push_back({.handle = node});
   return found->second;
 }
@@ -42,7 +42,12 @@ std::vector<NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& fronti
 void GraphOrder::Clear() {
   nodes_.clear();
   dependencies_.clear();
-  numbers_.clear();
+  for (Numbers& numbers : numbers_) numbers.clear();
+}
+
+GraphOrder::Numbers& GraphOrder::NumbersOfLike(GraphNode node) {
+  static_assert(std::tuple_size_v<decltype(numbers_)> == 1 << 9);
+  return numbers_[static_cast<uint64_t>(node) * 0x9E3779B97F4A7C15ull >> (64 - 9)];
 }
 
 void GraphOrder::AskDependencies(NodeNumber number) {

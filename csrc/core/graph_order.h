@@ -10,7 +10,9 @@
 // good.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <deque>
 #include <unordered_map>
 #include <vector>
 
@@ -57,13 +59,19 @@ class GraphOrder {
     uint32_t count = 0;
   };
 
+  using Numbers = std::unordered_map<GraphNode, NodeNumber>;
+
+  Numbers& NumbersOfLike(GraphNode node);
   void AskDependencies(NodeNumber number);
 
   Driver& driver_;
-  std::vector<Node> nodes_;  // by number
-  std::vector<NodeNumber> dependencies_;
-  std::unordered_map<GraphNode, NodeNumber> numbers_;
-  std::vector<GraphNode> asked_;  // what the driver said last; kept for its memory
+
+  // A capture has up to 100,000 nodes and more, and whoever asks for a few bytes must not wait until
+  // tables of that size have been moved to where they can grow: nothing here ever moves.
+  std::deque<Node> nodes_;  // by number
+  std::deque<NodeNumber> dependencies_;
+  std::array<Numbers, 512> numbers_;  // by a hash of the node
+  std::vector<GraphNode> asked_;      // what the driver said last; kept for its memory
 };
 
 }  // namespace cgp

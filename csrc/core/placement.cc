@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,9 @@ constexpr int kEdgeSearches = 64;
 // many pages.
 constexpr uint64_t kHandlesOfBlock = 2;
 constexpr uint64_t kMostHandlePages = 16;
+
+// In how many ranges a block looks for the place that other streams could use least.
+constexpr int kRangesForTakers = 32;
 
 // Where new pages go unless another range makes more of them.
 constexpr RangeId kFirstRange{0};
@@ -350,10 +354,12 @@ class GrowthPlanner {
 struct Choice {
   uint64_t start = 0;  // in granules, counted through all slots
   uint64_t leftover = 0;
-  uint64_t whole = 0;  // whole pages taken
+  uint64_t whole = 0;   // whole pages taken
+  uint64_t takers = 0;  // of these, summed
 
   bool BetterThan(const Choice& other) const {
-    return std::pair(leftover, whole) < std::pair(other.leftover, other.whole);
+    return std::tuple(leftover, whole, takers) <
+           std::tuple(other.leftover, other.whole, other.takers);
   }
 };
 
@@ -380,7 +386,8 @@ uint64_t Leftover(const RangeTable& ranges, const FreeRun& run, uint32_t begin, 
 
 // The best choice in the range of those that take at most `most_whole` whole pages.
 std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint64_t page,
-                                  uint64_t length, RangeId id, uint64_t most_whole) {
+                                  uint64_t length, RangeId id, uint64_t most_whole,
+                                  const TakersOf& takers) {
   const RangeTable::Range& range = ranges.range(id);
   const bool several_pages = ranges.handle_count() < ranges.page_count();
   std::optional<Choice> best;
@@ -402,8 +409,19 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
       if (choice.whole > most_whole) return;
       choice.leftover = Leftover(ranges, run, static_cast<uint32_t>(start / page),
                                  static_cast<uint32_t>((end + page - 1) / page));
+      if (takers) {
+        const uint64_t behind = (std::min(end, last) + page - 1) / page;
+        for (uint64_t slot = std::max(start, first) / page; slot < behind; ++slot) {
+          choice.takers += takers(ranges.page_at(SlotId{static_cast<uint32_t>(slot)}));
+        }
+      }
       if (!best || !best->BetterThan(choice)) best = choice;
     };
+    // All starts and ends of pages, where it matters which of them are taken.
+    for (uint64_t at = takers ? first : last; at < last; at += page) {
+      consider(at);
+      if (at + page >= low + length) consider(at + page - length);
+    }
     // From the start of a handle of several pages or of the one behind it, or up to its end.
     bool behind_several = false;
     for (uint32_t slot = Index(run.begin); several_pages && slot < Index(run.end());) {
@@ -458,7 +476,7 @@ bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, 
 }
 
 std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
-                                      Granules length, Slack slack) {
+                                      Granules length, Slack slack, const TakersOf& takers) {
   const uint64_t page = page_size.count();
   const auto whole_pages = static_cast<uint32_t>(length / page_size);
   const uint64_t remainder = (length % page_size).count();
@@ -471,12 +489,16 @@ std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, 
   uint32_t threshold = whole_pages;
   int searches_left = kEdgeSearches;
   RangeId before{ranges.range_count()};
+  int ranges_left = takers ? kRangesForTakers : 0;
   std::optional<Choice> best;
-  while (!best || best->leftover > 0) {
+  while (!best || best->leftover > 0 || ranges_left > 0) {
+    --ranges_left;
     const std::optional<RangeId> id = view.runs().NewestMayHold(threshold, before);
     if (!id) break;
-    const auto choice = FindInRange(view, ranges, page, length.count(), *id, most_whole);
-    if (choice && (!best || choice->leftover < best->leftover)) best = choice;
+    const auto choice = FindInRange(view, ranges, page, length.count(), *id, most_whole, takers);
+    const bool better =
+        choice && best && (takers ? choice->BetterThan(*best) : choice->leftover < best->leftover);
+    if (choice && (!best || better)) best = choice;
     before = *id;
     if (remainder != 0 && --searches_left == 0) {
       if (most_whole == whole_pages) break;

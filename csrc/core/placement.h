@@ -27,6 +27,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "core/free_view.h"
@@ -58,13 +59,17 @@ bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle
 bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, Placement start,
             Granules length);
 
-// Step 2. Nothing is changed but the exactness of run bounds.
+// How many streams may take all of a page.
+using TakersOf = std::function<uint32_t(PageId)>;
+
+// Step 2; with `takers`, of equal places the one whose pages the fewest streams may take, since the
+// others are left with more. Nothing is changed but the exactness of run bounds.
 struct MappedPlace {
   Placement place;
   uint64_t leftover = 0;  // pages left free of handles that were wholly free
 };
 std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
-                                      Granules length, Slack slack);
+                                      Granules length, Slack slack, const TakersOf& takers = {});
 
 // Steps 3 and 4: what to map so that the block fits, and where it will then start, in granules from
 // the first slot that the plan maps; negative if it starts in slots mapped before.

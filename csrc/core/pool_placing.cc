@@ -45,7 +45,7 @@ std::optional<Placement> Pool::State::FollowAdvice(const Foresight::Advice& advi
 void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
   const Granules length = Granules::FromBytesRoundedUp(live.block.bytes);
   const auto find = [&]() -> std::optional<NodeId> {
-    if (const std::optional<NodeId> start = view.BestFit(length)) return start;
+    if (const std::optional<NodeId> start = view.BestFit(length)) return LeastWanted(view, *start);
     const std::optional<PageId> page = LeastMappedWholePage(view, ranges);
     return page ? std::optional(space.first(*page)) : std::nullopt;
   };
@@ -57,6 +57,26 @@ void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
   live.offset = space.node(*start).offset;
   live.slot = ranges.slots_of(space.node(*start).page).front();
   live.node = TakePiece(*start, Granules(live.offset), length);
+}
+
+// Of the chains as good as `best` the one whose bytes the fewest streams may take: the others are
+// left with more.
+NodeId Pool::State::LeastWanted(const FreeView& view, NodeId best) const {
+  if (views.size() < 2) return best;
+  constexpr int kLookedAt = 16;
+  const auto takers = [&](NodeId chain) {
+    return std::ranges::count_if(
+        views, [&](const auto& other) { return other->Passes(space.node(chain).fence); });
+  };
+  auto fewest = takers(best);
+  std::optional<NodeId> chain = view.NextAsGood(best);
+  for (int i = 1; chain && i < kLookedAt; ++i, chain = view.NextAsGood(*chain)) {
+    const auto count = takers(*chain);
+    if (count >= fewest) continue;
+    fewest = count;
+    best = *chain;
+  }
+  return best;
 }
 
 std::optional<RangeId> Pool::State::RangeWithRoom() const {
@@ -99,8 +119,15 @@ void Pool::State::CheckAgainstDevice(Granules length) const {
 
 // Steps 2 to 4 of placement.h.
 Placement Pool::State::FindOrMap(FreeView& view, Granules length, Slack slack) {
-  auto found = FindMapped(view, ranges, page_size, length, slack);
-  if (!found && PollFences()) found = FindMapped(view, ranges, page_size, length, slack);
+  TakersOf takers;
+  if (views.size() > 1) {
+    takers = [this](PageId page) {
+      return static_cast<uint32_t>(
+          std::ranges::count_if(views, [&](const auto& other) { return other->IsWhole(page); }));
+    };
+  }
+  auto found = FindMapped(view, ranges, page_size, length, slack, takers);
+  if (!found && PollFences()) found = FindMapped(view, ranges, page_size, length, slack, takers);
   if (found && found->leftover == 0) return found->place;
   if (!found) CheckAgainstDevice(length);
   const GrowthPlan growth = PlanGrowth(view, ranges, page_size, length, slack);

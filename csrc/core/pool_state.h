@@ -87,6 +87,7 @@ struct Pool::State {
   Foresight::Advice Advise(uint64_t bytes, const FreeView& view);
   std::optional<Placement> FollowAdvice(const Foresight::Advice& advice);
   void PlaceSmall(FreeView& view, LiveBlock& live);
+  NodeId LeastWanted(const FreeView& view, NodeId best) const;
   void PlaceLarge(FreeView& view, LiveBlock& live, bool at_peak);
   void PlaceAt(Placement place, LiveBlock& live);
   Placement FindOrMap(FreeView& view, Granules length, Slack slack);

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <optional>
 #include <span>
@@ -67,8 +68,8 @@ class ProofTable {
   struct Stream {
     CaptureId capture = kNoCapture;
     GraphOrder::Reach reach;
-    std::vector<uint32_t> first;  // by node number: the first that waits there, in waiters
-    std::vector<Waiter> waiters;
+    std::deque<uint32_t> first;  // by node number: the first that waits there, in waiters
+    std::deque<Waiter> waiters;
     std::vector<uint32_t> spare;  // unused waiters
   };
 
@@ -76,7 +77,7 @@ class ProofTable {
   bool Wait(std::size_t stream, FenceId fence);
 
   GraphOrder order_;
-  std::vector<Fence> fences_;  // by FenceId
+  std::deque<Fence> fences_;  // by FenceId
   std::vector<Stream> streams_;
   FenceId last_ = FenceId::kOpen;  // added
   std::vector<FenceId> proven_;    // what Advance() returned last

@@ -1,0 +1,164 @@
+"""Runs programs of stream_programs.py with torch, eagerly or under capture.
+
+A tensor is filled with a value of its own, and a reader adds it to the sums of its stream. What the
+sums must be is known from the program alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from stream_programs import (
+    ELEMENT_BYTES,
+    Configuration,
+    Kind,
+    Program,
+    generate,
+    sums_of,
+    value_of,
+)
+from torch import Tensor
+
+from cudagraph_pool._workloads import Workload
+
+# (kind, stream, tensor, what the kind needs: elements and value, a view of the sums, cycles or the
+# other stream)
+Step = tuple[Kind, int, int, Any]
+
+
+# A configuration and a seed.
+Drawn = tuple[Configuration, int]
+
+
+def _streams(made: Program | Drawn) -> int:
+    return made.streams if isinstance(made, Program) else made[0].streams
+
+
+def _largest(made: Program | Drawn) -> int:
+    """Elements that no tensor has more of; at least 1."""
+    if isinstance(made, Program):
+        return max(1, made.largest)
+    return made[0].largest // ELEMENT_BYTES + 1
+
+
+class StreamPrograms(Workload):
+    """Programs by number; their streams and sums are made once, for the largest of them.
+
+    Args:
+        device: where.
+        programs: each a program, or the configuration and the seed that make it.
+    """
+
+    name = "streams"
+
+    def __init__(self, device: torch.device, programs: Sequence[Program | Drawn]) -> None:
+        self.keys = range(len(programs))
+        self._programs = tuple(programs)
+        self._device = device
+        streams = max(_streams(made) for made in programs)
+        largest = max(_largest(made) for made in programs)
+        self._side = [torch.cuda.Stream(device) for _ in range(streams - 1)]
+        self._sums = [
+            torch.zeros(largest, dtype=torch.int32, device=device) for _ in range(streams)
+        ]
+        self.allocate: Callable[[int], Tensor] = self.empty
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019  # one of these lives as long as its process
+    def program(self, key: int) -> Program:
+        made = self._programs[key]
+        return made if isinstance(made, Program) else generate(*made)
+
+    def empty(self, elements: int) -> Tensor:
+        """A tensor of so many elements, on the current stream."""
+        return torch.empty(elements, dtype=torch.int32, device=self._device)
+
+    def fill(self, key: int, seed: int) -> None:
+        """A program has no inputs."""
+
+    def step(self, key: int) -> None:
+        """Runs the program; the current stream is its stream 0.
+
+        Tensors are made by :attr:`allocate`, which may be replaced.
+        """
+        program = self.program(key)
+        streams = [torch.cuda.current_stream(self._device), *self._side[: program.streams - 1]]
+        if len({stream.cuda_stream for stream in streams}) != len(streams):
+            raise RuntimeError("two streams of a program are one")
+        try:
+            self._run(self._plan(key), streams, [None] * len(program.elements))
+        finally:
+            torch.cuda.set_stream(streams[0])
+
+    def outputs(self, key: int) -> list[Tensor]:
+        """The sums of each stream, as far as the largest tensor goes."""
+        program = self.program(key)
+        return [sums[: max(1, program.largest)] for sums in self._sums[: program.streams]]
+
+    def expected(self, key: int) -> list[Tensor]:
+        """What :meth:`outputs` must be, by the program alone."""
+        program = self.program(key)
+        result = []
+        for reads in program.reads():
+            sums = torch.zeros(max(1, program.largest), dtype=torch.int64)
+            done = 0
+            for elements, total in sums_of(reads):
+                sums[done : done + elements] = total
+                done += elements
+            result.append(sums.to(torch.int32).to(self._device))  # wraps, as the device does
+        return result
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019
+    def _plan(self, key: int) -> tuple[Step, ...]:
+        """The operations with all that can be made before: what is timed is torch and its
+        allocator.
+        """
+        program = self.program(key)
+        steps: list[Step] = []
+        for kind, stream, tensor, other in program.ops:
+            sums = self._sums[stream]
+            match kind:
+                case Kind.ALLOC:
+                    made: Any = (program.elements[tensor], value_of(tensor))
+                case Kind.READ:
+                    made = sums[: program.elements[tensor]]
+                case Kind.PLAIN:
+                    made = sums[:1]
+                case Kind.START:
+                    made = sums[: max(1, program.largest)]
+                case _:
+                    made = other
+            steps.append((kind, stream, tensor, made))
+        return tuple(steps)
+
+    def _run(
+        self,
+        steps: Sequence[Step],
+        streams: Sequence[torch.cuda.Stream],
+        tensors: list[Tensor | None],
+    ) -> None:
+        """The tensors that are left at the end are freed with the list."""
+        current = 0
+        allocate = self.allocate
+        for kind, stream, tensor, made in steps:
+            if stream != current and kind not in (Kind.FREE, Kind.RECORD, Kind.WAIT):
+                torch.cuda.set_stream(streams[stream])
+                current = stream
+            if kind == Kind.READ:
+                made.add_(tensors[tensor])
+            elif kind == Kind.ALLOC:
+                tensors[tensor] = allocate(made[0]).fill_(made[1])
+            elif kind == Kind.RECORD:
+                tensors[tensor].record_stream(streams[stream])  # type: ignore[union-attr]
+            elif kind == Kind.FREE:
+                tensors[tensor] = None
+            elif kind == Kind.WAIT:
+                streams[stream].wait_stream(streams[made])
+            elif kind == Kind.PLAIN:
+                made.add_(0)
+            elif kind == Kind.START:
+                made.zero_()
+            else:
+                torch.cuda._sleep(made)

@@ -1,0 +1,185 @@
+"""Processes that measure side by side, one for each allocator, and take turns."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# What makes PyTorch's own allocator one of these.
+SETTINGS = {
+    "expandable": "expandable_segments",
+    "option": "graph_capture_record_stream_reuse",
+}
+
+# A round of replays takes about this long, so that the clock's and the scheduler's grain do not
+# matter.
+_ROUND_SECONDS = 0.05
+_MAX_PASSES = 50
+
+
+class WorkerError(Exception):
+    """A worker failed, died or did not answer in time."""
+
+
+class Worker:
+    """A process that measures under one allocator.
+
+    Imports at once, and then waits for commands.
+
+    Args:
+        script: what it runs, with ``arguments`` and ``--allocator``.
+        allocator: ``stock``, ``ours``, or a key of :data:`SETTINGS`.
+        timeout: seconds that an answer may take.
+    """
+
+    def __init__(
+        self, script: Path, arguments: Sequence[str], allocator: str, timeout: float
+    ) -> None:
+        self._timeout = timeout
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by wait()
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), *arguments, "--allocator", allocator],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment_of(allocator),
+            text=True,
+        )
+
+    def ask(self, command: str, **arguments: Any) -> Any:
+        assert self._process.stdin
+        assert self._process.stdout
+        # If it died, its last answer or its standard error says why.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
+            self._process.stdin.flush()
+        ready, _, _ = select.select([self._process.stdout], [], [], self._timeout)
+        if not ready:
+            self._process.kill()
+            raise WorkerError(f"{command}: no answer in {self._timeout:.0f} s; killed")
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            raise WorkerError(
+                f"{command}: the process ended with code {code}: {self._last_words()}"
+            )
+        answer = json.loads(line)
+        if "error" in answer:
+            raise WorkerError(f"{command}: {answer['error']}")
+        return answer["result"]
+
+    def hang_up(self) -> None:
+        """Lets the process end; does not wait for it."""
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def wait(self) -> None:
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors if line.strip()]
+        return " | ".join(lines[-3:]) or "it printed nothing"
+
+
+def environment_of(allocator: str) -> dict[str, str]:
+    """The environment of a process that measures this allocator."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    }
+    if allocator in SETTINGS:
+        # The old name: torch 2.11 reads both, and older releases this one alone.
+        environment["PYTORCH_CUDA_ALLOC_CONF"] = f"{SETTINGS[allocator]}:True"
+    return environment
+
+
+class Team:
+    """Workers by allocator. One that fails is out; :attr:`errors` says why."""
+
+    def __init__(self, workers: Mapping[str, Worker]) -> None:
+        self.names = tuple(workers)
+        self.errors: dict[str, str] = {}
+        self._alive = dict(workers)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._alive
+
+    def all(
+        self, call: Callable[[str, Worker], Any], only: str | None = None, backwards: bool = False
+    ) -> dict[str, Any]:
+        """Calls every worker that is still well, one at a time, so that none disturbs another's
+        times; returns the answers by name.
+        """
+        answers = {}
+        names = [only] if only else list(self._alive)
+        for name in reversed(names) if backwards else names:
+            if name not in self._alive:
+                continue
+            try:
+                answers[name] = call(name, self._alive[name])
+            except WorkerError as error:
+                self.errors[name] = str(error)
+                del self._alive[name]
+        return answers
+
+    def in_turn(self, rounds: int, command: str, **arguments: Any) -> dict[str, list[Any]]:
+        """Asks everybody as often, each second time in the opposite order: clocks and heat drift,
+        and favour nobody. Returns the answers by name.
+        """
+        answers: dict[str, list[Any]] = {name: [] for name in self.names}
+        for number in range(rounds):
+            for name, answer in self.all(
+                lambda name, worker: worker.ask(command, **arguments), backwards=number % 2 == 1
+            ).items():
+                answers[name].append(answer)
+        return answers
+
+    def replay_passes(self) -> int:
+        """How many replays make a round."""
+        first = self.all(lambda name, worker: worker.ask("replay", times=1))
+        if not first:
+            return 1
+        shortest: float = min(first.values())
+        return max(1, min(_MAX_PASSES, math.ceil(_ROUND_SECONDS / shortest)))
+
+
+def end(workers: Iterable[Worker]) -> None:
+    """Lets all of them end."""
+    workers = list(workers)
+    for worker in workers:
+        worker.hang_up()
+    for worker in workers:
+        worker.wait()
+
+
+def median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def median_ratio(values: Sequence[float], stock: Sequence[float]) -> float | None:
+    """Of times taken in turn: what drifts is alike in both of a pair."""
+    return median([own / other for own, other in zip(values, stock, strict=False)])
+
+
+def ratio(value: float | None, base: float | None) -> float | None:
+    return None if value is None or not base else value / base

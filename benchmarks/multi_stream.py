@@ -1,0 +1,133 @@
+"""What captures on several streams cost: stock PyTorch, its option, and cudagraph_pool.
+
+Random programs of alloc, free, kernel, record_stream, fork and join (stream_programs.py says what
+they are and what of pytorch#162186 was taken over) are captured on 2, 4 and 8 streams, under each
+allocator in a process of its own; the processes take turns. The option is PyTorch's
+graph_capture_record_stream_reuse. Reserved memory is held against the most that a program has live
+at once. Every sum that a program's kernels make is compared with what it must be; programs with
+delays are run for that alone. Prints tables and writes one JSON file. Exit code 0 if everything was
+measured, all sums are right and no graph has other nodes or edges than stock's; 1 if not; 2 for
+wrong arguments or without a GPU.
+
+    python benchmarks/multi_stream.py --output multi.json
+    python benchmarks/multi_stream.py --configurations 8x1000-a0.3-f0.3 --seeds 1 2 --output m.json
+    python benchmarks/multi_stream.py --long --output long.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from _command import device, positive, write_report
+from _stream_report import long_table, summarise, summary_lines, table
+from _stream_rows import long_rows, measure_row, start
+from _team import Team, end
+from stream_programs import CONFIGURATIONS, DELAYED, LONG
+
+ALLOCATORS = ("stock", "option", "ours")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    machine = device()
+    if machine is None:
+        print("multi_stream.py: no CUDA device", file=sys.stderr)
+        return 2
+    report: dict[str, Any] = {
+        "options": {**vars(options), "output": str(options.output)},
+        **machine,
+    }
+    good = _measure_long(options, report) if options.long else _measure(options, report)
+    return 0 if good else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [configuration.name for configuration in (*CONFIGURATIONS, *DELAYED)]
+    parser.add_argument(
+        "--configurations",
+        nargs="+",
+        choices=names,
+        default=names,
+        metavar="NAME",
+        help=f"streams x operations - alloc - free; default: all of {', '.join(names)}",
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of programs")
+    parser.add_argument(
+        "--allocators",
+        nargs="+",
+        choices=ALLOCATORS,
+        default=list(ALLOCATORS),
+        help="stock is always measured: the ratios need it",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=positive,
+        default=7,
+        help="timed captures of each program; of those with 10,000 operations at most 3",
+    )
+    parser.add_argument("--rounds", type=positive, default=7, help="of replays, in turn")
+    parser.add_argument(
+        "--checks", type=positive, default=5, help="replays whose sums are compared, each program"
+    )
+    parser.add_argument(
+        "--long",
+        action="store_true",
+        help="instead: one capture of 100,000 nodes, and the time of each of its allocations",
+    )
+    parser.add_argument(
+        "--timeout", type=positive, default=120, help="seconds that one step of a worker may take"
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON")
+    return parser
+
+
+def _team(options: argparse.Namespace, names: Sequence[str]) -> tuple[Team, list[Any]]:
+    allocators = ["stock", *(name for name in options.allocators if name != "stock")]
+    workers = {name: start(names, options.seeds, name, options.timeout) for name in allocators}
+    team = Team(workers)
+    team.all(lambda name, worker: worker.ask("prepare"))
+    return team, list(workers.values())
+
+
+def _measure(options: argparse.Namespace, report: dict[str, Any]) -> bool:
+    rows: list[dict[str, Any]] = []
+    report["rows"] = rows
+    programs = [(name, seed) for name in options.configurations for seed in options.seeds]
+    team, workers = _team(options, options.configurations)
+    try:
+        for key, (name, seed) in enumerate(programs):
+            began = time.monotonic()
+            rows.append(measure_row(team, key, name, seed, options))
+            report["summary"] = summarise(rows)
+            write_report(report, options.output)
+            print(f"{name} seed {seed}: {time.monotonic() - began:.1f} s", file=sys.stderr)
+    finally:
+        end(workers)
+    print(table(rows))
+    print("\n".join(summary_lines(report["summary"])))
+    return bool(report["summary"]["good"])
+
+
+def _measure_long(options: argparse.Namespace, report: dict[str, Any]) -> bool:
+    team, workers = _team(options, [LONG.name])
+    try:
+        report["long"] = long_rows(team, options.seeds)
+        write_report(report, options.output)
+    finally:
+        end(workers)
+    print(long_table(report["long"]))
+    for name, error in team.errors.items():
+        print(f"{name}: FAILED {error}")
+    return not team.errors
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Models whose one step runs on two streams, as people write them: with record_stream."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from cudagraph_pool._workloads import Workload, randomize, rms_norm
+
+_DTYPE = torch.bfloat16
+
+
+class WeightStreaming(Workload):
+    """A feed-forward stack whose weights lie in pinned host memory. While one layer computes, the
+    next one's weights are copied on a side stream, which first waits for all that computes so far:
+    so no more than two layers' weights are ever needed at once.
+
+    The key is the number of rows divided by 64.
+    """
+
+    name = "streaming"
+    keys = range(4, 33, 4)
+
+    def __init__(
+        self, device: torch.device, layers: int = 8, hidden: int = 1024, intermediate: int = 4096
+    ) -> None:
+        self._device = device
+        self._copy = torch.cuda.Stream(device)
+        generator = torch.Generator().manual_seed(0)
+
+        def pinned(outputs: int, inputs: int) -> Tensor:
+            made = torch.randn(outputs, inputs, generator=generator) * inputs**-0.5
+            return made.to(_DTYPE).pin_memory()
+
+        self._weights = [
+            (pinned(intermediate, hidden), pinned(hidden, intermediate)) for _ in range(layers)
+        ]
+        rows = 64 * self.keys[-1]
+        self._input = torch.empty(rows, hidden, dtype=_DTYPE, device=device)
+        self._result = torch.empty_like(self._input)
+
+    def fill(self, key: int, seed: int) -> None:
+        generator = torch.Generator(self._input.device).manual_seed(seed)
+        self._input[: 64 * key].normal_(generator=generator)
+
+    @torch.no_grad()
+    def step(self, key: int) -> None:
+        main = torch.cuda.current_stream(self._device)
+        x = self._input[: 64 * key]
+        weights = self._fetch(0, main)
+        for number in range(len(self._weights)):
+            main.wait_stream(self._copy)
+            up, down = weights
+            if number + 1 < len(self._weights):
+                weights = self._fetch(number + 1, main)
+            h = nn.functional.gelu(nn.functional.linear(x, up))
+            x = rms_norm(x + nn.functional.linear(h, down))
+            del h
+            for used in (up, down):
+                used.record_stream(main)
+            del up, down, used
+        self._result[: 64 * key].copy_(x)
+
+    def _fetch(self, layer: int, main: torch.cuda.Stream) -> list[Tensor]:
+        self._copy.wait_stream(main)
+        with torch.cuda.stream(self._copy):
+            return [weight.to(self._device, non_blocking=True) for weight in self._weights[layer]]
+
+    def outputs(self, key: int) -> list[Tensor]:
+        return [self._result[: 64 * key]]
+
+
+class Branches(Workload):
+    """Blocks of two branches, one on a side stream. What crosses from one stream to the other is
+    recorded; a block's input is read by both.
+
+    The key is the number of rows divided by 64.
+    """
+
+    name = "branches"
+    keys = range(4, 33, 4)
+
+    def __init__(self, device: torch.device, layers: int = 8, width: int = 1024) -> None:
+        self._device = device
+        self._side = torch.cuda.Stream(device)
+        generator = torch.Generator(device).manual_seed(0)
+
+        def linears(inputs: int, outputs: int) -> nn.ModuleList:
+            made = nn.ModuleList(
+                nn.Linear(inputs, outputs, bias=False, dtype=_DTYPE, device=device)
+                for _ in range(layers)
+            )
+            randomize(made, generator)
+            return made
+
+        self._wide = linears(width, 4 * width), linears(4 * width, width)
+        self._narrow = linears(width, 3 * width // 2), linears(3 * width // 2, width)
+        rows = 64 * self.keys[-1]
+        self._input = torch.empty(rows, width, dtype=_DTYPE, device=device)
+        self._result = torch.empty_like(self._input)
+
+    def fill(self, key: int, seed: int) -> None:
+        generator = torch.Generator(self._input.device).manual_seed(seed)
+        self._input[: 64 * key].normal_(generator=generator)
+
+    @torch.no_grad()
+    def step(self, key: int) -> None:
+        main = torch.cuda.current_stream(self._device)
+        x = self._input[: 64 * key]
+        for wide_in, wide_out, narrow_in, narrow_out in zip(
+            *self._wide, *self._narrow, strict=True
+        ):
+            self._side.wait_stream(main)
+            with torch.cuda.stream(self._side):
+                beside = narrow_out(nn.functional.silu(narrow_in(x)).square())
+                x.record_stream(self._side)
+            straight = wide_out(nn.functional.gelu(wide_in(x)))
+            main.wait_stream(self._side)
+            x = rms_norm(x + straight + beside)
+            beside.record_stream(main)
+            del straight, beside
+        self._result[: 64 * key].copy_(x)
+
+    def outputs(self, key: int) -> list[Tensor]:
+        return [self._result[: 64 * key]]

@@ -1,0 +1,165 @@
+"""Small programs on four streams, each with what an allocator may do at its last allocation."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+from stream_programs import ELEMENT_BYTES, Kind, Op, Program
+
+MIB = 1 << 20
+
+# Stream 0 begins the capture, 1 and 2 are forked from it before all else, 3 is not.
+MAIN, SIDE, THIRD, LATE = range(4)
+
+_DELAY_CYCLES = 2_000_000  # about a millisecond: whatever is started early is early
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What happens between fork and join, and what the last allocation finds.
+
+    Attributes:
+        name (str): what it shows.
+        steps (str): ``a0 m`` allocates and writes tensor 0 on the main stream, ``r0 s`` reads it on
+            the side stream, late if it is ``R0 s``; ``u0 s`` records it for the side stream;
+            ``f0`` frees it; ``w m s``: main waits for side; ``k m``: a kernel without tensors;
+            ``K m``: one that lasts. Streams are m, s, t (third) and l (late).
+        reserved_mib (int): what the pool reserves in the end.
+        sizes_mib (tuple): of each tensor.
+        is_stricter (bool): the graph itself would allow the last tensor to share with tensor 0, but
+            the frontiers at the free do not.
+    """
+
+    name: str
+    steps: str
+    reserved_mib: int
+    sizes_mib: tuple[int, ...] = (8, 8)
+    is_stricter: bool = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the last tensor may have memory of tensor 0."""
+        return self.reserved_mib < sum(self.sizes_mib)
+
+    def program(self) -> Program:
+        ops = [Op(Kind.START, MAIN, -1, -1)]
+        for stream in (SIDE, THIRD):
+            ops += [Op(Kind.WAIT, stream, -1, MAIN), Op(Kind.START, stream, -1, -1)]
+        owners: dict[int, int] = {}
+        streams = {MAIN, SIDE, THIRD}
+        for step in self.steps.split(", "):
+            what, *names = step.split()
+            on = ["mstl".index(name) for name in names]
+            ops += _ops(what, on, owners)
+            if on and on[0] not in streams:
+                streams.add(on[0])
+                ops.append(Op(Kind.START, on[0], -1, -1))
+        ops += [Op(Kind.WAIT, MAIN, -1, stream) for stream in sorted(streams - {MAIN})]
+        elements = tuple(mib * MIB // ELEMENT_BYTES for mib in self.sizes_mib)
+        return Program(4, tuple(ops), elements, tuple(owners[t] for t in range(len(elements))))
+
+
+def _ops(what: str, on: list[int], owners: dict[int, int]) -> list[Op]:
+    late = [Op(Kind.DELAY, on[0], -1, _DELAY_CYCLES)] if what[0].isupper() else []
+    tensor = int(what[1:]) if what[1:] else -1
+    match what[0].lower():
+        case "a":
+            owners[tensor] = on[0]
+            return [Op(Kind.ALLOC, on[0], tensor, -1)]
+        case "r":
+            return [*late, Op(Kind.READ, on[0], tensor, -1)]
+        case "u":
+            return [Op(Kind.RECORD, on[0], tensor, -1)]
+        case "f":
+            return [Op(Kind.FREE, owners[tensor], tensor, -1)]
+        case "w":
+            return [Op(Kind.WAIT, on[0], -1, on[1])]
+        case "k":
+            return [*late, Op(Kind.PLAIN, on[0], -1, -1)]
+    raise ValueError(what)
+
+
+SCENARIOS = (
+    Scenario("same stream", "a0 m, R0 m, f0, a1 m, r1 m", 8),
+    Scenario("another stream that waited", "a0 m, R0 m, f0, w s m, a1 s, r1 s", 8),
+    Scenario("another stream that did not wait", "a0 m, R0 m, f0, a1 s, r1 s", 16),
+    Scenario("another stream that waited too early", "w s m, a0 m, R0 m, f0, a1 s, r1 s", 16),
+    Scenario("a side stream's memory on main", "a0 s, R0 s, f0, w m s, a1 m, r1 m", 8),
+    Scenario("a side stream's memory on a third", "a0 s, R0 s, f0, w t s, a1 t, r1 t", 8),
+    Scenario("a stream that joined the capture late", "a0 m, R0 m, f0, w l m, a1 l, r1 l", 8),
+    Scenario("recorded, not waited for", "a0 m, w s m, R0 s, u0 s, f0, a1 m, r1 m", 16),
+    Scenario(
+        "recorded, waited before the free", "a0 m, w s m, R0 s, u0 s, w m s, f0, a1 m, r1 m", 8
+    ),
+    Scenario(
+        "recorded, waited after the free", "a0 m, w s m, R0 s, u0 s, f0, w m s, a1 m, r1 m", 8
+    ),
+    Scenario("recorded, waited too early", "a0 m, w s m, w m s, R0 s, u0 s, f0, a1 m, r1 m", 16),
+    Scenario("not recorded but waited for", "a0 m, w s m, R0 s, w m s, f0, a1 m, r1 m", 8),
+    Scenario("taken by its reader", "a0 m, w s m, R0 s, u0 s, f0, a1 s, r1 s", 8),
+    Scenario("a third behind the reader", "a0 m, w s m, R0 s, u0 s, f0, w t s, a1 t, r1 t", 8),
+    Scenario("a third behind the owner", "a0 m, w s m, R0 s, u0 s, f0, w t m, a1 t, r1 t", 16),
+    Scenario(
+        "the owner had gone on before the free",
+        "a0 m, w s m, r0 s, u0 s, k m, f0, w t s, a1 t, r1 t",
+        16,
+        is_stricter=True,
+    ),
+    Scenario(
+        "the owner goes on after the free",
+        "a0 m, w s m, R0 s, u0 s, f0, K m, w t s, a1 t, r1 t",
+        8,
+    ),
+    Scenario(
+        "the reader goes on after the free",
+        "a0 m, w s m, R0 s, u0 s, f0, w m s, K s, a1 m, r1 m",
+        8,
+    ),
+    Scenario(
+        "two readers, one waited for",
+        "a0 m, w s m, r0 s, u0 s, w t m, R0 t, u0 t, f0, w m s, a1 m, r1 m",
+        16,
+    ),
+    Scenario(
+        "two readers, both waited for",
+        "a0 m, w s m, R0 s, u0 s, w t m, R0 t, u0 t, f0, w m s, w m t, a1 m, r1 m",
+        8,
+    ),
+    Scenario(
+        "through another stream",
+        "a0 m, w s m, R0 s, u0 s, f0, w t s, k t, w m t, a1 m, r1 m",
+        8,
+    ),
+    Scenario(
+        "through another stream that did nothing",
+        "a0 m, w s m, R0 s, u0 s, f0, w t s, w m t, a1 m, r1 m",
+        8,
+    ),
+    Scenario(
+        "through a node's first predecessor", "a0 s, R0 s, f0, w t s, w t m, k t, w m t, a1 m", 8
+    ),
+    Scenario(
+        "through a node's second predecessor", "a0 s, R0 s, f0, w t m, w t s, k t, w m t, a1 m", 8
+    ),
+    Scenario(
+        "proven only later",
+        "a0 m, w s m, R0 s, u0 s, f0, k m, k m, a1 m, w m s, a2 m, r1 m, r2 m",
+        16,
+        sizes_mib=(8, 8, 8),
+    ),
+    Scenario(
+        "two streams' memory for one tensor",
+        "a0 m, R0 m, f0, a1 s, R1 s, f1, w t m, w t s, a2 t, r2 t",
+        8,
+        sizes_mib=(4, 4, 8),
+    ),
+    Scenario(
+        "two streams' memory, one of them proven",
+        "a0 m, R0 m, f0, a1 s, R1 s, f1, w t m, a2 t, r2 t",
+        12,
+        sizes_mib=(4, 4, 8),
+    ),
+)

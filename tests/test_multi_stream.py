@@ -1,0 +1,266 @@
+"""What multi_stream.py counts as right, what its figures come to, and that no failure is hidden."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+import _stream_report
+import _stream_rows
+import multi_stream
+from stream_programs import LONG, Kind, Op, Program, generate
+
+Capture = pytest.CaptureFixture[str]
+
+NAMES = ["2x1000-a0.1-f0.1", "4x1000-a0.3-f0.3", "8x1000-a0.3-f0.3-delays"]
+
+# Stands in for _stream_worker.py: answers every command, or fails as the environment says.
+FAKE_WORKER = """
+import json, os, sys
+allocator = sys.argv[sys.argv.index("--allocator") + 1]
+trouble, _, where = os.environ.get("TROUBLE", "").partition("@")
+number = ["stock", "option", "ours"].index(allocator)
+asked = []
+for line in sys.stdin:
+    request = json.loads(line)
+    command = request["command"]
+    asked.append(command)
+    here = where == f"{allocator}.{command}"
+    if here and trouble == "fail":
+        print(json.dumps({"error": "RuntimeError: broken"}), flush=True)
+        sys.exit(1)
+    wrong = 17 if here and trouble == "wrong" and request["key"] == 1 else 0
+    more = 1 if here and trouble == "edges" else 0
+    result = {
+        "prepare": {},
+        "shape": {"nodes": 1100, "edges": 1200 + more},
+        "capture": {"seconds": [0.1, 0.2, 0.09][number], "reserved_bytes": (400 >> number) << 20,
+                    "device_bytes": 0, "driver_seconds": 0.01 if allocator == "ours" else None},
+        "replay": [0.02, 0.02, 0.021][number],
+        "wrong_sums": wrong, "wrong_sums_eagerly": wrong, "release": None,
+        "spans": [[1000 * i, 1000 * i + 10 + number] for i in range(100)],
+        "mapping": [i % 10 == 0 for i in range(100)],
+    }[command]
+    print(json.dumps({"result": result}), flush=True)
+"""
+
+
+@pytest.fixture
+def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the benchmark with fake workers; returns its exit code and its report."""
+    worker = tmp_path / "_stream_worker.py"
+    worker.write_text(FAKE_WORKER)
+    monkeypatch.setattr(_stream_rows, "WORKER", worker)
+    monkeypatch.setattr(multi_stream, "device", lambda: {"gpu": "a GPU", "torch": "2.11"})
+
+    def run(trouble: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+        monkeypatch.setenv("TROUBLE", trouble)
+        output = tmp_path / "results.json"
+        code = multi_stream.main(["--output", str(output), *arguments])
+        return code, json.loads(output.read_text())
+
+    return run
+
+
+def test_rows_and_summary(measure: Any, capsys: Capture) -> None:
+    code, report = measure("", "--configurations", *NAMES, "--seeds", "0", "1")
+    assert code == 0
+    rows = report["rows"]
+    assert [(row["configuration"], row["seed"]) for row in rows] == [
+        (name, seed) for name in NAMES for seed in (0, 1)
+    ]
+    row = rows[0]
+    assert list(row["allocators"]) == ["stock", "option", "ours"]
+    ours = row["allocators"]["ours"]
+    assert ours["ratio"] == (100 << 20) / row["peak_bytes"]
+    assert ours["capture_vs_stock"] == pytest.approx(0.9)
+    assert ours["replay_vs_stock"] == pytest.approx(1.05)
+    assert (len(ours["capture_seconds_all"]), len(ours["replay_seconds_all"])) == (7, 7)
+    assert (ours["checks"], ours["wrong_sums"], ours["driver_seconds"]) == (5, 0, 0.01)
+    assert row["wrong_sums_eagerly"] is None
+
+    delayed = rows[4]
+    assert delayed["delayed"]
+    assert len(delayed["allocators"]["ours"]["capture_seconds_all"]) == 1
+    assert delayed["allocators"]["ours"]["replay_seconds"] is None
+    assert delayed["allocators"]["ours"]["checks"] == 20
+    assert delayed["wrong_sums_eagerly"] == 0
+
+    summary = report["summary"]
+    assert summary["good"]
+    figures = summary["figures"]
+    assert figures["ours"]["ratio"]["programs"] == 4  # without those with delays
+    peaks = [row["peak_bytes"] for row in rows[:4]]
+    assert figures["ours"]["ratio"]["worst"] == (100 << 20) / min(peaks)
+    assert figures["stock"]["ratio"]["mean"] == pytest.approx(4 * figures["ours"]["ratio"]["mean"])
+    assert figures["option"]["capture_vs_stock"]["mean"] == pytest.approx(2)
+    assert not any(summary[what] for what in ("wrong", "other_graphs", "failed"))
+    said = capsys.readouterr().out
+    assert "ours, geometric mean: reserved÷peak" in said
+    assert said.count("right") == 6
+
+
+def test_large_programs_are_captured_less_often(measure: Any) -> None:
+    _, report = measure("", "--configurations", "8x10000-a0.3-f0.1")
+    (row,) = report["rows"]
+    assert len(row["allocators"]["stock"]["capture_seconds_all"]) == 3
+    assert len(row["allocators"]["stock"]["replay_seconds_all"]) == 7
+
+
+@pytest.mark.parametrize("allocator", ["stock", "option", "ours"])
+def test_wrong_sums_fail(allocator: str, measure: Any, capsys: Capture) -> None:
+    code, report = measure(f"wrong@{allocator}.wrong_sums", "--configurations", *NAMES)
+    assert code == 1
+    assert report["summary"]["wrong"] == [f"{NAMES[1]} seed 0"]
+    assert f"{allocator}: 17 WRONG" in capsys.readouterr().out
+
+
+def test_a_wrong_program_fails(measure: Any, capsys: Capture) -> None:
+    code, report = measure("wrong@stock.wrong_sums_eagerly", "--configurations", *NAMES[1:])
+    assert code == 1
+    assert report["summary"]["wrong"] == [f"{NAMES[2]} seed 0"]
+    assert "eager: 17 WRONG" in capsys.readouterr().out
+
+
+def test_other_edges_than_stocks_fail(measure: Any, capsys: Capture) -> None:
+    code, report = measure("edges@ours.shape", "--configurations", *NAMES[:1])
+    assert code == 1
+    assert report["summary"]["other_graphs"] == [f"{NAMES[0]} seed 0"]
+    said = capsys.readouterr().out
+    assert "1200/1200/1201" in said
+    assert "OTHER nodes or edges" in said
+    assert measure("edges@option.shape", "--configurations", *NAMES[:1])[0] == 0  # a finding
+
+
+@pytest.mark.parametrize(
+    "command", ["prepare", "shape", "capture", "replay", "wrong_sums", "release"]
+)
+@pytest.mark.parametrize("allocator", ["stock", "ours"])
+def test_a_failing_worker_is_a_failure(
+    command: str, allocator: str, measure: Any, capsys: Capture
+) -> None:
+    code, report = measure(f"fail@{allocator}.{command}", "--configurations", *NAMES[:2])
+    assert code == 1
+    assert report["summary"]["failed"]
+    assert "broken" in report["rows"][-1]["allocators"][allocator]["error"]
+    other = "ours" if allocator == "stock" else "stock"
+    assert report["rows"][-1]["allocators"][other]["wrong_sums"] == 0  # the others go on
+    assert f"{allocator}: FAILED" in capsys.readouterr().out
+
+
+def test_chosen_allocators(measure: Any) -> None:
+    code, report = measure("", "--configurations", NAMES[0], "--allocators", "ours")
+    assert code == 0
+    assert list(report["rows"][0]["allocators"]) == ["stock", "ours"]
+    assert report["summary"]["not_below_option"] == []
+
+
+def test_not_below_the_option() -> None:
+    def row(option: float | None, ours: float | None) -> dict[str, Any]:
+        ratios = {"stock": 5.0, "option": option, "ours": ours}
+        of = {
+            name: {"ratio": ratio, "wrong_sums": 0, "nodes": 1, "edges": 1, "error": None}
+            | {"capture_vs_stock": 1.0, "replay_vs_stock": 1.0}
+            for name, ratio in ratios.items()
+        }
+        return {
+            "configuration": f"{option} {ours}",
+            "seed": 0,
+            "delayed": False,
+            "wrong_sums_eagerly": None,
+            "allocators": of,
+        }
+
+    pairs = [(1.2, 1.2), (1.2, 1.19), (1.04, 1.05), (1.06, 1.3), (None, 1.0), (1.2, None)]
+    summary = _stream_report.summarise([row(*pair) for pair in pairs])
+    assert summary["not_below_option"] == ["1.2 1.2 seed 0", "1.06 1.3 seed 0"]
+    assert summary["good"]
+
+
+def test_no_rows_are_not_good() -> None:
+    assert not _stream_report.summarise([])["good"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--configurations", "3x5"], ["--allocators", "mine"], ["--repeats", "0"], ["--seeds", "x"]],
+)
+def test_wrong_arguments(arguments: list[str], tmp_path: Path, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        multi_stream.main(["--output", str(tmp_path / "x.json"), *arguments])
+    assert caught.value.code == 2
+
+
+def test_help(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        multi_stream.main(["--help"])
+    assert caught.value.code == 0
+    assert "8x10000-a0.3-f0.3" in capsys.readouterr().out
+
+
+def test_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
+    monkeypatch.setattr(multi_stream, "device", lambda: None)
+    assert multi_stream.main(["--output", str(tmp_path / "x.json")]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+def long_program(kernels: int) -> Program:
+    """An allocation at every tenth node."""
+    ops = []
+    for number in range(kernels):
+        kind = Kind.ALLOC if number % 10 == 9 else Kind.PLAIN
+        ops.append(Op(kind, 0, number // 10 if kind == Kind.ALLOC else -1, -1))
+    return Program(1, tuple(ops), (128,) * (kernels // 10), (0,) * (kernels // 10))
+
+
+def test_sections_of_a_long_capture() -> None:
+    count = 10_000
+    program = long_program(10 * count)
+    # Each takes 1 µs, one of ten 90 µs but maps, one is interrupted in one of the runs, one in all.
+    maps = [number % 10 == 0 for number in range(count)]
+
+    def run(interrupted: int) -> list[tuple[int, int]]:
+        lasting = [90_000 if maps[n] else 1_000 for n in range(count)]
+        lasting[interrupted] = lasting[9_995] = 70_000
+        return [(100_000 * n, 100_000 * n + lasting[n]) for n in range(count)]
+
+    measured = _stream_rows.sections(program, [run(1_001), run(1_002)], maps)
+    sections = measured["sections"]
+    assert [section["nodes"] for section in sections] == [12_500, 25_000, 50_000, 100_000]
+    assert [section["mapping"] for section in sections] == [125, 125, 250, 500]
+    assert [section["too_long"] for section in sections] == [0, 0, 0, 1]
+    assert [section["max"] for section in sections] == pytest.approx([1e-6, 1e-6, 1e-6, 70e-6])
+    assert sections[0]["median"] == pytest.approx(1e-6)
+    assert sections[0]["allocation_seconds"] == pytest.approx(125 * 90e-6 + 1125e-6)
+    assert sections[1]["seconds"] == pytest.approx(0.2499 + 1e-6)
+    assert measured["growth"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_long(measure: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(_stream_rows, "generate", lambda made, seed: long_program(1_000))
+    monkeypatch.setattr(_stream_rows, "_SECTION_ENDS", (500, 1_000))
+    code, report = measure("", "--long", "--seeds", "3", "4")
+    assert code == 0
+    assert [(row["seed"], row["allocator"]) for row in report["long"]] == [
+        (seed, allocator) for seed in (3, 4) for allocator in ("stock", "option", "ours")
+    ]
+    ours = report["long"][2]
+    assert ours["sections"][0]["mapping"] == 5
+    assert ours["sections"][0]["max"] == pytest.approx(12e-9)
+    assert "growth" in capsys.readouterr().out
+
+    code, report = measure("fail@ours.spans", "--long")
+    assert code == 1
+    assert [row["allocator"] for row in report["long"]] == ["stock", "option"]
+    assert "ours: FAILED spans: RuntimeError: broken" in capsys.readouterr().out
+
+
+def test_the_long_program_has_100_000_nodes() -> None:
+    program = generate(LONG, 0)
+    assert 100_000 < program.nodes < 103_000
+    assert program.count(Kind.FREE) > 20_000

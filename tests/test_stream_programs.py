@@ -1,0 +1,255 @@
+"""The random programs of benchmarks/multi_stream.py: right by construction, their sums known."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+from stream_oracle import taken_too_early
+from stream_programs import (
+    CONFIGURATIONS,
+    DELAYED,
+    LONG,
+    Configuration,
+    Kind,
+    Op,
+    Program,
+    by_name,
+    generate,
+    rounded,
+    sums_of,
+    value_of,
+)
+from stream_scenarios import SCENARIOS, Scenario
+
+if TYPE_CHECKING:
+    from _stream_work import StreamPrograms
+    from torch import Tensor
+
+SMALL = [replace(made, operations=300) for made in (*CONFIGURATIONS[:12], *DELAYED)]
+
+
+def test_there_are_the_24() -> None:
+    assert len(CONFIGURATIONS) == 24
+    drawn = {(c.streams, c.operations, c.alloc, c.free) for c in CONFIGURATIONS}
+    assert len(drawn) == 24
+    assert {c.streams for c in CONFIGURATIONS} == {2, 4, 8}
+    assert {c.operations for c in CONFIGURATIONS} == {1_000, 10_000}
+    names = [c.name for c in (*CONFIGURATIONS, *DELAYED, LONG)]
+    assert len(set(names)) == len(names)
+    assert [by_name(name).name for name in names] == names
+
+
+def test_a_program_is_that_of_its_seed() -> None:
+    made = CONFIGURATIONS[3]
+    assert generate(made, 0) == generate(made, 0)
+    assert generate(made, 0) != generate(made, 1)
+    # Figures of another machine or Python are of the same programs.
+    program = generate(made, 0)
+    assert (len(program.ops), program.peak_bytes()) == (2_022, 61_797_888)
+
+
+@pytest.mark.parametrize("configuration", SMALL, ids=lambda made: made.name)
+@pytest.mark.parametrize("seed", range(3))
+def test_programs_are_right(configuration: Configuration, seed: int) -> None:
+    """By all pairs of nodes, not by clocks: what is read is written before, what is freed is
+    recorded for all its readers or ordered behind them, and all streams join.
+    """
+    program = generate(configuration, seed)
+    behind: list[set[int]] = [set() for _ in range(program.streams)]  # nodes, of each stream
+    written: dict[int, int] = {}
+    readers: dict[int, dict[int, int]] = {}  # of each tensor, the last read of each stream
+    recorded: dict[int, set[int]] = {}
+    freed: set[int] = set()
+    for number, (kind, stream, tensor, other) in enumerate(program.ops):
+        if kind == Kind.WAIT:
+            behind[stream] |= behind[other]
+            continue
+        if kind in (Kind.ALLOC, Kind.READ, Kind.PLAIN, Kind.START, Kind.DELAY):
+            behind[stream].add(number)
+        if kind == Kind.ALLOC:
+            assert program.owners[tensor] == stream
+            assert tensor not in written
+            written[tensor] = number
+        elif kind == Kind.READ:
+            assert tensor not in freed
+            assert written[tensor] in behind[stream]
+            readers.setdefault(tensor, {})[stream] = number
+        elif kind == Kind.RECORD:
+            assert tensor not in freed
+            assert stream != program.owners[tensor]
+            recorded.setdefault(tensor, set()).add(stream)
+        elif kind == Kind.FREE:
+            assert tensor not in freed
+            freed.add(tensor)
+            owner = program.owners[tensor]
+            for reader, read in readers[tensor].items():
+                assert reader in recorded.get(tensor, ()) or read in behind[owner]
+    nodes = {number for number, op in enumerate(program.ops) if op.is_node}
+    assert behind[0] == nodes
+    assert len(nodes) == program.nodes
+
+
+def test_programs_are_as_their_configuration_says() -> None:
+    made = Configuration(4, 20_000, 0.3, 0.1)
+    program = generate(made, 0)
+    kinds = Counter(op.kind for op in program.ops)
+    assert 0.28 < kinds[Kind.ALLOC] / 20_000 < 0.32
+    assert 0.09 < kinds[Kind.FREE] / 20_000 < 0.11
+    assert 0.09 < (kinds[Kind.WAIT] - 6) / 20_000 < 0.11
+    assert kinds[Kind.READ] + kinds[Kind.PLAIN] == 20_000
+    assert kinds[Kind.DELAY] == 0
+    assert program.nodes == 20_000 + kinds[Kind.ALLOC] + 4
+    sizes = sorted(4 * elements for elements in program.elements)
+    assert sizes[0] >= made.smallest - 4
+    assert sizes[-1] <= made.largest + 4
+    assert 600 << 10 < sizes[len(sizes) // 2] < 900 << 10  # between both, by logarithm
+    foreign = sum(op.kind == Kind.RECORD for op in program.ops)
+    assert foreign > 0.5 * kinds[Kind.READ]
+    assert len({value_of(tensor) for tensor in range(len(sizes))}) == len(sizes)
+
+
+def test_peak_and_sums_of_a_program_by_hand() -> None:
+    ops = (
+        Op(Kind.START, 0, -1, -1),
+        Op(Kind.WAIT, 1, -1, 0),
+        Op(Kind.START, 1, -1, -1),
+        Op(Kind.ALLOC, 0, 0, -1),
+        Op(Kind.READ, 0, 0, -1),
+        Op(Kind.FREE, 0, 0, -1),
+        Op(Kind.ALLOC, 0, 1, -1),
+        Op(Kind.ALLOC, 0, 2, -1),
+        Op(Kind.READ, 0, 1, -1),
+        Op(Kind.READ, 0, 1, -1),
+        Op(Kind.FREE, 0, 2, -1),
+        Op(Kind.WAIT, 0, -1, 1),
+    )
+    program = Program(2, ops, (1000, 128, 129), (0, 0, 0))
+    assert [rounded(elements) for elements in program.elements] == [4096, 512, 1024]
+    assert program.peak_bytes() == 4096
+    assert program.nodes == 8
+    reads = program.reads()
+    assert reads == [[(1000, value_of(0)), (128, value_of(1)), (128, value_of(1))], []]
+    assert list(sums_of(reads[0])) == [(128, value_of(0) + 2 * value_of(1)), (872, value_of(0))]
+    assert list(sums_of([])) == []
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_the_oracle(scenario: Scenario) -> None:
+    program = scenario.program()
+    first, last = 0, len(program.elements) - 1
+    apart = {tensor: [(tensor, 0, 4096)] for tensor in range(last + 1)}
+    assert taken_too_early(program, apart) == []
+    shared = {**apart, last: [(first, 256, 512), (last, 0, 3584)]}
+    allowed = scenario.is_shared or scenario.is_stricter
+    assert taken_too_early(program, shared) == ([] if allowed else [(first, last)])
+
+
+def test_the_oracle_sees_live_tensors_that_share() -> None:
+    program = generate(SMALL[3], 0)
+    apart = {tensor: [(tensor, 0, 512)] for tensor in range(len(program.elements))}
+    assert taken_too_early(program, apart) == []
+    at_once = {tensor: [(0, 0, 512)] for tensor in range(len(program.elements))}
+    assert (0, 1) in taken_too_early(program, at_once)
+
+
+class FakeStream:
+    """Stands in for a CUDA stream: work on it is done at once, so that program order is kept."""
+
+    def __init__(self, device: object = None) -> None:
+        self.cuda_stream = id(self)
+        self.waited_for: list[FakeStream] = []
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.waited_for.append(other)
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> list[FakeStream]:
+    """torch.cuda's streams are fakes; the list holds the current one."""
+    torch = pytest.importorskip("torch")
+    current = [FakeStream()]
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: current[0])
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    return current
+
+
+Make = Callable[..., "StreamPrograms"]
+
+
+@pytest.fixture
+def programs(on_the_cpu: list[FakeStream]) -> Make:
+    import torch
+    from _stream_work import StreamPrograms
+
+    small = {"smallest": 512, "largest": 8192}
+
+    def make(*configurations: Configuration) -> StreamPrograms:
+        made = [(replace(configuration, **small), 5) for configuration in configurations]
+        return StreamPrograms(torch.device("cpu"), made)
+
+    return make
+
+
+def wrong_sums(work: StreamPrograms, key: int) -> int:
+    work.clear(key)
+    work.step(key)
+    found, expected = work.outputs(key), work.expected(key)
+    assert len(found) == len(expected)
+    return sum(int((a != b).sum()) for a, b in zip(found, expected, strict=True))
+
+
+def test_runs_make_the_sums_that_the_program_says(
+    programs: Make, on_the_cpu: list[FakeStream]
+) -> None:
+    work = programs(*SMALL)
+    begin = on_the_cpu[0]
+    for key in (*work.keys, *reversed(work.keys)):
+        assert wrong_sums(work, key) == 0
+        assert on_the_cpu[0] is begin
+        assert any(bool(sums.any()) for sums in work.outputs(key))
+
+
+def test_memory_that_is_given_out_too_early_makes_wrong_sums(programs: Make) -> None:
+    """Once, of hundreds of allocations, one gets memory of another that is still to be read."""
+    import torch
+
+    work = programs(SMALL[3])
+    program = work.program(0)
+    assert wrong_sums(work, 0) == 0
+    last_read = {op.tensor: at for at, op in enumerate(program.ops) if op.kind == Kind.READ}
+    made = [(at, op.tensor) for at, op in enumerate(program.ops) if op.kind == Kind.ALLOC]
+    first = made[30][1]
+    second = next(tensor for at, tensor in made[31:] if at < last_read[first])
+    shared = torch.empty(8192, dtype=torch.int32)
+    numbers = itertools.count()
+
+    def allocate(elements: int) -> Tensor:
+        return shared[:elements] if next(numbers) in (first, second) else work.empty(elements)
+
+    work.allocate = allocate
+    assert wrong_sums(work, 0) > 0
+
+
+def test_a_run_that_does_nothing_makes_wrong_sums(programs: Make) -> None:
+    work = programs(SMALL[0])
+    work.clear(0)
+    assert all(bool((a != b).any()) for a, b in zip(work.outputs(0), work.expected(0), strict=True))
+
+
+def test_streams_of_a_program_must_differ(programs: Make, on_the_cpu: list[FakeStream]) -> None:
+    work = programs(SMALL[0])
+    on_the_cpu[0] = work._side[0]
+    with pytest.raises(RuntimeError, match="two streams of a program are one"):
+        work.step(0)
