@@ -59,7 +59,7 @@ class Scenario:
                 ops.append(Op(Kind.START, on[0], -1, -1))
         ops += [Op(Kind.WAIT, MAIN, -1, stream) for stream in sorted(streams - {MAIN})]
         elements = tuple(mib * MIB // ELEMENT_BYTES for mib in self.sizes_mib)
-        return Program(4, tuple(ops), elements, tuple(owners[t] for t in range(len(elements))))
+        return Program(max(streams) + 1, tuple(ops), elements, tuple(owners[t] for t in range(len(elements))))
 
 
 def _ops(what: str, on: list[int], owners: dict[int, int]) -> list[Op]:

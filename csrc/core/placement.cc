@@ -22,8 +22,10 @@ constexpr int kEdgeSearches = 64;
 constexpr uint64_t kHandlesOfBlock = 2;
 constexpr uint64_t kMostHandlePages = 16;
 
-// In how many ranges a block looks for the place that other streams could use least.
-constexpr int kRangesForTakers = 32;
+// In how many ranges, and at how many starts in each run, a block looks for the place that other
+// streams could use least.
+constexpr int kRangesForTakers = 8;
+constexpr uint64_t kStartsForTakers = 16;
 
 // Where new pages go unless another range makes more of them.
 constexpr RangeId kFirstRange{0};
@@ -387,7 +389,7 @@ uint64_t Leftover(const RangeTable& ranges, const FreeRun& run, uint32_t begin, 
 // The best choice in the range of those that take at most `most_whole` whole pages.
 std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint64_t page,
                                   uint64_t length, RangeId id, uint64_t most_whole,
-                                  const TakersOf& takers) {
+                                  const Takers& takers) {
   const RangeTable::Range& range = ranges.range(id);
   const bool several_pages = ranges.handle_count() < ranges.page_count();
   std::optional<Choice> best;
@@ -401,26 +403,23 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
     uint64_t high = last;
     if (run.end() != range.end()) high += view.Head(ranges.page_at(run.end())).count();
     if (high - low < length) continue;
+    const auto behind = [&](uint64_t end) { return (std::min(end, last) + page - 1) / page; };
     const auto consider = [&](uint64_t start) {
       if (start < low || start > high - length) return;
       const uint64_t end = start + length;
       Choice choice{.start = start};
-      choice.whole = (std::min(end, last) + page - 1) / page - std::max(start, first) / page;
+      choice.whole = behind(end) - std::max(start, first) / page;
       if (choice.whole > most_whole) return;
       choice.leftover = Leftover(ranges, run, static_cast<uint32_t>(start / page),
                                  static_cast<uint32_t>((end + page - 1) / page));
-      if (takers) {
-        const uint64_t behind = (std::min(end, last) + page - 1) / page;
-        for (uint64_t slot = std::max(start, first) / page; slot < behind; ++slot) {
-          choice.takers += takers(ranges.page_at(SlotId{static_cast<uint32_t>(slot)}));
-        }
+      for (uint64_t slot = std::max(start, first) / page; slot < behind(end); ++slot) {
+        choice.takers += takers.Count(ranges.page_at(SlotId{static_cast<uint32_t>(slot)}));
       }
       if (!best || !best->BetterThan(choice)) best = choice;
     };
-    // All starts and ends of pages, where it matters which of them are taken.
-    for (uint64_t at = takers ? first : last; at < last; at += page) {
-      consider(at);
-      if (at + page >= low + length) consider(at + page - length);
+    // The starts of more pages, where it matters which of them are taken.
+    for (uint64_t i = 0; takers.Matter() && i < kStartsForTakers && first + i * page < last; ++i) {
+      consider(first + i * page);
     }
     // From the start of a handle of several pages or of the one behind it, or up to its end.
     bool behind_several = false;
@@ -476,7 +475,7 @@ bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, 
 }
 
 std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
-                                      Granules length, Slack slack, const TakersOf& takers) {
+                                      Granules length, Slack slack, const Takers& takers) {
   const uint64_t page = page_size.count();
   const auto whole_pages = static_cast<uint32_t>(length / page_size);
   const uint64_t remainder = (length % page_size).count();
@@ -489,7 +488,7 @@ std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, 
   uint32_t threshold = whole_pages;
   int searches_left = kEdgeSearches;
   RangeId before{ranges.range_count()};
-  int ranges_left = takers ? kRangesForTakers : 0;
+  int ranges_left = takers.Matter() ? kRangesForTakers : 0;
   std::optional<Choice> best;
   while (!best || best->leftover > 0 || ranges_left > 0) {
     --ranges_left;
@@ -497,7 +496,8 @@ std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, 
     if (!id) break;
     const auto choice = FindInRange(view, ranges, page, length.count(), *id, most_whole, takers);
     const bool better =
-        choice && best && (takers ? choice->BetterThan(*best) : choice->leftover < best->leftover);
+        choice && best &&
+        (takers.Matter() ? choice->BetterThan(*best) : choice->leftover < best->leftover);
     if (choice && (!best || better)) best = choice;
     before = *id;
     if (remainder != 0 && --searches_left == 0) {
