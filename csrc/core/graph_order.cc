@@ -15,9 +15,8 @@ NodeNumber GraphOrder::NumberOf(GraphNode node) {
 std::span<const NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& frontier) {
   std::vector<NodeNumber>& news = news_;
   news.clear();
-  // Not even the frontier is complete then; once something stands behind it, its edge says so.
-  if (reach.stopped_ || !frontier.waits) return news;
-  bool stopped = false;
+  if (reach.stopped_) return news;
+  bool stopped = !frontier.waits;
   const auto visit = [&](NodeNumber node) {
     if (reach.Contains(node)) return;
     if (reach.reached_.size() <= Index(node)) reach.reached_.resize(nodes_.size());
@@ -25,7 +24,9 @@ std::span<const NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& fr
     news.push_back(node);
   };
   try {
-    for (const GraphNode node : frontier.nodes) visit(NumberOf(node));
+    if (!stopped) {
+      for (const GraphNode node : frontier.nodes) visit(NumberOf(node));
+    }
     for (std::size_t i = 0; i < news.size() && !stopped; ++i) {
       AskDependencies(news[i]);
       const Node& node = nodes_[static_cast<std::size_t>(news[i])];
@@ -41,7 +42,9 @@ std::span<const NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& fr
     throw;
   }
   if (stopped) {
-    for (const NodeNumber node : news) reach.reached_[static_cast<std::size_t>(node)] = false;
+    // Not even what was in an earlier frontier stands: the stream may have gone on without waiting
+    // for it.
+    reach.reached_.clear();
     news.clear();
     reach.stopped_ = true;
   }

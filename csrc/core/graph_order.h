@@ -1,13 +1,13 @@
 // Which nodes of the graph under capture are complete before what a stream captures next begins.
 //
-// A stream's reach is its frontier and all that comes before it. It only grows while the capture
-// goes on, so it is never worked out anew: a search goes backwards from the frontier and stops at
-// what was reached before. So each stream visits each node once in a capture, and each node is asked
-// once what it depends on.
+// A stream's reach is its frontier and all that comes before it. It grows while the capture goes on,
+// so it is never worked out anew: a search goes backwards from the frontier and stops at what was
+// reached before. So each stream visits each node once in a capture, and each node is asked once
+// what it depends on.
 //
 // A node behind a programmatic edge may begin, and end, before the one in front of it is complete:
-// what comes before such a node is not complete when it is. A reach that meets one stops growing for
-// good.
+// what comes before such a node is not complete when it is. A reach that meets one is empty from
+// then on: what was reached as a frontier only may be what that node does not wait for.
 #pragma once
 
 #include <array>
@@ -35,6 +35,7 @@ class GraphOrder {
       const auto i = static_cast<std::size_t>(node);
       return i < reached_.size() && reached_[i];
     }
+    bool stopped() const { return stopped_; }
 
    private:
     friend class GraphOrder;

@@ -27,6 +27,9 @@ void Pool::State::ExpectSeveralStreams() {
   several_streams = true;
   NoteCapture(frontier.capture);
   const std::size_t number = proofs.AddStream(frontier.capture);
+  blocks.ForEach([&](Address, LiveBlock& live) {
+    if (live.block.stream == view->stream()) live.view = static_cast<uint16_t>(number);
+  });
   if (frontier.capture == kNoCapture) return;
   const FenceId own = view->own_fence();
   if (frontier.nodes.empty()) {
@@ -44,9 +47,6 @@ void Pool::State::ExpectSeveralStreams() {
       if (!space.node(id).used) NoteExtent(id);
     }
   }
-  blocks.ForEach([&](Address, LiveBlock& live) {
-    if (live.block.stream == view->stream()) live.view = static_cast<uint16_t>(number);
-  });
 }
 
 // The view of a stream, with all that is proven to it by now.
@@ -59,7 +59,9 @@ FreeView& Pool::State::ProvenView(StreamId stream) {
     number = proofs.AddStream(frontier.capture);
   }
   FreeView& view = *views[*number];
+  const bool stopped = proofs.stopped(*number);
   Wake(view, proofs.Advance(*number, frontier));
+  if (proofs.stopped(*number) && !stopped) KeepOwnOnly(view, *number);
   return view;
 }
 
@@ -152,6 +154,15 @@ void Pool::State::Wake(FreeView& view, std::span<const FenceId> proven) {
   for (const auto& [first, last] : spans) view.Learn(first, last);
 }
 
+// The graph proves nothing to the stream any more, not even what it has proven so far.
+void Pool::State::KeepOwnOnly(FreeView& view, std::size_t number) {
+  for (std::size_t i = 0; i < proofs.fence_limit(); ++i) {
+    const auto fence = static_cast<FenceId>(i);
+    if (proofs.Contains(fence) && !proofs.IsProven(fence, number)) view.Refuse(fence);
+  }
+  view.Rebuild();
+}
+
 // A free node came to be.
 void Pool::State::NoteExtent(NodeId id) {
   const FenceId fence = space.node(id).fence;
@@ -165,10 +176,10 @@ void Pool::State::NoteCapture(CaptureId of) {
 }
 
 void Pool::State::ForgetProofs() {
+  if (!several_streams) return;
   several_streams = proofs.stream_count() > 1;
   capture = kNoCapture;
   several_captures = false;
-  if (proofs.stream_count() == 0) return;
   proofs.Clear();
   blocks.ForEach([](Address, LiveBlock& live) { live.view = LiveBlock::kNoView; });
 }

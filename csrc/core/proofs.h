@@ -40,6 +40,10 @@ class ProofTable {
     return Index(fence) < fences_.size() && fences_[Index(fence)].count > 0;
   }
   bool IsProven(FenceId fence, std::size_t stream) const;
+  // Nothing is proven to the stream any more but what it owns.
+  bool stopped(std::size_t stream) const { return streams_[stream].reach.stopped(); }
+  // An upper limit on the table's fences.
+  std::size_t fence_limit() const { return fences_.size(); }
 
   // The stream stands at `frontier`: returns the fences that are newly proven to it, in no order;
   // valid until the next call. Throws DriverError with nothing changed.

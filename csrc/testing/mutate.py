@@ -93,6 +93,7 @@ def prove(work: Path) -> list[str]:
     for name, options in (
         ("fuzz", ["--seed", "1", "--ops", "40000"]),
         ("fuzz (numbers)", ["--seed", "1000001", "--ops", "40000", "--numbers-only"]),
+        ("fuzz (captures)", ["--seed", "1", "--ops", "300000", "--captures"]),
     ):
         code, _ = run([str(binaries / "cgp_fuzz"), *options], work)
         if code != 0:

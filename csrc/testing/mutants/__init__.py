@@ -11,6 +11,7 @@ from mutants import (
     placement,
     pool,
     pool_set,
+    proofs,
     usage,
 )
 from mutants.mutant import Mutant
@@ -22,6 +23,7 @@ MUTANTS: list[Mutant] = [
     *placement.MUTANTS,
     *mapped.MUTANTS,
     *fences.MUTANTS,
+    *proofs.MUTANTS,
     *foretold.MUTANTS,
     *pool.MUTANTS,
     *pool_set.MUTANTS,
