@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -21,7 +22,9 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   c10::CachingDeviceAllocator::DeviceStats stats;
   std::map<c10::MempoolId_t, int> users;
   std::set<c10::MempoolId_t> open;
-  double fraction = 1;  // of whichever device was named last
+  double fraction = 1;                            // of whichever device was named last
+  std::function<void()> before_stats = [] {};     // runs whenever they are asked for
+  std::function<void()> before_fraction = [] {};  // runs whenever another one is to be set
   inline static std::set<void*> live{};
 
   static void Delete(void* pointer) {
@@ -43,6 +46,8 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
     ++calls["recordStream"];
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+    const auto before = before_stats;  // it may put another one in its place
+    before();
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
@@ -60,6 +65,8 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   double getMemoryFraction(c10::DeviceIndex) override { return fraction; }
   void setMemoryFraction(double of_device, c10::DeviceIndex) override {
     TORCH_CHECK(0 <= of_device && of_device <= 1, "not a fraction");
+    const auto before = before_fraction;
+    before();
     fraction = of_device;
   }
   std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize> getExpandableSegmentSizes(

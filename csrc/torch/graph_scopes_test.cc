@@ -1,6 +1,7 @@
 // Whose pool is it, and who allocates in it now.
 #include <gtest/gtest.h>
 
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -236,6 +237,31 @@ TEST_F(GraphScopesTest, ACaptureMayPauseItsRoute) {
   Graph next(*this, id_, 8);  // the scope has ended
   next.Begin();
   next.End();
+}
+
+TEST_F(GraphScopesTest, APausedCaptureIsNobodyElses) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  allocator_.endAllocateToPool(device_, id_);
+  std::thread([&] {
+    current_device = device_;
+    current_stream = Stream(2);
+    Graph other(*this, id_, 8);
+    try {
+      allocator_.beginAllocateToPool(device_, id_, other.Filter());
+      ADD_FAILURE() << "two captures fill one pool";
+    } catch (const c10::Error& error) {
+      const std::string text = error.what_without_backtrace();
+      EXPECT_NE(text.find("is already being allocated to"), std::string::npos) << text;
+    }
+    // Nor does who only works there eagerly.
+    EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, ThisThread()), c10::Error);
+    EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  }).join();
+  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
+  allocator_.beginAllocateToPool(device_, id_, graph.Filter());
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  graph.End();
 }
 
 TEST_F(GraphScopesTest, NestedAndDoubleScopesAreRefusedAndChangeNothing) {

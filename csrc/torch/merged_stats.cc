@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "torch/torch_version.h"
+
 namespace cgp {
 namespace {
 
@@ -82,11 +84,30 @@ DeviceStats ToDeviceStats(const SetUsage& usage) {
   return stats;
 }
 
+void MergedStats::Add(Base& base, int64_t Stat::*of_base) {
+  const std::lock_guard lock(mutex_);
+  AddLocked(base, of_base);
+}
+
+bool MergedStats::TryBaseGrew(Base& base) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock()) AddLocked(base, &Stat::peak);
+  return lock.owns_lock();
+}
+
+MergedStats::Totals MergedStats::Now(Base& base) {
+  const DeviceStats bases = base.getDeviceStats(device_);
+  const SetUsage ours = set_.Usage();
+  return {.allocated_bytes =
+              static_cast<size_t>(bases.allocated_bytes[0].current) + ours.all.bytes.current,
+          .reserved_bytes =
+              static_cast<size_t>(bases.reserved_bytes[0].current) + ours.reserved_bytes.current};
+}
+
 // Why the base's peak since the last call may be added to what ours hold now: it was either while
 // they held that, since they did not change between the base's growth and this call, or at the last
 // call, when they held no less, since otherwise they would have called at their peak.
-void MergedStats::Add(Base& base, int64_t Stat::*of_base) {
-  const std::lock_guard lock(mutex_);
+void MergedStats::AddLocked(Base& base, int64_t Stat::*of_base) {
   const DeviceStats ours = ToDeviceStats(set_.Usage());
   const DeviceStats bases = base.getDeviceStats(device_);
   base.resetPeakStats(device_);
@@ -105,6 +126,7 @@ DeviceStats MergedStats::Get(Base& base) {
   AddBelowPeaks(ToDeviceStats(set_.Usage()), stats);
   stats.num_alloc_retries += retries_;
   stats.num_ooms += ooms_;
+  AddRejections(stats, rejections_);
   ForEachPair(stats, peaks_,
               [](Stat& stat, const Stat& peak) { stat.peak = std::max(stat.current, peak.peak); });
   return stats;
@@ -123,6 +145,7 @@ void MergedStats::ResetAccumulated(Base& base) {
   set_.ResetTraffic();
   retries_ = 0;
   ooms_ = 0;
+  rejections_ = 0;
 }
 
 }  // namespace cgp

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "driver/host_driver.h"
@@ -65,6 +67,30 @@ TEST_F(MergedStatsTest, PeaksThatDoNotMeetAreNotAdded) {
   BaseChanges(3 * kBorder);
   BaseChanges(-3 * kBorder);
   EXPECT_EQ(stats_.Get(base_).allocated_bytes[kAll].peak, 10 * kBorder);
+}
+
+TEST_F(MergedStatsTest, NowIsTheSumOfBoth) {
+  base_.stats.allocated_bytes[kAll].current = 700;
+  base_.stats.reserved_bytes[kAll].current = 4000;
+  const Block ours = Allocate(1000);
+  const MergedStats::Totals now = stats_.Now(base_);
+  EXPECT_EQ(now.allocated_bytes, 700 + ours.bytes);
+  EXPECT_EQ(now.reserved_bytes, 4000 + set_.Usage().reserved_bytes.current);
+}
+
+TEST_F(MergedStatsTest, WhoHoldsTheBasesLockDoesNotWait) {
+  Allocate(512);
+  std::atomic<bool> tried{false};
+  bool merged = true;
+  base_.before_stats = [&] {
+    base_.before_stats = [] {};
+    std::thread([&] { merged = stats_.TryBaseGrew(base_); }).join();
+    tried = true;
+  };
+  stats_.BaseGrew(base_);
+  EXPECT_TRUE(tried);
+  EXPECT_FALSE(merged) << "the first is at it";
+  EXPECT_TRUE(stats_.TryBaseGrew(base_));
 }
 
 TEST_F(MergedStatsTest, RandomProgramsPeakAsTheOracleSays) {

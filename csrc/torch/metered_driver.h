@@ -29,11 +29,18 @@ class MeteredDriver final : public Driver {
   // more bytes than that.
   void SetLimit(uint64_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
 
+  // The bytes of all handles, and how often that number has changed. Who reads changes() first gets
+  // bytes that are as new as that or newer.
+  uint64_t held_bytes() const { return created_.load(std::memory_order_acquire); }
+  uint64_t changes() const { return changes_.load(std::memory_order_acquire); }
+
   // While one lives, what its thread has mapped is noted as being for this pool and stream.
   class Purpose {
    public:
     Purpose(PoolId pool, StreamId stream);
     ~Purpose();
+    // Whether of all refusals the last was the limit's.
+    static bool limit_refused();
     Purpose(const Purpose&) = delete;
     Purpose& operator=(const Purpose&) = delete;
   };
@@ -61,7 +68,9 @@ class MeteredDriver final : public Driver {
   std::atomic<uint64_t> limit_{kNoLimit};
   std::mutex mutex_;
   std::map<Handle, uint64_t> sizes_;  // of live handles, in bytes
-  uint64_t created_ = 0;              // invariant: the sum of sizes_
+  // Changed under mutex_. invariant: the sum of sizes_
+  std::atomic<uint64_t> created_{0};
+  std::atomic<uint64_t> changes_{0};
 };
 
 }  // namespace cgp

@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -33,10 +34,17 @@ DevicePools& PlainAllocator::Pools(c10::DeviceIndex device) {
   return DevicePools::For(device, PoolsOwner::kPlainAllocator);
 }
 
+bool PlainAllocator::AnyCapturing(const Eager& eager) const {
+  return routes_.capturing() || std::ranges::any_of(eager.streams, &IsCapturing);
+}
+
 void PlainAllocator::CycleEagerPool(DevicePools& pools) {
+  Eager& eager = eager_[pools.device()];
+  if (ServesMemPools() || AnyCapturing(eager)) return;
   pools.set().EndScope(kEagerPool);
   pools.set().BeginScope(kEagerPool, ScopeKind::kEager);
   pools.set().Release(kEagerPool);  // BeginScope() added a user
+  eager.grew = false;
 }
 
 Block PlainAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
@@ -44,12 +52,41 @@ Block PlainAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device, cudaS
   DevicePools& pools = Pools(device);
   PoolSet& set = pools.set();
   if (!set.Contains(kEagerPool)) set.BeginScope(kEagerPool, ScopeKind::kEager);
+  Eager& eager = eager_[device];
+  eager.streams.insert(stream);
   const uint64_t reserved = set.Stats(kEagerPool).reserved_bytes;
   const Block block = set.Allocate(kEagerPool, bytes, ToStreamId(stream));
   // It had to grow: what other streams have freed may help the next time.
-  const bool grew = set.Stats(kEagerPool).reserved_bytes > reserved;
-  if (grew && !routes_.capturing() && !ServesMemPools()) CycleEagerPool(pools);
+  eager.grew = eager.grew || set.Stats(kEagerPool).reserved_bytes > reserved;
+  if (!eager.grew) return block;
+  try {
+    CycleEagerPool(pools);
+  } catch (...) {
+    set.Free(block.address);  // nobody else will
+    throw;
+  }
   return block;
+}
+
+bool PlainAllocator::MakeRoom(c10::DeviceIndex device,
+                              const std::optional<RouteTable::Target>& target) {
+  if (target && target->kind == ScopeKind::kCapture) return false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (AnyCapturing(eager_[device])) return false;
+    DevicePools& pools = Pools(device);
+    if (pools.set().Contains(kEagerPool)) CycleEagerPool(pools);
+  }
+  FreeUnused();
+  return true;
+}
+
+void PlainAllocator::FreeUnused() {
+  if (GraphAllocator* const allocator = FindGraphAllocator()) {
+    allocator->FreeUnusedPools();
+  } else {
+    Reset();
+  }
 }
 
 void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
@@ -60,14 +97,19 @@ void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t
               "cudagraph_pool_malloc was called while a CUDA graph is captured, and torch was not "
               "told how to say so: use cudagraph_pool.pluggable_allocator(), which sets the hooks, "
               "or torch.cuda.memory.change_current_allocator(cudagraph_pool.allocator())");
-  try {
-    const Block block = AsTorchErrors([&] {
-      return target ? Pools(device).set().Allocate(target->id, bytes, ToStreamId(stream))
-                    : AllocateEager(bytes, device, stream);
-    });
-    return reinterpret_cast<void*>(block.address);
-  } catch (const OutOfMemoryError& error) {
-    TORCH_CHECK_WITH(OutOfMemoryError, false, std::string("CUDA out of memory. ") + error.what());
+  for (bool first = true;; first = false) {
+    std::string refusal;
+    try {
+      const Block block = AsTorchErrors([&] {
+        return target ? Pools(device).set().Allocate(target->id, bytes, ToStreamId(stream))
+                      : AllocateEager(bytes, device, stream);
+      });
+      return reinterpret_cast<void*>(block.address);
+    } catch (const OutOfMemoryError& error) {
+      refusal = error.what();
+    }
+    if (first && AsTorchErrors([&] { return MakeRoom(device, target); })) continue;
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. " + refusal);
   }
 }
 
@@ -86,21 +128,17 @@ bool PlainAllocator::CloseIfEmpty(DevicePools& pools) {
   const std::lock_guard lock(mutex_);
   PoolSet& set = pools.set();
   if (IsCapturing(CurrentStream(pools.device())) || !set.Contains(kEagerPool) ||
-      set.Stats(kEagerPool).live_blocks > 0) {
+      set.Stats(kEagerPool).live_blocks > 0 || AnyCapturing(eager_[pools.device()])) {
     return false;
   }
   set.EndScope(kEagerPool);
   set.Release(kEagerPool);
+  eager_.erase(pools.device());
   return true;
 }
 
 void PlainAllocator::CloseEmptyEagerPool(DevicePools& pools) {
-  if (!CloseIfEmpty(pools)) return;
-  if (GraphAllocator* const allocator = FindGraphAllocator()) {
-    allocator->FreeUnusedPools();
-  } else {
-    Reset();
-  }
+  if (CloseIfEmpty(pools)) FreeUnused();
 }
 
 void PlainAllocator::Reset() {
@@ -130,7 +168,13 @@ void* PlainAllocator::BaseAllocation(void* pointer, size_t* bytes) {
 }
 
 void PlainAllocator::RecordStream(void* pointer, cudaStream_t stream) {
-  DevicePools::TryRecordUse(pointer, ToStreamId(stream), PoolsOwner::kPlainAllocator);
+  const std::lock_guard lock(mutex_);
+  for (DevicePools* pools : DevicePools::All(PoolsOwner::kPlainAllocator)) {
+    if (!pools->set().TryRecordUse(reinterpret_cast<Address>(pointer), ToStreamId(stream)))
+      continue;
+    eager_[pools->device()].streams.insert(stream);
+    return;
+  }
 }
 
 void PlainAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter) {
@@ -144,7 +188,7 @@ void PlainAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamF
     if (!kGraphReleasesAbandonedPool) abandoned.Release(route.id);
   }
   const bool eager = filter(stream) && !IsCapturing(stream);
-  if (routes_.Resume(device, pool, filter)) {
+  if (!eager && routes_.Resume(device, pool, stream, filter)) {
     set.Retain(pool);
     return;
   }
