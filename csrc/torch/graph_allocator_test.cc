@@ -48,6 +48,24 @@ TEST_F(GraphAllocatorTest, ACaptureAllocatesInAPoolOfOurs) {
   EXPECT_TRUE(pools().ids().empty());
 }
 
+// A CUDAPluggableAllocator has no statistics.
+TEST_F(GraphAllocatorTest, ABaseThatDoesNotCountWillDo) {
+  base_.counts = false;
+  allocator_.allocate(1000).clear();
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr inside = allocator_.allocate(1000);
+  EXPECT_TRUE(IsOurs(inside));
+  graph.End();
+  EXPECT_EQ(allocator_.getDeviceStats(device_).allocated_bytes[0].peak, 1024);
+  allocator_.resetPeakStats(device_);
+  allocator_.resetAccumulatedStats(device_);
+  EXPECT_EQ(allocator_.getDeviceStats(device_).allocation[0].allocated, 0);
+  allocator_.setMemoryFraction(0.5, device_);
+  EXPECT_EQ(allocator_.getMemoryFraction(device_), 0.5);
+  EXPECT_EQ(base_.fraction, 0.5 - 1.0 / 32);
+}
+
 TEST_F(GraphAllocatorTest, OutOfMemoryInACaptureTouchesNothingElse) {
   Graph unused(*this, {0, 2}, 6);
   unused.Begin();

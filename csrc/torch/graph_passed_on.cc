@@ -23,6 +23,15 @@ bool IsMapped(const void* pointer) {
   });
 }
 
+// The share of the device's memory that `base` may have: all, if it knows nothing of shares.
+double FractionOf(CUDAAllocator& base, DeviceIndex device) {
+  try {
+    return base.getMemoryFraction(device);
+  } catch (const c10::NotImplementedError&) {
+    return 1;
+  }
+}
+
 }  // namespace
 
 void GraphAllocator::copy_data(void* destination, const void* source, size_t bytes) const {
@@ -74,12 +83,12 @@ void GraphAllocator::LimitOurs(DevicePools& pools) {
   Share& share = shares_.at(static_cast<size_t>(pools.device()));
   double unknown = Share::kUnknown;
   if (share.fraction.load() == unknown) {
-    const double of_base = base_.getMemoryFraction(pools.device());
+    const double of_base = FractionOf(base_, pools.device());
     share.fraction.compare_exchange_strong(unknown, of_base < 1 ? of_base : Share::kNone);
   }
   if (!share.limits()) return;
   const auto all = static_cast<double>(AllowedBytes(pools));
-  const auto bases = base_.getDeviceStats(pools.device()).reserved_bytes[0].current;
+  const auto bases = pools.stats().OfBase(base_).reserved_bytes[0].current;
   pools.driver().SetLimit(static_cast<uint64_t>(std::max(0.0, all - static_cast<double>(bases))));
 }
 

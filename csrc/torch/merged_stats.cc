@@ -1,5 +1,7 @@
 #include "torch/merged_stats.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <array>
 
@@ -64,6 +66,15 @@ void AddBelowPeaks(const DeviceStats& from, DeviceStats& into) {
   into.num_device_free += from.num_device_free;
 }
 
+// Asks something of a base that may not count.
+template <typename Function>
+void IfItCounts(const Function& function) {
+  try {
+    function();
+  } catch (const c10::NotImplementedError&) {  // NOLINT(bugprone-empty-catch): nothing to reset
+  }
+}
+
 }  // namespace
 
 // Pages hold blocks of all sizes: what is reserved counts as large, as torch calls segments that
@@ -95,8 +106,16 @@ bool MergedStats::TryBaseGrew(Base& base) {
   return lock.owns_lock();
 }
 
+DeviceStats MergedStats::OfBase(Base& base) const {
+  try {
+    return base.getDeviceStats(device_);
+  } catch (const c10::NotImplementedError&) {
+    return {};
+  }
+}
+
 MergedStats::Totals MergedStats::Now(Base& base) {
-  const DeviceStats bases = base.getDeviceStats(device_);
+  const DeviceStats bases = OfBase(base);
   const SetUsage ours = set_.Usage();
   return {.allocated_bytes =
               static_cast<size_t>(bases.allocated_bytes[0].current) + ours.all.bytes.current,
@@ -109,8 +128,8 @@ MergedStats::Totals MergedStats::Now(Base& base) {
 // call, when they held no less, since otherwise they would have called at their peak.
 void MergedStats::AddLocked(Base& base, int64_t Stat::*of_base) {
   const DeviceStats ours = ToDeviceStats(set_.Usage());
-  const DeviceStats bases = base.getDeviceStats(device_);
-  base.resetPeakStats(device_);
+  const DeviceStats bases = OfBase(base);
+  IfItCounts([&] { base.resetPeakStats(device_); });
   set_.ResetPeaks();
   DeviceStats sum;
   ForEachPair(sum, bases, [&](Stat& both, const Stat& part) { both.peak = part.*of_base; });
@@ -122,7 +141,7 @@ void MergedStats::AddLocked(Base& base, int64_t Stat::*of_base) {
 DeviceStats MergedStats::Get(Base& base) {
   BaseGrew(base);
   const std::lock_guard lock(mutex_);
-  DeviceStats stats = base.getDeviceStats(device_);
+  DeviceStats stats = OfBase(base);
   AddBelowPeaks(ToDeviceStats(set_.Usage()), stats);
   stats.num_alloc_retries += retries_;
   stats.num_ooms += ooms_;
@@ -141,7 +160,7 @@ void MergedStats::ResetPeaks(Base& base) {
 }
 
 void MergedStats::ResetAccumulated(Base& base) {
-  base.resetAccumulatedStats(device_);
+  IfItCounts([&] { base.resetAccumulatedStats(device_); });
   set_.ResetTraffic();
   retries_ = 0;
   ooms_ = 0;

@@ -64,6 +64,8 @@ class MergedStats {
   // ... and, from 2.12 on, as num_oom_rejections.
   void CountRejection() { ++rejections_; }
 
+  // What the base counts: nothing if it does not count (CUDAPluggableAllocator).
+  DeviceStats OfBase(Base& base) const;
   // What there is now, of both.
   struct Totals {
     size_t allocated_bytes = 0;
