@@ -207,11 +207,9 @@ void GraphAllocator::setUserMetadata(const std::string& metadata) {
 std::string GraphAllocator::getUserMetadata() { return base_.getUserMetadata(); }
 
 void GraphAllocator::attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) {
-  {
-    const std::lock_guard lock(observers_mutex_);
-    oom_observers_.push_back(observer);
-  }
-  base_.attachOutOfMemoryObserver(std::move(observer));
+  base_.attachOutOfMemoryObserver(observer);  // refuses where it has none
+  const std::lock_guard lock(observers_mutex_);
+  oom_observers_.push_back(std::move(observer));
 }
 
 void GraphAllocator::attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) {
@@ -257,11 +255,9 @@ std::shared_ptr<c10::GatheredContext> GraphAllocator::getContextForPointer(const
 }
 
 void GraphAllocator::attachOomRejectionObserver(OomRejectionObserver observer) {
-  {
-    const std::lock_guard lock(observers_mutex_);
-    rejection_observers_.push_back(observer);
-  }
-  ForwardAttachOomRejectionObserver(base_, std::move(observer));
+  ForwardAttachOomRejectionObserver(base_, observer);
+  const std::lock_guard lock(observers_mutex_);
+  rejection_observers_.push_back(std::move(observer));
 }
 
 void GraphAllocator::markCaptureBegin(DeviceIndex device) {

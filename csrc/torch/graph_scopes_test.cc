@@ -112,6 +112,22 @@ TEST_F(GraphScopesTest, WhileTreesFromBeforeAreAliveNewOnesAreTheBasesToo) {
   EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
 }
 
+TEST_F(GraphScopesTest, ThoseWithBlocksOfOursStayOursThen) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr inside = allocator_.allocate(1000);
+  graph.End();
+  const MempoolId_t old{0, 9};
+  base_.users[old] = 1;
+  allocator_.beginAllocateToPool(device_, old, ThisThread());
+  allocator_.endAllocateToPool(device_, old);
+  ASSERT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  allocator_.endAllocateToPool(device_, id_);
+  EXPECT_FALSE(base_.users.contains(id_));
+}
+
 TEST_F(GraphScopesTest, AMemPoolIsNotTakenForATree) {
   allocator_.createOrIncrefPool(device_, id_);
   allocator_.beginAllocateToPool(device_, id_, ThisThread());

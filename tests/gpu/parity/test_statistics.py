@@ -152,7 +152,7 @@ def test_the_profiler_hears_of_all_that_is_held(side: Side) -> None:
         ) as profiler,
         torch.cuda.graph(graph),
     ):
-        inside = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+        inside = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda").fill_(1)
         then = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         del inside
         later = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
