@@ -92,8 +92,8 @@ DevicePools* DevicePools::TryFree(const void* address, Block* block, PoolsOwner 
   });
 }
 
-bool DevicePools::TryRecordUse(const void* address, StreamId stream) {
-  return FindFirst(PoolsOwner::kGraphAllocator, [&](DevicePools& pools) {
+bool DevicePools::TryRecordUse(const void* address, StreamId stream, PoolsOwner owner) {
+  return FindFirst(owner, [&](DevicePools& pools) {
            return pools.set_.TryRecordUse(ToAddress(address), stream);
          }) != nullptr;
 }

@@ -33,12 +33,12 @@ class DevicePools {
                            PoolsOwner owner = PoolsOwner::kGraphAllocator) noexcept;
   // All that were made, in the order of devices. Takes no lock.
   static std::vector<DevicePools*> All(PoolsOwner owner = PoolsOwner::kGraphAllocator);
-  // PoolSet::TryFree() for a block of whichever device: returns that device's pools, or nullptr, and
-  // what the block was.
+  // PoolSet's TryFree() and TryRecordUse() for a block of whichever device. The former returns that
+  // device's pools, or nullptr, and what the block was.
   static DevicePools* TryFree(const void* address, Block* block,
                               PoolsOwner owner = PoolsOwner::kGraphAllocator);
-  // The same for one of GraphAllocator's blocks and PoolSet::TryRecordUse().
-  static bool TryRecordUse(const void* address, StreamId stream);
+  static bool TryRecordUse(const void* address, StreamId stream,
+                           PoolsOwner owner = PoolsOwner::kGraphAllocator);
   // Whether one of GraphAllocator's live blocks starts at `address`.
   static bool Owns(const void* address);
   // The live block that holds `address`, not only at its start. Slow: for diagnostics.

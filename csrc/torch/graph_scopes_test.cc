@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "driver/host_driver.h"
 #include "torch/graph_allocator.h"
 #include "torch/graph_allocator_fixture.h"
 
@@ -162,6 +163,30 @@ TEST_F(GraphScopesTest, ARegisteredPoolIsOursFromTheStart) {
   EXPECT_THROW(allocator_.UnregisterPool(device_, ToPoolId(id_)), UsageError);
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());
+}
+
+// All work of a program may be on one stream, its captures too.
+TEST_F(GraphScopesTest, EagerBlocksAreFreedWhileTheirStreamCaptures) {
+  auto& host = dynamic_cast<HostDriver&>(DevicePools::For(device_).driver().inner());
+  allocator_.RegisterPool(device_, ToPoolId(id_));
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  DataPtr first = allocator_.allocate(kPage), second = allocator_.allocate(kPage);
+  void* const place = first.get();
+  Graph graph(*this, {0, 2}, 7);
+  graph.Begin();
+  host.BeginCapture({ToStreamId(Stream(1))});
+  first.clear();
+  allocator_.endAllocateToPool(device_, id_);
+  second.clear();
+  EXPECT_EQ(pools().TotalStats().live_blocks, 0U);
+  graph.End();
+  host.EndCapture();
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  current_stream = Stream(2);
+  EXPECT_EQ(allocator_.allocate(kPage).get(), place);
+  allocator_.endAllocateToPool(device_, id_);
+  for (int i = 0; i < 2; ++i) allocator_.releasePool(device_, id_);
+  allocator_.UnregisterPool(device_, ToPoolId(id_));
 }
 
 TEST_F(GraphScopesTest, TheNewestRouteWins) {

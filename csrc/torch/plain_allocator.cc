@@ -3,7 +3,6 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -34,17 +33,11 @@ DevicePools& PlainAllocator::Pools(c10::DeviceIndex device) {
   return DevicePools::For(device, PoolsOwner::kPlainAllocator);
 }
 
-bool PlainAllocator::AnyCapturing(const Eager& eager) const {
-  return routes_.capturing() || std::ranges::any_of(eager.streams, &IsCapturing);
-}
-
 void PlainAllocator::CycleEagerPool(DevicePools& pools) {
-  Eager& eager = eager_[pools.device()];
-  if (ServesMemPools() || AnyCapturing(eager)) return;
+  if (routes_.capturing() || ServesMemPools()) return;
   pools.set().EndScope(kEagerPool);
   pools.set().BeginScope(kEagerPool, ScopeKind::kEager);
   pools.set().Release(kEagerPool);  // BeginScope() added a user
-  eager.grew = false;
 }
 
 Block PlainAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
@@ -52,13 +45,10 @@ Block PlainAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device, cudaS
   DevicePools& pools = Pools(device);
   PoolSet& set = pools.set();
   if (!set.Contains(kEagerPool)) set.BeginScope(kEagerPool, ScopeKind::kEager);
-  Eager& eager = eager_[device];
-  eager.streams.insert(stream);
   const uint64_t reserved = set.Stats(kEagerPool).reserved_bytes;
   const Block block = set.Allocate(kEagerPool, bytes, ToStreamId(stream));
   // It had to grow: what other streams have freed may help the next time.
-  eager.grew = eager.grew || set.Stats(kEagerPool).reserved_bytes > reserved;
-  if (!eager.grew) return block;
+  if (set.Stats(kEagerPool).reserved_bytes == reserved) return block;
   try {
     CycleEagerPool(pools);
   } catch (...) {
@@ -68,13 +58,10 @@ Block PlainAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device, cudaS
   return block;
 }
 
-bool PlainAllocator::MakeRoom(c10::DeviceIndex device,
-                              const std::optional<RouteTable::Target>& target) {
-  if (target && target->kind == ScopeKind::kCapture) return false;
+bool PlainAllocator::MakeRoom(DevicePools& pools, cudaStream_t stream) {
+  if (routes_.capturing() || IsCapturing(stream)) return false;
   {
     const std::lock_guard lock(mutex_);
-    if (AnyCapturing(eager_[device])) return false;
-    DevicePools& pools = Pools(device);
     if (pools.set().Contains(kEagerPool)) CycleEagerPool(pools);
   }
   FreeUnused();
@@ -108,7 +95,7 @@ void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t
     } catch (const OutOfMemoryError& error) {
       refusal = error.what();
     }
-    if (first && AsTorchErrors([&] { return MakeRoom(device, target); })) continue;
+    if (first && AsTorchErrors([&] { return MakeRoom(Pools(device), stream); })) continue;
     TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. " + refusal);
   }
 }
@@ -128,12 +115,11 @@ bool PlainAllocator::CloseIfEmpty(DevicePools& pools) {
   const std::lock_guard lock(mutex_);
   PoolSet& set = pools.set();
   if (IsCapturing(CurrentStream(pools.device())) || !set.Contains(kEagerPool) ||
-      set.Stats(kEagerPool).live_blocks > 0 || AnyCapturing(eager_[pools.device()])) {
+      set.Stats(kEagerPool).live_blocks > 0) {
     return false;
   }
   set.EndScope(kEagerPool);
   set.Release(kEagerPool);
-  eager_.erase(pools.device());
   return true;
 }
 
@@ -168,13 +154,7 @@ void* PlainAllocator::BaseAllocation(void* pointer, size_t* bytes) {
 }
 
 void PlainAllocator::RecordStream(void* pointer, cudaStream_t stream) {
-  const std::lock_guard lock(mutex_);
-  for (DevicePools* pools : DevicePools::All(PoolsOwner::kPlainAllocator)) {
-    if (!pools->set().TryRecordUse(reinterpret_cast<Address>(pointer), ToStreamId(stream)))
-      continue;
-    eager_[pools->device()].streams.insert(stream);
-    return;
-  }
+  DevicePools::TryRecordUse(pointer, ToStreamId(stream), PoolsOwner::kPlainAllocator);
 }
 
 void PlainAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter) {

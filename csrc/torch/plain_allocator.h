@@ -13,10 +13,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
-#include <map>
 #include <mutex>
-#include <optional>
-#include <set>
 
 #include "torch/device_pools.h"
 #include "torch/routes.h"
@@ -41,25 +38,15 @@ class PlainAllocator {
   void Release(c10::DeviceIndex device, c10::MempoolId_t id);
 
  private:
-  // The eager pool of a device.
-  struct Eager {
-    // Those that have allocated there or used a block: when the pool's scope ends, events are
-    // recorded on them, which a capture of theirs would take for its own.
-    std::set<cudaStream_t> streams;
-    bool grew = false;  // since the last cycle
-  };
-
   static DevicePools& Pools(c10::DeviceIndex device);
   Block AllocateEager(size_t bytes, c10::DeviceIndex device, cudaStream_t stream);
   // Makes room where that is allowed; returns whether another attempt makes sense.
-  bool MakeRoom(c10::DeviceIndex device, const std::optional<RouteTable::Target>& target);
+  bool MakeRoom(DevicePools& pools, cudaStream_t stream);
   // Gives the memory of unused pools back, the graphs' too.
   void FreeUnused();
-  // Whether a stream is capturing that work in the eager pool knows. pre: mutex_ is held.
-  bool AnyCapturing(const Eager& eager) const;
   // Lets what was freed behind other streams' work become free to all: fences open after a scope.
-  // Not while a stream of the pool is capturing: then it waits for the next occasion. pre: mutex_ is
-  // held.
+  // Not during a capture that we know of, nor where segments of MemPools are all there is. pre:
+  // mutex_ is held.
   void CycleEagerPool(DevicePools& pools);
   // Gives its memory back once no segment of a MemPool is left in it, as cudaFree() would.
   void CloseEmptyEagerPool(DevicePools& pools);
@@ -71,7 +58,6 @@ class PlainAllocator {
   // Orders begin, end and release, and eager allocations, during which the eager pool stays open.
   // The base may hold its lock when it comes here: its lock is never asked for behind this one.
   std::mutex mutex_;
-  std::map<c10::DeviceIndex, Eager> eager_;
 };
 
 }  // namespace cgp

@@ -191,21 +191,7 @@ TEST_F(PlainAllocatorTest, NoEventIsRecordedOnAStreamThatCaptures) {
   EXPECT_NE(Malloc(kPage, 3), first);
   SetCapture(Stream(2), 0);
   host().EndCapture();
-  Malloc(1000, 4);
   EXPECT_EQ(Malloc(kPage, 3), first) << "put off, not forgotten";
-}
-
-TEST_F(PlainAllocatorTest, NorOnOneThatUsedABlock) {
-  void* const used = Malloc(kPage);
-  plain_.RecordStream(used, Stream(2));
-  plain_.Free(used);
-  SetCapture(Stream(2), 7);
-  host().BeginCapture({ToStreamId(Stream(2))});
-  EXPECT_NE(Malloc(kPage), used);
-  SetCapture(Stream(2), 0);
-  host().EndCapture();
-  Malloc(1000);
-  EXPECT_EQ(Malloc(kPage), used);
 }
 
 TEST_F(PlainAllocatorTest, ABlockThatCannotBeFencedIsGone) {
@@ -229,6 +215,20 @@ TEST_F(PlainAllocatorTest, BeforeMemoryRunsOutUnusedPoolsGiveWay) {
   EndCapture({0, 2});
   EXPECT_NE(Malloc(kPhysicalLimit), nullptr);
   EXPECT_THROW(Malloc(kPage), c10::OutOfMemoryError);
+}
+
+TEST_F(PlainAllocatorTest, NoRoomIsMadeWithinACaptureThatNobodyToldOf) {
+  BeginCapture(id_, 7);
+  plain_.Free(Malloc(kPhysicalLimit - kPage));
+  EndCapture(id_);
+  plain_.Release(device_, id_);
+  plain_.Begin(device_, {0, 2}, [](cudaStream_t) { return true; });
+  SetCapture(Stream(1), 8);
+  EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError);
+  EXPECT_EQ(Reserved(), kPhysicalLimit - kPage);
+  SetCapture(Stream(1), 0);
+  EXPECT_NE(Malloc(2 * kPage), nullptr);
+  plain_.End(device_, {0, 2});
 }
 
 TEST_F(PlainAllocatorTest, BeforeMemoryRunsOutWhatOtherStreamsFreedIsTaken) {
@@ -333,19 +333,6 @@ TEST_F(PlainAllocatorTest, AMemPoolsLastSegmentStaysDuringACapture) {
   plain_.Free(segment);
   EXPECT_EQ(Reserved(), kPage) << "nothing may be unmapped now";
   SetCapture(Stream(1), 0);
-  plain_.Free(Malloc(kPage));
-  EXPECT_EQ(Reserved(), 0U);
-}
-
-TEST_F(PlainAllocatorTest, AMemPoolsLastSegmentStaysWhileItsStreamCaptures) {
-  Installed().store(native_);
-  void* const segment = Malloc(kPage, 2);
-  SetCapture(Stream(2), 7);  // another thread's
-  host().BeginCapture({ToStreamId(Stream(2))});
-  plain_.Free(segment);
-  EXPECT_EQ(Reserved(), kPage);
-  SetCapture(Stream(2), 0);
-  host().EndCapture();
   plain_.Free(Malloc(kPage));
   EXPECT_EQ(Reserved(), 0U);
 }
