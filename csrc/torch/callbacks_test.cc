@@ -112,6 +112,16 @@ TEST_F(CallbacksTest, TheProfilerHearsWhenMemoryRunsOut) {
   EXPECT_EQ(profiler_->reports[1], (Reported{nullptr, kPhysicalLimit, kPage + 5000, 8 * kPage}));
 }
 
+TEST_F(CallbacksTest, OutOfMemoryIsWhatItIsWhateverATrackerSays) {
+  Track();
+  failing_ = {Action::OOM};
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  EXPECT_THROW(allocator_.allocate(kPhysicalLimit + 1), c10::OutOfMemoryError);
+  EXPECT_EQ(told_.back(), Action::OOM);
+  graph.End();
+}
+
 TEST_F(CallbacksTest, ABlockThatTheProfilerFailsAtIsGone) {
   Track();
   Record();

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "torch/errors.h"
 #include "torch/rejection.h"
 #include "torch/snapshot.h"
 #include "torch/streams.h"
@@ -268,9 +269,12 @@ void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, const Request& request
   const int users = pools.set().UseCount(id);
   const MemoryInfo info = InfoOrZero(pools);
   if (history_.active()) {
-    history_.Record(
-        {History::Action::OOM, pools.device(), info.free_bytes, request.bytes, request.stream, id},
-        history_.Gather(History::When::ALLOC), base_.getUserMetadata());
+    // Who makes room and tries again waits for the error below, not for a tracker's.
+    WithWarnings("a tracker of allocations", [&] {
+      history_.Record({History::Action::OOM, pools.device(), info.free_bytes, request.bytes,
+                       request.stream, id},
+                      history_.Gather(History::When::ALLOC), base_.getUserMetadata());
+    });
   }
   rejected ? TellRejection(pools, request) : TellOutOfMemory(pools, request, info);
   TORCH_CHECK_WITH(
