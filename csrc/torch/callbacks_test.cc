@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "torch/graph_allocator_fixture.h"
@@ -229,6 +230,35 @@ TEST_F(CallbacksTest, ATrackerThatFailsLeavesWhatIsMappedAsItIs) {
   allocator_.emptyCache();
   fails = false;
   EXPECT_TRUE(pools().ids().empty());
+}
+
+TEST_F(CallbacksTest, ARestoreIsNotedAsWhatItChanged) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr lives_on = allocator_.allocate(1000);
+  DataPtr comes_back = allocator_.allocate(3000);
+  graph.End();
+  const auto checkpoint = allocator_.getCheckpointState(device_, id_);
+  void* const back = comes_back.get();
+  comes_back.clear();
+  Graph next(*this, id_, 8);
+  next.Begin();
+  DataPtr goes = allocator_.allocate(5000);
+  next.End();
+  Record();
+  auto delta = allocator_.setCheckpointPoolState(device_, checkpoint);
+  std::vector<std::pair<Action, void*>> noted;
+  const auto traces = allocator_.snapshot().device_traces;
+  for (const auto& entry : traces.at(static_cast<size_t>(device_))) {
+    noted.emplace_back(entry.action_, reinterpret_cast<void*>(entry.addr_));
+  }
+  EXPECT_EQ(noted, (std::vector<std::pair<Action, void*>>{{Action::FREE_REQUESTED, goes.get()},
+                                                          {Action::FREE_COMPLETED, goes.get()},
+                                                          {Action::ALLOC, back}}));
+  goes.release_context();  // as torch does
+  for (DataPtr& data : delta.dataptrs_allocd) {
+    if (data.get() == lives_on.get()) data.release_context();
+  }
 }
 
 // Time that grows with the square of the blocks would be seconds.
