@@ -271,12 +271,10 @@ TEST_F(CallbacksTest, ARestoreOfManyBlocksIsNotedInTimeThatGrowsAsTheyDo) {
   graph.End();
   const auto checkpoint = allocator_.getCheckpointState(device_, id_);
   const auto seconds = [&] {
-    for (DataPtr& block : blocks) block.clear();
     const auto start = std::chrono::steady_clock::now();
     auto delta = allocator_.setCheckpointPoolState(device_, checkpoint);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    blocks.clear();
-    for (DataPtr& data : delta.dataptrs_allocd) blocks.push_back(std::move(data));
+    for (DataPtr& data : delta.dataptrs_allocd) data.release_context();  // all live on
     return took.count();
   };
   const double unnoted = seconds();

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -311,16 +312,24 @@ TEST_F(GraphAllocatorTest, WhatTheBaseAsksForCountsInThePeakThatItReachedBefore)
 }
 
 TEST_F(GraphAllocatorTest, ASnapshotGoesOnWithoutAPoolThatIsGivenBackMeanwhile) {
+  // Others that are shown first, so that there is time for one to go.
+  constexpr uint64_t kOthers = 300;
+  for (uint64_t i = 0; i < kOthers; ++i) allocator_.RegisterPool(device_, {0, i});
+  const PoolId changing{0, kOthers};
   std::atomic<bool> done{false};
   std::thread beside([&] {
-    for (int i = 0; i < 20000; ++i) {
-      allocator_.RegisterPool(device_, ToPoolId(id_));
-      allocator_.UnregisterPool(device_, ToPoolId(id_));
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
+    while (std::chrono::steady_clock::now() < end) {
+      allocator_.RegisterPool(device_, changing);
+      std::this_thread::yield();
+      allocator_.UnregisterPool(device_, changing);
+      std::this_thread::yield();
     }
     done = true;
   });
   EXPECT_NO_THROW(while (!done) allocator_.snapshot({0, 0}, false));
   beside.join();
+  for (uint64_t i = 0; i < kOthers; ++i) allocator_.UnregisterPool(device_, {0, i});
 }
 
 TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {
