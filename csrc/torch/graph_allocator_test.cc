@@ -295,6 +295,20 @@ TEST_F(GraphAllocatorTest, WhatIsTrimmedCountsInThePeakThatTheBaseReachedBefore)
             (100 << 20) + static_cast<int64_t>(kPage));
 }
 
+TEST_F(GraphAllocatorTest, WhatIsFreedCountsInThePeakThatTheBaseReachedBefore) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  DataPtr block = allocator_.allocate(1 << 20);
+  graph.End();
+  allocator_.getDeviceStats(device_);
+  allocator_.allocate(1000).clear();  // by the base
+  auto& bases = base_.stats.active_bytes[0];
+  bases.peak = 100 << 20;
+  block.clear();
+  bases.peak = 0;
+  EXPECT_EQ(allocator_.getDeviceStats(device_).active_bytes[0].peak, 101 << 20);
+}
+
 TEST_F(GraphAllocatorTest, WhatTheBaseAsksForCountsInThePeakThatItReachedBefore) {
   Graph graph(*this, id_, 7);
   graph.Begin();
