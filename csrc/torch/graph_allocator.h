@@ -25,9 +25,9 @@
 // over, undecided as they are until a first block is allocated in them (a tree captures an empty
 // graph, only to hold its pool, and then warms up in it).
 //
-// Locks, in the order they are taken: scopes_mutex_, then the base's, then RouteTable's, then
-// PoolSet's. So nothing here is called back by the base but FreeUnusedPools(), which only tries
-// scopes_mutex_.
+// Locks, in the order they are taken: scopes_mutex_, then MergedStats', then the base's, then
+// RouteTable's, then PoolSet's. So nothing here is called back by the base but FreeUnusedPools(),
+// which only tries the first two.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -95,7 +95,7 @@ class GraphAllocator final : public CUDAAllocator {
 
   // Gives the memory of unused pools back unless a capture is under way; returns the bytes. Waits
   // for no lock of ours, so the base may call it from within an allocation; asks nothing of the
-  // base but a larger share of the memory, which its lock allows.
+  // base but its statistics and a larger share of the memory, which its lock allows.
   uint64_t FreeUnusedPools();
 
   // The deleter of our DataPtrs; takes the base's pointers too. Never throws: it is called from
