@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -19,9 +20,12 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   std::map<std::string, int> calls;
   // What it says of itself. Tests set it.
   c10::CachingDeviceAllocator::DeviceStats stats;
+  bool counts = true;  // else it knows neither statistics nor fractions, as pluggable ones
   std::map<c10::MempoolId_t, int> users;
   std::set<c10::MempoolId_t> open;
-  double fraction = 1;  // of whichever device was named last
+  double fraction = 1;                            // of whichever device was named last
+  std::function<void()> before_stats = [] {};     // runs whenever they are asked for
+  std::function<void()> before_fraction = [] {};  // runs whenever another one is to be set
   inline static std::set<void*> live{};
 
   static void Delete(void* pointer) {
@@ -43,10 +47,14 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
     ++calls["recordStream"];
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+    const auto before = before_stats;  // it may put another one in its place
+    before();
+    CheckThatItCounts();
     return stats;
   }
-  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetAccumulatedStats(c10::DeviceIndex) override { CheckThatItCounts(); }
   void resetPeakStats(c10::DeviceIndex) override {
+    CheckThatItCounts();
     for (auto& stat : stats.allocated_bytes) stat.peak = stat.current;
   }
   void* raw_alloc(size_t bytes) override {
@@ -57,9 +65,14 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t) override { return raw_alloc(bytes); }
   void raw_delete(void* pointer) override { Delete(pointer); }
   void init(int) override {}
-  double getMemoryFraction(c10::DeviceIndex) override { return fraction; }
+  double getMemoryFraction(c10::DeviceIndex) override {
+    CheckThatItCounts();
+    return fraction;
+  }
   void setMemoryFraction(double of_device, c10::DeviceIndex) override {
     TORCH_CHECK(0 <= of_device && of_device <= 1, "not a fraction");
+    const auto before = before_fraction;
+    before();
     fraction = of_device;
   }
   std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize> getExpandableSegmentSizes(
@@ -126,6 +139,9 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
     return {};
   }
   std::string name() override { return "fake"; }
+
+ private:
+  void CheckThatItCounts() const { TORCH_CHECK_NOT_IMPLEMENTED(counts, "not implemented"); }
 };
 
 }  // namespace cgp

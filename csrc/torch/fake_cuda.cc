@@ -10,6 +10,7 @@
 #include "driver/host_driver.h"
 #include "torch/device_driver.h"
 #include "torch/host_route.h"
+#include "torch/rejection.h"
 #include "torch/streams.h"
 
 namespace cgp {
@@ -25,6 +26,7 @@ std::mutex mutex;
 std::map<cudaStream_t, Capture> captures;
 std::atomic<int64_t> query_count{0};
 std::vector<c10::MempoolId_t> host_routes;
+std::atomic<bool> rejects_at_once{false};
 
 Capture Query(cudaStream_t stream) {
   query_count.fetch_add(1, std::memory_order_relaxed);
@@ -56,7 +58,10 @@ void Reset() {
   const std::lock_guard lock(mutex);
   captures.clear();
   host_routes.clear();
+  rejects_at_once = false;
 }
+
+void SetRejectsAtOnce(bool rejects) { rejects_at_once = rejects; }
 
 CaptureId ActiveCapture(cudaStream_t stream) {
   const Capture capture = Query(stream);
@@ -91,6 +96,7 @@ void EndHostRoute(c10::MempoolId_t id) {
   const std::lock_guard lock(fake_cuda::mutex);
   fake_cuda::host_routes.push_back(id);
 }
+bool RejectsAtOnce() { return fake_cuda::rejects_at_once; }
 RelaxedCaptureMode::RelaxedCaptureMode() = default;
 RelaxedCaptureMode::~RelaxedCaptureMode() = default;
 

@@ -1,6 +1,6 @@
 // CUDA's streams as the adapter's tests want them: which stream is in which capture is what the
-// test says. fake_cuda.cc puts this behind streams.h, the host driver behind the pools, and nothing
-// behind host_route.h.
+// test says. fake_cuda.cc puts this behind streams.h and rejection.h, the host driver behind the pools,
+// and nothing behind host_route.h.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -31,7 +31,9 @@ cudaStream_t Stream(uintptr_t number);
 void SetCapture(cudaStream_t stream, CaptureId id);
 // What no capture survives happens in that of the stream. It holds the stream until SetCapture().
 void Invalidate(cudaStream_t stream);
-// No stream is capturing, and no host route was ended.
+// What RejectsAtOnce() says.
+void SetRejectsAtOnce(bool rejects);
+// No stream is capturing, no host route was ended, and nothing is rejected at once.
 void Reset();
 
 // What a graph's filter asks CUDA for: the id of the stream's capture, or 0.

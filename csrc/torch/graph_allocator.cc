@@ -11,6 +11,8 @@
 #include <string>
 
 #include "core/error.h"
+#include "torch/errors.h"
+#include "torch/rejection.h"
 #include "torch/snapshot.h"
 #include "torch/streams.h"
 
@@ -47,35 +49,45 @@ Memory FromBase(Memory memory) {
   return memory;
 }
 
-// Tells torch's profiler and its sanitizer what native allocators tell them too.
-void ReportAllocation(DevicePools& pools, const Block& block) {
-  void* const pointer = reinterpret_cast<void*>(block.address);
-  const c10::Device device(c10::kCUDA, pools.device());
-  if (c10::memoryProfilingEnabled()) {
-    const PoolStats total = pools.set().TotalStats();
-    c10::reportMemoryUsageToProfiler(pointer, static_cast<int64_t>(block.bytes),
-                                     total.allocated_bytes, total.reserved_bytes, device);
-  }
+// Tell torch's profiler and its sanitizer what native allocators tell them too.
+void ReportToProfiler(DevicePools& pools, CUDAAllocator& base, Address address, int64_t bytes) {
+  if (!c10::memoryProfilingEnabled()) return;
+  const MergedStats::Totals total = pools.stats().Now(base);
+  c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(address), bytes, total.allocated_bytes,
+                                   total.reserved_bytes, c10::Device(c10::kCUDA, pools.device()));
+}
+
+void TraceAllocation(const Block& block) {
   if (const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace()) {
-    (*tracer)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
+    (*tracer)->trace_gpu_memory_allocation(c10::kCUDA, static_cast<uintptr_t>(block.address));
   }
 }
 
-// What the native allocator tells the sanitizer before a block can be anybody else's.
+// Before a block can be anybody else's.
 void TraceFree(const void* pointer) {
   const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace();
   if (tracer == nullptr || !DevicePools::Owns(pointer)) return;
   (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
 }
 
-// ... and the profiler when it is free.
-void ReportFree(DevicePools& pools, const Block& block) {
-  if (!c10::memoryProfilingEnabled()) return;
-  const PoolStats total = pools.set().TotalStats();
-  c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(block.address),
-                                   -static_cast<int64_t>(block.bytes), total.allocated_bytes,
-                                   total.reserved_bytes, c10::Device(c10::kCUDA, pools.device()));
-}
+// Runs callbacks of others all, also if some of them throw; Rethrow() throws the first error.
+class Callbacks {
+ public:
+  template <typename Function>
+  void Run(const Function& function) {
+    try {
+      function();
+    } catch (...) {
+      if (first_ == nullptr) first_ = std::current_exception();
+    }
+  }
+  void Rethrow() const {
+    if (first_ != nullptr) std::rethrow_exception(first_);
+  }
+
+ private:
+  std::exception_ptr first_;
+};
 
 // So that the base can have our unused memory before it gives up. It runs this whenever nothing in
 // its cache fits, with its lock held.
@@ -143,32 +155,73 @@ Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Targe
   DevicePools& pools = DevicePools::For(device);
   History::Context context = history_.Gather(History::When::STATE);
   BeforeOursChange();
+  const Request request{target.id, bytes, ToStreamId(stream)};
   for (bool first = true;; first = false) {
     LimitOurs(pools);
-    try {
-      // Ends before room is made: what other pools give back then is not this one's.
-      const MeteredDriver::Purpose purpose(target.id, ToStreamId(stream));
-      const Block block = pools.set().Allocate(target.id, bytes, ToStreamId(stream));
-      pools.stats().OursGrew(base_);
-      LimitBase(pools);
-      ReportAllocation(pools, block);
-      if (history_.active()) NoteAllocated(device, target.id, block, std::move(context));
-      return block;
-    } catch (const OutOfMemoryError&) {
-      // handled below, outside the handler: making room may throw errors of its own
-    } catch (const DriverError& error) {
-      TORCH_CHECK(IsOutOfMemory(error), error.what());
-    } catch (const std::logic_error& error) {
-      TORCH_CHECK(false, error.what());
+    bool over_fraction = false;
+    if (const auto block = TryAllocate(pools, request, &over_fraction)) {
+      Announce(pools, target.id, *block, std::move(context));
+      return *block;
     }
-    if (!first || !MakeRoom(target)) ThrowOutOfMemory(pools, target.id, bytes, ToStreamId(stream));
+    const bool rejected = over_fraction && RejectsAtOnce();
+    if (rejected || !first || !MakeRoom(target)) ThrowOutOfMemory(pools, request, rejected);
     pools.stats().CountRetry();
+  }
+}
+
+std::optional<Block> GraphAllocator::TryAllocate(DevicePools& pools, const Request& request,
+                                                 bool* over_fraction) {
+  // Ends before room is made: what other pools give back then is not this one's.
+  const MeteredDriver::Purpose purpose(request.id, request.stream);
+  try {
+    return pools.set().Allocate(request.id, request.bytes, request.stream);
+  } catch (const OutOfMemoryError&) {
+    // handled below, with the driver's
+  } catch (const DriverError& error) {
+    TORCH_CHECK(IsOutOfMemory(error), error.what());
+  } catch (const std::logic_error& error) {
+    TORCH_CHECK(false, error.what());
+  }
+  *over_fraction = MeteredDriver::Purpose::limit_refused();
+  return std::nullopt;
+}
+
+void GraphAllocator::Announce(DevicePools& pools, PoolId id, const Block& block,
+                              History::Context context) {
+  const auto bytes = static_cast<int64_t>(block.bytes);
+  bool noted = false;
+  bool reported = false;
+  try {
+    pools.stats().OursGrew(base_);
+    LimitBase(pools);
+    if (history_.active()) {
+      noted = true;
+      NoteAllocated(pools.device(), id, block, std::move(context));
+    }
+    reported = true;
+    ReportToProfiler(pools, base_, block.address, bytes);
+    TraceAllocation(block);
+  } catch (...) {
+    // Nobody will free what nobody got. Who heard of the block hears that it is gone; the error to
+    // know is the first.
+    Callbacks callbacks;
+    if (noted) callbacks.Run([&] { NoteFreed(pools.device(), id, block, nullptr); });
+    pools.set().Free(block.address);
+    if (reported) callbacks.Run([&] { ReportToProfiler(pools, base_, block.address, -bytes); });
+    throw;
   }
 }
 
 void GraphAllocator::BeforeOursChange() {
   if (!MergedStats::TakeBaseGrew()) return;
   for (DevicePools* pools : DevicePools::All()) pools->stats().BaseGrew(base_);
+}
+
+void GraphAllocator::TryBeforeOursChange() {
+  if (!MergedStats::TakeBaseGrew()) return;
+  for (DevicePools* pools : DevicePools::All()) {
+    if (!pools->stats().TryBaseGrew(base_)) MergedStats::NoteBaseAllocation();  // next time
+  }
 }
 
 bool GraphAllocator::MakeRoom(const RouteTable::Target& target) {
@@ -180,34 +233,60 @@ bool GraphAllocator::MakeRoom(const RouteTable::Target& target) {
   return true;
 }
 
-void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t bytes,
-                                      StreamId stream) {
-  pools.stats().CountOutOfMemory();
-  const PoolStats stats = pools.set().Stats(id);
-  const int users = pools.set().UseCount(id);
-  const MemoryInfo info = InfoOrZero(pools);
+void GraphAllocator::TellOutOfMemory(DevicePools& pools, const Request& request,
+                                     const MemoryInfo& info) {
   std::vector<c10::cuda::CUDACachingAllocator::OutOfMemoryObserver> observers;
   {
     const std::lock_guard lock(observers_mutex_);
     observers = oom_observers_;
   }
-  if (history_.active()) {
-    history_.Record({History::Action::OOM, pools.device(), info.free_bytes, bytes, stream, id},
-                    history_.Gather(History::When::ALLOC), base_.getUserMetadata());
+  if (c10::memoryProfilingEnabled()) {
+    const MergedStats::Totals total = pools.stats().Now(base_);
+    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), total.allocated_bytes,
+                                     total.reserved_bytes, c10::Device(c10::kCUDA, pools.device()));
   }
   for (const auto& observer : observers) {
-    observer(pools.device(), bytes, AllowedBytes(pools), info.free_bytes);
+    observer(pools.device(), request.bytes, AllowedBytes(pools), info.free_bytes);
   }
-  TORCH_CHECK_WITH(OutOfMemoryError, false,
-                   "CUDA out of memory. Tried to allocate " + Mebibytes(bytes) + " in graph pool " +
-                       ToString(id) + " of GPU " + std::to_string(pools.device()) + ", which has " +
-                       std::to_string(users) + " user(s) (graphs and GraphPool objects), holds " +
-                       Mebibytes(stats.reserved_bytes) + " and has " +
-                       Mebibytes(stats.allocated_bytes) +
-                       " of it in live blocks. Free on the GPU: " + Mebibytes(info.free_bytes) +
-                       " of " + Mebibytes(info.total_bytes) + FractionInForce(pools.device()) +
-                       ". A capture cannot give memory back while it runs: free tensors and call "
-                       "torch.cuda.empty_cache() before it, or capture a smaller batch.");
+}
+
+void GraphAllocator::TellRejection(DevicePools& pools, const Request& request) {
+  std::vector<OomRejectionObserver> observers;
+  {
+    const std::lock_guard lock(observers_mutex_);
+    observers = rejection_observers_;
+  }
+  for (const OomRejectionObserver& observer : observers) {
+    observer(pools.device(), request.bytes, pools.stats().Now(base_).reserved_bytes,
+             pools.total_bytes());
+  }
+}
+
+void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, const Request& request, bool rejected) {
+  rejected ? pools.stats().CountRejection() : pools.stats().CountOutOfMemory();
+  const PoolId id = request.id;
+  const PoolStats stats = pools.set().Stats(id);
+  const int users = pools.set().UseCount(id);
+  const MemoryInfo info = InfoOrZero(pools);
+  if (history_.active()) {
+    // Who makes room and tries again waits for the error below, not for a tracker's.
+    WithWarnings("a tracker of allocations", [&] {
+      history_.Record({History::Action::OOM, pools.device(), info.free_bytes, request.bytes,
+                       request.stream, id},
+                      history_.Gather(History::When::ALLOC), base_.getUserMetadata());
+    });
+  }
+  rejected ? TellRejection(pools, request) : TellOutOfMemory(pools, request, info);
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, false,
+      "CUDA out of memory. Tried to allocate " + Mebibytes(request.bytes) + " in graph pool " +
+          ToString(id) + " of GPU " + std::to_string(pools.device()) + ", which has " +
+          std::to_string(users) + " user(s) (graphs and GraphPool objects), holds " +
+          Mebibytes(stats.reserved_bytes) + " and has " + Mebibytes(stats.allocated_bytes) +
+          " of it in live blocks. Free on the GPU: " + Mebibytes(info.free_bytes) + " of " +
+          Mebibytes(info.total_bytes) + FractionInForce(pools.device()) +
+          ". A capture cannot give memory back while it runs: free tensors and call "
+          "torch.cuda.empty_cache() before it, or capture a smaller batch.");
 }
 
 void GraphAllocator::FreeMemory(void* pointer) noexcept {
@@ -215,9 +294,9 @@ void GraphAllocator::FreeMemory(void* pointer) noexcept {
     // Pools are only made by an allocator.
     FindGraphAllocator()->raw_delete(pointer);
   } catch (const std::exception& error) {
-    // A destructor called this and cannot throw: say it, and leave the memory where it is.
+    // A destructor called this and cannot throw: say it.
     try {
-      TORCH_WARN("cudagraph_pool could not free the memory at " +
+      TORCH_WARN("cudagraph_pool met an error in freeing the memory at " +
                  Hex(reinterpret_cast<Address>(pointer)) + ": " + error.what());
     } catch (...) {  // NOLINT(bugprone-empty-catch): warnings may have been turned into errors
     }
@@ -249,15 +328,22 @@ void GraphAllocator::NoteFree(const void* pointer) {
 }
 
 bool GraphAllocator::FreeOurs(void* pointer) {
-  TraceFree(pointer);
-  // Before anybody else can have the bytes.
-  if (history_.active()) NoteFree(pointer);
   BeforeOursChange();
+  // The block is freed whatever those say who are told: a second attempt would free what is not
+  // there any more, or tell some of them twice.
+  Callbacks callbacks;
+  callbacks.Run([&] { TraceFree(pointer); });
+  // Before anybody else can have the bytes.
+  if (history_.active()) callbacks.Run([&] { NoteFree(pointer); });
   Block block;
   DevicePools* const pools = DevicePools::TryFree(pointer, &block);
-  if (pools == nullptr) return false;
-  ReportFree(*pools, block);
-  return true;
+  if (pools != nullptr) {
+    callbacks.Run([&] {
+      ReportToProfiler(*pools, base_, block.address, -static_cast<int64_t>(block.bytes));
+    });
+  }
+  callbacks.Rethrow();
+  return pools != nullptr;
 }
 
 c10::DeleterFnPtr GraphAllocator::raw_deleter() const {
@@ -291,7 +377,9 @@ void GraphAllocator::emptyCache(MempoolId_t id) {
 uint64_t GraphAllocator::FreeUnusedPools() {
   // Holding this keeps a capture of torch's from beginning meanwhile.
   const std::unique_lock lock(scopes_mutex_, std::try_to_lock);
-  return lock.owns_lock() ? TrimUnlessCapturing() : 0;
+  if (!lock.owns_lock() || routes_.capturing()) return 0;
+  TryBeforeOursChange();
+  return TrimUnlessCapturing();
 }
 
 uint64_t GraphAllocator::TrimUnlessCapturing() {

@@ -25,9 +25,9 @@
 // over, undecided as they are until a first block is allocated in them (a tree captures an empty
 // graph, only to hold its pool, and then warms up in it).
 //
-// Locks, in the order they are taken: scopes_mutex_, then the base's, then RouteTable's, then
-// PoolSet's. So nothing here is called back by the base but FreeUnusedPools(), which only tries
-// scopes_mutex_.
+// Locks, in the order they are taken: scopes_mutex_, then MergedStats', then the base's, then
+// RouteTable's, then PoolSet's. So nothing here is called back by the base but FreeUnusedPools(),
+// which only tries the first two.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -95,7 +95,7 @@ class GraphAllocator final : public CUDAAllocator {
 
   // Gives the memory of unused pools back unless a capture is under way; returns the bytes. Waits
   // for no lock of ours, so the base may call it from within an allocation; asks nothing of the
-  // base but a larger share of the memory, which its lock allows.
+  // base but its statistics and a larger share of the memory, which its lock allows.
   uint64_t FreeUnusedPools();
 
   // The deleter of our DataPtrs; takes the base's pointers too. Never throws: it is called from
@@ -188,10 +188,21 @@ class GraphAllocator final : public CUDAAllocator {
  private:
   using ScopeKey = std::pair<DeviceIndex, PoolId>;
 
+  // An allocation that was asked for in one of our pools.
+  struct Request {
+    PoolId id;
+    size_t bytes = 0;
+    StreamId stream{};
+  };
+
   // An allocation while some route is open: in one of our pools, or the base's.
   DataPtr AllocateRouted(size_t bytes);
   Block AllocateInPool(DeviceIndex device, const RouteTable::Target& target, size_t bytes,
                        cudaStream_t stream);
+  // Nothing if the memory does not suffice; `over_fraction` says whether it is the fraction's.
+  std::optional<Block> TryAllocate(DevicePools& pools, const Request& request, bool* over_fraction);
+  // Tells everybody of a new block. If that fails the block is gone, and the error goes on.
+  void Announce(DevicePools& pools, PoolId id, const Block& block, History::Context context);
   // Share the device's memory as setMemoryFraction() says, between the base and our pools.
   void LimitOurs(DevicePools& pools);
   void LimitBase(DevicePools& pools);
@@ -200,7 +211,10 @@ class GraphAllocator final : public CUDAAllocator {
   std::string FractionInForce(DeviceIndex device) const;
   // Frees what it can outside captures; returns whether another attempt makes sense.
   bool MakeRoom(const RouteTable::Target& target);
-  [[noreturn]] void ThrowOutOfMemory(DevicePools& pools, PoolId id, size_t bytes, StreamId stream);
+  // Tell the observers, with what the base tells them.
+  void TellOutOfMemory(DevicePools& pools, const Request& request, const MemoryInfo& info);
+  void TellRejection(DevicePools& pools, const Request& request);
+  [[noreturn]] void ThrowOutOfMemory(DevicePools& pools, const Request& request, bool rejected);
   // For the history, if anybody wants one.
   void NoteAllocated(DeviceIndex device, PoolId id, const Block& block, History::Context context);
   void NoteFreed(DeviceIndex device, PoolId id, const Block& block, History::Context context);
@@ -210,6 +224,8 @@ class GraphAllocator final : public CUDAAllocator {
   bool FreeOurs(void* pointer);
   // Keeps the statistics' peaks: see merged_stats.h.
   void BeforeOursChange();
+  // The same for whom the base calls with its lock held.
+  void TryBeforeOursChange();
 
   // The pools of `device` if `id` is one of them, else nullptr.
   DevicePools* OursOrNull(DeviceIndex device, MempoolId_t id) const;
@@ -250,14 +266,24 @@ class GraphAllocator final : public CUDAAllocator {
 
   // What setMemoryFraction() allows the base and us together.
   struct Share {
+    // Nobody has set one since we are here. What the base was told before counts for both: it is
+    // asked when ours allocate for the first time.
+    static constexpr double kUnknown = 3;
     static constexpr double kNone = 2;
-    std::atomic<double> fraction{kNone};  // of the device's memory; kNone: all
-    std::atomic<uint64_t> ours_told{0};   // bytes of ours that the base was told to leave
+    std::atomic<double> fraction{kUnknown};  // of the device's memory; kNone: all
+    std::atomic<uint64_t> settings{0};       // how often it was set
+    // Which state (see StateOf()) the base was told.
+    std::atomic<uint64_t> told{0};
+
+    bool limits() const { return fraction.load() <= 1; }
   };
+  // Grows whenever what the base may have changes.
+  static uint64_t StateOf(const Share& share, const DevicePools& pools);
   std::array<Share, C10_COMPILE_TIME_MAX_GPUS> shares_;  // by device
 
   std::mutex observers_mutex_;
   std::vector<c10::cuda::CUDACachingAllocator::OutOfMemoryObserver> oom_observers_;
+  std::vector<OomRejectionObserver> rejection_observers_;
 };
 
 // The process's one GraphAllocator, or nullptr if none was made yet.

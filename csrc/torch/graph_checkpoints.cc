@@ -2,9 +2,10 @@
 // earlier graph to record another one from there.
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <memory>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "torch/errors.h"
@@ -35,14 +36,23 @@ std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIn
 }
 
 void GraphAllocator::NoteRestored(DeviceIndex device, PoolId id, const RestoreDelta& delta) {
-  const auto contains = [](const std::vector<Block>& blocks, const Block& block) {
-    return std::ranges::find(blocks, block) != blocks.end();
+  // Blocks that live on are in both. Of one list no two have the same address.
+  const auto by_address = [](const std::vector<Block>& blocks) {
+    std::unordered_map<Address, Block> map(blocks.size());
+    for (const Block& block : blocks) map.emplace(block.address, block);
+    return map;
   };
+  const auto contains = [](const std::unordered_map<Address, Block>& blocks, const Block& block) {
+    const auto found = blocks.find(block.address);
+    return found != blocks.end() && found->second == block;
+  };
+  const auto freed = by_address(delta.freed);
+  const auto allocated = by_address(delta.allocated);
   for (const Block& block : delta.freed) {
-    if (!contains(delta.allocated, block)) NoteFreed(device, id, block, nullptr);
+    if (!contains(allocated, block)) NoteFreed(device, id, block, nullptr);
   }
   for (const Block& block : delta.allocated) {
-    if (!contains(delta.freed, block)) NoteAllocated(device, id, block, nullptr);
+    if (!contains(freed, block)) NoteAllocated(device, id, block, nullptr);
   }
 }
 
@@ -55,7 +65,10 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   const RestoreDelta restored =
       AsTorchErrors([&] { return pools.set().Restore(ours->id, ours->checkpoint); });
   pools.stats().OursGrew(base_);
-  if (history_.active()) NoteRestored(device, ours->id, restored);
+  // The caller has to know what was restored, whatever a tracker says of it.
+  if (history_.active()) {
+    WithWarnings("a tracker of allocations", [&] { NoteRestored(device, ours->id, restored); });
+  }
   cca::CheckpointDelta delta;
   for (const Block& block : restored.freed) {
     delta.ptrs_freed.push_back(reinterpret_cast<void*>(block.address));

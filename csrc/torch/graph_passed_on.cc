@@ -23,6 +23,15 @@ bool IsMapped(const void* pointer) {
   });
 }
 
+// The share of the device's memory that `base` may have: all, if it knows nothing of shares.
+double FractionOf(CUDAAllocator& base, DeviceIndex device) {
+  try {
+    return base.getMemoryFraction(device);
+  } catch (const c10::NotImplementedError&) {
+    return 1;
+  }
+}
+
 }  // namespace
 
 void GraphAllocator::copy_data(void* destination, const void* source, size_t bytes) const {
@@ -46,15 +55,15 @@ void GraphAllocator::init(int device_count) {
 }
 
 double GraphAllocator::getMemoryFraction(DeviceIndex device) {
-  const double fraction = shares_.at(static_cast<size_t>(device)).fraction.load();
-  return fraction == Share::kNone ? base_.getMemoryFraction(device) : fraction;
+  const Share& share = shares_.at(static_cast<size_t>(device));
+  return share.limits() ? share.fraction.load() : base_.getMemoryFraction(device);
 }
 
 void GraphAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
   base_.setMemoryFraction(fraction, device);  // refuses what is no fraction or no device
   Share& share = shares_.at(static_cast<size_t>(device));
   share.fraction.store(fraction);
-  share.ours_told.store(0);
+  ++share.settings;
   if (DevicePools* const pools = DevicePools::Find(device)) LimitBase(*pools);
 }
 
@@ -64,27 +73,46 @@ uint64_t GraphAllocator::AllowedBytes(const DevicePools& pools) const {
 }
 
 std::string GraphAllocator::FractionInForce(DeviceIndex device) const {
-  const double fraction = shares_.at(static_cast<size_t>(device)).fraction.load();
-  if (fraction == Share::kNone) return "";
+  const Share& share = shares_.at(static_cast<size_t>(device));
+  if (!share.limits()) return "";
   return ", of which set_per_process_memory_fraction() allows this process a share of " +
-         std::to_string(fraction);
+         std::to_string(share.fraction.load());
 }
 
 void GraphAllocator::LimitOurs(DevicePools& pools) {
-  const Share& share = shares_.at(static_cast<size_t>(pools.device()));
-  if (share.fraction.load() == Share::kNone) return;
+  Share& share = shares_.at(static_cast<size_t>(pools.device()));
+  double unknown = Share::kUnknown;
+  if (share.fraction.load() == unknown) {
+    const double of_base = FractionOf(base_, pools.device());
+    share.fraction.compare_exchange_strong(unknown, of_base < 1 ? of_base : Share::kNone);
+  }
+  if (!share.limits()) return;
   const auto all = static_cast<double>(AllowedBytes(pools));
-  const auto bases = base_.getDeviceStats(pools.device()).reserved_bytes[0].current;
+  const auto bases = pools.stats().OfBase(base_).reserved_bytes[0].current;
   pools.driver().SetLimit(static_cast<uint64_t>(std::max(0.0, all - static_cast<double>(bases))));
 }
 
 void GraphAllocator::LimitBase(DevicePools& pools) {
   Share& share = shares_.at(static_cast<size_t>(pools.device()));
-  if (share.fraction.load() == Share::kNone) return;
-  const uint64_t ours = pools.set().Usage().reserved_bytes.current;
-  if (share.ours_told.exchange(ours) == ours) return;
-  const double of_ours = static_cast<double>(ours) / static_cast<double>(pools.total_bytes());
-  base_.setMemoryFraction(std::max(0.0, share.fraction.load() - of_ours), pools.device());
+  if (!share.limits()) return;
+  uint64_t state = StateOf(share, pools);
+  if (share.told.load() == state) return;
+  // Several threads may tell the base at once, and no lock can order them: some come with the base's
+  // held, others go for it. So each looks, after it has told, whether what it told is still so, and
+  // tells again if not. The last to tell has looked, so the base was told the truth last.
+  for (;;) {
+    const double of_ours =
+        static_cast<double>(pools.driver().held_bytes()) / static_cast<double>(pools.total_bytes());
+    base_.setMemoryFraction(std::max(0.0, share.fraction.load() - of_ours), pools.device());
+    const uint64_t now = StateOf(share, pools);
+    if (now == state) break;
+    state = now;
+  }
+  share.told.store(state);
+}
+
+uint64_t GraphAllocator::StateOf(const Share& share, const DevicePools& pools) {
+  return share.settings.load() + pools.driver().changes();
 }
 
 std::vector<cca::StreamSegmentSize> GraphAllocator::getExpandableSegmentSizes(DeviceIndex device) {
@@ -179,11 +207,9 @@ void GraphAllocator::setUserMetadata(const std::string& metadata) {
 std::string GraphAllocator::getUserMetadata() { return base_.getUserMetadata(); }
 
 void GraphAllocator::attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) {
-  {
-    const std::lock_guard lock(observers_mutex_);
-    oom_observers_.push_back(observer);
-  }
-  base_.attachOutOfMemoryObserver(std::move(observer));
+  base_.attachOutOfMemoryObserver(observer);  // refuses where it has none
+  const std::lock_guard lock(observers_mutex_);
+  oom_observers_.push_back(std::move(observer));
 }
 
 void GraphAllocator::attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) {
@@ -229,7 +255,9 @@ std::shared_ptr<c10::GatheredContext> GraphAllocator::getContextForPointer(const
 }
 
 void GraphAllocator::attachOomRejectionObserver(OomRejectionObserver observer) {
-  ForwardAttachOomRejectionObserver(base_, std::move(observer));
+  ForwardAttachOomRejectionObserver(base_, observer);
+  const std::lock_guard lock(observers_mutex_);
+  rejection_observers_.push_back(std::move(observer));
 }
 
 void GraphAllocator::markCaptureBegin(DeviceIndex device) {

@@ -105,7 +105,7 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
     if (kind == ScopeKind::kCapture) ++captures_of_base_;
     return;
   }
-  if (routes_.Resume(device, pool, std::move(filter))) {
+  if (kind == ScopeKind::kCapture && routes_.Resume(device, pool, stream, route.filter)) {
     pools->set().Retain(pool);
     if (pool == PoolNames::kShared) names_.Share(device, id);
     return;

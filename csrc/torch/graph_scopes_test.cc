@@ -1,9 +1,11 @@
 // Whose pool is it, and who allocates in it now.
 #include <gtest/gtest.h>
 
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "driver/host_driver.h"
 #include "torch/graph_allocator.h"
 #include "torch/graph_allocator_fixture.h"
 
@@ -111,6 +113,22 @@ TEST_F(GraphScopesTest, WhileTreesFromBeforeAreAliveNewOnesAreTheBasesToo) {
   EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
 }
 
+TEST_F(GraphScopesTest, ThoseWithBlocksOfOursStayOursThen) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr inside = allocator_.allocate(1000);
+  graph.End();
+  const MempoolId_t old{0, 9};
+  base_.users[old] = 1;
+  allocator_.beginAllocateToPool(device_, old, ThisThread());
+  allocator_.endAllocateToPool(device_, old);
+  ASSERT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  allocator_.endAllocateToPool(device_, id_);
+  EXPECT_FALSE(base_.users.contains(id_));
+}
+
 TEST_F(GraphScopesTest, AMemPoolIsNotTakenForATree) {
   allocator_.createOrIncrefPool(device_, id_);
   allocator_.beginAllocateToPool(device_, id_, ThisThread());
@@ -145,6 +163,30 @@ TEST_F(GraphScopesTest, ARegisteredPoolIsOursFromTheStart) {
   EXPECT_THROW(allocator_.UnregisterPool(device_, ToPoolId(id_)), UsageError);
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());
+}
+
+// All work of a program may be on one stream, its captures too.
+TEST_F(GraphScopesTest, EagerBlocksAreFreedWhileTheirStreamCaptures) {
+  auto& host = dynamic_cast<HostDriver&>(DevicePools::For(device_).driver().inner());
+  allocator_.RegisterPool(device_, ToPoolId(id_));
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  DataPtr first = allocator_.allocate(kPage), second = allocator_.allocate(kPage);
+  void* const place = first.get();
+  Graph graph(*this, {0, 2}, 7);
+  graph.Begin();
+  host.BeginCapture({ToStreamId(Stream(1))});
+  first.clear();
+  allocator_.endAllocateToPool(device_, id_);
+  second.clear();
+  EXPECT_EQ(pools().TotalStats().live_blocks, 0U);
+  graph.End();
+  host.EndCapture();
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  current_stream = Stream(2);
+  EXPECT_EQ(allocator_.allocate(kPage).get(), place);
+  allocator_.endAllocateToPool(device_, id_);
+  for (int i = 0; i < 2; ++i) allocator_.releasePool(device_, id_);
+  allocator_.UnregisterPool(device_, ToPoolId(id_));
 }
 
 TEST_F(GraphScopesTest, TheNewestRouteWins) {
@@ -236,6 +278,31 @@ TEST_F(GraphScopesTest, ACaptureMayPauseItsRoute) {
   Graph next(*this, id_, 8);  // the scope has ended
   next.Begin();
   next.End();
+}
+
+TEST_F(GraphScopesTest, APausedCaptureIsNobodyElses) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  allocator_.endAllocateToPool(device_, id_);
+  std::thread([&] {
+    current_device = device_;
+    current_stream = Stream(2);
+    Graph other(*this, id_, 8);
+    try {
+      allocator_.beginAllocateToPool(device_, id_, other.Filter());
+      ADD_FAILURE() << "two captures fill one pool";
+    } catch (const c10::Error& error) {
+      const std::string text = error.what_without_backtrace();
+      EXPECT_NE(text.find("is already being allocated to"), std::string::npos) << text;
+    }
+    // Nor does who only works there eagerly.
+    EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, ThisThread()), c10::Error);
+    EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  }).join();
+  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
+  allocator_.beginAllocateToPool(device_, id_, graph.Filter());
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  graph.End();
 }
 
 TEST_F(GraphScopesTest, NestedAndDoubleScopesAreRefusedAndChangeNothing) {

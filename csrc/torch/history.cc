@@ -11,6 +11,10 @@ namespace {
 // Of the code that torch.compile is compiling in this thread, innermost last.
 thread_local std::vector<std::string> compile_contexts;
 
+void RethrowIfAny(const std::exception_ptr& error) {
+  if (error != nullptr) std::rethrow_exception(error);
+}
+
 }  // namespace
 
 History& History::Get() {
@@ -52,13 +56,14 @@ History::Context History::Gather(When level) const {
 
 void History::Record(const Event& event, Context context, const std::string& metadata) {
   const std::lock_guard lock(mutex_);
-  Insert(event, context, metadata);
+  RethrowIfAny(Insert(event, context, metadata));
 }
 
 void History::Allocated(const Event& event, Context context, const std::string& metadata) {
   const std::lock_guard lock(mutex_);
-  Insert(event, context, metadata);
+  const std::exception_ptr error = Insert(event, context, metadata);
   if (context != nullptr) live_[event.address] = std::move(context);
+  RethrowIfAny(error);
 }
 
 void History::Freed(Event event, Context context, const std::string& metadata) {
@@ -69,25 +74,38 @@ void History::Freed(Event event, Context context, const std::string& metadata) {
     live_.erase(live);
   }
   // Ours are free for the pool at once: what protects the bytes is the pool's to know.
+  std::exception_ptr error;
   for (const Action action : {Action::FREE_REQUESTED, Action::FREE_COMPLETED}) {
     event.action = action;
-    Insert(event, context, metadata);
+    const std::exception_ptr another = Insert(event, context, metadata);
+    if (error == nullptr) error = another;
   }
+  RethrowIfAny(error);
 }
 
 // pre: mutex_ is held.
-void History::Insert(const Event& event, const Context& context, const std::string& metadata) {
-  if ((!enabled_ && trackers_.empty()) || skipped_.contains(event.action)) return;
+std::exception_ptr History::Insert(const Event& event, const Context& context,
+                                   const std::string& metadata) {
+  if ((!enabled_ && trackers_.empty()) || skipped_.contains(event.action)) return nullptr;
   const TraceEntry entry(event.action, event.device, event.address, event.size,
                          reinterpret_cast<void*>(event.stream),
                          {event.pool.first, event.pool.second}, c10::getApproximateTime(),
                          when_.load() >= When::ALLOC ? context : nullptr,
                          compile_contexts.empty() ? "N/A" : compile_contexts.back(), metadata);
-  for (const Tracker& tracker : trackers_) tracker(entry);
-  if (!enabled_ || max_entries_ == 0) return;
-  std::deque<TraceEntry>& entries = entries_[event.device];
-  entries.push_back(entry);
-  if (entries.size() > max_entries_) entries.pop_front();
+  if (enabled_ && max_entries_ > 0) {
+    std::deque<TraceEntry>& entries = entries_[event.device];
+    entries.push_back(entry);
+    if (entries.size() > max_entries_) entries.pop_front();
+  }
+  std::exception_ptr error;
+  for (const Tracker& tracker : trackers_) {
+    try {
+      tracker(entry);
+    } catch (...) {
+      if (error == nullptr) error = std::current_exception();
+    }
+  }
+  return error;
 }
 
 History::Context History::ContextOf(Address address) const {

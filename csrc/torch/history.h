@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <deque>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -60,7 +61,7 @@ class History {
   // Notes what happened. `metadata` is torch's user metadata.
   void Record(const Event& event, Context context, const std::string& metadata);
   // A block was allocated, or is about to be freed: notes it and keeps or returns where it was
-  // allocated.
+  // allocated. An error of a tracker is thrown once all is noted.
   void Allocated(const Event& event, Context context, const std::string& metadata);
   void Freed(Event event, Context context, const std::string& metadata);
 
@@ -75,7 +76,10 @@ class History {
   void MergeInto(std::vector<std::vector<TraceEntry>>& device_traces);
 
  private:
-  void Insert(const Event& event, const Context& context, const std::string& metadata);
+  // Keeps an entry and tells the trackers, all of them: the error of the first that throws one comes
+  // back.
+  std::exception_ptr Insert(const Event& event, const Context& context,
+                            const std::string& metadata);
 
   mutable std::mutex mutex_;
   std::atomic<bool> active_{false};

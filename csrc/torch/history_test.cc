@@ -123,6 +123,7 @@ TEST_F(HistoryTest, LevelsSayWhichStacksAreKept) {
   EXPECT_NE(entries.back().context_, nullptr);
   EXPECT_NE(entries.back().context_, here);
   EXPECT_EQ(entries.back().context_, entries[entries.size() - 2].context_) << "one free, one stack";
+  EXPECT_EQ(history_.ContextOf(2048), nullptr);
 }
 
 TEST_F(HistoryTest, AFreeIsRequestedAndCompletedAtOnce) {

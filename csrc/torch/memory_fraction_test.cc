@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "torch/graph_allocator_fixture.h"
@@ -28,13 +29,26 @@ class MemoryFractionTest : public GraphAllocatorTest {
 };
 
 TEST_F(MemoryFractionTest, UnsetItIsTheBasesToSay) {
-  base_.fraction = 0.75;
-  EXPECT_EQ(allocator_.getMemoryFraction(device_), 0.75);
+  EXPECT_EQ(allocator_.getMemoryFraction(device_), 1);
   Graph graph(*this, id_, 7);
   graph.Begin();
   EXPECT_TRUE(IsOurs(allocator_.allocate(28 * kPage)));
   graph.End();
-  EXPECT_EQ(base_.fraction, 0.75) << "nobody asked for a share";
+  EXPECT_EQ(base_.fraction, 1) << "nobody asked for a share";
+  base_.fraction = 0.75;
+  EXPECT_EQ(allocator_.getMemoryFraction(device_), 0.75);
+}
+
+// By PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction, or before enable().
+TEST_F(MemoryFractionTest, WhatWasSetBeforeWeCameCountsForBoth) {
+  base_.fraction = 0.75;
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  EXPECT_NE(RefusalOf(25 * kPage), "");
+  const DataPtr inside = allocator_.allocate(24 * kPage);
+  graph.End();
+  EXPECT_EQ(base_.fraction, 0);
+  EXPECT_EQ(allocator_.getMemoryFraction(device_), 0.75) << "as it was set";
 }
 
 TEST_F(MemoryFractionTest, OursGetWhatTheBaseDoesNotHold) {
@@ -144,6 +158,109 @@ TEST_F(MemoryFractionTest, AnEagerScopeThatRunsOutTriesAgain) {
   allocator_.resetAccumulatedStats(device_);
   EXPECT_EQ(allocator_.getDeviceStats(device_).num_ooms, 0);
   EXPECT_EQ(allocator_.getDeviceStats(device_).num_alloc_retries, 0);
+}
+
+// Two threads tell the base at once, and the one with the older number is the slower.
+TEST_F(MemoryFractionTest, TheBaseIsToldTheLatestLast) {
+  allocator_.setMemoryFraction(0.5, device_);
+  Graph graph(*this, id_, 7), other(*this, {0, 2}, 8);
+  graph.Begin();
+  DataPtr beside;
+  base_.before_fraction = [&] {
+    base_.before_fraction = [] {};
+    std::thread([&] {
+      current_device = device_;
+      current_stream = Stream(2);
+      other.Begin();
+      beside = allocator_.allocate(4 * kPage);
+      other.End();
+    }).join();
+    EXPECT_EQ(base_.fraction, 0.5 - 6 / kPages) << "the other one was faster";
+  };
+  const DataPtr inside = allocator_.allocate(2 * kPage);
+  EXPECT_EQ(base_.fraction, 0.5 - 6 / kPages);
+  graph.End();
+}
+
+TEST_F(MemoryFractionTest, AShareThatIsSetMeanwhileCounts) {
+  allocator_.setMemoryFraction(0.5, device_);
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  base_.before_fraction = [&] {
+    base_.before_fraction = [] {};
+    allocator_.setMemoryFraction(0.75, device_);
+  };
+  const DataPtr inside = allocator_.allocate(2 * kPage);
+  EXPECT_EQ(base_.fraction, 0.75 - 2 / kPages);
+  graph.End();
+}
+
+TEST_F(MemoryFractionTest, TheBaseIsNotToldTheSameAgain) {
+  allocator_.setMemoryFraction(0.5, device_);
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  allocator_.allocate(2 * kPage).clear();
+  base_.before_fraction = [] { ADD_FAILURE() << "nothing has changed"; };
+  allocator_.allocate(1000).clear();
+  allocator_.allocate(2 * kPage).clear();
+  graph.End();
+  base_.before_fraction = [] {};
+}
+
+// torch's throw_on_cudamalloc_oom.
+class RejectionTest : public MemoryFractionTest {
+ protected:
+  void SetUp() override {
+    MemoryFractionTest::SetUp();
+    fake_cuda::SetRejectsAtOnce(true);
+    allocator_.attachOomRejectionObserver(
+        [&](int64_t device, size_t bytes, size_t held, size_t all) {
+          rejected_.push_back({static_cast<size_t>(device), bytes, held, all});
+        });
+    allocator_.attachOutOfMemoryObserver(
+        [&](int64_t, size_t bytes, size_t, size_t) { out_of_memory_.push_back(bytes); });
+    BaseHolds(3);
+    Graph unused(*this, {0, 2}, 6);
+    unused.Begin();
+    allocator_.allocate(2 * kPage).clear();
+    unused.End();
+    unused.Reset();
+    allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  }
+  void TearDown() override { allocator_.endAllocateToPool(device_, id_); }
+
+  std::vector<std::vector<size_t>> rejected_;
+  std::vector<size_t> out_of_memory_;
+};
+
+TEST_F(RejectionTest, WhatTheFractionForbidsIsRejectedAtOnceAndItsObserversKnow) {
+  allocator_.setMemoryFraction(0.25, device_);
+  const std::string refusal = RefusalOf(4 * kPage);
+  EXPECT_NE(refusal.find("allows this process a share of 0.25"), std::string::npos) << refusal;
+  EXPECT_EQ(rejected_, (std::vector<std::vector<size_t>>{
+                           {static_cast<size_t>(device_), 4 * kPage, 5 * kPage, kPhysicalLimit}}));
+  EXPECT_TRUE(out_of_memory_.empty());
+  EXPECT_EQ(base_.calls["emptyCache"], 0);
+  EXPECT_TRUE(pools().Contains({0, 2})) << "no room was made";
+  EXPECT_EQ(allocator_.getDeviceStats(device_).num_ooms, 0);
+  EXPECT_EQ(allocator_.getDeviceStats(device_).num_alloc_retries, 0);
+  EXPECT_TRUE(IsOurs(allocator_.allocate(3 * kPage)));
+}
+
+TEST_F(RejectionTest, WhatTheDeviceRefusesIsNoRejection) {
+  EXPECT_NE(RefusalOf(kPhysicalLimit + 1), "");
+  EXPECT_TRUE(IsOurs(allocator_.allocate(kPhysicalLimit)));
+  EXPECT_TRUE(rejected_.empty());
+  EXPECT_EQ(out_of_memory_, std::vector<size_t>{kPhysicalLimit + 1});
+}
+
+TEST_F(RejectionTest, UnlessTorchWantsItSoRoomIsMade) {
+  fake_cuda::SetRejectsAtOnce(false);
+  allocator_.setMemoryFraction(0.25, device_);
+  const DataPtr inside = allocator_.allocate(4 * kPage);
+  EXPECT_NE(RefusalOf(4 * kPage), "");
+  EXPECT_TRUE(rejected_.empty());
+  EXPECT_EQ(out_of_memory_.size(), 1U);
 }
 
 // What makes room for a block is not mapped for it.

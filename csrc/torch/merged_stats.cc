@@ -1,7 +1,11 @@
 #include "torch/merged_stats.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <array>
+
+#include "torch/torch_version.h"
 
 namespace cgp {
 namespace {
@@ -62,6 +66,15 @@ void AddBelowPeaks(const DeviceStats& from, DeviceStats& into) {
   into.num_device_free += from.num_device_free;
 }
 
+// Asks something of a base that may not count.
+template <typename Function>
+void IfItCounts(const Function& function) {
+  try {
+    function();
+  } catch (const c10::NotImplementedError&) {  // NOLINT(bugprone-empty-catch): nothing to reset
+  }
+}
+
 }  // namespace
 
 // Pages hold blocks of all sizes: what is reserved counts as large, as torch calls segments that
@@ -82,14 +95,41 @@ DeviceStats ToDeviceStats(const SetUsage& usage) {
   return stats;
 }
 
+void MergedStats::Add(Base& base, int64_t Stat::*of_base) {
+  const std::lock_guard lock(mutex_);
+  AddLocked(base, of_base);
+}
+
+bool MergedStats::TryBaseGrew(Base& base) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock()) AddLocked(base, &Stat::peak);
+  return lock.owns_lock();
+}
+
+DeviceStats MergedStats::OfBase(Base& base) const {
+  try {
+    return base.getDeviceStats(device_);
+  } catch (const c10::NotImplementedError&) {
+    return {};
+  }
+}
+
+MergedStats::Totals MergedStats::Now(Base& base) {
+  const DeviceStats bases = OfBase(base);
+  const SetUsage ours = set_.Usage();
+  return {.allocated_bytes =
+              static_cast<size_t>(bases.allocated_bytes[0].current) + ours.all.bytes.current,
+          .reserved_bytes =
+              static_cast<size_t>(bases.reserved_bytes[0].current) + ours.reserved_bytes.current};
+}
+
 // Why the base's peak since the last call may be added to what ours hold now: it was either while
 // they held that, since they did not change between the base's growth and this call, or at the last
 // call, when they held no less, since otherwise they would have called at their peak.
-void MergedStats::Add(Base& base, int64_t Stat::*of_base) {
-  const std::lock_guard lock(mutex_);
+void MergedStats::AddLocked(Base& base, int64_t Stat::*of_base) {
   const DeviceStats ours = ToDeviceStats(set_.Usage());
-  const DeviceStats bases = base.getDeviceStats(device_);
-  base.resetPeakStats(device_);
+  const DeviceStats bases = OfBase(base);
+  IfItCounts([&] { base.resetPeakStats(device_); });
   set_.ResetPeaks();
   DeviceStats sum;
   ForEachPair(sum, bases, [&](Stat& both, const Stat& part) { both.peak = part.*of_base; });
@@ -101,10 +141,11 @@ void MergedStats::Add(Base& base, int64_t Stat::*of_base) {
 DeviceStats MergedStats::Get(Base& base) {
   BaseGrew(base);
   const std::lock_guard lock(mutex_);
-  DeviceStats stats = base.getDeviceStats(device_);
+  DeviceStats stats = OfBase(base);
   AddBelowPeaks(ToDeviceStats(set_.Usage()), stats);
   stats.num_alloc_retries += retries_;
   stats.num_ooms += ooms_;
+  AddRejections(stats, rejections_);
   ForEachPair(stats, peaks_,
               [](Stat& stat, const Stat& peak) { stat.peak = std::max(stat.current, peak.peak); });
   return stats;
@@ -119,10 +160,11 @@ void MergedStats::ResetPeaks(Base& base) {
 }
 
 void MergedStats::ResetAccumulated(Base& base) {
-  base.resetAccumulatedStats(device_);
+  IfItCounts([&] { base.resetAccumulatedStats(device_); });
   set_.ResetTraffic();
   retries_ = 0;
   ooms_ = 0;
+  rejections_ = 0;
 }
 
 }  // namespace cgp

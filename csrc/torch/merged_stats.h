@@ -50,6 +50,9 @@ class MergedStats {
 
   // To be called before our pools change if the base grew.
   void BaseGrew(Base& base) { Add(base, &Stat::peak); }
+  // The same for whom the base calls with its lock held. Returns false if another thread is merging
+  // now, and may wait for that lock.
+  bool TryBaseGrew(Base& base);
   // To be called after our pools have allocated.
   void OursGrew(Base& base) {
     if (set_.TakeNewPeak()) Add(base, &Stat::current);
@@ -58,7 +61,17 @@ class MergedStats {
   // What torch counts as num_alloc_retries and num_ooms.
   void CountRetry() { ++retries_; }
   void CountOutOfMemory() { ++ooms_; }
+  // ... and, from 2.12 on, as num_oom_rejections.
+  void CountRejection() { ++rejections_; }
 
+  // What the base counts: nothing if it does not count (CUDAPluggableAllocator).
+  DeviceStats OfBase(Base& base) const;
+  // What there is now, of both.
+  struct Totals {
+    size_t allocated_bytes = 0;
+    size_t reserved_bytes = 0;
+  };
+  Totals Now(Base& base);
   DeviceStats Get(Base& base);
   void ResetPeaks(Base& base);
   void ResetAccumulated(Base& base);
@@ -68,6 +81,7 @@ class MergedStats {
 
   // Notes what ours hold now and the base did: now, or at its peak since the last call.
   void Add(Base& base, int64_t Stat::*of_base);
+  void AddLocked(Base& base, int64_t Stat::*of_base);  // pre: mutex_ is held
 
   inline static std::atomic<bool> base_grew{false};
 
@@ -77,6 +91,7 @@ class MergedStats {
   DeviceStats peaks_;  // of the sum; only the peaks mean anything
   std::atomic<int64_t> retries_{0};
   std::atomic<int64_t> ooms_{0};
+  std::atomic<int64_t> rejections_{0};
 };
 
 }  // namespace cgp

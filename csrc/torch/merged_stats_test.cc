@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <future>
 #include <random>
 #include <vector>
 
@@ -65,6 +67,29 @@ TEST_F(MergedStatsTest, PeaksThatDoNotMeetAreNotAdded) {
   BaseChanges(3 * kBorder);
   BaseChanges(-3 * kBorder);
   EXPECT_EQ(stats_.Get(base_).allocated_bytes[kAll].peak, 10 * kBorder);
+}
+
+TEST_F(MergedStatsTest, NowIsTheSumOfBoth) {
+  base_.stats.allocated_bytes[kAll].current = 700;
+  base_.stats.reserved_bytes[kAll].current = 4000;
+  const Block ours = Allocate(1000);
+  const MergedStats::Totals now = stats_.Now(base_);
+  EXPECT_EQ(now.allocated_bytes, 700 + ours.bytes);
+  EXPECT_EQ(now.reserved_bytes, 4000 + set_.Usage().reserved_bytes.current);
+}
+
+TEST_F(MergedStatsTest, WhoHoldsTheBasesLockDoesNotWait) {
+  Allocate(512);
+  std::future<bool> merged;
+  base_.before_stats = [&] {
+    base_.before_stats = [] {};
+    merged = std::async(std::launch::async, [&] { return stats_.TryBaseGrew(base_); });
+    EXPECT_EQ(merged.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  };
+  stats_.BaseGrew(base_);
+  ASSERT_TRUE(merged.valid());
+  EXPECT_FALSE(merged.get()) << "the first is at it";
+  EXPECT_TRUE(stats_.TryBaseGrew(base_));
 }
 
 TEST_F(MergedStatsTest, RandomProgramsPeakAsTheOracleSays) {

@@ -1,10 +1,8 @@
 #include "torch/metered_driver.h"
 
-#include <c10/util/Exception.h>
-
-#include <exception>
 #include <string>
 
+#include "torch/errors.h"
 #include "torch/history.h"
 
 namespace cgp {
@@ -13,27 +11,21 @@ namespace {
 struct PurposeOfThread {
   PoolId pool;
   StreamId stream{};
+  bool limit_refused = false;
 };
 thread_local PurposeOfThread purpose;
 
 void Note(History::Action action, int device, Address address, uint64_t bytes) {
   History& history = History::Get();
   if (!history.active()) return;
-  // No stack: whoever maps holds a lock, and gathering one may wait for the GIL.
-  const auto warn = [](const std::string& error) {
-    TORCH_WARN("cudagraph_pool: a tracker of allocations failed: " + error);
-  };
   // What is mapped is mapped, whatever a tracker says of it: the core would take its error for the
   // driver's refusal, and in a destructor it would end the process.
-  try {
+  WithWarnings("a tracker of allocations", [&] {
+    // No stack: whoever maps holds a lock, and gathering one may wait for the GIL.
     history.Record({action, static_cast<c10::DeviceIndex>(device), address, bytes, purpose.stream,
                     purpose.pool},
                    nullptr, "");
-  } catch (const c10::Error& error) {
-    warn(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    warn(error.what());
-  }
+  });
 }
 
 }  // namespace
@@ -42,18 +34,23 @@ MeteredDriver::Purpose::Purpose(PoolId pool, StreamId stream) { purpose = {pool,
 
 MeteredDriver::Purpose::~Purpose() { purpose = {}; }
 
+bool MeteredDriver::Purpose::limit_refused() { return purpose.limit_refused; }
+
 Handle MeteredDriver::Create(uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const uint64_t limit = limit_.load(std::memory_order_relaxed);
-  if (created_ > limit || bytes > limit - created_) {
+  const uint64_t held = created_.load(std::memory_order_relaxed);
+  purpose.limit_refused = held > limit || bytes > limit - held;
+  if (purpose.limit_refused) {
     throw DriverError(DriverStatus::kOutOfMemory, "Create", 2, "memory fraction", bytes, device(),
                       "torch.cuda.set_per_process_memory_fraction() leaves graph pools " +
                           std::to_string(limit >> 20) + " MiB, of which " +
-                          std::to_string(created_ >> 20) + " MiB are in use");
+                          std::to_string(held >> 20) + " MiB are in use");
   }
   const Handle handle = inner_->Create(bytes);
   sizes_.emplace(handle, bytes);
-  created_ += bytes;
+  created_.fetch_add(bytes, std::memory_order_release);
+  changes_.fetch_add(1, std::memory_order_release);
   return handle;
 }
 
@@ -61,7 +58,8 @@ void MeteredDriver::Release(Handle handle) {
   const std::lock_guard lock(mutex_);  // first: a released handle's value may come back
   inner_->Release(handle);
   const auto size = sizes_.find(handle);
-  created_ -= size->second;
+  created_.fetch_sub(size->second, std::memory_order_release);
+  changes_.fetch_add(1, std::memory_order_release);
   sizes_.erase(size);
 }
 

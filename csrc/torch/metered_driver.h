@@ -1,5 +1,5 @@
-// A driver that passes everything on to another one, keeps a limit on physical memory, and tells
-// the history what is mapped.
+// A driver that passes everything on to another one, keeps a limit on physical memory, tells the
+// history what is mapped, and puts events on capturing streams off.
 //
 // The limit is torch.cuda.set_per_process_memory_fraction()'s: what of it the base does not use.
 #pragma once
@@ -13,6 +13,7 @@
 
 #include "core/pool_set.h"
 #include "driver/driver.h"
+#include "torch/put_off_events.h"
 
 namespace cgp {
 
@@ -29,11 +30,18 @@ class MeteredDriver final : public Driver {
   // more bytes than that.
   void SetLimit(uint64_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
 
+  // The bytes of all handles, and how often that number has changed. Who reads changes() first gets
+  // bytes that are as new as that or newer.
+  uint64_t held_bytes() const { return created_.load(std::memory_order_acquire); }
+  uint64_t changes() const { return changes_.load(std::memory_order_acquire); }
+
   // While one lives, what its thread has mapped is noted as being for this pool and stream.
   class Purpose {
    public:
     Purpose(PoolId pool, StreamId stream);
     ~Purpose();
+    // Whether of all refusals the last was the limit's.
+    static bool limit_refused();
     Purpose(const Purpose&) = delete;
     Purpose& operator=(const Purpose&) = delete;
   };
@@ -55,17 +63,21 @@ class MeteredDriver final : public Driver {
   bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override {
     return inner_->Dependencies(node, nodes);
   }
-  Event RecordEvent(StreamId stream) override { return inner_->RecordEvent(stream); }
-  bool EventDone(Event event) override { return inner_->EventDone(event); }
-  void DestroyEvent(Event event) noexcept override { inner_->DestroyEvent(event); }
+  // The stream may be capturing.
+  Event RecordEvent(StreamId stream) override { return events_.Record(stream); }
+  bool EventDone(Event event) override { return events_.Done(event); }
+  void DestroyEvent(Event event) noexcept override { events_.Destroy(event); }
   MemoryInfo Info() override { return inner_->Info(); }
 
  private:
   const std::unique_ptr<Driver> inner_;
+  PutOffEvents events_{*inner_};
   std::atomic<uint64_t> limit_{kNoLimit};
   std::mutex mutex_;
   std::map<Handle, uint64_t> sizes_;  // of live handles, in bytes
-  uint64_t created_ = 0;              // invariant: the sum of sizes_
+  // Changed under mutex_. invariant: the sum of sizes_
+  std::atomic<uint64_t> created_{0};
+  std::atomic<uint64_t> changes_{0};
 };
 
 }  // namespace cgp

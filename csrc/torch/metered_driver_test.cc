@@ -89,6 +89,32 @@ TEST_F(MeteredDriverTest, WhatTheDeviceRefusesDoesNotCount) {
   EXPECT_NE(RefusalOf(kPage), "");
 }
 
+TEST_F(MeteredDriverTest, WhatIsHeldIsKnownAndWhetherItChanged) {
+  EXPECT_EQ(driver_.held_bytes(), 0U);
+  const uint64_t at_first = driver_.changes();
+  const Handle handle = driver_.Create(3 * kPage);
+  EXPECT_EQ(driver_.held_bytes(), 3 * kPage);
+  const uint64_t then = driver_.changes();
+  EXPECT_GT(then, at_first);
+  EXPECT_NE(RefusalOf(6 * kPage), "");
+  EXPECT_EQ(driver_.changes(), then);
+  driver_.Release(handle);
+  EXPECT_EQ(driver_.held_bytes(), 0U);
+  EXPECT_GT(driver_.changes(), then);
+}
+
+TEST_F(MeteredDriverTest, WhoRefusedLastIsKnown) {
+  driver_.SetLimit(4 * kPage);
+  const MeteredDriver::Purpose purpose({5, 6}, StreamId{7});
+  EXPECT_FALSE(MeteredDriver::Purpose::limit_refused());
+  EXPECT_NE(RefusalOf(5 * kPage), "");
+  EXPECT_TRUE(MeteredDriver::Purpose::limit_refused());
+  std::thread([] { EXPECT_FALSE(MeteredDriver::Purpose::limit_refused()); }).join();
+  driver_.SetLimit(MeteredDriver::kNoLimit);
+  EXPECT_NE(RefusalOf(9 * kPage), "");
+  EXPECT_FALSE(MeteredDriver::Purpose::limit_refused()) << "the device itself";
+}
+
 TEST_F(MeteredDriverTest, MappingsAreNotedForThePoolAndStreamOfTheThread) {
   const Address address = driver_.Reserve(3 * kPage);
   const Handle handle = driver_.Create(kPage);

@@ -34,6 +34,7 @@ DevicePools& PlainAllocator::Pools(c10::DeviceIndex device) {
 }
 
 void PlainAllocator::CycleEagerPool(DevicePools& pools) {
+  if (routes_.capturing() || ServesMemPools()) return;
   pools.set().EndScope(kEagerPool);
   pools.set().BeginScope(kEagerPool, ScopeKind::kEager);
   pools.set().Release(kEagerPool);  // BeginScope() added a user
@@ -47,9 +48,32 @@ Block PlainAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device, cudaS
   const uint64_t reserved = set.Stats(kEagerPool).reserved_bytes;
   const Block block = set.Allocate(kEagerPool, bytes, ToStreamId(stream));
   // It had to grow: what other streams have freed may help the next time.
-  const bool grew = set.Stats(kEagerPool).reserved_bytes > reserved;
-  if (grew && !routes_.capturing() && !ServesMemPools()) CycleEagerPool(pools);
+  if (set.Stats(kEagerPool).reserved_bytes == reserved) return block;
+  try {
+    CycleEagerPool(pools);
+  } catch (...) {
+    set.Free(block.address);  // nobody else will
+    throw;
+  }
   return block;
+}
+
+bool PlainAllocator::MakeRoom(DevicePools& pools, cudaStream_t stream) {
+  if (routes_.capturing() || IsCapturing(stream)) return false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (pools.set().Contains(kEagerPool)) CycleEagerPool(pools);
+  }
+  FreeUnused();
+  return true;
+}
+
+void PlainAllocator::FreeUnused() {
+  if (GraphAllocator* const allocator = FindGraphAllocator()) {
+    allocator->FreeUnusedPools();
+  } else {
+    Reset();
+  }
 }
 
 void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
@@ -60,14 +84,19 @@ void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t
               "cudagraph_pool_malloc was called while a CUDA graph is captured, and torch was not "
               "told how to say so: use cudagraph_pool.pluggable_allocator(), which sets the hooks, "
               "or torch.cuda.memory.change_current_allocator(cudagraph_pool.allocator())");
-  try {
-    const Block block = AsTorchErrors([&] {
-      return target ? Pools(device).set().Allocate(target->id, bytes, ToStreamId(stream))
-                    : AllocateEager(bytes, device, stream);
-    });
-    return reinterpret_cast<void*>(block.address);
-  } catch (const OutOfMemoryError& error) {
-    TORCH_CHECK_WITH(OutOfMemoryError, false, std::string("CUDA out of memory. ") + error.what());
+  for (bool first = true;; first = false) {
+    std::string refusal;
+    try {
+      const Block block = AsTorchErrors([&] {
+        return target ? Pools(device).set().Allocate(target->id, bytes, ToStreamId(stream))
+                      : AllocateEager(bytes, device, stream);
+      });
+      return reinterpret_cast<void*>(block.address);
+    } catch (const OutOfMemoryError& error) {
+      refusal = error.what();
+    }
+    if (first && AsTorchErrors([&] { return MakeRoom(Pools(device), stream); })) continue;
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. " + refusal);
   }
 }
 
@@ -95,12 +124,7 @@ bool PlainAllocator::CloseIfEmpty(DevicePools& pools) {
 }
 
 void PlainAllocator::CloseEmptyEagerPool(DevicePools& pools) {
-  if (!CloseIfEmpty(pools)) return;
-  if (GraphAllocator* const allocator = FindGraphAllocator()) {
-    allocator->FreeUnusedPools();
-  } else {
-    Reset();
-  }
+  if (CloseIfEmpty(pools)) FreeUnused();
 }
 
 void PlainAllocator::Reset() {
@@ -144,7 +168,7 @@ void PlainAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamF
     if (!kGraphReleasesAbandonedPool) abandoned.Release(route.id);
   }
   const bool eager = filter(stream) && !IsCapturing(stream);
-  if (routes_.Resume(device, pool, filter)) {
+  if (!eager && routes_.Resume(device, pool, stream, filter)) {
     set.Retain(pool);
     return;
   }

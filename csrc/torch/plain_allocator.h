@@ -40,8 +40,13 @@ class PlainAllocator {
  private:
   static DevicePools& Pools(c10::DeviceIndex device);
   Block AllocateEager(size_t bytes, c10::DeviceIndex device, cudaStream_t stream);
+  // Makes room where that is allowed; returns whether another attempt makes sense.
+  bool MakeRoom(DevicePools& pools, cudaStream_t stream);
+  // Gives the memory of unused pools back, the graphs' too.
+  void FreeUnused();
   // Lets what was freed behind other streams' work become free to all: fences open after a scope.
-  // pre: mutex_ is held, and no stream that has allocated there is capturing.
+  // Not during a capture that we know of, nor where segments of MemPools are all there is. pre:
+  // mutex_ is held.
   void CycleEagerPool(DevicePools& pools);
   // Gives its memory back once no segment of a MemPool is left in it, as cudaFree() would.
   void CloseEmptyEagerPool(DevicePools& pools);

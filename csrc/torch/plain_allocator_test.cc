@@ -181,6 +181,77 @@ TEST_F(PlainAllocatorTest, DuringACaptureEagerFencesStayShut) {
   EXPECT_EQ(Malloc(kPage, 3), first);
 }
 
+// Without hooks nobody says that another thread captures on a stream that has worked in the pool.
+TEST_F(PlainAllocatorTest, NoEventIsRecordedOnAStreamThatCaptures) {
+  void* const first = Malloc(kPage, 2);
+  plain_.Free(first);
+  SetCapture(Stream(2), 7);
+  host().BeginCapture({ToStreamId(Stream(2))});  // what is recorded there fails
+  EXPECT_NE(Malloc(kPage, 3), first);
+  EXPECT_NE(Malloc(kPage, 3), first);
+  SetCapture(Stream(2), 0);
+  host().EndCapture();
+  EXPECT_EQ(Malloc(kPage, 3), first) << "put off, not forgotten";
+}
+
+TEST_F(PlainAllocatorTest, ABlockThatCannotBeFencedIsGone) {
+  plain_.Free(Malloc(kPage, 2));
+  host().BeginCapture({ToStreamId(Stream(2))});  // a capture that begins after the question
+  EXPECT_THROW(Malloc(kPage, 3), c10::Error);
+  EXPECT_EQ(set().TotalStats().live_blocks, 0U);
+  host().EndCapture();
+}
+
+TEST_F(PlainAllocatorTest, BeforeMemoryRunsOutUnusedPoolsGiveWay) {
+  BeginCapture(id_, 7);
+  plain_.Free(Malloc(kPhysicalLimit - kPage));
+  EndCapture(id_);
+  EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError) << "its graph needs it";
+  plain_.Release(device_, id_);
+  BeginCapture({0, 2}, 8);
+  EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError);
+  EXPECT_THROW(Malloc(2 * kPage, 2), c10::OutOfMemoryError) << "eager, beside the capture";
+  EXPECT_EQ(Reserved(), kPhysicalLimit - kPage) << "nothing may be unmapped now";
+  EndCapture({0, 2});
+  EXPECT_NE(Malloc(kPhysicalLimit), nullptr);
+  EXPECT_THROW(Malloc(kPage), c10::OutOfMemoryError);
+}
+
+TEST_F(PlainAllocatorTest, NoRoomIsMadeWithinACaptureThatNobodyToldOf) {
+  BeginCapture(id_, 7);
+  plain_.Free(Malloc(kPhysicalLimit - kPage));
+  EndCapture(id_);
+  plain_.Release(device_, id_);
+  plain_.Begin(device_, {0, 2}, [](cudaStream_t) { return true; });
+  SetCapture(Stream(1), 8);
+  EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError);
+  EXPECT_EQ(Reserved(), kPhysicalLimit - kPage);
+  SetCapture(Stream(1), 0);
+  EXPECT_NE(Malloc(2 * kPage), nullptr);
+  plain_.End(device_, {0, 2});
+}
+
+TEST_F(PlainAllocatorTest, BeforeMemoryRunsOutWhatOtherStreamsFreedIsTaken) {
+  void* const first = Malloc(kPhysicalLimit);
+  plain_.Free(first);
+  EXPECT_EQ(Malloc(kPhysicalLimit, 2), first);
+}
+
+TEST_F(PlainAllocatorTest, BeforeMemoryRunsOutGraphAllocatorsPoolsGiveWay) {
+  FakeBaseAllocator base;
+  GraphAllocator allocator(base);
+  allocator.beginAllocateToPool(device_, id_, [](cudaStream_t) { return true; });
+  allocator.allocate(kPage).clear();
+  allocator.endAllocateToPool(device_, id_);
+  allocator.releasePool(device_, id_);
+  const PoolSet& others = DevicePools::For(device_).set();
+  ASSERT_TRUE(others.Contains(pool_));
+  Malloc(kPhysicalLimit);
+  EXPECT_TRUE(others.Contains(pool_));
+  EXPECT_THROW(Malloc(kPage), c10::OutOfMemoryError) << "the fake's devices are as many";
+  EXPECT_FALSE(others.Contains(pool_));
+}
+
 TEST_F(PlainAllocatorTest, UnusedPoolsAreGivenBackButNotDuringACapture) {
   BeginCapture(id_, 7);
   plain_.Free(Malloc(4 * kPage));

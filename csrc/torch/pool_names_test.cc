@@ -38,6 +38,9 @@ TEST(PoolNamesTest, ANameWithoutUsersStandsForItselfAgain) {
   EXPECT_EQ(names.Find(0, kSecond), PoolNames::kShared);
   names.Release(0, kSecond);
   EXPECT_EQ(names.UseCount(0, kSecond), 0);
+  names.Release(0, kSecond);  // one too many
+  names.Share(0, kSecond);
+  EXPECT_EQ(names.UseCount(0, kSecond), 1);
 }
 
 TEST(PoolNamesTest, OnlyNamesThatTorchMadeItselfAreAnonymous) {

@@ -111,10 +111,19 @@ bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
   return true;
 }
 
-bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, StreamFilter filter) {
+bool RouteTable::MayResume(Route& route, cudaStream_t stream, const StreamFilter& filter) {
+  if (filter(route.origin)) return true;
+  const StreamCapture current = CaptureOf(stream);
+  if (!current.capturing) return false;
+  if (route.thread == std::this_thread::get_id()) return true;
+  return InItsCapture(route) && current.id && current.id == route.capture;
+}
+
+bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream,
+                        StreamFilter filter) {
   const std::lock_guard lock(mutex_);
   Route* route = Find(device, id);
-  if (route == nullptr || !route->paused) return false;
+  if (route == nullptr || !route->paused || !MayResume(*route, stream, filter)) return false;
   route->filter = std::move(filter);
   route->paused = false;
   NoteChange();

@@ -84,9 +84,11 @@ class RouteTable {
   // A capture may end its route and begin it again half-way (torch does so around the bodies of
   // conditional nodes). The scope goes on meanwhile, since the capture does. Pause() returns false
   // if there is no such route of ours, or its capture is over; Resume() returns false if the route
-  // is not paused.
+  // is not paused, or if it is not its capture that wants it back: `filter` does not take the stream
+  // that it began on, and `stream`, the calling thread's, is not in it, nor captures (a body, then)
+  // in the thread that began the route.
   bool Pause(c10::DeviceIndex device, PoolId id);
-  bool Resume(c10::DeviceIndex device, PoolId id, StreamFilter filter);
+  bool Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream, StreamFilter filter);
 
   // Takes out the capture routes whose capture is over although nobody ended the route: the calling
   // thread began them and has come back here, or `origin` is about to begin another capture.
@@ -99,6 +101,7 @@ class RouteTable {
 
   // Match() without what was found before. pre: mutex_ is held.
   std::optional<Target> AskFilters(c10::DeviceIndex device, cudaStream_t stream);
+  static bool MayResume(Route& route, cudaStream_t stream, const StreamFilter& filter);
   // Whether the filter of a capture route may be asked.
   static bool InItsCapture(Route& route);
   Route* Find(c10::DeviceIndex device, PoolId id);

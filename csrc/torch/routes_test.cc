@@ -192,13 +192,59 @@ TEST_F(RouteTableTest, WhatChangesIsNotRemembered) {
   EXPECT_EQ(Match(Stream(1)), kTwo) << "the newest";
   EXPECT_TRUE(table_.Pause(kDevice, kTwo));
   EXPECT_EQ(Match(Stream(1)), kOne);
-  EXPECT_TRUE(table_.Resume(kDevice, kTwo, [](cudaStream_t) { return true; }));
+  EXPECT_TRUE(table_.Resume(kDevice, kTwo, Stream(1), [](cudaStream_t) { return true; }));
   EXPECT_EQ(Match(Stream(1)), kTwo);
   EXPECT_TRUE(table_.Pause(kDevice, kTwo));
-  EXPECT_TRUE(table_.Resume(kDevice, kTwo, [](cudaStream_t) { return false; }));
+  EXPECT_TRUE(table_.Resume(kDevice, kTwo, Stream(1), [](cudaStream_t) { return false; }));
   EXPECT_EQ(Match(Stream(1)), kOne);
   table_.Remove(kDevice, kOne);
   EXPECT_EQ(Match(Stream(1)), std::nullopt);
+}
+
+class PausedRouteTest : public RouteTableTest {
+ protected:
+  void SetUp() override {
+    RouteTableTest::SetUp();
+    table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
+    SetCapture(Stream(1), 7);
+    ASSERT_TRUE(table_.Pause(kDevice, kOne));
+  }
+  bool Resume(cudaStream_t stream, CaptureId filters) {
+    return table_.Resume(kDevice, kOne, stream, InCapture(filters));
+  }
+};
+
+TEST_F(PausedRouteTest, AnotherGraphDoesNotResumeIt) {
+  EXPECT_FALSE(Resume(Stream(2), 8)) << "about to begin a capture in the same thread";
+  SetCapture(Stream(2), 8);
+  std::thread([&] {
+    EXPECT_FALSE(Resume(Stream(2), 8)) << "captures on another stream";
+    EXPECT_FALSE(Resume(Stream(3), 9)) << "is about to";
+  }).join();
+  EXPECT_EQ(Match(Stream(2)), std::nullopt);
+  EXPECT_TRUE(table_.Pause(kDevice, kOne)) << "it still stands";
+}
+
+TEST_F(PausedRouteTest, ItsCaptureDoesFromAnyThread) {
+  SetCapture(Stream(2), 7);
+  std::thread([&] { EXPECT_TRUE(Resume(Stream(2), 70)); }).join();
+  SetCapture(Stream(3), 70);
+  EXPECT_EQ(Match(Stream(3)), kOne);
+  EXPECT_FALSE(Resume(Stream(1), 7)) << "it is not paused";
+}
+
+TEST_F(PausedRouteTest, ABodyWithinABodyDoes) {
+  SetCapture(Stream(2), 70);
+  EXPECT_TRUE(Resume(Stream(2), 71)) << "within the body";
+}
+
+TEST_F(PausedRouteTest, TheGraphItselfDoesFromAnyStream) { EXPECT_TRUE(Resume(Stream(5), 7)); }
+
+TEST_F(PausedRouteTest, ItsInvalidatedCaptureDoes) {
+  fake_cuda::Invalidate(Stream(1));
+  EXPECT_TRUE(Resume(Stream(1), 70)) << "torch ends a body whose capture failed";
+  ASSERT_TRUE(table_.Pause(kDevice, kOne));
+  std::thread([&] { EXPECT_FALSE(Resume(Stream(2), 8)); }).join();
 }
 
 TEST_F(RouteTableTest, AnAbandonedRouteIsForgotten) {

@@ -48,6 +48,12 @@ void ForwardAttachOomRejectionObserver(Base& base, OomRejectionObserver observer
   }
 }
 
+// Since 2.12 rejections are counted too.
+template <typename Stats>
+void AddRejections(Stats& stats, int64_t rejections) {
+  if constexpr (requires { stats.num_oom_rejections; }) stats.num_oom_rejections += rejections;
+}
+
 template <typename Base>
 void ForwardMarkCaptureBegin(Base& base, c10::DeviceIndex device) {
   if constexpr (requires { base.markCaptureBegin(device); }) base.markCaptureBegin(device);

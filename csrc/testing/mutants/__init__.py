@@ -1,8 +1,9 @@
-"""The faults that mutate.py plants in the core, by what they break."""
+"""The faults that mutate.py plants in the core and the adapter, by what they break."""
 
 from __future__ import annotations
 
 from mutants import (
+    adapter,
     checkpoints,
     fences,
     foretold,
@@ -29,4 +30,5 @@ MUTANTS: list[Mutant] = [
     *pool_set.MUTANTS,
     *usage.MUTANTS,
     *checkpoints.MUTANTS,
+    *adapter.MUTANTS,
 ]

@@ -396,6 +396,28 @@ PROGRAMS = {
 }
 
 
+# A fraction that was set before the package was enabled is the process's too.
+FRACTION_FIRST = """
+import torch
+torch.cuda.set_per_process_memory_fraction((600 << 20) / torch.cuda.mem_get_info()[1])
+"""
+A_FRACTION_FROM_BEFORE_COUNTS_POOLS = """
+fraction = torch.cuda.get_per_process_memory_fraction()
+assert abs(fraction * torch.cuda.mem_get_info()[1] - 600 * MIB) < MIB
+text = oom(capture, 700)
+assert "Tried to allocate 700.00 MiB" in text
+graph = through_ours(capture, 400)
+oom(new, 300)
+y = new(100)
+assert replays(graph)
+assert torch.cuda.get_per_process_memory_fraction() == fraction
+"""
+
+
+def test_a_fraction_from_before_counts_pools(side: Side, run: Run) -> None:
+    run(FRACTION_FIRST + COMMON + A_FRACTION_FROM_BEFORE_COUNTS_POOLS, side)
+
+
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_out_of_memory(program: str, side: Side, run: Run) -> None:
     run(COMMON + program, side)

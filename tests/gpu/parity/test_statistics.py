@@ -130,6 +130,41 @@ def test_a_capture_counts_as_eager_work_does(side: Side) -> None:
     del held
 
 
+def memory_events(profiler: Any) -> Iterator[Any]:
+    """What the profiler was told of memory on the GPU, in no order."""
+    from torch._C._profiler import _EventType
+
+    events = list(profiler.profiler.kineto_results.experimental_event_tree())
+    while events:
+        event = events.pop()
+        events += event.children
+        kind, fields = event.typed
+        if kind == _EventType.Allocation and fields.device.type == "cuda":
+            yield fields
+
+
+def test_the_profiler_hears_of_all_that_is_held(side: Side) -> None:
+    kept = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with (
+        torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+        ) as profiler,
+        torch.cuda.graph(graph),
+    ):
+        inside = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda").fill_(1)
+        then = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        del inside
+        later = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    told = [event for event in memory_events(profiler) if abs(event.alloc_size) == 3 * MIB]
+    told.sort(key=lambda event: -event.alloc_size)
+    assert [event.alloc_size for event in told] == [3 * MIB, -3 * MIB]
+    assert [(event.total_allocated, event.total_reserved) for event in told] == [then, later]
+    assert then[0] >= 67 * MIB
+    assert_whose(side)
+    del kept, graph
+
+
 def test_requested_bytes_are_those_asked_for(side: Side) -> None:
     before = torch.cuda.memory_stats()
     held = capture(lambda: buffers([1, 1000, 3 * MIB + 1]))

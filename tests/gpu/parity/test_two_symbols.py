@@ -167,6 +167,42 @@ else:
     os._exit(0)
 """
 
+# Nobody tells the two functions of a capture, which here is on a stream that has allocated before:
+# what they record on it while they serve others would become part of the capture.
+A_CAPTURE_ELSEWHERE = """
+import threading
+change_current_allocator(allocator())
+side, other = torch.cuda.Stream(), torch.cuda.Stream()
+with torch.cuda.stream(side):
+    x, out = new(8), new(8, 0)
+    freed = new(8)
+    del freed
+torch.cuda.synchronize()
+kept = []
+
+def work():
+    with torch.cuda.stream(other):
+        kept.extend(new(8, value) for value in range(10))
+
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.stream(side):
+    graph.capture_begin(capture_error_mode="thread_local")
+    out.copy_(x)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    out.add_(x)
+    graph.capture_end()
+graph.replay()
+torch.cuda.synchronize()
+with torch.cuda.stream(other):
+    kept.extend(new(8, value) for value in range(10, 20))
+torch.cuda.synchronize()
+assert total(out) == 2 * 8 * MIB
+assert [total(t) for t in kept] == [value * 8 * MIB for value in range(20)]
+assert went_through()
+"""
+
 CAPTURES = """
 if OURS:
     change_current_allocator(allocator())
@@ -432,6 +468,7 @@ PROGRAMS = [
     ("random_work", RANDOM_WORK, BOTH),
     ("record_stream", RECORD_STREAM, ("hooks",)),
     ("a_capture_without_hooks", A_CAPTURE_WITHOUT_HOOKS, ("two_symbols",)),
+    ("a_capture_elsewhere", A_CAPTURE_ELSEWHERE, ("two_symbols",)),
     ("captures", CAPTURES, ("hooks",)),
     ("capture_and_reset", CAPTURE_AND_RESET, ("hooks",)),
     ("graphed_callables", GRAPHED_CALLABLES, ("hooks",)),

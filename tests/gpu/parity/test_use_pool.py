@@ -214,6 +214,35 @@ def test_a_freed_block_is_not_another_streams_until_it_may_be(region: Region) ->
     assert [int(s) for s in sums[1::2]] == [8 * MIB * (step + 2) for step in range(8)]
 
 
+def test_a_block_is_freed_while_its_stream_captures(region: Region) -> None:
+    """All work is on one stream, the capture too, which has a pool of its own: nothing that is
+    remembered of the free becomes part of the capture.
+    """
+    x, graph = fresh(64, 0), torch.cuda.CUDAGraph()
+    stream, other = torch.cuda.Stream(), torch.cuda.Stream()
+    chain(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        with region.use():
+            first, second = new_bytes(16, 1), new_bytes(16, 2)
+        with torch.cuda.graph(graph, stream=stream):
+            out = chain(x)
+            del first
+        graph.replay()
+        assert torch.equal(out, chain(x))
+        with region.use():
+            third = new_bytes(16, 3)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(other), region.use():
+        fourth = new_bytes(16, 4)
+    torch.cuda.synchronize()
+    for value, block in enumerate((second, third, fourth), start=2):
+        assert region.holds(block)
+        assert int(block.min()) == int(block.max()) == value
+    if region.side == "ours":
+        assert region.reserved() <= 48 * MIB * 1.02 + PAGE
+
+
 def test_record_stream_holds_a_block(region: Region) -> None:
     other = torch.cuda.Stream()
     result = torch.zeros((), dtype=torch.int64, device="cuda")
