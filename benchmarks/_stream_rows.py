@@ -44,17 +44,16 @@ def measure_row(
         repeats = min(repeats, _REPEATS_OF_LARGE)
     checks = options.checks * (_CHECKS_OF_DELAYED if delayed else 1)
 
-    # Each step is asked of one at a time, so that none disturbs another's times.
-    shapes = team.all(lambda _, worker: worker.ask("shape", key=key))
+    shapes = team.at_once("shape", key=key)
     costs = team.in_turn(repeats, "capture", key=key)
     rounds: dict[str, list[float]] = {allocator: [] for allocator in team.names}
     if not delayed:
         rounds = team.in_turn(options.rounds, "replay", times=team.replay_passes())
-    wrong = team.all(lambda _, worker: worker.ask("wrong_sums", key=key, times=checks))
+    wrong = team.at_once("wrong_sums", key=key, times=checks)
     eager = {}
     if delayed:
         eager = team.all(lambda _, worker: worker.ask("wrong_sums_eagerly", key=key), only="stock")
-    team.all(lambda _, worker: worker.ask("release"))
+    team.at_once("release")
 
     program = generate(configuration, seed)
     peak = program.peak_bytes()
@@ -114,7 +113,7 @@ def long_rows(team: Team, seeds: Sequence[int]) -> list[dict[str, Any]]:
     rows = []
     for key, seed in enumerate(seeds):
         program = generate(LONG, seed)
-        mapping = team.in_turn(1, "mapping", key=key)
+        mapping = team.at_once("mapping", key=key)
         spans = team.in_turn(_SPANS_REPEATS, "spans", key=key)
         rows += [
             {
@@ -122,7 +121,7 @@ def long_rows(team: Team, seeds: Sequence[int]) -> list[dict[str, Any]]:
                 "allocator": allocator,
                 "nodes": program.nodes,
                 "allocations": len(program.elements),
-                **sections(program, spans[allocator], mapping[allocator][0]),
+                **sections(program, spans[allocator], mapping[allocator]),
             }
             for allocator in team.names
             if allocator in team

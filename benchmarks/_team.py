@@ -57,12 +57,20 @@ class Worker:
         )
 
     def ask(self, command: str, **arguments: Any) -> Any:
+        self.send(command, **arguments)
+        return self.answer(command)
+
+    def send(self, command: str, **arguments: Any) -> None:
+        """Asks without waiting for the answer."""
         assert self._process.stdin
-        assert self._process.stdout
         # If it died, its last answer or its standard error says why.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
             self._process.stdin.flush()
+
+    def answer(self, command: str) -> Any:
+        """What it answers to the command that was sent."""
+        assert self._process.stdout
         ready, _, _ = select.select([self._process.stdout], [], [], self._timeout)
         if not ready:
             self._process.kill()
@@ -141,6 +149,11 @@ class Team:
                 self.errors[name] = str(error)
                 del self._alive[name]
         return answers
+
+    def at_once(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Asks everybody something whose time does not count."""
+        self.all(lambda _, worker: worker.send(command, **arguments))
+        return self.all(lambda _, worker: worker.answer(command))
 
     def in_turn(self, rounds: int, command: str, **arguments: Any) -> dict[str, list[Any]]:
         """Asks everybody as often, each second time in the opposite order: clocks and heat drift,

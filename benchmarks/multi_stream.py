@@ -93,7 +93,7 @@ def _team(options: argparse.Namespace, names: Sequence[str]) -> tuple[Team, list
     allocators = ["stock", *(name for name in options.allocators if name != "stock")]
     workers = {name: start(names, options.seeds, name, options.timeout) for name in allocators}
     team = Team(workers)
-    team.all(lambda name, worker: worker.ask("prepare"))
+    team.at_once("prepare")
     return team, list(workers.values())
 
 

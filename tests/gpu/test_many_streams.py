@@ -29,6 +29,9 @@ LATE = 2_000_000  # cycles, about a millisecond
 @pytest.fixture
 def streams() -> list[torch.cuda.Stream]:
     """Four that differ: torch hands out the same 32 in turn."""
+    block(0).add_(1).clone()  # loads the kernels, which a capture may not
+    torch.cuda._sleep(1)
+    torch.cuda.synchronize()
     return [torch.cuda.Stream() for _ in range(4)]
 
 
@@ -93,8 +96,10 @@ def test_a_later_capture_takes_what_no_stream_was_proven_to(
     with torch.cuda.graph(second, pool=pool.id, stream=main):
         both = torch.full((2 * BLOCK,), 3, dtype=torch.uint8, device="cuda")
     assert reserved(pool) == before
+    y.fill_(-1)
     first.replay()
     second.replay()
+    torch.cuda.synchronize()
     assert torch.equal(y, chain(x))
     assert bool((both == 3).all())
 
@@ -176,6 +181,8 @@ def test_an_eager_tensor_that_is_recorded(streams: list[torch.cuda.Stream]) -> N
     pool = cgp.GraphPool()
     y = fresh(64, seed=1)
     outside = fresh(64, seed=0)
+    y.copy_(outside * 2).add_(outside.sin())
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool.id, stream=main):
         side.wait_stream(main)
@@ -187,6 +194,7 @@ def test_an_eager_tensor_that_is_recorded(streams: list[torch.cuda.Stream]) -> N
         y.copy_(made)
         del made
         y.add_(outside.sin())
+    y.fill_(-1)
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(y, outside * 2 + outside.sin())
