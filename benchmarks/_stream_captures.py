@@ -13,7 +13,7 @@ from _stream_work import StreamPrograms
 from stream_programs import WARM_UP, Configuration
 from torch import Tensor
 
-from cudagraph_pool._measure import Captures
+from cudagraph_pool._measure import CaptureCost, Captures
 
 # The calls of our allocator that map memory; it asks the driver for the graph's edges besides.
 _MAPPING = ("Reserve_calls", "Create_calls", "Map_calls", "SetAccess_calls")
@@ -45,6 +45,13 @@ class StreamCaptures(Captures):
         self.release()
         gc.collect()
         gc.freeze()
+
+    def capture(self, order: Sequence[int]) -> CaptureCost:
+        """Captures twice, and tells of the second time: the first finds the device, and the caches
+        of the processor, as the process whose turn it was before has left them.
+        """
+        super().capture(order)
+        return super().capture(order)
 
     def shape(self, key: int) -> GraphShape:
         """Of the program's graph, from a capture of its own: what is captured next finds the
