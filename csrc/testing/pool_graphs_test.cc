@@ -310,6 +310,28 @@ TEST_F(PoolGraphsTest, AUserInAnotherCaptureIsWaitedForWhenItCapturesNoMore) {
   End(next);
 }
 
+// The same where nothing is allocated, so that the pool learns of the captures from the free alone.
+TEST_F(PoolGraphsTest, AUserInAnotherCaptureIsWaitedForThoughTheScopeOnlyFrees) {
+  CaptureId capture = Begin();
+  const Address a = Allocate(kPage, kA);
+  End(capture);
+  capture = Begin();
+  const CaptureId other = graphs_.Begin(kB);
+  graphs_.Launch(kA);
+  graphs_.Launch(kB);
+  set_.RecordUse(a, kB);
+  set_.Free(a);
+  End(capture);
+  CaptureId next = Begin();
+  EXPECT_EQ(GrowthOnePageFor(kA), 1U) << "B still captures";
+  End(next);
+  graphs_.End(other);
+  next = Begin();
+  Allocate(2 * kPage, kA);
+  EXPECT_EQ(Pages(), 2U);
+  End(next);
+}
+
 TEST_F(PoolGraphsTest, PoolsThatAreCapturedAtOnceHaveNothingInCommon) {
   const CaptureId one = Begin(kPool, kA);
   const CaptureId two = Begin(kOtherPool, kB);
