@@ -16,19 +16,18 @@ inline constexpr StreamId kD{4};
 
 class PoolProofsTest : public PoolTest {
  protected:
-  // Begins a capture on the first stream, which the others join before anything is captured, and a
-  // scope of the pool.
+  // Begins a scope of the pool and, as PyTorch does, then a capture.
   CaptureId Begin(std::initializer_list<StreamId> streams) {
-    const CaptureId capture = BeginCapture(streams);
     pool_.BeginScope(ScopeKind::kCapture);
-    return capture;
+    return BeginCapture(streams);
   }
+  // On the first stream, which the others join before anything is captured.
   CaptureId BeginCapture(std::initializer_list<StreamId> streams) {
     const CaptureId capture = graphs_.Begin(*streams.begin());
     for (const StreamId stream : streams) Join(stream, *streams.begin());
     return capture;
   }
-  // Ends the capture and the scope, as PyTorch does.
+  // Ends the capture and then the scope.
   void End(CaptureId capture) {
     graphs_.End(capture);
     EndScope();
@@ -63,8 +62,6 @@ class PoolProofsTest : public PoolTest {
   void Join(StreamId stream, StreamId other) { Wait(stream, Record(other)); }
   Frontier Record(StreamId stream) const { return graphs_.Record(stream); }
   void Wait(StreamId stream, const Frontier& event) { graphs_.Wait(stream, event); }
-
-  uint64_t frontiers_asked() const { return host_.calls()[DriverCall::kCapture]; }
 
   HostGraphs& graphs_ = host_.graphs();
 };
