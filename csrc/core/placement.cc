@@ -384,6 +384,19 @@ uint64_t Leftover(const RangeTable& ranges, const FreeRun& run, uint32_t begin, 
   return left;
 }
 
+// For each i up to the run's length: how many may take each of its first i pages, summed.
+std::vector<uint64_t> TakersBefore(const RangeTable& ranges, const FreeRun& run,
+                                   const TakersOf& takers) {
+  std::vector<uint64_t> sums;
+  if (!takers) return sums;
+  sums.reserve(run.length + std::size_t{1});
+  sums.push_back(0);
+  for (uint32_t i = 0; i < run.length; ++i) {
+    sums.push_back(sums.back() + takers(ranges.page_at(SlotId{Index(run.begin) + i})));
+  }
+  return sums;
+}
+
 // The best choice in the range of those that take at most `most_whole` whole pages.
 std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint64_t page,
                                   uint64_t length, RangeId id, uint64_t most_whole,
@@ -401,19 +414,20 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
     uint64_t high = last;
     if (run.end() != range.end()) high += view.Head(ranges.page_at(run.end())).count();
     if (high - low < length) continue;
+    const std::vector<uint64_t> takers_before = TakersBefore(ranges, run, takers);
     const auto consider = [&](uint64_t start) {
       if (start < low || start > high - length) return;
       const uint64_t end = start + length;
       Choice choice{.start = start};
-      choice.whole = (std::min(end, last) + page - 1) / page - std::max(start, first) / page;
+      const uint64_t whole_begin = std::max(start, first) / page;
+      const uint64_t whole_end = (std::min(end, last) + page - 1) / page;
+      choice.whole = whole_end - whole_begin;
       if (choice.whole > most_whole) return;
       choice.leftover = Leftover(ranges, run, static_cast<uint32_t>(start / page),
                                  static_cast<uint32_t>((end + page - 1) / page));
       if (takers) {
-        const uint64_t behind = (std::min(end, last) + page - 1) / page;
-        for (uint64_t slot = std::max(start, first) / page; slot < behind; ++slot) {
-          choice.takers += takers(ranges.page_at(SlotId{static_cast<uint32_t>(slot)}));
-        }
+        choice.takers = takers_before[whole_end - Index(run.begin)] -
+                        takers_before[whole_begin - Index(run.begin)];
       }
       if (!best || !best->BetterThan(choice)) best = choice;
     };
