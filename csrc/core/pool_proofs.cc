@@ -27,6 +27,9 @@ void Pool::State::ExpectSeveralStreams() {
   several_streams = true;
   NoteCapture(frontier.capture);
   const std::size_t number = proofs.AddStream(frontier.capture);
+  blocks.ForEach([&](Address, LiveBlock& live) {
+    if (live.block.stream == view->stream()) live.view = static_cast<uint16_t>(number);
+  });
   if (frontier.capture == kNoCapture) return;
   const FenceId own = view->own_fence();
   if (frontier.nodes.empty()) {
@@ -44,9 +47,6 @@ void Pool::State::ExpectSeveralStreams() {
       if (!space.node(id).used) NoteExtent(id);
     }
   }
-  blocks.ForEach([&](Address, LiveBlock& live) {
-    if (live.block.stream == view->stream()) live.view = static_cast<uint16_t>(number);
-  });
 }
 
 // The view of a stream, with all that is proven to it by now.

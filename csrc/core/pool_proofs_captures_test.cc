@@ -136,6 +136,21 @@ TEST_F(PoolProofsTest, ABodyTakesWhatIsOpen) {
   graphs_.End(body);
 }
 
+// Its blocks too are known to be of this capture, not of the body.
+TEST_F(PoolProofsTest, ABodyDoesNotHoldWhatTheFirstStreamHadBeforeItCapturedAnything) {
+  Begin({kA, kB});
+  const Block block = Allocate(kPage, kA);
+  Allocate(kPage, kB);
+  const CaptureId body = BeginCapture({kC});
+  Allocate(kPage, kC);
+  graphs_.End(body);
+  Launch(kA);
+  Free(block);
+  EXPECT_FALSE(Reuses(kPage, kB));
+  Join(kB, kA);
+  EXPECT_TRUE(Reuses(kPage, kB));
+}
+
 // A's frontier in its new capture says nothing of what it did in the one before.
 TEST_F(PoolProofsTest, AStreamThatHasGoneOnToAnotherCaptureProvesNothingOfTheOneBefore) {
   const CaptureId first = Begin({kA, kB});
