@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "driver/faulty_driver.h"
@@ -226,7 +227,154 @@ TEST_F(FenceTableTest, AfterThatFailsMakesNoFence) {
   }
 }
 
-TEST_F(FenceTableTest, AfterRefusesStreamsThatAreCapturing) {
+// --- Streams that capture when their events are due ---
+
+// For another pool, when the scope ends: its events are recorded once it does not.
+TEST_F(FenceTableTest, EventsOfAStreamThatCapturesAreRecordedWhenItHasEnded) {
+  const FenceId held = fences_.Held(std::vector{kA, kB}, /*events=*/true);
+  const CaptureId capture = host_.graphs().Begin(kB);
+  EXPECT_THAT(EndScope(), IsEmpty());
+  EXPECT_EQ(fences_.scope_fence_count(), 0u);
+  EXPECT_FALSE(fences_.Poll());
+  EXPECT_EQ(host_.usage().events, 0u);
+  host_.graphs().End(capture);
+  EXPECT_FALSE(fences_.Poll());
+  EXPECT_EQ(host_.usage().events, 2u) << "behind what they have in flight now";
+  EXPECT_FALSE(fences_.Poll());
+  EXPECT_EQ(host_.usage().events, 2u) << "once";
+  host_.CompleteEvents();
+  EXPECT_TRUE(fences_.Poll());
+  EXPECT_THAT(Opened(), ElementsAre(Index(held)));
+  EXPECT_EQ(host_.usage().events, 0u);
+}
+
+TEST_F(FenceTableTest, AfterWaitsForACaptureToEnd) {
+  const CaptureId capture = host_.graphs().Begin(kB);
+  const FenceId late = fences_.After(std::vector{kA, kB});
+  const FenceId soon = fences_.After(std::vector{kA});
+  EXPECT_EQ(host_.usage().events, 1u);
+  host_.CompleteEvents();
+  EXPECT_TRUE(fences_.Poll());
+  EXPECT_THAT(Opened(), ElementsAre(Index(soon)));
+  fences_.Clear();
+  host_.graphs().End(capture);
+  fences_.Poll();
+  host_.CompleteEvents();
+  EXPECT_TRUE(fences_.Poll());
+  EXPECT_THAT(Opened(), ElementsAre(Index(late)));
+}
+
+// Late events end with the capture, not with the scopes of this pool.
+TEST_F(FenceTableTest, AScopeThatEndsLeavesLateFencesAlone) {
+  const CaptureId capture = host_.graphs().Begin(kB);
+  fences_.Held(std::vector{kB}, true);
+  EndScope();
+  const FenceId second = fences_.Held(std::vector{kA}, true);
+  EXPECT_THAT(EndScope(), IsEmpty());
+  host_.CompleteEvents();
+  EXPECT_TRUE(fences_.Poll());
+  EXPECT_THAT(Opened(), ElementsAre(Index(second)));
+  host_.graphs().End(capture);
+}
+
+// As if it had never ended a scope: its events are due when the next one ends.
+TEST_F(FenceTableTest, AnEagerScopeGoesOnWithTheStreamsLateFence) {
+  const FenceId id = fences_.ForStream(kA, true).id;
+  const CaptureId capture = host_.graphs().Begin(kA);
+  EndScope();
+  host_.graphs().End(capture);
+  const auto again = fences_.ForStream(kA, true);
+  EXPECT_EQ(again.id, id);
+  EXPECT_TRUE(again.reused);
+  EXPECT_FALSE(fences_.Poll());
+  EXPECT_EQ(host_.usage().events, 0u) << "the scope has not ended";
+  EndScope();
+  EXPECT_EQ(host_.usage().events, 1u);
+}
+
+TEST_F(FenceTableTest, AFailingDriverLeavesLateFencesLate) {
+  const FenceId held = fences_.Held(std::vector{kA, kB}, true);
+  const CaptureId capture = host_.graphs().Begin(kB);
+  for (uint64_t n = 1; n <= 2; ++n) {
+    driver_.Arm({.call_number = n, .only = DriverCall::kCapture});
+    EXPECT_THROW(fences_.EndScope(), DriverError);
+    EXPECT_EQ(fences_.scope_fence_count(), 1u);
+  }
+  driver_.Disarm();
+  EndScope();
+  host_.graphs().End(capture);
+  for (uint64_t n = 1; n <= 4; ++n) {  // two streams asked for, two events
+    driver_.Arm({.call_number = n});
+    EXPECT_THROW(fences_.Poll(), DriverError);
+    EXPECT_EQ(host_.usage().events, 0u);
+    EXPECT_THAT(Opened(), IsEmpty());
+  }
+  driver_.Disarm();
+  EXPECT_FALSE(fences_.Poll());
+  host_.CompleteEvents();
+  EXPECT_TRUE(fences_.Poll());
+  EXPECT_THAT(Opened(), ElementsAre(Index(held)));
+}
+
+// --- Proof fences ---
+
+TEST_F(FenceTableTest, AProofFenceOpensWhenTheScopeEnds) {
+  const FenceId stream = fences_.ForStream(kA, false).id;
+  const FenceId first = fences_.ForProof();
+  const FenceId second = fences_.ForProof();
+  EXPECT_NE(first, second);
+  EXPECT_EQ(fences_.scope_fence_count(), 3u);
+  EXPECT_FALSE(fences_.Poll());
+  EXPECT_THAT(EndScope(), ElementsAre(Index(stream), Index(first), Index(second)));
+  EXPECT_TRUE(fences_.empty());
+  EXPECT_THAT(driver_.calls(), IsEmpty());
+}
+
+TEST_F(FenceTableTest, AProofFenceIsNobodysStreamFenceAndHoldsNothing) {
+  const FenceId proof = fences_.ForProof();
+  EXPECT_NE(fences_.ForStream(kA, false).id, proof);
+  EXPECT_NE(fences_.Held(std::vector{kA, kB}, false), proof);
+  EXPECT_NE(fences_.ForProof(), proof);
+  EXPECT_THAT(fences_.StreamsBehind(proof), IsEmpty());
+}
+
+TEST_F(FenceTableTest, AStreamWhoseFenceBecameAProofGetsAnother) {
+  const FenceId first = fences_.ForStream(kA, false).id;
+  const FenceId of_b = fences_.ForStream(kB, false).id;
+  fences_.MakeProof(first);
+  const auto second = fences_.ForStream(kA, false);
+  EXPECT_NE(second.id, first);
+  EXPECT_FALSE(second.reused);
+  EXPECT_NE(fences_.Held(std::vector{kA, kB}, false), first);
+  EXPECT_EQ(fences_.ForStream(kB, false).id, of_b);
+  EXPECT_THAT(EndScope(), testing::Contains(Index(first)));
+  EXPECT_TRUE(fences_.empty());
+}
+
+// However many a capture has had.
+TEST_F(FenceTableTest, NumbersOfFencesAreUsedAgain) {
+  uint32_t most = 0;
+  for (int scope = 0; scope < 5; ++scope) {
+    const FenceId pending = fences_.After(std::vector{kC});
+    for (int i = 0; i < 100; ++i) most = std::max(most, Index(fences_.ForProof()));
+    const FenceId stream = fences_.ForStream(kA, false).id;
+    most = std::max(most, Index(stream));
+    EXPECT_EQ(fences_.ForStream(kA, false).id, stream);
+    EXPECT_THAT(EndScope(), testing::SizeIs(101));
+    EXPECT_FALSE(fences_.empty()) << "one is pending";
+    host_.CompleteEvents();
+    EXPECT_TRUE(fences_.Poll());
+    EXPECT_THAT(Opened(), ElementsAre(Index(pending)));
+    fences_.Clear();
+    EXPECT_TRUE(fences_.empty());
+  }
+  EXPECT_EQ(most, 102u);
+}
+
+// --- A driver that fails ---
+
+// The driver refuses what Capture() does not tell of: an invalidated capture, say.
+TEST_F(FenceTableTest, AfterThatIsRefusedMakesNoFence) {
   host_.BeginCapture({kB});
   EXPECT_THROW(fences_.After(std::vector{kA, kB}), DriverError);
   EXPECT_EQ(host_.usage().events, 0u);

@@ -257,6 +257,76 @@ TEST_F(FreeViewTest, ANewViewSeesWhatIsThere) {
   EXPECT_EQ(views_.back()->BestFit(Granules(2)), NodeAt(PageId{1}, 5));
 }
 
+TEST_F(FreeViewTest, PassesWhatIsOpenItsOwnAndWhatItIsLetThroughTo) {
+  constexpr FenceId kFar{1000};
+  for (const auto& view : views_) {
+    EXPECT_TRUE(view->Passes(FenceId::kOpen));
+    EXPECT_TRUE(view->Passes(view->own_fence()));
+    EXPECT_FALSE(view->Passes(kFenceHeld));
+    EXPECT_FALSE(view->Passes(kFar));
+  }
+  EXPECT_FALSE(view_b().Passes(kFenceA));
+  view_b().LetThrough(kFenceA);
+  EXPECT_TRUE(view_b().Passes(kFenceA));
+  view_b().LetThrough(kFar);
+  EXPECT_TRUE(view_b().Passes(kFar));
+  EXPECT_FALSE(view_b().Passes(FenceId{999}));
+  view_b().Refuse(kFenceA);
+  view_b().Refuse(FenceId{5000});
+  EXPECT_FALSE(view_b().Passes(kFenceA));
+  EXPECT_TRUE(view_b().Passes(kFenceB));
+  EXPECT_FALSE(view_b().Passes(FenceId{5000}));
+}
+
+TEST_F(FreeViewTest, AViewThatIsHandedOnPassesNothingOfBefore) {
+  view_a().LetThrough(kFenceHeld);
+  view_a().Assign(StreamId{9}, kFenceB);
+  EXPECT_TRUE(view_a().Passes(FenceId::kOpen));
+  EXPECT_TRUE(view_a().Passes(kFenceB));
+  EXPECT_FALSE(view_a().Passes(kFenceA));
+  EXPECT_FALSE(view_a().Passes(kFenceHeld));
+  view_a().Assign(StreamId{1}, kFenceA);
+}
+
+// Neighbours behind its own fence, behind the one it is let through to, and open ones are one chain.
+TEST_F(FreeViewTest, AViewThatIsLetThroughSeesOneChain) {
+  MapNewPages(1);
+  const NodeId middle = Take(PageId{0}, 3, 2);
+  Give(Take(PageId{0}, 5, 1), kFenceB);
+  Give(middle, kFenceHeld);
+  EXPECT_EQ(view_b().Tail(PageId{0}), Granules(3));
+  const NodeId first = space_.first(PageId{0});
+  const NodeId last = space_.last(PageId{0});
+  view_b().Forget(first, last);
+  view_b().LetThrough(kFenceHeld);
+  view_b().Learn(first, last);
+  Check();
+  EXPECT_TRUE(view_b().IsWhole(PageId{0}));
+  EXPECT_FALSE(view_a().IsWhole(PageId{0}));
+  EXPECT_EQ(view_a().Head(PageId{0}), Granules(3));
+  EXPECT_EQ(view_a().Tail(PageId{0}), Granules(2));
+}
+
+TEST_F(FreeViewTest, NextAsGoodGoesThroughAllChainsOfThatLength) {
+  MapNewPages(3);
+  for (uint32_t p = 0; p < 3; ++p) {
+    Take(PageId{p}, 2, 1);               // leaves 2
+    Take(PageId{p}, 5, p == 1 ? 2 : 1);  // leaves 2, and 2 or 1
+  }
+  std::vector<NodeId> chains;
+  for (auto chain = view_a().BestFit(Granules(2)); chain; chain = view_a().NextAsGood(*chain)) {
+    EXPECT_EQ(view_a().ChainLength(*chain), Granules(2));
+    chains.push_back(*chain);
+  }
+  EXPECT_EQ(chains.size(), 8u);
+  std::ranges::sort(chains);
+  EXPECT_EQ(std::ranges::unique(chains).begin(), chains.end());
+  const auto shortest = view_a().BestFit(Granules(1));
+  ASSERT_TRUE(shortest);
+  EXPECT_EQ(*shortest, NodeAt(PageId{1}, 7));
+  EXPECT_EQ(view_a().NextAsGood(*shortest), std::nullopt);
+}
+
 // As after going back to a checkpoint: the space was assigned, without a word to the view.
 TEST_F(FreeViewTest, RebuildForgetsWhatIsNoLongerSo) {
   MapNewPages(2);

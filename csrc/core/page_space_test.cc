@@ -75,6 +75,24 @@ TEST_F(OnePage, TakingFromTheMiddleSplitsTwice) {
   EXPECT_EQ(space_.free(), Granules(13));
 }
 
+// Who remembers a node by its fence sees that it is gone.
+TEST_F(OnePage, ANodeThatIsGoneIsBehindNoFence) {
+  std::vector<NodeId> nodes;
+  for (uint32_t i = 0; i < 4; ++i) nodes.push_back(Take(4 * i, 4));
+  space_.Give(nodes[1], kFenceA);
+  space_.Give(nodes[3], kFenceA);
+  EXPECT_EQ(space_.Give(nodes[2], kFenceA), nodes[1]);
+  for (const NodeId gone : {nodes[2], nodes[3]}) {
+    EXPECT_FALSE(space_.node(gone).used);
+    EXPECT_EQ(space_.node(gone).fence, FenceId::kOpen);
+  }
+  space_.Give(nodes[0], kFenceB);
+  EXPECT_EQ(pieces(), (std::vector{Free(4, kFenceB), Free(12, kFenceA)}));
+  Take(2, 14);
+  EXPECT_EQ(space_.node(nodes[1]).fence, FenceId::kOpen) << "absorbed by what was taken";
+  EXPECT_EQ(pieces(), (std::vector{Free(2, kFenceB), Used(14)}));
+}
+
 TEST_F(OnePage, TakingAllAndGivingItBack) {
   const NodeId taken = Take(0, 16);
   EXPECT_EQ(pieces(), std::vector{Used(16)});

@@ -389,7 +389,7 @@ uint64_t Leftover(const RangeTable& ranges, const FreeRun& run, uint32_t begin, 
 // The best choice in the range of those that take at most `most_whole` whole pages.
 std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint64_t page,
                                   uint64_t length, RangeId id, uint64_t most_whole,
-                                  const Takers& takers) {
+                                  const TakersOf& takers) {
   const RangeTable::Range& range = ranges.range(id);
   const bool several_pages = ranges.handle_count() < ranges.page_count();
   std::optional<Choice> best;
@@ -414,13 +414,13 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
         choice.leftover = Leftover(ranges, run, static_cast<uint32_t>(start / page),
                                    static_cast<uint32_t>((end + page - 1) / page));
       }
-      for (uint64_t slot = std::max(start, first) / page; slot < behind(end); ++slot) {
-        choice.takers += takers.Count(ranges.page_at(SlotId{static_cast<uint32_t>(slot)}));
+      for (uint64_t slot = std::max(start, first) / page; takers && slot < behind(end); ++slot) {
+        choice.takers += takers(ranges.page_at(SlotId{static_cast<uint32_t>(slot)}));
       }
       if (!best || !best->BetterThan(choice)) best = choice;
     };
     // The starts of more pages, where it matters which of them are taken.
-    for (uint64_t i = 0; takers.Matter() && i < kStartsForTakers && first + i * page < last; ++i) {
+    for (uint64_t i = 0; takers && i < kStartsForTakers && first + i * page < last; ++i) {
       consider(first + i * page);
     }
     // From the start of a handle of several pages or of the one behind it, or up to its end.
@@ -477,7 +477,7 @@ bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, 
 }
 
 std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
-                                      Granules length, Slack slack, const Takers& takers) {
+                                      Granules length, Slack slack, const TakersOf& takers) {
   const uint64_t page = page_size.count();
   const auto whole_pages = static_cast<uint32_t>(length / page_size);
   const uint64_t remainder = (length % page_size).count();
@@ -490,7 +490,7 @@ std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, 
   uint32_t threshold = whole_pages;
   int searches_left = kEdgeSearches;
   RangeId before{ranges.range_count()};
-  int ranges_left = takers.Matter() ? kRangesForTakers : 0;
+  int ranges_left = takers ? kRangesForTakers : 0;
   std::optional<Choice> best;
   while (!best || best->leftover > 0 || ranges_left > 0) {
     --ranges_left;
@@ -498,8 +498,7 @@ std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, 
     if (!id) break;
     const auto choice = FindInRange(view, ranges, page, length.count(), *id, most_whole, takers);
     const bool better =
-        choice && best &&
-        (takers.Matter() ? choice->BetterThan(*best) : choice->leftover < best->leftover);
+        choice && best && (takers ? choice->BetterThan(*best) : choice->leftover < best->leftover);
     if (choice && (!best || better)) best = choice;
     before = *id;
     if (remainder != 0 && --searches_left == 0) {

@@ -72,6 +72,58 @@ TEST_F(PlacementTest, ALongSearchSettlesForAWholePageMore) {
   EXPECT_FALSE(Find(5, Slack::kNone));
 }
 
+// --- FindMapped where several streams ask: of equal places the least wanted ---
+
+class PlacementTakersTest : public PlacementTest {
+ protected:
+  // As many streams may take a page as its number here says.
+  std::optional<Placement> FindLeastWanted(uint64_t length, std::vector<uint32_t> takers,
+                                           Slack slack = Slack::kNone) {
+    const auto found = FindMapped(view_, ranges_, kPageSize, Granules(length), slack,
+                                  [takers](PageId page) { return takers[Index(page)]; });
+    return found ? std::optional(found->place) : std::nullopt;
+  }
+  static Placement At(SlotId first, uint32_t slot, uint64_t offset = 0) {
+    return {SlotId{Index(first) + slot}, Granules(offset)};
+  }
+  static void ExpectAt(const std::optional<Placement>& found, const Placement& expected) {
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->slot, expected.slot);
+    EXPECT_EQ(found->offset, expected.offset);
+  }
+};
+
+TEST_F(PlacementTakersTest, TakesThePagesThatTheFewestStreamsMayTake) {
+  const SlotId slot = MapNew({"....", "....", "....", "....", "...."});
+  ExpectAt(FindLeastWanted(4, {3, 3, 3, 1, 3}), At(slot, 3));
+  ExpectAt(FindLeastWanted(4, {1, 3, 3, 3, 3}), At(slot, 0));
+  ExpectAt(FindLeastWanted(4, {3, 3, 3, 3, 1}), At(slot, 4));
+  ExpectAt(FindLeastWanted(8, {3, 2, 2, 3, 2}), At(slot, 1));  // the sum of both
+  ExpectAt(FindLeastWanted(8, {1, 3, 3, 2, 2}), At(slot, 0));
+  ExpectAt(FindLeastWanted(20, {1, 2, 3, 2, 1}), At(slot, 0));
+}
+
+TEST_F(PlacementTakersTest, LooksThroughOtherRangesForThem) {
+  const SlotId older = MapNew({"....", "xxxx"});
+  const SlotId newer = MapNew({"....", "xxxx"});
+  ExpectAt(FindLeastWanted(4, {1, 1, 2, 1}), At(older, 0));
+  ExpectAt(FindLeastWanted(4, {2, 1, 2, 1}), At(newer, 0));
+  ExpectAt(FindLeastWanted(4, {2, 1, 1, 1}), At(newer, 0));
+}
+
+// It is still the fewest whole pages that count first.
+TEST_F(PlacementTakersTest, AnEdgeThatSavesAWholePageCountsForMore) {
+  const SlotId slot = MapNew({"....", "....", "xxx.", "....", "xxxx"});
+  ExpectAt(FindLeastWanted(5, {1, 1, 9, 9, 9}, Slack::kOnePage), At(slot, 2, 3));
+  ExpectAt(FindLeastWanted(8, {1, 1, 9, 9, 9}), At(slot, 0));
+}
+
+TEST_F(PlacementTakersTest, ARemainderLiesAtEitherEndOfThePagesTaken) {
+  const SlotId slot = MapNew({"xxxx", "....", "....", "....", "xxxx"});
+  ExpectAt(FindLeastWanted(6, {9, 2, 1, 1, 9}), At(slot, 2, 2));
+  ExpectAt(FindLeastWanted(6, {9, 1, 1, 2, 9}), At(slot, 1));
+}
+
 // --- PlanGrowth ---
 
 TEST_F(PlacementTest, TheFirstRangeIsOfNewPages) {

@@ -107,7 +107,7 @@ struct Pool::State {
   NodeId TakePiece(NodeId within, Granules offset, Granules length);
   void GivePiece(NodeId id, FenceId fence);
   FenceId FenceFor(const LiveBlock& live);
-  bool OrderProtects(const LiveBlock& live);
+  bool OrderProtects(const LiveBlock& live) const;
   bool AreCapturedTogether(std::span<const StreamId> streams);
   void GiveBlock(const LiveBlock& live, FenceId fence);
 

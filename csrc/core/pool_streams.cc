@@ -135,13 +135,12 @@ FenceId Pool::State::FenceFor(const LiveBlock& live) {
 
 // Whether the stream's order is enough to protect a block of a capture scope that its stream alone
 // has worked on, and the graph proves nothing of.
-bool Pool::State::OrderProtects(const LiveBlock& live) {
+bool Pool::State::OrderProtects(const LiveBlock& live) const {
   if (!several_streams) return true;
-  // No capture under way may have anything of the stream.
+  // The stream is not capturing, or its frontier would tell. Nor may a capture that is under way
+  // have anything of it.
   const bool captured = live.view != LiveBlock::kNoView && proofs.capture(live.view) != kNoCapture;
-  if (captured || several_captures) return false;
-  driver.Capture(live.block.stream, &frontier);
-  return frontier.capture == kNoCapture;
+  return !captured && !several_captures;
 }
 
 bool Pool::State::AreCapturedTogether(std::span<const StreamId> streams) {
