@@ -104,7 +104,7 @@ uint64_t Foresight::MostPages(const CaptureGuide::Match& match, Granules length)
   const Granules page = space_.page_size();
   const Granules live = page * space_.page_count() - space_.free() + length;
   const uint64_t needed = (live.count() + page.count() - 1) / page.count();
-  return std::min(after, std::max(pages_before_, needed) + pages_before_ / 64 + 1);
+  return std::min(after, std::max(pages_before_ + pages_before_ / 64 + 1, needed));
 }
 
 std::optional<Placement> Foresight::BesideSurvivors(Granules length, const FreeView& view) const {

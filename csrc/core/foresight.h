@@ -9,8 +9,8 @@
 //
 // A plan may have new pages made ahead of need: its gaps are filled later. A capture that only
 // begins like the guide's program must not make the pool grow in vain: until three blocks of
-// different sizes have been as large as foretold, a plan gets a 64th of the pool and one page more
-// than what lives needs.
+// different sizes have been as large as foretold, a plan gets a 64th of the pool and one page
+// more, or what lives needs anyway.
 // From then on a wrong guess can cost what is foretold: the scale, or for blocks that grow by its
 // square that, times what the guide held.
 #pragma once

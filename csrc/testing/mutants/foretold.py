@@ -295,8 +295,8 @@ MUTANTS = [
         "foresight-needed",
         "foresight.cc",
         "a plan that is not trusted gets no pages for what lives (advice)",
-        "std::max(pages_before_, needed)",
-        "pages_before_ + 0 * needed",
+        "std::max(pages_before_ + pages_before_ / 64 + 1, needed)",
+        "pages_before_ + pages_before_ / 64 + 1 + 0 * needed",
     ),
     Mutant(
         "foresight-small-plan",
