@@ -151,6 +151,13 @@ MUTANTS = [
         "  const uint64_t places = end / page_;",
     ),
     Mutant(
+        "layout-turn",
+        "layout.cc",
+        "what lay at the bottom before is packed before all others (advice)",
+        "stays(i) || (items[i].low && items[i].position >= bottom);",
+        "stays(i) || (items[i].low && items[i].position >= 0);",
+    ),
+    Mutant(
         "plan-shows",
         "capture_plan.cc",
         "a handle is mapped where the home shows it already",
