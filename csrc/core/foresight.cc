@@ -48,6 +48,8 @@ Foresight::Advice Foresight::Advise(uint64_t bytes, const FreeView& view,
   if (plan_ && plan_->scale() != match.scale) plan_.reset();
   if (plan_ && plan_->complete()) {
     advice.spot = plan_->Find(match, length, view, ranges_, MostPages(match, length));
+    // A capture no larger than its guide finds room in what is mapped.
+    if (match.scale <= 1 && advice.spot && advice.spot->growth) advice.spot.reset();
     advice.planned = advice.spot.has_value();
     refused_ |= !advice.planned && !Trusts(match);
   }

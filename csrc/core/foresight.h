@@ -2,8 +2,9 @@
 // do, the plan made from it. Decides which advice to follow.
 //
 //  - A capture no larger than its guide goes where the guide's blocks lay. Nothing is mapped.
-//  - A larger one, or one that finds the place of a large block taken, gets a plan; another one
-//    when it comes to be trusted, if it was refused pages before.
+//  - One that finds the place of a large block taken gets a plan, of what is mapped.
+//  - A larger one gets a plan, and another one when it comes to be trusted, if it was refused pages
+//    before.
 //  - A small block that nothing is known of, or that is known to stay, goes beside others that
 //    stayed.
 //

@@ -411,6 +411,15 @@ TEST_F(TakenPlaceTest, APlanIsMadeOfWhatIsMapped) {
   EXPECT_EQ(ranges_.mapping_count(), mappings);
 }
 
+TEST_F(TakenPlaceTest, NothingIsMappedForThePlanOfACaptureNoLargerThanItsGuide) {
+  MapNew(std::vector<std::string>(21, "...."));
+  MapNew(std::vector<std::string>(5, "...."));
+  Capture(kProgram, 1);
+  TakePlaceOf(3);
+  EXPECT_GE(Capture(kProgram, 1), 1);
+  for (const Foresight::Advice& advice : advices_) EXPECT_FALSE(advice.spot && advice.spot->growth);
+}
+
 TEST_F(TakenPlaceTest, AHomeThatWouldHaveToBeMappedFirstIsNotWorthIt) {
   MapNew(std::vector<std::string>(12, "...."));
   MapNew(std::vector<std::string>(12, "...."));

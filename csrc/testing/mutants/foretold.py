@@ -285,6 +285,13 @@ MUTANTS = [
         "return match.scale <= kLargestScale;",
     ),
     Mutant(
+        "foresight-maps-nothing",
+        "foresight.cc",
+        "a capture no larger than its guide maps what its plan misses (advice)",
+        "    if (match.scale <= 1 && advice.spot && advice.spot->growth) advice.spot.reset();\n",
+        "",
+    ),
+    Mutant(
         "foresight-refused",
         "foresight.cc",
         "a plan that was refused pages is followed on when it is trusted (advice)",
