@@ -212,6 +212,14 @@ TEST_F(PlacementTest, WholeHandlesAreTakenLargestFirstAsTheyFit) {
   EXPECT_EQ(plan.leftover, 0u);
 }
 
+TEST_F(PlacementTest, AHandleOfTheBlocksSizeIsTakenBeforeSmallerOnes) {
+  MapNew({"xxxx", "....", "xxxx"});
+  MapNew({kNew, MappingPlan::NewHandle(3), kNew}, {"xxxx", "....", "....", "....", "xxxx"});
+  MapNew({kNew, MappingPlan::NewHandle(2), kNew}, {"xxxx", "....", "....", "xxxx"});
+  const GrowthPlan plan = Plan(3 * kP, Slack::kNone);
+  EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{4}}));
+}
+
 TEST_F(PlacementTest, AHandleIsBrokenOnlyWhereNothingElseHolds) {
   MapNew({kNew, MappingPlan::NewHandle(4), kNew}, {"xxxx", "....", "....", "....", "....", "xxxx"});
   MapNew({"xxxx", "....", "xxxx"});  // no range has a free end

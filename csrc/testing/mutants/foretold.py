@@ -155,7 +155,7 @@ MUTANTS = [
         "layout.cc",
         "what lay at the bottom before is packed before all others (advice)",
         "stays(i) || (items[i].low && items[i].position >= bottom);",
-        "stays(i) || (items[i].low && items[i].position >= 0);",
+        "stays(i) || items[i].low || bottom == 0;",
     ),
     Mutant(
         "plan-shows",
@@ -205,14 +205,14 @@ MUTANTS = [
         "capture_plan.cc",
         "a large pool's plan makes handles of one page (advice)",
         "const uint64_t size = std::min(most - made, MostHandlePages(pool_pages + made));",
-        "const uint64_t size = std::min<uint64_t>(most - made, 1);",
+        "const uint64_t size = std::min(most - made, MostHandlePages(pool_pages + made) * 0 + 1);",
     ),
     Mutant(
         "foresight-trust",
         "foresight.cc",
         "a plan may have all its pages from the first block on",
         "  return match.evidence >= kTrusted &&",
-        "  return true || (match.evidence >= kTrusted) &&",
+        "  return match.evidence + kTrusted >= kTrusted &&",
     ),
     Mutant(
         "foresight-trust-missed",
@@ -317,7 +317,7 @@ MUTANTS = [
         "foresight.cc",
         "a small block that found its place taken has a plan made (advice)",
         "(match.step && length >= space_.page_size());",
-        "match.step.has_value();",
+        "(match.step && length >= Granules(0));",
     ),
     Mutant(
         "guide-smaller-learns",
