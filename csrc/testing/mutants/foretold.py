@@ -41,8 +41,8 @@ MUTANTS = [
         "guide-not-largest",
         "capture_guide.cc",
         "the last capture is the guide, not the largest (advice)",
-        "  if (peak_ >= largest_peak_) {",
-        "  if (peak_ >= Granules(0)) {",
+        "  if (peak_ >= largest_peak_) {\n    largest_peak_ = peak_;",
+        "  if (peak_ >= Granules(0)) {\n    largest_peak_ = peak_;",
     ),
     Mutant(
         "guide-late-frees",
