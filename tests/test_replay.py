@@ -57,7 +57,7 @@ def test_page_mappings_in_recorded_order(
 ) -> None:
     recorded = {run: result for run, result in results.items() if run[1] == "recorded"}
     assert len(recorded) == 6
-    assert sum(result["page_mappings"] for result in recorded.values()) <= 13_500
+    assert sum(result["page_mappings"] for result in recorded.values()) <= 2_000
 
 
 def test_result_tells_what_was_replayed(
@@ -72,8 +72,8 @@ def test_result_tells_what_was_replayed(
             assert result["order"] == order
             assert result["ratio"] == result["reserved_bytes"] / result["minimum_bytes"]
             assert result["stock_reserved_bytes"] == trace.stock_reserved_bytes
-            # A mapping is of a handle, which is at most 16 pages.
-            assert result["page_mappings"] * 16 * 2097152 >= result["reserved_bytes"]
+            # A mapping is of a handle, which is at most 64 pages.
+            assert result["page_mappings"] * 64 * 2097152 >= result["reserved_bytes"]
             assert result["seconds"] > 0
 
 

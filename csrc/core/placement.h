@@ -22,8 +22,9 @@
 // In 2 and 3 it may take one whole page more than `ideal` (Slack): that saves mappings, and what it
 // wastes is the rest of a page, which smaller blocks can use. Where 2 would break a handle and 3 or
 // 4 would not, for a mapping or two, it is mapped: whole handles are what later ranges are made of.
-// The driver is asked for new pages only where 3 and 4 find too few; a large block in a large pool
-// gets them in handles of several pages, since the driver's price is per handle.
+// The driver is asked for new pages only where 3 and 4 find too few. They come in handles as large
+// as suits the pool, since the driver's price is per handle; a last page that the block leaves
+// mostly free is a handle of its own, so that the others are wholly free again when the block is.
 #pragma once
 
 #include <cstdint>
@@ -46,9 +47,10 @@ struct Placement {
 // How many whole pages more than `ideal` a block may take.
 enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 
-// The most pages that a new handle of a pool of so many pages may have, `most` at most: the driver's
-// price is per handle, but in a small pool a page lost to the middle of one is a larger part of it.
-uint64_t MostHandlePages(uint64_t pool_pages, uint64_t most);
+// The most pages that a new handle of a pool of so many pages may have: the driver's price is per
+// handle, but what is mapped whole is also lost whole to the middle of a range as long as a page of
+// it is in use.
+uint64_t MostHandlePages(uint64_t pool_pages);
 
 // Whether the stream may take all pages of the handle that begins there.
 bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle);
