@@ -125,7 +125,7 @@ Placement Pool::State::FindOrMap(FreeView& view, Granules length, Slack slack) {
   if (views.size() > 1 && length < page_size * kChoosyPages) {
     takers = [this](PageId page) {
       return static_cast<uint32_t>(
-          std::ranges::count_if(views, [&](const auto& view) { return view->IsWhole(page); }));
+          std::ranges::count_if(views, [&](const auto& other) { return other->IsWhole(page); }));
     };
   }
   auto found = FindMapped(view, ranges, page_size, length, slack, takers);
