@@ -248,6 +248,10 @@ TEST_F(PlainAllocatorTest, BeforeMemoryRunsOutGraphAllocatorsPoolsGiveWay) {
   ASSERT_TRUE(others.Contains(pool_));
   Malloc(kPhysicalLimit);
   EXPECT_TRUE(others.Contains(pool_));
+  BeginCapture({0, 2}, 7);
+  EXPECT_THROW(Malloc(kPage, 2), c10::OutOfMemoryError);
+  EXPECT_TRUE(others.Contains(pool_)) << "nothing may be unmapped during a capture";
+  EndCapture({0, 2});
   EXPECT_THROW(Malloc(kPage), c10::OutOfMemoryError) << "the fake's devices are as many";
   EXPECT_FALSE(others.Contains(pool_));
 }
