@@ -3,28 +3,38 @@
 namespace cgp {
 
 NodeNumber GraphOrder::NumberOf(GraphNode node) {
-  const auto [found, is_new] = NumbersOfLike(node).try_emplace(node, NodeNumber{node_count()});
-  if (is_new) nodes_.push_back({.handle = node});
-  return found->second;
+  Numbers& numbers = NumbersOfLike(node);
+  if (const NodeNumber* const known = numbers.Find(Key(node))) return *known;
+  const NodeNumber number{node_count()};
+  numbers.ReserveOne();
+  nodes_.push_back({.handle = node});
+  numbers.Insert(Key(node), number);
+  return number;
 }
 
-std::vector<NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& frontier) {
-  std::vector<NodeNumber> news;
-  // Not even the frontier is complete then; once something stands behind it, its edge says so.
-  if (reach.stopped_ || !frontier.waits) return news;
-  bool stopped = false;
+std::span<const NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& frontier) {
+  std::vector<NodeNumber>& news = news_;
+  news.clear();
+  if (reach.stopped_) return news;
+  bool stopped = !frontier.waits;
   const auto visit = [&](NodeNumber node) {
     if (reach.Contains(node)) return;
-    if (reach.reached_.size() < nodes_.size()) reach.reached_.resize(nodes_.size());
-    reach.reached_[static_cast<std::size_t>(node)] = true;
+    if (reach.reached_.size() <= Index(node)) reach.reached_.resize(nodes_.size());
+    reach.reached_[Index(node)] = true;
     news.push_back(node);
   };
   try {
-    for (const GraphNode node : frontier.nodes) visit(NumberOf(node));
+    if (!stopped) {
+      for (const GraphNode node : frontier.nodes) visit(NumberOf(node));
+    }
     for (std::size_t i = 0; i < news.size() && !stopped; ++i) {
       AskDependencies(news[i]);
       const Node& node = nodes_[static_cast<std::size_t>(news[i])];
       stopped = !node.waits;
+      if (node.count == 1) {
+        visit(node.dependency);
+        continue;
+      }
       for (uint32_t d = 0; d < node.count; ++d) visit(dependencies_[node.first + d]);
     }
   } catch (...) {
@@ -32,7 +42,9 @@ std::vector<NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& fronti
     throw;
   }
   if (stopped) {
-    for (const NodeNumber node : news) reach.reached_[static_cast<std::size_t>(node)] = false;
+    // Not even what was in an earlier frontier stands: the stream may have gone on without waiting
+    // for it.
+    reach.reached_.clear();
     news.clear();
     reach.stopped_ = true;
   }
@@ -42,25 +54,32 @@ std::vector<NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& fronti
 void GraphOrder::Clear() {
   nodes_.clear();
   dependencies_.clear();
-  for (Numbers& numbers : numbers_) numbers.clear();
+  for (Numbers& numbers : numbers_) numbers = {};
 }
 
 GraphOrder::Numbers& GraphOrder::NumbersOfLike(GraphNode node) {
-  static_assert(std::tuple_size_v<decltype(numbers_)> == 1 << 9);
-  return numbers_[static_cast<uint64_t>(node) * 0x9E3779B97F4A7C15ull >> (64 - 9)];
+  // By the middle bits of the hash of which the map uses the first.
+  const uint64_t hash = static_cast<uint64_t>(node) * 0x9E3779B97F4A7C15ull;
+  return numbers_[(hash >> 32) % numbers_.size()];
 }
 
 void GraphOrder::AskDependencies(NodeNumber number) {
   const auto i = static_cast<std::size_t>(number);
   if (nodes_[i].asked) return;
   const bool waits = driver_.Dependencies(nodes_[i].handle, &asked_);
+  const auto count = static_cast<uint32_t>(asked_.size());
   const auto first = static_cast<uint32_t>(dependencies_.size());
-  for (const GraphNode node : asked_) dependencies_.push_back(NumberOf(node));
+  NodeNumber dependency{};
+  for (const GraphNode before : asked_) {
+    dependency = NumberOf(before);
+    if (count > 1) dependencies_.push_back(dependency);
+  }
   Node& node = nodes_[i];
   node.asked = true;
   node.waits = waits;
+  node.count = count;
+  node.dependency = dependency;
   node.first = first;
-  node.count = static_cast<uint32_t>(asked_.size());
 }
 
 }  // namespace cgp

@@ -1,21 +1,23 @@
 // Which nodes of the graph under capture are complete before what a stream captures next begins.
 //
-// A stream's reach is its frontier and all that comes before it. It only grows while the capture
-// goes on, so it is never worked out anew: a search goes backwards from the frontier and stops at
-// what was reached before. So each stream visits each node once in a capture, and each node is asked
-// once what it depends on.
+// A stream's reach is its frontier and all that comes before it. It grows while the capture goes on,
+// so it is never worked out anew: a search goes backwards from the frontier and stops at what was
+// reached before. So each stream visits each node once in a capture, and each node is asked once
+// what it depends on.
 //
 // A node behind a programmatic edge may begin, and end, before the one in front of it is complete:
-// what comes before such a node is not complete when it is. A reach that meets one stops growing for
-// good.
+// what comes before such a node is not complete when it is. A reach that meets one is empty from
+// then on: what was reached as a frontier only may be what that node does not wait for.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <deque>
-#include <unordered_map>
+#include <span>
 #include <vector>
 
+#include "core/address_map.h"
+#include "core/units.h"
 #include "driver/driver.h"
 
 namespace cgp {
@@ -33,6 +35,7 @@ class GraphOrder {
       const auto i = static_cast<std::size_t>(node);
       return i < reached_.size() && reached_[i];
     }
+    bool stopped() const { return stopped_; }
 
    private:
     friend class GraphOrder;
@@ -45,7 +48,8 @@ class GraphOrder {
 
   // The stream of that reach stands at `frontier` now: returns the nodes that it has newly reached.
   // Throws DriverError with nothing changed.
-  std::vector<NodeNumber> Advance(Reach& reach, const Frontier& frontier);
+  // Valid until the next call.
+  std::span<const NodeNumber> Advance(Reach& reach, const Frontier& frontier);
 
   // Forgets all nodes: CUDA may give their handles to those of another capture.
   void Clear();
@@ -55,23 +59,28 @@ class GraphOrder {
     GraphNode handle{};
     bool asked = false;  // its dependencies are known:
     bool waits = true;   // for all of them to be complete
-    uint32_t first = 0;  // in dependencies_
-    uint32_t count = 0;
+    uint32_t count = 0;  // how many; one is kept here, more in dependencies_
+    NodeNumber dependency{};
+    uint32_t first = 0;
   };
 
-  using Numbers = std::unordered_map<GraphNode, NodeNumber>;
+  using Numbers = AddressMap<NodeNumber>;  // by Key()
 
   Numbers& NumbersOfLike(GraphNode node);
+  // A node is a pointer, and the map is made for multiples of 512.
+  static Address Key(GraphNode node) { return static_cast<Address>(node) * kGranuleBytes; }
   void AskDependencies(NodeNumber number);
 
   Driver& driver_;
 
   // A capture has up to 100,000 nodes and more, and whoever asks for a few bytes must not wait until
-  // tables of that size have been moved to where they can grow: nothing here ever moves.
+  // tables of that size have been moved to where they can grow: these never move, or in small parts.
   std::deque<Node> nodes_;  // by number
   std::deque<NodeNumber> dependencies_;
-  std::array<Numbers, 512> numbers_;  // by a hash of the node
-  std::vector<GraphNode> asked_;      // what the driver said last; kept for its memory
+  std::array<Numbers, 64> numbers_;
+  // Kept for their memory: what the driver said last, and what Advance() returned.
+  std::vector<GraphNode> asked_;
+  std::vector<NodeNumber> news_;
 };
 
 }  // namespace cgp

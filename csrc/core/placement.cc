@@ -22,8 +22,10 @@ constexpr int kEdgeSearches = 64;
 constexpr uint64_t kHandlesOfBlock = 2;
 constexpr uint64_t kMostHandlePages = 16;
 
-// In how many ranges a block looks for the place that other streams could use least.
-constexpr int kRangesForTakers = 32;
+// In how many ranges, and at how many starts in each run, a block looks for the place that other
+// streams could use least.
+constexpr int kRangesForTakers = 8;
+constexpr uint64_t kStartsForTakers = 16;
 
 // Where new pages go unless another range makes more of them.
 constexpr RangeId kFirstRange{0};
@@ -384,23 +386,10 @@ uint64_t Leftover(const RangeTable& ranges, const FreeRun& run, uint32_t begin, 
   return left;
 }
 
-// For each i up to the run's length: how many may take each of its first i pages, summed.
-std::vector<uint64_t> TakersBefore(const RangeTable& ranges, const FreeRun& run,
-                                   const TakersOf& takers) {
-  std::vector<uint64_t> sums;
-  if (!takers) return sums;
-  sums.reserve(run.length + std::size_t{1});
-  sums.push_back(0);
-  for (uint32_t i = 0; i < run.length; ++i) {
-    sums.push_back(sums.back() + takers(ranges.page_at(SlotId{Index(run.begin) + i})));
-  }
-  return sums;
-}
-
 // The best choice in the range of those that take at most `most_whole` whole pages.
 std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint64_t page,
                                   uint64_t length, RangeId id, uint64_t most_whole,
-                                  const TakersOf& takers) {
+                                  const Takers& takers) {
   const RangeTable::Range& range = ranges.range(id);
   const bool several_pages = ranges.handle_count() < ranges.page_count();
   std::optional<Choice> best;
@@ -414,27 +403,25 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
     uint64_t high = last;
     if (run.end() != range.end()) high += view.Head(ranges.page_at(run.end())).count();
     if (high - low < length) continue;
-    const std::vector<uint64_t> takers_before = TakersBefore(ranges, run, takers);
+    const auto behind = [&](uint64_t end) { return (std::min(end, last) + page - 1) / page; };
     const auto consider = [&](uint64_t start) {
       if (start < low || start > high - length) return;
       const uint64_t end = start + length;
       Choice choice{.start = start};
-      const uint64_t whole_begin = std::max(start, first) / page;
-      const uint64_t whole_end = (std::min(end, last) + page - 1) / page;
-      choice.whole = whole_end - whole_begin;
+      choice.whole = behind(end) - std::max(start, first) / page;
       if (choice.whole > most_whole) return;
-      choice.leftover = Leftover(ranges, run, static_cast<uint32_t>(start / page),
-                                 static_cast<uint32_t>((end + page - 1) / page));
-      if (takers) {
-        choice.takers = takers_before[whole_end - Index(run.begin)] -
-                        takers_before[whole_begin - Index(run.begin)];
+      if (several_pages) {
+        choice.leftover = Leftover(ranges, run, static_cast<uint32_t>(start / page),
+                                   static_cast<uint32_t>((end + page - 1) / page));
+      }
+      for (uint64_t slot = std::max(start, first) / page; slot < behind(end); ++slot) {
+        choice.takers += takers.Count(ranges.page_at(SlotId{static_cast<uint32_t>(slot)}));
       }
       if (!best || !best->BetterThan(choice)) best = choice;
     };
-    // All starts and ends of pages, where it matters which of them are taken.
-    for (uint64_t at = takers ? first : last; at < last; at += page) {
-      consider(at);
-      if (at + page >= low + length) consider(at + page - length);
+    // The starts of more pages, where it matters which of them are taken.
+    for (uint64_t i = 0; takers.Matter() && i < kStartsForTakers && first + i * page < last; ++i) {
+      consider(first + i * page);
     }
     // From the start of a handle of several pages or of the one behind it, or up to its end.
     bool behind_several = false;
@@ -490,7 +477,7 @@ bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, 
 }
 
 std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
-                                      Granules length, Slack slack, const TakersOf& takers) {
+                                      Granules length, Slack slack, const Takers& takers) {
   const uint64_t page = page_size.count();
   const auto whole_pages = static_cast<uint32_t>(length / page_size);
   const uint64_t remainder = (length % page_size).count();
@@ -503,7 +490,7 @@ std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, 
   uint32_t threshold = whole_pages;
   int searches_left = kEdgeSearches;
   RangeId before{ranges.range_count()};
-  int ranges_left = takers ? kRangesForTakers : 0;
+  int ranges_left = takers.Matter() ? kRangesForTakers : 0;
   std::optional<Choice> best;
   while (!best || best->leftover > 0 || ranges_left > 0) {
     --ranges_left;
@@ -511,7 +498,8 @@ std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, 
     if (!id) break;
     const auto choice = FindInRange(view, ranges, page, length.count(), *id, most_whole, takers);
     const bool better =
-        choice && best && (takers ? choice->BetterThan(*best) : choice->leftover < best->leftover);
+        choice && best &&
+        (takers.Matter() ? choice->BetterThan(*best) : choice->leftover < best->leftover);
     if (choice && (!best || better)) best = choice;
     before = *id;
     if (remainder != 0 && --searches_left == 0) {

@@ -27,8 +27,9 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <optional>
+#include <span>
 
 #include "core/free_view.h"
 #include "core/page_space.h"
@@ -59,17 +60,33 @@ bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle
 bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, Placement start,
             Granules length);
 
-// How many streams may take all of a page.
-using TakersOf = std::function<uint32_t(PageId)>;
+// Who may take a page: of the streams of a capture, or nobody that matters.
+class Takers {
+ public:
+  Takers() = default;
+  explicit Takers(std::span<const std::unique_ptr<FreeView>> views) : views_(views) {}
 
-// Step 2; with `takers`, of equal places the one whose pages the fewest streams may take, since the
-// others are left with more. Nothing is changed but the exactness of run bounds.
+  bool Matter() const { return views_.size() > 1; }
+  // How many streams may take all of the page.
+  uint32_t Count(PageId page) const {
+    uint32_t count = 0;
+    if (!Matter()) return count;
+    for (const auto& view : views_) count += view->IsWhole(page) ? 1 : 0;
+    return count;
+  }
+
+ private:
+  std::span<const std::unique_ptr<FreeView>> views_;
+};
+
+// Step 2; where takers matter, of equal places the one whose pages the fewest streams may take, since
+// the others are left with more. Nothing is changed but the exactness of run bounds.
 struct MappedPlace {
   Placement place;
   uint64_t leftover = 0;  // pages left free of handles that were wholly free
 };
 std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
-                                      Granules length, Slack slack, const TakersOf& takers = {});
+                                      Granules length, Slack slack, const Takers& takers = {});
 
 // Steps 3 and 4: what to map so that the block fits, and where it will then start, in granules from
 // the first slot that the plan maps; negative if it starts in slots mapped before.

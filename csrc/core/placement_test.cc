@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -76,11 +77,25 @@ TEST_F(PlacementTest, ALongSearchSettlesForAWholePageMore) {
 
 class PlacementTakersTest : public PlacementTest {
  protected:
-  // As many streams may take a page as its number here says.
-  std::optional<Placement> FindLeastWanted(uint64_t length, std::vector<uint32_t> takers,
+  // Where a block goes if as many streams, of three, may take each page as its number says.
+  std::optional<Placement> FindLeastWanted(uint64_t length, const std::vector<uint32_t>& takers,
                                            Slack slack = Slack::kNone) {
-    const auto found = FindMapped(view_, ranges_, kPageSize, Granules(length), slack,
-                                  [takers](PageId page) { return takers[Index(page)]; });
+    // Behind fence n is what the first n streams may take.
+    for (uint32_t p = 0; p < space_.page_count(); ++p) {
+      if (!IsWholePage(PageId{p})) continue;
+      const NodeId taken = space_.Take(space_.first(PageId{p}), Granules(0), kPageSize);
+      space_.Give(taken, FenceId{takers[p]});
+    }
+    std::vector<std::unique_ptr<FreeView>> views;
+    for (uint32_t n = 1; n <= 3; ++n) {
+      views.push_back(std::make_unique<FreeView>(space_, ranges_, StreamId{n}, FenceId{n}));
+      for (uint32_t more = n; more <= 3; ++more) views.back()->LetThrough(FenceId{more});
+      views.back()->Rebuild();
+    }
+    const auto found =
+        FindMapped(*views[0], ranges_, kPageSize, Granules(length), slack, Takers(views));
+    space_.OpenFences({false, true, true, true});
+    view_.Rebuild();
     return found ? std::optional(found->place) : std::nullopt;
   }
   static Placement At(SlotId first, uint32_t slot, uint64_t offset = 0) {
@@ -114,14 +129,14 @@ TEST_F(PlacementTakersTest, LooksThroughOtherRangesForThem) {
 // It is still the fewest whole pages that count first.
 TEST_F(PlacementTakersTest, AnEdgeThatSavesAWholePageCountsForMore) {
   const SlotId slot = MapNew({"....", "....", "xxx.", "....", "xxxx"});
-  ExpectAt(FindLeastWanted(5, {1, 1, 9, 9, 9}, Slack::kOnePage), At(slot, 2, 3));
-  ExpectAt(FindLeastWanted(8, {1, 1, 9, 9, 9}), At(slot, 0));
+  ExpectAt(FindLeastWanted(5, {1, 1, 3, 3, 3}, Slack::kOnePage), At(slot, 2, 3));
+  ExpectAt(FindLeastWanted(8, {1, 1, 3, 3, 3}), At(slot, 0));
 }
 
 TEST_F(PlacementTakersTest, ARemainderLiesAtEitherEndOfThePagesTaken) {
   const SlotId slot = MapNew({"xxxx", "....", "....", "....", "xxxx"});
-  ExpectAt(FindLeastWanted(6, {9, 2, 1, 1, 9}), At(slot, 2, 2));
-  ExpectAt(FindLeastWanted(6, {9, 1, 1, 2, 9}), At(slot, 1));
+  ExpectAt(FindLeastWanted(6, {3, 2, 1, 1, 3}), At(slot, 2, 2));
+  ExpectAt(FindLeastWanted(6, {3, 1, 1, 2, 3}), At(slot, 1));
 }
 
 // --- PlanGrowth ---

@@ -119,13 +119,7 @@ void Pool::State::CheckAgainstDevice(Granules length) const {
 
 // Steps 2 to 4 of placement.h.
 Placement Pool::State::FindOrMap(FreeView& view, Granules length, Slack slack) {
-  TakersOf takers;
-  if (views.size() > 1) {
-    takers = [this](PageId page) {
-      return static_cast<uint32_t>(
-          std::ranges::count_if(views, [&](const auto& other) { return other->IsWhole(page); }));
-    };
-  }
+  const Takers takers(views);
   auto found = FindMapped(view, ranges, page_size, length, slack, takers);
   if (!found && PollFences()) found = FindMapped(view, ranges, page_size, length, slack, takers);
   if (found && found->leftover == 0) return found->place;

@@ -59,7 +59,9 @@ FreeView& Pool::State::ProvenView(StreamId stream) {
     number = proofs.AddStream(frontier.capture);
   }
   FreeView& view = *views[*number];
+  const bool stopped = proofs.stopped(*number);
   Wake(view, proofs.Advance(*number, frontier));
+  if (proofs.stopped(*number) && !stopped) KeepOwnOnly(view, *number);
   return view;
 }
 
@@ -125,7 +127,7 @@ void Pool::State::AddProof(FenceId fence, std::optional<std::size_t> owner) {
 // Lets the view through to what is behind these fences.
 void Pool::State::Wake(FreeView& view, std::span<const FenceId> proven) {
   if (proven.empty()) return;
-  std::vector<NodeId> woken;
+  woken.clear();
   for (const FenceId fence : proven) {
     for (const NodeId id : proofs.extents(fence)) {
       const PageSpace::Node& node = space.node(id);
@@ -152,6 +154,15 @@ void Pool::State::Wake(FreeView& view, std::span<const FenceId> proven) {
   for (const auto& [first, last] : spans) view.Learn(first, last);
 }
 
+// The graph proves nothing to the stream any more, not even what it has proven so far.
+void Pool::State::KeepOwnOnly(FreeView& view, std::size_t number) {
+  for (std::size_t i = 0; i < proofs.fence_limit(); ++i) {
+    const auto fence = static_cast<FenceId>(i);
+    if (proofs.Contains(fence) && !proofs.IsProven(fence, number)) view.Refuse(fence);
+  }
+  view.Rebuild();
+}
+
 // A free node came to be.
 void Pool::State::NoteExtent(NodeId id) {
   const FenceId fence = space.node(id).fence;
@@ -165,10 +176,10 @@ void Pool::State::NoteCapture(CaptureId of) {
 }
 
 void Pool::State::ForgetProofs() {
+  if (!several_streams) return;
   several_streams = proofs.stream_count() > 1;
   capture = kNoCapture;
   several_captures = false;
-  if (proofs.stream_count() == 0) return;
   proofs.Clear();
   blocks.ForEach([](Address, LiveBlock& live) { live.view = LiveBlock::kNoView; });
 }

@@ -256,6 +256,30 @@ TEST_F(PoolProofsTest, FencesOfManyFreesAreEachTakenWhenTheirTurnComes) {
   }
 }
 
+// The graph proves nothing to it any more, but what is its own it keeps.
+TEST_F(PoolProofsTest, AStreamBehindAProgrammaticLaunchTakesOnlyItsOwn) {
+  Begin({kA, kB});
+  std::vector<Block> of_a;
+  std::vector<Block> of_b;
+  for (int i = 0; i < 3; ++i) {
+    of_a.push_back(Allocate(kPage, kA));
+    of_b.push_back(Allocate(kPage, kB));
+  }
+  Launch(kA);
+  Launch(kB);
+  for (int i = 0; i < 2; ++i) Free(of_b[static_cast<std::size_t>(i)]);
+  Join(kA, kB);
+  EXPECT_TRUE(Reuses(kPage, kA)) << "the first of B's";
+  graphs_.Launch(kA, HostGraphs::LaunchKind::kProgrammatic);
+  EXPECT_FALSE(Reuses(kPage, kA)) << "not the second";
+  Free(of_b[2]);
+  Free(of_a[0]);
+  Launch(kA);
+  Free(of_a[1]);
+  EXPECT_TRUE(Reuses(2 * kPage, kA) || Reuses(kPage, kA));
+  EXPECT_TRUE(Reuses(kPage, kB));
+}
+
 // --- Which bytes ---
 
 TEST_F(PoolProofsTest, NeighboursBehindDifferentFencesAreOneToWhomMayTakeBoth) {

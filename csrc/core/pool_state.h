@@ -119,6 +119,7 @@ struct Pool::State {
   std::optional<FenceId> ProofFenceFor(const LiveBlock& live);
   bool CollectFrontiers(const LiveBlock& live);
   void AddProof(FenceId fence, std::optional<std::size_t> owner);
+  void KeepOwnOnly(FreeView& view, std::size_t number);
   void Wake(FreeView& view, std::span<const FenceId> proven);
   void NoteExtent(NodeId id);
   void NoteCapture(CaptureId of);
@@ -145,6 +146,7 @@ struct Pool::State {
   // Kept for their memory.
   Frontier frontier;
   std::vector<GraphNode> nodes;
+  std::vector<NodeId> woken;
   // One for each stream that has allocated in the open scope. Between scopes at most one, which
   // sees what is open: the next scope's first stream takes it over, so that a pool that one stream
   // fills never indexes anything anew.

@@ -23,26 +23,28 @@ void ProofTable::Add(FenceId fence, std::span<const GraphNode> nodes,
   CGP_CHECK(!nodes.empty() && !Contains(fence));
   if (fences_.size() <= Index(fence)) fences_.resize(Index(fence) + std::size_t{1});
   Fence& added = fences_[Index(fence)];
-  added.nodes.assign(nodes.begin(), nodes.end());
-  for (const GraphNode node : nodes) added.numbers.push_back(order_.NumberOf(node));
+  added.first = static_cast<uint32_t>(nodes_.size());
+  added.count = static_cast<uint32_t>(nodes.size());
   added.owner = owner;
+  for (const GraphNode node : nodes) nodes_.push_back(order_.NumberOf(node));
   last_ = fence;
   for (std::size_t stream = 0; stream < streams_.size(); ++stream) Wait(stream, fence);
 }
 
 std::optional<FenceId> ProofTable::LastLike(std::span<const GraphNode> nodes,
-                                            std::optional<std::size_t> owner) const {
+                                            std::optional<std::size_t> owner) {
   if (!Contains(last_)) return std::nullopt;
   const Fence& last = fences_[Index(last_)];
-  if (last.owner != owner || !std::ranges::equal(last.nodes, nodes)) return std::nullopt;
+  if (last.owner != owner || last.count != nodes.size()) return std::nullopt;
+  for (uint32_t i = 0; i < last.count; ++i) {
+    if (order_.NumberOf(nodes[i]) != nodes_[last.first + i]) return std::nullopt;
+  }
   return last_;
 }
 
 bool ProofTable::IsProven(FenceId fence, std::size_t stream) const {
   const Fence& known = fences_[Index(fence)];
-  return known.owner == stream || std::ranges::all_of(known.numbers, [&](NodeNumber node) {
-           return streams_[stream].reach.Contains(node);
-         });
+  return known.owner == stream || !FirstMissing(streams_[stream], known);
 }
 
 std::span<const FenceId> ProofTable::Advance(std::size_t number, const Frontier& frontier) {
@@ -65,9 +67,8 @@ bool ProofTable::Wait(std::size_t number, FenceId fence) {
   Stream& stream = streams_[number];
   const Fence& waits = fences_[Index(fence)];
   if (waits.owner == number) return false;
-  const auto missing = std::ranges::find_if(
-      waits.numbers, [&](NodeNumber node) { return !stream.reach.Contains(node); });
-  if (missing == waits.numbers.end()) return false;
+  const std::optional<NodeNumber> missing = FirstMissing(stream, waits);
+  if (!missing) return false;
   if (stream.first.size() <= Index(*missing)) stream.first.resize(order_.node_count(), kNobody);
   auto at = static_cast<uint32_t>(stream.waiters.size());
   if (stream.spare.empty()) {
@@ -81,8 +82,17 @@ bool ProofTable::Wait(std::size_t number, FenceId fence) {
   return true;
 }
 
+std::optional<NodeNumber> ProofTable::FirstMissing(const Stream& stream, const Fence& fence) const {
+  for (uint32_t i = 0; i < fence.count; ++i) {
+    const NodeNumber node = nodes_[fence.first + i];
+    if (!stream.reach.Contains(node)) return node;
+  }
+  return std::nullopt;
+}
+
 void ProofTable::Clear() {
   order_.Clear();
+  nodes_.clear();
   fences_.clear();
   streams_.clear();
   last_ = FenceId::kOpen;

@@ -35,11 +35,15 @@ class ProofTable {
   void Add(FenceId fence, std::span<const GraphNode> nodes, std::optional<std::size_t> owner);
   // The fence added last, if it is just like that.
   std::optional<FenceId> LastLike(std::span<const GraphNode> nodes,
-                                  std::optional<std::size_t> owner) const;
+                                  std::optional<std::size_t> owner);
   bool Contains(FenceId fence) const {
-    return Index(fence) < fences_.size() && !fences_[Index(fence)].nodes.empty();
+    return Index(fence) < fences_.size() && fences_[Index(fence)].count > 0;
   }
   bool IsProven(FenceId fence, std::size_t stream) const;
+  // Nothing is proven to the stream any more but what it owns.
+  bool stopped(std::size_t stream) const { return streams_[stream].reach.stopped(); }
+  // An upper limit on the table's fences.
+  std::size_t fence_limit() const { return fences_.size(); }
 
   // The stream stands at `frontier`: returns the fences that are newly proven to it, in no order;
   // valid until the next call. Throws DriverError with nothing changed.
@@ -54,8 +58,8 @@ class ProofTable {
 
  private:
   struct Fence {
-    std::vector<GraphNode> nodes;     // empty: no fence of this table
-    std::vector<NodeNumber> numbers;  // of the same nodes
+    uint32_t first = 0;  // node, in nodes_
+    uint32_t count = 0;  // of nodes; 0: no fence of this table
     std::optional<std::size_t> owner;
     std::vector<NodeId> extents;
   };
@@ -76,8 +80,12 @@ class ProofTable {
   // Makes the fence wait at a node that the stream has not reached. Returns false if there is none.
   bool Wait(std::size_t stream, FenceId fence);
 
+  // The first node of the fence that the stream has not reached.
+  std::optional<NodeNumber> FirstMissing(const Stream& stream, const Fence& fence) const;
+
   GraphOrder order_;
-  std::deque<Fence> fences_;  // by FenceId
+  std::deque<NodeNumber> nodes_;  // of all fences
+  std::deque<Fence> fences_;      // by FenceId
   std::vector<Stream> streams_;
   FenceId last_ = FenceId::kOpen;  // added
   std::vector<FenceId> proven_;    // what Advance() returned last

@@ -1,6 +1,7 @@
 #include "driver/cuda_driver.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <chrono>
 #include <exception>
@@ -370,24 +371,33 @@ void CudaDriver::Capture(StreamId stream, Frontier* frontier) {
 
 bool CudaDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
   const CurrentContext current(api_, Context(), device_);
-  std::vector<CUgraphEdgeData> edges;
-  std::vector<CUgraphNode> found;
-  // One question tells of as many as there is room for: that there were more is seen where it is
-  // full, and then asked with more room.
-  size_t count = 4;
-  do {
-    found.resize(2 * count);
-    edges.resize(2 * count);
-    count = found.size();
-    const CUresult code =
-        api_.cuGraphNodeGetDependencies(ToCuda(node), found.data(), edges.data(), &count);
+  // Tells of as many as there is room for, and how many those are.
+  const auto ask = [&](CUgraphNode* found, CUgraphEdgeData* edges, size_t* count) {
+    const CUresult code = api_.cuGraphNodeGetDependencies(ToCuda(node), found, edges, count);
     if (code != CUDA_SUCCESS) {
       Throw(DriverCall::kDependencies, "cuGraphNodeGetDependencies", code, 0);
     }
-  } while (count == found.size());
-  nodes->clear();
-  for (size_t i = 0; i < count; ++i) nodes->push_back(ToGraphNode(found[i]));
-  return std::all_of(edges.data(), edges.data() + count, WaitsForCompletion);
+  };
+  const auto take = [&](const CUgraphNode* found, const CUgraphEdgeData* edges, size_t count) {
+    nodes->clear();
+    for (size_t i = 0; i < count; ++i) nodes->push_back(ToGraphNode(found[i]));
+    return std::all_of(edges, edges + count, WaitsForCompletion);
+  };
+  // Enough for nearly all; where it is full there may be more.
+  std::array<CUgraphNode, 8> few{};
+  std::array<CUgraphEdgeData, 8> few_edges{};
+  size_t count = few.size();
+  ask(few.data(), few_edges.data(), &count);
+  if (count < few.size()) return take(few.data(), few_edges.data(), count);
+  std::vector<CUgraphNode> many;
+  std::vector<CUgraphEdgeData> many_edges;
+  while (count >= many.size()) {
+    many.resize(2 * count);
+    many_edges.resize(2 * count);
+    count = many.size();
+    ask(many.data(), many_edges.data(), &count);
+  }
+  return take(many.data(), many_edges.data(), count);
 }
 
 Event CudaDriver::RecordEvent(StreamId stream) {

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -50,6 +51,13 @@ struct FakeCuda {
   CUevent event = nullptr;
   CUstream stream = nullptr;
   CUevent destroyed = nullptr;
+
+  // The stream's capture, and what the node that is asked after depends on.
+  CUstreamCaptureStatus capture_status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t capture = 0;
+  std::vector<CUgraphNode> nodes;
+  std::vector<CUgraphEdgeData> edges;  // of each, or none at all: as CUDA has it
+  CUgraphNode node = nullptr;
 };
 
 FakeCuda* fake = nullptr;
@@ -224,6 +232,45 @@ void FakeEvents(CudaApi* api) {
   };
 }
 
+CUgraphNode Node(uint64_t number) { return reinterpret_cast<CUgraphNode>(0x7000 + 16 * number); }
+
+void FakeGraphs(CudaApi* api) {
+  api->cuStreamGetCaptureInfo = [](CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
+                                   CUgraph*, const CUgraphNode** nodes,
+                                   const CUgraphEdgeData** edges, size_t* count) {
+    fake->stream = stream;
+    const CUresult outcome = InContext("cuStreamGetCaptureInfo");
+    *status = fake->capture_status;
+    // Of a stream that is not capturing nothing else is told.
+    if (outcome != CUDA_SUCCESS || *status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return outcome;
+    // As CUDA does where edges have data and nobody asks for it.
+    if (edges == nullptr && !fake->edges.empty()) return CUDA_ERROR_LOSSY_QUERY;
+    *id = fake->capture;
+    *nodes = fake->nodes.data();
+    if (edges != nullptr) *edges = fake->edges.empty() ? nullptr : fake->edges.data();
+    *count = fake->nodes.size();
+    return outcome;
+  };
+  api->cuGraphNodeGetDependencies = [](CUgraphNode node, CUgraphNode* nodes, CUgraphEdgeData* edges,
+                                       size_t* count) {
+    fake->node = node;
+    const CUresult outcome = InContext("cuGraphNodeGetDependencies");
+    if (outcome != CUDA_SUCCESS) return outcome;
+    if (nodes == nullptr) {
+      *count = fake->nodes.size();
+      return outcome;
+    }
+    if (edges == nullptr && !fake->edges.empty()) return CUDA_ERROR_LOSSY_QUERY;
+    // Room for more is filled with nothing; of more than there is room for, the first are told.
+    for (size_t i = 0; i < *count; ++i) {
+      nodes[i] = i < fake->nodes.size() ? fake->nodes[i] : nullptr;
+      if (edges != nullptr) edges[i] = i < fake->edges.size() ? fake->edges[i] : CUgraphEdgeData{};
+    }
+    *count = std::min(*count, fake->nodes.size());
+    return outcome;
+  };
+}
+
 class CudaDriverTest : public testing::Test {
  protected:
   CudaDriverTest() {
@@ -232,6 +279,7 @@ class CudaDriverTest : public testing::Test {
     FakeContexts(&api_);
     FakeMemory(&api_);
     FakeEvents(&api_);
+    FakeGraphs(&api_);
   }
   ~CudaDriverTest() override {
     fake = nullptr;
@@ -401,6 +449,95 @@ TEST_F(CudaDriverTest, AnEventThatCannotBeRecordedIsDestroyed) {
   EXPECT_EQ(fake_.destroyed, nullptr);
 }
 
+// What a programmatic launch makes: it waits until the one in front lets it, or has begun.
+constexpr CUgraphEdgeData kLaunchedBy = {.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC,
+                                         .to_port = 0,
+                                         .type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC,
+                                         .reserved = {}};
+constexpr CUgraphEdgeData kBegunBy = {.from_port = CU_GRAPH_KERNEL_NODE_PORT_LAUNCH_ORDER,
+                                      .to_port = 0,
+                                      .type = CU_GRAPH_DEPENDENCY_TYPE_DEFAULT,
+                                      .reserved = {}};
+
+TEST_F(CudaDriverTest, TellsWhereAStreamStandsInItsCapture) {
+  CudaDriver driver(0, api_);
+  fake_.capture_status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  fake_.capture = 17;
+  fake_.nodes = {Node(1), Node(2)};
+  Frontier frontier{.capture = 5, .nodes = {GraphNode{5}}, .waits = false};
+  driver.Capture(kStream, &frontier);
+  EXPECT_EQ(fake_.stream, reinterpret_cast<CUstream>(0x5000));
+  EXPECT_EQ(frontier.capture, 17U);
+  EXPECT_EQ(frontier.nodes, (std::vector{GraphNode{0x7010}, GraphNode{0x7020}}));
+  EXPECT_TRUE(frontier.waits) << "edges without data are plain ones";
+  fake_.edges.resize(2);
+  driver.Capture(kStream, &frontier);
+  EXPECT_TRUE(frontier.waits);
+  EXPECT_EQ(frontier.nodes.size(), 2U);
+  for (const CUgraphEdgeData& edge : {kLaunchedBy, kBegunBy}) {
+    for (const size_t which : {0U, 1U}) {
+      fake_.edges = std::vector<CUgraphEdgeData>(2);
+      fake_.edges[which] = edge;
+      driver.Capture(kStream, &frontier);
+      EXPECT_FALSE(frontier.waits);
+      EXPECT_EQ(frontier.nodes.size(), 2U);
+    }
+  }
+  fake_.nodes.clear();
+  fake_.edges.clear();
+  driver.Capture(kStream, &frontier);
+  EXPECT_EQ(frontier.capture, 17U);
+  EXPECT_TRUE(frontier.nodes.empty());
+  EXPECT_TRUE(frontier.waits);
+}
+
+TEST_F(CudaDriverTest, AStreamThatDoesNotCaptureStandsNowhere) {
+  CudaDriver driver(0, api_);
+  const auto expect_nowhere = [&] {
+    Frontier frontier{.capture = 5, .nodes = {GraphNode{5}}, .waits = false};
+    driver.Capture(kStream, &frontier);
+    EXPECT_EQ(frontier.capture, kNoCapture);
+    EXPECT_TRUE(frontier.nodes.empty());
+    EXPECT_TRUE(frontier.waits);
+  };
+  fake_.capture = 17;
+  fake_.nodes = {Node(1)};
+  expect_nowhere();
+  fake_.capture_status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+  expect_nowhere();
+  // What is said of the legacy stream while another one captures.
+  fake_.capture_status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  fake_.failing = {{"cuStreamGetCaptureInfo", CUDA_ERROR_STREAM_CAPTURE_IMPLICIT}};
+  expect_nowhere();
+  EXPECT_TRUE(contexts.empty());
+}
+
+TEST_F(CudaDriverTest, TellsAllThatANodeDependsOn) {
+  CudaDriver driver(0, api_);
+  for (const size_t count : {0U, 1U, 2U, 7U, 8U, 9U, 15U, 16U, 17U, 100U}) {
+    fake_.nodes.clear();
+    std::vector<GraphNode> expected;
+    for (uint64_t i = 0; i < count; ++i) {
+      fake_.nodes.push_back(Node(i));
+      expected.push_back(GraphNode{0x7000 + 16 * i});
+    }
+    std::vector<GraphNode> nodes = {GraphNode{5}};
+    fake_.edges.clear();
+    EXPECT_TRUE(driver.Dependencies(GraphNode{0x8000}, &nodes)) << count;
+    EXPECT_EQ(fake_.node, reinterpret_cast<CUgraphNode>(0x8000));
+    EXPECT_EQ(nodes, expected);
+    fake_.edges.resize(count);
+    EXPECT_TRUE(driver.Dependencies(GraphNode{0x8000}, &nodes)) << count;
+    // Any one of the edges makes the difference.
+    for (size_t i = 0; i < count; ++i) {
+      fake_.edges[i] = i % 2 == 0 ? kLaunchedBy : kBegunBy;
+      EXPECT_FALSE(driver.Dependencies(GraphNode{0x8000}, &nodes)) << i << " of " << count;
+      EXPECT_EQ(nodes, expected);
+      fake_.edges[i] = {};
+    }
+  }
+}
+
 TEST_F(CudaDriverTest, EachErrorOfCudaIsThrownWithCallCodeAndBytes) {
   CudaDriver driver(0, api_);
   struct Case {
@@ -409,6 +546,8 @@ TEST_F(CudaDriverTest, EachErrorOfCudaIsThrownWithCallCodeAndBytes) {
     uint64_t bytes;
     std::function<void()> call;
   };
+  Frontier frontier;
+  std::vector<GraphNode> nodes;
   const auto failed = DriverStatus::kFailed;
   const auto memory = DriverStatus::kOutOfMemory;
   const Case cases[] = {
@@ -422,6 +561,8 @@ TEST_F(CudaDriverTest, EachErrorOfCudaIsThrownWithCallCodeAndBytes) {
       {"cuCtxSynchronize", failed, 0, [&] { driver.Quiesce(); }},
       {"cuEventCreate", failed, 0, [&] { driver.RecordEvent(kStream); }},
       {"cuEventRecord", failed, 0, [&] { driver.RecordEvent(kStream); }},
+      {"cuStreamGetCaptureInfo", failed, 0, [&] { driver.Capture(kStream, &frontier); }},
+      {"cuGraphNodeGetDependencies", failed, 0, [&] { driver.Dependencies(GraphNode{1}, &nodes); }},
       {"cuMemGetInfo", failed, 0, [&] { driver.Info(); }},
   };
   for (const Case& c : cases) {

@@ -14,6 +14,7 @@ namespace {
 
 constexpr uint64_t kPage = 512;
 constexpr StreamId kStream{7};
+constexpr StreamId kCapturing{8};
 
 class FaultyDriverTest : public testing::Test {
  protected:
@@ -24,6 +25,10 @@ class FaultyDriverTest : public testing::Test {
     driver_.Map(address, kPage, handle);
     driver_.SetAccess(address, kPage);
     driver_.AddPeer(1);
+    Frontier frontier;
+    driver_.Capture(kCapturing, &frontier);
+    std::vector<GraphNode> nodes;
+    driver_.Dependencies(node_, &nodes);
     const Event event = driver_.RecordEvent(kStream);
     driver_.EventDone(event);
     driver_.DestroyEvent(event);
@@ -35,12 +40,15 @@ class FaultyDriverTest : public testing::Test {
   }
 
   const std::vector<DriverCall> all_ = {
-      DriverCall::kReserve,   DriverCall::kCreate,  DriverCall::kMap,
-      DriverCall::kSetAccess, DriverCall::kAddPeer, DriverCall::kRecordEvent,
-      DriverCall::kEventDone, DriverCall::kInfo,    DriverCall::kQuiesce,
-      DriverCall::kUnmap,     DriverCall::kRelease, DriverCall::kFreeAddresses};
+      DriverCall::kReserve,      DriverCall::kCreate,       DriverCall::kMap,
+      DriverCall::kSetAccess,    DriverCall::kAddPeer,      DriverCall::kCapture,
+      DriverCall::kDependencies, DriverCall::kRecordEvent,  DriverCall::kEventDone,
+      DriverCall::kInfo,         DriverCall::kQuiesce,      DriverCall::kUnmap,
+      DriverCall::kRelease,      DriverCall::kFreeAddresses};
   HostDriver host_{{.device = 2, .granularity = kPage, .map_memory = false}};
   FaultyDriver driver_{host_};
+  const CaptureId capture_ = host_.graphs().Begin(kCapturing);
+  const GraphNode node_ = host_.graphs().Launch(kCapturing);
 };
 
 TEST_F(FaultyDriverTest, PassesEverythingThrough) {
@@ -73,6 +81,16 @@ TEST_F(FaultyDriverTest, PassesArgumentsAndResultsUnchanged) {
   EXPECT_FALSE(driver_.EventDone(event));
   host_.CompleteEvents(kStream);
   EXPECT_TRUE(driver_.EventDone(event));
+  const GraphNode next = host_.graphs().Launch(kCapturing, HostGraphs::LaunchKind::kProgrammatic);
+  Frontier frontier;
+  driver_.Capture(kCapturing, &frontier);
+  EXPECT_EQ(frontier.capture, capture_);
+  EXPECT_EQ(frontier.nodes, std::vector{next});
+  std::vector<GraphNode> nodes;
+  EXPECT_FALSE(driver_.Dependencies(next, &nodes));
+  EXPECT_EQ(nodes, std::vector{node_});
+  EXPECT_TRUE(driver_.Dependencies(node_, &nodes));
+  EXPECT_TRUE(nodes.empty());
   // Errors of the inner driver come through as they are.
   try {
     driver_.Unmap(address, kPage);

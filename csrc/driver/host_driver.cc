@@ -331,15 +331,26 @@ void HostDriver::Quiesce() {
   calls_.Add(DriverCall::kQuiesce);
 }
 
-void HostDriver::Capture(StreamId stream, Frontier* frontier) { graphs_.Capture(stream, frontier); }
+void HostDriver::Capture(StreamId stream, Frontier* frontier) {
+  const std::lock_guard lock(mutex_);
+  graphs_.Capture(stream, frontier);
+  calls_.Add(DriverCall::kCapture);
+}
 
 bool HostDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
-  return graphs_.Dependencies(node, nodes);
+  const std::lock_guard lock(mutex_);
+  if (!graphs_.Contains(node)) {
+    Refuse(DriverCall::kDependencies, 0,
+           "there is no node " + std::to_string(static_cast<uint64_t>(node)));
+  }
+  const bool waits = graphs_.Dependencies(node, nodes);
+  calls_.Add(DriverCall::kDependencies);
+  return waits;
 }
 
 Event HostDriver::RecordEvent(StreamId stream) {
   const std::lock_guard lock(mutex_);
-  if (capturing_streams_.contains(stream)) {
+  if (capturing_streams_.contains(stream) || graphs_.Contains(stream)) {
     RefuseInCapture(DriverCall::kRecordEvent, 0,
                     "stream " + std::to_string(static_cast<uint64_t>(stream)) + " is capturing");
   }

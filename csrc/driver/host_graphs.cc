@@ -27,7 +27,10 @@ void HostGraphs::End(CaptureId capture) {
   const std::lock_guard lock(mutex_);
   const auto graph = graphs_.find(capture);
   if (graph == graphs_.end()) throw UsageError("no such capture is under way");
-  for (const GraphNode node : graph->second.nodes) nodes_.erase(node);
+  for (const GraphNode node : graph->second.nodes) {
+    nodes_.erase(node);
+    spare_nodes_.push_back(node);
+  }
   graphs_.erase(graph);
   std::erase_if(streams_, [&](const auto& entry) { return entry.second.capture == capture; });
 }
@@ -41,26 +44,30 @@ void HostGraphs::Invalidate(CaptureId capture) {
 
 GraphNode HostGraphs::Launch(StreamId stream, LaunchKind kind) {
   const std::lock_guard lock(mutex_);
-  Frontier point = Known(stream);
-  const GraphNode node{++last_node_};
+  Frontier& point = Known(stream);
+  const GraphNode node = NewNode();
   graphs_.at(point.capture).nodes.push_back(node);
-  nodes_.emplace(node,
-                 Node{.dependencies = std::move(point.nodes), .waits = kind == LaunchKind::kPlain});
-  streams_.at(stream).nodes = {node};
+  nodes_.emplace(node, Node{.dependencies = std::move(point.nodes),
+                            .waits = point.waits && kind == LaunchKind::kPlain});
+  point.nodes = {node};
+  point.waits = true;
   return node;
 }
 
-Frontier HostGraphs::Record(StreamId stream) const {
+Frontier HostGraphs::Record(StreamId stream) {
   const std::lock_guard lock(mutex_);
   return Known(stream);
 }
 
 void HostGraphs::Wait(StreamId stream, const Frontier& point) {
   const std::lock_guard lock(mutex_);
-  if (!graphs_.contains(point.capture)) throw UsageError("the point's capture is over");
+  const auto graph = graphs_.find(point.capture);
+  if (graph == graphs_.end()) throw UsageError("the point's capture is over");
+  if (graph->second.invalidated) throw UsageError("the point's capture has been invalidated");
   Frontier& own =
       streams_.try_emplace(stream, Frontier{.capture = point.capture, .nodes = {}}).first->second;
   if (own.capture != point.capture) throw UsageError(Name(stream) + " is part of another capture");
+  own.waits = own.waits && point.waits;
   for (const GraphNode node : point.nodes) {
     if (std::ranges::find(own.nodes, node) == own.nodes.end()) own.nodes.push_back(node);
   }
@@ -83,10 +90,30 @@ bool HostGraphs::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) con
   return found->second.waits;
 }
 
-const Frontier& HostGraphs::Known(StreamId stream) const {
+bool HostGraphs::Contains(StreamId stream) const {
+  const std::lock_guard lock(mutex_);
+  return streams_.contains(stream);
+}
+
+bool HostGraphs::Contains(GraphNode node) const {
+  const std::lock_guard lock(mutex_);
+  return nodes_.contains(node);
+}
+
+Frontier& HostGraphs::Known(StreamId stream) {
   const auto found = streams_.find(stream);
   if (found == streams_.end()) throw UsageError(Name(stream) + " is not capturing");
+  if (graphs_.at(found->second.capture).invalidated) {
+    throw UsageError("the capture of " + Name(stream) + " has been invalidated");
+  }
   return found->second;
+}
+
+GraphNode HostGraphs::NewNode() {
+  if (spare_nodes_.empty()) return GraphNode{++last_node_};
+  const GraphNode node = spare_nodes_.back();
+  spare_nodes_.pop_back();
+  return node;
 }
 
 }  // namespace cgp

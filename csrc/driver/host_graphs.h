@@ -17,11 +17,13 @@ namespace cgp {
 
 class HostGraphs {
  public:
-  // All throw UsageError for what CUDA would refuse.
+  // All throw UsageError for what CUDA would refuse, as it does any work in a capture that has been
+  // invalidated.
 
   // pre: the stream is not capturing.
   CaptureId Begin(StreamId origin);
-  // Every stream of the capture leaves it; its nodes are forgotten.
+  // Every stream of the capture leaves it; its nodes are forgotten, and later nodes get their
+  // numbers, as CUDA's get the addresses of those of a graph that is gone.
   void End(CaptureId capture);
   // As when a call that captures forbid was made: the streams stay, but nothing is told of them.
   void Invalidate(CaptureId capture);
@@ -30,11 +32,17 @@ class HostGraphs {
   // wait until what stands before it is complete. pre: the stream is capturing.
   enum class LaunchKind : uint8_t { kPlain, kProgrammatic };
   GraphNode Launch(StreamId stream, LaunchKind kind = LaunchKind::kPlain);
-  // Where the stream stands, as an event recorded on it now has it. pre: the stream is capturing.
-  Frontier Record(StreamId stream) const;
+  // Where the stream stands, as an event recorded on it now has it (with `waits` taken away, as a
+  // programmatic event has it: who waits for that does not wait until the nodes are complete).
+  // pre: the stream is capturing.
+  Frontier Record(StreamId stream);
   // What is captured on the stream from now on depends on the point too. pre: the stream is part of
   // the point's capture or of none.
   void Wait(StreamId stream, const Frontier& point);
+
+  // Whether the stream is part of a capture, be it an invalidated one; whether there is such a node.
+  bool Contains(StreamId stream) const;
+  bool Contains(GraphNode node) const;
 
   // Driver::Capture() and Driver::Dependencies().
   void Capture(StreamId stream, Frontier* frontier) const;
@@ -50,7 +58,8 @@ class HostGraphs {
     bool waits = true;
   };
 
-  const Frontier& Known(StreamId stream) const;
+  Frontier& Known(StreamId stream);
+  GraphNode NewNode();
 
   mutable std::mutex mutex_;
   std::map<CaptureId, Graph> graphs_;
@@ -58,6 +67,7 @@ class HostGraphs {
   std::unordered_map<GraphNode, Node> nodes_;
   CaptureId last_capture_ = kNoCapture;
   uint64_t last_node_ = 0;
+  std::vector<GraphNode> spare_nodes_;  // of captures that are over; the newest are taken first
 };
 
 }  // namespace cgp

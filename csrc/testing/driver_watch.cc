@@ -278,9 +278,15 @@ void DriverWatch::Quiesce() {
   FinishAll();
 }
 
-void DriverWatch::Capture(StreamId stream, Frontier* frontier) { inner_.Capture(stream, frontier); }
+void DriverWatch::Capture(StreamId stream, Frontier* frontier) {
+  const std::lock_guard lock(mutex_);
+  ++calls_;
+  inner_.Capture(stream, frontier);
+}
 
 bool DriverWatch::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
+  const std::lock_guard lock(mutex_);
+  ++calls_;
   return inner_.Dependencies(node, nodes);
 }
 
@@ -288,6 +294,9 @@ Event DriverWatch::RecordEvent(StreamId stream) {
   const std::lock_guard lock(mutex_);
   ++calls_;
   Expect(events_allowed_, "RecordEvent: the stream may be capturing");
+  Frontier frontier;
+  inner_.Capture(stream, &frontier);
+  Expect(frontier.capture == kNoCapture, "RecordEvent: the stream is capturing");
   const Event event{next_event_++};
   events_[event] = {stream, streams_[stream].submitted};
   return event;

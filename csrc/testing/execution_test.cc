@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "core/pool_checkpoint.h"
 #include "core/pool_set.h"
 #include "driver/host_driver.h"
+#include "testing/capture_dag.h"
 #include "testing/driver_watch.h"
 
 namespace cgp {
@@ -27,30 +29,6 @@ namespace {
 
 constexpr PoolId kPool{0, 1};
 constexpr uint64_t kPage = 4096;
-
-uint64_t* Words(const Block& block) {
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): the host driver's addresses are this process's own.
-  return reinterpret_cast<uint64_t*>(block.address);
-}
-
-// A kernel: fills a block with a word, or sees that it is filled with it.
-struct Kernel {
-  Block block;
-  uint64_t word = 0;
-  bool writes = false;
-
-  // Returns whether it found what it expects.
-  bool Run() const {
-    uint64_t* const words = Words(block);
-    bool right = true;
-    // One word a granule, the block's smallest part, and the last.
-    for (uint64_t i = 0; i < block.bytes / 8; i += 64) {
-      if (writes) words[i] = word + i;
-      right = right && words[i] == word + i;
-    }
-    return right;
-  }
-};
 
 // Where the kernels of a program go.
 class Machine {
@@ -61,55 +39,35 @@ class Machine {
   virtual void Wait(uint64_t stream, uint64_t other) = 0;
 };
 
-// Collects kernels as the nodes of a graph.
+// Collects kernels as the nodes of a graph that is captured.
 class GraphMachine final : public Machine {
  public:
+  void Begin(HostGraphs& graphs) {
+    graphs_ = &graphs;
+    capture_ = graphs.Begin(StreamId{0});
+    dag_.Begin(StreamId{0}, capture_);
+  }
+  void End() { graphs_->End(capture_); }
+
   void Launch(uint64_t stream, const Kernel& kernel) override {
-    std::vector<size_t>& frontier = frontiers_[stream];
-    nodes_.push_back({kernel, frontier});
-    frontier = {nodes_.size() - 1};
+    graphs_->Launch(StreamId{stream});
+    dag_.Launch(StreamId{stream}, kernel);
   }
 
   void Wait(uint64_t stream, uint64_t other) override {
-    for (const size_t node : frontiers_[other]) {
-      std::vector<size_t>& frontier = frontiers_[stream];
-      if (std::find(frontier.begin(), frontier.end(), node) == frontier.end()) {
-        frontier.push_back(node);
-      }
-    }
+    graphs_->Wait(StreamId{stream}, graphs_->Record(StreamId{other}));
+    dag_.Wait(StreamId{stream}, dag_.At(StreamId{other}));
   }
 
-  // Runs all nodes in a random order in which each comes after those it depends on; returns how many found wrong data.
-  uint64_t Replay(std::mt19937_64& random) const {
-    std::vector<size_t> waiting_for(nodes_.size());
-    std::vector<std::vector<size_t>> successors(nodes_.size());
-    std::vector<size_t> ready;
-    for (size_t node = 0; node < nodes_.size(); ++node) {
-      waiting_for[node] = nodes_[node].after.size();
-      for (const size_t before : nodes_[node].after) successors[before].push_back(node);
-      if (waiting_for[node] == 0) ready.push_back(node);
-    }
-    uint64_t wrong = 0;
-    while (!ready.empty()) {
-      // Mostly run on along one branch: the order that differs most from the one of the capture.
-      const size_t pick = random() % 4 == 0 ? random() % ready.size() : ready.size() - 1;
-      const size_t node = ready[pick];
-      ready.erase(ready.begin() + static_cast<std::ptrdiff_t>(pick));
-      if (!nodes_[node].kernel.Run()) ++wrong;
-      for (const size_t next : successors[node]) {
-        if (--waiting_for[next] == 0) ready.push_back(next);
-      }
-    }
-    return wrong;
+  // Runs the graph in some order that its edges allow; returns the first node that finds wrong data.
+  std::optional<CaptureDag::Node> Replay(std::mt19937_64& random) const {
+    return dag_.Run(0, dag_.size(), dag_.SomeUrgency(0, dag_.size(), random));
   }
 
  private:
-  struct Node {
-    Kernel kernel;
-    std::vector<size_t> after;
-  };
-  std::vector<Node> nodes_;
-  std::map<uint64_t, std::vector<size_t>> frontiers_;
+  HostGraphs* graphs_ = nullptr;
+  CaptureId capture_ = kNoCapture;
+  CaptureDag dag_;
 };
 
 // Runs kernels on the streams of the watch's device, now and then some of them.
@@ -235,6 +193,16 @@ class ExecutionTest : public ::testing::TestWithParam<uint64_t> {
             .most_bytes = kPage / 2 + random_() % (8 * kPage)};
   }
 
+  std::vector<Kernel> Capture(GraphMachine& graph, std::mt19937_64& random,
+                              const Program::Options& options) {
+    set_.BeginScope(kPool, ScopeKind::kCapture);
+    graph.Begin(host_.graphs());
+    std::vector<Kernel> outputs = Program(set_, watch_, graph, random, options).Run();
+    graph.End();
+    set_.EndScope(kPool);
+    return outputs;
+  }
+
   HostDriver host_{{.granularity = kPage}};
   DriverWatch watch_{host_};
   PoolSet set_{watch_, {.page_bytes = kPage}};
@@ -252,15 +220,14 @@ TEST_P(ExecutionTest, OneProgramAtGrowingSizes) {
     Program::Options scaled = options;
     scaled.scale = kScales[i];
     std::mt19937_64 same(seed);
-    set_.BeginScope(kPool, ScopeKind::kCapture);
-    const std::vector<Kernel> outputs = Program(set_, watch_, graphs[i], same, scaled).Run();
-    set_.EndScope(kPool);
+    const std::vector<Kernel> outputs = Capture(graphs[i], same, scaled);
     for (const Kernel& output : outputs) set_.Free(output.block.address);
     set_.Check();
   }
   for (int round = 0; round < 10; ++round) {
     const size_t pick = random_() % graphs.size();
-    ASSERT_EQ(graphs[pick].Replay(random_), 0U) << "graph " << pick << " in round " << round;
+    ASSERT_EQ(graphs[pick].Replay(random_), std::nullopt)
+        << "graph " << pick << " in round " << round;
   }
 }
 
@@ -269,9 +236,7 @@ TEST_P(ExecutionTest, GraphsOfOnePoolReplayedInAnyOrder) {
   std::vector<GraphMachine> graphs(6);
   std::vector<std::vector<Kernel>> outputs(graphs.size());
   for (size_t i = 0; i < graphs.size(); ++i) {
-    set_.BeginScope(kPool, ScopeKind::kCapture);
-    outputs[i] = Program(set_, watch_, graphs[i], random_, RandomOptions()).Run();
-    set_.EndScope(kPool);
+    outputs[i] = Capture(graphs[i], random_, RandomOptions());
     // Half of the outputs are let go of: memory for the graphs that follow.
     if (random_() % 2 == 0) {
       for (const Kernel& output : outputs[i]) set_.Free(output.block.address);
@@ -282,7 +247,8 @@ TEST_P(ExecutionTest, GraphsOfOnePoolReplayedInAnyOrder) {
   std::vector<bool> replayed(graphs.size(), false);
   for (int round = 0; round < 20; ++round) {
     const size_t pick = random_() % graphs.size();
-    ASSERT_EQ(graphs[pick].Replay(random_), 0U) << "graph " << pick << " in round " << round;
+    ASSERT_EQ(graphs[pick].Replay(random_), std::nullopt)
+        << "graph " << pick << " in round " << round;
     // Graphs captured later may have put an output where this one has passed by, as in PyTorch.
     std::fill(replayed.begin() + static_cast<std::ptrdiff_t>(pick), replayed.end(), false);
     replayed[pick] = true;
@@ -313,11 +279,9 @@ TEST_P(ExecutionTest, EagerWorkAndGraphsInTurn) {
     }
 
     GraphMachine graph;
-    set_.BeginScope(kPool, ScopeKind::kCapture);
-    outputs = Program(set_, watch_, graph, random_, RandomOptions()).Run();
-    set_.EndScope(kPool);
+    outputs = Capture(graph, random_, RandomOptions());
     // Replayed on a stream that nobody synchronises with the warm-up's.
-    ASSERT_EQ(graph.Replay(random_), 0U) << "in round " << round;
+    ASSERT_EQ(graph.Replay(random_), std::nullopt) << "in round " << round;
     for (const Kernel& output : outputs) {
       ASSERT_TRUE(output.Run());
       set_.Free(output.block.address);
@@ -359,14 +323,12 @@ TEST_P(ExecutionTest, ATreeOfGraphsWithWarmUps) {
         node.living.push_back(output);
       }
     }
-    set_.BeginScope(kPool, ScopeKind::kCapture);
-    const auto outputs = Program(set_, watch_, node.graph, random_, RandomOptions()).Run();
-    set_.EndScope(kPool);
+    const auto outputs = Capture(node.graph, random_, RandomOptions());
     node.living.insert(node.living.end(), outputs.begin(), outputs.end());
     node.checkpoint = set_.Checkpoint(kPool);
     set_.Check();
     // On a stream that nobody synchronises with the warm-ups'.
-    ASSERT_EQ(node.graph.Replay(random_), 0U) << "graph " << tree.size();
+    ASSERT_EQ(node.graph.Replay(random_), std::nullopt) << "graph " << tree.size();
     tree.push_back(std::move(node));
   }
   watch_.FinishAll();
@@ -376,7 +338,8 @@ TEST_P(ExecutionTest, ATreeOfGraphsWithWarmUps) {
     std::vector<size_t> path;
     for (size_t at = end; at != 0; at = tree[at].parent) path.insert(path.begin(), at);
     for (const size_t at : path) {
-      ASSERT_EQ(tree[at].graph.Replay(random_), 0U) << "graph " << at << " in round " << round;
+      ASSERT_EQ(tree[at].graph.Replay(random_), std::nullopt)
+          << "graph " << at << " in round " << round;
     }
     for (const Kernel& output : tree[end].living) ASSERT_TRUE(output.Run()) << "graph " << end;
   }

@@ -135,16 +135,32 @@ class Workload {
       return [=, this] { set_.BeginScope(id, kind); };
     };
     const auto end = [this](PoolId id) { return [=, this] { set_.EndScope(id); }; };
+    const auto launch = [this](StreamId stream) {
+      return [=, this] { host_.graphs().Launch(stream); };
+    };
+    // `stream` waits for what `other` has captured.
+    const auto join = [this](StreamId stream, StreamId other) {
+      return [=, this] { host_.graphs().Wait(stream, host_.graphs().Record(other)); };
+    };
     steps_ = {
         begin(kOne, ScopeKind::kCapture),
+        [this] { capture_ = host_.graphs().Begin(kA); },
+        launch(kA),
         allocate(0, kOne, 3 * kPage, kA),  // a new range
         allocate(1, kOne, 512, kA),        // a page in part use
         free(0),
         allocate(2, kOne, 6 * kPage + 512, kA),  // stitched, and new pages appended
         [this] { set_.EnablePeer(1); },
+        join(kB, kA),
         allocate(3, kOne, kPage, kB),
+        launch(kB),
         use(2, kB),
-        free(2),
+        free(2),  // asks where both streams stand
+        join(kA, kB),
+        launch(kA),
+        launch(kA),
+        allocate(8, kOne, kPage, kA),  // asks whether A stands behind that
+        [this] { host_.graphs().End(capture_); },
         end(kOne),
         begin(kTwo, ScopeKind::kEager),
         allocate(4, kTwo, 2 * kPage, kA),
@@ -164,6 +180,7 @@ class Workload {
         end(kOne),
         free(1),
         free(3),
+        free(8),
         [this] { set_.Release(kOne); },
         [this] { set_.Release(kOne); },
         [this] { set_.Release(kTwo); },
@@ -176,7 +193,8 @@ class Workload {
   DriverWatch watch_{host_};
   FaultyDriver faulty_{watch_};
   PoolSet set_{faulty_};
-  Address blocks_[8] = {};
+  CaptureId capture_ = kNoCapture;
+  Address blocks_[9] = {};
   std::vector<Step> steps_;
 };
 

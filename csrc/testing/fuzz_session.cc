@@ -8,7 +8,8 @@
 namespace cgp {
 namespace {
 
-StreamId StreamOf(uint64_t stream) { return StreamId{stream}; }
+// How many streams there are, at most.
+constexpr uint64_t kStreams = 8;
 
 // For the validator, to which all pools are one: they each number their pages from 0.
 uint64_t PageNumber(uint64_t incarnation, uint64_t page) { return incarnation << 32 | page; }
@@ -40,6 +41,7 @@ std::string ToString(const FuzzSetup& setup) {
               ", .physical_limit_bytes = ", setup.physical_limit_bytes,
               ", .map_memory = ", setup.map_memory ? "true" : "false",
               ", .inspect_every = ", setup.inspect_every,
+              ", .one_pool = ", setup.one_pool ? "true" : "false",
               ", .tidy_end = ", setup.tidy_end ? "true" : "false", "}");
 }
 
@@ -164,11 +166,14 @@ std::string FuzzSession::Do(const BeginOp& op) {
         model_.BeginScope(id, op.kind);
         incarnations_[model_.Incarnation(id)] = id;
         watch_.set_capturing(model_.AnyCaptureOpen());
+        if (op.kind == ScopeKind::kCapture) BeginCapture(id);
       });
 }
 
 std::string FuzzSession::Do(const EndOp& op) {
   const PoolId id = IdOf(op.pool);
+  // As torch does it: the capture ends first, then the scope.
+  if (const auto capture = captures_.extract(id)) host_.graphs().End(capture.mapped());
   return Mirror(
       model_.OpenScope(id).has_value(), [&] { set_->EndScope(id); },
       [&] {
@@ -186,13 +191,15 @@ std::string FuzzSession::Do(const ReleaseOp& op) {
 std::string FuzzSession::Do(const AllocateOp& op) {
   if (op.label == 0 || addresses_.contains(op.label)) return {};
   const PoolId id = IdOf(op.pool);
+  if (CaptureIsOver(id)) return {};
+  const StreamId stream = StreamOf(op.stream, id);
   const bool allowed = model_.OpenScope(id).has_value() && op.bytes > 0;
   PoolModel::Need need;
   if (allowed) {
     // The model knows no handles: a whole page in one of several can be mapped only with the
     // others. Where there is such a handle, the block may take as many pages as in an empty pool.
     const bool single = watch_.handle_bytes() == watch_.handles() * setup_.page_bytes;
-    need = model_.NeedOf(id, op.bytes, StreamOf(op.stream));
+    need = model_.NeedOf(id, op.bytes, stream);
     if (!single) {
       need.ideal = (op.bytes - 1) / setup_.page_bytes + 1;
       need.whole_pages = 0;
@@ -203,10 +210,10 @@ std::string FuzzSession::Do(const AllocateOp& op) {
       (setup_.physical_limit_bytes - host_.usage().physical_bytes) / setup_.page_bytes;
   const bool may_run_out = allowed && need.least_new() > pages_left;
   const Books before = TakeBooks(armed_ || !allowed || may_run_out);
-  if (allowed) model_.Ask(id, StreamOf(op.stream));
+  if (allowed) model_.Ask(id, stream);
   const bool first_range = allowed && set_->Stats(id).ranges == 0;
   Block block;
-  Result result = Call([&] { block = set_->Allocate(id, op.bytes, StreamOf(op.stream)); });
+  Result result = Call([&] { block = set_->Allocate(id, op.bytes, stream); });
   if (result.outcome == Outcome::kOutOfMemory && may_run_out) {
     result.fault_fired = true;  // the limit is as good a cause
   }
@@ -229,15 +236,15 @@ std::string FuzzSession::Do(const AllocateOp& op) {
 std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,
                                 const PoolModel::Need& need) {
   const PoolId id = IdOf(op.pool);
+  const StreamId stream = StreamOf(op.stream, id);
   const uint64_t rounded = Granules::FromBytesRoundedUp(op.bytes).bytes();
-  if (block.bytes != rounded || block.requested_bytes != op.bytes ||
-      block.stream != StreamOf(op.stream)) {
+  if (block.bytes != rounded || block.requested_bytes != op.bytes || block.stream != stream) {
     return Text("block of ", block.bytes, " for ", block.requested_bytes, " bytes on stream ",
                 static_cast<uint64_t>(block.stream), ", expected ", rounded);
   }
   const uint64_t pages_before = model_.Pages(id);
   const std::vector<PhysicalPiece> pieces = set_->Pieces(block.address);
-  const uint64_t whole_pages = model_.WholePagesOf(id, pieces, StreamOf(op.stream));
+  const uint64_t whole_pages = model_.WholePagesOf(id, pieces, stream);
   // The model before the books, since it says why bytes may not be taken.
   const uint64_t pages = set_->Stats(id).pages;
   std::string complaint = model_.Place(op.label, id, block, pieces, pages);
@@ -255,7 +262,7 @@ std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,
   addresses_[op.label] = block.address;
   live_labels_.push_back(op.label);
   watch_.MarkUsed();
-  SubmitUnlessCapturing(id, StreamOf(op.stream));
+  Work(id, stream);
   Write(op.label, block);
   return {};
 }
@@ -327,7 +334,7 @@ std::string FuzzSession::RefusesAddress(Address address) {
       false, [&] { set_->Free(address); }, nothing);
   if (!complaint.empty()) return complaint;
   complaint = Mirror(
-      false, [&] { set_->RecordUse(address, StreamOf(0)); }, nothing);
+      false, [&] { set_->RecordUse(address, StreamId{0}); }, nothing);
   if (!complaint.empty()) return complaint;
   const PoolModel::LiveBlock* holder = model_.Holding(address);
   if (set_->Find(address).has_value() != (holder != nullptr)) return "Find() finds a wild address";
@@ -336,6 +343,7 @@ std::string FuzzSession::RefusesAddress(Address address) {
 
 std::string FuzzSession::FreeLive(uint64_t label, Address address) {
   const PoolModel::LiveBlock live = *model_.LiveAt(address);
+  if (CaptureIsOver(live.pool)) return {};
   std::string complaint = Read(label, live.block);
   if (!complaint.empty()) return complaint;
   watch_.set_events_allowed(model_.OpenScope(live.pool) != ScopeKind::kCapture);
@@ -370,11 +378,13 @@ std::string FuzzSession::Do(const RecordUseOp& op) {
   const PoolModel::LiveBlock* live = model_.LiveAt(it->second);
   if (live == nullptr || live->label != op.label) return {};
   const PoolId pool = live->pool;
+  if (CaptureIsOver(pool)) return {};
+  const StreamId stream = StreamOf(op.stream, pool);
   return Mirror(
-      true, [&] { set_->RecordUse(it->second, StreamOf(op.stream)); },
+      true, [&] { set_->RecordUse(it->second, stream); },
       [&] {
-        model_.RecordUse(it->second, StreamOf(op.stream));
-        SubmitUnlessCapturing(pool, StreamOf(op.stream));
+        model_.RecordUse(it->second, stream);
+        Work(pool, stream);
       });
 }
 
@@ -418,7 +428,7 @@ void FuzzSession::ForgetPagesOfGonePools() {
 }
 
 std::string FuzzSession::Do(const ProgressOp& op) {
-  watch_.Progress(StreamOf(op.stream), op.count);
+  watch_.Progress(StreamId{op.stream}, op.count);
   return {};
 }
 
@@ -446,8 +456,34 @@ std::string FuzzSession::Do(const MendOp&) {
 
 std::string FuzzSession::Do(const InspectOp&) { return Inspect(); }
 
-uint64_t FuzzSession::SubmitUnlessCapturing(PoolId pool, StreamId stream) {
-  return model_.OpenScope(pool) == ScopeKind::kCapture ? 0 : watch_.Submit(stream);
+// A stream is not captured while it also works eagerly; one after the other it may be both.
+StreamId FuzzSession::StreamOf(uint64_t stream, PoolId pool) const {
+  const bool apart = !setup_.one_pool && model_.OpenScope(pool) == ScopeKind::kCapture;
+  return StreamId{stream + (apart ? kStreams * pool.first : 0)};
+}
+
+// Captures all streams, in branches of the graph of which none is ever behind another: what one of
+// them frees is its own until the capture ends.
+void FuzzSession::BeginCapture(PoolId pool) {
+  captures_[pool] = host_.graphs().Begin(StreamOf(0, pool));
+  const Frontier fork = host_.graphs().Record(StreamOf(0, pool));
+  for (uint64_t stream = 0; stream < kStreams; ++stream) {
+    host_.graphs().Wait(StreamOf(stream, pool), fork);
+    host_.graphs().Launch(StreamOf(stream, pool));
+  }
+}
+
+// The scope failed to end: its streams are not captured any more, and have no business in it.
+bool FuzzSession::CaptureIsOver(PoolId pool) const {
+  return model_.OpenScope(pool) == ScopeKind::kCapture && !captures_.contains(pool);
+}
+
+void FuzzSession::Work(PoolId pool, StreamId stream) {
+  if (model_.OpenScope(pool) == ScopeKind::kCapture) {
+    host_.graphs().Launch(stream);
+  } else {
+    watch_.Submit(stream);
+  }
 }
 
 void FuzzSession::Write(uint64_t label, const Block& block) {

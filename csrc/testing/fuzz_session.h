@@ -29,6 +29,7 @@ struct FuzzSetup {
   bool map_memory = true;  // blocks are written to and read back
   // How many operations lie between two looks at what is too slow to compare after each.
   uint64_t inspect_every = 16;
+  bool one_pool = false;  // and no other: eager and captured work share streams
   bool tidy_end =
       true;  // at the end free, release and trim everything, or leave it to the destructor
 };
@@ -115,7 +116,10 @@ class FuzzSession {
 
   void Write(uint64_t label, const Block& block);
   std::string Read(uint64_t label, const Block& block);
-  uint64_t SubmitUnlessCapturing(PoolId pool, StreamId stream);
+  StreamId StreamOf(uint64_t stream, PoolId pool) const;
+  void BeginCapture(PoolId pool);
+  bool CaptureIsOver(PoolId pool) const;
+  void Work(PoolId pool, StreamId stream);
   void ForgetPagesOfGonePools();
   Books TakeBooks(bool with_snapshots) const;
 
@@ -127,6 +131,7 @@ class FuzzSession {
   PoolModel model_;
   PlacementValidator validator_;
 
+  std::map<PoolId, CaptureId> captures_;             // under way, by the pool whose scope is open
   std::unordered_map<uint64_t, Address> addresses_;  // of every label that was ever allocated
   std::vector<uint64_t> live_labels_;
   std::vector<uint64_t> freed_labels_;

@@ -1,17 +1,18 @@
-"""Plants faults in the core, one at a time, and expects the proofs to notice each.
+"""Plants faults in the core and the adapter, one at a time, and expects the proofs to notice each.
 
     python csrc/testing/mutate.py                 # all of them, in a copy of the tree
     python csrc/testing/mutate.py --only fence    # those whose name contains "fence"
     python csrc/testing/mutate.py --list
 
 A mutant is a file, a text that stands in it exactly once, and what to put in its place. The tree is
-copied, built and tried without a fault first. Exit code 1 if a mutant survives, 2 if one no longer
-applies. Results: docs/mutants.md.
+copied, built and tried without a fault first. Those of the adapter need a Python that has torch.
+Exit code 1 if a mutant survives, 2 if one no longer applies. Results: docs/mutants.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -26,6 +27,42 @@ from mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 240
+
+
+@dataclass(frozen=True)
+class Proofs:
+    """What judges the mutants of a folder of csrc/."""
+
+    build: str  # the folder of the build
+    options: Sequence[str]  # for CMake
+    tests: str  # the path of the test program in it
+    fuzzer: str | None = None
+
+    @property
+    def targets(self) -> list[str]:
+        return [Path(program).name for program in (self.tests, self.fuzzer) if program is not None]
+
+
+def torch_folder() -> str | None:
+    """Of the torch package that this Python would import."""
+    found = importlib.util.find_spec("torch")
+    return (
+        found.submodule_search_locations[0] if found and found.submodule_search_locations else None
+    )
+
+
+PROOFS = {
+    "core": Proofs("build", [], "csrc/testing/cgp_tests", "csrc/testing/cgp_fuzz"),
+    "torch": Proofs(
+        "build-torch",
+        [
+            "-DCGP_BUILD_PYTHON=ON",
+            f"-DCGP_TORCH_DIR={torch_folder()}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+        ],
+        "csrc/torch/cgp_torch_tests",
+    ),
+}
 
 
 @dataclass
@@ -52,26 +89,27 @@ def run(command: Sequence[str], cwd: Path) -> tuple[int, str]:
 
 
 def copy_tree(work: Path) -> None:
-    """Copies what the build of the core and its proofs needs."""
+    """Copies what the builds and their proofs need."""
     for name in ("CMakeLists.txt", "pyproject.toml"):
         shutil.copy2(ROOT / name, work / name)
     shutil.copytree(ROOT / "csrc", work / "csrc", dirs_exist_ok=True)
 
 
-def build(work: Path, jobs: int) -> str:
+def build(proofs: Proofs, work: Path, jobs: int) -> str:
     """Builds the proofs; returns the output if that failed."""
-    configured = work / "build" / "CMakeCache.txt"
-    if not configured.exists():
+    folder = work / proofs.build
+    if not (folder / "CMakeCache.txt").exists():
         code, output = run(
             [
                 "cmake",
                 "-S",
                 str(work),
                 "-B",
-                str(work / "build"),
+                str(folder),
                 "-DCMAKE_BUILD_TYPE=Release",
                 "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
                 "-DCGP_WARNINGS_AS_ERRORS=OFF",
+                *proofs.options,
             ],
             work,
         )
@@ -79,25 +117,27 @@ def build(work: Path, jobs: int) -> str:
             return output
     for _ in range(3):  # a build over the time limit goes on where it stopped
         code, output = run(
-            ["cmake", "--build", "build", f"-j{jobs}", "-t", "cgp_tests", "cgp_fuzz"], work
+            ["cmake", "--build", proofs.build, f"-j{jobs}", "-t", *proofs.targets], work
         )
         if code != 124:
             break
     return "" if code == 0 else output
 
 
-def prove(work: Path) -> list[str]:
+def prove(proofs: Proofs, work: Path) -> list[str]:
     """Runs the proofs; returns the names of those that failed."""
-    binaries = work / "build" / "csrc" / "testing"
+    folder = work / proofs.build
     failed = []
-    for name, options in (
-        ("fuzz", ["--seed", "1", "--ops", "40000"]),
-        ("fuzz (numbers)", ["--seed", "1000001", "--ops", "40000", "--numbers-only"]),
-    ):
-        code, _ = run([str(binaries / "cgp_fuzz"), *options], work)
-        if code != 0:
-            failed.append(name)
-    code, output = run([str(binaries / "cgp_tests"), "--gtest_brief=1"], work)
+    if proofs.fuzzer is not None:
+        for name, options in (
+            ("fuzz", ["--seed", "1", "--ops", "40000"]),
+            ("fuzz (numbers)", ["--seed", "1000001", "--ops", "40000", "--numbers-only"]),
+            ("fuzz (captures)", ["--seed", "1", "--ops", "300000", "--captures"]),
+        ):
+            code, _ = run([str(folder / proofs.fuzzer), *options], work)
+            if code != 0:
+                failed.append(name)
+    code, output = run([str(folder / proofs.tests), "--gtest_brief=1"], work)
     if code != 0:
         suites = re.findall(r"\[  FAILED  \] (?:\w+/)?(\w+)\.", output)
         # A crash ends the output before any summary.
@@ -107,18 +147,19 @@ def prove(work: Path) -> list[str]:
 
 def try_mutant(mutant: Mutant, work: Path, jobs: int) -> Verdict | None:
     """Returns None where the mutant no longer applies or no longer compiles."""
-    path = work / "csrc" / "core" / mutant.file
+    path = work / "csrc" / mutant.folder / mutant.file
     text = path.read_text()
     if text.count(mutant.search) != 1:
         print(f"{mutant.name}: its text stands {text.count(mutant.search)} times in {mutant.file}")
         return None
     path.write_text(text.replace(mutant.search, mutant.replacement))
+    proofs = PROOFS[mutant.folder]
     try:
-        errors = build(work, jobs)
+        errors = build(proofs, work, jobs)
         if errors:
             print(f"{mutant.name}: does not compile\n{errors[-2000:]}")
             return None
-        return Verdict(mutant, prove(work))
+        return Verdict(mutant, prove(proofs, work))
     finally:
         path.write_text(text)
 
@@ -132,19 +173,25 @@ def main() -> int:
     chosen = [m for m in MUTANTS if not options.only or any(o in m.name for o in options.only)]
     if options.list:
         for mutant in chosen:
-            print(f"{mutant.name:32} {mutant.file:18} {mutant.what}")
+            print(f"{mutant.name:32} {mutant.file:22} {mutant.what}")
         return 0
+    if torch_folder() is None:
+        left_out = sum(m.folder == "torch" for m in chosen)
+        chosen = [m for m in chosen if m.folder != "torch"]
+        if left_out:
+            print(f"{left_out} mutants of csrc/torch are left out: {sys.executable} has no torch")
 
     stale = False
     survivors = []
     with tempfile.TemporaryDirectory(prefix="cgp-mutants-") as directory:
         work = Path(directory)
         copy_tree(work)
-        errors = build(work, options.jobs)
-        failed = [] if errors else prove(work)
-        if errors or failed:
-            print(f"without a fault: {errors[-2000:] or ', '.join(failed) + ' failed'}")
-            return 2
+        for folder in sorted({mutant.folder for mutant in chosen}):
+            errors = build(PROOFS[folder], work, options.jobs)
+            failed = [] if errors else prove(PROOFS[folder], work)
+            if errors or failed:
+                print(f"without a fault: {errors[-2000:] or ', '.join(failed) + ' failed'}")
+                return 2
         for mutant in chosen:
             start = time.monotonic()
             verdict = try_mutant(mutant, work, options.jobs)

@@ -21,6 +21,7 @@ OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : random_
   setup_.tidy_end = OneIn(2);
   length_ = uint64_t{20} << Below(6);
   pools_ = 1 + Below(3);
+  setup_.one_pool = pools_ == 1;
   streams_ = 1 + Below(4);
   most_live_ = uint64_t{4} << Below(6);
   mean_pages_ = std::exp2(static_cast<double>(Below(70)) / 10.0 - 4.0);  // 1/16 to 8
@@ -55,6 +56,7 @@ OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : random_
     length_ = std::min<uint64_t>(length_, 80);
     most_live_ = std::max<uint64_t>(most_live_, 16);
     pools_ = 1;
+    setup_.one_pool = true;
   }
   weights_.bad = some(3);
   weights_.inspect = some(2);

@@ -1,55 +1,49 @@
-// cgp_fuzz: random operations on the real pool set, compared with the naive model after each.
+// cgp_fuzz: random operations on the real pool set, judged after each.
 //
-// Sequence number i of a run is made from the run's seed plus i alone, so a failure is repeated by
-// the seed that it prints. On failure: exit code 1, the seed, and the shortest sequence that still
-// fails, as C++.
-#include <unistd.h>
-
+//   by default     every operation there is, failing drivers included, compared with a naive model
+//   --captures     programs over several captured streams, judged by an oracle and executed
+//
+// On failure: exit code 1, the seed, and the shortest sequence that still fails, as C++.
 #include <charconv>
-#include <chrono>
-#include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "testing/capture_program.h"
+#include "testing/capture_session.h"
+#include "testing/fuzz_runner.h"
 #include "testing/fuzz_session.h"
-#include "testing/minimise.h"
 #include "testing/operation_generator.h"
 
 namespace cgp {
 namespace {
 
 constexpr std::string_view kUsage =
-    "usage: cgp_fuzz [--seed N] [--iterations N] [--seconds N] [--ops N] [--numbers-only]\n"
+    "usage: cgp_fuzz [--seed N] [--iterations N] [--seconds N] [--ops N]\n"
+    "                [--numbers-only | --captures]\n"
     "  --seed N         first sequence's seed (default 1)\n"
     "  --iterations N   at most so many sequences\n"
     "  --seconds N      no new sequence after so many seconds (default 10 if no bound is given)\n"
     "  --ops N          no new sequence after so many operations\n"
-    "  --numbers-only   map no memory: faster, but contents are not compared\n";
+    "  --numbers-only   map no memory: faster, but contents are not compared\n"
+    "  --captures       programs over several captured streams, executed\n";
 
-struct Bounds {
-  uint64_t seed = 1;
-  std::optional<uint64_t> iterations;
-  std::optional<uint64_t> seconds;
-  std::optional<uint64_t> operations;
+struct Options {
+  FuzzBounds bounds;
   bool numbers_only = false;
+  bool captures = false;
 };
 
-struct Failure {
-  std::vector<PoolOperation> operations;  // up to the one that failed
-  std::string complaint;
-};
-
-std::optional<Bounds> Parse(int count, char** arguments) {
-  Bounds bounds;
+std::optional<Options> Parse(int count, char** arguments) {
+  Options options;
+  FuzzBounds& bounds = options.bounds;
   for (int i = 1; i < count; ++i) {
     const std::string_view option = arguments[i];
-    if (option == "--numbers-only") {
-      bounds.numbers_only = true;
+    if (option == "--numbers-only" || option == "--captures") {
+      (option == "--captures" ? options.captures : options.numbers_only) = true;
       continue;
     }
     uint64_t value = 0;
@@ -69,115 +63,106 @@ std::optional<Bounds> Parse(int count, char** arguments) {
       return std::nullopt;
     }
   }
+  if (options.captures && options.numbers_only) return std::nullopt;
   if (!bounds.iterations && !bounds.seconds && !bounds.operations) bounds.seconds = 10;
-  return bounds;
+  return options;
 }
 
-// A crash cannot be minimised from within; its seed is what a debugger needs.
-char crash_text[128];
-
-void OnCrash(int signal) {
-  // Nothing else may be called from here.
-  [[maybe_unused]] const auto written = write(STDERR_FILENO, crash_text, std::strlen(crash_text));
-  std::signal(signal, SIG_DFL);
-  std::raise(signal);
-}
-
-void SayOnCrash(uint64_t seed, bool numbers_only) {
-  std::snprintf(crash_text, sizeof crash_text,
-                "\nfuzz: crashed; repeat with --seed %llu --iterations 1%s\n",
-                static_cast<unsigned long long>(seed), numbers_only ? " --numbers-only" : "");
-}
-
-std::string Replay(const FuzzSetup& setup, const std::vector<PoolOperation>& operations) {
-  FuzzSession session(setup);
-  for (const PoolOperation& operation : operations) {
+// Runs all operations, and what ends a session.
+template <typename Session, typename Setup, typename Operation>
+std::string RunAll(const Setup& setup, const std::vector<Operation>& operations) {
+  Session session(setup);
+  for (const Operation& operation : operations) {
     std::string complaint = session.Run(operation);
     if (!complaint.empty()) return complaint;
   }
   return session.Finish();
 }
 
-std::optional<Failure> RunSequence(OperationGenerator& generator) {
-  FuzzSession session(generator.setup());
-  Failure failure;
-  for (uint64_t i = 0; i < generator.length(); ++i) {
-    failure.operations.push_back(generator.Next(session));
-    failure.complaint = session.Run(failure.operations.back());
-    if (!failure.complaint.empty()) return failure;
-  }
-  failure.complaint = session.Finish();
-  if (!failure.complaint.empty()) return failure;
-  return std::nullopt;
-}
+class PoolSubject {
+ public:
+  using Setup = FuzzSetup;
+  using Operation = PoolOperation;
 
-// What a complaint says before its first number: complaints of one defect agree in that.
-std::string KindOf(const std::string& complaint) {
-  return complaint.substr(0, complaint.find_first_of("0123456789"));
-}
+  explicit PoolSubject(bool numbers_only) : numbers_only_(numbers_only) {}
 
-void Report(const FuzzSetup& setup, const Failure& failure, uint64_t seed, bool numbers_only) {
-  std::printf("fuzz: FAILED, repeat with --seed %llu --iterations 1%s\n%s\n",
-              static_cast<unsigned long long>(seed), numbers_only ? " --numbers-only" : "",
-              failure.complaint.c_str());
-  std::fflush(stdout);
-  // Looking closely after each operation shows a defect where it happens, unless looking closely
-  // hides it.
-  FuzzSetup closely = setup;
-  closely.inspect_every = 1;
-  const std::string kind = KindOf(failure.complaint);
-  if (KindOf(Replay(closely, failure.operations)) != kind) closely = setup;
-  const auto fails = [&](const std::vector<PoolOperation>& operations) {
-    return KindOf(Replay(closely, operations)) == kind;
-  };
-  if (!fails(failure.operations)) {
-    std::printf("The same operations do not fail again, which is a defect of the fuzzer:\n%s",
-                ToString(failure.operations).c_str());
-    return;
-  }
-  const std::vector<PoolOperation> shortest = Minimise(failure.operations, fails, 20'000);
-  std::printf("Shortest sequence, %zu of %zu operations:\n  %s\n%sends with: %s\n", shortest.size(),
-              failure.operations.size(), ToString(closely).c_str(), ToString(shortest).c_str(),
-              Replay(closely, shortest).c_str());
-}
+  const char* option() const { return numbers_only_ ? " --numbers-only" : ""; }
+  std::string Summary() const { return {}; }
 
-int Fuzz(const Bounds& bounds) {
-  const auto start = std::chrono::steady_clock::now();
-  for (const int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGFPE}) std::signal(signal, OnCrash);
-  uint64_t operations = 0;
-  uint64_t sequences = 0;
-  const auto over = [&] {
-    const auto elapsed = std::chrono::steady_clock::now() - start;
-    return (bounds.iterations && sequences >= *bounds.iterations) ||
-           (bounds.operations && operations >= *bounds.operations) ||
-           (bounds.seconds && elapsed >= std::chrono::seconds(*bounds.seconds));
-  };
-  for (; !over(); ++sequences) {
-    const uint64_t seed = bounds.seed + sequences;
-    SayOnCrash(seed, bounds.numbers_only);
-    OperationGenerator generator(seed, !bounds.numbers_only);
-    const std::optional<Failure> failure = RunSequence(generator);
-    if (failure) {
-      Report(generator.setup(), *failure, seed, bounds.numbers_only);
-      return 1;
+  template <typename Sequence>
+  std::string Run(uint64_t seed, Sequence* sequence) const {
+    OperationGenerator generator(seed, !numbers_only_);
+    sequence->setup = generator.setup();
+    FuzzSession session(generator.setup());
+    for (uint64_t i = 0; i < generator.length(); ++i) {
+      sequence->operations.push_back(generator.Next(session));
+      std::string complaint = session.Run(sequence->operations.back());
+      if (!complaint.empty()) return complaint;
     }
-    operations += generator.length();
+    return session.Finish();
   }
-  std::printf("fuzz: %llu operations, %llu sequences, seed %llu: ok\n",
-              static_cast<unsigned long long>(operations),
-              static_cast<unsigned long long>(sequences),
-              static_cast<unsigned long long>(bounds.seed));
-  return 0;
-}
+
+  std::string Replay(const Setup& setup, const std::vector<Operation>& operations) const {
+    return RunAll<FuzzSession>(setup, operations);
+  }
+
+  Setup Closely(Setup setup) const {
+    setup.inspect_every = 1;
+    return setup;
+  }
+
+ private:
+  bool numbers_only_;
+};
+
+class CaptureSubject {
+ public:
+  using Setup = CaptureSetup;
+  using Operation = CaptureStep;
+
+  const char* option() const { return " --captures"; }
+  std::string Summary() const {
+    return "; " + std::to_string(reused_) + " granules reused, " + std::to_string(across_) +
+           " of them across streams; " + std::to_string(growths_) + " growths judged";
+  }
+
+  template <typename Sequence>
+  std::string Run(uint64_t seed, Sequence* sequence) {
+    const CaptureProgram program(seed);
+    sequence->setup = program.setup;
+    sequence->operations = program.steps;
+    CaptureSession session(program.setup);
+    for (const CaptureStep& step : program.steps) {
+      std::string complaint = session.Run(step);
+      if (!complaint.empty()) return complaint;
+    }
+    reused_ += session.oracle().reused_granules();
+    across_ += session.oracle().reused_across_streams();
+    growths_ += session.oracle().growths_judged();
+    return session.Finish();
+  }
+
+  std::string Replay(const Setup& setup, const std::vector<Operation>& operations) const {
+    return RunAll<CaptureSession>(setup, operations);
+  }
+
+  Setup Closely(const Setup& setup) const { return setup; }
+
+ private:
+  uint64_t reused_ = 0;
+  uint64_t across_ = 0;
+  uint64_t growths_ = 0;
+};
 
 }  // namespace
 }  // namespace cgp
 
 int main(int count, char** arguments) {
-  const std::optional<cgp::Bounds> bounds = cgp::Parse(count, arguments);
-  if (!bounds) {
+  const std::optional<cgp::Options> options = cgp::Parse(count, arguments);
+  if (!options) {
     std::fputs(cgp::kUsage.data(), stderr);
     return 2;
   }
-  return cgp::Fuzz(*bounds);
+  if (options->captures) return cgp::FuzzRunner(cgp::CaptureSubject()).Run(options->bounds);
+  return cgp::FuzzRunner(cgp::PoolSubject(options->numbers_only)).Run(options->bounds);
 }

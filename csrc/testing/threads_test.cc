@@ -4,12 +4,15 @@
 #include <atomic>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "core/error.h"
 #include "core/pool_set.h"
 #include "driver/host_driver.h"
+#include "testing/capture_program.h"
+#include "testing/capture_session.h"
 
 namespace cgp {
 namespace {
@@ -124,6 +127,32 @@ INSTANTIATE_TEST_SUITE_P(Kinds, ThreadsInOneSet,
                          [](const auto& one) {
                            return one.param == ScopeKind::kCapture ? "Capture" : "Eager";
                          });
+
+// Captures of several streams in each thread, each into a pool of its own: as if each were alone.
+TEST(ThreadsTest, ManyStreamsAreCapturedInEachOfManyThreads) {
+  CaptureWorld world(kPage);
+  std::vector<std::thread> threads;
+  std::vector<std::string> complaints(6);
+  std::atomic<uint64_t> across = 0;
+  for (uint64_t number = 0; number < complaints.size(); ++number) {
+    threads.emplace_back([&, number] {
+      CaptureProgram program(1000 + number);
+      program.setup.page_bytes = kPage;
+      CaptureSession session(program.setup, world, number);
+      std::string& complaint = complaints[number];
+      for (const CaptureStep& step : program.steps) {
+        if (complaint.empty()) complaint = session.Run(step);
+      }
+      if (complaint.empty()) complaint = session.Finish();
+      across += session.oracle().reused_across_streams();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& complaint : complaints) EXPECT_EQ(complaint, "");
+  EXPECT_GT(across, 0U);
+  world.set.Trim();
+  EXPECT_EQ(world.host.usage(), HostUsage{});
+}
 
 TEST(ThreadsTest, SeveralSetsHaveNothingInCommon) {
   std::vector<std::thread> threads;

@@ -1,8 +1,9 @@
-"""The faults that mutate.py plants in the core, by what they break."""
+"""The faults that mutate.py plants in the core and the adapter, by what they break."""
 
 from __future__ import annotations
 
 from mutants import (
+    adapter,
     checkpoints,
     fences,
     foretold,
@@ -11,6 +12,7 @@ from mutants import (
     placement,
     pool,
     pool_set,
+    proofs,
     usage,
 )
 from mutants.mutant import Mutant
@@ -22,9 +24,11 @@ MUTANTS: list[Mutant] = [
     *placement.MUTANTS,
     *mapped.MUTANTS,
     *fences.MUTANTS,
+    *proofs.MUTANTS,
     *foretold.MUTANTS,
     *pool.MUTANTS,
     *pool_set.MUTANTS,
     *usage.MUTANTS,
     *checkpoints.MUTANTS,
+    *adapter.MUTANTS,
 ]

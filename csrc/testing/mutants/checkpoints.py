@@ -120,8 +120,7 @@ MUTANTS = [
         "use-outside-captures",
         "pool.cc",
         "a use outside of captures is over when the capture is that frees the block",
-        "  if (stream != live.block.stream && state_->scope != ScopeKind::kCapture) "
-        "live.eager = true;\n",
+        "    live.eager = true;\n",
         "",
     ),
     Mutant(

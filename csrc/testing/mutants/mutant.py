@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutant:
-    """`search` stands in csrc/core/`file` once; the fault is to have `replacement` there."""
+    """`search` stands in csrc/`folder`/`file` once; the fault is to have `replacement` there."""
 
     name: str
     file: str
     what: str
     search: str
     replacement: str
+    folder: str = "core"

@@ -45,8 +45,8 @@ MUTANTS = [
         "pool-one-stream",
         "pool.cc",
         "the view is not rebuilt although other fences opened too",
-        "*s.scope == ScopeKind::kCapture && fence_count == 1 &&",
-        "*s.scope == ScopeKind::kCapture &&",
+        "                          fence_count == 1 && s.views.size() == 1 &&\n",
+        "                          s.views.size() == 1 &&\n",
     ),
     Mutant(
         "pool-poll-rebuild",

@@ -1,0 +1,164 @@
+#include "testing/capture_dag.h"
+
+#include <algorithm>
+#include <queue>
+#include <utility>
+
+namespace cgp {
+
+bool Kernel::Run() const {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the host driver's addresses are this process's own.
+  auto* const words = reinterpret_cast<uint64_t*>(block.address);
+  bool right = true;
+  // One word a granule, the block's smallest part.
+  for (uint64_t i = 0; i < block.bytes / 8; i += 64) {
+    if (writes) words[i] = word + i;
+    right = right && words[i] == word + i;
+  }
+  return right;
+}
+
+void CaptureDag::NodeSet::Insert(Node node) {
+  words_.resize(std::max(words_.size(), node / 64 + 1));
+  words_[node / 64] |= uint64_t{1} << node % 64;
+}
+
+void CaptureDag::NodeSet::Merge(const NodeSet& other) {
+  words_.resize(std::max(words_.size(), other.words_.size()));
+  for (size_t i = 0; i < other.words_.size(); ++i) words_[i] |= other.words_[i];
+}
+
+bool CaptureDag::NodeSet::Contains(Node node) const {
+  return node / 64 < words_.size() && (words_[node / 64] >> node % 64 & 1) != 0;
+}
+
+bool CaptureDag::NodeSet::ContainsAll(const std::vector<Node>& nodes) const {
+  return std::ranges::all_of(nodes, [this](Node node) { return Contains(node); });
+}
+
+void CaptureDag::Begin(StreamId stream, CaptureId capture) {
+  streams_[stream] = {.point = {.capture = capture, .nodes = {}}, .last = {}};
+}
+
+CaptureDag::Node CaptureDag::Launch(StreamId stream, const Kernel& kernel) {
+  return Add(stream, kernel, /*programmatic=*/false);
+}
+
+CaptureDag::Node CaptureDag::LaunchNothing(StreamId stream, bool programmatic) {
+  return Add(stream, std::nullopt, programmatic);
+}
+
+std::vector<CaptureDag::Node> CaptureDag::After(const Stream& stream, bool waits) {
+  if (waits) return stream.point.nodes;
+  return stream.last ? std::vector<Node>{*stream.last} : std::vector<Node>{};
+}
+
+CaptureDag::Node CaptureDag::Add(StreamId stream, const std::optional<Kernel>& kernel,
+                                 bool programmatic) {
+  Stream& own = streams_.at(stream);
+  const bool waits = own.point.waits && !programmatic;
+  const Node node = nodes_.size();
+  Launched launched{.stream = stream,
+                    .kernel = kernel,
+                    .after = After(own, waits),
+                    .behind = {},
+                    .proven = {},
+                    .only_waits = waits};
+  launched.behind.Insert(node);
+  launched.proven.Insert(node);
+  for (const Node before : launched.after) launched.behind.Merge(nodes_[before].behind);
+  for (const Node before : own.point.nodes) {
+    launched.only_waits = launched.only_waits && nodes_[before].only_waits;
+    if (waits) launched.proven.Merge(nodes_[before].proven);
+  }
+  nodes_.push_back(std::move(launched));
+  own.point.nodes = {node};
+  own.point.waits = true;
+  own.last = node;
+  return node;
+}
+
+CaptureDag::Point CaptureDag::At(StreamId stream) const {
+  const auto found = streams_.find(stream);
+  return found == streams_.end() ? Point{} : found->second.point;
+}
+
+void CaptureDag::Wait(StreamId stream, const Point& point) {
+  const Stream joining{.point = {.capture = point.capture, .nodes = {}}, .last = {}};
+  Point& own = streams_.try_emplace(stream, joining).first->second.point;
+  own.waits = own.waits && point.waits;
+  for (const Node node : point.nodes) {
+    if (std::ranges::find(own.nodes, node) == own.nodes.end()) own.nodes.push_back(node);
+  }
+}
+
+bool CaptureDag::RunsBehind(StreamId stream, const std::vector<Node>& nodes) const {
+  const Stream& own = streams_.at(stream);
+  NodeSet behind;
+  for (const Node node : After(own, own.point.waits)) behind.Merge(nodes_[node].behind);
+  return behind.ContainsAll(nodes);
+}
+
+bool CaptureDag::LastRunsBehind(StreamId stream, const std::vector<Node>& nodes) const {
+  const std::optional<Node> last = streams_.at(stream).last;
+  return last ? nodes_[*last].behind.ContainsAll(nodes) : nodes.empty();
+}
+
+bool CaptureDag::ProvesBehind(StreamId stream, const std::vector<Node>& nodes) const {
+  const Point& point = streams_.at(stream).point;
+  NodeSet proven;
+  for (const Node node : point.nodes) {
+    if (!nodes_[node].only_waits) return false;
+    proven.Merge(nodes_[node].proven);
+  }
+  return point.waits && proven.ContainsAll(nodes);
+}
+
+std::optional<CaptureDag::Node> CaptureDag::Run(Node first, Node end,
+                                                const std::vector<uint64_t>& urgency) const {
+  std::vector<size_t> waiting_for(end - first);
+  std::vector<std::vector<Node>> successors(end - first);
+  std::priority_queue<std::pair<uint64_t, Node>> ready;
+  const auto make_ready = [&](Node node) { ready.emplace(urgency[node - first], node); };
+  for (Node node = first; node < end; ++node) {
+    waiting_for[node - first] = nodes_[node].after.size();
+    for (const Node before : nodes_[node].after) successors[before - first].push_back(node);
+    if (nodes_[node].after.empty()) make_ready(node);
+  }
+  while (!ready.empty()) {
+    const Node node = ready.top().second;
+    ready.pop();
+    if (nodes_[node].kernel && !nodes_[node].kernel->Run()) return node;
+    for (const Node next : successors[node - first]) {
+      if (--waiting_for[next - first] == 0) make_ready(next);
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<uint64_t> CaptureDag::SomeUrgency(Node first, Node end, std::mt19937_64& random) const {
+  std::vector<uint64_t> urgency(end - first);
+  if (urgency.empty()) return urgency;
+  const uint64_t kind = random() % 4;
+  std::map<StreamId, uint64_t> streams;
+  for (size_t i = 0; i < urgency.size(); ++i) {
+    if (kind == 0) {
+      urgency[i] = 1 + random() % 1024;
+    } else if (kind == 1) {  // one stream as far as it gets, then the next
+      urgency[i] = streams.try_emplace(nodes_[first + i].stream, 1 + random() % 1024).first->second;
+    } else {  // the newest first: the oldest are kept waiting
+      urgency[i] = 1 + i;
+    }
+  }
+  // Something that touches memory comes as late as it can.
+  const size_t late = random() % urgency.size();
+  for (size_t i = 0; kind != 2 && i < urgency.size(); ++i) {
+    const size_t victim = (late + i) % urgency.size();
+    if (!nodes_[first + victim].kernel) continue;
+    urgency[victim] = 0;
+    break;
+  }
+  return urgency;
+}
+
+}  // namespace cgp

@@ -1,0 +1,109 @@
+// A captured program as a judge sees it: which node runs behind which, by plain all-pairs
+// reachability, and the program's execution in any order that this allows.
+//
+// It shares no code with the core, nor with the host driver's graphs from which the core learns of
+// captures: a program tells both of what it captures, and both must come to the same frontiers.
+//
+// A node that launches programmatically runs behind what its own stream launched before, and behind
+// nothing else that the stream was told to wait for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "core/pool.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+// Fills a block with words, or sees that it is filled with them.
+struct Kernel {
+  Block block;
+  uint64_t word = 0;
+  bool writes = false;
+
+  // Returns whether it found what it expects.
+  bool Run() const;
+};
+
+class CaptureDag {
+ public:
+  using Node = size_t;  // numbered in the order of capture, over all captures
+  struct Point {
+    CaptureId capture = kNoCapture;
+    std::vector<Node> nodes;
+    bool waits = true;  // until the nodes are complete
+  };
+
+  // --- What a program captures ---
+
+  void Begin(StreamId stream, CaptureId capture);
+  // All streams leave their captures; the nodes stay, to be executed.
+  void EndCaptures() { streams_.clear(); }
+  // pre: the stream is capturing. A kernel that launches programmatically would need more than this
+  // model to touch memory.
+  Node Launch(StreamId stream, const Kernel& kernel);
+  Node LaunchNothing(StreamId stream, bool programmatic);
+  // Without a capture: the stream is not capturing.
+  Point At(StreamId stream) const;
+  // pre: the stream is part of the point's capture or of none.
+  void Wait(StreamId stream, const Point& point);
+
+  // --- What follows ---
+
+  size_t size() const { return nodes_.size(); }
+  // Whether what the stream launches next runs behind all of these.
+  bool RunsBehind(StreamId stream, const std::vector<Node>& nodes) const;
+  // Whether what it launched last does, or there is nothing to run behind.
+  bool LastRunsBehind(StreamId stream, const std::vector<Node>& nodes) const;
+  // Whether edges that wait for completion say so, and no others stand anywhere before the stream.
+  bool ProvesBehind(StreamId stream, const std::vector<Node>& nodes) const;
+
+  // --- Execution ---
+
+  // Runs the nodes from `first` up to `end` in an order that the edges allow: of those that are
+  // ready always the most urgent one. Returns the first that finds wrong data.
+  // pre: urgency has one number for each of them.
+  std::optional<Node> Run(Node first, Node end, const std::vector<uint64_t>& urgency) const;
+  // An order to try: random, along branches, the oldest node last, one node as late as can be, ...
+  std::vector<uint64_t> SomeUrgency(Node first, Node end, std::mt19937_64& random) const;
+
+ private:
+  class NodeSet {
+   public:
+    void Insert(Node node);
+    void Merge(const NodeSet& other);
+    bool Contains(Node node) const;
+    bool ContainsAll(const std::vector<Node>& nodes) const;
+
+   private:
+    std::vector<uint64_t> words_;
+  };
+  struct Launched {
+    StreamId stream{};
+    std::optional<Kernel> kernel;
+    std::vector<Node> after;  // it runs directly behind
+    // Itself and all that it runs behind; and what of that is said by edges that wait.
+    NodeSet behind;
+    NodeSet proven;
+    bool only_waits = true;  // no edge before it does not
+  };
+  struct Stream {
+    Point point;
+    std::optional<Node> last;  // that it launched itself
+  };
+
+  Node Add(StreamId stream, const std::optional<Kernel>& kernel, bool programmatic);
+  // What the next node runs directly behind.
+  static std::vector<Node> After(const Stream& stream, bool waits);
+
+  std::map<StreamId, Stream> streams_;
+  std::vector<Launched> nodes_;
+};
+
+}  // namespace cgp

@@ -1,0 +1,128 @@
+// A program over captured streams, run on the real pool set: captured in the host driver's graphs,
+// judged at each step by the oracle, and its graphs executed on real memory in many orders.
+//
+// The program is right by construction: a stream waits before it touches what another one touched,
+// and says so with RecordUse() or makes the block's stream wait before the free. So whatever finds
+// other data than was written is the pool's fault.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/pool_set.h"
+#include "driver/host_driver.h"
+#include "testing/capture_dag.h"
+#include "testing/capture_program.h"
+#include "testing/driver_watch.h"
+#include "testing/reuse_oracle.h"
+
+namespace cgp {
+
+// What sessions run on.
+struct CaptureWorld {
+  explicit CaptureWorld(uint64_t page_bytes) : set(watch, {.page_bytes = page_bytes}) {}
+
+  HostDriver host{{.granularity = 4096}};
+  DriverWatch watch{host};
+  PoolSet set;
+};
+
+class CaptureSession {
+ public:
+  // In a world of its own.
+  explicit CaptureSession(const CaptureSetup& setup);
+  // In one that it shares with others, each of which has another number and may have a thread of
+  // its own: they have pools and streams of their own. pre: the world outlives the session.
+  CaptureSession(const CaptureSetup& setup, CaptureWorld& world, uint64_t number);
+
+  // Both return what is wrong, or nothing. Finish() ends the capture and executes the graphs.
+  std::string Run(const CaptureStep& step);
+  std::string Finish();
+
+  const ReuseOracle& oracle() const { return oracle_; }
+
+ private:
+  using Node = CaptureDag::Node;
+
+  struct Tensor {
+    Block block;
+    std::vector<PhysicalPiece> pieces;
+    std::set<StreamId> uses;  // that were recorded
+    uint64_t word = 0;
+    bool written = false;
+    // In the open scope: the capture that touched it, what each access must run behind, and what a write must, too.
+    CaptureId capture = kNoCapture;
+    std::vector<Node> behind;
+    std::vector<Node> reads;
+    std::map<StreamId, Node> unsaid;  // the last access of each stream that was not recorded
+  };
+  // One scope's nodes, [first, end).
+  struct Graph {
+    Node first = 0;
+    Node end = 0;
+    bool failed = false;
+  };
+
+  void BeginGraph();
+  void EndGraph();
+  std::string Execute();
+  // Frees all, and returns what is left in the driver that should not be.
+  std::string TidyUp();
+  std::string Allocate(uint64_t item, uint64_t bytes, StreamId stream);
+  std::string Free(uint64_t item);
+  std::string Touch(uint64_t item, StreamId stream, bool writes, bool said);
+  void RecordUse(uint64_t item, StreamId stream);
+  void BeginOwn(StreamId stream);
+  void Invalidate(StreamId stream);
+  std::string Do(const CaptureStep& step);
+
+  CaptureSession(const CaptureSetup& setup, std::unique_ptr<CaptureWorld> own_world);
+  StreamId StreamOf(uint64_t stream) const {
+    return StreamId{static_cast<uint64_t>(origin_) + stream};
+  }
+  bool Capturing(StreamId stream) const { return dag_.At(stream).capture != kNoCapture; }
+  bool Captured(StreamId stream) const;
+  // Makes the stream part of the scope's first capture, if it is part of none; returns whether it
+  // can launch something.
+  bool Join(StreamId stream);
+  Node Launch(StreamId stream, const std::optional<Kernel>& kernel, bool early);
+  void Wait(StreamId stream, const CaptureDag::Point& point);
+  // Makes the stream wait for what it does not run behind already.
+  void Order(StreamId stream, std::vector<Node> nodes);
+  // Before what does not wait is launched on the stream: something that waits for all that the
+  // frees of its blocks have relied on, and that the bytes it was given stand behind.
+  void Settle(StreamId stream);
+  Frontier ToHost(const CaptureDag::Point& point) const;
+  // Whether the host driver tells of the stream what the program did.
+  std::string CompareFrontiers();
+
+  const CaptureSetup setup_;
+  std::unique_ptr<CaptureWorld> own_world_;
+  HostDriver& host_;
+  DriverWatch& watch_;
+  PoolSet& set_;
+  const PoolId pool_;
+  const StreamId origin_;
+  const StreamId bystander_;  // is never captured
+  CaptureDag dag_;
+  ReuseOracle oracle_;
+  std::mt19937_64 random_;
+
+  std::unordered_map<uint64_t, Tensor> live_;
+  std::set<uint64_t> known_;  // every block that there ever was
+  std::map<uint64_t, CaptureDag::Point> events_;
+  std::vector<GraphNode> host_nodes_;                // by node
+  std::map<StreamId, std::vector<Node>> relied_on_;  // see Settle()
+  std::vector<CaptureId> captures_;  // of the open scope; the first is that which streams join
+  std::set<CaptureId> invalid_;
+  std::vector<Graph> graphs_;
+};
+
+}  // namespace cgp

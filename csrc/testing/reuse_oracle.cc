@@ -1,0 +1,160 @@
+#include "testing/reuse_oracle.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "testing/text.h"
+
+namespace cgp {
+namespace {
+
+constexpr uint64_t kGranule = 512;
+
+}  // namespace
+
+ReuseOracle::ReuseOracle(const CaptureDag& dag, const DriverWatch& watch, uint64_t page_bytes)
+    : dag_(dag), watch_(watch), page_bytes_(page_bytes) {}
+
+void ReuseOracle::BeginScope() {
+  ++scope_;
+  in_scope_ = true;
+  captures_ = 0;
+}
+
+void ReuseOracle::EndScope() {
+  for (const auto& fence : in_scope_fences_) {
+    for (EagerUse& use : fence->eager) use.marked = watch_.Submitted(use.stream);
+  }
+  in_scope_fences_.clear();
+  seen_.clear();
+  in_scope_ = false;
+  may_be_planned_ = may_be_planned_ || scope_tells_;
+}
+
+void ReuseOracle::See(StreamId stream) {
+  if (!seen_.insert(stream).second || seen_.size() != 2) return;
+  for (const auto& fence : in_scope_fences_) {
+    fence->promised = fence->promised && seen_.contains(fence->home) && fence->home != stream;
+    fence->late = dag_.At(fence->home).nodes;
+  }
+}
+
+bool ReuseOracle::Allowed(const Granule& granule, StreamId stream) const {
+  if (granule.used) return false;
+  if (granule.fence == nullptr) return true;
+  const Fence& fence = *granule.fence;
+  const bool eager_done = std::ranges::all_of(
+      fence.eager, [&](const EagerUse& use) { return watch_.Done(use.stream, use.work); });
+  if (!in_scope_ || fence.scope != scope_ || invalid_.contains(fence.capture)) return eager_done;
+  // Nothing has been captured that could have used it.
+  if (fence.capture == kNoCapture && !fence.used_by_others) return true;
+  if (fence.in_one_capture && fence.nodes.empty()) return true;
+  const CaptureId capture = dag_.At(stream).capture;
+  if (fence.home == stream && !fence.used_by_others) return capture == fence.capture;
+  return fence.in_one_capture && capture == fence.capture && dag_.RunsBehind(stream, fence.nodes);
+}
+
+bool ReuseOracle::Promised(const Granule& granule, StreamId stream) const {
+  if (granule.used) return false;
+  if (granule.fence == nullptr) return true;
+  const Fence& fence = *granule.fence;
+  if (fence.scope != scope_) {
+    return std::ranges::all_of(
+        fence.eager, [&](const EagerUse& use) { return watch_.Done(use.stream, use.marked); });
+  }
+  const CaptureId capture = dag_.At(stream).capture;
+  if (capture == kNoCapture || capture != fence.capture || invalid_.contains(capture)) return false;
+  if (fence.home == stream && !fence.used_by_others) return true;
+  return fence.in_one_capture && fence.promised && seen_.size() > 1 &&
+         dag_.ProvesBehind(stream, fence.nodes) && dag_.ProvesBehind(stream, fence.late);
+}
+
+std::string ReuseOracle::JudgeGrowth(const Block& block) const {
+  for (const auto& [number, page] : pages_) {
+    uint64_t length = 0;
+    for (size_t i = 0; i < page.size(); ++i) {
+      length = Promised(page[i], block.stream) ? length + kGranule : 0;
+      if (length < block.bytes) continue;
+      return Text("the pool grew for a block of ", block.bytes, " bytes on stream ",
+                  static_cast<uint64_t>(block.stream), ", which page ", number,
+                  " has room for up to granule ", i);
+    }
+  }
+  return {};
+}
+
+template <typename Visit>
+void ReuseOracle::ForEachGranule(const std::vector<PhysicalPiece>& pieces, const Visit& visit) {
+  for (const PhysicalPiece& piece : pieces) {
+    const auto number = static_cast<uint32_t>(piece.page);
+    Page& page = pages_.try_emplace(number, Page(page_bytes_ / kGranule)).first->second;
+    const uint64_t end = (piece.offset_bytes + piece.length_bytes) / kGranule;
+    for (uint64_t i = piece.offset_bytes / kGranule; i < end; ++i) visit(page.at(i), number, i);
+  }
+}
+
+std::string ReuseOracle::Place(const Block& block, const std::vector<PhysicalPiece>& pieces,
+                               uint64_t pages) {
+  std::string complaint;
+  relied_on_.clear();
+  if (pages > page_count_ && block.bytes < page_bytes_ && !may_be_planned_) {
+    ++growths_judged_;
+    complaint = JudgeGrowth(block);
+  }
+  scope_tells_ = scope_tells_ || block.requested_bytes > kGranule;
+  // Pages are numbered in the order in which they are made.
+  for (; page_count_ < pages; ++page_count_) {
+    pages_.try_emplace(static_cast<uint32_t>(page_count_), Page(page_bytes_ / kGranule));
+  }
+  ForEachGranule(pieces, [&](Granule& granule, uint32_t page, uint64_t i) {
+    if (complaint.empty() && !Allowed(granule, block.stream)) {
+      complaint = Text("stream ", static_cast<uint64_t>(block.stream), " may not take granule ", i,
+                       " of page ", page, granule.used ? ", which is in use" : " yet");
+      if (!granule.used) {
+        complaint += Text(": freed on stream ", static_cast<uint64_t>(granule.fence->home),
+                          granule.fence->used_by_others ? " and used by others" : "");
+      }
+    }
+    if (granule.fence != nullptr && granule.fence->scope == scope_) {
+      ++reused_granules_;
+      if (granule.fence->home != block.stream) ++reused_across_streams_;
+      // Its own frees it stands behind as it is.
+      if (granule.fence->home != block.stream || granule.fence->used_by_others) {
+        std::ranges::copy(granule.fence->nodes, std::back_inserter(relied_on_));
+      }
+    }
+    granule = {.used = true, .fence = nullptr};
+  });
+  return complaint;
+}
+
+void ReuseOracle::Free(const Block& block, const std::vector<PhysicalPiece>& pieces,
+                       const std::set<StreamId>& uses) {
+  const auto fence = std::make_shared<Fence>();
+  const CaptureDag::Point home = dag_.At(block.stream);
+  fence->scope = in_scope_ ? scope_ : 0;
+  fence->home = block.stream;
+  fence->capture = home.capture;
+  fence->in_one_capture = home.capture != kNoCapture;
+  fence->nodes = home.nodes;
+  for (const StreamId stream : uses) {
+    if (stream == block.stream) continue;
+    fence->used_by_others = true;
+    const CaptureDag::Point point = dag_.At(stream);
+    fence->in_one_capture = fence->in_one_capture && point.capture == home.capture;
+    fence->nodes.insert(fence->nodes.end(), point.nodes.begin(), point.nodes.end());
+    if (point.capture == kNoCapture) {
+      const uint64_t work = watch_.Submitted(stream);
+      fence->eager.push_back({stream, work, work});
+    }
+  }
+  // A block of a stream that the scope has not seen yet.
+  fence->promised = seen_.size() > 1 || (seen_.size() == 1 && seen_.contains(block.stream));
+  fence->promised = fence->promised && captures_ == 1;
+  if (in_scope_) in_scope_fences_.push_back(fence);
+  ForEachGranule(pieces, [&](Granule& granule, uint32_t, uint64_t) {
+    granule = {.used = false, .fence = fence};
+  });
+}
+
+}  // namespace cgp

@@ -1,0 +1,201 @@
+// The oracle is given what a broken pool would do, and has to say so.
+#include "testing/reuse_oracle.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "driver/host_driver.h"
+
+namespace cgp {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr StreamId kA{1};
+constexpr StreamId kB{2};
+constexpr StreamId kC{3};
+constexpr uint64_t kPage = 4096;
+
+// Blocks of a page that come and go at page 0, in a scope with two streams.
+class ReuseOracleTest : public ::testing::Test {
+ protected:
+  ReuseOracleTest() {
+    oracle_.BeginScope();
+    dag_.Begin(kA, 1);
+    oracle_.BeginCapture();
+    Launch(kA);
+    dag_.Wait(kB, dag_.At(kA));
+    Launch(kA);
+    Launch(kB);
+    oracle_.See(kA);
+    oracle_.See(kB);
+  }
+
+  CaptureDag::Node Launch(StreamId stream) { return dag_.LaunchNothing(stream, false); }
+  void Join(StreamId stream, StreamId other) { dag_.Wait(stream, dag_.At(other)); }
+  static std::vector<PhysicalPiece> At(uint32_t page, uint64_t bytes = kPage) {
+    return {{.page = PageId{page}, .offset_bytes = 0, .length_bytes = bytes}};
+  }
+  static Block Sized(StreamId stream, uint64_t bytes = kPage) {
+    return {.address = 0, .bytes = bytes, .requested_bytes = bytes, .stream = stream};
+  }
+  std::string Place(StreamId stream, uint32_t page = 0, uint64_t bytes = kPage) {
+    pages_ = std::max<uint64_t>(pages_, page + 1);
+    return oracle_.Place(Sized(stream, bytes), At(page, bytes), pages_);
+  }
+  void Free(StreamId stream, const std::set<StreamId>& uses = {}, uint32_t page = 0,
+            uint64_t bytes = kPage) {
+    oracle_.Free(Sized(stream, bytes), At(page, bytes), uses);
+  }
+
+  HostDriver host_{{.map_memory = false}};
+  DriverWatch watch_{host_};
+  CaptureDag dag_;
+  ReuseOracle oracle_{dag_, watch_, kPage};
+  uint64_t pages_ = 0;
+};
+
+TEST_F(ReuseOracleTest, BytesInUseAreNotHandedOut) {
+  EXPECT_EQ(Place(kA), "");
+  EXPECT_THAT(Place(kB), HasSubstr("in use"));
+}
+
+TEST_F(ReuseOracleTest, AStreamTakesItsOwnBytes) {
+  Place(kA);
+  Free(kA);
+  EXPECT_EQ(Place(kA), "");
+  EXPECT_EQ(oracle_.reused_granules(), 8U);
+  EXPECT_EQ(oracle_.reused_across_streams(), 0U);
+  EXPECT_TRUE(oracle_.relied_on().empty());
+}
+
+TEST_F(ReuseOracleTest, NotThoseOfAnotherBranch) {
+  Place(kA);
+  Free(kA);
+  EXPECT_THAT(Place(kB), HasSubstr("may not take granule 0 of page 0 yet: freed on stream 1"));
+}
+
+TEST_F(ReuseOracleTest, ThoseItStandsBehind) {
+  Place(kA);
+  Free(kA);
+  const CaptureDag::Node freed_at = dag_.At(kA).nodes.front();
+  Launch(kA);
+  Join(kB, kA);
+  EXPECT_EQ(Place(kB), "");
+  EXPECT_EQ(oracle_.reused_across_streams(), 8U);
+  EXPECT_THAT(oracle_.relied_on(), ::testing::Each(freed_at));
+}
+
+TEST_F(ReuseOracleTest, BehindTheAllocationIsNotEnough) {
+  Place(kA);
+  Join(kB, kA);
+  Launch(kA);
+  Free(kA);
+  EXPECT_THAT(Place(kB), HasSubstr("may not take"));
+}
+
+TEST_F(ReuseOracleTest, BehindEveryUse) {
+  Place(kA);
+  Free(kA, {kB});
+  EXPECT_THAT(Place(kA), HasSubstr("and used by others"));
+}
+
+TEST_F(ReuseOracleTest, ButNotBehindWhatTheUserDidLater) {
+  Place(kA);
+  Free(kA, {kB});
+  Join(kA, kB);
+  Launch(kB);
+  EXPECT_EQ(Place(kA), "");
+}
+
+TEST_F(ReuseOracleTest, AProgrammaticEdgeStandsForNothing) {
+  Place(kA);
+  Free(kA);
+  Join(kB, kA);
+  dag_.LaunchNothing(kB, true);
+  EXPECT_THAT(Place(kB), HasSubstr("may not take"));
+}
+
+TEST_F(ReuseOracleTest, AnotherCaptureProvesNothing) {
+  dag_.Begin(kC, 2);
+  oracle_.BeginCapture();
+  Launch(kC);
+  Place(kA);
+  Free(kA);
+  EXPECT_THAT(Place(kC), HasSubstr("may not take"));
+}
+
+TEST_F(ReuseOracleTest, NothingOfAFailedCaptureRuns) {
+  Place(kA);
+  Free(kA, {kB});
+  oracle_.Invalidate(1);
+  EXPECT_EQ(Place(kA), "");
+}
+
+TEST_F(ReuseOracleTest, AfterTheScopeAllIsFreeButWhatEagerWorkUses) {
+  Place(kA, 0);
+  Place(kA, 1);
+  watch_.Submit(kC);
+  Free(kA, {kB}, 0);
+  Free(kA, {kC}, 1);
+  dag_.EndCaptures();
+  oracle_.EndScope();
+  oracle_.BeginScope();
+  dag_.Begin(kB, 2);
+  EXPECT_EQ(Place(kB, 0), "");
+  EXPECT_THAT(Place(kB, 1), HasSubstr("may not take"));
+  watch_.FinishAll();
+}
+
+TEST_F(ReuseOracleTest, APoolDoesNotGrowWhereThereIsAStretch) {
+  constexpr uint64_t kHalf = kPage / 2;
+  EXPECT_EQ(Place(kA, 0, kHalf), "");
+  EXPECT_THAT(Place(kA, 1, kHalf), HasSubstr("the pool grew")) << "beside the first";
+}
+
+TEST_F(ReuseOracleTest, NorWhereAFenceIsProven) {
+  Place(kA);
+  Free(kA);
+  EXPECT_EQ(Place(kB, 1, kPage - 512), "") << "B may not have it";
+  Join(kB, kA);
+  EXPECT_THAT(Place(kB, 2, kPage - 512), HasSubstr("the pool grew"));
+  EXPECT_EQ(Place(kB, 3, kPage), "") << "of large blocks this is not said";
+  EXPECT_EQ(oracle_.growths_judged(), 2U);
+}
+
+TEST_F(ReuseOracleTest, NeighboursBehindSeveralFencesAreOneStretch) {
+  constexpr uint64_t kHalf = kPage / 2;
+  Place(kA, 0, kHalf);
+  const std::vector<PhysicalPiece> upper = {
+      {.page = PageId{0}, .offset_bytes = kHalf, .length_bytes = kHalf}};
+  oracle_.Place(Sized(kB, kHalf), upper, pages_);
+  Free(kA, {}, 0, kHalf);
+  oracle_.Free(Sized(kB, kHalf), upper, {});
+  EXPECT_EQ(Place(kA, 1, kHalf + 512), "");
+  Join(kA, kB);
+  EXPECT_THAT(Place(kA, 2, kHalf + 512), HasSubstr("the pool grew"));
+}
+
+TEST_F(ReuseOracleTest, WhatIsFreedBeforeASecondStreamIsSeenIsPromisedLater) {
+  dag_.EndCaptures();
+  oracle_.EndScope();
+  oracle_.BeginScope();
+  dag_.Begin(kA, 2);
+  oracle_.BeginCapture();
+  oracle_.See(kA);
+  Launch(kA);
+  Place(kA);
+  Free(kA);
+  Join(kB, kA);
+  Launch(kA);
+  oracle_.See(kB);
+  EXPECT_EQ(Place(kB, 1, kPage - 512), "") << "behind the free, but not where A stands now";
+  Join(kB, kA);
+  EXPECT_THAT(Place(kB, 2, kPage - 512), HasSubstr("the pool grew"));
+}
+
+}  // namespace
+}  // namespace cgp
