@@ -44,9 +44,8 @@ std::span<const NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& fr
   if (stopped) {
     // Not even what was in an earlier frontier stands: the stream may have gone on without waiting
     // for it.
-    reach.reached_.clear();
+    reach.Stop();
     news.clear();
-    reach.stopped_ = true;
   }
   return news;
 }

@@ -36,6 +36,10 @@ class GraphOrder {
       return i < reached_.size() && reached_[i];
     }
     bool stopped() const { return stopped_; }
+    void Stop() {
+      reached_.clear();
+      stopped_ = true;
+    }
 
    private:
     friend class GraphOrder;

@@ -165,23 +165,25 @@ TEST_F(GraphOrderTest, ANodeIsAskedOnceWhatItDependsOn) {
   for (uint32_t i = 0; i < kNodes; ++i) EXPECT_TRUE(reaches[0].Contains(NodeNumber{i}));
 }
 
-// A launch that does not wait may end before what stands in front of it is complete.
-TEST_F(GraphOrderTest, AProgrammaticEdgeEndsTheReachForGood) {
+// A launch that does not wait may end before what stands in front of it is complete, and so may all
+// that comes after it.
+TEST_F(GraphOrderTest, AProgrammaticEdgeEmptiesTheReachForGood) {
   const GraphNode before = Launch(kA);
   GraphOrder::Reach early;
   EXPECT_THAT(Advance(early, kA), ElementsAre(before));
   const GraphNode node = Launch(kA, kProgrammatic);
   GraphOrder::Reach late;
   EXPECT_THAT(Advance(late, kA), IsEmpty());
+  EXPECT_TRUE(Reaches(early, before)) << "it has not been told yet";
+  EXPECT_FALSE(early.stopped());
   EXPECT_THAT(Advance(early, kA), IsEmpty());
-  EXPECT_FALSE(Reaches(late, before));
-  EXPECT_FALSE(Reaches(late, node));
-  EXPECT_TRUE(Reaches(early, before)) << "what was reached stays";
+  EXPECT_TRUE(early.stopped());
+  EXPECT_TRUE(late.stopped());
   const GraphNode behind = Launch(kA);
-  EXPECT_THAT(Advance(late, kA), IsEmpty());
-  EXPECT_THAT(Advance(early, kA), IsEmpty());
-  EXPECT_FALSE(Reaches(late, behind));
-  EXPECT_FALSE(Reaches(early, node));
+  for (GraphOrder::Reach* const reach : {&early, &late}) {
+    EXPECT_THAT(Advance(*reach, kA), IsEmpty());
+    for (const GraphNode one : {before, node, behind}) EXPECT_FALSE(Reaches(*reach, one));
+  }
 }
 
 TEST_F(GraphOrderTest, AProgrammaticEdgeStopsOnlyThoseBehindIt) {
@@ -195,8 +197,10 @@ TEST_F(GraphOrderTest, AProgrammaticEdgeStopsOnlyThoseBehindIt) {
   EXPECT_THAT(Advance(of_b, kB), ElementsAre(b));
   Join(kB, kA);
   Launch(kB);
+  EXPECT_FALSE(of_b.stopped());
   EXPECT_THAT(Advance(of_b, kB), IsEmpty());
-  EXPECT_TRUE(Reaches(of_b, b));
+  EXPECT_TRUE(of_b.stopped());
+  EXPECT_FALSE(Reaches(of_b, b));
 }
 
 // Somewhere behind a join, on whichever of the branches.
@@ -212,16 +216,18 @@ TEST_F(GraphOrderTest, WhatASearchFoundBeforeItMetAProgrammaticEdgeIsNotReached)
   for (const GraphNode node : {a, b, join}) EXPECT_FALSE(Reaches(reach, node));
 }
 
-// What comes next would not wait for the frontier; what comes after that may.
-TEST_F(GraphOrderTest, AProgrammaticFrontierIsNotReachedYet) {
+// What comes next will not wait for the frontier: a programmatic event was waited for.
+TEST_F(GraphOrderTest, SoDoesAProgrammaticFrontier) {
   const GraphNode node = Launch(kA);
   GraphOrder::Reach reach;
   Frontier frontier = graphs_.Record(kA);
+  EXPECT_THAT(Advance(reach, frontier), ElementsAre(node));
   frontier.waits = false;
   EXPECT_THAT(Advance(reach, frontier), IsEmpty());
+  EXPECT_TRUE(reach.stopped());
   EXPECT_FALSE(Reaches(reach, node));
   frontier.waits = true;
-  EXPECT_THAT(Advance(reach, frontier), ElementsAre(node)) << "the reach has not stopped";
+  EXPECT_THAT(Advance(reach, frontier), IsEmpty());
 }
 
 TEST_F(GraphOrderTest, AFailingDriverLeavesTheReachAsItWas) {

@@ -58,15 +58,20 @@ FreeView& Pool::State::ProvenView(StreamId stream) {
     AddView(stream);
     number = proofs.AddStream(frontier.capture);
   }
-  FreeView& view = *views[*number];
   const bool stopped = proofs.stopped(*number);
-  Wake(view, proofs.Advance(*number, frontier));
-  if (proofs.stopped(*number) && !stopped) KeepOwnOnly(view, *number);
+  Wake(*views[*number], proofs.Advance(*number, frontier));
+  if (stopped || !proofs.stopped(*number)) return *views[*number];
+  // The stream has gone on without waiting for what came before. What was given to it by proof it may
+  // have given itself again since, by its order, which is no proof any more either. So it begins anew,
+  // as another stream that nothing is proven to, and leaves behind what it had until now.
+  FreeView& view = AddView(stream);
+  proofs.Stop(proofs.AddStream(frontier.capture));
   return view;
 }
 
+// The newest, since a stream may have begun anew.
 std::optional<std::size_t> Pool::State::FindProvenView(StreamId stream, CaptureId of) const {
-  for (std::size_t i = 0; i < proofs.stream_count(); ++i) {
+  for (std::size_t i = proofs.stream_count(); i-- > 0;) {
     if (views[i]->stream() == stream && proofs.capture(i) == of) return i;
   }
   return std::nullopt;
@@ -82,7 +87,8 @@ std::optional<FenceId> Pool::State::ProofFenceFor(const LiveBlock& live) {
   if (!CollectFrontiers(live)) return std::nullopt;
   if (nodes.empty()) return FenceId::kOpen;  // the capture has nothing yet that could use it
   const bool used = live.others && !live.others->uses.empty();
-  const auto owner = used ? std::nullopt : FindProvenView(live.block.stream, frontier.capture);
+  auto owner = used ? std::nullopt : FindProvenView(live.block.stream, frontier.capture);
+  if (live.view != LiveBlock::kNoView && owner != live.view) owner.reset();
   if (const auto last = proofs.LastLike(nodes, owner)) return *last;
   const FenceId fence = fences.ForProof();
   AddProof(fence, owner);
@@ -152,15 +158,6 @@ void Pool::State::Wake(FreeView& view, std::span<const FenceId> proven) {
   for (const auto& [first, last] : spans) view.Forget(first, last);
   for (const FenceId fence : proven) view.LetThrough(fence);
   for (const auto& [first, last] : spans) view.Learn(first, last);
-}
-
-// The graph proves nothing to the stream any more, not even what it has proven so far.
-void Pool::State::KeepOwnOnly(FreeView& view, std::size_t number) {
-  for (std::size_t i = 0; i < proofs.fence_limit(); ++i) {
-    const auto fence = static_cast<FenceId>(i);
-    if (proofs.Contains(fence) && !proofs.IsProven(fence, number)) view.Refuse(fence);
-  }
-  view.Rebuild();
 }
 
 // A free node came to be.

@@ -256,6 +256,33 @@ TEST_F(PoolProofsTest, FencesOfManyFreesAreEachTakenWhenTheirTurnComes) {
   }
 }
 
+// The graph proves nothing to it any more, and its own order only what it has had since: before, it
+// may have given itself what it had by a proof.
+TEST_F(PoolProofsTest, AStreamBehindAProgrammaticLaunchTakesOnlyWhatItHasHadSince) {
+  Begin({kA, kB});
+  std::vector<Block> of_a;
+  std::vector<Block> of_b;
+  for (int i = 0; i < 3; ++i) {
+    of_a.push_back(Allocate(kPage, kA));
+    of_b.push_back(Allocate(kPage, kB));
+  }
+  Launch(kA);
+  Launch(kB);
+  for (int i = 0; i < 2; ++i) Free(of_b[static_cast<std::size_t>(i)]);
+  Join(kA, kB);
+  EXPECT_TRUE(Reuses(kPage, kA)) << "the first of B's";
+  Free(of_a[2]);
+  graphs_.Launch(kA, HostGraphs::LaunchKind::kProgrammatic);
+  EXPECT_FALSE(Reuses(kPage, kA)) << "neither the second nor its own";
+  Free(of_b[2]);
+  Free(of_a[0]);
+  Launch(kA);
+  EXPECT_FALSE(Reuses(kPage, kA)) << "of before, though freed behind it";
+  Free(Allocate(kPage, kA));
+  EXPECT_TRUE(Reuses(kPage, kA));
+  EXPECT_TRUE(Reuses(kPage, kB));
+}
+
 // --- Which bytes ---
 
 TEST_F(PoolProofsTest, NeighboursBehindDifferentFencesAreOneToWhomMayTakeBoth) {

@@ -119,7 +119,6 @@ struct Pool::State {
   std::optional<FenceId> ProofFenceFor(const LiveBlock& live);
   bool CollectFrontiers(const LiveBlock& live);
   void AddProof(FenceId fence, std::optional<std::size_t> owner);
-  void KeepOwnOnly(FreeView& view, std::size_t number);
   void Wake(FreeView& view, std::span<const FenceId> proven);
   void NoteExtent(NodeId id);
   void NoteCapture(CaptureId of);

@@ -40,10 +40,10 @@ class ProofTable {
     return Index(fence) < fences_.size() && fences_[Index(fence)].count > 0;
   }
   bool IsProven(FenceId fence, std::size_t stream) const;
-  // Nothing is proven to the stream any more but what it owns.
+  // Nothing more is proven to the stream but what it owns: it has met a programmatic edge, or Stop()
+  // was called.
   bool stopped(std::size_t stream) const { return streams_[stream].reach.stopped(); }
-  // An upper limit on the table's fences.
-  std::size_t fence_limit() const { return fences_.size(); }
+  void Stop(std::size_t stream) { streams_[stream].reach.Stop(); }
 
   // The stream stands at `frontier`: returns the fences that are newly proven to it, in no order;
   // valid until the next call. Throws DriverError with nothing changed.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/units.h"
 #include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 
@@ -186,6 +187,28 @@ TEST_F(ProofTableTest, AStreamOfAnotherCaptureIsNeverProvenAnything) {
   EXPECT_THAT(proofs_.Advance(outside, Frontier{}), IsEmpty());
   EXPECT_FALSE(proofs_.IsProven(kFence1, other));
   EXPECT_FALSE(proofs_.IsProven(kFence1, outside));
+}
+
+// The graph may not even order what it had reached as its frontier.
+TEST_F(ProofTableTest, AStreamBehindAProgrammaticEdgeIsProvenOnlyWhatItOwns) {
+  const std::size_t a = AddStream();
+  const std::size_t b = AddStream();
+  const GraphNode node = Launch(kB);
+  Add(kFence1, {node}, b);
+  Add(kFence2, {Launch(kA)}, a);
+  Join(kA, kB);
+  EXPECT_THAT(Advance(a, kA), ElementsAre(kFence1));
+  EXPECT_FALSE(proofs_.stopped(a));
+  graphs_.Launch(kA, HostGraphs::LaunchKind::kProgrammatic);
+  EXPECT_THAT(Advance(a, kA), IsEmpty());
+  EXPECT_TRUE(proofs_.stopped(a));
+  EXPECT_FALSE(proofs_.stopped(b));
+  EXPECT_FALSE(proofs_.IsProven(kFence1, a));
+  EXPECT_TRUE(proofs_.IsProven(kFence2, a));
+  Add(kFence7, {node});
+  EXPECT_FALSE(proofs_.IsProven(kFence7, a));
+  Launch(kA);
+  EXPECT_THAT(Advance(a, kA), IsEmpty());
 }
 
 TEST_F(ProofTableTest, LastLikeIsTheFenceAddedLastIfItIsLikeThat) {

@@ -181,8 +181,15 @@ MUTANTS = [
         "proof-keeps-all",
         "pool_proofs.cc",
         "a stream keeps what it may not take any more",
-        "  if (proofs.stopped(*number) && !stopped) KeepOwnOnly(view, *number);\n",
-        "  (void)stopped;\n",
+        "  if (stopped || !proofs.stopped(*number)) return *views[*number];\n",
+        "  if (stopped || !stopped) return *views[*number];\n",
+    ),
+    Mutant(
+        "proof-own-again",
+        "pool_proofs.cc",
+        "a stream that has begun anew owns what it had before",
+        "  if (live.view != LiveBlock::kNoView && owner != live.view) owner.reset();\n",
+        "",
     ),
     Mutant(
         "proof-kept",
