@@ -60,7 +60,8 @@ FreeView& Pool::State::ProvenView(StreamId stream) {
   }
   const bool stopped = proofs.stopped(*number);
   Wake(*views[*number], proofs.Advance(*number, frontier));
-  if (stopped || !proofs.stopped(*number)) return *views[*number];
+  const bool stops = !stopped && proofs.stopped(*number);
+  if (!stops || !proofs.relies_on_proofs(*number)) return *views[*number];
   // The stream has gone on without waiting for what came before. What was given to it by proof it may
   // have given itself again since, by its order, which is no proof any more either. So it begins anew,
   // as another stream that nothing is proven to, and leaves behind what it had until now.
@@ -191,7 +192,8 @@ void Pool::State::CheckProofs() const {
       const std::vector<NodeId>& extents = proofs.extents(fence);
       CGP_CHECK(std::ranges::find(extents, id) != extents.end());
       for (std::size_t i = 0; i < proofs.stream_count(); ++i) {
-        CGP_CHECK(views[i]->Passes(fence) == proofs.IsProven(fence, i));
+        const bool begun_anew = FindProvenView(views[i]->stream(), proofs.capture(i)) != i;
+        CGP_CHECK(begun_anew || views[i]->Passes(fence) == proofs.IsProven(fence, i));
       }
     }
   }

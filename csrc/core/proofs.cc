@@ -68,7 +68,10 @@ bool ProofTable::Wait(std::size_t number, FenceId fence) {
   const Fence& waits = fences_[Index(fence)];
   if (waits.owner == number) return false;
   const std::optional<NodeNumber> missing = FirstMissing(stream, waits);
-  if (!missing) return false;
+  if (!missing) {
+    stream.relies_on_proofs = true;
+    return false;
+  }
   if (stream.first.size() <= Index(*missing)) stream.first.resize(order_.node_count(), kNobody);
   auto at = static_cast<uint32_t>(stream.waiters.size());
   if (stream.spare.empty()) {

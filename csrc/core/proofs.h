@@ -44,6 +44,8 @@ class ProofTable {
   // was called.
   bool stopped(std::size_t stream) const { return streams_[stream].reach.stopped(); }
   void Stop(std::size_t stream) { streams_[stream].reach.Stop(); }
+  // Whether a fence that it does not own has ever been proven to the stream.
+  bool relies_on_proofs(std::size_t stream) const { return streams_[stream].relies_on_proofs; }
 
   // The stream stands at `frontier`: returns the fences that are newly proven to it, in no order;
   // valid until the next call. Throws DriverError with nothing changed.
@@ -71,6 +73,7 @@ class ProofTable {
   static constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
   struct Stream {
     CaptureId capture = kNoCapture;
+    bool relies_on_proofs = false;
     GraphOrder::Reach reach;
     std::deque<uint32_t> first;  // by node number: the first that waits there, in waiters
     std::deque<Waiter> waiters;

@@ -181,8 +181,8 @@ MUTANTS = [
         "proof-keeps-all",
         "pool_proofs.cc",
         "a stream keeps what it may not take any more",
-        "  if (stopped || !proofs.stopped(*number)) return *views[*number];\n",
-        "  if (stopped || !stopped) return *views[*number];\n",
+        "  const bool stops = !stopped && proofs.stopped(*number);\n",
+        "  const bool stops = stopped && !stopped;\n",
     ),
     Mutant(
         "proof-own-again",
