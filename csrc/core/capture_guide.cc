@@ -28,6 +28,9 @@ constexpr uint32_t kMuchEvidence = 4;
 constexpr uint32_t kSearches = 8;
 constexpr uint32_t kLost = 64;
 
+// What answers to a step roughly is off by at most this part.
+constexpr uint64_t kRoughly = 256;
+
 // What stands for a step is at most so many times larger or smaller.
 constexpr uint64_t kAlike = 4;
 
@@ -66,7 +69,7 @@ std::optional<uint8_t> CaptureGuide::PowerOf(uint32_t step, uint64_t bytes, doub
 CaptureGuide::Match CaptureGuide::Find(uint64_t bytes) const {
   Match match = alignment_;
   match.stands_for.reset();
-  if (Answer(bytes, match)) return match;
+  if (Answer(bytes, match) || AnswerRoughly(bytes, match)) return match;
   if (bytes > kGranuleBytes) {
     ++match.missed_in_a_row;
     ++match.missed;
@@ -148,6 +151,18 @@ bool CaptureGuide::Answer(uint64_t bytes, Match& match) const {
   return false;
 }
 
+// The expected step is answered to as well by what is nearly as large as foretold: workspaces have a
+// part that does not grow. That is no evidence.
+bool CaptureGuide::AnswerRoughly(uint64_t bytes, Match& match) const {
+  if (match.scale == 0 || match.next >= largest_.size()) return false;
+  const uint64_t expected = Foretell(match.next, match.scale);
+  const uint64_t off = std::max(expected, bytes) - std::min(expected, bytes);
+  if (expected < kRoughly * kGranuleBytes || off > expected / kRoughly) return false;
+  match.step = match.next++;
+  match.missed_in_a_row = 0;
+  return true;
+}
+
 uint64_t CaptureGuide::Foretell(uint32_t step, double scale) const {
   const Step& like = largest_[step];
   if (scale == 0) return like.bytes;
@@ -181,7 +196,8 @@ void CaptureGuide::Freed(Ticket ticket) {
   recorded_[ticket.step].step.freed_at = static_cast<uint32_t>(recorded_.size());
 }
 
-// By which power of the scale each step has grown; the scale is best known at the end.
+// By which power of the scale each step has grown; the scale is best known at the end. Recorded
+// steps get what is known of their like, then what this capture adds.
 void CaptureGuide::LearnPowers() {
   const double scale = alignment_.scale;
   const bool tells = scale != 0 && scale != 1;
@@ -197,12 +213,20 @@ void CaptureGuide::LearnPowers() {
     recorded.step.power = PowerOf(*recorded.like, recorded.step.bytes, scale).value_or(known);
   }
   const bool same_program = 2 * aligned >= recorded_.size();
-  learned_ = same_program && (tells || learned_);
+  if (peak_ >= largest_peak_) {
+    learned_ = same_program && (tells || learned_);
+  } else if (same_program && tells && !learned_) {
+    // A smaller capture says as much of how its guide will grow.
+    for (const Recorded& recorded : recorded_) {
+      if (recorded.like) largest_[*recorded.like].power = recorded.step.power;
+    }
+    learned_ = true;
+  }
 }
 
 void CaptureGuide::EndCapture() {
+  LearnPowers();
   if (peak_ >= largest_peak_) {
-    LearnPowers();
     largest_peak_ = peak_;
     largest_.clear();
     for (uint32_t i = 0; i < recorded_.size(); ++i) {

@@ -5,8 +5,9 @@
 // pairs everything with everything, by its square). So the capture under way is aligned with the
 // largest one: an allocation answers to the next step whose size, scaled or not, is its own.
 // Libraries that choose other kernels for other sizes add and leave out steps, so a few steps ahead
-// are looked at. From there on the guide foretells how large each block will be and how long it
-// will live.
+// are looked at; and workspaces have a part that does not grow, so what is nearly as large as the
+// expected step answers to it too. From there on the guide foretells how large each block will be
+// and how long it will live.
 //
 // All this is advice, tried and checked by those who follow it, so a pool that very different
 // programs share loses nothing.
@@ -90,6 +91,7 @@ class CaptureGuide {
 
   std::optional<uint8_t> PowerOf(uint32_t step, uint64_t bytes, double scale) const;
   bool Answer(uint64_t bytes, Match& match) const;
+  bool AnswerRoughly(uint64_t bytes, Match& match) const;
   void FindScale(uint64_t bytes, Match& match) const;
   void LearnPowers();
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/capture_guide.h"
@@ -18,10 +19,13 @@ class GuideAlignmentTest : public GuidedCaptures {
     return sizes;
   }
 
-  // Sizes whose double, half, square and so on are none of the others.
+  // Sizes whose double, half, square and so on are none of the others, and of which each is larger
+  // by a 50th than the one before.
   static Sizes Distinct(uint32_t count) {
     Sizes sizes;
-    for (uint32_t i = 0; i < count; ++i) sizes.push_back(1'000'000 + 2048 * uint64_t{i});
+    double bytes = 1'000'000;
+    for (uint32_t i = 0; i < count; ++i, bytes *= 1.02)
+      sizes.push_back(static_cast<uint64_t>(bytes));
     return sizes;
   }
 
@@ -146,6 +150,38 @@ TEST_F(GuideAlignmentTest, LooksSixteenStepsAheadAndFurtherAfterMisses) {
   EXPECT_EQ(AnswerAfter(5, 8, 5 + 127), 5 + 127);
   EXPECT_EQ(AnswerAfter(5, 8, 5 + 128), kNothing) << "the widest window";
   EXPECT_EQ(AnswerAfter(5, 8, 4), kNothing) << "never back";
+}
+
+TEST_F(GuideAlignmentTest, WhatIsNearlyAsLargeAnswersToTheExpectedStep) {
+  for (const double scale : {0.5, 1.0, 2.0}) {
+    const auto scaled = [&](uint64_t bytes) {
+      return static_cast<uint64_t>(scale * static_cast<double>(bytes));
+    };
+    const uint64_t expected = scaled(6'400'000);
+    const auto expect = [&](uint64_t bytes, int64_t answer) {
+      CaptureGuide guide = LearnedGuideOf({10'000'000, 6'400'000, 30'000'000});
+      const std::vector<Match> matches =
+          Capture(guide, {scaled(10'000'000), bytes, scaled(30'000'000)});
+      EXPECT_EQ(AnswersOf(matches), (Answers{0, answer, 2})) << scale << " " << bytes;
+      EXPECT_EQ(matches[1].evidence, matches[0].evidence) << "it says nothing about the scale";
+      EXPECT_EQ(matches[1].missed, answer == kNothing ? 1u : 0u);
+    };
+    expect(expected + expected / 256, 1);
+    expect(expected - expected / 256, 1);
+    expect(expected + expected / 256 + 1, kNothing);
+    expect(expected - expected / 256 - 1, kNothing);
+  }
+}
+
+TEST_F(GuideAlignmentTest, NearlyAsLargeIsAGranuleOrMore) {
+  EXPECT_EQ(Aligned({100'000, 131'072, 300'000}, {100'000, 131'072 + 512, 300'000}),
+            (Answers{0, 1, 2}));
+  EXPECT_EQ(Aligned({100'000, 131'071, 300'000}, {100'000, 131'071 + 2, 300'000}),
+            (Answers{0, kNothing, 2}));
+}
+
+TEST_F(GuideAlignmentTest, AnotherStepThatIsExactlyAsLargeIsPreferred) {
+  EXPECT_EQ(Aligned({100'000, 6'400'000, 6'410'000}, {100'000, 6'410'000}), (Answers{0, 2}));
 }
 
 TEST_F(GuideAlignmentTest, BlocksOfAGranuleAnswerToTheNextStepOnly) {

@@ -68,11 +68,30 @@ TEST_F(GuideLearningTest, WhatStandsForAStepInheritsItsPower) {
   EXPECT_EQ(Powers(guide), (std::vector<int>{1, 2, 0, 1}));
 }
 
-TEST_F(GuideLearningTest, SmallerCapturesTeachNothing) {
+TEST_F(GuideLearningTest, ASmallerCaptureTeachesAsMuch) {
   CaptureGuide guide = GuideOf({30'000, 40'000, 70'000});
-  Capture(guide, {15'000, 10'000, 70'000});
-  EXPECT_EQ(Powers(guide), (std::vector<int>{1, 1, 1}));
+  Capture(guide, {15'000, 10'000, 70'000}, /*first_slot=*/100);
+  EXPECT_EQ(Powers(guide), (std::vector<int>{1, 2, 0}));
+  EXPECT_TRUE(guide.learned());
+  EXPECT_EQ(guide.steps()[1].bytes, 40'000u) << "the guide is still the larger one";
+  EXPECT_EQ(guide.steps()[1].start.slot, SlotId{1});
+}
+
+TEST_F(GuideLearningTest, ASmallerCaptureTeachesNothingOnceItIsKnownWhatGrows) {
+  CaptureGuide guide = GuideOf({30'000, 40'000, 70'000});
+  Capture(guide, {60'000, 160'000, 70'000});
+  ASSERT_EQ(Powers(guide), (std::vector<int>{1, 2, 0}));
+  Capture(guide, {30'000, 80'000, 35'000});
+  EXPECT_EQ(Powers(guide), (std::vector<int>{1, 2, 0}));
+}
+
+TEST_F(GuideLearningTest, ASmallerCaptureOfTheSameScaleOrAnotherProgramTeachesNothing) {
+  CaptureGuide guide = GuideOf({3'000'000, 4'000'000, 7'000'000});
+  Capture(guide, {3'000'000, 4'000'000});
   EXPECT_FALSE(guide.learned());
+  Capture(guide, {1'500'000, 307'001, 201'003, 151'007, 253'011, 110'303});
+  EXPECT_FALSE(guide.learned());
+  EXPECT_EQ(Powers(guide), (std::vector<int>{1, 1, 1}));
 }
 
 TEST_F(GuideLearningTest, WhereHalfOfTheBlocksHaveALikeItIsLearned) {

@@ -1,7 +1,6 @@
 #include "core/capture_plan.h"
 
 #include <algorithm>
-#include <bit>
 #include <functional>
 #include <utility>
 
@@ -25,18 +24,14 @@ constexpr int kGaps = 8;
 constexpr uint64_t kRoom = 8;
 constexpr uint64_t kMostRoom = uint64_t{1} << 20;
 constexpr uint32_t kNotShown = ~uint32_t{0};
-// The most pages of a new handle: more than without a plan, which fills them to the last byte.
-constexpr uint64_t kMostHandlePages = 64;
 
 // At least `pages` new pages and at most `most`, in the largest handles that suit the pool.
 std::vector<PageId> NewHandles(uint64_t pages, uint64_t most, uint64_t pool_pages) {
   std::vector<PageId> handles;
   for (uint64_t made = 0; made < pages;) {
-    const uint64_t size =
-        std::min(most - made, MostHandlePages(pool_pages + made, kMostHandlePages));
-    const auto k = static_cast<uint32_t>(std::bit_width(size) - 1);
-    handles.push_back(MappingPlan::NewHandle(k));
-    made += uint64_t{1} << k;
+    const uint64_t size = std::min(most - made, MostHandlePages(pool_pages + made));
+    handles.push_back(MappingPlan::NewHandle(static_cast<uint32_t>(size)));
+    made += size;
   }
   return handles;
 }

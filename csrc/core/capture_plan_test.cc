@@ -497,8 +497,8 @@ TEST_F(CapturePlanTest, PagesAreMadeAheadOfNeedOnlyForAPlanThatIsTrusted) {
     const auto spot = plan.Find(Next(8), Granules(8), view_, ranges_, most_pages);
     return spot && spot->growth ? spot->growth->mapping.handles : std::vector<PageId>{};
   };
-  EXPECT_EQ(new_handles(kPages + 16), std::vector{MappingPlan::NewHandle(1)});
-  EXPECT_EQ(new_handles(2 * kPages), std::vector{MappingPlan::NewHandle(6)});
+  EXPECT_EQ(new_handles(kPages + 16), std::vector{MappingPlan::NewHandle(2)});
+  EXPECT_EQ(new_handles(2 * kPages), std::vector{MappingPlan::NewHandle(64)});
 }
 
 TEST_F(CapturePlanTest, OfVeryManyStepsTheLargestAreForetold) {

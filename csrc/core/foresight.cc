@@ -17,6 +17,7 @@ constexpr uint32_t kTrusted = 3;
 void Foresight::BeginCapture() {
   guide_.BeginCapture();
   plan_.reset();
+  refused_ = false;
   plans_left_ = kMostPlans;
   pages_before_ = ranges_.page_count();
 }
@@ -43,11 +44,14 @@ Foresight::Advice Foresight::Advise(uint64_t bytes, const FreeView& view,
     advice.spot.emplace().place = *place;
     return advice;
   }
-  if (WorthPlanning(match)) MakePlan(match, view, for_each_live);
+  if (WorthPlanning(match, length)) MakePlan(match, view, for_each_live);
   if (plan_ && plan_->scale() != match.scale) plan_.reset();
   if (plan_ && plan_->complete()) {
-    advice.spot = plan_->Find(match, length, view, ranges_, MostPages(match));
+    advice.spot = plan_->Find(match, length, view, ranges_, MostPages(match, length));
+    // A capture no larger than its guide finds room in what is mapped.
+    if (match.scale <= 1 && advice.spot && advice.spot->growth) advice.spot.reset();
     advice.planned = advice.spot.has_value();
+    refused_ |= !advice.planned && !Trusts(match);
   }
   return advice;
 }
@@ -63,10 +67,17 @@ void Foresight::GiveUpPlan() {
   plans_left_ = 0;
 }
 
-bool Foresight::WorthPlanning(const CaptureGuide::Match& match) const {
-  if (plan_ && plan_->scale() == match.scale) return false;
+bool Foresight::WorthPlanning(const CaptureGuide::Match& match, Granules length) const {
   if (plans_left_ == 0 || match.missed > kMostMissed) return false;
-  return match.scale <= 1 || (guide_.learned() && match.scale <= kLargestScale);
+  // What was refused lies elsewhere now, and is in the way of what is foretold.
+  if (plan_ && plan_->scale() == match.scale) return refused_ && Trusts(match);
+  if (match.scale > 1) return guide_.learned() && match.scale <= kLargestScale;
+  // A capture no larger than its guide mostly finds its places; what is small finds another.
+  return match.scale == 0 || (match.step && length >= space_.page_size());
+}
+
+bool Foresight::Trusts(const CaptureGuide::Match& match) const {
+  return match.evidence >= kTrusted && match.missed < match.evidence;
 }
 
 void Foresight::MakePlan(const CaptureGuide::Match& match, const FreeView& view,
@@ -80,6 +91,7 @@ void Foresight::MakePlan(const CaptureGuide::Match& match, const FreeView& view,
   });
   plan_.emplace(guide_, match, view, ranges_, space_.page_size(), live);
   --plans_left_;
+  refused_ = false;
   // A capture no larger than its guide does without: mapping most of the pool into a home costs more
   // than the few blocks that did not find their place.
   if (match.scale <= 1 &&
@@ -87,10 +99,14 @@ void Foresight::MakePlan(const CaptureGuide::Match& match, const FreeView& view,
     GiveUpPlan();
 }
 
-uint64_t Foresight::MostPages(const CaptureGuide::Match& match) const {
+uint64_t Foresight::MostPages(const CaptureGuide::Match& match, Granules length) const {
   const uint64_t after = plan_->pages_after();
-  if (match.evidence >= kTrusted && match.missed < match.evidence) return after;
-  return std::min(after, pages_before_ + pages_before_ / 64 + 1);
+  if (Trusts(match)) return after;
+  // What lives has to lie somewhere, with a plan or without.
+  const Granules page = space_.page_size();
+  const Granules live = page * space_.page_count() - space_.free() + length;
+  const uint64_t needed = (live.count() + page.count() - 1) / page.count();
+  return std::min(after, std::max(pages_before_ + pages_before_ / 64 + 1, needed));
 }
 
 std::optional<Placement> Foresight::BesideSurvivors(Granules length, const FreeView& view) const {

@@ -2,13 +2,16 @@
 // do, the plan made from it. Decides which advice to follow.
 //
 //  - A capture no larger than its guide goes where the guide's blocks lay. Nothing is mapped.
-//  - A larger one, or one that finds a place taken, gets a plan.
+//  - One that finds the place of a large block taken gets a plan, of what is mapped.
+//  - A larger one gets a plan, and another one when it comes to be trusted, if it was refused pages
+//    before.
 //  - A small block that nothing is known of, or that is known to stay, goes beside others that
 //    stayed.
 //
 // A plan may have new pages made ahead of need: its gaps are filled later. A capture that only
 // begins like the guide's program must not make the pool grow in vain: until three blocks of
-// different sizes have been as large as foretold, a plan gets a 64th of the pool and one page more.
+// different sizes have been as large as foretold, a plan gets a 64th of the pool and one page
+// more, or what lives needs anyway.
 // From then on a wrong guess can cost what is foretold: the scale, or for blocks that grow by its
 // square that, times what the guide held.
 #pragma once
@@ -55,10 +58,11 @@ class Foresight {
   void GiveUpPlan();
 
  private:
-  bool WorthPlanning(const CaptureGuide::Match& match) const;
+  bool WorthPlanning(const CaptureGuide::Match& match, Granules length) const;
+  bool Trusts(const CaptureGuide::Match& match) const;
   void MakePlan(const CaptureGuide::Match& match, const FreeView& view,
                 const ForEachLive& for_each_live);
-  uint64_t MostPages(const CaptureGuide::Match& match) const;
+  uint64_t MostPages(const CaptureGuide::Match& match, Granules length) const;
   std::optional<Placement> BesideSurvivors(Granules length, const FreeView& view) const;
 
   const PageSpace& space_;
@@ -67,6 +71,7 @@ class Foresight {
   std::optional<CapturePlan> plan_;
   // Of the capture under way:
   int plans_left_ = 0;
+  bool refused_ = false;       // the plan was not trusted with the pages for a block
   uint64_t pages_before_ = 0;  // what the pool had when it began
 };
 

@@ -43,6 +43,7 @@ class ForesightTest : public SmallPool {
   int Allocate(uint64_t granules) {
     const uint64_t bytes = granules * kGranuleBytes;
     advice_ = foresight_.Advise(bytes, view_, [this](const Foresight::PieceFunction& add) {
+      ++plans_;
       for (const auto& [number, block] : blocks_) {
         for (const NodeId id : block.pieces) {
           const PageSpace::Node& node = space_.node(id);
@@ -120,6 +121,7 @@ class ForesightTest : public SmallPool {
   uint64_t live_ = 0;  // granules
   uint64_t most_live_ = 0;
   int planned_ = 0;
+  int plans_ = 0;  // how many were made in all
 
  private:
   void FreeDue(const Program& program, std::size_t step, std::map<std::size_t, int>& live) {
@@ -300,6 +302,30 @@ TEST_F(TrustTest, AsLongAsMoreBlocksAreMissedThanAsForetoldThePoolGrowsLittleAhe
   EXPECT_EQ(advice_.match.missed, 3U);
 }
 
+TEST_F(ForesightTest, BeforeThatAPlanGetsWhatLivesNeedsAnyway) {
+  const Program program{{50, 3}, {30, 3}, {10, 3}};  // the first lies lowest
+  Capture(program, 1);
+  Capture(program, 2);
+  Capture(program, 6);
+  EXPECT_TRUE(advices_.front().planned);
+  EXPECT_EQ(advices_.front().match.evidence, 0U);
+}
+
+// The smallest come first, and would lie highest: what is not trusted with so many pages yet goes
+// where the largest were to lie.
+TEST_F(ForesightTest, WhatWasRefusedIsPlannedAroundWhenThePlanIsTrusted) {
+  const Program program{{10, 8}, {20, 8}, {12, 8}, {24, 8}, {14, 8}, {40, 8}, {60, 8}};
+  Capture(program, 1);
+  Capture(program, 2);
+  const int plans = plans_;
+  Capture(program, 8);
+  EXPECT_FALSE(advices_.front().planned);
+  EXPECT_TRUE(advices_[5].planned);
+  EXPECT_TRUE(advices_[6].planned);
+  EXPECT_EQ(ranges_.page_count(), 2 * 180U);
+  EXPECT_EQ(plans_, plans + 2);
+}
+
 // Begins with blocks that the pool has room for, however much larger they are, and goes on with
 // those that make it grow.
 class SmallFirstTest : public ForesightTest {
@@ -347,7 +373,7 @@ TEST_F(TrustTest, APlanThatIsGivenUpStaysSoForThisCapture) {
 class RoomyTest : public ForesightTest {
  protected:
   void SetUp() override {
-    MapNew(std::vector<std::string>(400, "...."));
+    MapNew(std::vector<std::string>(700, "...."));
     Capture(kProgram, 1);
     Capture(kProgram, 2);
   }
@@ -365,7 +391,9 @@ class RoomyTest : public ForesightTest {
 };
 
 TEST_F(RoomyTest, ALikelyScaleIsPlanned) {
+  const int plans = plans_;
   Capture(kProgram, 2 * 16);
+  EXPECT_EQ(plans_, plans + 1);
   EXPECT_EQ(Scales(), std::vector<double>(kProgram.size(), 16));
   EXPECT_EQ(Planned(), std::vector<bool>(kProgram.size(), true));
 }
@@ -409,6 +437,26 @@ TEST_F(TakenPlaceTest, APlanIsMadeOfWhatIsMapped) {
   EXPECT_GE(Capture(kProgram, 1), 2);
   EXPECT_EQ(ranges_.page_count(), 28U);
   EXPECT_EQ(ranges_.mapping_count(), mappings);
+}
+
+TEST_F(TakenPlaceTest, ASmallBlockIsNotWorthAPlan) {
+  MapNew(std::vector<std::string>(28, "...."));
+  const Program program{{2, 2}, {3, 2}};
+  Capture(program, 1);
+  const int plans = plans_;
+  TakePlaceOf(0);
+  Capture(program, 1);
+  EXPECT_EQ(plans_, plans);
+  EXPECT_FALSE(advices_.front().spot);
+}
+
+TEST_F(TakenPlaceTest, NothingIsMappedForThePlanOfACaptureNoLargerThanItsGuide) {
+  MapNew(std::vector<std::string>(21, "...."));
+  MapNew(std::vector<std::string>(5, "...."));
+  Capture(kProgram, 1);
+  TakePlaceOf(3);
+  EXPECT_GE(Capture(kProgram, 1), 1);
+  for (const Foresight::Advice& advice : advices_) EXPECT_FALSE(advice.spot && advice.spot->growth);
 }
 
 TEST_F(TakenPlaceTest, AHomeThatWouldHaveToBeMappedFirstIsNotWorthIt) {

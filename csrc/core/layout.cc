@@ -15,11 +15,13 @@ std::size_t AttemptsFor(uint64_t items, bool some_stay) {
 }
 
 // The orders to try first: by where the like lay before, if that is known, by size, and by size
-// times lifetime. What stays for good goes to the bottom, so that it does not part what comes later.
+// times lifetime. What stays for good goes to the bottom, so that it does not part what comes later,
+// and so does what is better there. Such an item whose like lay at the bottom before keeps its turn:
+// where all sizes grow by one factor, each item then finds a gap no higher than that factor times
+// where its like lay.
 std::vector<std::vector<uint32_t>> FirstOrders(const std::vector<LayoutItem>& items) {
-  const auto goes_first = [&](uint32_t i) {
-    return items[i].low || items[i].end == LayoutItem::kForever;
-  };
+  const auto stays = [&](uint32_t i) { return items[i].end == LayoutItem::kForever; };
+  const auto goes_first = [&](uint32_t i) { return items[i].low || stays(i); };
   const auto sort = [&](std::vector<uint32_t> order, auto&& before) {
     std::stable_sort(order.begin(), order.end(), before);
     std::stable_partition(order.begin(), order.end(), goes_first);
@@ -34,7 +36,14 @@ std::vector<std::vector<uint32_t>> FirstOrders(const std::vector<LayoutItem>& it
   std::vector<uint32_t> as_given(items.size());
   std::iota(as_given.begin(), as_given.end(), 0);
   const std::vector<uint32_t> by_size = sort(as_given, larger);
-  std::vector<std::vector<uint32_t>> orders{sort(by_size, lower)};
+  std::vector<uint32_t> as_before = by_size;
+  std::stable_sort(as_before.begin(), as_before.end(), lower);
+  uint64_t bottom = 0;
+  for (const uint32_t i : as_given) bottom += goes_first(i) ? items[i].length : 0;
+  std::stable_partition(as_before.begin(), as_before.end(), [&](uint32_t i) {
+    return stays(i) || (items[i].low && items[i].position >= bottom);
+  });
+  std::vector<std::vector<uint32_t>> orders{std::move(as_before)};
   if (orders.front() != by_size) orders.push_back(by_size);
   orders.push_back(sort(by_size, [&](uint32_t a, uint32_t b) { return area(a) > area(b); }));
   return orders;

@@ -399,6 +399,31 @@ TEST_P(RandomLayout, AGoodLayoutStaysGoodWhenAllSizesGrow) {
   }
 }
 
+// Also where some are to lie at the bottom, if that is where they lay.
+TEST_P(RandomLayout, AGoodLayoutStaysGoodThoughSomeAreToLieLow) {
+  Items old;
+  Cut(random_, old, 0, 24, 0, 30);
+  std::ranges::shuffle(old, random_);
+  for (LayoutItem& item : old) item.low = random_() % 3 == 0;
+  for (bool changed = true; changed;) {
+    changed = false;
+    uint64_t bottom = 0;
+    for (const LayoutItem& item : old) bottom += item.low ? item.length : 0;
+    for (LayoutItem& item : old) {
+      if (!item.low || item.position < bottom) continue;
+      item.low = false;
+      changed = true;
+    }
+  }
+  for (const uint64_t factor : std::vector<uint64_t>{1, 3}) {
+    Items items = old;
+    for (LayoutItem& item : items) item.length *= factor;
+    EXPECT_TRUE(Layout({}).Pack(items, 30 * factor));
+    for (std::size_t i = 0; i < items.size(); ++i)
+      EXPECT_LE(items[i].position, old[i].position * factor);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomLayout, ::testing::Range(0u, 400u));
 
 }  // namespace

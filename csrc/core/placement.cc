@@ -1,7 +1,6 @@
 #include "core/placement.h"
 
 #include <algorithm>
-#include <bit>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -16,12 +15,6 @@ namespace {
 // looking at all ranges.
 constexpr int kEdgeSearches = 64;
 
-// What is mapped whole is also lost whole to the middle of a range as long as a page of it is in
-// use, so a new handle is at most this part of the block that it is made for, and has at most so
-// many pages.
-constexpr uint64_t kHandlesOfBlock = 2;
-constexpr uint64_t kMostHandlePages = 16;
-
 // In how many ranges, and at how many starts in each run, a block looks for the place that other
 // streams could use least.
 constexpr int kRangesForTakers = 8;
@@ -29,6 +22,9 @@ constexpr uint64_t kStartsForTakers = 16;
 
 // Where new pages go unless another range makes more of them.
 constexpr RangeId kFirstRange{0};
+
+// A new page of which more than this part is left to others is a handle of its own.
+constexpr uint64_t kMuchUnused = 5;
 
 // What keeping a wholly free handle whole is worth, in mappings.
 constexpr std::size_t kMappingsToSpareHandle = 2;
@@ -43,9 +39,9 @@ struct Edge {
 
 // What the handles of a pool have to offer.
 struct FreeHandles {
-  std::vector<Edge> heads;                  // of partly used handles, shortest first
-  std::vector<Edge> tails;                  // likewise
-  std::vector<std::vector<PageId>> wholes;  // the wholly free ones of 2^k pages, by k
+  std::vector<Edge> heads;     // of partly used handles, shortest first
+  std::vector<Edge> tails;     // likewise
+  std::vector<PageId> wholes;  // the wholly free ones, largest first
 };
 
 Edge HeadOf(const FreeView& view, const RangeTable& ranges, uint64_t page_size, PageId handle) {
@@ -77,9 +73,7 @@ FreeHandles CollectFreeHandles(const FreeView& view, const RangeTable& ranges, u
   for (auto page = next_free(PageId{0}); page;) {
     const PageId handle = ranges.handle_begin(*page);
     if (IsWholeHandle(view, ranges, handle)) {
-      const auto k = static_cast<std::size_t>(std::bit_width(ranges.handle_pages(handle)) - 1);
-      if (free.wholes.size() <= k) free.wholes.resize(k + 1);
-      free.wholes[k].push_back(handle);
+      free.wholes.push_back(handle);
     } else {
       const Edge head = HeadOf(view, ranges, page_size, handle);
       const Edge tail = TailOf(view, ranges, page_size, handle);
@@ -90,6 +84,9 @@ FreeHandles CollectFreeHandles(const FreeView& view, const RangeTable& ranges, u
   }
   std::stable_sort(free.heads.begin(), free.heads.end());
   std::stable_sort(free.tails.begin(), free.tails.end());
+  std::stable_sort(free.wholes.begin(), free.wholes.end(), [&](PageId a, PageId b) {
+    return ranges.handle_pages(a) > ranges.handle_pages(b);
+  });
   return free;
 }
 
@@ -145,6 +142,7 @@ struct Stretch {
   uint64_t tail_length = 0;     // granules taken of the tail
   std::vector<PageId> handles;  // existing whole ones
   uint64_t new_pages = 0;
+  uint64_t unused = 0;    // granules of the last new page that nothing is to lie in
   uint64_t whole = 0;     // whole pages taken, existing or new
   uint64_t leftover = 0;  // pages left free of a handle that was wholly free
   uint64_t mappings = 0;
@@ -190,17 +188,17 @@ class GrowthPlanner {
     const auto allowed = [&](PageId handle) { return !range || !ranges_.Shows(*range, handle); };
     std::optional<PageId> longer;  // the shortest whole handle longer than the rest
     uint64_t rest = length;
-    for (std::size_t k = free_.wholes.size(); k-- > 0 && rest > 0;) {
-      for (const PageId handle : free_.wholes[k]) {
-        if (rest == 0 || !allowed(handle)) continue;
-        if (rest < page_ << k) {
-          longer = handle;
-          break;
-        }
-        stretch.handles.push_back(handle);
-        stretch.whole += uint64_t{1} << k;
-        rest -= page_ << k;
+    for (const PageId handle : free_.wholes) {
+      if (rest == 0) break;
+      if (!allowed(handle)) continue;
+      const uint64_t pages = ranges_.handle_pages(handle);
+      if (rest < pages * page_) {
+        longer = handle;
+        continue;
       }
+      stretch.handles.push_back(handle);
+      stretch.whole += pages;
+      rest -= pages * page_;
     }
     std::optional<EdgePair> edges = ChooseEdges(free_, page_, rest, ends, allowed);
     if (!edges && longer) {
@@ -224,12 +222,13 @@ class GrowthPlanner {
     }
     while (!edges) {
       ++stretch.new_pages;
-      rest -= std::min(rest, page_);
+      stretch.unused = page_ - std::min(rest, page_);
+      rest -= page_ - stretch.unused;
       edges = ChooseEdges(free_, page_, rest, ends, allowed);
     }
     TakeEdges(*edges, rest, stretch);
     stretch.whole += stretch.new_pages;
-    stretch.mappings += stretch.handles.size() + NewHandles(stretch.new_pages).size();
+    stretch.mappings += stretch.handles.size() + NewHandles(stretch).size();
     return stretch;
   }
 
@@ -255,19 +254,23 @@ class GrowthPlanner {
            (free_.heads.empty() ? 0 : free_.heads.back().length);
   }
 
-  // Largest first.
-  std::vector<PageId> NewHandles(uint64_t pages) const {
+  // As few as can be and about as large as each other, so that blocks of one size can take each
+  // other's; behind them the last page alone if the block leaves much of it to others.
+  std::vector<PageId> NewHandles(const Stretch& stretch) const {
     std::vector<PageId> handles;
-    const uint64_t pool_pages = ranges_.page_count() + pages;
-    const uint64_t most =
-        std::min(MostHandlePages(pool_pages, kMostHandlePages), length_ / page_ / kHandlesOfBlock);
-    auto k = static_cast<uint32_t>(std::bit_width(std::max<uint64_t>(1, most)) - 1);
-    while (pages > 0) {
-      while (uint64_t{1} << k > pages) --k;
-      handles.push_back(MappingPlan::NewHandle(k));
-      pages -= uint64_t{1} << k;
+    const uint64_t most = MostHandlePages(ranges_.page_count() + stretch.new_pages);
+    for (uint64_t left = stretch.new_pages - (LastApart(stretch) ? 1 : 0); left > 0;) {
+      const uint64_t count = (left + most - 1) / most;
+      const uint64_t pages = (left + count - 1) / count;
+      handles.push_back(MappingPlan::NewHandle(static_cast<uint32_t>(pages)));
+      left -= pages;
     }
+    if (LastApart(stretch)) handles.push_back(MappingPlan::kNewPage);
     return handles;
+  }
+
+  bool LastApart(const Stretch& stretch) const {
+    return stretch.new_pages > 1 && stretch.unused > page_ / kMuchUnused;
   }
 
   void ConsiderExtending(RangeId id, bool at_front) {
@@ -305,14 +308,14 @@ class GrowthPlanner {
     // New pages are made only where a new range would have to make as many.
     if (extension.stretch.new_pages > fresh_.new_pages) return;
     const RangeTable::Range& range = ranges_.range(id);
-    if (ranges_.PagesOf(PlanOf(extension.stretch)) >
+    if (ranges_.PagesOf(PlanOf(extension.stretch, at_front)) >
         (at_front ? range.room_front : range.room_back))
       return;
     if (extension.cost < best_.cost || extension.reused > best_.reused) best_ = extension;
   }
 
   GrowthPlan Extend() const {
-    GrowthPlan plan{.mapping = PlanOf(best_.stretch),
+    GrowthPlan plan{.mapping = PlanOf(best_.stretch, best_.at_front),
                     .new_pages = best_.stretch.new_pages,
                     .leftover = best_.stretch.leftover};
     plan.mapping.range = best_.range;
@@ -324,8 +327,9 @@ class GrowthPlanner {
   }
 
   GrowthPlan StartRange() const {
-    GrowthPlan plan{
-        .mapping = PlanOf(fresh_), .new_pages = fresh_.new_pages, .leftover = fresh_.leftover};
+    GrowthPlan plan{.mapping = PlanOf(fresh_, /*at_front=*/false),
+                    .new_pages = fresh_.new_pages,
+                    .leftover = fresh_.leftover};
     if (const auto& tail = fresh_.edges.tail) {
       plan.start =
           static_cast<int64_t>(ranges_.handle_pages(tail->handle) * page_ - fresh_.tail_length);
@@ -333,12 +337,14 @@ class GrowthPlanner {
     return plan;
   }
 
-  MappingPlan PlanOf(const Stretch& stretch) const {
+  MappingPlan PlanOf(const Stretch& stretch, bool at_front) const {
     MappingPlan plan;
     if (stretch.edges.tail) plan.handles.push_back(stretch.edges.tail->handle);
     plan.handles.insert(plan.handles.end(), stretch.handles.begin(), stretch.handles.end());
-    for (const PageId handle : NewHandles(stretch.new_pages)) plan.handles.push_back(handle);
+    for (const PageId handle : NewHandles(stretch)) plan.handles.push_back(handle);
     if (stretch.edges.head) plan.handles.push_back(stretch.edges.head->handle);
+    // In front of a range it is the first page that is not taken whole.
+    if (at_front && LastApart(stretch)) std::reverse(plan.handles.begin(), plan.handles.end());
     return plan;
   }
 
@@ -389,7 +395,7 @@ uint64_t Leftover(const RangeTable& ranges, const FreeRun& run, uint32_t begin, 
 // The best choice in the range of those that take at most `most_whole` whole pages.
 std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint64_t page,
                                   uint64_t length, RangeId id, uint64_t most_whole,
-                                  const Takers& takers) {
+                                  const TakersOf& takers) {
   const RangeTable::Range& range = ranges.range(id);
   const bool several_pages = ranges.handle_count() < ranges.page_count();
   std::optional<Choice> best;
@@ -414,13 +420,13 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
         choice.leftover = Leftover(ranges, run, static_cast<uint32_t>(start / page),
                                    static_cast<uint32_t>((end + page - 1) / page));
       }
-      for (uint64_t slot = std::max(start, first) / page; slot < behind(end); ++slot) {
-        choice.takers += takers.Count(ranges.page_at(SlotId{static_cast<uint32_t>(slot)}));
+      for (uint64_t slot = std::max(start, first) / page; takers && slot < behind(end); ++slot) {
+        choice.takers += takers(ranges.page_at(SlotId{static_cast<uint32_t>(slot)}));
       }
       if (!best || !best->BetterThan(choice)) best = choice;
     };
     // The starts of more pages, where it matters which of them are taken.
-    for (uint64_t i = 0; takers.Matter() && i < kStartsForTakers && first + i * page < last; ++i) {
+    for (uint64_t i = 0; takers && i < kStartsForTakers && first + i * page < last; ++i) {
       consider(first + i * page);
     }
     // From the start of a handle of several pages or of the one behind it, or up to its end.
@@ -446,11 +452,11 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
 
 }  // namespace
 
-uint64_t MostHandlePages(uint64_t pool_pages, uint64_t most) {
-  // A page of a smaller pool is most of what it may lose in all.
-  constexpr uint64_t kExactPool = 128;
+uint64_t MostHandlePages(uint64_t pool_pages) {
   constexpr uint64_t kPartOfPool = 16;
-  return pool_pages < kExactPool ? 1 : std::min(pool_pages / kPartOfPool, most);
+  constexpr uint64_t kMost = 64;
+  static_assert(kMost <= MappingPlan::kMaxNewPages);
+  return std::clamp<uint64_t>(pool_pages / kPartOfPool, 1, kMost);
 }
 
 bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle) {
@@ -477,7 +483,7 @@ bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, 
 }
 
 std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
-                                      Granules length, Slack slack, const Takers& takers) {
+                                      Granules length, Slack slack, const TakersOf& takers) {
   const uint64_t page = page_size.count();
   const auto whole_pages = static_cast<uint32_t>(length / page_size);
   const uint64_t remainder = (length % page_size).count();
@@ -490,7 +496,7 @@ std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, 
   uint32_t threshold = whole_pages;
   int searches_left = kEdgeSearches;
   RangeId before{ranges.range_count()};
-  int ranges_left = takers.Matter() ? kRangesForTakers : 0;
+  int ranges_left = takers ? kRangesForTakers : 0;
   std::optional<Choice> best;
   while (!best || best->leftover > 0 || ranges_left > 0) {
     --ranges_left;
@@ -498,8 +504,7 @@ std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, 
     if (!id) break;
     const auto choice = FindInRange(view, ranges, page, length.count(), *id, most_whole, takers);
     const bool better =
-        choice && best &&
-        (takers.Matter() ? choice->BetterThan(*best) : choice->leftover < best->leftover);
+        choice && best && (takers ? choice->BetterThan(*best) : choice->leftover < best->leftover);
     if (choice && (!best || better)) best = choice;
     before = *id;
     if (remainder != 0 && --searches_left == 0) {

@@ -22,14 +22,14 @@
 // In 2 and 3 it may take one whole page more than `ideal` (Slack): that saves mappings, and what it
 // wastes is the rest of a page, which smaller blocks can use. Where 2 would break a handle and 3 or
 // 4 would not, for a mapping or two, it is mapped: whole handles are what later ranges are made of.
-// The driver is asked for new pages only where 3 and 4 find too few; a large block in a large pool
-// gets them in handles of several pages, since the driver's price is per handle.
+// The driver is asked for new pages only where 3 and 4 find too few. They come in handles as large
+// as suits the pool, since the driver's price is per handle; a last page that the block leaves
+// mostly free is a handle of its own, so that the others are wholly free again when the block is.
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <optional>
-#include <span>
 
 #include "core/free_view.h"
 #include "core/page_space.h"
@@ -47,9 +47,10 @@ struct Placement {
 // How many whole pages more than `ideal` a block may take.
 enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 
-// The most pages that a new handle of a pool of so many pages may have, `most` at most: the driver's
-// price is per handle, but in a small pool a page lost to the middle of one is a larger part of it.
-uint64_t MostHandlePages(uint64_t pool_pages, uint64_t most);
+// The most pages that a new handle of a pool of so many pages may have: the driver's price is per
+// handle, but what is mapped whole is also lost whole to the middle of a range as long as a page of
+// it is in use.
+uint64_t MostHandlePages(uint64_t pool_pages);
 
 // Whether the stream may take all pages of the handle that begins there.
 bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle);
@@ -60,33 +61,17 @@ bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle
 bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, Placement start,
             Granules length);
 
-// Who may take a page: of the streams of a capture, or nobody that matters.
-class Takers {
- public:
-  Takers() = default;
-  explicit Takers(std::span<const std::unique_ptr<FreeView>> views) : views_(views) {}
+// How many streams may take all of a page.
+using TakersOf = std::function<uint32_t(PageId)>;
 
-  bool Matter() const { return views_.size() > 1; }
-  // How many streams may take all of the page.
-  uint32_t Count(PageId page) const {
-    uint32_t count = 0;
-    if (!Matter()) return count;
-    for (const auto& view : views_) count += view->IsWhole(page) ? 1 : 0;
-    return count;
-  }
-
- private:
-  std::span<const std::unique_ptr<FreeView>> views_;
-};
-
-// Step 2; where takers matter, of equal places the one whose pages the fewest streams may take, since
-// the others are left with more. Nothing is changed but the exactness of run bounds.
+// Step 2; with `takers`, of equal places the one whose pages the fewest streams may take, since the
+// others are left with more. Nothing is changed but the exactness of run bounds.
 struct MappedPlace {
   Placement place;
   uint64_t leftover = 0;  // pages left free of handles that were wholly free
 };
 std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
-                                      Granules length, Slack slack, const Takers& takers = {});
+                                      Granules length, Slack slack, const TakersOf& takers = {});
 
 // Steps 3 and 4: what to map so that the block fits, and where it will then start, in granules from
 // the first slot that the plan maps; negative if it starts in slots mapped before.

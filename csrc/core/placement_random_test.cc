@@ -96,18 +96,11 @@ class RandomPlacement : public SmallPool, public ::testing::WithParamInterface<u
     for (const PageId handle : plan.handles) {
       const bool joins = mixed() && handle == kNew && !handles.empty() &&
                          MappingPlan::IsNew(handles.back()) &&
-                         handles.back() != MappingPlan::NewHandle(2) && Below(4) != 0;
-      if (!joins) {
-        handles.push_back(handle);
-      } else if (handles.back() == kNew) {
-        handles.back() = MappingPlan::NewHandle(1);
+                         handles.back() != MappingPlan::NewHandle(4) && Below(4) != 0;
+      if (joins) {
+        handles.back() = MappingPlan::NewHandle(MappingPlan::NewPages(handles.back()) + 1);
       } else {
-        // Three pages: two handles, until the fourth comes.
-        handles.push_back(kNew);
-        if (handles.size() >= 3 && handles[handles.size() - 3] == MappingPlan::NewHandle(1)) {
-          handles.resize(handles.size() - 2);
-          handles.back() = MappingPlan::NewHandle(2);
-        }
+        handles.push_back(handle);
       }
     }
     plan.handles = handles;
@@ -304,7 +297,7 @@ void RandomPlacement::ExpectPlanKeepsTheRules(uint64_t length, Slack slack) {
 
 TEST_P(RandomPlacement, KeepsTheRules) {
   if (mixed()) {
-    Map({.range = {}, .handles = {MappingPlan::NewHandle(2), kNew, MappingPlan::NewHandle(1)}});
+    Map({.range = {}, .handles = {MappingPlan::NewHandle(4), kNew, MappingPlan::NewHandle(2)}});
   } else {
     MapNew({"....", "...."});
   }

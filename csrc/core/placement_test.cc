@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -77,25 +76,11 @@ TEST_F(PlacementTest, ALongSearchSettlesForAWholePageMore) {
 
 class PlacementTakersTest : public PlacementTest {
  protected:
-  // Where a block goes if as many streams, of three, may take each page as its number says.
-  std::optional<Placement> FindLeastWanted(uint64_t length, const std::vector<uint32_t>& takers,
+  // As many streams may take a page as its number here says.
+  std::optional<Placement> FindLeastWanted(uint64_t length, std::vector<uint32_t> takers,
                                            Slack slack = Slack::kNone) {
-    // Behind fence n is what the first n streams may take.
-    for (uint32_t p = 0; p < space_.page_count(); ++p) {
-      if (!IsWholePage(PageId{p})) continue;
-      const NodeId taken = space_.Take(space_.first(PageId{p}), Granules(0), kPageSize);
-      space_.Give(taken, FenceId{takers[p]});
-    }
-    std::vector<std::unique_ptr<FreeView>> views;
-    for (uint32_t n = 1; n <= 3; ++n) {
-      views.push_back(std::make_unique<FreeView>(space_, ranges_, StreamId{n}, FenceId{n}));
-      for (uint32_t more = n; more <= 3; ++more) views.back()->LetThrough(FenceId{more});
-      views.back()->Rebuild();
-    }
-    const auto found =
-        FindMapped(*views[0], ranges_, kPageSize, Granules(length), slack, Takers(views));
-    space_.OpenFences({false, true, true, true});
-    view_.Rebuild();
+    const auto found = FindMapped(view_, ranges_, kPageSize, Granules(length), slack,
+                                  [takers](PageId page) { return takers[Index(page)]; });
     return found ? std::optional(found->place) : std::nullopt;
   }
   static Placement At(SlotId first, uint32_t slot, uint64_t offset = 0) {
@@ -129,14 +114,14 @@ TEST_F(PlacementTakersTest, LooksThroughOtherRangesForThem) {
 // It is still the fewest whole pages that count first.
 TEST_F(PlacementTakersTest, AnEdgeThatSavesAWholePageCountsForMore) {
   const SlotId slot = MapNew({"....", "....", "xxx.", "....", "xxxx"});
-  ExpectAt(FindLeastWanted(5, {1, 1, 3, 3, 3}, Slack::kOnePage), At(slot, 2, 3));
-  ExpectAt(FindLeastWanted(8, {1, 1, 3, 3, 3}), At(slot, 0));
+  ExpectAt(FindLeastWanted(5, {1, 1, 9, 9, 9}, Slack::kOnePage), At(slot, 2, 3));
+  ExpectAt(FindLeastWanted(8, {1, 1, 9, 9, 9}), At(slot, 0));
 }
 
 TEST_F(PlacementTakersTest, ARemainderLiesAtEitherEndOfThePagesTaken) {
   const SlotId slot = MapNew({"xxxx", "....", "....", "....", "xxxx"});
-  ExpectAt(FindLeastWanted(6, {3, 2, 1, 1, 3}), At(slot, 2, 2));
-  ExpectAt(FindLeastWanted(6, {3, 1, 1, 2, 3}), At(slot, 1));
+  ExpectAt(FindLeastWanted(6, {9, 2, 1, 1, 9}), At(slot, 2, 2));
+  ExpectAt(FindLeastWanted(6, {9, 1, 1, 2, 9}), At(slot, 1));
 }
 
 // --- PlanGrowth ---
@@ -258,8 +243,8 @@ TEST_F(PlacementTest, OfPlacesThatBreakAHandleTheLeastLeftOverIsFound) {
 }
 
 TEST_F(PlacementTest, AnEdgeIsThatOfTheHandleAndMayHaveWholePages) {
-  MapNew({MappingPlan::NewHandle(2), kNew}, {"xxxx", "xxx.", "....", "....", "xxxx"});
-  MapNew({kNew, MappingPlan::NewHandle(1)}, {"xxxx", "....", "..xx"});
+  MapNew({MappingPlan::NewHandle(4), kNew}, {"xxxx", "xxx.", "....", "....", "xxxx"});
+  MapNew({kNew, MappingPlan::NewHandle(2)}, {"xxxx", "....", "..xx"});
   MapNew({"xxxx", "....", "xxxx"});  // no range has a free end
   const GrowthPlan plan = Plan(9 + 4 + 6, Slack::kNone);
   EXPECT_EQ(plan.mapping.range, std::nullopt);
@@ -279,15 +264,23 @@ TEST_F(PlacementTest, WholeHandlesAreTakenLargestFirstAsTheyFit) {
   EXPECT_EQ(plan.leftover, 0u);
 }
 
+TEST_F(PlacementTest, AHandleOfTheBlocksSizeIsTakenBeforeSmallerOnes) {
+  MapNew({"xxxx", "....", "xxxx"});
+  MapNew({kNew, MappingPlan::NewHandle(3), kNew}, {"xxxx", "....", "....", "....", "xxxx"});
+  MapNew({kNew, MappingPlan::NewHandle(2), kNew}, {"xxxx", "....", "....", "xxxx"});
+  const GrowthPlan plan = Plan(3 * kP, Slack::kNone);
+  EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{4}}));
+}
+
 TEST_F(PlacementTest, AHandleIsBrokenOnlyWhereNothingElseHolds) {
-  MapNew({kNew, MappingPlan::NewHandle(2), kNew}, {"xxxx", "....", "....", "....", "....", "xxxx"});
+  MapNew({kNew, MappingPlan::NewHandle(4), kNew}, {"xxxx", "....", "....", "....", "....", "xxxx"});
   MapNew({"xxxx", "....", "xxxx"});  // no range has a free end
   const GrowthPlan plan = Plan(kP + 1, Slack::kNone);
   EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{7}, PageId{1}}));
   EXPECT_EQ(plan.leftover, 3u);
 }
 
-TEST_F(PlacementTest, ALargeBlockInALargePoolGetsHandlesOfSeveralPages) {
+TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePool) {
   const auto sizes = [&](uint64_t pages) {
     std::multiset<uint32_t> seen;
     for (const PageId handle : Plan(pages * kP, Slack::kNone).mapping.handles) {
@@ -295,16 +288,66 @@ TEST_F(PlacementTest, ALargeBlockInALargePoolGetsHandlesOfSeveralPages) {
     }
     return seen;
   };
-  EXPECT_EQ(sizes(127).count(1), 127u) << "in a small pool each page counts";
-  EXPECT_EQ(sizes(128).count(8), 16u);
-  EXPECT_EQ(sizes(255).count(8), 31u) << "16 pages are more than a 16th of the pool";
-  EXPECT_EQ(sizes(256).count(16), 16u);
-  EXPECT_EQ(sizes(1032).count(16), 64u) << "32 pages are too many for any pool";
-  EXPECT_EQ(sizes(1032).count(8), 1u) << "the rest is in powers of two";
-  EXPECT_EQ(sizes(1032).size(), 65u);
+  EXPECT_EQ(sizes(31).count(1), 31u) << "two pages are more than a 16th of the pool";
+  EXPECT_EQ(sizes(32).count(2), 16u);
+  EXPECT_EQ(sizes(127).count(7), 13u) << "all about as large as each other";
+  EXPECT_EQ(sizes(127).count(6), 6u);
+  EXPECT_EQ(sizes(127).size(), 19u);
+  EXPECT_EQ(sizes(1024).count(64), 16u);
+  EXPECT_EQ(sizes(2048).count(64), 32u) << "more are too many for any pool";
   MapNew(std::vector<std::string>(1024, "xxxx"));
-  EXPECT_EQ(sizes(11), (std::multiset<uint32_t>{4, 4, 2, 1})) << "at most half the block";
-  EXPECT_EQ(sizes(3), (std::multiset<uint32_t>{1, 1, 1}));
+  EXPECT_EQ(sizes(64), (std::multiset<uint32_t>{64}));
+  EXPECT_EQ(sizes(65), (std::multiset<uint32_t>{32, 33}));
+  EXPECT_EQ(sizes(3), (std::multiset<uint32_t>{3})) << "not only powers of two";
+}
+
+// The block's last page is a handle of its own if it leaves more than a fifth of it to others.
+class LastPageTest : public ::testing::Test {
+ protected:
+  static constexpr Granules kPageSize{16};
+
+  // The new handles, in the order of their addresses, for a block of three pages and so many
+  // granules in a pool of 64 pages. The one that is free stands at the end of a range.
+  std::vector<uint32_t> Sizes(uint64_t granules, bool at_front) {
+    HostDriver driver({.granularity = kPageSize.bytes(), .map_memory = false});
+    RangeTable ranges(driver, kPageSize);
+    PageSpace space(kPageSize);
+    const auto map = [&](uint32_t pages) {
+      ranges.Map({.range = {}, .handles = {MappingPlan::NewHandle(pages)}});
+      space.ReservePages(pages);
+      for (uint32_t i = 0; i < pages; ++i) {
+        space.AddPage();
+        const PageId page{space.page_count() - 1};
+        if (i == (at_front ? 0 : pages - 1) && pages == 2) continue;
+        space.Take(space.first(page), Granules(0), kPageSize);
+      }
+    };
+    map(62);
+    map(2);
+    const FreeView view(space, ranges, StreamId{1}, FenceId::kOpen);
+    const GrowthPlan plan =
+        PlanGrowth(view, ranges, kPageSize, kPageSize * 3 + Granules(granules), Slack::kNone);
+    EXPECT_EQ(plan.mapping.range, RangeId{1});
+    EXPECT_EQ(plan.mapping.at_front, at_front);
+    std::vector<uint32_t> sizes;
+    for (const PageId handle : plan.mapping.handles) {
+      EXPECT_TRUE(MappingPlan::IsNew(handle));
+      sizes.push_back(MappingPlan::NewPages(handle));
+    }
+    return sizes;
+  }
+};
+
+TEST_F(LastPageTest, IsApartIfMuchOfItIsLeftToOthers) {
+  EXPECT_EQ(Sizes(1, /*at_front=*/false), (std::vector<uint32_t>{2, 1}));
+  EXPECT_EQ(Sizes(12, /*at_front=*/false), (std::vector<uint32_t>{2, 1}));
+  EXPECT_EQ(Sizes(13, /*at_front=*/false), (std::vector<uint32_t>{3}));
+  EXPECT_EQ(Sizes(16, /*at_front=*/false), (std::vector<uint32_t>{3}));
+}
+
+TEST_F(LastPageTest, IsTheFirstOneInFrontOfARange) {
+  EXPECT_EQ(Sizes(12, /*at_front=*/true), (std::vector<uint32_t>{1, 2}));
+  EXPECT_EQ(Sizes(13, /*at_front=*/true), (std::vector<uint32_t>{3}));
 }
 
 TEST_F(PlacementTest, SparesHandlesForAMappingOrTwo) {

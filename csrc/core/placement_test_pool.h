@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
 #include <map>
 #include <optional>
 #include <string>
@@ -38,8 +37,7 @@ class SmallPool : public ::testing::Test {
   }
   // The same in one handle.
   SlotId MapNewHandle(const std::vector<std::string>& pages) {
-    const auto log2_pages = static_cast<uint32_t>(std::bit_width(pages.size()) - 1);
-    return MapNew({MappingPlan::NewHandle(log2_pages)}, pages);
+    return MapNew({MappingPlan::NewHandle(static_cast<uint32_t>(pages.size()))}, pages);
   }
   SlotId MapNew(std::vector<PageId> handles, const std::vector<std::string>& pages) {
     const uint32_t first_page = space_.page_count();

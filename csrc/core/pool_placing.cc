@@ -119,7 +119,15 @@ void Pool::State::CheckAgainstDevice(Granules length) const {
 
 // Steps 2 to 4 of placement.h.
 Placement Pool::State::FindOrMap(FreeView& view, Granules length, Slack slack) {
-  const Takers takers(views);
+  // A block of very many pages takes what there is.
+  constexpr uint64_t kChoosyPages = 32;
+  TakersOf takers;
+  if (views.size() > 1 && length < page_size * kChoosyPages) {
+    takers = [this](PageId page) {
+      return static_cast<uint32_t>(
+          std::ranges::count_if(views, [&](const auto& other) { return other->IsWhole(page); }));
+    };
+  }
   auto found = FindMapped(view, ranges, page_size, length, slack, takers);
   if (!found && PollFences()) found = FindMapped(view, ranges, page_size, length, slack, takers);
   if (found && found->leftover == 0) return found->place;

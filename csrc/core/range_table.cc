@@ -1,7 +1,6 @@
 #include "core/range_table.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "core/error.h"
 
@@ -191,7 +190,7 @@ RangeId RangeTable::ReserveRange(uint32_t pages, uint32_t room, Undo& undo) {
   range.room_front = range.mapped_begin;
   range.room_back = range.capacity - range.mapped_end;
   CGP_CHECK(uint64_t{slot_limit()} + range.capacity <
-            Index(MappingPlan::NewHandle(MappingPlan::kMaxLog2Pages)));
+            Index(MappingPlan::NewHandle(MappingPlan::kMaxNewPages)));
 
   if (ranges_.size() == ranges_.capacity())
     ranges_.reserve(std::max<std::size_t>(8, 2 * ranges_.size()));
@@ -257,7 +256,7 @@ void RangeTable::Check() const {
   uint32_t end = 0;
   for (uint32_t h = 0; h < handles_.size(); ++h) {
     const PhysicalHandle& handle = handles_[h];
-    CGP_CHECK(Index(handle.first) == end && std::has_single_bit(handle.pages));
+    CGP_CHECK(Index(handle.first) == end && handle.pages > 0);
     end += handle.pages;
     const std::vector<SlotId>& slots = slots_of(handle.first);
     mappings += slots.size();

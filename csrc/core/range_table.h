@@ -1,7 +1,7 @@
 // What is mapped where: the pool's physical pages, and the ranges of addresses behind which they
 // stand.
 //
-// A handle is what the driver makes and maps: 2^k consecutive pages, always mapped together and in
+// A handle is what the driver makes and maps: consecutive pages, always mapped together and in
 // order, for the price of one. Everything else is counted in pages.
 //
 // A range is one reservation of addresses, cut into slots of one page each; a run of its slots is
@@ -33,19 +33,15 @@ namespace cgp {
 
 // Which handles to map where.
 struct MappingPlan {
-  // Stands for a handle of 2^log2_pages pages that does not exist yet.
-  static constexpr PageId NewHandle(uint32_t log2_pages) {
-    return PageId{~uint32_t{0} - log2_pages};
-  }
-  static constexpr PageId kNewPage{~uint32_t{0}};  // NewHandle(0)
-  static constexpr uint32_t kMaxLog2Pages = 31;
+  // Stands for a handle of so many pages that does not exist yet. pre: 1 <= pages <= kMaxNewPages.
+  static constexpr PageId NewHandle(uint32_t pages) { return PageId{~uint32_t{0} - (pages - 1)}; }
+  static constexpr PageId kNewPage{~uint32_t{0}};  // NewHandle(1)
+  static constexpr uint32_t kMaxNewPages = 1 << 16;
   static constexpr bool IsNew(PageId handle) {
-    return Index(handle) >= ~uint32_t{0} - kMaxLog2Pages;
+    return Index(handle) >= Index(NewHandle(kMaxNewPages));
   }
   // pre: IsNew(handle).
-  static constexpr uint32_t NewPages(PageId handle) {
-    return uint32_t{1} << (~uint32_t{0} - Index(handle));
-  }
+  static constexpr uint32_t NewPages(PageId handle) { return ~uint32_t{0} - Index(handle) + 1; }
 
   std::optional<RangeId> range;  // none: a new range
   bool at_front = false;         // before the range's first page rather than behind its last

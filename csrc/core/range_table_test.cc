@@ -21,8 +21,8 @@ namespace {
 using ::testing::ElementsAre;
 
 constexpr PageId kNew = MappingPlan::kNewPage;
-constexpr PageId kNewPair = MappingPlan::NewHandle(1);
-constexpr PageId kNewFour = MappingPlan::NewHandle(2);
+constexpr PageId kNewPair = MappingPlan::NewHandle(2);
+constexpr PageId kNewFour = MappingPlan::NewHandle(4);
 constexpr Granules kPageSize(4);
 constexpr uint64_t kPageBytes = 2048;
 
@@ -417,11 +417,10 @@ TEST_F(RangeTableTest, AgainstListsOfPages) {
     std::vector<std::pair<PageId, uint32_t>> new_handles;
     for (uint32_t n = 1 + below(5); n > 0; --n) {
       if (handles.empty() || below(3) == 0) {
-        const uint32_t log2_pages = below(3);
-        plan.handles.push_back(MappingPlan::NewHandle(log2_pages));
-        new_handles.push_back({PageId{pages + created}, uint32_t{1} << log2_pages});
-        for (uint32_t i = 0; i < uint32_t{1} << log2_pages; ++i)
-          mapped.push_back(PageId{pages + created++});
+        const uint32_t size = 1 + below(5);
+        plan.handles.push_back(MappingPlan::NewHandle(size));
+        new_handles.push_back({PageId{pages + created}, size});
+        for (uint32_t i = 0; i < size; ++i) mapped.push_back(PageId{pages + created++});
         continue;
       }
       const auto [first, size] = handles[below(handles.size())];

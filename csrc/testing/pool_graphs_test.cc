@@ -198,6 +198,62 @@ TEST_F(PoolGraphsTest, AStreamThatNeverJoinedHoldsNothing) {
   End(next);
 }
 
+// torch ends the capture first, then the scope; tensors may go in between.
+TEST_F(PoolGraphsTest, AFreeBetweenTheEndsOfCaptureAndScopeIsOneOfTheCapture) {
+  const CaptureId capture = Begin();
+  Branch(kB, kA);
+  const Address a = Allocate(kPage, kA);
+  const Address b = Allocate(kPage, kB);
+  set_.RecordUse(b, kA);
+  graphs_.Launch(kA);
+  graphs_.Launch(kB);
+  graphs_.End(capture);
+  set_.Free(a);
+  set_.Free(b);
+  set_.EndScope(kPool);
+  const CaptureId next = Begin();
+  Allocate(2 * kPage, kC);
+  EXPECT_EQ(Pages(), 2U);
+  End(next);
+}
+
+// The second stream comes before the first has captured anything.
+TEST_F(PoolGraphsTest, AStreamGetsItsOwnBytesBackThoughOtherCapturesAreUnderWay) {
+  const CaptureId capture = Begin();
+  const CaptureId other = graphs_.Begin(kB);
+  const Address a = Allocate(kPage, kA);
+  const Address b = Allocate(kPage, kB);
+  graphs_.Launch(kA);
+  graphs_.Launch(kB);
+  set_.Free(a);
+  set_.Free(b);
+  EXPECT_EQ(GrowthOnePageFor(kA), 0U);
+  EXPECT_EQ(GrowthOnePageFor(kB), 0U);
+  graphs_.End(other);
+  End(capture);
+}
+
+// Nobody allocates in the second scope; the third must not meet its fences.
+TEST_F(PoolGraphsTest, AScopeThatOnlyFreesLeavesNothingBehind) {
+  CaptureId capture = Begin();
+  Branch(kB, kA);
+  const Address a = Allocate(kPage, kA);
+  const Address b = Allocate(kPage, kB);
+  End(capture);
+  capture = Begin();
+  Branch(kB, kA);
+  set_.RecordUse(b, kA);
+  set_.Free(a);
+  set_.Free(b);
+  End(capture);
+  set_.Check();
+  capture = Begin();
+  Branch(kB, kA);
+  EXPECT_EQ(GrowthOnePageFor(kA), 0U);
+  EXPECT_EQ(GrowthOnePageFor(kB), 0U);
+  End(capture);
+}
+
 // A conditional body: another graph, whose place in the first one no edge of either tells.
 TEST_F(PoolGraphsTest, CapturesInOneScopeProveNothingAboutEachOthersBlocks) {
   const CaptureId capture = Begin();
@@ -251,6 +307,28 @@ TEST_F(PoolGraphsTest, AUserInAnotherCaptureIsWaitedForWhenItCapturesNoMore) {
   next = Begin();
   Allocate(5 * kPage, kA);
   EXPECT_EQ(Pages(), 5U);
+  End(next);
+}
+
+// The same where nothing is allocated, so that the pool learns of the captures from the free alone.
+TEST_F(PoolGraphsTest, AUserInAnotherCaptureIsWaitedForThoughTheScopeOnlyFrees) {
+  CaptureId capture = Begin();
+  const Address a = Allocate(kPage, kA);
+  End(capture);
+  capture = Begin();
+  const CaptureId other = graphs_.Begin(kB);
+  graphs_.Launch(kA);
+  graphs_.Launch(kB);
+  set_.RecordUse(a, kB);
+  set_.Free(a);
+  End(capture);
+  CaptureId next = Begin();
+  EXPECT_EQ(GrowthOnePageFor(kA), 1U) << "B still captures";
+  End(next);
+  graphs_.End(other);
+  next = Begin();
+  Allocate(2 * kPage, kA);
+  EXPECT_EQ(Pages(), 2U);
   End(next);
 }
 
