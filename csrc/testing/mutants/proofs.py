@@ -47,7 +47,7 @@ MUTANTS = [
         "order-old-edges",
         "graph_order.cc",
         "the nodes of a capture that is over keep their numbers",
-        "  for (Numbers& numbers : numbers_) numbers.clear();\n",
+        "  for (Numbers& numbers : numbers_) numbers = {};\n",
         "",
     ),
     Mutant(
@@ -56,14 +56,14 @@ MUTANTS = [
         "nothing is forgotten of a capture that is over",
         "  nodes_.clear();\n"
         "  dependencies_.clear();\n"
-        "  for (Numbers& numbers : numbers_) numbers.clear();\n",
+        "  for (Numbers& numbers : numbers_) numbers = {};\n",
         "",
     ),
     Mutant(
         "proof-first-node",
         "proofs.cc",
         "a fence stands behind the first of its nodes only",
-        "added.numbers.push_back(order_.NumberOf(node));",
+        "nodes_.push_back(order_.NumberOf(node));",
         "added.numbers.push_back((void(node), order_.NumberOf(nodes.front())));",
     ),
     Mutant(
@@ -84,8 +84,8 @@ MUTANTS = [
         "proof-other-reach",
         "proofs.cc",
         "the reach of one stream stands for another's",
-        "return streams_[stream].reach.Contains(node);",
-        "return streams_[0].reach.Contains(node);",
+        "    if (!stream.reach.Contains(node)) return node;\n",
+        "    if (!streams_[0].reach.Contains(node)) return node;\n",
     ),
     Mutant(
         "proof-one-node-reached",
