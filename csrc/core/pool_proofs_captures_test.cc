@@ -151,6 +151,21 @@ TEST_F(PoolProofsTest, ABodyDoesNotHoldWhatTheFirstStreamHadBeforeItCapturedAnyt
   EXPECT_TRUE(Reuses(kPage, kB));
 }
 
+// An earlier block of a stream that captures nothing: which of them has worked on it nobody knows.
+TEST_F(PoolProofsTest, WhereThereAreSeveralCapturesNoStreamsOrderIsTrusted) {
+  const CaptureId first = Begin({kA});
+  const Block block = Allocate(kPage, kD);
+  End(first);
+  Begin({kA, kB});
+  Allocate(kPage, kA);
+  Allocate(kPage, kB);
+  const CaptureId body = BeginCapture({kC});
+  Allocate(kPage, kC);
+  Free(block);
+  EXPECT_FALSE(Reuses(kPage, kD));
+  graphs_.End(body);
+}
+
 // A's frontier in its new capture says nothing of what it did in the one before.
 TEST_F(PoolProofsTest, AStreamThatHasGoneOnToAnotherCaptureProvesNothingOfTheOneBefore) {
   const CaptureId first = Begin({kA, kB});

@@ -60,7 +60,7 @@ class PoolProofsTest : public PoolTest {
   GraphNode Launch(StreamId stream) { return graphs_.Launch(stream); }
   // The stream waits for all that the other one has captured.
   void Join(StreamId stream, StreamId other) { Wait(stream, Record(other)); }
-  Frontier Record(StreamId stream) { return graphs_.Record(stream); }
+  Frontier Record(StreamId stream) const { return graphs_.Record(stream); }
   void Wait(StreamId stream, const Frontier& event) { graphs_.Wait(stream, event); }
 
   HostGraphs& graphs_ = host_.graphs();
