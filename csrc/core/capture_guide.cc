@@ -28,6 +28,9 @@ constexpr uint32_t kMuchEvidence = 4;
 constexpr uint32_t kSearches = 8;
 constexpr uint32_t kLost = 64;
 
+// The least block of a smaller capture that says by which power its like grows.
+constexpr Granules kTellsPower{32};
+
 // What answers to a step roughly is off by at most this part.
 constexpr uint64_t kRoughly = 256;
 
@@ -216,9 +219,11 @@ void CaptureGuide::LearnPowers() {
   if (peak_ >= largest_peak_) {
     learned_ = same_program && (tells || learned_);
   } else if (same_program && tells && !learned_) {
-    // A smaller capture says as much of how its guide will grow.
+    // A smaller capture says as much of how its guide will grow, but for blocks so small in it that
+    // they are as large by several powers.
     for (const Recorded& recorded : recorded_) {
-      if (recorded.like) largest_[*recorded.like].power = recorded.step.power;
+      if (recorded.like && Rounded(recorded.step.bytes) >= kTellsPower)
+        largest_[*recorded.like].power = recorded.step.power;
     }
     learned_ = true;
   }

@@ -69,12 +69,23 @@ TEST_F(GuideLearningTest, WhatStandsForAStepInheritsItsPower) {
 }
 
 TEST_F(GuideLearningTest, ASmallerCaptureTeachesAsMuch) {
-  CaptureGuide guide = GuideOf({30'000, 40'000, 70'000});
-  Capture(guide, {15'000, 10'000, 70'000}, /*first_slot=*/100);
+  CaptureGuide guide = GuideOf({300'000, 400'000, 700'000});
+  Capture(guide, {150'000, 100'000, 700'000}, /*first_slot=*/100);
   EXPECT_EQ(Powers(guide), (std::vector<int>{1, 2, 0}));
   EXPECT_TRUE(guide.learned());
-  EXPECT_EQ(guide.steps()[1].bytes, 40'000u) << "the guide is still the larger one";
+  EXPECT_EQ(guide.steps()[1].bytes, 400'000u) << "the guide is still the larger one";
   EXPECT_EQ(guide.steps()[1].start.slot, SlotId{1});
+}
+
+TEST_F(GuideLearningTest, SmallBlocksOfASmallerCaptureTeachNothing) {
+  const auto power = [](uint64_t bytes) {
+    CaptureGuide guide = GuideOf({300'000, 4 * bytes});
+    Capture(guide, {150'000, bytes});
+    EXPECT_TRUE(guide.learned());
+    return Powers(guide)[1];
+  };
+  EXPECT_EQ(power(32 * 512), 2);
+  EXPECT_EQ(power(31 * 512), 1) << "small enough to be so large by another power";
 }
 
 TEST_F(GuideLearningTest, ASmallerCaptureTeachesNothingOnceItIsKnownWhatGrows) {

@@ -327,6 +327,13 @@ MUTANTS = [
         "  } else if (false && same_program && tells && !learned_) {",
     ),
     Mutant(
+        "guide-small-learns",
+        "capture_guide.cc",
+        "small blocks of a smaller capture say how the guide grows (advice)",
+        "if (recorded.like && Rounded(recorded.step.bytes) >= kTellsPower)",
+        "if (recorded.like && Rounded(recorded.step.bytes) > Granules(0) * kTellsPower.count())",
+    ),
+    Mutant(
         "guide-other-learns",
         "capture_guide.cc",
         "a smaller capture of another program says how the guide grows (advice)",
