@@ -2,8 +2,8 @@
 
 namespace cgp {
 
-NodeNumber GraphOrder::NumberOf(GraphNode node) {
-  Numbers& numbers = NumbersOfLike(node);
+NodeNumber GraphOrder::NumberOf(CaptureId capture, GraphNode node) {
+  Numbers& numbers = NumbersOfLike(capture, node);
   if (const NodeNumber* const known = numbers.Find(Key(node))) return *known;
   const NodeNumber number{node_count()};
   numbers.ReserveOne();
@@ -25,10 +25,10 @@ std::span<const NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& fr
   };
   try {
     if (!stopped) {
-      for (const GraphNode node : frontier.nodes) visit(NumberOf(node));
+      for (const GraphNode node : frontier.nodes) visit(NumberOf(frontier.capture, node));
     }
     for (std::size_t i = 0; i < news.size() && !stopped; ++i) {
-      AskDependencies(news[i]);
+      AskDependencies(frontier.capture, news[i]);
       const Node& node = nodes_[static_cast<std::size_t>(news[i])];
       stopped = !node.waits;
       if (node.count == 1) {
@@ -53,16 +53,17 @@ std::span<const NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& fr
 void GraphOrder::Clear() {
   nodes_.clear();
   dependencies_.clear();
-  for (Numbers& numbers : numbers_) numbers = {};
+  numbers_.clear();
 }
 
-GraphOrder::Numbers& GraphOrder::NumbersOfLike(GraphNode node) {
+GraphOrder::Numbers& GraphOrder::NumbersOfLike(CaptureId capture, GraphNode node) {
   // By the middle bits of the hash of which the map uses the first.
   const uint64_t hash = static_cast<uint64_t>(node) * 0x9E3779B97F4A7C15ull;
-  return numbers_[(hash >> 32) % numbers_.size()];
+  auto& parts = numbers_[capture];
+  return parts[(hash >> 32) % parts.size()];
 }
 
-void GraphOrder::AskDependencies(NodeNumber number) {
+void GraphOrder::AskDependencies(CaptureId capture, NodeNumber number) {
   const auto i = static_cast<std::size_t>(number);
   if (nodes_[i].asked) return;
   const bool waits = driver_.Dependencies(nodes_[i].handle, &asked_);
@@ -70,7 +71,7 @@ void GraphOrder::AskDependencies(NodeNumber number) {
   const auto first = static_cast<uint32_t>(dependencies_.size());
   NodeNumber dependency{};
   for (const GraphNode before : asked_) {
-    dependency = NumberOf(before);
+    dependency = NumberOf(capture, before);
     if (count > 1) dependencies_.push_back(dependency);
   }
   Node& node = nodes_[i];

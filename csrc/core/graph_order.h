@@ -13,6 +13,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -47,7 +48,8 @@ class GraphOrder {
     bool stopped_ = false;
   };
 
-  NodeNumber NumberOf(GraphNode node);
+  // A node is known by its capture too: once that is over, another may use the node's handle again.
+  NodeNumber NumberOf(CaptureId capture, GraphNode node);
   uint32_t node_count() const { return static_cast<uint32_t>(nodes_.size()); }
 
   // The stream of that reach stands at `frontier` now: returns the nodes that it has newly reached.
@@ -55,7 +57,7 @@ class GraphOrder {
   // Valid until the next call.
   std::span<const NodeNumber> Advance(Reach& reach, const Frontier& frontier);
 
-  // Forgets all nodes: CUDA may give their handles to those of another capture.
+  // Forgets all nodes.
   void Clear();
 
  private:
@@ -70,10 +72,10 @@ class GraphOrder {
 
   using Numbers = AddressMap<NodeNumber>;  // by Key()
 
-  Numbers& NumbersOfLike(GraphNode node);
+  Numbers& NumbersOfLike(CaptureId capture, GraphNode node);
   // A node is a pointer, and the map is made for multiples of 512.
   static Address Key(GraphNode node) { return static_cast<Address>(node) * kGranuleBytes; }
-  void AskDependencies(NodeNumber number);
+  void AskDependencies(CaptureId capture, NodeNumber number);
 
   Driver& driver_;
 
@@ -81,7 +83,7 @@ class GraphOrder {
   // tables of that size have been moved to where they can grow: these never move, or in small parts.
   std::deque<Node> nodes_;  // by number
   std::deque<NodeNumber> dependencies_;
-  std::array<Numbers, 64> numbers_;
+  std::map<CaptureId, std::array<Numbers, 64>> numbers_;
   // Kept for their memory: what the driver said last, and what Advance() returned.
   std::vector<GraphNode> asked_;
   std::vector<NodeNumber> news_;

@@ -27,7 +27,7 @@ constexpr auto kProgrammatic = HostGraphs::LaunchKind::kProgrammatic;
 
 class GraphOrderTest : public ::testing::Test {
  protected:
-  GraphOrderTest() { graphs_.Begin(kA); }
+  GraphOrderTest() : capture_(graphs_.Begin(kA)) {}
 
   GraphNode Launch(StreamId stream, HostGraphs::LaunchKind kind = HostGraphs::LaunchKind::kPlain) {
     launched_.push_back(graphs_.Launch(stream, kind));
@@ -43,18 +43,19 @@ class GraphOrderTest : public ::testing::Test {
     std::vector<GraphNode> nodes;
     for (const NodeNumber number : order_.Advance(reach, frontier)) {
       for (const GraphNode node : launched_) {
-        if (order_.NumberOf(node) == number) nodes.push_back(node);
+        if (order_.NumberOf(capture_, node) == number) nodes.push_back(node);
       }
     }
     return nodes;
   }
   bool Reaches(const GraphOrder::Reach& reach, GraphNode node) {
-    return reach.Contains(order_.NumberOf(node));
+    return reach.Contains(order_.NumberOf(capture_, node));
   }
 
   HostDriver host_{{.granularity = 4096, .map_memory = false}};
   FaultyDriver driver_{host_};
   HostGraphs& graphs_ = host_.graphs();
+  const CaptureId capture_;
   GraphOrder order_{driver_};
   std::vector<GraphNode> launched_;
 };
@@ -62,11 +63,11 @@ class GraphOrderTest : public ::testing::Test {
 TEST_F(GraphOrderTest, NodesAreNumberedAsTheyAreMet) {
   EXPECT_EQ(order_.node_count(), 0u);
   for (uint32_t i = 0; i < 3000; ++i) {
-    EXPECT_EQ(order_.NumberOf(GraphNode{7000 - 2 * i}), NodeNumber{i});
+    EXPECT_EQ(order_.NumberOf(capture_, GraphNode{7000 - 2 * i}), NodeNumber{i});
   }
   EXPECT_EQ(order_.node_count(), 3000u);
   for (uint32_t i = 0; i < 3000; ++i) {
-    EXPECT_EQ(order_.NumberOf(GraphNode{7000 - 2 * i}), NodeNumber{i}) << "met before";
+    EXPECT_EQ(order_.NumberOf(capture_, GraphNode{7000 - 2 * i}), NodeNumber{i}) << "met before";
   }
   EXPECT_EQ(order_.node_count(), 3000u);
   EXPECT_THAT(driver_.calls(), IsEmpty());
@@ -269,7 +270,7 @@ TEST_F(GraphOrderTest, ClearForgetsAllNodes) {
   Advance(reach, kA);
   order_.Clear();
   EXPECT_EQ(order_.node_count(), 0u);
-  EXPECT_EQ(order_.NumberOf(last), NodeNumber{0});
+  EXPECT_EQ(order_.NumberOf(capture_, last), NodeNumber{0});
   driver_.Disarm();
   GraphOrder::Reach later;
   EXPECT_THAT(order_.Advance(later, graphs_.Record(kA)), testing::SizeIs(2));
@@ -306,7 +307,7 @@ class GraphOrderAgainstClosure : public GraphOrderTest,
     for (const GraphNode node : launched_) {
       const bool reached = expected_[stream].contains(node);
       ASSERT_EQ(Reaches(reaches_[stream], node), reached);
-      ASSERT_EQ(news_[stream].contains(order_.NumberOf(node)), reached);
+      ASSERT_EQ(news_[stream].contains(order_.NumberOf(capture_, node)), reached);
     }
   }
 

@@ -40,7 +40,7 @@ void Pool::State::ExpectSeveralStreams() {
     return;
   }
   nodes = frontier.nodes;
-  proofs.Add(own, nodes, number);
+  proofs.Add(own, frontier.capture, nodes, number);
   fences.MakeProof(own);
   for (uint32_t p = 0; p < space.page_count(); ++p) {
     for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
@@ -90,7 +90,7 @@ std::optional<FenceId> Pool::State::ProofFenceFor(const LiveBlock& live) {
   const bool used = live.others && !live.others->uses.empty();
   auto owner = used ? std::nullopt : FindProvenView(live.block.stream, frontier.capture);
   if (live.view != LiveBlock::kNoView && owner != live.view) owner.reset();
-  if (const auto last = proofs.LastLike(nodes, owner)) return *last;
+  if (const auto last = proofs.LastLike(frontier.capture, nodes, owner)) return *last;
   const FenceId fence = fences.ForProof();
   AddProof(fence, owner);
   return fence;
@@ -119,9 +119,9 @@ bool Pool::State::CollectFrontiers(const LiveBlock& live) {
   return !live.others && live.view != LiveBlock::kNoView && proofs.capture(live.view) == of;
 }
 
-// pre: nothing is behind the fence that views know of, or it is the owner's own.
+// pre: nothing is behind the fence yet; `nodes` are those of the capture of `frontier`.
 void Pool::State::AddProof(FenceId fence, std::optional<std::size_t> owner) {
-  proofs.Add(fence, nodes, owner);
+  proofs.Add(fence, frontier.capture, nodes, owner);
   for (std::size_t i = 0; i < proofs.stream_count(); ++i) {
     if (proofs.IsProven(fence, i)) {
       views[i]->LetThrough(fence);

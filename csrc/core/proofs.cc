@@ -18,7 +18,7 @@ std::size_t ProofTable::AddStream(CaptureId capture) {
   return number;
 }
 
-void ProofTable::Add(FenceId fence, std::span<const GraphNode> nodes,
+void ProofTable::Add(FenceId fence, CaptureId capture, std::span<const GraphNode> nodes,
                      std::optional<std::size_t> owner) {
   CGP_CHECK(!nodes.empty() && !Contains(fence));
   if (fences_.size() <= Index(fence)) fences_.resize(Index(fence) + std::size_t{1});
@@ -26,18 +26,18 @@ void ProofTable::Add(FenceId fence, std::span<const GraphNode> nodes,
   added.first = static_cast<uint32_t>(nodes_.size());
   added.count = static_cast<uint32_t>(nodes.size());
   added.owner = owner;
-  for (const GraphNode node : nodes) nodes_.push_back(order_.NumberOf(node));
+  for (const GraphNode node : nodes) nodes_.push_back(order_.NumberOf(capture, node));
   last_ = fence;
   for (std::size_t stream = 0; stream < streams_.size(); ++stream) Wait(stream, fence);
 }
 
-std::optional<FenceId> ProofTable::LastLike(std::span<const GraphNode> nodes,
+std::optional<FenceId> ProofTable::LastLike(CaptureId capture, std::span<const GraphNode> nodes,
                                             std::optional<std::size_t> owner) {
   if (!Contains(last_)) return std::nullopt;
   const Fence& last = fences_[Index(last_)];
   if (last.owner != owner || last.count != nodes.size()) return std::nullopt;
   for (uint32_t i = 0; i < last.count; ++i) {
-    if (order_.NumberOf(nodes[i]) != nodes_[last.first + i]) return std::nullopt;
+    if (order_.NumberOf(capture, nodes[i]) != nodes_[last.first + i]) return std::nullopt;
   }
   return last_;
 }

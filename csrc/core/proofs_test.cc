@@ -43,7 +43,7 @@ class ProofTableTest : public ::testing::Test {
   std::size_t AddStream() { return proofs_.AddStream(capture_); }
   void Add(FenceId fence, std::vector<GraphNode> nodes,
            std::optional<std::size_t> owner = std::nullopt) {
-    proofs_.Add(fence, nodes, owner);
+    proofs_.Add(fence, capture_, nodes, owner);
   }
   std::vector<FenceId> Advance(std::size_t number, StreamId stream) {
     const auto proven = proofs_.Advance(number, graphs_.Record(stream));
@@ -217,18 +217,18 @@ TEST_F(ProofTableTest, LastLikeIsTheFenceAddedLastIfItIsLikeThat) {
   const GraphNode second = Launch(kA);
   const std::vector both{first, second};
   const std::vector one{first};
-  EXPECT_EQ(proofs_.LastLike(one, kNoOwner), std::nullopt);
+  EXPECT_EQ(proofs_.LastLike(capture_, one, kNoOwner), std::nullopt);
   Add(kFence1, both);
-  EXPECT_EQ(proofs_.LastLike(both, kNoOwner), kFence1);
-  EXPECT_EQ(proofs_.LastLike(one, kNoOwner), std::nullopt);
-  EXPECT_EQ(proofs_.LastLike(std::vector{first, GraphNode{99}}, kNoOwner), std::nullopt);
-  EXPECT_EQ(proofs_.LastLike(both, a), std::nullopt) << "to A it would be proven";
+  EXPECT_EQ(proofs_.LastLike(capture_, both, kNoOwner), kFence1);
+  EXPECT_EQ(proofs_.LastLike(capture_, one, kNoOwner), std::nullopt);
+  EXPECT_EQ(proofs_.LastLike(capture_, std::vector{first, GraphNode{99}}, kNoOwner), std::nullopt);
+  EXPECT_EQ(proofs_.LastLike(capture_, both, a), std::nullopt) << "to A it would be proven";
   Add(kFence2, both, a);
-  EXPECT_EQ(proofs_.LastLike(both, a), kFence2);
-  EXPECT_EQ(proofs_.LastLike(both, kNoOwner), std::nullopt) << "to A it is proven";
-  EXPECT_EQ(proofs_.LastLike(both, a + 1), std::nullopt);
+  EXPECT_EQ(proofs_.LastLike(capture_, both, a), kFence2);
+  EXPECT_EQ(proofs_.LastLike(capture_, both, kNoOwner), std::nullopt) << "to A it is proven";
+  EXPECT_EQ(proofs_.LastLike(capture_, both, a + 1), std::nullopt);
   proofs_.Clear();
-  EXPECT_EQ(proofs_.LastLike(both, a), std::nullopt);
+  EXPECT_EQ(proofs_.LastLike(capture_, both, a), std::nullopt);
 }
 
 TEST_F(ProofTableTest, ContainsWhatWasAddedSinceTheLastClear) {
@@ -331,7 +331,7 @@ class ProofsAgainstModel : public ProofTableTest, public ::testing::WithParamInt
     if (fence.nodes.empty()) return;
     if (streams == 1 && !numbers_.empty()) fence.owner = Below(numbers_.size());
     const FenceId id{1 + 3 * static_cast<uint32_t>(fences_.size())};
-    proofs_.Add(id, fence.nodes, fence.owner);
+    proofs_.Add(id, capture_, fence.nodes, fence.owner);
     for (std::size_t s = 0; s < numbers_.size(); ++s) {
       if (proofs_.IsProven(id, s)) fence.told.insert(s);
     }

@@ -64,7 +64,7 @@ bool ReuseOracle::Promised(const Granule& granule, StreamId stream) const {
   }
   const CaptureId capture = dag_.At(stream).capture;
   if (capture == kNoCapture || capture != fence.capture || invalid_.contains(capture)) return false;
-  if (fence.home == stream && !fence.used_by_others) return true;
+  if (fence.home == stream && !fence.used_by_others) return dag_.ProvesBehind(stream, fence.nodes);
   return fence.in_one_capture && fence.promised && seen_.size() > 1 &&
          dag_.ProvesBehind(stream, fence.nodes) && dag_.ProvesBehind(stream, fence.late);
 }

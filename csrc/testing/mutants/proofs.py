@@ -70,7 +70,7 @@ MUTANTS = [
         "proof-like-nodes",
         "proofs.cc",
         "a fence is taken for the last one, whatever nodes that is behind",
-        "    if (order_.NumberOf(nodes[i]) != nodes_[last.first + i]) return std::nullopt;\n",
+        "    if (order_.NumberOf(capture, nodes[i]) != nodes_[last.first + i]) return std::nullopt;\n",
         "    if (nodes.empty()) return std::nullopt;\n",
     ),
     Mutant(
