@@ -20,6 +20,10 @@ constexpr int kEdgeSearches = 64;
 constexpr int kRangesForTakers = 8;
 constexpr uint64_t kStartsForTakers = 16;
 
+// Streams that share a smaller pool hold free pages back from each other, here and there one: in
+// handles of several pages they would hold back more.
+constexpr uint64_t kExactPool = 128;
+
 // Where new pages go unless another range makes more of them.
 constexpr RangeId kFirstRange{0};
 
@@ -151,11 +155,12 @@ struct Stretch {
 class GrowthPlanner {
  public:
   GrowthPlanner(const FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
-                Slack slack)
+                Slack slack, Streams streams)
       : view_(view),
         ranges_(ranges),
         page_(page_size.count()),
         length_(length.count()),
+        streams_(streams),
         free_(CollectFreeHandles(view, ranges, page_)),
         fresh_(Fill(length_, Ends::kBoth, std::nullopt)),
         most_whole_(fresh_.whole + static_cast<uint64_t>(slack)) {}
@@ -258,7 +263,9 @@ class GrowthPlanner {
   // other's; behind them the last page alone if the block leaves much of it to others.
   std::vector<PageId> NewHandles(const Stretch& stretch) const {
     std::vector<PageId> handles;
-    const uint64_t most = MostHandlePages(ranges_.page_count() + stretch.new_pages);
+    const uint64_t pool_pages = ranges_.page_count() + stretch.new_pages;
+    const uint64_t most =
+        streams_ == Streams::kSeveral && pool_pages < kExactPool ? 1 : MostHandlePages(pool_pages);
     for (uint64_t left = stretch.new_pages - (LastApart(stretch) ? 1 : 0); left > 0;) {
       const uint64_t count = (left + most - 1) / most;
       const uint64_t pages = (left + count - 1) / count;
@@ -352,6 +359,7 @@ class GrowthPlanner {
   const RangeTable& ranges_;
   const uint64_t page_;    // in granules
   const uint64_t length_;  // in granules
+  const Streams streams_;
   const FreeHandles free_;
   const Stretch fresh_;  // a new range
   const uint64_t most_whole_;
@@ -531,8 +539,8 @@ Placement GrowthPlan::PlacementFrom(SlotId first, Granules page_size) const {
 }
 
 GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size,
-                      Granules length, Slack slack) {
-  return GrowthPlanner(view, ranges, page_size, length, slack).Plan();
+                      Granules length, Slack slack, Streams streams) {
+  return GrowthPlanner(view, ranges, page_size, length, slack, streams).Plan();
 }
 
 std::optional<PageId> LeastMappedWholePage(const FreeView& view, const RangeTable& ranges) {

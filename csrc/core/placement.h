@@ -44,6 +44,9 @@ struct Placement {
   Granules offset;
 };
 
+// How many streams allocate in the capture.
+enum class Streams : uint8_t { kOne, kSeveral };
+
 // How many whole pages more than `ideal` a block may take.
 enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 
@@ -85,7 +88,7 @@ struct GrowthPlan {
   Placement PlacementFrom(SlotId first, Granules page_size) const;
 };
 GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size,
-                      Granules length, Slack slack);
+                      Granules length, Slack slack, Streams streams = Streams::kOne);
 
 // Whether the plan is worth its mappings because it keeps handles whole that the place would break.
 bool SparesHandles(const GrowthPlan& plan, const MappedPlace& place);

@@ -132,7 +132,8 @@ Placement Pool::State::FindOrMap(FreeView& view, Granules length, Slack slack) {
   if (!found && PollFences()) found = FindMapped(view, ranges, page_size, length, slack, takers);
   if (found && found->leftover == 0) return found->place;
   if (!found) CheckAgainstDevice(length);
-  const GrowthPlan growth = PlanGrowth(view, ranges, page_size, length, slack);
+  const Streams streams = views.size() > 1 ? Streams::kSeveral : Streams::kOne;
+  const GrowthPlan growth = PlanGrowth(view, ranges, page_size, length, slack, streams);
   if (found && !SparesHandles(growth, *found)) return found->place;
   return growth.PlacementFrom(Grow(growth.mapping), page_size);
 }

@@ -398,5 +398,14 @@ TEST_F(PoolProofsTest, ALargeBlockTakesTheLeastWantedOfEqualPlaces) {
   }
 }
 
+// Streams hold free pages back from each other: where the pool is small, one at a time.
+TEST_F(PoolProofsTest, ASmallPoolOfSeveralStreamsGrowsPageByPage) {
+  Begin({kA, kB});
+  Allocate(kGranule, kA);
+  Allocate(40 * kPage, kB);
+  Allocate(40 * kPage, kA);
+  EXPECT_EQ(pool_.handles(), pool_.Stats().pages);
+}
+
 }  // namespace
 }  // namespace cgp

@@ -256,8 +256,13 @@ std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,
     return Text("asked the driver for ", new_pages, " pages where ", need.most_new(), " do");
   }
   // One more saves mappings; two would not. (A capture may repeat what an earlier one did, and so take more.)
-  if (model_.OpenScope(id) == ScopeKind::kEager && whole_pages > need.ideal + 1) {
-    return Text("took ", whole_pages, " whole pages where ", need.ideal, " do");
+  // A page amid a handle of several is no edge that could hold the remainder, whatever is free of it: where
+  // there are such handles, a page for the remainder is always right.
+  const bool one_page_handles = host_.usage().handles == set_->TotalStats().pages;
+  const uint64_t ideal =
+      one_page_handles ? need.ideal : (rounded + setup_.page_bytes - 1) / setup_.page_bytes;
+  if (model_.OpenScope(id) == ScopeKind::kEager && whole_pages > ideal + 1) {
+    return Text("took ", whole_pages, " whole pages where ", ideal, " do");
   }
   addresses_[op.label] = block.address;
   live_labels_.push_back(op.label);

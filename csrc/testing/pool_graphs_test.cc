@@ -233,6 +233,28 @@ TEST_F(PoolGraphsTest, AStreamGetsItsOwnBytesBackThoughOtherCapturesAreUnderWay)
   End(capture);
 }
 
+// What the stream did in the capture that it has left stands in another graph.
+TEST_F(PoolGraphsTest, AStreamThatIsCapturedAnewDoesNotGetItsBytesBackInTheSameScope) {
+  CaptureId capture = Begin();
+  const Address old = Allocate(kPage, kA);
+  End(capture);
+  capture = Begin();
+  const CaptureId other = graphs_.Begin(kB);
+  graphs_.Launch(kA);
+  graphs_.Launch(kB);
+  Allocate(kHalf, kA);
+  Allocate(kHalf, kB);
+  const Address fresh = Allocate(kPage, kA);
+  set_.Free(old);
+  set_.Free(fresh);
+  graphs_.End(capture);
+  capture = graphs_.Begin(kA);
+  graphs_.Launch(kA);
+  EXPECT_EQ(GrowthOnePageFor(kA), 1U);
+  graphs_.End(other);
+  End(capture);
+}
+
 // Nobody allocates in the second scope; the third must not meet its fences.
 TEST_F(PoolGraphsTest, AScopeThatOnlyFreesLeavesNothingBehind) {
   CaptureId capture = Begin();

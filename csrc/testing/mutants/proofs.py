@@ -185,6 +185,13 @@ MUTANTS = [
         "  const bool stops = stopped && !stopped;\n",
     ),
     Mutant(
+        "proof-small-handles",
+        "placement.cc",
+        "a small pool of several streams grows by handles of several pages (memory only)",
+        "streams_ == Streams::kSeveral && pool_pages < kExactPool ? 1 : MostHandlePages(pool_pages);",
+        "MostHandlePages(pool_pages);",
+    ),
+    Mutant(
         "proof-own-again",
         "pool_proofs.cc",
         "a stream that has begun anew owns what it had before",
