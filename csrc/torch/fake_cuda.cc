@@ -7,7 +7,6 @@
 #include <optional>
 #include <vector>
 
-#include "driver/host_driver.h"
 #include "torch/device_driver.h"
 #include "torch/host_route.h"
 #include "torch/rejection.h"
@@ -28,12 +27,69 @@ std::atomic<int64_t> query_count{0};
 std::vector<c10::MempoolId_t> host_routes;
 std::atomic<bool> rejects_at_once{false};
 
-Capture Query(cudaStream_t stream) {
-  query_count.fetch_add(1, std::memory_order_relaxed);
+Capture Find(cudaStream_t stream) {
   const std::lock_guard lock(mutex);
   const auto found = captures.find(stream);
   return found == captures.end() ? Capture{} : found->second;
 }
+
+Capture Query(cudaStream_t stream) {
+  query_count.fetch_add(1, std::memory_order_relaxed);
+  return Find(stream);
+}
+
+// The host driver, but its captures are those of the test.
+class FakeDriver final : public Driver {
+ public:
+  explicit FakeDriver(const HostDriverOptions& options) : host_(options) {}
+
+  HostDriver& host() { return host_; }
+
+  int device() const noexcept override { return host_.device(); }
+  uint64_t granularity() const noexcept override { return host_.granularity(); }
+  Address Reserve(uint64_t bytes) override { return host_.Reserve(bytes); }
+  void FreeAddresses(Address address, uint64_t bytes) override {
+    host_.FreeAddresses(address, bytes);
+  }
+  Handle Create(uint64_t bytes) override { return host_.Create(bytes); }
+  void Release(Handle handle) override { host_.Release(handle); }
+  void Map(Address address, uint64_t bytes, Handle handle) override {
+    host_.Map(address, bytes, handle);
+  }
+  void SetAccess(Address address, uint64_t bytes) override { host_.SetAccess(address, bytes); }
+  void Unmap(Address address, uint64_t bytes) override { host_.Unmap(address, bytes); }
+  void AddPeer(int peer) override { host_.AddPeer(peer); }
+  void Quiesce() override { host_.Quiesce(); }
+  // Nothing is ever captured, so the frontier has no nodes.
+  void Capture(StreamId stream, Frontier* frontier) override {
+    host_.Capture(stream, frontier);
+    const auto capture = Of(stream);
+    frontier->capture = capture.invalidated ? kNoCapture : capture.id;
+  }
+  bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override {
+    return host_.Dependencies(node, nodes);
+  }
+  // CUDA would make the event a part of the capture, and never say whether it is done; where the
+  // capture has been invalidated it refuses this too.
+  Event RecordEvent(StreamId stream) override {
+    if (Of(stream).id != kNoCapture) {
+      throw DriverError(DriverStatus::kFailed, "FakeDriver::RecordEvent", 900,
+                        "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", 0, device(),
+                        "the stream is capturing");
+    }
+    return host_.RecordEvent(stream);
+  }
+  bool EventDone(Event event) override { return host_.EventDone(event); }
+  void DestroyEvent(Event event) noexcept override { host_.DestroyEvent(event); }
+  MemoryInfo Info() override { return host_.Info(); }
+
+ private:
+  static fake_cuda::Capture Of(StreamId stream) {
+    return Find(reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(stream)));
+  }
+
+  HostDriver host_;
+};
 
 }  // namespace
 
@@ -75,11 +131,13 @@ std::vector<c10::MempoolId_t> ended_host_routes() {
 
 int64_t queries() { return query_count.load(std::memory_order_relaxed); }
 
+HostDriver& HostOf(Driver& made) { return dynamic_cast<FakeDriver&>(made).host(); }
+
 }  // namespace fake_cuda
 
 std::unique_ptr<Driver> MakeDriver(int device) {
   // Real addresses: as with CUDA, those of two devices differ.
-  return std::make_unique<HostDriver>(
+  return std::make_unique<fake_cuda::FakeDriver>(
       HostDriverOptions{.device = device, .physical_limit_bytes = fake_cuda::kPhysicalLimit});
 }
 

@@ -1,6 +1,6 @@
 // CUDA's streams as the adapter's tests want them: which stream is in which capture is what the
-// test says. fake_cuda.cc puts this behind streams.h and rejection.h, the host driver behind the pools,
-// and nothing behind host_route.h.
+// test says. fake_cuda.cc puts this behind streams.h and rejection.h, the host driver, telling of
+// the same captures, behind the pools, and nothing behind host_route.h.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "driver/host_driver.h"
 #include "torch/streams.h"
 
 namespace cgp::fake_cuda {
@@ -42,7 +43,10 @@ CaptureId ActiveCapture(cudaStream_t stream);
 // The arguments of EndHostRoute().
 std::vector<c10::MempoolId_t> ended_host_routes();
 
-// How often anybody asked CUDA for the capture of a stream.
+// How often the adapter asked CUDA for the capture of a stream; the pools ask their driver.
 int64_t queries();
+
+// What does the work of a driver of MakeDriver().
+HostDriver& HostOf(Driver& made);
 
 }  // namespace cgp::fake_cuda

@@ -165,7 +165,7 @@ TEST_F(GraphAllocatorTest, WhatIsAskedOfOurPointersAndPools) {
   EXPECT_THROW(allocator_.setUseOnOOM(device_, id_, true), c10::Error);
   EXPECT_NO_THROW(allocator_.setUseOnOOM(device_, id_, false));
   EXPECT_THROW(allocator_.setNoSplit(device_, id_), c10::Error);
-  const auto& host = dynamic_cast<HostDriver&>(DevicePools::For(device_).driver().inner());
+  const HostDriver& host = fake_cuda::HostOf(DevicePools::For(device_).driver().inner());
   const auto b_address = reinterpret_cast<Address>(b.get());
   const c10::DeviceIndex peer = fake_cuda::NextDevice();
   allocator_.enablePeerAccess(device_, peer);

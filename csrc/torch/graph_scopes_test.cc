@@ -167,14 +167,14 @@ TEST_F(GraphScopesTest, ARegisteredPoolIsOursFromTheStart) {
 
 // All work of a program may be on one stream, its captures too.
 TEST_F(GraphScopesTest, EagerBlocksAreFreedWhileTheirStreamCaptures) {
-  auto& host = dynamic_cast<HostDriver&>(DevicePools::For(device_).driver().inner());
+  HostDriver& host = fake_cuda::HostOf(DevicePools::For(device_).driver().inner());
   allocator_.RegisterPool(device_, ToPoolId(id_));
   allocator_.beginAllocateToPool(device_, id_, ThisThread());
   DataPtr first = allocator_.allocate(kPage), second = allocator_.allocate(kPage);
   void* const place = first.get();
   Graph graph(*this, {0, 2}, 7);
   graph.Begin();
-  host.BeginCapture({ToStreamId(Stream(1))});
+  host.BeginCapture();
   first.clear();
   allocator_.endAllocateToPool(device_, id_);
   second.clear();

@@ -1,5 +1,5 @@
-// A driver that passes everything on to another one, keeps a limit on physical memory, tells the
-// history what is mapped, and puts events on capturing streams off.
+// A driver that passes everything on to another one, keeps a limit on physical memory, and tells the
+// history what is mapped.
 //
 // The limit is torch.cuda.set_per_process_memory_fraction()'s: what of it the base does not use.
 #pragma once
@@ -13,7 +13,6 @@
 
 #include "core/pool_set.h"
 #include "driver/driver.h"
-#include "torch/put_off_events.h"
 
 namespace cgp {
 
@@ -63,15 +62,13 @@ class MeteredDriver final : public Driver {
   bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override {
     return inner_->Dependencies(node, nodes);
   }
-  // The stream may be capturing.
-  Event RecordEvent(StreamId stream) override { return events_.Record(stream); }
-  bool EventDone(Event event) override { return events_.Done(event); }
-  void DestroyEvent(Event event) noexcept override { events_.Destroy(event); }
+  Event RecordEvent(StreamId stream) override { return inner_->RecordEvent(stream); }
+  bool EventDone(Event event) override { return inner_->EventDone(event); }
+  void DestroyEvent(Event event) noexcept override { inner_->DestroyEvent(event); }
   MemoryInfo Info() override { return inner_->Info(); }
 
  private:
   const std::unique_ptr<Driver> inner_;
-  PutOffEvents events_{*inner_};
   std::atomic<uint64_t> limit_{kNoLimit};
   std::mutex mutex_;
   std::map<Handle, uint64_t> sizes_;  // of live handles, in bytes

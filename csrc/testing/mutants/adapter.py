@@ -260,35 +260,6 @@ MUTANTS = [
         "  purpose.limit_refused = held > limit",
         "  purpose.limit_refused = purpose.limit_refused || held > limit",
     ),
-    # Events on streams that capture.
-    _Mutant(
-        "adapter-event-captured",
-        "put_off_events.cc",
-        "an event is recorded into a capture",
-        "  if (!Captures(stream)) return driver_.RecordEvent(stream);\n",
-        "  if (stream != StreamId{}) return driver_.RecordEvent(stream);\n",
-    ),
-    _Mutant(
-        "adapter-event-early",
-        "put_off_events.cc",
-        "a put-off event is recorded while the stream still captures",
-        "    if (Captures(put_off.stream)) return false;\n",
-        "",
-    ),
-    _Mutant(
-        "adapter-event-again",
-        "put_off_events.cc",
-        "a put-off event is recorded whenever it is asked for",
-        "  if (!put_off.recorded) {\n",
-        "  {\n",
-    ),
-    _Mutant(
-        "adapter-event-leak",
-        "put_off_events.cc",
-        "a put-off event is never destroyed",
-        "  if (put_off->second.recorded) driver_.DestroyEvent(*put_off->second.recorded);\n",
-        "",
-    ),
     # Statistics, history and snapshots.
     _Mutant(
         "adapter-stats-peak",
