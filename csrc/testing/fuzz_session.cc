@@ -160,6 +160,7 @@ std::string FuzzSession::Do(const RetainOp& op) {
 
 std::string FuzzSession::Do(const BeginOp& op) {
   const PoolId id = IdOf(op.pool);
+  asked_.insert(id);
   return Mirror(
       !model_.OpenScope(id).has_value(), [&] { set_->BeginScope(id, op.kind); },
       [&] {
@@ -257,11 +258,13 @@ std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,
   }
   // One more saves mappings; two would not. (A capture may repeat what an earlier one did, and so take more.)
   // A page amid a handle of several is no edge that could hold the remainder, whatever is free of it: where
-  // there are such handles, a page for the remainder is always right.
+  // there are such handles, a page for the remainder is always right. And a page may be whole, rather than
+  // an edge, only since work has gone on that the pool has not asked about.
   const bool one_page_handles = host_.usage().handles == set_->TotalStats().pages;
   const uint64_t ideal =
       one_page_handles ? need.ideal : (rounded + setup_.page_bytes - 1) / setup_.page_bytes;
-  if (model_.OpenScope(id) == ScopeKind::kEager && whole_pages > ideal + 1) {
+  const bool judged = model_.OpenScope(id) == ScopeKind::kEager && asked_.contains(id);
+  if (judged && whole_pages > ideal + 1) {
     return Text("took ", whole_pages, " whole pages where ", ideal, " do");
   }
   addresses_[op.label] = block.address;
@@ -434,6 +437,7 @@ void FuzzSession::ForgetPagesOfGonePools() {
 
 std::string FuzzSession::Do(const ProgressOp& op) {
   watch_.Progress(StreamId{op.stream}, op.count);
+  asked_.clear();
   return {};
 }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -131,6 +132,7 @@ class FuzzSession {
   PoolModel model_;
   PlacementValidator validator_;
 
+  std::set<PoolId> asked_;                           // whose scope has begun since work went on
   std::map<PoolId, CaptureId> captures_;             // under way, by the pool whose scope is open
   std::unordered_map<uint64_t, Address> addresses_;  // of every label that was ever allocated
   std::vector<uint64_t> live_labels_;
