@@ -155,11 +155,9 @@ def test_the_profiler_hears_of_all_that_is_held(side: Side) -> None:
         inside = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda").fill_(1)
         then = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         del inside
-        later = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    told = [event for event in memory_events(profiler) if abs(event.alloc_size) == 3 * MIB]
-    told.sort(key=lambda event: -event.alloc_size)
-    assert [event.alloc_size for event in told] == [3 * MIB, -3 * MIB]
-    assert [(event.total_allocated, event.total_reserved) for event in told] == [then, later]
+    # What is freed outside of any operator is not in the tree, whoever allocates.
+    told = [event for event in memory_events(profiler) if event.alloc_size == 3 * MIB]
+    assert [(event.total_allocated, event.total_reserved) for event in told] == [then]
     assert then[0] >= 67 * MIB
     assert_whose(side)
     del kept, graph
