@@ -147,7 +147,7 @@ void FenceTable::RecordOrWait(Fence& fence) {
 bool FenceTable::AnyCaptures(std::span<const StreamId> streams) {
   return std::ranges::any_of(streams, [&](StreamId stream) {
     driver_.Capture(stream, &frontier_);
-    return frontier_.capture != kNoCapture;
+    return frontier_.held;
   });
 }
 

@@ -250,6 +250,21 @@ TEST_F(FenceTableTest, EventsOfAStreamThatCapturesAreRecordedWhenItHasEnded) {
   EXPECT_EQ(host_.usage().events, 0u);
 }
 
+// The stream belongs to it until somebody ends it: no event can be recorded there.
+TEST_F(FenceTableTest, EventsWaitForAnInvalidatedCaptureToo) {
+  const CaptureId capture = host_.graphs().Begin(kB);
+  host_.graphs().Invalidate(capture);
+  const FenceId late = fences_.After(std::vector{kB});
+  EXPECT_FALSE(fences_.Poll());
+  EXPECT_EQ(host_.usage().events, 0u);
+  host_.graphs().End(capture);
+  fences_.Poll();
+  EXPECT_EQ(host_.usage().events, 1u);
+  host_.CompleteEvents();
+  EXPECT_TRUE(fences_.Poll());
+  EXPECT_THAT(Opened(), ElementsAre(Index(late)));
+}
+
 TEST_F(FenceTableTest, AfterWaitsForACaptureToEnd) {
   const CaptureId capture = host_.graphs().Begin(kB);
   const FenceId late = fences_.After(std::vector{kA, kB});

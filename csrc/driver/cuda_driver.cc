@@ -359,9 +359,11 @@ void CudaDriver::Capture(StreamId stream, Frontier* frontier) {
   frontier->capture = kNoCapture;
   frontier->nodes.clear();
   frontier->waits = true;
+  frontier->held = false;
   // The legacy default stream cannot be asked while others capture, and never captures itself.
   if (code == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return;
   if (code != CUDA_SUCCESS) Throw(DriverCall::kCapture, "cuStreamGetCaptureInfo", code, 0);
+  frontier->held = status != CU_STREAM_CAPTURE_STATUS_NONE;
   if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return;
   frontier->capture = id;
   for (size_t i = 0; i < count; ++i) frontier->nodes.push_back(ToGraphNode(nodes[i]));

@@ -51,6 +51,9 @@ struct Frontier {
   CaptureId capture = kNoCapture;  // not capturing, or the capture has been invalidated
   std::vector<GraphNode> nodes;    // empty without a capture
   bool waits = true;               // until all of them are complete, see Driver::Dependencies()
+  // A capture holds the stream, be it an invalidated one that nobody has ended yet: events recorded
+  // on it are no points in its work.
+  bool held = false;
 };
 
 // What became of a driver call, in the terms that its caller can act on.

@@ -78,6 +78,7 @@ void HostGraphs::Capture(StreamId stream, Frontier* frontier) const {
   const auto found = streams_.find(stream);
   const bool tells = found != streams_.end() && !graphs_.at(found->second.capture).invalidated;
   *frontier = tells ? found->second : Frontier{};
+  frontier->held = found != streams_.end();
 }
 
 bool HostGraphs::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) const {

@@ -65,6 +65,7 @@ class FakeDriver final : public Driver {
     host_.Capture(stream, frontier);
     const auto capture = Of(stream);
     frontier->capture = capture.invalidated ? kNoCapture : capture.id;
+    frontier->held = capture.id != kNoCapture;
   }
   bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override {
     return host_.Dependencies(node, nodes);
