@@ -1,0 +1,309 @@
+// CUDA functions made up for the tests of the driver over them, so that these run anywhere.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "driver/cuda_api.h"
+#include "driver/cuda_driver.h"
+
+namespace cgp {
+
+inline constexpr uint64_t kPage = uint64_t{2} << 20;
+inline constexpr StreamId kStream{0x5000};
+
+inline CUcontext const kPrimary = reinterpret_cast<CUcontext>(0x1000);
+inline CUcontext const kOther = reinterpret_cast<CUcontext>(0x2000);
+inline constexpr CUdeviceptr kAddress = 0x7f0000000000;
+inline constexpr CUmemGenericAllocationHandle kHandle = 77;
+
+// What the made-up CUDA was told, and what it is to answer.
+struct FakeCuda {
+  int device_count = 2;
+  int vmm = 1;
+  int rdma = 1;
+  int can_access_peer = 1;
+  bool event_ready = true;
+  std::map<std::string, CUresult> failing;
+
+  std::atomic<int> retained = 0;
+  int released = 0;
+  std::vector<std::string> calls;  // those that need a context, in order
+  CUmemAllocationProp properties{};
+  std::vector<CUmemAccessDesc> access;
+  CUdeviceptr address = 0;
+  size_t bytes = 0;
+  size_t alignment = 0;
+  size_t offset = 1;
+  CUmemGenericAllocationHandle handle = 0;
+  unsigned int event_flags = 0;
+  CUevent event = nullptr;
+  CUstream stream = nullptr;
+  CUevent destroyed = nullptr;
+
+  // The stream's capture, and what the node that is asked after depends on.
+  CUstreamCaptureStatus capture_status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t capture = 0;
+  std::vector<CUgraphNode> nodes;
+  std::vector<CUgraphEdgeData> edges;  // of each, or none at all: as CUDA has it
+  CUgraphNode node = nullptr;
+};
+
+inline FakeCuda* fake = nullptr;
+inline thread_local std::vector<CUcontext> contexts;
+inline thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+inline CUresult Outcome(const std::string& function) {
+  const auto found = fake->failing.find(function);
+  return found == fake->failing.end() ? CUDA_SUCCESS : found->second;
+}
+
+// For the functions that work on the current context.
+inline CUresult InContext(const std::string& function) {
+  if (contexts.empty() || contexts.back() != kPrimary) return CUDA_ERROR_INVALID_CONTEXT;
+  fake->calls.push_back(function);
+  return Outcome(function);
+}
+
+inline void FakeDevices(CudaApi* api) {
+  api->cuInit = [](unsigned int) { return Outcome("cuInit"); };
+  api->cuDriverGetVersion = [](int* version) {
+    *version = 13000;
+    return CUDA_SUCCESS;
+  };
+  api->cuGetErrorName = [](CUresult code, const char** name) {
+    *name = code == CUDA_ERROR_OUT_OF_MEMORY    ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : code == CUDA_ERROR_INVALID_VALUE  ? "CUDA_ERROR_INVALID_VALUE"
+            : code == CUDA_ERROR_NO_DEVICE      ? "CUDA_ERROR_NO_DEVICE"
+            : code == CUDA_ERROR_INVALID_DEVICE ? "CUDA_ERROR_INVALID_DEVICE"
+                                                : nullptr;
+    return *name == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  };
+  // Device numbers are not ordinals, so that mixing them up shows.
+  api->cuDeviceGet = [](CUdevice* device, int ordinal) {
+    if (ordinal < 0 || ordinal >= fake->device_count) return CUDA_ERROR_INVALID_DEVICE;
+    *device = 100 + ordinal;
+    return CUDA_SUCCESS;
+  };
+  api->cuDeviceGetCount = [](int* count) {
+    *count = fake->device_count;
+    return CUDA_SUCCESS;
+  };
+  api->cuDeviceGetName = [](char* name, int length, CUdevice) {
+    std::strncpy(name, "Made-up GPU", static_cast<size_t>(length));
+    return CUDA_SUCCESS;
+  };
+  api->cuDeviceGetAttribute = [](int* value, CUdevice_attribute attribute, CUdevice) {
+    *value = attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED       ? fake->vmm
+             : attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED ? fake->rdma
+                                                                                        : -1;
+    return CUDA_SUCCESS;
+  };
+  api->cuDeviceCanAccessPeer = [](int* can, CUdevice device, CUdevice peer) {
+    *can = device == 101 && peer == 100 ? fake->can_access_peer : 0;
+    return CUDA_SUCCESS;
+  };
+}
+
+inline void FakeContexts(CudaApi* api) {
+  api->cuDevicePrimaryCtxRetain = [](CUcontext* context, CUdevice device) {
+    if (device != 100) return CUDA_ERROR_INVALID_DEVICE;
+    const CUresult outcome = Outcome("cuDevicePrimaryCtxRetain");
+    if (outcome == CUDA_SUCCESS) ++fake->retained;
+    *context = kPrimary;
+    return outcome;
+  };
+  api->cuDevicePrimaryCtxRelease = [](CUdevice) {
+    ++fake->released;
+    return CUDA_SUCCESS;
+  };
+  api->cuCtxGetCurrent = [](CUcontext* context) {
+    *context = contexts.empty() ? nullptr : contexts.back();
+    return CUDA_SUCCESS;
+  };
+  api->cuCtxPushCurrent = [](CUcontext context) {
+    contexts.push_back(context);
+    return CUDA_SUCCESS;
+  };
+  api->cuCtxPopCurrent = [](CUcontext* context) {
+    *context = contexts.back();
+    contexts.pop_back();
+    return CUDA_SUCCESS;
+  };
+  api->cuCtxSynchronize = [] { return InContext("cuCtxSynchronize"); };
+  api->cuThreadExchangeStreamCaptureMode = [](CUstreamCaptureMode* mode) {
+    std::swap(*mode, capture_mode);
+    return CUDA_SUCCESS;
+  };
+}
+
+inline void FakeMemory(CudaApi* api) {
+  api->cuMemGetInfo = [](size_t* free, size_t* total) {
+    *free = 3;
+    *total = 4;
+    return InContext("cuMemGetInfo");
+  };
+  api->cuMemGetAllocationGranularity = [](size_t* granularity,
+                                          const CUmemAllocationProp* properties,
+                                          CUmemAllocationGranularity_flags) {
+    *granularity = properties->location.id == 100 ? kPage : 0;
+    return CUDA_SUCCESS;
+  };
+  api->cuMemAddressReserve = [](CUdeviceptr* address, size_t bytes, size_t alignment, CUdeviceptr,
+                                unsigned long long) {
+    *address = kAddress;
+    fake->bytes = bytes;
+    fake->alignment = alignment;
+    return InContext("cuMemAddressReserve");
+  };
+  api->cuMemAddressFree = [](CUdeviceptr address, size_t bytes) {
+    fake->address = address;
+    fake->bytes = bytes;
+    return InContext("cuMemAddressFree");
+  };
+  api->cuMemCreate = [](CUmemGenericAllocationHandle* handle, size_t bytes,
+                        const CUmemAllocationProp* properties, unsigned long long) {
+    *handle = kHandle;
+    fake->bytes = bytes;
+    fake->properties = *properties;
+    return InContext("cuMemCreate");
+  };
+  api->cuMemRelease = [](CUmemGenericAllocationHandle handle) {
+    fake->handle = handle;
+    return InContext("cuMemRelease");
+  };
+  api->cuMemMap = [](CUdeviceptr address, size_t bytes, size_t offset,
+                     CUmemGenericAllocationHandle handle, unsigned long long) {
+    fake->address = address;
+    fake->bytes = bytes;
+    fake->offset = offset;
+    fake->handle = handle;
+    return InContext("cuMemMap");
+  };
+  api->cuMemUnmap = [](CUdeviceptr address, size_t bytes) {
+    fake->address = address;
+    fake->bytes = bytes;
+    return InContext("cuMemUnmap");
+  };
+  api->cuMemSetAccess = [](CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access,
+                           size_t count) {
+    fake->address = address;
+    fake->bytes = bytes;
+    fake->access.assign(access, access + count);
+    return InContext("cuMemSetAccess");
+  };
+}
+
+inline void FakeEvents(CudaApi* api) {
+  api->cuEventCreate = [](CUevent* event, unsigned int flags) {
+    *event = reinterpret_cast<CUevent>(0x6000);
+    fake->event_flags = flags;
+    return InContext("cuEventCreate");
+  };
+  api->cuEventRecord = [](CUevent event, CUstream stream) {
+    fake->event = event;
+    fake->stream = stream;
+    return InContext("cuEventRecord");
+  };
+  api->cuEventQuery = [](CUevent event) {
+    // As CUDA does while some other thread captures.
+    if (capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED) {
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    fake->event = event;
+    const CUresult outcome = InContext("cuEventQuery");
+    if (outcome != CUDA_SUCCESS) return outcome;
+    return fake->event_ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  };
+  api->cuEventDestroy = [](CUevent event) {
+    fake->destroyed = event;
+    return CUDA_SUCCESS;
+  };
+}
+
+inline CUgraphNode Node(uint64_t number) {
+  return reinterpret_cast<CUgraphNode>(0x7000 + 16 * number);
+}
+
+inline void FakeGraphs(CudaApi* api) {
+  api->cuStreamGetCaptureInfo = [](CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
+                                   CUgraph*, const CUgraphNode** nodes,
+                                   const CUgraphEdgeData** edges, size_t* count) {
+    fake->stream = stream;
+    const CUresult outcome = InContext("cuStreamGetCaptureInfo");
+    *status = fake->capture_status;
+    // Of a stream that is not capturing nothing else is told.
+    if (outcome != CUDA_SUCCESS || *status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return outcome;
+    // As CUDA does where edges have data and nobody asks for it.
+    if (edges == nullptr && !fake->edges.empty()) return CUDA_ERROR_LOSSY_QUERY;
+    *id = fake->capture;
+    *nodes = fake->nodes.data();
+    if (edges != nullptr) *edges = fake->edges.empty() ? nullptr : fake->edges.data();
+    *count = fake->nodes.size();
+    return outcome;
+  };
+  api->cuGraphNodeGetDependencies = [](CUgraphNode node, CUgraphNode* nodes, CUgraphEdgeData* edges,
+                                       size_t* count) {
+    fake->node = node;
+    const CUresult outcome = InContext("cuGraphNodeGetDependencies");
+    if (outcome != CUDA_SUCCESS) return outcome;
+    if (nodes == nullptr) {
+      *count = fake->nodes.size();
+      return outcome;
+    }
+    if (edges == nullptr && !fake->edges.empty()) return CUDA_ERROR_LOSSY_QUERY;
+    // Room for more is filled with nothing; of more than there is room for, the first are told.
+    for (size_t i = 0; i < *count; ++i) {
+      nodes[i] = i < fake->nodes.size() ? fake->nodes[i] : nullptr;
+      if (edges != nullptr) edges[i] = i < fake->edges.size() ? fake->edges[i] : CUgraphEdgeData{};
+    }
+    *count = std::min(*count, fake->nodes.size());
+    return outcome;
+  };
+}
+
+class CudaDriverTest : public testing::Test {
+ protected:
+  CudaDriverTest() {
+    fake = &fake_;
+    FakeDevices(&api_);
+    FakeContexts(&api_);
+    FakeMemory(&api_);
+    FakeEvents(&api_);
+    FakeGraphs(&api_);
+  }
+  ~CudaDriverTest() override {
+    fake = nullptr;
+    contexts.clear();
+  }
+
+  // What `call` throws when CUDA's `function` fails with `code`.
+  DriverError Failing(const std::string& function, CUresult code,
+                      const std::function<void()>& call) {
+    fake_.failing = {{function, code}};
+    try {
+      call();
+    } catch (const DriverError& error) {
+      fake_.failing.clear();
+      EXPECT_EQ(error.call(), function);
+      EXPECT_EQ(error.code(), code);
+      EXPECT_TRUE(contexts.empty()) << "the thread's context is left changed";
+      EXPECT_EQ(capture_mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
+      return error;
+    }
+    ADD_FAILURE() << function << " failed, and nobody said so";
+    return DriverError(DriverStatus::kFailed, "", 0, "", 0, 0);
+  }
+
+  FakeCuda fake_;
+  CudaApi api_;
+};
+
+}  // namespace cgp
