@@ -29,7 +29,7 @@ std::span<const NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& fr
     }
     for (std::size_t i = 0; i < news.size() && !stopped; ++i) {
       AskDependencies(frontier.capture, news[i]);
-      const Node& node = nodes_[static_cast<std::size_t>(news[i])];
+      const Node& node = nodes_[Index(news[i])];
       stopped = !node.waits;
       if (node.count == 1) {
         visit(node.dependency);
@@ -38,7 +38,7 @@ std::span<const NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& fr
       for (uint32_t d = 0; d < node.count; ++d) visit(dependencies_[node.first + d]);
     }
   } catch (...) {
-    for (const NodeNumber node : news) reach.reached_[static_cast<std::size_t>(node)] = false;
+    for (const NodeNumber node : news) reach.reached_[Index(node)] = false;
     throw;
   }
   if (stopped) {
@@ -64,7 +64,7 @@ GraphOrder::Numbers& GraphOrder::NumbersOfLike(CaptureId capture, GraphNode node
 }
 
 void GraphOrder::AskDependencies(CaptureId capture, NodeNumber number) {
-  const auto i = static_cast<std::size_t>(number);
+  const auto i = Index(number);
   if (nodes_[i].asked) return;
   const bool waits = driver_.Dependencies(nodes_[i].handle, &asked_);
   const auto count = static_cast<uint32_t>(asked_.size());

@@ -33,8 +33,7 @@ class GraphOrder {
   class Reach {
    public:
     bool Contains(NodeNumber node) const {
-      const auto i = static_cast<std::size_t>(node);
-      return i < reached_.size() && reached_[i];
+      return Index(node) < reached_.size() && reached_[Index(node)];
     }
     bool stopped() const { return stopped_; }
     void Stop() {
@@ -52,9 +51,8 @@ class GraphOrder {
   NodeNumber NumberOf(CaptureId capture, GraphNode node);
   uint32_t node_count() const { return static_cast<uint32_t>(nodes_.size()); }
 
-  // The stream of that reach stands at `frontier` now: returns the nodes that it has newly reached.
-  // Throws DriverError with nothing changed.
-  // Valid until the next call.
+  // The stream of that reach stands at `frontier` now: returns the nodes that it has newly reached,
+  // valid until the next call. Throws DriverError with nothing changed.
   std::span<const NodeNumber> Advance(Reach& reach, const Frontier& frontier);
 
   // Forgets all nodes.

@@ -39,8 +39,7 @@ void Pool::State::ExpectSeveralStreams() {
     view->Rebuild();
     return;
   }
-  nodes = frontier.nodes;
-  proofs.Add(own, frontier.capture, nodes, number);
+  proofs.Add(own, frontier.capture, frontier.nodes, number);
   fences.MakeProof(own);
   for (uint32_t p = 0; p < space.page_count(); ++p) {
     for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {

@@ -30,8 +30,8 @@ class ProofTable {
   std::size_t stream_count() const { return streams_.size(); }
   CaptureId capture(std::size_t stream) const { return streams_[stream].capture; }
 
-  // A fence behind at least one node of that capture. To `owner`, if any, it is proven at once: the order of the
-  // stream protects what it alone has worked on. pre: the fence is not in the table.
+  // A fence behind at least one node of that capture. To `owner`, if any, it is proven at once: the
+  // order of the stream protects what it alone has worked on. pre: the fence is not in the table.
   void Add(FenceId fence, CaptureId capture, std::span<const GraphNode> nodes,
            std::optional<std::size_t> owner);
   // The fence added last, if it is just like that.
