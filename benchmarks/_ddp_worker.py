@@ -21,7 +21,7 @@ from _worker import require_settings
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cudagraph_pool._measure import PoolHandle, digest_of, peak_live_bytes
+from cudagraph_pool._measure import FreshPool, PoolHandle, digest_of, recorded_minimum
 
 # DistributedDataParallel times its first eleven steps with events, which no capture may query.
 _WARM_UP_STEPS = 12
@@ -107,19 +107,25 @@ class Measured:
         self._ours = ours
         self._training = Training(rank)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._pool: Any = None
+        self._pool: FreshPool | None = None
 
-    def capture(self) -> tuple[PoolHandle, float]:
-        """Captures one step; returns the pool and the seconds."""
+    def capture(self) -> float:
+        """Captures one step; returns the seconds."""
         self.release()
-        pool = self._new_pool()
+        self._pool = FreshPool(self._device, self._ours)
         gc.collect()
         torch.cuda.synchronize()
         dist.barrier(device_ids=[self._device.index])
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        self._graph = self._training.capture(pool)
-        return pool, time.perf_counter() - begin
+        self._graph = self._training.capture(self._pool.id)
+        return time.perf_counter() - begin
+
+    @property
+    def pool(self) -> FreshPool:
+        """The one captured into last."""
+        assert self._pool is not None
+        return self._pool
 
     def release(self) -> None:
         torch.cuda.synchronize()
@@ -129,15 +135,6 @@ class Measured:
         self._graph = self._pool = None
         gc.collect()
         torch.cuda.empty_cache()
-
-    def reserved_bytes(self, pool: PoolHandle) -> int:
-        if self._ours:
-            return int(self._pool.stats()["reserved_bytes"])
-        return sum(
-            segment["total_size"]
-            for segment in torch.cuda.memory_snapshot()
-            if tuple(segment["segment_pool_id"]) == pool
-        )
 
     def digest(self) -> str:
         """Of all that some steps on new data leave."""
@@ -166,39 +163,20 @@ class Measured:
 
     def minimum_bytes(self) -> int:
         """The most that is live at once, by PyTorch's own record of one more capture."""
-        memory: Any = torch.cuda.memory  # the recorder is not annotated
-        memory._record_memory_history(enabled="all", context=None, clear_history=True)
-        try:
-            pool, _ = self.capture()
-            snapshot = memory._snapshot(self._device)
-        finally:
-            memory._record_memory_history(enabled=None)
-        segments = [
-            (segment["address"], segment["address"] + segment["total_size"])
-            for segment in snapshot["segments"]
-            if tuple(segment["segment_pool_id"]) == pool
-        ]
-        return peak_live_bytes(snapshot["device_traces"][self._device.index], segments)
 
-    def _new_pool(self) -> PoolHandle:
-        if self._ours:
-            import cudagraph_pool
+        def capture() -> PoolHandle:
+            self.capture()
+            return self.pool.id
 
-            self._pool = cudagraph_pool.GraphPool(self._device)
-            ours: PoolHandle = self._pool.id
-            return ours
-        self._pool = tuple(torch.cuda.graph_pool_handle())
-        stock: PoolHandle = self._pool
-        return stock
+        return recorded_minimum(self._device, capture)
 
 
 def measure(rank: int, allocator: str) -> dict[str, Any]:
     measured = Measured(rank, ours=allocator == "ours")
     seconds, reserved = [], []
     for _ in range(_CAPTURES):
-        pool, took = measured.capture()
-        seconds.append(took)
-        reserved.append(measured.reserved_bytes(pool))
+        seconds.append(measured.capture())
+        reserved.append(measured.pool.reserved_bytes())
     result = {
         "reserved_bytes": max(reserved),
         "capture_seconds": statistics.median(seconds),

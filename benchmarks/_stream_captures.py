@@ -138,7 +138,7 @@ class StreamCaptures(Captures):
         self.release()
         pool = self._new_pool()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+        with torch.cuda.graph(graph, pool=pool.id, stream=self._stream):
             self.workload.step(key)
         return graph
 

@@ -10,21 +10,37 @@ from cudagraph_pool._workloads import Workload, randomize, rms_norm
 _DTYPE = torch.bfloat16
 
 
-class WeightStreaming(Workload):
+class _Rows(Workload):
+    """A model on some rows. The key is their number divided by 64."""
+
+    keys = range(4, 33, 4)
+
+    def __init__(self, device: torch.device, width: int) -> None:
+        self._device = device
+        rows = 64 * self.keys[-1]
+        self._input = torch.empty(rows, width, dtype=_DTYPE, device=device)
+        self._result = torch.empty_like(self._input)
+
+    def fill(self, key: int, seed: int) -> None:
+        generator = torch.Generator(self._input.device).manual_seed(seed)
+        self._input[: 64 * key].normal_(generator=generator)
+
+    def outputs(self, key: int) -> list[Tensor]:
+        return [self._result[: 64 * key]]
+
+
+class WeightStreaming(_Rows):
     """A feed-forward stack whose weights lie in pinned host memory. While one layer computes, the
     next one's weights are copied on a side stream, which first waits for all that computes so far:
     so no more than two layers' weights are ever needed at once.
-
-    The key is the number of rows divided by 64.
     """
 
     name = "streaming"
-    keys = range(4, 33, 4)
 
     def __init__(
         self, device: torch.device, layers: int = 8, hidden: int = 1024, intermediate: int = 4096
     ) -> None:
-        self._device = device
+        super().__init__(device, hidden)
         self._copy = torch.cuda.Stream(device)
         generator = torch.Generator().manual_seed(0)
 
@@ -35,13 +51,6 @@ class WeightStreaming(Workload):
         self._weights = [
             (pinned(intermediate, hidden), pinned(hidden, intermediate)) for _ in range(layers)
         ]
-        rows = 64 * self.keys[-1]
-        self._input = torch.empty(rows, hidden, dtype=_DTYPE, device=device)
-        self._result = torch.empty_like(self._input)
-
-    def fill(self, key: int, seed: int) -> None:
-        generator = torch.Generator(self._input.device).manual_seed(seed)
-        self._input[: 64 * key].normal_(generator=generator)
 
     @torch.no_grad()
     def step(self, key: int) -> None:
@@ -66,22 +75,16 @@ class WeightStreaming(Workload):
         with torch.cuda.stream(self._copy):
             return [weight.to(self._device, non_blocking=True) for weight in self._weights[layer]]
 
-    def outputs(self, key: int) -> list[Tensor]:
-        return [self._result[: 64 * key]]
 
-
-class Branches(Workload):
+class Branches(_Rows):
     """Blocks of two branches, one on a side stream. What crosses from one stream to the other is
     recorded; a block's input is read by both.
-
-    The key is the number of rows divided by 64.
     """
 
     name = "branches"
-    keys = range(4, 33, 4)
 
     def __init__(self, device: torch.device, layers: int = 8, width: int = 1024) -> None:
-        self._device = device
+        super().__init__(device, width)
         self._side = torch.cuda.Stream(device)
         generator = torch.Generator(device).manual_seed(0)
 
@@ -95,13 +98,6 @@ class Branches(Workload):
 
         self._wide = linears(width, 4 * width), linears(4 * width, width)
         self._narrow = linears(width, 3 * width // 2), linears(3 * width // 2, width)
-        rows = 64 * self.keys[-1]
-        self._input = torch.empty(rows, width, dtype=_DTYPE, device=device)
-        self._result = torch.empty_like(self._input)
-
-    def fill(self, key: int, seed: int) -> None:
-        generator = torch.Generator(self._input.device).manual_seed(seed)
-        self._input[: 64 * key].normal_(generator=generator)
 
     @torch.no_grad()
     def step(self, key: int) -> None:
@@ -120,6 +116,3 @@ class Branches(Workload):
             beside.record_stream(main)
             del straight, beside
         self._result[: 64 * key].copy_(x)
-
-    def outputs(self, key: int) -> list[Tensor]:
-        return [self._result[: 64 * key]]

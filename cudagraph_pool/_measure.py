@@ -54,6 +54,53 @@ class Comparison:
     repeatable: bool
 
 
+class FreshPool:
+    """A pool to capture into: a :class:`cudagraph_pool.GraphPool`, or one of PyTorch's.
+
+    Attributes:
+        id (tuple): what ``torch.cuda.graph`` takes.
+    """
+
+    def __init__(self, device: torch.device, ours: bool) -> None:
+        self.id: PoolHandle
+        self._ours: Any = None
+        if ours:
+            import cudagraph_pool
+
+            self._ours = cudagraph_pool.GraphPool(device)
+            self.id = self._ours.id
+        else:
+            self.id = tuple(torch.cuda.graph_pool_handle())
+
+    def reserved_bytes(self) -> int:
+        if self._ours is not None:
+            return int(self._ours.stats()["reserved_bytes"])
+        return sum(
+            segment["total_size"]
+            for segment in torch.cuda.memory_snapshot()
+            if tuple(segment["segment_pool_id"]) == self.id
+        )
+
+
+def recorded_minimum(device: torch.device, capture: Callable[[], PoolHandle]) -> int:
+    """The most that is live at once while ``capture`` fills the pool that it returns, by PyTorch's
+    own record, rounded up as :func:`peak_live_bytes` does.
+    """
+    memory: Any = torch.cuda.memory  # the recorder is not annotated
+    memory._record_memory_history(enabled="all", context=None, clear_history=True)
+    try:
+        pool = capture()
+        snapshot = memory._snapshot(device)
+    finally:
+        memory._record_memory_history(enabled=None)
+    segments = [
+        (segment["address"], segment["address"] + segment["total_size"])
+        for segment in snapshot["segments"]
+        if tuple(segment["segment_pool_id"]) == pool
+    ]
+    return peak_live_bytes(snapshot["device_traces"][torch.device(device).index or 0], segments)
+
+
 class Captures:
     """The graphs of one workload in one pool.
 
@@ -77,7 +124,7 @@ class Captures:
         # Eager work and captures use one stream, so that cuBLAS has made its workspace for it,
         # outside of the pool, before the first capture.
         self._stream = torch.cuda.Stream(device)
-        self._pool: Any = None
+        self._pool: FreshPool | None = None
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def warm_up(self) -> None:
@@ -103,7 +150,7 @@ class Captures:
         for key in order:
             graph = torch.cuda.CUDAGraph()
             start = time.perf_counter()
-            with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+            with torch.cuda.graph(graph, pool=pool.id, stream=self._stream):
                 self.workload.step(key)
             seconds += time.perf_counter() - start
             self._graphs[key] = graph
@@ -111,7 +158,7 @@ class Captures:
         driver_after = driver_nanoseconds(self._device) if self._ours else None
         return CaptureCost(
             seconds=seconds,
-            reserved_bytes=self._reserved_bytes(pool),
+            reserved_bytes=pool.reserved_bytes(),
             device_bytes=free_before - torch.cuda.mem_get_info(self._device)[0],
             driver_seconds=None
             if driver_before is None or driver_after is None
@@ -193,40 +240,17 @@ class Captures:
         Captures once more and reads PyTorch's own record of what was allocated. Not for our
         allocator, so that the figure does not depend on what it is compared with.
         """
-        memory: Any = torch.cuda.memory  # the recorder is not annotated
-        memory._record_memory_history(enabled="all", context=None, clear_history=True)
-        try:
+
+        def capture() -> PoolHandle:
             self.capture(order)
-            snapshot = memory._snapshot(self._device)
-        finally:
-            memory._record_memory_history(enabled=None)
-        segments = [
-            (segment["address"], segment["address"] + segment["total_size"])
-            for segment in snapshot["segments"]
-            if tuple(segment["segment_pool_id"]) == self._pool
-        ]
-        index = torch.device(self._device).index or 0
-        return peak_live_bytes(snapshot["device_traces"][index], segments)
+            assert self._pool is not None
+            return self._pool.id
 
-    def _new_pool(self) -> PoolHandle:
-        if self._ours:
-            import cudagraph_pool
+        return recorded_minimum(self._device, capture)
 
-            self._pool = cudagraph_pool.GraphPool(self._device)
-            handle: PoolHandle = self._pool.id
-            return handle
-        self._pool = tuple(torch.cuda.graph_pool_handle())
-        stock: PoolHandle = self._pool
-        return stock
-
-    def _reserved_bytes(self, pool: PoolHandle) -> int:
-        if self._ours:
-            return int(self._pool.stats()["reserved_bytes"])
-        return sum(
-            segment["total_size"]
-            for segment in torch.cuda.memory_snapshot()
-            if tuple(segment["segment_pool_id"]) == pool
-        )
+    def _new_pool(self) -> FreshPool:
+        self._pool = FreshPool(self._device, self._ours)
+        return self._pool
 
     def _run_eagerly(self, key: int) -> None:
         torch.cuda.synchronize(self._device)
