@@ -11,6 +11,8 @@
 namespace cgp {
 namespace {
 
+using namespace made_up_cuda;
+
 // What a programmatic launch makes: it waits until the one in front lets it, or has begun.
 constexpr CUgraphEdgeData kLaunchedBy = {.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC,
                                          .to_port = 0,

@@ -17,6 +17,8 @@
 namespace cgp {
 namespace {
 
+using namespace made_up_cuda;
+
 TEST_F(CudaDriverTest, EveryFunctionThatItAsksForIsMadeHere) {
 #define CGP_EXPECT_SET(function, version) EXPECT_NE(api_.function, nullptr) << #function;
   CGP_CUDA_FUNCTIONS(CGP_EXPECT_SET)

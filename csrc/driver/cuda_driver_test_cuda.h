@@ -14,7 +14,8 @@
 #include "driver/cuda_api.h"
 #include "driver/cuda_driver.h"
 
-namespace cgp {
+// A namespace of its own: one program holds all tests, and others have pages of another size.
+namespace cgp::made_up_cuda {
 
 inline constexpr uint64_t kPage = uint64_t{2} << 20;
 inline constexpr StreamId kStream{0x5000};
@@ -306,4 +307,4 @@ class CudaDriverTest : public testing::Test {
   CudaApi api_;
 };
 
-}  // namespace cgp
+}  // namespace cgp::made_up_cuda
