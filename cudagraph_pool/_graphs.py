@@ -12,6 +12,18 @@ from ._allocator import is_enabled, load_adapter
 if TYPE_CHECKING:
     import torch
 
+    from . import _torch
+
+# Enough that a size which comes and goes finds its executable again; see benchmarks/shared_execs.py.
+_MAX_EXECS = 8
+
+
+def _shared() -> Any:
+    """What needs torch."""
+    from . import _shared_exec
+
+    return _shared_exec
+
 
 def _require_enabled(what: str) -> Any:
     if not is_enabled():
@@ -29,20 +41,36 @@ class GraphPool:
 
     Arguments:
         device (torch.device or int, optional): The device of the pool. Default: the current one.
+        shared_exec (bool, optional): Whether graphs captured by :class:`cudagraph_pool.graph` share
+            executables, unless it is told otherwise. Default: ``False``.
+        max_execs (int, optional): How many executables these graphs may have at a time; the one
+            that was not used for the longest time goes first. ``None``: one for all graphs that are
+            alike but for sizes and addresses. Default: 8.
 
     Raises:
         RuntimeError: :func:`cudagraph_pool.enable` was not called.
-        ValueError: ``device`` is no CUDA device of this machine.
+        ValueError: ``device`` is no CUDA device of this machine, or ``max_execs`` is less than 1.
     """
 
-    def __init__(self, device: torch.device | str | int | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device | str | int | None = None,
+        *,
+        shared_exec: bool = False,
+        max_execs: int | None = _MAX_EXECS,
+    ) -> None:
         self._open = False
+        if max_execs is not None and max_execs < 1:
+            raise ValueError(f"max_execs is {max_execs}, but a graph needs an executable to run")
         self._adapter = _require_enabled("GraphPool")
         import torch
 
         self._device = _cuda_device(device)
         first, second = torch.cuda.graph_pool_handle()
         self._id = (int(first), int(second))
+        self._shared_exec = shared_exec
+        self._max_execs = max_execs
+        self._execs: _torch.ExecCache | None = None
         self._adapter.register_pool(self._device.index, self._id)
         self._open = True
 
@@ -63,10 +91,14 @@ class GraphPool:
         ``reserved_bytes`` is the physical memory, ``allocated_bytes`` what live tensors of it
         occupy, ``requested_bytes`` what they asked for; ``page_mappings`` counts the
         mappings that the driver was asked for: of a page, or in a large pool of up to 64 at once.
+        ``execs`` is the number of executables that graphs with ``shared_exec`` have now;
+        ``exec_instantiations`` and ``exec_updates`` count how often one was made, and how often one
+        was brought up to date for another graph.
         """
         self._require_open()
         stats: dict[str, int] = self._adapter.stats(self._device.index, self._id)
-        return stats
+        counts = ("execs", "exec_instantiations", "exec_updates")
+        return stats | (dict.fromkeys(counts, 0) if self._execs is None else self._execs.stats())
 
     def snapshot(self) -> dict[str, Any]:
         r"""Return the live blocks and the mapped ranges of the pool.
@@ -98,6 +130,13 @@ class GraphPool:
             f"reserved={stats['reserved_bytes']}, allocated={stats['allocated_bytes']})"
         )
 
+    def _exec_cache(self) -> _torch.ExecCache:
+        """Of its graphs; it lives on in them."""
+        if self._execs is None:
+            cache: _torch.ExecCache = self._adapter.ExecCache(self._device.index, self._max_execs)
+            self._execs = cache
+        return self._execs
+
     def _require_open(self) -> None:
         if not self._open:
             raise RuntimeError(
@@ -120,6 +159,16 @@ class graph:  # noqa: N801
             context. Default: one stream for each device, shared by all captures.
         capture_error_mode (str, optional): ``"global"``, ``"thread_local"`` or ``"relaxed"``, as
             for :class:`torch.cuda.graph`.
+        shared_exec (bool, optional): Keep the graph as a template, which costs no device memory,
+            and run it by executables that the pool's graphs share. What is made for one graph is
+            updated when another one that is alike but for sizes and addresses is replayed, at about
+            2 microseconds of CPU time a node, and the pool has at most ``max_execs`` of them. To the
+            caller ``cuda_graph`` is as ever: ``replay()``, ``reset()``, ``pool()``, random
+            generators, ``debug_dump()``; ``instantiate()`` prepares the next replay ahead.
+            Graphs with child graphs, conditional or memory nodes keep an executable of their own. A
+            graph that is replayed while another one, sharing with it, still runs on another stream
+            gets an executable more, since the two must not wait for each other. Default: what the
+            pool was made with.
 
     Raises:
         RuntimeError: The package is not enabled, the pool was released, or the current stream is
@@ -137,6 +186,8 @@ class graph:  # noqa: N801
         pool: GraphPool,
         stream: torch.cuda.Stream | None = None,
         capture_error_mode: str = "global",
+        *,
+        shared_exec: bool | None = None,
     ) -> None:
         self._adapter = _require_enabled("cudagraph_pool.graph")
         import torch
@@ -151,8 +202,12 @@ class graph:  # noqa: N801
             raise ValueError(
                 f"unknown capture error mode {capture_error_mode!r}; expected one of {modes}"
             )
+        self._graph = cuda_graph
         self._pool = pool
         self._stream = stream
+        self._shared_exec = pool._shared_exec if shared_exec is None else shared_exec
+        self._execs: _torch.ExecCache | None = None
+        self._kept_template = False
         self._check_devices()
         self._before: torch.cuda.Stream | None = None
         self._context = torch.cuda.graph(
@@ -175,6 +230,9 @@ class graph:  # noqa: N801
                 "end that one first"
             )
         before = torch.cuda.current_stream()
+        if self._shared_exec:
+            self._execs = self._pool._exec_cache()
+            self._kept_template = _shared().capture_template(self._graph)
         try:
             self._context.__enter__()
         except BaseException:
@@ -194,6 +252,8 @@ class graph:  # noqa: N801
         except BaseException:
             self._clean_up(before)
             raise
+        if self._shared_exec:
+            _shared().share(self._graph, self._execs, self._pool.device.index, self._kept_template)
 
     @classmethod
     def _capture_stream(cls, device: torch.device) -> torch.cuda.Stream:
@@ -210,6 +270,8 @@ class graph:  # noqa: N801
 
         if before is not None:
             torch.cuda.set_stream(before)
+        if self._shared_exec:
+            _shared().forget_template(self._graph, self._kept_template)
         self._adapter.end_abandoned_captures()
 
     def _check_devices(self) -> None:

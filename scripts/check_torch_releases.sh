@@ -60,7 +60,7 @@ status=0
 for release in "${releases[@]}"; do
   fetch "torch-$release" "torch==$release" 'torch/include/*'
   every_method "$cache/torch-$release/torch/include/c10/cuda/CUDACachingAllocator.h" || status=1
-  for source in "$root"/csrc/torch/*.cc "$root"/csrc/python/torch_module.cc; do
+  for source in "$root"/csrc/torch/*.cc "$root"/csrc/python/torch_*.cc; do
     case $source in *_test.cc | *_benchmark.cc) continue ;; esac
     "$cxx" -std=c++20 -fsyntax-only -fPIC -fvisibility=hidden -Wall -Wextra -Wconversion -Wshadow -Werror \
       -I"$root/csrc" -isystem "$cache/torch-$release/torch/include" -isystem "$cache/cuda_runtime/nvidia/cu13/include" \

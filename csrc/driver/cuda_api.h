@@ -39,6 +39,19 @@ namespace cgp {
   X(cuThreadExchangeStreamCaptureMode, 10010) \
   X(cuStreamGetCaptureInfo, 12030)            \
   X(cuGraphNodeGetDependencies, 12030)        \
+  X(cuGraphGetNodes, 10000)                   \
+  X(cuGraphGetEdges, 12030)                   \
+  X(cuGraphNodeGetType, 10000)                \
+  X(cuGraphKernelNodeGetParams, 12000)        \
+  X(cuGraphKernelNodeGetAttribute, 11000)     \
+  X(cuGraphMemcpyNodeGetParams, 10000)        \
+  X(cuGraphMemsetNodeGetParams, 10000)        \
+  X(cuFuncGetAttribute, 2020)                 \
+  X(cuKernelGetAttribute, 12000)              \
+  X(cuGraphInstantiateWithFlags, 11040)       \
+  X(cuGraphExecUpdate, 12000)                 \
+  X(cuGraphUpload, 11010)                     \
+  X(cuGraphExecDestroy, 10000)                \
   X(cuEventCreate, 2000)                      \
   X(cuEventRecord, 2000)                      \
   X(cuEventQuery, 2000)                       \

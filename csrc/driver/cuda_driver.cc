@@ -4,26 +4,17 @@
 #include <array>
 #include <bit>
 #include <chrono>
-#include <exception>
+#include <memory>
 
 #include "core/error.h"
 #include "driver/cuda_api.h"
+#include "driver/cuda_context.h"
 
 namespace cgp {
 namespace {
 
 constexpr char kNoVmm[] =
     "it does not support CUDA's virtual memory management (cuMemCreate, cuMemMap)";
-
-const CudaApi& LoadOrThrow(int device) {
-  std::string reason;
-  const CudaApi* const api = LoadCudaApi(&reason);
-  if (api == nullptr) {
-    throw DriverError(DriverStatus::kFailed, "cuInit", CUDA_ERROR_SHARED_OBJECT_INIT_FAILED,
-                      "CUDA_ERROR_SHARED_OBJECT_INIT_FAILED", 0, device, reason);
-  }
-  return *api;
-}
 
 // What "out of memory" means is known only from the call.
 DriverStatus StatusOf(DriverCall call, CUresult code) {
@@ -38,11 +29,6 @@ DriverStatus StatusOf(DriverCall call, CUresult code) {
     default:
       return DriverStatus::kFailed;
   }
-}
-
-void CheckSetup(const CudaApi& api, int device, std::string_view name, CUresult code) {
-  if (code == CUDA_SUCCESS) return;
-  throw DriverError(DriverStatus::kFailed, name, code, CudaErrorName(api, code), 0, device);
 }
 
 std::string Failure(const CudaApi& api, const char* name, CUresult code) {
@@ -103,44 +89,6 @@ CUmemAllocationProp HandleProperties(CUdevice device, bool rdma_capable) {
   return properties;
 }
 
-// While one exists, what this thread calls cannot break a capture for being "potentially unsafe",
-// nor fail for it.
-class RelaxedCaptureMode {
- public:
-  explicit RelaxedCaptureMode(const CudaApi& api) : api_(api) {
-    api_.cuThreadExchangeStreamCaptureMode(&mode_);
-  }
-  ~RelaxedCaptureMode() { api_.cuThreadExchangeStreamCaptureMode(&mode_); }
-  RelaxedCaptureMode(const RelaxedCaptureMode&) = delete;
-  RelaxedCaptureMode& operator=(const RelaxedCaptureMode&) = delete;
-
- private:
-  const CudaApi& api_;
-  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-};
-
-// Makes a context current to this thread for as long as it exists.
-class CurrentContext {
- public:
-  CurrentContext(const CudaApi& api, CUcontext context, int device) : api_(api) {
-    CUcontext current = nullptr;
-    CheckSetup(api, device, "cuCtxGetCurrent", api.cuCtxGetCurrent(&current));
-    if (current == context) return;
-    CheckSetup(api, device, "cuCtxPushCurrent", api.cuCtxPushCurrent(context));
-    pushed_ = true;
-  }
-  ~CurrentContext() {
-    CUcontext popped = nullptr;
-    if (pushed_) api_.cuCtxPopCurrent(&popped);
-  }
-  CurrentContext(const CurrentContext&) = delete;
-  CurrentContext& operator=(const CurrentContext&) = delete;
-
- private:
-  const CudaApi& api_;
-  bool pushed_ = false;
-};
-
 CUstream StreamOf(StreamId stream) { return reinterpret_cast<CUstream>(stream); }
 CUgraphNode ToCuda(GraphNode node) { return reinterpret_cast<CUgraphNode>(node); }
 GraphNode ToGraphNode(CUgraphNode node) { return GraphNode{reinterpret_cast<uintptr_t>(node)}; }
@@ -183,11 +131,11 @@ class CudaDriver::Timer {
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-CudaDriver::CudaDriver(int device) : CudaDriver(device, LoadOrThrow(device)) {}
+CudaDriver::CudaDriver(int device) : CudaDriver(device, CudaApiOrThrow(device)) {}
 
 CudaDriver::CudaDriver(int device, const CudaApi& api) : device_(device), api_(api) {
   const auto check = [&](std::string_view name, CUresult code) {
-    CheckSetup(api_, device_, name, code);
+    CheckCuda(api_, device_, name, code);
   };
   check("cuInit", api_.cuInit(0));
   check("cuDeviceGet", api_.cuDeviceGet(&cu_device_, device));
@@ -211,13 +159,10 @@ CudaDriver::CudaDriver(int device, const CudaApi& api) : device_(device), api_(a
                                            CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
   CGP_CHECK(std::has_single_bit(granularity));
   granularity_ = granularity;
+  context_ = std::make_unique<CudaContext>(api_, device_, cu_device_);
 }
 
-CudaDriver::~CudaDriver() {
-  // Fails if CUDA has shut down before this, at the end of the process; then there is nothing to
-  // release.
-  if (context_.load() != nullptr) api_.cuDevicePrimaryCtxRelease(cu_device_);
-}
+CudaDriver::~CudaDriver() = default;
 
 CudaProbe CudaDriver::Probe(int device) noexcept {
   CudaProbe probe;
@@ -240,26 +185,9 @@ CudaDriverStats CudaDriver::stats() const {
   return stats;
 }
 
-CUctx_st* CudaDriver::Context() {
-  if (CUcontext context = context_.load(std::memory_order_acquire)) return context;
-  const std::lock_guard lock(context_mutex_);
-  CUcontext context = context_.load(std::memory_order_relaxed);
-  if (context == nullptr) {
-    const RelaxedCaptureMode relaxed(api_);
-    const CUresult code = api_.cuDevicePrimaryCtxRetain(&context, cu_device_);
-    if (code != CUDA_SUCCESS) {
-      throw DriverError(
-          code == CUDA_ERROR_OUT_OF_MEMORY ? DriverStatus::kOutOfMemory : DriverStatus::kFailed,
-          "cuDevicePrimaryCtxRetain", code, CudaErrorName(api_, code), 0, device_);
-    }
-    context_.store(context, std::memory_order_release);
-  }
-  return context;
-}
-
 template <typename Function>
 int CudaDriver::Try(DriverCall call, Function function) {
-  const CurrentContext current(api_, Context(), device_);
+  const CurrentContext current(*context_);
   const Timer timer(stats_[static_cast<size_t>(call)]);
   return function();
 }
@@ -353,7 +281,7 @@ void CudaDriver::Capture(StreamId stream, Frontier* frontier) {
   size_t count = 0;
   // Not timed: this is asked at each free, and answered in less time than it takes to look at the
   // clock.
-  const CurrentContext current(api_, Context(), device_);
+  const CurrentContext current(*context_);
   const CUresult code =
       api_.cuStreamGetCaptureInfo(StreamOf(stream), &status, &id, nullptr, &nodes, &edges, &count);
   frontier->capture = kNoCapture;
@@ -372,7 +300,7 @@ void CudaDriver::Capture(StreamId stream, Frontier* frontier) {
 }
 
 bool CudaDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
-  const CurrentContext current(api_, Context(), device_);
+  const CurrentContext current(*context_);
   // Tells of as many as there is room for, and how many those are.
   const auto ask = [&](CUgraphNode* found, CUgraphEdgeData* edges, size_t* count) {
     const CUresult code = api_.cuGraphNodeGetDependencies(ToCuda(node), found, edges, count);
@@ -420,7 +348,7 @@ Event CudaDriver::RecordEvent(StreamId stream) {
 bool CudaDriver::EventDone(Event event) {
   // A query is "potentially unsafe" while another thread captures: it would fail and invalidate
   // that capture.
-  const RelaxedCaptureMode relaxed(api_);
+  const UnsafeCallsAllowed allowed(api_);
   const auto code = static_cast<CUresult>(
       Try(DriverCall::kEventDone, [&] { return api_.cuEventQuery(CudaEvent(event)); }));
   if (code == CUDA_SUCCESS) return true;

@@ -12,6 +12,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -20,11 +21,10 @@
 #include "driver/driver.h"
 #include "driver/driver_call.h"
 
-struct CUctx_st;  // what a CUcontext points to
-
 namespace cgp {
 
 struct CudaApi;
+class CudaContext;
 
 // What can be said about a device without using it.
 struct CudaProbe {
@@ -84,9 +84,7 @@ class CudaDriver final : public Driver {
  private:
   class Timer;
 
-  // The device's primary context, retained by the first call.
-  CUctx_st* Context();
-  // Calls `function` with that context current, counted and timed as `call`. Call() throws the
+  // Calls `function` with the device's context current, counted and timed as `call`. Call() throws the
   // error.
   template <typename Function>
   int Try(DriverCall call, Function function);
@@ -101,8 +99,7 @@ class CudaDriver final : public Driver {
   uint64_t granularity_ = 0;
   bool rdma_capable_ = false;
 
-  std::atomic<CUctx_st*> context_{nullptr};
-  std::mutex context_mutex_;
+  std::unique_ptr<CudaContext> context_;
 
   std::mutex peers_mutex_;
   std::vector<int> peers_;  // CUDA's device numbers

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "python/torch_execs.h"
 #include "torch/device_driver.h"
 #include "torch/device_pools.h"
 #include "torch/graph_allocator.h"
@@ -159,4 +160,5 @@ PYBIND11_MODULE(_torch, m) {
       [](int device, const Id& id) { return ToDict(Pools(device, id).Snapshot(ToPoolId(id))); },
       py::arg("device"), py::arg("id"));
   m.def("driver_stats", &DriverStats, py::arg("device"));
+  cgp::BindExecs(m);
 }

@@ -23,6 +23,13 @@ cudaStream_t CurrentStream(c10::DeviceIndex device) {
   return c10::cuda::getCurrentCUDAStream(device).stream();
 }
 
+bool CurrentStreamLasts(c10::DeviceIndex device) {
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
+  // The id of an external stream is the stream itself.
+  const auto external = static_cast<c10::StreamId>(reinterpret_cast<uintptr_t>(stream.stream()));
+  return stream.stream() == nullptr || stream.id() != external;
+}
+
 c10::DeviceIndex CurrentDevice() {
   c10::DeviceIndex device = 0;
   C10_CUDA_CHECK(c10::cuda::GetDevice(&device));

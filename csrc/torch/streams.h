@@ -30,6 +30,10 @@ inline bool IsCapturing(cudaStream_t stream) { return CaptureOf(stream).capturin
 // The stream that the calling thread uses on `device`.
 cudaStream_t CurrentStream(c10::DeviceIndex device);
 
+// Whether that stream lives as long as the process, as torch's own ones do. Of a stream that somebody
+// else made, a torch.cuda.ExternalStream, nobody knows.
+bool CurrentStreamLasts(c10::DeviceIndex device);
+
 // The device that is current in the calling thread.
 c10::DeviceIndex CurrentDevice();
 

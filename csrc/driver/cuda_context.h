@@ -1,0 +1,76 @@
+// What a thread needs to call CUDA's driver for a device, whatever it was doing.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <string_view>
+
+#include "driver/cuda_api.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+// The functions of this machine's driver. Throws DriverError, which says why, if it has none or one
+// that is too old.
+const CudaApi& CudaApiOrThrow(int device);
+
+// Throws DriverError unless the call was successful.
+void CheckCuda(const CudaApi& api, int device, std::string_view call, CUresult code);
+
+// The primary context of a device, which is the one that the CUDA runtime and PyTorch use. It is
+// retained by the first call that needs it, so that making one of these makes no context.
+class CudaContext {
+ public:
+  // `device` is an ordinal as the CUDA runtime counts, `cu_device` CUDA's number of it. `api` must
+  // outlive this.
+  CudaContext(const CudaApi& api, int device, CUdevice cu_device)
+      : api_(api), device_(device), cu_device_(cu_device) {}
+  ~CudaContext();
+  CudaContext(const CudaContext&) = delete;
+  CudaContext& operator=(const CudaContext&) = delete;
+
+  const CudaApi& api() const { return api_; }
+  int device() const { return device_; }
+  CUdevice cu_device() const { return cu_device_; }
+
+  // Throws DriverError.
+  CUcontext Get();
+
+ private:
+  const CudaApi& api_;
+  const int device_;
+  const CUdevice cu_device_;
+  std::atomic<CUcontext> context_{nullptr};
+  std::mutex mutex_;
+};
+
+// Makes a context current to this thread for as long as it exists, and leaves the thread as it was.
+class CurrentContext {
+ public:
+  explicit CurrentContext(CudaContext& context);
+  ~CurrentContext();
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+ private:
+  const CudaApi& api_;
+  bool pushed_ = false;
+};
+
+// While one exists, what this thread calls cannot break a capture for being "potentially unsafe",
+// nor fail for it.
+class UnsafeCallsAllowed {
+ public:
+  explicit UnsafeCallsAllowed(const CudaApi& api) : api_(api) {
+    api_.cuThreadExchangeStreamCaptureMode(&mode_);
+  }
+  ~UnsafeCallsAllowed() { api_.cuThreadExchangeStreamCaptureMode(&mode_); }
+  UnsafeCallsAllowed(const UnsafeCallsAllowed&) = delete;
+  UnsafeCallsAllowed& operator=(const UnsafeCallsAllowed&) = delete;
+
+ private:
+  const CudaApi& api_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+}  // namespace cgp

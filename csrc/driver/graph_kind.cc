@@ -1,0 +1,184 @@
+#include "driver/graph_kind.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <unordered_map>
+#include <vector>
+
+namespace cgp {
+namespace {
+
+// What a launch was asked for and an update does not bring along.
+constexpr std::array kLaunchAttributes = {
+    CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
+    CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+    CU_LAUNCH_ATTRIBUTE_PRIORITY,
+    CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP,
+    CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN,
+    CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION,
+    CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE,
+    CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+};
+
+// What a function brings along of the same.
+constexpr std::array kFunctionAttributes = {
+    CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET,
+    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
+    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
+    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH,
+    CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+    CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+};
+
+template <typename Value>
+requires std::is_trivially_copyable_v<Value>
+void Append(std::string& key, const Value& value) {
+  key.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+class KindReader {
+ public:
+  KindReader(CudaContext& context, CUgraph graph) : context_(context), graph_(graph) {}
+
+  GraphKind Read() {
+    const std::vector<CUgraphNode> nodes = Nodes();
+    Append(kind_.key, nodes.size());
+    for (const CUgraphNode node : nodes) AddNode(node);
+    AddEdges(nodes);
+    return std::move(kind_);
+  }
+
+ private:
+  const CudaApi& api() const { return context_.api(); }
+  void Check(std::string_view call, CUresult code) const {
+    CheckCuda(api(), context_.device(), call, code);
+  }
+
+  std::vector<CUgraphNode> Nodes() const {
+    size_t count = 0;
+    Check("cuGraphGetNodes", api().cuGraphGetNodes(graph_, nullptr, &count));
+    std::vector<CUgraphNode> nodes(count);
+    if (count != 0) Check("cuGraphGetNodes", api().cuGraphGetNodes(graph_, nodes.data(), &count));
+    return nodes;
+  }
+
+  // In the order that the graph has them: it is by that order that an update finds for each node its
+  // like.
+  void AddEdges(const std::vector<CUgraphNode>& nodes) {
+    size_t count = 0;
+    Check("cuGraphGetEdges", api().cuGraphGetEdges(graph_, nullptr, nullptr, nullptr, &count));
+    if (count == 0) return;
+    std::vector<CUgraphNode> from(count);
+    std::vector<CUgraphNode> to(count);
+    std::vector<CUgraphEdgeData> data(count);
+    Check("cuGraphGetEdges",
+          api().cuGraphGetEdges(graph_, from.data(), to.data(), data.data(), &count));
+    std::unordered_map<CUgraphNode, uint32_t> number_of;
+    for (const CUgraphNode node : nodes) {
+      number_of.emplace(node, static_cast<uint32_t>(number_of.size()));
+    }
+    for (size_t i = 0; i < count; ++i) {
+      Append(kind_.key, number_of.at(from[i]));
+      Append(kind_.key, number_of.at(to[i]));
+      Append(kind_.key, data[i]);
+    }
+  }
+
+  void AddNode(CUgraphNode node) {
+    CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+    Check("cuGraphNodeGetType", api().cuGraphNodeGetType(node, &type));
+    Append(kind_.key, type);
+    switch (type) {
+      case CU_GRAPH_NODE_TYPE_KERNEL:
+        return AddKernel(node);
+      case CU_GRAPH_NODE_TYPE_MEMCPY:
+        return AddCopy(node);
+      case CU_GRAPH_NODE_TYPE_MEMSET:
+        return AddMemset(node);
+      case CU_GRAPH_NODE_TYPE_HOST:
+      case CU_GRAPH_NODE_TYPE_EMPTY:
+      case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+      case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+        return;
+      default:
+        // Graphs within graphs, memory that a graph owns, and whatever newer drivers have.
+        kind_.shareable = false;
+    }
+  }
+
+  void AddKernel(CUgraphNode node) {
+    CUDA_KERNEL_NODE_PARAMS_v2 kernel{};
+    Check("cuGraphKernelNodeGetParams", api().cuGraphKernelNodeGetParams(node, &kernel));
+    kind_.key += FunctionAttributes(kernel);
+    for (const CUlaunchAttributeID id : kLaunchAttributes) {
+      CUlaunchAttributeValue value{};
+      // A driver that does not know an attribute launches nothing with it.
+      if (api().cuGraphKernelNodeGetAttribute(node, id, &value) != CUDA_SUCCESS) continue;
+      if (id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE) {
+        if (value.deviceUpdatableKernelNode.deviceUpdatable != 0) kind_.shareable = false;
+        continue;
+      }
+      constexpr CUlaunchAttributeValue kNothing{};
+      if (std::memcmp(&value, &kNothing, sizeof value) == 0) continue;
+      Append(kind_.key, id);
+      Append(kind_.key, value);
+    }
+  }
+
+  // Asked once a function: many nodes have the same.
+  const std::string& FunctionAttributes(const CUDA_KERNEL_NODE_PARAMS_v2& kernel) {
+    const void* const function =
+        kernel.func != nullptr ? static_cast<const void*>(kernel.func) : kernel.kern;
+    const auto [found, is_new] = functions_.try_emplace(function);
+    if (!is_new) return found->second;
+    Append(found->second, kernel.func != nullptr);
+    Append(found->second, kernel.ctx);
+    for (const CUfunction_attribute attribute : kFunctionAttributes) {
+      int value = 0;
+      if (kernel.func != nullptr) {
+        Check("cuFuncGetAttribute", api().cuFuncGetAttribute(&value, attribute, kernel.func));
+      } else {
+        Check("cuKernelGetAttribute",
+              api().cuKernelGetAttribute(&value, attribute, kernel.kern, context_.cu_device()));
+      }
+      Append(found->second, value);
+    }
+    return found->second;
+  }
+
+  void AddCopy(CUgraphNode node) {
+    CUDA_MEMCPY3D_v2 copy{};
+    Check("cuGraphMemcpyNodeGetParams", api().cuGraphMemcpyNodeGetParams(node, &copy));
+    Append(kind_.key, copy.srcMemoryType);
+    Append(kind_.key, copy.dstMemoryType);
+    Append(kind_.key, copy.Height);
+    Append(kind_.key, copy.Depth);
+  }
+
+  void AddMemset(CUgraphNode node) {
+    CUDA_MEMSET_NODE_PARAMS_v1 memset{};
+    Check("cuGraphMemsetNodeGetParams", api().cuGraphMemsetNodeGetParams(node, &memset));
+    Append(kind_.key, memset.elementSize);
+    Append(kind_.key, memset.height);
+    if (memset.height > 1) Append(kind_.key, memset.width);
+  }
+
+  CudaContext& context_;
+  CUgraph const graph_;
+  GraphKind kind_{.key = {}, .shareable = true};
+  std::unordered_map<const void*, std::string> functions_;
+};
+
+}  // namespace
+
+GraphKind KindOf(CudaContext& context, CUgraph graph) {
+  const CurrentContext current(context);
+  return KindReader(context, graph).Read();
+}
+
+}  // namespace cgp

@@ -1,0 +1,161 @@
+#include "torch/exec_cache.h"
+
+#include "core/error.h"
+
+namespace cgp {
+
+ExecCache::~ExecCache() {
+  for (auto& [number, exec] : execs_) {
+    ForgetLaunch(exec);
+    graphs_->Destroy(exec.handle);
+  }
+}
+
+GraphNumber ExecCache::Add(Graph graph) {
+  const GraphKind kind = graphs_->KindOf(graph);
+  const std::lock_guard lock(mutex_);
+  GroupNumber group{};
+  if (!kind.shareable) {
+    group = table_.AddGroup(GroupKind::kAlone);
+  } else {
+    const auto [found, is_new] = groups_.try_emplace(kind.key);
+    if (is_new) found->second = table_.AddGroup(GroupKind::kShared);
+    group = found->second;
+  }
+  const GraphNumber number = table_.Add(group);
+  members_[number] = {.graph = graph, .group = group};
+  try {
+    if (table_.MayHaveFirst(number)) Make(number);
+  } catch (...) {
+    RemoveLocked(number);
+    throw;
+  }
+  return number;
+}
+
+void ExecCache::Remove(GraphNumber graph) {
+  const std::lock_guard lock(mutex_);
+  RemoveLocked(graph);
+}
+
+GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
+  const std::lock_guard lock(mutex_);
+  Exec& exec = Hold(graph, stream);
+  ++exec.lent;
+  return exec.handle;
+}
+
+void ExecCache::GiveBack(GraphNumber graph, const std::optional<Launch>& launch) {
+  const std::lock_guard lock(mutex_);
+  Exec& exec = execs_.at(table_.HolderOf(graph).value());
+  CGP_CHECK(exec.lent > 0);
+  --exec.lent;
+  if (!launch) return;
+  ForgetLaunch(exec);
+  exec.stream = launch->stream;
+  // Where the stream may be gone when somebody wants to know.
+  if (!launch->stream_lasts) exec.launch_end = events_.RecordEvent(launch->stream);
+}
+
+void ExecCache::Prepare(GraphNumber graph, StreamId stream) {
+  const std::lock_guard lock(mutex_);
+  graphs_->Upload(Hold(graph, stream).handle, stream);
+}
+
+ExecCache::Stats ExecCache::stats() const {
+  const std::lock_guard lock(mutex_);
+  return {.execs = execs_.size(), .instantiations = instantiations_, .updates = updates_};
+}
+
+void ExecCache::RemoveLocked(GraphNumber graph) {
+  const GroupNumber group = members_.at(graph).group;
+  for (const ExecNumber useless : table_.Remove(graph)) DestroyHandle(useless);
+  members_.erase(graph);
+  ForgetGroupIfGone(group);
+}
+
+void ExecCache::ForgetGroupIfGone(GroupNumber group) {
+  if (table_.Contains(group)) return;
+  std::erase_if(groups_, [&](const auto& entry) { return entry.second == group; });
+}
+
+ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream) {
+  for (;;) {
+    const ExecTable::Plan plan =
+        table_.PlanFor(graph, [&](ExecNumber number) { return InUse(execs_.at(number), stream); });
+    for (const ExecNumber number : plan.destroy) Destroy(number);
+    switch (plan.step) {
+      case ExecTable::Step::kNone:
+        table_.Used(*plan.exec);
+        return execs_.at(*plan.exec);
+      case ExecTable::Step::kMake:
+        return Make(graph);
+      case ExecTable::Step::kUpdate:
+        if (Update(*plan.exec, graph)) return execs_.at(*plan.exec);
+    }
+  }
+}
+
+bool ExecCache::InUse(Exec& exec, StreamId stream) {
+  return exec.lent != 0 || (exec.stream && *exec.stream != stream && !Ended(exec));
+}
+
+bool ExecCache::Ended(Exec& exec) {
+  if (!exec.launch_end) {
+    // What is recorded on a capturing stream says nothing of the work before the capture.
+    Frontier frontier;
+    events_.Capture(*exec.stream, &frontier);
+    if (frontier.held) return false;
+    exec.launch_end = events_.RecordEvent(*exec.stream);
+  }
+  if (!events_.EventDone(*exec.launch_end)) return false;
+  ForgetLaunch(exec);
+  return true;
+}
+
+void ExecCache::ForgetLaunch(Exec& exec) noexcept {
+  if (exec.launch_end) events_.DestroyEvent(*exec.launch_end);
+  exec.launch_end.reset();
+  exec.stream.reset();
+}
+
+ExecCache::Exec& ExecCache::Make(GraphNumber graph) {
+  const GraphExec handle = graphs_->Instantiate(members_.at(graph).graph);
+  ++instantiations_;
+  return execs_[table_.Made(graph)] = {.handle = handle, .stream = {}, .launch_end = {}};
+}
+
+bool ExecCache::Update(ExecNumber number, GraphNumber graph) {
+  Member& member = members_.at(graph);
+  bool updated = false;
+  try {
+    updated = graphs_->Update(execs_.at(number).handle, member.graph);
+  } catch (const DriverError&) {
+    Destroy(number);  // nobody knows what it holds
+    throw;
+  }
+  if (updated) {
+    ++updates_;
+    table_.Updated(number, graph);
+    return true;
+  }
+  Destroy(number);
+  const GroupNumber before = member.group;
+  member.group = table_.SetApart(graph);
+  ForgetGroupIfGone(before);
+  return false;
+}
+
+void ExecCache::Destroy(ExecNumber number) {
+  table_.Destroyed(number);
+  DestroyHandle(number);
+}
+
+void ExecCache::DestroyHandle(ExecNumber number) {
+  Exec& exec = execs_.at(number);
+  ForgetLaunch(exec);
+  graphs_->Destroy(exec.handle);
+  execs_.erase(number);
+}
+
+}  // namespace cgp

@@ -1,0 +1,96 @@
+// The executables of a pool's graphs: makes, updates and destroys them as core/exec_table.h decides.
+//
+// Thread-safe. What an executable holds is not changed while it is lent to a launch; nor for a graph
+// that is to run on another stream while its last launch has not ended. With an executable each,
+// the two graphs might run at once, and one might wait for the other: so the second gets another
+// executable, beyond the limit if need be.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "core/exec_table.h"
+#include "driver/driver.h"
+#include "driver/graph_driver.h"
+
+namespace cgp {
+
+class ExecCache {
+ public:
+  struct Stats {
+    std::size_t execs = 0;  // that exist now
+    uint64_t instantiations = 0;
+    uint64_t updates = 0;
+  };
+  struct Launch {
+    StreamId stream;
+    bool stream_lasts;  // as long as the process
+  };
+
+  // `events` marks the ends of launches and must outlive this. `max_execs` as for ExecTable.
+  ExecCache(std::unique_ptr<GraphDriver> graphs, Driver& events,
+            std::optional<std::size_t> max_execs)
+      : graphs_(std::move(graphs)), events_(events), table_(max_execs) {}
+  ~ExecCache();
+  ExecCache(const ExecCache&) = delete;
+  ExecCache& operator=(const ExecCache&) = delete;
+
+  // The graph must live until it is removed. The first of a kind gets an executable at once where
+  // the limit allows. All that follows throws DriverError, and may be tried again after it.
+  GraphNumber Add(Graph graph);
+  void Remove(GraphNumber graph);
+
+  // An executable that holds the graph, for a launch on `stream`; to be given back.
+  GraphExec Lend(GraphNumber graph, StreamId stream);
+  // `launch` is what it was used for, if anything.
+  void GiveBack(GraphNumber graph, const std::optional<Launch>& launch);
+
+  // The next launch of the graph on `stream` finds an executable that is ready on the device.
+  void Prepare(GraphNumber graph, StreamId stream);
+
+  Stats stats() const;
+
+ private:
+  struct Member {
+    Graph graph;
+    GroupNumber group;
+  };
+  struct Exec {
+    GraphExec handle;
+    int lent = 0;
+    std::optional<StreamId> stream;   // of its last launch, if that may not have ended
+    std::optional<Event> launch_end;  // or something later
+  };
+
+  void RemoveLocked(GraphNumber graph);
+  void ForgetGroupIfGone(GroupNumber group);
+  // Sees to it that an executable holds the graph.
+  Exec& Hold(GraphNumber graph, StreamId stream);
+  Exec& Make(GraphNumber graph);
+  // Returns false if the driver refused: the executable is gone then, and the graph set apart.
+  bool Update(ExecNumber number, GraphNumber graph);
+  void Destroy(ExecNumber number);
+  void DestroyHandle(ExecNumber number);
+  // Whether it must stay as it is, when a graph is to run on `stream`.
+  bool InUse(Exec& exec, StreamId stream);
+  bool Ended(Exec& exec);
+  void ForgetLaunch(Exec& exec) noexcept;
+
+  const std::unique_ptr<GraphDriver> graphs_;
+  Driver& events_;
+  mutable std::mutex mutex_;
+  ExecTable table_;
+  std::map<std::string, GroupNumber> groups_;  // by key
+  std::map<GraphNumber, Member> members_;
+  std::map<ExecNumber, Exec> execs_;
+  uint64_t instantiations_ = 0;
+  uint64_t updates_ = 0;
+};
+
+}  // namespace cgp

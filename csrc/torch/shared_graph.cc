@@ -1,0 +1,78 @@
+#include "torch/shared_graph.h"
+
+#include <ATen/cuda/CUDAGraph.h>
+
+#include <utility>
+
+#include "core/error.h"
+#include "driver/cuda_graph_driver.h"
+#include "torch/device_pools.h"
+#include "torch/streams.h"
+
+namespace cgp {
+namespace {
+
+// CUDAGraph keeps these to itself and its heirs, by which they can be named.
+struct Members : at::cuda::CUDAGraph {
+  static constexpr auto kTemplate = &Members::graph_;
+  static constexpr auto kExec = &Members::graph_exec_;
+  static constexpr auto kHasTemplate = &Members::has_graph_;
+  static constexpr auto kHasExec = &Members::has_graph_exec_;
+  static constexpr auto kKeepsTemplate = &Members::keep_graph_;
+};
+
+Graph TemplateOf(const at::cuda::CUDAGraph& graph) {
+  if (!(graph.*Members::kHasTemplate) || graph.*Members::kHasExec) {
+    throw UsageError(
+        "an executable can be shared only by a CUDAGraph that has captured, with keep_graph=True, "
+        "and that has made none of its own");
+  }
+  return Graph{reinterpret_cast<uintptr_t>(graph.*Members::kTemplate)};
+}
+
+}  // namespace
+
+bool SetKeepsTemplate(at::cuda::CUDAGraph& graph, bool keeps) {
+  return std::exchange(graph.*Members::kKeepsTemplate, keeps);
+}
+
+SharedGraph::SharedGraph(std::shared_ptr<ExecCache> cache, at::cuda::CUDAGraph& graph,
+                         c10::DeviceIndex device)
+    : cache_(std::move(cache)),
+      graph_(graph),
+      device_(device),
+      number_(cache_->Add(TemplateOf(graph))) {}
+
+SharedGraph::~SharedGraph() { cache_->Remove(number_); }
+
+void SharedGraph::Lend() {
+  const std::lock_guard lock(mutex_);
+  const GraphExec exec = cache_->Lend(number_, ToStreamId(CurrentStream(device_)));
+  if (lent_++ != 0) return;
+  graph_.*Members::kExec = reinterpret_cast<cudaGraphExec_t>(exec);
+  graph_.*Members::kHasExec = true;
+}
+
+void SharedGraph::TakeBack(bool launched) {
+  const std::lock_guard lock(mutex_);
+  if (--lent_ == 0) {
+    graph_.*Members::kExec = nullptr;
+    graph_.*Members::kHasExec = false;
+  }
+  std::optional<ExecCache::Launch> launch;
+  if (launched) {
+    launch = {.stream = ToStreamId(CurrentStream(device_)),
+              .stream_lasts = CurrentStreamLasts(device_)};
+  }
+  cache_->GiveBack(number_, launch);
+}
+
+void SharedGraph::Prepare() { cache_->Prepare(number_, ToStreamId(CurrentStream(device_))); }
+
+std::shared_ptr<ExecCache> MakeExecCache(c10::DeviceIndex device,
+                                         std::optional<std::size_t> max_execs) {
+  return std::make_shared<ExecCache>(std::make_unique<CudaGraphDriver>(device),
+                                     DevicePools::For(device).driver(), max_execs);
+}
+
+}  // namespace cgp

@@ -1,0 +1,58 @@
+// A torch.cuda.CUDAGraph that keeps what it captured as a template and runs by executables that it
+// shares with others.
+//
+// PyTorch's own replay() does the launch, since it alone knows what belongs to one (the states of
+// random generators, hooks of newer releases): for its duration the CUDAGraph is given an
+// executable of the cache, and takes it for its own.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "torch/exec_cache.h"
+
+namespace at::cuda {
+struct CUDAGraph;
+}
+
+namespace cgp {
+
+// Whether the end of a capture leaves the template, and makes no executable of it: the `keep_graph`
+// of torch.cuda.CUDAGraph(). Returns what was so before.
+bool SetKeepsTemplate(at::cuda::CUDAGraph& graph, bool keeps);
+
+class SharedGraph {
+ public:
+  // `graph` must outlive this, and keep what it has captured as long. Throws DriverError, and
+  // UsageError if there is no template.
+  SharedGraph(std::shared_ptr<ExecCache> cache, at::cuda::CUDAGraph& graph,
+              c10::DeviceIndex device);
+  ~SharedGraph();
+  SharedGraph(const SharedGraph&) = delete;
+  SharedGraph& operator=(const SharedGraph&) = delete;
+
+  // Between the two the CUDAGraph has an executable, for a launch on the current stream. They nest.
+  void Lend();
+  void TakeBack(bool launched);
+
+  // Makes ready what the next launch on the current stream needs.
+  void Prepare();
+
+ private:
+  const std::shared_ptr<ExecCache> cache_;
+  at::cuda::CUDAGraph& graph_;
+  const c10::DeviceIndex device_;
+  const GraphNumber number_;
+  std::mutex mutex_;
+  int lent_ = 0;  // how often
+};
+
+// For the graphs of one pool on `device`. Throws DriverError.
+std::shared_ptr<ExecCache> MakeExecCache(c10::DeviceIndex device,
+                                         std::optional<std::size_t> max_execs);
+
+}  // namespace cgp

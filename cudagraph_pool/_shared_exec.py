@@ -1,0 +1,100 @@
+"""Graphs that share executables.
+
+Imports torch: only what captures such a graph imports this.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ._allocator import load_adapter
+
+if TYPE_CHECKING:
+    import torch
+
+    from . import _torch
+
+
+def capture_template(graph: torch.cuda.CUDAGraph) -> bool:
+    """Lets the capture to come leave its graph as a template, without an executable.
+
+    Returns:
+        What :func:`forget_template` takes, should the capture fail.
+    """
+    before: bool = load_adapter().set_keeps_template(graph, True)
+    return before
+
+
+def forget_template(graph: torch.cuda.CUDAGraph, before: bool) -> None:
+    """Undoes :func:`capture_template`."""
+    load_adapter().set_keeps_template(graph, before)
+
+
+def share(graph: Any, cache: _torch.ExecCache, device: int, before: bool) -> None:
+    """Lets a graph that was captured as a template run by the executables of ``cache``.
+
+    If that fails the graph is reset.
+
+    Arguments:
+        before: what :func:`capture_template` returned.
+    """
+    try:
+        graph._shared_graph = load_adapter().SharedGraph(cache, graph, device)
+    except BaseException:
+        graph.reset()
+        forget_template(graph, before)
+        raise
+    graph._kept_template = before
+    graph.__class__ = _sharing(type(graph))
+
+
+class _SharesExec:
+    """What differs in a :class:`torch.cuda.CUDAGraph` while it shares executables.
+
+    A captured graph becomes one by a change of its class, since it is the caller's object that must
+    replay differently, and becomes what it was when it is reset.
+    """
+
+    # Adds nothing to the layout of an object: else its class could not be changed.
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _shared_graph: _torch.SharedGraph
+        _kept_template: bool
+
+    def replay(self) -> None:
+        with self._shared_graph:
+            super().replay()  # type: ignore[misc]
+
+    def instantiate(self) -> None:
+        r"""Make ready what the next replay on the current stream needs."""
+        self._shared_graph.prepare()
+
+    def raw_cuda_graph_exec(self) -> int:
+        r"""Returns the cudaGraphExec_t that holds this graph now.
+
+        The replay of another graph may change what it holds.
+        """
+        with self._shared_graph:
+            held: int = super().raw_cuda_graph_exec()  # type: ignore[misc]
+        return held
+
+    def capture_begin(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(
+            "this CUDAGraph already owns a captured graph; capture into a new one, or reset() it"
+        )
+
+    def reset(self) -> None:
+        before = self._kept_template
+        del self._shared_graph, self._kept_template
+        self.__class__ = type(self).__bases__[1]
+        graph: Any = self
+        graph.reset()
+        forget_template(graph, before)
+
+
+@functools.cache
+def _sharing(captured: type) -> type:
+    """The class of those objects of ``captured`` that share executables."""
+    return type(captured.__name__, (_SharesExec, captured), {"__module__": captured.__module__})
