@@ -35,6 +35,8 @@ for line in sys.stdin:
     request = json.loads(line)
     command = request["command"]
     print(line, end="", file=log, flush=True)
+    with open(os.environ["ORDER"], "a") as order:
+        print(config, command, file=order)
     if trouble == "fail" and where == f"{workload}.{config}.{command}":
         print(json.dumps({"error": "RuntimeError: broken"}), flush=True)
         sys.exit(1)
@@ -71,6 +73,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(_exec_rows, "WORKER", worker)
     monkeypatch.setattr(shared_execs, "device", lambda: {"gpu": "a GPU", "torch": "2.11"})
     monkeypatch.setenv("LOG", str(log))
+    monkeypatch.setenv("ORDER", str(tmp_path / "order"))
 
     def run(trouble: str, *arguments: str) -> tuple[int, dict[str, Any], dict[str, list[Any]]]:
         monkeypatch.setenv("TROUBLE", trouble)
@@ -135,6 +138,15 @@ def test_ready_counts_the_ends_of_captures_for_ours_alone(measure: Any) -> None:
     assert rows["none"]["exit_extra_seconds"] == 1
     assert len(rows["none"]["ready_seconds_all"]) == len(rows["none"]["parts"]) == 3
     assert len([r for r in asked["mlp.none"] if r["command"] == "ready"]) == 3
+
+
+def test_turns_are_taken_forth_and_back(measure: Any, tmp_path: Path) -> None:
+    measure("", "--workloads", "seed", "--sections", "ready", "--repeats", "3")
+    lines = [line.split() for line in (tmp_path / "order").read_text().splitlines()]
+    forth = ["stock", "none", "default"]
+    assert [who for who, command in lines if command == "ready"] == [
+        *forth, *reversed(forth), *forth,
+    ]  # fmt: skip
 
 
 def test_ready_seconds() -> None:
@@ -335,6 +347,7 @@ def test_load_wanders_around_a_quarter_of_the_largest_size() -> None:
 @pytest.mark.parametrize("sizes", [[1], [1, 2], [4, 1, 2]])
 def test_load_stays_within_the_sizes(sizes: list[int]) -> None:
     assert set(load(sizes, 3000, seed=0)) <= set(sizes)
+    assert load(sizes, 3000, seed=0) == load(sorted(sizes), 3000, seed=0)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
