@@ -214,7 +214,7 @@ class ExecCaptures(Captures):
     def compare_results(self, replays: int, seed: int) -> int:
         """Replays random sizes, without waiting in between, and compares all that lies in the
         outputs after each with what a graph of an executable of its own leaves there; returns how
-        many replays left something else.
+        many replays left something else. The outputs of the largest size must hold all others'.
 
         Raises:
             RuntimeError: if an output is not finite, so that equality would say little.
