@@ -262,8 +262,7 @@ class ExecCaptures(Captures):
             return self._plain_pool()
         import cudagraph_pool
 
-        make: Any = cudagraph_pool.GraphPool
-        return make(self._device, **pool_arguments(self._config))
+        return cudagraph_pool.GraphPool(self._device, **pool_arguments(self._config))
 
     def _capture_all(self, pool: Any, kept: bool) -> tuple[dict[int, torch.cuda.CUDAGraph], float]:
         """Returns the graphs by size, and the seconds spent in the ends of their captures."""
