@@ -22,23 +22,23 @@ class GraphShape:
 def shape_of(graph: torch.cuda.CUDAGraph) -> GraphShape:
     """Of a graph made with ``keep_graph=True`` whose capture has ended."""
     handle = ctypes.c_void_p(graph.raw_cuda_graph())
-    driver = _driver()
+    cuda = driver()
     nodes, edges = ctypes.c_size_t(0), ctypes.c_size_t(0)
     # Without arrays to fill, they say how long these would have to be.
-    _require(driver.cuGraphGetNodes(handle, None, ctypes.byref(nodes)), "cuGraphGetNodes")
-    if hasattr(driver, "cuGraphGetEdges_v2"):  # CUDA 12.3: with the edges' data
-        code = driver.cuGraphGetEdges_v2(handle, None, None, None, ctypes.byref(edges))
+    require(cuda.cuGraphGetNodes(handle, None, ctypes.byref(nodes)), "cuGraphGetNodes")
+    if hasattr(cuda, "cuGraphGetEdges_v2"):  # CUDA 12.3: with the edges' data
+        code = cuda.cuGraphGetEdges_v2(handle, None, None, None, ctypes.byref(edges))
     else:
-        code = driver.cuGraphGetEdges(handle, None, None, ctypes.byref(edges))
-    _require(code, "cuGraphGetEdges")
+        code = cuda.cuGraphGetEdges(handle, None, None, ctypes.byref(edges))
+    require(code, "cuGraphGetEdges")
     return GraphShape(nodes.value, edges.value)
 
 
 @functools.cache
-def _driver() -> Any:
+def driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _require(code: int, call: str) -> None:
+def require(code: int, call: str) -> None:
     if code != 0:
         raise RuntimeError(f"{call} failed with CUDA error {code}")
