@@ -159,16 +159,16 @@ class graph:  # noqa: N801
             context. Default: one stream for each device, shared by all captures.
         capture_error_mode (str, optional): ``"global"``, ``"thread_local"`` or ``"relaxed"``, as
             for :class:`torch.cuda.graph`.
-        shared_exec (bool, optional): Keep the graph as a template, which costs no device memory,
-            and run it by executables that the pool's graphs share. What is made for one graph is
-            updated when another one that is alike but for sizes and addresses is replayed, at about
-            2 microseconds of CPU time a node, and the pool has at most ``max_execs`` of them. To the
-            caller ``cuda_graph`` is as ever: ``replay()``, ``reset()``, ``pool()``, random
-            generators, ``debug_dump()``; ``instantiate()`` prepares the next replay ahead.
+        shared_exec (bool, optional): Keep the graph as a template, which costs no device memory, and
+            run it by executables that the pool's graphs share. What was made for one graph is
+            updated when another one that is alike but for sizes and addresses is replayed, which
+            takes one to two microseconds of CPU time a node; the pool has at most ``max_execs`` of
+            them. To the caller ``cuda_graph`` is as ever: ``replay()``, ``reset()``, ``pool()``,
+            random generators, ``debug_dump()``; ``instantiate()`` prepares the next replay ahead.
             Graphs with child graphs, conditional or memory nodes keep an executable of their own. A
-            graph that is replayed while another one, sharing with it, still runs on another stream
-            gets an executable more, since the two must not wait for each other. Default: what the
-            pool was made with.
+            graph that is replayed while another one that it shares with still runs on another
+            stream gets one more, so that neither waits for the other. Default: what the pool was
+            made with.
 
     Raises:
         RuntimeError: The package is not enabled, the pool was released, or the current stream is

@@ -11,7 +11,7 @@
 namespace cgp {
 namespace {
 
-// What a launch was asked for and an update does not bring along.
+// What a launch was asked for and an update may not bring along.
 constexpr std::array kLaunchAttributes = {
     CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
     CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
@@ -25,8 +25,9 @@ constexpr std::array kLaunchAttributes = {
     CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
 };
 
-// What a function brings along of the same.
+// What a launch gets of the same from its function.
 constexpr std::array kFunctionAttributes = {
+    CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
     CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET,
     CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
     CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
@@ -43,7 +44,13 @@ void Append(std::string& key, const Value& value) {
 
 class KindReader {
  public:
-  KindReader(CudaContext& context, CUgraph graph) : context_(context), graph_(graph) {}
+  KindReader(CudaContext& context, CUgraph graph) : context_(context), graph_(graph) {
+    int major = 0;
+    Check("cuDeviceGetAttribute",
+          api().cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                                     context.cu_device()));
+    has_preferred_clusters_ = major >= 10;
+  }
 
   GraphKind Read() {
     const std::vector<CUgraphNode> nodes = Nodes();
@@ -115,29 +122,46 @@ class KindReader {
     CUDA_KERNEL_NODE_PARAMS_v2 kernel{};
     Check("cuGraphKernelNodeGetParams", api().cuGraphKernelNodeGetParams(node, &kernel));
     kind_.key += FunctionAttributes(kernel);
-    for (const CUlaunchAttributeID id : kLaunchAttributes) {
-      CUlaunchAttributeValue value{};
-      // A driver that does not know an attribute launches nothing with it.
-      if (api().cuGraphKernelNodeGetAttribute(node, id, &value) != CUDA_SUCCESS) continue;
-      if (id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE) {
-        if (value.deviceUpdatableKernelNode.deviceUpdatable != 0) kind_.shareable = false;
-        continue;
+    bool preferred_cluster_seen = false;
+    for (size_t i = 0; i < kLaunchAttributes.size(); ++i) {
+      if (unknown_[i]) continue;
+      AddAttribute(node, i);
+      if (kLaunchAttributes[i] == CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION) {
+        preferred_cluster_seen = !unknown_[i];
       }
-      constexpr CUlaunchAttributeValue kNothing{};
-      if (std::memcmp(&value, &kNothing, sizeof value) == 0) continue;
-      Append(kind_.key, id);
-      Append(kind_.key, value);
     }
+    // A driver may have it for launches and hide it in nodes. A library launches a function with
+    // what suits that function.
+    if (has_preferred_clusters_ && !preferred_cluster_seen) {
+      Append(kind_.key, FunctionOf(kernel));
+    }
+  }
+
+  void AddAttribute(CUgraphNode node, size_t i) {
+    const CUlaunchAttributeID id = kLaunchAttributes[i];
+    CUlaunchAttributeValue value{};
+    // What a driver does not know it is slow to say so of.
+    unknown_[i] = api().cuGraphKernelNodeGetAttribute(node, id, &value) != CUDA_SUCCESS;
+    if (unknown_[i]) return;
+    if (id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE) {
+      if (value.deviceUpdatableKernelNode.deviceUpdatable != 0) kind_.shareable = false;
+      return;
+    }
+    constexpr CUlaunchAttributeValue kNothing{};
+    if (std::memcmp(&value, &kNothing, sizeof value) == 0) return;
+    Append(kind_.key, id);
+    Append(kind_.key, value);
+  }
+
+  static const void* FunctionOf(const CUDA_KERNEL_NODE_PARAMS_v2& kernel) {
+    if (kernel.func != nullptr) return kernel.func;
+    return kernel.kern;
   }
 
   // Asked once a function: many nodes have the same.
   const std::string& FunctionAttributes(const CUDA_KERNEL_NODE_PARAMS_v2& kernel) {
-    const void* const function =
-        kernel.func != nullptr ? static_cast<const void*>(kernel.func) : kernel.kern;
-    const auto [found, is_new] = functions_.try_emplace(function);
+    const auto [found, is_new] = functions_.try_emplace(FunctionOf(kernel));
     if (!is_new) return found->second;
-    Append(found->second, kernel.func != nullptr);
-    Append(found->second, kernel.ctx);
     for (const CUfunction_attribute attribute : kFunctionAttributes) {
       int value = 0;
       if (kernel.func != nullptr) {
@@ -158,20 +182,24 @@ class KindReader {
     Append(kind_.key, copy.dstMemoryType);
     Append(kind_.key, copy.Height);
     Append(kind_.key, copy.Depth);
+    if (copy.Height > 1 || copy.Depth > 1) Append(kind_.key, copy.WidthInBytes);
   }
 
   void AddMemset(CUgraphNode node) {
     CUDA_MEMSET_NODE_PARAMS_v1 memset{};
     Check("cuGraphMemsetNodeGetParams", api().cuGraphMemsetNodeGetParams(node, &memset));
-    Append(kind_.key, memset.elementSize);
     Append(kind_.key, memset.height);
-    if (memset.height > 1) Append(kind_.key, memset.width);
+    if (memset.height <= 1) return;
+    Append(kind_.key, memset.width);
+    Append(kind_.key, memset.elementSize);
   }
 
   CudaContext& context_;
   CUgraph const graph_;
+  bool has_preferred_clusters_ = false;
   GraphKind kind_{.key = {}, .shareable = true};
   std::unordered_map<const void*, std::string> functions_;
+  std::array<bool, kLaunchAttributes.size()> unknown_{};
 };
 
 }  // namespace

@@ -127,19 +127,11 @@ ExecCache::Exec& ExecCache::Make(GraphNumber graph) {
 
 bool ExecCache::Update(ExecNumber number, GraphNumber graph) {
   Member& member = members_.at(graph);
-  bool updated = false;
-  try {
-    updated = graphs_->Update(execs_.at(number).handle, member.graph);
-  } catch (const DriverError&) {
-    Destroy(number);  // nobody knows what it holds
-    throw;
-  }
-  if (updated) {
+  if (graphs_->Update(execs_.at(number).handle, member.graph)) {
     ++updates_;
     table_.Updated(number, graph);
     return true;
   }
-  Destroy(number);
   const GroupNumber before = member.group;
   member.group = table_.SetApart(graph);
   ForgetGroupIfGone(before);

@@ -73,7 +73,7 @@ class ExecCache {
   // Sees to it that an executable holds the graph.
   Exec& Hold(GraphNumber graph, StreamId stream);
   Exec& Make(GraphNumber graph);
-  // Returns false if the driver refused: the executable is gone then, and the graph set apart.
+  // Returns false if the driver refused: then the graph is set apart.
   bool Update(ExecNumber number, GraphNumber graph);
   void Destroy(ExecNumber number);
   void DestroyHandle(ExecNumber number);
