@@ -193,11 +193,13 @@ void RunControls(const Device& device, const Case& one) {
 // twice.
 void RunCase(const Device& device, const Case& one) {
   Say("at", "building a");
-  const CUgraphExec exec = Instantiate(one.build(device, false, 1));
+  const CUgraph first = one.build(device, false, 1);
+  const CUgraphExec exec = Instantiate(first);
   Say("at", "first launch");
   Say("first", one.run(device, exec).property);
   Say("at", "building b");
   const CUgraph b = one.build(device, true, 2);
+  Say("told_apart_by", ToldApartBy(first, b));
   Say("at", "update");
   const std::string updated = Update(exec, b);
   Say("update", updated);

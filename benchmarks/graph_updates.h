@@ -73,6 +73,18 @@ std::vector<Case> FunctionCases();
 std::vector<Case> NodeCases();
 std::vector<Case> TopologyCases();
 
+struct NamedAttribute {
+  CUlaunchAttributeID id;
+  const char* name;
+};
+
+// All that a kernel node may have, whether it can be read back or not.
+const std::vector<NamedAttribute>& NodeAttributes();
+
+// What of that which can be read of graphs is not the same of two: "nothing", or names. Of other
+// nodes than kernels only the type is looked at, and no parameters.
+std::string ToldApartBy(CUgraph a, CUgraph b);
+
 // One measurement; `nodes` is the size of its graphs where there is a choice. False: no such name.
 bool Measure(const Device& device, const std::string& name, unsigned nodes);
 

@@ -177,7 +177,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]
 
 def case_table(cases: Sequence[Row]) -> list[str]:
     head = ["a to b", "cuda.h", "update said", "seen of a", "of b", "after the update", "**found**"]
-    head.append("a second update, to a")
+    head += ["a second update, to a", "told apart by"]
     return markdown(
         head,
         [
@@ -188,6 +188,7 @@ def case_table(cases: Sequence[Row]) -> list[str]:
                 *(row.get(key, "") for key in ("a", "b", "after")),
                 f"**{judge(row)}**",
                 judge_back(row),
+                row.get("told_apart_by", ""),
             ]
             for row in cases
         ],

@@ -371,26 +371,6 @@ void PrintKey(const std::string& name, unsigned calls, Call call) {
               calls, Median(times) * 1000 / calls, Name(result).c_str());
 }
 
-struct NamedAttribute {
-  CUlaunchAttributeID id;
-  const char* name;
-};
-
-const NamedAttribute kAttributes[] = {
-    {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW, "ACCESS_POLICY_WINDOW"},
-    {CU_LAUNCH_ATTRIBUTE_COOPERATIVE, "COOPERATIVE"},
-    {CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, "CLUSTER_DIMENSION"},
-    {CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
-     "CLUSTER_SCHEDULING_POLICY_PREFERENCE"},
-    {CU_LAUNCH_ATTRIBUTE_PRIORITY, "PRIORITY"},
-    {CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP, "MEM_SYNC_DOMAIN_MAP"},
-    {CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN, "MEM_SYNC_DOMAIN"},
-    {CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION, "PREFERRED_CLUSTER_DIMENSION"},
-    {CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE, "DEVICE_UPDATABLE_KERNEL_NODE"},
-    {CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, "PREFERRED_SHARED_MEMORY_CARVEOUT"},
-    {CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING, "NVLINK_UTIL_CENTRIC_SCHEDULING"},
-};
-
 void MeasureKeys(const Device& device, unsigned nodes) {
   const CUgraph graph = SmallChain(device, nodes, 0);
   const NodeParams all = ParamsOf(graph, nodes);
@@ -417,7 +397,7 @@ void MeasureKeys(const Device& device, unsigned nodes) {
     CUDA_KERNEL_NODE_PARAMS params{};
     return cuGraphKernelNodeGetParams(all.nodes[i], &params);
   });
-  for (const NamedAttribute& attribute : kAttributes) {
+  for (const NamedAttribute& attribute : NodeAttributes()) {
     PrintKey(std::string("cuGraphKernelNodeGetAttribute ") + attribute.name, nodes,
              [&](unsigned i) {
                CUkernelNodeAttrValue value{};

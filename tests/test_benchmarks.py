@@ -241,7 +241,7 @@ else:
     if name == "missing":
         say(error="cuLaunchKernelEx: CUDA_ERROR_NOT_SUPPORTED")
         sys.exit(3)
-    say(at="update")
+    say(told_apart_by="nothing"); say(at="update")
     if name == "hangs":
         time.sleep(60)
     refused = name == "refused"
@@ -288,7 +288,7 @@ def test_graph_updates_report_what_happened(update_graphs: Any, capsys: Capture)
     counts = [row["nodes"] for row in report["measured"]["costs"]["rows"]]
     assert counts == list(graph_updates.NODES)
     printed = capsys.readouterr().out
-    assert "| launch attribute: kept |  | SUCCESS | 1 | 2 | 1 | **SILENTLY KEPT** |" in printed
+    assert "kept |  | SUCCESS | 1 | 2 | 1 | **SILENTLY KEPT** | carried | nothing |" in printed
     assert "| nodes | update, µs | wrong |" in printed
 
 
