@@ -178,6 +178,18 @@ Run Overlaps() {
   };
 }
 
+// The same by the function's own attribute, which the nodes do not have.
+Case FunctionCarveoutCase(const Shape& shape) {
+  Build build = Captured([=](const Device& device, CUstream stream, bool b, unsigned tag) {
+    const auto* const kernel = reinterpret_cast<const void*>(Residency);
+    Check(cuFuncSetAttribute(Handle(kernel), CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                             b ? 10 : 100),
+          "cuFuncSetAttribute");
+    Launch(stream, kernel, shape, {}, device.board, tag);
+  });
+  return {kGroup, "the function's carveout 100 to 10 %", "", std::move(build), Reads(kPeak)};
+}
+
 Case StreamSerializationCase(const std::string& name, bool a, bool b) {
   Build build = Captured([=](const Device& device, CUstream stream, bool is_b, unsigned tag) {
     const Shape one{1, 1, 0};
@@ -287,6 +299,7 @@ std::vector<Case> LaunchCases() {
       plain("memory synchronisation domain map", "", {DomainMap(0, 1)}, {DomainMap(1, 0)}),
       LaunchCase("shared memory carveout 100 to 10 %", "", residency, {{Carveout(100)}, shared},
                  {{Carveout(10)}, shared}, Reads(kPeak)),
+      FunctionCarveoutCase(shared),
       plain("NVLink centric scheduling 0 to 1", "", {NvlinkCentric(0)}, {NvlinkCentric(1)}),
       plain("device-updatable off to on", "refused", {}, {DeviceUpdatable()}),
       plain("device-updatable on to off", "refused", {DeviceUpdatable()}, {}),
