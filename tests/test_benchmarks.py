@@ -14,6 +14,7 @@ from cudagraph_pool._trace import minimum_bytes, read_trace
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import _row
 import const_memory
+import graph_updates
 import trace_to_text
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.json.gz"))
@@ -212,3 +213,145 @@ def test_minimum_from_pytorchs_record_is_that_of_the_trace(path: Path) -> None:
                 held.append({"action": "free_completed", "addr": address, "size": 1})
         entries += held
     assert peak_live_bytes(entries, [(0, 1 << 60)]) == minimum_bytes(trace.graphs)
+
+
+# Stands in for the program that graph_updates.py compiles: a case does what its name says.
+FAKE_GRAPH_UPDATES = """#!{python}
+import json, os, sys, time
+def say(**row):
+    print(json.dumps(row), flush=True)
+def controls():
+    say(at="a alone"); say(a="1"); say(at="b alone"); say(b="2"); say(at="end")
+command, *words = sys.argv[1:]
+if command == "device":
+    say(gpu="a GPU", cuda_driver="13.0", cuda_toolkit="13.0")
+elif command == "list":
+    for name in ("carried", "kept", "refused", "hangs", "faults", "missing"):
+        say(group="launch attribute", name=name, documented="")
+elif command == "measure":
+    if words == [os.environ.get("FAILING", ""), "1000"]:
+        say(error="cuGraphLaunch: 700")
+        sys.exit(3)
+    say(nodes=int((words + ["0"])[1]), update_us=1.5, wrong=0)
+elif command == "control":
+    controls()
+else:
+    name = words[1]
+    say(at="building a"); say(first="1"); say(at="building b")
+    if name == "missing":
+        say(error="cuLaunchKernelEx: CUDA_ERROR_NOT_SUPPORTED")
+        sys.exit(3)
+    say(told_apart_by="nothing"); say(at="update")
+    if name == "hangs":
+        time.sleep(60)
+    refused = name == "refused"
+    say(update="CUDA_ERROR, ATTRIBUTES_CHANGED" if refused else "SUCCESS")
+    say(at="launch after the update")
+    if name == "faults":
+        os._exit(9)
+    say(after="2" if name == "carried" else "1")
+    say(parameters="old" if refused else "new")
+    say(back="SUCCESS"); say(back_after="1"); say(back_parameters="new")
+    controls()
+"""
+
+
+@pytest.fixture
+def update_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs graph_updates.py with a fake program; returns its exit code and its report."""
+    program = tmp_path / "graph_updates"
+    program.write_text(FAKE_GRAPH_UPDATES.replace("{python}", sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setattr(graph_updates, "build", lambda folder, architecture: program)
+
+    def run(*arguments: str) -> tuple[int, dict[str, Any]]:
+        output = tmp_path / "updates.json"
+        words = ["--arch", "sm_90", "--limit", "3", "--output", str(output), *arguments]
+        code = graph_updates.main(words)
+        return code, json.loads(output.read_text()) if output.exists() else {}
+
+    return run
+
+
+def test_graph_updates_report_what_happened(update_graphs: Any, capsys: Capture) -> None:
+    code, report = update_graphs()
+    assert code == 0
+    assert {case["name"]: case["found"] for case in report["cases"]} == {
+        "carried": "carried",
+        "kept": "SILENTLY KEPT",
+        "refused": "refused",
+        "hangs": "LOST at update: no end in 3 s",
+        "faults": "LOST at launch after the update: exit code 9",
+        "missing": "not tried: cuLaunchKernelEx: CUDA_ERROR_NOT_SUPPORTED (building b)",
+    }
+    assert all((case["a"], case["b"]) == ("1", "2") for case in report["cases"])
+    counts = [row["nodes"] for row in report["measured"]["costs"]["rows"]]
+    assert counts == list(graph_updates.NODES)
+    printed = capsys.readouterr().out
+    assert "kept |  | SUCCESS | 1 | 2 | 1 | **SILENTLY KEPT** | carried | nothing |" in printed
+    assert "| nodes | update, µs | wrong |" in printed
+
+
+def test_graph_updates_measurement_that_fails_is_an_exit_code(
+    update_graphs: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("FAILING", "memory")
+    code, report = update_graphs()
+    assert code == 1
+    assert report["troubles"] == ["measure memory 1000: exit code 3: cuGraphLaunch: 700"]
+    assert len(report["measured"]["memory"]["rows"]) == 4
+    assert "cuGraphLaunch: 700" in capsys.readouterr().err
+
+
+def test_graph_updates_of_some_names(update_graphs: Any, capsys: Capture) -> None:
+    code, report = update_graphs("--only", "kept")
+    assert code == 0
+    assert [case["name"] for case in report["cases"]] == ["kept"]
+    assert report["measured"] == {}
+    code, _ = update_graphs("--only", "no such case")
+    assert code == 2
+    assert "no such case" in capsys.readouterr().err
+
+
+UPDATED = {
+    "group": "launch attribute",
+    "trouble": None,
+    "first": "1",
+    "a": "1",
+    "b": "2",
+    "update": "SUCCESS",
+    "after": "2",
+    "parameters": "new",
+    "back": "SUCCESS",
+    "back_after": "1",
+    "back_parameters": "new",
+}
+REFUSED = {**UPDATED, "update": "CODE, ERROR", "after": "1", "parameters": "old"}
+
+
+@pytest.mark.parametrize(
+    ("row", "found", "found_back"),
+    [
+        (UPDATED, "carried", "carried"),
+        ({**UPDATED, "after": "1"}, "SILENTLY KEPT", "carried"),
+        ({**UPDATED, "after": "3"}, "WRONG: 3", "carried"),
+        ({**UPDATED, "first": "3"}, "NOT REPEATABLE: 3, then 1", "carried"),
+        ({**UPDATED, "parameters": "old"}, "WRONG: parameters old", "carried"),
+        ({**UPDATED, "b": "1", "after": "1"}, "taken, effect not seen", "carried"),
+        ({**UPDATED, "b": "1", "after": "1", "group": "topology"}, "carried", "carried"),
+        ({**UPDATED, "b": "1", "after": "3"}, "WRONG: 3", "carried"),
+        ({**UPDATED, "back_after": "2"}, "carried", "SILENTLY KEPT"),
+        ({**UPDATED, "back_parameters": "old"}, "carried", "WRONG: parameters old"),
+        ({**UPDATED, "back": "CODE, ERROR"}, "carried", "refused: ERROR"),
+        (REFUSED, "refused", "works"),
+        ({**REFUSED, "after": "2"}, "refused, DAMAGED: 2", "works"),
+        (
+            {**REFUSED, "parameters": "mixed: 1 2"},
+            "refused, DAMAGED: parameters mixed: 1 2",
+            "works",
+        ),
+    ],
+)
+def test_judge_of_an_update(row: dict[str, Any], found: str, found_back: str) -> None:
+    assert graph_updates.judge(row) == found
+    assert graph_updates.judge_back(row) == found_back
