@@ -52,7 +52,13 @@ GroupNumber ExecTable::SetApart(GraphNumber graph) {
 ExecTable::Plan ExecTable::PlanFor(GraphNumber graph,
                                    const std::function<bool(ExecNumber)>& in_use) const {
   const Graph& planned = graphs_.at(graph);
-  if (planned.held_by) return {.step = Step::kNone, .exec = planned.held_by, .destroy = {}};
+  if (planned.held_by) {
+    const Exec& holder = execs_.at(*planned.held_by);
+    if (!holder.updated || holder.launches < kLongStay || in_use(*planned.held_by)) {
+      return {.step = Step::kNone, .exec = planned.held_by, .destroy = {}};
+    }
+    return {.step = Step::kMake, .exec = std::nullopt, .destroy = {*planned.held_by}};
+  }
   Plan plan{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
   if (groups_.at(planned.group).kind == GroupKind::kAlone) return plan;
 
@@ -61,17 +67,21 @@ ExecTable::Plan ExecTable::PlanFor(GraphNumber graph,
   std::copy_if(counted.begin(), counted.end(), std::back_inserter(idle),
                [&](ExecNumber exec) { return !in_use(exec); });
   const auto of_group = [&](ExecNumber exec) { return execs_.at(exec).group == planned.group; };
-  auto chosen = std::find_if(idle.begin(), idle.end(), [&](ExecNumber exec) {
+  auto replaced = std::find_if(idle.begin(), idle.end(), [&](ExecNumber exec) {
     return of_group(exec) && !execs_.at(exec).holds;  // nobody misses it
   });
-  if (chosen == idle.end() && counted.size() >= limit()) chosen = idle.begin();
-  if (chosen != idle.end() && of_group(*chosen)) {
-    plan.step = Step::kUpdate;
-    plan.exec = *chosen;
-    idle.erase(chosen);
+  if (replaced == idle.end() && counted.size() >= limit()) replaced = idle.begin();
+  if (replaced != idle.end()) {
+    if (of_group(*replaced) && usual_stay_ < kLongStay) {
+      plan.step = Step::kUpdate;
+      plan.exec = *replaced;
+    } else {
+      plan.destroy.push_back(*replaced);
+    }
+    idle.erase(replaced);
   }
   // There may be more than the limit since a time when too many were in use.
-  std::size_t count = counted.size() + (plan.step == Step::kMake ? 1 : 0);
+  std::size_t count = counted.size() - plan.destroy.size() + (plan.step == Step::kMake ? 1 : 0);
   for (std::size_t i = 0; i < idle.size() && count > limit(); ++i, --count) {
     plan.destroy.push_back(idle[i]);
   }
@@ -101,11 +111,16 @@ void ExecTable::Updated(ExecNumber exec, GraphNumber graph) {
   Exec& updated = execs_.at(exec);
   Graph& held = graphs_.at(graph);
   CGP_CHECK(!held.held_by && held.group == updated.group);
+  EndStay(updated);
   if (updated.holds) graphs_.at(*updated.holds).held_by.reset();
   updated.holds = graph;
+  updated.updated = true;
+  updated.launches = 0;
   held.held_by = exec;
   Used(exec);
 }
+
+void ExecTable::Launched(ExecNumber exec) { ++execs_.at(exec).launches; }
 
 void ExecTable::Used(ExecNumber exec) {
   const auto found = std::find(by_use_.begin(), by_use_.end(), exec);
@@ -114,10 +129,16 @@ void ExecTable::Used(ExecNumber exec) {
 
 void ExecTable::Destroyed(ExecNumber exec) {
   const Exec destroyed = execs_.at(exec);
+  EndStay(destroyed);
   if (destroyed.holds) graphs_.at(*destroyed.holds).held_by.reset();
   --groups_.at(destroyed.group).execs;
   execs_.erase(exec);
   by_use_.erase(std::remove(by_use_.begin(), by_use_.end(), exec), by_use_.end());
+}
+
+void ExecTable::EndStay(const Exec& exec) {
+  constexpr double kWeight = 0.25;
+  if (exec.launches != 0) usual_stay_ += kWeight * (exec.launches - usual_stay_);
 }
 
 std::vector<ExecNumber> ExecTable::Counted(GroupNumber group) const {

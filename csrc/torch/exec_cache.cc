@@ -1,13 +1,27 @@
 #include "torch/exec_cache.h"
 
+#include <chrono>
+#include <thread>
+
 #include "core/error.h"
 
 namespace cgp {
+namespace {
+
+constexpr std::size_t kMaxRetired = 2;
+constexpr std::chrono::milliseconds kLongestWait{100};
+constexpr std::chrono::microseconds kNap{20};
+
+}  // namespace
 
 ExecCache::~ExecCache() {
   for (auto& [number, exec] : execs_) {
     ForgetLaunch(exec);
     graphs_->Destroy(exec.handle);
+  }
+  for (const Retired& retired : retired_) {
+    events_.DestroyEvent(retired.launch_end);
+    graphs_->Destroy(retired.handle);
   }
 }
 
@@ -41,6 +55,7 @@ void ExecCache::Remove(GraphNumber graph) {
 GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
   const std::lock_guard lock(mutex_);
   Exec& exec = Hold(graph, stream);
+  table_.Launched(table_.HolderOf(graph).value());
   ++exec.lent;
   return exec.handle;
 }
@@ -101,15 +116,26 @@ bool ExecCache::InUse(Exec& exec, StreamId stream) {
 }
 
 bool ExecCache::Ended(Exec& exec) {
-  if (!exec.launch_end) {
-    // What is recorded on a capturing stream says nothing of the work before the capture.
-    Frontier frontier;
-    events_.Capture(*exec.stream, &frontier);
-    if (frontier.held) return false;
-    exec.launch_end = events_.RecordEvent(*exec.stream);
-  }
-  if (!events_.EventDone(*exec.launch_end)) return false;
+  if (!MarkEnd(exec) || !events_.EventDone(*exec.launch_end)) return false;
   ForgetLaunch(exec);
+  return true;
+}
+
+bool ExecCache::Passed(Event event) noexcept {
+  try {
+    return events_.EventDone(event);
+  } catch (const DriverError&) {
+    return true;  // the error is one of earlier work, after which nothing runs any more
+  }
+}
+
+bool ExecCache::MarkEnd(Exec& exec) {
+  if (exec.launch_end) return true;
+  // What is recorded on a capturing stream says nothing of the work before the capture.
+  Frontier frontier;
+  events_.Capture(*exec.stream, &frontier);
+  if (frontier.held) return false;
+  exec.launch_end = events_.RecordEvent(*exec.stream);
   return true;
 }
 
@@ -120,7 +146,15 @@ void ExecCache::ForgetLaunch(Exec& exec) noexcept {
 }
 
 ExecCache::Exec& ExecCache::Make(GraphNumber graph) {
-  const GraphExec handle = graphs_->Instantiate(members_.at(graph).graph);
+  const Graph made_from = members_.at(graph).graph;
+  GraphExec handle{};
+  try {
+    handle = graphs_->Instantiate(made_from);
+  } catch (const DriverError& error) {
+    if (error.status() != DriverStatus::kOutOfMemory || retired_.empty()) throw;
+    AwaitRetired(0);
+    handle = graphs_->Instantiate(made_from);
+  }
   ++instantiations_;
   return execs_[table_.Made(graph)] = {.handle = handle, .stream = {}, .launch_end = {}};
 }
@@ -143,11 +177,36 @@ void ExecCache::Destroy(ExecNumber number) {
   DestroyHandle(number);
 }
 
-void ExecCache::DestroyHandle(ExecNumber number) {
-  Exec& exec = execs_.at(number);
+void ExecCache::DestroyHandle(ExecNumber number) noexcept {
+  Exec exec = execs_.at(number);
+  execs_.erase(number);
+  try {
+    if (exec.stream && !Ended(exec) && exec.launch_end) {
+      retired_.push_back({.handle = exec.handle, .launch_end = *exec.launch_end});
+      AwaitRetired(kMaxRetired);
+      return;
+    }
+  } catch (const DriverError&) {
+    // As in Passed().
+  }
   ForgetLaunch(exec);
   graphs_->Destroy(exec.handle);
-  execs_.erase(number);
+}
+
+void ExecCache::AwaitRetired(std::size_t count) noexcept {
+  const auto deadline = std::chrono::steady_clock::now() + kLongestWait;
+  while (!retired_.empty()) {
+    const Retired& first = retired_.front();
+    if (Passed(first.launch_end)) {
+      events_.DestroyEvent(first.launch_end);
+      graphs_->Destroy(first.handle);
+      retired_.pop_front();
+    } else if (retired_.size() <= count || std::chrono::steady_clock::now() >= deadline) {
+      return;
+    } else {
+      std::this_thread::sleep_for(kNap);
+    }
+  }
 }
 
 }  // namespace cgp

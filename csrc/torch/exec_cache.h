@@ -4,10 +4,15 @@
 // that is to run on another stream while its last launch has not ended. With an executable each,
 // the two graphs might run at once, and one might wait for the other: so the second gets another
 // executable, beyond the limit if need be.
+//
+// What is destroyed while its last launch runs keeps its memory until that has ended. There are never
+// more than a few of these: whoever wants to destroy another one waits, so that a program which runs
+// far ahead of the device cannot fill it with executables.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -67,6 +72,11 @@ class ExecCache {
     std::optional<StreamId> stream;   // of its last launch, if that may not have ended
     std::optional<Event> launch_end;  // or something later
   };
+  // Destroyed to everybody else.
+  struct Retired {
+    GraphExec handle;
+    Event launch_end;
+  };
 
   void RemoveLocked(GraphNumber graph);
   void ForgetGroupIfGone(GroupNumber group);
@@ -76,10 +86,16 @@ class ExecCache {
   // Returns false if the driver refused: then the graph is set apart.
   bool Update(ExecNumber number, GraphNumber graph);
   void Destroy(ExecNumber number);
-  void DestroyHandle(ExecNumber number);
+  void DestroyHandle(ExecNumber number) noexcept;
+  // Destroys what has ended among the retired; then waits until at most `count` are left, but not
+  // for long: what they wait for may be what the caller does next.
+  void AwaitRetired(std::size_t count) noexcept;
   // Whether it must stay as it is, when a graph is to run on `stream`.
   bool InUse(Exec& exec, StreamId stream);
   bool Ended(Exec& exec);
+  bool Passed(Event event) noexcept;
+  // Marks the end of its last launch, if that is possible now.
+  bool MarkEnd(Exec& exec);
   void ForgetLaunch(Exec& exec) noexcept;
 
   const std::unique_ptr<GraphDriver> graphs_;
@@ -89,6 +105,7 @@ class ExecCache {
   std::map<std::string, GroupNumber> groups_;  // by key
   std::map<GraphNumber, Member> members_;
   std::map<ExecNumber, Exec> execs_;
+  std::deque<Retired> retired_;  // in the order of their launches
   uint64_t instantiations_ = 0;
   uint64_t updates_ = 0;
 };
