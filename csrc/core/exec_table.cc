@@ -49,30 +49,56 @@ GroupNumber ExecTable::SetApart(GraphNumber graph) {
   return apart.group;
 }
 
-ExecTable::Plan ExecTable::PlanFor(GraphNumber graph,
-                                   const std::function<bool(ExecNumber)>& in_use) const {
+ExecTable::Plan ExecTable::PlanFor(GraphNumber graph, const Conditions& now) const {
   const Graph& planned = graphs_.at(graph);
-  if (planned.held_by) {
-    const Exec& holder = execs_.at(*planned.held_by);
-    if (!holder.updated || holder.launches < kLongStay || in_use(*planned.held_by)) {
-      return {.step = Step::kNone, .exec = planned.held_by, .destroy = {}};
-    }
-    return {.step = Step::kMake, .exec = std::nullopt, .destroy = {*planned.held_by}};
+  if (planned.held_by) return PlanToKeep(planned, now);
+  if (groups_.at(planned.group).kind == GroupKind::kAlone) {
+    return {.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
   }
-  Plan plan{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
-  if (groups_.at(planned.group).kind == GroupKind::kAlone) return plan;
+  return PlanToGet(planned, now);
+}
 
-  const std::vector<ExecNumber> counted = Counted(planned.group);
+ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now) const {
+  const ExecNumber holder = *graph.held_by;
+  const Plan keep{.step = Step::kNone, .exec = holder, .destroy = {}};
+  const Exec& held = execs_.at(holder);
+  if (!held.updated || held.launches < kLongStay || now.in_use(holder)) return keep;
+  // Its launches may be under way, all of them: another one goes, and what is updated now is left
+  // for the next graph that comes.
+  Plan renew{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
+  const Group& group = groups_.at(graph.group);
+  const std::vector<ExecNumber> counted = Counted(graph.group);
+  const auto other = std::find_if(counted.begin(), counted.end(), [&](ExecNumber exec) {
+    return exec != holder && !now.in_use(exec);
+  });
+  if (counted.size() < limit()) {
+    if (group.execs < group.graphs) return renew;
+  } else if (other != counted.end()) {
+    if (group.execs < group.graphs || execs_.at(*other).group == graph.group) {
+      renew.destroy.push_back(*other);
+      return renew;
+    }
+  }
+  if (now.running(holder)) return keep;
+  renew.destroy.push_back(holder);
+  return renew;
+}
+
+ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) const {
+  Plan plan{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
+  const std::vector<ExecNumber> counted = Counted(graph.group);
   std::vector<ExecNumber> idle;
   std::copy_if(counted.begin(), counted.end(), std::back_inserter(idle),
-               [&](ExecNumber exec) { return !in_use(exec); });
-  const auto of_group = [&](ExecNumber exec) { return execs_.at(exec).group == planned.group; };
+               [&](ExecNumber exec) { return !now.in_use(exec); });
+  const auto of_group = [&](ExecNumber exec) { return execs_.at(exec).group == graph.group; };
   auto replaced = std::find_if(idle.begin(), idle.end(), [&](ExecNumber exec) {
     return of_group(exec) && !execs_.at(exec).holds;  // nobody misses it
   });
   if (replaced == idle.end() && counted.size() >= limit()) replaced = idle.begin();
   if (replaced != idle.end()) {
-    if (of_group(*replaced) && usual_stay_ < kLongStay) {
+    // Where there is one only, waiting for it would leave the device without work.
+    const bool update = usual_stay_ < kLongStay || (limit() == 1 && now.running(*replaced));
+    if (of_group(*replaced) && update) {
       plan.step = Step::kUpdate;
       plan.exec = *replaced;
     } else {
@@ -97,7 +123,7 @@ bool ExecTable::MayHaveFirst(GraphNumber graph) const {
 
 ExecNumber ExecTable::Made(GraphNumber graph) {
   Graph& held = graphs_.at(graph);
-  CGP_CHECK(!held.held_by);
+  if (held.held_by) execs_.at(*held.held_by).holds.reset();
   Group& group = groups_.at(held.group);
   const ExecNumber number{next_exec_++};
   execs_[number] = {.group = held.group, .holds = graph};

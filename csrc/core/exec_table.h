@@ -65,12 +65,19 @@ class ExecTable {
   GroupNumber SetApart(GraphNumber graph);
   bool Contains(GroupNumber group) const { return groups_.contains(group); }
 
-  // `in_use` says of an executable that it must neither be updated nor destroyed now.
-  Plan PlanFor(GraphNumber graph, const std::function<bool(ExecNumber)>& in_use) const;
+  // What may be done with an executable now: questions that are asked only where the answer matters.
+  struct Conditions {
+    // It must neither be updated nor destroyed.
+    std::function<bool(ExecNumber)> in_use;
+    // A launch of it has not ended: whoever destroys it has to wait, whoever updates it has not.
+    std::function<bool(ExecNumber)> running;
+  };
+  Plan PlanFor(GraphNumber graph, const Conditions& now) const;
   // Whether its group lacks an executable, and may have one within the limit.
   bool MayHaveFirst(GraphNumber graph) const;
 
-  // A step was done: the graph is held, by the executable that was used last.
+  // A step was done: the graph is held, by the executable that was used last. What held it before
+  // holds nothing now.
   ExecNumber Made(GraphNumber graph);
   void Updated(ExecNumber exec, GraphNumber graph);
   void Used(ExecNumber exec);
@@ -104,6 +111,8 @@ class ExecTable {
   // The executables that the limit on those of `group` counts, longest unused first.
   std::vector<ExecNumber> Counted(GroupNumber group) const;
   std::size_t limit() const { return max_execs_.value_or(1); }
+  Plan PlanToKeep(const Graph& graph, const Conditions& now) const;
+  Plan PlanToGet(const Graph& graph, const Conditions& now) const;
   void EndStay(const Exec& exec);
 
   const std::optional<std::size_t> max_execs_;

@@ -8,7 +8,6 @@
 namespace cgp {
 namespace {
 
-constexpr std::size_t kMaxRetired = 2;
 constexpr std::chrono::milliseconds kLongestWait{100};
 constexpr std::chrono::microseconds kNap{20};
 
@@ -18,10 +17,6 @@ ExecCache::~ExecCache() {
   for (auto& [number, exec] : execs_) {
     ForgetLaunch(exec);
     graphs_->Destroy(exec.handle);
-  }
-  for (const Retired& retired : retired_) {
-    events_.DestroyEvent(retired.launch_end);
-    graphs_->Destroy(retired.handle);
   }
 }
 
@@ -55,7 +50,10 @@ void ExecCache::Remove(GraphNumber graph) {
 GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
   const std::lock_guard lock(mutex_);
   Exec& exec = Hold(graph, stream);
-  table_.Launched(table_.HolderOf(graph).value());
+  const ExecNumber number = table_.HolderOf(graph).value();
+  MarkEndOfLast(number);
+  table_.Launched(number);
+  launched_last_ = number;
   ++exec.lent;
   return exec.handle;
 }
@@ -96,8 +94,9 @@ void ExecCache::ForgetGroupIfGone(GroupNumber group) {
 
 ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream) {
   for (;;) {
-    const ExecTable::Plan plan =
-        table_.PlanFor(graph, [&](ExecNumber number) { return InUse(execs_.at(number), stream); });
+    const ExecTable::Plan plan = table_.PlanFor(
+        graph, {.in_use = [&](ExecNumber number) { return InUse(execs_.at(number), stream); },
+                .running = [&](ExecNumber number) { return Running(execs_.at(number)); }});
     for (const ExecNumber number : plan.destroy) Destroy(number);
     switch (plan.step) {
       case ExecTable::Step::kNone:
@@ -112,31 +111,37 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream) {
 }
 
 bool ExecCache::InUse(Exec& exec, StreamId stream) {
-  return exec.lent != 0 || (exec.stream && *exec.stream != stream && !Ended(exec));
+  return exec.lent != 0 || (exec.stream && *exec.stream != stream && Running(exec));
 }
 
-bool ExecCache::Ended(Exec& exec) {
-  if (!MarkEnd(exec) || !events_.EventDone(*exec.launch_end)) return false;
+bool ExecCache::Running(Exec& exec) {
+  if (!exec.stream) return false;
+  MarkEnd(exec);
+  if (!exec.launch_end || !events_.EventDone(*exec.launch_end)) return true;
   ForgetLaunch(exec);
-  return true;
+  return false;
 }
 
-bool ExecCache::Passed(Event event) noexcept {
-  try {
-    return events_.EventDone(event);
-  } catch (const DriverError&) {
-    return true;  // the error is one of earlier work, after which nothing runs any more
-  }
-}
-
-bool ExecCache::MarkEnd(Exec& exec) {
-  if (exec.launch_end) return true;
+void ExecCache::MarkEnd(Exec& exec) {
+  if (!exec.stream || exec.launch_end) return;
   // What is recorded on a capturing stream says nothing of the work before the capture.
   Frontier frontier;
   events_.Capture(*exec.stream, &frontier);
-  if (frontier.held) return false;
-  exec.launch_end = events_.RecordEvent(*exec.stream);
-  return true;
+  if (!frontier.held) exec.launch_end = events_.RecordEvent(*exec.stream);
+}
+
+void ExecCache::MarkEndOfLast(ExecNumber next) {
+  // As long as each graph has one nobody will ask. Later, the mark would stand behind more work.
+  if (!launched_last_ || *launched_last_ == next || execs_.size() == members_.size()) return;
+  const auto last = execs_.find(*launched_last_);
+  if (last != execs_.end()) MarkEnd(last->second);
+}
+
+void ExecCache::AwaitEnd(Exec& exec) {
+  const auto deadline = std::chrono::steady_clock::now() + kLongestWait;
+  while (Running(exec) && exec.launch_end && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(kNap);
+  }
 }
 
 void ExecCache::ForgetLaunch(Exec& exec) noexcept {
@@ -146,15 +151,7 @@ void ExecCache::ForgetLaunch(Exec& exec) noexcept {
 }
 
 ExecCache::Exec& ExecCache::Make(GraphNumber graph) {
-  const Graph made_from = members_.at(graph).graph;
-  GraphExec handle{};
-  try {
-    handle = graphs_->Instantiate(made_from);
-  } catch (const DriverError& error) {
-    if (error.status() != DriverStatus::kOutOfMemory || retired_.empty()) throw;
-    AwaitRetired(0);
-    handle = graphs_->Instantiate(made_from);
-  }
+  const GraphExec handle = graphs_->Instantiate(members_.at(graph).graph);
   ++instantiations_;
   return execs_[table_.Made(graph)] = {.handle = handle, .stream = {}, .launch_end = {}};
 }
@@ -173,40 +170,16 @@ bool ExecCache::Update(ExecNumber number, GraphNumber graph) {
 }
 
 void ExecCache::Destroy(ExecNumber number) {
+  AwaitEnd(execs_.at(number));
   table_.Destroyed(number);
   DestroyHandle(number);
 }
 
 void ExecCache::DestroyHandle(ExecNumber number) noexcept {
-  Exec exec = execs_.at(number);
-  execs_.erase(number);
-  try {
-    if (exec.stream && !Ended(exec) && exec.launch_end) {
-      retired_.push_back({.handle = exec.handle, .launch_end = *exec.launch_end});
-      AwaitRetired(kMaxRetired);
-      return;
-    }
-  } catch (const DriverError&) {
-    // As in Passed().
-  }
+  Exec& exec = execs_.at(number);
   ForgetLaunch(exec);
   graphs_->Destroy(exec.handle);
-}
-
-void ExecCache::AwaitRetired(std::size_t count) noexcept {
-  const auto deadline = std::chrono::steady_clock::now() + kLongestWait;
-  while (!retired_.empty()) {
-    const Retired& first = retired_.front();
-    if (Passed(first.launch_end)) {
-      events_.DestroyEvent(first.launch_end);
-      graphs_->Destroy(first.handle);
-      retired_.pop_front();
-    } else if (retired_.size() <= count || std::chrono::steady_clock::now() >= deadline) {
-      return;
-    } else {
-      std::this_thread::sleep_for(kNap);
-    }
-  }
+  execs_.erase(number);
 }
 
 }  // namespace cgp

@@ -5,14 +5,13 @@
 // the two graphs might run at once, and one might wait for the other: so the second gets another
 // executable, beyond the limit if need be.
 //
-// What is destroyed while its last launch runs keeps its memory until that has ended. There are never
-// more than a few of these: whoever wants to destroy another one waits, so that a program which runs
-// far ahead of the device cannot fill it with executables.
+// An executable is destroyed when its last launch has ended: until then it would keep its memory, and
+// a program that runs far ahead of the device could fill that with executables. Whoever needs another
+// one waits, with the device still busy.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -72,12 +71,6 @@ class ExecCache {
     std::optional<StreamId> stream;   // of its last launch, if that may not have ended
     std::optional<Event> launch_end;  // or something later
   };
-  // Destroyed to everybody else.
-  struct Retired {
-    GraphExec handle;
-    Event launch_end;
-  };
-
   void RemoveLocked(GraphNumber graph);
   void ForgetGroupIfGone(GroupNumber group);
   // Sees to it that an executable holds the graph.
@@ -87,15 +80,15 @@ class ExecCache {
   bool Update(ExecNumber number, GraphNumber graph);
   void Destroy(ExecNumber number);
   void DestroyHandle(ExecNumber number) noexcept;
-  // Destroys what has ended among the retired; then waits until at most `count` are left, but not
-  // for long: what they wait for may be what the caller does next.
-  void AwaitRetired(std::size_t count) noexcept;
   // Whether it must stay as it is, when a graph is to run on `stream`.
   bool InUse(Exec& exec, StreamId stream);
-  bool Ended(Exec& exec);
-  bool Passed(Event event) noexcept;
+  bool Running(Exec& exec);
   // Marks the end of its last launch, if that is possible now.
-  bool MarkEnd(Exec& exec);
+  void MarkEnd(Exec& exec);
+  // Another executable is to be launched.
+  void MarkEndOfLast(ExecNumber next);
+  // Not for long: what it waits for may be what the caller does next.
+  void AwaitEnd(Exec& exec);
   void ForgetLaunch(Exec& exec) noexcept;
 
   const std::unique_ptr<GraphDriver> graphs_;
@@ -105,7 +98,7 @@ class ExecCache {
   std::map<std::string, GroupNumber> groups_;  // by key
   std::map<GraphNumber, Member> members_;
   std::map<ExecNumber, Exec> execs_;
-  std::deque<Retired> retired_;  // in the order of their launches
+  std::optional<ExecNumber> launched_last_;
   uint64_t instantiations_ = 0;
   uint64_t updates_ = 0;
 };
