@@ -17,6 +17,8 @@ _MEAN_SHARE = 0.25
 
 # So many sizes stand in front of what is timed: as many as a bounded pool has executables here.
 _HISTORY_SIZES = 16
+# And each for as many of the steps that it had there: more would change nothing.
+_HISTORY_STAY = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,8 @@ class Schedule:
     """Sizes, one for each step.
 
     ``before`` is not timed. It leaves the executables as a loop would that has gone on for long:
-    the last distinct sizes that it would have run, each once, in the order of their last use.
+    the last distinct sizes that it would have run, in the order of their last use, each for the
+    last steps of its last stay.
     """
 
     before: list[int]
@@ -87,10 +90,12 @@ def load(sizes: Sequence[int], steps: int, seed: int) -> list[int]:
 
 
 def _recent(drawn: Sequence[int], count: int) -> list[int]:
-    """The last distinct sizes, the latest last."""
-    latest: dict[int, None] = {}
-    for size in reversed(drawn):
-        latest.setdefault(size)
+    """The last stays of the last distinct sizes, the latest last."""
+    latest: dict[int, int] = {}
+    for size, stay in itertools.groupby(reversed(drawn)):
+        latest.setdefault(size, len(list(stay)))
         if len(latest) == count:
             break
-    return list(reversed(latest))
+    return [
+        size for size, stay in reversed(latest.items()) for _ in range(min(stay, _HISTORY_STAY))
+    ]

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from . import _torch
 
-# Enough that a size which comes and goes finds its executable again; see benchmarks/shared_execs.py.
-_MAX_EXECS = 8
+# As fast as one for each graph wherever a size stays for ten replays, at a quarter or less of the
+# memory: benchmarks/shared_execs.py has the table.
+_MAX_EXECS = 4
 
 
 def _shared() -> Any:
@@ -45,7 +46,7 @@ class GraphPool:
             executables, unless it is told otherwise. Default: ``False``.
         max_execs (int, optional): How many executables these graphs may have at a time; the one
             that was not used for the longest time goes first. ``None``: one for all graphs that are
-            alike but for sizes and addresses. Default: 8.
+            alike but for sizes and addresses. Default: 4.
 
     Raises:
         RuntimeError: :func:`cudagraph_pool.enable` was not called.
@@ -159,16 +160,16 @@ class graph:  # noqa: N801
             context. Default: one stream for each device, shared by all captures.
         capture_error_mode (str, optional): ``"global"``, ``"thread_local"`` or ``"relaxed"``, as
             for :class:`torch.cuda.graph`.
-        shared_exec (bool, optional): Keep the graph as a template, which costs no device memory, and
-            run it by executables that the pool's graphs share. What was made for one graph is
-            updated when another one that is alike but for sizes and addresses is replayed, which
-            takes one to two microseconds of CPU time a node; the pool has at most ``max_execs`` of
-            them. To the caller ``cuda_graph`` is as ever: ``replay()``, ``reset()``, ``pool()``,
-            random generators, ``debug_dump()``; ``instantiate()`` prepares the next replay ahead.
-            Graphs with child graphs, conditional or memory nodes keep an executable of their own. A
-            graph that is replayed while another one that it shares with still runs on another
-            stream gets one more, so that neither waits for the other. Default: what the pool was
-            made with.
+        shared_exec (bool, optional): Keep the graph as a template, which costs no device memory,
+            and run it by executables that the pool's graphs share. To the caller ``cuda_graph`` is
+            as ever: ``replay()``, ``reset()``, ``pool()``, random generators, ``debug_dump()``. A
+            replay that finds no executable of its graph takes that of another one: it updates it,
+            at 1 to 2 microseconds of CPU time for each node, or, in a program whose replays stay
+            with a graph for a while, makes a new one in its place, at 4 to 6 (an updated one is
+            slower on the device). ``instantiate()`` does so ahead. Graphs with child graphs,
+            conditional or memory nodes keep an executable of their own, and a graph that is
+            replayed while one that it shares with still runs on another stream gets one more, so
+            that neither waits for the other. Default: what the pool was made with.
 
     Raises:
         RuntimeError: The package is not enabled, the pool was released, or the current stream is

@@ -79,7 +79,7 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
       return renew;
     }
   }
-  if (now.running(holder)) return keep;
+  if (held.launches < kVeryLongStay && now.running(holder)) return keep;
   renew.destroy.push_back(holder);
   return renew;
 }

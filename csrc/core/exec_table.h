@@ -33,6 +33,8 @@ enum class ExecNumber : uint32_t {};
 // Launches of one graph in a row, on one executable, for which it should have been made anew: by then
 // the slower launches have cost about as much.
 inline constexpr uint32_t kLongStay = 4;
+// The same where the device would run out of work meanwhile.
+inline constexpr uint32_t kVeryLongStay = 16;
 
 enum class GroupKind : uint8_t {
   kShared,
