@@ -70,8 +70,18 @@ ExecTable::Plan ExecTable::PlanFor(GraphNumber graph,
     plan.exec = *chosen;
     idle.erase(chosen);
   }
-  // There may be more than the limit since a time when too many were in use.
   std::size_t count = counted.size() + (plan.step == Step::kMake ? 1 : 0);
+  const Group& group = groups_.at(planned.group);
+  if (plan.step == Step::kMake && group.execs == group.graphs) {
+    // As many as graphs, and this graph has none: then some hold nothing, and all of those are in
+    // use.
+    const auto empty = std::find_if(counted.begin(), counted.end(), [&](ExecNumber exec) {
+      return of_group(exec) && !execs_.at(exec).holds;
+    });
+    plan.destroy.push_back(*empty);
+    --count;
+  }
+  // There may be more than the limit since a time when too many were in use.
   for (std::size_t i = 0; i < idle.size() && count > limit(); ++i, --count) {
     plan.destroy.push_back(idle[i]);
   }

@@ -56,7 +56,8 @@ class ExecTable {
   GroupNumber SetApart(GraphNumber graph);
   bool Contains(GroupNumber group) const { return groups_.contains(group); }
 
-  // `in_use` says of an executable that it must neither be updated nor destroyed now.
+  // `in_use` says of an executable that it must neither be updated nor destroyed now. One that holds
+  // nothing, since its graph was removed, may be destroyed all the same: nobody can launch it.
   Plan PlanFor(GraphNumber graph, const std::function<bool(ExecNumber)>& in_use) const;
   // Whether its group lacks an executable, and may have one within the limit.
   bool MayHaveFirst(GraphNumber graph) const;
