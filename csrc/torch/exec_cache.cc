@@ -53,6 +53,7 @@ void ExecCache::GiveBack(GraphNumber graph, const std::optional<Launch>& launch)
   if (!launch) return;
   ForgetLaunch(exec);
   exec.stream = launch->stream;
+  exec.stream_lasts = launch->stream_lasts;
   // Where the stream may be gone when somebody wants to know.
   if (!launch->stream_lasts) exec.launch_end = events_.RecordEvent(launch->stream);
 }
@@ -102,6 +103,8 @@ bool ExecCache::InUse(Exec& exec, StreamId stream) {
 
 bool ExecCache::Ended(Exec& exec) {
   if (!exec.launch_end) {
+    // It could not be marked in time, and the stream may be gone: nobody will ever know.
+    if (!exec.stream_lasts) return false;
     // What is recorded on a capturing stream says nothing of the work before the capture.
     Frontier frontier;
     events_.Capture(*exec.stream, &frontier);

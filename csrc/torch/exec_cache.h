@@ -48,7 +48,7 @@ class ExecCache {
 
   // An executable that holds the graph, for a launch on `stream`; to be given back.
   GraphExec Lend(GraphNumber graph, StreamId stream);
-  // `launch` is what it was used for, if anything.
+  // `launch` is what it was used for, if anything. It is given back even if this throws.
   void GiveBack(GraphNumber graph, const std::optional<Launch>& launch);
 
   // The next launch of the graph on `stream` finds an executable that is ready on the device.
@@ -64,7 +64,8 @@ class ExecCache {
   struct Exec {
     GraphExec handle;
     int lent = 0;
-    std::optional<StreamId> stream;   // of its last launch, if that may not have ended
+    std::optional<StreamId> stream;  // of its last launch, if that may not have ended
+    bool stream_lasts = false;
     std::optional<Event> launch_end;  // or something later
   };
 
