@@ -50,17 +50,14 @@ void ExecCache::GiveBack(GraphNumber graph, const std::optional<Launch>& launch)
   Exec& exec = execs_.at(table_.HolderOf(graph).value());
   CGP_CHECK(exec.lent > 0);
   --exec.lent;
-  if (!launch) return;
-  ForgetLaunch(exec);
-  exec.stream = launch->stream;
-  exec.stream_lasts = launch->stream_lasts;
-  // Where the stream may be gone when somebody wants to know.
-  if (!launch->stream_lasts) exec.launch_end = events_.RecordEvent(launch->stream);
+  if (launch) Launched(exec, *launch);
 }
 
-void ExecCache::Prepare(GraphNumber graph, StreamId stream) {
+void ExecCache::Prepare(GraphNumber graph, const Launch& launch) {
   const std::lock_guard lock(mutex_);
-  graphs_->Upload(Hold(graph, stream).handle, stream);
+  Exec& exec = Hold(graph, launch.stream);
+  graphs_->Upload(exec.handle, launch.stream);
+  Launched(exec, launch);
 }
 
 ExecCache::Stats ExecCache::stats() const {
@@ -114,6 +111,14 @@ bool ExecCache::Ended(Exec& exec) {
   if (!events_.EventDone(*exec.launch_end)) return false;
   ForgetLaunch(exec);
   return true;
+}
+
+void ExecCache::Launched(Exec& exec, const Launch& launch) {
+  ForgetLaunch(exec);
+  exec.stream = launch.stream;
+  exec.stream_lasts = launch.stream_lasts;
+  // Where the stream may be gone when somebody wants to know.
+  if (!launch.stream_lasts) exec.launch_end = events_.RecordEvent(launch.stream);
 }
 
 void ExecCache::ForgetLaunch(Exec& exec) noexcept {

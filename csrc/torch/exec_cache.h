@@ -51,8 +51,9 @@ class ExecCache {
   // `launch` is what it was used for, if anything. It is given back even if this throws.
   void GiveBack(GraphNumber graph, const std::optional<Launch>& launch);
 
-  // The next launch of the graph on `stream` finds an executable that is ready on the device.
-  void Prepare(GraphNumber graph, StreamId stream);
+  // The next launch of the graph on that stream finds an executable that is ready on the device.
+  // Getting it ready waits for the stream's work, and counts as a launch that has not ended.
+  void Prepare(GraphNumber graph, const Launch& launch);
 
   Stats stats() const;
 
@@ -81,6 +82,7 @@ class ExecCache {
   // Whether it must stay as it is, when a graph is to run on `stream`.
   bool InUse(Exec& exec, StreamId stream);
   bool Ended(Exec& exec);
+  void Launched(Exec& exec, const Launch& launch);
   void ForgetLaunch(Exec& exec) noexcept;
 
   const std::unique_ptr<GraphDriver> graphs_;

@@ -34,7 +34,7 @@ int Use(ExecCache* cache, const GraphBook& book, HostDriver* host, bool tries_ag
     if (live.empty()) continue;
     const auto& [number, graph] = live[step * 7 % live.size()];
     const StreamId stream = streams[step % 2];
-    if (step % 11 == 0) attempt([&] { cache->Prepare(number, stream); });
+    if (step % 11 == 0) attempt([&] { cache->Prepare(number, {stream, true}); });
     GraphExec exec{};
     if (!attempt([&] { exec = cache->Lend(number, stream); })) continue;
     EXPECT_EQ(book.HeldBy(exec), graph) << "another graph would run";

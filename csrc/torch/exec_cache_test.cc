@@ -249,16 +249,31 @@ TEST_F(ExecCacheTest, PreparesOnTheStreamWhatTheNextLaunchFinds) {
   const GraphNumber first = Add(Graph{10});
   const GraphNumber second = Add(Graph{11});
   Launch(first, kA);
-  cache_->Prepare(second, kA);
+  cache_->Prepare(second, {kA, true});
   const GraphExec exec = cache_->Lend(second, kA);
   cache_->GiveBack(second, std::nullopt);
   EXPECT_THAT(book_.uploads(), ElementsAre(Pair(exec, kA)));
   EXPECT_EQ(book_.updates(), 1u) << "the switch was made ahead";
   EXPECT_EQ(book_.HeldBy(exec), Graph{11});
   const GraphExec lent = cache_->Lend(first, kA);
-  cache_->Prepare(second, kA);
+  cache_->Prepare(second, {kA, true});
   EXPECT_EQ(book_.HeldBy(lent), Graph{10}) << "what is lent is not switched for it";
   cache_->GiveBack(first, std::nullopt);
+}
+
+TEST_F(ExecCacheTest, WhatIsBeingPreparedElsewhereIsNotTouched) {
+  MakeCache(1);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  cache_->Prepare(first, {kA, true});  // behind whatever runs there
+  book_.ForgetChanges();
+  const GraphExec other = Launch(second, kB);
+  EXPECT_THAT(book_.changed(), IsEmpty());
+  EXPECT_NE(Launch(first, kA), other);
+  events_.Disarm();
+  cache_->Prepare(first, {kA, false});
+  EXPECT_THAT(events_.calls(), ElementsAre(DriverCall::kRecordEvent));
 }
 
 TEST_F(ExecCacheTest, AGraphMayComeAndGoForEver) {
@@ -313,7 +328,7 @@ TEST_F(ExecCacheTest, ThreadsLendAndGiveBackAtRandom) {
         const auto launch = ExecCache::Launch{stream, random() % 3 != 0};
         cache_->GiveBack(number, random() % 8 == 0 ? std::nullopt : std::optional(launch));
         if (random() % 6 == 0) host_.CompleteEvents(stream);
-        if (random() % 16 == 0) cache_->Prepare(number, stream);
+        if (random() % 16 == 0) cache_->Prepare(number, {stream, true});
         if (pick >= 4 && random() % 3 == 0) {
           cache_->Remove(number);
           own.erase(own.begin() + static_cast<long>(pick));
