@@ -81,6 +81,7 @@ TEST_F(GraphKindTest, GraphsAlikeButForSizesAddressesAndFunctionsAreOfOneKind) {
   const GraphKind plain = KindOf(Plain());
   EXPECT_TRUE(plain.shareable);
   EXPECT_EQ(KindOf(Plain()).key, plain.key) << "the handles of nodes and graphs must not matter";
+  FakeFunction another_kernel;
   const GraphKind other = KindWith([&](FakeGraph& graph) {
     graph.nodes[0].copy.srcHost = &graph;
     graph.nodes[0].copy.dstDevice = kAddress + kPage;
@@ -95,7 +96,7 @@ TEST_F(GraphKindTest, GraphsAlikeButForSizesAddressesAndFunctionsAreOfOneKind) {
     kernel.sharedMemBytes = 1024;
     kernel.kernelParams = reinterpret_cast<void**>(&graph);
     kernel.func = reinterpret_cast<CUfunction>(&another_);
-    graph.nodes[3].kernel.kern = reinterpret_cast<CUkernel>(&another_);
+    graph.nodes[3].kernel.kern = reinterpret_cast<CUkernel>(&another_kernel);
   });
   EXPECT_EQ(other.key, plain.key);
   EXPECT_TRUE(other.shareable);
