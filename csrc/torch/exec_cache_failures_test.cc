@@ -32,7 +32,8 @@ int Use(ExecCache* cache, const GraphBook& book, HostDriver* host, bool tries_ag
       attempt([&] { live.emplace_back(cache->Add(graph), graph); });
     }
     if (live.empty()) continue;
-    const auto& [number, graph] = live[step * 7 % live.size()];
+    const GraphNumber number = live[step * 7 % live.size()].first;
+    const Graph graph = live[step * 7 % live.size()].second;
     const StreamId stream = streams[step % 2];
     if (step % 11 == 0) attempt([&] { cache->Prepare(number, {stream, true}); });
     GraphExec exec{};
@@ -49,7 +50,7 @@ int Use(ExecCache* cache, const GraphBook& book, HostDriver* host, bool tries_ag
       live.erase(live.begin() + static_cast<long>(step * 7 % live.size()));
     }
   }
-  for (const auto& [number, graph] : live) cache->Remove(number);
+  for (const auto& entry : live) cache->Remove(entry.first);
   EXPECT_EQ(cache->stats().execs, 0u);
   return failed;
 }

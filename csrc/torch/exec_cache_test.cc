@@ -244,6 +244,20 @@ TEST_F(ExecCacheTest, AStreamThatMayGoIsMarkedAtOnceAndNeverNamedAgain) {
   EXPECT_EQ(host_.usage().events, 1u) << "one mark for each executable";
 }
 
+TEST_F(ExecCacheTest, ALaunchThatIsKnownToHaveEndedIsNotAskedAfterAgain) {
+  for (const bool lasts : {false, true}) {
+    MakeCache(2);
+    const GraphNumber first = Add(Graph{10});
+    const GraphNumber second = Add(Graph{11});
+    const GraphExec exec = Launch(first, kA, lasts);
+    const GraphExec other = Launch(second, kA, lasts);
+    EXPECT_EQ(Launch(Add(Graph{12}), kB), exec);
+    events_.Disarm();
+    EXPECT_EQ(Launch(first, kB), other);
+    EXPECT_THAT(events_.calls(), IsEmpty());
+  }
+}
+
 TEST_F(ExecCacheTest, PreparesOnTheStreamWhatTheNextLaunchFinds) {
   MakeCache(1);
   const GraphNumber first = Add(Graph{10});
