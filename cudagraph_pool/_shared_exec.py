@@ -46,7 +46,8 @@ def share(graph: Any, cache: _torch.ExecCache, device: int, before: bool) -> Non
         forget_template(graph, before)
         raise
     graph._kept_template = before
-    graph.__class__ = _sharing(type(graph))
+    captured: type = type(graph)
+    graph.__class__ = _sharing(captured)
 
 
 class _SharesExec:

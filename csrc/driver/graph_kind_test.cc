@@ -219,6 +219,7 @@ TEST_F(GraphKindTest, TheShapeOfCopiesAndMemsetsMakesADifference) {
   ExpectOther("copied depth", [](FakeGraph& g) { g.nodes[0].copy.Depth = 2; });
   ExpectOther("element", [](FakeGraph& g) { g.nodes[1].memset.elementSize = 1; });
   ExpectOther("set height", [](FakeGraph& g) { g.nodes[1].memset.height = 2; });
+  ExpectOther("set height of several rows", [](FakeGraph& g) { g.nodes[1].memset.height = 3; });
   ExpectOther("set width of several rows", [](FakeGraph& g) {
     g.nodes[1].memset.height = 2;
     g.nodes[1].memset.width = 17;
