@@ -106,12 +106,27 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
     }
     idle.erase(replaced);
   }
+  if (plan.step == Step::kMake) DestroyEmptyOne(graph.group, &plan);
   // There may be more than the limit since a time when too many were in use.
   std::size_t count = counted.size() - plan.destroy.size() + (plan.step == Step::kMake ? 1 : 0);
   for (std::size_t i = 0; i < idle.size() && count > limit(); ++i, --count) {
     plan.destroy.push_back(idle[i]);
   }
   return plan;
+}
+
+void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
+  const auto destroyed = [&](ExecNumber exec) {
+    return std::find(plan->destroy.begin(), plan->destroy.end(), exec) != plan->destroy.end();
+  };
+  std::size_t left = 0;
+  std::optional<ExecNumber> empty;
+  for (const auto& [number, exec] : execs_) {
+    if (exec.group != group || destroyed(number)) continue;
+    ++left;
+    if (!exec.holds) empty = number;
+  }
+  if (left == groups_.at(group).graphs) plan->destroy.push_back(empty.value());
 }
 
 bool ExecTable::MayHaveFirst(GraphNumber graph) const {

@@ -69,7 +69,8 @@ class ExecTable {
 
   // What may be done with an executable now: questions that are asked only where the answer matters.
   struct Conditions {
-    // It must neither be updated nor destroyed.
+    // It must neither be updated nor destroyed. One that holds nothing, since its graph was removed,
+    // may be destroyed all the same: nobody can launch it.
     std::function<bool(ExecNumber)> in_use;
     // A launch of it has not ended: whoever destroys it has to wait, whoever updates it has not.
     std::function<bool(ExecNumber)> running;
@@ -115,6 +116,8 @@ class ExecTable {
   std::size_t limit() const { return max_execs_.value_or(1); }
   Plan PlanToKeep(const Graph& graph, const Conditions& now) const;
   Plan PlanToGet(const Graph& graph, const Conditions& now) const;
+  // If the group has as many as graphs already, of which one is about to get another.
+  void DestroyEmptyOne(GroupNumber group, Plan* plan) const;
   void EndStay(const Exec& exec);
 
   const std::optional<std::size_t> max_execs_;

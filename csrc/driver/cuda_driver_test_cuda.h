@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,30 @@ inline CUcontext const kPrimary = reinterpret_cast<CUcontext>(0x1000);
 inline CUcontext const kOther = reinterpret_cast<CUcontext>(0x2000);
 inline constexpr CUdeviceptr kAddress = 0x7f0000000000;
 inline constexpr CUmemGenericAllocationHandle kHandle = 77;
+
+// A function of a kernel. Its address is its handle, as it is of all that follows.
+struct FakeFunction {
+  std::map<CUfunction_attribute, int> attributes;  // 0 where there is none
+};
+
+struct FakeNode {
+  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+  CUDA_KERNEL_NODE_PARAMS_v2 kernel{};
+  std::map<CUlaunchAttributeID, CUlaunchAttributeValue> attributes;  // nothing where there is none
+  CUDA_MEMCPY3D_v2 copy{};
+  CUDA_MEMSET_NODE_PARAMS_v1 memset{};
+};
+
+struct FakeEdge {
+  size_t from;  // counted in the nodes of the graph
+  size_t to;
+  CUgraphEdgeData data{};
+};
+
+struct FakeGraph {
+  std::vector<FakeNode> nodes;
+  std::vector<FakeEdge> edges;
+};
 
 // What the made-up CUDA was told, and what it is to answer.
 struct FakeCuda {
@@ -55,7 +80,17 @@ struct FakeCuda {
   std::vector<CUgraphNode> nodes;
   std::vector<CUgraphEdgeData> edges;  // of each, or none at all: as CUDA has it
   CUgraphNode node = nullptr;
+
+  // Of graphs and executables.
+  std::set<CUlaunchAttributeID> unknown_attributes;
+  int function_questions = 0;
+  CUgraph graph = nullptr;
+  CUgraphExec exec = nullptr;
+  unsigned long long instantiate_flags = 0;
 };
+
+inline CUgraphExec const kExec = reinterpret_cast<CUgraphExec>(0x8000);
+inline CUgraph ToCuda(FakeGraph* graph) { return reinterpret_cast<CUgraph>(graph); }
 
 inline FakeCuda* fake = nullptr;
 inline thread_local std::vector<CUcontext> contexts;
@@ -71,6 +106,12 @@ inline CUresult InContext(const std::string& function) {
   if (contexts.empty() || contexts.back() != kPrimary) return CUDA_ERROR_INVALID_CONTEXT;
   fake->calls.push_back(function);
   return Outcome(function);
+}
+
+// For those of them that break captures of other threads, unless these are told not to mind.
+inline CUresult InContextAndRelaxed(const std::string& function) {
+  if (capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  return InContext(function);
 }
 
 inline void FakeDevices(CudaApi* api) {
@@ -233,7 +274,7 @@ inline CUgraphNode Node(uint64_t number) {
   return reinterpret_cast<CUgraphNode>(0x7000 + 16 * number);
 }
 
-inline void FakeGraphs(CudaApi* api) {
+inline void FakeCaptures(CudaApi* api) {
   api->cuStreamGetCaptureInfo = [](CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
                                    CUgraph*, const CUgraphNode** nodes,
                                    const CUgraphEdgeData** edges, size_t* count) {
@@ -270,6 +311,110 @@ inline void FakeGraphs(CudaApi* api) {
   };
 }
 
+inline void FakeTemplates(CudaApi* api) {
+  api->cuGraphGetNodes = [](CUgraph graph, CUgraphNode* nodes, size_t* count) {
+    auto* const asked = reinterpret_cast<FakeGraph*>(graph);
+    const CUresult outcome = InContext("cuGraphGetNodes");
+    if (outcome != CUDA_SUCCESS) return outcome;
+    if (nodes != nullptr) {
+      for (size_t i = 0; i < std::min(*count, asked->nodes.size()); ++i) {
+        nodes[i] = reinterpret_cast<CUgraphNode>(&asked->nodes[i]);
+      }
+    }
+    *count = asked->nodes.size();
+    return outcome;
+  };
+  api->cuGraphGetEdges = [](CUgraph graph, CUgraphNode* from, CUgraphNode* to,
+                            CUgraphEdgeData* data, size_t* count) {
+    auto* const asked = reinterpret_cast<FakeGraph*>(graph);
+    const CUresult outcome = InContext("cuGraphGetEdges");
+    if (outcome != CUDA_SUCCESS) return outcome;
+    if (from == nullptr) {
+      *count = asked->edges.size();
+      return outcome;
+    }
+    if (data == nullptr) return CUDA_ERROR_LOSSY_QUERY;  // as CUDA does where they have some
+    for (size_t i = 0; i < std::min(*count, asked->edges.size()); ++i) {
+      from[i] = reinterpret_cast<CUgraphNode>(&asked->nodes[asked->edges[i].from]);
+      to[i] = reinterpret_cast<CUgraphNode>(&asked->nodes[asked->edges[i].to]);
+      data[i] = asked->edges[i].data;
+    }
+    return outcome;
+  };
+  api->cuGraphNodeGetType = [](CUgraphNode node, CUgraphNodeType* type) {
+    *type = reinterpret_cast<FakeNode*>(node)->type;
+    return InContext("cuGraphNodeGetType");
+  };
+  api->cuGraphMemcpyNodeGetParams = [](CUgraphNode node, CUDA_MEMCPY3D_v2* copy) {
+    *copy = reinterpret_cast<FakeNode*>(node)->copy;
+    return InContext("cuGraphMemcpyNodeGetParams");
+  };
+  api->cuGraphMemsetNodeGetParams = [](CUgraphNode node, CUDA_MEMSET_NODE_PARAMS_v1* memset) {
+    *memset = reinterpret_cast<FakeNode*>(node)->memset;
+    return InContext("cuGraphMemsetNodeGetParams");
+  };
+}
+
+inline void FakeKernels(CudaApi* api) {
+  api->cuGraphKernelNodeGetParams = [](CUgraphNode node, CUDA_KERNEL_NODE_PARAMS_v2* kernel) {
+    *kernel = reinterpret_cast<FakeNode*>(node)->kernel;
+    return InContext("cuGraphKernelNodeGetParams");
+  };
+  api->cuGraphKernelNodeGetAttribute = [](CUgraphNode node, CUlaunchAttributeID id,
+                                          CUlaunchAttributeValue* value) {
+    if (fake->unknown_attributes.contains(id)) return CUDA_ERROR_INVALID_VALUE;
+    const auto& attributes = reinterpret_cast<FakeNode*>(node)->attributes;
+    const auto found = attributes.find(id);
+    *value = found == attributes.end() ? CUlaunchAttributeValue{} : found->second;
+    return InContext("cuGraphKernelNodeGetAttribute");
+  };
+  // A function that was never used is loaded when it is asked after, which captures forbid.
+  api->cuFuncGetAttribute = [](int* value, CUfunction_attribute attribute, CUfunction function) {
+    const auto& attributes = reinterpret_cast<FakeFunction*>(function)->attributes;
+    const auto found = attributes.find(attribute);
+    *value = found == attributes.end() ? 0 : found->second;
+    ++fake->function_questions;
+    return InContextAndRelaxed("cuFuncGetAttribute");
+  };
+  api->cuKernelGetAttribute = [](int* value, CUfunction_attribute attribute, CUkernel kernel,
+                                 CUdevice device) {
+    if (device != 100) return CUDA_ERROR_INVALID_DEVICE;
+    const auto& attributes = reinterpret_cast<FakeFunction*>(kernel)->attributes;
+    const auto found = attributes.find(attribute);
+    *value = found == attributes.end() ? 0 : found->second;
+    ++fake->function_questions;
+    return InContextAndRelaxed("cuKernelGetAttribute");
+  };
+}
+
+inline void FakeExecs(CudaApi* api) {
+  api->cuGraphInstantiateWithFlags = [](CUgraphExec* exec, CUgraph graph,
+                                        unsigned long long flags) {
+    fake->graph = graph;
+    fake->instantiate_flags = flags;
+    *exec = kExec;
+    return InContextAndRelaxed("cuGraphInstantiateWithFlags");
+  };
+  api->cuGraphExecUpdate = [](CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
+    fake->exec = exec;
+    fake->graph = graph;
+    info->result = CU_GRAPH_EXEC_UPDATE_SUCCESS;
+    return InContextAndRelaxed("cuGraphExecUpdate");
+  };
+  api->cuGraphUpload = [](CUgraphExec exec, CUstream stream) {
+    fake->exec = exec;
+    fake->stream = stream;
+    return InContextAndRelaxed("cuGraphUpload");
+  };
+  api->cuGraphExecDestroy = [](CUgraphExec exec) {
+    if (capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED) {
+      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    fake->exec = exec;
+    return Outcome("cuGraphExecDestroy");
+  };
+}
+
 class CudaDriverTest : public testing::Test {
  protected:
   CudaDriverTest() {
@@ -278,7 +423,10 @@ class CudaDriverTest : public testing::Test {
     FakeContexts(&api_);
     FakeMemory(&api_);
     FakeEvents(&api_);
-    FakeGraphs(&api_);
+    FakeCaptures(&api_);
+    FakeTemplates(&api_);
+    FakeKernels(&api_);
+    FakeExecs(&api_);
   }
   ~CudaDriverTest() override {
     fake = nullptr;

@@ -206,6 +206,8 @@ class KindReader {
 
 GraphKind KindOf(CudaContext& context, CUgraph graph) {
   const CurrentContext current(context);
+  // Asking after a function that was never launched loads it, which breaks captures.
+  const UnsafeCallsAllowed allowed(context.api());
   return KindReader(context, graph).Read();
 }
 

@@ -63,16 +63,14 @@ void ExecCache::GiveBack(GraphNumber graph, const std::optional<Launch>& launch)
   Exec& exec = execs_.at(table_.HolderOf(graph).value());
   CGP_CHECK(exec.lent > 0);
   --exec.lent;
-  if (!launch) return;
-  ForgetLaunch(exec);
-  exec.stream = launch->stream;
-  // Where the stream may be gone when somebody wants to know.
-  if (!launch->stream_lasts) exec.launch_end = events_.RecordEvent(launch->stream);
+  if (launch) NoteLaunch(exec, *launch);
 }
 
-void ExecCache::Prepare(GraphNumber graph, StreamId stream) {
+void ExecCache::Prepare(GraphNumber graph, const Launch& launch) {
   const std::lock_guard lock(mutex_);
-  graphs_->Upload(Hold(graph, stream).handle, stream);
+  Exec& exec = Hold(graph, launch.stream);
+  graphs_->Upload(exec.handle, launch.stream);
+  NoteLaunch(exec, launch);
 }
 
 ExecCache::Stats ExecCache::stats() const {
@@ -123,7 +121,8 @@ bool ExecCache::Running(Exec& exec) {
 }
 
 void ExecCache::MarkEnd(Exec& exec) {
-  if (!exec.stream || exec.launch_end) return;
+  // On a stream that may be gone it was marked at once, or cannot be any more.
+  if (!exec.stream || exec.launch_end || !exec.stream_lasts) return;
   // What is recorded on a capturing stream says nothing of the work before the capture.
   Frontier frontier;
   events_.Capture(*exec.stream, &frontier);
@@ -142,6 +141,14 @@ void ExecCache::AwaitEnd(Exec& exec) {
   while (Running(exec) && exec.launch_end && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(kNap);
   }
+}
+
+void ExecCache::NoteLaunch(Exec& exec, const Launch& launch) {
+  ForgetLaunch(exec);
+  exec.stream = launch.stream;
+  exec.stream_lasts = launch.stream_lasts;
+  // Where the stream may be gone when somebody wants to know.
+  if (!launch.stream_lasts) exec.launch_end = events_.RecordEvent(launch.stream);
 }
 
 void ExecCache::ForgetLaunch(Exec& exec) noexcept {

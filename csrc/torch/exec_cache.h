@@ -52,11 +52,12 @@ class ExecCache {
 
   // An executable that holds the graph, for a launch on `stream`; to be given back.
   GraphExec Lend(GraphNumber graph, StreamId stream);
-  // `launch` is what it was used for, if anything.
+  // `launch` is what it was used for, if anything. It is given back even if this throws.
   void GiveBack(GraphNumber graph, const std::optional<Launch>& launch);
 
-  // The next launch of the graph on `stream` finds an executable that is ready on the device.
-  void Prepare(GraphNumber graph, StreamId stream);
+  // The next launch of the graph on that stream finds an executable that is ready on the device.
+  // Getting it ready waits for the stream's work, and counts as a launch that has not ended.
+  void Prepare(GraphNumber graph, const Launch& launch);
 
   Stats stats() const;
 
@@ -68,7 +69,8 @@ class ExecCache {
   struct Exec {
     GraphExec handle;
     int lent = 0;
-    std::optional<StreamId> stream;   // of its last launch, if that may not have ended
+    std::optional<StreamId> stream;  // of its last launch, if that may not have ended
+    bool stream_lasts = false;
     std::optional<Event> launch_end;  // or something later
   };
   void RemoveLocked(GraphNumber graph);
@@ -83,6 +85,7 @@ class ExecCache {
   // Whether it must stay as it is, when a graph is to run on `stream`.
   bool InUse(Exec& exec, StreamId stream);
   bool Running(Exec& exec);
+  void NoteLaunch(Exec& exec, const Launch& launch);
   // Marks the end of its last launch, if that is possible now.
   void MarkEnd(Exec& exec);
   // Another executable is to be launched.

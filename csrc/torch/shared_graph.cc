@@ -30,6 +30,11 @@ Graph TemplateOf(const at::cuda::CUDAGraph& graph) {
   return Graph{reinterpret_cast<uintptr_t>(graph.*Members::kTemplate)};
 }
 
+// What is launched now.
+ExecCache::Launch LaunchNow(c10::DeviceIndex device) {
+  return {.stream = ToStreamId(CurrentStream(device)), .stream_lasts = CurrentStreamLasts(device)};
+}
+
 }  // namespace
 
 bool SetKeepsTemplate(at::cuda::CUDAGraph& graph, bool keeps) {
@@ -59,15 +64,10 @@ void SharedGraph::TakeBack(bool launched) {
     graph_.*Members::kExec = nullptr;
     graph_.*Members::kHasExec = false;
   }
-  std::optional<ExecCache::Launch> launch;
-  if (launched) {
-    launch = {.stream = ToStreamId(CurrentStream(device_)),
-              .stream_lasts = CurrentStreamLasts(device_)};
-  }
-  cache_->GiveBack(number_, launch);
+  cache_->GiveBack(number_, launched ? std::optional(LaunchNow(device_)) : std::nullopt);
 }
 
-void SharedGraph::Prepare() { cache_->Prepare(number_, ToStreamId(CurrentStream(device_))); }
+void SharedGraph::Prepare() { cache_->Prepare(number_, LaunchNow(device_)); }
 
 std::shared_ptr<ExecCache> MakeExecCache(c10::DeviceIndex device,
                                          std::optional<std::size_t> max_execs) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants import (
     adapter,
     checkpoints,
+    execs,
     fences,
     foretold,
     free_bytes,
@@ -31,4 +32,5 @@ MUTANTS: list[Mutant] = [
     *usage.MUTANTS,
     *checkpoints.MUTANTS,
     *adapter.MUTANTS,
+    *execs.MUTANTS,
 ]

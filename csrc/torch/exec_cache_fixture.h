@@ -1,0 +1,70 @@
+// What the tests of ExecCache start from: it, over a book of executables and the events of the host.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "driver/faulty_driver.h"
+#include "driver/host_driver.h"
+#include "torch/exec_cache.h"
+#include "torch/fake_graph_driver.h"
+
+namespace cgp {
+
+inline constexpr StreamId kA{1};
+inline constexpr StreamId kB{2};
+inline constexpr StreamId kC{3};
+
+class ExecCacheTest : public ::testing::Test {
+ protected:
+  ~ExecCacheTest() override {
+    cache_.reset();
+    EXPECT_EQ(book_.living(), 0u) << "an executable was left behind";
+    EXPECT_EQ(book_.mistakes(), 0) << "something that does not exist was named, or destroyed twice";
+    EXPECT_EQ(host_.usage().events, 0u) << "an event was left behind";
+    EXPECT_EQ(host_.unknown_events_destroyed(), 0u);
+  }
+
+  void MakeCache(std::optional<size_t> max_execs) {
+    cache_ =
+        std::make_unique<ExecCache>(std::make_unique<FakeGraphDriver>(book_), events_, max_execs);
+  }
+
+  GraphNumber Add(Graph graph, const std::string& key = "like", bool shareable = true) {
+    book_.SetKind(graph, key, shareable);
+    const GraphNumber number = cache_->Add(graph);
+    graphs_[number] = graph;
+    return number;
+  }
+  void Remove(GraphNumber number) {
+    cache_->Remove(number);
+    graphs_.erase(number);
+  }
+
+  // As a launch that is queued on the stream.
+  GraphExec Launch(GraphNumber number, StreamId stream, bool lasts = true) {
+    const GraphExec exec = cache_->Lend(number, stream);
+    EXPECT_EQ(book_.HeldBy(exec), graphs_.at(number)) << "another graph would run";
+    cache_->GiveBack(number, ExecCache::Launch{.stream = stream, .stream_lasts = lasts});
+    return exec;
+  }
+  // All the ways in which the outside sees how many there are.
+  size_t Execs() const {
+    EXPECT_EQ(cache_->stats().execs, book_.living());
+    EXPECT_EQ(cache_->stats().instantiations, book_.instantiations());
+    EXPECT_EQ(cache_->stats().updates, book_.updates());
+    return cache_->stats().execs;
+  }
+
+  HostDriver host_{{.granularity = 4096, .map_memory = false}};
+  FaultyDriver events_{host_};
+  GraphBook book_;
+  std::map<GraphNumber, Graph> graphs_;
+  std::unique_ptr<ExecCache> cache_;
+};
+
+}  // namespace cgp
