@@ -27,26 +27,31 @@ std::vector<ExecNumber> ExecTable::Remove(GraphNumber graph) {
   graphs_.erase(graph);
   --group.graphs;
   if (removed.held_by) execs_.at(*removed.held_by).holds.reset();
-  std::vector<ExecNumber> useless;
-  // What holds no graph is kept for the next one that has to be held, but never more of them than
-  // there are graphs.
-  for (const auto& [number, exec] : execs_) {
-    if (exec.group != removed.group || exec.holds) continue;
-    if (group.execs - useless.size() > group.graphs) useless.push_back(number);
-  }
-  for (const ExecNumber exec : useless) Destroyed(exec);
-  if (group.graphs == 0) groups_.erase(removed.group);
-  return useless;
+  return ForgetUseless(removed.group);
 }
 
-GroupNumber ExecTable::SetApart(GraphNumber graph) {
+std::vector<ExecNumber> ExecTable::SetApart(GraphNumber graph) {
   Graph& apart = graphs_.at(graph);
   CGP_CHECK(!apart.held_by);
   const GroupNumber before = apart.group;
   apart.group = AddGroup(GroupKind::kShared);
   ++groups_.at(apart.group).graphs;
-  if (--groups_.at(before).graphs == 0) groups_.erase(before);
-  return apart.group;
+  --groups_.at(before).graphs;
+  return ForgetUseless(before);
+}
+
+std::vector<ExecNumber> ExecTable::ForgetUseless(GroupNumber number) {
+  Group& group = groups_.at(number);
+  std::vector<ExecNumber> useless;
+  // What holds no graph is kept for the next one that has to be held, but never more of them than
+  // there are graphs.
+  for (const auto& [exec, entry] : execs_) {
+    if (entry.group != number || entry.holds) continue;
+    if (group.execs - useless.size() > group.graphs) useless.push_back(exec);
+  }
+  for (const ExecNumber exec : useless) Destroyed(exec);
+  if (group.graphs == 0) groups_.erase(number);
+  return useless;
 }
 
 ExecTable::Plan ExecTable::PlanFor(GraphNumber graph, const Conditions& now) const {
@@ -94,7 +99,10 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
   auto replaced = std::find_if(idle.begin(), idle.end(), [&](ExecNumber exec) {
     return of_group(exec) && !execs_.at(exec).holds;  // nobody misses it
   });
-  if (replaced == idle.end() && counted.size() >= limit()) replaced = idle.begin();
+  if (replaced == idle.end()) {
+    DestroyEmptyOne(graph.group, &plan);
+    if (counted.size() - plan.destroy.size() >= limit()) replaced = idle.begin();
+  }
   if (replaced != idle.end()) {
     // Where there is one only, waiting for it would leave the device without work.
     const bool update = usual_stay_ < kLongStay || (limit() == 1 && now.running(*replaced));
@@ -106,7 +114,6 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
     }
     idle.erase(replaced);
   }
-  if (plan.step == Step::kMake) DestroyEmptyOne(graph.group, &plan);
   // There may be more than the limit since a time when too many were in use.
   std::size_t count = counted.size() - plan.destroy.size() + (plan.step == Step::kMake ? 1 : 0);
   for (std::size_t i = 0; i < idle.size() && count > limit(); ++i, --count) {
@@ -116,17 +123,12 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
 }
 
 void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
-  const auto destroyed = [&](ExecNumber exec) {
-    return std::find(plan->destroy.begin(), plan->destroy.end(), exec) != plan->destroy.end();
-  };
-  std::size_t left = 0;
-  std::optional<ExecNumber> empty;
-  for (const auto& [number, exec] : execs_) {
-    if (exec.group != group || destroyed(number)) continue;
-    ++left;
-    if (!exec.holds) empty = number;
-  }
-  if (left == groups_.at(group).graphs) plan->destroy.push_back(empty.value());
+  const Group& full = groups_.at(group);
+  if (full.execs < full.graphs) return;
+  const auto empty = std::find_if(execs_.begin(), execs_.end(), [&](const auto& entry) {
+    return entry.second.group == group && !entry.second.holds;
+  });
+  plan->destroy.push_back(empty->first);
 }
 
 bool ExecTable::MayHaveFirst(GraphNumber graph) const {
@@ -138,7 +140,11 @@ bool ExecTable::MayHaveFirst(GraphNumber graph) const {
 
 ExecNumber ExecTable::Made(GraphNumber graph) {
   Graph& held = graphs_.at(graph);
-  if (held.held_by) execs_.at(*held.held_by).holds.reset();
+  if (held.held_by) {
+    Exec& before = execs_.at(*held.held_by);
+    CGP_CHECK(before.updated);
+    before.holds.reset();
+  }
   Group& group = groups_.at(held.group);
   const ExecNumber number{next_exec_++};
   execs_[number] = {.group = held.group, .holds = graph};

@@ -62,9 +62,10 @@ class ExecTable {
   // forgets them.
   std::vector<ExecNumber> Remove(GraphNumber graph);
 
-  // The graph is not like the others of its group after all: it goes to a new one.
-  // pre: no executable holds it.
-  GroupNumber SetApart(GraphNumber graph);
+  // The graph is not like the others of its group after all: it goes to a new one. Returns as
+  // Remove(). pre: no executable holds it.
+  std::vector<ExecNumber> SetApart(GraphNumber graph);
+  GroupNumber GroupOf(GraphNumber graph) const { return graphs_.at(graph).group; }
   bool Contains(GroupNumber group) const { return groups_.contains(group); }
 
   // What may be done with an executable now: questions that are asked only where the answer matters.
@@ -116,6 +117,7 @@ class ExecTable {
   std::size_t limit() const { return max_execs_.value_or(1); }
   Plan PlanToKeep(const Graph& graph, const Conditions& now) const;
   Plan PlanToGet(const Graph& graph, const Conditions& now) const;
+  std::vector<ExecNumber> ForgetUseless(GroupNumber number);
   // If the group has as many as graphs already, of which one is about to get another.
   void DestroyEmptyOne(GroupNumber group, Plan* plan) const;
   void EndStay(const Exec& exec);

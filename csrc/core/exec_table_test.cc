@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/exec_table_test_table.h"
 
 namespace cgp {
 namespace {
@@ -17,36 +18,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
-using Step = ExecTable::Step;
-
-class ExecTableTest : public ::testing::Test {
- protected:
-  // Does what the plan for the graph says, and returns its step.
-  Step Run(ExecTable* table, GraphNumber graph) {
-    const ExecTable::Plan plan = PlanFor(*table, graph);
-    for (const ExecNumber exec : plan.destroy) table->Destroyed(exec);
-    if (plan.step == Step::kMake) table->Made(graph);
-    if (plan.step == Step::kUpdate) table->Updated(*plan.exec, graph);
-    if (plan.step == Step::kNone) table->Used(*plan.exec);
-    table->Check();
-    EXPECT_TRUE(table->HolderOf(graph));
-    return plan.step;
-  }
-
-  ExecTable::Plan PlanFor(const ExecTable& table, GraphNumber graph) const {
-    return table.PlanFor(graph, [&](ExecNumber exec) { return in_use_.contains(exec); });
-  }
-
-  static std::vector<GraphNumber> AddGraphs(ExecTable* table, int count) {
-    const GroupNumber group = table->AddGroup(GroupKind::kShared);
-    std::vector<GraphNumber> graphs;
-    for (int i = 0; i < count; ++i) graphs.push_back(table->Add(group));
-    return graphs;
-  }
-
-  std::set<ExecNumber> in_use_;
-};
-
 TEST_F(ExecTableTest, GraphsOfAGroupTakeTurns) {
   ExecTable table(1);
   const auto graphs = AddGraphs(&table, 2);
@@ -412,8 +383,9 @@ class RandomSteps {
   }
 
   void Launch(GraphNumber graph, bool driver_refuses) {
-    const auto in_use = [&](ExecNumber exec) { return in_use_.contains(exec); };
-    const ExecTable::Plan plan = table_.PlanFor(graph, in_use);
+    const ExecTable::Plan plan =
+        table_.PlanFor(graph, {.in_use = [&](ExecNumber exec) { return in_use_.contains(exec); },
+                               .running = [](ExecNumber) { return false; }});
     ExpectGoodPlan(graph, plan);
     for (const ExecNumber exec : plan.destroy) {
       table_.Destroyed(exec);

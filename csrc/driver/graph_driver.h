@@ -39,7 +39,8 @@ class GraphDriver {
   virtual GraphExec Instantiate(Graph graph) = 0;
 
   // The executable holds `graph` from its next launch on; launches before stay what they were,
-  // those that still run included. Returns false, with nothing changed, if the driver refuses.
+  // those that still run included. Returns false, with nothing changed, if the driver refuses. What
+  // the executable holds after another failure is not known.
   virtual bool Update(GraphExec exec, Graph graph) = 0;
 
   // Makes ready on the device what the next launch needs, behind the work of `stream`.

@@ -8,7 +8,6 @@
 namespace cgp {
 namespace {
 
-constexpr std::chrono::milliseconds kLongestWait{100};
 constexpr std::chrono::microseconds kNap{20};
 
 }  // namespace
@@ -32,7 +31,7 @@ GraphNumber ExecCache::Add(Graph graph) {
     group = found->second;
   }
   const GraphNumber number = table_.Add(group);
-  members_[number] = {.graph = graph, .group = group};
+  members_[number] = graph;
   try {
     if (table_.MayHaveFirst(number)) Make(number);
   } catch (...) {
@@ -79,7 +78,7 @@ ExecCache::Stats ExecCache::stats() const {
 }
 
 void ExecCache::RemoveLocked(GraphNumber graph) {
-  const GroupNumber group = members_.at(graph).group;
+  const GroupNumber group = table_.GroupOf(graph);
   for (const ExecNumber useless : table_.Remove(graph)) DestroyHandle(useless);
   members_.erase(graph);
   ForgetGroupIfGone(group);
@@ -137,7 +136,7 @@ void ExecCache::MarkEndOfLast(ExecNumber next) {
 }
 
 void ExecCache::AwaitEnd(Exec& exec) {
-  const auto deadline = std::chrono::steady_clock::now() + kLongestWait;
+  const auto deadline = std::chrono::steady_clock::now() + longest_wait_;
   while (Running(exec) && exec.launch_end && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(kNap);
   }
@@ -158,20 +157,26 @@ void ExecCache::ForgetLaunch(Exec& exec) noexcept {
 }
 
 ExecCache::Exec& ExecCache::Make(GraphNumber graph) {
-  const GraphExec handle = graphs_->Instantiate(members_.at(graph).graph);
+  const GraphExec handle = graphs_->Instantiate(members_.at(graph));
   ++instantiations_;
   return execs_[table_.Made(graph)] = {.handle = handle, .stream = {}, .launch_end = {}};
 }
 
 bool ExecCache::Update(ExecNumber number, GraphNumber graph) {
-  Member& member = members_.at(graph);
-  if (graphs_->Update(execs_.at(number).handle, member.graph)) {
+  bool updated = false;
+  try {
+    updated = graphs_->Update(execs_.at(number).handle, members_.at(graph));
+  } catch (const DriverError&) {
+    Destroy(number);  // nobody knows what it holds
+    throw;
+  }
+  if (updated) {
     ++updates_;
     table_.Updated(number, graph);
     return true;
   }
-  const GroupNumber before = member.group;
-  member.group = table_.SetApart(graph);
+  const GroupNumber before = table_.GroupOf(graph);
+  for (const ExecNumber useless : table_.SetApart(graph)) DestroyHandle(useless);
   ForgetGroupIfGone(before);
   return false;
 }

@@ -10,6 +10,7 @@
 // one waits, with the device still busy.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -37,10 +38,15 @@ class ExecCache {
     bool stream_lasts;  // as long as the process
   };
 
-  // `events` marks the ends of launches and must outlive this. `max_execs` as for ExecTable.
+  // `events` marks the ends of launches and must outlive this. `max_execs` as for ExecTable. Who has
+  // to wait for a launch to end does so for `longest_wait` at most: it may wait for something that
+  // its own thread has yet to do.
   ExecCache(std::unique_ptr<GraphDriver> graphs, Driver& events,
-            std::optional<std::size_t> max_execs)
-      : graphs_(std::move(graphs)), events_(events), table_(max_execs) {}
+            std::optional<std::size_t> max_execs, std::chrono::milliseconds longest_wait)
+      : graphs_(std::move(graphs)),
+        events_(events),
+        longest_wait_(longest_wait),
+        table_(max_execs) {}
   ~ExecCache();
   ExecCache(const ExecCache&) = delete;
   ExecCache& operator=(const ExecCache&) = delete;
@@ -62,10 +68,6 @@ class ExecCache {
   Stats stats() const;
 
  private:
-  struct Member {
-    Graph graph;
-    GroupNumber group;
-  };
   struct Exec {
     GraphExec handle;
     int lent = 0;
@@ -78,7 +80,8 @@ class ExecCache {
   // Sees to it that an executable holds the graph.
   Exec& Hold(GraphNumber graph, StreamId stream);
   Exec& Make(GraphNumber graph);
-  // Returns false if the driver refused: then the graph is set apart.
+  // Returns false if the driver refused: then the graph is set apart. If it fails otherwise the
+  // executable is gone.
   bool Update(ExecNumber number, GraphNumber graph);
   void Destroy(ExecNumber number);
   void DestroyHandle(ExecNumber number) noexcept;
@@ -90,16 +93,16 @@ class ExecCache {
   void MarkEnd(Exec& exec);
   // Another executable is to be launched.
   void MarkEndOfLast(ExecNumber next);
-  // Not for long: what it waits for may be what the caller does next.
   void AwaitEnd(Exec& exec);
   void ForgetLaunch(Exec& exec) noexcept;
 
   const std::unique_ptr<GraphDriver> graphs_;
   Driver& events_;
+  const std::chrono::milliseconds longest_wait_;
   mutable std::mutex mutex_;
   ExecTable table_;
   std::map<std::string, GroupNumber> groups_;  // by key
-  std::map<GraphNumber, Member> members_;
+  std::map<GraphNumber, Graph> members_;
   std::map<ExecNumber, Exec> execs_;
   std::optional<ExecNumber> launched_last_;
   uint64_t instantiations_ = 0;

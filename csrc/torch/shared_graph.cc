@@ -2,6 +2,7 @@
 
 #include <ATen/cuda/CUDAGraph.h>
 
+#include <chrono>
 #include <utility>
 
 #include "core/error.h"
@@ -11,6 +12,8 @@
 
 namespace cgp {
 namespace {
+
+constexpr std::chrono::milliseconds kLongestWait{100};
 
 // CUDAGraph keeps these to itself and its heirs, by which they can be named.
 struct Members : at::cuda::CUDAGraph {
@@ -72,7 +75,7 @@ void SharedGraph::Prepare() { cache_->Prepare(number_, LaunchNow(device_)); }
 std::shared_ptr<ExecCache> MakeExecCache(c10::DeviceIndex device,
                                          std::optional<std::size_t> max_execs) {
   return std::make_shared<ExecCache>(std::make_unique<CudaGraphDriver>(device),
-                                     DevicePools::For(device).driver(), max_execs);
+                                     DevicePools::For(device).driver(), max_execs, kLongestWait);
 }
 
 }  // namespace cgp
