@@ -473,3 +473,22 @@ def test_driver_memory_does_not_grow_with_switches() -> None:
     trail.check()
     other.check()
     assert free - torch.cuda.mem_get_info()[0] <= 2 << 20
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.device_count() < 2, reason="needs two GPUs"
+)
+def test_two_devices() -> None:
+    trails = []
+    for device in (0, 1):
+        with torch.cuda.device(device):
+            trails.append(Trail(cgp.GraphPool(device, max_execs=1), marks=3))
+    for step in range(12):
+        which = step % 2
+        with torch.cuda.device(which):
+            trails[which].replay(step % 3)
+    # As stock graphs, which run where they were captured.
+    trails[1].replay(0)
+    for device, trail in enumerate(trails):
+        with torch.cuda.device(device):
+            trail.check()

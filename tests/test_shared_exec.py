@@ -1,0 +1,200 @@
+"""How a graph comes to share executables and ceases to, with an adapter that is made up."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+import cudagraph_pool as cgp
+from cudagraph_pool import _shared_exec
+
+
+class Native:
+    """Lays out its objects in a way of its own, as what is written in C++ does."""
+
+    __slots__ = ("_native",)
+
+
+class Graph(Native):
+    """As far as it goes, a torch.cuda.CUDAGraph."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.fails = False
+
+    def capture_begin(self) -> None:
+        self.log.append("capture_begin")
+
+    def replay(self) -> None:
+        self.log.append("replay")
+        if self.fails:
+            raise RuntimeError("launch failed")
+
+    def instantiate(self) -> None:
+        self.log.append("instantiate")
+
+    def raw_cuda_graph_exec(self) -> int:
+        self.log.append("raw_cuda_graph_exec")
+        return 7
+
+    def reset(self) -> None:
+        self.log.append("reset")
+
+
+class SharedGraph:
+    """Tells the graph when it is lent an executable, and how it was given back."""
+
+    def __init__(self, cache: object, graph: Graph, device: int) -> None:
+        if cache is None:
+            raise RuntimeError("no executable could be made")
+        self.graph = weakref.ref(graph)
+        self.log = graph.log
+        self.log.append(f"share on {device}")
+        weakref.finalize(self, self.log.append, "removed")
+
+    def __enter__(self) -> None:
+        self.log.append("lend")
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.log.append("launched" if exc_type is None else "not launched")
+
+    def prepare(self) -> None:
+        self.log.append("prepare")
+
+
+class Adapter:
+    SharedGraph = SharedGraph
+
+    def __init__(self) -> None:
+        self.keeps: dict[int, bool] = {}
+
+    def set_keeps_template(self, graph: Graph, keeps: bool) -> bool:
+        before = self.keeps.get(id(graph), False)
+        self.keeps[id(graph)] = keeps
+        return before
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
+    made_up = Adapter()
+    monkeypatch.setattr(_shared_exec, "load_adapter", lambda: made_up)
+    return made_up
+
+
+def shared(graph: Graph, cache: Any = "cache") -> Any:
+    """The same graph, which now shares."""
+    before = _shared_exec.capture_template(graph)
+    _shared_exec.share(graph, cache, 3, before)
+    return graph
+
+
+def test_a_replay_borrows_an_executable(adapter: Adapter) -> None:
+    graph = shared(Graph())
+    assert adapter.keeps[id(graph)]
+    graph.replay()
+    assert graph.log == ["share on 3", "lend", "replay", "launched"]
+
+
+def test_a_replay_that_fails_gives_it_back_unused(adapter: Adapter) -> None:
+    graph = shared(Graph())
+    graph.fails = True
+    with pytest.raises(RuntimeError, match="launch failed"):
+        graph.replay()
+    assert graph.log[-2:] == ["replay", "not launched"]
+
+
+def test_what_else_needs_an_executable(adapter: Adapter) -> None:
+    graph = shared(Graph())
+    graph.log.clear()
+    graph.instantiate()
+    assert graph.log == ["prepare"]
+    graph.log.clear()
+    assert graph.raw_cuda_graph_exec() == 7
+    assert graph.log[:2] == ["lend", "raw_cuda_graph_exec"]
+
+
+def test_a_reset_makes_it_what_it_was(adapter: Adapter) -> None:
+    graph = shared(Graph())
+    assert isinstance(graph, Graph)
+    assert type(graph) is not Graph
+    graph.reset()
+    assert type(graph) is Graph
+    assert set(vars(graph)) == {"log", "fails"}
+    assert not adapter.keeps[id(graph)]
+    assert graph.log == ["share on 3", "removed", "reset"], "the template goes last"
+    graph.replay()
+    assert graph.log[-1] == "replay"
+    shared(graph).replay()
+    assert graph.log[-3:] == ["lend", "replay", "launched"]
+
+
+def test_what_was_kept_before_is_kept_after(adapter: Adapter) -> None:
+    graph = Graph()
+    adapter.keeps[id(graph)] = True
+    shared(graph).reset()
+    assert adapter.keeps[id(graph)]
+
+
+def test_a_deleted_graph_is_removed(adapter: Adapter) -> None:
+    graph = shared(Graph())
+    log = graph.log
+    del graph
+    gc.collect()
+    assert log[-1] == "removed"
+
+
+def test_a_graph_that_shares_is_not_captured_into(adapter: Adapter) -> None:
+    graph = shared(Graph())
+    with pytest.raises(RuntimeError, match="already owns a captured graph"):
+        graph.capture_begin(pool=(0, 1), capture_error_mode="global")
+    assert "capture_begin" not in graph.log
+
+
+def test_where_sharing_fails_the_graph_is_as_before(adapter: Adapter) -> None:
+    graph = Graph()
+    with pytest.raises(RuntimeError, match="no executable could be made"):
+        shared(graph, cache=None)
+    assert type(graph) is Graph
+    assert set(vars(graph)) == {"log", "fails"}
+    assert graph.log == ["reset"]
+    assert not adapter.keeps[id(graph)]
+
+
+def test_subclasses_keep_their_ways(adapter: Adapter) -> None:
+    class Counting(Graph):
+        replays = 0
+
+        def replay(self) -> None:
+            self.replays += 1
+            super().replay()
+
+    first, second, plain = shared(Counting()), shared(Counting()), shared(Graph())
+    assert type(first) is type(second)
+    assert type(first) is not type(plain)
+    assert type(first).__name__ == "Counting"
+    assert type(first).__module__ == __name__
+    first.replay()
+    assert first.replays == 1
+    assert first.log == ["share on 3", "lend", "replay", "launched"]
+    first.reset()
+    assert type(first) is Counting
+
+
+def test_arguments_of_a_pool() -> None:
+    for limit in (0, -3):
+        with pytest.raises(ValueError, match=f"max_execs is {limit}, but a graph needs"):
+            cgp.GraphPool(max_execs=limit)
+    assert not cgp.is_enabled()
+    limits: list[int | None] = [1, None]
+    for unless_enabled in limits:
+        with pytest.raises(RuntimeError, match="GraphPool needs cudagraph_pool to be enabled"):
+            cgp.GraphPool(shared_exec=True, max_execs=unless_enabled)
