@@ -46,7 +46,7 @@ void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
   const Granules length = Granules::FromBytesRoundedUp(live.block.bytes);
   const auto find = [&]() -> std::optional<NodeId> {
     if (const std::optional<NodeId> start = view.BestFit(length)) return LeastWanted(view, *start);
-    const std::optional<PageId> page = LeastMappedWholePage(view, ranges);
+    const std::optional<PageId> page = WholePageToBreak(view, ranges, Takers());
     return page ? std::optional(space.first(*page)) : std::nullopt;
   };
   std::optional<NodeId> start = find();
@@ -77,6 +77,15 @@ NodeId Pool::State::LeastWanted(const FreeView& view, NodeId best) const {
     best = *chain;
   }
   return best;
+}
+
+// How many streams may take all of a page; nothing where one stream allocates, which may take all.
+TakersOf Pool::State::Takers() const {
+  if (views.size() < 2) return {};
+  return [this](PageId page) {
+    return static_cast<uint32_t>(
+        std::ranges::count_if(views, [&](const auto& view) { return view->IsWhole(page); }));
+  };
 }
 
 std::optional<RangeId> Pool::State::RangeWithRoom() const {
@@ -121,13 +130,7 @@ void Pool::State::CheckAgainstDevice(Granules length) const {
 Placement Pool::State::FindOrMap(FreeView& view, Granules length, Slack slack) {
   // A block of very many pages takes what there is.
   constexpr uint64_t kChoosyPages = 32;
-  TakersOf takers;
-  if (views.size() > 1 && length < page_size * kChoosyPages) {
-    takers = [this](PageId page) {
-      return static_cast<uint32_t>(
-          std::ranges::count_if(views, [&](const auto& other) { return other->IsWhole(page); }));
-    };
-  }
+  const TakersOf takers = length < page_size * kChoosyPages ? Takers() : TakersOf();
   auto found = FindMapped(view, ranges, page_size, length, slack, takers);
   if (!found && PollFences()) found = FindMapped(view, ranges, page_size, length, slack, takers);
   if (found && found->leftover == 0) return found->place;

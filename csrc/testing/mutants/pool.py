@@ -100,6 +100,13 @@ MUTANTS = [
         "Grow({.range = std::nullopt, ",
     ),
     Mutant(
+        "pool-break-takers",
+        "pool_placing.cc",
+        "a small block is not told which whole page others want (memory only)",
+        "WholePageToBreak(view, ranges, Takers());",
+        "WholePageToBreak(view, ranges);",
+    ),
+    Mutant(
         "pool-device",
         "pool_placing.cc",
         "a block larger than the device is planned page by page",
