@@ -540,6 +540,20 @@ Placement GrowthPlan::PlacementFrom(SlotId first, Granules page_size) const {
           Granules(static_cast<uint64_t>(granule % page))};
 }
 
+std::optional<MappingPlan> GrowthPlan::MappingAhead(const RangeTable& ranges,
+                                                    uint32_t most_pages) const {
+  if (mapping.at_front || !MappingPlan::IsNew(mapping.handles.back())) return std::nullopt;
+  const uint32_t pages = MappingPlan::NewPages(mapping.handles.back());
+  const auto most = static_cast<uint32_t>(MostHandlePages(ranges.page_count()));
+  const uint32_t more = std::min(most_pages, most - std::min(most, pages));
+  if (more == 0) return std::nullopt;
+  if (mapping.range && ranges.PagesOf(mapping) + more > ranges.range(*mapping.range).room_back)
+    return std::nullopt;
+  MappingPlan ahead = mapping;
+  ahead.handles.back() = MappingPlan::NewHandle(pages + more);
+  return ahead;
+}
+
 GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size,
                       Granules length, Slack slack, Streams streams) {
   return GrowthPlanner(view, ranges, page_size, length, slack, streams).Plan();

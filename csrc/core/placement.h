@@ -88,6 +88,11 @@ struct GrowthPlan {
 
   // Where the block lies once the plan is carried out and its first slot is `first`.
   Placement PlacementFrom(SlotId first, Granules page_size) const;
+
+  // What to map so that the last new handle has up to so many pages more, behind all that the block
+  // needs: the place stays the same. nullopt where something else comes last, the range has no room,
+  // or the handle is as large as suits the pool.
+  std::optional<MappingPlan> MappingAhead(const RangeTable& ranges, uint32_t most_pages) const;
 };
 GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size,
                       Granules length, Slack slack, Streams streams = Streams::kOne);

@@ -358,6 +358,45 @@ TEST_F(LastPageTest, IsNeverApartWhereSeveralStreamsAllocate) {
   }
 }
 
+// --- MappingAhead ---
+
+TEST_F(PlacementTest, PagesAheadBelongToTheLastNewHandle) {
+  MapNew(std::vector<std::string>(1024, "xxxx"));
+  const GrowthPlan plan = Plan(70 * kP, Slack::kNone);
+  ASSERT_EQ(plan.mapping.handles,
+            (std::vector{MappingPlan::NewHandle(35), MappingPlan::NewHandle(35)}));
+  const auto ahead = plan.MappingAhead(ranges_, 8);
+  ASSERT_TRUE(ahead);
+  EXPECT_EQ(ahead->handles, (std::vector{MappingPlan::NewHandle(35), MappingPlan::NewHandle(43)}));
+  EXPECT_EQ(ahead->range, RangeId{0});
+  EXPECT_FALSE(ahead->at_front);
+  EXPECT_EQ(plan.MappingAhead(ranges_, 1000)->handles.back(), MappingPlan::NewHandle(64))
+      << "no larger than suits the pool";
+  EXPECT_FALSE(plan.MappingAhead(ranges_, 0));
+  EXPECT_FALSE(Plan(64 * kP, Slack::kNone).MappingAhead(ranges_, 8)) << "as large as suits it";
+}
+
+TEST_F(PlacementTest, NoPagesAreMadeAheadWhereSomethingElseComesLast) {
+  MapNew(std::vector<std::string>(64, "xxxx"));
+  GrowthPlan plan{.mapping = {.range = {}, .handles = {kNew, PageId{1}}}};
+  EXPECT_FALSE(plan.MappingAhead(ranges_, 2));
+  std::swap(plan.mapping.handles.front(), plan.mapping.handles.back());
+  EXPECT_TRUE(plan.MappingAhead(ranges_, 2));
+  plan.mapping.at_front = true;
+  EXPECT_FALSE(plan.MappingAhead(ranges_, 2)) << "the block comes last";
+}
+
+TEST_F(PlacementTest, PagesAheadNeedRoomInTheRange) {
+  MapNew(std::vector<std::string>(64, "xxxx"));
+  MapNew({"xxxx"});
+  const uint32_t room = ranges_.range(RangeId{1}).room_back;
+  const GrowthPlan plan{.mapping = {.range = RangeId{1}, .handles = std::vector(room - 2, kNew)}};
+  EXPECT_TRUE(plan.MappingAhead(ranges_, 2));
+  EXPECT_FALSE(plan.MappingAhead(ranges_, 3));
+  const GrowthPlan anew{.mapping = {.range = {}, .handles = std::vector(room - 2, kNew)}};
+  EXPECT_TRUE(anew.MappingAhead(ranges_, 3)) << "a new range gets as much room as it needs";
+}
+
 TEST_F(PlacementTest, SparesHandlesForAMappingOrTwo) {
   const GrowthPlan plan{.mapping = {.range = {}, .handles = {PageId{1}, PageId{2}}}};
   EXPECT_TRUE(SparesHandles(plan, {.place = {}, .leftover = 1}));

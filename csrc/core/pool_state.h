@@ -92,6 +92,7 @@ struct Pool::State {
   void PlaceLarge(FreeView& view, LiveBlock& live, bool at_peak);
   void PlaceAt(Placement place, LiveBlock& live);
   Placement FindOrMap(FreeView& view, Granules length, Slack slack);
+  uint32_t PagesAhead(const FreeView& view) const;
   void CheckAgainstDevice(Granules length) const;
   std::optional<RangeId> RangeWithRoom() const;
   SlotId Grow(const MappingPlan& mapping);
