@@ -97,13 +97,6 @@ MUTANTS = [
         "return stretch.new_pages > 1 &&",
     ),
     Mutant(
-        "place-ahead-end",
-        "placement.cc",
-        "an old handle that comes last is taken for a new one and made larger",
-        "if (mapping.at_front || !MappingPlan::IsNew(mapping.handles.back()))",
-        "if (mapping.at_front)",
-    ),
-    Mutant(
         "place-ahead-front",
         "placement.cc",
         "pages are made ahead of a block in front of a range, between it and its place",
