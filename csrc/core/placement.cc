@@ -27,7 +27,8 @@ constexpr uint64_t kExactPool = 128;
 // Where new pages go unless another range makes more of them.
 constexpr RangeId kFirstRange{0};
 
-// A new page of which more than this part is left to others is a handle of its own.
+// In a pool of one stream a new page of which more than this part is left to others is a handle of
+// its own.
 constexpr uint64_t kMuchUnused = 5;
 
 // What keeping a wholly free handle whole is worth, in mappings.
@@ -277,7 +278,8 @@ class GrowthPlanner {
   }
 
   bool LastApart(const Stretch& stretch) const {
-    return stretch.new_pages > 1 && stretch.unused > page_ / kMuchUnused;
+    return streams_ == Streams::kOne && stretch.new_pages > 1 &&
+           stretch.unused > page_ / kMuchUnused;
   }
 
   void ConsiderExtending(RangeId id, bool at_front) {
@@ -538,21 +540,37 @@ Placement GrowthPlan::PlacementFrom(SlotId first, Granules page_size) const {
           Granules(static_cast<uint64_t>(granule % page))};
 }
 
+std::optional<MappingPlan> GrowthPlan::MappingAhead(const RangeTable& ranges,
+                                                    uint32_t most_pages) const {
+  if (mapping.at_front || !MappingPlan::IsNew(mapping.handles.back())) return std::nullopt;
+  const uint32_t pages = MappingPlan::NewPages(mapping.handles.back());
+  const auto most = static_cast<uint32_t>(MostHandlePages(ranges.page_count()));
+  const uint32_t more = std::min(most_pages, most - std::min(most, pages));
+  if (more == 0) return std::nullopt;
+  if (mapping.range && ranges.PagesOf(mapping) + more > ranges.range(*mapping.range).room_back)
+    return std::nullopt;
+  MappingPlan ahead = mapping;
+  ahead.handles.back() = MappingPlan::NewHandle(pages + more);
+  return ahead;
+}
+
 GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size,
                       Granules length, Slack slack, Streams streams) {
   return GrowthPlanner(view, ranges, page_size, length, slack, streams).Plan();
 }
 
-std::optional<PageId> LeastMappedWholePage(const FreeView& view, const RangeTable& ranges) {
+std::optional<PageId> WholePageToBreak(const FreeView& view, const RangeTable& ranges,
+                                       const TakersOf& takers) {
   constexpr int kPagesLookedAt = 64;  // enough to choose well, and a bound on the time
   std::optional<PageId> best;
-  std::pair<uint32_t, std::size_t> least;
+  std::tuple<uint32_t, uint32_t, std::size_t> least;
   int left = kPagesLookedAt;
   for (auto page = view.NextWhole(PageId{0}); page && left > 0; --left) {
     const PageId handle = ranges.handle_begin(*page);
     const uint32_t pages = ranges.handle_pages(*page);
     const bool breaks = pages > 1 && IsWholeHandle(view, ranges, handle);
-    const std::pair harm{breaks ? pages : 0, ranges.slots_of(*page).size()};
+    const std::tuple harm{breaks ? pages : 0, takers ? takers(*page) : 0,
+                          ranges.slots_of(*page).size()};
     if (!best || harm < least) {
       best = page;
       least = harm;

@@ -146,7 +146,7 @@ class RandomPlacement : public SmallPool, public ::testing::WithParamInterface<u
       if (!IsWholePage(page)) continue;
       if (!best || harm(page) <= harm(*best)) best = page;
     }
-    ASSERT_EQ(LeastMappedWholePage(view_, ranges_), best);
+    ASSERT_EQ(WholePageToBreak(view_, ranges_), best);
   }
 
   void PlaceSmall() {

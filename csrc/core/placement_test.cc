@@ -301,14 +301,15 @@ TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePool) {
   EXPECT_EQ(sizes(3), (std::multiset<uint32_t>{3})) << "not only powers of two";
 }
 
-// The block's last page is a handle of its own if it leaves more than a fifth of it to others.
+// In a pool of one stream the block's last page is a handle of its own if it leaves more than a fifth
+// of it to others.
 class LastPageTest : public ::testing::Test {
  protected:
   static constexpr Granules kPageSize{16};
 
   // The new handles, in the order of their addresses, for a block of three pages and so many
-  // granules in a pool of 64 pages. The one that is free stands at the end of a range.
-  std::vector<uint32_t> Sizes(uint64_t granules, bool at_front) {
+  // granules in a pool of 128 pages. The one that is free stands at the end of a range.
+  std::vector<uint32_t> Sizes(uint64_t granules, bool at_front, Streams streams = Streams::kOne) {
     HostDriver driver({.granularity = kPageSize.bytes(), .map_memory = false});
     RangeTable ranges(driver, kPageSize);
     PageSpace space(kPageSize);
@@ -322,11 +323,11 @@ class LastPageTest : public ::testing::Test {
         space.Take(space.first(page), Granules(0), kPageSize);
       }
     };
-    map(62);
+    map(126);
     map(2);
     const FreeView view(space, ranges, StreamId{1}, FenceId::kOpen);
-    const GrowthPlan plan =
-        PlanGrowth(view, ranges, kPageSize, kPageSize * 3 + Granules(granules), Slack::kNone);
+    const GrowthPlan plan = PlanGrowth(view, ranges, kPageSize, kPageSize * 3 + Granules(granules),
+                                       Slack::kNone, streams);
     EXPECT_EQ(plan.mapping.range, RangeId{1});
     EXPECT_EQ(plan.mapping.at_front, at_front);
     std::vector<uint32_t> sizes;
@@ -350,6 +351,52 @@ TEST_F(LastPageTest, IsTheFirstOneInFrontOfARange) {
   EXPECT_EQ(Sizes(13, /*at_front=*/true), (std::vector<uint32_t>{3}));
 }
 
+TEST_F(LastPageTest, IsNeverApartWhereSeveralStreamsAllocate) {
+  for (const bool at_front : {false, true}) {
+    EXPECT_EQ(Sizes(1, at_front, Streams::kSeveral), (std::vector<uint32_t>{3}));
+    EXPECT_EQ(Sizes(16, at_front, Streams::kSeveral), (std::vector<uint32_t>{3}));
+  }
+}
+
+// --- MappingAhead ---
+
+TEST_F(PlacementTest, PagesAheadBelongToTheLastNewHandle) {
+  MapNew(std::vector<std::string>(1024, "xxxx"));
+  const GrowthPlan plan = Plan(70 * kP, Slack::kNone);
+  ASSERT_EQ(plan.mapping.handles,
+            (std::vector{MappingPlan::NewHandle(35), MappingPlan::NewHandle(35)}));
+  const auto ahead = plan.MappingAhead(ranges_, 8);
+  ASSERT_TRUE(ahead);
+  EXPECT_EQ(ahead->handles, (std::vector{MappingPlan::NewHandle(35), MappingPlan::NewHandle(43)}));
+  EXPECT_EQ(ahead->range, RangeId{0});
+  EXPECT_FALSE(ahead->at_front);
+  EXPECT_EQ(plan.MappingAhead(ranges_, 1000)->handles.back(), MappingPlan::NewHandle(64))
+      << "no larger than suits the pool";
+  EXPECT_FALSE(plan.MappingAhead(ranges_, 0));
+  EXPECT_FALSE(Plan(64 * kP, Slack::kNone).MappingAhead(ranges_, 8)) << "as large as suits it";
+}
+
+TEST_F(PlacementTest, NoPagesAreMadeAheadWhereSomethingElseComesLast) {
+  MapNew(std::vector<std::string>(64, "xxxx"));
+  GrowthPlan plan{.mapping = {.range = {}, .handles = {kNew, PageId{1}}}};
+  EXPECT_FALSE(plan.MappingAhead(ranges_, 2));
+  std::swap(plan.mapping.handles.front(), plan.mapping.handles.back());
+  EXPECT_TRUE(plan.MappingAhead(ranges_, 2));
+  plan.mapping.at_front = true;
+  EXPECT_FALSE(plan.MappingAhead(ranges_, 2)) << "the block comes last";
+}
+
+TEST_F(PlacementTest, PagesAheadNeedRoomInTheRange) {
+  MapNew(std::vector<std::string>(64, "xxxx"));
+  MapNew({"xxxx"});
+  const uint32_t room = ranges_.range(RangeId{1}).room_back;
+  const GrowthPlan plan{.mapping = {.range = RangeId{1}, .handles = std::vector(room - 2, kNew)}};
+  EXPECT_TRUE(plan.MappingAhead(ranges_, 2));
+  EXPECT_FALSE(plan.MappingAhead(ranges_, 3));
+  const GrowthPlan anew{.mapping = {.range = {}, .handles = std::vector(room - 2, kNew)}};
+  EXPECT_TRUE(anew.MappingAhead(ranges_, 3)) << "a new range gets as much room as it needs";
+}
+
 TEST_F(PlacementTest, SparesHandlesForAMappingOrTwo) {
   const GrowthPlan plan{.mapping = {.range = {}, .handles = {PageId{1}, PageId{2}}}};
   EXPECT_TRUE(SparesHandles(plan, {.place = {}, .leftover = 1}));
@@ -366,24 +413,36 @@ TEST_F(PlacementTest, SparesHandlesForAMappingOrTwo) {
   EXPECT_FALSE(SparesHandles(other, {.place = {}, .leftover = 2}));
 }
 
-// --- LeastMappedWholePage ---
+// --- WholePageToBreak ---
 
-TEST_F(PlacementTest, LeastMappedWholePageSparesWholeHandles) {
+TEST_F(PlacementTest, WholePageToBreakSparesWholeHandles) {
   MapNewHandle({"....", "....", "....", "...."});
   MapNewHandle({"....", "...."});
-  EXPECT_EQ(LeastMappedWholePage(view_, ranges_), PageId{4}) << "the smallest handle";
+  EXPECT_EQ(WholePageToBreak(view_, ranges_), PageId{4}) << "the smallest handle";
   Take(PageId{1}, 0, 1);
-  EXPECT_EQ(LeastMappedWholePage(view_, ranges_), PageId{0}) << "of the one in use already";
+  EXPECT_EQ(WholePageToBreak(view_, ranges_), PageId{0}) << "of the one in use already";
 }
 
-TEST_F(PlacementTest, LeastMappedWholePageIsTheFirstOfThoseInTheFewestRanges) {
-  EXPECT_EQ(LeastMappedWholePage(view_, ranges_), std::nullopt);
+TEST_F(PlacementTest, WholePageToBreakIsTheFirstOfThoseInTheFewestRanges) {
+  EXPECT_EQ(WholePageToBreak(view_, ranges_), std::nullopt);
   MapNew({"....", "x...", "....", "...."});
   MapOld({PageId{0}, PageId{1}});
-  EXPECT_EQ(LeastMappedWholePage(view_, ranges_), PageId{2});
+  EXPECT_EQ(WholePageToBreak(view_, ranges_), PageId{2});
   MapOld({PageId{2}, PageId{3}});
   MapOld({PageId{2}});
-  EXPECT_EQ(LeastMappedWholePage(view_, ranges_), PageId{0});
+  EXPECT_EQ(WholePageToBreak(view_, ranges_), PageId{0});
+}
+
+TEST_F(PlacementTest, WholePageToBreakIsTheOneThatTheFewestStreamsMayTake) {
+  MapNewHandle({"....", "...."});
+  MapNew({"....", "....", "....", "...."});
+  MapOld({PageId{3}});
+  const auto least = [&](std::vector<uint32_t> takers) {
+    return WholePageToBreak(view_, ranges_, [&](PageId page) { return takers[Index(page)]; });
+  };
+  EXPECT_EQ(least({1, 1, 3, 2, 2, 2}), PageId{4}) << "in fewer ranges than 3";
+  EXPECT_EQ(least({1, 1, 3, 1, 2, 2}), PageId{3}) << "however many ranges show it";
+  EXPECT_EQ(least({0, 0, 3, 3, 3, 3}), PageId{2}) << "no whole handle of several pages";
 }
 
 }  // namespace

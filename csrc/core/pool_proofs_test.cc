@@ -407,5 +407,18 @@ TEST_F(PoolProofsTest, ASmallPoolOfSeveralStreamsGrowsPageByPage) {
   EXPECT_EQ(pool_.handles(), pool_.Stats().pages);
 }
 
+// Page 0 may be taken by both streams, page 1 by A alone.
+TEST_F(PoolProofsTest, ASmallBlockBreaksTheWholePageThatTheOthersDoNotWant) {
+  Begin({kA, kB});
+  const Block anyones = Allocate(kPage, kA);
+  const Block own = Allocate(kPage, kA);
+  Allocate(kPage, kB);
+  Free(anyones);
+  Launch(kA);
+  Free(own);
+  EXPECT_TRUE(Reuses(kGranule, kA));
+  EXPECT_TRUE(Reuses(kPage, kB));
+}
+
 }  // namespace
 }  // namespace cgp

@@ -88,9 +88,11 @@ struct Pool::State {
   std::optional<Placement> FollowAdvice(const Foresight::Advice& advice);
   void PlaceSmall(FreeView& view, LiveBlock& live);
   NodeId LeastWanted(const FreeView& view, NodeId best) const;
+  TakersOf Takers() const;
   void PlaceLarge(FreeView& view, LiveBlock& live, bool at_peak);
   void PlaceAt(Placement place, LiveBlock& live);
   Placement FindOrMap(FreeView& view, Granules length, Slack slack);
+  uint32_t PagesAhead(const FreeView& view) const;
   void CheckAgainstDevice(Granules length) const;
   std::optional<RangeId> RangeWithRoom() const;
   SlotId Grow(const MappingPlan& mapping);

@@ -18,7 +18,8 @@
 // A namespace of its own: one program holds all tests, and others have pages of another size.
 namespace cgp::made_up_cuda {
 
-inline constexpr uint64_t kPage = uint64_t{2} << 20;
+// Not inline: the core's tests have another kPage, and are linked into the same program.
+constexpr uint64_t kPage = uint64_t{2} << 20;
 inline constexpr StreamId kStream{0x5000};
 
 inline CUcontext const kPrimary = reinterpret_cast<CUcontext>(0x1000);

@@ -18,7 +18,7 @@ constexpr std::array<const char*, 16> kNames = {
 // Makes up one program.
 class Author {
  public:
-  explicit Author(uint64_t seed) : random_(seed) {
+  explicit Author(uint64_t seed) : random_(seed), large_(seed % 64 == 63) {
     setup_.streams = 2 + Below(OneIn(3) ? 7 : 3);
     setup_.page_bytes = uint64_t{4096} << Below(3);
     setup_.seed = random_();
@@ -47,6 +47,7 @@ class Author {
   CaptureProgram Write(CaptureProgram program) {
     program.setup = setup_;
     const uint64_t length = (uint64_t{20} << Below(5)) + Below(40);
+    if (large_) AllocateForGood(&program.steps);
     // Whoever is to be given exactly what it may have shows up early.
     for (uint64_t stream = 0; setup_.forked && stream < setup_.streams; ++stream) {
       Allocate(stream, &program.steps);
@@ -68,10 +69,17 @@ class Author {
 
   uint64_t Bytes() {
     const uint64_t page = setup_.page_bytes;
+    if (large_ && OneIn(2)) return page * (1 + Below(12)) - Below(page / 2);
     if (OneIn(8)) return page * (1 + Below(4)) - (OneIn(2) ? Below(page / 2) : 0);
     const uint64_t granules = page / 512;
     return small_ == 0 ? 1 + Below(page - 1)
                        : 512 * (1 + Below(granules >> std::min<uint64_t>(small_ - 1, 2)));
+  }
+
+  // A block that is never touched nor freed, so that the pool is a large one.
+  void AllocateForGood(std::vector<CaptureStep>* steps) {
+    const uint64_t pages = 240 + Below(800);
+    steps->push_back({Kind::kAllocate, Stream(), ++last_item_, setup_.page_bytes * pages});
   }
 
   void Allocate(uint64_t stream, std::vector<CaptureStep>* steps) {
@@ -127,6 +135,7 @@ class Author {
   }
 
   std::mt19937_64 random_;
+  const bool large_;  // large pools are given pages ahead of need
   CaptureSetup setup_;
   std::array<unsigned, 16> weights_{};
   uint64_t most_live_ = 0;

@@ -56,6 +56,7 @@ std::string Describe(const PoolSet& set) {
 enum class Script : uint8_t {
   kEverything,  // takes every path on which the driver is called
   kPlanned,     // one program captured at three sizes, the last one planned from the first two
+  kAhead,       // two streams make a large pool grow, which is given pages ahead of need
 };
 
 // A set with a fault to come, and steps that use it.
@@ -64,11 +65,18 @@ class Workload {
   using Step = std::function<void()>;
 
   explicit Workload(Script script) {
-    if (script == Script::kEverything) {
-      TakeEveryPath();
-    } else {
-      for (const uint64_t scale : {1U, 2U, 4U}) Capture(scale);
-      Finish(kOne);
+    switch (script) {
+      case Script::kEverything:
+        TakeEveryPath();
+        break;
+      case Script::kPlanned:
+        for (const uint64_t scale : {1U, 2U, 4U}) Capture(scale);
+        Finish(kOne, 3);
+        break;
+      case Script::kAhead:
+        GrowAhead();
+        Finish(kOne, 1);
+        break;
     }
   }
 
@@ -112,9 +120,33 @@ class Workload {
     free(4);
   }
 
-  // pre: each of the scopes left one user.
-  void Finish(PoolId id) {
-    for (int user = 0; user < 3; ++user) {
+  // Of 600 pages a 128th are 4.
+  void GrowAhead() {
+    const auto allocate = [&](size_t slot, uint64_t bytes, StreamId stream) {
+      steps_.emplace_back([=, this] {
+        blocks_[slot] = set_.Allocate(kOne, bytes, stream).address;
+        watch_.MarkUsed();
+        host_.graphs().Launch(stream);
+      });
+    };
+    steps_.emplace_back([this] { set_.BeginScope(kOne, ScopeKind::kCapture); });
+    steps_.emplace_back([this] {
+      capture_ = host_.graphs().Begin(kA);
+      host_.graphs().Wait(kB, host_.graphs().Record(kA));
+    });
+    allocate(0, 600 * kPage, kA);
+    allocate(1, kPage, kB);      // and 4 ahead
+    allocate(2, 7 * kPage, kA);  // takes them
+    allocate(3, kPage, kB);
+    steps_.emplace_back([this] { host_.graphs().End(capture_); });
+    steps_.emplace_back([this] { set_.EndScope(kOne); });
+    for (size_t slot = 0; slot < 4; ++slot) {
+      steps_.emplace_back([=, this] { set_.Free(blocks_[slot]); });
+    }
+  }
+
+  void Finish(PoolId id, int users) {
+    for (int user = 0; user < users; ++user) {
       steps_.emplace_back([=, this] { set_.Release(id); });
     }
     steps_.emplace_back([this] { set_.Trim(); });
@@ -274,9 +306,9 @@ class EveryCallFails : public ::testing::TestWithParam<std::tuple<Script, Driver
   DriverStatus status() const { return std::get<1>(GetParam()); }
   bool for_good() const { return std::get<2>(GetParam()); }
 
-  // A plan that there is no memory or no addresses for is given up.
+  // A plan that there is no memory or no addresses for is given up, and so are pages ahead of need.
   bool MayGiveUp() const {
-    return script() == Script::kPlanned && status() != DriverStatus::kFailed;
+    return script() != Script::kEverything && status() != DriverStatus::kFailed;
   }
 
   // A pool's first range that there are no addresses for is asked for once more, without room.
@@ -290,7 +322,7 @@ class EveryCallFails : public ::testing::TestWithParam<std::tuple<Script, Driver
 
   void ExpectExplained(const std::exception& error, DriverCall call) const {
     if (const auto* driver_error = dynamic_cast<const DriverError*>(&error)) {
-      // Where a plan is given up, the call that fails next is another one.
+      // Where something is given up, the call that fails next is another one.
       if (!MayGiveUp()) {
         EXPECT_THAT(driver_error->call(), HasSubstr(Name(call)));
       }
@@ -357,7 +389,7 @@ TEST_P(EveryCallFails, SaysSoChangesNothingAndWorksAgain) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, EveryCallFails,
-    ::testing::Combine(::testing::Values(Script::kEverything, Script::kPlanned),
+    ::testing::Combine(::testing::Values(Script::kEverything, Script::kPlanned, Script::kAhead),
                        ::testing::Values(DriverStatus::kFailed, DriverStatus::kOutOfMemory,
                                          DriverStatus::kOutOfAddresses),
                        ::testing::Bool()),
@@ -367,7 +399,9 @@ INSTANTIATE_TEST_SUITE_P(
                                : status == DriverStatus::kOutOfMemory ? "OutOfMemory"
                                                                       : "OutOfAddresses";
       return name + (std::get<2>(one.param) ? "ForGood" : "Once") +
-             (std::get<0>(one.param) == Script::kPlanned ? "Planned" : "");
+             (std::get<0>(one.param) == Script::kPlanned ? "Planned"
+              : std::get<0>(one.param) == Script::kAhead ? "Ahead"
+                                                         : "");
     });
 
 // Each call fails whenever it is made while one step runs: what cleans up after it must not need
@@ -399,7 +433,7 @@ TEST_P(CallAlwaysFails, LeavesAStateThatChecks) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, CallAlwaysFails,
-    ::testing::Combine(::testing::Values(Script::kEverything, Script::kPlanned),
+    ::testing::Combine(::testing::Values(Script::kEverything, Script::kPlanned, Script::kAhead),
                        ::testing::Values(DriverStatus::kFailed, DriverStatus::kOutOfMemory)));
 
 TEST(FailureTest, RunningOutNamesThePoolAndTheNumbers) {

@@ -223,8 +223,10 @@ std::string FuzzSession::Do(const AllocateOp& op) {
       fault_.status == DriverStatus::kOutOfAddresses) {
     result.fault_fired = false;
   }
-  // A plan that the driver has no memory for is given up, and the block placed without.
-  if (result.outcome == Outcome::kDone && need.planned && fault_.status != DriverStatus::kFailed) {
+  // A plan that the driver has no memory for is given up, and the block placed without; pages beyond
+  // need are done without just so.
+  if (result.outcome == Outcome::kDone && (need.planned || need.beyond > 0) &&
+      fault_.status != DriverStatus::kFailed) {
     result.fault_fired = false;
   }
   if (result.outcome == Outcome::kDone && allowed) {

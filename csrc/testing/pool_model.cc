@@ -136,10 +136,21 @@ PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream) co
                                          : std::max({held, part->head, part->tail + other_head});
   }
   const uint64_t remainder = granules % granules_per_page_;
+  const uint64_t beyond = PagesBeyond(pool, bytes, stream);
   return {.ideal = granules / granules_per_page_ + (remainder > held ? 1 : 0),
           .whole_pages = whole_pages,
           .planned = MayBePlanned(pool),
-          .ahead = PagesAhead(pool, bytes)};
+          .ahead = PagesAhead(pool, bytes),
+          .beyond = beyond - std::min(beyond, whole_pages)};
+}
+
+// Where several streams make a large pool grow in a capture, it may grow to have a 128th of its pages
+// whole besides: not for blocks below a page, nor for a page more.
+uint64_t PoolModel::PagesBeyond(const ModelPool& pool, uint64_t bytes, StreamId stream) const {
+  const bool several = pool.streams.size() > (pool.streams.contains(stream) ? 1 : 0);
+  if (pool.scope != ScopeKind::kCapture || !several) return 0;
+  const uint64_t pages = pool.stats.pages / 128;
+  return pages > 1 && bytes > page_bytes_ - kGranuleBytes ? pages : 0;
 }
 
 // A capture after the first may be planned from an earlier one, and pages then be made ahead of
@@ -179,6 +190,7 @@ void PoolModel::BeginScope(PoolId id, ScopeKind kind) {
   pool.scope = kind;
   pool.scope_number = next_scope_++;
   pool.blocks_in_scope = 0;
+  pool.streams.clear();
 }
 
 void PoolModel::EndScope(PoolId id) {
@@ -209,6 +221,7 @@ void PoolModel::Trim() {
 
 void PoolModel::Ask(PoolId id, StreamId stream) {
   ModelPool& pool = Known(id);
+  pool.streams.insert(stream);
   if (pool.scope == ScopeKind::kEager) GoOn(pool, stream);
 }
 
@@ -249,7 +262,8 @@ std::string PoolModel::TakeGranules(ModelPool& pool, const LiveBlock& block) {
 std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
                              std::vector<PhysicalPiece> pieces, uint64_t pages) {
   ModelPool& pool = Known(id);
-  const bool may_be_ahead = PagesAhead(pool, block.requested_bytes) > 0;
+  const bool may_be_ahead = PagesAhead(pool, block.requested_bytes) > 0 ||
+                            PagesBeyond(pool, block.requested_bytes, block.stream) > 0;
   LiveBlock live{.label = label,
                  .pool = id,
                  .block = block,

@@ -81,9 +81,12 @@ class PoolModel {
     uint64_t whole_pages = 0;  // that are free and promised
     bool planned = false;      // possibly, from an earlier capture
     uint64_t ahead = 0;        // pages that a plan may have made before they are needed
+    uint64_t beyond = 0;       // pages that may be made with those that are needed
     // What the driver must have for the allocation to succeed.
     uint64_t least_new() const { return ideal > whole_pages ? ideal - whole_pages : 0; }
-    uint64_t most_new() const { return std::max(least_new(), ahead); }
+    uint64_t most_new() const {
+      return std::max(least_new() > 0 ? least_new() + beyond : 0, ahead);
+    }
   };
   Need NeedOf(PoolId id, uint64_t bytes, StreamId stream) const;
   // How many of the pages that hold these pieces are free as a whole and promised, or do not exist yet.
@@ -141,6 +144,7 @@ class PoolModel {
     std::map<uint32_t, std::vector<Granule>> pages;
     bool captured = false;         // an earlier scope was a capture
     uint64_t blocks_in_scope = 0;  // allocated in the open scope, of more than a granule
+    std::set<StreamId> streams;    // that have asked for blocks in the open scope
     std::vector<std::shared_ptr<Fence>> unmarked;  // to be marked when the open scope ends
     std::shared_ptr<Fence> held;                   // the group of the open scope
     // Of eager scopes, by the stream that may take at once what is behind them.
@@ -159,6 +163,7 @@ class PoolModel {
     return pool.scope == ScopeKind::kCapture && pool.captured;
   }
   uint64_t PagesAhead(const ModelPool& pool, uint64_t bytes) const;
+  uint64_t PagesBeyond(const ModelPool& pool, uint64_t bytes, StreamId stream) const;
   PageRuns Runs(const ModelPool& pool, const std::vector<Granule>& page, StreamId stream) const;
   ModelPool& Known(PoolId id) { return pools_.at(id); }
   ModelPool& FindOrCreate(PoolId id);

@@ -365,19 +365,15 @@ MUTANTS = [
         "pool-plan-memory",
         "pool_placing.cc",
         "a plan that there is no memory for fails the allocation",
-        "    if (error.status() != DriverStatus::kOutOfMemory &&\n"
-        "        error.status() != DriverStatus::kOutOfAddresses)\n"
-        "      throw;\n",
-        "    throw;\n",
+        "    if (!IsExhausted(error)) throw;\n    foresight",
+        "    throw;\n    foresight",
     ),
     Mutant(
         "pool-plan-errors",
         "pool_placing.cc",
         "any error of the driver is taken for a lack of memory",
-        "    if (error.status() != DriverStatus::kOutOfMemory &&\n"
-        "        error.status() != DriverStatus::kOutOfAddresses)\n"
-        "      throw;\n",
-        "    (void)error;\n",
+        "    if (!IsExhausted(error)) throw;\n    foresight",
+        "    foresight",
     ),
     Mutant(
         "pool-plan-kept",
