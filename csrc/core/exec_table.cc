@@ -1,6 +1,7 @@
 #include "core/exec_table.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 
@@ -99,14 +100,11 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
   auto replaced = std::find_if(idle.begin(), idle.end(), [&](ExecNumber exec) {
     return of_group(exec) && !execs_.at(exec).holds;  // nobody misses it
   });
-  if (replaced == idle.end()) {
-    DestroyEmptyOne(graph.group, &plan);
-    if (counted.size() - plan.destroy.size() >= limit()) replaced = idle.begin();
-  }
-  if (replaced != idle.end()) {
+  if (replaced == idle.end() && counted.size() >= limit()) replaced = idle.begin();
+  if (replaced != idle.end() && of_group(*replaced)) {
     // Where there is one only, waiting for it would leave the device without work.
-    const bool update = usual_stay_ < kLongStay || (limit() == 1 && now.running(*replaced));
-    if (of_group(*replaced) && update) {
+    const bool stays = usual_stay_ > kLongStay - 1;  // an average comes near to what is usual
+    if (!stays || (limit() == 1 && now.running(*replaced))) {
       plan.step = Step::kUpdate;
       plan.exec = *replaced;
     } else {
@@ -114,6 +112,7 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
     }
     idle.erase(replaced);
   }
+  if (plan.step == Step::kMake) DestroyEmptyOne(graph.group, &plan);
   // There may be more than the limit since a time when too many were in use.
   std::size_t count = counted.size() - plan.destroy.size() + (plan.step == Step::kMake ? 1 : 0);
   for (std::size_t i = 0; i < idle.size() && count > limit(); ++i, --count) {
@@ -124,7 +123,7 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
 
 void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
   const Group& full = groups_.at(group);
-  if (full.execs < full.graphs) return;
+  if (full.execs - plan->destroy.size() < full.graphs) return;
   const auto empty = std::find_if(execs_.begin(), execs_.end(), [&](const auto& entry) {
     return entry.second.group == group && !entry.second.holds;
   });
@@ -140,14 +139,16 @@ bool ExecTable::MayHaveFirst(GraphNumber graph) const {
 
 ExecNumber ExecTable::Made(GraphNumber graph) {
   Graph& held = graphs_.at(graph);
+  uint32_t launches = 0;
   if (held.held_by) {
     Exec& before = execs_.at(*held.held_by);
     CGP_CHECK(before.updated);
     before.holds.reset();
+    launches = std::exchange(before.launches, 0);
   }
   Group& group = groups_.at(held.group);
   const ExecNumber number{next_exec_++};
-  execs_[number] = {.group = held.group, .holds = graph};
+  execs_[number] = {.group = held.group, .holds = graph, .launches = launches};
   held.held_by = number;
   ++group.execs;
   if (group.kind == GroupKind::kShared) by_use_.push_back(number);

@@ -118,7 +118,8 @@ class ExecTable {
   Plan PlanToKeep(const Graph& graph, const Conditions& now) const;
   Plan PlanToGet(const Graph& graph, const Conditions& now) const;
   std::vector<ExecNumber> ForgetUseless(GroupNumber number);
-  // If the group has as many as graphs already, of which one is about to get another.
+  // If the group has as many as graphs, and one of these is about to get another. pre: what is to be
+  // destroyed so far is of the group.
   void DestroyEmptyOne(GroupNumber group, Plan* plan) const;
   void EndStay(const Exec& exec);
 

@@ -215,11 +215,13 @@ TEST_F(ExecTableTest, AGraphThatIsSetApartHasAGroupOfItsOwn) {
   const GraphNumber second = table.Add(group);
   Run(&table, first);
   EXPECT_THROW(table.SetApart(first), InternalError) << "an executable holds it";
-  table.Destroyed(*table.HolderOf(first));  // what holds nobody knows what
-  const GroupNumber own = table.SetApart(second);
-  EXPECT_NE(own, group);
+  const ExecNumber left = *table.HolderOf(first);
+  EXPECT_THAT(table.SetApart(second), IsEmpty());
+  EXPECT_NE(table.GroupOf(second), group);
+  EXPECT_EQ(table.HolderOf(first), left);
   table.Check();
   EXPECT_TRUE(table.Contains(group));
+  EXPECT_THAT(PlanFor(table, second).destroy, ElementsAre(left));
   EXPECT_EQ(Run(&table, second), Step::kMake);
   const ExecNumber exec = *table.HolderOf(second);
   const ExecTable::Plan plan = PlanFor(table, first);
@@ -232,9 +234,14 @@ TEST_F(ExecTableTest, AGraphThatIsSetApartHasAGroupOfItsOwn) {
 TEST_F(ExecTableTest, TheGroupOfALastGraphThatIsSetApartIsGone) {
   ExecTable table(std::nullopt);
   const GroupNumber group = table.AddGroup(GroupKind::kShared);
+  const GraphNumber removed = table.Add(group);
   const GraphNumber graph = table.Add(group);
-  table.SetApart(graph);
+  Run(&table, removed);
+  const ExecNumber left = *table.HolderOf(removed);
+  EXPECT_THAT(table.Remove(removed), IsEmpty());
+  EXPECT_THAT(table.SetApart(graph), ElementsAre(left)) << "no graph of its group is left";
   EXPECT_FALSE(table.Contains(group));
+  EXPECT_EQ(table.exec_count(), 0u);
   table.Check();
 }
 
@@ -399,21 +406,27 @@ class RandomSteps {
       case ExecTable::Step::kMake:
         return model_.execs.push_back({table_.Made(graph), group, graph});
       case ExecTable::Step::kUpdate:
-        if (driver_refuses) return Refuse(*plan.exec, graph);
+        if (driver_refuses) return Refuse(graph);
         table_.Updated(*plan.exec, graph);
         model_.Exec(*plan.exec).holds = graph;
         return model_.MoveToEnd(*plan.exec);
     }
   }
 
-  void Refuse(ExecNumber exec, GraphNumber graph) {
-    table_.Destroyed(exec);
-    model_.Destroy(exec);
+  void Refuse(GraphNumber graph) {
     const size_t before = model_.group_of.at(graph);
-    const GroupNumber own = table_.SetApart(graph);
-    model_.groups.push_back({own, /*alone=*/false});
+    const size_t execs = model_.ExecsOf(before);
+    const std::vector<ExecNumber> gone = table_.SetApart(graph);
+    model_.groups.push_back({table_.GroupOf(graph), /*alone=*/false});
     model_.group_of[graph] = model_.groups.size() - 1;
-    EXPECT_EQ(table_.Contains(model_.groups[before].number), model_.GraphsOf(before) != 0);
+    const size_t graphs = model_.GraphsOf(before);
+    EXPECT_EQ(gone.size(), execs > graphs ? execs - graphs : 0);
+    for (const ExecNumber exec : gone) {
+      EXPECT_EQ(model_.Exec(exec).group, before);
+      EXPECT_FALSE(model_.Exec(exec).holds);
+      model_.Destroy(exec);
+    }
+    EXPECT_EQ(table_.Contains(model_.groups[before].number), graphs != 0);
   }
 
   void ExpectGoodPlan(GraphNumber graph, const ExecTable::Plan& plan) {

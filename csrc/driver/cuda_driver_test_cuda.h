@@ -56,6 +56,7 @@ struct FakeCuda {
   int device_count = 2;
   int vmm = 1;
   int rdma = 1;
+  int compute_major = 9;
   int can_access_peer = 1;
   bool event_ready = true;
   std::map<std::string, CUresult> failing;
@@ -146,7 +147,8 @@ inline void FakeDevices(CudaApi* api) {
   api->cuDeviceGetAttribute = [](int* value, CUdevice_attribute attribute, CUdevice) {
     *value = attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED       ? fake->vmm
              : attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED ? fake->rdma
-                                                                                        : -1;
+             : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? fake->compute_major
+                                                                         : -1;
     return CUDA_SUCCESS;
   };
   api->cuDeviceCanAccessPeer = [](int* can, CUdevice device, CUdevice peer) {

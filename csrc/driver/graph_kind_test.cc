@@ -138,8 +138,7 @@ TEST_F(GraphKindTest, WhatALaunchWasAskedForMakesADifference) {
         CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
         CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE, CU_LAUNCH_ATTRIBUTE_PRIORITY,
         CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP, CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN,
-        CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION,
-        CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT}) {
+        CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION}) {
     const std::string what = "attribute " + std::to_string(id);
     ExpectOther(what, [&](FakeGraph& g) { g.nodes[2].attributes[id] = Value(1); });
     ExpectOther(what + " of another value",
@@ -161,23 +160,39 @@ TEST_F(GraphKindTest, AttributesThatSayNothingMakeNoDifference) {
 
 TEST_F(GraphKindTest, AnAttributeThatTheDriverDoesNotKnowIsPassedOver) {
   const std::string key = KindOf(Plain()).key;
-  fake_.unknown_attributes = {CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION,
+  fake_.unknown_attributes = {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
+                              CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION,
                               CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE};
   const GraphKind kind = KindOf(Plain());
   EXPECT_EQ(kind.key, key);
   EXPECT_TRUE(kind.shareable);
   EXPECT_NE(KindWith([](FakeGraph& g) {
-              g.nodes[2].attributes[CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT] =
-                  Value(5);
+              g.nodes[2].attributes[CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION] = Value(5);
             }).key,
             key)
       << "those after it are asked all the same";
 }
 
+TEST_F(GraphKindTest, WhereAPreferredClusterMayBeHiddenTheFunctionMakesADifference) {
+  const auto with_another = [&](FakeGraph& g) {
+    g.nodes[2].kernel.func = reinterpret_cast<CUfunction>(&another_);
+  };
+  for (const int major : {9, 10}) {
+    for (const bool hidden : {false, true}) {
+      fake_.compute_major = major;
+      fake_.unknown_attributes.clear();
+      if (hidden) fake_.unknown_attributes = {CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION};
+      const bool differ = KindWith(with_another).key != KindOf(Plain()).key;
+      EXPECT_EQ(differ, major == 10 && hidden) << major << " " << hidden;
+    }
+  }
+}
+
 TEST_F(GraphKindTest, WhatAFunctionBringsAlongMakesADifference) {
   ExpectOther("nothing", [](FakeGraph&) {});
   for (const CUfunction_attribute attribute :
-       {CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET, CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
+       {CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+        CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET, CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
         CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT, CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH,
         CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
         CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE}) {
@@ -190,12 +205,21 @@ TEST_F(GraphKindTest, WhatAFunctionBringsAlongMakesADifference) {
       g.nodes[3].kernel.kern = reinterpret_cast<CUkernel>(&another_);
     });
   }
-  another_.attributes.clear();
-  ExpectOther("a kernel for a function", [&](FakeGraph& g) {
-    g.nodes[2].kernel.func = nullptr;
-    g.nodes[2].kernel.kern = reinterpret_cast<CUkernel>(&another_);
-  });
-  ExpectOther("context", [](FakeGraph& g) { g.nodes[3].kernel.ctx = kOther; });
+}
+
+TEST_F(GraphKindTest, WhatUpdatesCarryOverMakesNoDifference) {
+  const std::string key = KindOf(Plain()).key;
+  EXPECT_EQ(KindWith([&](FakeGraph& g) {
+              g.nodes[2].kernel.func = nullptr;
+              g.nodes[2].kernel.kern = reinterpret_cast<CUkernel>(&another_);
+            }).key,
+            key);
+  EXPECT_EQ(KindWith([](FakeGraph& g) { g.nodes[1].memset.elementSize = 1; }).key, key);
+  EXPECT_EQ(KindWith([](FakeGraph& g) {
+              g.nodes[2].attributes[CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT] =
+                  Value(5);
+            }).key,
+            key);
 }
 
 TEST_F(GraphKindTest, AFunctionIsAskedOnceHoweverOftenItIsLaunched) {
@@ -217,7 +241,14 @@ TEST_F(GraphKindTest, TheShapeOfCopiesAndMemsetsMakesADifference) {
               [](FakeGraph& g) { g.nodes[0].copy.dstMemoryType = CU_MEMORYTYPE_HOST; });
   ExpectOther("copied height", [](FakeGraph& g) { g.nodes[0].copy.Height = 2; });
   ExpectOther("copied depth", [](FakeGraph& g) { g.nodes[0].copy.Depth = 2; });
-  ExpectOther("element", [](FakeGraph& g) { g.nodes[1].memset.elementSize = 1; });
+  ExpectOther("copied width of several rows", [](FakeGraph& g) {
+    g.nodes[0].copy.Height = 2;
+    g.nodes[0].copy.WidthInBytes = 17;
+  });
+  ExpectOther("element of several rows", [](FakeGraph& g) {
+    g.nodes[1].memset.height = 2;
+    g.nodes[1].memset.elementSize = 1;
+  });
   ExpectOther("set height", [](FakeGraph& g) { g.nodes[1].memset.height = 2; });
   ExpectOther("set height of several rows", [](FakeGraph& g) { g.nodes[1].memset.height = 3; });
   ExpectOther("set width of several rows", [](FakeGraph& g) {

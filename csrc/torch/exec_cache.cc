@@ -167,7 +167,8 @@ bool ExecCache::Update(ExecNumber number, GraphNumber graph) {
   try {
     updated = graphs_->Update(execs_.at(number).handle, members_.at(graph));
   } catch (const DriverError&) {
-    Destroy(number);  // nobody knows what it holds
+    table_.Destroyed(number);
+    DestroyHandle(number);
     throw;
   }
   if (updated) {

@@ -30,8 +30,8 @@ class ExecCacheTest : public ::testing::Test {
   }
 
   void MakeCache(std::optional<size_t> max_execs) {
-    cache_ =
-        std::make_unique<ExecCache>(std::make_unique<FakeGraphDriver>(book_), events_, max_execs);
+    cache_ = std::make_unique<ExecCache>(std::make_unique<FakeGraphDriver>(book_), events_,
+                                         max_execs, std::chrono::milliseconds(0));
   }
 
   GraphNumber Add(Graph graph, const std::string& key = "like", bool shareable = true) {

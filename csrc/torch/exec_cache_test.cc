@@ -15,8 +15,10 @@
 namespace cgp {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::Pair;
 
 TEST_F(ExecCacheTest, GraphsOfAKindTakeTurnsWithOne) {
@@ -87,7 +89,7 @@ TEST_F(ExecCacheTest, ARefusedGraphGetsItsOwnAndTheOthersAreUnharmed) {
   book_.Refuse(Graph{11});
   Launch(first, kA);
   Launch(refused, kA);
-  EXPECT_EQ(Execs(), 1u);
+  EXPECT_EQ(Execs(), 2u);
   Launch(third, kA);
   const uint64_t attempts = book_.changed().size();
   Launch(refused, kA);
@@ -254,7 +256,7 @@ TEST_F(ExecCacheTest, ALaunchThatIsKnownToHaveEndedIsNotAskedAfterAgain) {
     EXPECT_EQ(Launch(Add(Graph{12}), kB), exec);
     events_.Disarm();
     EXPECT_EQ(Launch(first, kB), other);
-    EXPECT_THAT(events_.calls(), IsEmpty());
+    EXPECT_THAT(events_.calls(), Not(Contains(DriverCall::kEventDone)));
   }
 }
 
