@@ -78,6 +78,20 @@ class BareSwitch:
         require(codes, "cuGraphLaunch")
         return spans
 
+    def switch(self, index: int) -> None:
+        """Updates to one template."""
+        require(
+            driver().cuGraphExecUpdate_v2(
+                self._exec, self._templates[index], ctypes.byref(self._result)
+            ),
+            "cuGraphExecUpdate",
+        )
+
+    def launch(self, times: int) -> None:
+        """Launches what it is so many times in a row, and does not wait."""
+        for _ in range(times):
+            require(driver().cuGraphLaunch(self._exec, self._stream), "cuGraphLaunch")
+
     def close(self) -> None:
         torch.cuda.synchronize()
         require(driver().cuGraphExecDestroy(self._exec), "cuGraphExecDestroy")

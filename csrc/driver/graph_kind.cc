@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace cgp {
@@ -35,6 +36,9 @@ constexpr std::array kFunctionAttributes = {
     CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
 };
 
+// Of the key, for a node and its edge.
+constexpr size_t kBytesForeseen = 64;
+
 template <typename Value>
 requires std::is_trivially_copyable_v<Value>
 void Append(std::string& key, const Value& value) {
@@ -53,6 +57,7 @@ class KindReader {
 
   GraphKind Read() {
     const std::vector<CUgraphNode> nodes = Nodes();
+    kind_.key.reserve(nodes.size() * kBytesForeseen);
     Append(kind_.key, nodes.size());
     for (const CUgraphNode node : nodes) AddNode(node);
     AddEdges(nodes);
@@ -84,13 +89,19 @@ class KindReader {
     std::vector<CUgraphEdgeData> data(count);
     Check("cuGraphGetEdges",
           api().cuGraphGetEdges(graph_, from.data(), to.data(), data.data(), &count));
-    std::unordered_map<CUgraphNode, uint32_t> number_of;
+    std::vector<std::pair<CUgraphNode, uint32_t>> numbered;  // in the order of their addresses
+    numbered.reserve(nodes.size());
     for (const CUgraphNode node : nodes) {
-      number_of.emplace(node, static_cast<uint32_t>(number_of.size()));
+      numbered.emplace_back(node, static_cast<uint32_t>(numbered.size()));
     }
+    std::sort(numbered.begin(), numbered.end());
+    const auto number_of = [&](CUgraphNode node) {
+      return std::lower_bound(numbered.begin(), numbered.end(), std::pair(node, uint32_t{0}))
+          ->second;
+    };
     for (size_t i = 0; i < count; ++i) {
-      Append(kind_.key, number_of.at(from[i]));
-      Append(kind_.key, number_of.at(to[i]));
+      Append(kind_.key, number_of(from[i]));
+      Append(kind_.key, number_of(to[i]));
       Append(kind_.key, data[i]);
     }
   }
