@@ -127,7 +127,10 @@ class FakeGraphDriver final : public GraphDriver {
     book_.Count(GraphBook::Call::kUpdate);
     if (before && book_.kinds_.at(*before).key != book_.kinds_.at(graph).key) ++book_.mistakes_;
     if (!book_.kinds_.at(graph).shareable) ++book_.mistakes_;
-    if (book_.refused_.contains(graph)) return false;
+    if (book_.refused_.contains(graph)) {
+      found->second = before;  // as the contract says
+      return false;
+    }
     found->second = graph;
     ++book_.updates_;
     return true;
