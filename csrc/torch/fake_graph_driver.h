@@ -122,12 +122,16 @@ class FakeGraphDriver final : public GraphDriver {
       return false;
     }
     book_.changed_.push_back(exec);
+    // The contract says that one that fails has changed nothing, but nobody should count on it.
     const std::optional<Graph> before = std::exchange(found->second, std::nullopt);
     book_.Count(GraphBook::Call::kUpdate);
     if (before && book_.kinds_.at(*before).key != book_.kinds_.at(graph).key) ++book_.mistakes_;
     if (!book_.kinds_.at(graph).shareable) ++book_.mistakes_;
-    found->second = book_.refused_.contains(graph) ? before : graph;
-    if (book_.refused_.contains(graph)) return false;
+    if (book_.refused_.contains(graph)) {
+      found->second = before;  // as the contract says
+      return false;
+    }
+    found->second = graph;
     ++book_.updates_;
     return true;
   }
