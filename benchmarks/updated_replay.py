@@ -134,7 +134,7 @@ def _device_us(executable: Any, stream: Any) -> float:
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    rounds = []
+    rounds: list[float] = []
     for _ in range(_ROUNDS):
         begin.record(stream)
         executable.launch(_LAUNCHES)

@@ -69,7 +69,10 @@ class _SharesExec:
             super().replay()  # type: ignore[misc]
 
     def instantiate(self) -> None:
-        r"""Make ready what the next replay on the current stream needs."""
+        r"""Make ready what the next replay on the current stream needs.
+
+        What was done to ``raw_cuda_graph()`` since the capture is not taken up.
+        """
         self._shared_graph.prepare()
 
     def raw_cuda_graph_exec(self) -> int:

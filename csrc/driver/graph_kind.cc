@@ -83,6 +83,7 @@ class KindReader {
   void AddEdges(const std::vector<CUgraphNode>& nodes) {
     size_t count = 0;
     Check("cuGraphGetEdges", api().cuGraphGetEdges(graph_, nullptr, nullptr, nullptr, &count));
+    Append(kind_.key, count);
     if (count == 0) return;
     std::vector<CUgraphNode> from(count);
     std::vector<CUgraphNode> to(count);
@@ -150,9 +151,11 @@ class KindReader {
   void AddAttribute(CUgraphNode node, size_t i) {
     const CUlaunchAttributeID id = kLaunchAttributes[i];
     CUlaunchAttributeValue value{};
-    // What a driver does not know it is slow to say so of.
-    unknown_[i] = api().cuGraphKernelNodeGetAttribute(node, id, &value) != CUDA_SUCCESS;
+    const CUresult code = api().cuGraphKernelNodeGetAttribute(node, id, &value);
+    // A driver that does not know it is slow to say so.
+    unknown_[i] = code == CUDA_ERROR_INVALID_VALUE || code == CUDA_ERROR_NOT_SUPPORTED;
     if (unknown_[i]) return;
+    Check("cuGraphKernelNodeGetAttribute", code);
     if (id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE) {
       if (value.deviceUpdatableKernelNode.deviceUpdatable != 0) kind_.shareable = false;
       return;

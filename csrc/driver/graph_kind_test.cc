@@ -171,6 +171,11 @@ TEST_F(GraphKindTest, AnAttributeThatTheDriverDoesNotKnowIsPassedOver) {
             }).key,
             key)
       << "those after it are asked all the same";
+  EXPECT_NE(KindWith([](FakeGraph& g) {
+              g.nodes[3].attributes[CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION] = Value(5);
+            }).key,
+            key)
+      << "so they are of the next node";
 }
 
 TEST_F(GraphKindTest, WhereAPreferredClusterMayBeHiddenTheFunctionMakesADifference) {
@@ -241,6 +246,8 @@ TEST_F(GraphKindTest, TheShapeOfCopiesAndMemsetsMakesADifference) {
               [](FakeGraph& g) { g.nodes[0].copy.dstMemoryType = CU_MEMORYTYPE_HOST; });
   ExpectOther("copied height", [](FakeGraph& g) { g.nodes[0].copy.Height = 2; });
   ExpectOther("copied depth", [](FakeGraph& g) { g.nodes[0].copy.Depth = 2; });
+  ExpectOther("copied height of several rows", [](FakeGraph& g) { g.nodes[0].copy.Height = 3; });
+  ExpectOther("copied depth of several", [](FakeGraph& g) { g.nodes[0].copy.Depth = 3; });
   ExpectOther("copied width of several rows", [](FakeGraph& g) {
     g.nodes[0].copy.Height = 2;
     g.nodes[0].copy.WidthInBytes = 17;

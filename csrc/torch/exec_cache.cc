@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "core/error.h"
 
@@ -114,7 +115,14 @@ bool ExecCache::InUse(Exec& exec, StreamId stream) {
 bool ExecCache::Running(Exec& exec) {
   if (!exec.stream) return false;
   MarkEnd(exec);
-  if (!exec.launch_end || !events_.EventDone(*exec.launch_end)) return true;
+  if (!exec.launch_end) return true;
+  try {
+    if (!events_.EventDone(*exec.launch_end)) return true;
+  } catch (const DriverError&) {
+    // Its stream may have begun to capture just then, and the mark be no point in its work.
+    events_.DestroyEvent(*std::exchange(exec.launch_end, std::nullopt));
+    throw;
+  }
   ForgetLaunch(exec);
   return false;
 }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
@@ -29,9 +30,10 @@ class ExecCacheTest : public ::testing::Test {
     EXPECT_EQ(host_.unknown_events_destroyed(), 0u);
   }
 
-  void MakeCache(std::optional<size_t> max_execs) {
+  void MakeCache(std::optional<size_t> max_execs,
+                 std::chrono::milliseconds longest_wait = std::chrono::milliseconds(0)) {
     cache_ = std::make_unique<ExecCache>(std::make_unique<FakeGraphDriver>(book_), events_,
-                                         max_execs, std::chrono::milliseconds(0));
+                                         max_execs, longest_wait);
   }
 
   GraphNumber Add(Graph graph, const std::string& key = "like", bool shareable = true) {

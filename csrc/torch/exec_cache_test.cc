@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <random>
 #include <string>
 #include <thread>
@@ -290,6 +291,44 @@ TEST_F(ExecCacheTest, WhatIsBeingPreparedElsewhereIsNotTouched) {
   events_.Disarm();
   cache_->Prepare(first, {kA, false});
   EXPECT_THAT(events_.calls(), ElementsAre(DriverCall::kRecordEvent));
+}
+
+TEST_F(ExecCacheTest, WhatIsDestroyedHasEnded) {
+  MakeCache(1, std::chrono::seconds(60));
+  host_.HoldEvents(true);
+  Launch(Add(Graph{10}, "one"), kA);
+  const GraphNumber other = Add(Graph{20}, "two");
+  std::atomic<bool> ended = false;
+  std::thread device([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ended = true;
+    host_.HoldEvents(false);  // what is marked from now on
+    host_.CompleteEvents();
+  });
+  Launch(other, kA);
+  EXPECT_TRUE(ended) << "its memory was given back while it ran";
+  device.join();
+}
+
+TEST_F(ExecCacheTest, TheEndOfALaunchIsMarkedBeforeMoreWorkFollows) {
+  MakeCache(2);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  Add(Graph{12});  // which may need what the others have
+  Launch(first, kA);
+  Launch(second, kA);
+  EXPECT_THAT(events_.calls(), Contains(DriverCall::kRecordEvent));
+}
+
+TEST_F(ExecCacheTest, AGraphThatStaysGetsOneThatIsMadeForIt) {
+  MakeCache(1);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  Launch(first, kA);
+  for (uint32_t i = 0; i < 2 * kVeryLongStay; ++i) Launch(second, kA);
+  EXPECT_EQ(book_.updates(), 1u);
+  EXPECT_EQ(book_.instantiations(), 2u);
+  EXPECT_EQ(Execs(), 1u);
 }
 
 TEST_F(ExecCacheTest, AGraphMayComeAndGoForEver) {
