@@ -36,7 +36,7 @@ def load_adapter() -> Any:
             f"cudagraph_pool needs a CUDA build of PyTorch; torch {torch.__version__} is none. "
             f"Install one, then build the adapter for it: {_REBUILD}"
         )
-    if importlib.util.find_spec("cudagraph_pool._torch") is None:
+    if _loaded_adapter() is None and importlib.util.find_spec("cudagraph_pool._torch") is None:
         raise ImportError(
             "cudagraph_pool was installed without its PyTorch adapter, because no CUDA build of "
             f"torch was found then. Build it for torch {torch.__version__}: {_REBUILD}"

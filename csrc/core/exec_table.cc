@@ -66,7 +66,7 @@ ExecTable::Plan ExecTable::PlanFor(GraphNumber graph, const Conditions& now) con
 
 ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now) const {
   const ExecNumber holder = *graph.held_by;
-  const Plan keep{.step = Step::kNone, .exec = holder, .destroy = {}};
+  Plan keep{.step = Step::kNone, .exec = holder, .destroy = {}};
   const Exec& held = execs_.at(holder);
   if (!held.updated || held.launches < kLongStay || now.in_use(holder)) return keep;
   // Its launches may be under way, all of them: another one goes, and what is updated now is left

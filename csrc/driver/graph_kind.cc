@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstring>
+#include <iterator>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -160,8 +160,10 @@ class KindReader {
       if (value.deviceUpdatableKernelNode.deviceUpdatable != 0) kind_.shareable = false;
       return;
     }
-    constexpr CUlaunchAttributeValue kNothing{};
-    if (std::memcmp(&value, &kNothing, sizeof value) == 0) return;
+    // What is not set reads as nothing but zeros.
+    if (std::all_of(std::begin(value.pad), std::end(value.pad), [](char c) { return c == 0; })) {
+      return;
+    }
     Append(kind_.key, id);
     Append(kind_.key, value);
   }
