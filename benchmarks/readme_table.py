@@ -4,6 +4,7 @@ python benchmarks/readme_table.py benchmarks/results/const_memory.json
 python benchmarks/readme_table.py benchmarks/results/compiled_models.json
 python benchmarks/readme_table.py benchmarks/results/multi_stream.json
 python benchmarks/readme_table.py benchmarks/results/two_streams.json
+python benchmarks/readme_table.py benchmarks/results/shared_execs.json
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ TWO_STREAMS = {
     "branches": "blocks of two branches, 8 sizes",
     "ddp": "DistributedDataParallel training step, two GPUs",
 }
+SHARED_EXECS = {**WORKLOADS, "deep": "Gemma-like decode, 16 sizes"}
 ORDERS = {"asc": "smallest first", "desc": "largest first", "shuffled": "shuffled"}
 
 
@@ -44,6 +46,8 @@ def _table_for(report: dict[str, Any]) -> Callable[[dict[str, Any]], list[str]]:
     """By what the benchmark alone writes."""
     if "ddp" in report:
         return two_streams_table
+    if isinstance(report["rows"], dict):
+        return shared_execs_table
     row = report["rows"][0]
     if "allocators" in row:
         return multi_stream_table
@@ -122,6 +126,42 @@ def multi_stream_table(report: dict[str, Any]) -> list[str]:
         times = [spread(chosen, "ours", f"{what}_vs_stock") for what in ("capture", "replay")]
         cells = [f"{len(chosen)} programs, {name}", *ratios[:2], f"**{ratios[2]}**", *times]
         lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def shared_execs_table(report: dict[str, Any]) -> list[str]:
+    """The sections memory and decode of shared_execs.py."""
+    memory = report["rows"]["memory"]
+    found = {(row["workload"], row["config"]): row for row in memory}
+    bounds = [c for c in dict.fromkeys(row["config"] for row in memory) if c != "default"]
+    titles = {"none": "`max_execs=None`"}
+    lines = [
+        "| driver memory of all graphs, MiB | nodes | "
+        + " | ".join(titles.get(bound, bound) for bound in bounds)
+        + " | **default (4)** |",
+        "|---" * (len(bounds) + 3) + "|",
+    ]
+    for workload in dict.fromkeys(row["workload"] for row in memory):
+        least, most = found[workload, "stock"]["nodes"]
+        cells = [mebibytes(found[workload, bound]["driver_bytes"]) for bound in bounds]
+        cells.append(f"**{mebibytes(found[workload, 'default']['driver_bytes'])}**")
+        nodes = str(least) if least == most else f"{least} to {most}"
+        lines.append(f"| {SHARED_EXECS[workload]} | {nodes} | {' | '.join(cells)} |")
+    decode = [row for row in report["rows"]["decode"] if not row["read_back"]]
+    schedules = list(dict.fromkeys(row["schedule"] for row in decode))
+    names = [{"load": "as a server's load"}.get(schedule, schedule) for schedule in schedules]
+    lines += [
+        "",
+        f"| steps per second ÷ stock, default, size changes | {' | '.join(names)} |",
+        "|---" * (len(schedules) + 1) + "|",
+    ]
+    for workload in dict.fromkeys(row["workload"] for row in decode):
+        cells = [
+            f"{row['configs']['default']['vs_stock']:.3f}"
+            for row in decode
+            if row["workload"] == workload
+        ]
+        lines.append(f"| {SHARED_EXECS[workload]} | {' | '.join(cells)} |")
     return lines
 
 

@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import _exec_rows
+import readme_table
 import shared_execs
 from _exec_report import decode_table
 from _exec_rows import BOUNDS, Found, Plan, jobs_of, ready_seconds, switch_figures
@@ -394,3 +395,13 @@ def test_switches() -> None:
 )
 def test_steps(name: str, seconds: float, step: float, steps: int) -> None:
     assert steps_for(name, seconds, step) == steps
+
+
+def test_the_readme_has_the_committed_results() -> None:
+    root = Path(__file__).parent.parent
+    report = json.loads((root / "benchmarks/results/shared_execs.json").read_text())
+    readme = (root / "README.md").read_text().splitlines()
+    lines = readme_table._table_for(report)(report)
+    assert len(lines) > 8
+    missing = [line for line in lines if line not in readme]
+    assert missing == []
