@@ -39,7 +39,7 @@ MUTANTS = [
         "graph_order.cc",
         "a question that fails leaves nodes behind as reached",
         "    for (const NodeNumber node : news) "
-        "reach.reached_[static_cast<std::size_t>(node)] = false;\n"
+        "reach.reached_[Index(node)] = false;\n"
         "    throw;",
         "    throw;",
     ),
