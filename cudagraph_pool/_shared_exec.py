@@ -23,12 +23,20 @@ def capture_template(graph: torch.cuda.CUDAGraph) -> bool:
         What :func:`forget_template` takes, should the capture fail.
     """
     before: bool = load_adapter().set_keeps_template(graph, True)
+    _tell_python(graph, True)
     return before
 
 
 def forget_template(graph: torch.cuda.CUDAGraph, before: bool) -> None:
     """Undoes :func:`capture_template`."""
     load_adapter().set_keeps_template(graph, before)
+    _tell_python(graph, before)
+
+
+def _tell_python(graph: Any, keeps: bool) -> None:
+    """From torch 2.14 on it is Python that makes the executable at a capture's end."""
+    if hasattr(graph, "_keep_graph"):
+        graph._keep_graph = keeps
 
 
 def share(graph: Any, cache: _torch.ExecCache, device: int, before: bool) -> None:
@@ -40,14 +48,15 @@ def share(graph: Any, cache: _torch.ExecCache, device: int, before: bool) -> Non
         before: what :func:`capture_template` returned.
     """
     try:
+        captured: type = type(graph)
+        sharing = _sharing(captured)
         graph._shared_graph = load_adapter().SharedGraph(cache, graph, device)
     except BaseException:
         graph.reset()
         forget_template(graph, before)
         raise
     graph._kept_template = before
-    captured: type = type(graph)
-    graph.__class__ = _sharing(captured)
+    graph.__class__ = sharing
 
 
 class _SharesExec:
@@ -71,7 +80,7 @@ class _SharesExec:
     def instantiate(self) -> None:
         r"""Make ready what the next replay on the current stream needs.
 
-        What was done to ``raw_cuda_graph()`` since the capture is not taken up.
+        ``raw_cuda_graph()`` must not be changed: it decides which graphs this one shares with.
         """
         self._shared_graph.prepare()
 
@@ -91,6 +100,7 @@ class _SharesExec:
 
     def reset(self) -> None:
         before = self._kept_template
+        self._shared_graph.withdraw()
         del self._shared_graph, self._kept_template
         self.__class__ = type(self).__bases__[1]
         graph: Any = self

@@ -189,6 +189,11 @@ void ExecTable::EndStay(const Exec& exec) {
   if (exec.launches != 0) usual_stay_ += kWeight * (exec.launches - usual_stay_);
 }
 
+void ExecTable::KeptAfterAll(ExecNumber exec) {
+  execs_.at(exec).launches = 0;
+  Used(exec);
+}
+
 std::vector<ExecNumber> ExecTable::Counted(GroupNumber group) const {
   if (max_execs_) return by_use_;
   std::vector<ExecNumber> counted;

@@ -88,6 +88,8 @@ class ExecTable {
   // The graph that it holds is launched.
   void Launched(ExecNumber exec);
   void Destroyed(ExecNumber exec);
+  // None could be made in its place: that is not planned again before it has had another long stay.
+  void KeptAfterAll(ExecNumber exec);
 
   std::optional<ExecNumber> HolderOf(GraphNumber graph) const { return graphs_.at(graph).held_by; }
   std::size_t exec_count() const { return execs_.size(); }

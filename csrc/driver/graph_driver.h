@@ -2,7 +2,8 @@
 //
 // cuda_graph_driver.h does it on a GPU. Rules for every call: it may come from any thread, but no
 // two calls that name the same graph or executable at once; one that fails throws DriverError and
-// has changed nothing; none disturbs a capture that another thread has under way.
+// has changed nothing, but where it says otherwise; none disturbs a capture that another thread has
+// under way.
 #pragma once
 
 #include <cstdint>

@@ -152,8 +152,10 @@ class KindReader {
     const CUlaunchAttributeID id = kLaunchAttributes[i];
     CUlaunchAttributeValue value{};
     const CUresult code = api().cuGraphKernelNodeGetAttribute(node, id, &value);
-    // A driver that does not know it is slow to say so.
-    unknown_[i] = code == CUDA_ERROR_INVALID_VALUE || code == CUDA_ERROR_NOT_SUPPORTED;
+    // Newer than the drivers that are asked for. One that does not know it is slow to say so.
+    const bool newer = id == CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION ||
+                       id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE;
+    unknown_[i] = newer && (code == CUDA_ERROR_INVALID_VALUE || code == CUDA_ERROR_NOT_SUPPORTED);
     if (unknown_[i]) return;
     Check("cuGraphKernelNodeGetAttribute", code);
     if (id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE) {

@@ -160,8 +160,7 @@ TEST_F(GraphKindTest, AttributesThatSayNothingMakeNoDifference) {
 
 TEST_F(GraphKindTest, AnAttributeThatTheDriverDoesNotKnowIsPassedOver) {
   const std::string key = KindOf(Plain()).key;
-  fake_.unknown_attributes = {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
-                              CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION,
+  fake_.unknown_attributes = {CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION,
                               CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE};
   const GraphKind kind = KindOf(Plain());
   EXPECT_EQ(kind.key, key);

@@ -101,7 +101,7 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream) {
         table_.Used(*plan.exec);
         return execs_.at(*plan.exec);
       case ExecTable::Step::kMake:
-        return Make(graph);
+        return MakeUnlessHeld(graph);
       case ExecTable::Step::kUpdate:
         if (Update(*plan.exec, graph)) return execs_.at(*plan.exec);
     }
@@ -130,10 +130,13 @@ bool ExecCache::Running(Exec& exec) {
 void ExecCache::MarkEnd(Exec& exec) {
   // On a stream that may be gone it was marked at once, or cannot be any more.
   if (!exec.stream || exec.launch_end || !exec.stream_lasts) return;
-  // What is recorded on a capturing stream says nothing of the work before the capture.
+  if (!IsHeld(*exec.stream)) exec.launch_end = events_.RecordEvent(*exec.stream);
+}
+
+bool ExecCache::IsHeld(StreamId stream) {
   Frontier frontier;
-  events_.Capture(*exec.stream, &frontier);
-  if (!frontier.held) exec.launch_end = events_.RecordEvent(*exec.stream);
+  events_.Capture(stream, &frontier);
+  return frontier.held;
 }
 
 void ExecCache::MarkEndOfLast(ExecNumber next) {
@@ -155,13 +158,27 @@ void ExecCache::NoteLaunch(Exec& exec, const Launch& launch) {
   exec.stream = launch.stream;
   exec.stream_lasts = launch.stream_lasts;
   // Where the stream may be gone when somebody wants to know.
-  if (!launch.stream_lasts) exec.launch_end = events_.RecordEvent(launch.stream);
+  if (!launch.stream_lasts && !IsHeld(launch.stream)) {
+    exec.launch_end = events_.RecordEvent(launch.stream);
+  }
 }
 
 void ExecCache::ForgetLaunch(Exec& exec) noexcept {
   if (exec.launch_end) events_.DestroyEvent(*exec.launch_end);
   exec.launch_end.reset();
   exec.stream.reset();
+}
+
+ExecCache::Exec& ExecCache::MakeUnlessHeld(GraphNumber graph) {
+  try {
+    return Make(graph);
+  } catch (const DriverError& error) {
+    const std::optional<ExecNumber> holder = table_.HolderOf(graph);
+    if (!holder || error.status() != DriverStatus::kOutOfMemory) throw;
+    // A faster one was to be made, and there is no room for it.
+    table_.KeptAfterAll(*holder);
+    return execs_.at(*holder);
+  }
 }
 
 ExecCache::Exec& ExecCache::Make(GraphNumber graph) {

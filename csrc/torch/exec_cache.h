@@ -5,9 +5,10 @@
 // the two graphs might run at once, and one might wait for the other: so the second gets another
 // executable, beyond the limit if need be.
 //
-// An executable is destroyed when its last launch has ended: until then it would keep its memory, and
-// a program that runs far ahead of the device could fill that with executables. Whoever needs another
-// one waits, with the device still busy.
+// An executable that has to make room for another one is destroyed when its last launch has ended:
+// until then it would keep its memory, and a program that runs far ahead of the device could fill
+// that with executables. Whoever needs the room waits, with the device still busy, and so does who
+// asks the cache meanwhile.
 #pragma once
 
 #include <chrono>
@@ -80,6 +81,8 @@ class ExecCache {
   // Sees to it that an executable holds the graph.
   Exec& Hold(GraphNumber graph, StreamId stream);
   Exec& Make(GraphNumber graph);
+  // The same, but without memory for it what holds the graph already, if anything, is good enough.
+  Exec& MakeUnlessHeld(GraphNumber graph);
   // Returns false if the driver refused: then the graph is set apart. If it fails otherwise the
   // executable is gone.
   bool Update(ExecNumber number, GraphNumber graph);
@@ -91,6 +94,8 @@ class ExecCache {
   void NoteLaunch(Exec& exec, const Launch& launch);
   // Marks the end of its last launch, if that is possible now.
   void MarkEnd(Exec& exec);
+  // By a capture: what is recorded on it says nothing of the work before.
+  bool IsHeld(StreamId stream);
   // Another executable is to be launched.
   void MarkEndOfLast(ExecNumber next);
   void AwaitEnd(Exec& exec);

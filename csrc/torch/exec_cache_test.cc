@@ -239,7 +239,7 @@ TEST_F(ExecCacheTest, AStreamThatMayGoIsMarkedAtOnceAndNeverNamedAgain) {
   const GraphNumber first = Add(Graph{10});
   const GraphNumber second = Add(Graph{11});
   const GraphExec exec = Launch(first, kA, /*lasts=*/false);
-  EXPECT_THAT(events_.calls(), ElementsAre(DriverCall::kRecordEvent));
+  EXPECT_THAT(events_.calls(), ElementsAre(DriverCall::kCapture, DriverCall::kRecordEvent));
   events_.Disarm();
   EXPECT_NE(Launch(second, kB), exec);
   EXPECT_THAT(events_.calls(), ElementsAre(DriverCall::kEventDone)) << "the stream may be gone";
@@ -290,7 +290,7 @@ TEST_F(ExecCacheTest, WhatIsBeingPreparedElsewhereIsNotTouched) {
   EXPECT_NE(Launch(first, kA), other);
   events_.Disarm();
   cache_->Prepare(first, {kA, false});
-  EXPECT_THAT(events_.calls(), ElementsAre(DriverCall::kRecordEvent));
+  EXPECT_THAT(events_.calls(), ElementsAre(DriverCall::kCapture, DriverCall::kRecordEvent));
 }
 
 TEST_F(ExecCacheTest, WhatIsDestroyedHasEnded) {
@@ -329,6 +329,38 @@ TEST_F(ExecCacheTest, AGraphThatStaysGetsOneThatIsMadeForIt) {
   EXPECT_EQ(book_.updates(), 1u);
   EXPECT_EQ(book_.instantiations(), 2u);
   EXPECT_EQ(Execs(), 1u);
+}
+
+TEST_F(ExecCacheTest, WithoutMemoryForANewOneWhatIsHeldGoesOn) {
+  for (const auto status : {DriverStatus::kOutOfMemory, DriverStatus::kFailed}) {
+    MakeCache(2);
+    const GraphNumber first = Add(Graph{10});
+    const GraphNumber second = Add(Graph{11});
+    const GraphNumber third = Add(Graph{12});
+    Launch(first, kA);
+    Launch(second, kA);
+    for (uint32_t i = 0; i < kLongStay; ++i) Launch(third, kA);
+    book_.Arm({.for_good = true, .only = GraphBook::Call::kInstantiate, .status = status});
+    const uint64_t failures = book_.failures();
+    if (status == DriverStatus::kOutOfMemory) {
+      for (uint32_t i = 0; i < kLongStay; ++i) Launch(third, kA);
+      EXPECT_EQ(book_.failures(), failures + 1) << "it is not tried at each launch";
+    } else {
+      EXPECT_THROW(cache_->Lend(third, kA), DriverError);
+    }
+    book_.Disarm();
+    Launch(third, kA);
+    Launch(first, kA);
+  }
+}
+
+TEST_F(ExecCacheTest, NothingIsRecordedOnAStreamThatCapturesAndMayBeGone) {
+  MakeCache(1);
+  const GraphNumber first = Add(Graph{10});
+  host_.graphs().Begin(kA);
+  host_.BeginCapture({kA});
+  Launch(first, kA, /*lasts=*/false);
+  EXPECT_EQ(host_.usage().events, 0u);
 }
 
 TEST_F(ExecCacheTest, AGraphMayComeAndGoForEver) {

@@ -22,6 +22,7 @@ class GraphBook {
     uint64_t call_number = 1;  // from 1, of all calls or of those of `only`
     bool for_good = false;
     std::optional<Call> only = std::nullopt;
+    DriverStatus status = DriverStatus::kFailed;
   };
 
   void SetKind(Graph graph, std::string key, bool shareable = true) {
@@ -76,7 +77,7 @@ class GraphBook {
     ++counted_;
     if (fault_->for_good ? counted_ < fault_->call_number : counted_ != fault_->call_number) return;
     ++failures_;
-    throw DriverError(DriverStatus::kFailed, "fake", 1, "FAKE", 0, 0);
+    throw DriverError(fault_->status, "fake", 1, "FAKE", 0, 0);
   }
 
   mutable std::mutex mutex_;

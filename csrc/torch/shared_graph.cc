@@ -24,6 +24,11 @@ struct Members : at::cuda::CUDAGraph {
   static constexpr auto kKeepsTemplate = &Members::keep_graph_;
 };
 
+void SetExec(at::cuda::CUDAGraph& graph, cudaGraphExec_t exec) {
+  graph.*Members::kExec = exec;
+  graph.*Members::kHasExec = exec != nullptr;
+}
+
 Graph TemplateOf(const at::cuda::CUDAGraph& graph) {
   if (!(graph.*Members::kHasTemplate) || graph.*Members::kHasExec) {
     throw UsageError(
@@ -55,19 +60,20 @@ SharedGraph::~SharedGraph() { cache_->Remove(number_); }
 
 void SharedGraph::Lend() {
   const std::lock_guard lock(mutex_);
+  if (lent_ == 0) TemplateOf(graph_);
   const GraphExec exec = cache_->Lend(number_, ToStreamId(CurrentStream(device_)));
-  if (lent_++ != 0) return;
-  graph_.*Members::kExec = reinterpret_cast<cudaGraphExec_t>(exec);
-  graph_.*Members::kHasExec = true;
+  if (lent_++ == 0) SetExec(graph_, reinterpret_cast<cudaGraphExec_t>(exec));
 }
 
-void SharedGraph::TakeBack(bool launched) {
+void SharedGraph::TakeBack() {
   const std::lock_guard lock(mutex_);
-  if (--lent_ == 0) {
-    graph_.*Members::kExec = nullptr;
-    graph_.*Members::kHasExec = false;
-  }
-  cache_->GiveBack(number_, launched ? std::optional(LaunchNow(device_)) : std::nullopt);
+  if (--lent_ == 0) SetExec(graph_, nullptr);
+  cache_->GiveBack(number_, LaunchNow(device_));
+}
+
+void SharedGraph::Withdraw() {
+  const std::lock_guard lock(mutex_);
+  if (lent_ != 0) SetExec(graph_, nullptr);
 }
 
 void SharedGraph::Prepare() { cache_->Prepare(number_, LaunchNow(device_)); }

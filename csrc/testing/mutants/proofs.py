@@ -38,9 +38,7 @@ MUTANTS = [
         "order-undo",
         "graph_order.cc",
         "a question that fails leaves nodes behind as reached",
-        "    for (const NodeNumber node : news) "
-        "reach.reached_[Index(node)] = false;\n"
-        "    throw;",
+        "    for (const NodeNumber node : news) reach.reached_[Index(node)] = false;\n    throw;",
         "    throw;",
     ),
     Mutant(
