@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from . import _shared_exec
 from ._allocator import is_enabled, load_adapter
 
 if TYPE_CHECKING:
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
 # As fast as one for each graph wherever a size stays for ten replays, at a quarter or less of the
 # memory: benchmarks/shared_execs.py has the table.
 _MAX_EXECS = 4
-
-
-def _shared() -> Any:
-    """What needs torch."""
-    from . import _shared_exec
-
-    return _shared_exec
 
 
 def _require_enabled(what: str) -> Any:
@@ -233,7 +227,7 @@ class graph:  # noqa: N801
         before = torch.cuda.current_stream()
         if self._shared_exec:
             self._execs = self._pool._exec_cache()
-            self._kept_template = _shared().capture_template(self._graph)
+            self._kept_template = _shared_exec.capture_template(self._graph)
         try:
             self._context.__enter__()
         except BaseException:
@@ -253,8 +247,10 @@ class graph:  # noqa: N801
         except BaseException:
             self._clean_up(before)
             raise
-        if self._shared_exec:
-            _shared().share(self._graph, self._execs, self._pool.device.index, self._kept_template)
+        if self._execs is not None:
+            _shared_exec.share(
+                self._graph, self._execs, self._pool.device.index, self._kept_template
+            )
 
     @classmethod
     def _capture_stream(cls, device: torch.device) -> torch.cuda.Stream:
@@ -272,7 +268,7 @@ class graph:  # noqa: N801
         if before is not None:
             torch.cuda.set_stream(before)
         if self._shared_exec:
-            _shared().forget_template(self._graph, self._kept_template)
+            _shared_exec.forget_template(self._graph, self._kept_template)
         self._adapter.end_abandoned_captures()
 
     def _check_devices(self) -> None:

@@ -1,7 +1,4 @@
-"""Graphs that share executables.
-
-Imports torch: only what captures such a graph imports this.
-"""
+"""Graphs that share executables."""
 
 from __future__ import annotations
 

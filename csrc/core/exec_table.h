@@ -2,9 +2,8 @@
 //
 // A captured graph is a template: it costs no device memory, and cannot run. An executable can run;
 // it costs device memory, and holds one graph at a time. Graphs of one group are so much alike that
-// an executable that holds one can be updated to hold another. This decides who gets which, and
-// calls nobody: it plans a step, and is told when the step is done, so that a step that fails
-// leaves it as it was.
+// an executable that holds one can be updated to hold another. This decides who gets which: it plans
+// a step, and is told when the step is done, so that a step that fails leaves it as it was.
 //
 // An update takes less of the CPU's time than making an executable anew, but what was updated runs
 // slower: by 0.1 to 0.6 us for each node whose grid or function has changed (docs/graph_updates.md).

@@ -14,9 +14,11 @@ const CudaApi& CudaApiOrThrow(int device) {
   return *api;
 }
 
-void CheckCuda(const CudaApi& api, int device, std::string_view call, CUresult code) {
+void CheckCuda(const CudaApi& api, int device, std::string_view call, CUresult code,
+               DriverStatus out_of_memory) {
   if (code == CUDA_SUCCESS) return;
-  throw DriverError(DriverStatus::kFailed, call, code, CudaErrorName(api, code), 0, device);
+  throw DriverError(code == CUDA_ERROR_OUT_OF_MEMORY ? out_of_memory : DriverStatus::kFailed, call,
+                    code, CudaErrorName(api, code), 0, device);
 }
 
 CudaContext::~CudaContext() {
@@ -31,12 +33,8 @@ CUcontext CudaContext::Get() {
   CUcontext context = context_.load(std::memory_order_relaxed);
   if (context == nullptr) {
     const UnsafeCallsAllowed allowed(api_);
-    const CUresult code = api_.cuDevicePrimaryCtxRetain(&context, cu_device_);
-    if (code != CUDA_SUCCESS) {
-      throw DriverError(
-          code == CUDA_ERROR_OUT_OF_MEMORY ? DriverStatus::kOutOfMemory : DriverStatus::kFailed,
-          "cuDevicePrimaryCtxRetain", code, CudaErrorName(api_, code), 0, device_);
-    }
+    CheckCuda(api_, device_, "cuDevicePrimaryCtxRetain",
+              api_.cuDevicePrimaryCtxRetain(&context, cu_device_), DriverStatus::kOutOfMemory);
     context_.store(context, std::memory_order_release);
   }
   return context;

@@ -14,8 +14,10 @@ namespace cgp {
 // that is too old.
 const CudaApi& CudaApiOrThrow(int device);
 
-// Throws DriverError unless the call was successful.
-void CheckCuda(const CudaApi& api, int device, std::string_view call, CUresult code);
+// Throws DriverError unless the call was successful. What it means that memory ran out is known only
+// from the call.
+void CheckCuda(const CudaApi& api, int device, std::string_view call, CUresult code,
+               DriverStatus out_of_memory = DriverStatus::kFailed);
 
 // The primary context of a device, which is the one that the CUDA runtime and PyTorch use. It is
 // retained by the first call that needs it, so that making one of these makes no context.

@@ -37,11 +37,8 @@ int CudaGraphDriver::Call(Function function) {
 }
 
 void CudaGraphDriver::Check(const char* call, int code) const {
-  const auto result = static_cast<CUresult>(code);
-  if (result == CUDA_SUCCESS) return;
-  throw DriverError(
-      result == CUDA_ERROR_OUT_OF_MEMORY ? DriverStatus::kOutOfMemory : DriverStatus::kFailed, call,
-      code, CudaErrorName(context_->api(), result), 0, context_->device());
+  CheckCuda(context_->api(), context_->device(), call, static_cast<CUresult>(code),
+            DriverStatus::kOutOfMemory);
 }
 
 GraphKind CudaGraphDriver::KindOf(Graph graph) { return cgp::KindOf(*context_, ToCuda(graph)); }

@@ -9,6 +9,7 @@ from mutants import (
     fences,
     foretold,
     free_bytes,
+    graph_kinds,
     mapped,
     placement,
     pool,
@@ -33,4 +34,5 @@ MUTANTS: list[Mutant] = [
     *checkpoints.MUTANTS,
     *adapter.MUTANTS,
     *execs.MUTANTS,
+    *graph_kinds.MUTANTS,
 ]
