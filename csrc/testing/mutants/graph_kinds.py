@@ -273,8 +273,8 @@ MUTANTS = [
         "graphs-out-of-memory",
         "cuda_graph_driver.cc",
         "memory that ran out is any error",
-        "result == CUDA_ERROR_OUT_OF_MEMORY ? DriverStatus::kOutOfMemory",
-        "result == CUDA_ERROR_OUT_OF_MEMORY ? DriverStatus::kFailed",
+        "            DriverStatus::kOutOfMemory);",
+        "            DriverStatus::kFailed);",
         folder="driver",
     ),
 ]
