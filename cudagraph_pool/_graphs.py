@@ -163,7 +163,9 @@ class graph:  # noqa: N801
             slower on the device). ``instantiate()`` does so ahead. Graphs with child graphs,
             conditional or memory nodes keep an executable of their own, and a graph that is
             replayed while one that it shares with still runs on another stream gets one more, so
-            that neither waits for the other. Default: what the pool was made with.
+            that neither waits for the other. Hooks that newer releases of torch call when a graph
+            is instantiated are not called: no executable is this graph's alone. Default: what the
+            pool was made with.
 
     Raises:
         RuntimeError: The package is not enabled, the pool was released, or the current stream is

@@ -70,6 +70,11 @@ class _SharesExec:
         _shared_graph: _torch.SharedGraph
         _kept_template: bool
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A graph that is made by the class of one that shares does not share, yet."""
+        captured = cls.__bases__[1]
+        return captured(*args, **kwargs)
+
     def replay(self) -> None:
         with self._shared_graph:
             super().replay()  # type: ignore[misc]

@@ -125,6 +125,15 @@ def test_what_else_needs_an_executable(adapter: Adapter) -> None:
     assert graph.log[:2] == ["lend", "raw_cuda_graph_exec"]
 
 
+def test_its_class_makes_graphs_that_share_nothing(adapter: Adapter) -> None:
+    graph = shared(Graph())
+    another = type(graph)()
+    assert type(another) is Graph
+    another.replay()
+    another.reset()
+    assert another.log == ["replay", "reset"]
+
+
 class OneShot(Graph):
     """Resets itself within a replay."""
 

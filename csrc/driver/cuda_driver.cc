@@ -288,8 +288,12 @@ void CudaDriver::Capture(StreamId stream, Frontier* frontier) {
   frontier->nodes.clear();
   frontier->waits = true;
   frontier->held = false;
-  // The legacy default stream cannot be asked while others capture, and never captures itself.
-  if (code == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return;
+  // The legacy default stream never captures, but whatever is done with it while a stream captures
+  // that waits for it (others are the rule) breaks that capture: an event too.
+  if (code == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
+    frontier->held = true;
+    return;
+  }
   if (code != CUDA_SUCCESS) Throw(DriverCall::kCapture, "cuStreamGetCaptureInfo", code, 0);
   frontier->held = status != CU_STREAM_CAPTURE_STATUS_NONE;
   if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return;

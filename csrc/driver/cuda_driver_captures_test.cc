@@ -73,6 +73,9 @@ TEST_F(CudaDriverTest, AStreamThatDoesNotCaptureStandsNowhere) {
   fake_.capture_status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
   fake_.failing = {{"cuStreamGetCaptureInfo", CUDA_ERROR_STREAM_CAPTURE_IMPLICIT}};
   expect_nowhere();
+  Frontier frontier;
+  driver.Capture(kStream, &frontier);
+  EXPECT_TRUE(frontier.held) << "an event recorded there would break that capture";
   EXPECT_TRUE(contexts.empty());
 }
 

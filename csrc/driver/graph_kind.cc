@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <iterator>
+#include <cstring>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -163,9 +163,8 @@ class KindReader {
       return;
     }
     // What is not set reads as nothing but zeros.
-    if (std::all_of(std::begin(value.pad), std::end(value.pad), [](char c) { return c == 0; })) {
-      return;
-    }
+    static constexpr CUlaunchAttributeValue kNotSet{};
+    if (std::memcmp(&value, &kNotSet, sizeof value) == 0) return;
     Append(kind_.key, id);
     Append(kind_.key, value);
   }

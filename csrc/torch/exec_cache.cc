@@ -1,5 +1,6 @@
 #include "torch/exec_cache.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -48,8 +49,8 @@ void ExecCache::Remove(GraphNumber graph) {
 }
 
 GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
-  const std::lock_guard lock(mutex_);
-  Exec& exec = Hold(graph, stream);
+  std::unique_lock lock(mutex_);
+  Exec& exec = Hold(graph, stream, lock);
   const ExecNumber number = table_.HolderOf(graph).value();
   MarkEndOfLast(number);
   table_.Launched(number);
@@ -58,17 +59,18 @@ GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
   return exec.handle;
 }
 
-void ExecCache::GiveBack(GraphNumber graph, const std::optional<Launch>& launch) {
+void ExecCache::GiveBack(GraphNumber graph, const Launch& launch) {
   const std::lock_guard lock(mutex_);
   Exec& exec = execs_.at(table_.HolderOf(graph).value());
   CGP_CHECK(exec.lent > 0);
   --exec.lent;
-  if (launch) NoteLaunch(exec, *launch);
+  NoteLaunch(exec, launch);
 }
 
 void ExecCache::Prepare(GraphNumber graph, const Launch& launch) {
-  const std::lock_guard lock(mutex_);
-  Exec& exec = Hold(graph, launch.stream);
+  std::unique_lock lock(mutex_);
+  Exec& exec = Hold(graph, launch.stream, lock);
+  if (IsHeld(launch.stream)) return;
   graphs_->Upload(exec.handle, launch.stream);
   NoteLaunch(exec, launch);
 }
@@ -90,11 +92,24 @@ void ExecCache::ForgetGroupIfGone(GroupNumber group) {
   std::erase_if(groups_, [&](const auto& entry) { return entry.second == group; });
 }
 
-ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream) {
+ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
+                                 std::unique_lock<std::mutex>& lock) {
+  std::optional<std::chrono::steady_clock::time_point> deadline;
   for (;;) {
     const ExecTable::Plan plan = table_.PlanFor(
         graph, {.in_use = [&](ExecNumber number) { return InUse(execs_.at(number), stream); },
                 .running = [&](ExecNumber number) { return Running(execs_.at(number)); }});
+    if (std::any_of(plan.destroy.begin(), plan.destroy.end(),
+                    [&](ExecNumber number) { return IsWorthAwaiting(execs_.at(number)); })) {
+      const auto now = std::chrono::steady_clock::now();
+      if (!deadline) deadline = now + longest_wait_;
+      if (now < *deadline) {
+        lock.unlock();
+        std::this_thread::sleep_for(kNap);
+        lock.lock();
+        continue;
+      }
+    }
     for (const ExecNumber number : plan.destroy) Destroy(number);
     switch (plan.step) {
       case ExecTable::Step::kNone:
@@ -144,13 +159,6 @@ void ExecCache::MarkEndOfLast(ExecNumber next) {
   if (!launched_last_ || *launched_last_ == next || execs_.size() == members_.size()) return;
   const auto last = execs_.find(*launched_last_);
   if (last != execs_.end()) MarkEnd(last->second);
-}
-
-void ExecCache::AwaitEnd(Exec& exec) {
-  const auto deadline = std::chrono::steady_clock::now() + longest_wait_;
-  while (Running(exec) && exec.launch_end && std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(kNap);
-  }
 }
 
 void ExecCache::NoteLaunch(Exec& exec, const Launch& launch) {
@@ -208,7 +216,6 @@ bool ExecCache::Update(ExecNumber number, GraphNumber graph) {
 }
 
 void ExecCache::Destroy(ExecNumber number) {
-  AwaitEnd(execs_.at(number));
   table_.Destroyed(number);
   DestroyHandle(number);
 }

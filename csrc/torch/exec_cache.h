@@ -7,8 +7,8 @@
 //
 // An executable that has to make room for another one is destroyed when its last launch has ended:
 // until then it would keep its memory, and a program that runs far ahead of the device could fill
-// that with executables. Whoever needs the room waits, with the device still busy, and so does who
-// asks the cache meanwhile.
+// that with executables. Whoever needs the room waits, with the device still busy; others use the
+// cache meanwhile, so who has waited plans anew.
 #pragma once
 
 #include <chrono>
@@ -59,11 +59,12 @@ class ExecCache {
 
   // An executable that holds the graph, for a launch on `stream`; to be given back.
   GraphExec Lend(GraphNumber graph, StreamId stream);
-  // `launch` is what it was used for, if anything. It is given back even if this throws.
-  void GiveBack(GraphNumber graph, const std::optional<Launch>& launch);
+  // `launch` is what it was used for. It is given back even if this throws.
+  void GiveBack(GraphNumber graph, const Launch& launch);
 
   // The next launch of the graph on that stream finds an executable that is ready on the device.
-  // Getting it ready waits for the stream's work, and counts as a launch that has not ended.
+  // Getting it ready waits for the stream's work, and counts as a launch that has not ended. On a
+  // stream that a capture holds the executable is made, and not made ready: that would be captured.
   void Prepare(GraphNumber graph, const Launch& launch);
 
   Stats stats() const;
@@ -78,8 +79,9 @@ class ExecCache {
   };
   void RemoveLocked(GraphNumber graph);
   void ForgetGroupIfGone(GroupNumber group);
-  // Sees to it that an executable holds the graph.
-  Exec& Hold(GraphNumber graph, StreamId stream);
+  // Sees to it that an executable holds the graph. `lock` is that of the cache, and is let go while
+  // this waits.
+  Exec& Hold(GraphNumber graph, StreamId stream, std::unique_lock<std::mutex>& lock);
   Exec& Make(GraphNumber graph);
   // The same, but without memory for it what holds the graph already, if anything, is good enough.
   Exec& MakeUnlessHeld(GraphNumber graph);
@@ -98,7 +100,8 @@ class ExecCache {
   bool IsHeld(StreamId stream);
   // Another executable is to be launched.
   void MarkEndOfLast(ExecNumber next);
-  void AwaitEnd(Exec& exec);
+  // Waiting can tell when its last launch has ended.
+  bool IsWorthAwaiting(Exec& exec) { return Running(exec) && exec.launch_end; }
   void ForgetLaunch(Exec& exec) noexcept;
 
   const std::unique_ptr<GraphDriver> graphs_;

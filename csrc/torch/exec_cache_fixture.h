@@ -51,8 +51,11 @@ class ExecCacheTest : public ::testing::Test {
   GraphExec Launch(GraphNumber number, StreamId stream, bool lasts = true) {
     const GraphExec exec = cache_->Lend(number, stream);
     EXPECT_EQ(book_.HeldBy(exec), graphs_.at(number)) << "another graph would run";
-    cache_->GiveBack(number, ExecCache::Launch{.stream = stream, .stream_lasts = lasts});
+    GiveBack(number, stream, lasts);
     return exec;
+  }
+  void GiveBack(GraphNumber number, StreamId stream, bool lasts = true) {
+    cache_->GiveBack(number, {.stream = stream, .stream_lasts = lasts});
   }
   // All the ways in which the outside sees how many there are.
   size_t Execs() const {

@@ -94,6 +94,21 @@ class Driver:
     def launch_host(self, function: Any, argument: int) -> None:
         self.call("cuLaunchHostFunc", self.stream(), function, ctypes.c_void_p(argument))
 
+    def retain(self, graph: torch.cuda.CUDAGraph, destructor: Any, argument: int) -> None:
+        """Lets the graph, and what is made of it, keep something until `destructor` is called."""
+        thing, moved = ctypes.c_void_p(), ctypes.c_uint(1)  # CU_GRAPH_USER_OBJECT_MOVE
+        count, unordered = ctypes.c_uint(1), ctypes.c_uint(1)  # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
+        self.call(
+            "cuUserObjectCreate",
+            ctypes.byref(thing),
+            ctypes.c_void_p(argument),
+            destructor,
+            count,
+            unordered,
+        )
+        template = ctypes.c_void_p(graph.raw_cuda_graph())
+        self.call("cuGraphRetainUserObject", template, thing, count, moved)
+
     def add_child(self, graph: torch.cuda.CUDAGraph) -> None:
         """A child graph, in the capture of the current stream."""
         stream = self.stream()

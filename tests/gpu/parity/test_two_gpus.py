@@ -141,6 +141,66 @@ del kept, results, result
 finish(*graphs)
 """
 
+# The same collective in graphs of many sizes, which on our side run by one executable.
+SHARED = """
+import random
+
+pool = cgp.GraphPool(shared_exec=True, max_execs=1) if side == "ours" else None
+
+
+def capture_step(graph, x):
+    mode = {"capture_error_mode": "thread_local"}
+    context = torch.cuda.graph(graph, **mode)
+    if side == "ours":
+        context = cgp.graph(graph, pool, **mode)
+    with context:
+        return step(x)
+
+
+def numbers(count, seed, of):
+    return torch.rand(count, generator=torch.Generator().manual_seed(10 * seed + of)).cuda()
+
+
+def step(x):
+    doubled = x * 2
+    dist.all_reduce(doubled)
+    moved = doubled + 1
+    dist.all_reduce(moved)
+    return moved
+
+
+def expected(count, seed):
+    doubled = numbers(count, seed, 0) * 2 + numbers(count, seed, 1) * 2
+    return (doubled + 1) * 2
+
+
+kept = []
+for count in (64, 100, 3000, 1 << 16, 1 << 20, 5000, 4 << 20):
+    x = numbers(count, 0, rank)
+    assert torch.equal(step(x), expected(count, 0))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    kept.append((count, graph, x, capture_step(graph, x)))
+order = random.Random(4)
+for seed in range(1, 80):
+    count, graph, x, y = order.choice(kept)
+    x.copy_(numbers(count, seed, rank))
+    y.fill_(-1)
+    graph.replay()
+    assert torch.equal(y, expected(count, seed)), (seed, count)
+# What a template keeps for its launches outlives it as long as they run.
+for count, graph, x, y in kept:
+    torch.cuda._sleep(20_000_000)
+    x.copy_(numbers(count, 99, rank))
+    graph.replay()
+    graph.reset()
+    assert torch.equal(y, expected(count, 99)), count
+if side == "ours":
+    assert pool.stats()["exec_updates"] > 0, pool.stats()
+    assert pool.stats()["execs"] == 0, pool.stats()
+finish()
+"""
+
 # Both follow the same steps: `net` on two GPUs, `twin` on one, with the data of both ranks.
 TRAINING = """
 twin = model()
@@ -276,6 +336,7 @@ def run_two_ranks(folder: Path, program: str, side: Side, **environment: str) ->
     "program",
     [
         pytest.param(COLLECTIVES, id="collectives"),
+        pytest.param(SHARED, id="shared"),
         pytest.param(DDP + TRAINING, id="ddp"),
         pytest.param(FSDP2 + TRAINING, id="fsdp2"),
     ],
