@@ -67,6 +67,8 @@ std::vector<Shown> Arrange(const PoolSnapshot& pool) {
   return shown;
 }
 
+void* StreamOf(const Block& live) { return reinterpret_cast<void*>(live.stream); }
+
 void Append(const Shown& part, const History& history, SegmentInfo& segment) {
   segment.total_size += part.bytes;
   if (part.live == nullptr) {
@@ -83,14 +85,20 @@ void Append(const Shown& part, const History& history, SegmentInfo& segment) {
   segment.allocated_size += part.bytes;
   segment.active_size += part.bytes;
   segment.requested_size += part.live->requested_bytes;
-  if (segment.stream == nullptr) segment.stream = reinterpret_cast<void*>(part.live->stream);
+  segment.stream = StreamOf(*part.live);
+}
+
+// A segment is of one stream, that of its live blocks.
+bool BelongsTo(const SegmentInfo& segment, const Shown& part) {
+  return part.live == nullptr || segment.allocated_size == 0 ||
+         segment.stream == StreamOf(*part.live);
 }
 
 void AppendPool(c10::DeviceIndex device, PoolId id, const PoolSnapshot& pool,
                 const History& history, std::vector<SegmentInfo>& segments) {
   Address end = 0;
   for (const Shown& part : Arrange(pool)) {
-    if (part.address != end) {
+    if (part.address != end || !BelongsTo(segments.back(), part)) {
       SegmentInfo& segment = segments.emplace_back();
       segment.device = device;
       segment.address = part.address;

@@ -16,8 +16,9 @@ namespace cgp {
 //
 // A byte may stand behind several addresses, but must be shown once: one of a live block at the
 // block's address, a free one at the first address that its page was mapped at. Bytes shown side by
-// side form a segment. So live blocks stand where they are, whole; the segments sum up to what is
-// reserved and their blocks to what is allocated; and a segment is any number of bytes long.
+// side form a segment, up to the first live block of another stream. So live blocks stand where
+// they are, whole; the segments sum up to what is reserved and their blocks to what is allocated;
+// and a segment is of one stream and any number of bytes long.
 void AppendSegments(DevicePools& pools, std::optional<PoolId> only, const History& history,
                     std::vector<c10::CachingDeviceAllocator::SegmentInfo>& segments);
 

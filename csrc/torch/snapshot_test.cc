@@ -63,8 +63,12 @@ class SnapshotTest : public ::testing::Test {
     uint64_t reserved = 0, allocated = 0, requested = 0;
     std::set<Address> live_shown;
     Address end = 0;
+    void* stream_before = nullptr;
     for (const SegmentInfo& segment : Segments()) {
-      EXPECT_GT(segment.address, end) << "segments side by side are one";
+      EXPECT_GE(segment.address, end);
+      EXPECT_TRUE(segment.address != end || segment.stream != stream_before)
+          << "segments of one stream side by side are one";
+      stream_before = segment.stream;
       EXPECT_EQ(segment.owner_private_pool_id, c10::MempoolId_t(kId.first, kId.second));
       EXPECT_EQ(segment.device, device_);
       EXPECT_TRUE(segment.is_large && segment.is_expandable);
@@ -80,6 +84,7 @@ class SnapshotTest : public ::testing::Test {
           ASSERT_NE(expected, live.end()) << "no live block starts there";
           EXPECT_EQ(block.size, expected->second.bytes);
           EXPECT_EQ(block.requested_size, expected->second.requested_bytes);
+          EXPECT_EQ(segment.stream, reinterpret_cast<void*>(expected->second.stream));
           live_shown.insert(address);
           active += block.size;
           asked += block.requested_size;
@@ -153,11 +158,23 @@ TEST_F(SnapshotTest, FreeBytesAroundLiveOnesAreTiled) {
   Check();
 }
 
-TEST_F(SnapshotTest, ASegmentIsOfTheStreamOfItsFirstLiveBlock) {
-  const Address block = Allocate(kPage, StreamId{0x500});
-  ASSERT_EQ(Segments().size(), 1U);
-  EXPECT_EQ(Segments()[0].stream, reinterpret_cast<void*>(0x500));
-  set().Free(block);
+TEST_F(SnapshotTest, ASegmentIsOfTheStreamOfItsLiveBlocks) {
+  const Address first = Allocate(kGranuleBytes, StreamId{0x500});
+  const Address second = Allocate(kGranuleBytes, StreamId{0x500});
+  const Address other = Allocate(kGranuleBytes, StreamId{0});
+  ASSERT_EQ(other, first + 2 * kGranuleBytes) << "not a test";
+  const std::vector<SegmentInfo> segments = Segments();
+  ASSERT_EQ(segments.size(), 2U) << "side by side, but of two streams";
+  EXPECT_EQ(segments[0].stream, reinterpret_cast<void*>(0x500));
+  EXPECT_EQ(segments[0].total_size, 2 * kGranuleBytes);
+  EXPECT_EQ(segments[1].address, other);
+  EXPECT_EQ(segments[1].stream, nullptr) << "that of the default stream";
+  Check();
+  set().Free(second);
+  Check();
+  set().Free(other);
+  EXPECT_EQ(Segments().size(), 1U) << "what is free is of any stream";
+  set().Free(first);
   EXPECT_EQ(Segments()[0].stream, nullptr) << "nobody's";
 }
 

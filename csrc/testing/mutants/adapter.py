@@ -347,6 +347,20 @@ MUTANTS = [
         "      throw;  // another thread",
     ),
     _Mutant(
+        "adapter-snapshot-streams",
+        "snapshot.cc",
+        "blocks of several streams stand in one segment",
+        " || !BelongsTo(segments.back(), part)) {",
+        ") {",
+    ),
+    _Mutant(
+        "adapter-snapshot-default-stream",
+        "snapshot.cc",
+        "the default stream's blocks stand in any segment",
+        "part.live == nullptr || segment.allocated_size == 0 ||",
+        "part.live == nullptr || segment.stream == nullptr ||",
+    ),
+    _Mutant(
         "adapter-snapshot-order",
         "snapshot.cc",
         "the stretches of a page are taken as they come",
