@@ -85,6 +85,7 @@ struct FakeCuda {
 
   // Of graphs and executables.
   std::set<CUlaunchAttributeID> unknown_attributes;
+  std::set<CUlaunchAttributeID> asked_attributes;
   int function_questions = 0;
   CUgraph graph = nullptr;
   CUgraphExec exec = nullptr;
@@ -365,6 +366,7 @@ inline void FakeKernels(CudaApi* api) {
   };
   api->cuGraphKernelNodeGetAttribute = [](CUgraphNode node, CUlaunchAttributeID id,
                                           CUlaunchAttributeValue* value) {
+    fake->asked_attributes.insert(id);
     if (fake->unknown_attributes.contains(id)) return CUDA_ERROR_INVALID_VALUE;
     const auto& attributes = reinterpret_cast<FakeNode*>(node)->attributes;
     const auto found = attributes.find(id);

@@ -25,6 +25,10 @@ constexpr std::array kLaunchAttributes = {
     CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE,
 };
 
+constexpr size_t kPreferredCluster = std::find(kLaunchAttributes.begin(), kLaunchAttributes.end(),
+                                               CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION) -
+                                     kLaunchAttributes.begin();
+
 // What a launch gets of the same from its function.
 constexpr std::array kFunctionAttributes = {
     CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
@@ -53,6 +57,8 @@ class KindReader {
           api().cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
                                      context.cu_device()));
     has_preferred_clusters_ = major >= 10;
+    // To ask another GPU is an error, which tools that watch for errors would report.
+    unknown_[kPreferredCluster] = !has_preferred_clusters_;
   }
 
   GraphKind Read() {
@@ -133,17 +139,12 @@ class KindReader {
     CUDA_KERNEL_NODE_PARAMS_v2 kernel{};
     Check("cuGraphKernelNodeGetParams", api().cuGraphKernelNodeGetParams(node, &kernel));
     kind_.key += FunctionAttributes(kernel);
-    bool preferred_cluster_seen = false;
     for (size_t i = 0; i < kLaunchAttributes.size(); ++i) {
-      if (unknown_[i]) continue;
-      AddAttribute(node, i);
-      if (kLaunchAttributes[i] == CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION) {
-        preferred_cluster_seen = !unknown_[i];
-      }
+      if (!unknown_[i]) AddAttribute(node, i);
     }
     // A driver may have it for launches and hide it in nodes. A library launches a function with
     // what suits that function.
-    if (has_preferred_clusters_ && !preferred_cluster_seen) {
+    if (has_preferred_clusters_ && unknown_[kPreferredCluster]) {
       Append(kind_.key, FunctionOf(kernel));
     }
   }

@@ -132,6 +132,7 @@ TEST_F(GraphKindTest, EdgesTheirOrderAndTheirDataMakeADifference) {
 }
 
 TEST_F(GraphKindTest, WhatALaunchWasAskedForMakesADifference) {
+  fake_.compute_major = 10;
   ExpectOther("nothing", [](FakeGraph&) {});
   for (const CUlaunchAttributeID id :
        {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW, CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
@@ -160,8 +161,7 @@ TEST_F(GraphKindTest, AttributesThatSayNothingMakeNoDifference) {
 
 TEST_F(GraphKindTest, AnAttributeThatTheDriverDoesNotKnowIsPassedOver) {
   const std::string key = KindOf(Plain()).key;
-  fake_.unknown_attributes = {CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION,
-                              CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE};
+  fake_.unknown_attributes = {CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE};
   const GraphKind kind = KindOf(Plain());
   EXPECT_EQ(kind.key, key);
   EXPECT_TRUE(kind.shareable);
@@ -186,8 +186,12 @@ TEST_F(GraphKindTest, WhereAPreferredClusterMayBeHiddenTheFunctionMakesADifferen
       fake_.compute_major = major;
       fake_.unknown_attributes.clear();
       if (hidden) fake_.unknown_attributes = {CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION};
+      fake_.asked_attributes.clear();
       const bool differ = KindWith(with_another).key != KindOf(Plain()).key;
       EXPECT_EQ(differ, major == 10 && hidden) << major << " " << hidden;
+      EXPECT_EQ(fake_.asked_attributes.contains(CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION),
+                major == 10)
+          << "an error where there is no such thing";
     }
   }
 }
