@@ -11,8 +11,8 @@
 // A fence of a capture scope opens when the scope ends, for then all its streams have joined. Work
 // of an eager scope goes on after its end: its fences open once events recorded then have
 // completed. Bytes freed outside any scope whose work may still be running get a fence with events
-// recorded at the free. On a stream that is capturing then, for another pool, they are recorded once
-// it is not.
+// recorded at the free. On a stream that a capture for another pool holds, or would suffer from,
+// they are recorded once none does.
 //
 //     kScope ----- capture scope ends -----> open
 //     kScopeThenEvents --- any scope ends ---> kEvents --- events done ---> open

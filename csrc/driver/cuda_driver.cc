@@ -288,8 +288,8 @@ void CudaDriver::Capture(StreamId stream, Frontier* frontier) {
   frontier->nodes.clear();
   frontier->waits = true;
   frontier->held = false;
-  // The legacy default stream never captures, but whatever is done with it while a stream captures
-  // that waits for it (others are the rule) breaks that capture: an event too.
+  // The legacy default stream never captures, but while a blocking stream does, whatever is done
+  // with it breaks that capture: an event too.
   if (code == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
     frontier->held = true;
     return;

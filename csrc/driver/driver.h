@@ -51,8 +51,8 @@ struct Frontier {
   CaptureId capture = kNoCapture;  // not capturing, or the capture has been invalidated
   std::vector<GraphNode> nodes;    // empty without a capture
   bool waits = true;               // until all of them are complete, see Driver::Dependencies()
-  // A capture holds the stream, be it an invalidated one that nobody has ended yet: events recorded
-  // on it are no points in its work.
+  // No event may be recorded on the stream now: a capture holds it, be it an invalidated one that
+  // nobody has ended yet, or it is the legacy stream, and that would break a capture.
   bool held = false;
 };
 
@@ -146,7 +146,7 @@ class Driver {
   // pre: the capture that made the node is under way.
   virtual bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) = 0;
 
-  // Marks the work submitted to `stream` so far. pre: the stream is not capturing.
+  // Marks the work submitted to `stream` so far. pre: not Frontier::held.
   virtual Event RecordEvent(StreamId stream) = 0;
 
   // Whether the marked work is done. Capture-legal (an implementation takes care of that).

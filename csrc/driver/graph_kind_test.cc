@@ -169,12 +169,12 @@ TEST_F(GraphKindTest, AnAttributeThatTheDriverDoesNotKnowIsPassedOver) {
               g.nodes[2].attributes[CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION] = Value(5);
             }).key,
             key)
-      << "those after it are asked all the same";
+      << "what is known is asked all the same";
   EXPECT_NE(KindWith([](FakeGraph& g) {
               g.nodes[3].attributes[CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION] = Value(5);
             }).key,
             key)
-      << "so they are of the next node";
+      << "of the next node too";
 }
 
 TEST_F(GraphKindTest, WhereAPreferredClusterMayBeHiddenTheFunctionMakesADifference) {

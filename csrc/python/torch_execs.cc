@@ -43,8 +43,8 @@ void BindExecs(py::module_& m) {
         }
         return ToDict(stats);
       });
-  // Nobody may wait for the cache with the GIL: who has the cache may wait for the device, and that
-  // for a callback in Python.
+  // Nobody may ask the cache with the GIL: who asks it may wait for the device, and that for a
+  // callback in Python.
   py::class_<SharedGraph>(m, "SharedGraph", py::release_gil_before_calling_cpp_dtor())
       .def(py::init<std::shared_ptr<ExecCache>, CUDAGraph&, c10::DeviceIndex>(), py::arg("cache"),
            py::arg("graph"), py::arg("device"), no_gil)

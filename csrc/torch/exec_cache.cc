@@ -94,13 +94,16 @@ void ExecCache::ForgetGroupIfGone(GroupNumber group) {
 
 ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
                                  std::unique_lock<std::mutex>& lock) {
+  const uint64_t launches = launches_;
   std::optional<std::chrono::steady_clock::time_point> deadline;
   for (;;) {
     const ExecTable::Plan plan = table_.PlanFor(
         graph, {.in_use = [&](ExecNumber number) { return InUse(execs_.at(number), stream); },
                 .running = [&](ExecNumber number) { return Running(execs_.at(number)); }});
-    if (std::any_of(plan.destroy.begin(), plan.destroy.end(),
-                    [&](ExecNumber number) { return IsWorthAwaiting(execs_.at(number)); })) {
+    const auto is_worth_awaiting = [&](ExecNumber number) {
+      return IsWorthAwaiting(execs_.at(number), launches);
+    };
+    if (std::any_of(plan.destroy.begin(), plan.destroy.end(), is_worth_awaiting)) {
       const auto now = std::chrono::steady_clock::now();
       if (!deadline) deadline = now + longest_wait_;
       if (now < *deadline) {
@@ -163,6 +166,7 @@ void ExecCache::MarkEndOfLast(ExecNumber next) {
 
 void ExecCache::NoteLaunch(Exec& exec, const Launch& launch) {
   ForgetLaunch(exec);
+  exec.launch = ++launches_;
   exec.stream = launch.stream;
   exec.stream_lasts = launch.stream_lasts;
   // Where the stream may be gone when somebody wants to know.

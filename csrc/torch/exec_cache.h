@@ -8,7 +8,8 @@
 // An executable that has to make room for another one is destroyed when its last launch has ended:
 // until then it would keep its memory, and a program that runs far ahead of the device could fill
 // that with executables. Whoever needs the room waits, with the device still busy; others use the
-// cache meanwhile, so who has waited plans anew.
+// cache meanwhile, so who has waited plans anew. Nobody waits for launches that were made after he
+// began to.
 #pragma once
 
 #include <chrono>
@@ -73,6 +74,7 @@ class ExecCache {
   struct Exec {
     GraphExec handle;
     int lent = 0;
+    uint64_t launch = 0;             // its last one: which of all launches that was
     std::optional<StreamId> stream;  // of its last launch, if that may not have ended
     bool stream_lasts = false;
     std::optional<Event> launch_end;  // or something later
@@ -96,12 +98,14 @@ class ExecCache {
   void NoteLaunch(Exec& exec, const Launch& launch);
   // Marks the end of its last launch, if that is possible now.
   void MarkEnd(Exec& exec);
-  // By a capture: what is recorded on it says nothing of the work before.
+  // No mark can be made on it now: see Frontier::held.
   bool IsHeld(StreamId stream);
   // Another executable is to be launched.
   void MarkEndOfLast(ExecNumber next);
-  // Waiting can tell when its last launch has ended.
-  bool IsWorthAwaiting(Exec& exec) { return Running(exec) && exec.launch_end; }
+  // Its last launch, one of the first `launches`, has not ended, and will be seen to.
+  bool IsWorthAwaiting(Exec& exec, uint64_t launches) {
+    return exec.launch <= launches && Running(exec) && exec.launch_end;
+  }
   void ForgetLaunch(Exec& exec) noexcept;
 
   const std::unique_ptr<GraphDriver> graphs_;
@@ -113,6 +117,7 @@ class ExecCache {
   std::map<GraphNumber, Graph> members_;
   std::map<ExecNumber, Exec> execs_;
   std::optional<ExecNumber> launched_last_;
+  uint64_t launches_ = 0;
   uint64_t instantiations_ = 0;
   uint64_t updates_ = 0;
 };

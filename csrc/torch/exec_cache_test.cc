@@ -269,13 +269,14 @@ TEST_F(ExecCacheTest, PreparesOnTheStreamWhatTheNextLaunchFinds) {
 
 TEST_F(ExecCacheTest, PreparesNothingOnAStreamThatACaptureHolds) {
   MakeCache(1);
-  const GraphNumber first = Add(Graph{10});
+  Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
   const CaptureId capture = host_.graphs().Begin(kA);
-  cache_->Prepare(first, {kA, true});
-  EXPECT_THAT(book_.uploads(), IsEmpty()) << "it would be captured";
-  EXPECT_EQ(Execs(), 1u);
+  cache_->Prepare(second, {kA, true});
+  EXPECT_EQ(book_.updates(), 1u) << "it can be held";
+  EXPECT_THAT(book_.uploads(), IsEmpty()) << "but this would be captured";
   host_.graphs().End(capture);
-  cache_->Prepare(first, {kA, true});
+  cache_->Prepare(second, {kA, true});
   EXPECT_THAT(book_.uploads(), SizeIs(1));
 }
 
@@ -316,15 +317,31 @@ TEST_F(ExecCacheTest, WhoWaitsLetsOthersGoOnAndThenPlansAnew) {
   host_.HoldEvents(true);
   const GraphNumber first = Add(Graph{10}, "one");
   const GraphNumber other = Add(Graph{20}, "two");
-  Launch(first, kA);
+  const GraphExec exec = Launch(first, kA);
   std::thread waiting([&] { Launch(other, kA); });
   while (host_.calls()[DriverCall::kEventDone] == 0) std::this_thread::yield();
   const GraphExec lent = cache_->Lend(first, kA);
+  EXPECT_EQ(lent, exec) << "it was gone by the time that it could be had";
   // No launch has ended; but what is lent makes no room, so it gets one beyond the limit.
   waiting.join();
   EXPECT_EQ(book_.HeldBy(lent), Graph{10});
   EXPECT_EQ(Execs(), 2u);
   GiveBack(first, kA);
+}
+
+TEST_F(ExecCacheTest, WhatIsLaunchedMeanwhileIsNotAwaited) {
+  constexpr std::chrono::seconds kLongest{10};
+  MakeCache(1, kLongest);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10}, "one");
+  const GraphNumber other = Add(Graph{20}, "two");
+  Launch(first, kA);
+  const auto begin = std::chrono::steady_clock::now();
+  std::thread waiting([&] { Launch(other, kA); });
+  while (host_.calls()[DriverCall::kEventDone] == 0) std::this_thread::yield();
+  Launch(first, kA);  // no launch ever ends
+  waiting.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kLongest);
 }
 
 TEST_F(ExecCacheTest, TheEndOfALaunchIsMarkedBeforeMoreWorkFollows) {

@@ -76,7 +76,11 @@ void SharedGraph::Withdraw() {
   if (lent_ != 0) SetExec(graph_, nullptr);
 }
 
-void SharedGraph::Prepare() { cache_->Prepare(number_, LaunchNow(device_)); }
+void SharedGraph::Prepare() {
+  const std::lock_guard lock(mutex_);
+  if (lent_ == 0) TemplateOf(graph_);
+  cache_->Prepare(number_, LaunchNow(device_));
+}
 
 std::shared_ptr<ExecCache> MakeExecCache(c10::DeviceIndex device,
                                          std::optional<std::size_t> max_execs) {

@@ -43,7 +43,7 @@ class SharedGraph {
   // The CUDAGraph will be reset, and must not destroy what it was lent, should it be lent one now.
   void Withdraw();
 
-  // Makes ready what the next launch on the current stream needs.
+  // Makes ready what the next launch on the current stream needs. Throws as Lend().
   void Prepare();
 
  private:

@@ -18,7 +18,8 @@ namespace cgp {
 // block's address, a free one at the first address that its page was mapped at. Bytes shown side by
 // side form a segment, up to the first live block of another stream. So live blocks stand where
 // they are, whole; the segments sum up to what is reserved and their blocks to what is allocated;
-// and a segment is of one stream and any number of bytes long.
+// and a segment is of one stream and any number of bytes long. But what history tells of pages that
+// are mapped is not what segments look like: PyTorch's viewer cannot always go back in time.
 void AppendSegments(DevicePools& pools, std::optional<PoolId> only, const History& history,
                     std::vector<c10::CachingDeviceAllocator::SegmentInfo>& segments);
 

@@ -417,8 +417,8 @@ MUTANTS = [
         "execs-not-awaited",
         "exec_cache.cc",
         "what runs is destroyed at once",
-        "[&](ExecNumber number) { return IsWorthAwaiting(execs_.at(number)); }",
-        "[&](ExecNumber) { return false; }",
+        "return IsWorthAwaiting(execs_.at(number), launches);",
+        "return (void)number, (void)launches, false;",
         folder="torch",
     ),
     Mutant(
@@ -427,6 +427,22 @@ MUTANTS = [
         "nobody uses the cache while somebody waits",
         "        lock.unlock();\n        std::this_thread::sleep_for(kNap);\n        lock.lock();",
         "        std::this_thread::sleep_for(kNap);",
+        folder="torch",
+    ),
+    Mutant(
+        "execs-waits-again",
+        "exec_cache.cc",
+        "what is launched meanwhile is awaited too",
+        "return IsWorthAwaiting(execs_.at(number), launches);",
+        "return (void)launches, IsWorthAwaiting(execs_.at(number), launches_);",
+        folder="torch",
+    ),
+    Mutant(
+        "execs-prepares-nothing",
+        "exec_cache.cc",
+        "nothing is made for a graph while a capture holds the stream",
+        "  Exec& exec = Hold(graph, launch.stream, lock);\n  if (IsHeld(launch.stream)) return;",
+        "  if (IsHeld(launch.stream)) return;\n  Exec& exec = Hold(graph, launch.stream, lock);",
         folder="torch",
     ),
     Mutant(

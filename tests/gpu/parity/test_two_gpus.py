@@ -142,7 +142,7 @@ finish(*graphs)
 """
 
 # The same collective in graphs of many sizes, which on our side run by one executable.
-SHARED = """
+SHARED_EXECS = """
 import random
 
 pool = cgp.GraphPool(shared_exec=True, max_execs=1) if side == "ours" else None
@@ -190,8 +190,9 @@ for seed in range(1, 80):
     assert torch.equal(y, expected(count, seed)), (seed, count)
 # What a template keeps for its launches outlives it as long as they run.
 for count, graph, x, y in kept:
+    fresh = numbers(count, 99, rank)
     torch.cuda._sleep(20_000_000)
-    x.copy_(numbers(count, 99, rank))
+    x.copy_(fresh)
     graph.replay()
     graph.reset()
     assert torch.equal(y, expected(count, 99)), count
@@ -336,7 +337,7 @@ def run_two_ranks(folder: Path, program: str, side: Side, **environment: str) ->
     "program",
     [
         pytest.param(COLLECTIVES, id="collectives"),
-        pytest.param(SHARED, id="shared"),
+        pytest.param(SHARED_EXECS, id="shared_execs"),
         pytest.param(DDP + TRAINING, id="ddp"),
         pytest.param(FSDP2 + TRAINING, id="fsdp2"),
     ],
