@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from types import ModuleType
 
@@ -54,7 +55,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec.loader.exec_module(module)
     (tmp_path / "made_up_plugin.py").write_text(PLUGIN)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setitem(module.SIDES, "ours", ["-p", "made_up_plugin"])
     monkeypatch.chdir(tmp_path)
     return module

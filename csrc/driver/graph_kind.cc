@@ -165,7 +165,7 @@ class KindReader {
     }
     // What is not set reads as nothing but zeros.
     static constexpr CUlaunchAttributeValue kNotSet{};
-    if (std::memcmp(&value, &kNotSet, sizeof value) == 0) return;
+    if (std::memcmp(value.pad, kNotSet.pad, sizeof value.pad) == 0) return;
     Append(kind_.key, id);
     Append(kind_.key, value);
   }
