@@ -25,18 +25,21 @@ def run(side: str, arguments: Sequence[str], report: Path) -> int:
     return subprocess.run(command, check=False).returncode
 
 
+def outcome(case: ET.Element) -> str:
+    """``passed``, ``failed`` or ``skipped``."""
+    found = {part.tag for part in case}
+    if found & {"failure", "error"}:
+        return "failed"
+    return "skipped" if "skipped" in found else "passed"
+
+
 def outcomes(report: Path) -> dict[str, str]:
-    """How each test ended: ``passed``, ``failed`` or ``skipped``."""
+    """How each test ended. One that fails when it is torn down is reported twice: it failed."""
     ended: dict[str, str] = {}
     for case in ET.parse(report).iter("testcase"):
         name = f"{case.get('classname')}::{case.get('name')}"
-        found = {part.tag for part in case}
-        if found & {"failure", "error"}:
-            ended[name] = "failed"
-        elif "skipped" in found:
-            ended.setdefault(name, "skipped")
-        else:
-            ended.setdefault(name, "passed")
+        if ended.get(name) != "failed":
+            ended[name] = outcome(case)
     return ended
 
 

@@ -13,7 +13,7 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 
-SIDES = ("native", "ours")
+from both_sides import SIDES, outcome
 
 
 def outcomes(report: Path) -> Counter[tuple[str, str, str]]:
@@ -24,11 +24,7 @@ def outcomes(report: Path) -> Counter[tuple[str, str, str]]:
         side = re.search(r"[\[-](native|ours)\b", case.get("name", ""))
         if side is None:
             continue
-        failed = case.find("failure") is not None or case.find("error") is not None
-        outcome = (
-            "failed" if failed else "skipped" if case.find("skipped") is not None else "passed"
-        )
-        counts[topic, side.group(1), outcome] += 1
+        counts[topic, side.group(1), outcome(case)] += 1
     return counts
 
 
@@ -42,13 +38,11 @@ def main() -> int:
     print("|---|---|---|")
     for topic in sorted({topic for topic, _, _ in counts}):
         cells = [
-            ", ".join(
-                str(counts[topic, side, outcome]) for outcome in ("passed", "failed", "skipped")
-            )
+            ", ".join(str(counts[topic, side, ended]) for ended in ("passed", "failed", "skipped"))
             for side in SIDES
         ]
         print(f"| {topic.replace('_', ' ')} | {cells[0]} | {cells[1]} |")
-    return 1 if any(outcome == "failed" for _, _, outcome in counts) else 0
+    return 1 if any(ended == "failed" for _, _, ended in counts) else 0
 
 
 if __name__ == "__main__":

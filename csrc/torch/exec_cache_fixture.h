@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
@@ -56,6 +57,15 @@ class ExecCacheTest : public ::testing::Test {
   }
   void GiveBack(GraphNumber number, StreamId stream, bool lasts = true) {
     cache_->GiveBack(number, {.stream = stream, .stream_lasts = lasts});
+  }
+  // Whether somebody comes to ask if a launch has ended.
+  bool SomebodyAsks() const {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (host_.calls()[DriverCall::kEventDone] == 0) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      std::this_thread::yield();
+    }
+    return true;
   }
   // All the ways in which the outside sees how many there are.
   size_t Execs() const {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -12,35 +10,17 @@ import pytest
 import cudagraph_pool as cgp
 
 from .shared import Trail
-from .work import chain, fresh, torch
+from .work import chain, fresh, in_threads, torch
 
 pytestmark = pytest.mark.usefixtures("enabled")
-
-
-def in_threads(*works: Callable[[], object]) -> None:
-    """Does each in a thread of its own, on a stream of its own, until all are done."""
-    errors: list[BaseException] = []
-
-    def run(work: Callable[[], object]) -> None:
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
 
 
 def replay_in_threads(trails: list[Trail]) -> None:
     def work(trail: Trail, seed: int) -> None:
         choice = random.Random(seed)
-        for _ in range(300):
-            trail.replay(choice.randrange(4))
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(300):
+                trail.replay(choice.randrange(4))
 
     in_threads(*(partial(work, trail, seed) for seed, trail in enumerate(trails)))
     for trail in trails:
@@ -66,8 +46,9 @@ def test_replays_while_another_thread_captures() -> None:
     torch.cuda.synchronize()
 
     def switch() -> None:
-        for step in range(40):
-            trail.replay(step % 4)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for step in range(40):
+                trail.replay(step % 4)
 
     graph = torch.cuda.CUDAGraph()
     with cgp.graph(graph, pool=other, capture_error_mode="global"):

@@ -5,7 +5,8 @@ Inputs come from the CPU's generator: a capture that failed leaves torch's CUDA 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,17 @@ else:
         "cudagraph_pool._torch", reason="needs the adapter", exc_type=ImportError
     )
 
-__all__ = ["PAGE", "WIDTH", "adapter", "capture_all", "capture_chain", "chain", "fresh", "torch"]
+__all__ = [
+    "PAGE",
+    "WIDTH",
+    "adapter",
+    "capture_all",
+    "capture_chain",
+    "chain",
+    "fresh",
+    "in_threads",
+    "torch",
+]
 
 WIDTH = 256
 PAGE = 2 << 20
@@ -68,3 +79,22 @@ def capture_all(sizes: Iterable[int], pool: tuple[int, int] | None) -> dict[int,
     chain(fresh(1, seed=0))  # what is loaded and initialised at first use
     torch.cuda.synchronize()
     return {rows: capture_chain(rows, pool) for rows in sizes}
+
+
+def in_threads(*work: Callable[[], object]) -> None:
+    """Runs all at once; raises what one of them raised."""
+    errors: list[BaseException] = []
+
+    def guarded(one: Callable[[], object]) -> None:
+        try:
+            one()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(one,)) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

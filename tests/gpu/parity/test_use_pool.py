@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import cudagraph_pool as cgp
 
-from ..work import PAGE, adapter, capture_chain, chain, fresh, torch
+from ..work import PAGE, adapter, capture_chain, chain, fresh, in_threads, torch
 from .conftest import Side
 from .memory import MIB, ids, inside, new_bytes, segments, settle
 
@@ -130,25 +130,6 @@ def test_an_exception_leaves_the_pool(region: Region) -> None:
     assert not region.holds(new_bytes(3))
     with region.use():
         assert region.holds(new_bytes(3))
-
-
-def in_threads(*work: Callable[[], None]) -> None:
-    """Runs all at once; raises what one of them raised."""
-    errors: list[BaseException] = []
-
-    def guarded(one: Callable[[], None]) -> None:
-        try:
-            one()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(one,)) for one in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def test_other_threads_are_not_routed(region: Region) -> None:
