@@ -24,6 +24,10 @@ class _UpdateResult(ctypes.Structure):
     )
 
 
+# As torch instantiates: cudaGraphInstantiateFlagAutoFreeOnLaunch and -UseNodePriority.
+_FLAGS = ctypes.c_ulonglong(1 | 8)
+
+
 class BareSwitch:
     """One executable that templates share: instantiated from the first, updated and launched by
     calls of the driver whose arguments were made before.
@@ -42,7 +46,7 @@ class BareSwitch:
         self._exec = ctypes.c_void_p()
         require(
             driver().cuGraphInstantiateWithFlags(
-                ctypes.byref(self._exec), self._templates[0], ctypes.c_ulonglong(0)
+                ctypes.byref(self._exec), self._templates[0], _FLAGS
             ),
             "cuGraphInstantiateWithFlags",
         )

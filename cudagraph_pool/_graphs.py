@@ -144,8 +144,9 @@ class graph:  # noqa: N801
     r"""Context manager that captures CUDA work into a :class:`torch.cuda.CUDAGraph`.
 
     :class:`torch.cuda.graph` on a :class:`GraphPool`. In addition it checks its arguments before
-    anything is changed, and after a capture that failed it puts the current stream back and ends
-    the failed capture's hold on the pool, so that the next capture works.
+    anything is changed; after a capture that failed it puts the current stream back and ends the
+    failed capture's hold on the pool, so that the next capture works; and after one that succeeded
+    the current stream waits for what PyTorch itself ran on the capture's stream.
 
     Arguments:
         cuda_graph (torch.cuda.CUDAGraph): Graph object used for capture.
@@ -249,6 +250,11 @@ class graph:  # noqa: N801
         except BaseException:
             self._clean_up(before)
             raise
+        if before is not None:
+            # A capture begins with eager work: PyTorch fills in what random numbers start from, on
+            # the capture's stream. On a busy GPU that could come after a replay has filled in its
+            # own, which would then draw the wrong numbers.
+            before.wait_stream(self._context.capture_stream)
         if self._execs is not None:
             _shared_exec.share(
                 self._graph, self._execs, self._pool.device.index, self._kept_template

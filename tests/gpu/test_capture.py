@@ -102,6 +102,30 @@ def test_graph_context_manager() -> None:
     assert pool.stats()["allocations"] > 0
 
 
+def test_the_first_replay_draws_its_own_random_numbers() -> None:
+    """However late a busy GPU comes to what PyTorch runs on the capture's stream beforehand."""
+
+    class BeginsLate(torch.cuda.CUDAGraph):  # type: ignore[misc]
+        def capture_begin(self, *args: object, **kwargs: object) -> None:
+            torch.cuda._sleep(200_000_000)  # about a tenth of a second
+            super().capture_begin(*args, **kwargs)
+
+    pool = cgp.GraphPool()
+    torch.rand(WIDTH, device="cuda")
+    drawn = []
+    for graph in (torch.cuda.CUDAGraph(), BeginsLate()):
+        torch.cuda.manual_seed(1)
+        with cgp.graph(graph, pool=pool):
+            torch.cuda._sleep(400_000_000)
+            numbers = torch.rand(WIDTH, device="cuda")
+        if not isinstance(graph, BeginsLate):
+            torch.cuda.synchronize()
+        torch.cuda.manual_seed(2)
+        graph.replay()
+        drawn.append(numbers)
+    assert torch.equal(*drawn)
+
+
 def test_eager_memory_stays_with_the_base() -> None:
     pool = cgp.GraphPool()
     outside = fresh(1024, seed=0)
