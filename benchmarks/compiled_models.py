@@ -360,12 +360,13 @@ def _judge(row: dict[str, Any]) -> tuple[bool, str]:
     for side in (stock, ours):
         if "error" in side:
             return False, f"FAILED {side['error']}"
+    no_larger = ours["reserved_bytes"] <= stock["reserved_bytes"]
     if not stock["repeatable"]:
-        return True, "unrepeatable"
+        return no_larger, "unrepeatable"
     wrong = [size for size, digest in stock["outputs"].items() if ours["outputs"][size] != digest]
     if wrong:
         return False, f"WRONG at sizes {wrong}"
-    return ours["reserved_bytes"] <= stock["reserved_bytes"], f"{len(stock['outputs'])} = stock"
+    return no_larger, f"{len(stock['outputs'])} = stock"
 
 
 _HEAD = "model graphs allocated:stock ours reserved:stock ours ours÷stock outputs"

@@ -190,8 +190,9 @@ def library_path() -> str:
 
     For :class:`torch.cuda.memory.CUDAPluggableAllocator`, with the names
     ``"cudagraph_pool_malloc"`` and ``"cudagraph_pool_free"``. PyTorch tells such an allocator
-    nothing of captures, so this one refuses to allocate during a capture:
-    :func:`pluggable_allocator` sets the hooks that it takes. As the allocator of a
+    nothing of captures, so this one refuses to allocate during a capture, nor of
+    :meth:`torch.Tensor.record_stream`, so what another stream uses must not be freed before that is
+    done: :func:`pluggable_allocator` sets the hooks that it takes. As the allocator of a
     :class:`torch.cuda.MemPool` it makes that pool's memory expandable, captures included.
 
     Raises:

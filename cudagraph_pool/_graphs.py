@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -66,6 +67,7 @@ class GraphPool:
         self._shared_exec = shared_exec
         self._max_execs = max_execs
         self._execs: _torch.ExecCache | None = None
+        self._execs_lock = threading.Lock()
         self._adapter.register_pool(self._device.index, self._id)
         self._open = True
 
@@ -127,10 +129,11 @@ class GraphPool:
 
     def _exec_cache(self) -> _torch.ExecCache:
         """Of its graphs; it lives on in them."""
-        if self._execs is None:
-            cache: _torch.ExecCache = self._adapter.ExecCache(self._device.index, self._max_execs)
-            self._execs = cache
-        return self._execs
+        with self._execs_lock:
+            if self._execs is None:
+                self._execs = self._adapter.ExecCache(self._device.index, self._max_execs)
+            cache: _torch.ExecCache = self._execs
+        return cache
 
     def _require_open(self) -> None:
         if not self._open:
@@ -250,11 +253,16 @@ class graph:  # noqa: N801
         except BaseException:
             self._clean_up(before)
             raise
-        if before is not None:
-            # A capture begins with eager work: PyTorch fills in what random numbers start from, on
-            # the capture's stream. On a busy GPU that could come after a replay has filled in its
-            # own, which would then draw the wrong numbers.
-            before.wait_stream(self._context.capture_stream)
+        # A capture begins with eager work: PyTorch fills in what random numbers start from, on the
+        # capture's stream. On a busy GPU that could come after a replay has filled in its own,
+        # which would then draw the wrong numbers.
+        try:
+            if before is not None:
+                before.wait_stream(self._context.capture_stream)
+        except BaseException:
+            self._graph.reset()
+            self._clean_up(before)
+            raise
         if self._execs is not None:
             _shared_exec.share(
                 self._graph, self._execs, self._pool.device.index, self._kept_template

@@ -174,6 +174,18 @@ TEST_F(CallbacksTest, ABlockThatATrackerFailsAtIsGone) {
   graph.End();
 }
 
+TEST_F(CallbacksTest, WhereOursWasAllocatedIsTold) {
+  Record();
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  DataPtr inside = allocator_.allocate(1000);
+  const void* const pointer = inside.get();
+  EXPECT_NE(allocator_.getContextForPointer(pointer), nullptr);
+  inside.clear();
+  EXPECT_EQ(allocator_.getContextForPointer(pointer), nullptr);
+  graph.End();
+}
+
 TEST_F(CallbacksTest, WhatIsFreedIsFreeWhoeverFails) {
   Track();
   Graph graph(*this, id_, 7);

@@ -22,7 +22,7 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   c10::CachingDeviceAllocator::DeviceStats stats;
   bool counts = true;  // else it knows neither statistics nor fractions, as pluggable ones
   std::map<c10::MempoolId_t, int> users;
-  std::set<c10::MempoolId_t> open;
+  std::set<std::pair<c10::DeviceIndex, c10::MempoolId_t>> open;
   double fraction = 1;                            // of whichever device was named last
   std::function<void()> before_stats = [] {};     // runs whenever they are asked for
   std::function<void()> before_fraction = [] {};  // runs whenever another one is to be set
@@ -87,13 +87,13 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
     return {};
   }
 
-  void beginAllocateToPool(c10::DeviceIndex, c10::MempoolId_t id,
+  void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id,
                            std::function<bool(cudaStream_t)>) override {
-    TORCH_CHECK(open.insert(id).second, "already recording");
+    TORCH_CHECK(open.insert({device, id}).second, "already recording");
     ++users[id];
   }
-  void endAllocateToPool(c10::DeviceIndex, c10::MempoolId_t id) override {
-    TORCH_CHECK(open.erase(id) == 1, "not recording");
+  void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id) override {
+    TORCH_CHECK(open.erase({device, id}) == 1, "not recording");
   }
   void releasePool(c10::DeviceIndex, c10::MempoolId_t id) override {
     TORCH_CHECK(users.contains(id), "unknown pool");

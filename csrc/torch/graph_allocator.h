@@ -237,6 +237,8 @@ class GraphAllocator final : public CUDAAllocator {
   bool SharesPool(DeviceIndex device, MempoolId_t id) const;
   // pre: scopes_mutex_ is held, for the following.
   bool TakeLateEnd(DeviceIndex device, PoolId pool);
+  // Lets the base know whether captures of ours are under way on the device.
+  void TellBaseOfCaptures(DeviceIndex device);
   void NoteBasesTree(DeviceIndex device, PoolId id);
   void ForgetBasesDeadTrees();
   void EndAbandonedCaptures(std::optional<cudaStream_t> origin);
@@ -260,6 +262,8 @@ class GraphAllocator final : public CUDAAllocator {
   // looks the same.
   std::set<ScopeKey> bases_trees_;
   std::atomic<bool> base_serves_trees_{false};  // == !bases_trees_.empty()
+  // What TellBaseOfCaptures() said last, on the devices where it said anything.
+  std::map<DeviceIndex, bool> told_of_captures_;
   // Scopes that EndAbandonedCaptures() ended and whose graph will still end them itself; how many
   // by id.
   std::map<ScopeKey, int> late_ends_;

@@ -251,6 +251,9 @@ std::string GraphAllocator::name() {
 }
 
 std::shared_ptr<c10::GatheredContext> GraphAllocator::getContextForPointer(const void* pointer) {
+  // Where one of ours was allocated, if that is known.
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  if (auto context = history_.ContextOf(address)) return context;
   return ForwardGetContextForPointer(base_, pointer);
 }
 

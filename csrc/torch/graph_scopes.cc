@@ -13,6 +13,9 @@
 namespace cgp {
 namespace {
 
+// No graph and no torch.cuda.MemPool is called so.
+constexpr MempoolId_t kCapturesOfOurs{~0ULL, ~0ULL};
+
 // The pools of `device` if the pool is one of them, else nullptr.
 DevicePools* PoolsWith(PoolId pool, DeviceIndex device) {
   DevicePools* const pools = DevicePools::Find(device);
@@ -53,6 +56,27 @@ bool GraphAllocator::SharesPool(DeviceIndex device, MempoolId_t id) const {
   return takes_captures() && shares_captures_ && PoolNames::IsAnonymous(id) &&
          OursOrNull(device, id) == nullptr && !BaseKnows(device, id) &&
          !routes_.Contains(device, PoolNames::kShared);
+}
+
+// As long as the base has a route open it records and asks for no events and gives nothing back to
+// the device, any of which could break a capture; what is freed meanwhile it deals with afterwards.
+void GraphAllocator::TellBaseOfCaptures(DeviceIndex device) {
+  const auto told = told_of_captures_.find(device);
+  const bool knows = told != told_of_captures_.end() && told->second;
+  if (knows == routes_.HasCaptureOfOurs(device)) return;
+  if (knows) {
+    base_.endAllocateToPool(device, kCapturesOfOurs);
+    told->second = false;
+    return;
+  }
+  base_.beginAllocateToPool(device, kCapturesOfOurs, [](cudaStream_t) { return false; });
+  if (told == told_of_captures_.end()) {
+    told_of_captures_.emplace(device, true);
+  } else {
+    told->second = true;
+    // That of the first time stays: the native allocator reopens no pool that nobody holds.
+    base_.releasePool(device, kCapturesOfOurs);
+  }
 }
 
 void GraphAllocator::NoteBasesTree(DeviceIndex device, PoolId id) {
@@ -120,6 +144,7 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
   routes_.Add(std::move(route));
   if (pool == PoolNames::kShared) names_.Share(device, id);
   if (kind == ScopeKind::kCapture) ++captures_of_ours_;
+  TellBaseOfCaptures(device);
 }
 
 void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
@@ -133,6 +158,7 @@ void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   const auto route = routes_.Remove(device, pool);
   if (route && route->ours) {
     AsTorchErrors([&] { DevicePools::For(device).set().EndScope(pool); });
+    TellBaseOfCaptures(device);
     return;
   }
   if (!route && TakeLateEnd(device, pool)) return;
@@ -200,6 +226,7 @@ void GraphAllocator::EndAbandonedCaptures(std::optional<cudaStream_t> origin) {
       set.Release(route.id);
       names_.Release(route.device, route.name);
     }
+    TellBaseOfCaptures(route.device);
   }
 }
 

@@ -19,7 +19,7 @@ TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
   Graph graph(*this, id_, 7);
   graph.Begin();
   EXPECT_TRUE(allocator_.capturing());
-  EXPECT_TRUE(base_.open.contains(id_));
+  EXPECT_TRUE(base_.open.contains({device_, id_}));
   EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
   graph.End();
   graph.Reset();
@@ -64,7 +64,7 @@ TEST_F(GraphScopesTest, ATreeWarmsUpRecordsAndGoesBackInAPoolOfOurs) {
   }
   allocator_.raw_delete(died);
   EXPECT_TRUE(allocator_.checkPoolLiveAllocations(device_, id_, {warmed_up.get(), output.get()}));
-  EXPECT_TRUE(base_.users.empty());
+  EXPECT_FALSE(base_.users.contains(id_));
   EXPECT_EQ(base_.calls["getCheckpointState"], 0);
   Graph third(*this, id_, 9);
   third.Begin();
@@ -147,7 +147,7 @@ TEST_F(GraphScopesTest, APoolThatWasAllocatedInStaysOursInAnEagerScope) {
   EXPECT_FALSE(allocator_.capturing());
   EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
   allocator_.endAllocateToPool(device_, id_);
-  EXPECT_TRUE(base_.users.empty());
+  EXPECT_FALSE(base_.users.contains(id_));
 }
 
 TEST_F(GraphScopesTest, ARegisteredPoolIsOursFromTheStart) {
@@ -221,6 +221,42 @@ TEST_F(GraphScopesTest, AFailedCaptureLeavesNoRoute) {
   EXPECT_FALSE(allocator_.capturing());
   EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), kGraphReleasesAbandonedPool ? 2 : 1);
   inside.clear();
+}
+
+// Else it would ask CUDA for events, or free, while a capture is under way.
+TEST_F(GraphScopesTest, TheBaseKnowsWhetherOursAreCapturing) {
+  const auto knows = [&] { return !base_.open.empty(); };
+  const cudaStream_t second_stream = Stream(2);
+  Graph first(*this, id_, 7), second(*this, {0, 2}, 8);
+  for (int round = 0; round < 3; ++round) {
+    first.Begin();
+    EXPECT_TRUE(knows());
+    EXPECT_FALSE(base_.open.contains({device_, id_})) << "but not whose pool it is";
+    current_stream = second_stream;
+    second.Begin();
+    second.End();
+    EXPECT_TRUE(knows()) << "the other one goes on";
+    current_stream = Stream(1);
+    allocator_.endAllocateToPool(device_, id_);
+    EXPECT_TRUE(knows()) << "the capture goes on without its route";
+    allocator_.beginAllocateToPool(device_, id_, first.Filter());
+    first.End();
+    EXPECT_FALSE(knows());
+  }
+  ASSERT_EQ(base_.users.size(), 1u);
+  EXPECT_EQ(base_.users.begin()->second, 1) << "it is held for the next time, once";
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  EXPECT_FALSE(knows()) << "no capture";
+  allocator_.endAllocateToPool(device_, id_);
+}
+
+TEST_F(GraphScopesTest, TheBaseKnowsThatACaptureFailed) {
+  Graph failed(*this, id_, 7);
+  failed.Begin();
+  failed.Fail();
+  EXPECT_FALSE(base_.open.empty());
+  allocator_.EndAbandonedCaptures();
+  EXPECT_TRUE(base_.open.empty());
 }
 
 TEST_F(GraphScopesTest, EmptyingTheCacheEndsFailedCaptures) {

@@ -77,7 +77,8 @@ TEST_F(SharedCapturesTest, OneAfterTheOtherTheyShareAPool) {
   EXPECT_EQ(pools().ids(), std::vector{PoolNames::kShared});
   EXPECT_FALSE(allocator_.snapshot(kFirst, false).segments.empty());
   EXPECT_TRUE(allocator_.checkPoolLiveAllocations(device_, kFirst, {inside.get()}));
-  EXPECT_TRUE(base_.users.empty());
+  EXPECT_FALSE(base_.users.contains(kFirst));
+  EXPECT_FALSE(base_.users.contains(kSecond));
 }
 
 TEST_F(SharedCapturesTest, NamedPoolsAndSwitchedOffOnesAreNotShared) {
@@ -122,7 +123,8 @@ TEST_F(SharedCapturesTest, EachNameCountsItsOwnUsers) {
   EXPECT_EQ(allocator_.getPoolUseCount(device_, kFirst), 2);
   EXPECT_EQ(allocator_.getPoolUseCount(device_, kSecond), 2);
   EXPECT_EQ(pools().UseCount(PoolNames::kShared), 4);
-  EXPECT_TRUE(base_.users.empty());
+  EXPECT_FALSE(base_.users.contains(kFirst));
+  EXPECT_FALSE(base_.users.contains(kSecond));
   first.Reset();
   third.Reset();
   EXPECT_FALSE(pools().Contains(ToPoolId(kFirst)));

@@ -94,6 +94,13 @@ bool RouteTable::AnyOurs() const {
   return std::ranges::any_of(routes_, &Route::ours);
 }
 
+bool RouteTable::HasCaptureOfOurs(c10::DeviceIndex device) const {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(routes_, [&](const Route& route) {
+    return route.device == device && route.ours && route.kind == ScopeKind::kCapture;
+  });
+}
+
 std::optional<Route> RouteTable::Remove(c10::DeviceIndex device, PoolId id) {
   const std::lock_guard lock(mutex_);
   const Route* route = Find(device, id);

@@ -77,6 +77,8 @@ class RouteTable {
   bool IsBeingCaptured(c10::DeviceIndex device, PoolId id) const;
   // Whether a route of ours is open.
   bool AnyOurs() const;
+  // Whether one of ours for a capture is.
+  bool HasCaptureOfOurs(c10::DeviceIndex device) const;
 
   // Takes the route out and returns it.
   std::optional<Route> Remove(c10::DeviceIndex device, PoolId id);

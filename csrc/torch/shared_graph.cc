@@ -67,13 +67,15 @@ void SharedGraph::Lend() {
 
 void SharedGraph::TakeBack() {
   const std::lock_guard lock(mutex_);
-  if (--lent_ == 0) SetExec(graph_, nullptr);
+  // Who withdrew it may have captured anew since.
+  if (--lent_ == 0 && !withdrawn_) SetExec(graph_, nullptr);
   cache_->GiveBack(number_, LaunchNow(device_));
 }
 
 void SharedGraph::Withdraw() {
   const std::lock_guard lock(mutex_);
   if (lent_ != 0) SetExec(graph_, nullptr);
+  withdrawn_ = true;
 }
 
 void SharedGraph::Prepare() {

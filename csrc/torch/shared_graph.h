@@ -53,6 +53,7 @@ class SharedGraph {
   const GraphNumber number_;
   std::mutex mutex_;
   int lent_ = 0;  // how often
+  bool withdrawn_ = false;
 };
 
 // For the graphs of one pool on `device`. Throws DriverError.

@@ -294,6 +294,29 @@ def expected() -> torch.Tensor:
     return torch.arange(4.0).view(4, 1).expand(4, 1 << 20)
 
 
+@pytest.mark.parametrize("empties", [False, True])
+def test_eager_memory_that_a_side_stream_uses_is_freed_in_a_capture(
+    side: Side, empties: bool
+) -> None:
+    """Nobody may ask CUDA for an event meanwhile, nor ever for one of a stream that captured."""
+    other = torch.cuda.Stream()
+    eager = torch.ones(1 << 20, device="cuda")
+    x = fresh(300, seed=0)
+    chain(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        other.wait_stream(torch.cuda.current_stream())
+        eager.record_stream(other)
+        del eager
+        if empties:
+            torch.cuda.empty_cache()
+        y = chain(x)
+        torch.cuda.current_stream().wait_stream(other)
+    x.copy_(fresh(300, seed=1))
+    graph.replay()
+    assert torch.equal(y, chain(x))
+
+
 @TWO_DEVICES
 def test_copies_between_devices_from_stitched_memory(side: Side) -> None:
     """Plain copies, and kernels that read and write the peer's memory; mapped before and after."""
