@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from . import _torch
 
-# As fast as one for each graph wherever a size stays for ten replays, at a quarter or less of the
-# memory: benchmarks/shared_execs.py has the table.
+# The more there are, the fewer replays switch. With so many even 16 graphs of 2,400 nodes keep to
+# a quarter of what executables of their own would take: benchmarks/shared_execs.py has the table.
 _MAX_EXECS = 4
 
 
@@ -167,7 +167,9 @@ class graph:  # noqa: N801
             slower on the device). ``instantiate()`` does so ahead. Graphs with child graphs,
             conditional or memory nodes keep an executable of their own, and a graph that is
             replayed while one that it shares with still runs on another stream gets one more, so
-            that neither waits for the other. Hooks that newer releases of torch call when a graph
+            that neither waits for the other on the device. On the CPU a replay waits while another
+            thread's is making a switch, and up to a tenth of a second for an executable that has to
+            make room and still runs. Hooks that newer releases of torch call when a graph
             is instantiated are not called: no executable is this graph's alone. Default: what the
             pool was made with.
 
