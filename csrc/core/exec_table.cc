@@ -130,6 +130,19 @@ void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
   plan->destroy.push_back(empty->first);
 }
 
+std::optional<ExecNumber> ExecTable::UpdatableFor(GraphNumber graph, const Conditions& now) const {
+  const GroupNumber group = graphs_.at(graph).group;
+  CGP_CHECK(!graphs_.at(graph).held_by);
+  std::optional<ExecNumber> longest_unused;
+  for (const ExecNumber number : by_use_) {
+    const Exec& exec = execs_.at(number);
+    if (exec.group != group || now.in_use(number)) continue;
+    if (!exec.holds) return number;  // nobody misses it
+    if (!longest_unused) longest_unused = number;
+  }
+  return longest_unused;
+}
+
 bool ExecTable::MayHaveFirst(GraphNumber graph) const {
   const GroupNumber number = graphs_.at(graph).group;
   const Group& group = groups_.at(number);

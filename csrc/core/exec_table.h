@@ -76,6 +76,9 @@ class ExecTable {
     std::function<bool(ExecNumber)> running;
   };
   Plan PlanFor(GraphNumber graph, const Conditions& now) const;
+  // Where none can be made, though that was planned: the one to update for the graph, if its group has
+  // any that is not in use. pre: no executable holds the graph.
+  std::optional<ExecNumber> UpdatableFor(GraphNumber graph, const Conditions& now) const;
   // Whether its group lacks an executable, and may have one within the limit.
   bool MayHaveFirst(GraphNumber graph) const;
 

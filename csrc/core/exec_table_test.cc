@@ -245,6 +245,38 @@ TEST_F(ExecTableTest, TheGroupOfALastGraphThatIsSetApartIsGone) {
   table.Check();
 }
 
+TEST_F(ExecTableTest, WhereNoneCanBeMadeTheLongestUnusedOfTheGroupIsUpdated) {
+  ExecTable table(8);
+  const auto graphs = AddGraphs(&table, 4);
+  const auto others = AddGraphs(&table, 1);
+  Run(&table, others[0]);
+  EXPECT_EQ(UpdatableFor(table, graphs[0]), std::nullopt) << "there is one of another group only";
+  Run(&table, graphs[0]);
+  Run(&table, graphs[1]);
+  const ExecNumber first = *table.HolderOf(graphs[0]);
+  const ExecNumber second = *table.HolderOf(graphs[1]);
+  EXPECT_EQ(PlanFor(table, graphs[2]).step, Step::kMake) << "the limit allows it";
+  EXPECT_EQ(UpdatableFor(table, graphs[2]), first);
+  EXPECT_THROW(UpdatableFor(table, graphs[0]), InternalError) << "it is held";
+  in_use_ = {first};
+  EXPECT_EQ(UpdatableFor(table, graphs[2]), second);
+  in_use_ = {first, second};
+  EXPECT_EQ(UpdatableFor(table, graphs[2]), std::nullopt);
+  in_use_.clear();
+  EXPECT_THAT(table.Remove(graphs[1]), IsEmpty());
+  EXPECT_EQ(UpdatableFor(table, graphs[2]), second) << "nobody misses it";
+  table.Updated(second, graphs[2]);
+  table.Check();
+  EXPECT_EQ(UpdatableFor(table, graphs[3]), first);
+}
+
+TEST_F(ExecTableTest, OneThatIsAloneIsNeverUpdated) {
+  ExecTable table(8);
+  const GraphNumber alone = table.Add(table.AddGroup(GroupKind::kAlone));
+  Run(&table, AddGraphs(&table, 1)[0]);
+  EXPECT_EQ(UpdatableFor(table, alone), std::nullopt);
+}
+
 TEST_F(ExecTableTest, AStepThatIsNotAllowedIsRefused) {
   ExecTable table(4);
   const auto first = AddGraphs(&table, 2);
@@ -356,7 +388,7 @@ class RandomSteps {
     for (const ModelExec& exec : model_.execs) {
       if (Pick(3) == 0) in_use_.insert(exec.number);
     }
-    Launch(AnyGraph(), choice == 5);
+    Launch(AnyGraph(), choice == 5, choice == 6);
   }
 
   void AddGroup() {
@@ -389,10 +421,11 @@ class RandomSteps {
     }
   }
 
-  void Launch(GraphNumber graph, bool driver_refuses) {
-    const ExecTable::Plan plan =
-        table_.PlanFor(graph, {.in_use = [&](ExecNumber exec) { return in_use_.contains(exec); },
-                               .running = [](ExecNumber) { return false; }});
+  void Launch(GraphNumber graph, bool driver_refuses, bool no_memory) {
+    const ExecTable::Conditions now = {
+        .in_use = [&](ExecNumber exec) { return in_use_.contains(exec); },
+        .running = [](ExecNumber) { return false; }};
+    const ExecTable::Plan plan = table_.PlanFor(graph, now);
     ExpectGoodPlan(graph, plan);
     for (const ExecNumber exec : plan.destroy) {
       table_.Destroyed(exec);
@@ -404,6 +437,7 @@ class RandomSteps {
         table_.Used(*plan.exec);
         return model_.MoveToEnd(*plan.exec);
       case ExecTable::Step::kMake:
+        if (no_memory) return DoWithout(graph, table_.UpdatableFor(graph, now));
         return model_.execs.push_back({table_.Made(graph), group, graph});
       case ExecTable::Step::kUpdate:
         if (driver_refuses) return Refuse(graph);
@@ -411,6 +445,23 @@ class RandomSteps {
         model_.Exec(*plan.exec).holds = graph;
         return model_.MoveToEnd(*plan.exec);
     }
+  }
+
+  // None could be made, and `other` is said to be the one to update.
+  void DoWithout(GraphNumber graph, std::optional<ExecNumber> other) {
+    const size_t group = model_.group_of.at(graph);
+    std::vector<ModelExec> idle;
+    for (const ModelExec& exec : model_.execs) {
+      const bool fits = exec.group == group && !model_.groups[group].alone;
+      if (fits && !in_use_.contains(exec.number)) idle.push_back(exec);
+    }
+    ASSERT_EQ(other.has_value(), !idle.empty());
+    if (!other) return;
+    // Had one of them held nothing, it would have been updated at once.
+    EXPECT_EQ(*other, idle.front().number);
+    table_.Updated(*other, graph);
+    model_.Exec(*other).holds = graph;
+    model_.MoveToEnd(*other);
   }
 
   void Refuse(GraphNumber graph) {

@@ -95,11 +95,12 @@ void ExecCache::ForgetGroupIfGone(GroupNumber group) {
 ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
                                  std::unique_lock<std::mutex>& lock) {
   const uint64_t launches = launches_;
+  const ExecTable::Conditions conditions = {
+      .in_use = [&](ExecNumber number) { return InUse(execs_.at(number), stream); },
+      .running = [&](ExecNumber number) { return Running(execs_.at(number)); }};
   std::optional<std::chrono::steady_clock::time_point> deadline;
   for (;;) {
-    const ExecTable::Plan plan = table_.PlanFor(
-        graph, {.in_use = [&](ExecNumber number) { return InUse(execs_.at(number), stream); },
-                .running = [&](ExecNumber number) { return Running(execs_.at(number)); }});
+    const ExecTable::Plan plan = table_.PlanFor(graph, conditions);
     const auto is_worth_awaiting = [&](ExecNumber number) {
       return IsWorthAwaiting(execs_.at(number), launches);
     };
@@ -119,9 +120,11 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
         table_.Used(*plan.exec);
         return execs_.at(*plan.exec);
       case ExecTable::Step::kMake:
-        return MakeUnlessHeld(graph);
+        if (Exec* const exec = MakeOrDoWithout(graph, conditions)) return *exec;
+        break;
       case ExecTable::Step::kUpdate:
         if (Update(*plan.exec, graph)) return execs_.at(*plan.exec);
+        break;
     }
   }
 }
@@ -181,15 +184,20 @@ void ExecCache::ForgetLaunch(Exec& exec) noexcept {
   exec.stream.reset();
 }
 
-ExecCache::Exec& ExecCache::MakeUnlessHeld(GraphNumber graph) {
+ExecCache::Exec* ExecCache::MakeOrDoWithout(GraphNumber graph, const ExecTable::Conditions& now) {
   try {
-    return Make(graph);
+    return &Make(graph);
   } catch (const DriverError& error) {
-    const std::optional<ExecNumber> holder = table_.HolderOf(graph);
-    if (!holder || error.status() != DriverStatus::kOutOfMemory) throw;
-    // A faster one was to be made, and there is no room for it.
-    table_.KeptAfterAll(*holder);
-    return execs_.at(*holder);
+    if (error.status() != DriverStatus::kOutOfMemory) throw;
+    if (const std::optional<ExecNumber> holder = table_.HolderOf(graph)) {
+      // A faster one was to be made, and there is no room for it.
+      table_.KeptAfterAll(*holder);
+      return &execs_.at(*holder);
+    }
+    // The limit allows more than the memory does: those that there are have to do.
+    const std::optional<ExecNumber> other = table_.UpdatableFor(graph, now);
+    if (!other) throw;
+    return Update(*other, graph) ? &execs_.at(*other) : nullptr;
   }
 }
 

@@ -85,8 +85,9 @@ class ExecCache {
   // this waits.
   Exec& Hold(GraphNumber graph, StreamId stream, std::unique_lock<std::mutex>& lock);
   Exec& Make(GraphNumber graph);
-  // The same, but without memory for it what holds the graph already, if anything, is good enough.
-  Exec& MakeUnlessHeld(GraphNumber graph);
+  // The same, but without memory for it what holds the graph already is good enough, or one of its
+  // group that can be updated. Returns nullptr if the driver refused that: see Update().
+  Exec* MakeOrDoWithout(GraphNumber graph, const ExecTable::Conditions& now);
   // Returns false if the driver refused: then the graph is set apart. If it fails otherwise the
   // executable is gone.
   bool Update(ExecNumber number, GraphNumber graph);

@@ -388,6 +388,66 @@ TEST_F(ExecCacheTest, WithoutMemoryForANewOneWhatIsHeldGoesOn) {
   }
 }
 
+TEST_F(ExecCacheTest, WithoutMemoryForAnotherOneTheOneThatIsThereIsUpdated) {
+  MakeCache(4);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const GraphExec exec = Launch(first, kA);
+  book_.Arm({.for_good = true,
+             .only = GraphBook::Call::kInstantiate,
+             .status = DriverStatus::kOutOfMemory});
+  EXPECT_EQ(Launch(second, kA), exec);
+  EXPECT_EQ(Launch(first, kA), exec);
+  EXPECT_EQ(book_.updates(), 2u);
+  EXPECT_EQ(Execs(), 1u);
+  book_.Disarm();
+  EXPECT_NE(Launch(second, kA), exec) << "there is memory again, and the limit allows two";
+  EXPECT_EQ(Execs(), 2u);
+}
+
+TEST_F(ExecCacheTest, WithoutMemoryNothingIsUpdatedThatIsInUseOrOfAnotherKind) {
+  MakeCache(4);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const GraphNumber other = Add(Graph{20}, "other");
+  Launch(first, kA);
+  Launch(other, kB);
+  book_.ForgetChanges();
+  for (const auto status : {DriverStatus::kOutOfMemory, DriverStatus::kFailed}) {
+    // The other kind is idle for B; a failure of another sort is no reason to do without.
+    const StreamId stream = status == DriverStatus::kOutOfMemory ? kB : kA;
+    book_.Arm({.for_good = true, .only = GraphBook::Call::kInstantiate, .status = status});
+    try {
+      cache_->Lend(second, stream);
+      FAIL();
+    } catch (const DriverError& error) {
+      EXPECT_EQ(error.status(), status) << "what is told is why none could be made";
+    }
+  }
+  EXPECT_THAT(book_.changed(), IsEmpty());
+  book_.Disarm();
+  Launch(second, kB);
+  Launch(first, kA);
+  EXPECT_EQ(Execs(), 3u);
+}
+
+TEST_F(ExecCacheTest, WithoutMemoryARefusalIsTheEndOfIt) {
+  MakeCache(4);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber refused = Add(Graph{11});
+  book_.Refuse(Graph{11});
+  const GraphExec exec = Launch(first, kA);
+  book_.Arm({.for_good = true,
+             .only = GraphBook::Call::kInstantiate,
+             .status = DriverStatus::kOutOfMemory});
+  EXPECT_THROW(cache_->Lend(refused, kA), DriverError);
+  EXPECT_EQ(Launch(first, kA), exec);
+  book_.Disarm();
+  Launch(refused, kA);
+  EXPECT_EQ(Execs(), 2u);
+}
+
 TEST_F(ExecCacheTest, NothingIsRecordedOnAStreamThatCapturesAndMayBeGone) {
   MakeCache(1);
   const GraphNumber first = Add(Graph{10});
