@@ -88,6 +88,9 @@ class TimedDriver final : public cgp::Driver {
   bool EventDone(cgp::Event event) override {
     return Timed([&] { return inner_.EventDone(event); });
   }
+  void WaitEvent(cgp::StreamId stream, cgp::Event event) override {
+    Timed([&] { inner_.WaitEvent(stream, event); });
+  }
   void DestroyEvent(cgp::Event event) noexcept override { inner_.DestroyEvent(event); }
   cgp::MemoryInfo Info() override { return inner_.Info(); }
 

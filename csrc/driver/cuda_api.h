@@ -55,7 +55,8 @@ namespace cgp {
   X(cuEventCreate, 2000)                      \
   X(cuEventRecord, 2000)                      \
   X(cuEventQuery, 2000)                       \
-  X(cuEventDestroy, 4000)
+  X(cuEventDestroy, 4000)                     \
+  X(cuStreamWaitEvent, 3020)
 
 struct CudaApi {
 #define CGP_CUDA_FIELD(function, version) PFN_##function##_v##version function = nullptr;

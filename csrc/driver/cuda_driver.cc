@@ -360,6 +360,12 @@ bool CudaDriver::EventDone(Event event) {
   Throw(DriverCall::kEventDone, "cuEventQuery", code, 0);
 }
 
+void CudaDriver::WaitEvent(StreamId stream, Event event) {
+  Call(DriverCall::kWaitEvent, "cuStreamWaitEvent", 0, [&] {
+    return api_.cuStreamWaitEvent(StreamOf(stream), CudaEvent(event), CU_EVENT_WAIT_DEFAULT);
+  });
+}
+
 void CudaDriver::DestroyEvent(Event event) noexcept {
   // An event knows its context. There is nothing to do about an error, which can only be that of
   // earlier work.

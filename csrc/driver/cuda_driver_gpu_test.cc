@@ -113,6 +113,7 @@ TEST_F(CudaDriverGpuTest, MapsAliasesAndGivesBack) {
   }
 
   const Event event = driver.RecordEvent(StreamId{0});
+  driver.WaitEvent(StreamId{0}, event);
   driver.Quiesce();
   EXPECT_TRUE(driver.EventDone(event));
   driver.DestroyEvent(event);

@@ -151,6 +151,16 @@ TEST_F(CudaDriverTest, QueriesEventsInRelaxedModeOnly) {
   EXPECT_EQ(fake_.destroyed, reinterpret_cast<CUevent>(0x6000));
 }
 
+TEST_F(CudaDriverTest, AStreamWaitsForAnEventOfAnother) {
+  CudaDriver driver(0, api_);
+  const Event event = driver.RecordEvent(StreamId{0x5100});
+  driver.WaitEvent(kStream, event);
+  EXPECT_EQ(fake_.stream, reinterpret_cast<CUstream>(0x5000));
+  EXPECT_EQ(fake_.event, reinterpret_cast<CUevent>(0x6000));
+  EXPECT_EQ(fake_.event_flags, static_cast<unsigned int>(CU_EVENT_WAIT_DEFAULT));
+  EXPECT_EQ(driver.stats()[DriverCall::kWaitEvent].calls, 1u);
+}
+
 TEST_F(CudaDriverTest, AnEventThatCannotBeRecordedIsDestroyed) {
   CudaDriver driver(0, api_);
   Failing("cuEventRecord", CUDA_ERROR_INVALID_VALUE, [&] { driver.RecordEvent(kStream); });
@@ -183,6 +193,7 @@ TEST_F(CudaDriverTest, EachErrorOfCudaIsThrownWithCallCodeAndBytes) {
       {"cuCtxSynchronize", failed, 0, [&] { driver.Quiesce(); }},
       {"cuEventCreate", failed, 0, [&] { driver.RecordEvent(kStream); }},
       {"cuEventRecord", failed, 0, [&] { driver.RecordEvent(kStream); }},
+      {"cuStreamWaitEvent", failed, 0, [&] { driver.WaitEvent(kStream, Event{0x6000}); }},
       {"cuStreamGetCaptureInfo", failed, 0, [&] { driver.Capture(kStream, &frontier); }},
       {"cuGraphNodeGetDependencies", failed, 0, [&] { driver.Dependencies(GraphNode{1}, &nodes); }},
       {"cuMemGetInfo", failed, 0, [&] { driver.Info(); }},

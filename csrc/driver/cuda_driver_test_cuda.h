@@ -268,6 +268,12 @@ inline void FakeEvents(CudaApi* api) {
     if (outcome != CUDA_SUCCESS) return outcome;
     return fake->event_ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   };
+  api->cuStreamWaitEvent = [](CUstream stream, CUevent event, unsigned int flags) {
+    fake->stream = stream;
+    fake->event = event;
+    fake->event_flags = flags;
+    return InContext("cuStreamWaitEvent");
+  };
   api->cuEventDestroy = [](CUevent event) {
     fake->destroyed = event;
     return CUDA_SUCCESS;

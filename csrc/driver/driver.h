@@ -152,6 +152,10 @@ class Driver {
   // Whether the marked work is done. Capture-legal (an implementation takes care of that).
   virtual bool EventDone(Event event) = 0;
 
+  // What is submitted to `stream` from now on begins when the marked work is done. Nobody waits on
+  // the host, and the event may be destroyed at once. pre: not Frontier::held.
+  virtual void WaitEvent(StreamId stream, Event event) = 0;
+
   virtual void DestroyEvent(Event event) noexcept = 0;
 
   virtual MemoryInfo Info() = 0;

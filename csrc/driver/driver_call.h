@@ -23,6 +23,7 @@ enum class DriverCall : uint8_t {
   kDependencies,
   kRecordEvent,
   kEventDone,
+  kWaitEvent,
   kDestroyEvent,
   kInfo,
 };

@@ -123,6 +123,11 @@ bool FaultyDriver::EventDone(Event event) {
   return inner_.EventDone(event);
 }
 
+void FaultyDriver::WaitEvent(StreamId stream, Event event) {
+  Count(DriverCall::kWaitEvent);
+  inner_.WaitEvent(stream, event);
+}
+
 void FaultyDriver::DestroyEvent(Event event) noexcept { inner_.DestroyEvent(event); }
 
 MemoryInfo FaultyDriver::Info() {

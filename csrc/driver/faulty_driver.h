@@ -52,6 +52,7 @@ class FaultyDriver final : public Driver {
   bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override;
   Event RecordEvent(StreamId stream) override;
   bool EventDone(Event event) override;
+  void WaitEvent(StreamId stream, Event event) override;
   void DestroyEvent(Event event) noexcept override;
   MemoryInfo Info() override;
 

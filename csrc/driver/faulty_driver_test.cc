@@ -31,6 +31,7 @@ class FaultyDriverTest : public testing::Test {
     driver_.Dependencies(node_, &nodes);
     const Event event = driver_.RecordEvent(kStream);
     driver_.EventDone(event);
+    driver_.WaitEvent(kStream, event);
     driver_.DestroyEvent(event);
     driver_.Info();
     driver_.Quiesce();
@@ -40,11 +41,11 @@ class FaultyDriverTest : public testing::Test {
   }
 
   const std::vector<DriverCall> all_ = {
-      DriverCall::kReserve,      DriverCall::kCreate,       DriverCall::kMap,
-      DriverCall::kSetAccess,    DriverCall::kAddPeer,      DriverCall::kCapture,
-      DriverCall::kDependencies, DriverCall::kRecordEvent,  DriverCall::kEventDone,
-      DriverCall::kInfo,         DriverCall::kQuiesce,      DriverCall::kUnmap,
-      DriverCall::kRelease,      DriverCall::kFreeAddresses};
+      DriverCall::kReserve,      DriverCall::kCreate,      DriverCall::kMap,
+      DriverCall::kSetAccess,    DriverCall::kAddPeer,     DriverCall::kCapture,
+      DriverCall::kDependencies, DriverCall::kRecordEvent, DriverCall::kEventDone,
+      DriverCall::kWaitEvent,    DriverCall::kInfo,        DriverCall::kQuiesce,
+      DriverCall::kUnmap,        DriverCall::kRelease,     DriverCall::kFreeAddresses};
   HostDriver host_{{.device = 2, .granularity = kPage, .map_memory = false}};
   FaultyDriver driver_{host_};
   const CaptureId capture_ = host_.graphs().Begin(kCapturing);
@@ -79,6 +80,8 @@ TEST_F(FaultyDriverTest, PassesArgumentsAndResultsUnchanged) {
   host_.HoldEvents(true);
   const Event event = driver_.RecordEvent(kStream);
   EXPECT_FALSE(driver_.EventDone(event));
+  driver_.WaitEvent(StreamId{9}, event);
+  EXPECT_EQ(host_.waits(), (std::vector<HostDriver::Wait>{{StreamId{9}, kStream}}));
   host_.CompleteEvents(kStream);
   EXPECT_TRUE(driver_.EventDone(event));
   const GraphNode next = host_.graphs().Launch(kCapturing, HostGraphs::LaunchKind::kProgrammatic);

@@ -350,10 +350,7 @@ bool HostDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
 
 Event HostDriver::RecordEvent(StreamId stream) {
   const std::lock_guard lock(mutex_);
-  if (capturing_streams_.contains(stream) || graphs_.Contains(stream)) {
-    RefuseInCapture(DriverCall::kRecordEvent, 0,
-                    "stream " + std::to_string(static_cast<uint64_t>(stream)) + " is capturing");
-  }
+  CheckNotCapturing(DriverCall::kRecordEvent, stream);
   const Event event{++last_event_};
   events_.emplace(event, RecordedEvent{.stream = stream, .done = !hold_events_});
   ++usage_.events;
@@ -363,13 +360,32 @@ Event HostDriver::RecordEvent(StreamId stream) {
 
 bool HostDriver::EventDone(Event event) {
   const std::lock_guard lock(mutex_);
+  const bool done = Recorded(DriverCall::kEventDone, event).done;
+  calls_.Add(DriverCall::kEventDone);
+  return done;
+}
+
+void HostDriver::WaitEvent(StreamId stream, Event event) {
+  const std::lock_guard lock(mutex_);
+  const RecordedEvent& recorded = Recorded(DriverCall::kWaitEvent, event);
+  CheckNotCapturing(DriverCall::kWaitEvent, stream);
+  waits_.push_back({.waiting = stream, .awaited = recorded.stream});
+  calls_.Add(DriverCall::kWaitEvent);
+}
+
+void HostDriver::CheckNotCapturing(DriverCall call, StreamId stream) const {
+  if (capturing_streams_.contains(stream) || graphs_.Contains(stream)) {
+    RefuseInCapture(call, 0,
+                    "stream " + std::to_string(static_cast<uint64_t>(stream)) + " is capturing");
+  }
+}
+
+const HostDriver::RecordedEvent& HostDriver::Recorded(DriverCall call, Event event) const {
   const auto found = events_.find(event);
   if (found == events_.end()) {
-    Refuse(DriverCall::kEventDone, 0,
-           "there is no event " + std::to_string(static_cast<uint64_t>(event)));
+    Refuse(call, 0, "there is no event " + std::to_string(static_cast<uint64_t>(event)));
   }
-  calls_.Add(DriverCall::kEventDone);
-  return found->second.done;
+  return found->second;
 }
 
 void HostDriver::DestroyEvent(Event event) noexcept {
@@ -422,6 +438,11 @@ bool HostDriver::CanAccess(Address address, uint64_t bytes, int device) const {
 uint64_t HostDriver::unquiesced_unmaps() const {
   const std::lock_guard lock(mutex_);
   return unquiesced_unmaps_;
+}
+
+std::vector<HostDriver::Wait> HostDriver::waits() const {
+  const std::lock_guard lock(mutex_);
+  return waits_;
 }
 
 uint64_t HostDriver::unknown_events_destroyed() const {

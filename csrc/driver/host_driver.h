@@ -70,6 +70,7 @@ class HostDriver final : public Driver {
   bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override;
   Event RecordEvent(StreamId stream) override;
   bool EventDone(Event event) override;
+  void WaitEvent(StreamId stream, Event event) override;
   void DestroyEvent(Event event) noexcept override;
   MemoryInfo Info() override;
 
@@ -98,13 +99,22 @@ class HostDriver final : public Driver {
   void CompleteEvents();
   void CompleteEvents(StreamId stream);
 
+  // Every WaitEvent(), in order: which stream waits for the work of which. It holds back nothing:
+  // CompleteEvents() is told when a stream's work is done.
+  struct Wait {
+    StreamId waiting;
+    StreamId awaited;
+    bool operator==(const Wait&) const = default;
+  };
+  std::vector<Wait> waits() const;
+
   // The captures that Capture() and Dependencies() tell of.
   HostGraphs& graphs() { return graphs_; }
 
   // Between these the calls that are not capture-legal fail as CUDA's do, with
   // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED. Legal, because it undoes: Unmap() of a mapping made
   // since, FreeAddresses() of a reservation made since, Release() of a handle that was mapped only
-  // since or never. RecordEvent() fails on the streams named. Captures may overlap; "since" is then
+  // since or never. RecordEvent() and WaitEvent() fail on the streams named. Captures may overlap; "since" is then
   // the begin of the first, and the streams of all count until the last ends.
   void BeginCapture(const std::vector<StreamId>& streams = {});
   void EndCapture();
@@ -145,6 +155,8 @@ class HostDriver final : public Driver {
   Reservation& ReservationAround(DriverCall call, Address address, uint64_t bytes);
   Physical& Held(DriverCall call, uint64_t bytes, Handle handle);
   void DropIfUnused(Handle handle);
+  void CheckNotCapturing(DriverCall call, StreamId stream) const;
+  const RecordedEvent& Recorded(DriverCall call, Event event) const;
   bool capturing() const { return captures_ != 0; }
 
   const HostDriverOptions options_;
@@ -158,6 +170,7 @@ class HostDriver final : public Driver {
   Mappings mappings_;
   std::unordered_map<Event, RecordedEvent> events_;
   std::vector<int> peers_;
+  std::vector<Wait> waits_;
 
   HostUsage usage_;
   CallCounts calls_;

@@ -356,6 +356,18 @@ TEST_P(HostDriverRulesTest, QuiesceCompletesAllEvents) {
   EXPECT_EQ(driver_.calls()[DriverCall::kQuiesce], 1u);
 }
 
+TEST_P(HostDriverRulesTest, TellsWhichStreamWaitsForWhich) {
+  const Event event = driver_.RecordEvent(kStreamA);
+  driver_.BeginCapture({kStreamA});
+  driver_.WaitEvent(kStreamB, event);
+  ExpectRefusedInCapture(driver_, [&] { driver_.WaitEvent(kStreamA, event); });
+  driver_.EndCapture();
+  driver_.DestroyEvent(event);
+  ExpectRefused(driver_, "there is no event", [&] { driver_.WaitEvent(kStreamB, event); });
+  EXPECT_EQ(driver_.waits(), (std::vector<HostDriver::Wait>{{kStreamB, kStreamA}}));
+  EXPECT_EQ(driver_.calls()[DriverCall::kWaitEvent], 1u);
+}
+
 TEST_P(HostDriverRulesTest, AnEventEndsWithItsDestruction) {
   const Event event = driver_.RecordEvent(kStreamA);
   driver_.DestroyEvent(event);

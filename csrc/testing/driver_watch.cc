@@ -310,6 +310,21 @@ bool DriverWatch::EventDone(Event event) {
   return it == events_.end() || streams_[it->second.stream].done >= it->second.work;
 }
 
+void DriverWatch::WaitEvent(StreamId stream, Event event) {
+  const std::lock_guard lock(mutex_);
+  ++calls_;
+  Expect(events_allowed_, "WaitEvent: the stream may be capturing");
+  Frontier frontier;
+  inner_.Capture(stream, &frontier);
+  Expect(frontier.capture == kNoCapture, "WaitEvent: the stream is capturing");
+  const auto it = events_.find(event);
+  Expect(it != events_.end(), "WaitEvent: not an event that is recorded");
+  if (it == events_.end()) return;
+  Stream& waiting = streams_[stream];
+  waiting.pending.push_back([this, mark = it->second] { Finish(mark.stream, mark.work); });
+  ++waiting.submitted;
+}
+
 void DriverWatch::DestroyEvent(Event event) noexcept {
   const std::lock_guard lock(mutex_);
   Expect(events_.erase(event) == 1, "DestroyEvent: not an event that is recorded");

@@ -28,7 +28,7 @@ class DriverWatch final : public Driver {
 
   // From now on what is not capture-legal is a violation, but to undo what no one has used yet.
   void set_capturing(bool capturing);
-  // Whether RecordEvent() is allowed: not while the streams concerned may be capturing.
+  // Whether RecordEvent() and WaitEvent() are allowed: not while the streams concerned may be capturing.
   void set_events_allowed(bool allowed);
   // Everything mapped so far may be in use by the device from now on: unmapping it needs a
   // Quiesce() first.
@@ -86,6 +86,7 @@ class DriverWatch final : public Driver {
   bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override;
   Event RecordEvent(StreamId stream) override;
   bool EventDone(Event event) override;
+  void WaitEvent(StreamId stream, Event event) override;
   void DestroyEvent(Event event) noexcept override;
   MemoryInfo Info() override;
 

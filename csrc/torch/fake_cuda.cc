@@ -81,6 +81,7 @@ class FakeDriver final : public Driver {
     return host_.RecordEvent(stream);
   }
   bool EventDone(Event event) override { return host_.EventDone(event); }
+  void WaitEvent(StreamId stream, Event event) override { host_.WaitEvent(stream, event); }
   void DestroyEvent(Event event) noexcept override { host_.DestroyEvent(event); }
   MemoryInfo Info() override { return host_.Info(); }
 

@@ -64,6 +64,7 @@ class MeteredDriver final : public Driver {
   }
   Event RecordEvent(StreamId stream) override { return inner_->RecordEvent(stream); }
   bool EventDone(Event event) override { return inner_->EventDone(event); }
+  void WaitEvent(StreamId stream, Event event) override { inner_->WaitEvent(stream, event); }
   void DestroyEvent(Event event) noexcept override { inner_->DestroyEvent(event); }
   MemoryInfo Info() override { return inner_->Info(); }
 
