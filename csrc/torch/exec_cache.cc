@@ -15,10 +15,7 @@ constexpr std::chrono::microseconds kNap{20};
 }  // namespace
 
 ExecCache::~ExecCache() {
-  for (auto& [number, exec] : execs_) {
-    ForgetLaunch(exec);
-    graphs_->Destroy(exec.handle);
-  }
+  for (auto& [number, exec] : execs_) graphs_->Destroy(exec.handle);
 }
 
 GraphNumber ExecCache::Add(Graph graph) {
@@ -33,7 +30,7 @@ GraphNumber ExecCache::Add(Graph graph) {
     group = found->second;
   }
   const GraphNumber number = table_.Add(group);
-  members_[number] = graph;
+  members_[number] = {.graph = graph, .last_run = nullptr};
   try {
     if (table_.MayHaveFirst(number)) Make(number);
   } catch (...) {
@@ -51,6 +48,7 @@ void ExecCache::Remove(GraphNumber graph) {
 GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
   std::unique_lock lock(mutex_);
   Exec& exec = Hold(graph, stream, lock);
+  WaitForLostRuns(graph, stream);
   const ExecNumber number = table_.HolderOf(graph).value();
   MarkEndOfLast(number);
   table_.Launched(number);
@@ -64,15 +62,23 @@ void ExecCache::GiveBack(GraphNumber graph, const Launch& launch) {
   Exec& exec = execs_.at(table_.HolderOf(graph).value());
   CGP_CHECK(exec.lent > 0);
   --exec.lent;
-  NoteLaunch(exec, launch);
+  const std::shared_ptr<Run> before = exec.last_run;
+  const auto is_elsewhere = [&](const std::shared_ptr<Run>& run) {
+    return run && !run->ComesBefore(launch.stream);
+  };
+  NoteLaunch(exec, graph, launch);
+  // What a capture takes does not run now, and must not be taken for what does.
+  if (!is_elsewhere(before) && !is_elsewhere(members_.at(graph).last_run)) return;
+  if (IsHeld(launch.stream)) exec.last_run = before;
 }
 
 void ExecCache::Prepare(GraphNumber graph, const Launch& launch) {
   std::unique_lock lock(mutex_);
   Exec& exec = Hold(graph, launch.stream, lock);
   if (IsHeld(launch.stream)) return;
+  WaitForLostRuns(graph, launch.stream);
   graphs_->Upload(exec.handle, launch.stream);
-  NoteLaunch(exec, launch);
+  NoteLaunch(exec, graph, launch);
 }
 
 ExecCache::Stats ExecCache::stats() const {
@@ -130,28 +136,56 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
 }
 
 bool ExecCache::InUse(Exec& exec, StreamId stream) {
-  return exec.lent != 0 || (exec.stream && *exec.stream != stream && Running(exec));
+  return exec.lent != 0 || (exec.last_run && exec.last_run->stream != stream && Running(exec));
 }
 
 bool ExecCache::Running(Exec& exec) {
-  if (!exec.stream) return false;
-  MarkEnd(exec);
-  if (!exec.launch_end) return true;
-  try {
-    if (!events_.EventDone(*exec.launch_end)) return true;
-  } catch (const DriverError&) {
-    // Its stream may have begun to capture just then, and the mark be no point in its work.
-    events_.DestroyEvent(*std::exchange(exec.launch_end, std::nullopt));
-    throw;
-  }
-  ForgetLaunch(exec);
+  if (!exec.last_run) return false;
+  if (!HasEnded(*exec.last_run)) return true;
+  exec.last_run.reset();
   return false;
 }
 
-void ExecCache::MarkEnd(Exec& exec) {
+bool ExecCache::HasEnded(Run& run) {
+  MarkEnd(run);
+  if (!run.end) return false;
+  try {
+    return events_.EventDone(*run.end);
+  } catch (const DriverError&) {
+    // Its stream may have begun to capture just then, and the mark be no point in its work.
+    run.Unmark();
+    throw;
+  }
+}
+
+void ExecCache::MarkEnd(Run& run) {
   // On a stream that may be gone it was marked at once, or cannot be any more.
-  if (!exec.stream || exec.launch_end || !exec.stream_lasts) return;
-  if (!IsHeld(*exec.stream)) exec.launch_end = events_.RecordEvent(*exec.stream);
+  if (run.end || !run.stream_lasts) return;
+  if (!IsHeld(run.stream)) run.end = events_.RecordEvent(run.stream);
+}
+
+void ExecCache::RememberRun(ExecNumber number) {
+  const std::shared_ptr<Run>& run = execs_.at(number).last_run;
+  if (!run) return;
+  // It may have been updated and not launched since.
+  const auto member = members_.find(run->graph);
+  if (member == members_.end() || table_.HolderOf(run->graph) != number) return;
+  std::shared_ptr<Run>& known = member->second.last_run;
+  if (known && known->number > run->number) return;
+  MarkEnd(*run);
+  known = run;
+}
+
+void ExecCache::WaitForLostRuns(GraphNumber graph, StreamId stream) {
+  std::shared_ptr<Run>& run = members_.at(graph).last_run;
+  if (!run || run->ComesBefore(stream)) return;
+  // It is asked first also because a mark that a capture has taken must not be waited for: that
+  // would draw the stream into the capture.
+  if (HasEnded(*run)) {
+    run.reset();
+    return;
+  }
+  if (run->end && !IsHeld(stream)) events_.WaitEvent(stream, *run->end);
 }
 
 bool ExecCache::IsHeld(StreamId stream) {
@@ -164,24 +198,15 @@ void ExecCache::MarkEndOfLast(ExecNumber next) {
   // As long as each graph has one nobody will ask. Later, the mark would stand behind more work.
   if (!launched_last_ || *launched_last_ == next || execs_.size() == members_.size()) return;
   const auto last = execs_.find(*launched_last_);
-  if (last != execs_.end()) MarkEnd(last->second);
+  if (last != execs_.end() && last->second.last_run) MarkEnd(*last->second.last_run);
 }
 
-void ExecCache::NoteLaunch(Exec& exec, const Launch& launch) {
-  ForgetLaunch(exec);
-  exec.launch = ++launches_;
-  exec.stream = launch.stream;
-  exec.stream_lasts = launch.stream_lasts;
+void ExecCache::NoteLaunch(Exec& exec, GraphNumber graph, const Launch& launch) {
+  exec.last_run = std::make_shared<Run>(events_, graph, ++launches_, launch);
   // Where the stream may be gone when somebody wants to know.
   if (!launch.stream_lasts && !IsHeld(launch.stream)) {
-    exec.launch_end = events_.RecordEvent(launch.stream);
+    exec.last_run->end = events_.RecordEvent(launch.stream);
   }
-}
-
-void ExecCache::ForgetLaunch(Exec& exec) noexcept {
-  if (exec.launch_end) events_.DestroyEvent(*exec.launch_end);
-  exec.launch_end.reset();
-  exec.stream.reset();
 }
 
 ExecCache::Exec* ExecCache::MakeOrDoWithout(GraphNumber graph, const ExecTable::Conditions& now) {
@@ -202,15 +227,17 @@ ExecCache::Exec* ExecCache::MakeOrDoWithout(GraphNumber graph, const ExecTable::
 }
 
 ExecCache::Exec& ExecCache::Make(GraphNumber graph) {
-  const GraphExec handle = graphs_->Instantiate(members_.at(graph));
+  if (const std::optional<ExecNumber> holder = table_.HolderOf(graph)) RememberRun(*holder);
+  const GraphExec handle = graphs_->Instantiate(members_.at(graph).graph);
   ++instantiations_;
-  return execs_[table_.Made(graph)] = {.handle = handle, .stream = {}, .launch_end = {}};
+  return execs_[table_.Made(graph)] = {.handle = handle, .last_run = nullptr};
 }
 
 bool ExecCache::Update(ExecNumber number, GraphNumber graph) {
+  RememberRun(number);
   bool updated = false;
   try {
-    updated = graphs_->Update(execs_.at(number).handle, members_.at(graph));
+    updated = graphs_->Update(execs_.at(number).handle, members_.at(graph).graph);
   } catch (const DriverError&) {
     table_.Destroyed(number);
     DestroyHandle(number);
@@ -228,14 +255,13 @@ bool ExecCache::Update(ExecNumber number, GraphNumber graph) {
 }
 
 void ExecCache::Destroy(ExecNumber number) {
+  RememberRun(number);
   table_.Destroyed(number);
   DestroyHandle(number);
 }
 
 void ExecCache::DestroyHandle(ExecNumber number) noexcept {
-  Exec& exec = execs_.at(number);
-  ForgetLaunch(exec);
-  graphs_->Destroy(exec.handle);
+  graphs_->Destroy(execs_.at(number).handle);
   execs_.erase(number);
 }
 

@@ -5,6 +5,10 @@
 // the two graphs might run at once, and one might wait for the other: so the second gets another
 // executable, beyond the limit if need be.
 //
+// CUDA orders the launches of one executable, on whatever streams, and so those of a graph that keeps
+// its own. Who shares expects no less: when an executable is taken from a graph the end of its last
+// launch is marked, and a launch on another stream waits for the mark, by the order of streams.
+//
 // An executable that has to make room for another one is destroyed when its last launch has ended:
 // until then it would keep its memory, and a program that runs far ahead of the device could fill
 // that with executables. Whoever needs the room waits, with the device still busy; others use the
@@ -58,7 +62,9 @@ class ExecCache {
   GraphNumber Add(Graph graph);
   void Remove(GraphNumber graph);
 
-  // An executable that holds the graph, for a launch on `stream`; to be given back.
+  // An executable that holds the graph, for a launch on `stream`; to be given back. The stream waits
+  // for the launches that the graph had on others, unless a capture holds it: what is captured runs
+  // later, and it is for those who replay it to order that.
   GraphExec Lend(GraphNumber graph, StreamId stream);
   // `launch` is what it was used for. It is given back even if this throws.
   void GiveBack(GraphNumber graph, const Launch& launch);
@@ -71,13 +77,41 @@ class ExecCache {
   Stats stats() const;
 
  private:
+  // A launch that may not have ended. The executable knows it, and so does the graph once it has lost
+  // that executable.
+  struct Run {
+    Run(Driver& driver, GraphNumber launched, uint64_t which, const Launch& launch)
+        : events(driver),
+          graph(launched),
+          number(which),
+          stream(launch.stream),
+          stream_lasts(launch.stream_lasts) {}
+    ~Run() { Unmark(); }
+    Run(const Run&) = delete;
+    Run& operator=(const Run&) = delete;
+    // Whether what follows on that stream runs behind it anyway. A stream that may go can leave its
+    // name to another one.
+    bool ComesBefore(StreamId what_follows) const { return stream == what_follows && stream_lasts; }
+    void Unmark() noexcept {
+      if (end) events.DestroyEvent(*end);
+      end.reset();
+    }
+
+    Driver& events;
+    const GraphNumber graph;
+    const uint64_t number;  // of all launches
+    const StreamId stream;
+    const bool stream_lasts;
+    std::optional<Event> end;  // or something later
+  };
   struct Exec {
     GraphExec handle;
     int lent = 0;
-    uint64_t launch = 0;             // its last one: which of all launches that was
-    std::optional<StreamId> stream;  // of its last launch, if that may not have ended
-    bool stream_lasts = false;
-    std::optional<Event> launch_end;  // or something later
+    std::shared_ptr<Run> last_run;  // if that may not have ended
+  };
+  struct Member {
+    Graph graph;
+    std::shared_ptr<Run> last_run;  // of those on executables that it has lost, likewise
   };
   void RemoveLocked(GraphNumber graph);
   void ForgetGroupIfGone(GroupNumber group);
@@ -88,26 +122,30 @@ class ExecCache {
   // The same, but without memory for it what holds the graph already is good enough, or one of its
   // group that can be updated. Returns nullptr if the driver refused that: see Update().
   Exec* MakeOrDoWithout(GraphNumber graph, const ExecTable::Conditions& now);
-  // Returns false if the driver refused: then the graph is set apart. If it fails otherwise the
-  // executable is gone.
+  // Returns false if the driver refused: then the graph is set apart. If the driver fails otherwise
+  // the executable is gone.
   bool Update(ExecNumber number, GraphNumber graph);
   void Destroy(ExecNumber number);
   void DestroyHandle(ExecNumber number) noexcept;
   // Whether it must stay as it is, when a graph is to run on `stream`.
   bool InUse(Exec& exec, StreamId stream);
   bool Running(Exec& exec);
-  void NoteLaunch(Exec& exec, const Launch& launch);
-  // Marks the end of its last launch, if that is possible now.
-  void MarkEnd(Exec& exec);
+  void NoteLaunch(Exec& exec, GraphNumber graph, const Launch& launch);
+  // Marks its end, if that is possible now.
+  void MarkEnd(Run& run);
+  bool HasEnded(Run& run);
+  // The graph that it holds is about to lose it.
+  void RememberRun(ExecNumber number);
+  // What follows on the stream runs behind all launches that the graph has had.
+  void WaitForLostRuns(GraphNumber graph, StreamId stream);
   // No mark can be made on it now: see Frontier::held.
   bool IsHeld(StreamId stream);
   // Another executable is to be launched.
   void MarkEndOfLast(ExecNumber next);
   // Its last launch, one of the first `launches`, has not ended, and will be seen to.
   bool IsWorthAwaiting(Exec& exec, uint64_t launches) {
-    return exec.launch <= launches && Running(exec) && exec.launch_end;
+    return Running(exec) && exec.last_run->number <= launches && exec.last_run->end;
   }
-  void ForgetLaunch(Exec& exec) noexcept;
 
   const std::unique_ptr<GraphDriver> graphs_;
   Driver& events_;
@@ -115,7 +153,7 @@ class ExecCache {
   mutable std::mutex mutex_;
   ExecTable table_;
   std::map<std::string, GroupNumber> groups_;  // by key
-  std::map<GraphNumber, Graph> members_;
+  std::map<GraphNumber, Member> members_;
   std::map<ExecNumber, Exec> execs_;
   std::optional<ExecNumber> launched_last_;
   uint64_t launches_ = 0;

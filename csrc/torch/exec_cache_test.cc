@@ -34,7 +34,9 @@ TEST_F(ExecCacheTest, GraphsOfAKindTakeTurnsWithOne) {
   EXPECT_EQ(book_.instantiations(), 1u);
   EXPECT_EQ(book_.updates(), 2u) << "no switch to a graph that is held";
   EXPECT_EQ(Execs(), 1u);
-  EXPECT_THAT(events_.calls(), IsEmpty()) << "on one stream nothing has to be asked";
+  EXPECT_THAT(events_.calls(), ElementsAre(DriverCall::kCapture, DriverCall::kRecordEvent,
+                                           DriverCall::kCapture, DriverCall::kRecordEvent))
+      << "on one stream each switch makes a mark, and nothing has to be asked";
 }
 
 TEST_F(ExecCacheTest, TheFirstOfAKindGetsOneAtOnceWithinTheLimit) {
@@ -173,7 +175,7 @@ TEST_F(ExecCacheTest, OnItsOwnStreamAnUnfinishedLaunchIsNoHindrance) {
   const GraphExec exec = Launch(first, kA);
   EXPECT_EQ(Launch(second, kA), exec);
   EXPECT_EQ(Launch(first, kA), exec);
-  EXPECT_THAT(events_.calls(), IsEmpty());
+  EXPECT_THAT(events_.calls(), Not(Contains(DriverCall::kEventDone)));
 }
 
 TEST_F(ExecCacheTest, ALaunchThatHasEndedElsewhereIsNoHindrance) {
@@ -469,7 +471,7 @@ TEST_F(ExecCacheTest, AGraphMayComeAndGoForEver) {
     Remove(comes);
     if (i % 10 == 0) host_.CompleteEvents();
     ASSERT_LE(Execs(), 3u);
-    ASSERT_LE(host_.usage().events, 3u);
+    ASSERT_LE(host_.usage().events, 5u) << "one for each executable, and for each graph";
   }
   Remove(stays);
   EXPECT_EQ(Execs(), 0u);
