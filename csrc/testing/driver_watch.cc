@@ -321,7 +321,7 @@ void DriverWatch::WaitEvent(StreamId stream, Event event) {
   Expect(it != events_.end(), "WaitEvent: not an event that is recorded");
   if (it == events_.end()) return;
   Stream& waiting = streams_[stream];
-  waiting.pending.push_back([this, mark = it->second] { Finish(mark.stream, mark.work); });
+  waiting.pending.emplace_back([this, mark = it->second] { Finish(mark.stream, mark.work); });
   ++waiting.submitted;
 }
 
