@@ -290,13 +290,17 @@ bool DriverWatch::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
   return inner_.Dependencies(node, nodes);
 }
 
+void DriverWatch::ExpectNotCapturing(const std::string& call, StreamId stream) {
+  Expect(events_allowed_, call + ": the stream may be capturing");
+  Frontier frontier;
+  inner_.Capture(stream, &frontier);
+  Expect(frontier.capture == kNoCapture, call + ": the stream is capturing");
+}
+
 Event DriverWatch::RecordEvent(StreamId stream) {
   const std::lock_guard lock(mutex_);
   ++calls_;
-  Expect(events_allowed_, "RecordEvent: the stream may be capturing");
-  Frontier frontier;
-  inner_.Capture(stream, &frontier);
-  Expect(frontier.capture == kNoCapture, "RecordEvent: the stream is capturing");
+  ExpectNotCapturing("RecordEvent", stream);
   const Event event{next_event_++};
   events_[event] = {stream, streams_[stream].submitted};
   return event;
@@ -313,10 +317,7 @@ bool DriverWatch::EventDone(Event event) {
 void DriverWatch::WaitEvent(StreamId stream, Event event) {
   const std::lock_guard lock(mutex_);
   ++calls_;
-  Expect(events_allowed_, "WaitEvent: the stream may be capturing");
-  Frontier frontier;
-  inner_.Capture(stream, &frontier);
-  Expect(frontier.capture == kNoCapture, "WaitEvent: the stream is capturing");
+  ExpectNotCapturing("WaitEvent", stream);
   const auto it = events_.find(event);
   Expect(it != events_.end(), "WaitEvent: not an event that is recorded");
   if (it == events_.end()) return;

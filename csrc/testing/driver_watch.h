@@ -121,6 +121,8 @@ class DriverWatch final : public Driver {
   // Does the stream's next piece of work, if its number is at most `last`.
   bool DoNext(StreamId stream, uint64_t last);
   void Expect(bool condition, const std::string& rule);
+  // For a call that names a stream.
+  void ExpectNotCapturing(const std::string& call, StreamId stream);
   void ExpectGranular(const char* call, uint64_t value);
   bool Used(uint64_t mapped) const { return mapped != 0 && mapped <= used_maps_; }
   bool CoveredLocked(Address address, uint64_t bytes, bool accessible) const;

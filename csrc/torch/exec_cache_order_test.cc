@@ -37,16 +37,24 @@ constexpr HostDriver::Wait kCForA{kC, kA};
 class ExecCacheOrderTest : public ExecCacheTest {
  protected:
   ExecCacheOrderTest() { host_.HoldEvents(true); }
+
+  // Two graphs that are alike, with one executable for both.
+  void MakeTwo() {
+    MakeCache(1);
+    graph_ = Add(Graph{10});
+    other_ = Add(Graph{11});
+  }
+
+  GraphNumber graph_{};
+  GraphNumber other_{};
 };
 
 TEST_F(ExecCacheOrderTest, BehindALaunchOnAnExecutableThatWasUpdatedSince) {
-  MakeCache(1);
-  const GraphNumber graph = Add(Graph{10});
-  const GraphNumber other = Add(Graph{11});
-  const GraphExec exec = Launch(graph, kA);
-  EXPECT_EQ(Launch(other, kA), exec);
+  MakeTwo();
+  const GraphExec exec = Launch(graph_, kA);
+  EXPECT_EQ(Launch(other_, kA), exec);
   EXPECT_THAT(host_.waits(), IsEmpty());
-  EXPECT_NE(Launch(graph, kB), exec);
+  EXPECT_NE(Launch(graph_, kB), exec);
   EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
 }
 
@@ -78,135 +86,115 @@ TEST_F(ExecCacheOrderTest, BehindALaunchOnAnExecutableThatWasReplaced) {
 }
 
 TEST_F(ExecCacheOrderTest, BehindALaunchOnAnExecutableThatAFailedUpdateTook) {
-  MakeCache(1);
-  const GraphNumber graph = Add(Graph{10});
-  const GraphNumber other = Add(Graph{11});
-  Launch(graph, kA);
+  MakeTwo();
+  Launch(graph_, kA);
   book_.Arm({.only = GraphBook::Call::kUpdate});
-  EXPECT_THROW(cache_->Lend(other, kA), DriverError);
+  EXPECT_THROW(cache_->Lend(other_, kA), DriverError);
   EXPECT_EQ(Execs(), 0u);
-  Launch(graph, kB);
+  Launch(graph_, kB);
   EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
 }
 
 TEST_F(ExecCacheOrderTest, BehindALaunchOnAStreamThatMayBeGone) {
-  MakeCache(1);
-  const GraphNumber graph = Add(Graph{10});
-  const GraphNumber other = Add(Graph{11});
-  Launch(graph, kA, /*lasts=*/false);
-  Launch(other, kA, /*lasts=*/false);
+  MakeTwo();
+  Launch(graph_, kA, /*lasts=*/false);
+  Launch(other_, kA, /*lasts=*/false);
   events_.Disarm();
-  Launch(graph, kB);
+  Launch(graph_, kB);
   EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
   EXPECT_THAT(events_.calls(), Not(Contains(DriverCall::kRecordEvent)));
-  Launch(other, kB);
+  Launch(other_, kB);
   // It has the same name, but may be another stream.
-  Launch(graph, kA, /*lasts=*/false);
+  Launch(graph_, kA, /*lasts=*/false);
   EXPECT_THAT(host_.waits(), Contains(HostDriver::Wait{kA, kA}));
 }
 
 TEST_F(ExecCacheOrderTest, WhatIsPreparedWaitsToo) {
-  MakeCache(1);
-  const GraphNumber graph = Add(Graph{10});
-  const GraphNumber other = Add(Graph{11});
-  Launch(graph, kA);
-  Launch(other, kA);
-  cache_->Prepare(graph, {kB, true});
+  MakeTwo();
+  Launch(graph_, kA);
+  Launch(other_, kA);
+  cache_->Prepare(graph_, {kB, true});
   EXPECT_THAT(host_.waits(), ElementsAre(kBForA))
       << "its end stands for all that the graph has had, as that of a launch does";
 }
 
 TEST_F(ExecCacheOrderTest, OnOneStreamNothingWaits) {
-  MakeCache(1);
-  const GraphNumber graph = Add(Graph{10});
-  const GraphNumber other = Add(Graph{11});
+  MakeTwo();
   for (int i = 0; i < 3; ++i) {
-    Launch(graph, kA);
-    Launch(other, kA);
+    Launch(graph_, kA);
+    Launch(other_, kA);
   }
   EXPECT_THAT(host_.waits(), IsEmpty());
   EXPECT_EQ(host_.calls()[DriverCall::kRecordEvent], book_.updates()) << "one for each switch";
 }
 
 TEST_F(ExecCacheOrderTest, WhatHasEndedIsNotAwaitedAndItsMarkGoes) {
-  MakeCache(1);
-  const GraphNumber graph = Add(Graph{10});
-  const GraphNumber other = Add(Graph{11});
-  Launch(graph, kA);
-  Launch(other, kA);
+  MakeTwo();
+  Launch(graph_, kA);
+  Launch(other_, kA);
   host_.CompleteEvents();
-  Launch(graph, kB);
+  Launch(graph_, kB);
   EXPECT_THAT(host_.waits(), IsEmpty());
   EXPECT_EQ(host_.usage().events, 1u) << "that of the other one's launch, which was in the way";
 }
 
 TEST_F(ExecCacheOrderTest, TheMarkGoesWithTheGraph) {
-  MakeCache(1);
-  const GraphNumber graph = Add(Graph{10});
-  const GraphNumber other = Add(Graph{11});
-  Launch(graph, kA);
-  Launch(other, kA);
+  MakeTwo();
+  Launch(graph_, kA);
+  Launch(other_, kA);
   EXPECT_EQ(host_.usage().events, 1u);
-  Remove(graph);
+  Remove(graph_);
   EXPECT_EQ(host_.usage().events, 0u);
 }
 
 TEST_F(ExecCacheOrderTest, AStreamThatACaptureHoldsDoesNotWaitAndHidesNothing) {
-  MakeCache(1);
-  const GraphNumber graph = Add(Graph{10});
-  const GraphNumber other = Add(Graph{11});
-  Launch(graph, kA);
-  Launch(other, kA);
+  MakeTwo();
+  Launch(graph_, kA);
+  Launch(other_, kA);
   const CaptureId capture = host_.graphs().Begin(kB);
-  const GraphExec exec = Launch(graph, kB);
+  const GraphExec exec = Launch(graph_, kB);
   EXPECT_THAT(host_.waits(), IsEmpty());
   host_.graphs().End(capture);
   EXPECT_EQ(Launch(Add(Graph{12}), kB), exec) << "it has not been launched yet";
-  Launch(graph, kC);
+  Launch(graph_, kC);
   EXPECT_THAT(host_.waits(), Contains(kCForA));
 }
 
 TEST_F(ExecCacheOrderTest, ACapturedLaunchDoesNotHideThatOfTheSameExecutable) {
-  MakeCache(1);
-  const GraphNumber graph = Add(Graph{10});
-  const GraphNumber other = Add(Graph{11});
-  const GraphExec exec = Launch(graph, kA);
+  MakeTwo();
+  const GraphExec exec = Launch(graph_, kA);
   const CaptureId capture = host_.graphs().Begin(kB);
-  EXPECT_EQ(Launch(graph, kB), exec);
+  EXPECT_EQ(Launch(graph_, kB), exec);
   host_.graphs().End(capture);
-  EXPECT_EQ(Launch(other, kA), exec);
-  Launch(graph, kC);
+  EXPECT_EQ(Launch(other_, kA), exec);
+  Launch(graph_, kC);
   EXPECT_THAT(host_.waits(), ElementsAre(kCForA));
 }
 
 TEST_F(ExecCacheOrderTest, WhatACaptureKeptFromBeingMarkedIsMarkedLater) {
-  MakeCache(1);
-  const GraphNumber graph = Add(Graph{10});
-  const GraphNumber other = Add(Graph{11});
-  Launch(graph, kA);
+  MakeTwo();
+  Launch(graph_, kA);
   const CaptureId capture = host_.graphs().Begin(kA);
-  Launch(other, kA);
+  Launch(other_, kA);
   EXPECT_EQ(host_.calls()[DriverCall::kRecordEvent], 0u);
   host_.graphs().End(capture);
-  Launch(graph, kC);
+  Launch(graph_, kC);
   EXPECT_THAT(host_.waits(), ElementsAre(kCForA));
 }
 
 TEST_F(ExecCacheOrderTest, AFailureLeavesWhatWasKnown) {
-  MakeCache(1);
-  const GraphNumber graph = Add(Graph{10});
-  const GraphNumber other = Add(Graph{11});
-  const GraphExec exec = Launch(graph, kA);
+  MakeTwo();
+  const GraphExec exec = Launch(graph_, kA);
   events_.Arm({.only = DriverCall::kRecordEvent});
-  EXPECT_THROW(cache_->Lend(other, kA), DriverError);
+  EXPECT_THROW(cache_->Lend(other_, kA), DriverError);
   EXPECT_EQ(book_.HeldBy(exec), Graph{10});
-  Launch(other, kA);
+  Launch(other_, kA);
   for (const DriverCall call : {DriverCall::kWaitEvent, DriverCall::kEventDone}) {
     events_.Arm({.only = call});
-    EXPECT_THROW(cache_->Lend(graph, kB), DriverError);
+    EXPECT_THROW(cache_->Lend(graph_, kB), DriverError);
     EXPECT_THAT(host_.waits(), IsEmpty());
   }
-  Launch(graph, kB);
+  Launch(graph_, kB);
   EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
 }
 

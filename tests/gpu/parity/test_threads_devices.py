@@ -290,10 +290,6 @@ def assert_stitched(graph: torch.cuda.CUDAGraph, large: torch.Tensor) -> None:
     assert len(block["pieces"]) > 1
 
 
-def expected() -> torch.Tensor:
-    return torch.arange(4.0).view(4, 1).expand(4, 1 << 20)
-
-
 @pytest.mark.parametrize("empties", [False, True])
 def test_eager_memory_that_a_side_stream_uses_is_freed_in_a_capture(
     side: Side, empties: bool
@@ -315,6 +311,10 @@ def test_eager_memory_that_a_side_stream_uses_is_freed_in_a_capture(
     x.copy_(fresh(300, seed=1))
     graph.replay()
     assert torch.equal(y, chain(x))
+
+
+def expected() -> torch.Tensor:
+    return torch.arange(4.0).view(4, 1).expand(4, 1 << 20)
 
 
 @TWO_DEVICES
