@@ -46,6 +46,7 @@ uint64_t FaultyDriver::failures() const {
 }
 
 void FaultyDriver::Count(DriverCall call, uint64_t bytes) {
+  meanwhile_(call);
   const std::lock_guard lock(mutex_);
   calls_.push_back(call);
   if (!fault_ || (fault_->only && *fault_->only != call)) return;

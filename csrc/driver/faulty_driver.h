@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "driver/driver.h"
@@ -30,6 +32,9 @@ class FaultyDriver final : public Driver {
   void Arm(const Fault& fault);
   // Fails nothing any more; the count and the record of calls begin anew too.
   void Disarm();
+
+  // Runs before each call, as what other threads do just then. It may not call this driver.
+  void Meanwhile(std::function<void(DriverCall)> happens) { meanwhile_ = std::move(happens); }
 
   // The calls since the last Arm() or Disarm(), failed ones included, in order.
   std::vector<DriverCall> calls() const;
@@ -61,6 +66,7 @@ class FaultyDriver final : public Driver {
   void Count(DriverCall call, uint64_t bytes = 0);
 
   Driver& inner_;
+  std::function<void(DriverCall)> meanwhile_ = [](DriverCall) {};
   mutable std::mutex mutex_;
   std::optional<Fault> fault_;
   std::vector<DriverCall> calls_;

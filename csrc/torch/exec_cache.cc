@@ -152,16 +152,22 @@ bool ExecCache::HasEnded(Run& run) {
   try {
     return events_.EventDone(*run.end);
   } catch (const DriverError&) {
-    // Its stream may have begun to capture just then, and the mark be no point in its work.
-    run.Unmark();
+    run.Unmark();  // the next one tells
     throw;
   }
 }
 
 void ExecCache::MarkEnd(Run& run) {
   // On a stream that may be gone it was marked at once, or cannot be any more.
-  if (run.end || !run.stream_lasts) return;
-  if (!IsHeld(run.stream)) run.end = events_.RecordEvent(run.stream);
+  if (!run.end && run.stream_lasts) MarkUnlessHeld(run);
+}
+
+void ExecCache::MarkUnlessHeld(Run& run) {
+  if (IsHeld(run.stream)) return;
+  run.end = events_.RecordEvent(run.stream);
+  // Another thread may have begun a capture there meanwhile: then the mark may be a part of that, no
+  // point in the stream's work, and must not be asked after.
+  if (IsHeld(run.stream)) run.Unmark();
 }
 
 void ExecCache::RememberRun(ExecNumber number) {
@@ -204,9 +210,7 @@ void ExecCache::MarkEndOfLast(ExecNumber next) {
 void ExecCache::NoteLaunch(Exec& exec, GraphNumber graph, const Launch& launch) {
   exec.last_run = std::make_shared<Run>(events_, graph, ++launches_, launch);
   // Where the stream may be gone when somebody wants to know.
-  if (!launch.stream_lasts && !IsHeld(launch.stream)) {
-    exec.last_run->end = events_.RecordEvent(launch.stream);
-  }
+  if (!launch.stream_lasts) MarkUnlessHeld(*exec.last_run);
 }
 
 ExecCache::Exec* ExecCache::MakeOrDoWithout(GraphNumber graph, const ExecTable::Conditions& now) {

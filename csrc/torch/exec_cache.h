@@ -64,7 +64,8 @@ class ExecCache {
 
   // An executable that holds the graph, for a launch on `stream`; to be given back. The stream waits
   // for the launches that the graph had on others, unless a capture holds it: what is captured runs
-  // later, and it is for those who replay it to order that.
+  // later, and it is for those who replay it to order that. Nor for one on a stream that a capture
+  // holds, where the end of no launch can be marked.
   GraphExec Lend(GraphNumber graph, StreamId stream);
   // `launch` is what it was used for. It is given back even if this throws.
   void GiveBack(GraphNumber graph, const Launch& launch);
@@ -133,6 +134,7 @@ class ExecCache {
   void NoteLaunch(Exec& exec, GraphNumber graph, const Launch& launch);
   // Marks its end, if that is possible now.
   void MarkEnd(Run& run);
+  void MarkUnlessHeld(Run& run);
   bool HasEnded(Run& run);
   // The graph that it holds is about to lose it.
   void RememberRun(ExecNumber number);

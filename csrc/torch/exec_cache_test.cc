@@ -34,9 +34,9 @@ TEST_F(ExecCacheTest, GraphsOfAKindTakeTurnsWithOne) {
   EXPECT_EQ(book_.instantiations(), 1u);
   EXPECT_EQ(book_.updates(), 2u) << "no switch to a graph that is held";
   EXPECT_EQ(Execs(), 1u);
-  EXPECT_THAT(events_.calls(), ElementsAre(DriverCall::kCapture, DriverCall::kRecordEvent,
-                                           DriverCall::kCapture, DriverCall::kRecordEvent))
-      << "on one stream each switch makes a mark, and nothing has to be asked";
+  constexpr auto kAsks = DriverCall::kCapture, kMarks = DriverCall::kRecordEvent;
+  EXPECT_THAT(events_.calls(), ElementsAre(kAsks, kMarks, kAsks, kAsks, kMarks, kAsks))
+      << "on one stream each switch makes a mark, and nobody asks after one";
 }
 
 TEST_F(ExecCacheTest, TheFirstOfAKindGetsOneAtOnceWithinTheLimit) {
@@ -224,13 +224,42 @@ TEST_F(ExecCacheTest, ACapturingStreamIsNotAskedAndCountsAsUnfinished) {
   EXPECT_EQ(Execs(), 1u);
 }
 
+// Another thread begins a capture between the question whether one is under way and the mark, which
+// is a part of it then: CUDA refuses every question after such an event.
+class ExecCacheRaceTest : public ExecCacheTest, public ::testing::WithParamInterface<bool> {};
+
+TEST_P(ExecCacheRaceTest, AMarkThatACaptureMayHaveTakenIsNotAskedAfter) {
+  const bool lasts = GetParam();
+  MakeCache(1);
+  CaptureId capture = kNoCapture;
+  bool marked = false;
+  events_.Meanwhile([&](DriverCall call) {
+    if (call == DriverCall::kRecordEvent) marked = true;
+    if (call != DriverCall::kCapture || !marked || capture != kNoCapture) return;
+    capture = host_.graphs().Begin(kA);
+    host_.BeginCapture({kA});
+  });
+  const GraphExec exec = Launch(Add(Graph{10}), kA, lasts);
+  EXPECT_NE(Launch(Add(Graph{11}), kB), exec) << "it counts as unfinished";
+  EXPECT_NE(capture, kNoCapture);
+  EXPECT_EQ(host_.usage().events, 0u);
+  for (const DriverCall call : events_.calls()) EXPECT_NE(call, DriverCall::kEventDone);
+  host_.EndCapture();
+  host_.graphs().End(capture);
+  Launch(Add(Graph{12}), kC);
+  EXPECT_EQ(Execs(), lasts ? 1u : 2u) << "where the stream may be gone nobody will ever know";
+}
+
+INSTANTIATE_TEST_SUITE_P(StreamLasts, ExecCacheRaceTest, ::testing::Bool());
+
 TEST_F(ExecCacheTest, AStreamThatMayGoIsMarkedAtOnceAndNeverNamedAgain) {
   MakeCache(1);
   host_.HoldEvents(true);
   const GraphNumber first = Add(Graph{10});
   const GraphNumber second = Add(Graph{11});
   const GraphExec exec = Launch(first, kA, /*lasts=*/false);
-  EXPECT_THAT(events_.calls(), ElementsAre(DriverCall::kCapture, DriverCall::kRecordEvent));
+  EXPECT_THAT(events_.calls(),
+              ElementsAre(DriverCall::kCapture, DriverCall::kRecordEvent, DriverCall::kCapture));
   events_.Disarm();
   EXPECT_NE(Launch(second, kB), exec);
   EXPECT_THAT(events_.calls(), ElementsAre(DriverCall::kEventDone)) << "the stream may be gone";
