@@ -6,12 +6,20 @@
 
 namespace cgp {
 
+namespace {
+
+// Who makes pools for ever shall neither fill the host's memory nor wait for the statistics of all.
+constexpr size_t kGonePoolsRemembered = 100;
+
+}  // namespace
+
 struct PoolSet::Member {
   Member(Driver& driver, const PoolOptions& options) : pool(driver, options) {}
 
   Pool pool;
   int users = 0;
   uint64_t live_blocks = 0;
+  Gauge* reserved_bytes = nullptr;  // its own in PoolSet
 };
 
 std::string ToString(PoolId id) {
@@ -93,8 +101,9 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
   }
   owners_.Insert(block.address, &member);
   ++member.live_blocks;
-  bool raised = usage_.Grew(member.pool.handles() - handles_before,
-                            member.pool.reserved_bytes() - reserved_before);
+  const uint64_t grown = member.pool.reserved_bytes() - reserved_before;
+  member.reserved_bytes->Add(grown);
+  bool raised = usage_.Grew(member.pool.handles() - handles_before, grown);
   raised |= usage_.Allocated(block);
   if (raised) new_peak_.store(true, std::memory_order_release);
   return block;
@@ -189,7 +198,19 @@ bool PoolSet::CanTrim(const Member& member) const {
 
 void PoolSet::EraseIfGone(PoolId id) {
   const auto it = members_.find(id);
-  if (CanTrim(*it->second) && it->second->pool.reserved_bytes() == 0) members_.erase(it);
+  if (!CanTrim(*it->second) || it->second->pool.reserved_bytes() > 0) return;
+  CountAsGone(id);
+  members_.erase(it);
+}
+
+void PoolSet::CountAsGone(PoolId id) {
+  Gauge& reserved = reserved_bytes_.at(id);
+  reserved.Remove(reserved.current);
+  gone_.push_back(id);
+  if (gone_.size() <= kGonePoolsRemembered) return;
+  const PoolId oldest = gone_.front();
+  gone_.pop_front();
+  if (!members_.contains(oldest)) reserved_bytes_.erase(oldest);  // else it has come back
 }
 
 uint64_t PoolSet::SumTrimmable() const {
@@ -209,6 +230,7 @@ uint64_t PoolSet::Trim() {
     const Pool& pool = entry.second->pool;
     if (!CanTrim(*entry.second)) return false;
     usage_.Shrank(pool.handles(), pool.reserved_bytes());
+    CountAsGone(entry.first);
     return true;
   });
   return bytes;
@@ -282,14 +304,21 @@ SetUsage PoolSet::Usage() {
   return usage_;
 }
 
+std::map<PoolId, Gauge> PoolSet::ReservedByPool() const {
+  const std::lock_guard lock(mutex_);
+  return reserved_bytes_;
+}
+
 void PoolSet::ResetPeaks() {
   const std::lock_guard lock(mutex_);
   usage_.ResetPeaks();
+  for (auto& [id, reserved] : reserved_bytes_) reserved.ResetPeak();
 }
 
 void PoolSet::ResetTraffic() {
   const std::lock_guard lock(mutex_);
   usage_.ResetTraffic();
+  for (auto& [id, reserved] : reserved_bytes_) reserved.ResetTraffic();
 }
 
 void PoolSet::Check() const {
@@ -300,12 +329,18 @@ void PoolSet::Check() const {
     member->pool.Check();
     const PoolStats stats = member->pool.Stats();
     CGP_CHECK(stats.live_blocks == member->live_blocks);
+    CGP_CHECK(member->reserved_bytes == &reserved_bytes_.at(id));
+    CGP_CHECK(stats.reserved_bytes == member->reserved_bytes->current);
     sum.live_blocks += stats.live_blocks;
     sum.allocated_bytes += stats.allocated_bytes;
     sum.requested_bytes += stats.requested_bytes;
     sum.reserved_bytes += stats.reserved_bytes;
     handles += member->pool.handles();
   }
+  for (const auto& [id, reserved] : reserved_bytes_) {
+    CGP_CHECK(reserved.current == 0 || members_.contains(id));
+  }
+  CGP_CHECK(gone_.size() <= kGonePoolsRemembered);
   CGP_CHECK(sum.live_blocks == owners_.size());
   CGP_CHECK(sum.live_blocks == usage_.all.count.current);
   CGP_CHECK(sum.allocated_bytes == usage_.all.bytes.current);
@@ -344,6 +379,7 @@ PoolSet::Member& PoolSet::FindOrCreate(PoolId id) {
   if (!member) {
     try {
       member = std::make_unique<Member>(driver_, options_);
+      member->reserved_bytes = &reserved_bytes_[id];
     } catch (...) {
       members_.erase(id);
       throw;

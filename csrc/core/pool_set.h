@@ -8,6 +8,7 @@
 #include <atomic>
 #include <compare>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "core/address_map.h"
+#include "core/gauge.h"
 #include "core/pool.h"
 #include "core/pool_checkpoint.h"
 #include "core/units.h"
@@ -113,6 +115,9 @@ class PoolSet {
   PoolStats TotalStats() const;
 
   SetUsage Usage();
+  // The bytes of physical memory that each pool has, and what it had: the last pools that are gone
+  // are remembered.
+  std::map<PoolId, Gauge> ReservedByPool() const;
   // Whether a peak of Usage(), but for what is free, has risen since this was asked last. Takes no
   // lock.
   bool TakeNewPeak() {
@@ -138,6 +143,8 @@ class PoolSet {
   uint64_t SumTrimmable() const;
   // Forgets a pool that has neither users nor a scope, blocks or memory.
   void EraseIfGone(PoolId id);
+  // pre: the member is about to be erased.
+  void CountAsGone(PoolId id);
 
   Driver& driver_;
   const PoolOptions options_;
@@ -148,6 +155,9 @@ class PoolSet {
   AddressMap<Member*> owners_;  // of live blocks, by their start
   // invariant: its current values are the sums of the members' Stats().
   SetUsage usage_;
+  // invariant: the current value of a member's is its pool's reserved_bytes(), and others' is 0.
+  std::map<PoolId, Gauge> reserved_bytes_;
+  std::deque<PoolId> gone_;  // in that order
   std::atomic<bool> new_peak_{false};
 };
 

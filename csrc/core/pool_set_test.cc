@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <string>
 
@@ -255,6 +256,51 @@ TEST_F(PoolSetTest, UsageIsThatOfAllPoolsTogether) {
   EXPECT_TRUE(Is(usage.all.bytes, kPage, 3 * kPage, 0, 2 * kPage));
   EXPECT_TRUE(Is(usage.all.requested_bytes, kPage, 3 * kPage, 0, 2 * kPage));
   EXPECT_TRUE(Is(usage.reserved_bytes, 3 * kPage, 7 * kPage, 0, 4 * kPage));
+}
+
+TEST_F(PoolSetTest, EachPoolsPhysicalMemoryIsCountedByItself) {
+  EXPECT_THAT(set_->ReservedByPool(), IsEmpty());
+  Begin(kOne);
+  const Block one = Allocate(kOne, 4 * kPage);
+  set_->BeginScope(kTwo, ScopeKind::kCapture);
+  Allocate(kTwo, kPage);
+  std::map<PoolId, Gauge> reserved = set_->ReservedByPool();
+  EXPECT_EQ(reserved.size(), 2U);
+  EXPECT_TRUE(Is(reserved[kOne], 4 * kPage, 4 * kPage, 4 * kPage, 0));
+  EXPECT_TRUE(Is(reserved[kTwo], kPage, kPage, kPage, 0));
+
+  set_->ResetPeaks();
+  set_->ResetTraffic();
+  Allocate(kTwo, 2 * kPage);
+  set_->Free(one.address);
+  reserved = set_->ReservedByPool();
+  EXPECT_TRUE(Is(reserved[kOne], 4 * kPage, 4 * kPage, 0, 0)) << "free, and held";
+  EXPECT_TRUE(Is(reserved[kTwo], 3 * kPage, 3 * kPage, 2 * kPage, 0));
+  End(kTwo);
+  set_->EndScope(kOne);
+  set_->Release(kOne);
+  set_->Trim();
+  reserved = set_->ReservedByPool();
+  EXPECT_TRUE(Is(reserved[kOne], 0, 4 * kPage, 0, 4 * kPage)) << "gone, and remembered";
+  EXPECT_TRUE(Is(reserved[kTwo], 3 * kPage, 3 * kPage, 2 * kPage, 0));
+  set_->ResetPeaks();
+  EXPECT_TRUE(Is(set_->ReservedByPool()[kOne], 0, 0, 0, 4 * kPage));
+}
+
+TEST_F(PoolSetTest, OnlyTheLastPoolsThatAreGoneAreRemembered) {
+  constexpr uint64_t kPools = 250;
+  for (uint64_t n = 1; n <= kPools; ++n) {
+    const PoolId id{0, n};
+    set_->BeginScope(id, ScopeKind::kCapture);
+    set_->Free(Allocate(id, kPage).address);
+    set_->EndScope(id);
+    set_->Release(id);
+    watch_.Quiesce();
+    EXPECT_EQ(set_->Trim(), kPage);
+  }
+  const std::map<PoolId, Gauge> reserved = set_->ReservedByPool();
+  EXPECT_EQ(reserved.size(), 100U);
+  EXPECT_EQ(reserved.begin()->first, (PoolId{0, kPools - 99}));
 }
 
 TEST_F(PoolSetTest, UsageHasTheHandlesAndTheFreeBytesOfAllPools) {

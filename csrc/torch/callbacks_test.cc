@@ -186,6 +186,26 @@ TEST_F(CallbacksTest, WhereOursWasAllocatedIsTold) {
   graph.End();
 }
 
+// Of torch 2.14; releases before it have no such action and nobody who asks.
+TEST_F(CallbacksTest, WhatIsSaidOfOursAfterwardsIsInTheHistory) {
+  Record();
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr inside = allocator_.allocate(1000);
+  allocator_.annotateMemory(inside.get(), "kept for the backward");
+  const auto traces = allocator_.snapshot().device_traces;
+  const auto& last = traces.at(static_cast<size_t>(device_)).back();
+  EXPECT_EQ(last.addr_, reinterpret_cast<size_t>(inside.get()));
+  EXPECT_EQ(last.size_, 1000U);
+  EXPECT_EQ(last.mempool_, id_);
+  EXPECT_NE(last.context_, nullptr);
+  constexpr auto kAnnotate = AnnotateAction<Action>();
+  EXPECT_EQ(kAnnotate.has_value(), kTorchMinor >= 14);
+  EXPECT_EQ(last.action_, kAnnotate.value_or(Action::ALLOC));
+  EXPECT_EQ(last.user_metadata_, kAnnotate ? "kept for the backward" : "");
+  graph.End();
+}
+
 TEST_F(CallbacksTest, WhatIsFreedIsFreeWhoeverFails) {
   Track();
   Graph graph(*this, id_, 7);

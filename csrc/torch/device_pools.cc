@@ -104,10 +104,15 @@ uint64_t DevicePools::Trim() {
   return set_.Trim();
 }
 
-bool DevicePools::Owns(const void* address) {
-  return FindFirst(PoolsOwner::kGraphAllocator, [&](DevicePools& pools) {
-           return pools.set_.At(ToAddress(address)).has_value();
-         }) != nullptr;
+std::optional<DevicePools::Owned> DevicePools::At(const void* address) {
+  std::optional<Owned> owned;
+  FindFirst(PoolsOwner::kGraphAllocator, [&](DevicePools& pools) {
+    const std::optional<Block> block = pools.set_.At(ToAddress(address));
+    const std::optional<PoolId> id = pools.set_.PoolOf(ToAddress(address));
+    if (block && id) owned = {.pools = &pools, .id = *id, .block = *block};
+    return owned.has_value();
+  });
+  return owned;
 }
 
 std::optional<Block> DevicePools::Around(const void* address, PoolsOwner owner) {

@@ -39,8 +39,14 @@ class DevicePools {
                               PoolsOwner owner = PoolsOwner::kGraphAllocator);
   static bool TryRecordUse(const void* address, StreamId stream,
                            PoolsOwner owner = PoolsOwner::kGraphAllocator);
-  // Whether one of GraphAllocator's live blocks starts at `address`.
-  static bool Owns(const void* address);
+  // A live block of GraphAllocator's, and whose it is.
+  struct Owned {
+    DevicePools* pools;
+    PoolId id;
+    Block block;
+  };
+  // The one that starts at `address`, if one does.
+  static std::optional<Owned> At(const void* address);
   // The live block that holds `address`, not only at its start. Slow: for diagnostics.
   static std::optional<Block> Around(const void* address,
                                      PoolsOwner owner = PoolsOwner::kGraphAllocator);

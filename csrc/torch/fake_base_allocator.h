@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "torch/torch_version.h"
+
 namespace cgp {
 
 class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
@@ -55,7 +57,12 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   void resetAccumulatedStats(c10::DeviceIndex) override { CheckThatItCounts(); }
   void resetPeakStats(c10::DeviceIndex) override {
     CheckThatItCounts();
-    for (auto& stat : stats.allocated_bytes) stat.peak = stat.current;
+    const auto reset = [](auto& array, const auto&) {
+      for (auto& stat : array) stat.peak = stat.current;
+    };
+    reset(stats.allocated_bytes, stats.allocated_bytes);
+    stats.oversize_segments.peak = stats.oversize_segments.current;
+    ForEachPrivatePool(stats, stats, reset);
   }
   void* raw_alloc(size_t bytes) override {
     void* pointer = std::malloc(bytes);  // NOLINT(cppcoreguidelines-no-malloc)

@@ -66,7 +66,7 @@ void TraceAllocation(const Block& block) {
 // Before a block can be anybody else's.
 void TraceFree(const void* pointer) {
   const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace();
-  if (tracer == nullptr || !DevicePools::Owns(pointer)) return;
+  if (tracer == nullptr || !DevicePools::At(pointer)) return;
   (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
 }
 
@@ -135,6 +135,22 @@ DataPtr GraphAllocator::AllocateRouted(size_t bytes) {
   const Block block = AllocateInPool(device, *target, bytes, stream);
   void* const pointer = reinterpret_cast<void*>(block.address);
   return {pointer, pointer, &FreeMemory, c10::Device(c10::kCUDA, device)};
+}
+
+DataPtr GraphAllocator::allocateWithAddress(size_t bytes, void* address) {
+  if (routes_.active() && bytes != 0) {
+    const DeviceIndex device = CurrentDevice();
+    const auto target = routes_.Match(device, CurrentStream(device));
+    // The base's memory is no way out: it would not be kept for the graph.
+    TORCH_CHECK(
+        !target || !target->ours,
+        "graph pool " + ToString(target ? target->id : PoolId{}) +
+            " chooses the addresses of its blocks itself and cannot give " + Mebibytes(bytes) +
+            " at " + Hex(reinterpret_cast<Address>(address)) +
+            ": allocate outside of the capture or use_pool block what has to have a certain "
+            "address");
+  }
+  return FromBase(ForwardAllocateWithAddress(base_, bytes, address));
 }
 
 void* GraphAllocator::raw_alloc(size_t bytes) {
@@ -318,13 +334,9 @@ void GraphAllocator::NoteFreed(DeviceIndex device, PoolId id, const Block& block
 }
 
 void GraphAllocator::NoteFree(const void* pointer) {
-  const auto address = reinterpret_cast<Address>(pointer);
-  for (DevicePools* pools : DevicePools::All()) {
-    const std::optional<Block> block = pools->set().At(address);
-    const std::optional<PoolId> id = pools->set().PoolOf(address);
-    if (!block || !id) continue;
-    NoteFreed(pools->device(), *id, *block, history_.Gather(History::When::ALL));
-  }
+  const auto ours = DevicePools::At(pointer);
+  if (!ours) return;
+  NoteFreed(ours->pools->device(), ours->id, ours->block, history_.Gather(History::When::ALL));
 }
 
 bool GraphAllocator::FreeOurs(void* pointer) {

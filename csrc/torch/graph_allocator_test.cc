@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -175,6 +176,43 @@ TEST_F(GraphAllocatorTest, WhatIsAskedOfOurPointersAndPools) {
   EXPECT_EQ(base_.calls["enablePeerAccess"], 2);
 }
 
+// The base's plain copy knows addresses of cudaMalloc alone where devices are no peers.
+TEST_F(GraphAllocatorTest, CopiesOfOursBetweenDevicesThatAreNoPeersAreNotTheBases) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr ours = allocator_.allocate(1000);
+  graph.End();
+  const DataPtr bases = allocator_.allocate(1000);
+  const auto passed_on = [&](void* to, const void* from, int from_device, bool peers) {
+    base_.calls["memcpyAsync"] = 0;
+    allocator_.memcpyAsync(to, device_, from, from_device, 8, Stream(1), peers);
+    return base_.calls["memcpyAsync"] == 1;
+  };
+  const int other = device_ + 1;
+  EXPECT_FALSE(passed_on(ours.get(), bases.get(), other, false));
+  EXPECT_FALSE(passed_on(bases.get(), ours.get(), other, false));
+  EXPECT_TRUE(passed_on(ours.get(), bases.get(), other, true));
+  EXPECT_TRUE(passed_on(ours.get(), bases.get(), device_, false));
+  EXPECT_TRUE(passed_on(bases.get(), bases.get(), other, false));
+}
+
+// Of torch 2.13: the base's memory would not stay the graph's.
+TEST_F(GraphAllocatorTest, ACaptureCannotNameTheAddressesOfItsBlocks) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  void* const address = allocator_.allocate(kPage).get();
+  try {
+    allocator_.allocateWithAddress(kPage, address);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    EXPECT_NE(text.find("graph pool (0, 1) chooses the addresses"), std::string::npos) << text;
+    EXPECT_NE(text.find(Hex(reinterpret_cast<Address>(address))), std::string::npos) << text;
+  }
+  EXPECT_EQ(pools().Stats(ToPoolId(id_)).live_blocks, 0U);
+  graph.End();
+}
+
 TEST_F(GraphAllocatorTest, StatisticsAndSnapshotAddUp) {
   Graph graph(*this, id_, 7);
   graph.Begin();
@@ -247,10 +285,10 @@ TEST_F(GraphAllocatorTest, BlocksOfOtherDevicesFindTheirPools) {
   DataPtr there = allocator_.allocate(3000);
   EXPECT_EQ(there.device().index(), other);
   EXPECT_TRUE(DevicePools::TryRecordUse(there.get(), StreamId{9}));
-  EXPECT_TRUE(DevicePools::Owns(there.get()));
+  EXPECT_TRUE(DevicePools::At(there.get()));
   const char* const inside = static_cast<const char*>(there.get()) + 512;
   EXPECT_FALSE(DevicePools::TryRecordUse(inside, StreamId{9}));
-  EXPECT_FALSE(DevicePools::Owns(inside));
+  EXPECT_FALSE(DevicePools::At(inside));
   allocator_.endAllocateToPool(other, id_);
   there.clear();
   EXPECT_EQ(DevicePools::For(other).set().TotalStats().live_blocks, 0U);

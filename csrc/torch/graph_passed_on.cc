@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
@@ -269,14 +270,20 @@ void GraphAllocator::markCaptureBegin(DeviceIndex device) {
 
 void GraphAllocator::markCaptureEnd(DeviceIndex device) { ForwardMarkCaptureEnd(base_, device); }
 
-DataPtr GraphAllocator::allocateWithAddress(size_t bytes, void* address) {
-  return ForwardAllocateWithAddress(base_, bytes, address);
-}
-
 bool GraphAllocator::supportsUserMetadata() { return ForwardSupportsUserMetadata(base_); }
 
 void GraphAllocator::annotateMemory(const void* pointer, const std::string& metadata) {
-  ForwardAnnotateMemory(base_, pointer, metadata);
+  const auto ours = DevicePools::At(pointer);
+  if (!ours) {
+    ForwardAnnotateMemory(base_, pointer, metadata);  // refuses what is not its own either
+    return;
+  }
+  constexpr std::optional<History::Action> kAnnotate = AnnotateAction<History::Action>();
+  if (!kAnnotate) return;
+  const Block& block = ours->block;
+  history_.Record({*kAnnotate, ours->pools->device(), block.address, block.requested_bytes,
+                   block.stream, ours->id},
+                  history_.Gather(History::When::ALLOC), metadata);
 }
 
 }  // namespace cgp

@@ -22,14 +22,16 @@ constexpr std::array kMeasures = {
     &DeviceStats::requested_bytes,
 };
 
-// function(Stat& of a, const Stat& of b), for all that both count.
+// function(Stat& of a, const Stat& of b), for all that both count, and for all pools that b has.
 template <typename Function>
 void ForEachPair(DeviceStats& a, const DeviceStats& b, Function function) {
-  for (const auto measure : kMeasures) {
-    for (size_t type = 0; type < (a.*measure).size(); ++type) {
-      function((a.*measure)[type], (b.*measure)[type]);
-    }
-  }
+  const auto for_each_type = [&](StatArray& of_a, const StatArray& of_b) {
+    for (size_t type = 0; type < of_a.size(); ++type) function(of_a[type], of_b[type]);
+  };
+  for (const auto measure : kMeasures) for_each_type(a.*measure, b.*measure);
+  function(a.oversize_allocations, b.oversize_allocations);
+  function(a.oversize_segments, b.oversize_segments);
+  ForEachPrivatePool(a, b, for_each_type);
 }
 
 Stat ToStat(const Gauge& gauge) {
@@ -43,6 +45,24 @@ Stat ToStat(const Gauge& gauge) {
 
 void Put(const Stat& stat, StatType type, StatArray& into) {
   into[static_cast<size_t>(type)] = stat;
+}
+
+// Pages hold blocks of all sizes: what is reserved counts as large, as torch calls segments that
+// are not for small blocks alone.
+void PutAsLarge(const Stat& stat, StatArray& into) {
+  for (const StatType type : {StatType::AGGREGATE, StatType::LARGE_POOL}) Put(stat, type, into);
+}
+
+// The same for a pool that the base may have had under this name before, or have now: then one of
+// the two had the higher peak at least.
+void AddAsLarge(const Stat& stat, StatArray& into) {
+  for (const StatType type : {StatType::AGGREGATE, StatType::LARGE_POOL}) {
+    Stat& sum = into[static_cast<size_t>(type)];
+    sum.current += stat.current;
+    sum.allocated += stat.allocated;
+    sum.freed += stat.freed;
+    sum.peak = std::max({sum.peak, stat.peak, sum.current});
+  }
 }
 
 void PutBlocks(const BlockUsage& blocks, StatType type, DeviceStats& into) {
@@ -77,19 +97,15 @@ void IfItCounts(const Function& function) {
 
 }  // namespace
 
-// Pages hold blocks of all sizes: what is reserved counts as large, as torch calls segments that
-// are not for small blocks alone.
 DeviceStats ToDeviceStats(const SetUsage& usage) {
   DeviceStats stats;
   PutBlocks(usage.all, StatType::AGGREGATE, stats);
   PutBlocks(usage.small, StatType::SMALL_POOL, stats);
   PutBlocks(usage.large, StatType::LARGE_POOL, stats);
-  for (const StatType type : {StatType::AGGREGATE, StatType::LARGE_POOL}) {
-    Put(ToStat(usage.handles), type, stats.segment);
-    Put(ToStat(usage.reserved_bytes), type, stats.reserved_bytes);
-    Put(ToStat(usage.free_bytes), type, stats.inactive_split_bytes);
-    Put(ToStat(usage.free_extents), type, stats.inactive_split);
-  }
+  PutAsLarge(ToStat(usage.handles), stats.segment);
+  PutAsLarge(ToStat(usage.reserved_bytes), stats.reserved_bytes);
+  PutAsLarge(ToStat(usage.free_bytes), stats.inactive_split_bytes);
+  PutAsLarge(ToStat(usage.free_extents), stats.inactive_split);
   stats.num_device_alloc = static_cast<int64_t>(usage.handles.added);
   stats.num_device_free = static_cast<int64_t>(usage.handles.removed);
   return stats;
@@ -148,6 +164,10 @@ DeviceStats MergedStats::Get(Base& base) {
   AddRejections(stats, rejections_);
   ForEachPair(stats, peaks_,
               [](Stat& stat, const Stat& peak) { stat.peak = std::max(stat.current, peak.peak); });
+  for (const auto& [id, reserved] : set_.ReservedByPool()) {
+    WithPrivatePool(stats, {id.first, id.second},
+                    [&](StatArray& counts) { AddAsLarge(ToStat(reserved), counts); });
+  }
   return stats;
 }
 

@@ -12,6 +12,7 @@
 
 #include "driver/host_driver.h"
 #include "torch/fake_base_allocator.h"
+#include "torch/torch_version.h"
 
 namespace cgp {
 namespace {
@@ -76,6 +77,47 @@ TEST_F(MergedStatsTest, NowIsTheSumOfBoth) {
   const MergedStats::Totals now = stats_.Now(base_);
   EXPECT_EQ(now.allocated_bytes, 700 + ours.bytes);
   EXPECT_EQ(now.reserved_bytes, 4000 + set_.Usage().reserved_bytes.current);
+}
+
+TEST_F(MergedStatsTest, EachPoolsMemoryIsToldWhereTorchTellsPoolsApart) {
+  const c10::MempoolId_t ours{kId.first, kId.second}, bases{0, 9};
+  bool told = false;
+  WithPrivatePool(base_.stats, bases, [](auto& reserved) {
+    reserved[kAll] = {.current = 20, .peak = 50, .allocated = 60, .freed = 40};
+  });
+  WithPrivatePool(base_.stats, ours, [](auto& reserved) {  // which served it before
+    reserved[kAll] = {.current = 0, .peak = 5 << 20, .allocated = 5 << 20, .freed = 5 << 20};
+  });
+  stats_.Get(base_);  // resets the base's peaks
+  Allocate(3 << 20);
+  DeviceStats stats = stats_.Get(base_);
+  WithPrivatePool(stats, bases, [](const auto& reserved) {
+    EXPECT_EQ(reserved[kAll].peak, 50);
+    EXPECT_EQ(reserved[kAll].current, 20);
+  });
+  WithPrivatePool(stats, ours, [&](const auto& reserved) {
+    told = true;
+    EXPECT_EQ(reserved[kAll].current, 4 << 20);
+    EXPECT_EQ(reserved[kAll].peak, 5 << 20);
+    EXPECT_EQ(reserved[kAll].allocated, 9 << 20);
+    EXPECT_EQ(reserved[kAll].freed, 5 << 20);
+    EXPECT_EQ(reserved[kLarge].allocated, 4 << 20);
+    EXPECT_EQ(reserved[kSmall].peak, 0);
+  });
+  EXPECT_EQ(told, kTorchMinor >= 13);
+  stats_.ResetPeaks(base_);
+  stats = stats_.Get(base_);
+  WithPrivatePool(stats, bases, [](const auto& reserved) { EXPECT_EQ(reserved[kAll].peak, 20); });
+}
+
+// Settings of the base's alone count these, and what it counts is asked for more often than users ask.
+TEST_F(MergedStatsTest, ThePeakOfOversizeSegmentsIsTheBases) {
+  base_.stats.oversize_segments.peak = 3;
+  base_.stats.oversize_segments.current = 1;
+  stats_.Get(base_);
+  EXPECT_EQ(stats_.Get(base_).oversize_segments.peak, 3);
+  stats_.ResetPeaks(base_);
+  EXPECT_EQ(stats_.Get(base_).oversize_segments.peak, 1);
 }
 
 TEST_F(MergedStatsTest, WhoHoldsTheBasesLockDoesNotWait) {

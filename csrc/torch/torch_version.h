@@ -15,7 +15,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 namespace cgp {
 
@@ -52,6 +54,34 @@ void ForwardAttachOomRejectionObserver(Base& base, OomRejectionObserver observer
 template <typename Stats>
 void AddRejections(Stats& stats, int64_t rejections) {
   if constexpr (requires { stats.num_oom_rejections; }) stats.num_oom_rejections += rejections;
+}
+
+// Since 2.13 each private pool's reserved bytes are told apart: function(counts) for those of one, made if
+// need be.
+template <typename Stats, typename Function>
+void WithPrivatePool(Stats& stats, c10::MempoolId_t id, const Function& function) {
+  if constexpr (requires { stats.reserved_bytes_by_private_pools; }) {
+    function(stats.reserved_bytes_by_private_pools[id]);
+  }
+}
+// function(counts in a, counts in b) for all that b has.
+template <typename Stats, typename Function>
+void ForEachPrivatePool(Stats& a, const Stats& b, const Function& function) {
+  if constexpr (requires { a.reserved_bytes_by_private_pools; }) {
+    for (const auto& [id, counts] : b.reserved_bytes_by_private_pools) {
+      function(a.reserved_bytes_by_private_pools[id], counts);
+    }
+  }
+}
+
+// The history's action for what is said of a block afterwards: since 2.14.
+template <typename Action>
+constexpr std::optional<Action> AnnotateAction() {
+  if constexpr (requires { Action::ANNOTATE; }) {
+    return Action::ANNOTATE;
+  } else {
+    return std::nullopt;
+  }
 }
 
 template <typename Base>

@@ -459,4 +459,33 @@ MUTANTS = [
         "  pools.set().Release(kEagerPool);  // BeginScope() added a user\n",
         "",
     ),
+    # What newer releases and other devices ask.
+    _Mutant(
+        "adapter-address-anywhere",
+        "graph_allocator.cc",
+        "a capture gets the base's memory at an address that it names",
+        "        !target || !target->ours,\n",
+        "        true,\n",
+    ),
+    _Mutant(
+        "adapter-copy-plain",
+        "graph_passed_on.cc",
+        "the base copies from and to mapped memory between devices that are no peers",
+        "(IsMapped(destination) || IsMapped(source))) {",
+        "false) {",
+    ),
+    _Mutant(
+        "adapter-copy-one-end",
+        "graph_passed_on.cc",
+        "only the destination of a copy is asked after",
+        "(IsMapped(destination) || IsMapped(source))) {",
+        "IsMapped(destination)) {",
+    ),
+    _Mutant(
+        "adapter-found-no-block",
+        "device_pools.cc",
+        "blocks that start at an address are not found",
+        "    return owned.has_value();\n",
+        "    owned.reset();\n    return false;\n",
+    ),
 ]
