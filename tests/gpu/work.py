@@ -26,6 +26,7 @@ else:
 __all__ = [
     "PAGE",
     "WIDTH",
+    "Captured",
     "adapter",
     "capture_all",
     "capture_chain",

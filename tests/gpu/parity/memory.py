@@ -14,6 +14,14 @@ def ids() -> list[tuple[int, int]]:
     return adapter.pool_ids(torch.cuda.current_device())
 
 
+def mapped_pages(id: tuple[int, int], device: int = 0) -> list[int]:
+    """The pages of a pool of ours by the addresses behind which they are mapped: one that stands
+    behind several is listed as often.
+    """
+    ranges = adapter.snapshot(device, id)["ranges"]
+    return [page for mapped in ranges for page in mapped["pages"]]
+
+
 def new_bytes(mib: int, value: int = 1) -> torch.Tensor:
     return torch.full((mib * MIB,), value, dtype=torch.uint8, device="cuda")
 

@@ -180,8 +180,9 @@ def test_training_with_accumulated_gradients(side: Side) -> None:
     assert_whose(side)
 
 
+@pytest.mark.parametrize("mode", MODES)
 @torch.no_grad()
-def test_branches(side: Side) -> None:
+def test_branches(side: Side, mode: str) -> None:
     """One graph, after it sometimes this one and sometimes that one: the checkpoint at its end is
     restored to record, and first to warm up, the second.
     """
@@ -193,7 +194,7 @@ def test_branches(side: Side) -> None:
         torch._dynamo.graph_break()
         return first * 4, second
 
-    compiled = graphed(body)
+    compiled = graphed(body, mode)
     for step in range(12):
         x = numbers(300, 200, seed=step)
         for got, expected in zip(compiled(x, step % 2 == 0), body(x, step % 2 == 0), strict=True):

@@ -212,8 +212,27 @@ if OURS:
     assert held >= 100
     assert f"{held:.2f} MiB" in text, (held, text)
     # Its users: the GraphPool, the first graph and, as yet, the one that failed.
-    assert re.search(r"\\b[23] (user|graph)", text), text
+    assert "has 3 user(s)" in text, text
+    (free, total) = re.search(r"Free on the GPU: ([0-9.]+) MiB of ([0-9.]+) MiB", text).groups()
+    has = [bytes / MIB for bytes in torch.cuda.mem_get_info()]
+    assert abs(float(free) - has[0]) <= 64, (text, has)
+    assert abs(float(total) - has[1]) < 1, (text, has)
+    live = float(re.search(r"has ([0-9.]+) MiB of it in live blocks", text).group(1))
+    assert 100 <= live <= held, text
 assert replays(graph)
+"""
+
+THE_HISTORY_SHOWS_IT = """
+torch.cuda.memory._record_memory_history(context="all", stacks="python")
+limit(300)
+oom(capture, 500)
+entries = torch.cuda.memory._snapshot()["device_traces"][0]
+(told,) = [entry for entry in entries if entry["action"] == "oom"]
+assert told["size"] == 500 * MIB, told
+assert 0 < told["device_free"] <= torch.cuda.mem_get_info()[1], told
+if OURS:
+    assert abs(told["device_free"] - torch.cuda.mem_get_info()[0]) <= 64 * MIB, told
+assert "capture" in {frame["name"] for frame in told["frames"]}, told
 """
 
 OBSERVERS = """
@@ -386,6 +405,7 @@ PROGRAMS = {
     "the_fraction_counts_pools": THE_FRACTION_COUNTS_POOLS,
     "the_fraction_in_both_directions": THE_FRACTION_IN_BOTH_DIRECTIONS,
     "what_the_error_says": WHAT_THE_ERROR_SAYS,
+    "the_history_shows_it": THE_HISTORY_SHOWS_IT,
     "observers": OBSERVERS,
     "the_next_smaller_capture_works": THE_NEXT_SMALLER_CAPTURE_WORKS_AND_NOTHING_LEAKS,
     "no_route_is_left": NO_ROUTE_IS_LEFT,

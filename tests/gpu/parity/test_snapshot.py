@@ -17,6 +17,7 @@ import cudagraph_pool as cgp
 
 from ..work import adapter, capture_all, torch
 from .conftest import Side
+from .memory import mapped_pages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,7 +139,7 @@ def test_segments_and_blocks(side: Side) -> None:
 def test_pages_that_stand_at_several_addresses(side: Side) -> None:
     """Many sizes into one pool, smallest first, with survivors in between."""
     pool = torch.cuda.graph_pool_handle()
-    graphs, held = [], []
+    graphs, held = [capture_all([16, 300, 700, 1500, 4000, 9000], pool)], []
     for rows in (50, 400, 1300, 3000, 8000):
         graphs.append(capture_all([rows], pool))
         graph, tensors = capture(partial(buffers, [rows * 1000, 700]), pool)
@@ -154,6 +155,8 @@ def test_pages_that_stand_at_several_addresses(side: Side) -> None:
     for tensor in held:
         assert blocks[tensor.data_ptr()]["requested_size"] == tensor.numel()
     if side == "ours":
+        pages = mapped_pages(pool)
+        assert len(pages) > len(set(pages)), "no page is mapped twice"
         stats = adapter.stats(torch.cuda.current_device(), tuple(pool))
         assert sum(s["total_size"] for s in own) == stats["reserved_bytes"]
     del held[::2]
@@ -279,6 +282,18 @@ def test_which_stacks_are_kept(side: Side, context: str | None) -> None:
     assert ("let_go" in by_action["free_requested"]) == (context == "all")
     assert {"alloc", "free_requested", "free_completed"} <= set(by_action)
     del held
+
+
+def test_the_state_without_its_history(side: Side) -> None:
+    """Where what lives was allocated, and nothing of what is gone."""
+    record(enabled="state", context="state")
+    graph, held = capture(lambda: buffers([6000, 7000]))
+    assert_whose(side)
+    held.pop()
+    assert len(trace()) <= 1  # native keeps the newest entry
+    (block,) = live_blocks(torch.cuda.memory_snapshot(graph.pool())).values()
+    assert block["address"] == held[0].data_ptr()
+    assert "buffers" in functions(block)
 
 
 def test_frames_of_cpp(side: Side) -> None:

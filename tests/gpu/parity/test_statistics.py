@@ -10,6 +10,7 @@ import pytest
 
 from ..work import adapter, capture_all, fresh, torch
 from .conftest import Side
+from .memory import mapped_pages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -216,6 +217,12 @@ def test_sums_over_the_snapshot_are_the_statistics(side: Side) -> None:
     graphs = capture_all([16, 300, 700, 1500, 4000, 9000], torch.cuda.graph_pool_handle())
     held = capture(lambda: buffers(SIZES), graphs[16].graph.pool())
     assert_whose(side)
+    if side == "ours":
+        pool = graphs[16].graph.pool()
+        pages = mapped_pages(pool)
+        assert len(pages) > len(set(pages)), "no page is mapped twice"
+        shown = sum(s["total_size"] for s in own_segments() if tuple(s["segment_pool_id"]) == pool)
+        assert shown == len(set(pages)) * adapter.stats(0, pool)["page_bytes"]
     segments = own_segments()
     assert sum(s["total_size"] for s in segments) == torch.cuda.memory_reserved()
     assert sum(s["allocated_size"] for s in segments) == torch.cuda.memory_allocated()

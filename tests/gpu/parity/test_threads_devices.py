@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 
 import pytest
 
-from ..work import adapter, chain, fresh, torch
+import cudagraph_pool as cgp
+
+from ..work import Captured, adapter, capture_chain, chain, fresh, torch
 from .conftest import Side
+from .memory import mapped_pages
 
 TWO_DEVICES = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 MODES = pytest.mark.parametrize("mode", ["thread_local", "relaxed"])
@@ -283,10 +287,10 @@ def stitched(device: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor, list[torc
 
 
 def assert_stitched(graph: torch.cuda.CUDAGraph, large: torch.Tensor) -> None:
-    snapshot = adapter.snapshot(large.device.index, tuple(graph.pool()))
-    pages = [page for mapped in snapshot["ranges"] for page in mapped["pages"]]
+    pages = mapped_pages(graph.pool(), large.device.index)
     assert len(pages) > len(set(pages)), "no page is mapped twice: nothing was stitched"
-    block = next(b for b in snapshot["blocks"] if b["address"] == large.data_ptr())
+    blocks = adapter.snapshot(large.device.index, tuple(graph.pool()))["blocks"]
+    block = next(b for b in blocks if b["address"] == large.data_ptr())
     assert len(block["pieces"]) > 1
 
 
@@ -379,6 +383,30 @@ def test_captures_on_two_devices_at_once(side: Side, mode: str) -> None:
         # Each device has the pools of its own captures, and the other's statistics do not show it.
         for device in (0, 1):
             assert len(adapter.pool_ids(device)) == 2
+
+
+@TWO_DEVICES
+def test_each_device_has_a_shared_pool_of_its_own(side: Side) -> None:
+    """Captures that name no pool, on both devices in turn."""
+    if side == "ours":
+        cgp.disable()
+        cgp.enable(share_captures=True)
+    captured: list[tuple[int, Captured]] = []
+    for rows in (64, 1000, 300):
+        for device in (0, 1):
+            with torch.cuda.device(device):
+                torch.cuda.graph.default_capture_stream = None  # it belongs to one device
+                captured.append((device, capture_chain(rows, None)))
+    torch.cuda.graph.default_capture_stream = None
+    for device in (0, 1):
+        assert len(adapter.pool_ids(device)) == (side == "ours")
+    for seed, (device, one) in enumerate([*captured, *reversed(captured)]):
+        with torch.cuda.device(device):
+            x = fresh(one.x.shape[0], seed=seed)
+            assert torch.equal(one.replay(x), chain(x))
+    del captured, one
+    gc.collect()
+    cgp.disable()  # which lets go of the shared pools
 
 
 @TWO_DEVICES

@@ -29,6 +29,11 @@ torch.cuda.set_device(rank)
 enable()
 # A pool from before the group begins: its memory is registered too.
 before = capture_and_check(side == "ours")
+segments = [
+    segment["address"]
+    for segment in torch.cuda.memory_snapshot()
+    if segment["device"] == rank and tuple(segment["segment_pool_id"]) == tuple(before[0].pool())
+]
 dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
 
 
@@ -55,7 +60,17 @@ def in_a_pool_of_ours(graph):
     return tuple(graph.pool()) in ours(rank)
 
 
+def assert_registered(addresses, registered):
+    # NCCL writes down the buffers that it was told of.
+    path = os.environ["NCCL_DEBUG_FILE"]
+    told = open(path).read() if os.path.exists(path) else ""
+    for address in addresses:
+        assert (f"buffer 0x{address:x} " in told) == registered, (hex(address), told)
+
+
 def finish(*graphs):
+    assert segments
+    assert_registered(segments, os.environ["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"] == "1")
     # What a graph captured of a communicator must be gone before it.
     torch.cuda.synchronize()
     for graph in graphs:
@@ -309,6 +324,9 @@ def run_two_ranks(folder: Path, program: str, side: Side, **environment: str) ->
         "PYTHONPATH": python_path(),
         # What torch asks of those who capture DDP: its watchdog must not raise into a capture.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        # It writes down what buffers it is told of.
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "REG",
         **environment,
     }
     said = [folder / f"rank{rank}.txt" for rank in range(2)]
@@ -318,7 +336,12 @@ def run_two_ranks(folder: Path, program: str, side: Side, **environment: str) ->
             ranks.append(
                 subprocess.Popen(
                     [sys.executable, str(path), side],
-                    env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    env={
+                        **common,
+                        "RANK": str(rank),
+                        "LOCAL_RANK": str(rank),
+                        "NCCL_DEBUG_FILE": str(folder / f"nccl{rank}.txt"),
+                    },
                     stdout=output,
                     stderr=subprocess.STDOUT,
                 )

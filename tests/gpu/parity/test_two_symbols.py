@@ -327,6 +327,26 @@ for x, (y, gradients) in zip(inputs, expected):
     model.zero_grad(set_to_none=True)
 """
 
+# torch tells the allocator of the fraction by a hook.
+A_MEMORY_FRACTION = """
+if OURS:
+    change_current_allocator(allocator())
+x = new(1)
+torch.cuda.set_per_process_memory_fraction(300 * MIB / torch.cuda.mem_get_info()[1])
+for _ in range(2):
+    y = new(200, 3)
+    try:
+        new(200)
+        raise AssertionError("more than the fraction")
+    except torch.OutOfMemoryError as error:
+        assert "CUDA out of memory" in str(error)
+    assert int(y.min()) == int(y.max()) == 3
+    del y
+    clean()
+torch.cuda.set_per_process_memory_fraction(1.0)
+assert int(new(400, 2).max()) == 2
+"""
+
 # What torch's class cannot do it says itself, and the process goes on.
 WHAT_THIS_PATH_CANNOT_DO = """
 change_current_allocator(allocator())
@@ -472,6 +492,7 @@ PROGRAMS = [
     ("captures", CAPTURES, ("hooks",)),
     ("capture_and_reset", CAPTURE_AND_RESET, ("hooks",)),
     ("graphed_callables", GRAPHED_CALLABLES, ("hooks",)),
+    ("a_memory_fraction", A_MEMORY_FRACTION, ("hooks",)),
     ("what_this_path_cannot_do", WHAT_THIS_PATH_CANNOT_DO, BOTH),
     ("as_the_allocator_of_a_mem_pool", AS_THE_ALLOCATOR_OF_A_MEM_POOL, BOTH),
     ("captures_and_its_mem_pool", CAPTURES_AND_ITS_MEM_POOL, BOTH),
