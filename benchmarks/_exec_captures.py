@@ -7,7 +7,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from typing import Any
 
 import torch
@@ -47,6 +46,7 @@ class ExecCaptures(Captures):
         super().__init__(workload, device, ours=config != "stock")
         self._config = config
         self._kept_in: Any = None  # the pool of the graphs
+        self._bare: BareSwitch | None = None
         self.nodes: dict[int, int] = {}
 
     def warm_up(self) -> None:
@@ -61,6 +61,9 @@ class ExecCaptures(Captures):
 
     def release(self) -> None:
         torch.cuda.synchronize(self._device)
+        if self._bare is not None:
+            self._bare.close()
+            self._bare = None
         self._graphs.clear()
         self._kept_in = None
         super().release()
@@ -174,12 +177,11 @@ class ExecCaptures(Captures):
         device is idle before each call.
         """
         graphs = self.graphs()
-        templates, _ = self._capture_all(tuple(torch.cuda.graph_pool_handle()), kept=True)
         spans: dict[str, list[int]] = {}
-        shared = BareSwitch(list(templates.values()), self._stream)
+        bare = self._bare_switch()
         gc.disable()
         try:
-            with torch.cuda.stream(self._stream), closing(shared) as bare:
+            with torch.cuda.stream(self._stream):
                 alternating = [graph.replay for graph in graphs.values()]
                 same = [alternating[0]] * len(alternating)
                 measures: dict[str, Callable[[], list[int]]] = {
@@ -194,6 +196,13 @@ class ExecCaptures(Captures):
             gc.enable()
         spans["ctypes"] = empty_calls(100)
         return spans
+
+    def _bare_switch(self) -> BareSwitch:
+        """One for all rounds, as ours is: an executable that was updated often may be slower."""
+        if self._bare is None:
+            templates, _ = self._capture_all(tuple(torch.cuda.graph_pool_handle()), kept=True)
+            self._bare = BareSwitch(list(templates.values()), self._stream)
+        return self._bare
 
     def updates_of_switches(self, times: int) -> dict[str, int]:
         """What the pool counts for ``times`` switches between the two sizes, the first of which

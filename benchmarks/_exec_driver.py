@@ -33,13 +33,14 @@ class BareSwitch:
     calls of the driver whose arguments were made before.
 
     Args:
-        templates: graphs made with ``keep_graph=True``, which must outlive this object.
+        templates: graphs made with ``keep_graph=True``.
         stream: where the executable is launched.
     """
 
     def __init__(
         self, templates: Sequence[torch.cuda.CUDAGraph], stream: torch.cuda.Stream
     ) -> None:
+        self._graphs = templates  # as long as they are named
         self._templates = [ctypes.c_void_p(graph.raw_cuda_graph()) for graph in templates]
         self._stream = ctypes.c_void_p(stream.cuda_stream)
         self._result = _UpdateResult()
