@@ -75,7 +75,8 @@ def enable(share_captures: bool = False) -> None:
             always does: graphs captured so must not be replayed concurrently, and what one
             returns must be read or copied before another one is replayed, unless it was kept
             alive since its capture. A capture that begins while another one fills the shared
-            pool gets a pool of its own. Default: ``False``.
+            pool gets a pool of its own. Statistics by pool (torch 2.13) have the shared one under
+            ``(2**64 - 1, 0)``. Default: ``False``.
 
     Raises:
         ImportError: The adapter was not built, or not for this release of torch.
