@@ -70,14 +70,11 @@ for release in "${releases[@]}"; do
   fetch "torch-$release" "torch==$release" 'torch/include/*'
   every_method "$cache/torch-$release/torch/include/c10/cuda/CUDACachingAllocator.h" || status=1
   no_other_signature "$cache/torch-$release/torch/include" || status=1
-  for source in "$root"/csrc/torch/*.cc "$root"/csrc/python/torch_*.cc; do
-    case $source in *_test.cc | *_benchmark.cc) continue ;; esac
-    "$cxx" -std=c++20 -fsyntax-only -fPIC -fvisibility=hidden -Wall -Wextra -Wconversion -Wshadow -Werror \
-      -I"$root/csrc" -isystem "$cache/torch-$release/torch/include" "${system[@]}" "$source" || {
-      echo "torch $release: ${source#"$root"/} does not compile" >&2
-      status=1
-    }
-  done
+  find "$root/csrc/torch" "$root/csrc/python" \( -path '*/torch/*.cc' -o -name 'torch_*.cc' \) \
+    ! -name '*_test.cc' ! -name '*_benchmark.cc' -print0 |
+    xargs -0 -n 1 -P "$(nproc)" \
+      "$cxx" -std=c++20 -fsyntax-only -fPIC -fvisibility=hidden -Wall -Wextra -Wconversion -Wshadow -Werror \
+      -I"$root/csrc" -isystem "$cache/torch-$release/torch/include" "${system[@]}" || status=1
   [ $status -ne 0 ] || echo "torch $release: compiles"
 done
 exit $status
