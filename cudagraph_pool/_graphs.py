@@ -41,7 +41,8 @@ class GraphPool:
             executables, unless it is told otherwise. Default: ``False``.
         max_execs (int, optional): How many executables these graphs may have at a time; the one
             that was not used for the longest time goes first. ``None``: one for all graphs that are
-            alike but for sizes and addresses. Default: 4.
+            alike but for sizes and addresses. Where the GPU has no memory for so many, there are
+            fewer. Default: 4.
 
     Raises:
         RuntimeError: :func:`cudagraph_pool.enable` was not called.

@@ -130,17 +130,17 @@ void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
   plan->destroy.push_back(empty->first);
 }
 
-std::optional<ExecNumber> ExecTable::UpdatableFor(GraphNumber graph, const Conditions& now) const {
-  const GroupNumber group = graphs_.at(graph).group;
-  CGP_CHECK(!graphs_.at(graph).held_by);
-  std::optional<ExecNumber> longest_unused;
-  for (const ExecNumber number : by_use_) {
-    const Exec& exec = execs_.at(number);
-    if (exec.group != group || now.in_use(number)) continue;
-    if (!exec.holds) return number;  // nobody misses it
-    if (!longest_unused) longest_unused = number;
-  }
-  return longest_unused;
+bool ExecTable::OutOfMemory(GraphNumber graph) {
+  if (groups_.at(graphs_.at(graph).group).kind == GroupKind::kAlone) return false;
+  const std::size_t there = by_use_.size();
+  if (there == 0 || (MostExecs() && *MostExecs() <= there)) return false;
+  room_ = there;
+  steps_in_room_ = 0;
+  return true;
+}
+
+void ExecTable::NoteStep() {
+  if (room_ && ++steps_in_room_ == kStepsBeforeMore) room_.reset();
 }
 
 bool ExecTable::MayHaveFirst(GraphNumber graph) const {
@@ -165,6 +165,7 @@ ExecNumber ExecTable::Made(GraphNumber graph) {
   held.held_by = number;
   ++group.execs;
   if (group.kind == GroupKind::kShared) by_use_.push_back(number);
+  NoteStep();
   return number;
 }
 
@@ -179,6 +180,7 @@ void ExecTable::Updated(ExecNumber exec, GraphNumber graph) {
   updated.launches = 0;
   held.held_by = exec;
   Used(exec);
+  NoteStep();
 }
 
 void ExecTable::Launched(ExecNumber exec) { ++execs_.at(exec).launches; }
@@ -208,7 +210,7 @@ void ExecTable::KeptAfterAll(ExecNumber exec) {
 }
 
 std::vector<ExecNumber> ExecTable::Counted(GroupNumber group) const {
-  if (max_execs_) return by_use_;
+  if (MostExecs()) return by_use_;
   std::vector<ExecNumber> counted;
   std::copy_if(by_use_.begin(), by_use_.end(), std::back_inserter(counted),
                [&](ExecNumber exec) { return execs_.at(exec).group == group; });
@@ -232,6 +234,7 @@ void ExecTable::Check() const {
     CGP_CHECK(std::count(by_use_.begin(), by_use_.end(), number) == 1);
   }
   CGP_CHECK(by_use_.size() == shared);
+  if (room_) CGP_CHECK(*room_ > 0 && (!max_execs_ || *room_ < *max_execs_));
   for (const auto& [number, group] : groups_) {
     CGP_CHECK(group.graphs == counts[number].graphs && group.execs == counts[number].execs);
     CGP_CHECK(group.execs <= group.graphs);

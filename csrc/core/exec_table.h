@@ -34,6 +34,9 @@ enum class ExecNumber : uint32_t {};
 inline constexpr uint32_t kLongStay = 4;
 // The same where the device would run out of work meanwhile.
 inline constexpr uint32_t kVeryLongStay = 16;
+// Executables made or updated before one more than the memory had room for is tried again: then the
+// attempt, which takes as long as a few of these, hardly counts.
+inline constexpr uint32_t kStepsBeforeMore = 64;
 
 enum class GroupKind : uint8_t {
   kShared,
@@ -76,9 +79,10 @@ class ExecTable {
     std::function<bool(ExecNumber)> running;
   };
   Plan PlanFor(GraphNumber graph, const Conditions& now) const;
-  // Where none can be made, though that was planned: the one to update for the graph, if its group has
-  // any that is not in use. pre: no executable holds the graph.
-  std::optional<ExecNumber> UpdatableFor(GraphNumber graph, const Conditions& now) const;
+  // There was no memory for the one that the graph was to get: for kStepsBeforeMore steps there are to
+  // be no more than there are now. Returns whether that is a lower limit than before, so that a new
+  // plan may help; one that is alone can be helped by none.
+  bool OutOfMemory(GraphNumber graph);
   // Whether its group lacks an executable, and may have one within the limit.
   bool MayHaveFirst(GraphNumber graph) const;
 
@@ -116,9 +120,11 @@ class ExecTable {
     uint32_t launches = 0;  // since it holds that
   };
 
+  // At most so many executables; nullopt: one for each group.
+  std::optional<std::size_t> MostExecs() const { return room_ ? room_ : max_execs_; }
   // The executables that the limit on those of `group` counts, longest unused first.
   std::vector<ExecNumber> Counted(GroupNumber group) const;
-  std::size_t limit() const { return max_execs_.value_or(1); }
+  std::size_t limit() const { return MostExecs().value_or(1); }
   Plan PlanToKeep(const Graph& graph, const Conditions& now) const;
   Plan PlanToGet(const Graph& graph, const Conditions& now) const;
   std::vector<ExecNumber> ForgetUseless(GroupNumber number);
@@ -126,12 +132,16 @@ class ExecTable {
   // destroyed so far is of the group.
   void DestroyEmptyOne(GroupNumber group, Plan* plan) const;
   void EndStay(const Exec& exec);
+  void NoteStep();
 
   const std::optional<std::size_t> max_execs_;
   std::map<GroupNumber, Group> groups_;
   std::map<GraphNumber, Graph> graphs_;
   std::map<ExecNumber, Exec> execs_;
   std::vector<ExecNumber> by_use_;  // longest unused first
+  // What the memory had room for when it was full. invariant: 0 < room_ < max_execs_.
+  std::optional<std::size_t> room_;
+  uint32_t steps_in_room_ = 0;
   // How many launches in a row graphs have had of late, on average.
   double usual_stay_ = 0;
   uint32_t next_group_ = 0;

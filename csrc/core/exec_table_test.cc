@@ -245,38 +245,6 @@ TEST_F(ExecTableTest, TheGroupOfALastGraphThatIsSetApartIsGone) {
   table.Check();
 }
 
-TEST_F(ExecTableTest, WhereNoneCanBeMadeTheLongestUnusedOfTheGroupIsUpdated) {
-  ExecTable table(8);
-  const auto graphs = AddGraphs(&table, 4);
-  const auto others = AddGraphs(&table, 1);
-  Run(&table, others[0]);
-  EXPECT_EQ(UpdatableFor(table, graphs[0]), std::nullopt) << "there is one of another group only";
-  Run(&table, graphs[0]);
-  Run(&table, graphs[1]);
-  const ExecNumber first = *table.HolderOf(graphs[0]);
-  const ExecNumber second = *table.HolderOf(graphs[1]);
-  EXPECT_EQ(PlanFor(table, graphs[2]).step, Step::kMake) << "the limit allows it";
-  EXPECT_EQ(UpdatableFor(table, graphs[2]), first);
-  EXPECT_THROW(UpdatableFor(table, graphs[0]), InternalError) << "it is held";
-  in_use_ = {first};
-  EXPECT_EQ(UpdatableFor(table, graphs[2]), second);
-  in_use_ = {first, second};
-  EXPECT_EQ(UpdatableFor(table, graphs[2]), std::nullopt);
-  in_use_.clear();
-  EXPECT_THAT(table.Remove(graphs[1]), IsEmpty());
-  EXPECT_EQ(UpdatableFor(table, graphs[2]), second) << "nobody misses it";
-  table.Updated(second, graphs[2]);
-  table.Check();
-  EXPECT_EQ(UpdatableFor(table, graphs[3]), first);
-}
-
-TEST_F(ExecTableTest, OneThatIsAloneIsNeverUpdated) {
-  ExecTable table(8);
-  const GraphNumber alone = table.Add(table.AddGroup(GroupKind::kAlone));
-  Run(&table, AddGraphs(&table, 1)[0]);
-  EXPECT_EQ(UpdatableFor(table, alone), std::nullopt);
-}
-
 TEST_F(ExecTableTest, AStepThatIsNotAllowedIsRefused) {
   ExecTable table(4);
   const auto first = AddGraphs(&table, 2);
@@ -338,20 +306,36 @@ class Model {
     execs.push_back(moved);
   }
 
+  // At most so many, or kNoLimit.
+  size_t Most() const { return room_.value_or(limit_); }
+  bool OutOfMemory() {
+    const size_t there = static_cast<size_t>(std::count_if(
+        execs.begin(), execs.end(), [&](const ModelExec& e) { return !groups[e.group].alone; }));
+    if (there == 0 || (Most() != kNoLimit && Most() <= there)) return false;
+    room_ = there;
+    steps_ = 0;
+    return true;
+  }
+  void MadeOrUpdated() {
+    if (++steps_ >= kStepsBeforeMore) room_.reset();
+  }
+
   // Those that the limit counts for a graph of `group`, longest unused first.
   std::vector<ModelExec> Counted(size_t group) const {
     std::vector<ModelExec> counted;
     for (const ModelExec& exec : execs) {
       if (groups[exec.group].alone) continue;
-      if (limit_ == kNoLimit && exec.group != group) continue;
+      if (Most() == kNoLimit && exec.group != group) continue;
       counted.push_back(exec);
     }
     return counted;
   }
-  size_t Allowed() const { return limit_ == kNoLimit ? 1 : limit_; }
+  size_t Allowed() const { return Most() == kNoLimit ? 1 : Most(); }
 
  private:
   const size_t limit_;
+  std::optional<size_t> room_;
+  size_t steps_ = 0;
 };
 
 class RandomSteps {
@@ -437,31 +421,24 @@ class RandomSteps {
         table_.Used(*plan.exec);
         return model_.MoveToEnd(*plan.exec);
       case ExecTable::Step::kMake:
-        if (no_memory) return DoWithout(graph, table_.UpdatableFor(graph, now));
-        return model_.execs.push_back({table_.Made(graph), group, graph});
+        if (no_memory) return DoWithout(graph, driver_refuses);
+        model_.execs.push_back({table_.Made(graph), group, graph});
+        return model_.MadeOrUpdated();
       case ExecTable::Step::kUpdate:
         if (driver_refuses) return Refuse(graph);
         table_.Updated(*plan.exec, graph);
         model_.Exec(*plan.exec).holds = graph;
-        return model_.MoveToEnd(*plan.exec);
+        model_.MoveToEnd(*plan.exec);
+        return model_.MadeOrUpdated();
     }
   }
 
-  // None could be made, and `other` is said to be the one to update.
-  void DoWithout(GraphNumber graph, std::optional<ExecNumber> other) {
-    const size_t group = model_.group_of.at(graph);
-    std::vector<ModelExec> idle;
-    for (const ModelExec& exec : model_.execs) {
-      const bool fits = exec.group == group && !model_.groups[group].alone;
-      if (fits && !in_use_.contains(exec.number)) idle.push_back(exec);
-    }
-    ASSERT_EQ(other.has_value(), !idle.empty());
-    if (!other) return;
-    // Had one of them held nothing, it would have been updated at once.
-    EXPECT_EQ(*other, idle.front().number);
-    table_.Updated(*other, graph);
-    model_.Exec(*other).holds = graph;
-    model_.MoveToEnd(*other);
+  // None could be made: other plans are tried until none is left.
+  void DoWithout(GraphNumber graph, bool driver_refuses) {
+    const bool alone = model_.groups[model_.group_of.at(graph)].alone;
+    const bool may_help = table_.OutOfMemory(graph);
+    ASSERT_EQ(may_help, !alone && model_.OutOfMemory());
+    if (may_help) Launch(graph, driver_refuses, /*no_memory=*/true);
   }
 
   void Refuse(GraphNumber graph) {

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <optional>
 #include <set>
 #include <vector>
 
@@ -30,11 +29,6 @@ class ExecTableTest : public ::testing::Test {
   ExecTable::Plan PlanFor(const ExecTable& table, GraphNumber graph) const {
     return table.PlanFor(graph, {.in_use = [&](ExecNumber e) { return in_use_.contains(e); },
                                  .running = [&](ExecNumber e) { return running_.contains(e); }});
-  }
-
-  std::optional<ExecNumber> UpdatableFor(const ExecTable& table, GraphNumber graph) const {
-    return table.UpdatableFor(graph, {.in_use = [&](ExecNumber e) { return in_use_.contains(e); },
-                                      .running = [](ExecNumber) { return false; }});
   }
 
   static std::vector<GraphNumber> AddGraphs(ExecTable* table, int count) {

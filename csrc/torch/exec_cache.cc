@@ -32,7 +32,7 @@ GraphNumber ExecCache::Add(Graph graph) {
   const GraphNumber number = table_.Add(group);
   members_[number] = {.graph = graph, .last_run = nullptr};
   try {
-    if (table_.MayHaveFirst(number)) Make(number);
+    if (table_.MayHaveFirst(number)) MakeOrDoWithout(number);
   } catch (...) {
     RemoveLocked(number);
     throw;
@@ -126,7 +126,7 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
         table_.Used(*plan.exec);
         return execs_.at(*plan.exec);
       case ExecTable::Step::kMake:
-        if (Exec* const exec = MakeOrDoWithout(graph, conditions)) return *exec;
+        if (Exec* const exec = MakeOrDoWithout(graph)) return *exec;
         break;
       case ExecTable::Step::kUpdate:
         if (Update(*plan.exec, graph)) return execs_.at(*plan.exec);
@@ -213,20 +213,19 @@ void ExecCache::NoteLaunch(Exec& exec, GraphNumber graph, const Launch& launch) 
   if (!launch.stream_lasts) MarkUnlessHeld(*exec.last_run);
 }
 
-ExecCache::Exec* ExecCache::MakeOrDoWithout(GraphNumber graph, const ExecTable::Conditions& now) {
+ExecCache::Exec* ExecCache::MakeOrDoWithout(GraphNumber graph) {
   try {
     return &Make(graph);
   } catch (const DriverError& error) {
     if (error.status() != DriverStatus::kOutOfMemory) throw;
+    const bool may_do_with_less = table_.OutOfMemory(graph);
     if (const std::optional<ExecNumber> holder = table_.HolderOf(graph)) {
       // A faster one was to be made, and there is no room for it.
       table_.KeptAfterAll(*holder);
       return &execs_.at(*holder);
     }
-    // The limit allows more than the memory does: those that there are have to do.
-    const std::optional<ExecNumber> other = table_.UpdatableFor(graph, now);
-    if (!other) throw;
-    return Update(*other, graph) ? &execs_.at(*other) : nullptr;
+    if (!may_do_with_less) throw;
+    return nullptr;
   }
 }
 

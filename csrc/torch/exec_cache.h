@@ -14,6 +14,9 @@
 // that with executables. Whoever needs the room waits, with the device still busy; others use the
 // cache meanwhile, so who has waited plans anew. Nobody waits for launches that were made after he
 // began to.
+//
+// Where there is no memory for one that the limit allows, those that there are make room, the longest
+// unused first; for a while no more of them are made then.
 #pragma once
 
 #include <chrono>
@@ -58,7 +61,8 @@ class ExecCache {
   ExecCache& operator=(const ExecCache&) = delete;
 
   // The graph must live until it is removed. The first of a kind gets an executable at once where
-  // the limit allows. All that follows throws DriverError, and may be tried again after it.
+  // the limit and the memory allow. All that follows throws DriverError, and may be tried again after
+  // it.
   GraphNumber Add(Graph graph);
   void Remove(GraphNumber graph);
 
@@ -120,9 +124,9 @@ class ExecCache {
   // this waits.
   Exec& Hold(GraphNumber graph, StreamId stream, std::unique_lock<std::mutex>& lock);
   Exec& Make(GraphNumber graph);
-  // The same, but without memory for it what holds the graph already is good enough, or one of its
-  // group that can be updated. Returns nullptr if the driver refused that: see Update().
-  Exec* MakeOrDoWithout(GraphNumber graph, const ExecTable::Conditions& now);
+  // The same, but without memory for it what holds the graph already is good enough. Returns nullptr
+  // where those that there are have to do.
+  Exec* MakeOrDoWithout(GraphNumber graph);
   // Returns false if the driver refused: then the graph is set apart. If the driver fails otherwise
   // the executable is gone.
   bool Update(ExecNumber number, GraphNumber graph);

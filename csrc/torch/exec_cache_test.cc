@@ -427,40 +427,102 @@ TEST_F(ExecCacheTest, WithoutMemoryForAnotherOneTheOneThatIsThereIsUpdated) {
   book_.Arm({.for_good = true,
              .only = GraphBook::Call::kInstantiate,
              .status = DriverStatus::kOutOfMemory});
-  EXPECT_EQ(Launch(second, kA), exec);
-  EXPECT_EQ(Launch(first, kA), exec);
-  EXPECT_EQ(book_.updates(), 2u);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(Launch(second, kA), exec);
+    EXPECT_EQ(Launch(first, kA), exec);
+  }
+  EXPECT_EQ(book_.updates(), 6u);
+  EXPECT_EQ(book_.failures(), 1u) << "it is not tried at each switch";
   EXPECT_EQ(Execs(), 1u);
   book_.Disarm();
-  EXPECT_NE(Launch(second, kA), exec) << "there is memory again, and the limit allows two";
+  for (uint32_t i = 0; i < kStepsBeforeMore; ++i) Launch(i % 2 == 0 ? second : first, kA);
+  EXPECT_EQ(Execs(), 2u) << "there is memory again, and the limit allows two";
+}
+
+class ExecCacheLimits : public ExecCacheTest,
+                        public ::testing::WithParamInterface<std::optional<size_t>> {};
+
+TEST_P(ExecCacheLimits, WithoutMemoryForItsKindACaptureEndsAllTheSame) {
+  MakeCache(GetParam());
+  const GraphNumber first = Add(Graph{10}, "one");
+  const GraphNumber second = Add(Graph{20}, "two");
+  const GraphExec oldest = Launch(first, kA);
+  Launch(second, kA);
+  book_.Arm({.only = GraphBook::Call::kInstantiate, .status = DriverStatus::kOutOfMemory});
+  const GraphNumber third = Add(Graph{30}, "three");
+  EXPECT_EQ(Execs(), 2u);
+  Launch(third, kA);
+  EXPECT_EQ(Execs(), 2u);
+  EXPECT_EQ(book_.HeldBy(oldest), std::nullopt) << "the longest unused makes room";
+  Launch(first, kA);
   EXPECT_EQ(Execs(), 2u);
 }
 
-TEST_F(ExecCacheTest, WithoutMemoryNothingIsUpdatedThatIsInUseOrOfAnotherKind) {
+INSTANTIATE_TEST_SUITE_P(All, ExecCacheLimits, ::testing::Values(4, std::nullopt));
+
+TEST_F(ExecCacheTest, WithoutMemoryForTheOnlyOneACaptureFails) {
+  MakeCache(4);
+  for (const bool shareable : {true, false}) {
+    book_.Arm({.only = GraphBook::Call::kInstantiate, .status = DriverStatus::kOutOfMemory});
+    EXPECT_THROW(Add(Graph{10}, "one", shareable), DriverError);
+    EXPECT_EQ(Execs(), 0u);
+  }
+  Launch(Add(Graph{20}), kA);
+  book_.Arm({.only = GraphBook::Call::kInstantiate, .status = DriverStatus::kOutOfMemory});
+  EXPECT_THROW(Add(Graph{30}, "alone", /*shareable=*/false), DriverError)
+      << "no executable of others will ever do for it";
+  EXPECT_EQ(Execs(), 1u);
+}
+
+TEST_F(ExecCacheTest, WithoutMemoryInOnesPlaceAnotherOneGoesToo) {
+  MakeCache(2);
+  const GraphNumber first = Add(Graph{10}, "one");
+  const GraphNumber second = Add(Graph{20}, "two");
+  const GraphNumber third = Add(Graph{30}, "three");
+  Launch(first, kA);
+  Launch(second, kA);
+  book_.Arm({.only = GraphBook::Call::kInstantiate, .status = DriverStatus::kOutOfMemory});
+  Launch(third, kA);
+  EXPECT_EQ(book_.failures(), 1u);
+  EXPECT_EQ(Execs(), 1u);
+}
+
+TEST_F(ExecCacheTest, WithoutMemoryWhatIsInUseStaysAsItIs) {
   MakeCache(4);
   host_.HoldEvents(true);
   const GraphNumber first = Add(Graph{10});
   const GraphNumber second = Add(Graph{11});
-  const GraphNumber other = Add(Graph{20}, "other");
-  Launch(first, kA);
-  Launch(other, kB);
+  const GraphExec exec = Launch(first, kA);
   book_.ForgetChanges();
-  for (const auto status : {DriverStatus::kOutOfMemory, DriverStatus::kFailed}) {
-    // The other kind is idle for B; a failure of another sort is no reason to do without.
-    const StreamId stream = status == DriverStatus::kOutOfMemory ? kB : kA;
-    book_.Arm({.for_good = true, .only = GraphBook::Call::kInstantiate, .status = status});
-    try {
-      cache_->Lend(second, stream);
-      FAIL();
-    } catch (const DriverError& error) {
-      EXPECT_EQ(error.status(), status) << "what is told is why none could be made";
-    }
+  book_.Arm({.for_good = true,
+             .only = GraphBook::Call::kInstantiate,
+             .status = DriverStatus::kOutOfMemory});
+  try {
+    cache_->Lend(second, kB);
+    FAIL();
+  } catch (const DriverError& error) {
+    EXPECT_EQ(error.status(), DriverStatus::kOutOfMemory);
   }
   EXPECT_THAT(book_.changed(), IsEmpty());
+  EXPECT_EQ(Launch(first, kA), exec);
   book_.Disarm();
   Launch(second, kB);
-  Launch(first, kA);
-  EXPECT_EQ(Execs(), 3u);
+  EXPECT_EQ(Execs(), 2u);
+}
+
+TEST_F(ExecCacheTest, AFailureOfAnotherSortIsNoReasonToDoWithout) {
+  MakeCache(4);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const GraphExec exec = Launch(first, kA);
+  book_.ForgetChanges();
+  book_.Arm({.for_good = true, .only = GraphBook::Call::kInstantiate});
+  EXPECT_THROW(cache_->Lend(second, kA), DriverError);
+  EXPECT_THAT(book_.changed(), IsEmpty());
+  EXPECT_EQ(Launch(first, kA), exec);
+  book_.Disarm();
+  Launch(second, kA);
+  EXPECT_EQ(Execs(), 2u);
 }
 
 TEST_F(ExecCacheTest, WithoutMemoryARefusalIsTheEndOfIt) {
@@ -468,15 +530,15 @@ TEST_F(ExecCacheTest, WithoutMemoryARefusalIsTheEndOfIt) {
   const GraphNumber first = Add(Graph{10});
   const GraphNumber refused = Add(Graph{11});
   book_.Refuse(Graph{11});
-  const GraphExec exec = Launch(first, kA);
+  Launch(first, kA);
   book_.Arm({.for_good = true,
              .only = GraphBook::Call::kInstantiate,
              .status = DriverStatus::kOutOfMemory});
   EXPECT_THROW(cache_->Lend(refused, kA), DriverError);
-  EXPECT_EQ(Launch(first, kA), exec);
   book_.Disarm();
   Launch(refused, kA);
-  EXPECT_EQ(Execs(), 2u);
+  Launch(first, kA);
+  EXPECT_EQ(Execs(), 1u) << "what the memory had room for";
 }
 
 TEST_F(ExecCacheTest, NothingIsRecordedOnAStreamThatCapturesAndMayBeGone) {
