@@ -44,12 +44,14 @@ class ForesightTest : public SmallPool {
     const uint64_t bytes = granules * kGranuleBytes;
     advice_ = foresight_.Advise(bytes, view_, [this](const Foresight::PieceFunction& add) {
       ++plans_;
+      const auto add_piece = [&](NodeId id, CaptureGuide::Ticket ticket) {
+        const PageSpace::Node& node = space_.node(id);
+        add(node.page, Granules(node.offset), Granules(node.length), ticket);
+      };
       for (const auto& [number, block] : blocks_) {
-        for (const NodeId id : block.pieces) {
-          const PageSpace::Node& node = space_.node(id);
-          add(node.page, Granules(node.offset), Granules(node.length), block.ticket);
-        }
+        for (const NodeId id : block.pieces) add_piece(id, block.ticket);
       }
+      for (const NodeId id : used_) add_piece(id, {});  // nothing is known of those
     });
     const Placement start = advice_.spot ? Reach(*advice_.spot) : WithoutAdvice(granules);
     EXPECT_TRUE(Fits(start, granules)) << "a place that is not free";
@@ -233,6 +235,15 @@ TEST_F(ForesightTest, ALargerCaptureIsPlannedOnceTheProgramIsLearned) {
   EXPECT_GE(Capture(kTold, 11), 4);
   EXPECT_LE(ranges_.mapping_count() - mappings, (ranges_.page_count() - pages) * 2 + 4);
   EXPECT_EQ(most_live_, kPeakGranules * 11);
+}
+
+TEST_F(ForesightTest, APlanThatHasNoPlaceForSomeIsNotFollowed) {
+  // Free in all, and in no place long enough for the larger ones.
+  MapNew(std::vector<std::string>(64, "x.x."));
+  Capture(kTold, 1);
+  Capture(kTold, 2);
+  EXPECT_EQ(Capture(kTold, 4), 0);
+  EXPECT_GT(plans_, 0);
 }
 
 // --- How far a plan is trusted ---
