@@ -68,7 +68,7 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
   const ExecNumber holder = *graph.held_by;
   Plan keep{.step = Step::kNone, .exec = holder, .destroy = {}};
   const Exec& held = execs_.at(holder);
-  if (!held.updated || held.launches < kLongStay || now.in_use(holder)) return keep;
+  if (room_ || !held.updated || held.launches < kLongStay || now.in_use(holder)) return keep;
   // Its launches may be under way, all of them: another one goes, and what is updated now is left
   // for the next graph that comes.
   Plan renew{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
@@ -100,10 +100,13 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
   auto replaced = std::find_if(idle.begin(), idle.end(), [&](ExecNumber exec) {
     return of_group(exec) && !execs_.at(exec).holds;  // nobody misses it
   });
-  if (replaced == idle.end() && counted.size() >= limit()) replaced = idle.begin();
+  if (replaced == idle.end() && counted.size() >= limit()) {
+    if (room_) replaced = std::find_if(idle.begin(), idle.end(), of_group);
+    if (replaced == idle.end()) replaced = idle.begin();
+  }
   if (replaced != idle.end() && of_group(*replaced)) {
     // Where there is one only, waiting for it would leave the device without work.
-    const bool stays = usual_stay_ > kLongStay - 1;  // an average comes near to what is usual
+    const bool stays = !room_ && usual_stay_ > kLongStay - 1;  // an average comes near to it
     if (!stays || (limit() == 1 && now.running(*replaced))) {
       plan.step = Step::kUpdate;
       plan.exec = *replaced;
@@ -135,12 +138,8 @@ bool ExecTable::OutOfMemory(GraphNumber graph) {
   const std::size_t there = by_use_.size();
   if (there == 0 || (MostExecs() && *MostExecs() <= there)) return false;
   room_ = there;
-  steps_in_room_ = 0;
+  launches_in_room_ = 0;
   return true;
-}
-
-void ExecTable::NoteStep() {
-  if (room_ && ++steps_in_room_ == kStepsBeforeMore) room_.reset();
 }
 
 bool ExecTable::MayHaveFirst(GraphNumber graph) const {
@@ -165,7 +164,6 @@ ExecNumber ExecTable::Made(GraphNumber graph) {
   held.held_by = number;
   ++group.execs;
   if (group.kind == GroupKind::kShared) by_use_.push_back(number);
-  NoteStep();
   return number;
 }
 
@@ -180,10 +178,12 @@ void ExecTable::Updated(ExecNumber exec, GraphNumber graph) {
   updated.launches = 0;
   held.held_by = exec;
   Used(exec);
-  NoteStep();
 }
 
-void ExecTable::Launched(ExecNumber exec) { ++execs_.at(exec).launches; }
+void ExecTable::Launched(ExecNumber exec) {
+  ++execs_.at(exec).launches;
+  if (room_ && ++launches_in_room_ == kLaunchesBeforeMore) room_.reset();
+}
 
 void ExecTable::Used(ExecNumber exec) {
   const auto found = std::find(by_use_.begin(), by_use_.end(), exec);

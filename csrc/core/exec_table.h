@@ -34,9 +34,9 @@ enum class ExecNumber : uint32_t {};
 inline constexpr uint32_t kLongStay = 4;
 // The same where the device would run out of work meanwhile.
 inline constexpr uint32_t kVeryLongStay = 16;
-// Executables made or updated before one more than the memory had room for is tried again: then the
-// attempt, which takes as long as a few of these, hardly counts.
-inline constexpr uint32_t kStepsBeforeMore = 64;
+// Launches before one more than the memory had room for is tried again: then the attempt, which takes
+// as long as a few of them, hardly counts.
+inline constexpr uint32_t kLaunchesBeforeMore = 256;
 
 enum class GroupKind : uint8_t {
   kShared,
@@ -79,9 +79,10 @@ class ExecTable {
     std::function<bool(ExecNumber)> running;
   };
   Plan PlanFor(GraphNumber graph, const Conditions& now) const;
-  // There was no memory for the one that the graph was to get: for kStepsBeforeMore steps there are to
-  // be no more than there are now. Returns whether that is a lower limit than before, so that a new
-  // plan may help; one that is alone can be helped by none.
+  // There was no memory for the one that the graph was to get. For kLaunchesBeforeMore launches there
+  // are to be no more than there are now; an executable of the group is updated before one of another
+  // group goes, and none goes for a faster one. Returns whether that is a lower limit than before, so
+  // that a new plan may help. Others make no room for one that is alone.
   bool OutOfMemory(GraphNumber graph);
   // Whether its group lacks an executable, and may have one within the limit.
   bool MayHaveFirst(GraphNumber graph) const;
@@ -132,16 +133,15 @@ class ExecTable {
   // destroyed so far is of the group.
   void DestroyEmptyOne(GroupNumber group, Plan* plan) const;
   void EndStay(const Exec& exec);
-  void NoteStep();
 
   const std::optional<std::size_t> max_execs_;
   std::map<GroupNumber, Group> groups_;
   std::map<GraphNumber, Graph> graphs_;
   std::map<ExecNumber, Exec> execs_;
   std::vector<ExecNumber> by_use_;  // longest unused first
-  // What the memory had room for when it was full. invariant: 0 < room_ < max_execs_.
+  // How many there were when the memory was full. invariant: 0 < room_ < max_execs_.
   std::optional<std::size_t> room_;
-  uint32_t steps_in_room_ = 0;
+  uint32_t launches_in_room_ = 0;
   // How many launches in a row graphs have had of late, on average.
   double usual_stay_ = 0;
   uint32_t next_group_ = 0;

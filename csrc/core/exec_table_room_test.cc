@@ -11,6 +11,7 @@
 namespace cgp {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -59,7 +60,7 @@ TEST_F(ExecTableRoomTest, WithoutMemoryForOneInAnothersPlaceThereAreFewer) {
 }
 
 TEST_F(ExecTableRoomTest, WhatIsInUseMakesNoRoom) {
-  ExecTable table(2);
+  ExecTable table(3);
   const auto graphs = AddGraphs(&table, 3);
   Run(&table, graphs[0]);
   in_use_ = {*table.HolderOf(graphs[0])};
@@ -69,25 +70,52 @@ TEST_F(ExecTableRoomTest, WhatIsInUseMakesNoRoom) {
   EXPECT_FALSE(table.OutOfMemory(graphs[1]));
   Run(&table, graphs[1]);
   EXPECT_EQ(table.exec_count(), 2u) << "now there was";
-  EXPECT_FALSE(table.OutOfMemory(graphs[1])) << "and the limit is not raised by that";
+  EXPECT_FALSE(table.OutOfMemory(graphs[2])) << "and the limit is not raised by that";
 }
 
-TEST_F(ExecTableRoomTest, AfterManyStepsOneMoreIsTried) {
-  ExecTable table(3);
-  const auto graphs = AddGraphs(&table, 4);
+TEST_F(ExecTableRoomTest, OneOfTheGroupIsUpdatedBeforeOneOfAnotherGroupGoes) {
+  for (const std::optional<size_t> limit : {std::optional<size_t>(8), std::optional<size_t>()}) {
+    ExecTable table(limit);
+    const auto others = AddGraphs(&table, 1);
+    const auto graphs = AddGraphs(&table, 2);
+    const auto more = AddGraphs(&table, 1);
+    Run(&table, others[0]);
+    Run(&table, graphs[0]);
+    const ExecNumber own = *table.HolderOf(graphs[0]);
+    EXPECT_TRUE(table.OutOfMemory(more[0]));
+    EXPECT_EQ(PlanFor(table, graphs[1]).exec, own);
+    in_use_ = {own};
+    EXPECT_THAT(PlanFor(table, graphs[1]).destroy, ElementsAre(*table.HolderOf(others[0])));
+    in_use_.clear();
+    EXPECT_EQ(Run(&table, graphs[1]), Step::kUpdate);
+    EXPECT_TRUE(table.HolderOf(others[0]));
+  }
+}
+
+TEST_F(ExecTableRoomTest, NoneGoesForAFasterOne) {
+  ExecTable table(2);
+  const auto graphs = AddGraphs(&table, 3);
   Run(&table, graphs[0]);
   EXPECT_TRUE(table.OutOfMemory(graphs[1]));
-  for (uint32_t i = 1; i <= kStepsBeforeMore; ++i) {
-    EXPECT_EQ(Run(&table, graphs[i % 2]), Step::kUpdate);
-    EXPECT_EQ(Run(&table, graphs[i % 2]), Step::kNone) << "which costs nothing and does not count";
+  EXPECT_THAT(Stay(&table, graphs[1], 2 * kVeryLongStay), Contains(Step::kUpdate).Times(1));
+  EXPECT_EQ(Run(&table, graphs[2]), Step::kUpdate) << "though the program stays with its graphs";
+}
+
+TEST_F(ExecTableRoomTest, AfterManyLaunchesOneMoreIsTried) {
+  ExecTable table(3);
+  const auto graphs = AddGraphs(&table, 4);
+  Stay(&table, graphs[0], 1);
+  EXPECT_TRUE(table.OutOfMemory(graphs[1]));
+  for (uint32_t i = 1; i <= kLaunchesBeforeMore; ++i) {
+    EXPECT_THAT(Stay(&table, graphs[i % 2], 1), ElementsAre(Step::kUpdate));
   }
-  EXPECT_EQ(Run(&table, graphs[2]), Step::kMake);
-  EXPECT_TRUE(table.OutOfMemory(graphs[2]));
-  for (uint32_t i = 0; i < kStepsBeforeMore; ++i) {
+  EXPECT_THAT(Stay(&table, graphs[2], 1), ElementsAre(Step::kMake));
+  EXPECT_TRUE(table.OutOfMemory(graphs[3]));
+  for (uint32_t i = 0; i < kLaunchesBeforeMore; ++i) {
     EXPECT_EQ(table.exec_count(), 2u);
-    EXPECT_EQ(Run(&table, graphs[(i + 3) % 4]), Step::kUpdate);
+    Stay(&table, graphs[(i + 3) % 4], 1);
   }
-  EXPECT_EQ(Run(&table, graphs[(kStepsBeforeMore + 3) % 4]), Step::kMake) << "the count began anew";
+  EXPECT_EQ(Run(&table, graphs[3]), Step::kMake) << "the count began anew";
   EXPECT_EQ(table.exec_count(), 3u);
 }
 

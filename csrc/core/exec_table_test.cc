@@ -313,12 +313,9 @@ class Model {
         execs.begin(), execs.end(), [&](const ModelExec& e) { return !groups[e.group].alone; }));
     if (there == 0 || (Most() != kNoLimit && Most() <= there)) return false;
     room_ = there;
-    steps_ = 0;
     return true;
   }
-  void MadeOrUpdated() {
-    if (++steps_ >= kStepsBeforeMore) room_.reset();
-  }
+  bool short_of_memory() const { return room_.has_value(); }
 
   // Those that the limit counts for a graph of `group`, longest unused first.
   std::vector<ModelExec> Counted(size_t group) const {
@@ -335,13 +332,13 @@ class Model {
  private:
   const size_t limit_;
   std::optional<size_t> room_;
-  size_t steps_ = 0;
 };
 
 class RandomSteps {
  public:
   RandomSteps(size_t limit, uint64_t seed)
       : random_(seed),
+        may_run_out_(seed % 2 == 1),  // after which the memory stays short
         table_(limit == kNoLimit ? std::nullopt : std::optional(limit)),
         model_(limit) {}
 
@@ -372,7 +369,7 @@ class RandomSteps {
     for (const ModelExec& exec : model_.execs) {
       if (Pick(3) == 0) in_use_.insert(exec.number);
     }
-    Launch(AnyGraph(), choice == 5, choice == 6);
+    Launch(AnyGraph(), choice == 5, may_run_out_ && choice == 6);
   }
 
   void AddGroup() {
@@ -422,14 +419,12 @@ class RandomSteps {
         return model_.MoveToEnd(*plan.exec);
       case ExecTable::Step::kMake:
         if (no_memory) return DoWithout(graph, driver_refuses);
-        model_.execs.push_back({table_.Made(graph), group, graph});
-        return model_.MadeOrUpdated();
+        return model_.execs.push_back({table_.Made(graph), group, graph});
       case ExecTable::Step::kUpdate:
         if (driver_refuses) return Refuse(graph);
         table_.Updated(*plan.exec, graph);
         model_.Exec(*plan.exec).holds = graph;
-        model_.MoveToEnd(*plan.exec);
-        return model_.MadeOrUpdated();
+        return model_.MoveToEnd(*plan.exec);
     }
   }
 
@@ -489,12 +484,17 @@ class RandomSteps {
     if (empty != idle.end()) {
       EXPECT_EQ(plan.step, ExecTable::Step::kUpdate) << "one is there that nobody misses";
       EXPECT_EQ(plan.exec, empty->number);
-    } else if (counted < model_.Allowed() || idle.empty() || idle.front().group != group) {
+      return;
+    }
+    const auto own = std::find_if(idle.begin(), idle.end(),
+                                  [&](const ModelExec& exec) { return exec.group == group; });
+    const bool chosen = own == idle.begin() || model_.short_of_memory();
+    if (counted < model_.Allowed() || own == idle.end() || !chosen) {
       EXPECT_EQ(plan.step, ExecTable::Step::kMake);
       EXPECT_EQ(plan.exec, std::nullopt);
     } else {
       EXPECT_EQ(plan.step, ExecTable::Step::kUpdate);
-      EXPECT_EQ(plan.exec, idle.front().number) << "the longest unused goes first";
+      EXPECT_EQ(plan.exec, own->number) << "the longest unused goes first";
     }
   }
 
@@ -535,6 +535,7 @@ class RandomSteps {
   }
 
   std::mt19937_64 random_;
+  const bool may_run_out_;
   ExecTable table_;
   Model model_;
   std::set<ExecNumber> in_use_;

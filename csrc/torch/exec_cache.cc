@@ -10,7 +10,10 @@
 namespace cgp {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::chrono::microseconds kNap{20};
+constexpr Clock::time_point kNotWaiting = Clock::time_point::max();
 
 }  // namespace
 
@@ -104,16 +107,16 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
   const ExecTable::Conditions conditions = {
       .in_use = [&](ExecNumber number) { return InUse(execs_.at(number), stream); },
       .running = [&](ExecNumber number) { return Running(execs_.at(number)); }};
-  std::optional<std::chrono::steady_clock::time_point> deadline;
+  Clock::time_point deadline = kNotWaiting;
   for (;;) {
     const ExecTable::Plan plan = table_.PlanFor(graph, conditions);
     const auto is_worth_awaiting = [&](ExecNumber number) {
       return IsWorthAwaiting(execs_.at(number), launches);
     };
     if (std::any_of(plan.destroy.begin(), plan.destroy.end(), is_worth_awaiting)) {
-      const auto now = std::chrono::steady_clock::now();
-      if (!deadline) deadline = now + longest_wait_;
-      if (now < *deadline) {
+      const Clock::time_point now = Clock::now();
+      if (deadline == kNotWaiting) deadline = now + longest_wait_;
+      if (now < deadline) {
         lock.unlock();
         std::this_thread::sleep_for(kNap);
         lock.lock();
@@ -127,6 +130,7 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
         return execs_.at(*plan.exec);
       case ExecTable::Step::kMake:
         if (Exec* const exec = MakeOrDoWithout(graph)) return *exec;
+        deadline = kNotWaiting;  // what goes next is worth another wait
         break;
       case ExecTable::Step::kUpdate:
         if (Update(*plan.exec, graph)) return execs_.at(*plan.exec);

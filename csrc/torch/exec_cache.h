@@ -15,8 +15,9 @@
 // cache meanwhile, so who has waited plans anew. Nobody waits for launches that were made after he
 // began to.
 //
-// Where there is no memory for one that the limit allows, those that there are make room, the longest
-// unused first; for a while no more of them are made then.
+// Where there is no memory to make one that the limit allows, one of its group is updated, or others
+// make room, the longest unused first: all of them, if need be, before a replay fails. For a while no
+// more of them are made then.
 #pragma once
 
 #include <chrono>
