@@ -36,6 +36,27 @@ TEST_F(PoolProofsTest, AUseOnAStreamThatIsNotCapturingLastsUntilItsEventAfterThe
   End(second);
 }
 
+TEST_F(PoolProofsTest, AUseBeforeTheCaptureLastsUntilItsEventThoughItsStreamCapturesNow) {
+  const CaptureId first = Begin({kA});
+  const Block output = Allocate(kPage, kA);
+  End(first);
+  Use(output, kB);
+  watch_.Submit(kB);
+  const CaptureId second = Begin({kA, kB});
+  Launch(kB);
+  Free(output);
+  Join(kA, kB);
+  EXPECT_FALSE(Reuses(kPage, kA)) << "a replay does not wait for what B did before the capture";
+  EXPECT_FALSE(Reuses(kPage, kB));
+  End(second);
+  const CaptureId third = Begin({kA, kB});
+  EXPECT_FALSE(Reuses(kPage, kA)) << "nor does the end of the capture";
+  EXPECT_FALSE(Reuses(kPage, kB));
+  watch_.FinishAll();
+  EXPECT_TRUE(Reuses(kPage, kA));
+  End(third);
+}
+
 TEST_F(PoolProofsTest, AStreamThatIsNotCapturingIsProvenNothing) {
   const CaptureId capture = Begin({kA, kB});
   const Block block = Allocate(kPage, kA);
