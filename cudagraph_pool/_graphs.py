@@ -171,9 +171,9 @@ class graph:  # noqa: N801
             that neither waits for the other on the device. On the CPU a replay waits while another
             thread's is making a switch, and up to a tenth of a second for an executable that has to
             make room and still runs. Where the GPU has no memory for another executable, those that
-            there are make room for it, in the end all of them. Hooks that newer releases of torch call when a graph
-            is instantiated are not called: no executable is this graph's alone. Default: what the
-            pool was made with.
+            there are make room for it, in the end all of them. Hooks that newer releases of torch
+            call when a graph is instantiated are not called: no executable is this graph's alone.
+            Default: what the pool was made with.
 
     Raises:
         RuntimeError: The package is not enabled, the pool was released, or the current stream is
