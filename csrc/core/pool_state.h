@@ -57,8 +57,8 @@ struct alignas(64) LiveBlock {
     if (!others) others = std::make_unique<Others>();
     return *others;
   }
+  // pre: not the block's own stream.
   void AddUse(StreamId stream) {
-    if (stream == block.stream) return;
     std::vector<StreamId>& uses = GetOthers().uses;
     if (std::ranges::find(uses, stream) == uses.end()) uses.push_back(stream);
   }

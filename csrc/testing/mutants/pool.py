@@ -87,9 +87,9 @@ MUTANTS = [
     ),
     Mutant(
         "pool-own-use",
-        "pool_state.h",
+        "pool.cc",
         "a use by the block's own stream counts as another's",
-        "    if (stream == block.stream) return;\n",
+        "  if (stream == live.block.stream) return;\n",
         "",
     ),
     Mutant(
