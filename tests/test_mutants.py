@@ -1,0 +1,33 @@
+"""The mutants that csrc/testing/mutate.py plants apply, and docs/mutants.md has a row for each."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CSRC = ROOT / "csrc"
+
+pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="the C++ sources are not here")
+
+sys.path.insert(0, str(CSRC / "testing"))
+mutants = pytest.importorskip("mutants")
+
+
+def test_each_text_stands_once() -> None:
+    """Who changes a line that a mutant names changes the mutant too."""
+    assert len(mutants.MUTANTS) > 400
+    for mutant in mutants.MUTANTS:
+        text = (CSRC / mutant.folder / mutant.file).read_text()
+        assert text.count(mutant.search) == 1, f"{mutant.name} does not apply to {mutant.file}"
+
+
+def test_each_has_one_row_and_each_row_a_mutant() -> None:
+    document = (ROOT / "docs" / "mutants.md").read_text()
+    results, _ = document.split("\n## What survived at first")
+    rows = re.findall(r"^\| ([a-z0-9-]+) \|", results, re.MULTILINE)
+    names = [mutant.name for mutant in mutants.MUTANTS]
+    assert sorted(row for row in rows if row != "mutant") == sorted(names)
