@@ -356,7 +356,8 @@ def test_an_exception_in_the_captured_code() -> None:
     assert has_executable_of_its_own(graph)
 
 
-def test_out_of_memory_for_executables_says_so_and_changes_nothing() -> None:
+def test_out_of_memory_for_executables_says_so_and_all_goes_on() -> None:
+    """Those that there are make room before anything fails, perhaps all of them."""
     pool = cgp.GraphPool(max_execs=4096)
     trail = Trail(pool, marks=2)
     x = torch.zeros(1, device="cuda")
@@ -388,8 +389,6 @@ def test_out_of_memory_for_executables_says_so_and_changes_nothing() -> None:
     if "out of memory" not in text:
         assert re.search(r"cuGraph\w+ on device \d failed: CUDA_ERROR_OUT_OF_MEMORY", text), text
         assert "free tensors or graphs" in text
-    made = pool.stats()["execs"]
-    assert made >= 1
     del ballast, failed
     torch.cuda.empty_cache()
     for index in (0, 1, 0):
