@@ -74,7 +74,10 @@ for release in "${releases[@]}"; do
     ! -name '*_test.cc' ! -name '*_benchmark.cc' -print0 |
     xargs -0 -n 1 -P "$(nproc)" \
       "$cxx" -std=c++20 -fsyntax-only -fPIC -fvisibility=hidden -Wall -Wextra -Wconversion -Wshadow -Werror \
-      -I"$root/csrc" -isystem "$cache/torch-$release/torch/include" "${system[@]}" || status=1
+      -I"$root/csrc" -isystem "$cache/torch-$release/torch/include" "${system[@]}" || {
+      echo "torch $release: does not compile" >&2
+      status=1
+    }
   [ $status -ne 0 ] || echo "torch $release: compiles"
 done
 exit $status

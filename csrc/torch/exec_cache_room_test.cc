@@ -15,7 +15,15 @@ namespace {
 
 using ::testing::IsEmpty;
 
-class ExecCacheRoomTest : public ExecCacheTest {};
+class ExecCacheRoomTest : public ExecCacheTest {
+ protected:
+  // The next executable that is to be made finds no memory; or none does until Disarm().
+  void RunOutOfMemory(bool for_good = false) {
+    book_.Arm({.for_good = for_good,
+               .only = GraphBook::Call::kInstantiate,
+               .status = DriverStatus::kOutOfMemory});
+  }
+};
 
 TEST_F(ExecCacheRoomTest, WithoutMemoryForANewOneWhatIsHeldGoesOn) {
   for (const auto status : {DriverStatus::kOutOfMemory, DriverStatus::kFailed}) {
@@ -45,9 +53,7 @@ TEST_F(ExecCacheRoomTest, WithoutMemoryForAnotherOneTheOneThatIsThereIsUpdated) 
   const GraphNumber first = Add(Graph{10});
   const GraphNumber second = Add(Graph{11});
   const GraphExec exec = Launch(first, kA);
-  book_.Arm({.for_good = true,
-             .only = GraphBook::Call::kInstantiate,
-             .status = DriverStatus::kOutOfMemory});
+  RunOutOfMemory(/*for_good=*/true);
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(Launch(second, kA), exec);
     EXPECT_EQ(Launch(first, kA), exec);
@@ -148,7 +154,7 @@ TEST_P(ExecCacheLimits, WithoutMemoryForItsKindACaptureEndsAllTheSame) {
   const GraphNumber second = Add(Graph{20}, "two");
   const GraphExec oldest = Launch(first, kA);
   Launch(second, kA);
-  book_.Arm({.only = GraphBook::Call::kInstantiate, .status = DriverStatus::kOutOfMemory});
+  RunOutOfMemory();
   const GraphNumber third = Add(Graph{30}, "three");
   EXPECT_EQ(Execs(), 2u);
   Launch(third, kA);
@@ -163,12 +169,12 @@ INSTANTIATE_TEST_SUITE_P(All, ExecCacheLimits, ::testing::Values(4, std::nullopt
 TEST_F(ExecCacheRoomTest, WithoutMemoryForTheOnlyOneACaptureFails) {
   MakeCache(4);
   for (const bool shareable : {true, false}) {
-    book_.Arm({.only = GraphBook::Call::kInstantiate, .status = DriverStatus::kOutOfMemory});
+    RunOutOfMemory();
     EXPECT_THROW(Add(Graph{10}, "one", shareable), DriverError);
     EXPECT_EQ(Execs(), 0u);
   }
   Launch(Add(Graph{20}), kA);
-  book_.Arm({.only = GraphBook::Call::kInstantiate, .status = DriverStatus::kOutOfMemory});
+  RunOutOfMemory();
   EXPECT_THROW(Add(Graph{30}, "alone", /*shareable=*/false), DriverError)
       << "no executable of others will ever do for it";
   EXPECT_EQ(Execs(), 1u);
@@ -181,7 +187,7 @@ TEST_F(ExecCacheRoomTest, WithoutMemoryInOnesPlaceAnotherOneGoesToo) {
   const GraphNumber third = Add(Graph{30}, "three");
   Launch(first, kA);
   Launch(second, kA);
-  book_.Arm({.only = GraphBook::Call::kInstantiate, .status = DriverStatus::kOutOfMemory});
+  RunOutOfMemory();
   Launch(third, kA);
   EXPECT_EQ(book_.failures(), 1u);
   EXPECT_EQ(Execs(), 1u);
@@ -194,9 +200,7 @@ TEST_F(ExecCacheRoomTest, WithoutMemoryWhatIsInUseStaysAsItIs) {
   const GraphNumber second = Add(Graph{11});
   const GraphExec exec = Launch(first, kA);
   book_.ForgetChanges();
-  book_.Arm({.for_good = true,
-             .only = GraphBook::Call::kInstantiate,
-             .status = DriverStatus::kOutOfMemory});
+  RunOutOfMemory(/*for_good=*/true);
   try {
     cache_->Lend(second, kB);
     FAIL();
@@ -231,9 +235,7 @@ TEST_F(ExecCacheRoomTest, WithoutMemoryARefusalIsTheEndOfIt) {
   const GraphNumber refused = Add(Graph{11});
   book_.Refuse(Graph{11});
   Launch(first, kA);
-  book_.Arm({.for_good = true,
-             .only = GraphBook::Call::kInstantiate,
-             .status = DriverStatus::kOutOfMemory});
+  RunOutOfMemory(/*for_good=*/true);
   EXPECT_THROW(cache_->Lend(refused, kA), DriverError);
   book_.Disarm();
   Launch(refused, kA);

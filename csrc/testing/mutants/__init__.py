@@ -5,7 +5,8 @@ from __future__ import annotations
 from mutants import (
     adapter,
     checkpoints,
-    execs,
+    exec_cache,
+    exec_table,
     fences,
     foretold,
     free_bytes,
@@ -33,6 +34,7 @@ MUTANTS: list[Mutant] = [
     *usage.MUTANTS,
     *checkpoints.MUTANTS,
     *adapter.MUTANTS,
-    *execs.MUTANTS,
+    *exec_table.MUTANTS,
+    *exec_cache.MUTANTS,
     *graph_kinds.MUTANTS,
 ]
