@@ -352,3 +352,33 @@ def test_an_exception_in_the_captured_code() -> None:
     graph.replay()
     assert torch.equal(x, before + 2)
     assert has_executable_of_its_own(graph)
+
+
+def test_templates_cost_no_device_memory() -> None:
+    pool, stock = cgp.GraphPool(max_execs=1), cgp.GraphPool()
+    x = torch.zeros(1, device="cuda")
+    x.add_(1)
+
+    def many_nodes(step: int) -> None:
+        for _ in range(400):
+            x.add_(step)
+
+    def taken(target: cgp.GraphPool, shared: bool) -> tuple[int, list[torch.cuda.CUDAGraph]]:
+        torch.cuda.synchronize()
+        free = torch.cuda.mem_get_info()[0]
+        graphs = []
+        for step in range(32):
+            graph = torch.cuda.CUDAGraph()
+            with cgp.graph(graph, pool=target, shared_exec=shared):
+                many_nodes(step)
+            graphs.append(graph)
+        for graph in graphs:
+            graph.replay()
+        torch.cuda.synchronize()
+        return free - torch.cuda.mem_get_info()[0], graphs
+
+    stock_bytes, kept = taken(stock, shared=False)
+    shared_bytes, also_kept = taken(pool, shared=True)
+    assert len(kept) == len(also_kept)
+    assert counts(pool)[:2] == (1, 1)
+    assert shared_bytes <= stock_bytes / 4 + (2 << 20)
