@@ -70,17 +70,26 @@ NodeId PageSpace::Give(NodeId used, FenceId fence) {
   return before;
 }
 
-void PageSpace::OpenFences(const std::vector<bool>& opened) {
+template <typename NewFence>
+void PageSpace::ChangeFences(NewFence new_fence) {
   for (const Page& page : pages_) {
     for (NodeId id = page.first; id != NodeId::kNone; id = at(id).next) {
       if (at(id).used) continue;
-      if (opened[Index(at(id).fence)]) at(id).fence = FenceId::kOpen;
+      at(id).fence = new_fence(at(id).fence);
       const NodeId before = at(id).prev;
       if (before == NodeId::kNone || at(before).used || at(before).fence != at(id).fence) continue;
       AbsorbNext(before);
       id = before;
     }
   }
+}
+
+void PageSpace::OpenFences(const std::vector<bool>& opened) {
+  ChangeFences([&](FenceId fence) { return opened[Index(fence)] ? FenceId::kOpen : fence; });
+}
+
+void PageSpace::HoldAll(FenceId fence) {
+  ChangeFences([=](FenceId) { return fence; });
 }
 
 NodeId PageSpace::NewNode(const Node& node) {

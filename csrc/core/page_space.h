@@ -79,6 +79,9 @@ class PageSpace {
   // the first survives.
   void OpenFences(const std::vector<bool>& opened);
 
+  // Puts all that is free behind the fence, joining neighbours as OpenFences() does.
+  void HoldAll(FenceId fence);
+
   // Recomputes the invariants; throws InternalError.
   void Check() const;
 
@@ -98,6 +101,8 @@ class PageSpace {
   void Splice(NodeId left, NodeId right);  // makes them neighbours
   NodeId SplitAt(NodeId id, uint32_t offset);
   void AbsorbNext(NodeId id);
+  template <typename NewFence>
+  void ChangeFences(NewFence new_fence);
 
   uint32_t page_granules_;
   uint64_t free_granules_ = 0;

@@ -35,15 +35,22 @@ Pool::~Pool() = default;
 
 bool Pool::in_scope() const { return state_->scope.has_value(); }
 
-void Pool::BeginScope(ScopeKind kind) {
+void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   State& s = *state_;
   CGP_CHECK(!s.scope);
+  may_ask_device = may_ask_device && s.driver.MayQuiesce();
+  const bool behind_replays = kind == ScopeKind::kEager && s.captured;
+  std::shared_ptr<SharedEvent> mark;
+  if (may_ask_device && (behind_replays || s.fences.NeedsMark())) mark = s.fences.Mark();
   s.PollFences();
+  if (behind_replays && !mark) s.HoldAllFree();
+  s.replays_unknown = behind_replays && !mark;
+  if (behind_replays) s.replays = std::move(mark);
   s.scope = kind;
   if (kind == ScopeKind::kCapture) s.foresight.BeginCapture();
 }
 
-void Pool::EndScope() {
+void Pool::EndScope(bool may_ask_device) {
   State& s = *state_;
   CGP_CHECK(s.scope);
   // With one stream in a capture all that its view could take is open from now on: the view is
@@ -52,6 +59,11 @@ void Pool::EndScope() {
   const bool one_stream = *s.scope == ScopeKind::kCapture && !s.several_streams &&
                           fence_count == 1 && s.views.size() == 1 &&
                           s.views.front()->own_fence() != FenceId::kOpen;
+  // Known now, the end of what ran here is known sooner than when the next scope begins.
+  if (*s.scope == ScopeKind::kEager && s.fences.NeedsMark() && may_ask_device &&
+      s.driver.MayQuiesce()) {
+    s.fences.Mark();
+  }
   s.fences.EndScope();
   if (!s.fences.empty()) s.space.OpenFences(s.fences.Opened());
   s.fences.Clear();
@@ -65,7 +77,9 @@ void Pool::EndScope() {
   if (*s.scope == ScopeKind::kCapture) {
     s.ForgetProofs();
     s.foresight.EndCapture();
+    s.captured = true;
   }
+  s.replays.reset();
   s.scope.reset();
 }
 

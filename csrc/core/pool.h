@@ -88,8 +88,16 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  void BeginScope(ScopeKind kind);  // pre: none is open
-  void EndScope();                  // pre: one is open
+  // pre: none is open. With `may_ask_device` the device may be marked (Driver::RecordDeviceEvent()):
+  // the caller knows of no capture on it that the driver does not know of.
+  //
+  // An eager scope in a pool that had captures begins behind the replays of their graphs, since what
+  // these captures freed is what the graphs still use: each stream that allocates waits, on the
+  // device, for all that the device had been given when the scope began. A replay that is submitted
+  // while the scope is open is not waited for; PyTorch forbids it too. Where the device may not be
+  // asked the scope takes nothing that was free before, but new pages.
+  void BeginScope(ScopeKind kind, bool may_ask_device = true);
+  void EndScope(bool may_ask_device = true);  // pre: one is open
   bool in_scope() const;
 
   // pre: a scope is open, bytes > 0.

@@ -18,6 +18,7 @@ struct PoolSet::Member {
 
   Pool pool;
   int users = 0;
+  bool capturing = false;  // a capture scope is open
   uint64_t live_blocks = 0;
   Gauge* reserved_bytes = nullptr;  // its own in PoolSet
 };
@@ -40,7 +41,7 @@ void PoolSet::Retain(PoolId id) {
   ++FindOrCreate(id).users;
 }
 
-void PoolSet::BeginScope(PoolId id, ScopeKind kind) {
+void PoolSet::BeginScope(PoolId id, ScopeKind kind, bool capturing) {
   const std::lock_guard lock(mutex_);
   Member& member = FindOrCreate(id);
   if (member.pool.in_scope()) {
@@ -49,12 +50,14 @@ void PoolSet::BeginScope(PoolId id, ScopeKind kind) {
                      "fills it before another one begins, or give each a pool of its own.");
   }
   try {
-    member.pool.BeginScope(kind);
+    member.pool.BeginScope(kind, !capturing && MayQuiesce());
   } catch (...) {
     EraseIfGone(id);
     throw;
   }
   ++member.users;
+  member.capturing = kind == ScopeKind::kCapture;
+  if (member.capturing) ++captures_;
 }
 
 void PoolSet::EndScope(PoolId id) {
@@ -64,7 +67,9 @@ void PoolSet::EndScope(PoolId id) {
     throw UsageError("cudagraph_pool: nothing is being allocated to pool " + ToString(id) +
                      ", so there is nothing to end.");
   }
-  member.pool.EndScope();
+  member.pool.EndScope(MayQuiesce());
+  if (member.capturing) --captures_;
+  member.capturing = false;
   EraseIfGone(id);
 }
 
@@ -191,6 +196,9 @@ std::optional<PoolId> PoolSet::PoolOf(Address address) const {
   }
   return std::nullopt;
 }
+
+// Whether the device may be waited for, and marked: no capture is known of, which that would break.
+bool PoolSet::MayQuiesce() noexcept { return captures_ == 0 && driver_.MayQuiesce(); }
 
 bool PoolSet::CanTrim(const Member& member) const {
   return member.users == 0 && member.live_blocks == 0 && !member.pool.in_scope();

@@ -50,8 +50,9 @@ class PoolSet {
 
   // Begins allocating to the pool, creating it if need be, and adds one user (a graph) to it.
   // Throws UsageError if a scope of this pool is open already: two captures cannot fill one pool at
-  // once.
-  void BeginScope(PoolId id, ScopeKind kind);
+  // once. `capturing`: a stream of the device is capturing that neither the set nor its driver knows
+  // of. For what an eager scope may take see Pool.
+  void BeginScope(PoolId id, ScopeKind kind, bool capturing = false);
 
   // Ends it. The user stays until Release(). Throws UsageError if no scope of this pool is open.
   void EndScope(PoolId id);
@@ -139,6 +140,7 @@ class PoolSet {
   // nullptr where no block starts.
   Member* FindOwner(Address address) const;
   [[noreturn]] void ThrowNoBlock(Address address) const;
+  bool MayQuiesce() noexcept;
   bool CanTrim(const Member& member) const;
   uint64_t SumTrimmable() const;
   // Forgets a pool that has neither users nor a scope, blocks or memory.
@@ -152,6 +154,7 @@ class PoolSet {
   // invariant: a member exists iff it has users, an open scope, live blocks or memory not yet
   // trimmed.
   std::map<PoolId, std::unique_ptr<Member>> members_;
+  int captures_ = 0;            // capture scopes that are open
   AddressMap<Member*> owners_;  // of live blocks, by their start
   // invariant: its current values are the sums of the members' Stats().
   SetUsage usage_;

@@ -104,13 +104,16 @@ struct Pool::State {
   FreeView* FindView(StreamId stream) const;
   FreeView& ViewFor(StreamId stream);
   FreeView& AddView(StreamId stream);
+  void WaitForReplays(StreamId stream);
+  void HoldAllFree();
+  void OpenFences();
   bool PollFences();
   void SettlePages();
   NodeId TakePiece(NodeId within, Granules offset, Granules length);
   void GivePiece(NodeId id, FenceId fence);
   FenceId FenceFor(const LiveBlock& live);
   bool OrderProtects(const LiveBlock& live) const;
-  bool AreCapturedTogether(std::span<const StreamId> streams);
+  bool AreCapturedTogether(const LiveBlock& live);
   void GiveBlock(const LiveBlock& live, FenceId fence);
 
   // pool_proofs.cc
@@ -155,6 +158,11 @@ struct Pool::State {
   Foresight foresight;
   SlabMap<LiveBlock> blocks;
   std::optional<ScopeKind> scope;
+  // Whether graphs may run on what is free. In an eager scope then: what its streams wait for, or
+  // that this is not known.
+  bool captured = false;
+  std::shared_ptr<SharedEvent> replays;
+  bool replays_unknown = false;
   PoolStats stats;  // what Stats() does not derive
   // Its address is the pool's identity, of which checkpoints keep a weak reference.
   const std::shared_ptr<const char> identity = std::make_shared<const char>();

@@ -334,19 +334,38 @@ bool CudaDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
   return take(many.data(), many_edges.data(), count);
 }
 
-Event CudaDriver::RecordEvent(StreamId stream) {
+template <typename Record>
+Event CudaDriver::NewEvent(DriverCall call, Record record) {
   CUevent event = nullptr;
-  Call(DriverCall::kRecordEvent, "cuEventCreate", 0,
+  Call(call, "cuEventCreate", 0,
        [&] { return api_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING); });
   const Event created{reinterpret_cast<uintptr_t>(event)};
   try {
-    Call(DriverCall::kRecordEvent, "cuEventRecord", 0,
-         [&] { return api_.cuEventRecord(event, StreamOf(stream)); });
+    record(event);
   } catch (const DriverError&) {
     DestroyEvent(created);
     throw;
   }
   return created;
+}
+
+Event CudaDriver::RecordEvent(StreamId stream) {
+  return NewEvent(DriverCall::kRecordEvent, [&](CUevent event) {
+    Call(DriverCall::kRecordEvent, "cuEventRecord", 0,
+         [&] { return api_.cuEventRecord(event, StreamOf(stream)); });
+  });
+}
+
+Event CudaDriver::RecordDeviceEvent() {
+  if (api_.cuCtxRecordEvent == nullptr) Quiesce();  // an event that is never recorded is done
+  return NewEvent(DriverCall::kRecordDeviceEvent, [&](CUevent event) {
+    if (api_.cuCtxRecordEvent == nullptr) return;
+    Call(DriverCall::kRecordDeviceEvent, "cuCtxRecordEvent", 0, [&] {
+      CUcontext context = nullptr;
+      const CUresult code = api_.cuCtxGetCurrent(&context);
+      return code == CUDA_SUCCESS ? api_.cuCtxRecordEvent(context, event) : code;
+    });
+  });
 }
 
 bool CudaDriver::EventDone(Event event) {

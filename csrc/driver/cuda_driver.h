@@ -74,9 +74,13 @@ class CudaDriver final : public Driver {
   void Unmap(Address address, uint64_t bytes) override;
   void AddPeer(int peer) override;
   void Quiesce() override;
+  // CUDA does not tell of captures.
+  bool MayQuiesce() noexcept override { return true; }
   void Capture(StreamId stream, Frontier* frontier) override;
   bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override;
   Event RecordEvent(StreamId stream) override;
+  // A driver older than CUDA 12.5 cannot: then the device is waited for instead.
+  Event RecordDeviceEvent() override;
   bool EventDone(Event event) override;
   void WaitEvent(StreamId stream, Event event) override;
   void DestroyEvent(Event event) noexcept override;
@@ -92,6 +96,9 @@ class CudaDriver final : public Driver {
   template <typename Function>
   void Call(DriverCall call, std::string_view name, uint64_t bytes, Function function);
 
+  // Calls record(event) for a new event.
+  template <typename Record>
+  Event NewEvent(DriverCall call, Record record);
   [[noreturn]] void Throw(DriverCall call, std::string_view name, int code, uint64_t bytes) const;
 
   const int device_;

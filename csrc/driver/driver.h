@@ -138,6 +138,9 @@ class Driver {
   // Waits until the device has done all the work submitted so far. Not capture-legal.
   virtual void Quiesce() = 0;
 
+  // Whether Quiesce() and RecordDeviceEvent() would break no capture that this driver knows of.
+  virtual bool MayQuiesce() noexcept = 0;
+
   // Where the stream stands in the capture that it takes part in. Capture-legal.
   virtual void Capture(StreamId stream, Frontier* frontier) = 0;
 
@@ -148,6 +151,10 @@ class Driver {
 
   // Marks the work submitted to `stream` so far. pre: not Frontier::held.
   virtual Event RecordEvent(StreamId stream) = 0;
+
+  // Marks all the work submitted to the device so far, on whatever stream, be it one that is gone by
+  // now. Not capture-legal: it breaks the captures of all streams of the device.
+  virtual Event RecordDeviceEvent() = 0;
 
   // Whether the marked work is done. Capture-legal (an implementation takes care of that).
   virtual bool EventDone(Event event) = 0;

@@ -161,10 +161,11 @@ std::string FuzzSession::Do(const RetainOp& op) {
 std::string FuzzSession::Do(const BeginOp& op) {
   const PoolId id = IdOf(op.pool);
   asked_.insert(id);
+  const bool may_mark = watch_.MayQuiesce();
   return Mirror(
       !model_.OpenScope(id).has_value(), [&] { set_->BeginScope(id, op.kind); },
       [&] {
-        model_.BeginScope(id, op.kind);
+        model_.BeginScope(id, op.kind, may_mark);
         incarnations_[model_.Incarnation(id)] = id;
         watch_.set_capturing(model_.AnyCaptureOpen());
         if (op.kind == ScopeKind::kCapture) BeginCapture(id);
@@ -178,9 +179,20 @@ std::string FuzzSession::Do(const EndOp& op) {
   return Mirror(
       model_.OpenScope(id).has_value(), [&] { set_->EndScope(id); },
       [&] {
-        model_.EndScope(id);
+        model_.EndScope(id, watch_.MayQuiesce());
         watch_.set_capturing(model_.AnyCaptureOpen());
       });
+}
+
+std::string FuzzSession::Do(const ReplayOp& op) {
+  const PoolId id = IdOf(op.pool);
+  const StreamId stream{op.stream};
+  Frontier frontier;
+  host_.Capture(stream, &frontier);
+  if (!model_.MayReplay(id) || frontier.held) return {};
+  watch_.Submit(stream);
+  model_.Replay(id, stream);
+  return {};
 }
 
 std::string FuzzSession::Do(const ReleaseOp& op) {

@@ -78,6 +78,7 @@ class FuzzSession {
   std::string Do(const RetainOp& op);
   std::string Do(const BeginOp& op);
   std::string Do(const EndOp& op);
+  std::string Do(const ReplayOp& op);
   std::string Do(const ReleaseOp& op);
   std::string Do(const AllocateOp& op);
   std::string Do(const FreeOp& op);

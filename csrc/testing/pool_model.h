@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -28,14 +27,10 @@
 namespace cgp {
 
 class PoolModel {
-  static constexpr uint64_t kNotMarked = std::numeric_limits<uint64_t>::max();
-
   // Work that may still touch bytes: what was submitted to `stream` up to number `work`.
-  // The set can know of its end by an event recorded after number `marked`.
   struct Pending {
     StreamId stream{};
     uint64_t work = 0;
-    uint64_t marked = kNotMarked;
   };
 
  public:
@@ -99,8 +94,12 @@ class PoolModel {
   // --- What the real set did. pre: it was allowed to. ---
 
   void Retain(PoolId id);
-  void BeginScope(PoolId id, ScopeKind kind);
-  void EndScope(PoolId id);
+  // With `may_mark` the device is marked, if that tells the set anything.
+  void BeginScope(PoolId id, ScopeKind kind, bool may_mark);
+  void EndScope(PoolId id, bool may_mark);
+  // A graph that was captured into the pool runs on the stream. pre: MayReplay().
+  bool MayReplay(PoolId id) const;
+  void Replay(PoolId id, StreamId stream);
   void Release(PoolId id);
   // A stream asked for a block, whether it then got one or not. pre: a scope is open.
   void Ask(PoolId id, StreamId stream);
@@ -129,12 +128,15 @@ class PoolModel {
     bool promised_at_once = false;  // owner_at_once, and the set knows it
     StreamId owner{};
     std::vector<Pending> pending;
-    // What several streams used in one scope may be kept until all of it is done with: the sum of such fences.
+    // Of pending work the set knows that it is over once the device has passed a mark that was made later.
+    std::optional<DriverWatch::Mark> mark;
+    // What several streams used may be kept until all of it is done with: the mark is this one's then.
     std::shared_ptr<const Fence> group;
   };
   struct Granule {
     uint64_t label = 0;            // of the live block, 0 if free
     std::shared_ptr<Fence> fence;  // of a free one; null: free to all
+    bool captured = false;         // a graph may use it
   };
   struct ModelPool {
     uint64_t incarnation = 0;
@@ -145,8 +147,10 @@ class PoolModel {
     bool captured = false;         // an earlier scope was a capture
     uint64_t blocks_in_scope = 0;  // allocated in the open scope, of more than a granule
     std::set<StreamId> streams;    // that have asked for blocks in the open scope
-    std::vector<std::shared_ptr<Fence>> unmarked;  // to be marked when the open scope ends
-    std::shared_ptr<Fence> held;                   // the group of the open scope
+    std::vector<std::shared_ptr<Fence>> unmarked;  // to be marked with the device
+    std::shared_ptr<Fence> held;                   // the group of what is held until then
+    std::vector<Pending> replays;                  // of the graphs that were captured into it
+    bool replays_unknown = false;                  // the open scope could not mark the device
     // Of eager scopes, by the stream that may take at once what is behind them.
     std::map<StreamId, std::vector<std::shared_ptr<Fence>>> stream_fences;
     PoolStats stats;
@@ -170,6 +174,8 @@ class PoolModel {
   void GoOn(ModelPool& pool, StreamId stream) const;
   bool Trimmable(const ModelPool& pool) const;
   void DropIfGone(PoolId id);
+  void Mark(ModelPool& pool) const;
+  static void HoldAll(ModelPool& pool);
   bool MayTake(const ModelPool& pool, const Granule& granule, StreamId stream) const;
   bool MustOffer(const ModelPool& pool, const Granule& granule, StreamId stream) const;
   std::string TakeGranules(ModelPool& pool, const LiveBlock& block);

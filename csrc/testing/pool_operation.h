@@ -27,6 +27,11 @@ struct BeginOp {
 struct EndOp {
   uint64_t pool = 0;
 };
+// A graph that was captured into the pool runs on the stream; left out while a scope of the pool is open.
+struct ReplayOp {
+  uint64_t pool = 0;
+  uint64_t stream = 0;
+};
 struct ReleaseOp {
   uint64_t pool = 0;
 };
@@ -82,9 +87,10 @@ struct MendOp {};
 // Compares everything that is too slow to be compared after each operation.
 struct InspectOp {};
 
-using PoolOperation = std::variant<RetainOp, BeginOp, EndOp, ReleaseOp, AllocateOp, FreeOp,
-                                   FreeInsideOp, FreeWildOp, RecordUseOp, CheckpointOp, RestoreOp,
-                                   TrimOp, ProgressOp, EnablePeerOp, FailOp, MendOp, InspectOp>;
+using PoolOperation =
+    std::variant<RetainOp, BeginOp, EndOp, ReplayOp, ReleaseOp, AllocateOp, FreeOp, FreeInsideOp,
+                 FreeWildOp, RecordUseOp, CheckpointOp, RestoreOp, TrimOp, ProgressOp, EnablePeerOp,
+                 FailOp, MendOp, InspectOp>;
 
 std::string ToString(const PoolOperation& operation);
 

@@ -60,6 +60,7 @@ class FakeDriver final : public Driver {
   void Unmap(Address address, uint64_t bytes) override { host_.Unmap(address, bytes); }
   void AddPeer(int peer) override { host_.AddPeer(peer); }
   void Quiesce() override { host_.Quiesce(); }
+  bool MayQuiesce() noexcept override { return host_.MayQuiesce(); }
   // Nothing is ever captured, so the frontier has no nodes.
   void Capture(StreamId stream, Frontier* frontier) override {
     host_.Capture(stream, frontier);
@@ -80,6 +81,7 @@ class FakeDriver final : public Driver {
     }
     return host_.RecordEvent(stream);
   }
+  Event RecordDeviceEvent() override { return host_.RecordDeviceEvent(); }
   bool EventDone(Event event) override { return host_.EventDone(event); }
   void WaitEvent(StreamId stream, Event event) override { host_.WaitEvent(stream, event); }
   void DestroyEvent(Event event) noexcept override { host_.DestroyEvent(event); }

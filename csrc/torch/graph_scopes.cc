@@ -140,7 +140,7 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
               "cannot begin a capture into graph pool " + ToString(pool) +
                   ": the current stream is capturing another graph already. Captures do not nest: "
                   "end that one first, or capture on another stream");
-  AsTorchErrors([&] { pools->set().BeginScope(pool, kind); });
+  AsTorchErrors([&] { pools->set().BeginScope(pool, kind, capturing); });
   routes_.Add(std::move(route));
   if (pool == PoolNames::kShared) names_.Share(device, id);
   if (kind == ScopeKind::kCapture) ++captures_of_ours_;

@@ -173,7 +173,7 @@ void PlainAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamF
     return;
   }
   const ScopeKind kind = eager ? ScopeKind::kEager : ScopeKind::kCapture;
-  AsTorchErrors([&] { set.BeginScope(pool, kind); });
+  AsTorchErrors([&] { set.BeginScope(pool, kind, IsCapturing(stream)); });
   routes_.Add({.device = device,
                .id = pool,
                .name = id,

@@ -32,7 +32,10 @@ void RouteTable::Add(Route route) {
   NoteChange();
   const bool capture = route.kind == ScopeKind::kCapture;
   routes_.push_back(std::move(route));
-  if (capture) captures_count_.fetch_add(1, std::memory_order_acq_rel);
+  if (capture) {
+    captures_count_.fetch_add(1, std::memory_order_acq_rel);
+    all_captures_.fetch_add(1, std::memory_order_acq_rel);
+  }
   routes_count_.fetch_add(1, std::memory_order_acq_rel);
 }
 
@@ -161,7 +164,10 @@ Route RouteTable::TakeOut(size_t index) {
   NoteChange();
   Route route = std::move(routes_[index]);
   routes_.erase(routes_.begin() + static_cast<std::ptrdiff_t>(index));
-  if (route.kind == ScopeKind::kCapture) captures_count_.fetch_sub(1, std::memory_order_acq_rel);
+  if (route.kind == ScopeKind::kCapture) {
+    captures_count_.fetch_sub(1, std::memory_order_acq_rel);
+    all_captures_.fetch_sub(1, std::memory_order_acq_rel);
+  }
   routes_count_.fetch_sub(1, std::memory_order_acq_rel);
   return route;
 }

@@ -51,8 +51,8 @@ MUTANTS = [
         "space-open-forgotten",
         "page_space.cc",
         "an opened fence stays on its bytes",
-        "if (opened[Index(at(id).fence)]) at(id).fence = FenceId::kOpen;",
-        "if (opened[Index(at(id).fence)]) continue;",
+        "return opened[Index(fence)] ? FenceId::kOpen : fence; }",
+        "return fence; }",
     ),
     Mutant(
         "space-split-last",

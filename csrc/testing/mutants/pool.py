@@ -52,8 +52,8 @@ MUTANTS = [
         "pool-poll-rebuild",
         "pool_streams.cc",
         "views are not rebuilt when events are done",
-        "  for (const auto& view : views) view->Rebuild();\n",
-        "",
+        "  fences.Clear();\n  for (const auto& view : views) view->Rebuild();\n",
+        "  fences.Clear();\n",
     ),
     Mutant(
         "pool-take-neighbours",
