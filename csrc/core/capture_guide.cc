@@ -229,6 +229,12 @@ void CaptureGuide::LearnPowers() {
   }
 }
 
+void CaptureGuide::Forget() {
+  largest_.clear();
+  largest_peak_ = Granules(0);
+  learned_ = false;
+}
+
 void CaptureGuide::EndCapture() {
   LearnPowers();
   if (peak_ >= largest_peak_) {

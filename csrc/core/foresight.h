@@ -37,6 +37,11 @@ class Foresight {
 
   void BeginCapture();
   void EndCapture() { guide_.EndCapture(); }
+  // Pages and slots have other numbers now. pre: no capture is under way.
+  void Forget() {
+    guide_.Forget();
+    plan_.reset();
+  }
 
   struct Advice {
     CaptureGuide::Match match;

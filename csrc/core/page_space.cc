@@ -92,6 +92,25 @@ void PageSpace::HoldAll(FenceId fence) {
   ChangeFences([=](FenceId) { return fence; });
 }
 
+void PageSpace::Renumber(const std::vector<uint32_t>& number) noexcept {
+  constexpr uint32_t kGone = std::numeric_limits<uint32_t>::max();
+  std::size_t left = 0;
+  for (std::size_t p = 0; p < number.size(); ++p) {
+    for (NodeId id = pages_[p].first; id != NodeId::kNone;) {
+      const NodeId next = at(id).next;
+      if (number[p] == kGone) {
+        free_granules_ -= at(id).length;
+        spare_nodes_.push_back(id);
+      } else {
+        at(id).page = PageId{number[p]};
+      }
+      id = next;
+    }
+    if (number[p] != kGone) pages_[left++] = pages_[p];
+  }
+  pages_.resize(left);
+}
+
 NodeId PageSpace::NewNode(const Node& node) {
   if (spare_nodes_.empty()) {
     nodes_.push_back(node);

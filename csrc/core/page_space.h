@@ -82,6 +82,10 @@ class PageSpace {
   // Puts all that is free behind the fence, joining neighbours as OpenFences() does.
   void HoldAll(FenceId fence);
 
+  // Page p is called number[p] from now on; those numbered RangeTable::Renumbering::kGone, which are
+  // free, are no more. pre: the numbers of the others follow one another from 0.
+  void Renumber(const std::vector<uint32_t>& number) noexcept;
+
   // Recomputes the invariants; throws InternalError.
   void Check() const;
 

@@ -109,6 +109,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   }
   live.block.address = s.ranges.AddressOf(live.slot, Granules(live.offset));
 
+  if (!live.eager) s.ranges.Pin(live.slot);
   if (s.proofs.stream_count() > 0) live.view = s.NumberOf(view);
   if (!live.eager) {
     const Granules held = Granules::FromBytesRoundedUp(s.stats.allocated_bytes + live.block.bytes);
@@ -167,10 +168,13 @@ std::vector<PhysicalPiece> Pool::Pieces(Address address) const {
 void Pool::RefreshAccess() { state_->ranges.RefreshAccess(); }
 
 uint64_t Pool::reserved_bytes() const {
-  return state_->ranges.page_count() * state_->page_size.bytes();
+  const RangeTable& ranges = state_->ranges;
+  return (ranges.page_count() + ranges.unreleased_pages()) * state_->page_size.bytes();
 }
 
-uint64_t Pool::handles() const { return state_->ranges.handle_count(); }
+uint64_t Pool::handles() const {
+  return uint64_t{state_->ranges.handle_count()} + state_->ranges.unreleased_handles();
+}
 
 uint64_t Pool::free_extents() const { return state_->space.free_extents(); }
 
@@ -180,7 +184,7 @@ PoolStats Pool::Stats() const {
   stats.page_bytes = s.page_size.bytes();
   stats.pages = s.ranges.page_count();
   stats.reserved_bytes = reserved_bytes();
-  stats.peak_reserved_bytes = stats.reserved_bytes;  // a pool gives back all or nothing
+  stats.peak_reserved_bytes = std::max(stats.peak_reserved_bytes, stats.reserved_bytes);
   stats.live_blocks = s.blocks.size();
   stats.ranges = s.ranges.range_count();
   stats.page_mappings = s.ranges.mapping_count();

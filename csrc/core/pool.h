@@ -110,7 +110,7 @@ class Pool {
   // What lives now, and going back to that: the blocks of the checkpoint live, at their addresses,
   // and no others. pre: no scope is open. Restore() throws UsageError for the checkpoint of another
   // pool.
-  PoolCheckpoint Checkpoint() const;
+  PoolCheckpoint Checkpoint();
   RestoreDelta Restore(const PoolCheckpoint& checkpoint);
 
   // The live block that holds `address`, or nullptr; valid until the next call that changes the
@@ -119,6 +119,23 @@ class Pool {
   // The physical bytes behind a live block, in the order of its addresses. Throws UsageError as
   // Free() does.
   std::vector<PhysicalPiece> Pieces(Address address) const;
+
+  // What GiveBack() would: the bytes of all handles that no live block has a byte of. O(pages).
+  uint64_t spare_bytes() const;
+  // Gives these back, and unmaps all but what live blocks need. What a failing driver kept is given back
+  // by the next call; its error is thrown once the rest is in order. pre: no graph was captured into
+  // the pool that still lives, no scope is open, and the device is idle (Driver::Quiesce()).
+  // Checkpoints of before are void.
+  void GiveBack();
+
+  // Eager work that churns maps the same pages again and again. Whether it has mapped so much that
+  // UnmapStale() is due, which leaves, and so bounds, what is mapped:
+  //   left <= mappings of the ranges that captures and checkpoints need + 3 * pages + handles
+  //   page_mappings <= max(512, 2 * left) + those of the allocation that is under way
+  // since of what lives in a page two blocks at most reach beyond it, and the others share a mapping.
+  // It may be called in eager scopes only, with the device idle. Errors as GiveBack().
+  bool HasStaleMappings() const;
+  void UnmapStale();
 
   // Repeats Driver::SetAccess() for all that is mapped: a peer was added.
   void RefreshAccess();

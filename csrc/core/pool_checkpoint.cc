@@ -8,14 +8,15 @@
 
 namespace cgp {
 
-PoolCheckpoint Pool::Checkpoint() const {
-  const State& s = *state_;
+PoolCheckpoint Pool::Checkpoint() {
+  State& s = *state_;
   CGP_CHECK(!s.scope);
   PoolCheckpoint checkpoint{.blocks = {}, .owner = s.identity};
   s.blocks.ForEach([&](Address, const LiveBlock& live) {
-    checkpoint.blocks.push_back({live.block, live.slot, Granules(live.offset), live.eager,
-                                 live.others ? live.others->uses : std::vector<StreamId>()});
+    checkpoint.blocks.push_back(
+        {live.block, live.eager, live.others ? live.others->uses : std::vector<StreamId>()});
   });
+  s.blocks.ForEach([&](Address, const LiveBlock& live) { s.ranges.Pin(live.slot); });
   std::ranges::sort(checkpoint.blocks, {}, [](const auto& entry) { return entry.block.address; });
   return checkpoint;
 }
@@ -26,7 +27,8 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   CGP_CHECK(!s.scope);
   if (checkpoint.owner.lock() != s.identity) {
     throw UsageError(
-        "cudagraph_pool: the checkpoint was taken of another pool, or of one that is gone.");
+        "cudagraph_pool: the checkpoint was taken of another pool, or of one whose memory has been "
+        "given back since.");
   }
   s.PollFences();  // what is over is forgotten, not handed on
   RestoreDelta delta;
@@ -42,13 +44,14 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   // Nothing has changed so far but for fences that nothing stands behind, and nothing below calls
   // the driver.
   for (const auto& [address, fence] : dropped) s.Drop(s.Known(address), fence);
+  const RangeTable::AddressIndex ranges = s.ranges.ByAddress();
   for (const PoolCheckpoint::Entry& entry : checkpoint.blocks) {
     delta.allocated.push_back(entry.block);
     if (LiveBlock* const live = s.blocks.Find(entry.block.address)) {
       // Or it is a later one that is just like it: then both count.
       live->Add(entry);
     } else {
-      s.Revive(entry);
+      s.Revive(entry, ranges);
     }
   }
   s.SettlePages();  // no peak: all of these have lived at once before
@@ -57,12 +60,14 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
 
 // Brings a block back that lived where nothing lives now. Somebody may still be at work on the
 // bytes: that is remembered until it is over, so that they stay protected when the block is freed.
-void Pool::State::Revive(const PoolCheckpoint::Entry& entry) {
+void Pool::State::Revive(const PoolCheckpoint::Entry& entry,
+                         const RangeTable::AddressIndex& index) {
   blocks.ReserveOne();
   LiveBlock live;
   live.block = entry.block;
-  live.slot = entry.slot;
-  live.offset = static_cast<uint32_t>(entry.offset.count());
+  const auto [slot, start] = ranges.At(entry.block.address, index);
+  live.slot = slot;
+  live.offset = static_cast<uint32_t>(start.count());
   live.Add(entry);
   ForEachPiece(live, [&](PageId page, Granules offset, Granules length) {
     space.ReservePages(0);
@@ -73,7 +78,7 @@ void Pool::State::Revive(const PoolCheckpoint::Entry& entry) {
       if (node.fence != FenceId::kOpen) live.GetOthers().behind.push_back(node.fence);
     }
   });
-  PlaceAt({live.slot, entry.offset}, live);
+  PlaceAt({live.slot, Granules(live.offset)}, live);
   stats.allocated_bytes += live.block.bytes;
   stats.requested_bytes += live.block.requested_bytes;
   ++stats.allocations;

@@ -118,6 +118,23 @@ TEST_F(PoolReplaysTest, AStreamThatIsGoneIsNeverAsked) {
   pool_.EndScope();
 }
 
+// What is freed costs nothing but its bytes: one mark is for all of it.
+TEST_F(PoolReplaysTest, FreesBetweenScopesAskNothingOfTheDriver) {
+  pool_.BeginScope(ScopeKind::kEager);
+  std::vector<Block> blocks;
+  for (int i = 0; i < 1000; ++i) {
+    blocks.push_back(Allocate(kGranule, i % 2 == 0 ? kA : kB));
+    if (i % 3 == 0) pool_.RecordUse(blocks.back().address, kC);
+  }
+  pool_.EndScope();
+  const uint64_t calls = watch_.calls();
+  for (const Block& block : blocks) pool_.Free(block.address);
+  EXPECT_EQ(watch_.calls(), calls);
+  pool_.BeginScope(ScopeKind::kCapture);
+  EXPECT_LE(watch_.calls(), calls + 4) << "a mark, and whether it is passed for each fence";
+  pool_.EndScope();
+}
+
 TEST_F(PoolReplaysTest, AnEagerStreamTakesBackWhatItFreedBetweenScopes) {
   pool_.BeginScope(ScopeKind::kEager);
   const Block block = Allocate(2 * kPage, kA);

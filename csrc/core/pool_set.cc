@@ -1,5 +1,6 @@
 #include "core/pool_set.h"
 
+#include <exception>
 #include <utility>
 
 #include "core/error.h"
@@ -92,6 +93,7 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
                      " now: no capture and no use_pool block that fills it is open.");
   }
   if (bytes == 0) throw UsageError("cudagraph_pool: a block of 0 bytes was asked for.");
+  UnmapStale(member);
   owners_.ReserveOne();
   const uint64_t reserved_before = member.pool.reserved_bytes();
   const uint64_t handles_before = member.pool.handles();
@@ -141,7 +143,7 @@ bool PoolSet::TryRecordUse(Address address, StreamId stream) {
   return true;
 }
 
-PoolCheckpoint PoolSet::Checkpoint(PoolId id) const {
+PoolCheckpoint PoolSet::Checkpoint(PoolId id) {
   const std::lock_guard lock(mutex_);
   return KnownAtRest(id).pool.Checkpoint();
 }
@@ -201,12 +203,13 @@ std::optional<PoolId> PoolSet::PoolOf(Address address) const {
 bool PoolSet::MayQuiesce() noexcept { return captures_ == 0 && driver_.MayQuiesce(); }
 
 bool PoolSet::CanTrim(const Member& member) const {
-  return member.users == 0 && member.live_blocks == 0 && !member.pool.in_scope();
+  return member.users == 0 && !member.pool.in_scope();
 }
 
 void PoolSet::EraseIfGone(PoolId id) {
   const auto it = members_.find(id);
-  if (!CanTrim(*it->second) || it->second->pool.reserved_bytes() > 0) return;
+  const Member& member = *it->second;
+  if (!CanTrim(member) || member.live_blocks > 0 || member.pool.reserved_bytes() > 0) return;
   CountAsGone(id);
   members_.erase(it);
 }
@@ -224,7 +227,7 @@ void PoolSet::CountAsGone(PoolId id) {
 uint64_t PoolSet::SumTrimmable() const {
   uint64_t bytes = 0;
   for (const auto& [id, member] : members_) {
-    if (CanTrim(*member)) bytes += member->pool.reserved_bytes();
+    if (CanTrim(*member)) bytes += member->pool.spare_bytes();
   }
   return bytes;
 }
@@ -234,14 +237,46 @@ uint64_t PoolSet::Trim() {
   const uint64_t bytes = SumTrimmable();
   // Work that was submitted before may still use the pages.
   if (bytes > 0) driver_.Quiesce();
-  std::erase_if(members_, [this](const auto& entry) {
-    const Pool& pool = entry.second->pool;
-    if (!CanTrim(*entry.second)) return false;
-    usage_.Shrank(pool.handles(), pool.reserved_bytes());
-    CountAsGone(entry.first);
-    return true;
-  });
+  std::exception_ptr error;
+  for (auto it = members_.begin(); it != members_.end();) {
+    const auto& [id, member] = *it++;
+    if (!CanTrim(*member) || member->pool.spare_bytes() == 0) continue;
+    try {
+      GiveBack(*member);
+    } catch (const DriverError&) {
+      if (!error) error = std::current_exception();
+    }
+    EraseIfGone(id);
+  }
+  if (error) std::rethrow_exception(error);
   return bytes;
+}
+
+void PoolSet::UnmapStale(Member& member) {
+  if (!member.pool.HasStaleMappings() || !MayQuiesce()) return;
+  driver_.Quiesce();
+  try {
+    member.pool.UnmapStale();
+  } catch (const DriverError&) {  // NOLINT(bugprone-empty-catch): what is left is for the next time
+  }
+}
+
+// Also where the driver fails half-way the books say what is left.
+void PoolSet::GiveBack(Member& member) {
+  const uint64_t bytes = member.pool.reserved_bytes();
+  const uint64_t handles = member.pool.handles();
+  const auto note = [&] {
+    const uint64_t given = bytes - member.pool.reserved_bytes();
+    member.reserved_bytes->Remove(given);
+    usage_.Shrank(handles - member.pool.handles(), given);
+  };
+  try {
+    member.pool.GiveBack();
+  } catch (const DriverError&) {
+    note();
+    throw;
+  }
+  note();
 }
 
 uint64_t PoolSet::TrimmableBytes() const {

@@ -57,8 +57,8 @@ class PoolSet {
   // Ends it. The user stays until Release(). Throws UsageError if no scope of this pool is open.
   void EndScope(PoolId id);
 
-  // Takes one user away. A pool without users is unused: Trim() gives its memory back once no block
-  // lives in it. Throws UsageError if the pool is unknown or has no user.
+  // Takes one user away. A pool without users is unused: Trim() gives back what no block lives in.
+  // Throws UsageError if the pool is unknown or has no user.
   void Release(PoolId id);
 
   // A block of at least `bytes` (> 0) for work on `stream`. Throws UsageError (unknown pool, no
@@ -79,7 +79,7 @@ class PoolSet {
   bool TryRecordUse(Address address, StreamId stream);
 
   // See Pool. Both throw UsageError for an unknown pool and while a scope of it is open.
-  PoolCheckpoint Checkpoint(PoolId id) const;
+  PoolCheckpoint Checkpoint(PoolId id);
   RestoreDelta Restore(PoolId id, const PoolCheckpoint& checkpoint);
 
   // The live block that starts at `address`, if it is one of ours.
@@ -93,9 +93,10 @@ class PoolSet {
   // The pool of the live block that starts at `address`.
   std::optional<PoolId> PoolOf(Address address) const;
 
-  // Gives back the memory of every unused pool that has no live block; returns the bytes given
-  // back. Waits for the device first if there is anything to give. Not while any stream is
-  // capturing.
+  // Gives back the memory of every unused pool, but for the handles in which a block lives; returns
+  // the bytes given back. Waits for the device first if there is anything to give. Throws DriverError
+  // once all is given back that the driver let go of; the rest is left to the next Trim(). Not while
+  // any stream is capturing.
   uint64_t Trim();
   // The bytes that Trim() would give back.
   uint64_t TrimmableBytes() const;
@@ -143,6 +144,8 @@ class PoolSet {
   bool MayQuiesce() noexcept;
   bool CanTrim(const Member& member) const;
   uint64_t SumTrimmable() const;
+  void GiveBack(Member& member);
+  void UnmapStale(Member& member);
   // Forgets a pool that has neither users nor a scope, blocks or memory.
   void EraseIfGone(PoolId id);
   // pre: the member is about to be erased.

@@ -5,6 +5,7 @@
 //   pool_streams.cc     who may take which bytes, and that all views know
 //   pool_proofs.cc      the same in captures of several streams
 //   pool_checkpoint.cc  back to what lived earlier
+//   pool_give_back.cc   what nobody needs any more is unmapped
 #pragma once
 
 #include <algorithm>
@@ -69,6 +70,8 @@ struct alignas(64) LiveBlock {
 };
 
 struct Pool::State {
+  static constexpr uint64_t kLeastMappingLimit = 512;
+
   State(Driver& the_driver, Granules size)
       : driver(the_driver),
         page_size(size),
@@ -131,7 +134,12 @@ struct Pool::State {
   void CheckProofs() const;
 
   // pool_checkpoint.cc
-  void Revive(const PoolCheckpoint::Entry& entry);
+  void Revive(const PoolCheckpoint::Entry& entry, const RangeTable::AddressIndex& index);
+
+  // pool_give_back.cc
+  std::vector<bool> HandlesInUse() const;
+  std::vector<bool> SlotsInUse() const;
+  void Renumber(const RangeTable::Renumbering& renumbering);
 
   Driver& driver;
   const Granules page_size;
@@ -163,9 +171,10 @@ struct Pool::State {
   bool captured = false;
   std::shared_ptr<SharedEvent> replays;
   bool replays_unknown = false;
-  PoolStats stats;  // what Stats() does not derive
+  uint64_t mapping_limit = kLeastMappingLimit;  // beyond which mappings are looked through
+  PoolStats stats;                              // what Stats() does not derive
   // Its address is the pool's identity, of which checkpoints keep a weak reference.
-  const std::shared_ptr<const char> identity = std::make_shared<const char>();
+  std::shared_ptr<const char> identity = std::make_shared<const char>();
 };
 
 template <typename Function>

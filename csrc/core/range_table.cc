@@ -30,13 +30,16 @@ class RangeTable::Undo {
     for (const Mapping& mapping : mapped) {
       unmapped &= attempt([&] { table_.driver_.Unmap(mapping.address, mapping.bytes); });
     }
-    if (!unmapped && extended != nullptr)
+    if (!unmapped && extended != nullptr) {
       (at_front ? extended->room_front : extended->room_back) = 0;
+      table_.reservations_[extended->reservation].stuck = true;
+    }
     if (reserved) {
       const Range& range = table_.ranges_.back();
       attempt([&] {
         table_.driver_.FreeAddresses(range.address, range.capacity * table_.page_bytes_);
       });
+      table_.reservations_.pop_back();
       table_.page_at_.resize(Index(range.first));
       table_.range_of_group_.resize(Index(range.first) / kSlotGroup);
       table_.ranges_.pop_back();
@@ -83,10 +86,14 @@ RangeTable::~RangeTable() {
       attempt([&] { driver_.Unmap(range.address + i * page_bytes_, pages * page_bytes_); });
       i += pages;
     }
-    attempt([&] { driver_.FreeAddresses(range.address, range.capacity * page_bytes_); });
   }
-  for (const PhysicalHandle& handle : handles_) {
-    attempt([&] { driver_.Release(handle.handle); });
+  for (const Reservation& reservation : reservations_) {
+    attempt([&] { driver_.FreeAddresses(reservation.address, reservation.bytes); });
+  }
+  for (const auto* const handles : {&handles_, &unreleased_}) {
+    for (const PhysicalHandle& handle : *handles) {
+      attempt([&] { driver_.Release(handle.handle); });
+    }
   }
 }
 
@@ -194,6 +201,9 @@ RangeId RangeTable::ReserveRange(uint32_t pages, uint32_t room, Undo& undo) {
 
   if (ranges_.size() == ranges_.capacity())
     ranges_.reserve(std::max<std::size_t>(8, 2 * ranges_.size()));
+  if (reservations_.size() == reservations_.capacity())
+    reservations_.reserve(std::max<std::size_t>(8, 2 * reservations_.size()));
+  range.reservation = static_cast<uint32_t>(reservations_.size());
   page_at_.resize(page_at_.size() + range.capacity);
   range_of_group_.resize(page_at_.size() / kSlotGroup, static_cast<RangeId>(ranges_.size()));
   try {
@@ -204,6 +214,7 @@ RangeId RangeTable::ReserveRange(uint32_t pages, uint32_t room, Undo& undo) {
     throw;
   }
   ranges_.push_back(range);
+  reservations_.push_back({range.address, range.capacity * page_bytes_, 1, false});
   undo.reserved = true;
   return static_cast<RangeId>(ranges_.size() - 1);
 }
@@ -232,8 +243,12 @@ void RangeTable::Check() const {
   for (uint32_t r = 0; r < range_count(); ++r) {
     const Range& here = ranges_[r];
     CGP_CHECK(here.mapped_begin < here.mapped_end && here.mapped_end <= here.capacity);
-    CGP_CHECK(here.room_front == here.mapped_begin || here.room_front == 0);
-    CGP_CHECK(here.room_back == here.capacity - here.mapped_end || here.room_back == 0);
+    CGP_CHECK(here.room_front <= here.mapped_begin);
+    CGP_CHECK(here.room_back <= here.capacity - here.mapped_end);
+    const Reservation& around = reservations_[here.reservation];
+    const Address front = here.address + (here.mapped_begin - here.room_front) * page_bytes_;
+    const Address back = here.address + (here.mapped_end + here.room_back) * page_bytes_;
+    CGP_CHECK(around.address <= front && back <= around.address + around.bytes);
     CGP_CHECK(Index(here.first) % kSlotGroup == 0 && here.capacity % kSlotGroup == 0);
     for (uint32_t s = Index(here.begin()); s < Index(here.end()); ++s) {
       const PageId page = page_at_[s];
@@ -251,6 +266,9 @@ void RangeTable::Check() const {
     shown += page.slots.size();
   }
   CGP_CHECK(mapped == shown);
+  uint64_t ranges = 0;
+  for (const Reservation& reservation : reservations_) ranges += reservation.ranges;
+  CGP_CHECK(ranges == range_count());
 
   uint64_t mappings = 0;
   uint32_t end = 0;

@@ -19,11 +19,17 @@
 //   the handles tile the pages; where a handle's first page stands, its others follow
 //   mapping_count() == sum over handles of |slots_of(first page)|
 //   sum of |slots_of(p)| == sum of the ranges' mapped lengths
-// This is a resource: it only grows while a graph uses the pool, and the destructor unmaps it all.
+//   sum of reservations_[i].ranges == range_count(); each range's addresses lie in its reservation
+// This is a resource: what Map() adds stays until Shrink() or the destructor unmaps it. Shrink() numbers
+// what is left anew, so that pages, slots and ranges are always counted from 0 without a gap. A range
+// that loses mappings in its middle becomes several, of one reservation.
 #pragma once
 
 #include <cstdint>
+#include <exception>
+#include <limits>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/units.h"
@@ -65,6 +71,8 @@ class RangeTable {
     // undo failed and something may still be mapped.
     uint32_t room_front = 0;
     uint32_t room_back = 0;
+    uint32_t reservation = 0;
+    bool pinned = false;  // a captured graph or a checkpoint may come back to its addresses
 
     uint32_t mapped() const { return mapped_end - mapped_begin; }
     SlotId begin() const { return SlotId{Index(first) + mapped_begin}; }
@@ -88,6 +96,39 @@ class RangeTable {
   // the plan) and maps all its handles. Returns the slot of the first page. A failing driver call
   // throws, with all that came before it undone.
   SlotId Map(const MappingPlan& plan);
+
+  // What is to stay: by page whether its handle is, by slot whether it is mapped. pre: the pages of a
+  // handle go together, and so do the slots that one mapping of it takes; a handle that stays is
+  // mapped at one slot that stays at least, one that goes at none.
+  struct Keep {
+    std::vector<bool> pages;
+    std::vector<bool> slots;
+  };
+  // What pages and slots are called from now on: kGone for those that went.
+  struct Renumbering {
+    static constexpr uint32_t kGone = std::numeric_limits<uint32_t>::max();
+    std::vector<uint32_t> pages;
+    std::vector<uint32_t> slots;
+    std::exception_ptr error;  // of the driver: it kept what it would not let go of
+
+    SlotId Of(SlotId slot) const { return SlotId{slots[Index(slot)]}; }
+  };
+  // Unmaps and releases the rest, and gives back the addresses where nothing is mapped any more. With
+  // the first error of the driver it stops: what it has not done by then stays, and is for the next
+  // Shrink() to do. pre: the device has finished with what goes, and nothing captures.
+  Renumbering Shrink(const Keep& keep);
+  // What the pool still has of handles that are mapped nowhere, because their release failed.
+  uint64_t unreleased_pages() const;
+  uint32_t unreleased_handles() const { return static_cast<uint32_t>(unreleased_.size()); }
+
+  void Pin(SlotId slot) { ranges_[Index(range_of(slot))].pinned = true; }
+  void UnpinAll();
+
+  // Ranges by their addresses, to look up many; valid until the next Map() or Shrink().
+  using AddressIndex = std::vector<std::pair<Address, RangeId>>;
+  AddressIndex ByAddress() const;
+  // pre: the address is mapped.
+  std::pair<SlotId, Granules> At(Address address, const AddressIndex& index) const;
 
   // Repeats the driver's SetAccess() for all that is mapped.
   void RefreshAccess();
@@ -132,7 +173,15 @@ class RangeTable {
     uint32_t pages = 0;
   };
 
+  struct Reservation {
+    Address address = 0;
+    uint64_t bytes = 0;
+    uint32_t ranges = 0;
+    bool stuck = false;  // an undo failed, so that something unknown may be mapped there for good
+  };
+
   class Undo;
+  class Shrinking;
 
   void CreateHandle(uint32_t pages, Undo& undo);
   RangeId ReserveFirstRange(uint32_t pages, Undo& undo);
@@ -142,7 +191,9 @@ class RangeTable {
   const uint64_t page_bytes_;
   std::vector<Page> pages_;
   std::vector<PhysicalHandle> handles_;
+  std::vector<PhysicalHandle> unreleased_;
   std::vector<Range> ranges_;
+  std::vector<Reservation> reservations_;
   std::vector<PageId> page_at_;          // by slot
   std::vector<RangeId> range_of_group_;  // by slot / kSlotGroup
   uint64_t mapping_count_ = 0;

@@ -270,6 +270,7 @@ void CudaDriver::AddPeer(int peer) {
 }
 
 void CudaDriver::Quiesce() {
+  const UnsafeCallsAllowed allowed(api_);  // some other thread may capture without our knowing
   Call(DriverCall::kQuiesce, "cuCtxSynchronize", 0, [&] { return api_.cuCtxSynchronize(); });
 }
 

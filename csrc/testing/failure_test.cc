@@ -238,6 +238,12 @@ auto Held(const Workload& workload) {
                     usage.mappings, usage.mapped_bytes);
 }
 
+// A trim that fails has given back what came before: what is left goes with the next one.
+bool GivesBack(DriverCall call) {
+  return call == DriverCall::kUnmap || call == DriverCall::kRelease ||
+         call == DriverCall::kFreeAddresses;
+}
+
 std::vector<DriverCall> CallsOfACleanRun(Script script) {
   Workload workload(script);
   workload.faulty().Disarm();
@@ -357,10 +363,12 @@ class EveryCallFails : public ::testing::TestWithParam<std::tuple<Script, Driver
     }
     const uint64_t failures = workload.faulty().failures();
     EXPECT_GE(failures, 1U);
-    EXPECT_EQ(Describe(workload.set()), before);
+    if (!GivesBack(failing)) {
+      EXPECT_EQ(Describe(workload.set()), before);
+    }
     workload.set().Check();
     // Where cleaning up failed too, the driver holds what nobody can give back.
-    if (failures == failures_before + 1) {
+    if (failures == failures_before + 1 && !GivesBack(failing)) {
       EXPECT_EQ(Held(workload), held_before);
     }
     workload.faulty().Disarm();
@@ -421,7 +429,9 @@ TEST_P(CallAlwaysFails, LeavesAStateThatChecks) {
       try {
         step();
       } catch (const std::runtime_error&) {
-        EXPECT_EQ(Describe(workload.set()), before);
+        if (!GivesBack(call)) {
+          EXPECT_EQ(Describe(workload.set()), before);
+        }
         workload.faulty().Disarm();
         step();
       }

@@ -123,6 +123,9 @@ class FuzzSession {
   bool CaptureIsOver(PoolId pool) const;
   void Work(PoolId pool, StreamId stream);
   void ForgetPagesOfGonePools();
+  std::string Shrunk();
+  std::string SpareHandles();
+  void MakePages(PoolId id);
   Books TakeBooks(bool with_snapshots) const;
 
   FuzzSetup setup_;

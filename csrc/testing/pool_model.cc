@@ -37,13 +37,17 @@ const PoolModel::LiveBlock* PoolModel::Holding(Address address) const {
   return address - last.block.address < last.block.bytes ? &last : nullptr;
 }
 
-bool PoolModel::Trimmable(const ModelPool& pool) const {
-  return pool.users == 0 && !pool.scope && pool.stats.live_blocks == 0;
-}
-
-uint64_t PoolModel::TrimmableBytes() const {
-  uint64_t sum = 0;
-  for (const auto& [id, pool] : pools_) sum += Trimmable(pool) ? pool.stats.reserved_bytes : 0;
+PoolModel::Trimmable PoolModel::TrimmableBytes() const {
+  Trimmable sum;
+  for (const auto& [id, pool] : pools_) {
+    if (IsOver(pool)) sum.least += pool.stats.reserved_bytes;
+    if (!Unused(pool)) continue;
+    for (const auto& [number, page] : pool.pages) {
+      const bool lives =
+          std::ranges::any_of(page, [](const Granule& one) { return one.label != 0; });
+      if (!lives) sum.most += page_bytes_;
+    }
+  }
   return sum;
 }
 
@@ -245,11 +249,37 @@ void PoolModel::Release(PoolId id) {
 
 void PoolModel::DropIfGone(PoolId id) {
   const ModelPool& pool = Known(id);
-  if (Trimmable(pool) && pool.stats.pages == 0) pools_.erase(id);
+  if (IsOver(pool) && pool.stats.pages == 0) pools_.erase(id);
 }
 
 void PoolModel::Trim() {
-  std::erase_if(pools_, [this](const auto& entry) { return Trimmable(entry.second); });
+  std::erase_if(pools_, [](const auto& entry) { return IsOver(entry.second); });
+}
+
+void PoolModel::Shrink(PoolId id, uint64_t pages,
+                       const std::function<std::vector<PhysicalPiece>(Address)>& pieces_of) {
+  ModelPool& pool = Known(id);
+  pool.incarnation = next_incarnation_++;
+  pool.captured = false;
+  pool.unmarked.clear();
+  pool.held.reset();
+  pool.stream_fences.clear();
+  pool.replays.clear();
+  pool.pages.clear();
+  for (uint32_t number = 0; number < pages; ++number) pool.pages[number].resize(granules_per_page_);
+  pool.stats.pages = pages;
+  pool.stats.reserved_bytes = pages * page_bytes_;
+  for (auto& [address, block] : live_) {
+    if (block.pool != id) continue;
+    block.pieces = pieces_of(address);
+    for (const PhysicalPiece& piece : block.pieces) {
+      std::vector<Granule>& page = pool.pages.at(Index(piece.page));
+      const uint64_t end = (piece.offset_bytes + piece.length_bytes) / kGranuleBytes;
+      for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) {
+        page.at(i) = {block.label, nullptr, !block.eager};
+      }
+    }
+  }
 }
 
 void PoolModel::Ask(PoolId id, StreamId stream) {

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -69,7 +70,13 @@ class PoolModel {
   bool AnyCaptureOpen() const;
   const LiveBlock* LiveAt(Address start) const;
   const LiveBlock* Holding(Address address) const;
-  uint64_t TrimmableBytes() const;
+  // What a trim gives back at least, and at most: pages without a live byte stay where their handle
+  // has one, and the model knows no handles.
+  struct Trimmable {
+    uint64_t least = 0;
+    uint64_t most = 0;
+  };
+  Trimmable TrimmableBytes() const;
   // What an allocation costs at most, in whole pages (design.md §4). pre: a scope is open.
   struct Need {
     uint64_t ideal = 0;  // without which no placement does, as long as each block is in one range
@@ -109,7 +116,12 @@ class PoolModel {
                     std::vector<PhysicalPiece> pieces, uint64_t pages);
   void Free(Address start);
   void RecordUse(Address start, StreamId stream);
+  // Unused pools without live blocks are gone.
   void Trim();
+  // A trim has taken pages from an unused pool in which blocks live: so many are left, all of them free but
+  // for the pieces that `pieces_of` tells of.
+  void Shrink(PoolId id, uint64_t pages,
+              const std::function<std::vector<PhysicalPiece>(Address)>& pieces_of);
   Restored Restore(const Checkpoint& checkpoint);
 
   // --- Comparison ---
@@ -172,7 +184,8 @@ class PoolModel {
   ModelPool& Known(PoolId id) { return pools_.at(id); }
   ModelPool& FindOrCreate(PoolId id);
   void GoOn(ModelPool& pool, StreamId stream) const;
-  bool Trimmable(const ModelPool& pool) const;
+  static bool Unused(const ModelPool& pool) { return pool.users == 0 && !pool.scope; }
+  static bool IsOver(const ModelPool& pool) { return Unused(pool) && pool.stats.live_blocks == 0; }
   void DropIfGone(PoolId id);
   void Mark(ModelPool& pool) const;
   static void HoldAll(ModelPool& pool);

@@ -23,8 +23,8 @@ MUTANTS = [
         "ranges-addresses",
         "range_table.cc",
         "the destructor keeps the addresses",
-        "driver_.FreeAddresses(range.address, range.capacity * page_bytes_);",
-        "(void)range;",
+        "driver_.FreeAddresses(reservation.address, reservation.bytes); });",
+        "(void)reservation; });",
     ),
     Mutant(
         "ranges-undo-unmap",
@@ -51,8 +51,8 @@ MUTANTS = [
         "ranges-undo-closed",
         "range_table.cc",
         "an undo that failed is forgotten",
-        "    if (!unmapped && extended != nullptr)\n      (at_front",
-        "    if (false && !unmapped && extended != nullptr)\n      (at_front",
+        "    if (!unmapped && extended != nullptr) {\n",
+        "    if (false && !unmapped && extended != nullptr) {\n",
     ),
     Mutant(
         "ranges-access",
