@@ -314,7 +314,8 @@ std::string PoolModel::TakeGranules(ModelPool& pool, const LiveBlock& block) {
         return where.str() + " is held by block b" + std::to_string(page[i].label);
       }
       if (!MayTake(pool, page[i], block.block.stream)) {
-        return where.str() + " may not be taken yet: " + Describe(*page[i].fence);
+        return where.str() + " may not be taken yet: " +
+               (page[i].fence == nullptr ? "a replay may use it" : Describe(*page[i].fence));
       }
       page[i] = {block.label, nullptr, page[i].captured || !block.eager};
     }
