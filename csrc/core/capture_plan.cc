@@ -15,9 +15,7 @@ constexpr std::size_t kMostItems = 1024;
 CapturePlan::CapturePlan(const CaptureGuide& guide, const CaptureGuide::Match& match,
                          const RangeTable& ranges, Granules page_size,
                          std::span<const LivePiece> live)
-    : scale_(match.scale),
-      page_(page_size.count()),
-      first_step_(match.step.value_or(match.next)) {
+    : scale_(match.scale), page_(page_size.count()), first_step_(match.step.value_or(match.next)) {
   ChooseHome(ranges);
   if (home_ == RangeId{ranges.range_count()}) return;
   std::vector<LayoutItem> items = Foretell(guide, ranges);
@@ -154,7 +152,8 @@ std::optional<CapturePlan::Spot> CapturePlan::Find(uint32_t step, Granules lengt
   if (reached < places) {
     growth.new_pages = places - reached;
     if (ranges.page_count() + growth.new_pages > most_pages) return std::nullopt;
-    AppendNewHandles(growth.new_pages, ranges.page_count(), growth.mapping.handles);
+    AppendNewHandles(growth.new_pages, ranges.page_count(), view.whole_page_count(),
+                     growth.mapping.handles);
     reached = places;
   }
   if (reached - mapped > ranges.range(home_).room_back) return std::nullopt;

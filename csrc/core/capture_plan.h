@@ -71,8 +71,8 @@ class CapturePlan {
   bool complete_ = false;
 
   RangeId home_{};
-  uint32_t base_ = 0;            // the home's slot at position 0
-  std::vector<PageId> missing_;  // handles that the home did not show, in the order to come
+  uint32_t base_ = 0;              // the home's slot at position 0
+  std::vector<PageId> missing_;    // handles that the home did not show, in the order to come
   std::vector<LayoutItem> items_;  // by step, from first_step_ on; of length 0 if not foretold
 };
 

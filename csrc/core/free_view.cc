@@ -9,7 +9,7 @@ namespace cgp {
 FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
     : space_(space), ranges_(ranges), runs_(ranges) {
   Assign(stream, own);
-  const auto bins = static_cast<uint32_t>(space.page_size().count());
+  const auto bins = static_cast<uint32_t>(2 * space.page_size().count());
   bins_.assign(bins, NodeId::kNone);
   filled_bins_.Resize(bins);
   Rebuild();
@@ -82,7 +82,10 @@ void FreeView::ResizePages() {
 }
 
 std::optional<NodeId> FreeView::BestFit(Granules length) const {
-  const std::optional<uint32_t> bin = filled_bins_.Next(static_cast<uint32_t>(length.count()));
+  const auto page = static_cast<uint32_t>(space_.page_size().count());
+  const auto wanted = static_cast<uint32_t>(length.count());
+  std::optional<uint32_t> bin = filled_bins_.Next(wanted);
+  if (bin && *bin >= page) bin = filled_bins_.Next(page + wanted);
   if (!bin) return std::nullopt;
   return bins_[*bin];
 }
@@ -168,6 +171,12 @@ void FreeView::ForEachChain(NodeId first, NodeId last, Function&& function) {
   }
 }
 
+// By length in granules: first those in pages of small blocks, then those in others.
+uint32_t FreeView::BinOf(PageId page, uint32_t length) const {
+  return length +
+         (space_.holds_large(page) ? static_cast<uint32_t>(space_.page_size().count()) : 0);
+}
+
 void FreeView::LinkChain(const Chain& chain) {
   const auto [start, page, length] = chain;
   if (Granules(length) == space_.page_size()) {
@@ -177,12 +186,13 @@ void FreeView::LinkChain(const Chain& chain) {
     return;
   }
   ++chains_[Index(page)];
-  NodeId& head = bins_[length];
+  const uint32_t bin = BinOf(page, length);
+  NodeId& head = bins_[bin];
   links_[Index(start)] = {NodeId::kNone, head};
   if (head != NodeId::kNone) {
     links_[Index(head)].prev = start;
   } else {
-    filled_bins_.Insert(length);
+    filled_bins_.Insert(bin);
   }
   head = start;
 }
@@ -202,10 +212,11 @@ void FreeView::UnlinkChain(const Chain& chain) {
     links_[Index(link.prev)].next = link.next;
     return;
   }
-  NodeId& head = bins_[length];
+  const uint32_t bin = BinOf(page, length);
+  NodeId& head = bins_[bin];
   CGP_CHECK(head == start);
   head = link.next;
-  if (head == NodeId::kNone) filled_bins_.Erase(length);
+  if (head == NodeId::kNone) filled_bins_.Erase(bin);
 }
 
 void FreeView::Check() const {
@@ -227,7 +238,7 @@ void FreeView::Check() const {
         const auto granules = static_cast<uint32_t>(length.count());
         const Link& link = links_[Index(id)];
         const bool first_of_bin = link.prev == NodeId::kNone;
-        CGP_CHECK(first_of_bin ? bins_[granules] == id
+        CGP_CHECK(first_of_bin ? bins_[BinOf(PageId{p}, granules)] == id
                                : links_[Index(link.prev)].next == id);
       }
       id = ChainEnd(id);
@@ -242,7 +253,8 @@ void FreeView::Check() const {
     CGP_CHECK(filled_bins_.Contains(bin) == (bins_[bin] != NodeId::kNone));
     for (NodeId id = bins_[bin]; id != NodeId::kNone; id = links_[Index(id)].next) {
       const auto length = static_cast<uint32_t>(ChainLength(id).count());
-      CGP_CHECK(Available(id) && ChainStart(id) == id && length == bin);
+      CGP_CHECK(Available(id) && ChainStart(id) == id &&
+                BinOf(space_.node(id).page, length) == bin);
       --chains;
     }
   }

@@ -62,7 +62,8 @@ class FreeView {
   // `old_page_count` on are new.
   void LearnMapping(SlotId first, uint32_t count, uint32_t old_page_count);
 
-  // The first node of the shortest chain of at least `length` in pages that are partly used.
+  // The first node of the shortest chain of at least `length` in pages that are partly used: by
+  // small blocks alone if there is one, else in the others.
   std::optional<NodeId> BestFit(Granules length) const;
 
   // The chain behind one that BestFit() returned that would have done as well, if there is one.
@@ -109,6 +110,7 @@ class FreeView {
   void ResizePages();
   template <typename Function>
   void ForEachChain(NodeId first, NodeId last, Function&& function);
+  uint32_t BinOf(PageId page, uint32_t length) const;
   void LinkChain(const Chain& chain);
   void UnlinkChain(const Chain& chain);
 
@@ -123,7 +125,7 @@ class FreeView {
   IndexSet partial_pages_;
   std::vector<uint32_t> chains_;  // by page: how many chains of it are in bins
   IndexSet filled_bins_;
-  std::vector<NodeId> bins_;  // by length in granules: the newest chain
+  std::vector<NodeId> bins_;  // see BinOf(): the newest chain
   std::vector<Link> links_;   // by node
 };
 

@@ -56,6 +56,12 @@ class PageSpace {
   const Node& node(NodeId id) const { return nodes_[Index(id)]; }
   NodeId first(PageId page) const { return pages_[Index(page)].first; }
   NodeId last(PageId page) const { return pages_[Index(page)].last; }
+  // How many pieces of blocks of a page or more lie in the page. Small blocks go beside others of
+  // their kind first: one that outlives a large one beside it would keep the page from being whole.
+  uint32_t large_pieces(PageId page) const { return pages_[Index(page)].large_pieces; }
+  bool holds_large(PageId page) const { return large_pieces(page) > 0; }
+  void AddLargePiece(PageId page) { ++pages_[Index(page)].large_pieces; }
+  void DropLargePiece(PageId page) { --pages_[Index(page)].large_pieces; }
   // Calls function(node) for each free node behind the fence, in no order. pre: not kOpen.
   template <typename Function>
   void ForEachBehind(FenceId fence, Function&& function) const {
@@ -82,7 +88,8 @@ class PageSpace {
 
   // Allocates what Give() needs behind the fence, so that it cannot throw.
   void ReserveFence(FenceId fence) {
-    if (Index(fence) >= behind_.size()) behind_.resize(Index(fence) + std::size_t{1}, NodeId::kNone);
+    if (Index(fence) >= behind_.size())
+      behind_.resize(Index(fence) + std::size_t{1}, NodeId::kNone);
   }
 
   // Frees a used node behind `fence`, joining neighbours of the same fence. Returns the node that
@@ -100,6 +107,7 @@ class PageSpace {
   struct Page {
     NodeId first = NodeId::kNone;
     NodeId last = NodeId::kNone;
+    uint32_t large_pieces = 0;
   };
 
   // A Take() splits at most twice; a block does so in no more than its first and its last page.

@@ -150,7 +150,7 @@ struct Stretch {
   uint64_t tail_length = 0;     // granules taken of the tail
   std::vector<PageId> handles;  // existing whole ones
   uint64_t new_pages = 0;
-  uint64_t unused = 0;    // granules of the last new page that nothing is to lie in
+  uint64_t unused = 0;  // granules of the last new page that nothing is to lie in
   uint64_t whole = 0;   // whole pages taken, existing or new
   uint64_t mappings = 0;
 };
@@ -269,7 +269,8 @@ class GrowthPlanner {
     if (streams_ == Streams::kSeveral && ranges_.page_count() + stretch.new_pages < kExactPool) {
       handles.assign(pages, MappingPlan::kNewPage);
     } else {
-      AppendNewHandles(pages, ranges_.page_count(), handles);
+      const uint64_t idle = view_.whole_page_count();
+      AppendNewHandles(pages, ranges_.page_count(), idle, handles);
     }
     if (LastApart(stretch)) handles.push_back(MappingPlan::kNewPage);
     return handles;
@@ -332,8 +333,7 @@ class GrowthPlanner {
   }
 
   GrowthPlan StartRange() const {
-    GrowthPlan plan{.mapping = PlanOf(fresh_, /*at_front=*/false),
-                    .new_pages = fresh_.new_pages};
+    GrowthPlan plan{.mapping = PlanOf(fresh_, /*at_front=*/false), .new_pages = fresh_.new_pages};
     if (const auto& tail = fresh_.edges.tail) {
       plan.start =
           static_cast<int64_t>(ranges_.handle_pages(tail->handle) * page_ - fresh_.tail_length);
@@ -457,17 +457,21 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
 
 }  // namespace
 
-uint64_t MostHandlePages(uint64_t pool_pages) {
-  constexpr uint64_t kPartOfPool = 64;
+uint64_t MostHandlePages(uint64_t pool_pages, uint64_t idle) {
+  constexpr uint64_t kPartOfPool = 56;
   constexpr uint64_t kMost = 64;
+  constexpr uint64_t kMuchIdle = 512;
+  constexpr uint64_t kLessWhenIdle = 4;
   static_assert(kMost <= MappingPlan::kMaxNewPages);
-  return std::clamp<uint64_t>(pool_pages / kPartOfPool, 1, kMost);
+  const uint64_t most = std::min(pool_pages / kPartOfPool, kMost);
+  return std::max<uint64_t>(1, idle > pool_pages / kMuchIdle ? most / kLessWhenIdle : most);
 }
 
 // As few as can be and about as large as each other, so that blocks of one size can take each
 // other's.
-void AppendNewHandles(uint64_t pages, uint64_t pool_pages, std::vector<PageId>& handles) {
-  const uint64_t most = MostHandlePages(pool_pages + pages);
+void AppendNewHandles(uint64_t pages, uint64_t pool_pages, uint64_t idle,
+                      std::vector<PageId>& handles) {
+  const uint64_t most = MostHandlePages(pool_pages + pages, idle);
   while (pages > 0) {
     const uint64_t count = (pages + most - 1) / most;
     const uint64_t size = (pages + count - 1) / count;
@@ -479,7 +483,9 @@ void AppendNewHandles(uint64_t pages, uint64_t pool_pages, std::vector<PageId>& 
 bool FitsWithoutWaste(const FreeView& view, const RangeTable& ranges, Granules page_size,
                       Placement start, Granules length) {
   const RangeTable::Range& range = ranges.range(ranges.range_of(start.slot));
-  uint64_t whole_left = (length.count() + page_size.count() - 1) / page_size.count();
+  uint64_t whole_left = length < page_size
+                            ? (view.BestFit(length) ? 0 : 1)
+                            : (length.count() + page_size.count() - 1) / page_size.count();
   Granules offset = start.offset;
   for (SlotId slot = start.slot; length > Granules(0); slot = SlotId{Index(slot) + 1}) {
     if (slot >= range.end()) return false;
@@ -524,8 +530,7 @@ std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Gr
     }
   }
   if (!best) return std::nullopt;
-  return Placement{SlotId(static_cast<uint32_t>(best->start / page)),
-                   Granules(best->start % page)};
+  return Placement{SlotId(static_cast<uint32_t>(best->start / page)), Granules(best->start % page)};
 }
 
 Placement GrowthPlan::PlacementFrom(SlotId first, Granules page_size) const {
@@ -539,7 +544,7 @@ std::optional<MappingPlan> GrowthPlan::MappingAhead(const RangeTable& ranges,
                                                     uint32_t most_pages) const {
   if (mapping.at_front || !MappingPlan::IsNew(mapping.handles.back())) return std::nullopt;
   const uint32_t pages = MappingPlan::NewPages(mapping.handles.back());
-  const auto most = static_cast<uint32_t>(MostHandlePages(ranges.page_count()));
+  const auto most = static_cast<uint32_t>(MostHandlePages(ranges.page_count(), 0));
   const uint32_t more = std::min(most_pages, most - std::min(most, pages));
   if (more == 0) return std::nullopt;
   if (mapping.range && ranges.PagesOf(mapping) + more > ranges.range(*mapping.range).room_back)

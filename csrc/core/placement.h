@@ -49,13 +49,15 @@ enum class Streams : uint8_t { kOne, kSeveral };
 // How many whole pages more than `ideal` a block may take.
 enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 
-// The most pages that a new handle of a pool of so many pages may have: the driver's price is per
-// handle, but what is mapped whole is also lost whole to the middle of a range as long as a page of
-// it is in use.
-uint64_t MostHandlePages(uint64_t pool_pages);
+// The most pages that a new handle may have in a pool of so many pages, of which `idle` are wholly
+// free and of no use to the block that needs new ones: the driver's price is per handle, but what is
+// mapped whole is also lost whole to the middle of a range as long as a page of it is in use, and
+// idle pages say that this happens.
+uint64_t MostHandlePages(uint64_t pool_pages, uint64_t idle);
 
 // Adds handles of so many new pages in all, each as large as suits the pool.
-void AppendNewHandles(uint64_t pages, uint64_t pool_pages, std::vector<PageId>& handles);
+void AppendNewHandles(uint64_t pages, uint64_t pool_pages, uint64_t idle,
+                      std::vector<PageId>& handles);
 
 // All functions below: pre: length >= a page, but for FitsWithoutWaste().
 

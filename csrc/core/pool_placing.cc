@@ -78,7 +78,7 @@ void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
         ranges.page_at(Grow({.range = RangeWithRoom(), .handles = {MappingPlan::kNewPage}})));
   live.offset = space.node(*start).offset;
   live.slot = ranges.slots_of(space.node(*start).page).front();
-  live.node = TakePiece(*start, Granules(live.offset), length);
+  live.node = TakePiece(*start, Granules(live.offset), length, /*large=*/false);
 }
 
 // Of the chains as good as `best` the one whose bytes the fewest streams may take: the others are
@@ -131,8 +131,9 @@ void Pool::State::PlaceAt(Placement place, LiveBlock& live) {
   live.slot = place.slot;
   live.offset = static_cast<uint32_t>(place.offset.count());
   int pieces = 0;
+  const bool large = live.block.bytes >= page_size.bytes();
   ForEachPiece(live, [&](PageId page, Granules offset, Granules piece) {
-    live.node = TakePiece(NodeAt(page, offset), offset, piece);
+    live.node = TakePiece(NodeAt(page, offset), offset, piece, large);
     ++pieces;
   });
   if (pieces > 1) live.node = NodeId::kNone;

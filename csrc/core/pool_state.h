@@ -106,8 +106,8 @@ struct Pool::State {
   FreeView& AddView(StreamId stream);
   bool PollFences();
   void OpenFences();
-  NodeId TakePiece(NodeId within, Granules offset, Granules length);
-  void GivePiece(NodeId id, FenceId fence);
+  NodeId TakePiece(NodeId within, Granules offset, Granules length, bool large);
+  void GivePiece(NodeId id, FenceId fence, bool large);
   FenceId FenceFor(const LiveBlock& live);
   bool OrderProtects(const LiveBlock& live) const;
   bool AreCapturedTogether(std::span<const StreamId> streams);

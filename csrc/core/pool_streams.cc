@@ -68,32 +68,43 @@ void Pool::State::OpenFences() {
 }
 
 // pre: `within` holds the granule at `offset` of its page, and the view that chose the bytes sees
-// them all as free.
-NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length) {
+// them all as free. `large`: the block is of a page or more.
+NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length, bool large) {
+  const PageId page = space.node(within).page;
   NodeId last = within;
   while (Granules(space.node(last).offset + space.node(last).length) < offset + length) {
     last = space.node(last).next;
   }
   // The nodes beside it, which stay as they are, are forgotten and learned with it: a view may see
-  // them without seeing what is taken.
-  const NodeId before = space.node(within).prev;
-  const NodeId behind = space.node(last).next;
-  const NodeId from = before == NodeId::kNone ? within : before;
-  for (const auto& view : views) view->Forget(from, behind == NodeId::kNone ? last : behind);
+  // them without seeing what is taken. All of the page are where it comes to hold a large block.
+  const bool all = large && !space.holds_large(page);
+  const NodeId before = all ? NodeId::kNone : space.node(within).prev;
+  const NodeId behind = all ? NodeId::kNone : space.node(last).next;
+  const auto from = [&] { return before == NodeId::kNone ? space.first(page) : before; };
+  const auto to = [&] { return behind == NodeId::kNone ? space.last(page) : behind; };
+  for (const auto& view : views) view->Forget(from(), to());
   const NodeId taken = space.Take(within, offset, length);
-  const NodeId to = behind == NodeId::kNone ? space.last(space.node(taken).page) : behind;
-  for (const auto& view : views) view->Learn(from, to);
+  if (large) space.AddLargePiece(page);
+  for (const auto& view : views) view->Learn(from(), to());
   return taken;
 }
 
-void Pool::State::GivePiece(NodeId id, FenceId fence) {
+void Pool::State::GivePiece(NodeId id, FenceId fence, bool large) {
   const PageSpace::Node node = space.node(id);
+  if (large && space.large_pieces(node.page) == 1) {
+    for (const auto& view : views) view->Forget(space.first(node.page), space.last(node.page));
+    space.Give(id, fence);
+    space.DropLargePiece(node.page);
+    for (const auto& view : views) view->Learn(space.first(node.page), space.last(node.page));
+    return;
+  }
   for (const auto& view : views) {
     if (!view->Passes(fence)) continue;
     for (const NodeId beside : {node.prev, node.next}) {
       if (beside != NodeId::kNone && !space.node(beside).used()) view->Forget(beside, beside);
     }
   }
+  if (large) space.DropLargePiece(node.page);
   const NodeId given = space.Give(id, fence);
   for (const auto& view : views) {
     if (view->Passes(fence)) view->Learn(given, given);
@@ -153,14 +164,15 @@ bool Pool::State::AreCapturedTogether(std::span<const StreamId> streams) {
 }
 
 void Pool::State::GiveBlock(const LiveBlock& live, FenceId fence) {
+  const bool large = live.block.bytes >= page_size.bytes();
   if (live.node != NodeId::kNone) {
-    GivePiece(live.node, fence);
+    GivePiece(live.node, fence, large);
     return;
   }
   bool first = true;
   ForEachPiece(live, [&](PageId page, Granules, Granules) {
     // A block of several pieces goes on at a page's end and comes in at a page's start.
-    GivePiece(first ? space.last(page) : space.first(page), fence);
+    GivePiece(first ? space.last(page) : space.first(page), fence, large);
     first = false;
   });
 }
