@@ -61,15 +61,19 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   const auto* const ours = dynamic_cast<const CheckpointOfOurs*>(state.get());
   if (ours == nullptr) return base_.setCheckpointPoolState(device, std::move(state));
   DevicePools& pools = AsTorchErrors([&]() -> DevicePools& { return DevicePools::For(device); });
+  const History::Telling telling(history_);
   BeforeOursChange();
+  // No other thread may use the pool now: torch goes back in it.
+  cca::CheckpointDelta delta;
+  delta.ptrs_freed.reserve(AsTorchErrors([&] { return pools.set().Stats(ours->id); }).live_blocks);
+  delta.dataptrs_allocd.reserve(ours->checkpoint.blocks.size());
   const RestoreDelta restored =
       AsTorchErrors([&] { return pools.set().Restore(ours->id, ours->checkpoint); });
-  pools.stats().OursGrew(base_);
-  // The caller has to know what was restored, whatever a tracker says of it.
+  // The caller has to know what was restored, whatever others say of it.
+  WithWarnings("the statistics", [&] { pools.stats().OursGrew(base_); });
   if (history_.active()) {
     WithWarnings("a tracker of allocations", [&] { NoteRestored(device, ours->id, restored); });
   }
-  cca::CheckpointDelta delta;
   for (const Block& block : restored.freed) {
     delta.ptrs_freed.push_back(reinterpret_cast<void*>(block.address));
   }

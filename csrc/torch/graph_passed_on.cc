@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/install.h"
 
@@ -63,9 +64,17 @@ double GraphAllocator::getMemoryFraction(DeviceIndex device) {
 void GraphAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
   base_.setMemoryFraction(fraction, device);  // refuses what is no fraction or no device
   Share& share = shares_.at(static_cast<size_t>(device));
-  share.fraction.store(fraction);
+  const double before = share.fraction.exchange(fraction);
   ++share.settings;
-  if (DevicePools* const pools = DevicePools::Find(device)) LimitBase(*pools);
+  DevicePools* const pools = DevicePools::Find(device);
+  Undo setting([&] {
+    share.fraction.store(before);
+    ++share.settings;
+    base_.setMemoryFraction(std::min(before, 1.0), device);
+    if (pools != nullptr) LimitBase(*pools);
+  });
+  if (pools != nullptr) LimitBase(*pools);
+  setting.Keep();
 }
 
 uint64_t GraphAllocator::AllowedBytes(const DevicePools& pools) const {
@@ -182,8 +191,9 @@ bool GraphAllocator::isHistoryEnabled() { return base_.isHistoryEnabled(); }
 void GraphAllocator::recordHistory(bool enabled, cca::CreateContextFn recorder, size_t max_entries,
                                    cca::RecordContext when, bool clear_history,
                                    const std::vector<std::string>& skip_actions) {
-  base_.recordHistory(enabled, recorder, max_entries, when, clear_history, skip_actions);
-  history_.Configure(enabled, recorder, max_entries, when, clear_history, skip_actions);
+  history_.Configure(enabled, recorder, max_entries, when, clear_history, skip_actions, [&] {
+    base_.recordHistory(enabled, recorder, max_entries, when, clear_history, skip_actions);
+  });
 }
 
 void GraphAllocator::recordAnnotation(
@@ -192,8 +202,10 @@ void GraphAllocator::recordAnnotation(
 }
 
 void GraphAllocator::pushCompileContext(std::string& context) {
-  base_.pushCompileContext(context);
   History::PushCompileContext(context);
+  Undo pushed([] { History::PopCompileContext(); });
+  base_.pushCompileContext(context);
+  pushed.Keep();
 }
 
 void GraphAllocator::popCompileContext() {
@@ -208,14 +220,11 @@ void GraphAllocator::setUserMetadata(const std::string& metadata) {
 std::string GraphAllocator::getUserMetadata() { return base_.getUserMetadata(); }
 
 void GraphAllocator::attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) {
-  base_.attachOutOfMemoryObserver(observer);  // refuses where it has none
-  const std::lock_guard lock(observers_mutex_);
-  oom_observers_.push_back(std::move(observer));
+  base_.attachOutOfMemoryObserver(std::move(observer));  // see graph_out_of_memory.cc
 }
 
 void GraphAllocator::attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) {
-  history_.AttachTracker(tracker);
-  base_.attachAllocatorTraceTracker(std::move(tracker));
+  history_.AttachTracker(tracker, [&] { base_.attachAllocatorTraceTracker(tracker); });
 }
 
 // `device` is let into the memory of `peer`.
@@ -259,9 +268,11 @@ std::shared_ptr<c10::GatheredContext> GraphAllocator::getContextForPointer(const
 }
 
 void GraphAllocator::attachOomRejectionObserver(OomRejectionObserver observer) {
-  ForwardAttachOomRejectionObserver(base_, observer);
   const std::lock_guard lock(observers_mutex_);
-  rejection_observers_.push_back(std::move(observer));
+  rejection_observers_.push_back(observer);
+  Undo attached([this] { rejection_observers_.pop_back(); });
+  ForwardAttachOomRejectionObserver(base_, std::move(observer));
+  attached.Keep();
 }
 
 void GraphAllocator::markCaptureBegin(DeviceIndex device) {

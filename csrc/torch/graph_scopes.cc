@@ -7,7 +7,6 @@
 #include "core/error.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
-#include "torch/host_route.h"
 #include "torch/streams.h"
 
 namespace cgp {
@@ -41,13 +40,26 @@ bool GraphAllocator::IsUndecided(DevicePools& pools, PoolId id) const {
          pools.set().Stats(id).allocations == 0;
 }
 
-void GraphAllocator::HandToBase(DevicePools& pools, MempoolId_t id) {
-  const PoolId pool{id.first, id.second};
-  for (int users = pools.set().UseCount(pool); users > 0; --users) {
-    base_.beginAllocateToPool(pools.device(), id, [](cudaStream_t) { return false; });
-    base_.endAllocateToPool(pools.device(), id);
-    pools.set().Release(pool);
-  }
+void GraphAllocator::BeginInBase(Route route, DevicePools* undecided) {
+  const DeviceIndex device = route.device;
+  const MempoolId_t id = route.name;
+  routes_.ReserveOne();
+  const int users = undecided == nullptr ? 0 : undecided->set().UseCount(route.id);
+  int given = 0;
+  Undo give([&] {
+    for (; given > 0; --given) base_.releasePool(device, id);
+  });
+  for (; given < users; ++given) base_.createOrIncrefPool(device, id, nullptr);
+  const bool is_new = route.kind == ScopeKind::kEager && NoteBasesTree(device, route.id);
+  Undo note([&] {
+    if (is_new) ForgetBasesTree(device, route.id);
+  });
+  base_.beginAllocateToPool(device, id, route.filter);
+  give.Keep();
+  note.Keep();
+  for (int user = 0; user < users; ++user) undecided->set().Release(route.id);
+  if (route.kind == ScopeKind::kCapture) ++captures_of_base_;
+  routes_.Add(std::move(route));
 }
 
 // A capture may not wait for another one that fills the shared pool: it gets a pool of its own then.
@@ -60,29 +72,39 @@ bool GraphAllocator::SharesPool(DeviceIndex device, MempoolId_t id) const {
 
 // As long as the base has a route open it records and asks for no events and gives nothing back to
 // the device, any of which could break a capture; what is freed meanwhile it deals with afterwards.
-void GraphAllocator::TellBaseOfCaptures(DeviceIndex device) {
-  const auto told = told_of_captures_.find(device);
-  const bool knows = told != told_of_captures_.end() && told->second;
-  if (knows == routes_.HasCaptureOfOurs(device)) return;
-  if (knows) {
-    base_.endAllocateToPool(device, kCapturesOfOurs);
-    told->second = false;
-    return;
+void GraphAllocator::TellBaseOfCaptures(DeviceIndex device, bool under_way) {
+  ToldOfCaptures& told = told_of_captures_[device];
+  if (told.under_way != under_way) {
+    if (under_way) {
+      base_.beginAllocateToPool(device, kCapturesOfOurs, [](cudaStream_t) { return false; });
+      ++told.users;
+    } else {
+      base_.endAllocateToPool(device, kCapturesOfOurs);
+    }
+    told.under_way = under_way;
   }
-  base_.beginAllocateToPool(device, kCapturesOfOurs, [](cudaStream_t) { return false; });
-  if (told == told_of_captures_.end()) {
-    told_of_captures_.emplace(device, true);
-  } else {
-    told->second = true;
-    // That of the first time stays: the native allocator reopens no pool that nobody holds.
+  // One stays: the native allocator reopens no pool that nobody holds.
+  while (told.users > 1) {
     base_.releasePool(device, kCapturesOfOurs);
+    --told.users;
   }
 }
 
-void GraphAllocator::NoteBasesTree(DeviceIndex device, PoolId id) {
-  if (mempools_.contains({device, id})) return;
-  bases_trees_.insert({device, id});
+void GraphAllocator::TellBaseOfWhatIsOver(DeviceIndex device) {
+  WithWarnings("the allocator below it, told that a capture is over,",
+               [&] { TellBaseOfCaptures(device, routes_.HasCaptureOfOurs(device)); });
+}
+
+bool GraphAllocator::NoteBasesTree(DeviceIndex device, PoolId id) {
+  if (mempools_.contains({device, id})) return false;
+  const bool is_new = bases_trees_.insert({device, id}).second;
   base_serves_trees_.store(true, std::memory_order_release);
+  return is_new;
+}
+
+void GraphAllocator::ForgetBasesTree(DeviceIndex device, PoolId id) {
+  bases_trees_.erase({device, id});
+  base_serves_trees_.store(!bases_trees_.empty(), std::memory_order_release);
 }
 
 void GraphAllocator::ForgetBasesDeadTrees() {
@@ -93,45 +115,44 @@ void GraphAllocator::ForgetBasesDeadTrees() {
 }
 
 void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
+  const History::Telling telling(history_);
   const std::lock_guard lock(scopes_mutex_);
   const cudaStream_t stream = CurrentStream(device);
-  EndAbandonedCaptures(stream);
+  TakeAsFailed(stream);
   const bool capturing = IsCapturing(stream);
   const bool takes_current = filter(stream);
   const ScopeKind kind = takes_current && !capturing ? ScopeKind::kEager : ScopeKind::kCapture;
 
   const bool shares = kind == ScopeKind::kCapture && SharesPool(device, id);
   const PoolId pool = shares ? PoolNames::kShared : names_.Find(device, id);
+  TakeAsFailed(device, pool);
   DevicePools* pools = PoolsWith(pool, device);
+  DevicePools* undecided = nullptr;
   if (kind == ScopeKind::kEager) {
     ForgetBasesDeadTrees();
     if (pools != nullptr && !bases_trees_.empty() && IsUndecided(*pools, pool)) {
-      HandToBase(*pools, id);
-      pools = nullptr;
+      undecided = std::exchange(pools, nullptr);
     }
   }
-  if (pools == nullptr && takes_captures() && (shares || !BaseKnows(device, id))) {
+  if (pools == nullptr && undecided == nullptr && takes_captures() &&
+      (shares || !BaseKnows(device, id))) {
     pools = AsTorchErrors([&] { return &DevicePools::For(device); });
   }
-  if (pools == nullptr && kind == ScopeKind::kEager) NoteBasesTree(device, pool);
 
   Route route{.device = device,
               .id = pool,
               .name = id,
-              .filter = filter,
+              .filter = std::move(filter),
               .kind = kind,
               .ours = pools != nullptr,
               .origin = stream,
               .thread = std::this_thread::get_id()};
   if (pools == nullptr) {
-    base_.beginAllocateToPool(device, id, std::move(filter));
-    routes_.Add(std::move(route));
-    if (kind == ScopeKind::kCapture) ++captures_of_base_;
+    BeginInBase(std::move(route), undecided);
     return;
   }
-  if (kind == ScopeKind::kCapture && routes_.Resume(device, pool, stream, route.filter)) {
-    pools->set().Retain(pool);
-    if (pool == PoolNames::kShared) names_.Share(device, id);
+  const auto hold = [&] { Hold(*pools, id, pool); };
+  if (kind == ScopeKind::kCapture && routes_.Resume(device, pool, stream, route.filter, hold)) {
     return;
   }
   // Only what goes on with a capture begins while its stream is capturing. CUDA would refuse as
@@ -140,14 +161,37 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
               "cannot begin a capture into graph pool " + ToString(pool) +
                   ": the current stream is capturing another graph already. Captures do not nest: "
                   "end that one first, or capture on another stream");
-  AsTorchErrors([&] { pools->set().BeginScope(pool, kind); });
+  BeginInOurs(*pools, std::move(route));
+}
+
+void GraphAllocator::BeginInOurs(DevicePools& pools, Route route) {
+  const bool capture = route.kind == ScopeKind::kCapture;
+  routes_.ReserveOne();
+  if (route.id == PoolNames::kShared) names_.Share(route.device, route.name);
+  Undo name([&] {
+    if (route.id == PoolNames::kShared) names_.Release(route.device, route.name);
+  });
+  Undo told([&] { TellBaseOfWhatIsOver(route.device); });
+  TellBaseOfCaptures(route.device, capture || routes_.HasCaptureOfOurs(route.device));
+  AsTorchErrors([&] { pools.set().BeginScope(route.id, route.kind); });
+  name.Keep();
+  told.Keep();
+  if (capture) ++captures_of_ours_;
   routes_.Add(std::move(route));
-  if (pool == PoolNames::kShared) names_.Share(device, id);
-  if (kind == ScopeKind::kCapture) ++captures_of_ours_;
-  TellBaseOfCaptures(device);
+}
+
+void GraphAllocator::Hold(DevicePools& pools, MempoolId_t id, PoolId pool) {
+  const bool shared = pool == PoolNames::kShared;
+  if (shared) names_.Share(pools.device(), id);
+  Undo name([&] {
+    if (shared) names_.Release(pools.device(), id);
+  });
+  pools.set().Retain(pool);
+  name.Keep();
 }
 
 void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
+  const History::Telling telling(history_);
   const std::lock_guard lock(scopes_mutex_);
   const PoolId pool = names_.Find(device, id);
   // While a capture goes on in the pool, an end that is still owed is that of the graph that failed
@@ -155,30 +199,34 @@ void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   // be refused: better than a capture that goes on without its pool.
   if (routes_.IsBeingCaptured(device, pool) && TakeLateEnd(device, pool)) return;
   if (routes_.Pause(device, pool)) return;
-  const auto route = routes_.Remove(device, pool);
-  if (route && route->ours) {
-    AsTorchErrors([&] { DevicePools::For(device).set().EndScope(pool); });
-    TellBaseOfCaptures(device);
+  const std::optional<bool> ours = routes_.IsOurs(device, pool);
+  if (!ours && TakeLateEnd(device, pool)) return;
+  if (ours.value_or(false)) {
+    EndInOurs(device, pool);
     return;
   }
-  if (!route && TakeLateEnd(device, pool)) return;
   base_.endAllocateToPool(device, id);
+  routes_.Remove(device, pool);
 }
 
-bool GraphAllocator::TakeLateEnd(DeviceIndex device, PoolId pool) {
-  const auto late = late_ends_.find({device, pool});
-  if (late == late_ends_.end()) return false;
-  if (--late->second == 0) late_ends_.erase(late);
-  return true;
+void GraphAllocator::EndInOurs(DeviceIndex device, PoolId pool) {
+  // The scope first: who is told that it has not ended can end it again.
+  AsTorchErrors([&] { DevicePools::For(device).set().EndScope(pool); });
+  routes_.Remove(device, pool);
+  TellBaseOfWhatIsOver(device);
 }
 
 void GraphAllocator::releasePool(DeviceIndex device, MempoolId_t id) {
+  const History::Telling telling(history_);
   const std::lock_guard lock(scopes_mutex_);
   DevicePools* pools = OursOrNull(device, id);
   if (pools == nullptr) {
     base_.releasePool(device, id);
-    if (!BaseKnows(device, id)) mempools_.erase({device, {id.first, id.second}});
-    ForgetBasesDeadTrees();
+    // What is not forgotten now is the next time.
+    WithWarnings("the allocator below it, asked for its pools,", [&] {
+      ForgetBasesDeadTrees();
+      if (!BaseKnows(device, id)) mempools_.erase({device, {id.first, id.second}});
+    });
     return;
   }
   AsTorchErrors([&] { pools->set().Release(names_.Find(device, id)); });
@@ -197,37 +245,18 @@ void GraphAllocator::createOrIncrefPool(DeviceIndex device, MempoolId_t id,
   const std::lock_guard lock(scopes_mutex_);
   DevicePools* pools = OursOrNull(device, id);
   if (pools == nullptr) {
+    const auto [mempool, is_new] = mempools_.insert({device, {id.first, id.second}});
+    Undo noted([&, is_new = is_new, mempool = mempool] {
+      if (is_new) mempools_.erase(mempool);
+    });
     base_.createOrIncrefPool(device, id, std::move(allocator));
-    mempools_.insert({device, {id.first, id.second}});
+    noted.Keep();
     return;
   }
   TORCH_CHECK(allocator == nullptr,
               "graph pool " + ToString(PoolId{id.first, id.second}) +
                   " already allocates by itself: it cannot be given another allocator");
-  const PoolId pool = names_.Find(device, id);
-  pools->set().Retain(pool);
-  if (pool == PoolNames::kShared) names_.Share(device, id);
-}
-
-void GraphAllocator::EndAbandonedCaptures() {
-  const std::lock_guard lock(scopes_mutex_);
-  EndAbandonedCaptures(std::nullopt);
-}
-
-void GraphAllocator::EndAbandonedCaptures(std::optional<cudaStream_t> origin) {
-  for (const Route& route : routes_.RemoveAbandoned(origin)) {
-    if (!route.ours) continue;  // the base keeps its own books
-    PoolSet& set = DevicePools::For(route.device).set();
-    set.EndScope(route.id);
-    EndHostRoute(route.name);
-    if (kGraphReleasesAbandonedPool) {
-      ++late_ends_[{route.device, route.id}];
-    } else {
-      set.Release(route.id);
-      names_.Release(route.device, route.name);
-    }
-    TellBaseOfCaptures(route.device);
-  }
+  Hold(*pools, id, names_.Find(device, id));
 }
 
 void GraphAllocator::RegisterPool(DeviceIndex device, PoolId id) {
@@ -237,19 +266,29 @@ void GraphAllocator::RegisterPool(DeviceIndex device, PoolId id) {
     throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
                      " is in use already");
   }
+  const auto registered = registered_.insert({device, id}).first;
+  Undo noted([&] { registered_.erase(registered); });
   set.Retain(id);
-  registered_.insert({device, id});
+  noted.Keep();
 }
 
 void GraphAllocator::UnregisterPool(DeviceIndex device, PoolId id) {
+  const History::Telling telling(history_);
   const std::lock_guard lock(scopes_mutex_);
-  if (registered_.erase({device, id}) == 0) {
+  const auto registered = registered_.find({device, id});
+  if (registered == registered_.end()) {
     throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
                      " is not registered");
   }
   DevicePools::For(device).set().Release(id);
+  registered_.erase(registered);
 }
 
-bool GraphAllocator::Idle() const { return !routes_.active() && DevicePools::All().empty(); }
+void GraphAllocator::StopTakingCaptures(const std::function<void()>& uninstall) {
+  const std::lock_guard lock(scopes_mutex_);
+  const bool idle = !routes_.active() && DevicePools::All().empty();
+  takes_captures_.store(false, std::memory_order_release);
+  if (idle) uninstall();
+}
 
 }  // namespace cgp

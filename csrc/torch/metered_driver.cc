@@ -18,13 +18,11 @@ thread_local PurposeOfThread purpose;
 void Note(History::Action action, int device, Address address, uint64_t bytes) {
   History& history = History::Get();
   if (!history.active()) return;
-  // What is mapped is mapped, whatever a tracker says of it: the core would take its error for the
-  // driver's refusal, and in a destructor it would end the process.
-  WithWarnings("a tracker of allocations", [&] {
-    // No stack: whoever maps holds a lock, and gathering one may wait for the GIL.
-    history.Record({action, static_cast<c10::DeviceIndex>(device), address, bytes, purpose.stream,
-                    purpose.pool},
-                   nullptr, "");
+  // What is mapped is mapped, also where memory does not suffice for noting it: the core would take
+  // that for the driver's refusal, and in a destructor it would end the process.
+  WithWarnings("the history of allocations", [&] {
+    history.Mapped({action, static_cast<c10::DeviceIndex>(device), address, bytes, purpose.stream,
+                    purpose.pool});
   });
 }
 

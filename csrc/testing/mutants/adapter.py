@@ -61,13 +61,6 @@ MUTANTS = [
         "  if (!current.capturing) return false;\n",
         "",
     ),
-    _Mutant(
-        "adapter-route-abandoned",
-        "routes.cc",
-        "another thread's route is taken for abandoned before its capture begins",
-        "    if (settled && !IsCapturing(route.origin))",
-        "    if ((settled || true) && !IsCapturing(route.origin))",
-    ),
     # Whose pool it is.
     _Mutant(
         "adapter-scope-eager-resumes",
@@ -101,7 +94,7 @@ MUTANTS = [
         "adapter-scope-tree",
         "graph_scopes.cc",
         "a MemPool is taken for a tree of the base's",
-        "  if (mempools_.contains({device, id})) return;\n",
+        "  if (mempools_.contains({device, id})) return false;\n",
         "",
     ),
     _Mutant(
@@ -115,22 +108,15 @@ MUTANTS = [
         "adapter-captures-untold",
         "graph_scopes.cc",
         "the base is not told of captures of ours",
-        "  if (kind == ScopeKind::kCapture) ++captures_of_ours_;\n  TellBaseOfCaptures(device);\n",
-        "  if (kind == ScopeKind::kCapture) ++captures_of_ours_;\n",
-    ),
-    _Mutant(
-        "adapter-captures-failed-untold",
-        "graph_scopes.cc",
-        "the base is not told that a capture of ours failed",
-        "    TellBaseOfCaptures(route.device);\n",
-        "",
+        "TellBaseOfCaptures(route.device, capture || routes_.HasCaptureOfOurs(route.device));",
+        "TellBaseOfCaptures(route.device, routes_.HasCaptureOfOurs(route.device));",
     ),
     _Mutant(
         "adapter-captures-reopened",
         "graph_scopes.cc",
         "the pool that tells the base of captures gains a user each time",
-        "    base_.releasePool(device, kCapturesOfOurs);\n",
-        "",
+        "    base_.releasePool(device, kCapturesOfOurs);\n    --told.users;\n",
+        "    --told.users;\n",
     ),
     _Mutant(
         "adapter-captures-any",
@@ -145,13 +131,6 @@ MUTANTS = [
         "nobody learns where a block of ours was allocated",
         "  if (auto context = history_.ContextOf(address)) return context;\n",
         "  (void)address;\n",
-    ),
-    _Mutant(
-        "adapter-scope-released",
-        "graph_scopes.cc",
-        "a failed capture's pool keeps its user",
-        "      set.Release(route.id);\n      names_",
-        "      names_",
     ),
     _Mutant(
         "adapter-share-filled",
@@ -186,15 +165,15 @@ MUTANTS = [
         "adapter-trim-peaks",
         "graph_allocator.cc",
         "the base takes our unused memory, and peaks that it reached before are forgotten",
-        "  TryBeforeOursChange();\n  return",
-        "  return",
+        "routes_.capturing()) return 0;\n  BeforeOursChange();\n",
+        "routes_.capturing()) return 0;\n",
     ),
     _Mutant(
         "adapter-free-peaks",
         "graph_allocator.cc",
         "a free forgets the peaks that the base reached before",
-        "bool GraphAllocator::FreeOurs(void* pointer) {\n  BeforeOursChange();\n",
-        "bool GraphAllocator::FreeOurs(void* pointer) {\n",
+        "  BeforeOursChange();\n  // The block is freed",
+        "  // The block is freed",
     ),
     _Mutant(
         "adapter-announce-leak",
@@ -207,8 +186,8 @@ MUTANTS = [
         "adapter-announce-noted",
         "graph_allocator.cc",
         "who heard of a block that nobody got does not hear that it is gone",
-        "    if (noted) callbacks.Run(",
-        "    if (noted && false) callbacks.Run(",
+        "    if (noted) callbacks.Run([&] { NoteFreed(",
+        "    if (noted && false) callbacks.Run([&] { NoteFreed(",
     ),
     _Mutant(
         "adapter-announce-reported",
@@ -221,8 +200,8 @@ MUTANTS = [
         "adapter-free-told",
         "graph_allocator.cc",
         "a tracker that fails keeps a block from being freed",
-        "  if (history_.active()) callbacks.Run([&] { NoteFree(pointer); });\n",
-        "  if (history_.active()) NoteFree(pointer);\n",
+        "  if (noted) callbacks.Run([&] { NoteFree(pointer); });\n",
+        "  if (noted) NoteFree(pointer);\n",
     ),
     _Mutant(
         "adapter-free-silent",
@@ -247,7 +226,7 @@ MUTANTS = [
     ),
     _Mutant(
         "adapter-rejected-held",
-        "graph_allocator.cc",
+        "graph_out_of_memory.cc",
         "the rejection's observers are told of what is allocated, not of what is held",
         "pools.stats().Now(base_).reserved_bytes,",
         "pools.stats().Now(base_).allocated_bytes,",
@@ -309,13 +288,6 @@ MUTANTS = [
         "the base's peak is counted again and again",
         "  IfItCounts([&] { base.resetPeakStats(device_); });\n  set_",
         "  set_",
-    ),
-    _Mutant(
-        "adapter-stats-wait",
-        "merged_stats.cc",
-        "who holds the base's lock waits for who waits for it",
-        "std::unique_lock lock(mutex_, std::try_to_lock);",
-        "std::unique_lock lock(mutex_);",
     ),
     _Mutant(
         "adapter-stats-now",
