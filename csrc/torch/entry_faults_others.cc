@@ -88,7 +88,7 @@ void ForgetHistory(World& w) {
 }
 
 const char* const kLostHandles =
-    "a growth is taken back, and a Release() that fails then loses its handle for good";
+    "a growth is taken back, and what fails then loses handles for good";
 
 void RunOut(World& w) {
   try {
@@ -183,9 +183,18 @@ std::vector<Entry> EntriesThatChange() {
          w.Begin(kId);
          w.blocks.push_back(w.allocator.allocate(kPage));
        },
-       &RunOut, &EndCapture, false, kLostHandles, faults::Kind::kDriver},
-      {"RunOutInAnEagerScope", &InEagerScope, &RunOut, &EndEagerScope, false, kLostHandles,
-       faults::Kind::kDriver},
+       &RunOut,
+       &EndCapture,
+       false,
+       kLostHandles,
+       {faults::Kind::kDriver, faults::Kind::kMemory}},
+      {"RunOutInAnEagerScope",
+       &InEagerScope,
+       &RunOut,
+       &EndEagerScope,
+       false,
+       kLostHandles,
+       {faults::Kind::kDriver, faults::Kind::kMemory}},
   };
 }
 
