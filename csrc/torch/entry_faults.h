@@ -13,18 +13,13 @@
 
 namespace cgp {
 
-// What an entry is called in. Each attempt has one of its own, on a device of all of them.
+// What an entry is called in. Each attempt has one of its own, on the device of its entry.
 class World {
  public:
   World() {
     current_device = device;
     current_stream = Stream(1);
     fake_cuda::Reset();
-  }
-
-  static c10::DeviceIndex Device() {
-    static const c10::DeviceIndex device = fake_cuda::NextDevice();
-    return device;
   }
 
   // A capture on the current stream, as torch does it; as far as the allocator is asked.
@@ -52,10 +47,11 @@ class World {
 
   FakeBaseAllocator base;
   GraphAllocator allocator{base};
-  const c10::DeviceIndex device = Device();
+  const c10::DeviceIndex device = device_of_entry;
   std::vector<DataPtr> blocks;
   void* raw = nullptr;
   std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> checkpoint;
+  inline static c10::DeviceIndex device_of_entry = 0;
   inline static CaptureId last_capture = 0;
 };
 

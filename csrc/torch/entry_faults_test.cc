@@ -64,6 +64,8 @@ using faults::Kind;
 
 class EntryFaultsTest : public ::testing::TestWithParam<Entry> {
  protected:
+  void SetUp() override { World::device_of_entry = fake_cuda::NextDevice(); }
+
   // What there is before and after the call, where nothing fails.
   struct Expected {
     std::string before;

@@ -69,8 +69,9 @@ TEST_F(InstallTest, CapturesGoOnWhileOthersSwitch) {
       current_device = device_;
       current_stream = Stream(static_cast<uintptr_t>(20 + t));
       for (int round = 0; round < 300; ++round) {
-        const auto number = static_cast<uint64_t>(1000 * (t + 1) + round);
-        if (!CaptureOnce(device_, {0, number}, number)) ++mixed;
+        const auto thread = static_cast<uint64_t>(t + 1);
+        const CaptureId capture = 1000 * thread + static_cast<uint64_t>(round);
+        if (!CaptureOnce(device_, {0, thread}, capture)) ++mixed;
       }
     });
   }
