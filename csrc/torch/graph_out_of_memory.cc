@@ -28,7 +28,7 @@ MemoryInfo InfoOrZero(DevicePools& pools) {
 // none that nobody holds.
 MempoolId_t NewIdOfNoPool() {
   static std::atomic<uint64_t> last{0};
-  return {~0ULL, ++last};
+  return {++last, ~0ULL};
 }
 
 }  // namespace
