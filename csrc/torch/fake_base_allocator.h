@@ -9,9 +9,12 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "torch/routes.h"
+#include "torch/streams.h"
 #include "torch/torch_version.h"
 
 namespace cgp {
@@ -24,7 +27,9 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   c10::CachingDeviceAllocator::DeviceStats stats;
   bool counts = true;  // else it knows neither statistics nor fractions, as pluggable ones
   std::map<c10::MempoolId_t, int> users;
-  std::set<std::pair<c10::DeviceIndex, c10::MempoolId_t>> open;
+  std::map<std::pair<c10::DeviceIndex, c10::MempoolId_t>, StreamFilter> open;
+  std::map<void*, c10::MempoolId_t> pool_of;  // of what was allocated in a pool
+  bool refuses_to_begin = false;
   double fraction = 1;                            // of whichever device was named last
   std::function<void()> before_stats = [] {};     // runs whenever they are asked for
   std::function<void()> before_fraction = [] {};  // runs whenever another one is to be set
@@ -67,6 +72,12 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   void* raw_alloc(size_t bytes) override {
     void* pointer = std::malloc(bytes);  // NOLINT(cppcoreguidelines-no-malloc)
     live.insert(pointer);
+    pool_of.erase(pointer);
+    for (const auto& [scope, filter] : open) {
+      if (scope.first == CurrentDevice() && filter(CurrentStream(scope.first))) {
+        pool_of.emplace(pointer, scope.second);
+      }
+    }
     return pointer;
   }
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t) override { return raw_alloc(bytes); }
@@ -90,13 +101,23 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   bool isEnabled() const override { return true; }
   void cacheInfo(c10::DeviceIndex, size_t*) override {}
   void* getBaseAllocation(void* pointer, size_t*) override { return pointer; }
-  c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(c10::MempoolId_t, bool) override {
-    return {};
+  // What of `pool_of` is alive, each a segment of its own.
+  c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(c10::MempoolId_t id, bool) override {
+    c10::cuda::CUDACachingAllocator::SnapshotInfo info;
+    for (const auto& [pointer, pool] : pool_of) {
+      if (!live.contains(pointer) || (id != c10::MempoolId_t{0, 0} && id != pool)) continue;
+      auto& segment = info.segments.emplace_back();
+      segment.address = reinterpret_cast<size_t>(pointer);
+      segment.owner_private_pool_id = pool;
+    }
+    return info;
   }
 
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id,
-                           std::function<bool(cudaStream_t)>) override {
-    TORCH_CHECK(open.insert({device, id}).second, "already recording");
+                           StreamFilter filter) override {
+    TORCH_CHECK(!refuses_to_begin, "refused");
+    TORCH_CHECK(!users.contains(id) || users[id] > 0, "nobody holds the pool any more");
+    TORCH_CHECK(open.emplace(std::pair(device, id), std::move(filter)).second, "already recording");
     ++users[id];
   }
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id) override {
@@ -137,18 +158,45 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
     return cudaSuccess;
   }
   std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> getCheckpointState(
-      c10::DeviceIndex, c10::MempoolId_t) override {
+      c10::DeviceIndex, c10::MempoolId_t id) override {
     ++calls["getCheckpointState"];
-    return nullptr;
+    auto state = std::make_shared<State>();
+    state->live = LiveIn(id);
+    return state;
   }
+  // Knows nothing of what was freed meanwhile.
   c10::cuda::CUDACachingAllocator::CheckpointDelta setCheckpointPoolState(
-      c10::DeviceIndex, std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState>) override {
-    return {};
+      c10::DeviceIndex device,
+      std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state) override {
+    c10::cuda::CUDACachingAllocator::CheckpointDelta delta;
+    for (void* const pointer : dynamic_cast<const State&>(*state).live) {
+      delta.ptrs_freed.push_back(pointer);
+      delta.dataptrs_allocd.emplace_back(pointer, pointer, &Delete,
+                                         c10::Device(c10::kCUDA, device));
+    }
+    return delta;
+  }
+  bool checkPoolLiveAllocations(c10::DeviceIndex, c10::MempoolId_t id,
+                                const std::unordered_set<void*>& expected) override {
+    return LiveIn(id) == expected;
   }
   std::string name() override { return "fake"; }
 
  private:
-  void CheckThatItCounts() const { TORCH_CHECK_NOT_IMPLEMENTED(counts, "not implemented"); }
+  struct State final : c10::cuda::CUDACachingAllocator::AllocatorState {
+    std::unordered_set<void*> live;
+  };
+
+  std::unordered_set<void*> LiveIn(c10::MempoolId_t id) const {
+    std::unordered_set<void*> in_pool;
+    for (const auto& [pointer, pool] : pool_of) {
+      if (pool == id && live.contains(pointer)) in_pool.insert(pointer);
+    }
+    return in_pool;
+  }
+
+  // As CUDAPluggableAllocator does.
+  void CheckThatItCounts() const { TORCH_CHECK(counts, "fake does not yet support it"); }
 };
 
 }  // namespace cgp

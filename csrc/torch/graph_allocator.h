@@ -45,6 +45,7 @@
 #include <vector>
 
 #include "core/pool_set.h"
+#include "torch/annexes.h"
 #include "torch/device_pools.h"
 #include "torch/history.h"
 #include "torch/pool_names.h"
@@ -237,8 +238,8 @@ class GraphAllocator final : public CUDAAllocator {
   bool SharesPool(DeviceIndex device, MempoolId_t id) const;
   // pre: scopes_mutex_ is held, for the following.
   bool TakeLateEnd(DeviceIndex device, PoolId pool);
-  // Lets the base know whether captures of ours are under way on the device.
-  void TellBaseOfCaptures(DeviceIndex device);
+  // To be called whenever a pool of ours may have lost its last user or scope.
+  void ReleaseUnusedAnnex(DevicePools& pools, PoolId id);
   void NoteBasesTree(DeviceIndex device, PoolId id);
   void ForgetBasesDeadTrees();
   void EndAbandonedCaptures(std::optional<cudaStream_t> origin);
@@ -250,6 +251,7 @@ class GraphAllocator final : public CUDAAllocator {
   std::atomic<uint64_t> captures_of_ours_{0};
   std::atomic<uint64_t> captures_of_base_{0};
   RouteTable routes_;
+  Annexes annexes_{base_, routes_};  // changed with scopes_mutex_ held
   PoolNames names_;
   History& history_ = History::Get();
 
@@ -262,8 +264,6 @@ class GraphAllocator final : public CUDAAllocator {
   // looks the same.
   std::set<ScopeKey> bases_trees_;
   std::atomic<bool> base_serves_trees_{false};  // == !bases_trees_.empty()
-  // What TellBaseOfCaptures() said last, on the devices where it said anything.
-  std::map<DeviceIndex, bool> told_of_captures_;
   // Scopes that EndAbandonedCaptures() ended and whose graph will still end them itself; how many
   // by id.
   std::map<ScopeKey, int> late_ends_;

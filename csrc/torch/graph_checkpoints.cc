@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -22,6 +23,9 @@ struct CheckpointOfOurs final : cca::AllocatorState {
 
   const PoolId id;
   const PoolCheckpoint checkpoint;
+  // The pool's annex, if it was in use, and the base's checkpoint of it.
+  std::optional<MempoolId_t> annex;
+  std::shared_ptr<cca::AllocatorState> of_annex;
 };
 
 }  // namespace
@@ -31,8 +35,11 @@ std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIn
   DevicePools* const pools = OursOrNull(device, id);
   if (pools == nullptr) return base_.getCheckpointState(device, id);
   const PoolId pool = names_.Find(device, id);
-  return AsTorchErrors(
+  const auto state = AsTorchErrors(
       [&] { return std::make_shared<CheckpointOfOurs>(pool, pools->set().Checkpoint(pool)); });
+  state->annex = annexes_.Find(device, pool);
+  if (state->annex) state->of_annex = base_.getCheckpointState(device, *state->annex);
+  return state;
 }
 
 void GraphAllocator::NoteRestored(DeviceIndex device, PoolId id, const RestoreDelta& delta) {
@@ -61,6 +68,10 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   const auto* const ours = dynamic_cast<const CheckpointOfOurs*>(state.get());
   if (ours == nullptr) return base_.setCheckpointPoolState(device, std::move(state));
   DevicePools& pools = AsTorchErrors([&]() -> DevicePools& { return DevicePools::For(device); });
+  // Asked first, as the base could refuse only when ours has been restored.
+  TORCH_CHECK(!ours->annex || ours->annex == annexes_.Find(device, ours->id),
+              "the checkpoint is of graph pool " + ToString(ours->id) +
+                  " as it was before all its graphs were reset: take another one");
   BeforeOursChange();
   const RestoreDelta restored =
       AsTorchErrors([&] { return pools.set().Restore(ours->id, ours->checkpoint); });
@@ -70,6 +81,7 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
     WithWarnings("a tracker of allocations", [&] { NoteRestored(device, ours->id, restored); });
   }
   cca::CheckpointDelta delta;
+  if (ours->annex) delta = base_.setCheckpointPoolState(device, ours->of_annex);
   for (const Block& block : restored.freed) {
     delta.ptrs_freed.push_back(reinterpret_cast<void*>(block.address));
   }

@@ -13,9 +13,6 @@
 namespace cgp {
 namespace {
 
-// No graph and no torch.cuda.MemPool is called so.
-constexpr MempoolId_t kCapturesOfOurs{~0ULL, ~0ULL};
-
 // The pools of `device` if the pool is one of them, else nullptr.
 DevicePools* PoolsWith(PoolId pool, DeviceIndex device) {
   DevicePools* const pools = DevicePools::Find(device);
@@ -48,6 +45,7 @@ void GraphAllocator::HandToBase(DevicePools& pools, MempoolId_t id) {
     base_.endAllocateToPool(pools.device(), id);
     pools.set().Release(pool);
   }
+  ReleaseUnusedAnnex(pools, pool);
 }
 
 // A capture may not wait for another one that fills the shared pool: it gets a pool of its own then.
@@ -58,25 +56,9 @@ bool GraphAllocator::SharesPool(DeviceIndex device, MempoolId_t id) const {
          !routes_.Contains(device, PoolNames::kShared);
 }
 
-// As long as the base has a route open it records and asks for no events and gives nothing back to
-// the device, any of which could break a capture; what is freed meanwhile it deals with afterwards.
-void GraphAllocator::TellBaseOfCaptures(DeviceIndex device) {
-  const auto told = told_of_captures_.find(device);
-  const bool knows = told != told_of_captures_.end() && told->second;
-  if (knows == routes_.HasCaptureOfOurs(device)) return;
-  if (knows) {
-    base_.endAllocateToPool(device, kCapturesOfOurs);
-    told->second = false;
-    return;
-  }
-  base_.beginAllocateToPool(device, kCapturesOfOurs, [](cudaStream_t) { return false; });
-  if (told == told_of_captures_.end()) {
-    told_of_captures_.emplace(device, true);
-  } else {
-    told->second = true;
-    // That of the first time stays: the native allocator reopens no pool that nobody holds.
-    base_.releasePool(device, kCapturesOfOurs);
-  }
+void GraphAllocator::ReleaseUnusedAnnex(DevicePools& pools, PoolId id) {
+  if (pools.set().UseCount(id) > 0 || routes_.Contains(pools.device(), id)) return;
+  annexes_.Release(pools.device(), id);
 }
 
 void GraphAllocator::NoteBasesTree(DeviceIndex device, PoolId id) {
@@ -141,10 +123,18 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
                   ": the current stream is capturing another graph already. Captures do not nest: "
                   "end that one first, or capture on another stream");
   AsTorchErrors([&] { pools->set().BeginScope(pool, kind); });
+  if (kind == ScopeKind::kCapture) {
+    try {
+      annexes_.Begin(device, pool);
+    } catch (...) {
+      pools->set().EndScope(pool);
+      pools->set().Release(pool);
+      throw;
+    }
+    ++captures_of_ours_;
+  }
   routes_.Add(std::move(route));
   if (pool == PoolNames::kShared) names_.Share(device, id);
-  if (kind == ScopeKind::kCapture) ++captures_of_ours_;
-  TellBaseOfCaptures(device);
 }
 
 void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
@@ -157,8 +147,10 @@ void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   if (routes_.Pause(device, pool)) return;
   const auto route = routes_.Remove(device, pool);
   if (route && route->ours) {
-    AsTorchErrors([&] { DevicePools::For(device).set().EndScope(pool); });
-    TellBaseOfCaptures(device);
+    DevicePools& pools = DevicePools::For(device);
+    AsTorchErrors([&] { pools.set().EndScope(pool); });
+    if (route->kind == ScopeKind::kCapture) annexes_.End(device, pool);
+    ReleaseUnusedAnnex(pools, pool);
     return;
   }
   if (!route && TakeLateEnd(device, pool)) return;
@@ -181,8 +173,10 @@ void GraphAllocator::releasePool(DeviceIndex device, MempoolId_t id) {
     ForgetBasesDeadTrees();
     return;
   }
-  AsTorchErrors([&] { pools->set().Release(names_.Find(device, id)); });
+  const PoolId pool = names_.Find(device, id);
+  AsTorchErrors([&] { pools->set().Release(pool); });
   names_.Release(device, id);
+  ReleaseUnusedAnnex(*pools, pool);
 }
 
 int GraphAllocator::getPoolUseCount(DeviceIndex device, MempoolId_t id) {
@@ -217,16 +211,17 @@ void GraphAllocator::EndAbandonedCaptures() {
 void GraphAllocator::EndAbandonedCaptures(std::optional<cudaStream_t> origin) {
   for (const Route& route : routes_.RemoveAbandoned(origin)) {
     if (!route.ours) continue;  // the base keeps its own books
-    PoolSet& set = DevicePools::For(route.device).set();
-    set.EndScope(route.id);
+    DevicePools& pools = DevicePools::For(route.device);
+    pools.set().EndScope(route.id);
+    annexes_.End(route.device, route.id);
     EndHostRoute(route.name);
     if (kGraphReleasesAbandonedPool) {
       ++late_ends_[{route.device, route.id}];
     } else {
-      set.Release(route.id);
+      pools.set().Release(route.id);
       names_.Release(route.device, route.name);
     }
-    TellBaseOfCaptures(route.device);
+    ReleaseUnusedAnnex(pools, route.id);
   }
 }
 
@@ -247,7 +242,9 @@ void GraphAllocator::UnregisterPool(DeviceIndex device, PoolId id) {
     throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
                      " is not registered");
   }
-  DevicePools::For(device).set().Release(id);
+  DevicePools& pools = DevicePools::For(device);
+  pools.set().Release(id);
+  ReleaseUnusedAnnex(pools, id);
 }
 
 bool GraphAllocator::Idle() const { return !routes_.active() && DevicePools::All().empty(); }

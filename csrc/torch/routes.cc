@@ -89,18 +89,6 @@ bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {
   });
 }
 
-bool RouteTable::AnyOurs() const {
-  const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(routes_, &Route::ours);
-}
-
-bool RouteTable::HasCaptureOfOurs(c10::DeviceIndex device) const {
-  const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(routes_, [&](const Route& route) {
-    return route.device == device && route.ours && route.kind == ScopeKind::kCapture;
-  });
-}
-
 std::optional<Route> RouteTable::Remove(c10::DeviceIndex device, PoolId id) {
   const std::lock_guard lock(mutex_);
   const Route* route = Find(device, id);

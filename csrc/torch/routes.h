@@ -75,10 +75,6 @@ class RouteTable {
   bool Contains(c10::DeviceIndex device, PoolId id) const;
   // Whether a capture of ours fills the pool right now.
   bool IsBeingCaptured(c10::DeviceIndex device, PoolId id) const;
-  // Whether a route of ours is open.
-  bool AnyOurs() const;
-  // Whether one of ours for a capture is.
-  bool HasCaptureOfOurs(c10::DeviceIndex device) const;
 
   // Takes the route out and returns it.
   std::optional<Route> Remove(c10::DeviceIndex device, PoolId id);
