@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "torch/graph_allocator_fixture.h"
 #include "torch/plain_allocator.h"
 
@@ -22,9 +24,16 @@ class OtherDevicesTest : public GraphAllocatorTest {
 
   // The bytes of a block that is freed after its use on the other device's stream wait for that.
   void ExpectHeldBy(cudaStream_t stream) {
-    const auto begin = [&] { allocator_.beginAllocateToPool(device_, id_, ThisThread()); };
-    const auto end = [&] { allocator_.endAllocateToPool(device_, id_); };
-    begin();
+    const auto allocate_after_scopes = [&](const std::vector<StreamId>& done) {
+      for (int scope = 0; scope < 2; ++scope) {
+        allocator_.endAllocateToPool(device_, id_);
+        for (const StreamId finished : done) host().CompleteEvents(finished);
+        allocator_.beginAllocateToPool(device_, id_, ThisThread());
+      }
+      return allocator_.allocate(kPage);
+    };
+    const StreamId own = ToStreamId(current_stream), same_value = ToStreamId(stream);
+    allocator_.beginAllocateToPool(device_, id_, ThisThread());
     DataPtr used = allocator_.allocate(kPage);
     void* const where = used.get();
     allocator_.recordStream(used, TorchStream(other_, stream));
@@ -32,16 +41,10 @@ class OtherDevicesTest : public GraphAllocatorTest {
     used.clear();
     const DataPtr meanwhile = allocator_.allocate(kPage);
     EXPECT_NE(meanwhile.get(), where) << "the other device's work on it may be running";
-    host().CompleteEvents(ToStreamId(stream));  // of the block's own device
-    end();
-    begin();
-    const DataPtr still = allocator_.allocate(kPage);
-    EXPECT_NE(still.get(), where);
-    host().CompleteEvents(StreamOn(other_, ToStreamId(stream)));
-    end();
-    begin();
-    EXPECT_EQ(allocator_.allocate(kPage).get(), where);
-    end();
+    const DataPtr still = allocate_after_scopes({own, same_value});
+    EXPECT_NE(still.get(), where) << "work of this device's is over, not of the other's";
+    EXPECT_EQ(allocate_after_scopes({own, StreamOn(other_, same_value)}).get(), where);
+    allocator_.endAllocateToPool(device_, id_);
     host().HoldEvents(false);
   }
 
