@@ -238,8 +238,9 @@ class GraphAllocator final : public CUDAAllocator {
   bool SharesPool(DeviceIndex device, MempoolId_t id) const;
   // pre: scopes_mutex_ is held, for the following.
   bool TakeLateEnd(DeviceIndex device, PoolId pool);
-  // To be called whenever a pool of ours may have lost its last user or scope.
+  // The pool of ours has lost a user; its capture scope has ended. That is so whatever the base says.
   void ReleaseUnusedAnnex(DevicePools& pools, PoolId id);
+  void EndAnnexScope(DevicePools& pools, PoolId id);
   void NoteBasesTree(DeviceIndex device, PoolId id);
   void ForgetBasesDeadTrees();
   void EndAbandonedCaptures(std::optional<cudaStream_t> origin);

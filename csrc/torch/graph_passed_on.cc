@@ -12,6 +12,7 @@
 #include "torch/base_support.h"
 #include "torch/graph_allocator.h"
 #include "torch/install.h"
+#include "torch/streams.h"
 
 namespace cgp {
 namespace {
@@ -81,6 +82,8 @@ void GraphAllocator::LimitOurs(DevicePools& pools) {
   Share& share = shares_.at(static_cast<size_t>(pools.device()));
   double unknown = Share::kUnknown;
   if (share.fraction.load() == unknown) {
+    // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
+    const RelaxedCaptureMode relaxed;
     const double of_base =
         IfSupported([&] { return base_.getMemoryFraction(pools.device()); }).value_or(1);
     share.fraction.compare_exchange_strong(unknown, of_base < 1 ? of_base : Share::kNone);

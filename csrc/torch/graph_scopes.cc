@@ -58,7 +58,14 @@ bool GraphAllocator::SharesPool(DeviceIndex device, MempoolId_t id) const {
 
 void GraphAllocator::ReleaseUnusedAnnex(DevicePools& pools, PoolId id) {
   if (pools.set().UseCount(id) > 0 || routes_.Contains(pools.device(), id)) return;
-  annexes_.Release(pools.device(), id);
+  WithWarnings("the allocator below it, told that a pool's graphs are gone,",
+               [&] { annexes_.Release(pools.device(), id); });
+}
+
+void GraphAllocator::EndAnnexScope(DevicePools& pools, PoolId id) {
+  WithWarnings("the allocator below it, told that a capture is over,",
+               [&] { annexes_.End(pools.device(), id); });
+  ReleaseUnusedAnnex(pools, id);
 }
 
 void GraphAllocator::NoteBasesTree(DeviceIndex device, PoolId id) {
@@ -149,8 +156,7 @@ void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   if (route && route->ours) {
     DevicePools& pools = DevicePools::For(device);
     AsTorchErrors([&] { pools.set().EndScope(pool); });
-    if (route->kind == ScopeKind::kCapture) annexes_.End(device, pool);
-    ReleaseUnusedAnnex(pools, pool);
+    if (route->kind == ScopeKind::kCapture) EndAnnexScope(pools, pool);
     return;
   }
   if (!route && TakeLateEnd(device, pool)) return;
@@ -213,7 +219,7 @@ void GraphAllocator::EndAbandonedCaptures(std::optional<cudaStream_t> origin) {
     if (!route.ours) continue;  // the base keeps its own books
     DevicePools& pools = DevicePools::For(route.device);
     pools.set().EndScope(route.id);
-    annexes_.End(route.device, route.id);
+    EndAnnexScope(pools, route.id);
     EndHostRoute(route.name);
     if (kGraphReleasesAbandonedPool) {
       ++late_ends_[{route.device, route.id}];

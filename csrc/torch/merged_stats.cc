@@ -131,7 +131,7 @@ MergedStats::Totals MergedStats::Now(Base& base) {
 // call, when they held no less, since otherwise they would have called at their peak.
 void MergedStats::AddLocked(Base& base, int64_t Stat::*of_base) {
   const DeviceStats ours = ToDeviceStats(set_.Usage());
-  // This may be within a capture, and cudaMallocAsync's base asks CUDA.
+  // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
   const RelaxedCaptureMode relaxed;
   const DeviceStats bases = OfBase(base);
   IfSupported([&] {

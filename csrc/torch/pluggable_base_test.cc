@@ -92,5 +92,17 @@ TEST_F(PluggableBaseTest, ItsHooksAreToldOfCaptures) {
   EXPECT_EQ(released, 1);
 }
 
+TEST_F(PluggableBaseTest, WhatIsOverIsOverWhateverItsHooksSay) {
+  base_.set_end_allocate_to_pool_fn([](int, MempoolId_t) { TORCH_CHECK(false, "not ended"); });
+  base_.set_release_pool([](int, MempoolId_t) { TORCH_CHECK(false, "not released"); });
+  Begin();
+  allocator_.allocate(1000).clear();
+  EXPECT_NO_THROW(End());
+  EXPECT_FALSE(allocator_.capturing());
+  EXPECT_NO_THROW(allocator_.releasePool(device_, id_));
+  allocator_.emptyCache();
+  EXPECT_TRUE(DevicePools::For(device_).set().ids().empty());
+}
+
 }  // namespace
 }  // namespace cgp

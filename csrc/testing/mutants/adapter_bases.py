@@ -35,7 +35,7 @@ MUTANTS = [
         "adapter-annex-failed",
         "graph_scopes.cc",
         "the base is not told that a capture of ours failed",
-        "    annexes_.End(route.device, route.id);\n",
+        "    EndAnnexScope(pools, route.id);\n",
         "",
     ),
     _Mutant(
@@ -56,8 +56,8 @@ MUTANTS = [
         "adapter-annex-end-kept",
         "graph_scopes.cc",
         "an annex whose users are gone before its scope ends stays",
-        "annexes_.End(device, pool);\n    ReleaseUnusedAnnex(pools, pool);\n",
-        "annexes_.End(device, pool);\n",
+        "annexes_.End(pools.device(), id); });\n  ReleaseUnusedAnnex(pools, id);\n",
+        "annexes_.End(pools.device(), id); });\n",
     ),
     _Mutant(
         "adapter-annex-handed",
@@ -114,6 +114,14 @@ MUTANTS = [
         "the snapshot of a pool leaves its annex out",
         "    if (annex) {\n",
         "    if (annex && false) {\n",
+    ),
+    _Mutant(
+        "adapter-annex-end-throws",
+        "graph_scopes.cc",
+        "a scope that the base does not end is not ended",
+        '  WithWarnings("the allocator below it, told that a capture is over,",\n'
+        "               [&] { annexes_.End(pools.device(), id); });\n",
+        "  annexes_.End(pools.device(), id);\n",
     ),
     # What a base does not support.
     _Mutant(
