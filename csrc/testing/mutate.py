@@ -40,7 +40,8 @@ class Proofs:
 
     @property
     def targets(self) -> list[str]:
-        return [Path(program).name for program in (*self.tests, self.fuzzer) if program is not None]
+        programs = [*self.tests, *filter(None, [self.fuzzer])]
+        return [Path(program).name for program in programs]
 
 
 def torch_folder() -> str | None:
@@ -63,7 +64,10 @@ PROOFS = {
     "torch": Proofs(
         "build-torch",
         WITH_TORCH,
-        ["csrc/torch/cgp_torch_tests", "csrc/torch/cgp_torch_entry_tests"],
+        [
+            f"csrc/torch/cgp_torch_{tests}"
+            for tests in ("tests", "entry_tests", "base_tests", "pluggable_tests")
+        ],
     ),
 }
 

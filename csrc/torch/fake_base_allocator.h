@@ -11,12 +11,14 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "torch/fake_cuda.h"
 #include "torch/faults.h"
 #include "torch/routes.h"
+#include "torch/streams.h"
 #include "torch/torch_version.h"
 
 namespace cgp {
@@ -34,6 +36,8 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   // More bytes it has for no stream that allocates in a pool, and says so to its observers.
   size_t largest_in_pool = size_t{1} << 20;
   std::vector<c10::cuda::CUDACachingAllocator::OutOfMemoryObserver> observers;
+  std::map<void*, c10::MempoolId_t> pool_of;  // of what was allocated in a pool
+  bool refuses_to_begin = false;
   double fraction = 1;                            // of whichever device was named last
   std::function<void()> before_stats = [] {};     // runs whenever they are asked for
   std::function<void()> before_fraction = [] {};  // runs whenever another one is to be set
@@ -88,6 +92,12 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
     const Entered entered(mutex_);
     void* pointer = std::malloc(bytes);  // NOLINT(cppcoreguidelines-no-malloc)
     live.insert(pointer);
+    pool_of.erase(pointer);
+    for (const auto& [scope, filter] : open) {
+      if (scope.first == CurrentDevice() && filter(CurrentStream(scope.first))) {
+        pool_of.emplace(pointer, scope.second);
+      }
+    }
     return pointer;
   }
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
@@ -131,14 +141,23 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
     const Entered entered(mutex_);
     return pointer;
   }
-  c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(c10::MempoolId_t, bool) override {
-    const Entered entered(mutex_);
-    return {};
+  // What of `pool_of` is alive, each a segment of its own.
+  c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(c10::MempoolId_t id, bool) override {
+    c10::cuda::CUDACachingAllocator::SnapshotInfo info;
+    for (const auto& [pointer, pool] : pool_of) {
+      if (!live.contains(pointer) || (id != c10::MempoolId_t{0, 0} && id != pool)) continue;
+      auto& segment = info.segments.emplace_back();
+      segment.address = reinterpret_cast<size_t>(pointer);
+      segment.owner_private_pool_id = pool;
+    }
+    return info;
   }
 
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id,
                            StreamFilter filter) override {
     const Entered entered(mutex_);
+    TORCH_CHECK(!refuses_to_begin, "refused");
+    TORCH_CHECK(!users.contains(id) || users[id] > 0, "nobody holds the pool any more");
     TORCH_CHECK(open.emplace(std::pair(device, id), std::move(filter)).second, "already recording");
     ++users[id];
   }
@@ -204,15 +223,28 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
     return cudaSuccess;
   }
   std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> getCheckpointState(
-      c10::DeviceIndex, c10::MempoolId_t) override {
+      c10::DeviceIndex, c10::MempoolId_t id) override {
     const Entered entered(mutex_);
     ++calls["getCheckpointState"];
-    return nullptr;
+    auto state = std::make_shared<State>();
+    state->live = LiveIn(id);
+    return state;
   }
+  // Knows nothing of what was freed meanwhile.
   c10::cuda::CUDACachingAllocator::CheckpointDelta setCheckpointPoolState(
-      c10::DeviceIndex, std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState>) override {
-    const Entered entered(mutex_);
-    return {};
+      c10::DeviceIndex device,
+      std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state) override {
+    c10::cuda::CUDACachingAllocator::CheckpointDelta delta;
+    for (void* const pointer : dynamic_cast<const State&>(*state).live) {
+      delta.ptrs_freed.push_back(pointer);
+      delta.dataptrs_allocd.emplace_back(pointer, pointer, &Delete,
+                                         c10::Device(c10::kCUDA, device));
+    }
+    return delta;
+  }
+  bool checkPoolLiveAllocations(c10::DeviceIndex, c10::MempoolId_t id,
+                                const std::unordered_set<void*>& expected) override {
+    return LiveIn(id) == expected;
   }
   std::string name() override { return its_name; }
 
@@ -240,7 +272,20 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
     TORCH_CHECK_WITH(OutOfMemoryError, false, "the fake has no more");
   }
 
-  void CheckThatItCounts() const { TORCH_CHECK_NOT_IMPLEMENTED(counts, "not implemented"); }
+  struct State final : c10::cuda::CUDACachingAllocator::AllocatorState {
+    std::unordered_set<void*> live;
+  };
+
+  std::unordered_set<void*> LiveIn(c10::MempoolId_t id) const {
+    std::unordered_set<void*> in_pool;
+    for (const auto& [pointer, pool] : pool_of) {
+      if (pool == id && live.contains(pointer)) in_pool.insert(pointer);
+    }
+    return in_pool;
+  }
+
+  // As CUDAPluggableAllocator does.
+  void CheckThatItCounts() const { TORCH_CHECK(counts, "fake does not yet support it"); }
 
   mutable std::recursive_mutex mutex_;
 };

@@ -138,7 +138,7 @@ class FakeDriver final : public Driver {
   };
 
   static fake_cuda::Capture Of(StreamId stream) {
-    return Find(reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(stream)));
+    return Find(reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(WithoutDevice(stream))));
   }
 
   HostDriver host_;

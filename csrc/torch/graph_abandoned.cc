@@ -35,7 +35,7 @@ void GraphAllocator::CloseAbandoned(const std::function<bool(const Route&)>& cou
     late_ends_.push_back(
         {.device = route->device, .pool = route->id, .name = route->name, .origin = route->origin});
     Undo late([this] { late_ends_.pop_back(); });
-    EndInOurs(route->device, route->id);
+    EndInOurs(route->device, route->id, route->kind);
     late.Keep();
   }
 }
@@ -61,8 +61,10 @@ void GraphAllocator::ReleaseFailed(const std::function<bool(const LateEnd&)>& fa
       late.failed = true;
       continue;
     }
-    AsTorchErrors([&] { DevicePools::For(late.device).set().Release(late.pool); });
+    DevicePools& pools = DevicePools::For(late.device);
+    AsTorchErrors([&] { pools.set().Release(late.pool); });
     names_.Release(late.device, late.name);
+    ReleaseUnusedAnnex(pools, late.pool);
     late_ends_.erase(late_ends_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }

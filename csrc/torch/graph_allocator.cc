@@ -6,7 +6,9 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <exception>
+#include <iterator>
 #include <string>
 
 #include "core/error.h"
@@ -321,7 +323,8 @@ void GraphAllocator::recordStream(const DataPtr& data, c10::cuda::CUDAStream str
     base_.recordStream(data, stream);
     return;
   }
-  DevicePools::TryRecordUse(data.get(), ToStreamId(stream.stream()));
+  DevicePools::TryRecordUse(data.get(),
+                            StreamOn(stream.device_index(), ToStreamId(stream.stream())));
 }
 
 void GraphAllocator::emptyCache(MempoolId_t id) {
@@ -357,7 +360,10 @@ uint64_t GraphAllocator::TrimUnlessCapturing() {
 
 DeviceStats GraphAllocator::getDeviceStats(DeviceIndex device) {
   DevicePools* const pools = DevicePools::Find(device);
-  return pools == nullptr ? base_.getDeviceStats(device) : pools->stats().Get(base_);
+  if (pools == nullptr) return base_.getDeviceStats(device);
+  DeviceStats stats = pools->stats().Get(base_);
+  annexes_.Rename(stats);
+  return stats;
 }
 
 void GraphAllocator::resetAccumulatedStats(DeviceIndex device) {
@@ -373,18 +379,24 @@ void GraphAllocator::resetPeakStats(DeviceIndex device) {
 c10::cuda::CUDACachingAllocator::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id,
                                                                        bool include_traces) {
   const bool all = id == MempoolId_t{0, 0};
-  bool ours = false;
+  std::vector<DevicePools*> ours;
   for (DevicePools* pools : DevicePools::All()) {
-    ours = ours || OursOrNull(pools->device(), id) != nullptr;
+    if (all || OursOrNull(pools->device(), id) != nullptr) ours.push_back(pools);
   }
-  // Asked for one pool of ours, the base is asked for the rest of the answer, under an id that no
-  // pool has.
-  auto info = base_.snapshot(ours ? MempoolId_t{~0ULL, ~0ULL} : id, include_traces);
-  for (DevicePools* pools : DevicePools::All()) {
-    if (!all && !ours) continue;
+  // Asked for one pool of ours, the base is asked for its annexes and the rest of the answer, under
+  // an id that no pool has.
+  const bool one_of_ours = !all && !ours.empty();
+  auto info = base_.snapshot(one_of_ours ? MempoolId_t{~0ULL, ~0ULL} : id, include_traces);
+  for (DevicePools* pools : ours) {
     const auto only = all ? std::nullopt : std::optional(names_.Find(pools->device(), id));
+    const auto annex = only ? annexes_.Find(pools->device(), *only) : std::nullopt;
+    if (annex) {
+      auto segments = base_.snapshot(*annex, false).segments;
+      std::ranges::move(segments, std::back_inserter(info.segments));
+    }
     AppendSegments(*pools, only, history_, info.segments);
   }
+  annexes_.Rename(info);
   if (include_traces) history_.MergeInto(info.device_traces);
   return info;
 }

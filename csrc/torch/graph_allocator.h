@@ -45,6 +45,7 @@
 #include <vector>
 
 #include "core/pool_set.h"
+#include "torch/annexes.h"
 #include "torch/device_pools.h"
 #include "torch/history.h"
 #include "torch/pool_names.h"
@@ -244,16 +245,15 @@ class GraphAllocator final : public CUDAAllocator {
   // of that name too, with its users, unless that is nullptr. pre: scopes_mutex_ is held.
   void BeginInBase(Route route, DevicePools* undecided);
   void BeginInOurs(DevicePools& pools, Route route);
-  void EndInOurs(DeviceIndex device, PoolId pool);
+  void EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind);
   // Adds a user to our pool, which torch calls `id`.
   void Hold(DevicePools& pools, MempoolId_t id, PoolId pool);
   // Whether a capture that begins under this name is to fill the shared pool.
   bool SharesPool(DeviceIndex device, MempoolId_t id) const;
   // pre: scopes_mutex_ is held, for the following.
-  // Lets the base know whether captures of ours are under way on the device; and that one is over,
-  // which can wait: if the base fails it is told the next time.
-  void TellBaseOfCaptures(DeviceIndex device, bool under_way);
-  void TellBaseOfWhatIsOver(DeviceIndex device);
+  // The pool of ours has lost a user; its capture scope has ended. That is so whatever the base says.
+  void ReleaseUnusedAnnex(DevicePools& pools, PoolId id);
+  void EndAnnexScope(DevicePools& pools, PoolId id);
   // Returns whether it was not known before.
   bool NoteBasesTree(DeviceIndex device, PoolId id);
   void ForgetBasesTree(DeviceIndex device, PoolId id);
@@ -281,6 +281,7 @@ class GraphAllocator final : public CUDAAllocator {
   std::atomic<uint64_t> captures_of_ours_{0};
   std::atomic<uint64_t> captures_of_base_{0};
   RouteTable routes_;
+  Annexes annexes_{base_, routes_};  // changed with scopes_mutex_ held
   PoolNames names_;
   History& history_ = History::Get();
 
@@ -293,12 +294,6 @@ class GraphAllocator final : public CUDAAllocator {
   // looks the same.
   std::set<ScopeKey> bases_trees_;
   std::atomic<bool> base_serves_trees_{false};  // == !bases_trees_.empty()
-  // What TellBaseOfCaptures() said last, and how many users the pool has by which it says so.
-  struct ToldOfCaptures {
-    bool under_way = false;
-    int users = 0;
-  };
-  std::map<DeviceIndex, ToldOfCaptures> told_of_captures_;
   std::vector<LateEnd> late_ends_;
 
   // What setMemoryFraction() allows the base and us together.

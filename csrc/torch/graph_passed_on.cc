@@ -9,29 +9,27 @@
 #include <utility>
 
 #include "core/error.h"
+#include "torch/base_support.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/install.h"
+#include "torch/streams.h"
 
 namespace cgp {
 namespace {
 
 namespace cca = c10::cuda::CUDACachingAllocator;
 
-// Whether the driver mapped what `pointer` points to, for whoever.
+// Whether the driver mapped what `pointer` points to, for whoever: memory of a pool that no block has
+// (any more) is as little cudaMalloc's as that of a live one, and a graph may still use it.
 bool IsMapped(const void* pointer) {
-  return std::ranges::any_of(kPoolsOwners, [&](PoolsOwner owner) {
-    return DevicePools::Around(pointer, owner).has_value();
-  });
-}
-
-// The share of the device's memory that `base` may have: all, if it knows nothing of shares.
-double FractionOf(CUDAAllocator& base, DeviceIndex device) {
-  try {
-    return base.getMemoryFraction(device);
-  } catch (const c10::NotImplementedError&) {
-    return 1;
+  const auto address = reinterpret_cast<Address>(pointer);
+  for (const PoolsOwner owner : kPoolsOwners) {
+    for (const DevicePools* pools : DevicePools::All(owner)) {
+      if (pools->driver().HasReserved(address)) return true;
+    }
   }
+  return false;
 }
 
 }  // namespace
@@ -93,7 +91,10 @@ void GraphAllocator::LimitOurs(DevicePools& pools) {
   Share& share = shares_.at(static_cast<size_t>(pools.device()));
   double unknown = Share::kUnknown;
   if (share.fraction.load() == unknown) {
-    const double of_base = FractionOf(base_, pools.device());
+    // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
+    const RelaxedCaptureMode relaxed;
+    const double of_base =
+        IfSupported([&] { return base_.getMemoryFraction(pools.device()); }).value_or(1);
     share.fraction.compare_exchange_strong(unknown, of_base < 1 ? of_base : Share::kNone);
   }
   if (!share.limits()) return;
@@ -166,12 +167,13 @@ bool GraphAllocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id
                                               const std::unordered_set<void*>& expected) {
   DevicePools* pools = OursOrNull(device, id);
   if (pools == nullptr) return base_.checkPoolLiveAllocations(device, id, expected);
-  const PoolSnapshot pool = pools->set().Snapshot(names_.Find(device, id));
-  if (pool.blocks.size() != expected.size()) return false;
-  for (const PoolSnapshot::LiveBlock& live : pool.blocks) {
-    if (!expected.contains(reinterpret_cast<void*>(live.block.address))) return false;
+  const PoolId pool = names_.Find(device, id);
+  std::unordered_set<void*> rest = expected;
+  for (const PoolSnapshot::LiveBlock& live : pools->set().Snapshot(pool).blocks) {
+    if (rest.erase(reinterpret_cast<void*>(live.block.address)) == 0) return false;
   }
-  return true;
+  const auto annex = annexes_.Find(device, pool);
+  return annex ? base_.checkPoolLiveAllocations(device, *annex, rest) : rest.empty();
 }
 
 cca::ShareableHandle GraphAllocator::shareIpcHandle(void* pointer) {

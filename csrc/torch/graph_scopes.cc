@@ -12,9 +12,6 @@
 namespace cgp {
 namespace {
 
-// No graph and no torch.cuda.MemPool is called so.
-constexpr MempoolId_t kCapturesOfOurs{~0ULL, ~0ULL};
-
 // The pools of `device` if the pool is one of them, else nullptr.
 DevicePools* PoolsWith(PoolId pool, DeviceIndex device) {
   DevicePools* const pools = DevicePools::Find(device);
@@ -58,6 +55,7 @@ void GraphAllocator::BeginInBase(Route route, DevicePools* undecided) {
   give.Keep();
   note.Keep();
   for (int user = 0; user < users; ++user) undecided->set().Release(route.id);
+  if (undecided != nullptr) ReleaseUnusedAnnex(*undecided, route.id);
   if (route.kind == ScopeKind::kCapture) ++captures_of_base_;
   routes_.Add(std::move(route));
 }
@@ -70,29 +68,21 @@ bool GraphAllocator::SharesPool(DeviceIndex device, MempoolId_t id) const {
          !routes_.Contains(device, PoolNames::kShared);
 }
 
-// As long as the base has a route open it records and asks for no events and gives nothing back to
-// the device, any of which could break a capture; what is freed meanwhile it deals with afterwards.
-void GraphAllocator::TellBaseOfCaptures(DeviceIndex device, bool under_way) {
-  ToldOfCaptures& told = told_of_captures_[device];
-  if (told.under_way != under_way) {
-    if (under_way) {
-      base_.beginAllocateToPool(device, kCapturesOfOurs, [](cudaStream_t) { return false; });
-      ++told.users;
-    } else {
-      base_.endAllocateToPool(device, kCapturesOfOurs);
-    }
-    told.under_way = under_way;
-  }
-  // One stays: the native allocator reopens no pool that nobody holds.
-  while (told.users > 1) {
-    base_.releasePool(device, kCapturesOfOurs);
-    --told.users;
-  }
+void GraphAllocator::ReleaseUnusedAnnex(DevicePools& pools, PoolId id) {
+  if (pools.set().UseCount(id) > 0 || routes_.Contains(pools.device(), id)) return;
+  WithWarnings("the allocator below it, told that a pool's graphs are gone,",
+               [&] { annexes_.Release(pools.device(), id); });
 }
 
-void GraphAllocator::TellBaseOfWhatIsOver(DeviceIndex device) {
-  WithWarnings("the allocator below it, told that a capture is over,",
-               [&] { TellBaseOfCaptures(device, routes_.HasCaptureOfOurs(device)); });
+void GraphAllocator::EndAnnexScope(DevicePools& pools, PoolId id) {
+  bool ended = false;
+  for (int attempt = 0; attempt < 2 && !ended; ++attempt) {
+    WithWarnings("the allocator below it, told that a capture is over,", [&] {
+      annexes_.End(pools.device(), id);
+      ended = true;
+    });
+  }
+  ReleaseUnusedAnnex(pools, id);
 }
 
 bool GraphAllocator::NoteBasesTree(DeviceIndex device, PoolId id) {
@@ -171,11 +161,14 @@ void GraphAllocator::BeginInOurs(DevicePools& pools, Route route) {
   Undo name([&] {
     if (route.id == PoolNames::kShared) names_.Release(route.device, route.name);
   });
-  Undo told([&] { TellBaseOfWhatIsOver(route.device); });
-  TellBaseOfCaptures(route.device, capture || routes_.HasCaptureOfOurs(route.device));
+  // Before the scope, which would need its own driver to be taken back.
+  if (capture) annexes_.Begin(route.device, route.id);
+  Undo annex([&] {
+    if (capture) EndAnnexScope(pools, route.id);
+  });
   AsTorchErrors([&] { pools.set().BeginScope(route.id, route.kind); });
   name.Keep();
-  told.Keep();
+  annex.Keep();
   if (capture) ++captures_of_ours_;
   routes_.Add(std::move(route));
 }
@@ -199,21 +192,22 @@ void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   // be refused: better than a capture that goes on without its pool.
   if (routes_.IsBeingCaptured(device, pool) && TakeLateEnd(device, pool)) return;
   if (routes_.Pause(device, pool)) return;
-  const std::optional<bool> ours = routes_.IsOurs(device, pool);
-  if (!ours && TakeLateEnd(device, pool)) return;
-  if (ours.value_or(false)) {
-    EndInOurs(device, pool);
+  const std::optional<RouteTable::Target> target = routes_.TargetOf(device, pool);
+  if (!target && TakeLateEnd(device, pool)) return;
+  if (target && target->ours) {
+    EndInOurs(device, pool, target->kind);
     return;
   }
   base_.endAllocateToPool(device, id);
   routes_.Remove(device, pool);
 }
 
-void GraphAllocator::EndInOurs(DeviceIndex device, PoolId pool) {
+void GraphAllocator::EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind) {
+  DevicePools& pools = DevicePools::For(device);
   // The scope first: who is told that it has not ended can end it again.
-  AsTorchErrors([&] { DevicePools::For(device).set().EndScope(pool); });
+  AsTorchErrors([&] { pools.set().EndScope(pool); });
   routes_.Remove(device, pool);
-  TellBaseOfWhatIsOver(device);
+  if (kind == ScopeKind::kCapture) EndAnnexScope(pools, pool);
 }
 
 void GraphAllocator::releasePool(DeviceIndex device, MempoolId_t id) {
@@ -229,8 +223,10 @@ void GraphAllocator::releasePool(DeviceIndex device, MempoolId_t id) {
     });
     return;
   }
-  AsTorchErrors([&] { pools->set().Release(names_.Find(device, id)); });
+  const PoolId pool = names_.Find(device, id);
+  AsTorchErrors([&] { pools->set().Release(pool); });
   names_.Release(device, id);
+  ReleaseUnusedAnnex(*pools, pool);
 }
 
 int GraphAllocator::getPoolUseCount(DeviceIndex device, MempoolId_t id) {
@@ -280,8 +276,10 @@ void GraphAllocator::UnregisterPool(DeviceIndex device, PoolId id) {
     throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
                      " is not registered");
   }
-  DevicePools::For(device).set().Release(id);
+  DevicePools& pools = DevicePools::For(device);
+  pools.set().Release(id);
   registered_.erase(registered);
+  ReleaseUnusedAnnex(pools, id);
 }
 
 void GraphAllocator::StopTakingCaptures(const std::function<void()>& uninstall) {

@@ -1,10 +1,10 @@
 #include "torch/merged_stats.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <array>
 
+#include "torch/base_support.h"
+#include "torch/streams.h"
 #include "torch/torch_version.h"
 
 namespace cgp {
@@ -86,15 +86,6 @@ void AddBelowPeaks(const DeviceStats& from, DeviceStats& into) {
   into.num_device_free += from.num_device_free;
 }
 
-// Asks something of a base that may not count.
-template <typename Function>
-void IfItCounts(const Function& function) {
-  try {
-    function();
-  } catch (const c10::NotImplementedError&) {  // NOLINT(bugprone-empty-catch): nothing to reset
-  }
-}
-
 }  // namespace
 
 DeviceStats ToDeviceStats(const SetUsage& usage) {
@@ -112,11 +103,7 @@ DeviceStats ToDeviceStats(const SetUsage& usage) {
 }
 
 DeviceStats MergedStats::OfBase(Base& base) const {
-  try {
-    return base.getDeviceStats(device_);
-  } catch (const c10::NotImplementedError&) {
-    return {};
-  }
+  return IfSupported([&] { return base.getDeviceStats(device_); }).value_or(DeviceStats{});
 }
 
 MergedStats::Totals MergedStats::Now(Base& base) {
@@ -133,6 +120,8 @@ MergedStats::Totals MergedStats::Now(Base& base) {
 // call, when they held no less, since otherwise they would have called at their peak.
 void MergedStats::Add(Base& base, int64_t Stat::*of_base) {
   const DeviceStats ours = ToDeviceStats(set_.Usage());
+  // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
+  const RelaxedCaptureMode relaxed;
   const DeviceStats bases = OfBase(base);
   DeviceStats sum;
   ForEachPair(sum, bases, [&](Stat& both, const Stat& part) { both.peak = part.*of_base; });
@@ -143,7 +132,10 @@ void MergedStats::Add(Base& base, int64_t Stat::*of_base) {
                 [](Stat& peak, const Stat& both) { peak.peak = std::max(peak.peak, both.peak); });
   }
   // Last, so that no peak is lost where something fails.
-  IfItCounts([&] { base.resetPeakStats(device_); });
+  IfSupported([&] {
+    base.resetPeakStats(device_);
+    return true;
+  });
   set_.ResetPeaks();
 }
 
@@ -176,7 +168,10 @@ void MergedStats::ResetPeaks(Base& base) {
 }
 
 void MergedStats::ResetAccumulated(Base& base) {
-  IfItCounts([&] { base.resetAccumulatedStats(device_); });
+  IfSupported([&] {
+    base.resetAccumulatedStats(device_);
+    return true;
+  });
   set_.ResetTraffic();
   retries_ = 0;
   ooms_ = 0;

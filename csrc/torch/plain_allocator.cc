@@ -154,6 +154,8 @@ void* PlainAllocator::BaseAllocation(void* pointer, size_t* bytes) {
 }
 
 void PlainAllocator::RecordStream(void* pointer, cudaStream_t stream) {
+  // torch does not say which device's the stream is. One of another device than the block's is taken
+  // for this one's: if it is no default stream CUDA refuses when the block is freed.
   DevicePools::TryRecordUse(pointer, ToStreamId(stream), PoolsOwner::kPlainAllocator);
 }
 

@@ -94,17 +94,11 @@ bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {
   });
 }
 
-bool RouteTable::HasCaptureOfOurs(c10::DeviceIndex device) const {
-  const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(routes_, [&](const Route& route) {
-    return route.device == device && route.ours && route.kind == ScopeKind::kCapture;
-  });
-}
-
-std::optional<bool> RouteTable::IsOurs(c10::DeviceIndex device, PoolId id) const {
+std::optional<RouteTable::Target> RouteTable::TargetOf(c10::DeviceIndex device, PoolId id) const {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id);
-  return route == nullptr ? std::nullopt : std::optional(route->ours);
+  if (route == nullptr) return std::nullopt;
+  return Target{.id = id, .kind = route->kind, .ours = route->ours};
 }
 
 void RouteTable::Remove(c10::DeviceIndex device, PoolId id) {

@@ -77,11 +77,9 @@ class RouteTable {
   bool Contains(c10::DeviceIndex device, PoolId id) const;
   // Whether a capture of ours fills the pool right now.
   bool IsBeingCaptured(c10::DeviceIndex device, PoolId id) const;
-  // Whether a route of ours for a capture is open.
-  bool HasCaptureOfOurs(c10::DeviceIndex device) const;
 
-  // Whether the pool's route is one of ours; nothing if it has none.
-  std::optional<bool> IsOurs(c10::DeviceIndex device, PoolId id) const;
+  // Of the pool's route, if it has one.
+  std::optional<Target> TargetOf(c10::DeviceIndex device, PoolId id) const;
 
   // Takes the route out, if there is one. Never throws.
   void Remove(c10::DeviceIndex device, PoolId id);

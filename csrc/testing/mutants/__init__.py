@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants import (
     adapter,
     adapter_faults,
+    adapter_bases,
     checkpoints,
     exec_cache,
     exec_table,
@@ -36,6 +37,7 @@ MUTANTS: list[Mutant] = [
     *checkpoints.MUTANTS,
     *adapter.MUTANTS,
     *adapter_faults.MUTANTS,
+    *adapter_bases.MUTANTS,
     *exec_table.MUTANTS,
     *exec_cache.MUTANTS,
     *graph_kinds.MUTANTS,

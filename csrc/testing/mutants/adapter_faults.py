@@ -101,7 +101,7 @@ MUTANTS = [
         "abandoned-released",
         "graph_abandoned.cc",
         "a failed capture's pool keeps its user",
-        "    AsTorchErrors([&] { DevicePools::For(late.device).set().Release(late.pool); });\n",
+        "    AsTorchErrors([&] { pools.set().Release(late.pool); });\n",
         "",
     ),
     _Mutant(
