@@ -69,9 +69,11 @@ TEST_F(InstallTest, CapturesGoOnWhileOthersSwitch) {
       current_device = device_;
       current_stream = Stream(static_cast<uintptr_t>(20 + t));
       for (int round = 0; round < 300; ++round) {
-        const auto thread = static_cast<uint64_t>(t + 1);
-        const CaptureId capture = 1000 * thread + static_cast<uint64_t>(round);
-        if (!CaptureOnce(device_, {0, thread}, capture)) ++mixed;
+        while (pools().TotalStats().reserved_bytes > kPhysicalLimit / 2) {
+          Installed().load()->emptyCache();
+        }
+        const auto number = static_cast<uint64_t>(1000 * (t + 1) + round);
+        if (!CaptureOnce(device_, {0, number}, number)) ++mixed;
       }
     });
   }
