@@ -161,14 +161,14 @@ void GraphAllocator::BeginInOurs(DevicePools& pools, Route route) {
   Undo name([&] {
     if (route.id == PoolNames::kShared) names_.Release(route.device, route.name);
   });
-  // Before the scope, which would need its own driver to be taken back.
-  if (capture) annexes_.Begin(route.device, route.id);
-  Undo annex([&] {
-    if (capture) EndAnnexScope(pools, route.id);
-  });
   AsTorchErrors([&] { pools.set().BeginScope(route.id, route.kind); });
+  Undo scope([&] {
+    pools.set().EndScope(route.id);
+    pools.set().Release(route.id);
+  });
+  if (capture) annexes_.Begin(route.device, route.id);
   name.Keep();
-  annex.Keep();
+  scope.Keep();
   if (capture) ++captures_of_ours_;
   routes_.Add(std::move(route));
 }

@@ -20,8 +20,8 @@ MUTANTS = [
     _Mutant(
         "adapter-annex-refused",
         "graph_scopes.cc",
-        "a capture that the core refuses keeps its annex open",
-        "    if (capture) EndAnnexScope(pools, route.id);\n",
+        "a capture that the base refuses keeps its pool",
+        "    pools.set().EndScope(route.id);\n    pools.set().Release(route.id);\n",
         "",
     ),
     _Mutant(
