@@ -18,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -25,9 +26,26 @@
 
 namespace cgp {
 
-// An opaque stream: the value of a cudaStream_t, or any number on the host. Equal values are the
-// same stream.
+// An opaque stream: the value of a cudaStream_t, or any number on the host, below 2^56. Equal values
+// are the same stream, one of the device that it is told to the driver of; StreamOn() names those of
+// other devices.
 enum class StreamId : uint64_t {};
+
+// The stream of a certain device. A cudaStream_t does not say whose it is, and the default streams of
+// all devices have the same value. The device stands in the top byte, which no address in a process
+// needs.
+constexpr StreamId StreamOn(int device, StreamId stream) {
+  return StreamId{static_cast<uint64_t>(device + 1) << 56 | static_cast<uint64_t>(stream)};
+}
+// The device that StreamOn() named; nothing: the driver's own.
+constexpr std::optional<int> DeviceOf(StreamId stream) {
+  const auto device = static_cast<int>(static_cast<uint64_t>(stream) >> 56);
+  return device == 0 ? std::nullopt : std::optional(device - 1);
+}
+// As the stream's own device calls it.
+constexpr StreamId WithoutDevice(StreamId stream) {
+  return StreamId{static_cast<uint64_t>(stream) & ((uint64_t{1} << 56) - 1)};
+}
 
 // A device virtual address.
 using Address = uint64_t;
@@ -132,10 +150,12 @@ class Driver {
   // nothing has used.
   virtual void Unmap(Address address, uint64_t bytes) = 0;
 
-  // From now on SetAccess() lets `peer` in too; what was mapped before needs SetAccess() again.
+  // From now on SetAccess() lets `peer` in too; what was mapped before needs SetAccess() again. An
+  // implementation may let others in from the start.
   virtual void AddPeer(int peer) = 0;
 
-  // Waits until the device has done all the work submitted so far. Not capture-legal.
+  // Waits until the device has done all the work submitted so far, and so have other devices whose
+  // streams events were recorded on. Not capture-legal.
   virtual void Quiesce() = 0;
 
   // Where the stream stands in the capture that it takes part in. Capture-legal.

@@ -35,12 +35,13 @@ class Proofs:
 
     build: str  # the folder of the build
     options: Sequence[str]  # for CMake
-    tests: str  # the path of the test program in it
+    tests: Sequence[str]  # the paths of the test programs in it
     fuzzer: str | None = None
 
     @property
     def targets(self) -> list[str]:
-        return [Path(program).name for program in (self.tests, self.fuzzer) if program is not None]
+        programs = [*self.tests, *filter(None, [self.fuzzer])]
+        return [Path(program).name for program in programs]
 
 
 def torch_folder() -> str | None:
@@ -58,9 +59,16 @@ WITH_TORCH = [
     f"-DPython_EXECUTABLE={sys.executable}",
 ]
 PROOFS = {
-    "core": Proofs("build", [], "csrc/testing/cgp_tests", "csrc/testing/cgp_fuzz"),
-    "driver": Proofs("build-torch", WITH_TORCH, "csrc/testing/cgp_tests"),
-    "torch": Proofs("build-torch", WITH_TORCH, "csrc/torch/cgp_torch_tests"),
+    "core": Proofs("build", [], ["csrc/testing/cgp_tests"], "csrc/testing/cgp_fuzz"),
+    "driver": Proofs("build-torch", WITH_TORCH, ["csrc/testing/cgp_tests"]),
+    "torch": Proofs(
+        "build-torch",
+        WITH_TORCH,
+        [
+            f"csrc/torch/cgp_torch_{tests}"
+            for tests in ("tests", "entry_tests", "base_tests", "pluggable_tests")
+        ],
+    ),
 }
 
 
@@ -136,11 +144,12 @@ def prove(proofs: Proofs, work: Path) -> list[str]:
             code, _ = run([str(folder / proofs.fuzzer), *options], work)
             if code != 0:
                 failed.append(name)
-    code, output = run([str(folder / proofs.tests), "--gtest_brief=1"], work)
-    if code != 0:
-        suites = re.findall(r"\[  FAILED  \] (?:\w+/)?(\w+)\.", output)
-        # A crash ends the output before any summary.
-        failed += sorted(set(suites)) or [f"tests (exit code {code})"]
+    for tests in proofs.tests:
+        code, output = run([str(folder / tests), "--gtest_brief=1"], work)
+        if code != 0:
+            suites = re.findall(r"\[  FAILED  \] (?:\w+/)?(\w+)\.", output)
+            # A crash ends the output before any summary.
+            failed += sorted(set(suites)) or [f"tests (exit code {code})"]
     return failed
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mutants import (
     adapter,
+    adapter_faults,
+    adapter_bases,
     checkpoints,
     exec_cache,
     exec_table,
@@ -34,6 +36,8 @@ MUTANTS: list[Mutant] = [
     *usage.MUTANTS,
     *checkpoints.MUTANTS,
     *adapter.MUTANTS,
+    *adapter_faults.MUTANTS,
+    *adapter_bases.MUTANTS,
     *exec_table.MUTANTS,
     *exec_cache.MUTANTS,
     *graph_kinds.MUTANTS,
