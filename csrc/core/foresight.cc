@@ -1,5 +1,7 @@
 #include "core/foresight.h"
 
+#include <new>
+
 namespace cgp {
 namespace {
 
@@ -58,7 +60,11 @@ Foresight::Advice Foresight::Advise(uint64_t bytes, const FreeView& view,
 
 CaptureGuide::Ticket Foresight::Allocated(const Advice& advice, Placement start, uint64_t bytes,
                                           Granules live) {
-  if (advice.planned && plan_) plan_->Take(advice.match, *advice.spot, start, ranges_);
+  try {
+    if (advice.planned && plan_) plan_->Take(advice.match, *advice.spot, start, ranges_);
+  } catch (const std::bad_alloc&) {
+    GiveUpPlan();  // the capture goes on without
+  }
   return guide_.Allocated(advice.match, start, bytes, live);
 }
 

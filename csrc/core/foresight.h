@@ -50,6 +50,8 @@ class Foresight {
   using ForEachLive = std::function<void(const PieceFunction&)>;
   Advice Advise(uint64_t bytes, const FreeView& view, const ForEachLive& for_each_live);
 
+  // So that the next Allocated() cannot throw.
+  void ReserveOne() { guide_.ReserveOne(); }
   // The block that was asked for lies there. `live` is what the pool holds with it.
   CaptureGuide::Ticket Allocated(const Advice& advice, Placement start, uint64_t bytes,
                                  Granules live);

@@ -48,11 +48,12 @@ void Pool::EndScope() {
   CGP_CHECK(s.scope);
   // With one stream in a capture all that its view could take is open from now on: the view is
   // right as it is.
+  std::vector<bool> settled(s.space.page_count());
   const uint32_t fence_count = s.fences.scope_fence_count();
   const bool one_stream = *s.scope == ScopeKind::kCapture && !s.several_streams &&
                           fence_count == 1 && s.views.size() == 1 &&
                           s.views.front()->own_fence() != FenceId::kOpen;
-  s.fences.EndScope();
+  s.fences.EndScope();  // throws with nothing changed; what follows does not throw
   if (!s.fences.empty()) s.space.OpenFences(s.fences.Opened());
   s.fences.Clear();
   if (!s.views.empty()) {
@@ -61,7 +62,7 @@ void Pool::EndScope() {
     view.Assign(view.stream(), FenceId::kOpen);
     if (fence_count > 0 && !one_stream) view.Rebuild();
   }
-  s.SettlePages();
+  s.SettlePages(std::move(settled));
   if (*s.scope == ScopeKind::kCapture) {
     s.ForgetProofs();
     s.foresight.EndCapture();
@@ -77,9 +78,11 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   s.blocks.ReserveOne();
   s.space.ReservePages(0);
   FreeView& view = s.ViewFor(stream);
+  for (const auto& other : s.views) other->MakeRoomForNodes();
   LiveBlock live;
   live.block = {.address = 0, .bytes = length.bytes(), .requested_bytes = bytes, .stream = stream};
   live.eager = *s.scope == ScopeKind::kEager;
+  if (!live.eager) s.foresight.ReserveOne();
   const Foresight::Advice advice = live.eager ? Foresight::Advice{} : s.Advise(bytes, view);
   try {
     if (const std::optional<Placement> place = s.FollowAdvice(advice)) {
@@ -122,13 +125,10 @@ void Pool::RecordUse(Address address, StreamId stream) {
   State& s = *state_;
   LiveBlock& live = s.Known(address);
   if (stream == live.block.stream) return;
-  if (s.scope == ScopeKind::kCapture) {
-    s.ExpectSeveralStreams();
-  } else {
-    // A capture that frees the block would otherwise let its end stand for the end of this use too.
-    live.eager = true;
-  }
+  if (s.scope == ScopeKind::kCapture) s.ExpectSeveralStreams();
   live.AddUse(stream);
+  // A capture that frees the block would otherwise let its end stand for the end of this use too.
+  if (s.scope != ScopeKind::kCapture) live.eager = true;
 }
 
 const Block* Pool::Find(Address address) const {
@@ -151,6 +151,12 @@ std::vector<PhysicalPiece> Pool::Pieces(Address address) const {
 }
 
 void Pool::RefreshAccess() { state_->ranges.RefreshAccess(); }
+
+void Pool::GiveBack() { state_->ranges.GiveBack(); }
+
+uint64_t Pool::held_bytes() const { return state_->ranges.held_bytes(); }
+
+uint64_t Pool::held_handles() const { return state_->ranges.held_handles(); }
 
 uint64_t Pool::reserved_bytes() const {
   return state_->ranges.page_count() * state_->page_size.bytes();
@@ -233,7 +239,7 @@ LiveBlock& Pool::State::Known(Address address) {
   return *live;
 }
 
-// Takes the block out of the books.
+// Takes the block out of the books. Throws with nothing changed.
 void Pool::State::Drop(const LiveBlock& live, FenceId fence) {
   GiveBlock(live, fence);
   foresight.Freed(live.ticket);

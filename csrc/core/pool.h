@@ -115,6 +115,13 @@ class Pool {
   // Repeats Driver::SetAccess() for all that is mapped: a peer was added.
   void RefreshAccess();
 
+  // Unmaps and releases everything, as the destructor does. Where the driver fails, all else is given
+  // back all the same, then the first error is thrown: the next GiveBack() tries what is left once
+  // more. pre: as for the destructor; no other member is called from then on but the next two.
+  void GiveBack();
+  uint64_t held_bytes() const;    // of physical memory: what is left to be given back,
+  uint64_t held_handles() const;  // in so many handles
+
   uint64_t reserved_bytes() const;  // Stats() says it too, at more cost
   uint64_t handles() const;         // of physical memory
   uint64_t free_extents() const;    // stretches of free bytes within pages

@@ -66,6 +66,7 @@ void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
         ranges.page_at(Grow({.range = RangeWithRoom(), .handles = {MappingPlan::kNewPage}})));
   live.offset = space.node(*start).offset;
   live.slot = ranges.slots_of(space.node(*start).page).front();
+  ReserveRest(*start, Granules(live.offset), length);
   live.node = TakePiece(*start, Granules(live.offset), length);
 }
 
@@ -118,6 +119,9 @@ void Pool::State::PlaceLarge(FreeView& view, LiveBlock& live, bool at_peak) {
 void Pool::State::PlaceAt(Placement place, LiveBlock& live) {
   live.slot = place.slot;
   live.offset = static_cast<uint32_t>(place.offset.count());
+  ForEachPiece(live, [&](PageId page, Granules offset, Granules piece) {
+    ReserveRest(NodeAt(page, offset), offset, piece);
+  });
   int pieces = 0;
   ForEachPiece(live, [&](PageId page, Granules offset, Granules piece) {
     live.node = TakePiece(NodeAt(page, offset), offset, piece);
@@ -179,6 +183,9 @@ SlotId Pool::State::Grow(const MappingPlan& mapping) {
   }
   const uint32_t count = ranges.PagesOf(mapping);
   space.ReservePages(new_pages);
+  for (const auto& view : views) {
+    view->MakeRoomForMapping(new_pages, ranges.MostSlotsAfter(mapping), ranges.range_count() + 1);
+  }
   const uint32_t old_page_count = space.page_count();
   const SlotId first = ranges.Map(mapping);
   for (uint32_t i = 0; i < new_pages; ++i) space.AddPage();

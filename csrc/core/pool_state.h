@@ -35,6 +35,11 @@ namespace cgp {
 struct Others {
   std::vector<StreamId> uses;   // recorded
   std::vector<FenceId> behind;  // its bytes, when a restore brought it back; those not open yet
+
+  bool empty() const { return uses.empty() && behind.empty(); }
+  void AddBehind(FenceId fence) {
+    if (std::ranges::find(behind, fence) == behind.end()) behind.push_back(fence);
+  }
 };
 
 // A cache line, since a free of one among many blocks has to fetch it.
@@ -105,7 +110,8 @@ struct Pool::State {
   FreeView& ViewFor(StreamId stream);
   FreeView& AddView(StreamId stream);
   bool PollFences();
-  void SettlePages();
+  void SettlePages(std::vector<bool> settled);
+  void ReserveRest(NodeId within, Granules offset, Granules length);
   NodeId TakePiece(NodeId within, Granules offset, Granules length);
   void GivePiece(NodeId id, FenceId fence);
   FenceId FenceFor(const LiveBlock& live);
@@ -116,6 +122,7 @@ struct Pool::State {
   // pool_proofs.cc
   void ExpectSeveralStreams();
   FreeView& ProvenView(StreamId stream);
+  std::size_t AddProvenView(StreamId stream);
   std::optional<std::size_t> FindProvenView(StreamId stream, CaptureId of) const;
   uint16_t NumberOf(const FreeView& view) const;
   std::optional<FenceId> ProofFenceFor(const LiveBlock& live);
@@ -128,7 +135,8 @@ struct Pool::State {
   void CheckProofs() const;
 
   // pool_checkpoint.cc
-  void Revive(const PoolCheckpoint::Entry& entry);
+  LiveBlock BlockOf(const PoolCheckpoint::Entry& entry) const;
+  void Revive(LiveBlock live);
 
   Driver& driver;
   const Granules page_size;

@@ -29,6 +29,7 @@ FreeView& Pool::State::ViewFor(StreamId stream) {
 FreeView& Pool::State::AddView(StreamId stream) {
   const FenceTable::StreamFence fence = fences.ForStream(stream, *scope == ScopeKind::kEager);
   if (views.size() == 1 && views.front()->own_fence() == FenceId::kOpen) {
+    views.front()->MakeRoomForFence(fence.id);
     views.front()->Assign(stream, fence.id);
     if (fence.reused) views.front()->Rebuild();
     return *views.front();
@@ -38,7 +39,7 @@ FreeView& Pool::State::AddView(StreamId stream) {
 
 bool Pool::State::PollFences() {
   if (fences.empty() || !fences.Poll()) return false;
-  const std::vector<bool> opened = fences.Opened();
+  const std::vector<bool>& opened = fences.Opened();
   space.OpenFences(opened);
   blocks.ForEach([&](Address, LiveBlock& live) {
     if (!live.others) return;
@@ -49,9 +50,8 @@ bool Pool::State::PollFences() {
   return true;
 }
 
-// What lives at the end of a scope lives on.
-void Pool::State::SettlePages() {
-  std::vector<bool> settled(space.page_count());
+// What lives at the end of a scope lives on. pre: `settled` has room for all pages, none of them set.
+void Pool::State::SettlePages(std::vector<bool> settled) {
   blocks.ForEach([&](Address, const LiveBlock& live) {
     if (live.node != NodeId::kNone) settled[Index(space.node(live.node).page)] = true;
   });
@@ -64,8 +64,18 @@ void Pool::State::SettlePages() {
   }
 }
 
+// Makes room for noting what TakePiece() will leave behind what it takes.
+void Pool::State::ReserveRest(NodeId within, Granules offset, Granules length) {
+  if (proofs.stream_count() == 0) return;
+  const Granules end = offset + length;
+  while (Granules(space.node(within).offset + space.node(within).length) < end) {
+    within = space.node(within).next;
+  }
+  proofs.ReserveExtents(space.node(within).fence, 1);
+}
+
 // pre: `within` holds the granule at `offset` of its page, and the view that chose the bytes sees
-// them all as free.
+// them all as free. There is room for what changes: in the space, in all views, and ReserveRest().
 NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length) {
   NodeId last = within;
   while (Granules(space.node(last).offset + space.node(last).length) < offset + length) {
@@ -152,7 +162,9 @@ bool Pool::State::AreCapturedTogether(std::span<const StreamId> streams) {
   });
 }
 
+// Throws with nothing changed.
 void Pool::State::GiveBlock(const LiveBlock& live, FenceId fence) {
+  proofs.ReserveExtents(fence, 2 + live.block.bytes / page_size.bytes());
   if (live.node != NodeId::kNone) {
     GivePiece(live.node, fence);
     return;

@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"
+#include "testing/pool_set_text.h"
 
 namespace cgp {
 namespace {
@@ -28,30 +28,6 @@ constexpr PoolId kTwo{0, 2};
 constexpr StreamId kA{1};
 constexpr StreamId kB{2};
 constexpr uint64_t kPage = 4096;
-
-std::string Describe(const PoolSet& set) {
-  std::ostringstream text;
-  for (const PoolId id : set.ids()) {
-    const PoolSnapshot snapshot = set.Snapshot(id);
-    const PoolStats& stats = snapshot.stats;
-    text << ToString(id) << ": users " << set.UseCount(id) << " pages " << stats.pages
-         << " allocated " << stats.allocated_bytes << " requested " << stats.requested_bytes
-         << " peaks " << stats.peak_reserved_bytes << "/" << stats.peak_allocated_bytes << " calls "
-         << stats.allocations << "/" << stats.frees;
-    for (const auto& live : snapshot.blocks) {
-      text << "\n  block " << live.block.address << "+" << live.block.bytes;
-      for (const auto& piece : live.pieces) {
-        text << " " << Index(piece.page) << ":" << piece.offset_bytes;
-      }
-    }
-    for (const auto& range : snapshot.ranges) {
-      text << "\n  range " << range.address;
-      for (const PageId page : range.pages) text << " " << Index(page);
-    }
-    text << "\n";
-  }
-  return text.str();
-}
 
 enum class Script : uint8_t {
   kEverything,  // takes every path on which the driver is called
