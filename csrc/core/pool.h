@@ -1,7 +1,9 @@
 // One graph pool: pages, the ranges that map them, and the blocks handed out.
 //
 // Not thread-safe: PoolSet orders the calls. Each member either does all that it says or throws and
-// changes nothing.
+// changes nothing that can be asked for: UsageError, DriverError, OutOfMemoryError where the device
+// has no memory left, std::bad_alloc where the host has none. What a call that failed may leave
+// behind is that the pool has learned less of its captures, or holds freed bytes back for longer.
 #pragma once
 
 #include <cstdint>

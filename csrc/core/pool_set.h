@@ -2,7 +2,8 @@
 // given back.
 //
 // This is the core's front door. Every member may be called from any thread; one mutex per set
-// orders them, and nothing is called back while it is held but the driver.
+// orders them, and nothing is called back while it is held but the driver. Where it does not say
+// otherwise a member throws as Pool does, with nothing changed.
 #pragma once
 
 #include <atomic>
@@ -102,7 +103,8 @@ class PoolSet {
   // The bytes that Trim() would give back.
   uint64_t TrimmableBytes() const;
 
-  // Lets `peer` access everything mapped, now and from now on.
+  // Lets `peer` access everything mapped, now and from now on. Where the driver fails it may have
+  // access to a part: to call this again does the rest.
   void EnablePeer(int peer);
 
   bool Contains(PoolId id) const;
