@@ -26,8 +26,7 @@ GraphNumber ExecTable::Add(GroupNumber group) {
 std::vector<ExecNumber> ExecTable::Remove(GraphNumber graph) {
   const Graph removed = graphs_.at(graph);
   Group& group = groups_.at(removed.group);
-  std::vector<ExecNumber> useless =
-      FindUseless(removed.group, group.graphs - 1, removed.held_by);
+  std::vector<ExecNumber> useless = FindUseless(removed.group, group.graphs - 1, removed.held_by);
   graphs_.erase(graph);
   --group.graphs;
   if (removed.held_by) execs_.at(*removed.held_by).holds.reset();

@@ -105,7 +105,8 @@ class FenceTable {
   // Of the fences in use those that are no proof fences: a capture may have very many of these.
   std::vector<FenceId> listed_;
   std::vector<FenceId> unused_;
-  std::vector<bool> opened_;  // what Opened() returned last; this and the others have room for fences_
+  std::vector<bool>
+      opened_;         // what Opened() returned last; this and the others have room for fences_
   Frontier frontier_;  // what was asked last; kept for its memory
 };
 

@@ -95,7 +95,7 @@ class ProofTable {
     GraphOrder::Reach reach;
     std::vector<NodeNumber> news;  // reached, but who waits there has not been told yet
     std::vector<FenceId> proven;   // not handed over yet
-    std::deque<uint32_t> first;  // by node number: the first that waits there, in waiters
+    std::deque<uint32_t> first;    // by node number: the first that waits there, in waiters
     std::deque<Waiter> waiters;
     std::vector<uint32_t> spare;  // unused waiters
   };

@@ -163,7 +163,7 @@ class FuzzSession {
   std::map<uint64_t, PoolId> incarnations_;
   std::map<uint64_t, uint64_t> pages_made_;  // by incarnation
   bool armed_ = false;
-  Fault fault_;  // the one armed last
+  Fault fault_;                                       // the one armed last
   std::optional<FailAllocationOp> allocation_fault_;  // of the next call
   // A cleaning-up call failed too, so the driver holds more than the set knows of.
   bool leaky_ = false;

@@ -183,5 +183,6 @@ int main(int count, char** arguments) {
   if (options->captures) {
     return cgp::FuzzRunner(cgp::CaptureSubject(options->fail_each)).Run(options->bounds);
   }
-  return cgp::FuzzRunner(cgp::PoolSubject(options->numbers_only, options->fail_each)).Run(options->bounds);
+  return cgp::FuzzRunner(cgp::PoolSubject(options->numbers_only, options->fail_each))
+      .Run(options->bounds);
 }

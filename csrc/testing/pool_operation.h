@@ -88,10 +88,10 @@ struct FailAllocationOp {
 // Compares everything that is too slow to be compared after each operation.
 struct InspectOp {};
 
-using PoolOperation = std::variant<RetainOp, BeginOp, EndOp, ReleaseOp, AllocateOp, FreeOp,
-                                   FreeInsideOp, FreeWildOp, RecordUseOp, CheckpointOp, RestoreOp,
-                                   TrimOp, ProgressOp, EnablePeerOp, FailOp, MendOp,
-                                   FailAllocationOp, InspectOp>;
+using PoolOperation =
+    std::variant<RetainOp, BeginOp, EndOp, ReleaseOp, AllocateOp, FreeOp, FreeInsideOp, FreeWildOp,
+                 RecordUseOp, CheckpointOp, RestoreOp, TrimOp, ProgressOp, EnablePeerOp, FailOp,
+                 MendOp, FailAllocationOp, InspectOp>;
 
 std::string ToString(const PoolOperation& operation);
 
