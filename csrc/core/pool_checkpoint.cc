@@ -43,6 +43,7 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
       return;
     }
     dropped.emplace_back(address, s.FenceFor(live));
+    s.space.ReserveFence(dropped.back().second);
   });
 
   std::vector<LiveBlock> revived;
@@ -53,7 +54,6 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   s.blocks.Reserve(checkpoint.blocks.size());
   s.space.ReservePages(0, revived.size());
   for (const auto& view : s.views) view->MakeRoomForNodes();
-  std::vector<bool> settled(s.space.page_count());
 
   // Nothing has changed so far but for fences that nothing stands behind, and nothing below calls
   // the driver or allocates.
@@ -66,8 +66,6 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
     live->Add(entry);
   }
   for (LiveBlock& live : revived) s.Revive(std::move(live));
-  // No peak: all of these have lived at once before.
-  s.SettlePages(std::move(settled));
   return delta;
 }
 
@@ -90,7 +88,7 @@ void Pool::State::Revive(LiveBlock live) {
     for (NodeId id = NodeAt(page, offset); id != NodeId::kNone; id = space.node(id).next) {
       const PageSpace::Node& node = space.node(id);
       if (Granules(node.offset) >= offset + length) break;
-      CGP_CHECK(!node.used);
+      CGP_CHECK(!node.used());
       if (node.fence != FenceId::kOpen) live.others->AddBehind(node.fence);
     }
   });

@@ -34,7 +34,6 @@ void Pool::State::ExpectSeveralStreams() {
       opened[Index(own)] = true;
     } else if (captured) {
       proofs.Add(own, frontier.capture, frontier.nodes, number);
-      proofs.ReserveExtents(own, space.free_extents());
     }
   } catch (...) {
     proofs.Clear();
@@ -52,11 +51,6 @@ void Pool::State::ExpectSeveralStreams() {
     view->Rebuild();
   } else if (captured) {
     fences.MakeProof(own);
-    for (uint32_t p = 0; p < space.page_count(); ++p) {
-      for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
-        if (!space.node(id).used) NoteExtent(id);
-      }
-    }
   }
 }
 
@@ -66,6 +60,7 @@ FreeView& Pool::State::ProvenView(StreamId stream) {
   NoteCapture(frontier.capture);
   std::optional<std::size_t> number = FindProvenView(stream, frontier.capture);
   if (!number) number = AddProvenView(stream);
+  ReserveForWaking();
   Wake(*views[*number], proofs.Advance(*number, frontier));
   proofs.HandOver(*number);
   if (!proofs.stopped(*number) || !proofs.relies_on_proofs(*number)) return *views[*number];
@@ -151,22 +146,20 @@ void Pool::State::AddProof(FenceId fence, std::optional<std::size_t> owner) {
   }
 }
 
-// Lets the view through to what is behind these fences. Throws with nothing changed.
+// Lets the view through to what is behind these fences. pre: ReserveForWaking().
 void Pool::State::Wake(FreeView& view, std::span<const FenceId> proven) {
   if (proven.empty()) return;
   woken.clear();
   for (const FenceId fence : proven) {
-    for (const NodeId id : proofs.extents(fence)) {
-      const PageSpace::Node& node = space.node(id);
-      if (!node.used && node.fence == fence) woken.push_back(id);
-    }
+    space.ForEachBehind(fence, [this](NodeId id) { woken.push_back(id); });
   }
   const auto place = [&](NodeId id) {
     return std::pair(space.node(id).page, space.node(id).offset);
   };
   std::sort(woken.begin(), woken.end(), [&](NodeId a, NodeId b) { return place(a) < place(b); });
   // Each page's from the first of them to the last, with the nodes beside them.
-  std::vector<std::pair<NodeId, NodeId>> spans;
+  std::vector<std::pair<NodeId, NodeId>>& spans = woken_spans;
+  spans.clear();
   for (const NodeId id : woken) {
     const PageSpace::Node& node = space.node(id);
     const NodeId last = node.next == NodeId::kNone ? id : node.next;
@@ -176,14 +169,10 @@ void Pool::State::Wake(FreeView& view, std::span<const FenceId> proven) {
       spans.emplace_back(node.prev == NodeId::kNone ? id : node.prev, last);
     }
   }
-  view.MakeRoomForFence(std::ranges::max(proven));
   for (const auto& [first, last] : spans) view.Forget(first, last);
   for (const FenceId fence : proven) view.LetThrough(fence);
   for (const auto& [first, last] : spans) view.Learn(first, last);
 }
-
-// A free node came to be. pre: there is room for it (ProofTable::ReserveExtents()).
-void Pool::State::NoteExtent(NodeId id) { proofs.AddExtent(space.node(id).fence, id); }
 
 void Pool::State::NoteCapture(CaptureId of) {
   if (of == kNoCapture) return;
@@ -200,15 +189,12 @@ void Pool::State::ForgetProofs() {
   blocks.ForEach([](Address, LiveBlock& live) { live.view = LiveBlock::kNoView; });
 }
 
-// Each view passes what is proven to its stream, and each free node behind a proof fence is found
-// when that is proven.
+// Each view passes what is proven to its stream.
 void Pool::State::CheckProofs() const {
   for (uint32_t p = 0; p < space.page_count(); ++p) {
     for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
       const FenceId fence = space.node(id).fence;
-      if (space.node(id).used || !proofs.Contains(fence)) continue;
-      const std::vector<NodeId>& extents = proofs.extents(fence);
-      CGP_CHECK(std::ranges::find(extents, id) != extents.end());
+      if (!proofs.Contains(fence)) continue;
       for (std::size_t i = 0; i < proofs.stream_count(); ++i) {
         const bool left_behind = proofs.stopped(i) && proofs.relies_on_proofs(i);
         CGP_CHECK(left_behind || !proofs.IsHandedOver(i) ||

@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/capture_guide.h"
@@ -110,8 +111,8 @@ struct Pool::State {
   FreeView& ViewFor(StreamId stream);
   FreeView& AddView(StreamId stream);
   bool PollFences();
-  void SettlePages(std::vector<bool> settled);
-  void ReserveRest(NodeId within, Granules offset, Granules length);
+  void ReserveForWaking();
+  void OpenFences();
   NodeId TakePiece(NodeId within, Granules offset, Granules length);
   void GivePiece(NodeId id, FenceId fence);
   FenceId FenceFor(const LiveBlock& live);
@@ -129,7 +130,6 @@ struct Pool::State {
   bool CollectFrontiers(const LiveBlock& live);
   void AddProof(FenceId fence, std::optional<std::size_t> owner);
   void Wake(FreeView& view, std::span<const FenceId> proven);
-  void NoteExtent(NodeId id);
   void NoteCapture(CaptureId of);
   void ForgetProofs();
   void CheckProofs() const;
@@ -156,6 +156,8 @@ struct Pool::State {
   Frontier frontier;
   std::vector<GraphNode> nodes;
   std::vector<NodeId> woken;
+  std::vector<std::pair<NodeId, NodeId>> woken_spans;
+  std::vector<FenceId> closed;
   // One for each stream that has allocated in the open scope. Between scopes at most one, which
   // sees what is open: the next scope's first stream takes it over, so that a pool that one stream
   // fills never indexes anything anew.

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/pool_state.h"
+#include "core/reserve.h"
 
 namespace cgp {
 
@@ -38,44 +39,53 @@ FreeView& Pool::State::AddView(StreamId stream) {
 }
 
 bool Pool::State::PollFences() {
-  if (fences.empty() || !fences.Poll()) return false;
+  if (fences.empty()) return false;
+  ReserveForWaking();
+  if (!fences.Poll()) return false;
   const std::vector<bool>& opened = fences.Opened();
-  space.OpenFences(opened);
   blocks.ForEach([&](Address, LiveBlock& live) {
     if (!live.others) return;
     std::erase_if(live.others->behind, [&](FenceId fence) { return opened[Index(fence)]; });
   });
-  fences.Clear();
-  for (const auto& view : views) view->Rebuild();
+  OpenFences();
   return true;
 }
 
-// What lives at the end of a scope lives on. pre: `settled` has room for all pages, none of them set.
-void Pool::State::SettlePages(std::vector<bool> settled) {
-  blocks.ForEach([&](Address, const LiveBlock& live) {
-    if (live.node != NodeId::kNone) settled[Index(space.node(live.node).page)] = true;
-  });
-  for (uint32_t p = 0; p < space.page_count(); ++p) {
-    const PageId page{p};
-    if (space.settled(page) == settled[p]) continue;
-    for (const auto& view : views) view->Forget(space.first(page), space.last(page));
-    space.SetSettled(page, settled[p]);
-    for (const auto& view : views) view->Learn(space.first(page), space.last(page));
+// So that Wake() and OpenFences() cannot throw as long as no node is freed and no fence made.
+void Pool::State::ReserveForWaking() {
+  woken.clear();
+  ReserveMore(woken, space.free_extents());
+  woken_spans.clear();
+  ReserveMore(woken_spans, space.free_extents());
+  closed.clear();
+  ReserveMore(closed, fences.limit());
+  for (const auto& view : views) {
+    view->MakeRoomForFence(FenceId{static_cast<uint32_t>(fences.limit() - 1)});
   }
 }
 
-// Makes room for noting what TakePiece() will leave behind what it takes.
-void Pool::State::ReserveRest(NodeId within, Granules offset, Granules length) {
-  if (proofs.stream_count() == 0) return;
-  const Granules end = offset + length;
-  while (Granules(space.node(within).offset + space.node(within).length) < end) {
-    within = space.node(within).next;
+// What is behind the fences that are marked as opened is everyone's from now on. O(nodes behind
+// them). pre: ReserveForWaking().
+void Pool::State::OpenFences() {
+  const std::vector<bool>& opened = fences.Opened();
+  for (const auto& view : views) {
+    closed.clear();
+    for (uint32_t fence = 1; fence < opened.size(); ++fence) {
+      if (opened[fence] && !view->Passes(FenceId{fence})) closed.push_back(FenceId{fence});
+    }
+    Wake(*view, closed);
   }
-  proofs.ReserveExtents(space.node(within).fence, 1);
+  space.OpenFences(opened);
+  fences.Clear();
+  for (const auto& view : views) {
+    for (uint32_t fence = 1; fence < opened.size(); ++fence) {
+      if (opened[fence]) view->Refuse(FenceId{fence});
+    }
+  }
 }
 
 // pre: `within` holds the granule at `offset` of its page, and the view that chose the bytes sees
-// them all as free. There is room for what changes: in the space, in all views, and ReserveRest().
+// them all as free. There is room for what changes, in the space and in all views.
 NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length) {
   NodeId last = within;
   while (Granules(space.node(last).offset + space.node(last).length) < offset + length) {
@@ -89,8 +99,6 @@ NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length) {
   for (const auto& view : views) view->Forget(from, behind == NodeId::kNone ? last : behind);
   const NodeId taken = space.Take(within, offset, length);
   const NodeId to = behind == NodeId::kNone ? space.last(space.node(taken).page) : behind;
-  // What is left behind it may be a node of its own now.
-  if (space.node(taken).next != behind) NoteExtent(space.node(taken).next);
   for (const auto& view : views) view->Learn(from, to);
   return taken;
 }
@@ -100,11 +108,10 @@ void Pool::State::GivePiece(NodeId id, FenceId fence) {
   for (const auto& view : views) {
     if (!view->Passes(fence)) continue;
     for (const NodeId beside : {node.prev, node.next}) {
-      if (beside != NodeId::kNone && !space.node(beside).used) view->Forget(beside, beside);
+      if (beside != NodeId::kNone && !space.node(beside).used()) view->Forget(beside, beside);
     }
   }
   const NodeId given = space.Give(id, fence);
-  NoteExtent(given);
   for (const auto& view : views) {
     if (view->Passes(fence)) view->Learn(given, given);
   }
@@ -162,9 +169,8 @@ bool Pool::State::AreCapturedTogether(std::span<const StreamId> streams) {
   });
 }
 
-// Throws with nothing changed.
+// pre: PageSpace::ReserveFence(fence).
 void Pool::State::GiveBlock(const LiveBlock& live, FenceId fence) {
-  proofs.ReserveExtents(fence, 2 + live.block.bytes / page_size.bytes());
   if (live.node != NodeId::kNone) {
     GivePiece(live.node, fence);
     return;

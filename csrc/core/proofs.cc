@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/reserve.h"
 #include "core/units.h"
 
 namespace cgp {

@@ -16,7 +16,6 @@
 
 #include "core/graph_order.h"
 #include "core/page_space.h"
-#include "core/reserve.h"
 #include "driver/driver.h"
 
 namespace cgp {
@@ -63,16 +62,6 @@ class ProofTable {
     return streams_[stream].news.empty() && streams_[stream].proven.empty();
   }
 
-  // The free nodes of the page space behind the fence, and maybe others.
-  const std::vector<NodeId>& extents(FenceId fence) const { return fences_[Index(fence)].extents; }
-  // Adds one, if the fence is in the table. Cannot throw once there is room for it.
-  void AddExtent(FenceId fence, NodeId extent) {
-    if (Contains(fence)) fences_[Index(fence)].extents.push_back(extent);
-  }
-  void ReserveExtents(FenceId fence, std::size_t more) {
-    if (Contains(fence)) ReserveMore(fences_[Index(fence)].extents, more);
-  }
-
   // The capture is over.
   void Clear();
 
@@ -81,7 +70,6 @@ class ProofTable {
     uint32_t first = 0;  // node, in nodes_
     uint32_t count = 0;  // of nodes; 0: no fence of this table
     std::optional<std::size_t> owner;
-    std::vector<NodeId> extents;
   };
   // A fence that waits for a stream to reach a node.
   struct Waiter {

@@ -247,13 +247,11 @@ TEST_F(ProofTableTest, ContainsWhatWasAddedSinceTheLastClear) {
   }
   EXPECT_THROW(Add(kFence7, {node}), InternalError);
   EXPECT_THROW(Add(kFence1, {}), InternalError);
-  proofs_.AddExtent(kFence7, NodeId{3});
   proofs_.Clear();
   EXPECT_FALSE(proofs_.Contains(kFence7));
   EXPECT_EQ(proofs_.stream_count(), 0u);
   const std::size_t b = AddStream();
   Add(kFence7, {node});
-  EXPECT_THAT(proofs_.extents(kFence7), IsEmpty());
   Join(kB, kA);
   EXPECT_THAT(Advance(b, kB), ElementsAre(kFence7)) << "nothing of the old capture is in the way";
 }
