@@ -7,6 +7,7 @@ from mutants import (
     checkpoints,
     exec_cache,
     exec_table,
+    failing,
     fences,
     foretold,
     free_bytes,
@@ -37,4 +38,5 @@ MUTANTS: list[Mutant] = [
     *exec_table.MUTANTS,
     *exec_cache.MUTANTS,
     *graph_kinds.MUTANTS,
+    *failing.MUTANTS,
 ]
