@@ -235,6 +235,7 @@ void FreeView::Check() const {
       } else {
         ++chains;
         const auto granules = static_cast<uint32_t>(length.count());
+        CGP_CHECK(Index(id) < links_.size());
         const Link& link = links_[Index(id)];
         const bool first_of_bin = link.prev == NodeId::kNone;
         CGP_CHECK(first_of_bin ? bins_[granules] == id

@@ -126,7 +126,11 @@ void RangeTable::GiveBack() {
     }
   }
   for (PhysicalHandle& handle : handles_) {
-    if (handle.held && attempt([&] { driver_.Release(handle.handle); })) handle.held = false;
+    // What is mapped still holds its memory, released or not.
+    const bool unmapped = std::ranges::all_of(
+        slots_of(handle.first), [&](SlotId slot) { return page_at_[Index(slot)] == kUnmapped; });
+    if (!handle.held || !unmapped) continue;
+    if (attempt([&] { driver_.Release(handle.handle); })) handle.held = false;
   }
   if (error) std::rethrow_exception(error);
 }

@@ -181,6 +181,7 @@ TEST(FailedTrimTest, IsFinishedByTheNext) {
     EXPECT_EQ(set.ids().empty(), waited) << "where the device is not waited for, nothing goes";
     const uint64_t left = set.TrimmableBytes();
     EXPECT_EQ(set.Usage().reserved_bytes.current, left);
+    EXPECT_EQ(workload.usage().physical_bytes, left) << "what the driver holds is known";
     if (waited) {
       EXPECT_LE(left, all / 4);
     }

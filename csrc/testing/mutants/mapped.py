@@ -16,8 +16,8 @@ MUTANTS = [
         "ranges-release",
         "range_table.cc",
         "the destructor keeps the handles",
-        "if (handle.held && attempt([&] { driver_.Release(handle.handle); })) handle.held = false;",
-        "handle.held = false;",
+        "    if (attempt([&] { driver_.Release(handle.handle); })) handle.held = false;",
+        "    handle.held = false;",
     ),
     Mutant(
         "ranges-addresses",
