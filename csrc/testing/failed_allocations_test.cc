@@ -84,6 +84,30 @@ TEST_F(FailedAllocationsTest, ASetIsMadeOrNot) {
   set->Check();
 }
 
+// More blocks than the tables of a page's parts had room for when it was made.
+TEST_F(FailedAllocationsTest, ManySmallBlocksInAPage) {
+  constexpr PoolId kPool{0, 1};
+  PoolSet set(driver_, {.page_bytes = 128 * kGranuleBytes});
+  const auto describe = [&] {
+    set.Check();
+    return Describe(set);
+  };
+  set.BeginScope(kPool, ScopeKind::kEager);
+  std::vector<Block> blocks(128);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    FailAll([&] { blocks[i] = set.Allocate(kPool, kGranuleBytes, StreamId{1 + i % 2}); }, describe);
+    if (HasFailure()) return;
+  }
+  EXPECT_EQ(set.Stats(kPool).pages, 1U);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    FailAll([&] { set.Free(blocks[i * 37 % blocks.size()].address); }, describe);
+  }
+  FailAll([&] { set.EndScope(kPool); }, describe);
+  set.Release(kPool);
+  set.Trim();
+  EXPECT_EQ(host_.usage(), HostUsage{});
+}
+
 TEST_F(FailedAllocationsTest, ExecTable) {
   ExecTable table(2);
   std::vector<GraphNumber> graphs;
