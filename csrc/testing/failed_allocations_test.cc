@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/exec_table.h"
+#include "core/fences.h"
 #include "core/range_table.h"
 #include "testing/fail_each.h"
 #include "testing/failure_workload.h"
@@ -105,6 +106,18 @@ TEST_F(FailedAllocationsTest, ManySmallBlocksInAPage) {
   FailAll([&] { set.EndScope(kPool); }, describe);
   set.Release(kPool);
   set.Trim();
+  EXPECT_EQ(host_.usage(), HostUsage{});
+}
+
+// An event that is recorded for a fence that is not made would never be destroyed.
+TEST_F(FailedAllocationsTest, FencesWithEvents) {
+  {
+    FenceTable fences(driver_);
+    const std::vector<StreamId> streams = {StreamId{1}, StreamId{2}};
+    for (int i = 0; i < 20; ++i) {
+      FailAll([&] { fences.After(streams); }, [&] { return Text(host_.usage().events); });
+    }
+  }
   EXPECT_EQ(host_.usage(), HostUsage{});
 }
 
