@@ -28,13 +28,6 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "failing-room-restore",
-        "pool_checkpoint.cc",
-        "a restore drops blocks before it has room for what it brings back",
-        "  s.space.ReservePages(0, revived.size());\n",
-        "",
-    ),
-    Mutant(
         "failing-room-spare",
         "page_space.cc",
         "there is room for nodes before there is for spare ones",
