@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/reserve.h"
 
 namespace cgp {
 namespace {
@@ -157,6 +158,11 @@ uint64_t CaptureGuide::Foretell(uint32_t step, double scale) const {
 
 std::optional<uint32_t> CaptureGuide::StepOf(Ticket ticket) const {
   return ticket.capture == capture_ ? recorded_[ticket.step].like : std::nullopt;
+}
+
+void CaptureGuide::ReserveOne() {
+  ReserveMore(recorded_, 1);
+  largest_.reserve(recorded_.capacity());
 }
 
 CaptureGuide::Ticket CaptureGuide::Allocated(const Match& match, Placement start, uint64_t bytes,

@@ -62,6 +62,8 @@ class CaptureGuide {
   // pre: bytes > 0.
   Match Find(uint64_t bytes) const;
 
+  // So that the next Allocated() and EndCapture() cannot throw.
+  void ReserveOne();
   // The next step of this capture, done. `live` is what the pool holds with the new block.
   Ticket Allocated(const Match& match, Placement start, uint64_t bytes, Granules live);
   // pre: each ticket is freed once.

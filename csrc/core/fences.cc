@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/reserve.h"
+
 namespace cgp {
 
 FenceTable::~FenceTable() {
@@ -43,6 +45,7 @@ FenceId FenceTable::Held(std::span<const StreamId> streams, bool events) {
 }
 
 FenceId FenceTable::After(std::span<const StreamId> streams) {
+  ReserveOne();
   Fence fence{.state = State::kLateEvents,
               .owner = {},
               .eager = true,
@@ -101,10 +104,10 @@ bool FenceTable::Poll() {
 
 bool FenceTable::empty() const { return fences_.size() == 1 + unused_.size(); }
 
-std::vector<bool> FenceTable::Opened() const {
-  std::vector<bool> opened(fences_.size());
-  for (std::size_t i = 0; i < fences_.size(); ++i) opened[i] = fences_[i].state == State::kOpened;
-  return opened;
+const std::vector<bool>& FenceTable::Opened() {
+  opened_.resize(fences_.size());
+  for (std::size_t i = 0; i < fences_.size(); ++i) opened_[i] = fences_[i].state == State::kOpened;
+  return opened_;
 }
 
 uint32_t FenceTable::scope_fence_count() const {
@@ -122,7 +125,14 @@ void FenceTable::Clear() {
   std::erase_if(listed_, [&](FenceId id) { return fences_[Index(id)].state == State::kUnused; });
 }
 
+void FenceTable::ReserveOne() {
+  ReserveMore(fences_, 1);
+  for (auto* const ids : {&listed_, &unused_}) ids->reserve(fences_.capacity());
+  opened_.reserve(fences_.capacity());
+}
+
 FenceId FenceTable::Add(Fence fence) {
+  ReserveOne();
   FenceId id{static_cast<uint32_t>(fences_.size())};
   if (unused_.empty()) {
     fences_.push_back(std::move(fence));

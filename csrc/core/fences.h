@@ -71,8 +71,11 @@ class FenceTable {
   bool Poll();
 
   bool empty() const;
-  // By FenceId: which were marked since Clear(). They are gone for good with Clear().
-  std::vector<bool> Opened() const;
+  // An upper limit on the numbers of fences.
+  std::size_t limit() const { return fences_.size(); }
+  // By FenceId: which were marked since Clear(); valid until the next call of another member. They
+  // are gone for good with Clear(). Neither throws.
+  const std::vector<bool>& Opened();
   // How many fences of this scope are not kEvents.
   uint32_t scope_fence_count() const;
   void Clear();
@@ -88,6 +91,8 @@ class FenceTable {
     std::vector<Event> events;      // kEvents only
   };
 
+  // So that the next Add() cannot throw.
+  void ReserveOne();
   FenceId Add(Fence fence);
   std::vector<Event> Record(std::span<const StreamId> streams);
   // Records the fence's events, or leaves that for later. Throws with nothing changed.
@@ -100,6 +105,8 @@ class FenceTable {
   // Of the fences in use those that are no proof fences: a capture may have very many of these.
   std::vector<FenceId> listed_;
   std::vector<FenceId> unused_;
+  std::vector<bool>
+      opened_;         // what Opened() returned last; this and the others have room for fences_
   Frontier frontier_;  // what was asked last; kept for its memory
 };
 

@@ -51,6 +51,8 @@ class Foresight {
   // The most pages that an advised block of so many granules may leave the pool with.
   uint64_t MostPages(Granules length) const;
 
+  // So that the next Allocated() cannot throw.
+  void ReserveOne() { guide_.ReserveOne(); }
   // The block that was asked for lies there. `live` is what the pool holds with it.
   CaptureGuide::Ticket Allocated(const Advice& advice, Placement start, uint64_t bytes,
                                  Granules live) {

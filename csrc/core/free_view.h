@@ -48,6 +48,15 @@ class FreeView {
   void LetThrough(FenceId fence);
   void Refuse(FenceId fence);
 
+  // Makes room for what is about to be told: what follows cannot throw then. For nodes as many as
+  // the space has room for; for so many new pages, in a table of so many slots and ranges; and for
+  // Assign() and LetThrough() of the fence.
+  void MakeRoomForNodes();
+  void MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t ranges);
+  void MakeRoomForFence(FenceId fence) {
+    if (passes_.capacity() <= Index(fence)) passes_.reserve(2 * (Index(fence) + std::size_t{1}));
+  }
+
   // Indexes everything anew.
   void Rebuild();
 
@@ -107,7 +116,7 @@ class FreeView {
   NodeId ChainStart(NodeId id) const;
   // The node after the chain, kNone at the page's end.
   NodeId ChainEnd(NodeId start) const;
-  void ResizePages();
+  void ResizePages(uint32_t pages);
   template <typename Function>
   void ForEachChain(NodeId first, NodeId last, Function&& function);
   uint32_t BinOf(PageId page, uint32_t length) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/reserve.h"
 
 namespace cgp {
 
@@ -11,17 +12,14 @@ PageSpace::PageSpace(Granules page_size)
   CGP_CHECK(page_size.count() > 0 && page_size.count() < std::numeric_limits<uint32_t>::max());
 }
 
-void PageSpace::GrowBy(uint32_t more_pages) {
-  // Doubling by hand: vector::reserve grows to exactly what it is told, which would make n calls
-  // O(n^2).
-  const auto reserve = [](auto& vector, std::size_t wanted) {
-    if (wanted > vector.capacity()) vector.reserve(std::max(wanted, vector.capacity() * 2));
-  };
-  reserve(pages_, pages_.size() + more_pages);
+void PageSpace::GrowBy(uint32_t more_pages, std::size_t splits) {
+  ReserveMore(pages_, more_pages);
   // A new page brings one node, and taking bytes from a page splits at most twice.
-  const std::size_t nodes = nodes_.size() + 3 * std::size_t{more_pages} + kMostSplits;
-  reserve(nodes_, nodes);
-  reserve(spare_nodes_, nodes_.capacity());
+  const std::size_t nodes = nodes_.size() + 3 * std::size_t{more_pages} + splits;
+  if (nodes <= nodes_.capacity()) return;
+  const std::size_t room = std::max(nodes, 2 * nodes_.capacity());
+  spare_nodes_.reserve(room);  // first, since any node may be spare
+  nodes_.reserve(room);
 }
 
 void PageSpace::AddPage() {

@@ -72,11 +72,14 @@ class PageSpace {
   }
   // An upper limit on node numbers, for tables indexed by them.
   uint32_t node_limit() const { return static_cast<uint32_t>(nodes_.size()); }
+  // The same until the next ReservePages() that allocates.
+  std::size_t node_room() const { return nodes_.capacity(); }
 
-  // Allocates what the next AddPage() calls and one Take() per page need, so that these cannot
-  // throw.
-  void ReservePages(uint32_t more_pages) {
-    if (more_pages > 0 || nodes_.size() + kMostSplits > nodes_.capacity()) GrowBy(more_pages);
+  // Allocates what the next AddPage() calls, one Take() per page and those of so many blocks need,
+  // so that these cannot throw. Give() and OpenFences() never do.
+  void ReservePages(uint32_t more_pages, std::size_t blocks = 1) {
+    const std::size_t splits = kMostSplits * blocks;
+    if (more_pages > 0 || nodes_.size() + splits > nodes_.capacity()) GrowBy(more_pages, splits);
   }
 
   // A new page, free and without a fence, numbered page_count().
@@ -113,7 +116,7 @@ class PageSpace {
   // A Take() splits at most twice; a block does so in no more than its first and its last page.
   static constexpr std::size_t kMostSplits = 4;
 
-  void GrowBy(uint32_t more_pages);
+  void GrowBy(uint32_t more_pages, std::size_t splits);
   Node& at(NodeId id) { return nodes_[Index(id)]; }
   NodeId NewNode(const Node& node);
   void Splice(NodeId left, NodeId right);  // makes them neighbours
@@ -128,7 +131,7 @@ class PageSpace {
   uint64_t used_nodes_ = 0;
   std::vector<Page> pages_;
   std::vector<Node> nodes_;
-  std::vector<NodeId> spare_nodes_;
+  std::vector<NodeId> spare_nodes_;  // its capacity is that of nodes_ at least
   std::vector<NodeId> behind_{NodeId::kNone};  // by fence: the first of the list
 };
 

@@ -48,7 +48,8 @@ void Pool::EndScope() {
   CGP_CHECK(s.scope);
   const bool captured = *s.scope == ScopeKind::kCapture;
   const bool eager_fences = !captured && s.fences.scope_fence_count() > 0;
-  s.fences.EndScope();
+  s.ReserveForWaking();
+  s.fences.EndScope();  // throws with nothing changed; what follows does not throw
   if (!s.views.empty()) s.views.resize(1);
   s.OpenFences();
   if (!s.views.empty()) {
@@ -71,10 +72,12 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   s.blocks.ReserveOne();
   s.space.ReservePages(0);
   FreeView& view = s.ViewFor(stream);
+  for (const auto& other : s.views) other->MakeRoomForNodes();
   LiveBlock live;
   live.block = {.address = 0, .bytes = length.bytes(), .requested_bytes = bytes, .stream = stream};
   live.eager = *s.scope == ScopeKind::kEager;
   const bool foretold = !live.eager && !s.several_streams;
+  if (foretold) s.foresight.ReserveOne();
   const Foresight::Advice advice = foretold ? s.Advise(bytes, view) : Foresight::Advice{};
   try {
     if (const std::optional<Placement> place = s.FollowAdvice(advice)) {
@@ -118,13 +121,10 @@ void Pool::RecordUse(Address address, StreamId stream) {
   State& s = *state_;
   LiveBlock& live = s.Known(address);
   if (stream == live.block.stream) return;
-  if (s.scope == ScopeKind::kCapture) {
-    s.ExpectSeveralStreams();
-  } else {
-    // A capture that frees the block would otherwise let its end stand for the end of this use too.
-    live.eager = true;
-  }
+  if (s.scope == ScopeKind::kCapture) s.ExpectSeveralStreams();
   live.AddUse(stream);
+  // A capture that frees the block would otherwise let its end stand for the end of this use too.
+  if (s.scope != ScopeKind::kCapture) live.eager = true;
 }
 
 const Block* Pool::Find(Address address) const {
@@ -147,6 +147,12 @@ std::vector<PhysicalPiece> Pool::Pieces(Address address) const {
 }
 
 void Pool::RefreshAccess() { state_->ranges.RefreshAccess(); }
+
+void Pool::GiveBack() { state_->ranges.GiveBack(); }
+
+uint64_t Pool::held_bytes() const { return state_->ranges.held_bytes(); }
+
+uint64_t Pool::held_handles() const { return state_->ranges.held_handles(); }
 
 uint64_t Pool::reserved_bytes() const {
   return state_->ranges.page_count() * state_->page_size.bytes();
@@ -229,7 +235,7 @@ LiveBlock& Pool::State::Known(Address address) {
   return *live;
 }
 
-// Takes the block out of the books.
+// Takes the block out of the books. pre: PageSpace::ReserveFence(fence).
 void Pool::State::Drop(const LiveBlock& live, FenceId fence) {
   GiveBlock(live, fence);
   foresight.Freed(live.ticket);

@@ -1,7 +1,9 @@
 // One graph pool: pages, the ranges that map them, and the blocks handed out.
 //
 // Not thread-safe: PoolSet orders the calls. Each member either does all that it says or throws and
-// changes nothing.
+// changes nothing that can be asked for: UsageError, DriverError, OutOfMemoryError where the device
+// has no memory left, std::bad_alloc where the host has none. What a call that failed may leave
+// behind is that the pool has learned less of its captures, or holds freed bytes back for longer.
 #pragma once
 
 #include <cstdint>
@@ -114,6 +116,13 @@ class Pool {
 
   // Repeats Driver::SetAccess() for all that is mapped: a peer was added.
   void RefreshAccess();
+
+  // Unmaps and releases everything, as the destructor does. Where the driver fails, all else is given
+  // back all the same, then the first error is thrown: the next GiveBack() tries what is left once
+  // more. pre: as for the destructor; no other member is called from then on but the next two.
+  void GiveBack();
+  uint64_t held_bytes() const;    // of physical memory: what is left to be given back,
+  uint64_t held_handles() const;  // in so many handles
 
   uint64_t reserved_bytes() const;  // Stats() says it too, at more cost
   uint64_t handles() const;         // of physical memory

@@ -191,6 +191,9 @@ SlotId Pool::State::Grow(const MappingPlan& mapping) {
   }
   const uint32_t count = ranges.PagesOf(mapping);
   space.ReservePages(new_pages);
+  for (const auto& view : views) {
+    view->MakeRoomForMapping(new_pages, ranges.MostSlotsAfter(mapping), ranges.range_count() + 1);
+  }
   const uint32_t old_page_count = space.page_count();
   const SlotId first = ranges.Map(mapping);
   for (uint32_t i = 0; i < new_pages; ++i) space.AddPage();

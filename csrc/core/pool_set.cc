@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/reserve.h"
 
 namespace cgp {
 
@@ -26,12 +27,14 @@ std::string ToString(PoolId id) {
   return "(" + std::to_string(id.first) + ", " + std::to_string(id.second) + ")";
 }
 
-PoolSet::PoolSet(Driver& driver, PoolOptions options) : driver_(driver), options_(options) {}
+PoolSet::PoolSet(Driver& driver, PoolOptions options) : driver_(driver), options_(options) {
+  gone_.reserve(kGonePoolsRemembered + 1);
+}
 
 PoolSet::~PoolSet() {
   try {
-    if (TotalStats().reserved_bytes > 0) driver_.Quiesce();
-  } catch (const DriverError&) {  // NOLINT(bugprone-empty-catch): the device is gone, or dead
+    if (TotalStats().reserved_bytes > 0 || !leftovers_.empty()) driver_.Quiesce();
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the device is gone, or dead
   }
 }
 
@@ -144,14 +147,14 @@ PoolCheckpoint PoolSet::Checkpoint(PoolId id) const {
 RestoreDelta PoolSet::Restore(PoolId id, const PoolCheckpoint& checkpoint) {
   const std::lock_guard lock(mutex_);
   Member& member = KnownAtRest(id);
-  RestoreDelta delta = member.pool.Restore(checkpoint);
+  owners_.Reserve(owners_.size() + checkpoint.blocks.size());
+  RestoreDelta delta = member.pool.Restore(checkpoint);  // what follows does not throw
   for (const Block& block : delta.freed) {
     owners_.Erase(block.address);
     --member.live_blocks;
     usage_.Freed(block);
   }
   for (const Block& block : delta.allocated) {
-    owners_.ReserveOne();
     owners_.Insert(block.address, &member);
     ++member.live_blocks;
     if (usage_.Allocated(block)) new_peak_.store(true, std::memory_order_release);
@@ -209,7 +212,7 @@ void PoolSet::CountAsGone(PoolId id) {
   gone_.push_back(id);
   if (gone_.size() <= kGonePoolsRemembered) return;
   const PoolId oldest = gone_.front();
-  gone_.pop_front();
+  gone_.erase(gone_.begin());
   if (!members_.contains(oldest)) reserved_bytes_.erase(oldest);  // else it has come back
 }
 
@@ -218,22 +221,46 @@ uint64_t PoolSet::SumTrimmable() const {
   for (const auto& [id, member] : members_) {
     if (CanTrim(*member)) bytes += member->pool.reserved_bytes();
   }
+  for (const auto& member : leftovers_) bytes += member->pool.held_bytes();
   return bytes;
 }
 
 uint64_t PoolSet::Trim() {
   const std::lock_guard lock(mutex_);
-  const uint64_t bytes = SumTrimmable();
+  ReserveMore(leftovers_, members_.size());
   // Work that was submitted before may still use the pages.
-  if (bytes > 0) driver_.Quiesce();
-  std::erase_if(members_, [this](const auto& entry) {
-    const Pool& pool = entry.second->pool;
-    if (!CanTrim(*entry.second)) return false;
-    usage_.Shrank(pool.handles(), pool.reserved_bytes());
-    CountAsGone(entry.first);
-    return true;
+  if (SumTrimmable() > 0 || !leftovers_.empty()) driver_.Quiesce();
+  for (auto it = members_.begin(); it != members_.end();) {
+    const auto member = it++;
+    if (!CanTrim(*member->second)) continue;
+    CountAsGone(member->first);
+    leftovers_.push_back(std::move(member->second));
+    members_.erase(member);
+  }
+  uint64_t bytes = 0;
+  std::exception_ptr error;
+  std::erase_if(leftovers_, [&](const auto& member) {
+    const GivenBack given_back = GiveBack(*member);
+    bytes += given_back.bytes;
+    if (!error) error = given_back.error;
+    return !given_back.error;
   });
+  if (error) std::rethrow_exception(error);
   return bytes;
+}
+
+PoolSet::GivenBack PoolSet::GiveBack(Member& member) {
+  GivenBack given_back;
+  const uint64_t bytes = member.pool.held_bytes();
+  const uint64_t handles = member.pool.held_handles();
+  try {
+    member.pool.GiveBack();
+  } catch (const std::exception&) {
+    given_back.error = std::current_exception();
+  }
+  given_back.bytes = bytes - member.pool.held_bytes();
+  usage_.Shrank(handles - member.pool.held_handles(), given_back.bytes);
+  return given_back;
 }
 
 uint64_t PoolSet::TrimmableBytes() const {
@@ -337,6 +364,10 @@ void PoolSet::Check() const {
     sum.reserved_bytes += stats.reserved_bytes;
     handles += member->pool.handles();
   }
+  for (const auto& member : leftovers_) {
+    sum.reserved_bytes += member->pool.held_bytes();
+    handles += member->pool.held_handles();
+  }
   for (const auto& [id, reserved] : reserved_bytes_) {
     CGP_CHECK(reserved.current == 0 || members_.contains(id));
   }
@@ -375,17 +406,16 @@ PoolSet::Member& PoolSet::KnownAtRest(PoolId id) const {
 }
 
 PoolSet::Member& PoolSet::FindOrCreate(PoolId id) {
-  std::unique_ptr<Member>& member = members_[id];
-  if (!member) {
-    try {
-      member = std::make_unique<Member>(driver_, options_);
-      member->reserved_bytes = &reserved_bytes_[id];
-    } catch (...) {
-      members_.erase(id);
-      throw;
-    }
+  if (const auto known = members_.find(id); known != members_.end()) return *known->second;
+  auto member = std::make_unique<Member>(driver_, options_);
+  const auto [reserved, is_new] = reserved_bytes_.try_emplace(id);
+  member->reserved_bytes = &reserved->second;
+  try {
+    return *members_.emplace(id, std::move(member)).first->second;
+  } catch (...) {
+    if (is_new) reserved_bytes_.erase(reserved);
+    throw;
   }
-  return *member;
 }
 
 PoolSet::Member* PoolSet::FindOwner(Address address) const {

@@ -2,13 +2,14 @@
 // given back.
 //
 // This is the core's front door. Every member may be called from any thread; one mutex per set
-// orders them, and nothing is called back while it is held but the driver.
+// orders them, and nothing is called back while it is held but the driver. Where it does not say
+// otherwise a member throws as Pool does, with nothing changed.
 #pragma once
 
 #include <atomic>
 #include <compare>
 #include <cstdint>
-#include <deque>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -95,11 +96,15 @@ class PoolSet {
   // Gives back the memory of every unused pool that has no live block; returns the bytes given
   // back. Waits for the device first if there is anything to give. Not while any stream is
   // capturing.
+  // Throws with nothing changed if the device cannot be waited for. Where the driver fails to take
+  // something back, all else is given back all the same, then the first error is thrown: the pools
+  // are gone, Usage() still counts what is left of them, and the next Trim() tries that once more.
   uint64_t Trim();
   // The bytes that Trim() would give back.
   uint64_t TrimmableBytes() const;
 
-  // Lets `peer` access everything mapped, now and from now on.
+  // Lets `peer` access everything mapped, now and from now on. Where the driver fails it may have
+  // access to a part: to call this again does the rest.
   void EnablePeer(int peer);
 
   bool Contains(PoolId id) const;
@@ -145,6 +150,12 @@ class PoolSet {
   void EraseIfGone(PoolId id);
   // pre: the member is about to be erased.
   void CountAsGone(PoolId id);
+  // Returns how much of the member's memory was given back, and the driver's error if that is not all.
+  struct GivenBack {
+    uint64_t bytes = 0;
+    std::exception_ptr error;
+  };
+  GivenBack GiveBack(Member& member);
 
   Driver& driver_;
   const PoolOptions options_;
@@ -153,11 +164,13 @@ class PoolSet {
   // trimmed.
   std::map<PoolId, std::unique_ptr<Member>> members_;
   AddressMap<Member*> owners_;  // of live blocks, by their start
-  // invariant: its current values are the sums of the members' Stats().
+  // Of pools that are gone: what the driver failed to take back.
+  std::vector<std::unique_ptr<Member>> leftovers_;
+  // invariant: its current values are the sums of the members' Stats(), and what is left over.
   SetUsage usage_;
   // invariant: the current value of a member's is its pool's reserved_bytes(), and others' is 0.
   std::map<PoolId, Gauge> reserved_bytes_;
-  std::deque<PoolId> gone_;  // in that order
+  std::vector<PoolId> gone_;  // in that order; with room for one more
   std::atomic<bool> new_peak_{false};
 };
 

@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/capture_guide.h"
@@ -35,6 +36,11 @@ namespace cgp {
 struct Others {
   std::vector<StreamId> uses;   // recorded
   std::vector<FenceId> behind;  // its bytes, when a restore brought it back; those not open yet
+
+  bool empty() const { return uses.empty() && behind.empty(); }
+  void AddBehind(FenceId fence) {
+    if (std::ranges::find(behind, fence) == behind.end()) behind.push_back(fence);
+  }
 };
 
 // A cache line, since a free of one among many blocks has to fetch it.
@@ -105,6 +111,7 @@ struct Pool::State {
   FreeView& ViewFor(StreamId stream);
   FreeView& AddView(StreamId stream);
   bool PollFences();
+  void ReserveForWaking();
   void OpenFences();
   NodeId TakePiece(NodeId within, Granules offset, Granules length, bool large);
   void GivePiece(NodeId id, FenceId fence, bool large);
@@ -116,6 +123,7 @@ struct Pool::State {
   // pool_proofs.cc
   void ExpectSeveralStreams();
   FreeView& ProvenView(StreamId stream);
+  std::size_t AddProvenView(StreamId stream);
   std::optional<std::size_t> FindProvenView(StreamId stream, CaptureId of) const;
   uint16_t NumberOf(const FreeView& view) const;
   std::optional<FenceId> ProofFenceFor(const LiveBlock& live);
@@ -127,7 +135,8 @@ struct Pool::State {
   void CheckProofs() const;
 
   // pool_checkpoint.cc
-  void Revive(const PoolCheckpoint::Entry& entry);
+  LiveBlock BlockOf(const PoolCheckpoint::Entry& entry) const;
+  void Revive(LiveBlock live);
 
   Driver& driver;
   const Granules page_size;
@@ -147,6 +156,8 @@ struct Pool::State {
   Frontier frontier;
   std::vector<GraphNode> nodes;
   std::vector<NodeId> woken;
+  std::vector<std::pair<NodeId, NodeId>> woken_spans;
+  std::vector<FenceId> closed;
   // One for each stream that has allocated in the open scope. Between scopes at most one, which
   // sees what is open: the next scope's first stream takes it over, so that a pool that one stream
   // fills never indexes anything anew.

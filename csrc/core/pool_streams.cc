@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/pool_state.h"
+#include "core/reserve.h"
 
 namespace cgp {
 
@@ -29,6 +30,7 @@ FreeView& Pool::State::ViewFor(StreamId stream) {
 FreeView& Pool::State::AddView(StreamId stream) {
   const FenceTable::StreamFence fence = fences.ForStream(stream, *scope == ScopeKind::kEager);
   if (views.size() == 1 && views.front()->own_fence() == FenceId::kOpen) {
+    views.front()->MakeRoomForFence(fence.id);
     views.front()->Assign(stream, fence.id);
     if (fence.reused) views.front()->Rebuild();
     return *views.front();
@@ -37,8 +39,10 @@ FreeView& Pool::State::AddView(StreamId stream) {
 }
 
 bool Pool::State::PollFences() {
-  if (fences.empty() || !fences.Poll()) return false;
-  const std::vector<bool> opened = fences.Opened();
+  if (fences.empty()) return false;
+  ReserveForWaking();
+  if (!fences.Poll()) return false;
+  const std::vector<bool>& opened = fences.Opened();
   blocks.ForEach([&](Address, LiveBlock& live) {
     if (!live.others) return;
     std::erase_if(live.others->behind, [&](FenceId fence) { return opened[Index(fence)]; });
@@ -47,12 +51,25 @@ bool Pool::State::PollFences() {
   return true;
 }
 
-// What is behind the fences that are marked as opened is everyone's from now on. O(nodes behind
-// them).
-void Pool::State::OpenFences() {
-  const std::vector<bool> opened = fences.Opened();
+// So that Wake() and OpenFences() cannot throw as long as no node is freed and no fence made.
+void Pool::State::ReserveForWaking() {
+  woken.clear();
+  ReserveMore(woken, space.free_extents());
+  woken_spans.clear();
+  ReserveMore(woken_spans, space.free_extents());
+  closed.clear();
+  ReserveMore(closed, fences.limit());
   for (const auto& view : views) {
-    std::vector<FenceId> closed;
+    view->MakeRoomForFence(FenceId{static_cast<uint32_t>(fences.limit() - 1)});
+  }
+}
+
+// What is behind the fences that are marked as opened is everyone's from now on. O(nodes behind
+// them). pre: ReserveForWaking().
+void Pool::State::OpenFences() {
+  const std::vector<bool>& opened = fences.Opened();
+  for (const auto& view : views) {
+    closed.clear();
     for (uint32_t fence = 1; fence < opened.size(); ++fence) {
       if (opened[fence] && !view->Passes(FenceId{fence})) closed.push_back(FenceId{fence});
     }
@@ -68,7 +85,8 @@ void Pool::State::OpenFences() {
 }
 
 // pre: `within` holds the granule at `offset` of its page, and the view that chose the bytes sees
-// them all as free. `large`: the block is of a page or more.
+// them all as free. There is room for what changes, in the space and in all views. `large`: the
+// block is of a page or more.
 NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length, bool large) {
   const PageId page = space.node(within).page;
   NodeId last = within;
@@ -163,6 +181,7 @@ bool Pool::State::AreCapturedTogether(std::span<const StreamId> streams) {
   });
 }
 
+// pre: PageSpace::ReserveFence(fence).
 void Pool::State::GiveBlock(const LiveBlock& live, FenceId fence) {
   const bool large = live.block.bytes >= page_size.bytes();
   if (live.node != NodeId::kNone) {

@@ -1,10 +1,18 @@
 #include "core/range_table.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "core/error.h"
+#include "core/reserve.h"
 
 namespace cgp {
+namespace {
+
+// In a table that gives back: what a slot shows that shows nothing any more.
+constexpr PageId kUnmapped{~uint32_t{0}};
+
+}  // namespace
 
 // What a Map() has done so far, undone in reverse unless it is kept. Undoing is legal during a
 // capture because nothing can have used what it takes back.
@@ -16,34 +24,29 @@ class RangeTable::Undo {
 
   ~Undo() {
     if (kept_) return;
-    // A driver that fails to undo leaves the memory behind: the error that brought us here is the
-    // one to report.
-    const auto attempt = [](auto&& call) {
-      try {
-        call();
-        return true;
-      } catch (const DriverError&) {
-        return false;
-      }
-    };
-    bool unmapped = true;
+    // What the driver fails to undo is tried again by GiveBack(): the error that brought us here is
+    // the one to report. There is room to remember it.
+    Remains& remains = table_.remains_;
     for (const Mapping& mapping : mapped) {
-      unmapped &= attempt([&] { table_.driver_.Unmap(mapping.address, mapping.bytes); });
+      if (Attempt([&] { table_.driver_.Unmap(mapping.address, mapping.bytes); })) continue;
+      remains.mapped.push_back(mapping);
+      if (extended != nullptr) (at_front ? extended->room_front : extended->room_back) = 0;
     }
-    if (!unmapped && extended != nullptr)
-      (at_front ? extended->room_front : extended->room_back) = 0;
     if (reserved) {
       const Range& range = table_.ranges_.back();
-      attempt([&] {
-        table_.driver_.FreeAddresses(range.address, range.capacity * table_.page_bytes_);
-      });
+      const Mapping all{range.address, range.capacity * table_.page_bytes_};
+      if (!Attempt([&] { table_.driver_.FreeAddresses(all.address, all.bytes); })) {
+        remains.reserved.push_back(all);
+      }
       table_.page_at_.resize(Index(range.first));
       table_.range_of_group_.resize(Index(range.first) / kSlotGroup);
       table_.ranges_.pop_back();
     }
     for (; created > 0; --created) {
       const PhysicalHandle& handle = table_.handles_.back();
-      attempt([&] { table_.driver_.Release(handle.handle); });
+      if (!Attempt([&] { table_.driver_.Release(handle.handle); })) {
+        remains.handles.push_back(handle.handle);
+      }
       table_.pages_.resize(Index(handle.first));
       table_.handles_.pop_back();
     }
@@ -51,10 +54,6 @@ class RangeTable::Undo {
 
   void Keep() { kept_ = true; }
 
-  struct Mapping {
-    Address address = 0;
-    uint64_t bytes = 0;
-  };
   uint32_t created = 0;
   bool reserved = false;
   Range* extended = nullptr;  // the range that was there before, and at which end
@@ -62,6 +61,16 @@ class RangeTable::Undo {
   std::vector<Mapping> mapped;
 
  private:
+  template <typename Call>
+  static bool Attempt(Call&& call) {
+    try {
+      call();
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+
   RangeTable& table_;
   bool kept_ = false;
 };
@@ -70,24 +79,70 @@ RangeTable::RangeTable(Driver& driver, Granules page_size)
     : driver_(driver), page_bytes_(page_size.bytes()) {}
 
 RangeTable::~RangeTable() {
-  const auto attempt = [](auto&& call) {
+  try {
+    GiveBack();
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+    // Leaked: a destructor has nobody to tell.
+  }
+}
+
+void RangeTable::GiveBack() {
+  std::exception_ptr error;
+  const auto attempt = [&](auto&& call) {
     try {
       call();
-    } catch (const DriverError&) {
-      // Leaked: a destructor has nobody to tell.
+      return true;
+    } catch (const std::exception&) {
+      if (!error) error = std::current_exception();
+      return false;
     }
   };
-  for (const Range& range : ranges_) {
-    for (uint32_t i = range.mapped_begin; i < range.mapped_end;) {
-      const uint32_t pages = handle_pages(page_at(SlotId{Index(range.first) + i}));
-      attempt([&] { driver_.Unmap(range.address + i * page_bytes_, pages * page_bytes_); });
-      i += pages;
+  std::erase_if(remains_.mapped, [&](const Mapping& mapping) {
+    return attempt([&] { driver_.Unmap(mapping.address, mapping.bytes); });
+  });
+  std::erase_if(remains_.reserved, [&](const Mapping& all) {
+    return attempt([&] { driver_.FreeAddresses(all.address, all.bytes); });
+  });
+  std::erase_if(remains_.handles,
+                [&](Handle handle) { return attempt([&] { driver_.Release(handle); }); });
+  for (Range& range : ranges_) {
+    bool unmapped = true;
+    for (uint32_t slot = Index(range.begin()); slot < Index(range.end());) {
+      const PageId page = page_at_[slot];
+      const uint32_t pages = page == kUnmapped ? 1 : handle_pages(page);
+      const Address address = AddressOf(SlotId{slot}, Granules(0));
+      if (page != kUnmapped) {
+        if (attempt([&] { driver_.Unmap(address, pages * page_bytes_); })) {
+          std::fill_n(page_at_.begin() + slot, pages, kUnmapped);
+        } else {
+          unmapped = false;
+        }
+      }
+      slot += pages;
     }
-    attempt([&] { driver_.FreeAddresses(range.address, range.capacity * page_bytes_); });
+    if (!unmapped || range.capacity == 0) continue;
+    if (attempt([&] { driver_.FreeAddresses(range.address, range.capacity * page_bytes_); })) {
+      range.capacity = range.mapped_begin = range.mapped_end = 0;
+    }
   }
-  for (const PhysicalHandle& handle : handles_) {
-    attempt([&] { driver_.Release(handle.handle); });
+  for (PhysicalHandle& handle : handles_) {
+    // What is mapped still holds its memory, released or not.
+    const bool unmapped = std::ranges::all_of(
+        slots_of(handle.first), [&](SlotId slot) { return page_at_[Index(slot)] == kUnmapped; });
+    if (!handle.held || !unmapped) continue;
+    if (attempt([&] { driver_.Release(handle.handle); })) handle.held = false;
   }
+  if (error) std::rethrow_exception(error);
+}
+
+uint64_t RangeTable::held_bytes() const {
+  uint64_t pages = 0;
+  for (const PhysicalHandle& handle : handles_) pages += handle.held ? handle.pages : 0;
+  return pages * page_bytes_;
+}
+
+uint32_t RangeTable::held_handles() const {
+  return static_cast<uint32_t>(std::ranges::count(handles_, true, &PhysicalHandle::held));
 }
 
 SlotId RangeTable::Map(const MappingPlan& plan) {
@@ -95,6 +150,9 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   const uint32_t count = PagesOf(plan);
   Undo undo(*this);
   undo.mapped.reserve(plan.handles.size());
+  ReserveMore(remains_.mapped, plan.handles.size());
+  ReserveMore(remains_.reserved, 1);
+  ReserveMore(remains_.handles, plan.handles.size());
 
   // Physical memory first: it is what runs out, and it is undone without unmapping.
   std::vector<PageId> handles = plan.handles;
@@ -107,9 +165,7 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   for (const PageId handle : handles) {
     CGP_CHECK(handle_begin(handle) == handle);
     for (uint32_t p = Index(handle); p < Index(handle_end(handle)); ++p) {
-      std::vector<SlotId>& slots = pages_[p].slots;
-      if (slots.size() == slots.capacity())
-        slots.reserve(std::max<std::size_t>(2, 2 * slots.size()));
+      ReserveMore(pages_[p].slots, 1);
     }
   }
   const RangeId id = plan.range        ? *plan.range
@@ -157,15 +213,11 @@ uint32_t RangeTable::PagesOf(const MappingPlan& plan) const {
 void RangeTable::CreateHandle(uint32_t pages, Undo& undo) {
   const auto first = static_cast<PageId>(page_count());
   const auto number = static_cast<uint32_t>(handles_.size());
-  handles_.push_back({.handle = {}, .first = first, .pages = pages});
-  try {
-    pages_.resize(pages_.size() + pages, Page{number, {}});
-    handles_.back().handle = driver_.Create(pages * page_bytes_);
-  } catch (...) {
-    pages_.resize(Index(first));
-    handles_.pop_back();
-    throw;
-  }
+  ReserveMore(handles_, 1);
+  ReserveMore(pages_, pages);
+  const Handle handle = driver_.Create(pages * page_bytes_);
+  handles_.push_back({.handle = handle, .first = first, .pages = pages});
+  pages_.resize(pages_.size() + pages, Page{number, {}});
   ++undo.created;
 }
 
@@ -179,30 +231,36 @@ RangeId RangeTable::ReserveFirstRange(uint32_t pages, Undo& undo) {
   }
 }
 
-RangeId RangeTable::ReserveRange(uint32_t pages, uint32_t room, Undo& undo) {
+uint32_t RangeTable::RoomInFront(uint32_t pages) { return (pages + kSlotGroup) / 2; }
+
+uint32_t RangeTable::CapacityFor(uint32_t pages, uint32_t room) {
   // Addresses are nearly free, so a range gets room to double, at either end.
-  const uint32_t front = (pages + kSlotGroup) / 2;
+  const uint32_t front = RoomInFront(pages);
   const uint32_t wanted = front + pages + std::max(front, room);
+  return (wanted + kSlotGroup - 1) / kSlotGroup * kSlotGroup;
+}
+
+uint32_t RangeTable::MostSlotsAfter(const MappingPlan& plan) const {
+  if (plan.range) return slot_limit();
+  return slot_limit() + CapacityFor(PagesOf(plan), ranges_.empty() ? kRoomOfFirst : plan.room);
+}
+
+RangeId RangeTable::ReserveRange(uint32_t pages, uint32_t room, Undo& undo) {
   Range range;
-  range.capacity = (wanted + kSlotGroup - 1) / kSlotGroup * kSlotGroup;
+  range.capacity = CapacityFor(pages, room);
   range.first = SlotId{slot_limit()};
-  range.mapped_begin = range.mapped_end = front;
+  range.mapped_begin = range.mapped_end = RoomInFront(pages);
   range.room_front = range.mapped_begin;
   range.room_back = range.capacity - range.mapped_end;
   CGP_CHECK(uint64_t{slot_limit()} + range.capacity <
             Index(MappingPlan::NewHandle(MappingPlan::kMaxNewPages)));
 
-  if (ranges_.size() == ranges_.capacity())
-    ranges_.reserve(std::max<std::size_t>(8, 2 * ranges_.size()));
+  ReserveMore(ranges_, 1);
+  ReserveMore(page_at_, range.capacity);
+  ReserveMore(range_of_group_, range.capacity / kSlotGroup);
+  range.address = driver_.Reserve(range.capacity * page_bytes_);
   page_at_.resize(page_at_.size() + range.capacity);
   range_of_group_.resize(page_at_.size() / kSlotGroup, static_cast<RangeId>(ranges_.size()));
-  try {
-    range.address = driver_.Reserve(range.capacity * page_bytes_);
-  } catch (...) {
-    page_at_.resize(Index(range.first));
-    range_of_group_.resize(Index(range.first) / kSlotGroup);
-    throw;
-  }
   ranges_.push_back(range);
   undo.reserved = true;
   return static_cast<RangeId>(ranges_.size() - 1);

@@ -85,12 +85,23 @@ class RangeTable {
   RangeTable& operator=(const RangeTable&) = delete;
 
   // Makes the new handles of the plan (their pages numbered from page_count() on, in the order of
-  // the plan) and maps all its handles. Returns the slot of the first page. A failing driver call
-  // throws, with all that came before it undone.
+  // the plan) and maps all its handles. Returns the slot of the first page. A failing driver call,
+  // or a lack of memory, throws with all that came before it undone. What the driver then fails to
+  // undo is left to GiveBack().
   SlotId Map(const MappingPlan& plan);
+  // slot_limit() is at most that once the plan is carried out.
+  uint32_t MostSlotsAfter(const MappingPlan& plan) const;
 
   // Repeats the driver's SetAccess() for all that is mapped.
   void RefreshAccess();
+
+  // Unmaps and releases everything, as the destructor does. Where the driver fails, all else is given
+  // back all the same, then the first error is thrown: the next GiveBack() tries what is left once
+  // more. pre: no other member is called from then on but held_bytes(), held_handles() and this.
+  void GiveBack();
+  // What the driver has of it still.
+  uint64_t held_bytes() const;
+  uint32_t held_handles() const;
 
   uint32_t page_count() const { return static_cast<uint32_t>(pages_.size()); }
   uint32_t handle_count() const { return static_cast<uint32_t>(handles_.size()); }
@@ -130,10 +141,24 @@ class RangeTable {
     Handle handle{};
     PageId first{};
     uint32_t pages = 0;
+    bool held = true;  // not given back yet
+  };
+
+  struct Mapping {
+    Address address = 0;
+    uint64_t bytes = 0;
+  };
+  // What an undo failed to give back.
+  struct Remains {
+    std::vector<Mapping> mapped;
+    std::vector<Mapping> reserved;  // addresses
+    std::vector<Handle> handles;
   };
 
   class Undo;
 
+  static uint32_t RoomInFront(uint32_t pages);
+  static uint32_t CapacityFor(uint32_t pages, uint32_t room);
   void CreateHandle(uint32_t pages, Undo& undo);
   RangeId ReserveFirstRange(uint32_t pages, Undo& undo);
   RangeId ReserveRange(uint32_t pages, uint32_t room, Undo& undo);
@@ -146,6 +171,7 @@ class RangeTable {
   std::vector<PageId> page_at_;          // by slot
   std::vector<RangeId> range_of_group_;  // by slot / kSlotGroup
   uint64_t mapping_count_ = 0;
+  Remains remains_;
 };
 
 }  // namespace cgp

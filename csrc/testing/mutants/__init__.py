@@ -9,6 +9,7 @@ from mutants import (
     checkpoints,
     exec_cache,
     exec_table,
+    failing,
     fences,
     foretold,
     free_bytes,
@@ -41,4 +42,5 @@ MUTANTS: list[Mutant] = [
     *exec_table.MUTANTS,
     *exec_cache.MUTANTS,
     *graph_kinds.MUTANTS,
+    *failing.MUTANTS,
 ]
