@@ -1,9 +1,9 @@
 // cgp_quality: what pools reserve for recorded captures, in many orders, against what they must.
 //
-// Each trace is replayed in the recorded order, by key up and down, and shuffled. For each it prints
-// reserved ÷ minimum (mean, 99th percentile, worst), the mappings that the pool asked for and, with
-// --plain, what plain stitching takes. Exit code 1 where a bound is broken: it names trace, order and
-// seed.
+// Each trace is replayed as it was recorded and, with --orders N, by key up and down and shuffled, N
+// orders in all. For each it prints reserved ÷ minimum (mean, 99th percentile, worst), the mappings
+// that the pool asked for and, with --plain, the most it holds ÷ what plain stitching takes. Exit code
+// 1 where a bound is broken: it names trace, order and seed.
 //
 //   by default     runs of pools of 64 MiB and more reserve 1.006 of the minimum in the mean, 1.02 in
 //                  99 of 100, 1.03 at the worst; smaller pools three pages more than the minimum
@@ -22,6 +22,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/pool.h"
@@ -45,7 +46,7 @@ constexpr double kMostOfPlain = 1.02;
 constexpr double kSparePlainPages = 2;
 
 struct Options {
-  uint64_t shuffles = 0;
+  uint64_t orders = 1;
   uint64_t seed = 1;
   uint64_t repeat = 1;
   bool plain = false;
@@ -123,28 +124,33 @@ Run Replay(const CaptureTrace& graphs, std::string order, const Options& options
   return run;
 }
 
-std::vector<Run> ReplayAll(const CaptureTrace& trace, const Options& options) {
+// The first `count` orders of a trace, by name.
+std::vector<std::pair<std::string, CaptureTrace>> Orders(const CaptureTrace& trace,
+                                                         const Options& options) {
+  std::vector<std::pair<std::string, CaptureTrace>> orders = {{"recorded", trace}};
   std::vector<std::size_t> recorded(trace.size());
   std::iota(recorded.begin(), recorded.end(), 0);
-  std::vector<Run> runs = {Replay(trace, "recorded", options)};
-  std::vector<std::size_t> places = recorded;
-  std::ranges::stable_sort(places, {}, [&](std::size_t place) { return trace[place].key; });
-  runs.push_back(Replay(InOrder(trace, places), "asc", options));
-  places = recorded;
-  std::ranges::stable_sort(places, std::ranges::greater{},
-                           [&](std::size_t place) { return trace[place].key; });
-  runs.push_back(Replay(InOrder(trace, places), "desc", options));
-  for (uint64_t i = 0; i < options.shuffles; ++i) {
-    std::mt19937_64 random(options.seed + i);
-    places = recorded;
-    // Not std::shuffle: its result differs between standard libraries.
-    for (std::size_t left = places.size(); left > 1; --left) {
-      std::swap(places[left - 1], places[random() % left]);
+  const auto key = [&](std::size_t place) { return trace[place].key; };
+  for (uint64_t i = 1; i < options.orders; ++i) {
+    std::vector<std::size_t> places = recorded;
+    std::string name;
+    if (i == 1) {
+      name = "asc";
+      std::ranges::stable_sort(places, {}, key);
+    } else if (i == 2) {
+      name = "desc";
+      std::ranges::stable_sort(places, std::ranges::greater{}, key);
+    } else {
+      name = "seed " + std::to_string(options.seed + i);
+      std::mt19937_64 random(options.seed + i);
+      // Not std::shuffle: its result differs between standard libraries.
+      for (std::size_t left = places.size(); left > 1; --left) {
+        std::swap(places[left - 1], places[random() % left]);
+      }
     }
-    runs.push_back(
-        Replay(InOrder(trace, places), "seed " + std::to_string(options.seed + i), options));
+    orders.emplace_back(std::move(name), InOrder(trace, places));
   }
-  return runs;
+  return orders;
 }
 
 // Runs of many traces and orders as one distribution.
@@ -242,8 +248,9 @@ int Main(const Options& options) {
     const std::string name = NameOf(path);
     Summary summary;
     std::optional<double> plain;  // the worst run's pages ÷ plain stitching's
-    const std::vector<Run> runs = ReplayAll(ReadTrace(path), options);
-    for (const Run& run : runs) {
+    std::vector<Run> runs;
+    for (const auto& [order, graphs] : Orders(ReadTrace(path), options)) {
+      const Run& run = runs.emplace_back(Replay(graphs, order, options));
       summary.Add(run);
       all.Add(run);
       if (run.minimum >= kLargePool) large.Add(run);
@@ -263,7 +270,7 @@ int Main(const Options& options) {
 }
 
 constexpr std::string_view kUsage =
-    "usage: cgp_quality [--shuffles N] [--seed N] [--repeat N] [--plain] TRACE.txt...\n";
+    "usage: cgp_quality [--orders N] [--seed N] [--repeat N] [--plain] TRACE.txt...\n";
 
 std::optional<Options> Parse(int count, char** arguments) {
   Options options;
@@ -277,7 +284,7 @@ std::optional<Options> Parse(int count, char** arguments) {
       options.plain = true;
       continue;
     }
-    uint64_t* const value = option == "--shuffles" ? &options.shuffles
+    uint64_t* const value = option == "--orders"   ? &options.orders
                             : option == "--seed"   ? &options.seed
                             : option == "--repeat" ? &options.repeat
                                                    : nullptr;
