@@ -9,7 +9,7 @@ namespace cgp {
 FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
     : space_(space), ranges_(ranges), runs_(ranges) {
   Assign(stream, own);
-  const auto bins = static_cast<uint32_t>(2 * space.page_size().count());
+  const auto bins = static_cast<uint32_t>(space.page_size().count());
   bins_.assign(bins, NodeId::kNone);
   filled_bins_.Resize(bins);
   Rebuild();
@@ -82,9 +82,7 @@ void FreeView::ResizePages() {
 }
 
 std::optional<NodeId> FreeView::BestFit(Granules length) const {
-  if (const std::optional<NodeId> settled = BestFitSettled(length)) return settled;
-  const Granules behind_settled = space_.page_size() + length;
-  const auto bin = filled_bins_.Next(static_cast<uint32_t>(behind_settled.count()));
+  const std::optional<uint32_t> bin = filled_bins_.Next(static_cast<uint32_t>(length.count()));
   if (!bin) return std::nullopt;
   return bins_[*bin];
 }
@@ -92,13 +90,6 @@ std::optional<NodeId> FreeView::BestFit(Granules length) const {
 std::optional<NodeId> FreeView::NextAsGood(NodeId chain) const {
   const NodeId next = links_[Index(chain)].next;
   return next == NodeId::kNone ? std::nullopt : std::optional(next);
-}
-
-std::optional<NodeId> FreeView::BestFitSettled(Granules length) const {
-  const auto others = static_cast<uint32_t>(space_.page_size().count());
-  const std::optional<uint32_t> bin = filled_bins_.Next(static_cast<uint32_t>(length.count()));
-  if (!bin || *bin >= others) return std::nullopt;
-  return bins_[*bin];
 }
 
 std::optional<PageId> FreeView::NextWhole(PageId from) const {
@@ -177,10 +168,6 @@ void FreeView::ForEachChain(NodeId first, NodeId last, Function&& function) {
   }
 }
 
-uint32_t FreeView::BinOf(PageId page, uint32_t length) const {
-  return length + (space_.settled(page) ? 0 : static_cast<uint32_t>(space_.page_size().count()));
-}
-
 void FreeView::LinkChain(const Chain& chain) {
   const auto [start, page, length] = chain;
   if (Granules(length) == space_.page_size()) {
@@ -190,13 +177,12 @@ void FreeView::LinkChain(const Chain& chain) {
     return;
   }
   ++chains_[Index(page)];
-  const uint32_t bin = BinOf(page, length);
-  NodeId& head = bins_[bin];
+  NodeId& head = bins_[length];
   links_[Index(start)] = {NodeId::kNone, head};
   if (head != NodeId::kNone) {
     links_[Index(head)].prev = start;
   } else {
-    filled_bins_.Insert(bin);
+    filled_bins_.Insert(length);
   }
   head = start;
 }
@@ -216,11 +202,10 @@ void FreeView::UnlinkChain(const Chain& chain) {
     links_[Index(link.prev)].next = link.next;
     return;
   }
-  const uint32_t bin = BinOf(page, length);
-  NodeId& head = bins_[bin];
+  NodeId& head = bins_[length];
   CGP_CHECK(head == start);
   head = link.next;
-  if (head == NodeId::kNone) filled_bins_.Erase(bin);
+  if (head == NodeId::kNone) filled_bins_.Erase(length);
 }
 
 void FreeView::Check() const {
@@ -242,7 +227,7 @@ void FreeView::Check() const {
         const auto granules = static_cast<uint32_t>(length.count());
         const Link& link = links_[Index(id)];
         const bool first_of_bin = link.prev == NodeId::kNone;
-        CGP_CHECK(first_of_bin ? bins_[BinOf(PageId{p}, granules)] == id
+        CGP_CHECK(first_of_bin ? bins_[granules] == id
                                : links_[Index(link.prev)].next == id);
       }
       id = ChainEnd(id);
@@ -257,8 +242,7 @@ void FreeView::Check() const {
     CGP_CHECK(filled_bins_.Contains(bin) == (bins_[bin] != NodeId::kNone));
     for (NodeId id = bins_[bin]; id != NodeId::kNone; id = links_[Index(id)].next) {
       const auto length = static_cast<uint32_t>(ChainLength(id).count());
-      CGP_CHECK(Available(id) && ChainStart(id) == id &&
-                BinOf(space_.node(id).page, length) == bin);
+      CGP_CHECK(Available(id) && ChainStart(id) == id && length == bin);
       --chains;
     }
   }

@@ -62,15 +62,11 @@ class FreeView {
   // `old_page_count` on are new.
   void LearnMapping(SlotId first, uint32_t count, uint32_t old_page_count);
 
-  // The first node of the shortest chain of at least `length` in pages that are partly used: in
-  // settled ones if any has one, else in the others.
+  // The first node of the shortest chain of at least `length` in pages that are partly used.
   std::optional<NodeId> BestFit(Granules length) const;
 
   // The chain behind one that BestFit() returned that would have done as well, if there is one.
   std::optional<NodeId> NextAsGood(NodeId chain) const;
-
-  // As BestFit(), in settled pages only.
-  std::optional<NodeId> BestFitSettled(Granules length) const;
 
   bool IsWhole(PageId page) const { return whole_pages_.Contains(Index(page)); }
   uint32_t whole_page_count() const { return whole_page_count_; }
@@ -105,7 +101,7 @@ class FreeView {
     uint32_t length = 0;  // in granules
   };
 
-  bool Available(const PageSpace::Node& node) const { return !node.used && Passes(node.fence); }
+  bool Available(const PageSpace::Node& node) const { return Passes(node.fence); }
   bool Available(NodeId id) const { return Available(space_.node(id)); }
   NodeId ChainStart(NodeId id) const;
   // The node after the chain, kNone at the page's end.
@@ -113,7 +109,6 @@ class FreeView {
   void ResizePages();
   template <typename Function>
   void ForEachChain(NodeId first, NodeId last, Function&& function);
-  uint32_t BinOf(PageId page, uint32_t length) const;
   void LinkChain(const Chain& chain);
   void UnlinkChain(const Chain& chain);
 
@@ -128,7 +123,7 @@ class FreeView {
   IndexSet partial_pages_;
   std::vector<uint32_t> chains_;  // by page: how many chains of it are in bins
   IndexSet filled_bins_;
-  std::vector<NodeId> bins_;  // see BinOf(): the newest chain; first those of settled pages
+  std::vector<NodeId> bins_;  // by length in granules: the newest chain
   std::vector<Link> links_;   // by node
 };
 

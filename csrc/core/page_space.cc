@@ -36,7 +36,7 @@ NodeId PageSpace::Take(NodeId within, Granules offset, Granules length) {
   const auto end = static_cast<uint32_t>((offset + length).count());
   const NodeId taken = SplitAt(within, begin);
   while (at(taken).offset + at(taken).length < end) {
-    CGP_CHECK(!at(taken).used && at(taken).next != NodeId::kNone && !at(at(taken).next).used);
+    CGP_CHECK(!at(taken).used() && at(taken).next != NodeId::kNone && !at(at(taken).next).used());
     AbsorbNext(taken);
   }
   if (at(taken).offset + at(taken).length > end) {
@@ -44,43 +44,42 @@ NodeId PageSpace::Take(NodeId within, Granules offset, Granules length) {
     // absorbed ones; that is the fence AbsorbNext() leaves behind.
     SplitAt(taken, end);
   }
-  Node& node = at(taken);
-  CGP_CHECK(!node.used && node.offset == begin && node.offset + node.length == end);
-  node.used = true;
+  const Node& node = at(taken);
+  CGP_CHECK(!node.used() && node.offset == begin && node.offset + node.length == end);
+  SetFence(taken, FenceId::kUsed);
   ++used_nodes_;
-  node.fence = FenceId::kOpen;
   free_granules_ -= length.count();
   return taken;
 }
 
 NodeId PageSpace::Give(NodeId used, FenceId fence) {
-  Node& node = at(used);
-  CGP_CHECK(node.used);
-  node.used = false;
+  CGP_CHECK(at(used).used() && Index(fence) < behind_.size());
+  SetFence(used, fence);
   --used_nodes_;
-  node.fence = fence;
-  free_granules_ += node.length;
-  const auto joins = [&](NodeId other) {
-    return other != NodeId::kNone && !at(other).used && at(other).fence == fence;
-  };
-  if (joins(node.next)) AbsorbNext(used);
-  const NodeId before = at(used).prev;
-  if (!joins(before)) return used;
-  AbsorbNext(before);
-  return before;
+  free_granules_ += at(used).length;
+  return JoinNeighbours(used);
 }
 
 void PageSpace::OpenFences(const std::vector<bool>& opened) {
-  for (const Page& page : pages_) {
-    for (NodeId id = page.first; id != NodeId::kNone; id = at(id).next) {
-      if (at(id).used) continue;
-      if (opened[Index(at(id).fence)]) at(id).fence = FenceId::kOpen;
-      const NodeId before = at(id).prev;
-      if (before == NodeId::kNone || at(before).used || at(before).fence != at(id).fence) continue;
-      AbsorbNext(before);
-      id = before;
+  for (uint32_t fence = 1; fence < std::min(behind_.size(), opened.size()); ++fence) {
+    while (opened[fence] && behind_[fence] != NodeId::kNone) {
+      const NodeId id = behind_[fence];
+      SetFence(id, FenceId::kOpen);
+      JoinNeighbours(id);
     }
   }
+}
+
+// Of a free node with those beside it that are behind the same fence.
+NodeId PageSpace::JoinNeighbours(NodeId id) {
+  const auto joins = [&](NodeId other) {
+    return other != NodeId::kNone && at(other).fence == at(id).fence;
+  };
+  if (joins(at(id).next)) AbsorbNext(id);
+  const NodeId before = at(id).prev;
+  if (!joins(before)) return id;
+  AbsorbNext(before);
+  return before;
 }
 
 NodeId PageSpace::NewNode(const Node& node) {
@@ -101,12 +100,13 @@ void PageSpace::Splice(NodeId left, NodeId right) {
 
 NodeId PageSpace::SplitAt(NodeId id, uint32_t offset) {
   const Node whole = at(id);
-  CGP_CHECK(!whole.used && whole.offset <= offset && offset < whole.offset + whole.length);
+  CGP_CHECK(!whole.used() && whole.offset <= offset && offset < whole.offset + whole.length);
   if (whole.offset == offset) return id;
   Node right = whole;
   right.offset = offset;
   right.length = whole.offset + whole.length - offset;
   const NodeId right_id = NewNode(right);
+  LinkBehindFence(right_id);
   at(id).length = offset - whole.offset;
   Splice(right_id, whole.next);
   Splice(id, right_id);
@@ -118,18 +118,43 @@ NodeId PageSpace::SplitAt(NodeId id, uint32_t offset) {
 void PageSpace::AbsorbNext(NodeId id) {
   const NodeId next = at(id).next;
   at(id).length += at(next).length;
-  at(id).fence = at(next).fence;
+  SetFence(id, at(next).fence);
+  SetFence(next, FenceId::kOpen);
   Splice(id, at(next).next);
   Page& page = pages_[Index(at(id).page)];
   if (page.last == next) page.last = id;
-  at(next).fence = FenceId::kOpen;  // who remembers it by its fence sees that it is gone
   spare_nodes_.push_back(next);
+}
+
+void PageSpace::SetFence(NodeId id, FenceId fence) {
+  Node& node = at(id);
+  if (node.fence == fence) return;
+  if (node.fence_next != NodeId::kNone) at(node.fence_next).fence_prev = node.fence_prev;
+  if (node.fence_prev != NodeId::kNone) {
+    at(node.fence_prev).fence_next = node.fence_next;
+  } else if (node.fence != FenceId::kOpen && node.fence != FenceId::kUsed) {
+    behind_[Index(node.fence)] = node.fence_next;
+  }
+  node.fence = fence;
+  LinkBehindFence(id);
+}
+
+// pre: the node is in no list; its links may be anything.
+void PageSpace::LinkBehindFence(NodeId id) {
+  Node& node = at(id);
+  node.fence_prev = node.fence_next = NodeId::kNone;
+  if (node.fence == FenceId::kOpen || node.fence == FenceId::kUsed) return;
+  NodeId& first = behind_[Index(node.fence)];
+  node.fence_next = first;
+  if (first != NodeId::kNone) at(first).fence_prev = id;
+  first = id;
 }
 
 void PageSpace::Check() const {
   uint64_t free_granules = 0;
   std::size_t seen = 0;
   std::size_t used = 0;
+  std::size_t fenced = 0;
   for (uint32_t p = 0; p < page_count(); ++p) {
     uint32_t end = 0;
     NodeId before = NodeId::kNone;
@@ -137,21 +162,29 @@ void PageSpace::Check() const {
       const Node& here = node(id);
       CGP_CHECK(Index(here.page) == p && here.prev == before);
       CGP_CHECK(here.offset == end && here.length > 0);
-      CGP_CHECK(!here.used || here.fence == FenceId::kOpen);
-      if (before != NodeId::kNone && !here.used && !node(before).used) {
-        CGP_CHECK(node(before).fence != here.fence);
-      }
-      if (!here.used) free_granules += here.length;
+      if (before != NodeId::kNone && !here.used()) CGP_CHECK(node(before).fence != here.fence);
+      if (!here.used()) free_granules += here.length;
+      fenced += here.used() || here.fence == FenceId::kOpen ? 0 : 1;
       end += here.length;
       before = id;
       ++seen;
-      used += here.used ? 1 : 0;
+      used += here.used() ? 1 : 0;
     }
     CGP_CHECK(end == page_granules_ && pages_[p].last == before);
   }
   CGP_CHECK(free_granules == free_granules_);
   CGP_CHECK(seen + spare_nodes_.size() == nodes_.size());
   CGP_CHECK(used == used_nodes_ && seen - used == free_extents());
+  CGP_CHECK(behind_[Index(FenceId::kOpen)] == NodeId::kNone);
+  for (uint32_t fence = 1; fence < behind_.size(); ++fence) {
+    NodeId before = NodeId::kNone;
+    ForEachBehind(FenceId{fence}, [&](NodeId id) {
+      CGP_CHECK(Index(node(id).fence) == fence && node(id).fence_prev == before);
+      before = id;
+      --fenced;
+    });
+  }
+  CGP_CHECK(fenced == 0);
 }
 
 }  // namespace cgp

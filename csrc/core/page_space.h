@@ -9,7 +9,8 @@
 // invariants, for each page p:
 //   sum of length over the nodes of p == page_size(); next and prev are each other's inverse
 //   no two neighbours are both free with the same fence
-// and over all: free() == sum of length over free nodes.
+// and over all: free() == sum of length over free nodes
+//   a node is in the list of fence f != kOpen  <=>  it is free behind f
 #pragma once
 
 #include <cstddef>
@@ -22,8 +23,8 @@
 namespace cgp {
 
 // What must have happened before free bytes may be taken; fences.h keeps what each number means.
-// kOpen: nothing.
-enum class FenceId : uint32_t { kOpen = 0 };
+// kOpen: nothing. kUsed: they are not free.
+enum class FenceId : uint32_t { kOpen = 0, kUsed = std::numeric_limits<uint32_t>::max() };
 
 enum class NodeId : uint32_t { kNone = std::numeric_limits<uint32_t>::max() };
 
@@ -36,8 +37,12 @@ class PageSpace {
     uint32_t length = 0;  // in granules
     NodeId prev = NodeId::kNone;
     NodeId next = NodeId::kNone;
-    bool used = false;
-    FenceId fence = FenceId::kOpen;  // kOpen while used
+    FenceId fence = FenceId::kOpen;
+    // In the list of those behind the fence; none behind kOpen and kUsed.
+    NodeId fence_prev = NodeId::kNone;
+    NodeId fence_next = NodeId::kNone;
+
+    bool used() const { return fence == FenceId::kUsed; }
   };
 
   explicit PageSpace(Granules page_size);
@@ -51,10 +56,14 @@ class PageSpace {
   const Node& node(NodeId id) const { return nodes_[Index(id)]; }
   NodeId first(PageId page) const { return pages_[Index(page)].first; }
   NodeId last(PageId page) const { return pages_[Index(page)].last; }
-  // Whether a small block in the page has outlived the scope that made it. Others are put beside it
-  // first, so that few pages are kept from ever being whole again.
-  bool settled(PageId page) const { return pages_[Index(page)].settled; }
-  void SetSettled(PageId page, bool settled) { pages_[Index(page)].settled = settled; }
+  // Calls function(node) for each free node behind the fence, in no order. pre: not kOpen.
+  template <typename Function>
+  void ForEachBehind(FenceId fence, Function&& function) const {
+    if (Index(fence) >= behind_.size()) return;
+    for (NodeId id = behind_[Index(fence)]; id != NodeId::kNone; id = node(id).fence_next) {
+      function(id);
+    }
+  }
   // An upper limit on node numbers, for tables indexed by them.
   uint32_t node_limit() const { return static_cast<uint32_t>(nodes_.size()); }
 
@@ -71,12 +80,17 @@ class PageSpace {
   // pre: these granules are free; `within` is the node that holds the first of them.
   NodeId Take(NodeId within, Granules offset, Granules length);
 
+  // Allocates what Give() needs behind the fence, so that it cannot throw.
+  void ReserveFence(FenceId fence) {
+    if (Index(fence) >= behind_.size()) behind_.resize(Index(fence) + std::size_t{1}, NodeId::kNone);
+  }
+
   // Frees a used node behind `fence`, joining neighbours of the same fence. Returns the node that
-  // now holds it.
+  // now holds it. pre: ReserveFence(fence).
   NodeId Give(NodeId used, FenceId fence);
 
   // Opens the fences for which opened[fence] is true, joining neighbours. Of nodes that become one
-  // the first survives.
+  // the first survives. O(nodes behind them).
   void OpenFences(const std::vector<bool>& opened);
 
   // Recomputes the invariants; throws InternalError.
@@ -86,7 +100,6 @@ class PageSpace {
   struct Page {
     NodeId first = NodeId::kNone;
     NodeId last = NodeId::kNone;
-    bool settled = false;
   };
 
   // A Take() splits at most twice; a block does so in no more than its first and its last page.
@@ -98,6 +111,9 @@ class PageSpace {
   void Splice(NodeId left, NodeId right);  // makes them neighbours
   NodeId SplitAt(NodeId id, uint32_t offset);
   void AbsorbNext(NodeId id);
+  NodeId JoinNeighbours(NodeId id);
+  void SetFence(NodeId id, FenceId fence);
+  void LinkBehindFence(NodeId id);
 
   uint32_t page_granules_;
   uint64_t free_granules_ = 0;
@@ -105,6 +121,7 @@ class PageSpace {
   std::vector<Page> pages_;
   std::vector<Node> nodes_;
   std::vector<NodeId> spare_nodes_;
+  std::vector<NodeId> behind_{NodeId::kNone};  // by fence: the first of the list
 };
 
 }  // namespace cgp

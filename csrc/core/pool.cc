@@ -46,25 +46,19 @@ void Pool::BeginScope(ScopeKind kind) {
 void Pool::EndScope() {
   State& s = *state_;
   CGP_CHECK(s.scope);
-  // With one stream in a capture all that its view could take is open from now on: the view is
-  // right as it is.
-  const uint32_t fence_count = s.fences.scope_fence_count();
-  const bool one_stream = *s.scope == ScopeKind::kCapture && !s.several_streams &&
-                          fence_count == 1 && s.views.size() == 1 &&
-                          s.views.front()->own_fence() != FenceId::kOpen;
+  const bool captured = *s.scope == ScopeKind::kCapture;
+  const bool eager_fences = !captured && s.fences.scope_fence_count() > 0;
   s.fences.EndScope();
-  if (!s.fences.empty()) s.space.OpenFences(s.fences.Opened());
-  s.fences.Clear();
+  if (!s.views.empty()) s.views.resize(1);
+  s.OpenFences();
   if (!s.views.empty()) {
-    s.views.resize(1);
     FreeView& view = *s.views.front();
     view.Assign(view.stream(), FenceId::kOpen);
-    if (fence_count > 0 && !one_stream) view.Rebuild();
+    if (eager_fences) view.Rebuild();
   }
-  s.SettlePages();
-  if (*s.scope == ScopeKind::kCapture) {
+  if (captured) {
+    if (!s.several_streams) s.foresight.EndCapture();
     s.ForgetProofs();
-    s.foresight.EndCapture();
   }
   s.scope.reset();
 }
@@ -80,7 +74,8 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   LiveBlock live;
   live.block = {.address = 0, .bytes = length.bytes(), .requested_bytes = bytes, .stream = stream};
   live.eager = *s.scope == ScopeKind::kEager;
-  const Foresight::Advice advice = live.eager ? Foresight::Advice{} : s.Advise(bytes, view);
+  const bool foretold = !live.eager && !s.several_streams;
+  const Foresight::Advice advice = foretold ? s.Advise(bytes, view) : Foresight::Advice{};
   try {
     if (const std::optional<Placement> place = s.FollowAdvice(advice)) {
       s.PlaceAt(*place, live);
@@ -96,7 +91,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   live.block.address = s.ranges.AddressOf(live.slot, Granules(live.offset));
 
   if (s.proofs.stream_count() > 0) live.view = s.NumberOf(view);
-  if (!live.eager) {
+  if (foretold) {
     const Granules held = Granules::FromBytesRoundedUp(s.stats.allocated_bytes + live.block.bytes);
     live.ticket = s.foresight.Allocated(advice, {live.slot, Granules(live.offset)}, bytes, held);
   }
@@ -113,6 +108,7 @@ Block Pool::Free(Address address) {
   State& s = *state_;
   const LiveBlock& live = s.Known(address);
   const FenceId fence = s.FenceFor(live);
+  s.space.ReserveFence(fence);
   const Block block = live.block;
   s.Drop(live, fence);
   return block;
@@ -209,7 +205,7 @@ void Pool::Check() const {
     CGP_CHECK(s.ranges.AddressOf(live.slot, Granules(live.offset)) == address);
     s.ForEachPiece(live, [&](PageId page, Granules offset, Granules length) {
       const PageSpace::Node& node = s.space.node(s.NodeAt(page, offset));
-      CGP_CHECK(node.used && node.offset == offset.count() && node.length == length.count());
+      CGP_CHECK(node.used() && node.offset == offset.count() && node.length == length.count());
       ++pieces;
       used += length;
     });
@@ -217,7 +213,7 @@ void Pool::Check() const {
   uint64_t used_nodes = 0;
   for (uint32_t p = 0; p < s.space.page_count(); ++p) {
     for (NodeId id = s.space.first(PageId{p}); id != NodeId::kNone; id = s.space.node(id).next) {
-      used_nodes += s.space.node(id).used ? 1 : 0;
+      used_nodes += s.space.node(id).used() ? 1 : 0;
     }
   }
   CGP_CHECK(pieces == used_nodes && used.bytes() == s.stats.allocated_bytes);

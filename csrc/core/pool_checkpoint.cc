@@ -37,6 +37,7 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
         checkpoint.blocks, address, {}, [](const auto& entry) { return entry.block.address; });
     if (same != checkpoint.blocks.end() && same->block == live.block) return;
     dropped.emplace_back(address, s.FenceFor(live));
+    s.space.ReserveFence(dropped.back().second);
   });
 
   // Nothing has changed so far but for fences that nothing stands behind, and nothing below calls
@@ -51,7 +52,6 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
       s.Revive(entry);
     }
   }
-  s.SettlePages();  // no peak: all of these have lived at once before
   return delta;
 }
 
@@ -69,7 +69,7 @@ void Pool::State::Revive(const PoolCheckpoint::Entry& entry) {
     for (NodeId id = NodeAt(page, offset); id != NodeId::kNone; id = space.node(id).next) {
       const PageSpace::Node& node = space.node(id);
       if (Granules(node.offset) >= offset + length) break;
-      CGP_CHECK(!node.used);
+      CGP_CHECK(!node.used());
       if (node.fence != FenceId::kOpen) live.GetOthers().behind.push_back(node.fence);
     }
   });

@@ -41,11 +41,6 @@ void Pool::State::ExpectSeveralStreams() {
   }
   proofs.Add(own, frontier.capture, frontier.nodes, number);
   fences.MakeProof(own);
-  for (uint32_t p = 0; p < space.page_count(); ++p) {
-    for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
-      if (!space.node(id).used) NoteExtent(id);
-    }
-  }
 }
 
 // The view of a stream, with all that is proven to it by now.
@@ -135,10 +130,7 @@ void Pool::State::Wake(FreeView& view, std::span<const FenceId> proven) {
   if (proven.empty()) return;
   woken.clear();
   for (const FenceId fence : proven) {
-    for (const NodeId id : proofs.extents(fence)) {
-      const PageSpace::Node& node = space.node(id);
-      if (!node.used && node.fence == fence) woken.push_back(id);
-    }
+    space.ForEachBehind(fence, [this](NodeId id) { woken.push_back(id); });
   }
   const auto place = [&](NodeId id) {
     return std::pair(space.node(id).page, space.node(id).offset);
@@ -160,12 +152,6 @@ void Pool::State::Wake(FreeView& view, std::span<const FenceId> proven) {
   for (const auto& [first, last] : spans) view.Learn(first, last);
 }
 
-// A free node came to be.
-void Pool::State::NoteExtent(NodeId id) {
-  const FenceId fence = space.node(id).fence;
-  if (proofs.Contains(fence)) proofs.extents(fence).push_back(id);
-}
-
 void Pool::State::NoteCapture(CaptureId of) {
   if (of == kNoCapture) return;
   if (capture == kNoCapture) capture = of;
@@ -181,15 +167,12 @@ void Pool::State::ForgetProofs() {
   blocks.ForEach([](Address, LiveBlock& live) { live.view = LiveBlock::kNoView; });
 }
 
-// Each view passes what is proven to its stream, and each free node behind a proof fence is found
-// when that is proven.
+// Each view passes what is proven to its stream.
 void Pool::State::CheckProofs() const {
   for (uint32_t p = 0; p < space.page_count(); ++p) {
     for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
       const FenceId fence = space.node(id).fence;
-      if (space.node(id).used || !proofs.Contains(fence)) continue;
-      const std::vector<NodeId>& extents = proofs.extents(fence);
-      CGP_CHECK(std::ranges::find(extents, id) != extents.end());
+      if (!proofs.Contains(fence)) continue;
       for (std::size_t i = 0; i < proofs.stream_count(); ++i) {
         const bool begun_anew = FindProvenView(views[i]->stream(), proofs.capture(i)) != i;
         CGP_CHECK(begun_anew || views[i]->Passes(fence) == proofs.IsProven(fence, i));

@@ -105,7 +105,7 @@ struct Pool::State {
   FreeView& ViewFor(StreamId stream);
   FreeView& AddView(StreamId stream);
   bool PollFences();
-  void SettlePages();
+  void OpenFences();
   NodeId TakePiece(NodeId within, Granules offset, Granules length);
   void GivePiece(NodeId id, FenceId fence);
   FenceId FenceFor(const LiveBlock& live);
@@ -122,7 +122,6 @@ struct Pool::State {
   bool CollectFrontiers(const LiveBlock& live);
   void AddProof(FenceId fence, std::optional<std::size_t> owner);
   void Wake(FreeView& view, std::span<const FenceId> proven);
-  void NoteExtent(NodeId id);
   void NoteCapture(CaptureId of);
   void ForgetProofs();
   void CheckProofs() const;

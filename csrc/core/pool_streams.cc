@@ -39,28 +39,31 @@ FreeView& Pool::State::AddView(StreamId stream) {
 bool Pool::State::PollFences() {
   if (fences.empty() || !fences.Poll()) return false;
   const std::vector<bool> opened = fences.Opened();
-  space.OpenFences(opened);
   blocks.ForEach([&](Address, LiveBlock& live) {
     if (!live.others) return;
     std::erase_if(live.others->behind, [&](FenceId fence) { return opened[Index(fence)]; });
   });
-  fences.Clear();
-  for (const auto& view : views) view->Rebuild();
+  OpenFences();
   return true;
 }
 
-// What lives at the end of a scope lives on.
-void Pool::State::SettlePages() {
-  std::vector<bool> settled(space.page_count());
-  blocks.ForEach([&](Address, const LiveBlock& live) {
-    if (live.node != NodeId::kNone) settled[Index(space.node(live.node).page)] = true;
-  });
-  for (uint32_t p = 0; p < space.page_count(); ++p) {
-    const PageId page{p};
-    if (space.settled(page) == settled[p]) continue;
-    for (const auto& view : views) view->Forget(space.first(page), space.last(page));
-    space.SetSettled(page, settled[p]);
-    for (const auto& view : views) view->Learn(space.first(page), space.last(page));
+// What is behind the fences that are marked as opened is everyone's from now on. O(nodes behind
+// them).
+void Pool::State::OpenFences() {
+  const std::vector<bool> opened = fences.Opened();
+  for (const auto& view : views) {
+    std::vector<FenceId> closed;
+    for (uint32_t fence = 1; fence < opened.size(); ++fence) {
+      if (opened[fence] && !view->Passes(FenceId{fence})) closed.push_back(FenceId{fence});
+    }
+    Wake(*view, closed);
+  }
+  space.OpenFences(opened);
+  fences.Clear();
+  for (const auto& view : views) {
+    for (uint32_t fence = 1; fence < opened.size(); ++fence) {
+      if (opened[fence]) view->Refuse(FenceId{fence});
+    }
   }
 }
 
@@ -79,8 +82,6 @@ NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length) {
   for (const auto& view : views) view->Forget(from, behind == NodeId::kNone ? last : behind);
   const NodeId taken = space.Take(within, offset, length);
   const NodeId to = behind == NodeId::kNone ? space.last(space.node(taken).page) : behind;
-  // What is left behind it may be a node of its own now.
-  if (space.node(taken).next != behind) NoteExtent(space.node(taken).next);
   for (const auto& view : views) view->Learn(from, to);
   return taken;
 }
@@ -90,11 +91,10 @@ void Pool::State::GivePiece(NodeId id, FenceId fence) {
   for (const auto& view : views) {
     if (!view->Passes(fence)) continue;
     for (const NodeId beside : {node.prev, node.next}) {
-      if (beside != NodeId::kNone && !space.node(beside).used) view->Forget(beside, beside);
+      if (beside != NodeId::kNone && !space.node(beside).used()) view->Forget(beside, beside);
     }
   }
   const NodeId given = space.Give(id, fence);
-  NoteExtent(given);
   for (const auto& view : views) {
     if (view->Passes(fence)) view->Learn(given, given);
   }

@@ -52,10 +52,6 @@ class ProofTable {
   // valid until the next call. Throws DriverError with nothing changed.
   std::span<const FenceId> Advance(std::size_t stream, const Frontier& frontier);
 
-  // The free nodes of the page space behind the fence, and maybe others.
-  std::vector<NodeId>& extents(FenceId fence) { return fences_[Index(fence)].extents; }
-  const std::vector<NodeId>& extents(FenceId fence) const { return fences_[Index(fence)].extents; }
-
   // The capture is over.
   void Clear();
 
@@ -64,7 +60,6 @@ class ProofTable {
     uint32_t first = 0;  // node, in nodes_
     uint32_t count = 0;  // of nodes; 0: no fence of this table
     std::optional<std::size_t> owner;
-    std::vector<NodeId> extents;
   };
   // A fence that waits for a stream to reach a node.
   struct Waiter {
