@@ -16,17 +16,18 @@ bool Holds(const std::vector<uint32_t>& pages, uint32_t page) {
 }  // namespace
 
 void PlainStitching::BeginCapture() {
-  for (Page& page : pages_) {
+  for (const uint32_t changed : given_) {
     Page open;
-    for (const Extent& extent : page) {
+    for (const Extent& extent : pages_[changed]) {
       if (!open.empty() && open.back().end == extent.begin) {
         open.back().end = extent.end;
       } else {
         open.push_back({extent.begin, extent.end, kAnybody});
       }
     }
-    page = std::move(open);
+    pages_[changed] = std::move(open);
   }
+  given_.clear();
 }
 
 void PlainStitching::Allocate(uint64_t block, uint64_t bytes, uint64_t stream) {
@@ -292,6 +293,7 @@ void PlainStitching::Take(const Piece& piece) {
 }
 
 void PlainStitching::Give(const Piece& piece, uint64_t stream) {
+  given_.push_back(piece.page);
   Page& page = pages_[piece.page];
   auto at = std::ranges::lower_bound(page, piece.begin, {}, &Extent::begin);
   at = page.insert(at, {piece.begin, piece.end, stream});

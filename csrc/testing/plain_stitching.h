@@ -75,7 +75,8 @@ class PlainStitching {
 
   const uint64_t page_;
   std::vector<Page> pages_;
-  std::vector<Room> rooms_;  // of the pages, for the stream that asks
+  std::vector<uint32_t> given_;  // pages that something was freed in since the capture began
+  std::vector<Room> rooms_;      // of the pages, for the stream that asks
   std::vector<Range> ranges_;
   std::unordered_map<uint64_t, Block> blocks_;
   uint64_t mappings_ = 0;

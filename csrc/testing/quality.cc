@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -270,14 +271,25 @@ int Main(const Options& options) {
 }
 
 constexpr std::string_view kUsage =
-    "usage: cgp_quality [--orders N] [--seed N] [--repeat N] [--plain] TRACE.txt...\n";
+    "usage: cgp_quality [--orders N] [--seed N] [--repeat N] [--plain] TRACE.txt|FOLDER...\n";
+
+// The file, or those of the folder.
+std::vector<std::string> FilesOf(const std::string& path) {
+  if (!std::filesystem::is_directory(path)) return {path};
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    if (entry.path().extension() == ".txt") files.push_back(entry.path());
+  }
+  std::ranges::sort(files);
+  return files;
+}
 
 std::optional<Options> Parse(int count, char** arguments) {
   Options options;
   for (int i = 1; i < count; ++i) {
     const std::string_view option = arguments[i];
     if (!option.starts_with("--")) {
-      options.files.emplace_back(option);
+      for (std::string& file : FilesOf(arguments[i])) options.files.push_back(std::move(file));
       continue;
     }
     if (option == "--plain") {
