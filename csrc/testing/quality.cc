@@ -270,7 +270,7 @@ int Main(const Options& options) {
     }
     Print(name, summary, &*std::ranges::max_element(runs, {}, &Run::ratio), plain);
   }
-  if (large.runs() > 0) Print("64 MiB and more", large, nullptr, {});
+  if (large.runs() > 0) Print("large", large, nullptr, {});
   Print("all", all, nullptr, {});
   judge.JudgeAll(large, options);
   return judge.broken() ? 1 : 0;
