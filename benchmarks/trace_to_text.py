@@ -1,7 +1,8 @@
-"""Writes recorded captures as the plain text that the C++ benchmark reads.
+"""Writes recorded captures as the plain text that the C++ programs read.
 
     python benchmarks/trace_to_text.py --output build/traces tests/traces/*.json.gz
     CGP_BENCHMARK_TRACES=$(ls build/traces/*.txt | paste -sd:) build/csrc/testing/cgp_benchmark
+    build/csrc/testing/cgp_quality --shuffles 100 build/traces/*.txt
 
 One line for each event: ``graph KEY``, ``alloc ID BYTES STREAM`` or ``free ID``.
 """
@@ -30,11 +31,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("traces", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument(
+        "traces", nargs="+", type=Path, metavar="FILE", help="or a folder of *.json and *.json.gz"
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     options = parser.parse_args(argv)
+    paths = [
+        path
+        for given in options.traces
+        for path in (sorted(given.glob("*.json*")) if given.is_dir() else [given])
+    ]
     try:
-        traces = {path: read_trace(path) for path in options.traces}
+        traces = {path: read_trace(path) for path in paths}
     except TraceError as error:
         print(f"trace_to_text.py: {error}", file=sys.stderr)
         return 2

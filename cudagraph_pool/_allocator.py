@@ -67,7 +67,10 @@ def enable(share_captures: bool = False) -> None:
 
     May be called at any time, also after CUDA is initialized and while tensors are alive. Graphs
     captured before stay with the allocator that they were captured with. Calling it again changes
-    nothing but what ``share_captures`` says of captures to come.
+    nothing but what ``share_captures`` says of captures to come. Observers of memory that runs out
+    hear of pools of this package too, whenever they were attached; trackers of allocations
+    (``attachAllocatorTraceTracker`` in C++) only if they were attached after this, since PyTorch
+    tells nobody who its trackers are.
 
     Arguments:
         share_captures (bool, optional): Let all captures that name no pool share one for each

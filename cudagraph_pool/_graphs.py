@@ -289,7 +289,7 @@ class graph:  # noqa: N801
             torch.cuda.set_stream(before)
         if self._shared_exec:
             _shared_exec.forget_template(self._graph, self._kept_template)
-        self._adapter.end_abandoned_captures()
+        self._adapter.end_failed_capture(self._pool.device.index, self._pool.id)
 
     def _check_devices(self) -> None:
         import torch
@@ -342,6 +342,7 @@ def use_pool(pool: GraphPool) -> Iterator[None]:
             "use_pool() is for eager work, but the current stream is capturing; "
             "name the pool where the capture begins instead"
         )
+    adapter.end_failed_capture(device, pool_id)  # what began there before is over
     holders = adapter.use_count(device, pool_id) - 1  # without the GraphPool itself
     if holders > 0:
         raise RuntimeError(

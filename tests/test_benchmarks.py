@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import _row
 import const_memory
 import graph_updates
+import readme_table
 import trace_to_text
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.json.gz"))
@@ -355,3 +356,9 @@ REFUSED = {**UPDATED, "update": "CODE, ERROR", "after": "1", "parameters": "old"
 def test_judge_of_an_update(row: dict[str, Any], found: str, found_back: str) -> None:
     assert graph_updates.judge(row) == found
     assert graph_updates.judge_back(row) == found_back
+
+
+def test_the_readme_has_the_table_of_what_was_measured() -> None:
+    root = Path(__file__).parent.parent
+    report = json.loads((root / "benchmarks/results/const_memory.json").read_text())
+    assert "\n".join(readme_table.table(report)) in (root / "README.md").read_text()

@@ -1,4 +1,6 @@
-"""The mutants that csrc/testing/mutate.py plants apply, and docs/mutants.md has a row for each."""
+"""The mutants that csrc/testing/mutate.py plants apply, and docs/mutants.md has a row for each; the
+rules that csrc/testing/ablate.py takes out are there, and docs/ablation.md has a row for each.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,13 @@ pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="the C++ sources are n
 
 sys.path.insert(0, str(CSRC / "testing"))
 mutants = pytest.importorskip("mutants")
+rules = pytest.importorskip("rules")
 
 
 def test_each_text_stands_once() -> None:
     """Who changes a line that a mutant names changes the mutant too."""
     assert len(mutants.MUTANTS) > 400
-    for mutant in mutants.MUTANTS:
+    for mutant in [*mutants.MUTANTS, *rules.RULES]:
         text = (CSRC / mutant.folder / mutant.file).read_text()
         assert text.count(mutant.search) == 1, f"{mutant.name} does not apply to {mutant.file}"
 
@@ -31,3 +34,9 @@ def test_each_has_one_row_and_each_row_a_mutant() -> None:
     rows = re.findall(r"^\| ([a-z0-9-]+) \|", results, re.MULTILINE)
     names = [mutant.name for mutant in mutants.MUTANTS]
     assert sorted(row for row in rows if row != "mutant") == sorted(names)
+
+
+def test_each_rule_has_one_row() -> None:
+    document = (ROOT / "docs" / "ablation.md").read_text()
+    rows = re.findall(r"^\| ([a-z-]+) \|", document, re.MULTILINE)
+    assert rows == [rule.name for rule in rules.RULES]

@@ -32,13 +32,14 @@ class AddressMap {
   }
 
   // Makes room for one more, so that the next Insert() cannot throw.
-  void ReserveOne() {
+  void ReserveOne() { Reserve(size_ + 1); }
+  // The same for so many in all.
+  void Reserve(std::size_t size) {
     // At most 3/4 full: probes stay short, and an empty place always ends them.
-    if ((size_ + 1) * 4 > places_.size() * 3) Grow();
+    while (size * 4 > places_.size() * 3) Grow();
   }
 
-  // pre: `address` is not in the map and not kEmpty; ReserveOne() was called since the last
-  // Insert().
+  // pre: `address` is not in the map and not kEmpty; there is room for it.
   void Insert(Address address, Value value) noexcept {
     std::size_t i = Home(address);
     while (places_[i].key != kEmpty) i = Next(i);

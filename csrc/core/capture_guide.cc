@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/reserve.h"
 
 namespace cgp {
 namespace {
@@ -16,9 +17,6 @@ constexpr uint32_t kWidestWindow = 128;
 constexpr uint8_t kMostPower = 2;
 constexpr double kMostBytes = 9e15;  // below 2^53; more than any device has
 
-// The first block of a capture sets the scale if it is not larger than its like by more than this.
-constexpr double kLikelyScale = 16;
-
 // How many of the last allocations are looked at to find the scale.
 constexpr std::size_t kRecent = 8;
 
@@ -30,9 +28,6 @@ constexpr uint32_t kLost = 64;
 
 // The least block of a smaller capture that says by which power its like grows.
 constexpr Granules kTellsPower{32};
-
-// What answers to a step roughly is off by at most this part.
-constexpr uint64_t kRoughly = 256;
 
 // What stands for a step is at most so many times larger or smaller.
 constexpr uint64_t kAlike = 4;
@@ -72,7 +67,7 @@ std::optional<uint8_t> CaptureGuide::PowerOf(uint32_t step, uint64_t bytes, doub
 CaptureGuide::Match CaptureGuide::Find(uint64_t bytes) const {
   Match match = alignment_;
   match.stands_for.reset();
-  if (Answer(bytes, match) || AnswerRoughly(bytes, match)) return match;
+  if (Answer(bytes, match)) return match;
   if (bytes > kGranuleBytes) {
     ++match.missed_in_a_row;
     ++match.missed;
@@ -103,7 +98,7 @@ void CaptureGuide::FindScale(uint64_t bytes, Match& match) const {
     if (like.bytes <= kGranuleBytes) continue;
     const double ratio = static_cast<double>(bytes) / static_cast<double>(like.bytes);
     if (is_first) {
-      if (like.steady && like.power > 0 && ratio <= kLikelyScale) {
+      if (like.power > 0) {
         best.scale = like.power == 2 ? std::sqrt(ratio) : ratio;
         best.evidence = 0;
         best.evidence_bytes = bytes;
@@ -154,18 +149,6 @@ bool CaptureGuide::Answer(uint64_t bytes, Match& match) const {
   return false;
 }
 
-// The expected step is answered to as well by what is nearly as large as foretold: workspaces have a
-// part that does not grow. That is no evidence.
-bool CaptureGuide::AnswerRoughly(uint64_t bytes, Match& match) const {
-  if (match.scale == 0 || match.next >= largest_.size()) return false;
-  const uint64_t expected = Foretell(match.next, match.scale);
-  const uint64_t off = std::max(expected, bytes) - std::min(expected, bytes);
-  if (expected < kRoughly * kGranuleBytes || off > expected / kRoughly) return false;
-  match.step = match.next++;
-  match.missed_in_a_row = 0;
-  return true;
-}
-
 uint64_t CaptureGuide::Foretell(uint32_t step, double scale) const {
   const Step& like = largest_[step];
   if (scale == 0) return like.bytes;
@@ -177,6 +160,11 @@ std::optional<uint32_t> CaptureGuide::StepOf(Ticket ticket) const {
   return ticket.capture == capture_ ? recorded_[ticket.step].like : std::nullopt;
 }
 
+void CaptureGuide::ReserveOne() {
+  ReserveMore(recorded_, 1);
+  largest_.reserve(recorded_.capacity());
+}
+
 CaptureGuide::Ticket CaptureGuide::Allocated(const Match& match, Placement start, uint64_t bytes,
                                              Granules live) {
   const auto number = static_cast<uint32_t>(recorded_.size());
@@ -185,7 +173,6 @@ CaptureGuide::Ticket CaptureGuide::Allocated(const Match& match, Placement start
   recorded.step.bytes = bytes;
   recorded.like = match.step ? match.step : match.stands_for;
   recorded.next_before = alignment_.next;
-  recorded.step.steady = largest_.empty() || recorded.like.has_value();
   alignment_ = match;
   if (live > peak_) {
     peak_ = live;
@@ -215,24 +202,19 @@ void CaptureGuide::LearnPowers() {
       continue;
     recorded.step.power = PowerOf(*recorded.like, recorded.step.bytes, scale).value_or(known);
   }
+  // A smaller capture says as much of how its guide will grow, but for blocks so small in it that
+  // they are as large by several powers.
   const bool same_program = 2 * aligned >= recorded_.size();
-  if (peak_ >= largest_peak_) {
-    learned_ = same_program && (tells || learned_);
-  } else if (same_program && tells && !learned_) {
-    // A smaller capture says as much of how its guide will grow, but for blocks so small in it that
-    // they are as large by several powers.
-    for (const Recorded& recorded : recorded_) {
-      if (recorded.like && Rounded(recorded.step.bytes) >= kTellsPower)
-        largest_[*recorded.like].power = recorded.step.power;
-    }
-    learned_ = true;
+  if (peak_ >= largest_peak_ || !same_program || !tells) return;
+  for (const Recorded& recorded : recorded_) {
+    if (recorded.like && Rounded(recorded.step.bytes) >= kTellsPower)
+      largest_[*recorded.like].power = recorded.step.power;
   }
 }
 
 void CaptureGuide::Forget() {
   largest_.clear();
   largest_peak_ = Granules(0);
-  learned_ = false;
 }
 
 void CaptureGuide::EndCapture() {

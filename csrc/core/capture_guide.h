@@ -5,9 +5,8 @@
 // pairs everything with everything, by its square). So the capture under way is aligned with the
 // largest one: an allocation answers to the next step whose size, scaled or not, is its own.
 // Libraries that choose other kernels for other sizes add and leave out steps, so a few steps ahead
-// are looked at; and workspaces have a part that does not grow, so what is nearly as large as the
-// expected step answers to it too. From there on the guide foretells how large each block will be
-// and how long it will live.
+// are looked at. From there on the guide foretells how large each block will be and how long it will
+// live.
 //
 // All this is advice, tried and checked by those who follow it, so a pool that very different
 // programs share loses nothing.
@@ -31,7 +30,6 @@ class CaptureGuide {
     uint64_t bytes = 0;
     uint32_t freed_at = kNever;  // the number of steps done when it was freed
     uint8_t power = 1;           // of the scale, by which it grows, as far as known
-    bool steady = true;          // the guide before had it too
     bool lives_at_peak = false;  // of the capture's memory
   };
 
@@ -64,6 +62,8 @@ class CaptureGuide {
   // pre: bytes > 0.
   Match Find(uint64_t bytes) const;
 
+  // So that the next Allocated() and EndCapture() cannot throw.
+  void ReserveOne();
   // The next step of this capture, done. `live` is what the pool holds with the new block.
   Ticket Allocated(const Match& match, Placement start, uint64_t bytes, Granules live);
   // pre: each ticket is freed once.
@@ -76,8 +76,6 @@ class CaptureGuide {
 
   // The steps of the largest capture; empty before there was one.
   const std::vector<Step>& steps() const { return largest_; }
-  // Whether it is known by which power each step grows.
-  bool learned() const { return learned_; }
   // How large the block of a step will be at this scale.
   uint64_t Foretell(uint32_t step, double scale) const;
   // The guide's step that a live block answered to or stands for, if it is of the capture under
@@ -93,7 +91,6 @@ class CaptureGuide {
 
   std::optional<uint8_t> PowerOf(uint32_t step, uint64_t bytes, double scale) const;
   bool Answer(uint64_t bytes, Match& match) const;
-  bool AnswerRoughly(uint64_t bytes, Match& match) const;
   void FindScale(uint64_t bytes, Match& match) const;
   void LearnPowers();
 
@@ -105,7 +102,6 @@ class CaptureGuide {
 
   std::vector<Step> largest_;
   Granules largest_peak_;
-  bool learned_ = false;
 };
 
 }  // namespace cgp

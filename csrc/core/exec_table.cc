@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/reserve.h"
 
 namespace cgp {
 
@@ -25,34 +26,43 @@ GraphNumber ExecTable::Add(GroupNumber group) {
 std::vector<ExecNumber> ExecTable::Remove(GraphNumber graph) {
   const Graph removed = graphs_.at(graph);
   Group& group = groups_.at(removed.group);
+  std::vector<ExecNumber> useless = FindUseless(removed.group, group.graphs - 1, removed.held_by);
   graphs_.erase(graph);
   --group.graphs;
   if (removed.held_by) execs_.at(*removed.held_by).holds.reset();
-  return ForgetUseless(removed.group);
+  Forget(removed.group, useless);
+  return useless;
 }
 
 std::vector<ExecNumber> ExecTable::SetApart(GraphNumber graph) {
   Graph& apart = graphs_.at(graph);
   CGP_CHECK(!apart.held_by);
   const GroupNumber before = apart.group;
+  Group& left = groups_.at(before);
+  std::vector<ExecNumber> useless = FindUseless(before, left.graphs - 1, std::nullopt);
   apart.group = AddGroup(GroupKind::kShared);
   ++groups_.at(apart.group).graphs;
-  --groups_.at(before).graphs;
-  return ForgetUseless(before);
+  --left.graphs;
+  Forget(before, useless);
+  return useless;
 }
 
-std::vector<ExecNumber> ExecTable::ForgetUseless(GroupNumber number) {
-  Group& group = groups_.at(number);
+std::vector<ExecNumber> ExecTable::FindUseless(GroupNumber number, std::size_t graphs,
+                                               std::optional<ExecNumber> let_go) const {
+  const Group& group = groups_.at(number);
   std::vector<ExecNumber> useless;
   // What holds no graph is kept for the next one that has to be held, but never more of them than
   // there are graphs.
   for (const auto& [exec, entry] : execs_) {
-    if (entry.group != number || entry.holds) continue;
-    if (group.execs - useless.size() > group.graphs) useless.push_back(exec);
+    if (entry.group != number || (entry.holds && exec != let_go)) continue;
+    if (group.execs - useless.size() > graphs) useless.push_back(exec);
   }
-  for (const ExecNumber exec : useless) Destroyed(exec);
-  if (group.graphs == 0) groups_.erase(number);
   return useless;
+}
+
+void ExecTable::Forget(GroupNumber number, const std::vector<ExecNumber>& useless) {
+  for (const ExecNumber exec : useless) Destroyed(exec);
+  if (groups_.at(number).graphs == 0) groups_.erase(number);
 }
 
 ExecTable::Plan ExecTable::PlanFor(GraphNumber graph, const Conditions& now) const {
@@ -151,16 +161,17 @@ bool ExecTable::MayHaveFirst(GraphNumber graph) const {
 
 ExecNumber ExecTable::Made(GraphNumber graph) {
   Graph& held = graphs_.at(graph);
-  uint32_t launches = 0;
-  if (held.held_by) {
-    Exec& before = execs_.at(*held.held_by);
-    CGP_CHECK(before.updated);
-    before.holds.reset();
-    launches = std::exchange(before.launches, 0);
-  }
+  CGP_CHECK(!held.held_by || execs_.at(*held.held_by).updated);
   Group& group = groups_.at(held.group);
   const ExecNumber number{next_exec_++};
-  execs_[number] = {.group = held.group, .holds = graph, .launches = launches};
+  ReserveMore(by_use_, 1);
+  Exec& made = execs_[number];
+  made = {.group = held.group, .holds = graph};
+  if (held.held_by) {
+    Exec& before = execs_.at(*held.held_by);
+    before.holds.reset();
+    made.launches = std::exchange(before.launches, 0);
+  }
   held.held_by = number;
   ++group.execs;
   if (group.kind == GroupKind::kShared) by_use_.push_back(number);

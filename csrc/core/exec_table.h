@@ -43,6 +43,7 @@ enum class GroupKind : uint8_t {
   kAlone,  // one graph, which keeps an executable of its own that counts towards no limit
 };
 
+// Each member either does all that it says or throws, for lack of memory, and changes nothing.
 class ExecTable {
  public:
   enum class Step : uint8_t { kNone, kUpdate, kMake };
@@ -128,7 +129,11 @@ class ExecTable {
   std::size_t limit() const { return MostExecs().value_or(1); }
   Plan PlanToKeep(const Graph& graph, const Conditions& now) const;
   Plan PlanToGet(const Graph& graph, const Conditions& now) const;
-  std::vector<ExecNumber> ForgetUseless(GroupNumber number);
+  // The executables that are of no more use once the group has so many graphs, and one of its executables
+  // holds nothing any more.
+  std::vector<ExecNumber> FindUseless(GroupNumber number, std::size_t graphs,
+                                      std::optional<ExecNumber> let_go) const;
+  void Forget(GroupNumber number, const std::vector<ExecNumber>& useless);
   // If the group has as many as graphs, and one of these is about to get another. pre: what is to be
   // destroyed so far is of the group.
   void DestroyEmptyOne(GroupNumber group, Plan* plan) const;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/reserve.h"
+
 namespace cgp {
 
 FenceTable::StreamFence FenceTable::ForStream(StreamId stream, bool eager) {
@@ -82,23 +84,21 @@ void FenceTable::OpenAll() {
   }
 }
 
-FenceId FenceTable::HoldAll() {
-  const FenceId held = Add({.state = State::kUnmarked, .owner = {}, .eager = true, .mark = {}});
+void FenceTable::HoldAll(FenceId held) {
   for (const FenceId id : listed_) {
     if (id == held) continue;
     fences_[Index(id)] = Fence{};
     unused_.push_back(id);
   }
   listed_.assign(1, held);
-  return held;
 }
 
 bool FenceTable::empty() const { return fences_.size() == 1 + unused_.size(); }
 
-std::vector<bool> FenceTable::Opened() const {
-  std::vector<bool> opened(fences_.size());
-  for (std::size_t i = 0; i < fences_.size(); ++i) opened[i] = fences_[i].state == State::kOpened;
-  return opened;
+const std::vector<bool>& FenceTable::Opened() {
+  opened_.resize(fences_.size());
+  for (std::size_t i = 0; i < fences_.size(); ++i) opened_[i] = fences_[i].state == State::kOpened;
+  return opened_;
 }
 
 uint32_t FenceTable::scope_fence_count() const {
@@ -116,21 +116,22 @@ void FenceTable::Clear() {
   std::erase_if(listed_, [&](FenceId id) { return fences_[Index(id)].state == State::kUnused; });
 }
 
+void FenceTable::ReserveOne() {
+  ReserveMore(fences_, 1);
+  for (auto* const ids : {&listed_, &unused_}) ids->reserve(fences_.capacity());
+  opened_.reserve(fences_.capacity());
+}
+
 FenceId FenceTable::Add(Fence fence) {
-  const auto reserve_one = [](auto& vector, std::size_t size) {
-    if (size == vector.capacity()) vector.reserve(std::max<std::size_t>(8, 2 * size));
-  };
-  reserve_one(listed_, listed_.size());
+  ReserveOne();
+  FenceId id{static_cast<uint32_t>(fences_.size())};
   if (unused_.empty()) {
-    reserve_one(fences_, fences_.size());
-    // Clear() puts them all there.
-    if (unused_.capacity() < fences_.capacity()) unused_.reserve(fences_.capacity());
-    unused_.push_back(FenceId{static_cast<uint32_t>(fences_.size())});
-    fences_.emplace_back();
+    fences_.push_back(std::move(fence));
+  } else {
+    id = unused_.back();
+    unused_.pop_back();
+    fences_[Index(id)] = std::move(fence);
   }
-  const FenceId id = unused_.back();
-  unused_.pop_back();
-  fences_[Index(id)] = std::move(fence);
   listed_.push_back(id);
   return id;
 }

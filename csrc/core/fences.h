@@ -68,7 +68,7 @@ class FenceTable {
   FenceId ForProof();
   void MakeProof(FenceId stream_fence);
 
-  // The scope ends: marks in Opened() the fences of a capture, which are now open.
+  // The scope ends: marks in Opened() the fences of a capture, which are now open. Does not throw.
   void EndScope();
 
   // Whether a fence stands for work that no mark is behind yet.
@@ -80,14 +80,18 @@ class FenceTable {
   // Marks in Opened() those whose mark is passed; returns whether there were any. Throws DriverError
   // with nothing changed.
   bool Poll();
-  // The device is idle: all that eager work freed is open, see Opened(). pre: no scope is open.
+  // The device is idle: all that eager work freed is open, see Opened(). Does not throw. pre: no
+  // scope is open.
   void OpenAll();
-  // All that was behind any fence is behind this held one now. pre: no scope is open.
-  FenceId HoldAll();
+  // All that was behind any fence is behind this one now. pre: it is Held(true), no scope is open.
+  void HoldAll(FenceId held);
 
   bool empty() const;
-  // By FenceId: which were marked since Clear(). They are gone for good with Clear().
-  std::vector<bool> Opened() const;
+  // An upper limit on the numbers of fences.
+  std::size_t limit() const { return fences_.size(); }
+  // By FenceId: which were marked since Clear(); valid until the next call of another member. They
+  // are gone for good with Clear(). Neither throws.
+  const std::vector<bool>& Opened();
   // How many fences are neither marked nor open.
   uint32_t scope_fence_count() const;
   void Clear();
@@ -102,6 +106,8 @@ class FenceTable {
     std::shared_ptr<SharedEvent> mark;  // kMarked only
   };
 
+  // So that the next Add() cannot throw.
+  void ReserveOne();
   FenceId Add(Fence fence);
 
   Driver& driver_;
@@ -109,6 +115,8 @@ class FenceTable {
   // Of the fences in use those that are no proof fences: a capture may have very many of these.
   std::vector<FenceId> listed_;
   std::vector<FenceId> unused_;
+  std::vector<bool>
+      opened_;  // what Opened() returned last; this and the others have room for fences_
 };
 
 }  // namespace cgp

@@ -24,7 +24,7 @@ class FenceTableTest : public ::testing::Test {
 
   void TearDown() override { EXPECT_EQ(host_.unknown_events_destroyed(), 0u); }
 
-  std::vector<uint32_t> Opened() const {
+  std::vector<uint32_t> Opened() {
     std::vector<uint32_t> numbers;
     const std::vector<bool> opened = fences_.Opened();
     for (uint32_t i = 0; i < opened.size(); ++i) {

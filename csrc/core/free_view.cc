@@ -39,7 +39,7 @@ void FreeView::Rebuild() {
   whole_page_count_ = 0;
   partial_pages_.Clear();
   chains_.assign(chains_.size(), 0);
-  ResizePages();
+  ResizePages(space_.page_count());
   runs_.Clear();
   for (uint32_t p = 0; p < space_.page_count(); ++p) {
     Learn(space_.first(PageId{p}), space_.last(PageId{p}));
@@ -51,7 +51,7 @@ void FreeView::Forget(NodeId first, NodeId last) {
 }
 
 void FreeView::Learn(NodeId first, NodeId last) {
-  if (links_.size() < space_.node_limit()) links_.resize(2 * std::size_t{space_.node_limit()});
+  if (links_.size() < space_.node_limit()) MakeRoomForNodes();
   ForEachChain(first, last, [this](const Chain& chain) { LinkChain(chain); });
   const uint32_t page = Index(space_.node(first).page);
   if (partial_pages_.Contains(page) == (chains_[page] > 0)) return;
@@ -64,7 +64,7 @@ void FreeView::Learn(NodeId first, NodeId last) {
 
 void FreeView::LearnMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
   runs_.Grow();
-  ResizePages();
+  ResizePages(space_.page_count());
   for (uint32_t i = 0; i < count; ++i) {
     const SlotId slot{Index(first) + i};
     const PageId page = ranges_.page_at(slot);
@@ -75,16 +75,27 @@ void FreeView::LearnMapping(SlotId first, uint32_t count, uint32_t old_page_coun
   }
 }
 
-void FreeView::ResizePages() {
-  whole_pages_.Resize(space_.page_count());
-  partial_pages_.Resize(space_.page_count());
-  chains_.resize(space_.page_count());
+void FreeView::MakeRoomForNodes() {
+  if (links_.size() < space_.node_room()) links_.resize(space_.node_room());
+}
+
+void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t ranges) {
+  MakeRoomForNodes();
+  ResizePages(space_.page_count() + more_pages);
+  runs_.MakeRoom(slots, ranges);
+}
+
+void FreeView::ResizePages(uint32_t pages) {
+  whole_pages_.Resize(pages);
+  partial_pages_.Resize(pages);
+  if (chains_.size() < pages) chains_.resize(pages);
 }
 
 std::optional<NodeId> FreeView::BestFit(Granules length) const {
-  if (const std::optional<NodeId> settled = BestFitSettled(length)) return settled;
-  const Granules behind_settled = space_.page_size() + length;
-  const auto bin = filled_bins_.Next(static_cast<uint32_t>(behind_settled.count()));
+  const auto page = static_cast<uint32_t>(space_.page_size().count());
+  const auto wanted = static_cast<uint32_t>(length.count());
+  std::optional<uint32_t> bin = filled_bins_.Next(wanted);
+  if (bin && *bin >= page) bin = filled_bins_.Next(page + wanted);
   if (!bin) return std::nullopt;
   return bins_[*bin];
 }
@@ -92,13 +103,6 @@ std::optional<NodeId> FreeView::BestFit(Granules length) const {
 std::optional<NodeId> FreeView::NextAsGood(NodeId chain) const {
   const NodeId next = links_[Index(chain)].next;
   return next == NodeId::kNone ? std::nullopt : std::optional(next);
-}
-
-std::optional<NodeId> FreeView::BestFitSettled(Granules length) const {
-  const auto others = static_cast<uint32_t>(space_.page_size().count());
-  const std::optional<uint32_t> bin = filled_bins_.Next(static_cast<uint32_t>(length.count()));
-  if (!bin || *bin >= others) return std::nullopt;
-  return bins_[*bin];
 }
 
 std::optional<PageId> FreeView::NextWhole(PageId from) const {
@@ -177,8 +181,10 @@ void FreeView::ForEachChain(NodeId first, NodeId last, Function&& function) {
   }
 }
 
+// By length in granules: first those in pages of small blocks, then those in others.
 uint32_t FreeView::BinOf(PageId page, uint32_t length) const {
-  return length + (space_.settled(page) ? 0 : static_cast<uint32_t>(space_.page_size().count()));
+  return length +
+         (space_.holds_large(page) ? static_cast<uint32_t>(space_.page_size().count()) : 0);
 }
 
 void FreeView::LinkChain(const Chain& chain) {
@@ -240,6 +246,7 @@ void FreeView::Check() const {
       } else {
         ++chains;
         const auto granules = static_cast<uint32_t>(length.count());
+        CGP_CHECK(Index(id) < links_.size());
         const Link& link = links_[Index(id)];
         const bool first_of_bin = link.prev == NodeId::kNone;
         CGP_CHECK(first_of_bin ? bins_[BinOf(PageId{p}, granules)] == id

@@ -48,6 +48,15 @@ class FreeView {
   void LetThrough(FenceId fence);
   void Refuse(FenceId fence);
 
+  // Makes room for what is about to be told: what follows cannot throw then. For nodes as many as
+  // the space has room for; for so many new pages, in a table of so many slots and ranges; and for
+  // Assign() and LetThrough() of the fence.
+  void MakeRoomForNodes();
+  void MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t ranges);
+  void MakeRoomForFence(FenceId fence) {
+    if (passes_.capacity() <= Index(fence)) passes_.reserve(2 * (Index(fence) + std::size_t{1}));
+  }
+
   // Indexes everything anew.
   void Rebuild();
 
@@ -62,15 +71,12 @@ class FreeView {
   // `old_page_count` on are new.
   void LearnMapping(SlotId first, uint32_t count, uint32_t old_page_count);
 
-  // The first node of the shortest chain of at least `length` in pages that are partly used: in
-  // settled ones if any has one, else in the others.
+  // The first node of the shortest chain of at least `length` in pages that are partly used: by
+  // small blocks alone if there is one, else in the others.
   std::optional<NodeId> BestFit(Granules length) const;
 
   // The chain behind one that BestFit() returned that would have done as well, if there is one.
   std::optional<NodeId> NextAsGood(NodeId chain) const;
-
-  // As BestFit(), in settled pages only.
-  std::optional<NodeId> BestFitSettled(Granules length) const;
 
   bool IsWhole(PageId page) const { return whole_pages_.Contains(Index(page)); }
   uint32_t whole_page_count() const { return whole_page_count_; }
@@ -105,12 +111,12 @@ class FreeView {
     uint32_t length = 0;  // in granules
   };
 
-  bool Available(const PageSpace::Node& node) const { return !node.used && Passes(node.fence); }
+  bool Available(const PageSpace::Node& node) const { return Passes(node.fence); }
   bool Available(NodeId id) const { return Available(space_.node(id)); }
   NodeId ChainStart(NodeId id) const;
   // The node after the chain, kNone at the page's end.
   NodeId ChainEnd(NodeId start) const;
-  void ResizePages();
+  void ResizePages(uint32_t pages);
   template <typename Function>
   void ForEachChain(NodeId first, NodeId last, Function&& function);
   uint32_t BinOf(PageId page, uint32_t length) const;
@@ -128,7 +134,7 @@ class FreeView {
   IndexSet partial_pages_;
   std::vector<uint32_t> chains_;  // by page: how many chains of it are in bins
   IndexSet filled_bins_;
-  std::vector<NodeId> bins_;  // see BinOf(): the newest chain; first those of settled pages
+  std::vector<NodeId> bins_;  // see BinOf(): the newest chain
   std::vector<Link> links_;   // by node
 };
 

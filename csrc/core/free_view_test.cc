@@ -103,7 +103,7 @@ class FreeViewTest : public ::testing::Test {
     std::vector<Chain> chains;
     for (NodeId id = space_.first(page); id != NodeId::kNone; id = space_.node(id).next) {
       const PageSpace::Node& node = space_.node(id);
-      if (node.used || (node.fence != FenceId::kOpen && node.fence != view.own_fence())) continue;
+      if (node.used() || (node.fence != FenceId::kOpen && node.fence != view.own_fence())) continue;
       if (!chains.empty() && chains.back().offset + chains.back().length == node.offset) {
         chains.back().length += node.length;
       } else {

@@ -12,24 +12,27 @@ NodeNumber GraphOrder::NumberOf(CaptureId capture, GraphNode node) {
   return number;
 }
 
-std::span<const NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& frontier) {
-  std::vector<NodeNumber>& news = news_;
-  news.clear();
-  if (reach.stopped_) return news;
+void GraphOrder::Advance(Reach& reach, const Frontier& frontier, std::vector<NodeNumber>* news) {
+  if (reach.stopped_) return;
+  const std::size_t known = news->size();
+  const auto take_back = [&] {
+    for (std::size_t i = known; i < news->size(); ++i) reach.reached_[Index((*news)[i])] = false;
+    news->resize(known);
+  };
   bool stopped = !frontier.waits;
   const auto visit = [&](NodeNumber node) {
     if (reach.Contains(node)) return;
     if (reach.reached_.size() <= Index(node)) reach.reached_.resize(nodes_.size());
+    news->push_back(node);  // first: what is not there is not taken back
     reach.reached_[Index(node)] = true;
-    news.push_back(node);
   };
   try {
     if (!stopped) {
       for (const GraphNode node : frontier.nodes) visit(NumberOf(frontier.capture, node));
     }
-    for (std::size_t i = 0; i < news.size() && !stopped; ++i) {
-      AskDependencies(frontier.capture, news[i]);
-      const Node& node = nodes_[Index(news[i])];
+    for (std::size_t i = known; i < news->size() && !stopped; ++i) {
+      AskDependencies(frontier.capture, (*news)[i]);
+      const Node& node = nodes_[Index((*news)[i])];
       stopped = !node.waits;
       if (node.count == 1) {
         visit(node.dependency);
@@ -38,16 +41,14 @@ std::span<const NodeNumber> GraphOrder::Advance(Reach& reach, const Frontier& fr
       for (uint32_t d = 0; d < node.count; ++d) visit(dependencies_[node.first + d]);
     }
   } catch (...) {
-    for (const NodeNumber node : news) reach.reached_[Index(node)] = false;
+    take_back();
     throw;
   }
-  if (stopped) {
-    // Not even what was in an earlier frontier stands: the stream may have gone on without waiting
-    // for it.
-    reach.Stop();
-    news.clear();
-  }
-  return news;
+  if (!stopped) return;
+  // Not even what was in an earlier frontier stands: the stream may have gone on without waiting
+  // for it.
+  take_back();
+  reach.Stop();
 }
 
 void GraphOrder::Clear() {

@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <span>
 #include <vector>
 
 #include "core/address_map.h"
@@ -51,9 +50,9 @@ class GraphOrder {
   NodeNumber NumberOf(CaptureId capture, GraphNode node);
   uint32_t node_count() const { return static_cast<uint32_t>(nodes_.size()); }
 
-  // The stream of that reach stands at `frontier` now: returns the nodes that it has newly reached,
-  // valid until the next call. Throws DriverError with nothing changed.
-  std::span<const NodeNumber> Advance(Reach& reach, const Frontier& frontier);
+  // The stream of that reach stands at `frontier` now: appends the nodes that it has newly reached.
+  // Throws with neither changed.
+  void Advance(Reach& reach, const Frontier& frontier, std::vector<NodeNumber>* news);
 
   // Forgets all nodes.
   void Clear();
@@ -82,9 +81,7 @@ class GraphOrder {
   std::deque<Node> nodes_;  // by number
   std::deque<NodeNumber> dependencies_;
   std::map<CaptureId, std::array<Numbers, 64>> numbers_;
-  // Kept for their memory: what the driver said last, and what Advance() returned.
-  std::vector<GraphNode> asked_;
-  std::vector<NodeNumber> news_;
+  std::vector<GraphNode> asked_;  // what the driver said last; kept for its memory
 };
 
 }  // namespace cgp

@@ -16,8 +16,8 @@ class IndexSet {
   // Makes room for members below `limit`; keeps what is there.
   void Resize(uint32_t limit) {
     if (Words(limit) <= words_.size()) return;
-    words_.resize(Words(limit));
     filled_.resize(Words(Words(limit)));
+    words_.resize(Words(limit));  // last: it says whether there is room
   }
 
   bool Contains(uint32_t i) const { return (words_[i / 64] & Bit(i)) != 0; }

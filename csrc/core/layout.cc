@@ -14,39 +14,22 @@ std::size_t AttemptsFor(uint64_t items, bool some_stay) {
   return std::clamp<uint64_t>(comparisons / (items * items + 1), 4, 32);
 }
 
-// The orders to try first: by where the like lay before, if that is known, by size, and by size
-// times lifetime. What stays for good goes to the bottom, so that it does not part what comes later,
-// and so does what is better there. Such an item whose like lay at the bottom before keeps its turn:
-// where all sizes grow by one factor, each item then finds a gap no higher than that factor times
-// where its like lay.
+// The orders to try first: by where the like lay before, if that is known, and by size. What stays
+// for good goes to the bottom, so that it does not part what comes later. Where all sizes grow by one
+// factor, each item then finds a gap no higher than that factor times where its like lay.
 std::vector<std::vector<uint32_t>> FirstOrders(const std::vector<LayoutItem>& items) {
-  const auto stays = [&](uint32_t i) { return items[i].end == LayoutItem::kForever; };
-  const auto goes_first = [&](uint32_t i) { return items[i].low || stays(i); };
-  const auto sort = [&](std::vector<uint32_t> order, auto&& before) {
-    std::stable_sort(order.begin(), order.end(), before);
-    std::stable_partition(order.begin(), order.end(), goes_first);
-    return order;
-  };
-  const auto larger = [&](uint32_t a, uint32_t b) { return items[a].length > items[b].length; };
-  const auto lower = [&](uint32_t a, uint32_t b) { return items[a].position < items[b].position; };
-  const auto area = [&](uint32_t i) {
-    return static_cast<double>(items[i].length) * (items[i].end - items[i].begin);
-  };
-
-  std::vector<uint32_t> as_given(items.size());
-  std::iota(as_given.begin(), as_given.end(), 0);
-  const std::vector<uint32_t> by_size = sort(as_given, larger);
+  std::vector<uint32_t> by_size(items.size());
+  std::iota(by_size.begin(), by_size.end(), 0);
+  std::ranges::stable_sort(by_size, std::ranges::greater{},
+                           [&](uint32_t i) { return items[i].length; });
   std::vector<uint32_t> as_before = by_size;
-  std::stable_sort(as_before.begin(), as_before.end(), lower);
-  uint64_t bottom = 0;
-  for (const uint32_t i : as_given) bottom += goes_first(i) ? items[i].length : 0;
-  std::stable_partition(as_before.begin(), as_before.end(), [&](uint32_t i) {
-    return stays(i) || (items[i].low && items[i].position >= bottom);
-  });
-  std::vector<std::vector<uint32_t>> orders{std::move(as_before)};
-  if (orders.front() != by_size) orders.push_back(by_size);
-  orders.push_back(sort(by_size, [&](uint32_t a, uint32_t b) { return area(a) > area(b); }));
-  return orders;
+  std::ranges::stable_sort(as_before, {}, [&](uint32_t i) { return items[i].position; });
+  for (std::vector<uint32_t>* order : {&by_size, &as_before}) {
+    std::ranges::stable_partition(*order,
+                                  [&](uint32_t i) { return items[i].end == LayoutItem::kForever; });
+  }
+  if (as_before == by_size) return {by_size};
+  return {as_before, by_size};
 }
 
 // How many may live in the mean when an item begins for it to pay to go through what it meets alone.
@@ -63,7 +46,7 @@ Layout::Placed Layout::Of(const LayoutItem& item) {
   return {item.begin, item.end, item.position, item.position + item.length};
 }
 
-bool Layout::Pack(std::vector<LayoutItem>& items, uint64_t limit) {
+bool Layout::Pack(std::vector<LayoutItem>& items) {
   const std::vector<Placed> fixed = placed_;
   const std::optional<Conflicts> conflicts = FindConflicts(items);
   std::vector<LayoutItem> best = items;
@@ -85,7 +68,7 @@ bool Layout::Pack(std::vector<LayoutItem>& items, uint64_t limit) {
       if (order == last) break;
     }
     placed_ = fixed;
-    const uint64_t left = Attempt(order, conflicts, items, limit);
+    const uint64_t left = Attempt(order, conflicts, items);
     if (left < least_left) {
       least_left = left;
       best = items;
@@ -109,20 +92,19 @@ std::optional<Conflicts> Layout::FindConflicts(std::span<const LayoutItem> items
 
 // Returns the granules of the items that found no place. pre: what is placed is what is fixed.
 uint64_t Layout::Attempt(const std::vector<uint32_t>& order,
-                         const std::optional<Conflicts>& conflicts, std::vector<LayoutItem>& items,
-                         uint64_t limit) {
+                         const std::optional<Conflicts>& conflicts,
+                         std::vector<LayoutItem>& items) {
   if (conflicts) NumberAll(items);
   const auto fixed = static_cast<uint32_t>(placed_.size());
   uint64_t left = 0;
   for (const uint32_t i : order) {
     LayoutItem& item = items[i];
-    item.position = 0;
-    item.position = conflicts ? GapBesideConflicts(item, fixed + i, *conflicts) : FindGap(item);
-    if (item.position + item.length <= limit) {
+    item.position = conflicts ? GapBesideConflicts(item, fixed + i, *conflicts) : LowestGap(item);
+    if (item.position + item.length <= item.limit) {
       if (conflicts) {
         numbered_[fixed + i] = Of(item);
       } else {
-        Insert(item);
+        placed_.insert(std::ranges::upper_bound(placed_, Of(item), LiesLower{}), Of(item));
       }
     } else {
       item.position = LayoutItem::kNowhere;
@@ -144,7 +126,7 @@ void Layout::NumberAll(std::span<const LayoutItem> items) {
   near_.resize(numbered_.size());
 }
 
-// As FindGap() from the bottom on, by going through nothing but what the item meets.
+// As LowestGap(), by going through nothing but what the item meets.
 uint64_t Layout::GapBesideConflicts(const LayoutItem& item, uint32_t number,
                                     const Conflicts& conflicts) {
   std::size_t count = 0;
@@ -164,65 +146,47 @@ uint64_t Layout::GapBesideConflicts(const LayoutItem& item, uint32_t number,
     for (const Placed& other : near) {
       if (other.low >= position + item.length || other.high <= position) continue;
       position = other.high;
-      if (item.alignment > 1)
-        position = (position + item.alignment - 1) / item.alignment * item.alignment;
       moved = true;
     }
   }
   return position;
 }
 
-uint64_t Layout::FindGap(const LayoutItem& item) const { return LowestGap(placed_, item); }
-
-uint64_t Layout::LowestGap(std::span<const Placed> placed, const LayoutItem& item) {
-  const auto [begin, end, length, from, alignment, low] = item;
-  uint64_t position = (from + alignment - 1) / alignment * alignment;
-  for (const Placed& other : placed) {
-    if (other.low >= position + length) break;
+// The lowest position at which the item meets nothing.
+uint64_t Layout::LowestGap(const LayoutItem& item) const {
+  uint64_t position = 0;
+  for (const Placed& other : placed_) {
+    if (other.low >= position + item.length) break;
     // Without a branch, since whether two items meet is as good as random.
-    const auto meets =
-        static_cast<uint64_t>(other.begin < end) & static_cast<uint64_t>(begin < other.end);
+    const auto meets = static_cast<uint64_t>(other.begin < item.end) &
+                       static_cast<uint64_t>(item.begin < other.end);
     position = std::max(position, other.high & (uint64_t{0} - meets));
-    if (alignment > 1) position = (position + alignment - 1) / alignment * alignment;
   }
   return position;
 }
 
-void Layout::Insert(const LayoutItem& item) { placed_.insert(Behind(item.position), Of(item)); }
-
-void Layout::Erase(uint32_t begin, uint64_t position) {
-  for (auto it = Behind(position); it != placed_.begin() && (--it)->low == position;) {
-    if (it->begin != begin) continue;
-    placed_.erase(it);
-    return;
-  }
-}
-
-// The first that lies higher than `position`.
-std::vector<Layout::Placed>::iterator Layout::Behind(uint64_t position) {
-  return std::upper_bound(placed_.begin(), placed_.end(), position,
-                          [](uint64_t p, const Placed& other) { return p < other.low; });
-}
-
-uint64_t Layout::Peak(std::span<const LayoutItem> items, std::span<const LayoutItem> fixed) {
+std::vector<uint64_t> Layout::Peaks(std::span<const LayoutItem> items,
+                                    std::span<const LayoutItem> fixed) {
+  std::size_t steps = 1;
+  for (const LayoutItem& item : items) steps = std::max(steps, std::size_t{item.begin} + 1);
   // By step: by how much what lives then exceeds what did before. What ends with a step is gone
   // before the next block comes.
-  std::vector<int64_t> changes;
-  const auto change = [&](uint32_t step, int64_t length) {
-    if (step >= changes.size()) changes.resize(std::size_t{step} + 1);
-    changes[step] += length;
-  };
+  std::vector<int64_t> changes(steps);
   for (const std::span<const LayoutItem> part : {items, fixed}) {
     for (const LayoutItem& item : part) {
       const auto length = static_cast<int64_t>(item.length);
-      change(item.begin, length);
-      if (item.end != LayoutItem::kForever) change(item.end, -length);
+      if (item.begin < steps) changes[item.begin] += length;
+      if (item.end < steps) changes[item.end] -= length;
     }
   }
+  std::vector<uint64_t> peaks(steps);
   int64_t live = 0;
   int64_t peak = 0;
-  for (const int64_t by : changes) peak = std::max(peak, live += by);
-  return static_cast<uint64_t>(peak);
+  for (std::size_t step = 0; step < steps; ++step) {
+    peak = std::max(peak, live += changes[step]);
+    peaks[step] = static_cast<uint64_t>(peak);
+  }
+  return peaks;
 }
 
 }  // namespace cgp

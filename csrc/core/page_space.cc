@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/reserve.h"
 
 namespace cgp {
 
@@ -11,17 +12,14 @@ PageSpace::PageSpace(Granules page_size)
   CGP_CHECK(page_size.count() > 0 && page_size.count() < std::numeric_limits<uint32_t>::max());
 }
 
-void PageSpace::GrowBy(uint32_t more_pages) {
-  // Doubling by hand: vector::reserve grows to exactly what it is told, which would make n calls
-  // O(n^2).
-  const auto reserve = [](auto& vector, std::size_t wanted) {
-    if (wanted > vector.capacity()) vector.reserve(std::max(wanted, vector.capacity() * 2));
-  };
-  reserve(pages_, pages_.size() + more_pages);
+void PageSpace::GrowBy(uint32_t more_pages, std::size_t splits) {
+  ReserveMore(pages_, more_pages);
   // A new page brings one node, and taking bytes from a page splits at most twice.
-  const std::size_t nodes = nodes_.size() + 3 * std::size_t{more_pages} + kMostSplits;
-  reserve(nodes_, nodes);
-  reserve(spare_nodes_, nodes_.capacity());
+  const std::size_t nodes = nodes_.size() + 3 * std::size_t{more_pages} + splits;
+  if (nodes <= nodes_.capacity()) return;
+  const std::size_t room = std::max(nodes, 2 * nodes_.capacity());
+  spare_nodes_.reserve(room);  // first, since any node may be spare
+  nodes_.reserve(room);
 }
 
 void PageSpace::AddPage() {
@@ -36,7 +34,7 @@ NodeId PageSpace::Take(NodeId within, Granules offset, Granules length) {
   const auto end = static_cast<uint32_t>((offset + length).count());
   const NodeId taken = SplitAt(within, begin);
   while (at(taken).offset + at(taken).length < end) {
-    CGP_CHECK(!at(taken).used && at(taken).next != NodeId::kNone && !at(at(taken).next).used);
+    CGP_CHECK(!at(taken).used() && at(taken).next != NodeId::kNone && !at(at(taken).next).used());
     AbsorbNext(taken);
   }
   if (at(taken).offset + at(taken).length > end) {
@@ -44,52 +42,40 @@ NodeId PageSpace::Take(NodeId within, Granules offset, Granules length) {
     // absorbed ones; that is the fence AbsorbNext() leaves behind.
     SplitAt(taken, end);
   }
-  Node& node = at(taken);
-  CGP_CHECK(!node.used && node.offset == begin && node.offset + node.length == end);
-  node.used = true;
+  const Node& node = at(taken);
+  CGP_CHECK(!node.used() && node.offset == begin && node.offset + node.length == end);
+  SetFence(taken, FenceId::kUsed);
   ++used_nodes_;
-  node.fence = FenceId::kOpen;
   free_granules_ -= length.count();
   return taken;
 }
 
 NodeId PageSpace::Give(NodeId used, FenceId fence) {
-  Node& node = at(used);
-  CGP_CHECK(node.used);
-  node.used = false;
+  CGP_CHECK(at(used).used() && Index(fence) < behind_.size());
+  SetFence(used, fence);
   --used_nodes_;
-  node.fence = fence;
-  free_granules_ += node.length;
-  const auto joins = [&](NodeId other) {
-    return other != NodeId::kNone && !at(other).used && at(other).fence == fence;
-  };
-  if (joins(node.next)) AbsorbNext(used);
-  const NodeId before = at(used).prev;
-  if (!joins(before)) return used;
-  AbsorbNext(before);
-  return before;
+  free_granules_ += at(used).length;
+  return JoinNeighbours(used);
 }
 
-template <typename NewFence>
-void PageSpace::ChangeFences(NewFence new_fence) {
-  for (const Page& page : pages_) {
-    for (NodeId id = page.first; id != NodeId::kNone; id = at(id).next) {
-      if (at(id).used) continue;
-      at(id).fence = new_fence(at(id).fence);
-      const NodeId before = at(id).prev;
-      if (before == NodeId::kNone || at(before).used || at(before).fence != at(id).fence) continue;
-      AbsorbNext(before);
-      id = before;
+void PageSpace::OpenFences(const std::vector<bool>& opened) {
+  for (uint32_t fence = 1; fence < std::min(behind_.size(), opened.size()); ++fence) {
+    while (opened[fence] && behind_[fence] != NodeId::kNone) {
+      const NodeId id = behind_[fence];
+      SetFence(id, FenceId::kOpen);
+      JoinNeighbours(id);
     }
   }
 }
 
-void PageSpace::OpenFences(const std::vector<bool>& opened) {
-  ChangeFences([&](FenceId fence) { return opened[Index(fence)] ? FenceId::kOpen : fence; });
-}
-
 void PageSpace::HoldAll(FenceId fence) {
-  ChangeFences([=](FenceId) { return fence; });
+  for (const Page& page : pages_) {
+    for (NodeId id = page.first; id != NodeId::kNone; id = at(id).next) {
+      if (at(id).used()) continue;
+      SetFence(id, fence);
+      id = JoinNeighbours(id);
+    }
+  }
 }
 
 void PageSpace::Renumber(const std::vector<uint32_t>& number) noexcept {
@@ -100,6 +86,7 @@ void PageSpace::Renumber(const std::vector<uint32_t>& number) noexcept {
       const NodeId next = at(id).next;
       if (number[p] == kGone) {
         free_granules_ -= at(id).length;
+        SetFence(id, FenceId::kOpen);
         spare_nodes_.push_back(id);
       } else {
         at(id).page = PageId{number[p]};
@@ -109,6 +96,18 @@ void PageSpace::Renumber(const std::vector<uint32_t>& number) noexcept {
     if (number[p] != kGone) pages_[left++] = pages_[p];
   }
   pages_.resize(left);
+}
+
+// Of a free node with those beside it that are behind the same fence.
+NodeId PageSpace::JoinNeighbours(NodeId id) {
+  const auto joins = [&](NodeId other) {
+    return other != NodeId::kNone && at(other).fence == at(id).fence;
+  };
+  if (joins(at(id).next)) AbsorbNext(id);
+  const NodeId before = at(id).prev;
+  if (!joins(before)) return id;
+  AbsorbNext(before);
+  return before;
 }
 
 NodeId PageSpace::NewNode(const Node& node) {
@@ -129,12 +128,13 @@ void PageSpace::Splice(NodeId left, NodeId right) {
 
 NodeId PageSpace::SplitAt(NodeId id, uint32_t offset) {
   const Node whole = at(id);
-  CGP_CHECK(!whole.used && whole.offset <= offset && offset < whole.offset + whole.length);
+  CGP_CHECK(!whole.used() && whole.offset <= offset && offset < whole.offset + whole.length);
   if (whole.offset == offset) return id;
   Node right = whole;
   right.offset = offset;
   right.length = whole.offset + whole.length - offset;
   const NodeId right_id = NewNode(right);
+  LinkBehindFence(right_id);
   at(id).length = offset - whole.offset;
   Splice(right_id, whole.next);
   Splice(id, right_id);
@@ -146,18 +146,43 @@ NodeId PageSpace::SplitAt(NodeId id, uint32_t offset) {
 void PageSpace::AbsorbNext(NodeId id) {
   const NodeId next = at(id).next;
   at(id).length += at(next).length;
-  at(id).fence = at(next).fence;
+  SetFence(id, at(next).fence);
+  SetFence(next, FenceId::kOpen);
   Splice(id, at(next).next);
   Page& page = pages_[Index(at(id).page)];
   if (page.last == next) page.last = id;
-  at(next).fence = FenceId::kOpen;  // who remembers it by its fence sees that it is gone
   spare_nodes_.push_back(next);
+}
+
+void PageSpace::SetFence(NodeId id, FenceId fence) {
+  Node& node = at(id);
+  if (node.fence == fence) return;
+  if (node.fence_next != NodeId::kNone) at(node.fence_next).fence_prev = node.fence_prev;
+  if (node.fence_prev != NodeId::kNone) {
+    at(node.fence_prev).fence_next = node.fence_next;
+  } else if (node.fence != FenceId::kOpen && node.fence != FenceId::kUsed) {
+    behind_[Index(node.fence)] = node.fence_next;
+  }
+  node.fence = fence;
+  LinkBehindFence(id);
+}
+
+// pre: the node is in no list; its links may be anything.
+void PageSpace::LinkBehindFence(NodeId id) {
+  Node& node = at(id);
+  node.fence_prev = node.fence_next = NodeId::kNone;
+  if (node.fence == FenceId::kOpen || node.fence == FenceId::kUsed) return;
+  NodeId& first = behind_[Index(node.fence)];
+  node.fence_next = first;
+  if (first != NodeId::kNone) at(first).fence_prev = id;
+  first = id;
 }
 
 void PageSpace::Check() const {
   uint64_t free_granules = 0;
   std::size_t seen = 0;
   std::size_t used = 0;
+  std::size_t fenced = 0;
   for (uint32_t p = 0; p < page_count(); ++p) {
     uint32_t end = 0;
     NodeId before = NodeId::kNone;
@@ -165,21 +190,29 @@ void PageSpace::Check() const {
       const Node& here = node(id);
       CGP_CHECK(Index(here.page) == p && here.prev == before);
       CGP_CHECK(here.offset == end && here.length > 0);
-      CGP_CHECK(!here.used || here.fence == FenceId::kOpen);
-      if (before != NodeId::kNone && !here.used && !node(before).used) {
-        CGP_CHECK(node(before).fence != here.fence);
-      }
-      if (!here.used) free_granules += here.length;
+      if (before != NodeId::kNone && !here.used()) CGP_CHECK(node(before).fence != here.fence);
+      if (!here.used()) free_granules += here.length;
+      fenced += here.used() || here.fence == FenceId::kOpen ? 0 : 1;
       end += here.length;
       before = id;
       ++seen;
-      used += here.used ? 1 : 0;
+      used += here.used() ? 1 : 0;
     }
     CGP_CHECK(end == page_granules_ && pages_[p].last == before);
   }
   CGP_CHECK(free_granules == free_granules_);
   CGP_CHECK(seen + spare_nodes_.size() == nodes_.size());
   CGP_CHECK(used == used_nodes_ && seen - used == free_extents());
+  CGP_CHECK(behind_[Index(FenceId::kOpen)] == NodeId::kNone);
+  for (uint32_t fence = 1; fence < behind_.size(); ++fence) {
+    NodeId before = NodeId::kNone;
+    ForEachBehind(FenceId{fence}, [&](NodeId id) {
+      CGP_CHECK(Index(node(id).fence) == fence && node(id).fence_prev == before);
+      before = id;
+      --fenced;
+    });
+  }
+  CGP_CHECK(fenced == 0);
 }
 
 }  // namespace cgp

@@ -9,7 +9,8 @@
 // invariants, for each page p:
 //   sum of length over the nodes of p == page_size(); next and prev are each other's inverse
 //   no two neighbours are both free with the same fence
-// and over all: free() == sum of length over free nodes.
+// and over all: free() == sum of length over free nodes
+//   a node is in the list of fence f != kOpen  <=>  it is free behind f
 #pragma once
 
 #include <cstddef>
@@ -22,8 +23,8 @@
 namespace cgp {
 
 // What must have happened before free bytes may be taken; fences.h keeps what each number means.
-// kOpen: nothing.
-enum class FenceId : uint32_t { kOpen = 0 };
+// kOpen: nothing. kUsed: they are not free.
+enum class FenceId : uint32_t { kOpen = 0, kUsed = std::numeric_limits<uint32_t>::max() };
 
 enum class NodeId : uint32_t { kNone = std::numeric_limits<uint32_t>::max() };
 
@@ -36,8 +37,12 @@ class PageSpace {
     uint32_t length = 0;  // in granules
     NodeId prev = NodeId::kNone;
     NodeId next = NodeId::kNone;
-    bool used = false;
-    FenceId fence = FenceId::kOpen;  // kOpen while used
+    FenceId fence = FenceId::kOpen;
+    // In the list of those behind the fence; none behind kOpen and kUsed.
+    NodeId fence_prev = NodeId::kNone;
+    NodeId fence_next = NodeId::kNone;
+
+    bool used() const { return fence == FenceId::kUsed; }
   };
 
   explicit PageSpace(Granules page_size);
@@ -51,17 +56,30 @@ class PageSpace {
   const Node& node(NodeId id) const { return nodes_[Index(id)]; }
   NodeId first(PageId page) const { return pages_[Index(page)].first; }
   NodeId last(PageId page) const { return pages_[Index(page)].last; }
-  // Whether a small block in the page has outlived the scope that made it. Others are put beside it
-  // first, so that few pages are kept from ever being whole again.
-  bool settled(PageId page) const { return pages_[Index(page)].settled; }
-  void SetSettled(PageId page, bool settled) { pages_[Index(page)].settled = settled; }
+  // How many pieces of blocks of a page or more lie in the page. Small blocks go beside others of
+  // their kind first: one that outlives a large one beside it would keep the page from being whole.
+  uint32_t large_pieces(PageId page) const { return pages_[Index(page)].large_pieces; }
+  bool holds_large(PageId page) const { return large_pieces(page) > 0; }
+  void AddLargePiece(PageId page) { ++pages_[Index(page)].large_pieces; }
+  void DropLargePiece(PageId page) { --pages_[Index(page)].large_pieces; }
+  // Calls function(node) for each free node behind the fence, in no order. pre: not kOpen.
+  template <typename Function>
+  void ForEachBehind(FenceId fence, Function&& function) const {
+    if (Index(fence) >= behind_.size()) return;
+    for (NodeId id = behind_[Index(fence)]; id != NodeId::kNone; id = node(id).fence_next) {
+      function(id);
+    }
+  }
   // An upper limit on node numbers, for tables indexed by them.
   uint32_t node_limit() const { return static_cast<uint32_t>(nodes_.size()); }
+  // The same until the next ReservePages() that allocates.
+  std::size_t node_room() const { return nodes_.capacity(); }
 
-  // Allocates what the next AddPage() calls and one Take() per page need, so that these cannot
-  // throw.
-  void ReservePages(uint32_t more_pages) {
-    if (more_pages > 0 || nodes_.size() + kMostSplits > nodes_.capacity()) GrowBy(more_pages);
+  // Allocates what the next AddPage() calls, one Take() per page and those of so many blocks need,
+  // so that these cannot throw. Give() and OpenFences() never do.
+  void ReservePages(uint32_t more_pages, std::size_t blocks = 1) {
+    const std::size_t splits = kMostSplits * blocks;
+    if (more_pages > 0 || nodes_.size() + splits > nodes_.capacity()) GrowBy(more_pages, splits);
   }
 
   // A new page, free and without a fence, numbered page_count().
@@ -71,15 +89,22 @@ class PageSpace {
   // pre: these granules are free; `within` is the node that holds the first of them.
   NodeId Take(NodeId within, Granules offset, Granules length);
 
+  // Allocates what Give() needs behind the fence, so that it cannot throw.
+  void ReserveFence(FenceId fence) {
+    if (Index(fence) >= behind_.size())
+      behind_.resize(Index(fence) + std::size_t{1}, NodeId::kNone);
+  }
+
   // Frees a used node behind `fence`, joining neighbours of the same fence. Returns the node that
-  // now holds it.
+  // now holds it. pre: ReserveFence(fence).
   NodeId Give(NodeId used, FenceId fence);
 
   // Opens the fences for which opened[fence] is true, joining neighbours. Of nodes that become one
-  // the first survives.
+  // the first survives. O(nodes behind them).
   void OpenFences(const std::vector<bool>& opened);
 
   // Puts all that is free behind the fence, joining neighbours as OpenFences() does.
+  // pre: ReserveFence(fence).
   void HoldAll(FenceId fence);
 
   // Page p is called number[p] from now on; those numbered RangeTable::Renumbering::kGone, which are
@@ -93,27 +118,29 @@ class PageSpace {
   struct Page {
     NodeId first = NodeId::kNone;
     NodeId last = NodeId::kNone;
-    bool settled = false;
+    uint32_t large_pieces = 0;
   };
 
   // A Take() splits at most twice; a block does so in no more than its first and its last page.
   static constexpr std::size_t kMostSplits = 4;
 
-  void GrowBy(uint32_t more_pages);
+  void GrowBy(uint32_t more_pages, std::size_t splits);
   Node& at(NodeId id) { return nodes_[Index(id)]; }
   NodeId NewNode(const Node& node);
   void Splice(NodeId left, NodeId right);  // makes them neighbours
   NodeId SplitAt(NodeId id, uint32_t offset);
   void AbsorbNext(NodeId id);
-  template <typename NewFence>
-  void ChangeFences(NewFence new_fence);
+  NodeId JoinNeighbours(NodeId id);
+  void SetFence(NodeId id, FenceId fence);
+  void LinkBehindFence(NodeId id);
 
   uint32_t page_granules_;
   uint64_t free_granules_ = 0;
   uint64_t used_nodes_ = 0;
   std::vector<Page> pages_;
   std::vector<Node> nodes_;
-  std::vector<NodeId> spare_nodes_;
+  std::vector<NodeId> spare_nodes_;            // its capacity is that of nodes_ at least
+  std::vector<NodeId> behind_{NodeId::kNone};  // by fence: the first of the list
 };
 
 }  // namespace cgp

@@ -24,15 +24,18 @@ constexpr uint64_t kStartsForTakers = 16;
 // handles of several pages they would hold back more.
 constexpr uint64_t kExactPool = 128;
 
-// Where new pages go unless another range makes more of them.
-constexpr RangeId kFirstRange{0};
-
 // In a pool of one stream a new page of which more than this part is left to others is a handle of
 // its own.
 constexpr uint64_t kMuchUnused = 5;
 
-// What keeping a wholly free handle whole is worth, in mappings.
-constexpr std::size_t kMappingsToSpareHandle = 2;
+// Whether the stream may take all pages of the handle that begins there.
+bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle) {
+  const PageId end = ranges.handle_end(handle);
+  for (PageId page = handle; page != end; page = PageId{Index(page) + 1}) {
+    if (!view.IsWhole(page)) return false;
+  }
+  return true;
+}
 
 // The free granules at the start or the end of a handle that is partly used.
 struct Edge {
@@ -147,9 +150,8 @@ struct Stretch {
   uint64_t tail_length = 0;     // granules taken of the tail
   std::vector<PageId> handles;  // existing whole ones
   uint64_t new_pages = 0;
-  uint64_t unused = 0;    // granules of the last new page that nothing is to lie in
-  uint64_t whole = 0;     // whole pages taken, existing or new
-  uint64_t leftover = 0;  // pages left free of a handle that was wholly free
+  uint64_t unused = 0;  // granules of the last new page that nothing is to lie in
+  uint64_t whole = 0;   // whole pages taken, existing or new
   uint64_t mappings = 0;
 };
 
@@ -209,8 +211,7 @@ class GrowthPlanner {
     std::optional<EdgePair> edges = ChooseEdges(free_, page_, rest, ends, allowed);
     if (!edges && longer) {
       const uint64_t pages = ranges_.handle_pages(*longer);
-      stretch.leftover = pages - PagesFor(rest);
-      if (stretch.leftover == 0) {
+      if (pages == PagesFor(rest)) {
         stretch.handles.push_back(*longer);
         stretch.whole += pages;
         rest = 0;
@@ -260,18 +261,16 @@ class GrowthPlanner {
            (free_.heads.empty() ? 0 : free_.heads.back().length);
   }
 
-  // As few as can be and about as large as each other, so that blocks of one size can take each
-  // other's; behind them the last page alone if the block leaves much of it to others.
+  // As large as suits the pool; behind them the last page alone if the block leaves much of it to
+  // others.
   std::vector<PageId> NewHandles(const Stretch& stretch) const {
     std::vector<PageId> handles;
-    const uint64_t pool_pages = ranges_.page_count() + stretch.new_pages;
-    const uint64_t most =
-        streams_ == Streams::kSeveral && pool_pages < kExactPool ? 1 : MostHandlePages(pool_pages);
-    for (uint64_t left = stretch.new_pages - (LastApart(stretch) ? 1 : 0); left > 0;) {
-      const uint64_t count = (left + most - 1) / most;
-      const uint64_t pages = (left + count - 1) / count;
-      handles.push_back(MappingPlan::NewHandle(static_cast<uint32_t>(pages)));
-      left -= pages;
+    const uint64_t pages = stretch.new_pages - (LastApart(stretch) ? 1 : 0);
+    if (streams_ == Streams::kSeveral && ranges_.page_count() + stretch.new_pages < kExactPool) {
+      handles.assign(pages, MappingPlan::kNewPage);
+    } else {
+      const uint64_t idle = view_.whole_page_count();
+      AppendNewHandles(pages, ranges_.page_count(), idle, handles);
     }
     if (LastApart(stretch)) handles.push_back(MappingPlan::kNewPage);
     return handles;
@@ -304,8 +303,7 @@ class GrowthPlanner {
       free_slots = length_ / page_;
       reused = free_slots * page_;
     }
-    const bool behind_first = id == kFirstRange && !at_front;
-    if ((reused == 0 && !behind_first) || reused >= length_) return;
+    if (reused == 0 || reused >= length_) return;
     const uint64_t missing = length_ - reused;
     Extension extension{.reused = reused,
                         .stretch = Fill(missing, at_front ? Ends::kTail : Ends::kHead, id),
@@ -325,8 +323,7 @@ class GrowthPlanner {
 
   GrowthPlan Extend() const {
     GrowthPlan plan{.mapping = PlanOf(best_.stretch, best_.at_front),
-                    .new_pages = best_.stretch.new_pages,
-                    .leftover = best_.stretch.leftover};
+                    .new_pages = best_.stretch.new_pages};
     plan.mapping.range = best_.range;
     plan.mapping.at_front = best_.at_front;
     const auto mapped = static_cast<int64_t>(ranges_.PagesOf(plan.mapping) * page_);
@@ -336,9 +333,7 @@ class GrowthPlanner {
   }
 
   GrowthPlan StartRange() const {
-    GrowthPlan plan{.mapping = PlanOf(fresh_, /*at_front=*/false),
-                    .new_pages = fresh_.new_pages,
-                    .leftover = fresh_.leftover};
+    GrowthPlan plan{.mapping = PlanOf(fresh_, /*at_front=*/false), .new_pages = fresh_.new_pages};
     if (const auto& tail = fresh_.edges.tail) {
       plan.start =
           static_cast<int64_t>(ranges_.handle_pages(tail->handle) * page_ - fresh_.tail_length);
@@ -462,38 +457,50 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
 
 }  // namespace
 
-uint64_t MostHandlePages(uint64_t pool_pages) {
-  constexpr uint64_t kPartOfPool = 16;
+uint64_t MostHandlePages(uint64_t pool_pages, uint64_t idle) {
+  constexpr uint64_t kPartOfPool = 56;
   constexpr uint64_t kMost = 64;
+  constexpr uint64_t kMuchIdle = 512;
+  constexpr uint64_t kLessWhenIdle = 4;
   static_assert(kMost <= MappingPlan::kMaxNewPages);
-  return std::clamp<uint64_t>(pool_pages / kPartOfPool, 1, kMost);
+  const uint64_t most = std::min(pool_pages / kPartOfPool, kMost);
+  return std::max<uint64_t>(1, idle > pool_pages / kMuchIdle ? most / kLessWhenIdle : most);
 }
 
-bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle) {
-  const PageId end = ranges.handle_end(handle);
-  for (PageId page = handle; page != end; page = PageId{Index(page) + 1}) {
-    if (!view.IsWhole(page)) return false;
+// As few as can be and about as large as each other, so that blocks of one size can take each
+// other's.
+void AppendNewHandles(uint64_t pages, uint64_t pool_pages, uint64_t idle,
+                      std::vector<PageId>& handles) {
+  const uint64_t most = MostHandlePages(pool_pages + pages, idle);
+  while (pages > 0) {
+    const uint64_t count = (pages + most - 1) / most;
+    const uint64_t size = (pages + count - 1) / count;
+    handles.push_back(MappingPlan::NewHandle(static_cast<uint32_t>(size)));
+    pages -= size;
   }
-  return true;
 }
 
-bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, Placement start,
-            Granules length) {
+bool FitsWithoutWaste(const FreeView& view, const RangeTable& ranges, Granules page_size,
+                      Placement start, Granules length) {
   const RangeTable::Range& range = ranges.range(ranges.range_of(start.slot));
+  uint64_t whole_left = length < page_size
+                            ? (view.BestFit(length) ? 0 : 1)
+                            : (length.count() + page_size.count() - 1) / page_size.count();
   Granules offset = start.offset;
   for (SlotId slot = start.slot; length > Granules(0); slot = SlotId{Index(slot) + 1}) {
     if (slot >= range.end()) return false;
     const PageId page = ranges.page_at(slot);
     const Granules piece = std::min(length, page_size - offset);
     if (!view.IsFree(page, offset, piece)) return false;
+    if (view.IsWhole(page) && whole_left-- == 0) return false;
     length -= piece;
     offset = Granules(0);
   }
   return true;
 }
 
-std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
-                                      Granules length, Slack slack, const TakersOf& takers) {
+std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
+                                    Granules length, Slack slack, const TakersOf& takers) {
   const uint64_t page = page_size.count();
   const auto whole_pages = static_cast<uint32_t>(length / page_size);
   const uint64_t remainder = (length % page_size).count();
@@ -523,14 +530,7 @@ std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, 
     }
   }
   if (!best) return std::nullopt;
-  return MappedPlace{
-      {SlotId(static_cast<uint32_t>(best->start / page)), Granules(best->start % page)},
-      best->leftover};
-}
-
-bool SparesHandles(const GrowthPlan& plan, const MappedPlace& place) {
-  return plan.new_pages == 0 && plan.leftover < place.leftover &&
-         plan.mapping.handles.size() <= kMappingsToSpareHandle;
+  return Placement{SlotId(static_cast<uint32_t>(best->start / page)), Granules(best->start % page)};
 }
 
 Placement GrowthPlan::PlacementFrom(SlotId first, Granules page_size) const {
@@ -544,7 +544,7 @@ std::optional<MappingPlan> GrowthPlan::MappingAhead(const RangeTable& ranges,
                                                     uint32_t most_pages) const {
   if (mapping.at_front || !MappingPlan::IsNew(mapping.handles.back())) return std::nullopt;
   const uint32_t pages = MappingPlan::NewPages(mapping.handles.back());
-  const auto most = static_cast<uint32_t>(MostHandlePages(ranges.page_count()));
+  const auto most = static_cast<uint32_t>(MostHandlePages(ranges.page_count(), 0));
   const uint32_t more = std::min(most_pages, most - std::min(most, pages));
   if (more == 0) return std::nullopt;
   if (mapping.range && ranges.PagesOf(mapping) + more > ranges.range(*mapping.range).room_back)

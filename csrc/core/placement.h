@@ -9,29 +9,26 @@
 //  2. to the newest range where it fits without breaking a wholly free handle of several pages, or
 //     else to where it leaves the fewest pages of such handles over: nothing to map. Newest first,
 //     because captures repeat themselves: the arrangement that served the last graph serves the
-//     next one too, and older ones stay whole. (In a simulation of six recorded pools in six orders
-//     each: a third fewer mappings than with the shortest run first.)
+//     next one too, and older ones stay whole.
 //  3. to the free front or back of a range, which is extended there: of all ranges the one that
-//     needs the fewest new mappings, as long as it costs no new page that 4 would not. The pool's
-//     first range, which has most room, is extended behind its end even where nothing is free
-//     there: so new pages come to stand in one range mostly, which is where plans (capture_plan.h)
-//     want them all.
+//     needs the fewest new mappings, as long as it costs no new page that 4 would not.
 //  4. to a new range: the free tail of a handle, wholly free handles, largest first, the free head
 //     of a handle. The rest of those two handles stays in use by others.
 //
 // In 2 and 3 it may take one whole page more than `ideal` (Slack): that saves mappings, and what it
-// wastes is the rest of a page, which smaller blocks can use. Where 2 would break a handle and 3 or
-// 4 would not, for a mapping or two, it is mapped: whole handles are what later ranges are made of.
-// The driver is asked for new pages only where 3 and 4 find too few. They come in handles as large
-// as suits the pool, since the driver's price is per handle. In a pool of one stream a last page that
-// the block leaves mostly free is a handle of its own, so that the others are wholly free again when
-// the block is; several streams fill the rest of each other's handles anyway. (In a simulation of 192
-// programs of several streams it saved no memory, and cost a tenth of all mappings.)
+// wastes is the rest of a page, which smaller blocks can use. The driver is asked for new pages only
+// where 3 and 4 find too few. They come in handles as large as suits the pool, since the driver's
+// price is per handle. In a pool of one stream a last page that the block leaves mostly free is a
+// handle of its own, so that the others are wholly free again when the block is; several streams fill
+// the rest of each other's handles anyway.
+//
+// What each of these rules saves and costs stands in docs/ablation.md.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "core/free_view.h"
 #include "core/page_space.h"
@@ -52,31 +49,30 @@ enum class Streams : uint8_t { kOne, kSeveral };
 // How many whole pages more than `ideal` a block may take.
 enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 
-// The most pages that a new handle of a pool of so many pages may have: the driver's price is per
-// handle, but what is mapped whole is also lost whole to the middle of a range as long as a page of
-// it is in use.
-uint64_t MostHandlePages(uint64_t pool_pages);
+// The most pages that a new handle may have in a pool of so many pages, of which `idle` are wholly
+// free and of no use to the block that needs new ones: the driver's price is per handle, but what is
+// mapped whole is also lost whole to the middle of a range as long as a page of it is in use, and
+// idle pages say that this happens.
+uint64_t MostHandlePages(uint64_t pool_pages, uint64_t idle);
 
-// Whether the stream may take all pages of the handle that begins there.
-bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle);
+// Adds handles of so many new pages in all, each as large as suits the pool.
+void AppendNewHandles(uint64_t pages, uint64_t pool_pages, uint64_t idle,
+                      std::vector<PageId>& handles);
 
-// All functions below: pre: length >= a page, but for FitsAt().
+// All functions below: pre: length >= a page, but for FitsWithoutWaste().
 
-// Step 1: whether the view's stream may take all of [start, start + length).
-bool FitsAt(const FreeView& view, const RangeTable& ranges, Granules page_size, Placement start,
-            Granules length);
+// Step 1: whether the view's stream may take all of [start, start + length), and that takes no more
+// whole pages than hold so many granules.
+bool FitsWithoutWaste(const FreeView& view, const RangeTable& ranges, Granules page_size,
+                      Placement start, Granules length);
 
 // How many streams may take all of a page.
 using TakersOf = std::function<uint32_t(PageId)>;
 
 // Step 2; with `takers`, of equal places the one whose pages the fewest streams may take, since the
 // others are left with more. Nothing is changed but the exactness of run bounds.
-struct MappedPlace {
-  Placement place;
-  uint64_t leftover = 0;  // pages left free of handles that were wholly free
-};
-std::optional<MappedPlace> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
-                                      Granules length, Slack slack, const TakersOf& takers = {});
+std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
+                                    Granules length, Slack slack, const TakersOf& takers = {});
 
 // Steps 3 and 4: what to map so that the block fits, and where it will then start, in granules from
 // the first slot that the plan maps; negative if it starts in slots mapped before.
@@ -84,7 +80,6 @@ struct GrowthPlan {
   MappingPlan mapping;
   int64_t start = 0;
   uint64_t new_pages = 0;  // pages of the plan that do not exist yet
-  uint64_t leftover = 0;   // pages left free of handles that were wholly free
 
   // Where the block lies once the plan is carried out and its first slot is `first`.
   Placement PlacementFrom(SlotId first, Granules page_size) const;
@@ -96,9 +91,6 @@ struct GrowthPlan {
 };
 GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size,
                       Granules length, Slack slack, Streams streams = Streams::kOne);
-
-// Whether the plan is worth its mappings because it keeps handles whole that the place would break.
-bool SparesHandles(const GrowthPlan& plan, const MappedPlace& place);
 
 // The whole page to break up for a block below a page: one whose handle has no other page or is in
 // use already, else one of the smallest handle; of those, with `takers`, the one that the fewest

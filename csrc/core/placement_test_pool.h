@@ -84,7 +84,7 @@ class SmallPool : public ::testing::Test {
   bool IsFree(PageId page, uint32_t offset) const {
     NodeId id = space_.first(page);
     while (space_.node(id).offset + space_.node(id).length <= offset) id = space_.node(id).next;
-    return !space_.node(id).used;
+    return !space_.node(id).used();
   }
   bool IsFree(uint64_t granule) const {
     const SlotId slot{static_cast<uint32_t>(granule / kP)};

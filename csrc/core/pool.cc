@@ -53,30 +53,23 @@ void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
 void Pool::EndScope(bool may_ask_device) {
   State& s = *state_;
   CGP_CHECK(s.scope);
-  // With one stream in a capture all that its view could take is open from now on: the view is
-  // right as it is.
-  const uint32_t fence_count = s.fences.scope_fence_count();
-  const bool one_stream = *s.scope == ScopeKind::kCapture && !s.several_streams &&
-                          fence_count == 1 && s.views.size() == 1 &&
-                          s.views.front()->own_fence() != FenceId::kOpen;
+  const bool captured = *s.scope == ScopeKind::kCapture;
+  const bool eager_fences = !captured && s.fences.scope_fence_count() > 0;
+  s.ReserveForWaking();
   // Known now, the end of what ran here is known sooner than when the next scope begins.
-  if (*s.scope == ScopeKind::kEager && s.fences.NeedsMark() && may_ask_device &&
-      s.driver.MayQuiesce()) {
-    s.fences.Mark();
-  }
+  if (!captured && s.fences.NeedsMark() && may_ask_device && s.driver.MayQuiesce()) s.fences.Mark();
+  // Nothing throws from here on.
   s.fences.EndScope();
-  if (!s.fences.empty()) s.space.OpenFences(s.fences.Opened());
-  s.fences.Clear();
+  if (!s.views.empty()) s.views.resize(1);
+  s.OpenFences();
   if (!s.views.empty()) {
-    s.views.resize(1);
     FreeView& view = *s.views.front();
     view.Assign(view.stream(), FenceId::kOpen);
-    if (fence_count > 0 && !one_stream) view.Rebuild();
+    if (eager_fences) view.Rebuild();
   }
-  s.SettlePages();
-  if (*s.scope == ScopeKind::kCapture) {
+  if (captured) {
+    if (!s.several_streams) s.foresight.EndCapture();
     s.ForgetProofs();
-    s.foresight.EndCapture();
     s.captured = true;
   }
   s.replays.reset();
@@ -91,10 +84,13 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   s.blocks.ReserveOne();
   s.space.ReservePages(0);
   FreeView& view = s.ViewFor(stream);
+  for (const auto& other : s.views) other->MakeRoomForNodes();
   LiveBlock live;
   live.block = {.address = 0, .bytes = length.bytes(), .requested_bytes = bytes, .stream = stream};
   live.eager = *s.scope == ScopeKind::kEager;
-  const Foresight::Advice advice = live.eager ? Foresight::Advice{} : s.Advise(bytes, view);
+  const bool foretold = !live.eager && !s.several_streams;
+  if (foretold) s.foresight.ReserveOne();
+  const Foresight::Advice advice = foretold ? s.Advise(bytes, view) : Foresight::Advice{};
   try {
     if (const std::optional<Placement> place = s.FollowAdvice(advice)) {
       s.PlaceAt(*place, live);
@@ -111,7 +107,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
 
   if (!live.eager) s.ranges.Pin(live.slot);
   if (s.proofs.stream_count() > 0) live.view = s.NumberOf(view);
-  if (!live.eager) {
+  if (foretold) {
     const Granules held = Granules::FromBytesRoundedUp(s.stats.allocated_bytes + live.block.bytes);
     live.ticket = s.foresight.Allocated(advice, {live.slot, Granules(live.offset)}, bytes, held);
   }
@@ -128,6 +124,7 @@ Block Pool::Free(Address address) {
   State& s = *state_;
   const LiveBlock& live = s.Known(address);
   const FenceId fence = s.FenceFor(live);
+  s.space.ReserveFence(fence);
   const Block block = live.block;
   s.Drop(live, fence);
   return block;
@@ -137,13 +134,12 @@ void Pool::RecordUse(Address address, StreamId stream) {
   State& s = *state_;
   LiveBlock& live = s.Known(address);
   if (stream == live.block.stream) return;
-  if (s.scope == ScopeKind::kCapture) {
-    s.ExpectSeveralStreams();
-  } else {
-    // A capture that frees the block would otherwise let its end stand for the end of this use too.
-    live.eager = true;
-  }
+  // Then the driver knows of the device, and marks it too.
+  if (DeviceOf(stream)) s.driver.Capture(stream, &s.frontier);
+  if (s.scope == ScopeKind::kCapture) s.ExpectSeveralStreams();
   live.AddUse(stream);
+  // A capture that frees the block would otherwise let its end stand for the end of this use too.
+  if (s.scope != ScopeKind::kCapture) live.eager = true;
 }
 
 const Block* Pool::Find(Address address) const {
@@ -227,7 +223,7 @@ void Pool::Check() const {
     CGP_CHECK(s.ranges.AddressOf(live.slot, Granules(live.offset)) == address);
     s.ForEachPiece(live, [&](PageId page, Granules offset, Granules length) {
       const PageSpace::Node& node = s.space.node(s.NodeAt(page, offset));
-      CGP_CHECK(node.used && node.offset == offset.count() && node.length == length.count());
+      CGP_CHECK(node.used() && node.offset == offset.count() && node.length == length.count());
       ++pieces;
       used += length;
     });
@@ -235,7 +231,7 @@ void Pool::Check() const {
   uint64_t used_nodes = 0;
   for (uint32_t p = 0; p < s.space.page_count(); ++p) {
     for (NodeId id = s.space.first(PageId{p}); id != NodeId::kNone; id = s.space.node(id).next) {
-      used_nodes += s.space.node(id).used ? 1 : 0;
+      used_nodes += s.space.node(id).used() ? 1 : 0;
     }
   }
   CGP_CHECK(pieces == used_nodes && used.bytes() == s.stats.allocated_bytes);
@@ -251,7 +247,7 @@ LiveBlock& Pool::State::Known(Address address) {
   return *live;
 }
 
-// Takes the block out of the books.
+// Takes the block out of the books. pre: PageSpace::ReserveFence(fence).
 void Pool::State::Drop(const LiveBlock& live, FenceId fence) {
   GiveBlock(live, fence);
   foresight.Freed(live.ticket);

@@ -1,7 +1,9 @@
 // One graph pool: pages, the ranges that map them, and the blocks handed out.
 //
 // Not thread-safe: PoolSet orders the calls. Each member either does all that it says or throws and
-// changes nothing.
+// changes nothing that can be asked for: UsageError, DriverError, OutOfMemoryError where the device
+// has no memory left, std::bad_alloc where the host has none. What a call that failed may leave
+// behind is that the pool has learned less of its captures, or holds freed bytes back for longer.
 #pragma once
 
 #include <cstdint>
@@ -122,10 +124,14 @@ class Pool {
 
   // What GiveBack() would: the bytes of all handles that no live block has a byte of. O(pages).
   uint64_t spare_bytes() const;
-  // Gives these back, and unmaps all but what live blocks need. What a failing driver kept is given back
-  // by the next call; its error is thrown once the rest is in order. pre: no graph was captured into
-  // the pool that still lives, no scope is open, and the device is idle (Driver::Quiesce()).
+  // Whether the driver failed to take back something that is of no use any more.
+  bool has_remains() const;
+  // Gives both back, and unmaps all but what live blocks need. Where the driver fails all else is given
+  // back all the same, then its first error is thrown: the next GiveBack() tries what is left once
+  // more. pre: no graph was captured into the pool that still lives, no scope is open, the device is
+  // idle (Driver::Quiesce()), and PrepareGiveBack() was called last, which makes room for it.
   // Checkpoints of before are void.
+  void PrepareGiveBack();
   void GiveBack();
 
   // Eager work that churns maps the same pages again and again. Whether it has mapped so much that
@@ -133,7 +139,7 @@ class Pool {
   //   left <= mappings of the ranges that captures and checkpoints need + 3 * pages + handles
   //   page_mappings <= max(512, 2 * left) + those of the allocation that is under way
   // since of what lives in a page two blocks at most reach beyond it, and the others share a mapping.
-  // It may be called in eager scopes only, with the device idle. Errors as GiveBack().
+  // It may be called in eager scopes only, with the device idle. Errors of the driver as GiveBack().
   bool HasStaleMappings() const;
   void UnmapStale();
 

@@ -18,11 +18,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <fstream>
 #include <memory>
 #include <random>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <unordered_map>
@@ -32,6 +30,7 @@
 #include "core/pool.h"
 #include "core/pool_set.h"
 #include "driver/host_driver.h"
+#include "testing/capture_trace.h"
 
 namespace {
 
@@ -236,57 +235,21 @@ void PoolSetPairs(benchmark::State& state) {
 }
 BENCHMARK(PoolSetPairs);
 
-// One line of a trace: the begin of a graph, an allocation (bytes > 0) or a free.
-struct Step {
-  bool begins_graph = false;
-  size_t block = 0;
-  uint64_t bytes = 0;
-  cgp::StreamId stream{};
-};
-
-std::vector<Step> ReadTrace(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw std::runtime_error("cannot read " + path);
-  std::vector<Step> steps;
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream words(line);
-    std::string what;
-    Step step;
-    words >> what;
-    uint64_t stream = 0;
-    if (what == "graph") {
-      step.begins_graph = true;
-    } else if (what == "alloc") {
-      words >> step.block >> step.bytes >> stream;
-      step.stream = cgp::StreamId{stream};
-    } else {
-      words >> step.block;
-    }
-    if (!words || (!step.begins_graph && what != "alloc" && what != "free")) {
-      throw std::runtime_error(path + ": line " + std::to_string(steps.size() + 1) +
-                               " is not of a trace: " + line);
-    }
-    steps.push_back(step);
-  }
-  return steps;
-}
-
 // Pair times, by size of the block.
 struct PairTimes {
   std::vector<int64_t> small;  // below a page
   std::vector<int64_t> large;
 };
 
-// Replays the steps once; blocks that the trace leaves live are freed at the end. Returns the
+// Replays the captures once; blocks that the trace leaves live are freed at the end. Returns the
 // core's time in ns.
-int64_t Replay(Setup& setup, const std::vector<Step>& steps, PairTimes* times) {
+int64_t Replay(Setup& setup, const cgp::CaptureTrace& trace, PairTimes* times) {
   struct Live {
     cgp::Address address;
     uint64_t bytes;
     int64_t nanoseconds;
   };
-  std::unordered_map<size_t, Live> live;
-  live.reserve(steps.size());
+  std::unordered_map<uint64_t, Live> live;
   int64_t total = 0;
   const auto free_block = [&](const Live& block) {
     const int64_t time = setup.CoreTime([&] { setup.pool.Free(block.address); });
@@ -294,34 +257,34 @@ int64_t Replay(Setup& setup, const std::vector<Step>& steps, PairTimes* times) {
     if (times == nullptr) return;
     (block.bytes < kPageBytes ? times->small : times->large).push_back(block.nanoseconds + time);
   };
-  for (const Step& step : steps) {
-    if (step.begins_graph) {
-      if (setup.pool.in_scope()) setup.pool.EndScope();
-      setup.pool.BeginScope(cgp::ScopeKind::kCapture);
-    } else if (step.bytes > 0) {
-      Live block{0, step.bytes, 0};
-      block.nanoseconds = setup.CoreTime(
-          [&] { block.address = setup.pool.Allocate(step.bytes, step.stream).address; });
+  for (const cgp::TraceGraph& graph : trace) {
+    setup.pool.BeginScope(cgp::ScopeKind::kCapture);
+    for (const cgp::TraceEvent& event : graph.events) {
+      if (event.bytes == 0) {
+        free_block(live.extract(event.block).mapped());
+        continue;
+      }
+      const cgp::StreamId stream{event.stream};
+      Live block{0, event.bytes, 0};
+      block.nanoseconds =
+          setup.CoreTime([&] { block.address = setup.pool.Allocate(event.bytes, stream).address; });
       total += block.nanoseconds;
-      live.emplace(step.block, block);
-    } else {
-      free_block(live.at(step.block));
-      live.erase(step.block);
+      live.emplace(event.block, block);
     }
+    setup.pool.EndScope();
   }
-  if (setup.pool.in_scope()) setup.pool.EndScope();
   for (const auto& [id, block] : live) free_block(block);
   return total;
 }
 
-void ReplayTrace(benchmark::State& state, const std::vector<Step>& steps, bool warm) {
+void ReplayTrace(benchmark::State& state, const cgp::CaptureTrace& trace, bool warm) {
   PairTimes times;
   uint64_t driver_calls = 0;
   for (auto _ : state) {
     Setup setup;
-    if (warm) Replay(setup, steps, nullptr);
+    if (warm) Replay(setup, trace, nullptr);
     const uint64_t calls_before = setup.driver.calls();
-    state.SetIterationTime(static_cast<double>(Replay(setup, steps, &times)) * 1e-9);
+    state.SetIterationTime(static_cast<double>(Replay(setup, trace, &times)) * 1e-9);
     driver_calls = setup.driver.calls() - calls_before;
   }
   state.counters["small_median_ns"] = Percentile(times.small, 0.5);
@@ -337,14 +300,14 @@ void RegisterTraces() {
   const char* paths = std::getenv("CGP_BENCHMARK_TRACES");
   std::istringstream words(paths == nullptr ? "" : paths);
   for (std::string path; std::getline(words, path, ':');) {
-    const auto steps = std::make_shared<const std::vector<Step>>(ReadTrace(path));
+    const auto trace = std::make_shared<const cgp::CaptureTrace>(cgp::ReadTrace(path));
     const std::string file = path.substr(path.rfind('/') + 1);
     for (const bool warm : {false, true}) {
       const std::string name =
           "Trace/" + file.substr(0, file.find('.')) + (warm ? "/warm" : "/cold");
       benchmark::RegisterBenchmark(
           name.c_str(),
-          [steps, warm](benchmark::State& state) { ReplayTrace(state, *steps, warm); })
+          [trace, warm](benchmark::State& state) { ReplayTrace(state, *trace, warm); })
           ->UseManualTime()
           ->Unit(benchmark::kMillisecond);
     }

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/pool_state.h"
+#include "core/reserve.h"
 
 namespace cgp {
 
@@ -33,51 +34,70 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   s.PollFences();  // what is over is forgotten, not handed on
   RestoreDelta delta;
   std::vector<std::pair<Address, FenceId>> dropped;
-  s.blocks.ForEach([&](Address address, const LiveBlock& live) {
+  std::vector<bool> lives_on(checkpoint.blocks.size());
+  s.blocks.ForEach([&](Address address, LiveBlock& live) {
     delta.freed.push_back(live.block);
     const auto same = std::ranges::lower_bound(
         checkpoint.blocks, address, {}, [](const auto& entry) { return entry.block.address; });
-    if (same != checkpoint.blocks.end() && same->block == live.block) return;
+    if (same != checkpoint.blocks.end() && same->block == live.block) {
+      lives_on[static_cast<std::size_t>(same - checkpoint.blocks.begin())] = true;
+      if (!same->uses.empty()) ReserveMore(live.GetOthers().uses, same->uses.size());
+      return;
+    }
     dropped.emplace_back(address, s.FenceFor(live));
+    s.space.ReserveFence(dropped.back().second);
   });
 
-  // Nothing has changed so far but for fences that nothing stands behind, and nothing below calls
-  // the driver.
-  for (const auto& [address, fence] : dropped) s.Drop(s.Known(address), fence);
+  std::vector<LiveBlock> revived;
   const RangeTable::AddressIndex ranges = s.ranges.ByAddress();
-  for (const PoolCheckpoint::Entry& entry : checkpoint.blocks) {
-    delta.allocated.push_back(entry.block);
-    if (LiveBlock* const live = s.blocks.Find(entry.block.address)) {
-      // Or it is a later one that is just like it: then both count.
-      live->Add(entry);
-    } else {
-      s.Revive(entry, ranges);
-    }
+  for (std::size_t i = 0; i < checkpoint.blocks.size(); ++i) {
+    delta.allocated.push_back(checkpoint.blocks[i].block);
+    if (!lives_on[i]) revived.push_back(s.BlockOf(checkpoint.blocks[i], ranges));
   }
-  s.SettlePages();  // no peak: all of these have lived at once before
+  s.blocks.Reserve(checkpoint.blocks.size());
+  s.space.ReservePages(0, revived.size());
+  for (const auto& view : s.views) view->MakeRoomForNodes();
+
+  // Nothing has changed so far but for fences that nothing stands behind, and nothing below calls
+  // the driver or allocates.
+  for (const auto& [address, fence] : dropped) s.Drop(s.Known(address), fence);
+  for (std::size_t i = 0; i < checkpoint.blocks.size(); ++i) {
+    if (!lives_on[i]) continue;
+    const PoolCheckpoint::Entry& entry = checkpoint.blocks[i];
+    LiveBlock* const live = s.blocks.Find(entry.block.address);
+    // Or it is a later one that is just like it: then both count.
+    live->Add(entry);
+  }
+  for (LiveBlock& live : revived) s.Revive(std::move(live));
   return delta;
 }
 
-// Brings a block back that lived where nothing lives now. Somebody may still be at work on the
-// bytes: that is remembered until it is over, so that they stay protected when the block is freed.
-void Pool::State::Revive(const PoolCheckpoint::Entry& entry,
-                         const RangeTable::AddressIndex& index) {
-  blocks.ReserveOne();
+// The block that is to be brought back, with room for all fences that its bytes may be behind.
+LiveBlock Pool::State::BlockOf(const PoolCheckpoint::Entry& entry,
+                               const RangeTable::AddressIndex& index) const {
   LiveBlock live;
   live.block = entry.block;
   const auto [slot, start] = ranges.At(entry.block.address, index);
   live.slot = slot;
   live.offset = static_cast<uint32_t>(start.count());
   live.Add(entry);
+  if (!fences.empty()) live.GetOthers().behind.reserve(fences.limit());
+  return live;
+}
+
+// Brings a block back where nothing lives now. Somebody may still be at work on the bytes: that is
+// remembered until it is over, so that they stay protected when the block is freed. pre: there is
+// room for what changes.
+void Pool::State::Revive(LiveBlock live) {
   ForEachPiece(live, [&](PageId page, Granules offset, Granules length) {
-    space.ReservePages(0);
     for (NodeId id = NodeAt(page, offset); id != NodeId::kNone; id = space.node(id).next) {
       const PageSpace::Node& node = space.node(id);
       if (Granules(node.offset) >= offset + length) break;
-      CGP_CHECK(!node.used);
-      if (node.fence != FenceId::kOpen) live.GetOthers().behind.push_back(node.fence);
+      CGP_CHECK(!node.used());
+      if (node.fence != FenceId::kOpen) live.others->AddBehind(node.fence);
     }
   });
+  if (live.others && live.others->empty()) live.others.reset();
   PlaceAt({live.slot, Granules(live.offset)}, live);
   stats.allocated_bytes += live.block.bytes;
   stats.requested_bytes += live.block.requested_bytes;

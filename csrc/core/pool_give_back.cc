@@ -1,7 +1,6 @@
 // What nobody needs any more is unmapped.
 #include <algorithm>
 #include <exception>
-#include <optional>
 #include <utility>
 
 #include "core/error.h"
@@ -16,19 +15,28 @@ uint64_t Pool::spare_bytes() const {
   return (spare + s.ranges.unreleased_pages()) * s.page_size.bytes();
 }
 
-void Pool::GiveBack() {
+bool Pool::has_remains() const { return state_->ranges.has_remains(); }
+
+void Pool::PrepareGiveBack() {
   State& s = *state_;
   CGP_CHECK(!s.scope);
-  const RangeTable::Keep keep{s.HandlesInUse(), s.SlotsInUse()};
-  auto identity = std::make_shared<const char>();
+  s.next_identity = std::make_shared<const char>();
+  s.ReserveForWaking();
+  s.PrepareShrink(s.SlotsInUse());
+}
+
+void Pool::GiveBack() {
+  State& s = *state_;
+  CGP_CHECK(!s.scope && s.shrinking);
   s.stats.peak_reserved_bytes = std::max(s.stats.peak_reserved_bytes, reserved_bytes());
   s.fences.OpenAll();
+  s.ForgetOpened();
   s.OpenFences();
   s.captured = false;
   s.several_streams = false;
   s.ranges.UnpinAll();
-  s.identity = std::move(identity);
-  s.Renumber(s.ranges.Shrink(keep));
+  s.identity = std::move(s.next_identity);
+  if (const std::exception_ptr error = s.Shrink()) std::rethrow_exception(error);
 }
 
 bool Pool::HasStaleMappings() const {
@@ -39,24 +47,26 @@ bool Pool::HasStaleMappings() const {
 void Pool::UnmapStale() {
   State& s = *state_;
   CGP_CHECK(s.scope == ScopeKind::kEager);
-  RangeTable::Keep keep{std::vector<bool>(s.ranges.page_count(), true), s.SlotsInUse()};
+  std::vector<bool> keep = s.SlotsInUse();
   uint64_t mapped = 0;
   for (uint32_t p = 0; p < s.ranges.page_count(); ++p) {
     const std::vector<SlotId>& slots = s.ranges.slots_of(PageId{p});
     mapped += slots.size();
     bool any = false;
     for (const SlotId slot : slots) {
-      if (s.ranges.range(s.ranges.range_of(slot)).pinned) keep.slots[Index(slot)] = true;
-      any |= keep.slots[Index(slot)];
+      if (s.ranges.range(s.ranges.range_of(slot)).pinned) keep[Index(slot)] = true;
+      any |= keep[Index(slot)];
     }
     // The oldest mapping is in the range that shows most.
-    if (!any) keep.slots[Index(slots.front())] = true;
+    if (!any) keep[Index(slots.front())] = true;
   }
-  const bool stale = static_cast<uint64_t>(std::ranges::count(keep.slots, true)) < mapped;
-  const auto renumbering = stale ? std::optional(s.ranges.Shrink(keep)) : std::nullopt;
+  std::exception_ptr error;
+  if (static_cast<uint64_t>(std::ranges::count(keep, true)) < mapped) {
+    s.PrepareShrink(std::move(keep));
+    error = s.Shrink();
+  }
   s.mapping_limit = std::max(State::kLeastMappingLimit, 2 * s.ranges.mapping_count());
-  // What the foresight knows of places is lost with the numbers.
-  if (renumbering) s.Renumber(*renumbering);
+  if (error) std::rethrow_exception(error);
 }
 
 // By page whether a live block has a byte of its handle.
@@ -66,7 +76,7 @@ std::vector<bool> Pool::State::HandlesInUse() const {
     bool any = false;
     for (uint32_t p = Index(handle); p < Index(ranges.handle_end(handle)); ++p) {
       for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
-        any |= space.node(id).used;
+        any |= space.node(id).used();
       }
     }
     std::fill_n(in_use.begin() + Index(handle), ranges.handle_pages(handle), any);
@@ -91,13 +101,23 @@ std::vector<bool> Pool::State::SlotsInUse() const {
   return in_use;
 }
 
-// All that names pages and slots by their numbers gets the new ones, or forgets them.
-void Pool::State::Renumber(const RangeTable::Renumbering& renumbering) {
+void Pool::State::PrepareShrink(std::vector<bool> keep) {
+  for (const auto& view : views) {
+    view->MakeRoomForMapping(0, ranges.MostSlotsAfterShrink(), ranges.MostRangesAfterShrink());
+  }
+  shrinking = ranges.PrepareShrink(std::move(keep));
+}
+
+// All that names pages and slots by their numbers gets the new ones, or forgets them. Does not throw:
+// returns the driver's error. pre: PrepareShrink().
+std::exception_ptr Pool::State::Shrink() {
+  const RangeTable::Renumbering renumbering = ranges.Shrink(*shrinking);
+  shrinking.reset();
   space.Renumber(renumbering.pages);
   blocks.ForEach([&](Address, LiveBlock& live) { live.slot = renumbering.Of(live.slot); });
   foresight.Forget();
   for (const auto& view : views) view->Rebuild();
-  if (renumbering.error) std::rethrow_exception(renumbering.error);
+  return renumbering.error;
 }
 
 }  // namespace cgp

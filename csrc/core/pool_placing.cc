@@ -19,6 +19,9 @@ constexpr uint32_t kExactPages = 1000;
 // two fifths of the mappings, and cost 0.6 % of memory.)
 constexpr uint32_t kPartAhead = 128;
 
+// The least part of a page that is stitched together from two edges.
+constexpr uint64_t kWorthStitching = 4;
+
 bool IsExhausted(const DriverError& error) {
   return error.status() == DriverStatus::kOutOfMemory ||
          error.status() == DriverStatus::kOutOfAddresses;
@@ -27,13 +30,14 @@ bool IsExhausted(const DriverError& error) {
 }  // namespace
 
 Foresight::Advice Pool::State::Advise(uint64_t bytes, const FreeView& view) {
-  return foresight.Advise(bytes, view, [this](const Foresight::PieceFunction& add) {
+  const auto for_each = [this](const Foresight::PieceFunction& add) {
     blocks.ForEach([&](Address, const LiveBlock& block) {
       ForEachPiece(block, [&](PageId page, Granules offset, Granules length) {
         add(page, offset, length, block.ticket);
       });
     });
-  });
+  };
+  return foresight.Advise(bytes, view, {.count = blocks.size(), .for_each = for_each});
 }
 
 std::optional<Placement> Pool::State::FollowAdvice(const Foresight::Advice& advice) {
@@ -51,7 +55,8 @@ std::optional<Placement> Pool::State::FollowAdvice(const Foresight::Advice& advi
 }
 
 // A block below a page lies in one page: the best fit among pages in part use, so that small blocks
-// gather and pages stay whole; else a whole page.
+// gather and pages stay whole; else a whole page; else, before a new page is made, across the edges
+// of two, unless it is so small that it is not worth the mappings.
 void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
   const Granules length = Granules::FromBytesRoundedUp(live.block.bytes);
   const auto find = [&]() -> std::optional<NodeId> {
@@ -61,12 +66,19 @@ void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
   };
   std::optional<NodeId> start = find();
   if (!start && PollFences()) start = find();
+  if (!start && length >= Granules(page_size.count() / kWorthStitching)) {
+    const GrowthPlan growth = PlanGrowth(view, ranges, page_size, length, Slack::kNone);
+    if (growth.new_pages == 0) {
+      PlaceAt(growth.PlacementFrom(Grow(growth.mapping), page_size), live);
+      return;
+    }
+  }
   if (!start)
     start = space.first(
         ranges.page_at(Grow({.range = RangeWithRoom(), .handles = {MappingPlan::kNewPage}})));
   live.offset = space.node(*start).offset;
   live.slot = ranges.slots_of(space.node(*start).page).front();
-  live.node = TakePiece(*start, Granules(live.offset), length);
+  live.node = TakePiece(*start, Granules(live.offset), length, /*large=*/false);
 }
 
 // Of the chains as good as `best` the one whose bytes the fewest streams may take: the others are
@@ -119,8 +131,9 @@ void Pool::State::PlaceAt(Placement place, LiveBlock& live) {
   live.slot = place.slot;
   live.offset = static_cast<uint32_t>(place.offset.count());
   int pieces = 0;
+  const bool large = live.block.bytes >= page_size.bytes();
   ForEachPiece(live, [&](PageId page, Granules offset, Granules piece) {
-    live.node = TakePiece(NodeAt(page, offset), offset, piece);
+    live.node = TakePiece(NodeAt(page, offset), offset, piece, large);
     ++pieces;
   });
   if (pieces > 1) live.node = NodeId::kNone;
@@ -143,12 +156,11 @@ Placement Pool::State::FindOrMap(FreeView& view, Granules length, Slack slack) {
   const TakersOf takers = length < page_size * kChoosyPages ? Takers() : TakersOf();
   auto found = FindMapped(view, ranges, page_size, length, slack, takers);
   if (!found && PollFences()) found = FindMapped(view, ranges, page_size, length, slack, takers);
-  if (found && found->leftover == 0) return found->place;
-  if (!found) CheckAgainstDevice(length);
+  if (found) return *found;
+  CheckAgainstDevice(length);
   const Streams streams = views.size() > 1 ? Streams::kSeveral : Streams::kOne;
   const auto plan = [&] { return PlanGrowth(view, ranges, page_size, length, slack, streams); };
   GrowthPlan growth = plan();
-  if (found && !SparesHandles(growth, *found)) return found->place;
   if (const auto ahead = growth.MappingAhead(ranges, PagesAhead(view))) {
     try {
       return growth.PlacementFrom(Grow(*ahead), page_size);
@@ -179,6 +191,9 @@ SlotId Pool::State::Grow(const MappingPlan& mapping) {
   }
   const uint32_t count = ranges.PagesOf(mapping);
   space.ReservePages(new_pages);
+  for (const auto& view : views) {
+    view->MakeRoomForMapping(new_pages, ranges.MostSlotsAfter(mapping), ranges.range_count() + 1);
+  }
   const uint32_t old_page_count = space.page_count();
   const SlotId first = ranges.Map(mapping);
   for (uint32_t i = 0; i < new_pages; ++i) space.AddPage();

@@ -24,27 +24,33 @@ void Pool::State::ExpectSeveralStreams() {
     return;
   }
   driver.Capture(view->stream(), &frontier);
+  const FenceId own = view->own_fence();
+  const bool is_capturing = frontier.capture != kNoCapture;
+  std::vector<bool> opened;
+  try {
+    const std::size_t number = proofs.AddStream(frontier.capture);
+    if (is_capturing && frontier.nodes.empty()) {
+      opened = fences.Opened();
+      opened[Index(own)] = true;
+    } else if (is_capturing) {
+      proofs.Add(own, frontier.capture, frontier.nodes, number);
+    }
+  } catch (...) {
+    proofs.Clear();
+    throw;
+  }
+
+  // Nothing has changed so far, and nothing below throws.
   several_streams = true;
   NoteCapture(frontier.capture);
-  const std::size_t number = proofs.AddStream(frontier.capture);
   blocks.ForEach([&](Address, LiveBlock& live) {
-    if (live.block.stream == view->stream()) live.view = static_cast<uint16_t>(number);
+    if (live.block.stream == view->stream()) live.view = 0;
   });
-  if (frontier.capture == kNoCapture) return;
-  const FenceId own = view->own_fence();
-  if (frontier.nodes.empty()) {
-    std::vector<bool> opened = fences.Opened();
-    opened[Index(own)] = true;
+  if (!opened.empty()) {
     space.OpenFences(opened);
     view->Rebuild();
-    return;
-  }
-  proofs.Add(own, frontier.capture, frontier.nodes, number);
-  fences.MakeProof(own);
-  for (uint32_t p = 0; p < space.page_count(); ++p) {
-    for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
-      if (!space.node(id).used) NoteExtent(id);
-    }
+  } else if (is_capturing) {
+    fences.MakeProof(own);
   }
 }
 
@@ -53,20 +59,29 @@ FreeView& Pool::State::ProvenView(StreamId stream) {
   driver.Capture(stream, &frontier);
   NoteCapture(frontier.capture);
   std::optional<std::size_t> number = FindProvenView(stream, frontier.capture);
-  if (!number) {
-    AddView(stream);
-    number = proofs.AddStream(frontier.capture);
-  }
-  const bool stopped = proofs.stopped(*number);
+  if (!number) number = AddProvenView(stream);
+  ReserveForWaking();
   Wake(*views[*number], proofs.Advance(*number, frontier));
-  const bool stops = !stopped && proofs.stopped(*number);
-  if (!stops || !proofs.relies_on_proofs(*number)) return *views[*number];
+  proofs.HandOver(*number);
+  if (!proofs.stopped(*number) || !proofs.relies_on_proofs(*number)) return *views[*number];
   // The stream has gone on without waiting for what came before. What was given to it by proof it may
   // have given itself again since, by its order, which is no proof any more either. So it begins anew,
   // as another stream that nothing is proven to, and leaves behind what it had until now.
-  FreeView& view = AddView(stream);
-  proofs.Stop(proofs.AddStream(frontier.capture));
-  return view;
+  const std::size_t anew = AddProvenView(stream);
+  proofs.Stop(anew);
+  return *views[anew];
+}
+
+// Another view of the stream, in the capture of `frontier`. Throws with nothing changed.
+std::size_t Pool::State::AddProvenView(StreamId stream) {
+  const std::size_t number = proofs.AddStream(frontier.capture);
+  try {
+    AddView(stream);
+  } catch (...) {
+    proofs.RemoveLastStream();
+    throw;
+  }
+  return number;
 }
 
 // The newest, since a stream may have begun anew.
@@ -120,6 +135,7 @@ bool Pool::State::CollectFrontiers(const LiveBlock& live) {
 
 // pre: nothing is behind the fence yet; `nodes` are those of the capture of `frontier`.
 void Pool::State::AddProof(FenceId fence, std::optional<std::size_t> owner) {
+  for (const auto& view : views) view->MakeRoomForFence(fence);
   proofs.Add(fence, frontier.capture, nodes, owner);
   for (std::size_t i = 0; i < proofs.stream_count(); ++i) {
     if (proofs.IsProven(fence, i)) {
@@ -130,22 +146,20 @@ void Pool::State::AddProof(FenceId fence, std::optional<std::size_t> owner) {
   }
 }
 
-// Lets the view through to what is behind these fences.
+// Lets the view through to what is behind these fences. pre: ReserveForWaking().
 void Pool::State::Wake(FreeView& view, std::span<const FenceId> proven) {
   if (proven.empty()) return;
   woken.clear();
   for (const FenceId fence : proven) {
-    for (const NodeId id : proofs.extents(fence)) {
-      const PageSpace::Node& node = space.node(id);
-      if (!node.used && node.fence == fence) woken.push_back(id);
-    }
+    space.ForEachBehind(fence, [this](NodeId id) { woken.push_back(id); });
   }
   const auto place = [&](NodeId id) {
     return std::pair(space.node(id).page, space.node(id).offset);
   };
   std::sort(woken.begin(), woken.end(), [&](NodeId a, NodeId b) { return place(a) < place(b); });
   // Each page's from the first of them to the last, with the nodes beside them.
-  std::vector<std::pair<NodeId, NodeId>> spans;
+  std::vector<std::pair<NodeId, NodeId>>& spans = woken_spans;
+  spans.clear();
   for (const NodeId id : woken) {
     const PageSpace::Node& node = space.node(id);
     const NodeId last = node.next == NodeId::kNone ? id : node.next;
@@ -158,12 +172,6 @@ void Pool::State::Wake(FreeView& view, std::span<const FenceId> proven) {
   for (const auto& [first, last] : spans) view.Forget(first, last);
   for (const FenceId fence : proven) view.LetThrough(fence);
   for (const auto& [first, last] : spans) view.Learn(first, last);
-}
-
-// A free node came to be.
-void Pool::State::NoteExtent(NodeId id) {
-  const FenceId fence = space.node(id).fence;
-  if (proofs.Contains(fence)) proofs.extents(fence).push_back(id);
 }
 
 void Pool::State::NoteCapture(CaptureId of) {
@@ -181,18 +189,16 @@ void Pool::State::ForgetProofs() {
   blocks.ForEach([](Address, LiveBlock& live) { live.view = LiveBlock::kNoView; });
 }
 
-// Each view passes what is proven to its stream, and each free node behind a proof fence is found
-// when that is proven.
+// Each view passes what is proven to its stream.
 void Pool::State::CheckProofs() const {
   for (uint32_t p = 0; p < space.page_count(); ++p) {
     for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
       const FenceId fence = space.node(id).fence;
-      if (space.node(id).used || !proofs.Contains(fence)) continue;
-      const std::vector<NodeId>& extents = proofs.extents(fence);
-      CGP_CHECK(std::ranges::find(extents, id) != extents.end());
+      if (!proofs.Contains(fence)) continue;
       for (std::size_t i = 0; i < proofs.stream_count(); ++i) {
-        const bool begun_anew = FindProvenView(views[i]->stream(), proofs.capture(i)) != i;
-        CGP_CHECK(begun_anew || views[i]->Passes(fence) == proofs.IsProven(fence, i));
+        const bool left_behind = proofs.stopped(i) && proofs.relies_on_proofs(i);
+        CGP_CHECK(left_behind || !proofs.IsHandedOver(i) ||
+                  views[i]->Passes(fence) == proofs.IsProven(fence, i));
       }
     }
   }

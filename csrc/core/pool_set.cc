@@ -1,5 +1,6 @@
 #include "core/pool_set.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -28,12 +29,16 @@ std::string ToString(PoolId id) {
   return "(" + std::to_string(id.first) + ", " + std::to_string(id.second) + ")";
 }
 
-PoolSet::PoolSet(Driver& driver, PoolOptions options) : driver_(driver), options_(options) {}
+PoolSet::PoolSet(Driver& driver, PoolOptions options) : driver_(driver), options_(options) {
+  gone_.reserve(kGonePoolsRemembered + 1);
+}
 
 PoolSet::~PoolSet() {
   try {
-    if (TotalStats().reserved_bytes > 0) driver_.Quiesce();
-  } catch (const DriverError&) {  // NOLINT(bugprone-empty-catch): the device is gone, or dead
+    const bool any = std::ranges::any_of(
+        members_, [this](const auto& entry) { return HasMemory(*entry.second); });
+    if (any) driver_.Quiesce();
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the device is gone, or dead
   }
 }
 
@@ -151,14 +156,14 @@ PoolCheckpoint PoolSet::Checkpoint(PoolId id) {
 RestoreDelta PoolSet::Restore(PoolId id, const PoolCheckpoint& checkpoint) {
   const std::lock_guard lock(mutex_);
   Member& member = KnownAtRest(id);
-  RestoreDelta delta = member.pool.Restore(checkpoint);
+  owners_.Reserve(owners_.size() + checkpoint.blocks.size());
+  RestoreDelta delta = member.pool.Restore(checkpoint);  // what follows does not throw
   for (const Block& block : delta.freed) {
     owners_.Erase(block.address);
     --member.live_blocks;
     usage_.Freed(block);
   }
   for (const Block& block : delta.allocated) {
-    owners_.ReserveOne();
     owners_.Insert(block.address, &member);
     ++member.live_blocks;
     if (usage_.Allocated(block)) new_peak_.store(true, std::memory_order_release);
@@ -202,6 +207,11 @@ std::optional<PoolId> PoolSet::PoolOf(Address address) const {
 // Whether the device may be waited for, and marked: no capture is known of, which that would break.
 bool PoolSet::MayQuiesce() noexcept { return captures_ == 0 && driver_.MayQuiesce(); }
 
+// Whether the driver has anything of it.
+bool PoolSet::HasMemory(const Member& member) const {
+  return member.pool.reserved_bytes() > 0 || member.pool.has_remains();
+}
+
 bool PoolSet::CanTrim(const Member& member) const {
   return member.users == 0 && !member.pool.in_scope();
 }
@@ -209,7 +219,7 @@ bool PoolSet::CanTrim(const Member& member) const {
 void PoolSet::EraseIfGone(PoolId id) {
   const auto it = members_.find(id);
   const Member& member = *it->second;
-  if (!CanTrim(member) || member.live_blocks > 0 || member.pool.reserved_bytes() > 0) return;
+  if (!CanTrim(member) || member.live_blocks > 0 || HasMemory(member)) return;
   CountAsGone(id);
   members_.erase(it);
 }
@@ -220,7 +230,7 @@ void PoolSet::CountAsGone(PoolId id) {
   gone_.push_back(id);
   if (gone_.size() <= kGonePoolsRemembered) return;
   const PoolId oldest = gone_.front();
-  gone_.pop_front();
+  gone_.erase(gone_.begin());
   if (!members_.contains(oldest)) reserved_bytes_.erase(oldest);  // else it has come back
 }
 
@@ -234,18 +244,22 @@ uint64_t PoolSet::SumTrimmable() const {
 
 uint64_t PoolSet::Trim() {
   const std::lock_guard lock(mutex_);
-  const uint64_t bytes = SumTrimmable();
+  std::vector<PoolId> due;
+  for (const auto& [id, member] : members_) {
+    const Pool& pool = member->pool;
+    if (CanTrim(*member) && (pool.spare_bytes() > 0 || pool.has_remains())) due.push_back(id);
+  }
+  if (due.empty()) return 0;
   // Work that was submitted before may still use the pages.
-  if (bytes > 0) driver_.Quiesce();
+  driver_.Quiesce();
+  for (const PoolId id : due) Known(id).pool.PrepareGiveBack();
+  // Nothing has changed so far, and nothing below throws but the driver.
+  uint64_t bytes = 0;
   std::exception_ptr error;
-  for (auto it = members_.begin(); it != members_.end();) {
-    const auto& [id, member] = *it++;
-    if (!CanTrim(*member) || member->pool.spare_bytes() == 0) continue;
-    try {
-      GiveBack(*member);
-    } catch (const DriverError&) {
-      if (!error) error = std::current_exception();
-    }
+  for (const PoolId id : due) {
+    const GivenBack given_back = GiveBack(Known(id));
+    bytes += given_back.bytes;
+    if (!error) error = given_back.error;
     EraseIfGone(id);
   }
   if (error) std::rethrow_exception(error);
@@ -261,22 +275,19 @@ void PoolSet::UnmapStale(Member& member) {
   }
 }
 
-// Also where the driver fails half-way the books say what is left.
-void PoolSet::GiveBack(Member& member) {
+PoolSet::GivenBack PoolSet::GiveBack(Member& member) {
+  GivenBack given_back;
   const uint64_t bytes = member.pool.reserved_bytes();
   const uint64_t handles = member.pool.handles();
-  const auto note = [&] {
-    const uint64_t given = bytes - member.pool.reserved_bytes();
-    member.reserved_bytes->Remove(given);
-    usage_.Shrank(handles - member.pool.handles(), given);
-  };
   try {
     member.pool.GiveBack();
-  } catch (const DriverError&) {
-    note();
-    throw;
+  } catch (const std::exception&) {
+    given_back.error = std::current_exception();
   }
-  note();
+  given_back.bytes = bytes - member.pool.reserved_bytes();
+  member.reserved_bytes->Remove(given_back.bytes);
+  usage_.Shrank(handles - member.pool.handles(), given_back.bytes);
+  return given_back;
 }
 
 uint64_t PoolSet::TrimmableBytes() const {
@@ -418,17 +429,16 @@ PoolSet::Member& PoolSet::KnownAtRest(PoolId id) const {
 }
 
 PoolSet::Member& PoolSet::FindOrCreate(PoolId id) {
-  std::unique_ptr<Member>& member = members_[id];
-  if (!member) {
-    try {
-      member = std::make_unique<Member>(driver_, options_);
-      member->reserved_bytes = &reserved_bytes_[id];
-    } catch (...) {
-      members_.erase(id);
-      throw;
-    }
+  if (const auto known = members_.find(id); known != members_.end()) return *known->second;
+  auto member = std::make_unique<Member>(driver_, options_);
+  const auto [reserved, is_new] = reserved_bytes_.try_emplace(id);
+  member->reserved_bytes = &reserved->second;
+  try {
+    return *members_.emplace(id, std::move(member)).first->second;
+  } catch (...) {
+    if (is_new) reserved_bytes_.erase(reserved);
+    throw;
   }
-  return *member;
 }
 
 PoolSet::Member* PoolSet::FindOwner(Address address) const {

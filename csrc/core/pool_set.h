@@ -2,13 +2,14 @@
 // given back.
 //
 // This is the core's front door. Every member may be called from any thread; one mutex per set
-// orders them, and nothing is called back while it is held but the driver.
+// orders them, and nothing is called back while it is held but the driver. Where it does not say
+// otherwise a member throws as Pool does, with nothing changed.
 #pragma once
 
 #include <atomic>
 #include <compare>
 #include <cstdint>
-#include <deque>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -94,14 +95,17 @@ class PoolSet {
   std::optional<PoolId> PoolOf(Address address) const;
 
   // Gives back the memory of every unused pool, but for the handles in which a block lives; returns
-  // the bytes given back. Waits for the device first if there is anything to give. Throws DriverError
-  // once all is given back that the driver let go of; the rest is left to the next Trim(). Not while
-  // any stream is capturing.
+  // the bytes given back. Waits for the device first if there is anything to give. Not while any
+  // stream is capturing.
+  // Throws with nothing changed if the device cannot be waited for, or the host's memory runs out.
+  // Where the driver fails to take something back, all else is given back all the same, then the
+  // first error is thrown: what is left counts as before, and the next Trim() tries it once more.
   uint64_t Trim();
   // The bytes that Trim() would give back.
   uint64_t TrimmableBytes() const;
 
-  // Lets `peer` access everything mapped, now and from now on.
+  // Lets `peer` access everything mapped, now and from now on. Where the driver fails it may have
+  // access to a part: to call this again does the rest.
   void EnablePeer(int peer);
 
   bool Contains(PoolId id) const;
@@ -142,19 +146,25 @@ class PoolSet {
   Member* FindOwner(Address address) const;
   [[noreturn]] void ThrowNoBlock(Address address) const;
   bool MayQuiesce() noexcept;
+  bool HasMemory(const Member& member) const;
   bool CanTrim(const Member& member) const;
   uint64_t SumTrimmable() const;
-  void GiveBack(Member& member);
   void UnmapStale(Member& member);
-  // Forgets a pool that has neither users nor a scope, blocks or memory.
+  // Forgets a pool that has neither users nor a scope, blocks, memory or remains.
   void EraseIfGone(PoolId id);
   // pre: the member is about to be erased.
   void CountAsGone(PoolId id);
+  // Returns how much of the member's memory was given back, and the driver's error if that is not all.
+  struct GivenBack {
+    uint64_t bytes = 0;
+    std::exception_ptr error;
+  };
+  GivenBack GiveBack(Member& member);
 
   Driver& driver_;
   const PoolOptions options_;
   mutable std::mutex mutex_;
-  // invariant: a member exists iff it has users, an open scope, live blocks or memory not yet
+  // invariant: a member exists iff it has users, an open scope, live blocks or something not yet
   // trimmed.
   std::map<PoolId, std::unique_ptr<Member>> members_;
   int captures_ = 0;            // capture scopes that are open
@@ -163,7 +173,7 @@ class PoolSet {
   SetUsage usage_;
   // invariant: the current value of a member's is its pool's reserved_bytes(), and others' is 0.
   std::map<PoolId, Gauge> reserved_bytes_;
-  std::deque<PoolId> gone_;  // in that order
+  std::vector<PoolId> gone_;  // in that order; with room for one more
   std::atomic<bool> new_peak_{false};
 };
 

@@ -10,10 +10,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/capture_guide.h"
@@ -36,6 +38,11 @@ namespace cgp {
 struct Others {
   std::vector<StreamId> uses;   // recorded
   std::vector<FenceId> behind;  // its bytes, when a restore brought it back; those not open yet
+
+  bool empty() const { return uses.empty() && behind.empty(); }
+  void AddBehind(FenceId fence) {
+    if (std::ranges::find(behind, fence) == behind.end()) behind.push_back(fence);
+  }
 };
 
 // A cache line, since a free of one among many blocks has to fetch it.
@@ -109,11 +116,12 @@ struct Pool::State {
   FreeView& AddView(StreamId stream);
   void WaitForReplays(StreamId stream);
   void HoldAllFree();
-  void OpenFences();
   bool PollFences();
-  void SettlePages();
-  NodeId TakePiece(NodeId within, Granules offset, Granules length);
-  void GivePiece(NodeId id, FenceId fence);
+  void ForgetOpened();
+  void ReserveForWaking();
+  void OpenFences();
+  NodeId TakePiece(NodeId within, Granules offset, Granules length, bool large);
+  void GivePiece(NodeId id, FenceId fence, bool large);
   FenceId FenceFor(const LiveBlock& live);
   bool OrderProtects(const LiveBlock& live) const;
   bool AreCapturedTogether(const LiveBlock& live);
@@ -122,24 +130,27 @@ struct Pool::State {
   // pool_proofs.cc
   void ExpectSeveralStreams();
   FreeView& ProvenView(StreamId stream);
+  std::size_t AddProvenView(StreamId stream);
   std::optional<std::size_t> FindProvenView(StreamId stream, CaptureId of) const;
   uint16_t NumberOf(const FreeView& view) const;
   std::optional<FenceId> ProofFenceFor(const LiveBlock& live);
   bool CollectFrontiers(const LiveBlock& live);
   void AddProof(FenceId fence, std::optional<std::size_t> owner);
   void Wake(FreeView& view, std::span<const FenceId> proven);
-  void NoteExtent(NodeId id);
   void NoteCapture(CaptureId of);
   void ForgetProofs();
   void CheckProofs() const;
 
   // pool_checkpoint.cc
-  void Revive(const PoolCheckpoint::Entry& entry, const RangeTable::AddressIndex& index);
+  LiveBlock BlockOf(const PoolCheckpoint::Entry& entry,
+                    const RangeTable::AddressIndex& index) const;
+  void Revive(LiveBlock live);
 
   // pool_give_back.cc
   std::vector<bool> HandlesInUse() const;
   std::vector<bool> SlotsInUse() const;
-  void Renumber(const RangeTable::Renumbering& renumbering);
+  void PrepareShrink(std::vector<bool> keep);
+  std::exception_ptr Shrink();
 
   Driver& driver;
   const Granules page_size;
@@ -159,6 +170,8 @@ struct Pool::State {
   Frontier frontier;
   std::vector<GraphNode> nodes;
   std::vector<NodeId> woken;
+  std::vector<std::pair<NodeId, NodeId>> woken_spans;
+  std::vector<FenceId> closed;
   // One for each stream that has allocated in the open scope. Between scopes at most one, which
   // sees what is open: the next scope's first stream takes it over, so that a pool that one stream
   // fills never indexes anything anew.
@@ -171,10 +184,12 @@ struct Pool::State {
   bool captured = false;
   std::shared_ptr<SharedEvent> replays;
   bool replays_unknown = false;
-  uint64_t mapping_limit = kLeastMappingLimit;  // beyond which mappings are looked through
-  PoolStats stats;                              // what Stats() does not derive
+  uint64_t mapping_limit = kLeastMappingLimit;       // beyond which mappings are looked through
+  std::shared_ptr<RangeTable::Shrinking> shrinking;  // what is prepared
+  PoolStats stats;                                   // what Stats() does not derive
   // Its address is the pool's identity, of which checkpoints keep a weak reference.
   std::shared_ptr<const char> identity = std::make_shared<const char>();
+  std::shared_ptr<const char> next_identity;  // what it is after the GiveBack() that is prepared
 };
 
 template <typename Function>

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "core/pool_state.h"
+#include "core/reserve.h"
 
 namespace cgp {
 
@@ -31,6 +32,7 @@ FreeView& Pool::State::AddView(StreamId stream) {
   if (replays) WaitForReplays(stream);
   const FenceTable::StreamFence fence = fences.ForStream(stream, *scope == ScopeKind::kEager);
   if (views.size() == 1 && views.front()->own_fence() == FenceId::kOpen) {
+    views.front()->MakeRoomForFence(fence.id);
     views.front()->Assign(stream, fence.id);
     if (fence.reused) views.front()->Rebuild();
     return *views.front();
@@ -51,7 +53,9 @@ void Pool::State::WaitForReplays(StreamId stream) {
 
 // What is free now is for no one until the device has been marked.
 void Pool::State::HoldAllFree() {
-  const FenceId held = fences.HoldAll();
+  const FenceId held = fences.Held(/*eager=*/true);
+  space.ReserveFence(held);
+  fences.HoldAll(held);  // nothing throws from here on
   space.HoldAll(held);
   blocks.ForEach([&](Address, LiveBlock& live) {
     if (live.others && !live.others->behind.empty()) live.others->behind.assign(1, held);
@@ -60,69 +64,96 @@ void Pool::State::HoldAllFree() {
 }
 
 bool Pool::State::PollFences() {
-  if (fences.empty() || !fences.Poll()) return false;
+  if (fences.empty()) return false;
+  ReserveForWaking();
+  if (!fences.Poll()) return false;
+  ForgetOpened();
   OpenFences();
   return true;
 }
 
-// Opens to all what is behind the fences that opened.
-void Pool::State::OpenFences() {
-  const std::vector<bool> opened = fences.Opened();
-  space.OpenFences(opened);
+// Live blocks are not behind what is marked as opened any more.
+void Pool::State::ForgetOpened() {
+  const std::vector<bool>& opened = fences.Opened();
   blocks.ForEach([&](Address, LiveBlock& live) {
     if (!live.others) return;
     std::erase_if(live.others->behind, [&](FenceId fence) { return opened[Index(fence)]; });
   });
-  fences.Clear();
-  for (const auto& view : views) view->Rebuild();
 }
 
-// What lives at the end of a scope lives on.
-void Pool::State::SettlePages() {
-  std::vector<bool> settled(space.page_count());
-  blocks.ForEach([&](Address, const LiveBlock& live) {
-    if (live.node != NodeId::kNone) settled[Index(space.node(live.node).page)] = true;
-  });
-  for (uint32_t p = 0; p < space.page_count(); ++p) {
-    const PageId page{p};
-    if (space.settled(page) == settled[p]) continue;
-    for (const auto& view : views) view->Forget(space.first(page), space.last(page));
-    space.SetSettled(page, settled[p]);
-    for (const auto& view : views) view->Learn(space.first(page), space.last(page));
+// So that Wake() and OpenFences() cannot throw as long as no node is freed and no fence made.
+void Pool::State::ReserveForWaking() {
+  woken.clear();
+  ReserveMore(woken, space.free_extents());
+  woken_spans.clear();
+  ReserveMore(woken_spans, space.free_extents());
+  closed.clear();
+  ReserveMore(closed, fences.limit());
+  for (const auto& view : views) {
+    view->MakeRoomForFence(FenceId{static_cast<uint32_t>(fences.limit() - 1)});
+  }
+}
+
+// What is behind the fences that are marked as opened is everyone's from now on. O(nodes behind
+// them). pre: ReserveForWaking().
+void Pool::State::OpenFences() {
+  const std::vector<bool>& opened = fences.Opened();
+  for (const auto& view : views) {
+    closed.clear();
+    for (uint32_t fence = 1; fence < opened.size(); ++fence) {
+      if (opened[fence] && !view->Passes(FenceId{fence})) closed.push_back(FenceId{fence});
+    }
+    Wake(*view, closed);
+  }
+  space.OpenFences(opened);
+  fences.Clear();
+  for (const auto& view : views) {
+    for (uint32_t fence = 1; fence < opened.size(); ++fence) {
+      if (opened[fence]) view->Refuse(FenceId{fence});
+    }
   }
 }
 
 // pre: `within` holds the granule at `offset` of its page, and the view that chose the bytes sees
-// them all as free.
-NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length) {
+// them all as free. There is room for what changes, in the space and in all views. `large`: the
+// block is of a page or more.
+NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length, bool large) {
+  const PageId page = space.node(within).page;
   NodeId last = within;
   while (Granules(space.node(last).offset + space.node(last).length) < offset + length) {
     last = space.node(last).next;
   }
   // The nodes beside it, which stay as they are, are forgotten and learned with it: a view may see
-  // them without seeing what is taken.
-  const NodeId before = space.node(within).prev;
-  const NodeId behind = space.node(last).next;
-  const NodeId from = before == NodeId::kNone ? within : before;
-  for (const auto& view : views) view->Forget(from, behind == NodeId::kNone ? last : behind);
+  // them without seeing what is taken. All of the page are where it comes to hold a large block.
+  const bool all = large && !space.holds_large(page);
+  const NodeId before = all ? NodeId::kNone : space.node(within).prev;
+  const NodeId behind = all ? NodeId::kNone : space.node(last).next;
+  const auto from = [&] { return before == NodeId::kNone ? space.first(page) : before; };
+  const auto to = [&] { return behind == NodeId::kNone ? space.last(page) : behind; };
+  for (const auto& view : views) view->Forget(from(), to());
   const NodeId taken = space.Take(within, offset, length);
-  const NodeId to = behind == NodeId::kNone ? space.last(space.node(taken).page) : behind;
-  // What is left behind it may be a node of its own now.
-  if (space.node(taken).next != behind) NoteExtent(space.node(taken).next);
-  for (const auto& view : views) view->Learn(from, to);
+  if (large) space.AddLargePiece(page);
+  for (const auto& view : views) view->Learn(from(), to());
   return taken;
 }
 
-void Pool::State::GivePiece(NodeId id, FenceId fence) {
+void Pool::State::GivePiece(NodeId id, FenceId fence, bool large) {
   const PageSpace::Node node = space.node(id);
+  if (large && space.large_pieces(node.page) == 1) {
+    for (const auto& view : views) view->Forget(space.first(node.page), space.last(node.page));
+    space.Give(id, fence);
+    space.DropLargePiece(node.page);
+    for (const auto& view : views) view->Learn(space.first(node.page), space.last(node.page));
+    return;
+  }
   for (const auto& view : views) {
     if (!view->Passes(fence)) continue;
     for (const NodeId beside : {node.prev, node.next}) {
-      if (beside != NodeId::kNone && !space.node(beside).used) view->Forget(beside, beside);
+      if (beside != NodeId::kNone && !space.node(beside).used()) view->Forget(beside, beside);
     }
   }
+  if (large) space.DropLargePiece(node.page);
   const NodeId given = space.Give(id, fence);
-  NoteExtent(given);
   for (const auto& view : views) {
     if (view->Passes(fence)) view->Learn(given, given);
   }
@@ -174,15 +205,17 @@ bool Pool::State::AreCapturedTogether(const LiveBlock& live) {
          (!live.others || std::ranges::all_of(live.others->uses, in_one));
 }
 
+// pre: PageSpace::ReserveFence(fence).
 void Pool::State::GiveBlock(const LiveBlock& live, FenceId fence) {
+  const bool large = live.block.bytes >= page_size.bytes();
   if (live.node != NodeId::kNone) {
-    GivePiece(live.node, fence);
+    GivePiece(live.node, fence, large);
     return;
   }
   bool first = true;
   ForEachPiece(live, [&](PageId page, Granules, Granules) {
     // A block of several pieces goes on at a page's end and comes in at a page's start.
-    GivePiece(first ? space.last(page) : space.first(page), fence);
+    GivePiece(first ? space.last(page) : space.first(page), fence, large);
     first = false;
   });
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/reserve.h"
 #include "core/units.h"
 
 namespace cgp {
@@ -11,9 +12,14 @@ namespace cgp {
 std::size_t ProofTable::AddStream(CaptureId capture) {
   const std::size_t number = streams_.size();
   streams_.emplace_back().capture = capture;
-  for (std::size_t i = 0; i < fences_.size(); ++i) {
-    const auto fence = static_cast<FenceId>(i);
-    if (Contains(fence)) Wait(number, fence);
+  try {
+    for (std::size_t i = 0; i < fences_.size(); ++i) {
+      const auto fence = static_cast<FenceId>(i);
+      if (Contains(fence)) Wait(number, fence);
+    }
+  } catch (...) {
+    RemoveLastStream();
+    throw;
   }
   return number;
 }
@@ -24,11 +30,16 @@ void ProofTable::Add(FenceId fence, CaptureId capture, std::span<const GraphNode
   if (fences_.size() <= Index(fence)) fences_.resize(Index(fence) + std::size_t{1});
   Fence& added = fences_[Index(fence)];
   added.first = static_cast<uint32_t>(nodes_.size());
-  added.count = static_cast<uint32_t>(nodes.size());
   added.owner = owner;
   for (const GraphNode node : nodes) nodes_.push_back(order_.NumberOf(capture, node));
+  added.count = static_cast<uint32_t>(nodes.size());
+  try {
+    for (std::size_t stream = 0; stream < streams_.size(); ++stream) Wait(stream, fence);
+  } catch (...) {
+    added.count = 0;  // what waits for it by now is passed over
+    throw;
+  }
   last_ = fence;
-  for (std::size_t stream = 0; stream < streams_.size(); ++stream) Wait(stream, fence);
 }
 
 std::optional<FenceId> ProofTable::LastLike(CaptureId capture, std::span<const GraphNode> nodes,
@@ -48,19 +59,29 @@ bool ProofTable::IsProven(FenceId fence, std::size_t stream) const {
 }
 
 std::span<const FenceId> ProofTable::Advance(std::size_t number, const Frontier& frontier) {
-  proven_.clear();
   Stream& stream = streams_[number];
-  for (const NodeNumber node : order_.Advance(stream.reach, frontier)) {
-    if (Index(node) >= stream.first.size()) continue;
-    uint32_t at = std::exchange(stream.first[Index(node)], kNobody);
-    while (at != kNobody) {
+  order_.Advance(stream.reach, frontier, &stream.news);
+  if (stream.reach.stopped()) {
+    stream.news.clear();
+    stream.proven.clear();
+  }
+  // One waiter after the other, each of which is told before it goes.
+  for (; !stream.news.empty(); stream.news.pop_back()) {
+    const uint32_t node = Index(stream.news.back());
+    if (node >= stream.first.size()) continue;
+    while (stream.first[node] != kNobody) {
+      const uint32_t at = stream.first[node];
       const Waiter waiter = stream.waiters[at];
+      ReserveMore(stream.spare, 1);
+      ReserveMore(stream.proven, 1);
+      if (Contains(waiter.fence) && !Wait(number, waiter.fence)) {
+        stream.proven.push_back(waiter.fence);
+      }
+      stream.first[node] = waiter.next;
       stream.spare.push_back(at);
-      if (!Wait(number, waiter.fence)) proven_.push_back(waiter.fence);
-      at = waiter.next;
     }
   }
-  return proven_;
+  return stream.proven;
 }
 
 bool ProofTable::Wait(std::size_t number, FenceId fence) {

@@ -25,13 +25,16 @@ class ProofTable {
   explicit ProofTable(Driver& driver) : order_(driver) {}
 
   // A stream of that capture, which has reached nothing yet. Streams are numbered from 0 as they are
-  // added: returns the number.
+  // added: returns the number. Throws with nothing changed.
   std::size_t AddStream(CaptureId capture);
+  // Forgets the one that was added last. pre: it has reached nothing yet.
+  void RemoveLastStream() { streams_.pop_back(); }
   std::size_t stream_count() const { return streams_.size(); }
   CaptureId capture(std::size_t stream) const { return streams_[stream].capture; }
 
   // A fence behind at least one node of that capture. To `owner`, if any, it is proven at once: the
   // order of the stream protects what it alone has worked on. pre: the fence is not in the table.
+  // Throws with nothing changed, but that the fence may not be added again.
   void Add(FenceId fence, CaptureId capture, std::span<const GraphNode> nodes,
            std::optional<std::size_t> owner);
   // The fence added last, if it is just like that.
@@ -48,13 +51,16 @@ class ProofTable {
   // Whether a fence that it does not own has ever been proven to the stream.
   bool relies_on_proofs(std::size_t stream) const { return streams_[stream].relies_on_proofs; }
 
-  // The stream stands at `frontier`: returns the fences that are newly proven to it, in no order;
-  // valid until the next call. Throws DriverError with nothing changed.
+  // The stream stands at `frontier`: returns the fences that are proven to it since HandOver() was
+  // called last, in no order; valid until the next call. Whoever fails to act on them gets them
+  // again. May throw with the stream at the frontier or where it was.
   std::span<const FenceId> Advance(std::size_t stream, const Frontier& frontier);
-
-  // The free nodes of the page space behind the fence, and maybe others.
-  std::vector<NodeId>& extents(FenceId fence) { return fences_[Index(fence)].extents; }
-  const std::vector<NodeId>& extents(FenceId fence) const { return fences_[Index(fence)].extents; }
+  // What Advance() returned has been acted on.
+  void HandOver(std::size_t stream) { streams_[stream].proven.clear(); }
+  // Whether nothing is left from an Advance() that failed or was not acted on.
+  bool IsHandedOver(std::size_t stream) const {
+    return streams_[stream].news.empty() && streams_[stream].proven.empty();
+  }
 
   // The capture is over.
   void Clear();
@@ -64,7 +70,6 @@ class ProofTable {
     uint32_t first = 0;  // node, in nodes_
     uint32_t count = 0;  // of nodes; 0: no fence of this table
     std::optional<std::size_t> owner;
-    std::vector<NodeId> extents;
   };
   // A fence that waits for a stream to reach a node.
   struct Waiter {
@@ -76,12 +81,15 @@ class ProofTable {
     CaptureId capture = kNoCapture;
     bool relies_on_proofs = false;
     GraphOrder::Reach reach;
-    std::deque<uint32_t> first;  // by node number: the first that waits there, in waiters
+    std::vector<NodeNumber> news;  // reached, but who waits there has not been told yet
+    std::vector<FenceId> proven;   // not handed over yet
+    std::deque<uint32_t> first;    // by node number: the first that waits there, in waiters
     std::deque<Waiter> waiters;
     std::vector<uint32_t> spare;  // unused waiters
   };
 
   // Makes the fence wait at a node that the stream has not reached. Returns false if there is none.
+  // Throws with nothing changed.
   bool Wait(std::size_t stream, FenceId fence);
 
   // The first node of the fence that the stream has not reached.
@@ -92,7 +100,6 @@ class ProofTable {
   std::deque<Fence> fences_;      // by FenceId
   std::vector<Stream> streams_;
   FenceId last_ = FenceId::kOpen;  // added
-  std::vector<FenceId> proven_;    // what Advance() returned last
 };
 
 }  // namespace cgp

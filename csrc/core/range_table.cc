@@ -1,11 +1,12 @@
 #include "core/range_table.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "core/error.h"
+#include "core/reserve.h"
 
 namespace cgp {
-
 // What a Map() has done so far, undone in reverse unless it is kept. Undoing is legal during a
 // capture because nothing can have used what it takes back.
 class RangeTable::Undo {
@@ -16,29 +17,20 @@ class RangeTable::Undo {
 
   ~Undo() {
     if (kept_) return;
-    // A driver that fails to undo leaves the memory behind: the error that brought us here is the
-    // one to report.
-    const auto attempt = [](auto&& call) {
-      try {
-        call();
-        return true;
-      } catch (const DriverError&) {
-        return false;
-      }
-    };
-    bool unmapped = true;
+    // What the driver fails to undo is tried again by Shrink(): the error that brought us here is
+    // the one to report. There is room to remember it.
+    Remains& remains = table_.remains_;
     for (const Mapping& mapping : mapped) {
-      unmapped &= attempt([&] { table_.driver_.Unmap(mapping.address, mapping.bytes); });
-    }
-    if (!unmapped && extended != nullptr) {
-      (at_front ? extended->room_front : extended->room_back) = 0;
-      table_.reservations_[extended->reservation].stuck = true;
+      if (Attempt([&] { table_.driver_.Unmap(mapping.address, mapping.bytes); })) continue;
+      remains.mapped.push_back(mapping);
+      if (extended != nullptr) (at_front ? extended->room_front : extended->room_back) = 0;
     }
     if (reserved) {
       const Range& range = table_.ranges_.back();
-      attempt([&] {
-        table_.driver_.FreeAddresses(range.address, range.capacity * table_.page_bytes_);
-      });
+      const Mapping all{range.address, range.capacity * table_.page_bytes_};
+      if (!Attempt([&] { table_.driver_.FreeAddresses(all.address, all.bytes); })) {
+        remains.reserved.push_back(all);
+      }
       table_.reservations_.pop_back();
       table_.page_at_.resize(Index(range.first));
       table_.range_of_group_.resize(Index(range.first) / kSlotGroup);
@@ -46,7 +38,9 @@ class RangeTable::Undo {
     }
     for (; created > 0; --created) {
       const PhysicalHandle& handle = table_.handles_.back();
-      attempt([&] { table_.driver_.Release(handle.handle); });
+      if (!Attempt([&] { table_.driver_.Release(handle.handle); })) {
+        remains.handles.push_back(handle.handle);
+      }
       table_.pages_.resize(Index(handle.first));
       table_.handles_.pop_back();
     }
@@ -54,10 +48,6 @@ class RangeTable::Undo {
 
   void Keep() { kept_ = true; }
 
-  struct Mapping {
-    Address address = 0;
-    uint64_t bytes = 0;
-  };
   uint32_t created = 0;
   bool reserved = false;
   Range* extended = nullptr;  // the range that was there before, and at which end
@@ -65,6 +55,16 @@ class RangeTable::Undo {
   std::vector<Mapping> mapped;
 
  private:
+  template <typename Call>
+  static bool Attempt(Call&& call) {
+    try {
+      call();
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+
   RangeTable& table_;
   bool kept_ = false;
 };
@@ -76,25 +76,32 @@ RangeTable::~RangeTable() {
   const auto attempt = [](auto&& call) {
     try {
       call();
-    } catch (const DriverError&) {
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
       // Leaked: a destructor has nobody to tell.
     }
   };
+  for (const Mapping& mapping : remains_.mapped) {
+    attempt([&] { driver_.Unmap(mapping.address, mapping.bytes); });
+  }
   for (const Range& range : ranges_) {
-    for (uint32_t i = range.mapped_begin; i < range.mapped_end;) {
-      const uint32_t pages = handle_pages(page_at(SlotId{Index(range.first) + i}));
-      attempt([&] { driver_.Unmap(range.address + i * page_bytes_, pages * page_bytes_); });
-      i += pages;
+    for (uint32_t slot = Index(range.begin()); slot < Index(range.end());) {
+      const uint32_t pages = handle_pages(page_at_[slot]);
+      attempt([&] { driver_.Unmap(AddressOf(SlotId{slot}, Granules(0)), pages * page_bytes_); });
+      slot += pages;
     }
   }
   for (const Reservation& reservation : reservations_) {
     attempt([&] { driver_.FreeAddresses(reservation.address, reservation.bytes); });
+  }
+  for (const Mapping& all : remains_.reserved) {
+    attempt([&] { driver_.FreeAddresses(all.address, all.bytes); });
   }
   for (const auto* const handles : {&handles_, &unreleased_}) {
     for (const PhysicalHandle& handle : *handles) {
       attempt([&] { driver_.Release(handle.handle); });
     }
   }
+  for (const Handle handle : remains_.handles) attempt([&] { driver_.Release(handle); });
 }
 
 SlotId RangeTable::Map(const MappingPlan& plan) {
@@ -102,6 +109,9 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   const uint32_t count = PagesOf(plan);
   Undo undo(*this);
   undo.mapped.reserve(plan.handles.size());
+  ReserveMore(remains_.mapped, plan.handles.size());
+  ReserveMore(remains_.reserved, 1);
+  ReserveMore(remains_.handles, plan.handles.size());
 
   // Physical memory first: it is what runs out, and it is undone without unmapping.
   std::vector<PageId> handles = plan.handles;
@@ -114,9 +124,7 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   for (const PageId handle : handles) {
     CGP_CHECK(handle_begin(handle) == handle);
     for (uint32_t p = Index(handle); p < Index(handle_end(handle)); ++p) {
-      std::vector<SlotId>& slots = pages_[p].slots;
-      if (slots.size() == slots.capacity())
-        slots.reserve(std::max<std::size_t>(2, 2 * slots.size()));
+      ReserveMore(pages_[p].slots, 1);
     }
   }
   const RangeId id = plan.range        ? *plan.range
@@ -164,15 +172,11 @@ uint32_t RangeTable::PagesOf(const MappingPlan& plan) const {
 void RangeTable::CreateHandle(uint32_t pages, Undo& undo) {
   const auto first = static_cast<PageId>(page_count());
   const auto number = static_cast<uint32_t>(handles_.size());
-  handles_.push_back({.handle = {}, .first = first, .pages = pages});
-  try {
-    pages_.resize(pages_.size() + pages, Page{number, {}});
-    handles_.back().handle = driver_.Create(pages * page_bytes_);
-  } catch (...) {
-    pages_.resize(Index(first));
-    handles_.pop_back();
-    throw;
-  }
+  ReserveMore(handles_, 1);
+  ReserveMore(pages_, pages);
+  const Handle handle = driver_.Create(pages * page_bytes_);
+  handles_.push_back({.handle = handle, .first = first, .pages = pages});
+  pages_.resize(pages_.size() + pages, Page{number, {}});
   ++undo.created;
 }
 
@@ -186,35 +190,40 @@ RangeId RangeTable::ReserveFirstRange(uint32_t pages, Undo& undo) {
   }
 }
 
-RangeId RangeTable::ReserveRange(uint32_t pages, uint32_t room, Undo& undo) {
+uint32_t RangeTable::RoomInFront(uint32_t pages) { return (pages + kSlotGroup) / 2; }
+
+uint32_t RangeTable::CapacityFor(uint32_t pages, uint32_t room) {
   // Addresses are nearly free, so a range gets room to double, at either end.
-  const uint32_t front = (pages + kSlotGroup) / 2;
+  const uint32_t front = RoomInFront(pages);
   const uint32_t wanted = front + pages + std::max(front, room);
+  return (wanted + kSlotGroup - 1) / kSlotGroup * kSlotGroup;
+}
+
+uint32_t RangeTable::MostSlotsAfter(const MappingPlan& plan) const {
+  if (plan.range) return slot_limit();
+  return slot_limit() + CapacityFor(PagesOf(plan), ranges_.empty() ? kRoomOfFirst : plan.room);
+}
+
+RangeId RangeTable::ReserveRange(uint32_t pages, uint32_t room, Undo& undo) {
   Range range;
-  range.capacity = (wanted + kSlotGroup - 1) / kSlotGroup * kSlotGroup;
+  range.capacity = CapacityFor(pages, room);
   range.first = SlotId{slot_limit()};
-  range.mapped_begin = range.mapped_end = front;
+  range.mapped_begin = range.mapped_end = RoomInFront(pages);
   range.room_front = range.mapped_begin;
   range.room_back = range.capacity - range.mapped_end;
   CGP_CHECK(uint64_t{slot_limit()} + range.capacity <
             Index(MappingPlan::NewHandle(MappingPlan::kMaxNewPages)));
 
-  if (ranges_.size() == ranges_.capacity())
-    ranges_.reserve(std::max<std::size_t>(8, 2 * ranges_.size()));
-  if (reservations_.size() == reservations_.capacity())
-    reservations_.reserve(std::max<std::size_t>(8, 2 * reservations_.size()));
+  ReserveMore(ranges_, 1);
+  ReserveMore(reservations_, 1);
+  ReserveMore(page_at_, range.capacity);
+  ReserveMore(range_of_group_, range.capacity / kSlotGroup);
+  range.address = driver_.Reserve(range.capacity * page_bytes_);
   range.reservation = static_cast<uint32_t>(reservations_.size());
   page_at_.resize(page_at_.size() + range.capacity);
   range_of_group_.resize(page_at_.size() / kSlotGroup, static_cast<RangeId>(ranges_.size()));
-  try {
-    range.address = driver_.Reserve(range.capacity * page_bytes_);
-  } catch (...) {
-    page_at_.resize(Index(range.first));
-    range_of_group_.resize(Index(range.first) / kSlotGroup);
-    throw;
-  }
   ranges_.push_back(range);
-  reservations_.push_back({range.address, range.capacity * page_bytes_, 1, false});
+  reservations_.push_back({range.address, range.capacity * page_bytes_, 1});
   undo.reserved = true;
   return static_cast<RangeId>(ranges_.size() - 1);
 }

@@ -28,6 +28,7 @@
 #include <cstdint>
 #include <exception>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -93,17 +94,13 @@ class RangeTable {
   RangeTable& operator=(const RangeTable&) = delete;
 
   // Makes the new handles of the plan (their pages numbered from page_count() on, in the order of
-  // the plan) and maps all its handles. Returns the slot of the first page. A failing driver call
-  // throws, with all that came before it undone.
+  // the plan) and maps all its handles. Returns the slot of the first page. A failing driver call,
+  // or a lack of memory, throws with all that came before it undone. What the driver then fails to
+  // undo is left to Shrink() and the destructor.
   SlotId Map(const MappingPlan& plan);
+  // slot_limit() is at most that once the plan is carried out.
+  uint32_t MostSlotsAfter(const MappingPlan& plan) const;
 
-  // What is to stay: by page whether its handle is, by slot whether it is mapped. pre: the pages of a
-  // handle go together, and so do the slots that one mapping of it takes; a handle that stays is
-  // mapped at one slot that stays at least, one that goes at none.
-  struct Keep {
-    std::vector<bool> pages;
-    std::vector<bool> slots;
-  };
   // What pages and slots are called from now on: kGone for those that went.
   struct Renumbering {
     static constexpr uint32_t kGone = std::numeric_limits<uint32_t>::max();
@@ -113,13 +110,24 @@ class RangeTable {
 
     SlotId Of(SlotId slot) const { return SlotId{slots[Index(slot)]}; }
   };
-  // Unmaps and releases the rest, and gives back the addresses where nothing is mapped any more. With
-  // the first error of the driver it stops: what it has not done by then stays, and is for the next
-  // Shrink() to do. pre: the device has finished with what goes, and nothing captures.
-  Renumbering Shrink(const Keep& keep);
+  // Unmaps all slots but those that `keep` says, releases the handles that are mapped nowhere then, and
+  // gives back the addresses where nothing is mapped any more. Where
+  // the driver fails all else goes all the same: what it kept stays, and is for the next Shrink() to
+  // do. So is what an undo failed to give back. pre: the slots that one mapping of a handle takes go
+  // together; the device has finished with what goes, and nothing captures.
+  //
+  // It does not throw: PrepareShrink() makes room for it, and for nothing else that changes the table.
+  class Shrinking;
+  std::shared_ptr<Shrinking> PrepareShrink(std::vector<bool> keep);
+  Renumbering Shrink(Shrinking& prepared) noexcept;
+  // Upper limits on slot_limit() and range_count() after it.
+  uint32_t MostSlotsAfterShrink() const;
+  uint32_t MostRangesAfterShrink() const { return static_cast<uint32_t>(mapping_count_); }
   // What the pool still has of handles that are mapped nowhere, because their release failed.
   uint64_t unreleased_pages() const;
   uint32_t unreleased_handles() const { return static_cast<uint32_t>(unreleased_.size()); }
+  // Whether the driver failed to take back something that is mapped for nobody.
+  bool has_remains() const;
 
   void Pin(SlotId slot) { ranges_[Index(range_of(slot))].pinned = true; }
   void UnpinAll();
@@ -173,16 +181,27 @@ class RangeTable {
     uint32_t pages = 0;
   };
 
+  struct Mapping {
+    Address address = 0;
+    uint64_t bytes = 0;
+  };
+  // What an undo failed to give back.
+  struct Remains {
+    std::vector<Mapping> mapped;
+    std::vector<Mapping> reserved;  // addresses
+    std::vector<Handle> handles;
+  };
+
   struct Reservation {
     Address address = 0;
     uint64_t bytes = 0;
-    uint32_t ranges = 0;
-    bool stuck = false;  // an undo failed, so that something unknown may be mapped there for good
+    uint32_t ranges = 0;  // 0: the driver failed to take it back
   };
 
   class Undo;
-  class Shrinking;
 
+  static uint32_t RoomInFront(uint32_t pages);
+  static uint32_t CapacityFor(uint32_t pages, uint32_t room);
   void CreateHandle(uint32_t pages, Undo& undo);
   RangeId ReserveFirstRange(uint32_t pages, Undo& undo);
   RangeId ReserveRange(uint32_t pages, uint32_t room, Undo& undo);
@@ -191,12 +210,14 @@ class RangeTable {
   const uint64_t page_bytes_;
   std::vector<Page> pages_;
   std::vector<PhysicalHandle> handles_;
-  std::vector<PhysicalHandle> unreleased_;
+  std::vector<PhysicalHandle>
+      unreleased_;  // with room for handles_ too while a Shrink() is prepared
   std::vector<Range> ranges_;
   std::vector<Reservation> reservations_;
   std::vector<PageId> page_at_;          // by slot
   std::vector<RangeId> range_of_group_;  // by slot / kSlotGroup
   uint64_t mapping_count_ = 0;
+  Remains remains_;
 };
 
 }  // namespace cgp

@@ -1,6 +1,7 @@
 // How a RangeTable gets smaller.
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/error.h"
 #include "core/range_table.h"
@@ -8,17 +9,15 @@
 namespace cgp {
 
 // First the driver lets go of what it can, then the books are written anew from what it did. All memory
-// that takes is allocated before the driver is called.
+// that this takes is allocated when it is prepared.
 class RangeTable::Shrinking {
  public:
-  Shrinking(RangeTable& table, const Keep& keep);
+  Shrinking(RangeTable& table, std::vector<bool> keep);
 
-  Renumbering Run() {
-    try {
-      LetGo();
-    } catch (const DriverError&) {
-      result_.error = std::current_exception();
-    }
+  Renumbering Run() noexcept {
+    RetryRemains();
+    for (std::size_t number = 0; number < table_.handles_.size(); ++number) LetGoOf(number);
+    FreeReservations();
     MoveRanges();
     MoveHandles();
     DropReservations();
@@ -26,10 +25,12 @@ class RangeTable::Shrinking {
   }
 
  private:
-  void LetGo();
-  void LetGoOf(std::size_t number);
-  void ReleaseUnreleased();
-  void FreeReservations();
+  template <typename Call>
+  bool Attempt(Call&& call) noexcept;
+  void RetryRemains() noexcept;
+  void LetGoOf(std::size_t number) noexcept;
+  void FreeReservations() noexcept;
+  bool IsStuck(const Reservation& reservation) const noexcept;
   void MoveRanges() noexcept;
   void MovePieces(const Range& range) noexcept;
   void AddPiece(Range piece, SlotId from) noexcept;
@@ -37,7 +38,7 @@ class RangeTable::Shrinking {
   void DropReservations() noexcept;
 
   RangeTable& table_;
-  const Keep& keep_;
+  const std::vector<bool> keep_;  // by slot
   Renumbering result_;
   std::vector<bool> unmapped_;        // by slot
   std::vector<bool> let_go_;          // by handle: mapped nowhere any more
@@ -48,60 +49,85 @@ class RangeTable::Shrinking {
   std::vector<RangeId> range_of_group_;
 };
 
-RangeTable::Shrinking::Shrinking(RangeTable& table, const Keep& keep)
+RangeTable::Shrinking::Shrinking(RangeTable& table, std::vector<bool> keep)
     : table_(table),
-      keep_(keep),
+      keep_(std::move(keep)),
       unmapped_(table.slot_limit()),
       let_go_(table.handles_.size()),
       addresses_gone_(table.reservations_.size()),
       mapped_in_(table.reservations_.size()) {
   result_.pages.assign(table.page_count(), Renumbering::kGone);
   result_.slots.assign(table.slot_limit(), Renumbering::kGone);
-  // No more pieces than there are mappings, each of whole groups.
-  const std::size_t pieces = table.mapping_count_;
-  const std::size_t groups = table.range_of_group_.size() + pieces;
-  ranges_.reserve(pieces);
-  page_at_.reserve(groups * kSlotGroup);
-  range_of_group_.reserve(groups);
+  ranges_.reserve(table.MostRangesAfterShrink());
+  page_at_.reserve(table.MostSlotsAfterShrink());
+  range_of_group_.reserve(table.MostSlotsAfterShrink() / kSlotGroup);
   table.unreleased_.reserve(table.unreleased_.size() + table.handles_.size());
   for (const Range& range : table.ranges_) mapped_in_[range.reservation] += range.mapped();
 }
 
-void RangeTable::Shrinking::LetGo() {
-  ReleaseUnreleased();
-  for (std::size_t number = 0; number < table_.handles_.size(); ++number) LetGoOf(number);
-  FreeReservations();
-}
-
-void RangeTable::Shrinking::ReleaseUnreleased() {
-  for (std::vector<PhysicalHandle>& left = table_.unreleased_; !left.empty(); left.pop_back()) {
-    table_.driver_.Release(left.back().handle);
+// Keeps the first error.
+template <typename Call>
+bool RangeTable::Shrinking::Attempt(Call&& call) noexcept {
+  try {
+    call();
+    return true;
+  } catch (const std::exception&) {
+    if (!result_.error) result_.error = std::current_exception();
+    return false;
   }
 }
 
-void RangeTable::Shrinking::LetGoOf(std::size_t number) {
+void RangeTable::Shrinking::RetryRemains() noexcept {
+  Driver& driver = table_.driver_;
+  Remains& remains = table_.remains_;
+  std::erase_if(remains.mapped, [&](const Mapping& mapping) {
+    return Attempt([&] { driver.Unmap(mapping.address, mapping.bytes); });
+  });
+  std::erase_if(remains.reserved, [&](const Mapping& all) {
+    return Attempt([&] { driver.FreeAddresses(all.address, all.bytes); });
+  });
+  std::erase_if(remains.handles,
+                [&](Handle handle) { return Attempt([&] { driver.Release(handle); }); });
+  std::erase_if(table_.unreleased_, [&](const PhysicalHandle& handle) {
+    return Attempt([&] { driver.Release(handle.handle); });
+  });
+}
+
+void RangeTable::Shrinking::LetGoOf(std::size_t number) noexcept {
   const PhysicalHandle& handle = table_.handles_[number];
+  bool mapped = false;
   for (const SlotId slot : table_.slots_of(handle.first)) {
-    if (keep_.slots[Index(slot)]) continue;
-    table_.driver_.Unmap(table_.AddressOf(slot, Granules(0)), handle.pages * table_.page_bytes_);
+    const uint64_t bytes = handle.pages * table_.page_bytes_;
+    if (keep_[Index(slot)] ||
+        !Attempt([&] { table_.driver_.Unmap(table_.AddressOf(slot, Granules(0)), bytes); })) {
+      mapped = true;
+      continue;
+    }
     std::fill_n(unmapped_.begin() + Index(slot), handle.pages, true);
     mapped_in_[table_.range(table_.range_of(slot)).reservation] -= handle.pages;
     --table_.mapping_count_;
   }
-  if (keep_.pages[Index(handle.first)]) return;
+  if (mapped) return;
   let_go_[number] = true;
-  table_.unreleased_.push_back(handle);
-  table_.driver_.Release(handle.handle);
-  table_.unreleased_.pop_back();
+  if (!Attempt([&] { table_.driver_.Release(handle.handle); }))
+    table_.unreleased_.push_back(handle);
 }
 
-void RangeTable::Shrinking::FreeReservations() {
+void RangeTable::Shrinking::FreeReservations() noexcept {
   for (std::size_t i = 0; i < table_.reservations_.size(); ++i) {
     const Reservation& reservation = table_.reservations_[i];
-    if (mapped_in_[i] > 0 || reservation.stuck) continue;
-    table_.driver_.FreeAddresses(reservation.address, reservation.bytes);
-    addresses_gone_[i] = true;
+    if (mapped_in_[i] > 0 || IsStuck(reservation)) continue;
+    addresses_gone_[i] =
+        Attempt([&] { table_.driver_.FreeAddresses(reservation.address, reservation.bytes); });
   }
+}
+
+// Whether something is mapped there still that an undo failed to unmap.
+bool RangeTable::Shrinking::IsStuck(const Reservation& reservation) const noexcept {
+  return std::ranges::any_of(table_.remains_.mapped, [&](const Mapping& mapping) {
+    return reservation.address <= mapping.address &&
+           mapping.address < reservation.address + reservation.bytes;
+  });
 }
 
 void RangeTable::Shrinking::MoveRanges() noexcept {
@@ -185,8 +211,21 @@ void RangeTable::Shrinking::DropReservations() noexcept {
   for (Range& range : table_.ranges_) range.reservation = number[range.reservation];
 }
 
-RangeTable::Renumbering RangeTable::Shrink(const Keep& keep) {
-  return Shrinking(*this, keep).Run();
+std::shared_ptr<RangeTable::Shrinking> RangeTable::PrepareShrink(std::vector<bool> keep) {
+  return std::make_shared<Shrinking>(*this, std::move(keep));
+}
+
+RangeTable::Renumbering RangeTable::Shrink(Shrinking& prepared) noexcept { return prepared.Run(); }
+
+// A range becomes no more ranges than it has mappings, each of whole groups of slots.
+uint32_t RangeTable::MostSlotsAfterShrink() const {
+  return slot_limit() + MostRangesAfterShrink() * kSlotGroup;
+}
+
+bool RangeTable::has_remains() const {
+  return !unreleased_.empty() || !remains_.mapped.empty() || !remains_.reserved.empty() ||
+         !remains_.handles.empty() ||
+         std::ranges::any_of(reservations_, [](const auto& one) { return one.ranges == 0; });
 }
 
 uint64_t RangeTable::unreleased_pages() const {

@@ -339,7 +339,9 @@ TEST_F(RangeTableTest, TheDestructorGoesOnAfterAFailure) {
       table.Map(InNewRange({PageId{0}}));
       driver.Arm({.call_number = n});
     }
-    EXPECT_EQ(driver.call_count(), 7u) << "three mappings, two reservations, two pages";
+    // Neither addresses nor handles are tried that are mapped still.
+    const uint64_t left = driver.calls()[n - 1] == DriverCall::kUnmap ? 2 : 0;
+    EXPECT_EQ(driver.call_count() + left, 7u) << "three mappings, two reservations, two pages";
     EXPECT_EQ(driver.failures(), 1u);
     EXPECT_LE(host.usage().mappings, 1u);
     EXPECT_LE(host.usage().reservations, 1u);
@@ -357,7 +359,9 @@ TEST_F(RangeTableTest, TheDestructorGoesOnAfterAFailureWithHandlesOfSeveralPages
       table.Map(InNewRange({PageId{0}}));
       driver.Arm({.call_number = n});
     }
-    EXPECT_EQ(driver.call_count(), 9u) << "four mappings, two reservations, three handles";
+    // Neither addresses nor handles are tried that are mapped still.
+    const uint64_t left = driver.calls()[n - 1] == DriverCall::kUnmap ? 2 : 0;
+    EXPECT_EQ(driver.call_count() + left, 9u) << "four mappings, two reservations, three handles";
     EXPECT_EQ(driver.failures(), 1u);
     EXPECT_LE(host.usage().mappings, 1u);
     EXPECT_LE(host.usage().reservations, 1u);

@@ -5,12 +5,12 @@
 
 namespace cgp {
 
-void RunIndex::Grow() {
-  words_.resize(ranges_.slot_limit() / RangeTable::kSlotGroup);
+void RunIndex::MakeRoom(uint32_t slots, uint32_t ranges) {
   static_assert(RangeTable::kSlotGroup == 64, "a group of slots is a word");
+  if (words_.size() < slots / RangeTable::kSlotGroup) words_.resize(slots / RangeTable::kSlotGroup);
   // One leaf more than there are ranges, so that "before the newest" is a leaf too.
-  if (ranges_.range_count() < leaf_count()) return;
-  const uint32_t leaves = std::bit_ceil(ranges_.range_count() + 1);
+  if (ranges < leaf_count()) return;
+  const uint32_t leaves = std::bit_ceil(ranges + 1);
   std::vector<uint32_t> old(2 * std::size_t{leaves});
   old.swap(bounds_);
   const auto old_leaves = static_cast<uint32_t>(old.size() / 2);

@@ -36,7 +36,10 @@ class RunIndex {
   explicit RunIndex(const RangeTable& ranges) : ranges_(ranges) {}
 
   // The table has grown: makes room for its new ranges and slots, none of them free yet.
-  void Grow();
+  void Grow() { MakeRoom(ranges_.slot_limit(), ranges_.range_count()); }
+  // The same for a table that is about to grow to so much at most: what follows cannot throw then,
+  // nor can anything else here but Runs().
+  void MakeRoom(uint32_t slots, uint32_t ranges);
 
   // No slot is free any more.
   void Clear();

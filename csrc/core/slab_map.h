@@ -28,10 +28,11 @@ class SlabMap {
   }
 
   // Makes room for one more, so that the next Insert() cannot throw.
-  void ReserveOne() {
-    numbers_.ReserveOne();
-    if (!spare_.empty()) return;
-    if (slab_.size() == slab_.capacity()) slab_.reserve(std::max<std::size_t>(64, 2 * size()));
+  void ReserveOne() { Reserve(size() + 1); }
+  // The same for so many in all.
+  void Reserve(std::size_t wanted) {
+    numbers_.Reserve(wanted);
+    if (wanted > slab_.capacity()) slab_.reserve(std::max<std::size_t>({64, wanted, 2 * size()}));
     // Insert() may need the room of the one, Erase() that of all.
     if (spare_.capacity() < slab_.capacity()) spare_.reserve(slab_.capacity());
   }

@@ -23,6 +23,7 @@ namespace cgp {
   X(cuDeviceCanAccessPeer, 4000)              \
   X(cuDevicePrimaryCtxRetain, 7000)           \
   X(cuDevicePrimaryCtxRelease, 11000)         \
+  X(cuDevicePrimaryCtxGetState, 7000)         \
   X(cuCtxGetCurrent, 4000)                    \
   X(cuCtxPushCurrent, 4000)                   \
   X(cuCtxPopCurrent, 4000)                    \

@@ -89,7 +89,7 @@ CUmemAllocationProp HandleProperties(CUdevice device, bool rdma_capable) {
   return properties;
 }
 
-CUstream StreamOf(StreamId stream) { return reinterpret_cast<CUstream>(stream); }
+CUstream StreamOf(StreamId stream) { return reinterpret_cast<CUstream>(WithoutDevice(stream)); }
 CUgraphNode ToCuda(GraphNode node) { return reinterpret_cast<CUgraphNode>(node); }
 GraphNode ToGraphNode(CUgraphNode node) { return GraphNode{reinterpret_cast<uintptr_t>(node)}; }
 
@@ -160,6 +160,7 @@ CudaDriver::CudaDriver(int device, const CudaApi& api) : device_(device), api_(a
   CGP_CHECK(std::has_single_bit(granularity));
   granularity_ = granularity;
   context_ = std::make_unique<CudaContext>(api_, device_, cu_device_);
+  LetActiveDevicesIn();
 }
 
 CudaDriver::~CudaDriver() = default;
@@ -185,17 +186,60 @@ CudaDriverStats CudaDriver::stats() const {
   return stats;
 }
 
+CudaContext& CudaDriver::ContextOf(StreamId stream) {
+  const int device = DeviceOf(stream).value_or(device_);
+  if (device == device_) return *context_;
+  const std::lock_guard lock(others_mutex_);
+  std::unique_ptr<CudaContext>& context = others_[device];
+  if (context == nullptr) {
+    CUdevice cu_device = 0;
+    CheckCuda(api_, device_, "cuDeviceGet", api_.cuDeviceGet(&cu_device, device));
+    context = std::make_unique<CudaContext>(api_, device, cu_device);
+  }
+  return *context;
+}
+
+bool CudaDriver::CanReach(int cu_peer) const {
+  int can_access = 0;
+  CheckCuda(api_, device_, "cuDeviceCanAccessPeer",
+            api_.cuDeviceCanAccessPeer(&can_access, cu_peer, cu_device_));
+  return can_access != 0;
+}
+
+void CudaDriver::LetActiveDevicesIn() {
+  const auto check = [&](std::string_view name, CUresult code) {
+    CheckCuda(api_, device_, name, code);
+  };
+  int count = 0;
+  check("cuDeviceGetCount", api_.cuDeviceGetCount(&count));
+  for (int peer = 0; peer < count; ++peer) {
+    if (peer == device_) continue;
+    CUdevice cu_peer = 0;
+    check("cuDeviceGet", api_.cuDeviceGet(&cu_peer, peer));
+    unsigned int flags = 0;
+    int active = 0;
+    check("cuDevicePrimaryCtxGetState", api_.cuDevicePrimaryCtxGetState(cu_peer, &flags, &active));
+    if (active != 0 && CanReach(cu_peer)) peers_.push_back(cu_peer);
+  }
+}
+
 template <typename Function>
-int CudaDriver::Try(DriverCall call, Function function) {
-  const CurrentContext current(*context_);
+int CudaDriver::Try(DriverCall call, CudaContext& context, Function function) {
+  const CurrentContext current(context);
   const Timer timer(stats_[static_cast<size_t>(call)]);
   return function();
 }
 
 template <typename Function>
-void CudaDriver::Call(DriverCall call, std::string_view name, uint64_t bytes, Function function) {
-  const int code = Try(call, function);
+void CudaDriver::CallIn(CudaContext& context, DriverCall call, std::string_view name,
+                        uint64_t bytes, Function function) {
+  const int code = Try(call, context, function);
   if (code != CUDA_SUCCESS) Throw(call, name, code, bytes);
+}
+
+template <typename Function>
+void CudaDriver::Call(DriverCall call, std::string_view name, uint64_t bytes, Function function) {
+  CallIn(*context_, call, name, bytes, function);
 }
 
 void CudaDriver::Throw(DriverCall call, std::string_view name, int code, uint64_t bytes) const {
@@ -257,10 +301,7 @@ void CudaDriver::AddPeer(int peer) {
   CUdevice cu_peer = 0;
   Call(DriverCall::kAddPeer, "cuDeviceGet", 0, [&] { return api_.cuDeviceGet(&cu_peer, peer); });
   // Refused here, or every SetAccess() from now on would be.
-  int can_access = 0;
-  Call(DriverCall::kAddPeer, "cuDeviceCanAccessPeer", 0,
-       [&] { return api_.cuDeviceCanAccessPeer(&can_access, cu_peer, cu_device_); });
-  if (can_access == 0) {
+  if (!CanReach(cu_peer)) {
     throw DriverError(DriverStatus::kFailed, "cuDeviceCanAccessPeer",
                       CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", 0,
                       device_, "device " + std::to_string(peer) + " cannot access its memory");
@@ -271,7 +312,10 @@ void CudaDriver::AddPeer(int peer) {
 
 void CudaDriver::Quiesce() {
   const UnsafeCallsAllowed allowed(api_);  // some other thread may capture without our knowing
-  Call(DriverCall::kQuiesce, "cuCtxSynchronize", 0, [&] { return api_.cuCtxSynchronize(); });
+  for (CudaContext* const context : Contexts()) {
+    CallIn(*context, DriverCall::kQuiesce, "cuCtxSynchronize", 0,
+           [&] { return api_.cuCtxSynchronize(); });
+  }
 }
 
 void CudaDriver::Capture(StreamId stream, Frontier* frontier) {
@@ -282,7 +326,7 @@ void CudaDriver::Capture(StreamId stream, Frontier* frontier) {
   size_t count = 0;
   // Not timed: this is asked at each free, and answered in less time than it takes to look at the
   // clock.
-  const CurrentContext current(*context_);
+  const CurrentContext current(ContextOf(stream));
   const CUresult code =
       api_.cuStreamGetCaptureInfo(StreamOf(stream), &status, &id, nullptr, &nodes, &edges, &count);
   frontier->capture = kNoCapture;
@@ -335,11 +379,12 @@ bool CudaDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
   return take(many.data(), many_edges.data(), count);
 }
 
+// An event is recorded on streams of its own context only.
 template <typename Record>
-Event CudaDriver::NewEvent(DriverCall call, Record record) {
+Event CudaDriver::NewEvent(CudaContext& context, DriverCall call, Record record) {
   CUevent event = nullptr;
-  Call(call, "cuEventCreate", 0,
-       [&] { return api_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING); });
+  CallIn(context, call, "cuEventCreate", 0,
+         [&] { return api_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING); });
   const Event created{reinterpret_cast<uintptr_t>(event)};
   try {
     record(event);
@@ -351,46 +396,95 @@ Event CudaDriver::NewEvent(DriverCall call, Record record) {
 }
 
 Event CudaDriver::RecordEvent(StreamId stream) {
-  return NewEvent(DriverCall::kRecordEvent, [&](CUevent event) {
-    Call(DriverCall::kRecordEvent, "cuEventRecord", 0,
-         [&] { return api_.cuEventRecord(event, StreamOf(stream)); });
+  CudaContext& context = ContextOf(stream);
+  return NewEvent(context, DriverCall::kRecordEvent, [&](CUevent event) {
+    CallIn(context, DriverCall::kRecordEvent, "cuEventRecord", 0,
+           [&] { return api_.cuEventRecord(event, StreamOf(stream)); });
   });
 }
 
 Event CudaDriver::RecordDeviceEvent() {
   if (api_.cuCtxRecordEvent == nullptr) Quiesce();  // an event that is never recorded is done
-  return NewEvent(DriverCall::kRecordDeviceEvent, [&](CUevent event) {
+  const std::vector<CudaContext*> contexts = Contexts();
+  std::map<Event, std::vector<Event>> mark;
+  std::vector<Event> events;
+  events.reserve(contexts.size());
+  try {
+    for (CudaContext* const context : contexts) events.push_back(MarkAll(*context));
+    if (events.size() > 1)
+      mark.emplace(events.front(), std::vector(events.begin() + 1, events.end()));
+  } catch (...) {
+    for (const Event event : events) DestroyEvent(event);
+    throw;
+  }
+  const std::lock_guard lock(others_mutex_);
+  others_marked_.merge(mark);
+  return events.front();
+}
+
+// All the work of one device.
+Event CudaDriver::MarkAll(CudaContext& context) {
+  return NewEvent(context, DriverCall::kRecordDeviceEvent, [&](CUevent event) {
     if (api_.cuCtxRecordEvent == nullptr) return;
-    Call(DriverCall::kRecordDeviceEvent, "cuCtxRecordEvent", 0, [&] {
-      CUcontext context = nullptr;
-      const CUresult code = api_.cuCtxGetCurrent(&context);
-      return code == CUDA_SUCCESS ? api_.cuCtxRecordEvent(context, event) : code;
+    CallIn(context, DriverCall::kRecordDeviceEvent, "cuCtxRecordEvent", 0, [&] {
+      CUcontext current = nullptr;
+      const CUresult code = api_.cuCtxGetCurrent(&current);
+      return code == CUDA_SUCCESS ? api_.cuCtxRecordEvent(current, event) : code;
     });
   });
+}
+
+// The device's, and of those that streams were asked of.
+std::vector<CudaContext*> CudaDriver::Contexts() {
+  std::vector<CudaContext*> contexts = {context_.get()};
+  const std::lock_guard lock(others_mutex_);
+  for (const auto& [device, context] : others_) contexts.push_back(context.get());
+  return contexts;
+}
+
+// The event, and those that mark other devices with it.
+std::vector<Event> CudaDriver::MarkedWith(Event event) {
+  std::vector<Event> events = {event};
+  const std::lock_guard lock(others_mutex_);
+  if (const auto others = others_marked_.find(event); others != others_marked_.end()) {
+    events.insert(events.end(), others->second.begin(), others->second.end());
+  }
+  return events;
 }
 
 bool CudaDriver::EventDone(Event event) {
   // A query is "potentially unsafe" while another thread captures: it would fail and invalidate
   // that capture.
   const UnsafeCallsAllowed allowed(api_);
-  const auto code = static_cast<CUresult>(
-      Try(DriverCall::kEventDone, [&] { return api_.cuEventQuery(CudaEvent(event)); }));
-  if (code == CUDA_SUCCESS) return true;
-  if (code == CUDA_ERROR_NOT_READY) return false;
-  Throw(DriverCall::kEventDone, "cuEventQuery", code, 0);
+  for (const Event one : MarkedWith(event)) {
+    const auto code = static_cast<CUresult>(
+        Try(DriverCall::kEventDone, *context_, [&] { return api_.cuEventQuery(CudaEvent(one)); }));
+    if (code == CUDA_ERROR_NOT_READY) return false;
+    if (code != CUDA_SUCCESS) Throw(DriverCall::kEventDone, "cuEventQuery", code, 0);
+  }
+  return true;
 }
 
 void CudaDriver::WaitEvent(StreamId stream, Event event) {
-  Call(DriverCall::kWaitEvent, "cuStreamWaitEvent", 0, [&] {
-    return api_.cuStreamWaitEvent(StreamOf(stream), CudaEvent(event), CU_EVENT_WAIT_DEFAULT);
-  });
+  for (const Event one : MarkedWith(event)) {
+    CallIn(ContextOf(stream), DriverCall::kWaitEvent, "cuStreamWaitEvent", 0, [&] {
+      return api_.cuStreamWaitEvent(StreamOf(stream), CudaEvent(one), CU_EVENT_WAIT_DEFAULT);
+    });
+  }
 }
 
 void CudaDriver::DestroyEvent(Event event) noexcept {
+  decltype(others_marked_)::node_type others;
+  {
+    const std::lock_guard lock(others_mutex_);
+    others = others_marked_.extract(event);
+  }
   // An event knows its context. There is nothing to do about an error, which can only be that of
   // earlier work.
   const Timer timer(stats_[static_cast<size_t>(DriverCall::kDestroyEvent)]);
   api_.cuEventDestroy(CudaEvent(event));
+  if (others.empty()) return;
+  for (const Event other : others.mapped()) api_.cuEventDestroy(CudaEvent(other));
 }
 
 MemoryInfo CudaDriver::Info() {

@@ -3,6 +3,9 @@
 // It needs no CUDA header to be used and no CUDA library to be linked: libcuda is found at run
 // time.
 //
+// What is mapped is open to all devices that can reach it and had a context when the driver was made:
+// torch asks for access between two devices once, and may have done so before.
+//
 // The primary context of the device, which is the one that the CUDA runtime and PyTorch use, is
 // retained by the first call that needs it. Every call makes it current for its own duration where
 // it is not, so that calls may come from any thread, one without a context included, and leaves the
@@ -12,6 +15,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -89,16 +93,28 @@ class CudaDriver final : public Driver {
  private:
   class Timer;
 
-  // Calls `function` with the device's context current, counted and timed as `call`. Call() throws the
-  // error.
+  // Calls `function` with a context current, by default the device's, counted and timed as `call`.
+  // Call() throws the error.
   template <typename Function>
-  int Try(DriverCall call, Function function);
+  int Try(DriverCall call, CudaContext& context, Function function);
   template <typename Function>
   void Call(DriverCall call, std::string_view name, uint64_t bytes, Function function);
+  template <typename Function>
+  void CallIn(CudaContext& context, DriverCall call, std::string_view name, uint64_t bytes,
+              Function function);
+
+  // That of the device whose stream it is.
+  CudaContext& ContextOf(StreamId stream);
+  bool CanReach(int cu_peer) const;
+  void LetActiveDevicesIn();
+
+  std::vector<CudaContext*> Contexts();
 
   // Calls record(event) for a new event.
   template <typename Record>
-  Event NewEvent(DriverCall call, Record record);
+  Event NewEvent(CudaContext& context, DriverCall call, Record record);
+  Event MarkAll(CudaContext& context);
+  std::vector<Event> MarkedWith(Event event);
   [[noreturn]] void Throw(DriverCall call, std::string_view name, int code, uint64_t bytes) const;
 
   const int device_;
@@ -108,6 +124,10 @@ class CudaDriver final : public Driver {
   bool rdma_capable_ = false;
 
   std::unique_ptr<CudaContext> context_;
+  std::mutex others_mutex_;
+  std::map<int, std::unique_ptr<CudaContext>>
+      others_;                                         // of other devices, once a stream was theirs
+  std::map<Event, std::vector<Event>> others_marked_;  // with a RecordDeviceEvent(), theirs
 
   std::mutex peers_mutex_;
   std::vector<int> peers_;  // CUDA's device numbers

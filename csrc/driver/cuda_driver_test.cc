@@ -85,6 +85,53 @@ TEST_F(CudaDriverTest, GivesAccessToAllDevicesInOneCall) {
   EXPECT_EQ(fake_.bytes, 4 * kPage);
 }
 
+// torch asked for access between them before, and will not do so again.
+TEST_F(CudaDriverTest, LetsInWhoHasAContextAndCanReachTheDevice) {
+  fake_.active = {100, 101};
+  CudaDriver driver(0, api_);
+  EXPECT_EQ(fake_.retained, 0) << "to look makes no context";
+  driver.AddPeer(1);
+  driver.SetAccess(kAddress, kPage);
+  ASSERT_EQ(fake_.access.size(), 2u);
+  EXPECT_EQ(fake_.access[1].location.id, 101);
+  const auto expect_alone = [&] {
+    CudaDriver alone(0, api_);
+    alone.SetAccess(kAddress, kPage);
+    EXPECT_EQ(fake_.access.size(), 1u);
+  };
+  fake_.can_access_peer = 0;
+  expect_alone();
+  fake_.can_access_peer = 1;
+  fake_.active = {100};
+  expect_alone();
+  fake_.failing = {{"cuDevicePrimaryCtxGetState", CUDA_ERROR_INVALID_VALUE}};
+  EXPECT_THROW(CudaDriver(0, api_), DriverError);
+}
+
+TEST_F(CudaDriverTest, WorksOnStreamsOfOtherDevicesInTheirContext) {
+  CudaDriver driver(0, api_);
+  const StreamId of_peer = StreamOn(1, kStream), own = StreamOn(0, kStream);
+  EXPECT_NE(of_peer, own);
+  const Event event = driver.RecordEvent(of_peer);
+  EXPECT_EQ(fake_.stream, reinterpret_cast<CUstream>(0x5000));
+  driver.WaitEvent(of_peer, event);
+  EXPECT_EQ(fake_.stream, reinterpret_cast<CUstream>(0x5000));
+  Frontier frontier;
+  driver.Capture(of_peer, &frontier);
+  EXPECT_EQ(fake_.stream, reinterpret_cast<CUstream>(0x5000));
+  EXPECT_EQ(fake_.calls,
+            (std::vector<std::string>{"cuEventCreate of 1", "cuEventRecord of 1",
+                                      "cuStreamWaitEvent of 1", "cuStreamGetCaptureInfo of 1"}));
+  fake_.calls.clear();
+  driver.RecordEvent(own);
+  driver.Quiesce();
+  EXPECT_EQ(fake_.calls, (std::vector<std::string>{"cuEventCreate", "cuEventRecord",
+                                                   "cuCtxSynchronize", "cuCtxSynchronize of 1"}))
+      << "the peer may be using what is about to be unmapped";
+  EXPECT_TRUE(contexts.empty());
+  EXPECT_THROW(driver.RecordEvent(StreamOn(9, kStream)), DriverError);
+}
+
 TEST_F(CudaDriverTest, RefusesPeersThatAreNone) {
   CudaDriver driver(0, api_);
   EXPECT_THROW(driver.AddPeer(9), DriverError);

@@ -23,6 +23,7 @@ constexpr uint64_t kPage = uint64_t{2} << 20;
 inline constexpr StreamId kStream{0x5000};
 
 inline CUcontext const kPrimary = reinterpret_cast<CUcontext>(0x1000);
+inline CUcontext const kPrimaryOfPeer = reinterpret_cast<CUcontext>(0x1800);
 inline CUcontext const kOther = reinterpret_cast<CUcontext>(0x2000);
 inline constexpr CUdeviceptr kAddress = 0x7f0000000000;
 inline constexpr CUmemGenericAllocationHandle kHandle = 77;
@@ -58,12 +59,13 @@ struct FakeCuda {
   int rdma = 1;
   int compute_major = 9;
   int can_access_peer = 1;
+  std::set<CUdevice> active;  // devices with a context
   bool event_ready = true;
   std::map<std::string, CUresult> failing;
 
   std::atomic<int> retained = 0;
   int released = 0;
-  std::vector<std::string> calls;  // those that need a context, in order
+  std::vector<std::string> calls;  // those that need a context, in order; "... of 1" in the peer's
   CUmemAllocationProp properties{};
   std::vector<CUmemAccessDesc> access;
   CUdeviceptr address = 0;
@@ -107,8 +109,11 @@ inline CUresult Outcome(const std::string& function) {
 
 // For the functions that work on the current context.
 inline CUresult InContext(const std::string& function) {
-  if (contexts.empty() || contexts.back() != kPrimary) return CUDA_ERROR_INVALID_CONTEXT;
-  fake->calls.push_back(function);
+  if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (contexts.back() != kPrimary && contexts.back() != kPrimaryOfPeer) {
+    return CUDA_ERROR_INVALID_CONTEXT;
+  }
+  fake->calls.push_back(contexts.back() == kPrimary ? function : function + " of 1");
   return Outcome(function);
 }
 
@@ -161,11 +166,16 @@ inline void FakeDevices(CudaApi* api) {
 
 inline void FakeContexts(CudaApi* api) {
   api->cuDevicePrimaryCtxRetain = [](CUcontext* context, CUdevice device) {
-    if (device != 100) return CUDA_ERROR_INVALID_DEVICE;
+    if (device != 100 && device != 101) return CUDA_ERROR_INVALID_DEVICE;
     const CUresult outcome = Outcome("cuDevicePrimaryCtxRetain");
     if (outcome == CUDA_SUCCESS) ++fake->retained;
-    *context = kPrimary;
+    *context = device == 100 ? kPrimary : kPrimaryOfPeer;
     return outcome;
+  };
+  api->cuDevicePrimaryCtxGetState = [](CUdevice device, unsigned int* flags, int* active) {
+    *flags = 0;
+    *active = fake->active.contains(device) ? 1 : 0;
+    return Outcome("cuDevicePrimaryCtxGetState");
   };
   api->cuDevicePrimaryCtxRelease = [](CUdevice) {
     ++fake->released;

@@ -18,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -25,9 +26,26 @@
 
 namespace cgp {
 
-// An opaque stream: the value of a cudaStream_t, or any number on the host. Equal values are the
-// same stream.
+// An opaque stream: the value of a cudaStream_t, or any number on the host, below 2^56. Equal values
+// are the same stream, one of the device that it is told to the driver of; StreamOn() names those of
+// other devices.
 enum class StreamId : uint64_t {};
+
+// The stream of a certain device. A cudaStream_t does not say whose it is, and the default streams of
+// all devices have the same value. The device stands in the top byte, which no address in a process
+// needs.
+constexpr StreamId StreamOn(int device, StreamId stream) {
+  return StreamId{static_cast<uint64_t>(device + 1) << 56 | static_cast<uint64_t>(stream)};
+}
+// The device that StreamOn() named; nothing: the driver's own.
+constexpr std::optional<int> DeviceOf(StreamId stream) {
+  const auto device = static_cast<int>(static_cast<uint64_t>(stream) >> 56);
+  return device == 0 ? std::nullopt : std::optional(device - 1);
+}
+// As the stream's own device calls it.
+constexpr StreamId WithoutDevice(StreamId stream) {
+  return StreamId{static_cast<uint64_t>(stream) & ((uint64_t{1} << 56) - 1)};
+}
 
 // A device virtual address.
 using Address = uint64_t;
@@ -132,10 +150,12 @@ class Driver {
   // nothing has used.
   virtual void Unmap(Address address, uint64_t bytes) = 0;
 
-  // From now on SetAccess() lets `peer` in too; what was mapped before needs SetAccess() again.
+  // From now on SetAccess() lets `peer` in too; what was mapped before needs SetAccess() again. An
+  // implementation may let others in from the start.
   virtual void AddPeer(int peer) = 0;
 
-  // Waits until the device has done all the work submitted so far. Not capture-legal.
+  // Waits until the device has done all the work submitted so far, and so have other devices of
+  // whose streams Capture() or RecordEvent() were asked. Not capture-legal.
   virtual void Quiesce() = 0;
 
   // Whether Quiesce() and RecordDeviceEvent() would break no capture that this driver knows of.
@@ -152,8 +172,9 @@ class Driver {
   // Marks the work submitted to `stream` so far. pre: not Frontier::held.
   virtual Event RecordEvent(StreamId stream) = 0;
 
-  // Marks all the work submitted to the device so far, on whatever stream, be it one that is gone by
-  // now. Not capture-legal: it breaks the captures of all streams of the device.
+  // Marks all the work submitted to the device so far, and to the others that Quiesce() waits for, on
+  // whatever stream, be it one that is gone by now. Not capture-legal: it breaks the captures of all
+  // streams of these devices.
   virtual Event RecordDeviceEvent() = 0;
 
   // Whether the marked work is done. Capture-legal (an implementation takes care of that).

@@ -112,7 +112,11 @@ PYBIND11_MODULE(_torch, m) {
   m.def("allocator",
         []() -> std::shared_ptr<cgp::CUDAAllocator> { return cgp::GetGraphAllocator(); });
   m.def(
-      "end_abandoned_captures", [] { cgp::GetGraphAllocator()->EndAbandonedCaptures(); }, no_gil);
+      "end_failed_capture",
+      [](int device, const Id& id) {
+        cgp::GetGraphAllocator()->EndFailedCapture(static_cast<c10::DeviceIndex>(device), id);
+      },
+      py::arg("device"), py::arg("id"), no_gil);
   m.def(
       "register_pool",
       [](int device, const Id& id) {

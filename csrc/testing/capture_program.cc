@@ -160,7 +160,8 @@ std::string ToString(const std::vector<CaptureStep>& steps) {
 
 std::string ToString(const CaptureSetup& setup) {
   return Text("CaptureSetup{.streams = ", setup.streams, ", .page_bytes = ", setup.page_bytes,
-              ", .seed = ", setup.seed, "U, .forked = ", setup.forked ? "true" : "false", "}");
+              ", .seed = ", setup.seed, "U, .forked = ", setup.forked ? "true" : "false",
+              ", .fail_each = ", setup.fail_each ? "true" : "false", "}");
 }
 
 CaptureProgram::CaptureProgram(uint64_t seed) { *this = Author(seed).Write(std::move(*this)); }

@@ -44,6 +44,8 @@ struct CaptureSetup {
   uint64_t page_bytes = 4096;
   uint64_t seed = 1;   // of the orders in which the graphs are run
   bool forked = true;  // all streams are part of the capture from its begin on
+  // Each call to the pool set fails first, at each of its allocations or of its driver calls.
+  bool fail_each = false;
 };
 
 std::string ToString(const CaptureSetup& setup);

@@ -5,6 +5,9 @@
 #include <iterator>
 #include <utility>
 
+#include "core/error.h"
+#include "testing/fail_each.h"
+#include "testing/pool_set_text.h"
 #include "testing/text.h"
 
 namespace cgp {
@@ -28,6 +31,7 @@ CaptureSession::CaptureSession(const CaptureSetup& setup, CaptureWorld& world, u
     : setup_(setup),
       host_(world.host),
       watch_(world.watch),
+      faulty_(world.faulty),
       set_(world.set),
       pool_{number, 1},
       origin_{kMostStreams * number},
@@ -117,8 +121,21 @@ std::string CaptureSession::Do(const CaptureStep& step) {
   return {};
 }
 
+void CaptureSession::Call(const std::function<void()>& call) {
+  if (!setup_.fail_each) return call();
+  const auto describe = [&] {
+    set_.Check();
+    const HostUsage usage = host_.usage();
+    return Describe(set_) + Text(usage.handles, " handles ", usage.mappings, " mappings ",
+                                 usage.reservations, " reservations");
+  };
+  const FaultKind kind = ++calls_ % 2 == 0 ? FaultKind::kDriverCall : FaultKind::kAllocation;
+  const std::string complaint = FailEach(kind, faulty_, call, describe);
+  if (!complaint.empty()) throw InternalError(complaint);
+}
+
 void CaptureSession::BeginGraph() {
-  set_.BeginScope(pool_, ScopeKind::kCapture);
+  Call([&] { set_.BeginScope(pool_, ScopeKind::kCapture); });
   watch_.set_capturing(true);
   oracle_.BeginScope();
   graphs_.push_back({.first = dag_.size(), .end = dag_.size()});
@@ -136,7 +153,7 @@ void CaptureSession::EndGraph() {
   events_.clear();
   relied_on_.clear();
   dag_.EndCaptures();
-  set_.EndScope(pool_);
+  Call([&] { set_.EndScope(pool_); });
   oracle_.EndScope();
   graphs_.back().end = dag_.size();
   for (auto& [item, tensor] : live_) {
@@ -171,9 +188,13 @@ std::string CaptureSession::Execute() {
 }
 
 std::string CaptureSession::TidyUp() {
-  for (const auto& [item, tensor] : live_) set_.Free(tensor.block.address);
+  for (const auto& [item, tensor] : live_) {
+    Call([&] { set_.Free(tensor.block.address); });
+  }
   live_.clear();
-  for (size_t i = 0; i < graphs_.size(); ++i) set_.Release(pool_);
+  for (size_t i = 0; i < graphs_.size(); ++i) {
+    Call([&] { set_.Release(pool_); });
+  }
   if (own_world_ == nullptr) return {};
   set_.Trim();
   if (!watch_.violations().empty()) return "driver.h is broken: " + watch_.violations().front();
@@ -188,7 +209,7 @@ std::string CaptureSession::Allocate(uint64_t item, uint64_t bytes, StreamId str
   if (!Capturing(stream)) return {};
   oracle_.See(stream);
   Tensor tensor;
-  tensor.block = set_.Allocate(pool_, bytes, stream);
+  Call([&] { tensor.block = set_.Allocate(pool_, bytes, stream); });
   watch_.MarkUsed();
   tensor.pieces = set_.Pieces(tensor.block.address);
   tensor.word = random_();
@@ -211,7 +232,7 @@ std::string CaptureSession::Free(uint64_t item) {
     Order(tensor.block.stream, unsaid);
     std::ranges::move(unsaid, std::back_inserter(relied_on_[tensor.block.stream]));
   }
-  set_.Free(tensor.block.address);
+  Call([&] { set_.Free(tensor.block.address); });
   oracle_.Free(tensor.block, tensor.pieces, tensor.uses);
   live_.erase(found);
   return {};
@@ -252,7 +273,7 @@ void CaptureSession::RecordUse(uint64_t item, StreamId stream) {
   const auto found = live_.find(item);
   if (found == live_.end()) return;
   oracle_.See(stream);
-  set_.RecordUse(found->second.block.address, stream);
+  Call([&] { set_.RecordUse(found->second.block.address, stream); });
   if (stream != found->second.block.stream) found->second.uses.insert(stream);
   if (stream == bystander_) watch_.Submit(stream);
 }

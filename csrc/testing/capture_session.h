@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,20 +18,24 @@
 #include <vector>
 
 #include "core/pool_set.h"
+#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "testing/capture_dag.h"
 #include "testing/capture_program.h"
 #include "testing/driver_watch.h"
 #include "testing/reuse_oracle.h"
+#include "testing/sparing_driver.h"
 
 namespace cgp {
 
 // What sessions run on.
 struct CaptureWorld {
-  explicit CaptureWorld(uint64_t page_bytes) : set(watch, {.page_bytes = page_bytes}) {}
+  explicit CaptureWorld(uint64_t page_bytes) : set(sparing, {.page_bytes = page_bytes}) {}
 
   HostDriver host{{.granularity = 4096}};
   DriverWatch watch{host};
+  FaultyDriver faulty{watch};
+  SparingDriver sparing{faulty};
   PoolSet set;
 };
 
@@ -82,6 +87,8 @@ class CaptureSession {
   void BeginOwn(StreamId stream);
   void Invalidate(StreamId stream);
   std::string Do(const CaptureStep& step);
+  // Makes the call, which fails before in every way it can, if the setup says so.
+  void Call(const std::function<void()>& call);
 
   CaptureSession(const CaptureSetup& setup, std::unique_ptr<CaptureWorld> own_world);
   StreamId StreamOf(uint64_t stream) const {
@@ -107,6 +114,7 @@ class CaptureSession {
   std::unique_ptr<CaptureWorld> own_world_;
   HostDriver& host_;
   DriverWatch& watch_;
+  FaultyDriver& faulty_;
   PoolSet& set_;
   const PoolId pool_;
   const StreamId origin_;
@@ -123,6 +131,7 @@ class CaptureSession {
   std::vector<CaptureId> captures_;  // of the open scope; the first is that which streams join
   std::set<CaptureId> invalid_;
   std::vector<Graph> graphs_;
+  uint64_t calls_ = 0;
 };
 
 }  // namespace cgp

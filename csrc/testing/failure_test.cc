@@ -3,9 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -13,8 +11,8 @@
 #include "core/error.h"
 #include "core/pool_set.h"
 #include "driver/faulty_driver.h"
-#include "driver/host_driver.h"
-#include "testing/driver_watch.h"
+#include "testing/failure_workload.h"
+#include "testing/pool_set_text.h"
 
 namespace cgp {
 namespace {
@@ -23,212 +21,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr PoolId kOne{0, 1};
-constexpr PoolId kTwo{0, 2};
-constexpr StreamId kA{1};
-constexpr StreamId kB{2};
-constexpr uint64_t kPage = 4096;
-
-std::string Describe(const PoolSet& set) {
-  std::ostringstream text;
-  for (const PoolId id : set.ids()) {
-    const PoolSnapshot snapshot = set.Snapshot(id);
-    const PoolStats& stats = snapshot.stats;
-    text << ToString(id) << ": users " << set.UseCount(id) << " pages " << stats.pages
-         << " allocated " << stats.allocated_bytes << " requested " << stats.requested_bytes
-         << " peaks " << stats.peak_reserved_bytes << "/" << stats.peak_allocated_bytes << " calls "
-         << stats.allocations << "/" << stats.frees;
-    for (const auto& live : snapshot.blocks) {
-      text << "\n  block " << live.block.address << "+" << live.block.bytes;
-      for (const auto& piece : live.pieces) {
-        text << " " << Index(piece.page) << ":" << piece.offset_bytes;
-      }
-    }
-    for (const auto& range : snapshot.ranges) {
-      text << "\n  range " << range.address;
-      for (const PageId page : range.pages) text << " " << Index(page);
-    }
-    text << "\n";
-  }
-  return text.str();
-}
-
-enum class Script : uint8_t {
-  kEverything,  // takes every path on which the driver is called
-  kPlanned,     // one program captured at three sizes, the last one planned from the first two
-  kAhead,       // two streams make a large pool grow, which is given pages ahead of need
-};
-
-// A set with a fault to come, and steps that use it.
-class Workload {
- public:
-  using Step = std::function<void()>;
-
-  explicit Workload(Script script) {
-    switch (script) {
-      case Script::kEverything:
-        TakeEveryPath();
-        break;
-      case Script::kPlanned:
-        for (const uint64_t scale : {1U, 2U, 4U}) Capture(scale);
-        Finish(kOne, 3);
-        break;
-      case Script::kAhead:
-        GrowAhead();
-        Finish(kOne, 1);
-        break;
-    }
-  }
-
-  ~Workload() { watch_.Quiesce(); }
-
-  const std::vector<Step>& steps() const { return steps_; }
-  PoolSet& set() { return set_; }
-  FaultyDriver& faulty() { return faulty_; }
-  DriverWatch& watch() { return watch_; }
-  HostUsage usage() const { return host_.usage(); }
-
- private:
-  // Sizes in eighths of a page; of those that grow, at scale 1.
-  void Capture(uint64_t scale) {
-    const auto allocate = [&](size_t slot, uint64_t eighths) {
-      steps_.emplace_back([=, this] {
-        blocks_[slot] = set_.Allocate(kOne, eighths * (kPage / 8), kA).address;
-        watch_.MarkUsed();
-      });
-    };
-    const auto free = [&](size_t slot) {
-      steps_.emplace_back([=, this] { set_.Free(blocks_[slot]); });
-    };
-    steps_.emplace_back([this] { set_.BeginScope(kOne, ScopeKind::kCapture); });
-    allocate(7, 6 * scale);
-    free(7);
-    allocate(0, 16 * scale);
-    allocate(1, 4 * scale);
-    allocate(2, 12 * scale);
-    free(1);
-    allocate(3, 20 * scale);
-    free(0);
-    allocate(4, 8);
-    allocate(5, 44 * scale);
-    free(2);
-    allocate(6, 28 * scale);
-    free(3);
-    free(5);
-    free(6);
-    steps_.emplace_back([this] { set_.EndScope(kOne); });
-    free(4);
-  }
-
-  // Of 600 pages a 128th are 4.
-  void GrowAhead() {
-    const auto allocate = [&](size_t slot, uint64_t bytes, StreamId stream) {
-      steps_.emplace_back([=, this] {
-        blocks_[slot] = set_.Allocate(kOne, bytes, stream).address;
-        watch_.MarkUsed();
-        host_.graphs().Launch(stream);
-      });
-    };
-    steps_.emplace_back([this] { set_.BeginScope(kOne, ScopeKind::kCapture); });
-    steps_.emplace_back([this] {
-      capture_ = host_.graphs().Begin(kA);
-      host_.graphs().Wait(kB, host_.graphs().Record(kA));
-    });
-    allocate(0, 600 * kPage, kA);
-    allocate(1, kPage, kB);      // and 4 ahead
-    allocate(2, 7 * kPage, kA);  // takes them
-    allocate(3, kPage, kB);
-    steps_.emplace_back([this] { host_.graphs().End(capture_); });
-    steps_.emplace_back([this] { set_.EndScope(kOne); });
-    for (size_t slot = 0; slot < 4; ++slot) {
-      steps_.emplace_back([=, this] { set_.Free(blocks_[slot]); });
-    }
-  }
-
-  void Finish(PoolId id, int users) {
-    for (int user = 0; user < users; ++user) {
-      steps_.emplace_back([=, this] { set_.Release(id); });
-    }
-    steps_.emplace_back([this] { set_.Trim(); });
-  }
-
-  void TakeEveryPath() {
-    const auto allocate = [this](size_t slot, PoolId id, uint64_t bytes, StreamId stream) {
-      return [=, this] {
-        blocks_[slot] = set_.Allocate(id, bytes, stream).address;
-        watch_.MarkUsed();
-      };
-    };
-    const auto free = [this](size_t slot) { return [=, this] { set_.Free(blocks_[slot]); }; };
-    const auto use = [this](size_t slot, StreamId stream) {
-      return [=, this] { set_.RecordUse(blocks_[slot], stream); };
-    };
-    const auto begin = [this](PoolId id, ScopeKind kind) {
-      return [=, this] { set_.BeginScope(id, kind); };
-    };
-    const auto end = [this](PoolId id) { return [=, this] { set_.EndScope(id); }; };
-    const auto launch = [this](StreamId stream) {
-      return [=, this] { host_.graphs().Launch(stream); };
-    };
-    // `stream` waits for what `other` has captured.
-    const auto join = [this](StreamId stream, StreamId other) {
-      return [=, this] { host_.graphs().Wait(stream, host_.graphs().Record(other)); };
-    };
-    steps_ = {
-        begin(kOne, ScopeKind::kCapture),
-        [this] { capture_ = host_.graphs().Begin(kA); },
-        launch(kA),
-        allocate(0, kOne, 3 * kPage, kA),  // a new range
-        allocate(1, kOne, 512, kA),        // a page in part use
-        free(0),
-        allocate(2, kOne, 6 * kPage + 512, kA),  // stitched, and new pages appended
-        [this] { set_.EnablePeer(1); },
-        join(kB, kA),
-        allocate(3, kOne, kPage, kB),
-        launch(kB),
-        use(2, kB),
-        free(2),  // asks where both streams stand
-        join(kA, kB),
-        launch(kA),
-        launch(kA),
-        allocate(8, kOne, kPage, kA),  // asks whether A stands behind that
-        [this] { host_.graphs().End(capture_); },
-        end(kOne),
-        begin(kTwo, ScopeKind::kEager),
-        allocate(4, kTwo, 2 * kPage, kA),
-        allocate(5, kTwo, 2 * kPage, kB),
-        use(5, kA),
-        free(4),
-        free(5),
-        end(kTwo),  // records events
-        begin(kTwo, ScopeKind::kEager),
-        allocate(6, kTwo, 4 * kPage, kB),  // asks whether they are done
-        end(kTwo),
-        use(6, kA),
-        free(6),  // records events outside of a scope
-        begin(kOne, ScopeKind::kCapture),
-        allocate(7, kOne, 20 * kPage, kB),
-        free(7),
-        end(kOne),
-        free(1),
-        free(3),
-        free(8),
-        [this] { set_.Release(kOne); },
-        [this] { set_.Release(kOne); },
-        [this] { set_.Release(kTwo); },
-        [this] { set_.Release(kTwo); },
-        [this] { set_.Trim(); },
-    };
-  }
-
-  HostDriver host_{{.device = 2, .granularity = kPage, .map_memory = false}};
-  DriverWatch watch_{host_};
-  FaultyDriver faulty_{watch_};
-  PoolSet set_{faulty_};
-  CaptureId capture_ = kNoCapture;
-  Address blocks_[9] = {};
-  std::vector<Step> steps_;
-};
+constexpr PoolId kOne = Workload::kOne;
+constexpr StreamId kA = Workload::kA;
+constexpr uint64_t kPage = Workload::kPage;
 
 // What the driver holds, but events: one found to be done may be let go of by a call that fails
 // later.
@@ -353,8 +148,7 @@ class EveryCallFails : public ::testing::TestWithParam<std::tuple<Script, Driver
     const uint64_t failures_before = workload.faulty().failures();
     try {
       step();
-      // Pools that go have nobody to tell; no other error is passed over.
-      if (!MayGiveUp() && !MayReserveLess(workload, failing) && !workload.set().ids().empty()) {
+      if (!MayGiveUp() && !MayReserveLess(workload, failing)) {
         EXPECT_EQ(workload.faulty().failures(), failures_before);
       }
       return;
@@ -363,13 +157,14 @@ class EveryCallFails : public ::testing::TestWithParam<std::tuple<Script, Driver
     }
     const uint64_t failures = workload.faulty().failures();
     EXPECT_GE(failures, 1U);
+    workload.set().Check();
+    // A trim gives back what it can.
     if (!GivesBack(failing)) {
       EXPECT_EQ(Describe(workload.set()), before);
-    }
-    workload.set().Check();
-    // Where cleaning up failed too, the driver holds what nobody can give back.
-    if (failures == failures_before + 1 && !GivesBack(failing)) {
-      EXPECT_EQ(Held(workload), held_before);
+      // Where cleaning up failed too, the driver holds more until the pool is given back.
+      if (failures == failures_before + 1) {
+        EXPECT_EQ(Held(workload), held_before);
+      }
     }
     workload.faulty().Disarm();
     step();
@@ -388,30 +183,34 @@ TEST_P(EveryCallFails, SaysSoChangesNothingAndWorksAgain) {
       RunStep(workload, workload.steps()[i], calls[number - 1]);
     }
     EXPECT_THAT(workload.set().ids(), IsEmpty());
-    // Where an Unmap() fails while a pool is given back, its addresses cannot be given back either.
-    if (!for_good() && calls[number - 1] != DriverCall::kUnmap) {
+    EXPECT_EQ(workload.usage(), HostUsage{}) << "what failed to be given back is given back later";
+    // Where an undo fails to unmap, it cannot give the addresses back either.
+    if (!for_good()) {
       EXPECT_THAT(workload.watch().violations(), IsEmpty());
     }
     if (HasFailure()) return;  // one is enough to read
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, EveryCallFails,
-    ::testing::Combine(::testing::Values(Script::kEverything, Script::kPlanned, Script::kAhead),
-                       ::testing::Values(DriverStatus::kFailed, DriverStatus::kOutOfMemory,
-                                         DriverStatus::kOutOfAddresses),
-                       ::testing::Bool()),
-    [](const auto& one) {
-      const DriverStatus status = std::get<1>(one.param);
-      const std::string name = status == DriverStatus::kFailed        ? "Failed"
-                               : status == DriverStatus::kOutOfMemory ? "OutOfMemory"
-                                                                      : "OutOfAddresses";
-      return name + (std::get<2>(one.param) ? "ForGood" : "Once") +
-             (std::get<0>(one.param) == Script::kPlanned ? "Planned"
-              : std::get<0>(one.param) == Script::kAhead ? "Ahead"
-                                                         : "");
-    });
+INSTANTIATE_TEST_SUITE_P(All, EveryCallFails,
+                         ::testing::Combine(::testing::Values(Script::kEverything, Script::kPlanned,
+                                                              Script::kAhead, Script::kRestores),
+                                            ::testing::Values(DriverStatus::kFailed,
+                                                              DriverStatus::kOutOfMemory,
+                                                              DriverStatus::kOutOfAddresses),
+                                            ::testing::Bool()),
+                         [](const auto& one) {
+                           const DriverStatus status = std::get<1>(one.param);
+                           const std::string name = status == DriverStatus::kFailed ? "Failed"
+                                                    : status == DriverStatus::kOutOfMemory
+                                                        ? "OutOfMemory"
+                                                        : "OutOfAddresses";
+                           return name + (std::get<2>(one.param) ? "ForGood" : "Once") +
+                                  (std::get<0>(one.param) == Script::kPlanned    ? "Planned"
+                                   : std::get<0>(one.param) == Script::kAhead    ? "Ahead"
+                                   : std::get<0>(one.param) == Script::kRestores ? "Restores"
+                                                                                 : "");
+                         });
 
 // Each call fails whenever it is made while one step runs: what cleans up after it must not need
 // that call itself.
@@ -439,13 +238,15 @@ TEST_P(CallAlwaysFails, LeavesAStateThatChecks) {
       workload.set().Check();
     }
     EXPECT_THAT(workload.set().ids(), IsEmpty());
+    EXPECT_EQ(workload.usage(), HostUsage{});
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, CallAlwaysFails,
-    ::testing::Combine(::testing::Values(Script::kEverything, Script::kPlanned, Script::kAhead),
-                       ::testing::Values(DriverStatus::kFailed, DriverStatus::kOutOfMemory)));
+INSTANTIATE_TEST_SUITE_P(All, CallAlwaysFails,
+                         ::testing::Combine(::testing::Values(Script::kEverything, Script::kPlanned,
+                                                              Script::kAhead, Script::kRestores),
+                                            ::testing::Values(DriverStatus::kFailed,
+                                                              DriverStatus::kOutOfMemory)));
 
 TEST(FailureTest, RunningOutNamesThePoolAndTheNumbers) {
   Workload workload(Script::kEverything);

@@ -1,8 +1,11 @@
 #include "testing/fuzz_session.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
+#include "core/error.h"
+#include "testing/allocation_faults.h"
 #include "testing/text.h"
 
 namespace cgp {
@@ -42,7 +45,8 @@ std::string ToString(const FuzzSetup& setup) {
               ", .map_memory = ", setup.map_memory ? "true" : "false",
               ", .inspect_every = ", setup.inspect_every,
               ", .one_pool = ", setup.one_pool ? "true" : "false",
-              ", .tidy_end = ", setup.tidy_end ? "true" : "false", "}");
+              ", .tidy_end = ", setup.tidy_end ? "true" : "false",
+              ", .fail_each = ", setup.fail_each ? "true" : "false", "}");
 }
 
 FuzzSession::FuzzSession(const FuzzSetup& setup)
@@ -52,7 +56,7 @@ FuzzSession::FuzzSession(const FuzzSetup& setup)
                               .map_memory = setup.map_memory}),
       watch_(host_),
       faulty_(watch_),
-      set_(std::make_unique<PoolSet>(faulty_, PoolOptions{.page_bytes = setup.page_bytes})),
+      set_(std::make_unique<PoolSet>(sparing_, PoolOptions{.page_bytes = setup.page_bytes})),
       model_(watch_, setup.page_bytes) {}
 
 std::string FuzzSession::Run(const PoolOperation& operation) {
@@ -73,18 +77,37 @@ std::string FuzzSession::FirstViolation() const {
   return {};
 }
 
-FuzzSession::Result FuzzSession::Call(const std::function<void()>& call) {
+void FuzzSession::Make(const std::function<void()>& call, FaultKind kind) {
+  if (const auto op = std::exchange(allocation_fault_, std::nullopt)) {
+    const AllocationFault fault(op->after + 1, op->for_good);
+    return call();
+  }
+  if (!setup_.fail_each || armed_) return call();
+  const auto describe = [this] {
+    set_->Check();
+    const Books books = TakeBooks(/*with_snapshots=*/true);
+    return Text(books.stats, books.snapshots, books.handles, " handles, ", books.mappings,
+                " mappings, ", books.reservations, " reservations\n");
+  };
+  const std::string complaint = FailEach(kind, faulty_, call, describe);
+  if (!complaint.empty()) throw InternalError(complaint);
+}
+
+FuzzSession::Result FuzzSession::Call(const std::function<void()>& call, FaultKind kind) {
   Result result;
+  const bool no_heap = allocation_fault_.has_value();
   const uint64_t failures_before = faulty_.failures();
   const uint64_t calls_before = faulty_.call_count();
   try {
-    call();
+    Make(call, kind);
   } catch (const UsageError& error) {
     result = {Outcome::kUsageError, error.what(), false, {}};
   } catch (const OutOfMemoryError& error) {
     result = {Outcome::kOutOfMemory, error.what(), false, {}};
   } catch (const DriverError& error) {
     result = {Outcome::kDriverError, error.what(), false, error.status()};
+  } catch (const std::bad_alloc& error) {
+    result = {no_heap ? Outcome::kNoHeap : Outcome::kBug, error.what(), false, {}};
   } catch (const std::exception& error) {
     result = {Outcome::kBug, error.what(), false, {}};
   }
@@ -124,9 +147,11 @@ std::string FuzzSession::JudgeFailure(const Result& result, bool allowed, const 
     return result.fault_fired ? "a driver error was swallowed" : "";
   }
   if (result.outcome == Outcome::kUsageError && allowed) return "refused: " + result.text;
-  if (result.outcome != Outcome::kUsageError && !result.fault_fired) {
+  if (result.outcome != Outcome::kUsageError && result.outcome != Outcome::kNoHeap &&
+      !result.fault_fired) {
     return "failed without a cause: " + result.text;
   }
+  if (result.outcome == Outcome::kNoHeap) set_->Check();
   const Books after = TakeBooks(!before.snapshots.empty());
   if (before.stats != after.stats) {
     return "a call that failed (" + result.text + ") changed the state from\n" + before.stats +
@@ -146,7 +171,7 @@ std::string FuzzSession::JudgeFailure(const Result& result, bool allowed, const 
 
 std::string FuzzSession::Mirror(bool allowed, const std::function<void()>& call,
                                 const std::function<void()>& then) {
-  const Books before = TakeBooks(armed_ || !allowed);
+  const Books before = TakeBooks(MayFail() || !allowed);
   const Result result = Call(call);
   if (result.outcome == Outcome::kDone && allowed) then();
   return JudgeFailure(result, allowed, before);
@@ -222,13 +247,15 @@ std::string FuzzSession::Do(const AllocateOp& op) {
   const uint64_t pages_left =
       (setup_.physical_limit_bytes - host_.usage().physical_bytes) / setup_.page_bytes;
   const bool may_run_out = allowed && need.least_new() > pages_left;
-  const Books before = TakeBooks(armed_ || !allowed || may_run_out);
+  const Books before = TakeBooks(MayFail() || !allowed || may_run_out);
   if (allowed) model_.Ask(id, stream);
   const bool unmaps =
       allowed && model_.OpenScope(id) == ScopeKind::kEager && set_->Stats(id).page_mappings > 512;
   const bool first_range = allowed && set_->Stats(id).ranges == 0;
   Block block;
-  Result result = Call([&] { block = set_->Allocate(id, op.bytes, stream); });
+  // Where memory runs out as it is, it is an undo that would be made to fail.
+  Result result = Call([&] { block = set_->Allocate(id, op.bytes, stream); },
+                       may_run_out ? FaultKind::kAllocation : SomeFault());
   if (result.outcome == Outcome::kOutOfMemory && may_run_out) {
     result.fault_fired = true;  // the limit is as good a cause
   }
@@ -416,21 +443,22 @@ std::string FuzzSession::Do(const TrimOp&) {
   if (model_.AnyCaptureOpen()) return {};
   const uint64_t expected = set_->TrimmableBytes();
   const uint64_t reserved = set_->TotalStats().reserved_bytes;
+  const Books before = TakeBooks(MayFail());
   const uint64_t calls_before = watch_.calls();
   const bool leaky = leaky_;
-  Result result = Call([&] { set_->Trim(); });
+  Result result = Call([&] { set_->Trim(); }, FaultKind::kAllocation);
   if (result.outcome == Outcome::kDriverError && result.fault_fired) {
     // What the driver kept is not lost: it goes with the next trim.
-    faulty_.Disarm();
-    armed_ = false;
+    Do(MendOp{});
     try {
       set_->Check();
     } catch (const std::exception& error) {
       return Text("Check() after a trim that failed: ", error.what());
     }
-    result = Call([&] { set_->Trim(); });
+    result = Call([&] { set_->Trim(); }, FaultKind::kAllocation);
   }
   leaky_ = leaky;
+  if (result.outcome == Outcome::kNoHeap) return JudgeFailure(result, true, before);
   if (result.outcome != Outcome::kDone) return "a trim failed: " + result.text;
   if (result.fault_fired) return "a driver error was swallowed";
   const uint64_t given_back = reserved - set_->TotalStats().reserved_bytes;
@@ -524,7 +552,7 @@ std::string FuzzSession::Do(const ProgressOp& op) {
 }
 
 std::string FuzzSession::Do(const EnablePeerOp& op) {
-  const Books before = TakeBooks(armed_);
+  const Books before = TakeBooks(MayFail());
   const Result result = Call([&] { set_->EnablePeer(op.peer); });
   peers_settled_ = result.outcome == Outcome::kDone;
   const std::string complaint = JudgeFailure(result, true, before);
@@ -542,6 +570,12 @@ std::string FuzzSession::Do(const FailOp& op) {
 std::string FuzzSession::Do(const MendOp&) {
   faulty_.Disarm();
   armed_ = false;
+  allocation_fault_.reset();
+  return {};
+}
+
+std::string FuzzSession::Do(const FailAllocationOp& op) {
+  allocation_fault_ = op;
   return {};
 }
 

@@ -17,9 +17,11 @@
 #include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"
+#include "testing/fail_each.h"
 #include "testing/placement_validator.h"
 #include "testing/pool_model.h"
 #include "testing/pool_operation.h"
+#include "testing/sparing_driver.h"
 
 namespace cgp {
 
@@ -33,6 +35,8 @@ struct FuzzSetup {
   bool one_pool = false;  // and no other: eager and captured work share streams
   bool tidy_end =
       true;  // at the end free, release and trim everything, or leave it to the destructor
+  // Each call to the set fails first, at each of its allocations or of its driver calls.
+  bool fail_each = false;
 };
 
 std::string ToString(const FuzzSetup& setup);
@@ -55,7 +59,7 @@ class FuzzSession {
   const std::vector<uint64_t>& freed_labels() const { return freed_labels_; }
 
  private:
-  enum class Outcome : uint8_t { kDone, kUsageError, kOutOfMemory, kDriverError, kBug };
+  enum class Outcome : uint8_t { kDone, kUsageError, kOutOfMemory, kDriverError, kNoHeap, kBug };
 
   // What became of a call to the real set.
   struct Result {
@@ -92,10 +96,18 @@ class FuzzSession {
   std::string Do(const EnablePeerOp& op);
   std::string Do(const FailOp& op);
   std::string Do(const MendOp& op);
+  std::string Do(const FailAllocationOp& op);
   std::string Do(const InspectOp& op);
 
   static PoolId IdOf(uint64_t pool) { return {pool, 7}; }
-  Result Call(const std::function<void()>& call);
+  Result Call(const std::function<void()>& call, FaultKind kind);
+  Result Call(const std::function<void()>& call) { return Call(call, SomeFault()); }
+  FaultKind SomeFault() const {
+    return operations_ % 2 == 0 ? FaultKind::kDriverCall : FaultKind::kAllocation;
+  }
+  // Makes the call, with whatever is to fail.
+  void Make(const std::function<void()>& call, FaultKind kind);
+  bool MayFail() const { return armed_ || allocation_fault_; }
   bool CleaningUpFailed(uint64_t calls_before) const;
   // Runs `call`, which must succeed iff `allowed` (else throw UsageError), and `then` when it did.
   std::string Mirror(bool allowed, const std::function<void()>& call,
@@ -132,6 +144,7 @@ class FuzzSession {
   HostDriver host_;
   DriverWatch watch_;
   FaultyDriver faulty_;
+  SparingDriver sparing_{faulty_};
   std::unique_ptr<PoolSet> set_;
   PoolModel model_;
   PlacementValidator validator_;
@@ -154,7 +167,8 @@ class FuzzSession {
   std::map<uint64_t, PoolId> incarnations_;
   std::map<uint64_t, uint64_t> pages_made_;  // by incarnation
   bool armed_ = false;
-  Fault fault_;  // the one armed last
+  Fault fault_;                                       // the one armed last
+  std::optional<FailAllocationOp> allocation_fault_;  // of the next call
   // A cleaning-up call failed too, so the driver holds more than the set knows of.
   bool leaky_ = false;
   bool peers_settled_ = true;  // the last EnablePeer() came through

@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,9 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from altered_tree import StaleError, build, copy_tree, planted, run
 from mutants import MUTANTS, Mutant
 
-ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 240
 
 
@@ -35,12 +33,13 @@ class Proofs:
 
     build: str  # the folder of the build
     options: Sequence[str]  # for CMake
-    tests: str  # the path of the test program in it
+    tests: Sequence[str]  # the paths of the test programs in it
     fuzzer: str | None = None
 
     @property
     def targets(self) -> list[str]:
-        return [Path(program).name for program in (self.tests, self.fuzzer) if program is not None]
+        programs = [*self.tests, *filter(None, [self.fuzzer])]
+        return [Path(program).name for program in programs]
 
 
 def torch_folder() -> str | None:
@@ -58,9 +57,16 @@ WITH_TORCH = [
     f"-DPython_EXECUTABLE={sys.executable}",
 ]
 PROOFS = {
-    "core": Proofs("build", [], "csrc/testing/cgp_tests", "csrc/testing/cgp_fuzz"),
-    "driver": Proofs("build-torch", WITH_TORCH, "csrc/testing/cgp_tests"),
-    "torch": Proofs("build-torch", WITH_TORCH, "csrc/torch/cgp_torch_tests"),
+    "core": Proofs("build", [], ["csrc/testing/cgp_tests"], "csrc/testing/cgp_fuzz"),
+    "driver": Proofs("build-torch", WITH_TORCH, ["csrc/testing/cgp_tests"]),
+    "torch": Proofs(
+        "build-torch",
+        WITH_TORCH,
+        [
+            f"csrc/torch/cgp_torch_{tests}"
+            for tests in ("tests", "entry_tests", "base_tests", "pluggable_tests")
+        ],
+    ),
 }
 
 
@@ -76,51 +82,9 @@ class Verdict:
         return bool(self.caught_by)
 
 
-def run(command: Sequence[str], cwd: Path) -> tuple[int, str]:
-    """Runs `command`; a run over the time limit counts as exit code 124."""
-    try:
-        done = subprocess.run(
-            command, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT_S
-        )
-    except subprocess.TimeoutExpired:
-        return 124, ""
-    return done.returncode, done.stdout + done.stderr
-
-
-def copy_tree(work: Path) -> None:
-    """Copies what the builds and their proofs need."""
-    for name in ("CMakeLists.txt", "pyproject.toml"):
-        shutil.copy2(ROOT / name, work / name)
-    shutil.copytree(ROOT / "csrc", work / "csrc", dirs_exist_ok=True)
-
-
-def build(proofs: Proofs, work: Path, jobs: int) -> str:
-    """Builds the proofs; returns the output if that failed."""
-    folder = work / proofs.build
-    if not (folder / "CMakeCache.txt").exists():
-        code, output = run(
-            [
-                "cmake",
-                "-S",
-                str(work),
-                "-B",
-                str(folder),
-                "-DCMAKE_BUILD_TYPE=Release",
-                "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
-                "-DCGP_WARNINGS_AS_ERRORS=OFF",
-                *proofs.options,
-            ],
-            work,
-        )
-        if code != 0:
-            return output
-    for _ in range(3):  # a build over the time limit goes on where it stopped
-        code, output = run(
-            ["cmake", "--build", proofs.build, f"-j{jobs}", "-t", *proofs.targets], work
-        )
-        if code != 124:
-            break
-    return "" if code == 0 else output
+def build_proofs(proofs: Proofs, work: Path, jobs: int) -> str:
+    """Returns the output if that failed."""
+    return build(work, proofs.build, proofs.targets, jobs, proofs.options)
 
 
 def prove(proofs: Proofs, work: Path) -> list[str]:
@@ -132,35 +96,29 @@ def prove(proofs: Proofs, work: Path) -> list[str]:
             ("fuzz", ["--seed", "1", "--ops", "40000"]),
             ("fuzz (numbers)", ["--seed", "1000001", "--ops", "40000", "--numbers-only"]),
             ("fuzz (captures)", ["--seed", "1", "--ops", "300000", "--captures"]),
+            ("fuzz (failing)", ["--seed", "1", "--ops", "2000", "--numbers-only", "--fail-each"]),
+            ("fuzz (failing captures)", ["--seed", "1", "--ops", "2000", "--captures", "--fail-each"]),
         ):
-            code, _ = run([str(folder / proofs.fuzzer), *options], work)
+            code, _ = run([str(folder / proofs.fuzzer), *options], work, TIME_LIMIT_S)
             if code != 0:
                 failed.append(name)
-    code, output = run([str(folder / proofs.tests), "--gtest_brief=1"], work)
-    if code != 0:
-        suites = re.findall(r"\[  FAILED  \] (?:\w+/)?(\w+)\.", output)
-        # A crash ends the output before any summary.
-        failed += sorted(set(suites)) or [f"tests (exit code {code})"]
+    for tests in proofs.tests:
+        code, output = run([str(folder / tests), "--gtest_brief=1"], work, TIME_LIMIT_S)
+        if code != 0:
+            suites = re.findall(r"\[  FAILED  \] (?:\w+/)?(\w+)\.", output)
+            # A crash ends the output before any summary.
+            failed += sorted(set(suites)) or [f"tests (exit code {code})"]
     return failed
 
 
-def try_mutant(mutant: Mutant, work: Path, jobs: int) -> Verdict | None:
-    """Returns None where the mutant no longer applies or no longer compiles."""
-    path = work / "csrc" / mutant.folder / mutant.file
-    text = path.read_text()
-    if text.count(mutant.search) != 1:
-        print(f"{mutant.name}: its text stands {text.count(mutant.search)} times in {mutant.file}")
-        return None
-    path.write_text(text.replace(mutant.search, mutant.replacement))
+def try_mutant(mutant: Mutant, work: Path, jobs: int) -> Verdict:
+    """Raises StaleError where the mutant no longer applies or no longer compiles."""
     proofs = PROOFS[mutant.folder]
-    try:
-        errors = build(proofs, work, jobs)
+    with planted(mutant, work):
+        errors = build_proofs(proofs, work, jobs)
         if errors:
-            print(f"{mutant.name}: does not compile\n{errors[-2000:]}")
-            return None
+            raise StaleError(f"{mutant.name}: does not compile\n{errors[-2000:]}")
         return Verdict(mutant, prove(proofs, work))
-    finally:
-        path.write_text(text)
 
 
 def main() -> int:
@@ -188,15 +146,17 @@ def main() -> int:
         work = Path(directory)
         copy_tree(work)
         for folder in sorted({mutant.folder for mutant in chosen}):
-            errors = build(PROOFS[folder], work, options.jobs)
+            errors = build_proofs(PROOFS[folder], work, options.jobs)
             failed = [] if errors else prove(PROOFS[folder], work)
             if errors or failed:
                 print(f"without a fault: {errors[-2000:] or ', '.join(failed) + ' failed'}")
                 return 2
         for mutant in chosen:
             start = time.monotonic()
-            verdict = try_mutant(mutant, work, options.jobs)
-            if verdict is None:
+            try:
+                verdict = try_mutant(mutant, work, options.jobs)
+            except StaleError as error:
+                print(error)
                 stale = True
                 continue
             if not verdict.caught:

@@ -185,6 +185,7 @@ PoolOperation OperationGenerator::Fail() {
     return FailOp{Below(3), DriverStatus::kFailed, false,
                   OneIn(4) ? DriverCall::kRecordDeviceEvent : DriverCall::kEventDone};
   }
+  if (OneIn(3)) return FailAllocationOp{Below(OneIn(2) ? 4 : 40), OneIn(3)};
   if (OneIn(2)) only = static_cast<DriverCall>(Below(kDriverCallKinds));
   return FailOp{Below(OneIn(2) ? 4 : 30), kStatuses[Below(kStatuses.size())], OneIn(3), only};
 }

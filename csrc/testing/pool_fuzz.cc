@@ -23,18 +23,20 @@ namespace {
 
 constexpr std::string_view kUsage =
     "usage: cgp_fuzz [--seed N] [--iterations N] [--seconds N] [--ops N]\n"
-    "                [--numbers-only | --captures]\n"
+    "                [--numbers-only | --captures] [--fail-each]\n"
     "  --seed N         first sequence's seed (default 1)\n"
     "  --iterations N   at most so many sequences\n"
     "  --seconds N      no new sequence after so many seconds (default 10 if no bound is given)\n"
     "  --ops N          no new sequence after so many operations\n"
     "  --numbers-only   map no memory: faster, but contents are not compared\n"
-    "  --captures       programs over several captured streams, executed\n";
+    "  --captures       programs over several captured streams, executed\n"
+    "  --fail-each      every call fails first, at each allocation or driver call that it makes\n";
 
 struct Options {
   FuzzBounds bounds;
   bool numbers_only = false;
   bool captures = false;
+  bool fail_each = false;
 };
 
 std::optional<Options> Parse(int count, char** arguments) {
@@ -42,6 +44,10 @@ std::optional<Options> Parse(int count, char** arguments) {
   FuzzBounds& bounds = options.bounds;
   for (int i = 1; i < count; ++i) {
     const std::string_view option = arguments[i];
+    if (option == "--fail-each") {
+      options.fail_each = true;
+      continue;
+    }
     if (option == "--numbers-only" || option == "--captures") {
       (option == "--captures" ? options.captures : options.numbers_only) = true;
       continue;
@@ -84,16 +90,21 @@ class PoolSubject {
   using Setup = FuzzSetup;
   using Operation = PoolOperation;
 
-  explicit PoolSubject(bool numbers_only) : numbers_only_(numbers_only) {}
+  PoolSubject(bool numbers_only, bool fail_each)
+      : numbers_only_(numbers_only),
+        fail_each_(fail_each),
+        option_(std::string(numbers_only ? " --numbers-only" : "") +
+                (fail_each ? " --fail-each" : "")) {}
 
-  const char* option() const { return numbers_only_ ? " --numbers-only" : ""; }
+  const char* option() const { return option_.c_str(); }
   std::string Summary() const { return {}; }
 
   template <typename Sequence>
   std::string Run(uint64_t seed, Sequence* sequence) const {
     OperationGenerator generator(seed, !numbers_only_);
     sequence->setup = generator.setup();
-    FuzzSession session(generator.setup());
+    sequence->setup.fail_each = fail_each_;
+    FuzzSession session(sequence->setup);
     for (uint64_t i = 0; i < generator.length(); ++i) {
       sequence->operations.push_back(generator.Next(session));
       std::string complaint = session.Run(sequence->operations.back());
@@ -113,6 +124,8 @@ class PoolSubject {
 
  private:
   bool numbers_only_;
+  bool fail_each_;
+  std::string option_;
 };
 
 class CaptureSubject {
@@ -120,7 +133,9 @@ class CaptureSubject {
   using Setup = CaptureSetup;
   using Operation = CaptureStep;
 
-  const char* option() const { return " --captures"; }
+  explicit CaptureSubject(bool fail_each) : fail_each_(fail_each) {}
+
+  const char* option() const { return fail_each_ ? " --captures --fail-each" : " --captures"; }
   std::string Summary() const {
     return "; " + std::to_string(reused_) + " granules reused, " + std::to_string(across_) +
            " of them across streams; " + std::to_string(growths_) + " growths judged";
@@ -130,8 +145,9 @@ class CaptureSubject {
   std::string Run(uint64_t seed, Sequence* sequence) {
     const CaptureProgram program(seed);
     sequence->setup = program.setup;
+    sequence->setup.fail_each = fail_each_;
     sequence->operations = program.steps;
-    CaptureSession session(program.setup);
+    CaptureSession session(sequence->setup);
     for (const CaptureStep& step : program.steps) {
       std::string complaint = session.Run(step);
       if (!complaint.empty()) return complaint;
@@ -149,6 +165,7 @@ class CaptureSubject {
   Setup Closely(const Setup& setup) const { return setup; }
 
  private:
+  bool fail_each_;
   uint64_t reused_ = 0;
   uint64_t across_ = 0;
   uint64_t growths_ = 0;
@@ -163,6 +180,9 @@ int main(int count, char** arguments) {
     std::fputs(cgp::kUsage.data(), stderr);
     return 2;
   }
-  if (options->captures) return cgp::FuzzRunner(cgp::CaptureSubject()).Run(options->bounds);
-  return cgp::FuzzRunner(cgp::PoolSubject(options->numbers_only)).Run(options->bounds);
+  if (options->captures) {
+    return cgp::FuzzRunner(cgp::CaptureSubject(options->fail_each)).Run(options->bounds);
+  }
+  return cgp::FuzzRunner(cgp::PoolSubject(options->numbers_only, options->fail_each))
+      .Run(options->bounds);
 }

@@ -147,7 +147,6 @@ PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream) co
   return {.ideal = granules / granules_per_page_ + (remainder > held ? 1 : 0),
           .whole_pages = whole_pages,
           .planned = MayBePlanned(pool),
-          .ahead = PagesAhead(pool, bytes),
           .beyond = beyond - std::min(beyond, whole_pages)};
 }
 
@@ -158,16 +157,6 @@ uint64_t PoolModel::PagesBeyond(const ModelPool& pool, uint64_t bytes, StreamId 
   if (pool.scope != ScopeKind::kCapture || !several) return 0;
   const uint64_t pages = pool.stats.pages / 128;
   return pages > 1 && bytes > page_bytes_ - kGranuleBytes ? pages : 0;
-}
-
-// A capture after the first may be planned from an earlier one, and pages then be made ahead of
-// need: few before three blocks have been as foretold, which those of a granule never are.
-uint64_t PoolModel::PagesAhead(const ModelPool& pool, uint64_t bytes) const {
-  if (!MayBePlanned(pool)) return 0;
-  const uint64_t blocks = pool.blocks_in_scope + (bytes > kGranuleBytes ? 1 : 0);
-  const uint64_t pages = pool.stats.pages;
-  if (blocks == 0) return 0;
-  return blocks < 3 ? pages / 64 + 1 : std::numeric_limits<uint64_t>::max();
 }
 
 uint64_t PoolModel::WholePagesOf(PoolId id, const std::vector<PhysicalPiece>& pieces,
@@ -196,7 +185,6 @@ void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
   ++pool.users;
   pool.scope = kind;
   pool.scope_number = next_scope_++;
-  pool.blocks_in_scope = 0;
   pool.streams.clear();
   if (may_mark) Mark(pool);
   pool.replays_unknown = kind == ScopeKind::kEager && pool.captured && !may_mark;
@@ -326,8 +314,9 @@ std::string PoolModel::TakeGranules(ModelPool& pool, const LiveBlock& block) {
 std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
                              std::vector<PhysicalPiece> pieces, uint64_t pages) {
   ModelPool& pool = Known(id);
-  const bool may_be_ahead = PagesAhead(pool, block.requested_bytes) > 0 ||
-                            PagesBeyond(pool, block.requested_bytes, block.stream) > 0;
+  // A plan may have a block lie in fewer of the pages that it needs than are made.
+  const bool may_be_ahead =
+      MayBePlanned(pool) || PagesBeyond(pool, block.requested_bytes, block.stream) > 0;
   LiveBlock live{.label = label,
                  .pool = id,
                  .block = block,
@@ -345,7 +334,6 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
     complaint = "has " + std::to_string(pages) + " pages, of which " +
                 std::to_string(pool.stats.pages) + " are accounted for";
   }
-  if (block.requested_bytes > kGranuleBytes) ++pool.blocks_in_scope;
   pool.stats.reserved_bytes = pool.stats.pages * page_bytes_;
   pool.stats.peak_reserved_bytes =
       std::max(pool.stats.peak_reserved_bytes, pool.stats.reserved_bytes);

@@ -82,13 +82,11 @@ class PoolModel {
     uint64_t ideal = 0;  // without which no placement does, as long as each block is in one range
     uint64_t whole_pages = 0;  // that are free and promised
     bool planned = false;      // possibly, from an earlier capture
-    uint64_t ahead = 0;        // pages that a plan may have made before they are needed
     uint64_t beyond = 0;       // pages that may be made with those that are needed
     // What the driver must have for the allocation to succeed.
     uint64_t least_new() const { return ideal > whole_pages ? ideal - whole_pages : 0; }
-    uint64_t most_new() const {
-      return std::max(least_new() > 0 ? least_new() + beyond : 0, ahead);
-    }
+    // No more, planned or not: what is foretold makes no page that the block does not need.
+    uint64_t most_new() const { return least_new() > 0 ? least_new() + beyond : 0; }
   };
   Need NeedOf(PoolId id, uint64_t bytes, StreamId stream) const;
   // How many of the pages that hold these pieces are free as a whole and promised, or do not exist yet.
@@ -156,9 +154,8 @@ class PoolModel {
     std::optional<ScopeKind> scope;
     uint64_t scope_number = 0;
     std::map<uint32_t, std::vector<Granule>> pages;
-    bool captured = false;         // an earlier scope was a capture
-    uint64_t blocks_in_scope = 0;  // allocated in the open scope, of more than a granule
-    std::set<StreamId> streams;    // that have asked for blocks in the open scope
+    bool captured = false;                         // an earlier scope was a capture
+    std::set<StreamId> streams;                    // that have asked for blocks in the open scope
     std::vector<std::shared_ptr<Fence>> unmarked;  // to be marked with the device
     std::shared_ptr<Fence> held;                   // the group of what is held until then
     std::vector<Pending> replays;                  // of the graphs that were captured into it
@@ -178,7 +175,6 @@ class PoolModel {
   static bool MayBePlanned(const ModelPool& pool) {
     return pool.scope == ScopeKind::kCapture && pool.captured;
   }
-  uint64_t PagesAhead(const ModelPool& pool, uint64_t bytes) const;
   uint64_t PagesBeyond(const ModelPool& pool, uint64_t bytes, StreamId stream) const;
   PageRuns Runs(const ModelPool& pool, const std::vector<Granule>& page, StreamId stream) const;
   ModelPool& Known(PoolId id) { return pools_.at(id); }

@@ -62,6 +62,9 @@ struct Printer {
     out << "}";
   }
   void operator()(const MendOp&) const { out << "MendOp{}"; }
+  void operator()(const FailAllocationOp& op) const {
+    out << "FailAllocationOp{" << op.after << ", " << (op.for_good ? "true" : "false") << "}";
+  }
   void operator()(const InspectOp&) const { out << "InspectOp{}"; }
 };
 

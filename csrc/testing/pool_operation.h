@@ -84,13 +84,19 @@ struct FailOp {
   std::optional<DriverCall> only = std::nullopt;
 };
 struct MendOp {};
+// Of the next call to the set, so many allocations on the heap go through and the one after them
+// fails, or all after them do.
+struct FailAllocationOp {
+  uint64_t after = 0;
+  bool for_good = false;
+};
 // Compares everything that is too slow to be compared after each operation.
 struct InspectOp {};
 
 using PoolOperation =
     std::variant<RetainOp, BeginOp, EndOp, ReplayOp, ReleaseOp, AllocateOp, FreeOp, FreeInsideOp,
                  FreeWildOp, RecordUseOp, CheckpointOp, RestoreOp, TrimOp, ProgressOp, EnablePeerOp,
-                 FailOp, MendOp, InspectOp>;
+                 FailOp, MendOp, FailAllocationOp, InspectOp>;
 
 std::string ToString(const PoolOperation& operation);
 

@@ -27,7 +27,6 @@ void ReuseOracle::EndScope() {
   in_scope_fences_.clear();
   seen_.clear();
   in_scope_ = false;
-  may_be_planned_ = may_be_planned_ || scope_tells_;
 }
 
 void ReuseOracle::See(StreamId stream) {
@@ -95,11 +94,10 @@ std::string ReuseOracle::Place(const Block& block, const std::vector<PhysicalPie
                                uint64_t pages) {
   std::string complaint;
   relied_on_.clear();
-  if (pages > page_count_ && block.bytes < page_bytes_ && !may_be_planned_) {
+  if (pages > page_count_ && block.bytes < page_bytes_) {
     ++growths_judged_;
     complaint = JudgeGrowth(block);
   }
-  scope_tells_ = scope_tells_ || block.requested_bytes > kGranule;
   // Pages are numbered in the order in which they are made.
   for (; page_count_ < pages; ++page_count_) {
     pages_.try_emplace(static_cast<uint32_t>(page_count_), Page(page_bytes_ / kGranule));

@@ -96,9 +96,6 @@ class ReuseOracle {
   std::vector<std::shared_ptr<Fence>> unmarked_;  // those with eager work that wait for a mark
   std::vector<std::shared_ptr<Fence>> in_scope_fences_;
   std::set<CaptureId> invalid_;
-  // An earlier scope may be what a later one is planned from: pages are made ahead of need then.
-  bool scope_tells_ = false;
-  bool may_be_planned_ = false;
   std::vector<CaptureDag::Node> relied_on_;
   uint64_t reused_granules_ = 0;
   uint64_t reused_across_streams_ = 0;

@@ -101,7 +101,9 @@ TEST_F(CallbacksTest, TheProfilerHearsOfBlocksThatComeAndGoAndOfAllThatIsHeld) {
   graph.End();
 }
 
+// From us, where the base has nobody to tell: see graph_out_of_memory.cc.
 TEST_F(CallbacksTest, TheProfilerHearsWhenMemoryRunsOut) {
+  base_.its_name = "pluggable";
   base_.stats.allocated_bytes[0].current = 5000;
   base_.stats.reserved_bytes[0].current = 7 * kPage;
   Graph graph(*this, id_, 7);
@@ -114,6 +116,7 @@ TEST_F(CallbacksTest, TheProfilerHearsWhenMemoryRunsOut) {
 }
 
 TEST_F(CallbacksTest, OutOfMemoryIsWhatItIsWhateverATrackerSays) {
+  base_.its_name = "pluggable";
   Track();
   failing_ = {Action::OOM};
   Graph graph(*this, id_, 7);

@@ -1,10 +1,12 @@
 #include "torch/device_pools.h"
 
 #include <c10/cuda/CUDAMacros.h>
+#include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -62,12 +64,27 @@ DevicePools& DevicePools::For(c10::DeviceIndex device, PoolsOwner owner) {
   const std::lock_guard lock(creation_mutex);
   DevicePools* pools = registry.pools[index].load(std::memory_order_acquire);
   if (pools == nullptr) {
-    pools = new DevicePools(device);  // never deleted: see the header
+    std::unique_ptr<DevicePools> made(new DevicePools(device));
+    if (owner == PoolsOwner::kPlainAllocator) {
+      for (DevicePools* const others : All(owner)) {
+        others->LetIn(device);
+        made->LetIn(others->device());
+      }
+    }
+    pools = made.release();  // never deleted: see the header
     registry.pools[index].store(pools, std::memory_order_release);
     registry.end.store(std::max(registry.end.load(std::memory_order_relaxed), index + 1),
                        std::memory_order_release);
   }
   return *pools;
+}
+
+void DevicePools::LetIn(c10::DeviceIndex peer) {
+  try {
+    set_.EnablePeer(peer);
+  } catch (const DriverError& error) {
+    if (error.code() != cudaErrorPeerAccessUnsupported) throw;
+  }
 }
 
 DevicePools* DevicePools::Find(c10::DeviceIndex device, PoolsOwner owner) noexcept {
@@ -94,7 +111,8 @@ DevicePools* DevicePools::TryFree(const void* address, Block* block, PoolsOwner 
 
 bool DevicePools::TryRecordUse(const void* address, StreamId stream, PoolsOwner owner) {
   return FindFirst(owner, [&](DevicePools& pools) {
-           return pools.set_.TryRecordUse(ToAddress(address), stream);
+           const bool own = DeviceOf(stream) == pools.device_;
+           return pools.set_.TryRecordUse(ToAddress(address), own ? WithoutDevice(stream) : stream);
          }) != nullptr;
 }
 

@@ -26,7 +26,8 @@ inline constexpr std::array kPoolsOwners{PoolsOwner::kGraphAllocator, PoolsOwner
 class DevicePools {
  public:
   // The pools of `device`, made now if need be. Throws DriverError where the device cannot map
-  // memory.
+  // memory. Of pools that the C functions hand out no peer is ever named: torch asks a
+  // CUDAPluggableAllocator, which tells nobody. So all their devices are let in.
   static DevicePools& For(c10::DeviceIndex device, PoolsOwner owner = PoolsOwner::kGraphAllocator);
   // The same, but nullptr if nobody asked For() them yet. Never throws, takes no lock.
   static DevicePools* Find(c10::DeviceIndex device,
@@ -34,7 +35,8 @@ class DevicePools {
   // All that were made, in the order of devices. Takes no lock.
   static std::vector<DevicePools*> All(PoolsOwner owner = PoolsOwner::kGraphAllocator);
   // PoolSet's TryFree() and TryRecordUse() for a block of whichever device. The former returns that
-  // device's pools, or nullptr, and what the block was.
+  // device's pools, or nullptr, and what the block was. The latter takes any device's stream that
+  // StreamOn() names.
   static DevicePools* TryFree(const void* address, Block* block,
                               PoolsOwner owner = PoolsOwner::kGraphAllocator);
   static bool TryRecordUse(const void* address, StreamId stream,
@@ -68,6 +70,9 @@ class DevicePools {
 
  private:
   explicit DevicePools(c10::DeviceIndex device);
+
+  // PoolSet::EnablePeer(), if the peer can reach this device.
+  void LetIn(c10::DeviceIndex peer);
 
   const c10::DeviceIndex device_;
   MeteredDriver driver_;

@@ -3,9 +3,12 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstdint>
+#include <cstdio>
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "core/error.h"
 #include "driver/driver.h"
@@ -27,17 +30,50 @@ decltype(auto) AsTorchErrors(Function function) {
 // Runs what tells others of something that has happened and cannot be undone: an error of theirs
 // becomes a warning, which says that `whose` failed.
 template <typename Function>
-void WithWarnings(const std::string& whose, const Function& function) {
-  const auto warn = [&](const std::string& error) {
-    TORCH_WARN("cudagraph_pool: " + whose + " failed: " + error);
+void WithWarnings(const char* whose, const Function& function) noexcept {
+  const auto warn = [&](const char* error) {
+    TORCH_WARN(std::string("cudagraph_pool: ") + whose + " failed: " + error);
   };
   try {
-    function();
-  } catch (const c10::Error& error) {
-    warn(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    warn(error.what());
+    try {
+      function();
+    } catch (const c10::Error& error) {
+      warn(error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      warn(error.what());
+    }
+  } catch (...) {  // NOLINT(bugprone-empty-catch): warnings may have been turned into errors
   }
 }
+
+// For texts.
+inline std::string Mebibytes(uint64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1024.0 * 1024.0));
+  return text;
+}
+
+// Takes back what was done unless Keep() is called: of several steps that may fail, those before
+// the one that did. It may not fail itself: what it throws is dropped.
+template <typename Function>
+class Undo {
+ public:
+  explicit Undo(Function function) : function_(std::move(function)) {}
+  ~Undo() {
+    if (kept_) return;
+    try {
+      function_();
+    } catch (...) {  // NOLINT(bugprone-empty-catch): the error that led here is the one to know
+    }
+  }
+  Undo(const Undo&) = delete;
+  Undo& operator=(const Undo&) = delete;
+
+  void Keep() { kept_ = true; }
+
+ private:
+  const Function function_;
+  bool kept_ = false;
+};
 
 }  // namespace cgp

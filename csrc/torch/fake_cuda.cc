@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "torch/device_driver.h"
+#include "torch/faults.h"
 #include "torch/host_route.h"
 #include "torch/rejection.h"
 #include "torch/streams.h"
@@ -47,33 +48,59 @@ class FakeDriver final : public Driver {
 
   int device() const noexcept override { return host_.device(); }
   uint64_t granularity() const noexcept override { return host_.granularity(); }
-  Address Reserve(uint64_t bytes) override { return host_.Reserve(bytes); }
+  Address Reserve(uint64_t bytes) override {
+    const DriverFault fault(*this, bytes);
+    return host_.Reserve(bytes);
+  }
   void FreeAddresses(Address address, uint64_t bytes) override {
+    const DriverFault fault(*this, bytes);
     host_.FreeAddresses(address, bytes);
   }
-  Handle Create(uint64_t bytes) override { return host_.Create(bytes); }
-  void Release(Handle handle) override { host_.Release(handle); }
+  Handle Create(uint64_t bytes) override {
+    const DriverFault fault(*this, bytes);
+    return host_.Create(bytes);
+  }
+  void Release(Handle handle) override {
+    const DriverFault fault(*this);
+    host_.Release(handle);
+  }
   void Map(Address address, uint64_t bytes, Handle handle) override {
+    const DriverFault fault(*this, bytes);
     host_.Map(address, bytes, handle);
   }
-  void SetAccess(Address address, uint64_t bytes) override { host_.SetAccess(address, bytes); }
-  void Unmap(Address address, uint64_t bytes) override { host_.Unmap(address, bytes); }
-  void AddPeer(int peer) override { host_.AddPeer(peer); }
-  void Quiesce() override { host_.Quiesce(); }
+  void SetAccess(Address address, uint64_t bytes) override {
+    const DriverFault fault(*this, bytes);
+    host_.SetAccess(address, bytes);
+  }
+  void Unmap(Address address, uint64_t bytes) override {
+    const DriverFault fault(*this, bytes);
+    host_.Unmap(address, bytes);
+  }
+  void AddPeer(int peer) override {
+    const DriverFault fault(*this);
+    host_.AddPeer(peer);
+  }
+  void Quiesce() override {
+    const DriverFault fault(*this);
+    host_.Quiesce();
+  }
   bool MayQuiesce() noexcept override { return host_.MayQuiesce(); }
   // Nothing is ever captured, so the frontier has no nodes.
   void Capture(StreamId stream, Frontier* frontier) override {
+    const DriverFault fault(*this);
     host_.Capture(stream, frontier);
     const auto capture = Of(stream);
     frontier->capture = capture.invalidated ? kNoCapture : capture.id;
     frontier->held = capture.id != kNoCapture;
   }
   bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override {
+    const DriverFault fault(*this);
     return host_.Dependencies(node, nodes);
   }
   // CUDA would make the event a part of the capture, and never say whether it is done; where the
   // capture has been invalidated it refuses this too.
   Event RecordEvent(StreamId stream) override {
+    const DriverFault fault(*this);
     if (Of(stream).id != kNoCapture) {
       throw DriverError(DriverStatus::kFailed, "FakeDriver::RecordEvent", 900,
                         "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", 0, device(),
@@ -81,15 +108,42 @@ class FakeDriver final : public Driver {
     }
     return host_.RecordEvent(stream);
   }
-  Event RecordDeviceEvent() override { return host_.RecordDeviceEvent(); }
-  bool EventDone(Event event) override { return host_.EventDone(event); }
-  void WaitEvent(StreamId stream, Event event) override { host_.WaitEvent(stream, event); }
+  Event RecordDeviceEvent() override {
+    const DriverFault fault(*this);
+    return host_.RecordDeviceEvent();
+  }
+  bool EventDone(Event event) override {
+    const DriverFault fault(*this);
+    return host_.EventDone(event);
+  }
+  void WaitEvent(StreamId stream, Event event) override {
+    const DriverFault fault(*this);
+    host_.WaitEvent(stream, event);
+  }
   void DestroyEvent(Event event) noexcept override { host_.DestroyEvent(event); }
-  MemoryInfo Info() override { return host_.Info(); }
+  MemoryInfo Info() override {
+    const DriverFault fault(*this);
+    return host_.Info();
+  }
 
  private:
+  // A call that fails before the host driver hears of it, or not at all.
+  class DriverFault {
+   public:
+    explicit DriverFault(const FakeDriver& driver, uint64_t bytes = 0) {
+      if (faults::Fails(faults::Kind::kDriver)) {
+        throw DriverError(DriverStatus::kFailed, "FakeDriver", 999, "CUDA_ERROR_UNKNOWN", bytes,
+                          driver.device(), "made to fail");
+      }
+      ++faults::state.within;
+    }
+    ~DriverFault() { --faults::state.within; }
+    DriverFault(const DriverFault&) = delete;
+    DriverFault& operator=(const DriverFault&) = delete;
+  };
+
   static fake_cuda::Capture Of(StreamId stream) {
-    return Find(reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(stream)));
+    return Find(reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(WithoutDevice(stream))));
   }
 
   HostDriver host_;

@@ -6,8 +6,9 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 
-#include <cstdio>
+#include <algorithm>
 #include <exception>
+#include <iterator>
 #include <string>
 
 #include "core/error.h"
@@ -23,20 +24,6 @@ namespace {
 
 std::atomic<GraphAllocator*> instance{nullptr};
 std::mutex creation_mutex;
-
-std::string Mebibytes(uint64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1024.0 * 1024.0));
-  return text;
-}
-
-MemoryInfo InfoOrZero(DevicePools& pools) {
-  try {
-    return pools.driver().Info();
-  } catch (const DriverError&) {
-    return {};  // it only feeds the text of another error
-  }
-}
 
 bool IsOutOfMemory(const DriverError& error) {
   return error.status() == DriverStatus::kOutOfMemory;
@@ -168,6 +155,7 @@ void* GraphAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
 
 Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Target& target,
                                      size_t bytes, cudaStream_t stream) {
+  const History::Telling telling(history_);
   DevicePools& pools = DevicePools::For(device);
   History::Context context = history_.Gather(History::When::STATE);
   BeforeOursChange();
@@ -230,14 +218,9 @@ void GraphAllocator::Announce(DevicePools& pools, PoolId id, const Block& block,
 
 void GraphAllocator::BeforeOursChange() {
   if (!MergedStats::TakeBaseGrew()) return;
+  Undo taken([] { MergedStats::NoteBaseAllocation(); });  // next time
   for (DevicePools* pools : DevicePools::All()) pools->stats().BaseGrew(base_);
-}
-
-void GraphAllocator::TryBeforeOursChange() {
-  if (!MergedStats::TakeBaseGrew()) return;
-  for (DevicePools* pools : DevicePools::All()) {
-    if (!pools->stats().TryBaseGrew(base_)) MergedStats::NoteBaseAllocation();  // next time
-  }
+  taken.Keep();
 }
 
 bool GraphAllocator::MakeRoom(const RouteTable::Target& target) {
@@ -249,72 +232,22 @@ bool GraphAllocator::MakeRoom(const RouteTable::Target& target) {
   return true;
 }
 
-void GraphAllocator::TellOutOfMemory(DevicePools& pools, const Request& request,
-                                     const MemoryInfo& info) {
-  std::vector<c10::cuda::CUDACachingAllocator::OutOfMemoryObserver> observers;
-  {
-    const std::lock_guard lock(observers_mutex_);
-    observers = oom_observers_;
-  }
-  if (c10::memoryProfilingEnabled()) {
-    const MergedStats::Totals total = pools.stats().Now(base_);
-    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), total.allocated_bytes,
-                                     total.reserved_bytes, c10::Device(c10::kCUDA, pools.device()));
-  }
-  for (const auto& observer : observers) {
-    observer(pools.device(), request.bytes, AllowedBytes(pools), info.free_bytes);
-  }
-}
-
-void GraphAllocator::TellRejection(DevicePools& pools, const Request& request) {
-  std::vector<OomRejectionObserver> observers;
-  {
-    const std::lock_guard lock(observers_mutex_);
-    observers = rejection_observers_;
-  }
-  for (const OomRejectionObserver& observer : observers) {
-    observer(pools.device(), request.bytes, pools.stats().Now(base_).reserved_bytes,
-             pools.total_bytes());
-  }
-}
-
-void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, const Request& request, bool rejected) {
-  rejected ? pools.stats().CountRejection() : pools.stats().CountOutOfMemory();
-  const PoolId id = request.id;
-  const PoolStats stats = pools.set().Stats(id);
-  const int users = pools.set().UseCount(id);
-  const MemoryInfo info = InfoOrZero(pools);
-  if (history_.active()) {
-    // Who makes room and tries again waits for the error below, not for a tracker's.
-    WithWarnings("a tracker of allocations", [&] {
-      history_.Record({History::Action::OOM, pools.device(), info.free_bytes, request.bytes,
-                       request.stream, id},
-                      history_.Gather(History::When::ALLOC), base_.getUserMetadata());
-    });
-  }
-  rejected ? TellRejection(pools, request) : TellOutOfMemory(pools, request, info);
-  TORCH_CHECK_WITH(
-      OutOfMemoryError, false,
-      "CUDA out of memory. Tried to allocate " + Mebibytes(request.bytes) + " in graph pool " +
-          ToString(id) + " of GPU " + std::to_string(pools.device()) + ", which has " +
-          std::to_string(users) + " user(s) (graphs and GraphPool objects), holds " +
-          Mebibytes(stats.reserved_bytes) + " and has " + Mebibytes(stats.allocated_bytes) +
-          " of it in live blocks. Free on the GPU: " + Mebibytes(info.free_bytes) + " of " +
-          Mebibytes(info.total_bytes) + FractionInForce(pools.device()) +
-          ". A capture cannot give memory back while it runs: free tensors and call "
-          "torch.cuda.empty_cache() before it, or capture a smaller batch.");
-}
-
 void GraphAllocator::FreeMemory(void* pointer) noexcept {
-  try {
-    // Pools are only made by an allocator.
-    FindGraphAllocator()->raw_delete(pointer);
-  } catch (const std::exception& error) {
-    // A destructor called this and cannot throw: say it.
+  // A destructor called this and cannot throw. What failed is tried once more, and said.
+  bool freed = false;
+  for (int attempt = 0; attempt < 2 && !freed; ++attempt) {
     try {
-      TORCH_WARN("cudagraph_pool met an error in freeing the memory at " +
-                 Hex(reinterpret_cast<Address>(pointer)) + ": " + error.what());
-    } catch (...) {  // NOLINT(bugprone-empty-catch): warnings may have been turned into errors
+      // Pools are only made by an allocator.
+      GraphAllocator& allocator = *FindGraphAllocator();
+      if (pointer == nullptr || allocator.FreeOurs(pointer, &freed)) return;
+      freed = true;  // as far as it is ours to do
+      allocator.base_.raw_delete(pointer);
+    } catch (const std::exception& error) {
+      try {
+        TORCH_WARN("cudagraph_pool met an error in freeing the memory at " +
+                   Hex(reinterpret_cast<Address>(pointer)) + ": " + error.what());
+      } catch (...) {  // NOLINT(bugprone-empty-catch): warnings may have been turned into errors
+      }
     }
   }
 }
@@ -339,16 +272,31 @@ void GraphAllocator::NoteFree(const void* pointer) {
   NoteFreed(ours->pools->device(), ours->id, ours->block, history_.Gather(History::When::ALL));
 }
 
-bool GraphAllocator::FreeOurs(void* pointer) {
+void GraphAllocator::NoteLivesOn(const void* pointer, const History::Context& context) {
+  const auto ours = DevicePools::At(pointer);
+  if (ours) NoteAllocated(ours->pools->device(), ours->id, ours->block, context);
+}
+
+bool GraphAllocator::FreeOurs(void* pointer, bool* freed) {
+  const History::Telling telling(history_);
   BeforeOursChange();
   // The block is freed whatever those say who are told: a second attempt would free what is not
   // there any more, or tell some of them twice.
   Callbacks callbacks;
   callbacks.Run([&] { TraceFree(pointer); });
   // Before anybody else can have the bytes.
-  if (history_.active()) callbacks.Run([&] { NoteFree(pointer); });
+  const History::Context allocated = history_.ContextOf(reinterpret_cast<Address>(pointer));
+  const bool noted = history_.active();
+  if (noted) callbacks.Run([&] { NoteFree(pointer); });
   Block block;
-  DevicePools* const pools = DevicePools::TryFree(pointer, &block);
+  DevicePools* pools = nullptr;
+  try {
+    pools = DevicePools::TryFree(pointer, &block);
+  } catch (...) {
+    if (noted) callbacks.Run([&] { NoteLivesOn(pointer, allocated); });
+    throw;
+  }
+  *freed = pools != nullptr;
   if (pools != nullptr) {
     callbacks.Run([&] {
       ReportToProfiler(*pools, base_, block.address, -static_cast<int64_t>(block.bytes));
@@ -366,7 +314,8 @@ c10::DeleterFnPtr GraphAllocator::raw_deleter() const {
 }
 
 void GraphAllocator::raw_delete(void* pointer) {
-  if (pointer != nullptr && !FreeOurs(pointer)) base_.raw_delete(pointer);
+  bool freed = false;
+  if (pointer != nullptr && !FreeOurs(pointer, &freed)) base_.raw_delete(pointer);
 }
 
 void GraphAllocator::recordStream(const DataPtr& data, c10::cuda::CUDAStream stream) {
@@ -374,10 +323,12 @@ void GraphAllocator::recordStream(const DataPtr& data, c10::cuda::CUDAStream str
     base_.recordStream(data, stream);
     return;
   }
-  DevicePools::TryRecordUse(data.get(), ToStreamId(stream.stream()));
+  DevicePools::TryRecordUse(data.get(),
+                            StreamOn(stream.device_index(), ToStreamId(stream.stream())));
 }
 
 void GraphAllocator::emptyCache(MempoolId_t id) {
+  const History::Telling telling(history_);
   EndAbandonedCaptures();
   BeforeOursChange();
   base_.emptyCache(id);
@@ -387,10 +338,11 @@ void GraphAllocator::emptyCache(MempoolId_t id) {
 }
 
 uint64_t GraphAllocator::FreeUnusedPools() {
+  const History::Telling telling(history_);
   // Holding this keeps a capture of torch's from beginning meanwhile.
   const std::unique_lock lock(scopes_mutex_, std::try_to_lock);
   if (!lock.owns_lock() || routes_.capturing()) return 0;
-  TryBeforeOursChange();
+  BeforeOursChange();
   return TrimUnlessCapturing();
 }
 
@@ -408,7 +360,10 @@ uint64_t GraphAllocator::TrimUnlessCapturing() {
 
 DeviceStats GraphAllocator::getDeviceStats(DeviceIndex device) {
   DevicePools* const pools = DevicePools::Find(device);
-  return pools == nullptr ? base_.getDeviceStats(device) : pools->stats().Get(base_);
+  if (pools == nullptr) return base_.getDeviceStats(device);
+  DeviceStats stats = pools->stats().Get(base_);
+  annexes_.Rename(stats);
+  return stats;
 }
 
 void GraphAllocator::resetAccumulatedStats(DeviceIndex device) {
@@ -424,18 +379,24 @@ void GraphAllocator::resetPeakStats(DeviceIndex device) {
 c10::cuda::CUDACachingAllocator::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id,
                                                                        bool include_traces) {
   const bool all = id == MempoolId_t{0, 0};
-  bool ours = false;
+  std::vector<DevicePools*> ours;
   for (DevicePools* pools : DevicePools::All()) {
-    ours = ours || OursOrNull(pools->device(), id) != nullptr;
+    if (all || OursOrNull(pools->device(), id) != nullptr) ours.push_back(pools);
   }
-  // Asked for one pool of ours, the base is asked for the rest of the answer, under an id that no
-  // pool has.
-  auto info = base_.snapshot(ours ? MempoolId_t{~0ULL, ~0ULL} : id, include_traces);
-  for (DevicePools* pools : DevicePools::All()) {
-    if (!all && !ours) continue;
+  // Asked for one pool of ours, the base is asked for its annexes and the rest of the answer, under
+  // an id that no pool has.
+  const bool one_of_ours = !all && !ours.empty();
+  auto info = base_.snapshot(one_of_ours ? MempoolId_t{~0ULL, ~0ULL} : id, include_traces);
+  for (DevicePools* pools : ours) {
     const auto only = all ? std::nullopt : std::optional(names_.Find(pools->device(), id));
+    const auto annex = only ? annexes_.Find(pools->device(), *only) : std::nullopt;
+    if (annex) {
+      auto segments = base_.snapshot(*annex, false).segments;
+      std::ranges::move(segments, std::back_inserter(info.segments));
+    }
     AppendSegments(*pools, only, history_, info.segments);
   }
+  annexes_.Rename(info);
   if (include_traces) history_.MergeInto(info.device_traces);
   return info;
 }

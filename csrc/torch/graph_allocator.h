@@ -45,6 +45,7 @@
 #include <vector>
 
 #include "core/pool_set.h"
+#include "torch/annexes.h"
 #include "torch/device_pools.h"
 #include "torch/history.h"
 #include "torch/pool_names.h"
@@ -66,8 +67,12 @@ class GraphAllocator final : public CUDAAllocator {
 
   CUDAAllocator& base() const { return base_; }
 
-  // Whether new captures become ours. Off, pools that are ours go on working.
-  void SetTakesCaptures(bool takes) { takes_captures_.store(takes, std::memory_order_release); }
+  // From now on new captures become ours, or the base's; pools that are ours go on working. If
+  // nothing needs this allocator to be the installed one, `uninstall` runs before any scope can
+  // begin: no scope is open, and no device ever had pools (whose part in the statistics' peaks only
+  // we know).
+  void TakeCaptures() { takes_captures_.store(true, std::memory_order_release); }
+  void StopTakingCaptures(const std::function<void()>& uninstall);
   bool takes_captures() const { return takes_captures_.load(std::memory_order_acquire); }
   // Whether captures that name no pool share one, from now on.
   void SetSharesCaptures(bool shares) { shares_captures_.store(shares); }
@@ -81,17 +86,17 @@ class GraphAllocator final : public CUDAAllocator {
 
   // Whether a capture route is open, of ours or of the base.
   bool capturing() const { return routes_.capturing(); }
-  // Whether nothing needs this allocator to be the installed one: no scope is open, and no device
-  // ever had pools (whose part in the statistics' peaks only we know).
-  bool Idle() const;
 
   // Makes `id` ours and holds its pool open until UnregisterPool(). Throws UsageError if it is in
   // use.
   void RegisterPool(DeviceIndex device, PoolId id);
   void UnregisterPool(DeviceIndex device, PoolId id);
 
-  // Ends the scopes of captures that the calling thread began and that failed.
+  // Closes the scopes of captures that the calling thread began, that are over, and that nobody has
+  // ended: see graph_abandoned.cc.
   void EndAbandonedCaptures();
+  // The calling thread saw a capture into the pool fail: nobody will end it any more.
+  void EndFailedCapture(DeviceIndex device, MempoolId_t id);
 
   // Gives the memory of unused pools back unless a capture is under way; returns the bytes. Waits
   // for no lock of ours, so the base may call it from within an allocation; asks nothing of the
@@ -211,38 +216,64 @@ class GraphAllocator final : public CUDAAllocator {
   std::string FractionInForce(DeviceIndex device) const;
   // Frees what it can outside captures; returns whether another attempt makes sense.
   bool MakeRoom(const RouteTable::Target& target);
-  // Tell the observers, with what the base tells them.
+  // Tell everybody who asked to hear when memory runs out: graph_out_of_memory.cc.
   void TellOutOfMemory(DevicePools& pools, const Request& request, const MemoryInfo& info);
-  void TellRejection(DevicePools& pools, const Request& request);
+  // Makes the base tell them. Returns false if it did not run out.
+  bool RunOutInBase(DeviceIndex device, size_t bytes, StreamId stream);
+  void TellRejection(DevicePools& pools, const Request& request, const MemoryInfo& info);
+  void NoteOutOfMemory(DevicePools& pools, const Request& request, const MemoryInfo& info);
   [[noreturn]] void ThrowOutOfMemory(DevicePools& pools, const Request& request, bool rejected);
   // For the history, if anybody wants one.
   void NoteAllocated(DeviceIndex device, PoolId id, const Block& block, History::Context context);
   void NoteFreed(DeviceIndex device, PoolId id, const Block& block, History::Context context);
   void NoteFree(const void* pointer);
+  // It could not be freed after all.
+  void NoteLivesOn(const void* pointer, const History::Context& context);
   void NoteRestored(DeviceIndex device, PoolId id, const RestoreDelta& delta);
-  // Frees the block that starts at `pointer`; returns false if none of ours does.
-  bool FreeOurs(void* pointer);
+  // Frees the block that starts at `pointer`; returns false if none of ours does. An error of those
+  // who are told of it is thrown when the block is free, which `freed` says.
+  bool FreeOurs(void* pointer, bool* freed);
   // Keeps the statistics' peaks: see merged_stats.h.
   void BeforeOursChange();
-  // The same for whom the base calls with its lock held.
-  void TryBeforeOursChange();
 
   // The pools of `device` if `id` is one of them, else nullptr.
   DevicePools* OursOrNull(DeviceIndex device, MempoolId_t id) const;
   bool BaseKnows(DeviceIndex device, MempoolId_t id) const;
   // Whether nothing was ever allocated in our pool `id`, so that it can still become the base's.
   bool IsUndecided(DevicePools& pools, PoolId id) const;
-  void HandToBase(DevicePools& pools, MempoolId_t id);
+  // Begin and end a scope. The former with what was decided of it; the base gets `undecided`'s pool
+  // of that name too, with its users, unless that is nullptr. pre: scopes_mutex_ is held.
+  void BeginInBase(Route route, DevicePools* undecided);
+  void BeginInOurs(DevicePools& pools, Route route, bool capturing);
+  void EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind);
+  // Adds a user to our pool, which torch calls `id`.
+  void Hold(DevicePools& pools, MempoolId_t id, PoolId pool);
   // Whether a capture that begins under this name is to fill the shared pool.
   bool SharesPool(DeviceIndex device, MempoolId_t id) const;
   // pre: scopes_mutex_ is held, for the following.
-  bool TakeLateEnd(DeviceIndex device, PoolId pool);
-  // Lets the base know whether captures of ours are under way on the device.
-  void TellBaseOfCaptures(DeviceIndex device);
-  void NoteBasesTree(DeviceIndex device, PoolId id);
+  // The pool of ours has lost a user; its capture scope has ended. That is so whatever the base says.
+  void ReleaseUnusedAnnex(DevicePools& pools, PoolId id);
+  void EndAnnexScope(DevicePools& pools, PoolId id);
+  // Returns whether it was not known before.
+  bool NoteBasesTree(DeviceIndex device, PoolId id);
+  void ForgetBasesTree(DeviceIndex device, PoolId id);
   void ForgetBasesDeadTrees();
-  void EndAbandonedCaptures(std::optional<cudaStream_t> origin);
   uint64_t TrimUnlessCapturing();
+
+  // A capture of ours that looked abandoned. Its scope is closed; its graph may still end it.
+  struct LateEnd {
+    DeviceIndex device = 0;
+    PoolId pool;
+    MempoolId_t name{0, 0};
+    cudaStream_t origin = nullptr;
+    bool failed = false;  // known to be: only since 2.14 does the graph still end it then
+  };
+  void CloseAbandoned(const std::function<bool(const Route&)>& counts);
+  // A capture begins on `origin`, or something in the pool: who captured there before has failed.
+  void TakeAsFailed(cudaStream_t origin);
+  void TakeAsFailed(DeviceIndex device, PoolId pool);
+  void ReleaseFailed(const std::function<bool(const LateEnd&)>& failed);
+  bool TakeLateEnd(DeviceIndex device, PoolId pool);
 
   CUDAAllocator& base_;
   std::atomic<bool> takes_captures_{true};
@@ -250,6 +281,7 @@ class GraphAllocator final : public CUDAAllocator {
   std::atomic<uint64_t> captures_of_ours_{0};
   std::atomic<uint64_t> captures_of_base_{0};
   RouteTable routes_;
+  Annexes annexes_{base_, routes_};  // changed with scopes_mutex_ held
   PoolNames names_;
   History& history_ = History::Get();
 
@@ -262,11 +294,7 @@ class GraphAllocator final : public CUDAAllocator {
   // looks the same.
   std::set<ScopeKey> bases_trees_;
   std::atomic<bool> base_serves_trees_{false};  // == !bases_trees_.empty()
-  // What TellBaseOfCaptures() said last, on the devices where it said anything.
-  std::map<DeviceIndex, bool> told_of_captures_;
-  // Scopes that EndAbandonedCaptures() ended and whose graph will still end them itself; how many
-  // by id.
-  std::map<ScopeKey, int> late_ends_;
+  std::vector<LateEnd> late_ends_;
 
   // What setMemoryFraction() allows the base and us together.
   struct Share {
@@ -286,7 +314,6 @@ class GraphAllocator final : public CUDAAllocator {
   std::array<Share, C10_COMPILE_TIME_MAX_GPUS> shares_;  // by device
 
   std::mutex observers_mutex_;
-  std::vector<c10::cuda::CUDACachingAllocator::OutOfMemoryObserver> oom_observers_;
   std::vector<OomRejectionObserver> rejection_observers_;
 };
 

@@ -176,26 +176,6 @@ TEST_F(GraphAllocatorTest, WhatIsAskedOfOurPointersAndPools) {
   EXPECT_EQ(base_.calls["enablePeerAccess"], 2);
 }
 
-// The base's plain copy knows addresses of cudaMalloc alone where devices are no peers.
-TEST_F(GraphAllocatorTest, CopiesOfOursBetweenDevicesThatAreNoPeersAreNotTheBases) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const DataPtr ours = allocator_.allocate(1000);
-  graph.End();
-  const DataPtr bases = allocator_.allocate(1000);
-  const auto passed_on = [&](void* to, const void* from, int from_device, bool peers) {
-    base_.calls["memcpyAsync"] = 0;
-    allocator_.memcpyAsync(to, device_, from, from_device, 8, Stream(1), peers);
-    return base_.calls["memcpyAsync"] == 1;
-  };
-  const int other = device_ + 1;
-  EXPECT_FALSE(passed_on(ours.get(), bases.get(), other, false));
-  EXPECT_FALSE(passed_on(bases.get(), ours.get(), other, false));
-  EXPECT_TRUE(passed_on(ours.get(), bases.get(), other, true));
-  EXPECT_TRUE(passed_on(ours.get(), bases.get(), device_, false));
-  EXPECT_TRUE(passed_on(bases.get(), bases.get(), other, false));
-}
-
 // Of torch 2.13: the base's memory would not stay the graph's.
 TEST_F(GraphAllocatorTest, ACaptureCannotNameTheAddressesOfItsBlocks) {
   Graph graph(*this, id_, 7);

@@ -2,7 +2,10 @@
 // earlier graph to record another one from there.
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -22,6 +25,9 @@ struct CheckpointOfOurs final : cca::AllocatorState {
 
   const PoolId id;
   const PoolCheckpoint checkpoint;
+  // The pool's annex, if it was in use, and the base's checkpoint of it.
+  std::optional<MempoolId_t> annex;
+  std::shared_ptr<cca::AllocatorState> of_annex;
 };
 
 }  // namespace
@@ -31,8 +37,11 @@ std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIn
   DevicePools* const pools = OursOrNull(device, id);
   if (pools == nullptr) return base_.getCheckpointState(device, id);
   const PoolId pool = names_.Find(device, id);
-  return AsTorchErrors(
+  const auto state = AsTorchErrors(
       [&] { return std::make_shared<CheckpointOfOurs>(pool, pools->set().Checkpoint(pool)); });
+  state->annex = annexes_.Find(device, pool);
+  if (state->annex) state->of_annex = base_.getCheckpointState(device, *state->annex);
+  return state;
 }
 
 void GraphAllocator::NoteRestored(DeviceIndex device, PoolId id, const RestoreDelta& delta) {
@@ -61,15 +70,28 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   const auto* const ours = dynamic_cast<const CheckpointOfOurs*>(state.get());
   if (ours == nullptr) return base_.setCheckpointPoolState(device, std::move(state));
   DevicePools& pools = AsTorchErrors([&]() -> DevicePools& { return DevicePools::For(device); });
+  const History::Telling telling(history_);
+  // Asked first, as the base could refuse only when ours has been restored.
+  TORCH_CHECK(!ours->annex || ours->annex == annexes_.Find(device, ours->id),
+              "the checkpoint is of graph pool " + ToString(ours->id) +
+                  " as it was before all its graphs were reset: take another one");
   BeforeOursChange();
+  // No other thread may use the pool now: torch goes back in it.
+  cca::CheckpointDelta delta;
+  delta.ptrs_freed.reserve(AsTorchErrors([&] { return pools.set().Stats(ours->id); }).live_blocks);
+  delta.dataptrs_allocd.reserve(ours->checkpoint.blocks.size());
   const RestoreDelta restored =
       AsTorchErrors([&] { return pools.set().Restore(ours->id, ours->checkpoint); });
-  pools.stats().OursGrew(base_);
-  // The caller has to know what was restored, whatever a tracker says of it.
+  // The caller has to know what was restored, whatever others say of it.
+  WithWarnings("the statistics", [&] { pools.stats().OursGrew(base_); });
   if (history_.active()) {
     WithWarnings("a tracker of allocations", [&] { NoteRestored(device, ours->id, restored); });
   }
-  cca::CheckpointDelta delta;
+  if (ours->annex) {
+    cca::CheckpointDelta of_annex = base_.setCheckpointPoolState(device, ours->of_annex);
+    std::ranges::move(of_annex.ptrs_freed, std::back_inserter(delta.ptrs_freed));
+    std::ranges::move(of_annex.dataptrs_allocd, std::back_inserter(delta.dataptrs_allocd));
+  }
   for (const Block& block : restored.freed) {
     delta.ptrs_freed.push_back(reinterpret_cast<void*>(block.address));
   }

@@ -9,28 +9,27 @@
 #include <utility>
 
 #include "core/error.h"
+#include "torch/base_support.h"
+#include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/install.h"
+#include "torch/streams.h"
 
 namespace cgp {
 namespace {
 
 namespace cca = c10::cuda::CUDACachingAllocator;
 
-// Whether the driver mapped what `pointer` points to, for whoever.
+// Whether the driver mapped what `pointer` points to, for whoever: memory of a pool that no block has
+// (any more) is as little cudaMalloc's as that of a live one, and a graph may still use it.
 bool IsMapped(const void* pointer) {
-  return std::ranges::any_of(kPoolsOwners, [&](PoolsOwner owner) {
-    return DevicePools::Around(pointer, owner).has_value();
-  });
-}
-
-// The share of the device's memory that `base` may have: all, if it knows nothing of shares.
-double FractionOf(CUDAAllocator& base, DeviceIndex device) {
-  try {
-    return base.getMemoryFraction(device);
-  } catch (const c10::NotImplementedError&) {
-    return 1;
+  const auto address = reinterpret_cast<Address>(pointer);
+  for (const PoolsOwner owner : kPoolsOwners) {
+    for (const DevicePools* pools : DevicePools::All(owner)) {
+      if (pools->driver().HasReserved(address)) return true;
+    }
   }
+  return false;
 }
 
 }  // namespace
@@ -63,9 +62,17 @@ double GraphAllocator::getMemoryFraction(DeviceIndex device) {
 void GraphAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
   base_.setMemoryFraction(fraction, device);  // refuses what is no fraction or no device
   Share& share = shares_.at(static_cast<size_t>(device));
-  share.fraction.store(fraction);
+  const double before = share.fraction.exchange(fraction);
   ++share.settings;
-  if (DevicePools* const pools = DevicePools::Find(device)) LimitBase(*pools);
+  DevicePools* const pools = DevicePools::Find(device);
+  Undo setting([&] {
+    share.fraction.store(before);
+    ++share.settings;
+    base_.setMemoryFraction(std::min(before, 1.0), device);
+    if (pools != nullptr) LimitBase(*pools);
+  });
+  if (pools != nullptr) LimitBase(*pools);
+  setting.Keep();
 }
 
 uint64_t GraphAllocator::AllowedBytes(const DevicePools& pools) const {
@@ -84,7 +91,10 @@ void GraphAllocator::LimitOurs(DevicePools& pools) {
   Share& share = shares_.at(static_cast<size_t>(pools.device()));
   double unknown = Share::kUnknown;
   if (share.fraction.load() == unknown) {
-    const double of_base = FractionOf(base_, pools.device());
+    // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
+    const RelaxedCaptureMode relaxed;
+    const double of_base =
+        IfSupported([&] { return base_.getMemoryFraction(pools.device()); }).value_or(1);
     share.fraction.compare_exchange_strong(unknown, of_base < 1 ? of_base : Share::kNone);
   }
   if (!share.limits()) return;
@@ -157,12 +167,13 @@ bool GraphAllocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id
                                               const std::unordered_set<void*>& expected) {
   DevicePools* pools = OursOrNull(device, id);
   if (pools == nullptr) return base_.checkPoolLiveAllocations(device, id, expected);
-  const PoolSnapshot pool = pools->set().Snapshot(names_.Find(device, id));
-  if (pool.blocks.size() != expected.size()) return false;
-  for (const PoolSnapshot::LiveBlock& live : pool.blocks) {
-    if (!expected.contains(reinterpret_cast<void*>(live.block.address))) return false;
+  const PoolId pool = names_.Find(device, id);
+  std::unordered_set<void*> rest = expected;
+  for (const PoolSnapshot::LiveBlock& live : pools->set().Snapshot(pool).blocks) {
+    if (rest.erase(reinterpret_cast<void*>(live.block.address)) == 0) return false;
   }
-  return true;
+  const auto annex = annexes_.Find(device, pool);
+  return annex ? base_.checkPoolLiveAllocations(device, *annex, rest) : rest.empty();
 }
 
 cca::ShareableHandle GraphAllocator::shareIpcHandle(void* pointer) {
@@ -182,8 +193,9 @@ bool GraphAllocator::isHistoryEnabled() { return base_.isHistoryEnabled(); }
 void GraphAllocator::recordHistory(bool enabled, cca::CreateContextFn recorder, size_t max_entries,
                                    cca::RecordContext when, bool clear_history,
                                    const std::vector<std::string>& skip_actions) {
-  base_.recordHistory(enabled, recorder, max_entries, when, clear_history, skip_actions);
-  history_.Configure(enabled, recorder, max_entries, when, clear_history, skip_actions);
+  history_.Configure(enabled, recorder, max_entries, when, clear_history, skip_actions, [&] {
+    base_.recordHistory(enabled, recorder, max_entries, when, clear_history, skip_actions);
+  });
 }
 
 void GraphAllocator::recordAnnotation(
@@ -192,8 +204,10 @@ void GraphAllocator::recordAnnotation(
 }
 
 void GraphAllocator::pushCompileContext(std::string& context) {
-  base_.pushCompileContext(context);
   History::PushCompileContext(context);
+  Undo pushed([] { History::PopCompileContext(); });
+  base_.pushCompileContext(context);
+  pushed.Keep();
 }
 
 void GraphAllocator::popCompileContext() {
@@ -208,14 +222,11 @@ void GraphAllocator::setUserMetadata(const std::string& metadata) {
 std::string GraphAllocator::getUserMetadata() { return base_.getUserMetadata(); }
 
 void GraphAllocator::attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) {
-  base_.attachOutOfMemoryObserver(observer);  // refuses where it has none
-  const std::lock_guard lock(observers_mutex_);
-  oom_observers_.push_back(std::move(observer));
+  base_.attachOutOfMemoryObserver(std::move(observer));  // see graph_out_of_memory.cc
 }
 
 void GraphAllocator::attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) {
-  history_.AttachTracker(tracker);
-  base_.attachAllocatorTraceTracker(std::move(tracker));
+  history_.AttachTracker(tracker, [&] { base_.attachAllocatorTraceTracker(tracker); });
 }
 
 // `device` is let into the memory of `peer`.
@@ -259,9 +270,11 @@ std::shared_ptr<c10::GatheredContext> GraphAllocator::getContextForPointer(const
 }
 
 void GraphAllocator::attachOomRejectionObserver(OomRejectionObserver observer) {
-  ForwardAttachOomRejectionObserver(base_, observer);
   const std::lock_guard lock(observers_mutex_);
-  rejection_observers_.push_back(std::move(observer));
+  rejection_observers_.push_back(observer);
+  Undo attached([this] { rejection_observers_.pop_back(); });
+  ForwardAttachOomRejectionObserver(base_, std::move(observer));
+  attached.Keep();
 }
 
 void GraphAllocator::markCaptureBegin(DeviceIndex device) {

@@ -7,14 +7,10 @@
 #include "core/error.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
-#include "torch/host_route.h"
 #include "torch/streams.h"
 
 namespace cgp {
 namespace {
-
-// No graph and no torch.cuda.MemPool is called so.
-constexpr MempoolId_t kCapturesOfOurs{~0ULL, ~0ULL};
 
 // The pools of `device` if the pool is one of them, else nullptr.
 DevicePools* PoolsWith(PoolId pool, DeviceIndex device) {
@@ -41,13 +37,27 @@ bool GraphAllocator::IsUndecided(DevicePools& pools, PoolId id) const {
          pools.set().Stats(id).allocations == 0;
 }
 
-void GraphAllocator::HandToBase(DevicePools& pools, MempoolId_t id) {
-  const PoolId pool{id.first, id.second};
-  for (int users = pools.set().UseCount(pool); users > 0; --users) {
-    base_.beginAllocateToPool(pools.device(), id, [](cudaStream_t) { return false; });
-    base_.endAllocateToPool(pools.device(), id);
-    pools.set().Release(pool);
-  }
+void GraphAllocator::BeginInBase(Route route, DevicePools* undecided) {
+  const DeviceIndex device = route.device;
+  const MempoolId_t id = route.name;
+  routes_.ReserveOne();
+  const int users = undecided == nullptr ? 0 : undecided->set().UseCount(route.id);
+  int given = 0;
+  Undo give([&] {
+    for (; given > 0; --given) base_.releasePool(device, id);
+  });
+  for (; given < users; ++given) base_.createOrIncrefPool(device, id, nullptr);
+  const bool is_new = route.kind == ScopeKind::kEager && NoteBasesTree(device, route.id);
+  Undo note([&] {
+    if (is_new) ForgetBasesTree(device, route.id);
+  });
+  base_.beginAllocateToPool(device, id, route.filter);
+  give.Keep();
+  note.Keep();
+  for (int user = 0; user < users; ++user) undecided->set().Release(route.id);
+  if (undecided != nullptr) ReleaseUnusedAnnex(*undecided, route.id);
+  if (route.kind == ScopeKind::kCapture) ++captures_of_base_;
+  routes_.Add(std::move(route));
 }
 
 // A capture may not wait for another one that fills the shared pool: it gets a pool of its own then.
@@ -58,31 +68,33 @@ bool GraphAllocator::SharesPool(DeviceIndex device, MempoolId_t id) const {
          !routes_.Contains(device, PoolNames::kShared);
 }
 
-// As long as the base has a route open it records and asks for no events and gives nothing back to
-// the device, any of which could break a capture; what is freed meanwhile it deals with afterwards.
-void GraphAllocator::TellBaseOfCaptures(DeviceIndex device) {
-  const auto told = told_of_captures_.find(device);
-  const bool knows = told != told_of_captures_.end() && told->second;
-  if (knows == routes_.HasCaptureOfOurs(device)) return;
-  if (knows) {
-    base_.endAllocateToPool(device, kCapturesOfOurs);
-    told->second = false;
-    return;
-  }
-  base_.beginAllocateToPool(device, kCapturesOfOurs, [](cudaStream_t) { return false; });
-  if (told == told_of_captures_.end()) {
-    told_of_captures_.emplace(device, true);
-  } else {
-    told->second = true;
-    // That of the first time stays: the native allocator reopens no pool that nobody holds.
-    base_.releasePool(device, kCapturesOfOurs);
-  }
+void GraphAllocator::ReleaseUnusedAnnex(DevicePools& pools, PoolId id) {
+  if (pools.set().UseCount(id) > 0 || routes_.Contains(pools.device(), id)) return;
+  WithWarnings("the allocator below it, told that a pool's graphs are gone,",
+               [&] { annexes_.Release(pools.device(), id); });
 }
 
-void GraphAllocator::NoteBasesTree(DeviceIndex device, PoolId id) {
-  if (mempools_.contains({device, id})) return;
-  bases_trees_.insert({device, id});
+void GraphAllocator::EndAnnexScope(DevicePools& pools, PoolId id) {
+  bool ended = false;
+  for (int attempt = 0; attempt < 2 && !ended; ++attempt) {
+    WithWarnings("the allocator below it, told that a capture is over,", [&] {
+      annexes_.End(pools.device(), id);
+      ended = true;
+    });
+  }
+  ReleaseUnusedAnnex(pools, id);
+}
+
+bool GraphAllocator::NoteBasesTree(DeviceIndex device, PoolId id) {
+  if (mempools_.contains({device, id})) return false;
+  const bool is_new = bases_trees_.insert({device, id}).second;
   base_serves_trees_.store(true, std::memory_order_release);
+  return is_new;
+}
+
+void GraphAllocator::ForgetBasesTree(DeviceIndex device, PoolId id) {
+  bases_trees_.erase({device, id});
+  base_serves_trees_.store(!bases_trees_.empty(), std::memory_order_release);
 }
 
 void GraphAllocator::ForgetBasesDeadTrees() {
@@ -93,45 +105,44 @@ void GraphAllocator::ForgetBasesDeadTrees() {
 }
 
 void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
+  const History::Telling telling(history_);
   const std::lock_guard lock(scopes_mutex_);
   const cudaStream_t stream = CurrentStream(device);
-  EndAbandonedCaptures(stream);
+  TakeAsFailed(stream);
   const bool capturing = IsCapturing(stream);
   const bool takes_current = filter(stream);
   const ScopeKind kind = takes_current && !capturing ? ScopeKind::kEager : ScopeKind::kCapture;
 
   const bool shares = kind == ScopeKind::kCapture && SharesPool(device, id);
   const PoolId pool = shares ? PoolNames::kShared : names_.Find(device, id);
+  TakeAsFailed(device, pool);
   DevicePools* pools = PoolsWith(pool, device);
+  DevicePools* undecided = nullptr;
   if (kind == ScopeKind::kEager) {
     ForgetBasesDeadTrees();
     if (pools != nullptr && !bases_trees_.empty() && IsUndecided(*pools, pool)) {
-      HandToBase(*pools, id);
-      pools = nullptr;
+      undecided = std::exchange(pools, nullptr);
     }
   }
-  if (pools == nullptr && takes_captures() && (shares || !BaseKnows(device, id))) {
+  if (pools == nullptr && undecided == nullptr && takes_captures() &&
+      (shares || !BaseKnows(device, id))) {
     pools = AsTorchErrors([&] { return &DevicePools::For(device); });
   }
-  if (pools == nullptr && kind == ScopeKind::kEager) NoteBasesTree(device, pool);
 
   Route route{.device = device,
               .id = pool,
               .name = id,
-              .filter = filter,
+              .filter = std::move(filter),
               .kind = kind,
               .ours = pools != nullptr,
               .origin = stream,
               .thread = std::this_thread::get_id()};
   if (pools == nullptr) {
-    base_.beginAllocateToPool(device, id, std::move(filter));
-    routes_.Add(std::move(route));
-    if (kind == ScopeKind::kCapture) ++captures_of_base_;
+    BeginInBase(std::move(route), undecided);
     return;
   }
-  if (kind == ScopeKind::kCapture && routes_.Resume(device, pool, stream, route.filter)) {
-    pools->set().Retain(pool);
-    if (pool == PoolNames::kShared) names_.Share(device, id);
+  const auto hold = [&] { Hold(*pools, id, pool); };
+  if (kind == ScopeKind::kCapture && routes_.Resume(device, pool, stream, route.filter, hold)) {
     return;
   }
   // Only what goes on with a capture begins while its stream is capturing. CUDA would refuse as
@@ -140,14 +151,40 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
               "cannot begin a capture into graph pool " + ToString(pool) +
                   ": the current stream is capturing another graph already. Captures do not nest: "
                   "end that one first, or capture on another stream");
-  AsTorchErrors([&] { pools->set().BeginScope(pool, kind, capturing); });
+  BeginInOurs(*pools, std::move(route), capturing);
+}
+
+void GraphAllocator::BeginInOurs(DevicePools& pools, Route route, bool capturing) {
+  const bool capture = route.kind == ScopeKind::kCapture;
+  routes_.ReserveOne();
+  if (route.id == PoolNames::kShared) names_.Share(route.device, route.name);
+  Undo name([&] {
+    if (route.id == PoolNames::kShared) names_.Release(route.device, route.name);
+  });
+  AsTorchErrors([&] { pools.set().BeginScope(route.id, route.kind, capturing); });
+  Undo scope([&] {
+    pools.set().EndScope(route.id);
+    pools.set().Release(route.id);
+  });
+  if (capture) annexes_.Begin(route.device, route.id);
+  name.Keep();
+  scope.Keep();
+  if (capture) ++captures_of_ours_;
   routes_.Add(std::move(route));
-  if (pool == PoolNames::kShared) names_.Share(device, id);
-  if (kind == ScopeKind::kCapture) ++captures_of_ours_;
-  TellBaseOfCaptures(device);
+}
+
+void GraphAllocator::Hold(DevicePools& pools, MempoolId_t id, PoolId pool) {
+  const bool shared = pool == PoolNames::kShared;
+  if (shared) names_.Share(pools.device(), id);
+  Undo name([&] {
+    if (shared) names_.Release(pools.device(), id);
+  });
+  pools.set().Retain(pool);
+  name.Keep();
 }
 
 void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
+  const History::Telling telling(history_);
   const std::lock_guard lock(scopes_mutex_);
   const PoolId pool = names_.Find(device, id);
   // While a capture goes on in the pool, an end that is still owed is that of the graph that failed
@@ -155,34 +192,41 @@ void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   // be refused: better than a capture that goes on without its pool.
   if (routes_.IsBeingCaptured(device, pool) && TakeLateEnd(device, pool)) return;
   if (routes_.Pause(device, pool)) return;
-  const auto route = routes_.Remove(device, pool);
-  if (route && route->ours) {
-    AsTorchErrors([&] { DevicePools::For(device).set().EndScope(pool); });
-    TellBaseOfCaptures(device);
+  const std::optional<RouteTable::Target> target = routes_.TargetOf(device, pool);
+  if (!target && TakeLateEnd(device, pool)) return;
+  if (target && target->ours) {
+    EndInOurs(device, pool, target->kind);
     return;
   }
-  if (!route && TakeLateEnd(device, pool)) return;
   base_.endAllocateToPool(device, id);
+  routes_.Remove(device, pool);
 }
 
-bool GraphAllocator::TakeLateEnd(DeviceIndex device, PoolId pool) {
-  const auto late = late_ends_.find({device, pool});
-  if (late == late_ends_.end()) return false;
-  if (--late->second == 0) late_ends_.erase(late);
-  return true;
+void GraphAllocator::EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind) {
+  DevicePools& pools = DevicePools::For(device);
+  // The scope first: who is told that it has not ended can end it again.
+  AsTorchErrors([&] { pools.set().EndScope(pool); });
+  routes_.Remove(device, pool);
+  if (kind == ScopeKind::kCapture) EndAnnexScope(pools, pool);
 }
 
 void GraphAllocator::releasePool(DeviceIndex device, MempoolId_t id) {
+  const History::Telling telling(history_);
   const std::lock_guard lock(scopes_mutex_);
   DevicePools* pools = OursOrNull(device, id);
   if (pools == nullptr) {
     base_.releasePool(device, id);
-    if (!BaseKnows(device, id)) mempools_.erase({device, {id.first, id.second}});
-    ForgetBasesDeadTrees();
+    // What is not forgotten now is the next time.
+    WithWarnings("the allocator below it, asked for its pools,", [&] {
+      ForgetBasesDeadTrees();
+      if (!BaseKnows(device, id)) mempools_.erase({device, {id.first, id.second}});
+    });
     return;
   }
-  AsTorchErrors([&] { pools->set().Release(names_.Find(device, id)); });
+  const PoolId pool = names_.Find(device, id);
+  AsTorchErrors([&] { pools->set().Release(pool); });
   names_.Release(device, id);
+  ReleaseUnusedAnnex(*pools, pool);
 }
 
 int GraphAllocator::getPoolUseCount(DeviceIndex device, MempoolId_t id) {
@@ -197,37 +241,18 @@ void GraphAllocator::createOrIncrefPool(DeviceIndex device, MempoolId_t id,
   const std::lock_guard lock(scopes_mutex_);
   DevicePools* pools = OursOrNull(device, id);
   if (pools == nullptr) {
+    const auto [mempool, is_new] = mempools_.insert({device, {id.first, id.second}});
+    Undo noted([&, is_new = is_new, mempool = mempool] {
+      if (is_new) mempools_.erase(mempool);
+    });
     base_.createOrIncrefPool(device, id, std::move(allocator));
-    mempools_.insert({device, {id.first, id.second}});
+    noted.Keep();
     return;
   }
   TORCH_CHECK(allocator == nullptr,
               "graph pool " + ToString(PoolId{id.first, id.second}) +
                   " already allocates by itself: it cannot be given another allocator");
-  const PoolId pool = names_.Find(device, id);
-  pools->set().Retain(pool);
-  if (pool == PoolNames::kShared) names_.Share(device, id);
-}
-
-void GraphAllocator::EndAbandonedCaptures() {
-  const std::lock_guard lock(scopes_mutex_);
-  EndAbandonedCaptures(std::nullopt);
-}
-
-void GraphAllocator::EndAbandonedCaptures(std::optional<cudaStream_t> origin) {
-  for (const Route& route : routes_.RemoveAbandoned(origin)) {
-    if (!route.ours) continue;  // the base keeps its own books
-    PoolSet& set = DevicePools::For(route.device).set();
-    set.EndScope(route.id);
-    EndHostRoute(route.name);
-    if (kGraphReleasesAbandonedPool) {
-      ++late_ends_[{route.device, route.id}];
-    } else {
-      set.Release(route.id);
-      names_.Release(route.device, route.name);
-    }
-    TellBaseOfCaptures(route.device);
-  }
+  Hold(*pools, id, names_.Find(device, id));
 }
 
 void GraphAllocator::RegisterPool(DeviceIndex device, PoolId id) {
@@ -237,19 +262,31 @@ void GraphAllocator::RegisterPool(DeviceIndex device, PoolId id) {
     throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
                      " is in use already");
   }
+  const auto registered = registered_.insert({device, id}).first;
+  Undo noted([&] { registered_.erase(registered); });
   set.Retain(id);
-  registered_.insert({device, id});
+  noted.Keep();
 }
 
 void GraphAllocator::UnregisterPool(DeviceIndex device, PoolId id) {
+  const History::Telling telling(history_);
   const std::lock_guard lock(scopes_mutex_);
-  if (registered_.erase({device, id}) == 0) {
+  const auto registered = registered_.find({device, id});
+  if (registered == registered_.end()) {
     throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
                      " is not registered");
   }
-  DevicePools::For(device).set().Release(id);
+  DevicePools& pools = DevicePools::For(device);
+  pools.set().Release(id);
+  registered_.erase(registered);
+  ReleaseUnusedAnnex(pools, id);
 }
 
-bool GraphAllocator::Idle() const { return !routes_.active() && DevicePools::All().empty(); }
+void GraphAllocator::StopTakingCaptures(const std::function<void()>& uninstall) {
+  const std::lock_guard lock(scopes_mutex_);
+  const bool idle = !routes_.active() && DevicePools::All().empty();
+  takes_captures_.store(false, std::memory_order_release);
+  if (idle) uninstall();
+}
 
 }  // namespace cgp

@@ -3,17 +3,17 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
+
+#include "torch/errors.h"
 
 namespace cgp {
 namespace {
 
-// Of the code that torch.compile is compiling in this thread, innermost last.
-thread_local std::vector<std::string> compile_contexts;
-
-void RethrowIfAny(const std::exception_ptr& error) {
-  if (error != nullptr) std::rethrow_exception(error);
-}
+// Of the code that torch.compile is compiling in this thread, innermost last; nullptr: none. Memory
+// may be freed after the thread's destructors have run, so it has none.
+constinit thread_local std::vector<std::string>* compile_contexts = nullptr;
 
 }  // namespace
 
@@ -24,11 +24,13 @@ History& History::Get() {
 
 void History::Configure(bool enabled, c10::CachingDeviceAllocator::CreateContextFn recorder,
                         size_t max_entries, When when, bool clear,
-                        const std::vector<std::string>& skip_actions) {
+                        const std::vector<std::string>& skip_actions,
+                        const std::function<void()>& configure) {
   std::set<Action> skipped;
   for (const std::string& action : skip_actions) {
     skipped.insert(c10::CachingDeviceAllocator::parseTraceEntryAction(action));
   }
+  configure();
   const std::lock_guard lock(mutex_);
   enabled_ = enabled;
   recorder_.store(enabled ? recorder : nullptr);
@@ -40,12 +42,17 @@ void History::Configure(bool enabled, c10::CachingDeviceAllocator::CreateContext
     while (entries.size() > max_entries) entries.pop_front();
   }
   if (!enabled) live_.clear();
-  active_.store(enabled || !trackers_.empty(), std::memory_order_release);
+  active_.store(enabled || !trackers_->empty(), std::memory_order_release);
 }
 
-void History::AttachTracker(Tracker tracker) {
+void History::AttachTracker(Tracker tracker, const std::function<void()>& attach) {
+  const Telling left_meanwhile(*this);
+  const std::lock_guard telling(telling_mutex_);  // nobody else attaches one meanwhile
+  auto more = std::make_shared<Trackers>(*trackers_);
+  more->push_back(std::move(tracker));
+  attach();
   const std::lock_guard lock(mutex_);
-  trackers_.push_back(std::move(tracker));
+  trackers_ = std::move(more);
   active_.store(true, std::memory_order_release);
 }
 
@@ -55,50 +62,84 @@ History::Context History::Gather(When level) const {
 }
 
 void History::Record(const Event& event, Context context, const std::string& metadata) {
-  const std::lock_guard lock(mutex_);
-  RethrowIfAny(Insert(event, context, metadata));
+  std::vector<TraceEntry> told;
+  {
+    const std::lock_guard lock(mutex_);
+    if (auto entry = Insert(event, context, metadata)) told.push_back(std::move(*entry));
+  }
+  Tell(told);
 }
 
 void History::Allocated(const Event& event, Context context, const std::string& metadata) {
-  const std::lock_guard lock(mutex_);
-  const std::exception_ptr error = Insert(event, context, metadata);
-  if (context != nullptr) live_[event.address] = std::move(context);
-  RethrowIfAny(error);
+  std::vector<TraceEntry> told;
+  {
+    const std::lock_guard lock(mutex_);
+    if (auto entry = Insert(event, context, metadata)) told.push_back(std::move(*entry));
+    if (context != nullptr) live_[event.address] = std::move(context);
+  }
+  Tell(told);
 }
 
 void History::Freed(Event event, Context context, const std::string& metadata) {
-  const std::lock_guard lock(mutex_);
-  const auto live = live_.find(event.address);
-  if (live != live_.end()) {
-    if (context == nullptr) context = std::move(live->second);
-    live_.erase(live);
+  std::vector<TraceEntry> told;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto live = live_.find(event.address);
+    if (live != live_.end()) {
+      if (context == nullptr) context = std::move(live->second);
+      live_.erase(live);
+    }
+    // Ours are free for the pool at once: what protects the bytes is the pool's to know.
+    for (const Action action : {Action::FREE_REQUESTED, Action::FREE_COMPLETED}) {
+      event.action = action;
+      if (auto entry = Insert(event, context, metadata)) told.push_back(std::move(*entry));
+    }
   }
-  // Ours are free for the pool at once: what protects the bytes is the pool's to know.
-  std::exception_ptr error;
-  for (const Action action : {Action::FREE_REQUESTED, Action::FREE_COMPLETED}) {
-    event.action = action;
-    const std::exception_ptr another = Insert(event, context, metadata);
-    if (error == nullptr) error = another;
-  }
-  RethrowIfAny(error);
+  Tell(told);
 }
 
-// pre: mutex_ is held.
-std::exception_ptr History::Insert(const Event& event, const Context& context,
-                                   const std::string& metadata) {
-  if ((!enabled_ && trackers_.empty()) || skipped_.contains(event.action)) return nullptr;
-  const TraceEntry entry(event.action, event.device, event.address, event.size,
-                         reinterpret_cast<void*>(event.stream),
-                         {event.pool.first, event.pool.second}, c10::getApproximateTime(),
-                         when_.load() >= When::ALLOC ? context : nullptr,
-                         compile_contexts.empty() ? "N/A" : compile_contexts.back(), metadata);
+void History::Mapped(const Event& event) {
+  const std::lock_guard lock(mutex_);
+  // No stack: gathering one may wait for the GIL.
+  if (auto entry = Insert(event, nullptr, "")) mappings_.push_back(std::move(*entry));
+}
+
+std::optional<History::TraceEntry> History::Insert(const Event& event, const Context& context,
+                                                   const std::string& metadata) {
+  if ((!enabled_ && trackers_->empty()) || skipped_.contains(event.action)) return std::nullopt;
+  TraceEntry entry(event.action, event.device, event.address, event.size,
+                   reinterpret_cast<void*>(event.stream), {event.pool.first, event.pool.second},
+                   c10::getApproximateTime(), when_.load() >= When::ALLOC ? context : nullptr,
+                   compile_contexts == nullptr ? "N/A" : compile_contexts->back(), metadata);
   if (enabled_ && max_entries_ > 0) {
     std::deque<TraceEntry>& entries = entries_[event.device];
     entries.push_back(entry);
     if (entries.size() > max_entries_) entries.pop_front();
   }
+  return trackers_->empty() ? std::nullopt : std::optional(std::move(entry));
+}
+
+void History::Tell(const std::vector<TraceEntry>& entries) {
+  if (entries.empty()) return;
+  const Telling left_meanwhile(*this);
+  const std::lock_guard telling(telling_mutex_);
+  TellMappings();  // what came before
   std::exception_ptr error;
-  for (const Tracker& tracker : trackers_) {
+  for (const TraceEntry& entry : entries) {
+    const std::exception_ptr another = TellEach(entry);
+    if (error == nullptr) error = another;
+  }
+  if (error != nullptr) std::rethrow_exception(error);
+}
+
+std::exception_ptr History::TellEach(const TraceEntry& entry) const {
+  std::shared_ptr<const Trackers> trackers;
+  {
+    const std::lock_guard lock(mutex_);
+    trackers = trackers_;
+  }
+  std::exception_ptr error;
+  for (const Tracker& tracker : *trackers) {
     try {
       tracker(entry);
     } catch (...) {
@@ -108,6 +149,33 @@ std::exception_ptr History::Insert(const Event& event, const Context& context,
   return error;
 }
 
+std::optional<History::TraceEntry> History::NextMapping() {
+  const std::lock_guard lock(mutex_);
+  if (mappings_.empty()) return std::nullopt;
+  std::optional<TraceEntry> next(std::move(mappings_.front()));
+  mappings_.pop_front();
+  return next;
+}
+
+// Nobody waits here: who holds the base's lock calls it too, and a tracker may want that.
+void History::TellMappings() noexcept {
+  if (!active()) return;
+  const auto any = [this] {
+    const std::lock_guard lock(mutex_);
+    return !mappings_.empty();
+  };
+  // Whoever came meanwhile has left to this thread what it mapped.
+  while (any()) {
+    const std::unique_lock telling(telling_mutex_, std::try_to_lock);
+    if (!telling.owns_lock()) return;
+    while (const auto mapping = NextMapping()) {
+      WithWarnings("a tracker of allocations", [&] {
+        if (const auto error = TellEach(*mapping)) std::rethrow_exception(error);
+      });
+    }
+  }
+}
+
 History::Context History::ContextOf(Address address) const {
   const std::lock_guard lock(mutex_);
   const auto live = live_.find(address);
@@ -115,11 +183,17 @@ History::Context History::ContextOf(Address address) const {
 }
 
 void History::PushCompileContext(const std::string& context) {
-  compile_contexts.push_back(context);
+  if (compile_contexts != nullptr) {
+    compile_contexts->push_back(context);
+  } else {
+    compile_contexts = new std::vector<std::string>(1, context);
+  }
 }
 
 void History::PopCompileContext() {
-  if (!compile_contexts.empty()) compile_contexts.pop_back();
+  if (compile_contexts == nullptr) return;
+  compile_contexts->pop_back();
+  if (compile_contexts->empty()) delete std::exchange(compile_contexts, nullptr);
 }
 
 void History::MergeInto(std::vector<std::vector<TraceEntry>>& device_traces) {

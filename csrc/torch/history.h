@@ -13,9 +13,11 @@
 #include <cstddef>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -43,14 +45,31 @@ class History {
     PoolId pool;
   };
 
+  // While one lives its thread may map and unmap; then the trackers hear of it, unless another thread
+  // is telling them something: that tells them this too. To be made before any lock is taken.
+  class Telling {
+   public:
+    explicit Telling(History& history) : history_(history) {}
+    ~Telling() { history_.TellMappings(); }
+    Telling(const Telling&) = delete;
+    Telling& operator=(const Telling&) = delete;
+
+   private:
+    History& history_;
+  };
+
   // The process's one.
   static History& Get();
 
-  // CUDAAllocator::recordHistory(). Throws c10::Error for an unknown action to skip.
-  void Configure(bool enabled, c10::CachingDeviceAllocator::CreateContextFn recorder,
-                 size_t max_entries, When when, bool clear,
-                 const std::vector<std::string>& skip_actions);
-  void AttachTracker(Tracker tracker);
+  // CUDAAllocator::recordHistory(). Throws c10::Error for an unknown action to skip. `configure`
+  // runs before anything changes here, which it does not if that throws.
+  void Configure(
+      bool enabled, c10::CachingDeviceAllocator::CreateContextFn recorder, size_t max_entries,
+      When when, bool clear, const std::vector<std::string>& skip_actions,
+      const std::function<void()>& configure = [] {});
+  // `attach` runs before the tracker is attached here too, which it is not if that throws.
+  void AttachTracker(
+      Tracker tracker, const std::function<void()>& attach = [] {});
 
   // Whether anybody wants to know anything. Costs a load.
   bool active() const { return active_.load(std::memory_order_acquire); }
@@ -58,12 +77,17 @@ class History {
   // The stack of the caller, if one is wanted from this level on, else nullptr.
   Context Gather(When level) const;
 
-  // Notes what happened. `metadata` is torch's user metadata.
+  // Notes what happened. `metadata` is torch's user metadata. The trackers are told, all of them,
+  // before this returns; an error of theirs, the first, is thrown once all is noted. The same goes
+  // for the next two.
   void Record(const Event& event, Context context, const std::string& metadata);
   // A block was allocated, or is about to be freed: notes it and keeps or returns where it was
-  // allocated. An error of a tracker is thrown once all is noted.
+  // allocated.
   void Allocated(const Event& event, Context context, const std::string& metadata);
   void Freed(Event event, Context context, const std::string& metadata);
+  // The same for what is mapped and unmapped. It may be called with any lock held: the trackers are
+  // told later, in the order of these calls, and their errors become warnings.
+  void Mapped(const Event& event);
 
   // Where the live block at `address` was allocated, if that was recorded.
   Context ContextOf(Address address) const;
@@ -76,11 +100,19 @@ class History {
   void MergeInto(std::vector<std::vector<TraceEntry>>& device_traces);
 
  private:
-  // Keeps an entry and tells the trackers, all of them: the error of the first that throws one comes
-  // back.
-  std::exception_ptr Insert(const Event& event, const Context& context,
-                            const std::string& metadata);
+  using Trackers = std::vector<Tracker>;
+  // Keeps an entry. Returns it if a tracker is to be told. pre: mutex_ is held.
+  std::optional<TraceEntry> Insert(const Event& event, const Context& context,
+                                   const std::string& metadata);
+  // Tell the trackers; the first error of theirs comes back. pre: mutex_ is not held.
+  void Tell(const std::vector<TraceEntry>& entries);
+  std::exception_ptr TellEach(const TraceEntry& entry) const;
+  void TellMappings() noexcept;
+  std::optional<TraceEntry> NextMapping();  // takes it away
 
+  // Held while trackers are told, by none but them: these may ask for statistics, and even
+  // allocate. In the order of locks it comes before all others.
+  std::recursive_mutex telling_mutex_;
   mutable std::mutex mutex_;
   std::atomic<bool> active_{false};
   bool enabled_ = false;
@@ -88,7 +120,8 @@ class History {
   std::atomic<When> when_{When::NEVER};
   size_t max_entries_ = 0;
   std::set<Action> skipped_;
-  std::vector<Tracker> trackers_;
+  std::shared_ptr<const Trackers> trackers_ = std::make_shared<Trackers>();
+  std::deque<TraceEntry> mappings_;  // of which the trackers are to be told; oldest first
   std::map<c10::DeviceIndex, std::deque<TraceEntry>> entries_;  // oldest first
   std::unordered_map<Address, Context> live_;
   c10::ApproximateClockToUnixTimeConverter clock_;

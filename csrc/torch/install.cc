@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -13,6 +14,12 @@ namespace cgp {
 namespace {
 
 std::atomic<CUDAAllocator*>& Installed() { return c10::cuda::CUDACachingAllocator::allocator; }
+
+// Orders those who put the allocator in and out.
+std::mutex& SwitchMutex() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
+}
 
 void RefuseWhileCapturing(const char* what) {
   const GraphAllocator* allocator = FindGraphAllocator();
@@ -38,6 +45,7 @@ void RegisterWithC10(CUDAAllocator& allocator) {
 }
 
 void Enable(bool share_captures) {
+  const std::lock_guard lock(SwitchMutex());
   if (IsEnabled()) {
     FindGraphAllocator()->SetSharesCaptures(share_captures);
     return;
@@ -52,22 +60,23 @@ void Enable(bool share_captures) {
         "' was installed after cudagraph_pool was first enabled; restart the process and enable "
         "cudagraph_pool after it");
   }
-  allocator->SetTakesCaptures(true);
+  allocator->TakeCaptures();
   allocator->SetSharesCaptures(share_captures);
   Installed().store(allocator.get());
   RegisterWithC10(*allocator);
 }
 
 void Disable() {
+  const std::lock_guard lock(SwitchMutex());
   if (!IsEnabled()) return;
-  RefuseWhileCapturing("disable()");
   GraphAllocator* allocator = FindGraphAllocator();
   allocator->EndAbandonedCaptures();
-  allocator->SetTakesCaptures(false);
+  RefuseWhileCapturing("disable()");
   allocator->FreeUnusedPools();
-  if (!allocator->Idle()) return;
-  Installed().store(&allocator->base());
-  RegisterWithC10(allocator->base());
+  allocator->StopTakingCaptures([allocator] {
+    Installed().store(&allocator->base());
+    RegisterWithC10(allocator->base());
+  });
 }
 
 bool IsEnabled() {

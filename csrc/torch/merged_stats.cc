@@ -1,10 +1,10 @@
 #include "torch/merged_stats.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <array>
 
+#include "torch/base_support.h"
+#include "torch/streams.h"
 #include "torch/torch_version.h"
 
 namespace cgp {
@@ -86,15 +86,6 @@ void AddBelowPeaks(const DeviceStats& from, DeviceStats& into) {
   into.num_device_free += from.num_device_free;
 }
 
-// Asks something of a base that may not count.
-template <typename Function>
-void IfItCounts(const Function& function) {
-  try {
-    function();
-  } catch (const c10::NotImplementedError&) {  // NOLINT(bugprone-empty-catch): nothing to reset
-  }
-}
-
 }  // namespace
 
 DeviceStats ToDeviceStats(const SetUsage& usage) {
@@ -111,23 +102,8 @@ DeviceStats ToDeviceStats(const SetUsage& usage) {
   return stats;
 }
 
-void MergedStats::Add(Base& base, int64_t Stat::*of_base) {
-  const std::lock_guard lock(mutex_);
-  AddLocked(base, of_base);
-}
-
-bool MergedStats::TryBaseGrew(Base& base) {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (lock.owns_lock()) AddLocked(base, &Stat::peak);
-  return lock.owns_lock();
-}
-
 DeviceStats MergedStats::OfBase(Base& base) const {
-  try {
-    return base.getDeviceStats(device_);
-  } catch (const c10::NotImplementedError&) {
-    return {};
-  }
+  return IfSupported([&] { return base.getDeviceStats(device_); }).value_or(DeviceStats{});
 }
 
 MergedStats::Totals MergedStats::Now(Base& base) {
@@ -142,28 +118,40 @@ MergedStats::Totals MergedStats::Now(Base& base) {
 // Why the base's peak since the last call may be added to what ours hold now: it was either while
 // they held that, since they did not change between the base's growth and this call, or at the last
 // call, when they held no less, since otherwise they would have called at their peak.
-void MergedStats::AddLocked(Base& base, int64_t Stat::*of_base) {
+void MergedStats::Add(Base& base, int64_t Stat::*of_base) {
   const DeviceStats ours = ToDeviceStats(set_.Usage());
+  // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
+  const RelaxedCaptureMode relaxed;
   const DeviceStats bases = OfBase(base);
-  IfItCounts([&] { base.resetPeakStats(device_); });
-  set_.ResetPeaks();
   DeviceStats sum;
   ForEachPair(sum, bases, [&](Stat& both, const Stat& part) { both.peak = part.*of_base; });
   ForEachPair(sum, ours, [](Stat& both, const Stat& part) { both.peak += part.current; });
-  ForEachPair(peaks_, sum,
-              [](Stat& peak, const Stat& both) { peak.peak = std::max(peak.peak, both.peak); });
+  {
+    const std::lock_guard lock(mutex_);
+    ForEachPair(peaks_, sum,
+                [](Stat& peak, const Stat& both) { peak.peak = std::max(peak.peak, both.peak); });
+  }
+  // Last, so that no peak is lost where something fails.
+  IfSupported([&] {
+    base.resetPeakStats(device_);
+    return true;
+  });
+  set_.ResetPeaks();
 }
 
 DeviceStats MergedStats::Get(Base& base) {
   BaseGrew(base);
-  const std::lock_guard lock(mutex_);
   DeviceStats stats = OfBase(base);
   AddBelowPeaks(ToDeviceStats(set_.Usage()), stats);
   stats.num_alloc_retries += retries_;
   stats.num_ooms += ooms_;
   AddRejections(stats, rejections_);
-  ForEachPair(stats, peaks_,
-              [](Stat& stat, const Stat& peak) { stat.peak = std::max(stat.current, peak.peak); });
+  {
+    const std::lock_guard lock(mutex_);
+    ForEachPair(stats, peaks_, [](Stat& stat, const Stat& peak) {
+      stat.peak = std::max(stat.current, peak.peak);
+    });
+  }
   for (const auto& [id, reserved] : set_.ReservedByPool()) {
     WithPrivatePool(stats, {id.first, id.second},
                     [&](StatArray& counts) { AddAsLarge(ToStat(reserved), counts); });
@@ -180,7 +168,10 @@ void MergedStats::ResetPeaks(Base& base) {
 }
 
 void MergedStats::ResetAccumulated(Base& base) {
-  IfItCounts([&] { base.resetAccumulatedStats(device_); });
+  IfSupported([&] {
+    base.resetAccumulatedStats(device_);
+    return true;
+  });
   set_.ResetTraffic();
   retries_ = 0;
   ooms_ = 0;

@@ -48,11 +48,10 @@ class MergedStats {
            base_grew.exchange(false, std::memory_order_acq_rel);
   }
 
+  // None of these waits for the base with a lock held: who has the base's lock may call them too.
+
   // To be called before our pools change if the base grew.
   void BaseGrew(Base& base) { Add(base, &Stat::peak); }
-  // The same for whom the base calls with its lock held. Returns false if another thread is merging
-  // now, and may wait for that lock.
-  bool TryBaseGrew(Base& base);
   // To be called after our pools have allocated.
   void OursGrew(Base& base) {
     if (set_.TakeNewPeak()) Add(base, &Stat::current);
@@ -81,7 +80,6 @@ class MergedStats {
 
   // Notes what ours hold now and the base did: now, or at its peak since the last call.
   void Add(Base& base, int64_t Stat::*of_base);
-  void AddLocked(Base& base, int64_t Stat::*of_base);  // pre: mutex_ is held
 
   inline static std::atomic<bool> base_grew{false};
 

@@ -1,5 +1,6 @@
 #include "torch/metered_driver.h"
 
+#include <iterator>
 #include <string>
 
 #include "torch/errors.h"
@@ -18,13 +19,11 @@ thread_local PurposeOfThread purpose;
 void Note(History::Action action, int device, Address address, uint64_t bytes) {
   History& history = History::Get();
   if (!history.active()) return;
-  // What is mapped is mapped, whatever a tracker says of it: the core would take its error for the
-  // driver's refusal, and in a destructor it would end the process.
-  WithWarnings("a tracker of allocations", [&] {
-    // No stack: whoever maps holds a lock, and gathering one may wait for the GIL.
-    history.Record({action, static_cast<c10::DeviceIndex>(device), address, bytes, purpose.stream,
-                    purpose.pool},
-                   nullptr, "");
+  // What is mapped is mapped, also where memory does not suffice for noting it: the core would take
+  // that for the driver's refusal, and in a destructor it would end the process.
+  WithWarnings("the history of allocations", [&] {
+    history.Mapped({action, static_cast<c10::DeviceIndex>(device), address, bytes, purpose.stream,
+                    purpose.pool});
   });
 }
 
@@ -35,6 +34,32 @@ MeteredDriver::Purpose::Purpose(PoolId pool, StreamId stream) { purpose = {pool,
 MeteredDriver::Purpose::~Purpose() { purpose = {}; }
 
 bool MeteredDriver::Purpose::limit_refused() { return purpose.limit_refused; }
+
+Address MeteredDriver::Reserve(uint64_t bytes) {
+  const Address address = inner_->Reserve(bytes);
+  try {
+    const std::lock_guard lock(mutex_);
+    reservations_.emplace(address, bytes);
+  } catch (...) {
+    inner_->FreeAddresses(address, bytes);
+    throw;
+  }
+  return address;
+}
+
+void MeteredDriver::FreeAddresses(Address address, uint64_t bytes) {
+  const std::lock_guard lock(mutex_);  // first: the addresses may be reserved again at once
+  inner_->FreeAddresses(address, bytes);
+  reservations_.erase(address);
+}
+
+bool MeteredDriver::HasReserved(Address address) const {
+  const std::lock_guard lock(mutex_);
+  const auto behind = reservations_.upper_bound(address);
+  if (behind == reservations_.begin()) return false;
+  const auto& [begin, bytes] = *std::prev(behind);
+  return address - begin < bytes;
+}
 
 Handle MeteredDriver::Create(uint64_t bytes) {
   const std::lock_guard lock(mutex_);

@@ -154,6 +154,8 @@ void* PlainAllocator::BaseAllocation(void* pointer, size_t* bytes) {
 }
 
 void PlainAllocator::RecordStream(void* pointer, cudaStream_t stream) {
+  // torch does not say which device's the stream is. One of another device than the block's is taken
+  // for this one's: if it is no default stream CUDA refuses when the block is freed.
   DevicePools::TryRecordUse(pointer, ToStreamId(stream), PoolsOwner::kPlainAllocator);
 }
 
@@ -162,17 +164,22 @@ void PlainAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamF
   const cudaStream_t stream = CurrentStream(device);
   const PoolId pool{id.first, id.second};
   PoolSet& set = AsTorchErrors([&]() -> PoolSet& { return Pools(device).set(); });
-  for (const Route& route : routes_.RemoveAbandoned(stream)) {
-    PoolSet& abandoned = Pools(route.device).set();
-    abandoned.EndScope(route.id);
-    if (!kGraphReleasesAbandonedPool) abandoned.Release(route.id);
+  // Who captured on this stream or, in this thread, into this pool has failed.
+  const auto counts = [&](const Route& route) {
+    return route.origin == stream || (route.device == device && route.id == pool &&
+                                      route.thread == std::this_thread::get_id());
+  };
+  while (const std::optional<Route> route = routes_.FindAbandoned(counts)) {
+    PoolSet& abandoned = Pools(route->device).set();
+    AsTorchErrors([&] { abandoned.EndScope(route->id); });
+    routes_.Remove(route->device, route->id);
+    if (!kGraphReleasesAbandonedPool) abandoned.Release(route->id);
   }
   const bool eager = filter(stream) && !IsCapturing(stream);
-  if (!eager && routes_.Resume(device, pool, stream, filter)) {
-    set.Retain(pool);
-    return;
-  }
+  const auto hold = [&] { set.Retain(pool); };
+  if (!eager && routes_.Resume(device, pool, stream, filter, hold)) return;
   const ScopeKind kind = eager ? ScopeKind::kEager : ScopeKind::kCapture;
+  routes_.ReserveOne();
   AsTorchErrors([&] { set.BeginScope(pool, kind, IsCapturing(stream)); });
   routes_.Add({.device = device,
                .id = pool,
@@ -187,8 +194,9 @@ void PlainAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamF
 void PlainAllocator::End(c10::DeviceIndex device, c10::MempoolId_t id) {
   const std::lock_guard lock(mutex_);
   const PoolId pool{id.first, id.second};
-  if (routes_.Pause(device, pool) || !routes_.Remove(device, pool)) return;
+  if (routes_.Pause(device, pool) || !routes_.Contains(device, pool)) return;
   AsTorchErrors([&] { Pools(device).set().EndScope(pool); });
+  routes_.Remove(device, pool);
 }
 
 void PlainAllocator::Release(c10::DeviceIndex device, c10::MempoolId_t id) {

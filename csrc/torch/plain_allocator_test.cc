@@ -36,6 +36,7 @@ class PlainAllocatorTest : public ::testing::Test {
     device_ = current_device = fake_cuda::NextDevice();
     current_stream = Stream(1);
     fake_cuda::Reset();
+    installed_.its_name = "pluggable";
     Installed().store(&installed_);
   }
   void TearDown() override { Installed().store(native_); }

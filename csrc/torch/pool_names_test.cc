@@ -196,7 +196,7 @@ TEST_F(SharedCapturesTest, CapturesAreCountedByWhoServesThem) {
   allocator_.RegisterPool(device_, ToPoolId(id_));
   allocator_.beginAllocateToPool(device_, id_, ThisThread());  // no capture
   allocator_.endAllocateToPool(device_, id_);
-  allocator_.SetTakesCaptures(false);
+  allocator_.StopTakingCaptures([] {});
   own.Begin();
   own.End();
   EXPECT_EQ(allocator_.capture_counts().ours, 1U);

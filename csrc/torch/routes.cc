@@ -27,6 +27,11 @@ void RouteTable::NoteChange() {
                  std::memory_order_release);
 }
 
+void RouteTable::ReserveOne() {
+  const std::lock_guard lock(mutex_);
+  if (routes_.size() == routes_.capacity()) routes_.reserve(2 * routes_.size() + 1);
+}
+
 void RouteTable::Add(Route route) {
   const std::lock_guard lock(mutex_);
   NoteChange();
@@ -92,23 +97,25 @@ bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {
   });
 }
 
-bool RouteTable::AnyOurs() const {
+std::optional<RouteTable::Target> RouteTable::TargetOf(c10::DeviceIndex device, PoolId id) const {
   const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(routes_, &Route::ours);
-}
-
-bool RouteTable::HasCaptureOfOurs(c10::DeviceIndex device) const {
-  const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(routes_, [&](const Route& route) {
-    return route.device == device && route.ours && route.kind == ScopeKind::kCapture;
-  });
-}
-
-std::optional<Route> RouteTable::Remove(c10::DeviceIndex device, PoolId id) {
-  const std::lock_guard lock(mutex_);
-  const Route* route = Find(device, id);
+  const Route* const route = Find(device, id);
   if (route == nullptr) return std::nullopt;
-  return TakeOut(static_cast<size_t>(route - routes_.data()));
+  return Target{.id = id, .kind = route->kind, .ours = route->ours};
+}
+
+void RouteTable::Remove(c10::DeviceIndex device, PoolId id) {
+  const std::lock_guard lock(mutex_);
+  const Route* const route = Find(device, id);
+  if (route == nullptr) return;
+  NoteChange();
+  const bool capture = route->kind == ScopeKind::kCapture;
+  routes_.erase(routes_.begin() + (route - routes_.data()));
+  if (capture) {
+    captures_count_.fetch_sub(1, std::memory_order_acq_rel);
+    all_captures_.fetch_sub(1, std::memory_order_acq_rel);
+  }
+  routes_count_.fetch_sub(1, std::memory_order_acq_rel);
 }
 
 bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
@@ -130,46 +137,34 @@ bool RouteTable::MayResume(Route& route, cudaStream_t stream, const StreamFilter
 }
 
 bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream,
-                        StreamFilter filter) {
+                        StreamFilter filter, const std::function<void()>& hold) {
   const std::lock_guard lock(mutex_);
   Route* route = Find(device, id);
   if (route == nullptr || !route->paused || !MayResume(*route, stream, filter)) return false;
+  hold();
   route->filter = std::move(filter);
   route->paused = false;
   NoteChange();
   return true;
 }
 
-std::vector<Route> RouteTable::RemoveAbandoned(std::optional<cudaStream_t> origin) {
+std::optional<Route> RouteTable::FindAbandoned(
+    const std::function<bool(const Route&)>& counts) const {
   const std::lock_guard lock(mutex_);
-  std::vector<Route> abandoned;
-  for (size_t i = routes_.size(); i-- > 0;) {
-    const Route& route = routes_[i];
-    if (route.kind != ScopeKind::kCapture) continue;
-    // Between the begin of a route and of its capture the stream is not capturing yet; torch's code
-    // between the two comes back here only through another thread.
-    const bool settled = route.thread == std::this_thread::get_id() || route.origin == origin;
-    if (settled && !IsCapturing(route.origin)) abandoned.push_back(TakeOut(i));
-  }
-  return abandoned;
+  const auto found = std::ranges::find_if(routes_, [&](const Route& route) {
+    return route.kind == ScopeKind::kCapture && counts(route) && !IsCapturing(route.origin);
+  });
+  return found == routes_.end() ? std::nullopt : std::optional(*found);
 }
 
-Route* RouteTable::Find(c10::DeviceIndex device, PoolId id) {
+const Route* RouteTable::Find(c10::DeviceIndex device, PoolId id) const {
   const auto found = std::ranges::find_if(
       routes_, [&](const Route& route) { return route.device == device && route.id == id; });
   return found == routes_.end() ? nullptr : &*found;
 }
 
-Route RouteTable::TakeOut(size_t index) {
-  NoteChange();
-  Route route = std::move(routes_[index]);
-  routes_.erase(routes_.begin() + static_cast<std::ptrdiff_t>(index));
-  if (route.kind == ScopeKind::kCapture) {
-    captures_count_.fetch_sub(1, std::memory_order_acq_rel);
-    all_captures_.fetch_sub(1, std::memory_order_acq_rel);
-  }
-  routes_count_.fetch_sub(1, std::memory_order_acq_rel);
-  return route;
+Route* RouteTable::Find(c10::DeviceIndex device, PoolId id) {
+  return const_cast<Route*>(std::as_const(*this).Find(device, id));
 }
 
 }  // namespace cgp

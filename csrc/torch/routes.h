@@ -71,6 +71,8 @@ class RouteTable {
   // The same of all tables of the process.
   static bool AnyCapturing() { return all_captures_.load(std::memory_order_acquire) != 0; }
 
+  // Add() fails no more after this, until the next one.
+  void ReserveOne();
   void Add(Route route);
 
   // The newest route that takes allocations of the calling thread on `stream`.
@@ -79,26 +81,29 @@ class RouteTable {
   bool Contains(c10::DeviceIndex device, PoolId id) const;
   // Whether a capture of ours fills the pool right now.
   bool IsBeingCaptured(c10::DeviceIndex device, PoolId id) const;
-  // Whether a route of ours is open.
-  bool AnyOurs() const;
-  // Whether one of ours for a capture is.
-  bool HasCaptureOfOurs(c10::DeviceIndex device) const;
 
-  // Takes the route out and returns it.
-  std::optional<Route> Remove(c10::DeviceIndex device, PoolId id);
+  // Of the pool's route, if it has one.
+  std::optional<Target> TargetOf(c10::DeviceIndex device, PoolId id) const;
+
+  // Takes the route out, if there is one. Never throws.
+  void Remove(c10::DeviceIndex device, PoolId id);
 
   // A capture may end its route and begin it again half-way (torch does so around the bodies of
   // conditional nodes). The scope goes on meanwhile, since the capture does. Pause() returns false
   // if there is no such route of ours, or its capture is over; Resume() returns false if the route
   // is not paused, or if it is not its capture that wants it back: `filter` does not take the stream
   // that it began on, and `stream`, the calling thread's, is not in it, nor captures (a body, then)
-  // in the thread that began the route.
+  // in the thread that began the route. `hold` runs before the route is there again, which it is not
+  // if that throws.
   bool Pause(c10::DeviceIndex device, PoolId id);
-  bool Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream, StreamFilter filter);
+  bool Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream, StreamFilter filter,
+              const std::function<void()>& hold);
 
-  // Takes out the capture routes whose capture is over although nobody ended the route: the calling
-  // thread began them and has come back here, or `origin` is about to begin another capture.
-  std::vector<Route> RemoveAbandoned(std::optional<cudaStream_t> origin);
+  // A capture route whose capture is over although nobody ended the route, of those for which
+  // `counts` is true. Between the begin of a route and of its capture the stream is not capturing
+  // yet, nor between the end of the capture and of the route. So who asks must know that the thread
+  // which began the route has left the former; of the latter nobody knows.
+  std::optional<Route> FindAbandoned(const std::function<bool(const Route&)>& counts) const;
 
  private:
   // What one Match() of this thread found.
@@ -110,8 +115,8 @@ class RouteTable {
   static bool MayResume(Route& route, cudaStream_t stream, const StreamFilter& filter);
   // Whether the filter of a capture route may be asked.
   static bool InItsCapture(Route& route);
+  const Route* Find(c10::DeviceIndex device, PoolId id) const;
   Route* Find(c10::DeviceIndex device, PoolId id);
-  Route TakeOut(size_t index);
   // Makes every thread forget what it found in this table. pre: mutex_ is held.
   void NoteChange();
 

@@ -192,10 +192,12 @@ TEST_F(RouteTableTest, WhatChangesIsNotRemembered) {
   EXPECT_EQ(Match(Stream(1)), kTwo) << "the newest";
   EXPECT_TRUE(table_.Pause(kDevice, kTwo));
   EXPECT_EQ(Match(Stream(1)), kOne);
-  EXPECT_TRUE(table_.Resume(kDevice, kTwo, Stream(1), [](cudaStream_t) { return true; }));
+  EXPECT_TRUE(table_.Resume(
+      kDevice, kTwo, Stream(1), [](cudaStream_t) { return true; }, [] {}));
   EXPECT_EQ(Match(Stream(1)), kTwo);
   EXPECT_TRUE(table_.Pause(kDevice, kTwo));
-  EXPECT_TRUE(table_.Resume(kDevice, kTwo, Stream(1), [](cudaStream_t) { return false; }));
+  EXPECT_TRUE(table_.Resume(
+      kDevice, kTwo, Stream(1), [](cudaStream_t) { return false; }, [] {}));
   EXPECT_EQ(Match(Stream(1)), kOne);
   table_.Remove(kDevice, kOne);
   EXPECT_EQ(Match(Stream(1)), std::nullopt);
@@ -210,7 +212,7 @@ class PausedRouteTest : public RouteTableTest {
     ASSERT_TRUE(table_.Pause(kDevice, kOne));
   }
   bool Resume(cudaStream_t stream, CaptureId filters) {
-    return table_.Resume(kDevice, kOne, stream, InCapture(filters));
+    return table_.Resume(kDevice, kOne, stream, InCapture(filters), [] {});
   }
 };
 
@@ -253,7 +255,9 @@ TEST_F(RouteTableTest, AnAbandonedRouteIsForgotten) {
   SetCapture(Stream(2), 7);
   EXPECT_EQ(Match(Stream(2)), kOne);
   SetCapture(Stream(1), 0);  // as CUDA cannot: the other stream is still in it
-  EXPECT_EQ(table_.RemoveAbandoned(std::nullopt).size(), 1U);
+  const auto abandoned = table_.FindAbandoned([](const Route&) { return true; });
+  ASSERT_TRUE(abandoned);
+  table_.Remove(abandoned->device, abandoned->id);
   EXPECT_EQ(Match(Stream(2)), std::nullopt);
   EXPECT_FALSE(table_.active());
 }

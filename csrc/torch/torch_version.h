@@ -73,6 +73,19 @@ void ForEachPrivatePool(Stats& a, const Stats& b, const Function& function) {
     }
   }
 }
+// add(counts of one, counts of the other), and the one is forgotten; if it is there.
+template <typename Stats, typename Function>
+void MovePrivatePool(Stats& stats, c10::MempoolId_t one, c10::MempoolId_t other,
+                     const Function& add) {
+  if constexpr (requires { stats.reserved_bytes_by_private_pools; }) {
+    auto& pools = stats.reserved_bytes_by_private_pools;
+    const auto found = pools.find(one);
+    if (found == pools.end()) return;
+    const auto counts = found->second;
+    pools.erase(found);
+    add(counts, pools[other]);
+  }
+}
 
 // The history's action for what is said of a block afterwards: since 2.14.
 template <typename Action>

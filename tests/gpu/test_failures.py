@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -54,15 +55,27 @@ def test_invalidated_capture(capture: Capture) -> None:
     del y
     assert torch.cuda.current_stream() == before
     del graph
-    torch.cuda.empty_cache()
-    assert adapter.use_count(torch.cuda.current_device(), pool.id) == 1
     assert_next_capture_works(pool)
+    assert adapter.use_count(torch.cuda.current_device(), pool.id) == 1
     # Eager allocations find no route left.
     address = fresh(64, seed=1).data_ptr()
     assert address not in {block["address"] for block in pool.snapshot()["blocks"]}
 
 
+def test_our_graph_gives_back_what_it_saw_fail() -> None:
+    pool = cgp.GraphPool()
+    x = fresh(512, seed=0)
+    with pytest.raises(RuntimeError), cgp.graph(torch.cuda.CUDAGraph(), pool=pool):
+        y = chain(x)
+        torch.cuda.synchronize()
+    del y
+    assert adapter.use_count(torch.cuda.current_device(), pool.id) == 1
+    with cgp.use_pool(pool):
+        assert torch.equal(chain(x), chain(x.clone()))
+
+
 def test_invalidated_capture_without_a_pool_leaves_nothing_behind() -> None:
+    """Before torch 2.14 nobody says that it failed, but the next capture on its stream shows it."""
     x = fresh(512, seed=0)
     stream = torch.cuda.current_stream()
     graph = torch.cuda.CUDAGraph()
@@ -71,6 +84,54 @@ def test_invalidated_capture_without_a_pool_leaves_nothing_behind() -> None:
         torch.cuda.synchronize()
     torch.cuda.set_stream(stream)
     del y, graph
+    torch.cuda.empty_cache()
+    following = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(following):
+        chain(x)
+    following.reset()
+    torch.cuda.empty_cache()
+    assert adapter.pool_ids(torch.cuda.current_device()) == []
+
+
+def test_a_failed_capture_leaves_no_route_behind() -> None:
+    """Eager work is served as ever once the cache was emptied, and the package can be disabled."""
+    x = fresh(512, seed=0)
+    stream = torch.cuda.current_stream()
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError), torch.cuda.graph(graph):
+        y = chain(x)
+        torch.cuda.synchronize()
+    torch.cuda.set_stream(stream)
+    del y, graph
+    torch.cuda.empty_cache()
+    assert torch.equal(chain(x), chain(x.clone()))
+    cgp.disable()
+    cgp.enable()
+    captured = capture_chain(333, None)
+    assert torch.equal(captured.replay(fresh(333, seed=1)), chain(fresh(333, seed=1)))
+
+
+def test_a_capture_that_another_thread_ends_while_the_first_empties_the_cache() -> None:
+    x = fresh(64, seed=0)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+
+    def end(graph: torch.cuda.CUDAGraph) -> None:
+        with torch.cuda.stream(stream):
+            graph.capture_end()
+
+    with ThreadPoolExecutor(1) as other:
+        for _ in range(2000):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.stream(stream):
+                graph.capture_begin(capture_error_mode="relaxed")
+                y = x + 1
+            done = other.submit(end, graph)
+            while not done.done():
+                torch.cuda.empty_cache()
+            done.result()
+            del y
+            graph.reset()
     torch.cuda.empty_cache()
     assert adapter.pool_ids(torch.cuda.current_device()) == []
 

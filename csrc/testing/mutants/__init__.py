@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from mutants import (
     adapter,
+    adapter_faults,
+    adapter_bases,
     checkpoints,
     exec_cache,
     exec_table,
+    failing,
     fences,
     foretold,
     free_bytes,
@@ -34,7 +37,10 @@ MUTANTS: list[Mutant] = [
     *usage.MUTANTS,
     *checkpoints.MUTANTS,
     *adapter.MUTANTS,
+    *adapter_faults.MUTANTS,
+    *adapter_bases.MUTANTS,
     *exec_table.MUTANTS,
     *exec_cache.MUTANTS,
     *graph_kinds.MUTANTS,
+    *failing.MUTANTS,
 ]

@@ -107,15 +107,15 @@ MUTANTS = [
         "exec-useless-kept",
         "exec_table.cc",
         "executables remain when their graphs are gone",
-        "group.execs - useless.size() > group.graphs",
-        "group.execs - useless.size() > group.graphs + 1",
+        "group.execs - useless.size() > graphs)",
+        "group.execs - useless.size() > graphs + 1)",
     ),
     Mutant(
         "exec-held-destroyed",
         "exec_table.cc",
         "a held executable goes with another graph",
-        "if (entry.group != number || entry.holds) continue;",
-        "if (entry.group != number) continue;",
+        "if (entry.group != number || (entry.holds && exec != let_go)) continue;",
+        "if (void(let_go), entry.group != number) continue;",
     ),
     Mutant(
         "exec-alone-counts",
@@ -156,7 +156,7 @@ MUTANTS = [
         "exec-group-stays",
         "exec_table.cc",
         "a group without graphs remains",
-        "  if (group.graphs == 0) groups_.erase(number);\n",
+        "  if (groups_.at(number).graphs == 0) groups_.erase(number);\n",
         "",
     ),
     Mutant(

@@ -194,7 +194,7 @@ MUTANTS = [
         "pool-settle",
         "pool.cc",
         "small blocks are not put beside survivors",
-        "  s.SettlePages();\n",
+        "  s.SettlePages(std::move(settled));\n",
         "",
     ),
     Mutant(

@@ -9,14 +9,14 @@ MUTANTS = [
         "trim-no-quiesce",
         "pool_set.cc",
         "a trim does not wait for the device",
-        "  if (bytes > 0) driver_.Quiesce();\n",
+        "  if (SumTrimmable() > 0 || !leftovers_.empty()) driver_.Quiesce();\n",
         "",
     ),
     Mutant(
         "trim-always-quiesce",
         "pool_set.cc",
         "a trim of nothing waits for the device",
-        "  if (bytes > 0) driver_.Quiesce();\n",
+        "  if (SumTrimmable() > 0 || !leftovers_.empty()) driver_.Quiesce();\n",
         "  driver_.Quiesce();\n",
     ),
     Mutant(
@@ -100,7 +100,7 @@ MUTANTS = [
         "set-end-quiesce",
         "pool_set.cc",
         "the destructor does not wait for the device",
-        "    if (TotalStats().reserved_bytes > 0) driver_.Quiesce();\n",
+        "    if (TotalStats().reserved_bytes > 0 || !leftovers_.empty()) driver_.Quiesce();\n",
         "",
     ),
     Mutant(

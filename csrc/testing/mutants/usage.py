@@ -129,8 +129,8 @@ MUTANTS = [
         "set-usage-trim",
         "pool_set.cc",
         "the usage keeps what was given back",
-        "    usage_.Shrank(handles - member.pool.handles(), given);\n",
-        "    (void)handles;\n",
+        "  usage_.Shrank(handles - member.pool.handles(), given_back.bytes);\n",
+        "  (void)handles;\n",
     ),
     Mutant(
         "set-usage-extents",

@@ -1,0 +1,88 @@
+#include "testing/capture_trace.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+#include <unordered_map>
+
+namespace cgp {
+
+CaptureTrace ReadTrace(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw std::runtime_error("cannot read " + path);
+  CaptureTrace trace;
+  uint64_t number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    std::istringstream words(line);
+    std::string what;
+    words >> what;
+    TraceEvent event;
+    if (what == "graph") {
+      words >> trace.emplace_back().key;
+    } else if (what == "alloc") {
+      words >> event.block >> event.bytes >> event.stream;
+    } else {
+      words >> event.block;
+    }
+    const bool known = what == "graph" || what == "alloc" || what == "free";
+    if (!words || !known || trace.empty() || (what == "alloc" && event.bytes == 0)) {
+      throw std::runtime_error(path + ": line " + std::to_string(number) +
+                               " is not of a trace: " + line);
+    }
+    if (what != "graph") trace.back().events.push_back(event);
+  }
+  return trace;
+}
+
+CaptureTrace InOrder(const CaptureTrace& trace, const std::vector<std::size_t>& places) {
+  if (std::ranges::is_sorted(places)) return trace;
+  std::unordered_map<uint64_t, std::size_t> born;  // place of each block's graph
+  for (std::size_t place = 0; place < trace.size(); ++place) {
+    for (const TraceEvent& event : trace[place].events) {
+      if (event.bytes > 0) born[event.block] = place;
+    }
+  }
+  std::vector<std::size_t> position(places.size());
+  for (std::size_t i = 0; i < places.size(); ++i) position[places[i]] = i;
+  std::vector<std::vector<TraceEvent>> own(places.size());
+  CaptureTrace ordered(places.size() + 1);  // frees behind the last graph never happen
+  for (std::size_t place = 0; place < trace.size(); ++place) {
+    ordered[position[place]].key = trace[place].key;
+    for (const TraceEvent& event : trace[place].events) {
+      const std::size_t home = born.at(event.block);
+      if (home == place) {
+        own[position[place]].push_back(event);
+      } else {
+        ordered[position[home] + 1].events.push_back(event);
+      }
+    }
+  }
+  ordered.pop_back();
+  for (std::size_t i = 0; i < ordered.size(); ++i) {
+    ordered[i].events.insert(ordered[i].events.end(), own[i].begin(), own[i].end());
+  }
+  return ordered;
+}
+
+uint64_t MostLiveBytes(const CaptureTrace& trace) {
+  constexpr uint64_t kGranule = 512;
+  std::unordered_map<uint64_t, uint64_t> live;
+  uint64_t sum = 0;
+  uint64_t most = 0;
+  for (const TraceGraph& graph : trace) {
+    for (const TraceEvent& event : graph.events) {
+      if (event.bytes > 0) {
+        sum += live[event.block] = (event.bytes + kGranule - 1) / kGranule * kGranule;
+        most = std::max(most, sum);
+      } else {
+        sum -= live.at(event.block);
+        live.erase(event.block);
+      }
+    }
+  }
+  return most;
+}
+
+}  // namespace cgp

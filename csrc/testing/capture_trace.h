@@ -1,0 +1,36 @@
+// Recorded captures as the C++ programs read them: text, written by benchmarks/trace_to_text.py from
+// the JSON that cudagraph_pool/_trace.py describes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cgp {
+
+struct TraceEvent {
+  uint64_t block = 0;
+  uint64_t bytes = 0;  // 0: the block is freed
+  uint64_t stream = 0;
+};
+
+struct TraceGraph {
+  uint64_t key = 0;
+  std::vector<TraceEvent> events;
+};
+
+using CaptureTrace = std::vector<TraceGraph>;
+
+// Throws std::runtime_error for a file that cannot be read or is not such a text.
+CaptureTrace ReadTrace(const std::string& path);
+
+// The graphs at these places, in this order. As in replay_sequence() of _trace.py: in another order
+// than the recorded one a block that outlives its graph is freed at the start of the next graph.
+CaptureTrace InOrder(const CaptureTrace& trace, const std::vector<std::size_t>& places);
+
+// The most that ever lives, each block rounded up to 512 bytes: no allocator that hands out stable
+// memory reserves less.
+uint64_t MostLiveBytes(const CaptureTrace& trace);
+
+}  // namespace cgp

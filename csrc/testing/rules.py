@@ -1,0 +1,106 @@
+"""The rules of prediction and of placement, each with what takes it out."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+RULES = [
+    Mutant(
+        "guided-place",
+        "foresight.cc",
+        "a block goes where its like lay in the largest capture",
+        "if (like != nullptr && !plan_ && no_larger &&",
+        "if (false && like != nullptr && !plan_ && no_larger &&",
+    ),
+    Mutant(
+        "plan",
+        "foresight.cc",
+        "a capture that is larger, or finds a place taken, is packed beforehand",
+        "if (planned_ || live_blocks > kMostLiveBlocks) return false;",
+        "if (planned_ || live_blocks + 1 > 0) return false;",
+    ),
+    Mutant(
+        "one-plan",
+        "foresight.cc",
+        "a capture gets no second plan",
+        "  planned_ = true;\n",
+        "",
+    ),
+    Mutant(
+        "plan-limit",
+        "foresight.cc",
+        "a plan makes no page that what lives does not need",
+        "return std::max<uint64_t>(space_.page_count(), needed);",
+        "return std::max<uint64_t>(~uint64_t{0}, needed);",
+    ),
+    Mutant(
+        "powers",
+        "capture_guide.cc",
+        "blocks may grow by the square of the scale, or not at all",
+        "void CaptureGuide::EndCapture() {\n  LearnPowers();\n",
+        "void CaptureGuide::EndCapture() {\n",
+    ),
+    Mutant(
+        "stands-for",
+        "capture_guide.cc",
+        "a block of about the size of the next step stands for it",
+        "expected <= kAlike * bytes) match.stands_for = match.next;",
+        "false) match.stands_for = match.next;",
+    ),
+    Mutant(
+        "evidence-search",
+        "capture_guide.cc",
+        "the scale is the one that most of the last allocations answer to",
+        "if (unsure || match.missed_in_a_row % kLost == 0) FindScale(bytes, match);",
+        "if (match.scale == 0 && match.missed == 1) FindScale(bytes, match);",
+    ),
+    Mutant(
+        "lives-at-peak",
+        "foresight.cc",
+        "what is foretold to live at the peak is placed without slack",
+        "advice.lives_at_peak = like != nullptr && like->lives_at_peak;",
+        "advice.lives_at_peak = false;",
+    ),
+    Mutant(
+        "leftover",
+        "placement.cc",
+        "of mapped places the one that breaks the fewest whole handles",
+        "      if (several_pages) {\n        choice.leftover",
+        "      if (false) {\n        choice.leftover",
+    ),
+    Mutant(
+        "last-page-apart",
+        "placement.cc",
+        "a last page that stays mostly free is a handle of its own",
+        "return streams_ == Streams::kOne && stretch.new_pages > 1 &&",
+        "return false && streams_ == Streams::kOne && stretch.new_pages > 1 &&",
+    ),
+    Mutant(
+        "small-stitched",
+        "pool_placing.cc",
+        "a block below a page lies across two edges before a page is made",
+        "if (!start && length >= Granules(page_size.count() / kWorthStitching)) {",
+        "if (false) {",
+    ),
+    Mutant(
+        "large-handles",
+        "placement.cc",
+        "new pages come in handles of up to a 64th of the pool",
+        "return std::clamp<uint64_t>(pool_pages / kPartOfPool, 1, kMost);",
+        "return std::clamp<uint64_t>(pool_pages / kPartOfPool, 1, 1);",
+    ),
+    Mutant(
+        "extend-back",
+        "placement.cc",
+        "a range is extended behind its end",
+        "      ConsiderExtending(RangeId{r}, /*at_front=*/false);\n",
+        "",
+    ),
+    Mutant(
+        "extend-front",
+        "placement.cc",
+        "a range is extended before its start",
+        "      ConsiderExtending(RangeId{r}, /*at_front=*/true);\n",
+        "",
+    ),
+]

@@ -1,0 +1,102 @@
+#include "torch/annexes.h"
+
+#include <algorithm>
+
+namespace cgp {
+namespace {
+
+using c10::CachingAllocator::Stat;
+using c10::CachingAllocator::StatArray;
+
+c10::MempoolId_t NameOf(PoolId pool) { return {pool.first, pool.second}; }
+
+// No graph and no torch.cuda.MemPool is called so, nor the pool that captures share, which has 0.
+c10::MempoolId_t AnnexName(uint64_t number) { return {~0ULL, number}; }
+
+// Of two peaks one was the higher.
+void Add(const StatArray& part, StatArray& sum) {
+  for (size_t type = 0; type < sum.size(); ++type) {
+    Stat& both = sum[type];
+    both.current += part[type].current;
+    both.allocated += part[type].allocated;
+    both.freed += part[type].freed;
+    both.peak = std::max({both.peak, part[type].peak, both.current});
+  }
+}
+
+}  // namespace
+
+Annexes::Annex Annexes::FindOrMake(const Key& key) {
+  const std::lock_guard lock(mutex_);
+  const auto [annex, made] = annexes_.try_emplace(key);
+  if (made) annex->second.id = AnnexName(++made_);
+  return annex->second;
+}
+
+void Annexes::Begin(c10::DeviceIndex device, PoolId pool) {
+  const Key key{device, pool};
+  const Annex annex = FindOrMake(key);
+  try {
+    base_.beginAllocateToPool(device, annex.id,
+                              [this, device, pool, used = annex.used](cudaStream_t stream) {
+                                const auto target = routes_.Match(device, stream);
+                                const bool takes = target && target->ours && target->id == pool;
+                                if (takes) used->store(true, std::memory_order_relaxed);
+                                return takes;
+                              });
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    if (annex.users == 0) annexes_.erase(key);
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  ++annexes_.at(key).users;
+}
+
+void Annexes::End(c10::DeviceIndex device, PoolId pool) {
+  base_.endAllocateToPool(device, FindOrMake({device, pool}).id);
+}
+
+void Annexes::Release(c10::DeviceIndex device, PoolId pool) {
+  Annex annex;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = annexes_.find({device, pool});
+    if (found == annexes_.end()) return;
+    annex = found->second;
+    if (annex.used->load(std::memory_order_relaxed)) past_owners_[annex.id] = NameOf(pool);
+    annexes_.erase(found);
+  }
+  for (int user = 0; user < annex.users; ++user) base_.releasePool(device, annex.id);
+}
+
+std::optional<c10::MempoolId_t> Annexes::Find(c10::DeviceIndex device, PoolId pool) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = annexes_.find({device, pool});
+  const bool used = found != annexes_.end() && found->second.used->load(std::memory_order_relaxed);
+  return used ? std::optional(found->second.id) : std::nullopt;
+}
+
+std::map<c10::MempoolId_t, c10::MempoolId_t> Annexes::Owners() const {
+  const std::lock_guard lock(mutex_);
+  auto owners = past_owners_;
+  for (const auto& [key, annex] : annexes_) owners[annex.id] = NameOf(key.second);
+  return owners;
+}
+
+void Annexes::Rename(c10::cuda::CUDACachingAllocator::SnapshotInfo& info) const {
+  const auto owners = Owners();
+  const auto rename = [&](c10::MempoolId_t& id) {
+    if (const auto owner = owners.find(id); owner != owners.end()) id = owner->second;
+  };
+  for (auto& segment : info.segments) rename(segment.owner_private_pool_id);
+  for (auto& trace : info.device_traces) {
+    for (auto& entry : trace) rename(entry.mempool_);
+  }
+}
+
+void Annexes::Rename(c10::CachingDeviceAllocator::DeviceStats& stats) const {
+  for (const auto& [annex, owner] : Owners()) MovePrivatePool(stats, annex, owner, Add);
+}
+
+}  // namespace cgp

@@ -1,0 +1,161 @@
+// Every entry that PyTorch calls, with everything failing once that it calls itself: the driver, the
+// allocator below, and operator new. An entry that throws has changed nothing, and works when it is
+// called again; one that does not has done all. Then everything works, and nothing leaks.
+#include "torch/entry_faults.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <new>
+#include <ostream>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "torch/faults.h"
+
+// For the whole program; what no test has armed does not fail.
+void* operator new(size_t bytes) {
+  if (cgp::faults::Fails(cgp::faults::Kind::kMemory)) throw std::bad_alloc();
+  if (void* const memory = std::malloc(std::max<size_t>(bytes, 1))) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace cgp {
+
+std::string World::Describe() {
+  std::ostringstream text;
+  for (const PoolId id : pools().ids()) {
+    const PoolStats stats = pools().Stats(id);
+    text << "pool " << ToString(id) << " users " << pools().UseCount(id) << " blocks "
+         << stats.live_blocks << " bytes " << stats.allocated_bytes << "\n";
+  }
+  for (const auto& [id, users] : base.users) {
+    if (users > 0 && id.first != ~0ULL) {
+      text << "base's " << id.first << " " << id.second << " users " << users << "\n";
+    }
+  }
+  for (const auto& [scope, filter] : base.open) {
+    // Those of ours, by which the base knows of captures, may be late.
+    if (scope.second.first != ~0ULL) text << "base's open " << scope.second.second << "\n";
+  }
+  text << "base's blocks " << FakeBaseAllocator::live.size() << " fraction " << base.fraction
+       << " capturing " << allocator.capturing() << " limit " << allocator.getMemoryFraction(device)
+       << " captures " << allocator.capture_counts().ours << " " << allocator.capture_counts().bases
+       << " deleter " << (allocator.raw_deleter() == &GraphAllocator::FreeMemory);
+  for (const MempoolId_t& id : {kId, kOther, kAnonymous}) {
+    try {
+      text << " " << allocator.getPoolUseCount(device, id);
+    } catch (const c10::Error&) {
+      text << " -";
+    }
+  }
+  return text.str();
+}
+
+namespace {
+
+using faults::Kind;
+
+class EntryFaultsTest : public ::testing::TestWithParam<Entry> {
+ protected:
+  void SetUp() override { World::device_of_entry = fake_cuda::NextDevice(); }
+
+  // What there is before and after the call, where nothing fails.
+  struct Expected {
+    std::string before;
+    std::string after;
+  };
+
+  static Expected WithoutFault(const Entry& entry) {
+    World world;
+    entry.before(world);
+    Expected expected{.before = world.Describe(), .after = ""};
+    entry.call(world);
+    expected.after = world.Describe();
+    CleanUp(entry, world);
+    return expected;
+  }
+
+  static void CleanUp(const Entry& entry, World& world) {
+    entry.after(world);
+    for (const MempoolId_t& id : {kId, kOther}) Exercise(world, id);
+    world.allocator.emptyCache();
+    EXPECT_TRUE(world.pools().ids().empty()) << world.Describe();
+    EXPECT_TRUE(world.base.open.empty()) << world.Describe();
+    EXPECT_EQ(FakeBaseAllocator::live.size(), 0U);
+    EXPECT_FALSE(world.allocator.capturing());
+    EXPECT_NO_THROW(world.pools().Check());
+  }
+
+  // A capture and eager work in a pool, and eager work in none.
+  static void Exercise(World& world, MempoolId_t id) {
+    world.Begin(id);
+    {
+      const DataPtr inside = world.allocator.allocate(3 * kPage);
+      EXPECT_EQ(inside.get_deleter(), &GraphAllocator::FreeMemory);
+    }
+    world.End(id);
+    world.BeginEager(id);
+    world.allocator.allocate(1000).clear();
+    world.EndEager(id);
+    EXPECT_EQ(world.allocator.allocate(1000).get_deleter(), &FakeBaseAllocator::Delete);
+    for (int i = 0; i < 2; ++i) world.Release(id);
+  }
+
+  // Returns false when nothing was left to fail.
+  static bool FailOnce(const Entry& entry, const Expected& expected, Kind kind, int64_t number) {
+    World world;
+    entry.before(world);
+    bool threw = false;
+    std::string error;
+    faults::Arm(kind, number);
+    try {
+      entry.call(world);
+    } catch (const std::exception& caught) {
+      threw = true;
+      error = caught.what();
+    }
+    const bool failed = faults::Disarm();
+    EXPECT_TRUE(failed || !threw) << error;
+    const std::string now = world.Describe();
+    if (threw && !(entry.may_be_done && now == expected.after)) {
+      EXPECT_EQ(now, expected.before) << "changed by a call that failed: " << error;
+      EXPECT_NO_THROW(entry.call(world)) << "the second attempt";
+      EXPECT_EQ(world.Describe(), expected.after) << "after the second attempt";
+    } else {
+      EXPECT_EQ(now, expected.after) << "after a call that did not fail";
+    }
+    CleanUp(entry, world);
+    return failed;
+  }
+};
+
+TEST_P(EntryFaultsTest, WhateverFailsOnce) {
+  const Entry& entry = GetParam();
+  const Expected expected = WithoutFault(entry);
+  for (const Kind kind : {Kind::kDriver, Kind::kBase, Kind::kMemory}) {
+    if (!entry.core_fault.empty() && std::ranges::count(entry.core_fault_kinds, kind) > 0) continue;
+    for (int64_t number = 1;; ++number) {
+      SCOPED_TRACE("kind " + std::to_string(static_cast<int>(kind)) + ", number " +
+                   std::to_string(number));
+      if (!FailOnce(entry, expected, kind, number) || HasFailure()) break;
+    }
+  }
+  if (!entry.core_fault.empty()) GTEST_SKIP() << "but for the core: " << entry.core_fault;
+}
+
+INSTANTIATE_TEST_SUITE_P(Blocks, EntryFaultsTest, ::testing::ValuesIn(EntriesOfBlocks()),
+                         [](const auto& entry) { return entry.param.name; });
+INSTANTIATE_TEST_SUITE_P(Scopes, EntryFaultsTest, ::testing::ValuesIn(EntriesOfScopes()),
+                         [](const auto& entry) { return entry.param.name; });
+INSTANTIATE_TEST_SUITE_P(Others, EntryFaultsTest, ::testing::ValuesIn(OtherEntries()),
+                         [](const auto& entry) { return entry.param.name; });
+
+}  // namespace
+}  // namespace cgp

@@ -1,0 +1,80 @@
+// GraphAllocator: captures that nobody ended.
+//
+// A capture that fails may never end its route: torch before 2.14 forgets it, and forgets to release
+// the pool as well; from 2.14 on the graph does both late, at the latest when it is destroyed. But a
+// route whose stream has stopped capturing looks just so while another thread is about to end it. So
+// a capture that looks abandoned loses its route alone, and its user stays. It is taken as failed,
+// and before 2.14 its user is taken away, by whoever knows: a new capture begins on its stream or in
+// its pool, or cudagraph_pool.graph saw it fail.
+#include <algorithm>
+
+#include "torch/errors.h"
+#include "torch/graph_allocator.h"
+#include "torch/host_route.h"
+
+namespace cgp {
+
+void GraphAllocator::EndAbandonedCaptures() {
+  const History::Telling telling(history_);
+  const std::lock_guard lock(scopes_mutex_);
+  CloseAbandoned([](const Route& route) { return route.thread == std::this_thread::get_id(); });
+}
+
+void GraphAllocator::EndFailedCapture(DeviceIndex device, MempoolId_t id) {
+  const History::Telling telling(history_);
+  const std::lock_guard lock(scopes_mutex_);
+  TakeAsFailed(device, names_.Find(device, id));
+}
+
+void GraphAllocator::CloseAbandoned(const std::function<bool(const Route&)>& counts) {
+  while (const std::optional<Route> route = routes_.FindAbandoned(counts)) {
+    if (!route->ours) {  // the base keeps its own books
+      routes_.Remove(route->device, route->id);
+      continue;
+    }
+    late_ends_.push_back(
+        {.device = route->device, .pool = route->id, .name = route->name, .origin = route->origin});
+    Undo late([this] { late_ends_.pop_back(); });
+    EndInOurs(route->device, route->id, route->kind);
+    late.Keep();
+  }
+}
+
+void GraphAllocator::TakeAsFailed(cudaStream_t origin) {
+  CloseAbandoned([origin](const Route& route) { return route.origin == origin; });
+  ReleaseFailed([origin](const LateEnd& late) { return late.origin == origin; });
+}
+
+void GraphAllocator::TakeAsFailed(DeviceIndex device, PoolId pool) {
+  CloseAbandoned([&](const Route& route) {
+    return route.thread == std::this_thread::get_id() && route.device == device && route.id == pool;
+  });
+  ReleaseFailed([&](const LateEnd& late) { return late.device == device && late.pool == pool; });
+}
+
+void GraphAllocator::ReleaseFailed(const std::function<bool(const LateEnd&)>& failed) {
+  for (size_t i = late_ends_.size(); i-- > 0;) {
+    LateEnd& late = late_ends_[i];
+    if (late.failed || !failed(late)) continue;
+    EndHostRoute(late.name);
+    if (kGraphReleasesAbandonedPool) {
+      late.failed = true;
+      continue;
+    }
+    DevicePools& pools = DevicePools::For(late.device);
+    AsTorchErrors([&] { pools.set().Release(late.pool); });
+    names_.Release(late.device, late.name);
+    ReleaseUnusedAnnex(pools, late.pool);
+    late_ends_.erase(late_ends_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+bool GraphAllocator::TakeLateEnd(DeviceIndex device, PoolId pool) {
+  const auto late = std::ranges::find_if(
+      late_ends_, [&](const LateEnd& end) { return end.device == device && end.pool == pool; });
+  if (late == late_ends_.end()) return false;
+  late_ends_.erase(late);
+  return true;
+}
+
+}  // namespace cgp

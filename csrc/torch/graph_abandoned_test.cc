@@ -1,0 +1,155 @@
+// Captures that nobody ended: failed ones, and those that another thread is about to end.
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "torch/graph_allocator.h"
+#include "torch/graph_allocator_fixture.h"
+
+namespace cgp {
+namespace {
+
+class AbandonedCaptureTest : public GraphAllocatorTest {
+ protected:
+  void TearDown() override {
+    allocator_.emptyCache();
+    EXPECT_TRUE(pools().ids().empty());
+    EXPECT_FALSE(allocator_.capturing());
+    EXPECT_TRUE(base_.open.empty());
+    pools().Check();
+  }
+  // A capture that fails: nobody ends it before torch 2.14.
+  void FailIn(MempoolId_t id) {
+    Graph failed(*this, id, ++last_capture_);
+    failed.Begin();
+    allocator_.allocate(1000).clear();
+    failed.Fail();
+  }
+  void Capture(MempoolId_t id) {
+    Graph graph(*this, id, ++last_capture_);
+    graph.Begin();
+    EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+    graph.End();
+    graph.Reset();
+  }
+  // What the graph of a failed capture still does, from 2.14 on.
+  void EndLate(MempoolId_t id) {
+    if (!kGraphReleasesAbandonedPool) return;
+    allocator_.endAllocateToPool(device_, id);
+    allocator_.releasePool(device_, id);
+  }
+  int Users(MempoolId_t id) { return pools().UseCount(ToPoolId(id)); }
+
+  const MempoolId_t other_{0, 2};
+  CaptureId last_capture_ = 0;
+};
+
+TEST_F(AbandonedCaptureTest, ItsRouteMatchesNothing) {
+  Graph failed(*this, id_, 7);
+  failed.Begin();
+  DataPtr inside = allocator_.allocate(1000);
+  failed.Fail();
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  EXPECT_TRUE(allocator_.capturing());
+  Capture(id_);
+  EXPECT_EQ(fake_cuda::ended_host_routes(), std::vector{id_});
+  EXPECT_FALSE(allocator_.capturing());
+  inside.clear();
+  EndLate(id_);
+}
+
+// The thread that began it goes on meanwhile.
+TEST_F(AbandonedCaptureTest, OneThatAnotherThreadIsAboutToEndIsNotLost) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  DataPtr inside = allocator_.allocate(1000);
+  SetCapture(Stream(1), 0);  // the other thread has ended the capture, and comes for the route next
+  allocator_.emptyCache();
+  EXPECT_FALSE(allocator_.capturing()) << "it would keep the base from giving memory back";
+  EXPECT_TRUE(base_.open.empty());
+  EXPECT_EQ(Users(id_), 1);
+  EXPECT_TRUE(fake_cuda::ended_host_routes().empty());
+  std::thread([&] { allocator_.endAllocateToPool(device_, id_); }).join();
+  allocator_.emptyCache();
+  EXPECT_TRUE(pools().Contains(ToPoolId(id_))) << "its graph lives";
+  inside.clear();
+  graph.Reset();
+  EXPECT_THROW(allocator_.endAllocateToPool(device_, id_), c10::Error) << "ended once";
+}
+
+TEST_F(AbandonedCaptureTest, TheNextOnItsStreamShowsThatItFailed) {
+  FailIn(id_);
+  allocator_.emptyCache();
+  EXPECT_EQ(Users(id_), 1);
+  current_stream = Stream(2);
+  Capture(other_);
+  EXPECT_EQ(Users(id_), 1) << "on another stream, into another pool";
+  current_stream = Stream(1);
+  Capture(other_);
+  EXPECT_EQ(fake_cuda::ended_host_routes(), std::vector{id_});
+  EXPECT_EQ(Users(id_), kGraphReleasesAbandonedPool ? 1 : 0);
+  EndLate(id_);
+}
+
+TEST_F(AbandonedCaptureTest, TheNextInItsPoolShowsThatItFailed) {
+  allocator_.RegisterPool(device_, ToPoolId(id_));
+  for (const bool emptied : {true, false}) {
+    FailIn(id_);
+    if (emptied) allocator_.emptyCache();
+    current_stream = Stream(2);
+    Capture(id_);
+    EXPECT_EQ(Users(id_), kGraphReleasesAbandonedPool ? 2 : 1);
+    current_stream = Stream(1);
+    EndLate(id_);
+  }
+  allocator_.UnregisterPool(device_, ToPoolId(id_));
+}
+
+TEST_F(AbandonedCaptureTest, WhoSawItFailSaysSo) {
+  FailIn(id_);
+  Graph beside(*this, other_, 50);  // which another thread is about to end
+  current_stream = Stream(2);
+  beside.Begin();
+  SetCapture(Stream(2), 0);
+  allocator_.EndFailedCapture(device_, id_);
+  EXPECT_EQ(Users(id_), kGraphReleasesAbandonedPool ? 1 : 0);
+  EXPECT_TRUE(allocator_.capturing());
+  beside.End();
+  beside.Reset();
+  EndLate(id_);
+}
+
+TEST_F(AbandonedCaptureTest, OneOfAnotherThreadMayJustBeAboutToBegin) {
+  Graph graph(*this, id_, 7);
+  std::thread([&] {
+    current_stream = Stream(5);
+    current_device = device_;
+    allocator_.beginAllocateToPool(device_, id_, graph.Filter());  // and its capture comes next
+  }).join();
+  allocator_.emptyCache();
+  EXPECT_TRUE(allocator_.capturing());
+  EXPECT_THROW(Capture(id_), c10::Error) << "two captures fill one pool";
+  EXPECT_TRUE(allocator_.capturing());
+  SetCapture(Stream(1), 0);
+  SetCapture(Stream(5), 7);
+  current_stream = Stream(5);
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  SetCapture(Stream(5), 0);
+  allocator_.endAllocateToPool(device_, id_);
+  graph.Reset();
+}
+
+TEST_F(AbandonedCaptureTest, AThreadsOtherCapturesGoOnWhereItBeginsOne) {
+  Graph first(*this, id_, 7);
+  first.Begin();
+  SetCapture(Stream(1), 0);  // another thread has ended the capture, and comes for the route next
+  current_stream = Stream(2);
+  Capture(other_);
+  EXPECT_TRUE(allocator_.capturing());
+  first.End();
+  first.Reset();
+}
+
+}  // namespace
+}  // namespace cgp

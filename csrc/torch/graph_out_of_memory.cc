@@ -1,0 +1,121 @@
+// GraphAllocator: memory has run out. Who hears of it, and what the error says.
+//
+// The native allocator gives its lists of observers and trackers to nobody, so only itself can tell
+// those who were attached before us. Hence it is made to run out as well: it is asked for the same
+// bytes in a private pool of their own, which has no cache that could serve them. Then it counts,
+// notes and tells as for any allocation of its own. What it tells is what was asked for and what is
+// free; the limit is its own, without what graph pools hold of the process's share.
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <string>
+
+#include "torch/errors.h"
+#include "torch/graph_allocator.h"
+
+namespace cgp {
+namespace {
+
+MemoryInfo InfoOrZero(DevicePools& pools) {
+  try {
+    return pools.driver().Info();
+  } catch (const DriverError&) {
+    return {};  // it only feeds the text of another error
+  }
+}
+
+// An id that torch never makes, and that no pool of the base had before: the native allocator reopens
+// none that nobody holds.
+MempoolId_t NewIdOfNoPool() {
+  static std::atomic<uint64_t> last{0};
+  return {++last, ~0ULL};
+}
+
+}  // namespace
+
+bool GraphAllocator::RunOutInBase(DeviceIndex device, size_t bytes, StreamId stream) {
+  // Others have nobody to tell, and may do anything when asked for too much.
+  if (base_.name() != "native") return false;
+  const MempoolId_t id = NewIdOfNoPool();
+  base_.beginAllocateToPool(device, id, [thread = std::this_thread::get_id()](cudaStream_t) {
+    return std::this_thread::get_id() == thread;
+  });
+  bool open = true;
+  const auto close = [&] {
+    if (open) base_.endAllocateToPool(device, id);
+    open = false;
+    base_.releasePool(device, id);
+  };
+  Undo pool(close);
+  bool ran_out = false;
+  try {
+    const auto handle = reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(stream));
+    base_.raw_delete(base_.raw_alloc_with_stream(bytes, handle));
+  } catch (const c10::OutOfMemoryError&) {
+    ran_out = true;
+  }
+  close();
+  pool.Keep();
+  return ran_out;
+}
+
+void GraphAllocator::TellOutOfMemory(DevicePools& pools, const Request& request,
+                                     const MemoryInfo& info) {
+  // More than there is, if the base has these bytes after all.
+  for (const size_t bytes : {request.bytes, request.bytes + pools.total_bytes()}) {
+    if (RunOutInBase(pools.device(), bytes, request.stream)) return;
+  }
+  pools.stats().CountOutOfMemory();
+  if (c10::memoryProfilingEnabled()) {
+    const MergedStats::Totals total = pools.stats().Now(base_);
+    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), total.allocated_bytes,
+                                     total.reserved_bytes, c10::Device(c10::kCUDA, pools.device()));
+  }
+  NoteOutOfMemory(pools, request, info);
+}
+
+void GraphAllocator::TellRejection(DevicePools& pools, const Request& request,
+                                   const MemoryInfo& info) {
+  pools.stats().CountRejection();
+  std::vector<OomRejectionObserver> observers;
+  {
+    const std::lock_guard lock(observers_mutex_);
+    observers = rejection_observers_;
+  }
+  for (const OomRejectionObserver& observer : observers) {
+    observer(pools.device(), request.bytes, pools.stats().Now(base_).reserved_bytes,
+             pools.total_bytes());
+  }
+  NoteOutOfMemory(pools, request, info);
+}
+
+void GraphAllocator::NoteOutOfMemory(DevicePools& pools, const Request& request,
+                                     const MemoryInfo& info) {
+  if (!history_.active()) return;
+  history_.Record({History::Action::OOM, pools.device(), info.free_bytes, request.bytes,
+                   request.stream, request.id},
+                  history_.Gather(History::When::ALLOC), base_.getUserMetadata());
+}
+
+void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, const Request& request, bool rejected) {
+  const PoolId id = request.id;
+  const PoolStats stats = pools.set().Stats(id);
+  const int users = pools.set().UseCount(id);
+  const MemoryInfo info = InfoOrZero(pools);
+  // Who makes room and tries again waits for the error below, not for that of somebody who is told.
+  WithWarnings("who was told that memory has run out", [&] {
+    rejected ? TellRejection(pools, request, info) : TellOutOfMemory(pools, request, info);
+  });
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, false,
+      "CUDA out of memory. Tried to allocate " + Mebibytes(request.bytes) + " in graph pool " +
+          ToString(id) + " of GPU " + std::to_string(pools.device()) + ", which has " +
+          std::to_string(users) + " user(s) (graphs and GraphPool objects), holds " +
+          Mebibytes(stats.reserved_bytes) + " and has " + Mebibytes(stats.allocated_bytes) +
+          " of it in live blocks. Free on the GPU: " + Mebibytes(info.free_bytes) + " of " +
+          Mebibytes(info.total_bytes) + FractionInForce(pools.device()) +
+          ". A capture cannot give memory back while it runs: free tensors and call "
+          "torch.cuda.empty_cache() before it, or capture a smaller batch.");
+}
+
+}  // namespace cgp

@@ -1,0 +1,120 @@
+// What other devices do with our memory: use it on their streams, reach it as peers, copy it.
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "torch/graph_allocator_fixture.h"
+#include "torch/plain_allocator.h"
+
+namespace cgp {
+namespace {
+
+// Any but the default stream, whose id is 0, is one of somebody else's: those of torch need a GPU.
+c10::cuda::CUDAStream TorchStream(c10::DeviceIndex device, cudaStream_t stream) {
+  const c10::Device of(c10::kCUDA, device);
+  const auto id = static_cast<c10::StreamId>(reinterpret_cast<uintptr_t>(stream));
+  return c10::cuda::CUDAStream(c10::Stream(c10::Stream::UNSAFE, of, id));
+}
+
+class OtherDevicesTest : public GraphAllocatorTest {
+ protected:
+  HostDriver& host() { return fake_cuda::HostOf(DevicePools::For(device_).driver().inner()); }
+
+  // The bytes of a block that is freed after its use on the other device's stream wait for that.
+  void ExpectHeldBy(cudaStream_t stream) {
+    const auto allocate_after_scopes = [&](const std::vector<StreamId>& done) {
+      for (int scope = 0; scope < 2; ++scope) {
+        allocator_.endAllocateToPool(device_, id_);
+        for (const StreamId finished : done) host().CompleteEvents(finished);
+        allocator_.beginAllocateToPool(device_, id_, ThisThread());
+      }
+      return allocator_.allocate(kPage);
+    };
+    const StreamId own = ToStreamId(current_stream), same_value = ToStreamId(stream);
+    allocator_.beginAllocateToPool(device_, id_, ThisThread());
+    DataPtr used = allocator_.allocate(kPage);
+    void* const where = used.get();
+    allocator_.recordStream(used, TorchStream(other_, stream));
+    host().HoldEvents(true);
+    used.clear();
+    const DataPtr meanwhile = allocator_.allocate(kPage);
+    EXPECT_NE(meanwhile.get(), where) << "the other device's work on it may be running";
+    const DataPtr still = allocate_after_scopes({own, same_value});
+    EXPECT_NE(still.get(), where) << "work of this device's is over, not of the other's";
+    EXPECT_EQ(allocate_after_scopes({own, StreamOn(other_, same_value)}).get(), where);
+    allocator_.endAllocateToPool(device_, id_);
+    host().HoldEvents(false);
+  }
+
+  const c10::DeviceIndex other_ = fake_cuda::NextDevice();
+};
+
+TEST_F(OtherDevicesTest, AStreamOfAnotherDeviceHoldsWhatItUses) { ExpectHeldBy(Stream(2)); }
+
+// As a value it is this device's default stream too, which allocated the block.
+TEST_F(OtherDevicesTest, SoDoesItsDefaultStream) {
+  current_stream = nullptr;
+  ExpectHeldBy(nullptr);
+}
+
+TEST_F(OtherDevicesTest, AStreamOfTheBlocksOwnDeviceIsWhatItAlwaysWas) {
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  DataPtr used = allocator_.allocate(kPage);
+  void* const where = used.get();
+  allocator_.recordStream(used, TorchStream(device_, current_stream));
+  host().HoldEvents(true);
+  used.clear();
+  EXPECT_EQ(allocator_.allocate(kPage).get(), where) << "it is the stream that allocated it";
+  host().HoldEvents(false);
+  allocator_.endAllocateToPool(device_, id_);
+}
+
+// The base's plain copy knows addresses of cudaMalloc alone where devices are no peers.
+TEST_F(OtherDevicesTest, CopiesOfOursBetweenDevicesThatAreNoPeersAreNotTheBases) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  DataPtr ours = allocator_.allocate(1000);
+  graph.End();
+  const DataPtr bases = allocator_.allocate(1000);
+  const auto passed_on = [&](void* to, const void* from, int from_device, bool peers) {
+    base_.calls["memcpyAsync"] = 0;
+    allocator_.memcpyAsync(to, device_, from, from_device, 8, Stream(1), peers);
+    return base_.calls["memcpyAsync"] == 1;
+  };
+  EXPECT_FALSE(passed_on(ours.get(), bases.get(), other_, false));
+  EXPECT_FALSE(passed_on(bases.get(), ours.get(), other_, false));
+  EXPECT_TRUE(passed_on(ours.get(), bases.get(), other_, true));
+  EXPECT_TRUE(passed_on(ours.get(), bases.get(), device_, false));
+  EXPECT_TRUE(passed_on(bases.get(), bases.get(), other_, false));
+  // A graph may go on using what nobody holds.
+  void* const freed = ours.get();
+  ours.clear();
+  EXPECT_FALSE(passed_on(freed, bases.get(), other_, false));
+  EXPECT_FALSE(passed_on(bases.get(), static_cast<char*>(freed) + kPage - 8, other_, false));
+  EXPECT_THROW(allocator_.shareIpcHandle(freed), c10::Error);
+  graph.Reset();
+  allocator_.emptyCache();
+  EXPECT_TRUE(passed_on(freed, bases.get(), other_, false)) << "the addresses are given back";
+}
+
+// Nobody names a CUDAPluggableAllocator's peers.
+TEST_F(OtherDevicesTest, DevicesOfTheCFunctionsReachEachOther) {
+  PlainAllocator& plain = PlainAllocator::Get();
+  const auto host_of = [](c10::DeviceIndex device) -> HostDriver& {
+    return fake_cuda::HostOf(
+        DevicePools::For(device, PoolsOwner::kPlainAllocator).driver().inner());
+  };
+  void* const first = plain.Malloc(kPage, device_, Stream(1));
+  void* const second = plain.Malloc(kPage, other_, Stream(1));
+  const auto address = [](void* pointer) { return reinterpret_cast<Address>(pointer); };
+  EXPECT_TRUE(host_of(device_).CanAccess(address(first), kPage, other_))
+      << "what was mapped before the other device came";
+  EXPECT_TRUE(host_of(other_).CanAccess(address(second), kPage, device_));
+  plain.Free(first);
+  plain.Free(second);
+}
+
+}  // namespace
+}  // namespace cgp
