@@ -177,7 +177,7 @@ TEST_F(GuideAlignmentTest, TheFirstBlockSetsNoScaleForAConstant) {
 TEST_F(GuideAlignmentTest, ABlockThatGrowsByTheSquareTellsTheScaleToo) {
   const Sizes steps(kOdd, kOdd + 5);
   const Answers answers = Aligned(steps, {50'000'021, 3 * steps[0], 9 * steps[1], 3 * steps[2]});
-  EXPECT_EQ(answers, (Answers{kNothing, kNothing, 1, 2}));
+  EXPECT_EQ(answers, (Answers{0, kNothing, 1, 2}));
 }
 
 TEST_F(GuideAlignmentTest, OfBlocksOfOneSizeOnlyTheFirstIsEvidence) {

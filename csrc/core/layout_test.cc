@@ -227,12 +227,6 @@ TEST(LayoutPack, ProgramsOfFiveItemsSeldomMissThePeak) {
 
 // --- Packing against brute force ---
 
-TEST(LayoutTest, WhatDoesNotFitBySizeIsTriedBySizeTimesLifetime) {
-  Items items{Item(0, 1, 1),  Item(0, 10, 2), Item(0, 1, 3),
-              Item(0, 10, 6), Item(1, 10, 2), Item(1, 10, 2)};
-  EXPECT_TRUE(Pack(items, 12));
-}
-
 class RandomLayout : public ::testing::TestWithParam<uint32_t> {
  protected:
   uint32_t Below(uint32_t limit) { return static_cast<uint32_t>(random_() % limit); }
