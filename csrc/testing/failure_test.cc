@@ -58,50 +58,6 @@ TEST(FailureTest, TheWorkloadMakesEveryCallThatCanFail) {
   }
 }
 
-// The step of the planned script that makes pages ahead of need: more than the pool ever held.
-std::optional<size_t> StepMadeAhead() {
-  Workload workload(Script::kPlanned);
-  for (size_t i = 0; i < workload.steps().size(); ++i) {
-    const uint64_t before = workload.usage().handles;
-    workload.steps()[i]();
-    if (workload.usage().handles <= before) continue;
-    const PoolStats stats = workload.set().Stats(kOne);
-    if (stats.reserved_bytes > stats.peak_allocated_bytes + 8 * kPage) return i;
-  }
-  return std::nullopt;
-}
-
-// The plan's pages are not to be had, once or for good: the block, which needs none, is placed.
-TEST(FailureTest, APlanThatThereIsNoMemoryForIsGivenUp) {
-  const std::optional<size_t> made_ahead = StepMadeAhead();
-  ASSERT_TRUE(made_ahead) << "the script is not planned";
-  for (const bool for_good : {false, true}) {
-    for (uint64_t number = 1; number <= 5; ++number) {
-      SCOPED_TRACE(std::to_string(number) + (for_good ? " for good" : " once"));
-      Workload workload(Script::kPlanned);
-      for (size_t i = 0; i < *made_ahead; ++i) workload.steps()[i]();
-      const PoolStats before = workload.set().Stats(kOne);
-      workload.faulty().Arm({.call_number = number,
-                             .status = DriverStatus::kOutOfMemory,
-                             .for_good = for_good,
-                             .only = DriverCall::kCreate});
-      workload.steps()[*made_ahead]();
-      EXPECT_EQ(workload.faulty().failures(), 1U);
-      EXPECT_EQ(workload.set().Stats(kOne).pages, before.pages);
-      EXPECT_EQ(workload.usage().handles, before.pages);
-      workload.faulty().Disarm();
-      for (size_t i = *made_ahead + 1; i < workload.steps().size(); ++i) {
-        workload.steps()[i]();
-        if (workload.set().ids().empty()) continue;
-        const PoolStats stats = workload.set().Stats(kOne);
-        EXPECT_LE(stats.reserved_bytes, stats.peak_allocated_bytes + 8 * kPage) << "step " << i;
-      }
-      EXPECT_THAT(workload.watch().violations(), IsEmpty());
-      EXPECT_THAT(workload.set().ids(), IsEmpty());
-    }
-  }
-}
-
 class EveryCallFails : public ::testing::TestWithParam<std::tuple<Script, DriverStatus, bool>> {
  protected:
   Script script() const { return std::get<0>(GetParam()); }
