@@ -59,7 +59,7 @@ RULES = [
         "capture_guide.cc",
         "the scale is the one that most of the last allocations answer to",
         "if (unsure || match.missed_in_a_row % kLost == 0) FindScale(bytes, match);",
-        "if (match.scale == 0 && match.missed == 1) FindScale(bytes, match);",
+        "if ((unsure || true) && match.scale == 0 && match.missed == 1) FindScale(bytes, match);",
     ),
     Mutant(
         "lives-at-peak",
