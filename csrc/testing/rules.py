@@ -34,6 +34,13 @@ RULES = [
         "return std::max<uint64_t>(~uint64_t{0}, needed);",
     ),
     Mutant(
+        "packing-limit",
+        "capture_plan.cc",
+        "a plan packs each block into the pages that there are or must be by then",
+        "item.limit = std::min(most, std::max<uint64_t>(ranges.page_count(), needed)) * page_;",
+        "item.limit = (most + 0 * needed) * page_;",
+    ),
+    Mutant(
         "powers",
         "capture_guide.cc",
         "blocks may grow by the square of the scale, or not at all",
@@ -52,7 +59,7 @@ RULES = [
         "capture_guide.cc",
         "the scale is the one that most of the last allocations answer to",
         "if (unsure || match.missed_in_a_row % kLost == 0) FindScale(bytes, match);",
-        "if (match.scale == 0 && match.missed == 1) FindScale(bytes, match);",
+        "if ((unsure || true) && match.scale == 0 && match.missed == 1) FindScale(bytes, match);",
     ),
     Mutant(
         "lives-at-peak",
@@ -76,6 +83,13 @@ RULES = [
         "return false && streams_ == Streams::kOne && stretch.new_pages > 1 &&",
     ),
     Mutant(
+        "small-apart",
+        "free_view.cc",
+        "small blocks gather in pages where no large one lies",
+        "(space_.holds_large(page) ? static_cast<uint32_t>(space_.page_size().count()) : 0);",
+        "(space_.holds_large(page) ? 0 : 0);",
+    ),
+    Mutant(
         "small-stitched",
         "pool_placing.cc",
         "a block below a page lies across two edges before a page is made",
@@ -85,9 +99,16 @@ RULES = [
     Mutant(
         "large-handles",
         "placement.cc",
-        "new pages come in handles of up to a 64th of the pool",
-        "return std::clamp<uint64_t>(pool_pages / kPartOfPool, 1, kMost);",
-        "return std::clamp<uint64_t>(pool_pages / kPartOfPool, 1, 1);",
+        "new pages come in handles of up to a 56th of the pool",
+        "const uint64_t most = std::min(pool_pages / kPartOfPool, kMost);",
+        "const uint64_t most = std::min(pool_pages / kPartOfPool, 0 * kMost);",
+    ),
+    Mutant(
+        "idle-handles",
+        "placement.cc",
+        "handles are a quarter as large while pages idle",
+        "idle > pool_pages / kMuchIdle ? most / kLessWhenIdle : most",
+        "idle > pool_pages / kMuchIdle ? most + 0 * kLessWhenIdle : most",
     ),
     Mutant(
         "extend-back",

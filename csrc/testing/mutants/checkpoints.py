@@ -53,13 +53,6 @@ MUTANTS = [
         "      if (Granules(node.offset) >= offset + length) break;",
     ),
     Mutant(
-        "restore-settle",
-        "pool_checkpoint.cc",
-        "a restore leaves pages settled as they were",
-        "  s.SettlePages(std::move(settled));\n",
-        "",
-    ),
-    Mutant(
         "restore-owner",
         "pool_checkpoint.cc",
         "the checkpoint of any pool is taken",
@@ -150,6 +143,13 @@ MUTANTS = [
         "pool_checkpoint.cc",
         "a restore does not ask what is done",
         "  s.PollFences();  // what is over is forgotten, not handed on\n",
+        "",
+    ),
+    Mutant(
+        "restore-fence-room",
+        "pool_checkpoint.cc",
+        "what a restore drops goes behind a fence that the space has no list for",
+        "    s.space.ReserveFence(dropped.back().second);\n",
         "",
     ),
 ]

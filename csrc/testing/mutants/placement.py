@@ -135,8 +135,15 @@ MUTANTS = [
         "place-even-handles",
         "placement.cc",
         "new handles are not about as large as each other (advice)",
-        "const uint64_t pages = (left + count - 1) / count;",
-        "const uint64_t pages = std::min(left, most + 0 * count);",
+        "const uint64_t size = (pages + count - 1) / count;",
+        "const uint64_t size = std::min(pages, most + 0 * count);",
+    ),
+    Mutant(
+        "place-idle-handles",
+        "placement.cc",
+        "handles are as large although pages idle (advice)",
+        "idle > pool_pages / kMuchIdle ? most / kLessWhenIdle : most",
+        "idle > pool_pages / kMuchIdle ? most + 0 * kLessWhenIdle : most",
     ),
     Mutant(
         "place-largest-first",
@@ -153,10 +160,18 @@ MUTANTS = [
         "    if (slot > range.end()) return false;\n",
     ),
     Mutant(
-        "placement-first-range",
+        "guide-waste",
         "placement.cc",
-        "new pages are not gathered behind the first range (advice)",
-        "id == kFirstRange && !at_front;",
-        "id == kFirstRange && !at_front && false;",
+        "a block takes any number of whole pages where its like lay (memory only)",
+        "    if (view.IsWhole(page) && whole_left-- == 0) return false;\n",
+        "    if (view.IsWhole(page) && false) --whole_left;\n",
+    ),
+    Mutant(
+        "guide-waste-small",
+        "placement.cc",
+        "a small block breaks a whole page where its like lay though a page in use has room "
+        "(memory only)",
+        "? (view.BestFit(length) ? 0 : 1)",
+        "? (view.BestFit(length) ? 1 : 1)",
     ),
 ]

@@ -169,8 +169,8 @@ MUTANTS = [
         "proof-small-handles",
         "placement.cc",
         "a small pool of several streams grows by handles of several pages (memory only)",
-        "streams_ == Streams::kSeveral && pool_pages < kExactPool ? 1",
-        "streams_ == Streams::kSeveral && pool_pages < 1 ? 1",
+        "ranges_.page_count() + stretch.new_pages < kExactPool)",
+        "ranges_.page_count() + stretch.new_pages < 1 + 0 * kExactPool)",
     ),
     Mutant(
         "proof-own-again",
@@ -205,13 +205,6 @@ MUTANTS = [
         "pool_proofs.cc",
         "a view does not learn what is proven",
         "  for (const auto& [first, last] : spans) view.Learn(first, last);\n",
-        "",
-    ),
-    Mutant(
-        "proof-rest-unnoted",
-        "pool_streams.cc",
-        "what is left of an extent is not found when its fence is proven (memory only)",
-        "  if (space.node(taken).next != behind) NoteExtent(space.node(taken).next);\n",
         "",
     ),
     Mutant(
