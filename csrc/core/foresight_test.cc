@@ -56,7 +56,8 @@ class ForesightTest : public SmallPool {
     const uint64_t most_pages =
         std::max<uint64_t>(ranges_.page_count(), (live_ + used_.size() + granules + kP - 1) / kP);
     EXPECT_EQ(foresight_.MostPages(Granules(granules)), most_pages);
-    advice_ = foresight_.Advise(bytes, view_, {.count = blocks_.size() + others_, .for_each = for_each});
+    advice_ =
+        foresight_.Advise(bytes, view_, {.count = blocks_.size() + others_, .for_each = for_each});
     const Placement start = advice_.spot ? Reach(*advice_.spot) : WithoutAdvice(granules);
     if (advice_.spot) {
       EXPECT_LE(ranges_.page_count(), most_pages) << "grown for what is foretold";
@@ -120,7 +121,7 @@ class ForesightTest : public SmallPool {
   uint64_t live_ = 0;  // granules
   uint64_t most_live_ = 0;
   int planned_ = 0;
-  int plans_ = 0;  // how many were made in all
+  int plans_ = 0;           // how many were made in all
   std::size_t others_ = 0;  // more blocks that live, as the pool says
 
  private:
@@ -247,6 +248,7 @@ TEST_F(ForesightTest, AGuideThatIsWildlyWrongCostsNoPage) {
 }
 
 TEST_F(ForesightTest, ACaptureGetsOnePlan) {
+  MapNew(std::vector<std::string>(PagesFor(2), "...."));
   for (const double scale : {1.0, 2.0}) Capture(kTold, scale);
   for (const double scale : {4.0, 8.0}) {
     const int plans = plans_;

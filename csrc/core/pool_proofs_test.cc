@@ -397,6 +397,23 @@ TEST_F(PoolProofsTest, ALargeBlockTakesTheLeastWantedOfEqualPlaces) {
   }
 }
 
+// What one stream allocates goes where its like lay; otherwise the newest range is the first choice.
+TEST_F(PoolProofsTest, ACaptureOfSeveralStreamsGetsNoAdvice) {
+  const auto places = [&](std::initializer_list<StreamId> streams) {
+    const CaptureId capture = Begin(streams);
+    if (streams.size() > 1) Allocate(kGranule, kB);
+    const Block first = Allocate(4 * kPage, kA);
+    const Block second = Allocate(5 * kPage, kA);
+    Free(first);
+    Free(second);
+    End(capture);
+    return std::pair(first.address, second.address);
+  };
+  const auto guide = places({kA});
+  EXPECT_EQ(places({kA}), guide);
+  EXPECT_EQ(places({kA, kB}).first, guide.second);
+}
+
 // Streams hold free pages back from each other: where the pool is small, one at a time.
 TEST_F(PoolProofsTest, ASmallPoolOfSeveralStreamsGrowsPageByPage) {
   Begin({kA, kB});
