@@ -92,7 +92,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   if (foretold) s.foresight.ReserveOne();
   const Foresight::Advice advice = foretold ? s.Advise(bytes, view) : Foresight::Advice{};
   try {
-    if (const std::optional<Placement> place = s.FollowAdvice(advice)) {
+    if (const std::optional<Placement> place = s.FollowAdvice(advice, length)) {
       s.PlaceAt(*place, live);
     } else if (length < s.page_size) {
       s.PlaceSmall(view, live);

@@ -40,9 +40,12 @@ Foresight::Advice Pool::State::Advise(uint64_t bytes, const FreeView& view) {
   return foresight.Advise(bytes, view, {.count = blocks.size(), .for_each = for_each});
 }
 
-std::optional<Placement> Pool::State::FollowAdvice(const Foresight::Advice& advice) {
+std::optional<Placement> Pool::State::FollowAdvice(const Foresight::Advice& advice,
+                                                   Granules length) {
   if (!advice.spot) return std::nullopt;
   if (!advice.spot->growth) return advice.spot->place;
+  const uint64_t most_pages = foresight.MostPages(length);
+  CGP_CHECK(space.page_count() + advice.spot->growth->new_pages <= most_pages);
   try {
     return advice.spot->growth->PlacementFrom(Grow(advice.spot->growth->mapping), page_size);
   } catch (const DriverError& error) {

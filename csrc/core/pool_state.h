@@ -95,7 +95,7 @@ struct Pool::State {
 
   // pool_placing.cc
   Foresight::Advice Advise(uint64_t bytes, const FreeView& view);
-  std::optional<Placement> FollowAdvice(const Foresight::Advice& advice);
+  std::optional<Placement> FollowAdvice(const Foresight::Advice& advice, Granules length);
   void PlaceSmall(FreeView& view, LiveBlock& live);
   NodeId LeastWanted(const FreeView& view, NodeId best) const;
   TakersOf Takers() const;

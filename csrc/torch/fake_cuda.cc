@@ -213,7 +213,7 @@ void EndHostRoute(c10::MempoolId_t id) {
   fake_cuda::host_routes.push_back(id);
 }
 bool RejectsAtOnce() { return fake_cuda::rejects_at_once; }
-RelaxedCaptureMode::RelaxedCaptureMode() = default;
+RelaxedCaptureMode::RelaxedCaptureMode() : changed_(false) {}
 RelaxedCaptureMode::~RelaxedCaptureMode() = default;
 
 }  // namespace cgp

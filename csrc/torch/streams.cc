@@ -36,12 +36,14 @@ c10::DeviceIndex CurrentDevice() {
   return device;
 }
 
-RelaxedCaptureMode::RelaxedCaptureMode() {
-  C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&before_));
+// A forked process has no CUDA, nor any capture: memory is freed there all the same.
+RelaxedCaptureMode::RelaxedCaptureMode()
+    : changed_(cudaThreadExchangeStreamCaptureMode(&before_) == cudaSuccess) {
+  if (!changed_) (void)cudaGetLastError();
 }
 
 RelaxedCaptureMode::~RelaxedCaptureMode() {
-  C10_CUDA_CHECK_WARN(cudaThreadExchangeStreamCaptureMode(&before_));
+  if (changed_) C10_CUDA_CHECK_WARN(cudaThreadExchangeStreamCaptureMode(&before_));
 }
 
 }  // namespace cgp

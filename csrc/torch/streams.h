@@ -48,6 +48,7 @@ class RelaxedCaptureMode {
 
  private:
   cudaStreamCaptureMode before_ = cudaStreamCaptureModeRelaxed;
+  const bool changed_;
 };
 
 }  // namespace cgp

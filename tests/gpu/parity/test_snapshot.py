@@ -56,6 +56,13 @@ def buffers(sizes: Sequence[int] = SIZES) -> list[Tensor]:
     return [torch.zeros(size, dtype=torch.uint8, device="cuda") for size in sizes]
 
 
+def buffers_in_holes() -> list[Tensor]:
+    """The last lies in the holes between the others, at addresses of its own."""
+    held = buffers([4 * MIB] * 8)
+    del held[1::2]
+    return held + buffers([16 * MIB])
+
+
 def let_go(tensors: list[Tensor]) -> None:
     tensors.clear()
 
@@ -139,7 +146,8 @@ def test_segments_and_blocks(side: Side) -> None:
 def test_pages_that_stand_at_several_addresses(side: Side) -> None:
     """Many sizes into one pool, smallest first, with survivors in between."""
     pool = torch.cuda.graph_pool_handle()
-    graphs, held = [capture_all([16, 300, 700, 1500, 4000, 9000], pool)], []
+    graph, held = capture(buffers_in_holes, pool)
+    graphs = [{0: graph}, capture_all([16, 300, 700, 1500, 4000, 9000], pool)]
     for rows in (50, 400, 1300, 3000, 8000):
         graphs.append(capture_all([rows], pool))
         graph, tensors = capture(partial(buffers, [rows * 1000, 700]), pool)
