@@ -212,6 +212,11 @@ void CaptureGuide::LearnPowers() {
   }
 }
 
+void CaptureGuide::Forget() {
+  largest_.clear();
+  largest_peak_ = Granules(0);
+}
+
 void CaptureGuide::EndCapture() {
   LearnPowers();
   if (peak_ >= largest_peak_) {

@@ -71,6 +71,8 @@ class CaptureGuide {
 
   // The capture is the guide from now on if none before it held more.
   void EndCapture();
+  // What it knows of places is not true any more. pre: no capture is under way.
+  void Forget();
 
   // The steps of the largest capture; empty before there was one.
   const std::vector<Step>& steps() const { return largest_; }

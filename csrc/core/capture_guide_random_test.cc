@@ -133,21 +133,8 @@ class RandomPrograms : public ::testing::TestWithParam<uint32_t> {
   uint64_t OtherBytes() {
     for (;;) {
       const uint64_t bytes = Between(1'000'000, 16'000'000'000);
-      const bool rough = std::ranges::any_of(program_, [&](const Block& block) {
-        return RoughlyLike(block.Bytes(guide_batch_), bytes);
-      });
-      if (!rough && taken_.insert(Granules::FromBytesRoundedUp(bytes).count()).second) return bytes;
+      if (taken_.insert(Granules::FromBytesRoundedUp(bytes).count()).second) return bytes;
     }
-  }
-
-  // Whether a block of the guide may by some power become nearly so large.
-  bool RoughlyLike(uint64_t guide_bytes, uint64_t bytes) const {
-    for (int power = 0; power <= 2; ++power) {
-      const uint64_t scaled = Scaled(guide_bytes, power);
-      const uint64_t off = std::max(scaled, bytes) - std::min(scaled, bytes);
-      if (off <= scaled / 250) return true;
-    }
-    return false;
   }
 
   void MakeProgram() {
@@ -213,8 +200,7 @@ TEST_P(RandomPrograms, EveryBlockAnswersToItsLike) {
   guide.EndCapture();
 
   // The capture is the guide now, and foretells what a third one will ask for.
-  if (!guide.learned()) return;
-  ASSERT_NE(batch_, guide_batch_);
+  if (batch_ == guide_batch_) return;
   const uint64_t third = Between(1, 500);
   const double scale = static_cast<double>(third) / static_cast<double>(batch_);
   for (uint32_t step = 0; step < capture.size(); ++step) {

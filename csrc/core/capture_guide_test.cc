@@ -41,7 +41,6 @@ TEST_F(CaptureGuideTest, KnowsNothingBeforeTheFirstCaptureIsOver) {
     guide.Allocated(match, At(1), 5000, Granules(10));
     EXPECT_TRUE(guide.steps().empty());
   }
-  EXPECT_FALSE(guide.learned());
 }
 
 TEST_F(CaptureGuideTest, TellsWhatTheLargestCaptureDid) {
@@ -180,7 +179,7 @@ TEST_F(CaptureGuideTest, TellsWhichStepALiveBlockAnswersToOrStandsFor) {
 // --- Find() is a question ---
 
 TEST_F(CaptureGuideTest, FindChangesNothing) {
-  CaptureGuide guide = LearnedGuideOf({30'000, 60'000, 512, 90'000, 44'000});
+  CaptureGuide guide = GuideOf({30'000, 60'000, 512, 90'000, 44'000});
   guide.BeginCapture();
   for (const uint64_t bytes : Sizes{45'000, 77'000, 90'000, 512, 9, 135'000}) {
     const CaptureGuide before = guide;

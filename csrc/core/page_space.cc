@@ -68,6 +68,36 @@ void PageSpace::OpenFences(const std::vector<bool>& opened) {
   }
 }
 
+void PageSpace::HoldAll(FenceId fence) {
+  for (const Page& page : pages_) {
+    for (NodeId id = page.first; id != NodeId::kNone; id = at(id).next) {
+      if (at(id).used()) continue;
+      SetFence(id, fence);
+      id = JoinNeighbours(id);
+    }
+  }
+}
+
+void PageSpace::Renumber(const std::vector<uint32_t>& number) noexcept {
+  constexpr uint32_t kGone = std::numeric_limits<uint32_t>::max();
+  std::size_t left = 0;
+  for (std::size_t p = 0; p < number.size(); ++p) {
+    for (NodeId id = pages_[p].first; id != NodeId::kNone;) {
+      const NodeId next = at(id).next;
+      if (number[p] == kGone) {
+        free_granules_ -= at(id).length;
+        SetFence(id, FenceId::kOpen);
+        spare_nodes_.push_back(id);
+      } else {
+        at(id).page = PageId{number[p]};
+      }
+      id = next;
+    }
+    if (number[p] != kGone) pages_[left++] = pages_[p];
+  }
+  pages_.resize(left);
+}
+
 // Of a free node with those beside it that are behind the same fence.
 NodeId PageSpace::JoinNeighbours(NodeId id) {
   const auto joins = [&](NodeId other) {

@@ -103,6 +103,14 @@ class PageSpace {
   // the first survives. O(nodes behind them).
   void OpenFences(const std::vector<bool>& opened);
 
+  // Puts all that is free behind the fence, joining neighbours as OpenFences() does.
+  // pre: ReserveFence(fence).
+  void HoldAll(FenceId fence);
+
+  // Page p is called number[p] from now on; those numbered RangeTable::Renumbering::kGone, which are
+  // free, are no more. pre: the numbers of the others follow one another from 0.
+  void Renumber(const std::vector<uint32_t>& number) noexcept;
+
   // Recomputes the invariants; throws InternalError.
   void Check() const;
 
@@ -131,7 +139,7 @@ class PageSpace {
   uint64_t used_nodes_ = 0;
   std::vector<Page> pages_;
   std::vector<Node> nodes_;
-  std::vector<NodeId> spare_nodes_;  // its capacity is that of nodes_ at least
+  std::vector<NodeId> spare_nodes_;            // its capacity is that of nodes_ at least
   std::vector<NodeId> behind_{NodeId::kNone};  // by fence: the first of the list
 };
 

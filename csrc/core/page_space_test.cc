@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <vector>
 
@@ -20,7 +21,7 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
-Piece Used(uint32_t length) { return {true, length, FenceId::kOpen}; }
+Piece Used(uint32_t length) { return {true, length, FenceId::kUsed}; }
 Piece Free(uint32_t length, FenceId fence = FenceId::kOpen) { return {false, length, fence}; }
 
 // The page from its first node to its last, and backwards the same.
@@ -28,12 +29,12 @@ std::vector<Piece> Pieces(const PageSpace& space, PageId page) {
   std::vector<Piece> pieces;
   for (NodeId id = space.first(page); id != NodeId::kNone; id = space.node(id).next) {
     const PageSpace::Node& node = space.node(id);
-    pieces.push_back({node.used, node.length, node.fence});
+    pieces.push_back({node.used(), node.length, node.fence});
   }
   std::vector<Piece> backwards;
   for (NodeId id = space.last(page); id != NodeId::kNone; id = space.node(id).prev) {
     const PageSpace::Node& node = space.node(id);
-    backwards.insert(backwards.begin(), {node.used, node.length, node.fence});
+    backwards.insert(backwards.begin(), {node.used(), node.length, node.fence});
   }
   EXPECT_EQ(pieces, backwards);
   return pieces;
@@ -48,7 +49,10 @@ NodeId NodeAt(const PageSpace& space, PageId page, uint32_t offset) {
 // One page of 16 granules.
 class OnePage : public ::testing::Test {
  protected:
-  void SetUp() override { space_.AddPage(); }
+  void SetUp() override {
+    space_.AddPage();
+    space_.ReserveFence(kFenceB);
+  }
   void TearDown() override { space_.Check(); }
 
   NodeId Take(uint32_t offset, uint32_t length) {
@@ -73,24 +77,6 @@ TEST_F(OnePage, TakingFromTheMiddleSplitsTwice) {
   EXPECT_EQ(space_.node(taken).length, 3u);
   EXPECT_EQ(pieces(), (std::vector{Free(4), Used(3), Free(9)}));
   EXPECT_EQ(space_.free(), Granules(13));
-}
-
-// Who remembers a node by its fence sees that it is gone.
-TEST_F(OnePage, ANodeThatIsGoneIsBehindNoFence) {
-  std::vector<NodeId> nodes;
-  for (uint32_t i = 0; i < 4; ++i) nodes.push_back(Take(4 * i, 4));
-  space_.Give(nodes[1], kFenceA);
-  space_.Give(nodes[3], kFenceA);
-  EXPECT_EQ(space_.Give(nodes[2], kFenceA), nodes[1]);
-  for (const NodeId gone : {nodes[2], nodes[3]}) {
-    EXPECT_FALSE(space_.node(gone).used);
-    EXPECT_EQ(space_.node(gone).fence, FenceId::kOpen);
-  }
-  space_.Give(nodes[0], kFenceB);
-  EXPECT_EQ(pieces(), (std::vector{Free(4, kFenceB), Free(12, kFenceA)}));
-  Take(2, 14);
-  EXPECT_EQ(space_.node(nodes[1]).fence, FenceId::kOpen) << "absorbed by what was taken";
-  EXPECT_EQ(pieces(), (std::vector{Free(2, kFenceB), Used(14)}));
 }
 
 TEST_F(OnePage, TakingAllAndGivingItBack) {
@@ -160,6 +146,33 @@ TEST_F(OnePage, OpeningNothingChangesNothing) {
   EXPECT_EQ(pieces(), (std::vector{Free(4, kFenceA), Free(12)}));
 }
 
+// The first and the last of a list may go, and one may leave by being joined, split or taken.
+TEST_F(OnePage, AFenceListsWhatIsBehindIt) {
+  const auto behind = [&](FenceId fence) {
+    std::vector<NodeId> nodes;
+    space_.ForEachBehind(fence, [&](NodeId id) { nodes.push_back(id); });
+    std::ranges::sort(nodes);
+    return nodes;
+  };
+  EXPECT_TRUE(behind(FenceId{77}).empty()) << "never reserved";
+  std::vector<NodeId> nodes;
+  for (uint32_t i = 0; i < 8; ++i) nodes.push_back(Take(2 * i, 2));
+  for (const uint32_t i : {0U, 2U, 4U}) space_.Give(nodes[i], kFenceA);
+  space_.Give(nodes[6], kFenceB);
+  EXPECT_EQ(behind(kFenceA), (std::vector{nodes[0], nodes[2], nodes[4]}));
+  space_.Give(nodes[3], kFenceA);
+  EXPECT_EQ(behind(kFenceA), (std::vector{nodes[0], nodes[2]})) << "joined";
+  const NodeId middle = Take(6, 2);
+  EXPECT_EQ(behind(kFenceA).size(), 3u) << "parted again";
+  space_.Give(middle, kFenceB);
+  EXPECT_EQ(behind(kFenceB), (std::vector{middle, nodes[6]}));
+  Take(0, 2);
+  EXPECT_EQ(behind(kFenceA).size(), 2u);
+  space_.OpenFences({false, true});
+  EXPECT_TRUE(behind(kFenceA).empty());
+  EXPECT_EQ(behind(kFenceB).size(), 2u);
+}
+
 TEST_F(OnePage, WhatIsUsedCannotBeTakenNorWhatIsFreeGiven) {
   const NodeId taken = Take(4, 4);
   EXPECT_THROW(space_.Take(taken, Granules(4), Granules(2)), InternalError);
@@ -196,6 +209,7 @@ TEST(PageSpace, PagesOfOneGranule) {
   for (int i = 0; i < 3; ++i) space.AddPage();
   const NodeId taken = space.Take(space.first(PageId{1}), Granules(0), Granules(1));
   EXPECT_EQ(space.free(), Granules(2));
+  space.ReserveFence(kFenceA);
   space.Give(taken, kFenceA);
   space.Check();
   EXPECT_EQ(Pieces(space, PageId{1}), std::vector{Free(1, kFenceA)});
@@ -233,16 +247,26 @@ class Model {
       int before = kUsed;
       for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
         const PageSpace::Node& node = space.node(id);
-        const int what = node.used ? kUsed : static_cast<int>(node.fence);
+        const int what = node.used() ? kUsed : static_cast<int>(node.fence);
         for (uint32_t i = node.offset; i < node.offset + node.length; ++i) {
           ASSERT_EQ(pages_[p][i], what) << "page " << p << ", granule " << i;
         }
-        ASSERT_TRUE(node.used || what != before) << "neighbours not joined in page " << p;
+        ASSERT_TRUE(node.used() || what != before) << "neighbours not joined in page " << p;
         before = what;
-        free += node.used ? 0 : node.length;
+        free += node.used() ? 0 : node.length;
       }
     }
     ASSERT_EQ(space.free(), Granules(free));
+    for (int fence = 1; fence < 4; ++fence) {
+      uint64_t behind = 0;
+      uint64_t expected = 0;
+      space.ForEachBehind(static_cast<FenceId>(fence), [&](NodeId id) {
+        ASSERT_EQ(static_cast<int>(space.node(id).fence), fence);
+        behind += space.node(id).length;
+      });
+      for (const auto& page : pages_) expected += std::ranges::count(page, fence);
+      ASSERT_EQ(behind, expected) << "behind fence " << fence;
+    }
   }
 
  private:
@@ -274,6 +298,7 @@ class PageSpaceAgainstModel : public ::testing::TestWithParam<uint32_t> {
     std::swap(state.used[Below(state.used.size())], state.used.back());
     const PageSpace::Node node = state.space.node(state.used.back());
     const auto fence = static_cast<int>(Below(4));
+    state.space.ReserveFence(static_cast<FenceId>(fence));
     const NodeId given = state.space.Give(state.used.back(), static_cast<FenceId>(fence));
     state.used.pop_back();
     state.model.Set(node.page, node.offset, node.length, fence);

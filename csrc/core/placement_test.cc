@@ -15,21 +15,31 @@ namespace {
 
 class PlacementTest : public SmallPool {};
 
-// --- FitsAt ---
+// --- FitsWithoutWaste ---
 
-TEST_F(PlacementTest, FitsAtNeedsEveryGranule) {
+TEST_F(PlacementTest, FitsNeedsEveryGranule) {
   const SlotId slot = MapNew({"xx..", "....", "..xx"});
-  EXPECT_TRUE(Fits({slot, Granules(2)}, 8));
-  EXPECT_FALSE(Fits({slot, Granules(2)}, 9)) << "the last page's head is too short";
-  EXPECT_FALSE(Fits({slot, Granules(1)}, 8)) << "the first page's tail is too short";
-  EXPECT_FALSE(Fits({SlotId{Index(slot) + 2}, Granules(0)}, 4));
+  EXPECT_TRUE(FitsWithoutWaste({slot, Granules(2)}, 8));
+  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(2)}, 9)) << "the last page's head is too short";
+  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(1)}, 8)) << "the first page's tail is too short";
+  EXPECT_FALSE(FitsWithoutWaste({SlotId{Index(slot) + 2}, Granules(0)}, 4));
 }
 
-TEST_F(PlacementTest, FitsAtEndsWithTheRange) {
+TEST_F(PlacementTest, FitsEndsWithTheRange) {
   const SlotId slot = MapNew({"....", "...."});
-  EXPECT_TRUE(Fits({slot, Granules(0)}, 8));
-  EXPECT_FALSE(Fits({slot, Granules(0)}, 9));
-  EXPECT_FALSE(Fits({slot, Granules(1)}, 8));
+  EXPECT_TRUE(FitsWithoutWaste({slot, Granules(0)}, 8));
+  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(0)}, 9));
+  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(1)}, 8));
+}
+
+TEST_F(PlacementTest, FitsTakesNoMoreWholePagesThanHoldTheBlock) {
+  const SlotId slot = MapNew({"....", "....", "....", "xxx."});
+  EXPECT_TRUE(FitsWithoutWaste({slot, Granules(1)}, 7));
+  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(1)}, 8)) << "three whole pages for two";
+  EXPECT_TRUE(FitsWithoutWaste({SlotId{Index(slot) + 2}, Granules(2)}, 3 - 1));
+  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(0)}, 1)) << "the last page has room for it";
+  EXPECT_TRUE(FitsWithoutWaste({SlotId{Index(slot) + 3}, Granules(3)}, 1));
+  EXPECT_TRUE(FitsWithoutWaste({slot, Granules(0)}, 2)) << "no page in part use has";
 }
 
 // --- FindMapped ---
@@ -79,9 +89,8 @@ class PlacementTakersTest : public PlacementTest {
   // As many streams may take a page as its number here says.
   std::optional<Placement> FindLeastWanted(uint64_t length, std::vector<uint32_t> takers,
                                            Slack slack = Slack::kNone) {
-    const auto found = FindMapped(view_, ranges_, kPageSize, Granules(length), slack,
-                                  [takers](PageId page) { return takers[Index(page)]; });
-    return found ? std::optional(found->place) : std::nullopt;
+    return FindMapped(view_, ranges_, kPageSize, Granules(length), slack,
+                      [takers](PageId page) { return takers[Index(page)]; });
   }
   static Placement At(SlotId first, uint32_t slot, uint64_t offset = 0) {
     return {SlotId{Index(first) + slot}, Granules(offset)};
@@ -204,12 +213,10 @@ TEST_F(PlacementTest, ATailAndAHeadOfOnePageAreNotAPair) {
   EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{1}, kNew}));
 }
 
-TEST_F(PlacementTest, NewPagesGoBehindTheFirstRangeEvenIfItsEndIsInUse) {
-  MapNew({"xxxx"});
+TEST_F(PlacementTest, NewPagesAreARangeOfTheirOwnWhereNoEndIsFree) {
   MapNew({"xxxx"});
   const GrowthPlan plan = Plan(2 * kP, Slack::kNone);
-  EXPECT_EQ(plan.mapping.range, RangeId{0});
-  EXPECT_FALSE(plan.mapping.at_front);
+  EXPECT_EQ(plan.mapping.range, std::nullopt);
   EXPECT_EQ(plan.start, 0);
   EXPECT_EQ(plan.new_pages, 2u);
 }
@@ -226,20 +233,14 @@ TEST_F(PlacementTest, NotWhereAnotherRangeNeedsFewerNewPages) {
 TEST_F(PlacementTest, FindsThePlaceThatKeepsAHandleWhole) {
   MapNew({"....", "...."});
   MapNewHandle({"....", "....", "....", "...."});
-  const auto found = FindMapped(view_, ranges_, kPageSize, Granules(2 * kP), Slack::kNone);
-  ASSERT_TRUE(found);
-  EXPECT_EQ(ranges_.range_of(found->place.slot), RangeId{0});
-  EXPECT_EQ(found->leftover, 0u);
+  EXPECT_EQ(ranges_.range_of(Find(2 * kP, Slack::kNone)->slot), RangeId{0});
   EXPECT_EQ(ranges_.range_of(Find(4 * kP, Slack::kNone)->slot), RangeId{1});
 }
 
 TEST_F(PlacementTest, OfPlacesThatBreakAHandleTheLeastLeftOverIsFound) {
   MapNewHandle({"....", "....", "....", "...."});
   MapNewHandle({"....", "....", "....", "....", "....", "....", "....", "...."});
-  const auto found = FindMapped(view_, ranges_, kPageSize, Granules(3 * kP), Slack::kNone);
-  ASSERT_TRUE(found);
-  EXPECT_EQ(ranges_.range_of(found->place.slot), RangeId{0});
-  EXPECT_EQ(found->leftover, 1u);
+  EXPECT_EQ(ranges_.range_of(Find(3 * kP, Slack::kNone)->slot), RangeId{0});
 }
 
 TEST_F(PlacementTest, AnEdgeIsThatOfTheHandleAndMayHaveWholePages) {
@@ -261,7 +262,8 @@ TEST_F(PlacementTest, WholeHandlesAreTakenLargestFirstAsTheyFit) {
   Take(PageId{15}, 0, 4);
   const GrowthPlan plan = Plan(7 * kP, Slack::kNone);
   EXPECT_EQ(plan.new_pages, 0u);
-  EXPECT_EQ(plan.leftover, 0u);
+  const Placement place = plan.PlacementFrom(Map(plan.mapping), kPageSize);
+  EXPECT_EQ(Leftover(uint64_t{Index(place.slot)} * kP + place.offset.count(), 7 * kP), 0u);
 }
 
 TEST_F(PlacementTest, AHandleOfTheBlocksSizeIsTakenBeforeSmallerOnes) {
@@ -277,7 +279,6 @@ TEST_F(PlacementTest, AHandleIsBrokenOnlyWhereNothingElseHolds) {
   MapNew({"xxxx", "....", "xxxx"});  // no range has a free end
   const GrowthPlan plan = Plan(kP + 1, Slack::kNone);
   EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{7}, PageId{1}}));
-  EXPECT_EQ(plan.leftover, 3u);
 }
 
 TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePool) {
@@ -288,17 +289,23 @@ TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePool) {
     }
     return seen;
   };
-  EXPECT_EQ(sizes(31).count(1), 31u) << "two pages are more than a 16th of the pool";
-  EXPECT_EQ(sizes(32).count(2), 16u);
-  EXPECT_EQ(sizes(127).count(7), 13u) << "all about as large as each other";
-  EXPECT_EQ(sizes(127).count(6), 6u);
-  EXPECT_EQ(sizes(127).size(), 19u);
-  EXPECT_EQ(sizes(1024).count(64), 16u);
-  EXPECT_EQ(sizes(2048).count(64), 32u) << "more are too many for any pool";
-  MapNew(std::vector<std::string>(1024, "xxxx"));
+  EXPECT_EQ(sizes(111).count(1), 111u) << "two pages are more than a 56th of the pool";
+  EXPECT_EQ(sizes(112).count(2), 56u);
+  EXPECT_EQ(sizes(400).count(7), 52u) << "all about as large as each other";
+  EXPECT_EQ(sizes(400).count(6), 6u);
+  EXPECT_EQ(sizes(400).size(), 58u);
+  EXPECT_EQ(sizes(64 * 56).count(64), 56u);
+  EXPECT_EQ(sizes(64 * 112).count(64), 112u) << "more are too many for any pool";
+  MapNew(std::vector<std::string>(64 * 56, "xxxx"));
   EXPECT_EQ(sizes(64), (std::multiset<uint32_t>{64}));
   EXPECT_EQ(sizes(65), (std::multiset<uint32_t>{32, 33}));
   EXPECT_EQ(sizes(3), (std::multiset<uint32_t>{3})) << "not only powers of two";
+}
+
+TEST(Placement, HandlesAreSmallerWherePagesLieIdle) {
+  EXPECT_EQ(MostHandlePages(64 * 56, 7), 64u);
+  EXPECT_EQ(MostHandlePages(64 * 56, 8), 16u) << "more than a 512th of the pool";
+  EXPECT_EQ(MostHandlePages(100, 50), 1u);
 }
 
 // In a pool of one stream the block's last page is a handle of its own if it leaves more than a fifth
@@ -308,7 +315,7 @@ class LastPageTest : public ::testing::Test {
   static constexpr Granules kPageSize{16};
 
   // The new handles, in the order of their addresses, for a block of three pages and so many
-  // granules in a pool of 128 pages. The one that is free stands at the end of a range.
+  // granules in a pool of 1010 pages. The one that is free stands at the end of a range.
   std::vector<uint32_t> Sizes(uint64_t granules, bool at_front, Streams streams = Streams::kOne) {
     HostDriver driver({.granularity = kPageSize.bytes(), .map_memory = false});
     RangeTable ranges(driver, kPageSize);
@@ -323,12 +330,12 @@ class LastPageTest : public ::testing::Test {
         space.Take(space.first(page), Granules(0), kPageSize);
       }
     };
-    map(126);
+    for (int i = 0; i < 8; ++i) map(126);
     map(2);
     const FreeView view(space, ranges, StreamId{1}, FenceId::kOpen);
     const GrowthPlan plan = PlanGrowth(view, ranges, kPageSize, kPageSize * 3 + Granules(granules),
                                        Slack::kNone, streams);
-    EXPECT_EQ(plan.mapping.range, RangeId{1});
+    EXPECT_EQ(plan.mapping.range, RangeId{8});
     EXPECT_EQ(plan.mapping.at_front, at_front);
     std::vector<uint32_t> sizes;
     for (const PageId handle : plan.mapping.handles) {
@@ -361,15 +368,13 @@ TEST_F(LastPageTest, IsNeverApartWhereSeveralStreamsAllocate) {
 // --- MappingAhead ---
 
 TEST_F(PlacementTest, PagesAheadBelongToTheLastNewHandle) {
-  MapNew(std::vector<std::string>(1024, "xxxx"));
+  MapNew(std::vector<std::string>(64 * 56, "xxxx"));
   const GrowthPlan plan = Plan(70 * kP, Slack::kNone);
   ASSERT_EQ(plan.mapping.handles,
             (std::vector{MappingPlan::NewHandle(35), MappingPlan::NewHandle(35)}));
   const auto ahead = plan.MappingAhead(ranges_, 8);
   ASSERT_TRUE(ahead);
   EXPECT_EQ(ahead->handles, (std::vector{MappingPlan::NewHandle(35), MappingPlan::NewHandle(43)}));
-  EXPECT_EQ(ahead->range, RangeId{0});
-  EXPECT_FALSE(ahead->at_front);
   EXPECT_EQ(plan.MappingAhead(ranges_, 1000)->handles.back(), MappingPlan::NewHandle(64))
       << "no larger than suits the pool";
   EXPECT_FALSE(plan.MappingAhead(ranges_, 0));
@@ -377,7 +382,7 @@ TEST_F(PlacementTest, PagesAheadBelongToTheLastNewHandle) {
 }
 
 TEST_F(PlacementTest, NoPagesAreMadeAheadWhereSomethingElseComesLast) {
-  MapNew(std::vector<std::string>(64, "xxxx"));
+  MapNew(std::vector<std::string>(3 * 56, "xxxx"));
   GrowthPlan plan{.mapping = {.range = {}, .handles = {kNew, PageId{1}}}};
   EXPECT_FALSE(plan.MappingAhead(ranges_, 2));
   std::swap(plan.mapping.handles.front(), plan.mapping.handles.back());
@@ -387,7 +392,7 @@ TEST_F(PlacementTest, NoPagesAreMadeAheadWhereSomethingElseComesLast) {
 }
 
 TEST_F(PlacementTest, PagesAheadNeedRoomInTheRange) {
-  MapNew(std::vector<std::string>(64, "xxxx"));
+  MapNew(std::vector<std::string>(4 * 56, "xxxx"));
   MapNew({"xxxx"});
   const uint32_t room = ranges_.range(RangeId{1}).room_back;
   const GrowthPlan plan{.mapping = {.range = RangeId{1}, .handles = std::vector(room - 2, kNew)}};
@@ -395,22 +400,6 @@ TEST_F(PlacementTest, PagesAheadNeedRoomInTheRange) {
   EXPECT_FALSE(plan.MappingAhead(ranges_, 3));
   const GrowthPlan anew{.mapping = {.range = {}, .handles = std::vector(room - 2, kNew)}};
   EXPECT_TRUE(anew.MappingAhead(ranges_, 3)) << "a new range gets as much room as it needs";
-}
-
-TEST_F(PlacementTest, SparesHandlesForAMappingOrTwo) {
-  const GrowthPlan plan{.mapping = {.range = {}, .handles = {PageId{1}, PageId{2}}}};
-  EXPECT_TRUE(SparesHandles(plan, {.place = {}, .leftover = 1}));
-  EXPECT_FALSE(SparesHandles(plan, {.place = {}, .leftover = 0}));
-  GrowthPlan other = plan;
-  other.leftover = 1;
-  EXPECT_FALSE(SparesHandles(other, {.place = {}, .leftover = 1}));
-  EXPECT_TRUE(SparesHandles(other, {.place = {}, .leftover = 2}));
-  other = plan;
-  other.new_pages = 1;
-  EXPECT_FALSE(SparesHandles(other, {.place = {}, .leftover = 2}));
-  other = plan;
-  other.mapping.handles.push_back(PageId{3});
-  EXPECT_FALSE(SparesHandles(other, {.place = {}, .leftover = 2}));
 }
 
 // --- WholePageToBreak ---

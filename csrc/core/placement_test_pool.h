@@ -69,14 +69,13 @@ class SmallPool : public ::testing::Test {
   }
 
   std::optional<Placement> Find(uint64_t length, Slack slack) {
-    const auto found = FindMapped(view_, ranges_, kPageSize, Granules(length), slack);
-    return found ? std::optional(found->place) : std::nullopt;
+    return FindMapped(view_, ranges_, kPageSize, Granules(length), slack);
   }
   GrowthPlan Plan(uint64_t length, Slack slack) const {
     return PlanGrowth(view_, ranges_, kPageSize, Granules(length), slack);
   }
-  bool Fits(Placement start, uint64_t length) const {
-    return FitsAt(view_, ranges_, kPageSize, start, Granules(length));
+  bool FitsWithoutWaste(Placement start, uint64_t length) const {
+    return cgp::FitsWithoutWaste(view_, ranges_, kPageSize, start, Granules(length));
   }
 
   // --- The same by brute force. Granules are counted through all slots: slot * kP + offset. ---
@@ -106,6 +105,11 @@ class SmallPool : public ::testing::Test {
       if (!IsFree(g)) return false;
     }
     return true;
+  }
+
+  bool Fits(Placement start, uint64_t length) const {
+    return BruteFits(Index(ranges_.range_of(start.slot)),
+                     uint64_t{Index(start.slot)} * kP + start.offset.count(), length);
   }
 
   bool IsWholeHandle(PageId handle) const {

@@ -35,21 +35,31 @@ Pool::~Pool() = default;
 
 bool Pool::in_scope() const { return state_->scope.has_value(); }
 
-void Pool::BeginScope(ScopeKind kind) {
+void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   State& s = *state_;
   CGP_CHECK(!s.scope);
+  may_ask_device = may_ask_device && s.driver.MayQuiesce();
+  const bool behind_replays = kind == ScopeKind::kEager && s.captured;
+  std::shared_ptr<SharedEvent> mark;
+  if (may_ask_device && (behind_replays || s.fences.NeedsMark())) mark = s.fences.Mark();
   s.PollFences();
+  if (behind_replays && !mark) s.HoldAllFree();
+  s.replays_unknown = behind_replays && !mark;
+  if (behind_replays) s.replays = std::move(mark);
   s.scope = kind;
   if (kind == ScopeKind::kCapture) s.foresight.BeginCapture();
 }
 
-void Pool::EndScope() {
+void Pool::EndScope(bool may_ask_device) {
   State& s = *state_;
   CGP_CHECK(s.scope);
   const bool captured = *s.scope == ScopeKind::kCapture;
   const bool eager_fences = !captured && s.fences.scope_fence_count() > 0;
   s.ReserveForWaking();
-  s.fences.EndScope();  // throws with nothing changed; what follows does not throw
+  // Known now, the end of what ran here is known sooner than when the next scope begins.
+  if (!captured && s.fences.NeedsMark() && may_ask_device && s.driver.MayQuiesce()) s.fences.Mark();
+  // Nothing throws from here on.
+  s.fences.EndScope();
   if (!s.views.empty()) s.views.resize(1);
   s.OpenFences();
   if (!s.views.empty()) {
@@ -60,7 +70,9 @@ void Pool::EndScope() {
   if (captured) {
     if (!s.several_streams) s.foresight.EndCapture();
     s.ForgetProofs();
+    s.captured = true;
   }
+  s.replays.reset();
   s.scope.reset();
 }
 
@@ -93,6 +105,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   }
   live.block.address = s.ranges.AddressOf(live.slot, Granules(live.offset));
 
+  if (!live.eager) s.ranges.Pin(live.slot);
   if (s.proofs.stream_count() > 0) live.view = s.NumberOf(view);
   if (foretold) {
     const Granules held = Granules::FromBytesRoundedUp(s.stats.allocated_bytes + live.block.bytes);
@@ -121,6 +134,8 @@ void Pool::RecordUse(Address address, StreamId stream) {
   State& s = *state_;
   LiveBlock& live = s.Known(address);
   if (stream == live.block.stream) return;
+  // Then the driver knows of the device, and marks it too.
+  if (DeviceOf(stream)) s.driver.Capture(stream, &s.frontier);
   if (s.scope == ScopeKind::kCapture) s.ExpectSeveralStreams();
   live.AddUse(stream);
   // A capture that frees the block would otherwise let its end stand for the end of this use too.
@@ -148,17 +163,14 @@ std::vector<PhysicalPiece> Pool::Pieces(Address address) const {
 
 void Pool::RefreshAccess() { state_->ranges.RefreshAccess(); }
 
-void Pool::GiveBack() { state_->ranges.GiveBack(); }
-
-uint64_t Pool::held_bytes() const { return state_->ranges.held_bytes(); }
-
-uint64_t Pool::held_handles() const { return state_->ranges.held_handles(); }
-
 uint64_t Pool::reserved_bytes() const {
-  return state_->ranges.page_count() * state_->page_size.bytes();
+  const RangeTable& ranges = state_->ranges;
+  return (ranges.page_count() + ranges.unreleased_pages()) * state_->page_size.bytes();
 }
 
-uint64_t Pool::handles() const { return state_->ranges.handle_count(); }
+uint64_t Pool::handles() const {
+  return uint64_t{state_->ranges.handle_count()} + state_->ranges.unreleased_handles();
+}
 
 uint64_t Pool::free_extents() const { return state_->space.free_extents(); }
 
@@ -168,7 +180,7 @@ PoolStats Pool::Stats() const {
   stats.page_bytes = s.page_size.bytes();
   stats.pages = s.ranges.page_count();
   stats.reserved_bytes = reserved_bytes();
-  stats.peak_reserved_bytes = stats.reserved_bytes;  // a pool gives back all or nothing
+  stats.peak_reserved_bytes = std::max(stats.peak_reserved_bytes, stats.reserved_bytes);
   stats.live_blocks = s.blocks.size();
   stats.ranges = s.ranges.range_count();
   stats.page_mappings = s.ranges.mapping_count();

@@ -90,8 +90,16 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  void BeginScope(ScopeKind kind);  // pre: none is open
-  void EndScope();                  // pre: one is open
+  // pre: none is open. With `may_ask_device` the device may be marked (Driver::RecordDeviceEvent()):
+  // the caller knows of no capture on it that the driver does not know of.
+  //
+  // An eager scope in a pool that had captures begins behind the replays of their graphs, since what
+  // these captures freed is what the graphs still use: each stream that allocates waits, on the
+  // device, for all that the device had been given when the scope began. A replay that is submitted
+  // while the scope is open is not waited for; PyTorch forbids it too. Where the device may not be
+  // asked the scope takes nothing that was free before, but new pages.
+  void BeginScope(ScopeKind kind, bool may_ask_device = true);
+  void EndScope(bool may_ask_device = true);  // pre: one is open
   bool in_scope() const;
 
   // pre: a scope is open, bytes > 0.
@@ -104,7 +112,7 @@ class Pool {
   // What lives now, and going back to that: the blocks of the checkpoint live, at their addresses,
   // and no others. pre: no scope is open. Restore() throws UsageError for the checkpoint of another
   // pool.
-  PoolCheckpoint Checkpoint() const;
+  PoolCheckpoint Checkpoint();
   RestoreDelta Restore(const PoolCheckpoint& checkpoint);
 
   // The live block that holds `address`, or nullptr; valid until the next call that changes the
@@ -114,15 +122,29 @@ class Pool {
   // Free() does.
   std::vector<PhysicalPiece> Pieces(Address address) const;
 
+  // What GiveBack() would: the bytes of all handles that no live block has a byte of. O(pages).
+  uint64_t spare_bytes() const;
+  // Whether the driver failed to take back something that is of no use any more.
+  bool has_remains() const;
+  // Gives both back, and unmaps all but what live blocks need. Where the driver fails all else is given
+  // back all the same, then its first error is thrown: the next GiveBack() tries what is left once
+  // more. pre: no graph was captured into the pool that still lives, no scope is open, the device is
+  // idle (Driver::Quiesce()), and PrepareGiveBack() was called last, which makes room for it.
+  // Checkpoints of before are void.
+  void PrepareGiveBack();
+  void GiveBack();
+
+  // Eager work that churns maps the same pages again and again. Whether it has mapped so much that
+  // UnmapStale() is due, which leaves, and so bounds, what is mapped:
+  //   left <= mappings of the ranges that captures and checkpoints need + 3 * pages + handles
+  //   page_mappings <= max(512, 2 * left) + those of the allocation that is under way
+  // since of what lives in a page two blocks at most reach beyond it, and the others share a mapping.
+  // It may be called in eager scopes only, with the device idle. Errors of the driver as GiveBack().
+  bool HasStaleMappings() const;
+  void UnmapStale();
+
   // Repeats Driver::SetAccess() for all that is mapped: a peer was added.
   void RefreshAccess();
-
-  // Unmaps and releases everything, as the destructor does. Where the driver fails, all else is given
-  // back all the same, then the first error is thrown: the next GiveBack() tries what is left once
-  // more. pre: as for the destructor; no other member is called from then on but the next two.
-  void GiveBack();
-  uint64_t held_bytes() const;    // of physical memory: what is left to be given back,
-  uint64_t held_handles() const;  // in so many handles
 
   uint64_t reserved_bytes() const;  // Stats() says it too, at more cost
   uint64_t handles() const;         // of physical memory

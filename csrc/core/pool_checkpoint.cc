@@ -9,14 +9,15 @@
 
 namespace cgp {
 
-PoolCheckpoint Pool::Checkpoint() const {
-  const State& s = *state_;
+PoolCheckpoint Pool::Checkpoint() {
+  State& s = *state_;
   CGP_CHECK(!s.scope);
   PoolCheckpoint checkpoint{.blocks = {}, .owner = s.identity};
   s.blocks.ForEach([&](Address, const LiveBlock& live) {
-    checkpoint.blocks.push_back({live.block, live.slot, Granules(live.offset), live.eager,
-                                 live.others ? live.others->uses : std::vector<StreamId>()});
+    checkpoint.blocks.push_back(
+        {live.block, live.eager, live.others ? live.others->uses : std::vector<StreamId>()});
   });
+  s.blocks.ForEach([&](Address, const LiveBlock& live) { s.ranges.Pin(live.slot); });
   std::ranges::sort(checkpoint.blocks, {}, [](const auto& entry) { return entry.block.address; });
   return checkpoint;
 }
@@ -27,7 +28,8 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   CGP_CHECK(!s.scope);
   if (checkpoint.owner.lock() != s.identity) {
     throw UsageError(
-        "cudagraph_pool: the checkpoint was taken of another pool, or of one that is gone.");
+        "cudagraph_pool: the checkpoint was taken of another pool, or of one whose memory has been "
+        "given back since.");
   }
   s.PollFences();  // what is over is forgotten, not handed on
   RestoreDelta delta;
@@ -47,9 +49,10 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   });
 
   std::vector<LiveBlock> revived;
+  const RangeTable::AddressIndex ranges = s.ranges.ByAddress();
   for (std::size_t i = 0; i < checkpoint.blocks.size(); ++i) {
     delta.allocated.push_back(checkpoint.blocks[i].block);
-    if (!lives_on[i]) revived.push_back(s.BlockOf(checkpoint.blocks[i]));
+    if (!lives_on[i]) revived.push_back(s.BlockOf(checkpoint.blocks[i], ranges));
   }
   s.blocks.Reserve(checkpoint.blocks.size());
   s.space.ReservePages(0, revived.size());
@@ -70,11 +73,13 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
 }
 
 // The block that is to be brought back, with room for all fences that its bytes may be behind.
-LiveBlock Pool::State::BlockOf(const PoolCheckpoint::Entry& entry) const {
+LiveBlock Pool::State::BlockOf(const PoolCheckpoint::Entry& entry,
+                               const RangeTable::AddressIndex& index) const {
   LiveBlock live;
   live.block = entry.block;
-  live.slot = entry.slot;
-  live.offset = static_cast<uint32_t>(entry.offset.count());
+  const auto [slot, start] = ranges.At(entry.block.address, index);
+  live.slot = slot;
+  live.offset = static_cast<uint32_t>(start.count());
   live.Add(entry);
   if (!fences.empty()) live.GetOthers().behind.reserve(fences.limit());
   return live;

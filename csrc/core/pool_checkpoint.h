@@ -5,7 +5,8 @@
 //
 // A checkpoint holds the blocks, not the free bytes: these follow from the blocks, and the fences
 // they stand behind belong to what has been submitted by the time of the restore, not of the
-// checkpoint. What is mapped does not come into it, since ranges only grow.
+// checkpoint. What is mapped does not come into it: while a checkpoint may be restored, what it
+// comes back to stays mapped (Pool::GiveBack() ends that).
 #pragma once
 
 #include <memory>
@@ -19,8 +20,6 @@ namespace cgp {
 struct PoolCheckpoint {
   struct Entry {
     Block block;
-    SlotId slot{};  // where it starts
-    Granules offset;
     bool eager = false;          // some work on it was not captured
     std::vector<StreamId> uses;  // recorded by then
   };

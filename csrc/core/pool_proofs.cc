@@ -25,14 +25,14 @@ void Pool::State::ExpectSeveralStreams() {
   }
   driver.Capture(view->stream(), &frontier);
   const FenceId own = view->own_fence();
-  const bool captured = frontier.capture != kNoCapture;
+  const bool is_capturing = frontier.capture != kNoCapture;
   std::vector<bool> opened;
   try {
     const std::size_t number = proofs.AddStream(frontier.capture);
-    if (captured && frontier.nodes.empty()) {
+    if (is_capturing && frontier.nodes.empty()) {
       opened = fences.Opened();
       opened[Index(own)] = true;
-    } else if (captured) {
+    } else if (is_capturing) {
       proofs.Add(own, frontier.capture, frontier.nodes, number);
     }
   } catch (...) {
@@ -49,7 +49,7 @@ void Pool::State::ExpectSeveralStreams() {
   if (!opened.empty()) {
     space.OpenFences(opened);
     view->Rebuild();
-  } else if (captured) {
+  } else if (is_capturing) {
     fences.MakeProof(own);
   }
 }

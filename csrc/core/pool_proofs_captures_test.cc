@@ -498,18 +498,5 @@ TEST(PoolProofsFailures, TheFreeOfABlockWhoseUserIsNotCapturing) {
       [](ProofsWorld& world) { world.pool.Free(world.blocks[2].address); }, 2);
 }
 
-TEST(PoolProofsFailures, TheEndOfAScopeThatHasToRecordEvents) {
-  FailEachCall(
-      [](ProofsWorld& world) {
-        FreeTwo(world);
-        world.pool.RecordUse(world.blocks[2].address, kC);
-        world.pool.RecordUse(world.blocks[3].address, kB);
-        world.pool.Free(world.blocks[2].address);
-        world.pool.Free(world.blocks[3].address);
-        world.graphs.End(world.capture);
-      },
-      [](ProofsWorld& world) { world.pool.EndScope(); }, 4);
-}
-
 }  // namespace
 }  // namespace cgp

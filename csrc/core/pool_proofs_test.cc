@@ -388,14 +388,30 @@ TEST_F(PoolProofsTest, ALargeBlockTakesTheLeastWantedOfEqualPlaces) {
   Launch(kB);
   Join(kA, kB);
   for (const std::size_t mine : {0U, 1U}) {
-    std::vector<Block> pages;  // side by side
+    std::vector<Block> pages;
     for (std::size_t i = 0; i < 2; ++i) pages.push_back(Allocate(kPage, i == mine ? kA : kB));
-    EXPECT_EQ(pages[0].address + kPage, pages[1].address);
     Free(pages[mine]);
     Free(pages[1 - mine]);
     EXPECT_EQ(Allocate(kPage, kA).address, pages[mine].address);
     EXPECT_EQ(Allocate(kPage, kA).address, pages[1 - mine].address);
   }
+}
+
+// What one stream allocates goes where its like lay; otherwise the newest range is the first choice.
+TEST_F(PoolProofsTest, ACaptureOfSeveralStreamsGetsNoAdvice) {
+  const auto places = [&](std::initializer_list<StreamId> streams) {
+    const CaptureId capture = Begin(streams);
+    if (streams.size() > 1) Allocate(kGranule, kB);
+    const Block first = Allocate(4 * kPage, kA);
+    const Block second = Allocate(5 * kPage, kA);
+    Free(first);
+    Free(second);
+    End(capture);
+    return std::pair(first.address, second.address);
+  };
+  const auto guide = places({kA});
+  EXPECT_EQ(places({kA}), guide);
+  EXPECT_EQ(places({kA, kB}).first, guide.second);
 }
 
 // Streams hold free pages back from each other: where the pool is small, one at a time.

@@ -1,9 +1,10 @@
 #include "core/pool_set.h"
 
+#include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "core/error.h"
-#include "core/reserve.h"
 
 namespace cgp {
 
@@ -19,6 +20,7 @@ struct PoolSet::Member {
 
   Pool pool;
   int users = 0;
+  bool capturing = false;  // a capture scope is open
   uint64_t live_blocks = 0;
   Gauge* reserved_bytes = nullptr;  // its own in PoolSet
 };
@@ -33,7 +35,9 @@ PoolSet::PoolSet(Driver& driver, PoolOptions options) : driver_(driver), options
 
 PoolSet::~PoolSet() {
   try {
-    if (TotalStats().reserved_bytes > 0 || !leftovers_.empty()) driver_.Quiesce();
+    const bool any = std::ranges::any_of(
+        members_, [this](const auto& entry) { return HasMemory(*entry.second); });
+    if (any) driver_.Quiesce();
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the device is gone, or dead
   }
 }
@@ -43,7 +47,7 @@ void PoolSet::Retain(PoolId id) {
   ++FindOrCreate(id).users;
 }
 
-void PoolSet::BeginScope(PoolId id, ScopeKind kind) {
+void PoolSet::BeginScope(PoolId id, ScopeKind kind, bool capturing) {
   const std::lock_guard lock(mutex_);
   Member& member = FindOrCreate(id);
   if (member.pool.in_scope()) {
@@ -52,12 +56,14 @@ void PoolSet::BeginScope(PoolId id, ScopeKind kind) {
                      "fills it before another one begins, or give each a pool of its own.");
   }
   try {
-    member.pool.BeginScope(kind);
+    member.pool.BeginScope(kind, !capturing && MayQuiesce());
   } catch (...) {
     EraseIfGone(id);
     throw;
   }
   ++member.users;
+  member.capturing = kind == ScopeKind::kCapture;
+  if (member.capturing) ++captures_;
 }
 
 void PoolSet::EndScope(PoolId id) {
@@ -67,7 +73,9 @@ void PoolSet::EndScope(PoolId id) {
     throw UsageError("cudagraph_pool: nothing is being allocated to pool " + ToString(id) +
                      ", so there is nothing to end.");
   }
-  member.pool.EndScope();
+  member.pool.EndScope(MayQuiesce());
+  if (member.capturing) --captures_;
+  member.capturing = false;
   EraseIfGone(id);
 }
 
@@ -90,6 +98,7 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
                      " now: no capture and no use_pool block that fills it is open.");
   }
   if (bytes == 0) throw UsageError("cudagraph_pool: a block of 0 bytes was asked for.");
+  UnmapStale(member);
   owners_.ReserveOne();
   const uint64_t reserved_before = member.pool.reserved_bytes();
   const uint64_t handles_before = member.pool.handles();
@@ -139,7 +148,7 @@ bool PoolSet::TryRecordUse(Address address, StreamId stream) {
   return true;
 }
 
-PoolCheckpoint PoolSet::Checkpoint(PoolId id) const {
+PoolCheckpoint PoolSet::Checkpoint(PoolId id) {
   const std::lock_guard lock(mutex_);
   return KnownAtRest(id).pool.Checkpoint();
 }
@@ -195,13 +204,22 @@ std::optional<PoolId> PoolSet::PoolOf(Address address) const {
   return std::nullopt;
 }
 
+// Whether the device may be waited for, and marked: no capture is known of, which that would break.
+bool PoolSet::MayQuiesce() noexcept { return captures_ == 0 && driver_.MayQuiesce(); }
+
+// Whether the driver has anything of it.
+bool PoolSet::HasMemory(const Member& member) const {
+  return member.pool.reserved_bytes() > 0 || member.pool.has_remains();
+}
+
 bool PoolSet::CanTrim(const Member& member) const {
-  return member.users == 0 && member.live_blocks == 0 && !member.pool.in_scope();
+  return member.users == 0 && !member.pool.in_scope();
 }
 
 void PoolSet::EraseIfGone(PoolId id) {
   const auto it = members_.find(id);
-  if (!CanTrim(*it->second) || it->second->pool.reserved_bytes() > 0) return;
+  const Member& member = *it->second;
+  if (!CanTrim(member) || member.live_blocks > 0 || HasMemory(member)) return;
   CountAsGone(id);
   members_.erase(it);
 }
@@ -219,47 +237,56 @@ void PoolSet::CountAsGone(PoolId id) {
 uint64_t PoolSet::SumTrimmable() const {
   uint64_t bytes = 0;
   for (const auto& [id, member] : members_) {
-    if (CanTrim(*member)) bytes += member->pool.reserved_bytes();
+    if (CanTrim(*member)) bytes += member->pool.spare_bytes();
   }
-  for (const auto& member : leftovers_) bytes += member->pool.held_bytes();
   return bytes;
 }
 
 uint64_t PoolSet::Trim() {
   const std::lock_guard lock(mutex_);
-  ReserveMore(leftovers_, members_.size());
-  // Work that was submitted before may still use the pages.
-  if (SumTrimmable() > 0 || !leftovers_.empty()) driver_.Quiesce();
-  for (auto it = members_.begin(); it != members_.end();) {
-    const auto member = it++;
-    if (!CanTrim(*member->second)) continue;
-    CountAsGone(member->first);
-    leftovers_.push_back(std::move(member->second));
-    members_.erase(member);
+  std::vector<PoolId> due;
+  for (const auto& [id, member] : members_) {
+    const Pool& pool = member->pool;
+    if (CanTrim(*member) && (pool.spare_bytes() > 0 || pool.has_remains())) due.push_back(id);
   }
+  if (due.empty()) return 0;
+  // Work that was submitted before may still use the pages.
+  driver_.Quiesce();
+  for (const PoolId id : due) Known(id).pool.PrepareGiveBack();
+  // Nothing has changed so far, and nothing below throws but the driver.
   uint64_t bytes = 0;
   std::exception_ptr error;
-  std::erase_if(leftovers_, [&](const auto& member) {
-    const GivenBack given_back = GiveBack(*member);
+  for (const PoolId id : due) {
+    const GivenBack given_back = GiveBack(Known(id));
     bytes += given_back.bytes;
     if (!error) error = given_back.error;
-    return !given_back.error;
-  });
+    EraseIfGone(id);
+  }
   if (error) std::rethrow_exception(error);
   return bytes;
 }
 
+void PoolSet::UnmapStale(Member& member) {
+  if (!member.pool.HasStaleMappings() || !MayQuiesce()) return;
+  driver_.Quiesce();
+  try {
+    member.pool.UnmapStale();
+  } catch (const DriverError&) {  // NOLINT(bugprone-empty-catch): what is left is for the next time
+  }
+}
+
 PoolSet::GivenBack PoolSet::GiveBack(Member& member) {
   GivenBack given_back;
-  const uint64_t bytes = member.pool.held_bytes();
-  const uint64_t handles = member.pool.held_handles();
+  const uint64_t bytes = member.pool.reserved_bytes();
+  const uint64_t handles = member.pool.handles();
   try {
     member.pool.GiveBack();
   } catch (const std::exception&) {
     given_back.error = std::current_exception();
   }
-  given_back.bytes = bytes - member.pool.held_bytes();
-  usage_.Shrank(handles - member.pool.held_handles(), given_back.bytes);
+  given_back.bytes = bytes - member.pool.reserved_bytes();
+  member.reserved_bytes->Remove(given_back.bytes);
+  usage_.Shrank(handles - member.pool.handles(), given_back.bytes);
   return given_back;
 }
 
@@ -363,10 +390,6 @@ void PoolSet::Check() const {
     sum.requested_bytes += stats.requested_bytes;
     sum.reserved_bytes += stats.reserved_bytes;
     handles += member->pool.handles();
-  }
-  for (const auto& member : leftovers_) {
-    sum.reserved_bytes += member->pool.held_bytes();
-    handles += member->pool.held_handles();
   }
   for (const auto& [id, reserved] : reserved_bytes_) {
     CGP_CHECK(reserved.current == 0 || members_.contains(id));

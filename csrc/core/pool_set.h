@@ -51,14 +51,15 @@ class PoolSet {
 
   // Begins allocating to the pool, creating it if need be, and adds one user (a graph) to it.
   // Throws UsageError if a scope of this pool is open already: two captures cannot fill one pool at
-  // once.
-  void BeginScope(PoolId id, ScopeKind kind);
+  // once. `capturing`: a stream of the device is capturing that neither the set nor its driver knows
+  // of. For what an eager scope may take see Pool.
+  void BeginScope(PoolId id, ScopeKind kind, bool capturing = false);
 
   // Ends it. The user stays until Release(). Throws UsageError if no scope of this pool is open.
   void EndScope(PoolId id);
 
-  // Takes one user away. A pool without users is unused: Trim() gives its memory back once no block
-  // lives in it. Throws UsageError if the pool is unknown or has no user.
+  // Takes one user away. A pool without users is unused: Trim() gives back what no block lives in.
+  // Throws UsageError if the pool is unknown or has no user.
   void Release(PoolId id);
 
   // A block of at least `bytes` (> 0) for work on `stream`. Throws UsageError (unknown pool, no
@@ -79,7 +80,7 @@ class PoolSet {
   bool TryRecordUse(Address address, StreamId stream);
 
   // See Pool. Both throw UsageError for an unknown pool and while a scope of it is open.
-  PoolCheckpoint Checkpoint(PoolId id) const;
+  PoolCheckpoint Checkpoint(PoolId id);
   RestoreDelta Restore(PoolId id, const PoolCheckpoint& checkpoint);
 
   // The live block that starts at `address`, if it is one of ours.
@@ -93,12 +94,12 @@ class PoolSet {
   // The pool of the live block that starts at `address`.
   std::optional<PoolId> PoolOf(Address address) const;
 
-  // Gives back the memory of every unused pool that has no live block; returns the bytes given
-  // back. Waits for the device first if there is anything to give. Not while any stream is
-  // capturing.
-  // Throws with nothing changed if the device cannot be waited for. Where the driver fails to take
-  // something back, all else is given back all the same, then the first error is thrown: the pools
-  // are gone, Usage() still counts what is left of them, and the next Trim() tries that once more.
+  // Gives back the memory of every unused pool, but for the handles in which a block lives; returns
+  // the bytes given back. Waits for the device first if there is anything to give. Not while any
+  // stream is capturing.
+  // Throws with nothing changed if the device cannot be waited for, or the host's memory runs out.
+  // Where the driver fails to take something back, all else is given back all the same, then the
+  // first error is thrown: what is left counts as before, and the next Trim() tries it once more.
   uint64_t Trim();
   // The bytes that Trim() would give back.
   uint64_t TrimmableBytes() const;
@@ -144,9 +145,12 @@ class PoolSet {
   // nullptr where no block starts.
   Member* FindOwner(Address address) const;
   [[noreturn]] void ThrowNoBlock(Address address) const;
+  bool MayQuiesce() noexcept;
+  bool HasMemory(const Member& member) const;
   bool CanTrim(const Member& member) const;
   uint64_t SumTrimmable() const;
-  // Forgets a pool that has neither users nor a scope, blocks or memory.
+  void UnmapStale(Member& member);
+  // Forgets a pool that has neither users nor a scope, blocks, memory or remains.
   void EraseIfGone(PoolId id);
   // pre: the member is about to be erased.
   void CountAsGone(PoolId id);
@@ -160,13 +164,12 @@ class PoolSet {
   Driver& driver_;
   const PoolOptions options_;
   mutable std::mutex mutex_;
-  // invariant: a member exists iff it has users, an open scope, live blocks or memory not yet
+  // invariant: a member exists iff it has users, an open scope, live blocks or something not yet
   // trimmed.
   std::map<PoolId, std::unique_ptr<Member>> members_;
+  int captures_ = 0;            // capture scopes that are open
   AddressMap<Member*> owners_;  // of live blocks, by their start
-  // Of pools that are gone: what the driver failed to take back.
-  std::vector<std::unique_ptr<Member>> leftovers_;
-  // invariant: its current values are the sums of the members' Stats(), and what is left over.
+  // invariant: its current values are the sums of the members' Stats().
   SetUsage usage_;
   // invariant: the current value of a member's is its pool's reserved_bytes(), and others' is 0.
   std::map<PoolId, Gauge> reserved_bytes_;

@@ -5,10 +5,12 @@
 //   pool_streams.cc     who may take which bytes, and that all views know
 //   pool_proofs.cc      the same in captures of several streams
 //   pool_checkpoint.cc  back to what lived earlier
+//   pool_give_back.cc   what nobody needs any more is unmapped
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -75,6 +77,8 @@ struct alignas(64) LiveBlock {
 };
 
 struct Pool::State {
+  static constexpr uint64_t kLeastMappingLimit = 512;
+
   State(Driver& the_driver, Granules size)
       : driver(the_driver),
         page_size(size),
@@ -110,14 +114,17 @@ struct Pool::State {
   FreeView* FindView(StreamId stream) const;
   FreeView& ViewFor(StreamId stream);
   FreeView& AddView(StreamId stream);
+  void WaitForReplays(StreamId stream);
+  void HoldAllFree();
   bool PollFences();
+  void ForgetOpened();
   void ReserveForWaking();
   void OpenFences();
   NodeId TakePiece(NodeId within, Granules offset, Granules length, bool large);
   void GivePiece(NodeId id, FenceId fence, bool large);
   FenceId FenceFor(const LiveBlock& live);
   bool OrderProtects(const LiveBlock& live) const;
-  bool AreCapturedTogether(std::span<const StreamId> streams);
+  bool AreCapturedTogether(const LiveBlock& live);
   void GiveBlock(const LiveBlock& live, FenceId fence);
 
   // pool_proofs.cc
@@ -135,8 +142,15 @@ struct Pool::State {
   void CheckProofs() const;
 
   // pool_checkpoint.cc
-  LiveBlock BlockOf(const PoolCheckpoint::Entry& entry) const;
+  LiveBlock BlockOf(const PoolCheckpoint::Entry& entry,
+                    const RangeTable::AddressIndex& index) const;
   void Revive(LiveBlock live);
+
+  // pool_give_back.cc
+  std::vector<bool> HandlesInUse() const;
+  std::vector<bool> SlotsInUse() const;
+  void PrepareShrink(std::vector<bool> keep);
+  std::exception_ptr Shrink();
 
   Driver& driver;
   const Granules page_size;
@@ -165,9 +179,17 @@ struct Pool::State {
   Foresight foresight;
   SlabMap<LiveBlock> blocks;
   std::optional<ScopeKind> scope;
-  PoolStats stats;  // what Stats() does not derive
+  // Whether graphs may run on what is free. In an eager scope then: what its streams wait for, or
+  // that this is not known.
+  bool captured = false;
+  std::shared_ptr<SharedEvent> replays;
+  bool replays_unknown = false;
+  uint64_t mapping_limit = kLeastMappingLimit;       // beyond which mappings are looked through
+  std::shared_ptr<RangeTable::Shrinking> shrinking;  // what is prepared
+  PoolStats stats;                                   // what Stats() does not derive
   // Its address is the pool's identity, of which checkpoints keep a weak reference.
-  const std::shared_ptr<const char> identity = std::make_shared<const char>();
+  std::shared_ptr<const char> identity = std::make_shared<const char>();
+  std::shared_ptr<const char> next_identity;  // what it is after the GiveBack() that is prepared
 };
 
 template <typename Function>

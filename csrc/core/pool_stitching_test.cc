@@ -112,14 +112,14 @@ TEST_F(PoolStitchingTest, NothingIsMappedAnewWhereABlockFits) {
   }
 }
 
-// The driver's price is per handle: 64 pages are one where the pool is large enough, and a page is
+// The driver's price is per handle: 36 pages are one where the pool is large enough, and a page is
 // still found by the granule.
 TEST_F(PoolStitchingTest, ALargePoolMakesFewHandlesAndStaysExact) {
   pool_.BeginScope(ScopeKind::kCapture);
   const Block large = Allocate(2048 * kPage);
-  EXPECT_EQ(watch_.handles(), 32U);
-  EXPECT_EQ(watch_.mappings(), 32U);
-  EXPECT_EQ(pool_.Stats().page_mappings, 32U);
+  EXPECT_EQ(watch_.handles(), 57U);
+  EXPECT_EQ(watch_.mappings(), 57U);
+  EXPECT_EQ(pool_.Stats().page_mappings, 57U);
   EXPECT_EQ(pool_.Stats().pages, 2048U);
   ASSERT_THAT(pool_.Pieces(large.address), SizeIs(2048));
   pool_.Free(large.address);
@@ -127,8 +127,8 @@ TEST_F(PoolStitchingTest, ALargePoolMakesFewHandlesAndStaysExact) {
   // Whatever comes back in pieces needs no page more, and no two blocks share a byte.
   std::set<std::pair<uint32_t, uint64_t>> taken;
   std::vector<Block> live;
-  for (uint64_t i = 0; i < 64; ++i) {
-    const Block block = Allocate(31 * kPage + kPage / 2);
+  for (uint64_t i = 0; i < 114; ++i) {
+    const Block block = Allocate(17 * kPage + kPage / 2);
     live.push_back(block);
     uint64_t sum = 0;
     for (const PhysicalPiece& piece : pool_.Pieces(block.address)) {
@@ -149,13 +149,55 @@ TEST_F(PoolStitchingTest, ALargePoolMakesFewHandlesAndStaysExact) {
   EXPECT_EQ(pool_.Stats().page_mappings, watch_.mappings());
 }
 
+// Page 0 has a free head and page 1 a free tail, of two granules each.
+class SmallStitchingTest : public PoolStitchingTest {
+ protected:
+  void SetUp() override {
+    pool_.BeginScope(ScopeKind::kCapture);
+    const Block head = Allocate(2 * kGranule);
+    Allocate(14 * kGranule);
+    Allocate(14 * kGranule);
+    const Block tail = Allocate(2 * kGranule);
+    pool_.Free(head.address);
+    pool_.Free(tail.address);
+    ASSERT_EQ(pool_.Stats().pages, 2U);
+  }
+};
+
+TEST_F(SmallStitchingTest, ABlockOfAQuarterOfAPageLiesOverTwoEdgesBeforeAPageIsMade) {
+  const Block block = Allocate(4 * kGranule);
+  EXPECT_EQ(pool_.Stats().pages, 2U);
+  EXPECT_THAT(pool_.Pieces(block.address), SizeIs(2));
+  EXPECT_EQ(pool_.Stats().page_mappings, 4U);
+  pool_.Free(block.address);
+  EXPECT_EQ(pool_.Stats().page_mappings, 4U);
+}
+
+TEST_F(SmallStitchingTest, ASmallerOneIsNotWorthTheMappings) {
+  const Block block = Allocate(3 * kGranule);
+  EXPECT_EQ(pool_.Stats().pages, 3U);
+  EXPECT_THAT(pool_.Pieces(block.address), SizeIs(1));
+}
+
+// Though it would be a shorter rest of a page beside the large one.
+TEST_F(PoolStitchingTest, ASmallBlockThatOutlivesALargeOneLiesBesideItsKind) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  const Block large = Allocate(kPage + 12 * kGranule);
+  const Block small = Allocate(6 * kGranule);
+  const Block tiny = Allocate(kGranule);
+  EXPECT_EQ(pool_.Pieces(tiny.address).front().page, pool_.Pieces(small.address).front().page);
+  pool_.Free(large.address);
+  Allocate(2 * kPage);
+  EXPECT_EQ(pool_.Stats().pages, 3U);
+}
+
 TEST_F(PoolStitchingTest, ASmallPoolHasHandlesOfOnePage) {
   pool_.BeginScope(ScopeKind::kCapture);
   Allocate(20 * kPage);
-  Allocate(11 * kPage);
-  EXPECT_EQ(watch_.handles(), 31U);
+  Allocate(91 * kPage);
+  EXPECT_EQ(watch_.handles(), 111U);
   Allocate(20 * kPage);
-  EXPECT_EQ(watch_.handles(), 38U);
+  EXPECT_EQ(watch_.handles(), 121U);
 }
 
 TEST_F(PoolStitchingTest, APageStandsInSeveralRangesAndItsRestStaysInUse) {

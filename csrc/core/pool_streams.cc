@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/error.h"
 #include "core/pool_state.h"
 #include "core/reserve.h"
 
@@ -28,6 +29,7 @@ FreeView& Pool::State::ViewFor(StreamId stream) {
 
 // The view of a stream that has none yet in this scope.
 FreeView& Pool::State::AddView(StreamId stream) {
+  if (replays) WaitForReplays(stream);
   const FenceTable::StreamFence fence = fences.ForStream(stream, *scope == ScopeKind::kEager);
   if (views.size() == 1 && views.front()->own_fence() == FenceId::kOpen) {
     views.front()->MakeRoomForFence(fence.id);
@@ -38,17 +40,45 @@ FreeView& Pool::State::AddView(StreamId stream) {
   return *views.emplace_back(std::make_unique<FreeView>(space, ranges, stream, fence.id));
 }
 
+// pre: the stream is about to work, so it is not destroyed.
+void Pool::State::WaitForReplays(StreamId stream) {
+  driver.Capture(stream, &frontier);
+  if (frontier.held) {
+    throw UsageError(
+        "cudagraph_pool: eager work allocates on a stream that is capturing a graph. End the "
+        "capture first, or allocate on another stream.");
+  }
+  driver.WaitEvent(stream, replays->get());
+}
+
+// What is free now is for no one until the device has been marked.
+void Pool::State::HoldAllFree() {
+  const FenceId held = fences.Held(/*eager=*/true);
+  space.ReserveFence(held);
+  fences.HoldAll(held);  // nothing throws from here on
+  space.HoldAll(held);
+  blocks.ForEach([&](Address, LiveBlock& live) {
+    if (live.others && !live.others->behind.empty()) live.others->behind.assign(1, held);
+  });
+  for (const auto& view : views) view->Rebuild();
+}
+
 bool Pool::State::PollFences() {
   if (fences.empty()) return false;
   ReserveForWaking();
   if (!fences.Poll()) return false;
+  ForgetOpened();
+  OpenFences();
+  return true;
+}
+
+// Live blocks are not behind what is marked as opened any more.
+void Pool::State::ForgetOpened() {
   const std::vector<bool>& opened = fences.Opened();
   blocks.ForEach([&](Address, LiveBlock& live) {
     if (!live.others) return;
     std::erase_if(live.others->behind, [&](FenceId fence) { return opened[Index(fence)]; });
   });
-  OpenFences();
-  return true;
 }
 
 // So that Wake() and OpenFences() cannot throw as long as no node is freed and no fence made.
@@ -136,30 +166,22 @@ FenceId Pool::State::FenceFor(const LiveBlock& live) {
   if (in_capture && several_streams) {
     if (const std::optional<FenceId> proof = ProofFenceFor(live)) return *proof;
   }
-  bool eager = live.eager;
-  std::vector<StreamId> streams;
-  if (live.others) {
-    streams = live.others->uses;
-    // No fence that outlives a scope waits for captured work.
-    eager |= !live.others->behind.empty();
-    for (const FenceId fence : live.others->behind) {
-      for (const StreamId other : fences.StreamsBehind(fence)) {
-        if (other != stream && std::ranges::find(streams, other) == streams.end())
-          streams.push_back(other);
-      }
-    }
-  }
-  const bool used = !streams.empty();
+  // What stands behind a fence that outlives scopes does not wait for captured work.
+  const bool behind = live.others && !live.others->behind.empty();
+  const bool eager = live.eager || behind;
+  const bool used = behind || (live.others && !live.others->uses.empty());
   if (in_capture && !used && !eager && OrderProtects(live)) {
     const FreeView* const view = several_streams ? nullptr : FindView(stream);
     return view != nullptr ? view->own_fence() : fences.ForStream(stream, /*eager=*/false).id;
   }
-  if (scope == ScopeKind::kEager && !used) return fences.ForStream(stream, /*eager=*/true).id;
   if (!scope && !used && !eager) return FenceId::kOpen;
-  streams.push_back(stream);
-  if (!scope) return fences.After(streams);
+  if (!in_capture && !used) {
+    // A graph's output: the stream takes it once it has waited for the replays.
+    if (scope && !eager && replays_unknown) return fences.Held(/*eager=*/true);
+    return fences.ForStream(stream, /*eager=*/true).id;
+  }
   // Eager work on the block is not part of the capture: the capture's end says nothing of it.
-  return fences.Held(streams, eager || !in_capture || !AreCapturedTogether(streams));
+  return fences.Held(eager || !in_capture || !AreCapturedTogether(live));
 }
 
 // Whether the stream's order is enough to protect a block of a capture scope that its stream alone
@@ -168,17 +190,19 @@ bool Pool::State::OrderProtects(const LiveBlock& live) const {
   if (!several_streams) return true;
   // The stream is not capturing, or its frontier would tell. Nor may a capture that is under way
   // have anything of it.
-  const bool captured = live.view != LiveBlock::kNoView && proofs.capture(live.view) != kNoCapture;
-  return !captured && !several_captures;
+  const bool in_graph = live.view != LiveBlock::kNoView && proofs.capture(live.view) != kNoCapture;
+  return !in_graph && !several_captures;
 }
 
-bool Pool::State::AreCapturedTogether(std::span<const StreamId> streams) {
+bool Pool::State::AreCapturedTogether(const LiveBlock& live) {
   CaptureId of = kNoCapture;
-  return std::ranges::all_of(streams, [&](StreamId stream) {
+  const auto in_one = [&](StreamId stream) {
     driver.Capture(stream, &frontier);
     if (of == kNoCapture) of = frontier.capture;
     return frontier.capture != kNoCapture && frontier.capture == of;
-  });
+  };
+  return in_one(live.block.stream) &&
+         (!live.others || std::ranges::all_of(live.others->uses, in_one));
 }
 
 // pre: PageSpace::ReserveFence(fence).

@@ -7,13 +7,6 @@
 #include "core/reserve.h"
 
 namespace cgp {
-namespace {
-
-// In a table that gives back: what a slot shows that shows nothing any more.
-constexpr PageId kUnmapped{~uint32_t{0}};
-
-}  // namespace
-
 // What a Map() has done so far, undone in reverse unless it is kept. Undoing is legal during a
 // capture because nothing can have used what it takes back.
 class RangeTable::Undo {
@@ -24,7 +17,7 @@ class RangeTable::Undo {
 
   ~Undo() {
     if (kept_) return;
-    // What the driver fails to undo is tried again by GiveBack(): the error that brought us here is
+    // What the driver fails to undo is tried again by Shrink(): the error that brought us here is
     // the one to report. There is room to remember it.
     Remains& remains = table_.remains_;
     for (const Mapping& mapping : mapped) {
@@ -38,6 +31,7 @@ class RangeTable::Undo {
       if (!Attempt([&] { table_.driver_.FreeAddresses(all.address, all.bytes); })) {
         remains.reserved.push_back(all);
       }
+      table_.reservations_.pop_back();
       table_.page_at_.resize(Index(range.first));
       table_.range_of_group_.resize(Index(range.first) / kSlotGroup);
       table_.ranges_.pop_back();
@@ -79,70 +73,35 @@ RangeTable::RangeTable(Driver& driver, Granules page_size)
     : driver_(driver), page_bytes_(page_size.bytes()) {}
 
 RangeTable::~RangeTable() {
-  try {
-    GiveBack();
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
-    // Leaked: a destructor has nobody to tell.
-  }
-}
-
-void RangeTable::GiveBack() {
-  std::exception_ptr error;
-  const auto attempt = [&](auto&& call) {
+  const auto attempt = [](auto&& call) {
     try {
       call();
-      return true;
-    } catch (const std::exception&) {
-      if (!error) error = std::current_exception();
-      return false;
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+      // Leaked: a destructor has nobody to tell.
     }
   };
-  std::erase_if(remains_.mapped, [&](const Mapping& mapping) {
-    return attempt([&] { driver_.Unmap(mapping.address, mapping.bytes); });
-  });
-  std::erase_if(remains_.reserved, [&](const Mapping& all) {
-    return attempt([&] { driver_.FreeAddresses(all.address, all.bytes); });
-  });
-  std::erase_if(remains_.handles,
-                [&](Handle handle) { return attempt([&] { driver_.Release(handle); }); });
-  for (Range& range : ranges_) {
-    bool unmapped = true;
+  for (const Mapping& mapping : remains_.mapped) {
+    attempt([&] { driver_.Unmap(mapping.address, mapping.bytes); });
+  }
+  for (const Range& range : ranges_) {
     for (uint32_t slot = Index(range.begin()); slot < Index(range.end());) {
-      const PageId page = page_at_[slot];
-      const uint32_t pages = page == kUnmapped ? 1 : handle_pages(page);
-      const Address address = AddressOf(SlotId{slot}, Granules(0));
-      if (page != kUnmapped) {
-        if (attempt([&] { driver_.Unmap(address, pages * page_bytes_); })) {
-          std::fill_n(page_at_.begin() + slot, pages, kUnmapped);
-        } else {
-          unmapped = false;
-        }
-      }
+      const uint32_t pages = handle_pages(page_at_[slot]);
+      attempt([&] { driver_.Unmap(AddressOf(SlotId{slot}, Granules(0)), pages * page_bytes_); });
       slot += pages;
     }
-    if (!unmapped || range.capacity == 0) continue;
-    if (attempt([&] { driver_.FreeAddresses(range.address, range.capacity * page_bytes_); })) {
-      range.capacity = range.mapped_begin = range.mapped_end = 0;
+  }
+  for (const Reservation& reservation : reservations_) {
+    attempt([&] { driver_.FreeAddresses(reservation.address, reservation.bytes); });
+  }
+  for (const Mapping& all : remains_.reserved) {
+    attempt([&] { driver_.FreeAddresses(all.address, all.bytes); });
+  }
+  for (const auto* const handles : {&handles_, &unreleased_}) {
+    for (const PhysicalHandle& handle : *handles) {
+      attempt([&] { driver_.Release(handle.handle); });
     }
   }
-  for (PhysicalHandle& handle : handles_) {
-    // What is mapped still holds its memory, released or not.
-    const bool unmapped = std::ranges::all_of(
-        slots_of(handle.first), [&](SlotId slot) { return page_at_[Index(slot)] == kUnmapped; });
-    if (!handle.held || !unmapped) continue;
-    if (attempt([&] { driver_.Release(handle.handle); })) handle.held = false;
-  }
-  if (error) std::rethrow_exception(error);
-}
-
-uint64_t RangeTable::held_bytes() const {
-  uint64_t pages = 0;
-  for (const PhysicalHandle& handle : handles_) pages += handle.held ? handle.pages : 0;
-  return pages * page_bytes_;
-}
-
-uint32_t RangeTable::held_handles() const {
-  return static_cast<uint32_t>(std::ranges::count(handles_, true, &PhysicalHandle::held));
+  for (const Handle handle : remains_.handles) attempt([&] { driver_.Release(handle); });
 }
 
 SlotId RangeTable::Map(const MappingPlan& plan) {
@@ -256,12 +215,15 @@ RangeId RangeTable::ReserveRange(uint32_t pages, uint32_t room, Undo& undo) {
             Index(MappingPlan::NewHandle(MappingPlan::kMaxNewPages)));
 
   ReserveMore(ranges_, 1);
+  ReserveMore(reservations_, 1);
   ReserveMore(page_at_, range.capacity);
   ReserveMore(range_of_group_, range.capacity / kSlotGroup);
   range.address = driver_.Reserve(range.capacity * page_bytes_);
+  range.reservation = static_cast<uint32_t>(reservations_.size());
   page_at_.resize(page_at_.size() + range.capacity);
   range_of_group_.resize(page_at_.size() / kSlotGroup, static_cast<RangeId>(ranges_.size()));
   ranges_.push_back(range);
+  reservations_.push_back({range.address, range.capacity * page_bytes_, 1});
   undo.reserved = true;
   return static_cast<RangeId>(ranges_.size() - 1);
 }
@@ -290,8 +252,12 @@ void RangeTable::Check() const {
   for (uint32_t r = 0; r < range_count(); ++r) {
     const Range& here = ranges_[r];
     CGP_CHECK(here.mapped_begin < here.mapped_end && here.mapped_end <= here.capacity);
-    CGP_CHECK(here.room_front == here.mapped_begin || here.room_front == 0);
-    CGP_CHECK(here.room_back == here.capacity - here.mapped_end || here.room_back == 0);
+    CGP_CHECK(here.room_front <= here.mapped_begin);
+    CGP_CHECK(here.room_back <= here.capacity - here.mapped_end);
+    const Reservation& around = reservations_[here.reservation];
+    const Address front = here.address + (here.mapped_begin - here.room_front) * page_bytes_;
+    const Address back = here.address + (here.mapped_end + here.room_back) * page_bytes_;
+    CGP_CHECK(around.address <= front && back <= around.address + around.bytes);
     CGP_CHECK(Index(here.first) % kSlotGroup == 0 && here.capacity % kSlotGroup == 0);
     for (uint32_t s = Index(here.begin()); s < Index(here.end()); ++s) {
       const PageId page = page_at_[s];
@@ -309,6 +275,9 @@ void RangeTable::Check() const {
     shown += page.slots.size();
   }
   CGP_CHECK(mapped == shown);
+  uint64_t ranges = 0;
+  for (const Reservation& reservation : reservations_) ranges += reservation.ranges;
+  CGP_CHECK(ranges == range_count());
 
   uint64_t mappings = 0;
   uint32_t end = 0;

@@ -19,11 +19,18 @@
 //   the handles tile the pages; where a handle's first page stands, its others follow
 //   mapping_count() == sum over handles of |slots_of(first page)|
 //   sum of |slots_of(p)| == sum of the ranges' mapped lengths
-// This is a resource: it only grows while a graph uses the pool, and the destructor unmaps it all.
+//   sum of reservations_[i].ranges == range_count(); each range's addresses lie in its reservation
+// This is a resource: what Map() adds stays until Shrink() or the destructor unmaps it. Shrink() numbers
+// what is left anew, so that pages, slots and ranges are always counted from 0 without a gap. A range
+// that loses mappings in its middle becomes several, of one reservation.
 #pragma once
 
 #include <cstdint>
+#include <exception>
+#include <limits>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/units.h"
@@ -65,6 +72,8 @@ class RangeTable {
     // undo failed and something may still be mapped.
     uint32_t room_front = 0;
     uint32_t room_back = 0;
+    uint32_t reservation = 0;
+    bool pinned = false;  // a captured graph or a checkpoint may come back to its addresses
 
     uint32_t mapped() const { return mapped_end - mapped_begin; }
     SlotId begin() const { return SlotId{Index(first) + mapped_begin}; }
@@ -87,21 +96,50 @@ class RangeTable {
   // Makes the new handles of the plan (their pages numbered from page_count() on, in the order of
   // the plan) and maps all its handles. Returns the slot of the first page. A failing driver call,
   // or a lack of memory, throws with all that came before it undone. What the driver then fails to
-  // undo is left to GiveBack().
+  // undo is left to Shrink() and the destructor.
   SlotId Map(const MappingPlan& plan);
   // slot_limit() is at most that once the plan is carried out.
   uint32_t MostSlotsAfter(const MappingPlan& plan) const;
 
+  // What pages and slots are called from now on: kGone for those that went.
+  struct Renumbering {
+    static constexpr uint32_t kGone = std::numeric_limits<uint32_t>::max();
+    std::vector<uint32_t> pages;
+    std::vector<uint32_t> slots;
+    std::exception_ptr error;  // of the driver: it kept what it would not let go of
+
+    SlotId Of(SlotId slot) const { return SlotId{slots[Index(slot)]}; }
+  };
+  // Unmaps all slots but those that `keep` says, releases the handles that are mapped nowhere then, and
+  // gives back the addresses where nothing is mapped any more. Where
+  // the driver fails all else goes all the same: what it kept stays, and is for the next Shrink() to
+  // do. So is what an undo failed to give back. pre: the slots that one mapping of a handle takes go
+  // together; the device has finished with what goes, and nothing captures.
+  //
+  // It does not throw: PrepareShrink() makes room for it, and for nothing else that changes the table.
+  class Shrinking;
+  std::shared_ptr<Shrinking> PrepareShrink(std::vector<bool> keep);
+  Renumbering Shrink(Shrinking& prepared) noexcept;
+  // Upper limits on slot_limit() and range_count() after it.
+  uint32_t MostSlotsAfterShrink() const;
+  uint32_t MostRangesAfterShrink() const { return static_cast<uint32_t>(mapping_count_); }
+  // What the pool still has of handles that are mapped nowhere, because their release failed.
+  uint64_t unreleased_pages() const;
+  uint32_t unreleased_handles() const { return static_cast<uint32_t>(unreleased_.size()); }
+  // Whether the driver failed to take back something that is mapped for nobody.
+  bool has_remains() const;
+
+  void Pin(SlotId slot) { ranges_[Index(range_of(slot))].pinned = true; }
+  void UnpinAll();
+
+  // Ranges by their addresses, to look up many; valid until the next Map() or Shrink().
+  using AddressIndex = std::vector<std::pair<Address, RangeId>>;
+  AddressIndex ByAddress() const;
+  // pre: the address is mapped.
+  std::pair<SlotId, Granules> At(Address address, const AddressIndex& index) const;
+
   // Repeats the driver's SetAccess() for all that is mapped.
   void RefreshAccess();
-
-  // Unmaps and releases everything, as the destructor does. Where the driver fails, all else is given
-  // back all the same, then the first error is thrown: the next GiveBack() tries what is left once
-  // more. pre: no other member is called from then on but held_bytes(), held_handles() and this.
-  void GiveBack();
-  // What the driver has of it still.
-  uint64_t held_bytes() const;
-  uint32_t held_handles() const;
 
   uint32_t page_count() const { return static_cast<uint32_t>(pages_.size()); }
   uint32_t handle_count() const { return static_cast<uint32_t>(handles_.size()); }
@@ -141,7 +179,6 @@ class RangeTable {
     Handle handle{};
     PageId first{};
     uint32_t pages = 0;
-    bool held = true;  // not given back yet
   };
 
   struct Mapping {
@@ -153,6 +190,12 @@ class RangeTable {
     std::vector<Mapping> mapped;
     std::vector<Mapping> reserved;  // addresses
     std::vector<Handle> handles;
+  };
+
+  struct Reservation {
+    Address address = 0;
+    uint64_t bytes = 0;
+    uint32_t ranges = 0;  // 0: the driver failed to take it back
   };
 
   class Undo;
@@ -167,7 +210,10 @@ class RangeTable {
   const uint64_t page_bytes_;
   std::vector<Page> pages_;
   std::vector<PhysicalHandle> handles_;
+  std::vector<PhysicalHandle>
+      unreleased_;  // with room for handles_ too while a Shrink() is prepared
   std::vector<Range> ranges_;
+  std::vector<Reservation> reservations_;
   std::vector<PageId> page_at_;          // by slot
   std::vector<RangeId> range_of_group_;  // by slot / kSlotGroup
   uint64_t mapping_count_ = 0;

@@ -59,9 +59,13 @@ namespace cgp {
   X(cuEventDestroy, 4000)                     \
   X(cuStreamWaitEvent, 3020)
 
+// Those that an older driver may lack: nullptr there.
+#define CGP_CUDA_NEWER_FUNCTIONS(X) X(cuCtxRecordEvent, 12050)
+
 struct CudaApi {
 #define CGP_CUDA_FIELD(function, version) PFN_##function##_v##version function = nullptr;
   CGP_CUDA_FUNCTIONS(CGP_CUDA_FIELD)
+  CGP_CUDA_NEWER_FUNCTIONS(CGP_CUDA_FIELD)
 #undef CGP_CUDA_FIELD
 };
 

@@ -311,12 +311,8 @@ void CudaDriver::AddPeer(int peer) {
 }
 
 void CudaDriver::Quiesce() {
-  std::vector<CudaContext*> contexts = {context_.get()};
-  {
-    const std::lock_guard lock(others_mutex_);
-    for (const auto& [device, context] : others_) contexts.push_back(context.get());
-  }
-  for (CudaContext* const context : contexts) {
+  const UnsafeCallsAllowed allowed(api_);  // some other thread may capture without our knowing
+  for (CudaContext* const context : Contexts()) {
     CallIn(*context, DriverCall::kQuiesce, "cuCtxSynchronize", 0,
            [&] { return api_.cuCtxSynchronize(); });
   }
@@ -383,16 +379,15 @@ bool CudaDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
   return take(many.data(), many_edges.data(), count);
 }
 
-Event CudaDriver::RecordEvent(StreamId stream) {
-  // An event is recorded on streams of its own context only.
-  CudaContext& context = ContextOf(stream);
+// An event is recorded on streams of its own context only.
+template <typename Record>
+Event CudaDriver::NewEvent(CudaContext& context, DriverCall call, Record record) {
   CUevent event = nullptr;
-  CallIn(context, DriverCall::kRecordEvent, "cuEventCreate", 0,
+  CallIn(context, call, "cuEventCreate", 0,
          [&] { return api_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING); });
   const Event created{reinterpret_cast<uintptr_t>(event)};
   try {
-    CallIn(context, DriverCall::kRecordEvent, "cuEventRecord", 0,
-           [&] { return api_.cuEventRecord(event, StreamOf(stream)); });
+    record(event);
   } catch (const DriverError&) {
     DestroyEvent(created);
     throw;
@@ -400,28 +395,96 @@ Event CudaDriver::RecordEvent(StreamId stream) {
   return created;
 }
 
+Event CudaDriver::RecordEvent(StreamId stream) {
+  CudaContext& context = ContextOf(stream);
+  return NewEvent(context, DriverCall::kRecordEvent, [&](CUevent event) {
+    CallIn(context, DriverCall::kRecordEvent, "cuEventRecord", 0,
+           [&] { return api_.cuEventRecord(event, StreamOf(stream)); });
+  });
+}
+
+Event CudaDriver::RecordDeviceEvent() {
+  if (api_.cuCtxRecordEvent == nullptr) Quiesce();  // an event that is never recorded is done
+  const std::vector<CudaContext*> contexts = Contexts();
+  std::map<Event, std::vector<Event>> mark;
+  std::vector<Event> events;
+  events.reserve(contexts.size());
+  try {
+    for (CudaContext* const context : contexts) events.push_back(MarkAll(*context));
+    if (events.size() > 1)
+      mark.emplace(events.front(), std::vector(events.begin() + 1, events.end()));
+  } catch (...) {
+    for (const Event event : events) DestroyEvent(event);
+    throw;
+  }
+  const std::lock_guard lock(others_mutex_);
+  others_marked_.merge(mark);
+  return events.front();
+}
+
+// All the work of one device.
+Event CudaDriver::MarkAll(CudaContext& context) {
+  return NewEvent(context, DriverCall::kRecordDeviceEvent, [&](CUevent event) {
+    if (api_.cuCtxRecordEvent == nullptr) return;
+    CallIn(context, DriverCall::kRecordDeviceEvent, "cuCtxRecordEvent", 0, [&] {
+      CUcontext current = nullptr;
+      const CUresult code = api_.cuCtxGetCurrent(&current);
+      return code == CUDA_SUCCESS ? api_.cuCtxRecordEvent(current, event) : code;
+    });
+  });
+}
+
+// The device's, and of those that streams were asked of.
+std::vector<CudaContext*> CudaDriver::Contexts() {
+  std::vector<CudaContext*> contexts = {context_.get()};
+  const std::lock_guard lock(others_mutex_);
+  for (const auto& [device, context] : others_) contexts.push_back(context.get());
+  return contexts;
+}
+
+// The event, and those that mark other devices with it.
+std::vector<Event> CudaDriver::MarkedWith(Event event) {
+  std::vector<Event> events = {event};
+  const std::lock_guard lock(others_mutex_);
+  if (const auto others = others_marked_.find(event); others != others_marked_.end()) {
+    events.insert(events.end(), others->second.begin(), others->second.end());
+  }
+  return events;
+}
+
 bool CudaDriver::EventDone(Event event) {
   // A query is "potentially unsafe" while another thread captures: it would fail and invalidate
   // that capture.
   const UnsafeCallsAllowed allowed(api_);
-  const auto code = static_cast<CUresult>(
-      Try(DriverCall::kEventDone, *context_, [&] { return api_.cuEventQuery(CudaEvent(event)); }));
-  if (code == CUDA_SUCCESS) return true;
-  if (code == CUDA_ERROR_NOT_READY) return false;
-  Throw(DriverCall::kEventDone, "cuEventQuery", code, 0);
+  for (const Event one : MarkedWith(event)) {
+    const auto code = static_cast<CUresult>(
+        Try(DriverCall::kEventDone, *context_, [&] { return api_.cuEventQuery(CudaEvent(one)); }));
+    if (code == CUDA_ERROR_NOT_READY) return false;
+    if (code != CUDA_SUCCESS) Throw(DriverCall::kEventDone, "cuEventQuery", code, 0);
+  }
+  return true;
 }
 
 void CudaDriver::WaitEvent(StreamId stream, Event event) {
-  CallIn(ContextOf(stream), DriverCall::kWaitEvent, "cuStreamWaitEvent", 0, [&] {
-    return api_.cuStreamWaitEvent(StreamOf(stream), CudaEvent(event), CU_EVENT_WAIT_DEFAULT);
-  });
+  for (const Event one : MarkedWith(event)) {
+    CallIn(ContextOf(stream), DriverCall::kWaitEvent, "cuStreamWaitEvent", 0, [&] {
+      return api_.cuStreamWaitEvent(StreamOf(stream), CudaEvent(one), CU_EVENT_WAIT_DEFAULT);
+    });
+  }
 }
 
 void CudaDriver::DestroyEvent(Event event) noexcept {
+  decltype(others_marked_)::node_type others;
+  {
+    const std::lock_guard lock(others_mutex_);
+    others = others_marked_.extract(event);
+  }
   // An event knows its context. There is nothing to do about an error, which can only be that of
   // earlier work.
   const Timer timer(stats_[static_cast<size_t>(DriverCall::kDestroyEvent)]);
   api_.cuEventDestroy(CudaEvent(event));
+  if (others.empty()) return;
+  for (const Event other : others.mapped()) api_.cuEventDestroy(CudaEvent(other));
 }
 
 MemoryInfo CudaDriver::Info() {

@@ -78,9 +78,13 @@ class CudaDriver final : public Driver {
   void Unmap(Address address, uint64_t bytes) override;
   void AddPeer(int peer) override;
   void Quiesce() override;
+  // CUDA does not tell of captures.
+  bool MayQuiesce() noexcept override { return true; }
   void Capture(StreamId stream, Frontier* frontier) override;
   bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override;
   Event RecordEvent(StreamId stream) override;
+  // A driver older than CUDA 12.5 cannot: then the device is waited for instead.
+  Event RecordDeviceEvent() override;
   bool EventDone(Event event) override;
   void WaitEvent(StreamId stream, Event event) override;
   void DestroyEvent(Event event) noexcept override;
@@ -104,6 +108,13 @@ class CudaDriver final : public Driver {
   bool CanReach(int cu_peer) const;
   void LetActiveDevicesIn();
 
+  std::vector<CudaContext*> Contexts();
+
+  // Calls record(event) for a new event.
+  template <typename Record>
+  Event NewEvent(CudaContext& context, DriverCall call, Record record);
+  Event MarkAll(CudaContext& context);
+  std::vector<Event> MarkedWith(Event event);
   [[noreturn]] void Throw(DriverCall call, std::string_view name, int code, uint64_t bytes) const;
 
   const int device_;
@@ -115,7 +126,8 @@ class CudaDriver final : public Driver {
   std::unique_ptr<CudaContext> context_;
   std::mutex others_mutex_;
   std::map<int, std::unique_ptr<CudaContext>>
-      others_;  // of other devices, once a stream was theirs
+      others_;                                         // of other devices, once a stream was theirs
+  std::map<Event, std::vector<Event>> others_marked_;  // with a RecordDeviceEvent(), theirs
 
   std::mutex peers_mutex_;
   std::vector<int> peers_;  // CUDA's device numbers

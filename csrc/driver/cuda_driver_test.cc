@@ -208,6 +208,26 @@ TEST_F(CudaDriverTest, AStreamWaitsForAnEventOfAnother) {
   EXPECT_EQ(driver.stats()[DriverCall::kWaitEvent].calls, 1u);
 }
 
+TEST_F(CudaDriverTest, TheDeviceIsMarkedByItsContext) {
+  CudaDriver driver(0, api_);
+  driver.RecordDeviceEvent();
+  EXPECT_EQ(fake_.marked, kPrimary);
+  EXPECT_EQ(fake_.event, reinterpret_cast<CUevent>(0x6000));
+  EXPECT_EQ(driver.stats()[DriverCall::kQuiesce].calls, 0u);
+  Failing("cuCtxRecordEvent", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+          [&] { driver.RecordDeviceEvent(); });
+  EXPECT_EQ(fake_.destroyed, reinterpret_cast<CUevent>(0x6000));
+}
+
+// Before CUDA 12.5.
+TEST_F(CudaDriverTest, AnOlderDriverWaitsForTheDeviceInstead) {
+  api_.cuCtxRecordEvent = nullptr;
+  CudaDriver driver(0, api_);
+  driver.RecordDeviceEvent();
+  EXPECT_EQ(fake_.marked, nullptr);
+  EXPECT_EQ(driver.stats()[DriverCall::kQuiesce].calls, 1u);
+}
+
 TEST_F(CudaDriverTest, AnEventThatCannotBeRecordedIsDestroyed) {
   CudaDriver driver(0, api_);
   Failing("cuEventRecord", CUDA_ERROR_INVALID_VALUE, [&] { driver.RecordEvent(kStream); });

@@ -76,6 +76,7 @@ struct FakeCuda {
   unsigned int event_flags = 0;
   CUevent event = nullptr;
   CUstream stream = nullptr;
+  CUcontext marked = nullptr;  // the context that an event was recorded for
   CUevent destroyed = nullptr;
 
   // The stream's capture, and what the node that is asked after depends on.
@@ -267,6 +268,11 @@ inline void FakeEvents(CudaApi* api) {
     fake->event = event;
     fake->stream = stream;
     return InContext("cuEventRecord");
+  };
+  api->cuCtxRecordEvent = [](CUcontext context, CUevent event) {
+    fake->marked = context;
+    fake->event = event;
+    return InContext("cuCtxRecordEvent");
   };
   api->cuEventQuery = [](CUevent event) {
     // As CUDA does while some other thread captures.

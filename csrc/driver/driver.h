@@ -154,9 +154,12 @@ class Driver {
   // implementation may let others in from the start.
   virtual void AddPeer(int peer) = 0;
 
-  // Waits until the device has done all the work submitted so far, and so have other devices whose
-  // streams events were recorded on. Not capture-legal.
+  // Waits until the device has done all the work submitted so far, and so have other devices of
+  // whose streams Capture() or RecordEvent() were asked. Not capture-legal.
   virtual void Quiesce() = 0;
+
+  // Whether Quiesce() and RecordDeviceEvent() would break no capture that this driver knows of.
+  virtual bool MayQuiesce() noexcept = 0;
 
   // Where the stream stands in the capture that it takes part in. Capture-legal.
   virtual void Capture(StreamId stream, Frontier* frontier) = 0;
@@ -168,6 +171,11 @@ class Driver {
 
   // Marks the work submitted to `stream` so far. pre: not Frontier::held.
   virtual Event RecordEvent(StreamId stream) = 0;
+
+  // Marks all the work submitted to the device so far, and to the others that Quiesce() waits for, on
+  // whatever stream, be it one that is gone by now. Not capture-legal: it breaks the captures of all
+  // streams of these devices.
+  virtual Event RecordDeviceEvent() = 0;
 
   // Whether the marked work is done. Capture-legal (an implementation takes care of that).
   virtual bool EventDone(Event event) = 0;

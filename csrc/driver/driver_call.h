@@ -22,6 +22,7 @@ enum class DriverCall : uint8_t {
   kCapture,
   kDependencies,
   kRecordEvent,
+  kRecordDeviceEvent,
   kEventDone,
   kWaitEvent,
   kDestroyEvent,

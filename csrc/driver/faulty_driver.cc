@@ -119,6 +119,11 @@ Event FaultyDriver::RecordEvent(StreamId stream) {
   return inner_.RecordEvent(stream);
 }
 
+Event FaultyDriver::RecordDeviceEvent() {
+  Count(DriverCall::kRecordDeviceEvent);
+  return inner_.RecordDeviceEvent();
+}
+
 bool FaultyDriver::EventDone(Event event) {
   Count(DriverCall::kEventDone);
   return inner_.EventDone(event);

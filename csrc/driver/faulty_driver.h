@@ -22,7 +22,8 @@ struct Fault {
   std::optional<DriverCall> only = std::nullopt;  // count and fail calls of this kind alone
 };
 
-// Every call counts but those that cannot fail: device(), granularity() and DestroyEvent().
+// Every call counts but those that cannot fail: device(), granularity(), MayQuiesce() and
+// DestroyEvent().
 class FaultyDriver final : public Driver {
  public:
   // `inner` must outlive this.
@@ -53,9 +54,11 @@ class FaultyDriver final : public Driver {
   void Unmap(Address address, uint64_t bytes) override;
   void AddPeer(int peer) override;
   void Quiesce() override;
+  bool MayQuiesce() noexcept override { return inner_.MayQuiesce(); }
   void Capture(StreamId stream, Frontier* frontier) override;
   bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override;
   Event RecordEvent(StreamId stream) override;
+  Event RecordDeviceEvent() override;
   bool EventDone(Event event) override;
   void WaitEvent(StreamId stream, Event event) override;
   void DestroyEvent(Event event) noexcept override;

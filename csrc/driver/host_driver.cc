@@ -331,8 +331,14 @@ void HostDriver::Quiesce() {
   calls_.Add(DriverCall::kQuiesce);
 }
 
+bool HostDriver::MayQuiesce() noexcept {
+  const std::lock_guard lock(mutex_);
+  return !capturing() && !graphs_.AnyCapture();
+}
+
 void HostDriver::Capture(StreamId stream, Frontier* frontier) {
   const std::lock_guard lock(mutex_);
+  CheckExists(DriverCall::kCapture, stream);
   graphs_.Capture(stream, frontier);
   calls_.Add(DriverCall::kCapture);
 }
@@ -351,10 +357,26 @@ bool HostDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
 Event HostDriver::RecordEvent(StreamId stream) {
   const std::lock_guard lock(mutex_);
   CheckNotCapturing(DriverCall::kRecordEvent, stream);
+  const Event event = AddEvent(stream);
+  calls_.Add(DriverCall::kRecordEvent);
+  return event;
+}
+
+Event HostDriver::RecordDeviceEvent() {
+  const std::lock_guard lock(mutex_);
+  if (capturing() || graphs_.AnyCapture()) {
+    RefuseInCapture(DriverCall::kRecordDeviceEvent, 0,
+                    "marking the device's work while a capture is under way");
+  }
+  const Event event = AddEvent(std::nullopt);
+  calls_.Add(DriverCall::kRecordDeviceEvent);
+  return event;
+}
+
+Event HostDriver::AddEvent(std::optional<StreamId> stream) {
   const Event event{++last_event_};
   events_.emplace(event, RecordedEvent{.stream = stream, .done = !hold_events_});
   ++usage_.events;
-  calls_.Add(DriverCall::kRecordEvent);
   return event;
 }
 
@@ -373,7 +395,14 @@ void HostDriver::WaitEvent(StreamId stream, Event event) {
   calls_.Add(DriverCall::kWaitEvent);
 }
 
+void HostDriver::CheckExists(DriverCall call, StreamId stream) const {
+  if (!destroyed_streams_.contains(stream)) return;
+  Refuse(call, 0,
+         "stream " + std::to_string(static_cast<uint64_t>(stream)) + " was destroyed before");
+}
+
 void HostDriver::CheckNotCapturing(DriverCall call, StreamId stream) const {
+  CheckExists(call, stream);
   if (capturing_streams_.contains(stream) || graphs_.Contains(stream)) {
     RefuseInCapture(call, 0,
                     "stream " + std::to_string(static_cast<uint64_t>(stream)) + " is capturing");
@@ -465,6 +494,11 @@ void HostDriver::CompleteEvents(StreamId stream) {
   for (auto& [event, recorded] : events_) {
     if (recorded.stream == stream) recorded.done = true;
   }
+}
+
+void HostDriver::DestroyStream(StreamId stream) {
+  const std::lock_guard lock(mutex_);
+  destroyed_streams_.insert(stream);
 }
 
 void HostDriver::BeginCapture(const std::vector<StreamId>& streams) {

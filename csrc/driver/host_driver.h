@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -66,9 +67,11 @@ class HostDriver final : public Driver {
   void Unmap(Address address, uint64_t bytes) override;
   void AddPeer(int peer) override;
   void Quiesce() override;
+  bool MayQuiesce() noexcept override;
   void Capture(StreamId stream, Frontier* frontier) override;
   bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override;
   Event RecordEvent(StreamId stream) override;
+  Event RecordDeviceEvent() override;
   bool EventDone(Event event) override;
   void WaitEvent(StreamId stream, Event event) override;
   void DestroyEvent(Event event) noexcept override;
@@ -99,11 +102,15 @@ class HostDriver final : public Driver {
   void CompleteEvents();
   void CompleteEvents(StreamId stream);
 
-  // Every WaitEvent(), in order: which stream waits for the work of which. It holds back nothing:
-  // CompleteEvents() is told when a stream's work is done.
+  // The stream is gone: whoever asks for it from now on, as a caller with a handle of old would, is
+  // refused, where CUDA reads memory that is not its own any more.
+  void DestroyStream(StreamId stream);
+
+  // Every WaitEvent(), in order: which stream waits for the work of which, or of all (nothing). It
+  // holds back nothing: CompleteEvents() is told when a stream's work is done.
   struct Wait {
     StreamId waiting;
-    StreamId awaited;
+    std::optional<StreamId> awaited;
     bool operator==(const Wait&) const = default;
   };
   std::vector<Wait> waits() const;
@@ -142,7 +149,7 @@ class HostDriver final : public Driver {
     uint64_t quiesces_before = 0;  // how many Quiesce() there had been when access was given last
   };
   struct RecordedEvent {
-    StreamId stream{};
+    std::optional<StreamId> stream;  // none: of the device
     bool done = false;
   };
   using Mappings = std::map<Address, Mapping>;
@@ -155,7 +162,9 @@ class HostDriver final : public Driver {
   Reservation& ReservationAround(DriverCall call, Address address, uint64_t bytes);
   Physical& Held(DriverCall call, uint64_t bytes, Handle handle);
   void DropIfUnused(Handle handle);
+  void CheckExists(DriverCall call, StreamId stream) const;
   void CheckNotCapturing(DriverCall call, StreamId stream) const;
+  Event AddEvent(std::optional<StreamId> stream);
   const RecordedEvent& Recorded(DriverCall call, Event event) const;
   bool capturing() const { return captures_ != 0; }
 
@@ -185,6 +194,7 @@ class HostDriver final : public Driver {
   uint64_t epoch_ = 0;
   uint64_t captures_ = 0;
   std::unordered_set<StreamId> capturing_streams_;
+  std::unordered_set<StreamId> destroyed_streams_;
   HostGraphs graphs_;  // orders its own calls
 };
 

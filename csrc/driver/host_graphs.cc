@@ -101,6 +101,11 @@ bool HostGraphs::Contains(GraphNode node) const {
   return nodes_.contains(node);
 }
 
+bool HostGraphs::AnyCapture() const {
+  const std::lock_guard lock(mutex_);
+  return !streams_.empty();
+}
+
 Frontier& HostGraphs::Known(StreamId stream) {
   const auto found = streams_.find(stream);
   if (found == streams_.end()) throw UsageError(Name(stream) + " is not capturing");

@@ -43,6 +43,7 @@ class HostGraphs {
   // Whether the stream is part of a capture, be it an invalidated one; whether there is such a node.
   bool Contains(StreamId stream) const;
   bool Contains(GraphNode node) const;
+  bool AnyCapture() const;
 
   // Driver::Capture() and Driver::Dependencies().
   void Capture(StreamId stream, Frontier* frontier) const;

@@ -51,8 +51,42 @@ uint64_t DriverWatch::Submitted(StreamId stream) const {
 
 bool DriverWatch::Done(StreamId stream, uint64_t work) const {
   const std::lock_guard lock(mutex_);
+  return DoneLocked(stream, work);
+}
+
+bool DriverWatch::DoneLocked(StreamId stream, uint64_t work) const {
   const auto it = streams_.find(stream);
   return (it == streams_.end() ? 0 : it->second.done) >= work;
+}
+
+DriverWatch::Mark DriverWatch::TakeMark() const {
+  const std::lock_guard lock(mutex_);
+  return TakeMarkLocked();
+}
+
+DriverWatch::Mark DriverWatch::TakeMarkLocked() const {
+  Mark mark;
+  for (const auto& [id, stream] : streams_) mark.emplace(id, stream.submitted);
+  return mark;
+}
+
+bool DriverWatch::Passed(const Mark& mark) const {
+  const std::lock_guard lock(mutex_);
+  return PassedLocked(mark);
+}
+
+bool DriverWatch::PassedLocked(const Mark& mark) const {
+  return std::ranges::all_of(
+      mark, [this](const auto& entry) { return DoneLocked(entry.first, entry.second); });
+}
+
+bool DriverWatch::IsBehind(StreamId waiting, StreamId stream, uint64_t work) const {
+  const std::lock_guard lock(mutex_);
+  if (waiting == stream || DoneLocked(stream, work)) return true;
+  const auto it = streams_.find(waiting);
+  if (it == streams_.end()) return false;
+  const auto waited = it->second.waited.find(stream);
+  return waited != it->second.waited.end() && waited->second >= work;
 }
 
 bool DriverWatch::DoNext(StreamId stream, uint64_t last) {
@@ -302,7 +336,21 @@ Event DriverWatch::RecordEvent(StreamId stream) {
   ++calls_;
   ExpectNotCapturing("RecordEvent", stream);
   const Event event{next_event_++};
-  events_[event] = {stream, streams_[stream].submitted};
+  events_[event] = {{stream, streams_[stream].submitted}};
+  return event;
+}
+
+bool DriverWatch::MayQuiesce() noexcept {
+  const std::lock_guard lock(mutex_);
+  return !capturing_ && inner_.MayQuiesce();
+}
+
+Event DriverWatch::RecordDeviceEvent() {
+  const std::lock_guard lock(mutex_);
+  ++calls_;
+  Expect(!capturing_ && inner_.MayQuiesce(), "RecordDeviceEvent: during a capture");
+  const Event event{next_event_++};
+  events_[event] = TakeMarkLocked();
   return event;
 }
 
@@ -311,7 +359,7 @@ bool DriverWatch::EventDone(Event event) {
   ++calls_;
   const auto it = events_.find(event);
   Expect(it != events_.end(), "EventDone: not an event that is recorded");
-  return it == events_.end() || streams_[it->second.stream].done >= it->second.work;
+  return it == events_.end() || PassedLocked(it->second);
 }
 
 void DriverWatch::WaitEvent(StreamId stream, Event event) {
@@ -322,8 +370,16 @@ void DriverWatch::WaitEvent(StreamId stream, Event event) {
   Expect(it != events_.end(), "WaitEvent: not an event that is recorded");
   if (it == events_.end()) return;
   Stream& waiting = streams_[stream];
-  waiting.pending.emplace_back([this, mark = it->second] { Finish(mark.stream, mark.work); });
+  waiting.pending.emplace_back([this, stream, mark = it->second] {
+    for (const auto& [awaited, work] : mark) {
+      if (awaited != stream) Finish(awaited, work);
+    }
+  });
   ++waiting.submitted;
+  for (const auto& [awaited, work] : it->second) {
+    uint64_t& known = waiting.waited[awaited];
+    known = std::max(known, work);
+  }
 }
 
 void DriverWatch::DestroyEvent(Event event) noexcept {

@@ -40,6 +40,13 @@ class DriverWatch final : public Driver {
   uint64_t Submit(StreamId stream, std::function<void()> action = nullptr);
   uint64_t Submitted(StreamId stream) const;
   bool Done(StreamId stream, uint64_t work) const;
+  // All that is submitted by now, as a marked device has it: by stream, how much of its work.
+  using Mark = std::map<StreamId, uint64_t>;
+  Mark TakeMark() const;
+  bool Passed(const Mark& mark) const;
+  // Whether what is submitted to `waiting` from now on begins when that work is done: it is done, is
+  // the stream's own, or was waited for.
+  bool IsBehind(StreamId waiting, StreamId stream, uint64_t work) const;
   // Does up to `count` more of the stream's submitted work.
   void Progress(StreamId stream, uint64_t count);
   // Does the stream's work up to number `work`.
@@ -82,9 +89,11 @@ class DriverWatch final : public Driver {
   void Unmap(Address address, uint64_t bytes) override;
   void AddPeer(int peer) override;
   void Quiesce() override;
+  bool MayQuiesce() noexcept override;
   void Capture(StreamId stream, Frontier* frontier) override;
   bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override;
   Event RecordEvent(StreamId stream) override;
+  Event RecordDeviceEvent() override;
   bool EventDone(Event event) override;
   void WaitEvent(StreamId stream, Event event) override;
   void DestroyEvent(Event event) noexcept override;
@@ -112,15 +121,15 @@ class DriverWatch final : public Driver {
     uint64_t submitted = 0;
     uint64_t done = 0;  // done + pending.size() == submitted
     std::deque<std::function<void()>> pending;
-  };
-  struct Mark {
-    StreamId stream{};
-    uint64_t work = 0;
+    Mark waited;  // what its last work comes after
   };
 
   // Does the stream's next piece of work, if its number is at most `last`.
   bool DoNext(StreamId stream, uint64_t last);
   void Expect(bool condition, const std::string& rule);
+  Mark TakeMarkLocked() const;
+  bool PassedLocked(const Mark& mark) const;
+  bool DoneLocked(StreamId stream, uint64_t work) const;
   // For a call that names a stream.
   void ExpectNotCapturing(const std::string& call, StreamId stream);
   void ExpectGranular(const char* call, uint64_t value);

@@ -82,6 +82,7 @@ class FuzzSession {
   std::string Do(const RetainOp& op);
   std::string Do(const BeginOp& op);
   std::string Do(const EndOp& op);
+  std::string Do(const ReplayOp& op);
   std::string Do(const ReleaseOp& op);
   std::string Do(const AllocateOp& op);
   std::string Do(const FreeOp& op);
@@ -134,6 +135,9 @@ class FuzzSession {
   bool CaptureIsOver(PoolId pool) const;
   void Work(PoolId pool, StreamId stream);
   void ForgetPagesOfGonePools();
+  std::string Shrunk();
+  std::string SpareHandles();
+  void MakePages(PoolId id);
   Books TakeBooks(bool with_snapshots) const;
 
   FuzzSetup setup_;

@@ -59,6 +59,7 @@ OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : random_
     setup_.one_pool = true;
   }
   weights_.bad = some(3);
+  weights_.replay = captures_only_ ? 0 : some(10);
   weights_.inspect = some(2);
   if (!fails_events_ && OneIn(2)) {
     repeater_.emplace(
@@ -182,7 +183,7 @@ PoolOperation OperationGenerator::Fail() {
   std::optional<DriverCall> only;
   if (fails_events_) {
     return FailOp{Below(3), DriverStatus::kFailed, false,
-                  OneIn(4) ? DriverCall::kRecordEvent : DriverCall::kEventDone};
+                  OneIn(4) ? DriverCall::kRecordDeviceEvent : DriverCall::kEventDone};
   }
   if (OneIn(3)) return FailAllocationOp{Below(OneIn(2) ? 4 : 40), OneIn(3)};
   if (OneIn(2)) only = static_cast<DriverCall>(Below(kDriverCallKinds));
@@ -220,11 +221,12 @@ PoolOperation OperationGenerator::Next(const FuzzSession& session) {
 }
 
 PoolOperation OperationGenerator::Choose(const FuzzSession& session) {
-  const std::array<unsigned, 16> weights = {
+  const std::array<unsigned, 17> weights = {
       weights_.allocate, weights_.free,    weights_.begin,      weights_.end,
       weights_.retain,   weights_.release, weights_.trim,       weights_.record_use,
       weights_.progress, weights_.peer,    weights_.fail,       weights_.mend,
-      weights_.bad,      weights_.inspect, weights_.checkpoint, weights_.restore};
+      weights_.bad,      weights_.inspect, weights_.checkpoint, weights_.restore,
+      weights_.replay};
   uint64_t total = 0;
   for (const unsigned weight : weights) total += weight;
   uint64_t pick = Below(total);
@@ -263,8 +265,10 @@ PoolOperation OperationGenerator::Choose(const FuzzSession& session) {
       return InspectOp{};
     case 14:
       return Checkpoint(session);
-    default:
+    case 15:
       return Restore(session);
+    default:
+      return ReplayOp{Pool(), Stream()};
   }
 }
 

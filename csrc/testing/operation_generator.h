@@ -28,8 +28,8 @@ class OperationGenerator {
 
  private:
   struct Weights {
-    unsigned allocate, free, begin, end, retain, release, record_use, trim, progress, peer, fail,
-        mend, bad, inspect, checkpoint, restore;
+    unsigned allocate, free, begin, end, retain, release, record_use, trim, progress, peer, replay,
+        fail, mend, bad, inspect, checkpoint, restore;
   };
 
   uint64_t Below(uint64_t bound);  // uniform in [0, bound)

@@ -37,13 +37,17 @@ const PoolModel::LiveBlock* PoolModel::Holding(Address address) const {
   return address - last.block.address < last.block.bytes ? &last : nullptr;
 }
 
-bool PoolModel::Trimmable(const ModelPool& pool) const {
-  return pool.users == 0 && !pool.scope && pool.stats.live_blocks == 0;
-}
-
-uint64_t PoolModel::TrimmableBytes() const {
-  uint64_t sum = 0;
-  for (const auto& [id, pool] : pools_) sum += Trimmable(pool) ? pool.stats.reserved_bytes : 0;
+PoolModel::Trimmable PoolModel::TrimmableBytes() const {
+  Trimmable sum;
+  for (const auto& [id, pool] : pools_) {
+    if (IsOver(pool)) sum.least += pool.stats.reserved_bytes;
+    if (!Unused(pool)) continue;
+    for (const auto& [number, page] : pool.pages) {
+      const bool lives =
+          std::ranges::any_of(page, [](const Granule& one) { return one.label != 0; });
+      if (!lives) sum.most += page_bytes_;
+    }
+  }
   return sum;
 }
 
@@ -64,6 +68,12 @@ PoolStats PoolModel::Stats(PoolId id) const { return pools_.at(id).stats; }
 
 bool PoolModel::MayTake(const ModelPool& pool, const Granule& granule, StreamId stream) const {
   if (granule.label != 0) return false;
+  if (pool.scope == ScopeKind::kEager && granule.captured &&
+      !std::ranges::all_of(pool.replays, [&](const Pending& replay) {
+        return watch_.IsBehind(stream, replay.stream, replay.work);
+      })) {
+    return false;
+  }
   if (granule.fence == nullptr) return true;
   const Fence& fence = *granule.fence;
   if (fence.capture != 0 && pool.scope && pool.scope_number == fence.capture &&
@@ -88,11 +98,8 @@ bool PoolModel::MustOffer(const ModelPool& pool, const Granule& granule, StreamI
 }
 
 bool PoolModel::KnownToBeDone(const Fence& fence) const {
-  const auto known_to_be_done = [this](const Pending& pending) {
-    return pending.marked != kNotMarked && watch_.Done(pending.stream, pending.marked);
-  };
-  return std::ranges::all_of(fence.pending, known_to_be_done) &&
-         (fence.group == nullptr || std::ranges::all_of(fence.group->pending, known_to_be_done));
+  if (fence.group != nullptr) return fence.group->mark && watch_.Passed(*fence.group->mark);
+  return fence.pending.empty() || (fence.mark && watch_.Passed(*fence.mark));
 }
 
 PoolModel::PageRuns PoolModel::Runs(const ModelPool& pool, const std::vector<Granule>& page,
@@ -173,24 +180,54 @@ PoolModel::ModelPool& PoolModel::FindOrCreate(PoolId id) {
 
 void PoolModel::Retain(PoolId id) { ++FindOrCreate(id).users; }
 
-void PoolModel::BeginScope(PoolId id, ScopeKind kind) {
+void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
   ModelPool& pool = FindOrCreate(id);
   ++pool.users;
   pool.scope = kind;
   pool.scope_number = next_scope_++;
   pool.streams.clear();
+  if (may_mark) Mark(pool);
+  pool.replays_unknown = kind == ScopeKind::kEager && pool.captured && !may_mark;
+  if (pool.replays_unknown) HoldAll(pool);
 }
 
-void PoolModel::EndScope(PoolId id) {
+void PoolModel::EndScope(PoolId id, bool may_mark) {
   ModelPool& pool = Known(id);
-  for (const std::shared_ptr<Fence>& fence : pool.unmarked) {
-    for (Pending& pending : fence->pending) pending.marked = watch_.Submitted(pending.stream);
-  }
-  pool.unmarked.clear();
-  pool.held.reset();
+  if (may_mark && pool.scope == ScopeKind::kEager) Mark(pool);
   pool.captured |= pool.scope == ScopeKind::kCapture;
   pool.scope.reset();
   DropIfGone(id);
+}
+
+bool PoolModel::MayReplay(PoolId id) const {
+  const auto it = pools_.find(id);
+  return it != pools_.end() && it->second.users > 0 && it->second.captured && !it->second.scope;
+}
+
+void PoolModel::Replay(PoolId id, StreamId stream) {
+  Known(id).replays.push_back({stream, watch_.Submitted(stream)});
+}
+
+void PoolModel::Mark(ModelPool& pool) const {
+  for (const std::shared_ptr<Fence>& fence : pool.unmarked) fence->mark = watch_.TakeMark();
+  pool.unmarked.clear();
+  pool.held.reset();
+}
+
+// Nothing that is free is promised to anyone before the device has been marked.
+void PoolModel::HoldAll(ModelPool& pool) {
+  pool.held = std::make_shared<Fence>();
+  pool.unmarked.assign(1, pool.held);
+  pool.stream_fences.clear();
+  for (auto& [number, page] : pool.pages) {
+    for (Granule& granule : page) {
+      if (granule.label != 0) continue;
+      auto held = std::make_shared<Fence>();
+      if (granule.fence != nullptr) held->pending = granule.fence->pending;
+      held->group = pool.held;
+      granule.fence = std::move(held);
+    }
+  }
 }
 
 void PoolModel::Release(PoolId id) {
@@ -200,11 +237,37 @@ void PoolModel::Release(PoolId id) {
 
 void PoolModel::DropIfGone(PoolId id) {
   const ModelPool& pool = Known(id);
-  if (Trimmable(pool) && pool.stats.pages == 0) pools_.erase(id);
+  if (IsOver(pool) && pool.stats.pages == 0) pools_.erase(id);
 }
 
 void PoolModel::Trim() {
-  std::erase_if(pools_, [this](const auto& entry) { return Trimmable(entry.second); });
+  std::erase_if(pools_, [](const auto& entry) { return IsOver(entry.second); });
+}
+
+void PoolModel::Shrink(PoolId id, uint64_t pages,
+                       const std::function<std::vector<PhysicalPiece>(Address)>& pieces_of) {
+  ModelPool& pool = Known(id);
+  pool.incarnation = next_incarnation_++;
+  pool.captured = false;
+  pool.unmarked.clear();
+  pool.held.reset();
+  pool.stream_fences.clear();
+  pool.replays.clear();
+  pool.pages.clear();
+  for (uint32_t number = 0; number < pages; ++number) pool.pages[number].resize(granules_per_page_);
+  pool.stats.pages = pages;
+  pool.stats.reserved_bytes = pages * page_bytes_;
+  for (auto& [address, block] : live_) {
+    if (block.pool != id) continue;
+    block.pieces = pieces_of(address);
+    for (const PhysicalPiece& piece : block.pieces) {
+      std::vector<Granule>& page = pool.pages.at(Index(piece.page));
+      const uint64_t end = (piece.offset_bytes + piece.length_bytes) / kGranuleBytes;
+      for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) {
+        page.at(i) = {block.label, nullptr, !block.eager};
+      }
+    }
+  }
 }
 
 void PoolModel::Ask(PoolId id, StreamId stream) {
@@ -239,9 +302,10 @@ std::string PoolModel::TakeGranules(ModelPool& pool, const LiveBlock& block) {
         return where.str() + " is held by block b" + std::to_string(page[i].label);
       }
       if (!MayTake(pool, page[i], block.block.stream)) {
-        return where.str() + " may not be taken yet: " + Describe(*page[i].fence);
+        return where.str() + " may not be taken yet: " +
+               (page[i].fence == nullptr ? "a replay may use it" : Describe(*page[i].fence));
       }
-      page[i] = {block.label, nullptr};
+      page[i] = {block.label, nullptr, page[i].captured || !block.eager};
     }
   }
   return {};
@@ -291,7 +355,7 @@ void PoolModel::GoOn(ModelPool& pool, StreamId stream) const {
   std::vector<std::shared_ptr<Fence>>& fences = pool.stream_fences[stream];
   std::erase_if(fences, [](const std::shared_ptr<Fence>& fence) { return fence.use_count() == 1; });
   for (const std::shared_ptr<Fence>& fence : fences) {
-    for (Pending& pending : fence->pending) pending.marked = kNotMarked;
+    fence->mark.reset();
     pool.unmarked.push_back(fence);
   }
 }
@@ -302,22 +366,17 @@ std::shared_ptr<PoolModel::Fence> PoolModel::FenceOf(const ModelPool& pool,
   fence->owner = block.block.stream;
   const bool in_capture = pool.scope == ScopeKind::kCapture;
   if (in_capture) fence->capture = pool.scope_number;
-  fence->owner_at_once = block.uses.empty() && (in_capture ? !block.eager : pool.scope.has_value());
-  fence->promised_at_once = fence->owner_at_once && block.suspects.empty();
-  // The set can know of the end of anything by events recorded when the block is freed, or when the
-  // scope ends.
+  const bool eager = block.eager || (!in_capture && pool.scope);
+  fence->owner_at_once = block.uses.empty() && (in_capture ? !block.eager : eager);
+  fence->promised_at_once = fence->owner_at_once && block.suspects.empty() &&
+                            (block.eager || in_capture || !pool.replays_unknown);
   const auto add = [&](StreamId stream, uint64_t work) {
-    fence->pending.push_back({stream, work, pool.scope ? kNotMarked : watch_.Submitted(stream)});
+    fence->pending.push_back({stream, work});
   };
   for (const Pending& pending : block.inherited) add(pending.stream, pending.work);
-  if (!block.suspects.empty()) {
-    for (const StreamId stream : block.suspects) add(stream, 0);
-    for (const StreamId stream : block.uses) add(stream, 0);
-    add(block.block.stream, 0);
-  }
+  if (!block.suspects.empty()) add(block.block.stream, 0);
   // The capture's end stands for all that the capture did with the block; not for eager work before it.
-  const bool waits = block.eager || (!in_capture && (pool.scope || !block.uses.empty()));
-  if (waits) {
+  if (eager || (!in_capture && !block.uses.empty())) {
     for (const StreamId stream : block.uses) add(stream, watch_.Submitted(stream));
     add(block.block.stream, watch_.Submitted(block.block.stream));
   }
@@ -329,7 +388,6 @@ void PoolModel::Hold(ModelPool& pool, Fence& fence) {
     pool.held = std::make_shared<Fence>();
     pool.unmarked.push_back(pool.held);
   }
-  std::ranges::copy(fence.pending, std::back_inserter(pool.held->pending));
   fence.group = pool.held;
 }
 
@@ -339,18 +397,22 @@ void PoolModel::Free(Address start) {
   live_.erase(it);
   ModelPool& pool = Known(block.pool);
   const std::shared_ptr<Fence> fence = FenceOf(pool, block);
-  if (fence != nullptr && pool.scope && !fence->pending.empty()) {
-    pool.unmarked.push_back(fence);
-    if (!fence->promised_at_once) Hold(pool, *fence);
-  }
-  if (fence != nullptr && pool.scope == ScopeKind::kEager && fence->owner_at_once) {
-    GoOn(pool, block.block.stream);
-    pool.stream_fences[block.block.stream].push_back(fence);
+  if (fence != nullptr && !fence->pending.empty()) {
+    if (!fence->promised_at_once) {
+      Hold(pool, *fence);
+    } else {
+      std::vector<std::shared_ptr<Fence>>& own = pool.stream_fences[block.block.stream];
+      own.push_back(fence);
+      GoOn(pool, block.block.stream);
+    }
   }
   for (const PhysicalPiece& piece : block.pieces) {
     std::vector<Granule>& page = pool.pages.at(Index(piece.page));
     const uint64_t end = (piece.offset_bytes + piece.length_bytes) / kGranuleBytes;
-    for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) page[i] = {0, fence};
+    for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) {
+      page[i].label = 0;
+      page[i].fence = fence;
+    }
   }
   pool.stats.allocated_bytes -= block.block.bytes;
   pool.stats.requested_bytes -= block.block.requested_bytes;
@@ -415,7 +477,7 @@ void PoolModel::Revive(ModelPool& pool, const std::set<const Fence*>& fresh, Liv
     std::vector<Granule>& page = pool.pages.at(Index(piece.page));
     const uint64_t end = (piece.offset_bytes + piece.length_bytes) / kGranuleBytes;
     for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) {
-      page[i] = {block.label, nullptr};
+      page[i] = {block.label, nullptr, page[i].captured || !block.eager};
     }
   }
   pool.stats.allocated_bytes += block.block.bytes;
@@ -437,12 +499,12 @@ void PoolModel::Inherit(const ModelPool& pool, const std::set<const Fence*>& fre
       const Fence* const fence = page[i].fence.get();
       if (fence == nullptr || !seen.insert(fence).second) continue;
       if (!fresh.contains(fence) && KnownToBeDone(*fence)) continue;
+      if (!fence->pending.empty() || fence->group != nullptr) {
+        block.suspects.insert(block.block.stream);
+      }
       for (const Pending& pending : fence->pending) {
-        block.suspects.insert(pending.stream);
         if (!watch_.Done(pending.stream, pending.work)) block.inherited.push_back(pending);
       }
-      if (fence->group == nullptr) continue;
-      for (const Pending& pending : fence->group->pending) block.suspects.insert(pending.stream);
     }
   }
 }

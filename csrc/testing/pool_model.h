@@ -11,7 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -28,14 +28,10 @@
 namespace cgp {
 
 class PoolModel {
-  static constexpr uint64_t kNotMarked = std::numeric_limits<uint64_t>::max();
-
   // Work that may still touch bytes: what was submitted to `stream` up to number `work`.
-  // The set can know of its end by an event recorded after number `marked`.
   struct Pending {
     StreamId stream{};
     uint64_t work = 0;
-    uint64_t marked = kNotMarked;
   };
 
  public:
@@ -74,7 +70,13 @@ class PoolModel {
   bool AnyCaptureOpen() const;
   const LiveBlock* LiveAt(Address start) const;
   const LiveBlock* Holding(Address address) const;
-  uint64_t TrimmableBytes() const;
+  // What a trim gives back at least, and at most: pages without a live byte stay where their handle
+  // has one, and the model knows no handles.
+  struct Trimmable {
+    uint64_t least = 0;
+    uint64_t most = 0;
+  };
+  Trimmable TrimmableBytes() const;
   // What an allocation costs at most, in whole pages (design.md §4). pre: a scope is open.
   struct Need {
     uint64_t ideal = 0;  // without which no placement does, as long as each block is in one range
@@ -97,8 +99,12 @@ class PoolModel {
   // --- What the real set did. pre: it was allowed to. ---
 
   void Retain(PoolId id);
-  void BeginScope(PoolId id, ScopeKind kind);
-  void EndScope(PoolId id);
+  // With `may_mark` the device is marked, if that tells the set anything.
+  void BeginScope(PoolId id, ScopeKind kind, bool may_mark);
+  void EndScope(PoolId id, bool may_mark);
+  // A graph that was captured into the pool runs on the stream. pre: MayReplay().
+  bool MayReplay(PoolId id) const;
+  void Replay(PoolId id, StreamId stream);
   void Release(PoolId id);
   // A stream asked for a block, whether it then got one or not. pre: a scope is open.
   void Ask(PoolId id, StreamId stream);
@@ -108,7 +114,12 @@ class PoolModel {
                     std::vector<PhysicalPiece> pieces, uint64_t pages);
   void Free(Address start);
   void RecordUse(Address start, StreamId stream);
+  // Unused pools without live blocks are gone.
   void Trim();
+  // A trim has taken pages from an unused pool in which blocks live: so many are left, all of them free but
+  // for the pieces that `pieces_of` tells of.
+  void Shrink(PoolId id, uint64_t pages,
+              const std::function<std::vector<PhysicalPiece>(Address)>& pieces_of);
   Restored Restore(const Checkpoint& checkpoint);
 
   // --- Comparison ---
@@ -127,12 +138,15 @@ class PoolModel {
     bool promised_at_once = false;  // owner_at_once, and the set knows it
     StreamId owner{};
     std::vector<Pending> pending;
-    // What several streams used in one scope may be kept until all of it is done with: the sum of such fences.
+    // Of pending work the set knows that it is over once the device has passed a mark that was made later.
+    std::optional<DriverWatch::Mark> mark;
+    // What several streams used may be kept until all of it is done with: the mark is this one's then.
     std::shared_ptr<const Fence> group;
   };
   struct Granule {
     uint64_t label = 0;            // of the live block, 0 if free
     std::shared_ptr<Fence> fence;  // of a free one; null: free to all
+    bool captured = false;         // a graph may use it
   };
   struct ModelPool {
     uint64_t incarnation = 0;
@@ -142,8 +156,10 @@ class PoolModel {
     std::map<uint32_t, std::vector<Granule>> pages;
     bool captured = false;                         // an earlier scope was a capture
     std::set<StreamId> streams;                    // that have asked for blocks in the open scope
-    std::vector<std::shared_ptr<Fence>> unmarked;  // to be marked when the open scope ends
-    std::shared_ptr<Fence> held;                   // the group of the open scope
+    std::vector<std::shared_ptr<Fence>> unmarked;  // to be marked with the device
+    std::shared_ptr<Fence> held;                   // the group of what is held until then
+    std::vector<Pending> replays;                  // of the graphs that were captured into it
+    bool replays_unknown = false;                  // the open scope could not mark the device
     // Of eager scopes, by the stream that may take at once what is behind them.
     std::map<StreamId, std::vector<std::shared_ptr<Fence>>> stream_fences;
     PoolStats stats;
@@ -164,8 +180,11 @@ class PoolModel {
   ModelPool& Known(PoolId id) { return pools_.at(id); }
   ModelPool& FindOrCreate(PoolId id);
   void GoOn(ModelPool& pool, StreamId stream) const;
-  bool Trimmable(const ModelPool& pool) const;
+  static bool Unused(const ModelPool& pool) { return pool.users == 0 && !pool.scope; }
+  static bool IsOver(const ModelPool& pool) { return Unused(pool) && pool.stats.live_blocks == 0; }
   void DropIfGone(PoolId id);
+  void Mark(ModelPool& pool) const;
+  static void HoldAll(ModelPool& pool);
   bool MayTake(const ModelPool& pool, const Granule& granule, StreamId stream) const;
   bool MustOffer(const ModelPool& pool, const Granule& granule, StreamId stream) const;
   std::string TakeGranules(ModelPool& pool, const LiveBlock& block);

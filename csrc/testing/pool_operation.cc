@@ -30,6 +30,9 @@ struct Printer {
     out << "BeginOp{" << op.pool << ", " << NameOf(op.kind) << "}";
   }
   void operator()(const EndOp& op) const { out << "EndOp{" << op.pool << "}"; }
+  void operator()(const ReplayOp& op) const {
+    out << "ReplayOp{" << op.pool << ", " << op.stream << "}";
+  }
   void operator()(const ReleaseOp& op) const { out << "ReleaseOp{" << op.pool << "}"; }
   void operator()(const AllocateOp& op) const {
     out << "AllocateOp{.label = " << op.label << ", .pool = " << op.pool

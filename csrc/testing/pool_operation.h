@@ -27,6 +27,11 @@ struct BeginOp {
 struct EndOp {
   uint64_t pool = 0;
 };
+// A graph that was captured into the pool runs on the stream; left out while a scope of the pool is open.
+struct ReplayOp {
+  uint64_t pool = 0;
+  uint64_t stream = 0;
+};
 struct ReleaseOp {
   uint64_t pool = 0;
 };
@@ -89,9 +94,9 @@ struct FailAllocationOp {
 struct InspectOp {};
 
 using PoolOperation =
-    std::variant<RetainOp, BeginOp, EndOp, ReleaseOp, AllocateOp, FreeOp, FreeInsideOp, FreeWildOp,
-                 RecordUseOp, CheckpointOp, RestoreOp, TrimOp, ProgressOp, EnablePeerOp, FailOp,
-                 MendOp, FailAllocationOp, InspectOp>;
+    std::variant<RetainOp, BeginOp, EndOp, ReplayOp, ReleaseOp, AllocateOp, FreeOp, FreeInsideOp,
+                 FreeWildOp, RecordUseOp, CheckpointOp, RestoreOp, TrimOp, ProgressOp, EnablePeerOp,
+                 FailOp, MendOp, FailAllocationOp, InspectOp>;
 
 std::string ToString(const PoolOperation& operation);
 

@@ -16,15 +16,14 @@ ReuseOracle::ReuseOracle(const CaptureDag& dag, const DriverWatch& watch, uint64
     : dag_(dag), watch_(watch), page_bytes_(page_bytes) {}
 
 void ReuseOracle::BeginScope() {
+  for (const auto& fence : unmarked_) fence->mark = watch_.TakeMark();
+  unmarked_.clear();
   ++scope_;
   in_scope_ = true;
   captures_ = 0;
 }
 
 void ReuseOracle::EndScope() {
-  for (const auto& fence : in_scope_fences_) {
-    for (EagerUse& use : fence->eager) use.marked = watch_.Submitted(use.stream);
-  }
   in_scope_fences_.clear();
   seen_.clear();
   in_scope_ = false;
@@ -58,8 +57,7 @@ bool ReuseOracle::Promised(const Granule& granule, StreamId stream) const {
   if (granule.fence == nullptr) return true;
   const Fence& fence = *granule.fence;
   if (fence.scope != scope_) {
-    return std::ranges::all_of(
-        fence.eager, [&](const EagerUse& use) { return watch_.Done(use.stream, use.marked); });
+    return fence.eager.empty() || (fence.mark && watch_.Passed(*fence.mark));
   }
   const CaptureId capture = dag_.At(stream).capture;
   if (capture == kNoCapture || capture != fence.capture || invalid_.contains(capture)) return false;
@@ -143,12 +141,13 @@ void ReuseOracle::Free(const Block& block, const std::vector<PhysicalPiece>& pie
     fence->nodes.insert(fence->nodes.end(), point.nodes.begin(), point.nodes.end());
     if (point.capture == kNoCapture) {
       const uint64_t work = watch_.Submitted(stream);
-      fence->eager.push_back({stream, work, work});
+      fence->eager.push_back({stream, work});
     }
   }
   // A block of a stream that the scope has not seen yet.
   fence->promised = seen_.size() > 1 || (seen_.size() == 1 && seen_.contains(block.stream));
   fence->promised = fence->promised && captures_ == 1;
+  if (!fence->eager.empty()) unmarked_.push_back(fence);
   if (in_scope_) in_scope_fences_.push_back(fence);
   ForEachGranule(pieces, [&](Granule& granule, uint32_t, uint64_t) {
     granule = {.used = false, .fence = fence};

@@ -58,8 +58,7 @@ class ReuseOracle {
   // Work of a stream that is not captured.
   struct EagerUse {
     StreamId stream{};
-    uint64_t work = 0;    // that used the block
-    uint64_t marked = 0;  // by then the pool knows that it is over; set when the scope ends
+    uint64_t work = 0;  // that used the block
   };
   struct Fence {
     uint64_t scope = 0;
@@ -71,6 +70,7 @@ class ReuseOracle {
     std::vector<CaptureDag::Node> late;   // the same, as far as promised
     bool promised = true;
     std::vector<EagerUse> eager;
+    std::optional<DriverWatch::Mark> mark;  // by then the pool knows that it is over
   };
   struct Granule {
     bool used = false;
@@ -91,8 +91,9 @@ class ReuseOracle {
   uint64_t page_count_ = 0;
   uint64_t scope_ = 0;  // the number of the open or the last one
   bool in_scope_ = false;
-  uint64_t captures_ = 0;    // that were begun in the open scope
-  std::set<StreamId> seen_;  // in the open scope
+  uint64_t captures_ = 0;                         // that were begun in the open scope
+  std::set<StreamId> seen_;                       // in the open scope
+  std::vector<std::shared_ptr<Fence>> unmarked_;  // those with eager work that wait for a mark
   std::vector<std::shared_ptr<Fence>> in_scope_fences_;
   std::set<CaptureId> invalid_;
   std::vector<CaptureDag::Node> relied_on_;

@@ -52,6 +52,10 @@ class SparingDriver final : public Driver {
     const AllocationsSpared spared;
     inner_.Quiesce();
   }
+  bool MayQuiesce() noexcept override {
+    const AllocationsSpared spared;
+    return inner_.MayQuiesce();
+  }
   void Capture(StreamId stream, Frontier* frontier) override {
     const AllocationsSpared spared;
     inner_.Capture(stream, frontier);
@@ -63,6 +67,10 @@ class SparingDriver final : public Driver {
   Event RecordEvent(StreamId stream) override {
     const AllocationsSpared spared;
     return inner_.RecordEvent(stream);
+  }
+  Event RecordDeviceEvent() override {
+    const AllocationsSpared spared;
+    return inner_.RecordDeviceEvent();
   }
   bool EventDone(Event event) override {
     const AllocationsSpared spared;

@@ -84,6 +84,7 @@ class FakeDriver final : public Driver {
     const DriverFault fault(*this);
     host_.Quiesce();
   }
+  bool MayQuiesce() noexcept override { return host_.MayQuiesce(); }
   // Nothing is ever captured, so the frontier has no nodes.
   void Capture(StreamId stream, Frontier* frontier) override {
     const DriverFault fault(*this);
@@ -106,6 +107,10 @@ class FakeDriver final : public Driver {
                         "the stream is capturing");
     }
     return host_.RecordEvent(stream);
+  }
+  Event RecordDeviceEvent() override {
+    const DriverFault fault(*this);
+    return host_.RecordDeviceEvent();
   }
   bool EventDone(Event event) override {
     const DriverFault fault(*this);

@@ -244,7 +244,7 @@ class GraphAllocator final : public CUDAAllocator {
   // Begin and end a scope. The former with what was decided of it; the base gets `undecided`'s pool
   // of that name too, with its users, unless that is nullptr. pre: scopes_mutex_ is held.
   void BeginInBase(Route route, DevicePools* undecided);
-  void BeginInOurs(DevicePools& pools, Route route);
+  void BeginInOurs(DevicePools& pools, Route route, bool capturing);
   void EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind);
   // Adds a user to our pool, which torch calls `id`.
   void Hold(DevicePools& pools, MempoolId_t id, PoolId pool);

@@ -151,17 +151,17 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
               "cannot begin a capture into graph pool " + ToString(pool) +
                   ": the current stream is capturing another graph already. Captures do not nest: "
                   "end that one first, or capture on another stream");
-  BeginInOurs(*pools, std::move(route));
+  BeginInOurs(*pools, std::move(route), capturing);
 }
 
-void GraphAllocator::BeginInOurs(DevicePools& pools, Route route) {
+void GraphAllocator::BeginInOurs(DevicePools& pools, Route route, bool capturing) {
   const bool capture = route.kind == ScopeKind::kCapture;
   routes_.ReserveOne();
   if (route.id == PoolNames::kShared) names_.Share(route.device, route.name);
   Undo name([&] {
     if (route.id == PoolNames::kShared) names_.Release(route.device, route.name);
   });
-  AsTorchErrors([&] { pools.set().BeginScope(route.id, route.kind); });
+  AsTorchErrors([&] { pools.set().BeginScope(route.id, route.kind, capturing); });
   Undo scope([&] {
     pools.set().EndScope(route.id);
     pools.set().Release(route.id);

@@ -13,6 +13,7 @@
 
 #include "core/pool_set.h"
 #include "driver/driver.h"
+#include "torch/routes.h"
 
 namespace cgp {
 
@@ -59,11 +60,15 @@ class MeteredDriver final : public Driver {
   void Unmap(Address address, uint64_t bytes) override;
   void AddPeer(int peer) override { inner_->AddPeer(peer); }
   void Quiesce() override { inner_->Quiesce(); }
+  bool MayQuiesce() noexcept override {
+    return inner_->MayQuiesce() && !RouteTable::AnyCapturing();
+  }
   void Capture(StreamId stream, Frontier* frontier) override { inner_->Capture(stream, frontier); }
   bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override {
     return inner_->Dependencies(node, nodes);
   }
   Event RecordEvent(StreamId stream) override { return inner_->RecordEvent(stream); }
+  Event RecordDeviceEvent() override { return inner_->RecordDeviceEvent(); }
   bool EventDone(Event event) override { return inner_->EventDone(event); }
   void WaitEvent(StreamId stream, Event event) override { inner_->WaitEvent(stream, event); }
   void DestroyEvent(Event event) noexcept override { inner_->DestroyEvent(event); }

@@ -180,7 +180,7 @@ void PlainAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamF
   if (!eager && routes_.Resume(device, pool, stream, filter, hold)) return;
   const ScopeKind kind = eager ? ScopeKind::kEager : ScopeKind::kCapture;
   routes_.ReserveOne();
-  AsTorchErrors([&] { set.BeginScope(pool, kind); });
+  AsTorchErrors([&] { set.BeginScope(pool, kind, IsCapturing(stream)); });
   routes_.Add({.device = device,
                .id = pool,
                .name = id,

@@ -37,7 +37,10 @@ void RouteTable::Add(Route route) {
   NoteChange();
   const bool capture = route.kind == ScopeKind::kCapture;
   routes_.push_back(std::move(route));
-  if (capture) captures_count_.fetch_add(1, std::memory_order_acq_rel);
+  if (capture) {
+    captures_count_.fetch_add(1, std::memory_order_acq_rel);
+    all_captures_.fetch_add(1, std::memory_order_acq_rel);
+  }
   routes_count_.fetch_add(1, std::memory_order_acq_rel);
 }
 
@@ -108,7 +111,10 @@ void RouteTable::Remove(c10::DeviceIndex device, PoolId id) {
   NoteChange();
   const bool capture = route->kind == ScopeKind::kCapture;
   routes_.erase(routes_.begin() + (route - routes_.data()));
-  if (capture) captures_count_.fetch_sub(1, std::memory_order_acq_rel);
+  if (capture) {
+    captures_count_.fetch_sub(1, std::memory_order_acq_rel);
+    all_captures_.fetch_sub(1, std::memory_order_acq_rel);
+  }
   routes_count_.fetch_sub(1, std::memory_order_acq_rel);
 }
 

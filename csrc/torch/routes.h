@@ -55,6 +55,7 @@ struct Route {
 class RouteTable {
  public:
   RouteTable() { NoteChange(); }
+  ~RouteTable() { all_captures_.fetch_sub(captures_count_, std::memory_order_acq_rel); }
 
   struct Target {
     PoolId id;
@@ -66,6 +67,9 @@ class RouteTable {
   bool active() const { return routes_count_.load(std::memory_order_acquire) != 0; }
   // Whether a capture may be under way: a capture route is open.
   bool capturing() const { return captures_count_.load(std::memory_order_acquire) != 0; }
+
+  // The same of all tables of the process.
+  static bool AnyCapturing() { return all_captures_.load(std::memory_order_acquire) != 0; }
 
   // Add() fails no more after this, until the next one.
   void ReserveOne();
@@ -123,6 +127,7 @@ class RouteTable {
   // invariants: routes_count_ == routes_.size(), captures_count_ == the capture routes in it
   std::atomic<int> routes_count_{0};
   std::atomic<int> captures_count_{0};
+  static inline std::atomic<int> all_captures_{0};  // the sum of the tables' captures_count_
 };
 
 }  // namespace cgp

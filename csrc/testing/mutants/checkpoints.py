@@ -124,18 +124,11 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "restore-behind-uses",
-        "pool_streams.cc",
-        "other streams at work on the bytes brought back are no users of them",
-        "          streams.push_back(other);\n",
-        "          (void)other;\n",
-    ),
-    Mutant(
         "restore-behind-eager",
         "pool_streams.cc",
         "the work on the bytes brought back is taken for captured work",
-        "    eager |= !live.others->behind.empty();\n",
-        "",
+        "live.eager || behind;",
+        "live.eager;",
     ),
     Mutant(
         "restore-behind-for-good",

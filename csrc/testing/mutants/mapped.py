@@ -23,8 +23,8 @@ MUTANTS = [
         "ranges-addresses",
         "range_table.cc",
         "the destructor keeps the addresses",
-        "driver_.FreeAddresses(range.address, range.capacity * page_bytes_);",
-        "(void)range;",
+        "driver_.FreeAddresses(reservation.address, reservation.bytes); });",
+        "(void)reservation; });",
     ),
     Mutant(
         "ranges-undo-unmap",

@@ -229,18 +229,11 @@ MUTANTS = [
         "return frontier.capture == of;",
     ),
     Mutant(
-        "fence-still-captured",
-        "fences.cc",
-        "events are recorded on streams that are still captured",
-        "  if (AnyCaptures(fence.streams)) {",
-        "  if (false) {",
-    ),
-    Mutant(
         "proof-order-captures",
         "pool_streams.cc",
         "a stream's order is trusted where there are several captures",
-        "  return !captured && !several_captures;",
-        "  return !captured;",
+        "  return !in_graph && !several_captures;",
+        "  return !in_graph;",
     ),
     Mutant(
         "proof-other-capture",
@@ -255,13 +248,6 @@ MUTANTS = [
         "a small block takes any of equal places (memory only)",
         "return LeastWanted(view, *start);",
         "return start;",
-    ),
-    Mutant(
-        "fence-never-recorded",
-        "fences.cc",
-        "events of a stream that was captured are never recorded (memory only)",
-        "    if (fence.state == State::kLateEvents) RecordOrWait(fence);\n",
-        "",
     ),
     Mutant(
         "fence-proof-listed",

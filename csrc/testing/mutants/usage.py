@@ -129,7 +129,7 @@ MUTANTS = [
         "set-usage-trim",
         "pool_set.cc",
         "the usage keeps what was given back",
-        "  usage_.Shrank(handles - member.pool.held_handles(), given_back.bytes);\n",
+        "  usage_.Shrank(handles - member.pool.handles(), given_back.bytes);\n",
         "  (void)handles;\n",
     ),
     Mutant(

@@ -1,0 +1,123 @@
+// What nobody needs any more is unmapped.
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "core/error.h"
+#include "core/pool_state.h"
+
+namespace cgp {
+
+uint64_t Pool::spare_bytes() const {
+  const State& s = *state_;
+  const std::vector<bool> in_use = s.HandlesInUse();
+  const auto spare = static_cast<uint64_t>(std::ranges::count(in_use, false));
+  return (spare + s.ranges.unreleased_pages()) * s.page_size.bytes();
+}
+
+bool Pool::has_remains() const { return state_->ranges.has_remains(); }
+
+void Pool::PrepareGiveBack() {
+  State& s = *state_;
+  CGP_CHECK(!s.scope);
+  s.next_identity = std::make_shared<const char>();
+  s.ReserveForWaking();
+  s.PrepareShrink(s.SlotsInUse());
+}
+
+void Pool::GiveBack() {
+  State& s = *state_;
+  CGP_CHECK(!s.scope && s.shrinking);
+  s.stats.peak_reserved_bytes = std::max(s.stats.peak_reserved_bytes, reserved_bytes());
+  s.fences.OpenAll();
+  s.ForgetOpened();
+  s.OpenFences();
+  s.captured = false;
+  s.several_streams = false;
+  s.ranges.UnpinAll();
+  s.identity = std::move(s.next_identity);
+  if (const std::exception_ptr error = s.Shrink()) std::rethrow_exception(error);
+}
+
+bool Pool::HasStaleMappings() const {
+  const State& s = *state_;
+  return s.scope == ScopeKind::kEager && s.ranges.mapping_count() > s.mapping_limit;
+}
+
+void Pool::UnmapStale() {
+  State& s = *state_;
+  CGP_CHECK(s.scope == ScopeKind::kEager);
+  std::vector<bool> keep = s.SlotsInUse();
+  uint64_t mapped = 0;
+  for (uint32_t p = 0; p < s.ranges.page_count(); ++p) {
+    const std::vector<SlotId>& slots = s.ranges.slots_of(PageId{p});
+    mapped += slots.size();
+    bool any = false;
+    for (const SlotId slot : slots) {
+      if (s.ranges.range(s.ranges.range_of(slot)).pinned) keep[Index(slot)] = true;
+      any |= keep[Index(slot)];
+    }
+    // The oldest mapping is in the range that shows most.
+    if (!any) keep[Index(slots.front())] = true;
+  }
+  std::exception_ptr error;
+  if (static_cast<uint64_t>(std::ranges::count(keep, true)) < mapped) {
+    s.PrepareShrink(std::move(keep));
+    error = s.Shrink();
+  }
+  s.mapping_limit = std::max(State::kLeastMappingLimit, 2 * s.ranges.mapping_count());
+  if (error) std::rethrow_exception(error);
+}
+
+// By page whether a live block has a byte of its handle.
+std::vector<bool> Pool::State::HandlesInUse() const {
+  std::vector<bool> in_use(ranges.page_count());
+  for (PageId handle{0}; Index(handle) < ranges.page_count(); handle = ranges.handle_end(handle)) {
+    bool any = false;
+    for (uint32_t p = Index(handle); p < Index(ranges.handle_end(handle)); ++p) {
+      for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
+        any |= space.node(id).used();
+      }
+    }
+    std::fill_n(in_use.begin() + Index(handle), ranges.handle_pages(handle), any);
+  }
+  return in_use;
+}
+
+// By slot whether a live block lies there, or in another slot of the same mapping.
+std::vector<bool> Pool::State::SlotsInUse() const {
+  std::vector<bool> in_use(ranges.slot_limit());
+  blocks.ForEach([&](Address, const LiveBlock& live) {
+    const Granules end = Granules(live.offset) + Granules::FromBytesRoundedUp(live.block.bytes);
+    const uint32_t last = Index(live.slot) + static_cast<uint32_t>((end - Granules(1)) / page_size);
+    for (uint32_t slot = Index(live.slot); slot <= last;) {
+      const PageId page = ranges.page_at(SlotId{slot});
+      const uint32_t begin = slot - (Index(page) - Index(ranges.handle_begin(page)));
+      const uint32_t pages = ranges.handle_pages(page);
+      std::fill_n(in_use.begin() + begin, pages, true);
+      slot = begin + pages;
+    }
+  });
+  return in_use;
+}
+
+void Pool::State::PrepareShrink(std::vector<bool> keep) {
+  for (const auto& view : views) {
+    view->MakeRoomForMapping(0, ranges.MostSlotsAfterShrink(), ranges.MostRangesAfterShrink());
+  }
+  shrinking = ranges.PrepareShrink(std::move(keep));
+}
+
+// All that names pages and slots by their numbers gets the new ones, or forgets them. Does not throw:
+// returns the driver's error. pre: PrepareShrink().
+std::exception_ptr Pool::State::Shrink() {
+  const RangeTable::Renumbering renumbering = ranges.Shrink(*shrinking);
+  shrinking.reset();
+  space.Renumber(renumbering.pages);
+  blocks.ForEach([&](Address, LiveBlock& live) { live.slot = renumbering.Of(live.slot); });
+  foresight.Forget();
+  for (const auto& view : views) view->Rebuild();
+  return renumbering.error;
+}
+
+}  // namespace cgp
