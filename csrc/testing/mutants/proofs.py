@@ -162,8 +162,8 @@ MUTANTS = [
         "proof-keeps-all",
         "pool_proofs.cc",
         "a stream keeps what it may not take any more",
-        "  if (!proofs.stopped(*number) || !proofs.relies_on_proofs(*number)) return *views[*number];\n",
-        "  if (number) return *views[*number];\n",
+        "  if (!proofs.stopped(*number) || !proofs.relies_on_proofs(*number)) return",
+        "  if (number) return",
     ),
     Mutant(
         "proof-small-handles",
