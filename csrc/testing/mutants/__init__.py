@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mutants import (
     adapter,
-    adapter_faults,
     adapter_bases,
+    adapter_faults,
     checkpoints,
     exec_cache,
     exec_table,

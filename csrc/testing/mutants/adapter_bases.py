@@ -223,8 +223,8 @@ MUTANTS = [
         "driver-quiesce-own",
         "cuda_driver.cc",
         "other devices that use the memory are not waited for",
-        "    for (const auto& [device, context] : others_) contexts.push_back(context.get());\n",
-        "",
+        "context : Contexts()) {\n    CallIn(*context, DriverCall::kQuiesce,",
+        "context : {context_.get()}) {\n    CallIn(*context, DriverCall::kQuiesce,",
         folder="driver",
     ),
 ]

@@ -49,7 +49,9 @@ MUTANTS = [
         "faults-registered",
         "graph_scopes.cc",
         "a pool that could not be made is registered",
-        "  Undo noted([&] { registered_.erase(registered); });\n  set.Retain(id);\n  noted.Keep();\n",
+        "  Undo noted([&] { registered_.erase(registered); });\n"
+        "  set.Retain(id);\n"
+        "  noted.Keep();\n",
         "  set.Retain(id);\n",
     ),
     _Mutant(
@@ -116,7 +118,9 @@ MUTANTS = [
         "graph_abandoned.cc",
         "the next capture in its pool does not show that one failed",
         "  ReleaseFailed([&](const LateEnd& late) {",
-        "  ReleaseFailed([&](const LateEnd& late) {\n    if (late.device == device) return false;\n   ",
+        "  ReleaseFailed([&](const LateEnd& late) {\n"
+        "    if (late.device == device) return false;\n"
+        "   ",
     ),
     _Mutant(
         "abandoned-host-route",

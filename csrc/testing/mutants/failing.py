@@ -39,23 +39,16 @@ MUTANTS = [
         "failing-room-waking",
         "pool.cc",
         "fences are marked as opened before there is room to tell",
-        "  s.ReserveForWaking();\n  s.fences.EndScope();",
-        "  s.fences.EndScope();\n  s.ReserveForWaking();",
-    ),
-    Mutant(
-        "failing-room-events",
-        "fences.cc",
-        "events are recorded before there is room for their fence",
-        "  ReserveOne();\n  Fence fence{.state",
-        "  Fence fence{.state",
+        "fence_count() > 0;\n  s.ReserveForWaking();\n",
+        "fence_count() > 0;\n  s.fences.EndScope();\n  s.ReserveForWaking();\n",
     ),
     Mutant(
         "failing-several-early",
         "pool_proofs.cc",
         "a capture counts as one of several streams before its proofs begin",
-        "  const FenceId own = view->own_fence();\n  const bool captured",
+        "  const FenceId own = view->own_fence();\n  const bool is_capturing",
         "  several_streams = true;\n  const FenceId own = view->own_fence();\n"
-        "  const bool captured",
+        "  const bool is_capturing",
     ),
     Mutant(
         "failing-stream-alone",
@@ -102,10 +95,10 @@ MUTANTS = [
     ),
     Mutant(
         "failing-trim-forgotten",
-        "pool_set.cc",
+        "range_table_shrink.cc",
         "what the driver failed to take back is forgotten",
-        "    return !given_back.error;\n",
-        "    return true;\n",
+        "    table_.unreleased_.push_back(handle);\n",
+        "    return;\n",
     ),
     Mutant(
         "failing-exec-room",

@@ -273,8 +273,7 @@ MUTANTS = [
     Mutant(
         "foresight-block-needs",
         "foresight.cc",
-        "the block that is asked for does not count as living when pages are made for it "
-        "(advice)",
+        "the block that is asked for does not count as living when pages are made for it (advice)",
         "space_.free() + length;",
         "space_.free() + length * 0;",
     ),
@@ -317,8 +316,7 @@ MUTANTS = [
         "foresight-old-plan",
         "foresight.cc",
         "a capture goes on with the plan of the one before",
-        "  guide_.BeginCapture();\n"
-        "  plan_.reset();\n",
+        "  guide_.BeginCapture();\n  plan_.reset();\n",
         "  guide_.BeginCapture();\n",
     ),
     Mutant(

@@ -44,8 +44,7 @@ MUTANTS = [
         "space-open-no-join",
         "page_space.cc",
         "opened neighbours are not joined",
-        "      SetFence(id, FenceId::kOpen);\n"
-        "      JoinNeighbours(id);\n",
+        "      SetFence(id, FenceId::kOpen);\n      JoinNeighbours(id);\n",
         "      SetFence(id, FenceId::kOpen);\n",
     ),
     Mutant(

@@ -86,8 +86,7 @@ MUTANTS = [
     Mutant(
         "pool-large-for-good",
         "pool_streams.cc",
-        "where a large block was a page passes for one with a large block for good (memory "
-        "only)",
+        "where a large block was a page passes for one with a large block for good (memory only)",
         "    space.DropLargePiece(node.page);\n",
         "",
     ),

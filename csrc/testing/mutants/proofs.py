@@ -148,8 +148,8 @@ MUTANTS = [
         "proof-first-stream",
         "pool_proofs.cc",
         "what the first stream has freed before a second came is free to all",
-        "    if (captured && frontier.nodes.empty()) {",
-        "    if (captured) {",
+        "    if (is_capturing && frontier.nodes.empty()) {",
+        "    if (is_capturing) {",
     ),
     Mutant(
         "proof-first-blocks",
@@ -162,8 +162,8 @@ MUTANTS = [
         "proof-keeps-all",
         "pool_proofs.cc",
         "a stream keeps what it may not take any more",
-        "  if (!proofs.stopped(*number) || !proofs.relies_on_proofs(*number)) return *views[*number];\n",
-        "  if (number) return *views[*number];\n",
+        "  if (!proofs.stopped(*number) || !proofs.relies_on_proofs(*number)) return",
+        "  if (number) return",
     ),
     Mutant(
         "proof-small-handles",
