@@ -81,6 +81,10 @@ class TimedDriver final : public cgp::Driver {
   bool Dependencies(cgp::GraphNode node, std::vector<cgp::GraphNode>* nodes) override {
     return inner_.Dependencies(node, nodes);
   }
+  bool MayQuiesce() noexcept override { return inner_.MayQuiesce(); }
+  cgp::Event RecordDeviceEvent() override {
+    return Timed([&] { return inner_.RecordDeviceEvent(); });
+  }
   cgp::Event RecordEvent(cgp::StreamId stream) override {
     return Timed([&] { return inner_.RecordEvent(stream); });
   }
