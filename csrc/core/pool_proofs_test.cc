@@ -400,7 +400,10 @@ TEST_F(PoolProofsTest, ALargeBlockTakesTheLeastWantedOfEqualPlaces) {
 // What one stream allocates goes where its like lay, though newer ranges have room.
 TEST_F(PoolProofsTest, ACaptureOfSeveralStreamsGetsNoAdvice) {
   const CaptureId before = Begin({kA});
-  Allocate(kGranule, kA);  // B's goes beside it
+  Allocate(4 * kGranule, kA);
+  const Block hole = Allocate(4 * kGranule, kA);  // B's goes there
+  Allocate(8 * kGranule, kA);
+  Free(hole);
   End(before);
   const auto places = [&](std::initializer_list<StreamId> streams) {
     const CaptureId capture = Begin(streams);
