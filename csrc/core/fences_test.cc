@@ -174,7 +174,8 @@ TEST_F(FenceTableTest, HoldingAllLeavesOneFence) {
   fences_.ForStream(kA, true);
   fences_.Mark();
   fences_.ForStream(kB, true);
-  const FenceId held = fences_.HoldAll();
+  const FenceId held = fences_.Held(true);
+  fences_.HoldAll(held);
   EXPECT_EQ(host_.usage().events, 0u);
   EXPECT_EQ(fences_.Held(true), held) << "it is not marked yet";
   EXPECT_FALSE(fences_.ForStream(kA, true).reused);
