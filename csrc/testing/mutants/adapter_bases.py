@@ -223,7 +223,7 @@ MUTANTS = [
         "driver-quiesce-own",
         "cuda_driver.cc",
         "other devices that use the memory are not waited for",
-        "    for (const auto& [device, context] : others_) contexts.push_back(context.get());\n",
+        "  for (const auto& [device, context] : others_) contexts.push_back(context.get());\n",
         "",
         folder="driver",
     ),

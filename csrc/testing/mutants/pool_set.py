@@ -9,22 +9,22 @@ MUTANTS = [
         "trim-no-quiesce",
         "pool_set.cc",
         "a trim does not wait for the device",
-        "  if (SumTrimmable() > 0 || !leftovers_.empty()) driver_.Quiesce();\n",
+        "  // Work that was submitted before may still use the pages.\n  driver_.Quiesce();\n",
         "",
     ),
     Mutant(
         "trim-always-quiesce",
         "pool_set.cc",
         "a trim of nothing waits for the device",
-        "  if (SumTrimmable() > 0 || !leftovers_.empty()) driver_.Quiesce();\n",
-        "  driver_.Quiesce();\n",
+        "  if (due.empty()) return 0;\n",
+        "",
     ),
     Mutant(
         "trim-live-blocks",
         "pool_give_back.cc",
         "a trim takes a handle in which a block lives",
-        "        any |= space.node(id).used;\n",
-        "        any = space.node(id).used;\n",
+        "      std::fill_n(in_use.begin() + begin, pages, true);\n",
+        "",
     ),
     Mutant(
         "trim-users",
@@ -44,15 +44,17 @@ MUTANTS = [
         "trim-checkpoints",
         "pool_give_back.cc",
         "a checkpoint outlives a trim that took its pages",
-        "  s.identity = std::move(identity);\n",
+        "  s.identity = std::move(s.next_identity);\n",
         "",
     ),
     Mutant(
         "trim-unreleased",
         "range_table_shrink.cc",
         "a handle whose release failed is never released",
-        "  ReleaseUnreleased();\n",
-        "",
+        "  std::erase_if(table_.unreleased_, [&](const PhysicalHandle& handle) {\n"
+        "    return Attempt(",
+        "  std::erase_if(table_.unreleased_, [&](const PhysicalHandle& handle) {\n"
+        "    return false && Attempt(",
     ),
     Mutant(
         "stale-pinned",
@@ -100,7 +102,7 @@ MUTANTS = [
         "set-end-quiesce",
         "pool_set.cc",
         "the destructor does not wait for the device",
-        "    if (TotalStats().reserved_bytes > 0 || !leftovers_.empty()) driver_.Quiesce();\n",
+        "    if (any) driver_.Quiesce();\n",
         "",
     ),
     Mutant(

@@ -148,8 +148,8 @@ MUTANTS = [
         "proof-first-stream",
         "pool_proofs.cc",
         "what the first stream has freed before a second came is free to all",
-        "    if (captured && frontier.nodes.empty()) {",
-        "    if (captured) {",
+        "    if (is_capturing && frontier.nodes.empty()) {",
+        "    if (is_capturing) {",
     ),
     Mutant(
         "proof-first-blocks",
