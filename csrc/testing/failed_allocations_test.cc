@@ -109,13 +109,14 @@ TEST_F(FailedAllocationsTest, ManySmallBlocksInAPage) {
   EXPECT_EQ(host_.usage(), HostUsage{});
 }
 
-// An event that is recorded for a fence that is not made would never be destroyed.
-TEST_F(FailedAllocationsTest, FencesWithEvents) {
+// An event that is recorded for a mark that is not made would never be destroyed.
+TEST_F(FailedAllocationsTest, FencesWithMarks) {
   {
     FenceTable fences(driver_);
-    const std::vector<StreamId> streams = {StreamId{1}, StreamId{2}};
-    for (int i = 0; i < 20; ++i) {
-      FailAll([&] { fences.After(streams); }, [&] { return Text(host_.usage().events); });
+    const auto events = [&] { return Text(host_.usage().events); };
+    for (uint64_t i = 0; i < 20; ++i) {
+      FailAll([&] { fences.ForStream(StreamId{i}, /*eager=*/true); }, events);
+      FailAll([&] { fences.Mark(); }, events);
     }
   }
   EXPECT_EQ(host_.usage(), HostUsage{});
