@@ -76,8 +76,9 @@ RangeTable::~RangeTable() {
   const auto attempt = [](auto&& call) {
     try {
       call();
-    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
-      // Leaked: a destructor has nobody to tell.
+      return true;
+    } catch (const std::exception&) {
+      return false;  // leaked: a destructor has nobody to tell
     }
   };
   for (const Mapping& mapping : remains_.mapped) {
@@ -86,20 +87,28 @@ RangeTable::~RangeTable() {
   for (const Range& range : ranges_) {
     for (uint32_t slot = Index(range.begin()); slot < Index(range.end());) {
       const uint32_t pages = handle_pages(page_at_[slot]);
-      attempt([&] { driver_.Unmap(AddressOf(SlotId{slot}, Granules(0)), pages * page_bytes_); });
+      const Address address = AddressOf(SlotId{slot}, Granules(0));
+      if (!attempt([&] { driver_.Unmap(address, pages * page_bytes_); })) {
+        // What is mapped still holds its addresses and its memory.
+        reservations_[range.reservation].bytes = 0;
+        pages_[Index(page_at_[slot])].slots.clear();
+      }
       slot += pages;
     }
   }
   for (const Reservation& reservation : reservations_) {
+    if (reservation.bytes == 0) continue;
     attempt([&] { driver_.FreeAddresses(reservation.address, reservation.bytes); });
   }
   for (const Mapping& all : remains_.reserved) {
     attempt([&] { driver_.FreeAddresses(all.address, all.bytes); });
   }
-  for (const auto* const handles : {&handles_, &unreleased_}) {
-    for (const PhysicalHandle& handle : *handles) {
-      attempt([&] { driver_.Release(handle.handle); });
-    }
+  for (const PhysicalHandle& handle : handles_) {
+    if (slots_of(handle.first).empty()) continue;
+    attempt([&] { driver_.Release(handle.handle); });
+  }
+  for (const PhysicalHandle& handle : unreleased_) {
+    attempt([&] { driver_.Release(handle.handle); });
   }
   for (const Handle handle : remains_.handles) attempt([&] { driver_.Release(handle); });
 }
