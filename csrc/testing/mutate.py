@@ -97,7 +97,10 @@ def prove(proofs: Proofs, work: Path) -> list[str]:
             ("fuzz (numbers)", ["--seed", "1000001", "--ops", "40000", "--numbers-only"]),
             ("fuzz (captures)", ["--seed", "1", "--ops", "300000", "--captures"]),
             ("fuzz (failing)", ["--seed", "1", "--ops", "2000", "--numbers-only", "--fail-each"]),
-            ("fuzz (failing captures)", ["--seed", "1", "--ops", "2000", "--captures", "--fail-each"]),
+            (
+                "fuzz (failing captures)",
+                ["--seed", "1", "--ops", "2000", "--captures", "--fail-each"],
+            ),
         ):
             code, _ = run([str(folder / proofs.fuzzer), *options], work, TIME_LIMIT_S)
             if code != 0:

@@ -21,7 +21,8 @@
 namespace cgp {
 
 inline void PrintTo(const HostDriver::Wait& wait, std::ostream* out) {
-  *out << static_cast<uint64_t>(wait.waiting) << " for " << static_cast<uint64_t>(wait.awaited);
+  *out << static_cast<uint64_t>(wait.waiting) << " for "
+       << (wait.awaited ? std::to_string(static_cast<uint64_t>(*wait.awaited)) : "the device");
 }
 
 namespace {

@@ -16,8 +16,8 @@ MUTANTS = [
         "ranges-release",
         "range_table.cc",
         "the destructor keeps the handles",
-        "attempt([&] { driver_.Release(handle.handle); });",
-        "attempt([&] { (void)handle; });",
+        "if (slots_of(handle.first).empty()) continue;\n    attempt([&] { driver_.Release(handle.handle); });",
+        "if (slots_of(handle.first).empty()) continue;\n",
     ),
     Mutant(
         "ranges-addresses",
