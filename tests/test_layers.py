@@ -62,7 +62,7 @@ def test_only_the_cuda_driver_knows_cuda_and_nothing_there_knows_torch() -> None
 
 
 def test_adapter_needs_little_of_aten() -> None:
-    # Heavy headers; torch's allocator of host memory stands there, its graphs, and what a test wraps.
+    # Heavy headers: torch's allocator of host memory, its graphs, and what a test wraps.
     needed = {
         ("pluggable_base_test.cc", "torch/csrc/cuda/CUDAPluggableAllocator.h"),
         ("host_route.cc", "ATen/core/CachingHostAllocator.h"),

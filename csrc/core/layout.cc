@@ -25,8 +25,8 @@ std::vector<std::vector<uint32_t>> FirstOrders(const std::vector<LayoutItem>& it
   std::vector<uint32_t> as_before = by_size;
   std::ranges::stable_sort(as_before, {}, [&](uint32_t i) { return items[i].position; });
   for (std::vector<uint32_t>* order : {&by_size, &as_before}) {
-    std::ranges::stable_partition(*order,
-                                  [&](uint32_t i) { return items[i].end == LayoutItem::kForever; });
+    std::stable_partition(order->begin(), order->end(),
+                          [&](uint32_t i) { return items[i].end == LayoutItem::kForever; });
   }
   if (as_before == by_size) return {by_size};
   return {as_before, by_size};

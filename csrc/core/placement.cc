@@ -24,6 +24,10 @@ constexpr uint64_t kStartsForTakers = 16;
 // handles of several pages they would hold back more.
 constexpr uint64_t kExactPool = 128;
 
+// In a pool of any size.
+constexpr uint64_t kMostHandlePages = 64;
+static_assert(kMostHandlePages <= MappingPlan::kMaxNewPages);
+
 // In a pool of one stream a new page of which more than this part is left to others is a handle of
 // its own.
 constexpr uint64_t kMuchUnused = 5;
@@ -120,7 +124,8 @@ std::optional<Edge> ShortestEdge(const std::vector<Edge>& edges, uint64_t length
 }
 
 // The edges that hold `length`: one if one does, the shortest; else a tail and a head of two
-// handles, the longest of each. Two edges below a page do not stand in for a whole one.
+// handles, the longest of each. Two edges below a page do not stand in for a whole one: a place
+// with fewer whole pages than it needs is not found again.
 // pre: `allowed` passes all handles if ends is kBoth.
 template <typename Allowed>
 std::optional<EdgePair> ChooseEdges(const FreeHandles& free, uint64_t page_size, uint64_t length,
@@ -332,11 +337,32 @@ class GrowthPlanner {
     return plan;
   }
 
+  uint64_t Size(PageId handle) const {
+    const bool is_new = MappingPlan::IsNew(handle);
+    return page_ * (is_new ? MappingPlan::NewPages(handle) : ranges_.handle_pages(handle));
+  }
+
+  // Of an edge that does alone the block takes all there is: what is left over is then an end of the
+  // handle at the block's other end, where it serves others, and no hole between two blocks.
   GrowthPlan StartRange() const {
     GrowthPlan plan{.mapping = PlanOf(fresh_, /*at_front=*/false), .new_pages = fresh_.new_pages};
-    if (const auto& tail = fresh_.edges.tail) {
-      plan.start =
-          static_cast<int64_t>(ranges_.handle_pages(tail->handle) * page_ - fresh_.tail_length);
+    const auto& [tail, head] = fresh_.edges;
+    std::vector<PageId>& handles = plan.mapping.handles;
+    uint64_t mapped = ranges_.PagesOf(plan.mapping) * page_;
+    const auto drop = [&](std::vector<PageId>::const_iterator handle) {
+      mapped -= Size(*handle);
+      if (MappingPlan::IsNew(*handle)) plan.new_pages -= MappingPlan::NewPages(*handle);
+      handles.erase(handle);
+    };
+    if (tail) {
+      const uint64_t taken = head ? fresh_.tail_length : std::min(tail->length, length_);
+      const uint64_t start = Size(tail->handle) - taken;
+      while (mapped - Size(handles.back()) >= start + length_) drop(handles.end() - 1);
+      plan.start = static_cast<int64_t>(start);
+    } else if (head && head->length < Size(head->handle)) {
+      const uint64_t unused = Size(head->handle) - std::min(head->length, length_);
+      while (mapped - Size(handles.front()) >= unused + length_) drop(handles.begin());
+      plan.start = static_cast<int64_t>(mapped - unused - length_);
     }
     return plan;
   }
@@ -365,44 +391,20 @@ class GrowthPlanner {
 
 // Where in a run a block may go, and what it costs there.
 struct Choice {
-  uint64_t start = 0;  // in granules, counted through all slots
-  uint64_t leftover = 0;
+  uint64_t start = 0;   // in granules, counted through all slots
   uint64_t whole = 0;   // whole pages taken
   uint64_t takers = 0;  // of these, summed
 
   bool BetterThan(const Choice& other) const {
-    return std::tuple(leftover, whole, takers) <
-           std::tuple(other.leftover, other.whole, other.takers);
+    return std::tuple(whole, takers) < std::tuple(other.whole, other.takers);
   }
 };
-
-// The pages of a handle that the slots show side by side: [first, second).
-std::pair<uint32_t, uint32_t> HandleSlots(const RangeTable& ranges, uint32_t slot) {
-  const PageId page = ranges.page_at(SlotId{slot});
-  const uint32_t first = slot - (Index(page) - Index(ranges.handle_begin(page)));
-  return {first, first + ranges.handle_pages(page)};
-}
-
-// The pages that a block in slots [begin, end) leaves free of handles that are wholly free now,
-// which are those that lie within the run. Only the first and the last that it touches can be such.
-uint64_t Leftover(const RangeTable& ranges, const FreeRun& run, uint32_t begin, uint32_t end) {
-  uint64_t left = 0;
-  const auto first = HandleSlots(ranges, begin);
-  const auto last = HandleSlots(ranges, end - 1);
-  const auto within = [&](const auto& handle) {
-    return handle.first >= Index(run.begin) && handle.second <= Index(run.end());
-  };
-  if (within(first)) left += begin - first.first;
-  if (within(last)) left += last.second - end;
-  return left;
-}
 
 // The best choice in the range of those that take at most `most_whole` whole pages.
 std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint64_t page,
                                   uint64_t length, RangeId id, uint64_t most_whole,
                                   const TakersOf& takers) {
   const RangeTable::Range& range = ranges.range(id);
-  const bool several_pages = ranges.handle_count() < ranges.page_count();
   std::optional<Choice> best;
   for (const FreeRun& run : view.runs().Runs(id)) {
     if (run.length < length / page) continue;
@@ -421,10 +423,6 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
       Choice choice{.start = start};
       choice.whole = behind(end) - std::max(start, first) / page;
       if (choice.whole > most_whole) return;
-      if (several_pages) {
-        choice.leftover = Leftover(ranges, run, static_cast<uint32_t>(start / page),
-                                   static_cast<uint32_t>((end + page - 1) / page));
-      }
       for (uint64_t slot = std::max(start, first) / page; takers && slot < behind(end); ++slot) {
         choice.takers += takers(ranges.page_at(SlotId{static_cast<uint32_t>(slot)}));
       }
@@ -433,18 +431,6 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
     // The starts of more pages, where it matters which of them are taken.
     for (uint64_t i = 0; takers && i < kStartsForTakers && first + i * page < last; ++i) {
       consider(first + i * page);
-    }
-    // From the start of a handle of several pages or of the one behind it, or up to its end.
-    bool behind_several = false;
-    for (uint32_t slot = Index(run.begin); several_pages && slot < Index(run.end());) {
-      const auto [begin, end] = HandleSlots(ranges, slot);
-      const bool several = end - begin > 1;
-      if (several || behind_several) consider(begin * page);
-      behind_several = several;
-      if (several) {
-        if (end * page >= length) consider(end * page - length);
-      }
-      slot = end;
     }
     // From the edge before the run, up to the edge behind it, or from the run's first page; the
     // last of equals, since it leaves the edges to blocks that need them.
@@ -458,12 +444,10 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
 }  // namespace
 
 uint64_t MostHandlePages(uint64_t pool_pages, uint64_t idle) {
-  constexpr uint64_t kPartOfPool = 56;
-  constexpr uint64_t kMost = 64;
+  constexpr uint64_t kPartOfPool = 192;
   constexpr uint64_t kMuchIdle = 512;
   constexpr uint64_t kLessWhenIdle = 4;
-  static_assert(kMost <= MappingPlan::kMaxNewPages);
-  const uint64_t most = std::min(pool_pages / kPartOfPool, kMost);
+  const uint64_t most = std::min(pool_pages / kPartOfPool, kMostHandlePages);
   return std::max<uint64_t>(1, idle > pool_pages / kMuchIdle ? most / kLessWhenIdle : most);
 }
 
@@ -515,14 +499,12 @@ std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Gr
   RangeId before{ranges.range_count()};
   int ranges_left = takers ? kRangesForTakers : 0;
   std::optional<Choice> best;
-  while (!best || best->leftover > 0 || ranges_left > 0) {
+  while (!best || ranges_left > 0) {
     --ranges_left;
     const std::optional<RangeId> id = view.runs().NewestMayHold(threshold, before);
     if (!id) break;
     const auto choice = FindInRange(view, ranges, page, length.count(), *id, most_whole, takers);
-    const bool better =
-        choice && best && (takers ? choice->BetterThan(*best) : choice->leftover < best->leftover);
-    if (choice && (!best || better)) best = choice;
+    if (choice && (!best || choice->BetterThan(*best))) best = choice;
     before = *id;
     if (remainder != 0 && --searches_left == 0) {
       if (most_whole == whole_pages) break;
@@ -544,7 +526,7 @@ std::optional<MappingPlan> GrowthPlan::MappingAhead(const RangeTable& ranges,
                                                     uint32_t most_pages) const {
   if (mapping.at_front || !MappingPlan::IsNew(mapping.handles.back())) return std::nullopt;
   const uint32_t pages = MappingPlan::NewPages(mapping.handles.back());
-  const auto most = static_cast<uint32_t>(MostHandlePages(ranges.page_count(), 0));
+  const uint32_t most = kMostHandlePages;
   const uint32_t more = std::min(most_pages, most - std::min(most, pages));
   if (more == 0) return std::nullopt;
   if (mapping.range && ranges.PagesOf(mapping) + more > ranges.range(*mapping.range).room_back)

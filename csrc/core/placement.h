@@ -6,10 +6,9 @@
 // and a head of two handles do together. The block goes, in this order (design: edge stitching):
 //
 //  1. to where the captures before it say (foresight.h), if it fits there: hardly anything to map.
-//  2. to the newest range where it fits without breaking a wholly free handle of several pages, or
-//     else to where it leaves the fewest pages of such handles over: nothing to map. Newest first,
-//     because captures repeat themselves: the arrangement that served the last graph serves the
-//     next one too, and older ones stay whole.
+//  2. to the newest range where it fits, as far as it can at the end of a free run: nothing to map.
+//     Newest first, because captures repeat themselves: the arrangement that served the last graph
+//     serves the next one too, and older ones stay whole.
 //  3. to the free front or back of a range, which is extended there: of all ranges the one that
 //     needs the fewest new mappings, as long as it costs no new page that 4 would not.
 //  4. to a new range: the free tail of a handle, wholly free handles, largest first, the free head
@@ -86,7 +85,7 @@ struct GrowthPlan {
 
   // What to map so that the last new handle has up to so many pages more, behind all that the block
   // needs: the place stays the same. nullopt where something else comes last, the range has no room,
-  // or the handle is as large as suits the pool.
+  // or the handle is as large as any.
   std::optional<MappingPlan> MappingAhead(const RangeTable& ranges, uint32_t most_pages) const;
 };
 GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size,

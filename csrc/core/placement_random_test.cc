@@ -167,17 +167,14 @@ class RandomPlacement : public SmallPool, public ::testing::WithParamInterface<u
 void RandomPlacement::ExpectFindAsBruteForce(uint64_t length, Slack slack) {
   const uint64_t most = std::min<uint64_t>(Ideal(length) + static_cast<uint64_t>(slack),
                                            length / kP + (length % kP != 0 ? 1 : 0));
-  // The newest range that leaves nothing over, or else of those that leave the least; there the
-  // fewest whole pages of the places that leave so little.
+  // The newest range that has a place, there the fewest whole pages.
   std::optional<uint32_t> range;
-  std::pair<uint64_t, uint64_t> least;  // left over, whole pages
-  for (uint32_t r = ranges_.range_count(); r-- > 0;) {
+  uint64_t least = most;
+  for (uint32_t r = ranges_.range_count(); r-- > 0 && !range;) {
     for (uint64_t start = begin(r); start < end(r); ++start) {
       if (!BruteFits(r, start, length) || RunTouched(r, start, length) < length / kP) continue;
-      const std::pair here{Leftover(start, length), WholeTouched(start, length)};
-      if (here.second > most) continue;
-      if (range && (*range == r ? here >= least : here.first >= least.first)) continue;
-      least = here;
+      if (WholeTouched(start, length) > least) continue;
+      least = WholeTouched(start, length);
       range = r;
     }
   }
@@ -189,7 +186,7 @@ void RandomPlacement::ExpectFindAsBruteForce(uint64_t length, Slack slack) {
   ASSERT_EQ(ranges_.range_of(found->slot), RangeId{*range}) << "not the newest";
   ASSERT_TRUE(BruteFits(*range, start, length));
   ASSERT_TRUE(FitsWithoutWaste(*found, length));
-  ASSERT_EQ(std::pair(Leftover(start, length), WholeTouched(start, length)), least);
+  ASSERT_EQ(WholeTouched(start, length), least);
 }
 
 bool RandomPlacement::Allowed(uint32_t r, bool at_front, uint64_t reused, bool edge,

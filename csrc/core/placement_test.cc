@@ -230,19 +230,6 @@ TEST_F(PlacementTest, NotWhereAnotherRangeNeedsFewerNewPages) {
 
 // --- Handles of several pages ---
 
-TEST_F(PlacementTest, FindsThePlaceThatKeepsAHandleWhole) {
-  MapNew({"....", "...."});
-  MapNewHandle({"....", "....", "....", "...."});
-  EXPECT_EQ(ranges_.range_of(Find(2 * kP, Slack::kNone)->slot), RangeId{0});
-  EXPECT_EQ(ranges_.range_of(Find(4 * kP, Slack::kNone)->slot), RangeId{1});
-}
-
-TEST_F(PlacementTest, OfPlacesThatBreakAHandleTheLeastLeftOverIsFound) {
-  MapNewHandle({"....", "....", "....", "...."});
-  MapNewHandle({"....", "....", "....", "....", "....", "....", "....", "...."});
-  EXPECT_EQ(ranges_.range_of(Find(3 * kP, Slack::kNone)->slot), RangeId{0});
-}
-
 TEST_F(PlacementTest, AnEdgeIsThatOfTheHandleAndMayHaveWholePages) {
   MapNew({MappingPlan::NewHandle(4), kNew}, {"xxxx", "xxx.", "....", "....", "xxxx"});
   MapNew({kNew, MappingPlan::NewHandle(2)}, {"xxxx", "....", "..xx"});
@@ -289,22 +276,22 @@ TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePool) {
     }
     return seen;
   };
-  EXPECT_EQ(sizes(111).count(1), 111u) << "two pages are more than a 56th of the pool";
-  EXPECT_EQ(sizes(112).count(2), 56u);
-  EXPECT_EQ(sizes(400).count(7), 52u) << "all about as large as each other";
-  EXPECT_EQ(sizes(400).count(6), 6u);
-  EXPECT_EQ(sizes(400).size(), 58u);
-  EXPECT_EQ(sizes(64 * 56).count(64), 56u);
-  EXPECT_EQ(sizes(64 * 112).count(64), 112u) << "more are too many for any pool";
-  MapNew(std::vector<std::string>(64 * 56, "xxxx"));
+  EXPECT_EQ(sizes(383).count(1), 383u) << "two pages are more than a 192nd of the pool";
+  EXPECT_EQ(sizes(384).count(2), 192u);
+  EXPECT_EQ(sizes(1153).count(6), 188u) << "all about as large as each other";
+  EXPECT_EQ(sizes(1153).count(5), 5u);
+  EXPECT_EQ(sizes(1153).size(), 193u);
+  EXPECT_EQ(sizes(64 * 192).count(64), 192u);
+  EXPECT_EQ(sizes(64 * 384).count(64), 384u) << "more are too many for any pool";
+  MapNew(std::vector<std::string>(64 * 192, "xxxx"));
   EXPECT_EQ(sizes(64), (std::multiset<uint32_t>{64}));
   EXPECT_EQ(sizes(65), (std::multiset<uint32_t>{32, 33}));
   EXPECT_EQ(sizes(3), (std::multiset<uint32_t>{3})) << "not only powers of two";
 }
 
 TEST(Placement, HandlesAreSmallerWherePagesLieIdle) {
-  EXPECT_EQ(MostHandlePages(64 * 56, 7), 64u);
-  EXPECT_EQ(MostHandlePages(64 * 56, 8), 16u) << "more than a 512th of the pool";
+  EXPECT_EQ(MostHandlePages(64 * 192, 24), 64u);
+  EXPECT_EQ(MostHandlePages(64 * 192, 25), 16u) << "more than a 512th of the pool";
   EXPECT_EQ(MostHandlePages(100, 50), 1u);
 }
 
@@ -368,7 +355,7 @@ TEST_F(LastPageTest, IsNeverApartWhereSeveralStreamsAllocate) {
 // --- MappingAhead ---
 
 TEST_F(PlacementTest, PagesAheadBelongToTheLastNewHandle) {
-  MapNew(std::vector<std::string>(64 * 56, "xxxx"));
+  MapNew(std::vector<std::string>(64 * 192, "xxxx"));
   const GrowthPlan plan = Plan(70 * kP, Slack::kNone);
   ASSERT_EQ(plan.mapping.handles,
             (std::vector{MappingPlan::NewHandle(35), MappingPlan::NewHandle(35)}));
@@ -382,7 +369,7 @@ TEST_F(PlacementTest, PagesAheadBelongToTheLastNewHandle) {
 }
 
 TEST_F(PlacementTest, NoPagesAreMadeAheadWhereSomethingElseComesLast) {
-  MapNew(std::vector<std::string>(3 * 56, "xxxx"));
+  MapNew(std::vector<std::string>(3 * 192, "xxxx"));
   GrowthPlan plan{.mapping = {.range = {}, .handles = {kNew, PageId{1}}}};
   EXPECT_FALSE(plan.MappingAhead(ranges_, 2));
   std::swap(plan.mapping.handles.front(), plan.mapping.handles.back());
@@ -392,7 +379,7 @@ TEST_F(PlacementTest, NoPagesAreMadeAheadWhereSomethingElseComesLast) {
 }
 
 TEST_F(PlacementTest, PagesAheadNeedRoomInTheRange) {
-  MapNew(std::vector<std::string>(4 * 56, "xxxx"));
+  MapNew(std::vector<std::string>(4 * 192, "xxxx"));
   MapNew({"xxxx"});
   const uint32_t room = ranges_.range(RangeId{1}).room_back;
   const GrowthPlan plan{.mapping = {.range = RangeId{1}, .handles = std::vector(room - 2, kNew)}};

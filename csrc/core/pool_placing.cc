@@ -12,6 +12,9 @@ namespace {
 // more than 0.1 % of them. In larger pools it is not worth the mappings.
 constexpr uint32_t kExactPages = 1000;
 
+// What brings a pool within this part of the most that ever lived in it is placed as at the peak.
+constexpr uint64_t kPartOfPeak = 4;
+
 // A pool that several streams make grow is given up to this part of its pages ahead of need, once
 // that is more than one: the driver's price is per handle, and blocks of a few pages each would have
 // it grow by a few pages each. What the pool holds in vain when it stops growing is no more than
@@ -124,8 +127,9 @@ std::optional<RangeId> Pool::State::RangeWithRoom() const {
 void Pool::State::PlaceLarge(FreeView& view, LiveBlock& live, bool at_peak) {
   const Granules length = Granules::FromBytesRoundedUp(live.block.bytes);
   // What lives when the pool holds most decides what it costs: this block, if the pool never held
-  // more, or if its like did so in the largest capture.
-  at_peak |= stats.allocated_bytes + live.block.bytes >= stats.peak_allocated_bytes;
+  // much more, or if its like did so in the largest capture.
+  const uint64_t nearly = stats.peak_allocated_bytes - stats.peak_allocated_bytes / kPartOfPeak;
+  at_peak |= stats.allocated_bytes + live.block.bytes >= nearly;
   const Slack slack = at_peak && space.page_count() < kExactPages ? Slack::kNone : Slack::kOnePage;
   PlaceAt(FindOrMap(view, length, slack), live);
 }

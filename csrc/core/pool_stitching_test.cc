@@ -112,14 +112,14 @@ TEST_F(PoolStitchingTest, NothingIsMappedAnewWhereABlockFits) {
   }
 }
 
-// The driver's price is per handle: 36 pages are one where the pool is large enough, and a page is
+// The driver's price is per handle: ten pages are one where the pool is large enough, and a page is
 // still found by the granule.
 TEST_F(PoolStitchingTest, ALargePoolMakesFewHandlesAndStaysExact) {
   pool_.BeginScope(ScopeKind::kCapture);
   const Block large = Allocate(2048 * kPage);
-  EXPECT_EQ(watch_.handles(), 57U);
-  EXPECT_EQ(watch_.mappings(), 57U);
-  EXPECT_EQ(pool_.Stats().page_mappings, 57U);
+  EXPECT_EQ(watch_.handles(), 205U);
+  EXPECT_EQ(watch_.mappings(), 205U);
+  EXPECT_EQ(pool_.Stats().page_mappings, 205U);
   EXPECT_EQ(pool_.Stats().pages, 2048U);
   ASSERT_THAT(pool_.Pieces(large.address), SizeIs(2048));
   pool_.Free(large.address);
@@ -147,6 +147,19 @@ TEST_F(PoolStitchingTest, ALargePoolMakesFewHandlesAndStaysExact) {
   Allocate(2048 * kPage);
   EXPECT_EQ(pool_.Stats().pages, 2048U);
   EXPECT_EQ(pool_.Stats().page_mappings, watch_.mappings());
+}
+
+// Blocks that do not fit handles lie side by side, whatever is left of the handles.
+TEST_F(PoolStitchingTest, HandlesCostNoPageWhereBlocksOfAnotherSizeFollow) {
+  for (const uint64_t eighths : {26U, 44U, 140U, 252U, 324U}) {
+    HostDriver driver({.granularity = 4096, .map_memory = false});
+    Pool pool(driver, {.page_bytes = kPage});
+    pool.BeginScope(ScopeKind::kCapture);
+    pool.Free(pool.Allocate(2048 * kPage, kA).address);
+    for (uint64_t i = 0; i < 2047 * 8 / eighths; ++i) pool.Allocate(kPage * eighths / 8, kA);
+    EXPECT_EQ(pool.Stats().pages, 2048U) << "blocks of " << eighths << " eighths of a page";
+    pool.EndScope();
+  }
 }
 
 // Page 0 has a free head and page 1 a free tail, of two granules each.
@@ -194,10 +207,10 @@ TEST_F(PoolStitchingTest, ASmallBlockThatOutlivesALargeOneLiesBesideItsKind) {
 TEST_F(PoolStitchingTest, ASmallPoolHasHandlesOfOnePage) {
   pool_.BeginScope(ScopeKind::kCapture);
   Allocate(20 * kPage);
-  Allocate(91 * kPage);
-  EXPECT_EQ(watch_.handles(), 111U);
+  Allocate(363 * kPage);
+  EXPECT_EQ(watch_.handles(), 383U);
   Allocate(20 * kPage);
-  EXPECT_EQ(watch_.handles(), 121U);
+  EXPECT_EQ(watch_.handles(), 393U);
 }
 
 TEST_F(PoolStitchingTest, APageStandsInSeveralRangesAndItsRestStaysInUse) {

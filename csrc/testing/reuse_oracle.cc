@@ -57,7 +57,7 @@ bool ReuseOracle::Promised(const Granule& granule, StreamId stream) const {
   if (granule.fence == nullptr) return true;
   const Fence& fence = *granule.fence;
   if (fence.scope != scope_) {
-    return fence.eager.empty() || (fence.mark && watch_.Passed(*fence.mark));
+    return !fence.behind_mark || (fence.mark && watch_.Passed(*fence.mark));
   }
   const CaptureId capture = dag_.At(stream).capture;
   if (capture == kNoCapture || capture != fence.capture || invalid_.contains(capture)) return false;
@@ -147,7 +147,9 @@ void ReuseOracle::Free(const Block& block, const std::vector<PhysicalPiece>& pie
   // A block of a stream that the scope has not seen yet.
   fence->promised = seen_.size() > 1 || (seen_.size() == 1 && seen_.contains(block.stream));
   fence->promised = fence->promised && captures_ == 1;
-  if (!fence->eager.empty()) unmarked_.push_back(fence);
+  const bool captured = fence->in_one_capture && !invalid_.contains(fence->capture);
+  fence->behind_mark = !fence->eager.empty() || (in_scope_ && !captured);
+  if (fence->behind_mark) unmarked_.push_back(fence);
   if (in_scope_) in_scope_fences_.push_back(fence);
   ForEachGranule(pieces, [&](Granule& granule, uint32_t, uint64_t) {
     granule = {.used = false, .fence = fence};

@@ -8,8 +8,9 @@
 //
 // What is promised is less than what is allowed: a programmatic edge anywhere before a stream
 // proves nothing; what is freed before a second stream has been seen in a scope may be fenced by
-// where the first stream stands then; and where there are several captures in a scope, a stream may
-// have used a block in another one than it is part of when the block is freed.
+// where the first stream stands then; where there are several captures in a scope, a stream may
+// have used a block in another one than it is part of when the block is freed; and what is freed
+// while a stream of its is in no valid capture is open once the device has done all that it had.
 #pragma once
 
 #include <cstdint>
@@ -70,7 +71,9 @@ class ReuseOracle {
     std::vector<CaptureDag::Node> late;   // the same, as far as promised
     bool promised = true;
     std::vector<EagerUse> eager;
-    std::optional<DriverWatch::Mark> mark;  // by then the pool knows that it is over
+    // The scope's end does not tell that its work is over, but a mark of the device does.
+    bool behind_mark = false;
+    std::optional<DriverWatch::Mark> mark;
   };
   struct Granule {
     bool used = false;
@@ -93,7 +96,7 @@ class ReuseOracle {
   bool in_scope_ = false;
   uint64_t captures_ = 0;                         // that were begun in the open scope
   std::set<StreamId> seen_;                       // in the open scope
-  std::vector<std::shared_ptr<Fence>> unmarked_;  // those with eager work that wait for a mark
+  std::vector<std::shared_ptr<Fence>> unmarked_;  // those that wait for a mark
   std::vector<std::shared_ptr<Fence>> in_scope_fences_;
   std::set<CaptureId> invalid_;
   std::vector<CaptureDag::Node> relied_on_;

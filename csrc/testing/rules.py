@@ -99,7 +99,7 @@ RULES = [
     Mutant(
         "large-handles",
         "placement.cc",
-        "new pages come in handles of up to a 56th of the pool",
+        "new pages come in handles of up to a 192nd of the pool",
         "const uint64_t most = std::min(pool_pages / kPartOfPool, kMost);",
         "const uint64_t most = std::min(pool_pages / kPartOfPool, 0 * kMost);",
     ),

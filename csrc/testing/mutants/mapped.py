@@ -16,7 +16,8 @@ MUTANTS = [
         "ranges-release",
         "range_table.cc",
         "the destructor keeps the handles",
-        "if (slots_of(handle.first).empty()) continue;\n    attempt([&] { driver_.Release(handle.handle); });",
+        "if (slots_of(handle.first).empty()) continue;\n"
+        "    attempt([&] { driver_.Release(handle.handle); });",
         "if (slots_of(handle.first).empty()) continue;\n",
     ),
     Mutant(
