@@ -272,9 +272,10 @@ std::string CaptureSession::Touch(uint64_t item, StreamId stream, bool writes, b
 void CaptureSession::RecordUse(uint64_t item, StreamId stream) {
   const auto found = live_.find(item);
   if (found == live_.end()) return;
-  oracle_.See(stream);
+  const bool by_another = stream != found->second.block.stream;
+  if (by_another) oracle_.See(stream);
   Call([&] { set_.RecordUse(found->second.block.address, stream); });
-  if (stream != found->second.block.stream) found->second.uses.insert(stream);
+  if (by_another) found->second.uses.insert(stream);
   if (stream == bystander_) watch_.Submit(stream);
 }
 

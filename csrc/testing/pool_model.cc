@@ -398,7 +398,9 @@ void PoolModel::Free(Address start) {
   ModelPool& pool = Known(block.pool);
   const std::shared_ptr<Fence> fence = FenceOf(pool, block);
   if (fence != nullptr && !fence->pending.empty()) {
-    if (!fence->promised_at_once) {
+    // What a restore brought back is held, or its stream's own again where the pool has seen the end of
+    // what was under way: it is promised once both would be open.
+    if (!fence->promised_at_once && block.suspects.empty()) {
       Hold(pool, *fence);
     } else {
       std::vector<std::shared_ptr<Fence>>& own = pool.stream_fences[block.block.stream];

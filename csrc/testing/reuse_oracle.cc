@@ -61,7 +61,9 @@ bool ReuseOracle::Promised(const Granule& granule, StreamId stream) const {
   }
   const CaptureId capture = dag_.At(stream).capture;
   if (capture == kNoCapture || capture != fence.capture || invalid_.contains(capture)) return false;
-  if (fence.home == stream && !fence.used_by_others) return dag_.ProvesBehind(stream, fence.nodes);
+  if (fence.home == stream && !fence.used_by_others) {
+    return fence.in_sole_capture && dag_.ProvesBehind(stream, fence.nodes);
+  }
   return fence.in_one_capture && fence.promised && seen_.size() > 1 &&
          dag_.ProvesBehind(stream, fence.nodes) && dag_.ProvesBehind(stream, fence.late);
 }
@@ -144,9 +146,11 @@ void ReuseOracle::Free(const Block& block, const std::vector<PhysicalPiece>& pie
       fence->eager.push_back({stream, work});
     }
   }
-  // A block of a stream that the scope has not seen yet.
-  fence->promised = seen_.size() > 1 || (seen_.size() == 1 && seen_.contains(block.stream));
-  fence->promised = fence->promised && captures_ == 1;
+  // Not a block of a stream that the scope has not seen yet, nor one that others used while it had
+  // seen no other.
+  const bool first = seen_.size() == 1 && seen_.contains(block.stream) && !fence->used_by_others;
+  fence->in_sole_capture = captures_ == 1;
+  fence->promised = fence->in_sole_capture && (seen_.size() > 1 || first);
   const bool captured = fence->in_one_capture && !invalid_.contains(fence->capture);
   fence->behind_mark = !fence->eager.empty() || (in_scope_ && !captured);
   if (fence->behind_mark) unmarked_.push_back(fence);

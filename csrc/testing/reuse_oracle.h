@@ -8,7 +8,7 @@
 //
 // What is promised is less than what is allowed: a programmatic edge anywhere before a stream
 // proves nothing; what is freed before a second stream has been seen in a scope may be fenced by
-// where the first stream stands then; where there are several captures in a scope, a stream may
+// where the first stream stands then, or held until the scope ends; where there are several captures in a scope, a stream may
 // have used a block in another one than it is part of when the block is freed; and what is freed
 // while a stream of its is in no valid capture is open once the device has done all that it had.
 #pragma once
@@ -39,7 +39,8 @@ class ReuseOracle {
   // Nothing of this capture will ever run.
   void Invalidate(CaptureId capture) { invalid_.insert(capture); }
 
-  // A stream allocates in the open scope, or uses a block: to be said before the pool is told.
+  // A stream allocates in the open scope, or uses another's block: to be said before the pool is
+  // told.
   void See(StreamId stream);
   // Returns what is wrong with where a block was put, or nothing. `pages`: those of the pool now.
   std::string Place(const Block& block, const std::vector<PhysicalPiece>& pieces, uint64_t pages);
@@ -67,6 +68,7 @@ class ReuseOracle {
     CaptureId capture = kNoCapture;  // that `home` was part of
     bool used_by_others = false;
     bool in_one_capture = false;          // all its streams
+    bool in_sole_capture = false;         // the scope had no other one yet
     std::vector<CaptureDag::Node> nodes;  // behind which the block is done with
     std::vector<CaptureDag::Node> late;   // the same, as far as promised
     bool promised = true;
