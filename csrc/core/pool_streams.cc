@@ -51,15 +51,15 @@ void Pool::State::WaitForReplays(StreamId stream) {
   driver.WaitEvent(stream, replays->get());
 }
 
-// What is free now is for no one until the device has been marked.
+// What is free now is for no one until the device has been marked, nor is what live blocks leave: a
+// graph may have the bytes of either. Throws with nothing changed.
 void Pool::State::HoldAllFree() {
   const FenceId held = fences.Held(/*eager=*/true);
   space.ReserveFence(held);
+  blocks.ForEach([](Address, LiveBlock& live) { live.GetOthers().behind.reserve(1); });
   fences.HoldAll(held);  // nothing throws from here on
   space.HoldAll(held);
-  blocks.ForEach([&](Address, LiveBlock& live) {
-    if (live.others && !live.others->behind.empty()) live.others->behind.assign(1, held);
-  });
+  blocks.ForEach([&](Address, LiveBlock& live) { live.others->behind.assign(1, held); });
   for (const auto& view : views) view->Rebuild();
 }
 

@@ -276,7 +276,8 @@ std::string FuzzSession::Do(const AllocateOp& op) {
     std::string complaint = Placed(op, block, need);
     if (!complaint.empty()) return complaint;
   }
-  return JudgeFailure(result, allowed, before);
+  // An eager scope unmaps what is stale first, whether or not there is a place for the block then.
+  return JudgeFailure(result, allowed, unmaps ? TakeBooks(MayFail()) : before);
 }
 
 std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,

@@ -214,11 +214,15 @@ void PoolModel::Mark(ModelPool& pool) const {
   pool.held.reset();
 }
 
-// Nothing that is free is promised to anyone before the device has been marked.
+// Nothing that is free is promised to anyone before the device has been marked, nor what lives when it
+// is freed.
 void PoolModel::HoldAll(ModelPool& pool) {
   pool.held = std::make_shared<Fence>();
   pool.unmarked.assign(1, pool.held);
   pool.stream_fences.clear();
+  for (auto& [address, block] : live_) {
+    if (&Known(block.pool) == &pool) block.suspects.insert(block.block.stream);
+  }
   for (auto& [number, page] : pool.pages) {
     for (Granule& granule : page) {
       if (granule.label != 0) continue;

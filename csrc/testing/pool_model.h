@@ -184,7 +184,7 @@ class PoolModel {
   static bool IsOver(const ModelPool& pool) { return Unused(pool) && pool.stats.live_blocks == 0; }
   void DropIfGone(PoolId id);
   void Mark(ModelPool& pool) const;
-  static void HoldAll(ModelPool& pool);
+  void HoldAll(ModelPool& pool);
   bool MayTake(const ModelPool& pool, const Granule& granule, StreamId stream) const;
   bool MustOffer(const ModelPool& pool, const Granule& granule, StreamId stream) const;
   std::string TakeGranules(ModelPool& pool, const LiveBlock& block);
