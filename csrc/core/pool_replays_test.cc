@@ -64,6 +64,21 @@ TEST_F(PoolReplaysTest, EagerWorkAloneWaitsForNothing) {
   EXPECT_EQ(pool_.Stats().pages, 2U);
 }
 
+// A graph of before may have the bytes of an eager block too, and run where nothing could be marked.
+TEST_F(PoolReplaysTest, WhereSomethingCapturesWhatLivedIsHeldWhenItIsFreed) {
+  Capture(2);
+  pool_.BeginScope(ScopeKind::kEager);
+  const Block eager = Allocate(kPage, kA);
+  pool_.EndScope();
+  const auto bytes = pool_.Pieces(eager.address);
+  const CaptureId other = host_.graphs().Begin(kC);
+  pool_.BeginScope(ScopeKind::kEager);
+  pool_.Free(eager.address);
+  EXPECT_FALSE(GetsBytesOf(bytes, kPage, kA));
+  pool_.EndScope();
+  host_.graphs().End(other);
+}
+
 // Marking the device would break the capture of somebody else: the scope gets pages of its own.
 TEST_F(PoolReplaysTest, WhereSomethingCapturesWhatWasFreeStaysClosed) {
   const auto freed = Capture(2);
