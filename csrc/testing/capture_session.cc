@@ -188,8 +188,8 @@ std::string CaptureSession::Execute() {
 }
 
 std::string CaptureSession::TidyUp() {
-  for (const auto& [item, tensor] : live_) {
-    Call([&] { set_.Free(tensor.block.address); });
+  for (const auto& entry : live_) {
+    Call([&] { set_.Free(entry.second.block.address); });
   }
   live_.clear();
   for (size_t i = 0; i < graphs_.size(); ++i) {

@@ -117,7 +117,6 @@ bool DevicePools::TryRecordUse(const void* address, StreamId stream, PoolsOwner 
 }
 
 uint64_t DevicePools::Trim() {
-  if (set_.TrimmableBytes() == 0) return 0;
   const RelaxedCaptureMode relaxed;
   return set_.Trim();
 }

@@ -68,9 +68,6 @@ struct Entry {
   Step after;  // so that nothing is open or held
   // Of one that gives back or tells: an error may come when all is done, not only when nothing is.
   bool may_be_done = false;
-  // What is wrong in the core where something of these kinds fails, if anything is.
-  std::string core_fault = {};
-  std::vector<faults::Kind> core_fault_kinds = {faults::Kind::kMemory};
 };
 
 inline void PrintTo(const Entry& entry, std::ostream* out) { *out << entry.name; }

@@ -5,12 +5,6 @@
 #include "torch/entry_faults.h"
 
 namespace cgp {
-namespace {
-
-// With it, half of a growth stays in the core's books: it fails its own check, or crashes later.
-const char* const kGrowthHalfDone = "PoolSet::Allocate() that grows";
-
-}  // namespace
 
 std::vector<Entry> EntriesOfBlocks() {
   const auto allocates = [](size_t bytes) -> Step {
@@ -23,25 +17,22 @@ std::vector<Entry> EntriesOfBlocks() {
   };
   return {
       {"Allocate", kNothing, allocates(1000), [](World& w) { w.blocks.clear(); }},
-      {"AllocateInACapture", in_capture, allocates(3 * kPage), EndCapture, false, kGrowthHalfDone},
+      {"AllocateInACapture", in_capture, allocates(3 * kPage), EndCapture},
       {"AllocateInAWarmCapture", in_warm_capture, allocates(1000), EndCapture},
-      {"AllocateInAnEagerScope", InEagerScope, allocates(6 * kPage), EndEagerScope, false,
-       kGrowthHalfDone},
+      {"AllocateInAnEagerScope", InEagerScope, allocates(6 * kPage), EndEagerScope},
       {"RawAlloc", in_capture, [](World& w) { w.raw = w.allocator.raw_alloc(1000); },
        [](World& w) {
          w.allocator.raw_delete(w.raw);
          w.End(kId);
          w.Release(kId);
-       },
-       false, kGrowthHalfDone},
+       }},
       {"RawAllocWithStream", in_capture,
        [](World& w) { w.raw = w.allocator.raw_alloc_with_stream(1000, Stream(1)); },
        [](World& w) {
          w.allocator.raw_delete(w.raw);
          w.End(kId);
          w.Release(kId);
-       },
-       false, kGrowthHalfDone},
+       }},
       {"RawDeleteInACapture",
        [](World& w) {
          w.Begin(kId);

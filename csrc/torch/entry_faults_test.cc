@@ -140,14 +140,12 @@ TEST_P(EntryFaultsTest, WhateverFailsOnce) {
   const Entry& entry = GetParam();
   const Expected expected = WithoutFault(entry);
   for (const Kind kind : {Kind::kDriver, Kind::kBase, Kind::kMemory}) {
-    if (!entry.core_fault.empty() && std::ranges::count(entry.core_fault_kinds, kind) > 0) continue;
     for (int64_t number = 1;; ++number) {
       SCOPED_TRACE("kind " + std::to_string(static_cast<int>(kind)) + ", number " +
                    std::to_string(number));
       if (!FailOnce(entry, expected, kind, number) || HasFailure()) break;
     }
   }
-  if (!entry.core_fault.empty()) GTEST_SKIP() << "but for the core: " << entry.core_fault;
 }
 
 INSTANTIATE_TEST_SUITE_P(Blocks, EntryFaultsTest, ::testing::ValuesIn(EntriesOfBlocks()),

@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -76,21 +75,19 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
               "the checkpoint is of graph pool " + ToString(ours->id) +
                   " as it was before all its graphs were reset: take another one");
   BeforeOursChange();
-  // No other thread may use the pool now: torch goes back in it.
+  // No other thread may use the pool now: torch goes back in it. The base goes first, since what it
+  // throws then leaves ours as it was.
   cca::CheckpointDelta delta;
-  delta.ptrs_freed.reserve(AsTorchErrors([&] { return pools.set().Stats(ours->id); }).live_blocks);
-  delta.dataptrs_allocd.reserve(ours->checkpoint.blocks.size());
+  if (ours->annex) delta = base_.setCheckpointPoolState(device, ours->of_annex);
+  const uint64_t live = AsTorchErrors([&] { return pools.set().Stats(ours->id); }).live_blocks;
+  delta.ptrs_freed.reserve(delta.ptrs_freed.size() + live);
+  delta.dataptrs_allocd.reserve(delta.dataptrs_allocd.size() + ours->checkpoint.blocks.size());
   const RestoreDelta restored =
       AsTorchErrors([&] { return pools.set().Restore(ours->id, ours->checkpoint); });
   // The caller has to know what was restored, whatever others say of it.
   WithWarnings("the statistics", [&] { pools.stats().OursGrew(base_); });
   if (history_.active()) {
     WithWarnings("a tracker of allocations", [&] { NoteRestored(device, ours->id, restored); });
-  }
-  if (ours->annex) {
-    cca::CheckpointDelta of_annex = base_.setCheckpointPoolState(device, ours->of_annex);
-    std::ranges::move(of_annex.ptrs_freed, std::back_inserter(delta.ptrs_freed));
-    std::ranges::move(of_annex.dataptrs_allocd, std::back_inserter(delta.dataptrs_allocd));
   }
   for (const Block& block : restored.freed) {
     delta.ptrs_freed.push_back(reinterpret_cast<void*>(block.address));

@@ -44,8 +44,8 @@ MUTANTS = [
         "place-tail-start",
         "placement.cc",
         "a new range's block starts at its first page's start, not at its tail",
-        "static_cast<int64_t>(ranges_.handle_pages(tail->handle) * page_ - fresh_.tail_length);",
-        "static_cast<int64_t>(0 * tail->length);",
+        "      plan.start = static_cast<int64_t>(start);",
+        "      plan.start = static_cast<int64_t>(0 * start);",
     ),
     Mutant(
         "place-eager-growth",
