@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <unordered_map>
 
+#include "testing/text.h"
+
 namespace cgp {
 
 CaptureTrace ReadTrace(const std::string& path) {
@@ -28,8 +30,7 @@ CaptureTrace ReadTrace(const std::string& path) {
     }
     const bool known = what == "graph" || what == "alloc" || what == "free";
     if (!words || !known || trace.empty() || (what == "alloc" && event.bytes == 0)) {
-      throw std::runtime_error(path + ": line " + std::to_string(number) +
-                               " is not of a trace: " + line);
+      throw std::runtime_error(Text(path, ": line ", number, " is not of a trace: ", line));
     }
     if (what != "graph") trace.back().events.push_back(event);
   }

@@ -69,11 +69,18 @@ RULES = [
         "advice.lives_at_peak = false;",
     ),
     Mutant(
-        "leftover",
+        "near-peak",
+        "pool_placing.cc",
+        "what brings a pool near its peak is placed without slack",
+        "constexpr uint64_t kPartOfPeak = 4;",
+        "constexpr uint64_t kPartOfPeak = 1'000'000'000;",
+    ),
+    Mutant(
+        "whole-edges",
         "placement.cc",
-        "of mapped places the one that breaks the fewest whole handles",
-        "      if (several_pages) {\n        choice.leftover",
-        "      if (false) {\n        choice.leftover",
+        "in a new range an edge that does alone is taken whole",
+        "const uint64_t taken = head ? fresh_.tail_length : std::min(tail->length, length_);",
+        "const uint64_t taken = fresh_.tail_length;",
     ),
     Mutant(
         "last-page-apart",
@@ -100,8 +107,8 @@ RULES = [
         "large-handles",
         "placement.cc",
         "new pages come in handles of up to a 192nd of the pool",
-        "const uint64_t most = std::min(pool_pages / kPartOfPool, kMost);",
-        "const uint64_t most = std::min(pool_pages / kPartOfPool, 0 * kMost);",
+        "const uint64_t most = std::min(pool_pages / kPartOfPool, kMostHandlePages);",
+        "const uint64_t most = std::min(pool_pages / kPartOfPool, 0 * kMostHandlePages);",
     ),
     Mutant(
         "idle-handles",
