@@ -19,7 +19,7 @@ from ablate import measure_all
 from altered_tree import ROOT
 from mutants.mutant import Mutant
 
-PARTS = (16, 32, 56, 128, 256)
+PARTS = (32, 64, 128, 192, 384)
 CONSTANT = "constexpr uint64_t kPartOfPool = {};"
 
 WIDTH, HEIGHT = 720, 420
