@@ -264,7 +264,9 @@ class Model {
         ASSERT_EQ(static_cast<int>(space.node(id).fence), fence);
         behind += space.node(id).length;
       });
-      for (const auto& page : pages_) expected += std::ranges::count(page, fence);
+      for (const auto& page : pages_) {
+        expected += static_cast<std::size_t>(std::ranges::count(page, fence));
+      }
       ASSERT_EQ(behind, expected) << "behind fence " << fence;
     }
   }

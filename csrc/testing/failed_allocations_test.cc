@@ -144,7 +144,7 @@ TEST_F(FailedAllocationsTest, ExecTable) {
     FailAll([&] { graph = table.Add(group); }, describe);
     graphs.push_back(graph);
   }
-  for (int i = 0; i < 3; ++i) {
+  for (std::size_t i = 0; i < 3; ++i) {
     FailAll([&] { exec = table.Made(graphs[i]); }, describe);
   }
   FailAll([&] { table.Updated(exec, graphs[3]); }, describe);
