@@ -90,7 +90,7 @@ class ExecCacheOfSizes : public ExecCacheRoomTest,
 };
 
 TEST_P(ExecCacheOfSizes, WhatHasRoomStays) {
-  for (int round = 0; round < 10; ++round) {
+  for (size_t round = 0; round < 10; ++round) {
     Launch(large_[(round + 1) % 2], kA);
     LaunchSmall();
   }
@@ -133,7 +133,7 @@ TEST_F(ExecCacheRoomTest, EachThatMakesRoomIsAwaited) {
   MakeCache(4, std::chrono::milliseconds(200));
   host_.HoldEvents(true);
   std::vector<GraphNumber> others;
-  for (const uint64_t graph : {10, 20}) {
+  for (const uint64_t graph : {10U, 20U}) {
     others.push_back(Add(Graph{graph}, std::to_string(graph)));
     Launch(others.back(), kA);
   }

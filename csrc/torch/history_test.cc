@@ -156,7 +156,7 @@ TEST_F(HistoryTest, AnUnknownActionIsRefusedAndChangesNothing) {
 
 TEST_F(HistoryTest, TheOldestEntriesGoFirst) {
   Configure(When::NEVER, 3);
-  for (const Address address : {512, 1024, 1536, 2048}) Allocate(address);
+  for (const Address address : {512U, 1024U, 1536U, 2048U}) Allocate(address);
   EXPECT_EQ(Addresses(), (std::vector<size_t>{1024, 1536, 2048}));
   Configure(When::NEVER, 2);
   Configure(When::NEVER, 3);

@@ -154,7 +154,7 @@ DeviceStats MergedStats::Get(Base& base) {
   }
   for (const auto& [id, reserved] : set_.ReservedByPool()) {
     WithPrivatePool(stats, {id.first, id.second},
-                    [&](StatArray& counts) { AddAsLarge(ToStat(reserved), counts); });
+                    [bytes = reserved](StatArray& counts) { AddAsLarge(ToStat(bytes), counts); });
   }
   return stats;
 }

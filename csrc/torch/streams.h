@@ -47,8 +47,8 @@ class RelaxedCaptureMode {
   RelaxedCaptureMode& operator=(const RelaxedCaptureMode&) = delete;
 
  private:
-  cudaStreamCaptureMode before_ = cudaStreamCaptureModeRelaxed;
-  const bool changed_;
+  [[maybe_unused]] cudaStreamCaptureMode before_ = cudaStreamCaptureModeRelaxed;  // fake_cuda.cc changes nothing
+  [[maybe_unused]] const bool changed_;
 };
 
 }  // namespace cgp
