@@ -228,10 +228,10 @@ TEST_F(CudaDriverTest, AMarkCoversTheDevicesWhoseStreamsWereAskedAfter) {
   const Event mark = driver.RecordDeviceEvent();
   EXPECT_TRUE(driver.EventDone(mark));
   driver.WaitEvent(kStream, mark);
-  EXPECT_EQ(fake_.calls, (std::vector<std::string>{
-                             "cuEventCreate", "cuCtxRecordEvent", "cuEventCreate of 1",
-                             "cuCtxRecordEvent of 1", "cuEventQuery", "cuEventQuery",
-                             "cuStreamWaitEvent", "cuStreamWaitEvent"}));
+  EXPECT_EQ(fake_.calls,
+            (std::vector<std::string>{"cuEventCreate", "cuCtxRecordEvent", "cuEventCreate of 1",
+                                      "cuCtxRecordEvent of 1", "cuEventQuery", "cuEventQuery",
+                                      "cuStreamWaitEvent", "cuStreamWaitEvent"}));
   driver.DestroyEvent(mark);
 }
 

@@ -47,7 +47,8 @@ class RelaxedCaptureMode {
   RelaxedCaptureMode& operator=(const RelaxedCaptureMode&) = delete;
 
  private:
-  [[maybe_unused]] cudaStreamCaptureMode before_ = cudaStreamCaptureModeRelaxed;  // fake_cuda.cc changes nothing
+  [[maybe_unused]] cudaStreamCaptureMode before_ =
+      cudaStreamCaptureModeRelaxed;  // fake_cuda.cc changes nothing
   [[maybe_unused]] const bool changed_;
 };
 
