@@ -3,10 +3,10 @@
 // Graphs that share a pool are mostly one program captured for several sizes: the allocations of
 // one are those of the next, each just as large or larger by the same factor (or, where a program
 // pairs everything with everything, by its square). So the capture under way is aligned with the
-// largest one: an allocation answers to the next step whose size, scaled or not, is its own.
-// Libraries that choose other kernels for other sizes add and leave out steps, so a few steps ahead
-// are looked at. From there on the guide foretells how large each block will be and how long it will
-// live.
+// largest one: an allocation answers to the next step whose size, scaled or not, is its own. The
+// first that is larger than a granule tells the scale. Libraries that choose other kernels for other
+// sizes add and leave out steps, so a few steps ahead are looked at. From there on the guide foretells
+// how large each block will be and how long it will live.
 //
 // All this is advice, tried and checked by those who follow it, so a pool that very different
 // programs share loses nothing.
@@ -29,7 +29,6 @@ class CaptureGuide {
     Placement start;
     uint64_t bytes = 0;
     uint32_t freed_at = kNever;  // the number of steps done when it was freed
-    uint8_t power = 1;           // of the scale, by which it grows, as far as known
     bool lives_at_peak = false;  // of the capture's memory
   };
 
@@ -37,17 +36,11 @@ class CaptureGuide {
   // is changed until the allocation is told to have been made.
   struct Match {
     std::optional<uint32_t> step;
-    // Of an allocation that answers to nothing: the step that was expected, if it is of such a size
-    // that this may be its like.
-    std::optional<uint32_t> stands_for;
 
     // The alignment from here on.
     double scale = 0;              // of this capture to the guide; 0: not known yet
     uint32_t next = 0;             // the guide's step that is looked at first
-    uint32_t evidence = 0;         // how many blocks have answered by the scale
-    uint64_t evidence_bytes = 0;   // how large the last of them was
     uint32_t missed_in_a_row = 0;  // how many of the last ones answered to nothing
-    uint32_t missed = 0;           // how many did in all
   };
 
   // A live block's place in the capture that allocated it; kNone for what no capture is told of.
@@ -78,21 +71,18 @@ class CaptureGuide {
   const std::vector<Step>& steps() const { return largest_; }
   // How large the block of a step will be at this scale.
   uint64_t Foretell(uint32_t step, double scale) const;
-  // The guide's step that a live block answered to or stands for, if it is of the capture under
-  // way.
+  // The guide's step that a live block answered to, if it is of the capture under way.
   std::optional<uint32_t> StepOf(Ticket ticket) const;
 
  private:
   struct Recorded {
     Step step;
     std::optional<uint32_t> like;  // the guide's
-    uint32_t next_before = 0;      // the guide's step that was expected
   };
 
-  std::optional<uint8_t> PowerOf(uint32_t step, uint64_t bytes, double scale) const;
+  bool AsLarge(uint32_t step, uint64_t bytes, double scale) const;
   bool Answer(uint64_t bytes, Match& match) const;
-  void FindScale(uint64_t bytes, Match& match) const;
-  void LearnPowers();
+  void TakeScale(uint64_t bytes, Match& match) const;
 
   uint32_t capture_ = 0;  // the number of the one under way
   Match alignment_;       // after its last step

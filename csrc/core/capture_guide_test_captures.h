@@ -62,10 +62,6 @@ class GuidedCaptures : public ::testing::Test {
     copy.BeginCapture();
     return AnswersOf(Allocate(copy, sizes));
   }
-
-  // Sizes of which none is to another as two of the others are, or as a small number is to another.
-  static constexpr uint64_t kOdd[] = {1'000'003, 1'300'021, 2'100'011,
-                                      1'700'023, 2'500'009, 1'100'009};
 };
 
 }  // namespace cgp

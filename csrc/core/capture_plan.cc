@@ -15,10 +15,10 @@ constexpr std::size_t kMostItems = 1024;
 CapturePlan::CapturePlan(const CaptureGuide& guide, const CaptureGuide::Match& match,
                          const RangeTable& ranges, Granules page_size,
                          std::span<const LivePiece> live)
-    : scale_(match.scale), page_(page_size.count()), first_step_(match.step.value_or(match.next)) {
+    : page_(page_size.count()), first_step_(match.step.value_or(match.next)) {
   ChooseHome(ranges);
   if (home_ == RangeId{ranges.range_count()}) return;
-  std::vector<LayoutItem> items = Foretell(guide, ranges);
+  std::vector<LayoutItem> items = Foretell(guide, match.scale, ranges);
   const std::vector<LayoutItem> fixed = Fix(live, ranges);
   Limit(items, fixed, ranges);
   complete_ = Layout(fixed).Pack(items);
@@ -42,13 +42,13 @@ void CapturePlan::ChooseHome(const RangeTable& ranges) {
   }
 }
 
-std::vector<LayoutItem> CapturePlan::Foretell(const CaptureGuide& guide,
+std::vector<LayoutItem> CapturePlan::Foretell(const CaptureGuide& guide, double scale,
                                               const RangeTable& ranges) const {
   std::vector<LayoutItem> items;
   items.reserve(guide.steps().size() - first_step_);
   for (uint32_t s = first_step_; s < guide.steps().size(); ++s) {
     const CaptureGuide::Step& step = guide.steps()[s];
-    const uint64_t length = Granules::FromBytesRoundedUp(guide.Foretell(s, scale_)).count();
+    const uint64_t length = Granules::FromBytesRoundedUp(guide.Foretell(s, scale)).count();
     const bool survives = step.freed_at == CaptureGuide::kNever;
     // Small survivors gather where others of their kind are.
     if (survives && length < page_) continue;

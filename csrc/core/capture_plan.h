@@ -42,8 +42,6 @@ class CapturePlan {
   CapturePlan(const CaptureGuide& guide, const CaptureGuide::Match& match, const RangeTable& ranges,
               Granules page_size, std::span<const LivePiece> live);
 
-  // Of the capture to its guide.
-  double scale() const { return scale_; }
   // Whether it has a place for all that is foretold. If not it had better not be followed: blocks
   // without a place would take that of others.
   bool complete() const { return complete_; }
@@ -60,12 +58,12 @@ class CapturePlan {
 
  private:
   void ChooseHome(const RangeTable& ranges);
-  std::vector<LayoutItem> Foretell(const CaptureGuide& guide, const RangeTable& ranges) const;
+  std::vector<LayoutItem> Foretell(const CaptureGuide& guide, double scale,
+                                   const RangeTable& ranges) const;
   std::vector<LayoutItem> Fix(std::span<const LivePiece> live, const RangeTable& ranges) const;
   void Limit(std::vector<LayoutItem>& items, std::span<const LayoutItem> fixed,
              const RangeTable& ranges) const;
 
-  const double scale_;
   const uint64_t page_;  // in granules
   const uint32_t first_step_;
   bool complete_ = false;

@@ -34,7 +34,6 @@ Foresight::Advice Foresight::Advise(uint64_t bytes, const FreeView& view,
     return advice;
   }
   if (WorthPlanning(match, length, blocks.count)) MakePlan(match, blocks);
-  if (plan_ && plan_->scale() != match.scale) plan_.reset();
   if (plan_ && match.step) {
     advice.spot = plan_->Find(*match.step, length, view, ranges_, MostPages(length));
     // A capture no larger than its guide finds room in what is mapped.

@@ -257,19 +257,6 @@ TEST_F(ForesightTest, ACaptureGetsOnePlan) {
   }
 }
 
-// Each block is to the one before it as two of the guide's are, but at another scale.
-TEST_F(ForesightTest, APlanIsForOneScale) {
-  MapNew(std::vector<std::string>(700, "...."));
-  Capture(kProgram, 1);
-  Capture(kProgram, 2);
-  const int plans = plans_;
-  Capture({{36}, {120}, {33}, {44}, {220}}, 1);
-  EXPECT_EQ(plans_, plans + 1);
-  EXPECT_TRUE(advices_[0].spot) << "3 times the guide's first";
-  EXPECT_NE(advices_[1].match.scale, 3);
-  for (std::size_t i = 1; i < advices_.size(); ++i) EXPECT_FALSE(advices_[i].spot) << i;
-}
-
 TEST_F(ForesightTest, APlanThatIsGivenUpStaysSoForThisCapture) {
   MapNew(std::vector<std::string>(700, "...."));
   Capture(kProgram, 1);

@@ -6,7 +6,7 @@
 
 A mutant is a file, a text that stands in it exactly once, and what to put in its place. The tree is
 copied, built and tried without a fault first. Those outside the core need a Python that has torch.
-Exit code 1 if a mutant survives, 2 if one no longer applies. Results: docs/mutants.md.
+Exit code 1 if a mutant survives, 2 if one no longer applies. See docs/mutants.md.
 """
 
 from __future__ import annotations

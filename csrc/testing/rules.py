@@ -20,13 +20,6 @@ RULES = [
         "if (planned_ || live_blocks + 1 > 0) return false;",
     ),
     Mutant(
-        "one-plan",
-        "foresight.cc",
-        "a capture gets no second plan",
-        "  planned_ = true;\n",
-        "",
-    ),
-    Mutant(
         "plan-limit",
         "foresight.cc",
         "a plan makes no page that what lives does not need",
@@ -39,27 +32,6 @@ RULES = [
         "a plan packs each block into the pages that there are or must be by then",
         "item.limit = std::min(most, std::max<uint64_t>(ranges.page_count(), needed)) * page_;",
         "item.limit = (most + 0 * needed) * page_;",
-    ),
-    Mutant(
-        "powers",
-        "capture_guide.cc",
-        "blocks may grow by the square of the scale, or not at all",
-        "void CaptureGuide::EndCapture() {\n  LearnPowers();\n",
-        "void CaptureGuide::EndCapture() {\n",
-    ),
-    Mutant(
-        "stands-for",
-        "capture_guide.cc",
-        "a block of about the size of the next step stands for it",
-        "expected <= kAlike * bytes) match.stands_for = match.next;",
-        "false) match.stands_for = match.next;",
-    ),
-    Mutant(
-        "evidence-search",
-        "capture_guide.cc",
-        "the scale is the one that most of the last allocations answer to",
-        "if (unsure || match.missed_in_a_row % kLost == 0) FindScale(bytes, match);",
-        "if ((unsure || true) && match.scale == 0 && match.missed == 1) FindScale(bytes, match);",
     ),
     Mutant(
         "lives-at-peak",
