@@ -43,8 +43,12 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   std::function<void()> before_fraction = [] {};  // runs whenever another one is to be set
   inline static std::set<void*> live{};
 
+  // A deleter knows no allocator, so `live` has a lock of its own.
   static void Delete(void* pointer) {
-    TORCH_CHECK(live.erase(pointer) == 1, "invalid device pointer: ", pointer);
+    {
+      const std::lock_guard lock(live_mutex_);
+      TORCH_CHECK(live.erase(pointer) == 1, "invalid device pointer: ", pointer);
+    }
     std::free(pointer);  // NOLINT(cppcoreguidelines-no-malloc)
   }
 
@@ -91,7 +95,10 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   void* raw_alloc(size_t bytes) override {
     const Entered entered(mutex_);
     void* pointer = std::malloc(bytes);  // NOLINT(cppcoreguidelines-no-malloc)
-    live.insert(pointer);
+    {
+      const std::lock_guard lock(live_mutex_);
+      live.insert(pointer);
+    }
     pool_of.erase(pointer);
     for (const auto& [scope, filter] : open) {
       if (scope.first == CurrentDevice() && filter(CurrentStream(scope.first))) {
@@ -287,6 +294,7 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   // As CUDAPluggableAllocator does.
   void CheckThatItCounts() const { TORCH_CHECK(counts, "fake does not yet support it"); }
 
+  inline static std::mutex live_mutex_{};
   mutable std::recursive_mutex mutex_;
 };
 
