@@ -28,10 +28,6 @@ constexpr uint64_t kExactPool = 128;
 constexpr uint64_t kMostHandlePages = 64;
 static_assert(kMostHandlePages <= MappingPlan::kMaxNewPages);
 
-// In a pool of one stream a new page of which more than this part is left to others is a handle of
-// its own.
-constexpr uint64_t kMuchUnused = 5;
-
 // Whether the stream may take all pages of the handle that begins there.
 bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle) {
   const PageId end = ranges.handle_end(handle);
@@ -155,8 +151,7 @@ struct Stretch {
   uint64_t tail_length = 0;     // granules taken of the tail
   std::vector<PageId> handles;  // existing whole ones
   uint64_t new_pages = 0;
-  uint64_t unused = 0;  // granules of the last new page that nothing is to lie in
-  uint64_t whole = 0;   // whole pages taken, existing or new
+  uint64_t whole = 0;  // whole pages taken, existing or new
   uint64_t mappings = 0;
 };
 
@@ -234,8 +229,7 @@ class GrowthPlanner {
     }
     while (!edges) {
       ++stretch.new_pages;
-      stretch.unused = page_ - std::min(rest, page_);
-      rest -= page_ - stretch.unused;
+      rest -= std::min(rest, page_);
       edges = ChooseEdges(free_, page_, rest, ends, allowed);
     }
     TakeEdges(*edges, rest, stretch);
@@ -266,24 +260,17 @@ class GrowthPlanner {
            (free_.heads.empty() ? 0 : free_.heads.back().length);
   }
 
-  // As large as suits the pool; behind them the last page alone if the block leaves much of it to
-  // others.
+  // As large as suits the pool.
   std::vector<PageId> NewHandles(const Stretch& stretch) const {
     std::vector<PageId> handles;
-    const uint64_t pages = stretch.new_pages - (LastApart(stretch) ? 1 : 0);
+    const uint64_t pages = stretch.new_pages;
     if (streams_ == Streams::kSeveral && ranges_.page_count() + stretch.new_pages < kExactPool) {
       handles.assign(pages, MappingPlan::kNewPage);
     } else {
       const uint64_t idle = view_.whole_page_count();
       AppendNewHandles(pages, ranges_.page_count(), idle, handles);
     }
-    if (LastApart(stretch)) handles.push_back(MappingPlan::kNewPage);
     return handles;
-  }
-
-  bool LastApart(const Stretch& stretch) const {
-    return streams_ == Streams::kOne && stretch.new_pages > 1 &&
-           stretch.unused > page_ / kMuchUnused;
   }
 
   void ConsiderExtending(RangeId id, bool at_front) {
@@ -320,15 +307,14 @@ class GrowthPlanner {
     // New pages are made only where a new range would have to make as many.
     if (extension.stretch.new_pages > fresh_.new_pages) return;
     const RangeTable::Range& range = ranges_.range(id);
-    if (ranges_.PagesOf(PlanOf(extension.stretch, at_front)) >
+    if (ranges_.PagesOf(PlanOf(extension.stretch)) >
         (at_front ? range.room_front : range.room_back))
       return;
     if (extension.cost < best_.cost || extension.reused > best_.reused) best_ = extension;
   }
 
   GrowthPlan Extend() const {
-    GrowthPlan plan{.mapping = PlanOf(best_.stretch, best_.at_front),
-                    .new_pages = best_.stretch.new_pages};
+    GrowthPlan plan{.mapping = PlanOf(best_.stretch), .new_pages = best_.stretch.new_pages};
     plan.mapping.range = best_.range;
     plan.mapping.at_front = best_.at_front;
     const auto mapped = static_cast<int64_t>(ranges_.PagesOf(plan.mapping) * page_);
@@ -342,39 +328,20 @@ class GrowthPlanner {
     return page_ * (is_new ? MappingPlan::NewPages(handle) : ranges_.handle_pages(handle));
   }
 
-  // Of an edge that does alone the block takes all there is: what is left over is then an end of the
-  // handle at the block's other end, where it serves others, and no hole between two blocks.
   GrowthPlan StartRange() const {
-    GrowthPlan plan{.mapping = PlanOf(fresh_, /*at_front=*/false), .new_pages = fresh_.new_pages};
-    const auto& [tail, head] = fresh_.edges;
-    std::vector<PageId>& handles = plan.mapping.handles;
-    uint64_t mapped = ranges_.PagesOf(plan.mapping) * page_;
-    const auto drop = [&](std::vector<PageId>::const_iterator handle) {
-      mapped -= Size(*handle);
-      if (MappingPlan::IsNew(*handle)) plan.new_pages -= MappingPlan::NewPages(*handle);
-      handles.erase(handle);
-    };
-    if (tail) {
-      const uint64_t taken = head ? fresh_.tail_length : std::min(tail->length, length_);
-      const uint64_t start = Size(tail->handle) - taken;
-      while (mapped - Size(handles.back()) >= start + length_) drop(handles.end() - 1);
-      plan.start = static_cast<int64_t>(start);
-    } else if (head && head->length < Size(head->handle)) {
-      const uint64_t unused = Size(head->handle) - std::min(head->length, length_);
-      while (mapped - Size(handles.front()) >= unused + length_) drop(handles.begin());
-      plan.start = static_cast<int64_t>(mapped - unused - length_);
+    GrowthPlan plan{.mapping = PlanOf(fresh_), .new_pages = fresh_.new_pages};
+    if (const auto& tail = fresh_.edges.tail) {
+      plan.start = static_cast<int64_t>(Size(tail->handle) - fresh_.tail_length);
     }
     return plan;
   }
 
-  MappingPlan PlanOf(const Stretch& stretch, bool at_front) const {
+  MappingPlan PlanOf(const Stretch& stretch) const {
     MappingPlan plan;
     if (stretch.edges.tail) plan.handles.push_back(stretch.edges.tail->handle);
     plan.handles.insert(plan.handles.end(), stretch.handles.begin(), stretch.handles.end());
     for (const PageId handle : NewHandles(stretch)) plan.handles.push_back(handle);
     if (stretch.edges.head) plan.handles.push_back(stretch.edges.head->handle);
-    // In front of a range it is the first page that is not taken whole.
-    if (at_front && LastApart(stretch)) std::reverse(plan.handles.begin(), plan.handles.end());
     return plan;
   }
 

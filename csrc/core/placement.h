@@ -17,9 +17,7 @@
 // In 2 and 3 it may take one whole page more than `ideal` (Slack): that saves mappings, and what it
 // wastes is the rest of a page, which smaller blocks can use. The driver is asked for new pages only
 // where 3 and 4 find too few. They come in handles as large as suits the pool, since the driver's
-// price is per handle. In a pool of one stream a last page that the block leaves mostly free is a
-// handle of its own, so that the others are wholly free again when the block is; several streams fill
-// the rest of each other's handles anyway.
+// price is per handle.
 //
 // What each of these rules saves and costs stands in docs/ablation.md.
 #pragma once

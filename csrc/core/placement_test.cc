@@ -295,63 +295,6 @@ TEST(Placement, HandlesAreSmallerWherePagesLieIdle) {
   EXPECT_EQ(MostHandlePages(100, 50), 1u);
 }
 
-// In a pool of one stream the block's last page is a handle of its own if it leaves more than a fifth
-// of it to others.
-class LastPageTest : public ::testing::Test {
- protected:
-  static constexpr Granules kPageSize{16};
-
-  // The new handles, in the order of their addresses, for a block of three pages and so many
-  // granules in a pool of 1010 pages. The one that is free stands at the end of a range.
-  std::vector<uint32_t> Sizes(uint64_t granules, bool at_front, Streams streams = Streams::kOne) {
-    HostDriver driver({.granularity = kPageSize.bytes(), .map_memory = false});
-    RangeTable ranges(driver, kPageSize);
-    PageSpace space(kPageSize);
-    const auto map = [&](uint32_t pages) {
-      ranges.Map({.range = {}, .handles = {MappingPlan::NewHandle(pages)}});
-      space.ReservePages(pages);
-      for (uint32_t i = 0; i < pages; ++i) {
-        space.AddPage();
-        const PageId page{space.page_count() - 1};
-        if (i == (at_front ? 0 : pages - 1) && pages == 2) continue;
-        space.Take(space.first(page), Granules(0), kPageSize);
-      }
-    };
-    for (int i = 0; i < 8; ++i) map(126);
-    map(2);
-    const FreeView view(space, ranges, StreamId{1}, FenceId::kOpen);
-    const GrowthPlan plan = PlanGrowth(view, ranges, kPageSize, kPageSize * 3 + Granules(granules),
-                                       Slack::kNone, streams);
-    EXPECT_EQ(plan.mapping.range, RangeId{8});
-    EXPECT_EQ(plan.mapping.at_front, at_front);
-    std::vector<uint32_t> sizes;
-    for (const PageId handle : plan.mapping.handles) {
-      EXPECT_TRUE(MappingPlan::IsNew(handle));
-      sizes.push_back(MappingPlan::NewPages(handle));
-    }
-    return sizes;
-  }
-};
-
-TEST_F(LastPageTest, IsApartIfMuchOfItIsLeftToOthers) {
-  EXPECT_EQ(Sizes(1, /*at_front=*/false), (std::vector<uint32_t>{2, 1}));
-  EXPECT_EQ(Sizes(12, /*at_front=*/false), (std::vector<uint32_t>{2, 1}));
-  EXPECT_EQ(Sizes(13, /*at_front=*/false), (std::vector<uint32_t>{3}));
-  EXPECT_EQ(Sizes(16, /*at_front=*/false), (std::vector<uint32_t>{3}));
-}
-
-TEST_F(LastPageTest, IsTheFirstOneInFrontOfARange) {
-  EXPECT_EQ(Sizes(12, /*at_front=*/true), (std::vector<uint32_t>{1, 2}));
-  EXPECT_EQ(Sizes(13, /*at_front=*/true), (std::vector<uint32_t>{3}));
-}
-
-TEST_F(LastPageTest, IsNeverApartWhereSeveralStreamsAllocate) {
-  for (const bool at_front : {false, true}) {
-    EXPECT_EQ(Sizes(1, at_front, Streams::kSeveral), (std::vector<uint32_t>{3}));
-    EXPECT_EQ(Sizes(16, at_front, Streams::kSeveral), (std::vector<uint32_t>{3}));
-  }
-}
-
 // --- MappingAhead ---
 
 TEST_F(PlacementTest, PagesAheadBelongToTheLastNewHandle) {

@@ -48,20 +48,6 @@ RULES = [
         "constexpr uint64_t kPartOfPeak = 1'000'000'000;",
     ),
     Mutant(
-        "whole-edges",
-        "placement.cc",
-        "in a new range an edge that does alone is taken whole",
-        "const uint64_t taken = head ? fresh_.tail_length : std::min(tail->length, length_);",
-        "const uint64_t taken = fresh_.tail_length;",
-    ),
-    Mutant(
-        "last-page-apart",
-        "placement.cc",
-        "a last page that stays mostly free is a handle of its own",
-        "return streams_ == Streams::kOne && stretch.new_pages > 1 &&",
-        "return false && streams_ == Streams::kOne && stretch.new_pages > 1 &&",
-    ),
-    Mutant(
         "small-apart",
         "free_view.cc",
         "small blocks gather in pages where no large one lies",

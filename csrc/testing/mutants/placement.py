@@ -44,8 +44,8 @@ MUTANTS = [
         "place-tail-start",
         "placement.cc",
         "a new range's block starts at its first page's start, not at its tail",
-        "      plan.start = static_cast<int64_t>(start);",
-        "      plan.start = static_cast<int64_t>(0 * start);",
+        "      plan.start = static_cast<int64_t>(Size(tail->handle) - fresh_.tail_length);",
+        "      plan.start = static_cast<int64_t>(0 * Size(tail->handle));",
     ),
     Mutant(
         "place-eager-growth",
@@ -83,20 +83,6 @@ MUTANTS = [
         "first.length + second.length + 1 < length) continue;",
     ),
     Mutant(
-        "place-last-page",
-        "placement.cc",
-        "a last page that is mostly left to others is part of a larger handle (advice)",
-        "           stretch.unused > page_ / kMuchUnused;",
-        "           stretch.unused > page_;",
-    ),
-    Mutant(
-        "place-last-page-several",
-        "placement.cc",
-        "in a pool of several streams, too, a last page is a handle of its own (advice)",
-        "return streams_ == Streams::kOne && stretch.new_pages > 1 &&",
-        "return stretch.new_pages > 1 &&",
-    ),
-    Mutant(
         "place-ahead-front",
         "placement.cc",
         "pages are made ahead of a block in front of a range, between it and its place",
@@ -123,13 +109,6 @@ MUTANTS = [
         "for a small block any whole page is broken, whoever may take it (memory only)",
         "takers ? takers(*page) : 0,",
         "takers ? 0 : 0,",
-    ),
-    Mutant(
-        "place-last-page-front",
-        "placement.cc",
-        "in front of a range the page next to it is a handle of its own (advice)",
-        "if (at_front && LastApart(stretch))",
-        "if (false && at_front)",
     ),
     Mutant(
         "place-even-handles",
