@@ -52,8 +52,8 @@ std::optional<Placement> Pool::State::FollowAdvice(const Foresight::Advice& advi
   try {
     return advice.spot->growth->PlacementFrom(Grow(advice.spot->growth->mapping), page_size);
   } catch (const DriverError& error) {
-    // A plan may want pages before they are needed, and addresses for more. Whether there is enough
-    // for this block alone is for those to find out who place it without a plan.
+    // A plan may want more pages than other places for the block do. Whether there is enough for it
+    // is for those to find out who place it without a plan.
     if (!IsExhausted(error)) throw;
     foresight.GiveUpPlan();
     return std::nullopt;

@@ -138,7 +138,7 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   }
   const RangeId id = plan.range        ? *plan.range
                      : ranges_.empty() ? ReserveFirstRange(count, undo)
-                                       : ReserveRange(count, plan.room, undo);
+                                       : ReserveRange(count, 0, undo);
   Range& range = ranges_[Index(id)];
   CGP_CHECK(count <= (plan.at_front ? range.room_front : range.room_back));
   undo.extended = plan.range ? &range : nullptr;
@@ -210,7 +210,7 @@ uint32_t RangeTable::CapacityFor(uint32_t pages, uint32_t room) {
 
 uint32_t RangeTable::MostSlotsAfter(const MappingPlan& plan) const {
   if (plan.range) return slot_limit();
-  return slot_limit() + CapacityFor(PagesOf(plan), ranges_.empty() ? kRoomOfFirst : plan.room);
+  return slot_limit() + CapacityFor(PagesOf(plan), ranges_.empty() ? kRoomOfFirst : 0);
 }
 
 RangeId RangeTable::ReserveRange(uint32_t pages, uint32_t room, Undo& undo) {

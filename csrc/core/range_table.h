@@ -52,7 +52,6 @@ struct MappingPlan {
 
   std::optional<RangeId> range;  // none: a new range
   bool at_front = false;         // before the range's first page rather than behind its last
-  uint32_t room = 0;             // of a new range: the slots to keep for growth behind the plan
   // In the order of addresses: existing handles, each named by its first page and not yet in the
   // range, and new ones.
   std::vector<PageId> handles;

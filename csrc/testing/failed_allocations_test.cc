@@ -188,7 +188,7 @@ TEST_P(FailedMappingsTest, RangeTable) {
     for (uint32_t i = 0; i < 20; ++i) {
       map({.range = {}, .handles = {kNew, MappingPlan::NewHandle(3), kNew}});
       map({.range = RangeId{i}, .at_front = true, .handles = {kNew}});
-      map({.range = {}, .room = 100, .handles = {PageId{0}, kNew}});
+      map({.range = {}, .handles = {PageId{0}, kNew}});
       map({.range = RangeId{i}, .handles = {kNew, kNew}});
     }
   }
