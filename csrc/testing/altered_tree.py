@@ -51,7 +51,7 @@ def build(
         code, output = run(["cmake", "--build", folder, f"-j{jobs}", "-t", *targets], work, seconds)
         if code != 124:
             break
-    return "" if code == 0 else output
+    return "" if code == 0 else output or "the build is over the time limit"
 
 
 @contextmanager
