@@ -167,7 +167,7 @@ def test_pages_that_stand_at_several_addresses(side: Side) -> None:
         assert len(pages) > len(set(pages)), "no page is mapped twice"
         stats = adapter.stats(torch.cuda.current_device(), tuple(pool))
         assert sum(s["total_size"] for s in own) == stats["reserved_bytes"]
-    del held[::2]
+    del tensor, held[::2]
     segments = torch.cuda.memory_snapshot()
     assert_consistent(segments)
     own = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(pool)]
