@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/pool_state.h"
+#include "core/reserve.h"
 
 namespace cgp {
 namespace {
@@ -47,6 +48,7 @@ void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   s.replays_unknown = behind_replays && !mark;
   if (behind_replays) s.replays = std::move(mark);
   s.scope = kind;
+  s.thread = std::this_thread::get_id();
   if (kind == ScopeKind::kCapture) s.foresight.BeginCapture();
 }
 
@@ -54,6 +56,7 @@ void Pool::EndScope(bool may_ask_device) {
   State& s = *state_;
   CGP_CHECK(s.scope);
   const bool captured = *s.scope == ScopeKind::kCapture;
+  s.GiveFreedAtEnd();
   const bool eager_fences = !captured && s.fences.scope_fence_count() > 0;
   s.ReserveForWaking();
   // Known now, the end of what ran here is known sooner than when the next scope begins.
@@ -81,6 +84,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   CGP_CHECK(s.scope && bytes > 0);
   const Granules length = Granules::FromBytesRoundedUp(bytes);
   if (bytes > kLargestBlock) s.ThrowOutOfMemory("No device has so many addresses.", bytes);
+  s.GiveFreed();
   s.blocks.ReserveOne();
   s.space.ReservePages(0);
   FreeView& view = s.ViewFor(stream);
@@ -122,10 +126,17 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
 
 Block Pool::Free(Address address) {
   State& s = *state_;
-  const LiveBlock& live = s.Known(address);
-  const FenceId fence = s.FenceFor(live);
-  s.space.ReserveFence(fence);
+  LiveBlock& live = s.Known(address);
   const Block block = live.block;
+  const bool others = s.InOthersCapture();
+  if (others && s.CanAskLater(live)) {
+    ReserveMore(s.freed, 1);
+    s.freed.push_back(std::move(live));
+    s.Unlist(s.freed.back());
+    return block;
+  }
+  const FenceId fence = others ? s.fences.Held(/*eager=*/true) : s.FenceFor(live);
+  s.space.ReserveFence(fence);
   s.Drop(live, fence);
   return block;
 }
@@ -136,7 +147,11 @@ void Pool::RecordUse(Address address, StreamId stream) {
   if (stream == live.block.stream) return;
   // Then the driver knows of the device, and marks it too.
   if (DeviceOf(stream)) s.driver.Capture(stream, &s.frontier);
-  if (s.scope == ScopeKind::kCapture) s.ExpectSeveralStreams();
+  if (s.InOthersCapture()) {
+    s.expects_several_streams = true;
+  } else if (s.scope == ScopeKind::kCapture) {
+    s.ExpectSeveralStreams();
+  }
   live.AddUse(stream);
   // A capture that frees the block would otherwise let its end stand for the end of this use too.
   if (s.scope != ScopeKind::kCapture) live.eager = true;
@@ -213,20 +228,29 @@ void Pool::Check() const {
   CGP_CHECK(s.space.page_count() == s.ranges.page_count());
   for (const auto& view : s.views) view->Check();
   CGP_CHECK(s.scope || s.views.size() <= 1);
+  CGP_CHECK(s.scope == ScopeKind::kCapture || (s.freed.empty() && !s.expects_several_streams));
   s.CheckProofs();
 
-  // Live blocks are exactly the used nodes.
+  // Live blocks, and freed ones whose bytes are not free yet, are exactly the used nodes.
   uint64_t pieces = 0;
   Granules used;
-  s.blocks.ForEach([&](Address address, const LiveBlock& live) {
-    CGP_CHECK(address == live.block.address);
-    CGP_CHECK(s.ranges.AddressOf(live.slot, Granules(live.offset)) == address);
+  const auto check = [&](const LiveBlock& live) {
+    CGP_CHECK(s.ranges.AddressOf(live.slot, Granules(live.offset)) == live.block.address);
     s.ForEachPiece(live, [&](PageId page, Granules offset, Granules length) {
       const PageSpace::Node& node = s.space.node(s.NodeAt(page, offset));
       CGP_CHECK(node.used() && node.offset == offset.count() && node.length == length.count());
       ++pieces;
       used += length;
     });
+  };
+  Granules freed;
+  for (const LiveBlock& live : s.freed) {
+    check(live);
+    freed += Granules::FromBytesRoundedUp(live.block.bytes);
+  }
+  s.blocks.ForEach([&](Address address, const LiveBlock& live) {
+    CGP_CHECK(address == live.block.address);
+    check(live);
   });
   uint64_t used_nodes = 0;
   for (uint32_t p = 0; p < s.space.page_count(); ++p) {
@@ -234,7 +258,7 @@ void Pool::Check() const {
       used_nodes += s.space.node(id).used() ? 1 : 0;
     }
   }
-  CGP_CHECK(pieces == used_nodes && used.bytes() == s.stats.allocated_bytes);
+  CGP_CHECK(pieces == used_nodes && (used - freed).bytes() == s.stats.allocated_bytes);
   CGP_CHECK(used + s.space.free() == s.page_size * s.space.page_count());
 }
 
@@ -247,9 +271,14 @@ LiveBlock& Pool::State::Known(Address address) {
   return *live;
 }
 
-// Takes the block out of the books. pre: PageSpace::ReserveFence(fence).
+// pre: PageSpace::ReserveFence(fence).
 void Pool::State::Drop(const LiveBlock& live, FenceId fence) {
   GiveBlock(live, fence);
+  Unlist(live);
+}
+
+// Takes the block out of the books.
+void Pool::State::Unlist(const LiveBlock& live) {
   foresight.Freed(live.ticket);
   stats.allocated_bytes -= live.block.bytes;
   stats.requested_bytes -= live.block.requested_bytes;

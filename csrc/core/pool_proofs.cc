@@ -43,9 +43,11 @@ void Pool::State::ExpectSeveralStreams() {
   // Nothing has changed so far, and nothing below throws.
   several_streams = true;
   NoteCapture(frontier.capture);
-  blocks.ForEach([&](Address, LiveBlock& live) {
+  const auto note_view = [&](LiveBlock& live) {
     if (live.block.stream == view->stream()) live.view = 0;
-  });
+  };
+  blocks.ForEach([&](Address, LiveBlock& live) { note_view(live); });
+  std::ranges::for_each(freed, note_view);
   if (!opened.empty()) {
     space.OpenFences(opened);
     view->Rebuild();

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -476,6 +477,17 @@ TEST(PoolProofsFailures, AnAllocationThatFindsOutWhatIsProven) {
         FreeTwo(world);
         world.graphs.Wait(kB, world.graphs.Record(kA));
         for (int i = 0; i < 3; ++i) world.graphs.Launch(kB);
+      },
+      [](ProofsWorld& world) { world.pool.Allocate(kPage, kB); }, 5);
+}
+
+TEST(PoolProofsFailures, AnAllocationAfterAnotherThreadFreedBlocks) {
+  FailEachCall(
+      [](ProofsWorld& world) {
+        world.pool.Allocate(kPage, kB);
+        world.pool.RecordUse(world.blocks[0].address, kB);
+        std::thread([&] { FreeTwo(world); }).join();
+        world.graphs.Wait(kB, world.graphs.Record(kA));
       },
       [](ProofsWorld& world) { world.pool.Allocate(kPage, kB); }, 5);
 }

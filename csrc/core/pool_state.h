@@ -15,6 +15,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -91,6 +92,7 @@ struct Pool::State {
   // pool.cc
   LiveBlock& Known(Address address);
   void Drop(const LiveBlock& live, FenceId fence);
+  void Unlist(const LiveBlock& live);
   [[noreturn]] void ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const;
 
   // pool_placing.cc
@@ -125,6 +127,12 @@ struct Pool::State {
   FenceId FenceFor(const LiveBlock& live);
   bool OrderProtects(const LiveBlock& live) const;
   bool AreCapturedTogether(const LiveBlock& live);
+  bool InOthersCapture() const {
+    return scope == ScopeKind::kCapture && thread != std::this_thread::get_id();
+  }
+  bool CanAskLater(const LiveBlock& live) const;
+  void GiveFreed();
+  void GiveFreedAtEnd();
   void GiveBlock(const LiveBlock& live, FenceId fence);
 
   // pool_proofs.cc
@@ -161,6 +169,12 @@ struct Pool::State {
   // long as they have one, its order is all that protects what is freed, and all of that is behind
   // one fence.
   bool several_streams = false;
+  // What other threads than the one that began the capture have freed since its last allocation, and
+  // whether they recorded a use. One of them may be freeing while another ends the capture, and the
+  // driver crashes when it is asked of a capture meanwhile (Driver::Capture()). An allocation is part
+  // of the capture, so it asks for them.
+  std::vector<LiveBlock> freed;
+  bool expects_several_streams = false;
   // In a capture of several streams there is one of its streams for each view, in their order.
   ProofTable proofs;
   // What the capture under way has several of, if bodies of conditional nodes are captured too.
@@ -179,6 +193,7 @@ struct Pool::State {
   Foresight foresight;
   SlabMap<LiveBlock> blocks;
   std::optional<ScopeKind> scope;
+  std::thread::id thread;  // that began it
   // Whether graphs may run on what is free. In an eager scope then: what its streams wait for, or
   // that this is not known.
   bool captured = false;

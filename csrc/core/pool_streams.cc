@@ -159,7 +159,7 @@ void Pool::State::GivePiece(NodeId id, FenceId fence, bool large) {
   }
 }
 
-// Behind what the bytes of a block that is freed now must stay.
+// Behind what the bytes of a block that was freed must stay.
 FenceId Pool::State::FenceFor(const LiveBlock& live) {
   const StreamId stream = live.block.stream;
   const bool in_capture = scope == ScopeKind::kCapture;
@@ -203,6 +203,41 @@ bool Pool::State::AreCapturedTogether(const LiveBlock& live) {
   };
   return in_one(live.block.stream) &&
          (!live.others || std::ranges::all_of(live.others->uses, in_one));
+}
+
+// Whether it does not matter that the block's streams are asked where they stand later than when it is
+// freed: by then they are still in the capture that they are in now, which is known without asking.
+bool Pool::State::CanAskLater(const LiveBlock& live) const {
+  if (live.eager || several_captures) return false;
+  if (!live.others) return true;
+  const auto is_known = [&](StreamId stream) {
+    return FindProvenView(stream, capture).has_value();
+  };
+  return live.others->behind.empty() && is_known(live.block.stream) &&
+         std::ranges::all_of(live.others->uses, is_known);
+}
+
+// What was freed since the last allocation is free from now on, behind its fences. pre: a capture that
+// is under way is about to allocate. Throws with what it has not given yet still to be given.
+void Pool::State::GiveFreed() {
+  if (expects_several_streams) ExpectSeveralStreams();
+  expects_several_streams = false;
+  for (; !freed.empty(); freed.pop_back()) {
+    const FenceId fence = FenceFor(freed.back());
+    space.ReserveFence(fence);
+    GiveBlock(freed.back(), fence);
+  }
+}
+
+// The capture is over, and its end stands for its streams. Where there were several, one may have used
+// a block after it had left: the device has to be marked then.
+void Pool::State::GiveFreedAtEnd() {
+  expects_several_streams = false;
+  for (; !freed.empty(); freed.pop_back()) {
+    const FenceId fence = fences.Held(/*eager=*/several_captures);
+    space.ReserveFence(fence);
+    GiveBlock(freed.back(), fence);
+  }
 }
 
 // pre: PageSpace::ReserveFence(fence).

@@ -161,7 +161,8 @@ class Driver {
   // Whether Quiesce() and RecordDeviceEvent() would break no capture that this driver knows of.
   virtual bool MayQuiesce() noexcept = 0;
 
-  // Where the stream stands in the capture that it takes part in. Capture-legal.
+  // Where the stream stands in the capture that it takes part in. Capture-legal. pre: no other thread
+  // may be ending that capture: cuStreamGetCaptureInfo() crashes then (seen with driver 580.159).
   virtual void Capture(StreamId stream, Frontier* frontier) = 0;
 
   // In *nodes those that `node` depends on directly. Returns whether it waits until all of them are

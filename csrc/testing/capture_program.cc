@@ -23,6 +23,7 @@ class Author {
     setup_.page_bytes = uint64_t{4096} << Below(3);
     setup_.seed = random_();
     setup_.forked = !OneIn(3);
+    setup_.threads = seed % 4 == 2;
     most_live_ = uint64_t{3} << Below(4);
     small_ = Below(4);
     const auto some = [this](unsigned usual) { return OneIn(3) ? 0U : 1 + unsigned(Below(usual)); };
@@ -161,6 +162,7 @@ std::string ToString(const std::vector<CaptureStep>& steps) {
 std::string ToString(const CaptureSetup& setup) {
   return Text("CaptureSetup{.streams = ", setup.streams, ", .page_bytes = ", setup.page_bytes,
               ", .seed = ", setup.seed, "U, .forked = ", setup.forked ? "true" : "false",
+              ", .threads = ", setup.threads ? "true" : "false",
               ", .fail_each = ", setup.fail_each ? "true" : "false", "}");
 }
 

@@ -42,8 +42,9 @@ std::string ToString(const std::vector<CaptureStep>& steps);
 struct CaptureSetup {
   uint64_t streams = 2;  // that may be captured; one more never is
   uint64_t page_bytes = 4096;
-  uint64_t seed = 1;   // of the orders in which the graphs are run
-  bool forked = true;  // all streams are part of the capture from its begin on
+  uint64_t seed = 1;     // of the orders in which the graphs are run
+  bool forked = true;    // all streams are part of the capture from its begin on
+  bool threads = false;  // blocks of odd numbers are freed and used by other threads
   // Each call to the pool set fails first, at each of its allocations or of its driver calls.
   bool fail_each = false;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <iterator>
+#include <thread>
 #include <utility>
 
 #include "core/error.h"
@@ -134,6 +135,19 @@ void CaptureSession::Call(const std::function<void()>& call) {
   if (!complaint.empty()) throw InternalError(complaint);
 }
 
+void CaptureSession::CallOf(uint64_t item, const std::function<void()>& call) {
+  if (!IsOthers(item)) return Call(call);
+  std::exception_ptr error;
+  std::thread([&] {
+    try {
+      Call(call);
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }).join();
+  if (error) std::rethrow_exception(error);
+}
+
 void CaptureSession::BeginGraph() {
   Call([&] { set_.BeginScope(pool_, ScopeKind::kCapture); });
   watch_.set_capturing(true);
@@ -154,6 +168,7 @@ void CaptureSession::EndGraph() {
   relied_on_.clear();
   dag_.EndCaptures();
   Call([&] { set_.EndScope(pool_); });
+  unseen_.clear();
   oracle_.EndScope();
   graphs_.back().end = dag_.size();
   for (auto& [item, tensor] : live_) {
@@ -207,6 +222,7 @@ std::string CaptureSession::Allocate(uint64_t item, uint64_t bytes, StreamId str
   if (bytes == 0 || !known_.insert(item).second) return {};
   if (!Capturing(stream)) Join(stream);
   if (!Capturing(stream)) return {};
+  for (const StreamId user : std::exchange(unseen_, {})) oracle_.See(user);
   oracle_.See(stream);
   Tensor tensor;
   Call([&] { tensor.block = set_.Allocate(pool_, bytes, stream); });
@@ -232,8 +248,8 @@ std::string CaptureSession::Free(uint64_t item) {
     Order(tensor.block.stream, unsaid);
     std::ranges::move(unsaid, std::back_inserter(relied_on_[tensor.block.stream]));
   }
-  Call([&] { set_.Free(tensor.block.address); });
-  oracle_.Free(tensor.block, tensor.pieces, tensor.uses);
+  CallOf(item, [&] { set_.Free(tensor.block.address); });
+  oracle_.Free(tensor.block, tensor.pieces, tensor.uses, !IsOthers(item));
   live_.erase(found);
   return {};
 }
@@ -273,8 +289,9 @@ void CaptureSession::RecordUse(uint64_t item, StreamId stream) {
   const auto found = live_.find(item);
   if (found == live_.end()) return;
   const bool by_another = stream != found->second.block.stream;
-  if (by_another) oracle_.See(stream);
-  Call([&] { set_.RecordUse(found->second.block.address, stream); });
+  if (by_another && !IsOthers(item)) oracle_.See(stream);
+  if (by_another && IsOthers(item)) unseen_.push_back(stream);
+  CallOf(item, [&] { set_.RecordUse(found->second.block.address, stream); });
   if (by_another) found->second.uses.insert(stream);
   if (stream == bystander_) watch_.Submit(stream);
 }

@@ -89,6 +89,9 @@ class CaptureSession {
   std::string Do(const CaptureStep& step);
   // Makes the call, which fails before in every way it can, if the setup says so.
   void Call(const std::function<void()>& call);
+  // The same, with what frees or uses this block.
+  void CallOf(uint64_t item, const std::function<void()>& call);
+  bool IsOthers(uint64_t item) const { return setup_.threads && item % 2 == 1; }
 
   CaptureSession(const CaptureSetup& setup, std::unique_ptr<CaptureWorld> own_world);
   StreamId StreamOf(uint64_t stream) const {
@@ -124,7 +127,8 @@ class CaptureSession {
   std::mt19937_64 random_;
 
   std::unordered_map<uint64_t, Tensor> live_;
-  std::set<uint64_t> known_;  // every block that there ever was
+  std::vector<StreamId> unseen_;  // whose uses other threads recorded since the last allocation
+  std::set<uint64_t> known_;      // every block that there ever was
   std::map<uint64_t, CaptureDag::Point> events_;
   std::vector<GraphNode> host_nodes_;                // by node
   std::map<StreamId, std::vector<Node>> relied_on_;  // see Settle()

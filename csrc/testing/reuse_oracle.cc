@@ -127,7 +127,7 @@ std::string ReuseOracle::Place(const Block& block, const std::vector<PhysicalPie
 }
 
 void ReuseOracle::Free(const Block& block, const std::vector<PhysicalPiece>& pieces,
-                       const std::set<StreamId>& uses) {
+                       const std::set<StreamId>& uses, bool same_thread) {
   const auto fence = std::make_shared<Fence>();
   const CaptureDag::Point home = dag_.At(block.stream);
   fence->scope = in_scope_ ? scope_ : 0;
@@ -149,10 +149,10 @@ void ReuseOracle::Free(const Block& block, const std::vector<PhysicalPiece>& pie
   // Not a block of a stream that the scope has not seen yet, nor one that others used while it had
   // seen no other.
   const bool first = seen_.size() == 1 && seen_.contains(block.stream) && !fence->used_by_others;
-  fence->in_sole_capture = captures_ == 1;
+  fence->in_sole_capture = captures_ == 1 && same_thread;
   fence->promised = fence->in_sole_capture && (seen_.size() > 1 || first);
   const bool captured = fence->in_one_capture && !invalid_.contains(fence->capture);
-  fence->behind_mark = !fence->eager.empty() || (in_scope_ && !captured);
+  fence->behind_mark = !fence->eager.empty() || (in_scope_ && !(captured && same_thread));
   if (fence->behind_mark) unmarked_.push_back(fence);
   if (in_scope_) in_scope_fences_.push_back(fence);
   ForEachGranule(pieces, [&](Granule& granule, uint32_t, uint64_t) {

@@ -8,9 +8,10 @@
 //
 // What is promised is less than what is allowed: a programmatic edge anywhere before a stream
 // proves nothing; what is freed before a second stream has been seen in a scope may be fenced by
-// where the first stream stands then, or held until the scope ends; where there are several captures in a scope, a stream may
-// have used a block in another one than it is part of when the block is freed; and what is freed
-// while a stream of its is in no valid capture is open once the device has done all that it had.
+// where the first stream stands then, or held until the scope ends; where there are several captures
+// in a scope, a stream may have used a block in another one than it is part of when the block is
+// freed; and what is freed while a stream of its is in no valid capture, or by another thread than
+// the one that began the scope, is open once the device has done all that it had.
 #pragma once
 
 #include <cstdint>
@@ -47,9 +48,9 @@ class ReuseOracle {
   // What the block placed last was given behind: the pool may count on the stream's own order of it
   // from now on.
   const std::vector<CaptureDag::Node>& relied_on() const { return relied_on_; }
-  // `uses`: the streams that were recorded.
+  // `uses`: the streams that were recorded. `same_thread`: the one that began the scope frees it.
   void Free(const Block& block, const std::vector<PhysicalPiece>& pieces,
-            const std::set<StreamId>& uses);
+            const std::set<StreamId>& uses, bool same_thread = true);
 
   // Since the oracle was made.
   uint64_t reused_granules() const { return reused_granules_; }

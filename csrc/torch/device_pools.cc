@@ -118,7 +118,14 @@ bool DevicePools::TryRecordUse(const void* address, StreamId stream, PoolsOwner 
 
 uint64_t DevicePools::Trim() {
   const RelaxedCaptureMode relaxed;
-  return set_.Trim();
+  try {
+    return set_.Trim();
+  } catch (const DriverError& error) {
+    // Somebody captures without torch, or another thread is just ending a capture: the device cannot
+    // be waited for. What is of no use goes the next time.
+    if (error.code() != cudaErrorStreamCaptureUnsupported) throw;
+    return 0;
+  }
 }
 
 std::optional<DevicePools::Owned> DevicePools::At(const void* address) {

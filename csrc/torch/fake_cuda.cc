@@ -24,7 +24,7 @@ struct Capture {
 
 std::mutex mutex;
 std::map<cudaStream_t, Capture> captures;
-std::atomic<int64_t> query_count{0};
+std::map<cudaStream_t, int64_t> queried;
 std::vector<c10::MempoolId_t> host_routes;
 std::atomic<bool> rejects_at_once{false};
 
@@ -35,8 +35,10 @@ Capture Find(cudaStream_t stream) {
 }
 
 Capture Query(cudaStream_t stream) {
-  query_count.fetch_add(1, std::memory_order_relaxed);
-  return Find(stream);
+  const std::lock_guard lock(mutex);
+  ++queried[stream];
+  const auto found = captures.find(stream);
+  return found == captures.end() ? Capture{} : found->second;
 }
 
 // The host driver, but its captures are those of the test.
@@ -171,6 +173,7 @@ void Invalidate(cudaStream_t stream) {
 void Reset() {
   const std::lock_guard lock(mutex);
   captures.clear();
+  queried.clear();
   host_routes.clear();
   rejects_at_once = false;
 }
@@ -187,7 +190,17 @@ std::vector<c10::MempoolId_t> ended_host_routes() {
   return host_routes;
 }
 
-int64_t queries() { return query_count.load(std::memory_order_relaxed); }
+int64_t queries() {
+  const std::lock_guard lock(mutex);
+  int64_t sum = 0;
+  for (const auto& [stream, count] : queried) sum += count;
+  return sum;
+}
+
+int64_t queries(cudaStream_t stream) {
+  const std::lock_guard lock(mutex);
+  return queried[stream];
+}
 
 HostDriver& HostOf(Driver& made) { return dynamic_cast<FakeDriver&>(made).host(); }
 
@@ -206,6 +219,7 @@ StreamCapture CaptureOf(cudaStream_t stream) {
   if (capture.id == 0) return {};
   return {.capturing = true, .id = capture.invalidated ? std::nullopt : std::optional(capture.id)};
 }
+bool IsCapturing(cudaStream_t stream) { return fake_cuda::Find(stream).id != 0; }
 cudaStream_t CurrentStream(c10::DeviceIndex) { return fake_cuda::current_stream; }
 c10::DeviceIndex CurrentDevice() { return fake_cuda::current_device; }
 void EndHostRoute(c10::MempoolId_t id) {

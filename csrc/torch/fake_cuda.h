@@ -34,7 +34,7 @@ void SetCapture(cudaStream_t stream, CaptureId id);
 void Invalidate(cudaStream_t stream);
 // What RejectsAtOnce() says.
 void SetRejectsAtOnce(bool rejects);
-// No stream is capturing, no host route was ended, and nothing is rejected at once.
+// No stream is capturing or was asked of, no host route was ended, and nothing is rejected at once.
 void Reset();
 
 // What a graph's filter asks CUDA for: the id of the stream's capture, or 0.
@@ -43,8 +43,10 @@ CaptureId ActiveCapture(cudaStream_t stream);
 // The arguments of EndHostRoute().
 std::vector<c10::MempoolId_t> ended_host_routes();
 
-// How often the adapter asked CUDA for the capture of a stream; the pools ask their driver.
+// How often the adapter and the filters asked CUDA for the capture of a stream, and of this one; the
+// pools ask their driver. IsCapturing(), which may be asked of any stream, does not count.
 int64_t queries();
+int64_t queries(cudaStream_t stream);
 
 // What does the work of a driver of MakeDriver().
 HostDriver& HostOf(Driver& made);

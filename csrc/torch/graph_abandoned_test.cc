@@ -78,6 +78,19 @@ TEST_F(AbandonedCaptureTest, OneThatAnotherThreadIsAboutToEndIsNotLost) {
   EXPECT_THROW(allocator_.endAllocateToPool(device_, id_), c10::Error) << "ended once";
 }
 
+// CUDA refuses to wait for the device until the end of a capture is complete, a moment after its
+// stream has stopped capturing.
+TEST_F(AbandonedCaptureTest, WhileOneIsBeingEndedNothingIsGivenBack) {
+  Capture(other_);
+  HostDriver& host = fake_cuda::HostOf(DevicePools::For(device_).driver().inner());
+  host.BeginCapture({});
+  EXPECT_NO_THROW(allocator_.emptyCache());
+  EXPECT_GT(pools().TrimmableBytes(), 0U);
+  host.EndCapture();
+  allocator_.emptyCache();
+  EXPECT_EQ(pools().TrimmableBytes(), 0U);
+}
+
 TEST_F(AbandonedCaptureTest, TheNextOnItsStreamShowsThatItFailed) {
   FailIn(id_);
   allocator_.emptyCache();

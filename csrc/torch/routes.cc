@@ -54,7 +54,7 @@ std::optional<RouteTable::Target> RouteTable::Match(c10::DeviceIndex device, cud
     return answer.target;
   }
   const std::lock_guard lock(mutex_);
-  const auto target = AskFilters(device, stream);
+  const auto target = AskFilters(device, stream, capture);
   if (capture && target) {
     answer = {.version = version_.load(std::memory_order_relaxed),
               .stream = stream,
@@ -66,21 +66,28 @@ std::optional<RouteTable::Target> RouteTable::Match(c10::DeviceIndex device, cud
 }
 
 std::optional<RouteTable::Target> RouteTable::AskFilters(c10::DeviceIndex device,
-                                                         cudaStream_t stream) {
+                                                         cudaStream_t stream,
+                                                         std::optional<CaptureId> capture) {
   for (size_t i = routes_.size(); i-- > 0;) {
     Route& route = routes_[i];
     if (route.device != device || route.paused) continue;
-    if (route.kind == ScopeKind::kCapture && !InItsCapture(route)) continue;
+    if (route.kind == ScopeKind::kCapture && !IsUnderWay(route, stream, capture)) continue;
     if (route.filter(stream)) return Target{route.id, route.kind, route.ours};
   }
   return std::nullopt;
 }
 
-bool RouteTable::InItsCapture(Route& route) {
-  const StreamCapture now = CaptureOf(route.origin);
-  if (!route.capture) route.capture = now.id;
-  // An invalidated capture does not say which it is, and until it is ended there is no other.
-  return now.capturing && (!now.id || now.id == route.capture);
+// Another thread may be about to end the capture, so the stream that it began on is not asked which
+// one it is in, unless it is the one that the calling thread allocates on.
+bool RouteTable::IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capture) {
+  const bool capturing = IsCapturing(route.origin);
+  route.over |= route.begun && !capturing;
+  route.begun |= capturing;
+  if (stream == route.origin && capture) {
+    if (!route.capture) route.capture = capture;
+    route.over |= route.capture != capture;
+  }
+  return capturing && !route.over;
 }
 
 bool RouteTable::Contains(c10::DeviceIndex device, PoolId id) const {
@@ -120,26 +127,27 @@ void RouteTable::Remove(c10::DeviceIndex device, PoolId id) {
 
 bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
   const std::lock_guard lock(mutex_);
-  Route* route = Find(device, id);
+  Route* const route = Find(device, id);
   if (route == nullptr || !route->ours || route->kind != ScopeKind::kCapture) return false;
   if (!IsCapturing(route->origin)) return false;
+  if (!route->capture) route->capture = CaptureOf(route->origin).id;
   route->paused = true;
   NoteChange();
   return true;
 }
 
-bool RouteTable::MayResume(Route& route, cudaStream_t stream, const StreamFilter& filter) {
+bool RouteTable::MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filter) {
   if (filter(route.origin)) return true;
   const StreamCapture current = CaptureOf(stream);
   if (!current.capturing) return false;
   if (route.thread == std::this_thread::get_id()) return true;
-  return InItsCapture(route) && current.id && current.id == route.capture;
+  return current.id && current.id == route.capture;
 }
 
 bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream,
                         StreamFilter filter, const std::function<void()>& hold) {
   const std::lock_guard lock(mutex_);
-  Route* route = Find(device, id);
+  Route* const route = Find(device, id);
   if (route == nullptr || !route->paused || !MayResume(*route, stream, filter)) return false;
   hold();
   route->filter = std::move(filter);

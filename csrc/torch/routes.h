@@ -8,10 +8,10 @@
 //
 // The filter of a torch.cuda.CUDAGraph holds a plain pointer to the graph. A graph whose capture
 // failed may be gone while its route is still here (torch before 2.14 forgets to end it), so a
-// capture route asks its filter only while the stream that the capture began on is in that capture:
-// then the graph is alive.
+// capture route asks its filter only while the stream that the capture began on is capturing, and was
+// not seen to be in another capture or in none: then the graph is alive.
 //
-// That takes two questions to CUDA besides the filter's own. But what the filters of torch say
+// That takes up to two questions to CUDA besides the filter's own. But what the filters of torch say
 // follows from the thread (those of pools that a thread allocates to) or from the id of the
 // stream's capture (those of graphs and of the bodies of their conditional nodes). So within one
 // capture each thread asks the filters once for each stream, however narrow or wide they are, and
@@ -47,8 +47,11 @@ struct Route {
   bool ours = false;              // else the base allocator serves it
   cudaStream_t origin = nullptr;  // capture routes: the stream that the capture begins on
   std::thread::id thread;         // which thread began it
-  // Capture routes: that of `origin`, once somebody has asked.
+  // Capture routes: that of `origin`, once it is known; whether it was seen to have begun, and to be
+  // over.
   std::optional<CaptureId> capture = std::nullopt;
+  bool begun = false;
+  bool over = false;
   bool paused = false;  // ended while its capture goes on: matches nothing until it is begun again
 };
 
@@ -111,10 +114,11 @@ class RouteTable {
   static Answer& AnswerFor(cudaStream_t stream);
 
   // Match() without what was found before. pre: mutex_ is held.
-  std::optional<Target> AskFilters(c10::DeviceIndex device, cudaStream_t stream);
-  static bool MayResume(Route& route, cudaStream_t stream, const StreamFilter& filter);
-  // Whether the filter of a capture route may be asked.
-  static bool InItsCapture(Route& route);
+  std::optional<Target> AskFilters(c10::DeviceIndex device, cudaStream_t stream,
+                                   std::optional<CaptureId> capture);
+  static bool MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filter);
+  // Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
+  static bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capture);
   const Route* Find(c10::DeviceIndex device, PoolId id) const;
   Route* Find(c10::DeviceIndex device, PoolId id);
   // Makes every thread forget what it found in this table. pre: mutex_ is held.

@@ -172,6 +172,21 @@ TEST_F(RouteTableTest, CapturesAtOnceKeepApart) {
   EXPECT_EQ(Match(Stream(3)), kTwo);
 }
 
+// A question for a capture that another thread is ending would crash the driver.
+TEST_F(RouteTableTest, NobodyAsksForTheCaptureOfAStreamOfOthers) {
+  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
+  table_.Add(CaptureRoute(kTwo, InCapture(8), Stream(2)));
+  SetCapture(Stream(1), 7);
+  SetCapture(Stream(2), 8);
+  SetCapture(Stream(3), 7);
+  EXPECT_EQ(Match(Stream(1)), kOne);
+  EXPECT_EQ(Match(Stream(3)), kOne);
+  EXPECT_EQ(Match(Stream(4)), std::nullopt);
+  EXPECT_TRUE(table_.IsBeingCaptured(kDevice, kTwo));
+  EXPECT_FALSE(table_.FindAbandoned([](const Route&) { return true; }));
+  EXPECT_EQ(fake_cuda::queries(Stream(2)), 0);
+}
+
 TEST_F(RouteTableTest, OtherTablesRememberForThemselves) {
   RouteTable other;
   table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));

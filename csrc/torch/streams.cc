@@ -19,6 +19,12 @@ StreamCapture CaptureOf(cudaStream_t stream) {
           .id = status == cudaStreamCaptureStatusActive ? std::optional(id) : std::nullopt};
 }
 
+bool IsCapturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) (void)cudaGetLastError();  // as above
+  return status != cudaStreamCaptureStatusNone;
+}
+
 cudaStream_t CurrentStream(c10::DeviceIndex device) {
   return c10::cuda::getCurrentCUDAStream(device).stream();
 }

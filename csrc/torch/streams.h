@@ -22,10 +22,10 @@ struct StreamCapture {
   std::optional<CaptureId> id;
 };
 
-// One question to CUDA; legal at any time.
+// Each is one question to CUDA, legal in captures. No thread may end the stream's capture while
+// CaptureOf() asks: the driver would crash (Driver::Capture()). IsCapturing() may always be asked.
 StreamCapture CaptureOf(cudaStream_t stream);
-
-inline bool IsCapturing(cudaStream_t stream) { return CaptureOf(stream).capturing; }
+bool IsCapturing(cudaStream_t stream);
 
 // The stream that the calling thread uses on `device`.
 cudaStream_t CurrentStream(c10::DeviceIndex device);
