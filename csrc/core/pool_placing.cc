@@ -22,9 +22,6 @@ constexpr uint64_t kPartOfPeak = 4;
 // two fifths of the mappings, and cost 0.6 % of memory.)
 constexpr uint32_t kPartAhead = 128;
 
-// The least part of a page that is stitched together from two edges.
-constexpr uint64_t kWorthStitching = 4;
-
 bool IsExhausted(const DriverError& error) {
   return error.status() == DriverStatus::kOutOfMemory ||
          error.status() == DriverStatus::kOutOfAddresses;
@@ -61,8 +58,7 @@ std::optional<Placement> Pool::State::FollowAdvice(const Foresight::Advice& advi
 }
 
 // A block below a page lies in one page: the best fit among pages in part use, so that small blocks
-// gather and pages stay whole; else a whole page; else, before a new page is made, across the edges
-// of two, unless it is so small that it is not worth the mappings.
+// gather and pages stay whole; else a whole page; else a new one.
 void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
   const Granules length = Granules::FromBytesRoundedUp(live.block.bytes);
   const auto find = [&]() -> std::optional<NodeId> {
@@ -72,13 +68,6 @@ void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
   };
   std::optional<NodeId> start = find();
   if (!start && PollFences()) start = find();
-  if (!start && length >= Granules(page_size.count() / kWorthStitching)) {
-    const GrowthPlan growth = PlanGrowth(view, ranges, page_size, length, Slack::kNone);
-    if (growth.new_pages == 0) {
-      PlaceAt(growth.PlacementFrom(Grow(growth.mapping), page_size), live);
-      return;
-    }
-  }
   if (!start)
     start = space.first(
         ranges.page_at(Grow({.range = RangeWithRoom(), .handles = {MappingPlan::kNewPage}})));

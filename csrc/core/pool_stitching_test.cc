@@ -162,36 +162,6 @@ TEST_F(PoolStitchingTest, HandlesCostNoPageWhereBlocksOfAnotherSizeFollow) {
   }
 }
 
-// Page 0 has a free head and page 1 a free tail, of two granules each.
-class SmallStitchingTest : public PoolStitchingTest {
- protected:
-  void SetUp() override {
-    pool_.BeginScope(ScopeKind::kCapture);
-    const Block head = Allocate(2 * kGranule);
-    Allocate(14 * kGranule);
-    Allocate(14 * kGranule);
-    const Block tail = Allocate(2 * kGranule);
-    pool_.Free(head.address);
-    pool_.Free(tail.address);
-    ASSERT_EQ(pool_.Stats().pages, 2U);
-  }
-};
-
-TEST_F(SmallStitchingTest, ABlockOfAQuarterOfAPageLiesOverTwoEdgesBeforeAPageIsMade) {
-  const Block block = Allocate(4 * kGranule);
-  EXPECT_EQ(pool_.Stats().pages, 2U);
-  EXPECT_THAT(pool_.Pieces(block.address), SizeIs(2));
-  EXPECT_EQ(pool_.Stats().page_mappings, 4U);
-  pool_.Free(block.address);
-  EXPECT_EQ(pool_.Stats().page_mappings, 4U);
-}
-
-TEST_F(SmallStitchingTest, ASmallerOneIsNotWorthTheMappings) {
-  const Block block = Allocate(3 * kGranule);
-  EXPECT_EQ(pool_.Stats().pages, 3U);
-  EXPECT_THAT(pool_.Pieces(block.address), SizeIs(1));
-}
-
 // Though it would be a shorter rest of a page beside the large one.
 TEST_F(PoolStitchingTest, ASmallBlockThatOutlivesALargeOneLiesBesideItsKind) {
   pool_.BeginScope(ScopeKind::kCapture);

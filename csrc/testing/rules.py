@@ -55,13 +55,6 @@ RULES = [
         "(space_.holds_large(page) ? 0 : 0);",
     ),
     Mutant(
-        "small-stitched",
-        "pool_placing.cc",
-        "a block below a page lies across two edges before a page is made",
-        "if (!start && length >= Granules(page_size.count() / kWorthStitching)) {",
-        "if (false) {",
-    ),
-    Mutant(
         "large-handles",
         "placement.cc",
         "new pages come in handles of up to a 192nd of the pool",

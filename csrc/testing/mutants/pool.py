@@ -98,20 +98,6 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "pool-stitched",
-        "pool_placing.cc",
-        "a page is made for a block below a page though two edges hold it",
-        "  if (!start && length >= Granules(page_size.count() / kWorthStitching)) {",
-        "  if (!start && length >= page_size * kWorthStitching) {",
-    ),
-    Mutant(
-        "pool-stitched-small",
-        "pool_placing.cc",
-        "the smallest of blocks is stitched together too (advice)",
-        "  if (!start && length >= Granules(page_size.count() / kWorthStitching)) {",
-        "  if (!start && length >= Granules(0) * kWorthStitching) {",
-    ),
-    Mutant(
         "pool-zero-address",
         "address_map.h",
         "address 0 is found in any empty place",
