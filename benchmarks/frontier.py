@@ -3,7 +3,8 @@
     python benchmarks/frontier.py
 
 For each size of handles, as a part of the pool, the core is built in a copy of the tree and replays
-the recorded traces in 100 orders each. Of pools of 64 MiB and more.
+the recorded traces in 100 orders each. Of pools of 64 MiB and more. A point says as well how many of
+the made-up and worst traces take more than stitching without prediction may (see ablate.py).
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ import re
 import sys
 from pathlib import Path
 
-from _quality import Figures
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "csrc" / "testing"))
-from ablate import measure_all
+from ablate import Measured, measure_all
 from altered_tree import ROOT
 from mutants.mutant import Mutant
 
@@ -42,10 +41,11 @@ def main() -> int:
     return 0
 
 
-def draw(points: dict[int, Figures], chosen: int) -> str:
+def draw(points: dict[int, Measured], chosen: int) -> str:
     """Mappings upwards, reserved ÷ minimum to the right: the mean and the 99th percentile."""
-    most_ratio = max(figures.p99 for figures in points.values()) * 1.001
-    most_mappings = max(figures.mappings for figures in points.values()) * 1.1
+    recorded = {part: measured.recorded for part, measured in points.items()}
+    most_ratio = max(figures.p99 for figures in recorded.values()) * 1.001
+    most_mappings = max(figures.mappings for figures in recorded.values()) * 1.1
 
     def x(ratio: float) -> float:
         return LEFT + (ratio - 1) / (most_ratio - 1) * (WIDTH - LEFT - RIGHT)
@@ -71,13 +71,15 @@ def draw(points: dict[int, Figures], chosen: int) -> str:
             _text(LEFT - 8, y(mappings) + 4, f"{mappings:,.0f}", "end"),
         ]
     for name, colour in (("mean", "#1f77b4"), ("p99", "#d62728")):
-        places = {part: (x(getattr(f, name)), y(f.mappings)) for part, f in points.items()}
+        places = {part: (x(getattr(f, name)), y(f.mappings)) for part, f in recorded.items()}
         path = " ".join(f"{across:.1f},{up:.1f}" for across, up in places.values())
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}"/>')
         for part, (across, up) in places.items():
             radius = 7 if part == chosen else 3.5
             parts.append(f'<circle cx="{across:.1f}" cy="{up:.1f}" r="{radius}" fill="{colour}"/>')
             label = f"{part}, chosen" if part == chosen else str(part)
+            if points[part].above > 0:
+                label += f" ({points[part].above} above the bound)"
             parts.append(_text(across + 10, up - 8, label, "start"))
         across, up = places[PARTS[0]]
         parts.append(_text(across, up + 22, name, "middle"))

@@ -37,6 +37,8 @@ are those of one pool in the mean, and a capture pays 25 to 40 µs for each. Poo
 64 MiB are left out, but not in the last column: how many of the made-up and worst traces take more
 than 1.02 of what stitching without prediction does, and two pages (of several streams: than that).
 
+What handles of other sizes cost and save is drawn in [frontier.svg](frontier.svg).
+
 | without the rule | | mappings | reserved ÷ minimum: mean | 99th percentile | worst \
 | made up: mean | worst | above the bound |
 |---|---|---|---|---|---|---|---|---|"""
