@@ -3,8 +3,8 @@
     python benchmarks/frontier.py
 
 For each size of handles, as a part of the pool, the core is built in a copy of the tree and replays
-the recorded traces in 100 orders each. Of pools of 64 MiB and more. A point says as well how many of
-the made-up and worst traces take more than stitching without prediction may (see ablate.py).
+the recorded traces in 100 orders each. Of pools of 64 MiB and more. A point says as well how many
+of the made-up and worst traces take more than stitching without prediction may (see ablate.py).
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def test_a_stream_that_never_joins(streams: list[torch.cuda.Stream]) -> None:
     assert pool.stats()["live_blocks"] == 0
     grown = reserved(pool)
 
-    # All of it is there for the next one, on any stream, which shows that the one before has failed.
+    # All of it is there for the next one, on any stream. That one shows that the first has failed.
     again = torch.cuda.CUDAGraph()
     with torch.cuda.graph(again, pool=pool.id, stream=streams[2]):
         both = torch.full((2 * BLOCK,), 3, dtype=torch.uint8, device="cuda")
