@@ -95,6 +95,29 @@ TEST_F(PoolOtherThreadsTest, TheEndOfTheCaptureStandsForTheNextAllocation) {
   EXPECT_TRUE(Reuses(2 * kPage, kC));
 }
 
+TEST_F(PoolOtherThreadsTest, ItSaysNothingOfEagerWork) {
+  pool_.BeginScope(ScopeKind::kEager);
+  const Block block = Allocate(kPage, kA);
+  watch_.Submit(kA);
+  EndScope();
+  const CaptureId capture = Begin({kB});
+  FreeElsewhere(block);
+  End(capture);
+  Begin({kB});
+  EXPECT_FALSE(Reuses(kPage, kB)) << "A is still at work";
+}
+
+TEST_F(PoolOtherThreadsTest, AStreamThatHasLeftTheCaptureDoesNotTakeWhatWasFreedInIt) {
+  const CaptureId capture = Begin({kA, kB});
+  const Block block = Allocate(kPage, kA);
+  const Block used = Allocate(kPage, kA);
+  Launch(kA);
+  FreeElsewhere(block);
+  Use(used, kB);
+  graphs_.End(capture);
+  EXPECT_FALSE(Reuses(kPage, kA));
+}
+
 TEST_F(PoolOtherThreadsTest, InsideACaptureAndOutsideOneTheyAreNoDifferent) {
   const CaptureId capture = Begin({kA});
   const Block first = Allocate(kPage, kA);

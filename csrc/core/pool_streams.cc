@@ -229,12 +229,11 @@ void Pool::State::GiveFreed() {
   }
 }
 
-// The capture is over, and its end stands for its streams. Where there were several, one may have used
-// a block after it had left: the device has to be marked then.
+// The capture is over, and its end stands for all that its streams had done.
 void Pool::State::GiveFreedAtEnd() {
   expects_several_streams = false;
   for (; !freed.empty(); freed.pop_back()) {
-    const FenceId fence = fences.Held(/*eager=*/several_captures);
+    const FenceId fence = fences.Held(/*eager=*/false);
     space.ReserveFence(fence);
     GiveBlock(freed.back(), fence);
   }

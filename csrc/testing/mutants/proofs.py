@@ -285,16 +285,9 @@ MUTANTS = [
         "  if (!live.others)",
     ),
     Mutant(
-        "threads-end",
-        "pool_streams.cc",
-        "the end of a capture stands for those of its other captures",
-        "fences.Held(/*eager=*/several_captures);",
-        "fences.Held(/*eager=*/false);",
-    ),
-    Mutant(
         "threads-views",
         "pool_proofs.cc",
-        "what another thread freed before a second stream came belongs to no view (memory only)",
+        "what another thread freed before a second stream came is no part of a graph",
         "  std::ranges::for_each(freed, note_view);\n",
         "",
     ),
