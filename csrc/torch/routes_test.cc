@@ -101,8 +101,8 @@ TEST_F(RouteTableTest, AnOverCaptureIsNotMistakenForTheNextOnItsStream) {
   // Somebody captures on the same streams without torch.
   SetCapture(Stream(1), 8);
   SetCapture(Stream(2), 8);
-  EXPECT_EQ(Match(Stream(1)), std::nullopt);
   EXPECT_EQ(Match(Stream(2)), std::nullopt);
+  EXPECT_EQ(Match(Stream(1)), std::nullopt);
 }
 
 TEST_F(RouteTableTest, AnInvalidatedCaptureIsNotAnsweredFromMemory) {
