@@ -83,6 +83,32 @@ TEST_F(PoolOtherThreadsTest, NotThoseOfAStreamThatMayComeLater) {
   EXPECT_FALSE(Reuses(2 * kPage, kC)) << "B is still at work";
 }
 
+// A scope may open before its streams capture, or without it.
+TEST_F(PoolOtherThreadsTest, NorOfStreamsThatAreNotCapturing) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  const Block block = Allocate(kPage, kA);
+  Allocate(kPage, kB);
+  UseElsewhere(block, kB);
+  watch_.Submit(kB);
+  FreeElsewhere(block);
+  EndScope();
+  Begin({kC});
+  EXPECT_FALSE(Reuses(kPage, kC)) << "B is still at work";
+}
+
+TEST_F(PoolOtherThreadsTest, AStreamThatWorksOnAfterTheCaptureIsWaitedFor) {
+  const CaptureId capture = Begin({kA, kB});
+  const Block block = Allocate(kPage, kA);
+  Allocate(kPage, kB);
+  graphs_.End(capture);
+  UseElsewhere(block, kB);
+  watch_.Submit(kB);
+  FreeElsewhere(block);
+  EndScope();
+  Begin({kC});
+  EXPECT_FALSE(Reuses(kPage, kC)) << "B is still at work";
+}
+
 TEST_F(PoolOtherThreadsTest, TheEndOfTheCaptureStandsForTheNextAllocation) {
   const CaptureId capture = Begin({kA, kB});
   const Block alone = Allocate(kPage, kA);

@@ -211,7 +211,7 @@ bool Pool::State::CanAskLater(const LiveBlock& live) const {
   if (live.eager || several_captures) return false;
   if (!live.others) return true;
   const auto is_known = [&](StreamId stream) {
-    return FindProvenView(stream, capture).has_value();
+    return capture != kNoCapture && FindProvenView(stream, capture).has_value();
   };
   return live.others->behind.empty() && is_known(live.block.stream) &&
          std::ranges::all_of(live.others->uses, is_known);
@@ -229,11 +229,12 @@ void Pool::State::GiveFreed() {
   }
 }
 
-// The capture is over, and its end stands for all that its streams had done.
+// The capture is over, and its end stands for all that it had of these blocks. But a stream whose use
+// another thread recorded may have worked on after it: the device has to be marked then.
 void Pool::State::GiveFreedAtEnd() {
   expects_several_streams = false;
   for (; !freed.empty(); freed.pop_back()) {
-    const FenceId fence = fences.Held(/*eager=*/false);
+    const FenceId fence = fences.Held(/*eager=*/freed.back().others != nullptr);
     space.ReserveFence(fence);
     GiveBlock(freed.back(), fence);
   }

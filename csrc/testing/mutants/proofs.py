@@ -285,6 +285,20 @@ MUTANTS = [
         "  if (!live.others)",
     ),
     Mutant(
+        "threads-later-none",
+        "pool_streams.cc",
+        "streams that capture nothing are known to be in the same capture",
+        "    return capture != kNoCapture && FindProvenView(",
+        "    return FindProvenView(",
+    ),
+    Mutant(
+        "threads-end",
+        "pool_streams.cc",
+        "a capture's end stands for what other threads said of its streams",
+        "fences.Held(/*eager=*/freed.back().others != nullptr)",
+        "fences.Held(/*eager=*/false)",
+    ),
+    Mutant(
         "threads-views",
         "pool_proofs.cc",
         "what another thread freed before a second stream came is no part of a graph",
