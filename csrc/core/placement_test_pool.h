@@ -72,7 +72,7 @@ class SmallPool : public ::testing::Test {
     return FindMapped(view_, ranges_, kPageSize, Granules(length), slack);
   }
   GrowthPlan Plan(uint64_t length, Slack slack) const {
-    return PlanGrowth(view_, ranges_, kPageSize, Granules(length), slack);
+    return PlanGrowth(view_, ranges_, kPageSize, Granules(length), slack, Streams::kOne);
   }
   bool FitsWithoutWaste(Placement start, uint64_t length) const {
     return cgp::FitsWithoutWaste(view_, ranges_, kPageSize, start, Granules(length));

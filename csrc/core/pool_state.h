@@ -133,6 +133,7 @@ struct Pool::State {
   bool CanAskLater(const LiveBlock& live) const;
   void GiveFreed();
   void GiveFreedAtEnd();
+  void GiveLastFreed(FenceId fence);
   void GiveBlock(const LiveBlock& live, FenceId fence);
 
   // pool_proofs.cc

@@ -222,22 +222,20 @@ bool Pool::State::CanAskLater(const LiveBlock& live) const {
 void Pool::State::GiveFreed() {
   if (expects_several_streams) ExpectSeveralStreams();
   expects_several_streams = false;
-  for (; !freed.empty(); freed.pop_back()) {
-    const FenceId fence = FenceFor(freed.back());
-    space.ReserveFence(fence);
-    GiveBlock(freed.back(), fence);
-  }
+  while (!freed.empty()) GiveLastFreed(FenceFor(freed.back()));
 }
 
 // The capture is over, and its end stands for all that it had of these blocks. But a stream whose use
 // another thread recorded may have worked on after it: the device has to be marked then.
 void Pool::State::GiveFreedAtEnd() {
   expects_several_streams = false;
-  for (; !freed.empty(); freed.pop_back()) {
-    const FenceId fence = fences.Held(/*eager=*/freed.back().others != nullptr);
-    space.ReserveFence(fence);
-    GiveBlock(freed.back(), fence);
-  }
+  while (!freed.empty()) GiveLastFreed(fences.Held(/*eager=*/freed.back().others != nullptr));
+}
+
+void Pool::State::GiveLastFreed(FenceId fence) {
+  space.ReserveFence(fence);
+  GiveBlock(freed.back(), fence);
+  freed.pop_back();
 }
 
 // pre: PageSpace::ReserveFence(fence).

@@ -289,8 +289,11 @@ void CaptureSession::RecordUse(uint64_t item, StreamId stream) {
   const auto found = live_.find(item);
   if (found == live_.end()) return;
   const bool by_another = stream != found->second.block.stream;
-  if (by_another && !IsOthers(item)) oracle_.See(stream);
-  if (by_another && IsOthers(item)) unseen_.push_back(stream);
+  if (by_another && IsOthers(item)) {
+    unseen_.push_back(stream);
+  } else if (by_another) {
+    oracle_.See(stream);
+  }
   CallOf(item, [&] { set_.RecordUse(found->second.block.address, stream); });
   if (by_another) found->second.uses.insert(stream);
   if (stream == bystander_) watch_.Submit(stream);

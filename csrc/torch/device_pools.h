@@ -65,7 +65,7 @@ class DevicePools {
   uint64_t total_bytes() const { return total_bytes_; }  // of the device's memory
 
   // PoolSet::Trim(), without disturbing a capture that another thread may have under way and torch
-  // does not know of. pre: torch knows of none.
+  // does not know of; then it may give nothing back. pre: torch knows of none.
   uint64_t Trim();
 
  private:

@@ -35,10 +35,11 @@ Capture Find(cudaStream_t stream) {
 }
 
 Capture Query(cudaStream_t stream) {
-  const std::lock_guard lock(mutex);
-  ++queried[stream];
-  const auto found = captures.find(stream);
-  return found == captures.end() ? Capture{} : found->second;
+  {
+    const std::lock_guard lock(mutex);
+    ++queried[stream];
+  }
+  return Find(stream);
 }
 
 // The host driver, but its captures are those of the test.
