@@ -34,7 +34,7 @@ DevicePools& PlainAllocator::Pools(c10::DeviceIndex device) {
 }
 
 void PlainAllocator::CycleEagerPool(DevicePools& pools) {
-  if (routes_.capturing() || ServesMemPools()) return;
+  if (ServesMemPools()) return;
   pools.set().EndScope(kEagerPool);
   pools.set().BeginScope(kEagerPool, ScopeKind::kEager);
   pools.set().Release(kEagerPool);  // BeginScope() added a user
@@ -48,7 +48,7 @@ Block PlainAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device, cudaS
   const uint64_t reserved = set.Stats(kEagerPool).reserved_bytes;
   const Block block = set.Allocate(kEagerPool, bytes, ToStreamId(stream));
   // It had to grow: what other streams have freed may help the next time.
-  if (set.Stats(kEagerPool).reserved_bytes == reserved) return block;
+  if (!told_ || set.Stats(kEagerPool).reserved_bytes == reserved) return block;
   try {
     CycleEagerPool(pools);
   } catch (...) {
@@ -156,11 +156,13 @@ void* PlainAllocator::BaseAllocation(void* pointer, size_t* bytes) {
 void PlainAllocator::RecordStream(void* pointer, cudaStream_t stream) {
   // torch does not say which device's the stream is. One of another device than the block's is taken
   // for this one's: if it is no default stream CUDA refuses when the block is freed.
+  told_ = true;
   DevicePools::TryRecordUse(pointer, ToStreamId(stream), PoolsOwner::kPlainAllocator);
 }
 
 void PlainAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter) {
   const std::lock_guard lock(mutex_);
+  told_ = true;
   const cudaStream_t stream = CurrentStream(device);
   const PoolId pool{id.first, id.second};
   PoolSet& set = AsTorchErrors([&]() -> PoolSet& { return Pools(device).set(); });

@@ -12,6 +12,7 @@
 #include <c10/core/Device.h>
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstddef>
 #include <mutex>
 
@@ -44,9 +45,8 @@ class PlainAllocator {
   bool MakeRoom(DevicePools& pools, cudaStream_t stream);
   // Gives the memory of unused pools back, the graphs' too.
   void FreeUnused();
-  // Lets what was freed behind other streams' work become free to all: fences open after a scope.
-  // Not during a capture that we know of, nor where segments of MemPools are all there is. pre:
-  // mutex_ is held.
+  // Lets what was freed behind other streams' work become free to all: fences open after a scope, if
+  // no capture is known of. Not where segments of MemPools are all there is. pre: mutex_ is held.
   void CycleEagerPool(DevicePools& pools);
   // Gives its memory back once no segment of a MemPool is left in it, as cudaFree() would.
   void CloseEmptyEagerPool(DevicePools& pools);
@@ -55,6 +55,10 @@ class PlainAllocator {
   bool CloseIfEmpty(DevicePools& pools);
 
   RouteTable routes_;
+  // Whether torch calls the hooks, so that captures are known. Until then what a stream freed is its
+  // own, as it is with torch's allocator, until memory runs out: a mark that opens it to others
+  // would break a capture.
+  std::atomic<bool> told_ = false;
   // Orders begin, end and release, and eager allocations, during which the eager pool stays open.
   // The base may hold its lock when it comes here: its lock is never asked for behind this one.
   std::mutex mutex_;

@@ -121,8 +121,8 @@ def test_a_stream_that_never_joins(streams: list[torch.cuda.Stream]) -> None:
     # torch.cuda.graph leaves its stream current when a capture fails.
     torch.cuda.set_stream(before)
     del kept, graph
-    torch.cuda.synchronize()
     torch.cuda.empty_cache()
+    torch.cuda.synchronize()  # for the events that the pool recorded when it found the capture over
     assert pool.stats()["live_blocks"] == 0
     grown = reserved(pool)
 

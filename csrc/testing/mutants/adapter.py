@@ -411,11 +411,11 @@ MUTANTS = [
         "  if (IsCapturing(stream)) return false;\n",
     ),
     _Mutant(
-        "adapter-plain-cycle",
+        "adapter-plain-untold",
         "plain_allocator.cc",
-        "fences of the eager pool are opened during captures",
-        "  if (routes_.capturing() || ServesMemPools()) return;\n",
-        "  if (ServesMemPools()) return;\n",
+        "the device is marked beside a capture that nobody told us of",
+        "  if (!told_ || set.Stats",
+        "  if (set.Stats",
     ),
     _Mutant(
         "adapter-plain-users",
