@@ -53,7 +53,6 @@ class Row:
         self._minimum: int | None = None
         self._costs: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
         self._rounds: dict[str, list[float]] = {name: [] for name in workers}
-        self._each: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
         self._compared: dict[str, dict[str, Any]] = {}
         self._workload = workload
 
@@ -81,10 +80,6 @@ class Row:
             )
             for name, seconds in answers.items():
                 self._rounds[name].append(seconds)
-            for name, each in self._team.all(
-                lambda name, worker: worker.ask("replay_each")
-            ).items():
-                self._each[name].append(each)
 
     def _compare(self) -> None:
         """Stock first: where its graphs differ from eager, the others are held against its
@@ -133,11 +128,6 @@ class Row:
             "replay_seconds": median(self._rounds[name]),
             "replay_seconds_all": self._rounds[name],
             "replay_vs_stock": median_ratio(self._rounds[name], self._rounds.get("stock", [])),
-            "replay_seconds_each": {
-                str(key): median([each[str(key)] for each in self._each[name]])
-                for key in self._keys
-                if self._each[name]
-            },
             "outputs": self._outputs(name),
         }
 

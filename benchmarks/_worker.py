@@ -58,10 +58,6 @@ class Server:
         seconds: float = self._captures.replay(times)
         return seconds
 
-    def replay_each(self) -> dict[int, float]:
-        seconds: dict[int, float] = self._captures.replay_each()
-        return seconds
-
     def compare(self, order: list[int], seed: int, digests: list[int]) -> dict[int, Any]:
         compared = self._captures.compare(order, seed, digests)
         return {key: asdict(comparison) for key, comparison in compared.items()}

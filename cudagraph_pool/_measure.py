@@ -192,18 +192,6 @@ class Captures:
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e-3 / times
 
-    def replay_each(self) -> dict[int, float]:
-        """Replays every graph once; returns the device's seconds of each."""
-        events = {
-            key: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for key in self._graphs
-        }
-        for key, graph in self._graphs.items():
-            events[key][0].record()
-            graph.replay()
-            events[key][1].record()
-        torch.cuda.synchronize(self._device)
-        return {key: start.elapsed_time(end) * 1e-3 for key, (start, end) in events.items()}
-
     def compare(
         self, order: Sequence[int], seed: int, digests: Collection[int] = ()
     ) -> dict[int, Comparison]:

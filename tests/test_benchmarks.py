@@ -46,7 +46,7 @@ for line in sys.stdin:
         "capture": {"seconds": 2.0 if allocator == "ours" else 1.0,
                     "reserved_bytes": (8 if allocator == "stock" else 4) << 20, "device_bytes": 0,
                     "driver_seconds": 0.5 if allocator == "ours" else None},
-        "replay": 0.1, "replay_each": {"1": 0.1, "2": 0.2, "3": 0.3}, "minimum": 4 << 20,
+        "replay": 0.1, "minimum": 4 << 20,
         "compare": {str(key): graph(key) for key in request.get("order", [])},
     }[command]
     print(json.dumps({"result": result}), flush=True)
