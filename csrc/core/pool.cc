@@ -147,6 +147,7 @@ void Pool::RecordUse(Address address, StreamId stream) {
   if (stream == live.block.stream) return;
   // Then the driver knows of the device, and marks it too.
   if (DeviceOf(stream)) s.driver.Capture(stream, &s.frontier);
+  const bool captured = s.IsCapturedUse(stream);
   if (s.InOthersCapture()) {
     s.expects_several_streams = true;
   } else if (s.scope == ScopeKind::kCapture) {
@@ -154,7 +155,7 @@ void Pool::RecordUse(Address address, StreamId stream) {
   }
   live.AddUse(stream);
   // A capture that frees the block would otherwise let its end stand for the end of this use too.
-  if (s.scope != ScopeKind::kCapture) live.eager = true;
+  if (!captured) live.eager = true;
 }
 
 const Block* Pool::Find(Address address) const {

@@ -131,6 +131,8 @@ struct Pool::State {
     return scope == ScopeKind::kCapture && thread != std::this_thread::get_id();
   }
   bool CanAskLater(const LiveBlock& live) const;
+  bool IsKnownToCapture(StreamId stream) const;
+  bool IsCapturedUse(StreamId stream);
   void GiveFreed();
   void GiveFreedAtEnd();
   void GiveLastFreed(FenceId fence);

@@ -210,11 +210,24 @@ bool Pool::State::AreCapturedTogether(const LiveBlock& live) {
 bool Pool::State::CanAskLater(const LiveBlock& live) const {
   if (live.eager || several_captures) return false;
   if (!live.others) return true;
-  const auto is_known = [&](StreamId stream) {
-    return capture != kNoCapture && FindProvenView(stream, capture).has_value();
-  };
+  const auto is_known = [&](StreamId stream) { return IsKnownToCapture(stream); };
   return live.others->behind.empty() && is_known(live.block.stream) &&
          std::ranges::all_of(live.others->uses, is_known);
+}
+
+// Whether the stream is part of the capture, known without asking: from one that is the scope's only
+// capture no stream gets away before its end.
+bool Pool::State::IsKnownToCapture(StreamId stream) const {
+  return capture != kNoCapture && !several_captures && FindProvenView(stream, capture).has_value();
+}
+
+// Whether what the stream does now is captured. One that is not part of the capture may join it later.
+bool Pool::State::IsCapturedUse(StreamId stream) {
+  if (scope != ScopeKind::kCapture) return false;
+  if (IsKnownToCapture(stream)) return true;
+  if (InOthersCapture()) return false;  // and must not be asked
+  driver.Capture(stream, &frontier);
+  return frontier.capture != kNoCapture;
 }
 
 // What was freed since the last allocation is free from now on, behind its fences. pre: a capture that

@@ -83,7 +83,7 @@ std::string CaptureSession::Do(const CaptureStep& step) {
     case Kind::kWriteUnsaid:
       return Touch(step.item, stream, /*writes=*/true, step.kind == Kind::kWrite);
     case Kind::kUse:
-      if (stream == bystander_ || Capturing(stream)) RecordUse(step.item, stream);
+      RecordUse(step.item, stream);
       return {};
     case Kind::kLaunch:
     case Kind::kLaunchEarly:
@@ -112,7 +112,7 @@ std::string CaptureSession::Do(const CaptureStep& step) {
       Invalidate(stream);
       return {};
     case Kind::kProgress:
-      watch_.Progress(bystander_, 1);
+      for (const StreamId at_work : {bystander_, stream}) watch_.Progress(at_work, 1);
       return {};
     case Kind::kNextGraph:
       EndGraph();
@@ -249,7 +249,7 @@ std::string CaptureSession::Free(uint64_t item) {
     std::ranges::move(unsaid, std::back_inserter(relied_on_[tensor.block.stream]));
   }
   CallOf(item, [&] { set_.Free(tensor.block.address); });
-  oracle_.Free(tensor.block, tensor.pieces, tensor.uses, !IsOthers(item));
+  oracle_.Free(tensor.block, tensor.pieces, tensor.uses, tensor.eager, !IsOthers(item));
   live_.erase(found);
   return {};
 }
@@ -295,8 +295,9 @@ void CaptureSession::RecordUse(uint64_t item, StreamId stream) {
     oracle_.See(stream);
   }
   CallOf(item, [&] { set_.RecordUse(found->second.block.address, stream); });
-  if (by_another) found->second.uses.insert(stream);
-  if (stream == bystander_) watch_.Submit(stream);
+  if (!by_another) return;
+  found->second.uses.insert(stream);
+  if (!Capturing(stream)) found->second.eager[stream] = watch_.Submit(stream);
 }
 
 void CaptureSession::BeginOwn(StreamId stream) {

@@ -60,6 +60,7 @@ class CaptureSession {
     Block block;
     std::vector<PhysicalPiece> pieces;
     std::set<StreamId> uses;  // that were recorded
+    std::map<StreamId, uint64_t> eager;  // of these, what was not captured: each stream's last work
     uint64_t word = 0;
     bool written = false;
     // In the open scope: the capture that touched it, what each access must run behind, and what a write must, too.

@@ -43,7 +43,8 @@ bool ReuseOracle::Allowed(const Granule& granule, StreamId stream) const {
   const Fence& fence = *granule.fence;
   const bool eager_done = std::ranges::all_of(
       fence.eager, [&](const EagerUse& use) { return watch_.Done(use.stream, use.work); });
-  if (!in_scope_ || fence.scope != scope_ || invalid_.contains(fence.capture)) return eager_done;
+  if (!eager_done) return false;
+  if (!in_scope_ || fence.scope != scope_ || invalid_.contains(fence.capture)) return true;
   // Nothing has been captured that could have used it.
   if (fence.capture == kNoCapture && !fence.used_by_others) return true;
   if (fence.in_one_capture && fence.nodes.empty()) return true;
@@ -127,7 +128,8 @@ std::string ReuseOracle::Place(const Block& block, const std::vector<PhysicalPie
 }
 
 void ReuseOracle::Free(const Block& block, const std::vector<PhysicalPiece>& pieces,
-                       const std::set<StreamId>& uses, bool same_thread) {
+                       const std::set<StreamId>& uses, const std::map<StreamId, uint64_t>& eager,
+                       bool same_thread) {
   const auto fence = std::make_shared<Fence>();
   const CaptureDag::Point home = dag_.At(block.stream);
   fence->scope = in_scope_ ? scope_ : 0;
@@ -141,15 +143,13 @@ void ReuseOracle::Free(const Block& block, const std::vector<PhysicalPiece>& pie
     const CaptureDag::Point point = dag_.At(stream);
     fence->in_one_capture = fence->in_one_capture && point.capture == home.capture;
     fence->nodes.insert(fence->nodes.end(), point.nodes.begin(), point.nodes.end());
-    if (point.capture == kNoCapture) {
-      const uint64_t work = watch_.Submitted(stream);
-      fence->eager.push_back({stream, work});
-    }
+    if (point.capture == kNoCapture) fence->eager.push_back({stream, watch_.Submitted(stream)});
   }
+  for (const auto& [stream, work] : eager) fence->eager.push_back({stream, work});
   // Not a block of a stream that the scope has not seen yet, nor one that others used while it had
   // seen no other.
   const bool first = seen_.size() == 1 && seen_.contains(block.stream) && !fence->used_by_others;
-  fence->in_sole_capture = captures_ == 1 && same_thread;
+  fence->in_sole_capture = captures_ == 1 && same_thread && fence->eager.empty();
   fence->promised = fence->in_sole_capture && (seen_.size() > 1 || first);
   const bool captured = fence->in_one_capture && !invalid_.contains(fence->capture);
   fence->behind_mark = !fence->eager.empty() || (in_scope_ && !(captured && same_thread));

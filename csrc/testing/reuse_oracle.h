@@ -48,9 +48,11 @@ class ReuseOracle {
   // What the block placed last was given behind: the pool may count on the stream's own order of it
   // from now on.
   const std::vector<CaptureDag::Node>& relied_on() const { return relied_on_; }
-  // `uses`: the streams that were recorded. `same_thread`: the one that began the scope frees it.
+  // `uses`: the streams that were recorded. `eager`: their work that was not captured, by stream up to
+  // this number. `same_thread`: the one that began the scope frees it.
   void Free(const Block& block, const std::vector<PhysicalPiece>& pieces,
-            const std::set<StreamId>& uses, bool same_thread = true);
+            const std::set<StreamId>& uses, const std::map<StreamId, uint64_t>& eager = {},
+            bool same_thread = true);
 
   // Since the oracle was made.
   uint64_t reused_granules() const { return reused_granules_; }
