@@ -55,6 +55,24 @@ TEST_F(PoolProofsTest, AUseBeforeItsStreamJoinsLastsUntilItsEventAfterTheScope) 
   EXPECT_TRUE(Reuses(kPage, kA));
 }
 
+TEST_F(PoolProofsTest, SoDoesOneBetweenTwoCapturesOfItsStream) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  const CaptureId own = BeginCapture({kB, kC});
+  Allocate(kPage, kB);
+  Allocate(kPage, kC);
+  graphs_.End(own);
+  const CaptureId capture = BeginCapture({kA});
+  const Block block = Allocate(kPage, kA);
+  Use(block, kB);
+  watch_.Submit(kB);
+  Join(kB, kA);
+  Launch(kB);
+  Free(block);
+  End(capture);
+  Begin({kA});
+  EXPECT_FALSE(Reuses(kPage, kA)) << "B is still at work";
+}
+
 TEST_F(PoolProofsTest, AUseBeforeTheCaptureLastsUntilItsEventThoughItsStreamCapturesNow) {
   const CaptureId first = Begin({kA});
   const Block output = Allocate(kPage, kA);

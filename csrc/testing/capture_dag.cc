@@ -40,6 +40,10 @@ void CaptureDag::Begin(StreamId stream, CaptureId capture) {
   streams_[stream] = {.point = {.capture = capture, .nodes = {}}, .last = {}};
 }
 
+void CaptureDag::End(CaptureId capture) {
+  std::erase_if(streams_, [&](const auto& each) { return each.second.point.capture == capture; });
+}
+
 CaptureDag::Node CaptureDag::Launch(StreamId stream, const Kernel& kernel) {
   return Add(stream, kernel, /*programmatic=*/false);
 }

@@ -43,7 +43,8 @@ class CaptureDag {
   // --- What a program captures ---
 
   void Begin(StreamId stream, CaptureId capture);
-  // All streams leave their captures; the nodes stay, to be executed.
+  // All streams leave the capture, or all captures; the nodes stay, to be executed.
+  void End(CaptureId capture);
   void EndCaptures() { streams_.clear(); }
   // pre: the stream is capturing. A kernel that launches programmatically would need more than this
   // model to touch memory.

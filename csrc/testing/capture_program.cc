@@ -10,10 +10,10 @@ namespace {
 
 using Kind = CaptureStep::Kind;
 
-constexpr std::array<const char*, 16> kNames = {
-    "kAllocate", "kFree",       "kRead",        "kWrite",    "kReadUnsaid", "kWriteUnsaid",
-    "kUse",      "kLaunch",     "kLaunchEarly", "kRecord",   "kWait",       "kWaitEarly",
-    "kBeginOwn", "kInvalidate", "kProgress",    "kNextGraph"};
+constexpr std::array<const char*, 17> kNames = {
+    "kAllocate", "kFree",   "kRead",        "kWrite",    "kReadUnsaid", "kWriteUnsaid",
+    "kUse",      "kLaunch", "kLaunchEarly", "kRecord",   "kWait",       "kWaitEarly",
+    "kBeginOwn", "kEndOwn", "kInvalidate",  "kProgress", "kNextGraph"};
 
 // Makes up one program.
 class Author {
@@ -39,7 +39,10 @@ class Author {
     Weight(Kind::kRecord, 3 + unsigned(Below(20)));
     Weight(Kind::kWait, 3 + unsigned(Below(20)));
     Weight(Kind::kWaitEarly, OneIn(6) ? 1 + unsigned(Below(3)) : 0);
-    Weight(Kind::kBeginOwn, OneIn(4) ? 1 + unsigned(Below(3)) : 0);
+    const bool bodies = OneIn(4);
+    for (const Kind kind : {Kind::kBeginOwn, Kind::kEndOwn}) {
+      Weight(kind, bodies ? 1 + unsigned(Below(3)) : 0);
+    }
     Weight(Kind::kInvalidate, OneIn(12) ? 1 : 0);
     Weight(Kind::kProgress, some(3));
     Weight(Kind::kNextGraph, OneIn(2) ? 1 + unsigned(Below(3)) : 0);
@@ -138,7 +141,7 @@ class Author {
   std::mt19937_64 random_;
   const bool large_;  // large pools are given pages ahead of need
   CaptureSetup setup_;
-  std::array<unsigned, 16> weights_{};
+  std::array<unsigned, 17> weights_{};
   uint64_t most_live_ = 0;
   uint64_t small_ = 0;
   std::vector<uint64_t> live_;

@@ -25,6 +25,7 @@ struct CaptureStep {
     kWait,         // `stream` waits for event `item`, recorded at any time before
     kWaitEarly,    // the same, for a programmatic event
     kBeginOwn,     // `stream` begins a capture of its own, as a conditional body does
+    kEndOwn,       // it ends one that no other stream is part of, and works on
     kInvalidate,   // the capture that `stream` is part of fails
     kProgress,     // what is not captured: `stream` does one more piece of its work
     kNextGraph,    // the scope ends, and another begins

@@ -108,6 +108,9 @@ std::string CaptureSession::Do(const CaptureStep& step) {
     case Kind::kBeginOwn:
       BeginOwn(stream);
       return {};
+    case Kind::kEndOwn:
+      EndOwn(stream);
+      return {};
     case Kind::kInvalidate:
       Invalidate(stream);
       return {};
@@ -244,12 +247,15 @@ std::string CaptureSession::Free(uint64_t item) {
   for (const auto& [stream, node] : tensor.unsaid) {
     if (!tensor.uses.contains(stream)) unsaid.push_back(node);
   }
+  // Its stream cannot wait any more for what it left with the capture.
+  if (!unsaid.empty() && std::ranges::find(captures_, tensor.capture) == captures_.end()) return {};
   if (!unsaid.empty() && Captured(tensor.block.stream)) {
     Order(tensor.block.stream, unsaid);
     std::ranges::move(unsaid, std::back_inserter(relied_on_[tensor.block.stream]));
   }
   CallOf(item, [&] { set_.Free(tensor.block.address); });
-  oracle_.Free(tensor.block, tensor.pieces, tensor.uses, tensor.eager, !IsOthers(item));
+  oracle_.Free(tensor.block, tensor.pieces, tensor.uses, tensor.eager, tensor.capture,
+               !IsOthers(item));
   live_.erase(found);
   return {};
 }
@@ -305,6 +311,19 @@ void CaptureSession::BeginOwn(StreamId stream) {
   captures_.push_back(host_.graphs().Begin(stream));
   dag_.Begin(stream, captures_.back());
   oracle_.BeginCapture();
+}
+
+void CaptureSession::EndOwn(StreamId stream) {
+  const CaptureId capture = dag_.At(stream).capture;
+  if (!Captured(stream) || capture == captures_.front()) return;
+  for (uint64_t other = 0; other < setup_.streams; ++other) {
+    if (StreamOf(other) != stream && dag_.At(StreamOf(other)).capture == capture) return;
+  }
+  host_.graphs().End(capture);
+  dag_.End(capture);
+  std::erase(captures_, capture);
+  std::erase_if(events_, [&](const auto& event) { return event.second.capture == capture; });
+  relied_on_.erase(stream);
 }
 
 void CaptureSession::Invalidate(StreamId stream) {

@@ -59,7 +59,7 @@ class CaptureSession {
   struct Tensor {
     Block block;
     std::vector<PhysicalPiece> pieces;
-    std::set<StreamId> uses;  // that were recorded
+    std::set<StreamId> uses;             // that were recorded
     std::map<StreamId, uint64_t> eager;  // of these, what was not captured: each stream's last work
     uint64_t word = 0;
     bool written = false;
@@ -86,6 +86,7 @@ class CaptureSession {
   std::string Touch(uint64_t item, StreamId stream, bool writes, bool said);
   void RecordUse(uint64_t item, StreamId stream);
   void BeginOwn(StreamId stream);
+  void EndOwn(StreamId stream);
   void Invalidate(StreamId stream);
   std::string Do(const CaptureStep& step);
   // Makes the call, which fails before in every way it can, if the setup says so.

@@ -46,6 +46,7 @@ bool ReuseOracle::Allowed(const Granule& granule, StreamId stream) const {
   if (!eager_done) return false;
   if (!in_scope_ || fence.scope != scope_ || invalid_.contains(fence.capture)) return true;
   // Nothing has been captured that could have used it.
+  if (fence.in_over_capture) return false;
   if (fence.capture == kNoCapture && !fence.used_by_others) return true;
   if (fence.in_one_capture && fence.nodes.empty()) return true;
   const CaptureId capture = dag_.At(stream).capture;
@@ -129,13 +130,14 @@ std::string ReuseOracle::Place(const Block& block, const std::vector<PhysicalPie
 
 void ReuseOracle::Free(const Block& block, const std::vector<PhysicalPiece>& pieces,
                        const std::set<StreamId>& uses, const std::map<StreamId, uint64_t>& eager,
-                       bool same_thread) {
+                       CaptureId in, bool same_thread) {
   const auto fence = std::make_shared<Fence>();
   const CaptureDag::Point home = dag_.At(block.stream);
   fence->scope = in_scope_ ? scope_ : 0;
   fence->home = block.stream;
   fence->capture = home.capture;
-  fence->in_one_capture = home.capture != kNoCapture;
+  fence->in_over_capture = in != kNoCapture && in != home.capture;
+  fence->in_one_capture = home.capture != kNoCapture && !fence->in_over_capture;
   fence->nodes = home.nodes;
   for (const StreamId stream : uses) {
     if (stream == block.stream) continue;

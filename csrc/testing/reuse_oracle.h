@@ -48,11 +48,11 @@ class ReuseOracle {
   // What the block placed last was given behind: the pool may count on the stream's own order of it
   // from now on.
   const std::vector<CaptureDag::Node>& relied_on() const { return relied_on_; }
-  // `uses`: the streams that were recorded. `eager`: their work that was not captured, by stream up to
+  // `in`: the capture that has something of the block. `uses`: the streams that were recorded. `eager`: their work that was not captured, by stream up to
   // this number. `same_thread`: the one that began the scope frees it.
   void Free(const Block& block, const std::vector<PhysicalPiece>& pieces,
             const std::set<StreamId>& uses, const std::map<StreamId, uint64_t>& eager = {},
-            bool same_thread = true);
+            CaptureId in = kNoCapture, bool same_thread = true);
 
   // Since the oracle was made.
   uint64_t reused_granules() const { return reused_granules_; }
@@ -70,6 +70,7 @@ class ReuseOracle {
     StreamId home{};
     CaptureId capture = kNoCapture;  // that `home` was part of
     bool used_by_others = false;
+    bool in_over_capture = false;         // `home` has left the one that had the block
     bool in_one_capture = false;          // all its streams
     bool in_sole_capture = false;         // the scope had no other one yet
     std::vector<CaptureDag::Node> nodes;  // behind which the block is done with

@@ -113,7 +113,7 @@ MUTANTS = [
         "use-outside-captures",
         "pool.cc",
         "a use outside of captures is over when the capture is that frees the block",
-        "  if (s.scope != ScopeKind::kCapture) live.eager = true;\n",
+        "  if (!captured) live.eager = true;\n",
         "",
     ),
     Mutant(
