@@ -12,6 +12,9 @@ this package; everything else stays with PyTorch's own allocator. Importing the 
 neither torch nor CUDA.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from . import sizes
 from ._allocator import (
     allocator,
     disable,
@@ -23,8 +26,12 @@ from ._allocator import (
 )
 from ._graphs import GraphPool, graph, use_pool
 
+if TYPE_CHECKING:
+    from ._runner import GraphRunner
+
 __all__ = [
     "GraphPool",
+    "GraphRunner",
     "allocator",
     "disable",
     "enable",
@@ -33,5 +40,15 @@ __all__ = [
     "is_enabled",
     "library_path",
     "pluggable_allocator",
+    "sizes",
     "use_pool",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """GraphRunner is defined in terms of torch's classes, so it comes when it is asked for."""
+    if name == "GraphRunner":
+        from ._runner import GraphRunner
+
+        return GraphRunner
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,6 +29,28 @@ def _require_enabled(what: str) -> Any:
     return load_adapter()
 
 
+class _Turns:
+    """The row that replays of one pool's graphs form, if they are asked to: each overwrites what
+    those before it left, on whatever streams.
+
+    Attributes:
+        number (int): Of the last one.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.lock = threading.Lock()  # for as long as it takes to launch one
+        self._last: torch.cuda.Stream | None = None
+
+    def take(self, stream: torch.cuda.Stream) -> int:
+        """Orders what ``stream`` gets next behind the last one; returns its number."""
+        if self._last is not None and self._last != stream:
+            stream.wait_stream(self._last)
+        self._last = stream
+        self.number += 1
+        return self.number
+
+
 class GraphPool:
     r"""A memory pool that CUDA graphs share.
 
@@ -69,6 +91,7 @@ class GraphPool:
         self._max_execs = max_execs
         self._execs: _torch.ExecCache | None = None
         self._execs_lock = threading.Lock()
+        self._turns = _Turns()
         self._adapter.register_pool(self._device.index, self._id)
         self._open = True
 
@@ -87,7 +110,8 @@ class GraphPool:
         r"""Return what the pool holds, in bytes and counts.
 
         ``reserved_bytes`` is the physical memory, ``allocated_bytes`` what live tensors of it
-        occupy, ``requested_bytes`` what they asked for; ``page_mappings`` counts the
+        occupy, ``requested_bytes`` what they asked for; ``scope_peak_bytes`` is the most that they
+        occupied at once in the last capture or ``use_pool`` block; ``page_mappings`` counts the
         mappings that the driver was asked for: of a page, or in a large pool of up to 64 at once.
         ``execs`` is the number of executables that graphs with ``shared_exec`` have now;
         ``exec_instantiations`` and ``exec_updates`` count how often one was made, and how often one

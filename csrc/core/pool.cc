@@ -47,6 +47,7 @@ void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   if (behind_replays && !mark) s.HoldAllFree();
   s.replays_unknown = behind_replays && !mark;
   if (behind_replays) s.replays = std::move(mark);
+  s.stats.scope_peak_bytes = s.stats.allocated_bytes;
   s.scope = kind;
   s.thread = std::this_thread::get_id();
   if (kind == ScopeKind::kCapture) s.foresight.BeginCapture();
@@ -120,6 +121,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   s.stats.allocated_bytes += block.bytes;
   s.stats.requested_bytes += bytes;
   s.stats.peak_allocated_bytes = std::max(s.stats.peak_allocated_bytes, s.stats.allocated_bytes);
+  s.stats.scope_peak_bytes = std::max(s.stats.scope_peak_bytes, s.stats.allocated_bytes);
   ++s.stats.allocations;
   return block;
 }

@@ -53,6 +53,7 @@ struct PoolStats {
   uint64_t live_blocks = 0;
   uint64_t peak_reserved_bytes = 0;
   uint64_t peak_allocated_bytes = 0;
+  uint64_t scope_peak_bytes = 0;  // of allocated_bytes, since the last scope began
   uint64_t ranges = 0;
   // Mappings that the driver was asked for: handles behind addresses now, each counted as often as
   // it is mapped. A handle is one page or, in a large pool, several.

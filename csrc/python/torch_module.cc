@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "python/torch_execs.h"
+#include "python/torch_weights.h"
 #include "torch/device_driver.h"
 #include "torch/device_pools.h"
 #include "torch/graph_allocator.h"
@@ -39,6 +40,7 @@ py::dict ToDict(const cgp::PoolStats& stats) {
   result["live_blocks"] = stats.live_blocks;
   result["peak_reserved_bytes"] = stats.peak_reserved_bytes;
   result["peak_allocated_bytes"] = stats.peak_allocated_bytes;
+  result["scope_peak_bytes"] = stats.scope_peak_bytes;
   result["ranges"] = stats.ranges;
   result["page_mappings"] = stats.page_mappings;
   result["allocations"] = stats.allocations;
@@ -165,4 +167,5 @@ PYBIND11_MODULE(_torch, m) {
       py::arg("device"), py::arg("id"));
   m.def("driver_stats", &DriverStats, py::arg("device"));
   cgp::BindExecs(m);
+  cgp::BindWeights(m);
 }

@@ -184,6 +184,7 @@ void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
   ModelPool& pool = FindOrCreate(id);
   ++pool.users;
   pool.scope = kind;
+  pool.stats.scope_peak_bytes = pool.stats.allocated_bytes;
   pool.scope_number = next_scope_++;
   pool.streams.clear();
   if (may_mark) Mark(pool);
@@ -344,6 +345,8 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
   pool.stats.allocated_bytes += block.bytes;
   pool.stats.peak_allocated_bytes =
       std::max(pool.stats.peak_allocated_bytes, pool.stats.allocated_bytes);
+  pool.stats.scope_peak_bytes =
+      std::max(pool.stats.scope_peak_bytes, pool.stats.allocated_bytes);
   pool.stats.requested_bytes += block.requested_bytes;
   ++pool.stats.live_blocks;
   ++pool.stats.allocations;

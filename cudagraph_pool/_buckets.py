@@ -1,0 +1,86 @@
+"""Which captured size serves a call. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Protocol
+
+from .sizes import rung
+
+Size = tuple[int, ...]  # one number for each dynamic dimension
+
+
+class Buckets(Protocol):
+    """The sizes there are, or may be.
+
+    Attributes:
+        axes (int): How many numbers a size has.
+    """
+
+    axes: int
+
+    def fit(self, size: Size) -> Size | None:
+        """The cheapest bucket that holds ``size``; None if it is larger than all."""
+
+    def listed(self) -> tuple[Size, ...]:
+        """All of them, as they were given; none if they come with the calls."""
+
+
+class ListedBuckets:
+    """Sizes that were listed.
+
+    Raises:
+        ValueError: There are none, or one is given twice, is no size, or has another number of
+            dimensions than the first.
+    """
+
+    def __init__(self, sizes: Iterable[int | Iterable[int]]) -> None:
+        listed = [(size,) if isinstance(size, int) else tuple(size) for size in sizes]
+        if not listed:
+            raise ValueError("sizes is empty: there is nothing to capture")
+        self.axes = len(listed[0])
+        for size in listed:
+            if len(size) != self.axes or not size:
+                raise ValueError(
+                    f"sizes has {listed[0]} and {size}: all must have the same number of dimensions"
+                )
+            if not all(isinstance(n, int) and n > 0 for n in size):
+                raise ValueError(f"sizes has {size}, but a size is an integer of at least 1")
+        if len(set(listed)) < len(listed):
+            twice = next(size for n, size in enumerate(listed) if size in listed[:n])
+            raise ValueError(f"sizes has {shown(twice)} twice")
+        self._given = tuple(listed)
+        self._cheapest_first = sorted(listed, key=cost)
+
+    def fit(self, size: Size) -> Size | None:
+        fitting = (b for b in self._cheapest_first if all(map(int.__le__, size, b)))
+        return next(fitting, None)
+
+    def listed(self) -> tuple[Size, ...]:
+        return self._given
+
+
+class LadderBuckets:
+    """Sizes that come with the calls: each dimension is padded by at most ``padding`` of itself."""
+
+    def __init__(self, axes: int, padding: float) -> None:
+        rung(1, padding)  # refuses what is no padding
+        self.axes = axes
+        self._padding = padding
+
+    def fit(self, size: Size) -> Size:
+        return tuple(rung(n, self._padding) for n in size)
+
+    def listed(self) -> tuple[Size, ...]:
+        return ()
+
+
+def cost(size: Size) -> tuple[int, Size]:
+    """Orders sizes by what a replay costs: about how many elements there are."""
+    return math.prod(size), size
+
+
+def shown(size: Size) -> str:
+    """As users wrote it: 8, or 8 × 128."""
+    return " × ".join(map(str, size))

@@ -1,0 +1,298 @@
+"""Captures into one pool: one size of one program at a time.
+
+:class:`Captures` is all that knows CUDA here; the rest runs on any device that something like it
+can record and replay work on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ._buckets import Size
+from ._graphs import GraphPool, graph
+from ._static_outputs import lend
+
+T = TypeVar("T")
+
+
+class Replayable(Protocol):
+    """A captured graph."""
+
+    def replay(self) -> None: ...
+
+
+class Captures:
+    """Work that is captured into a pool, and the order in which it is replayed.
+
+    Graphs of one pool overwrite what others of it have left, so that all their replays, on whatever
+    streams, form one row; each has a number in it.
+    """
+
+    def __init__(self, pool: GraphPool, shared_exec: bool | None) -> None:
+        self.device = pool.device
+        self.pool = pool
+        self.turns = pool._turns
+        self._shared_exec = pool._shared_exec if shared_exec is None else shared_exec
+
+    def warm_up(self, work: Callable[[], T]) -> T:
+        """Runs work on the stream that captures, so that what libraries keep for a stream is made
+        now, and outside of the pool.
+        """
+        current, stream = torch.cuda.current_stream(), graph._capture_stream(self.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            result = work()
+        current.wait_stream(stream)
+        return result
+
+    def capture(self, work: Callable[[], None]) -> Replayable:
+        """A graph of the work."""
+        captured = torch.cuda.CUDAGraph(keep_graph=True)  # so that its nodes can be counted
+        with graph(captured, self.pool, shared_exec=self._shared_exec):
+            work()
+        if not self._shared_exec:
+            captured.instantiate()
+        replayable: Replayable = captured
+        return replayable
+
+    def count_nodes(self, captured: Any) -> int:
+        """The nodes of a graph of :meth:`capture`."""
+        count = ctypes.c_size_t()
+        template = ctypes.c_void_p(captured.raw_cuda_graph())
+        error = ctypes.CDLL("libcuda.so.1").cuGraphGetNodes(template, None, ctypes.byref(count))
+        if error:
+            raise RuntimeError(f"cuGraphGetNodes failed with CUDA driver error {error}")
+        return count.value
+
+    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        """Runs work, and returns the seconds that it took together with what it launched."""
+        torch.cuda.synchronize(self.device)
+        began = time.perf_counter()
+        result = work()
+        torch.cuda.synchronize(self.device)
+        return result, time.perf_counter() - began
+
+    def live_blocks(self) -> set[int]:
+        """The addresses of the pool's blocks."""
+        return {block["address"] for block in self.pool.snapshot()["blocks"]}
+
+    def peak_bytes(self) -> int:
+        """The most that the last capture had allocated at once, with what lived before."""
+        return int(self.pool.stats()["scope_peak_bytes"])
+
+    def held_bytes(self) -> tuple[int, int]:
+        """The bytes that the pool holds, and those that the device has less than before all."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        return self.pool.stats()["reserved_bytes"], total - free
+
+    def synchronize(self) -> None:
+        """Waits for all work on the device."""
+        torch.cuda.synchronize(self.device)
+
+    def mark(self) -> Any:
+        """A point in the current stream's work: an event, which times."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds_between(self, began: Any, ended: Any) -> float:
+        """Between two marks that the device has passed."""
+        return float(began.elapsed_time(ended)) * 1e-3
+
+    def take_turn(self) -> int:
+        """Orders what the current stream gets next behind the last replay of the pool; returns its
+        number in their row. pre: ``turns.lock`` is held until the replay is launched.
+        """
+        return self.turns.take(torch.cuda.current_stream(self.device))
+
+
+@dataclass(slots=True)
+class Owner:
+    """What a graph needs as long as somebody holds one of its outputs."""
+
+    captures: Captures
+    inputs: list[Tensor]
+    graphs: list[Replayable] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Backward:
+    """The captured backward pass of a size.
+
+    Attributes:
+        gradients_of: The outputs that have gradients, as numbers of leaves.
+        grad_outputs: Where the graph reads these.
+        parameters: What else than inputs gets gradients.
+        grad_inputs: Where it leaves those of the inputs, None for one that has none.
+        grad_parameters: Where it leaves those of the parameters.
+    """
+
+    graph: Replayable
+    gradients_of: list[int]
+    grad_outputs: list[Tensor]
+    parameters: list[Tensor]
+    grad_inputs: list[Tensor | None]
+    grad_parameters: list[Tensor | None]
+
+
+@dataclass(slots=True)
+class Captured:
+    """One size of a program.
+
+    Attributes:
+        leaves: What it returns: tensors where the graph leaves them, and constants.
+        tree: How these make up what the function returned.
+        seconds: What the capture took.
+        peak_bytes: The most that it had allocated at once.
+        pool_bytes: What the pool holds more than before.
+        driver_bytes: What the device has less beyond that.
+        eager_seconds: What the function took for it, None if it never ran.
+        last_used: A number that is larger the later it was.
+        samples: The beginnings and ends of its first replays.
+    """
+
+    size: Size
+    inputs: list[Tensor]
+    forward: Replayable
+    leaves: list[Any]
+    tree: pytree.TreeSpec
+    backward: Backward | None
+    seconds: float
+    peak_bytes: int
+    pool_bytes: int
+    driver_bytes: int
+    eager_seconds: float | None = None
+    last_used: int = 0
+    samples: list[tuple[Any, Any]] = field(default_factory=list)
+
+
+# Makes the buffers that a backward pass reads its gradients from: of the leaves with these numbers.
+GradientBuffers = Callable[[Sequence[int], Sequence[Tensor]], list[Tensor]]
+
+
+def capture(
+    captures: Captures,
+    function: Callable[[], Any],
+    inputs: list[Tensor],
+    size: Size,
+    gradient_buffers: GradientBuffers,
+) -> Captured:
+    """Captures what ``function`` does with ``inputs``, and its backward pass if there is one.
+
+    The memory of what it returns goes back to the pool when all of it is captured.
+    """
+    began = time.perf_counter()
+    pool_bytes, device_bytes = captures.held_bytes()
+    owner = Owner(captures, inputs)
+    results: list[Any] = []
+    with _no_autocast_cache():
+        forward = captures.capture(lambda: results.append(function()))
+        peak_bytes = captures.peak_bytes()
+        owner.graphs.append(forward)
+        leaves, tree = pytree.tree_flatten(results.pop())
+        backward = _capture_backward(captures, inputs, leaves, owner, gradient_buffers)
+        peak_bytes = max(peak_bytes, captures.peak_bytes())
+    blocks = captures.live_blocks()
+    lent = [_lend(leaf, owner, blocks) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    del leaves
+    pool_after, device_after = captures.held_bytes()
+    added = pool_after - pool_bytes
+    return Captured(
+        size,
+        inputs,
+        forward,
+        lent,
+        tree,
+        backward,
+        seconds=time.perf_counter() - began,
+        peak_bytes=peak_bytes,
+        pool_bytes=added,
+        driver_bytes=max(0, device_after - device_bytes - added),
+    )
+
+
+def _capture_backward(
+    captures: Captures,
+    inputs: list[Tensor],
+    leaves: list[Any],
+    owner: Owner,
+    gradient_buffers: GradientBuffers,
+) -> Backward | None:
+    places = [n for n, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad]
+    if not places:
+        return None
+    outputs = [leaves[n] for n in places]
+    parameters = [x for x in find_leaves(outputs) if not any(x is given for given in inputs)]
+    differentiable = [x for x in inputs if x.requires_grad]
+    if not differentiable + parameters:
+        return None
+    grad_outputs = gradient_buffers(places, outputs)
+    gradients: list[Tensor | None] = []
+
+    def run() -> None:
+        gradients.extend(
+            torch.autograd.grad(
+                outputs, differentiable + parameters, grad_outputs, allow_unused=True
+            )
+        )
+
+    graph = captures.capture(run)
+    owner.graphs.append(graph)
+    blocks = captures.live_blocks()
+    lent = [None if g is None else _lend(g, owner, blocks) for g in gradients]
+    gradients.clear()
+    of_inputs = iter(lent)
+    return Backward(
+        graph,
+        places,
+        grad_outputs,
+        parameters,
+        [next(of_inputs) if x.requires_grad else None for x in inputs],
+        list(of_inputs),
+    )
+
+
+def find_leaves(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The leaves whose gradients a backward pass accumulates, whether arguments or not."""
+    leaves = [output for output in outputs if output.grad_fn is None]
+    seen = set()
+    waiting: list[Any] = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        waiting += [following for following, _ in node.next_functions if following is not None]
+    return list({id(leaf): leaf for leaf in leaves}.values())
+
+
+def _lend(tensor: Tensor, owner: Owner, blocks: set[int]) -> Tensor:
+    """What lies in the pool is lent; an input, a weight, and what is no plain tensor is kept."""
+    plain = type(tensor) is Tensor and not (tensor.is_conj() or tensor.is_neg())
+    if plain and tensor.untyped_storage().data_ptr() in blocks:
+        return lend(tensor, owner)
+    return tensor.detach()
+
+
+@contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """What it keeps for later would be memory that a graph fills in, and no other one finds
+    filled.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)

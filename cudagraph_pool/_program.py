@@ -1,0 +1,336 @@
+"""One way of calling a function, and its captures at all sizes."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ._buckets import Buckets, Size, shown
+from ._call import Call, Named, name_tensors
+from ._captures import Captured, Captures, capture, find_leaves
+from ._static_inputs import (
+    CopyIn,
+    Input,
+    StaticInputs,
+    check_names,
+    dims_of,
+    pad_of,
+    size_of,
+)
+from ._static_outputs import Cuts, Output, describe
+
+_SAMPLES = 8  # replays that are timed, for each size
+
+
+class Program:
+    """What all calls with equal keys share.
+
+    Arguments:
+        call: The first of them.
+        dim, pad: As for :class:`GraphRunner`.
+
+    Raises:
+        ValueError, TypeError: The call cannot be captured.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        call: Call,
+        captures: Captures,
+        buckets: Buckets,
+        dim: int | tuple[Any, ...] | Mapping[str, Any],
+        pad: float | Mapping[str, float],
+    ) -> None:
+        names = name_tensors(function, call)
+        check_names("dim", dim, names)
+        check_names("pad", pad, names)
+        self._function = function
+        self._captures = captures
+        self._buckets = buckets
+        self._inputs = [
+            Input.of(name, tensor, dims_of(dim, name, buckets.axes), pad_of(pad, name))
+            for name, tensor in zip(names, call.tensors, strict=True)
+        ]
+        self._statics: StaticInputs | None = None
+        self._gradients: dict[int, StaticInputs] = {}
+        self._cuts: Cuts | None = None
+        self.captured: dict[Size, Captured] = {}
+
+    def size_of(self, call: Call) -> Size:
+        """The size of a call.
+
+        Raises:
+            ValueError: It is not one that this can run.
+        """
+        for given, tensor in zip(self._inputs, call.tensors, strict=True):
+            given.check(tensor, self._captures.device)
+        return size_of(self._inputs, call.tensors, self._buckets.axes)
+
+    def capture(self, call: Call, size: Size, bucket: Size, warmup: int) -> Captured:
+        """Captures a bucket, with what the tensors of a call hold, which is of ``size``.
+
+        Raises:
+            ValueError, TypeError: The function cannot be captured. Whatever it raises itself.
+        """
+        sizes = self._buckets.listed() or (bucket,)
+        if self._statics is None:
+            self._statics = StaticInputs(self._inputs, self._captures.device, sizes)
+        runs: dict[Size, list[Output]] = {}
+
+        def outputs_at(at: Size) -> list[Output]:
+            if at not in runs:
+                runs[at] = self._run(call, size, at)
+            return runs[at]
+
+        if self._cuts is None:
+            self._cuts = Cuts(outputs_at, bucket, _neighbours(bucket, self._buckets))
+        eager_seconds = None
+        for _ in range(warmup - (bucket in runs)):
+            runs[bucket], eager_seconds = self._captures.timed(
+                lambda: self._run(call, size, bucket)
+            )
+        static = self._fill(call, size, bucket)
+        args, kwargs = call.arguments(static)
+        captured = capture(
+            self._captures,
+            lambda: self._function(*args, **kwargs),
+            static,
+            bucket,
+            lambda places, outputs: self._gradients_at(places, outputs, bucket),
+        )
+        captured.eager_seconds = eager_seconds
+        self.captured[bucket] = captured
+        return captured
+
+    def plan(self, size: Size, bucket: Size) -> Plan:
+        """How calls of ``size`` are run by the graph of ``bucket``."""
+        assert self._cuts is not None
+        return Plan(self._captures, self.captured[bucket], self._inputs, self._cuts, size)
+
+    def _fill(self, call: Call, size: Size, at: Size) -> list[Tensor]:
+        """The static inputs of a size, with as much of a call as they hold."""
+        assert self._statics is not None
+        static = self._statics.at(at)
+        part = tuple(map(min, size, at))
+        with torch.no_grad():
+            for given, target, tensor in zip(self._inputs, static, call.tensors, strict=True):
+                CopyIn.plan(given, target, part)(given.cut(tensor, part))
+        return static
+
+    def _run(self, call: Call, size: Size, at: Size) -> list[Output]:
+        """Runs the function once, its backward pass included, and returns what comes out."""
+        static = self._fill(call, size, at)
+        before = [tensor._version for tensor in static]
+        args, kwargs = call.arguments(static)
+
+        def work() -> list[Output]:
+            result = self._function(*args, **kwargs)
+            described = describe(result)
+            leaves = pytree.tree_leaves(result)
+            outputs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+            differentiable = find_leaves(outputs)
+            if differentiable:
+                torch.autograd.grad(
+                    outputs,
+                    differentiable,
+                    [torch.zeros_like(x) for x in outputs],
+                    allow_unused=True,
+                )
+            return described
+
+        described = self._captures.warm_up(work)
+        for given, tensor, version in zip(self._inputs, static, before, strict=True):
+            if tensor._version != version:
+                raise ValueError(
+                    f"the function changes {given.name.path} in place: a graph would change the "
+                    "copy that it reads, and not what a call passes. Change a copy, and return it"
+                )
+        return described
+
+    def _gradients_at(
+        self, places: Sequence[int], outputs: Sequence[Tensor], bucket: Size
+    ) -> list[Tensor]:
+        """Where the backward pass of a bucket reads the gradients of these leaves."""
+        assert self._cuts is not None
+        sizes = self._buckets.listed() or (bucket,)
+        made = []
+        for place, output in zip(places, outputs, strict=True):
+            if place not in self._gradients:
+                given = self._gradient_of(place, output)
+                self._gradients[place] = StaticInputs([given], self._captures.device, sizes)
+            made += self._gradients[place].at(bucket)
+        return made
+
+    def _gradient_of(self, place: int, output: Tensor) -> Input:
+        """The gradient of an output, as an input of the backward pass; its padding is zero."""
+        assert self._cuts is not None
+        path = f"the gradient of output {place}"
+        dims = self._cuts.dims(place, self._buckets.axes)
+        return Input.of(Named(path, path), output.detach(), dims, pad=0)
+
+
+class Plan:
+    """How calls of one shape are run: what is decided once for all of them."""
+
+    def __init__(
+        self,
+        captures: Captures,
+        captured: Captured,
+        inputs: Sequence[Input],
+        cuts: Cuts,
+        size: Size,
+    ) -> None:
+        self.captured = captured
+        self._captures = captures
+        self._assemble = _assembler(captured.tree)
+        self._copies = [
+            CopyIn.plan(given, static, size)
+            for given, static in zip(inputs, captured.inputs, strict=True)
+        ]
+        self._results = [
+            cuts.cut(place, leaf, size) if isinstance(leaf, Tensor) else leaf
+            for place, leaf in enumerate(captured.leaves)
+        ]
+        self._tensor_places = [
+            place for place, leaf in enumerate(self._results) if isinstance(leaf, Tensor)
+        ]
+        backward = captured.backward
+        if backward is not None:
+            axes = len(size)
+            self._gradient_copies = {
+                place: CopyIn.plan(
+                    Input.of(Named("", ""), static, cuts.dims(place, axes), pad=0), static, size
+                )
+                for place, static in zip(backward.gradients_of, backward.grad_outputs, strict=True)
+            }
+            self._input_gradients = [
+                None if gradient is None else given.cut(gradient, size)
+                for given, gradient in zip(inputs, backward.grad_inputs, strict=True)
+            ]
+
+    def run(self, tensors: Sequence[Tensor], clone: bool) -> Any:
+        """Replays the graph for a call, and returns what belongs to it."""
+        if self.captured.backward is None:
+            if torch.is_grad_enabled():
+                with torch.no_grad():
+                    leaves, _ = self.launch(tensors, clone)
+            else:
+                leaves, _ = self.launch(tensors, clone)
+        else:
+            outputs = _Graphed.apply(self, clone, *tensors, *self.captured.backward.parameters)
+            leaves = list(self._results)
+            for place, output in zip(self._tensor_places, outputs, strict=True):
+                leaves[place] = output
+        return self._assemble(leaves)
+
+    def launch(self, tensors: Sequence[Tensor], clone: bool) -> tuple[list[Any], int]:
+        """The forward pass; returns its leaves, and its number among the pool's replays."""
+        captured = self.captured
+        with self._captures.turns.lock:
+            number = self._captures.take_turn()
+            for copy, tensor in zip(self._copies, tensors, strict=True):
+                copy(tensor)
+            if len(captured.samples) < _SAMPLES:
+                began = self._captures.mark()
+                captured.forward.replay()
+                captured.samples.append((began, self._captures.mark()))
+            else:
+                captured.forward.replay()
+            leaves = list(self._results)
+            for place in self._tensor_places:
+                leaves[place] = leaves[place].clone() if clone else leaves[place].detach()
+            return leaves, number
+
+    def launch_backward(
+        self, number: int, gradients: Mapping[int, Tensor | None]
+    ) -> list[Tensor | None]:
+        """The backward pass of the forward pass with that number; returns the gradients of inputs
+        and parameters.
+
+        Raises:
+            RuntimeError: Something was replayed in between.
+        """
+        backward = self.captured.backward
+        assert backward is not None
+        with self._captures.turns.lock:
+            now = self._captures.take_turn()
+            if now != number + 1:
+                raise RuntimeError(
+                    f"the backward pass of a call of size {shown(self.captured.size)} came after "
+                    f"{now - number - 1} other replay(s) of its pool, which have overwritten what "
+                    "it needs: run it before the next call, and once"
+                )
+            for place, static in zip(backward.gradients_of, backward.grad_outputs, strict=True):
+                gradient = gradients[place]
+                if gradient is None:
+                    static.zero_()
+                else:
+                    self._gradient_copies[place](gradient)
+            backward.graph.replay()
+            # Whoever is given these may keep them as they are, if nobody else holds them: those of
+            # arguments are copies, and those of parameters are held here, so that autograd copies.
+            of_inputs = [None if g is None else g.clone() for g in self._input_gradients]
+            return of_inputs + backward.grad_parameters
+
+
+def _assembler(tree: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
+    """Makes of its leaves what a function returned; most return a tensor, or a tuple of some."""
+    if tree.is_leaf():
+        return operator.itemgetter(0)
+    if tree.type is tuple and tree.num_nodes == tree.num_leaves + 1:
+        return tuple
+    return functools.partial(pytree.tree_unflatten, treespec=tree)
+
+
+class _Graphed(torch.autograd.Function):  # type: ignore[misc]
+    """A call whose backward pass is a graph too."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, clone: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.plan = plan
+        leaves, ctx.number = plan.launch(tensors[: len(plan._copies)], clone)
+        outputs = [leaves[place] for place in plan._tensor_places]
+        ctx.mark_non_differentiable(
+            *(
+                output
+                for place, output in zip(plan._tensor_places, outputs, strict=True)
+                if place not in plan._gradient_copies
+            )
+        )
+        return tuple(outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        plan: Plan = ctx.plan
+        by_place = dict(zip(plan._tensor_places, gradients, strict=True))
+        return (None, None, *plan.launch_backward(ctx.number, by_place))
+
+
+def _neighbours(size: Size, buckets: Buckets) -> list[Size | None]:
+    """For each axis a size that differs along it only; None where no call is ever padded."""
+    listed = buckets.listed()
+    found: list[Size | None] = []
+    for axis, extent in enumerate(size):
+
+        def at(n: int, axis: int = axis) -> Size:
+            return (*size[:axis], n, *size[axis + 1 :])
+
+        smaller = [other for other in listed if other == at(other[axis]) and other[axis] < extent]
+        if smaller:
+            found.append(max(smaller))
+        elif extent > 1:
+            found.append(at(extent - 1))
+        elif not listed or any(other[axis] > 1 for other in listed):
+            found.append(at(2))
+        else:
+            found.append(None)
+    return found

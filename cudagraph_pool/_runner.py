@@ -1,0 +1,295 @@
+"""One callable, captured for many sizes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from tqdm import tqdm
+
+from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
+from ._call import Call, take_apart
+from ._captures import Captures
+from ._graphs import GraphPool, _require_enabled
+from ._program import Plan, Program
+from ._report import Report
+from ._weights import module_of, watch
+
+Order = Literal["largest_first", "smallest_first", "given"]
+
+_ORDERS = ("largest_first", "smallest_first", "given")
+_MAX_PLANS = 4096  # one for each shape that calls have had: some kB each
+
+
+class GraphRunner:
+    r"""Runs a function or module by CUDA graphs: one for each of several sizes, all in one pool.
+
+    A call takes the smallest size that holds its arguments, fills up the rest with ``pad``, replays
+    that size's graph, and returns what belongs to the call::
+
+        runner = cgp.GraphRunner(model, sizes=cgp.sizes.powers_of_two(64))
+        logits = runner(tokens)  # captures all sizes at the first call
+
+    **What a call returns is overwritten by the next one**, of this runner or of another one on the
+    same pool: read it or copy it before, or ask for ``clone_outputs``. So the outputs of all sizes
+    together take the memory of the largest one's. Calls may come on any stream: each waits for the
+    one before.
+
+    The rows of a call must not depend on each other, or the padding would show: as in a batch
+    norm that is trained. Python code of the function runs at captures only. Its arguments must not
+    be changed in place, since the graph sees copies of them; tensors that it finds elsewhere, as a
+    module's buffers, may. As with :func:`torch.cuda.make_graphed_callables`, random numbers differ
+    from replay to replay, and captures run the function some times more than it is called.
+
+    With gradients enabled, a function whose outputs require them is captured together with its
+    backward pass. Gradients go to arguments and to whatever parameters the function uses. The
+    backward pass of a call must run before the next call, and only once.
+
+    Graphs are kept for each way of calling: whatever is no tensor among the arguments, whether
+    gradients are enabled, autocast, ``module.training``. When a parameter or buffer of a module has
+    got other memory, all that was captured with it is captured anew.
+
+    Arguments:
+        function (Callable): What is captured: a module, a method of one, or a function. Of a module
+            it is seen whether its weights have moved; whatever else a function uses must stay.
+        sizes (sequence or str): The sizes to capture, as :mod:`cudagraph_pool.sizes` has them:
+            integers, or tuples of several dimensions (``sizes.grid``). ``"auto"``: those that the
+            calls need, such that none is padded by more than ``padding`` of its own.
+        dim (int, tuple or dict): Which dimension of the tensor arguments is as large as the size.
+            For sizes of several dimensions a tuple with an entry for each, ``None`` for a dimension
+            that a tensor has not, a tuple for one that it has several times. A dictionary says it
+            for each argument by name; tensors that it does not name are the same at all sizes.
+            Default: 0.
+        pool (GraphPool, optional): The pool to capture into. Default: a new one, on the current
+            device.
+        pad (number or dict): What fills up the arguments of a call that is smaller than its graph;
+            a dictionary says it for arguments by name, 0 for others. Default: 0.
+        warmup (int): How often each size runs before it is captured. Default: 3.
+        shared_exec (bool, optional): As for :class:`cudagraph_pool.graph`.
+        order (str): In which order sizes are captured: ``"largest_first"``, ``"smallest_first"`` or
+            ``"given"``.
+        overflow (str): What a call larger than all sizes does: ``"error"``, or ``"eager"`` to call
+            the function itself.
+        clone_outputs (bool): Return copies, which stay as they are.
+        lazy (bool): Capture a size when it is first used.
+        max_graphs (int, optional): How many sizes are kept captured at a time, over all ways of
+            calling; the one that was not used for the longest time goes. For ``lazy`` and
+            ``"auto"``.
+        padding (float): For ``"auto"``. Default: 0.25.
+        progress (bool): Show a progress bar while sizes are captured.
+
+    Raises:
+        RuntimeError: :func:`cudagraph_pool.enable` was not called.
+        TypeError, ValueError: An argument cannot be meant.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        sizes: Iterable[int | Iterable[int]] | Literal["auto"],
+        dim: int | tuple[Any, ...] | Mapping[str, Any] = 0,
+        pool: GraphPool | None = None,
+        pad: float | Mapping[str, float] = 0,
+        warmup: int = 3,
+        shared_exec: bool | None = None,
+        order: Order = "largest_first",
+        overflow: Literal["error", "eager"] = "error",
+        clone_outputs: bool = False,
+        lazy: bool = False,
+        max_graphs: int | None = None,
+        padding: float = 0.25,
+        progress: bool = True,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"a GraphRunner runs a callable, not a {type(function).__name__}")
+        if order not in _ORDERS:
+            raise ValueError(f"unknown order {order!r}; expected one of {_ORDERS}")
+        if overflow not in ("error", "eager"):
+            raise ValueError(f"overflow is {overflow!r}, but must be 'error' or 'eager'")
+        if warmup < 0:
+            raise ValueError(f"warmup is {warmup}, but must be 0 or more")
+        self._buckets: Buckets
+        if isinstance(sizes, str):
+            if sizes != "auto":
+                raise ValueError(f"sizes is {sizes!r}, but must be a sequence or 'auto'")
+            self._buckets = LadderBuckets(_axes_of(dim), padding)
+        else:
+            self._buckets = ListedBuckets(sizes)
+        self._lazy = lazy or sizes == "auto"
+        if max_graphs is not None and (max_graphs < 1 or not self._lazy):
+            raise ValueError(
+                f"max_graphs is {max_graphs}: it must be at least 1, and is for graphs that are "
+                "captured when they are used, with lazy=True or sizes='auto'"
+            )
+        self._function = function
+        self._module = module_of(function)
+        self._dim, self._pad = dim, pad
+        self._warmup, self._order, self._overflow = warmup, order, overflow
+        self._clone_outputs, self._max_graphs = clone_outputs, max_graphs
+        self._progress = progress
+        self._captures = self._new_captures(pool, shared_exec)
+        self._lock = threading.RLock()
+        self._programs: dict[Any, Program] = {}
+        self._plans: dict[Any, Plan | None] = {}  # None: of calls larger than all sizes
+        self._weights = watch(self._module)
+        self._calls = 0
+        self._capturing = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        r"""Return what the function returns for these arguments.
+
+        The tensors are overwritten by the next call, unless ``clone_outputs``.
+
+        Raises:
+            ValueError: An argument has another shape, dtype, device or memory format than those
+                that were captured, or the call is larger than all sizes.
+            TypeError: An argument that is no tensor cannot be hashed.
+        """
+        call = take_apart(args, kwargs)
+        with self._lock:
+            if self._capturing:
+                raise RuntimeError(
+                    "the function calls the GraphRunner that captures it: a module whose forward "
+                    "is replaced by a runner is captured by GraphRunner(module.forward)"
+                )
+            plan = self._plan(call)
+            if plan is not None:
+                self._calls += 1
+                plan.captured.last_used = self._calls
+                return plan.run(call.tensors, self._clone_outputs)
+        return self._function(*args, **kwargs)
+
+    def capture(self, *args: Any, **kwargs: Any) -> None:
+        r"""Capture now what a call with these arguments would capture, and run nothing."""
+        call = take_apart(args, kwargs)
+        with self._lock:
+            self._plan(call)
+
+    def reset(self) -> None:
+        r"""Let go of all graphs. The next call captures again."""
+        with self._lock:
+            self._captures.synchronize()
+            self._programs.clear()
+            self._plans.clear()
+
+    def report(self) -> Report:
+        r"""Return what each size cost and gains; printed, it is a table."""
+        with self._lock:
+            self._captures.synchronize()
+            return Report.of(self._captures, (p.captured for p in self._programs.values()))
+
+    def _new_captures(self, pool: GraphPool | None, shared_exec: bool | None) -> Captures:
+        _require_enabled("GraphRunner")
+        return Captures(GraphPool() if pool is None else pool, shared_exec)
+
+    def _plan(self, call: Call) -> Plan | None:
+        """How this call is run; captures what that needs. None: by the function itself."""
+        if self._weights.moved():
+            self.reset()
+            self._weights = watch(self._module)
+        ways = self._ways()
+        key = (ways, call.structure, *call.shapes)
+        try:
+            if key in self._plans:
+                return self._plans[key]
+        except TypeError as error:
+            raise TypeError(
+                f"an argument that is no tensor is part of what is captured: {error}"
+            ) from error
+        plan = self._new_plan((ways, call.structure, call.constants()), call)
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        self._plans[key] = plan
+        return plan
+
+    def _ways(self) -> tuple[Any, ...]:
+        """What else than arguments decides what the function does."""
+        device = self._captures.device.type
+        autocast = torch.is_autocast_enabled(device)
+        return (
+            torch.is_grad_enabled(),
+            torch.get_autocast_dtype(device) if autocast else None,
+            self._module is not None and self._module.training,
+        )
+
+    def _new_plan(self, way: Any, call: Call) -> Plan | None:
+        program = self._programs.get(way) or Program(
+            self._function, call, self._captures, self._buckets, self._dim, self._pad
+        )
+        size = program.size_of(call)
+        bucket = self._buckets.fit(size)
+        if bucket is None:
+            if self._overflow == "eager":
+                return None
+            largest = " or ".join(map(shown, _largest(self._buckets.listed())))
+            raise ValueError(
+                f"the call has size {shown(size)}, but the largest that was captured is {largest}; "
+                "capture a larger one, or pass overflow='eager' to run such calls eagerly"
+            )
+        if bucket not in program.captured:
+            self._capture(program, call, size, bucket)
+        self._programs[way] = program
+        return program.plan(size, bucket)
+
+    def _capture(self, program: Program, call: Call, size: Size, bucket: Size) -> None:
+        """Captures one bucket, or all of them. Where one fails none of these is left."""
+        sizes = [bucket] if self._lazy else self._in_order()
+        before = dict(program.captured)
+        bar = tqdm(sizes, unit="graph", disable=not self._progress or len(sizes) == 1)
+        self._capturing = True
+        try:
+            for at in bar:
+                bar.set_description(f"capturing size {shown(at)}")
+                self._make_room()
+                program.capture(call, size, at, self._warmup)
+                held, _ = self._captures.held_bytes()
+                bar.set_postfix_str(f"pool {held / 2**20:,.0f} MiB")
+        except BaseException as error:
+            error.add_note(f"while a GraphRunner captured size {shown(at)}")
+            program.captured = before
+            raise
+        finally:
+            self._capturing = False
+            bar.close()
+
+    def _in_order(self) -> list[Size]:
+        sizes = list(self._buckets.listed())
+        if self._order == "given":
+            return sizes
+        return sorted(sizes, key=cost, reverse=self._order == "largest_first")
+
+    def _make_room(self) -> None:
+        """For one more graph."""
+        if self._max_graphs is None:
+            return
+        captured = [(p, c) for p in self._programs.values() for c in p.captured.values()]
+        if len(captured) < self._max_graphs:
+            return
+        program, oldest = min(captured, key=lambda entry: entry[1].last_used)
+        self._captures.synchronize()
+        del program.captured[oldest.size]
+        self._plans.clear()
+
+
+def _axes_of(dim: Any) -> int:
+    """How many numbers a size has, by what ``dim`` says."""
+    entries = list(dim.values()) if isinstance(dim, Mapping) else [dim]
+    axes = {1 if isinstance(entry, int) else len(entry) for entry in entries if entry is not None}
+    if len(axes) != 1:
+        raise ValueError(
+            f"dim is {dim!r}: with sizes='auto' it says how many dynamic dimensions there are, and "
+            "says so for one tensor at least, and the same for all"
+        )
+    return axes.pop()
+
+
+def _largest(sizes: Sequence[Size]) -> list[Size]:
+    """Those that no other one holds."""
+    return [
+        size
+        for size in sizes
+        if not any(other != size and all(map(int.__le__, size, other)) for other in sizes)
+    ]

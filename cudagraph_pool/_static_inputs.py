@@ -1,0 +1,255 @@
+"""The tensors that captured graphs read: where they lie, and how a call's tensors get there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._buckets import Size
+from ._call import Named
+
+# For each axis of a size the dimensions of a tensor that it is the extent of.
+Dims = tuple[tuple[int, ...], ...]
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor argument, as all captures of one program have it.
+
+    Attributes:
+        dims: Of each axis of a size.
+        shape: Its extents; those of dynamic dimensions are -1.
+        pad: What its padding is filled with.
+    """
+
+    name: Named
+    dims: Dims
+    shape: tuple[int, ...]
+    pad: float
+    dtype: torch.dtype
+    memory_format: torch.memory_format
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, name: Named, tensor: Tensor, dims: Dims, pad: float) -> Input:
+        """As ``tensor`` is.
+
+        Raises:
+            ValueError: It has not the dimensions that were said to be dynamic.
+            TypeError: It is not strided.
+        """
+        if tensor.layout is not torch.strided:
+            raise TypeError(f"{name.path} is a {tensor.layout} tensor; a graph's must be strided")
+        dynamic = [dim for of_axis in dims for dim in of_axis]
+        for dim in dynamic:
+            if not -tensor.dim() <= dim < tensor.dim():
+                raise ValueError(
+                    f"{name.path} has the shape {tuple(tensor.shape)}, but its dimension {dim} "
+                    "should be dynamic; say which ones are: dim={'name of the argument': ...}, "
+                    "None for none"
+                )
+        dims = tuple(tuple(dim % tensor.dim() for dim in of_axis) for of_axis in dims)
+        dynamic = [dim for of_axis in dims for dim in of_axis]
+        if len(set(dynamic)) < len(dynamic):
+            raise ValueError(f"dim names a dimension of {name.path} twice: {dims}")
+        shape = tuple(-1 if dim in dynamic else n for dim, n in enumerate(tensor.shape))
+        return cls(
+            name, dims, shape, pad, tensor.dtype, _memory_format(tensor), tensor.requires_grad
+        )
+
+    def shape_at(self, size: Size) -> list[int]:
+        """Its extents at a size."""
+        shape = list(self.shape)
+        for extent, of_axis in zip(size, self.dims, strict=True):
+            for dim in of_axis:
+                shape[dim] = extent
+        return shape
+
+    def cut(self, tensor: Tensor, size: Size) -> Tensor:
+        """What of a tensor belongs to a size not above its own."""
+        for extent, of_axis in zip(size, self.dims, strict=True):
+            for dim in of_axis:
+                tensor = tensor.narrow(dim, 0, extent)
+        return tensor
+
+    def check(self, tensor: Tensor, device: torch.device) -> None:
+        """Raises ValueError if graphs that were captured for this input cannot read ``tensor``."""
+        was = [
+            ("dtype", self.dtype, tensor.dtype),
+            ("device", device, tensor.device),
+            ("requires_grad", self.requires_grad, tensor.requires_grad),
+            ("layout", torch.strided, tensor.layout),
+        ]
+        for what, captured, given in was:
+            if captured != given:
+                raise ValueError(
+                    f"{self.name.path} has {what} {given}, but was captured with {captured}"
+                )
+        if len(self.shape) != tensor.dim() or any(
+            static not in (-1, n) for static, n in zip(self.shape, tensor.shape, strict=True)
+        ):
+            shape = ", ".join("any" if n == -1 else str(n) for n in self.shape)
+            raise ValueError(
+                f"{self.name.path} has the shape {tuple(tensor.shape)}, "
+                f"but was captured with ({shape})"
+            )
+        if _memory_format(tensor) != self.memory_format and not tensor.is_contiguous(
+            memory_format=self.memory_format
+        ):
+            raise ValueError(
+                f"{self.name.path} has the strides {tensor.stride()}, but was captured as "
+                f"{self.memory_format}; pass it .contiguous(memory_format={self.memory_format})"
+            )
+
+
+def size_of(inputs: Sequence[Input], tensors: Sequence[Tensor], axes: int) -> Size:
+    """The size that a call has.
+
+    Raises:
+        ValueError: Two tensors do not agree about it, none has it, or it is 0.
+    """
+    size: list[int] = []
+    for axis in range(axes):
+        found: dict[str, int] = {}
+        for given, tensor in zip(inputs, tensors, strict=True):
+            for dim in given.dims[axis]:
+                found[f"{given.name.path} along dimension {dim}"] = tensor.shape[dim]
+        if not found:
+            raise ValueError(
+                "no argument has a dynamic dimension"
+                + (f" of axis {axis} of the sizes" if axes > 1 else "")
+                + ": dim says which tensors have which"
+            )
+        (first, extent), *others = found.items()
+        for other, n in others:
+            if n != extent:
+                raise ValueError(f"{other} has {n}, but {first} has {extent}")
+        if extent == 0:
+            raise ValueError(f"{first} has no elements: there is nothing to replay for size 0")
+        size.append(extent)
+    return tuple(size)
+
+
+class StaticInputs:
+    """One buffer for each input, of the largest size so far. Every size reads the beginning of it,
+    as a dense tensor: only one is read at a time.
+
+    Arguments:
+        sizes: What the buffers are made for; a larger one makes larger buffers, and those before
+            live on in the graphs that read them.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Input], device: torch.device, sizes: Sequence[Size]
+    ) -> None:
+        self._inputs = inputs
+        self._device = device
+        self._buffers = [
+            self._new_buffer(given, max(math.prod(given.shape_at(size)) for size in sizes))
+            for given in inputs
+        ]
+
+    def at(self, size: Size) -> list[Tensor]:
+        """The tensors that a graph of this size reads."""
+        views = []
+        for place, given in enumerate(self._inputs):
+            shape = given.shape_at(size)
+            if math.prod(shape) > self._buffers[place].numel():
+                self._buffers[place] = self._new_buffer(given, math.prod(shape))
+            views.append(self._view(self._buffers[place], given, shape))
+        return views
+
+    def _new_buffer(self, given: Input, elements: int) -> Tensor:
+        # Not of inference mode, whose tensors count no changes, and cannot require gradients.
+        with torch.inference_mode(False):
+            return torch.full((elements,), given.pad, dtype=given.dtype, device=self._device)
+
+    @staticmethod
+    def _view(buffer: Tensor, given: Input, shape: Sequence[int]) -> Tensor:
+        with torch.inference_mode(False), torch.no_grad():
+            dense = torch.empty(shape, device="meta", memory_format=given.memory_format)
+            view = buffer.as_strided(shape, dense.stride()).detach()
+            return view.requires_grad_(given.requires_grad)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyIn:
+    """How a tensor of a call gets to where a graph reads it."""
+
+    target: Tensor
+    padding: tuple[Tensor, ...]  # the rest of it, in parts that do not overlap
+    pad: float
+
+    @classmethod
+    def plan(cls, given: Input, static: Tensor, size: Size) -> CopyIn:
+        """For calls of ``size``; ``static`` is of the bucket that serves them."""
+        target = static.detach()
+        padding = []
+        for extent, of_axis in zip(size, given.dims, strict=True):
+            for dim in of_axis:
+                if extent < target.shape[dim]:
+                    padding.append(target.narrow(dim, extent, target.shape[dim] - extent))
+                    target = target.narrow(dim, 0, extent)
+        return cls(target, tuple(padding), given.pad)
+
+    def __call__(self, tensor: Tensor) -> None:
+        self.target.copy_(tensor, non_blocking=True)
+        for part in self.padding:
+            part.fill_(self.pad)
+
+
+def check_names(option: str, by_name: Any, names: Sequence[Named]) -> None:
+    """Raises ValueError if a mapping names an argument that is not there."""
+    if not isinstance(by_name, Mapping):
+        return
+    known = {name.parameter for name in names} | {name.path for name in names}
+    unknown = set(by_name) - known
+    if unknown:
+        raise ValueError(
+            f"{option} names {sorted(unknown)}, but the tensors passed are {sorted(known)}"
+        )
+
+
+def dims_of(dim: Any, name: Named, axes: int) -> Dims:
+    """What ``dim`` of :class:`GraphRunner` says of one argument.
+
+    Raises:
+        ValueError: It says something of another number of axes than sizes have.
+    """
+    if isinstance(dim, Mapping):
+        dim = dim.get(name.parameter, dim.get(name.path))
+    if dim is None:
+        return ((),) * axes
+    entries = (dim,) if isinstance(dim, int) else tuple(dim)
+    if len(entries) != axes:
+        raise ValueError(
+            f"dim is {dim!r} for {name.path}, but a size has {axes} number(s): "
+            "dim has one entry for each"
+        )
+    return tuple(
+        () if entry is None else (entry,) if isinstance(entry, int) else tuple(entry)
+        for entry in entries
+    )
+
+
+def pad_of(pad: Any, name: Named) -> float:
+    """What ``pad`` of :class:`GraphRunner` says of one argument."""
+    if isinstance(pad, Mapping):
+        pad = pad.get(name.parameter, pad.get(name.path, 0))
+    value: float = pad
+    return value
+
+
+def _memory_format(tensor: Tensor) -> torch.memory_format:
+    """What a dense tensor is laid out in; contiguous for those that are neither."""
+    last = _FORMATS.get(tensor.dim())
+    if last is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=last):
+        return last
+    return torch.contiguous_format

@@ -1,0 +1,145 @@
+"""What captured graphs return: which part of it is a call's, and whose memory it is.
+
+A graph's outputs do not keep their memory from the graphs captured after it: they are read before
+another one is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ._buckets import Size, shown
+
+_CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+class Output(NamedTuple):
+    """One leaf of what a function returns.
+
+    Attributes:
+        path: As an error names it: output['logits'].
+        shape: Of a tensor; None for a constant.
+        constant: The constant.
+    """
+
+    path: str
+    shape: tuple[int, ...] | None
+    constant: Any
+
+
+def describe(result: Any) -> list[Output]:
+    """The leaves of what a function returned.
+
+    Raises:
+        TypeError: One is neither a tensor nor a constant that cannot change.
+    """
+    outputs = []
+    for path, leaf in pytree.tree_flatten_with_path(result)[0]:
+        name = "output" + pytree.keystr(path)
+        if isinstance(leaf, Tensor):
+            outputs.append(Output(name, tuple(leaf.shape), None))
+        elif isinstance(leaf, _CONSTANTS):
+            outputs.append(Output(name, None, leaf))
+        else:
+            raise TypeError(
+                f"{name} is a {type(leaf).__name__}; a GraphRunner's function returns tensors and "
+                "constants, in tuples, lists, dicts or what torch.utils._pytree knows"
+            )
+    return outputs
+
+
+class Cuts:
+    """Which dimensions of the outputs are as large as the call.
+
+    Found by running the function at sizes that differ along one axis, which shows what follows it:
+    an extent that merely happens to equal a size does not change with it.
+
+    Arguments:
+        outputs_at: Returns what the function returns at a size.
+        size: One that will be captured.
+        neighbours: For each axis a size that differs from ``size`` along it only; None where
+            every call is as large as its bucket.
+
+    Raises:
+        ValueError: What the function returns depends on the size in a way that cannot be cut.
+    """
+
+    def __init__(
+        self,
+        outputs_at: Callable[[Size], list[Output]],
+        size: Size,
+        neighbours: Sequence[Size | None],
+    ) -> None:
+        here = outputs_at(size)
+        self._dims: list[list[tuple[int, int]]] = [[] for _ in here]  # of each: (axis, dimension)
+        for axis, neighbour in enumerate(neighbours):
+            if neighbour is None:
+                continue
+            there = outputs_at(neighbour)
+            if [output.path for output in here] != [output.path for output in there]:
+                raise ValueError(
+                    f"the function returns {len(here)} value(s) at size {shown(size)} and "
+                    f"{len(there)} at {shown(neighbour)}, or others: which of them a padded call "
+                    "should return is unknown"
+                )
+            for dims, a, b in zip(self._dims, here, there, strict=True):
+                dims += [(axis, dim) for dim in _follows(a, b, size, neighbour, axis)]
+
+    def dims(self, leaf: int, axes: int) -> tuple[tuple[int, ...], ...]:
+        """For each axis the dimensions of an output that follow it."""
+        return tuple(
+            tuple(dim for along, dim in self._dims[leaf] if along == axis) for axis in range(axes)
+        )
+
+    def cut(self, leaf: int, output: Tensor, size: Size) -> Tensor:
+        """What of an output of a bucket is that of a call of ``size``."""
+        for axis, dim in self._dims[leaf]:
+            if size[axis] < output.shape[dim]:
+                output = output.narrow(dim, 0, size[axis])
+        return output
+
+
+def _follows(a: Output, b: Output, size: Size, neighbour: Size, axis: int) -> list[int]:
+    """The dimensions along which an output is as large as the size."""
+    at = f"at size {shown(size)} and {{}} at {shown(neighbour)}"
+    if a.shape is None or b.shape is None:
+        if (a.shape, a.constant) != (b.shape, b.constant):
+            raise ValueError(
+                f"{a.path} is {a.constant!r} {at.format(repr(b.constant))}: a value that Python "
+                "computes from the padded size would be wrong; compute it from the call's arguments"
+            )
+        return []
+    dims = []
+    for dim, extents in enumerate(zip(a.shape, b.shape, strict=False)):
+        if extents[0] != extents[1]:
+            if extents != (size[axis], neighbour[axis]):
+                break
+            dims.append(dim)
+    else:
+        if len(a.shape) == len(b.shape):
+            return dims
+    raise ValueError(
+        f"{a.path} has the shape {a.shape} {at.format(b.shape)}: where its padding lies is "
+        "unknown. Return it with the dynamic dimension apart, as in x.unflatten(0, (batch, -1))"
+    )
+
+
+def lend(tensor: Tensor, owner: object) -> Tensor:
+    """The same memory as a tensor that keeps ``owner`` alive, and not the block that it lies in.
+
+    The storage's Python object lives as long as the storage does, and holds the owner. That must
+    not hold the tensor in turn: nobody would find the circle.
+    """
+    storage = tensor.untyped_storage()
+    lent: Any = torch._C._construct_storage_from_data_pointer(
+        storage.data_ptr(), tensor.device, storage.nbytes()
+    )
+    lent._owner = owner
+    with torch.inference_mode(False), torch.no_grad():
+        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return empty.set_(lent, tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -1,0 +1,35 @@
+"""The tensors of a module that its graphs read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ._allocator import load_adapter
+
+if TYPE_CHECKING:
+    from . import _torch
+
+
+def watch(module: nn.Module | None) -> _torch.WeightWatch:
+    """Knows where the parameters and buffers of a module are, and says if one has moved.
+
+    They move when a module is converted or sent to another device, when a part of it, a parameter
+    or the ``data`` of one is replaced, added or removed; not when they are trained.
+    """
+    parts = [] if module is None else list(module.modules())
+    made: _torch.WeightWatch = load_adapter().WeightWatch(
+        [part._modules for part in parts],
+        [home for part in parts for home in (part._parameters, part._buffers)],
+    )
+    return made
+
+
+def module_of(function: Callable[..., Any]) -> nn.Module | None:
+    """The module that a callable is, or is a method of."""
+    if isinstance(function, nn.Module):
+        return function
+    bound = getattr(function, "__self__", None)
+    return bound if isinstance(bound, nn.Module) else None

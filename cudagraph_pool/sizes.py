@@ -1,0 +1,67 @@
+"""Sizes for :class:`cudagraph_pool.GraphRunner` to capture.
+
+Each function returns a list, smallest first, whose last entry is ``largest``. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+__all__ = ["exact", "grid", "multiples", "padded", "powers_of_two", "vllm"]
+
+
+def exact(largest: int) -> list[int]:
+    r"""Return 1, 2, 3, ..., ``largest``: nothing is ever padded."""
+    return list(range(1, _checked(largest) + 1))
+
+
+def powers_of_two(largest: int) -> list[int]:
+    r"""Return 1, 2, 4, ..., ``largest``: padding at most doubles a size."""
+    powers = (1 << n for n in range(_checked(largest).bit_length()))
+    return [*(power for power in powers if power < largest), largest]
+
+
+def multiples(step: int, largest: int) -> list[int]:
+    r"""Return ``step``, 2 × ``step``, ..., ``largest``: less than ``step`` is ever added."""
+    return [*range(_checked(step, "step"), _checked(largest), step), largest]
+
+
+def padded(padding: float, largest: int) -> list[int]:
+    r"""Return the fewest sizes of which one is at most ``1 + padding`` times any size up to
+    ``largest``.
+    """
+    sizes = [rung(1, padding)]
+    while sizes[-1] < _checked(largest):
+        sizes.append(rung(sizes[-1] + 1, padding))
+    return [*sizes[:-1], largest]
+
+
+def vllm(largest: int = 512) -> list[int]:
+    r"""Return the sizes that vLLM captures: 1, 2, 4, from 8 on every 8, from 256 on every 16."""
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, _checked(largest), 16)]
+    return [*(size for size in sizes if size < largest), largest]
+
+
+def grid(*axes: Sequence[int]) -> list[tuple[int, ...]]:
+    r"""Return every combination of sizes of several dimensions: batch × sequence, say."""
+    return list(itertools.product(*axes))
+
+
+def rung(size: int, padding: float) -> int:
+    """The least size of the ladder that :func:`padded` climbs, and is not less than ``size``.
+
+    A rung is as far above the one before as ``padding`` allows for a size one above that one.
+    """
+    if not padding >= 0:
+        raise ValueError(f"padding is {padding}, but must be 0 or more: 0.25 adds up to a quarter")
+    top = 0
+    while top < size:
+        top = int((top + 1) * (1 + padding))
+    return top
+
+
+def _checked(value: int, name: str = "largest") -> int:
+    if value < 1:
+        raise ValueError(f"{name} is {value}, but must be at least 1")
+    return value

@@ -1,0 +1,154 @@
+"""Captures without a GPU: operations are recorded, and replayed into the memory they had.
+
+As in a pool, a replay overwrites what other graphs left: here with values that are noticed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import cudagraph_pool as cgp
+from cudagraph_pool._graphs import _Turns
+
+
+class Stream:
+    """Knows which streams it has waited for."""
+
+    def __init__(self) -> None:
+        self.waited_for: list[Stream] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited_for.append(other)
+
+
+class Tape(TorchDispatchMode):  # type: ignore[misc]
+    """A graph: operations, and what they allocated."""
+
+    def __init__(self, pool: CpuCaptures) -> None:
+        super().__init__()
+        self._pool = pool
+        self._operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Any]]] = []
+        self.allocated: list[Tensor] = []
+        self.read: set[int] = set()  # addresses of all arguments
+        self.replays = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.read |= {x.untyped_storage().data_ptr() for x in _tensors((args, kwargs))}
+        result = func(*args, **kwargs)
+        returned = result if isinstance(result, (tuple, list)) else (result,)
+        fresh = []
+        for declared, value in zip(func._schema.returns, returned, strict=False):
+            is_new = declared.alias_info is None and isinstance(value, Tensor)
+            fresh.append(value if is_new else None)
+        self._operations.append((func, args, kwargs, fresh))
+        self.allocated += [value for value in fresh if value is not None]
+        return result
+
+    def replay(self) -> None:
+        self.replays += 1
+        self._pool.overwrite_others(self)
+        with torch.no_grad():
+            for func, args, kwargs, fresh in self._operations:
+                result = func(*args, **kwargs)
+                returned = result if isinstance(result, (tuple, list)) else (result,)
+                for value, target in zip(returned, fresh, strict=False):
+                    if target is not None:
+                        target.copy_(value)
+
+    def addresses(self) -> set[int]:
+        return {tensor.untyped_storage().data_ptr() for tensor in self.allocated}
+
+    def spoil(self) -> None:
+        for tensor in self.allocated:
+            if tensor.is_floating_point():
+                tensor.detach().fill_(float("nan"))
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+class CpuCaptures:
+    """Stands for cudagraph_pool._captures.Captures."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.tapes: list[Tape] = []
+        self.stream = Stream()
+        self.warm_ups = 0
+        self.turns = _Turns()
+
+    def warm_up(self, work: Callable[[], Any]) -> Any:
+        self.warm_ups += 1
+        return work()
+
+    def timed(self, work: Callable[[], Any]) -> tuple[Any, float]:
+        began = time.perf_counter()
+        return work(), time.perf_counter() - began
+
+    def capture(self, work: Callable[[], None]) -> Tape:
+        tape = Tape(self)
+        with tape:
+            work()
+        self.tapes.append(tape)
+        return tape
+
+    def overwrite_others(self, replayed: Tape) -> None:
+        """But for what this one reads: a backward pass does what its forward pass has left."""
+        for tape in self.tapes:
+            if tape is not replayed and not tape.addresses() & replayed.read:
+                tape.spoil()
+
+    def count_nodes(self, tape: Tape) -> int:
+        return len(tape._operations)
+
+    def live_blocks(self) -> set[int]:
+        return set().union(*(tape.addresses() for tape in self.tapes))
+
+    def peak_bytes(self) -> int:
+        return sum(t.nbytes for t in self.tapes[-1].allocated)
+
+    def held_bytes(self) -> tuple[int, int]:
+        held = sum(t.nbytes for tape in self.tapes for t in tape.allocated)
+        return held, held
+
+    def synchronize(self) -> None:
+        pass
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def seconds_between(self, began: float, ended: float) -> float:
+        return ended - began
+
+    def take_turn(self) -> int:
+        stream: Any = self.stream
+        return self.turns.take(stream)
+
+
+class CpuRunner(cgp.GraphRunner):
+    """A GraphRunner whose graphs run on the CPU."""
+
+    captures: CpuCaptures
+
+    def _new_captures(self, pool: Any, shared_exec: Any) -> Any:
+        self.captures = CpuCaptures() if pool is None else pool
+        return self.captures
+
+    @property
+    def sizes_captured(self) -> list[Any]:
+        return [row.size for row in self.report()]
+
+
+def tree_equal(a: Any, b: Any) -> bool:
+    """Bit for bit."""
+    pairs = list(zip(tree_leaves(a), tree_leaves(b), strict=True))
+    return all(torch.equal(x, y) if isinstance(x, Tensor) else x == y for x, y in pairs)
