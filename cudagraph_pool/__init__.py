@@ -27,6 +27,7 @@ from ._allocator import (
 from ._graphs import GraphPool, graph, use_pool
 
 if TYPE_CHECKING:
+    from ._guard import guard
     from ._runner import GraphRunner
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "enable",
     "enabled",
     "graph",
+    "guard",
     "is_enabled",
     "library_path",
     "pluggable_allocator",
@@ -46,9 +48,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """GraphRunner is defined in terms of torch's classes, so it comes when it is asked for."""
+    """What is defined in terms of torch's classes comes when it is asked for."""
     if name == "GraphRunner":
         from ._runner import GraphRunner
 
         return GraphRunner
+    if name == "guard":
+        from ._guard import guard
+
+        return guard
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

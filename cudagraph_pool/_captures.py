@@ -108,11 +108,11 @@ class Captures:
         """Between two marks that the device has passed."""
         return float(began.elapsed_time(ended)) * 1e-3
 
-    def take_turn(self) -> int:
-        """Orders what the current stream gets next behind the last replay of the pool; returns its
-        number in their row. pre: ``turns.lock`` is held until the replay is launched.
+    def order(self) -> None:
+        """Lets what the current stream gets next come after the last replay of the pool.
+        pre: ``turns.lock`` is held until the next one is launched.
         """
-        return self.turns.take(torch.cuda.current_stream(self.device))
+        self.turns.order(torch.cuda.current_stream(self.device))
 
 
 @dataclass(slots=True)

@@ -35,18 +35,24 @@ class _Turns:
 
     Attributes:
         number (int): Of the last one.
+        what (str): What that was, for errors.
     """
 
     def __init__(self) -> None:
         self.number = 0
+        self.what = ""
         self.lock = threading.Lock()  # for as long as it takes to launch one
         self._last: torch.cuda.Stream | None = None
 
-    def take(self, stream: torch.cuda.Stream) -> int:
-        """Orders what ``stream`` gets next behind the last one; returns its number."""
+    def order(self, stream: torch.cuda.Stream) -> None:
+        """Lets what ``stream`` gets next come after the last one."""
         if self._last is not None and self._last != stream:
             stream.wait_stream(self._last)
         self._last = stream
+
+    def take(self, what: str) -> int:
+        """The next one overwrites what the last one left; returns its number."""
+        self.what = what
         self.number += 1
         return self.number
 

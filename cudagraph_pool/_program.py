@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from ._buckets import Buckets, Size, shown
 from ._call import Call, Named, name_tensors
 from ._captures import Captured, Captures, capture, find_leaves
+from ._guard import is_guarded, lend_for
 from ._static_inputs import (
     CopyIn,
     Input,
@@ -189,6 +190,7 @@ class Plan:
     ) -> None:
         self.captured = captured
         self._captures = captures
+        self._what = f"of size {shown(size)} in the graph of {shown(captured.size)}"
         self._assemble = _assembler(captured.tree)
         self._copies = [
             CopyIn.plan(given, static, size)
@@ -233,10 +235,12 @@ class Plan:
     def launch(self, tensors: Sequence[Tensor], clone: bool) -> tuple[list[Any], int]:
         """The forward pass; returns its leaves, and its number among the pool's replays."""
         captured = self.captured
-        with self._captures.turns.lock:
-            number = self._captures.take_turn()
+        turns = self._captures.turns
+        with turns.lock:
+            self._captures.order()
             for copy, tensor in zip(self._copies, tensors, strict=True):
                 copy(tensor)
+            number = turns.take(self._what)
             if len(captured.samples) < _SAMPLES:
                 began = self._captures.mark()
                 captured.forward.replay()
@@ -246,27 +250,30 @@ class Plan:
             leaves = list(self._results)
             for place in self._tensor_places:
                 leaves[place] = leaves[place].clone() if clone else leaves[place].detach()
+                if is_guarded():
+                    leaves[place] = lend_for(leaves[place], turns, number)
             return leaves, number
 
     def launch_backward(
         self, number: int, gradients: Mapping[int, Tensor | None]
     ) -> list[Tensor | None]:
-        """The backward pass of the forward pass with that number; returns the gradients of inputs
-        and parameters.
+        """The backward pass of the call with that number; returns the gradients of inputs and
+        parameters.
 
         Raises:
-            RuntimeError: Something was replayed in between.
+            RuntimeError: There were other calls since.
         """
         backward = self.captured.backward
         assert backward is not None
-        with self._captures.turns.lock:
-            now = self._captures.take_turn()
-            if now != number + 1:
+        turns = self._captures.turns
+        with turns.lock:
+            if turns.number != number:
                 raise RuntimeError(
-                    f"the backward pass of a call of size {shown(self.captured.size)} came after "
-                    f"{now - number - 1} other replay(s) of its pool, which have overwritten what "
-                    "it needs: run it before the next call, and once"
+                    f"the backward pass of call {number} of its pool, {self._what}, came after "
+                    f"call {turns.number}, {turns.what}, which has overwritten what it needs: run "
+                    "it before the next call"
                 )
+            self._captures.order()
             for place, static in zip(backward.gradients_of, backward.grad_outputs, strict=True):
                 gradient = gradients[place]
                 if gradient is None:
@@ -296,6 +303,7 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, plan: Plan, clone: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.plan = plan
+        ctx.is_done = False
         leaves, ctx.number = plan.launch(tensors[: len(plan._copies)], clone)
         outputs = [leaves[place] for place in plan._tensor_places]
         ctx.mark_non_differentiable(
@@ -311,6 +319,12 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
+        if ctx.is_done:
+            raise RuntimeError(
+                f"the backward pass of call {ctx.number}, {plan._what}, has run already, and has "
+                "overwritten what it needs: it runs once, also with retain_graph=True"
+            )
+        ctx.is_done = True
         by_place = dict(zip(plan._tensor_places, gradients, strict=True))
         return (None, None, *plan.launch_backward(ctx.number, by_place))
 

@@ -129,9 +129,9 @@ class CpuCaptures:
     def seconds_between(self, began: float, ended: float) -> float:
         return ended - began
 
-    def take_turn(self) -> int:
+    def order(self) -> None:
         stream: Any = self.stream
-        return self.turns.take(stream)
+        self.turns.order(stream)
 
 
 class CpuRunner(cgp.GraphRunner):

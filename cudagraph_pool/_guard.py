@@ -1,0 +1,169 @@
+"""Finding what graphs of one pool do to each other."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.cuda import _gpu_trace
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ._happens_before import HappensBefore, Launch
+from ._static_outputs import lend
+
+if TYPE_CHECKING:
+    from ._graphs import _Turns
+
+_listening: list[_Replays] = []
+
+
+@contextmanager
+def guard() -> Iterator[None]:
+    r"""Context manager that finds graphs of one pool that overwrite each other's memory.
+
+    For finding a mistake, not for production: every operation of this thread is looked at. Within
+    it these raise an error that names both sides, before anything is launched:
+
+    * an operation that uses what a :class:`GraphRunner` returned, after a later call has
+      overwritten it. Holding it is no mistake, so that ``y = runner(x)`` in a loop is none.
+    * a graph that is replayed on a stream where nothing orders it behind the last replay of another
+      graph of its pool, on another stream, whether or not the two do overlap this time. Order is
+      seen that comes from streams, from events and from waits of the host; not from a loop that
+      queries. Of :meth:`torch.cuda.CUDAGraph.replay` in any thread.
+
+    Raises:
+        RuntimeError: What is described above, from within the context.
+    """
+    replays = _Replays()
+    with _watched(replays) if torch.cuda.is_available() else nullcontext(), _Outputs():
+        _Outputs.active += 1
+        try:
+            yield
+        finally:
+            _Outputs.active -= 1
+
+
+class Lent:
+    """What a tensor that a call returned was lent for: until the next replay of the pool."""
+
+    def __init__(self, turns: _Turns, number: int, what: str) -> None:
+        self._turns = turns
+        self._number = number
+        self._what = what
+
+    def check(self, operation: Any) -> None:
+        """Raises RuntimeError if the memory has been overwritten since."""
+        if self._turns.number != self._number:
+            raise RuntimeError(
+                f"{operation} uses what call {self._number} of its pool returned, {self._what}, "
+                f"but call {self._turns.number}, {self._turns.what}, has overwritten it. Copy what "
+                "must last longer, or pass clone_outputs=True to the GraphRunner"
+            )
+
+
+def lend_for(tensor: Tensor, turns: _Turns, number: int) -> Tensor:
+    """The same tensor, as one that is known to a guard."""
+    owner = getattr(tensor.untyped_storage(), "_owner", None)
+    if owner is None:
+        return tensor  # not of the pool
+    lent = lend(tensor, owner)
+    storage: Any = lent.untyped_storage()
+    storage._lent = Lent(turns, number, turns.what)
+    return lent
+
+
+class _Outputs(TorchDispatchMode):  # type: ignore[misc]
+    """Looks at the arguments of every operation."""
+
+    active = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and type(leaf) is Tensor:
+                lent = getattr(leaf.untyped_storage(), "_lent", None)
+                if lent is not None:
+                    lent.check(func)
+        return func(*args, **(kwargs or {}))
+
+
+def is_guarded() -> bool:
+    """Whether what calls return has to be known to a guard."""
+    return _Outputs.active > 0
+
+
+class _Replays:
+    """The last replay of each pool on each stream, and what orders them."""
+
+    def __init__(self) -> None:
+        self.order = HappensBefore()
+        self.lock = threading.Lock()
+        self._last: dict[tuple[int, int], dict[int, tuple[Launch, str]]] = {}
+
+    def replay(self, pool: tuple[int, int], graph: str, stream: int) -> None:
+        """A graph is about to be launched.
+
+        Raises:
+            RuntimeError: Another one of its pool may still run then.
+        """
+        with self.lock:
+            last = self._last.setdefault(pool, {})
+            for launch, other in last.values():
+                if launch.stream != stream and not self.order.comes_after(stream, launch):
+                    raise RuntimeError(
+                        f"{graph} is replayed on stream {stream:#x}, and {other}, which shares the "
+                        f"pool {pool}, was replayed on stream {launch.stream:#x}: nothing orders "
+                        "the two, and each overwrites what the other one computes with. Let the "
+                        "stream wait for the other one (Stream.wait_stream), or capture the graphs "
+                        "into pools of their own"
+                    )
+            last[stream] = (self.order.launch(stream), graph)
+
+
+@contextmanager
+def _watched(replays: _Replays) -> Iterator[None]:
+    """Lets ``replays`` know of all replays and of what orders them."""
+    native = torch.cuda.CUDAGraph.replay
+
+    @functools.wraps(native)
+    def replay(self: torch.cuda.CUDAGraph) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        replays.replay(tuple(self.pool()), repr(self), stream)
+        native(self)
+
+    _trace()
+    torch.cuda.synchronize()  # what came before comes before
+    _listening.append(replays)
+    torch.cuda.CUDAGraph.replay = replay
+    try:
+        yield
+    finally:
+        torch.cuda.CUDAGraph.replay = native
+        _listening.remove(replays)
+
+
+@functools.cache
+def _trace() -> None:
+    """Hears of everything that orders streams, from now on: torch's callbacks stay."""
+    torch._C._activate_gpu_trace()
+    order = HappensBefore
+    for register, note in (
+        (_gpu_trace.register_callback_for_event_record, order.record),
+        (_gpu_trace.register_callback_for_event_wait, order.wait),
+        (_gpu_trace.register_callback_for_event_deletion, order.forget),
+        (_gpu_trace.register_callback_for_event_synchronization, order.synchronize_event),
+        (_gpu_trace.register_callback_for_stream_synchronization, order.synchronize_stream),
+        (_gpu_trace.register_callback_for_device_synchronization, order.synchronize_device),
+    ):
+        register(functools.partial(_tell, note))
+
+
+def _tell(note: Callable[..., None], *arguments: int) -> None:
+    for replays in _listening:
+        with replays.lock:
+            note(replays.order, *arguments)

@@ -1,0 +1,103 @@
+"""What guard() finds, on graphs that the CPU records and replays, and on made-up replays."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+try:
+    from cudagraph_pool._allocator import load_adapter
+
+    load_adapter()
+except ImportError as error:
+    pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
+
+import torch
+from cpu_captures import CpuCaptures, CpuRunner, tree_equal
+
+import cudagraph_pool as cgp
+from cudagraph_pool._guard import _Replays
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def runner(**options: object) -> CpuRunner:
+    return CpuRunner(double, sizes=[2, 4], progress=False, **options)  # type: ignore[arg-type]
+
+
+STALE = (
+    r"aten\.\S+ uses what call 1 of its pool returned, of size 3 in the graph of 4, but call 2, "
+)
+
+
+def test_outputs_that_are_used_too_late() -> None:
+    run = runner()
+    x = torch.randn(3, 5)
+    with cgp.guard():
+        first = run(x)
+        part = first[1:]
+        assert tree_equal(part, x[1:] * 2)
+        second = run(x[:1])
+        with pytest.raises(RuntimeError, match=STALE + "of size 1 in the graph of 2, has over"):
+            first + 1
+        with pytest.raises(RuntimeError, match=STALE):
+            part.sum()
+        with pytest.raises(RuntimeError, match=STALE):
+            run(first)
+        assert run(x[:2]).shape == (2, 5)
+        with pytest.raises(RuntimeError, match="uses what call 2"):
+            torch.stack([second, second])
+    assert (first + 1).shape == (3, 5), "nothing is looked at any more"
+
+
+def test_another_runner_on_the_same_pool_counts() -> None:
+    shared = CpuCaptures()
+    one, other = runner(pool=shared), runner(pool=shared)
+    x = torch.randn(3, 5)
+    with cgp.guard():
+        first = one(x)
+        other(x)
+        with pytest.raises(RuntimeError, match=STALE):
+            first.sum()
+
+
+def test_what_is_no_mistake() -> None:
+    run, copies = runner(), runner(clone_outputs=True)
+    weight = torch.randn(5, requires_grad=True)
+    training = CpuRunner(lambda x: x * weight, sizes=[2, 4], progress=False)
+    with cgp.guard():
+        y = torch.randn(3, 5)
+        kept = copies(y)
+        for _ in range(3):
+            y = run(y)  # holds the last one while the next is made
+            copies(y)
+        assert kept.shape == (3, 5)
+        for n in (1, 3, 2):
+            weight.grad = None
+            x = torch.randn(n, 5)
+            training(x).square().sum().backward()
+            torch.testing.assert_close(weight.grad, (2 * x * x * weight).sum(0).detach())
+    x = torch.randn(2, 5)
+    held = run(x)
+    run(x)
+    with cgp.guard():
+        held.sum()  # from before
+
+
+def test_replays_that_nothing_orders() -> None:
+    pool, other = (0, 1), (0, 2)
+    replays = _Replays()
+    replays.replay(pool, "graph a", 0x10)
+    replays.replay(pool, "graph b", 0x10)
+    replays.replay(other, "graph c", 0x20)
+    with pytest.raises(RuntimeError, match=r"graph d is replayed on stream 0x20, and graph b, .*"):
+        replays.replay(pool, "graph d", 0x20)
+    replays.order.record(1, 0x10)
+    replays.order.wait(1, 0x20)
+    replays.replay(pool, "graph d", 0x20)
+    with pytest.raises(RuntimeError, match=r"graph a is replayed on stream 0x10, and graph d"):
+        replays.replay(pool, "graph a", 0x10)
+    replays.order.synchronize_stream(0x20)
+    replays.replay(pool, "graph a", 0x10)
