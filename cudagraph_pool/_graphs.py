@@ -71,10 +71,15 @@ class GraphPool:
             that was not used for the longest time goes first. ``None``: one for all graphs that are
             alike but for sizes and addresses. Where the GPU has no memory for so many, there are
             fewer. Default: 4.
+        exec_budget (int, optional): Bytes of device memory that executables may take where
+            ``max_execs`` are too few: where the device ran out of work while one was switched to
+            another graph, one more is kept, as long as all together take about so much at most.
+            Default: 0.
 
     Raises:
         RuntimeError: :func:`cudagraph_pool.enable` was not called.
-        ValueError: ``device`` is no CUDA device of this machine, or ``max_execs`` is less than 1.
+        ValueError: ``device`` is no CUDA device of this machine, ``max_execs`` is less than 1,
+            ``exec_budget`` is negative, or has no ``max_execs`` to exceed.
     """
 
     def __init__(
@@ -83,10 +88,16 @@ class GraphPool:
         *,
         shared_exec: bool = False,
         max_execs: int | None = _MAX_EXECS,
+        exec_budget: int = 0,
     ) -> None:
         self._open = False
         if max_execs is not None and max_execs < 1:
             raise ValueError(f"max_execs is {max_execs}, but a graph needs an executable to run")
+        if exec_budget < 0 or (exec_budget > 0 and max_execs is None):
+            raise ValueError(
+                f"exec_budget is {exec_budget} and max_execs is {max_execs}, but a budget is a "
+                "number of bytes for executables beyond a number of them"
+            )
         self._adapter = _require_enabled("GraphPool")
         import torch
 
@@ -95,6 +106,7 @@ class GraphPool:
         self._id = (int(first), int(second))
         self._shared_exec = shared_exec
         self._max_execs = max_execs
+        self._exec_budget = exec_budget
         self._execs: _torch.ExecCache | None = None
         self._execs_lock = threading.Lock()
         self._turns = _Turns()
@@ -162,7 +174,9 @@ class GraphPool:
         """Of its graphs; it lives on in them."""
         with self._execs_lock:
             if self._execs is None:
-                self._execs = self._adapter.ExecCache(self._device.index, self._max_execs)
+                self._execs = self._adapter.ExecCache(
+                    self._device.index, self._max_execs, self._exec_budget
+                )
             cache: _torch.ExecCache = self._execs
         return cache
 

@@ -80,6 +80,10 @@ class Program:
         Raises:
             ValueError, TypeError: The function cannot be captured. Whatever it raises itself.
         """
+        # Replays on other streams may still read the static inputs; and the first replay of this
+        # capture comes after what the capture itself leaves on the current stream.
+        with self._captures.turns.lock:
+            self._captures.order()
         sizes = self._buckets.listed() or (bucket,)
         if self._statics is None:
             self._statics = StaticInputs(self._inputs, self._captures.device, sizes)

@@ -20,6 +20,7 @@ from ._weights import module_of, watch
 Order = Literal["largest_first", "smallest_first", "given"]
 
 _ORDERS = ("largest_first", "smallest_first", "given")
+_EXEC_BUDGET = 256 << 20
 _MAX_PLANS = 4096  # one for each shape that calls have had: some kB each
 
 
@@ -67,7 +68,10 @@ class GraphRunner:
         pad (number or dict): What fills up the arguments of a call that is smaller than its graph;
             a dictionary says it for arguments by name, 0 for others. Default: 0.
         warmup (int): How often each size runs before it is captured. Default: 3.
-        shared_exec (bool, optional): As for :class:`cudagraph_pool.graph`.
+        shared_exec (bool or str): As for :class:`cudagraph_pool.graph`. ``"auto"``: as ``pool`` was
+            made; a new one shares, and keeps executables in 256 MiB for sizes whose sharing the
+            device would wait for. Another budget: ``pool=GraphPool(shared_exec=True,
+            exec_budget=...)``. Default: ``"auto"``.
         order (str): In which order sizes are captured: ``"largest_first"``, ``"smallest_first"`` or
             ``"given"``.
         overflow (str): What a call larger than all sizes does: ``"error"``, or ``"eager"`` to call
@@ -94,7 +98,7 @@ class GraphRunner:
         pool: GraphPool | None = None,
         pad: float | Mapping[str, float] = 0,
         warmup: int = 3,
-        shared_exec: bool | None = None,
+        shared_exec: bool | Literal["auto"] = "auto",
         order: Order = "largest_first",
         overflow: Literal["error", "eager"] = "error",
         clone_outputs: bool = False,
@@ -181,9 +185,13 @@ class GraphRunner:
             self._captures.synchronize()
             return Report.of(self._captures, (p.captured for p in self._programs.values()))
 
-    def _new_captures(self, pool: GraphPool | None, shared_exec: bool | None) -> Captures:
+    def _new_captures(
+        self, pool: GraphPool | None, shared_exec: bool | Literal["auto"]
+    ) -> Captures:
         _require_enabled("GraphRunner")
-        return Captures(GraphPool() if pool is None else pool, shared_exec)
+        if pool is None:
+            pool = GraphPool(shared_exec=shared_exec is not False, exec_budget=_EXEC_BUDGET)
+        return Captures(pool, None if shared_exec == "auto" else shared_exec)
 
     def _plan(self, call: Call) -> Plan | None:
         """How this call is run; captures what that needs. None: by the function itself."""

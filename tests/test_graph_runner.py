@@ -271,6 +271,19 @@ def test_calls_on_several_streams_form_one_row() -> None:
     assert first.waited_for == [second]
 
 
+def test_a_capture_on_another_stream_waits_for_what_reads_the_inputs() -> None:
+    run = runner(double, lazy=True)
+    first, second = Stream(), Stream()
+    run.captures.stream = first
+    run(rows(2))
+    run.captures.stream = second
+    run.capture(rows(4))
+    assert second.waited_for == [first]
+    run.captures.stream = first
+    run(rows(4))
+    assert first.waited_for == [second]
+
+
 def test_calls_of_several_threads() -> None:
     run = runner(lambda x: x * 2, clone_outputs=True)
     wrong: list[int] = []

@@ -237,6 +237,9 @@ def test_arguments_of_a_pool() -> None:
     for limit in (0, -3):
         with pytest.raises(ValueError, match=f"max_execs is {limit}, but a graph needs"):
             cgp.GraphPool(max_execs=limit)
+    for limits_and_budget in ((4, -1), (None, 1)):
+        with pytest.raises(ValueError, match="a budget is a number of bytes for executables"):
+            cgp.GraphPool(max_execs=limits_and_budget[0], exec_budget=limits_and_budget[1])
     assert not cgp.is_enabled()
     limits: list[int | None] = [1, None]
     for unless_enabled in limits:

@@ -14,11 +14,11 @@ GroupNumber ExecTable::AddGroup(GroupKind kind) {
   return number;
 }
 
-GraphNumber ExecTable::Add(GroupNumber group) {
+GraphNumber ExecTable::Add(GroupNumber group, uint64_t bytes) {
   Group& joined = groups_.at(group);
   CGP_CHECK(joined.kind == GroupKind::kShared || joined.graphs == 0);
   const GraphNumber number{next_graph_++};
-  graphs_[number] = {.group = group, .held_by = std::nullopt};
+  graphs_[number] = {.group = group, .bytes = bytes, .held_by = std::nullopt};
   ++joined.graphs;
   return number;
 }
@@ -85,9 +85,9 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
   const Group& group = groups_.at(graph.group);
   const std::vector<ExecNumber> counted = Counted(graph.group);
   const auto other = std::find_if(counted.begin(), counted.end(), [&](ExecNumber exec) {
-    return exec != holder && !now.in_use(exec);
+    return exec != holder && FitsInPlaceOf(exec, graph) && !now.in_use(exec);
   });
-  if (counted.size() < limit()) {
+  if (HasRoom(counted.size(), taken_, graph)) {
     if (group.execs < group.graphs) return renew;
   } else if (other != counted.end()) {
     if (group.execs < group.graphs || execs_.at(*other).group == graph.group) {
@@ -110,7 +110,7 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
   auto replaced = std::find_if(idle.begin(), idle.end(), [&](ExecNumber exec) {
     return of_group(exec) && !execs_.at(exec).holds;  // nobody misses it
   });
-  if (replaced == idle.end() && counted.size() >= limit()) {
+  if (replaced == idle.end() && !HasRoom(counted.size(), taken_, graph)) {
     if (room_) replaced = std::find_if(idle.begin(), idle.end(), of_group);
     if (replaced == idle.end()) replaced = idle.begin();
   }
@@ -126,12 +126,30 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
     idle.erase(replaced);
   }
   if (plan.step == Step::kMake) DestroyEmptyOne(graph.group, &plan);
-  // There may be more than the limit since a time when too many were in use.
-  std::size_t count = counted.size() - plan.destroy.size() + (plan.step == Step::kMake ? 1 : 0);
-  for (std::size_t i = 0; i < idle.size() && count > limit(); ++i, --count) {
+  // There may be more than the limit since a time when too many were in use; and one that goes may
+  // take less than one that comes.
+  std::size_t count = counted.size() - plan.destroy.size();
+  uint64_t taken = taken_;
+  for (const ExecNumber gone : plan.destroy) taken -= execs_.at(gone).bytes;
+  const auto fits = [&] {
+    return plan.step == Step::kMake ? HasRoom(count, taken, graph) : count <= limit();
+  };
+  for (std::size_t i = 0; i < idle.size() && !fits(); ++i) {
     plan.destroy.push_back(idle[i]);
+    taken -= execs_.at(idle[i]).bytes;
+    --count;
   }
   return plan;
+}
+
+bool ExecTable::FitsInPlaceOf(ExecNumber other, const Graph& graph) const {
+  return more_execs_ == 0 || by_use_.size() <= *max_execs_ ||
+         taken_ - execs_.at(other).bytes + graph.bytes <= budget_bytes_;
+}
+
+bool ExecTable::HasRoom(std::size_t count, uint64_t taken, const Graph& graph) const {
+  if (count >= limit()) return false;
+  return !max_execs_ || count < *max_execs_ || taken + graph.bytes <= budget_bytes_;
 }
 
 void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
@@ -156,7 +174,8 @@ bool ExecTable::MayHaveFirst(GraphNumber graph) const {
   const GroupNumber number = graphs_.at(graph).group;
   const Group& group = groups_.at(number);
   if (group.execs != 0) return false;
-  return group.kind == GroupKind::kAlone || Counted(number).size() < limit();
+  return group.kind == GroupKind::kAlone ||
+         HasRoom(Counted(number).size(), taken_, graphs_.at(graph));
 }
 
 ExecNumber ExecTable::Made(GraphNumber graph) {
@@ -166,7 +185,7 @@ ExecNumber ExecTable::Made(GraphNumber graph) {
   const ExecNumber number{next_exec_++};
   ReserveMore(by_use_, 1);
   Exec& made = execs_[number];
-  made = {.group = held.group, .holds = graph};
+  made = {.group = held.group, .bytes = held.bytes, .holds = graph};
   if (held.held_by) {
     Exec& before = execs_.at(*held.held_by);
     before.holds.reset();
@@ -174,7 +193,10 @@ ExecNumber ExecTable::Made(GraphNumber graph) {
   }
   held.held_by = number;
   ++group.execs;
-  if (group.kind == GroupKind::kShared) by_use_.push_back(number);
+  if (group.kind == GroupKind::kShared) {
+    by_use_.push_back(number);
+    taken_ += made.bytes;
+  }
   return number;
 }
 
@@ -196,6 +218,11 @@ void ExecTable::Launched(ExecNumber exec) {
   if (room_ && ++launches_in_room_ == kLaunchesBeforeMore) room_.reset();
 }
 
+void ExecTable::DeviceWaited(GraphNumber graph) {
+  if (!max_execs_ || room_ || by_use_.size() < limit()) return;
+  if (taken_ + graphs_.at(graph).bytes <= budget_bytes_) ++more_execs_;
+}
+
 void ExecTable::Used(ExecNumber exec) {
   const auto found = std::find(by_use_.begin(), by_use_.end(), exec);
   if (found != by_use_.end()) std::rotate(found, found + 1, by_use_.end());
@@ -207,7 +234,10 @@ void ExecTable::Destroyed(ExecNumber exec) {
   if (destroyed.holds) graphs_.at(*destroyed.holds).held_by.reset();
   --groups_.at(destroyed.group).execs;
   execs_.erase(exec);
-  by_use_.erase(std::remove(by_use_.begin(), by_use_.end(), exec), by_use_.end());
+  const auto shared = std::find(by_use_.begin(), by_use_.end(), exec);
+  if (shared == by_use_.end()) return;
+  by_use_.erase(shared);
+  taken_ -= destroyed.bytes;
 }
 
 void ExecTable::EndStay(const Exec& exec) {
@@ -237,15 +267,17 @@ void ExecTable::Check() const {
     CGP_CHECK(exec.holds == number && exec.group == graph.group);
   }
   std::size_t shared = 0;
+  uint64_t taken = 0;
   for (const auto& [number, exec] : execs_) {
     ++counts[exec.group].execs;
     if (exec.holds) CGP_CHECK(graphs_.at(*exec.holds).held_by == number);
     if (groups_.at(exec.group).kind == GroupKind::kAlone) continue;
     ++shared;
+    taken += exec.bytes;
     CGP_CHECK(std::count(by_use_.begin(), by_use_.end(), number) == 1);
   }
-  CGP_CHECK(by_use_.size() == shared);
-  if (room_) CGP_CHECK(*room_ > 0 && (!max_execs_ || *room_ < *max_execs_));
+  CGP_CHECK(by_use_.size() == shared && taken_ == taken);
+  if (room_) CGP_CHECK(*room_ > 0 && (!max_execs_ || *room_ < *max_execs_ + more_execs_));
   for (const auto& [number, group] : groups_) {
     CGP_CHECK(group.graphs == counts[number].graphs && group.execs == counts[number].execs);
     CGP_CHECK(group.execs <= group.graphs);

@@ -10,10 +10,13 @@
 // So a graph that is replayed again and again gets one that was made for it, and so does at once
 // each graph of a program that has been staying with its graphs.
 //
+// Where the device waits for a switch, one more executable spares the program that: so many as fit into a
+// budget of memory. Where the device has work meanwhile, they would bring nothing.
+//
 // Equations, for every group that may share (Check()):
 //   held_by[graph] = exec  <=>  holds[exec] = graph, and then both are of one group
 //   executables of the group <= graphs of the group
-//   by_use_ = all executables of such groups, each once
+//   by_use_ = all executables of such groups, each once; taken_ = what they take
 #pragma once
 
 #include <cstddef>
@@ -54,13 +57,16 @@ class ExecTable {
     std::vector<ExecNumber> destroy;  // before it
   };
 
-  // At most so many executables; nullopt: one for each group. Both may be exceeded while
-  // executables are in use. pre: not 0.
-  explicit ExecTable(std::optional<std::size_t> max_execs) : max_execs_(max_execs) {}
+  // At most so many executables; nullopt: one for each group. More than so many where the device has
+  // waited, as long as all take no more than `budget_bytes`. All may be exceeded while executables
+  // are in use. pre: max_execs is not 0.
+  explicit ExecTable(std::optional<std::size_t> max_execs, uint64_t budget_bytes = 0)
+      : max_execs_(max_execs), budget_bytes_(budget_bytes) {}
 
   GroupNumber AddGroup(GroupKind kind);
-  // pre: the group exists; it has no graph yet if it is kAlone.
-  GraphNumber Add(GroupNumber group);
+  // An executable of the graph takes about so many bytes, as do all of its group. pre: the group
+  // exists; it has no graph yet if it is kAlone.
+  GraphNumber Add(GroupNumber group, uint64_t bytes = 0);
   // A group whose last graph goes is gone too. Returns the executables that are of no more use, and
   // forgets them.
   std::vector<ExecNumber> Remove(GraphNumber graph);
@@ -95,6 +101,9 @@ class ExecTable {
   void Used(ExecNumber exec);
   // The graph that it holds is launched.
   void Launched(ExecNumber exec);
+  // The device had no work left when the graph, which had lacked an executable, was launched. If it
+  // was the limit that it lacked one for, the limit rises by one within the budget.
+  void DeviceWaited(GraphNumber graph);
   void Destroyed(ExecNumber exec);
   // None could be made in its place: that is not planned again before it has had another long stay.
   void KeptAfterAll(ExecNumber exec);
@@ -113,17 +122,26 @@ class ExecTable {
   };
   struct Graph {
     GroupNumber group;
+    uint64_t bytes = 0;
     std::optional<ExecNumber> held_by;
   };
   struct Exec {
     GroupNumber group;
+    uint64_t bytes = 0;
     std::optional<GraphNumber> holds;
     bool updated = false;   // not made for what it holds
     uint32_t launches = 0;  // since it holds that
   };
 
   // At most so many executables; nullopt: one for each group.
-  std::optional<std::size_t> MostExecs() const { return room_ ? room_ : max_execs_; }
+  std::optional<std::size_t> MostExecs() const {
+    if (room_ || !max_execs_) return room_;
+    return *max_execs_ + more_execs_;
+  }
+  // Whether there may be one for the graph beside so many, which take so much in all.
+  bool HasRoom(std::size_t count, uint64_t taken, const Graph& graph) const;
+  // Whether the budget allows one for the graph where another one goes.
+  bool FitsInPlaceOf(ExecNumber other, const Graph& graph) const;
   // The executables that the limit on those of `group` counts, longest unused first.
   std::vector<ExecNumber> Counted(GroupNumber group) const;
   std::size_t limit() const { return MostExecs().value_or(1); }
@@ -140,11 +158,14 @@ class ExecTable {
   void EndStay(const Exec& exec);
 
   const std::optional<std::size_t> max_execs_;
+  const uint64_t budget_bytes_;
+  std::size_t more_execs_ = 0;  // than max_execs_, since the device has waited
+  uint64_t taken_ = 0;
   std::map<GroupNumber, Group> groups_;
   std::map<GraphNumber, Graph> graphs_;
   std::map<ExecNumber, Exec> execs_;
   std::vector<ExecNumber> by_use_;  // longest unused first
-  // How many there were when the memory was full. invariant: 0 < room_ < max_execs_.
+  // How many there were when the memory was full. invariant: 0 < room_ < max_execs_ + more_execs_.
   std::optional<std::size_t> room_;
   uint32_t launches_in_room_ = 0;
   // How many launches in a row graphs have had of late, on average.

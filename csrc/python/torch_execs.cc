@@ -30,11 +30,12 @@ void BindExecs(py::module_& m) {
   m.def("set_keeps_template", &SetKeepsTemplate, py::arg("graph"), py::arg("keeps"));
   py::class_<ExecCache, std::shared_ptr<ExecCache>>(m, "ExecCache")
       // pybind11 registers what a factory makes within its guard, and needs the GIL for that.
-      .def(py::init([](c10::DeviceIndex device, std::optional<std::size_t> max_execs) {
+      .def(py::init([](c10::DeviceIndex device, std::optional<std::size_t> max_execs,
+                       uint64_t budget_bytes) {
              const py::gil_scoped_release no_gil_now;
-             return MakeExecCache(device, max_execs);
+             return MakeExecCache(device, max_execs, budget_bytes);
            }),
-           py::arg("device"), py::arg("max_execs"))
+           py::arg("device"), py::arg("max_execs"), py::arg("budget_bytes"))
       .def("stats", [](const ExecCache& cache) {
         ExecCache::Stats stats;
         {

@@ -68,8 +68,8 @@ class WeightWatch {
 
 void BindWeights(py::module_& m) {
   py::class_<WeightWatch>(m, "WeightWatch")
-      .def(py::init<const std::vector<py::dict>&, const std::vector<py::dict>&>(),
-           py::arg("homes"), py::arg("tensor_homes"))
+      .def(py::init<const std::vector<py::dict>&, const std::vector<py::dict>&>(), py::arg("homes"),
+           py::arg("tensor_homes"))
       .def("moved", &WeightWatch::Moved);
 }
 

@@ -32,7 +32,7 @@ GraphNumber ExecCache::Add(Graph graph) {
     if (is_new) found->second = table_.AddGroup(GroupKind::kShared);
     group = found->second;
   }
-  const GraphNumber number = table_.Add(group);
+  const GraphNumber number = table_.Add(group, kind.exec_bytes);
   members_[number] = {.graph = graph, .last_run = nullptr};
   try {
     if (table_.MayHaveFirst(number)) MakeOrDoWithout(number);
@@ -50,7 +50,10 @@ void ExecCache::Remove(GraphNumber graph) {
 
 GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
   std::unique_lock lock(mutex_);
+  const uint64_t switches = instantiations_ + updates_;
+  std::shared_ptr<Run> before = LastRun();
   Exec& exec = Hold(graph, stream, lock);
+  if (instantiations_ + updates_ != switches) NoteSwitch(exec, std::move(before));
   WaitForLostRuns(graph, stream);
   const ExecNumber number = table_.HolderOf(graph).value();
   MarkEndOfLast(number);
@@ -70,6 +73,7 @@ void ExecCache::GiveBack(GraphNumber graph, const Launch& launch) {
     return run && !run->ComesBefore(launch.stream);
   };
   NoteLaunch(exec, graph, launch);
+  SeeWhetherDeviceWaited(exec, graph);
   // What a capture takes does not run now, and must not be taken for what does.
   if (!is_elsewhere(before) && !is_elsewhere(members_.at(graph).last_run)) return;
   if (IsHeld(launch.stream)) exec.last_run = before;
@@ -211,6 +215,22 @@ void ExecCache::MarkEndOfLast(ExecNumber next) {
   if (last != execs_.end() && last->second.last_run) MarkEnd(*last->second.last_run);
 }
 
+std::shared_ptr<ExecCache::Run> ExecCache::LastRun() const {
+  if (!has_budget_ || !launched_last_) return nullptr;
+  const auto last = execs_.find(*launched_last_);
+  return last == execs_.end() ? nullptr : last->second.last_run;
+}
+
+void ExecCache::NoteSwitch(Exec& exec, std::shared_ptr<Run> before) {
+  if (before) MarkEnd(*before);  // later, the mark would stand behind the launch
+  exec.before_switch = std::move(before);
+}
+
+void ExecCache::SeeWhetherDeviceWaited(Exec& exec, GraphNumber graph) {
+  const std::shared_ptr<Run> before = std::exchange(exec.before_switch, nullptr);
+  if (before && before->end && HasEnded(*before)) table_.DeviceWaited(graph);
+}
+
 void ExecCache::NoteLaunch(Exec& exec, GraphNumber graph, const Launch& launch) {
   exec.last_run = std::make_shared<Run>(events_, graph, ++launches_, launch);
   // Where the stream may be gone when somebody wants to know.
@@ -237,7 +257,8 @@ ExecCache::Exec& ExecCache::Make(GraphNumber graph) {
   if (const std::optional<ExecNumber> holder = table_.HolderOf(graph)) RememberRun(*holder);
   const GraphExec handle = graphs_->Instantiate(members_.at(graph).graph);
   ++instantiations_;
-  return execs_[table_.Made(graph)] = {.handle = handle, .last_run = nullptr};
+  return execs_[table_.Made(graph)] = {
+             .handle = handle, .last_run = nullptr, .before_switch = nullptr};
 }
 
 bool ExecCache::Update(ExecNumber number, GraphNumber graph) {

@@ -18,6 +18,9 @@
 // Where there is no memory to make one that the limit allows, one of its group is updated, or others
 // make room, the longest unused first: all of them, if need be, before a replay fails. For a while no
 // more of them are made then.
+//
+// Whether the device has waited for a switch is seen when the launch behind it has been made: by then
+// all that was launched before has ended, or has not.
 #pragma once
 
 #include <chrono>
@@ -48,15 +51,18 @@ class ExecCache {
     bool stream_lasts;  // as long as the process
   };
 
-  // `events` marks the ends of launches and must outlive this. `max_execs` as for ExecTable. Who has
+  // `events` marks the ends of launches and must outlive this. `max_execs`, `budget_bytes` as for
+  // ExecTable, by the drivers' estimate of what an executable takes. Who has
   // to wait for a launch to end does so for `longest_wait` at most: it may wait for something that
   // its own thread has yet to do.
   ExecCache(std::unique_ptr<GraphDriver> graphs, Driver& events,
-            std::optional<std::size_t> max_execs, std::chrono::milliseconds longest_wait)
+            std::optional<std::size_t> max_execs, uint64_t budget_bytes,
+            std::chrono::milliseconds longest_wait)
       : graphs_(std::move(graphs)),
         events_(events),
         longest_wait_(longest_wait),
-        table_(max_execs) {}
+        has_budget_(budget_bytes != 0),
+        table_(max_execs, budget_bytes) {}
   ~ExecCache();
   ExecCache(const ExecCache&) = delete;
   ExecCache& operator=(const ExecCache&) = delete;
@@ -113,7 +119,8 @@ class ExecCache {
   struct Exec {
     GraphExec handle;
     int lent = 0;
-    std::shared_ptr<Run> last_run;  // if that may not have ended
+    std::shared_ptr<Run> last_run;       // if that may not have ended
+    std::shared_ptr<Run> before_switch;  // what was launched last, if it was then made or updated
   };
   struct Member {
     Graph graph;
@@ -136,6 +143,11 @@ class ExecCache {
   // Whether it must stay as it is, when a graph is to run on `stream`.
   bool InUse(Exec& exec, StreamId stream);
   bool Running(Exec& exec);
+  // Before an executable is sought, and with it found.
+  std::shared_ptr<Run> LastRun() const;
+  void NoteSwitch(Exec& exec, std::shared_ptr<Run> before);
+  // After its launch.
+  void SeeWhetherDeviceWaited(Exec& exec, GraphNumber graph);
   void NoteLaunch(Exec& exec, GraphNumber graph, const Launch& launch);
   // Marks its end, if that is possible now.
   void MarkEnd(Run& run);
@@ -157,6 +169,7 @@ class ExecCache {
   const std::unique_ptr<GraphDriver> graphs_;
   Driver& events_;
   const std::chrono::milliseconds longest_wait_;
+  const bool has_budget_;
   mutable std::mutex mutex_;
   ExecTable table_;
   std::map<std::string, GroupNumber> groups_;  // by key

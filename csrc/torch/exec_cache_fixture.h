@@ -32,9 +32,10 @@ class ExecCacheTest : public ::testing::Test {
   }
 
   void MakeCache(std::optional<size_t> max_execs,
-                 std::chrono::milliseconds longest_wait = std::chrono::milliseconds(0)) {
+                 std::chrono::milliseconds longest_wait = std::chrono::milliseconds(0),
+                 uint64_t budget_bytes = 0) {
     cache_ = std::make_unique<ExecCache>(std::make_unique<FakeGraphDriver>(book_), events_,
-                                         max_execs, longest_wait);
+                                         max_execs, budget_bytes, longest_wait);
   }
 
   GraphNumber Add(Graph graph, const std::string& key = "like", bool shareable = true) {

@@ -206,7 +206,7 @@ class RandomLaunches {
   RandomLaunches(std::optional<size_t> max_execs, uint64_t seed)
       : random_(seed),
         cache_(std::make_unique<FakeGraphDriver>(book_), watch_, max_execs,
-               std::chrono::milliseconds(0)) {
+               /*budget_bytes=*/max_execs ? seed % 6 : 0, std::chrono::milliseconds(0)) {
     for (uint64_t i = 0; i < 6; ++i) {
       book_.SetKind(Graph{i}, i < 4 ? "like" : "other");
       graphs_.push_back(cache_.Add(Graph{i}));

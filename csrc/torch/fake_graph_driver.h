@@ -27,7 +27,7 @@ class GraphBook {
 
   void SetKind(Graph graph, std::string key, bool shareable = true) {
     const std::lock_guard lock(mutex_);
-    kinds_[graph] = {.key = std::move(key), .shareable = shareable};
+    kinds_[graph] = {.key = std::move(key), .shareable = shareable, .exec_bytes = 1};
   }
   // There is room for executables of so much in all, of which one that is made for the graph takes
   // `size`; those of others take 1.

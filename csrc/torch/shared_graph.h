@@ -58,6 +58,7 @@ class SharedGraph {
 
 // For the graphs of one pool on `device`. Throws DriverError.
 std::shared_ptr<ExecCache> MakeExecCache(c10::DeviceIndex device,
-                                         std::optional<std::size_t> max_execs);
+                                         std::optional<std::size_t> max_execs,
+                                         uint64_t budget_bytes);
 
 }  // namespace cgp

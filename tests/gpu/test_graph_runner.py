@@ -1,0 +1,253 @@
+"""GraphRunner on a GPU: equal to eager bit for bit, in the memory of its largest size."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import cudagraph_pool as cgp
+
+from .work import PAGE, adapter, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("enabled")
+
+SIZES = [1, 2, 4, 8, 16, 32, 64]
+
+
+def runner(function: Any, sizes: Any = SIZES, **options: Any) -> cgp.GraphRunner:
+    return cgp.GraphRunner(function, sizes=sizes, progress=False, **options)
+
+
+def model(width: int = 512) -> Any:
+    torch.manual_seed(0)
+    nn = torch.nn
+    return nn.Sequential(nn.Linear(64, width), nn.GELU(), nn.Linear(width, 64)).cuda()
+
+
+def rows(n: int, **options: Any) -> Tensor:
+    return torch.randn(n, 64, device="cuda", **options)
+
+
+def padded(function: Any, x: Tensor, size: int) -> Tensor:
+    """What eager computes for the size that is replayed: another one may use other kernels."""
+    full = torch.zeros(size, *x.shape[1:], device=x.device, dtype=x.dtype)
+    full[: len(x)] = x
+    result: Tensor = function(full)[: len(x)]
+    return result
+
+
+@pytest.mark.parametrize("shared_exec", ["auto", True, False])
+@pytest.mark.parametrize("order", ["largest_first", "smallest_first"])
+def test_equal_to_eager_at_every_size(shared_exec: Any, order: Any) -> None:
+    net = model()
+    run = runner(net, shared_exec=shared_exec, order=order)
+    with torch.no_grad():
+        for n in [64, 1, 33, 7, 8, 63, 2, 5, 64, 17]:
+            x = rows(n)
+            size = next(s for s in SIZES if s >= n)
+            assert torch.equal(run(x), padded(net, x, size))
+
+
+def test_outputs_cost_what_the_largest_ones_do() -> None:
+    """Logits of 16 MiB at the largest size, of 127 MiB at all sizes together."""
+    logits = torch.nn.Linear(64, 65536, bias=False, device="cuda")
+    sizes = [8 * n for n in range(1, 9)]
+    alone, together = cgp.GraphPool(), cgp.GraphPool()
+    with torch.no_grad():
+        largest = runner(logits, sizes=[64], pool=alone)
+        largest.capture(rows(64))
+        run = runner(logits, sizes=sizes, pool=together, order="smallest_first")
+        run.capture(rows(64))
+    assert together.stats()["live_blocks"] == 0
+    assert together.stats()["reserved_bytes"] <= alone.stats()["reserved_bytes"] + PAGE
+
+
+def test_what_is_returned_outlives_the_runner() -> None:
+    device = torch.cuda.current_device()
+    run = runner(lambda x: x * 2, sizes=[4])
+    x = rows(4)
+    part = run(x)[1:]
+    del run
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert adapter.pool_ids(device), "its memory is not given back"
+    assert torch.equal(part, x[1:] * 2)
+    del part
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert adapter.pool_ids(device) == []
+
+
+def test_gradients_are_those_of_eager() -> None:
+    net = model()
+    run = runner(net, sizes=[8, 32])
+    for n in (32, 8, 32):
+        x = rows(n, requires_grad=True)
+        net.zero_grad()
+        run(x).square().mean().backward()
+        found = [x.grad.clone(), *(p.grad.clone() for p in net.parameters())]
+        x.grad = None
+        net.zero_grad()
+        net(x).square().mean().backward()
+        for a, p in zip(found, [x, *net.parameters()], strict=True):
+            assert torch.equal(a, p.grad)
+    for n in (5, 20):  # padded: sums of another order
+        x = rows(n, requires_grad=True)
+        net.zero_grad()
+        run(x).square().mean().backward()
+        found = [p.grad.clone() for p in net.parameters()]
+        net.zero_grad()
+        net(x).square().mean().backward()
+        for a, p in zip(found, net.parameters(), strict=True):
+            torch.testing.assert_close(a, p.grad)
+
+
+def test_a_training_loop_learns_as_eager_does() -> None:
+    losses: list[list[float]] = []
+    for graphed in (False, True):
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        run = runner(net, sizes=[16]) if graphed else net
+        torch.manual_seed(1)
+        losses.append([])
+        for _ in range(20):
+            x = rows(16)
+            loss = (run(x) - x.roll(1, 1)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == losses[1]
+
+
+def test_calls_on_several_streams() -> None:
+    run = runner(lambda x: (x @ x.T).softmax(1) @ x, clone_outputs=True)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    inputs = [rows(n) for n in (64, 3, 17, 60, 1, 33)] * 20
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        found = []
+        for number, x in enumerate(inputs):
+            with torch.cuda.stream(streams[number % 3]):
+                found.append(run(x))
+        torch.cuda.synchronize()
+        for x, y in zip(inputs, found, strict=True):
+            torch.testing.assert_close(y, (x @ x.T).softmax(1) @ x, rtol=1e-3, atol=1e-3)
+
+
+def test_random_numbers_differ_from_call_to_call() -> None:
+    run = runner(lambda x: torch.nn.functional.dropout(x, 0.5), sizes=[64])
+    x = torch.ones(64, 64, device="cuda")
+    torch.manual_seed(3)
+    first = run(x).clone()
+    second = run(x).clone()
+    assert not torch.equal(first, second)
+    torch.manual_seed(3)
+    assert torch.equal(run(x), first)
+
+
+def test_inference_mode_and_autocast() -> None:
+    net = model()
+    run = runner(net, sizes=[8])
+    x = rows(8)
+    with torch.inference_mode():
+        assert torch.equal(run(x), net(x))
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            assert run(x).dtype == torch.bfloat16
+            assert torch.equal(run(x), net(x))
+    assert len(run.report()) == 2
+
+
+def test_a_compiled_module() -> None:
+    net = model()
+    run = runner(torch.compile(net, dynamic=False), sizes=[4, 16])
+    with torch.no_grad():
+        for n in (3, 16, 4):
+            x = rows(n)
+            torch.testing.assert_close(run(x), net(x), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_that_move() -> None:
+    net = model()
+    run = runner(net, sizes=[8])
+    x = rows(8)
+    with torch.no_grad():
+        assert torch.equal(run(x), net(x))
+        other = model(width=256)
+        net[0], net[2] = other[0], other[2]
+        assert torch.equal(run(x), net(x))
+        net[0].weight.data = torch.randn_like(net[0].weight)
+        assert torch.equal(run(x), net(x))
+
+
+def test_a_capture_that_fails() -> None:
+    fails = True
+
+    def work(x: Tensor) -> Tensor:
+        y = x * 2
+        if fails and len(x) == 2:
+            y.sum().item()
+        return y
+
+    run = runner(work, sizes=[1, 2, 4], warmup=1)
+    with pytest.raises(RuntimeError) as raised:
+        run(rows(3))
+    assert "size 2" in str(raised.value.__notes__)
+    fails = False
+    x = rows(3)
+    assert torch.equal(run(x), x * 2)
+
+
+def test_report() -> None:
+    run = runner(model(), sizes=[8, 64])
+    with torch.no_grad():
+        run(rows(5))
+    small, large = run.report()
+    assert small.nodes > 2
+    assert small.replay_seconds is not None
+    assert 0 < small.replay_seconds < 0.1
+    assert large.replay_seconds is None
+    assert large.peak_bytes >= 64 * 512 * 4
+    assert large.pool_bytes >= PAGE
+    assert small.pool_bytes == 0, "it was captured after the larger one"
+
+
+def test_guard_finds_replays_that_nothing_orders() -> None:
+    pool = cgp.GraphPool()
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    x = torch.zeros(1024, device="cuda")
+    for graph in graphs:
+        with cgp.graph(graph, pool):
+            x + 1
+    side = torch.cuda.Stream()
+    native = torch.cuda.CUDAGraph.replay
+    with cgp.guard():
+        graphs[0].replay()
+        graphs[1].replay()
+        with torch.cuda.stream(side):
+            with pytest.raises(RuntimeError, match="nothing orders the two"):
+                graphs[0].replay()
+            side.wait_stream(torch.cuda.default_stream())
+            graphs[0].replay()
+        with pytest.raises(RuntimeError, match="nothing orders the two"):
+            graphs[1].replay()
+        torch.cuda.synchronize()
+        graphs[1].replay()
+    assert torch.cuda.CUDAGraph.replay is native
+
+
+def test_guard_finds_outputs_that_are_used_too_late() -> None:
+    run = runner(lambda x: x * 2, sizes=[4, 8])
+    x = rows(3)
+    with cgp.guard():
+        first = run(x)
+        assert torch.equal(first, x * 2)
+        second = run(rows(6))
+        with pytest.raises(RuntimeError, match="of size 3 in the graph of 4, but call 2"):
+            first.sum()
+        second.sum()
