@@ -53,7 +53,7 @@ GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
   const uint64_t switches = instantiations_ + updates_;
   std::shared_ptr<Run> before = LastRun();
   Exec& exec = Hold(graph, stream, lock);
-  if (instantiations_ + updates_ != switches) NoteSwitch(exec, std::move(before));
+  if (instantiations_ + updates_ != switches) exec.before_switch = std::move(before);
   WaitForLostRuns(graph, stream);
   const ExecNumber number = table_.HolderOf(graph).value();
   MarkEndOfLast(number);
@@ -219,11 +219,6 @@ std::shared_ptr<ExecCache::Run> ExecCache::LastRun() const {
   if (!has_budget_ || !launched_last_) return nullptr;
   const auto last = execs_.find(*launched_last_);
   return last == execs_.end() ? nullptr : last->second.last_run;
-}
-
-void ExecCache::NoteSwitch(Exec& exec, std::shared_ptr<Run> before) {
-  if (before) MarkEnd(*before);  // later, the mark would stand behind the launch
-  exec.before_switch = std::move(before);
 }
 
 void ExecCache::SeeWhetherDeviceWaited(Exec& exec, GraphNumber graph) {

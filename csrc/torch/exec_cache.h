@@ -143,10 +143,9 @@ class ExecCache {
   // Whether it must stay as it is, when a graph is to run on `stream`.
   bool InUse(Exec& exec, StreamId stream);
   bool Running(Exec& exec);
-  // Before an executable is sought, and with it found.
+  // nullptr if nobody wants to know.
   std::shared_ptr<Run> LastRun() const;
-  void NoteSwitch(Exec& exec, std::shared_ptr<Run> before);
-  // After its launch.
+  // After a launch of the graph. What was launched before a switch was marked before it.
   void SeeWhetherDeviceWaited(Exec& exec, GraphNumber graph);
   void NoteLaunch(Exec& exec, GraphNumber graph, const Launch& launch);
   // Marks its end, if that is possible now.
