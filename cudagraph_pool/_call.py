@@ -5,13 +5,17 @@ Calls with equal keys run the same Python code but for what tensors hold and how
 
 from __future__ import annotations
 
+import enum
 import inspect
+import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from ._function import parameters_of
 
 
 class Structure(NamedTuple):
@@ -44,10 +48,10 @@ class Call(NamedTuple):
     tensors: list[Tensor]
     shapes: list[Hashable]
 
-    def constants(self) -> tuple[Hashable, ...]:
-        """What is no tensor, each in its place: part of what Python code sees."""
+    def constants(self, grad_enabled: bool) -> tuple[Hashable, ...]:
+        """What is no tensor, each in its place, and which tensors get gradients."""
         return tuple(
-            None if isinstance(leaf, Tensor) else shape
+            grad_enabled and leaf.requires_grad if isinstance(leaf, Tensor) else shape
             for leaf, shape in zip(self.leaves, self.shapes, strict=True)
         )
 
@@ -59,15 +63,24 @@ class Call(NamedTuple):
         )
 
 
-_SIMPLE = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
+_SIMPLE = frozenset(
+    (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
+)
 
 
-def take_apart(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-    """Takes a call apart. It is asked of every call, and so does what most need first."""
+def take_apart(args: tuple[Any, ...], kwargs: Mapping[str, Any], sort_keywords: bool) -> Call:
+    """Takes a call apart. It is asked of every call, and so does what most need first.
+
+    Arguments:
+        sort_keywords: Whether the function cannot see in which order they come.
+
+    Raises:
+        TypeError: An argument is of a type whose meaning may change while it stays the same.
+    """
     keywords: tuple[str, ...] = ()
     leaves: Sequence[Any] = args
     if kwargs:
-        keywords = tuple(sorted(kwargs))
+        keywords = tuple(sorted(kwargs) if sort_keywords else kwargs)
         leaves = [*args, *map(kwargs.__getitem__, keywords)]
     tree = None
     for leaf in leaves:
@@ -82,8 +95,22 @@ def take_apart(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
             tensors.append(x)
             shapes.append((x.shape, x.stride(), x.dtype, x.device, x.requires_grad))
         else:
-            shapes.append((type(x), x))  # the type, since 1 == 1.0 == True
+            shapes.append(_constant(x))
     return Call(Structure(len(args), keywords, tree), leaves, tensors, shapes)
+
+
+def _constant(leaf: Any) -> Hashable:
+    """Equal for constants that are alike: 1 == 1.0 == True, and 0.0 == -0.0, are not."""
+    kind = type(leaf)
+    if kind is float or kind is complex:
+        return kind, repr(leaf)
+    if kind in _SIMPLE or isinstance(leaf, (enum.Enum, type, types.FunctionType)):
+        return kind, leaf
+    raise TypeError(
+        f"an argument holds a {kind.__name__}, and what it stands for may change between calls: a "
+        "GraphRunner takes tensors and constants, in tuples, lists, dicts or what is registered "
+        "with torch.utils._pytree. Let the function find other objects itself"
+    )
 
 
 class Named(NamedTuple):
@@ -96,7 +123,7 @@ class Named(NamedTuple):
 def name_tensors(function: Callable[..., Any], call: Call) -> list[Named]:
     """What the tensors of a call are called."""
     args, kwargs = call.structure.join(call.leaves)
-    names = [*_positional_names(function, len(args)), *call.structure.keywords]
+    names = [*_positional_names(parameters_of(function), len(args)), *call.structure.keywords]
     values = [*args, *(kwargs[name] for name in call.structure.keywords)]
     named = []
     for name, value in zip(names, values, strict=True):
@@ -106,13 +133,8 @@ def name_tensors(function: Callable[..., Any], call: Call) -> list[Named]:
     return named
 
 
-def _positional_names(function: Callable[..., Any], count: int) -> list[str]:
+def _positional_names(parameters: Sequence[inspect.Parameter], count: int) -> list[str]:
     """A parameter `*args` gives args[0], args[1], ..., as does what has no signature."""
-    called = function.forward if isinstance(function, torch.nn.Module) else function
-    try:
-        parameters = list(inspect.signature(called).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [parameter.name for parameter in parameters if parameter.kind in by_position][:count]
     rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "args")

@@ -7,11 +7,12 @@ can record and replay work on.
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +44,10 @@ class Captures:
         self.turns = pool._turns
         self._shared_exec = pool._shared_exec if shared_exec is None else shared_exec
 
+    # One capture at a time in a process: all of a device use one stream, and a wait for the device
+    # would end that of another thread.
+    lock: ClassVar[threading.RLock] = threading.RLock()
+
     def warm_up(self, work: Callable[[], T]) -> T:
         """Runs work on the stream that captures, so that what libraries keep for a stream is made
         now, and outside of the pool.
@@ -57,7 +62,14 @@ class Captures:
     def capture(self, work: Callable[[], None]) -> Replayable:
         """A graph of the work."""
         captured = torch.cuda.CUDAGraph(keep_graph=True)  # so that its nodes can be counted
-        with graph(captured, self.pool, shared_exec=self._shared_exec):
+        # What other threads do with CUDA meanwhile, as those that pin memory for a loader, is none
+        # of the capture's business.
+        with graph(
+            captured,
+            self.pool,
+            capture_error_mode="thread_local",
+            shared_exec=self._shared_exec,
+        ):
             work()
         if not self._shared_exec:
             captured.instantiate()
@@ -101,18 +113,32 @@ class Captures:
     def mark(self) -> Any:
         """A point in the current stream's work: an event, which times."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
     def seconds_between(self, began: Any, ended: Any) -> float:
         """Between two marks that the device has passed."""
         return float(began.elapsed_time(ended)) * 1e-3
 
-    def order(self) -> None:
+    def order(self, read: Sequence[Tensor] = ()) -> None:
         """Lets what the current stream gets next come after the last replay of the pool.
         pre: ``turns.lock`` is held until the next one is launched.
+
+        Arguments:
+            read: What it uses and another stream may have been given the memory of.
+
+        Raises:
+            RuntimeError: The stream is capturing.
         """
-        self.turns.order(torch.cuda.current_stream(self.device))
+        stream = torch.cuda.current_stream(self.device)
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a GraphRunner was called while a capture is under way on the current stream: "
+                "graphs of its pool must not become part of another one. Capture what it runs"
+            )
+        if self.turns.order(stream):
+            for tensor in read:
+                tensor.record_stream(stream)
 
 
 @dataclass(slots=True)
@@ -134,6 +160,8 @@ class Backward:
         parameters: What else than inputs gets gradients.
         grad_inputs: Where it leaves those of the inputs, None for one that has none.
         grad_parameters: Where it leaves those of the parameters.
+        reads: The outputs that it reads itself, as numbers of leaves.
+        reads_parameters: Those of the parameters that it reads.
     """
 
     graph: Replayable
@@ -142,6 +170,8 @@ class Backward:
     parameters: list[Tensor]
     grad_inputs: list[Tensor | None]
     grad_parameters: list[Tensor | None]
+    reads: list[int]
+    reads_parameters: list[Tensor]
 
 
 @dataclass(slots=True)
@@ -194,12 +224,14 @@ def capture(
     pool_bytes, device_bytes = captures.held_bytes()
     owner = Owner(captures, inputs)
     results: list[Any] = []
+    saved: set[int] = set()
     with _no_autocast_cache():
-        forward = captures.capture(lambda: results.append(function()))
+        with torch.autograd.graph.saved_tensors_hooks(_noting(saved), lambda tensor: tensor):
+            forward = captures.capture(lambda: results.append(_apart(function(), inputs)))
         peak_bytes = captures.peak_bytes()
         owner.graphs.append(forward)
         leaves, tree = pytree.tree_flatten(results.pop())
-        backward = _capture_backward(captures, inputs, leaves, owner, gradient_buffers)
+        backward = _capture_backward(captures, inputs, leaves, saved, owner, gradient_buffers)
         peak_bytes = max(peak_bytes, captures.peak_bytes())
     blocks = captures.live_blocks()
     lent = [_lend(leaf, owner, blocks) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -224,14 +256,27 @@ def _capture_backward(
     captures: Captures,
     inputs: list[Tensor],
     leaves: list[Any],
+    saved: set[int],
     owner: Owner,
     gradient_buffers: GradientBuffers,
 ) -> Backward | None:
     places = [n for n, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad]
-    if not places:
+    if not places or not torch.is_grad_enabled():
         return None
     outputs = [leaves[n] for n in places]
-    parameters = [x for x in find_leaves(outputs) if not any(x is given for given in inputs)]
+    blocks = captures.live_blocks()
+    parameters = [
+        x
+        for x in find_leaves(outputs)
+        if not any(x is given for given in inputs) and _address(x) not in blocks
+    ]
+    for parameter in parameters:
+        if parameter._backward_hooks:
+            raise ValueError(
+                f"a parameter of shape {tuple(parameter.shape)} has a hook, which would become "
+                "part of the graph and run a second time beside it: register hooks after the "
+                "capture, or with register_post_accumulate_grad_hook"
+            )
     differentiable = [x for x in inputs if x.requires_grad]
     if not differentiable + parameters:
         return None
@@ -239,11 +284,13 @@ def _capture_backward(
     gradients: list[Tensor | None] = []
 
     def run() -> None:
-        gradients.extend(
-            torch.autograd.grad(
-                outputs, differentiable + parameters, grad_outputs, allow_unused=True
+        # As after the function's own autocast: a backward pass does not choose types anew.
+        with torch.autocast(captures.device.type, enabled=False):
+            gradients.extend(
+                torch.autograd.grad(
+                    outputs, differentiable + parameters, grad_outputs, allow_unused=True
+                )
             )
-        )
 
     graph = captures.capture(run)
     owner.graphs.append(graph)
@@ -258,6 +305,8 @@ def _capture_backward(
         parameters,
         [next(of_inputs) if x.requires_grad else None for x in inputs],
         list(of_inputs),
+        [n for n, x in enumerate(leaves) if isinstance(x, Tensor) and _address(x) in saved],
+        [x for x in parameters if _address(x) in saved],
     )
 
 
@@ -280,9 +329,37 @@ def find_leaves(outputs: Sequence[Tensor]) -> list[Tensor]:
 def _lend(tensor: Tensor, owner: Owner, blocks: set[int]) -> Tensor:
     """What lies in the pool is lent; an input, a weight, and what is no plain tensor is kept."""
     plain = type(tensor) is Tensor and not (tensor.is_conj() or tensor.is_neg())
-    if plain and tensor.untyped_storage().data_ptr() in blocks:
+    if plain and _address(tensor) in blocks:
         return lend(tensor, owner)
     return tensor.detach()
+
+
+def _apart(result: Any, inputs: Sequence[Tensor]) -> Any:
+    """What a function returned, with a copy of each output that lies in an input: the next call
+    writes there before it reads what it was passed, which may be this.
+    """
+    read = {_address(tensor) for tensor in inputs}
+    leaves, tree = pytree.tree_flatten(result)
+    return pytree.tree_unflatten(
+        [x.clone() if isinstance(x, Tensor) and _address(x) in read else x for x in leaves], tree
+    )
+
+
+def _noting(saved: set[int]) -> Callable[[Tensor], Tensor]:
+    """Notes where the tensors lie that autograd saves. Without their history, or they would keep
+    it, and be kept by it.
+    """
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.add(_address(tensor))
+        return tensor.detach()
+
+    return pack
+
+
+def _address(tensor: Tensor) -> int:
+    address: int = tensor.untyped_storage().data_ptr()
+    return address
 
 
 @contextmanager

@@ -41,14 +41,19 @@ class _Turns:
     def __init__(self) -> None:
         self.number = 0
         self.what = ""
-        self.lock = threading.Lock()  # for as long as it takes to launch one
+        self.lock = threading.RLock()  # for as long as it takes to launch one
         self._last: torch.cuda.Stream | None = None
 
-    def order(self, stream: torch.cuda.Stream) -> None:
-        """Lets what ``stream`` gets next come after the last one."""
-        if self._last is not None and self._last != stream:
+    def order(self, stream: torch.cuda.Stream) -> bool:
+        """Lets what ``stream`` gets next come after the last one; returns whether that was on
+        another stream.
+        """
+        if self._last == stream:
+            return False
+        if self._last is not None:
             stream.wait_stream(self._last)
         self._last = stream
+        return True
 
     def take(self, what: str) -> int:
         """The next one overwrites what the last one left; returns its number."""

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from ._buckets import Buckets, Size, shown
 from ._call import Call, Named, name_tensors
 from ._captures import Captured, Captures, capture, find_leaves
+from ._function import parameters_of
 from ._guard import is_guarded, lend_for
 from ._static_inputs import (
     CopyIn,
@@ -50,8 +51,9 @@ class Program:
         pad: float | Mapping[str, float],
     ) -> None:
         names = name_tensors(function, call)
-        check_names("dim", dim, names)
-        check_names("pad", pad, names)
+        parameters = [parameter.name for parameter in parameters_of(function)]
+        check_names("dim", dim, names, parameters)
+        check_names("pad", pad, names, parameters)
         self._function = function
         self._captures = captures
         self._buckets = buckets
@@ -62,6 +64,7 @@ class Program:
         self._statics: StaticInputs | None = None
         self._gradients: dict[int, StaticInputs] = {}
         self._cuts: Cuts | None = None
+        self._eager_seconds: dict[Size, float] = {}
         self.captured: dict[Size, Captured] = {}
 
     def size_of(self, call: Call) -> Size:
@@ -74,16 +77,12 @@ class Program:
             given.check(tensor, self._captures.device)
         return size_of(self._inputs, call.tensors, self._buckets.axes)
 
-    def capture(self, call: Call, size: Size, bucket: Size, warmup: int) -> Captured:
-        """Captures a bucket, with what the tensors of a call hold, which is of ``size``.
+    def warm_up(self, call: Call, size: Size, bucket: Size, times: int) -> None:
+        """Runs a bucket, with what the tensors of a call hold, which is of ``size``.
 
         Raises:
             ValueError, TypeError: The function cannot be captured. Whatever it raises itself.
         """
-        # Replays on other streams may still read the static inputs; and the first replay of this
-        # capture comes after what the capture itself leaves on the current stream.
-        with self._captures.turns.lock:
-            self._captures.order()
         sizes = self._buckets.listed() or (bucket,)
         if self._statics is None:
             self._statics = StaticInputs(self._inputs, self._captures.device, sizes)
@@ -96,11 +95,15 @@ class Program:
 
         if self._cuts is None:
             self._cuts = Cuts(outputs_at, bucket, _neighbours(bucket, self._buckets))
-        eager_seconds = None
-        for _ in range(warmup - (bucket in runs)):
-            runs[bucket], eager_seconds = self._captures.timed(
+        for _ in range(times - (bucket in runs)):
+            runs[bucket], self._eager_seconds[bucket] = self._captures.timed(
                 lambda: self._run(call, size, bucket)
             )
+        if bucket in runs:
+            self._cuts.check(runs[bucket], bucket)
+
+    def capture(self, call: Call, size: Size, bucket: Size) -> Captured:
+        """Captures a bucket. pre: it was warmed up, if with no runs."""
         static = self._fill(call, size, bucket)
         args, kwargs = call.arguments(static)
         captured = capture(
@@ -110,7 +113,7 @@ class Program:
             bucket,
             lambda places, outputs: self._gradients_at(places, outputs, bucket),
         )
-        captured.eager_seconds = eager_seconds
+        captured.eager_seconds = self._eager_seconds.get(bucket)
         self.captured[bucket] = captured
         return captured
 
@@ -140,14 +143,15 @@ class Program:
             described = describe(result)
             leaves = pytree.tree_leaves(result)
             outputs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
-            differentiable = find_leaves(outputs)
+            differentiable = find_leaves(outputs) if torch.is_grad_enabled() else []
             if differentiable:
-                torch.autograd.grad(
-                    outputs,
-                    differentiable,
-                    [torch.zeros_like(x) for x in outputs],
-                    allow_unused=True,
-                )
+                with torch.autocast(self._captures.device.type, enabled=False):
+                    torch.autograd.grad(
+                        outputs,
+                        differentiable,
+                        [torch.zeros_like(x) for x in outputs],
+                        allow_unused=True,
+                    )
             return described
 
         described = self._captures.warm_up(work)
@@ -241,9 +245,13 @@ class Plan:
         captured = self.captured
         turns = self._captures.turns
         with turns.lock:
-            self._captures.order()
-            for copy, tensor in zip(self._copies, tensors, strict=True):
-                copy(tensor)
+            self._captures.order(captured.inputs)
+            try:
+                for copy, tensor in zip(self._copies, tensors, strict=True):
+                    copy(tensor)
+            except BaseException:
+                turns.take("a call that failed")  # some inputs are overwritten
+                raise
             number = turns.take(self._what)
             if len(captured.samples) < _SAMPLES:
                 began = self._captures.mark()
@@ -259,13 +267,16 @@ class Plan:
             return leaves, number
 
     def launch_backward(
-        self, number: int, gradients: Mapping[int, Tensor | None]
+        self,
+        number: int,
+        read: list[tuple[int, int]],
+        gradients: Mapping[int, Tensor | None],
     ) -> list[Tensor | None]:
         """The backward pass of the call with that number; returns the gradients of inputs and
         parameters.
 
         Raises:
-            RuntimeError: There were other calls since.
+            RuntimeError: There were other calls since, or what it reads was changed.
         """
         backward = self.captured.backward
         assert backward is not None
@@ -277,7 +288,13 @@ class Plan:
                     f"call {turns.number}, {turns.what}, which has overwritten what it needs: run "
                     "it before the next call"
                 )
-            self._captures.order()
+            if self.read_by_backward() != read:
+                raise RuntimeError(
+                    f"an output of call {number}, {self._what}, or a parameter was changed in "
+                    "place or replaced before the backward pass, which reads it: change it after "
+                    "that, or pass clone_outputs=True to the GraphRunner"
+                )
+            self._captures.order(backward.grad_outputs)
             for place, static in zip(backward.gradients_of, backward.grad_outputs, strict=True):
                 gradient = gradients[place]
                 if gradient is None:
@@ -285,10 +302,16 @@ class Plan:
                 else:
                     self._gradient_copies[place](gradient)
             backward.graph.replay()
-            # Whoever is given these may keep them as they are, if nobody else holds them: those of
-            # arguments are copies, and those of parameters are held here, so that autograd copies.
-            of_inputs = [None if g is None else g.clone() for g in self._input_gradients]
-            return of_inputs + backward.grad_parameters
+            # Whoever is given these may keep them.
+            given = self._input_gradients + backward.grad_parameters
+            return [None if gradient is None else gradient.clone() for gradient in given]
+
+    def read_by_backward(self) -> list[tuple[int, int]]:
+        """Where what the backward pass reads lies, and how often it was changed."""
+        backward = self.captured.backward
+        assert backward is not None
+        outputs = (self.captured.leaves[place] for place in backward.reads)
+        return [(x.data_ptr(), x._version) for x in (*outputs, *backward.reads_parameters)]
 
 
 def _assembler(tree: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
@@ -308,6 +331,7 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         ctx.plan = plan
         ctx.is_done = False
+        ctx.read = plan.read_by_backward()
         leaves, ctx.number = plan.launch(tensors[: len(plan._copies)], clone)
         outputs = [leaves[place] for place in plan._tensor_places]
         ctx.mark_non_differentiable(
@@ -328,27 +352,21 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
                 f"the backward pass of call {ctx.number}, {plan._what}, has run already, and has "
                 "overwritten what it needs: it runs once, also with retain_graph=True"
             )
-        ctx.is_done = True
         by_place = dict(zip(plan._tensor_places, gradients, strict=True))
-        return (None, None, *plan.launch_backward(ctx.number, by_place))
+        launched = plan.launch_backward(ctx.number, ctx.read, by_place)
+        ctx.is_done = True
+        return (None, None, *launched)
 
 
 def _neighbours(size: Size, buckets: Buckets) -> list[Size | None]:
-    """For each axis a size that differs along it only; None where no call is ever padded."""
+    """For each axis a size that differs along it only; None where no call is ever padded.
+
+    The smallest there is, since what a function does for one row only shows there.
+    """
     listed = buckets.listed()
     found: list[Size | None] = []
     for axis, extent in enumerate(size):
-
-        def at(n: int, axis: int = axis) -> Size:
-            return (*size[:axis], n, *size[axis + 1 :])
-
-        smaller = [other for other in listed if other == at(other[axis]) and other[axis] < extent]
-        if smaller:
-            found.append(max(smaller))
-        elif extent > 1:
-            found.append(at(extent - 1))
-        elif not listed or any(other[axis] > 1 for other in listed):
-            found.append(at(2))
-        else:
-            found.append(None)
+        never_padded = bool(listed) and all(other[axis] == 1 for other in listed)
+        other = 1 if extent > 1 else 2
+        found.append(None if never_padded else (*size[:axis], other, *size[axis + 1 :]))
     return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,10 +13,10 @@ from tqdm import tqdm
 from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
 from ._call import Call, take_apart
 from ._captures import Captures
+from ._function import module_of, parameters_of, watch
 from ._graphs import GraphPool, _require_enabled
 from ._program import Plan, Program
 from ._report import Report
-from ._weights import module_of, watch
 
 Order = Literal["largest_first", "smallest_first", "given"]
 
@@ -139,6 +140,10 @@ class GraphRunner:
         self._programs: dict[Any, Program] = {}
         self._plans: dict[Any, Plan | None] = {}  # None: of calls larger than all sizes
         self._weights = watch(self._module)
+        parameters = parameters_of(function)
+        self._sort_keywords = bool(parameters) and not any(
+            parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters
+        )
         self._calls = 0
         self._capturing = False
 
@@ -152,13 +157,10 @@ class GraphRunner:
                 that were captured, or the call is larger than all sizes.
             TypeError: An argument that is no tensor cannot be hashed.
         """
-        call = take_apart(args, kwargs)
+        if torch.compiler.is_compiling():
+            return self._call_uncompiled(args, kwargs)
+        call = take_apart(args, kwargs, self._sort_keywords)
         with self._lock:
-            if self._capturing:
-                raise RuntimeError(
-                    "the function calls the GraphRunner that captures it: a module whose forward "
-                    "is replaced by a runner is captured by GraphRunner(module.forward)"
-                )
             plan = self._plan(call)
             if plan is not None:
                 self._calls += 1
@@ -168,22 +170,27 @@ class GraphRunner:
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         r"""Capture now what a call with these arguments would capture, and run nothing."""
-        call = take_apart(args, kwargs)
+        call = take_apart(args, kwargs, self._sort_keywords)
         with self._lock:
             self._plan(call)
 
     def reset(self) -> None:
         r"""Let go of all graphs. The next call captures again."""
-        with self._lock:
+        with self._lock, self._captures.lock:
             self._captures.synchronize()
             self._programs.clear()
             self._plans.clear()
 
     def report(self) -> Report:
         r"""Return what each size cost and gains; printed, it is a table."""
-        with self._lock:
+        with self._lock, self._captures.lock:
             self._captures.synchronize()
             return Report.of(self._captures, (p.captured for p in self._programs.values()))
+
+    @torch.compiler.disable
+    def _call_uncompiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """From code that is compiled: a graph is replayed between what becomes of that."""
+        return self(*args, **kwargs)
 
     def _new_captures(
         self, pool: GraphPool | None, shared_exec: bool | Literal["auto"]
@@ -195,36 +202,39 @@ class GraphRunner:
 
     def _plan(self, call: Call) -> Plan | None:
         """How this call is run; captures what that needs. None: by the function itself."""
+        if self._capturing:
+            raise RuntimeError(
+                "the function calls the GraphRunner that captures it: a module whose forward is "
+                "replaced by a runner is captured by GraphRunner(module.forward)"
+            )
         if self._weights.moved():
             self.reset()
             self._weights = watch(self._module)
-        ways = self._ways()
-        key = (ways, call.structure, *call.shapes)
-        try:
-            if key in self._plans:
-                return self._plans[key]
-        except TypeError as error:
-            raise TypeError(
-                f"an argument that is no tensor is part of what is captured: {error}"
-            ) from error
-        plan = self._new_plan((ways, call.structure, call.constants()), call)
+        key = (self._modes(), call.structure, *call.shapes)
+        if key in self._plans:
+            return self._plans[key]
+        plan = self._new_plan(call)
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        self._plans[key] = plan
+        self._plans[self._modes(), call.structure, *call.shapes] = plan
         return plan
 
-    def _ways(self) -> tuple[Any, ...]:
+    def _way(self, call: Call) -> Hashable:
+        """Calls with the same way run the same Python code, but for sizes."""
+        return self._modes(), call.structure, call.constants(torch.is_grad_enabled())
+
+    def _modes(self) -> Hashable:
         """What else than arguments decides what the function does."""
         device = self._captures.device.type
         autocast = torch.is_autocast_enabled(device)
         return (
             torch.is_grad_enabled(),
             torch.get_autocast_dtype(device) if autocast else None,
-            self._module is not None and self._module.training,
+            self._weights.flags(),
         )
 
-    def _new_plan(self, way: Any, call: Call) -> Plan | None:
-        program = self._programs.get(way) or Program(
+    def _new_plan(self, call: Call) -> Plan | None:
+        program = self._programs.get(self._way(call)) or Program(
             self._function, call, self._captures, self._buckets, self._dim, self._pad
         )
         size = program.size_of(call)
@@ -239,7 +249,6 @@ class GraphRunner:
             )
         if bucket not in program.captured:
             self._capture(program, call, size, bucket)
-        self._programs[way] = program
         return program.plan(size, bucket)
 
     def _capture(self, program: Program, call: Call, size: Size, bucket: Size) -> None:
@@ -248,13 +257,28 @@ class GraphRunner:
         before = dict(program.captured)
         bar = tqdm(sizes, unit="graph", disable=not self._progress or len(sizes) == 1)
         self._capturing = True
+        at = bucket
         try:
-            for at in bar:
-                bar.set_description(f"capturing size {shown(at)}")
-                self._make_room()
-                program.capture(call, size, at, self._warmup)
-                held, _ = self._captures.held_bytes()
-                bar.set_postfix_str(f"pool {held / 2**20:,.0f} MiB")
+            with self._captures.lock:
+                # Replays on other streams may still read the static inputs, which are overwritten
+                # now; and what comes after the captures comes after what they leave to be done.
+                with self._captures.turns.lock:
+                    self._captures.order()
+                    self._captures.turns.take("a capture")
+                for at in sizes:
+                    bar.set_description(f"warming up size {shown(at)}")
+                    program.warm_up(call, size, at, self._warmup)
+                if self._weights.moved():  # made or grown when it first ran: others are of the past
+                    self.reset()
+                    program.captured, before = {}, {}
+                    self._weights = watch(self._module)
+                for at in bar:
+                    bar.set_description(f"capturing size {shown(at)}")
+                    captured = program.capture(call, size, at)
+                    captured.last_used = self._calls
+                    held, _ = self._captures.held_bytes()
+                    bar.set_postfix_str(f"pool {held / 2**20:,.0f} MiB")
+            self._refuse_moving_weights()
         except BaseException as error:
             error.add_note(f"while a GraphRunner captured size {shown(at)}")
             program.captured = before
@@ -262,6 +286,15 @@ class GraphRunner:
         finally:
             self._capturing = False
             bar.close()
+        self._programs[self._way(call)] = program
+        self._make_room()
+
+    def _refuse_moving_weights(self) -> None:
+        if self._weights.moved():
+            raise ValueError(
+                "the function replaces a parameter or buffer of its module each time it runs; a "
+                "graph goes on reading the old one. Change it in place: buffer.copy_(...)"
+            )
 
     def _in_order(self) -> list[Size]:
         sizes = list(self._buckets.listed())
@@ -270,15 +303,17 @@ class GraphRunner:
         return sorted(sizes, key=cost, reverse=self._order == "largest_first")
 
     def _make_room(self) -> None:
-        """For one more graph."""
-        if self._max_graphs is None:
+        """Lets the graph go that was not used for the longest time, if there are too many."""
+        captured = [(way, c) for way, p in self._programs.items() for c in p.captured.values()]
+        if self._max_graphs is None or len(captured) <= self._max_graphs:
             return
-        captured = [(p, c) for p in self._programs.values() for c in p.captured.values()]
-        if len(captured) < self._max_graphs:
-            return
-        program, oldest = min(captured, key=lambda entry: entry[1].last_used)
-        self._captures.synchronize()
+        way, oldest = min(captured, key=lambda entry: entry[1].last_used)
+        with self._captures.lock:
+            self._captures.synchronize()
+        program = self._programs[way]
         del program.captured[oldest.size]
+        if not program.captured:
+            del self._programs[way]
         self._plans.clear()
 
 

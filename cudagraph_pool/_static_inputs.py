@@ -45,6 +45,11 @@ class Input:
             ValueError: It has not the dimensions that were said to be dynamic.
             TypeError: It is not strided.
         """
+        if type(tensor) not in (Tensor, torch.nn.Parameter):
+            raise TypeError(
+                f"{name.path} is a {type(tensor).__name__}; the function would be given a plain "
+                "tensor: pass one, and make the other within the function"
+            )
         if tensor.layout is not torch.strided:
             raise TypeError(f"{name.path} is a {tensor.layout} tensor; a graph's must be strided")
         dynamic = [dim for of_axis in dims for dim in of_axis]
@@ -61,7 +66,13 @@ class Input:
             raise ValueError(f"dim names a dimension of {name.path} twice: {dims}")
         shape = tuple(-1 if dim in dynamic else n for dim, n in enumerate(tensor.shape))
         return cls(
-            name, dims, shape, pad, tensor.dtype, _memory_format(tensor), tensor.requires_grad
+            name,
+            dims,
+            shape,
+            pad,
+            tensor.dtype,
+            _memory_format(tensor),
+            requires_grad=tensor.requires_grad and torch.is_grad_enabled(),
         )
 
     def shape_at(self, size: Size) -> list[int]:
@@ -84,7 +95,6 @@ class Input:
         was = [
             ("dtype", self.dtype, tensor.dtype),
             ("device", device, tensor.device),
-            ("requires_grad", self.requires_grad, tensor.requires_grad),
             ("layout", torch.strided, tensor.layout),
         ]
         for what, captured, given in was:
@@ -205,12 +215,14 @@ class CopyIn:
             part.fill_(self.pad)
 
 
-def check_names(option: str, by_name: Any, names: Sequence[Named]) -> None:
-    """Raises ValueError if a mapping names an argument that is not there."""
+def check_names(
+    option: str, by_name: Any, names: Sequence[Named], parameters: Sequence[str]
+) -> None:
+    """Raises ValueError if a mapping names an argument that the function has not."""
     if not isinstance(by_name, Mapping):
         return
     known = {name.parameter for name in names} | {name.path for name in names}
-    unknown = set(by_name) - known
+    unknown = set(by_name) - known - set(parameters)
     if unknown:
         raise ValueError(
             f"{option} names {sorted(unknown)}, but the tensors passed are {sorted(known)}"

@@ -24,12 +24,16 @@ class Output(NamedTuple):
     Attributes:
         path: As an error names it: output['logits'].
         shape: Of a tensor; None for a constant.
-        constant: The constant.
+        constant: The constant, as Python writes it.
     """
 
     path: str
     shape: tuple[int, ...] | None
-    constant: Any
+    constant: str
+
+    def told(self) -> str:
+        """For an error."""
+        return self.constant if self.shape is None else f"of shape {self.shape}"
 
 
 def describe(result: Any) -> list[Output]:
@@ -42,9 +46,9 @@ def describe(result: Any) -> list[Output]:
     for path, leaf in pytree.tree_flatten_with_path(result)[0]:
         name = "output" + pytree.keystr(path)
         if isinstance(leaf, Tensor):
-            outputs.append(Output(name, tuple(leaf.shape), None))
+            outputs.append(Output(name, tuple(leaf.shape), ""))
         elif isinstance(leaf, _CONSTANTS):
-            outputs.append(Output(name, None, leaf))
+            outputs.append(Output(name, None, repr(leaf)))
         else:
             raise TypeError(
                 f"{name} is a {type(leaf).__name__}; a GraphRunner's function returns tensors and "
@@ -76,19 +80,31 @@ class Cuts:
         neighbours: Sequence[Size | None],
     ) -> None:
         here = outputs_at(size)
+        self._captured_first = size, here
         self._dims: list[list[tuple[int, int]]] = [[] for _ in here]  # of each: (axis, dimension)
         for axis, neighbour in enumerate(neighbours):
             if neighbour is None:
                 continue
             there = outputs_at(neighbour)
-            if [output.path for output in here] != [output.path for output in there]:
-                raise ValueError(
-                    f"the function returns {len(here)} value(s) at size {shown(size)} and "
-                    f"{len(there)} at {shown(neighbour)}, or others: which of them a padded call "
-                    "should return is unknown"
-                )
+            _check_paths(here, there, size, neighbour)
             for dims, a, b in zip(self._dims, here, there, strict=True):
                 dims += [(axis, dim) for dim in _follows(a, b, size, neighbour, axis)]
+
+    def check(self, outputs: list[Output], size: Size) -> None:
+        """Raises ValueError if the outputs of a size are not those of the first but for extents."""
+        first, expected = self._captured_first
+        _check_paths(expected, outputs, first, size)
+        for dims, a, b in zip(self._dims, expected, outputs, strict=True):
+            shape = None if a.shape is None else list(a.shape)
+            for axis, dim in dims:
+                assert shape is not None
+                shape[dim] = size[axis]
+            there = None if b.shape is None else list(b.shape)
+            if there != shape or a.constant != b.constant:
+                raise ValueError(
+                    f"{a.path} is {a.told()} at size {shown(first)} and {b.told()} at "
+                    f"{shown(size)}: what a padded call should return is unknown"
+                )
 
     def dims(self, leaf: int, axes: int) -> tuple[tuple[int, ...], ...]:
         """For each axis the dimensions of an output that follow it."""
@@ -104,13 +120,21 @@ class Cuts:
         return output
 
 
+def _check_paths(a: list[Output], b: list[Output], size: Size, other: Size) -> None:
+    if [output.path for output in a] != [output.path for output in b]:
+        raise ValueError(
+            f"the function returns {len(a)} value(s) at size {shown(size)} and {len(b)} at "
+            f"{shown(other)}, or others: which of them a padded call should return is unknown"
+        )
+
+
 def _follows(a: Output, b: Output, size: Size, neighbour: Size, axis: int) -> list[int]:
     """The dimensions along which an output is as large as the size."""
     at = f"at size {shown(size)} and {{}} at {shown(neighbour)}"
     if a.shape is None or b.shape is None:
         if (a.shape, a.constant) != (b.shape, b.constant):
             raise ValueError(
-                f"{a.path} is {a.constant!r} {at.format(repr(b.constant))}: a value that Python "
+                f"{a.path} is {a.told()} {at.format(b.told())}: a value that Python "
                 "computes from the padded size would be wrong; compute it from the call's arguments"
             )
         return []

@@ -5,8 +5,9 @@ As in a pool, a replay overwrites what other graphs left: here with values that 
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +86,7 @@ class CpuCaptures:
         self.stream = Stream()
         self.warm_ups = 0
         self.turns = _Turns()
+        self.lock = threading.RLock()
 
     def warm_up(self, work: Callable[[], Any]) -> Any:
         self.warm_ups += 1
@@ -129,7 +131,7 @@ class CpuCaptures:
     def seconds_between(self, began: float, ended: float) -> float:
         return ended - began
 
-    def order(self) -> None:
+    def order(self, read: Sequence[Tensor] = ()) -> None:
         stream: Any = self.stream
         self.turns.order(stream)
 

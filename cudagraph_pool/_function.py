@@ -1,7 +1,9 @@
-"""The tensors of a module that its graphs read."""
+"""What is called: its module, whose tensors its graphs read, and its parameters."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +25,28 @@ def watch(module: nn.Module | None) -> _torch.WeightWatch:
     made: _torch.WeightWatch = load_adapter().WeightWatch(
         [part._modules for part in parts],
         [home for part in parts for home in (part._parameters, part._buffers)],
+        [vars(part) for part in parts],
     )
     return made
 
 
 def module_of(function: Callable[..., Any]) -> nn.Module | None:
-    """The module that a callable is, or is a method of."""
+    """The module that a callable is, is a method of, or passes arguments to."""
+    while isinstance(function, functools.partial):
+        function = function.func
     if isinstance(function, nn.Module):
         return function
     bound = getattr(function, "__self__", None)
     return bound if isinstance(bound, nn.Module) else None
+
+
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a callable: those of forward of a module, also of a compiled one. None of
+    what has no signature.
+    """
+    if isinstance(function, nn.Module):
+        function = getattr(function, "_orig_mod", function).forward
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
