@@ -40,18 +40,23 @@ class GraphRunner:
     one before.
 
     The rows of a call must not depend on each other, or the padding would show: as in a batch
-    norm that is trained. Python code of the function runs at captures only. Its arguments must not
-    be changed in place, since the graph sees copies of them; tensors that it finds elsewhere, as a
-    module's buffers, may. As with :func:`torch.cuda.make_graphed_callables`, random numbers differ
-    from replay to replay, and captures run the function some times more than it is called.
+    norm that is trained. Padding is computed with like everything else: what it writes, it writes
+    (a cache at slot 0, if slots are padded by 0), and where it gives NaN, as a softmax over a row
+    that is masked as a whole does, the gradients of parameters are NaN. Python code of the function
+    runs at captures only. Its arguments must not be changed in place, since the graph sees copies
+    of them; tensors that it finds elsewhere, as a module's buffers, may. As with
+    :func:`torch.cuda.make_graphed_callables`, random numbers differ from replay to replay, and
+    captures run the function some times more than it is called.
 
     With gradients enabled, a function whose outputs require them is captured together with its
     backward pass. Gradients go to arguments and to whatever parameters the function uses. The
-    backward pass of a call must run before the next call, and only once.
+    backward pass of a call runs before the next call, and once; until then the parameters and the
+    outputs that it reads must stay as they are. Whatever else is an error.
 
     Graphs are kept for each way of calling: whatever is no tensor among the arguments, whether
-    gradients are enabled, autocast, ``module.training``. When a parameter or buffer of a module has
-    got other memory, all that was captured with it is captured anew.
+    gradients are enabled, autocast, which parts of a module are in training and which of its
+    parameters require gradients. When a parameter or buffer of a module has got other memory, all
+    that was captured with it is captured anew.
 
     Arguments:
         function (Callable): What is captured: a module, a method of one, or a function. Of a module

@@ -104,9 +104,11 @@ class CpuCaptures:
         return tape
 
     def overwrite_others(self, replayed: Tape) -> None:
-        """But for what this one reads: a backward pass does what its forward pass has left."""
-        for tape in self.tapes:
-            if tape is not replayed and not tape.addresses() & replayed.read:
+        """But for the one captured before it, if it reads that: as a backward pass does."""
+        place = self.tapes.index(replayed)
+        for number, tape in enumerate(self.tapes):
+            is_forward = number == place - 1 and tape.addresses() & replayed.read
+            if number != place and not is_forward:
                 tape.spoil()
 
     def count_nodes(self, tape: Tape) -> int:

@@ -429,6 +429,11 @@ def test_autocast() -> None:
             assert run(x).dtype == torch.bfloat16
             assert tree_equal(run(x), net(x))
             assert torch.is_autocast_cache_enabled()
+        net[0].weight.mul_(2)  # each graph casts weights itself
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for n in (8, 2, 1, 4):
+                assert tree_equal(run(x := rows(n)), net(x))
+        x = rows(3)
         assert run(x).dtype == torch.float32
     assert len(run.report()) == 2 * len(SIZES)
 
@@ -505,13 +510,17 @@ def test_a_backward_pass_has_the_types_of_its_forward_pass() -> None:
 
 
 def test_a_leaf_made_by_the_function_is_its_own() -> None:
+    made = []
+
     def work(x: Tensor) -> Tensor:
-        return x + torch.zeros_like(x, requires_grad=True)
+        made.append(torch.zeros_like(x, requires_grad=True))
+        return x + made[-1]
 
     x = rows(3, requires_grad=True)
-    y = runner(work)(x)
+    y = runner(work, sizes=[4])(x)
     y.sum().backward()
     assert tree_equal(x.grad, torch.ones(3, 6))
+    assert made[-1].grad is None
 
 
 def test_views_of_leaves_without_gradients() -> None:
