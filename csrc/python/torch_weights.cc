@@ -50,7 +50,8 @@ class WeightWatch {
       flags += trains == Py_True ? 't' : 'e';
     }
     for (const Value& known : values_) {
-      if (known.storage) flags += THPVariable_Unpack(known.object.ptr()).requires_grad() ? 'g' : '-';
+      if (known.storage)
+        flags += THPVariable_Unpack(known.object.ptr()).requires_grad() ? 'g' : '-';
     }
     return flags;
   }

@@ -16,8 +16,8 @@ std::string Describe(const PoolStats& stats) {
   return Text("pages ", stats.pages, ", reserved ", stats.reserved_bytes, ", allocated ",
               stats.allocated_bytes, ", requested ", stats.requested_bytes, ", live ",
               stats.live_blocks, ", peak reserved ", stats.peak_reserved_bytes, ", peak allocated ",
-              stats.peak_allocated_bytes, ", in the scope ", stats.scope_peak_bytes, ", allocations ", stats.allocations, ", frees ",
-              stats.frees);
+              stats.peak_allocated_bytes, ", in the scope ", stats.scope_peak_bytes,
+              ", allocations ", stats.allocations, ", frees ", stats.frees);
 }
 
 std::string DescribeMapped(const PoolStats& stats) {

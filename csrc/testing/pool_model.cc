@@ -345,8 +345,7 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
   pool.stats.allocated_bytes += block.bytes;
   pool.stats.peak_allocated_bytes =
       std::max(pool.stats.peak_allocated_bytes, pool.stats.allocated_bytes);
-  pool.stats.scope_peak_bytes =
-      std::max(pool.stats.scope_peak_bytes, pool.stats.allocated_bytes);
+  pool.stats.scope_peak_bytes = std::max(pool.stats.scope_peak_bytes, pool.stats.allocated_bytes);
   pool.stats.requested_bytes += block.requested_bytes;
   ++pool.stats.live_blocks;
   ++pool.stats.allocations;
