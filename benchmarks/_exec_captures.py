@@ -25,9 +25,13 @@ _EPOCH = 500
 
 
 def pool_arguments(config: str) -> dict[str, Any]:
-    """What a :class:`cudagraph_pool.GraphPool` is made with: ``default``, ``none`` or a number."""
+    """What a :class:`cudagraph_pool.GraphPool` is made with: ``default``, ``budget`` (as a
+    GraphRunner's own), ``none`` or a number.
+    """
     if config == "default":
         return {"shared_exec": True}
+    if config == "budget":
+        return {"shared_exec": True, "exec_budget": 256 << 20}
     return {"shared_exec": True, "max_execs": None if config == "none" else int(config)}
 
 

@@ -18,7 +18,7 @@ def number(value: float | None, form: str, scale: float = 1) -> str:
 
 def title(config: str) -> str:
     """Of a process: stock, or what bounds our executables."""
-    return config if config in ("stock", "default") else f"K={config}"
+    return config if config in ("stock", "default", "budget") else f"K={config}"
 
 
 def memory_table(rows: Sequence[Row]) -> str:

@@ -14,7 +14,7 @@ from _team import Team, Worker, median, median_ratio, ratio
 
 WORKER = Path(__file__).resolve().parent / "_exec_worker.py"
 
-BOUNDS = ("none", "1", "2", "4", "8", "16", "default")
+BOUNDS = ("none", "1", "2", "4", "8", "16", "default", "budget")
 CHAINS = ("chain20", "chain100", "chain360", "chain1000", "chain2000")
 
 # Which workloads each section measures, and with which bounds; stock is always among them, except
@@ -32,7 +32,7 @@ _BOUNDS_OF: Mapping[str, tuple[str, ...]] = {
     "replay": ("none",),
     "switch": ("1",),
     "decode": BOUNDS,
-    "results": ("1", "default", "none"),
+    "results": ("1", "default", "budget", "none"),
     "ready": ("none", "default"),
 }
 _WITHOUT_STOCK = ("switch", "results")

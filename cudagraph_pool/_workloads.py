@@ -146,9 +146,13 @@ class DecodeStep(Workload):
 
     @torch.no_grad()
     def step(self, key: int) -> None:
-        shape = self._shape
-        x = self._embedding(self._tokens[:key])
-        angles = self._positions[:key].float()[:, None] * self._frequencies
+        self._logits[:key].copy_(self.forward(self._tokens[:key], self._positions[:key]))
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The logits of as many sequences as there are tokens: the first ones of the cache."""
+        shape, key = self._shape, len(tokens)
+        x = self._embedding(tokens)
+        angles = positions.float()[:, None] * self._frequencies
         cos, sin = angles.cos()[:, None], angles.sin()[:, None]
         sizes = [shape.hidden, shape.kv_heads * shape.head, shape.kv_heads * shape.head]
         for layer in range(shape.layers):
@@ -166,7 +170,8 @@ class DecodeStep(Workload):
             h = rms_norm(x)
             gate, up = self._gate_up[layer](h).chunk(2, dim=-1)
             x = x + self._down[layer](nn.functional.silu(gate) * up)
-        self._logits[:key].copy_(self._head(rms_norm(x)))
+        logits: Tensor = self._head(rms_norm(x))
+        return logits
 
     def outputs(self, key: int) -> list[Tensor]:
         return [self._logits[:key]]

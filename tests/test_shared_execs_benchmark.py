@@ -31,7 +31,7 @@ config = sys.argv[sys.argv.index("--allocator") + 1]
 workload = sys.argv[sys.argv.index("--workload") + 1]
 trouble, _, where = os.environ.get("TROUBLE", "").partition("@")
 log = open(os.path.join(os.environ["LOG"], f"{workload}.{config}"), "a")
-number = ["stock", "none", "1", "2", "4", "8", "16", "default"].index(config)
+number = ["stock", "none", "1", "2", "4", "8", "16", "default", "budget"].index(config)
 for line in sys.stdin:
     request = json.loads(line)
     command = request["command"]
@@ -227,7 +227,7 @@ def test_wrong_results_fail(measure: Any, capsys: Capture) -> None:
     code, report, _ = measure("wrong@default", "--sections", "results", "--replays", "70")
     assert code == 1
     rows = {row["config"]: row for row in report["rows"]["results"]}
-    assert list(rows) == ["none", "1", "default"]
+    assert list(rows) == ["none", "1", "default", "budget"]
     assert (rows["default"]["wrong"], rows["1"]["wrong"]) == (3, 0)
     assert rows["1"]["replays"] == 70
     assert "3 WRONG" in capsys.readouterr().out

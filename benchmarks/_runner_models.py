@@ -1,0 +1,131 @@
+"""The models of graph_runner.py: functions of their arguments, as users have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from workloads import VLLM_BATCH_SIZES
+
+from cudagraph_pool._workloads import DecoderShape, DecodeStep, rms_norm
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is captured.
+
+    Attributes:
+        arguments: Makes those of a call of a size.
+        trains: Whether a call is followed by a backward pass.
+    """
+
+    function: Callable[..., Any]
+    sizes: Sequence[int]
+    arguments: Callable[[int], tuple[Tensor, ...]]
+    trains: bool = False
+
+
+def script() -> Model:
+    def arguments(rows: int) -> tuple[Tensor, ...]:
+        return torch.randn(rows, 1024, device="cuda"), torch.randn(rows, 1024, device="cuda")
+
+    return Model(lambda a, b: a**2 + b * 2, range(1, 129), arguments)
+
+
+class GatedMlp(nn.Module):  # type: ignore[misc]
+    """As the workload of const_memory.py, with the sizes of that."""
+
+    def __init__(self, layers: int = 4, hidden: int = 4096, intermediate: int = 11008) -> None:
+        super().__init__()
+        self.gate = _linears(layers, hidden, intermediate)
+        self.up = _linears(layers, hidden, intermediate)
+        self.down = _linears(layers, intermediate, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for gate, up, down in zip(self.gate, self.up, self.down, strict=True):
+            x = rms_norm(x + down(nn.functional.silu(gate(x)) * up(x)))
+        return x
+
+
+def mlp() -> Model:
+    def arguments(rows: int) -> tuple[Tensor, ...]:
+        return (torch.randn(rows, 4096, device="cuda", dtype=torch.bfloat16),)
+
+    return Model(GatedMlp(), range(16, 2049, 16), arguments)
+
+
+def llama() -> Model:
+    shape = DecoderShape(
+        layers=8,
+        hidden=2048,
+        heads=16,
+        kv_heads=8,
+        intermediate=8192,
+        vocabulary=32_000,
+        context=128,
+    )
+    step = DecodeStep("llama", VLLM_BATCH_SIZES, shape, torch.device("cuda"))
+
+    def arguments(rows: int) -> tuple[Tensor, ...]:
+        tokens = torch.randint(shape.vocabulary, (rows,), device="cuda")
+        return tokens, torch.randint(4096, (rows,), device="cuda")
+
+    return Model(step.forward, VLLM_BATCH_SIZES, arguments)
+
+
+def resnet50() -> Model:
+    from torchvision.models import resnet50
+
+    model = resnet50(weights=None).cuda().half().eval()
+
+    def arguments(images: int) -> tuple[Tensor, ...]:
+        return (torch.randn(images, 3, 224, 224, device="cuda", dtype=torch.float16),)
+
+    return Model(model, range(1, 65), arguments)
+
+
+def gpt2() -> Model:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=6,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
+    model = GPT2LMHeadModel(config).cuda().bfloat16().train()
+
+    class Logits(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            logits: Tensor = self.model(input_ids=tokens).logits
+            return logits
+
+    def arguments(sequences: int) -> tuple[Tensor, ...]:
+        return (torch.randint(config.vocab_size, (sequences, 256), device="cuda"),)
+
+    return Model(Logits(), range(1, 9), arguments, trains=True)
+
+
+MODELS: dict[str, Callable[[], Model]] = {
+    "script": script,
+    "mlp": mlp,
+    "llama": llama,
+    "resnet50": resnet50,
+    "gpt2": gpt2,
+}
+
+
+def _linears(count: int, inputs: int, outputs: int) -> nn.ModuleList:
+    return nn.ModuleList(
+        nn.Linear(inputs, outputs, bias=False, device="cuda", dtype=torch.bfloat16)
+        for _ in range(count)
+    )

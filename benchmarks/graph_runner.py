@@ -1,0 +1,210 @@
+"""GraphRunner against graphs that are written by hand for PyTorch's own allocator.
+
+By hand, as is done today: a buffer for each argument, a graph for each size, captured largest first
+into one pool after three warm-ups, outputs kept; a call picks the next size, copies in, replays and
+slices. Training: make_graphed_callables, likewise. Each in a process of its own. Prints a table and
+writes JSON. Exit code 0 if everything was measured, 2 without a GPU.
+
+    python benchmarks/graph_runner.py --output results/graph_runner.json
+
+memory    What the device has less than before: buffers, the pool, what the driver keeps.
+largest   The same for the largest size alone.
+capture   Seconds for all sizes, warm-ups included.
+call      CPU microseconds of one call, the device idle before: the median.
+step      Device milliseconds of a call in a row of calls of random sizes; training with backward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import gc
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from _command import device, positive, write_report
+
+MODELS = ("script", "mlp", "llama", "resnet50", "gpt2")
+WAYS = ("stock", "ours")
+FIGURES = ("memory", "largest", "capture", "call", "step")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--calls", type=positive, default=300)
+    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
+    parser.add_argument("--way", choices=WAYS, help="measure this one of one model; prints JSON")
+    options = parser.parse_args(argv)
+    machine = device()
+    if machine is None:
+        print("graph_runner.py: no CUDA device", file=sys.stderr)
+        return 2
+    if options.way is not None:
+        print(json.dumps(measure(options.models[0], options.way, options.calls)))
+        return 0
+    rows = []
+    print(f"{'':10}" + "".join(f"{name:>26}" for name in FIGURES))
+    for model in options.models:
+        row = {way: _measured_apart(model, way, options.calls) for way in WAYS}
+        rows.append({"model": model, **row})
+        print(f"{model:10}" + "".join(f"{_side_by_side(row, name):>26}" for name in FIGURES))
+    if options.output is not None:
+        write_report({**machine, "calls": options.calls, "rows": rows}, options.output)
+    return 0
+
+
+def _measured_apart(model: str, way: str, calls: int) -> dict[str, float]:
+    command = [sys.executable, __file__, "--models", model, "--way", way, "--calls", str(calls)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _side_by_side(row: dict[str, dict[str, float]], name: str) -> str:
+    stock, ours = row["stock"][name], row["ours"][name]
+    return f"{stock:,.2f} / {ours:,.2f} ({ours / stock:.3f})"
+
+
+def measure(name: str, way: str, calls: int) -> dict[str, float]:
+    """One way of one model: :data:`FIGURES`, memory in MiB."""
+    import torch
+    from _runner_models import MODELS as MAKERS
+
+    torch.manual_seed(0)
+    model = MAKERS[name]()
+    with torch.set_grad_enabled(model.trains):
+        _run(model.function, model, max(model.sizes))  # libraries load what they load
+        largest, _, _ = _captured(model, [max(model.sizes)], way)
+        memory, seconds, run = _captured(model, model.sizes, way)
+        chance = random.Random(1)
+        sizes = [chance.randint(1, max(model.sizes)) for _ in range(calls)]
+        arguments = {size: model.arguments(size) for size in {*sizes}}
+        for size in sizes:
+            run(*arguments[size])
+        torch.cuda.synchronize()
+        spans = []
+        for size in sizes:
+            began = time.perf_counter()
+            run(*arguments[size])
+            spans.append(time.perf_counter() - began)
+            torch.cuda.synchronize()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for size in sizes:
+            _finish(model, run(*arguments[size]))
+        end.record()
+        end.synchronize()
+    return {
+        "memory": memory / 2**20,
+        "largest": largest / 2**20,
+        "capture": seconds,
+        "call": statistics.median(spans) * 1e6,
+        "step": start.elapsed_time(end) / calls,
+    }
+
+
+def _captured(model: Any, sizes: Sequence[int], way: str) -> tuple[int, float, Callable[..., Any]]:
+    """Bytes, seconds, and what runs a call."""
+    import torch
+
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    began = time.perf_counter()
+    if way == "ours":
+        import cudagraph_pool as cgp
+
+        cgp.enable()
+        runner = cgp.GraphRunner(model.function, sizes=sizes, progress=False)
+        runner.capture(*model.arguments(max(sizes)))
+        run: Callable[..., Any] = runner
+    else:
+        run = (_by_hand_for_training if model.trains else _by_hand)(model, sizes)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    gc.collect()
+    torch.cuda.empty_cache()
+    return free - torch.cuda.mem_get_info()[0], seconds, run
+
+
+def _by_hand(model: Any, sizes: Sequence[int]) -> Callable[..., Any]:
+    import torch
+
+    buffers = model.arguments(max(sizes))
+    stream = torch.cuda.Stream()
+    graphs, outputs = {}, {}
+    pool = torch.cuda.graph_pool_handle()
+    for size in sorted(sizes, reverse=True):
+        static = [buffer[:size] for buffer in buffers]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                model.function(*static)
+        torch.cuda.current_stream().wait_stream(stream)
+        graphs[size] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[size], pool=pool, stream=stream):
+            outputs[size] = model.function(*static)
+    ascending = sorted(sizes)
+
+    def run(*arguments: Any) -> Any:
+        rows = len(arguments[0])
+        size = ascending[bisect.bisect_left(ascending, rows)]
+        for buffer, argument in zip(buffers, arguments, strict=True):
+            buffer[:rows].copy_(argument)
+        graphs[size].replay()
+        return outputs[size][:rows]
+
+    return run
+
+
+def _by_hand_for_training(model: Any, sizes: Sequence[int]) -> Callable[..., Any]:
+    import torch
+
+    pool = torch.cuda.graph_pool_handle()
+    graphed = {}
+    for size in sorted(sizes, reverse=True):
+
+        class Alone(torch.nn.Module):  # type: ignore[misc]  # make_graphed_callables changes it
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model.function
+
+            def forward(self, *arguments: Any) -> Any:
+                return self.model(*arguments)
+
+        graphed[size] = torch.cuda.make_graphed_callables(
+            Alone(), model.arguments(size), num_warmup_iters=3, pool=pool
+        )
+    ascending = sorted(sizes)
+
+    def run(*arguments: Any) -> Any:
+        rows = len(arguments[0])
+        size = ascending[bisect.bisect_left(ascending, rows)]
+        padded = [torch.nn.functional.pad(a, (0, 0, 0, size - rows)) for a in arguments]
+        return graphed[size](*padded)[:rows]
+
+    return run
+
+
+def _run(function: Callable[..., Any], model: Any, size: int) -> None:
+    _finish(model, function(*model.arguments(size)))
+
+
+def _finish(model: Any, output: Any) -> None:
+    if model.trains:
+        output.float().square().mean().backward()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
