@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -36,17 +37,20 @@ class ListedBuckets:
     """
 
     def __init__(self, sizes: Iterable[int | Iterable[int]]) -> None:
-        listed = [(size,) if isinstance(size, int) else tuple(size) for size in sizes]
+        try:
+            listed = [_size(size) for size in sizes]
+        except TypeError as error:
+            raise ValueError(
+                f"sizes is {sizes!r}, but must be a sequence of integers or of tuples of them"
+            ) from error
         if not listed:
             raise ValueError("sizes is empty: there is nothing to capture")
         self.axes = len(listed[0])
         for size in listed:
-            if len(size) != self.axes or not size:
+            if len(size) != self.axes:
                 raise ValueError(
                     f"sizes has {listed[0]} and {size}: all must have the same number of dimensions"
                 )
-            if not all(isinstance(n, int) and n > 0 for n in size):
-                raise ValueError(f"sizes has {size}, but a size is an integer of at least 1")
         if len(set(listed)) < len(listed):
             twice = next(size for n, size in enumerate(listed) if size in listed[:n])
             raise ValueError(f"sizes has {shown(twice)} twice")
@@ -74,6 +78,19 @@ class LadderBuckets:
 
     def listed(self) -> tuple[Size, ...]:
         return ()
+
+
+def _size(given: int | Iterable[int]) -> Size:
+    numbers = given if isinstance(given, Iterable) else (given,)
+    size = []
+    for number in numbers:
+        try:
+            size.append(operator.index(number))
+        except TypeError:
+            size.append(0)
+    if not size or min(size) < 1:
+        raise ValueError(f"sizes has {given}, but a size is an integer of at least 1")
+    return tuple(size)
 
 
 def cost(size: Size) -> tuple[int, Size]:

@@ -92,6 +92,8 @@ def take_apart(args: tuple[Any, ...], kwargs: Mapping[str, Any], sort_keywords: 
     shapes: list[Hashable] = []
     for x in leaves:
         if isinstance(x, Tensor):
+            if x.layout is not torch.strided or x.is_nested:
+                raise TypeError(f"an argument is a {x.layout} tensor; a graph's must be strided")
             tensors.append(x)
             shapes.append((x.shape, x.stride(), x.dtype, x.device, x.requires_grad))
         else:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ._buckets import Size
 from ._graphs import GraphPool, graph
-from ._static_outputs import lend
+from ._static_outputs import is_lent, lend
 
 T = TypeVar("T")
 
@@ -174,7 +174,7 @@ class Backward:
     reads_parameters: list[Tensor]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Captured:
     """One size of a program.
 
@@ -203,6 +203,10 @@ class Captured:
     eager_seconds: float | None = None
     last_used: int = 0
     samples: list[tuple[Any, Any]] = field(default_factory=list)
+    outputs: list[Tensor] = field(init=False)  # those that the next replay of the pool overwrites
+
+    def __post_init__(self) -> None:
+        self.outputs = [x for x in self.leaves if isinstance(x, Tensor) and is_lent(x)]
 
 
 # Makes the buffers that a backward pass reads its gradients from: of the leaves with these numbers.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -36,11 +37,13 @@ class _Turns:
     Attributes:
         number (int): Of the last one.
         what (str): What that was, for errors.
+        left (weakref): To what knows its outputs.
     """
 
     def __init__(self) -> None:
         self.number = 0
         self.what = ""
+        self.left: weakref.ref[Any] | None = None
         self.lock = threading.RLock()  # for as long as it takes to launch one
         self._last: torch.cuda.Stream | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -199,6 +200,7 @@ class Plan:
         self.captured = captured
         self._captures = captures
         self._what = f"of size {shown(size)} in the graph of {shown(captured.size)}"
+        self._left = weakref.ref(captured)
         self._assemble = _assembler(captured.tree)
         self._copies = [
             CopyIn.plan(given, static, size)
@@ -253,6 +255,11 @@ class Plan:
                 turns.take("a call that failed")  # some inputs are overwritten
                 raise
             number = turns.take(self._what)
+            # Who has saved what the last call returned for a backward pass gets autograd's error.
+            last = None if turns.left is None else turns.left()
+            if last is not None:
+                torch.autograd.graph.increment_version(last.outputs)
+            turns.left = self._left
             if len(captured.samples) < _SAMPLES:
                 began = self._captures.mark()
                 captured.forward.replay()
@@ -331,8 +338,8 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         ctx.plan = plan
         ctx.is_done = False
-        ctx.read = plan.read_by_backward()
         leaves, ctx.number = plan.launch(tensors[: len(plan._copies)], clone)
+        ctx.read = plan.read_by_backward()
         outputs = [leaves[place] for place in plan._tensor_places]
         ctx.mark_non_differentiable(
             *(

@@ -50,8 +50,6 @@ class Input:
                 f"{name.path} is a {type(tensor).__name__}; the function would be given a plain "
                 "tensor: pass one, and make the other within the function"
             )
-        if tensor.layout is not torch.strided:
-            raise TypeError(f"{name.path} is a {tensor.layout} tensor; a graph's must be strided")
         dynamic = [dim for of_axis in dims for dim in of_axis]
         for dim in dynamic:
             if not -tensor.dim() <= dim < tensor.dim():
@@ -95,7 +93,6 @@ class Input:
         was = [
             ("dtype", self.dtype, tensor.dtype),
             ("device", device, tensor.device),
-            ("layout", torch.strided, tensor.layout),
         ]
         for what, captured, given in was:
             if captured != given:
@@ -239,7 +236,12 @@ def dims_of(dim: Any, name: Named, axes: int) -> Dims:
         dim = dim.get(name.parameter, dim.get(name.path))
     if dim is None:
         return ((),) * axes
-    entries = (dim,) if isinstance(dim, int) else tuple(dim)
+    entries = (dim,) if isinstance(dim, int) else dim
+    if not isinstance(entries, tuple) or not all(map(_is_entry, entries)):
+        raise ValueError(
+            f"dim is {dim!r} for {name.path}, but must be an integer, None, or a tuple with one of "
+            "these, or a tuple of integers, for each dimension of a size"
+        )
     if len(entries) != axes:
         raise ValueError(
             f"dim is {dim!r} for {name.path}, but a size has {axes} number(s): "
@@ -251,12 +253,19 @@ def dims_of(dim: Any, name: Named, axes: int) -> Dims:
     )
 
 
+def _is_entry(entry: Any) -> bool:
+    if isinstance(entry, tuple):
+        return all(isinstance(dim, int) for dim in entry)
+    return entry is None or isinstance(entry, int)
+
+
 def pad_of(pad: Any, name: Named) -> float:
     """What ``pad`` of :class:`GraphRunner` says of one argument."""
     if isinstance(pad, Mapping):
         pad = pad.get(name.parameter, pad.get(name.path, 0))
-    value: float = pad
-    return value
+    if not isinstance(pad, (int, float)):
+        raise ValueError(f"pad is {pad!r} for {name.path}, but must be a number")
+    return pad
 
 
 def _memory_format(tensor: Tensor) -> torch.memory_format:

@@ -153,6 +153,11 @@ def _follows(a: Output, b: Output, size: Size, neighbour: Size, axis: int) -> li
     )
 
 
+def is_lent(tensor: Tensor) -> bool:
+    """Whether :func:`lend` made it."""
+    return hasattr(tensor.untyped_storage(), "_owner")
+
+
 def lend(tensor: Tensor, owner: object) -> Tensor:
     """The same memory as a tensor that keeps ``owner`` alive, and not the block that it lies in.
 

@@ -6,6 +6,7 @@ Each function returns a list, smallest first, whose last entry is ``largest``. N
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 __all__ = ["exact", "grid", "multiples", "padded", "powers_of_two", "vllm"]
@@ -53,7 +54,7 @@ def rung(size: int, padding: float) -> int:
 
     A rung is as far above the one before as ``padding`` allows for a size one above that one.
     """
-    if not padding >= 0:
+    if not 0 <= padding < math.inf:
         raise ValueError(f"padding is {padding}, but must be 0 or more: 0.25 adds up to a quarter")
     top = 0
     while top < size:

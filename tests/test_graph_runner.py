@@ -482,6 +482,19 @@ def test_what_the_backward_pass_reads_must_stay() -> None:
     assert tree_equal(x.grad, torch.full((3, 6), 6.0))
 
 
+def test_saved_outputs_that_are_overwritten() -> None:
+    """What autograd saved of them outside of the runner: a frozen encoder, called twice."""
+    head = torch.ones(6, requires_grad=True)
+    run = runner(double)
+    first = (run(rows(3)) * head).sum()
+    second = (run(rows(5)) * head).sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (first + second).backward()
+    x = rows(5)
+    (run(x) * head).sum().backward()
+    assert tree_equal(head.grad, (x * 2).sum(0))
+
+
 def test_hooks_run_once() -> None:
     weight = torch.ones(6, requires_grad=True)
     run = runner(lambda x: x * weight)
@@ -735,6 +748,11 @@ def test_arguments_that_may_change_while_they_stay_the_same() -> None:
         assert torch.equal(run(x, s).nan_to_num(), (x / s).nan_to_num())
     assert len(run.report()) == 3
 
+    jagged = torch.nested.nested_tensor([rows(2), rows(3)], layout=torch.jagged)
+    for x in (rows(3).to_sparse(), jagged):
+        with pytest.raises(TypeError, match=r"an argument is a .* tensor; a graph's must be"):
+            runner(double)(x)
+
     class Tagged(torch.Tensor):  # type: ignore[misc]
         pass
 
@@ -788,6 +806,9 @@ def test_arguments_changed_in_place() -> None:
         ({"sizes": "all"}, "sizes is 'all', but must be a sequence or 'auto'"),
         ({"order": "random"}, "unknown order 'random'"),
         ({"overflow": "ignore"}, "overflow is 'ignore'"),
+        ({"sizes": 8}, "sizes is 8, but must be a sequence of integers or of tuples"),
+        ({"sizes": [0.5]}, r"sizes has 0.5, but a size is an integer of at least 1"),
+        ({"sizes": "auto", "padding": float("inf")}, "padding is inf"),
         ({"warmup": -1}, "warmup is -1"),
         ({"max_graphs": 4}, "max_graphs is 4: .* with lazy=True"),
         ({"max_graphs": 0, "lazy": True}, "max_graphs is 0"),
@@ -807,6 +828,9 @@ def test_options_that_cannot_be_meant(options: dict[str, Any], said: str) -> Non
         ({"pad": {"y": 0}}, r"pad names \['y'\]"),
         ({"dim": 2}, r"x has the shape \(3, 6\), but its dimension 2 should be dynamic"),
         ({"dim": (0, 1)}, r"dim is \(0, 1\) for x, but a size has 1 number"),
+        ({"dim": "0"}, "dim is '0' for x, but must be an integer"),
+        ({"dim": (0.5,)}, r"dim is \(0.5,\) for x, but must be an integer"),
+        ({"pad": "0"}, "pad is '0' for x, but must be a number"),
         ({"dim": ((0, -2),)}, "dim names a dimension of x twice"),
         ({"dim": {"x": None}}, "no argument has a dynamic dimension"),
     ],

@@ -104,9 +104,9 @@ def test_sizes_that_come_with_the_calls() -> None:
     [
         ([], "sizes is empty"),
         ([4, 8, 4], "sizes has 4 twice"),
-        ([4, 0], r"sizes has \(0,\), but a size is an integer of at least 1"),
+        ([4, 0], r"sizes has 0, but a size is an integer of at least 1"),
         ([(2, 3), (4,)], r"sizes has \(2, 3\) and \(4,\): all must have the same number"),
-        ([()], "the same number of dimensions"),
+        ([()], r"sizes has \(\), but a size is an integer of at least 1"),
     ],
 )
 def test_lists_that_cannot_be_captured(bad: list[int], said: str) -> None:
