@@ -140,7 +140,9 @@ class Program:
         args, kwargs = call.arguments(static)
 
         def work() -> list[Output]:
-            result = self._function(*args, **kwargs)
+            # The caller's own hooks, as checkpoint's, are not for what runs here.
+            with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor):
+                result = self._function(*args, **kwargs)
             described = describe(result)
             leaves = pytree.tree_leaves(result)
             outputs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]

@@ -23,6 +23,7 @@ except ImportError as error:
 import torch
 from cpu_captures import CpuCaptures, CpuRunner, Stream, tree_equal
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 SIZES = [1, 2, 4, 8]
 
@@ -363,6 +364,17 @@ def test_gradients_stay_when_others_come() -> None:
     run(rows(8, requires_grad=True))
     for a, b in zip([leaf.grad, *(p.grad for p in net.parameters())], kept, strict=True):
         assert tree_equal(a, b)
+
+
+def test_a_first_call_in_a_checkpoint() -> None:
+    net = model()
+    run = runner(net)
+    x = rows(3, requires_grad=True)
+    checkpoint(run, x, use_reentrant=False).square().sum().backward()
+    found = [x.grad.clone(), *(p.grad.clone() for p in net.parameters())]
+    net.zero_grad()
+    for a, b in zip(found, gradients(net, net, x), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_parameters_that_a_function_finds_get_gradients() -> None:
