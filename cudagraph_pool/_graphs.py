@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -201,8 +202,9 @@ class graph:  # noqa: N801
 
     :class:`torch.cuda.graph` on a :class:`GraphPool`. In addition it checks its arguments before
     anything is changed; after a capture that failed it puts the current stream back and ends the
-    failed capture's hold on the pool, so that the next capture works; and after one that succeeded
-    the current stream waits for what PyTorch itself ran on the capture's stream.
+    failed capture's hold on the pool and on the device's generator of random numbers, so that eager
+    work and the next capture go on; and after one that succeeded the current stream waits for what
+    PyTorch itself ran on the capture's stream.
 
     Arguments:
         cuda_graph (torch.cuda.CUDAGraph): Graph object used for capture.
@@ -342,6 +344,22 @@ class graph:  # noqa: N801
         if self._shared_exec:
             _shared_exec.forget_template(self._graph, self._kept_template)
         self._adapter.end_failed_capture(self._pool.device.index, self._pool.id)
+        self._free_generator()
+
+    def _free_generator(self) -> None:
+        """In torch 2.11 a capture that failed leaves the device's generator believing that it is
+        under way, so that ``torch.randn`` raises from then on, until
+        another one ends: an empty one.
+        """
+        import torch
+
+        empty = torch.cuda.CUDAGraph(keep_graph=True)
+        # What failed before may fail again; it is the first error that the caller is told.
+        with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+            with torch.cuda.stream(self._context.capture_stream):
+                empty.capture_begin(capture_error_mode="thread_local")
+                empty.capture_end()
 
     def _check_devices(self) -> None:
         import torch
@@ -358,7 +376,7 @@ class graph:  # noqa: N801
             )
 
 
-@contextmanager
+@contextlib.contextmanager
 def use_pool(pool: GraphPool) -> Iterator[None]:
     r"""Context manager in which this thread's eager allocations go to ``pool``.
 

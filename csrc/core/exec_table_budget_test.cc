@@ -15,10 +15,10 @@ namespace {
 
 class ExecTableBudgetTest : public ExecTableTest {
  protected:
-  static std::vector<GraphNumber> AddGraphs(ExecTable* table, int count, uint64_t bytes) {
+  static std::vector<GraphNumber> AddGraphs(ExecTable* table, std::size_t count, uint64_t bytes) {
     const GroupNumber group = table->AddGroup(GroupKind::kShared);
     std::vector<GraphNumber> graphs;
-    for (int i = 0; i < count; ++i) graphs.push_back(table->Add(group, bytes));
+    for (std::size_t i = 0; i < count; ++i) graphs.push_back(table->Add(group, bytes));
     return graphs;
   }
 
@@ -98,7 +98,7 @@ TEST_F(ExecTableBudgetTest, WhereTheMemoryEndsTheBudgetDoesNot) {
 TEST_F(ExecTableBudgetTest, RandomPrograms) {
   for (uint32_t seed = 1; seed <= 50; ++seed) {
     std::mt19937 random(seed);
-    const auto draw = [&](int below) { return static_cast<int>(random() % below); };
+    const auto draw = [&](std::size_t below) { return random() % below; };
     const std::size_t limit = 1 + draw(4);
     const uint64_t budget = draw(200);
     ExecTable table(limit, budget);
@@ -110,7 +110,7 @@ TEST_F(ExecTableBudgetTest, RandomPrograms) {
       }
     }
     for (int step = 0; step < 400; ++step) {
-      const auto [graph, bytes] = graphs[draw(static_cast<int>(graphs.size()))];
+      const auto [graph, bytes] = graphs[draw(graphs.size())];
       if (Run(&table, graph) != Step::kNone && draw(2) == 0) table.DeviceWaited(graph);
       table.Launched(*table.HolderOf(graph));
       uint64_t taken = 0;

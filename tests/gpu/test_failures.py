@@ -74,6 +74,24 @@ def test_our_graph_gives_back_what_it_saw_fail() -> None:
         assert torch.equal(chain(x), chain(x.clone()))
 
 
+def test_random_numbers_go_on_after_a_failed_capture() -> None:
+    """torch.cuda.graph leaves the generator in the capture, and torch.randn raises ever after."""
+    pool = cgp.GraphPool()
+    torch.manual_seed(5)
+    expected = [torch.randn(8, device="cuda") for _ in range(3)]
+    drawn = torch.cuda.CUDAGraph()
+    with cgp.graph(drawn, pool=pool):
+        random = torch.randn(8, device="cuda")
+    torch.manual_seed(5)
+    assert torch.equal(torch.randn(8, device="cuda"), expected[0])
+    with pytest.raises(RuntimeError), cgp.graph(torch.cuda.CUDAGraph(), pool=pool):
+        torch.randn(8, device="cuda")
+        torch.cuda.synchronize()
+    assert torch.equal(torch.randn(8, device="cuda"), expected[1])
+    drawn.replay()
+    assert torch.equal(random, expected[2])
+
+
 def test_invalidated_capture_without_a_pool_leaves_nothing_behind() -> None:
     """Before torch 2.14 nobody says that it failed, but the next capture on its stream shows it."""
     x = fresh(512, seed=0)
