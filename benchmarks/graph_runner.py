@@ -9,9 +9,14 @@ writes JSON. Exit code 0 if everything was measured, 2 without a GPU.
 
 memory    What the device has less than before: buffers, the pool, what the driver keeps.
 largest   The same for the largest size alone.
-capture   Seconds for all sizes, warm-ups included.
+first     Seconds for all sizes, warm-ups included, in a new process.
+capture   The same once more, the graphs before being gone: the median of three.
 call      CPU microseconds of one call, the device idle before: the median.
-step      Device milliseconds of a call in a row of calls of random sizes; training with backward.
+step      Milliseconds of a call in a row of calls of random sizes; training with backward: the
+          median of some rows.
+
+A call takes what the CPU has left for it, so that both ways of these two are measured in one
+process, in turns: the graphs by hand are captured there as well.
 """
 
 from __future__ import annotations
@@ -33,7 +38,9 @@ from _command import device, positive, write_report
 
 MODELS = ("script", "mlp", "llama", "resnet50", "gpt2")
 WAYS = ("stock", "ours")
-FIGURES = ("memory", "largest", "capture", "call", "step")
+FIGURES = ("memory", "largest", "first", "capture", "call", "step")
+_CAPTURES = 3
+_ROWS = 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{'':10}" + "".join(f"{name:>26}" for name in FIGURES))
     for model in options.models:
         row = {way: _measured_apart(model, way, options.calls) for way in WAYS}
+        for figure in ("call", "step"):
+            row["stock"][figure] = row["ours"].pop(f"{figure} by hand")
         rows.append({"model": model, **row})
         print(f"{model:10}" + "".join(f"{_side_by_side(row, name):>26}" for name in FIGURES))
     if options.output is not None:
@@ -76,41 +85,73 @@ def _side_by_side(row: dict[str, dict[str, float]], name: str) -> str:
 
 
 def measure(name: str, way: str, calls: int) -> dict[str, float]:
-    """One way of one model: :data:`FIGURES`, memory in MiB."""
+    """One way of one model: :data:`FIGURES`, memory in MiB; of ours those of calls by hand too."""
     import torch
     from _runner_models import MODELS as MAKERS
 
+    if way == "ours":
+        import cudagraph_pool as cgp
+
+        cgp.enable()
     torch.manual_seed(0)
     model = MAKERS[name]()
     with torch.set_grad_enabled(model.trains):
         _run(model.function, model, max(model.sizes))  # libraries load what they load
+        memory, first, run = _captured(model, model.sizes, way)
+        seconds = []
+        for _ in range(_CAPTURES):
+            del run
+            memory, again, run = _captured(model, model.sizes, way)
+            seconds.append(again)
+        figures = {
+            "memory": memory / 2**20,
+            "first": first,
+            "capture": statistics.median(seconds),
+        }
+        if way == "ours":
+            _, _, by_hand = _captured(model, model.sizes, "stock")
+            ours, hand = _timed_calls(model, [run, by_hand], calls)
+            figures |= {f"{figure} by hand": hand[figure] for figure in hand} | ours
+            del by_hand
+        del run
         largest, _, _ = _captured(model, [max(model.sizes)], way)
-        memory, seconds, run = _captured(model, model.sizes, way)
-        chance = random.Random(1)
-        sizes = [chance.randint(1, max(model.sizes)) for _ in range(calls)]
-        arguments = {size: model.arguments(size) for size in {*sizes}}
-        for size in sizes:
-            run(*arguments[size])
-        torch.cuda.synchronize()
-        spans = []
-        for size in sizes:
-            began = time.perf_counter()
-            run(*arguments[size])
-            spans.append(time.perf_counter() - began)
-            torch.cuda.synchronize()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+    return {**figures, "largest": largest / 2**20}
+
+
+def _timed_calls(
+    model: Any, ways: Sequence[Callable[..., Any]], calls: int
+) -> list[dict[str, float]]:
+    """The call and the step of each, in turns."""
+    import torch
+
+    chance = random.Random(1)
+    sizes = [chance.randint(1, max(model.sizes)) for _ in range(calls)]
+    arguments = {size: model.arguments(size) for size in {*sizes}}
+    for run in ways:
         for size in sizes:
             _finish(model, run(*arguments[size]))
-        end.record()
-        end.synchronize()
-    return {
-        "memory": memory / 2**20,
-        "largest": largest / 2**20,
-        "capture": seconds,
-        "call": statistics.median(spans) * 1e6,
-        "step": start.elapsed_time(end) / calls,
-    }
+    spans: list[list[float]] = [[] for _ in ways]
+    for size in sizes:
+        for run, of_way in zip(ways, spans, strict=True):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            run(*arguments[size])
+            of_way.append(time.perf_counter() - began)
+    steps: list[list[float]] = [[] for _ in ways]
+    for _ in range(_ROWS):
+        for run, of_way in zip(ways, steps, strict=True):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            start.record()
+            for size in sizes:
+                _finish(model, run(*arguments[size]))
+            end.record()
+            end.synchronize()
+            of_way.append(start.elapsed_time(end) / calls)
+    return [
+        {"call": statistics.median(span) * 1e6, "step": statistics.median(step)}
+        for span, step in zip(spans, steps, strict=True)
+    ]
 
 
 def _captured(model: Any, sizes: Sequence[int], way: str) -> tuple[int, float, Callable[..., Any]]:
@@ -125,7 +166,6 @@ def _captured(model: Any, sizes: Sequence[int], way: str) -> tuple[int, float, C
     if way == "ours":
         import cudagraph_pool as cgp
 
-        cgp.enable()
         runner = cgp.GraphRunner(model.function, sizes=sizes, progress=False)
         runner.capture(*model.arguments(max(sizes)))
         run: Callable[..., Any] = runner

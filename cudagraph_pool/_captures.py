@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ._buckets import Size
 from ._graphs import GraphPool, graph
+from ._static_inputs import Static
 from ._static_outputs import is_lent, lend
 
 T = TypeVar("T")
@@ -48,16 +49,23 @@ class Captures:
     # would end that of another thread.
     lock: ClassVar[threading.RLock] = threading.RLock()
 
-    def warm_up(self, work: Callable[[], T]) -> T:
+    def warm_up(self, work: Callable[[], T], times: int) -> tuple[T, float]:
         """Runs work on the stream that captures, so that what libraries keep for a stream is made
-        now, and outside of the pool.
+        now, and outside of the pool. Returns what the last run returned, and the seconds that this
+        run took together with what it launched.
         """
         current, stream = torch.cuda.current_stream(), graph._capture_stream(self.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
+            for _ in range(times - 1):
+                work()
+            stream.synchronize()
+            began = time.perf_counter()
             result = work()
+            stream.synchronize()
+            seconds = time.perf_counter() - began
         current.wait_stream(stream)
-        return result
+        return result, seconds
 
     def capture(self, work: Callable[[], None]) -> Replayable:
         """A graph of the work."""
@@ -84,14 +92,6 @@ class Captures:
         if error:
             raise RuntimeError(f"cuGraphGetNodes failed with CUDA driver error {error}")
         return count.value
-
-    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        """Runs work, and returns the seconds that it took together with what it launched."""
-        torch.cuda.synchronize(self.device)
-        began = time.perf_counter()
-        result = work()
-        torch.cuda.synchronize(self.device)
-        return result, time.perf_counter() - began
 
     def live_blocks(self) -> set[int]:
         """The addresses of the pool's blocks."""
@@ -130,12 +130,16 @@ class Captures:
         Raises:
             RuntimeError: The stream is capturing.
         """
-        stream = torch.cuda.current_stream(self.device)
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "a GraphRunner was called while a capture is under way on the current stream: "
                 "graphs of its pool must not become part of another one. Capture what it runs"
             )
+        last = self.turns.stream
+        current = torch._C._cuda_getCurrentRawStream(self.device.index)
+        if last is not None and last.cuda_stream == current:
+            return  # as of most calls, which need no Stream object for it
+        stream = torch.cuda.current_stream(self.device)
         if self.turns.order(stream):
             for tensor in read:
                 tensor.record_stream(stream)
@@ -179,6 +183,7 @@ class Captured:
     """One size of a program.
 
     Attributes:
+        statics: What calls are copied to.
         leaves: What it returns: tensors where the graph leaves them, and constants.
         tree: How these make up what the function returned.
         seconds: What the capture took.
@@ -202,6 +207,7 @@ class Captured:
     driver_bytes: int
     eager_seconds: float | None = None
     last_used: int = 0
+    statics: list[Static] = field(default_factory=list)
     samples: list[tuple[Any, Any]] = field(default_factory=list)
     outputs: list[Tensor] = field(init=False)  # those that the next replay of the pool overwrites
 

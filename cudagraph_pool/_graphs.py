@@ -39,6 +39,7 @@ class _Turns:
         number (int): Of the last one.
         what (str): What that was, for errors.
         left (weakref): To what knows its outputs.
+        stream (torch.cuda.Stream): Of the last one.
     """
 
     def __init__(self) -> None:
@@ -46,17 +47,17 @@ class _Turns:
         self.what = ""
         self.left: weakref.ref[Any] | None = None
         self.lock = threading.RLock()  # for as long as it takes to launch one
-        self._last: torch.cuda.Stream | None = None
+        self.stream: torch.cuda.Stream | None = None
 
     def order(self, stream: torch.cuda.Stream) -> bool:
         """Lets what ``stream`` gets next come after the last one; returns whether that was on
         another stream.
         """
-        if self._last == stream:
+        if self.stream == stream:
             return False
-        if self._last is not None:
-            stream.wait_stream(self._last)
-        self._last = stream
+        if self.stream is not None:
+            stream.wait_stream(self.stream)
+        self.stream = stream
         return True
 
     def take(self, what: str) -> int:
@@ -348,8 +349,7 @@ class graph:  # noqa: N801
 
     def _free_generator(self) -> None:
         """In torch 2.11 a capture that failed leaves the device's generator believing that it is
-        under way, so that ``torch.randn`` raises from then on, until
-        another one ends: an empty one.
+        under way, so that ``torch.randn`` raises until another one ends: an empty one.
         """
         import torch
 

@@ -18,8 +18,10 @@ from ._captures import Captured, Captures, capture, find_leaves
 from ._function import parameters_of
 from ._guard import is_guarded, lend_for
 from ._static_inputs import (
+    Buffer,
     CopyIn,
     Input,
+    Static,
     StaticInputs,
     check_names,
     dims_of,
@@ -28,7 +30,7 @@ from ._static_inputs import (
 )
 from ._static_outputs import Cuts, Output, describe
 
-_SAMPLES = 8  # replays that are timed, for each size
+_SAMPLES = 3  # replays that are timed, for each size
 
 
 class Program:
@@ -91,29 +93,29 @@ class Program:
 
         def outputs_at(at: Size) -> list[Output]:
             if at not in runs:
-                runs[at] = self._run(call, size, at)
+                runs[at], self._eager_seconds[at] = self._run(call, size, at, times=1)
             return runs[at]
 
         if self._cuts is None:
             self._cuts = Cuts(outputs_at, bucket, _neighbours(bucket, self._buckets))
-        for _ in range(times - (bucket in runs)):
-            runs[bucket], self._eager_seconds[bucket] = self._captures.timed(
-                lambda: self._run(call, size, bucket)
-            )
+        left = times - (bucket in runs)
+        if left > 0:
+            runs[bucket], self._eager_seconds[bucket] = self._run(call, size, bucket, left)
         if bucket in runs:
             self._cuts.check(runs[bucket], bucket)
 
     def capture(self, call: Call, size: Size, bucket: Size) -> Captured:
         """Captures a bucket. pre: it was warmed up, if with no runs."""
         static = self._fill(call, size, bucket)
-        args, kwargs = call.arguments(static)
+        args, kwargs = call.arguments([tensor for tensor, _ in static])
         captured = capture(
             self._captures,
             lambda: self._function(*args, **kwargs),
-            static,
+            [tensor for tensor, _ in static],
             bucket,
             lambda places, outputs: self._gradients_at(places, outputs, bucket),
         )
+        captured.statics = static
         captured.eager_seconds = self._eager_seconds.get(bucket)
         self.captured[bucket] = captured
         return captured
@@ -123,19 +125,22 @@ class Program:
         assert self._cuts is not None
         return Plan(self._captures, self.captured[bucket], self._inputs, self._cuts, size)
 
-    def _fill(self, call: Call, size: Size, at: Size) -> list[Tensor]:
+    def _fill(self, call: Call, size: Size, at: Size) -> list[Static]:
         """The static inputs of a size, with as much of a call as they hold."""
         assert self._statics is not None
         static = self._statics.at(at)
         part = tuple(map(min, size, at))
         with torch.no_grad():
-            for given, target, tensor in zip(self._inputs, static, call.tensors, strict=True):
-                CopyIn.plan(given, target, part)(given.cut(tensor, part))
+            CopyIn(self._inputs, static, part)(
+                [given.cut(x, part) for given, x in zip(self._inputs, call.tensors, strict=True)]
+            )
         return static
 
-    def _run(self, call: Call, size: Size, at: Size) -> list[Output]:
-        """Runs the function once, its backward pass included, and returns what comes out."""
-        static = self._fill(call, size, at)
+    def _run(self, call: Call, size: Size, at: Size, times: int) -> tuple[list[Output], float]:
+        """Runs the function, its backward pass included, and returns what comes out, and how many
+        seconds that takes.
+        """
+        static = [tensor for tensor, _ in self._fill(call, size, at)]
         before = [tensor._version for tensor in static]
         args, kwargs = call.arguments(static)
 
@@ -157,14 +162,14 @@ class Program:
                     )
             return described
 
-        described = self._captures.warm_up(work)
+        found = self._captures.warm_up(work, times)
         for given, tensor, version in zip(self._inputs, static, before, strict=True):
             if tensor._version != version:
                 raise ValueError(
                     f"the function changes {given.name.path} in place: a graph would change the "
                     "copy that it reads, and not what a call passes. Change a copy, and return it"
                 )
-        return described
+        return found
 
     def _gradients_at(
         self, places: Sequence[int], outputs: Sequence[Tensor], bucket: Size
@@ -177,7 +182,7 @@ class Program:
             if place not in self._gradients:
                 given = self._gradient_of(place, output)
                 self._gradients[place] = StaticInputs([given], self._captures.device, sizes)
-            made += self._gradients[place].at(bucket)
+            made += [tensor for tensor, _ in self._gradients[place].at(bucket)]
         return made
 
     def _gradient_of(self, place: int, output: Tensor) -> Input:
@@ -204,10 +209,7 @@ class Plan:
         self._what = f"of size {shown(size)} in the graph of {shown(captured.size)}"
         self._left = weakref.ref(captured)
         self._assemble = _assembler(captured.tree)
-        self._copies = [
-            CopyIn.plan(given, static, size)
-            for given, static in zip(inputs, captured.inputs, strict=True)
-        ]
+        self._copy_in = CopyIn(inputs, captured.statics, size)
         self._results = [
             cuts.cut(place, leaf, size) if isinstance(leaf, Tensor) else leaf
             for place, leaf in enumerate(captured.leaves)
@@ -219,8 +221,10 @@ class Plan:
         if backward is not None:
             axes = len(size)
             self._gradient_copies = {
-                place: CopyIn.plan(
-                    Input.of(Named("", ""), static, cuts.dims(place, axes), pad=0), static, size
+                place: CopyIn(
+                    [Input.of(Named("", ""), static, cuts.dims(place, axes), pad=0)],
+                    [Static(static, Buffer(static, rows=None))],
+                    size,
                 )
                 for place, static in zip(backward.gradients_of, backward.grad_outputs, strict=True)
             }
@@ -251,8 +255,7 @@ class Plan:
         with turns.lock:
             self._captures.order(captured.inputs)
             try:
-                for copy, tensor in zip(self._copies, tensors, strict=True):
-                    copy(tensor)
+                self._copy_in(tensors)
             except BaseException:
                 turns.take("a call that failed")  # some inputs are overwritten
                 raise
@@ -309,7 +312,7 @@ class Plan:
                 if gradient is None:
                     static.zero_()
                 else:
-                    self._gradient_copies[place](gradient)
+                    self._gradient_copies[place]([gradient])
             backward.graph.replay()
             # Whoever is given these may keep them.
             given = self._input_gradients + backward.grad_parameters
@@ -340,7 +343,7 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         ctx.plan = plan
         ctx.is_done = False
-        leaves, ctx.number = plan.launch(tensors[: len(plan._copies)], clone)
+        leaves, ctx.number = plan.launch(tensors[: len(plan.captured.statics)], clone)
         ctx.read = plan.read_by_backward()
         outputs = [leaves[place] for place in plan._tensor_places]
         ctx.mark_non_differentiable(

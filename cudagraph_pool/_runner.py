@@ -192,7 +192,7 @@ class GraphRunner:
             self._captures.synchronize()
             return Report.of(self._captures, (p.captured for p in self._programs.values()))
 
-    @torch.compiler.disable
+    @torch._compile._disable_dynamo  # as torch.compiler.disable, which imports the compiler now
     def _call_uncompiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """From code that is compiled: a graph is replayed between what becomes of that."""
         return self(*args, **kwargs)
@@ -281,8 +281,9 @@ class GraphRunner:
                     bar.set_description(f"capturing size {shown(at)}")
                     captured = program.capture(call, size, at)
                     captured.last_used = self._calls
-                    held, _ = self._captures.held_bytes()
-                    bar.set_postfix_str(f"pool {held / 2**20:,.0f} MiB")
+                    if not bar.disable:
+                        held, _ = self._captures.held_bytes()
+                        bar.set_postfix_str(f"pool {held / 2**20:,.0f} MiB")
             self._refuse_moving_weights()
         except BaseException as error:
             error.add_note(f"while a GraphRunner captured size {shown(at)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -144,6 +144,26 @@ def size_of(inputs: Sequence[Input], tensors: Sequence[Tensor], axes: int) -> Si
     return tuple(size)
 
 
+@dataclass(slots=True, eq=False)
+class Buffer:
+    """Memory that an input has at all sizes.
+
+    Attributes:
+        rows: How many of its first rows may hold something else than padding; None where rows lie
+            elsewhere at each size.
+    """
+
+    memory: Tensor
+    rows: int | None
+
+
+class Static(NamedTuple):
+    """The tensor that the graph of one size reads, in its buffer."""
+
+    tensor: Tensor
+    buffer: Buffer
+
+
 class StaticInputs:
     """One buffer for each input, of the largest size so far. Every size reads the beginning of it,
     as a dense tensor: only one is read at a time.
@@ -162,54 +182,92 @@ class StaticInputs:
             self._new_buffer(given, max(math.prod(given.shape_at(size)) for size in sizes))
             for given in inputs
         ]
+        self._made: dict[Size, list[Static]] = {}
 
-    def at(self, size: Size) -> list[Tensor]:
-        """The tensors that a graph of this size reads."""
-        views = []
-        for place, given in enumerate(self._inputs):
-            shape = given.shape_at(size)
-            if math.prod(shape) > self._buffers[place].numel():
-                self._buffers[place] = self._new_buffer(given, math.prod(shape))
-            views.append(self._view(self._buffers[place], given, shape))
-        return views
+    def at(self, size: Size) -> list[Static]:
+        """What a graph of this size reads."""
+        if size not in self._made:
+            self._made[size] = [self._make(place, size) for place in range(len(self._inputs))]
+        return self._made[size]
 
-    def _new_buffer(self, given: Input, elements: int) -> Tensor:
+    def _make(self, place: int, size: Size) -> Static:
+        given = self._inputs[place]
+        shape = given.shape_at(size)
+        if math.prod(shape) > self._buffers[place].memory.numel():
+            self._buffers[place] = self._new_buffer(given, math.prod(shape))
+            self._made.clear()  # or these would keep the smaller one when no graph does
+        buffer = self._buffers[place]
+        return Static(self._view(buffer.memory, given, shape), buffer)
+
+    def _new_buffer(self, given: Input, elements: int) -> Buffer:
         # Not of inference mode, whose tensors count no changes, and cannot require gradients.
         with torch.inference_mode(False):
-            return torch.full((elements,), given.pad, dtype=given.dtype, device=self._device)
+            memory = torch.full((elements,), given.pad, dtype=given.dtype, device=self._device)
+        dynamic = [dim for of_axis in given.dims for dim in of_axis]
+        return Buffer(memory, rows=0 if dynamic == [0] else None)
 
     @staticmethod
-    def _view(buffer: Tensor, given: Input, shape: Sequence[int]) -> Tensor:
+    def _view(memory: Tensor, given: Input, shape: Sequence[int]) -> Tensor:
         with torch.inference_mode(False), torch.no_grad():
             dense = torch.empty(shape, device="meta", memory_format=given.memory_format)
-            view = buffer.as_strided(shape, dense.stride()).detach()
+            view = memory.as_strided(shape, dense.stride()).detach()
             return view.requires_grad_(given.requires_grad)
 
 
-@dataclass(frozen=True, slots=True)
+class Padding(NamedTuple):
+    """What of a static input a smaller call does not fill."""
+
+    buffer: Buffer
+    rows: int  # of the call
+    static_rows: int
+    parts: tuple[Tensor, ...]  # which do not overlap
+    value: float
+
+    def will_copy(self) -> None:
+        """The call's own part is about to be overwritten."""
+        if self.buffer.rows is not None:
+            self.buffer.rows = max(self.buffer.rows, self.rows)
+
+    def write(self) -> None:
+        buffer = self.buffer
+        if buffer.rows is None or buffer.rows > self.rows:
+            for part in self.parts:
+                part.fill_(self.value)
+        if buffer.rows is not None and buffer.rows <= self.static_rows:
+            buffer.rows = self.rows
+
+
 class CopyIn:
-    """How a tensor of a call gets to where a graph reads it."""
+    """How the tensors of calls of one size get to where a graph reads them.
 
-    target: Tensor
-    padding: tuple[Tensor, ...]  # the rest of it, in parts that do not overlap
-    pad: float
+    Arguments:
+        statics: Of the bucket that serves them.
+    """
 
-    @classmethod
-    def plan(cls, given: Input, static: Tensor, size: Size) -> CopyIn:
-        """For calls of ``size``; ``static`` is of the bucket that serves them."""
-        target = static.detach()
-        padding = []
-        for extent, of_axis in zip(size, given.dims, strict=True):
-            for dim in of_axis:
-                if extent < target.shape[dim]:
-                    padding.append(target.narrow(dim, extent, target.shape[dim] - extent))
-                    target = target.narrow(dim, 0, extent)
-        return cls(target, tuple(padding), given.pad)
+    def __init__(self, inputs: Sequence[Input], statics: Sequence[Static], size: Size) -> None:
+        self._targets: list[Tensor] = []
+        self._paddings: list[Padding] = []
+        for given, (tensor, buffer) in zip(inputs, statics, strict=True):
+            target, parts = tensor.detach(), []
+            for extent, of_axis in zip(size, given.dims, strict=True):
+                for dim in of_axis:
+                    if extent < target.shape[dim]:
+                        parts.append(target.narrow(dim, extent, target.shape[dim] - extent))
+                        target = target.narrow(dim, 0, extent)
+            self._targets.append(target)
+            if parts or buffer.rows is not None:
+                rows = (0, 0) if buffer.rows is None else (len(target), len(tensor))
+                self._paddings.append(Padding(buffer, *rows, tuple(parts), given.pad))
 
-    def __call__(self, tensor: Tensor) -> None:
-        self.target.copy_(tensor, non_blocking=True)
-        for part in self.padding:
-            part.fill_(self.pad)
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        for padding in self._paddings:
+            padding.will_copy()
+        if len(self._targets) == 1:
+            self._targets[0].copy_(tensors[0])
+        elif self._targets:
+            torch._foreach_copy_(self._targets, tensors)  # one launch for all that are alike
+        for padding in self._paddings:
+            padding.write()
 
 
 def check_names(

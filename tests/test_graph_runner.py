@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
+import random
+import subprocess
+import sys
 import threading
 import weakref
 from typing import Any, NamedTuple
@@ -163,6 +167,36 @@ def test_padding_has_the_value_asked_for() -> None:
         assert total == n + 7 * (bucket - n)
         assert masked == n
         assert tree_equal(same, ids[:n])
+
+
+@pytest.mark.parametrize("dim", [0, (0,), (0, 1), {"x": (0, None), "y": (None, 0)}])
+def test_padding_after_any_calls(dim: Any) -> None:
+    """What is there already is not written again; what any other graph has read is."""
+    chance = random.Random(3)
+    grid = isinstance(dim, dict) or dim == (0, 1)
+    run = runner(
+        lambda x, y: (x.sum(), y.sum()),
+        sizes=cgp.sizes.grid(SIZES, SIZES) if grid else SIZES,
+        dim=dim,
+        pad={"x": 3, "y": 5},
+        order=chance.choice(["largest_first", "smallest_first"]),
+    )
+
+    def padded(shape: tuple[int, ...], entry: Any, size: tuple[int, ...]) -> int:
+        dims = entry if isinstance(entry, tuple) else (entry,)
+        full = list(shape)
+        for extent, dynamic in zip(size, dims, strict=True):
+            if dynamic is not None:
+                full[dynamic] = next(s for s in SIZES if s >= extent)
+        return math.prod(full) - math.prod(shape)
+
+    for _ in range(60):
+        size = tuple(chance.randint(1, 8) for _ in range(2 if grid else 1))
+        shapes = [(size[0], 4), (size[1], 4)] if isinstance(dim, dict) else [(*size, 4)] * 2
+        entries = list(dim.values()) if isinstance(dim, dict) else [dim, dim]
+        found = run(*(torch.ones(shape) for shape in shapes))
+        for value, shape, entry, pad in zip(found, shapes, entries, (3, 5), strict=True):
+            assert value == math.prod(shape) + pad * padded(shape, entry, size)
 
 
 def test_memory_formats_are_kept() -> None:
@@ -850,6 +884,26 @@ def test_options_that_cannot_be_meant(options: dict[str, Any], said: str) -> Non
 def test_options_that_do_not_suit_the_call(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         runner(double, **options)(rows(3))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_a_call_from_code_that_is_compiled() -> None:
+    run = runner(double)
+    x = rows(3)
+    compiled = torch.compile(lambda x: run(x + 1) - 1, backend="eager")
+    assert tree_equal(compiled(x), (x + 1) * 2 - 1)
+    assert run.sizes_captured == [(size,) for size in SIZES]
+
+
+def test_importing_it_does_not_import_the_compiler() -> None:
+    """Which takes seconds."""
+    script = (
+        "import sys, cudagraph_pool as cgp; cgp.GraphRunner; print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout == "False\n"
 
 
 def test_a_function_that_calls_its_own_runner() -> None:
