@@ -41,6 +41,7 @@ WAYS = ("stock", "ours")
 FIGURES = ("memory", "largest", "first", "capture", "call", "step")
 _CAPTURES = 3
 _ROWS = 5
+_WARM_UPS = 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,9 +128,11 @@ def _timed_calls(
     chance = random.Random(1)
     sizes = [chance.randint(1, max(model.sizes)) for _ in range(calls)]
     arguments = {size: model.arguments(size) for size in {*sizes}}
-    for run in ways:
-        for size in sizes:
-            _finish(model, run(*arguments[size]))
+    for run in ways:  # until each graph has all that it will have
+        for _ in range(_WARM_UPS):
+            for size in model.sizes:
+                _finish(model, run(*model.arguments(size)))
+                torch.cuda.synchronize()
     spans: list[list[float]] = [[] for _ in ways]
     for size in sizes:
         for run, of_way in zip(ways, spans, strict=True):
