@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import operator
 from collections.abc import Iterable
@@ -58,7 +59,9 @@ class ListedBuckets:
         self._cheapest_first = sorted(listed, key=cost)
 
     def fit(self, size: Size) -> Size | None:
-        fitting = (b for b in self._cheapest_first if all(map(int.__le__, size, b)))
+        # What is cheaper than the size itself cannot hold it.
+        first = bisect.bisect_left(self._cheapest_first, cost(size), key=cost)
+        fitting = (b for b in self._cheapest_first[first:] if all(map(int.__le__, size, b)))
         return next(fitting, None)
 
     def listed(self) -> tuple[Size, ...]:

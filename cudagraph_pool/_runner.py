@@ -141,6 +141,7 @@ class GraphRunner:
         self._clone_outputs, self._max_graphs = clone_outputs, max_graphs
         self._progress = progress
         self._captures = self._new_captures(pool, shared_exec)
+        self._device_type = self._captures.device.type
         self._lock = threading.RLock()
         self._programs: dict[Any, Program] = {}
         self._plans: dict[Any, Plan | None] = {}  # None: of calls larger than all sizes
@@ -230,12 +231,13 @@ class GraphRunner:
 
     def _modes(self) -> Hashable:
         """What else than arguments decides what the function does."""
-        device = self._captures.device.type
+        device = self._device_type
+        grad_enabled = torch.is_grad_enabled()
         autocast = torch.is_autocast_enabled(device)
         return (
-            torch.is_grad_enabled(),
+            grad_enabled,
             torch.get_autocast_dtype(device) if autocast else None,
-            self._weights.flags(),
+            self._weights.flags(grad_enabled),
         )
 
     def _new_plan(self, call: Call) -> Plan | None:
