@@ -31,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from cudagraph_pool import _demo
 
             return _demo.main(arguments[1:])
+        if arguments[:1] == ["footprint"]:
+            from cudagraph_pool import _footprint
+
+            return _footprint.main(arguments[1:])
         options = _parser().parse_args(arguments)
         if options.command == "replay":
             return _replay(options)
@@ -47,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=_core.__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("demo", help="stock PyTorch against the pool", add_help=False)
+    commands.add_parser(
+        "footprint", help="what a model takes eager, compiled, with CUDA graphs", add_help=False
+    )
     replay = commands.add_parser(
         "replay",
         help="replay recorded captures through the core",

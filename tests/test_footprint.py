@@ -1,0 +1,124 @@
+"""The command footprint: its figures, and what it says; its table and picture need no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+
+from footprint import judge
+
+from cudagraph_pool import _footprint
+from cudagraph_pool._footprint import Footprint, as_json, ratio, table
+
+MIB = 1 << 20
+
+FOUND: dict[str, Footprint | str] = {
+    "eager": Footprint(300 * MIB, 320 * MIB, 0, 60 * MIB),
+    "compiled": Footprint(200 * MIB, 240 * MIB, 0, 70 * MIB),
+    "graphs, stock": "ended with code 1: RuntimeError: out of memory",
+    "graphs, ours": Footprint(250 * MIB, 256 * MIB, 100 * MIB, 80 * MIB),
+}
+
+
+def test_the_ratio_is_that_of_the_dashboard() -> None:
+    assert ratio(FOUND, "eager") == 1
+    assert ratio(FOUND, "compiled") == 1.5
+    assert ratio(FOUND, "graphs, stock") is None
+    assert ratio({"compiled": FOUND["compiled"]}, "compiled") is None
+
+
+def test_table_and_json() -> None:
+    head, _, *rows, failed = table(FOUND).splitlines()
+    assert head.split() == [
+        "way",
+        "allocated",
+        "ratio",
+        "reserved",
+        "graph",
+        "pool",
+        "driver",
+        "held",
+    ]
+    assert [row.split()[-6:] for row in rows] == [
+        ["300", "1.00", "320", "-", "60", "380"],
+        ["200", "1.50", "240", "-", "70", "310"],
+        ["250", "1.20", "256", "100", "80", "336"],
+    ]
+    assert failed == "graphs, stock: ended with code 1: RuntimeError: out of memory"
+    rows_of = as_json(FOUND)
+    assert rows_of["compiled"]["compression_ratio"] == 1.5
+    assert rows_of["compiled"]["held"] == 310 * MIB
+    assert rows_of["graphs, stock"] == {"error": "ended with code 1: RuntimeError: out of memory"}
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_picture(tmp_path: Path, ending: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"picture.{ending}"
+    _footprint.draw({"a": FOUND, "b": FOUND, "c": {"eager": FOUND["eager"]}}, path)
+    assert path.stat().st_size > 1000
+
+
+def test_what_a_function_may_return() -> None:
+    def model(*tensors: Any) -> None: ...
+
+    assert _footprint._made((model, (1, 2))) == (model, [(1, 2)])
+    assert _footprint._made((model, [(1,), (2,)])) == (model, [(1,), (2,)])
+    for wrong in (model, (model, 1), (model, [1]), ((1,), model)):
+        with pytest.raises(TypeError, match="must return a model and the arguments of a call"):
+            _footprint._made(wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["models"], "'models' is not MODULE:FUNCTION"),
+        ([":f"], "':f' is not MODULE:FUNCTION"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _footprint.main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_way_that_fails_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_footprint, "_problem", lambda options: None)
+    monkeypatch.setattr(_footprint, "measure_apart", lambda function, way, train: FOUND[way])
+    report = tmp_path / "report.json"
+    ways = ["eager", "compiled"]
+    assert _footprint.main(["a:b", "--ways", *ways, "--json", str(report)]) == 0
+    assert list(json.loads(report.read_text())) == ways
+    assert _footprint.main(["a:b", "--ways", "eager", "graphs, stock"]) == 1
+    assert "out of memory" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_a_process_that_fails_says_why() -> None:
+    """Its last line on stderr: here that there is no such module."""
+    found = _footprint.measure_apart("no_such_module:f", "eager", train=False)
+    assert isinstance(found, str)
+    assert "no_such_module" in found
+
+
+def test_the_benchmark_judges_each_figure() -> None:
+    stock = Footprint(250 * MIB, 256 * MIB, 100 * MIB, 80 * MIB)
+    larger = Footprint(250 * MIB, 258 * MIB, 102 * MIB, 79 * MIB)
+    assert judge({"graphs, stock": stock, "graphs, ours": stock}) == []
+    said = judge({"graphs, stock": stock, "graphs, ours": larger})
+    assert [problem.split(":")[1].split()[0] for problem in said] == [
+        "held",
+        "reserved",
+        "graph_pool",
+    ]
+    assert judge({"graphs, stock": "failed", "graphs, ours": stock}) == ["graphs, stock failed"]
