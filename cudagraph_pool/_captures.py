@@ -93,9 +93,9 @@ class Captures:
             raise RuntimeError(f"cuGraphGetNodes failed with CUDA driver error {error}")
         return count.value
 
-    def live_blocks(self) -> set[int]:
-        """The addresses of the pool's blocks."""
-        return {block["address"] for block in self.pool.snapshot()["blocks"]}
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether it lies in the pool."""
+        return bool(self.pool._adapter.pool_of(self.device.index, _address(tensor)) == self.pool.id)
 
     def peak_bytes(self) -> int:
         """The most that the last capture had allocated at once, with what lived before."""
@@ -243,8 +243,7 @@ def capture(
         leaves, tree = pytree.tree_flatten(results.pop())
         backward = _capture_backward(captures, inputs, leaves, saved, owner, gradient_buffers)
         peak_bytes = max(peak_bytes, captures.peak_bytes())
-    blocks = captures.live_blocks()
-    lent = [_lend(leaf, owner, blocks) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    lent = [_lend(leaf, owner) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     del leaves
     pool_after, device_after = captures.held_bytes()
     added = pool_after - pool_bytes
@@ -274,11 +273,10 @@ def _capture_backward(
     if not places or not torch.is_grad_enabled():
         return None
     outputs = [leaves[n] for n in places]
-    blocks = captures.live_blocks()
     parameters = [
         x
         for x in find_leaves(outputs)
-        if not any(x is given for given in inputs) and _address(x) not in blocks
+        if not any(x is given for given in inputs) and not captures.holds(x)
     ]
     for parameter in parameters:
         if parameter._backward_hooks:
@@ -304,8 +302,7 @@ def _capture_backward(
 
     graph = captures.capture(run)
     owner.graphs.append(graph)
-    blocks = captures.live_blocks()
-    lent = [None if g is None else _lend(g, owner, blocks) for g in gradients]
+    lent = [None if g is None else _lend(g, owner) for g in gradients]
     gradients.clear()
     of_inputs = iter(lent)
     return Backward(
@@ -336,10 +333,10 @@ def find_leaves(outputs: Sequence[Tensor]) -> list[Tensor]:
     return list({id(leaf): leaf for leaf in leaves}.values())
 
 
-def _lend(tensor: Tensor, owner: Owner, blocks: set[int]) -> Tensor:
+def _lend(tensor: Tensor, owner: Owner) -> Tensor:
     """What lies in the pool is lent; an input, a weight, and what is no plain tensor is kept."""
     plain = type(tensor) is Tensor and not (tensor.is_conj() or tensor.is_neg())
-    if plain and _address(tensor) in blocks:
+    if plain and owner.captures.holds(tensor):
         return lend(tensor, owner)
     return tensor.detach()
 

@@ -144,11 +144,10 @@ class Program:
         before = [tensor._version for tensor in static]
         args, kwargs = call.arguments(static)
 
-        def work() -> list[Output]:
+        def work() -> Any:
             # The caller's own hooks, as checkpoint's, are not for what runs here.
             with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor):
                 result = self._function(*args, **kwargs)
-            described = describe(result)
             leaves = pytree.tree_leaves(result)
             outputs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
             differentiable = find_leaves(outputs) if torch.is_grad_enabled() else []
@@ -160,16 +159,17 @@ class Program:
                         [torch.zeros_like(x) for x in outputs],
                         allow_unused=True,
                     )
-            return described
+            return result
 
-        found = self._captures.warm_up(work, times)
+        result, seconds = self._captures.warm_up(work, times)
+        described = describe(result)
         for given, tensor, version in zip(self._inputs, static, before, strict=True):
             if tensor._version != version:
                 raise ValueError(
                     f"the function changes {given.name.path} in place: a graph would change the "
                     "copy that it reads, and not what a call passes. Change a copy, and return it"
                 )
-        return found
+        return described, seconds
 
     def _gradients_at(
         self, places: Sequence[int], outputs: Sequence[Tensor], bucket: Size

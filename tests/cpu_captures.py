@@ -113,8 +113,9 @@ class CpuCaptures:
     def count_nodes(self, tape: Tape) -> int:
         return len(tape._operations)
 
-    def live_blocks(self) -> set[int]:
-        return set().union(*(tape.addresses() for tape in self.tapes))
+    def holds(self, tensor: Tensor) -> bool:
+        address = tensor.untyped_storage().data_ptr()
+        return any(address in tape.addresses() for tape in self.tapes)
 
     def peak_bytes(self) -> int:
         return sum(t.nbytes for t in self.tapes[-1].allocated)

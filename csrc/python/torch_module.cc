@@ -154,6 +154,17 @@ PYBIND11_MODULE(_torch, m) {
       },
       py::arg("device"));
   m.def(
+      "pool_of",
+      [](int device, uint64_t address) -> std::optional<Id> {
+        for (const cgp::PoolsOwner owner : cgp::kPoolsOwners) {
+          auto* const pools = cgp::DevicePools::Find(static_cast<c10::DeviceIndex>(device), owner);
+          if (pools == nullptr) continue;
+          if (const auto id = pools->set().PoolOf(address)) return Id{id->first, id->second};
+        }
+        return std::nullopt;
+      },
+      py::arg("device"), py::arg("address"));
+  m.def(
       "use_count",
       [](int device, const Id& id) { return Pools(device, id).UseCount(ToPoolId(id)); },
       py::arg("device"), py::arg("id"));

@@ -144,8 +144,7 @@ class WeightWatch {
     const at::Tensor* const tensor = TensorOf(now);
     if (tensor == nullptr) return static_cast<bool>(known.storage);
     return tensor->const_data_ptr() != known.data || tensor->scalar_type() != known.dtype ||
-           tensor->sizes() != known.sizes ||
-           tensor->strides() != known.strides;
+           tensor->sizes() != known.sizes || tensor->strides() != known.strides;
   }
 
   std::vector<Home> homes_;
