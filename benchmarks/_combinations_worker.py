@@ -1,0 +1,165 @@
+"""One rank of combinations.py: some training steps in one combination; the first prints JSON.
+
+Started by torchrun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+# DistributedDataParallel times its first eleven steps with events, which no capture may query.
+_WARM_UPS = 12
+_STEPS = 6
+_ROWS, _LENGTH, _WIDTH = 8, 256, 512
+
+
+class Blocks(nn.Module):  # type: ignore[misc]
+    """A transformer without dropout, whose blocks may be checkpoints."""
+
+    def __init__(self, checkpoints: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(_WIDTH, 8, 4 * _WIDTH, dropout=0.0, batch_first=True)
+            for _ in range(4)
+        )
+        self._checkpoints = checkpoints
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            if self._checkpoints:
+                # There is no random state to keep, and a capture may not read it.
+                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x)
+        return x
+
+
+class Training:
+    """Steps of one combination.
+
+    Arguments:
+        parallel: ``none``, ``ddp`` or ``fsdp2``.
+        graphs: ``eager``: none; ``step``: the whole step is one graph; ``compiled step``: the same
+            of a compiled model; ``reduce-overhead``: those of torch.compile; ``runner``: those of
+            a GraphRunner, of the forward and the backward pass.
+    """
+
+    def __init__(self, parallel: str, checkpoints: bool, graphs: str, ours: bool) -> None:
+        torch.manual_seed(0)
+        self._ours = ours
+        self._generator = torch.Generator("cuda").manual_seed(1)
+        self._x = torch.zeros(_ROWS, _LENGTH, _WIDTH, device="cuda")
+        self._loss = torch.zeros((), device="cuda")
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._stream = torch.cuda.Stream()
+        with torch.cuda.stream(self._stream):
+            model = Blocks(checkpoints).cuda()
+            self._run = self._make(model, parallel, graphs)
+            # After that: FSDP2 replaces the parameters.
+            self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
+            for _ in range(_WARM_UPS):
+                self._fill()
+                self._optimizer.zero_grad(set_to_none=True)
+                self._step()
+        torch.cuda.synchronize()
+        if graphs in ("step", "compiled step"):
+            self._capture()
+
+    def _make(self, model: nn.Module, parallel: str, graphs: str) -> Any:
+        if parallel == "fsdp2":
+            from torch.distributed.fsdp import fully_shard
+
+            for block in model.blocks:
+                fully_shard(block)
+            fully_shard(model)
+        if graphs == "compiled step":
+            model = torch.compile(model)
+        elif graphs == "reduce-overhead":
+            model = torch.compile(model, mode="reduce-overhead")
+        if parallel == "ddp":
+            return nn.parallel.DistributedDataParallel(model)
+        if graphs == "runner":
+            import cudagraph_pool as cgp
+
+            return cgp.GraphRunner(model, sizes=[_ROWS], progress=False)
+        return model
+
+    def _capture(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        self._graph = torch.cuda.CUDAGraph()
+        mode = "thread_local"  # NCCL's own thread asks for events meanwhile
+        if self._ours:
+            import cudagraph_pool as cgp
+
+            context = cgp.graph(
+                self._graph, cgp.GraphPool(), stream=self._stream, capture_error_mode=mode
+            )
+        else:
+            context = torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode=mode)
+        with context:
+            self._step()
+
+    def _fill(self) -> None:
+        self._x.normal_(generator=self._generator)
+
+    def _step(self) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        loss = (self._run(self._x) - self._x.flip(1)).square().mean()
+        loss.backward()
+        self._optimizer.step()
+        self._loss.copy_(loss.detach())
+
+    def run(self) -> float:
+        """Trains on new data, and returns the loss."""
+        self._fill()
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self._optimizer.zero_grad(set_to_none=True)
+            self._step()
+        return float(self._loss)
+
+    def release(self) -> None:
+        """Graphs that hold collectives must go before their process group does."""
+        torch.cuda.synchronize()
+        self._graph = None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parallel", required=True)
+    parser.add_argument("--checkpoints", action="store_true")
+    parser.add_argument("--graphs", required=True)
+    parser.add_argument("--allocator", required=True)
+    options = parser.parse_args()
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank)
+    ours = options.allocator == "ours"
+    if ours:
+        import cudagraph_pool as cgp
+
+        cgp.enable()
+    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    training = Training(options.parallel, options.checkpoints, options.graphs, ours)
+    losses = [training.run() for _ in range(_STEPS)]
+    pools = sum(
+        segment["total_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if tuple(segment["segment_pool_id"]) != (0, 0)
+    )
+    if rank == 0:
+        print(json.dumps({"losses": losses, "graph_pool_bytes": pools}))
+    training.release()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

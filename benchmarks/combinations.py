@@ -1,0 +1,149 @@
+"""Which of CUDA graphs, torch.compile, activation checkpoints and several GPUs go together.
+
+Trains a small transformer for some steps in each combination, under PyTorch's own allocator and
+under cudagraph_pool, on as many GPUs as there are up to two. It works if the losses are those of
+eager training with the same parallelism, as far as kernels of the compiler allow. Prints a table as
+Markdown, which docs/combinations.md shows, and writes JSON. Exit code 0 if ours works wherever
+stock does, 1 if not, 2 without a GPU.
+
+    python benchmarks/combinations.py --output results/combinations.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from _command import device, positive, write_report
+
+PARALLEL = ("none", "ddp", "fsdp2")
+GRAPHS = ("step", "compiled step", "reduce-overhead", "runner")
+ALLOCATORS = ("stock", "ours")
+_WORKER = Path(__file__).parent / "_combinations_worker.py"
+_TOLERANCE = 2e-3  # relative, of a loss
+
+
+class Combination(NamedTuple):
+    """What _combinations_worker.py takes."""
+
+    parallel: str
+    checkpoints: bool
+    graphs: str
+    allocator: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parallel", nargs="+", choices=PARALLEL, default=list(PARALLEL))
+    parser.add_argument("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
+    parser.add_argument("--jobs", type=positive, default=4, help="combinations at a time")
+    parser.add_argument("--timeout", type=positive, default=240, help="seconds for each")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
+    options = parser.parse_args(argv)
+    machine = device()
+    if machine is None:
+        print("combinations.py: no CUDA device", file=sys.stderr)
+        return 2
+    import torch
+
+    gpus = min(2, torch.cuda.device_count())
+    asked = combinations(options.parallel, options.graphs)
+    with ThreadPoolExecutor(options.jobs) as executor:
+        found = dict(
+            zip(asked, executor.map(lambda c: run(c, gpus, options.timeout), asked), strict=True)
+        )
+    print(table(found))
+    if options.output is not None:
+        rows = [{**combination._asdict(), **row} for combination, row in found.items()]
+        write_report({**machine, "gpus": gpus, "rows": rows}, options.output)
+    return 0 if all(no_worse(found, combination) for combination in found) else 1
+
+
+def combinations(parallel: Sequence[str], graphs: Sequence[str]) -> list[Combination]:
+    """Those that there are, and eager training for each to be held against."""
+    made = []
+    for how, checkpoints in itertools.product(parallel, (False, True)):
+        made.append(Combination(how, checkpoints, "eager", "stock"))
+        for kind, allocator in itertools.product(graphs, ALLOCATORS):
+            # A GraphRunner runs on ours alone, and a module that it stands for is no module.
+            if kind != "runner" or (allocator == "ours" and how == "none"):
+                made.append(Combination(how, checkpoints, kind, allocator))
+    return made
+
+
+def run(combination: Combination, gpus: int, timeout: float) -> dict[str, Any]:
+    """Its losses and what its pools hold, or the error."""
+    ranks = 1 if combination.parallel == "none" else gpus
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={ranks}", str(_WORKER), "--parallel", combination.parallel]
+    command += ["--graphs", combination.graphs, "--allocator", combination.allocator]
+    command += ["--checkpoints"] * combination.checkpoints
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"no end in {timeout:.0f} s"}
+    if done.returncode:
+        return {"error": first_error(done.stderr)}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def first_error(said: str) -> str:
+    """The line that names it, of the rank that failed first."""
+    lines = [line.partition("]:")[2] or line for line in said.splitlines()]
+    named = [line.strip() for line in lines if "Error:" in line or "Exception:" in line]
+    return (named or [line.strip() for line in lines if line.strip()] or ["nothing was said"])[0]
+
+
+def works(found: dict[Combination, dict[str, Any]], combination: Combination) -> bool:
+    own = found[combination]
+    eager = found[combination._replace(graphs="eager", allocator="stock")]
+    if "error" in own or "error" in eager:
+        return False
+    pairs = zip(own["losses"], eager["losses"], strict=True)
+    return all(math.isclose(a, b, rel_tol=_TOLERANCE) for a, b in pairs)
+
+
+def no_worse(found: dict[Combination, dict[str, Any]], combination: Combination) -> bool:
+    stock = combination._replace(allocator="stock")
+    if combination.allocator == "stock" or stock not in found:
+        return combination.allocator == "stock" or works(found, combination)
+    return works(found, combination) or not works(found, stock)
+
+
+def table(found: dict[Combination, dict[str, Any]]) -> str:
+    """Markdown; what the pools of graphs hold in MiB, and errors below."""
+    lines = ["| GPUs | checkpoints | graphs | stock | ours |", "|---|---|---|---|---|"]
+    errors: list[str] = []
+
+    def told(combination: Combination) -> str:
+        row = found.get(combination)
+        if row is None:
+            return ""
+        if works(found, combination):
+            return f"{row['graph_pool_bytes'] / 2**20:,.0f} MiB"
+        why = row.get("error", "losses that differ from eager's")
+        if why not in errors:
+            errors.append(why)
+        return f"no ({errors.index(why) + 1})"
+
+    for how, checkpoints, kind, _ in dict.fromkeys(c._replace(allocator="") for c in found):
+        if kind != "eager":
+            cells = [told(Combination(how, checkpoints, kind, name)) for name in ALLOCATORS]
+            shown = [how, "yes" if checkpoints else "no", kind, *cells]
+            lines.append(f"| {' | '.join(shown)} |")
+    return "\n".join([*lines, "", *(f"{n}. `{why}`" for n, why in enumerate(errors, 1))])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

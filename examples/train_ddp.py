@@ -1,0 +1,186 @@
+"""A training step of GPT-2's size on two GPUs: compiled, with checkpoints, as CUDA graphs.
+
+Data-parallel training with activation checkpoints, for two lengths of sequences, in three ways:
+eager; compiled, with each whole step (forward, backward, all-reduce, optimizer) captured into one
+pool; and compiled with mode="reduce-overhead". Each has processes of its own, one for each GPU, or
+one if there is but one. Prints a table.
+
+    python examples/train_ddp.py
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import cudagraph_pool as cgp
+
+WAYS = ("eager", "compiled, captured", "compiled, reduce-overhead")
+HIDDEN, HEADS, LAYERS, VOCABULARY = 768, 12, 12, 50304
+BATCH, LENGTHS = 4, (512, 1024)
+WARM_UPS = 12  # DistributedDataParallel times its first eleven steps, which no capture may
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(HIDDEN) for _ in range(2))
+        self.qkv = nn.Linear(HIDDEN, 3 * HIDDEN)
+        self.out = nn.Linear(HIDDEN, HIDDEN)
+        self.feed = nn.Sequential(
+            nn.Linear(HIDDEN, 4 * HIDDEN), nn.GELU(), nn.Linear(4 * HIDDEN, HIDDEN)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.qkv(self.norms[0](x)).unflatten(2, (3 * HEADS, -1)).transpose(1, 2)
+        query, key, value = heads.chunk(3, 1)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.feed(self.norms[1](x))
+
+
+class Gpt(nn.Module):  # type: ignore[misc]
+    """Returns the loss; what its blocks compute is computed again for the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, HIDDEN)
+        self.places = nn.Embedding(max(LENGTHS), HIDDEN)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(HIDDEN)
+        for embedding in (self.tokens, self.places):
+            nn.init.normal_(embedding.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            # No dropout, so that there is no random state to keep: a capture may not read it.
+            x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
+        logits = self.norm(x) @ self.tokens.weight.T
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+class Training:
+    """One rank's steps, of each length."""
+
+    def __init__(self, way: str, rank: int) -> None:
+        torch.manual_seed(0)
+        model = Gpt().cuda()
+        if way == "compiled, captured":
+            model = torch.compile(model)
+        elif way == "compiled, reduce-overhead":
+            model = torch.compile(model, mode="reduce-overhead")
+        self.generator = torch.Generator("cuda").manual_seed(rank)
+        self.tokens = {n: torch.zeros(BATCH, n, dtype=torch.long, device="cuda") for n in LENGTHS}
+        self.losses: dict[int, Tensor] = {}
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        # A capture must find all of it on its own stream: what DDP sets up, too.
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            self.model = DistributedDataParallel(model)
+            self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, capturable=True)
+            for _ in range(WARM_UPS):
+                for length in LENGTHS:
+                    self.run(length)
+        torch.cuda.synchronize()
+        if way == "compiled, captured":
+            self.capture(stream)
+
+    def capture(self, stream: torch.cuda.Stream) -> None:
+        pool = cgp.GraphPool()
+        for length in sorted(LENGTHS, reverse=True):
+            self.optimizer.zero_grad(set_to_none=True)  # gradients are the pool's
+            graph = torch.cuda.CUDAGraph()
+            # NCCL's own thread asks for events meanwhile.
+            with cgp.graph(graph, pool, stream=stream, capture_error_mode="thread_local"):
+                self.step(length)
+            self.graphs[length] = graph
+
+    def step(self, length: int) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
+            loss = self.model(self.tokens[length])
+        loss.backward()
+        self.optimizer.step()
+        self.losses[length] = loss.detach()
+
+    def run(self, length: int) -> Tensor:
+        """Trains on new data, and returns the loss."""
+        self.tokens[length].random_(VOCABULARY, generator=self.generator)
+        if length in self.graphs:
+            self.graphs[length].replay()
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
+            self.step(length)
+        return self.losses[length]
+
+
+def train(way: str, steps: int) -> dict[str, float]:
+    """In each of the processes; what it took in this one."""
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank)
+    if way == "compiled, captured":
+        cgp.enable()
+    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    training = Training(way, rank)
+    seconds, losses = [], []
+    for step in range(steps):
+        began = time.perf_counter()
+        losses.append(training.run(LENGTHS[step % len(LENGTHS)]).item())
+        seconds.append(time.perf_counter() - began)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    found = {
+        "ms a step": statistics.median(seconds) * 1e3,
+        "reserved MiB": torch.cuda.memory_reserved() / 2**20,
+        "device MiB": (total - free) / 2**20,
+        "last loss": losses[-1],
+    }
+    training.graphs.clear()  # graphs with collectives go before their process group
+    dist.destroy_process_group()
+    return found
+
+
+def launch(way: str, steps: int, ranks: int) -> dict[str, float]:
+    """What it took in the first rank."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={ranks}", __file__, "--way", way, "--steps", str(steps)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--way", choices=WAYS, help="in this process, as JSON")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("This example trains on GPUs, and torch finds no CUDA device here.", file=sys.stderr)
+        return 1
+    if options.way is not None:
+        found = train(options.way, options.steps)
+        if os.environ["RANK"] == "0":
+            print(json.dumps(found))
+        return 0
+    ranks = min(2, torch.cuda.device_count())
+    for way in WAYS:
+        row = launch(way, options.steps, ranks)
+        if way == WAYS[0]:
+            print(f"{ranks} GPU(s)".ljust(28) + "".join(f"{name:>16}" for name in row))
+        print(f"{way:28}" + "".join(f"{value:16,.2f}" for value in row.values()), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
