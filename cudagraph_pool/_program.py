@@ -6,6 +6,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -145,8 +146,7 @@ class Program:
         args, kwargs = call.arguments(static)
 
         def work() -> Any:
-            # The caller's own hooks, as checkpoint's, are not for what runs here.
-            with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor):
+            with _no_hooks_of_the_caller():
                 result = self._function(*args, **kwargs)
             leaves = pytree.tree_leaves(result)
             outputs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
@@ -368,6 +368,16 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
         launched = plan.launch_backward(ctx.number, ctx.read, by_place)
         ctx.is_done = True
         return (None, None, *launched)
+
+
+def _no_hooks_of_the_caller() -> AbstractContextManager[Any]:
+    """Saved tensors are packed by no hooks that the caller has set, as checkpoint does."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return nullcontext()  # hooks of ours would cost a quarter of a small model's time
+    hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(
+        Tensor.detach, lambda tensor: tensor
+    )
+    return hooks
 
 
 def _neighbours(size: Size, buckets: Buckets) -> list[Size | None]:

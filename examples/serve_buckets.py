@@ -126,7 +126,7 @@ def serve(way: str, count: int) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--way", choices=WAYS, help="in this process, as JSON")
     options = parser.parse_args()
     if not torch.cuda.is_available():
