@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 from tqdm import tqdm
 
 from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
@@ -159,6 +161,7 @@ class GraphRunner:
         The tensors are overwritten by the next call, unless ``clone_outputs``.
 
         Raises:
+            RuntimeError: It comes from within a transform of ``torch.func``, or with tangents.
             ValueError: An argument has another shape, dtype, device or memory format than those
                 that were captured, or the call is larger than all sizes.
             TypeError: An argument that is no tensor cannot be hashed.
@@ -166,6 +169,7 @@ class GraphRunner:
         if torch.compiler.is_compiling():
             return self._call_uncompiled(args, kwargs)
         call = take_apart(args, kwargs, self._sort_keywords)
+        _refuse_transforms(call.tensors)
         with self._lock:
             plan = self._plan(call)
             if plan is not None:
@@ -323,6 +327,19 @@ class GraphRunner:
         if not program.captured:
             del self._programs[way]
         self._plans.clear()
+
+
+def _refuse_transforms(tensors: Sequence[Tensor]) -> None:
+    in_transform = torch._C._functorch.peek_interpreter_stack() is not None
+    if in_transform or (
+        forward_ad._current_level >= 0
+        and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+    ):
+        raise RuntimeError(
+            "a GraphRunner was called within a transform of torch.func, or with tensors that have "
+            "forward-mode tangents: a graph has neither. Transform the function, and let a "
+            "GraphRunner run what comes of that"
+        )
 
 
 def _axes_of(dim: Any) -> int:

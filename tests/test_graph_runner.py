@@ -27,6 +27,7 @@ except ImportError as error:
 import torch
 from cpu_captures import CpuCaptures, CpuRunner, Stream, tree_equal
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 SIZES = [1, 2, 4, 8]
@@ -904,6 +905,25 @@ def test_importing_it_does_not_import_the_compiler() -> None:
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
     )
     assert done.stdout == "False\n"
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.func
+def test_transforms_are_refused() -> None:
+    """Most would end in an error of torch's own; tangents would be lost."""
+    run = runner(lambda x: x * x)
+    x = torch.arange(3.0)
+    calls: list[Any] = [
+        lambda: torch.vmap(run)(torch.ones(2, 3)),
+        lambda: torch.func.grad(lambda y: run(y).sum())(x),
+        lambda: torch.func.jvp(run, (x,), (x,)),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="a graph has neither"):
+            call()
+    with forward_ad.dual_level():
+        with pytest.raises(RuntimeError, match="a graph has neither"):
+            run(forward_ad.make_dual(x, x))
+        assert tree_equal(run(x), x * x)
 
 
 def test_a_function_that_calls_its_own_runner() -> None:
