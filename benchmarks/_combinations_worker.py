@@ -55,7 +55,8 @@ class Training:
     def __init__(self, parallel: str, checkpoints: bool, graphs: str, ours: bool) -> None:
         torch.manual_seed(0)
         self._ours = ours
-        self._generator = torch.Generator("cuda").manual_seed(1)
+        # Each rank has data of its own, or a graph without its collectives would seem right.
+        self._generator = torch.Generator("cuda").manual_seed(1 + dist.get_rank())
         self._x = torch.zeros(_ROWS, _LENGTH, _WIDTH, device="cuda")
         self._loss = torch.zeros((), device="cuda")
         self._graph: torch.cuda.CUDAGraph | None = None

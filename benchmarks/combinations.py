@@ -58,14 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     gpus = min(2, torch.cuda.device_count())
     asked = combinations(options.parallel, options.graphs)
+    found: dict[Combination, dict[str, Any]] = {}
     with ThreadPoolExecutor(options.jobs) as executor:
-        found = dict(
-            zip(asked, executor.map(lambda c: run(c, gpus, options.timeout), asked), strict=True)
-        )
+        ran = executor.map(lambda c: run(c, gpus, options.timeout), asked)
+        for combination, row in zip(asked, ran, strict=True):
+            found[combination] = row
+            print(*combination, row.get("error", "done"), file=sys.stderr, flush=True)
+            if options.output is not None:
+                rows = [{**c._asdict(), **of_it} for c, of_it in found.items()]
+                write_report({**machine, "gpus": gpus, "rows": rows}, options.output)
     print(table(found))
-    if options.output is not None:
-        rows = [{**combination._asdict(), **row} for combination, row in found.items()]
-        write_report({**machine, "gpus": gpus, "rows": rows}, options.output)
     return 0 if all(no_worse(found, combination) for combination in found) else 1
 
 
@@ -88,13 +90,17 @@ def run(combination: Combination, gpus: int, timeout: float) -> dict[str, Any]:
     command += [f"--nproc-per-node={ranks}", str(_WORKER), "--parallel", combination.parallel]
     command += ["--graphs", combination.graphs, "--allocator", combination.allocator]
     command += ["--checkpoints"] * combination.checkpoints
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": f"no end in {timeout:.0f} s"}
-    if done.returncode:
-        return {"error": first_error(done.stderr)}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as torchrun:
+        try:
+            output, errors = torchrun.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            torchrun.terminate()  # not killed: it ends the ranks, which are not of its session
+            return {"error": f"no end in {timeout:.0f} s"}
+    if torchrun.returncode:
+        return {"error": first_error(errors)}
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
 
 

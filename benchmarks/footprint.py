@@ -22,7 +22,16 @@ from pathlib import Path
 
 from _command import device, positive, write_report
 
-from cudagraph_pool._footprint import WAYS, Footprint, Found, as_json, draw, measure_apart, table
+from cudagraph_pool._footprint import (
+    WAYS,
+    Footprint,
+    Found,
+    as_json,
+    draw,
+    measure_apart,
+    needing_kernels,
+    table,
+)
 
 MODELS = (
     "resnet50",
@@ -36,6 +45,9 @@ MODELS = (
 )
 MODES = ("inference", "training")
 
+# What the driver holds differs by so much from run to run.
+_DRIVER_NOISE = 4 << 20
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -44,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--jobs", type=positive, default=8, help="that compile at once")
+    parser.add_argument(
+        "--caches", type=Path, metavar="FOLDER", help="of kernels, kept for the next run"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="png, svg or pdf")
     options = parser.parse_args(argv)
@@ -53,13 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     cases = list(itertools.product(options.models, options.modes))
     found: dict[str, Found] = {}
-    with tempfile.TemporaryDirectory() as caches:
+    with tempfile.TemporaryDirectory() as folder:
         environment = _environment(
-            Path(caches), threads=max(1, (os.cpu_count() or 1) // options.jobs)
+            options.caches or Path(folder), threads=max(1, (os.cpu_count() or 1) // options.jobs)
         )
 
         def fill_caches(case: tuple[str, str]) -> None:
-            for way in ("compiled", "graphs, stock", "dynamic graphs, stock"):
+            for way in needing_kernels(list(WAYS)):
                 _measure(*case, way, environment)
 
         with ThreadPoolExecutor(options.jobs) as executor:
@@ -102,7 +117,7 @@ def judge(found: Found) -> list[str]:
             continue
         for figure in ("held", "reserved", "graph_pool"):
             own, other = getattr(ours, figure), getattr(stock, figure)
-            if own > other:
+            if own > other + (_DRIVER_NOISE if figure == "held" else 0):
                 problems.append(f"{way}: {figure} {own:,} bytes, {other:,} on stock")
     return problems
 

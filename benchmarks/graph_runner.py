@@ -7,7 +7,8 @@ writes JSON. Exit code 0 if everything was measured, 2 without a GPU.
 
     python benchmarks/graph_runner.py --output results/graph_runner.json
 
-memory    What the device has less than before: buffers, the pool, what the driver keeps.
+memory    What the device has less than before: buffers, the pool, what the driver keeps, of the
+          first capture in a process.
 largest   The same for the largest size alone.
 first     Seconds for all sizes, warm-ups included, in a new process.
 capture   The same once more, the graphs before being gone: the median of three.
@@ -102,7 +103,7 @@ def measure(name: str, way: str, calls: int) -> dict[str, float]:
         seconds = []
         for _ in range(_CAPTURES):
             del run
-            memory, again, run = _captured(model, model.sizes, way)
+            _, again, run = _captured(model, model.sizes, way)
             seconds.append(again)
         figures = {
             "memory": memory / 2**20,

@@ -37,10 +37,10 @@ class Way:
     ours: bool = False
 
 
-_GRAPHS: Final = {"mode": "reduce-overhead"}
+_GRAPHS: Final = {"mode": "reduce-overhead", "dynamic": False}
 WAYS: Final[Mapping[str, Way]] = {
     "eager": Way(),
-    "compiled": Way(compile={}),
+    "compiled": Way(compile={"dynamic": False}),
     "graphs, stock": Way(_GRAPHS, has_graphs=True),
     "graphs, ours": Way(_GRAPHS, has_graphs=True, ours=True),
     "dynamic graphs, stock": Way({**_GRAPHS, "dynamic": True}, has_graphs=True),
@@ -108,6 +108,9 @@ def main(argv: Sequence[str]) -> int:
     if problem is not None:
         print(f"cudagraph-pool: {problem}", file=sys.stderr)
         return 2
+    for way in needing_kernels(options.ways):
+        print(f"compiling {way}", file=sys.stderr)
+        measure_apart(options.function, way, options.train)
     found = {}
     for way in options.ways:
         print(f"running {way}", file=sys.stderr)
@@ -134,6 +137,17 @@ def _problem(options: argparse.Namespace) -> str | None:
     return (
         None if torch.cuda.is_available() else "footprint needs a GPU; torch finds no CUDA device"
     )
+
+
+def needing_kernels(ways: Sequence[str]) -> list[str]:
+    """One way for each set of kernels. To tune and compile them takes memory too, and only of the
+    first process that needs them: one before those that are measured.
+    """
+    first: dict[str, str] = {}
+    for way in ways:
+        if WAYS[way].compile is not None:
+            first.setdefault(json.dumps(WAYS[way].compile), way)
+    return list(first.values())
 
 
 def load(name: str) -> Callable[[], Any]:
@@ -170,6 +184,8 @@ def measure(make: Callable[[], Any], way: Way, train: bool) -> Footprint:
     torch.cuda.synchronize()  # from here on there is a context
     before = _used()
     model, calls = _made(make())
+    if isinstance(model, torch.nn.Module):
+        model.train(train)
     run = model if way.compile is None else torch.compile(model, **way.compile)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -286,10 +302,10 @@ def draw(models: Mapping[str, Found], path: Path) -> None:
     rows = -(-len(models) // columns)
     height = 0.6 + 0.34 * max(map(len, models.values()))
     figure = Figure(figsize=(6.2 * columns, height * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).flat
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel, (name, found) in zip(panels, models.items(), strict=False):
         _draw_model(panel, name, found)
-    for panel in list(panels)[len(models) :]:
+    for panel in panels[len(models) :]:
         panel.set_axis_off()
     figure.axes[0].legend(loc="lower right", fontsize=7, frameon=False)
     figure.savefig(path, dpi=150)

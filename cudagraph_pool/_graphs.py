@@ -360,6 +360,8 @@ class graph:  # noqa: N801
             with torch.cuda.stream(self._context.capture_stream):
                 empty.capture_begin(capture_error_mode="thread_local")
                 empty.capture_end()
+            # As after a capture that succeeds.
+            torch.cuda.current_stream().wait_stream(self._context.capture_stream)
 
     def _check_devices(self) -> None:
         import torch

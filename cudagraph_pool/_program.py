@@ -94,7 +94,7 @@ class Program:
 
         def outputs_at(at: Size) -> list[Output]:
             if at not in runs:
-                runs[at], self._eager_seconds[at] = self._run(call, size, at, times=1)
+                runs[at], _ = self._run(call, size, at, times=1, thoroughly=True)
             return runs[at]
 
         if self._cuts is None:
@@ -137,13 +137,21 @@ class Program:
             )
         return static
 
-    def _run(self, call: Call, size: Size, at: Size, times: int) -> tuple[list[Output], float]:
+    def _run(
+        self, call: Call, size: Size, at: Size, times: int, thoroughly: bool = False
+    ) -> tuple[list[Output], float]:
         """Runs the function, its backward pass included, and returns what comes out, and how many
         seconds that takes.
+
+        Arguments:
+            thoroughly: Whether to see also changes of its arguments that autograd does not count.
         """
-        static = [tensor for tensor, _ in self._fill(call, size, at)]
-        before = [tensor._version for tensor in static]
-        args, kwargs = call.arguments(static)
+        statics = self._fill(call, size, at)
+        for static in statics:
+            static.will_change()  # nobody knows what a function does that fails half-way
+        held = [static.bytes().clone() for static in statics] if thoroughly else []
+        before = [static.tensor._version for static in statics]
+        args, kwargs = call.arguments([static.tensor for static in statics])
 
         def work() -> Any:
             with _no_hooks_of_the_caller():
@@ -163,8 +171,12 @@ class Program:
 
         result, seconds = self._captures.warm_up(work, times)
         described = describe(result)
-        for given, tensor, version in zip(self._inputs, static, before, strict=True):
-            if tensor._version != version:
+        changed = [s.tensor._version != version for s, version in zip(statics, before, strict=True)]
+        if thoroughly:
+            differ = [not torch.equal(s.bytes(), h) for s, h in zip(statics, held, strict=True)]
+            changed = list(map(operator.or_, changed, differ))
+        for given, is_changed in zip(self._inputs, changed, strict=True):
+            if is_changed:
                 raise ValueError(
                     f"the function changes {given.name.path} in place: a graph would change the "
                     "copy that it reads, and not what a call passes. Change a copy, and return it"

@@ -236,12 +236,11 @@ class GraphRunner:
     def _modes(self) -> Hashable:
         """What else than arguments decides what the function does."""
         device = self._device_type
-        grad_enabled = torch.is_grad_enabled()
         autocast = torch.is_autocast_enabled(device)
         return (
-            grad_enabled,
+            torch.is_grad_enabled(),
             torch.get_autocast_dtype(device) if autocast else None,
-            self._weights.flags(grad_enabled),
+            self._weights.flags(),
         )
 
     def _new_plan(self, call: Call) -> Plan | None:

@@ -16,6 +16,24 @@ from ._call import Named
 # For each axis of a size the dimensions of a tensor that it is the extent of.
 Dims = tuple[tuple[int, ...], ...]
 
+# Several tensors of one of these are copied by one launch. Of others torch 2.11 has no kernel that
+# does.
+_COPIED_TOGETHER = frozenset(
+    (
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    )
+)
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -163,6 +181,15 @@ class Static(NamedTuple):
     tensor: Tensor
     buffer: Buffer
 
+    def will_change(self) -> None:
+        """Something may be written to any of it."""
+        if self.buffer.rows is not None:
+            self.buffer.rows = max(self.buffer.rows, len(self.tensor))
+
+    def bytes(self) -> Tensor:
+        """What it holds."""
+        return self.buffer.memory[: self.tensor.numel()].view(torch.uint8)
+
 
 class StaticInputs:
     """One buffer for each input, of the largest size so far. Every size reads the beginning of it,
@@ -182,22 +209,19 @@ class StaticInputs:
             self._new_buffer(given, max(math.prod(given.shape_at(size)) for size in sizes))
             for given in inputs
         ]
-        self._made: dict[Size, list[Static]] = {}
 
     def at(self, size: Size) -> list[Static]:
-        """What a graph of this size reads."""
-        if size not in self._made:
-            self._made[size] = [self._make(place, size) for place in range(len(self._inputs))]
-        return self._made[size]
-
-    def _make(self, place: int, size: Size) -> Static:
-        given = self._inputs[place]
-        shape = given.shape_at(size)
-        if math.prod(shape) > self._buffers[place].memory.numel():
-            self._buffers[place] = self._new_buffer(given, math.prod(shape))
-            self._made.clear()  # or these would keep the smaller one when no graph does
-        buffer = self._buffers[place]
-        return Static(self._view(buffer.memory, given, shape), buffer)
+        """What a graph of this size reads: new tensors each time. A function may keep what it
+        found out of one that it knows, which in a capture would be something of its warm-ups.
+        """
+        statics = []
+        for place, given in enumerate(self._inputs):
+            shape = given.shape_at(size)
+            if math.prod(shape) > self._buffers[place].memory.numel():
+                self._buffers[place] = self._new_buffer(given, math.prod(shape))
+            buffer = self._buffers[place]
+            statics.append(Static(self._view(buffer.memory, given, shape), buffer))
+        return statics
 
     def _new_buffer(self, given: Input, elements: int) -> Buffer:
         # Not of inference mode, whose tensors count no changes, and cannot require gradients.
@@ -223,12 +247,8 @@ class Padding(NamedTuple):
     parts: tuple[Tensor, ...]  # which do not overlap
     value: float
 
-    def will_copy(self) -> None:
-        """The call's own part is about to be overwritten."""
-        if self.buffer.rows is not None:
-            self.buffer.rows = max(self.buffer.rows, self.rows)
-
     def write(self) -> None:
+        """Before the call is copied, so that ``buffer.rows`` holds even if that fails."""
         buffer = self.buffer
         if buffer.rows is None or buffer.rows > self.rows:
             for part in self.parts:
@@ -245,29 +265,38 @@ class CopyIn:
     """
 
     def __init__(self, inputs: Sequence[Input], statics: Sequence[Static], size: Size) -> None:
-        self._targets: list[Tensor] = []
         self._paddings: list[Padding] = []
-        for given, (tensor, buffer) in zip(inputs, statics, strict=True):
+        targets: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
+        for place, (given, (tensor, buffer)) in enumerate(zip(inputs, statics, strict=True)):
             target, parts = tensor.detach(), []
             for extent, of_axis in zip(size, given.dims, strict=True):
                 for dim in of_axis:
                     if extent < target.shape[dim]:
                         parts.append(target.narrow(dim, extent, target.shape[dim] - extent))
                         target = target.narrow(dim, 0, extent)
-            self._targets.append(target)
+            targets.setdefault(target.dtype, []).append((place, target))
             if parts or buffer.rows is not None:
                 rows = (0, 0) if buffer.rows is None else (len(target), len(tensor))
                 self._paddings.append(Padding(buffer, *rows, tuple(parts), given.pad))
+        self._together = [
+            tuple(zip(*alike, strict=True))
+            for dtype, alike in targets.items()
+            if dtype in _COPIED_TOGETHER and len(alike) > 1
+        ]
+        self._alone = [
+            alone
+            for dtype, alike in targets.items()
+            if dtype not in _COPIED_TOGETHER or len(alike) == 1
+            for alone in alike
+        ]
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         for padding in self._paddings:
-            padding.will_copy()
-        if len(self._targets) == 1:
-            self._targets[0].copy_(tensors[0])
-        elif self._targets:
-            torch._foreach_copy_(self._targets, tensors)  # one launch for all that are alike
-        for padding in self._paddings:
             padding.write()
+        for place, target in self._alone:
+            target.copy_(tensors[place])
+        for places, targets in self._together:
+            torch._foreach_copy_(targets, [tensors[place] for place in places])
 
 
 def check_names(

@@ -133,18 +133,19 @@ def train(way: str, steps: int) -> dict[str, float]:
         cgp.enable()
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     training = Training(way, rank)
-    seconds, losses = [], []
+    seconds: dict[int, list[float]] = {length: [] for length in LENGTHS}
     for step in range(steps):
+        length = LENGTHS[step % len(LENGTHS)]
         began = time.perf_counter()
-        losses.append(training.run(LENGTHS[step % len(LENGTHS)]).item())
-        seconds.append(time.perf_counter() - began)
+        loss = training.run(length).item()
+        seconds[length].append(time.perf_counter() - began)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     found = {
-        "ms a step": statistics.median(seconds) * 1e3,
+        **{f"ms, {n} tokens": statistics.median(of_n) * 1e3 for n, of_n in seconds.items()},
         "reserved MiB": torch.cuda.memory_reserved() / 2**20,
         "device MiB": (total - free) / 2**20,
-        "last loss": losses[-1],
+        "last loss": loss,
     }
     training.graphs.clear()  # graphs with collectives go before their process group
     dist.destroy_process_group()

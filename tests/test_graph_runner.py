@@ -200,6 +200,32 @@ def test_padding_after_any_calls(dim: Any) -> None:
             assert value == math.prod(shape) + pad * padded(shape, entry, size)
 
 
+def test_padding_after_a_warm_up_that_failed() -> None:
+    """It may have written to all of an input."""
+
+    def work(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if len(y) == 100:
+            x.add_(5)
+        return x.sum().expand(len(x)) * 1, y * 1
+
+    run = runner(work, [(8, 10), (4, 100)], dim={"x": (0, None), "y": (None, 0)}, lazy=True)
+    run(torch.ones(1), torch.ones(5))
+    with pytest.raises(ValueError, match="changes x in place"):
+        run(torch.ones(2), torch.ones(50))
+    total, _ = run(torch.ones(2), torch.ones(5))
+    assert tree_equal(total, torch.full((2,), 2.0))
+
+
+def test_what_a_function_keeps_of_its_arguments() -> None:
+    """By which tensor it is, as caches do: a capture must not find what a warm-up left there."""
+    scaled = functools.lru_cache(maxsize=16)(lambda y: y * 10)
+    run = runner(lambda x, y: x + scaled(y))
+    for value in (1.0, 7.0):
+        assert tree_equal(
+            run(torch.zeros(3), torch.full((3,), value)), torch.full((3,), 10 * value)
+        )
+
+
 def test_memory_formats_are_kept() -> None:
     strides = []
 
@@ -647,6 +673,32 @@ def test_modes_and_frozen_parameters_of_parts() -> None:
     assert len(run.captures.tapes) == captured
 
 
+class Forces(nn.Module):  # type: ignore[misc]
+    """Computes gradients itself, of those of its weights that have any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.weight.requires_grad:
+            return x * 1
+        with torch.enable_grad():
+            energy = (x * self.weight).sum(1).square()
+            (gradient,) = torch.autograd.grad(energy.sum(), self.weight)
+        return x + gradient
+
+
+def test_frozen_parameters_matter_without_gradients_too() -> None:
+    net = Forces()
+    run = runner(net, sizes=[4])
+    x = rows(4)
+    with torch.no_grad():
+        assert tree_equal(run(x), net(x))
+        net.weight.requires_grad_(False)
+        assert tree_equal(run(x), net(x))
+
+
 def test_weights_of_a_partial() -> None:
     net = model()
     run = runner(functools.partial(net), sizes=[4])
@@ -845,6 +897,8 @@ def test_arguments_changed_in_place() -> None:
         runner(lambda x: x.add_(1))(rows(3))
     with torch.inference_mode(), pytest.raises(ValueError, match="the function changes x"):
         runner(lambda x: x[0].zero_() + x)(rows(3))
+    with pytest.raises(ValueError, match="the function changes x"):  # and autograd is not told
+        runner(lambda x: x.data.add_(1) * 2)(rows(3))
 
 
 @pytest.mark.parametrize(

@@ -62,9 +62,9 @@ class WeightWatch {
     return false;
   }
 
-  // What of the modules may change from call to call: which of them are in training, and where that
-  // matters which tensors require gradients.
-  py::bytes Flags(bool grad_enabled) const {
+  // What of the modules may change from call to call: which of them are in training, and which
+  // tensors require gradients.
+  py::bytes Flags() const {
     std::string flags;
     flags.reserve(attributes_.size() + values_.size());
     for (std::size_t i = 0; i < attributes_.size(); ++i) {
@@ -73,8 +73,9 @@ class WeightWatch {
       PyObject* const trains = PyDict_GetItem(attributes_[i].ptr(), training_.ptr());
       flags += trains == Py_True ? 't' : 'e';
     }
-    if (!grad_enabled) return flags;
-    for (const Value& known : values_) {
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      if (i + kAhead < values_.size()) values_[i + kAhead].Fetch();
+      const Value& known = values_[i];
       if (known.storage)
         flags += THPVariable_Unpack(known.object.ptr()).requires_grad() ? 'g' : '-';
     }
@@ -176,7 +177,7 @@ void BindWeights(py::module_& m) {
                     const std::vector<py::dict>&>(),
            py::arg("homes"), py::arg("tensor_homes"), py::arg("attributes"))
       .def("moved", &WeightWatch::Moved)
-      .def("flags", &WeightWatch::Flags, py::arg("grad_enabled"));
+      .def("flags", &WeightWatch::Flags);
 }
 
 }  // namespace cgp
