@@ -140,6 +140,26 @@ def test_calls_on_several_streams() -> None:
             torch.testing.assert_close(y, (x @ x.T).softmax(1) @ x, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(("budget", "execs"), [(0, 4), (64 << 20, 8)])
+def test_executables_are_made_where_the_device_waits_for_switches(budget: int, execs: int) -> None:
+    pool = cgp.GraphPool(shared_exec=True, exec_budget=budget)
+    run = runner(model(), sizes=range(1, 9), pool=pool)
+    inputs = [rows(n) for n in range(1, 9)]
+    with torch.no_grad():
+        for _ in range(3):
+            for x in inputs:
+                run(x)
+                torch.cuda.synchronize()
+        made = pool.stats()
+        for x in inputs:
+            run(x)
+            torch.cuda.synchronize()
+    assert made["execs"] == execs
+    if execs == len(inputs):
+        assert pool.stats()["exec_updates"] == made["exec_updates"]
+        assert pool.stats()["exec_instantiations"] == made["exec_instantiations"]
+
+
 def test_random_numbers_differ_from_call_to_call() -> None:
     run = runner(lambda x: torch.nn.functional.dropout(x, 0.5), sizes=[64])
     x = torch.ones(64, 64, device="cuda")
