@@ -15,6 +15,7 @@ from _graph_shape import shape_of
 from torch import Tensor
 
 from cudagraph_pool._measure import Captures, PoolHandle
+from cudagraph_pool._runner import _EXEC_BUDGET
 from cudagraph_pool._workloads import Workload
 
 # Replays between two waits for the device where calls are timed: far below what fills its queue.
@@ -31,7 +32,7 @@ def pool_arguments(config: str) -> dict[str, Any]:
     if config == "default":
         return {"shared_exec": True}
     if config == "budget":
-        return {"shared_exec": True, "exec_budget": 256 << 20}
+        return {"shared_exec": True, "exec_budget": _EXEC_BUDGET}
     return {"shared_exec": True, "max_execs": None if config == "none" else int(config)}
 
 

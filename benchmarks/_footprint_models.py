@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -108,15 +108,3 @@ def _of_tokens(model: nn.Module, config: Any, output: str) -> Made:
 
     model = _Output(model, output).to("cuda", torch.bfloat16)
     return model, [(tokens(batch),) for batch in (4, 8, 16)]
-
-
-MODELS: Sequence[Callable[[], Made]] = (
-    resnet50,
-    vit_b_16,
-    convnext_tiny,
-    mobilenetv3,
-    bert,
-    gpt2,
-    llama,
-    qwen2,
-)

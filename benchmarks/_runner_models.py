@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import workloads
 from torch import Tensor, nn
-from workloads import VLLM_BATCH_SIZES
 
-from cudagraph_pool._workloads import DecoderShape, DecodeStep, rms_norm
+from cudagraph_pool._workloads import rms_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +58,13 @@ def mlp() -> Model:
 
 
 def llama() -> Model:
-    shape = DecoderShape(
-        layers=8,
-        hidden=2048,
-        heads=16,
-        kv_heads=8,
-        intermediate=8192,
-        vocabulary=32_000,
-        context=128,
-    )
-    step = DecodeStep("llama", VLLM_BATCH_SIZES, shape, torch.device("cuda"))
+    step = workloads.llama(torch.device("cuda"))
 
     def arguments(rows: int) -> tuple[Tensor, ...]:
-        tokens = torch.randint(shape.vocabulary, (rows,), device="cuda")
+        tokens = torch.randint(workloads.LLAMA.vocabulary, (rows,), device="cuda")
         return tokens, torch.randint(4096, (rows,), device="cuda")
 
-    return Model(step.forward, VLLM_BATCH_SIZES, arguments)
+    return Model(step.forward, workloads.VLLM_BATCH_SIZES, arguments)
 
 
 def resnet50() -> Model:

@@ -165,23 +165,25 @@ class Gpt2Training(Workload):
         torch._foreach_zero_(self.outputs(key)[1:])
 
 
-def _llama(device: torch.device) -> Workload:
-    shape = DecoderShape(
-        layers=8,
-        hidden=2048,
-        heads=16,
-        kv_heads=8,
-        intermediate=8192,
-        vocabulary=32_000,
-        context=128,
-    )
-    return DecodeStep("llama", VLLM_BATCH_SIZES, shape, device)
+LLAMA = DecoderShape(
+    layers=8,
+    hidden=2048,
+    heads=16,
+    kv_heads=8,
+    intermediate=8192,
+    vocabulary=32_000,
+    context=128,
+)
+
+
+def llama(device: torch.device) -> DecodeStep:
+    return DecodeStep("llama", VLLM_BATCH_SIZES, LLAMA, device)
 
 
 WORKLOADS: dict[str, Callable[[torch.device], Workload]] = {
     "seed": SeedScript,
     "mlp": GatedMlp,
-    "llama": _llama,
+    "llama": llama,
     "resnet50": ResNet50,
     "gpt2": Gpt2Training,
     "streaming": WeightStreaming,

@@ -196,7 +196,7 @@ class Captured:
     """
 
     size: Size
-    inputs: list[Tensor]
+    statics: list[Static]
     forward: Replayable
     leaves: list[Any]
     tree: pytree.TreeSpec
@@ -207,11 +207,12 @@ class Captured:
     driver_bytes: int
     eager_seconds: float | None = None
     last_used: int = 0
-    statics: list[Static] = field(default_factory=list)
     samples: list[tuple[Any, Any]] = field(default_factory=list)
+    inputs: list[Tensor] = field(init=False)  # of statics
     outputs: list[Tensor] = field(init=False)  # those that the next replay of the pool overwrites
 
     def __post_init__(self) -> None:
+        self.inputs = [static.tensor for static in self.statics]
         self.outputs = [x for x in self.leaves if isinstance(x, Tensor) and is_lent(x)]
 
 
@@ -222,15 +223,16 @@ GradientBuffers = Callable[[Sequence[int], Sequence[Tensor]], list[Tensor]]
 def capture(
     captures: Captures,
     function: Callable[[], Any],
-    inputs: list[Tensor],
+    statics: list[Static],
     size: Size,
     gradient_buffers: GradientBuffers,
 ) -> Captured:
-    """Captures what ``function`` does with ``inputs``, and its backward pass if there is one.
+    """Captures what ``function`` does with ``statics``, and its backward pass if there is one.
 
     The memory of what it returns goes back to the pool when all of it is captured.
     """
     began = time.perf_counter()
+    inputs = [static.tensor for static in statics]
     pool_bytes, device_bytes = captures.held_bytes()
     owner = Owner(captures, inputs)
     results: list[Any] = []
@@ -249,7 +251,7 @@ def capture(
     added = pool_after - pool_bytes
     return Captured(
         size,
-        inputs,
+        statics,
         forward,
         lent,
         tree,

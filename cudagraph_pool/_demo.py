@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cudagraph_pool._table import format_table
+from cudagraph_pool._worker_process import ask
 
 _TRACES: Final = Path(__file__).parent / "traces"
 _STOCK: Final = "stock PyTorch"
@@ -195,26 +195,8 @@ def _run_worker(allocator: str, seed: int) -> list[dict[str, Any]] | str:
         for name, value in os.environ.items()
         if name not in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     }
-    # The package that this process runs, not one that happens to lie in the current folder.
-    paths = [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    command = [sys.executable, "-P", "-m", "cudagraph_pool._demo"]
-    command += ["--worker", allocator, "--seed", str(seed)]
-    try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_WORKER_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer in {_WORKER_SECONDS} s"
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return f"the process ended with code {done.returncode}: {words[-1] if words else ''}"
-    answer: list[dict[str, Any]] = json.loads(lines[-1])
+    module = ["cudagraph_pool._demo", "--worker", allocator, "--seed", str(seed)]
+    answer: list[dict[str, Any]] | str = ask(module, environment, _WORKER_SECONDS)
     return answer
 
 

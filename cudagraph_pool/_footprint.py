@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import subprocess
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cudagraph_pool._table import format_table
+from cudagraph_pool._worker_process import ask
 
 _MIB: Final = 1 << 20
 # As often as PyTorch's dashboard runs a model for its memory. The first runs compile, and record.
@@ -162,15 +163,9 @@ def measure_apart(
     function: str, way: str, train: bool, environment: Mapping[str, str] | None = None
 ) -> Footprint | str:
     """What a way took in a process of its own, or what went wrong."""
-    command = [sys.executable, "-m", "cudagraph_pool", "footprint", function, "--measure", way]
-    done = subprocess.run(
-        command + ["--train"] * train, env=environment, capture_output=True, text=True, check=False
-    )
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return f"ended with code {done.returncode}: {words[-1] if words else ''}"
-    return Footprint(**json.loads(lines[-1]))
+    module = ["cudagraph_pool", "footprint", function, "--measure", way, *["--train"] * train]
+    answer = ask(module, os.environ if environment is None else environment)
+    return answer if isinstance(answer, str) else Footprint(**answer)
 
 
 def measure(make: Callable[[], Any], way: Way, train: bool) -> Footprint:

@@ -107,16 +107,15 @@ class Program:
 
     def capture(self, call: Call, size: Size, bucket: Size) -> Captured:
         """Captures a bucket. pre: it was warmed up, if with no runs."""
-        static = self._fill(call, size, bucket)
-        args, kwargs = call.arguments([tensor for tensor, _ in static])
+        statics = self._fill(call, size, bucket)
+        args, kwargs = call.arguments([static.tensor for static in statics])
         captured = capture(
             self._captures,
             lambda: self._function(*args, **kwargs),
-            [tensor for tensor, _ in static],
+            statics,
             bucket,
             lambda places, outputs: self._gradients_at(places, outputs, bucket),
         )
-        captured.statics = static
         captured.eager_seconds = self._eager_seconds.get(bucket)
         self.captured[bucket] = captured
         return captured

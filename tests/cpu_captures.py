@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -156,3 +156,25 @@ def tree_equal(a: Any, b: Any) -> bool:
     """Bit for bit."""
     pairs = list(zip(tree_leaves(a), tree_leaves(b), strict=True))
     return all(torch.equal(x, y) if isinstance(x, Tensor) else x == y for x, y in pairs)
+
+
+# What tests of GraphRunner start from.
+
+SIZES = [1, 2, 4, 8]
+
+
+def runner(function: Any, sizes: Any = SIZES, **options: Any) -> CpuRunner:
+    return CpuRunner(function, sizes=sizes, progress=False, **options)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 3))
+
+
+def rows(n: int, columns: int = 6, **options: Any) -> Tensor:
+    return torch.randn(n, columns, **options)
+
+
+def double(x: Tensor) -> Tensor:
+    return x * 2

@@ -1,0 +1,402 @@
+"""When a GraphRunner captures, and what it refuses to, on graphs that the CPU records."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import subprocess
+import sys
+import weakref
+from typing import Any
+
+import pytest
+
+import cudagraph_pool as cgp
+
+pytest.importorskip("torch")
+try:
+    from cudagraph_pool._allocator import load_adapter
+
+    load_adapter()
+except ImportError as error:
+    pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
+
+import torch
+from cpu_captures import SIZES, double, model, rows, runner, tree_equal
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+# When graphs come and go
+
+
+def test_weights_that_move_are_captured_anew() -> None:
+    net = model()
+    run = runner(net)
+    x = rows(3)
+
+    def check() -> None:
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), net(x))
+
+    check()
+    captured = len(run.captures.tapes)
+    with torch.no_grad():
+        net[0].weight.mul_(2)  # trained, not moved
+    check()
+    assert len(run.captures.tapes) == captured
+    moves: list[Any] = [
+        lambda: setattr(net[0].weight, "data", torch.randn(12, 6)),
+        lambda: setattr(net[2], "bias", nn.Parameter(torch.randn(3))),
+        lambda: net.load_state_dict(model().state_dict(), assign=True),
+        lambda: net.append(nn.Linear(3, 2)),
+        lambda: net[3].register_buffer("extra", torch.zeros(1)),
+        lambda: net.__delitem__(3),
+        lambda: net.__setitem__(1, nn.Tanh()),
+        lambda: setattr(net[2].bias, "data", net[2].bias.data.clone().to(torch.float32)),
+        lambda: setattr(net[0].weight, "data", net[0].weight.data.T.contiguous().T),  # the strides
+    ]
+    for number, move in enumerate(moves, 2):
+        move()
+        check()
+        assert len(run.captures.tapes) == captured * number
+
+
+def test_modes_and_frozen_parameters_of_parts() -> None:
+    net = model().append(nn.Dropout(0.9))
+    run = runner(net, sizes=[4])
+    x = rows(4)
+    with torch.no_grad():
+        assert (run(x) == 0).any()
+        net[3].eval()
+        assert tree_equal(run(x), net(x))
+    net[0].requires_grad_(False)
+    run(x).sum().backward()
+    assert net[0].weight.grad is None
+    net[0].requires_grad_(True)
+    run(x).sum().backward()
+    assert net[0].weight.grad is not None
+    captured = len(run.captures.tapes)
+    net[0].requires_grad_(False)
+    run(x)
+    assert len(run.captures.tapes) == captured
+
+
+class Forces(nn.Module):  # type: ignore[misc]
+    """Computes gradients itself, of those of its weights that have any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.weight.requires_grad:
+            return x * 1
+        with torch.enable_grad():
+            energy = (x * self.weight).sum(1).square()
+            (gradient,) = torch.autograd.grad(energy.sum(), self.weight)
+        return x + gradient
+
+
+def test_frozen_parameters_matter_without_gradients_too() -> None:
+    net = Forces()
+    run = runner(net, sizes=[4])
+    x = rows(4)
+    with torch.no_grad():
+        assert tree_equal(run(x), net(x))
+        net.weight.requires_grad_(False)
+        assert tree_equal(run(x), net(x))
+
+
+def test_weights_of_a_partial() -> None:
+    net = model()
+    run = runner(functools.partial(net), sizes=[4])
+    x = rows(4)
+    with torch.no_grad():
+        run(x)
+        net[0].weight.data = torch.randn(12, 6)
+        assert tree_equal(run(x), net(x))
+
+
+class Counting(nn.Module):  # type: ignore[misc]
+    """Keeps a mean: in place, or in a new tensor each time."""
+
+    mean: Tensor | None
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.register_buffer("mean", None)
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.mean
+        if mean is None:
+            self.mean = torch.zeros(6)  # when it first runs
+        elif self.in_place:
+            mean.mul_(0.5).add_(x.mean(0))
+        else:
+            self.mean = mean * 0.5 + x.mean(0)
+        return x + self.mean
+
+
+def test_buffers_that_the_function_makes() -> None:
+    net = Counting(in_place=True)
+    run = runner(net, sizes=[2])
+    with torch.no_grad():
+        run(rows(2))
+        captured = len(run.captures.tapes)
+        assert net.mean is not None
+        x, before = rows(2), net.mean.clone()
+        y = run(x)
+    assert len(run.captures.tapes) == captured
+    torch.testing.assert_close(y, x + before * 0.5 + x.mean(0))
+    with torch.no_grad(), pytest.raises(ValueError, match="replaces a parameter or buffer"):
+        runner(Counting(in_place=False), sizes=[2])(rows(2))
+
+
+def test_a_part_may_have_the_runner_of_the_whole() -> None:
+    """A circle through what C++ holds, which Python's collector has to be told of."""
+    net = model()
+    net[0].fast = runner(net)
+    net[0].fast(rows(3))
+    part = weakref.ref(net[0])
+    del net
+    gc.collect()
+    assert part() is None
+
+
+def test_the_graph_least_used_makes_room() -> None:
+    run = runner(double, lazy=True, max_graphs=2)
+    for n in (1, 8, 1, 4):  # 8 goes
+        assert tree_equal(run(x := rows(n)), x * 2)
+    assert run.sizes_captured == [(1,), (4,)]
+    assert tree_equal(run(x := rows(8)), x * 2)
+    assert run.sizes_captured == [(4,), (8,)]
+
+
+def test_sizes_that_come_with_the_calls() -> None:
+    run = runner(double, sizes="auto", padding=0.5)
+    sizes = (7, 100, 8, 33, 1, 99)
+    for n in sizes:
+        assert tree_equal(run(x := rows(n)), x * 2)
+    captured = [n for (n,) in run.sizes_captured]
+    assert all(any(n <= b <= 1.5 * n for b in captured) for n in sizes)
+    assert len(captured) == 4
+
+
+def test_a_capture_that_fails_leaves_the_runner_as_it_was() -> None:
+    failing = True
+
+    def work(x: Tensor) -> Tensor:
+        if failing and len(x) == 2:
+            raise OSError("out of luck")
+        return x * 2
+
+    run = runner(work)
+    with pytest.raises(OSError, match="out of luck") as raised:
+        run(rows(3))
+    assert raised.value.__notes__ == ["while a GraphRunner captured size 2"]
+    assert run.report() == []
+    failing = False
+    assert tree_equal(run(x := rows(3)), x * 2)
+
+
+def test_capture_runs_nothing_for_the_caller() -> None:
+    run = runner(double)
+    run.capture(rows(3))
+    assert run.sizes_captured == [(1,), (2,), (4,), (8,)]
+    assert sum(tape.replays for tape in run.captures.tapes) == 0
+
+
+# What cannot be captured
+
+
+def test_arguments_that_are_not_as_captured() -> None:
+    run = runner(lambda x, y: x + y)
+    run(rows(3), rows(3))
+    for x, y, said in (
+        (rows(3, dtype=torch.float64), rows(3), "x has dtype torch.float64, .* torch.float32"),
+        (rows(3, 7), rows(3, 7), r"x has the shape \(3, 7\), .* captured with \(any, 6\)"),
+        (rows(3)[None], rows(3), r"x has the shape \(1, 3, 6\)"),
+        (rows(3, device="meta"), rows(3), "x has device meta, but was captured with cpu"),
+        (rows(3), rows(2), "y along dimension 0 has 2, but x along dimension 0 has 3"),
+        (rows(0), rows(0), "x along dimension 0 has no elements"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            run(x, y)
+    assert run(rows(2), rows(2)).shape == (2, 6)
+
+
+def test_errors_name_the_argument() -> None:
+    def work(batch: dict[str, Any], *more: Tensor) -> Tensor:
+        return batch["ids"] + more[0]
+
+    run = runner(work)
+    run({"ids": rows(2)}, rows(2))
+    with pytest.raises(ValueError, match=r"batch\['ids'\] has the shape"):
+        run({"ids": rows(2, 9)}, rows(2))
+    with pytest.raises(ValueError, match=r"more\[0\] has the shape"):
+        run({"ids": rows(2)}, rows(2, 9))
+
+
+def test_what_cannot_be_a_key() -> None:
+    with pytest.raises(TypeError, match="an argument holds a bytearray, and what it"):
+        runner(lambda x, y: x)(rows(2), bytearray(b"1"))
+
+
+def test_arguments_that_may_change_while_they_stay_the_same() -> None:
+    class Batch:
+        scale = torch.ones(1)
+
+    with pytest.raises(TypeError, match="an argument holds a Batch, and what it stands for"):
+        runner(lambda x, batch: x * batch.scale)(rows(2), Batch())
+    run = runner(lambda x, s: x / s, sizes=[2])
+    x = rows(2)
+    for s in (0.0, -0.0, float("nan"), float("nan")):
+        assert torch.equal(run(x, s).nan_to_num(), (x / s).nan_to_num())
+    assert len(run.report()) == 3
+
+    jagged = torch.nested.nested_tensor([rows(2), rows(3)], layout=torch.jagged)
+    for x in (rows(3).to_sparse(), jagged):
+        with pytest.raises(TypeError, match=r"an argument is a .* tensor; a graph's must be"):
+            runner(double)(x)
+
+    class Tagged(torch.Tensor):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(TypeError, match="x is a Tagged; the function would be given a plain"):
+        runner(double)(rows(2).as_subclass(Tagged))
+
+
+def test_the_order_of_keywords_that_a_function_sees() -> None:
+    run = runner(lambda **tensors: torch.cat(list(tensors.values()), 1))
+    a, b = rows(3, 1), rows(3, 1)
+    assert tree_equal(run(b=b, a=a), torch.cat([b, a], 1))
+    assert tree_equal(run(a=a, b=b), torch.cat([a, b], 1))
+
+
+def test_an_optional_argument_may_be_named() -> None:
+    def work(x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x if mask is None else x * mask[:, None]
+
+    run = runner(work, dim={"x": 0, "mask": 0}, pad={"mask": 1})
+    x, mask = rows(3), torch.ones(3)
+    assert tree_equal(run(x), x)
+    assert tree_equal(run(x, mask), x)
+
+
+def test_results_that_cannot_be_cut() -> None:
+    for work, said in (
+        (lambda x: x.flatten(), r"output has the shape \(48,\) at size 8 and \(6,\) at 1"),
+        (lambda x: torch.cat([x, x]), "where its padding lies is unknown"),
+        (lambda x: (x, len(x)), r"output\[1\] is 8 at size 8 and 1 at 1: a value that Python"),
+        (lambda x: list(x), r"returns 8 value\(s\) at size 8 and 1 at 1"),
+        (lambda x: x[:2], r"output has the shape \(2, 6\) at size 8 and \(1, 6\) at 1"),
+        (lambda x: (x, "few" if len(x) < 3 else "many"), "is 'many' at size 8 and 'few' at 1"),
+        (lambda x: (x, x) if len(x) == 4 else x, "at size 8 and 2 at 4, or others"),
+        (lambda x: x[:, :3] if len(x) == 4 else x, r"of shape \(8, 6\) at size 8 and of shape \(4"),
+        (lambda x: object(), "output is a object; a GraphRunner's function returns tensors"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=said):
+            runner(work)(rows(3))
+
+
+def test_arguments_changed_in_place() -> None:
+    with pytest.raises(ValueError, match="the function changes x in place"):
+        runner(lambda x: x.add_(1))(rows(3))
+    with torch.inference_mode(), pytest.raises(ValueError, match="the function changes x"):
+        runner(lambda x: x[0].zero_() + x)(rows(3))
+    with pytest.raises(ValueError, match="the function changes x"):  # and autograd is not told
+        runner(lambda x: x.data.add_(1) * 2)(rows(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sizes": "all"}, "sizes is 'all', but must be a sequence or 'auto'"),
+        ({"order": "random"}, "unknown order 'random'"),
+        ({"overflow": "ignore"}, "overflow is 'ignore'"),
+        ({"sizes": 8}, "sizes is 8, but must be a sequence of integers or of tuples"),
+        ({"sizes": [0.5]}, r"sizes has 0.5, but a size is an integer of at least 1"),
+        ({"sizes": "auto", "padding": float("inf")}, "padding is inf"),
+        ({"warmup": -1}, "warmup is -1"),
+        ({"max_graphs": 4}, "max_graphs is 4: .* with lazy=True"),
+        ({"max_graphs": 0, "lazy": True}, "max_graphs is 0"),
+        ({"sizes": "auto", "dim": {"x": None}}, "says so for one tensor at least"),
+        ({"sizes": "auto", "padding": -1}, "padding is -1"),
+    ],
+)
+def test_options_that_cannot_be_meant(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        runner(double, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dim": {"y": 0}}, r"dim names \['y'\], but the tensors passed are \['x'\]"),
+        ({"pad": {"y": 0}}, r"pad names \['y'\]"),
+        ({"dim": 2}, r"x has the shape \(3, 6\), but its dimension 2 should be dynamic"),
+        ({"dim": (0, 1)}, r"dim is \(0, 1\) for x, but a size has 1 number"),
+        ({"dim": "0"}, "dim is '0' for x, but must be an integer"),
+        ({"dim": (0.5,)}, r"dim is \(0.5,\) for x, but must be an integer"),
+        ({"pad": "0"}, "pad is '0' for x, but must be a number"),
+        ({"dim": ((0, -2),)}, "dim names a dimension of x twice"),
+        ({"dim": {"x": None}}, "no argument has a dynamic dimension"),
+    ],
+)
+def test_options_that_do_not_suit_the_call(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        runner(double, **options)(rows(3))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_a_call_from_code_that_is_compiled() -> None:
+    run = runner(double)
+    x = rows(3)
+    compiled = torch.compile(lambda x: run(x + 1) - 1, backend="eager")
+    assert tree_equal(compiled(x), (x + 1) * 2 - 1)
+    assert run.sizes_captured == [(size,) for size in SIZES]
+
+
+def test_importing_it_does_not_import_the_compiler() -> None:
+    """Which takes seconds."""
+    script = (
+        "import sys, cudagraph_pool as cgp; cgp.GraphRunner; print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.func
+def test_transforms_are_refused() -> None:
+    """Most would end in an error of torch's own; tangents would be lost."""
+    run = runner(lambda x: x * x)
+    x = torch.arange(3.0)
+    calls: list[Any] = [
+        lambda: torch.vmap(run)(torch.ones(2, 3)),
+        lambda: torch.func.grad(lambda y: run(y).sum())(x),
+        lambda: torch.func.jvp(run, (x,), (x,)),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="a graph has neither"):
+            call()
+    with forward_ad.dual_level():
+        with pytest.raises(RuntimeError, match="a graph has neither"):
+            run(forward_ad.make_dual(x, x))
+        assert tree_equal(run(x), x * x)
+
+
+def test_a_function_that_calls_its_own_runner() -> None:
+    net = model()
+    net.forward = runner(net)
+    with pytest.raises(RuntimeError, match="calls the GraphRunner that captures it"):
+        net(rows(3))
+
+
+def test_it_needs_to_be_enabled() -> None:
+    with pytest.raises(RuntimeError, match="GraphRunner needs cudagraph_pool to be enabled"):
+        cgp.GraphRunner(double, sizes=SIZES)
+    with pytest.raises(TypeError, match="a GraphRunner runs a callable, not a int"):
+        runner(3)

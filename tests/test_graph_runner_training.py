@@ -1,0 +1,260 @@
+"""GraphRunner with gradients, on graphs that the CPU records and replays (cpu_captures.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import cudagraph_pool as cgp
+
+pytest.importorskip("torch")
+try:
+    from cudagraph_pool._allocator import load_adapter
+
+    load_adapter()
+except ImportError as error:
+    pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
+
+import torch
+from cpu_captures import SIZES, double, model, rows, runner, tree_equal
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+def gradients(run: Any, net: nn.Module, x: Tensor) -> list[Tensor]:
+    x.grad = None
+    run(x).square().sum().backward()
+    return [x.grad.clone(), *(p.grad.clone() for p in net.parameters())]
+
+
+def test_gradients_are_those_of_eager() -> None:
+    net = model()
+    run = runner(net)
+    for n in (3, 8, 5, 1):
+        x = rows(n, requires_grad=True)
+        net.zero_grad()
+        found = gradients(run, net, x)
+        net.zero_grad()
+        for a, b in zip(found, gradients(net, net, x), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_gradients_accumulate() -> None:
+    net = model()
+    run = runner(net)
+    batches = [rows(n, requires_grad=True) for n in (4, 7, 2)]
+    net.zero_grad()
+    for x in batches:
+        found = gradients(run, net, x)
+    net.zero_grad()
+    for x in batches:
+        expected = gradients(net, net, x)
+    for a, b in zip(found[1:], expected[1:], strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_gradients_stay_when_others_come() -> None:
+    """Neither a parameter nor an argument keeps memory of the pool as its gradient."""
+    net = model()
+    run = runner(net)
+    leaf = rows(12, 3, requires_grad=True)
+    run(leaf.view(6, 6)).sum().backward()
+    kept = [leaf.grad.clone(), *(p.grad.clone() for p in net.parameters())]
+    with torch.no_grad():
+        for n in (1, 2, 4, 8):
+            run(rows(n))
+    run(rows(8, requires_grad=True))
+    for a, b in zip([leaf.grad, *(p.grad for p in net.parameters())], kept, strict=True):
+        assert tree_equal(a, b)
+
+
+def test_a_first_call_in_a_checkpoint() -> None:
+    net = model()
+    run = runner(net)
+    x = rows(3, requires_grad=True)
+    checkpoint(run, x, use_reentrant=False).square().sum().backward()
+    found = [x.grad.clone(), *(p.grad.clone() for p in net.parameters())]
+    net.zero_grad()
+    for a, b in zip(found, gradients(net, net, x), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_parameters_that_a_function_finds_get_gradients() -> None:
+    net = model()
+    scale = torch.ones(3, requires_grad=True)
+    run = runner(lambda x: (net(x) * scale, x.detach().argmax(1)))
+    x = rows(3)
+    found, index = run(x)
+    assert not index.requires_grad
+    found.sum().backward()
+    assert scale.grad is not None
+    torch.testing.assert_close(scale.grad, net(x).sum(0))
+    assert all(p.grad is not None for p in net.parameters())
+
+
+def test_an_output_without_a_gradient() -> None:
+    net = model()
+    run = runner(lambda x: (net(x), x * 3))
+    x = rows(3, requires_grad=True)
+    _, tripled = run(x)
+    tripled.sum().backward()
+    assert tree_equal(x.grad, torch.full((3, 6), 3.0))
+
+
+def test_a_backward_pass_that_comes_too_late() -> None:
+    run = runner(model())
+    first = run(rows(3))
+    second = run(rows(4))
+    late = "backward pass of call 2 of its pool, of size 3 in the graph of 4, came after call 3, of"
+    with pytest.raises(RuntimeError, match=late):
+        first.sum().backward()
+    loss = second.sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match=r"call 3, .* has run already, .* retain_graph=True"):
+        loss.backward()
+
+
+def test_training_and_inference_are_two_programs() -> None:
+    net = model()
+    net.append(nn.Dropout(0.5))
+    run = runner(net, sizes=[4])
+    x = rows(4)
+    net.eval()
+    with torch.no_grad():
+        expected = net(x)
+        assert tree_equal(run(x), expected)
+    with torch.inference_mode():
+        assert tree_equal(run(x), expected)
+    assert len(run.report()) == 1
+    assert run(x).requires_grad
+    net.train()
+    assert (run(x) == 0).any()
+    assert len(run.report()) == 3
+
+
+def test_autocast() -> None:
+    net = model()
+    run = runner(net)
+    x = rows(3)
+    with torch.no_grad():
+        assert run(x).dtype == torch.float32
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.is_autocast_cache_enabled()
+            assert run(x).dtype == torch.bfloat16
+            assert tree_equal(run(x), net(x))
+            assert torch.is_autocast_cache_enabled()
+        net[0].weight.mul_(2)  # each graph casts weights itself
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for n in (8, 2, 1, 4):
+                assert tree_equal(run(x := rows(n)), net(x))
+        x = rows(3)
+        assert run(x).dtype == torch.float32
+    assert len(run.report()) == 2 * len(SIZES)
+
+
+def test_a_capture_or_a_failed_call_ends_what_was_open() -> None:
+    """Both write to the inputs that an open backward pass reads."""
+    run = runner(lambda x, y: x * x + y, lazy=True)
+    y = run(rows(3, requires_grad=True), rows(3))
+    run.capture(rows(8, requires_grad=True), rows(8))
+    with pytest.raises(RuntimeError, match="came after call 3, a capture"):
+        y.sum().backward()
+    with cgp.guard():
+        late = run(rows(3), rows(3))
+        run(rows(3), rows(3))
+        y = run(rows(3, requires_grad=True), rows(3))
+        with pytest.raises(RuntimeError, match="has overwritten it"):
+            run(rows(3, requires_grad=True), late)
+    with pytest.raises(RuntimeError, match="a call that failed"):
+        y.sum().backward()
+
+
+def test_gradients_that_are_asked_for_are_the_callers() -> None:
+    weight = torch.ones(6, requires_grad=True)
+    run = runner(lambda x: x * weight)
+    (first,) = torch.autograd.grad(run(torch.ones(3, 6)).sum(), weight)
+    torch.autograd.grad(run(torch.full((3, 6), 5.0)).sum(), weight)
+    assert tree_equal(first, torch.full((6,), 3.0))
+
+
+def test_what_the_backward_pass_reads_must_stay() -> None:
+    scale = torch.ones(6, requires_grad=True)
+    run = runner(lambda x: (x.exp(), x * scale))
+    x = rows(3, requires_grad=True)
+    y, _ = run(x)
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="changed in place or replaced before the backward"):
+        y.sum().backward()
+    _, z = run(x)
+    with torch.no_grad():
+        scale.add_(1)
+    with pytest.raises(RuntimeError, match="changed in place or replaced before the backward"):
+        z.sum().backward()
+    x.grad = None
+    _, z = run(x)
+    z.mul_(3).sum().backward()  # which nothing reads
+    assert tree_equal(x.grad, torch.full((3, 6), 6.0))
+
+
+def test_saved_outputs_that_are_overwritten() -> None:
+    """What autograd saved of them outside of the runner: a frozen encoder, called twice."""
+    head = torch.ones(6, requires_grad=True)
+    run = runner(double)
+    first = (run(rows(3)) * head).sum()
+    second = (run(rows(5)) * head).sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (first + second).backward()
+    x = rows(5)
+    (run(x) * head).sum().backward()
+    assert tree_equal(head.grad, (x * 2).sum(0))
+
+
+def test_hooks_run_once() -> None:
+    weight = torch.ones(6, requires_grad=True)
+    run = runner(lambda x: x * weight)
+    run(torch.ones(3, 6))
+    hook = weight.register_hook(lambda gradient: gradient * 2)
+    run(torch.ones(3, 6)).sum().backward()
+    assert tree_equal(weight.grad, torch.full((6,), 6.0))
+    with pytest.raises(ValueError, match=r"a parameter of shape \(6,\) has a hook, which would"):
+        runner(lambda x: x * weight)(torch.ones(3, 6))
+    hook.remove()
+
+
+def test_a_backward_pass_has_the_types_of_its_forward_pass() -> None:
+    first = nn.Parameter(torch.ones(1, 1))
+    second = nn.Parameter(torch.full((1, 1), 1.001))
+
+    def work(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return (x @ first) @ second
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = runner(work)(torch.ones(1, 1))
+    y.sum().backward()
+    assert first.grad is not None
+    assert first.grad.item() == pytest.approx(1.001)
+
+
+def test_a_leaf_made_by_the_function_is_its_own() -> None:
+    made = []
+
+    def work(x: Tensor) -> Tensor:
+        made.append(torch.zeros_like(x, requires_grad=True))
+        return x + made[-1]
+
+    x = rows(3, requires_grad=True)
+    y = runner(work, sizes=[4])(x)
+    y.sum().backward()
+    assert tree_equal(x.grad, torch.ones(3, 6))
+    assert made[-1].grad is None
+
+
+def test_views_of_leaves_without_gradients() -> None:
+    net = model()
+    run = runner(lambda x: (x * 1, net[0].bias[1:], x.view_as(x)))
+    x = rows(3, requires_grad=True)
+    with torch.no_grad():
+        found = run(x)
+    assert tree_equal(found, (x, net[0].bias[1:], x))
