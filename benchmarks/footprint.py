@@ -2,9 +2,9 @@
 
 Eight models of torchvision, timm and transformers, inference and training, three batch sizes each,
 smallest first; with graphs on PyTorch's own allocator and on cudagraph_pool. Each way of each runs
-in a process of its own, after a run of all that fills the compiler's caches. Prints a table for
-each, writes JSON and a picture. Exit code 0 if no way with graphs holds more on the pool than on
-PyTorch's own allocator, 1 if one does or fails, 2 without a GPU.
+in a process of its own, alone on the GPU, after a run of all that fills the compiler's caches.
+Prints a table for each, writes JSON and a picture. Exit code 0 if no way with graphs holds more on
+the pool than on PyTorch's own allocator, 1 if one does or fails, 2 without a GPU.
 
     python benchmarks/footprint.py --output results/footprint.json --picture ../docs/footprint.svg
 """
@@ -16,6 +16,7 @@ import itertools
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--jobs", type=positive, default=8, help="that compile at once")
+    parser.add_argument("--jobs", type=positive, default=8, help="processes at a time")
     parser.add_argument(
         "--caches", type=Path, metavar="FOLDER", help="of kernels, kept for the next run"
     )
@@ -73,19 +74,31 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.caches or Path(folder), threads=max(1, (os.cpu_count() or 1) // options.jobs)
         )
 
-        def fill_caches(case: tuple[str, str]) -> None:
-            for way in needing_kernels(list(WAYS)):
-                _measure(*case, way, environment)
+        def fill_caches(case: tuple[str, str], way: str) -> None:
+            began = time.perf_counter()
+            _measure(*case, way, environment)
+            seconds = time.perf_counter() - began
+            print(f"compiled {', '.join(case)}, {way}: {seconds:.0f} s", file=sys.stderr)
 
+        # They wait for the GPU together, with all imported.
+        lock = Path(folder, "gpu")
         with ThreadPoolExecutor(options.jobs) as executor:
-            list(executor.map(fill_caches, cases))
-        for model, mode in cases:
-            name = f"{model}, {mode}"
-            found[name] = {way: _measure(model, mode, way, environment) for way in WAYS}
-            print(f"{name}\n{table(found[name])}\n", flush=True)
-            if options.output is not None:
-                rows = {name: as_json(of_case) for name, of_case in found.items()}
-                write_report({**machine, "rows": rows}, options.output)
+            compiling = itertools.product(cases, needing_kernels(list(WAYS)))
+            for future in [executor.submit(fill_caches, *of_way) for of_way in compiling]:
+                future.result()
+            running = {
+                case: {
+                    way: executor.submit(_measure, *case, way, environment, lock) for way in WAYS
+                }
+                for case in cases
+            }
+            for (model, mode), ways in running.items():
+                name = f"{model}, {mode}"
+                found[name] = {way: future.result() for way, future in ways.items()}
+                print(f"{name}\n{table(found[name])}\n", flush=True)
+                if options.output is not None:
+                    rows = {name: as_json(of_case) for name, of_case in found.items()}
+                    write_report({**machine, "rows": rows}, options.output)
     if options.picture is not None:
         draw(found, options.picture)
     problems = [f"{name}: {what}" for name, of_case in found.items() for what in judge(of_case)]
@@ -104,8 +117,10 @@ def _environment(caches: Path, threads: int) -> dict[str, str]:
     }
 
 
-def _measure(model: str, mode: str, way: str, environment: Mapping[str, str]) -> Footprint | str:
-    return measure_apart(f"_footprint_models:{model}", way, mode == "training", environment)
+def _measure(
+    model: str, mode: str, way: str, environment: Mapping[str, str], lock: Path | None = None
+) -> Footprint | str:
+    return measure_apart(f"_footprint_models:{model}", way, mode == "training", environment, lock)
 
 
 def judge(found: Found) -> list[str]:

@@ -8,13 +8,13 @@ writes JSON. Exit code 0 if everything was measured, 2 without a GPU.
     python benchmarks/graph_runner.py --output results/graph_runner.json
 
 memory    What the device has less than before: buffers, the pool, what the driver keeps, of the
-          first capture in a process.
+          first capture in a process that has run each size before, so that kernels are loaded.
 largest   The same for the largest size alone.
-first     Seconds for all sizes, warm-ups included, in a new process.
+first     Seconds for all sizes, warm-ups included, of that capture.
 capture   The same once more, the graphs before being gone: the median of three.
-call      CPU microseconds of one call, the device idle before: the median.
-step      Milliseconds of a call in a row of calls of random sizes; training with backward: the
-          median of some rows.
+call      CPU microseconds of a call, of random sizes in rows of 16: the median of the rows.
+idle      The same of one call when the CPU comes from a wait for the device, caches cold.
+step      Milliseconds of a call in a row of all calls; training with backward: the median of rows.
 
 A call takes what the CPU has left for it, so that both ways of these two are measured in one
 process, in turns: the graphs by hand are captured there as well.
@@ -39,8 +39,10 @@ from _command import device, positive, write_report
 
 MODELS = ("script", "mlp", "llama", "resnet50", "gpt2")
 WAYS = ("stock", "ours")
-FIGURES = ("memory", "largest", "first", "capture", "call", "step")
+FIGURES = ("memory", "largest", "first", "capture", "call", "idle", "step")
+_TIMED = ("call", "idle", "step")
 _CAPTURES = 3
+_ROW = 16
 _ROWS = 5
 _WARM_UPS = 5
 
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{'':10}" + "".join(f"{name:>26}" for name in FIGURES))
     for model in options.models:
         row = {way: _measured_apart(model, way, options.calls) for way in WAYS}
-        for figure in ("call", "step"):
+        for figure in _TIMED:
             row["stock"][figure] = row["ours"].pop(f"{figure} by hand")
         rows.append({"model": model, **row})
         print(f"{model:10}" + "".join(f"{_side_by_side(row, name):>26}" for name in FIGURES))
@@ -98,7 +100,8 @@ def measure(name: str, way: str, calls: int) -> dict[str, float]:
     torch.manual_seed(0)
     model = MAKERS[name]()
     with torch.set_grad_enabled(model.trains):
-        _run(model.function, model, max(model.sizes))  # libraries load what they load
+        for size in model.sizes:
+            _run(model.function, model, size)
         memory, first, run = _captured(model, model.sizes, way)
         seconds = []
         for _ in range(_CAPTURES):
@@ -123,7 +126,7 @@ def measure(name: str, way: str, calls: int) -> dict[str, float]:
 def _timed_calls(
     model: Any, ways: Sequence[Callable[..., Any]], calls: int
 ) -> list[dict[str, float]]:
-    """The call and the step of each, in turns."""
+    """What is timed of each, in turns."""
     import torch
 
     chance = random.Random(1)
@@ -136,13 +139,19 @@ def _timed_calls(
                 torch.cuda.synchronize()
         for size in sizes:
             _finish(model, run(*arguments[size]))
-    spans: list[list[float]] = [[] for _ in ways]
-    for size in sizes:
-        for run, of_way in zip(ways, spans, strict=True):
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            run(*arguments[size])
-            of_way.append(time.perf_counter() - began)
+
+    def spans(row: int) -> list[list[float]]:
+        found: list[list[float]] = [[] for _ in ways]
+        for at in range(0, calls - row + 1, row):
+            for run, of_way in zip(ways, found, strict=True):
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                for size in sizes[at : at + row]:
+                    run(*arguments[size])
+                of_way.append((time.perf_counter() - began) / row)
+        return found
+
+    call, idle = spans(_ROW), spans(1)
     steps: list[list[float]] = [[] for _ in ways]
     for _ in range(_ROWS):
         for run, of_way in zip(ways, steps, strict=True):
@@ -155,8 +164,12 @@ def _timed_calls(
             end.synchronize()
             of_way.append(start.elapsed_time(end) / calls)
     return [
-        {"call": statistics.median(span) * 1e6, "step": statistics.median(step)}
-        for span, step in zip(spans, steps, strict=True)
+        {
+            "call": statistics.median(call[way]) * 1e6,
+            "idle": statistics.median(idle[way]) * 1e6,
+            "step": statistics.median(steps[way]),
+        }
+        for way in range(len(ways))
     ]
 
 

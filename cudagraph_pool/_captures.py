@@ -7,12 +7,13 @@ can record and replay work on.
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,11 +26,28 @@ from ._static_outputs import is_lent, lend
 
 T = TypeVar("T")
 
+# Two marks in the work of a stream, of :meth:`Captures.mark`.
+Span = tuple[Any, Any]
+
 
 class Replayable(Protocol):
     """A captured graph."""
 
     def replay(self) -> None: ...
+
+
+class Usage(NamedTuple):
+    """Bytes.
+
+    Attributes:
+        pool: What the pool holds.
+        device: What nobody else can have of the device.
+        peak: The most that the last capture had allocated at once, with what lived before.
+    """
+
+    pool: int
+    device: int
+    peak: int
 
 
 class Captures:
@@ -49,23 +67,21 @@ class Captures:
     # would end that of another thread.
     lock: ClassVar[threading.RLock] = threading.RLock()
 
-    def warm_up(self, work: Callable[[], T], times: int) -> tuple[T, float]:
+    def warm_up(self, work: Callable[[], T], times: int) -> tuple[T, Span]:
         """Runs work on the stream that captures, so that what libraries keep for a stream is made
-        now, and outside of the pool. Returns what the last run returned, and the seconds that this
-        run took together with what it launched.
+        now, and outside of the pool. Returns what the last run returned, and marks around what it
+        launched.
         """
         current, stream = torch.cuda.current_stream(), graph._capture_stream(self.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             for _ in range(times - 1):
                 work()
-            stream.synchronize()
-            began = time.perf_counter()
+            began = self.mark()
             result = work()
-            stream.synchronize()
-            seconds = time.perf_counter() - began
+            ended = self.mark()
         current.wait_stream(stream)
-        return result, seconds
+        return result, (began, ended)
 
     def capture(self, work: Callable[[], None]) -> Replayable:
         """A graph of the work."""
@@ -97,14 +113,11 @@ class Captures:
         """Whether it lies in the pool."""
         return bool(self.pool._adapter.pool_of(self.device.index, _address(tensor)) == self.pool.id)
 
-    def peak_bytes(self) -> int:
-        """The most that the last capture had allocated at once, with what lived before."""
-        return int(self.pool.stats()["scope_peak_bytes"])
-
-    def held_bytes(self) -> tuple[int, int]:
-        """The bytes that the pool holds, and those that the device has less than before all."""
+    def usage(self) -> Usage:
+        """What the pool and the device hold now."""
+        stats = self.pool._adapter.stats(self.device.index, self.pool.id)
         free, total = torch.cuda.mem_get_info(self.device)
-        return self.pool.stats()["reserved_bytes"], total - free
+        return Usage(stats["reserved_bytes"], total - free, stats["scope_peak_bytes"])
 
     def synchronize(self) -> None:
         """Waits for all work on the device."""
@@ -116,8 +129,9 @@ class Captures:
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def seconds_between(self, began: Any, ended: Any) -> float:
+    def seconds(self, span: Span) -> float:
         """Between two marks that the device has passed."""
+        began, ended = span
         return float(began.elapsed_time(ended)) * 1e-3
 
     def order(self, read: Sequence[Tensor] = ()) -> None:
@@ -130,7 +144,7 @@ class Captures:
         Raises:
             RuntimeError: The stream is capturing.
         """
-        if torch.cuda.is_current_stream_capturing():
+        if torch._C._cuda_isCurrentStreamCapturing():
             raise RuntimeError(
                 "a GraphRunner was called while a capture is under way on the current stream: "
                 "graphs of its pool must not become part of another one. Capture what it runs"
@@ -190,9 +204,9 @@ class Captured:
         peak_bytes: The most that it had allocated at once.
         pool_bytes: What the pool holds more than before.
         driver_bytes: What the device has less beyond that.
-        eager_seconds: What the function took for it, None if it never ran.
+        eager: A run of the function for it, None if it never ran.
         last_used: A number that is larger the later it was.
-        samples: The beginnings and ends of its first replays.
+        samples: Its first replays.
     """
 
     size: Size
@@ -205,9 +219,9 @@ class Captured:
     peak_bytes: int
     pool_bytes: int
     driver_bytes: int
-    eager_seconds: float | None = None
+    eager: Span | None = None
     last_used: int = 0
-    samples: list[tuple[Any, Any]] = field(default_factory=list)
+    samples: list[Span] = field(default_factory=list)
     inputs: list[Tensor] = field(init=False)  # of statics
     outputs: list[Tensor] = field(init=False)  # those that the next replay of the pool overwrites
 
@@ -233,22 +247,23 @@ def capture(
     """
     began = time.perf_counter()
     inputs = [static.tensor for static in statics]
-    pool_bytes, device_bytes = captures.held_bytes()
+    before = captures.usage()
     owner = Owner(captures, inputs)
     results: list[Any] = []
     saved: set[int] = set()
     with _no_autocast_cache():
         with torch.autograd.graph.saved_tensors_hooks(_noting(saved), lambda tensor: tensor):
             forward = captures.capture(lambda: results.append(_apart(function(), inputs)))
-        peak_bytes = captures.peak_bytes()
+        after = captures.usage()
         owner.graphs.append(forward)
         leaves, tree = pytree.tree_flatten(results.pop())
         backward = _capture_backward(captures, inputs, leaves, saved, owner, gradient_buffers)
-        peak_bytes = max(peak_bytes, captures.peak_bytes())
+    if backward is not None:
+        forward_peak, after = after.peak, captures.usage()
+        after = after._replace(peak=max(forward_peak, after.peak))
     lent = [_lend(leaf, owner) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     del leaves
-    pool_after, device_after = captures.held_bytes()
-    added = pool_after - pool_bytes
+    added = after.pool - before.pool
     return Captured(
         size,
         statics,
@@ -257,9 +272,9 @@ def capture(
         tree,
         backward,
         seconds=time.perf_counter() - began,
-        peak_bytes=peak_bytes,
+        peak_bytes=after.peak,
         pool_bytes=added,
-        driver_bytes=max(0, device_after - device_bytes - added),
+        driver_bytes=max(0, after.device - before.device - added),
     )
 
 
@@ -364,6 +379,21 @@ def _noting(saved: set[int]) -> Callable[[Tensor], Tensor]:
         return tensor.detach()
 
     return pack
+
+
+@contextmanager
+def frozen_heap() -> Iterator[None]:
+    """Python's garbage collector leaves alone what there is already. To go through all that torch
+    has made takes it a tenth of a second, and it would do so in the middle of a capture.
+    """
+    if gc.get_freeze_count():
+        yield  # the program's own, which is not to be undone
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _address(tensor: Tensor) -> int:

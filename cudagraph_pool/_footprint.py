@@ -6,6 +6,7 @@ Each way runs in a process of its own, on the same arguments.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib
 import json
 import os
@@ -98,11 +99,17 @@ def main(argv: Sequence[str]) -> int:
         "--picture", type=Path, metavar="FILE", help="draw them (needs matplotlib): png, svg, pdf"
     )
     parser.add_argument("--measure", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.measure is not None:
         answer = sys.stdout
         sys.stdout = sys.stderr  # whatever the model prints
-        footprint = measure(load(options.function), WAYS[options.measure], options.train)
+        make, measured = load(options.function), WAYS[options.measure]
+        if measured.compile is not None:
+            importlib.import_module("torch._inductor.compile_fx")  # takes seconds
+        if options.lock is not None:
+            _wait_for_turn(options.lock)
+        footprint = measure(make, measured, options.train)
         print(json.dumps(asdict(footprint)), file=answer)
         return 0
     problem = _problem(options)
@@ -159,11 +166,27 @@ def load(name: str) -> Callable[[], Any]:
     return found
 
 
+def _wait_for_turn(lock: Path) -> None:
+    """Returns when no other process holds the lock, and holds it until this one ends: that is when
+    the device gets its memory back.
+    """
+    fcntl.flock(os.open(lock, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
+
+
 def measure_apart(
-    function: str, way: str, train: bool, environment: Mapping[str, str] | None = None
+    function: str,
+    way: str,
+    train: bool,
+    environment: Mapping[str, str] | None = None,
+    lock: Path | None = None,
 ) -> Footprint | str:
-    """What a way took in a process of its own, or what went wrong."""
+    """What a way took in a process of its own, or what went wrong.
+
+    Arguments:
+        lock: A file. Of processes with the same one only one at a time uses the GPU.
+    """
     module = ["cudagraph_pool", "footprint", function, "--measure", way, *["--train"] * train]
+    module += [] if lock is None else ["--lock", str(lock)]
     answer = ask(module, os.environ if environment is None else environment)
     return answer if isinstance(answer, str) else Footprint(**answer)
 

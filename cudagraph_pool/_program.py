@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ._buckets import Buckets, Size, shown
 from ._call import Call, Named, name_tensors
-from ._captures import Captured, Captures, capture, find_leaves
+from ._captures import Captured, Captures, Span, capture, find_leaves
 from ._function import parameters_of
 from ._guard import is_guarded, lend_for
 from ._static_inputs import (
@@ -68,7 +68,7 @@ class Program:
         self._statics: StaticInputs | None = None
         self._gradients: dict[int, StaticInputs] = {}
         self._cuts: Cuts | None = None
-        self._eager_seconds: dict[Size, float] = {}
+        self._eager: dict[Size, Span] = {}
         self.captured: dict[Size, Captured] = {}
 
     def size_of(self, call: Call) -> Size:
@@ -101,13 +101,14 @@ class Program:
             self._cuts = Cuts(outputs_at, bucket, _neighbours(bucket, self._buckets))
         left = times - (bucket in runs)
         if left > 0:
-            runs[bucket], self._eager_seconds[bucket] = self._run(call, size, bucket, left)
+            runs[bucket], self._eager[bucket] = self._run(call, size, bucket, left)
         if bucket in runs:
             self._cuts.check(runs[bucket], bucket)
 
-    def capture(self, call: Call, size: Size, bucket: Size) -> Captured:
+    def capture(self, call: Call, bucket: Size) -> Captured:
         """Captures a bucket. pre: it was warmed up, if with no runs."""
-        statics = self._fill(call, size, bucket)
+        assert self._statics is not None
+        statics = self._statics.at(bucket)
         args, kwargs = call.arguments([static.tensor for static in statics])
         captured = capture(
             self._captures,
@@ -116,7 +117,7 @@ class Program:
             bucket,
             lambda places, outputs: self._gradients_at(places, outputs, bucket),
         )
-        captured.eager_seconds = self._eager_seconds.get(bucket)
+        captured.eager = self._eager.get(bucket)
         self.captured[bucket] = captured
         return captured
 
@@ -138,9 +139,9 @@ class Program:
 
     def _run(
         self, call: Call, size: Size, at: Size, times: int, thoroughly: bool = False
-    ) -> tuple[list[Output], float]:
-        """Runs the function, its backward pass included, and returns what comes out, and how many
-        seconds that takes.
+    ) -> tuple[list[Output], Span]:
+        """Runs the function, its backward pass included, and returns what comes out, and marks
+        around the last run.
 
         Arguments:
             thoroughly: Whether to see also changes of its arguments that autograd does not count.
@@ -168,7 +169,7 @@ class Program:
                     )
             return result
 
-        result, seconds = self._captures.warm_up(work, times)
+        result, span = self._captures.warm_up(work, times)
         described = describe(result)
         changed = [s.tensor._version != version for s, version in zip(statics, before, strict=True)]
         if thoroughly:
@@ -180,7 +181,7 @@ class Program:
                     f"the function changes {given.name.path} in place: a graph would change the "
                     "copy that it reads, and not what a call passes. Change a copy, and return it"
                 )
-        return described, seconds
+        return described, span
 
     def _gradients_at(
         self, places: Sequence[int], outputs: Sequence[Tensor], bucket: Size

@@ -25,8 +25,8 @@ class SizeReport:
         driver_bytes (int): What the device has less since its capture, beyond that: what the
             driver keeps for the graph. Other processes' work shows in it.
         capture_seconds (float): What its capture took.
-        eager_seconds (float or None): What the function took eagerly, the backward pass included;
-            None without a warm-up.
+        eager_seconds (float or None): What the function took eagerly in a row of warm-ups, the
+            backward pass included; None without one.
         replay_seconds (float or None): What its replays took on the device, without the backward
             pass: the median of the first; None before the first.
     """
@@ -72,7 +72,7 @@ def _row(captures: Captures, captured: Captured) -> SizeReport:
     graphs = [captured.forward]
     if captured.backward is not None:
         graphs.append(captured.backward.graph)
-    samples = [captures.seconds_between(*sample) for sample in captured.samples]
+    samples = [captures.seconds(sample) for sample in captured.samples]
     return SizeReport(
         captured.size,
         sum(map(captures.count_nodes, graphs)),
@@ -80,7 +80,7 @@ def _row(captures: Captures, captured: Captured) -> SizeReport:
         captured.pool_bytes,
         captured.driver_bytes,
         captured.seconds,
-        captured.eager_seconds,
+        None if captured.eager is None else captures.seconds(captured.eager),
         statistics.median(samples) if samples else None,
     )
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
 from ._call import Call, take_apart
-from ._captures import Captures
+from ._captures import Captures, frozen_heap
 from ._function import module_of, parameters_of, watch
 from ._graphs import GraphPool, _require_enabled
 from ._program import Plan, Program
@@ -269,7 +269,7 @@ class GraphRunner:
         self._capturing = True
         at = bucket
         try:
-            with self._captures.lock:
+            with self._captures.lock, frozen_heap():
                 # Replays on other streams may still read the static inputs, which are overwritten
                 # now; and what comes after the captures comes after what they leave to be done.
                 with self._captures.turns.lock:
@@ -284,10 +284,10 @@ class GraphRunner:
                     self._weights = watch(self._module)
                 for at in bar:
                     bar.set_description(f"capturing size {shown(at)}")
-                    captured = program.capture(call, size, at)
+                    captured = program.capture(call, at)
                     captured.last_used = self._calls
                     if not bar.disable:
-                        held, _ = self._captures.held_bytes()
+                        held = self._captures.usage().pool
                         bar.set_postfix_str(f"pool {held / 2**20:,.0f} MiB")
             self._refuse_moving_weights()
         except BaseException as error:

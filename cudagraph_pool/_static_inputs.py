@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ._buckets import Size
 from ._call import Named
+from ._static_outputs import counting_changes
 
 # For each axis of a size the dimensions of a tensor that it is the extent of.
 Dims = tuple[tuple[int, ...], ...]
@@ -215,27 +216,22 @@ class StaticInputs:
         found out of one that it knows, which in a capture would be something of its warm-ups.
         """
         statics = []
-        for place, given in enumerate(self._inputs):
-            shape = given.shape_at(size)
-            if math.prod(shape) > self._buffers[place].memory.numel():
-                self._buffers[place] = self._new_buffer(given, math.prod(shape))
-            buffer = self._buffers[place]
-            statics.append(Static(self._view(buffer.memory, given, shape), buffer))
+        with counting_changes(), torch.no_grad():
+            for place, given in enumerate(self._inputs):
+                shape = given.shape_at(size)
+                elements = math.prod(shape)
+                if elements > self._buffers[place].memory.numel():
+                    self._buffers[place] = self._new_buffer(given, elements)
+                buffer = self._buffers[place]
+                view = _dense(buffer.memory[:elements], shape, given.memory_format).detach()
+                statics.append(Static(view.requires_grad_(given.requires_grad), buffer))
         return statics
 
     def _new_buffer(self, given: Input, elements: int) -> Buffer:
-        # Not of inference mode, whose tensors count no changes, and cannot require gradients.
-        with torch.inference_mode(False):
+        with counting_changes():
             memory = torch.full((elements,), given.pad, dtype=given.dtype, device=self._device)
         dynamic = [dim for of_axis in given.dims for dim in of_axis]
         return Buffer(memory, rows=0 if dynamic == [0] else None)
-
-    @staticmethod
-    def _view(memory: Tensor, given: Input, shape: Sequence[int]) -> Tensor:
-        with torch.inference_mode(False), torch.no_grad():
-            dense = torch.empty(shape, device="meta", memory_format=given.memory_format)
-            view = memory.as_strided(shape, dense.stride()).detach()
-            return view.requires_grad_(given.requires_grad)
 
 
 class Padding(NamedTuple):
@@ -353,6 +349,14 @@ def pad_of(pad: Any, name: Named) -> float:
     if not isinstance(pad, (int, float)):
         raise ValueError(f"pad is {pad!r} for {name.path}, but must be a number")
     return pad
+
+
+def _dense(memory: Tensor, shape: Sequence[int], memory_format: torch.memory_format) -> Tensor:
+    """A tensor on all of the memory."""
+    if memory_format == torch.contiguous_format:
+        return memory.view(shape)
+    strides = torch.empty(shape, device="meta", memory_format=memory_format).stride()
+    return memory.as_strided(shape, strides)
 
 
 def _memory_format(tensor: Tensor) -> torch.memory_format:

@@ -7,6 +7,7 @@ another one is replayed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -153,6 +154,12 @@ def _follows(a: Output, b: Output, size: Size, neighbour: Size, axis: int) -> li
     )
 
 
+def counting_changes() -> AbstractContextManager[Any]:
+    """Tensors that are made in inference mode count none, and cannot require gradients."""
+    in_inference_mode = torch.is_inference_mode_enabled()
+    return torch.inference_mode(False) if in_inference_mode else nullcontext()
+
+
 def is_lent(tensor: Tensor) -> bool:
     """Whether :func:`lend` made it."""
     return hasattr(tensor.untyped_storage(), "_owner")
@@ -169,6 +176,6 @@ def lend(tensor: Tensor, owner: object) -> Tensor:
         storage.data_ptr(), tensor.device, storage.nbytes()
     )
     lent._owner = owner
-    with torch.inference_mode(False), torch.no_grad():
+    with counting_changes(), torch.no_grad():
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return empty.set_(lent, tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import cudagraph_pool as cgp
+from cudagraph_pool._captures import Span, Usage
 from cudagraph_pool._graphs import _Turns
 
 
@@ -88,12 +89,12 @@ class CpuCaptures:
         self.turns = _Turns()
         self.lock = threading.RLock()
 
-    def warm_up(self, work: Callable[[], Any], times: int) -> tuple[Any, float]:
+    def warm_up(self, work: Callable[[], Any], times: int) -> tuple[Any, Span]:
         self.warm_ups += times
         for _ in range(times - 1):
             work()
-        began = time.perf_counter()
-        return work(), time.perf_counter() - began
+        began = self.mark()
+        return work(), (began, self.mark())
 
     def capture(self, work: Callable[[], None]) -> Tape:
         tape = Tape(self)
@@ -117,12 +118,10 @@ class CpuCaptures:
         address = tensor.untyped_storage().data_ptr()
         return any(address in tape.addresses() for tape in self.tapes)
 
-    def peak_bytes(self) -> int:
-        return sum(t.nbytes for t in self.tapes[-1].allocated)
-
-    def held_bytes(self) -> tuple[int, int]:
+    def usage(self) -> Usage:
         held = sum(t.nbytes for tape in self.tapes for t in tape.allocated)
-        return held, held
+        peak = sum(t.nbytes for tape in self.tapes[-1:] for t in tape.allocated)
+        return Usage(held, held, peak)
 
     def synchronize(self) -> None:
         pass
@@ -130,8 +129,9 @@ class CpuCaptures:
     def mark(self) -> float:
         return time.perf_counter()
 
-    def seconds_between(self, began: float, ended: float) -> float:
-        return ended - began
+    def seconds(self, span: Span) -> float:
+        began, ended = span
+        return float(ended - began)
 
     def order(self, read: Sequence[Tensor] = ()) -> None:
         stream: Any = self.stream

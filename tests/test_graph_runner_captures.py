@@ -400,3 +400,24 @@ def test_it_needs_to_be_enabled() -> None:
         cgp.GraphRunner(double, sizes=SIZES)
     with pytest.raises(TypeError, match="a GraphRunner runs a callable, not a int"):
         runner(3)
+
+
+def test_garbage_is_not_collected_from_what_was_there_before() -> None:
+    frozen = []
+
+    def fail_at_last(x: Tensor) -> Tensor:
+        frozen.append(gc.get_freeze_count())
+        if len(x) == SIZES[0]:
+            raise ValueError("the smallest")
+        return x * 2
+
+    with pytest.raises(ValueError, match="the smallest"):
+        runner(fail_at_last)(rows(1))
+    assert min(frozen) > 0
+    assert gc.get_freeze_count() == 0
+    gc.freeze()  # by the program: that stays
+    try:
+        runner(double)(rows(1))
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
