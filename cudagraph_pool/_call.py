@@ -6,6 +6,7 @@ Calls with equal keys run the same Python code but for what tensors hold and how
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ._allocator import load_adapter
 from ._function import parameters_of
 
 
@@ -40,20 +42,15 @@ class Call(NamedTuple):
 
     Attributes:
         tensors: Those of the leaves that are.
-        shapes: For each leaf what of it decides how the call is run: equal for equal calls.
+        shapes: Equal for calls whose tensors are alike in all but what they hold.
+        constants: What is no tensor, each with its place.
     """
 
     structure: Structure
     leaves: Sequence[Any]
     tensors: list[Tensor]
-    shapes: list[Hashable]
-
-    def constants(self, grad_enabled: bool) -> tuple[Hashable, ...]:
-        """What is no tensor, each in its place, and which tensors get gradients."""
-        return tuple(
-            grad_enabled and leaf.requires_grad if isinstance(leaf, Tensor) else shape
-            for leaf, shape in zip(self.leaves, self.shapes, strict=True)
-        )
+    shapes: bytes
+    constants: tuple[Hashable, ...]
 
     def arguments(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same call with other tensors."""
@@ -83,22 +80,23 @@ def take_apart(args: tuple[Any, ...], kwargs: Mapping[str, Any], sort_keywords: 
         keywords = tuple(sorted(kwargs) if sort_keywords else kwargs)
         leaves = [*args, *map(kwargs.__getitem__, keywords)]
     tree = None
-    for leaf in leaves:
-        if not isinstance(leaf, Tensor) and type(leaf) not in _SIMPLE:
+    constants: tuple[Hashable, ...] = ()
+    tensors, shapes = _shapes_of()(leaves)
+    if len(tensors) < len(leaves):
+        if any(not isinstance(x, Tensor) and type(x) not in _SIMPLE for x in leaves):
             named = {name: kwargs[name] for name in keywords}
             leaves, tree = pytree.tree_flatten((args, named))
-            break
-    tensors: list[Tensor] = []
-    shapes: list[Hashable] = []
-    for x in leaves:
-        if isinstance(x, Tensor):
-            if x.layout is not torch.strided or x.is_nested:
-                raise TypeError(f"an argument is a {x.layout} tensor; a graph's must be strided")
-            tensors.append(x)
-            shapes.append((x.shape, x.stride(), x.dtype, x.device, x.requires_grad))
-        else:
-            shapes.append(_constant(x))
-    return Call(Structure(len(args), keywords, tree), leaves, tensors, shapes)
+            tensors, shapes = _shapes_of()(leaves)
+        constants = tuple(
+            (place, _constant(x)) for place, x in enumerate(leaves) if not isinstance(x, Tensor)
+        )
+    return Call(Structure(len(args), keywords, tree), leaves, tensors, shapes, constants)
+
+
+@functools.cache
+def _shapes_of() -> Callable[[Sequence[Any]], tuple[list[Tensor], bytes]]:
+    shapes_of: Callable[[Sequence[Any]], tuple[list[Tensor], bytes]] = load_adapter().shapes_of
+    return shapes_of
 
 
 def _constant(leaf: Any) -> Hashable:

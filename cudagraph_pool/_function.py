@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def watch(module: nn.Module | None) -> _torch.WeightWatch:
-    """Knows where the parameters and buffers of a module are, and says if one has moved.
+    """Knows where the parameters and buffers of a module are: its flags are None if one has moved.
 
     They move when a module is converted or sent to another device, when a part of it, a parameter
     or the ``data`` of one is replaced, added or removed; not when they are trained.

@@ -217,30 +217,32 @@ class GraphRunner:
                 "the function calls the GraphRunner that captures it: a module whose forward is "
                 "replaced by a runner is captured by GraphRunner(module.forward)"
             )
-        if self._weights.moved():
-            self.reset()
-            self._weights = watch(self._module)
-        key = (self._modes(), call.structure, *call.shapes)
+        key = (self._modes(), call.structure, call.constants, call.shapes)
         if key in self._plans:
             return self._plans[key]
         plan = self._new_plan(call)
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        self._plans[self._modes(), call.structure, *call.shapes] = plan
+        self._plans[self._modes(), call.structure, call.constants, call.shapes] = plan
         return plan
 
     def _way(self, call: Call) -> Hashable:
         """Calls with the same way run the same Python code, but for sizes."""
-        return self._modes(), call.structure, call.constants(torch.is_grad_enabled())
+        get_gradients = torch.is_grad_enabled() and [x.requires_grad for x in call.tensors]
+        return self._modes(), call.structure, call.constants, tuple(get_gradients or ())
 
     def _modes(self) -> Hashable:
         """What else than arguments decides what the function does."""
+        flags = self._weights.flags()
+        if flags is None:
+            self._forget_weights()
+            flags = self._weights.flags()
         device = self._device_type
         autocast = torch.is_autocast_enabled(device)
         return (
             torch.is_grad_enabled(),
             torch.get_autocast_dtype(device) if autocast else None,
-            self._weights.flags(),
+            flags,
         )
 
     def _new_plan(self, call: Call) -> Plan | None:
@@ -278,10 +280,9 @@ class GraphRunner:
                 for at in sizes:
                     bar.set_description(f"warming up size {shown(at)}")
                     program.warm_up(call, size, at, self._warmup)
-                if self._weights.moved():  # made or grown when it first ran: others are of the past
-                    self.reset()
+                if self._weights.flags() is None:  # made or grown when it first ran
+                    self._forget_weights()
                     program.captured, before = {}, {}
-                    self._weights = watch(self._module)
                 for at in bar:
                     bar.set_description(f"capturing size {shown(at)}")
                     captured = program.capture(call, at)
@@ -300,8 +301,13 @@ class GraphRunner:
         self._programs[self._way(call)] = program
         self._make_room()
 
+    def _forget_weights(self) -> None:
+        """Some have moved: graphs that read them are of the past."""
+        self.reset()
+        self._weights = watch(self._module)
+
     def _refuse_moving_weights(self) -> None:
-        if self._weights.moved():
+        if self._weights.flags() is None:
             raise ValueError(
                 "the function replaces a parameter or buffer of its module each time it runs; a "
                 "graph goes on reading the old one. Change it in place: buffer.copy_(...)"

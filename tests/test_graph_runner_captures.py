@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import random
 import subprocess
 import sys
 import weakref
@@ -25,6 +26,8 @@ import torch
 from cpu_captures import SIZES, double, model, rows, runner, tree_equal
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+
+from cudagraph_pool._call import take_apart
 
 # When graphs come and go
 
@@ -256,8 +259,8 @@ def test_arguments_that_may_change_while_they_stay_the_same() -> None:
     assert len(run.report()) == 3
 
     jagged = torch.nested.nested_tensor([rows(2), rows(3)], layout=torch.jagged)
-    for x in (rows(3).to_sparse(), jagged):
-        with pytest.raises(TypeError, match=r"an argument is a .* tensor; a graph's must be"):
+    for x, layout in ((rows(3).to_sparse(), "Sparse"), (jagged, "Jagged")):
+        with pytest.raises(TypeError, match=f"with layout {layout}; a graph's must be strided"):
             runner(double)(x)
 
     class Tagged(torch.Tensor):  # type: ignore[misc]
@@ -265,6 +268,24 @@ def test_arguments_that_may_change_while_they_stay_the_same() -> None:
 
     with pytest.raises(TypeError, match="x is a Tagged; the function would be given a plain"):
         runner(double)(rows(2).as_subclass(Tagged))
+
+
+def test_calls_are_alike_if_their_tensors_are() -> None:
+    chance = random.Random(0)
+    known: dict[Any, bytes] = {}
+    for _ in range(4000):
+        leaves = []
+        for _ in range(chance.randint(0, 2)):
+            shape = [chance.randint(1, 2) for _ in range(chance.randint(0, 3))]
+            dtype, device = chance.choice([torch.half, torch.float]), chance.choice(["cpu", "meta"])
+            x = torch.empty(shape, dtype=dtype, device=device).requires_grad_(chance.random() < 0.5)
+            leaves.append(
+                x if chance.random() < 0.5 else x.detach().permute(*reversed(range(x.dim())))
+            )
+        alike = tuple((x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in leaves)
+        call = take_apart(tuple(leaves), {}, True)
+        assert known.setdefault(alike, call.shapes) == call.shapes
+    assert len({*known.values()}) == len(known) > 300
 
 
 def test_the_order_of_keywords_that_a_function_sees() -> None:

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "python/torch_calls.h"
 #include "python/torch_execs.h"
 #include "python/torch_weights.h"
 #include "torch/device_driver.h"
@@ -178,5 +179,6 @@ PYBIND11_MODULE(_torch, m) {
       py::arg("device"), py::arg("id"));
   m.def("driver_stats", &DriverStats, py::arg("device"));
   cgp::BindExecs(m);
+  cgp::BindCalls(m);
   cgp::BindWeights(m);
 }

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,40 +45,18 @@ class WeightWatch {
     for (const py::dict& home : tensor_homes) Note(home, /*has_tensors=*/true);
   }
 
-  // Whether a value was added or removed, is another object, or is a tensor of other memory.
-  bool Moved() const {
-    std::size_t next = 0;
-    for (std::size_t i = 0; i < homes_.size(); ++i) {
-      const Home& home = homes_[i];
-      if (i + 2 * kAhead < homes_.size()) FetchDict(homes_[i + 2 * kAhead].dict.ptr());
-      if (i + kAhead < homes_.size()) FetchKeys(homes_[i + kAhead].dict.ptr());
-      if (home.dict.size() != home.size) return true;
-      for (const auto& [name, value] : home.dict) {
-        if (next + kAhead < values_.size()) values_[next + kAhead].Fetch();
-        const Value& known = values_[next++];
-        if (value.ptr() != known.object.ptr()) return true;
-        if (home.has_tensors && IsElsewhere(known, value.ptr())) return true;
-      }
-    }
-    return false;
-  }
-
   // What of the modules may change from call to call: which of them are in training, and which
-  // tensors require gradients.
-  py::bytes Flags() const {
+  // tensors require gradients. nullopt if one has moved: a value was added or removed, is another
+  // object, or is a tensor of other memory.
+  std::optional<py::bytes> Flags() const {
     std::string flags;
     flags.reserve(attributes_.size() + values_.size());
+    if (!AppendGradients(flags)) return std::nullopt;
     for (std::size_t i = 0; i < attributes_.size(); ++i) {
       if (i + 2 * kAhead < attributes_.size()) FetchDict(attributes_[i + 2 * kAhead].ptr());
       if (i + kAhead < attributes_.size()) FetchKeys(attributes_[i + kAhead].ptr());
       PyObject* const trains = PyDict_GetItem(attributes_[i].ptr(), training_.ptr());
       flags += trains == Py_True ? 't' : 'e';
-    }
-    for (std::size_t i = 0; i < values_.size(); ++i) {
-      if (i + kAhead < values_.size()) values_[i + kAhead].Fetch();
-      const Value& known = values_[i];
-      if (known.storage)
-        flags += THPVariable_Unpack(known.object.ptr()).requires_grad() ? 'g' : '-';
     }
     return flags;
   }
@@ -118,6 +97,25 @@ class WeightWatch {
       cgp::Fetch(storage.unsafeGetStorageImpl(), sizeof(c10::StorageImpl));
     }
   };
+
+  // Returns whether no value has moved.
+  bool AppendGradients(std::string& flags) const {
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < homes_.size(); ++i) {
+      const Home& home = homes_[i];
+      if (i + 2 * kAhead < homes_.size()) FetchDict(homes_[i + 2 * kAhead].dict.ptr());
+      if (i + kAhead < homes_.size()) FetchKeys(homes_[i + kAhead].dict.ptr());
+      if (home.dict.size() != home.size) return false;
+      for (const auto& [name, value] : home.dict) {
+        if (next + kAhead < values_.size()) values_[next + kAhead].Fetch();
+        const Value& known = values_[next++];
+        if (value.ptr() != known.object.ptr()) return false;
+        if (home.has_tensors && IsElsewhere(known, value.ptr())) return false;
+        if (known.storage) flags += THPVariable_Unpack(value.ptr()).requires_grad() ? 'g' : '-';
+      }
+    }
+    return true;
+  }
 
   void Note(const py::dict& home, bool has_tensors) {
     homes_.push_back({home, home.size(), has_tensors});
@@ -176,7 +174,6 @@ void BindWeights(py::module_& m) {
       .def(py::init<const std::vector<py::dict>&, const std::vector<py::dict>&,
                     const std::vector<py::dict>&>(),
            py::arg("homes"), py::arg("tensor_homes"), py::arg("attributes"))
-      .def("moved", &WeightWatch::Moved)
       .def("flags", &WeightWatch::Flags);
 }
 

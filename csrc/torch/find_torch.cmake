@@ -3,7 +3,7 @@
 #
 #   CGP_CUDA_INCLUDE_DIRS  CUDA's headers: those of the wheels that torch depends on, else CUDA_HOME's
 #   CGP_CUDART_LIBRARY     the runtime of the same origin, which torch has loaded before us
-#   torch::headers, torch::c10, torch::c10_cuda, torch::torch_cpu, torch::torch_cuda
+#   torch::headers, torch::c10, torch::c10_cuda, torch::torch_cpu, torch::torch_cuda, torch::torch_python
 
 get_filename_component(site_packages "${CGP_TORCH_DIR}" DIRECTORY)
 
@@ -60,7 +60,7 @@ endif()
 
 add_library(torch::headers INTERFACE IMPORTED)
 target_include_directories(torch::headers INTERFACE ${CGP_TORCH_DIR}/include ${CGP_CUDA_INCLUDE_DIRS})
-foreach(name c10 c10_cuda torch_cpu torch_cuda)
+foreach(name c10 c10_cuda torch_cpu torch_cuda torch_python)
   add_library(torch::${name} SHARED IMPORTED)
   set_target_properties(torch::${name} PROPERTIES IMPORTED_LOCATION ${CGP_TORCH_DIR}/lib/lib${name}.so)
   target_link_libraries(torch::${name} INTERFACE torch::headers)
