@@ -1,0 +1,212 @@
+"""transformers' continuous batching, unedited: stock PyTorch against cudagraph_pool.
+
+A Llama-like model of a billion parameters with random weights answers prompts of mixed lengths by
+``generate_batch``, which captures a graph for each padded size into a ``torch.cuda.MemPool``. Each
+run has a process of its own, ours with ``CUDAGRAPH_POOL=1`` in its environment and nothing else.
+Prints a table and writes JSON. Exit code 0 if all tokens are equal and every capture of ours was
+in a pool of ours, 1 if not, 2 without a GPU.
+
+    python benchmarks/continuous_batching.py --output results/continuous_batching.json
+
+captures  Graphs, and how many of them in pools of ours.
+pool      MiB that graph pools and MemPools reserve in the end.
+minimum   MiB: the most that was ever live in them at once, in whole pages. Ours only.
+tokens/s  Of further calls on graphs that are there: the median.
+digest    Of all tokens of the first call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from _command import device, positive, write_report
+
+from cudagraph_pool._table import format_table
+
+BATCHINGS = ("synchronous", "asynchronous")
+ALLOCATORS = ("stock", "ours")
+_MIB = 1 << 20
+_PAGE = 2 << 20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batchings", nargs="+", choices=BATCHINGS, default=list(BATCHINGS))
+    parser.add_argument("--prompts", type=positive, default=64)
+    parser.add_argument("--tokens", type=positive, default=64, help="new ones for each prompt")
+    parser.add_argument("--rounds", type=positive, default=3, help="calls that are timed")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
+    parser.add_argument("--worker", choices=BATCHINGS, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    machine = device()
+    if machine is None:
+        print("continuous_batching.py: no CUDA device", file=sys.stderr)
+        return 2
+    if options.worker is not None:
+        answer, sys.stdout = sys.stdout, sys.stderr
+        found = measure(options.worker, options.prompts, options.tokens, options.rounds)
+        print(json.dumps(found), file=answer)
+        return 0
+    rows = [
+        {"batching": batching, "allocator": allocator, **_apart(batching, allocator, options)}
+        for batching in options.batchings
+        for allocator in ALLOCATORS
+    ]
+    print(_table(rows))
+    if options.output is not None:
+        write_report({**machine, "rows": rows}, options.output)
+    problems = judge(rows)
+    print(*problems, sep="\n")
+    return 1 if problems else 0
+
+
+def _apart(batching: str, allocator: str, options: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--worker", batching]
+    for name in ("prompts", "tokens", "rounds"):
+        command += [f"--{name}", str(getattr(options, name))]
+    environment = {**os.environ, "CUDAGRAPH_POOL": "1" if allocator == "ours" else "0"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure(batching: str, prompts: int, tokens: int, rounds: int) -> dict[str, Any]:
+    """One run, in a process that may have the pool enabled."""
+    import torch
+    from transformers import (
+        ContinuousBatchingConfig,
+        GenerationConfig,
+        LlamaConfig,
+        LlamaForCausalLM,
+    )
+
+    captured = 0
+    end = torch.cuda.CUDAGraph.capture_end
+
+    def counted(graph: torch.cuda.CUDAGraph) -> None:
+        nonlocal captured
+        end(graph)
+        captured += 1
+
+    torch.cuda.CUDAGraph.capture_end = counted
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        vocab_size=32_000,
+        max_position_embeddings=4096,
+        attn_implementation="sdpa",
+    )
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    chance = random.Random(0)
+    inputs = [
+        [chance.randrange(3, config.vocab_size) for _ in range(chance.randint(16, 512))]
+        for _ in range(prompts)
+    ]
+    # Sizes of its own choice depend on the memory that is free. No token ends an answer early.
+    arguments = {
+        "generation_config": GenerationConfig(
+            max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+        ),
+        "continuous_batching_config": ContinuousBatchingConfig(
+            num_blocks=256,
+            max_batch_tokens=1024,
+            use_cuda_graph=True,
+            use_async_batching=batching == "asynchronous",
+        ),
+        "persistent_manager": True,
+    }
+    answers = model.generate_batch(inputs, **arguments)
+    generated = [answer.generated_tokens for answer in answers.values()]
+    count = sum(map(len, generated))
+    rates = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        model.generate_batch(inputs, **arguments)
+        rates.append(count / (time.perf_counter() - began))
+    return {
+        "captures": captured,
+        "tokens": count,
+        "tokens_per_second": statistics.median(rates),
+        "digest": hashlib.sha256(json.dumps(generated).encode()).hexdigest()[:16],
+        **_memory(),
+    }
+
+
+def _memory() -> dict[str, int]:
+    """What pools hold, in bytes, and how many captures went to pools of ours."""
+    import torch
+
+    import cudagraph_pool as cgp
+
+    pool = sum(
+        segment["total_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if tuple(segment["segment_pool_id"]) != (0, 0)
+    )
+    if not cgp.is_enabled():
+        return {"pool": pool, "captures_of_ours": 0, "minimum": 0}
+    from cudagraph_pool._allocator import load_adapter
+
+    adapter = load_adapter()
+    peaks = [adapter.stats(0, pool_id)["peak_allocated_bytes"] for pool_id in adapter.pool_ids(0)]
+    return {
+        "pool": pool,
+        "captures_of_ours": adapter.capture_counts()["ours"],
+        "minimum": sum(-(-peak // _PAGE) * _PAGE for peak in peaks),
+    }
+
+
+def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What is not as it should be."""
+    problems = []
+    for row in rows:
+        if row["allocator"] == "ours" and row["captures_of_ours"] != row["captures"]:
+            problems.append(
+                f"{row['batching']}: {row['captures_of_ours']} of {row['captures']} captures "
+                "in pools of ours"
+            )
+    for batching in dict.fromkeys(row["batching"] for row in rows):
+        digests = {row["digest"] for row in rows if row["batching"] == batching}
+        if len(digests) > 1:
+            problems.append(f"{batching}: other tokens than stock's")
+    return problems
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [["batching", "", "captures", "of ours", "pool", "minimum", "tokens/s", "digest"]]
+    for row in rows:
+        lines.append(
+            [
+                row["batching"],
+                row["allocator"],
+                str(row["captures"]),
+                str(row["captures_of_ours"]),
+                f"{row['pool'] / _MIB:,.0f}",
+                f"{row['minimum'] / _MIB:,.0f}" if row["minimum"] else "-",
+                f"{row['tokens_per_second']:,.0f}",
+                row["digest"],
+            ]
+        )
+    return format_table(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
