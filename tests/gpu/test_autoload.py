@@ -77,7 +77,7 @@ def test_off_by_default(start: Start) -> None:
 
 def test_this_process_and_those_it_starts(start: Start) -> None:
     """A forked child comes first: only as long as the parent has not used CUDA can it use it."""
-    assert start("program.py", "fork", "spawn", CUDAGRAPH_POOL="1") == "1 0\n" * 3
+    assert start("program.py", "fork", "spawn", CUDAGRAPH_POOL="1").count("1 0\n") == 3
 
 
 def test_torchrun(start: Start) -> None:
@@ -89,14 +89,12 @@ def test_torchrun(start: Start) -> None:
 def test_options_reach_enable(start: Start) -> None:
     program = (
         "from program import capture\n"
-        "first, second = capture(), capture()\n"
-        "print(first[0].pool() == second[0].pool())\n"
+        "kept = capture(), capture()\n"
+        "from cudagraph_pool import _torch\n"
+        "print(len(_torch.pool_ids(0)), 'pools')\n"
     )
-    assert start("-c", program, CUDAGRAPH_POOL="1") == "False\n"
-    # Shared or not, a capture that names no pool has an id of its own; its memory says whose it is.
-    program += "from cudagraph_pool import _torch\nprint(len(_torch.pool_ids(0)))\n"
-    assert start("-c", program, CUDAGRAPH_POOL="1").endswith("2\n")
-    assert start("-c", program, CUDAGRAPH_POOL="share_captures=1").endswith("1\n")
+    assert "2 pools" in start("-c", program, CUDAGRAPH_POOL="1")
+    assert "1 pools" in start("-c", program, CUDAGRAPH_POOL="share_captures=1")
 
 
 def test_no_context_is_made(start: Start) -> None:
