@@ -9,24 +9,25 @@ their model::
 
 From then on ``torch.cuda.graph`` and ``torch.cuda.make_graphed_callables`` capture into pools of
 this package; everything else stays with PyTorch's own allocator. Importing the package imports
-neither torch nor CUDA.
+neither torch nor CUDA, nor anything of its own before that is asked for: ``import torch`` imports
+it (see ``_autoload``), which must cost nothing.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import sizes
-from ._allocator import (
-    allocator,
-    disable,
-    enable,
-    enabled,
-    is_enabled,
-    library_path,
-    pluggable_allocator,
-)
-from ._graphs import GraphPool, graph, use_pool
-
 if TYPE_CHECKING:
+    from . import sizes
+    from ._allocator import (
+        allocator,
+        disable,
+        enable,
+        enabled,
+        is_enabled,
+        library_path,
+        pluggable_allocator,
+    )
+    from ._graphs import GraphPool, graph, use_pool
     from ._guard import guard
     from ._runner import GraphRunner
 
@@ -46,15 +47,25 @@ __all__ = [
     "use_pool",
 ]
 
+# Where names are that do not come from ._allocator.
+_HOMES = {
+    "GraphPool": "._graphs",
+    "GraphRunner": "._runner",
+    "graph": "._graphs",
+    "guard": "._guard",
+    "use_pool": "._graphs",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """What is defined in terms of torch's classes comes when it is asked for."""
-    if name == "GraphRunner":
-        from ._runner import GraphRunner
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "sizes":
+        return import_module(".sizes", __name__)
+    value = getattr(import_module(_HOMES.get(name, "._allocator"), __name__), name)
+    globals()[name] = value
+    return value
 
-        return GraphRunner
-    if name == "guard":
-        from ._guard import guard
 
-        return guard
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -35,6 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from cudagraph_pool import _footprint
 
             return _footprint.main(arguments[1:])
+        if arguments[:1] == ["run"]:
+            from cudagraph_pool import _run
+
+            return _run.main(arguments[1:])
         options = _parser().parse_args(arguments)
         if options.command == "replay":
             return _replay(options)
@@ -54,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "footprint", help="what a model takes eager, compiled, with CUDA graphs", add_help=False
     )
+    commands.add_parser("run", help="a program with the pool enabled, unedited", add_help=False)
     replay = commands.add_parser(
         "replay",
         help="replay recorded captures through the core",

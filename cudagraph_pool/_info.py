@@ -7,6 +7,7 @@ answer is the same whether the adapter could be built or not.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cudagraph_pool import _core
+from cudagraph_pool._autoload import VARIABLE
 
 _KERNEL_MODULE: Final = Path("/proc/driver/nvidia/version")
 # CUdevice_attribute: CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -126,6 +128,7 @@ def lines() -> list[tuple[str, str]]:
     ]
     if not driver.gpus:
         report.append(("GPUs", "none: replay and demo run on the host driver"))
+    report.append((VARIABLE, os.environ.get(VARIABLE) or "not set"))
     report.append(("enabled", _enabled()))
     return report
 
@@ -135,4 +138,4 @@ def _enabled() -> str:
 
     if cudagraph_pool.is_enabled():
         return "yes"
-    return "no: cudagraph_pool.enable() in your program does it"
+    return f"no: cudagraph_pool.enable() in your program does it, or {VARIABLE}=1 around it"

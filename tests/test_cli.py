@@ -166,7 +166,7 @@ def test_help_names_every_command(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         _cli.main(["--help"])
     out = capsys.readouterr().out
-    for command in ("demo", "replay", "info"):
+    for command in ("demo", "replay", "run", "info"):
         assert command in out
 
 

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from entry_points import declared
 
 import cudagraph_pool
 from cudagraph_pool import _core
@@ -37,8 +38,9 @@ def test_metadata(distribution: metadata.Distribution) -> None:
     assert distribution.version == _core.__version__
     assert distribution.metadata["License-Expression"] == "BSD-3-Clause"
     assert [r for r in distribution.requires or [] if "extra ==" not in r] == ["tqdm>=4"]
-    commands = {entry.name: entry.value for entry in distribution.entry_points}
-    assert commands == {"cudagraph-pool": "cudagraph_pool._cli:main"}
+    found = {(entry.group, entry.name, entry.value) for entry in distribution.entry_points}
+    points = declared().items()
+    assert found == {(group, *point) for group, named in points for point in named.items()}
 
 
 def test_command_is_installed(distribution: metadata.Distribution) -> None:

@@ -222,6 +222,7 @@ StreamCapture CaptureOf(cudaStream_t stream) {
   return {.capturing = true, .id = capture.invalidated ? std::nullopt : std::optional(capture.id)};
 }
 bool IsCapturing(cudaStream_t stream) { return fake_cuda::Find(stream).id != 0; }
+bool HasContext(c10::DeviceIndex) { return true; }
 cudaStream_t CurrentStream(c10::DeviceIndex) { return fake_cuda::current_stream; }
 c10::DeviceIndex CurrentDevice() { return fake_cuda::current_device; }
 void EndHostRoute(c10::MempoolId_t id) {

@@ -26,7 +26,11 @@ void RefuseWhileCapturing(const char* what) {
   bool capturing = allocator != nullptr && allocator->capturing();
   // Captures that began before we were installed are known only by their streams.
   for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
-    capturing = capturing || IsCapturing(CurrentStream(device));
+    // Where nothing was done nothing captures, nor does the legacy stream ever. To ask would make a
+    // context on the current device, and the process may be about to choose another one.
+    if (!HasContext(device)) continue;
+    const cudaStream_t stream = CurrentStream(device);
+    capturing = capturing || (stream != nullptr && IsCapturing(stream));
   }
   if (capturing) {
     throw std::runtime_error(

@@ -25,6 +25,8 @@ bool IsCapturing(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+bool HasContext(c10::DeviceIndex device) { return c10::cuda::hasPrimaryContext(device); }
+
 cudaStream_t CurrentStream(c10::DeviceIndex device) {
   return c10::cuda::getCurrentCUDAStream(device).stream();
 }

@@ -27,6 +27,9 @@ struct StreamCapture {
 StreamCapture CaptureOf(cudaStream_t stream);
 bool IsCapturing(cudaStream_t stream);
 
+// Whether anything was done on `device`. Unlike those about streams this question makes no context.
+bool HasContext(c10::DeviceIndex device);
+
 // The stream that the calling thread uses on `device`.
 cudaStream_t CurrentStream(c10::DeviceIndex device);
 

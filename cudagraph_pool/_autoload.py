@@ -1,0 +1,49 @@
+"""Entry points by which others call this package, to enable it without an edit.
+
+Each does nothing unless ``CUDAGRAPH_POOL`` is set in the environment. ``import torch`` imports this
+module in every process of every program, so that it imports nothing before that is known.
+"""
+
+import os
+
+VARIABLE = "CUDAGRAPH_POOL"
+
+_arranged: set[str] = set()  # the loggers that will say so
+
+
+def torch() -> None:
+    """``torch.backends``: called at the end of ``import torch``."""
+    _arrange("cudagraph_pool")
+
+
+def vllm() -> None:
+    """``vllm.general_plugins``: called in each process of vLLM's, perhaps several times, and also
+    where ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` keeps torch from calling its entry points. vLLM prints
+    what is logged below its own name.
+    """
+    _arrange("vllm.cudagraph_pool")
+
+
+def sglang() -> None:
+    """``sglang.srt.plugins``: the same, but SGLang prints what anybody logs."""
+    _arrange("cudagraph_pool")
+
+
+def _arrange(logger: str) -> None:
+    """Lets the package be enabled when torch initialises CUDA; now, if it has.
+
+    Not earlier: a process that has asked CUDA for anything can no longer be forked, and most
+    processes that import torch for some reason never use CUDA.
+    """
+    request = os.environ.get(VARIABLE, "")
+    if request in ("", "0") or logger in _arranged:
+        return
+    _arranged.add(logger)
+    from torch.cuda import _lazy_call
+
+    def enable() -> None:
+        from ._request import enable
+
+        enable(request, logger)
+
+    _lazy_call(enable)

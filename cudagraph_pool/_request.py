@@ -1,0 +1,103 @@
+"""What ``CUDAGRAPH_POOL`` may ask for, and doing it at the first use of CUDA."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from multiprocessing.util import Finalize
+from typing import Any
+
+from . import _allocator
+from ._autoload import VARIABLE
+
+REPORT = "report"
+
+
+def options() -> list[str]:
+    """Those of :func:`cudagraph_pool.enable`, and whether to print a report at the end."""
+    return [*inspect.signature(_allocator.enable).parameters, REPORT]
+
+
+def parse(request: str) -> dict[str, bool]:
+    """Takes a value of the variable apart: ``1``, or ``NAME=1`` and ``NAME=0`` with commas between.
+
+    Raises:
+        ValueError: It is no such thing. The message lists the names.
+    """
+    chosen = {}
+    for part in [] if request == "1" else request.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in options() or value not in ("0", "1"):
+            raise ValueError(
+                f"{part!r} is not understood: {VARIABLE} is 1, or a list as NAME=1,NAME=0 of "
+                + ", ".join(options())
+            )
+        chosen[name] = value == "1"
+    return chosen
+
+
+def unparse(chosen: Mapping[str, bool]) -> str:
+    """The value of the variable that asks for ``chosen``."""
+    return ",".join(f"{name}={chosen[name]:d}" for name in chosen) or "1"
+
+
+def enable(request: str, logger: str) -> None:
+    """Does what is asked for, once in a process, and leaves one line in the log.
+
+    It never raises. Whoever set the variable may not know all processes that inherit it; in one
+    that cannot be served, for instance since its torch is another one, an error here would be one
+    of ``torch.cuda.init()``, where without the pool the program runs.
+    """
+    level, text = _enable(request)
+    logging.getLogger(logger).log(level, "%s=%s: %s", VARIABLE, request, text)
+
+
+@functools.cache
+def _enable(request: str) -> tuple[int, str]:
+    try:
+        chosen = parse(request)
+        report = chosen.pop(REPORT, False)
+        _allocator.enable(**chosen)
+    except Exception as error:
+        return logging.ERROR, f"CUDA graphs stay in PyTorch's own pools, since {error}"
+    if report:
+        # Not atexit: multiprocessing's forked processes end without it.
+        Finalize(None, _print_report, exitpriority=0)
+    return logging.INFO, "CUDA graphs are captured into pools of cudagraph_pool"
+
+
+def _print_report() -> None:
+    import torch
+
+    for line in report_lines(_allocator.load_adapter(), torch.cuda):
+        print(f"cudagraph_pool, process {os.getpid()}: {line}", file=sys.stderr, flush=True)
+
+
+def report_lines(adapter: Any, cuda: Any) -> list[str]:
+    """What was captured, and for each GPU what that took; ``cuda`` is :mod:`torch.cuda`."""
+    counts = adapter.capture_counts()
+    lines = [
+        f"{counts['ours'] + counts['base']} CUDA graph captures, {counts['ours']} of them in pools "
+        "of cudagraph_pool"
+    ]
+    for device in range(cuda.device_count()):
+        peak = cuda.memory_stats(device).get("reserved_bytes.all.peak", 0)
+        if not peak:
+            continue
+        pools = [adapter.stats(device, pool) for pool in adapter.pool_ids(device)]
+        held, needed = (
+            sum(pool[f"peak_{what}_bytes"] for pool in pools) for what in ("reserved", "allocated")
+        )
+        lines.append(
+            f"GPU {device}: reserved {_mib(peak)} MiB at most; {len(pools)} graph pools took "
+            f"{_mib(held)} MiB, of which {_mib(needed)} were in use at once"
+        )
+    return lines
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.0f}"
