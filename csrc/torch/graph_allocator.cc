@@ -420,7 +420,7 @@ c10::cuda::CUDACachingAllocator::SnapshotInfo GraphAllocator::snapshot(MempoolId
       auto segments = base_.snapshot(*annex, false).segments;
       std::ranges::move(segments, std::back_inserter(info.segments));
     }
-    AppendSegments(*pools, only, history_, info.segments, UnsplitPools(pools->device()));
+    AppendSegments(*pools, only, history_, info.segments);
   }
   annexes_.Rename(info);
   if (include_traces) history_.MergeInto(info.device_traces);

@@ -3,8 +3,8 @@
 //
 // Whose is a pool id?
 //
-// - Ids that the base knows are the base's: those of graphs captured and MemPools made before enable(), and of MemPools
-//   with an allocator of their own.
+// - Ids that the base knows are the base's: those of graphs captured and of MemPools made before
+//   enable(), and of MemPools with an allocator of their own.
 // - Any other id becomes ours when somebody begins to allocate in it (a capture, or a thread that
 //   torch.compile's graph trees warm up on), or when a cudagraph_pool.GraphPool registers it or a
 //   torch.cuda.MemPool is made, which tells the allocator before it uses its id.
@@ -254,9 +254,7 @@ class GraphAllocator final : public CUDAAllocator {
   void BeginInBase(Route route, DevicePools* undecided);
   void BeginInOurs(DevicePools& pools, Route route, bool capturing);
   void EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind);
-  // graph_mempools.cc. The first three wait for scopes_mutex_.
-  // The device's no_split pools.
-  std::set<PoolId> UnsplitPools(DeviceIndex device) const;
+  // graph_mempools.cc. The first two wait for scopes_mutex_.
   // Gives back what a pool of ours has, unless a capture is under way; returns whether it is ours.
   bool EmptyOurs(MempoolId_t id) noexcept;
   // A block of a use_on_oom pool, for what no route takes and the base has no memory for.
@@ -314,7 +312,7 @@ class GraphAllocator final : public CUDAAllocator {
   // given back.
   mutable std::mutex scopes_mutex_;
   std::set<ScopeKey> registered_;  // ids of live GraphPools
-  // Ids of torch.cuda.MemPools that are the base's, as far as we saw them being made; and those of ours.
+  // Ids of torch.cuda.MemPools: those of the base, as far as we saw them being made, and ours.
   std::set<ScopeKey> bases_mempools_;
   struct MemPool {
     bool lends = false;        // use_on_oom

@@ -1,12 +1,12 @@
 // GraphAllocator: torch.cuda.MemPools.
 //
-// One without an allocator of its own is a pool of ours, which the MemPool is a user of, as a graph is
-// of the pool that it was captured into. torch.cuda.use_mem_pool begins an eager scope in it. In a capture that
-// begins a nested one: what is allocated there belongs to that capture, but lies in the MemPool, which may be gone before
-// the graph is. So it gets one more user, for as long as the pool of the graph has any.
+// One without an allocator of its own is a pool of ours, with the MemPool as a user.
+// torch.cuda.use_mem_pool begins an eager scope in it, or, in a capture, a nested one: what is
+// allocated there belongs to the graph under capture, but lies in the MemPool, which may be gone
+// before the graph is. So it has one more user as long as the pool of the graph has any.
 //
-// ~MemPool asks for three things, and what it is thrown ends the process: none of them throws for a pool
-// of ours, and in a capture, another thread's or its own, they leave the memory for later.
+// ~MemPool calls setUseOnOOM(), releasePool() and emptyCache(id), and an error there ends the
+// process. In a capture, of whichever thread, they leave the memory for later.
 #include <c10/util/Exception.h>
 
 #include <optional>
@@ -94,15 +94,6 @@ size_t GraphAllocator::WholePages(const DevicePools& pools, size_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
-std::set<PoolId> GraphAllocator::UnsplitPools(DeviceIndex device) const {
-  const std::lock_guard lock(scopes_mutex_);
-  std::set<PoolId> unsplit;
-  for (const auto& [key, mempool] : mempools_) {
-    if (key.first == device && mempool.whole_pages) unsplit.insert(key.second);
-  }
-  return unsplit;
-}
-
 bool GraphAllocator::EmptyOurs(MempoolId_t id) noexcept {
   bool ours = false;
   WithWarnings("giving back the memory of a MemPool", [&] {
@@ -140,7 +131,8 @@ std::optional<Block> GraphAllocator::Lend(size_t bytes, cudaStream_t stream) {
   return block;
 }
 
-// The MemPool is its only user: a graph of it would write to what is free, and another thread may be allocating there.
+// Only while the MemPool is its one user: graphs write to what is free, and another thread may be
+// allocating there.
 std::optional<Block> GraphAllocator::LendFrom(DevicePools& pools, PoolId pool,
                                               const Request& request) {
   PoolSet& set = pools.set();

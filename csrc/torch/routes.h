@@ -46,8 +46,8 @@ struct Route {
   ScopeKind kind = ScopeKind::kEager;
   bool ours = false;  // else the base allocator serves it
   // Begun by a thread that was capturing already (torch.cuda.use_mem_pool in a capture). It takes
-  // what that capture allocates, and lasts as long, since other streams of it must not get what this
-  // one frees.
+  // what is captured alone, and lasts as long as that capture: where its end were a scope's end, other
+  // streams of the capture would get what nothing has proven to be free for them.
   bool nested = false;
   bool whole_pages = false;       // no two blocks share a page
   cudaStream_t origin = nullptr;  // capture routes: the stream that the capture begins on
@@ -104,9 +104,9 @@ class RouteTable {
   // conditional nodes). The scope goes on meanwhile, since the capture does. Pause() returns false
   // if there is no such route of ours, or its capture is over; Resume() returns false if the route
   // is not paused, or if it is not its capture that wants it back: `filter` does not take the stream
-  // that it began on (which that of a nested scope says of any), and `stream`, the calling thread's, is not in it, nor
-  // captures (a body, then) in the thread that began the route. `hold` runs before the route is there again, which it is not
-  // if that throws.
+  // that it began on (a nested one's takes any), and `stream`, the calling thread's, is not in it,
+  // nor captures (a body, then) in the thread that began the route. `hold` runs before the route is
+  // there again, which it is not if that throws.
   bool Pause(c10::DeviceIndex device, PoolId id);
   bool Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream, StreamFilter filter,
               const std::function<void()>& hold);
@@ -123,7 +123,7 @@ class RouteTable {
   struct Answer;
   static Answer& AnswerFor(cudaStream_t stream);
 
-  // Match() without what was found before, among all routes or those of graphs. pre: mutex_ is held.
+  // Match() without what was found before, among all routes or graphs' own. pre: mutex_ is held.
   enum class Among { kAll, kGraphs };
   std::optional<Target> AskFilters(c10::DeviceIndex device, cudaStream_t stream,
                                    std::optional<CaptureId> capture, Among among = Among::kAll);

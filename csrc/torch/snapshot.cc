@@ -94,12 +94,11 @@ bool BelongsTo(const SegmentInfo& segment, const Shown& part) {
          segment.stream == StreamOf(*part.live);
 }
 
-void AppendPool(c10::DeviceIndex device, PoolId id, const PoolSnapshot& pool, bool unsplit,
+void AppendPool(c10::DeviceIndex device, PoolId id, const PoolSnapshot& pool,
                 const History& history, std::vector<SegmentInfo>& segments) {
   Address end = 0;
   for (const Shown& part : Arrange(pool)) {
-    const auto alone = [&] { return part.live != nullptr || segments.back().allocated_size > 0; };
-    if (part.address != end || (unsplit && alone()) || !BelongsTo(segments.back(), part)) {
+    if (part.address != end || !BelongsTo(segments.back(), part)) {
       SegmentInfo& segment = segments.emplace_back();
       segment.device = device;
       segment.address = part.address;
@@ -115,7 +114,7 @@ void AppendPool(c10::DeviceIndex device, PoolId id, const PoolSnapshot& pool, bo
 }  // namespace
 
 void AppendSegments(DevicePools& pools, std::optional<PoolId> only, const History& history,
-                    std::vector<SegmentInfo>& segments, const std::set<PoolId>& unsplit) {
+                    std::vector<SegmentInfo>& segments) {
   for (const PoolId id : pools.set().ids()) {
     if (only && *only != id) continue;
     std::optional<PoolSnapshot> pool;
@@ -124,7 +123,7 @@ void AppendSegments(DevicePools& pools, std::optional<PoolId> only, const Histor
     } catch (const UsageError&) {
       continue;  // another thread has given it back meanwhile
     }
-    AppendPool(pools.device(), id, *pool, unsplit.contains(id), history, segments);
+    AppendPool(pools.device(), id, *pool, history, segments);
   }
 }
 

@@ -4,7 +4,6 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "core/pool_set.h"
@@ -20,10 +19,8 @@ namespace cgp {
 // side form a segment, up to the first live block of another stream. So live blocks stand where
 // they are, whole; the segments sum up to what is reserved and their blocks to what is allocated;
 // and a segment is of one stream and any number of bytes long. But what history tells of pages that
-// are mapped is not what segments look like: PyTorch's viewer cannot always go back in time. In pools
-// of `unsplit` each block is a segment.
+// are mapped is not what segments look like: PyTorch's viewer cannot always go back in time.
 void AppendSegments(DevicePools& pools, std::optional<PoolId> only, const History& history,
-                    std::vector<c10::CachingDeviceAllocator::SegmentInfo>& segments,
-                    const std::set<PoolId>& unsplit = {});
+                    std::vector<c10::CachingDeviceAllocator::SegmentInfo>& segments);
 
 }  // namespace cgp
