@@ -62,15 +62,15 @@ def _loaded_adapter() -> ModuleType | None:
     return sys.modules.get("cudagraph_pool._torch")
 
 
-def enable(share_captures: bool = False) -> None:
+def enable(share_captures: bool = False, mempools: bool = True) -> None:
     r"""Let CUDA graph captures allocate in memory pools of this package.
 
     May be called at any time, also after CUDA is initialized and while tensors are alive. Graphs
     captured before stay with the allocator that they were captured with. Calling it again changes
-    nothing but what ``share_captures`` says of captures to come. Observers of memory that runs out
-    hear of pools of this package too, whenever they were attached; trackers of allocations
-    (``attachAllocatorTraceTracker`` in C++) only if they were attached after this, since PyTorch
-    tells nobody who its trackers are.
+    nothing but what ``share_captures`` and ``mempools`` say of what is to come. Observers of memory
+    that runs out hear of pools of this package too, whenever they were attached; trackers of
+    allocations (``attachAllocatorTraceTracker`` in C++) only if they were attached after this,
+    since PyTorch tells nobody who its trackers are.
 
     Arguments:
         share_captures (bool, optional): Let all captures that name no pool share one for each
@@ -80,6 +80,12 @@ def enable(share_captures: bool = False) -> None:
             alive since its capture. A capture that begins while another one fills the shared
             pool gets a pool of its own. Statistics by pool (torch 2.13) have the shared one under
             ``(2**64 - 1, 0)``. Default: ``False``.
+        mempools (bool, optional): Whether a :class:`torch.cuda.MemPool` that is made from now on,
+            without an allocator of its own, is a pool of this package: what is allocated under
+            :func:`torch.cuda.use_mem_pool`, and captures into its ``id``. With ``use_on_oom`` it
+            lends to eager work that PyTorch's own allocator has no memory for, unless a graph was
+            captured into it that lives; observers of memory that runs out are told all the same.
+            With ``no_split`` a block has whole pages. Default: ``True``.
 
     Raises:
         ImportError: The adapter was not built, or not for this release of torch.
@@ -105,15 +111,15 @@ def enable(share_captures: bool = False) -> None:
                 "enable() was called while a CUDA graph capture is under way; "
                 "call it before the capture begins or after it has ended"
             )
-    adapter.enable(share_captures)
+    adapter.enable(share_captures, mempools)
 
 
 def disable() -> None:
     r"""Let CUDA graph captures allocate in PyTorch's own allocator again.
 
-    Pools that graphs still use go on working until the last of them is gone; a capture into one of
-    these stays with it. All other captures go to PyTorch's allocator. Calling it when nothing is
-    enabled has no effect.
+    Pools that graphs or a :class:`torch.cuda.MemPool` still use go on working until the last of
+    them is gone; a capture into one of these stays with it. All other captures go to PyTorch's
+    allocator. Calling it when nothing is enabled has no effect.
 
     Raises:
         RuntimeError: A capture is under way.
@@ -130,13 +136,13 @@ def is_enabled() -> bool:
 
 
 @contextmanager
-def enabled(share_captures: bool = False) -> Iterator[None]:
+def enabled(share_captures: bool = False, mempools: bool = True) -> Iterator[None]:
     r"""Context manager that enables the package for a block of code, as :func:`enable` does.
 
     At its end the package is disabled again, unless it was enabled before.
     """
     before = is_enabled()
-    enable(share_captures)
+    enable(share_captures, mempools)
     try:
         yield
     finally:

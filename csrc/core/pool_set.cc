@@ -242,10 +242,11 @@ uint64_t PoolSet::SumTrimmable() const {
   return bytes;
 }
 
-uint64_t PoolSet::Trim() {
+uint64_t PoolSet::Trim(std::optional<PoolId> only) {
   const std::lock_guard lock(mutex_);
   std::vector<PoolId> due;
   for (const auto& [id, member] : members_) {
+    if (only && id != *only) continue;
     const Pool& pool = member->pool;
     if (CanTrim(*member) && (pool.spare_bytes() > 0 || pool.has_remains())) due.push_back(id);
   }

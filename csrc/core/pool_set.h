@@ -94,13 +94,13 @@ class PoolSet {
   // The pool of the live block that starts at `address`.
   std::optional<PoolId> PoolOf(Address address) const;
 
-  // Gives back the memory of every unused pool, but for the handles in which a block lives; returns
-  // the bytes given back. Waits for the device first if there is anything to give. Not while any
+  // Gives back the memory of every unused pool, or of `only` if it is one, but for the handles in
+  // which a block lives; returns the bytes given back. Waits for the device first if there is anything to give. Not while any
   // stream is capturing.
   // Throws with nothing changed if the device cannot be waited for, or the host's memory runs out.
   // Where the driver fails to take something back, all else is given back all the same, then the
   // first error is thrown: what is left counts as before, and the next Trim() tries it once more.
-  uint64_t Trim();
+  uint64_t Trim(std::optional<PoolId> only = std::nullopt);
   // The bytes that Trim() would give back.
   uint64_t TrimmableBytes() const;
 

@@ -209,7 +209,7 @@ void BindPoolSet(py::module_& module) {
            })
       .def("pieces",
            [](const PoolSet& set, cgp::Address address) { return ToPython(set.Pieces(address)); })
-      .def("trim", &PoolSet::Trim)
+      .def("trim", [](PoolSet& set) { return set.Trim(); })
       .def("trimmable_bytes", &PoolSet::TrimmableBytes)
       .def("contains", [](const PoolSet& set, PyPoolId id) { return set.Contains(FromPython(id)); })
       .def("use_count",

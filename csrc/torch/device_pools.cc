@@ -116,10 +116,10 @@ bool DevicePools::TryRecordUse(const void* address, StreamId stream, PoolsOwner 
          }) != nullptr;
 }
 
-uint64_t DevicePools::Trim() {
+uint64_t DevicePools::Trim(std::optional<PoolId> only) {
   const RelaxedCaptureMode relaxed;
   try {
-    return set_.Trim();
+    return set_.Trim(only);
   } catch (const DriverError& error) {
     // Somebody captures without torch, or another thread is just ending a capture: the device cannot
     // be waited for. What is of no use goes the next time.

@@ -66,7 +66,7 @@ class DevicePools {
 
   // PoolSet::Trim(), without disturbing a capture that another thread may have under way and torch
   // does not know of; then it may give nothing back. pre: torch knows of none.
-  uint64_t Trim();
+  uint64_t Trim(std::optional<PoolId> only = std::nullopt);
 
  private:
   explicit DevicePools(c10::DeviceIndex device);

@@ -108,10 +108,22 @@ inline void EndEagerScope(World& w) {
   w.Release(kId);
   FreeAndRelease(w);
 }
+inline void MakeMemPoolOfTheBases(World& w) {
+  w.allocator.SetTakesMemPools(false);
+  w.allocator.createOrIncrefPool(w.device, kId);
+}
+// In a capture into kOther.
+inline void UseNested(World& w) {
+  w.BeginEager(kId);
+  w.allocator.allocate(3 * kPage).clear();
+  w.EndEager(kId);
+  w.Release(kId);
+}
 inline void ReleaseOne(World& w) { w.Release(kId); }
 
-// The table: of blocks, of scopes and pools, and all others.
+// The table: of blocks, of MemPools, of scopes and pools, and all others.
 std::vector<Entry> EntriesOfBlocks();
+std::vector<Entry> EntriesOfMemPools();
 std::vector<Entry> EntriesOfScopes();
 std::vector<Entry> OtherEntries();
 

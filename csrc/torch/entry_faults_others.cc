@@ -143,8 +143,6 @@ std::vector<Entry> EntriesThatChange() {
          FreeAndRelease(w);
        },
        [](World& w) { w.allocator.FreeUnusedPools(); }, kNothing, true},
-      {"CreateOrIncrefPool", kNothing,
-       [](World& w) { w.allocator.createOrIncrefPool(w.device, kId); }, &ReleaseOne},
       {"CreateOrIncrefPoolOfOurs", &Captured,
        [](World& w) { w.allocator.createOrIncrefPool(w.device, kId); },
        [](World& w) {

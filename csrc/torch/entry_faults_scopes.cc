@@ -22,8 +22,7 @@ std::vector<Entry> EntriesOfScopes() {
          w.End(kAnonymous);
          w.Release(kAnonymous);
        }},
-      {"BeginCaptureOfTheBases", [](World& w) { w.allocator.createOrIncrefPool(w.device, kId); },
-       [](World& w) { w.Begin(kId); },
+      {"BeginCaptureOfTheBases", MakeMemPoolOfTheBases, [](World& w) { w.Begin(kId); },
        [](World& w) {
          w.End(kId);
          for (int i = 0; i < 2; ++i) w.Release(kId);
@@ -68,7 +67,7 @@ std::vector<Entry> EntriesOfScopes() {
        }},
       {"EndCaptureOfTheBases",
        [](World& w) {
-         w.allocator.createOrIncrefPool(w.device, kId);
+         MakeMemPoolOfTheBases(w);
          w.Begin(kId);
          SetCapture(Stream(1), 0);
        },
@@ -133,8 +132,7 @@ std::vector<Entry> EntriesOfScopes() {
          w.blocks.clear();
          w.allocator.raw_delete(w.raw);
        }},
-      {"ReleaseAPoolOfTheBases", [](World& w) { w.allocator.createOrIncrefPool(w.device, kId); },
-       ReleaseOne, kNothing, true},
+      {"ReleaseAPoolOfTheBases", MakeMemPoolOfTheBases, ReleaseOne, kNothing, true},
       {"ReleaseAShare",
        [](World& w) {
          w.allocator.SetSharesCaptures(true);

@@ -154,6 +154,8 @@ TEST_P(EntryFaultsTest, WhateverFailsOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Blocks, EntryFaultsTest, ::testing::ValuesIn(EntriesOfBlocks()),
                          [](const auto& entry) { return entry.param.name; });
+INSTANTIATE_TEST_SUITE_P(MemPools, EntryFaultsTest, ::testing::ValuesIn(EntriesOfMemPools()),
+                         [](const auto& entry) { return entry.param.name; });
 INSTANTIATE_TEST_SUITE_P(Scopes, EntryFaultsTest, ::testing::ValuesIn(EntriesOfScopes()),
                          [](const auto& entry) { return entry.param.name; });
 INSTANTIATE_TEST_SUITE_P(Others, EntryFaultsTest, ::testing::ValuesIn(OtherEntries()),

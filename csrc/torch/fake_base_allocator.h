@@ -33,6 +33,7 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   std::map<c10::MempoolId_t, int> users;
   std::map<std::pair<c10::DeviceIndex, c10::MempoolId_t>, StreamFilter> open;
   std::string its_name = "native";
+  size_t largest = ~size_t{0};  // more it has for nobody
   // More bytes it has for no stream that allocates in a pool, and says so to its observers.
   size_t largest_in_pool = size_t{1} << 20;
   std::vector<c10::cuda::CUDACachingAllocator::OutOfMemoryObserver> observers;
@@ -94,6 +95,7 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   }
   void* raw_alloc(size_t bytes) override {
     const Entered entered(mutex_);
+    if (bytes > largest) RunOut(CurrentDevice(), bytes);
     void* pointer = std::malloc(bytes);  // NOLINT(cppcoreguidelines-no-malloc)
     {
       const std::lock_guard lock(live_mutex_);

@@ -32,9 +32,18 @@ void GraphAllocator::CloseAbandoned(const std::function<bool(const Route&)>& cou
       routes_.Remove(route->device, route->id);
       continue;
     }
-    late_ends_.push_back(
-        {.device = route->device, .pool = route->id, .name = route->name, .origin = route->origin});
-    Undo late([this] { late_ends_.pop_back(); });
+    // Nobody but its thread ends a nested scope, and it will, if it has not done so.
+    const bool ended = route->nested && route->paused;
+    if (!ended) {
+      late_ends_.push_back({.device = route->device,
+                            .pool = route->id,
+                            .name = route->name,
+                            .origin = route->origin,
+                            .failed = route->nested});
+    }
+    Undo late([&] {
+      if (!ended) late_ends_.pop_back();
+    });
     EndInOurs(route->device, route->id, route->kind);
     late.Keep();
   }
@@ -64,7 +73,7 @@ void GraphAllocator::ReleaseFailed(const std::function<bool(const LateEnd&)>& fa
     DevicePools& pools = DevicePools::For(late.device);
     AsTorchErrors([&] { pools.set().Release(late.pool); });
     names_.Release(late.device, late.name);
-    ReleaseUnusedAnnex(pools, late.pool);
+    ReleaseUnused(pools, late.pool);
     late_ends_.erase(late_ends_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }

@@ -76,6 +76,11 @@ class Callbacks {
   std::exception_ptr first_;
 };
 
+DataPtr ToDataPtr(const Block& block, DeviceIndex device) {
+  void* const pointer = reinterpret_cast<void*>(block.address);
+  return {pointer, pointer, &GraphAllocator::FreeMemory, c10::Device(c10::kCUDA, device)};
+}
+
 // So that the base can have our unused memory before it gives up. It runs this whenever nothing in
 // its cache fits, with its lock held.
 class FreeUnusedPoolsCallback final : public c10::FreeMemoryCallback {
@@ -110,18 +115,36 @@ GraphAllocator::GraphAllocator(CUDAAllocator& base) : base_(base) {
 GraphAllocator::~GraphAllocator() { instance.store(nullptr, std::memory_order_release); }
 
 DataPtr GraphAllocator::allocate(size_t bytes) {
-  if (!routes_.active() || bytes == 0) return FromBase(base_.allocate(bytes));
+  if (!routes_.active() || bytes == 0) return AllocateUnrouted(bytes);
   return AllocateRouted(bytes);
+}
+
+DataPtr GraphAllocator::AllocateUnrouted(size_t bytes) {
+  try {
+    return FromBase(base_.allocate(bytes));
+  } catch (const c10::OutOfMemoryError&) {
+    const DeviceIndex device = CurrentDevice();
+    if (const auto lent = Lend(bytes, CurrentStream(device))) return ToDataPtr(*lent, device);
+    throw;
+  }
+}
+
+void* GraphAllocator::RawAllocateUnrouted(size_t bytes, cudaStream_t stream) {
+  try {
+    return FromBase(base_.raw_alloc_with_stream(bytes, stream));
+  } catch (const c10::OutOfMemoryError&) {
+    if (const auto lent = Lend(bytes, stream)) return reinterpret_cast<void*>(lent->address);
+    throw;
+  }
 }
 
 DataPtr GraphAllocator::AllocateRouted(size_t bytes) {
   const DeviceIndex device = CurrentDevice();
   const cudaStream_t stream = CurrentStream(device);
   const auto target = routes_.Match(device, stream);
-  if (!target || !target->ours) return FromBase(base_.allocate(bytes));
-  const Block block = AllocateInPool(device, *target, bytes, stream);
-  void* const pointer = reinterpret_cast<void*>(block.address);
-  return {pointer, pointer, &FreeMemory, c10::Device(c10::kCUDA, device)};
+  if (!target) return AllocateUnrouted(bytes);
+  if (!target->ours) return FromBase(base_.allocate(bytes));
+  return ToDataPtr(AllocateInPool(device, *target, bytes, stream), device);
 }
 
 DataPtr GraphAllocator::allocateWithAddress(size_t bytes, void* address) {
@@ -141,15 +164,16 @@ DataPtr GraphAllocator::allocateWithAddress(size_t bytes, void* address) {
 }
 
 void* GraphAllocator::raw_alloc(size_t bytes) {
-  if (!routes_.active() || bytes == 0) return FromBase(base_.raw_alloc(bytes));
+  if (bytes == 0) return FromBase(base_.raw_alloc(bytes));
   return raw_alloc_with_stream(bytes, CurrentStream(CurrentDevice()));
 }
 
 void* GraphAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
-  if (!routes_.active() || bytes == 0) return FromBase(base_.raw_alloc_with_stream(bytes, stream));
+  if (!routes_.active() || bytes == 0) return RawAllocateUnrouted(bytes, stream);
   const DeviceIndex device = CurrentDevice();
   const auto target = routes_.Match(device, stream);
-  if (!target || !target->ours) return FromBase(base_.raw_alloc_with_stream(bytes, stream));
+  if (!target) return RawAllocateUnrouted(bytes, stream);
+  if (!target->ours) return FromBase(base_.raw_alloc_with_stream(bytes, stream));
   return reinterpret_cast<void*>(AllocateInPool(device, *target, bytes, stream).address);
 }
 
@@ -159,7 +183,8 @@ Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Targe
   DevicePools& pools = DevicePools::For(device);
   History::Context context = history_.Gather(History::When::STATE);
   BeforeOursChange();
-  const Request request{target.id, bytes, ToStreamId(stream)};
+  const Request request{target.id, target.whole_pages ? WholePages(pools, bytes) : bytes,
+                        ToStreamId(stream)};
   for (bool first = true;; first = false) {
     LimitOurs(pools);
     bool over_fraction = false;
@@ -329,6 +354,7 @@ void GraphAllocator::recordStream(const DataPtr& data, c10::cuda::CUDAStream str
 
 void GraphAllocator::emptyCache(MempoolId_t id) {
   const History::Telling telling(history_);
+  if (id != MempoolId_t{0, 0} && EmptyOurs(id)) return;
   EndAbandonedCaptures();
   BeforeOursChange();
   base_.emptyCache(id);

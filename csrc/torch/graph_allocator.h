@@ -3,10 +3,11 @@
 //
 // Whose is a pool id?
 //
-// - Ids that the base knows are the base's: those of torch.cuda.MemPool, which tells the allocator
-//   before it uses them, and those of graphs captured before enable().
+// - Ids that the base knows are the base's: those of graphs captured and of MemPools made before
+//   enable(), and of MemPools with an allocator of their own.
 // - Any other id becomes ours when somebody begins to allocate in it (a capture, or a thread that
-//   torch.compile's graph trees warm up on), or when a cudagraph_pool.GraphPool registers it.
+//   torch.compile's graph trees warm up on), or when a cudagraph_pool.GraphPool registers it or a
+//   torch.cuda.MemPool is made, which tells the allocator before it uses its id.
 //
 // An id that is ours stays ours until its pool is gone, also after disable(): its graphs need it.
 //
@@ -76,6 +77,8 @@ class GraphAllocator final : public CUDAAllocator {
   bool takes_captures() const { return takes_captures_.load(std::memory_order_acquire); }
   // Whether captures that name no pool share one, from now on.
   void SetSharesCaptures(bool shares) { shares_captures_.store(shares); }
+  // Whether MemPools are ours, while captures are: of those made from now on.
+  void SetTakesMemPools(bool takes) { takes_mempools_.store(takes); }
 
   // How many captures have begun since the process did.
   struct CaptureCounts {
@@ -200,8 +203,13 @@ class GraphAllocator final : public CUDAAllocator {
     StreamId stream{};
   };
 
+  // What is not routed to any pool: from the base, or lent by a MemPool of ours.
+  DataPtr AllocateUnrouted(size_t bytes);
+  void* RawAllocateUnrouted(size_t bytes, cudaStream_t stream);
   // An allocation while some route is open: in one of our pools, or the base's.
   DataPtr AllocateRouted(size_t bytes);
+  // What to ask for so that a block shares no page.
+  static size_t WholePages(const DevicePools& pools, size_t bytes);
   Block AllocateInPool(DeviceIndex device, const RouteTable::Target& target, size_t bytes,
                        cudaStream_t stream);
   // Nothing if the memory does not suffice; `over_fraction` says whether it is the fraction's.
@@ -246,13 +254,26 @@ class GraphAllocator final : public CUDAAllocator {
   void BeginInBase(Route route, DevicePools* undecided);
   void BeginInOurs(DevicePools& pools, Route route, bool capturing);
   void EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind);
+  // graph_mempools.cc. The first two wait for scopes_mutex_.
+  // Gives back what a pool of ours has, unless a capture is under way; returns whether it is ours.
+  bool EmptyOurs(MempoolId_t id) noexcept;
+  // A block of a use_on_oom pool, for what no route takes and the base has no memory for.
+  std::optional<Block> Lend(size_t bytes, cudaStream_t stream);
+  // pre: scopes_mutex_ is held.
+  std::optional<Block> LendFrom(DevicePools& pools, PoolId pool, const Request& request);
+  // How many use the pool, but for graphs that are captured into others.
+  int UsersOf(DevicePools& pools, PoolId pool) const;
+  // `nested` has memory of graphs in pool `of`: it is kept until that has no users. Returns whether
+  // this is new.
+  bool KeepFor(DevicePools& pools, PoolId of, PoolId nested);
+  void ReleaseKeptFor(DevicePools& pools, PoolId of);
   // Adds a user to our pool, which torch calls `id`.
   void Hold(DevicePools& pools, MempoolId_t id, PoolId pool);
   // Whether a capture that begins under this name is to fill the shared pool.
   bool SharesPool(DeviceIndex device, MempoolId_t id) const;
   // pre: scopes_mutex_ is held, for the following.
   // The pool of ours has lost a user; its capture scope has ended. That is so whatever the base says.
-  void ReleaseUnusedAnnex(DevicePools& pools, PoolId id);
+  void ReleaseUnused(DevicePools& pools, PoolId id);
   void EndAnnexScope(DevicePools& pools, PoolId id);
   // Returns whether it was not known before.
   bool NoteBasesTree(DeviceIndex device, PoolId id);
@@ -266,7 +287,8 @@ class GraphAllocator final : public CUDAAllocator {
     PoolId pool;
     MempoolId_t name{0, 0};
     cudaStream_t origin = nullptr;
-    bool failed = false;  // known to be: only since 2.14 does the graph still end it then
+    // Known to be: only since 2.14 does the graph still end it then. Or nested: its thread does.
+    bool failed = false;
   };
   void CloseAbandoned(const std::function<bool(const Route&)>& counts);
   // A capture begins on `origin`, or something in the pool: who captured there before has failed.
@@ -278,6 +300,7 @@ class GraphAllocator final : public CUDAAllocator {
   CUDAAllocator& base_;
   std::atomic<bool> takes_captures_{true};
   std::atomic<bool> shares_captures_{false};
+  std::atomic<bool> takes_mempools_{true};
   std::atomic<uint64_t> captures_of_ours_{0};
   std::atomic<uint64_t> captures_of_base_{0};
   RouteTable routes_;
@@ -289,7 +312,15 @@ class GraphAllocator final : public CUDAAllocator {
   // given back.
   mutable std::mutex scopes_mutex_;
   std::set<ScopeKey> registered_;  // ids of live GraphPools
-  std::set<ScopeKey> mempools_;    // ids of torch.cuda.MemPools, as far as we saw them being made
+  // Ids of torch.cuda.MemPools: those of the base, as far as we saw them being made, and ours.
+  std::set<ScopeKey> bases_mempools_;
+  struct MemPool {
+    bool lends = false;        // use_on_oom
+    bool whole_pages = false;  // no_split
+  };
+  std::map<ScopeKey, MemPool> mempools_;
+  // Pools of graphs, and those that have memory of their graphs too: a user of the latter each.
+  std::set<std::pair<ScopeKey, PoolId>> kept_;
   // Pools of the base that graph trees warm up in, as it seems; a MemPool from before enable()
   // looks the same.
   std::set<ScopeKey> bases_trees_;

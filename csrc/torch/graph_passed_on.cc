@@ -145,24 +145,6 @@ void* GraphAllocator::getBaseAllocation(void* pointer, size_t* bytes) {
   return reinterpret_cast<void*>(block->address);
 }
 
-void GraphAllocator::setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on_oom) {
-  if (OursOrNull(device, id) == nullptr) {
-    base_.setUseOnOOM(device, id, use_on_oom);
-    return;
-  }
-  // Graph pools never serve allocations outside captures, so "off" is how it is.
-  TORCH_CHECK(!use_on_oom,
-              "graph pool " + ToString(PoolId{id.first, id.second}) +
-                  " cannot serve other allocations when memory runs out: its graphs need it");
-}
-
-void GraphAllocator::setNoSplit(DeviceIndex device, MempoolId_t id) {
-  TORCH_CHECK(OursOrNull(device, id) == nullptr,
-              "graph pool " + ToString(PoolId{id.first, id.second}) +
-                  " has no segments that could be kept whole; use a torch.cuda.MemPool for that");
-  base_.setNoSplit(device, id);
-}
-
 bool GraphAllocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
                                               const std::unordered_set<void*>& expected) {
   DevicePools* pools = OursOrNull(device, id);

@@ -33,8 +33,9 @@ bool GraphAllocator::BaseKnows(DeviceIndex device, MempoolId_t id) const {
 }
 
 bool GraphAllocator::IsUndecided(DevicePools& pools, PoolId id) const {
-  return !registered_.contains({pools.device(), id}) && !routes_.Contains(pools.device(), id) &&
-         pools.set().Stats(id).allocations == 0;
+  const ScopeKey key{pools.device(), id};
+  return !registered_.contains(key) && !mempools_.contains(key) &&
+         !routes_.Contains(pools.device(), id) && pools.set().Stats(id).allocations == 0;
 }
 
 void GraphAllocator::BeginInBase(Route route, DevicePools* undecided) {
@@ -55,8 +56,8 @@ void GraphAllocator::BeginInBase(Route route, DevicePools* undecided) {
   give.Keep();
   note.Keep();
   for (int user = 0; user < users; ++user) undecided->set().Release(route.id);
-  if (undecided != nullptr) ReleaseUnusedAnnex(*undecided, route.id);
-  if (route.kind == ScopeKind::kCapture) ++captures_of_base_;
+  if (undecided != nullptr) ReleaseUnused(*undecided, route.id);
+  if (route.kind == ScopeKind::kCapture && !route.nested) ++captures_of_base_;
   routes_.Add(std::move(route));
 }
 
@@ -68,8 +69,11 @@ bool GraphAllocator::SharesPool(DeviceIndex device, MempoolId_t id) const {
          !routes_.Contains(device, PoolNames::kShared);
 }
 
-void GraphAllocator::ReleaseUnusedAnnex(DevicePools& pools, PoolId id) {
-  if (pools.set().UseCount(id) > 0 || routes_.Contains(pools.device(), id)) return;
+void GraphAllocator::ReleaseUnused(DevicePools& pools, PoolId id) {
+  if (routes_.Contains(pools.device(), id)) return;
+  if (UsersOf(pools, id) == 0) ReleaseKeptFor(pools, id);
+  if (pools.set().UseCount(id) > 0) return;
+  mempools_.erase({pools.device(), id});
   WithWarnings("the allocator below it, told that a pool's graphs are gone,",
                [&] { annexes_.Release(pools.device(), id); });
 }
@@ -82,11 +86,11 @@ void GraphAllocator::EndAnnexScope(DevicePools& pools, PoolId id) {
       ended = true;
     });
   }
-  ReleaseUnusedAnnex(pools, id);
+  ReleaseUnused(pools, id);
 }
 
 bool GraphAllocator::NoteBasesTree(DeviceIndex device, PoolId id) {
-  if (mempools_.contains({device, id})) return false;
+  if (bases_mempools_.contains({device, id})) return false;
   const bool is_new = bases_trees_.insert({device, id}).second;
   base_serves_trees_.store(true, std::memory_order_release);
   return is_new;
@@ -129,12 +133,15 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
     pools = AsTorchErrors([&] { return &DevicePools::For(device); });
   }
 
+  const auto mempool = mempools_.find({device, pool});
   Route route{.device = device,
               .id = pool,
               .name = id,
               .filter = std::move(filter),
               .kind = kind,
               .ours = pools != nullptr,
+              .nested = kind == ScopeKind::kCapture && takes_current,
+              .whole_pages = mempool != mempools_.end() && mempool->second.whole_pages,
               .origin = stream,
               .thread = std::this_thread::get_id()};
   if (pools == nullptr) {
@@ -166,10 +173,18 @@ void GraphAllocator::BeginInOurs(DevicePools& pools, Route route, bool capturing
     pools.set().EndScope(route.id);
     pools.set().Release(route.id);
   });
+  const auto graphs = route.nested ? routes_.GraphPoolOf(route.device, route.origin) : std::nullopt;
+  const bool is_kept = graphs && KeepFor(pools, *graphs, route.id);
+  Undo keep([&] {
+    if (!is_kept) return;
+    kept_.erase({{route.device, *graphs}, route.id});
+    pools.set().Release(route.id);
+  });
   if (capture) annexes_.Begin(route.device, route.id);
   name.Keep();
   scope.Keep();
-  if (capture) ++captures_of_ours_;
+  keep.Keep();
+  if (capture && !route.nested) ++captures_of_ours_;
   routes_.Add(std::move(route));
 }
 
@@ -196,10 +211,16 @@ void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   if (!target && TakeLateEnd(device, pool)) return;
   if (target && target->ours) {
     EndInOurs(device, pool, target->kind);
-    return;
+  } else {
+    base_.endAllocateToPool(device, id);
+    routes_.Remove(device, pool);
   }
-  base_.endAllocateToPool(device, id);
-  routes_.Remove(device, pool);
+  // What was nested in a capture ends with it. What fails to is tried once more, then by whoever
+  // begins the next scope.
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    WithWarnings("the end of what was nested in a capture",
+                 [&] { CloseAbandoned([](const Route&) { return false; }); });
+  }
 }
 
 void GraphAllocator::EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind) {
@@ -219,40 +240,18 @@ void GraphAllocator::releasePool(DeviceIndex device, MempoolId_t id) {
     // What is not forgotten now is the next time.
     WithWarnings("the allocator below it, asked for its pools,", [&] {
       ForgetBasesDeadTrees();
-      if (!BaseKnows(device, id)) mempools_.erase({device, {id.first, id.second}});
+      if (BaseKnows(device, id)) return;
+      bases_mempools_.erase({device, {id.first, id.second}});
+      if (DevicePools* const kept = DevicePools::Find(device)) {
+        ReleaseKeptFor(*kept, {id.first, id.second});
+      }
     });
     return;
   }
   const PoolId pool = names_.Find(device, id);
   AsTorchErrors([&] { pools->set().Release(pool); });
   names_.Release(device, id);
-  ReleaseUnusedAnnex(*pools, pool);
-}
-
-int GraphAllocator::getPoolUseCount(DeviceIndex device, MempoolId_t id) {
-  DevicePools* pools = OursOrNull(device, id);
-  if (pools == nullptr) return base_.getPoolUseCount(device, id);
-  const PoolId pool = names_.Find(device, id);
-  return pool == PoolNames::kShared ? names_.UseCount(device, id) : pools->set().UseCount(pool);
-}
-
-void GraphAllocator::createOrIncrefPool(DeviceIndex device, MempoolId_t id,
-                                        std::shared_ptr<CUDAAllocator> allocator) {
-  const std::lock_guard lock(scopes_mutex_);
-  DevicePools* pools = OursOrNull(device, id);
-  if (pools == nullptr) {
-    const auto [mempool, is_new] = mempools_.insert({device, {id.first, id.second}});
-    Undo noted([&, is_new = is_new, mempool = mempool] {
-      if (is_new) mempools_.erase(mempool);
-    });
-    base_.createOrIncrefPool(device, id, std::move(allocator));
-    noted.Keep();
-    return;
-  }
-  TORCH_CHECK(allocator == nullptr,
-              "graph pool " + ToString(PoolId{id.first, id.second}) +
-                  " already allocates by itself: it cannot be given another allocator");
-  Hold(*pools, id, names_.Find(device, id));
+  ReleaseUnused(*pools, pool);
 }
 
 void GraphAllocator::RegisterPool(DeviceIndex device, PoolId id) {
@@ -279,7 +278,7 @@ void GraphAllocator::UnregisterPool(DeviceIndex device, PoolId id) {
   DevicePools& pools = DevicePools::For(device);
   pools.set().Release(id);
   registered_.erase(registered);
-  ReleaseUnusedAnnex(pools, id);
+  ReleaseUnused(pools, id);
 }
 
 void GraphAllocator::StopTakingCaptures(const std::function<void()>& uninstall) {

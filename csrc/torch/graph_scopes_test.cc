@@ -17,6 +17,7 @@ namespace {
 class GraphScopesTest : public GraphAllocatorTest {};
 
 TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
+  allocator_.SetTakesMemPools(false);
   allocator_.createOrIncrefPool(device_, id_);
   Graph graph(*this, id_, 7);
   graph.Begin();
@@ -131,7 +132,8 @@ TEST_F(GraphScopesTest, ThoseWithBlocksOfOursStayOursThen) {
   EXPECT_FALSE(base_.users.contains(id_));
 }
 
-TEST_F(GraphScopesTest, AMemPoolIsNotTakenForATree) {
+TEST_F(GraphScopesTest, AMemPoolOfTheBasesIsNotTakenForATree) {
+  allocator_.SetTakesMemPools(false);
   allocator_.createOrIncrefPool(device_, id_);
   allocator_.beginAllocateToPool(device_, id_, ThisThread());
   EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));

@@ -48,10 +48,11 @@ void RegisterWithC10(CUDAAllocator& allocator) {
   c10::SetAllocator(c10::kCUDA, &allocator, 1);
 }
 
-void Enable(bool share_captures) {
+void Enable(bool share_captures, bool mempools) {
   const std::lock_guard lock(SwitchMutex());
   if (IsEnabled()) {
     FindGraphAllocator()->SetSharesCaptures(share_captures);
+    FindGraphAllocator()->SetTakesMemPools(mempools);
     return;
   }
   RefuseWhileCapturing("enable()");
@@ -66,6 +67,7 @@ void Enable(bool share_captures) {
   }
   allocator->TakeCaptures();
   allocator->SetSharesCaptures(share_captures);
+  allocator->SetTakesMemPools(mempools);
   Installed().store(allocator.get());
   RegisterWithC10(*allocator);
 }

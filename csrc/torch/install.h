@@ -12,8 +12,9 @@ namespace cgp {
 // From now on captures allocate in our pools. Does nothing if that is so already. Refuses where the
 // current device cannot map memory, while a capture is under way, and where some other allocator
 // was installed meanwhile.
-// With `share_captures` those that name no pool share one.
-void Enable(bool share_captures);
+// With `share_captures` those that name no pool share one. Without `mempools` every MemPool that is
+// made from now on is the base's.
+void Enable(bool share_captures, bool mempools);
 
 // From now on captures allocate in the base. If there never was a pool of ours the base is installed
 // again, else we stay there, passing on: pools may live, and the statistics are ours to merge.

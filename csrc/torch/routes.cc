@@ -67,12 +67,17 @@ std::optional<RouteTable::Target> RouteTable::Match(c10::DeviceIndex device, cud
 
 std::optional<RouteTable::Target> RouteTable::AskFilters(c10::DeviceIndex device,
                                                          cudaStream_t stream,
-                                                         std::optional<CaptureId> capture) {
+                                                         std::optional<CaptureId> capture,
+                                                         Among among) {
   for (size_t i = routes_.size(); i-- > 0;) {
     Route& route = routes_[i];
     if (route.device != device || route.paused) continue;
+    const bool graphs = route.kind == ScopeKind::kCapture && !route.nested;
+    if (among == Among::kGraphs && !graphs) continue;
+    // What is not captured has no order with what is.
+    if (route.nested && route.ours && !capture) continue;
     if (route.kind == ScopeKind::kCapture && !IsUnderWay(route, stream, capture)) continue;
-    if (route.filter(stream)) return Target{route.id, route.kind, route.ours};
+    if (route.filter(stream)) return TargetOf(route);
   }
   return std::nullopt;
 }
@@ -88,6 +93,13 @@ bool RouteTable::IsUnderWay(Route& route, cudaStream_t stream, std::optional<Cap
     route.over |= route.capture != capture;
   }
   return capturing && !route.over;
+}
+
+std::optional<PoolId> RouteTable::GraphPoolOf(c10::DeviceIndex device, cudaStream_t stream) {
+  const std::optional<CaptureId> capture = CaptureOf(stream).id;
+  const std::lock_guard lock(mutex_);
+  const auto target = AskFilters(device, stream, capture, Among::kGraphs);
+  return target ? std::optional(target->id) : std::nullopt;
 }
 
 bool RouteTable::Contains(c10::DeviceIndex device, PoolId id) const {
@@ -108,7 +120,7 @@ std::optional<RouteTable::Target> RouteTable::TargetOf(c10::DeviceIndex device, 
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id);
   if (route == nullptr) return std::nullopt;
-  return Target{.id = id, .kind = route->kind, .ours = route->ours};
+  return TargetOf(*route);
 }
 
 void RouteTable::Remove(c10::DeviceIndex device, PoolId id) {
@@ -137,7 +149,7 @@ bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
 }
 
 bool RouteTable::MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filter) {
-  if (filter(route.origin)) return true;
+  if (!route.nested && filter(route.origin)) return true;
   const StreamCapture current = CaptureOf(stream);
   if (!current.capturing) return false;
   if (route.thread == std::this_thread::get_id()) return true;
@@ -160,7 +172,8 @@ std::optional<Route> RouteTable::FindAbandoned(
     const std::function<bool(const Route&)>& counts) const {
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find_if(routes_, [&](const Route& route) {
-    return route.kind == ScopeKind::kCapture && counts(route) && !IsCapturing(route.origin);
+    return route.kind == ScopeKind::kCapture && (route.nested || counts(route)) &&
+           !IsCapturing(route.origin);
   });
   return found == routes_.end() ? std::nullopt : std::optional(*found);
 }

@@ -44,7 +44,12 @@ struct Route {
   c10::MempoolId_t name{0, 0};  // what torch calls the pool
   StreamFilter filter;
   ScopeKind kind = ScopeKind::kEager;
-  bool ours = false;              // else the base allocator serves it
+  bool ours = false;  // else the base allocator serves it
+  // Begun by a thread that was capturing already (torch.cuda.use_mem_pool in a capture). It takes
+  // what is captured alone, and lasts as long as that capture: where its end were a scope's end, other
+  // streams of the capture would get what nothing has proven to be free for them.
+  bool nested = false;
+  bool whole_pages = false;       // no two blocks share a page
   cudaStream_t origin = nullptr;  // capture routes: the stream that the capture begins on
   std::thread::id thread;         // which thread began it
   // Capture routes: that of `origin`, once it is known; whether it was seen to have begun, and to be
@@ -64,6 +69,7 @@ class RouteTable {
     PoolId id;
     ScopeKind kind = ScopeKind::kEager;
     bool ours = false;
+    bool whole_pages = false;
   };
 
   // Whether any route is open; what the allocation path asks first.
@@ -81,6 +87,9 @@ class RouteTable {
   // The newest route that takes allocations of the calling thread on `stream`.
   std::optional<Target> Match(c10::DeviceIndex device, cudaStream_t stream);
 
+  // The pool of the graph that `stream` captures, whatever is nested in that capture.
+  std::optional<PoolId> GraphPoolOf(c10::DeviceIndex device, cudaStream_t stream);
+
   bool Contains(c10::DeviceIndex device, PoolId id) const;
   // Whether a capture of ours fills the pool right now.
   bool IsBeingCaptured(c10::DeviceIndex device, PoolId id) const;
@@ -95,9 +104,9 @@ class RouteTable {
   // conditional nodes). The scope goes on meanwhile, since the capture does. Pause() returns false
   // if there is no such route of ours, or its capture is over; Resume() returns false if the route
   // is not paused, or if it is not its capture that wants it back: `filter` does not take the stream
-  // that it began on, and `stream`, the calling thread's, is not in it, nor captures (a body, then)
-  // in the thread that began the route. `hold` runs before the route is there again, which it is not
-  // if that throws.
+  // that it began on (a nested one's takes any), and `stream`, the calling thread's, is not in it,
+  // nor captures (a body, then) in the thread that began the route. `hold` runs before the route is
+  // there again, which it is not if that throws.
   bool Pause(c10::DeviceIndex device, PoolId id);
   bool Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream, StreamFilter filter,
               const std::function<void()>& hold);
@@ -105,7 +114,8 @@ class RouteTable {
   // A capture route whose capture is over although nobody ended the route, of those for which
   // `counts` is true. Between the begin of a route and of its capture the stream is not capturing
   // yet, nor between the end of the capture and of the route. So who asks must know that the thread
-  // which began the route has left the former; of the latter nobody knows.
+  // which began the route has left the former; of the latter nobody knows. Nested ones count always:
+  // their capture had begun.
   std::optional<Route> FindAbandoned(const std::function<bool(const Route&)>& counts) const;
 
  private:
@@ -113,9 +123,13 @@ class RouteTable {
   struct Answer;
   static Answer& AnswerFor(cudaStream_t stream);
 
-  // Match() without what was found before. pre: mutex_ is held.
+  // Match() without what was found before, among all routes or graphs' own. pre: mutex_ is held.
+  enum class Among { kAll, kGraphs };
   std::optional<Target> AskFilters(c10::DeviceIndex device, cudaStream_t stream,
-                                   std::optional<CaptureId> capture);
+                                   std::optional<CaptureId> capture, Among among = Among::kAll);
+  static Target TargetOf(const Route& route) {
+    return {route.id, route.kind, route.ours, route.whole_pages};
+  }
   static bool MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filter);
   // Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
   static bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capture);

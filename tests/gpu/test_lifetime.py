@@ -144,11 +144,13 @@ def test_statistics_and_snapshot_count_the_pool() -> None:
 
 
 @pytest.mark.usefixtures("enabled")
-def test_mem_pool_stays_with_the_base() -> None:
+@pytest.mark.parametrize("ours", [True, False])
+def test_mem_pool_is_ours_or_stays_with_the_base(ours: bool) -> None:
+    cgp.enable(mempools=ours)
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         inside = torch.ones(1 << 20, device="cuda")
-    assert ids() == []
+    assert ids() == ([tuple(pool.id)] if ours else [])
     assert pool.snapshot()
     other = torch.cuda.Stream()
     other.wait_stream(torch.cuda.current_stream())
@@ -160,7 +162,7 @@ def test_mem_pool_stays_with_the_base() -> None:
     x = torch.zeros(1024, device="cuda")
     with torch.cuda.graph(graph, pool=pool.id):
         y = x + 1
-    assert ids() == []
+    assert ids() == ([tuple(pool.id)] if ours else [])
     graph.replay()
     assert y.sum().item() == 1024
     del inside, y, graph, total, pool

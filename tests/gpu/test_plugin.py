@@ -14,6 +14,7 @@ from .parity.programs import python_path
 SUITE = """
 import pytest
 import torch
+import cudagraph_pool as cgp
 
 def capture(pool=None):
     graph = torch.cuda.CUDAGraph()
@@ -30,6 +31,14 @@ def test_capture(size):
 
 def test_capture_in_a_mem_pool():
     pool = torch.cuda.MemPool()
+    capture(pool.id)
+
+def test_capture_of_the_bases():
+    enabled = cgp.is_enabled()
+    cgp.disable()
+    pool = torch.cuda.MemPool()
+    if enabled:
+        cgp.enable()
     capture(pool.id)
 """
 
@@ -50,11 +59,11 @@ def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 def test_captures_go_through_the_pool(tmp_path: Path) -> None:
     done = pytest_run(tmp_path, "--cudagraph-pool")
     assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
-    assert "CUDA graph captures: 4 in pools of cudagraph_pool, 1 in PyTorch's own" in done.stdout
+    assert "CUDA graph captures: 5 in pools of cudagraph_pool, 1 in PyTorch's own" in done.stdout
 
 
 def test_fails_where_every_capture_was_the_bases(tmp_path: Path) -> None:
-    done = pytest_run(tmp_path, "--cudagraph-pool", "-k", "mem_pool")
+    done = pytest_run(tmp_path, "--cudagraph-pool", "-k", "of_the_bases")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
     assert "CUDA graph captures: 0 in pools of cudagraph_pool, 1 in PyTorch's own" in done.stdout
     assert "FAILED: graphs were captured, but none in a pool" in done.stdout

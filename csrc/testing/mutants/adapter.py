@@ -58,7 +58,7 @@ MUTANTS = [
         "adapter-route-resumed",
         "routes.cc",
         "anybody resumes a paused route",
-        "  if (filter(route.origin)) return true;\n",
+        "  if (!route.nested && filter(route.origin)) return true;\n",
         "  return true;\n",
     ),
     _Mutant(
@@ -108,15 +108,15 @@ MUTANTS = [
         "adapter-scope-tree",
         "graph_scopes.cc",
         "a MemPool is taken for a tree of the base's",
-        "  if (mempools_.contains({device, id})) return false;\n",
+        "  if (bases_mempools_.contains({device, id})) return false;\n",
         "",
     ),
     _Mutant(
         "adapter-scope-undecided",
         "graph_scopes.cc",
         "a pool with blocks of ours is handed to the base",
-        "\n         pools.set().Stats(id).allocations == 0;",
-        "\n         pools.set().Contains(id);",
+        " && pools.set().Stats(id).allocations == 0;",
+        " && pools.set().Contains(id);",
     ),
     _Mutant(
         "adapter-context-of-ours",

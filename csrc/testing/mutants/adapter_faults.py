@@ -26,9 +26,9 @@ MUTANTS = [
     ),
     _Mutant(
         "faults-begin-mempool",
-        "graph_scopes.cc",
+        "graph_mempools.cc",
         "a pool that the base refused is taken for a MemPool",
-        "      if (is_new) mempools_.erase(mempool);\n",
+        "    if (is_new) bases_mempools_.erase(mempool);\n",
         "",
     ),
     _Mutant(

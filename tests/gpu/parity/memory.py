@@ -32,7 +32,7 @@ def segments(id: tuple[int, int]) -> list[dict[str, Any]]:
 
 
 def inside(tensor: torch.Tensor, id: tuple[int, int]) -> bool:
-    """Whether the tensor lies in live memory of the pool; works for the base's pools alone."""
+    """Whether the tensor, which lives, lies in memory of the pool."""
     return any(
         s["address"] <= tensor.data_ptr() < s["address"] + s["total_size"] for s in segments(id)
     )

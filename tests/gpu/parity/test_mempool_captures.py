@@ -1,0 +1,258 @@
+"""Captures into torch.cuda.MemPools, and MemPools inside captures."""
+
+# What fails in a capture fails once more where the capture ends.
+# ruff: noqa: PT012
+
+from __future__ import annotations
+
+import contextlib
+import gc
+
+import pytest
+
+from ..conftest import Run
+from ..work import adapter, capture_chain, chain, fresh, torch
+from .conftest import Side
+from .memory import MIB, ids, inside, new_bytes, segments, settle
+
+
+def captures_of_ours() -> int:
+    return int(adapter.capture_counts()["ours"])
+
+
+def reserved(pool_id: tuple[int, int]) -> int:
+    return int(sum(s["total_size"] for s in segments(pool_id)))
+
+
+def test_a_mem_pool_inside_a_capture(side: Side) -> None:
+    """Newest route first: the thread's, so the tensor is the MemPool's although it is captured."""
+    pool = torch.cuda.MemPool()
+    x = fresh(512, seed=0)
+    chain(x)
+    before = captures_of_ours()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = chain(x)
+        with torch.cuda.use_mem_pool(pool):
+            assert pool.use_count() == 2
+            z = y + 1
+        w = z * 2
+        with torch.cuda.use_mem_pool(pool):
+            v = w + 3
+    assert pool.use_count() == 1
+    assert inside(z, pool.id)
+    assert inside(v, pool.id)
+    assert not inside(y, pool.id)
+    assert not inside(w, pool.id)
+    if side == "ours":
+        assert len(ids()) == 2
+        assert captures_of_ours() == before + 1
+    x.copy_(fresh(512, seed=1))
+    graph.replay()
+    assert torch.equal(v, (chain(x) + 1) * 2 + 3)
+    with torch.cuda.use_mem_pool(pool):  # the capture is over
+        assert inside(new_bytes(3), pool.id)
+
+
+def test_a_capture_into_a_mem_pool(side: Side) -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.ones(3 * MIB, device="cuda")
+    before = captures_of_ours()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool.id):
+        y = x + 1
+    assert inside(y, pool.id)
+    assert captures_of_ours() == before + (side == "ours")
+    x.fill_(4)
+    graph.replay()
+    assert torch.equal(y, torch.full_like(y, 5))
+    del graph
+    gc.collect()
+    assert pool.use_count() == 1
+
+
+def test_many_sizes_after_a_warm_up_in_the_pool(side: Side) -> None:
+    """As transformers' continuous batching does it: smallest first here, which native pays for."""
+    pool = torch.cuda.MemPool()
+    sizes = [256 * n for n in range(1, 13)]
+    with torch.cuda.use_mem_pool(pool):
+        chain(fresh(sizes[-1], seed=0))
+    before = captures_of_ours()
+    captured = {rows: capture_chain(rows, pool.id) for rows in sizes}
+    if side == "ours":
+        assert captures_of_ours() == before + len(sizes)
+        # Inputs and outputs lie elsewhere, so the largest decides.
+        only_largest = torch.cuda.MemPool()
+        largest = capture_chain(sizes[-1], only_largest.id)
+        assert reserved(pool.id) <= reserved(only_largest.id) * 1.25 + 4 * MIB
+        del largest
+    for seed, rows in enumerate([*sizes, *reversed(sizes)]):
+        x = fresh(rows, seed=seed)
+        assert torch.equal(captured[rows].replay(x), chain(x))
+
+
+def test_eager_work_after_a_capture_waits_for_its_replays(side: Side) -> None:
+    """It gets what replays write to while they run; native leaves that to the stream's order."""
+    if side == "native":
+        return
+    pool = torch.cuda.MemPool()
+    x = fresh(512, seed=0)
+    chain(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool.id):
+        torch.cuda._sleep(20_000_000)
+        y = chain(x) + 1
+        del y
+        z = chain(x)
+    expected = chain(x)
+    torch.cuda.synchronize()
+    other = torch.cuda.Stream()
+    graph.replay()
+    with torch.cuda.use_mem_pool(pool), torch.cuda.stream(other):
+        eager = new_bytes(64, 7)
+    torch.cuda.synchronize()
+    assert torch.equal(z, expected)
+    assert int(eager.min()) == int(eager.max()) == 7
+
+
+def test_a_mem_pool_collected_in_the_middle_of_a_capture(side: Side) -> None:
+    """Stock aborts: captures_underway.empty() (transformers#48312)."""
+    if side == "native":
+        return
+    settle()
+    before = torch.cuda.memory_reserved()
+    into, beside = torch.cuda.MemPool(), torch.cuda.MemPool()
+    into_id, beside_id = into.id, beside.id
+    with torch.cuda.use_mem_pool(beside):
+        new_bytes(8)
+    x = fresh(512, seed=0)
+    chain(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=into_id):
+        y = chain(x)
+        del into, beside
+        gc.collect()
+        y = chain(y)
+    settle()
+    assert tuple(beside_id) not in ids()
+    x.copy_(fresh(512, seed=1))
+    graph.replay()
+    assert torch.equal(y, chain(chain(x)))
+    del graph, y, x
+    settle()
+    assert ids() == []
+    assert torch.cuda.memory_reserved() <= before
+
+
+def test_memory_of_a_mem_pool_inside_a_capture_is_kept_for_the_graph(side: Side) -> None:
+    """Also when the MemPool, and all tensors in it, are gone. Stock aborts in the capture."""
+    if side == "native":
+        return
+    x = fresh(512, seed=0)
+    out = torch.zeros_like(x)
+    chain(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            out.copy_(chain(x) + 1)
+        del pool
+    settle()
+    taken = [new_bytes(2, 9) for _ in range(64)]
+    x.copy_(fresh(512, seed=1))
+    graph.replay()
+    assert torch.equal(out, chain(x) + 1)
+    assert all(int(t.min()) == int(t.max()) == 9 for t in taken)
+    del graph
+    settle()
+    assert ids() == []
+
+
+def test_captured_into_again_after_its_last_graph(side: Side) -> None:
+    pool = torch.cuda.MemPool()
+    for seed in range(3):
+        captured = capture_chain(512, pool.id)
+        x = fresh(512, seed=seed)
+        assert torch.equal(captured.replay(x), chain(x))
+        del captured
+        gc.collect()
+        assert pool.use_count() == 1
+    if side == "native":  # the next asserts use_count > 0 (vllm#53679)
+        return
+    pool_id = pool.id
+    del pool
+    for seed in range(2):
+        captured = capture_chain(512, pool_id)
+        x = fresh(512, seed=seed)
+        assert torch.equal(captured.replay(x), chain(x))
+        del captured
+        settle()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_capture_that_fails(nested: bool, side: Side) -> None:
+    """Native before 2.14 leaves its route behind."""
+    if side == "native":
+        return
+    pool = torch.cuda.MemPool()
+    x = fresh(512, seed=0)
+    chain(x)
+    failed = torch.cuda.CUDAGraph()
+    stream = torch.cuda.current_stream()
+    with (
+        pytest.raises(RuntimeError),
+        torch.cuda.graph(failed, pool=None if nested else pool.id),
+        torch.cuda.use_mem_pool(pool) if nested else contextlib.nullcontext(),
+    ):
+        chain(x)
+        torch.cuda.synchronize()  # no capture survives that
+    torch.cuda.set_stream(stream)  # torch.cuda.graph leaves its own
+    del failed
+    with torch.cuda.use_mem_pool(pool):
+        assert inside(new_bytes(3), pool.id)
+    captured = capture_chain(512, pool.id)
+    x = fresh(512, seed=1)
+    assert torch.equal(captured.replay(x), chain(x))
+    del captured
+    settle()
+    assert pool.use_count() == 1
+
+
+LENDS_NOTHING_OF_A_GRAPH = """
+import gc, sys
+import torch
+import cudagraph_pool as cgp
+cgp.enable()
+MIB = 1 << 20
+def new(mib):
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+pool = torch.cuda.MemPool(use_on_oom=True)
+x = torch.zeros(1, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph, pool=pool.id):
+    y = new(64).fill_(1)
+    x.add_(1)
+    del y
+torch.cuda.synchronize()
+allowed = torch.cuda.memory_reserved() + 16 * MIB
+torch.cuda.set_per_process_memory_fraction(allowed / torch.cuda.mem_get_info()[1])
+try:
+    new(40)
+except torch.OutOfMemoryError:
+    pass
+else:
+    raise AssertionError("a replay would overwrite it")
+graph.replay()
+assert x.item() == 1
+graph.reset()
+del graph
+gc.collect()
+z = new(40)
+assert cgp._torch.pool_of(0, z.data_ptr()) == tuple(pool.id)
+"""
+
+
+def test_a_pool_with_a_graph_lends_nothing(side: Side, run: Run) -> None:
+    if side == "ours":
+        run(LENDS_NOTHING_OF_A_GRAPH)
