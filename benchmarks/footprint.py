@@ -2,9 +2,10 @@
 
 Eight models of torchvision, timm and transformers, inference and training, three batch sizes each,
 smallest first; with graphs on PyTorch's own allocator and on cudagraph_pool. Each way of each runs
-in a process of its own, alone on the GPU, after a run of all that fills the compiler's caches.
-Prints a table for each, writes JSON and a picture. Exit code 0 if no way with graphs holds more on
-the pool than on PyTorch's own allocator, 1 if one does or fails, 2 without a GPU.
+in a process of its own, some beside each other, after a run of all that fills the compiler's
+caches. What the driver holds for one is seen when it ends, all others being stopped. Prints a
+table for each, writes JSON and a picture. Exit code 0 if no way with graphs holds more on the pool
+than on PyTorch's own allocator, 1 if one does or fails, 2 without a GPU.
 
     python benchmarks/footprint.py --output results/footprint.json --picture ../docs/footprint.svg
 """
@@ -17,11 +18,14 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from _command import device, positive, write_report
+from _lanes import Answer, Lanes
 
 from cudagraph_pool._footprint import (
     WAYS,
@@ -29,10 +33,11 @@ from cudagraph_pool._footprint import (
     Found,
     as_json,
     draw,
-    measure_apart,
+    measuring,
     needing_kernels,
     table,
 )
+from cudagraph_pool._worker_process import command, environment_for
 
 MODELS = (
     "resnet50",
@@ -46,6 +51,9 @@ MODELS = (
 )
 MODES = ("inference", "training")
 
+# What a process has of the device before it does anything.
+_CONTEXT = "import torch; torch.cuda.synchronize(); print('{}', flush=True); input()"
+_SECONDS = 600  # for one process
 # What the driver holds differs by so much from run to run.
 _DRIVER_NOISE = 4 << 20
 
@@ -67,38 +75,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if machine is None:
         print("footprint.py: no CUDA device", file=sys.stderr)
         return 2
-    cases = list(itertools.product(options.models, options.modes))
     found: dict[str, Found] = {}
     with tempfile.TemporaryDirectory() as folder:
-        environment = _environment(
-            options.caches or Path(folder), threads=max(1, (os.cpu_count() or 1) // options.jobs)
-        )
-
-        def fill_caches(case: tuple[str, str], way: str) -> None:
-            began = time.perf_counter()
-            _measure(*case, way, environment)
-            seconds = time.perf_counter() - began
-            print(f"compiled {', '.join(case)}, {way}: {seconds:.0f} s", file=sys.stderr)
-
-        # They wait for the GPU together, with all imported.
-        lock = Path(folder, "gpu")
-        with ThreadPoolExecutor(options.jobs) as executor:
-            compiling = itertools.product(cases, needing_kernels(list(WAYS)))
-            for future in [executor.submit(fill_caches, *of_way) for of_way in compiling]:
-                future.result()
-            running = {
-                case: {
-                    way: executor.submit(_measure, *case, way, environment, lock) for way in WAYS
-                }
-                for case in cases
-            }
-            for (model, mode), ways in running.items():
-                name = f"{model}, {mode}"
-                found[name] = {way: future.result() for way, future in ways.items()}
-                print(f"{name}\n{table(found[name])}\n", flush=True)
-                if options.output is not None:
-                    rows = {name: as_json(of_case) for name, of_case in found.items()}
-                    write_report({**machine, "rows": rows}, options.output)
+        runs = Runs(_environment(options.caches or Path(folder), options.jobs), options.jobs)
+        for name, of_case in runs.all(options.models, options.modes):
+            found[name] = of_case
+            print(f"{name}\n{table(of_case)}\n", flush=True)
+            if options.output is not None:
+                rows = {name: as_json(of_case) for name, of_case in found.items()}
+                write_report({**machine, "rows": rows}, options.output)
     if options.picture is not None:
         draw(found, options.picture)
     problems = [f"{name}: {what}" for name, of_case in found.items() for what in judge(of_case)]
@@ -106,21 +91,70 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if problems else 0
 
 
-def _environment(caches: Path, threads: int) -> dict[str, str]:
+class Runs:
+    """Processes, some at a time, that measure a way of a model each."""
+
+    def __init__(self, environment: Mapping[str, str], jobs: int) -> None:
+        self._environment = environment
+        self._jobs = jobs
+        self._lanes = Lanes(_used)
+
+    def all(self, models: Sequence[str], modes: Sequence[str]) -> Iterator[tuple[str, Found]]:
+        """Each model in each mode, as soon as it and those before it are measured."""
+        cases = list(itertools.product(models, modes))
+        compiling = itertools.product(cases, needing_kernels(list(WAYS)))
+        context = self._lanes.ask([sys.executable, "-c", _CONTEXT], self._environment, _SECONDS)
+        if isinstance(context, str):
+            raise RuntimeError(f"CUDA cannot be initialised: {context}")
+        with ThreadPoolExecutor(self._jobs) as executor:
+            for future in [executor.submit(self._compile, *of_way) for of_way in compiling]:
+                future.result()
+            measure = partial(self._measure, context.held_bytes)
+            measuring = {
+                case: {way: executor.submit(measure, case, way) for way in WAYS} for case in cases
+            }
+            for (model, mode), ways in measuring.items():
+                yield f"{model}, {mode}", {way: found.result() for way, found in ways.items()}
+
+    def _compile(self, case: tuple[str, str], way: str) -> None:
+        began = time.perf_counter()
+        self._ask(case, way)
+        seconds = time.perf_counter() - began
+        print(f"compiled {', '.join(case)}, {way}: {seconds:.0f} s", file=sys.stderr)
+
+    def _measure(self, context_bytes: int, case: tuple[str, str], way: str) -> Footprint | str:
+        answer = self._ask(case, way)
+        if isinstance(answer, str):
+            return answer
+        # What it took for the driver's includes what those beside it took.
+        driver = answer.held_bytes - context_bytes - answer.printed.pop("holds")
+        return replace(Footprint(**answer.printed), driver=max(0, driver))
+
+    def _ask(self, case: tuple[str, str], way: str) -> Answer | str:
+        model, mode = case
+        module = measuring(f"_footprint_models:{model}", way, mode == "training")
+        return self._lanes.ask(command([*module, "--stay"]), self._environment, _SECONDS)
+
+
+def _environment(caches: Path, jobs: int) -> dict[str, str]:
     folder = str(Path(__file__).parent)
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")])),
-        "TORCHINDUCTOR_CACHE_DIR": str(caches),
-        "TRITON_CACHE_DIR": str(caches / "triton"),
-        "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
-    }
+    paths = [folder, os.environ.get("PYTHONPATH", "")]
+    return environment_for(
+        {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "TORCHINDUCTOR_CACHE_DIR": str(caches),
+            "TRITON_CACHE_DIR": str(caches / "triton"),
+            "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)),
+        }
+    )
 
 
-def _measure(
-    model: str, mode: str, way: str, environment: Mapping[str, str], lock: Path | None = None
-) -> Footprint | str:
-    return measure_apart(f"_footprint_models:{model}", way, mode == "training", environment, lock)
+def _used() -> int:
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
 
 
 def judge(found: Found) -> list[str]:

@@ -6,7 +6,6 @@ Each way runs in a process of its own, on the same arguments.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import importlib
 import json
 import os
@@ -99,18 +98,18 @@ def main(argv: Sequence[str]) -> int:
         "--picture", type=Path, metavar="FILE", help="draw them (needs matplotlib): png, svg, pdf"
     )
     parser.add_argument("--measure", choices=WAYS, help=argparse.SUPPRESS)
-    parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--stay", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.measure is not None:
         answer = sys.stdout
         sys.stdout = sys.stderr  # whatever the model prints
         make, measured = load(options.function), WAYS[options.measure]
-        if measured.compile is not None:
-            importlib.import_module("torch._inductor.compile_fx")  # takes seconds
-        if options.lock is not None:
-            _wait_for_turn(options.lock)
-        footprint = measure(make, measured, options.train)
-        print(json.dumps(asdict(footprint)), file=answer)
+        figures = asdict(measure(make, measured, options.train))
+        if options.stay:  # for benchmarks/footprint.py, which runs several beside each other
+            print(json.dumps({**figures, "holds": _holds()}), file=answer, flush=True)
+            sys.stdin.read()
+        else:
+            print(json.dumps(figures), file=answer)
         return 0
     problem = _problem(options)
     if problem is not None:
@@ -166,11 +165,9 @@ def load(name: str) -> Callable[[], Any]:
     return found
 
 
-def _wait_for_turn(lock: Path) -> None:
-    """Returns when no other process holds the lock, and holds it until this one ends: that is when
-    the device gets its memory back.
-    """
-    fcntl.flock(os.open(lock, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
+def measuring(function: str, way: str, train: bool) -> list[str]:
+    """What a process runs that prints the footprint of a way, as JSON."""
+    return ["cudagraph_pool", "footprint", function, "--measure", way, *["--train"] * train]
 
 
 def measure_apart(
@@ -178,16 +175,11 @@ def measure_apart(
     way: str,
     train: bool,
     environment: Mapping[str, str] | None = None,
-    lock: Path | None = None,
 ) -> Footprint | str:
-    """What a way took in a process of its own, or what went wrong.
-
-    Arguments:
-        lock: A file. Of processes with the same one only one at a time uses the GPU.
-    """
-    module = ["cudagraph_pool", "footprint", function, "--measure", way, *["--train"] * train]
-    module += [] if lock is None else ["--lock", str(lock)]
-    answer = ask(module, os.environ if environment is None else environment)
+    """What a way took in a process of its own, or what went wrong."""
+    answer = ask(
+        measuring(function, way, train), os.environ if environment is None else environment
+    )
     return answer if isinstance(answer, str) else Footprint(**answer)
 
 
@@ -230,7 +222,7 @@ def measure(make: Callable[[], Any], way: Way, train: bool) -> Footprint:
         allocated=torch.cuda.max_memory_allocated(),
         reserved=torch.cuda.max_memory_reserved(),
         graph_pool=sum(pools) if way.has_graphs else 0,
-        driver=max(0, _used() - before - torch.cuda.memory_reserved()),
+        driver=max(0, _used() - before - _holds()),
     )
 
 
@@ -254,6 +246,13 @@ def _loss(output: Any) -> Any:
 
     first = next(x for x in tree_leaves(output) if getattr(x, "requires_grad", False))
     return first if first.numel() == 1 else first.float().mean()
+
+
+def _holds() -> int:
+    """What PyTorch holds now."""
+    import torch
+
+    return int(torch.cuda.memory_reserved())
 
 
 def _used() -> int:

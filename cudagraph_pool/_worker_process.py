@@ -17,12 +17,10 @@ def ask(
     """What a module of this package, run with arguments, prints as its last line, which is JSON; or
     a text that says what went wrong.
     """
-    # The package that this process runs, not one that happens to lie in the current folder.
-    paths = [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", *module],
-            env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            command(module),
+            env=environment_for(environment),
             capture_output=True,
             text=True,
             timeout=seconds,
@@ -31,6 +29,22 @@ def ask(
         return f"no answer in {seconds} s"
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
-        words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return f"the process ended with code {done.returncode}: {words[-1] if words else ''}"
+        return failure(done.returncode, done.stderr)
     return json.loads(lines[-1])
+
+
+def command(module: Sequence[str]) -> list[str]:
+    """Runs a module of this package, with arguments."""
+    return [sys.executable, "-P", "-m", *module]
+
+
+def environment_for(environment: Mapping[str, str]) -> dict[str, str]:
+    """With the package that this process runs, not one that lies in the current folder."""
+    paths = [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def failure(code: int, errors: str) -> str:
+    """What a process that ended without an answer said last."""
+    words = [line.strip() for line in errors.splitlines() if line.strip()]
+    return f"the process ended with code {code}: {words[-1] if words else ''}"
