@@ -15,7 +15,7 @@ from _lanes import Answer, Lanes
 
 # Takes 1,000 bytes, or more and more of them.
 WORKER = """
-import os, sys
+import os, sys, time
 
 def take(size):
     with open(file + ".part", "w") as part:
@@ -26,7 +26,8 @@ file = f"{sys.argv[1]}/{os.getpid()}"
 size = 1000
 take(size)
 while sys.argv[2] == "grows":
-    size += 1
+    time.sleep(0.12)
+    size += 7
     take(size)
 if sys.argv[2] == "fails":
     sys.exit("no memory")
@@ -51,7 +52,7 @@ def command(folder: Path, kind: str) -> list[str]:
 def test_what_others_take_meanwhile_is_not_counted(lanes: Lanes, tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as executor:
         growing = executor.submit(lanes.ask, command(tmp_path, "grows"), os.environ, 4.0)
-        for _ in range(3):
+        for _ in range(4):
             assert lanes.ask(command(tmp_path, "holds"), os.environ, 60) == Answer(
                 {"answer": 42}, 1000
             )
