@@ -14,8 +14,8 @@ from _exec_driver import BareSwitch, empty_calls
 from _graph_shape import shape_of
 from torch import Tensor
 
+from cudagraph_pool._graphs import _EXEC_BUDGET
 from cudagraph_pool._measure import Captures, PoolHandle
-from cudagraph_pool._runner import _EXEC_BUDGET
 from cudagraph_pool._workloads import Workload
 
 # Replays between two waits for the device where calls are timed: far below what fills its queue.

@@ -62,15 +62,15 @@ def _loaded_adapter() -> ModuleType | None:
     return sys.modules.get("cudagraph_pool._torch")
 
 
-def enable(share_captures: bool = False, mempools: bool = True) -> None:
+def enable(share_captures: bool = False, mempools: bool = True, shared_exec: bool = False) -> None:
     r"""Let CUDA graph captures allocate in memory pools of this package.
 
     May be called at any time, also after CUDA is initialized and while tensors are alive. Graphs
     captured before stay with the allocator that they were captured with. Calling it again changes
-    nothing but what ``share_captures`` and ``mempools`` say of what is to come. Observers of memory
-    that runs out hear of pools of this package too, whenever they were attached; trackers of
-    allocations (``attachAllocatorTraceTracker`` in C++) only if they were attached after this,
-    since PyTorch tells nobody who its trackers are.
+    nothing but what its arguments say of what is to come. Observers of memory that runs out hear of
+    pools of this package too, whenever they were attached; trackers of allocations
+    (``attachAllocatorTraceTracker`` in C++) only if they were attached after this, since PyTorch
+    tells nobody who its trackers are.
 
     Arguments:
         share_captures (bool, optional): Let all captures that name no pool share one for each
@@ -86,6 +86,10 @@ def enable(share_captures: bool = False, mempools: bool = True) -> None:
             lends to eager work that PyTorch's own allocator has no memory for, unless a graph was
             captured into it that lives; observers of memory that runs out are told all the same.
             With ``no_split`` a block has whole pages. Default: ``True``.
+        shared_exec (bool, optional): Whether graphs share executables, as those of
+            :class:`cudagraph_pool.graph` may, whoever captures them: four on each device, and more
+            where the device would wait for switches, as long as all together take 256 MiB at most.
+            A graph made with ``keep_graph=True`` keeps its own. Default: ``False``.
 
     Raises:
         ImportError: The adapter was not built, or not for this release of torch.
@@ -112,6 +116,7 @@ def enable(share_captures: bool = False, mempools: bool = True) -> None:
                 "call it before the capture begins or after it has ended"
             )
     adapter.enable(share_captures, mempools)
+    _share_execs(shared_exec)
 
 
 def disable() -> None:
@@ -127,6 +132,15 @@ def disable() -> None:
     adapter = _loaded_adapter()
     if adapter is not None:
         adapter.disable()
+        _share_execs(False)
+
+
+def _share_execs(shares: bool) -> None:
+    """Replaces nothing of torch's where nobody has asked for it."""
+    if shares or "cudagraph_pool._shared_capture" in sys.modules:
+        from . import _shared_capture
+
+        _shared_capture.set_shares(shares)
 
 
 def is_enabled() -> bool:
@@ -136,13 +150,15 @@ def is_enabled() -> bool:
 
 
 @contextmanager
-def enabled(share_captures: bool = False, mempools: bool = True) -> Iterator[None]:
+def enabled(
+    share_captures: bool = False, mempools: bool = True, shared_exec: bool = False
+) -> Iterator[None]:
     r"""Context manager that enables the package for a block of code, as :func:`enable` does.
 
     At its end the package is disabled again, unless it was enabled before.
     """
     before = is_enabled()
-    enable(share_captures, mempools)
+    enable(share_captures, mempools, shared_exec)
     try:
         yield
     finally:

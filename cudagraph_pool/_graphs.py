@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # The more there are, the fewer replays switch. With so many even 16 graphs of 2,400 nodes keep to
 # a quarter of what executables of their own would take: benchmarks/shared_execs.py has the table.
 _MAX_EXECS = 4
+# For more of them, where nobody says how much they may take.
+_EXEC_BUDGET = 256 << 20
 
 
 def _require_enabled(what: str) -> Any:

@@ -16,14 +16,13 @@ from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
 from ._call import Call, take_apart
 from ._captures import Captures, frozen_heap
 from ._function import module_of, parameters_of, watch
-from ._graphs import GraphPool, _require_enabled
+from ._graphs import _EXEC_BUDGET, GraphPool, _require_enabled
 from ._program import Plan, Program
 from ._report import Report
 
 Order = Literal["largest_first", "smallest_first", "given"]
 
 _ORDERS = ("largest_first", "smallest_first", "given")
-_EXEC_BUDGET = 256 << 20
 _MAX_PLANS = 4096  # one for each shape that calls have had: some kB each
 
 

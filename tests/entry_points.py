@@ -9,6 +9,7 @@ from pathlib import Path
 from cudagraph_pool import _core
 
 _ROOT = Path(__file__).parent.parent
+_NO_NUMPY = "ignore:Failed to initialize NumPy"  # torch says so where there is none
 
 
 def declared() -> dict[str, dict[str, str]]:
@@ -37,4 +38,5 @@ def environment(folder: Path, **variables: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in ("CUDAGRAPH_POOL", "TORCH_DEVICE_BACKEND_AUTOLOAD")
     }
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **variables}
+    kept |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONWARNINGS": _NO_NUMPY}
+    return {**kept, **variables}
