@@ -140,17 +140,18 @@ std::optional<Block> GraphAllocator::LendFrom(DevicePools& pools, PoolId pool,
   BeforeOursChange();
   LimitOurs(pools);
   set.BeginScope(pool, ScopeKind::kEager, routes_.capturing());
-  std::optional<Block> block;
   const auto end = [&] {
     set.EndScope(pool);
     set.Release(pool);
   };
+  Address lent = 0;  // no std::optional: g++ 12 has it engaged where what was to fill it threw
   Undo scope([&] {
-    if (block) set.Free(block->address);
+    if (lent != 0) set.Free(lent);
     end();
   });
   bool over_fraction = false;
-  block = TryAllocate(pools, request, &over_fraction);
+  const std::optional<Block> block = TryAllocate(pools, request, &over_fraction);
+  if (block) lent = block->address;
   end();
   scope.Keep();
   return block;
