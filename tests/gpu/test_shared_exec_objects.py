@@ -382,3 +382,32 @@ def test_templates_cost_no_device_memory() -> None:
     assert len(kept) == len(also_kept)
     assert counts(pool)[:2] == (1, 1)
     assert shared_bytes <= stock_bytes / 4 + (2 << 20)
+
+
+def test_graphs_of_code_that_knows_nothing_of_it() -> None:
+    from cudagraph_pool import _shared_capture
+
+    device = torch.cuda.current_device()
+    pool = torch.cuda.graph_pool_handle()
+    cgp.enable(shared_exec=True)
+    sharing = {rows: capture_chain(rows, pool) for rows in (1024, 700, 512, 333, 64, 3)}
+    kept = torch.cuda.CUDAGraph(keep_graph=True)
+    x = torch.zeros(8, device="cuda")
+    with torch.cuda.graph(kept, pool=pool):
+        x.add_(1)
+    cgp.enable()
+    alone = capture_chain(1024, pool)
+    for seed, rows in enumerate([64, 1024, 3, 3, 700, 64, 512, 333, 1024]):
+        fed = fresh(rows, seed)
+        assert torch.equal(sharing[rows].replay(fed), chain(fed))
+    assert torch.equal(alone.replay(fed), chain(fed))
+    kept.replay()
+    assert x.eq(1).all()
+    stats = _shared_capture._caches[device].stats()
+    assert 1 <= stats["execs"] < len(sharing)
+    assert stats["exec_updates"] > 0
+    assert [hasattr(graph, "_shared_graph") for graph in (sharing[3].graph, kept, alone.graph)] == [
+        True,
+        False,
+        False,
+    ]
