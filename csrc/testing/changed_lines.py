@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import re
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from altered_tree import ROOT, StaleError, run
 from mutants import Mutant
 
-RULES = ["universal.rules", "cpp.rules", "c_like.rules"]
 # What only tests are made of.
 LEFT_OUT = [":!*_test*", ":!*fake_*", ":!*_fixture*", ":!*_benchmark*", ":!*faults*"]
 
@@ -29,37 +30,50 @@ def default_commit() -> str:
 
 
 def changed_lines(commit: str, folders: Sequence[str]) -> dict[str, set[int]]:
-    """Those of each C++ source in csrc/ that differ from `commit` in the working tree."""
+    """By file in csrc/, those that differ from `commit` in the working tree, but comments."""
     sources = [f"csrc/{folder}/*.{suffix}" for folder in folders for suffix in ("cc", "h")]
     diff = git("diff", "--unified=0", "--no-prefix", commit, "--", *sources, *LEFT_OUT)
     lines: dict[str, set[int]] = {}
-    path = ""
+    path, number = "", 0
     for line in diff.splitlines():
         if line.startswith("+++ "):
             path = line.removeprefix("+++ csrc/")
-        elif hunk := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
-            first, count = int(hunk[1]), int(hunk[2] or 1)
-            lines.setdefault(path, set()).update(range(first, first + count))
-    return {path: numbers for path, numbers in lines.items() if numbers}
+        elif hunk := re.match(r"@@ -\S+ \+(\d+)", line):
+            number = int(hunk[1])
+        elif line.startswith("+"):
+            if not line[1:].lstrip().startswith("//"):
+                lines.setdefault(path, set()).add(number)
+            number += 1
+    return lines
+
+
+def mutants_of_lines(path: str, numbers: set[int]) -> list[Mutant]:
+    """All of them; not all compile. Raises StaleError."""
+    source = ROOT / "csrc" / path
+    folder, _, file = path.partition("/")
+    text = source.read_text()
+    lines = text.splitlines()
+    made: dict[str, Mutant] = {}  # by text: rules may come to the same
+    with tempfile.TemporaryDirectory(prefix="cgp-mutants-") as directory:
+        (Path(directory) / "lines").write_text(" ".join(map(str, numbers)))
+        command = ["mutate", str(source), "cpp", "--lines", "lines", "--noCheck"]
+        code, output = run([*command, "--mutantDir", "."], Path(directory), seconds=60)
+        if code != 0:
+            raise StaleError(output)
+        for mutated in sorted(Path(directory).glob("*.mutant.*")):
+            new = mutated.read_text()
+            number, what = next(
+                (number, line.strip())
+                for number, line in enumerate(new.splitlines(), 1)
+                if lines[number - 1 : number] != [line]
+            )
+            made[new] = Mutant(f"{path}:{number}", file, what, text, new, folder)
+    return list(made.values())
 
 
 def mutants_of_changes(commit: str, folders: Sequence[str], seed: int) -> list[Mutant]:
-    """All of them, in an order drawn by the seed; not all compile. Raises StaleError."""
-    from universalmutator.mutator import mutants_regexp  # pip install -e '.[mutate]'
-
-    made: dict[tuple[str, int, str], Mutant] = {}
-    for path, numbers in changed_lines(commit or default_commit(), folders).items():
-        folder, _, file = path.partition("/")
-        source = (ROOT / "csrc" / path).read_text().splitlines(keepends=True)
-        for number, text, *_ in mutants_regexp(
-            source, RULES, ignorePatterns=[], ignoreStringOnly=True
-        ):
-            if number in numbers:
-                mutated = "".join([*source[: number - 1], text, *source[number:]])
-                what = " ".join(text.split())
-                made[path, number, text] = Mutant(
-                    f"{path}:{number}", file, what, "".join(source), mutated, folder
-                )
-    mutants = list(made.values())
+    """In an order drawn by the seed. Raises StaleError."""
+    changed = changed_lines(commit or default_commit(), folders)
+    mutants = [m for path, numbers in changed.items() for m in mutants_of_lines(path, numbers)]
     random.Random(seed).shuffle(mutants)
     return mutants
