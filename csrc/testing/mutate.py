@@ -111,7 +111,10 @@ def first_failure(proofs: Proofs, work: Path) -> str:
 
 def choose(options: argparse.Namespace) -> list[Mutant]:
     """Raises StaleError where git fails."""
-    folders = list(PROOFS) if torch_folder() else ["core"]
+    folders = list(PROOFS)
+    if torch_folder() is None:
+        print(f"only the core's: {sys.executable} has no torch")
+        folders = ["core"]
     if options.changed is None:
         mutants = [m for m in MUTANTS if m.folder in folders]
     else:
