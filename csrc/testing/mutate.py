@@ -58,7 +58,8 @@ WITH_TORCH = [
     f"-DCGP_TORCH_DIR={torch_folder()}",
     f"-DPython_EXECUTABLE={sys.executable}",
 ]
-TESTS = "csrc/testing/cgp_tests --gtest_brief=1"
+BRIEFLY = "--gtest_brief=1 --gtest_fail_fast"
+TESTS = f"csrc/testing/cgp_tests {BRIEFLY}"
 FUZZ = "csrc/testing/cgp_fuzz --seed"
 PROOFS = {
     "core": Proofs(
@@ -78,7 +79,7 @@ PROOFS = {
         "build-torch",
         WITH_TORCH,
         [
-            f"csrc/torch/cgp_torch_{tests} --gtest_brief=1"
+            f"csrc/torch/cgp_torch_{tests} {BRIEFLY}"
             for tests in ("tests", "entry_tests", "base_tests", "pluggable_tests")
         ],
     ),
@@ -98,14 +99,14 @@ def build_proofs(proofs: Proofs, work: Path, jobs: int) -> str:
 
 
 def first_failure(proofs: Proofs, work: Path) -> str:
-    """The test suites of the first proof that fails, or its command if it names none; else ""."""
+    """The suite of the first test that fails, or the command that does; "" if all pass."""
     for command in proofs.commands:
         program, *options = command.split()
         code, output = run([str(work / proofs.build / program), *options], work, TIME_LIMIT_S)
         if code != 0:
-            suites = set(re.findall(r"\[  FAILED  \] (?:\w+/)?(\w+)\.", output))
-            # A crash ends the output before any summary.
-            return ", ".join(sorted(suites)) or f"{command}: exit code {code}"
+            suite = re.search(r"\[  FAILED  \] (?:\w+/)?(\w+)\.", output)
+            # A crash names none.
+            return suite[1] if suite else f"{command}: exit code {code}"
     return ""
 
 
