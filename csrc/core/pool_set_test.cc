@@ -397,6 +397,15 @@ TEST_F(PoolSetTest, TrimLeavesPoolsInUseAlone) {
   EXPECT_TRUE(watch_.Accessible(block.address, block.bytes));
 }
 
+TEST_F(PoolSetTest, ATrimOfOnePoolLeavesTheOthersAlone) {
+  MakeUnused(kOne, 2);
+  MakeUnused(kTwo, 3);
+  EXPECT_EQ(set_->Trim(kOne), 2 * kPage);
+  MakeUnused(kOne, 5);
+  EXPECT_EQ(set_->Trim(kTwo), 3 * kPage);
+  EXPECT_EQ(set_->Trim(), 5 * kPage);
+}
+
 TEST_F(PoolSetTest, APoolTakenUpAgainBeforeATrimKeepsItsMemory) {
   MakeUnused(kOne, 3);
   Begin(kOne);
