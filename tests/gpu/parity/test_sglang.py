@@ -242,7 +242,7 @@ def test_free_runs_of_the_pool_are_lent(side: Side) -> None:
     with Expect(side, len(SIZES)):
         runner = Runner(target(Decoder(0)), shared)
     kept = [out.clone() for outs in runner._outputs.values() for out in outs]
-    runs = []
+    runs: list[Tensor] = []
     for segment in torch.cuda.memory_snapshot(shared.pool, include_traces=False):
         address = segment["address"]
         for block in segment["blocks"]:
