@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import Any
 
 from _command import device, positive, write_report
+from _pools import measure_pools
 
 from cudagraph_pool._table import format_table
 
 BATCHINGS = ("synchronous", "asynchronous")
 ALLOCATORS = ("stock", "ours")
 _MIB = 1 << 20
-_PAGE = 2 << 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -146,31 +146,7 @@ def measure(batching: str, prompts: int, tokens: int, rounds: int) -> dict[str, 
         "tokens": count,
         "tokens_per_second": statistics.median(rates),
         "digest": hashlib.sha256(json.dumps(generated).encode()).hexdigest()[:16],
-        **_memory(),
-    }
-
-
-def _memory() -> dict[str, int]:
-    """What pools hold, in bytes, and how many captures went to pools of ours."""
-    import torch
-
-    import cudagraph_pool as cgp
-
-    pool = sum(
-        segment["total_size"]
-        for segment in torch.cuda.memory_snapshot()
-        if tuple(segment["segment_pool_id"]) != (0, 0)
-    )
-    if not cgp.is_enabled():
-        return {"pool": pool, "captures_of_ours": 0, "minimum": 0}
-    from cudagraph_pool._allocator import load_adapter
-
-    adapter = load_adapter()
-    peaks = [adapter.stats(0, pool_id)["peak_allocated_bytes"] for pool_id in adapter.pool_ids(0)]
-    return {
-        "pool": pool,
-        "captures_of_ours": adapter.capture_counts()["ours"],
-        "minimum": sum(-(-peak // _PAGE) * _PAGE for peak in peaks),
+        **measure_pools(),
     }
 
 

@@ -21,8 +21,8 @@ a pool of ours, and the shared pool is at most 1.01 of the minimum; 1 if not, 2 
     python benchmarks/layer_graphs.py --output results/layer_graphs.json
 
 pool     MiB that graph pools reserve in the end.
-least    MiB: the most that was ever live at once in each pool, in whole pages, added up.
-÷ all    Pool ÷ the least of the shared pool, which is that of all captures as one program.
+minimum  MiB: the most that was ever live at once in each pool, in whole pages, added up.
+÷ all    Pool ÷ the minimum of the shared pool, which is that of all captures as one program.
 device   MiB that the device has less since the captures.
 capture  Seconds of all captures, from before torch.cuda.graph is entered until after it is left.
 step     Milliseconds of a forward and a backward pass. Both are medians.
@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _command import device, positive, write_report
+from _pools import measure_pools
 
 from cudagraph_pool._table import format_table
 
@@ -60,7 +61,6 @@ WAYS = (
     ("unnamed", "shared"),
 )
 _MIB = 1 << 20
-_PAGE = 2 << 20
 _BATCH, _LENGTH, _WIDTH, _HEADS = 4, 512, 1024, 16
 
 # From an input to the output and all gradients, that of the input first.
@@ -124,7 +124,7 @@ def measure(captures: str, allocator: str, layers: int, steps: int) -> dict[str,
         parameter.grad = None
     free = _free_bytes()
     step = new_step(captures, model, samples)
-    found = {"device_bytes": free - _free_bytes(), **_memory()}
+    found = {"device": free - _free_bytes(), **measure_pools()}
     step(_input(seed=1))
     results = step(_input(seed=2))
     if not all(bool(result.isfinite().all()) for result in results):
@@ -294,31 +294,6 @@ def _free_bytes() -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
-def _memory() -> dict[str, int]:
-    """What pools hold, in bytes, and how many captures went to pools of ours."""
-    import torch
-
-    import cudagraph_pool as cgp
-
-    reserved: dict[Any, int] = {}
-    for segment in torch.cuda.memory_snapshot():
-        pool = tuple(segment["segment_pool_id"])
-        if pool != (0, 0):
-            reserved[pool] = reserved.get(pool, 0) + segment["total_size"]
-    found = {"pools": len(reserved), "pool_bytes": sum(reserved.values())}
-    if not cgp.is_enabled():
-        return {**found, "captures_of_ours": 0, "least_bytes": 0}
-    from cudagraph_pool._allocator import load_adapter
-
-    adapter = load_adapter()
-    peaks = [adapter.stats(0, pool)["peak_allocated_bytes"] for pool in adapter.pool_ids(0)]
-    return {
-        **found,
-        "captures_of_ours": adapter.capture_counts()["ours"],
-        "least_bytes": sum(-(-peak // _PAGE) * _PAGE for peak in peaks),
-    }
-
-
 def merge(way: tuple[str, str], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Several runs of one way: times are medians, memory the most."""
     merged: dict[str, Any] = {"way": way[0], "allocator": way[1]}
@@ -326,7 +301,7 @@ def merge(way: tuple[str, str], runs: Sequence[dict[str, Any]]) -> dict[str, Any
         values = [run[name] for run in runs]
         if name.endswith("_seconds"):
             merged[name] = statistics.median(values)
-        elif name.endswith("_bytes"):
+        elif name in ("pool", "minimum", "device"):
             merged[name] = max(values)
         else:
             merged[name] = value if values.count(value) == len(values) else "varies"
@@ -344,9 +319,9 @@ def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
             problems.append(
                 f"{name}: {row['captures_of_ours']} of {row['captures']} captures in pools of ours"
             )
-        if row["allocator"] == "shared" and row["pool_bytes"] > 1.01 * row["least_bytes"]:
-            ratio = row["pool_bytes"] / row["least_bytes"]
-            problems.append(f"{name}: the pool is {ratio:.3f} of the least")
+        if row["allocator"] == "shared" and row["pool"] > 1.01 * row["minimum"]:
+            ratio = row["pool"] / row["minimum"]
+            problems.append(f"{name}: the pool is {ratio:.3f} of the minimum")
     return problems
 
 
@@ -357,14 +332,14 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         "graphs",
         "pools",
         "pool",
-        "least",
+        "minimum",
         "÷ all",
         "device",
         "capture",
         "step",
     ]
     lines = [[*head, "digest"]]
-    least = next(row["least_bytes"] for row in rows if row["allocator"] == "shared")
+    minimum = next(row["minimum"] for row in rows if row["allocator"] == "shared")
     for row in rows:
         lines.append(
             [
@@ -372,10 +347,10 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
                 row["allocator"],
                 str(row["captures"]),
                 str(row["pools"]),
-                f"{row['pool_bytes'] / _MIB:,.0f}",
-                f"{row['least_bytes'] / _MIB:,.0f}" if row["least_bytes"] else "-",
-                f"{row['pool_bytes'] / least:.3f}" if row["captures"] else "-",
-                f"{row['device_bytes'] / _MIB:,.0f}",
+                f"{row['pool'] / _MIB:,.0f}",
+                f"{row['minimum'] / _MIB:,.0f}" if row["minimum"] else "-",
+                f"{row['pool'] / minimum:.3f}" if row["captures"] else "-",
+                f"{row['device'] / _MIB:,.0f}",
                 f"{row['capture_seconds']:.2f}",
                 f"{row['step_seconds'] * 1e3:.2f}",
                 row["digest"],

@@ -17,8 +17,8 @@ def run(**figures: Any) -> dict[str, Any]:
     return {
         "captures": 4,
         "captures_of_ours": 4,
-        "pool_bytes": 100,
-        "least_bytes": 100,
+        "pool": 100,
+        "minimum": 100,
         "step_seconds": 1.0,
         "digest": "d1",
         **figures,
@@ -31,7 +31,7 @@ def run(**figures: Any) -> dict[str, Any]:
         ({}, []),
         ({"captures_of_ours": 0}, ["unnamed, shared: 0 of 4 captures in pools of ours"]),
         ({"digest": "d2"}, ["unnamed, shared: other gradients than eager's"]),
-        ({"pool_bytes": 102}, ["unnamed, shared: the pool is 1.020 of the least"]),
+        ({"pool": 102}, ["unnamed, shared: the pool is 1.020 of the minimum"]),
     ],
 )
 def test_what_is_a_failure(figures: dict[str, Any], problems: list[str]) -> None:
@@ -42,9 +42,8 @@ def test_what_is_a_failure(figures: dict[str, Any], problems: list[str]) -> None
 
 def test_runs_of_a_way_are_merged() -> None:
     runs = [
-        run(step_seconds=seconds, pool_bytes=100 * seconds, digest=f"d{seconds}")
-        for seconds in (1, 5, 2)
+        run(step_seconds=seconds, pool=100 * seconds, digest=f"d{seconds}") for seconds in (1, 5, 2)
     ]
     merged = layer_graphs.merge(("each", "stock"), runs)
-    assert (merged["step_seconds"], merged["pool_bytes"], merged["captures"]) == (2, 500, 4)
+    assert (merged["step_seconds"], merged["pool"], merged["captures"]) == (2, 500, 4)
     assert layer_graphs.judge([merged]) == ["each, stock: other gradients than eager's"]
