@@ -17,7 +17,7 @@ from .conftest import Side
 if TYPE_CHECKING:
     from torch import Tensor
 
-SIZES = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128]
+SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512]
 VOCABULARY = 4096
 _WIDTH = 256
 _HIDDEN = 1024
