@@ -126,7 +126,7 @@ def drafting(model: Decoder, steps: int = 3) -> Forward:
 
 
 def test_runners_share_a_pool_and_a_stream(side: Side) -> None:
-    """EAGLE with LoRA: the target verifies four tokens of each request, with adapters or without,
+    """cuda_graph_runner.py, EAGLE with LoRA: the target verifies four tokens of each request, with adapters or without,
     and the draft has graphs of its own (speculative/eagle_draft_cuda_graph_runner.py at 00023be).
     Each capture goes into the pool of the one before it.
     """

@@ -1,8 +1,8 @@
 """The captures of TensorRT-LLM, in the order in which its sources make them.
 
-Read were, of NVIDIA/TensorRT-LLM, tensorrt_llm/_torch/pyexecutor/cuda_graph_runner.py at 7b437aa,
-pyexecutor/model_engine.py of 2026 (_capture_generation_cuda_graphs), and
-compilation/piecewise_optimizer.py at 05fff03.
+Read were, of NVIDIA/TensorRT-LLM, under tensorrt_llm/_torch/: pyexecutor/cuda_graph_runner.py at
+7b437aa, pyexecutor/engine/runners/decoder/runner.py at fcc4432 (model_engine.py before it was
+split), compilation/piecewise_optimizer.py at 05fff03.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Runner:
 
 def test_generation_graphs(side: Side) -> None:
     """The engine warms up twice: to estimate what is left for the KV cache, and once that is there.
-    What the first time took is free when it is cleared.
+    What the first time took is free when it is cleared. (cuda_graph_runner.py, runner.py)
     """
     runner, chance = Runner(Decoder(0)), random.Random(0)
     torch.cuda.empty_cache()
@@ -101,8 +101,9 @@ def test_generation_graphs(side: Side) -> None:
 
 
 def test_pieces_between_attentions(side: Side) -> None:
-    """Each piece is captured at its fourth run and replayed at once, before the next is captured;
-    gc.collect is patched out meanwhile, and called with empty_cache after each size.
+    """piecewise_optimizer.py: each piece is captured at its fourth run and replayed at once, before
+    the next is captured; gc.collect is patched out meanwhile, and called with empty_cache after
+    each size.
     """
     model, pool = Decoder(0), torch.cuda.graph_pool_handle()
     works: list[Callable[[Tensor], Tensor]] = [
