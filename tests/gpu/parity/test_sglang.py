@@ -126,9 +126,10 @@ def drafting(model: Decoder, steps: int = 3) -> Forward:
 
 
 def test_runners_share_a_pool_and_a_stream(side: Side) -> None:
-    """cuda_graph_runner.py, EAGLE with LoRA: the target verifies four tokens of each request, with adapters or without,
-    and the draft has graphs of its own (speculative/eagle_draft_cuda_graph_runner.py at 00023be).
-    Each capture goes into the pool of the one before it.
+    """cuda_graph_runner.py, EAGLE with LoRA: the target verifies four tokens of each request, with
+    adapters or without, and the draft has graphs of its own, in
+    speculative/eagle_draft_cuda_graph_runner.py at 00023be. Each capture goes into the pool of the
+    one before it. That a size has graphs with and without LoRA is decode_cuda_graph_runner.py's.
     """
     shared, chance = Shared(), random.Random(0)
     with Expect(side, 3 * len(SIZES)), least(side):
@@ -140,8 +141,9 @@ def test_runners_share_a_pool_and_a_stream(side: Side) -> None:
 
 
 def test_captured_anew_with_other_outputs(side: Side) -> None:
-    """recapture_if_needed: once hidden states are asked for, all sizes are captured once more into
-    the same pool. The graphs and outputs of before go one by one, as new ones take their places.
+    """cuda_graph_runner.py, recapture_if_needed: once hidden states are asked for, all sizes are
+    captured once more into the same pool. The graphs and outputs of before go one by one, as new
+    ones take their places.
     """
     model, with_hidden = Decoder(0), False
 
