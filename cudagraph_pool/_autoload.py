@@ -27,7 +27,7 @@ def vllm() -> None:
 
         from ._vllm import serve_all_reduce
 
-        _lazy_call(lambda: serve_all_reduce(logger))  # it imports what a GPU is used by
+        _lazy_call(lambda: serve_all_reduce(logger))  # it imports much of vLLM
 
 
 def sglang() -> None:

@@ -4,7 +4,7 @@ At the end of its captures it lets the other processes read what they reduced wh
 ``cudaIpcGetMemHandle``. Mapped memory has no such handle, ours nor that of PyTorch's expandable
 segments, and vLLM ends the process (``custom_all_reduce.cuh:455 'invalid argument'``, vllm#42609).
 Outside of captures it copies what it reduces into a buffer that all have opened. So it does in
-captures here: a copy of some KiB each.
+captures here.
 """
 
 from __future__ import annotations
