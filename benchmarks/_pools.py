@@ -25,10 +25,10 @@ def measure_pools() -> dict[str, int]:
         return {**found, "captures_of_ours": 0, "minimum": 0}
     from cudagraph_pool._allocator import load_adapter
 
-    adapter = load_adapter()
-    peaks = [adapter.stats(0, pool)["peak_allocated_bytes"] for pool in adapter.pool_ids(0)]
+    adapter, device = load_adapter(), torch.cuda.current_device()
+    pools = [adapter.stats(device, pool) for pool in adapter.pool_ids(device)]
     return {
         **found,
         "captures_of_ours": adapter.capture_counts()["ours"],
-        "minimum": sum(-(-peak // _PAGE) * _PAGE for peak in peaks),
+        "minimum": sum(-(-own["peak_allocated_bytes"] // _PAGE) * _PAGE for own in pools),
     }
