@@ -70,6 +70,10 @@ void ProbeDevice(const CudaApi& api, int device, CudaProbe* probe) {
   if (!probe->vmm_supported) {
     probe->reason = "device " + std::to_string(device) + " (" + probe->name + "): " + kNoVmm;
   }
+  int exports = 0;
+  api.cuDeviceGetAttribute(
+      &exports, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, cu_device);
+  probe->exports = exports != 0;
 }
 
 CUmemLocation LocationOf(CUdevice device) {
@@ -79,11 +83,12 @@ CUmemLocation LocationOf(CUdevice device) {
   return location;
 }
 
-// As PyTorch's expandable segments make theirs. Not to be shared with other processes.
-CUmemAllocationProp HandleProperties(CUdevice device, bool rdma_capable) {
+// As PyTorch's expandable segments make theirs.
+CUmemAllocationProp HandleProperties(CUdevice device, bool rdma_capable, bool exportable) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+  properties.requestedHandleTypes =
+      exportable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;
   properties.location = LocationOf(device);
   properties.allocFlags.gpuDirectRDMACapable = rdma_capable ? 1 : 0;
   return properties;
@@ -131,9 +136,11 @@ class CudaDriver::Timer {
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-CudaDriver::CudaDriver(int device) : CudaDriver(device, CudaApiOrThrow(device)) {}
+CudaDriver::CudaDriver(int device, const std::atomic<bool>* exportable)
+    : CudaDriver(device, CudaApiOrThrow(device), exportable) {}
 
-CudaDriver::CudaDriver(int device, const CudaApi& api) : device_(device), api_(api) {
+CudaDriver::CudaDriver(int device, const CudaApi& api, const std::atomic<bool>* exportable)
+    : device_(device), api_(api), exportable_(exportable) {
   const auto check = [&](std::string_view name, CUresult code) {
     CheckCuda(api_, device_, name, code);
   };
@@ -152,7 +159,8 @@ CudaDriver::CudaDriver(int device, const CudaApi& api) : device_(device), api_(a
         api_.cuDeviceGetAttribute(
             &rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, cu_device_));
   rdma_capable_ = rdma != 0;
-  const CUmemAllocationProp properties = HandleProperties(cu_device_, rdma_capable_);
+  const CUmemAllocationProp properties =
+      HandleProperties(cu_device_, rdma_capable_, IsExportable());
   size_t granularity = 0;
   check("cuMemGetAllocationGranularity",
         api_.cuMemGetAllocationGranularity(&granularity, &properties,
@@ -261,7 +269,8 @@ void CudaDriver::FreeAddresses(Address address, uint64_t bytes) {
 }
 
 Handle CudaDriver::Create(uint64_t bytes) {
-  const CUmemAllocationProp properties = HandleProperties(cu_device_, rdma_capable_);
+  const CUmemAllocationProp properties =
+      HandleProperties(cu_device_, rdma_capable_, IsExportable());
   CUmemGenericAllocationHandle handle = 0;
   Call(DriverCall::kCreate, "cuMemCreate", bytes,
        [&] { return api_.cuMemCreate(&handle, bytes, &properties, 0); });

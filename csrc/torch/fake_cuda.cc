@@ -214,7 +214,9 @@ std::unique_ptr<Driver> MakeDriver(int device) {
       HostDriverOptions{.device = device, .physical_limit_bytes = fake_cuda::kPhysicalLimit});
 }
 
-void RequireDriverSupport(int) {}
+void SetExportable(bool) {}
+
+void RequireDriverSupport(int, bool) {}
 
 StreamCapture CaptureOf(cudaStream_t stream) {
   const fake_cuda::Capture capture = fake_cuda::Query(stream);
