@@ -248,13 +248,20 @@ TEST_F(PoolCheckpointFencesTest, ABlockThatLivesOnKeepsItsLaterUses) {
   ExpectHeldUntilWorkIsDone(pieces);
 }
 
+// Captured uses: one outside of captures makes the block an eager one as well.
 TEST_F(PoolCheckpointFencesTest, ARevivedBlockHasTheUsesThatItHad) {
-  const Block block = AllocateIn(ScopeKind::kCapture, 2 * kPage, kA);
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  const CaptureId capture = host_.graphs().Begin(kB);
+  const Block block = Allocate(2 * kPage, kA);
   const auto pieces = set_.Pieces(block.address);
   set_.RecordUse(block.address, kB);
+  host_.graphs().End(capture);
+  set_.EndScope(kId);
   const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
   set_.Free(block.address);
-  set_.Restore(kId, checkpoint);
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  set_.EndScope(kId);
+  set_.Restore(kId, checkpoint);  // over bytes that nobody works on
   watch_.Submit(kB);
   set_.Free(block.address);
   ExpectHeldUntilWorkIsDone(pieces);

@@ -169,25 +169,38 @@ TEST_F(GiveBackTest, EagerWorkThatChurnsDoesNotGatherMappings) {
   set_.EndScope(kId);
 }
 
-TEST_F(GiveBackTest, WhatAGraphOrACheckpointNeedsStaysMapped) {
+TEST_F(GiveBackTest, WhatAGraphNeedsStaysMapped) {
   set_.BeginScope(kId, ScopeKind::kCapture);
   const Block captured = Allocate(20 * kPage + kGranule);
   set_.Free(captured.address);
   set_.EndScope(kId);
   set_.BeginScope(kId, ScopeKind::kEager);
-  const Block eager = Allocate(7 * kPage);
-  set_.EndScope(kId);
-  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
-  set_.Free(eager.address);
-  set_.BeginScope(kId, ScopeKind::kEager);
   Churn(4'000, 40, 2);
   set_.EndScope(kId);
   EXPECT_GT(watch_.quiesce_calls(), 0U);
   EXPECT_TRUE(watch_.Accessible(captured.address, captured.bytes));
+}
+
+TEST_F(GiveBackTest, WhatACheckpointComesBackToStaysMapped) {
+  set_.BeginScope(kId, ScopeKind::kEager);
+  const Block front = Allocate(10 * kPage);
+  Allocate(kPage);
+  const Block behind = Allocate(10 * kPage);
+  set_.Free(front.address);
+  set_.Free(behind.address);
+  const Block both = Allocate(20 * kPage);  // a newer mapping of the same pages
+  set_.EndScope(kId);
+  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
+  set_.Free(both.address);
+  set_.BeginScope(kId, ScopeKind::kEager);
+  Churn(4'000, 40, 2);
+  set_.EndScope(kId);
+  EXPECT_GT(watch_.quiesce_calls(), 0U);
+  EXPECT_TRUE(watch_.Accessible(both.address, both.bytes));
   set_.Restore(kId, checkpoint);
-  ASSERT_TRUE(set_.At(eager.address).has_value());
-  Write(eager, 5);
-  EXPECT_TRUE(Holds(eager, 5));
+  ASSERT_TRUE(set_.At(both.address).has_value());
+  Write(both, 5);
+  EXPECT_TRUE(Holds(both, 5));
 }
 
 TEST_F(GiveBackTest, NothingIsUnmappedWhileSomethingCaptures) {

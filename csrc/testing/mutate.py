@@ -1,27 +1,31 @@
 """Plants faults in the core and the adapter, one at a time, and expects the proofs to notice each.
 
-    python csrc/testing/mutate.py                 # all of them, in a copy of the tree
+    python csrc/testing/mutate.py                 # those of csrc/testing/mutants
     python csrc/testing/mutate.py --only fence    # those whose name contains "fence"
-    python csrc/testing/mutate.py --list
+    python csrc/testing/mutate.py --changed       # of the lines that differ from main
+    python csrc/testing/mutate.py --changed HEAD~1 --number 50 --seed 2
 
-A mutant is a file, a text that stands in it exactly once, and what to put in its place. The tree is
-copied, built and tried without a fault first. Those outside the core need a Python that has torch.
-Exit code 1 if a mutant survives, 2 if one no longer applies. See docs/mutants.md.
+The latter are universalmutator's (pip install -e '.[mutate]'). The tree is copied, built and tried
+without a fault first. Faults outside the core need a Python that has torch. Which proof noticed
+which fault goes to build/mutants.tsv too. Exit code 1 if a mutant survives, 2 if one of
+csrc/testing/mutants no longer applies.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import re
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from altered_tree import StaleError, build, copy_tree, planted, run
+from altered_tree import ROOT, StaleError, build, copy_tree, planted, run
+from changed_lines import mutants_of_changes
 from mutants import MUTANTS, Mutant
 
 TIME_LIMIT_S = 240
@@ -33,13 +37,11 @@ class Proofs:
 
     build: str  # the folder of the build
     options: Sequence[str]  # for CMake
-    tests: Sequence[str]  # the paths of the test programs in it
-    fuzzer: str | None = None
+    commands: Sequence[str]  # with the programs' paths in it
 
     @property
-    def targets(self) -> list[str]:
-        programs = [*self.tests, *filter(None, [self.fuzzer])]
-        return [Path(program).name for program in programs]
+    def programs(self) -> list[str]:
+        return list(dict.fromkeys(command.split()[0] for command in self.commands))
 
 
 def torch_folder() -> str | None:
@@ -56,72 +58,107 @@ WITH_TORCH = [
     f"-DCGP_TORCH_DIR={torch_folder()}",
     f"-DPython_EXECUTABLE={sys.executable}",
 ]
+TESTS = "csrc/testing/cgp_tests --gtest_brief=1"
+FUZZ = "csrc/testing/cgp_fuzz --seed"
 PROOFS = {
-    "core": Proofs("build", [], ["csrc/testing/cgp_tests"], "csrc/testing/cgp_fuzz"),
-    "driver": Proofs("build-torch", WITH_TORCH, ["csrc/testing/cgp_tests"]),
+    "core": Proofs(
+        "build",
+        [],
+        [
+            TESTS,
+            f"{FUZZ} 1 --ops 40000",
+            f"{FUZZ} 1000001 --ops 40000 --numbers-only",
+            f"{FUZZ} 1 --ops 300000 --captures",
+            f"{FUZZ} 1 --ops 2000 --numbers-only --fail-each",
+            f"{FUZZ} 1 --ops 2000 --captures --fail-each",
+        ],
+    ),
+    "driver": Proofs("build-torch", WITH_TORCH, [TESTS]),
     "torch": Proofs(
         "build-torch",
         WITH_TORCH,
         [
-            f"csrc/torch/cgp_torch_{tests}"
+            f"csrc/torch/cgp_torch_{tests} --gtest_brief=1"
             for tests in ("tests", "entry_tests", "base_tests", "pluggable_tests")
         ],
     ),
 }
 
 
-@dataclass
-class Verdict:
-    """What the proofs made of one mutant."""
-
-    mutant: Mutant
-    caught_by: list[str] = field(default_factory=list)
-
-    @property
-    def caught(self) -> bool:
-        return bool(self.caught_by)
-
-
 def build_proofs(proofs: Proofs, work: Path, jobs: int) -> str:
-    """Returns the output if that failed."""
-    return build(work, proofs.build, proofs.targets, jobs, proofs.options)
+    """Returns a digest of the programs. Raises StaleError."""
+    targets = [Path(program).name for program in proofs.programs]
+    errors = build(work, proofs.build, targets, jobs, proofs.options)
+    if errors:
+        raise StaleError(f"does not compile\n{errors[-2000:]}")
+    digest = hashlib.sha256()
+    for program in proofs.programs:
+        digest.update((work / proofs.build / program).read_bytes())
+    return digest.hexdigest()
 
 
-def prove(proofs: Proofs, work: Path) -> list[str]:
-    """Runs the proofs; returns the names of those that failed."""
-    folder = work / proofs.build
-    failed = []
-    if proofs.fuzzer is not None:
-        for name, options in (
-            ("fuzz", ["--seed", "1", "--ops", "40000"]),
-            ("fuzz (numbers)", ["--seed", "1000001", "--ops", "40000", "--numbers-only"]),
-            ("fuzz (captures)", ["--seed", "1", "--ops", "300000", "--captures"]),
-            ("fuzz (failing)", ["--seed", "1", "--ops", "2000", "--numbers-only", "--fail-each"]),
-            (
-                "fuzz (failing captures)",
-                ["--seed", "1", "--ops", "2000", "--captures", "--fail-each"],
-            ),
-        ):
-            code, _ = run([str(folder / proofs.fuzzer), *options], work, TIME_LIMIT_S)
-            if code != 0:
-                failed.append(name)
-    for tests in proofs.tests:
-        code, output = run([str(folder / tests), "--gtest_brief=1"], work, TIME_LIMIT_S)
+def first_failure(proofs: Proofs, work: Path) -> str:
+    """The test suites of the first proof that fails, or its command if it names none; else ""."""
+    for command in proofs.commands:
+        program, *options = command.split()
+        code, output = run([str(work / proofs.build / program), *options], work, TIME_LIMIT_S)
         if code != 0:
-            suites = re.findall(r"\[  FAILED  \] (?:\w+/)?(\w+)\.", output)
+            suites = set(re.findall(r"\[  FAILED  \] (?:\w+/)?(\w+)\.", output))
             # A crash ends the output before any summary.
-            failed += sorted(set(suites)) or [f"tests (exit code {code})"]
-    return failed
+            return ", ".join(sorted(suites)) or f"{command}: exit code {code}"
+    return ""
 
 
-def try_mutant(mutant: Mutant, work: Path, jobs: int) -> Verdict:
-    """Raises StaleError where the mutant no longer applies or no longer compiles."""
-    proofs = PROOFS[mutant.folder]
-    with planted(mutant, work):
-        errors = build_proofs(proofs, work, jobs)
-        if errors:
-            raise StaleError(f"{mutant.name}: does not compile\n{errors[-2000:]}")
-        return Verdict(mutant, prove(proofs, work))
+def choose(options: argparse.Namespace) -> list[Mutant]:
+    """Raises StaleError where git fails."""
+    folders = list(PROOFS)
+    if torch_folder() is None:
+        print(f"only the core's: {sys.executable} has no torch")
+        folders = ["core"]
+    if options.changed is None:
+        mutants = [m for m in MUTANTS if m.folder in folders]
+    else:
+        mutants = mutants_of_changes(options.changed, folders, options.seed)
+    return [m for m in mutants if not options.only or any(o in m.name for o in options.only)]
+
+
+def try_all(chosen: Sequence[Mutant], options: argparse.Namespace, work: Path) -> int:
+    """Prints what noticed each and returns the exit code. Raises StaleError if the tree fails."""
+    copy_tree(work)
+    whole = {}
+    for folder in {mutant.folder for mutant in chosen}:
+        whole[folder] = build_proofs(PROOFS[folder], work, options.jobs)
+        if failed := first_failure(PROOFS[folder], work):
+            raise StaleError(f"without a fault: {failed}")
+
+    drawn = options.changed is not None
+    matrix = ROOT / "build" / "mutants.tsv"
+    matrix.parent.mkdir(exist_ok=True)
+    tried, survivors, stale = 0, [], []
+    with matrix.open("w", buffering=1) as rows:
+        for mutant in chosen:
+            if drawn and tried == options.number:
+                break
+            start = time.monotonic()
+            try:
+                with planted(mutant, work):
+                    digest = build_proofs(PROOFS[mutant.folder], work, options.jobs)
+                    if drawn and digest == whole[mutant.folder]:
+                        continue  # the compiler sees no difference
+                    seen = first_failure(PROOFS[mutant.folder], work)
+            except StaleError as error:
+                if not drawn:
+                    print(f"{mutant.name}: {error}")
+                    stale.append(mutant.name)
+                continue
+            tried += 1
+            if not seen:
+                survivors.append(mutant.name)
+            row = f"{mutant.name}\t{mutant.what}\t{seen or 'NOBODY'}"
+            rows.write(row + "\n")
+            print(f"{row}\t{time.monotonic() - start:.0f} s", flush=True)
+    print(f"{tried} mutants, {len(survivors)} survived: {', '.join(survivors) or 'none'}")
+    return 2 if stale else 1 if survivors else 0
 
 
 def main() -> int:
@@ -129,46 +166,28 @@ def main() -> int:
     parser.add_argument("--only", action="append", help="part of a mutant's name; may be repeated")
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     parser.add_argument("--jobs", type=int, default=2, help="for the build (default 2)")
+    parser.add_argument(
+        "--changed",
+        nargs="?",
+        const="",
+        metavar="COMMIT",
+        help="mutate the lines that differ from COMMIT (default: where this branch left main, "
+        "or HEAD~1) instead",
+    )
+    parser.add_argument("--number", type=int, default=20, help="with --changed (default 20)")
+    parser.add_argument("--seed", type=int, default=1, help="draws these (default 1)")
     options = parser.parse_args()
-    chosen = [m for m in MUTANTS if not options.only or any(o in m.name for o in options.only)]
-    if options.list:
-        for mutant in chosen:
-            print(f"{mutant.name:32} {mutant.file:22} {mutant.what}")
-        return 0
-    if torch_folder() is None:
-        left_out = sum(m.folder != "core" for m in chosen)
-        chosen = [m for m in chosen if m.folder == "core"]
-        if left_out:
-            print(
-                f"{left_out} mutants outside the core are left out: {sys.executable} has no torch"
-            )
-
-    stale = False
-    survivors = []
-    with tempfile.TemporaryDirectory(prefix="cgp-mutants-") as directory:
-        work = Path(directory)
-        copy_tree(work)
-        for folder in sorted({mutant.folder for mutant in chosen}):
-            errors = build_proofs(PROOFS[folder], work, options.jobs)
-            failed = [] if errors else prove(PROOFS[folder], work)
-            if errors or failed:
-                print(f"without a fault: {errors[-2000:] or ', '.join(failed) + ' failed'}")
-                return 2
-        for mutant in chosen:
-            start = time.monotonic()
-            try:
-                verdict = try_mutant(mutant, work, options.jobs)
-            except StaleError as error:
-                print(error)
-                stale = True
-                continue
-            if not verdict.caught:
-                survivors.append(mutant.name)
-            seen = ", ".join(verdict.caught_by) or "NOBODY"
-            print(f"| {mutant.name} | {mutant.what} | {seen} |", end=" ")
-            print(f"{time.monotonic() - start:.0f} s", flush=True)
-    print(f"{len(chosen)} mutants, {len(survivors)} survived: {', '.join(survivors) or 'none'}")
-    return 2 if stale else 1 if survivors else 0
+    try:
+        chosen = choose(options)
+        if options.list:
+            for mutant in chosen:
+                print(f"{mutant.name:24} {mutant.folder}/{mutant.file:24} {mutant.what}")
+            return 0
+        with tempfile.TemporaryDirectory(prefix="cgp-mutants-") as directory:
+            return try_all(chosen, options, Path(directory))
+    except StaleError as error:
+        print(error)
+        return 2
 
 
 if __name__ == "__main__":

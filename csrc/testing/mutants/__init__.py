@@ -1,48 +1,32 @@
-"""The faults that mutate.py plants in the core and the adapter, by what they break."""
+"""The faults that mutate.py plants, by what they break: an entry of a text file for each.
+
+name folder/file          the file is in csrc/
+what goes wrong then
+-text that stands in the file exactly once: lines, or a part of one
++what the fault has there (without: nothing)
+"""
 
 from __future__ import annotations
 
-from mutants import (
-    adapter,
-    adapter_bases,
-    adapter_faults,
-    adapter_mempools,
-    checkpoints,
-    exec_cache,
-    exec_table,
-    failing,
-    fences,
-    foretold,
-    free_bytes,
-    graph_kinds,
-    mapped,
-    placement,
-    pool,
-    pool_set,
-    proofs,
-    usage,
-)
+from pathlib import Path
+
 from mutants.mutant import Mutant
 
 __all__ = ["MUTANTS", "Mutant"]
 
-MUTANTS: list[Mutant] = [
-    *free_bytes.MUTANTS,
-    *placement.MUTANTS,
-    *mapped.MUTANTS,
-    *fences.MUTANTS,
-    *proofs.MUTANTS,
-    *foretold.MUTANTS,
-    *pool.MUTANTS,
-    *pool_set.MUTANTS,
-    *usage.MUTANTS,
-    *checkpoints.MUTANTS,
-    *adapter.MUTANTS,
-    *adapter_faults.MUTANTS,
-    *adapter_mempools.MUTANTS,
-    *adapter_bases.MUTANTS,
-    *exec_table.MUTANTS,
-    *exec_cache.MUTANTS,
-    *graph_kinds.MUTANTS,
-    *failing.MUTANTS,
+
+def _read(entry: str) -> Mutant:
+    head, what, *lines = entry.splitlines()
+    name, path = head.split()
+    folder, _, file = path.partition("/")
+    search, replacement = (
+        "\n".join(line[1:] for line in lines if line[0] == sign) for sign in "-+"
+    )
+    return Mutant(name, file, what, search, replacement, folder)
+
+
+MUTANTS = [
+    _read(entry)
+    for path in sorted(Path(__file__).parent.glob("*.txt"))
+    for entry in path.read_text().rstrip().split("\n\n")[1:]  # without the file's heading
 ]
