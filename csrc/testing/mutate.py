@@ -59,6 +59,7 @@ WITH_TORCH = [
 PROOFS = {
     "core": Proofs("build", [], ["csrc/testing/cgp_tests"], "csrc/testing/cgp_fuzz"),
     "driver": Proofs("build-torch", WITH_TORCH, ["csrc/testing/cgp_tests"]),
+    "exec": Proofs("build-torch", WITH_TORCH, ["csrc/testing/cgp_tests"]),
     "torch": Proofs(
         "build-torch",
         WITH_TORCH,

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "driver/cuda_graph_driver.h"
+#include "exec/cuda_graph_driver.h"
 #include "torch/device_pools.h"
 #include "torch/streams.h"
 

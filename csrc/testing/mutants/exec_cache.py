@@ -11,7 +11,7 @@ MUTANTS = [
         "without memory for another executable those that there are do not help",
         "    if (!may_do_with_less) throw;\n",
         "    if (!may_do_with_less || !error.call().empty()) throw;\n",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-add-throws",
@@ -19,7 +19,7 @@ MUTANTS = [
         "a capture fails though others' executables could do for it",
         "if (table_.MayHaveFirst(number)) MakeOrDoWithout(number);",
         "if (table_.MayHaveFirst(number)) Make(number);",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-without-always",
@@ -27,7 +27,7 @@ MUTANTS = [
         "whatever fails when one is made, another one is updated",
         "    if (error.status() != DriverStatus::kOutOfMemory) throw;\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-lent-touched",
@@ -35,7 +35,7 @@ MUTANTS = [
         "what is lent is updated",
         "return exec.lent != 0 || (exec.last_run",
         "return (exec.last_run",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-running-touched",
@@ -43,7 +43,7 @@ MUTANTS = [
         "what runs on another stream is updated",
         " || (exec.last_run && exec.last_run->stream != stream && Running(exec))",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-own-stream-waits",
@@ -51,7 +51,7 @@ MUTANTS = [
         "a launch on the same stream is a hindrance",
         "exec.last_run->stream != stream && Running(exec)",
         "Running(exec)",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-capturing-asked",
@@ -59,7 +59,7 @@ MUTANTS = [
         "an event is recorded on a capturing stream",
         "  if (IsHeld(run.stream)) return;\n  run.end",
         "  run.end",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-gone-stream",
@@ -67,7 +67,7 @@ MUTANTS = [
         "a stream that may be gone is asked",
         "  if (!run.end && run.stream_lasts) MarkUnlessHeld(run);",
         "  if (!run.end) MarkUnlessHeld(run);",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-mark-later",
@@ -75,7 +75,7 @@ MUTANTS = [
         "a stream that may go is marked later",
         "  if (!launch.stream_lasts) MarkUnlessHeld(*exec.last_run);\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-mark-always",
@@ -83,7 +83,7 @@ MUTANTS = [
         "each launch is marked at once",
         "  if (!launch.stream_lasts) MarkUnlessHeld(*exec.last_run);\n",
         "  MarkUnlessHeld(*exec.last_run);\n",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-event-leak",
@@ -91,7 +91,7 @@ MUTANTS = [
         "events are never destroyed",
         "      if (end) events.DestroyEvent(*end);\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-launch-kept",
@@ -99,7 +99,7 @@ MUTANTS = [
         "a launch that has ended is not forgotten",
         "  exec.last_run.reset();\n  return false;",
         "  return false;",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-prepared-touched",
@@ -107,7 +107,7 @@ MUTANTS = [
         "what is being prepared is switched for another stream",
         "  NoteLaunch(exec, graph, launch);\n}\n\nExecCache::Stats",
         "}\n\nExecCache::Stats",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-loan-leak",
@@ -115,7 +115,7 @@ MUTANTS = [
         "what is given back stays lent",
         "  --exec.lent;\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-half-updated",
@@ -123,7 +123,7 @@ MUTANTS = [
         "what a failed update left is lent",
         "    table_.Destroyed(number);\n    DestroyHandle(number);\n    throw;",
         "    throw;",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-refused-kept",
@@ -131,7 +131,7 @@ MUTANTS = [
         "what a refusal leaves of no use is forgotten and not destroyed",
         "  for (const ExecNumber useless : table_.SetApart(graph)) DestroyHandle(useless);\n",
         "  (void)table_.SetApart(graph);\n",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-refused-again",
@@ -139,7 +139,7 @@ MUTANTS = [
         "a graph that was refused stays with its like",
         "  for (const ExecNumber useless : table_.SetApart(graph)) DestroyHandle(useless);\n",
         "  throw DriverError(DriverStatus::kFailed, {}, 0, {}, 0, 0);\n",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-key-stays",
@@ -147,7 +147,7 @@ MUTANTS = [
         "a kind without graphs is remembered",
         "  std::erase_if(groups_, [&](const auto& entry) { return entry.second == group; });\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-refused-key-stays",
@@ -155,7 +155,7 @@ MUTANTS = [
         "the kind of a graph that was set apart is remembered",
         "  ForgetGroupIfGone(before);\n",
         "  (void)before;\n",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-add-leak",
@@ -163,7 +163,7 @@ MUTANTS = [
         "a graph whose executable could not be made remains",
         "    RemoveLocked(number);\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-no-first",
@@ -171,7 +171,7 @@ MUTANTS = [
         "the first of a kind gets none when it is added",
         "    if (table_.MayHaveFirst(number)) MakeOrDoWithout(number);\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-unshareable",
@@ -179,7 +179,7 @@ MUTANTS = [
         "all graphs share",
         "  if (!kind.shareable) {\n",
         "  if (kind.key.empty()) {\n",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-leak",
@@ -187,7 +187,7 @@ MUTANTS = [
         "executables are forgotten and not destroyed",
         "  graphs_->Destroy(execs_.at(number).handle);\n  execs_.erase(number);\n",
         "  execs_.erase(number);\n",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-leak-at-end",
@@ -195,7 +195,7 @@ MUTANTS = [
         "executables outlive their cache",
         "  for (auto& [number, exec] : execs_) graphs_->Destroy(exec.handle);\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-unused",
@@ -203,7 +203,7 @@ MUTANTS = [
         "what is held is not marked as used",
         "        table_.Used(*plan.exec);\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-updates-uncounted",
@@ -211,7 +211,7 @@ MUTANTS = [
         "switches are not counted",
         "    ++updates_;\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-not-awaited",
@@ -219,7 +219,7 @@ MUTANTS = [
         "what runs is destroyed at once",
         "return IsWorthAwaiting(execs_.at(number), launches);",
         "return (void)number, (void)launches, false;",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-waits-alone",
@@ -227,7 +227,7 @@ MUTANTS = [
         "nobody uses the cache while somebody waits",
         "        lock.unlock();\n        std::this_thread::sleep_for(kNap);\n        lock.lock();",
         "        std::this_thread::sleep_for(kNap);",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-waits-again",
@@ -235,7 +235,7 @@ MUTANTS = [
         "what is launched meanwhile is awaited too",
         "return IsWorthAwaiting(execs_.at(number), launches);",
         "return (void)launches, IsWorthAwaiting(execs_.at(number), launches_);",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-prepares-nothing",
@@ -243,7 +243,7 @@ MUTANTS = [
         "nothing is made for a graph while a capture holds the stream",
         "  Exec& exec = Hold(graph, launch.stream, lock);\n  if (IsHeld(launch.stream)) return;",
         "  if (IsHeld(launch.stream)) return;\n  Exec& exec = Hold(graph, launch.stream, lock);",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-waits-once",
@@ -251,7 +251,7 @@ MUTANTS = [
         "only the first that makes room is awaited",
         "        deadline = kNotWaiting;  // what goes next is worth another wait\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-waits-for-ever",
@@ -259,7 +259,7 @@ MUTANTS = [
         "the longest wait is not kept",
         "      if (now < deadline) {",
         "      if (now <= std::max(now, deadline)) {",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-prepared-in-capture",
@@ -267,7 +267,7 @@ MUTANTS = [
         "an upload is captured",
         "  if (IsHeld(launch.stream)) return;\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-last-unmarked",
@@ -275,7 +275,7 @@ MUTANTS = [
         "the end of a launch is marked when somebody asks",
         "  MarkEndOfLast(number);\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-order-unawaited",
@@ -283,7 +283,7 @@ MUTANTS = [
         "a launch does not wait for one on an executable that the graph has lost",
         "  WaitForLostRuns(graph, stream);\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-order-prepared",
@@ -291,7 +291,7 @@ MUTANTS = [
         "an upload does not wait, and hides what it should have waited for",
         "  WaitForLostRuns(graph, launch.stream);\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-order-destroyed",
@@ -299,7 +299,7 @@ MUTANTS = [
         "the last launch on what is destroyed is forgotten",
         "  RememberRun(number);\n  table_.Destroyed(number);",
         "  table_.Destroyed(number);",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-order-updated",
@@ -307,7 +307,7 @@ MUTANTS = [
         "the last launch on what is updated is forgotten",
         "  RememberRun(number);\n  bool updated = false;",
         "  bool updated = false;",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-order-replaced",
@@ -315,7 +315,7 @@ MUTANTS = [
         "the last launch on what was replaced by a new one is forgotten",
         "table_.HolderOf(graph)) RememberRun(*holder);\n",
         "table_.HolderOf(graph)) (void)holder;\n",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-order-same-name",
@@ -323,7 +323,7 @@ MUTANTS = [
         "a stream that may be another one does not wait",
         "run->ComesBefore(stream)) return;",
         "run->stream == stream) return;",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-order-captured",
@@ -331,7 +331,7 @@ MUTANTS = [
         "a stream that a capture holds is made to wait",
         "  if (run->end && !IsHeld(stream)) events_",
         "  if (run->end) events_",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-order-hidden",
@@ -339,7 +339,7 @@ MUTANTS = [
         "a launch that a capture has taken hides what runs",
         "  if (IsHeld(launch.stream)) exec.last_run = before;\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-launch-uncounted",
@@ -347,7 +347,7 @@ MUTANTS = [
         "launches are not told of",
         "  table_.Launched(number);\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
     Mutant(
         "execs-mark-taken",
@@ -355,6 +355,6 @@ MUTANTS = [
         "a mark that a capture took is asked after",
         "  if (IsHeld(run.stream)) run.Unmark();\n",
         "",
-        folder="torch",
+        folder="exec",
     ),
 ]

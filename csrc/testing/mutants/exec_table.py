@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from mutants.mutant import Mutant
+from functools import partial
+
+from mutants.mutant import Mutant as AnyMutant
+
+Mutant = partial(AnyMutant, folder="exec")
 
 MUTANTS = [
     Mutant(

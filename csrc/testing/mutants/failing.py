@@ -106,5 +106,6 @@ MUTANTS = [
         "an executable is made before there is room for it",
         "  ReserveMore(by_use_, 1);\n",
         "",
+        folder="exec",
     ),
 ]
