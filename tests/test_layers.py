@@ -74,7 +74,7 @@ def test_adapter_needs_little_of_aten() -> None:
     # Heavy headers: torch's allocator of host memory, its graphs, and what a test wraps.
     needed = {
         ("pluggable_base_test.cc", "torch/csrc/cuda/CUDAPluggableAllocator.h"),
-        ("host_route.cc", "ATen/core/CachingHostAllocator.h"),
+        ("runtime.cc", "ATen/core/CachingHostAllocator.h"),
         ("shared_graph.cc", "ATen/cuda/CUDAGraph.h"),
     }
     for path, _, name in includes("torch"):

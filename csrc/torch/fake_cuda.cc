@@ -7,11 +7,8 @@
 #include <optional>
 #include <vector>
 
-#include "torch/device_driver.h"
 #include "torch/faults.h"
-#include "torch/host_route.h"
-#include "torch/rejection.h"
-#include "torch/streams.h"
+#include "torch/runtime.h"
 
 namespace cgp {
 namespace fake_cuda {

@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "exec/cuda_graph_driver.h"
 #include "torch/device_pools.h"
-#include "torch/streams.h"
+#include "torch/runtime.h"
 
 namespace cgp {
 namespace {
