@@ -7,9 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "python/torch_calls.h"
-#include "python/torch_execs.h"
-#include "python/torch_weights.h"
+#include "python/torch_parts.h"
 #include "torch/device_pools.h"
 #include "torch/graph_allocator.h"
 #include "torch/install.h"
