@@ -159,7 +159,8 @@ CudaDriver::CudaDriver(int device, const CudaApi& api, const std::atomic<bool>* 
         api_.cuDeviceGetAttribute(
             &rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, cu_device_));
   rdma_capable_ = rdma != 0;
-  const CUmemAllocationProp properties = HandleProperties(cu_device_, rdma_capable_, exportable());
+  const CUmemAllocationProp properties =
+      HandleProperties(cu_device_, rdma_capable_, this->exportable());
   size_t granularity = 0;
   check("cuMemGetAllocationGranularity",
         api_.cuMemGetAllocationGranularity(&granularity, &properties,

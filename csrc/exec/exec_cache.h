@@ -1,4 +1,4 @@
-// The executables of a pool's graphs: makes, updates and destroys them as exec_table.h decides.
+// The executables of graphs: makes, updates and destroys them as exec_table.h decides.
 //
 // Thread-safe. What an executable holds is not changed while it is lent to a launch; nor for a graph
 // that is to run on another stream while its last launch has not ended. With an executable each,
