@@ -160,7 +160,7 @@ CudaDriver::CudaDriver(int device, const CudaApi& api, const std::atomic<bool>* 
             &rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, cu_device_));
   rdma_capable_ = rdma != 0;
   const CUmemAllocationProp properties =
-      HandleProperties(cu_device_, rdma_capable_, this->exportable());
+      HandleProperties(cu_device_, rdma_capable_, IsExportable());
   size_t granularity = 0;
   check("cuMemGetAllocationGranularity",
         api_.cuMemGetAllocationGranularity(&granularity, &properties,
@@ -264,7 +264,8 @@ void CudaDriver::FreeAddresses(Address address, uint64_t bytes) {
 }
 
 Handle CudaDriver::Create(uint64_t bytes) {
-  const CUmemAllocationProp properties = HandleProperties(cu_device_, rdma_capable_, exportable());
+  const CUmemAllocationProp properties =
+      HandleProperties(cu_device_, rdma_capable_, IsExportable());
   CUmemGenericAllocationHandle handle = 0;
   Call(DriverCall::kCreate, "cuMemCreate", bytes,
        [&] { return api_.cuMemCreate(&handle, bytes, &properties, 0); });

@@ -112,7 +112,7 @@ class CudaDriver final : public Driver {
   void LetActiveDevicesIn();
 
   std::vector<CudaContext*> Contexts();
-  bool exportable() const { return exportable_ != nullptr && *exportable_; }
+  bool IsExportable() const { return exportable_ != nullptr && *exportable_; }
 
   // Calls record(event) for a new event.
   template <typename Record>

@@ -12,6 +12,11 @@ class SparingDriver final : public ForwardingDriver<SparingDriver> {
   using ForwardingDriver::ForwardingDriver;
 
   static AllocationsSpared Around(DriverCall, uint64_t) { return {}; }
+  // It cannot fail, but whoever watches it may allocate.
+  void DestroyEvent(Event event) noexcept override {
+    const AllocationsSpared spared;
+    inner().DestroyEvent(event);
+  }
 };
 
 }  // namespace cgp
