@@ -144,8 +144,8 @@ CudaDriver::CudaDriver(int device, const CudaApi& api, const std::atomic<bool>* 
   const auto check = [&](std::string_view name, CUresult code) {
     CheckCuda(api_, device_, name, code);
   };
-  check("cuInit", api_.cuInit(0));
-  check("cuDeviceGet", api_.cuDeviceGet(&cu_device_, device));
+  context_ = std::make_unique<CudaContext>(api_, device);
+  cu_device_ = context_->cu_device();
   int vmm = 0;
   check("cuDeviceGetAttribute",
         api_.cuDeviceGetAttribute(&vmm, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
@@ -167,7 +167,6 @@ CudaDriver::CudaDriver(int device, const CudaApi& api, const std::atomic<bool>* 
                                            CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
   CGP_CHECK(std::has_single_bit(granularity));
   granularity_ = granularity;
-  context_ = std::make_unique<CudaContext>(api_, device_, cu_device_);
   LetActiveDevicesIn();
 }
 
@@ -199,11 +198,7 @@ CudaContext& CudaDriver::ContextOf(StreamId stream) {
   if (device == device_) return *context_;
   const std::lock_guard lock(others_mutex_);
   std::unique_ptr<CudaContext>& context = others_[device];
-  if (context == nullptr) {
-    CUdevice cu_device = 0;
-    CheckCuda(api_, device_, "cuDeviceGet", api_.cuDeviceGet(&cu_device, device));
-    context = std::make_unique<CudaContext>(api_, device, cu_device);
-  }
+  if (context == nullptr) context = std::make_unique<CudaContext>(api_, device);
   return *context;
 }
 

@@ -1,7 +1,5 @@
 // The driver over CUDA functions that are made up, so that it runs anywhere.
 // cuda_driver_captures_test.cc asks it about captures.
-#if defined(CGP_HAS_CUDA_DRIVER)
-
 #include "driver/cuda_driver.h"
 
 #include <gtest/gtest.h>
@@ -401,5 +399,3 @@ TEST_F(CudaDriverTest, WhereProbeGivesAReasonTheConstructorThrows) {
 
 }  // namespace
 }  // namespace cgp
-
-#endif  // CGP_HAS_CUDA_DRIVER

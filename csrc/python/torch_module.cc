@@ -7,13 +7,11 @@
 #include <string>
 #include <utility>
 
-#include "python/torch_calls.h"
-#include "python/torch_execs.h"
-#include "python/torch_weights.h"
-#include "torch/device_driver.h"
+#include "python/torch_parts.h"
 #include "torch/device_pools.h"
 #include "torch/graph_allocator.h"
 #include "torch/install.h"
+#include "torch/runtime.h"
 
 namespace py = pybind11;
 

@@ -7,8 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "torch/device_driver.h"
-#include "torch/streams.h"
+#include "torch/runtime.h"
 
 namespace cgp {
 namespace {

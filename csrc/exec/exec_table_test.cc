@@ -1,4 +1,4 @@
-#include "core/exec_table.h"
+#include "exec/exec_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/exec_table_test_table.h"
+#include "exec/exec_table_test_table.h"
 
 namespace cgp {
 namespace {

@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "core/exec_table.h"
-#include "core/exec_table_test_table.h"
+#include "exec/exec_table.h"
+#include "exec/exec_table_test_table.h"
 
 namespace cgp {
 namespace {

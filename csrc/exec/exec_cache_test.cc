@@ -1,4 +1,4 @@
-#include "torch/exec_cache.h"
+#include "exec/exec_cache.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch/exec_cache_fixture.h"
+#include "exec/exec_cache_fixture.h"
 
 namespace cgp {
 namespace {

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "core/exec_table_test_table.h"
+#include "exec/exec_table_test_table.h"
 
 namespace cgp {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch/exec_cache_fixture.h"
+#include "exec/exec_cache_fixture.h"
 
 namespace cgp {
 namespace {

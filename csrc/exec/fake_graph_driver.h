@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "driver/graph_driver.h"
+#include "exec/graph_driver.h"
 
 namespace cgp {
 

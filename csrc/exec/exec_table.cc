@@ -1,4 +1,4 @@
-#include "core/exec_table.h"
+#include "exec/exec_table.h"
 
 #include <algorithm>
 #include <utility>

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "torch/exec_cache.h"
-#include "torch/exec_cache_fixture.h"
+#include "exec/exec_cache.h"
+#include "exec/exec_cache_fixture.h"
 
 namespace cgp {
 namespace {

@@ -1,4 +1,4 @@
-#include "torch/exec_cache.h"
+#include "exec/exec_cache.h"
 
 #include <algorithm>
 #include <chrono>

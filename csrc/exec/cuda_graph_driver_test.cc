@@ -1,7 +1,5 @@
-// Executables over CUDA functions that are made up. graph_kind_test.cc asks what graphs are alike.
-#if defined(CGP_HAS_CUDA_DRIVER)
-
-#include "driver/cuda_graph_driver.h"
+// Executables over CUDA functions that are made up. cuda_graph_kind_test.cc asks what graphs are alike.
+#include "exec/cuda_graph_driver.h"
 
 #include <gtest/gtest.h>
 
@@ -135,5 +133,3 @@ TEST_F(CudaGraphDriverTest, ThrowsWhereThereIsNoSuchDeviceOrNoDriver) {
 
 }  // namespace
 }  // namespace cgp
-
-#endif  // CGP_HAS_CUDA_DRIVER

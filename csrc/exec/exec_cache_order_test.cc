@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "exec/exec_cache_fixture.h"
 #include "testing/driver_watch.h"
-#include "torch/exec_cache_fixture.h"
 
 namespace cgp {
 

@@ -1,7 +1,4 @@
-#include "driver/cuda_graph_driver.h"
-
-#include "driver/cuda_context.h"
-#include "driver/graph_kind.h"
+#include "exec/cuda_graph_driver.h"
 
 namespace cgp {
 namespace {
@@ -13,35 +10,7 @@ constexpr unsigned long long kFlags =
 CUgraph ToCuda(Graph graph) { return reinterpret_cast<CUgraph>(graph); }
 CUgraphExec ToCuda(GraphExec exec) { return reinterpret_cast<CUgraphExec>(exec); }
 
-CUdevice DeviceOf(const CudaApi& api, int device) {
-  CUdevice found = 0;
-  CheckCuda(api, device, "cuInit", api.cuInit(0));
-  CheckCuda(api, device, "cuDeviceGet", api.cuDeviceGet(&found, device));
-  return found;
-}
-
 }  // namespace
-
-CudaGraphDriver::CudaGraphDriver(int device) : CudaGraphDriver(device, CudaApiOrThrow(device)) {}
-
-CudaGraphDriver::CudaGraphDriver(int device, const CudaApi& api)
-    : context_(std::make_unique<CudaContext>(api, device, DeviceOf(api, device))) {}
-
-CudaGraphDriver::~CudaGraphDriver() = default;
-
-template <typename Function>
-int CudaGraphDriver::Call(Function function) {
-  const CurrentContext current(*context_);
-  const UnsafeCallsAllowed allowed(context_->api());
-  return function(context_->api());
-}
-
-void CudaGraphDriver::Check(const char* call, int code) const {
-  CheckCuda(context_->api(), context_->device(), call, static_cast<CUresult>(code),
-            DriverStatus::kOutOfMemory);
-}
-
-GraphKind CudaGraphDriver::KindOf(Graph graph) { return cgp::KindOf(*context_, ToCuda(graph)); }
 
 GraphExec CudaGraphDriver::Instantiate(Graph graph) {
   CUgraphExec exec = nullptr;
@@ -53,7 +22,7 @@ GraphExec CudaGraphDriver::Instantiate(Graph graph) {
 
 bool CudaGraphDriver::Update(GraphExec exec, Graph graph) {
   CUgraphExecUpdateResultInfo info{};
-  const int code = Call([&](const CudaApi& api) {
+  const CUresult code = Call([&](const CudaApi& api) {
     return api.cuGraphExecUpdate(ToCuda(exec), ToCuda(graph), &info);
   });
   if (code == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) return false;
@@ -70,8 +39,8 @@ void CudaGraphDriver::Upload(GraphExec exec, StreamId stream) {
 void CudaGraphDriver::Destroy(GraphExec exec) noexcept {
   // Nobody could act on an error, which can only be that of earlier work, or of CUDA having shut
   // down at the end of the process.
-  const UnsafeCallsAllowed allowed(context_->api());
-  context_->api().cuGraphExecDestroy(ToCuda(exec));
+  const UnsafeCallsAllowed allowed(context_.api());
+  context_.api().cuGraphExecDestroy(ToCuda(exec));
 }
 
 }  // namespace cgp

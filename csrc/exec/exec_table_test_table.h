@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "core/exec_table.h"
+#include "exec/exec_table.h"
 
 namespace cgp {
 

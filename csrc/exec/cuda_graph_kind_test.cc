@@ -1,8 +1,4 @@
 // Which graphs are alike, of graphs that are made up.
-#if defined(CGP_HAS_CUDA_DRIVER)
-
-#include "driver/graph_kind.h"
-
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -12,6 +8,7 @@
 #include <vector>
 
 #include "driver/cuda_driver_test_cuda.h"
+#include "exec/cuda_graph_driver.h"
 
 namespace cgp {
 namespace {
@@ -47,7 +44,7 @@ class GraphKindTest : public CudaDriverTest {
   }
 
   GraphKind KindOf(FakeGraph graph) {
-    const GraphKind kind = cgp::KindOf(context_, ToCuda(&graph));
+    const GraphKind kind = driver_.KindOf(Graph{reinterpret_cast<uintptr_t>(&graph)});
     EXPECT_TRUE(contexts.empty());
     EXPECT_EQ(capture_mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
     return kind;
@@ -67,7 +64,7 @@ class GraphKindTest : public CudaDriverTest {
   FakeFunction function_;
   FakeFunction kernel_;
   FakeFunction another_;
-  CudaContext context_{api_, 0, 100};
+  CudaGraphDriver driver_{0, api_};
   std::set<std::string> keys_;  // all different
 };
 
@@ -294,5 +291,3 @@ TEST_F(GraphKindTest, EachErrorOfCudaIsThrown) {
 
 }  // namespace
 }  // namespace cgp
-
-#endif  // CGP_HAS_CUDA_DRIVER

@@ -1,5 +1,9 @@
-#include "driver/graph_kind.h"
-
+// Which graphs an executable can hold in turn, as far as CUDA lets that be seen.
+//
+// An update of an executable is refused by the driver where it knows that it cannot be made, but
+// some of what it does not carry over it keeps silently: the launch would run with the cluster size
+// of another graph. So the key holds all that an update does not carry over, refused or not;
+// docs/graph_updates.md has the list, tried on GPUs by benchmarks/graph_updates.py.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -8,6 +12,8 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "exec/cuda_graph_driver.h"
 
 namespace cgp {
 namespace {
@@ -224,11 +230,11 @@ class KindReader {
 
 }  // namespace
 
-GraphKind KindOf(CudaContext& context, CUgraph graph) {
-  const CurrentContext current(context);
-  // Asking after a function that was never launched loads it, which breaks captures.
-  const UnsafeCallsAllowed allowed(context.api());
-  return KindReader(context, graph).Read();
+// Asking after a function that was never launched loads it, which breaks captures if unsafe calls do.
+GraphKind CudaGraphDriver::KindOf(Graph graph) {
+  return Call([&](const CudaApi&) {
+    return KindReader(context_, reinterpret_cast<CUgraph>(graph)).Read();
+  });
 }
 
 }  // namespace cgp

@@ -1,4 +1,4 @@
-// The executables of a pool's graphs: makes, updates and destroys them as core/exec_table.h decides.
+// The executables of graphs: makes, updates and destroys them as exec_table.h decides.
 //
 // Thread-safe. What an executable holds is not changed while it is lent to a launch; nor for a graph
 // that is to run on another stream while its last launch has not ended. With an executable each,
@@ -33,9 +33,9 @@
 #include <string>
 #include <utility>
 
-#include "core/exec_table.h"
 #include "driver/driver.h"
-#include "driver/graph_driver.h"
+#include "exec/exec_table.h"
+#include "exec/graph_driver.h"
 
 namespace cgp {
 

@@ -12,8 +12,8 @@
 
 #include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
-#include "torch/exec_cache.h"
-#include "torch/fake_graph_driver.h"
+#include "exec/exec_cache.h"
+#include "exec/fake_graph_driver.h"
 
 namespace cgp {
 
