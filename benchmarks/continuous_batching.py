@@ -18,26 +18,24 @@ digest    Of all tokens of the first call.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from _command import device, positive, write_report
+from _engine import REQUESTS, Row, digest, judge, run_apart
+from _pools import measure_pools
 
 from cudagraph_pool._table import format_table
 
 BATCHINGS = ("synchronous", "asynchronous")
 ALLOCATORS = ("stock", "ours")
 _MIB = 1 << 20
-_PAGE = 2 << 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,22 +66,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(_table(rows))
     if options.output is not None:
         write_report({**machine, "rows": rows}, options.output)
-    problems = judge(rows)
+    problems = judge(rows, _batching)
     print(*problems, sep="\n")
     return 1 if problems else 0
 
 
-def _apart(batching: str, allocator: str, options: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--worker", batching]
+def _apart(batching: str, allocator: str, options: argparse.Namespace) -> Row:
+    arguments = [__file__, "--worker", batching]
     for name in ("prompts", "tokens", "rounds"):
-        command += [f"--{name}", str(getattr(options, name))]
-    environment = {**os.environ, "CUDAGRAPH_POOL": "1" if allocator == "ours" else "0"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        arguments += [f"--{name}", str(getattr(options, name))]
+    return run_apart(arguments, {**os.environ, "CUDAGRAPH_POOL": REQUESTS[allocator]})[0]
 
 
-def measure(batching: str, prompts: int, tokens: int, rounds: int) -> dict[str, Any]:
+def measure(batching: str, prompts: int, tokens: int, rounds: int) -> Row:
     """One run, in a process that may have the pool enabled."""
     import torch
     from transformers import (
@@ -145,52 +140,16 @@ def measure(batching: str, prompts: int, tokens: int, rounds: int) -> dict[str, 
         "captures": captured,
         "tokens": count,
         "tokens_per_second": statistics.median(rates),
-        "digest": hashlib.sha256(json.dumps(generated).encode()).hexdigest()[:16],
-        **_memory(),
+        "digest": digest(generated),
+        **measure_pools(),
     }
 
 
-def _memory() -> dict[str, int]:
-    """What pools hold, in bytes, and how many captures went to pools of ours."""
-    import torch
-
-    import cudagraph_pool as cgp
-
-    pool = sum(
-        segment["total_size"]
-        for segment in torch.cuda.memory_snapshot()
-        if tuple(segment["segment_pool_id"]) != (0, 0)
-    )
-    if not cgp.is_enabled():
-        return {"pool": pool, "captures_of_ours": 0, "minimum": 0}
-    from cudagraph_pool._allocator import load_adapter
-
-    adapter = load_adapter()
-    peaks = [adapter.stats(0, pool_id)["peak_allocated_bytes"] for pool_id in adapter.pool_ids(0)]
-    return {
-        "pool": pool,
-        "captures_of_ours": adapter.capture_counts()["ours"],
-        "minimum": sum(-(-peak // _PAGE) * _PAGE for peak in peaks),
-    }
+def _batching(row: Row) -> str:
+    return str(row["batching"])
 
 
-def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What is not as it should be."""
-    problems = []
-    for row in rows:
-        if row["allocator"] == "ours" and row["captures_of_ours"] != row["captures"]:
-            problems.append(
-                f"{row['batching']}: {row['captures_of_ours']} of {row['captures']} captures "
-                "in pools of ours"
-            )
-    for batching in dict.fromkeys(row["batching"] for row in rows):
-        digests = {row["digest"] for row in rows if row["batching"] == batching}
-        if len(digests) > 1:
-            problems.append(f"{batching}: other tokens than stock's")
-    return problems
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> str:
+def _table(rows: Sequence[Row]) -> str:
     lines = [["batching", "", "captures", "of ours", "pool", "minimum", "tokens/s", "digest"]]
     for row in rows:
         lines.append(

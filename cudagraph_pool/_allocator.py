@@ -62,7 +62,12 @@ def _loaded_adapter() -> ModuleType | None:
     return sys.modules.get("cudagraph_pool._torch")
 
 
-def enable(share_captures: bool = False, mempools: bool = True, shared_exec: bool = False) -> None:
+def enable(
+    share_captures: bool = False,
+    mempools: bool = True,
+    shared_exec: bool = False,
+    exportable: bool = False,
+) -> None:
     r"""Let CUDA graph captures allocate in memory pools of this package.
 
     May be called at any time, also after CUDA is initialized and while tensors are alive. Graphs
@@ -90,6 +95,10 @@ def enable(share_captures: bool = False, mempools: bool = True, shared_exec: boo
             :class:`cudagraph_pool.graph` may, whoever captures them: four on each device, and more
             where the device would wait for switches, as long as all together take 256 MiB at most.
             A graph made with ``keep_graph=True`` keeps its own. Default: ``False``.
+        exportable (bool, optional): Whether other processes can be given the memory that pools take
+            from now on (``cuMemExportToShareableHandle``, as file descriptors), which SGLang's
+            all-reduce asks for. NCCL up to 2.30.7 then registers buffers of captures that lie on
+            several handles wrongly. Default: ``False``.
 
     Raises:
         ImportError: The adapter was not built, or not for this release of torch.
@@ -115,7 +124,7 @@ def enable(share_captures: bool = False, mempools: bool = True, shared_exec: boo
                 "enable() was called while a CUDA graph capture is under way; "
                 "call it before the capture begins or after it has ended"
             )
-    adapter.enable(share_captures, mempools)
+    adapter.enable(share_captures, mempools, exportable)
     _share_execs(shared_exec)
 
 
@@ -151,14 +160,17 @@ def is_enabled() -> bool:
 
 @contextmanager
 def enabled(
-    share_captures: bool = False, mempools: bool = True, shared_exec: bool = False
+    share_captures: bool = False,
+    mempools: bool = True,
+    shared_exec: bool = False,
+    exportable: bool = False,
 ) -> Iterator[None]:
     r"""Context manager that enables the package for a block of code, as :func:`enable` does.
 
     At its end the package is disabled again, unless it was enabled before.
     """
     before = is_enabled()
-    enable(share_captures, mempools, shared_exec)
+    enable(share_captures, mempools, shared_exec, exportable)
     try:
         yield
     finally:

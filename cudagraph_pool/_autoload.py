@@ -21,7 +21,13 @@ def vllm() -> None:
     where ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` keeps torch from calling its entry points. vLLM prints
     what is logged below its own name.
     """
-    _arrange("vllm.cudagraph_pool")
+    logger = "vllm.cudagraph_pool"
+    if _arrange(logger):
+        from torch.cuda import _lazy_call
+
+        from ._vllm import serve_all_reduce
+
+        _lazy_call(lambda: serve_all_reduce(logger))  # it imports much of vLLM
 
 
 def sglang() -> None:
@@ -29,15 +35,16 @@ def sglang() -> None:
     _arrange("cudagraph_pool")
 
 
-def _arrange(logger: str) -> None:
-    """Lets the package be enabled when torch initialises CUDA; now, if it has.
+def _arrange(logger: str) -> bool:
+    """Lets the package be enabled when torch initialises CUDA; now, if it has. Returns whether that
+    was asked for, and not arranged before.
 
     Not earlier: a process that has asked CUDA for anything can no longer be forked, and most
     processes that import torch for some reason never use CUDA.
     """
     request = os.environ.get(VARIABLE, "")
     if request in ("", "0") or logger in _arranged:
-        return
+        return False
     _arranged.add(logger)
     from torch.cuda import _lazy_call
 
@@ -47,3 +54,4 @@ def _arrange(logger: str) -> None:
         enable(request, logger)
 
     _lazy_call(enable)
+    return True

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 build=build/tidy
 cmake -S . -B "$build" -G Ninja -DCMAKE_CXX_COMPILER=clang++ >/dev/null
-sources=$(find csrc/core csrc/driver csrc/testing -name '*.cc' \
+sources=$(find csrc/core csrc/driver csrc/exec csrc/testing -name '*.cc' \
   ! -name '*_test.cc' ! -name '*_benchmark.cc' | sort)
 if ! grep -q cuda_driver.cc "$build/compile_commands.json"; then
   sources=$(grep -v /cuda_ <<<"$sources") # CUDA's headers are not here

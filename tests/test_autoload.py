@@ -20,7 +20,7 @@ import pytest
 from entry_points import environment
 
 import cudagraph_pool
-from cudagraph_pool import _allocator, _autoload, _cli, _request
+from cudagraph_pool import _allocator, _autoload, _cli, _request, _vllm
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="needs torch, of any kind"
@@ -240,6 +240,14 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 
 
 @pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The loggers of vLLM's custom all-reduce, each time that it is changed."""
+    loggers: list[str] = []
+    monkeypatch.setattr(_vllm, "serve_all_reduce", loggers.append)
+    return loggers
+
+
+@pytest.fixture
 def enabled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, bool]]:
     """The options of each call of enable()."""
     calls: list[dict[str, bool]] = []
@@ -260,6 +268,7 @@ def enabled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, bool]]:
 def test_plugins(
     fake_torch: FakeTorch,
     enabled: list[dict[str, bool]],
+    served: list[str],
     caplog: pytest.LogCaptureFixture,
     plugin: Callable[[], None],
     logger: str,
@@ -275,10 +284,11 @@ def test_plugins(
     plugin()
     plugin()
     if not late:
-        assert enabled == []
+        assert (enabled, served) == ([], [])
         fake_torch.init()
     plugin()
     assert enabled == [{"share_captures": False}]
+    assert served == ([logger] if plugin is _autoload.vllm else [])
     said = [record for record in caplog.records if record.name == logger]
     assert [record.levelno for record in said] == [logging.INFO]
     assert said[0].getMessage() == (

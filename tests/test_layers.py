@@ -12,9 +12,10 @@ CSRC = Path(__file__).parent.parent / "csrc"
 ABOVE = {
     "core": {"core"},
     "driver": {"core", "driver"},
-    "torch": {"core", "driver", "torch"},
-    "python": {"core", "driver", "torch", "python"},
-    "testing": {"core", "driver", "testing"},
+    "exec": {"core", "driver", "exec"},
+    "torch": {"core", "driver", "exec", "torch"},
+    "python": {"core", "driver", "exec", "torch", "python"},
+    "testing": {"core", "driver", "exec", "testing"},
 }
 FOREIGN = re.compile(r"(cuda|nv|torch|c10|ATen|pybind11|Python|structmember)", re.IGNORECASE)
 FOR_TESTS = re.compile(r"_(test|benchmark|fuzz)(_|$)")
@@ -54,18 +55,26 @@ def test_core_knows_the_standard_library_only() -> None:
             assert STANDARD.fullmatch(name), (path, name)
 
 
-def test_only_the_cuda_driver_knows_cuda_and_nothing_there_knows_torch() -> None:
-    for path, bracket, name in includes("driver"):
+@pytest.mark.parametrize("folder", ["driver", "exec"])
+def test_only_the_cuda_drivers_know_cuda_and_nothing_there_knows_torch(folder: str) -> None:
+    for path, bracket, name in includes(folder):
         if bracket == "<" and FOREIGN.match(name):
             assert path.stem.startswith("cuda_"), (path, name)
             assert name.startswith("cuda"), (path, name)
+
+
+def test_shared_executables_know_no_pool() -> None:
+    needed = {"core/error.h", "core/reserve.h", "driver/driver.h", "driver/cuda_context.h"}
+    for path, bracket, name in includes("exec"):
+        if bracket == '"' and not re.search("_(test|fixture)", path.stem):
+            assert name in needed or name.startswith("exec/"), (path, name)
 
 
 def test_adapter_needs_little_of_aten() -> None:
     # Heavy headers: torch's allocator of host memory, its graphs, and what a test wraps.
     needed = {
         ("pluggable_base_test.cc", "torch/csrc/cuda/CUDAPluggableAllocator.h"),
-        ("host_route.cc", "ATen/core/CachingHostAllocator.h"),
+        ("runtime.cc", "ATen/core/CachingHostAllocator.h"),
         ("shared_graph.cc", "ATen/cuda/CUDAGraph.h"),
     }
     for path, _, name in includes("torch"):

@@ -76,9 +76,9 @@ class ForesightTest : public SmallPool {
     const LiveBlock block = blocks_.at(number);
     for (const NodeId id : block.pieces) {
       const PageId page = space_.node(id).page;
-      view_.Forget(space_.first(page), space_.last(page));
+      view_.Forget(page, space_.first(page), space_.last(page));
       space_.Give(id, FenceId::kOpen);
-      view_.Learn(space_.first(page), space_.last(page));
+      view_.Learn(page, space_.first(page), space_.last(page));
     }
     foresight_.Freed(block.ticket);
     live_ -= block.granules;
@@ -144,11 +144,13 @@ class ForesightTest : public SmallPool {
       const GrowthPlan growth = Plan(granules, Slack::kNone);
       return growth.PlacementFrom(Map(growth.mapping), kPageSize);
     }
-    std::optional<NodeId> node = view_.BestFit(Granules(granules));
-    if (const auto page = view_.NextWhole(PageId{0}); !node && page) node = space_.first(*page);
-    if (!node) node = space_.first(ranges_.page_at(Map({.range = {}, .handles = {kNew}})));
-    const PageSpace::Node& free = space_.node(*node);
-    return {ranges_.slots_of(free.page).front(), Granules(free.offset)};
+    if (const std::optional<NodeId> chain = view_.BestFit(Granules(granules))) {
+      const PageSpace::Node& free = space_.node(*chain);
+      return {ranges_.slots_of(free.page).front(), Granules(free.offset)};
+    }
+    const std::optional<PageId> whole = view_.NextWhole(PageId{0});
+    if (!whole) return {Map({.range = {}, .handles = {kNew}}), Granules(0)};
+    return {ranges_.slots_of(*whole).front(), Granules(0)};
   }
 
   std::vector<NodeId> TakeBlock(Placement start, uint64_t granules) {

@@ -41,25 +41,52 @@ void FreeView::Rebuild() {
   chains_.assign(chains_.size(), 0);
   ResizePages(space_.page_count());
   runs_.Clear();
-  for (uint32_t p = 0; p < space_.page_count(); ++p) {
-    Learn(space_.first(PageId{p}), space_.last(PageId{p}));
+  for (PageId page{0}; Index(page) < space_.page_count();) {
+    const NodeId first = space_.first(page);
+    if (space_.IsOfWholePages(first)) {
+      const PageId end = space_.end(first);
+      if (Available(first)) LearnPages(page, end);
+      page = end;
+    } else {
+      Learn(page, first, space_.last(page));
+      page = PageId{Index(page) + 1};
+    }
   }
 }
 
-void FreeView::Forget(NodeId first, NodeId last) {
-  ForEachChain(first, last, [this](const Chain& chain) { UnlinkChain(chain); });
+void FreeView::Forget(PageId page, NodeId first, NodeId last) {
+  ForEachChain(page, first, last, [this](const Chain& chain) { UnlinkChain(chain); });
 }
 
-void FreeView::Learn(NodeId first, NodeId last) {
+void FreeView::Learn(PageId page, NodeId first, NodeId last) {
   if (links_.size() < space_.node_limit()) MakeRoomForNodes();
-  ForEachChain(first, last, [this](const Chain& chain) { LinkChain(chain); });
-  const uint32_t page = Index(space_.node(first).page);
-  if (partial_pages_.Contains(page) == (chains_[page] > 0)) return;
-  if (chains_[page] > 0) {
-    partial_pages_.Insert(page);
-  } else {
-    partial_pages_.Erase(page);
+  ForEachChain(page, first, last, [this](const Chain& chain) { LinkChain(chain); });
+}
+
+void FreeView::ForgetPages(PageId begin, PageId end) {
+  while (begin < end) {
+    const NodeId first = space_.first(begin);
+    if (space_.IsOfWholePages(first)) {
+      const PageId stop = std::min(end, space_.end(first));
+      ClearPages(begin, stop);
+      begin = stop;
+    } else {
+      Forget(begin, first, space_.last(begin));
+      begin = PageId{Index(begin) + 1};
+    }
   }
+}
+
+void FreeView::LearnPages(PageId begin, PageId end) {
+  whole_page_count_ += whole_pages_.InsertRange(Index(begin), Index(end));
+  runs_.SetFree(begin, end);
+}
+
+void FreeView::ClearPages(PageId begin, PageId end) {
+  const uint32_t cleared = whole_pages_.EraseRange(Index(begin), Index(end));
+  if (cleared == 0) return;
+  whole_page_count_ -= cleared;
+  runs_.SetTaken(begin, end);
 }
 
 void FreeView::LearnMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
@@ -70,9 +97,7 @@ void FreeView::LearnMapping(SlotId first, uint32_t count, uint32_t old_page_coun
     const PageId page = ranges_.page_at(slot);
     if (Index(page) < old_page_count && IsWhole(page)) runs_.SetFree(slot);
   }
-  for (uint32_t p = old_page_count; p < space_.page_count(); ++p) {
-    Learn(space_.first(PageId{p}), space_.last(PageId{p}));
-  }
+  LearnPages(PageId{old_page_count}, PageId{space_.page_count()});
 }
 
 void FreeView::MakeRoomForNodes() {
@@ -118,11 +143,13 @@ std::optional<PageId> FreeView::NextPartial(PageId from) const {
 }
 
 Granules FreeView::Head(PageId page) const {
+  if (IsWhole(page)) return space_.page_size();
   const NodeId first = space_.first(page);
   return Available(first) ? ChainLength(first) : Granules(0);
 }
 
 Granules FreeView::Tail(PageId page) const {
+  if (IsWhole(page)) return space_.page_size();
   const NodeId last = space_.last(page);
   return Available(last) ? ChainLength(ChainStart(last)) : Granules(0);
 }
@@ -163,7 +190,12 @@ NodeId FreeView::ChainEnd(NodeId start) const {
 }
 
 template <typename Function>
-void FreeView::ForEachChain(NodeId first, NodeId last, Function&& function) {
+void FreeView::ForEachChain(PageId page, NodeId first, NodeId last, Function&& function) {
+  if (space_.IsOfWholePages(first)) {
+    const auto length = static_cast<uint32_t>(space_.page_size().count());
+    if (Available(first)) function(Chain{.start = first, .page = page, .length = length});
+    return;
+  }
   const uint32_t last_offset = space_.node(last).offset;
   NodeId id = Available(first) ? ChainStart(first) : first;
   while (id != NodeId::kNone) {
@@ -171,7 +203,7 @@ void FreeView::ForEachChain(NodeId first, NodeId last, Function&& function) {
     if (node.offset > last_offset) return;
     NodeId next = node.next;
     if (Available(node)) {
-      Chain chain{.start = id, .page = node.page, .length = node.length};
+      Chain chain{.start = id, .page = page, .length = node.length};
       for (; next != NodeId::kNone && Available(next); next = space_.node(next).next) {
         chain.length += space_.node(next).length;
       }
@@ -190,12 +222,10 @@ uint32_t FreeView::BinOf(PageId page, uint32_t length) const {
 void FreeView::LinkChain(const Chain& chain) {
   const auto [start, page, length] = chain;
   if (Granules(length) == space_.page_size()) {
-    whole_pages_.Insert(Index(page));
-    ++whole_page_count_;
-    runs_.SetFree(page);
+    LearnPages(page, PageId{Index(page) + 1});
     return;
   }
-  ++chains_[Index(page)];
+  if (chains_[Index(page)]++ == 0) partial_pages_.Insert(Index(page));
   const uint32_t bin = BinOf(page, length);
   NodeId& head = bins_[bin];
   links_[Index(start)] = {NodeId::kNone, head};
@@ -210,12 +240,10 @@ void FreeView::LinkChain(const Chain& chain) {
 void FreeView::UnlinkChain(const Chain& chain) {
   const auto [start, page, length] = chain;
   if (Granules(length) == space_.page_size()) {
-    whole_pages_.Erase(Index(page));
-    --whole_page_count_;
-    runs_.SetTaken(page);
+    ClearPages(page, PageId{Index(page) + 1});
     return;
   }
-  --chains_[Index(page)];
+  if (--chains_[Index(page)] == 0) partial_pages_.Erase(Index(page));
   const Link link = links_[Index(start)];
   if (link.next != NodeId::kNone) links_[Index(link.next)].prev = link.prev;
   if (link.prev != NodeId::kNone) {
@@ -235,7 +263,12 @@ void FreeView::Check() const {
   for (uint32_t p = 0; p < space_.page_count(); ++p) {
     bool is_whole = false;
     const std::size_t chains_before = chains;
-    for (NodeId id = space_.first(PageId{p}); id != NodeId::kNone;) {
+    NodeId id = space_.first(PageId{p});
+    if (space_.IsOfWholePages(id)) {
+      is_whole = Available(id);
+      id = NodeId::kNone;
+    }
+    while (id != NodeId::kNone) {
       if (!Available(id)) {
         id = space_.node(id).next;
         continue;

@@ -61,11 +61,18 @@ class FreeView {
   void Rebuild();
 
   // The space is about to change strictly between two nodes of one page, or from its first or up to
-  // its last: forgets the chains that touch [first, last], then learns those that do afterwards.
+  // its last: forgets the chains that touch [first, last], then learns those that do afterwards; of
+  // a node of whole pages that page's alone.
   // pre: both are told the same span, and nodes at its ends that are not the page's stay as they
   // are.
-  void Forget(NodeId first, NodeId last);
-  void Learn(NodeId first, NodeId last);
+  void Forget(PageId page, NodeId first, NodeId last);
+  void Learn(PageId page, NodeId first, NodeId last);
+
+  // Whole pages are about to be taken: forgets all that is free in them. O(nodes among them), and a
+  // bit for each slot that shows them.
+  void ForgetPages(PageId begin, PageId end);
+  // Whole pages that the stream may take: learns them.
+  void LearnPages(PageId begin, PageId end);
 
   // Pages were added or mapped: learns them. `first` is the first of `count` new slots; pages from
   // `old_page_count` on are new.
@@ -118,7 +125,8 @@ class FreeView {
   NodeId ChainEnd(NodeId start) const;
   void ResizePages(uint32_t pages);
   template <typename Function>
-  void ForEachChain(NodeId first, NodeId last, Function&& function);
+  void ForEachChain(PageId page, NodeId first, NodeId last, Function&& function);
+  void ClearPages(PageId begin, PageId end);
   uint32_t BinOf(PageId page, uint32_t length) const;
   void LinkChain(const Chain& chain);
   void UnlinkChain(const Chain& chain);

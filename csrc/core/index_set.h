@@ -1,15 +1,27 @@
-// A set of small numbers that finds the next member at or after a given one: a bit for each number,
-// and a bit for each word of those that tells whether any is set. A search looks at two words, and
-// at one more for each 4,096 numbers it skips, which is less than more levels would cost for the
-// pages of any device.
+// A set of small numbers that finds the next member at or after a given one, or the last before it:
+// a bit for each number, and a bit for each word of those that tells whether any is set. A search
+// looks at two words, and at one more for each 4,096 numbers it skips, which is less than more
+// levels would cost for the pages of any device. What is done with many numbers in a row costs a
+// word for each 64 of them.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 namespace cgp {
+
+// Calls function(word, bits) for each word of a bit for each number that holds some of [begin, end).
+template <typename Function>
+void ForEachWord(uint32_t begin, uint32_t end, Function&& function) {
+  while (begin < end) {
+    const uint32_t stop = std::min(end, (begin / 64 + 1) * 64);
+    function(begin / 64, ~uint64_t{0} >> (64 - (stop - begin)) << (begin % 64));
+    begin = stop;
+  }
+}
 
 class IndexSet {
  public:
@@ -32,6 +44,38 @@ class IndexSet {
     word &= ~Bit(i);
     if (word != 0) return;
     filled_[i / 64 / 64] &= ~Bit(i / 64);
+  }
+
+  // All of [begin, end) become members, or none of them. Returns how many were not so before.
+  uint32_t InsertRange(uint32_t begin, uint32_t end) {
+    uint32_t changed = 0;
+    ForEachWord(begin, end, [&](uint32_t w, uint64_t bits) {
+      changed += static_cast<uint32_t>(std::popcount(bits & ~words_[w]));
+      words_[w] |= bits;
+      filled_[w / 64] |= Bit(w);
+    });
+    return changed;
+  }
+  uint32_t EraseRange(uint32_t begin, uint32_t end) {
+    uint32_t changed = 0;
+    ForEachWord(begin, end, [&](uint32_t w, uint64_t bits) {
+      changed += static_cast<uint32_t>(std::popcount(bits & words_[w]));
+      words_[w] &= ~bits;
+      if (words_[w] == 0) filled_[w / 64] &= ~Bit(w);
+    });
+    return changed;
+  }
+
+  // The largest member that is at most `i`. pre: there is one.
+  uint32_t Last(uint32_t i) const {
+    uint32_t w = i / 64;
+    const uint64_t rest = words_[w] << (63 - i % 64);
+    if (rest != 0) return i - static_cast<uint32_t>(std::countl_zero(rest));
+    uint32_t f = w / 64;
+    uint64_t filled = filled_[f] & (Bit(w) - 1);
+    while (filled == 0) filled = filled_[--f];
+    w = f * 64 + 63 - static_cast<uint32_t>(std::countl_zero(filled));
+    return w * 64 + 63 - static_cast<uint32_t>(std::countl_zero(words_[w]));
   }
 
   // The smallest member that is at least `i`.

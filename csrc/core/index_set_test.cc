@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <iterator>
 #include <random>
 #include <set>
 #include <vector>
@@ -94,8 +95,32 @@ TEST_P(IndexSetOfSize, AgainstStdSet) {
     ASSERT_EQ(set.Contains(i), model.contains(i));
     const uint32_t from = any();
     ASSERT_EQ(set.Next(from), NextIn(model, from)) << "step " << step << ", from " << from;
+    const auto behind = model.upper_bound(from);
+    if (behind == model.begin()) continue;
+    ASSERT_EQ(set.Last(from), *std::prev(behind)) << "step " << step << ", from " << from;
   }
   EXPECT_EQ(Members(set), Members(model));
+}
+
+TEST_P(IndexSetOfSize, RangesAgainstStdSet) {
+  const uint32_t limit = GetParam();
+  std::mt19937 random(limit);
+  IndexSet set;
+  set.Resize(limit);
+  std::set<uint32_t> model;
+  for (int step = 0; step < 50; ++step) {
+    const auto begin = static_cast<uint32_t>(random() % limit);
+    const auto end = begin + static_cast<uint32_t>(random() % (limit - begin + 1));
+    const std::size_t before = model.size();
+    if (random() % 2 == 0) {
+      for (uint32_t i = begin; i < end; ++i) model.insert(i);
+      ASSERT_EQ(set.InsertRange(begin, end), model.size() - before);
+    } else {
+      model.erase(model.lower_bound(begin), model.lower_bound(end));
+      ASSERT_EQ(set.EraseRange(begin, end), before - model.size());
+    }
+    ASSERT_EQ(Members(set), Members(model)) << "step " << step;
+  }
 }
 
 TEST_P(IndexSetOfSize, FilledAndCleared) {

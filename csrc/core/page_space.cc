@@ -14,8 +14,10 @@ PageSpace::PageSpace(Granules page_size)
 
 void PageSpace::GrowBy(uint32_t more_pages, std::size_t splits) {
   ReserveMore(pages_, more_pages);
-  // A new page brings one node, and taking bytes from a page splits at most twice.
-  const std::size_t nodes = nodes_.size() + 3 * std::size_t{more_pages} + splits;
+  begins_.Resize(static_cast<uint32_t>(pages_.capacity()));
+  // A new page brings a node and may be cut from others, and taking bytes from it splits at most
+  // twice.
+  const std::size_t nodes = most_nodes() + 4 * std::size_t{more_pages} + splits;
   if (nodes <= nodes_.capacity()) return;
   const std::size_t room = std::max(nodes, 2 * nodes_.capacity());
   spare_nodes_.reserve(room);  // first, since any node may be spare
@@ -24,30 +26,58 @@ void PageSpace::GrowBy(uint32_t more_pages, std::size_t splits) {
 
 void PageSpace::AddPage() {
   const auto page = static_cast<PageId>(page_count());
+  begins_.Resize(page_count() + 1);
   const NodeId whole = NewNode({.page = page, .length = page_granules_});
   pages_.push_back({.first = whole, .last = whole});
+  begins_.Insert(Index(page));
   free_granules_ += page_granules_;
+  JoinPages(whole);
 }
 
-NodeId PageSpace::Take(NodeId within, Granules offset, Granules length) {
+NodeId PageSpace::Take(NodeId within, PageId page, Granules offset, Granules length) {
   const auto begin = static_cast<uint32_t>(offset.count());
   const auto end = static_cast<uint32_t>((offset + length).count());
-  const NodeId taken = SplitAt(within, begin);
-  while (at(taken).offset + at(taken).length < end) {
-    CGP_CHECK(!at(taken).used() && at(taken).next != NodeId::kNone && !at(at(taken).next).used());
-    AbsorbNext(taken);
-  }
-  if (at(taken).offset + at(taken).length > end) {
-    // The rest keeps the fence of the node that it is cut from, which may be the last of several
-    // absorbed ones; that is the fence AbsorbNext() leaves behind.
-    SplitAt(taken, end);
+  NodeId taken{};
+  if (length >= page_size()) {
+    taken = GatherPages(page, PageId{Index(page) + end / page_granules_});
+  } else if (IsOfWholePages(within)) {
+    taken = GatherGranules(GatherPages(page, PageId{Index(page) + 1}), begin, end);
+  } else {
+    taken = GatherGranules(within, begin, end);
   }
   const Node& node = at(taken);
-  CGP_CHECK(!node.used() && node.offset == begin && node.offset + node.length == end);
+  CGP_CHECK(!node.used() && node.page == page && node.offset == begin &&
+            node.offset + node.length == end);
   SetFence(taken, FenceId::kUsed);
   ++used_nodes_;
   free_granules_ -= length.count();
   return taken;
+}
+
+// Makes free granules of one page one node. Both ways leave it the fence of some of them, for whoever
+// takes it to replace; what is cut off keeps its own.
+NodeId PageSpace::GatherGranules(NodeId within, uint32_t begin, uint32_t end) {
+  const NodeId gathered = SplitAt(within, begin);
+  while (at(gathered).offset + at(gathered).length < end) {
+    CGP_CHECK(!at(gathered).used() && at(gathered).next != NodeId::kNone);
+    CGP_CHECK(!at(at(gathered).next).used());
+    AbsorbNext(gathered);
+  }
+  if (at(gathered).offset + at(gathered).length > end) SplitAt(gathered, end);
+  return gathered;
+}
+
+NodeId PageSpace::GatherPages(PageId begin, PageId end_page) {
+  NodeId gathered = first(begin);
+  if (at(gathered).page < begin) gathered = SplitAtPage(gathered, begin);
+  AbsorbAllNext(gathered);
+  while (end(gathered) < end_page) {
+    const NodeId behind = pages_[Index(end(gathered))].first;
+    AbsorbAllNext(behind);
+    AbsorbPages(gathered, behind);
+  }
+  if (end(gathered) > end_page) SplitAtPage(gathered, end_page);
+  return gathered;
 }
 
 NodeId PageSpace::Give(NodeId used, FenceId fence) {
@@ -55,7 +85,7 @@ NodeId PageSpace::Give(NodeId used, FenceId fence) {
   SetFence(used, fence);
   --used_nodes_;
   free_granules_ += at(used).length;
-  return JoinNeighbours(used);
+  return Join(used);
 }
 
 void PageSpace::OpenFences(const std::vector<bool>& opened) {
@@ -63,50 +93,79 @@ void PageSpace::OpenFences(const std::vector<bool>& opened) {
     while (opened[fence] && behind_[fence] != NodeId::kNone) {
       const NodeId id = behind_[fence];
       SetFence(id, FenceId::kOpen);
-      JoinNeighbours(id);
+      Join(id);
     }
   }
 }
 
 void PageSpace::HoldAll(FenceId fence) {
-  for (const Page& page : pages_) {
-    for (NodeId id = page.first; id != NodeId::kNone; id = at(id).next) {
+  for (auto p = begins_.Next(0); p; p = begins_.Next(*p + 1)) {
+    for (NodeId id = pages_[*p].first; id != NodeId::kNone; id = at(id).next) {
       if (at(id).used()) continue;
       SetFence(id, fence);
-      id = JoinNeighbours(id);
+      id = Join(id);
     }
   }
 }
 
 void PageSpace::Renumber(const std::vector<uint32_t>& number) noexcept {
   constexpr uint32_t kGone = std::numeric_limits<uint32_t>::max();
-  std::size_t left = 0;
-  for (std::size_t p = 0; p < number.size(); ++p) {
-    for (NodeId id = pages_[p].first; id != NodeId::kNone;) {
+  uint32_t left = 0;
+  for (auto p = begins_.Next(0); p; p = begins_.Next(*p + 1)) {
+    const Page page = pages_[*p];
+    const uint32_t count = IsOfWholePages(page.first) ? Index(end(page.first)) - *p : 1;
+    const auto gone =
+        static_cast<uint32_t>(std::count(number.begin() + *p, number.begin() + *p + count, kGone));
+    begins_.Erase(*p);
+    if (gone < count) {
+      begins_.Insert(left);
+      pages_[left] = page;
+    }
+    for (NodeId id = page.first; id != NodeId::kNone;) {
       const NodeId next = at(id).next;
-      if (number[p] == kGone) {
+      at(id).page = PageId{left};
+      if (gone == count) {
         free_granules_ -= at(id).length;
-        SetFence(id, FenceId::kOpen);
-        spare_nodes_.push_back(id);
-      } else {
-        at(id).page = PageId{number[p]};
+        Discard(id);
+      } else if (gone > 0) {
+        free_granules_ -= uint64_t{gone} * page_granules_;
+        at(id).length -= gone * page_granules_;
       }
       id = next;
     }
-    if (number[p] != kGone) pages_[left++] = pages_[p];
+    left += count - gone;
   }
   pages_.resize(left);
+  for (auto p = begins_.Next(0); p; p = begins_.Next(*p + 1)) {
+    const NodeId id = pages_[*p].first;
+    if (IsOfWholePages(id) && !at(id).used()) JoinPages(id);
+  }
 }
 
 // Of a free node with those beside it that are behind the same fence.
-NodeId PageSpace::JoinNeighbours(NodeId id) {
+NodeId PageSpace::Join(NodeId id) {
   const auto joins = [&](NodeId other) {
     return other != NodeId::kNone && at(other).fence == at(id).fence;
   };
   if (joins(at(id).next)) AbsorbNext(id);
-  const NodeId before = at(id).prev;
+  if (const NodeId before = at(id).prev; joins(before)) {
+    AbsorbNext(before);
+    id = before;
+  }
+  return IsOfWholePages(id) ? JoinPages(id) : id;
+}
+
+NodeId PageSpace::JoinPages(NodeId id) {
+  const auto joins = [&](NodeId other) {
+    return IsOfWholePages(other) && at(other).fence == at(id).fence;
+  };
+  if (const uint32_t behind = Index(end(id)); behind < page_count()) {
+    if (const NodeId other = pages_[behind].first; joins(other)) AbsorbPages(id, other);
+  }
+  if (at(id).page == PageId{0}) return id;
+  const NodeId before = last(PageId{Index(at(id).page) - 1});
   if (!joins(before)) return id;
-  AbsorbNext(before);
+  AbsorbPages(before, id);
   return before;
 }
 
@@ -143,15 +202,52 @@ NodeId PageSpace::SplitAt(NodeId id, uint32_t offset) {
   return right_id;
 }
 
+// pre: of whole pages, `page` one of them but not the first. Returns the node that begins with it.
+NodeId PageSpace::SplitAtPage(NodeId id, PageId page) {
+  const Node whole = at(id);
+  const uint32_t left = (Index(page) - Index(whole.page)) * page_granules_;
+  CGP_CHECK(!whole.used() && 0 < left && left < whole.length);
+  Node right = whole;
+  right.page = page;
+  right.length = whole.length - left;
+  const NodeId right_id = NewNode(right);
+  LinkBehindFence(right_id);
+  at(id).length = left;
+  pages_[Index(page)] = {.first = right_id, .last = right_id};
+  begins_.Insert(Index(page));
+  return right_id;
+}
+
 void PageSpace::AbsorbNext(NodeId id) {
   const NodeId next = at(id).next;
   at(id).length += at(next).length;
   SetFence(id, at(next).fence);
-  SetFence(next, FenceId::kOpen);
   Splice(id, at(next).next);
   Page& page = pages_[Index(at(id).page)];
   if (page.last == next) page.last = id;
-  spare_nodes_.push_back(next);
+  Discard(next);
+}
+
+// All that is behind the node in its page, where all is free.
+void PageSpace::AbsorbAllNext(NodeId id) {
+  while (at(id).next != NodeId::kNone) {
+    CGP_CHECK(!at(id).used() && !at(at(id).next).used());
+    AbsorbNext(id);
+  }
+}
+
+// pre: both of whole pages, `behind` begins where the other ends.
+void PageSpace::AbsorbPages(NodeId id, NodeId behind) {
+  CGP_CHECK(!at(id).used() && !at(behind).used());
+  at(id).length += at(behind).length;
+  SetFence(id, at(behind).fence);
+  begins_.Erase(Index(at(behind).page));
+  Discard(behind);
+}
+
+void PageSpace::Discard(NodeId id) {
+  SetFence(id, FenceId::kOpen);
+  spare_nodes_.push_back(id);
 }
 
 void PageSpace::SetFence(NodeId id, FenceId fence) {
@@ -183,14 +279,18 @@ void PageSpace::Check() const {
   std::size_t seen = 0;
   std::size_t used = 0;
   std::size_t fenced = 0;
-  for (uint32_t p = 0; p < page_count(); ++p) {
+  const auto alike = [this](NodeId a, NodeId b) {
+    return a != NodeId::kNone && node(a).fence == node(b).fence && !node(b).used();
+  };
+  NodeId whole_before = NodeId::kNone;
+  for (uint32_t p = 0; p < page_count();) {
+    CGP_CHECK(begins_.Contains(p));
     uint32_t end = 0;
     NodeId before = NodeId::kNone;
     for (NodeId id = pages_[p].first; id != NodeId::kNone; id = node(id).next) {
       const Node& here = node(id);
       CGP_CHECK(Index(here.page) == p && here.prev == before);
-      CGP_CHECK(here.offset == end && here.length > 0);
-      if (before != NodeId::kNone && !here.used()) CGP_CHECK(node(before).fence != here.fence);
+      CGP_CHECK(here.offset == end && here.length > 0 && !alike(before, id));
       if (!here.used()) free_granules += here.length;
       fenced += here.used() || here.fence == FenceId::kOpen ? 0 : 1;
       end += here.length;
@@ -198,7 +298,14 @@ void PageSpace::Check() const {
       ++seen;
       used += here.used() ? 1 : 0;
     }
-    CGP_CHECK(end == page_granules_ && pages_[p].last == before);
+    const bool whole = IsOfWholePages(before);
+    CGP_CHECK(pages_[p].last == before && end % page_granules_ == 0);
+    CGP_CHECK(whole ? pages_[p].first == before : end == page_granules_);
+    CGP_CHECK(!whole || !alike(whole_before, before));
+    whole_before = whole ? before : NodeId::kNone;
+    const uint32_t next = p + end / page_granules_;
+    CGP_CHECK(begins_.Next(p + 1).value_or(page_count()) == next);
+    p = next;
   }
   CGP_CHECK(free_granules == free_granules_);
   CGP_CHECK(seen + spare_nodes_.size() == nodes_.size());

@@ -2,14 +2,18 @@
 // checkpoint is a copy and a restore an assignment. It knows nothing of addresses (range_table.h)
 // nor of who may take what (free_view.h).
 //
-// Every page is tiled by nodes in the order of their offsets:
+// The pages, one behind the other, are tiled by nodes: parts of one page, and whole pages in a row,
+// which cost as much as one page does:
 //
-//     page   |  used  | free, fence 0 | free, fence 2 |     used     | free, fence 0 |
+//     page    0                                     1          2          3          4
+//             | used | free, fence 0 |   used   |      used      |  free, fence 2  | used | ...
 //
-// invariants, for each page p:
-//   sum of length over the nodes of p == page_size(); next and prev are each other's inverse
-//   no two neighbours are both free with the same fence
-// and over all: free() == sum of length over free nodes
+// invariants:
+//   a page's nodes, in the order of their offsets, tile it; next and prev are each other's inverse
+//   or it is one of the whole pages of a node, which has neither
+//   no two neighbours are both free with the same fence: in a page, or two of whole pages
+//   p is in begins_  <=>  no node of whole pages that begins before p holds it
+//   free() == sum of length over free nodes
 //   a node is in the list of fence f != kOpen  <=>  it is free behind f
 #pragma once
 
@@ -18,6 +22,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/index_set.h"
 #include "core/units.h"
 
 namespace cgp {
@@ -32,9 +37,9 @@ class PageSpace {
  public:
   // Two to a cache line, none across two.
   struct alignas(32) Node {
-    PageId page{};
+    PageId page{};        // the first, of whole pages
     uint32_t offset = 0;  // in granules, from the page's start
-    uint32_t length = 0;  // in granules
+    uint32_t length = 0;  // in granules; of whole pages a multiple of a page's
     NodeId prev = NodeId::kNone;
     NodeId next = NodeId::kNone;
     FenceId fence = FenceId::kOpen;
@@ -54,10 +59,24 @@ class PageSpace {
   uint64_t free_extents() const { return nodes_.size() - spare_nodes_.size() - used_nodes_; }
 
   const Node& node(NodeId id) const { return nodes_[Index(id)]; }
-  NodeId first(PageId page) const { return pages_[Index(page)].first; }
-  NodeId last(PageId page) const { return pages_[Index(page)].last; }
-  // How many pieces of blocks of a page or more lie in the page. Small blocks go beside others of
-  // their kind first: one that outlives a large one beside it would keep the page from being whole.
+  // Of the page's nodes; both are the one whose whole pages it is one of.
+  NodeId first(PageId page) const { return pages_[begins_.Last(Index(page))].first; }
+  NodeId last(PageId page) const { return pages_[begins_.Last(Index(page))].last; }
+  bool IsOfWholePages(NodeId id) const { return node(id).length >= page_granules_; }
+  // Of whole pages: the page behind its last.
+  PageId end(NodeId id) const {
+    return PageId{Index(node(id).page) + node(id).length / page_granules_};
+  }
+  // Calls function(node) for all nodes in the order of pages and offsets.
+  template <typename Function>
+  void ForEachNode(Function&& function) const {
+    for (auto p = begins_.Next(0); p; p = begins_.Next(*p + 1)) {
+      for (NodeId id = pages_[*p].first; id != NodeId::kNone; id = node(id).next) function(id);
+    }
+  }
+  // How many pieces below a page of blocks of a page or more lie in the page. Small blocks go beside
+  // others of their kind first: one that outlives a large one beside it would keep the page from
+  // being whole.
   uint32_t large_pieces(PageId page) const { return pages_[Index(page)].large_pieces; }
   bool holds_large(PageId page) const { return large_pieces(page) > 0; }
   void AddLargePiece(PageId page) { ++pages_[Index(page)].large_pieces; }
@@ -79,15 +98,17 @@ class PageSpace {
   // so that these cannot throw. Give() and OpenFences() never do.
   void ReservePages(uint32_t more_pages, std::size_t blocks = 1) {
     const std::size_t splits = kMostSplits * blocks;
-    if (more_pages > 0 || nodes_.size() + splits > nodes_.capacity()) GrowBy(more_pages, splits);
+    if (more_pages > 0 || most_nodes() + splits > nodes_.capacity()) GrowBy(more_pages, splits);
   }
 
   // A new page, free and without a fence, numbered page_count().
   void AddPage();
 
-  // Makes [offset, offset + length) of the page one used node and returns it.
-  // pre: these granules are free; `within` is the node that holds the first of them.
-  NodeId Take(NodeId within, Granules offset, Granules length);
+  // Makes [offset, offset + length) of the page one used node and returns it; where it is a page or
+  // more, of that page and those behind it.
+  // pre: these granules are free, and of one page or whole pages; `within` is the node that holds
+  // the first of them.
+  NodeId Take(NodeId within, PageId page, Granules offset, Granules length);
 
   // Allocates what Give() needs behind the fence, so that it cannot throw.
   void ReserveFence(FenceId fence) {
@@ -121,23 +142,33 @@ class PageSpace {
     uint32_t large_pieces = 0;
   };
 
-  // A Take() splits at most twice; a block does so in no more than its first and its last page.
-  static constexpr std::size_t kMostSplits = 4;
+  // What a block may add to the nodes below a page: three each in its first and its last page.
+  static constexpr std::size_t kMostSplits = 6;
 
+  // However those of whole pages are cut, there are no more of them than pages.
+  std::size_t most_nodes() const { return nodes_.size() - spare_nodes_.size() + page_count(); }
   void GrowBy(uint32_t more_pages, std::size_t splits);
   Node& at(NodeId id) { return nodes_[Index(id)]; }
   NodeId NewNode(const Node& node);
   void Splice(NodeId left, NodeId right);  // makes them neighbours
   NodeId SplitAt(NodeId id, uint32_t offset);
+  NodeId SplitAtPage(NodeId id, PageId page);
+  NodeId GatherGranules(NodeId within, uint32_t begin, uint32_t end);
+  NodeId GatherPages(PageId begin, PageId end);
   void AbsorbNext(NodeId id);
-  NodeId JoinNeighbours(NodeId id);
+  void AbsorbAllNext(NodeId id);
+  void AbsorbPages(NodeId id, NodeId behind);
+  NodeId Join(NodeId id);
+  NodeId JoinPages(NodeId id);
+  void Discard(NodeId id);
   void SetFence(NodeId id, FenceId fence);
   void LinkBehindFence(NodeId id);
 
   uint32_t page_granules_;
   uint64_t free_granules_ = 0;
   uint64_t used_nodes_ = 0;
-  std::vector<Page> pages_;
+  std::vector<Page> pages_;  // of those in begins_
+  IndexSet begins_;
   std::vector<Node> nodes_;
   std::vector<NodeId> spare_nodes_;            // its capacity is that of nodes_ at least
   std::vector<NodeId> behind_{NodeId::kNone};  // by fence: the first of the list

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/range_table.h"
 
 namespace cgp {
 namespace {
@@ -56,7 +57,7 @@ class OnePage : public ::testing::Test {
   void TearDown() override { space_.Check(); }
 
   NodeId Take(uint32_t offset, uint32_t length) {
-    return space_.Take(NodeAt(space_, kPage, offset), Granules(offset), Granules(length));
+    return space_.Take(NodeAt(space_, kPage, offset), kPage, Granules(offset), Granules(length));
   }
   std::vector<Piece> pieces() const { return Pieces(space_, kPage); }
 
@@ -175,25 +176,25 @@ TEST_F(OnePage, AFenceListsWhatIsBehindIt) {
 
 TEST_F(OnePage, WhatIsUsedCannotBeTakenNorWhatIsFreeGiven) {
   const NodeId taken = Take(4, 4);
-  EXPECT_THROW(space_.Take(taken, Granules(4), Granules(2)), InternalError);
+  EXPECT_THROW(space_.Take(taken, kPage, Granules(4), Granules(2)), InternalError);
   EXPECT_THROW(space_.Give(space_.first(kPage), FenceId::kOpen), InternalError);
   EXPECT_EQ(pieces(), (std::vector{Free(4), Used(4), Free(8)}));
 }
 
 TEST_F(OnePage, TakingFromANodeThatDoesNotHoldTheOffsetThrows) {
   Take(4, 4);
-  EXPECT_THROW(space_.Take(space_.first(kPage), Granules(8), Granules(2)), InternalError);
-  EXPECT_THROW(space_.Take(space_.last(kPage), Granules(2), Granules(2)), InternalError);
+  EXPECT_THROW(space_.Take(space_.first(kPage), kPage, Granules(8), Granules(2)), InternalError);
+  EXPECT_THROW(space_.Take(space_.last(kPage), kPage, Granules(2), Granules(2)), InternalError);
 }
 
 TEST_F(OnePage, TakingIntoWhatIsUsedOrBeyondThePageThrows) {
   Take(4, 4);
-  EXPECT_THROW(space_.Take(space_.first(kPage), Granules(0), Granules(5)), InternalError);
-  EXPECT_THROW(space_.Take(space_.last(kPage), Granules(8), Granules(9)), InternalError);
+  EXPECT_THROW(space_.Take(space_.first(kPage), kPage, Granules(0), Granules(5)), InternalError);
+  EXPECT_THROW(space_.Take(space_.last(kPage), kPage, Granules(8), Granules(9)), InternalError);
 }
 
 TEST_F(OnePage, TakingNothingThrows) {
-  EXPECT_THROW(space_.Take(space_.first(kPage), Granules(0), Granules(0)), InternalError);
+  EXPECT_THROW(space_.Take(space_.first(kPage), kPage, Granules(0), Granules(0)), InternalError);
   EXPECT_EQ(pieces(), std::vector{Free(16)});
 }
 
@@ -207,7 +208,7 @@ TEST(PageSpace, APageHasAtLeastOneGranuleAndFewEnoughToCount) {
 TEST(PageSpace, PagesOfOneGranule) {
   PageSpace space(Granules(1));
   for (int i = 0; i < 3; ++i) space.AddPage();
-  const NodeId taken = space.Take(space.first(PageId{1}), Granules(0), Granules(1));
+  const NodeId taken = space.Take(space.first(PageId{1}), PageId{1}, Granules(0), Granules(1));
   EXPECT_EQ(space.free(), Granules(2));
   space.ReserveFence(kFenceA);
   space.Give(taken, kFenceA);
@@ -220,59 +221,81 @@ class Model {
  public:
   static constexpr int kUsed = -1;
 
-  void AddPage(uint32_t granules) { pages_.emplace_back(granules, 0); }
+  explicit Model(uint32_t page) : page_(page) {}
+
+  void AddPage() { cells_.resize(cells_.size() + page_, 0); }
 
   void Set(PageId page, uint32_t offset, uint32_t length, int what) {
-    for (uint32_t i = offset; i < offset + length; ++i) pages_[Index(page)][i] = what;
+    std::fill_n(cells_.begin() + Index(page) * page_ + offset, length, what);
   }
 
-  void Open(int fence) {
-    for (auto& page : pages_) std::replace(page.begin(), page.end(), fence, 0);
+  void Open(int fence) { std::replace(cells_.begin(), cells_.end(), fence, 0); }
+  void HoldAll(int fence) {
+    std::ranges::replace_if(
+        cells_, [](int what) { return what != kUsed; }, fence);
   }
 
-  // The longest length at most `wanted` that is free from `offset` on.
+  bool IsFree(uint32_t page) const { return FreeFrom(PageId{page}, 0, page_) == page_; }
+  void Renumber(const std::vector<uint32_t>& number) {
+    std::vector<int> left;
+    for (std::size_t i = 0; i < cells_.size(); ++i) {
+      if (number[i / page_] != RangeTable::Renumbering::kGone) left.push_back(cells_[i]);
+    }
+    cells_ = left;
+  }
+
+  // The longest length at most `wanted` that is free from `offset` on: of the page, or, if that is
+  // all of it, of whole pages.
   uint32_t FreeFrom(PageId page, uint32_t offset, uint32_t wanted) const {
-    const auto& cells = pages_[Index(page)];
+    const std::size_t begin = Index(page) * page_ + offset;
     uint32_t length = 0;
-    while (length < wanted && offset + length < cells.size() && cells[offset + length] != kUsed)
+    while (length < wanted && begin + length < cells_.size() && cells_[begin + length] != kUsed) {
       ++length;
-    return length;
+    }
+    if (offset == 0 && length >= page_) return length / page_ * page_;
+    return std::min(length, page_ - offset);
   }
 
   // Used nodes are cut where the space cuts them; free ones are as long as they can be.
   void ExpectEqual(const PageSpace& space) const {
-    ASSERT_EQ(space.page_count(), pages_.size());
+    ASSERT_EQ(space.page_count(), cells_.size() / page_);
     uint64_t free = 0;
-    for (uint32_t p = 0; p < pages_.size(); ++p) {
-      int before = kUsed;
-      for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
-        const PageSpace::Node& node = space.node(id);
-        const int what = node.used() ? kUsed : static_cast<int>(node.fence);
-        for (uint32_t i = node.offset; i < node.offset + node.length; ++i) {
-          ASSERT_EQ(pages_[p][i], what) << "page " << p << ", granule " << i;
-        }
-        ASSERT_TRUE(node.used() || what != before) << "neighbours not joined in page " << p;
-        before = what;
-        free += node.used() ? 0 : node.length;
-      }
-    }
+    std::size_t end = 0;
+    int before = kUsed;
+    uint32_t length_before = 0;
+    space.ForEachNode([&](NodeId id) {
+      const PageSpace::Node& node = space.node(id);
+      ASSERT_EQ(Index(node.page) * page_ + node.offset, end);
+      const int what = node.used() ? kUsed : static_cast<int>(node.fence);
+      for (uint32_t i = 0; i < node.length; ++i) ASSERT_EQ(cells_[end + i], what) << end + i;
+      const bool of_pages = node.length >= page_ && length_before >= page_;
+      ASSERT_FALSE(what != kUsed && what == before && (node.offset > 0 || of_pages))
+          << "neighbours not joined at " << end;
+      end += node.length;
+      before = what;
+      length_before = node.length;
+      free += node.used() ? 0 : node.length;
+    });
+    ASSERT_EQ(end, cells_.size());
     ASSERT_EQ(space.free(), Granules(free));
+    for (uint32_t p = 0; p < space.page_count(); ++p) {
+      const PageSpace::Node& node = space.node(space.first(PageId{p}));
+      ASSERT_LE(Index(node.page), p);
+      ASSERT_TRUE(Index(node.page) == p || p < Index(space.end(space.first(PageId{p}))));
+    }
     for (int fence = 1; fence < 4; ++fence) {
       uint64_t behind = 0;
-      uint64_t expected = 0;
       space.ForEachBehind(static_cast<FenceId>(fence), [&](NodeId id) {
         ASSERT_EQ(static_cast<int>(space.node(id).fence), fence);
         behind += space.node(id).length;
       });
-      for (const auto& page : pages_) {
-        expected += static_cast<std::size_t>(std::ranges::count(page, fence));
-      }
-      ASSERT_EQ(behind, expected) << "behind fence " << fence;
+      ASSERT_EQ(behind, static_cast<uint64_t>(std::ranges::count(cells_, fence)));
     }
   }
 
  private:
-  std::vector<std::vector<int>> pages_;
+  uint32_t page_;
+  std::vector<int> cells_;
 };
 
 class PageSpaceAgainstModel : public ::testing::TestWithParam<uint32_t> {
@@ -287,11 +310,13 @@ class PageSpaceAgainstModel : public ::testing::TestWithParam<uint32_t> {
 
   void TakeSomething(State& state) {
     const PageId page{Below(state.space.page_count())};
-    const uint32_t offset = Below(GetParam());
-    const uint32_t length = state.model.FreeFrom(page, offset, 1 + Below(GetParam()));
+    const bool pages = Below(2) == 0;
+    const uint32_t offset = pages ? 0 : Below(GetParam());
+    const uint32_t wanted = 1 + Below(pages ? 4 * GetParam() : GetParam());
+    const uint32_t length = state.model.FreeFrom(page, offset, wanted);
     if (length == 0) return;
-    state.used.push_back(
-        state.space.Take(NodeAt(state.space, page, offset), Granules(offset), Granules(length)));
+    state.used.push_back(state.space.Take(NodeAt(state.space, page, offset), page, Granules(offset),
+                                          Granules(length)));
     state.model.Set(page, offset, length, Model::kUsed);
   }
 
@@ -305,20 +330,37 @@ class PageSpaceAgainstModel : public ::testing::TestWithParam<uint32_t> {
     state.used.pop_back();
     state.model.Set(node.page, node.offset, node.length, fence);
     const PageSpace::Node& holder = state.space.node(given);
-    EXPECT_LE(holder.offset, node.offset);
-    EXPECT_GE(holder.offset + holder.length, node.offset + node.length);
+    const auto begin = [](const PageSpace::Node& of) {
+      return Index(of.page) * GetParam() + of.offset;
+    };
+    EXPECT_LE(begin(holder), begin(node));
+    EXPECT_GE(begin(holder) + holder.length, begin(node) + node.length);
   }
 
   void Step(State& state) {
     const uint32_t choice = Below(100);
-    if (choice < 2 && state.space.page_count() < 6) {
+    if (choice < 2 && state.space.page_count() < 12) {
       state.space.ReservePages(1);
       state.space.AddPage();
-      state.model.AddPage(GetParam());
+      state.model.AddPage();
     } else if (choice < 50) {
       TakeSomething(state);
     } else if (choice < 95) {
       GiveSomething(state);
+    } else if (choice == 95) {
+      const uint32_t fence = 1 + Below(3);
+      state.space.ReserveFence(FenceId{fence});
+      state.space.HoldAll(FenceId{fence});
+      state.model.HoldAll(static_cast<int>(fence));
+    } else if (choice == 96) {
+      std::vector<uint32_t> number;
+      uint32_t left = 0;
+      for (uint32_t p = 0; p < state.space.page_count(); ++p) {
+        const bool goes = p > 0 && state.model.IsFree(p) && Below(3) == 0;
+        number.push_back(goes ? RangeTable::Renumbering::kGone : left++);
+      }
+      state.space.Renumber(number);
+      state.model.Renumber(number);
     } else {
       const uint32_t fence = 1 + Below(3);
       std::vector<bool> opened(4);
@@ -333,9 +375,9 @@ class PageSpaceAgainstModel : public ::testing::TestWithParam<uint32_t> {
 
 // A copy is a checkpoint: from time to time the state goes back to one.
 TEST_P(PageSpaceAgainstModel, RandomOperationsAndRestores) {
-  State state{PageSpace(Granules(GetParam())), {}, {}};
+  State state{PageSpace(Granules(GetParam())), Model(GetParam()), {}};
   state.space.AddPage();
-  state.model.AddPage(GetParam());
+  state.model.AddPage();
   State checkpoint = state;
   for (int step = 0; step < 4000; ++step) {
     if (Below(200) == 0) checkpoint = state;

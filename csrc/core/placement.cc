@@ -166,10 +166,12 @@ class GrowthPlanner {
         streams_(streams),
         free_(CollectFreeHandles(view, ranges, page_)),
         fresh_(Fill(length_, Ends::kBoth, std::nullopt)),
-        most_whole_(fresh_.whole + static_cast<uint64_t>(slack)) {}
+        most_whole_(fresh_.whole + static_cast<uint64_t>(slack)),
+        shown_in_(ranges.page_count(), RangeId{ranges.range_count()}) {}
 
   GrowthPlan Plan() {
     for (uint32_t r = ranges_.range_count(); r-- > 0;) {
+      NoteShown(RangeId{r});
       ConsiderExtending(RangeId{r}, /*at_front=*/false);
       ConsiderExtending(RangeId{r}, /*at_front=*/true);
     }
@@ -188,12 +190,22 @@ class GrowthPlanner {
     bool at_front = false;
   };
 
+  // So that Fill() need not look through all mappings of each handle.
+  void NoteShown(RangeId id) {
+    const RangeTable::Range& range = ranges_.range(id);
+    for (uint32_t slot = Index(range.begin()); slot < Index(range.end()); ++slot) {
+      shown_in_[Index(ranges_.page_at(SlotId{slot}))] = id;
+    }
+  }
+
   // What to map for `length` granules that the range does not show yet: whole handles as far as
   // they fit, largest first; the rest in edges, else in a part of a whole handle, else in as few
   // new pages as can be and the edges that make them so few.
   Stretch Fill(uint64_t length, Ends ends, std::optional<RangeId> range) const {
     Stretch stretch;
-    const auto allowed = [&](PageId handle) { return !range || !ranges_.Shows(*range, handle); };
+    const auto allowed = [&](PageId handle) {
+      return !range || shown_in_[Index(handle)] != *range;
+    };
     std::optional<PageId> longer;  // the shortest whole handle longer than the rest
     uint64_t rest = length;
     for (const PageId handle : free_.wholes) {
@@ -353,6 +365,7 @@ class GrowthPlanner {
   const FreeHandles free_;
   const Stretch fresh_;  // a new range
   const uint64_t most_whole_;
+  std::vector<RangeId> shown_in_;  // by page: the last of the ranges noted that shows it
   Extension best_;
 };
 

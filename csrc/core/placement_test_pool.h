@@ -52,20 +52,20 @@ class SmallPool : public ::testing::Test {
   SlotId MapOld(std::vector<PageId> pages) { return Map({.range = {}, .handles = pages}); }
 
   void Take(PageId page, uint32_t offset, uint32_t length) {
-    view_.Forget(space_.first(page), space_.last(page));
+    view_.Forget(page, space_.first(page), space_.last(page));
     NodeId id = space_.first(page);
     while (space_.node(id).offset + space_.node(id).length <= offset) id = space_.node(id).next;
-    used_.push_back(space_.Take(id, Granules(offset), Granules(length)));
-    view_.Learn(space_.first(page), space_.last(page));
+    used_.push_back(space_.Take(id, page, Granules(offset), Granules(length)));
+    view_.Learn(page, space_.first(page), space_.last(page));
   }
 
   void Give(std::size_t which) {
     std::swap(used_[which], used_.back());
     const PageId page = space_.node(used_.back()).page;
-    view_.Forget(space_.first(page), space_.last(page));
+    view_.Forget(page, space_.first(page), space_.last(page));
     space_.Give(used_.back(), FenceId::kOpen);
     used_.pop_back();
-    view_.Learn(space_.first(page), space_.last(page));
+    view_.Learn(page, space_.first(page), space_.last(page));
   }
 
   std::optional<Placement> Find(uint64_t length, Slack slack) {

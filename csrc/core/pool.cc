@@ -239,10 +239,18 @@ void Pool::Check() const {
   Granules used;
   const auto check = [&](const LiveBlock& live) {
     CGP_CHECK(s.ranges.AddressOf(live.slot, Granules(live.offset)) == live.block.address);
-    s.ForEachPiece(live, [&](PageId page, Granules offset, Granules length) {
-      const PageSpace::Node& node = s.space.node(s.NodeAt(page, offset));
-      CGP_CHECK(node.used() && node.offset == offset.count() && node.length == length.count());
+    uint64_t of_block = 0;
+    s.ForEachNode(live, [&](NodeId id) {
+      CGP_CHECK(s.space.node(id).used());
+      of_block += s.space.node(id).length;
       ++pieces;
+    });
+    CGP_CHECK(of_block == Granules::FromBytesRoundedUp(live.block.bytes).count());
+    s.ForEachPiece(live, [&](PageId page, Granules offset, Granules length) {
+      const NodeId id = s.NodeAt(page, offset);
+      const PageSpace::Node& node = s.space.node(id);
+      CGP_CHECK(node.used() && node.offset == offset.count());
+      CGP_CHECK(s.space.IsOfWholePages(id) ? length == s.page_size : node.length == length.count());
       used += length;
     });
   };
@@ -256,11 +264,7 @@ void Pool::Check() const {
     check(live);
   });
   uint64_t used_nodes = 0;
-  for (uint32_t p = 0; p < s.space.page_count(); ++p) {
-    for (NodeId id = s.space.first(PageId{p}); id != NodeId::kNone; id = s.space.node(id).next) {
-      used_nodes += s.space.node(id).used() ? 1 : 0;
-    }
-  }
+  s.space.ForEachNode([&](NodeId id) { used_nodes += s.space.node(id).used() ? 1 : 0; });
   CGP_CHECK(pieces == used_nodes && (used - freed).bytes() == s.stats.allocated_bytes);
   CGP_CHECK(used + s.space.free() == s.page_size * s.space.page_count());
 }

@@ -149,7 +149,8 @@ class Pool {
 
   uint64_t reserved_bytes() const;  // Stats() says it too, at more cost
   uint64_t handles() const;         // of physical memory
-  uint64_t free_extents() const;    // stretches of free bytes within pages
+  uint64_t free_extents()
+      const;  // stretches of free bytes: parts of a page, or whole pages in a row
   PoolStats Stats() const;
   PoolSnapshot Snapshot() const;
 

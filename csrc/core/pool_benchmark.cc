@@ -208,6 +208,33 @@ BENCHMARK(SmallPairs)
 void LargePairs(benchmark::State& state) { RandomPairs(state, kPageBytes, 16 * kPageBytes); }
 BENCHMARK(LargePairs)->RangeMultiplier(10)->Range(10, 1'000)->UseManualTime();
 
+// One block of so many pages, beside 10,000 live ones of a page, from a run that is free and goes back
+// to it.
+void PagesPairs(benchmark::State& state) {
+  constexpr uint64_t kLiveBlocks = 10'000;
+  const uint64_t bytes = static_cast<uint64_t>(state.range(0)) * kPageBytes;
+  Setup setup;
+  setup.pool.BeginScope(cgp::ScopeKind::kCapture);
+  for (uint64_t i = 0; i < kLiveBlocks; ++i) setup.pool.Allocate(kPageBytes, kStream);
+  setup.pool.Free(setup.pool.Allocate(1000 * kPageBytes, kStream).address);
+  std::vector<int64_t> allocations;
+  std::vector<int64_t> frees;
+  for (auto _ : state) {
+    cgp::Address address = 0;
+    const auto allocate = [&] { address = setup.pool.Allocate(bytes, kStream).address; };
+    allocations.push_back(setup.CoreTime(allocate));
+    frees.push_back(setup.CoreTime([&] { setup.pool.Free(address); }));
+    state.SetIterationTime(static_cast<double>(allocations.back() + frees.back()) * 1e-9);
+  }
+  setup.pool.EndScope();
+  state.counters["allocate_ns"] = Percentile(allocations, 0.5);
+  state.counters["allocate_p99_ns"] = Percentile(allocations, 0.99);
+  state.counters["free_ns"] = Percentile(frees, 0.5);
+  state.counters["free_p99_ns"] = Percentile(frees, 0.99);
+  state.counters["clock_ns"] = ClockNanoseconds() / 2;
+}
+BENCHMARK(PagesPairs)->Arg(1)->Arg(50)->Arg(500)->UseManualTime();
+
 // An allocation and its free of one block among 100 live ones, at the front door or past it.
 // Without clock readings, so that the door's own cost shows.
 template <typename Allocate, typename Free>

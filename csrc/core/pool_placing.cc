@@ -61,19 +61,22 @@ std::optional<Placement> Pool::State::FollowAdvice(const Foresight::Advice& advi
 // gather and pages stay whole; else a whole page; else a new one.
 void Pool::State::PlaceSmall(FreeView& view, LiveBlock& live) {
   const Granules length = Granules::FromBytesRoundedUp(live.block.bytes);
-  const auto find = [&]() -> std::optional<NodeId> {
-    if (const std::optional<NodeId> start = view.BestFit(length)) return LeastWanted(view, *start);
-    const std::optional<PageId> page = WholePageToBreak(view, ranges, Takers());
-    return page ? std::optional(space.first(*page)) : std::nullopt;
+  std::optional<NodeId> chain;
+  const auto find = [&]() -> std::optional<PageId> {
+    chain = view.BestFit(length);
+    if (!chain) return WholePageToBreak(view, ranges, Takers());
+    chain = LeastWanted(view, *chain);
+    return space.node(*chain).page;
   };
-  std::optional<NodeId> start = find();
-  if (!start && PollFences()) start = find();
-  if (!start)
-    start = space.first(
-        ranges.page_at(Grow({.range = RangeWithRoom(), .handles = {MappingPlan::kNewPage}})));
-  live.offset = space.node(*start).offset;
-  live.slot = ranges.slots_of(space.node(*start).page).front();
-  live.node = TakePiece(*start, Granules(live.offset), length, /*large=*/false);
+  std::optional<PageId> page = find();
+  if (!page && PollFences()) page = find();
+  if (!page) {
+    page = ranges.page_at(Grow({.range = RangeWithRoom(), .handles = {MappingPlan::kNewPage}}));
+  }
+  const NodeId start = chain ? *chain : space.first(*page);
+  live.offset = space.node(start).offset;
+  live.slot = ranges.slots_of(*page).front();
+  live.node = TakePiece(start, *page, Granules(live.offset), length, /*large=*/false);
 }
 
 // Of the chains as good as `best` the one whose bytes the fewest streams may take: the others are
@@ -128,8 +131,9 @@ void Pool::State::PlaceAt(Placement place, LiveBlock& live) {
   live.offset = static_cast<uint32_t>(place.offset.count());
   int pieces = 0;
   const bool large = live.block.bytes >= page_size.bytes();
-  ForEachPiece(live, [&](PageId page, Granules offset, Granules piece) {
-    live.node = TakePiece(NodeAt(page, offset), offset, piece, large);
+  ForEachExtent(live, [&](PageId page, Granules offset, Granules piece) {
+    live.node = piece < page_size ? TakePiece(NodeAt(page, offset), page, offset, piece, large)
+                                  : TakePages(page, piece);
     ++pieces;
   });
   if (pieces > 1) live.node = NodeId::kNone;

@@ -171,9 +171,18 @@ void Pool::State::Wake(FreeView& view, std::span<const FenceId> proven) {
       spans.emplace_back(node.prev == NodeId::kNone ? id : node.prev, last);
     }
   }
-  for (const auto& [first, last] : spans) view.Forget(first, last);
+  for (const auto& [first, last] : spans) {
+    if (!space.IsOfWholePages(first)) view.Forget(space.node(first).page, first, last);
+  }
   for (const FenceId fence : proven) view.LetThrough(fence);
-  for (const auto& [first, last] : spans) view.Learn(first, last);
+  for (const auto& [first, last] : spans) {
+    const PageId page = space.node(first).page;
+    if (space.IsOfWholePages(first)) {
+      view.LearnPages(page, space.end(first));
+    } else {
+      view.Learn(page, first, last);
+    }
+  }
 }
 
 void Pool::State::NoteCapture(CaptureId of) {
@@ -193,17 +202,15 @@ void Pool::State::ForgetProofs() {
 
 // Each view passes what is proven to its stream.
 void Pool::State::CheckProofs() const {
-  for (uint32_t p = 0; p < space.page_count(); ++p) {
-    for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
-      const FenceId fence = space.node(id).fence;
-      if (!proofs.Contains(fence)) continue;
-      for (std::size_t i = 0; i < proofs.stream_count(); ++i) {
-        const bool left_behind = proofs.stopped(i) && proofs.relies_on_proofs(i);
-        CGP_CHECK(left_behind || !proofs.IsHandedOver(i) ||
-                  views[i]->Passes(fence) == proofs.IsProven(fence, i));
-      }
+  space.ForEachNode([&](NodeId id) {
+    const FenceId fence = space.node(id).fence;
+    if (!proofs.Contains(fence)) return;
+    for (std::size_t i = 0; i < proofs.stream_count(); ++i) {
+      const bool left_behind = proofs.stopped(i) && proofs.relies_on_proofs(i);
+      CGP_CHECK(left_behind || !proofs.IsHandedOver(i) ||
+                views[i]->Passes(fence) == proofs.IsProven(fence, i));
     }
-  }
+  });
 }
 
 }  // namespace cgp

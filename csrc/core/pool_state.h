@@ -111,6 +111,10 @@ struct Pool::State {
   NodeId NodeAt(PageId page, Granules offset) const;
   template <typename Function>
   void ForEachPiece(const LiveBlock& live, Function&& function) const;
+  template <typename Function>
+  void ForEachExtent(const LiveBlock& live, Function&& function) const;
+  template <typename Function>
+  void ForEachNode(const LiveBlock& live, Function&& function) const;
 
   // pool_streams.cc
   FreeView* FindView(StreamId stream) const;
@@ -122,7 +126,8 @@ struct Pool::State {
   void ForgetOpened();
   void ReserveForWaking();
   void OpenFences();
-  NodeId TakePiece(NodeId within, Granules offset, Granules length, bool large);
+  NodeId TakePiece(NodeId within, PageId page, Granules offset, Granules length, bool large);
+  NodeId TakePages(PageId page, Granules length);
   void GivePiece(NodeId id, FenceId fence, bool large);
   FenceId FenceFor(const LiveBlock& live);
   bool OrderProtects(const LiveBlock& live) const;
@@ -210,6 +215,7 @@ struct Pool::State {
   std::shared_ptr<const char> next_identity;  // what it is after the GiveBack() that is prepared
 };
 
+// The pages that a block has a part of, in the order of its addresses.
 template <typename Function>
 void Pool::State::ForEachPiece(const LiveBlock& live, Function&& function) const {
   Granules left = Granules::FromBytesRoundedUp(live.block.bytes);
@@ -220,6 +226,49 @@ void Pool::State::ForEachPiece(const LiveBlock& live, Function&& function) const
     left -= length;
     offset = Granules(0);
   }
+}
+
+// The same, but whole pages that follow one another are one.
+template <typename Function>
+void Pool::State::ForEachExtent(const LiveBlock& live, Function&& function) const {
+  Granules left = Granules::FromBytesRoundedUp(live.block.bytes);
+  Granules offset(live.offset);
+  for (uint32_t slot = Index(live.slot); left > Granules(0);) {
+    const PageId page = ranges.page_at(SlotId{slot});
+    const uint64_t most = offset == Granules(0) ? left / page_size : 0;
+    uint32_t pages = 1;
+    while (pages < most && Index(ranges.page_at(SlotId{slot + pages})) == Index(page) + pages) {
+      ++pages;
+    }
+    const Granules length = most > 0 ? page_size * pages : std::min(left, page_size - offset);
+    function(page, offset, length);
+    slot += pages;
+    left -= length;
+    offset = Granules(0);
+  }
+}
+
+// The nodes of a block that is in use. Of an extent there are several where pages between them are
+// gone.
+template <typename Function>
+void Pool::State::ForEachNode(const LiveBlock& live, Function&& function) const {
+  if (live.node != NodeId::kNone) {
+    function(live.node);
+    return;
+  }
+  ForEachExtent(live, [&](PageId page, Granules offset, Granules length) {
+    if (length < page_size) {
+      // A block of several pieces goes on at a page's end and comes in at a page's start.
+      function(offset == Granules(0) ? space.first(page) : space.last(page));
+      return;
+    }
+    const PageId end{Index(page) + static_cast<uint32_t>(length / page_size)};
+    while (page < end) {
+      const NodeId id = space.first(page);
+      page = space.end(id);
+      function(id);
+    }
+  });
 }
 
 }  // namespace cgp

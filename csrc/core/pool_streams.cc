@@ -114,11 +114,11 @@ void Pool::State::OpenFences() {
   }
 }
 
-// pre: `within` holds the granule at `offset` of its page, and the view that chose the bytes sees
-// them all as free. There is room for what changes, in the space and in all views. `large`: the
-// block is of a page or more.
-NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length, bool large) {
-  const PageId page = space.node(within).page;
+// A piece below a page. pre: `within` holds the granule at `offset` of the page, and the view that
+// chose the bytes sees them all as free. There is room for what changes, in the space and in all
+// views. `large`: the block is of a page or more.
+NodeId Pool::State::TakePiece(NodeId within, PageId page, Granules offset, Granules length,
+                              bool large) {
   NodeId last = within;
   while (Granules(space.node(last).offset + space.node(last).length) < offset + length) {
     last = space.node(last).next;
@@ -130,32 +130,48 @@ NodeId Pool::State::TakePiece(NodeId within, Granules offset, Granules length, b
   const NodeId behind = all ? NodeId::kNone : space.node(last).next;
   const auto from = [&] { return before == NodeId::kNone ? space.first(page) : before; };
   const auto to = [&] { return behind == NodeId::kNone ? space.last(page) : behind; };
-  for (const auto& view : views) view->Forget(from(), to());
-  const NodeId taken = space.Take(within, offset, length);
+  for (const auto& view : views) view->Forget(page, from(), to());
+  const NodeId taken = space.Take(within, page, offset, length);
   if (large) space.AddLargePiece(page);
-  for (const auto& view : views) view->Learn(from(), to());
+  for (const auto& view : views) view->Learn(page, from(), to());
   return taken;
+}
+
+// Whole pages that follow one another; pre: as above.
+NodeId Pool::State::TakePages(PageId page, Granules length) {
+  const PageId end{Index(page) + static_cast<uint32_t>(length / page_size)};
+  for (const auto& view : views) view->ForgetPages(page, end);
+  return space.Take(space.first(page), page, Granules(0), length);
 }
 
 void Pool::State::GivePiece(NodeId id, FenceId fence, bool large) {
   const PageSpace::Node node = space.node(id);
-  if (large && space.large_pieces(node.page) == 1) {
-    for (const auto& view : views) view->Forget(space.first(node.page), space.last(node.page));
+  const PageId page = node.page;
+  if (space.IsOfWholePages(id)) {
+    const PageId end = space.end(id);
     space.Give(id, fence);
-    space.DropLargePiece(node.page);
-    for (const auto& view : views) view->Learn(space.first(node.page), space.last(node.page));
+    for (const auto& view : views) {
+      if (view->Passes(fence)) view->LearnPages(page, end);
+    }
+    return;
+  }
+  if (large && space.large_pieces(page) == 1) {
+    for (const auto& view : views) view->Forget(page, space.first(page), space.last(page));
+    space.Give(id, fence);
+    space.DropLargePiece(page);
+    for (const auto& view : views) view->Learn(page, space.first(page), space.last(page));
     return;
   }
   for (const auto& view : views) {
     if (!view->Passes(fence)) continue;
     for (const NodeId beside : {node.prev, node.next}) {
-      if (beside != NodeId::kNone && !space.node(beside).used()) view->Forget(beside, beside);
+      if (beside != NodeId::kNone && !space.node(beside).used()) view->Forget(page, beside, beside);
     }
   }
-  if (large) space.DropLargePiece(node.page);
+  if (large) space.DropLargePiece(page);
   const NodeId given = space.Give(id, fence);
   for (const auto& view : views) {
-    if (view->Passes(fence)) view->Learn(given, given);
+    if (view->Passes(fence)) view->Learn(page, given, given);
   }
 }
 
@@ -254,16 +270,7 @@ void Pool::State::GiveLastFreed(FenceId fence) {
 // pre: PageSpace::ReserveFence(fence).
 void Pool::State::GiveBlock(const LiveBlock& live, FenceId fence) {
   const bool large = live.block.bytes >= page_size.bytes();
-  if (live.node != NodeId::kNone) {
-    GivePiece(live.node, fence, large);
-    return;
-  }
-  bool first = true;
-  ForEachPiece(live, [&](PageId page, Granules, Granules) {
-    // A block of several pieces goes on at a page's end and comes in at a page's start.
-    GivePiece(first ? space.last(page) : space.first(page), fence, large);
-    first = false;
-  });
+  ForEachNode(live, [&](NodeId id) { GivePiece(id, fence, large); });
 }
 
 }  // namespace cgp

@@ -164,6 +164,11 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
       pages_[p].slots.push_back(SlotId{slot});
     }
   }
+  for (const PageId handle : handles) {
+    NoteRow(Index(handle));
+    row_begins_.EraseRange(Index(handle) + 1, Index(handle_end(handle)));
+    if (Index(handle_end(handle)) < page_count()) NoteRow(Index(handle_end(handle)));
+  }
   (plan.at_front ? range.mapped_begin : range.mapped_end) = plan.at_front ? begin : begin + count;
   (plan.at_front ? range.room_front : range.room_back) -= count;
   mapping_count_ += handles.size();
@@ -183,6 +188,7 @@ void RangeTable::CreateHandle(uint32_t pages, Undo& undo) {
   const auto number = static_cast<uint32_t>(handles_.size());
   ReserveMore(handles_, 1);
   ReserveMore(pages_, pages);
+  row_begins_.Resize(static_cast<uint32_t>(pages_.capacity()));
   const Handle handle = driver_.Create(pages * page_bytes_);
   handles_.push_back({.handle = handle, .first = first, .pages = pages});
   pages_.resize(pages_.size() + pages, Page{number, {}});
@@ -244,6 +250,22 @@ void RangeTable::RefreshAccess() {
   }
 }
 
+bool RangeTable::BeginsRow(uint32_t page) const {
+  if (page == 0) return true;
+  const auto beside = [this](SlotId before, SlotId slot) {
+    return Index(before) + 1 == Index(slot) && range_of(before) == range_of(slot);
+  };
+  return !std::ranges::equal(pages_[page - 1].slots, pages_[page].slots, beside);
+}
+
+void RangeTable::NoteRow(uint32_t page) {
+  if (BeginsRow(page)) {
+    row_begins_.Insert(page);
+  } else {
+    row_begins_.Erase(page);
+  }
+}
+
 bool RangeTable::Shows(RangeId range, PageId page) const {
   const std::vector<SlotId>& slots = slots_of(page);
   return std::any_of(slots.begin(), slots.end(),
@@ -279,9 +301,9 @@ void RangeTable::Check() const {
     mapped += here.mapped();
   }
   uint64_t shown = 0;
-  for (const Page& page : pages_) {
-    CGP_CHECK(!page.slots.empty());
-    shown += page.slots.size();
+  for (uint32_t p = 0; p < page_count(); ++p) {
+    CGP_CHECK(!pages_[p].slots.empty() && row_begins_.Contains(p) == BeginsRow(p));
+    shown += pages_[p].slots.size();
   }
   CGP_CHECK(mapped == shown);
   uint64_t ranges = 0;

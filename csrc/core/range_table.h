@@ -19,6 +19,7 @@
 //   the handles tile the pages; where a handle's first page stands, its others follow
 //   mapping_count() == sum over handles of |slots_of(first page)|
 //   sum of |slots_of(p)| == sum of the ranges' mapped lengths
+//   p is in row_begins_  <=>  p and the page before it do not stand side by side wherever they stand
 //   sum of reservations_[i].ranges == range_count(); each range's addresses lie in its reservation
 // This is a resource: what Map() adds stays until Shrink() or the destructor unmaps it. Shrink() numbers
 // what is left anew, so that pages, slots and ranges are always counted from 0 without a gap. A range
@@ -33,6 +34,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/index_set.h"
 #include "core/units.h"
 #include "driver/driver.h"
 
@@ -154,6 +156,10 @@ class RangeTable {
   // The slots that show the page, oldest first; never empty.
   const std::vector<SlotId>& slots_of(PageId page) const { return pages_[Index(page)].slots; }
   bool Shows(RangeId range, PageId page) const;
+  // Pages from `page` to the one before this stand side by side wherever one of them stands.
+  PageId RowEnd(PageId page) const {
+    return PageId{row_begins_.Next(Index(page) + 1).value_or(page_count())};
+  }
 
   // The handle that holds the page.
   PageId handle_begin(PageId page) const { return handles_[pages_[Index(page)].handle].first; }
@@ -199,6 +205,8 @@ class RangeTable {
 
   class Undo;
 
+  bool BeginsRow(uint32_t page) const;
+  void NoteRow(uint32_t page);
   static uint32_t RoomInFront(uint32_t pages);
   static uint32_t CapacityFor(uint32_t pages, uint32_t room);
   void CreateHandle(uint32_t pages, Undo& undo);
@@ -208,6 +216,7 @@ class RangeTable {
   Driver& driver_;
   const uint64_t page_bytes_;
   std::vector<Page> pages_;
+  IndexSet row_begins_;  // of page_count(), nothing is said of pages behind
   std::vector<PhysicalHandle> handles_;
   std::vector<PhysicalHandle>
       unreleased_;  // with room for handles_ too while a Shrink() is prepared

@@ -198,6 +198,7 @@ void RangeTable::Shrinking::MoveHandles() noexcept {
   table_.ranges_ = std::move(ranges_);
   table_.page_at_ = std::move(page_at_);
   table_.range_of_group_ = std::move(range_of_group_);
+  for (uint32_t page = 0; page < pages; ++page) table_.NoteRow(page);
 }
 
 void RangeTable::Shrinking::DropReservations() noexcept {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/index_set.h"
+
 namespace cgp {
 
 void RunIndex::MakeRoom(uint32_t slots, uint32_t ranges) {
@@ -23,21 +25,39 @@ void RunIndex::Clear() {
   Grow();
 }
 
-void RunIndex::SetFree(PageId page) {
-  for (const SlotId slot : ranges_.slots_of(page)) SetFree(slot);
+// Calls function(slot, count) for all slots that show the pages, side by side as they are.
+template <typename Function>
+void RunIndex::ForEachRow(PageId begin, PageId end, Function&& function) {
+  while (begin < end) {
+    const PageId stop = std::min(end, ranges_.RowEnd(begin));
+    for (const SlotId slot : ranges_.slots_of(begin)) function(slot, Index(stop) - Index(begin));
+    begin = stop;
+  }
+}
+
+void RunIndex::SetFree(PageId begin, PageId end) {
+  ForEachRow(begin, end, [this](SlotId slot, uint32_t count) {
+    ForEachWord(Index(slot), Index(slot) + count,
+                [this](uint32_t word, uint64_t bits) { words_[word] |= bits; });
+    RaiseBound(ranges_.range_of(slot));
+  });
 }
 
 void RunIndex::SetFree(SlotId slot) {
   words_[Index(slot) / 64] |= uint64_t{1} << (Index(slot) % 64);
-  const RangeId range = ranges_.range_of(slot);
-  const uint32_t most = ranges_.range(range).mapped();
-  if (bounds_[leaf_count() + Index(range)] < most) SetBound(range, most);
+  RaiseBound(ranges_.range_of(slot));
 }
 
-void RunIndex::SetTaken(PageId page) {
-  for (const SlotId slot : ranges_.slots_of(page)) {
-    words_[Index(slot) / 64] &= ~(uint64_t{1} << (Index(slot) % 64));
-  }
+void RunIndex::SetTaken(PageId begin, PageId end) {
+  ForEachRow(begin, end, [this](SlotId slot, uint32_t count) {
+    ForEachWord(Index(slot), Index(slot) + count,
+                [this](uint32_t word, uint64_t bits) { words_[word] &= ~bits; });
+  });
+}
+
+void RunIndex::RaiseBound(RangeId range) {
+  const uint32_t most = ranges_.range(range).mapped();
+  if (bounds_[leaf_count() + Index(range)] < most) SetBound(range, most);
 }
 
 std::optional<RangeId> RunIndex::NewestMayHold(uint32_t pages, RangeId before) const {

@@ -44,9 +44,10 @@ class RunIndex {
   // No slot is free any more.
   void Clear();
 
-  // All slots of the page become free or taken. O(slots that show the page).
-  void SetFree(PageId page);
-  void SetTaken(PageId page);
+  // All slots of these pages become free or taken. O(rows of them (RangeTable::RowEnd()), and words of
+  // the slots that show them).
+  void SetFree(PageId begin, PageId end);
+  void SetTaken(PageId begin, PageId end);
   // One slot that was just mapped shows a free page.
   void SetFree(SlotId slot);
 
@@ -71,6 +72,9 @@ class RunIndex {
   // The first slot in [from, limit) whose bit is `value`, or limit.
   uint32_t Find(bool value, uint32_t from, uint32_t limit) const;
   uint32_t leaf_count() const { return static_cast<uint32_t>(bounds_.size() / 2); }
+  template <typename Function>
+  void ForEachRow(PageId begin, PageId end, Function&& function);
+  void RaiseBound(RangeId range);
   void SetBound(RangeId range, uint32_t bound);
   void CheckBound(RangeId range) const;
 

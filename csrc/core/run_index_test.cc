@@ -33,7 +33,7 @@ class RunIndexTest : public ::testing::Test {
       const PageId page = table_.page_at(slot);
       if (Index(page) >= free_.size()) {
         free_.push_back(true);
-        index_.SetFree(page);
+        index_.SetFree(page, PageId{Index(page) + 1});
       } else if (free_[Index(page)]) {
         index_.SetFree(slot);
       }
@@ -44,9 +44,10 @@ class RunIndexTest : public ::testing::Test {
     return Map({.range = {}, .handles = std::vector<PageId>(pages, kNew)});
   }
 
-  void SetFree(PageId page, bool free) {
-    free_[Index(page)] = free;
-    free ? index_.SetFree(page) : index_.SetTaken(page);
+  void SetFree(PageId page, bool free) { SetFree(page, PageId{Index(page) + 1}, free); }
+  void SetFree(PageId begin, PageId end, bool free) {
+    std::fill(free_.begin() + Index(begin), free_.begin() + Index(end), free);
+    free ? index_.SetFree(begin, end) : index_.SetTaken(begin, end);
   }
 
   RangeId newest() const { return RangeId{table_.range_count()}; }
@@ -228,8 +229,10 @@ TEST_F(RunIndexTest, AgainstBruteForce) {
       }
       Map(plan);
     } else if (!free_.empty()) {
-      const PageId page{below(free_.size())};
-      SetFree(page, !free_[Index(page)]);
+      const PageId begin{below(free_.size())};
+      const auto left = static_cast<uint32_t>(free_.size()) - Index(begin);
+      const uint32_t count = below(4) == 0 ? 1 + below(left) : 1;
+      SetFree(begin, PageId{Index(begin) + count}, !free_[Index(begin)]);
     } else {
       continue;
     }

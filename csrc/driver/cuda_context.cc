@@ -21,6 +21,11 @@ void CheckCuda(const CudaApi& api, int device, std::string_view call, CUresult c
                     code, CudaErrorName(api, code), 0, device);
 }
 
+CudaContext::CudaContext(const CudaApi& api, int device) : api_(api), device_(device) {
+  CheckCuda(api, device, "cuInit", api.cuInit(0));
+  CheckCuda(api, device, "cuDeviceGet", api.cuDeviceGet(&cu_device_, device));
+}
+
 CudaContext::~CudaContext() {
   // Fails if CUDA has shut down before this, at the end of the process; then there is nothing to
   // release.

@@ -23,17 +23,16 @@ void CheckCuda(const CudaApi& api, int device, std::string_view call, CUresult c
 // retained by the first call that needs it, so that making one of these makes no context.
 class CudaContext {
  public:
-  // `device` is an ordinal as the CUDA runtime counts, `cu_device` CUDA's number of it. `api` must
-  // outlive this.
-  CudaContext(const CudaApi& api, int device, CUdevice cu_device)
-      : api_(api), device_(device), cu_device_(cu_device) {}
+  // `device` is an ordinal as the CUDA runtime counts. `api` must outlive this. Throws DriverError
+  // where there is no such device.
+  CudaContext(const CudaApi& api, int device);
   ~CudaContext();
   CudaContext(const CudaContext&) = delete;
   CudaContext& operator=(const CudaContext&) = delete;
 
   const CudaApi& api() const { return api_; }
   int device() const { return device_; }
-  CUdevice cu_device() const { return cu_device_; }
+  CUdevice cu_device() const { return cu_device_; }  // CUDA's number of it
 
   // Throws DriverError.
   CUcontext Get();
@@ -41,7 +40,7 @@ class CudaContext {
  private:
   const CudaApi& api_;
   const int device_;
-  const CUdevice cu_device_;
+  CUdevice cu_device_ = 0;
   std::atomic<CUcontext> context_{nullptr};
   std::mutex mutex_;
 };

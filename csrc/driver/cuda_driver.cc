@@ -70,6 +70,10 @@ void ProbeDevice(const CudaApi& api, int device, CudaProbe* probe) {
   if (!probe->vmm_supported) {
     probe->reason = "device " + std::to_string(device) + " (" + probe->name + "): " + kNoVmm;
   }
+  int exports = 0;
+  api.cuDeviceGetAttribute(
+      &exports, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, cu_device);
+  probe->exports = exports != 0;
 }
 
 CUmemLocation LocationOf(CUdevice device) {
@@ -79,11 +83,12 @@ CUmemLocation LocationOf(CUdevice device) {
   return location;
 }
 
-// As PyTorch's expandable segments make theirs. Not to be shared with other processes.
-CUmemAllocationProp HandleProperties(CUdevice device, bool rdma_capable) {
+// As PyTorch's expandable segments make theirs.
+CUmemAllocationProp HandleProperties(CUdevice device, bool rdma_capable, bool exportable) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+  properties.requestedHandleTypes =
+      exportable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;
   properties.location = LocationOf(device);
   properties.allocFlags.gpuDirectRDMACapable = rdma_capable ? 1 : 0;
   return properties;
@@ -131,14 +136,16 @@ class CudaDriver::Timer {
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-CudaDriver::CudaDriver(int device) : CudaDriver(device, CudaApiOrThrow(device)) {}
+CudaDriver::CudaDriver(int device, const std::atomic<bool>* exportable)
+    : CudaDriver(device, CudaApiOrThrow(device), exportable) {}
 
-CudaDriver::CudaDriver(int device, const CudaApi& api) : device_(device), api_(api) {
+CudaDriver::CudaDriver(int device, const CudaApi& api, const std::atomic<bool>* exportable)
+    : device_(device), api_(api), exportable_(exportable) {
   const auto check = [&](std::string_view name, CUresult code) {
     CheckCuda(api_, device_, name, code);
   };
-  check("cuInit", api_.cuInit(0));
-  check("cuDeviceGet", api_.cuDeviceGet(&cu_device_, device));
+  context_ = std::make_unique<CudaContext>(api_, device);
+  cu_device_ = context_->cu_device();
   int vmm = 0;
   check("cuDeviceGetAttribute",
         api_.cuDeviceGetAttribute(&vmm, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
@@ -152,14 +159,14 @@ CudaDriver::CudaDriver(int device, const CudaApi& api) : device_(device), api_(a
         api_.cuDeviceGetAttribute(
             &rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, cu_device_));
   rdma_capable_ = rdma != 0;
-  const CUmemAllocationProp properties = HandleProperties(cu_device_, rdma_capable_);
+  const CUmemAllocationProp properties =
+      HandleProperties(cu_device_, rdma_capable_, IsExportable());
   size_t granularity = 0;
   check("cuMemGetAllocationGranularity",
         api_.cuMemGetAllocationGranularity(&granularity, &properties,
                                            CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
   CGP_CHECK(std::has_single_bit(granularity));
   granularity_ = granularity;
-  context_ = std::make_unique<CudaContext>(api_, device_, cu_device_);
   LetActiveDevicesIn();
 }
 
@@ -191,11 +198,7 @@ CudaContext& CudaDriver::ContextOf(StreamId stream) {
   if (device == device_) return *context_;
   const std::lock_guard lock(others_mutex_);
   std::unique_ptr<CudaContext>& context = others_[device];
-  if (context == nullptr) {
-    CUdevice cu_device = 0;
-    CheckCuda(api_, device_, "cuDeviceGet", api_.cuDeviceGet(&cu_device, device));
-    context = std::make_unique<CudaContext>(api_, device, cu_device);
-  }
+  if (context == nullptr) context = std::make_unique<CudaContext>(api_, device);
   return *context;
 }
 
@@ -261,7 +264,8 @@ void CudaDriver::FreeAddresses(Address address, uint64_t bytes) {
 }
 
 Handle CudaDriver::Create(uint64_t bytes) {
-  const CUmemAllocationProp properties = HandleProperties(cu_device_, rdma_capable_);
+  const CUmemAllocationProp properties =
+      HandleProperties(cu_device_, rdma_capable_, IsExportable());
   CUmemGenericAllocationHandle handle = 0;
   Call(DriverCall::kCreate, "cuMemCreate", bytes,
        [&] { return api_.cuMemCreate(&handle, bytes, &properties, 0); });

@@ -36,6 +36,7 @@ struct CudaProbe {
   int driver_version = 0;  // CUDA's number, e.g. 13000 for 13.0; 0 if unknown
   int device_count = 0;
   bool vmm_supported = false;  // the device can do what CudaDriver needs
+  bool exports = false;        // its memory can be exported as file descriptors
   std::string name;            // of the device; empty if there is none
   std::string reason;          // why CudaDriver cannot be used here; empty if it can
 };
@@ -56,9 +57,11 @@ class CudaDriver final : public Driver {
  public:
   // `device` is an ordinal as the CUDA runtime and PyTorch count (CUDA_VISIBLE_DEVICES applies).
   // Throws DriverError where Probe() gives a reason. Makes no context.
-  explicit CudaDriver(int device);
+  // Handles that are made while `exportable`, if there is one, is set can be exported as file
+  // descriptors; it must outlive this.
+  explicit CudaDriver(int device, const std::atomic<bool>* exportable = nullptr);
   // With other functions than those of the driver of this machine; `api` must outlive this.
-  CudaDriver(int device, const CudaApi& api);
+  CudaDriver(int device, const CudaApi& api, const std::atomic<bool>* exportable = nullptr);
   // What is still mapped or held stays so until the process ends.
   ~CudaDriver() override;
 
@@ -109,6 +112,7 @@ class CudaDriver final : public Driver {
   void LetActiveDevicesIn();
 
   std::vector<CudaContext*> Contexts();
+  bool IsExportable() const { return exportable_ != nullptr && *exportable_; }
 
   // Calls record(event) for a new event.
   template <typename Record>
@@ -119,6 +123,7 @@ class CudaDriver final : public Driver {
 
   const int device_;
   const CudaApi& api_;
+  const std::atomic<bool>* const exportable_;
   int cu_device_ = 0;
   uint64_t granularity_ = 0;
   bool rdma_capable_ = false;

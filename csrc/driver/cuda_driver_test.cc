@@ -1,11 +1,10 @@
 // The driver over CUDA functions that are made up, so that it runs anywhere.
 // cuda_driver_captures_test.cc asks it about captures.
-#if defined(CGP_HAS_CUDA_DRIVER)
-
 #include "driver/cuda_driver.h"
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <string>
 #include <thread>
@@ -40,6 +39,16 @@ TEST_F(CudaDriverTest, MakesHandlesAsExpandableSegmentsDo) {
   CudaDriver without(0, api_);
   without.Create(kPage);
   EXPECT_EQ(fake_.properties.allocFlags.gpuDirectRDMACapable, 0);
+}
+
+TEST_F(CudaDriverTest, MakesHandlesThatCanBeExportedWhileTheyAreTo) {
+  std::atomic<bool> exportable{false};
+  CudaDriver driver(0, api_, &exportable);
+  driver.Create(kPage);
+  EXPECT_EQ(fake_.properties.requestedHandleTypes, CU_MEM_HANDLE_TYPE_NONE);
+  exportable = true;
+  driver.Create(kPage);
+  EXPECT_EQ(fake_.properties.requestedHandleTypes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 }
 
 TEST_F(CudaDriverTest, PassesAddressesSizesAndHandles) {
@@ -351,9 +360,12 @@ TEST_F(CudaDriverTest, ProbeSaysWhatIsThere) {
   EXPECT_EQ(probe.driver_version, 13000);
   EXPECT_EQ(probe.device_count, 2);
   EXPECT_TRUE(probe.vmm_supported);
+  EXPECT_TRUE(probe.exports);
   EXPECT_EQ(probe.name, "Made-up GPU");
   EXPECT_EQ(probe.reason, "");
   EXPECT_EQ(fake_.retained, 0);
+  fake_.exports = 0;
+  EXPECT_FALSE(CudaDriver::Probe(1, api_).exports);
 }
 
 TEST_F(CudaDriverTest, WhereProbeGivesAReasonTheConstructorThrows) {
@@ -387,5 +399,3 @@ TEST_F(CudaDriverTest, WhereProbeGivesAReasonTheConstructorThrows) {
 
 }  // namespace
 }  // namespace cgp
-
-#endif  // CGP_HAS_CUDA_DRIVER

@@ -57,6 +57,7 @@ struct FakeCuda {
   int device_count = 2;
   int vmm = 1;
   int rdma = 1;
+  int exports = 1;
   int compute_major = 9;
   int can_access_peer = 1;
   std::set<CUdevice> active;  // devices with a context
@@ -154,6 +155,8 @@ inline void FakeDevices(CudaApi* api) {
   api->cuDeviceGetAttribute = [](int* value, CUdevice_attribute attribute, CUdevice) {
     *value = attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED       ? fake->vmm
              : attribute == CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED ? fake->rdma
+             : attribute == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+                 ? fake->exports
              : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? fake->compute_major
                                                                          : -1;
     return CUDA_SUCCESS;

@@ -1,11 +1,11 @@
-#include "python/torch_calls.h"
-
 #include <c10/core/Layout.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cstdint>
 #include <sstream>
 #include <string>
+
+#include "python/torch_parts.h"
 
 namespace py = pybind11;
 

@@ -1,5 +1,3 @@
-#include "python/torch_execs.h"
-
 #include <ATen/cuda/CUDAGraph.h>
 #include <pybind11/stl.h>
 
@@ -7,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "python/torch_parts.h"
 #include "torch/shared_graph.h"
 
 namespace py = pybind11;

@@ -7,13 +7,11 @@
 #include <string>
 #include <utility>
 
-#include "python/torch_calls.h"
-#include "python/torch_execs.h"
-#include "python/torch_weights.h"
-#include "torch/device_driver.h"
+#include "python/torch_parts.h"
 #include "torch/device_pools.h"
 #include "torch/graph_allocator.h"
 #include "torch/install.h"
+#include "torch/runtime.h"
 
 namespace py = pybind11;
 
@@ -109,7 +107,12 @@ PYBIND11_MODULE(_torch, m) {
   m.doc() = "cudagraph_pool built for torch " CGP_BUILT_FOR;
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   m.attr("built_for") = CGP_BUILT_FOR;
-  m.def("enable", &cgp::Enable, py::arg("share_captures"), py::arg("mempools"), no_gil);
+  m.def(
+      "enable",
+      [](bool share_captures, bool mempools, bool exportable) {
+        cgp::Enable({share_captures, mempools, exportable});
+      },
+      py::arg("share_captures"), py::arg("mempools"), py::arg("exportable"), no_gil);
   m.def("disable", &cgp::Disable, no_gil);
   m.def("is_enabled", &cgp::IsEnabled);
   m.def("allocator",

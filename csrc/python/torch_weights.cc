@@ -1,5 +1,3 @@
-#include "python/torch_weights.h"
-
 #include <ATen/core/DimVector.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -9,6 +7,8 @@
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "python/torch_parts.h"
 
 namespace py = pybind11;
 

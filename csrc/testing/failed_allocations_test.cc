@@ -9,9 +9,9 @@
 #include <tuple>
 #include <vector>
 
-#include "core/exec_table.h"
 #include "core/fences.h"
 #include "core/range_table.h"
+#include "exec/exec_table.h"
 #include "testing/fail_each.h"
 #include "testing/failure_workload.h"
 #include "testing/pool_set_text.h"

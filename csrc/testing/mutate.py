@@ -75,6 +75,7 @@ PROOFS = {
         ],
     ),
     "driver": Proofs("build-torch", WITH_TORCH, [TESTS]),
+    "exec": Proofs("build-torch", WITH_TORCH, [TESTS]),
     "torch": Proofs(
         "build-torch",
         WITH_TORCH,

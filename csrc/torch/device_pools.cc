@@ -11,8 +11,7 @@
 #include <string>
 
 #include "core/error.h"
-#include "torch/device_driver.h"
-#include "torch/streams.h"
+#include "torch/runtime.h"
 
 namespace cgp {
 namespace {

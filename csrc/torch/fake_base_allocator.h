@@ -18,7 +18,7 @@
 #include "torch/fake_cuda.h"
 #include "torch/faults.h"
 #include "torch/routes.h"
-#include "torch/streams.h"
+#include "torch/runtime.h"
 #include "torch/torch_version.h"
 
 namespace cgp {

@@ -5,13 +5,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
-#include "torch/device_driver.h"
+#include "driver/forwarding_driver.h"
 #include "torch/faults.h"
-#include "torch/host_route.h"
-#include "torch/rejection.h"
-#include "torch/streams.h"
+#include "torch/runtime.h"
 
 namespace cgp {
 namespace fake_cuda {
@@ -43,94 +42,34 @@ Capture Query(cudaStream_t stream) {
 }
 
 // The host driver, but its captures are those of the test.
-class FakeDriver final : public Driver {
+class FakeDriver final : public ForwardingDriver<FakeDriver> {
  public:
-  explicit FakeDriver(const HostDriverOptions& options) : host_(options) {}
+  explicit FakeDriver(std::unique_ptr<HostDriver> host)
+      : ForwardingDriver(*host), host_(std::move(host)) {}
 
-  HostDriver& host() { return host_; }
+  HostDriver& host() { return *host_; }
 
-  int device() const noexcept override { return host_.device(); }
-  uint64_t granularity() const noexcept override { return host_.granularity(); }
-  Address Reserve(uint64_t bytes) override {
-    const DriverFault fault(*this, bytes);
-    return host_.Reserve(bytes);
-  }
-  void FreeAddresses(Address address, uint64_t bytes) override {
-    const DriverFault fault(*this, bytes);
-    host_.FreeAddresses(address, bytes);
-  }
-  Handle Create(uint64_t bytes) override {
-    const DriverFault fault(*this, bytes);
-    return host_.Create(bytes);
-  }
-  void Release(Handle handle) override {
-    const DriverFault fault(*this);
-    host_.Release(handle);
-  }
-  void Map(Address address, uint64_t bytes, Handle handle) override {
-    const DriverFault fault(*this, bytes);
-    host_.Map(address, bytes, handle);
-  }
-  void SetAccess(Address address, uint64_t bytes) override {
-    const DriverFault fault(*this, bytes);
-    host_.SetAccess(address, bytes);
-  }
-  void Unmap(Address address, uint64_t bytes) override {
-    const DriverFault fault(*this, bytes);
-    host_.Unmap(address, bytes);
-  }
-  void AddPeer(int peer) override {
-    const DriverFault fault(*this);
-    host_.AddPeer(peer);
-  }
-  void Quiesce() override {
-    const DriverFault fault(*this);
-    host_.Quiesce();
-  }
   // As CUDA's: who captures is known to torch alone.
   bool MayQuiesce() noexcept override { return true; }
   // Nothing is ever captured, so the frontier has no nodes.
   void Capture(StreamId stream, Frontier* frontier) override {
-    const DriverFault fault(*this);
-    host_.Capture(stream, frontier);
+    ForwardingDriver::Capture(stream, frontier);
     const auto capture = Of(stream);
     frontier->capture = capture.invalidated ? kNoCapture : capture.id;
     frontier->held = capture.id != kNoCapture;
   }
-  bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override {
-    const DriverFault fault(*this);
-    return host_.Dependencies(node, nodes);
-  }
   // CUDA would make the event a part of the capture, and never say whether it is done; where the
   // capture has been invalidated it refuses this too.
   Event RecordEvent(StreamId stream) override {
-    const DriverFault fault(*this);
+    const DriverFault fault = Around(DriverCall::kRecordEvent, 0);
     if (Of(stream).id != kNoCapture) {
       throw DriverError(DriverStatus::kFailed, "FakeDriver::RecordEvent", 900,
                         "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", 0, device(),
                         "the stream is capturing");
     }
-    return host_.RecordEvent(stream);
-  }
-  Event RecordDeviceEvent() override {
-    const DriverFault fault(*this);
-    return host_.RecordDeviceEvent();
-  }
-  bool EventDone(Event event) override {
-    const DriverFault fault(*this);
-    return host_.EventDone(event);
-  }
-  void WaitEvent(StreamId stream, Event event) override {
-    const DriverFault fault(*this);
-    host_.WaitEvent(stream, event);
-  }
-  void DestroyEvent(Event event) noexcept override { host_.DestroyEvent(event); }
-  MemoryInfo Info() override {
-    const DriverFault fault(*this);
-    return host_.Info();
+    return inner().RecordEvent(stream);
   }
 
- private:
   // A call that fails before the host driver hears of it, or not at all.
   class DriverFault {
    public:
@@ -146,11 +85,14 @@ class FakeDriver final : public Driver {
     DriverFault& operator=(const DriverFault&) = delete;
   };
 
+  DriverFault Around(DriverCall, uint64_t bytes) { return DriverFault(*this, bytes); }
+
+ private:
   static fake_cuda::Capture Of(StreamId stream) {
     return Find(reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(WithoutDevice(stream))));
   }
 
-  HostDriver host_;
+  const std::unique_ptr<HostDriver> host_;  // inner()
 };
 
 }  // namespace
@@ -210,11 +152,13 @@ HostDriver& HostOf(Driver& made) { return dynamic_cast<FakeDriver&>(made).host()
 
 std::unique_ptr<Driver> MakeDriver(int device) {
   // Real addresses: as with CUDA, those of two devices differ.
-  return std::make_unique<fake_cuda::FakeDriver>(
-      HostDriverOptions{.device = device, .physical_limit_bytes = fake_cuda::kPhysicalLimit});
+  return std::make_unique<fake_cuda::FakeDriver>(std::make_unique<HostDriver>(
+      HostDriverOptions{.device = device, .physical_limit_bytes = fake_cuda::kPhysicalLimit}));
 }
 
-void RequireDriverSupport(int) {}
+void SetExportable(bool) {}
+
+void RequireDriverSupport(int, bool) {}
 
 StreamCapture CaptureOf(cudaStream_t stream) {
   const fake_cuda::Capture capture = fake_cuda::Query(stream);

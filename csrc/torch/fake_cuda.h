@@ -1,6 +1,6 @@
 // CUDA's streams as the adapter's tests want them: which stream is in which capture is what the
-// test says. fake_cuda.cc puts this behind streams.h and rejection.h, the host driver, telling of
-// the same captures, behind the pools, and nothing behind host_route.h.
+// test says. fake_cuda.cc puts this behind runtime.h, and the host driver, telling of the same
+// captures, behind the pools.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "driver/host_driver.h"
-#include "torch/streams.h"
+#include "torch/runtime.h"
 
 namespace cgp::fake_cuda {
 

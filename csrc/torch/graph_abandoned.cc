@@ -10,7 +10,7 @@
 
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
-#include "torch/host_route.h"
+#include "torch/runtime.h"
 
 namespace cgp {
 

@@ -13,9 +13,8 @@
 
 #include "core/error.h"
 #include "torch/errors.h"
-#include "torch/rejection.h"
+#include "torch/runtime.h"
 #include "torch/snapshot.h"
-#include "torch/streams.h"
 
 // Texts are put together before torch's macros get them: given several parts these format them with
 // std::ostream, which crashes in a module that a compiler linked with a libstdc++ of its own.

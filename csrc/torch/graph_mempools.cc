@@ -17,7 +17,7 @@
 #include "core/error.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
-#include "torch/streams.h"
+#include "torch/runtime.h"
 
 namespace cgp {
 

@@ -13,7 +13,7 @@
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/install.h"
-#include "torch/streams.h"
+#include "torch/runtime.h"
 
 namespace cgp {
 namespace {

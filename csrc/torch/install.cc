@@ -7,8 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "torch/device_driver.h"
-#include "torch/streams.h"
+#include "torch/runtime.h"
 
 namespace cgp {
 namespace {
@@ -48,15 +47,19 @@ void RegisterWithC10(CUDAAllocator& allocator) {
   c10::SetAllocator(c10::kCUDA, &allocator, 1);
 }
 
-void Enable(bool share_captures, bool mempools) {
+void Enable(const Options& options) {
   const std::lock_guard lock(SwitchMutex());
+  const auto set_options = [&](GraphAllocator& allocator) {
+    allocator.SetSharesCaptures(options.share_captures);
+    allocator.SetTakesMemPools(options.mempools);
+    SetExportable(options.exportable);
+  };
+  RequireDriverSupport(CurrentDevice(), options.exportable);
   if (IsEnabled()) {
-    FindGraphAllocator()->SetSharesCaptures(share_captures);
-    FindGraphAllocator()->SetTakesMemPools(mempools);
+    set_options(*FindGraphAllocator());
     return;
   }
   RefuseWhileCapturing("enable()");
-  RequireDriverSupport(CurrentDevice());
   const auto allocator = GetGraphAllocator();
   CUDAAllocator* installed = Installed().load();
   if (installed != allocator.get() && installed != &allocator->base()) {
@@ -66,8 +69,7 @@ void Enable(bool share_captures, bool mempools) {
         "cudagraph_pool after it");
   }
   allocator->TakeCaptures();
-  allocator->SetSharesCaptures(share_captures);
-  allocator->SetTakesMemPools(mempools);
+  set_options(*allocator);
   Installed().store(allocator.get());
   RegisterWithC10(*allocator);
 }

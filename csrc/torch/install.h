@@ -9,12 +9,17 @@
 
 namespace cgp {
 
-// From now on captures allocate in our pools. Does nothing if that is so already. Refuses where the
-// current device cannot map memory, while a capture is under way, and where some other allocator
-// was installed meanwhile.
-// With `share_captures` those that name no pool share one. Without `mempools` every MemPool that is
-// made from now on is the base's.
-void Enable(bool share_captures, bool mempools);
+// What is to come: it says nothing of pools, captures and memory that there are.
+struct Options {
+  bool share_captures = false;  // captures that name no pool share one
+  bool mempools = true;         // or every MemPool is the base's
+  bool exportable = false;      // memory can be exported to other processes
+};
+
+// From now on captures allocate in our pools. Where that is so already only the options change.
+// Refuses where the current device cannot map memory, or export what is to be exportable, while a
+// capture is under way, and where some other allocator was installed meanwhile.
+void Enable(const Options& options);
 
 // From now on captures allocate in the base. If there never was a pool of ours the base is installed
 // again, else we stay there, passing on: pools may live, and the statistics are ours to merge.

@@ -49,7 +49,7 @@ class InstallTest : public GraphAllocatorTest {
 };
 
 TEST_F(InstallTest, AFailedCaptureDoesNotKeepItIn) {
-  Enable(false, true);
+  Enable({});
   Graph failed(*this, id_, 7);
   failed.Begin();
   EXPECT_THROW(Disable(), std::runtime_error) << "it is under way";
@@ -81,7 +81,7 @@ TEST_F(InstallTest, CapturesGoOnWhileOthersSwitch) {
     current_device = device_;
     while (!done) {
       try {
-        Enable(false, true);
+        Enable({});
         Disable();
       } catch (const std::runtime_error&) {
         ++refused;  // a capture is under way

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "torch/base_support.h"
-#include "torch/streams.h"
+#include "torch/runtime.h"
 #include "torch/torch_version.h"
 
 namespace cgp {

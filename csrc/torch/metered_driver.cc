@@ -36,12 +36,12 @@ MeteredDriver::Purpose::~Purpose() { purpose = {}; }
 bool MeteredDriver::Purpose::limit_refused() { return purpose.limit_refused; }
 
 Address MeteredDriver::Reserve(uint64_t bytes) {
-  const Address address = inner_->Reserve(bytes);
+  const Address address = inner().Reserve(bytes);
   try {
     const std::lock_guard lock(mutex_);
     reservations_.emplace(address, bytes);
   } catch (...) {
-    inner_->FreeAddresses(address, bytes);
+    inner().FreeAddresses(address, bytes);
     throw;
   }
   return address;
@@ -49,7 +49,7 @@ Address MeteredDriver::Reserve(uint64_t bytes) {
 
 void MeteredDriver::FreeAddresses(Address address, uint64_t bytes) {
   const std::lock_guard lock(mutex_);  // first: the addresses may be reserved again at once
-  inner_->FreeAddresses(address, bytes);
+  inner().FreeAddresses(address, bytes);
   reservations_.erase(address);
 }
 
@@ -72,7 +72,7 @@ Handle MeteredDriver::Create(uint64_t bytes) {
                           std::to_string(limit >> 20) + " MiB, of which " +
                           std::to_string(held >> 20) + " MiB are in use");
   }
-  const Handle handle = inner_->Create(bytes);
+  const Handle handle = inner().Create(bytes);
   sizes_.emplace(handle, bytes);
   created_.fetch_add(bytes, std::memory_order_release);
   changes_.fetch_add(1, std::memory_order_release);
@@ -81,7 +81,7 @@ Handle MeteredDriver::Create(uint64_t bytes) {
 
 void MeteredDriver::Release(Handle handle) {
   const std::lock_guard lock(mutex_);  // first: a released handle's value may come back
-  inner_->Release(handle);
+  inner().Release(handle);
   const auto size = sizes_.find(handle);
   created_.fetch_sub(size->second, std::memory_order_release);
   changes_.fetch_add(1, std::memory_order_release);
@@ -89,12 +89,12 @@ void MeteredDriver::Release(Handle handle) {
 }
 
 void MeteredDriver::Map(Address address, uint64_t bytes, Handle handle) {
-  inner_->Map(address, bytes, handle);
+  inner().Map(address, bytes, handle);
   Note(History::Action::SEGMENT_MAP, device(), address, bytes);
 }
 
 void MeteredDriver::Unmap(Address address, uint64_t bytes) {
-  inner_->Unmap(address, bytes);
+  inner().Unmap(address, bytes);
   Note(History::Action::SEGMENT_UNMAP, device(), address, bytes);
 }
 

@@ -1,4 +1,4 @@
-// A driver that passes everything on to another one, keeps a limit on physical memory, knows which
+// A driver that forwards to another one, keeps a limit on physical memory, knows which
 // addresses are reserved, and tells the history what is mapped.
 //
 // The limit is torch.cuda.set_per_process_memory_fraction()'s: what of it the base does not use.
@@ -12,19 +12,17 @@
 #include <utility>
 
 #include "core/pool_set.h"
-#include "driver/driver.h"
+#include "driver/forwarding_driver.h"
 #include "torch/routes.h"
 
 namespace cgp {
 
-class MeteredDriver final : public Driver {
+class MeteredDriver final : public ForwardingDriver<MeteredDriver> {
  public:
   static constexpr uint64_t kNoLimit = ~uint64_t{0};
 
-  explicit MeteredDriver(std::unique_ptr<Driver> inner) : inner_(std::move(inner)) {}
-
-  Driver& inner() { return *inner_; }
-  const Driver& inner() const { return *inner_; }
+  explicit MeteredDriver(std::unique_ptr<Driver> inner)
+      : ForwardingDriver(*inner), owned_(std::move(inner)) {}
 
   // From now on Create() fails, as if the device had no more, where all handles together would have
   // more bytes than that.
@@ -49,33 +47,18 @@ class MeteredDriver final : public Driver {
     Purpose& operator=(const Purpose&) = delete;
   };
 
-  int device() const noexcept override { return inner_->device(); }
-  uint64_t granularity() const noexcept override { return inner_->granularity(); }
   Address Reserve(uint64_t bytes) override;
   void FreeAddresses(Address address, uint64_t bytes) override;
   Handle Create(uint64_t bytes) override;
   void Release(Handle handle) override;
   void Map(Address address, uint64_t bytes, Handle handle) override;
-  void SetAccess(Address address, uint64_t bytes) override { inner_->SetAccess(address, bytes); }
   void Unmap(Address address, uint64_t bytes) override;
-  void AddPeer(int peer) override { inner_->AddPeer(peer); }
-  void Quiesce() override { inner_->Quiesce(); }
   bool MayQuiesce() noexcept override {
-    return inner_->MayQuiesce() && !RouteTable::AnyCapturing();
+    return inner().MayQuiesce() && !RouteTable::AnyCapturing();
   }
-  void Capture(StreamId stream, Frontier* frontier) override { inner_->Capture(stream, frontier); }
-  bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override {
-    return inner_->Dependencies(node, nodes);
-  }
-  Event RecordEvent(StreamId stream) override { return inner_->RecordEvent(stream); }
-  Event RecordDeviceEvent() override { return inner_->RecordDeviceEvent(); }
-  bool EventDone(Event event) override { return inner_->EventDone(event); }
-  void WaitEvent(StreamId stream, Event event) override { inner_->WaitEvent(stream, event); }
-  void DestroyEvent(Event event) noexcept override { inner_->DestroyEvent(event); }
-  MemoryInfo Info() override { return inner_->Info(); }
 
  private:
-  const std::unique_ptr<Driver> inner_;
+  const std::unique_ptr<Driver> owned_;  // inner()
   std::atomic<uint64_t> limit_{kNoLimit};
   mutable std::mutex mutex_;
   std::map<Address, uint64_t> reservations_;  // in bytes

@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
-#include "torch/streams.h"
+#include "torch/runtime.h"
 
 #define CGP_EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -32,7 +32,7 @@
 
 #include "core/pool.h"
 #include "core/pool_set.h"
-#include "torch/streams.h"
+#include "torch/runtime.h"
 
 namespace cgp {
 

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "core/error.h"
-#include "driver/cuda_graph_driver.h"
+#include "exec/cuda_graph_driver.h"
 #include "torch/device_pools.h"
-#include "torch/streams.h"
+#include "torch/runtime.h"
 
 namespace cgp {
 namespace {

@@ -13,7 +13,7 @@
 #include <mutex>
 #include <optional>
 
-#include "torch/exec_cache.h"
+#include "exec/exec_cache.h"
 
 namespace at::cuda {
 struct CUDAGraph;

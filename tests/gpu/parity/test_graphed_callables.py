@@ -15,6 +15,7 @@ import pytest
 import cudagraph_pool as cgp
 
 from ..work import PAGE, WIDTH, adapter, capture_chain, chain, fresh, torch
+from .captures import Expect
 from .conftest import Side
 
 Step = Callable[[torch.Tensor], torch.Tensor]
@@ -32,25 +33,6 @@ def ids() -> list[tuple[int, int]]:
 def reserved(id: tuple[int, int]) -> int:
     shown = torch.cuda.memory_snapshot(include_traces=False)
     return sum(s["total_size"] for s in shown if tuple(s["segment_pool_id"]) == tuple(id))
-
-
-class Expect:
-    """That so many captures went to our pools on ours, and none to the base's; on native none."""
-
-    def __init__(self, side: Side, captures: int) -> None:
-        self.side, self.captures = side, captures
-
-    def __enter__(self) -> None:
-        self.before = adapter.capture_counts()
-
-    def __exit__(self, kind: object, value: object, traceback: object) -> None:
-        if kind is not None:
-            return
-        after = adapter.capture_counts()
-        ours = after["ours"] - self.before["ours"]
-        assert ours == (self.captures if self.side == "ours" else 0)
-        if self.side == "ours":
-            assert after["base"] == self.before["base"]
 
 
 def perceptron(seed: int, hidden: int = 512) -> torch.nn.Module:

@@ -1,0 +1,215 @@
+"""vLLM, unedited: stock PyTorch against cudagraph_pool, and with executables shared.
+
+Llama-like models with random weights answer the same prompts in every mode of vLLM's graphs, by its
+V1 and V2 model runners, on one GPU and on two. Each run has a process of its own, which differs by
+``CUDAGRAPH_POOL`` in its environment only; the runs of one comparison take turns. Prints a table of
+medians and writes JSON. Where the file is there already, only what it lacks is run. Exit code 0 if
+all tokens are equal and every capture of ours was in a pool of ours, 1 if not, 2 if something is
+missing.
+
+    python benchmarks/vllm_engine.py --output results/vllm_engine.json
+    python benchmarks/vllm_engine.py --models 8b --parallel 2 --modes v1-default --output two.json
+
+vLLM 0.23 and this package must be installed, or lie on PYTHONPATH as ``pip install --target``
+leaves them: the package is enabled by its entry points.
+
+all-reduce  On two GPUs: vLLM's own (custom), or it has disable_custom_all_reduce (nccl).
+graphs      That capture_model() made, and how many of them in pools of ours.
+pool        MiB that graph pools reserve after it.
+÷min        By the minimum: the most that was ever live in pools of ours at once, in whole pages.
+device      MiB that the device had less after capture_model() than before.
+estimate    MiB that vLLM set aside for graphs (V1 only).
+capture     Seconds of capture_model().
+÷stock      Of what stands before it, by stock's with vLLM's own all-reduce: the median of rounds.
+digest      Of all tokens. On two GPUs all figures are of the one that took more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from _command import device, positive, write_report
+from _engine import REQUESTS, Row, judge, run_apart
+from _team import WorkerError, median, median_ratio, ratio
+
+from cudagraph_pool._table import format_table
+
+MODELS = ("1b", "8b")
+MODES = ("v1-default", "v1-FULL", "v1-FULL_DECODE_ONLY", "v1-PIECEWISE", "v2-default")
+ALL_REDUCES = ("custom", "nccl")
+# What makes runs comparable, and one run another than that of another round.
+GROUP = ("model", "parallel", "mode", "all_reduce")
+KEY = (*GROUP, "allocator", "round")
+BASE = ("stock", "custom")
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engine and program are one process; workers are not
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # tokens are not sampled
+    "VLLM_USE_DEEP_GEMM": "0",  # weights are bfloat16
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+}
+_MIB = 1 / (1 << 20)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    lacks = missing(max(options.parallel))
+    if lacks is not None:
+        print(f"vllm_engine.py: {lacks}", file=sys.stderr)
+        return 2
+    settings = {**(device() or {}), "calls": options.calls, "tokens": options.tokens}
+    rows = _rows_of(options.output, settings)
+    for run in _runs(options):
+        if not any(all(row[key] == run[key] for key in KEY) for row in rows):
+            rows.append({**run, **_measure(run, options)})
+            write_report({**settings, "rows": rows}, options.output)
+    problems = [f"{_title(row)}: {row['error']}" for row in rows if "error" in row]
+    rows = [row for row in rows if "error" not in row]
+    if rows:
+        print(table(rows))
+    problems += judge(rows, lambda row: " ".join(str(row[key]) for key in GROUP))
+    print(*problems, sep="\n")
+    return 1 if problems else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, choices in (
+        ("models", MODELS),
+        ("modes", MODES),
+        ("allocators", tuple(REQUESTS)),
+        ("all-reduces", ALL_REDUCES),
+    ):
+        parser.add_argument(f"--{name}", nargs="+", choices=choices, default=list(choices))
+    parser.add_argument("--parallel", nargs="+", type=positive, default=[1], help="GPUs of a run")
+    parser.add_argument("--rounds", type=positive, default=5, help="processes of each row")
+    parser.add_argument("--calls", type=positive, default=5, help="that a process times")
+    parser.add_argument("--tokens", type=positive, default=128, help="of each of 64 prompts")
+    parser.add_argument("--timeout", type=positive, default=300, help="seconds of one run")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON")
+    return parser
+
+
+def missing(gpus: int) -> str | None:
+    """Why nothing can be measured here."""
+    for name in ("torch", "vllm"):
+        if importlib.util.find_spec(name) is None:
+            return f"there is no {name}: install vLLM 0.23, or put it on PYTHONPATH"
+    if not metadata.entry_points(group="vllm.general_plugins", name="cudagraph_pool"):
+        return "cudagraph_pool is not installed, so vLLM would not call it: pip install ."
+    import torch
+
+    found = torch.cuda.device_count()
+    return None if found >= gpus else f"{gpus} GPUs are wanted, {found} found"
+
+
+def _rows_of(path: Path, settings: Row) -> list[Row]:
+    """What an earlier call measured with these settings; what failed then is run again."""
+    if not path.exists():
+        return []
+    report = json.loads(path.read_text())
+    rows = report.pop("rows")
+    if report != settings:
+        raise SystemExit(f"{path} is of {report}, this is {settings}: name another --output")
+    return [row for row in rows if "error" not in row]
+
+
+def _runs(options: argparse.Namespace) -> Iterator[Row]:
+    """Those of a comparison in turn, each second time in the opposite order."""
+    for number, model, parallel, mode in itertools.product(
+        range(options.rounds), options.models, options.parallel, options.modes
+    ):
+        all_reduces = options.all_reduces if parallel > 1 else ["custom"]
+        compared = list(itertools.product(all_reduces, options.allocators))
+        for all_reduce, allocator in reversed(compared) if number % 2 else compared:
+            which = (model, parallel, mode, all_reduce, allocator, number)
+            yield dict(zip(KEY, which, strict=True))
+
+
+def _measure(run: Row, options: argparse.Namespace) -> Row:
+    runner, graphs = run["mode"].split("-")
+    asked = {**run, "cudagraph_mode": graphs, "calls": options.calls, "tokens": options.tokens}
+    script = Path(__file__).with_name("_vllm_run.py")
+    environment = {
+        **_ENVIRONMENT,
+        **os.environ,
+        "VLLM_USE_V2_MODEL_RUNNER": str(int(runner == "v2")),
+        "CUDAGRAPH_POOL": REQUESTS[run["allocator"]],
+    }
+    print(f"{_title(run)} round {run['round']}", file=sys.stderr)
+    try:
+        found, errors = run_apart([str(script), json.dumps(asked)], environment, options.timeout)
+    except WorkerError as error:
+        return {"error": str(error)}
+    return {**found, "log": [line for line in errors.splitlines() if "cudagraph_pool" in line]}
+
+
+def _title(row: Row) -> str:
+    return " ".join(str(row[key]) for key in (*GROUP, "allocator"))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Medians over the rounds. Rows are in the order in which they were first run."""
+    head = (
+        "model GPUs mode all-reduce allocator graphs of_ours pool ÷min device ÷stock estimate "
+        "KV_tokens ÷stock capture ÷stock tokens/s ÷stock digest"
+    )
+    cells = [head.split()]
+    for title in dict.fromkeys(map(_title, rows)):
+        own = [row for row in rows if _title(row) == title]
+        first = own[0]
+        peers = [row for row in rows if all(row[key] == first[key] for key in GROUP[:3])]
+        stock = [row for row in peers if (row["allocator"], row["all_reduce"]) == BASE]
+        ours = [row for row in peers if row["all_reduce"] == first["all_reduce"] and row["minimum"]]
+        cells.append(
+            [
+                *(str(first[key]) for key in (*GROUP, "allocator")),
+                _number(_of(own, "captures"), ".0f"),
+                _number(_of(own, "captures_of_ours"), ".0f"),
+                _number(_of(own, "pool"), ",.0f", _MIB),
+                _number(ratio(_of(own, "pool"), _of(ours, "minimum")), ".3f"),
+                _number(_of(own, "device"), ",.0f", _MIB),
+                _beside(own, stock, "device"),
+                _number(_of(own, "estimate"), ",.0f", _MIB),
+                _number(_of(own, "kv_tokens"), ",.0f"),
+                _beside(own, stock, "kv_tokens"),
+                _number(_of(own, "capture_seconds"), ".2f"),
+                _beside(own, stock, "capture_seconds"),
+                _number(_of(own, "tokens_per_second"), ",.0f"),
+                _beside(own, stock, "tokens_per_second"),
+                first["digest"],
+            ]
+        )
+    return format_table(cells, left_columns=(0, 2, 3, 4))
+
+
+def _of(rows: Sequence[Row], key: str) -> float | None:
+    return median([row[key] for row in rows])
+
+
+def _beside(own: Sequence[Row], stock: Sequence[Row], key: str) -> str:
+    """By round: what was measured one after the other drifts alike."""
+    of_stock = {row["round"]: row[key] for row in stock}
+    pairs = [(row[key], of_stock[row["round"]]) for row in own if row["round"] in of_stock]
+    return _number(median_ratio([a for a, _ in pairs], [b for _, b in pairs]), ".3f")
+
+
+def _number(value: float | None, form: str, scale: float = 1) -> str:
+    return "-" if value is None else f"{value * scale:{form}}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+// Executables on an NVIDIA GPU.
+#pragma once
+
+#include "driver/cuda_context.h"
+#include "exec/graph_driver.h"
+
+namespace cgp {
+
+class CudaGraphDriver final : public GraphDriver {
+ public:
+  // `device` is an ordinal as the CUDA runtime and PyTorch count. Throws DriverError where there is
+  // no such device, or no driver. Makes no context.
+  explicit CudaGraphDriver(int device) : CudaGraphDriver(device, CudaApiOrThrow(device)) {}
+  // With other functions than those of the driver of this machine; `api` must outlive this.
+  CudaGraphDriver(int device, const CudaApi& api) : context_(api, device) {}
+
+  GraphKind KindOf(Graph graph) override;  // cuda_graph_kind.cc
+  GraphExec Instantiate(Graph graph) override;
+  bool Update(GraphExec exec, Graph graph) override;
+  void Upload(GraphExec exec, StreamId stream) override;
+  void Destroy(GraphExec exec) noexcept override;
+
+ private:
+  // Calls `function` with the device's context current and unsafe calls allowed: what has nothing
+  // to do with a capture must not break one.
+  template <typename Function>
+  auto Call(Function function) {
+    const CurrentContext current(context_);
+    const UnsafeCallsAllowed allowed(context_.api());
+    return function(context_.api());
+  }
+  void Check(const char* call, CUresult code) const {
+    CheckCuda(context_.api(), context_.device(), call, code, DriverStatus::kOutOfMemory);
+  }
+
+  CudaContext context_;
+};
+
+}  // namespace cgp

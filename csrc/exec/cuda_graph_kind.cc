@@ -1,0 +1,240 @@
+// Which graphs an executable can hold in turn, as far as CUDA lets that be seen.
+//
+// An update of an executable is refused by the driver where it knows that it cannot be made, but
+// some of what it does not carry over it keeps silently: the launch would run with the cluster size
+// of another graph. So the key holds all that an update does not carry over, refused or not;
+// docs/graph_updates.md has the list, tried on GPUs by benchmarks/graph_updates.py.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "exec/cuda_graph_driver.h"
+
+namespace cgp {
+namespace {
+
+// What a launch was asked for and an update may not bring along.
+constexpr std::array kLaunchAttributes = {
+    CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
+    CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+    CU_LAUNCH_ATTRIBUTE_PRIORITY,
+    CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP,
+    CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN,
+    CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION,
+    CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE,
+};
+
+constexpr size_t kPreferredCluster = std::find(kLaunchAttributes.begin(), kLaunchAttributes.end(),
+                                               CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION) -
+                                     kLaunchAttributes.begin();
+
+// What a launch gets of the same from its function.
+constexpr std::array kFunctionAttributes = {
+    CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+    CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET,
+    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
+    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
+    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH,
+    CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+    CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+};
+
+// Of the key, for a node and its edge.
+constexpr size_t kBytesForeseen = 64;
+// Of device memory, as benchmarks/shared_execs.py measures it: 2.8 to 3.7 KiB.
+constexpr uint64_t kExecBytesPerNode = 3072;
+
+template <typename Value>
+requires std::is_trivially_copyable_v<Value>
+void Append(std::string& key, const Value& value) {
+  key.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+class KindReader {
+ public:
+  KindReader(CudaContext& context, CUgraph graph) : context_(context), graph_(graph) {
+    int major = 0;
+    Check("cuDeviceGetAttribute",
+          api().cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                                     context.cu_device()));
+    has_preferred_clusters_ = major >= 10;
+    // To ask another GPU is an error, which tools that watch for errors would report.
+    unknown_[kPreferredCluster] = !has_preferred_clusters_;
+  }
+
+  GraphKind Read() {
+    const std::vector<CUgraphNode> nodes = Nodes();
+    kind_.key.reserve(nodes.size() * kBytesForeseen);
+    Append(kind_.key, nodes.size());
+    for (const CUgraphNode node : nodes) AddNode(node);
+    AddEdges(nodes);
+    kind_.exec_bytes = nodes.size() * kExecBytesPerNode;
+    return std::move(kind_);
+  }
+
+ private:
+  const CudaApi& api() const { return context_.api(); }
+  void Check(std::string_view call, CUresult code) const {
+    CheckCuda(api(), context_.device(), call, code);
+  }
+
+  std::vector<CUgraphNode> Nodes() const {
+    size_t count = 0;
+    Check("cuGraphGetNodes", api().cuGraphGetNodes(graph_, nullptr, &count));
+    std::vector<CUgraphNode> nodes(count);
+    if (count != 0) Check("cuGraphGetNodes", api().cuGraphGetNodes(graph_, nodes.data(), &count));
+    return nodes;
+  }
+
+  // In the order that the graph has them: it is by that order that an update finds for each node its
+  // like.
+  void AddEdges(const std::vector<CUgraphNode>& nodes) {
+    size_t count = 0;
+    Check("cuGraphGetEdges", api().cuGraphGetEdges(graph_, nullptr, nullptr, nullptr, &count));
+    Append(kind_.key, count);
+    if (count == 0) return;
+    std::vector<CUgraphNode> from(count);
+    std::vector<CUgraphNode> to(count);
+    std::vector<CUgraphEdgeData> data(count);
+    Check("cuGraphGetEdges",
+          api().cuGraphGetEdges(graph_, from.data(), to.data(), data.data(), &count));
+    std::vector<std::pair<CUgraphNode, uint32_t>> numbered;  // in the order of their addresses
+    numbered.reserve(nodes.size());
+    for (const CUgraphNode node : nodes) {
+      numbered.emplace_back(node, static_cast<uint32_t>(numbered.size()));
+    }
+    std::sort(numbered.begin(), numbered.end());
+    const auto number_of = [&](CUgraphNode node) {
+      return std::lower_bound(numbered.begin(), numbered.end(), std::pair(node, uint32_t{0}))
+          ->second;
+    };
+    for (size_t i = 0; i < count; ++i) {
+      Append(kind_.key, number_of(from[i]));
+      Append(kind_.key, number_of(to[i]));
+      Append(kind_.key, data[i]);
+    }
+  }
+
+  void AddNode(CUgraphNode node) {
+    CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+    Check("cuGraphNodeGetType", api().cuGraphNodeGetType(node, &type));
+    Append(kind_.key, type);
+    switch (type) {
+      case CU_GRAPH_NODE_TYPE_KERNEL:
+        return AddKernel(node);
+      case CU_GRAPH_NODE_TYPE_MEMCPY:
+        return AddCopy(node);
+      case CU_GRAPH_NODE_TYPE_MEMSET:
+        return AddMemset(node);
+      case CU_GRAPH_NODE_TYPE_HOST:
+      case CU_GRAPH_NODE_TYPE_EMPTY:
+      case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+      case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+        return;
+      default:
+        // Graphs within graphs, memory that a graph owns, and whatever newer drivers have.
+        kind_.shareable = false;
+    }
+  }
+
+  void AddKernel(CUgraphNode node) {
+    CUDA_KERNEL_NODE_PARAMS_v2 kernel{};
+    Check("cuGraphKernelNodeGetParams", api().cuGraphKernelNodeGetParams(node, &kernel));
+    kind_.key += FunctionAttributes(kernel);
+    for (size_t i = 0; i < kLaunchAttributes.size(); ++i) {
+      if (!unknown_[i]) AddAttribute(node, i);
+    }
+    // A driver may have it for launches and hide it in nodes. A library launches a function with
+    // what suits that function.
+    if (has_preferred_clusters_ && unknown_[kPreferredCluster]) {
+      Append(kind_.key, FunctionOf(kernel));
+    }
+  }
+
+  void AddAttribute(CUgraphNode node, size_t i) {
+    const CUlaunchAttributeID id = kLaunchAttributes[i];
+    CUlaunchAttributeValue value{};
+    const CUresult code = api().cuGraphKernelNodeGetAttribute(node, id, &value);
+    // Newer than the drivers that are asked for. One that does not know it is slow to say so.
+    const bool newer = id == CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION ||
+                       id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE;
+    unknown_[i] = newer && (code == CUDA_ERROR_INVALID_VALUE || code == CUDA_ERROR_NOT_SUPPORTED);
+    if (unknown_[i]) return;
+    Check("cuGraphKernelNodeGetAttribute", code);
+    if (id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE) {
+      if (value.deviceUpdatableKernelNode.deviceUpdatable != 0) kind_.shareable = false;
+      return;
+    }
+    // What is not set reads as nothing but zeros.
+    static constexpr CUlaunchAttributeValue kNotSet{};
+    if (std::memcmp(value.pad, kNotSet.pad, sizeof value.pad) == 0) return;
+    Append(kind_.key, id);
+    Append(kind_.key, value);
+  }
+
+  static const void* FunctionOf(const CUDA_KERNEL_NODE_PARAMS_v2& kernel) {
+    if (kernel.func != nullptr) return kernel.func;
+    return kernel.kern;
+  }
+
+  // Asked once a function: many nodes have the same.
+  const std::string& FunctionAttributes(const CUDA_KERNEL_NODE_PARAMS_v2& kernel) {
+    const auto [found, is_new] = functions_.try_emplace(FunctionOf(kernel));
+    if (!is_new) return found->second;
+    for (const CUfunction_attribute attribute : kFunctionAttributes) {
+      int value = 0;
+      if (kernel.func != nullptr) {
+        Check("cuFuncGetAttribute", api().cuFuncGetAttribute(&value, attribute, kernel.func));
+      } else {
+        Check("cuKernelGetAttribute",
+              api().cuKernelGetAttribute(&value, attribute, kernel.kern, context_.cu_device()));
+      }
+      Append(found->second, value);
+    }
+    return found->second;
+  }
+
+  void AddCopy(CUgraphNode node) {
+    CUDA_MEMCPY3D_v2 copy{};
+    Check("cuGraphMemcpyNodeGetParams", api().cuGraphMemcpyNodeGetParams(node, &copy));
+    Append(kind_.key, copy.srcMemoryType);
+    Append(kind_.key, copy.dstMemoryType);
+    Append(kind_.key, copy.Height);
+    Append(kind_.key, copy.Depth);
+    if (copy.Height > 1 || copy.Depth > 1) Append(kind_.key, copy.WidthInBytes);
+  }
+
+  void AddMemset(CUgraphNode node) {
+    CUDA_MEMSET_NODE_PARAMS_v1 memset{};
+    Check("cuGraphMemsetNodeGetParams", api().cuGraphMemsetNodeGetParams(node, &memset));
+    Append(kind_.key, memset.height);
+    if (memset.height <= 1) return;
+    Append(kind_.key, memset.width);
+    Append(kind_.key, memset.elementSize);
+  }
+
+  CudaContext& context_;
+  CUgraph const graph_;
+  bool has_preferred_clusters_ = false;
+  GraphKind kind_{.key = {}, .shareable = true};
+  std::unordered_map<const void*, std::string> functions_;
+  std::array<bool, kLaunchAttributes.size()> unknown_{};
+};
+
+}  // namespace
+
+// Asking after a function that was never launched loads it, which breaks captures if unsafe calls do.
+GraphKind CudaGraphDriver::KindOf(Graph graph) {
+  return Call([&](const CudaApi&) {
+    return KindReader(context_, reinterpret_cast<CUgraph>(graph)).Read();
+  });
+}
+
+}  // namespace cgp

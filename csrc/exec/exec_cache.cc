@@ -1,0 +1,291 @@
+#include "exec/exec_cache.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "core/error.h"
+
+namespace cgp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::microseconds kNap{20};
+constexpr Clock::time_point kNotWaiting = Clock::time_point::max();
+
+}  // namespace
+
+ExecCache::~ExecCache() {
+  for (auto& [number, exec] : execs_) graphs_->Destroy(exec.handle);
+}
+
+GraphNumber ExecCache::Add(Graph graph) {
+  const GraphKind kind = graphs_->KindOf(graph);
+  const std::lock_guard lock(mutex_);
+  GroupNumber group{};
+  if (!kind.shareable) {
+    group = table_.AddGroup(GroupKind::kAlone);
+  } else {
+    const auto [found, is_new] = groups_.try_emplace(kind.key);
+    if (is_new) found->second = table_.AddGroup(GroupKind::kShared);
+    group = found->second;
+  }
+  const GraphNumber number = table_.Add(group, kind.exec_bytes);
+  members_[number] = {.graph = graph, .last_run = nullptr};
+  try {
+    if (table_.MayHaveFirst(number)) MakeOrDoWithout(number);
+  } catch (...) {
+    RemoveLocked(number);
+    throw;
+  }
+  return number;
+}
+
+void ExecCache::Remove(GraphNumber graph) {
+  const std::lock_guard lock(mutex_);
+  RemoveLocked(graph);
+}
+
+GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
+  std::unique_lock lock(mutex_);
+  const uint64_t switches = instantiations_ + updates_;
+  std::shared_ptr<Run> before = LastRun();
+  Exec& exec = Hold(graph, stream, lock);
+  if (instantiations_ + updates_ != switches) exec.before_switch = std::move(before);
+  WaitForLostRuns(graph, stream);
+  const ExecNumber number = table_.HolderOf(graph).value();
+  MarkEndOfLast(number);
+  table_.Launched(number);
+  launched_last_ = number;
+  ++exec.lent;
+  return exec.handle;
+}
+
+void ExecCache::GiveBack(GraphNumber graph, const Launch& launch) {
+  const std::lock_guard lock(mutex_);
+  Exec& exec = execs_.at(table_.HolderOf(graph).value());
+  CGP_CHECK(exec.lent > 0);
+  --exec.lent;
+  const std::shared_ptr<Run> before = exec.last_run;
+  const auto is_elsewhere = [&](const std::shared_ptr<Run>& run) {
+    return run && !run->ComesBefore(launch.stream);
+  };
+  NoteLaunch(exec, graph, launch);
+  SeeWhetherDeviceWaited(exec, graph);
+  // What a capture takes does not run now, and must not be taken for what does.
+  if (!is_elsewhere(before) && !is_elsewhere(members_.at(graph).last_run)) return;
+  if (IsHeld(launch.stream)) exec.last_run = before;
+}
+
+void ExecCache::Prepare(GraphNumber graph, const Launch& launch) {
+  std::unique_lock lock(mutex_);
+  Exec& exec = Hold(graph, launch.stream, lock);
+  if (IsHeld(launch.stream)) return;
+  WaitForLostRuns(graph, launch.stream);
+  graphs_->Upload(exec.handle, launch.stream);
+  NoteLaunch(exec, graph, launch);
+}
+
+ExecCache::Stats ExecCache::stats() const {
+  const std::lock_guard lock(mutex_);
+  return {.execs = execs_.size(), .instantiations = instantiations_, .updates = updates_};
+}
+
+void ExecCache::RemoveLocked(GraphNumber graph) {
+  const GroupNumber group = table_.GroupOf(graph);
+  for (const ExecNumber useless : table_.Remove(graph)) DestroyHandle(useless);
+  members_.erase(graph);
+  ForgetGroupIfGone(group);
+}
+
+void ExecCache::ForgetGroupIfGone(GroupNumber group) {
+  if (table_.Contains(group)) return;
+  std::erase_if(groups_, [&](const auto& entry) { return entry.second == group; });
+}
+
+ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
+                                 std::unique_lock<std::mutex>& lock) {
+  const uint64_t launches = launches_;
+  const ExecTable::Conditions conditions = {
+      .in_use = [&](ExecNumber number) { return InUse(execs_.at(number), stream); },
+      .running = [&](ExecNumber number) { return Running(execs_.at(number)); }};
+  Clock::time_point deadline = kNotWaiting;
+  for (;;) {
+    const ExecTable::Plan plan = table_.PlanFor(graph, conditions);
+    const auto is_worth_awaiting = [&](ExecNumber number) {
+      return IsWorthAwaiting(execs_.at(number), launches);
+    };
+    if (std::any_of(plan.destroy.begin(), plan.destroy.end(), is_worth_awaiting)) {
+      const Clock::time_point now = Clock::now();
+      if (deadline == kNotWaiting) deadline = now + longest_wait_;
+      if (now < deadline) {
+        lock.unlock();
+        std::this_thread::sleep_for(kNap);
+        lock.lock();
+        continue;
+      }
+    }
+    for (const ExecNumber number : plan.destroy) Destroy(number);
+    switch (plan.step) {
+      case ExecTable::Step::kNone:
+        table_.Used(*plan.exec);
+        return execs_.at(*plan.exec);
+      case ExecTable::Step::kMake:
+        if (Exec* const exec = MakeOrDoWithout(graph)) return *exec;
+        deadline = kNotWaiting;  // what goes next is worth another wait
+        break;
+      case ExecTable::Step::kUpdate:
+        if (Update(*plan.exec, graph)) return execs_.at(*plan.exec);
+        break;
+    }
+  }
+}
+
+bool ExecCache::InUse(Exec& exec, StreamId stream) {
+  return exec.lent != 0 || (exec.last_run && exec.last_run->stream != stream && Running(exec));
+}
+
+bool ExecCache::Running(Exec& exec) {
+  if (!exec.last_run) return false;
+  if (!HasEnded(*exec.last_run)) return true;
+  exec.last_run.reset();
+  return false;
+}
+
+bool ExecCache::HasEnded(Run& run) {
+  MarkEnd(run);
+  if (!run.end) return false;
+  try {
+    return events_.EventDone(*run.end);
+  } catch (const DriverError&) {
+    run.Unmark();  // the next one tells
+    throw;
+  }
+}
+
+void ExecCache::MarkEnd(Run& run) {
+  // On a stream that may be gone it was marked at once, or cannot be any more.
+  if (!run.end && run.stream_lasts) MarkUnlessHeld(run);
+}
+
+void ExecCache::MarkUnlessHeld(Run& run) {
+  if (IsHeld(run.stream)) return;
+  run.end = events_.RecordEvent(run.stream);
+  // Another thread may have begun a capture there meanwhile: then the mark may be a part of that, no
+  // point in the stream's work, and must not be asked after.
+  if (IsHeld(run.stream)) run.Unmark();
+}
+
+void ExecCache::RememberRun(ExecNumber number) {
+  const std::shared_ptr<Run>& run = execs_.at(number).last_run;
+  if (!run) return;
+  // It may have been updated and not launched since.
+  const auto member = members_.find(run->graph);
+  if (member == members_.end() || table_.HolderOf(run->graph) != number) return;
+  std::shared_ptr<Run>& known = member->second.last_run;
+  if (known && known->number > run->number) return;
+  MarkEnd(*run);
+  known = run;
+}
+
+void ExecCache::WaitForLostRuns(GraphNumber graph, StreamId stream) {
+  std::shared_ptr<Run>& run = members_.at(graph).last_run;
+  if (!run || run->ComesBefore(stream)) return;
+  // It is asked first also because a mark that a capture has taken must not be waited for: that
+  // would draw the stream into the capture.
+  if (HasEnded(*run)) {
+    run.reset();
+    return;
+  }
+  if (run->end && !IsHeld(stream)) events_.WaitEvent(stream, *run->end);
+}
+
+bool ExecCache::IsHeld(StreamId stream) {
+  Frontier frontier;
+  events_.Capture(stream, &frontier);
+  return frontier.held;
+}
+
+void ExecCache::MarkEndOfLast(ExecNumber next) {
+  // As long as each graph has one nobody will ask. Later, the mark would stand behind more work.
+  if (!launched_last_ || *launched_last_ == next || execs_.size() == members_.size()) return;
+  const auto last = execs_.find(*launched_last_);
+  if (last != execs_.end() && last->second.last_run) MarkEnd(*last->second.last_run);
+}
+
+std::shared_ptr<ExecCache::Run> ExecCache::LastRun() const {
+  if (!has_budget_ || !launched_last_) return nullptr;
+  const auto last = execs_.find(*launched_last_);
+  return last == execs_.end() ? nullptr : last->second.last_run;
+}
+
+void ExecCache::SeeWhetherDeviceWaited(Exec& exec, GraphNumber graph) {
+  const std::shared_ptr<Run> before = std::exchange(exec.before_switch, nullptr);
+  if (before && before->end && HasEnded(*before)) table_.DeviceWaited(graph);
+}
+
+void ExecCache::NoteLaunch(Exec& exec, GraphNumber graph, const Launch& launch) {
+  exec.last_run = std::make_shared<Run>(events_, graph, ++launches_, launch);
+  // Where the stream may be gone when somebody wants to know.
+  if (!launch.stream_lasts) MarkUnlessHeld(*exec.last_run);
+}
+
+ExecCache::Exec* ExecCache::MakeOrDoWithout(GraphNumber graph) {
+  try {
+    return &Make(graph);
+  } catch (const DriverError& error) {
+    if (error.status() != DriverStatus::kOutOfMemory) throw;
+    const bool may_do_with_less = table_.OutOfMemory(graph);
+    if (const std::optional<ExecNumber> holder = table_.HolderOf(graph)) {
+      // A faster one was to be made, and there is no room for it.
+      table_.KeptAfterAll(*holder);
+      return &execs_.at(*holder);
+    }
+    if (!may_do_with_less) throw;
+    return nullptr;
+  }
+}
+
+ExecCache::Exec& ExecCache::Make(GraphNumber graph) {
+  if (const std::optional<ExecNumber> holder = table_.HolderOf(graph)) RememberRun(*holder);
+  const GraphExec handle = graphs_->Instantiate(members_.at(graph).graph);
+  ++instantiations_;
+  return execs_[table_.Made(graph)] = {
+             .handle = handle, .last_run = nullptr, .before_switch = nullptr};
+}
+
+bool ExecCache::Update(ExecNumber number, GraphNumber graph) {
+  RememberRun(number);
+  bool updated = false;
+  try {
+    updated = graphs_->Update(execs_.at(number).handle, members_.at(graph).graph);
+  } catch (const DriverError&) {
+    table_.Destroyed(number);
+    DestroyHandle(number);
+    throw;
+  }
+  if (updated) {
+    ++updates_;
+    table_.Updated(number, graph);
+    return true;
+  }
+  const GroupNumber before = table_.GroupOf(graph);
+  for (const ExecNumber useless : table_.SetApart(graph)) DestroyHandle(useless);
+  ForgetGroupIfGone(before);
+  return false;
+}
+
+void ExecCache::Destroy(ExecNumber number) {
+  RememberRun(number);
+  table_.Destroyed(number);
+  DestroyHandle(number);
+}
+
+void ExecCache::DestroyHandle(ExecNumber number) noexcept {
+  graphs_->Destroy(execs_.at(number).handle);
+  execs_.erase(number);
+}
+
+}  // namespace cgp

@@ -1,0 +1,183 @@
+// The executables of graphs: makes, updates and destroys them as exec_table.h decides.
+//
+// Thread-safe. What an executable holds is not changed while it is lent to a launch; nor for a graph
+// that is to run on another stream while its last launch has not ended. With an executable each,
+// the two graphs might run at once, and one might wait for the other: so the second gets another
+// executable, beyond the limit if need be.
+//
+// CUDA orders the launches of one executable, on whatever streams, and so those of a graph that keeps
+// its own. Who shares expects no less: when an executable is taken from a graph the end of its last
+// launch is marked, and a launch on another stream waits for the mark, by the order of streams.
+//
+// An executable that has to make room for another one is destroyed when its last launch has ended:
+// until then it would keep its memory, and a program that runs far ahead of the device could fill
+// that with executables. Whoever needs the room waits, with the device still busy; others use the
+// cache meanwhile, so who has waited plans anew. Nobody waits for launches that were made after he
+// began to.
+//
+// Where there is no memory to make one that the limit allows, one of its group is updated, or others
+// make room, the longest unused first: all of them, if need be, before a replay fails. For a while no
+// more of them are made then.
+//
+// Whether the device has waited for a switch is seen when the launch behind it has been made: by then
+// all that was launched before has ended, or has not.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "driver/driver.h"
+#include "exec/exec_table.h"
+#include "exec/graph_driver.h"
+
+namespace cgp {
+
+class ExecCache {
+ public:
+  struct Stats {
+    std::size_t execs = 0;  // that exist now
+    uint64_t instantiations = 0;
+    uint64_t updates = 0;
+  };
+  struct Launch {
+    StreamId stream;
+    bool stream_lasts;  // as long as the process
+  };
+
+  // `events` marks the ends of launches and must outlive this. `max_execs`, `budget_bytes` as for
+  // ExecTable, by the drivers' estimate of what an executable takes. Who has
+  // to wait for a launch to end does so for `longest_wait` at most: it may wait for something that
+  // its own thread has yet to do.
+  ExecCache(std::unique_ptr<GraphDriver> graphs, Driver& events,
+            std::optional<std::size_t> max_execs, uint64_t budget_bytes,
+            std::chrono::milliseconds longest_wait)
+      : graphs_(std::move(graphs)),
+        events_(events),
+        longest_wait_(longest_wait),
+        has_budget_(budget_bytes != 0),
+        table_(max_execs, budget_bytes) {}
+  ~ExecCache();
+  ExecCache(const ExecCache&) = delete;
+  ExecCache& operator=(const ExecCache&) = delete;
+
+  // The graph must live until it is removed. The first of a kind gets an executable at once where
+  // the limit and the memory allow. All that follows throws DriverError, and may be tried again after
+  // it.
+  GraphNumber Add(Graph graph);
+  void Remove(GraphNumber graph);
+
+  // An executable that holds the graph, for a launch on `stream`; to be given back. The stream waits
+  // for the launches that the graph had on others, unless a capture holds it: what is captured runs
+  // later, and it is for those who replay it to order that. Nor for one on a stream that a capture
+  // holds, where the end of no launch can be marked.
+  GraphExec Lend(GraphNumber graph, StreamId stream);
+  // `launch` is what it was used for. It is given back even if this throws.
+  void GiveBack(GraphNumber graph, const Launch& launch);
+
+  // The next launch of the graph on that stream finds an executable that is ready on the device.
+  // Getting it ready waits for the stream's work, and counts as a launch that has not ended. On a
+  // stream that a capture holds the executable is made, and not made ready: that would be captured.
+  void Prepare(GraphNumber graph, const Launch& launch);
+
+  Stats stats() const;
+
+ private:
+  // A launch that may not have ended. The executable knows it, and so does the graph once it has lost
+  // that executable.
+  struct Run {
+    Run(Driver& driver, GraphNumber launched, uint64_t which, const Launch& launch)
+        : events(driver),
+          graph(launched),
+          number(which),
+          stream(launch.stream),
+          stream_lasts(launch.stream_lasts) {}
+    ~Run() { Unmark(); }
+    Run(const Run&) = delete;
+    Run& operator=(const Run&) = delete;
+    // Whether what follows on that stream runs behind it anyway. A stream that may go can leave its
+    // name to another one.
+    bool ComesBefore(StreamId what_follows) const { return stream == what_follows && stream_lasts; }
+    void Unmark() noexcept {
+      if (end) events.DestroyEvent(*end);
+      end.reset();
+    }
+
+    Driver& events;
+    const GraphNumber graph;
+    const uint64_t number;  // of all launches
+    const StreamId stream;
+    const bool stream_lasts;
+    std::optional<Event> end;  // or something later
+  };
+  struct Exec {
+    GraphExec handle;
+    int lent = 0;
+    std::shared_ptr<Run> last_run;       // if that may not have ended
+    std::shared_ptr<Run> before_switch;  // what was launched last, if it was then made or updated
+  };
+  struct Member {
+    Graph graph;
+    std::shared_ptr<Run> last_run;  // of those on executables that it has lost, likewise
+  };
+  void RemoveLocked(GraphNumber graph);
+  void ForgetGroupIfGone(GroupNumber group);
+  // Sees to it that an executable holds the graph. `lock` is that of the cache, and is let go while
+  // this waits.
+  Exec& Hold(GraphNumber graph, StreamId stream, std::unique_lock<std::mutex>& lock);
+  Exec& Make(GraphNumber graph);
+  // The same, but without memory for it what holds the graph already is good enough. Returns nullptr
+  // where those that there are have to do.
+  Exec* MakeOrDoWithout(GraphNumber graph);
+  // Returns false if the driver refused: then the graph is set apart. If the driver fails otherwise
+  // the executable is gone.
+  bool Update(ExecNumber number, GraphNumber graph);
+  void Destroy(ExecNumber number);
+  void DestroyHandle(ExecNumber number) noexcept;
+  // Whether it must stay as it is, when a graph is to run on `stream`.
+  bool InUse(Exec& exec, StreamId stream);
+  bool Running(Exec& exec);
+  // nullptr if nobody wants to know.
+  std::shared_ptr<Run> LastRun() const;
+  // After a launch of the graph. What was launched before a switch was marked before it.
+  void SeeWhetherDeviceWaited(Exec& exec, GraphNumber graph);
+  void NoteLaunch(Exec& exec, GraphNumber graph, const Launch& launch);
+  // Marks its end, if that is possible now.
+  void MarkEnd(Run& run);
+  void MarkUnlessHeld(Run& run);
+  bool HasEnded(Run& run);
+  // The graph that it holds is about to lose it.
+  void RememberRun(ExecNumber number);
+  // What follows on the stream runs behind all launches that the graph has had.
+  void WaitForLostRuns(GraphNumber graph, StreamId stream);
+  // No mark can be made on it now: see Frontier::held.
+  bool IsHeld(StreamId stream);
+  // Another executable is to be launched.
+  void MarkEndOfLast(ExecNumber next);
+  // Its last launch, one of the first `launches`, has not ended, and will be seen to.
+  bool IsWorthAwaiting(Exec& exec, uint64_t launches) {
+    return Running(exec) && exec.last_run->number <= launches && exec.last_run->end;
+  }
+
+  const std::unique_ptr<GraphDriver> graphs_;
+  Driver& events_;
+  const std::chrono::milliseconds longest_wait_;
+  const bool has_budget_;
+  mutable std::mutex mutex_;
+  ExecTable table_;
+  std::map<std::string, GroupNumber> groups_;  // by key
+  std::map<GraphNumber, Member> members_;
+  std::map<ExecNumber, Exec> execs_;
+  std::optional<ExecNumber> launched_last_;
+  uint64_t launches_ = 0;
+  uint64_t instantiations_ = 0;
+  uint64_t updates_ = 0;
+};
+
+}  // namespace cgp

@@ -1,0 +1,160 @@
+// What is left of an ExecCache when a driver's calls fail: all of it, and nothing else.
+#include <gtest/gtest.h>
+
+#include <utility>
+#include <vector>
+
+#include "exec/exec_cache_fixture.h"
+
+namespace cgp {
+namespace {
+
+// Uses of a cache that are so many that each call of the drivers is made. Where one fails it is made
+// again. Returns how many failed.
+int Use(ExecCache* cache, const GraphBook& book, HostDriver* host, bool tries_again) {
+  const StreamId streams[] = {kA, kB};
+  int failed = 0;
+  std::vector<std::pair<GraphNumber, Graph>> live;
+  const auto attempt = [&](const auto& call) {
+    for (;;) {
+      try {
+        call();
+        return true;
+      } catch (const DriverError&) {
+        ++failed;
+      }
+      if (!tries_again) return false;
+    }
+  };
+  for (uint64_t step = 0; step < 60; ++step) {
+    if (step % 4 == 0) {
+      const Graph graph{10 + step};
+      attempt([&] { live.emplace_back(cache->Add(graph), graph); });
+    }
+    if (live.empty()) continue;
+    const GraphNumber number = live[step * 7 % live.size()].first;
+    const Graph graph = live[step * 7 % live.size()].second;
+    const StreamId stream = streams[step % 2];
+    if (step % 11 == 0) attempt([&] { cache->Prepare(number, {stream, true}); });
+    GraphExec exec{};
+    if (!attempt([&] { exec = cache->Lend(number, stream); })) continue;
+    EXPECT_EQ(book.HeldBy(exec), graph) << "another graph would run";
+    try {
+      cache->GiveBack(number, ExecCache::Launch{.stream = stream, .stream_lasts = step % 3 != 0});
+    } catch (const DriverError&) {
+      ++failed;  // it is given back all the same
+    }
+    if (step % 5 == 0) host->CompleteEvents();
+    if (step % 13 == 0) {
+      cache->Remove(number);
+      live.erase(live.begin() + static_cast<long>(step * 7 % live.size()));
+    }
+  }
+  for (const auto& entry : live) cache->Remove(entry.first);
+  EXPECT_EQ(cache->stats().execs, 0u);
+  return failed;
+}
+
+class ExecCacheFailureTest : public ExecCacheTest {
+ protected:
+  ExecCacheFailureTest() {
+    host_.HoldEvents(true);
+    for (uint64_t step = 0; step < 60; ++step) {
+      book_.SetKind(Graph{10 + step}, step % 16 == 0 ? "odd" : "like", step % 20 != 0);
+      if (step % 24 == 0) book_.Refuse(Graph{10 + step});
+    }
+  }
+  // Uses it once without a fault, as it must stay possible.
+  void ExpectUsable() {
+    book_.Disarm();
+    events_.Disarm();
+    EXPECT_EQ(Use(cache_.get(), book_, &host_, false), 0);
+  }
+};
+
+TEST_F(ExecCacheFailureTest, EachCallOfTheGraphDriverMayFailOnceOrForGood) {
+  for (const bool for_good : {false, true}) {
+    for (uint64_t call = 1;; ++call) {
+      SCOPED_TRACE(call);
+      MakeCache(2);
+      const uint64_t before = book_.failures();
+      book_.Arm({.call_number = call, .for_good = for_good});
+      const int failed = Use(cache_.get(), book_, &host_, /*tries_again=*/!for_good);
+      ASSERT_EQ(book_.failures() - before, static_cast<uint64_t>(failed)) << "each is told of";
+      if (failed == 0) break;
+      ExpectUsable();
+      ASSERT_FALSE(HasFailure());
+    }
+  }
+}
+
+TEST_F(ExecCacheFailureTest, EachKindOfCallMayFailForGood) {
+  using Call = GraphBook::Call;
+  for (const Call call : {Call::kKindOf, Call::kInstantiate, Call::kUpdate, Call::kUpload}) {
+    SCOPED_TRACE(static_cast<int>(call));
+    MakeCache(1);
+    book_.Arm({.call_number = 3, .for_good = true, .only = call});
+    EXPECT_GT(Use(cache_.get(), book_, &host_, false), 0) << "this test never makes the call";
+    ExpectUsable();
+  }
+}
+
+TEST_F(ExecCacheFailureTest, EachCallForEventsMayFailOnceOrForGood) {
+  for (const bool for_good : {false, true}) {
+    for (uint64_t call = 1;; ++call) {
+      SCOPED_TRACE(call);
+      MakeCache(2);
+      events_.Arm({.call_number = call, .for_good = for_good});
+      Use(cache_.get(), book_, &host_, /*tries_again=*/!for_good);
+      if (events_.failures() == 0) break;
+      ExpectUsable();
+      ASSERT_FALSE(HasFailure());
+    }
+  }
+}
+
+TEST_F(ExecCacheTest, AnAddThatFailedLeavesNothing) {
+  MakeCache(1);
+  book_.SetKind(Graph{10}, "like");
+  for (const auto call : {GraphBook::Call::kKindOf, GraphBook::Call::kInstantiate}) {
+    book_.Arm({.only = call});
+    EXPECT_THROW(cache_->Add(Graph{10}), DriverError);
+    EXPECT_EQ(Execs(), 0u);
+  }
+  const GraphNumber first = Add(Graph{11});
+  Launch(first, kA);
+  Launch(Add(Graph{12}), kA);
+  Launch(first, kA);
+  EXPECT_EQ(Execs(), 1u);
+}
+
+TEST_F(ExecCacheTest, WhatAFailedUpdateLeftIsNeverLent) {
+  MakeCache(1);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  Launch(first, kA);
+  book_.Arm({.only = GraphBook::Call::kUpdate});
+  EXPECT_THROW(cache_->Lend(second, kA), DriverError);
+  Launch(first, kA);
+  Launch(second, kA);
+  EXPECT_EQ(book_.updates(), 1u) << "a failure is no refusal: it is shared with as before";
+}
+
+TEST_F(ExecCacheTest, AStreamThatCouldNotBeMarkedIsNotNamedLater) {
+  MakeCache(1);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  cache_->Lend(first, kA);
+  events_.Arm({.only = DriverCall::kRecordEvent});
+  EXPECT_THROW(cache_->GiveBack(first, ExecCache::Launch{kA, /*stream_lasts=*/false}), DriverError);
+  events_.Disarm();
+  Launch(second, kB);
+  for (const DriverCall call : events_.calls()) {
+    EXPECT_NE(call, DriverCall::kRecordEvent) << "the stream may be gone";
+    EXPECT_NE(call, DriverCall::kCapture) << "the stream may be gone";
+  }
+}
+
+}  // namespace
+}  // namespace cgp

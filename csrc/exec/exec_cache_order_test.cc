@@ -1,0 +1,277 @@
+// The launches of one graph do not overlap, whichever executables they ran on and on whatever streams.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "exec/exec_cache_fixture.h"
+#include "testing/driver_watch.h"
+
+namespace cgp {
+
+inline void PrintTo(const HostDriver::Wait& wait, std::ostream* out) {
+  *out << static_cast<uint64_t>(wait.waiting) << " for "
+       << (wait.awaited ? std::to_string(static_cast<uint64_t>(*wait.awaited)) : "the device");
+}
+
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr HostDriver::Wait kBForA{kB, kA};
+constexpr HostDriver::Wait kCForA{kC, kA};
+
+class ExecCacheOrderTest : public ExecCacheTest {
+ protected:
+  ExecCacheOrderTest() { host_.HoldEvents(true); }
+
+  // Two graphs that are alike, with one executable for both.
+  void MakeTwo() {
+    MakeCache(1);
+    graph_ = Add(Graph{10});
+    other_ = Add(Graph{11});
+  }
+
+  GraphNumber graph_{};
+  GraphNumber other_{};
+};
+
+TEST_F(ExecCacheOrderTest, BehindALaunchOnAnExecutableThatWasUpdatedSince) {
+  MakeTwo();
+  const GraphExec exec = Launch(graph_, kA);
+  EXPECT_EQ(Launch(other_, kA), exec);
+  EXPECT_THAT(host_.waits(), IsEmpty());
+  EXPECT_NE(Launch(graph_, kB), exec);
+  EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
+}
+
+TEST_F(ExecCacheOrderTest, BehindALaunchOnAnExecutableThatWasDestroyedSince) {
+  MakeCache(1);
+  const GraphNumber graph = Add(Graph{10}, "one");
+  const GraphNumber other = Add(Graph{20}, "two");
+  Launch(graph, kA);
+  Launch(other, kA);
+  EXPECT_EQ(Execs(), 1u);
+  Launch(graph, kB);
+  EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
+}
+
+TEST_F(ExecCacheOrderTest, BehindALaunchOnAnExecutableThatWasReplaced) {
+  MakeCache(2);
+  const GraphNumber graph = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const GraphNumber third = Add(Graph{12});
+  Launch(second, kA);
+  Launch(third, kA);
+  for (uint32_t i = 0; i < kLongStay; ++i) Launch(graph, kA);
+  const uint64_t made = book_.instantiations();
+  cache_->Lend(graph, kA);  // and its launch may come after the other one's
+  EXPECT_EQ(book_.instantiations(), made + 1) << "it stays, and gets one that is made for it";
+  Launch(graph, kB);
+  EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
+  GiveBack(graph, kA);
+}
+
+TEST_F(ExecCacheOrderTest, BehindALaunchOnAnExecutableThatAFailedUpdateTook) {
+  MakeTwo();
+  Launch(graph_, kA);
+  book_.Arm({.only = GraphBook::Call::kUpdate});
+  EXPECT_THROW(cache_->Lend(other_, kA), DriverError);
+  EXPECT_EQ(Execs(), 0u);
+  Launch(graph_, kB);
+  EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
+}
+
+TEST_F(ExecCacheOrderTest, BehindALaunchOnAStreamThatMayBeGone) {
+  MakeTwo();
+  Launch(graph_, kA, /*lasts=*/false);
+  Launch(other_, kA, /*lasts=*/false);
+  events_.Disarm();
+  Launch(graph_, kB);
+  EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
+  EXPECT_THAT(events_.calls(), Not(Contains(DriverCall::kRecordEvent)));
+  Launch(other_, kB);
+  // It has the same name, but may be another stream.
+  Launch(graph_, kA, /*lasts=*/false);
+  EXPECT_THAT(host_.waits(), Contains(HostDriver::Wait{kA, kA}));
+}
+
+TEST_F(ExecCacheOrderTest, WhatIsPreparedWaitsToo) {
+  MakeTwo();
+  Launch(graph_, kA);
+  Launch(other_, kA);
+  cache_->Prepare(graph_, {kB, true});
+  EXPECT_THAT(host_.waits(), ElementsAre(kBForA))
+      << "its end stands for all that the graph has had, as that of a launch does";
+}
+
+TEST_F(ExecCacheOrderTest, OnOneStreamNothingWaits) {
+  MakeTwo();
+  for (int i = 0; i < 3; ++i) {
+    Launch(graph_, kA);
+    Launch(other_, kA);
+  }
+  EXPECT_THAT(host_.waits(), IsEmpty());
+  EXPECT_EQ(host_.calls()[DriverCall::kRecordEvent], book_.updates()) << "one for each switch";
+}
+
+TEST_F(ExecCacheOrderTest, WhatHasEndedIsNotAwaitedAndItsMarkGoes) {
+  MakeTwo();
+  Launch(graph_, kA);
+  Launch(other_, kA);
+  host_.CompleteEvents();
+  Launch(graph_, kB);
+  EXPECT_THAT(host_.waits(), IsEmpty());
+  EXPECT_EQ(host_.usage().events, 1u) << "that of the other one's launch, which was in the way";
+}
+
+TEST_F(ExecCacheOrderTest, TheMarkGoesWithTheGraph) {
+  MakeTwo();
+  Launch(graph_, kA);
+  Launch(other_, kA);
+  EXPECT_EQ(host_.usage().events, 1u);
+  Remove(graph_);
+  EXPECT_EQ(host_.usage().events, 0u);
+}
+
+TEST_F(ExecCacheOrderTest, AStreamThatACaptureHoldsDoesNotWaitAndHidesNothing) {
+  MakeTwo();
+  Launch(graph_, kA);
+  Launch(other_, kA);
+  const CaptureId capture = host_.graphs().Begin(kB);
+  const GraphExec exec = Launch(graph_, kB);
+  EXPECT_THAT(host_.waits(), IsEmpty());
+  host_.graphs().End(capture);
+  EXPECT_EQ(Launch(Add(Graph{12}), kB), exec) << "it has not been launched yet";
+  Launch(graph_, kC);
+  EXPECT_THAT(host_.waits(), Contains(kCForA));
+}
+
+TEST_F(ExecCacheOrderTest, ACapturedLaunchDoesNotHideThatOfTheSameExecutable) {
+  MakeTwo();
+  const GraphExec exec = Launch(graph_, kA);
+  const CaptureId capture = host_.graphs().Begin(kB);
+  EXPECT_EQ(Launch(graph_, kB), exec);
+  host_.graphs().End(capture);
+  EXPECT_EQ(Launch(other_, kA), exec);
+  Launch(graph_, kC);
+  EXPECT_THAT(host_.waits(), ElementsAre(kCForA));
+}
+
+TEST_F(ExecCacheOrderTest, WhatACaptureKeptFromBeingMarkedIsMarkedLater) {
+  MakeTwo();
+  Launch(graph_, kA);
+  const CaptureId capture = host_.graphs().Begin(kA);
+  Launch(other_, kA);
+  EXPECT_EQ(host_.calls()[DriverCall::kRecordEvent], 0u);
+  host_.graphs().End(capture);
+  Launch(graph_, kC);
+  EXPECT_THAT(host_.waits(), ElementsAre(kCForA));
+}
+
+TEST_F(ExecCacheOrderTest, AFailureLeavesWhatWasKnown) {
+  MakeTwo();
+  const GraphExec exec = Launch(graph_, kA);
+  events_.Arm({.only = DriverCall::kRecordEvent});
+  EXPECT_THROW(cache_->Lend(other_, kA), DriverError);
+  EXPECT_EQ(book_.HeldBy(exec), Graph{10});
+  Launch(other_, kA);
+  for (const DriverCall call : {DriverCall::kWaitEvent, DriverCall::kEventDone}) {
+    events_.Arm({.only = call});
+    EXPECT_THROW(cache_->Lend(graph_, kB), DriverError);
+    EXPECT_THAT(host_.waits(), IsEmpty());
+  }
+  Launch(graph_, kB);
+  EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
+}
+
+// --- On a device whose streams get on at random ---
+
+class RandomLaunches {
+ public:
+  RandomLaunches(std::optional<size_t> max_execs, uint64_t seed)
+      : random_(seed),
+        cache_(std::make_unique<FakeGraphDriver>(book_), watch_, max_execs,
+               /*budget_bytes=*/max_execs ? seed % 6 : 0, std::chrono::milliseconds(0)) {
+    for (uint64_t i = 0; i < 6; ++i) {
+      book_.SetKind(Graph{i}, i < 4 ? "like" : "other");
+      graphs_.push_back(cache_.Add(Graph{i}));
+    }
+  }
+
+  void Run(int steps) {
+    for (int step = 0; step < steps; ++step) {
+      const StreamId stream = kStreams[random_() % kStreams.size()];
+      if (random_() % 3 == 0) {
+        watch_.Progress(stream, 1 + random_() % 4);
+      } else if (random_() % 8 == 0) {
+        cache_.Prepare(graphs_[random_() % graphs_.size()], {stream, true});
+        Submit(book_.uploads().back().first, stream, nullptr);
+      } else {
+        Launch(random_() % graphs_.size(), stream);
+      }
+    }
+    watch_.FinishAll();
+    EXPECT_EQ(out_of_order_, 0);
+    EXPECT_THAT(watch_.violations(), IsEmpty());
+  }
+
+ private:
+  static constexpr std::array kStreams = {kA, kB, kC};
+
+  void Launch(size_t index, StreamId stream) {
+    const GraphExec exec = cache_.Lend(graphs_[index], stream);
+    const uint64_t turn = ++launched_[index];
+    Submit(exec, stream, [this, index, turn] {
+      if (++done_[index] != turn) ++out_of_order_;
+    });
+    cache_.GiveBack(graphs_[index], {stream, random_() % 4 != 0});
+  }
+
+  // Behind what the executable did before, launch or upload, as CUDA orders it.
+  void Submit(GraphExec exec, StreamId stream, std::function<void()> action) {
+    const std::optional<std::pair<StreamId, uint64_t>> before = last_of_[exec];
+    const uint64_t work = watch_.Submit(stream, [this, before, action = std::move(action)] {
+      if (before) watch_.Finish(before->first, before->second);
+      if (action) action();
+    });
+    last_of_[exec] = {stream, work};
+  }
+
+  std::mt19937_64 random_;
+  HostDriver host_{{.granularity = 4096, .map_memory = false}};
+  DriverWatch watch_{host_};
+  GraphBook book_;
+  ExecCache cache_;
+  std::vector<GraphNumber> graphs_;
+  std::map<GraphExec, std::optional<std::pair<StreamId, uint64_t>>> last_of_;
+  std::array<uint64_t, 6> launched_{};
+  std::array<uint64_t, 6> done_{};
+  int out_of_order_ = 0;
+};
+
+TEST(ExecCacheRandomOrderTest, TheLaunchesOfAGraphAreDoneInTurn) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(seed);
+    const size_t limit = seed % 4;
+    RandomLaunches(limit == 0 ? std::nullopt : std::optional(limit), seed).Run(400);
+    if (::testing::Test::HasFailure()) break;
+  }
+}
+
+}  // namespace
+}  // namespace cgp

@@ -1,0 +1,477 @@
+#include "exec/exec_cache.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "exec/exec_cache_fixture.h"
+
+namespace cgp {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::Pair;
+using ::testing::SizeIs;
+
+TEST_F(ExecCacheTest, GraphsOfAKindTakeTurnsWithOne) {
+  MakeCache(1);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{20});
+  const GraphExec exec = Launch(first, kA);
+  EXPECT_EQ(Launch(second, kA), exec);
+  EXPECT_EQ(Launch(second, kA), exec);
+  EXPECT_EQ(Launch(first, kA), exec);
+  EXPECT_EQ(book_.instantiations(), 1u);
+  EXPECT_EQ(book_.updates(), 2u) << "no switch to a graph that is held";
+  EXPECT_EQ(Execs(), 1u);
+  constexpr auto kAsks = DriverCall::kCapture, kMarks = DriverCall::kRecordEvent;
+  EXPECT_THAT(events_.calls(), ElementsAre(kAsks, kMarks, kAsks, kAsks, kMarks, kAsks))
+      << "on one stream each switch makes a mark, and nobody asks after one";
+}
+
+TEST_F(ExecCacheTest, TheFirstOfAKindGetsOneAtOnceWithinTheLimit) {
+  MakeCache(2);
+  Add(Graph{10}, "one");
+  EXPECT_EQ(Execs(), 1u);
+  Add(Graph{11}, "one");
+  EXPECT_EQ(Execs(), 1u);
+  Add(Graph{20}, "two");
+  EXPECT_EQ(Execs(), 2u);
+  Add(Graph{30}, "three");
+  EXPECT_EQ(Execs(), 2u);
+  Add(Graph{40}, "four", /*shareable=*/false);
+  EXPECT_EQ(Execs(), 3u);
+}
+
+TEST_F(ExecCacheTest, KeepsTheLimitAndTheLongestUnusedGoes) {
+  MakeCache(2);
+  std::vector<GraphNumber> numbers;
+  for (uint64_t i = 0; i < 4; ++i) numbers.push_back(Add(Graph{10 + i}, i < 2 ? "one" : "two"));
+  for (const GraphNumber number : numbers) {
+    Launch(number, kA);
+    EXPECT_LE(Execs(), 2u);
+  }
+  const uint64_t steps = book_.instantiations() + book_.updates();
+  Launch(numbers[2], kA);
+  Launch(numbers[3], kA);
+  EXPECT_EQ(book_.instantiations() + book_.updates(), steps) << "the last two are still held";
+}
+
+TEST_F(ExecCacheTest, WhatIsNotShareableKeepsItsOwn) {
+  MakeCache(1);
+  const GraphNumber own = Add(Graph{10}, "like", /*shareable=*/false);
+  const GraphNumber another = Add(Graph{11}, "like", /*shareable=*/false);
+  const GraphNumber first = Add(Graph{20});
+  const GraphNumber second = Add(Graph{21});
+  const GraphExec exec = Launch(own, kA);
+  for (int i = 0; i < 3; ++i) {
+    Launch(first, kA);
+    Launch(second, kA);
+    Launch(another, kA);
+    EXPECT_EQ(Launch(own, kA), exec);
+  }
+  EXPECT_EQ(Execs(), 3u);
+  Remove(own);
+  EXPECT_EQ(Execs(), 2u);
+}
+
+TEST_F(ExecCacheTest, ARefusedGraphGetsItsOwnAndTheOthersAreUnharmed) {
+  MakeCache(std::nullopt);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber refused = Add(Graph{11});
+  const GraphNumber third = Add(Graph{12});
+  book_.Refuse(Graph{11});
+  Launch(first, kA);
+  Launch(refused, kA);
+  EXPECT_EQ(Execs(), 2u);
+  Launch(third, kA);
+  const uint64_t attempts = book_.changed().size();
+  Launch(refused, kA);
+  Launch(first, kA);
+  Launch(refused, kA);
+  EXPECT_EQ(book_.changed().size(), attempts + 1) << "it is not tried again";
+  EXPECT_EQ(Execs(), 2u);
+  Remove(refused);
+  EXPECT_EQ(Execs(), 1u);
+  Launch(third, kA);
+  Remove(first);
+  Remove(third);
+  EXPECT_EQ(Execs(), 0u);
+  Launch(Add(Graph{13}), kA);
+}
+
+TEST_F(ExecCacheTest, ARefusedGraphThatWasTheLastOfItsKindTakesTheKindWithIt) {
+  MakeCache(1);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber refused = Add(Graph{11});
+  book_.Refuse(Graph{11});
+  Launch(first, kA);
+  Remove(first);  // its executable is left for the other
+  EXPECT_EQ(Execs(), 1u);
+  Launch(refused, kA);
+  const GraphNumber later = Add(Graph{12});
+  Launch(later, kA);
+  Launch(refused, kA);
+  EXPECT_EQ(Execs(), 1u);
+}
+
+TEST_F(ExecCacheTest, WhatIsLentIsNotTouched) {
+  MakeCache(1);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const GraphExec lent = cache_->Lend(first, kA);
+  const GraphExec other = Launch(second, kA);
+  EXPECT_NE(other, lent) << "though both are for one stream";
+  EXPECT_EQ(book_.HeldBy(lent), Graph{10});
+  EXPECT_EQ(Execs(), 2u);
+  EXPECT_EQ(cache_->Lend(first, kA), lent) << "lending nests";
+  GiveBack(first, kA);
+  const GraphNumber third = Add(Graph{12});
+  EXPECT_EQ(Launch(third, kA), other) << "the first is still lent";
+  EXPECT_EQ(book_.HeldBy(lent), Graph{10});
+  GiveBack(first, kA);
+  Launch(second, kA);
+  EXPECT_EQ(Execs(), 1u) << "back at the limit";
+}
+
+TEST_F(ExecCacheTest, AnUnfinishedLaunchElsewhereIsNotTouched) {
+  MakeCache(1);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const GraphExec running = Launch(first, kA);
+  book_.ForgetChanges();
+  const GraphExec other = Launch(second, kB);
+  EXPECT_NE(other, running);
+  EXPECT_THAT(book_.changed(), IsEmpty());
+  EXPECT_EQ(book_.HeldBy(running), Graph{10});
+  EXPECT_EQ(Execs(), 2u);
+  // Each goes on with what it has.
+  EXPECT_EQ(Launch(first, kA), running);
+  EXPECT_EQ(Launch(second, kB), other);
+  EXPECT_THAT(book_.changed(), IsEmpty());
+  // Both have ended: the number goes back.
+  host_.CompleteEvents();
+  host_.HoldEvents(false);
+  Launch(Add(Graph{12}), kC);
+  EXPECT_EQ(Execs(), 1u);
+}
+
+TEST_F(ExecCacheTest, OnItsOwnStreamAnUnfinishedLaunchIsNoHindrance) {
+  MakeCache(1);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const GraphExec exec = Launch(first, kA);
+  EXPECT_EQ(Launch(second, kA), exec);
+  EXPECT_EQ(Launch(first, kA), exec);
+  EXPECT_THAT(events_.calls(), Not(Contains(DriverCall::kEventDone)));
+}
+
+TEST_F(ExecCacheTest, ALaunchThatHasEndedElsewhereIsNoHindrance) {
+  MakeCache(1);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const GraphNumber third = Add(Graph{12});
+  const GraphExec exec = Launch(first, kA);
+  const GraphExec other = Launch(second, kB);  // asks for the end of the first
+  EXPECT_NE(exec, other);
+  host_.CompleteEvents(kA);
+  EXPECT_EQ(Launch(third, kB), exec) << "the longest unused";
+  EXPECT_EQ(Execs(), 1u);
+}
+
+TEST_F(ExecCacheTest, ALaterLaunchCountsWhereItWasMade) {
+  MakeCache(1);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  Launch(first, kA);
+  cache_->Lend(first, kB);
+  GiveBack(first, kB);
+  book_.ForgetChanges();
+  EXPECT_NE(Launch(second, kA), cache_->Lend(first, kB)) << "it was launched on B last";
+  GiveBack(first, kB);
+  EXPECT_THAT(book_.changed(), IsEmpty());
+}
+
+TEST_F(ExecCacheTest, ACapturingStreamIsNotAskedAndCountsAsUnfinished) {
+  MakeCache(1);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const GraphExec exec = Launch(first, kA);
+  const CaptureId capture = host_.graphs().Begin(kA);
+  host_.BeginCapture({kA});
+  const GraphExec other = Launch(second, kB);
+  EXPECT_NE(other, exec);
+  EXPECT_EQ(host_.calls()[DriverCall::kRecordEvent], 0u);
+  host_.graphs().Invalidate(capture);
+  EXPECT_NE(Launch(Add(Graph{12}), kB), exec) << "nor while nobody has ended it";
+  host_.EndCapture();
+  host_.graphs().End(capture);
+  Launch(Add(Graph{13}), kB);
+  EXPECT_EQ(Execs(), 1u);
+}
+
+// Another thread begins a capture between the question whether one is under way and the mark, which
+// is a part of it then: CUDA refuses every question after such an event.
+class ExecCacheRaceTest : public ExecCacheTest, public ::testing::WithParamInterface<bool> {};
+
+TEST_P(ExecCacheRaceTest, AMarkThatACaptureMayHaveTakenIsNotAskedAfter) {
+  const bool lasts = GetParam();
+  MakeCache(1);
+  CaptureId capture = kNoCapture;
+  bool marked = false;
+  events_.Meanwhile([&](DriverCall call) {
+    if (call == DriverCall::kRecordEvent) marked = true;
+    if (call != DriverCall::kCapture || !marked || capture != kNoCapture) return;
+    capture = host_.graphs().Begin(kA);
+    host_.BeginCapture({kA});
+  });
+  const GraphExec exec = Launch(Add(Graph{10}), kA, lasts);
+  EXPECT_NE(Launch(Add(Graph{11}), kB), exec) << "it counts as unfinished";
+  EXPECT_NE(capture, kNoCapture);
+  EXPECT_EQ(host_.usage().events, 0u);
+  for (const DriverCall call : events_.calls()) EXPECT_NE(call, DriverCall::kEventDone);
+  host_.EndCapture();
+  host_.graphs().End(capture);
+  Launch(Add(Graph{12}), kC);
+  EXPECT_EQ(Execs(), lasts ? 1u : 2u) << "where the stream may be gone nobody will ever know";
+}
+
+INSTANTIATE_TEST_SUITE_P(StreamLasts, ExecCacheRaceTest, ::testing::Bool());
+
+TEST_F(ExecCacheTest, AStreamThatMayGoIsMarkedAtOnceAndNeverNamedAgain) {
+  MakeCache(1);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const GraphExec exec = Launch(first, kA, /*lasts=*/false);
+  EXPECT_THAT(events_.calls(),
+              ElementsAre(DriverCall::kCapture, DriverCall::kRecordEvent, DriverCall::kCapture));
+  events_.Disarm();
+  EXPECT_NE(Launch(second, kB), exec);
+  EXPECT_THAT(events_.calls(), ElementsAre(DriverCall::kEventDone)) << "the stream may be gone";
+  Launch(first, kA, /*lasts=*/false);
+  EXPECT_EQ(host_.usage().events, 1u) << "one mark for each executable";
+}
+
+TEST_F(ExecCacheTest, ALaunchThatIsKnownToHaveEndedIsNotAskedAfterAgain) {
+  for (const bool lasts : {false, true}) {
+    MakeCache(2);
+    const GraphNumber first = Add(Graph{10});
+    const GraphNumber second = Add(Graph{11});
+    const GraphExec exec = Launch(first, kA, lasts);
+    const GraphExec other = Launch(second, kA, lasts);
+    EXPECT_EQ(Launch(Add(Graph{12}), kB), exec);
+    events_.Disarm();
+    EXPECT_EQ(Launch(first, kB), other);
+    EXPECT_THAT(events_.calls(), Not(Contains(DriverCall::kEventDone)));
+  }
+}
+
+TEST_F(ExecCacheTest, PreparesOnTheStreamWhatTheNextLaunchFinds) {
+  MakeCache(1);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  Launch(first, kA);
+  cache_->Prepare(second, {kA, true});
+  const GraphExec exec = cache_->Lend(second, kA);
+  GiveBack(second, kA);
+  EXPECT_THAT(book_.uploads(), ElementsAre(Pair(exec, kA)));
+  EXPECT_EQ(book_.updates(), 1u) << "the switch was made ahead";
+  EXPECT_EQ(book_.HeldBy(exec), Graph{11});
+  const GraphExec lent = cache_->Lend(first, kA);
+  cache_->Prepare(second, {kA, true});
+  EXPECT_EQ(book_.HeldBy(lent), Graph{10}) << "what is lent is not switched for it";
+  GiveBack(first, kA);
+}
+
+TEST_F(ExecCacheTest, PreparesNothingOnAStreamThatACaptureHolds) {
+  MakeCache(1);
+  Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const CaptureId capture = host_.graphs().Begin(kA);
+  cache_->Prepare(second, {kA, true});
+  EXPECT_EQ(book_.updates(), 1u) << "it can be held";
+  EXPECT_THAT(book_.uploads(), IsEmpty()) << "but this would be captured";
+  host_.graphs().End(capture);
+  cache_->Prepare(second, {kA, true});
+  EXPECT_THAT(book_.uploads(), SizeIs(1));
+}
+
+TEST_F(ExecCacheTest, WhatIsBeingPreparedElsewhereIsNotTouched) {
+  MakeCache(1);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  cache_->Prepare(first, {kA, true});  // behind whatever runs there
+  book_.ForgetChanges();
+  const GraphExec other = Launch(second, kB);
+  EXPECT_THAT(book_.changed(), IsEmpty());
+  EXPECT_NE(Launch(first, kA), other);
+  events_.Disarm();
+  cache_->Prepare(first, {kA, false});
+  EXPECT_THAT(events_.calls(), Contains(DriverCall::kRecordEvent)) << "the stream may go";
+}
+
+TEST_F(ExecCacheTest, WhatIsDestroyedHasEnded) {
+  MakeCache(1, std::chrono::seconds(60));
+  host_.HoldEvents(true);
+  Launch(Add(Graph{10}, "one"), kA);
+  const GraphNumber other = Add(Graph{20}, "two");
+  std::atomic<bool> ended = false;
+  std::thread device([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ended = true;
+    host_.HoldEvents(false);  // what is marked from now on
+    host_.CompleteEvents();
+  });
+  Launch(other, kA);
+  EXPECT_TRUE(ended) << "its memory was given back while it ran";
+  device.join();
+}
+
+TEST_F(ExecCacheTest, WhoWaitsLetsOthersGoOnAndThenPlansAnew) {
+  MakeCache(1, std::chrono::seconds(10));
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10}, "one");
+  const GraphNumber other = Add(Graph{20}, "two");
+  const GraphExec exec = Launch(first, kA);
+  std::thread waiting([&] { Launch(other, kA); });
+  EXPECT_TRUE(SomebodyAsks());
+  const GraphExec lent = cache_->Lend(first, kA);
+  EXPECT_EQ(lent, exec) << "it was gone by the time that it could be had";
+  // No launch has ended; but what is lent makes no room, so it gets one beyond the limit.
+  waiting.join();
+  EXPECT_EQ(book_.HeldBy(lent), Graph{10});
+  EXPECT_EQ(Execs(), 2u);
+  GiveBack(first, kA);
+}
+
+TEST_F(ExecCacheTest, WhatIsLaunchedMeanwhileIsNotAwaited) {
+  constexpr std::chrono::seconds kLongest{10};
+  MakeCache(1, kLongest);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10}, "one");
+  const GraphNumber other = Add(Graph{20}, "two");
+  Launch(first, kA);
+  const auto begin = std::chrono::steady_clock::now();
+  std::thread waiting([&] { Launch(other, kA); });
+  EXPECT_TRUE(SomebodyAsks());
+  Launch(first, kA);  // no launch ever ends
+  waiting.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kLongest);
+}
+
+TEST_F(ExecCacheTest, TheEndOfALaunchIsMarkedBeforeMoreWorkFollows) {
+  MakeCache(2);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  Add(Graph{12});  // which may need what the others have
+  Launch(first, kA);
+  Launch(second, kA);
+  EXPECT_THAT(events_.calls(), Contains(DriverCall::kRecordEvent));
+}
+
+TEST_F(ExecCacheTest, AGraphThatStaysGetsOneThatIsMadeForIt) {
+  MakeCache(1);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  Launch(first, kA);
+  for (uint32_t i = 0; i < 2 * kVeryLongStay; ++i) Launch(second, kA);
+  EXPECT_EQ(book_.updates(), 1u);
+  EXPECT_EQ(book_.instantiations(), 2u);
+  EXPECT_EQ(Execs(), 1u);
+}
+
+TEST_F(ExecCacheTest, NothingIsRecordedOnAStreamThatCapturesAndMayBeGone) {
+  MakeCache(1);
+  const GraphNumber first = Add(Graph{10});
+  host_.graphs().Begin(kA);
+  host_.BeginCapture({kA});
+  Launch(first, kA, /*lasts=*/false);
+  EXPECT_EQ(host_.usage().events, 0u);
+}
+
+TEST_F(ExecCacheTest, AGraphMayComeAndGoForEver) {
+  MakeCache(2);
+  host_.HoldEvents(true);
+  const GraphNumber stays = Add(Graph{10});
+  for (uint64_t i = 0; i < 1000; ++i) {
+    const GraphNumber comes = Add(Graph{100 + i}, i % 3 == 0 ? "like" : std::to_string(i));
+    if (i % 7 == 0) book_.Refuse(Graph{100 + i});
+    Launch(comes, i % 2 == 0 ? kA : kB, i % 5 != 0);
+    Launch(stays, kA);
+    Remove(comes);
+    if (i % 10 == 0) host_.CompleteEvents();
+    ASSERT_LE(Execs(), 3u);
+    ASSERT_LE(host_.usage().events, 5u) << "one for each executable, and for each graph";
+  }
+  Remove(stays);
+  EXPECT_EQ(Execs(), 0u);
+  EXPECT_EQ(host_.usage().events, 0u);
+}
+
+// --- Many threads ---
+
+TEST_F(ExecCacheTest, ThreadsLendAndGiveBackAtRandom) {
+  constexpr int kThreads = 4;
+  MakeCache(2, std::chrono::milliseconds(1));
+  host_.HoldEvents(true);
+  for (uint64_t graph = 0; graph < 100 * kThreads; ++graph) {
+    book_.SetKind(Graph{graph}, graph % 3 == 0 ? "odd" : "like", graph % 10 != 9);
+    if (graph % 17 == 5) book_.Refuse(Graph{graph});
+  }
+  std::vector<GraphNumber> shared;
+  for (uint64_t i = 0; i < 4; ++i) shared.push_back(cache_->Add(Graph{i}));
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> threads;
+  for (uint64_t thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      std::mt19937_64 random(thread + 1);
+      const StreamId stream{1 + thread};
+      std::vector<std::pair<GraphNumber, Graph>> own;
+      for (uint64_t i = 0; i < 4; ++i) own.emplace_back(shared[i], Graph{i});
+      for (uint64_t step = 0; step < 600; ++step) {
+        if (own.size() < 8 && random() % 4 == 0) {
+          const Graph graph{100 * thread + 10 + random() % 90};
+          own.emplace_back(cache_->Add(graph), graph);
+        }
+        const size_t pick = random() % own.size();
+        const auto [number, graph] = own[pick];
+        const GraphExec exec = cache_->Lend(number, stream);
+        if (random() % 4 == 0) std::this_thread::yield();
+        if (book_.HeldBy(exec) != graph) ++wrong;
+        const auto launch = ExecCache::Launch{stream, random() % 3 != 0};
+        cache_->GiveBack(number, launch);
+        if (random() % 6 == 0) host_.CompleteEvents(stream);
+        if (random() % 16 == 0) cache_->Prepare(number, {stream, true});
+        if (pick >= 4 && random() % 3 == 0) {
+          cache_->Remove(number);
+          own.erase(own.begin() + static_cast<long>(pick));
+        }
+        (void)cache_->stats();
+      }
+      for (size_t i = 4; i < own.size(); ++i) cache_->Remove(own[i].first);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  for (const GraphNumber number : shared) cache_->Remove(number);
+  EXPECT_EQ(Execs(), 0u);
+}
+
+}  // namespace
+}  // namespace cgp

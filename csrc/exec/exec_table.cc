@@ -1,0 +1,287 @@
+#include "exec/exec_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "core/reserve.h"
+
+namespace cgp {
+
+GroupNumber ExecTable::AddGroup(GroupKind kind) {
+  const GroupNumber number{next_group_++};
+  groups_[number].kind = kind;
+  return number;
+}
+
+GraphNumber ExecTable::Add(GroupNumber group, uint64_t bytes) {
+  Group& joined = groups_.at(group);
+  CGP_CHECK(joined.kind == GroupKind::kShared || joined.graphs == 0);
+  const GraphNumber number{next_graph_++};
+  graphs_[number] = {.group = group, .bytes = bytes, .held_by = std::nullopt};
+  ++joined.graphs;
+  return number;
+}
+
+std::vector<ExecNumber> ExecTable::Remove(GraphNumber graph) {
+  const Graph removed = graphs_.at(graph);
+  Group& group = groups_.at(removed.group);
+  std::vector<ExecNumber> useless = FindUseless(removed.group, group.graphs - 1, removed.held_by);
+  graphs_.erase(graph);
+  --group.graphs;
+  if (removed.held_by) execs_.at(*removed.held_by).holds.reset();
+  Forget(removed.group, useless);
+  return useless;
+}
+
+std::vector<ExecNumber> ExecTable::SetApart(GraphNumber graph) {
+  Graph& apart = graphs_.at(graph);
+  CGP_CHECK(!apart.held_by);
+  const GroupNumber before = apart.group;
+  Group& left = groups_.at(before);
+  std::vector<ExecNumber> useless = FindUseless(before, left.graphs - 1, std::nullopt);
+  apart.group = AddGroup(GroupKind::kShared);
+  ++groups_.at(apart.group).graphs;
+  --left.graphs;
+  Forget(before, useless);
+  return useless;
+}
+
+std::vector<ExecNumber> ExecTable::FindUseless(GroupNumber number, std::size_t graphs,
+                                               std::optional<ExecNumber> let_go) const {
+  const Group& group = groups_.at(number);
+  std::vector<ExecNumber> useless;
+  // What holds no graph is kept for the next one that has to be held, but never more of them than
+  // there are graphs.
+  for (const auto& [exec, entry] : execs_) {
+    if (entry.group != number || (entry.holds && exec != let_go)) continue;
+    if (group.execs - useless.size() > graphs) useless.push_back(exec);
+  }
+  return useless;
+}
+
+void ExecTable::Forget(GroupNumber number, const std::vector<ExecNumber>& useless) {
+  for (const ExecNumber exec : useless) Destroyed(exec);
+  if (groups_.at(number).graphs == 0) groups_.erase(number);
+}
+
+ExecTable::Plan ExecTable::PlanFor(GraphNumber graph, const Conditions& now) const {
+  const Graph& planned = graphs_.at(graph);
+  if (planned.held_by) return PlanToKeep(planned, now);
+  if (groups_.at(planned.group).kind == GroupKind::kAlone) {
+    return {.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
+  }
+  return PlanToGet(planned, now);
+}
+
+ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now) const {
+  const ExecNumber holder = *graph.held_by;
+  Plan keep{.step = Step::kNone, .exec = holder, .destroy = {}};
+  const Exec& held = execs_.at(holder);
+  if (room_ || !held.updated || held.launches < kLongStay || now.in_use(holder)) return keep;
+  // Its launches may be under way, all of them: another one goes, and what is updated now is left
+  // for the next graph that comes.
+  Plan renew{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
+  const Group& group = groups_.at(graph.group);
+  const std::vector<ExecNumber> counted = Counted(graph.group);
+  const auto other = std::find_if(counted.begin(), counted.end(), [&](ExecNumber exec) {
+    return exec != holder && FitsInPlaceOf(exec, graph) && !now.in_use(exec);
+  });
+  if (HasRoom(counted.size(), taken_, graph)) {
+    if (group.execs < group.graphs) return renew;
+  } else if (other != counted.end()) {
+    if (group.execs < group.graphs || execs_.at(*other).group == graph.group) {
+      renew.destroy.push_back(*other);
+      return renew;
+    }
+  }
+  if (held.launches < kVeryLongStay && now.running(holder)) return keep;
+  renew.destroy.push_back(holder);
+  return renew;
+}
+
+ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) const {
+  Plan plan{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
+  const std::vector<ExecNumber> counted = Counted(graph.group);
+  std::vector<ExecNumber> idle;
+  std::copy_if(counted.begin(), counted.end(), std::back_inserter(idle),
+               [&](ExecNumber exec) { return !now.in_use(exec); });
+  const auto of_group = [&](ExecNumber exec) { return execs_.at(exec).group == graph.group; };
+  auto replaced = std::find_if(idle.begin(), idle.end(), [&](ExecNumber exec) {
+    return of_group(exec) && !execs_.at(exec).holds;  // nobody misses it
+  });
+  if (replaced == idle.end() && !HasRoom(counted.size(), taken_, graph)) {
+    if (room_) replaced = std::find_if(idle.begin(), idle.end(), of_group);
+    if (replaced == idle.end()) replaced = idle.begin();
+  }
+  if (replaced != idle.end() && of_group(*replaced)) {
+    // Where there is one only, waiting for it would leave the device without work.
+    const bool stays = !room_ && usual_stay_ > kLongStay - 1;  // an average comes near to it
+    if (!stays || (limit() == 1 && now.running(*replaced))) {
+      plan.step = Step::kUpdate;
+      plan.exec = *replaced;
+    } else {
+      plan.destroy.push_back(*replaced);
+    }
+    idle.erase(replaced);
+  }
+  if (plan.step == Step::kMake) DestroyEmptyOne(graph.group, &plan);
+  // There may be more than the limit since a time when too many were in use; and one that goes may
+  // take less than one that comes.
+  std::size_t count = counted.size() - plan.destroy.size();
+  uint64_t taken = taken_;
+  for (const ExecNumber gone : plan.destroy) taken -= execs_.at(gone).bytes;
+  const auto fits = [&] {
+    return plan.step == Step::kMake ? HasRoom(count, taken, graph) : count <= limit();
+  };
+  for (std::size_t i = 0; i < idle.size() && !fits(); ++i) {
+    plan.destroy.push_back(idle[i]);
+    taken -= execs_.at(idle[i]).bytes;
+    --count;
+  }
+  return plan;
+}
+
+bool ExecTable::FitsInPlaceOf(ExecNumber other, const Graph& graph) const {
+  return more_execs_ == 0 || by_use_.size() <= *max_execs_ ||
+         taken_ - execs_.at(other).bytes + graph.bytes <= budget_bytes_;
+}
+
+bool ExecTable::HasRoom(std::size_t count, uint64_t taken, const Graph& graph) const {
+  if (count >= limit()) return false;
+  return !max_execs_ || count < *max_execs_ || taken + graph.bytes <= budget_bytes_;
+}
+
+void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
+  const Group& full = groups_.at(group);
+  if (full.execs - plan->destroy.size() < full.graphs) return;
+  const auto empty = std::find_if(execs_.begin(), execs_.end(), [&](const auto& entry) {
+    return entry.second.group == group && !entry.second.holds;
+  });
+  plan->destroy.push_back(empty->first);
+}
+
+bool ExecTable::OutOfMemory(GraphNumber graph) {
+  if (groups_.at(graphs_.at(graph).group).kind == GroupKind::kAlone) return false;
+  const std::size_t there = by_use_.size();
+  if (there == 0 || (MostExecs() && *MostExecs() <= there)) return false;
+  room_ = there;
+  launches_in_room_ = 0;
+  return true;
+}
+
+bool ExecTable::MayHaveFirst(GraphNumber graph) const {
+  const GroupNumber number = graphs_.at(graph).group;
+  const Group& group = groups_.at(number);
+  if (group.execs != 0) return false;
+  return group.kind == GroupKind::kAlone ||
+         HasRoom(Counted(number).size(), taken_, graphs_.at(graph));
+}
+
+ExecNumber ExecTable::Made(GraphNumber graph) {
+  Graph& held = graphs_.at(graph);
+  CGP_CHECK(!held.held_by || execs_.at(*held.held_by).updated);
+  Group& group = groups_.at(held.group);
+  const ExecNumber number{next_exec_++};
+  ReserveMore(by_use_, 1);
+  Exec& made = execs_[number];
+  made = {.group = held.group, .bytes = held.bytes, .holds = graph};
+  if (held.held_by) {
+    Exec& before = execs_.at(*held.held_by);
+    before.holds.reset();
+    made.launches = std::exchange(before.launches, 0);
+  }
+  held.held_by = number;
+  ++group.execs;
+  if (group.kind == GroupKind::kShared) {
+    by_use_.push_back(number);
+    taken_ += made.bytes;
+  }
+  return number;
+}
+
+void ExecTable::Updated(ExecNumber exec, GraphNumber graph) {
+  Exec& updated = execs_.at(exec);
+  Graph& held = graphs_.at(graph);
+  CGP_CHECK(!held.held_by && held.group == updated.group);
+  EndStay(updated);
+  if (updated.holds) graphs_.at(*updated.holds).held_by.reset();
+  updated.holds = graph;
+  updated.updated = true;
+  updated.launches = 0;
+  held.held_by = exec;
+  Used(exec);
+}
+
+void ExecTable::Launched(ExecNumber exec) {
+  ++execs_.at(exec).launches;
+  if (room_ && ++launches_in_room_ == kLaunchesBeforeMore) room_.reset();
+}
+
+void ExecTable::DeviceWaited(GraphNumber graph) {
+  if (!max_execs_ || room_ || by_use_.size() < limit()) return;
+  if (taken_ + graphs_.at(graph).bytes <= budget_bytes_) ++more_execs_;
+}
+
+void ExecTable::Used(ExecNumber exec) {
+  const auto found = std::find(by_use_.begin(), by_use_.end(), exec);
+  if (found != by_use_.end()) std::rotate(found, found + 1, by_use_.end());
+}
+
+void ExecTable::Destroyed(ExecNumber exec) {
+  const Exec destroyed = execs_.at(exec);
+  EndStay(destroyed);
+  if (destroyed.holds) graphs_.at(*destroyed.holds).held_by.reset();
+  --groups_.at(destroyed.group).execs;
+  execs_.erase(exec);
+  const auto shared = std::find(by_use_.begin(), by_use_.end(), exec);
+  if (shared == by_use_.end()) return;
+  by_use_.erase(shared);
+  taken_ -= destroyed.bytes;
+}
+
+void ExecTable::EndStay(const Exec& exec) {
+  constexpr double kWeight = 0.25;
+  if (exec.launches != 0) usual_stay_ += kWeight * (exec.launches - usual_stay_);
+}
+
+void ExecTable::KeptAfterAll(ExecNumber exec) {
+  execs_.at(exec).launches = 0;
+  Used(exec);
+}
+
+std::vector<ExecNumber> ExecTable::Counted(GroupNumber group) const {
+  if (MostExecs()) return by_use_;
+  std::vector<ExecNumber> counted;
+  std::copy_if(by_use_.begin(), by_use_.end(), std::back_inserter(counted),
+               [&](ExecNumber exec) { return execs_.at(exec).group == group; });
+  return counted;
+}
+
+void ExecTable::Check() const {
+  std::map<GroupNumber, Group> counts;
+  for (const auto& [number, graph] : graphs_) {
+    ++counts[graph.group].graphs;
+    if (!graph.held_by) continue;
+    const Exec& exec = execs_.at(*graph.held_by);
+    CGP_CHECK(exec.holds == number && exec.group == graph.group);
+  }
+  std::size_t shared = 0;
+  uint64_t taken = 0;
+  for (const auto& [number, exec] : execs_) {
+    ++counts[exec.group].execs;
+    if (exec.holds) CGP_CHECK(graphs_.at(*exec.holds).held_by == number);
+    if (groups_.at(exec.group).kind == GroupKind::kAlone) continue;
+    ++shared;
+    taken += exec.bytes;
+    CGP_CHECK(std::count(by_use_.begin(), by_use_.end(), number) == 1);
+  }
+  CGP_CHECK(by_use_.size() == shared && taken_ == taken);
+  if (room_) CGP_CHECK(*room_ > 0 && (!max_execs_ || *room_ < *max_execs_ + more_execs_));
+  for (const auto& [number, group] : groups_) {
+    CGP_CHECK(group.graphs == counts[number].graphs && group.execs == counts[number].execs);
+    CGP_CHECK(group.execs <= group.graphs);
+  }
+}
+
+}  // namespace cgp

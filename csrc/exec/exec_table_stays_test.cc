@@ -1,0 +1,159 @@
+// Graphs that are launched again and again: executables are made for them, not updated.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "exec/exec_table_test_table.h"
+
+namespace cgp {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class ExecTableStaysTest : public ExecTableTest {
+ protected:
+  // A program that goes on to another graph after each launch. Ends with the last of two or three.
+  void Hurry(ExecTable* table, const std::vector<GraphNumber>& graphs) {
+    for (int i = 0; i < 42; ++i) Stay(table, graphs[static_cast<size_t>(i) % graphs.size()], 1);
+  }
+};
+
+TEST_F(ExecTableStaysTest, WhatWasUpdatedIsMadeAnewForAGraphThatStays) {
+  ExecTable table(2);
+  const auto graphs = AddGraphs(&table, 3);
+  Hurry(&table, graphs);
+  const std::vector<Step> steps = Stay(&table, graphs[0], 2 * kLongStay);
+  EXPECT_EQ(steps.front(), Step::kUpdate);
+  for (uint32_t i = 1; i < steps.size(); ++i) {
+    EXPECT_EQ(steps[i], i == kLongStay ? Step::kMake : Step::kNone) << i;
+  }
+  EXPECT_EQ(table.exec_count(), 2u);
+}
+
+TEST_F(ExecTableStaysTest, NobodyWaitsForTheLaunchesOfTheGraphThatStays) {
+  ExecTable table(2);
+  const auto graphs = AddGraphs(&table, 3);
+  Hurry(&table, graphs);
+  Stay(&table, graphs[0], kLongStay);
+  const ExecNumber updated = *table.HolderOf(graphs[0]);
+  const ExecNumber other = *table.HolderOf(graphs[2]);
+  running_ = {updated};
+  EXPECT_THAT(PlanFor(table, graphs[0]).destroy, ElementsAre(other));
+  Run(&table, graphs[0]);
+  EXPECT_NE(table.HolderOf(graphs[0]), updated);
+  EXPECT_EQ(PlanFor(table, graphs[1]).exec, updated) << "it holds nothing: the next one takes it";
+}
+
+TEST_F(ExecTableStaysTest, WhatIsInUseIsNotMadeAnew) {
+  ExecTable table(2);
+  const auto graphs = AddGraphs(&table, 3);
+  Hurry(&table, graphs);
+  Stay(&table, graphs[0], kLongStay);
+  in_use_ = {*table.HolderOf(graphs[0])};
+  EXPECT_EQ(PlanFor(table, graphs[0]).step, Step::kNone);
+  in_use_ = {*table.HolderOf(graphs[2])};
+  EXPECT_THAT(PlanFor(table, graphs[0]).destroy, ElementsAre(*table.HolderOf(graphs[0])))
+      << "where the other one is in use, its own goes";
+}
+
+TEST_F(ExecTableStaysTest, TheOnlyOneIsMadeAnewWhenItsLaunchesHaveEndedOrAfterVeryMany) {
+  for (const std::optional<size_t> limit : {std::optional<size_t>(1), std::optional<size_t>()}) {
+    ExecTable table(limit);
+    const auto graphs = AddGraphs(&table, 2);
+    Hurry(&table, graphs);
+    Stay(&table, graphs[0], kLongStay);
+    running_ = {*table.HolderOf(graphs[0])};
+    EXPECT_THAT(Stay(&table, graphs[0], kVeryLongStay - kLongStay), Each(Step::kNone));
+    EXPECT_EQ(PlanFor(table, graphs[0]).step, Step::kMake);
+    running_.clear();
+    Hurry(&table, graphs);
+    Stay(&table, graphs[0], kLongStay);
+    const ExecTable::Plan plan = PlanFor(table, graphs[0]);
+    EXPECT_EQ(plan.step, Step::kMake);
+    EXPECT_THAT(plan.destroy, ElementsAre(*table.HolderOf(graphs[0])));
+    Run(&table, graphs[0]);
+    EXPECT_EQ(table.exec_count(), 1u);
+  }
+}
+
+TEST_F(ExecTableStaysTest, AProgramThatStaysGetsNewOnesAtOnce) {
+  ExecTable table(2);
+  const auto graphs = AddGraphs(&table, 3);
+  for (int round = 0; round < 20; ++round) {
+    Stay(&table, graphs[static_cast<size_t>(round) % 3], 2 * kLongStay);
+  }
+  const ExecNumber oldest = *table.HolderOf(graphs[0]);  // 1 is the last one, 2 has none
+  EXPECT_EQ(table.HolderOf(graphs[2]), std::nullopt);
+  const ExecTable::Plan plan = PlanFor(table, graphs[2]);
+  EXPECT_EQ(plan.step, Step::kMake);
+  EXPECT_THAT(plan.destroy, ElementsAre(oldest));
+  EXPECT_THAT(Stay(&table, graphs[2], 3 * kLongStay).back(), Step::kNone);
+  Hurry(&table, graphs);
+  EXPECT_EQ(PlanFor(table, table.HolderOf(graphs[0]) ? graphs[1] : graphs[0]).step, Step::kUpdate)
+      << "it has not stayed of late";
+}
+
+TEST_F(ExecTableStaysTest, TheOnlyOneIsUpdatedWhileItRuns) {
+  ExecTable table(1);
+  const auto graphs = AddGraphs(&table, 2);
+  for (int round = 0; round < 20; ++round) {
+    Stay(&table, graphs[static_cast<size_t>(round) % 2], 2 * kLongStay);
+  }
+  running_ = {*table.HolderOf(graphs[1])};
+  EXPECT_EQ(PlanFor(table, graphs[0]).step, Step::kUpdate);
+  running_.clear();
+  EXPECT_EQ(PlanFor(table, graphs[0]).step, Step::kMake);
+}
+
+TEST_F(ExecTableStaysTest, WhatWasMadeForAGraphIsNeverMadeAnew) {
+  ExecTable table(2);
+  const auto graphs = AddGraphs(&table, 2);
+  EXPECT_EQ(Stay(&table, graphs[0], 1).front(), Step::kMake);
+  EXPECT_THAT(Stay(&table, graphs[0], 100), Each(Step::kNone));
+}
+
+TEST_F(ExecTableStaysTest, TheLastGraphOfAGroupReplacesItsOwn) {
+  ExecTable table(4);
+  const auto graphs = AddGraphs(&table, 2);
+  Run(&table, graphs[0]);
+  EXPECT_THAT(table.Remove(graphs[0]), IsEmpty());
+  EXPECT_EQ(Stay(&table, graphs[1], kLongStay).front(), Step::kUpdate);
+  const ExecTable::Plan plan = PlanFor(table, graphs[1]);
+  EXPECT_EQ(plan.step, Step::kMake);
+  EXPECT_THAT(plan.destroy, ElementsAre(*table.HolderOf(graphs[1])))
+      << "never more executables than graphs";
+  Run(&table, graphs[1]);
+}
+
+// Whatever is launched how often, and whatever runs meanwhile.
+TEST_F(ExecTableStaysTest, RandomStaysKeepTheEquationsAndTheLimit) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    const size_t limit = 1 + seed % 4;
+    ExecTable table(limit);
+    std::vector<GraphNumber> graphs = AddGraphs(&table, 4);
+    for (const GraphNumber graph : AddGraphs(&table, 2)) graphs.push_back(graph);
+    for (int stay = 0; stay < 200; ++stay) {
+      const GraphNumber graph = graphs[random() % graphs.size()];
+      running_.clear();
+      for (const GraphNumber other : graphs) {
+        if (table.HolderOf(other) && random() % 2 == 0) running_.insert(*table.HolderOf(other));
+      }
+      Stay(&table, graph, static_cast<uint32_t>(1 + random() % (2 * kVeryLongStay)));
+      ASSERT_LE(table.exec_count(), limit);
+    }
+    for (const GraphNumber graph : graphs) {
+      table.Remove(graph);
+      table.Check();
+    }
+    EXPECT_EQ(table.exec_count(), 0u);
+  }
+}
+
+}  // namespace
+}  // namespace cgp

@@ -1,0 +1,556 @@
+#include "exec/exec_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "core/error.h"
+#include "exec/exec_table_test_table.h"
+
+namespace cgp {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
+TEST_F(ExecTableTest, GraphsOfAGroupTakeTurns) {
+  ExecTable table(1);
+  const auto graphs = AddGraphs(&table, 2);
+  EXPECT_EQ(Run(&table, graphs[0]), Step::kMake);
+  const ExecNumber exec = *table.HolderOf(graphs[0]);
+  EXPECT_EQ(Run(&table, graphs[1]), Step::kUpdate);
+  EXPECT_EQ(table.HolderOf(graphs[1]), exec);
+  EXPECT_EQ(table.HolderOf(graphs[0]), std::nullopt);
+  EXPECT_EQ(Run(&table, graphs[1]), Step::kNone);
+  EXPECT_EQ(table.exec_count(), 1u);
+}
+
+TEST_F(ExecTableTest, APlanChangesNothing) {
+  ExecTable table(1);
+  const auto graphs = AddGraphs(&table, 2);
+  Run(&table, graphs[0]);
+  for (int i = 0; i < 2; ++i) {
+    const ExecTable::Plan plan = PlanFor(table, graphs[1]);
+    EXPECT_EQ(plan.step, Step::kUpdate);
+    EXPECT_EQ(plan.exec, table.HolderOf(graphs[0]));
+    EXPECT_THAT(plan.destroy, IsEmpty());
+  }
+}
+
+TEST_F(ExecTableTest, WithinTheLimitEachGraphGetsItsOwn) {
+  ExecTable table(2);
+  const auto graphs = AddGraphs(&table, 3);
+  EXPECT_EQ(Run(&table, graphs[0]), Step::kMake);
+  EXPECT_EQ(Run(&table, graphs[1]), Step::kMake);
+  EXPECT_EQ(Run(&table, graphs[0]), Step::kNone);
+  EXPECT_EQ(Run(&table, graphs[2]), Step::kUpdate);
+  EXPECT_EQ(table.HolderOf(graphs[1]), std::nullopt) << "the longest unused goes first";
+  EXPECT_TRUE(table.HolderOf(graphs[0]));
+  EXPECT_EQ(table.exec_count(), 2u);
+}
+
+TEST_F(ExecTableTest, AnotherGroupsExecutableIsDestroyedAndNotUpdated) {
+  ExecTable table(2);
+  const auto first = AddGraphs(&table, 2);
+  const auto second = AddGraphs(&table, 1);
+  Run(&table, first[0]);
+  Run(&table, first[1]);
+  const ExecNumber oldest = *table.HolderOf(first[0]);
+  const ExecTable::Plan plan = PlanFor(table, second[0]);
+  EXPECT_EQ(plan.step, Step::kMake);
+  EXPECT_EQ(plan.exec, std::nullopt);
+  EXPECT_THAT(plan.destroy, ElementsAre(oldest));
+  Run(&table, second[0]);
+  EXPECT_EQ(table.HolderOf(first[0]), std::nullopt);
+  EXPECT_TRUE(table.HolderOf(first[1]));
+}
+
+TEST_F(ExecTableTest, WithoutALimitThereIsOneForEachGroup) {
+  ExecTable table(std::nullopt);
+  const auto first = AddGraphs(&table, 3);
+  const auto second = AddGraphs(&table, 2);
+  for (int round = 0; round < 3; ++round) {
+    for (const GraphNumber graph : first) Run(&table, graph);
+    for (const GraphNumber graph : second) Run(&table, graph);
+  }
+  EXPECT_EQ(table.exec_count(), 2u);
+  EXPECT_EQ(Run(&table, first[2]), Step::kNone) << "another group's use takes nothing away";
+}
+
+TEST_F(ExecTableTest, WhatIsInUseStaysAndTheNumberComesBackToTheLimit) {
+  for (const std::optional<size_t> limit : {std::optional<size_t>(1), std::optional<size_t>()}) {
+    ExecTable table(limit);
+    const auto graphs = AddGraphs(&table, 4);
+    Run(&table, graphs[0]);
+    in_use_ = {*table.HolderOf(graphs[0])};
+    EXPECT_EQ(Run(&table, graphs[1]), Step::kMake);
+    EXPECT_EQ(Run(&table, graphs[2]), Step::kUpdate);
+    EXPECT_TRUE(table.HolderOf(graphs[0]));
+    EXPECT_EQ(table.exec_count(), 2u);
+    in_use_.clear();
+    const ExecTable::Plan plan = PlanFor(table, graphs[3]);
+    EXPECT_EQ(plan.exec, table.HolderOf(graphs[0]));
+    EXPECT_THAT(plan.destroy, ElementsAre(*table.HolderOf(graphs[2])));
+    Run(&table, graphs[3]);
+    EXPECT_EQ(table.exec_count(), 1u);
+  }
+}
+
+TEST_F(ExecTableTest, AGraphThatIsHeldNeedsNothingThoughInUse) {
+  ExecTable table(1);
+  const auto graphs = AddGraphs(&table, 2);
+  Run(&table, graphs[0]);
+  in_use_ = {*table.HolderOf(graphs[0])};
+  EXPECT_EQ(Run(&table, graphs[0]), Step::kNone);
+  Run(&table, graphs[1]);
+  const ExecTable::Plan plan = PlanFor(table, graphs[0]);
+  EXPECT_EQ(plan.step, Step::kNone);
+  EXPECT_THAT(plan.destroy, IsEmpty()) << "nor is anything tidied up for it";
+}
+
+TEST_F(ExecTableTest, OneThatIsAloneCountsTowardsNoLimit) {
+  ExecTable table(1);
+  const auto graphs = AddGraphs(&table, 1);
+  const GroupNumber group = table.AddGroup(GroupKind::kAlone);
+  const GraphNumber alone = table.Add(group);
+  EXPECT_THROW(table.Add(group), InternalError);
+  EXPECT_TRUE(table.MayHaveFirst(alone));
+  Run(&table, graphs[0]);
+  EXPECT_TRUE(table.MayHaveFirst(alone));
+  EXPECT_EQ(Run(&table, alone), Step::kMake);
+  EXPECT_FALSE(table.MayHaveFirst(alone));
+  EXPECT_TRUE(table.HolderOf(graphs[0]));
+  Run(&table, graphs[0]);
+  const auto others = AddGraphs(&table, 1);
+  Run(&table, others[0]);
+  EXPECT_TRUE(table.HolderOf(alone)) << "however long unused, it keeps its own";
+  const ExecNumber exec = *table.HolderOf(alone);
+  EXPECT_THAT(table.Remove(alone), ElementsAre(exec));
+  table.Check();
+  EXPECT_FALSE(table.Contains(group));
+}
+
+TEST_F(ExecTableTest, TheFirstOfAGroupMayHaveOneWithinTheLimit) {
+  ExecTable table(2);
+  const auto first = AddGraphs(&table, 2);
+  const auto second = AddGraphs(&table, 1);
+  const auto third = AddGraphs(&table, 1);
+  EXPECT_TRUE(table.MayHaveFirst(first[0]));
+  Run(&table, first[0]);
+  EXPECT_FALSE(table.MayHaveFirst(first[1]));
+  EXPECT_TRUE(table.MayHaveFirst(second[0]));
+  Run(&table, second[0]);
+  EXPECT_FALSE(table.MayHaveFirst(third[0]));
+}
+
+TEST_F(ExecTableTest, WithoutALimitTheFirstOfEachGroupMayHaveOne) {
+  ExecTable table(std::nullopt);
+  for (int i = 0; i < 10; ++i) {
+    const auto graphs = AddGraphs(&table, 2);
+    EXPECT_TRUE(table.MayHaveFirst(graphs[0]));
+    Run(&table, graphs[0]);
+    EXPECT_FALSE(table.MayHaveFirst(graphs[1]));
+  }
+}
+
+TEST_F(ExecTableTest, WhatARemovedGraphLeavesIsTakenBeforeAnotherIsSwitched) {
+  ExecTable table(2);
+  const auto graphs = AddGraphs(&table, 4);
+  Run(&table, graphs[0]);
+  Run(&table, graphs[1]);
+  const ExecNumber left = *table.HolderOf(graphs[1]);
+  EXPECT_THAT(table.Remove(graphs[1]), IsEmpty());
+  table.Check();
+  EXPECT_EQ(Run(&table, graphs[2]), Step::kUpdate);
+  EXPECT_EQ(table.HolderOf(graphs[2]), left) << "though the other was not used for longer";
+  EXPECT_TRUE(table.HolderOf(graphs[0]));
+}
+
+TEST_F(ExecTableTest, NoMoreExecutablesThanGraphsRemain) {
+  ExecTable table(4);
+  const auto graphs = AddGraphs(&table, 2);
+  Run(&table, graphs[0]);
+  Run(&table, graphs[1]);
+  const ExecNumber first = *table.HolderOf(graphs[0]);
+  const ExecNumber second = *table.HolderOf(graphs[1]);
+  EXPECT_THAT(table.Remove(graphs[0]), ElementsAre(first));
+  EXPECT_EQ(table.HolderOf(graphs[1]), second);
+  EXPECT_THAT(table.Remove(graphs[1]), ElementsAre(second));
+  EXPECT_EQ(table.exec_count(), 0u);
+  table.Check();
+}
+
+TEST_F(ExecTableTest, ARemovedGraphWithoutAnExecutableMayMakeOneUseless) {
+  ExecTable table(2);
+  const auto graphs = AddGraphs(&table, 3);
+  Run(&table, graphs[0]);
+  Run(&table, graphs[1]);
+  const ExecNumber left = *table.HolderOf(graphs[0]);
+  EXPECT_THAT(table.Remove(graphs[0]), IsEmpty()) << "the third graph may want it";
+  EXPECT_THAT(table.Remove(graphs[2]), ElementsAre(left));
+  table.Check();
+}
+
+TEST_F(ExecTableTest, WhatIsLeftEmptyAndBusyDoesNotMakeMoreExecutablesThanGraphs) {
+  ExecTable table(4);
+  const auto graphs = AddGraphs(&table, 3);
+  Run(&table, graphs[0]);
+  Run(&table, graphs[1]);
+  const ExecNumber busy = *table.HolderOf(graphs[0]);
+  in_use_ = {busy};
+  EXPECT_THAT(table.Remove(graphs[0]), IsEmpty());
+  EXPECT_EQ(Run(&table, graphs[2]), Step::kMake) << "it still runs for another stream";
+  EXPECT_EQ(table.exec_count(), 2u);
+}
+
+TEST_F(ExecTableTest, AGraphThatIsSetApartHasAGroupOfItsOwn) {
+  ExecTable table(1);
+  const GroupNumber group = table.AddGroup(GroupKind::kShared);
+  const GraphNumber first = table.Add(group);
+  const GraphNumber second = table.Add(group);
+  Run(&table, first);
+  EXPECT_THROW(table.SetApart(first), InternalError) << "an executable holds it";
+  const ExecNumber left = *table.HolderOf(first);
+  EXPECT_THAT(table.SetApart(second), IsEmpty());
+  EXPECT_NE(table.GroupOf(second), group);
+  EXPECT_EQ(table.HolderOf(first), left);
+  table.Check();
+  EXPECT_TRUE(table.Contains(group));
+  EXPECT_THAT(PlanFor(table, second).destroy, ElementsAre(left));
+  EXPECT_EQ(Run(&table, second), Step::kMake);
+  const ExecNumber exec = *table.HolderOf(second);
+  const ExecTable::Plan plan = PlanFor(table, first);
+  EXPECT_EQ(plan.step, Step::kMake);
+  EXPECT_THAT(plan.destroy, ElementsAre(exec)) << "it counts towards the limit";
+  table.Remove(first);
+  EXPECT_FALSE(table.Contains(group));
+}
+
+TEST_F(ExecTableTest, TheGroupOfALastGraphThatIsSetApartIsGone) {
+  ExecTable table(std::nullopt);
+  const GroupNumber group = table.AddGroup(GroupKind::kShared);
+  const GraphNumber removed = table.Add(group);
+  const GraphNumber graph = table.Add(group);
+  Run(&table, removed);
+  const ExecNumber left = *table.HolderOf(removed);
+  EXPECT_THAT(table.Remove(removed), IsEmpty());
+  EXPECT_THAT(table.SetApart(graph), ElementsAre(left)) << "no graph of its group is left";
+  EXPECT_FALSE(table.Contains(group));
+  EXPECT_EQ(table.exec_count(), 0u);
+  table.Check();
+}
+
+TEST_F(ExecTableTest, AStepThatIsNotAllowedIsRefused) {
+  ExecTable table(4);
+  const auto first = AddGraphs(&table, 2);
+  const auto second = AddGraphs(&table, 1);
+  Run(&table, first[0]);
+  const ExecNumber exec = *table.HolderOf(first[0]);
+  EXPECT_THROW(table.Made(first[0]), InternalError);
+  EXPECT_THROW(table.Updated(exec, second[0]), InternalError) << "of another group";
+  EXPECT_THROW(table.Updated(exec, first[0]), InternalError) << "it holds it already";
+  table.Check();
+}
+
+// --- Random steps, against a model that keeps lists and searches them ---
+
+constexpr size_t kNoLimit = 0;
+
+struct ModelExec {
+  ExecNumber number;
+  size_t group;
+  std::optional<GraphNumber> holds;
+};
+
+struct ModelGroup {
+  GroupNumber number;
+  bool alone;
+};
+
+class Model {
+ public:
+  explicit Model(size_t limit) : limit_(limit) {}
+
+  std::map<GraphNumber, size_t> group_of;  // every graph
+  std::vector<ModelGroup> groups;          // those that are gone, too
+  std::vector<ModelExec> execs;            // longest unused first
+
+  size_t GraphsOf(size_t group) const {
+    return static_cast<size_t>(std::count_if(group_of.begin(), group_of.end(),
+                                             [&](const auto& e) { return e.second == group; }));
+  }
+  size_t ExecsOf(size_t group) const {
+    return static_cast<size_t>(
+        std::count_if(execs.begin(), execs.end(), [&](const auto& e) { return e.group == group; }));
+  }
+  const ModelExec* HolderOf(GraphNumber graph) const {
+    const auto found = std::find_if(execs.begin(), execs.end(),
+                                    [&](const ModelExec& e) { return e.holds == graph; });
+    return found == execs.end() ? nullptr : &*found;
+  }
+  ModelExec& Exec(ExecNumber number) {
+    return *std::find_if(execs.begin(), execs.end(),
+                         [&](const ModelExec& e) { return e.number == number; });
+  }
+  void Destroy(ExecNumber number) {
+    std::erase_if(execs, [&](const ModelExec& e) { return e.number == number; });
+  }
+  void MoveToEnd(ExecNumber number) {
+    const ModelExec moved = Exec(number);
+    Destroy(number);
+    execs.push_back(moved);
+  }
+
+  // At most so many, or kNoLimit.
+  size_t Most() const { return room_.value_or(limit_); }
+  bool OutOfMemory() {
+    const size_t there = static_cast<size_t>(std::count_if(
+        execs.begin(), execs.end(), [&](const ModelExec& e) { return !groups[e.group].alone; }));
+    if (there == 0 || (Most() != kNoLimit && Most() <= there)) return false;
+    room_ = there;
+    return true;
+  }
+  bool short_of_memory() const { return room_.has_value(); }
+
+  // Those that the limit counts for a graph of `group`, longest unused first.
+  std::vector<ModelExec> Counted(size_t group) const {
+    std::vector<ModelExec> counted;
+    for (const ModelExec& exec : execs) {
+      if (groups[exec.group].alone) continue;
+      if (Most() == kNoLimit && exec.group != group) continue;
+      counted.push_back(exec);
+    }
+    return counted;
+  }
+  size_t Allowed() const { return Most() == kNoLimit ? 1 : Most(); }
+
+ private:
+  const size_t limit_;
+  std::optional<size_t> room_;
+};
+
+class RandomSteps {
+ public:
+  RandomSteps(size_t limit, uint64_t seed)
+      : random_(seed),
+        may_run_out_(seed % 2 == 1),  // after which the memory stays short
+        table_(limit == kNoLimit ? std::nullopt : std::optional(limit)),
+        model_(limit) {}
+
+  void Run(int steps) {
+    for (int step = 0; step < steps && !::testing::Test::HasFailure(); ++step) {
+      Step();
+      table_.Check();
+      Compare();
+    }
+    while (!model_.group_of.empty()) Remove(model_.group_of.begin()->first);
+    EXPECT_EQ(table_.exec_count(), 0u);
+    table_.Check();
+  }
+
+ private:
+  size_t Pick(size_t count) { return random_() % count; }
+  GraphNumber AnyGraph() {
+    return std::next(model_.group_of.begin(), static_cast<long>(Pick(model_.group_of.size())))
+        ->first;
+  }
+
+  void Step() {
+    const size_t choice = Pick(20);
+    if (choice == 0 || model_.group_of.empty()) return AddGroup();
+    if (choice <= 2) return Add();
+    if (choice <= 4) return Remove(AnyGraph());
+    in_use_.clear();
+    for (const ModelExec& exec : model_.execs) {
+      if (Pick(3) == 0) in_use_.insert(exec.number);
+    }
+    Launch(AnyGraph(), choice == 5, may_run_out_ && choice == 6);
+  }
+
+  void AddGroup() {
+    const bool alone = Pick(4) == 0;
+    const GroupNumber number = table_.AddGroup(alone ? GroupKind::kAlone : GroupKind::kShared);
+    model_.groups.push_back({number, alone});
+    model_.group_of[table_.Add(number)] = model_.groups.size() - 1;
+  }
+
+  void Add() {
+    const size_t group = model_.group_of.at(AnyGraph());
+    if (model_.groups[group].alone) return;
+    model_.group_of[table_.Add(model_.groups[group].number)] = group;
+  }
+
+  void Remove(GraphNumber graph) {
+    const size_t group = model_.group_of.at(graph);
+    if (const ModelExec* holder = model_.HolderOf(graph)) {
+      model_.Exec(holder->number).holds.reset();
+    }
+    model_.group_of.erase(graph);
+    const size_t graphs = model_.GraphsOf(group);
+    const size_t execs = model_.ExecsOf(group);
+    const std::vector<ExecNumber> gone = table_.Remove(graph);
+    EXPECT_EQ(gone.size(), execs > graphs ? execs - graphs : 0);
+    for (const ExecNumber exec : gone) {
+      EXPECT_EQ(model_.Exec(exec).group, group);
+      EXPECT_FALSE(model_.Exec(exec).holds);
+      model_.Destroy(exec);
+    }
+  }
+
+  void Launch(GraphNumber graph, bool driver_refuses, bool no_memory) {
+    const ExecTable::Conditions now = {
+        .in_use = [&](ExecNumber exec) { return in_use_.contains(exec); },
+        .running = [](ExecNumber) { return false; }};
+    const ExecTable::Plan plan = table_.PlanFor(graph, now);
+    ExpectGoodPlan(graph, plan);
+    for (const ExecNumber exec : plan.destroy) {
+      table_.Destroyed(exec);
+      model_.Destroy(exec);
+    }
+    const size_t group = model_.group_of.at(graph);
+    switch (plan.step) {
+      case ExecTable::Step::kNone:
+        table_.Used(*plan.exec);
+        return model_.MoveToEnd(*plan.exec);
+      case ExecTable::Step::kMake:
+        if (no_memory) return DoWithout(graph, driver_refuses);
+        return model_.execs.push_back({table_.Made(graph), group, graph});
+      case ExecTable::Step::kUpdate:
+        if (driver_refuses) return Refuse(graph);
+        table_.Updated(*plan.exec, graph);
+        model_.Exec(*plan.exec).holds = graph;
+        return model_.MoveToEnd(*plan.exec);
+    }
+  }
+
+  // None could be made: other plans are tried until none is left.
+  void DoWithout(GraphNumber graph, bool driver_refuses) {
+    const bool alone = model_.groups[model_.group_of.at(graph)].alone;
+    const bool may_help = table_.OutOfMemory(graph);
+    ASSERT_EQ(may_help, !alone && model_.OutOfMemory());
+    if (may_help) Launch(graph, driver_refuses, /*no_memory=*/true);
+  }
+
+  void Refuse(GraphNumber graph) {
+    const size_t before = model_.group_of.at(graph);
+    const size_t execs = model_.ExecsOf(before);
+    const std::vector<ExecNumber> gone = table_.SetApart(graph);
+    model_.groups.push_back({table_.GroupOf(graph), /*alone=*/false});
+    model_.group_of[graph] = model_.groups.size() - 1;
+    const size_t graphs = model_.GraphsOf(before);
+    EXPECT_EQ(gone.size(), execs > graphs ? execs - graphs : 0);
+    for (const ExecNumber exec : gone) {
+      EXPECT_EQ(model_.Exec(exec).group, before);
+      EXPECT_FALSE(model_.Exec(exec).holds);
+      model_.Destroy(exec);
+    }
+    EXPECT_EQ(table_.Contains(model_.groups[before].number), graphs != 0);
+  }
+
+  void ExpectGoodPlan(GraphNumber graph, const ExecTable::Plan& plan) {
+    const size_t group = model_.group_of.at(graph);
+    if (const ModelExec* holder = model_.HolderOf(graph)) {
+      EXPECT_EQ(plan.step, ExecTable::Step::kNone);
+      EXPECT_EQ(plan.exec, holder->number);
+      EXPECT_THAT(plan.destroy, IsEmpty());
+      return;
+    }
+    EXPECT_NE(plan.step, ExecTable::Step::kNone);
+    if (model_.groups[group].alone) {
+      EXPECT_EQ(plan.step, ExecTable::Step::kMake);
+      EXPECT_THAT(plan.destroy, IsEmpty());
+      return;
+    }
+    const std::vector<ModelExec> counted = model_.Counted(group);
+    std::vector<ModelExec> idle;
+    for (const ModelExec& exec : counted) {
+      if (!in_use_.contains(exec.number)) idle.push_back(exec);
+    }
+    ExpectGoodChoice(group, plan, counted.size(), idle);
+    ExpectGoodNumber(group, plan, counted.size(), idle);
+  }
+
+  // Which executable the graph gets.
+  void ExpectGoodChoice(size_t group, const ExecTable::Plan& plan, size_t counted,
+                        const std::vector<ModelExec>& idle) {
+    const auto empty = std::find_if(idle.begin(), idle.end(), [&](const ModelExec& exec) {
+      return exec.group == group && !exec.holds;
+    });
+    if (empty != idle.end()) {
+      EXPECT_EQ(plan.step, ExecTable::Step::kUpdate) << "one is there that nobody misses";
+      EXPECT_EQ(plan.exec, empty->number);
+      return;
+    }
+    const auto own = std::find_if(idle.begin(), idle.end(),
+                                  [&](const ModelExec& exec) { return exec.group == group; });
+    const bool chosen = own == idle.begin() || model_.short_of_memory();
+    if (counted < model_.Allowed() || own == idle.end() || !chosen) {
+      EXPECT_EQ(plan.step, ExecTable::Step::kMake);
+      EXPECT_EQ(plan.exec, std::nullopt);
+    } else {
+      EXPECT_EQ(plan.step, ExecTable::Step::kUpdate);
+      EXPECT_EQ(plan.exec, own->number) << "the longest unused goes first";
+    }
+  }
+
+  // How many there will be.
+  void ExpectGoodNumber(size_t group, const ExecTable::Plan& plan, size_t counted,
+                        std::vector<ModelExec> idle) {
+    std::erase_if(idle, [&](const ModelExec& exec) { return exec.number == plan.exec; });
+    std::vector<ExecNumber> destroyed = plan.destroy;
+    if (plan.step == ExecTable::Step::kMake && model_.ExecsOf(group) == model_.GraphsOf(group)) {
+      // One too many for the group: one of those that hold nothing, which are all busy.
+      const auto left = std::find_if(destroyed.begin(), destroyed.end(), [&](ExecNumber exec) {
+        return model_.Exec(exec).group == group && !model_.Exec(exec).holds;
+      });
+      ASSERT_NE(left, destroyed.end());
+      destroyed.erase(left);
+      --counted;
+    }
+    const size_t after = counted + (plan.step == ExecTable::Step::kMake ? 1 : 0);
+    const size_t too_many = after > model_.Allowed() ? after - model_.Allowed() : 0;
+    ASSERT_EQ(destroyed.size(), std::min(too_many, idle.size()))
+        << "never more than the limit but for what is in use, and none goes without need";
+    for (size_t i = 0; i < destroyed.size(); ++i) EXPECT_EQ(destroyed[i], idle[i].number);
+  }
+
+  void Compare() {
+    EXPECT_EQ(table_.exec_count(), model_.execs.size());
+    for (const auto& [graph, group] : model_.group_of) {
+      const ModelExec* const holder = model_.HolderOf(graph);
+      EXPECT_EQ(table_.HolderOf(graph),
+                holder == nullptr ? std::nullopt : std::optional(holder->number));
+      const size_t allowed = model_.groups[group].alone ? SIZE_MAX : model_.Allowed();
+      EXPECT_EQ(table_.MayHaveFirst(graph),
+                model_.ExecsOf(group) == 0 && model_.Counted(group).size() < allowed);
+    }
+    for (size_t i = 0; i < model_.groups.size(); ++i) {
+      EXPECT_EQ(table_.Contains(model_.groups[i].number), model_.GraphsOf(i) != 0);
+    }
+  }
+
+  std::mt19937_64 random_;
+  const bool may_run_out_;
+  ExecTable table_;
+  Model model_;
+  std::set<ExecNumber> in_use_;
+};
+
+class ExecTableRandomTest : public ::testing::TestWithParam<size_t> {};
+
+TEST_P(ExecTableRandomTest, DoesWhatTheModelDoes) {
+  for (uint64_t seed = 1; seed <= 40 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(seed);
+    RandomSteps(GetParam(), seed).Run(400);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Limits, ExecTableRandomTest, ::testing::Values(kNoLimit, 1, 2, 4));
+
+}  // namespace
+}  // namespace cgp

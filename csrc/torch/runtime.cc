@@ -1,0 +1,112 @@
+#include "torch/runtime.h"
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+
+namespace cgp {
+namespace {
+
+std::atomic<bool> exports{false};
+
+[[noreturn]] void Refuse(int device, const std::string& reason) {
+  throw std::runtime_error("cudagraph_pool cannot be enabled for GPU " + std::to_string(device) +
+                           ": " + reason);
+}
+
+template <typename Config>
+bool ThrowsOnOutOfMemory() {
+  if constexpr (requires { Config::throw_on_cudamalloc_oom(); }) {
+    return Config::throw_on_cudamalloc_oom();
+  } else {
+    return false;
+  }
+}
+
+}  // namespace
+
+StreamCapture CaptureOf(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  CaptureId id = 0;
+  if (cudaStreamGetCaptureInfo(stream, &status, &id) != cudaSuccess) {
+    // The legacy stream cannot be asked while a blocking stream captures: it is not capturing
+    // itself.
+    (void)cudaGetLastError();
+    return {};
+  }
+  return {.capturing = status != cudaStreamCaptureStatusNone,
+          .id = status == cudaStreamCaptureStatusActive ? std::optional(id) : std::nullopt};
+}
+
+bool IsCapturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) (void)cudaGetLastError();  // as above
+  return status != cudaStreamCaptureStatusNone;
+}
+
+cudaStream_t CurrentStream(c10::DeviceIndex device) {
+  return c10::cuda::getCurrentCUDAStream(device).stream();
+}
+
+bool CurrentStreamLasts(c10::DeviceIndex device) {
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
+  // The id of an external stream is the stream itself.
+  const auto external = static_cast<c10::StreamId>(reinterpret_cast<uintptr_t>(stream.stream()));
+  return stream.stream() == nullptr || stream.id() != external;
+}
+
+// A forked process has no CUDA, nor any capture: memory is freed there all the same.
+RelaxedCaptureMode::RelaxedCaptureMode()
+    : changed_(cudaThreadExchangeStreamCaptureMode(&before_) == cudaSuccess) {
+  if (!changed_) (void)cudaGetLastError();
+}
+
+RelaxedCaptureMode::~RelaxedCaptureMode() {
+  if (changed_) C10_CUDA_CHECK_WARN(cudaThreadExchangeStreamCaptureMode(&before_));
+}
+
+c10::DeviceIndex CurrentDevice() {
+  c10::DeviceIndex device = 0;
+  C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+  return device;
+}
+
+bool HasContext(c10::DeviceIndex device) { return c10::cuda::hasPrimaryContext(device); }
+
+std::unique_ptr<Driver> MakeDriver(int device) {
+  return std::make_unique<CudaDriver>(device, &exports);
+}
+
+void SetExportable(bool exportable) { exports = exportable; }
+
+CudaDriverStats StatsOf(const Driver& driver) {
+  return static_cast<const CudaDriver&>(driver).stats();
+}
+
+void RequireDriverSupport(int device, bool exportable) {
+  const CudaProbe probe = CudaDriver::Probe(device);
+  if (!probe.vmm_supported || !probe.reason.empty()) Refuse(device, probe.reason);
+  if (exportable && !probe.exports) {
+    Refuse(device, "its driver cannot export memory as file descriptors; leave exportable out");
+  }
+}
+
+void EndHostRoute(c10::MempoolId_t id) {
+  try {
+    at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(id);
+  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): torch closed it
+  }
+}
+
+bool RejectsAtOnce() {
+  return ThrowsOnOutOfMemory<c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig>();
+}
+
+}  // namespace cgp

@@ -1,0 +1,119 @@
+"""vLLM's custom all-reduce where graph memory is mapped, on classes that are made up after its."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cudagraph_pool import _vllm
+
+LOGGER = "vllm.cudagraph_pool"
+
+
+class CustomAllreduce:
+    """As in vLLM 0.11 to 0.23; what it does instead of reducing it tells."""
+
+    in_graph_capture = stream_captures = False
+
+    def should_custom_ar(self, inp: str) -> bool:
+        return inp == "small"
+
+    def all_reduce(self, inp: str, *, out: str | None = None, registered: bool = False) -> str:
+        return f"{inp} read where it lies" if registered else f"{inp} copied"
+
+    def custom_all_reduce(self, input: str) -> str | None:
+        if not self.should_custom_ar(input):
+            return None
+        if self.in_graph_capture:
+            if self.stream_captures:
+                return self.all_reduce(input, registered=True)
+            return f"{input} warmed up"
+        return self.all_reduce(input, registered=False)
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's, with a class of its own for each test; enabled, as far as is asked."""
+    made: Any = ModuleType(_vllm._MODULE)
+    made.CustomAllreduce = type("CustomAllreduce", (CustomAllreduce,), {})
+    monkeypatch.setitem(sys.modules, _vllm._MODULE, made)
+    monkeypatch.setattr(_vllm, "is_enabled", lambda: True)
+    _vllm.serve_all_reduce.cache_clear()
+    _vllm._say.cache_clear()
+    return made
+
+
+def ways(custom: CustomAllreduce) -> list[str | None]:
+    """What it does outside of a capture, in the warm-up of one, and twice in one."""
+    found = [custom.custom_all_reduce("small")]
+    custom.in_graph_capture = True
+    found.append(custom.custom_all_reduce("small"))
+    custom.stream_captures = True
+    return [*found, custom.custom_all_reduce("small"), custom.custom_all_reduce("small")]
+
+
+def test_captures_copy(module: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    _vllm.serve_all_reduce(LOGGER)
+    assert caplog.messages == []
+    assert ways(module.CustomAllreduce()) == [
+        "small copied",
+        "small warmed up",
+        *["small copied"] * 2,
+    ]
+    assert [(record.name, record.levelno) for record in caplog.records] == [(LOGGER, logging.INFO)]
+    assert "copies into its buffer in captures" in caplog.messages[0]
+
+
+def test_where_the_pool_could_not_be_enabled_nothing_changes(
+    module: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(_vllm, "is_enabled", lambda: False)
+    _vllm.serve_all_reduce(LOGGER)
+    assert ways(module.CustomAllreduce()) == ways(CustomAllreduce())
+    assert ways(CustomAllreduce())[-1] == "small read where it lies"
+    assert caplog.messages == []
+
+
+def test_served_once(module: Any) -> None:
+    _vllm.serve_all_reduce(LOGGER)
+    served = module.CustomAllreduce.all_reduce
+    _vllm.serve_all_reduce(LOGGER)
+    assert module.CustomAllreduce.all_reduce is served is not CustomAllreduce.all_reduce
+
+
+@pytest.mark.parametrize(
+    "all_reduce", [lambda self, inp: inp, lambda self, inp, registered=False: inp]
+)
+def test_a_class_that_reduces_otherwise_is_switched_off(
+    module: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    all_reduce: Any,
+) -> None:
+    caplog.set_level(logging.INFO)
+    module.CustomAllreduce.all_reduce = all_reduce
+    _vllm.serve_all_reduce(LOGGER)
+    custom = module.CustomAllreduce()
+    assert [custom.custom_all_reduce("small") for _ in range(2)] == [None, None]
+    assert [record.name for record in caplog.records] == [LOGGER]
+    assert "is switched off" in caplog.messages[0]
+    monkeypatch.setattr(_vllm, "is_enabled", lambda: False)
+    assert custom.should_custom_ar("small")
+
+
+@pytest.mark.parametrize("named", ["nothing", "class"])
+def test_what_is_not_known_at_all_breaks_nothing(
+    module: Any, caplog: pytest.LogCaptureFixture, named: str
+) -> None:
+    del module.CustomAllreduce
+    if named == "class":
+        module.CustomAllreduce = type("CustomAllreduce", (), {})
+    _vllm.serve_all_reduce(LOGGER)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert caplog.messages[0].endswith("set disable_custom_all_reduce=True")
