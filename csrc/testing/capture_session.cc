@@ -304,6 +304,8 @@ void CaptureSession::RecordUse(uint64_t item, StreamId stream) {
   if (!by_another) return;
   found->second.uses.insert(stream);
   if (!Capturing(stream)) found->second.eager[stream] = watch_.Submit(stream);
+  // What an invalidated capture has will never run, but the driver says no more of it than that.
+  if (Capturing(stream) && !Captured(stream)) found->second.eager.try_emplace(stream, 0);
 }
 
 void CaptureSession::BeginOwn(StreamId stream) {

@@ -10,8 +10,8 @@
 // proves nothing; what is freed before a second stream has been seen in a scope may be fenced by
 // where the first stream stands then, or held until the scope ends; where there are several captures
 // in a scope, a stream may have used a block in another one than it is part of when the block is
-// freed; and what is freed while a stream of its is in no valid capture, or by another thread than
-// the one that began the scope, is open once the device has done all that it had.
+// freed; and what is freed, or was used, while a stream of its is in no valid capture, or is freed by
+// another thread than the one that began the scope, is open once the device has done all that it had.
 #pragma once
 
 #include <cstdint>
