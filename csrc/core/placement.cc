@@ -171,7 +171,6 @@ class GrowthPlanner {
 
   GrowthPlan Plan() {
     for (uint32_t r = ranges_.range_count(); r-- > 0;) {
-      NoteShown(RangeId{r});
       ConsiderExtending(RangeId{r}, /*at_front=*/false);
       ConsiderExtending(RangeId{r}, /*at_front=*/true);
     }
@@ -309,6 +308,7 @@ class GrowthPlanner {
     }
     if (reused == 0 || reused >= length_) return;
     const uint64_t missing = length_ - reused;
+    NoteShown(id);
     Extension extension{.reused = reused,
                         .stretch = Fill(missing, at_front ? Ends::kTail : Ends::kHead, id),
                         .range = id,
