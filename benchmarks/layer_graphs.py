@@ -33,8 +33,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _command import device, positive, write_report
+from _engine import run_apart
 from _pools import measure_pools
 
 from cudagraph_pool._table import format_table
@@ -100,11 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _apart(captures: str, allocator: str, options: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--worker", captures, allocator]
+    command = [__file__, "--worker", captures, allocator]
     command += ["--layers", str(options.layers), "--steps", str(options.steps)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_apart(command, os.environ)[0]
 
 
 def measure(captures: str, allocator: str, layers: int, steps: int) -> dict[str, Any]:
