@@ -42,7 +42,7 @@ RULES = [
     ),
     Mutant(
         "near-peak",
-        "pool_placing.cc",
+        "placer.cc",
         "what brings a pool near its peak is placed without slack",
         "constexpr uint64_t kPartOfPeak = 4;",
         "constexpr uint64_t kPartOfPeak = 1'000'000'000;",
