@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "torch/fake_cuda.h"
-#include "torch/faults.h"
+#include "torch/fake_faults.h"
 #include "torch/routes.h"
 #include "torch/runtime.h"
 #include "torch/torch_version.h"
