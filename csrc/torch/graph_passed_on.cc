@@ -25,8 +25,8 @@ namespace cca = c10::cuda::CUDACachingAllocator;
 bool IsMapped(const void* pointer) {
   const auto address = reinterpret_cast<Address>(pointer);
   for (const PoolsOwner owner : kPoolsOwners) {
-    for (const DevicePools* pools : DevicePools::All(owner)) {
-      if (pools->driver().HasReserved(address)) return true;
+    for (DevicePools* pools : DevicePools::All(owner)) {
+      if (pools->set().HasReserved(address)) return true;
     }
   }
   return false;
