@@ -80,7 +80,7 @@ void Pool::EndScope(bool may_ask_device) {
   s.scope.reset();
 }
 
-Block Pool::Allocate(uint64_t bytes, StreamId stream) {
+Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> capture) {
   State& s = *state_;
   CGP_CHECK(s.scope && bytes > 0);
   const Granules length = Granules::FromBytesRoundedUp(bytes);
@@ -88,7 +88,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream) {
   s.GiveFreed();
   s.blocks.ReserveOne();
   s.space.ReservePages(0);
-  FreeView& view = s.ViewFor(stream);
+  FreeView& view = s.ViewFor(stream, capture);
   for (const auto& other : s.views) other->MakeRoomForNodes();
   LiveBlock live;
   live.block = {.address = 0, .bytes = length.bytes(), .requested_bytes = bytes, .stream = stream};

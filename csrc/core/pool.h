@@ -104,8 +104,10 @@ class Pool {
   void EndScope(bool may_ask_device = true);  // pre: one is open
   bool in_scope() const;
 
-  // pre: a scope is open, bytes > 0.
-  Block Allocate(uint64_t bytes, StreamId stream);
+  // pre: a scope is open, bytes > 0. `capture` is the one that the stream is in now, kNoCapture for
+  // none. A capture of one stream asks the driver nothing, so this alone tells that the stream has
+  // left it; nothing says that it is where it was.
+  Block Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> capture = {});
 
   // Both throw UsageError if no live block starts at `address`. Free() returns what the block was.
   Block Free(Address address);

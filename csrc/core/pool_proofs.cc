@@ -25,10 +25,12 @@ void Pool::State::ExpectSeveralStreams() {
   }
   driver.Capture(view->stream(), &frontier);
   const FenceId own = view->own_fence();
-  const bool is_capturing = frontier.capture != kNoCapture;
+  // Nothing that it captures now comes behind what it left in a capture that is over.
+  const bool has_left = sole_capture.value_or(frontier.capture) != frontier.capture;
+  const bool is_capturing = frontier.capture != kNoCapture && !has_left;
   std::vector<bool> opened;
   try {
-    const std::size_t number = proofs.AddStream(frontier.capture);
+    const std::size_t number = proofs.AddStream(has_left ? *sole_capture : frontier.capture);
     if (is_capturing && frontier.nodes.empty()) {
       opened = fences.Opened();
       opened[Index(own)] = true;
@@ -43,6 +45,7 @@ void Pool::State::ExpectSeveralStreams() {
   // Nothing has changed so far, and nothing below throws.
   several_streams = true;
   NoteCapture(frontier.capture);
+  several_captures |= has_left;
   const auto note_view = [&](LiveBlock& live) {
     if (live.block.stream == view->stream()) live.view = 0;
   };
@@ -51,7 +54,7 @@ void Pool::State::ExpectSeveralStreams() {
   if (!opened.empty()) {
     space.OpenFences(opened);
     view->Rebuild();
-  } else if (is_capturing) {
+  } else if (is_capturing || has_left) {
     fences.MakeProof(own);
   }
 }

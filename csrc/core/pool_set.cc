@@ -95,7 +95,8 @@ void PoolSet::Release(PoolId id) {
   EraseIfGone(id);
 }
 
-Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
+Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream,
+                        std::optional<CaptureId> capture) {
   const std::lock_guard lock(mutex_);
   Member& member = Known(id);
   if (!member.pool.in_scope()) {
@@ -109,7 +110,7 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
   const uint64_t handles_before = member.pool.handles();
   Block block;
   try {
-    block = member.pool.Allocate(bytes, stream);
+    block = member.pool.Allocate(bytes, stream, capture);
   } catch (const OutOfMemoryError& error) {
     throw OutOfMemoryError(std::string(error.what()) + " [pool " + ToString(id) +
                                ", graphs and other users: " + std::to_string(member.users) +

@@ -64,9 +64,9 @@ class PoolSet {
   // Throws UsageError if the pool is unknown or has no user.
   void Release(PoolId id);
 
-  // A block of at least `bytes` (> 0) for work on `stream`. Throws UsageError (unknown pool, no
-  // open scope), OutOfMemoryError, DriverError.
-  Block Allocate(PoolId id, uint64_t bytes, StreamId stream);
+  // A block of at least `bytes` (> 0) for work on `stream`, which is in `capture` (see Pool). Throws
+  // UsageError (unknown pool, no open scope), OutOfMemoryError, DriverError.
+  Block Allocate(PoolId id, uint64_t bytes, StreamId stream, std::optional<CaptureId> capture = {});
 
   // Frees the block that starts at `address`. Throws UsageError if none does: never allocated here,
   // or freed before.

@@ -118,7 +118,7 @@ struct Pool::State {
 
   // pool_streams.cc
   FreeView* FindView(StreamId stream) const;
-  FreeView& ViewFor(StreamId stream);
+  FreeView& ViewFor(StreamId stream, std::optional<CaptureId> in);
   FreeView& AddView(StreamId stream);
   void WaitForReplays(StreamId stream);
   void HoldAllFree();
@@ -177,6 +177,9 @@ struct Pool::State {
   // long as they have one, its order is all that protects what is freed, and all of that is behind
   // one fence.
   bool several_streams = false;
+  // While they have one: the capture that the stream is in, so far as it was told. Once that is over,
+  // no order protects what the stream left there.
+  std::optional<CaptureId> sole_capture;
   // What other threads than the one that began the capture have freed since its last allocation, and
   // whether they recorded a use. One of them may be freeing while another ends the capture, and the
   // driver crashes when it is asked of a capture meanwhile (Driver::Capture()). An allocation is part

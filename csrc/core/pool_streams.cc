@@ -16,15 +16,22 @@ FreeView* Pool::State::FindView(StreamId stream) const {
   return nullptr;
 }
 
-FreeView& Pool::State::ViewFor(StreamId stream) {
-  if (several_streams && *scope == ScopeKind::kCapture) return ProvenView(stream);
-  if (FreeView* const view = FindView(stream)) return *view;
-  const bool first = views.empty() || views.front()->own_fence() == FenceId::kOpen;
-  if (!first && *scope == ScopeKind::kCapture) {
-    ExpectSeveralStreams();
-    return ProvenView(stream);
+FreeView& Pool::State::ViewFor(StreamId stream, std::optional<CaptureId> in) {
+  if (*scope == ScopeKind::kEager) {
+    FreeView* const view = FindView(stream);
+    return view != nullptr ? *view : AddView(stream);
   }
-  return AddView(stream);
+  if (!several_streams) {
+    if (views.empty() || views.front()->own_fence() == FenceId::kOpen) {
+      FreeView& view = AddView(stream);
+      sole_capture = in;
+      return view;
+    }
+    if (FreeView* const view = FindView(stream); view != nullptr && in == sole_capture)
+      return *view;
+    ExpectSeveralStreams();
+  }
+  return ProvenView(stream);
 }
 
 // The view of a stream that has none yet in this scope.

@@ -42,7 +42,9 @@ class PoolGraphsTest : public ::testing::Test {
     set_.EndScope(id);
   }
   Address Allocate(uint64_t bytes, StreamId stream, PoolId id = kPool) {
-    const Address address = set_.Allocate(id, bytes, stream).address;
+    Frontier frontier;
+    graphs_.Capture(stream, &frontier);
+    const Address address = set_.Allocate(id, bytes, stream, frontier.capture).address;
     watch_.MarkUsed();
     return address;
   }

@@ -183,7 +183,7 @@ Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Targe
   History::Context context = history_.Gather(History::When::STATE);
   BeforeOursChange();
   const Request request{target.id, target.whole_pages ? WholePages(pools, bytes) : bytes,
-                        ToStreamId(stream)};
+                        ToStreamId(stream), target.capture};
   for (bool first = true;; first = false) {
     LimitOurs(pools);
     bool over_fraction = false;
@@ -202,7 +202,7 @@ std::optional<Block> GraphAllocator::TryAllocate(DevicePools& pools, const Reque
   // Ends before room is made: what other pools give back then is not this one's.
   const MeteredDriver::Purpose purpose(request.id, request.stream);
   try {
-    return pools.set().Allocate(request.id, request.bytes, request.stream);
+    return pools.set().Allocate(request.id, request.bytes, request.stream, request.capture);
   } catch (const OutOfMemoryError&) {
     // handled below, with the driver's
   } catch (const DriverError& error) {

@@ -219,6 +219,7 @@ class GraphAllocator final : public CUDAAllocator {
     PoolId id;
     size_t bytes = 0;
     StreamId stream{};
+    CaptureId capture = kNoCapture;
   };
 
   // What is not routed to any pool: from the base, or lent by a MemPool of ours.

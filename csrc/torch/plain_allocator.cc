@@ -88,7 +88,8 @@ void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t
     std::string refusal;
     try {
       const Block block = AsTorchErrors([&] {
-        return target ? Pools(device).set().Allocate(target->id, bytes, ToStreamId(stream))
+        return target ? Pools(device).set().Allocate(target->id, bytes, ToStreamId(stream),
+                                                     target->capture)
                       : AllocateEager(bytes, device, stream);
       });
       return reinterpret_cast<void*>(block.address);
