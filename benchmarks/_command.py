@@ -26,6 +26,16 @@ def device() -> dict[str, str] | None:
     return {"torch": torch.__version__, "gpu": torch.cuda.get_device_name()}
 
 
+def new_report(options: argparse.Namespace, machine: dict[str, str]) -> dict[str, Any]:
+    """What every report begins with: what was asked for, and of which machine."""
+    return {"options": {**vars(options), "output": str(options.output)}, **machine}
+
+
+def number(value: float | None, scale: float, form: str, unit: str = "") -> str:
+    """A cell of a table; of what was not measured a dash."""
+    return "-" if value is None else f"{value * scale:{form}}{unit}"
+
+
 def write_report(report: dict[str, Any], path: Path) -> None:
     """All or nothing: a run that is cut off leaves the rows before it."""
     part = path.with_name(path.name + ".part")

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from _command import number
+
 from cudagraph_pool._table import format_table
 
 Row = dict[str, Any]
@@ -95,11 +97,11 @@ def table(rows: Sequence[Row]) -> str:
                 row["configuration"],
                 str(row["seed"]),
                 f"{row['peak_bytes'] / (1 << 20):.1f}",
-                *(_number(measured[name]["ratio"], ".3f") for name in allocators),
-                *(_number(measured[name]["capture_vs_stock"], ".3f") for name in others),
-                *(_number(measured[name]["replay_vs_stock"], ".3f") for name in others),
-                _number(stock["capture_seconds"], ".1f", 1e3),
-                _number(stock["replay_seconds"], ".2f", 1e3),
+                *(number(measured[name]["ratio"], 1, ".3f") for name in allocators),
+                *(number(measured[name]["capture_vs_stock"], 1, ".3f") for name in others),
+                *(number(measured[name]["replay_vs_stock"], 1, ".3f") for name in others),
+                number(stock["capture_seconds"], 1e3, ".1f"),
+                number(stock["replay_seconds"], 1e3, ".2f"),
                 _alike(measured, "nodes"),
                 _alike(measured, "edges"),
                 _sums(row),
@@ -108,13 +110,9 @@ def table(rows: Sequence[Row]) -> str:
     return format_table(cells, left_columns=(0, len(cells[0]) - 1))
 
 
-def _number(value: float | None, form: str, scale: float = 1) -> str:
-    return "-" if value is None else f"{value * scale:{form}}"
-
-
 def _alike(measured: dict[str, Row], what: str) -> str:
     """One number if all have it, else each one's."""
-    numbers = [_number(of[what], "d") for of in measured.values()]
+    numbers = [number(of[what], 1, "d") for of in measured.values()]
     return numbers[0] if len(set(numbers)) == 1 else "/".join(numbers)
 
 
@@ -167,7 +165,7 @@ def long_table(rows: Sequence[Row]) -> str:
     cells = [_LONG_HEAD.split()]
     for row in rows:
         last = len(row["sections"]) - 1
-        for number, section in enumerate(row["sections"]):
+        for place, section in enumerate(row["sections"]):
             cells.append(
                 [
                     row["allocator"],
@@ -175,10 +173,10 @@ def long_table(rows: Sequence[Row]) -> str:
                     f"{section['nodes']:,}",
                     f"{section['seconds']:.3f}",
                     f"{section['allocation_seconds']:.3f}",
-                    *(_number(section[name], ".2f", 1e6) for name in _LONG_TIMES),
-                    _number(section["too_long"], "d"),
+                    *(number(section[name], 1e6, ".2f") for name in _LONG_TIMES),
+                    number(section["too_long"], 1, "d"),
                     str(section["mapping"]),
-                    _number(row["growth"], ".3f") if number == last else "",
+                    number(row["growth"], 1, ".3f") if place == last else "",
                 ]
             )
     return format_table(cells)

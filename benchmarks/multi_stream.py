@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _command import device, positive, write_report
+from _command import device, new_report, positive, write_report
 from _stream_report import long_table, summarise, summary_lines, table
-from _stream_rows import long_rows, measure_row, start
-from _team import Team, end
+from _stream_rows import long_rows, measure_row
+from _team import Team, Worker, end
 from stream_programs import CONFIGURATIONS, DELAYED, LONG
 
 ALLOCATORS = ("stock", "option", "ours")
@@ -38,10 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if machine is None:
         print("multi_stream.py: no CUDA device", file=sys.stderr)
         return 2
-    report: dict[str, Any] = {
-        "options": {**vars(options), "output": str(options.output)},
-        **machine,
-    }
+    report = new_report(options, machine)
     good = _measure_long(options, report) if options.long else _measure(options, report)
     return 0 if good else 1
 
@@ -91,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _team(options: argparse.Namespace, names: Sequence[str]) -> tuple[Team, list[Any]]:
     allocators = ["stock", *(name for name in options.allocators if name != "stock")]
-    workers = {name: start(names, options.seeds, name, options.timeout) for name in allocators}
+    what = ["streams", *(f"{name}@{seed}" for name in names for seed in options.seeds)]
+    workers = {name: Worker(what, name, options.timeout) for name in allocators}
     team = Team(workers)
     team.at_once("prepare")
     return team, list(workers.values())

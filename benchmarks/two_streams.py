@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _command import device, positive, write_report
+from _command import device, new_report, number, positive, write_report
 from _ddp import measure_ddp
 from _row import ORDERS
 from const_memory import measure_workloads
@@ -44,12 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.models:
             return 2
         ddp = False
-    report: dict[str, Any] = {
-        "options": {**vars(options), "output": str(options.output)},
-        **machine,
-        "rows": [],
-        "ddp": [],
-    }
+    report = {**new_report(options, machine), "rows": [], "ddp": []}
     options.workloads = [model for model in models if model in WORKLOADS]
     good = measure_workloads(options, report) if options.workloads else True
     if ddp:
@@ -122,14 +117,13 @@ def ddp_table(rows: Sequence[dict[str, Any]]) -> str:
         if row["error"]:
             cells.append([row["model"], row["allocator"], *["-"] * 5, f"FAILED {row['error']}"])
             continue
-        minimum = row["minimum_bytes"]
         cells.append(
             [
                 row["model"],
                 row["allocator"],
-                "-" if minimum is None else f"{minimum / (1 << 20):.0f}",
+                number(row["minimum_bytes"], 1 / (1 << 20), ".0f"),
                 f"{row['reserved_bytes'] / (1 << 20):.0f}",
-                "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
+                number(row["ratio"], 1, ".3f"),
                 f"{row['capture_seconds'] * 1e3:.1f}",
                 f"{row['replay_seconds'] * 1e3:.3f}",
                 "= stock" if row["equal_to_stock"] else "DIFFER from stock",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from cudagraph_pool._trace import minimum_bytes, read_trace
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import _row
+import _team
+import _worker
 import const_memory
 import readme_table
 import trace_to_text
@@ -45,7 +49,7 @@ for line in sys.stdin:
         "capture": {"seconds": 2.0 if allocator == "ours" else 1.0,
                     "reserved_bytes": (8 if allocator == "stock" else 4) << 20, "device_bytes": 0,
                     "driver_seconds": 0.5 if allocator == "ours" else None},
-        "replay": 0.1, "minimum": 4 << 20,
+        "replay": 0.1, "minimum_bytes": 4 << 20,
         "compare": {str(key): graph(key) for key in request.get("order", [])},
     }[command]
     print(json.dumps({"result": result}), flush=True)
@@ -57,7 +61,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the benchmark with fake workers; returns its exit code and rows by allocator."""
     worker = tmp_path / "_worker.py"
     worker.write_text(FAKE_WORKER)
-    monkeypatch.setattr(_row, "WORKER", worker)
+    monkeypatch.setattr(_team, "WORKER", worker)
     monkeypatch.setattr(const_memory, "device", lambda: {"gpu": "a GPU", "torch": "2.11"})
 
     def run(trouble: str, *arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -78,8 +82,7 @@ def test_row(measure: Any, capsys: Capture) -> None:
     ours = rows["ours"]
     assert (ours["ratio"], rows["stock"]["ratio"]) == (1.0, 2.0)
     assert (ours["capture_vs_stock"], ours["driver_share"]) == (2.0, 0.25)
-    assert len(ours["capture_seconds_all"]) == 7
-    assert len(ours["replay_seconds_all"]) == 7
+    assert (ours["captures"], ours["replay_rounds"]) == (7, 7)
     assert ours["replay_vs_stock"] == 1.0
     assert ours["outputs"]["equal_to_eager"] == 3
     assert "3/3 = eager" in capsys.readouterr().out
@@ -102,7 +105,7 @@ def test_failing_worker_is_a_row_and_an_exit_code(
 
 
 def test_failing_reference_is_a_failure(measure: Any) -> None:
-    code, rows = measure("die@stock.minimum")
+    code, rows = measure("die@stock.minimum_bytes")
     assert code == 1
     assert rows["ours"]["ratio"] is None
 
@@ -160,22 +163,56 @@ def test_orders() -> None:
     assert shuffled != _row.order_keys(many, "shuffled", 2)
 
 
-def test_traces_need_no_gpu(tmp_path: Path, capsys: Capture) -> None:
-    seed = next(path for path in TRACES if path.name.startswith("seed"))
-    output = tmp_path / "results.json"
-    assert const_memory.main(["--traces", str(seed), "--output", str(output)]) == 0
-    results = json.loads(output.read_text())["traces"]
-    assert [result["order"] for result in results] == ["asc", "desc", "shuffled"]
-    assert "seed_asc" in capsys.readouterr().out
+def test_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
+    monkeypatch.setattr(const_memory, "device", lambda: None)
+    assert const_memory.main(["--output", str(tmp_path / "x.json")]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
 
 
-def test_bad_trace_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    bad = tmp_path / "bad.json"
-    bad.write_text("{")
-    output = tmp_path / "results.json"
-    assert const_memory.main(["--traces", str(bad), "--output", str(output)]) == 2
-    assert str(bad) in capsys.readouterr().err
-    assert not output.exists()
+@dataclass
+class Captured:
+    seconds: float
+
+
+class Captures:
+    """Stands in for what a process captures."""
+
+    def capture(self, order: list[int]) -> Captured:
+        return Captured(len(order) / 2)
+
+    def compare(self, order: list[int]) -> dict[int, Captured]:
+        if not order:
+            raise ValueError("nothing to compare")
+        return {key: Captured(key) for key in order}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> _worker.Server:
+    server = _worker.Server.__new__(_worker.Server)  # without torch
+    server._captures = Captures()
+    return server
+
+
+def test_a_worker_answers_what_its_captures_say(
+    server: _worker.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [
+        {"command": "imported"},
+        {"command": "capture", "order": [1, 2, 3]},
+        {"command": "compare", "order": [2]},
+        {"command": "compare", "order": []},
+        {"command": "imported"},
+    ]
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    answers = io.StringIO()
+    assert _worker.serve(answers, lambda: server) == 1
+    assert [json.loads(line) for line in answers.getvalue().splitlines()] == [
+        {"result": None},
+        {"result": {"seconds": 1.5}},
+        {"result": {"2": {"seconds": 2}}},
+        {"error": "ValueError: nothing to compare"},
+    ]
 
 
 def test_traces_as_text_say_the_same(tmp_path: Path) -> None:

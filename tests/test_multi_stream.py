@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import _stream_report
 import _stream_rows
+import _team
 import multi_stream
 import readme_table
 from stream_programs import LONG, Kind, Op, Program, generate
@@ -20,7 +21,7 @@ Capture = pytest.CaptureFixture[str]
 
 NAMES = ["2x1000-a0.1-f0.1", "4x1000-a0.3-f0.3", "8x1000-a0.3-f0.3-delays"]
 
-# Stands in for _stream_worker.py: answers every command, or fails as the environment says.
+# Stands in for _worker.py: answers every command, or fails as the environment says.
 FAKE_WORKER = """
 import json, os, sys
 allocator = sys.argv[sys.argv.index("--allocator") + 1]
@@ -54,9 +55,9 @@ for line in sys.stdin:
 @pytest.fixture
 def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the benchmark with fake workers; returns its exit code and its report."""
-    worker = tmp_path / "_stream_worker.py"
+    worker = tmp_path / "_worker.py"
     worker.write_text(FAKE_WORKER)
-    monkeypatch.setattr(_stream_rows, "WORKER", worker)
+    monkeypatch.setattr(_team, "WORKER", worker)
     monkeypatch.setattr(multi_stream, "device", lambda: {"gpu": "a GPU", "torch": "2.11"})
 
     def run(trouble: str, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -81,13 +82,13 @@ def test_rows_and_summary(measure: Any, capsys: Capture) -> None:
     assert ours["ratio"] == (100 << 20) / row["peak_bytes"]
     assert ours["capture_vs_stock"] == pytest.approx(0.9)
     assert ours["replay_vs_stock"] == pytest.approx(1.05)
-    assert (len(ours["capture_seconds_all"]), len(ours["replay_seconds_all"])) == (7, 7)
+    assert (ours["captures"], ours["replay_rounds"]) == (7, 7)
     assert (ours["checks"], ours["wrong_sums"], ours["driver_seconds"]) == (5, 0, 0.01)
     assert row["wrong_sums_eagerly"] is None
 
     delayed = rows[4]
     assert delayed["delayed"]
-    assert len(delayed["allocators"]["ours"]["capture_seconds_all"]) == 1
+    assert delayed["allocators"]["ours"]["captures"] == 1
     assert delayed["allocators"]["ours"]["replay_seconds"] is None
     assert delayed["allocators"]["ours"]["checks"] == 20
     assert delayed["wrong_sums_eagerly"] == 0
@@ -118,8 +119,8 @@ def test_table_of_the_readme(measure: Any) -> None:
 def test_large_programs_are_captured_less_often(measure: Any) -> None:
     _, report = measure("", "--configurations", "8x10000-a0.3-f0.1")
     (row,) = report["rows"]
-    assert len(row["allocators"]["stock"]["capture_seconds_all"]) == 3
-    assert len(row["allocators"]["stock"]["replay_seconds_all"]) == 7
+    stock = row["allocators"]["stock"]
+    assert (stock["captures"], stock["replay_rounds"]) == (3, 7)
 
 
 @pytest.mark.parametrize("allocator", ["stock", "option", "ours"])

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import _ddp
-import _row
+import _team
 import readme_table
 import two_streams
 from test_benchmarks import FAKE_WORKER
@@ -49,7 +49,7 @@ output.write_text(json.dumps({
 @pytest.fixture
 def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the benchmark with fake workers; returns its exit code and its report."""
-    for module, text in ((_ddp, FAKE_RANK), (_row, FAKE_WORKER)):
+    for module, text in ((_ddp, FAKE_RANK), (_team, FAKE_WORKER)):
         worker = tmp_path / f"{module.__name__}.py"
         worker.write_text(text)
         monkeypatch.setattr(module, "WORKER", worker)
