@@ -16,7 +16,7 @@ _MIB = 1 / (1 << 20)
 
 def title(config: str) -> str:
     """Of a process: stock, or what bounds our executables."""
-    return config if config in ("stock", "default", "budget") else f"K={config}"
+    return config if config in ("stock", "default") else f"K={config}"
 
 
 def memory_table(rows: Sequence[Row]) -> str:

@@ -17,22 +17,18 @@ _OPTION_IS_GOOD = 1.05
 
 
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
-    """Geometric mean and worst of each ratio by allocator, and whether all is right.
-
-    Programs with delays count only for what is right.
-    """
+    """Geometric mean and worst of each ratio by allocator, and whether all is right."""
     allocators = list(rows[0]["allocators"]) if rows else []
-    plain = [row for row in rows if not row["delayed"]]
     figures = {
         allocator: {
-            figure: _spread([row["allocators"][allocator][figure] for row in plain])
+            figure: _spread([row["allocators"][allocator][figure] for row in rows])
             for figure in ("ratio", "capture_vs_stock", "replay_vs_stock")
         }
         for allocator in allocators
     }
     return {
         "figures": figures,
-        "not_below_option": [_title(row) for row in plain if _is_not_below_option(row)],
+        "not_below_option": [_title(row) for row in rows if _is_not_below_option(row)],
         "wrong": [_title(row) for row in rows if _is_wrong(row)],
         "other_graphs": [_title(row) for row in rows if _is_other_graph(row)],
         "failed": [_title(row) for row in rows if _has_failed(row)],
@@ -65,8 +61,7 @@ def _is_not_below_option(row: Row) -> bool:
 
 
 def _is_wrong(row: Row) -> bool:
-    found = [measured["wrong_sums"] for measured in row["allocators"].values()]
-    return any(found) or bool(row["wrong_sums_eagerly"])
+    return any(measured["wrong_sums"] for measured in row["allocators"].values())
 
 
 def _is_other_graph(row: Row) -> bool:
@@ -118,8 +113,6 @@ def _alike(measured: dict[str, Row], what: str) -> str:
 
 def _sums(row: Row) -> str:
     parts = []
-    if row["wrong_sums_eagerly"]:
-        parts.append(f"eager: {row['wrong_sums_eagerly']} WRONG")
     for allocator, measured in row["allocators"].items():
         if measured["error"]:
             parts.append(f"{allocator}: FAILED {measured['error']}")

@@ -4,10 +4,9 @@ Random programs of alloc, free, kernel, record_stream, fork and join (stream_pro
 they are and what of pytorch#162186 was taken over) are captured on 2, 4 and 8 streams, under each
 allocator in a process of its own; the processes take turns. The option is PyTorch's
 graph_capture_record_stream_reuse. Reserved memory is held against the most that a program has live
-at once. Every sum that a program's kernels make is compared with what it must be; programs with
-delays are run for that alone. Prints tables and writes one JSON file. Exit code 0 if everything was
-measured, all sums are right and no graph has other nodes or edges than stock's; 1 if not; 2 for
-wrong arguments or without a GPU.
+at once. Every sum that a program's kernels make is compared with what it must be. Prints tables and
+writes one JSON file. Exit code 0 if everything was measured, all sums are right and no graph has
+other nodes or edges than stock's; 1 if not; 2 for wrong arguments or without a GPU.
 
     python benchmarks/multi_stream.py --output multi.json
     python benchmarks/multi_stream.py --configurations 8x1000-a0.3-f0.3 --seeds 1 2 --output m.json
@@ -27,7 +26,7 @@ from _command import device, new_report, positive, write_report
 from _stream_report import long_table, summarise, summary_lines, table
 from _stream_rows import long_rows, measure_row
 from _team import Team, Worker, end
-from stream_programs import CONFIGURATIONS, DELAYED, LONG
+from stream_programs import CONFIGURATIONS, LONG
 
 ALLOCATORS = ("stock", "option", "ours")
 
@@ -47,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = [configuration.name for configuration in (*CONFIGURATIONS, *DELAYED)]
+    names = [configuration.name for configuration in CONFIGURATIONS]
     parser.add_argument(
         "--configurations",
         nargs="+",

@@ -124,7 +124,7 @@ def compiled_table(report: dict[str, Any]) -> list[str]:
 
 def multi_stream_table(report: dict[str, Any]) -> list[str]:
     """The programs of multi_stream.py, by number of streams and together."""
-    rows = [row for row in report["rows"] if not row["delayed"]]
+    rows = report["rows"]
 
     def spread(chosen: list[dict[str, Any]], allocator: str, figure: str) -> str:
         values = [row["allocators"][allocator][figure] for row in chosen]

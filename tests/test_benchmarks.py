@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from cudagraph_pool._trace import minimum_bytes, read_trace
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import _row
 import _team
 import _worker
 import const_memory
+import pytest
 import readme_table
 import trace_to_text
+
+from cudagraph_pool._trace import minimum_bytes, read_trace
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.json.gz"))
 Capture = pytest.CaptureFixture[str]

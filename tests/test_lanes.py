@@ -8,9 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-
 from _lanes import Answer, Lanes
 
 # Takes 1,000 bytes, or more and more of them.

@@ -5,16 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import _exec_rows
 import _team
+import pytest
 import readme_table
 import shared_execs
 from _exec_report import decode_table
@@ -34,7 +31,7 @@ kind, workload = sys.argv[1:3]
 trouble, _, where = os.environ.get("TROUBLE", "").partition("@")
 log = open(os.path.join(os.environ["LOG"], f"{workload}.{config}"), "a")
 assert kind == "execs"
-number = ["stock", "none", "1", "2", "4", "8", "16", "default", "budget"].index(config)
+number = ["stock", "none", "1", "2", "4", "8", "16", "default"].index(config)
 for line in sys.stdin:
     request = json.loads(line)
     command = request["command"]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import _ddp
 import _team
+import pytest
 import readme_table
 import two_streams
 from test_benchmarks import FAKE_WORKER
