@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from _command import device, positive, write_report
+from _engine import run_apart
+from _team import WorkerError
 
 from cudagraph_pool._table import format_table
 
@@ -329,22 +332,11 @@ def _measure_model(name: str, cache: Path, timeout: float) -> dict[str, Any]:
     }
 
     def run(allocator: str) -> dict[str, Any]:
-        command = [sys.executable, __file__, "--worker", name, "--allocator", allocator]
+        command = [__file__, "--worker", name, "--allocator", allocator]
         try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"error": f"no result in {timeout:.0f} s"}
-        if done.returncode != 0:
-            return {"error": " | ".join(done.stderr.strip().splitlines()[-3:])}
-        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return result
+            return run_apart(command, environment, timeout)[0]
+        except WorkerError as error:
+            return {"error": str(error)}
 
     filled = run("stock")
     if "error" in filled:
@@ -367,6 +359,15 @@ def _judge(row: dict[str, Any]) -> tuple[bool, str]:
     if wrong:
         return False, f"WRONG at sizes {wrong}"
     return no_larger, f"{len(stock['outputs'])} = stock"
+
+
+def _figures(row: dict[str, Any]) -> dict[str, Any]:
+    """What the report says of a model: a verdict in the place of all outputs."""
+    sides = {
+        name: {key: value for key, value in row[name].items() if key != "outputs"}
+        for name in ALLOCATORS
+    }
+    return {"model": row["model"], **sides, "outputs": _judge(row)[1]}
 
 
 _HEAD = "model graphs allocated:stock ours reserved:stock ours ours÷stock outputs"
@@ -399,8 +400,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--at-once", type=int, default=5, help="models measured side by side")
-    parser.add_argument("--timeout", type=float, default=200, help="seconds of one process")
+    parser.add_argument("--at-once", type=positive, default=5, help="models measured side by side")
+    parser.add_argument("--timeout", type=positive, default=200, help="seconds of one process")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
     parser.add_argument("--worker", choices=MODELS, help=argparse.SUPPRESS)
     parser.add_argument("--allocator", choices=ALLOCATORS, help=argparse.SUPPRESS)
@@ -410,10 +411,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if options.output is None:
         parser.error("the following arguments are required: --output")
-
-    import torch
-
-    if not torch.cuda.is_available():
+    machine = device()
+    if machine is None:
         print("compiled_models.py: no CUDA device", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(options.at_once) as executor:
@@ -422,8 +421,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 lambda name: _measure_model(name, Path(cache), options.timeout), options.models
             )
         )
-    report = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name(), "rows": rows}
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
+    write_report({**machine, "rows": [_figures(row) for row in rows]}, options.output)
     print(_table(rows))
     return 0 if all(_judge(row)[0] for row in rows) else 1
 
