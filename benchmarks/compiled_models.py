@@ -3,8 +3,9 @@
 Each model is compiled with mode="reduce-overhead" and run for all of its sizes, smallest first,
 until each has its graphs; once under each allocator, in a process of its own. Both find the same
 kernels in a cache that a run before has filled, so that outputs can be compared bit for bit and no
-tuning of kernels counts as memory. Prints one table and writes one JSON file. Exit code 0 if every
-output is right and no tree costs more than under PyTorch's own allocator, 1 if not, 2 without GPU.
+tuning of kernels counts as memory. Prints the README's table and writes one JSON file. Exit code 0
+if every output is right and no tree costs more than under PyTorch's own allocator, 1 if not, 2
+without GPU.
 
     python benchmarks/compiled_models.py --output compiled.json
     python benchmarks/compiled_models.py --models mlp resnet18_training --output compiled.json
@@ -27,15 +28,13 @@ from typing import TYPE_CHECKING, Any
 from _command import device, positive, write_report
 from _engine import run_apart
 from _team import WorkerError
-
-from cudagraph_pool._table import format_table
+from readme_table import table
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 ALLOCATORS = ("stock", "ours")
-MIB = 1 << 20
 
 # A size's first run warms up, its second records; the third and the fourth are compared.
 _ROUNDS = 4
@@ -353,12 +352,13 @@ def _judge(row: dict[str, Any]) -> tuple[bool, str]:
         if "error" in side:
             return False, f"FAILED {side['error']}"
     no_larger = ours["reserved_bytes"] <= stock["reserved_bytes"]
+    more = "" if no_larger else ", reserves MORE than stock"
     if not stock["repeatable"]:
-        return no_larger, "unrepeatable"
+        return no_larger, f"unrepeatable{more}"
     wrong = [size for size, digest in stock["outputs"].items() if ours["outputs"][size] != digest]
     if wrong:
         return False, f"WRONG at sizes {wrong}"
-    return no_larger, f"{len(stock['outputs'])} = stock"
+    return no_larger, f"{len(stock['outputs'])} = stock{more}"
 
 
 def _figures(row: dict[str, Any]) -> dict[str, Any]:
@@ -368,31 +368,6 @@ def _figures(row: dict[str, Any]) -> dict[str, Any]:
         for name in ALLOCATORS
     }
     return {"model": row["model"], **sides, "outputs": _judge(row)[1]}
-
-
-_HEAD = "model graphs allocated:stock ours reserved:stock ours ours÷stock outputs"
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    """Sizes in MiB."""
-    cells = [_HEAD.split()]
-    for row in rows:
-        _, said = _judge(row)
-        stock, ours = row["stock"], row["ours"]
-        if "error" in stock or "error" in ours:
-            cells.append([row["model"], *["-"] * 6, said])
-            continue
-        cells.append(
-            [
-                row["model"],
-                str(ours["graphs"]),
-                *(f"{side['allocated_peak_bytes'] / MIB:.1f}" for side in (stock, ours)),
-                *(f"{side['reserved_bytes'] / MIB:.0f}" for side in (stock, ours)),
-                f"{ours['reserved_bytes'] / stock['reserved_bytes']:.3f}",
-                said,
-            ]
-        )
-    return format_table(cells, left_columns=(0, len(cells[0]) - 1))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -421,9 +396,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 lambda name: _measure_model(name, Path(cache), options.timeout), options.models
             )
         )
-    write_report({**machine, "rows": [_figures(row) for row in rows]}, options.output)
-    print(_table(rows))
-    return 0 if all(_judge(row)[0] for row in rows) else 1
+    report = {**machine, "rows": [_figures(row) for row in rows]}
+    write_report(report, options.output)
+    print("\n".join(table(report)))
+    verdicts = {row["model"]: _judge(row) for row in rows}
+    for name, (_, said) in verdicts.items():
+        print(f"{name}: {said}")
+    return 0 if all(good for good, _ in verdicts.values()) else 1
 
 
 if __name__ == "__main__":

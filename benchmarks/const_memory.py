@@ -2,8 +2,8 @@
 
 Each workload is captured for all of its sizes in each order, under each allocator in a process of
 its own. The processes of one row stand side by side and take turns, so that replay times are
-compared under the same clocks. Prints one table and writes one JSON file. Exit code 0 if everything
-was measured and every output is right, 1 if not, 2 for wrong arguments or without a GPU.
+compared under the same clocks. Prints the README's table and writes one JSON file. Exit code 0 if
+everything was measured and every output is right, 1 if not, 2 for wrong arguments or without a GPU.
 
     python benchmarks/const_memory.py --output results.json
     python benchmarks/const_memory.py --workloads mlp llama --orders asc --output results.json
@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _command import device, new_report, number, positive, write_report
+from _command import device, new_report, positive, write_report
 from _row import ALLOCATORS, ORDERS, Plan, Row
 from _team import Worker, end
-
-from cudagraph_pool._table import format_table
+from readme_table import table
 
 WORKLOADS = ("seed", "mlp", "llama", "resnet50", "gpt2")
 
@@ -33,7 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if machine is None:
         print("const_memory.py: no CUDA device", file=sys.stderr)
         return 2
-    return 0 if measure_workloads(options, new_report(options, machine)) else 1
+    report = new_report(options, machine)
+    problems = measure_workloads(options, report)
+    print("\n".join([*table(report), *problems]))
+    return 1 if problems else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,10 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> bool:
-    """Measures each workload in each order, prints the table and writes the report; returns whether
-    all was measured and every output of ours is right.
-    """
+def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> list[str]:
+    """Measures each workload in each order and writes the report; returns what failed."""
     names = ["stock", *(name for name in options.allocators if name != "stock")]
     plan = Plan(options.repeats, options.rounds, options.seed)
     jobs = [(w, order) for w in options.workloads or WORKLOADS for order in options.orders]
@@ -91,60 +91,19 @@ def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> bo
     finally:
         end(workers.values())
         end(following.values())
-    print(_table(rows))
-    return all(_is_good(row) for row in rows)
+    return [problem for row in rows for problem in problems_of(row)]
 
 
-def _is_good(row: dict[str, Any]) -> bool:
-    """Whether all of it was measured; that graphs of PyTorch's own allocator differ from eager
-    is a finding.
+def problems_of(row: dict[str, Any]) -> list[str]:
+    """What failed, or is wrong. That graphs of PyTorch's own allocator differ from eager is a
+    finding, and stands in the report.
     """
-    return row["error"] is None and (row["allocator"] != "ours" or not row["outputs"]["differ"])
-
-
-_HEAD = (
-    "workload order allocator minimum reserved ratio capture÷stock capture_ms driver_share "
-    "replay÷stock replay_ms outputs"
-)
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
-    """Sizes in MiB, times in ms for all graphs of the row."""
-    cells = [_HEAD.split()]
-    for row in rows:
-        cells.append(
-            [
-                row["workload"],
-                row["order"],
-                row["allocator"],
-                number(row["minimum_bytes"], 1 / (1 << 20), ".0f"),
-                number(row["reserved_bytes"], 1 / (1 << 20), ".0f"),
-                number(row["ratio"], 1, ".3f"),
-                number(row["capture_vs_stock"], 1, ".3f"),
-                number(row["capture_seconds"], 1e3, ".1f"),
-                number(row["driver_share"], 100, ".1f", "%"),
-                number(row["replay_vs_stock"], 1, ".3f"),
-                number(row["replay_seconds"], 1e3, ".3f"),
-                _outputs(row),
-            ]
-        )
-    return format_table(cells, left_columns=(0, 1, 2, len(cells[0]) - 1))
-
-
-def _outputs(row: dict[str, Any]) -> str:
-    if row["error"]:
-        return f"FAILED {row['error']}"
-    outputs = row["outputs"]
-    parts = [f"{outputs['equal_to_eager']}/{row['graphs']} = eager"]
-    if outputs["equal_to_stock"]:
-        parts.append(f"{outputs['equal_to_stock']} = stock")
-    if outputs["unrepeatable"]:
-        parts.append(f"{len(outputs['unrepeatable'])} unrepeatable")
-    if outputs["differ"]:
-        parts.append(f"{len(outputs['differ'])} differ")
-        if row["allocator"] == "ours":
-            parts[-1] = f"WRONG at sizes {outputs['differ']}"
-    return ", ".join(parts)
+    name = f"{row['workload']} {row['order']} {row['allocator']}"
+    if row["error"] is not None:
+        return [f"{name}: FAILED {row['error']}"]
+    if row["allocator"] == "ours" and row["outputs"]["differ"]:
+        return [f"{name}: WRONG at sizes {row['outputs']['differ']}"]
+    return []
 
 
 if __name__ == "__main__":

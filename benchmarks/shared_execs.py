@@ -3,7 +3,7 @@
 Each workload is captured for all of its sizes, with an executable for each graph as PyTorch makes
 them and into pools of ours with ``shared_exec=True``, for several ``max_execs``: each in a process
 of its own, all side by side and one at a time, so that times are taken under the same clocks.
-Prints a table for each section and writes one JSON file. Exit code 0 if everything was measured,
+Prints the README's tables and writes one JSON file. Exit code 0 if everything was measured,
 1 if not, 2 for wrong arguments or without a GPU.
 
     python benchmarks/shared_execs.py --output execs.json
@@ -35,9 +35,9 @@ from pathlib import Path
 from typing import Any
 
 from _command import device, new_report, positive, write_report
-from _exec_report import text
 from _exec_rows import BOUNDS, SECTIONS, WORKLOADS, Found, JobRun, Plan, jobs_of
 from _team import Team, Worker, end
+from readme_table import table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,7 +118,9 @@ def measure(options: argparse.Namespace, plan: Plan, report: dict[str, Any]) -> 
     finally:
         end(workers.values())
         end(following.values())
-    print(text(report))
+    print("\n".join(table(report)))
+    for error in found.errors:
+        print(f"{error['workload']}, max_execs {error['config']}: FAILED {error['error']}")
     return not found.errors
 
 

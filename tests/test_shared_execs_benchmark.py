@@ -14,7 +14,6 @@ import _team
 import pytest
 import readme_table
 import shared_execs
-from _exec_report import decode_table
 from _exec_rows import BOUNDS, Found, Job, Plan, jobs_of
 from _exec_schedules import PERIODS, SCHEDULES, Schedule, every, load, schedule, steps_for
 
@@ -102,9 +101,7 @@ def test_both_sections_of_two_workloads(measure: Any, capsys: Capture) -> None:
     assert commands(asked["llama.4"]) == ["prepare", "memory", "decode"]
     lines = (Path(os.environ["ORDER"])).read_text().splitlines()
     assert lines.index("4 imported") < lines.index("stock decode")
-    said = capsys.readouterr().out
-    for words in ("K=none", "read back", "driver MiB", "took: prepare"):
-        assert words in said
+    assert capsys.readouterr().out.splitlines() == readme_table.table(report)
 
 
 def test_memory_rows_tell_the_most(measure: Any, capsys: Capture) -> None:
@@ -116,7 +113,7 @@ def test_memory_rows_tell_the_most(measure: Any, capsys: Capture) -> None:
     assert rows["none"]["vs_stock"] == 0.5
     assert rows["none"]["nodes"] == [30, 32]
     assert (rows["none"]["execs"], rows["none"]["updates"]) == (2, 7)
-    assert "30-32" in capsys.readouterr().out
+    assert " | 30 to 32 | 64 | 32 | 16 | 8 | 4 | 2 | 2 | **2** |" in capsys.readouterr().out
 
 
 def test_turns_are_taken_forth_and_back(measure: Any, tmp_path: Path) -> None:
@@ -150,12 +147,14 @@ def test_decode_rows(measure: Any) -> None:
     assert loops["stock"] == loops["4"] == loops["default"]  # the same steps for everybody
 
 
-def test_decode_table_without_memory() -> None:
-    row = {"workload": "deep", "schedule": "load", "read_back": True, "steps": 5, "switches": 2,
-           "sizes": 3, "configs": {"1": {"steps_per_second": 9.0, "vs_stock": None}}}  # fmt: skip
-    lines = decode_table([row], []).splitlines()
-    assert lines[2].split() == ["deep", "load", "read", "back", "5", "2", "3", "-", "-"]
-    assert len(lines) == 3
+def test_table_where_little_was_measured() -> None:
+    row = {"workload": "deep", "schedule": "load", "read_back": False}
+    rows = {"decode": [{**row, "configs": {"1": {"vs_stock": 0.5}}}]}
+    assert readme_table.table({"rows": rows})[1:] == [
+        "| steps per second ÷ stock, default, size changes | as a server's load |",
+        "|---|---|",
+        "| Gemma-like decode, 16 sizes | - |",
+    ]
 
 
 @pytest.mark.parametrize("where", ["llama.4.prepare", "llama.4.memory", "llama.4.decode"])
@@ -169,7 +168,7 @@ def test_a_worker_that_fails_is_told_and_the_others_go_on(
     assert (error["workload"], error["config"]) == (workload, config)
     assert error["error"] == f"{command}: RuntimeError: broken"
     assert report["rows"]["decode"][0]["configs"]["1"]["vs_stock"] is not None
-    assert f"llama K={config}: FAILED {command}" in capsys.readouterr().out
+    assert f"llama, max_execs {config}: FAILED {command}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["prepare", "memory", "decode"])
@@ -315,7 +314,7 @@ def test_the_readme_has_the_committed_results() -> None:
     root = Path(__file__).parent.parent
     report = json.loads((root / "benchmarks/results/shared_execs.json").read_text())
     readme = (root / "README.md").read_text().splitlines()
-    lines = readme_table._table_for(report)(report)
+    lines = readme_table.table(report)
     assert len(lines) > 8
     missing = [line for line in lines if line not in readme]
     assert missing == []
