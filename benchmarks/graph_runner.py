@@ -8,7 +8,8 @@ writes JSON. Exit code 0 if everything was measured, 2 without a GPU.
     python benchmarks/graph_runner.py --output results/graph_runner.json
 
 memory    What the device has less than before: buffers, the pool, what the driver keeps, of the
-          first capture in a process that has run each size before, so that kernels are loaded.
+          first capture of all sizes in a process that has run each of them and captured the
+          smallest before, so that kernels, torch's streams and cuBLAS's workspaces are there.
 largest   The same for the largest size alone.
 first     Seconds for all sizes, warm-ups included, of that capture.
 capture   The same once more, the graphs before being gone: the median of three.
@@ -102,6 +103,7 @@ def measure(name: str, way: str, calls: int) -> dict[str, float]:
     with torch.set_grad_enabled(model.trains):
         for size in model.sizes:
             _run(model.function, model, size)
+        _captured(model, [min(model.sizes)], way)
         memory, first, run = _captured(model, model.sizes, way)
         seconds = []
         for _ in range(_CAPTURES):

@@ -113,6 +113,19 @@ def test_a_process_that_fails_says_why() -> None:
     assert "no_such_module" in found
 
 
+def test_what_a_process_has_is_asked_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _footprint.used_by(12) is None
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '12, 530'\necho '112, 7'\necho '13, [N/A]'\necho '12, 20'\n")
+    tool.chmod(0o755)
+    assert _footprint.used_by(12) == 550 * MIB, "on two devices"
+    assert _footprint.used_by(13) is None
+    assert _footprint.used_by(2) is None
+
+
 def test_the_benchmark_judges_each_figure() -> None:
     stock = Footprint(250 * MIB, 256 * MIB, 100 * MIB, 80 * MIB)
     larger = Footprint(250 * MIB, 258 * MIB, 102 * MIB, 83 * MIB)
