@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import _command
 import _row
 import _team
 import _worker
@@ -254,7 +255,25 @@ def test_minimum_from_pytorchs_record_is_that_of_the_trace(path: Path) -> None:
     assert peak_live_bytes(entries, [(0, 1 << 60)]) == minimum_bytes(trace.graphs)
 
 
-def test_the_readme_has_the_table_of_what_was_measured() -> None:
+@pytest.mark.parametrize(
+    "name", ["const_memory", "compiled_models", "multi_stream", "shared_execs", "two_streams"]
+)
+def test_the_readme_has_the_tables_of_what_was_measured(name: str) -> None:
     root = Path(__file__).parent.parent
-    report = json.loads((root / "benchmarks/results/const_memory.json").read_text())
-    assert "\n".join(readme_table.table(report)) in (root / "README.md").read_text()
+    report = json.loads((root / f"benchmarks/results/{name}.json").read_text())
+    lines = readme_table.table(report)
+    assert len(lines) > 3
+    readme = (root / "README.md").read_text()
+    assert all(part in readme for part in "\n".join(lines).split("\n\n"))
+
+
+def test_reports_have_a_line_for_each_row(tmp_path: Path) -> None:
+    row = {"name": "r", "figures": [1.5, None, "ü\n"] * 30}
+    report = {"options": {"seed": 0}, "rows": [row] * 4, "of": {"a": [row] * 4, "b": []}}
+    path = tmp_path / "report.json"
+    _command.write_report(report, path)
+    assert json.loads(path.read_text()) == report
+    lines = path.read_text().splitlines()
+    assert lines[1:4] == [' "options": {"seed": 0},', ' "rows": [', f"  {json.dumps(row)},"]
+    assert len(lines) == 2 + 1 + 6 + 9
+    assert list(tmp_path.iterdir()) == [path]

@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = "benchmarks|csrc|cudagraph_pool|docs|examples|scripts|tests"
-TEXTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "csrc").glob("*.md")]
+TEXTS = [
+    path for part in (".", "benchmarks", "csrc", "docs") for path in (ROOT / part).glob("*.md")
+]
 SOURCES = [
     path
     for folder in ("benchmarks", "csrc", "cudagraph_pool", "examples", "scripts", "tests")

@@ -308,13 +308,3 @@ def test_switches() -> None:
 )
 def test_steps(name: str, seconds: float, step: float, steps: int) -> None:
     assert steps_for(name, seconds, step) == steps
-
-
-def test_the_readme_has_the_committed_results() -> None:
-    root = Path(__file__).parent.parent
-    report = json.loads((root / "benchmarks/results/shared_execs.json").read_text())
-    readme = (root / "README.md").read_text().splitlines()
-    lines = readme_table.table(report)
-    assert len(lines) > 8
-    missing = [line for line in lines if line not in readme]
-    assert missing == []
