@@ -315,6 +315,7 @@ def draw(models: Mapping[str, Found], path: Path) -> None:
     """A picture: for each model what each way holds, and of it what tensors occupied at the peak,
     with the compression ratio beside it.
     """
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     columns = min(2, len(models))
@@ -326,8 +327,12 @@ def draw(models: Mapping[str, Found], path: Path) -> None:
         _draw_model(panel, name, found)
     for panel in panels[len(models) :]:
         panel.set_axis_off()
-    figure.axes[0].legend(loc="lower right", fontsize=7, frameon=False)
-    figure.savefig(path, dpi=150)
+    parts, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        parts, labels, loc="outside upper right", ncols=len(parts), fontsize=8, frameon=False
+    )
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "footprint"}):
+        figure.savefig(path, dpi=150)
 
 
 # What each stretch of a bar stands for, in the order in which they follow.
