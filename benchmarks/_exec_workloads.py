@@ -1,4 +1,4 @@
-"""What shared_execs.py captures beyond workloads.py: chains of kernels, and a deep model."""
+"""What shared_execs.py captures beyond workloads.py: a deep model."""
 
 from __future__ import annotations
 
@@ -9,41 +9,6 @@ from torch import Tensor
 from workloads import VLLM_BATCH_SIZES, WORKLOADS
 
 from cudagraph_pool._workloads import Workload, randomize
-
-CHAIN_NODES = (20, 100, 360, 1000, 2000)
-
-
-class Chain(Workload):
-    """A number of elementwise kernels, one after the other, on one tensor. Its two sizes differ in
-    every kernel's pointers and grid, and in nothing else.
-    """
-
-    keys = (1, 2)
-
-    def __init__(self, device: torch.device, nodes: int) -> None:
-        self.name = f"chain{nodes}"
-        self._nodes = nodes
-        self._inputs = {key: torch.zeros(_CHAIN_ELEMENTS[key], device=device) for key in self.keys}
-        self._results = {key: torch.zeros_like(tensor) for key, tensor in self._inputs.items()}
-
-    def fill(self, key: int, seed: int) -> None:
-        generator = torch.Generator(self._inputs[key].device).manual_seed(seed)
-        self._inputs[key].normal_(generator=generator)
-
-    def step(self, key: int) -> None:
-        x = self._results[key]
-        torch.add(self._inputs[key], 1, out=x)  # a kernel too, unlike a copy
-        for number in range(1, self._nodes):
-            if number % 2:
-                x.mul_(0.75)
-            else:
-                x.add_(number)
-
-    def outputs(self, key: int) -> list[Tensor]:
-        return [self._results[key]]
-
-
-_CHAIN_ELEMENTS = {1: 1 << 12, 2: 1 << 15}
 
 
 class DeepDecoder(Workload):
@@ -104,12 +69,7 @@ class DeepDecoder(Workload):
         return [self._logits[:key]]
 
 
-def _chain(nodes: int) -> Callable[[torch.device], Workload]:
-    return lambda device: Chain(device, nodes)
-
-
 EXEC_WORKLOADS: dict[str, Callable[[torch.device], Workload]] = {
     **WORKLOADS,
     "deep": DeepDecoder,
-    **{f"chain{nodes}": _chain(nodes) for nodes in CHAIN_NODES},
 }

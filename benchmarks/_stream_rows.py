@@ -5,19 +5,13 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from _team import Team, Worker, median, median_ratio, ratio
+from _team import Team, median, median_ratio, ratio
 from stream_programs import LONG, Kind, Program, by_name, generate
-
-WORKER = Path(__file__).resolve().parent / "_stream_worker.py"
 
 # So many captures are enough of a program that takes a third of a second.
 _REPEATS_OF_LARGE = 3
-
-# Delays are there to make a wrong order show: these programs are checked more often.
-_CHECKS_OF_DELAYED = 4
 
 # Where the long capture is looked at, in nodes; and how often it is timed. An allocation counts
 # with its shortest time: what an interrupt of the machine made longer once is not the allocator's.
@@ -28,31 +22,18 @@ _SPANS_REPEATS = 3
 LONGEST_SECONDS = 50e-6
 
 
-def start(names: Sequence[str], seeds: Sequence[int], allocator: str, timeout: float) -> Worker:
-    arguments = ["--configurations", *names, "--seeds", *map(str, seeds)]
-    return Worker(WORKER, arguments, allocator, timeout)
-
-
 def measure_row(
     team: Team, key: int, name: str, seed: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """One object with what all have in common and, under ``allocators``, one for each."""
     configuration = by_name(name)
-    delayed = configuration.delay > 0
-    repeats = 1 if delayed else options.repeats
+    repeats = options.repeats
     if configuration.operations >= 10_000:
         repeats = min(repeats, _REPEATS_OF_LARGE)
-    checks = options.checks * (_CHECKS_OF_DELAYED if delayed else 1)
-
     shapes = team.at_once("shape", key=key)
-    costs = team.in_turn(repeats, "capture", key=key)
-    rounds: dict[str, list[float]] = {allocator: [] for allocator in team.names}
-    if not delayed:
-        rounds = team.in_turn(options.rounds, "replay", times=team.replay_passes())
-    wrong = team.at_once("wrong_sums", key=key, times=checks)
-    eager = {}
-    if delayed:
-        eager = team.all(lambda _, worker: worker.ask("wrong_sums_eagerly", key=key), only="stock")
+    costs = team.in_turn(repeats, "capture", order=[key])
+    rounds = team.in_turn(options.rounds, "replay", times=team.replay_passes())
+    wrong = team.at_once("wrong_sums", key=key, times=options.checks)
     team.at_once("release")
 
     program = generate(configuration, seed)
@@ -60,7 +41,6 @@ def measure_row(
     return {
         "configuration": name,
         "seed": seed,
-        "delayed": delayed,
         "streams": configuration.streams,
         "operations": configuration.operations,
         "alloc": configuration.alloc,
@@ -69,14 +49,13 @@ def measure_row(
         "waits": program.count(Kind.WAIT),
         "nodes": program.nodes,
         "peak_bytes": peak,
-        "wrong_sums_eagerly": eager.get("stock"),
         "allocators": {
             allocator: {
                 "error": team.errors.get(allocator),
                 **shapes.get(allocator, {"nodes": None, "edges": None}),
                 **_memory(costs[allocator], peak),
                 **_times(costs[allocator], costs["stock"], rounds[allocator], rounds["stock"]),
-                "checks": checks,
+                "checks": options.checks,
                 "wrong_sums": wrong.get(allocator),
             }
             for allocator in team.names
@@ -99,11 +78,11 @@ def _times(
     driver = [cost["driver_seconds"] for cost in costs if cost["driver_seconds"] is not None]
     return {
         "capture_seconds": median(captures),
-        "capture_seconds_all": captures,
+        "captures": len(captures),
         "capture_vs_stock": median_ratio(captures, [cost["seconds"] for cost in stock_costs]),
         "driver_seconds": median(driver),
         "replay_seconds": median(rounds),
-        "replay_seconds_all": list(rounds),
+        "replay_rounds": len(rounds),
         "replay_vs_stock": median_ratio(rounds, stock_rounds),
     }
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+WORKER = Path(__file__).resolve().parent / "_worker.py"
+
 # What makes PyTorch's own allocator one of these.
 SETTINGS = {
     "expandable": "expandable_segments",
@@ -37,18 +39,16 @@ class Worker:
     Imports at once, and then waits for commands.
 
     Args:
-        script: what it runs, with ``arguments`` and ``--allocator``.
-        allocator: ``stock``, ``ours``, or a key of :data:`SETTINGS`.
+        what: the kind of what it captures, and the names: see _worker.py.
+        allocator: ``stock``, ``ours``, a key of :data:`SETTINGS`, or what bounds our executables.
         timeout: seconds that an answer may take.
     """
 
-    def __init__(
-        self, script: Path, arguments: Sequence[str], allocator: str, timeout: float
-    ) -> None:
+    def __init__(self, what: Sequence[str], allocator: str, timeout: float) -> None:
         self._timeout = timeout
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by wait()
         self._process = subprocess.Popen(
-            [sys.executable, str(script), *arguments, "--allocator", allocator],
+            [sys.executable, str(WORKER), *what, "--allocator", allocator],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
