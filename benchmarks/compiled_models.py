@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _command import device, positive, write_report
-from _engine import run_apart
-from _team import WorkerError
+from _team import WorkerError, run_apart
 from readme_table import table
 
 if TYPE_CHECKING:
