@@ -259,10 +259,10 @@ def test_minimum_from_pytorchs_record_is_that_of_the_trace(path: Path) -> None:
 def test_a_process_that_runs_to_its_end(capsys: Capture) -> None:
     program = "import sys; print('warning'); print('said', file=sys.stderr); print('{\"a\": 1}')"
     assert _team.run_apart(["-c", program], os.environ) == ({"a": 1}, "said\n")
-    with pytest.raises(_team.WorkerError, match="^ended with code 1: no memory$"):
+    with pytest.raises(_team.WorkerError, match=r"^ended with code 1: no memory$"):
         _team.run_apart(["-c", "import sys; sys.exit('no memory')"], os.environ)
     assert "no memory" in capsys.readouterr().err
-    with pytest.raises(_team.WorkerError, match="^no answer in 1 s; killed$"):
+    with pytest.raises(_team.WorkerError, match=r"^no answer in 1 s; killed$"):
         _team.run_apart(["-c", "import time; time.sleep(60)"], os.environ, 1)
 
 
