@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 torch = pytest.importorskip("torch")
 captures_of = importlib.import_module("_exec_captures")
-workloads = importlib.import_module("_exec_workloads")
+workloads = importlib.import_module("workloads")
 
 CPU = torch.device("cpu")
 
