@@ -24,10 +24,8 @@ _SPANS_REPEATS = 3
 # No allocation that maps nothing may take longer.
 LONGEST_SECONDS = 50e-6
 
-
 # Where the option already reserves hardly more than what is live, there is nothing to be below.
 _OPTION_IS_GOOD = 1.05
-
 
 Row = dict[str, Any]
 
