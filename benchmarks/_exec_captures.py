@@ -10,14 +10,19 @@ from typing import Any
 import torch
 from _graph_shape import shape_of
 
+from cudagraph_pool._graphs import _EXEC_BUDGET
 from cudagraph_pool._measure import Captures, PoolHandle
 from cudagraph_pool._workloads import Workload
 
 
 def pool_arguments(config: str) -> dict[str, Any]:
-    """What a :class:`cudagraph_pool.GraphPool` is made with: ``default``, ``none`` or a number."""
+    """What a :class:`cudagraph_pool.GraphPool` is made with: ``default``, ``budget`` (as a
+    GraphRunner's own), ``none`` or a number.
+    """
     if config == "default":
         return {"shared_exec": True}
+    if config == "budget":
+        return {"shared_exec": True, "exec_budget": _EXEC_BUDGET}
     return {"shared_exec": True, "max_execs": None if config == "none" else int(config)}
 
 

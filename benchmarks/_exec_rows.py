@@ -10,7 +10,7 @@ from typing import Any
 from _exec_schedules import SCHEDULES, schedule, steps_for
 from _team import Team, Worker, median, median_ratio, ratio
 
-BOUNDS = ("none", "1", "2", "4", "8", "16", "default")
+BOUNDS = ("none", "1", "2", "4", "8", "16", "default", "budget")
 
 # Which workloads each section measures; stock is always held against them.
 SECTIONS: Mapping[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""Processes that measure side by side, one for each allocator, and take turns."""
+"""Processes that measure: side by side, one for each allocator, taking turns, or one by one."""
 
 from __future__ import annotations
 
@@ -174,6 +174,34 @@ class Team:
             return 1
         shortest: float = min(first.values())
         return max(1, min(_MAX_PASSES, math.ceil(_ROUND_SECONDS / shortest)))
+
+
+def run_apart(
+    arguments: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
+) -> tuple[dict[str, Any], str]:
+    """Runs Python with these arguments; returns what it prints as its last line, which is JSON, and
+    its standard error.
+
+    Raises:
+        WorkerError: It failed or took longer. All of its standard error is on this process's.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired as late:
+        sys.stderr.write((late.stderr or b"").decode(errors="replace"))
+        raise WorkerError(f"no answer in {seconds:.0f} s; killed") from None
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        sys.stderr.write(done.stderr)
+        words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise WorkerError(f"ended with code {done.returncode}: {words[-1] if words else ''}")
+    return json.loads(lines[-1]), done.stderr
 
 
 def end(workers: Iterable[Worker]) -> None:

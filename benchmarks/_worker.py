@@ -40,9 +40,9 @@ def _graphs(names: Sequence[str], allocator: str) -> Maker:
 
 def _execs(names: Sequence[str], allocator: str) -> Maker:
     from _exec_captures import ExecCaptures
-    from _exec_workloads import EXEC_WORKLOADS
+    from workloads import WORKLOADS
 
-    return lambda device: ExecCaptures(EXEC_WORKLOADS[names[0]], device, allocator)
+    return lambda device: ExecCaptures(WORKLOADS[names[0]], device, allocator)
 
 
 def _streams(names: Sequence[str], allocator: str) -> Maker:

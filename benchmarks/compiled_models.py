@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _command import device, positive, write_report
-from _engine import run_apart
-from _team import WorkerError
+from _team import WorkerError, run_apart
 from readme_table import table
 
 if TYPE_CHECKING:
@@ -198,11 +197,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 
 
 class Measured:
-    """One model under one allocator, in this process.
-
-    The peak of what is allocated leaves out the restoring of checkpoints: PyTorch's own allocator
-    allocates the whole of each segment for a moment then.
-    """
+    """One model under one allocator, in this process."""
 
     def __init__(self, name: str, ours: bool) -> None:
         import torch
@@ -219,49 +214,26 @@ class Measured:
         self._model = MODELS[name]()
         self._module = self._model.module.to("cuda", torch.bfloat16).train(self._training)
         self._compiled = torch.compile(self._module, mode="reduce-overhead")
-        self._peak = 0
-        self._leave_restores_out()
 
     def run(self) -> dict[str, Any]:
         import torch
 
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        begin = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
         for turn in range(_ROUNDS - 2):
             for size in self._model.sizes:
                 self._step(size, seed=turn)
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-        self._note_peak()
         digests = [{size: self._digest(size) for size in self._model.sizes} for _ in range(2)]
         return {
-            "allocated_peak_bytes": self._peak - begin,
             "reserved_bytes": self._reserved(),
             "graphs": self._graphs(),
             "seconds": seconds,
             "outputs": digests[0],
             "repeatable": digests[0] == digests[1],
         }
-
-    def _leave_restores_out(self) -> None:
-        import torch
-
-        restore = torch._C._cuda_setCheckpointPoolState
-
-        def between_peaks(*arguments: Any) -> None:
-            self._note_peak()
-            restore(*arguments)
-            torch.cuda.reset_peak_memory_stats()
-
-        torch._C._cuda_setCheckpointPoolState = between_peaks
-
-    def _note_peak(self) -> None:
-        import torch
-
-        self._peak = max(self._peak, torch.cuda.max_memory_allocated())
 
     def _step(self, size: int, seed: int) -> list[Tensor]:
         """The outputs, which the next step overwrites."""

@@ -27,9 +27,9 @@ import argparse
 import bisect
 import gc
 import json
+import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from _command import device, positive, write_report
+from _team import run_apart
 
 MODELS = ("script", "mlp", "llama", "resnet50", "gpt2")
 WAYS = ("stock", "ours")
@@ -78,10 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measured_apart(model: str, way: str, calls: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "--models", model, "--way", way, "--calls", str(calls)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_apart(
+        [__file__, "--models", model, "--way", way, "--calls", str(calls)], os.environ
+    )[0]
 
 
 def _side_by_side(row: dict[str, dict[str, float]], name: str) -> str:

@@ -42,8 +42,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _command import device, positive, write_report
-from _engine import run_apart
 from _pools import measure_pools
+from _team import run_apart
 
 from cudagraph_pool._table import format_table
 

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from _command import device, new_report, positive, write_report
-from _stream_report import long_table, summarise
-from _stream_rows import long_rows, measure_row
+from _stream_rows import long_rows, long_table, measure_row, summarise
 from _team import Team, Worker, end
 from readme_table import table
 from stream_programs import CONFIGURATIONS, LONG

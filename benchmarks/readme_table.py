@@ -166,7 +166,7 @@ def shared_execs_table(report: Row) -> list[str]:
     memory = report["rows"].get("memory", [])
     found = {(row["workload"], row["config"]): row for row in memory}
     bounds = [c for c in dict.fromkeys(row["config"] for row in memory) if c != "default"]
-    titles = {"none": "`max_execs=None`"}
+    titles = {"none": "`max_execs=None`", "budget": "`exec_budget` of 256 MiB"}
     head = ["driver memory of all graphs, MiB", "nodes"]
     head += [*(titles.get(bound, bound) for bound in bounds), "**default (4)**"]
     lines = []

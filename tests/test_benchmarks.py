@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -253,6 +254,24 @@ def test_minimum_from_pytorchs_record_is_that_of_the_trace(path: Path) -> None:
                 held.append({"action": "free_completed", "addr": address, "size": 1})
         entries += held
     assert peak_live_bytes(entries, [(0, 1 << 60)]) == minimum_bytes(trace.graphs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("graphs", "mlp"), ("execs", "deep"), ("streams", "2x1000-a0.1-f0.3@7")]
+)
+def test_each_kind_of_worker_is_there(kind: str, name: str) -> None:
+    pytest.importorskip("torch")
+    assert callable(_worker.KINDS[kind]([name], "stock"))
+
+
+def test_a_process_that_runs_to_its_end(capsys: Capture) -> None:
+    program = "import sys; print('warning'); print('said', file=sys.stderr); print('{\"a\": 1}')"
+    assert _team.run_apart(["-c", program], os.environ) == ({"a": 1}, "said\n")
+    with pytest.raises(_team.WorkerError, match=r"^ended with code 1: no memory$"):
+        _team.run_apart(["-c", "import sys; sys.exit('no memory')"], os.environ)
+    assert "no memory" in capsys.readouterr().err
+    with pytest.raises(_team.WorkerError, match=r"^no answer in 1 s; killed$"):
+        _team.run_apart(["-c", "import time; time.sleep(60)"], os.environ, 1)
 
 
 @pytest.mark.parametrize(

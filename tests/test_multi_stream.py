@@ -7,7 +7,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import _stream_report
 import _stream_rows
 import _team
 import multi_stream
@@ -164,7 +163,7 @@ def test_not_below_the_option() -> None:
         }
 
     pairs = [(1.2, 1.2), (1.2, 1.19), (1.04, 1.05), (1.06, 1.3), (None, 1.0), (1.2, None)]
-    summary = _stream_report.summarise([row(*pair) for pair in pairs])
+    summary = _stream_rows.summarise([row(*pair) for pair in pairs])
     assert summary["not_below_option"] == ["1.2 1.2 seed 0", "1.06 1.3 seed 0"]
     assert summary["problems"] == []
 

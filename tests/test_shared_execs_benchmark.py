@@ -30,7 +30,7 @@ kind, workload = sys.argv[1:3]
 trouble, _, where = os.environ.get("TROUBLE", "").partition("@")
 log = open(os.path.join(os.environ["LOG"], f"{workload}.{config}"), "a")
 assert kind == "execs"
-number = ["stock", "none", "1", "2", "4", "8", "16", "default"].index(config)
+number = ["stock", "none", "1", "2", "4", "8", "16", "default", "budget"].index(config)
 for line in sys.stdin:
     request = json.loads(line)
     command = request["command"]

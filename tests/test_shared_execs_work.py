@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 torch = pytest.importorskip("torch")
 captures_of = importlib.import_module("_exec_captures")
-workloads = importlib.import_module("_exec_workloads")
+workloads = importlib.import_module("workloads")
 
 CPU = torch.device("cpu")
 
@@ -21,6 +21,7 @@ CPU = torch.device("cpu")
 def test_pool_arguments() -> None:
     assert captures_of.pool_arguments("default") == {"shared_exec": True}
     assert captures_of.pool_arguments("none") == {"shared_exec": True, "max_execs": None}
+    assert captures_of.pool_arguments("budget")["exec_budget"] > 0
     numbers = [bound for bound in BOUNDS if bound.isdigit()]
     assert [captures_of.pool_arguments(bound)["max_execs"] for bound in numbers] == [
         1,
