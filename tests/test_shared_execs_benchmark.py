@@ -113,7 +113,7 @@ def test_memory_rows_tell_the_most(measure: Any, capsys: Capture) -> None:
     assert rows["none"]["vs_stock"] == 0.5
     assert rows["none"]["nodes"] == [30, 32]
     assert (rows["none"]["execs"], rows["none"]["updates"]) == (2, 7)
-    assert " | 30 to 32 | 64 | 32 | 16 | 8 | 4 | 2 | 2 | **2** |" in capsys.readouterr().out
+    assert " | 30 to 32 | 64 | 32 | 16 | 8 | 4 | 2 | 2 | 2 | **2** |" in capsys.readouterr().out
 
 
 def test_turns_are_taken_forth_and_back(measure: Any, tmp_path: Path) -> None:
