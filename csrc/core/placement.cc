@@ -326,7 +326,7 @@ class GrowthPlanner {
   }
 
   GrowthPlan Extend() const {
-    GrowthPlan plan{.mapping = PlanOf(best_.stretch), .new_pages = best_.stretch.new_pages};
+    GrowthPlan plan{.mapping = PlanOf(best_.stretch)};
     plan.mapping.range = best_.range;
     plan.mapping.at_front = best_.at_front;
     const auto mapped = static_cast<int64_t>(ranges_.PagesOf(plan.mapping) * page_);
@@ -341,7 +341,7 @@ class GrowthPlanner {
   }
 
   GrowthPlan StartRange() const {
-    GrowthPlan plan{.mapping = PlanOf(fresh_), .new_pages = fresh_.new_pages};
+    GrowthPlan plan{.mapping = PlanOf(fresh_)};
     if (const auto& tail = fresh_.edges.tail) {
       plan.start = static_cast<int64_t>(Size(tail->handle) - fresh_.tail_length);
     }

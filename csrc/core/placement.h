@@ -76,7 +76,6 @@ std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Gr
 struct GrowthPlan {
   MappingPlan mapping;
   int64_t start = 0;
-  uint64_t new_pages = 0;  // pages of the plan that do not exist yet
 
   // Where the block lies once the plan is carried out and its first slot is `first`.
   Placement PlacementFrom(SlotId first, Granules page_size) const;
