@@ -85,8 +85,8 @@ struct GrowthPlan {
   // or the handle is as large as any.
   std::optional<MappingPlan> MappingAhead(const RangeTable& ranges, uint32_t most_pages) const;
 };
-GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size,
-                      Granules length, Slack slack, Streams streams);
+GrowthPlan PlanGrowth(FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
+                      Slack slack, Streams streams);
 
 // The whole page to break up for a block below a page: one whose handle has no other page or is in
 // use already, else one of the smallest handle; of those, with `takers`, the one that the fewest

@@ -65,7 +65,7 @@ class SmallPool : public ::testing::Test {
   std::optional<Placement> Find(uint64_t length, Slack slack) {
     return FindMapped(view_, ranges_, kPageSize, Granules(length), slack);
   }
-  GrowthPlan Plan(uint64_t length, Slack slack) const {
+  GrowthPlan Plan(uint64_t length, Slack slack) {
     return PlanGrowth(view_, ranges_, kPageSize, Granules(length), slack, Streams::kOne);
   }
   bool FitsWithoutWaste(Placement start, uint64_t length) const {
