@@ -150,9 +150,9 @@ std::optional<CapturePlan::Spot> CapturePlan::Find(uint32_t step, Granules lengt
     growth.mapping.handles.push_back(handle);
   }
   if (reached < places) {
-    growth.new_pages = places - reached;
-    if (ranges.page_count() + growth.new_pages > most_pages) return std::nullopt;
-    AppendNewHandles(growth.new_pages, ranges.page_count(), view.whole_page_count(),
+    const uint64_t new_pages = places - reached;
+    if (ranges.page_count() + new_pages > most_pages) return std::nullopt;
+    AppendNewHandles(new_pages, ranges.page_count(), view.whole_page_count(),
                      growth.mapping.handles);
     reached = places;
   }

@@ -343,15 +343,10 @@ TEST_F(OneLives, WhatIsNotFreedInTimeKeepsItsPlace) {
 
 TEST_F(ThreeBlocks, WhatTheStreamMayNotTakeIsNotFree) {
   // Page 0 was freed by stream 1, whose fence is 1; the other stream does not see that.
-  FreeView other(space_, ranges_, StreamId{2}, FenceId{2});
-  const NodeId first = space_.first(PageId{0});
-  view_.Forget(PageId{0}, first, first);
-  other.Forget(PageId{0}, first, first);
-  const NodeId used = space_.Take(first, PageId{0}, Granules(0), Granules(kP));
-  space_.ReserveFence(FenceId{1});
-  const NodeId given = space_.Give(used, FenceId{1});
-  view_.Learn(PageId{0}, given, given);
-  other.Learn(PageId{0}, given, given);
+  const FreeView& other = bytes_.AddView(StreamId{2}, FenceId{2}, /*reused=*/false);
+  Take(PageId{0}, 0, kP);
+  bytes_.ReserveFence(FenceId{1});
+  bytes_.Give({.node = used_.back()}, kPageSize, FenceId{1});
 
   const auto match = Begin(16);
   const CapturePlan plan = Make(match);

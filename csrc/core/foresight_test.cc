@@ -74,12 +74,7 @@ class ForesightTest : public SmallPool {
 
   void Free(int number) {
     const LiveBlock block = blocks_.at(number);
-    for (const NodeId id : block.pieces) {
-      const PageId page = space_.node(id).page;
-      view_.Forget(page, space_.first(page), space_.last(page));
-      space_.Give(id, FenceId::kOpen);
-      view_.Learn(page, space_.first(page), space_.last(page));
-    }
+    for (const NodeId id : block.pieces) Give(id);
     foresight_.Freed(block.ticket);
     live_ -= block.granules;
     blocks_.erase(number);

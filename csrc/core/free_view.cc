@@ -7,7 +7,7 @@
 namespace cgp {
 
 FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
-    : space_(space), ranges_(ranges), runs_(ranges) {
+    : space_(space), ranges_(ranges), runs_(ranges), handles_(ranges) {
   Assign(stream, own);
   const auto bins = static_cast<uint32_t>(2 * space.page_size().count());
   bins_.assign(bins, NodeId::kNone);
@@ -37,9 +37,8 @@ void FreeView::Rebuild() {
   filled_bins_.Clear();
   whole_pages_.Clear();
   whole_page_count_ = 0;
-  partial_pages_.Clear();
-  chains_.assign(chains_.size(), 0);
   ResizePages(space_.page_count());
+  handles_.Clear(space_.page_count());
   runs_.Clear();
   for (PageId page{0}; Index(page) < space_.page_count();) {
     const NodeId first = space_.first(page);
@@ -79,6 +78,7 @@ void FreeView::ForgetPages(PageId begin, PageId end) {
 
 void FreeView::LearnPages(PageId begin, PageId end) {
   whole_page_count_ += whole_pages_.InsertRange(Index(begin), Index(end));
+  handles_.Note(begin, end);
   runs_.SetFree(begin, end);
 }
 
@@ -86,6 +86,7 @@ void FreeView::ClearPages(PageId begin, PageId end) {
   const uint32_t cleared = whole_pages_.EraseRange(Index(begin), Index(end));
   if (cleared == 0) return;
   whole_page_count_ -= cleared;
+  handles_.Note(begin, end);
   runs_.SetTaken(begin, end);
 }
 
@@ -108,8 +109,7 @@ void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t 
 
 void FreeView::ResizePages(uint32_t pages) {
   whole_pages_.Resize(pages);
-  partial_pages_.Resize(pages);
-  if (chains_.size() < pages) chains_.resize(pages);
+  handles_.Resize(pages);
 }
 
 std::optional<NodeId> FreeView::BestFit(Granules length) const {
@@ -128,12 +128,6 @@ std::optional<NodeId> FreeView::NextAsGood(NodeId chain) const {
 
 std::optional<PageId> FreeView::NextWhole(PageId from) const {
   const std::optional<uint32_t> page = whole_pages_.Next(Index(from));
-  if (!page) return std::nullopt;
-  return static_cast<PageId>(*page);
-}
-
-std::optional<PageId> FreeView::NextPartial(PageId from) const {
-  const std::optional<uint32_t> page = partial_pages_.Next(Index(from));
   if (!page) return std::nullopt;
   return static_cast<PageId>(*page);
 }
@@ -221,7 +215,7 @@ void FreeView::LinkChain(const Chain& chain) {
     LearnPages(page, PageId{Index(page) + 1});
     return;
   }
-  if (chains_[Index(page)]++ == 0) partial_pages_.Insert(Index(page));
+  handles_.Note(page);
   const uint32_t bin = BinOf(page, length);
   NodeId& head = bins_[bin];
   links_[Index(start)] = {NodeId::kNone, head};
@@ -239,7 +233,7 @@ void FreeView::UnlinkChain(const Chain& chain) {
     ClearPages(page, PageId{Index(page) + 1});
     return;
   }
-  if (--chains_[Index(page)] == 0) partial_pages_.Erase(Index(page));
+  handles_.Note(page);
   const Link link = links_[Index(start)];
   if (link.next != NodeId::kNone) links_[Index(link.next)].prev = link.prev;
   if (link.prev != NodeId::kNone) {
@@ -258,7 +252,6 @@ void FreeView::Check() const {
   uint32_t whole = 0;
   for (uint32_t p = 0; p < space_.page_count(); ++p) {
     bool is_whole = false;
-    const std::size_t chains_before = chains;
     NodeId id = space_.first(PageId{p});
     if (space_.IsOfWholePages(id)) {
       is_whole = Available(id);
@@ -284,8 +277,6 @@ void FreeView::Check() const {
       id = ChainEnd(id);
     }
     CGP_CHECK(IsWhole(PageId{p}) == is_whole);
-    CGP_CHECK(chains_[p] == chains - chains_before);
-    CGP_CHECK(partial_pages_.Contains(p) == (chains_[p] > 0));
     whole += is_whole ? 1 : 0;
   }
   CGP_CHECK(whole == whole_page_count_);
@@ -300,6 +291,7 @@ void FreeView::Check() const {
   }
   CGP_CHECK(chains == 0);
   runs_.Check([this](PageId page) { return IsWhole(page); });
+  handles_.Check(*this);
 }
 
 }  // namespace cgp

@@ -16,6 +16,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/free_handles.h"
 #include "core/index_set.h"
 #include "core/page_space.h"
 #include "core/range_table.h"
@@ -91,9 +92,13 @@ class FreeView {
   uint32_t whole_page_count() const { return whole_page_count_; }
   // The first whole page numbered at least `from`.
   std::optional<PageId> NextWhole(PageId from) const;
-  // The first page numbered at least `from` with some free bytes that is not whole.
-  std::optional<PageId> NextPartial(PageId from) const;
+  // What the handles offer. May throw, with nothing changed.
+  const FreeHandles& Handles() {
+    handles_.Update(*this);
+    return handles_;
+  }
 
+  Granules page_size() const { return space_.page_size(); }
   // Free granules at the start and at the end of a page.
   Granules Head(PageId page) const;
   Granules Tail(PageId page) const;
@@ -141,8 +146,7 @@ class FreeView {
   RunIndex runs_;
   IndexSet whole_pages_;
   uint32_t whole_page_count_ = 0;
-  IndexSet partial_pages_;
-  std::vector<uint32_t> chains_;  // by page: how many chains of it are in bins
+  FreeHandles handles_;
   IndexSet filled_bins_;
   std::vector<NodeId> bins_;  // see BinOf(): the newest chain
   std::vector<Link> links_;   // by node

@@ -126,14 +126,12 @@ class FreeViewTest : public ::testing::Test {
     // Where small blocks are alone, and elsewhere.
     std::set<uint32_t> lengths[2];
     std::vector<PageId> whole;
-    std::vector<PageId> partial;
     for (uint32_t p = 0; p < space_.page_count(); ++p) {
       const PageId page{p};
       const std::vector<Chain> chains = Chains(view, page);
       const bool is_whole = !chains.empty() && chains[0].length == kPageGranules;
       ASSERT_EQ(view.IsWhole(page), is_whole);
       if (is_whole) whole.push_back(page);
-      if (!is_whole && !chains.empty()) partial.push_back(page);
       const bool has_head = !chains.empty() && chains.front().offset == 0;
       const bool has_tail =
           !chains.empty() && chains.back().offset + chains.back().length == kPageGranules;
@@ -147,7 +145,6 @@ class FreeViewTest : public ::testing::Test {
     ASSERT_EQ(view.whole_page_count(), whole.size());
     for (uint32_t p = 0; p < space_.page_count(); ++p) {
       ASSERT_EQ(view.NextWhole(PageId{p}), FirstFrom(whole, p));
-      ASSERT_EQ(view.NextPartial(PageId{p}), FirstFrom(partial, p));
     }
     for (uint32_t length = 1; length < kPageGranules; ++length) {
       const bool large = lengths[0].lower_bound(length) == lengths[0].end();
@@ -177,7 +174,6 @@ class FreeViewTest : public ::testing::Test {
 TEST_F(FreeViewTest, OfAnEmptySpaceHasNothing) {
   EXPECT_EQ(view_a().whole_page_count(), 0u);
   EXPECT_EQ(view_a().NextWhole(PageId{0}), std::nullopt);
-  EXPECT_EQ(view_a().NextPartial(PageId{0}), std::nullopt);
   EXPECT_EQ(view_a().BestFit(Granules(1)), std::nullopt);
 }
 
@@ -185,12 +181,10 @@ TEST_F(FreeViewTest, WholePagesAreNotInTheBins) {
   MapNewPages(2);
   EXPECT_EQ(view_a().whole_page_count(), 2u);
   EXPECT_EQ(view_a().BestFit(Granules(1)), std::nullopt);
-  EXPECT_EQ(view_a().NextPartial(PageId{0}), std::nullopt);
   Take(PageId{0}, 0, 1);
   EXPECT_EQ(view_a().whole_page_count(), 1u);
   EXPECT_EQ(view_a().NextWhole(PageId{0}), PageId{1});
   EXPECT_EQ(view_a().BestFit(Granules(7)), NodeAt(PageId{0}, 1));
-  EXPECT_EQ(view_a().NextPartial(PageId{0}), PageId{0});
 }
 
 TEST_F(FreeViewTest, BestFitIsTheShortestThatIsLongEnough) {
@@ -364,7 +358,6 @@ TEST_F(FreeViewTest, RebuildForgetsWhatIsNoLongerSo) {
   view_b().Rebuild();
   view_open().Rebuild();
   EXPECT_EQ(view_a().NextWhole(PageId{0}), PageId{1});
-  EXPECT_EQ(view_a().NextPartial(PageId{0}), std::nullopt);
 }
 
 TEST_F(FreeViewTest, CheckFindsAChangeThatWasNotLearned) {

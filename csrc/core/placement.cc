@@ -1,6 +1,8 @@
 #include "core/placement.h"
 
 #include <algorithm>
+#include <iterator>
+#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -37,67 +39,6 @@ bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle
   return true;
 }
 
-// The free granules at the start or the end of a handle that is partly used.
-struct Edge {
-  uint64_t length = 0;
-  uint64_t whole = 0;  // whole pages among them
-  PageId handle{};
-  bool operator<(const Edge& other) const { return length < other.length; }
-};
-
-// What the handles of a pool have to offer.
-struct FreeHandles {
-  std::vector<Edge> heads;     // of partly used handles, shortest first
-  std::vector<Edge> tails;     // likewise
-  std::vector<PageId> wholes;  // the wholly free ones, largest first
-};
-
-Edge HeadOf(const FreeView& view, const RangeTable& ranges, uint64_t page_size, PageId handle) {
-  Edge edge{.handle = handle};
-  const PageId end = ranges.handle_end(handle);
-  PageId page = handle;
-  for (; page != end && view.IsWhole(page); page = PageId{Index(page) + 1}) ++edge.whole;
-  edge.length = edge.whole * page_size;
-  if (page != end) edge.length += view.Head(page).count();
-  return edge;
-}
-
-Edge TailOf(const FreeView& view, const RangeTable& ranges, uint64_t page_size, PageId handle) {
-  Edge edge{.handle = handle};
-  uint32_t end = Index(ranges.handle_end(handle));
-  for (; end != Index(handle) && view.IsWhole(PageId{end - 1}); --end) ++edge.whole;
-  edge.length = edge.whole * page_size;
-  if (end != Index(handle)) edge.length += view.Tail(PageId{end - 1}).count();
-  return edge;
-}
-
-FreeHandles CollectFreeHandles(const FreeView& view, const RangeTable& ranges, uint64_t page_size) {
-  FreeHandles free;
-  const auto next_free = [&](PageId from) -> std::optional<PageId> {
-    const auto whole = view.NextWhole(from);
-    const auto partial = view.NextPartial(from);
-    return whole && partial ? std::min(*whole, *partial) : whole ? whole : partial;
-  };
-  for (auto page = next_free(PageId{0}); page;) {
-    const PageId handle = ranges.handle_begin(*page);
-    if (IsWholeHandle(view, ranges, handle)) {
-      free.wholes.push_back(handle);
-    } else {
-      const Edge head = HeadOf(view, ranges, page_size, handle);
-      const Edge tail = TailOf(view, ranges, page_size, handle);
-      if (head.length > 0) free.heads.push_back(head);
-      if (tail.length > 0) free.tails.push_back(tail);
-    }
-    page = next_free(ranges.handle_end(handle));
-  }
-  std::stable_sort(free.heads.begin(), free.heads.end());
-  std::stable_sort(free.tails.begin(), free.tails.end());
-  std::stable_sort(free.wholes.begin(), free.wholes.end(), [&](PageId a, PageId b) {
-    return ranges.handle_pages(a) > ranges.handle_pages(b);
-  });
-  return free;
-}
-
 // Which edges a stretch of addresses begins and ends with.
 struct EdgePair {
   std::optional<Edge> tail;
@@ -110,10 +51,8 @@ enum class Ends : uint8_t { kTail, kHead, kBoth };
 
 // The shortest edge of at least `length` whose handle passes `allowed`.
 template <typename Allowed>
-std::optional<Edge> ShortestEdge(const std::vector<Edge>& edges, uint64_t length,
-                                 Allowed&& allowed) {
-  auto it = std::lower_bound(edges.begin(), edges.end(), Edge{.length = length, .handle = {}});
-  for (; it != edges.end(); ++it) {
+std::optional<Edge> ShortestEdge(const std::set<Edge>& edges, uint64_t length, Allowed&& allowed) {
+  for (auto it = edges.lower_bound({.length = length}); it != edges.end(); ++it) {
     if (allowed(it->handle)) return *it;
   }
   return std::nullopt;
@@ -127,18 +66,20 @@ template <typename Allowed>
 std::optional<EdgePair> ChooseEdges(const FreeHandles& free, uint64_t page_size, uint64_t length,
                                     Ends ends, Allowed&& allowed) {
   if (length == 0) return EdgePair{};
-  const auto tail = ends == Ends::kHead ? std::nullopt : ShortestEdge(free.tails, length, allowed);
-  const auto head = ends == Ends::kTail ? std::nullopt : ShortestEdge(free.heads, length, allowed);
+  const auto tail =
+      ends == Ends::kHead ? std::nullopt : ShortestEdge(free.tails(), length, allowed);
+  const auto head =
+      ends == Ends::kTail ? std::nullopt : ShortestEdge(free.heads(), length, allowed);
   if (tail && (!head || tail->length <= head->length)) return EdgePair{.tail = tail, .head = {}};
   if (head) return EdgePair{.tail = {}, .head = head};
   if (ends != Ends::kBoth) return std::nullopt;
   // The longest of each, or the longest but one of either where both are of one handle.
-  for (const auto& [t, h] : {std::pair<std::size_t, std::size_t>{1, 1}, {1, 2}, {2, 1}}) {
-    if (t > free.tails.size() || h > free.heads.size()) continue;
-    const Edge& first = free.tails[free.tails.size() - t];
-    const Edge& second = free.heads[free.heads.size() - h];
+  for (const auto& [t, h] : {std::pair<std::ptrdiff_t, std::ptrdiff_t>{1, 1}, {1, 2}, {2, 1}}) {
+    if (t > std::ssize(free.tails()) || h > std::ssize(free.heads())) continue;
+    const Edge& first = *std::prev(free.tails().end(), t);
+    const Edge& second = *std::prev(free.heads().end(), h);
     if (first.handle == second.handle || first.length + second.length < length) continue;
-    if (length >= page_size && first.whole + second.whole == 0) continue;
+    if (length >= page_size && std::max(first.length, second.length) < page_size) continue;
     return EdgePair{.tail = first, .head = second};
   }
   return std::nullopt;
@@ -157,14 +98,14 @@ struct Stretch {
 
 class GrowthPlanner {
  public:
-  GrowthPlanner(const FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
+  GrowthPlanner(FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
                 Slack slack, Streams streams)
       : view_(view),
         ranges_(ranges),
         page_(page_size.count()),
         length_(length.count()),
         streams_(streams),
-        free_(CollectFreeHandles(view, ranges, page_)),
+        free_(view.Handles()),
         fresh_(Fill(length_, Ends::kBoth, std::nullopt)),
         most_whole_(fresh_.whole + static_cast<uint64_t>(slack)),
         shown_in_(ranges.page_count(), RangeId{ranges.range_count()}) {}
@@ -205,30 +146,31 @@ class GrowthPlanner {
     const auto allowed = [&](PageId handle) {
       return !range || shown_in_[Index(handle)] != *range;
     };
-    std::optional<PageId> longer;  // the shortest whole handle longer than the rest
     uint64_t rest = length;
-    for (const PageId handle : free_.wholes) {
-      if (rest == 0) break;
-      if (!allowed(handle)) continue;
-      const uint64_t pages = ranges_.handle_pages(handle);
+    const std::set<WholeHandle>& wholes = free_.wholes();
+    for (auto it = wholes.begin(); it != wholes.end() && rest > 0;) {
+      const auto [pages, handle] = *it;
       if (rest < pages * page_) {
-        longer = handle;
+        it = wholes.lower_bound({.pages = rest / page_});
         continue;
       }
+      ++it;
+      if (!allowed(handle)) continue;
       stretch.handles.push_back(handle);
       stretch.whole += pages;
       rest -= pages * page_;
     }
     std::optional<EdgePair> edges = ChooseEdges(free_, page_, rest, ends, allowed);
-    if (!edges && longer) {
-      const uint64_t pages = ranges_.handle_pages(*longer);
+    const auto longer = edges ? std::nullopt : SmallestLeft(stretch.handles, allowed);
+    if (longer) {
+      const auto [pages, handle] = *longer;
       if (pages == PagesFor(rest)) {
-        stretch.handles.push_back(*longer);
+        stretch.handles.push_back(handle);
         stretch.whole += pages;
         rest = 0;
         edges = EdgePair{};
       } else {
-        const Edge edge{.length = pages * page_, .whole = pages, .handle = *longer};
+        const Edge edge{.length = pages * page_, .handle = handle};
         edges = ends == Ends::kTail ? EdgePair{.tail = edge, .head = {}}
                                     : EdgePair{.tail = {}, .head = edge};
       }
@@ -249,16 +191,32 @@ class GrowthPlanner {
     return stretch;
   }
 
+  // The smallest whole handle that is not among those taken, which were taken largest first: it is
+  // longer than what they leave to fill.
+  template <typename Allowed>
+  std::optional<WholeHandle> SmallestLeft(const std::vector<PageId>& taken,
+                                          Allowed&& allowed) const {
+    auto last_taken = taken.rbegin();
+    for (auto it = free_.wholes().rbegin(); it != free_.wholes().rend(); ++it) {
+      if (last_taken != taken.rend() && *last_taken == it->handle) {
+        ++last_taken;
+      } else if (allowed(it->handle)) {
+        return *it;
+      }
+    }
+    return std::nullopt;
+  }
+
   void TakeEdges(const EdgePair& edges, uint64_t rest, Stretch& stretch) const {
     stretch.edges = edges;
     if (edges.tail) {
       stretch.tail_length = std::min(rest, edges.tail->length);
-      stretch.whole += std::min(edges.tail->whole, PagesFor(stretch.tail_length));
+      stretch.whole += std::min(edges.tail->length / page_, PagesFor(stretch.tail_length));
       rest -= stretch.tail_length;
       ++stretch.mappings;
     }
     if (edges.head) {
-      stretch.whole += std::min(edges.head->whole, PagesFor(rest));
+      stretch.whole += std::min(edges.head->length / page_, PagesFor(rest));
       ++stretch.mappings;
     }
   }
@@ -267,8 +225,10 @@ class GrowthPlanner {
 
   // At least the length of any two edges.
   uint64_t LongestPair() const {
-    return (free_.tails.empty() ? 0 : free_.tails.back().length) +
-           (free_.heads.empty() ? 0 : free_.heads.back().length);
+    const auto longest = [](const std::set<Edge>& edges) {
+      return edges.empty() ? 0 : edges.rbegin()->length;
+    };
+    return longest(free_.tails()) + longest(free_.heads());
   }
 
   // As large as suits the pool.
@@ -326,7 +286,7 @@ class GrowthPlanner {
   }
 
   GrowthPlan Extend() const {
-    GrowthPlan plan{.mapping = PlanOf(best_.stretch), .new_pages = best_.stretch.new_pages};
+    GrowthPlan plan{.mapping = PlanOf(best_.stretch)};
     plan.mapping.range = best_.range;
     plan.mapping.at_front = best_.at_front;
     const auto mapped = static_cast<int64_t>(ranges_.PagesOf(plan.mapping) * page_);
@@ -341,7 +301,7 @@ class GrowthPlanner {
   }
 
   GrowthPlan StartRange() const {
-    GrowthPlan plan{.mapping = PlanOf(fresh_), .new_pages = fresh_.new_pages};
+    GrowthPlan plan{.mapping = PlanOf(fresh_)};
     if (const auto& tail = fresh_.edges.tail) {
       plan.start = static_cast<int64_t>(Size(tail->handle) - fresh_.tail_length);
     }
@@ -362,7 +322,7 @@ class GrowthPlanner {
   const uint64_t page_;    // in granules
   const uint64_t length_;  // in granules
   const Streams streams_;
-  const FreeHandles free_;
+  const FreeHandles& free_;
   const Stretch fresh_;  // a new range
   const uint64_t most_whole_;
   std::vector<RangeId> shown_in_;  // by page: the last of the ranges noted that shows it
@@ -470,8 +430,7 @@ std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Gr
   const uint64_t remainder = (length % page_size).count();
   uint64_t most_whole = whole_pages + (remainder != 0 ? 1 : 0);
   if (remainder != 0 && slack == Slack::kNone &&
-      ChooseEdges(CollectFreeHandles(view, ranges, page), page, remainder, Ends::kBoth,
-                  [](PageId) { return true; }))
+      ChooseEdges(view.Handles(), page, remainder, Ends::kBoth, [](PageId) { return true; }))
     --most_whole;
 
   uint32_t threshold = whole_pages;
@@ -516,8 +475,8 @@ std::optional<MappingPlan> GrowthPlan::MappingAhead(const RangeTable& ranges,
   return ahead;
 }
 
-GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size,
-                      Granules length, Slack slack, Streams streams) {
+GrowthPlan PlanGrowth(FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
+                      Slack slack, Streams streams) {
   return GrowthPlanner(view, ranges, page_size, length, slack, streams).Plan();
 }
 

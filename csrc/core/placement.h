@@ -76,7 +76,6 @@ std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Gr
 struct GrowthPlan {
   MappingPlan mapping;
   int64_t start = 0;
-  uint64_t new_pages = 0;  // pages of the plan that do not exist yet
 
   // Where the block lies once the plan is carried out and its first slot is `first`.
   Placement PlacementFrom(SlotId first, Granules page_size) const;
@@ -86,8 +85,8 @@ struct GrowthPlan {
   // or the handle is as large as any.
   std::optional<MappingPlan> MappingAhead(const RangeTable& ranges, uint32_t most_pages) const;
 };
-GrowthPlan PlanGrowth(const FreeView& view, const RangeTable& ranges, Granules page_size,
-                      Granules length, Slack slack, Streams streams);
+GrowthPlan PlanGrowth(FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
+                      Slack slack, Streams streams);
 
 // The whole page to break up for a block below a page: one whose handle has no other page or is in
 // use already, else one of the smallest handle; of those, with `takers`, the one that the fewest

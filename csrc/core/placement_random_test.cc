@@ -271,7 +271,7 @@ void RandomPlacement::ExpectPlanKeepsTheRules(uint64_t length, Slack slack) {
     ASSERT_EQ(reused, best->reused);
   }
   const uint64_t made = seen.count(kNew);
-  ASSERT_EQ(made, plan.new_pages);
+  ASSERT_EQ(made, plan.mapping.new_pages());
   ASSERT_LE(made, needed) << "new pages that need not be";
   if (!mixed()) {
     ASSERT_EQ(needed, ideal > all_whole ? ideal - all_whole : 0);

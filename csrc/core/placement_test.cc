@@ -218,14 +218,14 @@ TEST_F(PlacementTest, NewPagesAreARangeOfTheirOwnWhereNoEndIsFree) {
   const GrowthPlan plan = Plan(2 * kP, Slack::kNone);
   EXPECT_EQ(plan.mapping.range, std::nullopt);
   EXPECT_EQ(plan.start, 0);
-  EXPECT_EQ(plan.new_pages, 2u);
+  EXPECT_EQ(plan.mapping.new_pages(), 2u);
 }
 
 TEST_F(PlacementTest, NotWhereAnotherRangeNeedsFewerNewPages) {
   MapNew({"xxxx", "....", "xxxx"});
   const GrowthPlan plan = Plan(2 * kP, Slack::kNone);
   EXPECT_EQ(plan.mapping.range, std::nullopt);
-  EXPECT_EQ(plan.new_pages, 1u);
+  EXPECT_EQ(plan.mapping.new_pages(), 1u);
 }
 
 // --- Handles of several pages ---
@@ -238,7 +238,7 @@ TEST_F(PlacementTest, AnEdgeIsThatOfTheHandleAndMayHaveWholePages) {
   EXPECT_EQ(plan.mapping.range, std::nullopt);
   EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{0}, PageId{9}, PageId{6}}));
   EXPECT_EQ(plan.start, 7);
-  EXPECT_EQ(plan.new_pages, 0u);
+  EXPECT_EQ(plan.mapping.new_pages(), 0u);
 }
 
 TEST_F(PlacementTest, WholeHandlesAreTakenLargestFirstAsTheyFit) {
@@ -248,7 +248,7 @@ TEST_F(PlacementTest, WholeHandlesAreTakenLargestFirstAsTheyFit) {
   MapNewHandle({"....", "....", "....", "....", "....", "....", "....", "...."});
   Take(PageId{15}, 0, 4);
   const GrowthPlan plan = Plan(7 * kP, Slack::kNone);
-  EXPECT_EQ(plan.new_pages, 0u);
+  EXPECT_EQ(plan.mapping.new_pages(), 0u);
   const Placement place = plan.PlacementFrom(Map(plan.mapping), kPageSize);
   EXPECT_EQ(Leftover(uint64_t{Index(place.slot)} * kP + place.offset.count(), 7 * kP), 0u);
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/placement.h"
+#include "core/shared_space.h"
 #include "driver/host_driver.h"
 
 namespace cgp {
@@ -22,13 +23,7 @@ class SmallPool : public ::testing::Test {
   static constexpr Granules kPageSize{kP};
   static constexpr PageId kNew = MappingPlan::kNewPage;
 
-  SlotId Map(const MappingPlan& plan) {
-    const uint32_t old_pages = space_.page_count();
-    const SlotId first = ranges_.Map(plan);
-    while (space_.page_count() < ranges_.page_count()) space_.AddPage();
-    view_.LearnMapping(first, ranges_.PagesOf(plan), old_pages);
-    return first;
-  }
+  SlotId Map(const MappingPlan& plan) { return bytes_.Map(plan); }
 
   // A new range of new pages that look like this: '.' is a free granule and 'x' a used one. Each is
   // a handle of its own.
@@ -52,26 +47,25 @@ class SmallPool : public ::testing::Test {
   SlotId MapOld(std::vector<PageId> pages) { return Map({.range = {}, .handles = pages}); }
 
   void Take(PageId page, uint32_t offset, uint32_t length) {
-    view_.Forget(page, space_.first(page), space_.last(page));
-    NodeId id = space_.first(page);
-    while (space_.node(id).offset + space_.node(id).length <= offset) id = space_.node(id).next;
-    used_.push_back(space_.Take(id, page, Granules(offset), Granules(length)));
-    view_.Learn(page, space_.first(page), space_.last(page));
+    Site site{.slot = ranges_.slots_of(page).front(), .offset = offset};
+    bytes_.ReserveTake();
+    bytes_.Take(site, Granules(length));
+    used_.push_back(site.node);
   }
 
   void Give(std::size_t which) {
     std::swap(used_[which], used_.back());
-    const PageId page = space_.node(used_.back()).page;
-    view_.Forget(page, space_.first(page), space_.last(page));
-    space_.Give(used_.back(), FenceId::kOpen);
+    Give(used_.back());
     used_.pop_back();
-    view_.Learn(page, space_.first(page), space_.last(page));
+  }
+  void Give(NodeId used) {
+    bytes_.Give({.node = used}, Granules(space_.node(used).length), FenceId::kOpen);
   }
 
   std::optional<Placement> Find(uint64_t length, Slack slack) {
     return FindMapped(view_, ranges_, kPageSize, Granules(length), slack);
   }
-  GrowthPlan Plan(uint64_t length, Slack slack) const {
+  GrowthPlan Plan(uint64_t length, Slack slack) {
     return PlanGrowth(view_, ranges_, kPageSize, Granules(length), slack, Streams::kOne);
   }
   bool FitsWithoutWaste(Placement start, uint64_t length) const {
@@ -143,9 +137,10 @@ class SmallPool : public ::testing::Test {
   }
 
   HostDriver driver_{{.granularity = kP * kGranuleBytes, .map_memory = false}};
-  PageSpace space_{kPageSize};
   RangeTable ranges_{driver_, kPageSize};
-  FreeView view_{space_, ranges_, StreamId{1}, FenceId{1}};
+  SharedSpace bytes_{kPageSize, ranges_};
+  const PageSpace& space_ = bytes_.space();
+  FreeView& view_ = bytes_.AddView(StreamId{1}, FenceId{1}, /*reused=*/false);
   std::vector<NodeId> used_;
 };
 

@@ -83,9 +83,10 @@ std::optional<Placement> Placer::Follow(const Foresight::Advice& advice, Granule
   if (!advice.spot) return std::nullopt;
   if (!advice.spot->growth) return advice.spot->place;
   const uint64_t most_pages = foresight_.MostPages(length);
-  CGP_CHECK(space().page_count() + advice.spot->growth->new_pages <= most_pages);
+  CGP_CHECK(space().page_count() + advice.spot->growth->mapping.new_pages() <= most_pages);
   try {
-    return advice.spot->growth->PlacementFrom(Grow(advice.spot->growth->mapping), page_size());
+    return advice.spot->growth->PlacementFrom(memory_.bytes().Map(advice.spot->growth->mapping),
+                                              page_size());
   } catch (const DriverError& error) {
     // A plan may want more pages than other places for the block do. Whether there is enough for it
     // is for those to find out who place it without a plan.
@@ -108,7 +109,8 @@ Placer::Found Placer::FindSmall(FreeView& view, Granules length) {
   std::optional<PageId> page = find();
   if (!page && memory_.Poll()) page = find();
   if (!page) {
-    page = ranges_.page_at(Grow({.range = RangeWithRoom(), .handles = {MappingPlan::kNewPage}}));
+    page = ranges_.page_at(
+        memory_.bytes().Map({.range = RangeWithRoom(), .handles = {MappingPlan::kNewPage}}));
   }
   const Granules offset(chain ? space().node(*chain).offset : 0);
   return {.start = {ranges_.slots_of(*page).front(), offset},
@@ -173,7 +175,7 @@ Placement Placer::FindLarge(FreeView& view, Granules length, Slack slack) {
   GrowthPlan growth = plan();
   if (const auto ahead = growth.MappingAhead(ranges_, PagesAhead(view))) {
     try {
-      return growth.PlacementFrom(Grow(*ahead), page_size());
+      return growth.PlacementFrom(memory_.bytes().Map(*ahead), page_size());
     } catch (const DriverError& error) {
       // There may be enough for what the block needs. Planned anew, because a range has no room any
       // more where something could not be undone.
@@ -181,7 +183,7 @@ Placement Placer::FindLarge(FreeView& view, Granules length, Slack slack) {
       growth = plan();
     }
   }
-  return growth.PlacementFrom(Grow(growth.mapping), page_size());
+  return growth.PlacementFrom(memory_.bytes().Map(growth.mapping), page_size());
 }
 
 // How many pages to make beyond what a block needs that no whole pages are left for, see kPartAhead.
@@ -191,20 +193,6 @@ uint32_t Placer::PagesAhead(const FreeView& view) const {
   if (!several_streams() || memory_.scope() != ScopeKind::kCapture) return 0;
   const uint32_t most = ranges_.page_count() / kPartAhead;
   return most > std::max<uint32_t>(1, view.whole_page_count()) ? most - view.whole_page_count() : 0;
-}
-
-// Carries out the plan and makes the new mappings known. Throws with nothing changed.
-SlotId Placer::Grow(const MappingPlan& mapping) {
-  uint32_t new_pages = 0;
-  for (const PageId handle : mapping.handles) {
-    if (MappingPlan::IsNew(handle)) new_pages += MappingPlan::NewPages(handle);
-  }
-  const uint32_t count = ranges_.PagesOf(mapping);
-  SharedSpace& bytes = memory_.bytes();
-  bytes.ReserveMapping(new_pages, ranges_.MostSlotsAfter(mapping), ranges_.range_count() + 1);
-  const SlotId first = ranges_.Map(mapping);
-  bytes.AddMapping(first, count, new_pages);
-  return first;
 }
 
 void Placer::ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const {

@@ -23,7 +23,7 @@ namespace cgp {
 class Placer {
  public:
   // `blocks` are those that live in the memory.
-  Placer(Driver& driver, RangeTable& ranges, StreamMemory& memory, const LiveBlocks& blocks)
+  Placer(Driver& driver, const RangeTable& ranges, StreamMemory& memory, const LiveBlocks& blocks)
       : driver_(driver),
         ranges_(ranges),
         memory_(memory),
@@ -58,7 +58,6 @@ class Placer {
   Placement FindLarge(FreeView& view, Granules length, Slack slack);
   uint32_t PagesAhead(const FreeView& view) const;
   void CheckAgainstDevice(Granules length) const;
-  SlotId Grow(const MappingPlan& mapping);
   [[noreturn]] void ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const;
 
   const PageSpace& space() const { return memory_.bytes().space(); }
@@ -66,7 +65,7 @@ class Placer {
   bool several_streams() const { return memory_.bytes().has_several_streams(); }
 
   Driver& driver_;
-  RangeTable& ranges_;
+  const RangeTable& ranges_;
   StreamMemory& memory_;
   const LiveBlocks& blocks_;
   Foresight foresight_;

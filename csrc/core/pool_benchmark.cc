@@ -206,7 +206,7 @@ BENCHMARK(SmallPairs)
     ->Complexity(benchmark::oLogN);
 
 void LargePairs(benchmark::State& state) { RandomPairs(state, kPageBytes, 16 * kPageBytes); }
-BENCHMARK(LargePairs)->RangeMultiplier(10)->Range(10, 1'000)->UseManualTime();
+BENCHMARK(LargePairs)->RangeMultiplier(10)->Range(10, 10'000)->Arg(3'000)->UseManualTime();
 
 // One block of so many pages, beside 10,000 live ones of a page, from a run that is free and goes back
 // to it.

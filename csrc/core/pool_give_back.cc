@@ -22,7 +22,7 @@ void Pool::PrepareGiveBack() {
   CGP_CHECK(!in_scope());
   s.next_identity = std::make_shared<const char>();
   s.memory.ReserveOpenAll();
-  s.PrepareShrink(s.SlotsInUse());
+  s.shrinking = s.memory.bytes().PrepareShrink(s.SlotsInUse());
 }
 
 void Pool::GiveBack() {
@@ -58,7 +58,7 @@ void Pool::UnmapStale() {
   }
   std::exception_ptr error;
   if (static_cast<uint64_t>(std::ranges::count(keep, true)) < mapped) {
-    s.PrepareShrink(std::move(keep));
+    s.shrinking = s.memory.bytes().PrepareShrink(std::move(keep));
     error = s.Shrink();
   }
   s.mapping_limit = std::max(State::kLeastMappingLimit, 2 * s.ranges.mapping_count());
@@ -100,17 +100,11 @@ std::vector<bool> Pool::State::SlotsInUse() const {
   return in_use;
 }
 
-void Pool::State::PrepareShrink(std::vector<bool> keep) {
-  memory.bytes().ReserveMapping(0, ranges.MostSlotsAfterShrink(), ranges.MostRangesAfterShrink());
-  shrinking = ranges.PrepareShrink(std::move(keep));
-}
-
-// All that names pages and slots by their numbers gets the new ones, or forgets them. Does not throw:
-// returns the driver's error. pre: PrepareShrink().
+// All that names slots by their numbers gets the new ones, or forgets them. Does not throw: returns
+// the driver's error. pre: `shrinking` is prepared.
 std::exception_ptr Pool::State::Shrink() {
-  const RangeTable::Renumbering renumbering = ranges.Shrink(*shrinking);
+  const RangeTable::Renumbering renumbering = memory.bytes().Shrink(*shrinking);
   shrinking.reset();
-  memory.bytes().Renumber(renumbering.pages);
   blocks.ForEach(
       [&](Address, LiveBlock& live) { live.site.slot = renumbering.Of(live.site.slot); });
   placer.Forget();

@@ -47,7 +47,6 @@ struct Pool::State {
   // pool_give_back.cc
   std::vector<bool> HandlesInUse() const;
   std::vector<bool> SlotsInUse() const;
-  void PrepareShrink(std::vector<bool> keep);
   std::exception_ptr Shrink();
 
   LiveBlocks blocks;

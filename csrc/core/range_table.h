@@ -57,6 +57,13 @@ struct MappingPlan {
   // In the order of addresses: existing handles, each named by its first page and not yet in the
   // range, and new ones.
   std::vector<PageId> handles;
+
+  // How many pages do not exist yet.
+  uint32_t new_pages() const {
+    uint32_t pages = 0;
+    for (const PageId handle : handles) pages += IsNew(handle) ? NewPages(handle) : 0;
+    return pages;
+  }
 };
 
 class RangeTable {

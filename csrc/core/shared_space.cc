@@ -123,20 +123,32 @@ void SharedSpace::GivePiece(NodeId id, FenceId fence, bool large) {
   }
 }
 
-void SharedSpace::ReserveMapping(uint32_t new_pages, uint32_t slots, uint32_t ranges) {
+SlotId SharedSpace::Map(const MappingPlan& plan) {
+  const uint32_t count = ranges_.PagesOf(plan);
+  const uint32_t new_pages = plan.new_pages();
   space_.ReservePages(new_pages);
-  for (const auto& view : views_) view->MakeRoomForMapping(new_pages, slots, ranges);
-}
-
-void SharedSpace::AddMapping(SlotId first, uint32_t count, uint32_t new_pages) {
+  for (const auto& view : views_) {
+    view->MakeRoomForMapping(new_pages, ranges_.MostSlotsAfter(plan), ranges_.range_count() + 1);
+  }
   const uint32_t old_page_count = space_.page_count();
+  const SlotId first = ranges_.Map(plan);
   for (uint32_t i = 0; i < new_pages; ++i) space_.AddPage();
   for (const auto& view : views_) view->LearnMapping(first, count, old_page_count);
+  return first;
 }
 
-void SharedSpace::Renumber(const std::vector<uint32_t>& pages) noexcept {
-  space_.Renumber(pages);
+std::shared_ptr<RangeTable::Shrinking> SharedSpace::PrepareShrink(std::vector<bool> keep) {
+  for (const auto& view : views_) {
+    view->MakeRoomForMapping(0, ranges_.MostSlotsAfterShrink(), ranges_.MostRangesAfterShrink());
+  }
+  return ranges_.PrepareShrink(std::move(keep));
+}
+
+RangeTable::Renumbering SharedSpace::Shrink(RangeTable::Shrinking& prepared) noexcept {
+  RangeTable::Renumbering renumbering = ranges_.Shrink(prepared);
+  space_.Renumber(renumbering.pages);
   for (const auto& view : views_) view->Rebuild();
+  return renumbering;
 }
 
 void SharedSpace::ReserveOpening(std::size_t fence_limit) {

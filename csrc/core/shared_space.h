@@ -6,7 +6,7 @@
 //
 // invariants:
 //   what view v has  ==  the free bytes of the space whose fence v.Passes()
-//   space().page_count() == the table's page_count(), but between Map() and AddMapping()
+//   space().page_count() == the table's page_count()
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,8 @@ struct Site {
 
 class SharedSpace {
  public:
-  SharedSpace(Granules page_size, const RangeTable& ranges) : space_(page_size), ranges_(ranges) {}
+  // `ranges` are changed by no one else, but for what is pinned.
+  SharedSpace(Granules page_size, RangeTable& ranges) : space_(page_size), ranges_(ranges) {}
   SharedSpace(const SharedSpace&) = delete;
   SharedSpace& operator=(const SharedSpace&) = delete;
 
@@ -88,13 +89,10 @@ class SharedSpace {
 
   // --- Pages ---
 
-  // So that the next AddMapping() or Renumber() cannot throw: so many new pages, in a table of so
-  // many slots and ranges.
-  void ReserveMapping(uint32_t new_pages, uint32_t slots, uint32_t ranges);
-  // The table has mapped `count` slots from `first` on, and made so many pages for it.
-  void AddMapping(SlotId first, uint32_t count, uint32_t new_pages);
-  // The table has shrunk: see PageSpace::Renumber().
-  void Renumber(const std::vector<uint32_t>& pages) noexcept;
+  // RangeTable::Map() and Shrink(). The former throws with nothing changed.
+  SlotId Map(const MappingPlan& plan);
+  std::shared_ptr<RangeTable::Shrinking> PrepareShrink(std::vector<bool> keep);
+  RangeTable::Renumbering Shrink(RangeTable::Shrinking& prepared) noexcept;
 
   // --- Fences ---
 
@@ -123,7 +121,7 @@ class SharedSpace {
   void GivePiece(NodeId id, FenceId fence, bool large);
 
   PageSpace space_;
-  const RangeTable& ranges_;
+  RangeTable& ranges_;
   std::vector<std::unique_ptr<FreeView>> views_;
   // Kept for their memory.
   std::vector<NodeId> woken_;

@@ -35,7 +35,7 @@ namespace cgp {
 class StreamMemory {
  public:
   // `blocks` are those that live in the pool.
-  StreamMemory(Driver& driver, Granules page_size, const RangeTable& ranges, LiveBlocks& blocks)
+  StreamMemory(Driver& driver, Granules page_size, RangeTable& ranges, LiveBlocks& blocks)
       : driver_(driver),
         bytes_(page_size, ranges),
         fences_(driver),
