@@ -18,7 +18,7 @@ ABOVE = {
     "testing": {"core", "driver", "exec", "testing"},
 }
 FOREIGN = re.compile(r"(cuda|nv|torch|c10|ATen|pybind11|Python|structmember)", re.IGNORECASE)
-FOR_TESTS = re.compile(r"_(test|benchmark|fuzz)(_|$)")
+FOR_TESTS = re.compile(r"_(test|benchmark|fixture|fuzz)(_|$)")
 STANDARD = re.compile(r"[a-z_]+")
 
 pytestmark = pytest.mark.skipif(not CSRC.is_dir(), reason="the C++ sources are not here")

@@ -18,9 +18,9 @@
 #include "core/error.h"
 #include "core/pool.h"
 #include "core/pool_test_pool.h"
-#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"
+#include "testing/faulty_driver.h"
 #include "testing/placement_validator.h"
 
 namespace cgp {

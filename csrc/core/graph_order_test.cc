@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/units.h"
-#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
+#include "testing/faulty_driver.h"
 
 namespace cgp {
 namespace {

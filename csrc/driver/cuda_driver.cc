@@ -96,9 +96,9 @@ CudaDriver::CudaDriver(int device, const CudaApi& api, const std::atomic<bool>* 
   const CUmemAllocationProp properties =
       HandleProperties(cu_device_, rdma_capable_, IsExportable());
   size_t granularity = 0;
-  CheckCuda(api_, device_, "cuMemGetAllocationGranularity",
-            api_.cuMemGetAllocationGranularity(&granularity, &properties,
-                                               CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+  Check("cuMemGetAllocationGranularity",
+        api_.cuMemGetAllocationGranularity(&granularity, &properties,
+                                           CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
   CGP_CHECK(std::has_single_bit(granularity));
   granularity_ = granularity;
   LetActiveDevicesIn();
@@ -128,6 +128,10 @@ CudaContext& CudaDriver::ContextOf(StreamId stream) {
   return *context;
 }
 
+void CudaDriver::Check(std::string_view name, int code) const {
+  CheckCuda(api_, device_, name, static_cast<CUresult>(code));
+}
+
 int CudaDriver::Attribute(int attribute) const {
   int value = 0;
   CheckCuda(
@@ -138,24 +142,20 @@ int CudaDriver::Attribute(int attribute) const {
 
 bool CudaDriver::CanReach(int cu_peer) const {
   int can_access = 0;
-  CheckCuda(api_, device_, "cuDeviceCanAccessPeer",
-            api_.cuDeviceCanAccessPeer(&can_access, cu_peer, cu_device_));
+  Check("cuDeviceCanAccessPeer", api_.cuDeviceCanAccessPeer(&can_access, cu_peer, cu_device_));
   return can_access != 0;
 }
 
 void CudaDriver::LetActiveDevicesIn() {
-  const auto check = [&](std::string_view name, CUresult code) {
-    CheckCuda(api_, device_, name, code);
-  };
   int count = 0;
-  check("cuDeviceGetCount", api_.cuDeviceGetCount(&count));
+  Check("cuDeviceGetCount", api_.cuDeviceGetCount(&count));
   for (int peer = 0; peer < count; ++peer) {
     if (peer == device_) continue;
     CUdevice cu_peer = 0;
-    check("cuDeviceGet", api_.cuDeviceGet(&cu_peer, peer));
+    Check("cuDeviceGet", api_.cuDeviceGet(&cu_peer, peer));
     unsigned int flags = 0;
     int active = 0;
-    check("cuDevicePrimaryCtxGetState", api_.cuDevicePrimaryCtxGetState(cu_peer, &flags, &active));
+    Check("cuDevicePrimaryCtxGetState", api_.cuDevicePrimaryCtxGetState(cu_peer, &flags, &active));
     if (active != 0 && CanReach(cu_peer)) peers_.push_back(cu_peer);
   }
 }

@@ -96,6 +96,7 @@ class CudaDriver final : public Driver {
 
   // That of the device whose stream it is.
   CudaContext& ContextOf(StreamId stream);
+  void Check(std::string_view name, int code) const;  // of a call that needs no context
   int Attribute(int attribute) const;
   bool CanReach(int cu_peer) const;
   void LetActiveDevicesIn();

@@ -2,8 +2,7 @@
 //
 // It has the shape of CUDA's virtual memory management: addresses are reserved, physical handles
 // are created, and a handle is mapped behind addresses as often as wanted. cuda_driver.h does it on
-// a GPU, host_driver.h with mmap on any Linux machine, faulty_driver.h makes another
-// driver fail on demand.
+// a GPU, host_driver.h with mmap on any Linux machine.
 //
 // Rules for every call:
 //  - Sizes and addresses are bytes and multiples of granularity(), unless said otherwise; sizes are

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "driver/faulty_driver.h"
+#include "testing/faulty_driver.h"
 
 namespace cgp {
 

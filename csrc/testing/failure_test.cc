@@ -10,8 +10,8 @@
 
 #include "core/error.h"
 #include "core/pool_set.h"
-#include "driver/faulty_driver.h"
 #include "testing/failure_workload.h"
+#include "testing/faulty_driver.h"
 #include "testing/pool_set_text.h"
 
 namespace cgp {

@@ -9,9 +9,9 @@
 
 #include "core/pool_checkpoint.h"
 #include "core/pool_set.h"
-#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"
+#include "testing/faulty_driver.h"
 #include "testing/sparing_driver.h"
 
 namespace cgp {

@@ -14,10 +14,10 @@
 
 #include "core/pool_checkpoint.h"
 #include "core/pool_set.h"
-#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"
 #include "testing/fail_each.h"
+#include "testing/faulty_driver.h"
 #include "testing/placement_validator.h"
 #include "testing/pool_model.h"
 #include "testing/pool_operation.h"

@@ -49,11 +49,10 @@ void TraceAllocation(const Block& block) {
   }
 }
 
-// Before a block can be anybody else's.
-void TraceFree(const void* pointer) {
-  const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace();
-  if (tracer == nullptr || !DevicePools::At(pointer)) return;
-  (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(pointer));
+void TraceFree(const Block& block) {
+  if (const c10::impl::PyInterpreter* tracer = c10::impl::GPUTrace::get_trace()) {
+    (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, static_cast<uintptr_t>(block.address));
+  }
 }
 
 // Runs callbacks of others all, also if some of them throw; Rethrow() throws the first error.
@@ -290,35 +289,32 @@ void GraphAllocator::NoteFreed(DeviceIndex device, PoolId id, const Block& block
                  std::move(context), base_.getUserMetadata());
 }
 
-void GraphAllocator::NoteFree(const void* pointer) {
-  const auto ours = DevicePools::At(pointer);
-  if (!ours) return;
-  NoteFreed(ours->pools->device(), ours->id, ours->block, history_.Gather(History::When::ALL));
-}
-
-void GraphAllocator::NoteLivesOn(const void* pointer, const History::Context& context) {
-  const auto ours = DevicePools::At(pointer);
-  if (ours) NoteAllocated(ours->pools->device(), ours->id, ours->block, context);
-}
-
 bool GraphAllocator::FreeOurs(void* pointer, bool* freed) {
   const History::Telling telling(history_);
   BeforeOursChange();
   // The block is freed whatever those say who are told: a second attempt would free what is not
   // there any more, or tell some of them twice.
   Callbacks callbacks;
-  callbacks.Run([&] { TraceFree(pointer); });
-  // Before anybody else can have the bytes.
-  const bool noted = history_.active();
-  const History::Context allocated =
-      noted ? history_.ContextOf(reinterpret_cast<Address>(pointer)) : nullptr;
-  if (noted) callbacks.Run([&] { NoteFree(pointer); });
+  // They hear of it before anybody else can have the bytes.
+  const bool traced = c10::impl::GPUTrace::get_trace() != nullptr;
+  const auto told = traced || history_.active() ? DevicePools::At(pointer) : std::nullopt;
+  if (told) callbacks.Run([&] { TraceFree(told->block); });
+  const bool noted = told && history_.active();
+  const History::Context allocated = noted ? history_.ContextOf(told->block.address) : nullptr;
+  const auto note_freed = [&] {
+    NoteFreed(told->pools->device(), told->id, told->block, history_.Gather(History::When::ALL));
+  };
+  if (noted) callbacks.Run(note_freed);
   Block block;
   DevicePools* pools = nullptr;
   try {
     pools = DevicePools::TryFree(pointer, &block);
   } catch (...) {
-    if (noted) callbacks.Run([&] { NoteLivesOn(pointer, allocated); });
+    // It could not be freed after all.
+    const auto note_lives_on = [&] {
+      NoteAllocated(told->pools->device(), told->id, told->block, allocated);
+    };
+    if (noted) callbacks.Run(note_lives_on);
     throw;
   }
   *freed = pools != nullptr;

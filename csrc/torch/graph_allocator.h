@@ -253,9 +253,6 @@ class GraphAllocator final : public CUDAAllocator {
   // For the history, if anybody wants one.
   void NoteAllocated(DeviceIndex device, PoolId id, const Block& block, History::Context context);
   void NoteFreed(DeviceIndex device, PoolId id, const Block& block, History::Context context);
-  void NoteFree(const void* pointer);
-  // It could not be freed after all.
-  void NoteLivesOn(const void* pointer, const History::Context& context);
   void NoteRestored(DeviceIndex device, PoolId id, const RestoreDelta& delta);
   // Frees the block that starts at `pointer`; returns false if none of ours does. An error of those
   // who are told of it is thrown when the block is free, which `freed` says.

@@ -105,23 +105,20 @@ std::optional<PoolId> RouteTable::GraphPoolOf(c10::DeviceIndex device, cudaStrea
 
 bool RouteTable::Contains(c10::DeviceIndex device, PoolId id) const {
   const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(
-      routes_, [&](const Route& route) { return route.device == device && route.id == id; });
+  return Find(device, id) != nullptr;
 }
 
 bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {
   const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(routes_, [&](const Route& route) {
-    return route.device == device && route.id == id && route.ours &&
-           route.kind == ScopeKind::kCapture && IsCapturing(route.origin);
-  });
+  const Route* const route = Find(device, id);
+  return route != nullptr && route->ours && route->kind == ScopeKind::kCapture &&
+         IsCapturing(route->origin);
 }
 
 std::optional<RouteTable::Target> RouteTable::TargetOf(c10::DeviceIndex device, PoolId id) const {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id);
-  if (route == nullptr) return std::nullopt;
-  return TargetOf(*route);
+  return route == nullptr ? std::nullopt : std::optional(TargetOf(*route));
 }
 
 void RouteTable::Remove(c10::DeviceIndex device, PoolId id) {
@@ -179,14 +176,10 @@ std::optional<Route> RouteTable::FindAbandoned(
   return found == routes_.end() ? std::nullopt : std::optional(*found);
 }
 
-const Route* RouteTable::Find(c10::DeviceIndex device, PoolId id) const {
+Route* RouteTable::Find(c10::DeviceIndex device, PoolId id) const {
   const auto found = std::ranges::find_if(
       routes_, [&](const Route& route) { return route.device == device && route.id == id; });
   return found == routes_.end() ? nullptr : &*found;
-}
-
-Route* RouteTable::Find(c10::DeviceIndex device, PoolId id) {
-  return const_cast<Route*>(std::as_const(*this).Find(device, id));
 }
 
 }  // namespace cgp

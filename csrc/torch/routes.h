@@ -134,13 +134,13 @@ class RouteTable {
   static bool MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filter);
   // Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
   static bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capture);
-  const Route* Find(c10::DeviceIndex device, PoolId id) const;
-  Route* Find(c10::DeviceIndex device, PoolId id);
+  // The pool's route, or nullptr. pre: mutex_ is held.
+  Route* Find(c10::DeviceIndex device, PoolId id) const;
   // Makes every thread forget what it found in this table. pre: mutex_ is held.
   void NoteChange();
 
   mutable std::mutex mutex_;
-  std::vector<Route> routes_;  // oldest first
+  mutable std::vector<Route> routes_;  // oldest first
   // Changes with the routes; no other table of the process has or had the same.
   std::atomic<uint64_t> version_;
   // invariants: routes_count_ == routes_.size(), captures_count_ == the capture routes in it

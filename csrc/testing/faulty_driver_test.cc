@@ -1,4 +1,4 @@
-#include "driver/faulty_driver.h"
+#include "testing/faulty_driver.h"
 
 #include <gtest/gtest.h>
 
