@@ -79,15 +79,22 @@ void Pool::RecordUse(Address address, StreamId stream) {
   state_->memory.RecordUse(state_->Known(address), stream);
 }
 
+const Block* Pool::At(Address address) const {
+  const LiveBlock* const live = state_->blocks.Find(address);
+  return live == nullptr ? nullptr : &live->block;
+}
+
 const Block* Pool::Find(Address address) const {
   const State& s = *state_;
-  if (const LiveBlock* live = s.blocks.Find(address)) return &live->block;
-  // Addresses inside a block are asked for by diagnostics only.
   const Block* found = nullptr;
   s.blocks.ForEach([&](Address start, const LiveBlock& live) {
     if (start <= address && address - start < live.block.bytes) found = &live.block;
   });
   return found;
+}
+
+std::optional<AddressSpan> Pool::ReservationAround(Address address) const {
+  return state_->ranges.ReservationAround(address);
 }
 
 std::vector<PhysicalPiece> Pool::Pieces(Address address) const {
@@ -111,6 +118,8 @@ uint64_t Pool::reserved_bytes() const {
 uint64_t Pool::handles() const {
   return uint64_t{state_->ranges.handle_count()} + state_->ranges.unreleased_handles();
 }
+
+uint64_t Pool::live_blocks() const { return state_->blocks.size(); }
 
 uint64_t Pool::free_extents() const { return state_->memory.bytes().space().free_extents(); }
 

@@ -121,7 +121,7 @@ TEST_P(RevivedBytesTest, StayProtectedFromTheWorkThatWasUnderWay) {
   set_.EndScope(kId);
 
   set_.Restore(kId, checkpoint);
-  EXPECT_EQ(set_.At(block.address), block);
+  EXPECT_EQ(set_.At(block.address)->block, block);
   if (c.between) {
     set_.Free(block.address);
   } else {
@@ -331,7 +331,7 @@ TEST_F(PoolCheckpointFencesTest, ABlockOfAnotherSizeOrStreamAtTheAddressIsDroppe
     ASSERT_EQ(other.address, block.address);
     const uint64_t frees = set_.Stats(kId).frees;
     set_.Restore(kId, checkpoint);
-    EXPECT_EQ(set_.At(block.address), block);
+    EXPECT_EQ(set_.At(block.address)->block, block);
     EXPECT_EQ(set_.Stats(kId).frees, frees + 1);
     set_.Check();
     watch_.FinishAll();

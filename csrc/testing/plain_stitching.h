@@ -1,6 +1,6 @@
-// Edge stitching as design.md §4 has it, steps 1 to 5, and nothing else: a handle for each page, no
-// prediction, no index. It says how many pages that takes, as a measure for the pool, and shares no
-// code with it.
+// Edge stitching as docs/design.md §4 has it, steps 1 to 5, and nothing else: a handle for each page,
+// no prediction, no index. It says how many pages that takes, as a measure for the pool, and shares
+// no code with it.
 #pragma once
 
 #include <cstdint>

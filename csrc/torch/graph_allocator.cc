@@ -309,8 +309,9 @@ bool GraphAllocator::FreeOurs(void* pointer, bool* freed) {
   Callbacks callbacks;
   callbacks.Run([&] { TraceFree(pointer); });
   // Before anybody else can have the bytes.
-  const History::Context allocated = history_.ContextOf(reinterpret_cast<Address>(pointer));
   const bool noted = history_.active();
+  const History::Context allocated =
+      noted ? history_.ContextOf(reinterpret_cast<Address>(pointer)) : nullptr;
   if (noted) callbacks.Run([&] { NoteFree(pointer); });
   Block block;
   DevicePools* pools = nullptr;
