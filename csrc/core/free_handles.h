@@ -50,7 +50,12 @@ class FreeHandles {
   // Makes room for so many pages: what follows cannot throw then, but Update().
   void Resize(uint32_t pages);
   // Something in these pages may have changed.
-  void Note(PageId begin, PageId end) { changed_.InsertRange(Index(begin), Index(end)); }
+  void Note(PageId begin, PageId end) {
+    if (last_begin_ <= begin && end <= last_end_) return;
+    changed_.InsertRange(Index(begin), Index(end));
+    last_begin_ = begin;
+    last_end_ = end;
+  }
   void Note(PageId page) { changed_.Insert(Index(page)); }
   // Nothing is known of any of so many pages.
   void Clear(uint32_t pages);
@@ -78,7 +83,11 @@ class FreeHandles {
   void Remove(PageId handle);
 
   const RangeTable& ranges_;
-  IndexSet changed_;          // pages
+  IndexSet changed_;  // pages
+  // Those that were noted last, all in changed_: a block that is freed and allocated again costs no
+  // more.
+  PageId last_begin_{};
+  PageId last_end_{};
   std::vector<Known> known_;  // by a handle's first page
   std::set<Edge> heads_;
   std::set<Edge> tails_;
