@@ -18,7 +18,6 @@
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"
 #include "testing/fail_each.h"
-#include "testing/placement_validator.h"
 #include "testing/pool_model.h"
 #include "testing/pool_operation.h"
 #include "testing/sparing_driver.h"
@@ -115,8 +114,6 @@ class FuzzSession {
   std::string JudgeFailure(const Result& result, bool allowed, const Books& before);
   std::string Placed(const AllocateOp& op, const Block& block, const PoolModel::Need& need);
   std::string JudgePieces(PoolId id, const Block& block, const std::vector<PhysicalPiece>& pieces);
-  std::string JudgePlacement(uint64_t label, PoolId id, const Block& block,
-                             const std::vector<PhysicalPiece>& pieces);
   std::string Restored(PoolId id, const PoolModel::Checkpoint& checkpoint,
                        const RestoreDelta& delta);
   std::string RefusesAddress(Address address);
@@ -134,10 +131,8 @@ class FuzzSession {
   void BeginCapture(PoolId pool);
   bool CaptureIsOver(PoolId pool) const;
   void Work(PoolId pool, StreamId stream);
-  void ForgetPagesOfGonePools();
   std::string Shrunk();
   std::string SpareHandles();
-  void MakePages(PoolId id);
   Books TakeBooks(bool with_snapshots) const;
 
   FuzzSetup setup_;
@@ -147,7 +142,6 @@ class FuzzSession {
   SparingDriver sparing_{faulty_};
   std::unique_ptr<PoolSet> set_;
   PoolModel model_;
-  PlacementValidator validator_;
 
   std::set<PoolId> asked_;                           // whose scope has begun since work went on
   std::map<PoolId, CaptureId> captures_;             // under way, by the pool whose scope is open
@@ -164,8 +158,6 @@ class FuzzSession {
   // be.
   std::map<std::pair<uint64_t, uint32_t>, std::pair<Handle, uint64_t>> part_of_page_;
   std::map<std::pair<Handle, uint64_t>, std::pair<uint64_t, uint32_t>> page_of_part_;
-  std::map<uint64_t, PoolId> incarnations_;
-  std::map<uint64_t, uint64_t> pages_made_;  // by incarnation
   bool armed_ = false;
   Fault fault_;                                       // the one armed last
   std::optional<FailAllocationOp> allocation_fault_;  // of the next call

@@ -51,16 +51,14 @@ std::string FuzzSession::Restored(PoolId id, const PoolModel::Checkpoint& checkp
     return "a restore says other blocks live than do";
   }
   for (const PoolModel::LiveBlock& dropped : restored.dropped) {
-    validator_.Apply(BlockFreed{dropped.label});
     std::erase(live_labels_, dropped.label);
     freed_labels_.push_back(dropped.label);
   }
+  if (!restored.complaint.empty()) return restored.complaint;
   for (const PoolModel::LiveBlock& revived : restored.revived) {
     std::erase(freed_labels_, revived.label);
     live_labels_.push_back(revived.label);
-    const std::vector<PhysicalPiece> pieces = set_->Pieces(revived.block.address);
-    std::string complaint = JudgePieces(id, revived.block, pieces);
-    if (complaint.empty()) complaint = JudgePlacement(revived.label, id, revived.block, pieces);
+    std::string complaint = JudgePieces(id, revived.block, set_->Pieces(revived.block.address));
     if (!complaint.empty()) return complaint;
     watch_.Submit(revived.block.stream);
     Write(revived.label, revived.block);
