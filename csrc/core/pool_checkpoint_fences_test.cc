@@ -234,6 +234,48 @@ TEST_F(PoolCheckpointFencesTest, ProtectionGoesOnThroughFurtherCheckpoints) {
   ExpectHeldUntilWorkIsDone(worked);
 }
 
+// A capture of several streams had fenced what the checkpoint brings back.
+TEST_F(PoolCheckpointFencesTest, ARestoreForgetsWhatACaptureFenced) {
+  HostGraphs& graphs = host_.graphs();
+  const auto begin = [&] {
+    set_.BeginScope(kId, ScopeKind::kCapture);
+    const CaptureId capture = graphs.Begin(kA);
+    graphs.Wait(kB, graphs.Record(kA));
+    for (const StreamId stream : {kA, kB}) graphs.Launch(stream);
+    return capture;
+  };
+  const auto end = [&](CaptureId capture) {
+    graphs.End(capture);
+    set_.EndScope(kId);
+  };
+  CaptureId capture = begin();
+  const Block kept = Allocate(kPage, kA);
+  Allocate(kPage, kB);
+  end(capture);
+  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
+  capture = begin();
+  set_.RecordUse(kept.address, kB);
+  set_.Free(kept.address);
+  set_.Free(Allocate(2 * kPage, kA).address);
+  Allocate(kPage, kB);
+  end(capture);
+  set_.Restore(kId, checkpoint);
+  EXPECT_TRUE(set_.At(kept.address));
+
+  const uint64_t pages = set_.Stats(kId).pages;
+  capture = begin();
+  graphs.Launch(kB);
+  Allocate((pages - 2) * kPage, kB);
+  EXPECT_EQ(set_.Stats(kId).pages, pages) << "all that does not live is free";
+  set_.Free(kept.address);
+  Allocate(kPage, kB);
+  EXPECT_EQ(set_.Stats(kId).pages, pages + 1);
+  graphs.Wait(kB, graphs.Record(kA));
+  Allocate(kPage, kB);
+  EXPECT_EQ(set_.Stats(kId).pages, pages + 1);
+  end(capture);
+}
+
 // --- What lives on, and what was recorded ---
 
 TEST_F(PoolCheckpointFencesTest, ABlockThatLivesOnKeepsItsLaterUses) {

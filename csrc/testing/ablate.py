@@ -30,12 +30,12 @@ PLAIN = ROOT / "tests/traces/plain_stitching.txt"
 HEAD = f"""\
 # What each rule is worth
 
-`csrc/testing/ablate.py` takes one rule of prediction or placement (`csrc/testing/mutants/rules.txt`) out of
-the core at a time. `cgp_quality` then replays the recorded traces in {ORDERS} orders each, the
-made-up ones (25 families, 20 seeds) and those of `tests/traces/worst` in their own. The mappings
-are those of one pool in the mean, and a capture pays 25 to 40 µs for each. Pools of less than
-64 MiB are left out, but not in the last column: how many of the made-up and worst traces take more
-than 1.02 of what stitching without prediction does, and two pages (of several streams: than that).
+`csrc/testing/ablate.py` takes one rule of prediction or placement out of the core at a time
+(`csrc/testing/mutants/rules.txt`). `cgp_quality` then replays the recorded traces in {ORDERS}
+orders each, the made-up ones (25 families, 20 seeds) and those of `tests/traces/worst` in their
+own. The mappings are those of one pool in the mean, and a capture pays 25 to 40 µs for each. Pools
+of less than 64 MiB are left out, but not in the last column: how many of the made-up and worst
+traces take more than 1.02 of what stitching without prediction does, and two pages.
 
 What handles of other sizes cost and save is drawn in [frontier.svg](frontier.svg).
 
@@ -72,7 +72,9 @@ def measure(work: Path, texts: Path, mutant: Mutant | None, jobs: int) -> Measur
     if errors:
         raise StaleError(f"does not compile\n{errors[-2000:]}")
     recorded, _ = judge(work, ["--orders", str(ORDERS), str(texts / "recorded")])
-    made_up, output = judge(work, ["--plain", str(PLAIN), str(texts / "made_up"), str(texts / "worst")])
+    made_up, output = judge(
+        work, ["--plain", str(PLAIN), str(texts / "made_up"), str(texts / "worst")]
+    )
     return Measured(recorded, made_up, output.count("BROKEN:"))
 
 

@@ -1,5 +1,5 @@
-"""Faults that mutate.py plants, by what they break, and the rules that ablate.py takes out: an entry
-of a text file for each.
+"""Faults that mutate.py plants, by what they break, and the rules that ablate.py takes out: an
+entry of a text file for each.
 
 name folder/file          the file is in csrc/
 what goes wrong then, or what the rule says
