@@ -58,6 +58,7 @@ FuzzSession::FuzzSession(const FuzzSetup& setup)
 
 std::string FuzzSession::Run(const PoolOperation& operation) {
   ++operations_;
+  last_failed_ = false;
   std::string complaint = std::visit([this](const auto& op) { return Do(op); }, operation);
   if (complaint.empty()) complaint = CompareStats();
   if (complaint.empty() && operations_ % setup_.inspect_every == 0) complaint = Inspect();
@@ -110,6 +111,8 @@ FuzzSession::Result FuzzSession::Call(const std::function<void()>& call, FaultKi
   }
   const uint64_t failures = faulty_.failures() - failures_before;
   result.fault_fired = armed_ && failures > 0;
+  last_failed_ = result.outcome != Outcome::kDone;
+  driver_failures_ += failures;
   if (failures > 0 && CleaningUpFailed(calls_before)) leaky_ = true;
   if (result.fault_fired && !fault_.for_good) {
     armed_ = false;
@@ -497,7 +500,7 @@ std::string FuzzSession::Finish() {
   watch_.Quiesce();
   set_.reset();
   if (std::string violation = FirstViolation(); !violation.empty()) return violation;
-  if (leaky_) return {};
+  if (leaky_ && !setup_.tidy_end) return {};
   if (watch_.handles() + watch_.mappings() + watch_.reservations() + watch_.events() != 0) {
     return Text("left behind: ", watch_.handles(), " handles, ", watch_.mappings(), " mappings, ",
                 watch_.reservations(), " reservations, ", watch_.events(), " events");

@@ -52,6 +52,10 @@ class FuzzSession {
   // Ends all scopes, frees and releases everything, and sees that nothing is left.
   std::string Finish();
 
+  // Whether the last call to the set failed, be it as it should.
+  bool last_failed() const { return last_failed_; }
+  // How many driver calls were made to fail.
+  uint64_t driver_failures() const { return driver_failures_; }
   const FuzzSetup& setup() const { return setup_; }
   const PoolModel& model() const { return model_; }
   const std::vector<uint64_t>& live_labels() const { return live_labels_; }
@@ -165,6 +169,8 @@ class FuzzSession {
   bool leaky_ = false;
   bool peers_settled_ = true;  // the last EnablePeer() came through
   uint64_t operations_ = 0;
+  bool last_failed_ = false;
+  uint64_t driver_failures_ = 0;
 };
 
 }  // namespace cgp

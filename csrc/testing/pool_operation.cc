@@ -35,8 +35,8 @@ struct Printer {
   }
   void operator()(const ReleaseOp& op) const { out << "ReleaseOp{" << op.pool << "}"; }
   void operator()(const AllocateOp& op) const {
-    out << "AllocateOp{.label = " << op.label << ", .pool = " << op.pool
-        << ", .bytes = " << op.bytes << ", .stream = " << op.stream << "}";
+    out << "AllocateOp{" << op.label << ", " << op.pool << ", " << op.bytes << "U, " << op.stream
+        << "}";
   }
   void operator()(const FreeOp& op) const { out << "FreeOp{" << op.label << "}"; }
   void operator()(const FreeInsideOp& op) const { out << "FreeInsideOp{" << op.label << "}"; }
