@@ -14,25 +14,6 @@ namespace {
 // How many streams there are, at most.
 constexpr uint64_t kStreams = 8;
 
-// The word that belongs to a block at one of its granules; never what fresh memory holds.
-uint64_t Pattern(uint64_t label, uint64_t granule) {
-  uint64_t word = label * 0x9E3779B97F4A7C15U + granule * 0xBF58476D1CE4E5B9U + 1;
-  word ^= word >> 31;
-  return word | 1;
-}
-
-// The first and the last word of each granule stand for all of it: nothing smaller is ever placed.
-template <typename Visit>
-void ForEachWord(const Block& block, const Visit& visit) {
-  constexpr uint64_t kWords = kGranuleBytes / sizeof(uint64_t);
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): the host driver's addresses are this process's own.
-  auto* words = reinterpret_cast<uint64_t*>(block.address);
-  for (uint64_t granule = 0; granule < block.bytes / kGranuleBytes; ++granule) {
-    visit(words + granule * kWords, granule);
-    visit(words + granule * kWords + kWords - 1, granule);
-  }
-}
-
 }  // namespace
 
 std::string ToString(const FuzzSetup& setup) {
@@ -83,9 +64,9 @@ void FuzzSession::Make(const std::function<void()>& call, FaultKind kind) {
   if (!setup_.fail_each || armed_) return call();
   const auto describe = [this] {
     set_->Check();
-    const Books books = TakeBooks(/*with_snapshots=*/true);
-    return Text(books.stats, books.snapshots, books.handles, " handles, ", books.mappings,
-                " mappings, ", books.reservations, " reservations\n");
+    const Books books = TakeBooks(/*needed=*/true);
+    return Text(books.set, books.driver.handles, " handles, ", books.driver.mappings, " mappings, ",
+                books.driver.reservations, " reservations\n");
   };
   const std::string complaint = FailEach(kind, faulty_, call, describe);
   if (!complaint.empty()) throw InternalError(complaint);
@@ -152,19 +133,16 @@ std::string FuzzSession::JudgeFailure(const Result& result, bool allowed, const 
     return "failed without a cause: " + result.text;
   }
   if (result.outcome == Outcome::kNoHeap) set_->Check();
-  const Books after = TakeBooks(!before.snapshots.empty());
-  if (before.stats != after.stats) {
-    return "a call that failed (" + result.text + ") changed the state from\n" + before.stats +
-           "to\n" + after.stats;
+  const Books after = TakeBooks(/*needed=*/true);
+  if (before.set != after.set) {
+    return Text("a call that failed (", result.text, ") changed the state from\n", before.set,
+                "to\n", after.set);
   }
-  if (before.snapshots != after.snapshots) {
-    return "a call that failed (" + result.text + ") changed the snapshot from\n" +
-           before.snapshots + "to\n" + after.snapshots;
-  }
-  if (!leaky_ && !(before == after)) {
-    return Text("a call that failed (", result.text, ") left ", after.handles, " handles, ",
-                after.mappings, " mappings and ", after.reservations, " reservations where ",
-                before.handles, ", ", before.mappings, " and ", before.reservations, " were");
+  if (!leaky_ && before.driver != after.driver) {
+    return Text("a call that failed (", result.text, ") left ", after.driver.handles, " handles, ",
+                after.driver.mappings, " mappings and ", after.driver.reservations,
+                " reservations where ", before.driver.handles, ", ", before.driver.mappings,
+                " and ", before.driver.reservations, " were");
   }
   return {};
 }
@@ -315,7 +293,7 @@ std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,
   live_labels_.push_back(op.label);
   watch_.MarkUsed();
   Work(id, stream);
-  Write(op.label, block);
+  if (setup_.map_memory) KernelOf(op.label, block, /*writes=*/true).Run();
   return {};
 }
 
@@ -459,23 +437,17 @@ void FuzzSession::Work(PoolId pool, StreamId stream) {
   }
 }
 
-void FuzzSession::Write(uint64_t label, const Block& block) {
-  if (!setup_.map_memory) return;
-  ForEachWord(block, [&](uint64_t* word, uint64_t granule) { *word = Pattern(label, granule); });
+// Fresh memory never holds it: the word of a label is odd.
+Kernel FuzzSession::KernelOf(uint64_t label, const Block& block, bool writes) {
+  return {.block = block, .word = label * 0x9E3779B97F4A7C15U | 1, .writes = writes};
 }
 
 std::string FuzzSession::Read(uint64_t label, const Block& block) {
   if (!watch_.Accessible(block.address, block.bytes)) {
     return Text("block b", label, " is live but no longer mapped");
   }
-  if (!setup_.map_memory) return {};
-  std::string complaint;
-  ForEachWord(block, [&](const uint64_t* word, uint64_t granule) {
-    if (*word != Pattern(label, granule)) {
-      complaint = Text("block b", label, " holds foreign data in its granule ", granule);
-    }
-  });
-  return complaint;
+  const bool right = !setup_.map_memory || KernelOf(label, block, /*writes=*/false).Run();
+  return right ? "" : Text("block b", label, " holds foreign data");
 }
 
 std::string FuzzSession::Finish() {

@@ -16,6 +16,7 @@
 #include "core/pool_set.h"
 #include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
+#include "testing/capture_dag.h"
 #include "testing/driver_watch.h"
 #include "testing/fail_each.h"
 #include "testing/pool_model.h"
@@ -74,12 +75,8 @@ class FuzzSession {
 
   // What must be the same after a call that failed.
   struct Books {
-    std::string stats;
-    std::string snapshots;
-    size_t handles = 0;
-    size_t mappings = 0;
-    size_t reservations = 0;
-    bool operator==(const Books&) const = default;
+    std::string set;
+    HostUsage driver;
   };
 
   std::string Do(const RetainOp& op);
@@ -129,7 +126,7 @@ class FuzzSession {
   std::string ComparePeers();
   std::string Inspect();
 
-  void Write(uint64_t label, const Block& block);
+  static Kernel KernelOf(uint64_t label, const Block& block, bool writes);
   std::string Read(uint64_t label, const Block& block);
   StreamId StreamOf(uint64_t stream, PoolId pool) const;
   void BeginCapture(PoolId pool);
@@ -137,7 +134,7 @@ class FuzzSession {
   void Work(PoolId pool, StreamId stream);
   std::string Shrunk();
   std::string SpareHandles();
-  Books TakeBooks(bool with_snapshots) const;
+  Books TakeBooks(bool needed) const;
 
   FuzzSetup setup_;
   HostDriver host_;

@@ -61,7 +61,7 @@ std::string FuzzSession::Restored(PoolId id, const PoolModel::Checkpoint& checkp
     std::string complaint = JudgePieces(id, revived.block, set_->Pieces(revived.block.address));
     if (!complaint.empty()) return complaint;
     watch_.Submit(revived.block.stream);
-    Write(revived.label, revived.block);
+    if (setup_.map_memory) KernelOf(revived.label, revived.block, /*writes=*/true).Run();
   }
   return {};
 }
