@@ -11,98 +11,103 @@
 namespace cgp {
 namespace {
 
-TEST_P(PoolProofsScripts, GivesWhatIsProvenAndNothingElse) { Play(GetParam().script); }
+TEST_P(PoolScripts, GivesWhatIsProvenAndNothingElse) { Play(GetParam().script); }
 
-constexpr ProofsScript kScripts[] = {
-    // --- What one stream alone has worked on ---
-    {"AStreamThatWaitsForTheFreeTakesTheBytes",
-     "capture A B; a = A; A launches; free a; B grows; B waits A; B reuses"},
-    {"BehindAnyNumberOfOtherStreamsToo",
-     "capture A B C; b = B 1g (there are several from here on); a = A; A launches; free a;"
-     "C waits A; C launches; B waits C; B launches; B reuses"},
-    // And the node's second predecessor.
-    {"BehindTheSecondOfTwoThatANodeWaitsFor",
-     "capture A B; x = A; b = B; B launches; A launches; free b; A waits B; A launches; A launches;"
-     "A reuses"},
-    {"TheOwnStreamTakesItsBytesAtOnce",
-     "capture A B; a = A; A launches; free a; B grows; A reuses (freed while A was alone);"
-     "c = A; A launches; free c; A reuses (and since it is not)"},
-    // Later work of the stream has nothing to do with the bytes.
-    {"WhatIsFreedIsBehindWhatItsStreamHadCapturedThen",
-     "capture A B; a = A; b = B; A launches; e marks A; free a; A launches; B waits e; B reuses"},
-    {"AnEventRecordedBeforeTheLastWorkProvesNothing",
-     "capture A B; a = A; b = B; A launches; stale marks A; A launches; free a; B waits stale;"
-     "B launches; B grows; B waits A; B reuses"},
-    {"WhatIsFreedBeforeAnythingIsCapturedIsFreeToAll",
-     "capture A B C; a = A 2p; free a; B reuses (freed while A was alone); A reuses;"
-     "c = C; free c; B reuses (and since it is not)"},
-    // --- The second stream ---
-    // Each free noted no frontier then: what A has captured by now is no less.
-    {"WhatTheFirstStreamFreedIsBehindWhatItHadWhenTheSecondCame",
-     "capture A B; a = A; A launches; then marks A; free a; A launches; second marks A; B grows;"
-     "A launches; B waits then; B grows; B waits second; B reuses"},
-    {"ARecordedUseIsASecondStreamToo",
-     "capture A B; freed used = A; A launches; free freed; use marks A; B uses used; A launches;"
-     "B waits use; B reuses (B stands behind all that A had then)"},
-    {"AUseByTheOwnStreamIsNoSecondStream",
-     "capture A; a = A; A uses a; A launches; free a; A reuses"},
-    {"BlocksThatLiveWhenTheSecondStreamComesAreFreedBehindTheirFrontiers",
-     "capture A B; small = A 1g; a = A; A launches; b = B; before marks A; A launches; free a "
-     "small;"
-     "B waits before; B grows; B waits A; B reuses"},
-    // Frees of streams that have never allocated in the scope.
-    {"AStreamThatOnlyFreesNeedsNoView",
-     "capture A B; b = B; a = A; end;"
-     "capture A B; B launches; free b; A grows; A waits B; A reuses"},
-    // --- What several streams have worked on ---
-    {"ABlockThatAnotherStreamUsedIsNotItsOwnStreamsAtOnce",
-     "capture A B; a = A; B uses a; A launches; B launches; free a; A grows; A waits B; A reuses"},
-    {"NorIsItTheUsers",
-     "capture A B; a = A; B uses a; A launches; B launches; free a; B grows; B waits A; B reuses"},
-    {"ABlockThatTwoOthersUsedIsBehindAllThree",
-     "capture A B C D; a = A; B uses a; C uses a; B uses a; A launches; B launches; C launches;"
-     "free a; D grows; D waits C; D grows; D waits A; D grows; D waits B; D reuses"},
-    // What a stream does between the use that was recorded and the free may be that use.
-    {"AUseIsBehindWhatItsStreamHasAtTheFree",
-     "capture A B C; a = A; B launches; B uses a; use marks B; B launches; then marks B; free a;"
-     "B launches; C waits use; C grows; C waits then; C reuses (and A has captured nothing)"},
-    // --- Streams that come late ---
-    {"AStreamThatJoinsLateTakesWhatItStandsBehind",
-     "capture A B; a = A; b = B; later = A; A launches; B launches; free a b; before marks A;"
-     "A launches; free later; C waits before; C reuses; C grows (neither b nor later);"
-     "C waits B; C reuses; C grows; C waits A; C reuses"},
-    // The graph proves nothing to it any more, and its own order only what it has had since: before,
-    // it may have given itself what it had by a proof.
-    {"AStreamBehindAProgrammaticLaunchTakesOnlyWhatItHasHadSince",
-     "capture A B; a1 = A; b1 = B; a2 = A; b2 = B; a3 = A; b3 = B; A launches; B launches;"
-     "free b1 b2; A waits B; A reuses (the first of B's); free a3; A launches early;"
-     "A grows (neither the second nor its own); free b3 a1; A launches;"
-     "A grows (of before, though freed behind it); own = A; free own; A reuses; B reuses"},
-    {"ItsOwnBytesAStreamTakesWhateverItLaunches",
-     "capture A B; a = A; b = B; A launches; B launches; free b; B launches early; B reuses"},
-    // --- Which bytes ---
-    {"NeighboursBehindDifferentFencesAreOneToWhomMayTakeBoth",
-     "capture A B C; low = A 8g; high = B 8g; A launches; B launches; free low high; C waits A;"
-     "C grows 9g; C waits B; C reuses"},
-    {"ALargeBlockLiesOverPagesBehindSeveralFences",
-     "capture A B C D; a = A; b = B; c = C; A launches; B launches; C launches; free a b c;"
-     "D waits A; D waits C; two = D 2p; pages 3; free two; D waits B; D reuses 3p"},
-    {"WhatIsLeftOfFreedBytesStaysBehindTheirFence",
-     "capture A B; b = B 1g; rest = A 15g; a = A; A launches; free a;"
-     "A reuses 4g (the 12 behind it are an extent of their own now);"
-     "B grows 12g; B waits A; B reuses 12g"},
-    {"BytesTakenAndFreedAgainAreBehindTheLaterFreeOnly",
-     "capture A B; b = B; a = A; A launches; early marks A; free a; again = A; A launches; free "
-     "again;"
-     "B waits early; B grows; B waits A; B reuses"},
-    // Of page 0, which both streams may take, and page 1, which only A may.
-    {"ASmallBlockBreaksTheWholePageThatTheOthersDoNotWant",
-     "capture A B; anyones own = A; b = B; free anyones; A launches; free own; A reuses 1g;"
-     "B reuses"},
-};
+std::vector<PoolScript> Scripts() {
+  return {
+      // --- What one stream alone has worked on ---
+      {"AStreamThatWaitsForTheFreeTakesTheBytes",
+       "capture A B; a = A; A launches; free a; B grows; B waits A; B reuses"},
+      {"BehindAnyNumberOfOtherStreamsToo",
+       "capture A B C; b = B 1g (there are several from here on); a = A; A launches; free a;"
+       "C waits A; C launches; B waits C; B launches; B reuses"},
+      // And the node's second predecessor.
+      {"BehindTheSecondOfTwoThatANodeWaitsFor",
+       "capture A B; x = A; b = B; B launches; A launches; free b; A waits B; A launches; A "
+       "launches;"
+       "A reuses"},
+      {"TheOwnStreamTakesItsBytesAtOnce",
+       "capture A B; a = A; A launches; free a; B grows; A reuses (freed while A was alone);"
+       "c = A; A launches; free c; A reuses (and since it is not)"},
+      // Later work of the stream has nothing to do with the bytes.
+      {"WhatIsFreedIsBehindWhatItsStreamHadCapturedThen",
+       "capture A B; a = A; b = B; A launches; e marks A; free a; A launches; B waits e; B reuses"},
+      {"AnEventRecordedBeforeTheLastWorkProvesNothing",
+       "capture A B; a = A; b = B; A launches; stale marks A; A launches; free a; B waits stale;"
+       "B launches; B grows; B waits A; B reuses"},
+      {"WhatIsFreedBeforeAnythingIsCapturedIsFreeToAll",
+       "capture A B C; a = A 2p; free a; B reuses (freed while A was alone); A reuses;"
+       "c = C; free c; B reuses (and since it is not)"},
+      // --- The second stream ---
+      // Each free noted no frontier then: what A has captured by now is no less.
+      {"WhatTheFirstStreamFreedIsBehindWhatItHadWhenTheSecondCame",
+       "capture A B; a = A; A launches; then marks A; free a; A launches; second marks A; B grows;"
+       "A launches; B waits then; B grows; B waits second; B reuses"},
+      {"ARecordedUseIsASecondStreamToo",
+       "capture A B; freed used = A; A launches; free freed; use marks A; B uses used; A launches;"
+       "B waits use; B reuses (B stands behind all that A had then)"},
+      {"AUseByTheOwnStreamIsNoSecondStream",
+       "capture A; a = A; A uses a; A launches; free a; A reuses"},
+      {"BlocksThatLiveWhenTheSecondStreamComesAreFreedBehindTheirFrontiers",
+       "capture A B; small = A 1g; a = A; A launches; b = B; before marks A; A launches; free a "
+       "small;"
+       "B waits before; B grows; B waits A; B reuses"},
+      // Frees of streams that have never allocated in the scope.
+      {"AStreamThatOnlyFreesNeedsNoView",
+       "capture A B; b = B; a = A; end;"
+       "capture A B; B launches; free b; A grows; A waits B; A reuses"},
+      // --- What several streams have worked on ---
+      {"ABlockThatAnotherStreamUsedIsNotItsOwnStreamsAtOnce",
+       "capture A B; a = A; B uses a; A launches; B launches; free a; A grows; A waits B; A "
+       "reuses"},
+      {"NorIsItTheUsers",
+       "capture A B; a = A; B uses a; A launches; B launches; free a; B grows; B waits A; B "
+       "reuses"},
+      {"ABlockThatTwoOthersUsedIsBehindAllThree",
+       "capture A B C D; a = A; B uses a; C uses a; B uses a; A launches; B launches; C launches;"
+       "free a; D grows; D waits C; D grows; D waits A; D grows; D waits B; D reuses"},
+      // What a stream does between the use that was recorded and the free may be that use.
+      {"AUseIsBehindWhatItsStreamHasAtTheFree",
+       "capture A B C; a = A; B launches; B uses a; use marks B; B launches; then marks B; free a;"
+       "B launches; C waits use; C grows; C waits then; C reuses (and A has captured nothing)"},
+      // --- Streams that come late ---
+      {"AStreamThatJoinsLateTakesWhatItStandsBehind",
+       "capture A B; a = A; b = B; later = A; A launches; B launches; free a b; before marks A;"
+       "A launches; free later; C waits before; C reuses; C grows (neither b nor later);"
+       "C waits B; C reuses; C grows; C waits A; C reuses"},
+      // The graph proves nothing to it any more, and its own order only what it has had since: before,
+      // it may have given itself what it had by a proof.
+      {"AStreamBehindAProgrammaticLaunchTakesOnlyWhatItHasHadSince",
+       "capture A B; a1 = A; b1 = B; a2 = A; b2 = B; a3 = A; b3 = B; A launches; B launches;"
+       "free b1 b2; A waits B; A reuses (the first of B's); free a3; A launches early;"
+       "A grows (neither the second nor its own); free b3 a1; A launches;"
+       "A grows (of before, though freed behind it); own = A; free own; A reuses; B reuses"},
+      {"ItsOwnBytesAStreamTakesWhateverItLaunches",
+       "capture A B; a = A; b = B; A launches; B launches; free b; B launches early; B reuses"},
+      // --- Which bytes ---
+      {"NeighboursBehindDifferentFencesAreOneToWhomMayTakeBoth",
+       "capture A B C; low = A 8g; high = B 8g; A launches; B launches; free low high; C waits A;"
+       "C grows 9g; C waits B; C reuses"},
+      {"ALargeBlockLiesOverPagesBehindSeveralFences",
+       "capture A B C D; a = A; b = B; c = C; A launches; B launches; C launches; free a b c;"
+       "D waits A; D waits C; two = D 2p; pages 3; free two; D waits B; D reuses 3p"},
+      {"WhatIsLeftOfFreedBytesStaysBehindTheirFence",
+       "capture A B; b = B 1g; rest = A 15g; a = A; A launches; free a;"
+       "A reuses 4g (the 12 behind it are an extent of their own now);"
+       "B grows 12g; B waits A; B reuses 12g"},
+      {"BytesTakenAndFreedAgainAreBehindTheLaterFreeOnly",
+       "capture A B; b = B; a = A; A launches; early marks A; free a; again = A; A launches; free "
+       "again;"
+       "B waits early; B grows; B waits A; B reuses"},
+      // Of page 0, which both streams may take, and page 1, which only A may.
+      {"ASmallBlockBreaksTheWholePageThatTheOthersDoNotWant",
+       "capture A B; anyones own = A; b = B; free anyones; A launches; free own; A reuses 1g;"
+       "B reuses"},
+  };
+}
 
-INSTANTIATE_TEST_SUITE_P(All, PoolProofsScripts, ::testing::ValuesIn(kScripts),
-                         [](const auto& one) { return std::string(one.param.name); });
+INSTANTIATE_TEST_SUITE_P(OneCapture, PoolScripts, ::testing::ValuesIn(Scripts()),
+                         PoolScripts::NameOf);
 
 TEST_F(PoolProofsTest, FencesOfManyFreesAreEachTakenWhenTheirTurnComes) {
   Begin({kA, kB});

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/pool.h"
+#include "core/pool_checkpoint.h"
 #include "core/pool_test_pool.h"
 #include "driver/host_driver.h"
 
@@ -84,7 +85,10 @@ class PoolProofsTest : public PoolTest {
   //   A works        what is not captured; "done" when it is over
   //   A reuses 2p    gets memory that the pool has already, and keeps it; else "A grows 2p"
   //   invalidate     the last capture
-  //   pages 3        that the pool has by now
+  //   pages 3        that the pool has by now; "events 0" that the driver has
+  //   checkpoint c   "restore c" goes back to it
+  //   a shares b     bytes of the block b, of now or of before; else "a avoids b"
+  //   held a         C gets nothing of what was a before all work is done, and all of it then
   void Play(const std::string& script) {
     std::istringstream statements(script);
     for (std::string statement; std::getline(statements, statement, ';');) {
@@ -142,6 +146,17 @@ class PoolProofsTest : public PoolTest {
       graphs_.Invalidate(captures_.back());
     } else if (first == "done") {
       watch_.FinishAll();
+    } else if (first == "events") {
+      EXPECT_EQ(watch_.events(), std::stoul(verb));
+    } else if (first == "checkpoint") {
+      checkpoints_[verb] = pool_.Checkpoint();
+    } else if (first == "restore") {
+      pool_.Restore(checkpoints_.at(verb));
+      pool_.Check();
+    } else if (first == "held") {
+      ExpectHeldUntilWorkIsDone(pieces_.at(verb));
+    } else if (verb == "shares" || verb == "avoids") {
+      EXPECT_EQ(Overlap(pieces_.at(first), pieces_.at(words.at(2))), verb == "shares");
     } else if (first == "pages") {
       EXPECT_EQ(pool_.Stats().pages, std::stoul(verb));
     } else if (first == "free") {
@@ -149,7 +164,9 @@ class PoolProofsTest : public PoolTest {
     } else if (sign != words.end()) {
       const auto names = static_cast<std::size_t>(sign - words.begin());
       for (std::size_t i = 0; i < names; ++i) {
-        blocks_[words[i]] = Allocate(SizeOf(words, names + 2), StreamOf(words.at(names + 1)));
+        const Block block = Allocate(SizeOf(words, names + 2), StreamOf(words.at(names + 1)));
+        blocks_[words[i]] = block;
+        pieces_[words[i]] = pool_.Pieces(block.address);
       }
     } else if (verb == "uses") {
       Use(blocks_.at(words.at(2)), StreamOf(first));
@@ -170,19 +187,41 @@ class PoolProofsTest : public PoolTest {
     }
   }
 
+  // pre: no block lives on these bytes.
+  void ExpectHeldUntilWorkIsDone(const std::vector<PhysicalPiece>& pieces) {
+    for (const ScopeKind kind : {ScopeKind::kCapture, ScopeKind::kEager}) {
+      pool_.BeginScope(kind);
+      EXPECT_FALSE(GetsBytesOf(pieces, kPage, kC));
+      EXPECT_FALSE(GetsBytesOf(pieces, kGranule, kC));
+      EndScope();
+    }
+    watch_.FinishAll();
+    const uint64_t pages = pool_.Stats().pages;
+    pool_.BeginScope(ScopeKind::kCapture);
+    EXPECT_TRUE(GetsBytesOf(pieces, pages * kPage, kC));
+    EndScope();
+    EXPECT_EQ(pool_.Stats().pages, pages) << "all is free by now";
+  }
+
   std::vector<CaptureId> captures_;  // under way
   std::map<std::string, Block> blocks_;
+  std::map<std::string, std::vector<PhysicalPiece>> pieces_;
+  std::map<std::string, PoolCheckpoint> checkpoints_;
   std::map<std::string, Frontier> events_;
 };
 
-// A script, which a comment may explain, as a test of a table.
-struct ProofsScript {
-  const char* name;
-  const char* script;
-  friend void PrintTo(const ProofsScript& one, std::ostream* out) { *out << one.name; }
+// A test of a table.
+struct PoolScript {
+  std::string name;
+  std::string script;
+  friend void PrintTo(const PoolScript& one, std::ostream* out) { *out << one.name; }
 };
 
-class PoolProofsScripts : public PoolProofsTest,
-                          public ::testing::WithParamInterface<ProofsScript> {};
+class PoolScripts : public PoolProofsTest, public ::testing::WithParamInterface<PoolScript> {
+ public:
+  static std::string NameOf(const ::testing::TestParamInfo<PoolScript>& one) {
+    return one.param.name;
+  }
+};
 
 }  // namespace cgp

@@ -1,15 +1,12 @@
-// Every allocation of the tables that the core and the executables are made of fails, alone and with
-// all that follow; of whole pools failure_test.cc and cgp_fuzz --fail-each say it.
+// Every allocation of what is no pool fails, alone and with all that follow; of pools failure_test.cc and
+// cgp_fuzz --fail-each say it.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "core/fences.h"
 #include "core/pool_set.h"
-#include "core/range_table.h"
 #include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "exec/exec_table.h"
@@ -38,19 +35,6 @@ TEST_F(FailedAllocationsTest, ASetIsMadeOrNot) {
   std::optional<PoolSet> set;
   FailAll([&] { set.emplace(driver_); }, [&] { return Text(set.has_value()); });
   set->Check();
-}
-
-// An event that is recorded for a mark that is not made would never be destroyed.
-TEST_F(FailedAllocationsTest, FencesWithMarks) {
-  {
-    FenceTable fences(driver_);
-    const auto events = [&] { return Text(host_.usage().events); };
-    for (uint64_t i = 0; i < 20; ++i) {
-      FailAll([&] { fences.ForStream(StreamId{i}, /*eager=*/true); }, events);
-      FailAll([&] { fences.Mark(); }, events);
-    }
-  }
-  EXPECT_EQ(host_.usage(), HostUsage{});
 }
 
 TEST_F(FailedAllocationsTest, ExecTable) {
@@ -97,38 +81,6 @@ TEST_F(FailedAllocationsTest, ExecTable) {
   EXPECT_EQ(gone, 4U);
   EXPECT_EQ(table.exec_count(), 0U);
 }
-
-class FailedMappingsTest : public FailedAllocationsTest,
-                           public ::testing::WithParamInterface<FaultKind> {};
-
-TEST_P(FailedMappingsTest, RangeTable) {
-  constexpr PageId kNew = MappingPlan::kNewPage;
-  {
-    RangeTable table(driver_, Granules(kPage / kGranuleBytes));
-    const auto describe = [&] {
-      table.Check();
-      return Text(table.page_count(), " pages ", table.handle_count(), " handles ",
-                  table.range_count(), " ranges ", table.slot_limit(), " slots ",
-                  table.mapping_count(), " mappings, ", host_.usage().handles, " ",
-                  host_.usage().mappings, " ", host_.usage().reservations);
-    };
-    const auto map = [&](const MappingPlan& plan) {
-      EXPECT_EQ(FailEach(
-                    GetParam(), faulty_, [&] { table.Map(plan); }, describe),
-                "");
-    };
-    for (uint32_t i = 0; i < 20; ++i) {
-      map({.range = {}, .handles = {kNew, MappingPlan::NewHandle(3), kNew}});
-      map({.range = RangeId{i}, .at_front = true, .handles = {kNew}});
-      map({.range = {}, .handles = {PageId{0}, kNew}});
-      map({.range = RangeId{i}, .handles = {kNew, kNew}});
-    }
-  }
-  EXPECT_EQ(host_.usage(), HostUsage{});
-}
-
-INSTANTIATE_TEST_SUITE_P(All, FailedMappingsTest,
-                         ::testing::Values(FaultKind::kAllocation, FaultKind::kDriverCall));
 
 }  // namespace
 }  // namespace cgp

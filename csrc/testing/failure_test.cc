@@ -157,12 +157,13 @@ class EveryAllocationFails : public ::testing::TestWithParam<Script> {};
 TEST_P(EveryAllocationFails, ChangesNothingAndGoesThroughAtLast) {
   FuzzSetup setup = kSetup;
   setup.fail_each = true;
-  // Of every other operation it is the driver's calls that fail.
-  for (const bool others : {false, true}) {
+  // Of operations with odd numbers allocations fail, and of the others the driver's calls.
+  for (const bool driver_calls : {false, true}) {
     FuzzSession session(setup);
-    if (others) session.Run(MendOp{});
+    if (driver_calls) session.Run(MendOp{});
     for (const PoolOperation& operation : GetParam().operations) {
       ASSERT_EQ(session.Run(operation), "") << operation;
+      ASSERT_EQ(session.Run(InspectOp{}), "") << operation;
     }
     EXPECT_EQ(session.Finish(), "");
   }

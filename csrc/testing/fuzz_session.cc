@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "testing/allocation_faults.h"
+#include "testing/pool_set_text.h"
 #include "testing/text.h"
 
 namespace cgp {
@@ -297,14 +298,19 @@ std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,
   return {};
 }
 
+const PoolModel::LiveBlock* FuzzSession::LiveOf(uint64_t label) const {
+  const auto it = addresses_.find(label);
+  const PoolModel::LiveBlock* const live =
+      it == addresses_.end() ? nullptr : model_.LiveAt(it->second);
+  return live == nullptr || live->label != label ? nullptr : live;
+}
+
 std::string FuzzSession::Do(const FreeOp& op) {
   const auto it = addresses_.find(op.label);
   if (it == addresses_.end()) return {};
-  const Address address = it->second;
-  const PoolModel::LiveBlock* live = model_.LiveAt(address);
-  if (live != nullptr && live->label == op.label) return FreeLive(op.label, address);
-  if (live != nullptr) return {};  // another block starts there by now: that would be its free
-  return RefusesAddress(address);
+  if (LiveOf(op.label) != nullptr) return FreeLive(op.label, it->second);
+  // If another block starts there by now, that would be its free.
+  return model_.LiveAt(it->second) == nullptr ? RefusesAddress(it->second) : "";
 }
 
 std::string FuzzSession::Do(const FreeWildOp& op) {
@@ -343,10 +349,8 @@ std::string FuzzSession::FreeLive(uint64_t label, Address address) {
 }
 
 std::string FuzzSession::Do(const FreeInsideOp& op) {
-  const auto it = addresses_.find(op.label);
-  if (it == addresses_.end()) return {};
-  const PoolModel::LiveBlock* live = model_.LiveAt(it->second);
-  if (live == nullptr || live->label != op.label) return {};
+  const PoolModel::LiveBlock* const live = LiveOf(op.label);
+  if (live == nullptr) return {};
   for (const uint64_t inside : {uint64_t{1}, uint64_t{512}, live->block.bytes - 1}) {
     if (inside >= live->block.bytes) continue;
     std::string complaint = RefusesAddress(live->block.address + inside);
@@ -356,17 +360,16 @@ std::string FuzzSession::Do(const FreeInsideOp& op) {
 }
 
 std::string FuzzSession::Do(const RecordUseOp& op) {
-  const auto it = addresses_.find(op.label);
-  if (it == addresses_.end()) return {};
-  const PoolModel::LiveBlock* live = model_.LiveAt(it->second);
-  if (live == nullptr || live->label != op.label) return {};
+  const PoolModel::LiveBlock* const live = LiveOf(op.label);
+  if (live == nullptr) return {};
   const PoolId pool = live->pool;
+  const Address address = live->block.address;
   if (CaptureIsOver(pool)) return {};
   const StreamId stream = StreamOf(op.stream, pool);
   return Mirror(
-      true, [&] { set_->RecordUse(it->second, stream); },
+      true, [&] { set_->RecordUse(address, stream); },
       [&] {
-        model_.RecordUse(it->second, stream);
+        model_.RecordUse(address, stream);
         Work(pool, stream);
       });
 }
@@ -405,7 +408,20 @@ std::string FuzzSession::Do(const FailAllocationOp& op) {
   return {};
 }
 
-std::string FuzzSession::Do(const InspectOp&) { return Inspect(); }
+std::string FuzzSession::Do(const InspectOp&) {
+  for (const PoolId id : set_->ids()) {
+    if (!setup_.fail_each) break;
+    const auto ask = [&] {
+      set_->Snapshot(id);
+      set_->Stats(id);
+      set_->ReservedByPool();
+    };
+    std::string complaint =
+        FailEach(FaultKind::kAllocation, faulty_, ask, [&] { return Describe(*set_); });
+    if (!complaint.empty()) return complaint;
+  }
+  return Inspect();
+}
 
 // A stream is not captured while it also works eagerly; one after the other it may be both.
 StreamId FuzzSession::StreamOf(uint64_t stream, PoolId pool) const {

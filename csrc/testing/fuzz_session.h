@@ -118,6 +118,7 @@ class FuzzSession {
   std::string Restored(PoolId id, const PoolModel::Checkpoint& checkpoint,
                        const RestoreDelta& delta);
   std::string RefusesAddress(Address address);
+  const PoolModel::LiveBlock* LiveOf(uint64_t label) const;
   std::string FreeLive(uint64_t label, Address address);
   std::string FirstViolation() const;
   std::string CompareStats();
