@@ -16,11 +16,6 @@ void DriverWatch::set_capturing(bool capturing) {
   capturing_ = capturing;
 }
 
-void DriverWatch::set_events_allowed(bool allowed) {
-  const std::lock_guard lock(mutex_);
-  events_allowed_ = allowed;
-}
-
 void DriverWatch::MarkUsed() {
   const std::lock_guard lock(mutex_);
   used_maps_ = maps_;
@@ -230,7 +225,6 @@ bool DriverWatch::MayQuiesce() noexcept {
 }
 
 void DriverWatch::ExpectNotCapturing(const std::string& call, StreamId stream) {
-  Expect(events_allowed_, call + ": the stream may be capturing");
   Frontier frontier;
   host_.Capture(stream, &frontier);
   Expect(frontier.capture == kNoCapture, call + ": the stream is capturing");

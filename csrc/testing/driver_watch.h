@@ -31,8 +31,6 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
 
   // From now on what is not capture-legal is a violation, but to undo what no one has used yet.
   void set_capturing(bool capturing);
-  // Whether RecordEvent() and WaitEvent() are allowed: not while the streams concerned may be capturing.
-  void set_events_allowed(bool allowed);
   // Everything mapped so far may be in use by the device from now on: unmapping it needs a
   // Quiesce() first.
   void MarkUsed();
@@ -142,7 +140,6 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
   uint64_t quiesce_calls_ = 0;
   int peers_ = 0;
   bool capturing_ = false;
-  bool events_allowed_ = true;
   bool quiet_ = true;  // the device has finished with all that is mapped
 };
 

@@ -6,7 +6,6 @@
 
 #include "core/error.h"
 #include "testing/allocation_faults.h"
-#include "testing/pool_set_text.h"
 #include "testing/text.h"
 
 namespace cgp {
@@ -336,16 +335,13 @@ std::string FuzzSession::FreeLive(uint64_t label, Address address) {
   if (CaptureIsOver(live.pool)) return {};
   std::string complaint = Read(label, live.block);
   if (!complaint.empty()) return complaint;
-  watch_.set_events_allowed(model_.OpenScope(live.pool) != ScopeKind::kCapture);
-  complaint = Mirror(
+  return Mirror(
       true, [&] { set_->Free(address); },
       [&] {
         model_.Free(address);
         std::erase(live_labels_, label);
         freed_labels_.push_back(label);
       });
-  watch_.set_events_allowed(true);
-  return complaint;
 }
 
 std::string FuzzSession::Do(const FreeInsideOp& op) {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "testing/fuzz_session.h"
-#include "testing/pool_set_text.h"
 #include "testing/text.h"
 
 namespace cgp {

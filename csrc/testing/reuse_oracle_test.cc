@@ -58,38 +58,21 @@ class ReuseOracleTest : public ::testing::Test {
   uint64_t pages_ = 0;
 };
 
-TEST_F(ReuseOracleTest, BytesInUseAreNotHandedOut) {
-  EXPECT_EQ(Place(kA), "");
-  EXPECT_THAT(Place(kB), HasSubstr("in use"));
-}
-
-TEST_F(ReuseOracleTest, NorThoseOfAnotherBranch) {
-  Place(kA);
-  Free(kA);
-  EXPECT_THAT(Place(kB), HasSubstr("may not take granule 0 of page 0 yet: freed on stream 1"));
-}
-
-TEST_F(ReuseOracleTest, NorThoseThatAnotherStreamUsed) {
-  Place(kA);
-  Free(kA, {kB});
-  EXPECT_THAT(Place(kA), HasSubstr("and used by others"));
-}
-
-TEST_F(ReuseOracleTest, AProgrammaticEdgeStandsForNothing) {
-  Place(kA);
-  Free(kA);
-  Join(kB, kA);
-  dag_.LaunchNothing(kB, true);
-  EXPECT_THAT(Place(kB), HasSubstr("may not take"));
-}
-
-TEST_F(ReuseOracleTest, AnotherCaptureProvesNothing) {
+TEST_F(ReuseOracleTest, WhoMayNotTakeBytesIsNamed) {
   dag_.Begin(kC, 2);
   oracle_.BeginCapture();
   Launch(kC);
-  Place(kA);
-  Free(kA);
-  EXPECT_THAT(Place(kC), HasSubstr("may not take"));
+  for (uint32_t page = 0; page < 4; ++page) EXPECT_EQ(Place(kA, page), "");
+  EXPECT_THAT(Place(kB, 0), HasSubstr("in use"));
+  Free(kA, {}, 1);
+  EXPECT_THAT(Place(kC, 1), HasSubstr("may not take")) << "of another capture";
+  Free(kA, {kB}, 2);
+  EXPECT_THAT(Place(kA, 2), HasSubstr("and used by others"));
+  Free(kA, {}, 3);
+  Join(kB, kA);
+  dag_.LaunchNothing(kB, true);
+  EXPECT_THAT(Place(kB, 3), HasSubstr("may not take granule 0 of page 3 yet: freed on stream 1"))
+      << "a programmatic edge stands for nothing";
 }
 
 TEST_F(ReuseOracleTest, AfterTheScopeAllIsFreeButWhatEagerWorkUses) {

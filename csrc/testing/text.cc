@@ -1,4 +1,4 @@
-#include "testing/pool_set_text.h"
+#include "testing/text.h"
 
 #include <sstream>
 
