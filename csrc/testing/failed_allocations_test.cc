@@ -10,8 +10,8 @@
 #include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "exec/exec_table.h"
+#include "testing/allocation_faults.h"
 #include "testing/fail_each.h"
-#include "testing/sparing_driver.h"
 #include "testing/text.h"
 
 namespace cgp {

@@ -254,7 +254,7 @@ std::string FuzzSession::Do(const AllocateOp& op) {
     if (!complaint.empty()) return complaint;
   }
   // An eager scope unmaps what is stale first, whether or not there is a place for the block then.
-  return JudgeFailure(result, allowed, unmaps ? TakeBooks(MayFail()) : before);
+  return JudgeFailure(result, allowed, unmaps ? TakeBooks(/*needed=*/true) : before);
 }
 
 std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,

@@ -16,12 +16,12 @@
 #include "core/pool_set.h"
 #include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
+#include "testing/allocation_faults.h"
 #include "testing/capture_dag.h"
 #include "testing/driver_watch.h"
 #include "testing/fail_each.h"
 #include "testing/pool_model.h"
 #include "testing/pool_operation.h"
-#include "testing/sparing_driver.h"
 
 namespace cgp {
 
