@@ -1,48 +1,16 @@
-"""What benchmarks of engines have in common: a process for each run, and what may not be."""
+"""What benchmarks of engines have in common: what is asked for, and what may not be."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-from _team import WorkerError
 
 Row = dict[str, Any]
 
 # CUDAGRAPH_POOL of a run; nothing else makes the difference.
 REQUESTS = {"stock": "0", "ours": "1", "shared": "shared_exec=1"}
-
-
-def run_apart(
-    arguments: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
-) -> tuple[Row, str]:
-    """Runs Python with these arguments; returns what it prints as its last line, which is JSON, and
-    its standard error.
-
-    Raises:
-        WorkerError: It failed or took longer. All of its standard error is on this process's.
-    """
-    try:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired as late:
-        sys.stderr.write((late.stderr or b"").decode(errors="replace"))
-        raise WorkerError(f"no answer in {seconds:.0f} s; killed") from None
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        sys.stderr.write(done.stderr)
-        words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise WorkerError(f"ended with code {done.returncode}: {words[-1] if words else ''}")
-    return json.loads(lines[-1]), done.stderr
 
 
 def digest(tokens: Sequence[Sequence[int]]) -> str:

@@ -1,45 +1,46 @@
-"""The models of footprint.py, with random weights, and arguments of three batch sizes each."""
+"""The models of footprint.py, with random weights, and arguments of three batch sizes each.
+
+Each function imports what it alone needs: a process makes one model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import timm
 import torch
 from torch import Tensor, nn
-from torchvision import models
-from transformers import (
-    BertConfig,
-    BertModel,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
 
 Made = tuple[nn.Module, list[tuple[Tensor, ...]]]
 
 
 def resnet50() -> Made:
-    return _of_images(models.resnet50(weights=None), [8, 16, 32])
+    from torchvision.models import resnet50 as new_resnet50
+
+    return _of_images(new_resnet50(weights=None), [8, 16, 32])
 
 
 def vit_b_16() -> Made:
-    return _of_images(models.vit_b_16(weights=None), [8, 16, 32])
+    from torchvision.models import vit_b_16 as new_vit
+
+    return _of_images(new_vit(weights=None), [8, 16, 32])
 
 
 def convnext_tiny() -> Made:
+    import timm
+
     return _of_images(timm.create_model("convnext_tiny"), [8, 16, 32])
 
 
 def mobilenetv3() -> Made:
+    import timm
+
     return _of_images(timm.create_model("mobilenetv3_large_100"), [16, 32, 64])
 
 
 def bert() -> Made:
+    from transformers import BertConfig, BertModel
+
     config = BertConfig(
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_hidden_layers=6
     )
@@ -47,11 +48,15 @@ def bert() -> Made:
 
 
 def gpt2() -> Made:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     config = GPT2Config(n_layer=6, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, use_cache=False)
     return _of_tokens(GPT2LMHeadModel(config), config, "logits")
 
 
 def llama() -> Made:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     config = LlamaConfig(
         hidden_size=1024,
         intermediate_size=2816,
@@ -65,6 +70,8 @@ def llama() -> Made:
 
 
 def qwen2() -> Made:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
     config = Qwen2Config(
         hidden_size=768,
         intermediate_size=3072,

@@ -5,19 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from _team import Team, Worker, median, median_ratio, ratio
 
 ALLOCATORS = ("stock", "expandable", "ours")
 ORDERS = ("asc", "desc", "shuffled")
-
-WORKER = Path(__file__).resolve().parent / "_worker.py"
-
-
-def start(workload: str, allocator: str, timeout: float) -> Worker:
-    return Worker(WORKER, ["--workload", workload], allocator, timeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +93,7 @@ class Row:
                 self._compared.update(self._team.all(compare, only=name))
 
     def _find_minimum(self, name: str, worker: Worker) -> None:
-        self._minimum = worker.ask("minimum", order=self._keys)
+        self._minimum = worker.ask("minimum_bytes", order=self._keys)
 
     def _result(self, name: str) -> dict[str, Any]:
         costs = self._costs[name]
@@ -117,16 +110,16 @@ class Row:
             "minimum_bytes": self._minimum,
             "reserved_bytes": reserved,
             "ratio": ratio(reserved, self._minimum),
-            "device_bytes": [cost["device_bytes"] for cost in costs],
+            "device_bytes": max((cost["device_bytes"] for cost in costs), default=None),
             "capture_seconds": captured,
-            "capture_seconds_all": [cost["seconds"] for cost in costs],
+            "captures": len(costs),
             "capture_vs_stock": median_ratio(
                 [cost["seconds"] for cost in costs], [cost["seconds"] for cost in stock_costs]
             ),
             "driver_seconds": driver,
             "driver_share": ratio(driver, captured),
             "replay_seconds": median(self._rounds[name]),
-            "replay_seconds_all": self._rounds[name],
+            "replay_rounds": len(self._rounds[name]),
             "replay_vs_stock": median_ratio(self._rounds[name], self._rounds.get("stock", [])),
             "outputs": self._outputs(name),
         }

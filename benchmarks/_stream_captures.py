@@ -77,17 +77,6 @@ class StreamCaptures(Captures):
                 wrong += int(torch.count_nonzero(sums != right))
         return wrong
 
-    def wrong_sums_eagerly(self, key: int) -> int:
-        """The same of a run without a graph: whether the program itself is right."""
-        self.workload.clear(key)
-        self._run_eagerly(key)
-        return sum(
-            int(torch.count_nonzero(sums != right))
-            for sums, right in zip(
-                self.workload.outputs(key), self.workload.expected(key), strict=True
-            )
-        )
-
     def spans(self, key: int) -> list[tuple[int, int]]:
         """Begin and end of each allocation of one capture, in nanoseconds of
         ``time.perf_counter_ns``.

@@ -1,23 +1,20 @@
-"""Measures one random program under several allocators side by side."""
+"""Measures random programs under several allocators side by side, and says what is wrong."""
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from _team import Team, Worker, median, median_ratio, ratio
+from _command import number
+from _team import Team, median, median_ratio, ratio
 from stream_programs import LONG, Kind, Program, by_name, generate
 
-WORKER = Path(__file__).resolve().parent / "_stream_worker.py"
+from cudagraph_pool._table import format_table
 
 # So many captures are enough of a program that takes a third of a second.
 _REPEATS_OF_LARGE = 3
-
-# Delays are there to make a wrong order show: these programs are checked more often.
-_CHECKS_OF_DELAYED = 4
 
 # Where the long capture is looked at, in nodes; and how often it is timed. An allocation counts
 # with its shortest time: what an interrupt of the machine made longer once is not the allocator's.
@@ -27,10 +24,10 @@ _SPANS_REPEATS = 3
 # No allocation that maps nothing may take longer.
 LONGEST_SECONDS = 50e-6
 
+# Where the option already reserves hardly more than what is live, there is nothing to be below.
+_OPTION_IS_GOOD = 1.05
 
-def start(names: Sequence[str], seeds: Sequence[int], allocator: str, timeout: float) -> Worker:
-    arguments = ["--configurations", *names, "--seeds", *map(str, seeds)]
-    return Worker(WORKER, arguments, allocator, timeout)
+Row = dict[str, Any]
 
 
 def measure_row(
@@ -38,21 +35,13 @@ def measure_row(
 ) -> dict[str, Any]:
     """One object with what all have in common and, under ``allocators``, one for each."""
     configuration = by_name(name)
-    delayed = configuration.delay > 0
-    repeats = 1 if delayed else options.repeats
+    repeats = options.repeats
     if configuration.operations >= 10_000:
         repeats = min(repeats, _REPEATS_OF_LARGE)
-    checks = options.checks * (_CHECKS_OF_DELAYED if delayed else 1)
-
     shapes = team.at_once("shape", key=key)
-    costs = team.in_turn(repeats, "capture", key=key)
-    rounds: dict[str, list[float]] = {allocator: [] for allocator in team.names}
-    if not delayed:
-        rounds = team.in_turn(options.rounds, "replay", times=team.replay_passes())
-    wrong = team.at_once("wrong_sums", key=key, times=checks)
-    eager = {}
-    if delayed:
-        eager = team.all(lambda _, worker: worker.ask("wrong_sums_eagerly", key=key), only="stock")
+    costs = team.in_turn(repeats, "capture", order=[key])
+    rounds = team.in_turn(options.rounds, "replay", times=team.replay_passes())
+    wrong = team.at_once("wrong_sums", key=key, times=options.checks)
     team.at_once("release")
 
     program = generate(configuration, seed)
@@ -60,7 +49,6 @@ def measure_row(
     return {
         "configuration": name,
         "seed": seed,
-        "delayed": delayed,
         "streams": configuration.streams,
         "operations": configuration.operations,
         "alloc": configuration.alloc,
@@ -69,14 +57,13 @@ def measure_row(
         "waits": program.count(Kind.WAIT),
         "nodes": program.nodes,
         "peak_bytes": peak,
-        "wrong_sums_eagerly": eager.get("stock"),
         "allocators": {
             allocator: {
                 "error": team.errors.get(allocator),
                 **shapes.get(allocator, {"nodes": None, "edges": None}),
                 **_memory(costs[allocator], peak),
                 **_times(costs[allocator], costs["stock"], rounds[allocator], rounds["stock"]),
-                "checks": checks,
+                "checks": options.checks,
                 "wrong_sums": wrong.get(allocator),
             }
             for allocator in team.names
@@ -99,11 +86,11 @@ def _times(
     driver = [cost["driver_seconds"] for cost in costs if cost["driver_seconds"] is not None]
     return {
         "capture_seconds": median(captures),
-        "capture_seconds_all": captures,
+        "captures": len(captures),
         "capture_vs_stock": median_ratio(captures, [cost["seconds"] for cost in stock_costs]),
         "driver_seconds": median(driver),
         "replay_seconds": median(rounds),
-        "replay_seconds_all": list(rounds),
+        "replay_rounds": len(rounds),
         "replay_vs_stock": median_ratio(rounds, stock_rounds),
     }
 
@@ -184,3 +171,64 @@ def _spread(nanoseconds: Sequence[int]) -> dict[str, Any]:
         "max": max(seconds),
         "too_long": sum(time > LONGEST_SECONDS for time in seconds),
     }
+
+
+def summarise(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """What failed or is wrong, and the programs for which ours is not below the option."""
+    return {
+        "problems": [f"{_title(row)}, {problem}" for row in rows for problem in _problems(row)],
+        "not_below_option": [_title(row) for row in rows if _is_not_below_option(row)],
+    }
+
+
+def _title(row: Row) -> str:
+    return f"{row['configuration']} seed {row['seed']}"
+
+
+def _problems(row: Row) -> Iterator[str]:
+    for name, measured in row["allocators"].items():
+        if measured["error"]:
+            yield f"{name}: FAILED {measured['error']}"
+        elif measured["wrong_sums"]:
+            yield f"{name}: {measured['wrong_sums']} WRONG sums"
+    # Reuse must add no node and no edge.
+    stock, ours = row["allocators"]["stock"], row["allocators"].get("ours")
+    for what in ("nodes", "edges"):
+        if ours and ours[what] != stock[what]:
+            yield f"ours: OTHER {what} than stock's: {ours[what]}, {stock[what]}"
+
+
+def _is_not_below_option(row: Row) -> bool:
+    if not {"option", "ours"} <= row["allocators"].keys():
+        return False
+    option, ours = row["allocators"]["option"]["ratio"], row["allocators"]["ours"]["ratio"]
+    return option is not None and ours is not None and ours >= option > _OPTION_IS_GOOD
+
+
+_LONG_HEAD = (
+    "allocator seed nodes capture_s allocations_s q1_µs median_µs q3_µs p99_µs max_µs over_50µs "
+    "mapping growth"
+)
+_LONG_TIMES = ("q1", "median", "q3", "p99", "max")
+
+
+def long_table(rows: Sequence[Row]) -> str:
+    """One line for each section; ``capture_s`` and ``allocations_s`` are of all up to its end."""
+    cells = [_LONG_HEAD.split()]
+    for row in rows:
+        last = len(row["sections"]) - 1
+        for place, section in enumerate(row["sections"]):
+            cells.append(
+                [
+                    row["allocator"],
+                    str(row["seed"]),
+                    f"{section['nodes']:,}",
+                    f"{section['seconds']:.3f}",
+                    f"{section['allocation_seconds']:.3f}",
+                    *(number(section[name], 1e6, ".2f") for name in _LONG_TIMES),
+                    number(section["too_long"], 1, "d"),
+                    str(section["mapping"]),
+                    number(row["growth"], 1, ".3f") if place == last else "",
+                ]
+            )
+    return format_table(cells)

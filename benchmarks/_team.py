@@ -1,4 +1,4 @@
-"""Processes that measure side by side, one for each allocator, and take turns."""
+"""Processes that measure: side by side, one for each allocator, taking turns, or one by one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+WORKER = Path(__file__).resolve().parent / "_worker.py"
 
 # What makes PyTorch's own allocator one of these.
 SETTINGS = {
@@ -37,18 +39,16 @@ class Worker:
     Imports at once, and then waits for commands.
 
     Args:
-        script: what it runs, with ``arguments`` and ``--allocator``.
-        allocator: ``stock``, ``ours``, or a key of :data:`SETTINGS`.
+        what: the kind of what it captures, and the names: see _worker.py.
+        allocator: ``stock``, ``ours``, a key of :data:`SETTINGS`, or what bounds our executables.
         timeout: seconds that an answer may take.
     """
 
-    def __init__(
-        self, script: Path, arguments: Sequence[str], allocator: str, timeout: float
-    ) -> None:
+    def __init__(self, what: Sequence[str], allocator: str, timeout: float) -> None:
         self._timeout = timeout
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by wait()
         self._process = subprocess.Popen(
-            [sys.executable, str(script), *arguments, "--allocator", allocator],
+            [sys.executable, str(WORKER), *what, "--allocator", allocator],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -174,6 +174,34 @@ class Team:
             return 1
         shortest: float = min(first.values())
         return max(1, min(_MAX_PASSES, math.ceil(_ROUND_SECONDS / shortest)))
+
+
+def run_apart(
+    arguments: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
+) -> tuple[dict[str, Any], str]:
+    """Runs Python with these arguments; returns what it prints as its last line, which is JSON, and
+    its standard error.
+
+    Raises:
+        WorkerError: It failed or took longer. All of its standard error is on this process's.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired as late:
+        sys.stderr.write((late.stderr or b"").decode(errors="replace"))
+        raise WorkerError(f"no answer in {seconds:.0f} s; killed") from None
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        sys.stderr.write(done.stderr)
+        words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise WorkerError(f"ended with code {done.returncode}: {words[-1] if words else ''}")
+    return json.loads(lines[-1]), done.stderr
 
 
 def end(workers: Iterable[Worker]) -> None:

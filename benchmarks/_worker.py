@@ -1,6 +1,8 @@
-"""One process of const_memory.py: one workload under one allocator.
+"""A process that captures under one allocator, for const_memory.py, two_streams.py,
+shared_execs.py and multi_stream.py: what _team.Worker starts.
 
-Takes commands as JSON lines, answers likewise; multi_stream.py's process does as well.
+Imports at once, and then takes commands as JSON lines and answers likewise: ``imported`` once that
+is done, ``prepare`` to make what is captured and warm it up, and any method of that.
 """
 
 from __future__ import annotations
@@ -11,60 +13,80 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
 from _team import SETTINGS
 
 # What a workload imports late; imported here while the parent still measures something else.
-LATE_IMPORTS = {
+_LATE_IMPORTS = {
     "resnet50": "torchvision.models",
     "gpt2": "transformers.models.gpt2.modeling_gpt2",
+    "deep": "transformers.models.gemma2.modeling_gemma2",
 }
+
+# Makes what is captured, once there is a device.
+Maker = Callable[[Any], Any]
+
+
+def _graphs(names: Sequence[str], allocator: str) -> Maker:
+    from workloads import WORKLOADS
+
+    from cudagraph_pool._measure import Captures
+
+    return lambda device: Captures(WORKLOADS[names[0]], device, ours=allocator == "ours")
+
+
+def _execs(names: Sequence[str], allocator: str) -> Maker:
+    from _exec_captures import ExecCaptures
+    from workloads import WORKLOADS
+
+    return lambda device: ExecCaptures(WORKLOADS[names[0]], device, allocator)
+
+
+def _streams(names: Sequence[str], allocator: str) -> Maker:
+    """A program's key is its place among the names, each that of a configuration and a seed."""
+    from _stream_captures import StreamCaptures
+    from stream_programs import by_name
+
+    drawn = [name.rpartition("@") for name in names]
+    programs = [(by_name(configuration), int(seed)) for configuration, _, seed in drawn]
+    return lambda device: StreamCaptures(programs, device, ours=allocator == "ours")
+
+
+KINDS = {"graphs": _graphs, "execs": _execs, "streams": _streams}
 
 
 class Server:
-    """The commands. Each takes and returns what JSON can carry; keys of objects become strings."""
+    """Answers commands with what JSON can carry; keys of objects become strings."""
 
-    def __init__(self, workload: str, allocator: str) -> None:
+    def __init__(self, kind: str, names: Sequence[str], allocator: str) -> None:
         import torch  # noqa: F401  # slow, and needs no device
-        from workloads import WORKLOADS
 
-        from cudagraph_pool import _measure
-
-        if workload in LATE_IMPORTS:
-            importlib.import_module(LATE_IMPORTS[workload])
-        self._measure = _measure
-        self._workload = WORKLOADS[workload]
+        for name in names:
+            if name in _LATE_IMPORTS:
+                importlib.import_module(_LATE_IMPORTS[name])
+        self._make = KINDS[kind](names, allocator)
         self._allocator = allocator
         self._captures: Any = None
 
-    def prepare(self) -> list[int]:
-        """Makes the workload and warms it up; returns its sizes."""
+    def answer(self, command: str, **arguments: Any) -> Any:
+        if command == "imported":
+            return None
+        if command == "prepare":
+            return self._prepare()
+        return getattr(self._captures, command)(**arguments)
+
+    def _prepare(self) -> list[int]:
+        """Makes what is captured and warms it up; returns its sizes."""
         import torch
 
-        device = torch.device("cuda", torch.cuda.current_device())
-        captures = self._measure.Captures(self._workload, device, ours=self._allocator == "ours")
+        captures = self._make(torch.device("cuda", torch.cuda.current_device()))
         captures.warm_up()
         require_settings(self._allocator)
         self._captures = captures
         return list(captures.workload.keys)
-
-    def capture(self, order: list[int]) -> dict[str, Any]:
-        return asdict(self._captures.capture(order))
-
-    def replay(self, times: int) -> float:
-        seconds: float = self._captures.replay(times)
-        return seconds
-
-    def compare(self, order: list[int], seed: int, digests: list[int]) -> dict[int, Any]:
-        compared = self._captures.compare(order, seed, digests)
-        return {key: asdict(comparison) for key, comparison in compared.items()}
-
-    def minimum(self, order: list[int]) -> int:
-        least: int = self._captures.minimum_bytes(order)
-        return least
 
 
 def require_settings(allocator: str) -> None:
@@ -78,22 +100,20 @@ def require_settings(allocator: str) -> None:
             raise RuntimeError(f"{setting} is {found} under {allocator}")
 
 
-def serve(answers: TextIO, make: Callable[[], object]) -> int:
+def serve(answers: TextIO, make: Callable[[], Server]) -> int:
     """Answers until the parent hangs up or something fails, which is then the last answer."""
 
-    def answer(what: dict[str, Any]) -> None:
-        answers.write(json.dumps(what) + "\n")
+    def say(what: dict[str, Any]) -> None:
+        answers.write(json.dumps(what, default=asdict) + "\n")
         answers.flush()
 
     try:
         server = make()
         for line in sys.stdin:
-            request = json.loads(line)
-            command = request.pop("command")
-            answer({"result": getattr(server, command)(**request)})
+            say({"result": server.answer(**json.loads(line))})
     except Exception as error:
         traceback.print_exc()
-        answer({"error": f"{type(error).__name__}: {error}"})
+        say({"error": f"{type(error).__name__}: {error}"})
         return 1
     return 0
 
@@ -109,10 +129,11 @@ def answers_alone() -> TextIO:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workload", required=True)
-    parser.add_argument("--allocator", required=True)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("names", nargs="+", help="a workload, or programs as CONFIGURATION@SEED")
+    parser.add_argument("--allocator", required=True, help="or what bounds our executables")
     options = parser.parse_args()
-    return serve(answers_alone(), lambda: Server(options.workload, options.allocator))
+    return serve(answers_alone(), lambda: Server(options.kind, options.names, options.allocator))
 
 
 if __name__ == "__main__":

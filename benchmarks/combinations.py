@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from _command import device, positive, write_report
+from readme_table import markdown
 
 PARALLEL = ("none", "ddp", "fsdp2")
 GRAPHS = ("step", "compiled step", "reduce-overhead", "runner")
@@ -129,7 +130,7 @@ def no_worse(found: dict[Combination, dict[str, Any]], combination: Combination)
 
 def table(found: dict[Combination, dict[str, Any]]) -> str:
     """Markdown; what the pools of graphs hold in MiB, and errors below."""
-    lines = ["| GPUs | checkpoints | graphs | stock | ours |", "|---|---|---|---|---|"]
+    rows: list[list[str]] = []
     errors: list[str] = []
 
     def told(combination: Combination) -> str:
@@ -146,8 +147,8 @@ def table(found: dict[Combination, dict[str, Any]]) -> str:
     for how, checkpoints, kind, _ in dict.fromkeys(c._replace(allocator="") for c in found):
         if kind != "eager":
             cells = [told(Combination(how, checkpoints, kind, name)) for name in ALLOCATORS]
-            shown = [how, "yes" if checkpoints else "no", kind, *cells]
-            lines.append(f"| {' | '.join(shown)} |")
+            rows.append([how, "yes" if checkpoints else "no", kind, *cells])
+    lines = markdown(["GPUs", "checkpoints", "graphs", "stock", "ours"], rows)
     return "\n".join([*lines, "", *(f"{n}. `{why}`" for n, why in enumerate(errors, 1))])
 
 

@@ -3,8 +3,9 @@
 Each model is compiled with mode="reduce-overhead" and run for all of its sizes, smallest first,
 until each has its graphs; once under each allocator, in a process of its own. Both find the same
 kernels in a cache that a run before has filled, so that outputs can be compared bit for bit and no
-tuning of kernels counts as memory. Prints one table and writes one JSON file. Exit code 0 if every
-output is right and no tree costs more than under PyTorch's own allocator, 1 if not, 2 without GPU.
+tuning of kernels counts as memory. Prints the README's table and writes one JSON file. Exit code 0
+if every output is right and no tree costs more than under PyTorch's own allocator, 1 if not, 2
+without GPU.
 
     python benchmarks/compiled_models.py --output compiled.json
     python benchmarks/compiled_models.py --models mlp resnet18_training --output compiled.json
@@ -15,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,14 +25,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cudagraph_pool._table import format_table
+from _command import device, positive, write_report
+from _team import WorkerError, run_apart
+from readme_table import table
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 ALLOCATORS = ("stock", "ours")
-MIB = 1 << 20
 
 # A size's first run warms up, its second records; the third and the fourth are compared.
 _ROUNDS = 4
@@ -196,11 +197,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 
 
 class Measured:
-    """One model under one allocator, in this process.
-
-    The peak of what is allocated leaves out the restoring of checkpoints: PyTorch's own allocator
-    allocates the whole of each segment for a moment then.
-    """
+    """One model under one allocator, in this process."""
 
     def __init__(self, name: str, ours: bool) -> None:
         import torch
@@ -217,49 +214,26 @@ class Measured:
         self._model = MODELS[name]()
         self._module = self._model.module.to("cuda", torch.bfloat16).train(self._training)
         self._compiled = torch.compile(self._module, mode="reduce-overhead")
-        self._peak = 0
-        self._leave_restores_out()
 
     def run(self) -> dict[str, Any]:
         import torch
 
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        begin = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
         for turn in range(_ROUNDS - 2):
             for size in self._model.sizes:
                 self._step(size, seed=turn)
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-        self._note_peak()
         digests = [{size: self._digest(size) for size in self._model.sizes} for _ in range(2)]
         return {
-            "allocated_peak_bytes": self._peak - begin,
             "reserved_bytes": self._reserved(),
             "graphs": self._graphs(),
             "seconds": seconds,
             "outputs": digests[0],
             "repeatable": digests[0] == digests[1],
         }
-
-    def _leave_restores_out(self) -> None:
-        import torch
-
-        restore = torch._C._cuda_setCheckpointPoolState
-
-        def between_peaks(*arguments: Any) -> None:
-            self._note_peak()
-            restore(*arguments)
-            torch.cuda.reset_peak_memory_stats()
-
-        torch._C._cuda_setCheckpointPoolState = between_peaks
-
-    def _note_peak(self) -> None:
-        import torch
-
-        self._peak = max(self._peak, torch.cuda.max_memory_allocated())
 
     def _step(self, size: int, seed: int) -> list[Tensor]:
         """The outputs, which the next step overwrites."""
@@ -329,22 +303,11 @@ def _measure_model(name: str, cache: Path, timeout: float) -> dict[str, Any]:
     }
 
     def run(allocator: str) -> dict[str, Any]:
-        command = [sys.executable, __file__, "--worker", name, "--allocator", allocator]
+        command = [__file__, "--worker", name, "--allocator", allocator]
         try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"error": f"no result in {timeout:.0f} s"}
-        if done.returncode != 0:
-            return {"error": " | ".join(done.stderr.strip().splitlines()[-3:])}
-        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return result
+            return run_apart(command, environment, timeout)[0]
+        except WorkerError as error:
+            return {"error": str(error)}
 
     filled = run("stock")
     if "error" in filled:
@@ -361,37 +324,22 @@ def _judge(row: dict[str, Any]) -> tuple[bool, str]:
         if "error" in side:
             return False, f"FAILED {side['error']}"
     no_larger = ours["reserved_bytes"] <= stock["reserved_bytes"]
+    more = "" if no_larger else ", reserves MORE than stock"
     if not stock["repeatable"]:
-        return no_larger, "unrepeatable"
+        return no_larger, f"unrepeatable{more}"
     wrong = [size for size, digest in stock["outputs"].items() if ours["outputs"][size] != digest]
     if wrong:
         return False, f"WRONG at sizes {wrong}"
-    return no_larger, f"{len(stock['outputs'])} = stock"
+    return no_larger, f"{len(stock['outputs'])} = stock{more}"
 
 
-_HEAD = "model graphs allocated:stock ours reserved:stock ours ours÷stock outputs"
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    """Sizes in MiB."""
-    cells = [_HEAD.split()]
-    for row in rows:
-        _, said = _judge(row)
-        stock, ours = row["stock"], row["ours"]
-        if "error" in stock or "error" in ours:
-            cells.append([row["model"], *["-"] * 6, said])
-            continue
-        cells.append(
-            [
-                row["model"],
-                str(ours["graphs"]),
-                *(f"{side['allocated_peak_bytes'] / MIB:.1f}" for side in (stock, ours)),
-                *(f"{side['reserved_bytes'] / MIB:.0f}" for side in (stock, ours)),
-                f"{ours['reserved_bytes'] / stock['reserved_bytes']:.3f}",
-                said,
-            ]
-        )
-    return format_table(cells, left_columns=(0, len(cells[0]) - 1))
+def _figures(row: dict[str, Any]) -> dict[str, Any]:
+    """What the report says of a model: a verdict in the place of all outputs."""
+    sides = {
+        name: {key: value for key, value in row[name].items() if key != "outputs"}
+        for name in ALLOCATORS
+    }
+    return {"model": row["model"], **sides, "outputs": _judge(row)[1]}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -399,8 +347,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--at-once", type=int, default=5, help="models measured side by side")
-    parser.add_argument("--timeout", type=float, default=200, help="seconds of one process")
+    parser.add_argument("--at-once", type=positive, default=5, help="models measured side by side")
+    parser.add_argument("--timeout", type=positive, default=200, help="seconds of one process")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
     parser.add_argument("--worker", choices=MODELS, help=argparse.SUPPRESS)
     parser.add_argument("--allocator", choices=ALLOCATORS, help=argparse.SUPPRESS)
@@ -410,10 +358,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if options.output is None:
         parser.error("the following arguments are required: --output")
-
-    import torch
-
-    if not torch.cuda.is_available():
+    machine = device()
+    if machine is None:
         print("compiled_models.py: no CUDA device", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(options.at_once) as executor:
@@ -422,10 +368,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 lambda name: _measure_model(name, Path(cache), options.timeout), options.models
             )
         )
-    report = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name(), "rows": rows}
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
-    print(_table(rows))
-    return 0 if all(_judge(row)[0] for row in rows) else 1
+    report = {**machine, "rows": [_figures(row) for row in rows]}
+    write_report(report, options.output)
+    print("\n".join(table(report)))
+    verdicts = {row["model"]: _judge(row) for row in rows}
+    for name, (_, said) in verdicts.items():
+        print(f"{name}: {said}")
+    return 0 if all(good for good, _ in verdicts.values()) else 1
 
 
 if __name__ == "__main__":

@@ -2,14 +2,11 @@
 
 Each workload is captured for all of its sizes in each order, under each allocator in a process of
 its own. The processes of one row stand side by side and take turns, so that replay times are
-compared under the same clocks. Prints one table and writes one JSON file. Exit code 0 if everything
-was measured and every output is right, 1 if not, 2 for wrong arguments.
+compared under the same clocks. Prints the README's table and writes one JSON file. Exit code 0 if
+everything was measured and every output is right, 1 if not, 2 for wrong arguments or without a GPU.
 
     python benchmarks/const_memory.py --output results.json
     python benchmarks/const_memory.py --workloads mlp llama --orders asc --output results.json
-    python benchmarks/const_memory.py --traces tests/traces/*.json.gz --output results.json
-
-The last needs no GPU.
 """
 
 from __future__ import annotations
@@ -21,37 +18,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _command import device, positive, write_report
-from _row import ALLOCATORS, ORDERS, Plan, Row, start
+from _command import device, new_report, positive, write_report
+from _row import ALLOCATORS, ORDERS, Plan, Row
 from _team import Worker, end
-
-from cudagraph_pool._replay import replay
-from cudagraph_pool._table import format_table
-from cudagraph_pool._trace import TraceError, read_trace
+from readme_table import table
 
 WORKLOADS = ("seed", "mlp", "llama", "resnet50", "gpt2")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
-    report: dict[str, Any] = {"options": {k: _plain(v) for k, v in vars(options).items()}}
-    if options.traces:
-        try:
-            _replay_traces(options, report)
-        except TraceError as error:
-            print(f"const_memory.py: {error}", file=sys.stderr)
-            return 2
-    if options.workloads or not options.traces:
-        machine = device()
-        if machine is None:
-            print(
-                "const_memory.py: no CUDA device: workloads need one (--traces does not)",
-                file=sys.stderr,
-            )
-            return 2
-        report.update(machine)
-        return 0 if measure_workloads(options, report) else 1
-    return 0
+    machine = device()
+    if machine is None:
+        print("const_memory.py: no CUDA device", file=sys.stderr)
+        return 2
+    report = new_report(options, machine)
+    problems = measure_workloads(options, report)
+    print("\n".join([*table(report), *problems]))
+    return 1 if problems else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,13 +51,6 @@ def _parser() -> argparse.ArgumentParser:
         default=list(ALLOCATORS),
         help="stock is always measured: the minimum and the ratios need it",
     )
-    parser.add_argument(
-        "--traces",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="recorded captures to replay through the core; alone, nothing else is done",
-    )
     parser.add_argument("--repeats", type=positive, default=7, help="captures of each row")
     parser.add_argument("--rounds", type=positive, default=7, help="of replays, in turn")
     parser.add_argument("--seed", type=int, default=0, help="of shuffles and inputs")
@@ -84,16 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, Path):
-        return str(value)
-    return [_plain(item) for item in value] if isinstance(value, list) else value
-
-
-def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> bool:
-    """Measures each workload in each order, prints the table and writes the report; returns whether
-    all was measured and every output of ours is right.
-    """
+def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> list[str]:
+    """Measures each workload in each order and writes the report; returns what failed."""
     names = ["stock", *(name for name in options.allocators if name != "stock")]
     plan = Plan(options.repeats, options.rounds, options.seed)
     jobs = [(w, order) for w in options.workloads or WORKLOADS for order in options.orders]
@@ -101,7 +70,7 @@ def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> bo
     report["rows"] = rows
 
     def start_row(job: int) -> dict[str, Worker]:
-        return {name: start(jobs[job][0], name, options.timeout) for name in names}
+        return {name: Worker(["graphs", jobs[job][0]], name, options.timeout) for name in names}
 
     workers = start_row(0)
     following: dict[str, Worker] = {}
@@ -122,90 +91,19 @@ def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> bo
     finally:
         end(workers.values())
         end(following.values())
-    print(_table(rows))
-    return all(_is_good(row) for row in rows)
+    return [problem for row in rows for problem in problems_of(row)]
 
 
-def _is_good(row: dict[str, Any]) -> bool:
-    """Whether all of it was measured; that graphs of PyTorch's own allocator differ from eager
-    is a finding.
+def problems_of(row: dict[str, Any]) -> list[str]:
+    """What failed, or is wrong. That graphs of PyTorch's own allocator differ from eager is a
+    finding, and stands in the report.
     """
-    return row["error"] is None and (row["allocator"] != "ours" or not row["outputs"]["differ"])
-
-
-_HEAD = (
-    "workload order allocator minimum reserved ratio capture÷stock capture_ms driver_share "
-    "replay÷stock replay_ms outputs"
-)
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
-    """Sizes in MiB, times in ms for all graphs of the row."""
-    cells = [_HEAD.split()]
-    for row in rows:
-        cells.append(
-            [
-                row["workload"],
-                row["order"],
-                row["allocator"],
-                _number(row["minimum_bytes"], 1 / (1 << 20), ".0f"),
-                _number(row["reserved_bytes"], 1 / (1 << 20), ".0f"),
-                _number(row["ratio"], 1, ".3f"),
-                _number(row["capture_vs_stock"], 1, ".3f"),
-                _number(row["capture_seconds"], 1e3, ".1f"),
-                _number(row["driver_share"], 100, ".1f", "%"),
-                _number(row["replay_vs_stock"], 1, ".3f"),
-                _number(row["replay_seconds"], 1e3, ".3f"),
-                _outputs(row),
-            ]
-        )
-    return format_table(cells, left_columns=(0, 1, 2, len(cells[0]) - 1))
-
-
-def _number(value: float | None, scale: float, form: str, unit: str = "") -> str:
-    return "-" if value is None else f"{value * scale:{form}}{unit}"
-
-
-def _outputs(row: dict[str, Any]) -> str:
-    if row["error"]:
-        return f"FAILED {row['error']}"
-    outputs = row["outputs"]
-    parts = [f"{outputs['equal_to_eager']}/{row['graphs']} = eager"]
-    if outputs["equal_to_stock"]:
-        parts.append(f"{outputs['equal_to_stock']} = stock")
-    if outputs["unrepeatable"]:
-        parts.append(f"{len(outputs['unrepeatable'])} unrepeatable")
-    if outputs["differ"]:
-        parts.append(f"{len(outputs['differ'])} differ")
-        if row["allocator"] == "ours":
-            parts[-1] = f"WRONG at sizes {outputs['differ']}"
-    return ", ".join(parts)
-
-
-def _replay_traces(options: argparse.Namespace, report: dict[str, Any]) -> None:
-    results: list[dict[str, Any]] = []
-    report["traces"] = results
-    traces = [read_trace(path) for path in options.traces]
-    cells = ["trace order minimum reserved ratio stock mappings ops seconds".split()]
-    for trace in traces:
-        for order in options.orders:
-            result = replay(trace, order, options.seed)
-            results.append({**result})
-            cells.append(
-                [
-                    result["name"],
-                    order,
-                    _number(result["minimum_bytes"], 1 / (1 << 20), ".0f"),
-                    _number(result["reserved_bytes"], 1 / (1 << 20), ".0f"),
-                    _number(result["ratio"], 1, ".3f"),
-                    _number(result["stock_reserved_bytes"], 1 / (1 << 20), ".0f"),
-                    str(result["page_mappings"]),
-                    str(result["ops"]),
-                    _number(result["seconds"], 1, ".3f"),
-                ]
-            )
-    write_report(report, options.output)
-    print(format_table(cells, left_columns=(0, 1)))
+    name = f"{row['workload']} {row['order']} {row['allocator']}"
+    if row["error"] is not None:
+        return [f"{name}: FAILED {row['error']}"]
+    if row["allocator"] == "ours" and row["outputs"]["differ"]:
+        return [f"{name}: WRONG at sizes {row['outputs']['differ']}"]
+    return []
 
 
 if __name__ == "__main__":

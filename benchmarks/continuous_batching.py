@@ -28,8 +28,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from _command import device, positive, write_report
-from _engine import REQUESTS, Row, digest, judge, run_apart
+from _engine import REQUESTS, Row, digest, judge
 from _pools import measure_pools
+from _team import run_apart
 
 from cudagraph_pool._table import format_table
 

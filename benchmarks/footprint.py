@@ -2,10 +2,9 @@
 
 Eight models of torchvision, timm and transformers, inference and training, three batch sizes each,
 smallest first; with graphs on PyTorch's own allocator and on cudagraph_pool. Each way of each runs
-in a process of its own, some beside each other, after a run of all that fills the compiler's
-caches. What the driver holds for one is seen when it ends, all others being stopped. Prints a
-table for each, writes JSON and a picture. Exit code 0 if no way with graphs holds more on the pool
-than on PyTorch's own allocator, 1 if one does or fails, 2 without a GPU.
+in a process of its own, some beside each other, after one that fills the compiler's caches. Prints
+a table for each, writes JSON and a picture. Exit code 0 if no way with graphs holds more on the
+pool than on PyTorch's own allocator, 1 if one does or fails, 2 without a GPU.
 
     python benchmarks/footprint.py --output results/footprint.json --picture ../docs/footprint.svg
 """
@@ -19,13 +18,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from _command import device, positive, write_report
-from _lanes import Answer, Lanes
 
 from cudagraph_pool._footprint import (
     WAYS,
@@ -33,11 +29,11 @@ from cudagraph_pool._footprint import (
     Found,
     as_json,
     draw,
-    measuring,
+    measure_apart,
     needing_kernels,
     table,
+    used_by,
 )
-from cudagraph_pool._worker_process import command, environment_for
 
 MODELS = (
     "resnet50",
@@ -51,9 +47,6 @@ MODELS = (
 )
 MODES = ("inference", "training")
 
-# What a process has of the device before it does anything.
-_CONTEXT = "import torch; torch.cuda.synchronize(); print('{}', flush=True); input()"
-_SECONDS = 600  # for one process
 # What the driver holds differs by so much from run to run.
 _DRIVER_NOISE = 4 << 20
 
@@ -76,8 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("footprint.py: no CUDA device", file=sys.stderr)
         return 2
     found: dict[str, Found] = {}
+    jobs = _most_at_a_time(options.jobs)
     with tempfile.TemporaryDirectory() as folder:
-        runs = Runs(_environment(options.caches or Path(folder), options.jobs), options.jobs)
+        runs = Runs(_environment(options.caches or Path(folder), jobs), jobs)
         for name, of_case in runs.all(options.models, options.modes):
             found[name] = of_case
             print(f"{name}\n{table(of_case)}\n", flush=True)
@@ -97,64 +91,65 @@ class Runs:
     def __init__(self, environment: Mapping[str, str], jobs: int) -> None:
         self._environment = environment
         self._jobs = jobs
-        self._lanes = Lanes(_used)
 
     def all(self, models: Sequence[str], modes: Sequence[str]) -> Iterator[tuple[str, Found]]:
         """Each model in each mode, as soon as it and those before it are measured."""
         cases = list(itertools.product(models, modes))
-        compiling = itertools.product(cases, needing_kernels(list(WAYS)))
-        context = self._lanes.ask([sys.executable, "-c", _CONTEXT], self._environment, _SECONDS)
-        if isinstance(context, str):
-            raise RuntimeError(f"CUDA cannot be initialised: {context}")
         with ThreadPoolExecutor(self._jobs) as executor:
-            for future in [executor.submit(self._compile, *of_way) for of_way in compiling]:
-                future.result()
-            measure = partial(self._measure, context.held_bytes)
+            # Ways that are compiled alike have the same kernels. These processes come first in the
+            # executor's queue, so that none that waits for one keeps it from running.
+            kernels = {
+                (case, str(WAYS[way].compile)): executor.submit(self._measure, case, way, None)
+                for case, way in itertools.product(cases, needing_kernels(list(WAYS)))
+            }
             measuring = {
-                case: {way: executor.submit(measure, case, way) for way in WAYS} for case in cases
+                case: {
+                    way: executor.submit(
+                        self._measure, case, way, kernels.get((case, str(WAYS[way].compile)))
+                    )
+                    for way in WAYS
+                }
+                for case in cases
             }
             for (model, mode), ways in measuring.items():
                 yield f"{model}, {mode}", {way: found.result() for way, found in ways.items()}
 
-    def _compile(self, case: tuple[str, str], way: str) -> None:
+    def _measure(
+        self, case: tuple[str, str], way: str, kernels: Future[Footprint | str] | None
+    ) -> Footprint | str:
+        if kernels is not None:
+            kernels.result()
         began = time.perf_counter()
-        self._ask(case, way)
-        seconds = time.perf_counter() - began
-        print(f"compiled {', '.join(case)}, {way}: {seconds:.0f} s", file=sys.stderr)
-
-    def _measure(self, context_bytes: int, case: tuple[str, str], way: str) -> Footprint | str:
-        answer = self._ask(case, way)
-        if isinstance(answer, str):
-            return answer
-        # What it took for the driver's includes what those beside it took.
-        driver = answer.held_bytes - context_bytes - answer.printed.pop("holds")
-        return replace(Footprint(**answer.printed), driver=max(0, driver))
-
-    def _ask(self, case: tuple[str, str], way: str) -> Answer | str:
         model, mode = case
-        module = measuring(f"_footprint_models:{model}", way, mode == "training")
-        return self._lanes.ask(command([*module, "--stay"]), self._environment, _SECONDS)
+        found = measure_apart(
+            f"_footprint_models:{model}", way, mode == "training", self._environment
+        )
+        seconds = time.perf_counter() - began
+        print(f"{model}, {mode}, {way}: {seconds:.0f} s", file=sys.stderr, flush=True)
+        return found
 
 
 def _environment(caches: Path, jobs: int) -> dict[str, str]:
     folder = str(Path(__file__).parent)
     paths = [folder, os.environ.get("PYTHONPATH", "")]
-    return environment_for(
-        {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "TORCHINDUCTOR_CACHE_DIR": str(caches),
-            "TRITON_CACHE_DIR": str(caches / "triton"),
-            "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)),
-        }
-    )
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "TORCHINDUCTOR_CACHE_DIR": str(caches),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)),
+    }
 
 
-def _used() -> int:
+def _most_at_a_time(jobs: int) -> int:
+    """One, where it is not known which process has what of the device."""
     import torch
 
-    free, total = torch.cuda.mem_get_info()
-    return int(total - free)
+    torch.cuda.synchronize()  # from here on this process has a context
+    if used_by(os.getpid()) is not None:
+        return jobs
+    print("footprint.py: nvidia-smi does not say what each process has: one at a time")
+    return 1
 
 
 def judge(found: Found) -> list[str]:

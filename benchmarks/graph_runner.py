@@ -8,7 +8,8 @@ writes JSON. Exit code 0 if everything was measured, 2 without a GPU.
     python benchmarks/graph_runner.py --output results/graph_runner.json
 
 memory    What the device has less than before: buffers, the pool, what the driver keeps, of the
-          first capture in a process that has run each size before, so that kernels are loaded.
+          first capture of all sizes in a process that has run each of them and captured the
+          smallest before, so that kernels, torch's streams and cuBLAS's workspaces are there.
 largest   The same for the largest size alone.
 first     Seconds for all sizes, warm-ups included, of that capture.
 capture   The same once more, the graphs before being gone: the median of three.
@@ -26,9 +27,9 @@ import argparse
 import bisect
 import gc
 import json
+import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from _command import device, positive, write_report
+from _team import run_apart
 
 MODELS = ("script", "mlp", "llama", "resnet50", "gpt2")
 WAYS = ("stock", "ours")
@@ -77,10 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measured_apart(model: str, way: str, calls: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "--models", model, "--way", way, "--calls", str(calls)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_apart(
+        [__file__, "--models", model, "--way", way, "--calls", str(calls)], os.environ
+    )[0]
 
 
 def _side_by_side(row: dict[str, dict[str, float]], name: str) -> str:
@@ -102,6 +103,7 @@ def measure(name: str, way: str, calls: int) -> dict[str, float]:
     with torch.set_grad_enabled(model.trains):
         for size in model.sizes:
             _run(model.function, model, size)
+        _captured(model, [min(model.sizes)], way)
         memory, first, run = _captured(model, model.sizes, way)
         seconds = []
         for _ in range(_CAPTURES):

@@ -42,8 +42,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _command import device, positive, write_report
-from _engine import run_apart
 from _pools import measure_pools
+from _team import run_apart
 
 from cudagraph_pool._table import format_table
 
@@ -103,7 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _apart(captures: str, allocator: str, options: argparse.Namespace) -> dict[str, Any]:
     command = [__file__, "--worker", captures, allocator]
     command += ["--layers", str(options.layers), "--steps", str(options.steps)]
-    return run_apart(command, os.environ)[0]
+    found = run_apart(command, os.environ)[0]
+    print(f"{captures}, {allocator}: {found}", file=sys.stderr, flush=True)
+    return found
 
 
 def measure(captures: str, allocator: str, layers: int, steps: int) -> dict[str, Any]:
@@ -189,8 +191,9 @@ def new_layers(count: int, width: int = _WIDTH, heads: int = _HEADS) -> nn.Modul
             return result
 
     torch.manual_seed(0)
-    layers = nn.ModuleList(Layer() for _ in range(count))
-    return layers.to("cuda", torch.bfloat16)
+    with torch.device("cuda"):
+        layers = nn.ModuleList(Layer() for _ in range(count))
+    return layers.to(torch.bfloat16)
 
 
 def _input(seed: int) -> Tensor:

@@ -4,10 +4,10 @@ Random programs of alloc, free, kernel, record_stream, fork and join (stream_pro
 they are and what of pytorch#162186 was taken over) are captured on 2, 4 and 8 streams, under each
 allocator in a process of its own; the processes take turns. The option is PyTorch's
 graph_capture_record_stream_reuse. Reserved memory is held against the most that a program has live
-at once. Every sum that a program's kernels make is compared with what it must be; programs with
-delays are run for that alone. Prints tables and writes one JSON file. Exit code 0 if everything was
-measured, all sums are right and no graph has other nodes or edges than stock's; 1 if not; 2 for
-wrong arguments or without a GPU.
+at once. Every sum that a program's kernels make is compared with what it must be. Prints the
+README's table and writes one JSON file. Exit code 0 if everything was measured, all sums are right
+and no graph has other nodes or edges than stock's; 1 if not; 2 for wrong arguments or without a
+GPU.
 
     python benchmarks/multi_stream.py --output multi.json
     python benchmarks/multi_stream.py --configurations 8x1000-a0.3-f0.3 --seeds 1 2 --output m.json
@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _command import device, positive, write_report
-from _stream_report import long_table, summarise, summary_lines, table
-from _stream_rows import long_rows, measure_row, start
-from _team import Team, end
-from stream_programs import CONFIGURATIONS, DELAYED, LONG
+from _command import device, new_report, positive, write_report
+from _stream_rows import long_rows, long_table, measure_row, summarise
+from _team import Team, Worker, end
+from readme_table import table
+from stream_programs import CONFIGURATIONS, LONG
 
 ALLOCATORS = ("stock", "option", "ours")
 
@@ -38,10 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if machine is None:
         print("multi_stream.py: no CUDA device", file=sys.stderr)
         return 2
-    report: dict[str, Any] = {
-        "options": {**vars(options), "output": str(options.output)},
-        **machine,
-    }
+    report = new_report(options, machine)
     good = _measure_long(options, report) if options.long else _measure(options, report)
     return 0 if good else 1
 
@@ -50,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = [configuration.name for configuration in (*CONFIGURATIONS, *DELAYED)]
+    names = [configuration.name for configuration in CONFIGURATIONS]
     parser.add_argument(
         "--configurations",
         nargs="+",
@@ -91,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _team(options: argparse.Namespace, names: Sequence[str]) -> tuple[Team, list[Any]]:
     allocators = ["stock", *(name for name in options.allocators if name != "stock")]
-    workers = {name: start(names, options.seeds, name, options.timeout) for name in allocators}
+    what = ["streams", *(f"{name}@{seed}" for name in names for seed in options.seeds)]
+    workers = {name: Worker(what, name, options.timeout) for name in allocators}
     team = Team(workers)
     team.at_once("prepare")
     return team, list(workers.values())
@@ -111,9 +109,10 @@ def _measure(options: argparse.Namespace, report: dict[str, Any]) -> bool:
             print(f"{name} seed {seed}: {time.monotonic() - began:.1f} s", file=sys.stderr)
     finally:
         end(workers)
-    print(table(rows))
-    print("\n".join(summary_lines(report["summary"])))
-    return bool(report["summary"]["good"])
+    print("\n".join([*table(report), *report["summary"]["problems"]]))
+    for name in report["summary"]["not_below_option"]:
+        print(f"{name}: not below the option")
+    return not report["summary"]["problems"]
 
 
 def _measure_long(options: argparse.Namespace, report: dict[str, Any]) -> bool:

@@ -17,11 +17,16 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from _command import number
 from _quality import read_quality
+
+Row = dict[str, Any]
+
+_MIB = 1 / (1 << 20)
 
 WORKLOADS = {
     "seed": "pinned copies and `a**2 + b*2`, 128 sizes",
@@ -52,151 +57,166 @@ def main() -> int:
     parser.add_argument("results", type=Path)
     report = json.loads(parser.parse_args().results.read_text())
     print(f"Measured on one {report['gpu']} with torch {report['torch']}.\n")
-    print("\n".join(_table_for(report)(report)))
+    print("\n".join(table(report)))
     return 0
 
 
-def _table_for(report: dict[str, Any]) -> Callable[[dict[str, Any]], list[str]]:
-    """By what the benchmark alone writes."""
+def table(report: Row) -> list[str]:
+    """That of a benchmark, told by what it alone writes. What was not measured is a dash."""
     if "ddp" in report:
-        return two_streams_table
+        return two_streams_table(report)
     if isinstance(report["rows"], dict):
-        return shared_execs_table
-    row = report["rows"][0]
-    if "allocators" in row:
-        return multi_stream_table
-    return compiled_table if "model" in row else table
+        return shared_execs_table(report)
+    first = report["rows"][0] if report["rows"] else {}
+    if "allocators" in first:
+        return multi_stream_table(report)
+    return compiled_table(report) if "model" in first else const_memory_table(report)
 
 
-def table(report: dict[str, Any]) -> list[str]:
-    rows = report["rows"]
-    lines = [
-        "| reserved, MiB (÷ minimum) | order | minimum | **cudagraph_pool** | worst of 100 orders "
-        "| stock | expandable segments | capture time ÷ stock | replay time ÷ stock |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+def const_memory_table(report: Row) -> list[str]:
+    head = ["reserved, MiB (÷ minimum)", "order", "minimum", "**cudagraph_pool**"]
+    head += ["worst of 100 orders", "stock", "expandable segments"]
+    head += ["capture time ÷ stock", "replay time ÷ stock"]
     orders = read_quality(ORDERS_TEXT.read_text())
-    found = {(row["workload"], row["order"], row["allocator"]): row for row in rows}
-    for workload, name in WORKLOADS.items():
-        for order, words in ORDERS.items():
-            if (workload, order, "ours") not in found:
-                continue
-            ours, stock, expandable = (
-                found[workload, order, allocator] for allocator in ("ours", "stock", "expandable")
-            )
-            worst = f"{orders[RECORDED[workload]].worst:.3f}" if order == "asc" else ""
-            lines.append(
-                f"| {name if order == 'asc' else ''} | {words} | {mebibytes(ours['minimum_bytes'])}"
-                f" | **{size(ours)}** | {worst} | {size(stock)} | {size(expandable)}"
-                f" | {ours['capture_vs_stock']:.2f} | {ours['replay_vs_stock']:.3f} |"
-            )
-    return lines
+    found = {(row["workload"], row["order"], row["allocator"]): row for row in report["rows"]}
+    lines = []
+    named = set()
+    for workload, order in dict.fromkeys(key[:2] for key in found):
+        ours, stock, expandable = (
+            found.get((workload, order, allocator)) for allocator in ("ours", "stock", "expandable")
+        )
+        first = workload not in named
+        named.add(workload)
+        lines.append(
+            [
+                WORKLOADS[workload] if first else "",
+                ORDERS[order],
+                figure(stock, "minimum_bytes", _MIB, ",.0f"),
+                f"**{size(ours)}**",
+                f"{orders[RECORDED[workload]].worst:.3f}" if first else "",
+                size(stock),
+                size(expandable),
+                figure(ours, "capture_vs_stock", 1, ".2f"),
+                figure(ours, "replay_vs_stock", 1, ".3f"),
+            ]
+        )
+    return markdown(head, lines)
 
 
-def mebibytes(count: int) -> str:
-    return f"{count / (1 << 20):,.0f}"
+def figure(row: Row | None, key: str, scale: float, form: str) -> str:
+    return number(None if row is None else row.get(key), scale, form)
 
 
-def size(row: dict[str, Any]) -> str:
-    return f"{mebibytes(row['reserved_bytes'])} ({row['ratio']:.3f})"
+def size(row: Row | None) -> str:
+    if row is None or row.get("reserved_bytes") is None:
+        return "-"
+    return f"{row['reserved_bytes'] * _MIB:,.0f} ({figure(row, 'ratio', 1, '.3f')})"
 
 
-def compiled_table(report: dict[str, Any]) -> list[str]:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    titles = "|".join(f" {title} " if title else " " for title in head)
+    lines = [f"|{titles}|", "|" + "---|" * len(head)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def compiled_table(report: Row) -> list[str]:
     """A column for each model of compiled_models.py."""
+
+    def reserved(row: Row, name: str) -> str:
+        return figure(row[name], "reserved_bytes", _MIB, ",.0f")
+
+    def against_stock(row: Row) -> str:
+        ours, stock = (row[name].get("reserved_bytes") for name in ("ours", "stock"))
+        share = ours / stock if ours is not None and stock else None
+        return f"**{reserved(row, 'ours')}** ({number(share, 1, '.2f')})"
+
+    rows = report["rows"]
+    return markdown(
+        ["", *(row["model"].replace("_", " ") for row in rows)],
+        [
+            ["stock", *(reserved(row, "stock") for row in rows)],
+            ["**cudagraph_pool**", *map(against_stock, rows)],
+        ],
+    )
+
+
+def multi_stream_table(report: Row) -> list[str]:
+    """The programs of multi_stream.py, by number of streams and together."""
     rows = report["rows"]
 
-    def reserved(row: dict[str, Any], allocator: str) -> int:
-        return int(row[allocator]["reserved_bytes"]) >> 20
+    def spread(chosen: Sequence[Row], allocator: str, key: str) -> str:
+        found = [row["allocators"].get(allocator, {}).get(key) for row in chosen]
+        values = [value for value in found if value is not None]
+        return f"{statistics.geometric_mean(values):.2f} ({max(values):.2f})" if values else "-"
 
-    ratios = [reserved(row, "ours") / reserved(row, "stock") for row in rows]
-    return [
-        "| | " + " | ".join(row["model"].replace("_", " ") for row in rows) + " |",
-        "|---" * (len(rows) + 1) + "|",
-        "| stock | " + " | ".join(f"{reserved(row, 'stock'):,}" for row in rows) + " |",
-        "| **cudagraph_pool** | "
-        + " | ".join(
-            f"**{reserved(row, 'ours'):,}** ({ratio:.2f})"
-            for row, ratio in zip(rows, ratios, strict=True)
-        )
-        + " |",
-    ]
-
-
-def multi_stream_table(report: dict[str, Any]) -> list[str]:
-    """The programs of multi_stream.py, by number of streams and together."""
-    rows = [row for row in report["rows"] if not row["delayed"]]
-
-    def spread(chosen: list[dict[str, Any]], allocator: str, figure: str) -> str:
-        values = [row["allocators"][allocator][figure] for row in chosen]
-        return f"{statistics.geometric_mean(values):.2f} ({max(values):.2f})"
-
-    lines = [
-        "| reserved ÷ peak, geometric mean (worst) | stock | its option | **cudagraph_pool** "
-        "| capture time ÷ stock | replay time ÷ stock |",
-        "|---|---|---|---|---|---|",
-    ]
+    head = ["reserved ÷ peak, geometric mean (worst)", "stock", "its option"]
+    head += ["**cudagraph_pool**", "capture time ÷ stock", "replay time ÷ stock"]
     counts = sorted({row["streams"] for row in rows})
     groups = [(f"{count} streams", [r for r in rows if r["streams"] == count]) for count in counts]
+    lines = []
     for name, chosen in [*groups, ("all", rows)]:
         ratios = [spread(chosen, allocator, "ratio") for allocator in ("stock", "option", "ours")]
         times = [spread(chosen, "ours", f"{what}_vs_stock") for what in ("capture", "replay")]
-        cells = [f"{len(chosen)} programs, {name}", *ratios[:2], f"**{ratios[2]}**", *times]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        lines.append([f"{len(chosen)} programs, {name}", *ratios[:2], f"**{ratios[2]}**", *times])
+    return markdown(head, lines)
 
 
-def shared_execs_table(report: dict[str, Any]) -> list[str]:
+def shared_execs_table(report: Row) -> list[str]:
     """The sections memory and decode of shared_execs.py."""
-    memory = report["rows"]["memory"]
+    memory = report["rows"].get("memory", [])
     found = {(row["workload"], row["config"]): row for row in memory}
     bounds = [c for c in dict.fromkeys(row["config"] for row in memory) if c != "default"]
-    titles = {"none": "`max_execs=None`"}
-    lines = [
-        "| driver memory of all graphs, MiB | nodes | "
-        + " | ".join(titles.get(bound, bound) for bound in bounds)
-        + " | **default (4)** |",
-        "|---" * (len(bounds) + 3) + "|",
-    ]
+    titles = {"none": "`max_execs=None`", "budget": "`exec_budget` of 256 MiB"}
+    head = ["driver memory of all graphs, MiB", "nodes"]
+    head += [*(titles.get(bound, bound) for bound in bounds), "**default (4)**"]
+    lines = []
     for workload in dict.fromkeys(row["workload"] for row in memory):
-        least, most = found[workload, "stock"]["nodes"]
-        cells = [mebibytes(found[workload, bound]["driver_bytes"]) for bound in bounds]
-        cells.append(f"**{mebibytes(found[workload, 'default']['driver_bytes'])}**")
+        least, most = next(row["nodes"] for row in memory if row["workload"] == workload)
+        cells = [
+            figure(found.get((workload, bound)), "driver_bytes", _MIB, ",.0f")
+            for bound in (*bounds, "default")
+        ]
         nodes = str(least) if least == most else f"{least} to {most}"
-        lines.append(f"| {SHARED_EXECS[workload]} | {nodes} | {' | '.join(cells)} |")
-    decode = [row for row in report["rows"]["decode"] if not row["read_back"]]
+        lines.append([SHARED_EXECS[workload], nodes, *cells[:-1], f"**{cells[-1]}**"])
+    decode = [row for row in report["rows"].get("decode", []) if not row["read_back"]]
     schedules = list(dict.fromkeys(row["schedule"] for row in decode))
     names = [{"load": "as a server's load"}.get(schedule, schedule) for schedule in schedules]
-    lines += [
-        "",
-        f"| steps per second ÷ stock, default, size changes | {' | '.join(names)} |",
-        "|---" * (len(schedules) + 1) + "|",
-    ]
-    for workload in dict.fromkeys(row["workload"] for row in decode):
-        cells = [
-            f"{row['configs']['default']['vs_stock']:.3f}"
-            for row in decode
-            if row["workload"] == workload
+    steps = [
+        [
+            SHARED_EXECS[workload],
+            *(
+                figure(row["configs"].get("default"), "vs_stock", 1, ".3f")
+                for row in decode
+                if row["workload"] == workload
+            ),
         ]
-        lines.append(f"| {SHARED_EXECS[workload]} | {' | '.join(cells)} |")
-    return lines
+        for workload in dict.fromkeys(row["workload"] for row in decode)
+    ]
+    said = markdown(head, lines) if lines else []
+    if steps:
+        head = ["steps per second ÷ stock, default, size changes", *names]
+        said += ["", *markdown(head, steps)]
+    return said
 
 
-def two_streams_table(report: dict[str, Any]) -> list[str]:
+def two_streams_table(report: Row) -> list[str]:
     """The models of two_streams.py."""
     rows = [{**row, "name": row["workload"]} for row in report["rows"]]
     rows += [{**row, "name": row["model"]} for row in report["ddp"]]
-    lines = [
-        "| reserved, MiB (÷ minimum) | minimum | stock | its option | **cudagraph_pool** |",
-        "|---|---|---|---|---|",
-    ]
+    lines = []
     for key in dict.fromkeys((row["name"], row.get("order", "")) for row in rows):
         of = {row["allocator"]: row for row in rows if (row["name"], row.get("order", "")) == key}
-        words = TWO_STREAMS[key[0]] + (f", {ORDERS[key[1]]}" if key[1] else "")
         lines.append(
-            f"| {words} | {mebibytes(of['stock']['minimum_bytes'])} | {size(of['stock'])} "
-            f"| {size(of['option'])} | **{size(of['ours'])}** |"
+            [
+                TWO_STREAMS[key[0]] + (f", {ORDERS[key[1]]}" if key[1] else ""),
+                figure(of.get("stock"), "minimum_bytes", _MIB, ",.0f"),
+                size(of.get("stock")),
+                size(of.get("option")),
+                f"**{size(of.get('ours'))}**",
+            ]
         )
-    return lines
+    head = ["reserved, MiB (÷ minimum)", "minimum", "stock", "its option", "**cudagraph_pool**"]
+    return markdown(head, lines)
 
 
 if __name__ == "__main__":

@@ -95,8 +95,7 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        name = f"{self.streams}x{self.operations}-a{self.alloc:g}-f{self.free:g}"
-        return f"{name}-delays" if self.delay else name
+        return f"{self.streams}x{self.operations}-a{self.alloc:g}-f{self.free:g}"
 
 
 # As many as pytorch#162186 has.
@@ -107,19 +106,13 @@ CONFIGURATIONS = tuple(
     )
 )
 
-# Not for the figures: readers and writers that come late, so that a wrong reuse is seen.
-DELAYED = tuple(
-    Configuration(streams, 1_000, 0.3, 0.3, unrecorded=0.2, delay=0.25) for streams in (2, 4, 8)
-)
-
-
 # A capture of 100,000 nodes, with about as many frees as allocations.
 LONG = Configuration(4, 78_000, 0.3, 0.3)
 
 # Loads what is loaded at first use.
 WARM_UP = Configuration(4, 100, 0.3, 0.3, delay=0.25)
 
-_BY_NAME = {made.name: made for made in (*CONFIGURATIONS, *DELAYED, LONG, WARM_UP)}
+_BY_NAME = {made.name: made for made in (*CONFIGURATIONS, LONG, WARM_UP)}
 
 
 def by_name(name: str) -> Configuration:

@@ -3,7 +3,7 @@
 A feed-forward stack whose weights are copied on a side stream while the layer before computes, and
 blocks of two branches, each captured for eight sizes into one pool; and a training step of
 DistributedDataParallel on two GPUs. The option is PyTorch's graph_capture_record_stream_reuse.
-Prints a table for each and writes one JSON file. Exit code 0 if everything was measured, every
+Prints the README's table and writes one JSON file. Exit code 0 if everything was measured, every
 output is right bit for bit (that of training: as stock's) and nothing reserves more than stock or
 the option; 1 if not; 2 for wrong arguments or without the GPUs.
 
@@ -19,12 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _command import device, positive, write_report
+from _command import device, new_report, positive, write_report
 from _ddp import measure_ddp
 from _row import ORDERS
 from const_memory import measure_workloads
-
-from cudagraph_pool._table import format_table
+from readme_table import table
 
 WORKLOADS = ("streaming", "branches")
 MODELS = (*WORKLOADS, "ddp")
@@ -44,23 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.models:
             return 2
         ddp = False
-    report: dict[str, Any] = {
-        "options": {**vars(options), "output": str(options.output)},
-        **machine,
-        "rows": [],
-        "ddp": [],
-    }
+    report = {**new_report(options, machine), "rows": [], "ddp": []}
     options.workloads = [model for model in models if model in WORKLOADS]
-    good = measure_workloads(options, report) if options.workloads else True
+    problems = measure_workloads(options, report) if options.workloads else []
     if ddp:
         allocators = ["stock", *(name for name in options.allocators if name != "stock")]
         report["ddp"] = measure_ddp(allocators, options.timeout)
-        print(ddp_table(report["ddp"]))
+        problems += [problem for row in report["ddp"] for problem in problems_of(row)]
     report["above"] = above(report["rows"], "workload") + above(report["ddp"], "model")
     write_report(report, options.output)
-    for name in report["above"]:
-        print(f"reserves MORE than stock or the option: {name}")
-    return 0 if good and all(map(_is_good, report["ddp"])) and not report["above"] else 1
+    problems += [f"{name}: reserves MORE than stock or the option" for name in report["above"]]
+    print("\n".join([*table(report), *problems]))
+    return 1 if problems else 0
 
 
 def _has_two_gpus() -> bool:
@@ -108,34 +102,12 @@ def above(rows: Sequence[dict[str, Any]], title: str) -> list[str]:
     ]
 
 
-def _is_good(row: dict[str, Any]) -> bool:
-    return row["error"] is None and bool(row["equal_to_stock"])
-
-
-_DDP_HEAD = "model allocator minimum reserved ratio capture_ms replay_ms outputs"
-
-
-def ddp_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Sizes in MiB."""
-    cells = [_DDP_HEAD.split()]
-    for row in rows:
-        if row["error"]:
-            cells.append([row["model"], row["allocator"], *["-"] * 5, f"FAILED {row['error']}"])
-            continue
-        minimum = row["minimum_bytes"]
-        cells.append(
-            [
-                row["model"],
-                row["allocator"],
-                "-" if minimum is None else f"{minimum / (1 << 20):.0f}",
-                f"{row['reserved_bytes'] / (1 << 20):.0f}",
-                "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
-                f"{row['capture_seconds'] * 1e3:.1f}",
-                f"{row['replay_seconds'] * 1e3:.3f}",
-                "= stock" if row["equal_to_stock"] else "DIFFER from stock",
-            ]
-        )
-    return format_table(cells, left_columns=(0, 1, len(cells[0]) - 1))
+def problems_of(row: dict[str, Any]) -> list[str]:
+    """What failed, or is wrong, in a training."""
+    name = f"{row['model']} {row['allocator']}"
+    if row["error"] is not None:
+        return [f"{name}: FAILED {row['error']}"]
+    return [] if row["equal_to_stock"] else [f"{name}: results DIFFER from stock's"]
 
 
 if __name__ == "__main__":

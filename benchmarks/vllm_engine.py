@@ -37,8 +37,8 @@ from importlib import metadata
 from pathlib import Path
 
 from _command import device, positive, write_report
-from _engine import REQUESTS, Row, judge, run_apart
-from _team import WorkerError, median, median_ratio, ratio
+from _engine import REQUESTS, Row, judge
+from _team import WorkerError, median, median_ratio, ratio, run_apart
 
 from cudagraph_pool._table import format_table
 

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -57,8 +58,9 @@ class Footprint:
         allocated: The peak of what tensors occupied, the model's own included.
         reserved: The peak of what PyTorch held.
         graph_pool: What pools of graphs hold in the end, of ``reserved``.
-        driver: What the device has less in the end than before, beyond what PyTorch holds: kernels,
-            and what the driver keeps for graphs.
+        driver: What the process has more in the end than with an empty context, beyond what PyTorch
+            holds: kernels, and what the driver keeps for graphs. Where the driver does not say what
+            a process has, it is what all have.
     """
 
     allocated: int
@@ -98,18 +100,12 @@ def main(argv: Sequence[str]) -> int:
         "--picture", type=Path, metavar="FILE", help="draw them (needs matplotlib): png, svg, pdf"
     )
     parser.add_argument("--measure", choices=WAYS, help=argparse.SUPPRESS)
-    parser.add_argument("--stay", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.measure is not None:
         answer = sys.stdout
         sys.stdout = sys.stderr  # whatever the model prints
         make, measured = load(options.function), WAYS[options.measure]
-        figures = asdict(measure(make, measured, options.train))
-        if options.stay:  # for benchmarks/footprint.py, which runs several beside each other
-            print(json.dumps({**figures, "holds": _holds()}), file=answer, flush=True)
-            sys.stdin.read()
-        else:
-            print(json.dumps(figures), file=answer)
+        print(json.dumps(asdict(measure(make, measured, options.train))), file=answer)
         return 0
     problem = _problem(options)
     if problem is not None:
@@ -165,11 +161,6 @@ def load(name: str) -> Callable[[], Any]:
     return found
 
 
-def measuring(function: str, way: str, train: bool) -> list[str]:
-    """What a process runs that prints the footprint of a way, as JSON."""
-    return ["cudagraph_pool", "footprint", function, "--measure", way, *["--train"] * train]
-
-
 def measure_apart(
     function: str,
     way: str,
@@ -177,9 +168,8 @@ def measure_apart(
     environment: Mapping[str, str] | None = None,
 ) -> Footprint | str:
     """What a way took in a process of its own, or what went wrong."""
-    answer = ask(
-        measuring(function, way, train), os.environ if environment is None else environment
-    )
+    module = ["cudagraph_pool", "footprint", function, "--measure", way, *["--train"] * train]
+    answer = ask(module, os.environ if environment is None else environment)
     return answer if isinstance(answer, str) else Footprint(**answer)
 
 
@@ -222,7 +212,7 @@ def measure(make: Callable[[], Any], way: Way, train: bool) -> Footprint:
         allocated=torch.cuda.max_memory_allocated(),
         reserved=torch.cuda.max_memory_reserved(),
         graph_pool=sum(pools) if way.has_graphs else 0,
-        driver=max(0, _used() - before - _holds()),
+        driver=max(0, _used() - before - torch.cuda.memory_reserved()),
     )
 
 
@@ -248,16 +238,28 @@ def _loss(output: Any) -> Any:
     return first if first.numel() == 1 else first.float().mean()
 
 
-def _holds() -> int:
-    """What PyTorch holds now."""
-    import torch
-
-    return int(torch.cuda.memory_reserved())
+def used_by(process: int) -> int | None:
+    """Bytes of devices that a process has, as the driver counts them, in MiB; None where it does
+    not say.
+    """
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_gpu_memory"]
+    try:
+        done = subprocess.run(
+            [*query, "--format=csv,noheader,nounits"], capture_output=True, text=True
+        )
+    except OSError:
+        return None
+    rows = (line.split(", ") for line in done.stdout.splitlines())
+    sizes = [int(row[1]) for row in rows if row[0] == str(process) and row[1].isdecimal()]
+    return sum(sizes) * _MIB if sizes else None
 
 
 def _used() -> int:
     import torch
 
+    own = used_by(os.getpid())
+    if own is not None:
+        return own
     free, total = torch.cuda.mem_get_info()
     return int(total - free)
 
@@ -313,6 +315,7 @@ def draw(models: Mapping[str, Found], path: Path) -> None:
     """A picture: for each model what each way holds, and of it what tensors occupied at the peak,
     with the compression ratio beside it.
     """
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     columns = min(2, len(models))
@@ -324,8 +327,12 @@ def draw(models: Mapping[str, Found], path: Path) -> None:
         _draw_model(panel, name, found)
     for panel in panels[len(models) :]:
         panel.set_axis_off()
-    figure.axes[0].legend(loc="lower right", fontsize=7, frameon=False)
-    figure.savefig(path, dpi=150)
+    parts, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        parts, labels, loc="outside upper right", ncols=len(parts), fontsize=8, frameon=False
+    )
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "footprint"}):
+        figure.savefig(path, dpi=150)
 
 
 # What each stretch of a bar stands for, in the order in which they follow.

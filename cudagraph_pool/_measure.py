@@ -258,8 +258,8 @@ def peak_live_bytes(
 ) -> int:
     """The largest sum of live blocks within ``segments``, by PyTorch's record of allocations.
 
-    Each block is rounded up to a granule and the sum to a page: design.md calls this the minimum of
-    a trace. A block is live until it is given back, however long the allocator then holds it for
+    Each block is rounded up to a granule and the sum to a page: docs/design.md calls this the
+    minimum. A block is live until it is given back, however long the allocator then holds it for
     other streams.
     """
     sizes: dict[int, int] = {}

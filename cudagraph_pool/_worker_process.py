@@ -19,8 +19,8 @@ def ask(
     """
     try:
         done = subprocess.run(
-            command(module),
-            env=environment_for(environment),
+            [sys.executable, "-P", "-m", *module],
+            env=_environment_for(environment),
             capture_output=True,
             text=True,
             timeout=seconds,
@@ -33,12 +33,7 @@ def ask(
     return json.loads(lines[-1])
 
 
-def command(module: Sequence[str]) -> list[str]:
-    """Runs a module of this package, with arguments."""
-    return [sys.executable, "-P", "-m", *module]
-
-
-def environment_for(environment: Mapping[str, str]) -> dict[str, str]:
+def _environment_for(environment: Mapping[str, str]) -> dict[str, str]:
     """With the package that this process runs, not one that lies in the current folder."""
     paths = [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]
     return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -64,7 +64,7 @@ no_other_signature() {
 }
 
 mapfile -t sources < <(find "$root/csrc/torch" "$root/csrc/python" \( -path '*/torch/*.cc' -o -name 'torch_*.cc' \) \
-  ! -name '*_test.cc' ! -name '*_benchmark.cc' ! -name 'entry_faults_*' ! -name 'fake_*')
+  ! -name '*_test*.cc' ! -name '*_benchmark.cc' ! -name 'fake_*')
 precompiled=$(mktemp -d)
 trap 'rm -rf "$precompiled"' EXIT
 system=(-isystem "$cache/cuda_runtime/nvidia/cu13/include" -isystem "$cache/cuda_crt/nvidia/cu13/include"

@@ -4,13 +4,10 @@ with an allocator.
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import combinations
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from stream_programs import Kind, Program
 
 # Page, offset and length: bytes of physical memory.

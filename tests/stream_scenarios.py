@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from stream_programs import ELEMENT_BYTES, Kind, Op, Program
 
 MIB = 1 << 20

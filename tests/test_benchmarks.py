@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from cudagraph_pool._trace import minimum_bytes, read_trace
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+import _command
 import _row
+import _team
+import _worker
 import const_memory
-import graph_updates
+import pytest
 import readme_table
 import trace_to_text
+
+from cudagraph_pool._trace import minimum_bytes, read_trace
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.json.gz"))
 Capture = pytest.CaptureFixture[str]
@@ -46,7 +49,7 @@ for line in sys.stdin:
         "capture": {"seconds": 2.0 if allocator == "ours" else 1.0,
                     "reserved_bytes": (8 if allocator == "stock" else 4) << 20, "device_bytes": 0,
                     "driver_seconds": 0.5 if allocator == "ours" else None},
-        "replay": 0.1, "minimum": 4 << 20,
+        "replay": 0.1, "minimum_bytes": 4 << 20,
         "compare": {str(key): graph(key) for key in request.get("order", [])},
     }[command]
     print(json.dumps({"result": result}), flush=True)
@@ -58,7 +61,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the benchmark with fake workers; returns its exit code and rows by allocator."""
     worker = tmp_path / "_worker.py"
     worker.write_text(FAKE_WORKER)
-    monkeypatch.setattr(_row, "WORKER", worker)
+    monkeypatch.setattr(_team, "WORKER", worker)
     monkeypatch.setattr(const_memory, "device", lambda: {"gpu": "a GPU", "torch": "2.11"})
 
     def run(trouble: str, *arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -79,11 +82,14 @@ def test_row(measure: Any, capsys: Capture) -> None:
     ours = rows["ours"]
     assert (ours["ratio"], rows["stock"]["ratio"]) == (1.0, 2.0)
     assert (ours["capture_vs_stock"], ours["driver_share"]) == (2.0, 0.25)
-    assert len(ours["capture_seconds_all"]) == 7
-    assert len(ours["replay_seconds_all"]) == 7
+    assert (ours["captures"], ours["replay_rounds"]) == (7, 7)
     assert ours["replay_vs_stock"] == 1.0
     assert ours["outputs"]["equal_to_eager"] == 3
-    assert "3/3 = eager" in capsys.readouterr().out
+    (line,) = capsys.readouterr().out.splitlines()[2:]
+    assert line == (
+        "| pinned copies and `a**2 + b*2`, 128 sizes | largest first | 4 | **4 (1.000)** | 1.000 "
+        "| 8 (2.000) | 4 (1.000) | 2.00 | 1.000 |"
+    )
 
 
 @pytest.mark.parametrize("command", ["prepare", "capture", "replay", "compare"])
@@ -103,7 +109,7 @@ def test_failing_worker_is_a_row_and_an_exit_code(
 
 
 def test_failing_reference_is_a_failure(measure: Any) -> None:
-    code, rows = measure("die@stock.minimum")
+    code, rows = measure("die@stock.minimum_bytes")
     assert code == 1
     assert rows["ours"]["ratio"] is None
 
@@ -161,22 +167,56 @@ def test_orders() -> None:
     assert shuffled != _row.order_keys(many, "shuffled", 2)
 
 
-def test_traces_need_no_gpu(tmp_path: Path, capsys: Capture) -> None:
-    seed = next(path for path in TRACES if path.name.startswith("seed"))
-    output = tmp_path / "results.json"
-    assert const_memory.main(["--traces", str(seed), "--output", str(output)]) == 0
-    results = json.loads(output.read_text())["traces"]
-    assert [result["order"] for result in results] == ["asc", "desc", "shuffled"]
-    assert "seed_asc" in capsys.readouterr().out
+def test_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
+    monkeypatch.setattr(const_memory, "device", lambda: None)
+    assert const_memory.main(["--output", str(tmp_path / "x.json")]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
 
 
-def test_bad_trace_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    bad = tmp_path / "bad.json"
-    bad.write_text("{")
-    output = tmp_path / "results.json"
-    assert const_memory.main(["--traces", str(bad), "--output", str(output)]) == 2
-    assert str(bad) in capsys.readouterr().err
-    assert not output.exists()
+@dataclass
+class Captured:
+    seconds: float
+
+
+class Captures:
+    """Stands in for what a process captures."""
+
+    def capture(self, order: list[int]) -> Captured:
+        return Captured(len(order) / 2)
+
+    def compare(self, order: list[int]) -> dict[int, Captured]:
+        if not order:
+            raise ValueError("nothing to compare")
+        return {key: Captured(key) for key in order}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> _worker.Server:
+    server = _worker.Server.__new__(_worker.Server)  # without torch
+    server._captures = Captures()
+    return server
+
+
+def test_a_worker_answers_what_its_captures_say(
+    server: _worker.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [
+        {"command": "imported"},
+        {"command": "capture", "order": [1, 2, 3]},
+        {"command": "compare", "order": [2]},
+        {"command": "compare", "order": []},
+        {"command": "imported"},
+    ]
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    answers = io.StringIO()
+    assert _worker.serve(answers, lambda: server) == 1
+    assert [json.loads(line) for line in answers.getvalue().splitlines()] == [
+        {"result": None},
+        {"result": {"seconds": 1.5}},
+        {"result": {"2": {"seconds": 2}}},
+        {"error": "ValueError: nothing to compare"},
+    ]
 
 
 def test_traces_as_text_say_the_same(tmp_path: Path) -> None:
@@ -216,149 +256,43 @@ def test_minimum_from_pytorchs_record_is_that_of_the_trace(path: Path) -> None:
     assert peak_live_bytes(entries, [(0, 1 << 60)]) == minimum_bytes(trace.graphs)
 
 
-# Stands in for the program that graph_updates.py compiles: a case does what its name says.
-FAKE_GRAPH_UPDATES = """#!{python}
-import json, os, sys, time
-def say(**row):
-    print(json.dumps(row), flush=True)
-def controls():
-    say(at="a alone"); say(a="1"); say(at="b alone"); say(b="2"); say(at="end")
-command, *words = sys.argv[1:]
-if command == "device":
-    say(gpu="a GPU", cuda_driver="13.0", cuda_toolkit="13.0")
-elif command == "list":
-    for name in ("carried", "kept", "refused", "hangs", "faults", "missing"):
-        say(group="launch attribute", name=name, documented="")
-elif command == "measure":
-    if words == [os.environ.get("FAILING", ""), "1000"]:
-        say(error="cuGraphLaunch: 700")
-        sys.exit(3)
-    say(nodes=int((words + ["0"])[1]), update_us=1.5, wrong=0)
-elif command == "control":
-    controls()
-else:
-    name = words[1]
-    say(at="building a"); say(first="1"); say(at="building b")
-    if name == "missing":
-        say(error="cuLaunchKernelEx: CUDA_ERROR_NOT_SUPPORTED")
-        sys.exit(3)
-    say(told_apart_by="nothing"); say(at="update")
-    if name == "hangs":
-        time.sleep(60)
-    refused = name == "refused"
-    say(update="CUDA_ERROR, ATTRIBUTES_CHANGED" if refused else "SUCCESS")
-    say(at="launch after the update")
-    if name == "faults":
-        os._exit(9)
-    say(after="2" if name == "carried" else "1")
-    say(parameters="old" if refused else "new")
-    say(back="SUCCESS"); say(back_after="1"); say(back_parameters="new")
-    controls()
-"""
+@pytest.mark.parametrize(
+    ("kind", "name"), [("graphs", "mlp"), ("execs", "deep"), ("streams", "2x1000-a0.1-f0.3@7")]
+)
+def test_each_kind_of_worker_is_there(kind: str, name: str) -> None:
+    pytest.importorskip("torch")
+    assert callable(_worker.KINDS[kind]([name], "stock"))
 
 
-@pytest.fixture
-def update_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs graph_updates.py with a fake program; returns its exit code and its report."""
-    program = tmp_path / "graph_updates"
-    program.write_text(FAKE_GRAPH_UPDATES.replace("{python}", sys.executable))
-    program.chmod(0o755)
-    monkeypatch.setattr(graph_updates, "build", lambda folder, architecture: program)
-
-    def run(*arguments: str) -> tuple[int, dict[str, Any]]:
-        output = tmp_path / "updates.json"
-        words = ["--arch", "sm_90", "--limit", "3", "--output", str(output), *arguments]
-        code = graph_updates.main(words)
-        return code, json.loads(output.read_text()) if output.exists() else {}
-
-    return run
-
-
-def test_graph_updates_report_what_happened(update_graphs: Any, capsys: Capture) -> None:
-    code, report = update_graphs()
-    assert code == 0
-    assert {case["name"]: case["found"] for case in report["cases"]} == {
-        "carried": "carried",
-        "kept": "SILENTLY KEPT",
-        "refused": "refused",
-        "hangs": "LOST at update: no end in 3 s",
-        "faults": "LOST at launch after the update: exit code 9",
-        "missing": "not tried: cuLaunchKernelEx: CUDA_ERROR_NOT_SUPPORTED (building b)",
-    }
-    assert all((case["a"], case["b"]) == ("1", "2") for case in report["cases"])
-    counts = [row["nodes"] for row in report["measured"]["costs"]["rows"]]
-    assert counts == list(graph_updates.NODES)
-    printed = capsys.readouterr().out
-    assert "kept |  | SUCCESS | 1 | 2 | 1 | **SILENTLY KEPT** | carried | nothing |" in printed
-    assert "| nodes | update, µs | wrong |" in printed
-
-
-def test_graph_updates_measurement_that_fails_is_an_exit_code(
-    update_graphs: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setenv("FAILING", "memory")
-    code, report = update_graphs()
-    assert code == 1
-    assert report["troubles"] == ["measure memory 1000: exit code 3: cuGraphLaunch: 700"]
-    assert len(report["measured"]["memory"]["rows"]) == 4
-    assert "cuGraphLaunch: 700" in capsys.readouterr().err
-
-
-def test_graph_updates_of_some_names(update_graphs: Any, capsys: Capture) -> None:
-    code, report = update_graphs("--only", "kept")
-    assert code == 0
-    assert [case["name"] for case in report["cases"]] == ["kept"]
-    assert report["measured"] == {}
-    code, _ = update_graphs("--only", "no such case")
-    assert code == 2
-    assert "no such case" in capsys.readouterr().err
-
-
-UPDATED = {
-    "group": "launch attribute",
-    "trouble": None,
-    "first": "1",
-    "a": "1",
-    "b": "2",
-    "update": "SUCCESS",
-    "after": "2",
-    "parameters": "new",
-    "back": "SUCCESS",
-    "back_after": "1",
-    "back_parameters": "new",
-}
-REFUSED = {**UPDATED, "update": "CODE, ERROR", "after": "1", "parameters": "old"}
+def test_a_process_that_runs_to_its_end(capsys: Capture) -> None:
+    program = "import sys; print('warning'); print('said', file=sys.stderr); print('{\"a\": 1}')"
+    assert _team.run_apart(["-c", program], os.environ) == ({"a": 1}, "said\n")
+    with pytest.raises(_team.WorkerError, match=r"^ended with code 1: no memory$"):
+        _team.run_apart(["-c", "import sys; sys.exit('no memory')"], os.environ)
+    assert "no memory" in capsys.readouterr().err
+    with pytest.raises(_team.WorkerError, match=r"^no answer in 1 s; killed$"):
+        _team.run_apart(["-c", "import time; time.sleep(60)"], os.environ, 1)
 
 
 @pytest.mark.parametrize(
-    ("row", "found", "found_back"),
-    [
-        (UPDATED, "carried", "carried"),
-        ({**UPDATED, "after": "1"}, "SILENTLY KEPT", "carried"),
-        ({**UPDATED, "after": "3"}, "WRONG: 3", "carried"),
-        ({**UPDATED, "first": "3"}, "NOT REPEATABLE: 3, then 1", "carried"),
-        ({**UPDATED, "parameters": "old"}, "WRONG: parameters old", "carried"),
-        ({**UPDATED, "b": "1", "after": "1"}, "taken, effect not seen", "carried"),
-        ({**UPDATED, "b": "1", "after": "1", "group": "topology"}, "carried", "carried"),
-        ({**UPDATED, "b": "1", "after": "3"}, "WRONG: 3", "carried"),
-        ({**UPDATED, "back_after": "2"}, "carried", "SILENTLY KEPT"),
-        ({**UPDATED, "back_parameters": "old"}, "carried", "WRONG: parameters old"),
-        ({**UPDATED, "back": "CODE, ERROR"}, "carried", "refused: ERROR"),
-        (REFUSED, "refused", "works"),
-        ({**REFUSED, "after": "2"}, "refused, DAMAGED: 2", "works"),
-        (
-            {**REFUSED, "parameters": "mixed: 1 2"},
-            "refused, DAMAGED: parameters mixed: 1 2",
-            "works",
-        ),
-    ],
+    "name", ["const_memory", "compiled_models", "multi_stream", "shared_execs", "two_streams"]
 )
-def test_judge_of_an_update(row: dict[str, Any], found: str, found_back: str) -> None:
-    assert graph_updates.judge(row) == found
-    assert graph_updates.judge_back(row) == found_back
-
-
-def test_the_readme_has_the_table_of_what_was_measured() -> None:
+def test_the_readme_has_the_tables_of_what_was_measured(name: str) -> None:
     root = Path(__file__).parent.parent
-    report = json.loads((root / "benchmarks/results/const_memory.json").read_text())
-    assert "\n".join(readme_table.table(report)) in (root / "README.md").read_text()
+    report = json.loads((root / f"benchmarks/results/{name}.json").read_text())
+    lines = readme_table.table(report)
+    assert len(lines) > 3
+    readme = (root / "README.md").read_text()
+    assert all(part in readme for part in "\n".join(lines).split("\n\n"))
+
+
+def test_reports_have_a_line_for_each_row(tmp_path: Path) -> None:
+    row = {"name": "r", "figures": [1.5, None, "ü\n"] * 30}
+    report = {"options": {"seed": 0}, "rows": [row] * 4, "of": {"a": [row] * 4, "b": []}}
+    path = tmp_path / "report.json"
+    _command.write_report(report, path)
+    assert json.loads(path.read_text()) == report
+    lines = path.read_text().splitlines()
+    assert lines[1:4] == [' "options": {"seed": 0},', ' "rows": [', f"  {json.dumps(row)},"]
+    assert len(lines) == 2 + 1 + 6 + 9
+    assert list(tmp_path.iterdir()) == [path]

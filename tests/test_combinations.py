@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
 from combinations import Combination, combinations, first_error, no_worse, table, works
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-
 from footprint import judge
 
 from cudagraph_pool import _footprint
@@ -115,6 +111,19 @@ def test_a_process_that_fails_says_why() -> None:
     found = _footprint.measure_apart("no_such_module:f", "eager", train=False)
     assert isinstance(found, str)
     assert "no_such_module" in found
+
+
+def test_what_a_process_has_is_asked_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _footprint.used_by(12) is None
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '12, 530'\necho '112, 7'\necho '13, [N/A]'\necho '12, 20'\n")
+    tool.chmod(0o755)
+    assert _footprint.used_by(12) == 550 * MIB, "on two devices"
+    assert _footprint.used_by(13) is None
+    assert _footprint.used_by(2) is None
 
 
 def test_the_benchmark_judges_each_figure() -> None:

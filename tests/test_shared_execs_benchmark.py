@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
+import os
 import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import _exec_rows
+import _team
+import pytest
 import readme_table
 import shared_execs
-from _exec_report import decode_table
-from _exec_rows import BOUNDS, Found, Plan, jobs_of, ready_seconds, switch_figures
+from _exec_rows import BOUNDS, Found, Job, Plan, jobs_of
 from _exec_schedules import PERIODS, SCHEDULES, Schedule, every, load, schedule, steps_for
 
 Capture = pytest.CaptureFixture[str]
 
 SIZES = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]
 
-# Stands in for _exec_worker.py: answers every command, or fails as the environment says. Each
+# Stands in for _worker.py: answers every command, or fails as the environment says. Each
 # config's figures are stock's times something, so that no two can be mistaken for each other.
 FAKE_WORKER = """
 import json, os, sys
 config = sys.argv[sys.argv.index("--allocator") + 1]
-workload = sys.argv[sys.argv.index("--workload") + 1]
+kind, workload = sys.argv[1:3]
 trouble, _, where = os.environ.get("TROUBLE", "").partition("@")
 log = open(os.path.join(os.environ["LOG"], f"{workload}.{config}"), "a")
+assert kind == "execs"
 number = ["stock", "none", "1", "2", "4", "8", "16", "default", "budget"].index(config)
 for line in sys.stdin:
     request = json.loads(line)
@@ -50,13 +49,7 @@ for line in sys.stdin:
             "nodes": {"1": 30, "2": 32, "4": 31, "8": 32},
             "execs": 4 if number == 0 else 2, "exec_instantiations": 2, "exec_updates": 7,
         },
-        "ready": {"exit": 5.0 + number, "exit_kept": 5.0, "instantiate": 4.0, "made": 3.0},
-        "replay_same": {"device": 0.001 * (1 + number), "cpu": 0.00001},
         "decode": 0.01 * (1 + number) * len(request.get("timed", [])),
-        "switch": {"ours_switch": [30, 33, 99], "ours_same": [10, 11, 12],
-                   "bare_switch": [29, 30, 31], "bare_same": [9, 10, 11], "ctypes": [1, 1, 1]},
-        "updates_of_switches": {"execs": 1, "instantiations": 0, "updates": 20},
-        "compare_results": 3 if trouble == "wrong" and where == config else 0,
     }[command]
     print(json.dumps({"result": result}), flush=True)
 """
@@ -67,11 +60,11 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the benchmark with fake workers; returns its exit code, its report and what each worker
     was asked.
     """
-    worker = tmp_path / "_exec_worker.py"
+    worker = tmp_path / "_worker.py"
     worker.write_text(FAKE_WORKER)
     log = tmp_path / "log"
     log.mkdir()
-    monkeypatch.setattr(_exec_rows, "WORKER", worker)
+    monkeypatch.setattr(_team, "WORKER", worker)
     monkeypatch.setattr(shared_execs, "device", lambda: {"gpu": "a GPU", "torch": "2.11"})
     monkeypatch.setenv("LOG", str(log))
     monkeypatch.setenv("ORDER", str(tmp_path / "order"))
@@ -94,26 +87,21 @@ def commands(asked: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(request["command"] for request in asked))
 
 
-def test_all_sections_of_two_workloads(measure: Any, capsys: Capture) -> None:
-    code, report, asked = measure("", "--workloads", "llama", "chain20", "--rounds", "3")
+def test_both_sections_of_two_workloads(measure: Any, capsys: Capture) -> None:
+    code, report, asked = measure("", "--workloads", "llama", "seed")
     assert code == 0
-    assert set(report["rows"]) == {"memory", "replay", "switch", "decode", "results", "ready"}
-    assert set(report["seconds"]) == {*report["rows"], "prepare"}
+    assert set(report["rows"]) == {"memory", "decode"}
+    assert set(report["seconds"]) == {"memory", "decode", "prepare"}
     assert set(asked) == {
-        *(f"llama.{config}" for config in ("stock", *BOUNDS)),
-        *(f"chain20.{config}" for config in ("stock", "none", "1")),
+        f"{workload}.{config}" for workload in ("llama", "seed") for config in ("stock", *BOUNDS)
     }
     # What was started beside another job says so before that one's times are taken.
-    assert commands(asked["chain20.stock"]) == ["imported", "prepare", "replay_same"]
-    assert commands(asked["chain20.1"]) == ["imported", "prepare", "switch", "updates_of_switches"]
-    assert commands(asked["llama.stock"]) == [
-        "prepare", "memory", "replay_same", "decode", "ready",
-    ]  # fmt: skip
+    assert commands(asked["seed.4"]) == ["imported", "prepare", "memory"]
+    assert commands(asked["llama.stock"]) == ["prepare", "memory", "decode"]
     assert commands(asked["llama.4"]) == ["prepare", "memory", "decode"]
-    assert commands(asked["llama.1"]) == ["prepare", "memory", "decode", "compare_results"]
-    said = capsys.readouterr().out
-    for words in ("K=none", "read back", "driver MiB", "all equal", "took: prepare"):
-        assert words in said
+    lines = (Path(os.environ["ORDER"])).read_text().splitlines()
+    assert lines.index("4 imported") < lines.index("stock decode")
+    assert capsys.readouterr().out.splitlines() == readme_table.table(report)
 
 
 def test_memory_rows_tell_the_most(measure: Any, capsys: Capture) -> None:
@@ -125,73 +113,17 @@ def test_memory_rows_tell_the_most(measure: Any, capsys: Capture) -> None:
     assert rows["none"]["vs_stock"] == 0.5
     assert rows["none"]["nodes"] == [30, 32]
     assert (rows["none"]["execs"], rows["none"]["updates"]) == (2, 7)
-    assert "30-32" in capsys.readouterr().out
-
-
-def test_ready_counts_the_ends_of_captures_for_ours_alone(measure: Any) -> None:
-    _, report, asked = measure("", "--workloads", "mlp", "--sections", "ready", "--repeats", "3")
-    rows = {row["config"]: row for row in report["rows"]["ready"]}
-    assert list(rows) == ["stock", "none", "default"]
-    assert rows["stock"]["ready_seconds"] == 4
-    assert rows["none"]["ready_seconds"] == 5
-    assert rows["none"]["vs_stock"] == 1.25
-    assert rows["none"]["made_seconds"] == 4
-    assert rows["none"]["exit_extra_seconds"] == 1
-    assert len(rows["none"]["ready_seconds_all"]) == len(rows["none"]["parts"]) == 3
-    assert len([r for r in asked["mlp.none"] if r["command"] == "ready"]) == 3
+    assert " | 30 to 32 | 64 | 32 | 16 | 8 | 4 | 2 | 2 | 2 | **2** |" in capsys.readouterr().out
 
 
 def test_turns_are_taken_forth_and_back(measure: Any, tmp_path: Path) -> None:
-    measure("", "--workloads", "seed", "--sections", "ready", "--repeats", "3")
+    arguments = ["--workloads", "deep", "--sections", "decode", "--bounds", "none", "default"]
+    measure("", *arguments, "--rounds", "3")
     lines = [line.split() for line in (tmp_path / "order").read_text().splitlines()]
     forth = ["stock", "none", "default"]
-    assert [who for who, command in lines if command == "ready"] == [
-        *forth, *reversed(forth), *forth,
-    ]  # fmt: skip
-
-
-def test_ready_seconds() -> None:
-    answer = {"exit": 7.0, "exit_kept": 5.0, "instantiate": 3.0, "made": 1.0}
-    assert ready_seconds(answer, "stock") == 3
-    assert ready_seconds(answer, "none") == 5
-    assert ready_seconds(answer, "none", "made") == 3
-
-
-def test_replay_rows(measure: Any) -> None:
-    _, report, asked = measure("", "--workloads", "resnet50", "--sections", "replay")
-    rows = report["rows"]["replay"]
-    assert [(row["key"], row["config"]) for row in rows] == [
-        (key, config) for key in (1, 4, 8) for config in ("stock", "none")
-    ]
-    assert rows[0]["times"] == 50  # of 1 ms each
-    assert rows[1]["device_vs_stock"] == 2
-    assert rows[1]["cpu_vs_stock"] == 1
-    assert len(rows[1]["device_seconds_all"]) == 5
-    assert len(asked["resnet50.none"]) == 1 + 3 * 6
-
-
-def test_switch_rows(measure: Any) -> None:
-    _, report, asked = measure("", "--sections", "switch", "--rounds", "3")
-    rows = report["rows"]["switch"]
-    assert [row["workload"] for row in rows] == list(_exec_rows.CHAINS)
-    assert all(row["updates"] == 20 for row in rows)
-    assert set(asked) == {f"{chain}.1" for chain in _exec_rows.CHAINS}  # nothing of stock's
-    first = [request["command"] for request in asked["chain20.1"]]
-    assert first == ["prepare", *["switch"] * 4, "updates_of_switches"]
-
-
-def test_switch_figures() -> None:
-    first = {"ours_switch": [40, 42, 500], "ours_same": [10, 10, 11], "bare_switch": [30, 31, 40],
-             "bare_same": [11, 11, 11], "ctypes": [1, 1, 2]}  # fmt: skip
-    second = {**first, "ours_switch": [52, 52, 52]}
-    third = {**first, "ours_switch": [31, 31, 31]}
-    figures = switch_figures([first, second, third])
-    assert figures["ours_switch_seconds"] == pytest.approx(42e-9)
-    assert figures["ours_added_seconds"] == pytest.approx(32e-9)
-    assert figures["bare_added_seconds"] == pytest.approx(20e-9)
-    assert figures["added_vs_bare"] == pytest.approx(1.6)
-    assert figures["switch_vs_bare"] == pytest.approx(42 / 31)
-    assert figures["ctypes_seconds"] == pytest.approx(1e-9)
+    loops = [who for who, command in lines if command == "decode"]
+    assert loops[:6] == [*forth, *forth]  # warm up
+    assert loops[6:15] == [*forth, *reversed(forth), *forth]
 
 
 def test_decode_rows(measure: Any) -> None:
@@ -209,33 +141,23 @@ def test_decode_rows(measure: Any) -> None:
     assert row["configs"]["stock"]["steps_per_second"] == pytest.approx(100)
     assert row["configs"]["stock"]["vs_stock"] == 1
     assert row["configs"]["4"]["vs_stock"] == pytest.approx(1 / 5)  # steps, not seconds
-    assert len(row["configs"]["4"]["seconds_all"]) == 3
+    assert row["configs"]["4"]["loops"] == 3
     loops = {config: [r for r in asked[f"deep.{config}"] if r["command"] == "decode"]
              for config in row["configs"]}  # fmt: skip
     assert loops["stock"] == loops["4"] == loops["default"]  # the same steps for everybody
 
 
-def test_decode_table_without_memory() -> None:
-    row = {"workload": "deep", "schedule": "load", "read_back": True, "steps": 5, "switches": 2,
-           "sizes": 3, "configs": {"1": {"steps_per_second": 9.0, "vs_stock": None}}}  # fmt: skip
-    lines = decode_table([row], []).splitlines()
-    assert lines[2].split() == ["deep", "load", "read", "back", "5", "2", "3", "-", "-"]
-    assert len(lines) == 3
+def test_table_where_little_was_measured() -> None:
+    row = {"workload": "deep", "schedule": "load", "read_back": False}
+    rows = {"decode": [{**row, "configs": {"1": {"vs_stock": 0.5}}}]}
+    assert readme_table.table({"rows": rows})[1:] == [
+        "| steps per second ÷ stock, default, size changes | as a server's load |",
+        "|---|---|",
+        "| Gemma-like decode, 16 sizes | - |",
+    ]
 
 
-def test_wrong_results_fail(measure: Any, capsys: Capture) -> None:
-    code, report, _ = measure("wrong@default", "--sections", "results", "--replays", "70")
-    assert code == 1
-    rows = {row["config"]: row for row in report["rows"]["results"]}
-    assert list(rows) == ["none", "1", "default", "budget"]
-    assert (rows["default"]["wrong"], rows["1"]["wrong"]) == (3, 0)
-    assert rows["1"]["replays"] == 70
-    assert "3 WRONG" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "where", ["llama.4.prepare", "llama.4.memory", "llama.4.decode", "llama.none.ready"]
-)
+@pytest.mark.parametrize("where", ["llama.4.prepare", "llama.4.memory", "llama.4.decode"])
 def test_a_worker_that_fails_is_told_and_the_others_go_on(
     where: str, measure: Any, capsys: Capture
 ) -> None:
@@ -246,10 +168,10 @@ def test_a_worker_that_fails_is_told_and_the_others_go_on(
     assert (error["workload"], error["config"]) == (workload, config)
     assert error["error"] == f"{command}: RuntimeError: broken"
     assert report["rows"]["decode"][0]["configs"]["1"]["vs_stock"] is not None
-    assert f"llama K={config}: FAILED {command}" in capsys.readouterr().out
+    assert f"llama, max_execs {config}: FAILED {command}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["prepare", "memory", "replay_same", "decode", "ready"])
+@pytest.mark.parametrize("command", ["prepare", "memory", "decode"])
 def test_failing_stock_is_a_failure(command: str, measure: Any, capsys: Capture) -> None:
     code, report, _ = measure(f"fail@llama.stock.{command}", "--workloads", "llama")
     assert code == 1
@@ -257,16 +179,9 @@ def test_failing_stock_is_a_failure(command: str, measure: Any, capsys: Capture)
     assert "FAILED" in capsys.readouterr().out
 
 
-def test_failing_switch_is_a_failure(measure: Any) -> None:
-    code, report, _ = measure("fail@chain100.1.switch", "--sections", "switch")
-    assert code == 1
-    assert [error["workload"] for error in report["errors"]] == ["chain100"]
-    assert len(report["rows"]["switch"]) == 4
-
-
 def test_a_process_that_fails_beside_another_job_is_told(measure: Any) -> None:
     code, report, _ = measure(
-        "fail@deep.none.imported", "--workloads", "llama", "deep", "--sections", "ready"
+        "fail@deep.none.imported", "--workloads", "llama", "deep", "--sections", "memory"
     )
     assert code == 1
     (error,) = report["errors"]
@@ -275,18 +190,16 @@ def test_a_process_that_fails_beside_another_job_is_told(measure: Any) -> None:
 
 
 def plan(sections: list[str], bounds: list[str]) -> Plan:
-    return Plan(sections, bounds, repeats=1, rounds=1, seconds=1, replays=1, seed=0)
+    return Plan(sections, bounds, rounds=1, seconds=1, seed=0)
 
 
 def test_jobs_start_only_who_is_measured() -> None:
     everything = jobs_of(_exec_rows.WORKLOADS, plan(list(_exec_rows.SECTIONS), list(BOUNDS)))
     assert [job.workload for job in everything] == list(_exec_rows.WORKLOADS)
-    (job,) = jobs_of(["llama"], plan(["replay", "results"], ["none", "2", "1"]))
-    assert job.configs == ("stock", "none", "1")
-    assert job.configs_of("replay") == ["stock", "none"]
-    assert job.configs_of("results") == ["none", "1"]  # stock's graphs are in each process
+    assert [job.sections for job in everything if job.workload == "mlp"] == [("memory",)]
+    (job,) = jobs_of(["llama"], plan(["decode"], ["2", "none", "1"]))
+    assert job == Job("llama", ("decode",), ("stock", "none", "1", "2"))
     assert jobs_of(["mlp"], plan(["decode"], list(BOUNDS))) == []
-    assert jobs_of(["llama"], plan(["replay"], ["2"])) == []  # nothing to hold stock against
 
 
 @pytest.mark.parametrize(
@@ -316,9 +229,9 @@ def test_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_times_of_sections_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Found()
     monkeypatch.setattr(time, "monotonic", lambda: 10.0)
-    found.spent("ready", 7.0)
-    found.spent("ready", 9.0)
-    assert found.seconds == {"ready": 4.0}
+    found.spent("memory", 7.0)
+    found.spent("memory", 9.0)
+    assert found.seconds == {"memory": 4.0}
 
 
 @pytest.mark.parametrize("period", [1, 10, 100])
@@ -395,13 +308,3 @@ def test_switches() -> None:
 )
 def test_steps(name: str, seconds: float, step: float, steps: int) -> None:
     assert steps_for(name, seconds, step) == steps
-
-
-def test_the_readme_has_the_committed_results() -> None:
-    root = Path(__file__).parent.parent
-    report = json.loads((root / "benchmarks/results/shared_execs.json").read_text())
-    readme = (root / "README.md").read_text().splitlines()
-    lines = readme_table._table_for(report)(report)
-    assert len(lines) > 8
-    missing = [line for line in lines if line not in readme]
-    assert missing == []

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import _ddp
-import _row
+import _team
+import pytest
 import readme_table
 import two_streams
 from test_benchmarks import FAKE_WORKER
@@ -49,7 +46,7 @@ output.write_text(json.dumps({
 @pytest.fixture
 def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the benchmark with fake workers; returns its exit code and its report."""
-    for module, text in ((_ddp, FAKE_RANK), (_row, FAKE_WORKER)):
+    for module, text in ((_ddp, FAKE_RANK), (_team, FAKE_WORKER)):
         worker = tmp_path / f"{module.__name__}.py"
         worker.write_text(text)
         monkeypatch.setattr(module, "WORKER", worker)
@@ -80,12 +77,12 @@ def test_all_models(measure: Any, capsys: Capture) -> None:
     assert ours["capture_seconds"] == 1.1
     assert ours["equal_to_stock"]
     assert report["above"] == []
-    assert capsys.readouterr().out.count("= stock") == 3
+    assert capsys.readouterr().out.splitlines() == readme_table.table(report)
 
 
 def test_table_of_the_readme(measure: Any) -> None:
     _, report = measure("")
-    lines = readme_table._table_for(report)(report)
+    lines = readme_table.table(report)
     assert len(lines) == 2 + 3
     assert lines[3] == "| blocks of two branches, 8 sizes, smallest first | 4 | 8 (2.000) " + (
         "| 4 (1.000) | **4 (1.000)** |"
@@ -100,7 +97,7 @@ def test_a_rank_that_fails(allocator: str, measure: Any, capsys: Capture) -> Non
     failed = [row for row in report["ddp"] if row["error"]]
     assert [row["allocator"] for row in failed] == [allocator]
     assert failed[0]["error"].endswith("last words")
-    assert f"FAILED {failed[0]['error']}" in capsys.readouterr().out
+    assert f"ddp {allocator}: FAILED {failed[0]['error']}" in capsys.readouterr().out
 
 
 def test_ranks_that_hang(measure: Any) -> None:
@@ -113,14 +110,14 @@ def test_training_that_differs_from_stock(measure: Any, capsys: Capture) -> None
     code, report = measure("wrong@ours", "--models", "ddp")
     assert code == 1
     assert [row["equal_to_stock"] for row in report["ddp"]] == [True, True, False]
-    assert "DIFFER from stock" in capsys.readouterr().out
+    assert "ddp ours: results DIFFER from stock" in capsys.readouterr().out
 
 
 def test_more_than_stock_fails(measure: Any, capsys: Capture) -> None:
     code, report = measure("more@ours", "--models", "ddp")
     assert code == 1
     assert report["above"] == ["ddp"]
-    assert "reserves MORE than stock or the option: ddp" in capsys.readouterr().out
+    assert "ddp: reserves MORE than stock or the option" in capsys.readouterr().out
     assert measure("more@option", "--models", "ddp")[0] == 0
 
 

@@ -5,15 +5,11 @@ the rest.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-
 import vllm_engine
 from _engine import most
 from _team import WorkerError

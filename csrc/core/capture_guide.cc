@@ -94,6 +94,8 @@ std::optional<uint32_t> CaptureGuide::StepOf(Ticket ticket) const {
 }
 
 void CaptureGuide::ReserveOne() {
+  const bool has_room = recorded_.size() < recorded_.capacity();
+  if (has_room && recorded_.capacity() <= largest_.capacity()) return;
   ReserveMore(recorded_, 1);
   largest_.reserve(recorded_.capacity());
 }

@@ -100,10 +100,6 @@ void FreeView::LearnMapping(SlotId first, uint32_t count, uint32_t old_page_coun
   LearnPages(PageId{old_page_count}, PageId{space_.page_count()});
 }
 
-void FreeView::MakeRoomForNodes() {
-  if (links_.size() < space_.node_room()) links_.resize(space_.node_room());
-}
-
 void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t ranges) {
   MakeRoomForNodes();
   ResizePages(space_.page_count() + more_pages);

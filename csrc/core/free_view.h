@@ -51,7 +51,9 @@ class FreeView {
   // Makes room for what is about to be told: what follows cannot throw then. For nodes as many as
   // the space has room for; for so many new pages, in a table of so many slots and ranges; and for
   // Assign() and LetThrough() of the fence.
-  void MakeRoomForNodes();
+  void MakeRoomForNodes() {
+    if (links_.size() < space_.node_room()) links_.resize(space_.node_room());
+  }
   void MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t ranges);
   void MakeRoomForFence(FenceId fence) {
     if (passes_.capacity() <= Index(fence)) passes_.reserve(2 * (Index(fence) + std::size_t{1}));

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/units.h"
@@ -103,8 +104,10 @@ class Pool {
   void EndScope(bool may_ask_device = true);  // pre: one is open
   bool in_scope() const;
 
-  // pre: a scope is open, bytes > 0.
-  Block Allocate(uint64_t bytes, StreamId stream);
+  // pre: a scope is open, bytes > 0. `capture` is the one that the stream is in now, kNoCapture for
+  // none. A capture of one stream asks the driver nothing, so this alone tells that the stream has
+  // left it; nothing says that it is where it was.
+  Block Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> capture = {});
 
   // Both throw UsageError if no live block starts at `address`. Free() returns what the block was.
   Block Free(Address address);
@@ -116,9 +119,13 @@ class Pool {
   PoolCheckpoint Checkpoint();
   RestoreDelta Restore(const PoolCheckpoint& checkpoint);
 
-  // The live block that holds `address`, or nullptr; valid until the next call that changes the
-  // pool.
+  // The live block that starts at `address`, or that holds it (O(live blocks): for diagnostics), or
+  // nullptr; valid until the next call that changes the pool.
+  const Block* At(Address address) const;
   const Block* Find(Address address) const;
+  // The addresses that the pool has reserved at once, `address` among them, if it has. All blocks lie
+  // in such. They stay reserved until GiveBack() or UnmapStale(). O(reservations).
+  std::optional<AddressSpan> ReservationAround(Address address) const;
   // The physical bytes behind a live block, in the order of its addresses. Throws UsageError as
   // Free() does.
   std::vector<PhysicalPiece> Pieces(Address address) const;
@@ -149,6 +156,7 @@ class Pool {
 
   uint64_t reserved_bytes() const;  // Stats() says it too, at more cost
   uint64_t handles() const;         // of physical memory
+  uint64_t live_blocks() const;
   uint64_t free_extents()
       const;  // stretches of free bytes: parts of a page, or whole pages in a row
   PoolStats Stats() const;

@@ -136,7 +136,7 @@ TEST_F(CheckpointTest, ABlockOfAnotherSizeOrStreamAtTheAddressIsDropped) {
     ASSERT_EQ(other.address, block.address);
     const uint64_t frees = set_.Stats(kId).frees;
     set_.Restore(kId, checkpoint);
-    EXPECT_EQ(set_.At(block.address), block);
+    EXPECT_EQ(set_.At(block.address)->block, block);
     EXPECT_EQ(set_.Stats(kId).frees, frees + 1);
     set_.Check();
     watch_.FinishAll();

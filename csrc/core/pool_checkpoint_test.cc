@@ -245,7 +245,7 @@ TEST_F(PoolCheckpointTest, RevivedBlocksAreFreedOnceAndDroppedOnesNeverMore) {
   set_.Restore(kId, checkpoint);
 
   EXPECT_EQ(set_.PoolOf(revived.address), kId);
-  EXPECT_EQ(set_.At(revived.address), revived);
+  EXPECT_EQ(set_.At(revived.address)->block, revived);
   EXPECT_EQ(set_.Find(revived.address + kPage), revived);
   EXPECT_EQ(set_.PoolOf(dropped.address), std::nullopt);
   EXPECT_EQ(set_.TryFree(dropped.address), std::nullopt);

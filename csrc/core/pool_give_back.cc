@@ -12,28 +12,24 @@ uint64_t Pool::spare_bytes() const {
   const State& s = *state_;
   const std::vector<bool> in_use = s.HandlesInUse();
   const auto spare = static_cast<uint64_t>(std::ranges::count(in_use, false));
-  return (spare + s.ranges.unreleased_pages()) * s.page_size.bytes();
+  return (spare + s.ranges.unreleased_pages()) * s.memory.bytes().page_size().bytes();
 }
 
 bool Pool::has_remains() const { return state_->ranges.has_remains(); }
 
 void Pool::PrepareGiveBack() {
   State& s = *state_;
-  CGP_CHECK(!s.scope);
+  CGP_CHECK(!in_scope());
   s.next_identity = std::make_shared<const char>();
-  s.ReserveForWaking();
+  s.memory.ReserveOpenAll();
   s.PrepareShrink(s.SlotsInUse());
 }
 
 void Pool::GiveBack() {
   State& s = *state_;
-  CGP_CHECK(!s.scope && s.shrinking);
+  CGP_CHECK(!in_scope() && s.shrinking);
   s.stats.peak_reserved_bytes = std::max(s.stats.peak_reserved_bytes, reserved_bytes());
-  s.fences.OpenAll();
-  s.ForgetOpened();
-  s.OpenFences();
-  s.captured = false;
-  s.several_streams = false;
+  s.memory.OpenAll();
   s.ranges.UnpinAll();
   s.identity = std::move(s.next_identity);
   if (const std::exception_ptr error = s.Shrink()) std::rethrow_exception(error);
@@ -41,12 +37,12 @@ void Pool::GiveBack() {
 
 bool Pool::HasStaleMappings() const {
   const State& s = *state_;
-  return s.scope == ScopeKind::kEager && s.ranges.mapping_count() > s.mapping_limit;
+  return s.memory.scope() == ScopeKind::kEager && s.ranges.mapping_count() > s.mapping_limit;
 }
 
 void Pool::UnmapStale() {
   State& s = *state_;
-  CGP_CHECK(s.scope == ScopeKind::kEager);
+  CGP_CHECK(s.memory.scope() == ScopeKind::kEager);
   std::vector<bool> keep = s.SlotsInUse();
   uint64_t mapped = 0;
   for (uint32_t p = 0; p < s.ranges.page_count(); ++p) {
@@ -71,6 +67,7 @@ void Pool::UnmapStale() {
 
 // By page whether a live block has a byte of its handle.
 std::vector<bool> Pool::State::HandlesInUse() const {
+  const PageSpace& space = memory.bytes().space();
   std::vector<bool> in_use(ranges.page_count());
   for (PageId handle{0}; Index(handle) < ranges.page_count(); handle = ranges.handle_end(handle)) {
     bool any = false;
@@ -86,11 +83,13 @@ std::vector<bool> Pool::State::HandlesInUse() const {
 
 // By slot whether a live block lies there, or in another slot of the same mapping.
 std::vector<bool> Pool::State::SlotsInUse() const {
+  const Granules page_size = memory.bytes().page_size();
   std::vector<bool> in_use(ranges.slot_limit());
   blocks.ForEach([&](Address, const LiveBlock& live) {
-    const Granules end = Granules(live.offset) + Granules::FromBytesRoundedUp(live.block.bytes);
-    const uint32_t last = Index(live.slot) + static_cast<uint32_t>((end - Granules(1)) / page_size);
-    for (uint32_t slot = Index(live.slot); slot <= last;) {
+    const Granules end = Granules(live.site.offset) + live.length();
+    const uint32_t last =
+        Index(live.site.slot) + static_cast<uint32_t>((end - Granules(1)) / page_size);
+    for (uint32_t slot = Index(live.site.slot); slot <= last;) {
       const PageId page = ranges.page_at(SlotId{slot});
       const uint32_t begin = slot - (Index(page) - Index(ranges.handle_begin(page)));
       const uint32_t pages = ranges.handle_pages(page);
@@ -102,9 +101,7 @@ std::vector<bool> Pool::State::SlotsInUse() const {
 }
 
 void Pool::State::PrepareShrink(std::vector<bool> keep) {
-  for (const auto& view : views) {
-    view->MakeRoomForMapping(0, ranges.MostSlotsAfterShrink(), ranges.MostRangesAfterShrink());
-  }
+  memory.bytes().ReserveMapping(0, ranges.MostSlotsAfterShrink(), ranges.MostRangesAfterShrink());
   shrinking = ranges.PrepareShrink(std::move(keep));
 }
 
@@ -113,10 +110,10 @@ void Pool::State::PrepareShrink(std::vector<bool> keep) {
 std::exception_ptr Pool::State::Shrink() {
   const RangeTable::Renumbering renumbering = ranges.Shrink(*shrinking);
   shrinking.reset();
-  space.Renumber(renumbering.pages);
-  blocks.ForEach([&](Address, LiveBlock& live) { live.slot = renumbering.Of(live.slot); });
-  foresight.Forget();
-  for (const auto& view : views) view->Rebuild();
+  memory.bytes().Renumber(renumbering.pages);
+  blocks.ForEach(
+      [&](Address, LiveBlock& live) { live.site.slot = renumbering.Of(live.site.slot); });
+  placer.Forget();
   return renumbering.error;
 }
 

@@ -187,6 +187,46 @@ TEST(PoolProofsMemory, ThatACaptureHasOneStreamAgainIsFoundOut) {
   EXPECT_THAT(asked, ElementsAre(false, true, true, false));
 }
 
+// --- The only stream of a scope, which leaves its capture ---
+
+// What it does next that makes the pool look.
+enum class Next : uint8_t { kAllocates, kIsJoinedByAnother, kRecordsAUse };
+
+class OnlyStreamTest : public PoolProofsTest, public ::testing::WithParamInterface<Next> {};
+
+TEST_P(OnlyStreamTest, LeavesItsBytesBehindWhereItsCaptureIsOver) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  const CaptureId own = BeginCapture({kB});
+  const Block kept = Allocate(kPage, kB);
+  const Block late = Allocate(kPage, kB);
+  Free(Allocate(kPage, kB));
+  Launch(kB);
+  graphs_.End(own);
+  Free(late);
+  const CaptureId capture = BeginCapture({kA});
+  Join(kB, kA);
+  if (GetParam() == Next::kIsJoinedByAnother) {
+    EXPECT_FALSE(Reuses(kPage, kA));
+  }
+  if (GetParam() == Next::kRecordsAUse) Use(kept, kA);
+  EXPECT_FALSE(Reuses(2 * kPage, kB)) << "the graph of its own capture still uses them";
+  Free(kept);
+  Launch(kB);
+  EXPECT_FALSE(Reuses(kPage, kB));
+  EXPECT_FALSE(Reuses(kPage, kA));
+  const Block here = Allocate(kPage, kB);
+  Free(here);
+  EXPECT_TRUE(Reuses(kPage, kB)) << "what it leaves in the capture that it is in is its own";
+  End(capture);
+  const CaptureId next = Begin({kB});
+  EXPECT_TRUE(Reuses(3 * kPage, kB));
+  End(next);
+}
+
+INSTANTIATE_TEST_SUITE_P(, OnlyStreamTest,
+                         ::testing::Values(Next::kAllocates, Next::kIsJoinedByAnother,
+                                           Next::kRecordsAUse));
+
 // Numbers of fences are used again from one scope to the next.
 TEST_F(PoolProofsTest, ProofsOfOneCaptureSayNothingOfTheNext) {
   for (int i = 0; i < 4; ++i) {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 #include "core/error.h"
+#include "core/reserve.h"
 
 namespace cgp {
 
@@ -13,15 +15,18 @@ namespace {
 // Who makes pools for ever shall neither fill the host's memory nor wait for the statistics of all.
 constexpr size_t kGonePoolsRemembered = 100;
 
+constexpr auto kBegin = [](const auto& reservation) { return reservation.addresses.begin; };
+
 }  // namespace
 
 struct PoolSet::Member {
-  Member(Driver& driver, const PoolOptions& options) : pool(driver, options) {}
+  Member(PoolId the_id, Driver& driver, const PoolOptions& options)
+      : id(the_id), pool(driver, options) {}
 
+  const PoolId id;
   Pool pool;
   int users = 0;
-  bool capturing = false;  // a capture scope is open
-  uint64_t live_blocks = 0;
+  bool capturing = false;           // a capture scope is open
   Gauge* reserved_bytes = nullptr;  // its own in PoolSet
 };
 
@@ -90,7 +95,8 @@ void PoolSet::Release(PoolId id) {
   EraseIfGone(id);
 }
 
-Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
+Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream,
+                        std::optional<CaptureId> capture) {
   const std::lock_guard lock(mutex_);
   Member& member = Known(id);
   if (!member.pool.in_scope()) {
@@ -99,20 +105,23 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream) {
   }
   if (bytes == 0) throw UsageError("cudagraph_pool: a block of 0 bytes was asked for.");
   UnmapStale(member);
-  owners_.ReserveOne();
+  ReserveMore(reservations_, 1);
   const uint64_t reserved_before = member.pool.reserved_bytes();
   const uint64_t handles_before = member.pool.handles();
   Block block;
   try {
-    block = member.pool.Allocate(bytes, stream);
+    block = member.pool.Allocate(bytes, stream, capture);
   } catch (const OutOfMemoryError& error) {
     throw OutOfMemoryError(std::string(error.what()) + " [pool " + ToString(id) +
                                ", graphs and other users: " + std::to_string(member.users) +
-                               ", live blocks: " + std::to_string(member.live_blocks) + "]",
+                               ", live blocks: " + std::to_string(member.pool.live_blocks()) + "]",
                            bytes);
   }
-  owners_.Insert(block.address, &member);
-  ++member.live_blocks;
+  if (MemberAround(block.address) == nullptr) {
+    const AddressSpan addresses = *member.pool.ReservationAround(block.address);
+    const auto behind = std::ranges::upper_bound(reservations_, addresses.begin, {}, kBegin);
+    reservations_.insert(behind, {addresses, &member});
+  }
   const uint64_t grown = member.pool.reserved_bytes() - reserved_before;
   member.reserved_bytes->Add(grown);
   bool raised = usage_.Grew(member.pool.handles() - handles_before, grown);
@@ -130,8 +139,6 @@ std::optional<Block> PoolSet::TryFree(Address address) {
   Member* const member = FindOwner(address);
   if (member == nullptr) return std::nullopt;
   const Block block = member->pool.Free(address);
-  owners_.Erase(address);
-  --member->live_blocks;
   usage_.Freed(block);
   return block;
 }
@@ -156,35 +163,28 @@ PoolCheckpoint PoolSet::Checkpoint(PoolId id) {
 RestoreDelta PoolSet::Restore(PoolId id, const PoolCheckpoint& checkpoint) {
   const std::lock_guard lock(mutex_);
   Member& member = KnownAtRest(id);
-  owners_.Reserve(owners_.size() + checkpoint.blocks.size());
   RestoreDelta delta = member.pool.Restore(checkpoint);  // what follows does not throw
   for (const Block& block : delta.freed) {
-    owners_.Erase(block.address);
-    --member.live_blocks;
     usage_.Freed(block);
   }
   for (const Block& block : delta.allocated) {
-    owners_.Insert(block.address, &member);
-    ++member.live_blocks;
     if (usage_.Allocated(block)) new_peak_.store(true, std::memory_order_release);
   }
   return delta;
 }
 
-std::optional<Block> PoolSet::At(Address address) const {
+std::optional<PoolSet::Owned> PoolSet::At(Address address) const {
   const std::lock_guard lock(mutex_);
   const Member* const owner = FindOwner(address);
   if (owner == nullptr) return std::nullopt;
-  return *owner->pool.Find(address);
+  return Owned{owner->id, *owner->pool.At(address)};
 }
 
 std::optional<Block> PoolSet::Find(Address address) const {
   const std::lock_guard lock(mutex_);
-  if (const Member* owner = FindOwner(address)) return *owner->pool.Find(address);
-  for (const auto& [id, member] : members_) {
-    if (const Block* block = member->pool.Find(address)) return *block;
-  }
-  return std::nullopt;
+  const Member* const member = MemberAround(address);
+  const Block* const block = member == nullptr ? nullptr : member->pool.Find(address);
+  return block == nullptr ? std::nullopt : std::optional(*block);
 }
 
 std::vector<PhysicalPiece> PoolSet::Pieces(Address address) const {
@@ -197,11 +197,12 @@ std::vector<PhysicalPiece> PoolSet::Pieces(Address address) const {
 std::optional<PoolId> PoolSet::PoolOf(Address address) const {
   const std::lock_guard lock(mutex_);
   const Member* const owner = FindOwner(address);
-  if (owner == nullptr) return std::nullopt;
-  for (const auto& [id, member] : members_) {
-    if (member.get() == owner) return id;
-  }
-  return std::nullopt;
+  return owner == nullptr ? std::nullopt : std::optional(owner->id);
+}
+
+bool PoolSet::HasReserved(Address address) const {
+  const std::lock_guard lock(mutex_);
+  return MemberAround(address) != nullptr;
 }
 
 // Whether the device may be waited for, and marked: no capture is known of, which that would break.
@@ -219,7 +220,7 @@ bool PoolSet::CanTrim(const Member& member) const {
 void PoolSet::EraseIfGone(PoolId id) {
   const auto it = members_.find(id);
   const Member& member = *it->second;
-  if (!CanTrim(member) || member.live_blocks > 0 || HasMemory(member)) return;
+  if (!CanTrim(member) || member.pool.live_blocks() > 0 || HasMemory(member)) return;
   CountAsGone(id);
   members_.erase(it);
 }
@@ -274,6 +275,7 @@ void PoolSet::UnmapStale(Member& member) {
     member.pool.UnmapStale();
   } catch (const DriverError&) {  // NOLINT(bugprone-empty-catch): what is left is for the next time
   }
+  ForgetFreedAddresses(member);
 }
 
 PoolSet::GivenBack PoolSet::GiveBack(Member& member) {
@@ -285,6 +287,7 @@ PoolSet::GivenBack PoolSet::GiveBack(Member& member) {
   } catch (const std::exception&) {
     given_back.error = std::current_exception();
   }
+  ForgetFreedAddresses(member);
   given_back.bytes = bytes - member.pool.reserved_bytes();
   member.reserved_bytes->Remove(given_back.bytes);
   usage_.Shrank(handles - member.pool.handles(), given_back.bytes);
@@ -383,7 +386,6 @@ void PoolSet::Check() const {
   for (const auto& [id, member] : members_) {
     member->pool.Check();
     const PoolStats stats = member->pool.Stats();
-    CGP_CHECK(stats.live_blocks == member->live_blocks);
     CGP_CHECK(member->reserved_bytes == &reserved_bytes_.at(id));
     CGP_CHECK(stats.reserved_bytes == member->reserved_bytes->current);
     sum.live_blocks += stats.live_blocks;
@@ -396,17 +398,18 @@ void PoolSet::Check() const {
     CGP_CHECK(reserved.current == 0 || members_.contains(id));
   }
   CGP_CHECK(gone_.size() <= kGonePoolsRemembered);
-  CGP_CHECK(sum.live_blocks == owners_.size());
   CGP_CHECK(sum.live_blocks == usage_.all.count.current);
   CGP_CHECK(sum.allocated_bytes == usage_.all.bytes.current);
   CGP_CHECK(sum.requested_bytes == usage_.all.requested_bytes.current);
   CGP_CHECK(sum.reserved_bytes == usage_.reserved_bytes.current);
   CGP_CHECK(sum.reserved_bytes - sum.allocated_bytes == usage_.free_bytes.current);
   CGP_CHECK(handles == usage_.handles.current);
-  owners_.ForEach([](Address address, const Member* member) {
-    const Block* block = member->pool.Find(address);
-    CGP_CHECK(block != nullptr && block->address == address);
-  });
+  Address end = 0;
+  for (const auto& [addresses, member] : reservations_) {
+    CGP_CHECK(members_.at(member->id).get() == member && addresses.begin >= end);
+    CGP_CHECK(member->pool.ReservationAround(addresses.begin)->end == addresses.end);
+    end = addresses.end;
+  }
 }
 
 PoolSet::Member& PoolSet::Known(PoolId id) const {
@@ -431,7 +434,7 @@ PoolSet::Member& PoolSet::KnownAtRest(PoolId id) const {
 
 PoolSet::Member& PoolSet::FindOrCreate(PoolId id) {
   if (const auto known = members_.find(id); known != members_.end()) return *known->second;
-  auto member = std::make_unique<Member>(driver_, options_);
+  auto member = std::make_unique<Member>(id, driver_, options_);
   const auto [reserved, is_new] = reserved_bytes_.try_emplace(id);
   member->reserved_bytes = &reserved->second;
   try {
@@ -442,9 +445,23 @@ PoolSet::Member& PoolSet::FindOrCreate(PoolId id) {
   }
 }
 
+PoolSet::Member* PoolSet::MemberAround(Address address) const {
+  const auto behind = std::ranges::upper_bound(reservations_, address, {}, kBegin);
+  if (behind == reservations_.begin()) return nullptr;
+  const Reservation& before = *std::prev(behind);
+  return address < before.addresses.end ? before.member : nullptr;
+}
+
 PoolSet::Member* PoolSet::FindOwner(Address address) const {
-  Member* const* const owner = owners_.Find(address);
-  return owner == nullptr ? nullptr : *owner;
+  Member* const member = MemberAround(address);
+  return member != nullptr && member->pool.At(address) != nullptr ? member : nullptr;
+}
+
+void PoolSet::ForgetFreedAddresses(const Member& member) {
+  std::erase_if(reservations_, [&](const Reservation& reservation) {
+    return reservation.member == &member &&
+           !member.pool.ReservationAround(reservation.addresses.begin);
+  });
 }
 
 void PoolSet::ThrowNoBlock(Address address) const {

@@ -4,6 +4,9 @@
 // This is the core's front door. Every member may be called from any thread; one mutex per set
 // orders them, and nothing is called back while it is held but the driver. Where it does not say
 // otherwise a member throws as Pool does, with nothing changed.
+//
+// A block has one record, its pool's. Whose an address is follows from the reservation that it lies
+// in: those are few, and each is one pool's.
 #pragma once
 
 #include <atomic>
@@ -17,7 +20,6 @@
 #include <string>
 #include <vector>
 
-#include "core/address_map.h"
 #include "core/gauge.h"
 #include "core/pool.h"
 #include "core/pool_checkpoint.h"
@@ -62,9 +64,9 @@ class PoolSet {
   // Throws UsageError if the pool is unknown or has no user.
   void Release(PoolId id);
 
-  // A block of at least `bytes` (> 0) for work on `stream`. Throws UsageError (unknown pool, no
-  // open scope), OutOfMemoryError, DriverError.
-  Block Allocate(PoolId id, uint64_t bytes, StreamId stream);
+  // A block of at least `bytes` (> 0) for work on `stream`, which is in `capture` (see Pool). Throws
+  // UsageError (unknown pool, no open scope), OutOfMemoryError, DriverError.
+  Block Allocate(PoolId id, uint64_t bytes, StreamId stream, std::optional<CaptureId> capture = {});
 
   // Frees the block that starts at `address`. Throws UsageError if none does: never allocated here,
   // or freed before.
@@ -83,8 +85,12 @@ class PoolSet {
   PoolCheckpoint Checkpoint(PoolId id);
   RestoreDelta Restore(PoolId id, const PoolCheckpoint& checkpoint);
 
-  // The live block that starts at `address`, if it is one of ours.
-  std::optional<Block> At(Address address) const;
+  // The live block that starts at `address`, and whose it is, if it is one of ours.
+  struct Owned {
+    PoolId id;
+    Block block;
+  };
+  std::optional<Owned> At(Address address) const;
   // The live block that holds `address`, not only at its start. O(live blocks): for diagnostics.
   std::optional<Block> Find(Address address) const;
   // The physical bytes behind the live block that starts at `address`, in the order of its
@@ -93,6 +99,8 @@ class PoolSet {
 
   // The pool of the live block that starts at `address`.
   std::optional<PoolId> PoolOf(Address address) const;
+  // Whether `address` lies in a pool's memory, be it in no live block.
+  bool HasReserved(Address address) const;
 
   // Gives back the memory of every unused pool, or of `only` if it is one, but for the handles in
   // which a block lives; returns the bytes given back. Waits for the device first if there is anything to give. Not while any
@@ -142,8 +150,12 @@ class PoolSet {
   Member& Known(PoolId id) const;
   Member& KnownAtRest(PoolId id) const;
   Member& FindOrCreate(PoolId id);
-  // nullptr where no block starts.
+  // Whose reservation the address lies in; nullptr: none's, or none that any block was in.
+  Member* MemberAround(Address address) const;
+  // The same, but nullptr where no live block starts.
   Member* FindOwner(Address address) const;
+  // The member may have given addresses back.
+  void ForgetFreedAddresses(const Member& member);
   [[noreturn]] void ThrowNoBlock(Address address) const;
   bool MayQuiesce() noexcept;
   bool HasMemory(const Member& member) const;
@@ -167,8 +179,14 @@ class PoolSet {
   // invariant: a member exists iff it has users, an open scope, live blocks or something not yet
   // trimmed.
   std::map<PoolId, std::unique_ptr<Member>> members_;
-  int captures_ = 0;            // capture scopes that are open
-  AddressMap<Member*> owners_;  // of live blocks, by their start
+  int captures_ = 0;  // capture scopes that are open
+  struct Reservation {
+    AddressSpan addresses;
+    Member* member;
+  };
+  // Those that blocks are or were in, in the order of addresses. invariant: each is still its
+  // member's, and each live block lies in one of its pool's.
+  std::vector<Reservation> reservations_;
   // invariant: its current values are the sums of the members' Stats().
   SetUsage usage_;
   // invariant: the current value of a member's is its pool's reserved_bytes(), and others' is 0.

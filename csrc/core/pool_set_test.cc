@@ -208,6 +208,24 @@ TEST_F(PoolSetTest, FindsBlocksByAnyAddressAndPoolsByTheFirst) {
   End(kTwo);
 }
 
+TEST_F(PoolSetTest, ReservedIsWhatWasNotGivenBack) {
+  Begin(kOne);
+  set_->BeginScope(kTwo, ScopeKind::kCapture);
+  const Block one = Allocate(kOne, 3 * kPage);
+  const Block two = Allocate(kTwo, 3 * kPage, kB);
+  EXPECT_TRUE(set_->HasReserved(one.address + 3 * kPage - 1));
+  EXPECT_FALSE(set_->HasReserved(0));
+  EXPECT_FALSE(set_->HasReserved(~Address{0}));
+  for (const Block& block : {one, two}) set_->Free(block.address);
+  EXPECT_TRUE(set_->HasReserved(one.address)) << "no block has it, but the pool";
+  End(kOne);
+  End(kTwo);
+  set_->Release(kOne);
+  set_->Trim();
+  EXPECT_FALSE(set_->HasReserved(one.address));
+  EXPECT_TRUE(set_->HasReserved(two.address));
+}
+
 TEST_F(PoolSetTest, PoolsShareNothing) {
   Begin(kOne);
   set_->Free(Allocate(kOne, 4 * kPage).address);

@@ -29,8 +29,15 @@ class PoolTest : public ::testing::Test {
     EXPECT_THAT(watch_.violations(), ::testing::IsEmpty());
   }
 
+  // As whoever allocates knows it without a driver call of the pool's.
+  CaptureId CaptureOf(StreamId stream) {
+    Frontier frontier;
+    host_.graphs().Capture(stream, &frontier);
+    return frontier.capture;
+  }
+
   Block Allocate(uint64_t bytes, StreamId stream = kA) {
-    const Block block = pool_.Allocate(bytes, stream);
+    const Block block = pool_.Allocate(bytes, stream, CaptureOf(stream));
     watch_.MarkUsed();
     return block;
   }

@@ -243,6 +243,13 @@ RangeId RangeTable::ReserveRange(uint32_t pages, uint32_t room, Undo& undo) {
   return static_cast<RangeId>(ranges_.size() - 1);
 }
 
+std::optional<AddressSpan> RangeTable::ReservationAround(Address address) const {
+  for (const Reservation& one : reservations_) {
+    if (address - one.address < one.bytes) return AddressSpan{one.address, one.address + one.bytes};
+  }
+  return std::nullopt;
+}
+
 void RangeTable::RefreshAccess() {
   for (const Range& range : ranges_) {
     driver_.SetAccess(range.address + range.mapped_begin * page_bytes_,

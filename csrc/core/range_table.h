@@ -139,6 +139,9 @@ class RangeTable {
   // pre: the address is mapped.
   std::pair<SlotId, Granules> At(Address address, const AddressIndex& index) const;
 
+  // The reservation that the address lies in, if any.
+  std::optional<AddressSpan> ReservationAround(Address address) const;
+
   // Repeats the driver's SetAccess() for all that is mapped.
   void RefreshAccess();
 

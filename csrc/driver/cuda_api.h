@@ -14,11 +14,9 @@ namespace cgp {
 // and the driver have.
 #define CGP_CUDA_FUNCTIONS(X)                 \
   X(cuInit, 2000)                             \
-  X(cuDriverGetVersion, 2020)                 \
   X(cuGetErrorName, 6000)                     \
   X(cuDeviceGet, 2000)                        \
   X(cuDeviceGetCount, 2000)                   \
-  X(cuDeviceGetName, 2000)                    \
   X(cuDeviceGetAttribute, 2000)               \
   X(cuDeviceCanAccessPeer, 4000)              \
   X(cuDevicePrimaryCtxRetain, 7000)           \

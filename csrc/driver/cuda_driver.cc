@@ -13,9 +13,6 @@
 namespace cgp {
 namespace {
 
-constexpr char kNoVmm[] =
-    "it does not support CUDA's virtual memory management (cuMemCreate, cuMemMap)";
-
 // What "out of memory" means is known only from the call.
 DriverStatus StatusOf(DriverCall call, CUresult code) {
   if (code != CUDA_ERROR_OUT_OF_MEMORY) return DriverStatus::kFailed;
@@ -29,51 +26,6 @@ DriverStatus StatusOf(DriverCall call, CUresult code) {
     default:
       return DriverStatus::kFailed;
   }
-}
-
-std::string Failure(const CudaApi& api, const char* name, CUresult code) {
-  return std::string(name) + " failed: " + CudaErrorName(api, code) + " (" + std::to_string(code) +
-         ")";
-}
-
-// Fills in what it can, and `reason` where it must stop.
-void ProbeDevice(const CudaApi& api, int device, CudaProbe* probe) {
-  probe->driver_loaded = true;
-  api.cuDriverGetVersion(&probe->driver_version);
-  CUresult code = api.cuInit(0);
-  if (code != CUDA_SUCCESS) {
-    probe->reason = Failure(api, "cuInit", code);
-    return;
-  }
-  code = api.cuDeviceGetCount(&probe->device_count);
-  if (code != CUDA_SUCCESS) {
-    probe->reason = Failure(api, "cuDeviceGetCount", code);
-    return;
-  }
-  CUdevice cu_device = 0;
-  code = api.cuDeviceGet(&cu_device, device);
-  if (code != CUDA_SUCCESS) {
-    probe->reason = "there is no device " + std::to_string(device) + " among the " +
-                    std::to_string(probe->device_count) + " that CUDA sees";
-    return;
-  }
-  char name[256] = {};
-  if (api.cuDeviceGetName(name, sizeof name - 1, cu_device) == CUDA_SUCCESS) probe->name = name;
-  int supported = 0;
-  code = api.cuDeviceGetAttribute(
-      &supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, cu_device);
-  if (code != CUDA_SUCCESS) {
-    probe->reason = Failure(api, "cuDeviceGetAttribute", code);
-    return;
-  }
-  probe->vmm_supported = supported != 0;
-  if (!probe->vmm_supported) {
-    probe->reason = "device " + std::to_string(device) + " (" + probe->name + "): " + kNoVmm;
-  }
-  int exports = 0;
-  api.cuDeviceGetAttribute(
-      &exports, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, cu_device);
-  probe->exports = exports != 0;
 }
 
 CUmemLocation LocationOf(CUdevice device) {
@@ -107,15 +59,6 @@ CUevent CudaEvent(Event event) { return reinterpret_cast<CUevent>(event); }
 
 }  // namespace
 
-CudaDriverStats::Kind CudaDriverStats::total() const {
-  Kind sum;
-  for (const Kind& kind : kinds) {
-    sum.calls += kind.calls;
-    sum.nanoseconds += kind.nanoseconds;
-  }
-  return sum;
-}
-
 // Adds the time from its begin to its end.
 class CudaDriver::Timer {
  public:
@@ -141,30 +84,21 @@ CudaDriver::CudaDriver(int device, const std::atomic<bool>* exportable)
 
 CudaDriver::CudaDriver(int device, const CudaApi& api, const std::atomic<bool>* exportable)
     : device_(device), api_(api), exportable_(exportable) {
-  const auto check = [&](std::string_view name, CUresult code) {
-    CheckCuda(api_, device_, name, code);
-  };
   context_ = std::make_unique<CudaContext>(api_, device);
   cu_device_ = context_->cu_device();
-  int vmm = 0;
-  check("cuDeviceGetAttribute",
-        api_.cuDeviceGetAttribute(&vmm, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-                                  cu_device_));
-  if (vmm == 0) {
+  if (Attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0) {
     throw DriverError(DriverStatus::kFailed, "cuDeviceGetAttribute", CUDA_ERROR_NOT_SUPPORTED,
-                      "CUDA_ERROR_NOT_SUPPORTED", 0, device, kNoVmm);
+                      "CUDA_ERROR_NOT_SUPPORTED", 0, device,
+                      "it does not support CUDA's virtual memory management (cuMemCreate, "
+                      "cuMemMap)");
   }
-  int rdma = 0;
-  check("cuDeviceGetAttribute",
-        api_.cuDeviceGetAttribute(
-            &rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, cu_device_));
-  rdma_capable_ = rdma != 0;
+  rdma_capable_ = Attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
   const CUmemAllocationProp properties =
       HandleProperties(cu_device_, rdma_capable_, IsExportable());
   size_t granularity = 0;
-  check("cuMemGetAllocationGranularity",
-        api_.cuMemGetAllocationGranularity(&granularity, &properties,
-                                           CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+  CheckCuda(api_, device_, "cuMemGetAllocationGranularity",
+            api_.cuMemGetAllocationGranularity(&granularity, &properties,
+                                               CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
   CGP_CHECK(std::has_single_bit(granularity));
   granularity_ = granularity;
   LetActiveDevicesIn();
@@ -172,16 +106,8 @@ CudaDriver::CudaDriver(int device, const CudaApi& api, const std::atomic<bool>* 
 
 CudaDriver::~CudaDriver() = default;
 
-CudaProbe CudaDriver::Probe(int device) noexcept {
-  CudaProbe probe;
-  if (const CudaApi* const api = LoadCudaApi(&probe.reason)) return Probe(device, *api);
-  return probe;
-}
-
-CudaProbe CudaDriver::Probe(int device, const CudaApi& api) noexcept {
-  CudaProbe probe;
-  ProbeDevice(api, device, &probe);
-  return probe;
+bool CudaDriver::CanExport() const {
+  return Attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0;
 }
 
 CudaDriverStats CudaDriver::stats() const {
@@ -200,6 +126,14 @@ CudaContext& CudaDriver::ContextOf(StreamId stream) {
   std::unique_ptr<CudaContext>& context = others_[device];
   if (context == nullptr) context = std::make_unique<CudaContext>(api_, device);
   return *context;
+}
+
+int CudaDriver::Attribute(int attribute) const {
+  int value = 0;
+  CheckCuda(
+      api_, device_, "cuDeviceGetAttribute",
+      api_.cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(attribute), cu_device_));
+  return value;
 }
 
 bool CudaDriver::CanReach(int cu_peer) const {

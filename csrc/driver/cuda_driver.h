@@ -30,17 +30,6 @@ namespace cgp {
 struct CudaApi;
 class CudaContext;
 
-// What can be said about a device without using it.
-struct CudaProbe {
-  bool driver_loaded = false;
-  int driver_version = 0;  // CUDA's number, e.g. 13000 for 13.0; 0 if unknown
-  int device_count = 0;
-  bool vmm_supported = false;  // the device can do what CudaDriver needs
-  bool exports = false;        // its memory can be exported as file descriptors
-  std::string name;            // of the device; empty if there is none
-  std::string reason;          // why CudaDriver cannot be used here; empty if it can
-};
-
 // Calls to CUDA since the driver was made, failed ones included.
 struct CudaDriverStats {
   struct Kind {
@@ -50,13 +39,12 @@ struct CudaDriverStats {
   std::array<Kind, kDriverCallKinds> kinds{};  // by DriverCall
 
   const Kind& operator[](DriverCall call) const { return kinds[static_cast<size_t>(call)]; }
-  Kind total() const;
 };
 
 class CudaDriver final : public Driver {
  public:
   // `device` is an ordinal as the CUDA runtime and PyTorch count (CUDA_VISIBLE_DEVICES applies).
-  // Throws DriverError where Probe() gives a reason. Makes no context.
+  // Throws DriverError, which says why, where it cannot be used. Makes no context.
   // Handles that are made while `exportable`, if there is one, is set can be exported as file
   // descriptors; it must outlive this.
   explicit CudaDriver(int device, const std::atomic<bool>* exportable = nullptr);
@@ -65,8 +53,8 @@ class CudaDriver final : public Driver {
   // What is still mapped or held stays so until the process ends.
   ~CudaDriver() override;
 
-  static CudaProbe Probe(int device) noexcept;
-  static CudaProbe Probe(int device, const CudaApi& api) noexcept;
+  // Whether memory of the device can be exported as file descriptors.
+  bool CanExport() const;
 
   CudaDriverStats stats() const;
 
@@ -108,6 +96,7 @@ class CudaDriver final : public Driver {
 
   // That of the device whose stream it is.
   CudaContext& ContextOf(StreamId stream);
+  int Attribute(int attribute) const;
   bool CanReach(int cu_peer) const;
   void LetActiveDevicesIn();
 

@@ -126,10 +126,6 @@ inline CUresult InContextAndRelaxed(const std::string& function) {
 
 inline void FakeDevices(CudaApi* api) {
   api->cuInit = [](unsigned int) { return Outcome("cuInit"); };
-  api->cuDriverGetVersion = [](int* version) {
-    *version = 13000;
-    return CUDA_SUCCESS;
-  };
   api->cuGetErrorName = [](CUresult code, const char** name) {
     *name = code == CUDA_ERROR_OUT_OF_MEMORY    ? "CUDA_ERROR_OUT_OF_MEMORY"
             : code == CUDA_ERROR_INVALID_VALUE  ? "CUDA_ERROR_INVALID_VALUE"
@@ -146,10 +142,6 @@ inline void FakeDevices(CudaApi* api) {
   };
   api->cuDeviceGetCount = [](int* count) {
     *count = fake->device_count;
-    return CUDA_SUCCESS;
-  };
-  api->cuDeviceGetName = [](char* name, int length, CUdevice) {
-    std::strncpy(name, "Made-up GPU", static_cast<size_t>(length));
     return CUDA_SUCCESS;
   };
   api->cuDeviceGetAttribute = [](int* value, CUdevice_attribute attribute, CUdevice) {

@@ -2,7 +2,7 @@
 //
 // It has the shape of CUDA's virtual memory management: addresses are reserved, physical handles
 // are created, and a handle is mapped behind addresses as often as wanted. cuda_driver.h does it on
-// a GPU, host_driver.h with memfd and mmap on any Linux machine, faulty_driver.h makes another
+// a GPU, host_driver.h with mmap on any Linux machine, faulty_driver.h makes another
 // driver fail on demand.
 //
 // Rules for every call:
@@ -49,6 +49,12 @@ constexpr StreamId WithoutDevice(StreamId stream) {
 
 // A device virtual address.
 using Address = uint64_t;
+
+// Addresses [begin, end).
+struct AddressSpan {
+  Address begin = 0;
+  Address end = 0;
+};
 
 // One piece of physical memory. Never reused while mapped or held.
 enum class Handle : uint64_t {};

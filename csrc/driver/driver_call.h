@@ -9,30 +9,43 @@
 
 namespace cgp {
 
+#define CGP_DRIVER_CALLS(X) \
+  X(Reserve)                \
+  X(FreeAddresses)          \
+  X(Create)                 \
+  X(Release)                \
+  X(Map)                    \
+  X(SetAccess)              \
+  X(Unmap)                  \
+  X(AddPeer)                \
+  X(Quiesce)                \
+  X(Capture)                \
+  X(Dependencies)           \
+  X(RecordEvent)            \
+  X(RecordDeviceEvent)      \
+  X(EventDone)              \
+  X(WaitEvent)              \
+  X(DestroyEvent)           \
+  X(Info)
+
 enum class DriverCall : uint8_t {
-  kReserve,
-  kFreeAddresses,
-  kCreate,
-  kRelease,
-  kMap,
-  kSetAccess,
-  kUnmap,
-  kAddPeer,
-  kQuiesce,
-  kCapture,
-  kDependencies,
-  kRecordEvent,
-  kRecordDeviceEvent,
-  kEventDone,
-  kWaitEvent,
-  kDestroyEvent,
-  kInfo,
+#define CGP_DRIVER_CALL(name) k##name,
+  CGP_DRIVER_CALLS(CGP_DRIVER_CALL)
+#undef CGP_DRIVER_CALL
 };
 
-inline constexpr size_t kDriverCallKinds = static_cast<size_t>(DriverCall::kInfo) + 1;
+inline constexpr std::array kDriverCallNames = {
+#define CGP_DRIVER_CALL(name) std::string_view(#name),
+    CGP_DRIVER_CALLS(CGP_DRIVER_CALL)
+#undef CGP_DRIVER_CALL
+};
+
+inline constexpr size_t kDriverCallKinds = kDriverCallNames.size();
 
 // The name of the member function, e.g. "SetAccess".
-std::string_view Name(DriverCall call);
+constexpr std::string_view Name(DriverCall call) {
+  return kDriverCallNames[static_cast<size_t>(call)];
+}
 
 // How often each call was made.
 class CallCounts {

@@ -53,22 +53,16 @@ void CheckOptions(const HostDriverOptions& options) {
 HostDriver::HostDriver(const HostDriverOptions& options)
     : options_(options), next_address_(std::max(kFirstNumber, options.granularity)) {
   CheckOptions(options);
-  if (!options.map_memory) return;
-  try {
-    memory_ = std::make_unique<HostMemory>(options.granularity);
-  } catch (const std::system_error& error) {
-    throw DriverError(DriverStatus::kFailed, "HostDriver", error.code().value(),
-                      error.code().message(), 0, options.device, error.what());
-  }
 }
 
 HostDriver::~HostDriver() {
-  if (!memory_) return;
+  if (!options_.map_memory) return;
   // An errno here is the kernel's limit of mappings; the addresses stay reserved then, and nothing
   // is behind them that others could see.
   for (const auto& [address, reservation] : reservations_) {
-    memory_->FreeAddresses(address, reservation.bytes);
+    host_memory::Free(address, reservation.bytes);
   }
+  for (const auto& [handle, physical] : handles_) host_memory::Free(physical.home, physical.bytes);
 }
 
 void HostDriver::Refuse(DriverCall call, uint64_t bytes, const std::string& why) const {
@@ -122,7 +116,7 @@ void HostDriver::DropIfUnused(Handle handle) {
   const auto found = handles_.find(handle);
   const Physical& physical = found->second;
   if (!physical.released || physical.mappings != 0) return;
-  if (memory_) memory_->FreePhysical(physical.offset, physical.bytes);
+  if (options_.map_memory) host_memory::Free(physical.home, physical.bytes);
   usage_.physical_bytes -= physical.bytes;
   --usage_.handles;
   handles_.erase(found);
@@ -139,8 +133,8 @@ Address HostDriver::Reserve(uint64_t bytes) {
                           " bytes of addresses are left");
   }
   Address address = next_address_;
-  if (memory_) {
-    const int error = memory_->Reserve(bytes, &address);
+  if (options_.map_memory) {
+    const int error = host_memory::Reserve(bytes, options_.granularity, &address);
     if (error != 0) FailSystem(DriverStatus::kOutOfAddresses, DriverCall::kReserve, error, bytes);
   } else {
     next_address_ += bytes;
@@ -167,8 +161,8 @@ void HostDriver::FreeAddresses(Address address, uint64_t bytes) {
     RefuseInCapture(DriverCall::kFreeAddresses, bytes,
                     Span(address, bytes) + " was reserved before the capture that is under way");
   }
-  if (memory_) {
-    const int error = memory_->FreeAddresses(address, bytes);
+  if (options_.map_memory) {
+    const int error = host_memory::Free(address, bytes);
     if (error != 0) FailSystem(DriverStatus::kFailed, DriverCall::kFreeAddresses, error, bytes);
   }
   reservations_.erase(found);
@@ -188,8 +182,8 @@ Handle HostDriver::Create(uint64_t bytes) {
                           std::to_string(options_.physical_limit_bytes) + " bytes are free");
   }
   Physical physical{.bytes = bytes};
-  if (memory_) {
-    const int error = memory_->TakePhysical(bytes, &physical.offset);
+  if (options_.map_memory) {
+    const int error = host_memory::Create(bytes, &physical.home);
     if (error != 0) FailSystem(DriverStatus::kOutOfMemory, DriverCall::kCreate, error, bytes);
   }
   const Handle handle{++last_handle_};
@@ -239,8 +233,8 @@ void HostDriver::Map(Address address, uint64_t bytes, Handle handle) {
   }
   const auto made = mappings_.emplace_hint(
       next, address, Mapping{.bytes = bytes, .handle = handle, .made_in = epoch_});
-  if (memory_) {
-    const int error = memory_->Map(address, bytes, physical.offset);
+  if (options_.map_memory) {
+    const int error = host_memory::Map(address, bytes, physical.home);
     if (error != 0) {
       mappings_.erase(made);
       FailSystem(DriverStatus::kFailed, DriverCall::kMap, error, bytes);
@@ -269,12 +263,12 @@ void HostDriver::SetAccess(Address address, uint64_t bytes) {
     Refuse(DriverCall::kSetAccess, bytes,
            Span(address, bytes) + " is not covered by whole mappings, one beside the other");
   }
-  if (memory_) {
-    const int error = memory_->AllowAccess(address, bytes);
+  if (options_.map_memory) {
+    const int error = host_memory::AllowAccess(address, bytes);
     if (error != 0) {
       // It may have got some way.
       for (auto it = first; it != behind; ++it) {
-        if (!it->second.accessible) memory_->ForbidAccess(it->first, it->second.bytes);
+        if (!it->second.accessible) host_memory::ForbidAccess(it->first, it->second.bytes);
       }
       FailSystem(DriverStatus::kFailed, DriverCall::kSetAccess, error, bytes);
     }
@@ -299,8 +293,8 @@ void HostDriver::Unmap(Address address, uint64_t bytes) {
     RefuseInCapture(DriverCall::kUnmap, bytes,
                     Span(address, bytes) + " was mapped before the capture that is under way");
   }
-  if (memory_) {
-    const int error = memory_->Unmap(address, bytes);
+  if (options_.map_memory) {
+    const int error = host_memory::Unmap(address, bytes);
     if (error != 0) FailSystem(DriverStatus::kFailed, DriverCall::kUnmap, error, bytes);
   }
   if (mapping.accessible && mapping.quiesces_before == calls_[DriverCall::kQuiesce]) {

@@ -1,5 +1,4 @@
-// A driver for machines without a GPU: physical memory is a memfd, addresses are this process's
-// own.
+// A driver for machines without a GPU: memory and addresses are this process's own.
 //
 // It keeps every rule that driver.h states for its caller and refuses what breaks one, as CUDA does
 // or more strictly, with a DriverError that says which rule; what it refuses has changed nothing.
@@ -7,7 +6,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -20,8 +18,6 @@
 #include "driver/host_graphs.h"
 
 namespace cgp {
-
-class HostMemory;
 
 struct HostDriverOptions {
   int device = 0;
@@ -129,7 +125,7 @@ class HostDriver final : public Driver {
  private:
   struct Physical {
     uint64_t bytes = 0;
-    uint64_t offset = 0;  // in the memfd
+    Address home = 0;  // see host_memory.h
     uint64_t mappings = 0;
     bool released = false;
     bool was_mapped = false;
@@ -170,7 +166,6 @@ class HostDriver final : public Driver {
 
   const HostDriverOptions options_;
   mutable std::mutex mutex_;
-  std::unique_ptr<HostMemory> memory_;  // null without map_memory
 
   // invariant: a handle exists iff it is not released or mapped; the mappings of a handle and of a
   // reservation count those in mappings_, which lie in one reservation each and never overlap.

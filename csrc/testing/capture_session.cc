@@ -226,8 +226,9 @@ std::string CaptureSession::Allocate(uint64_t item, uint64_t bytes, StreamId str
   if (!Capturing(stream)) return {};
   for (const StreamId user : std::exchange(unseen_, {})) oracle_.See(user);
   oracle_.See(stream);
+  const CaptureId in = Captured(stream) ? dag_.At(stream).capture : kNoCapture;
   Tensor tensor;
-  Call([&] { tensor.block = set_.Allocate(pool_, bytes, stream); });
+  Call([&] { tensor.block = set_.Allocate(pool_, bytes, stream, in); });
   watch_.MarkUsed();
   tensor.pieces = set_.Pieces(tensor.block.address);
   tensor.word = random_();

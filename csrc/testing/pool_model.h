@@ -78,7 +78,7 @@ class PoolModel {
     uint64_t most = 0;
   };
   Trimmable TrimmableBytes() const;
-  // What an allocation costs at most, in whole pages (design.md §4). pre: a scope is open.
+  // What an allocation costs at most, in whole pages (docs/design.md §4). pre: a scope is open.
   struct Need {
     uint64_t ideal = 0;  // without which no placement does, as long as each block is in one range
     uint64_t whole_pages = 0;  // that are free and promised

@@ -1,5 +1,5 @@
-// Judges who gets freed bytes in captures, and when a pool may ask for more: by design.md §5, as
-// naively as possible, from what the program captured and from nothing that the core says of it.
+// Judges who gets freed bytes in captures, and when a pool may ask for more: by docs/design.md §5,
+// as naively as possible, from what the program captured and from nothing that the core says of it.
 //
 //   allowed  every block whose bytes are handed out again was done with: its fence, the frontiers
 //            of its streams when it was freed, lies behind the stream that gets the bytes

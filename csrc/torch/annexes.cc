@@ -1,28 +1,14 @@
 #include "torch/annexes.h"
 
-#include <algorithm>
+#include "torch/merged_stats.h"
 
 namespace cgp {
 namespace {
-
-using c10::CachingAllocator::Stat;
-using c10::CachingAllocator::StatArray;
 
 c10::MempoolId_t NameOf(PoolId pool) { return {pool.first, pool.second}; }
 
 // No graph and no torch.cuda.MemPool is called so, nor the pool that captures share, which has 0.
 c10::MempoolId_t AnnexName(uint64_t number) { return {~0ULL, number}; }
-
-// Of two peaks one was the higher.
-void Add(const StatArray& part, StatArray& sum) {
-  for (size_t type = 0; type < sum.size(); ++type) {
-    Stat& both = sum[type];
-    both.current += part[type].current;
-    both.allocated += part[type].allocated;
-    both.freed += part[type].freed;
-    both.peak = std::max({both.peak, part[type].peak, both.current});
-  }
-}
 
 }  // namespace
 
@@ -96,7 +82,9 @@ void Annexes::Rename(c10::cuda::CUDACachingAllocator::SnapshotInfo& info) const 
 }
 
 void Annexes::Rename(c10::CachingDeviceAllocator::DeviceStats& stats) const {
-  for (const auto& [annex, owner] : Owners()) MovePrivatePool(stats, annex, owner, Add);
+  for (const auto& [annex, owner] : Owners()) {
+    MovePrivatePool(stats, annex, owner, AddHigherPeaks);
+  }
 }
 
 }  // namespace cgp

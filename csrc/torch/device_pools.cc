@@ -130,9 +130,8 @@ uint64_t DevicePools::Trim(std::optional<PoolId> only) {
 std::optional<DevicePools::Owned> DevicePools::At(const void* address) {
   std::optional<Owned> owned;
   FindFirst(PoolsOwner::kGraphAllocator, [&](DevicePools& pools) {
-    const std::optional<Block> block = pools.set_.At(ToAddress(address));
-    const std::optional<PoolId> id = pools.set_.PoolOf(ToAddress(address));
-    if (block && id) owned = {.pools = &pools, .id = *id, .block = *block};
+    const auto found = pools.set_.At(ToAddress(address));
+    if (found) owned = {.pools = &pools, .id = found->id, .block = found->block};
     return owned.has_value();
   });
   return owned;

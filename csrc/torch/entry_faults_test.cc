@@ -1,8 +1,6 @@
 // Every entry that PyTorch calls, with everything failing once that it calls itself: the driver, the
 // allocator below, and operator new. An entry that throws has changed nothing, and works when it is
 // called again; one that does not has done all. Then everything works, and nothing leaks.
-#include "torch/entry_faults.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "torch/faults.h"
+#include "torch/entry_faults_test_world.h"
+#include "torch/fake_faults.h"
 
 // For the whole program; what no test has armed does not fail. Inlined, g++ would take std::free() for a mistake.
 [[gnu::noinline]] void* operator new(size_t bytes) {

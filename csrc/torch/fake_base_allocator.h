@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "torch/fake_cuda.h"
-#include "torch/faults.h"
+#include "torch/fake_faults.h"
 #include "torch/routes.h"
 #include "torch/runtime.h"
 #include "torch/torch_version.h"
@@ -86,12 +86,14 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   void resetPeakStats(c10::DeviceIndex) override {
     const Entered entered(mutex_);
     CheckThatItCounts();
-    const auto reset = [](auto& array, const auto&) {
+    const auto reset = [](auto& array) {
       for (auto& stat : array) stat.peak = stat.current;
     };
-    reset(stats.allocated_bytes, stats.allocated_bytes);
+    reset(stats.allocated_bytes);
     stats.oversize_segments.peak = stats.oversize_segments.current;
-    ForEachPrivatePool(stats, stats, reset);
+    if (auto* const pools = ReservedByPrivatePool(stats)) {
+      for (auto& [id, reserved] : *pools) reset(reserved);
+    }
   }
   void* raw_alloc(size_t bytes) override {
     const Entered entered(mutex_);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "driver/forwarding_driver.h"
-#include "torch/faults.h"
+#include "torch/fake_faults.h"
 #include "torch/runtime.h"
 
 namespace cgp {

@@ -183,7 +183,7 @@ Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Targe
   History::Context context = history_.Gather(History::When::STATE);
   BeforeOursChange();
   const Request request{target.id, target.whole_pages ? WholePages(pools, bytes) : bytes,
-                        ToStreamId(stream)};
+                        ToStreamId(stream), target.capture};
   for (bool first = true;; first = false) {
     LimitOurs(pools);
     bool over_fraction = false;
@@ -202,7 +202,7 @@ std::optional<Block> GraphAllocator::TryAllocate(DevicePools& pools, const Reque
   // Ends before room is made: what other pools give back then is not this one's.
   const MeteredDriver::Purpose purpose(request.id, request.stream);
   try {
-    return pools.set().Allocate(request.id, request.bytes, request.stream);
+    return pools.set().Allocate(request.id, request.bytes, request.stream, request.capture);
   } catch (const OutOfMemoryError&) {
     // handled below, with the driver's
   } catch (const DriverError& error) {
@@ -309,8 +309,9 @@ bool GraphAllocator::FreeOurs(void* pointer, bool* freed) {
   Callbacks callbacks;
   callbacks.Run([&] { TraceFree(pointer); });
   // Before anybody else can have the bytes.
-  const History::Context allocated = history_.ContextOf(reinterpret_cast<Address>(pointer));
   const bool noted = history_.active();
+  const History::Context allocated =
+      noted ? history_.ContextOf(reinterpret_cast<Address>(pointer)) : nullptr;
   if (noted) callbacks.Run([&] { NoteFree(pointer); });
   Block block;
   DevicePools* pools = nullptr;

@@ -113,18 +113,24 @@ class GraphAllocator final : public CUDAAllocator {
   // c10::Allocator
   DataPtr allocate(size_t bytes) override;
   c10::DeleterFnPtr raw_deleter() const override;
-  void copy_data(void* destination, const void* source, size_t bytes) const override;
-  bool is_simple_data_ptr(const DataPtr& data) const override;
+  void copy_data(void* destination, const void* source, size_t bytes) const override {
+    base_.copy_data(destination, source, bytes);
+  }
+  bool is_simple_data_ptr(const DataPtr& data) const override {
+    return base_.is_simple_data_ptr(data);
+  }
 
   // c10::DeviceAllocator
-  bool initialized() override;
+  bool initialized() override { return base_.initialized(); }
   void emptyCache(MempoolId_t id = {0, 0}) override;
   using CUDAAllocator::recordStream;
   void recordStream(const DataPtr& data, c10::cuda::CUDAStream stream) override;
   DeviceStats getDeviceStats(DeviceIndex device) override;
   void resetAccumulatedStats(DeviceIndex device) override;
   void resetPeakStats(DeviceIndex device) override;
-  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override;
+  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override {
+    return base_.getMemoryInfo(device);
+  }
 
   // CUDAAllocator
   void* raw_alloc(size_t bytes) override;
@@ -134,10 +140,14 @@ class GraphAllocator final : public CUDAAllocator {
   double getMemoryFraction(DeviceIndex device) override;
   void setMemoryFraction(double fraction, DeviceIndex device) override;
   std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize> getExpandableSegmentSizes(
-      DeviceIndex device) override;
-  void enable(bool value) override;
-  bool isEnabled() const override;
-  void cacheInfo(DeviceIndex device, size_t* largest_block) override;
+      DeviceIndex device) override {
+    return base_.getExpandableSegmentSizes(device);
+  }
+  void enable(bool value) override { base_.enable(value); }
+  bool isEnabled() const override { return base_.isEnabled(); }
+  void cacheInfo(DeviceIndex device, size_t* largest_block) override {
+    base_.cacheInfo(device, largest_block);
+  }
   void* getBaseAllocation(void* pointer, size_t* bytes) override;
   c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(MempoolId_t id = {0, 0},
                                                          bool include_traces = true) override;
@@ -152,18 +162,24 @@ class GraphAllocator final : public CUDAAllocator {
   bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
                                 const std::unordered_set<void*>& expected) override;
   c10::cuda::CUDACachingAllocator::ShareableHandle shareIpcHandle(void* pointer) override;
-  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
-  bool isHistoryEnabled() override;
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
+    return base_.getIpcDevPtr(std::move(handle));
+  }
+  bool isHistoryEnabled() override { return base_.isHistoryEnabled(); }
   void recordHistory(bool enabled, c10::cuda::CUDACachingAllocator::CreateContextFn recorder,
                      size_t max_entries, c10::cuda::CUDACachingAllocator::RecordContext when,
                      bool clear_history, const std::vector<std::string>& skip_actions) override;
-  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override;
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override {
+    base_.recordAnnotation(metadata);
+  }
   void pushCompileContext(std::string& context) override;
   void popCompileContext() override;
-  void setUserMetadata(const std::string& metadata) override;
-  std::string getUserMetadata() override;
-  void attachOutOfMemoryObserver(
-      c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer) override;
+  void setUserMetadata(const std::string& metadata) override { base_.setUserMetadata(metadata); }
+  std::string getUserMetadata() override { return base_.getUserMetadata(); }
+  void attachOutOfMemoryObserver(  // see graph_out_of_memory.cc
+      c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer) override {
+    base_.attachOutOfMemoryObserver(std::move(observer));
+  }
   void attachAllocatorTraceTracker(
       c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) override;
   void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override;
@@ -175,7 +191,9 @@ class GraphAllocator final : public CUDAAllocator {
   c10::cuda::CUDACachingAllocator::CheckpointDelta setCheckpointPoolState(
       DeviceIndex device,
       std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state) override;
-  std::string name() override;
+  // Code that asks (torch.cuda.get_allocator_backend()) wants to know what works, and with us what
+  // works with the base does; is_enabled() is the question whether we are there.
+  std::string name() override { return base_.name(); }
 
   // Newer than 2.11, and so without `override`: see torch_version.h.
 #if defined(__clang__)
@@ -184,10 +202,10 @@ class GraphAllocator final : public CUDAAllocator {
 #endif
   std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer);
   void attachOomRejectionObserver(OomRejectionObserver observer);
-  void markCaptureBegin(DeviceIndex device);
-  void markCaptureEnd(DeviceIndex device);
+  void markCaptureBegin(DeviceIndex device) { ForwardMarkCaptureBegin(base_, device); }
+  void markCaptureEnd(DeviceIndex device) { ForwardMarkCaptureEnd(base_, device); }
   DataPtr allocateWithAddress(size_t bytes, void* address);
-  bool supportsUserMetadata();
+  bool supportsUserMetadata() { return ForwardSupportsUserMetadata(base_); }
   void annotateMemory(const void* pointer, const std::string& metadata);
 #if defined(__clang__)
 #pragma clang diagnostic pop
@@ -201,6 +219,7 @@ class GraphAllocator final : public CUDAAllocator {
     PoolId id;
     size_t bytes = 0;
     StreamId stream{};
+    CaptureId capture = kNoCapture;
   };
 
   // What is not routed to any pool: from the base, or lent by a MemPool of ours.

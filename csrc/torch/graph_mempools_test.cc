@@ -298,7 +298,7 @@ TEST_F(LendingTest, ItLendsWholePagesWithNoSplit) {
   base_.largest = 10;
   const MemPool lends(*this, id_, true, true);
   const DataPtr lent = allocator_.allocate(1000);
-  EXPECT_EQ(pools().At(reinterpret_cast<Address>(lent.get()))->bytes, kPage);
+  EXPECT_EQ(pools().At(reinterpret_cast<Address>(lent.get()))->block.bytes, kPage);
 }
 
 // A replay would write to it.

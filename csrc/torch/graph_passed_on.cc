@@ -1,5 +1,5 @@
-// GraphAllocator: what belongs to the base, and what differs from it only for our pointers and
-// pools.
+// GraphAllocator: what differs from the base only for our pointers and pools. What is the base's alone
+// stands in graph_allocator.h.
 #include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 
@@ -25,28 +25,14 @@ namespace cca = c10::cuda::CUDACachingAllocator;
 bool IsMapped(const void* pointer) {
   const auto address = reinterpret_cast<Address>(pointer);
   for (const PoolsOwner owner : kPoolsOwners) {
-    for (const DevicePools* pools : DevicePools::All(owner)) {
-      if (pools->driver().HasReserved(address)) return true;
+    for (DevicePools* pools : DevicePools::All(owner)) {
+      if (pools->set().HasReserved(address)) return true;
     }
   }
   return false;
 }
 
 }  // namespace
-
-void GraphAllocator::copy_data(void* destination, const void* source, size_t bytes) const {
-  base_.copy_data(destination, source, bytes);
-}
-
-bool GraphAllocator::is_simple_data_ptr(const DataPtr& data) const {
-  return base_.is_simple_data_ptr(data);
-}
-
-bool GraphAllocator::initialized() { return base_.initialized(); }
-
-std::pair<size_t, size_t> GraphAllocator::getMemoryInfo(DeviceIndex device) {
-  return base_.getMemoryInfo(device);
-}
 
 void GraphAllocator::init(int device_count) {
   base_.init(device_count);
@@ -126,18 +112,6 @@ uint64_t GraphAllocator::StateOf(const Share& share, const DevicePools& pools) {
   return share.settings.load() + pools.driver().changes();
 }
 
-std::vector<cca::StreamSegmentSize> GraphAllocator::getExpandableSegmentSizes(DeviceIndex device) {
-  return base_.getExpandableSegmentSizes(device);
-}
-
-void GraphAllocator::enable(bool value) { base_.enable(value); }
-
-bool GraphAllocator::isEnabled() const { return base_.isEnabled(); }
-
-void GraphAllocator::cacheInfo(DeviceIndex device, size_t* largest_block) {
-  base_.cacheInfo(device, largest_block);
-}
-
 void* GraphAllocator::getBaseAllocation(void* pointer, size_t* bytes) {
   const std::optional<Block> block = DevicePools::Around(pointer);
   if (!block) return base_.getBaseAllocation(pointer, bytes);
@@ -166,23 +140,12 @@ cca::ShareableHandle GraphAllocator::shareIpcHandle(void* pointer) {
   return base_.shareIpcHandle(pointer);
 }
 
-std::shared_ptr<void> GraphAllocator::getIpcDevPtr(std::string handle) {
-  return base_.getIpcDevPtr(std::move(handle));
-}
-
-bool GraphAllocator::isHistoryEnabled() { return base_.isHistoryEnabled(); }
-
 void GraphAllocator::recordHistory(bool enabled, cca::CreateContextFn recorder, size_t max_entries,
                                    cca::RecordContext when, bool clear_history,
                                    const std::vector<std::string>& skip_actions) {
   history_.Configure(enabled, recorder, max_entries, when, clear_history, skip_actions, [&] {
     base_.recordHistory(enabled, recorder, max_entries, when, clear_history, skip_actions);
   });
-}
-
-void GraphAllocator::recordAnnotation(
-    const std::vector<std::pair<std::string, std::string>>& metadata) {
-  base_.recordAnnotation(metadata);
 }
 
 void GraphAllocator::pushCompileContext(std::string& context) {
@@ -195,16 +158,6 @@ void GraphAllocator::pushCompileContext(std::string& context) {
 void GraphAllocator::popCompileContext() {
   base_.popCompileContext();
   History::PopCompileContext();
-}
-
-void GraphAllocator::setUserMetadata(const std::string& metadata) {
-  base_.setUserMetadata(metadata);
-}
-
-std::string GraphAllocator::getUserMetadata() { return base_.getUserMetadata(); }
-
-void GraphAllocator::attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) {
-  base_.attachOutOfMemoryObserver(std::move(observer));  // see graph_out_of_memory.cc
 }
 
 void GraphAllocator::attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) {
@@ -238,12 +191,6 @@ cudaError_t GraphAllocator::memcpyAsync(void* destination, int destination_devic
                            p2p_enabled);
 }
 
-std::string GraphAllocator::name() {
-  // Code that asks (torch.cuda.get_allocator_backend()) wants to know what works, and with us what
-  // works with the base does; is_enabled() is the question whether we are there.
-  return base_.name();
-}
-
 std::shared_ptr<c10::GatheredContext> GraphAllocator::getContextForPointer(const void* pointer) {
   // Where one of ours was allocated, if that is known.
   const auto address = reinterpret_cast<uintptr_t>(pointer);
@@ -258,14 +205,6 @@ void GraphAllocator::attachOomRejectionObserver(OomRejectionObserver observer) {
   ForwardAttachOomRejectionObserver(base_, std::move(observer));
   attached.Keep();
 }
-
-void GraphAllocator::markCaptureBegin(DeviceIndex device) {
-  ForwardMarkCaptureBegin(base_, device);
-}
-
-void GraphAllocator::markCaptureEnd(DeviceIndex device) { ForwardMarkCaptureEnd(base_, device); }
-
-bool GraphAllocator::supportsUserMetadata() { return ForwardSupportsUserMetadata(base_); }
 
 void GraphAllocator::annotateMemory(const void* pointer, const std::string& metadata) {
   const auto ours = DevicePools::At(pointer);

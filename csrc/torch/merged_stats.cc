@@ -31,7 +31,9 @@ void ForEachPair(DeviceStats& a, const DeviceStats& b, Function function) {
   for (const auto measure : kMeasures) for_each_type(a.*measure, b.*measure);
   function(a.oversize_allocations, b.oversize_allocations);
   function(a.oversize_segments, b.oversize_segments);
-  ForEachPrivatePool(a, b, for_each_type);
+  if (auto* const pools = ReservedByPrivatePool(a)) {
+    for (const auto& [id, of_b] : *ReservedByPrivatePool(b)) for_each_type((*pools)[id], of_b);
+  }
 }
 
 Stat ToStat(const Gauge& gauge) {
@@ -53,18 +55,6 @@ void PutAsLarge(const Stat& stat, StatArray& into) {
   for (const StatType type : {StatType::AGGREGATE, StatType::LARGE_POOL}) Put(stat, type, into);
 }
 
-// The same for a pool that the base may have had under this name before, or have now: then one of
-// the two had the higher peak at least.
-void AddAsLarge(const Stat& stat, StatArray& into) {
-  for (const StatType type : {StatType::AGGREGATE, StatType::LARGE_POOL}) {
-    Stat& sum = into[static_cast<size_t>(type)];
-    sum.current += stat.current;
-    sum.allocated += stat.allocated;
-    sum.freed += stat.freed;
-    sum.peak = std::max({sum.peak, stat.peak, sum.current});
-  }
-}
-
 void PutBlocks(const BlockUsage& blocks, StatType type, DeviceStats& into) {
   for (StatArray* counts : {&into.allocation, &into.active}) {
     Put(ToStat(blocks.count), type, *counts);
@@ -75,18 +65,27 @@ void PutBlocks(const BlockUsage& blocks, StatType type, DeviceStats& into) {
   Put(ToStat(blocks.requested_bytes), type, into.requested_bytes);
 }
 
+void AddBelowPeak(const Stat& part, Stat& sum) {
+  sum.current += part.current;
+  sum.allocated += part.allocated;
+  sum.freed += part.freed;
+}
+
 // The sum of both, with the peaks of the first.
 void AddBelowPeaks(const DeviceStats& from, DeviceStats& into) {
-  ForEachPair(into, from, [](Stat& sum, const Stat& part) {
-    sum.current += part.current;
-    sum.allocated += part.allocated;
-    sum.freed += part.freed;
-  });
+  ForEachPair(into, from, [](Stat& sum, const Stat& part) { AddBelowPeak(part, sum); });
   into.num_device_alloc += from.num_device_alloc;
   into.num_device_free += from.num_device_free;
 }
 
 }  // namespace
+
+void AddHigherPeaks(const StatArray& part, StatArray& sum) {
+  for (size_t type = 0; type < sum.size(); ++type) {
+    AddBelowPeak(part[type], sum[type]);
+    sum[type].peak = std::max({sum[type].peak, part[type].peak, sum[type].current});
+  }
+}
 
 DeviceStats ToDeviceStats(const SetUsage& usage) {
   DeviceStats stats;
@@ -152,9 +151,13 @@ DeviceStats MergedStats::Get(Base& base) {
       stat.peak = std::max(stat.current, peak.peak);
     });
   }
-  for (const auto& [id, reserved] : set_.ReservedByPool()) {
-    WithPrivatePool(stats, {id.first, id.second},
-                    [bytes = reserved](StatArray& counts) { AddAsLarge(ToStat(bytes), counts); });
+  // The base may have had a pool under the same name before, or have one now.
+  if (auto* const pools = ReservedByPrivatePool(stats)) {
+    for (const auto& [id, reserved] : set_.ReservedByPool()) {
+      StatArray ours;
+      PutAsLarge(ToStat(reserved), ours);
+      AddHigherPeaks(ours, (*pools)[{id.first, id.second}]);
+    }
   }
   return stats;
 }

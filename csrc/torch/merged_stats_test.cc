@@ -22,6 +22,12 @@ constexpr StreamId kStream{1};
 constexpr size_t kAll = 0, kSmall = 1, kLarge = 2;  // torch's StatType
 constexpr int64_t kBorder = kLargestSmallBlock;
 
+// function(what the pool has reserved), where torch tells that.
+template <typename Function>
+void WithPrivatePool(DeviceStats& stats, c10::MempoolId_t id, const Function& function) {
+  if (auto* const pools = ReservedByPrivatePool(stats)) function((*pools)[id]);
+}
+
 class MergedStatsTest : public ::testing::Test {
  protected:
   void SetUp() override { set_.BeginScope(kId, ScopeKind::kCapture); }

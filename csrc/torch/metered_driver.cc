@@ -1,6 +1,5 @@
 #include "torch/metered_driver.h"
 
-#include <iterator>
 #include <string>
 
 #include "torch/errors.h"
@@ -34,32 +33,6 @@ MeteredDriver::Purpose::Purpose(PoolId pool, StreamId stream) { purpose = {pool,
 MeteredDriver::Purpose::~Purpose() { purpose = {}; }
 
 bool MeteredDriver::Purpose::limit_refused() { return purpose.limit_refused; }
-
-Address MeteredDriver::Reserve(uint64_t bytes) {
-  const Address address = inner().Reserve(bytes);
-  try {
-    const std::lock_guard lock(mutex_);
-    reservations_.emplace(address, bytes);
-  } catch (...) {
-    inner().FreeAddresses(address, bytes);
-    throw;
-  }
-  return address;
-}
-
-void MeteredDriver::FreeAddresses(Address address, uint64_t bytes) {
-  const std::lock_guard lock(mutex_);  // first: the addresses may be reserved again at once
-  inner().FreeAddresses(address, bytes);
-  reservations_.erase(address);
-}
-
-bool MeteredDriver::HasReserved(Address address) const {
-  const std::lock_guard lock(mutex_);
-  const auto behind = reservations_.upper_bound(address);
-  if (behind == reservations_.begin()) return false;
-  const auto& [begin, bytes] = *std::prev(behind);
-  return address - begin < bytes;
-}
 
 Handle MeteredDriver::Create(uint64_t bytes) {
   const std::lock_guard lock(mutex_);

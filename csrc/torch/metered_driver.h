@@ -1,5 +1,5 @@
-// A driver that forwards to another one, keeps a limit on physical memory, knows which
-// addresses are reserved, and tells the history what is mapped.
+// A driver that forwards to another one, keeps a limit on physical memory and tells the history what
+// is mapped.
 //
 // The limit is torch.cuda.set_per_process_memory_fraction()'s: what of it the base does not use.
 #pragma once
@@ -33,9 +33,6 @@ class MeteredDriver final : public ForwardingDriver<MeteredDriver> {
   uint64_t held_bytes() const { return created_.load(std::memory_order_acquire); }
   uint64_t changes() const { return changes_.load(std::memory_order_acquire); }
 
-  // Whether the address lies in a reservation, mapped or not.
-  bool HasReserved(Address address) const;
-
   // While one lives, what its thread has mapped is noted as being for this pool and stream.
   class Purpose {
    public:
@@ -47,8 +44,6 @@ class MeteredDriver final : public ForwardingDriver<MeteredDriver> {
     Purpose& operator=(const Purpose&) = delete;
   };
 
-  Address Reserve(uint64_t bytes) override;
-  void FreeAddresses(Address address, uint64_t bytes) override;
   Handle Create(uint64_t bytes) override;
   void Release(Handle handle) override;
   void Map(Address address, uint64_t bytes, Handle handle) override;
@@ -60,9 +55,8 @@ class MeteredDriver final : public ForwardingDriver<MeteredDriver> {
  private:
   const std::unique_ptr<Driver> owned_;  // inner()
   std::atomic<uint64_t> limit_{kNoLimit};
-  mutable std::mutex mutex_;
-  std::map<Address, uint64_t> reservations_;  // in bytes
-  std::map<Handle, uint64_t> sizes_;          // of live handles, in bytes
+  std::mutex mutex_;
+  std::map<Handle, uint64_t> sizes_;  // of live handles, in bytes
   // Changed under mutex_. invariant: the sum of sizes_
   std::atomic<uint64_t> created_{0};
   std::atomic<uint64_t> changes_{0};

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <thread>
@@ -54,18 +53,6 @@ TEST_F(MeteredDriverTest, WithoutALimitTheDeviceSaysWhenItIsFull) {
   for (int i = 0; i < 8; ++i) driver_.Create(kPage);
   EXPECT_EQ(Held(), 8 * kPage);
   EXPECT_EQ(RefusalOf(kPage).find("set_per_process_memory_fraction"), std::string::npos);
-}
-
-TEST_F(MeteredDriverTest, ReservedIsWhatWasNotGivenBack) {
-  const Address first = driver_.Reserve(2 * kPage), second = driver_.Reserve(kPage);
-  EXPECT_TRUE(driver_.HasReserved(first));
-  EXPECT_TRUE(driver_.HasReserved(first + 2 * kPage - 1));
-  EXPECT_TRUE(driver_.HasReserved(second));
-  EXPECT_FALSE(driver_.HasReserved(std::min(first, second) - 1));
-  EXPECT_FALSE(driver_.HasReserved(second + 64 * kPage));
-  driver_.FreeAddresses(first, 2 * kPage);
-  EXPECT_FALSE(driver_.HasReserved(first));
-  EXPECT_TRUE(driver_.HasReserved(second));
 }
 
 TEST_F(MeteredDriverTest, TheLimitIsOfAllHandlesTogether) {

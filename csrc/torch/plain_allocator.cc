@@ -88,7 +88,8 @@ void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t
     std::string refusal;
     try {
       const Block block = AsTorchErrors([&] {
-        return target ? Pools(device).set().Allocate(target->id, bytes, ToStreamId(stream))
+        return target ? Pools(device).set().Allocate(target->id, bytes, ToStreamId(stream),
+                                                     target->capture)
                       : AllocateEager(bytes, device, stream);
       });
       return reinterpret_cast<void*>(block.address);
@@ -108,7 +109,8 @@ void PlainAllocator::Free(void* pointer) {
               "cudagraph_pool_free: no live block starts at " +
                   Hex(reinterpret_cast<Address>(pointer)) +
                   "; it was not allocated by cudagraph_pool_malloc, or freed before");
-  if (ServesMemPools()) CloseEmptyEagerPool(*pools);
+  // Its memory goes once no segment of a MemPool is left in it, as cudaFree() would give it back.
+  if (ServesMemPools() && CloseIfEmpty(*pools)) FreeUnused();
 }
 
 bool PlainAllocator::CloseIfEmpty(DevicePools& pools) {
@@ -123,16 +125,8 @@ bool PlainAllocator::CloseIfEmpty(DevicePools& pools) {
   return true;
 }
 
-void PlainAllocator::CloseEmptyEagerPool(DevicePools& pools) {
-  if (CloseIfEmpty(pools)) FreeUnused();
-}
-
 void PlainAllocator::Reset() {
   const std::lock_guard lock(mutex_);
-  Trim();
-}
-
-void PlainAllocator::Trim() {
   if (routes_.capturing()) return;
   for (DevicePools* pools : DevicePools::All(PoolsOwner::kPlainAllocator)) {
     AsTorchErrors([&] { return pools->Trim(); });
@@ -212,48 +206,38 @@ void PlainAllocator::Release(c10::DeviceIndex device, c10::MempoolId_t id) {
 
 using cgp::PlainAllocator;
 
-CGP_EXPORT void* cudagraph_pool_malloc(size_t bytes, int device, cudaStream_t stream);
-CGP_EXPORT void cudagraph_pool_free(void* pointer, size_t bytes, int device, cudaStream_t stream);
-CGP_EXPORT void cudagraph_pool_reset();
-CGP_EXPORT void cudagraph_pool_memory_fraction(double fraction, int device);
-CGP_EXPORT void* cudagraph_pool_base_alloc(void* pointer, size_t* bytes);
-CGP_EXPORT void cudagraph_pool_record_stream(void* pointer, cudaStream_t stream);
-CGP_EXPORT void cudagraph_pool_begin_allocate_to_pool(int device, c10::MempoolId_t id,
-                                                      cgp::StreamFilter filter);
-CGP_EXPORT void cudagraph_pool_end_allocate_to_pool(int device, c10::MempoolId_t id);
-CGP_EXPORT void cudagraph_pool_release_pool(int device, c10::MempoolId_t id);
-
-void* cudagraph_pool_malloc(size_t bytes, int device, cudaStream_t stream) {
+CGP_EXPORT void* cudagraph_pool_malloc(size_t bytes, int device, cudaStream_t stream) {
   return PlainAllocator::Get().Malloc(bytes, static_cast<c10::DeviceIndex>(device), stream);
 }
 
-void cudagraph_pool_free(void* pointer, size_t /*bytes*/, int /*device*/, cudaStream_t /*stream*/) {
+CGP_EXPORT void cudagraph_pool_free(void* pointer, size_t /*bytes*/, int /*device*/,
+                                    cudaStream_t /*stream*/) {
   PlainAllocator::Get().Free(pointer);
 }
 
-void cudagraph_pool_reset() { PlainAllocator::Get().Reset(); }
+CGP_EXPORT void cudagraph_pool_reset() { PlainAllocator::Get().Reset(); }
 
-void cudagraph_pool_memory_fraction(double fraction, int device) {
+CGP_EXPORT void cudagraph_pool_memory_fraction(double fraction, int device) {
   PlainAllocator::Get().SetMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
 }
 
-void* cudagraph_pool_base_alloc(void* pointer, size_t* bytes) {
+CGP_EXPORT void* cudagraph_pool_base_alloc(void* pointer, size_t* bytes) {
   return PlainAllocator::Get().BaseAllocation(pointer, bytes);
 }
 
-void cudagraph_pool_record_stream(void* pointer, cudaStream_t stream) {
+CGP_EXPORT void cudagraph_pool_record_stream(void* pointer, cudaStream_t stream) {
   PlainAllocator::Get().RecordStream(pointer, stream);
 }
 
-void cudagraph_pool_begin_allocate_to_pool(int device, c10::MempoolId_t id,
-                                           cgp::StreamFilter filter) {
+CGP_EXPORT void cudagraph_pool_begin_allocate_to_pool(int device, c10::MempoolId_t id,
+                                                      cgp::StreamFilter filter) {
   PlainAllocator::Get().Begin(static_cast<c10::DeviceIndex>(device), id, std::move(filter));
 }
 
-void cudagraph_pool_end_allocate_to_pool(int device, c10::MempoolId_t id) {
+CGP_EXPORT void cudagraph_pool_end_allocate_to_pool(int device, c10::MempoolId_t id) {
   PlainAllocator::Get().End(static_cast<c10::DeviceIndex>(device), id);
 }
 
-void cudagraph_pool_release_pool(int device, c10::MempoolId_t id) {
+CGP_EXPORT void cudagraph_pool_release_pool(int device, c10::MempoolId_t id) {
   PlainAllocator::Get().Release(static_cast<c10::DeviceIndex>(device), id);
 }

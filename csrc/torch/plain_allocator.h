@@ -48,9 +48,6 @@ class PlainAllocator {
   // Lets what was freed behind other streams' work become free to all: fences open after a scope, if
   // no capture is known of. Not where segments of MemPools are all there is. pre: mutex_ is held.
   void CycleEagerPool(DevicePools& pools);
-  // Gives its memory back once no segment of a MemPool is left in it, as cudaFree() would.
-  void CloseEmptyEagerPool(DevicePools& pools);
-  void Trim();  // pre: mutex_ is held
   // Ends the eager pool's scope if nothing lives there; returns whether it did.
   bool CloseIfEmpty(DevicePools& pools);
 

@@ -13,7 +13,7 @@
 #include "driver/host_driver.h"
 #include "torch/fake_base_allocator.h"
 #include "torch/fake_cuda.h"
-#include "torch/faults.h"
+#include "torch/fake_faults.h"
 #include "torch/graph_allocator.h"
 
 namespace cgp {

@@ -54,8 +54,9 @@ std::optional<RouteTable::Target> RouteTable::Match(c10::DeviceIndex device, cud
     return answer.target;
   }
   const std::lock_guard lock(mutex_);
-  const auto target = AskFilters(device, stream, capture);
+  std::optional<Target> target = AskFilters(device, stream, capture);
   if (capture && target) {
+    target->capture = *capture;
     answer = {.version = version_.load(std::memory_order_relaxed),
               .stream = stream,
               .capture = *capture,

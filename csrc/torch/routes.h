@@ -70,6 +70,7 @@ class RouteTable {
     ScopeKind kind = ScopeKind::kEager;
     bool ours = false;
     bool whole_pages = false;
+    CaptureId capture = kNoCapture;  // that Match() found the stream in
   };
 
   // Whether any route is open; what the allocation path asks first.

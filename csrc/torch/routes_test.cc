@@ -70,6 +70,20 @@ TEST_F(RouteTableTest, WithinACaptureEachStreamAsksTheFilterOnce) {
   EXPECT_FALSE(table_.Match(kDevice + 1, Stream(1)).has_value()) << "another device";
 }
 
+TEST_F(RouteTableTest, WhoIsMatchedIsToldTheCaptureThatTheStreamIsIn) {
+  table_.Add(CaptureRoute(
+      kOne, [](cudaStream_t) { return true; }, Stream(1)));
+  SetCapture(Stream(1), 7);
+  const auto capture_of = [&](uintptr_t stream) {
+    return table_.Match(kDevice, Stream(stream)).value().capture;
+  };
+  for (const CaptureId id : {CaptureId{8}, CaptureId{8}, CaptureId{9}, kNoCapture}) {
+    SetCapture(Stream(2), id);
+    EXPECT_EQ(capture_of(2), id);
+    EXPECT_EQ(capture_of(1), CaptureId{7});
+  }
+}
+
 TEST_F(RouteTableTest, WithoutACaptureNobodyAsksCuda) {
   Route route = CaptureRoute(
       kOne, [](cudaStream_t) { return true; }, Stream(1));

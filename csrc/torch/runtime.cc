@@ -91,11 +91,12 @@ CudaDriverStats StatsOf(const Driver& driver) {
 }
 
 void RequireDriverSupport(int device, bool exportable) {
-  const CudaProbe probe = CudaDriver::Probe(device);
-  if (!probe.vmm_supported || !probe.reason.empty()) Refuse(device, probe.reason);
-  if (exportable && !probe.exports) {
-    Refuse(device, "its driver cannot export memory as file descriptors; leave exportable out");
+  try {
+    if (CudaDriver(device).CanExport() || !exportable) return;
+  } catch (const DriverError& error) {
+    Refuse(device, error.what());
   }
+  Refuse(device, "its driver cannot export memory as file descriptors; leave exportable out");
 }
 
 void EndHostRoute(c10::MempoolId_t id) {

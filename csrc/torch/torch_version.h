@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,78 +35,24 @@ inline constexpr bool kGraphReleasesAbandonedPool = kTorchMinor >= 14;
 using OomRejectionObserver = std::function<void(int64_t device, size_t alloc_size,
                                                 size_t total_allocated, size_t device_total)>;
 
-template <typename Base>
-std::shared_ptr<c10::GatheredContext> ForwardGetContextForPointer(Base& base, const void* pointer) {
-  if constexpr (requires { base.getContextForPointer(pointer); }) {
-    return base.getContextForPointer(pointer);
-  } else {
-    return nullptr;
+// Name(base, arguments...) is base.method(arguments...) where the base has that, else `absent`.
+#define CGP_FORWARD(Name, method, absent)                                             \
+  template <typename Base, typename... Arguments>                                     \
+  auto Name(Base& base, Arguments&&... arguments) {                                   \
+    if constexpr (requires { base.method(std::forward<Arguments>(arguments)...); }) { \
+      return base.method(std::forward<Arguments>(arguments)...);                      \
+    } else {                                                                          \
+      return absent;                                                                  \
+    }                                                                                 \
   }
-}
-
-template <typename Base>
-void ForwardAttachOomRejectionObserver(Base& base, OomRejectionObserver observer) {
-  if constexpr (requires { base.attachOomRejectionObserver(observer); }) {
-    base.attachOomRejectionObserver(std::move(observer));
-  }
-}
-
-// Since 2.12 rejections are counted too.
-template <typename Stats>
-void AddRejections(Stats& stats, int64_t rejections) {
-  if constexpr (requires { stats.num_oom_rejections; }) stats.num_oom_rejections += rejections;
-}
-
-// Since 2.13 each private pool's reserved bytes are told apart: function(counts) for those of one, made if
-// need be.
-template <typename Stats, typename Function>
-void WithPrivatePool(Stats& stats, c10::MempoolId_t id, const Function& function) {
-  if constexpr (requires { stats.reserved_bytes_by_private_pools; }) {
-    function(stats.reserved_bytes_by_private_pools[id]);
-  }
-}
-// function(counts in a, counts in b) for all that b has.
-template <typename Stats, typename Function>
-void ForEachPrivatePool(Stats& a, const Stats& b, const Function& function) {
-  if constexpr (requires { a.reserved_bytes_by_private_pools; }) {
-    for (const auto& [id, counts] : b.reserved_bytes_by_private_pools) {
-      function(a.reserved_bytes_by_private_pools[id], counts);
-    }
-  }
-}
-// add(counts of one, counts of the other), and the one is forgotten; if it is there.
-template <typename Stats, typename Function>
-void MovePrivatePool(Stats& stats, c10::MempoolId_t one, c10::MempoolId_t other,
-                     const Function& add) {
-  if constexpr (requires { stats.reserved_bytes_by_private_pools; }) {
-    auto& pools = stats.reserved_bytes_by_private_pools;
-    const auto found = pools.find(one);
-    if (found == pools.end()) return;
-    const auto counts = found->second;
-    pools.erase(found);
-    add(counts, pools[other]);
-  }
-}
-
-// The history's action for what is said of a block afterwards: since 2.14.
-template <typename Action>
-constexpr std::optional<Action> AnnotateAction() {
-  if constexpr (requires { Action::ANNOTATE; }) {
-    return Action::ANNOTATE;
-  } else {
-    return std::nullopt;
-  }
-}
-
-template <typename Base>
-void ForwardMarkCaptureBegin(Base& base, c10::DeviceIndex device) {
-  if constexpr (requires { base.markCaptureBegin(device); }) base.markCaptureBegin(device);
-}
-
-template <typename Base>
-void ForwardMarkCaptureEnd(Base& base, c10::DeviceIndex device) {
-  if constexpr (requires { base.markCaptureEnd(device); }) base.markCaptureEnd(device);
-}
+CGP_FORWARD(ForwardGetContextForPointer, getContextForPointer,
+            std::shared_ptr<c10::GatheredContext>())
+CGP_FORWARD(ForwardAttachOomRejectionObserver, attachOomRejectionObserver, void())
+CGP_FORWARD(ForwardMarkCaptureBegin, markCaptureBegin, void())
+CGP_FORWARD(ForwardMarkCaptureEnd, markCaptureEnd, void())
+CGP_FORWARD(ForwardSupportsUserMetadata, supportsUserMetadata, false)
+CGP_FORWARD(ForwardAnnotateMemory, annotateMemory, void())
+#undef CGP_FORWARD
 
 template <typename Base>
 c10::DataPtr ForwardAllocateWithAddress(Base& base, size_t bytes, void* address) {
@@ -116,19 +63,43 @@ c10::DataPtr ForwardAllocateWithAddress(Base& base, size_t bytes, void* address)
   }
 }
 
-template <typename Base>
-bool ForwardSupportsUserMetadata(Base& base) {
-  if constexpr (requires { base.supportsUserMetadata(); }) {
-    return base.supportsUserMetadata();
+// Since 2.12 rejections are counted too.
+template <typename Stats>
+void AddRejections(Stats& stats, int64_t rejections) {
+  if constexpr (requires { stats.num_oom_rejections; }) stats.num_oom_rejections += rejections;
+}
+
+// The reserved bytes of each private pool, which are told apart since 2.13; before, nullptr.
+template <typename Stats>
+auto* ReservedByPrivatePool(Stats& stats) {
+  if constexpr (requires { stats.reserved_bytes_by_private_pools; }) {
+    return &stats.reserved_bytes_by_private_pools;
   } else {
-    return false;
+    return static_cast<std::map<c10::MempoolId_t, c10::CachingAllocator::StatArray>*>(nullptr);
   }
 }
 
-template <typename Base>
-void ForwardAnnotateMemory(Base& base, const void* pointer, const std::string& metadata) {
-  if constexpr (requires { base.annotateMemory(pointer, metadata); })
-    base.annotateMemory(pointer, metadata);
+// add(counts of one, counts of the other), and the one is forgotten; if it is there.
+template <typename Stats, typename Function>
+void MovePrivatePool(Stats& stats, c10::MempoolId_t one, c10::MempoolId_t other,
+                     const Function& add) {
+  auto* const pools = ReservedByPrivatePool(stats);
+  if (pools == nullptr) return;
+  const auto found = pools->find(one);
+  if (found == pools->end()) return;
+  const auto counts = found->second;
+  pools->erase(found);
+  add(counts, (*pools)[other]);
+}
+
+// The history's action for what is said of a block afterwards: since 2.14.
+template <typename Action>
+constexpr std::optional<Action> AnnotateAction() {
+  if constexpr (requires { Action::ANNOTATE; }) {
+    return Action::ANNOTATE;
+  } else {
+    return std::nullopt;
+  }
 }
 
 }  // namespace cgp

@@ -156,6 +156,7 @@ def test_mem_pool_is_ours_or_stays_with_the_base(ours: bool) -> None:
     other.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(other):
         total = inside.sum()
+    torch.cuda.current_stream().wait_stream(other)
     inside.record_stream(other)
     assert total.item() == 1 << 20
     graph = torch.cuda.CUDAGraph()

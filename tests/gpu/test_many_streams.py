@@ -6,19 +6,15 @@
 from __future__ import annotations
 
 import ctypes
-import sys
-from pathlib import Path
 
 import pytest
+from _stream_work import StreamPrograms
+from stream_oracle import Piece, taken_too_early
+from stream_scenarios import MIB, SCENARIOS, Scenario
 
 import cudagraph_pool as cgp
 
 from .work import PAGE, WIDTH, adapter, capture_chain, chain, fresh, torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from _stream_work import StreamPrograms
-from stream_oracle import Piece, taken_too_early
-from stream_scenarios import MIB, SCENARIOS, Scenario
 
 pytestmark = pytest.mark.usefixtures("enabled")
 

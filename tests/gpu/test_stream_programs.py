@@ -8,22 +8,18 @@ at where the tensors lie.
 from __future__ import annotations
 
 import random
-import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
-
-import cudagraph_pool as cgp
-
-from .work import adapter, torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from _graph_shape import GraphShape, shape_of
 from _stream_work import StreamPrograms
 from stream_oracle import Piece, sharing, taken_too_early
 from stream_programs import Configuration
+
+import cudagraph_pool as cgp
+
+from .work import adapter, torch
 
 pytestmark = pytest.mark.usefixtures("enabled")
 

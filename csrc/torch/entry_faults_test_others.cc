@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch/entry_faults.h"
+#include "torch/entry_faults_test_world.h"
 #include "torch/install.h"
 
 namespace cgp {

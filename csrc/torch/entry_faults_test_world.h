@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch/faults.h"
+#include "torch/fake_faults.h"
 #include "torch/graph_allocator_fixture.h"
 
 namespace cgp {

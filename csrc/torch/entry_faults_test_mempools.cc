@@ -2,7 +2,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch/entry_faults.h"
+#include "torch/entry_faults_test_world.h"
 
 namespace cgp {
 namespace {

@@ -1,0 +1,229 @@
+#include "core/placer.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/error.h"
+
+namespace cgp {
+namespace {
+
+// Pools of fewer pages than this place what lives at the peak without slack: a page they waste is
+// more than 0.1 % of them. In larger pools it is not worth the mappings.
+constexpr uint32_t kExactPages = 1000;
+
+// What brings a pool within this part of the most that ever lived in it is placed as at the peak.
+constexpr uint64_t kPartOfPeak = 4;
+
+// A pool that several streams make grow is given up to this part of its pages ahead of need, once
+// that is more than one: the driver's price is per handle, and blocks of a few pages each would have
+// it grow by a few pages each. What the pool holds in vain when it stops growing is no more than
+// that. (In a simulation of 24 programs of several streams that need some 1,600 pages each it saved
+// two fifths of the mappings, and cost 0.6 % of memory.)
+constexpr uint32_t kPartAhead = 128;
+
+// As many addresses as CUDA has. Refused here, a larger block cannot fill the host's memory with a
+// plan for its pages, nor overflow what counts them.
+constexpr uint64_t kLargestBlock = uint64_t{1} << 47;
+
+bool IsExhausted(const DriverError& error) {
+  return error.status() == DriverStatus::kOutOfMemory ||
+         error.status() == DriverStatus::kOutOfAddresses;
+}
+
+}  // namespace
+
+void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
+  const uint64_t asked = live.block.requested_bytes;
+  if (asked > kLargestBlock) ThrowOutOfMemory("No device has so many addresses.", asked);
+  const bool foretold = memory_.captures_one_stream();
+  if (foretold) foresight_.ReserveOne();
+  const Foresight::Advice advice = foretold ? Advise(asked, view) : Foresight::Advice{};
+  Found found;
+  try {
+    found = Find(view, live.length(), stats, advice);
+  } catch (const DriverError& error) {
+    if (error.status() == DriverStatus::kOutOfMemory) ThrowOutOfMemory(error.what(), asked);
+    throw;
+  }
+  live.site = {.slot = found.start.slot,
+               .offset = static_cast<uint32_t>(found.start.offset.count())};
+  memory_.bytes().Take(live.site, live.length(), found.node);
+  if (!foretold) return;
+  const Granules held = Granules::FromBytesRoundedUp(stats.allocated_bytes + live.block.bytes);
+  live.ticket = foresight_.Allocated(advice, found.start, asked, held);
+}
+
+Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& stats,
+                           const Foresight::Advice& advice) {
+  if (const std::optional<Placement> place = Follow(advice, length)) return {.start = *place};
+  if (length < page_size()) return FindSmall(view, length);
+  // What lives when the pool holds most decides what it costs: this block, if the pool never held
+  // much more, or if its like did so in the largest capture.
+  const uint64_t nearly = stats.peak_allocated_bytes - stats.peak_allocated_bytes / kPartOfPeak;
+  const bool at_peak = advice.lives_at_peak || stats.allocated_bytes + length.bytes() >= nearly;
+  const Slack slack =
+      at_peak && space().page_count() < kExactPages ? Slack::kNone : Slack::kOnePage;
+  return {.start = FindLarge(view, length, slack)};
+}
+
+Foresight::Advice Placer::Advise(uint64_t bytes, const FreeView& view) {
+  const auto for_each = [this](const Foresight::PieceFunction& add) {
+    blocks_.ForEach([&](Address, const LiveBlock& block) {
+      const auto add_piece = [&](PageId page, Granules offset, Granules length) {
+        add(page, offset, length, block.ticket);
+      };
+      memory_.bytes().ForEachPiece(block.site, block.length(), add_piece);
+    });
+  };
+  return foresight_.Advise(bytes, view, {.count = blocks_.size(), .for_each = for_each});
+}
+
+std::optional<Placement> Placer::Follow(const Foresight::Advice& advice, Granules length) {
+  if (!advice.spot) return std::nullopt;
+  if (!advice.spot->growth) return advice.spot->place;
+  const uint64_t most_pages = foresight_.MostPages(length);
+  CGP_CHECK(space().page_count() + advice.spot->growth->new_pages <= most_pages);
+  try {
+    return advice.spot->growth->PlacementFrom(Grow(advice.spot->growth->mapping), page_size());
+  } catch (const DriverError& error) {
+    // A plan may want more pages than other places for the block do. Whether there is enough for it
+    // is for those to find out who place it without a plan.
+    if (!IsExhausted(error)) throw;
+    foresight_.GiveUpPlan();
+    return std::nullopt;
+  }
+}
+
+// A block below a page lies in one page: the best fit among pages in part use, so that small blocks
+// gather and pages stay whole; else a whole page; else a new one.
+Placer::Found Placer::FindSmall(FreeView& view, Granules length) {
+  std::optional<NodeId> chain;
+  const auto find = [&]() -> std::optional<PageId> {
+    chain = view.BestFit(length);
+    if (!chain) return WholePageToBreak(view, ranges_, Takers());
+    chain = LeastWanted(view, *chain);
+    return space().node(*chain).page;
+  };
+  std::optional<PageId> page = find();
+  if (!page && memory_.Poll()) page = find();
+  if (!page) {
+    page = ranges_.page_at(Grow({.range = RangeWithRoom(), .handles = {MappingPlan::kNewPage}}));
+  }
+  const Granules offset(chain ? space().node(*chain).offset : 0);
+  return {.start = {ranges_.slots_of(*page).front(), offset},
+          .node = chain.value_or(NodeId::kNone)};
+}
+
+// Of the chains as good as `best` the one whose bytes the fewest streams may take: the others are
+// left with more.
+NodeId Placer::LeastWanted(const FreeView& view, NodeId best) const {
+  if (!several_streams()) return best;
+  constexpr int kLookedAt = 16;
+  const auto takers = [&](NodeId chain) {
+    return memory_.bytes().CountPassing(space().node(chain).fence);
+  };
+  auto fewest = takers(best);
+  std::optional<NodeId> chain = view.NextAsGood(best);
+  for (int i = 1; chain && i < kLookedAt; ++i, chain = view.NextAsGood(*chain)) {
+    const auto count = takers(*chain);
+    if (count >= fewest) continue;
+    fewest = count;
+    best = *chain;
+  }
+  return best;
+}
+
+// How many streams may take all of a page; nothing where one stream allocates, which may take all.
+TakersOf Placer::Takers() const {
+  if (!several_streams()) return {};
+  return [this](PageId page) { return static_cast<uint32_t>(memory_.bytes().CountWhole(page)); };
+}
+
+std::optional<RangeId> Placer::RangeWithRoom() const {
+  if (ranges_.page_count() == 0) return std::nullopt;
+  const RangeId newest =
+      ranges_.range_of(ranges_.slots_of(PageId{ranges_.page_count() - 1}).front());
+  if (ranges_.range(newest).room_back == 0) return std::nullopt;
+  return newest;
+}
+
+// A block larger than the device is refused before its pages are planned and made one by one, which
+// takes long and fills the host's memory. Smaller ones are not worth the question.
+void Placer::CheckAgainstDevice(Granules length) const {
+  constexpr uint64_t kManyPages = 1 << 16;
+  if (length < page_size() * kManyPages) return;
+  if (length.bytes() > driver_.Info().total_bytes) {
+    ThrowOutOfMemory("The device has less in all.", length.bytes());
+  }
+}
+
+// Steps 2 to 4 of placement.h.
+Placement Placer::FindLarge(FreeView& view, Granules length, Slack slack) {
+  // A block of very many pages takes what there is.
+  constexpr uint64_t kChoosyPages = 32;
+  const TakersOf takers = length < page_size() * kChoosyPages ? Takers() : TakersOf();
+  auto found = FindMapped(view, ranges_, page_size(), length, slack, takers);
+  if (!found && memory_.Poll())
+    found = FindMapped(view, ranges_, page_size(), length, slack, takers);
+  if (found) return *found;
+  CheckAgainstDevice(length);
+  const Streams streams = several_streams() ? Streams::kSeveral : Streams::kOne;
+  const auto plan = [&] { return PlanGrowth(view, ranges_, page_size(), length, slack, streams); };
+  GrowthPlan growth = plan();
+  if (const auto ahead = growth.MappingAhead(ranges_, PagesAhead(view))) {
+    try {
+      return growth.PlacementFrom(Grow(*ahead), page_size());
+    } catch (const DriverError& error) {
+      // There may be enough for what the block needs. Planned anew, because a range has no room any
+      // more where something could not be undone.
+      if (!IsExhausted(error)) throw;
+      growth = plan();
+    }
+  }
+  return growth.PlacementFrom(Grow(growth.mapping), page_size());
+}
+
+// How many pages to make beyond what a block needs that no whole pages are left for, see kPartAhead.
+// Whole pages that do not fit the block count as made ahead: so a pool that is in pieces does not
+// grow faster than one that is full.
+uint32_t Placer::PagesAhead(const FreeView& view) const {
+  if (!several_streams() || memory_.scope() != ScopeKind::kCapture) return 0;
+  const uint32_t most = ranges_.page_count() / kPartAhead;
+  return most > std::max<uint32_t>(1, view.whole_page_count()) ? most - view.whole_page_count() : 0;
+}
+
+// Carries out the plan and makes the new mappings known. Throws with nothing changed.
+SlotId Placer::Grow(const MappingPlan& mapping) {
+  uint32_t new_pages = 0;
+  for (const PageId handle : mapping.handles) {
+    if (MappingPlan::IsNew(handle)) new_pages += MappingPlan::NewPages(handle);
+  }
+  const uint32_t count = ranges_.PagesOf(mapping);
+  SharedSpace& bytes = memory_.bytes();
+  bytes.ReserveMapping(new_pages, ranges_.MostSlotsAfter(mapping), ranges_.range_count() + 1);
+  const SlotId first = ranges_.Map(mapping);
+  bytes.AddMapping(first, count, new_pages);
+  return first;
+}
+
+void Placer::ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const {
+  const auto mib = [](uint64_t amount) {
+    return std::to_string((amount + (1 << 19)) >> 20) + " MiB";
+  };
+  std::string text = "cudagraph_pool: out of memory: a block of " + std::to_string(bytes) +
+                     " bytes (" + mib(bytes) + ") needs new pages of " + mib(page_size().bytes()) +
+                     "; the pool holds " + mib(space().page_count() * page_size().bytes()) +
+                     " in " + std::to_string(space().page_count()) + " pages, of which " +
+                     mib(space().free().bytes()) + " are free but do not fit; device " +
+                     std::to_string(driver_.device());
+  try {
+    const MemoryInfo info = driver_.Info();
+    text += " has " + mib(info.free_bytes) + " free of " + mib(info.total_bytes);
+  } catch (const DriverError&) {
+    text += " does not say what it has free";
+  }
+  throw OutOfMemoryError(text + ". " + std::string(reason), bytes);
+}
+
+}  // namespace cgp

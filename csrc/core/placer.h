@@ -1,0 +1,75 @@
+// Where a block goes, and what is mapped for it: as was foretold, if that holds (foresight.h); else a
+// small block into the best fit, and a large one as placement.h has it.
+//
+// invariant: a block that was placed is used in the memory; whatever failed has mapped nothing
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "core/foresight.h"
+#include "core/free_view.h"
+#include "core/live_block.h"
+#include "core/placement.h"
+#include "core/pool.h"
+#include "core/range_table.h"
+#include "core/stream_memory.h"
+#include "core/units.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+class Placer {
+ public:
+  // `blocks` are those that live in the memory.
+  Placer(Driver& driver, RangeTable& ranges, StreamMemory& memory, const LiveBlocks& blocks)
+      : driver_(driver),
+        ranges_(ranges),
+        memory_(memory),
+        blocks_(blocks),
+        foresight_(memory.bytes().space(), ranges) {}
+
+  // What Place() and Freed() are told is what the captures to come are foretold from.
+  void BeginCapture() { foresight_.BeginCapture(); }
+  void EndCapture() { foresight_.EndCapture(); }
+  // Pages and slots have other numbers now. pre: no capture is under way.
+  void Forget() { foresight_.Forget(); }
+
+  // Gives a block of its `block.bytes`, in a pool with these figures, a site where all bytes are the
+  // view's to take, and takes them. pre: the view is what StreamMemory::BeginTake() returned last.
+  void Place(FreeView& view, LiveBlock& live, const PoolStats& stats);
+  void Freed(CaptureGuide::Ticket ticket) { foresight_.Freed(ticket); }
+
+ private:
+  struct Found {
+    Placement start;
+    NodeId node = NodeId::kNone;  // that holds its first granule, where that is known
+  };
+
+  Found Find(FreeView& view, Granules length, const PoolStats& stats,
+             const Foresight::Advice& advice);
+  Foresight::Advice Advise(uint64_t bytes, const FreeView& view);
+  std::optional<Placement> Follow(const Foresight::Advice& advice, Granules length);
+  Found FindSmall(FreeView& view, Granules length);
+  NodeId LeastWanted(const FreeView& view, NodeId best) const;
+  TakersOf Takers() const;
+  std::optional<RangeId> RangeWithRoom() const;
+  Placement FindLarge(FreeView& view, Granules length, Slack slack);
+  uint32_t PagesAhead(const FreeView& view) const;
+  void CheckAgainstDevice(Granules length) const;
+  SlotId Grow(const MappingPlan& mapping);
+  [[noreturn]] void ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const;
+
+  const PageSpace& space() const { return memory_.bytes().space(); }
+  Granules page_size() const { return memory_.bytes().page_size(); }
+  bool several_streams() const { return memory_.bytes().has_several_streams(); }
+
+  Driver& driver_;
+  RangeTable& ranges_;
+  StreamMemory& memory_;
+  const LiveBlocks& blocks_;
+  Foresight foresight_;
+};
+
+}  // namespace cgp
