@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "csrc" / "testing"))
 from ablate import Measured, measure_all
 from altered_tree import ROOT
-from mutants.mutant import Mutant
+from mutants import Mutant
 
 PARTS = (32, 64, 128, 192, 384)
 CONSTANT = "constexpr uint64_t kPartOfPool = {};"

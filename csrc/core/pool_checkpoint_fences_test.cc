@@ -2,326 +2,131 @@
 // at work on.
 #include <gtest/gtest.h>
 
-#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/checkpoint_test_set.h"
+#include "core/pool_proofs_test_pool.h"
 
 namespace cgp {
 namespace {
 
-class PoolCheckpointFencesTest : public CheckpointTest {
- protected:
-  PoolCheckpoint EmptyCheckpoint() {
-    set_.Retain(kId);
-    return set_.Checkpoint(kId);
-  }
-
-  // Eager work on a block of this size, freed while it goes on. Returns its pieces.
-  std::vector<PhysicalPiece> WorkOn(uint64_t bytes, StreamId stream) {
-    set_.BeginScope(kId, ScopeKind::kEager);
-    const Block other = Allocate(bytes, stream);
-    std::vector<PhysicalPiece> pieces = set_.Pieces(other.address);
-    watch_.Submit(stream);
-    set_.Free(other.address);
-    set_.EndScope(kId);
-    return pieces;
-  }
-
-  // That stream C gets no bytes of `pieces` before all work is done, and does then. pre: no block
-  // lives.
-  void ExpectHeldUntilWorkIsDone(const std::vector<PhysicalPiece>& pieces) {
-    for (const ScopeKind kind : {ScopeKind::kCapture, ScopeKind::kEager}) {
-      EXPECT_FALSE(GetsBytesOf(pieces, kPage, kC, kind));
-      EXPECT_FALSE(GetsBytesOf(pieces, kGranule, kC, kind));
-    }
-    watch_.FinishAll();
-    const uint64_t pages = set_.Stats(kId).pages;
-    EXPECT_TRUE(GetsBytesOf(pieces, pages * kPage, kC, ScopeKind::kCapture));
-    EXPECT_EQ(set_.Stats(kId).pages, pages) << "all is free by now";
-  }
-};
-
-// --- What is dropped ---
-
-TEST_F(PoolCheckpointFencesTest, ADroppedEagerBlockWaitsForItsStream) {
-  for (const uint64_t bytes : {2 * kGranule, kPage, 3 * kPage + 5 * kGranule}) {
-    SCOPED_TRACE(bytes);
-    const PoolCheckpoint nothing = EmptyCheckpoint();
-    const Block block = AllocateIn(ScopeKind::kEager, bytes, kA);
-    const auto pieces = set_.Pieces(block.address);
-    watch_.Submit(kA);
-    set_.Restore(kId, nothing);
-    ExpectHeldUntilWorkIsDone(pieces);
-  }
+std::vector<PoolScript> Scripts() {
+  return {
+      // --- What is dropped ---
+      {"ADroppedEagerBlockWaitsForItsStream",
+       "checkpoint none; eager; a = A 2g; scope ends; A works; restore none; held a"},
+      {"ADroppedEagerPageWaitsForItsStream",
+       "checkpoint none; eager; a = A; scope ends; A works; restore none; held a"},
+      {"ADroppedLargeEagerBlockWaitsForItsStream",
+       "checkpoint none; eager; a = A 53g; scope ends; A works; restore none; held a"},
+      // The graph that a capture makes may be replayed on any stream, so its own stream waits too.
+      {"ACaptureOnItsStreamWaitsForADroppedEagerBlock",
+       "checkpoint none; eager; a = A 2p; scope ends; A works; restore none;"
+       "scope begins; b = A 2p; b avoids a"},
+      {"ADroppedBlockWaitsForAForeignUse",
+       "checkpoint none; scope begins; a = A 2p; scope ends; B uses a; B works; restore none; held "
+       "a"},
+      {"ADroppedBlockOfACaptureIsFreeToAll",
+       "checkpoint none; scope begins; a = A 2p; scope ends; A works; restore none; events 0;"
+       "scope begins; b = B 2p; b shares a"},
+      // --- What is brought back ---
+      // What was done with long ago is no reason to wait.
+      {"ABlockOverBytesThatNobodyIsAtWorkOnIsAsItWas",
+       "scope begins; a = A 2p; scope ends; checkpoint c; free a;"
+       "eager; w = B; B works; free w; scope ends; done;"
+       "restore c; events 0 (the restore has found out that B is done); A works; B works; free a;"
+       "events 0; scope begins; x = C 2p; x shares a"},
+      // Of a block's bytes in one page, those in the middle.
+      {"WorkBetweenBytesThatNobodyIsAtWorkOnIsSeen",
+       "scope begins; a = A 12g; scope ends; checkpoint c; free a;"
+       "scope begins; first = A 4g; scope ends; first shares a;"
+       "eager; w = B 4g; B works; free w; scope ends; free first; restore c; a shares w; free a;"
+       "held w"},
+      // Once the work is over the block is like any other of a capture: what a capture frees of it is
+      // its stream's again at once, although other work goes on.
+      {"ProtectionEndsWithTheWork",
+       "scope begins; a = A 2p; scope ends; checkpoint c; free a;"
+       "eager; w = B; B works; free w; scope ends; restore c; done; checkpoint later;"
+       "eager; w = C 3p; C works; free w; scope ends; restore later;"
+       "scope begins; free a; x = A 2p; x shares a; scope ends"},
+      // What the restore protects is in the checkpoints that follow, too.
+      {"ProtectionGoesOnThroughFurtherCheckpoints",
+       "scope begins; a = A 2p; scope ends; checkpoint c; free a;"
+       "eager; w = B; B works; free w; scope ends; checkpoint none; restore c; checkpoint second;"
+       "restore none; restore second; restore c; free a; held w"},
+      // A capture of several streams had fenced what the checkpoint brings back.
+      {"ARestoreForgetsWhatACaptureFenced",
+       "capture A B; A launches; B launches; kept = A; b = B; end; checkpoint c;"
+       "capture A B; A launches; B launches; B uses kept; free kept; x = A 2p; free x; y = B; end;"
+       "restore c; pages 5;"
+       "capture A B; A launches; B launches; B reuses 3p (all that does not live is free);"
+       "free kept; B grows; B waits A; B reuses; end"},
+      // --- What lives on, and what was recorded ---
+      {"ABlockThatLivesOnKeepsItsLaterUses",
+       "scope begins; a = A 2p; scope ends; checkpoint c; B uses a; scope begins; b = A; scope "
+       "ends;"
+       "restore c; B works; free a; held a"},
+      // Captured uses: one outside of captures makes the block an eager one as well. It comes back over
+      // bytes that nobody works on.
+      {"ARevivedBlockHasTheUsesThatItHad",
+       "scope begins; body B; a = A 2p; B uses a; body ends; scope ends; checkpoint c; free a;"
+       "scope begins; scope ends; restore c; B works; free a; held a"},
+      {"ARevivedEagerBlockIsStillEager",
+       "eager; a = A 2p; scope ends; checkpoint c; free a; restore c; A works; free a; held a"},
+      // A use that the checkpoint does not know was of the life that has ended.
+      {"ARevivedBlockHasNoUsesOfAnotherLife",
+       "scope begins; a = A 2p; scope ends; checkpoint c; B uses a; free a; restore c; events 0;"
+       "B works; free a; events 0"},
+      // By the time of the restore a capture has a block just like one that lived then: it passes for
+      // it, but what was eager work before will be so again.
+      {"ABlockThatPassesForAnEagerOneIsEager",
+       "eager; a = A 2p; scope ends; checkpoint c; free a;"
+       "scope begins; b = A 2p; scope ends; b shares a; restore c; A works; free a; held a"},
+      {"ABlockThatPassesForOneWithUsesHasThem",
+       "scope begins; a = A 2p; scope ends; B uses a; checkpoint c; free a;"
+       "scope begins; b = A 2p; scope ends; b shares a; restore c; B works; free a; held a"},
+  };
 }
 
-// The graph that a capture makes may be replayed on any stream, so its own stream waits too.
-TEST_F(PoolCheckpointFencesTest, ACaptureOnItsStreamWaitsForADroppedEagerBlock) {
-  const PoolCheckpoint nothing = EmptyCheckpoint();
-  const Block block = AllocateIn(ScopeKind::kEager, 2 * kPage, kA);
-  const auto pieces = set_.Pieces(block.address);
-  watch_.Submit(kA);
-  set_.Restore(kId, nothing);
-  EXPECT_FALSE(GetsBytesOf(pieces, 2 * kPage, kA, ScopeKind::kCapture));
-}
+INSTANTIATE_TEST_SUITE_P(Checkpoints, PoolScripts, ::testing::ValuesIn(Scripts()),
+                         PoolScripts::NameOf);
 
-TEST_F(PoolCheckpointFencesTest, ADroppedBlockWaitsForAForeignUse) {
-  const PoolCheckpoint nothing = EmptyCheckpoint();
-  const Block block = AllocateIn(ScopeKind::kCapture, 2 * kPage, kA);
-  const auto pieces = set_.Pieces(block.address);
-  set_.RecordUse(block.address, kB);
-  watch_.Submit(kB);
-  set_.Restore(kId, nothing);
-  ExpectHeldUntilWorkIsDone(pieces);
-}
-
-TEST_F(PoolCheckpointFencesTest, ADroppedBlockOfACaptureIsFreeToAll) {
-  const PoolCheckpoint nothing = EmptyCheckpoint();
-  const Block block = AllocateIn(ScopeKind::kCapture, 2 * kPage, kA);
-  const auto pieces = set_.Pieces(block.address);
-  watch_.Submit(kA);
-  set_.Restore(kId, nothing);
-  EXPECT_EQ(watch_.events(), 0U);
-  EXPECT_TRUE(GetsBytesOf(pieces, 2 * kPage, kB, ScopeKind::kCapture));
-}
-
-// --- What is brought back ---
-
-// The block at a checkpoint, freed, and bytes of it in the hands of a stream since.
-struct Case {
-  std::string name;
-  uint64_t bytes = 0;    // of the block
-  uint64_t worked = 0;   // of the block that the stream is at work on
-  StreamId worker{};     // that stream; the block's own is stream 1
-  bool lives = false;    // that block lives when the checkpoint is restored
-  ScopeKind freed_in{};  // the scope within which the block that was brought back is freed
-  bool between = false;  // or it is freed between scopes
-
-  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
-};
-
-class RevivedBytesTest : public PoolCheckpointFencesTest,
-                         public ::testing::WithParamInterface<Case> {};
-
-TEST_P(RevivedBytesTest, StayProtectedFromTheWorkThatWasUnderWay) {
-  const Case& c = GetParam();
-  const Block block = AllocateIn(ScopeKind::kCapture, c.bytes, kA);
-  const auto pieces = set_.Pieces(block.address);
-  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
-  set_.Free(block.address);
-  set_.BeginScope(kId, ScopeKind::kEager);
-  const Block other = Allocate(c.worked, c.worker);
-  const auto worked = set_.Pieces(other.address);
-  ASSERT_TRUE(Overlap(worked, pieces));
-  watch_.Submit(c.worker);
-  if (!c.lives) set_.Free(other.address);
-  set_.EndScope(kId);
-
-  set_.Restore(kId, checkpoint);
-  EXPECT_EQ(set_.At(block.address)->block, block);
-  if (c.between) {
-    set_.Free(block.address);
-  } else {
-    set_.BeginScope(kId, c.freed_in);
-    set_.Free(block.address);
-    if (c.freed_in == ScopeKind::kCapture) {
-      const Block next = Allocate(kGranule, kA);
-      EXPECT_FALSE(Overlap(set_.Pieces(next.address), worked));
-      set_.Free(next.address);
-    }
-    set_.EndScope(kId);
-  }
-  ExpectHeldUntilWorkIsDone(worked);
-}
-
-std::vector<Case> Cases() {
-  constexpr uint64_t kPage = 8192;
-  std::vector<Case> cases;
-  const auto add = [&](const std::string& name, uint64_t bytes, uint64_t worked) {
-    for (const bool own : {false, true}) {
+// A block comes back over bytes that another stream, or its own, is at work on since: it stays protected
+// from that, wherever it is freed again.
+std::vector<PoolScript> RevivedBytes() {
+  const std::vector<std::pair<std::string, std::string>> frees = {
+      {"Between", "free a; "},
+      {"InCapture", "scope begins; free a; n = A 1g; n avoids w; free n; scope ends; "},
+      {"InEagerScope", "eager; free a; scope ends; "}};
+  std::vector<PoolScript> scripts;
+  const auto add = [&](const std::string& name, const std::string& bytes,
+                       const std::string& worked) {
+    for (const std::string worker : {"A", "B"}) {
       for (const bool lives : {false, true}) {
-        for (const int freed : {0, 1, 2}) {
-          Case c{.name = name, .bytes = bytes, .worked = worked};
-          c.worker = StreamId{own ? 1U : 2U};
-          c.lives = lives;
-          c.between = freed == 0;
-          c.freed_in = freed == 1 ? ScopeKind::kCapture : ScopeKind::kEager;
-          c.name += own ? "Own" : "Foreign";
-          c.name += lives ? "Living" : "Freed";
-          c.name += freed == 0 ? "Between" : freed == 1 ? "InCapture" : "InEagerScope";
-          cases.push_back(c);
+        for (const auto& [where, free] : frees) {
+          scripts.push_back(
+              {name + (worker == "A" ? "Own" : "Foreign") + (lives ? "Living" : "Freed") + where,
+               "scope begins; a = A " + bytes + "; scope ends; checkpoint c; free a; eager; w = " +
+                   worker + " " + worked + "; w shares a; " + worker + " works; " +
+                   (lives ? "" : "free w; ") + "scope ends; restore c; " + free + "held w"});
         }
       }
     }
   };
-  add("Small", kPage / 4, kPage / 4 - kGranuleBytes);
-  add("Whole", 2 * kPage, 2 * kPage - kGranuleBytes);
-  add("Stitched", 3 * kPage + kPage / 4, 3 * kPage);
-  add("PartOf", 5 * kPage, kPage);
-  return cases;
+  add("Small", "4g", "3g");
+  add("Whole", "2p", "31g");
+  add("Stitched", "52g", "3p");
+  add("PartOf", "5p", "1p");
+  return scripts;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, RevivedBytesTest, ::testing::ValuesIn(Cases()),
-                         [](const auto& one) { return one.param.name; });
-
-// What was done with long ago is no reason to wait.
-TEST_F(PoolCheckpointFencesTest, ABlockOverBytesThatNobodyIsAtWorkOnIsAsItWas) {
-  const Block block = AllocateIn(ScopeKind::kCapture, 2 * kPage, kA);
-  const auto pieces = set_.Pieces(block.address);
-  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
-  set_.Free(block.address);
-  WorkOn(kPage, kB);
-  watch_.FinishAll();
-  set_.Restore(kId, checkpoint);
-  EXPECT_EQ(watch_.events(), 0U) << "the restore has found out that B is done";
-  watch_.Submit(kA);
-  watch_.Submit(kB);
-  set_.Free(block.address);
-  EXPECT_EQ(watch_.events(), 0U);
-  EXPECT_TRUE(GetsBytesOf(pieces, 2 * kPage, kC, ScopeKind::kCapture));
-}
-
-// Of a block's bytes in one page, those in the middle.
-TEST_F(PoolCheckpointFencesTest, WorkBetweenBytesThatNobodyIsAtWorkOnIsSeen) {
-  const Block block = AllocateIn(ScopeKind::kCapture, 12 * kGranule, kA);
-  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
-  set_.Free(block.address);
-  const Block first = AllocateIn(ScopeKind::kCapture, 4 * kGranule, kA);
-  ASSERT_EQ(first.address, block.address);
-  const auto worked = WorkOn(4 * kGranule, kB);
-  set_.Free(first.address);
-  set_.Restore(kId, checkpoint);
-  ASSERT_TRUE(Overlap(set_.Pieces(block.address), worked));
-  set_.Free(block.address);
-  ExpectHeldUntilWorkIsDone(worked);
-}
-
-// Once the work is over the block is like any other of a capture: what a capture frees of it is its
-// stream's again at once, although other work goes on.
-TEST_F(PoolCheckpointFencesTest, ProtectionEndsWithTheWork) {
-  const Block block = AllocateIn(ScopeKind::kCapture, 2 * kPage, kA);
-  const auto pieces = set_.Pieces(block.address);
-  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
-  set_.Free(block.address);
-  WorkOn(kPage, kB);
-  set_.Restore(kId, checkpoint);
-  watch_.FinishAll();
-  const PoolCheckpoint later = set_.Checkpoint(kId);
-  WorkOn(3 * kPage, kC);
-  set_.Restore(kId, later);
-  set_.BeginScope(kId, ScopeKind::kCapture);
-  set_.Free(block.address);
-  EXPECT_TRUE(Overlap(set_.Pieces(Allocate(2 * kPage, kA).address), pieces));
-  set_.EndScope(kId);
-}
-
-// What the restore protects is in the checkpoints that follow, too.
-TEST_F(PoolCheckpointFencesTest, ProtectionGoesOnThroughFurtherCheckpoints) {
-  const Block block = AllocateIn(ScopeKind::kCapture, 2 * kPage, kA);
-  const PoolCheckpoint first = set_.Checkpoint(kId);
-  set_.Free(block.address);
-  const auto worked = WorkOn(kPage, kB);
-  const PoolCheckpoint nothing = set_.Checkpoint(kId);
-  set_.Restore(kId, first);
-  const PoolCheckpoint second = set_.Checkpoint(kId);
-  set_.Restore(kId, nothing);
-  set_.Restore(kId, second);
-  set_.Restore(kId, first);
-  set_.Free(block.address);
-  ExpectHeldUntilWorkIsDone(worked);
-}
-
-// --- What lives on, and what was recorded ---
-
-TEST_F(PoolCheckpointFencesTest, ABlockThatLivesOnKeepsItsLaterUses) {
-  const Block block = AllocateIn(ScopeKind::kCapture, 2 * kPage, kA);
-  const auto pieces = set_.Pieces(block.address);
-  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
-  set_.RecordUse(block.address, kB);
-  AllocateIn(ScopeKind::kCapture, kPage, kA);
-  set_.Restore(kId, checkpoint);
-  watch_.Submit(kB);
-  set_.Free(block.address);
-  ExpectHeldUntilWorkIsDone(pieces);
-}
-
-// Captured uses: one outside of captures makes the block an eager one as well.
-TEST_F(PoolCheckpointFencesTest, ARevivedBlockHasTheUsesThatItHad) {
-  set_.BeginScope(kId, ScopeKind::kCapture);
-  const CaptureId capture = host_.graphs().Begin(kB);
-  const Block block = Allocate(2 * kPage, kA);
-  const auto pieces = set_.Pieces(block.address);
-  set_.RecordUse(block.address, kB);
-  host_.graphs().End(capture);
-  set_.EndScope(kId);
-  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
-  set_.Free(block.address);
-  set_.BeginScope(kId, ScopeKind::kCapture);
-  set_.EndScope(kId);
-  set_.Restore(kId, checkpoint);  // over bytes that nobody works on
-  watch_.Submit(kB);
-  set_.Free(block.address);
-  ExpectHeldUntilWorkIsDone(pieces);
-}
-
-TEST_F(PoolCheckpointFencesTest, ARevivedEagerBlockIsStillEager) {
-  const Block block = AllocateIn(ScopeKind::kEager, 2 * kPage, kA);
-  const auto pieces = set_.Pieces(block.address);
-  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
-  set_.Free(block.address);
-  set_.Restore(kId, checkpoint);
-  watch_.Submit(kA);
-  set_.Free(block.address);
-  ExpectHeldUntilWorkIsDone(pieces);
-}
-
-// A use that the checkpoint does not know was of the life that has ended.
-TEST_F(PoolCheckpointFencesTest, ARevivedBlockHasNoUsesOfAnotherLife) {
-  const Block block = AllocateIn(ScopeKind::kCapture, 2 * kPage, kA);
-  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
-  set_.RecordUse(block.address, kB);
-  set_.Free(block.address);
-  set_.Restore(kId, checkpoint);
-  EXPECT_EQ(watch_.events(), 0U);
-  watch_.Submit(kB);
-  set_.Free(block.address);
-  EXPECT_EQ(watch_.events(), 0U);
-}
-
-// By the time of the restore a capture has a block just like one that lived then: it passes for it,
-// but what was eager work before will be so again.
-TEST_F(PoolCheckpointFencesTest, ABlockThatPassesForAnEagerOneIsEager) {
-  const Block eager = AllocateIn(ScopeKind::kEager, 2 * kPage, kA);
-  const auto pieces = set_.Pieces(eager.address);
-  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
-  set_.Free(eager.address);
-  const Block captured = AllocateIn(ScopeKind::kCapture, 2 * kPage, kA);
-  ASSERT_EQ(captured, eager);
-  set_.Restore(kId, checkpoint);
-  watch_.Submit(kA);
-  set_.Free(eager.address);
-  ExpectHeldUntilWorkIsDone(pieces);
-}
-
-TEST_F(PoolCheckpointFencesTest, ABlockThatPassesForOneWithUsesHasThem) {
-  const Block used = AllocateIn(ScopeKind::kCapture, 2 * kPage, kA);
-  const auto pieces = set_.Pieces(used.address);
-  set_.RecordUse(used.address, kB);
-  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
-  set_.Free(used.address);
-  const Block later = AllocateIn(ScopeKind::kCapture, 2 * kPage, kA);
-  ASSERT_EQ(later, used);
-  set_.Restore(kId, checkpoint);
-  watch_.Submit(kB);
-  set_.Free(used.address);
-  ExpectHeldUntilWorkIsDone(pieces);
-}
+INSTANTIATE_TEST_SUITE_P(RevivedBytes, PoolScripts, ::testing::ValuesIn(RevivedBytes()),
+                         PoolScripts::NameOf);
 
 // Another block that starts at the same address does not pass for it.
-TEST_F(PoolCheckpointFencesTest, ABlockOfAnotherSizeOrStreamAtTheAddressIsDropped) {
+TEST_F(CheckpointTest, ABlockOfAnotherSizeOrStreamAtTheAddressIsDropped) {
   const Block block = AllocateIn(ScopeKind::kCapture, 2 * kPage, kA);
   const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
   for (const auto& [bytes, stream] :

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -17,251 +18,133 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// --- Streams that are not capturing ---
-
-TEST_F(PoolProofsTest, AUseOnAStreamThatIsNotCapturingLastsUntilItsEventAfterTheScope) {
-  const CaptureId capture = Begin({kA, kB});
-  const Block block = Allocate(kPage, kA);
-  Use(block, kC);
-  watch_.Submit(kC);
-  Launch(kA);
-  Free(block);
-  Join(kB, kA);
-  EXPECT_FALSE(Reuses(kPage, kA));
-  EXPECT_FALSE(Reuses(kPage, kB));
-  End(capture);
-  const CaptureId second = Begin({kA, kB});
-  EXPECT_FALSE(Reuses(kPage, kA)) << "C has not done its work";
-  watch_.FinishAll();
-  EXPECT_TRUE(Reuses(kPage, kA));
-  End(second);
+std::vector<PoolScript> Scripts() {
+  return {
+      // --- Streams that are not capturing ---
+      {"AUseOnAStreamThatIsNotCapturingLastsUntilItsEventAfterTheScope",
+       "capture A B; a = A; C uses a; C works; A launches; free a; B waits A; A grows; B grows; "
+       "end;"
+       "capture A B; A grows (C has not done its work); done; A reuses; end"},
+      {"AUseBeforeItsStreamJoinsLastsUntilItsEventAfterTheScope",
+       "capture A; a = A; B uses a; B works; B waits A; B launches; free a; A waits B;"
+       "A grows (a replay does not wait for what B did before it joined); B grows; end;"
+       "capture A B; A grows (nor does the end of the capture); done; A reuses"},
+      {"SoDoesOneBetweenTwoCapturesOfItsStream",
+       "scope begins; body B C; b = B; c = C; body ends;"
+       "body A; a = A; B uses a; B works; B waits A; B launches; free a; end;"
+       "capture A; A grows (B is still at work)"},
+      {"AUseBeforeTheCaptureLastsUntilItsEventThoughItsStreamCapturesNow",
+       "capture A; output = A; end; B uses output; B works;"
+       "capture A B; B launches; free output; A waits B;"
+       "A grows (a replay does not wait for what B did before the capture); B grows; end;"
+       "capture A B; A grows (nor does the end of the capture); B grows; done; A reuses; end"},
+      {"AStreamThatIsNotCapturingIsProvenNothing",
+       "capture A B; a = A; b = B; A launches; free a; C grows; end; capture A B; B reuses"},
+      {"WhatAStreamFreesThatIsNotCapturingIsItsOwnAtOnce",
+       "capture A B; a = A; c = C; free c; A launches; B waits A; B grows; C reuses"},
+      {"TheFirstStreamNeedNotBeCapturing",
+       "capture A B; c = C; A launches; free c; A grows; B grows; C reuses; d = C; free d; A grows;"
+       "C reuses; end"},
+      {"AnEagerScopesBlockIsNotProvenByTheCaptureThatFreesIt",
+       "eager; a = A; A works; scope ends;"
+       "capture A B; x = A; y = B; A launches; free a; B waits A; A grows; B grows; end;"
+       "capture A; A grows; done; A reuses; end"},
+      {"EagerWorkBetweenCapturesIsWaitedFor",
+       "capture A B; B launches; A launches; x = A 8g; y = B 8g; a = A; free a; end;"
+       "eager; e = B; pages 2; B works; free e; scope ends;"
+       "capture A B; B launches; A launches;"
+       "b = B; pages 3 (the graph may be replayed on any stream); free b;"
+       "A waits B; A reuses (behind B's free); done; A reuses (B has done its work); end"},
+      // --- Several captures in one scope: the bodies of conditional nodes are captures of their own ---
+      {"NoCaptureTakesWhatAnotherOneFreedBeforeTheScopeEnds",
+       "capture A B; outer = A; b = B; A launches; free outer;"
+       "body C; C grows; C launches; inner = C; free inner; C reuses (its own); last = C; free "
+       "last;"
+       "body ends; A launches; B waits A; B reuses (that of A); B grows;"
+       "body C; C grows (the same stream, but another body); body ends; end; capture B; B reuses"},
+      {"EachCaptureProvesWhatItFreed",
+       "capture A; A launches; body B; B launches; x = A 8g; y = B 8g; a = A; b = B; free a; B "
+       "grows;"
+       "free b; C waits B; C launches; C reuses (behind the body's free);"
+       "D waits A; D reuses (behind the first one's)"},
+      {"AStreamGetsItsOwnBytesBackThoughOtherCapturesAreUnderWay",
+       "capture A; body B; a = A; b = B; A launches; B launches; free a b; A reuses; B reuses"},
+      {"ABodyTakesWhatIsOpen",
+       "capture A; a = A; free a; end; capture A; x = A 1g;"
+       "body B; B reuses 1g (beside that of A, which was open when the scope began)"},
+      // Its blocks too are known to be of this capture, not of the body.
+      {"ABodyDoesNotHoldWhatTheFirstStreamHadBeforeItCapturedAnything",
+       "capture A B; a = A; b = B; body C; c = C; body ends; A launches; free a; B grows; B waits "
+       "A;"
+       "B reuses"},
+      // An earlier block of a stream that captures nothing: which of them has worked on it nobody knows.
+      {"WhereThereAreSeveralCapturesNoStreamsOrderIsTrusted",
+       "capture A; d = D; end; capture A B; a = A; b = B; body C; c = C; free d; D grows"},
+      // A's frontier in its new capture says nothing of what it did in the one before.
+      {"AStreamThatHasGoneOnToAnotherCaptureProvesNothingOfTheOneBefore",
+       "capture A B; a used = A; B uses used; A launches; capture ends;"
+       "body A B; x = A; A launches; free a used; A grows; B waits A; B grows;"
+       "own = A; A launches; free own; A reuses (what it has worked on in this one alone); end"},
+      {"NorOfABlockOfAnEarlierScope",
+       "capture A; old = A; end;"
+       "scope begins; body B; B launches; body A; A launches; x = A 8g; y = B 8g; fresh = A;"
+       "free old fresh; body ends; body A; A launches; A grows; body ends; body ends; scope ends"},
+      {"AUseInAnotherCaptureLastsUntilTheScopeEnds",
+       "capture A B; a = A; body C; C uses a; A launches; C launches; free a; B waits A; A grows;"
+       "B grows; C grows; body ends; end; capture A; A reuses"},
+      // Nothing is allocated, so that the pool learns of the captures from the free alone.
+      {"AUserInAnotherCaptureIsWaitedForThoughTheScopeOnlyFrees",
+       "capture A; a = A; end;"
+       "scope begins; body B; body A; A launches; B launches; B uses a; free a; end;"
+       "capture A; A grows (B still captures); end; body ends; capture A; A reuses"},
+      // --- Captures that fail ---
+      {"OfAnInvalidatedCaptureAllComesBackAfterItsEnd",
+       "capture A B; a = A; b = B; used = A; B uses used; A launches; B launches; free a; "
+       "invalidate;"
+       "B grows; free b used; A grows; B grows; end; done;"
+       "capture C; C reuses; C reuses; C reuses; C grows; end"},
+      // cudaStreamEndCapture() fails; what the streams captured is gone.
+      {"AStreamThatNeverJoinedHoldsNothing",
+       "capture A B; B launches; A launches; a = A 8g; b = B 8g; c = B 3p; free c; A grows; end;"
+       "capture C; C reuses 3p; end"},
+      // As PyTorch does: the capture has ended when the scope does, and blocks die in between.
+      {"WhatIsFreedBetweenTheEndsOfTheCaptureAndTheScopeIsFreeAfterwards",
+       "capture A B; a = A; b = B; used = A; B uses used; A launches; B launches; capture ends;"
+       "free a b used; scope ends; capture C; C reuses; C reuses; C reuses"},
+      // --- Captures after each other ---
+      {"AfterTheScopeEverythingIsFreeToAll",
+       "capture A B C; a = A; b = B; c = A; C uses c; A launches; B launches; C launches; free a b "
+       "c;"
+       "end; capture D; D reuses; D reuses; D reuses"},
+      {"AScopeThatOnlyFreesLeavesNothingBehind",
+       "capture A B; B launches; A launches; a = A; b = B; end;"
+       "capture A B; B launches; A launches; A uses b; free a b; end;"
+       "capture A B; B launches; A launches; A reuses; B reuses; end"},
+      // The pool expects of a capture what the last one was like: with several streams each free notes
+      // its frontier from the beginning, with one nothing is asked for.
+      {"ThatACaptureHadSeveralStreamsIsRemembered",
+       "capture A B; a = A; free a; b = B; free b; end;"
+       "capture A B; a = A; A launches; then marks A; free a; A launches; B waits then;"
+       "B reuses (the frontier was noted before B came)"},
+      {"ScopesOfOneAndOfManyStreamsFollowEachOther",
+       "capture A; a = A 4p; A launches; free a; end;"
+       "capture A B; B launches; A launches; a = A; b = B; A launches; free a; B launches;"
+       "c = B; free c; B waits A; all = B 3p; free all b; end; pages 4;"
+       "capture A; a = A 4p; A launches; free a; end;"
+       "capture A B; B launches; A launches; a = A; b = B; A launches; free a; B launches;"
+       "c = B; free c; B waits A; all = B 3p; free all b; end; pages 4"},
+      {"AnEarlierCapturesBlockIsBehindTheFrontierOfTheStreamThatMadeIt",
+       "capture A B; a = A; b = B; free b; end;"
+       "capture A B; b = B; A launches; free a; B grows; B waits A; B reuses"},
+      {"AnEarlierCapturesBlockOfAStreamThatDoesNotCaptureNowIsHeldToTheEnd",
+       "capture A B; a used = A; B uses used; b = B; free b; end;"
+       "capture B C; b = B; free a used; B launches; C waits B; B grows; C grows; end; done;"
+       "capture B; B reuses 2p"},
+  };
 }
 
-TEST_F(PoolProofsTest, AUseBeforeItsStreamJoinsLastsUntilItsEventAfterTheScope) {
-  const CaptureId capture = Begin({kA});
-  const Block block = Allocate(kPage, kA);
-  Use(block, kB);
-  watch_.Submit(kB);
-  Join(kB, kA);
-  Launch(kB);
-  Free(block);
-  Join(kA, kB);
-  EXPECT_FALSE(Reuses(kPage, kA)) << "a replay does not wait for what B did before it joined";
-  EXPECT_FALSE(Reuses(kPage, kB));
-  End(capture);
-  Begin({kA, kB});
-  EXPECT_FALSE(Reuses(kPage, kA)) << "nor does the end of the capture";
-  watch_.FinishAll();
-  EXPECT_TRUE(Reuses(kPage, kA));
-}
-
-TEST_F(PoolProofsTest, SoDoesOneBetweenTwoCapturesOfItsStream) {
-  pool_.BeginScope(ScopeKind::kCapture);
-  const CaptureId own = BeginCapture({kB, kC});
-  Allocate(kPage, kB);
-  Allocate(kPage, kC);
-  graphs_.End(own);
-  const CaptureId capture = BeginCapture({kA});
-  const Block block = Allocate(kPage, kA);
-  Use(block, kB);
-  watch_.Submit(kB);
-  Join(kB, kA);
-  Launch(kB);
-  Free(block);
-  End(capture);
-  Begin({kA});
-  EXPECT_FALSE(Reuses(kPage, kA)) << "B is still at work";
-}
-
-TEST_F(PoolProofsTest, AUseBeforeTheCaptureLastsUntilItsEventThoughItsStreamCapturesNow) {
-  const CaptureId first = Begin({kA});
-  const Block output = Allocate(kPage, kA);
-  End(first);
-  Use(output, kB);
-  watch_.Submit(kB);
-  const CaptureId second = Begin({kA, kB});
-  Launch(kB);
-  Free(output);
-  Join(kA, kB);
-  EXPECT_FALSE(Reuses(kPage, kA)) << "a replay does not wait for what B did before the capture";
-  EXPECT_FALSE(Reuses(kPage, kB));
-  End(second);
-  const CaptureId third = Begin({kA, kB});
-  EXPECT_FALSE(Reuses(kPage, kA)) << "nor does the end of the capture";
-  EXPECT_FALSE(Reuses(kPage, kB));
-  watch_.FinishAll();
-  EXPECT_TRUE(Reuses(kPage, kA));
-  End(third);
-}
-
-TEST_F(PoolProofsTest, AStreamThatIsNotCapturingIsProvenNothing) {
-  const CaptureId capture = Begin({kA, kB});
-  const Block block = Allocate(kPage, kA);
-  Allocate(kPage, kB);
-  Launch(kA);
-  Free(block);
-  EXPECT_FALSE(Reuses(kPage, kC));
-  End(capture);
-  Begin({kA, kB});
-  EXPECT_TRUE(Reuses(kPage, kB));
-}
-
-TEST_F(PoolProofsTest, WhatAStreamFreesThatIsNotCapturingIsItsOwnAtOnce) {
-  Begin({kA, kB});
-  Allocate(kPage, kA);
-  const Block block = Allocate(kPage, kC);
-  Free(block);
-  Launch(kA);
-  Join(kB, kA);
-  EXPECT_FALSE(Reuses(kPage, kB));
-  EXPECT_TRUE(Reuses(kPage, kC));
-}
-
-TEST_F(PoolProofsTest, TheFirstStreamNeedNotBeCapturing) {
-  const CaptureId capture = Begin({kA, kB});
-  const Block block = Allocate(kPage, kC);
-  Launch(kA);
-  Free(block);
-  EXPECT_FALSE(Reuses(kPage, kA));
-  EXPECT_FALSE(Reuses(kPage, kB));
-  EXPECT_TRUE(Reuses(kPage, kC));
-  const Block other = Allocate(kPage, kC);
-  Free(other);
-  EXPECT_FALSE(Reuses(kPage, kA));
-  EXPECT_TRUE(Reuses(kPage, kC));
-  End(capture);
-}
-
-TEST_F(PoolProofsTest, AnEagerScopesBlockIsNotProvenByTheCaptureThatFreesIt) {
-  pool_.BeginScope(ScopeKind::kEager);
-  const Block block = Allocate(kPage, kA);
-  watch_.Submit(kA);
-  EndScope();
-  const CaptureId capture = Begin({kA, kB});
-  Allocate(kPage, kA);
-  Allocate(kPage, kB);
-  Launch(kA);
-  Free(block);
-  Join(kB, kA);
-  EXPECT_FALSE(Reuses(kPage, kA));
-  EXPECT_FALSE(Reuses(kPage, kB));
-  End(capture);
-  const CaptureId second = Begin({kA});
-  EXPECT_FALSE(Reuses(kPage, kA));
-  watch_.FinishAll();
-  EXPECT_TRUE(Reuses(kPage, kA));
-  End(second);
-}
-
-// --- Several captures in one scope: the bodies of conditional nodes are captures of their own ---
-
-TEST_F(PoolProofsTest, NoCaptureTakesWhatAnotherOneFreedBeforeTheScopeEnds) {
-  const CaptureId capture = Begin({kA, kB});
-  const Block outer = Allocate(kPage, kA);
-  Allocate(kPage, kB);
-  Launch(kA);
-  Free(outer);
-  const CaptureId body = BeginCapture({kC});
-  EXPECT_FALSE(Reuses(kPage, kC));
-  Launch(kC);
-  const Block inner = Allocate(kPage, kC);
-  Free(inner);
-  EXPECT_TRUE(Reuses(kPage, kC)) << "its own";
-  const Block last = Allocate(kPage, kC);
-  Free(last);
-  graphs_.End(body);
-  Launch(kA);
-  Join(kB, kA);
-  EXPECT_TRUE(Reuses(kPage, kB)) << "that of A";
-  EXPECT_FALSE(Reuses(kPage, kB));
-  const CaptureId second_body = BeginCapture({kC});
-  EXPECT_FALSE(Reuses(kPage, kC)) << "the same stream, but another body";
-  graphs_.End(second_body);
-  End(capture);
-  Begin({kB});
-  EXPECT_TRUE(Reuses(kPage, kB));
-}
-
-TEST_F(PoolProofsTest, ABodyTakesWhatIsOpen) {
-  const CaptureId first = Begin({kA});
-  const Block block = Allocate(kPage, kA);
-  Free(block);
-  End(first);
-  Begin({kA});
-  Allocate(kGranule, kA);
-  const CaptureId body = BeginCapture({kB});
-  EXPECT_TRUE(Reuses(kGranule, kB)) << "beside that of A, which was open when the scope began";
-  graphs_.End(body);
-}
-
-// Its blocks too are known to be of this capture, not of the body.
-TEST_F(PoolProofsTest, ABodyDoesNotHoldWhatTheFirstStreamHadBeforeItCapturedAnything) {
-  Begin({kA, kB});
-  const Block block = Allocate(kPage, kA);
-  Allocate(kPage, kB);
-  const CaptureId body = BeginCapture({kC});
-  Allocate(kPage, kC);
-  graphs_.End(body);
-  Launch(kA);
-  Free(block);
-  EXPECT_FALSE(Reuses(kPage, kB));
-  Join(kB, kA);
-  EXPECT_TRUE(Reuses(kPage, kB));
-}
-
-// An earlier block of a stream that captures nothing: which of them has worked on it nobody knows.
-TEST_F(PoolProofsTest, WhereThereAreSeveralCapturesNoStreamsOrderIsTrusted) {
-  const CaptureId first = Begin({kA});
-  const Block block = Allocate(kPage, kD);
-  End(first);
-  Begin({kA, kB});
-  Allocate(kPage, kA);
-  Allocate(kPage, kB);
-  const CaptureId body = BeginCapture({kC});
-  Allocate(kPage, kC);
-  Free(block);
-  EXPECT_FALSE(Reuses(kPage, kD));
-  graphs_.End(body);
-}
-
-// A's frontier in its new capture says nothing of what it did in the one before.
-TEST_F(PoolProofsTest, AStreamThatHasGoneOnToAnotherCaptureProvesNothingOfTheOneBefore) {
-  const CaptureId first = Begin({kA, kB});
-  const Block block = Allocate(kPage, kA);
-  const Block used = Allocate(kPage, kA);
-  Use(used, kB);
-  Launch(kA);
-  graphs_.End(first);
-  const CaptureId second = BeginCapture({kA, kB});
-  Allocate(kPage, kA);
-  Launch(kA);
-  Free(block);
-  Free(used);
-  EXPECT_FALSE(Reuses(kPage, kA));
-  Join(kB, kA);
-  EXPECT_FALSE(Reuses(kPage, kB));
-  const Block own = Allocate(kPage, kA);
-  Launch(kA);
-  Free(own);
-  EXPECT_TRUE(Reuses(kPage, kA)) << "what it has worked on in this one alone";
-  End(second);
-}
-
-TEST_F(PoolProofsTest, AUseInAnotherCaptureLastsUntilTheScopeEnds) {
-  const CaptureId capture = Begin({kA, kB});
-  const Block block = Allocate(kPage, kA);
-  const CaptureId body = BeginCapture({kC});
-  Use(block, kC);
-  Launch(kA);
-  Launch(kC);
-  Free(block);
-  Join(kB, kA);
-  for (const StreamId stream : {kA, kB, kC}) EXPECT_FALSE(Reuses(kPage, stream));
-  graphs_.End(body);
-  End(capture);
-  Begin({kA});
-  EXPECT_TRUE(Reuses(kPage, kA));
-}
+INSTANTIATE_TEST_SUITE_P(Captures, PoolScripts, ::testing::ValuesIn(Scripts()),
+                         PoolScripts::NameOf);
 
 // The capture of another pool goes on when this scope ends: no event can be recorded in it.
 TEST_F(PoolProofsTest, AUseInACaptureThatOutlastsTheScopeLastsUntilThatHasEnded) {
@@ -283,77 +166,6 @@ TEST_F(PoolProofsTest, AUseInACaptureThatOutlastsTheScopeLastsUntilThatHasEnded)
   watch_.FinishAll();
   EXPECT_TRUE(Reuses(kPage, kA));
   End(third);
-}
-
-// --- Captures that fail ---
-
-TEST_F(PoolProofsTest, OfAnInvalidatedCaptureAllComesBackAfterItsEnd) {
-  const CaptureId capture = Begin({kA, kB});
-  const Block a = Allocate(kPage, kA);
-  const Block b = Allocate(kPage, kB);
-  const Block used = Allocate(kPage, kA);
-  Use(used, kB);
-  Launch(kA);
-  Launch(kB);
-  Free(a);
-  graphs_.Invalidate(capture);
-  EXPECT_FALSE(Reuses(kPage, kB));
-  Free(b);
-  Free(used);
-  EXPECT_FALSE(Reuses(kPage, kA));
-  EXPECT_FALSE(Reuses(kPage, kB));
-  End(capture);
-  watch_.FinishAll();
-  const CaptureId second = Begin({kC});
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Reuses(kPage, kC));
-  EXPECT_FALSE(Reuses(kPage, kC));
-  End(second);
-}
-
-// As PyTorch does: the capture has ended when the scope does, and blocks die in between.
-TEST_F(PoolProofsTest, WhatIsFreedBetweenTheEndsOfTheCaptureAndTheScopeIsFreeAfterwards) {
-  const CaptureId capture = Begin({kA, kB});
-  const Block a = Allocate(kPage, kA);
-  const Block b = Allocate(kPage, kB);
-  const Block used = Allocate(kPage, kA);
-  Use(used, kB);
-  Launch(kA);
-  Launch(kB);
-  graphs_.End(capture);
-  for (const Block& block : {a, b, used}) Free(block);
-  EndScope();
-  Begin({kC});
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Reuses(kPage, kC));
-}
-
-// --- Captures after each other ---
-
-TEST_F(PoolProofsTest, AfterTheScopeEverythingIsFreeToAll) {
-  const CaptureId capture = Begin({kA, kB, kC});
-  std::vector<Block> blocks;
-  for (const StreamId stream : {kA, kB, kA}) blocks.push_back(Allocate(kPage, stream));
-  Use(blocks[2], kC);
-  for (const StreamId stream : {kA, kB, kC}) Launch(stream);
-  for (const Block& block : blocks) Free(block);
-  End(capture);
-  Begin({kD});
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Reuses(kPage, kD));
-}
-
-// The pool expects of a capture what the last one was like: with several streams each free notes
-// its frontier from the beginning, with one nothing is asked for.
-TEST_F(PoolProofsTest, ThatACaptureHadSeveralStreamsIsRemembered) {
-  const CaptureId first = Begin({kA, kB});
-  for (const StreamId stream : {kA, kB}) Free(Allocate(kPage, stream));
-  End(first);
-  Begin({kA, kB});
-  const Block block = Allocate(kPage, kA);
-  Launch(kA);
-  const Frontier at_free = Record(kA);
-  Free(block);
-  Launch(kA);
-  Wait(kB, at_free);
-  EXPECT_TRUE(Reuses(kPage, kB)) << "the frontier was noted before B came";
 }
 
 TEST(PoolProofsMemory, ThatACaptureHasOneStreamAgainIsFoundOut) {
@@ -435,41 +247,6 @@ TEST_F(PoolProofsTest, ProofsOfOneCaptureSayNothingOfTheNext) {
     for (const Block& block : taken) Free(block);
     End(capture);
   }
-}
-
-TEST_F(PoolProofsTest, AnEarlierCapturesBlockIsBehindTheFrontierOfTheStreamThatMadeIt) {
-  const CaptureId first = Begin({kA, kB});
-  const Block block = Allocate(kPage, kA);
-  Free(Allocate(kPage, kB));
-  End(first);
-  Begin({kA, kB});
-  Allocate(kPage, kB);
-  Launch(kA);
-  Free(block);
-  EXPECT_FALSE(Reuses(kPage, kB));
-  Join(kB, kA);
-  EXPECT_TRUE(Reuses(kPage, kB));
-}
-
-TEST_F(PoolProofsTest, AnEarlierCapturesBlockOfAStreamThatDoesNotCaptureNowIsHeldToTheEnd) {
-  const CaptureId first = Begin({kA, kB});
-  const Block block = Allocate(kPage, kA);
-  const Block used = Allocate(kPage, kA);
-  Use(used, kB);
-  Free(Allocate(kPage, kB));
-  End(first);
-  const CaptureId second = Begin({kB, kC});
-  Allocate(kPage, kB);
-  Free(block);
-  Free(used);
-  Launch(kB);
-  Join(kC, kB);
-  EXPECT_FALSE(Reuses(kPage, kB));
-  EXPECT_FALSE(Reuses(kPage, kC));
-  End(second);
-  watch_.FinishAll();
-  Begin({kB});
-  EXPECT_TRUE(Reuses(2 * kPage, kB));
 }
 
 // --- A driver that fails ---

@@ -2,6 +2,7 @@
 // pool_proofs_captures_test.cc has captures beside and after each other.
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 #include "core/pool.h"
@@ -10,233 +11,103 @@
 namespace cgp {
 namespace {
 
-// --- What one stream alone has worked on ---
+TEST_P(PoolScripts, GivesWhatIsProvenAndNothingElse) { Play(GetParam().script); }
 
-TEST_F(PoolProofsTest, AStreamThatWaitsForTheFreeTakesTheBytes) {
-  Begin({kA, kB});
-  const Block block = Allocate(kPage, kA);
-  Launch(kA);
-  Free(block);
-  EXPECT_FALSE(Reuses(kPage, kB));
-  Join(kB, kA);
-  EXPECT_TRUE(Reuses(kPage, kB));
+std::vector<PoolScript> Scripts() {
+  return {
+      // --- What one stream alone has worked on ---
+      {"AStreamThatWaitsForTheFreeTakesTheBytes",
+       "capture A B; a = A; A launches; free a; B grows; B waits A; B reuses"},
+      {"BehindAnyNumberOfOtherStreamsToo",
+       "capture A B C; b = B 1g (there are several from here on); a = A; A launches; free a;"
+       "C waits A; C launches; B waits C; B launches; B reuses"},
+      // And the node's second predecessor.
+      {"BehindTheSecondOfTwoThatANodeWaitsFor",
+       "capture A B; x = A; b = B; B launches; A launches; free b; A waits B; A launches; A "
+       "launches;"
+       "A reuses"},
+      {"TheOwnStreamTakesItsBytesAtOnce",
+       "capture A B; a = A; A launches; free a; B grows; A reuses (freed while A was alone);"
+       "c = A; A launches; free c; A reuses (and since it is not)"},
+      // Later work of the stream has nothing to do with the bytes.
+      {"WhatIsFreedIsBehindWhatItsStreamHadCapturedThen",
+       "capture A B; a = A; b = B; A launches; e marks A; free a; A launches; B waits e; B reuses"},
+      {"AnEventRecordedBeforeTheLastWorkProvesNothing",
+       "capture A B; a = A; b = B; A launches; stale marks A; A launches; free a; B waits stale;"
+       "B launches; B grows; B waits A; B reuses"},
+      {"WhatIsFreedBeforeAnythingIsCapturedIsFreeToAll",
+       "capture A B C; a = A 2p; free a; B reuses (freed while A was alone); A reuses;"
+       "c = C; free c; B reuses (and since it is not)"},
+      // --- The second stream ---
+      // Each free noted no frontier then: what A has captured by now is no less.
+      {"WhatTheFirstStreamFreedIsBehindWhatItHadWhenTheSecondCame",
+       "capture A B; a = A; A launches; then marks A; free a; A launches; second marks A; B grows;"
+       "A launches; B waits then; B grows; B waits second; B reuses"},
+      {"ARecordedUseIsASecondStreamToo",
+       "capture A B; freed used = A; A launches; free freed; use marks A; B uses used; A launches;"
+       "B waits use; B reuses (B stands behind all that A had then)"},
+      {"AUseByTheOwnStreamIsNoSecondStream",
+       "capture A; a = A; A uses a; A launches; free a; A reuses"},
+      {"BlocksThatLiveWhenTheSecondStreamComesAreFreedBehindTheirFrontiers",
+       "capture A B; small = A 1g; a = A; A launches; b = B; before marks A; A launches; free a "
+       "small;"
+       "B waits before; B grows; B waits A; B reuses"},
+      // Frees of streams that have never allocated in the scope.
+      {"AStreamThatOnlyFreesNeedsNoView",
+       "capture A B; b = B; a = A; end;"
+       "capture A B; B launches; free b; A grows; A waits B; A reuses"},
+      // --- What several streams have worked on ---
+      {"ABlockThatAnotherStreamUsedIsNotItsOwnStreamsAtOnce",
+       "capture A B; a = A; B uses a; A launches; B launches; free a; A grows; A waits B; A "
+       "reuses"},
+      {"NorIsItTheUsers",
+       "capture A B; a = A; B uses a; A launches; B launches; free a; B grows; B waits A; B "
+       "reuses"},
+      {"ABlockThatTwoOthersUsedIsBehindAllThree",
+       "capture A B C D; a = A; B uses a; C uses a; B uses a; A launches; B launches; C launches;"
+       "free a; D grows; D waits C; D grows; D waits A; D grows; D waits B; D reuses"},
+      // What a stream does between the use that was recorded and the free may be that use.
+      {"AUseIsBehindWhatItsStreamHasAtTheFree",
+       "capture A B C; a = A; B launches; B uses a; use marks B; B launches; then marks B; free a;"
+       "B launches; C waits use; C grows; C waits then; C reuses (and A has captured nothing)"},
+      // --- Streams that come late ---
+      {"AStreamThatJoinsLateTakesWhatItStandsBehind",
+       "capture A B; a = A; b = B; later = A; A launches; B launches; free a b; before marks A;"
+       "A launches; free later; C waits before; C reuses; C grows (neither b nor later);"
+       "C waits B; C reuses; C grows; C waits A; C reuses"},
+      // The graph proves nothing to it any more, and its own order only what it has had since: before,
+      // it may have given itself what it had by a proof.
+      {"AStreamBehindAProgrammaticLaunchTakesOnlyWhatItHasHadSince",
+       "capture A B; a1 = A; b1 = B; a2 = A; b2 = B; a3 = A; b3 = B; A launches; B launches;"
+       "free b1 b2; A waits B; A reuses (the first of B's); free a3; A launches early;"
+       "A grows (neither the second nor its own); free b3 a1; A launches;"
+       "A grows (of before, though freed behind it); own = A; free own; A reuses; B reuses"},
+      {"ItsOwnBytesAStreamTakesWhateverItLaunches",
+       "capture A B; a = A; b = B; A launches; B launches; free b; B launches early; B reuses"},
+      // --- Which bytes ---
+      {"NeighboursBehindDifferentFencesAreOneToWhomMayTakeBoth",
+       "capture A B C; low = A 8g; high = B 8g; A launches; B launches; free low high; C waits A;"
+       "C grows 9g; C waits B; C reuses"},
+      {"ALargeBlockLiesOverPagesBehindSeveralFences",
+       "capture A B C D; a = A; b = B; c = C; A launches; B launches; C launches; free a b c;"
+       "D waits A; D waits C; two = D 2p; pages 3; free two; D waits B; D reuses 3p"},
+      {"WhatIsLeftOfFreedBytesStaysBehindTheirFence",
+       "capture A B; b = B 1g; rest = A 15g; a = A; A launches; free a;"
+       "A reuses 4g (the 12 behind it are an extent of their own now);"
+       "B grows 12g; B waits A; B reuses 12g"},
+      {"BytesTakenAndFreedAgainAreBehindTheLaterFreeOnly",
+       "capture A B; b = B; a = A; A launches; early marks A; free a; again = A; A launches; free "
+       "again;"
+       "B waits early; B grows; B waits A; B reuses"},
+      // Of page 0, which both streams may take, and page 1, which only A may.
+      {"ASmallBlockBreaksTheWholePageThatTheOthersDoNotWant",
+       "capture A B; anyones own = A; b = B; free anyones; A launches; free own; A reuses 1g;"
+       "B reuses"},
+  };
 }
 
-TEST_F(PoolProofsTest, BehindAnyNumberOfOtherStreamsToo) {
-  Begin({kA, kB, kC});
-  Allocate(kGranule, kB);  // there are several from here on
-  const Block block = Allocate(kPage, kA);
-  Launch(kA);
-  Free(block);
-  Join(kC, kA);
-  Launch(kC);
-  Join(kB, kC);
-  Launch(kB);
-  EXPECT_TRUE(Reuses(kPage, kB));
-}
-
-TEST_F(PoolProofsTest, TheOwnStreamTakesItsBytesAtOnce) {
-  Begin({kA, kB});
-  const Block first = Allocate(kPage, kA);
-  Launch(kA);
-  Free(first);
-  EXPECT_FALSE(Reuses(kPage, kB));
-  EXPECT_TRUE(Reuses(kPage, kA)) << "freed while A was alone";
-  const Block second = Allocate(kPage, kA);
-  Launch(kA);
-  Free(second);
-  EXPECT_TRUE(Reuses(kPage, kA)) << "and since it is not";
-}
-
-// Later work of the stream has nothing to do with the bytes.
-TEST_F(PoolProofsTest, WhatIsFreedIsBehindWhatItsStreamHadCapturedThen) {
-  Begin({kA, kB});
-  const Block block = Allocate(kPage, kA);
-  Allocate(kPage, kB);
-  Launch(kA);
-  const Frontier at_free = Record(kA);
-  Free(block);
-  Launch(kA);
-  Wait(kB, at_free);
-  EXPECT_TRUE(Reuses(kPage, kB));
-}
-
-TEST_F(PoolProofsTest, AnEventRecordedBeforeTheLastWorkProvesNothing) {
-  Begin({kA, kB});
-  const Block block = Allocate(kPage, kA);
-  Allocate(kPage, kB);
-  Launch(kA);
-  const Frontier stale = Record(kA);
-  Launch(kA);
-  Free(block);
-  Wait(kB, stale);
-  Launch(kB);
-  EXPECT_FALSE(Reuses(kPage, kB));
-  Join(kB, kA);
-  EXPECT_TRUE(Reuses(kPage, kB));
-}
-
-TEST_F(PoolProofsTest, WhatIsFreedBeforeAnythingIsCapturedIsFreeToAll) {
-  Begin({kA, kB, kC});
-  const Block block = Allocate(2 * kPage, kA);
-  Free(block);
-  EXPECT_TRUE(Reuses(kPage, kB)) << "freed while A was alone";
-  EXPECT_TRUE(Reuses(kPage, kA));
-  const Block other = Allocate(kPage, kC);
-  Free(other);
-  EXPECT_TRUE(Reuses(kPage, kB)) << "and since it is not";
-}
-
-// --- The second stream ---
-
-// Each free noted no frontier then: what A has captured by now is no less.
-TEST_F(PoolProofsTest, WhatTheFirstStreamFreedIsBehindWhatItHadWhenTheSecondCame) {
-  Begin({kA, kB});
-  const Block block = Allocate(kPage, kA);
-  Launch(kA);
-  const Frontier at_free = Record(kA);
-  Free(block);
-  Launch(kA);
-  const Frontier at_second = Record(kA);
-  EXPECT_FALSE(Reuses(kPage, kB));
-  Launch(kA);
-  Wait(kB, at_free);
-  EXPECT_FALSE(Reuses(kPage, kB));
-  Wait(kB, at_second);
-  EXPECT_TRUE(Reuses(kPage, kB));
-}
-
-TEST_F(PoolProofsTest, ARecordedUseIsASecondStreamToo) {
-  Begin({kA, kB});
-  const Block freed = Allocate(kPage, kA);
-  const Block used = Allocate(kPage, kA);
-  Launch(kA);
-  Free(freed);
-  const Frontier at_use = Record(kA);
-  Use(used, kB);
-  Launch(kA);
-  Wait(kB, at_use);
-  EXPECT_TRUE(Reuses(kPage, kB)) << "B stands behind all that A had then";
-}
-
-TEST_F(PoolProofsTest, AUseByTheOwnStreamIsNoSecondStream) {
-  Begin({kA});
-  const Block block = Allocate(kPage, kA);
-  Use(block, kA);
-  Launch(kA);
-  Free(block);
-  EXPECT_TRUE(Reuses(kPage, kA));
-}
-
-TEST_F(PoolProofsTest, BlocksThatLiveWhenTheSecondStreamComesAreFreedBehindTheirFrontiers) {
-  Begin({kA, kB});
-  const Block small = Allocate(kGranule, kA);
-  const Block block = Allocate(kPage, kA);
-  Launch(kA);
-  Allocate(kPage, kB);
-  const Frontier before = Record(kA);
-  Launch(kA);
-  Free(block);
-  Free(small);
-  Wait(kB, before);
-  EXPECT_FALSE(Reuses(kPage, kB));
-  Join(kB, kA);
-  EXPECT_TRUE(Reuses(kPage, kB));
-}
-
-// Frees of streams that have never allocated in the scope.
-TEST_F(PoolProofsTest, AStreamThatOnlyFreesNeedsNoView) {
-  const CaptureId first = Begin({kA, kB});
-  const Block of_b = Allocate(kPage, kB);
-  Allocate(kPage, kA);
-  End(first);
-  Begin({kA, kB});
-  Launch(kB);
-  Free(of_b);
-  EXPECT_FALSE(Reuses(kPage, kA));
-  Join(kA, kB);
-  EXPECT_TRUE(Reuses(kPage, kA));
-}
-
-// --- What several streams have worked on ---
-
-TEST_F(PoolProofsTest, ABlockThatAnotherStreamUsedIsNotItsOwnStreamsAtOnce) {
-  Begin({kA, kB});
-  const Block block = Allocate(kPage, kA);
-  Use(block, kB);
-  Launch(kA);
-  Launch(kB);
-  Free(block);
-  EXPECT_FALSE(Reuses(kPage, kA));
-  Join(kA, kB);
-  EXPECT_TRUE(Reuses(kPage, kA));
-}
-
-TEST_F(PoolProofsTest, NorIsItTheUsers) {
-  Begin({kA, kB});
-  const Block block = Allocate(kPage, kA);
-  Use(block, kB);
-  Launch(kA);
-  Launch(kB);
-  Free(block);
-  EXPECT_FALSE(Reuses(kPage, kB));
-  Join(kB, kA);
-  EXPECT_TRUE(Reuses(kPage, kB));
-}
-
-TEST_F(PoolProofsTest, ABlockThatTwoOthersUsedIsBehindAllThree) {
-  Begin({kA, kB, kC, kD});
-  const Block block = Allocate(kPage, kA);
-  Use(block, kB);
-  Use(block, kC);
-  Use(block, kB);
-  for (const StreamId stream : {kA, kB, kC}) Launch(stream);
-  Free(block);
-  for (const StreamId stream : {kC, kA, kB}) {
-    EXPECT_FALSE(Reuses(kPage, kD));
-    Join(kD, stream);
-  }
-  EXPECT_TRUE(Reuses(kPage, kD));
-}
-
-// What a stream does between the use that was recorded and the free may be that use.
-TEST_F(PoolProofsTest, AUseIsBehindWhatItsStreamHasAtTheFree) {
-  Begin({kA, kB, kC});
-  const Block block = Allocate(kPage, kA);
-  Launch(kB);
-  Use(block, kB);
-  const Frontier at_use = Record(kB);
-  Launch(kB);
-  const Frontier at_free = Record(kB);
-  Free(block);
-  Launch(kB);
-  Wait(kC, at_use);
-  EXPECT_FALSE(Reuses(kPage, kC));
-  Wait(kC, at_free);
-  EXPECT_TRUE(Reuses(kPage, kC)) << "and A has captured nothing";
-}
-
-// --- Streams that come late ---
-
-TEST_F(PoolProofsTest, AStreamThatJoinsLateTakesWhatItStandsBehind) {
-  Begin({kA, kB});
-  std::vector<Block> blocks{Allocate(kPage, kA), Allocate(kPage, kB), Allocate(kPage, kA)};
-  Launch(kA);
-  Launch(kB);
-  Free(blocks[0]);
-  Free(blocks[1]);
-  const Frontier before = Record(kA);
-  Launch(kA);
-  Free(blocks[2]);
-  Wait(kC, before);
-  EXPECT_TRUE(Reuses(kPage, kC));
-  EXPECT_FALSE(Reuses(kPage, kC)) << "neither B's block nor A's second";
-  Join(kC, kB);
-  EXPECT_TRUE(Reuses(kPage, kC));
-  EXPECT_FALSE(Reuses(kPage, kC));
-  Join(kC, kA);
-  EXPECT_TRUE(Reuses(kPage, kC));
-}
+INSTANTIATE_TEST_SUITE_P(OneCapture, PoolScripts, ::testing::ValuesIn(Scripts()),
+                         PoolScripts::NameOf);
 
 TEST_F(PoolProofsTest, FencesOfManyFreesAreEachTakenWhenTheirTurnComes) {
   Begin({kA, kB});
@@ -256,49 +127,6 @@ TEST_F(PoolProofsTest, FencesOfManyFreesAreEachTakenWhenTheirTurnComes) {
   }
 }
 
-// The graph proves nothing to it any more, and its own order only what it has had since: before, it
-// may have given itself what it had by a proof.
-TEST_F(PoolProofsTest, AStreamBehindAProgrammaticLaunchTakesOnlyWhatItHasHadSince) {
-  Begin({kA, kB});
-  std::vector<Block> of_a;
-  std::vector<Block> of_b;
-  for (int i = 0; i < 3; ++i) {
-    of_a.push_back(Allocate(kPage, kA));
-    of_b.push_back(Allocate(kPage, kB));
-  }
-  Launch(kA);
-  Launch(kB);
-  for (int i = 0; i < 2; ++i) Free(of_b[static_cast<std::size_t>(i)]);
-  Join(kA, kB);
-  EXPECT_TRUE(Reuses(kPage, kA)) << "the first of B's";
-  Free(of_a[2]);
-  graphs_.Launch(kA, HostGraphs::LaunchKind::kProgrammatic);
-  EXPECT_FALSE(Reuses(kPage, kA)) << "neither the second nor its own";
-  Free(of_b[2]);
-  Free(of_a[0]);
-  Launch(kA);
-  EXPECT_FALSE(Reuses(kPage, kA)) << "of before, though freed behind it";
-  Free(Allocate(kPage, kA));
-  EXPECT_TRUE(Reuses(kPage, kA));
-  EXPECT_TRUE(Reuses(kPage, kB));
-}
-
-// --- Which bytes ---
-
-TEST_F(PoolProofsTest, NeighboursBehindDifferentFencesAreOneToWhomMayTakeBoth) {
-  Begin({kA, kB, kC});
-  const Block low = Allocate(kPage / 2, kA);
-  const Block high = Allocate(kPage / 2, kB);
-  Launch(kA);
-  Launch(kB);
-  Free(low);
-  Free(high);
-  Join(kC, kA);
-  EXPECT_FALSE(Reuses(9 * kGranule, kC));
-  Join(kC, kB);
-  EXPECT_TRUE(Reuses(kPage, kC));
-}
-
 // A fence each would cut up memory, and fill the tables of a long capture.
 TEST_F(PoolProofsTest, WhatIsFreedAtOnePointIsBehindOneFence) {
   Begin({kA, kB});
@@ -313,54 +141,6 @@ TEST_F(PoolProofsTest, WhatIsFreedAtOnePointIsBehindOneFence) {
   Launch(kA);
   Free(again);
   EXPECT_EQ(pool_.free_extents(), 2U) << "this one at another";
-}
-
-TEST_F(PoolProofsTest, ALargeBlockLiesOverPagesBehindSeveralFences) {
-  Begin({kA, kB, kC, kD});
-  std::vector<Block> blocks;
-  for (const StreamId stream : {kA, kB, kC}) blocks.push_back(Allocate(kPage, stream));
-  for (const StreamId stream : {kA, kB, kC}) Launch(stream);
-  for (const Block& block : blocks) Free(block);
-  Join(kD, kA);
-  Join(kD, kC);
-  const Block two = Allocate(2 * kPage, kD);
-  EXPECT_EQ(pool_.Stats().pages, 3U);
-  Free(two);
-  Join(kD, kB);
-  Allocate(3 * kPage, kD);
-  EXPECT_EQ(pool_.Stats().pages, 3U);
-}
-
-TEST_F(PoolProofsTest, WhatIsLeftOfFreedBytesStaysBehindTheirFence) {
-  Begin({kA, kB});
-  Allocate(kGranule, kB);
-  const Block rest = Allocate(kPage - kGranule, kA);
-  const Block block = Allocate(kPage, kA);
-  Launch(kA);
-  Free(block);
-  Allocate(4 * kGranule, kA);  // of what A freed: the 12 behind it are an extent of their own now
-  EXPECT_EQ(pool_.Stats().pages, 2U);
-  EXPECT_FALSE(Reuses(12 * kGranule, kB));
-  Join(kB, kA);
-  EXPECT_TRUE(Reuses(12 * kGranule, kB));
-  EXPECT_EQ(rest.bytes, kPage - kGranule);
-}
-
-TEST_F(PoolProofsTest, BytesTakenAndFreedAgainAreBehindTheLaterFreeOnly) {
-  Begin({kA, kB});
-  Allocate(kPage, kB);
-  const Block block = Allocate(kPage, kA);
-  Launch(kA);
-  const Frontier early = Record(kA);
-  Free(block);
-  const Block again = Allocate(kPage, kA);
-  EXPECT_EQ(pool_.Stats().pages, 2U);
-  Launch(kA);
-  Free(again);
-  Wait(kB, early);
-  EXPECT_FALSE(Reuses(kPage, kB));
-  Join(kB, kA);
-  EXPECT_TRUE(Reuses(kPage, kB));
 }
 
 // Of equal places the one that the fewest streams may take: the others are left with more.
@@ -429,17 +209,30 @@ TEST_F(PoolProofsTest, ASmallPoolOfSeveralStreamsGrowsPageByPage) {
   EXPECT_EQ(pool_.handles(), pool_.Stats().pages);
 }
 
-// Page 0 may be taken by both streams, page 1 by A alone.
-TEST_F(PoolProofsTest, ASmallBlockBreaksTheWholePageThatTheOthersDoNotWant) {
+TEST_F(PoolProofsTest, EachNodeIsAskedAfterOnceAndForEachStreamOnlyItsFrontier) {
+  constexpr uint64_t kRounds = 200;
   Begin({kA, kB});
-  const Block anyones = Allocate(kPage, kA);
-  const Block own = Allocate(kPage, kA);
-  Allocate(kPage, kB);
-  Free(anyones);
+  Launch(kB);
   Launch(kA);
-  Free(own);
-  EXPECT_TRUE(Reuses(kGranule, kA));
-  EXPECT_TRUE(Reuses(kPage, kB));
+  Allocate(kGranule, kA);
+  Allocate(kGranule, kB);
+  const CallCounts before = host_.calls();
+  for (uint64_t i = 0; i < kRounds; ++i) {
+    const StreamId stream = i % 2 == 0 ? kA : kB;
+    const StreamId other = i % 2 == 0 ? kB : kA;
+    const Block block = Allocate(kPage, stream);
+    Launch(stream);
+    Join(other, stream);
+    Use(block, other);
+    Launch(other);
+    Free(block);
+    Join(stream, other);
+  }
+  // 2 nodes a round, and 2 before the first.
+  EXPECT_LE(host_.calls()[DriverCall::kDependencies], 2 * kRounds + 2);
+  // An allocation asks for one frontier, a free for two.
+  EXPECT_LE(host_.calls()[DriverCall::kCapture] - before[DriverCall::kCapture], 3 * kRounds + 2);
+  EXPECT_EQ(pool_.Stats().pages, 2U);
 }
 
 }  // namespace

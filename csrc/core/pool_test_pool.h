@@ -42,13 +42,10 @@ class PoolTest : public ::testing::Test {
     return block;
   }
 
-  // Whether a block of `bytes` gets bytes of the page and place that `freed` had.
-  bool GetsBytesOf(const std::vector<PhysicalPiece>& freed, uint64_t bytes, StreamId stream) {
-    const Block block = Allocate(bytes, stream);
-    const std::vector<PhysicalPiece> pieces = pool_.Pieces(block.address);
-    pool_.Free(block.address);
-    for (const PhysicalPiece& a : pieces) {
-      for (const PhysicalPiece& b : freed) {
+  static bool Overlap(const std::vector<PhysicalPiece>& some,
+                      const std::vector<PhysicalPiece>& others) {
+    for (const PhysicalPiece& a : some) {
+      for (const PhysicalPiece& b : others) {
         if (a.page == b.page && a.offset_bytes < b.offset_bytes + b.length_bytes &&
             b.offset_bytes < a.offset_bytes + a.length_bytes) {
           return true;
@@ -56,6 +53,11 @@ class PoolTest : public ::testing::Test {
       }
     }
     return false;
+  }
+
+  // Whether a block of `bytes` gets bytes of the page and place that `freed` had.
+  bool GetsBytesOf(const std::vector<PhysicalPiece>& freed, uint64_t bytes, StreamId stream) {
+    return Overlap(AllocateAndFree(bytes, stream), freed);
   }
 
   std::vector<PhysicalPiece> AllocateAndFree(uint64_t bytes, StreamId stream) {

@@ -3,7 +3,7 @@
     python csrc/testing/ablate.py > docs/ablation.md
     python csrc/testing/ablate.py --only plan      # those whose name contains "plan"
 
-A rule is an entry of rules.py: a text of the core, and what stands there when it is taken out. Each
+A rule is an entry of mutants/rules.txt: a text of the core, and what stands there without it. Each
 build replays the recorded traces in 100 orders each, and the made-up and worst ones in the order
 that they come in. Exit code 2 if a rule's text is not there.
 """
@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from altered_tree import ROOT, StaleError, build, copy_tree, planted, run
-from mutants.mutant import Mutant
-from rules import RULES
+from mutants import RULES, Mutant
 
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -27,15 +26,16 @@ import trace_to_text
 from _quality import Figures, read_quality
 
 ORDERS = 100
+PLAIN = ROOT / "tests/traces/plain_stitching.txt"
 HEAD = f"""\
 # What each rule is worth
 
-`csrc/testing/ablate.py` takes one rule of prediction or placement (`csrc/testing/rules.py`) out of
-the core at a time. `cgp_quality` then replays the recorded traces in {ORDERS} orders each, the
-made-up ones (25 families, 20 seeds) and those of `tests/traces/worst` in their own. The mappings
-are those of one pool in the mean, and a capture pays 25 to 40 µs for each. Pools of less than
-64 MiB are left out, but not in the last column: how many of the made-up and worst traces take more
-than 1.02 of what stitching without prediction does, and two pages (of several streams: than that).
+`csrc/testing/ablate.py` takes one rule of prediction or placement out of the core at a time
+(`csrc/testing/mutants/rules.txt`). `cgp_quality` then replays the recorded traces in {ORDERS}
+orders each, the made-up ones (25 families, 20 seeds) and those of `tests/traces/worst` in their
+own. The mappings are those of one pool in the mean, and a capture pays 25 to 40 µs for each. Pools
+of less than 64 MiB are left out, but not in the last column: how many of the made-up and worst
+traces take more than 1.02 of what stitching without prediction does, and two pages.
 
 What handles of other sizes cost and save is drawn in [frontier.svg](frontier.svg).
 
@@ -72,7 +72,9 @@ def measure(work: Path, texts: Path, mutant: Mutant | None, jobs: int) -> Measur
     if errors:
         raise StaleError(f"does not compile\n{errors[-2000:]}")
     recorded, _ = judge(work, ["--orders", str(ORDERS), str(texts / "recorded")])
-    made_up, output = judge(work, ["--plain", str(texts / "made_up"), str(texts / "worst")])
+    made_up, output = judge(
+        work, ["--plain", str(PLAIN), str(texts / "made_up"), str(texts / "worst")]
+    )
     return Measured(recorded, made_up, output.count("BROKEN:"))
 
 

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "driver/forwarding_driver.h"
+
 namespace cgp {
 
 // While it lives, this thread's allocation number `number` (from 1) fails, and with `for_good` all
@@ -26,6 +28,20 @@ class AllocationsSpared {
   ~AllocationsSpared();
   AllocationsSpared(const AllocationsSpared&) = delete;
   AllocationsSpared& operator=(const AllocationsSpared&) = delete;
+};
+
+// Forwards to another driver, and spares its allocations: how a driver copes with a lack of memory is no
+// question of the core's.
+class SparingDriver final : public ForwardingDriver<SparingDriver> {
+ public:
+  using ForwardingDriver::ForwardingDriver;
+
+  static AllocationsSpared Around(DriverCall, uint64_t) { return {}; }
+  // It cannot fail, but whoever watches it may allocate.
+  void DestroyEvent(Event event) noexcept override {
+    const AllocationsSpared spared;
+    inner().DestroyEvent(event);
+  }
 };
 
 }  // namespace cgp

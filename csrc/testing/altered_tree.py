@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from mutants.mutant import Mutant
+from mutants import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,16 +4,21 @@
 #include <queue>
 #include <utility>
 
+#include "core/units.h"
+
 namespace cgp {
 
 bool Kernel::Run() const {
+  constexpr uint64_t kWords = kGranuleBytes / sizeof(uint64_t);
   // NOLINTNEXTLINE(performance-no-int-to-ptr): the host driver's addresses are this process's own.
   auto* const words = reinterpret_cast<uint64_t*>(block.address);
   bool right = true;
-  // One word a granule, the block's smallest part.
-  for (uint64_t i = 0; i < block.bytes / 8; i += 64) {
-    if (writes) words[i] = word + i;
-    right = right && words[i] == word + i;
+  for (uint64_t i = 0; i < block.bytes / sizeof(uint64_t); i += kWords) {
+    const uint64_t mixed = word + i * 0xBF58476D1CE4E5B9U;
+    for (uint64_t* const at : {words + i, words + i + kWords - 1}) {
+      if (writes) *at = mixed;
+      right = right && *at == mixed;
+    }
   }
   return right;
 }

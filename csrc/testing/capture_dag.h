@@ -21,7 +21,8 @@
 
 namespace cgp {
 
-// Fills a block with words, or sees that it is filled with them.
+// Fills a block with what follows from a word, or sees that it is filled with that: at both ends of each
+// granule, since nothing smaller is ever placed.
 struct Kernel {
   Block block;
   uint64_t word = 0;

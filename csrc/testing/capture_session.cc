@@ -8,7 +8,6 @@
 
 #include "core/error.h"
 #include "testing/fail_each.h"
-#include "testing/pool_set_text.h"
 #include "testing/text.h"
 
 namespace cgp {

@@ -19,12 +19,12 @@
 
 #include "core/pool_set.h"
 #include "driver/host_driver.h"
+#include "testing/allocation_faults.h"
 #include "testing/capture_dag.h"
 #include "testing/capture_program.h"
 #include "testing/driver_watch.h"
 #include "testing/faulty_driver.h"
 #include "testing/reuse_oracle.h"
-#include "testing/sparing_driver.h"
 
 namespace cgp {
 

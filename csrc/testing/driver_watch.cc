@@ -3,32 +3,17 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
-#include <sstream>
 #include <utility>
 
 namespace cgp {
-
-DriverWatch::DriverWatch(Driver& inner) : inner_(inner) {}
 
 void DriverWatch::Expect(bool condition, const std::string& rule) {
   if (!condition) violations_.push_back(rule);
 }
 
-void DriverWatch::ExpectGranular(const char* call, uint64_t value) {
-  if (value % inner_.granularity() == 0) return;
-  std::ostringstream text;
-  text << call << ": " << value << " is no multiple of " << inner_.granularity();
-  violations_.push_back(text.str());
-}
-
 void DriverWatch::set_capturing(bool capturing) {
   const std::lock_guard lock(mutex_);
   capturing_ = capturing;
-}
-
-void DriverWatch::set_events_allowed(bool allowed) {
-  const std::lock_guard lock(mutex_);
-  events_allowed_ = allowed;
 }
 
 void DriverWatch::MarkUsed() {
@@ -51,20 +36,12 @@ uint64_t DriverWatch::Submitted(StreamId stream) const {
 
 bool DriverWatch::Done(StreamId stream, uint64_t work) const {
   const std::lock_guard lock(mutex_);
-  return DoneLocked(stream, work);
-}
-
-bool DriverWatch::DoneLocked(StreamId stream, uint64_t work) const {
   const auto it = streams_.find(stream);
   return (it == streams_.end() ? 0 : it->second.done) >= work;
 }
 
 DriverWatch::Mark DriverWatch::TakeMark() const {
   const std::lock_guard lock(mutex_);
-  return TakeMarkLocked();
-}
-
-DriverWatch::Mark DriverWatch::TakeMarkLocked() const {
   Mark mark;
   for (const auto& [id, stream] : streams_) mark.emplace(id, stream.submitted);
   return mark;
@@ -72,17 +49,13 @@ DriverWatch::Mark DriverWatch::TakeMarkLocked() const {
 
 bool DriverWatch::Passed(const Mark& mark) const {
   const std::lock_guard lock(mutex_);
-  return PassedLocked(mark);
-}
-
-bool DriverWatch::PassedLocked(const Mark& mark) const {
-  return std::ranges::all_of(
-      mark, [this](const auto& entry) { return DoneLocked(entry.first, entry.second); });
+  return std::ranges::all_of(mark,
+                             [this](const auto& entry) { return Done(entry.first, entry.second); });
 }
 
 bool DriverWatch::IsBehind(StreamId waiting, StreamId stream, uint64_t work) const {
   const std::lock_guard lock(mutex_);
-  if (waiting == stream || DoneLocked(stream, work)) return true;
+  if (waiting == stream || Done(stream, work)) return true;
   const auto it = streams_.find(waiting);
   if (it == streams_.end()) return false;
   const auto waited = it->second.waited.find(stream);
@@ -127,26 +100,6 @@ std::vector<std::string> DriverWatch::violations() const {
   return violations_;
 }
 
-uint64_t DriverWatch::handle_bytes() const {
-  const std::lock_guard lock(mutex_);
-  return handle_bytes_;
-}
-
-size_t DriverWatch::handles() const {
-  const std::lock_guard lock(mutex_);
-  return handles_.size();
-}
-
-size_t DriverWatch::mappings() const {
-  const std::lock_guard lock(mutex_);
-  return mappings_.size();
-}
-
-size_t DriverWatch::reservations() const {
-  const std::lock_guard lock(mutex_);
-  return reservations_.size();
-}
-
 size_t DriverWatch::events() const {
   const std::lock_guard lock(mutex_);
   return events_.size();
@@ -177,104 +130,62 @@ std::optional<DriverWatch::Place> DriverWatch::At(Address address) const {
                mapping.accessible, mapping.peers};
 }
 
-bool DriverWatch::CoveredLocked(Address address, uint64_t bytes, bool accessible) const {
-  const Address end = address + bytes;
-  while (address < end) {
-    const auto after = mappings_.upper_bound(address);
-    if (after == mappings_.begin()) return false;
-    const auto& [start, mapping] = *std::prev(after);
-    if (address - start >= mapping.bytes || (accessible && !mapping.accessible)) return false;
-    address = start + mapping.bytes;
-  }
-  return true;
+std::monostate DriverWatch::Around(DriverCall, uint64_t) {
+  const std::lock_guard lock(mutex_);
+  ++calls_;
+  return {};
 }
 
-bool DriverWatch::Accessible(Address address, uint64_t bytes) const {
-  const std::lock_guard lock(mutex_);
-  return CoveredLocked(address, bytes, true);
+template <typename Call>
+void DriverWatch::GiveBack(const Call& call) {
+  try {
+    call();
+  } catch (const DriverError& error) {
+    violations_.emplace_back(error.what());
+    throw;
+  }
 }
 
 Address DriverWatch::Reserve(uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  ++calls_;
-  ExpectGranular("Reserve", bytes);
-  Expect(bytes > 0, "Reserve: no bytes");
-  const Address address = inner_.Reserve(bytes);
-  reservations_[address] = {bytes, 0};
+  const Address address = ForwardingDriver::Reserve(bytes);
+  first_maps_[address] = 0;
   return address;
 }
 
 void DriverWatch::FreeAddresses(Address address, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  ++calls_;
-  const auto it = reservations_.find(address);
-  const bool exact = it != reservations_.end() && it->second.bytes == bytes;
-  Expect(exact, "FreeAddresses: not what a Reserve() returned");
-  Expect(!exact || !capturing_ || !Used(it->second.mapped),
+  const auto it = first_maps_.find(address);
+  Expect(!capturing_ || it == first_maps_.end() || !Used(it->second),
          "FreeAddresses: used, during a capture");
-  const auto first = mappings_.lower_bound(address);
-  Expect(first == mappings_.end() || first->first >= address + bytes,
-         "FreeAddresses: something is mapped there");
-  inner_.FreeAddresses(address, bytes);
-  reservations_.erase(address);
-}
-
-Handle DriverWatch::Create(uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  ++calls_;
-  ExpectGranular("Create", bytes);
-  Expect(bytes > 0, "Create: no bytes");
-  const Handle handle = inner_.Create(bytes);
-  handles_[handle] = {bytes, 0};
-  handle_bytes_ += bytes;
-  return handle;
+  GiveBack([&] { ForwardingDriver::FreeAddresses(address, bytes); });
+  first_maps_.erase(it);
 }
 
 void DriverWatch::Release(Handle handle) {
   const std::lock_guard lock(mutex_);
-  ++calls_;
-  const auto it = handles_.find(handle);
-  Expect(it != handles_.end(), "Release: not a handle that is held");
-  Expect(it == handles_.end() || !capturing_ || !Used(it->second.mapped),
+  const auto it = first_maps_of_handles_.find(handle);
+  Expect(!capturing_ || it == first_maps_of_handles_.end() || !Used(it->second),
          "Release: used, during a capture");
-  inner_.Release(handle);
-  if (it == handles_.end()) return;
-  handle_bytes_ -= it->second.bytes;
-  handles_.erase(it);
+  GiveBack([&] { ForwardingDriver::Release(handle); });
+  first_maps_of_handles_.erase(handle);
 }
 
 void DriverWatch::Map(Address address, uint64_t bytes, Handle handle) {
   const std::lock_guard lock(mutex_);
-  ++calls_;
-  ExpectGranular("Map", address);
-  const auto held = handles_.find(handle);
-  Expect(held != handles_.end() && held->second.bytes == bytes, "Map: not the handle's size");
-  const auto room = reservations_.upper_bound(address);
-  Expect(room != reservations_.begin() &&
-             address + bytes <= std::prev(room)->first + std::prev(room)->second.bytes,
-         "Map: outside of one reservation");
-  const auto next = mappings_.lower_bound(address + bytes);
-  Expect(next == mappings_.begin() ||
-             std::prev(next)->first + std::prev(next)->second.bytes <= address,
-         "Map: something is mapped there");
-  inner_.Map(address, bytes, handle);
+  ForwardingDriver::Map(address, bytes, handle);
   ++maps_;
-  mappings_[address] = {bytes, handle, false, 0, maps_};
-  if (held != handles_.end() && held->second.mapped == 0) held->second.mapped = maps_;
-  if (room != reservations_.begin() && std::prev(room)->second.mapped == 0) {
-    std::prev(room)->second.mapped = maps_;
-  }
+  mappings_[address] = {.bytes = bytes, .handle = handle, .made_by = maps_};
+  first_maps_of_handles_.try_emplace(handle, maps_);
+  uint64_t& first = std::prev(first_maps_.upper_bound(address))->second;
+  if (first == 0) first = maps_;
 }
 
 void DriverWatch::SetAccess(Address address, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  ++calls_;
-  ExpectGranular("SetAccess", address);
-  ExpectGranular("SetAccess", bytes);
-  Expect(bytes > 0 && CoveredLocked(address, bytes, false), "SetAccess: not covered by mappings");
-  inner_.SetAccess(address, bytes);
+  ForwardingDriver::SetAccess(address, bytes);
   const auto end = mappings_.lower_bound(address + bytes);
-  for (auto it = std::prev(mappings_.upper_bound(address)); it != end; ++it) {
+  for (auto it = mappings_.find(address); it != end; ++it) {
     it->second.accessible = true;
     it->second.peers = peers_;
   }
@@ -282,22 +193,18 @@ void DriverWatch::SetAccess(Address address, uint64_t bytes) {
 
 void DriverWatch::Unmap(Address address, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  ++calls_;
   const auto it = mappings_.find(address);
-  const bool exact = it != mappings_.end() && it->second.bytes == bytes;
-  Expect(exact, "Unmap: not what one Map() mapped");
-  if (exact && Used(it->second.mapped)) {
+  if (it != mappings_.end() && Used(it->second.made_by)) {
     Expect(!capturing_, "Unmap: used, during a capture");
     Expect(quiet_, "Unmap: used, without a Quiesce() before");
   }
-  inner_.Unmap(address, bytes);
-  mappings_.erase(address);
+  GiveBack([&] { ForwardingDriver::Unmap(address, bytes); });
+  mappings_.erase(it);
 }
 
 void DriverWatch::AddPeer(int peer) {
   const std::lock_guard lock(mutex_);
-  ++calls_;
-  inner_.AddPeer(peer);
+  ForwardingDriver::AddPeer(peer);
   ++peers_;
 }
 
@@ -312,71 +219,62 @@ void DriverWatch::Quiesce() {
   FinishAll();
 }
 
-void DriverWatch::Capture(StreamId stream, Frontier* frontier) {
+bool DriverWatch::MayQuiesce() noexcept {
   const std::lock_guard lock(mutex_);
-  ++calls_;
-  inner_.Capture(stream, frontier);
-}
-
-bool DriverWatch::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
-  const std::lock_guard lock(mutex_);
-  ++calls_;
-  return inner_.Dependencies(node, nodes);
+  return !capturing_ && host_.MayQuiesce();
 }
 
 void DriverWatch::ExpectNotCapturing(const std::string& call, StreamId stream) {
-  Expect(events_allowed_, call + ": the stream may be capturing");
   Frontier frontier;
-  inner_.Capture(stream, &frontier);
+  host_.Capture(stream, &frontier);
   Expect(frontier.capture == kNoCapture, call + ": the stream is capturing");
+}
+
+Event DriverWatch::AddEvent(Mark mark) {
+  ++calls_;
+  const Event event{next_event_++};
+  events_[event] = std::move(mark);
+  return event;
+}
+
+const DriverWatch::Mark* DriverWatch::Recorded(const char* call, Event event) {
+  ++calls_;
+  const auto it = events_.find(event);
+  Expect(it != events_.end(), std::string(call) + ": not an event that is recorded");
+  return it == events_.end() ? nullptr : &it->second;
 }
 
 Event DriverWatch::RecordEvent(StreamId stream) {
   const std::lock_guard lock(mutex_);
-  ++calls_;
   ExpectNotCapturing("RecordEvent", stream);
-  const Event event{next_event_++};
-  events_[event] = {{stream, streams_[stream].submitted}};
-  return event;
-}
-
-bool DriverWatch::MayQuiesce() noexcept {
-  const std::lock_guard lock(mutex_);
-  return !capturing_ && inner_.MayQuiesce();
+  return AddEvent({{stream, streams_[stream].submitted}});
 }
 
 Event DriverWatch::RecordDeviceEvent() {
   const std::lock_guard lock(mutex_);
-  ++calls_;
-  Expect(!capturing_ && inner_.MayQuiesce(), "RecordDeviceEvent: during a capture");
-  const Event event{next_event_++};
-  events_[event] = TakeMarkLocked();
-  return event;
+  Expect(!capturing_ && host_.MayQuiesce(), "RecordDeviceEvent: during a capture");
+  return AddEvent(TakeMark());
 }
 
 bool DriverWatch::EventDone(Event event) {
   const std::lock_guard lock(mutex_);
-  ++calls_;
-  const auto it = events_.find(event);
-  Expect(it != events_.end(), "EventDone: not an event that is recorded");
-  return it == events_.end() || PassedLocked(it->second);
+  const Mark* const mark = Recorded("EventDone", event);
+  return mark == nullptr || Passed(*mark);
 }
 
 void DriverWatch::WaitEvent(StreamId stream, Event event) {
   const std::lock_guard lock(mutex_);
-  ++calls_;
   ExpectNotCapturing("WaitEvent", stream);
-  const auto it = events_.find(event);
-  Expect(it != events_.end(), "WaitEvent: not an event that is recorded");
-  if (it == events_.end()) return;
+  const Mark* const mark = Recorded("WaitEvent", event);
+  if (mark == nullptr) return;
   Stream& waiting = streams_[stream];
-  waiting.pending.emplace_back([this, stream, mark = it->second] {
+  waiting.pending.emplace_back([this, stream, mark = *mark] {
     for (const auto& [awaited, work] : mark) {
       if (awaited != stream) Finish(awaited, work);
     }
   });
   ++waiting.submitted;
-  for (const auto& [awaited, work] : it->second) {
+  for (const auto& [awaited, work] : *mark) {
     uint64_t& known = waiting.waited[awaited];
     known = std::max(known, work);
   }
@@ -386,7 +284,5 @@ void DriverWatch::DestroyEvent(Event event) noexcept {
   const std::lock_guard lock(mutex_);
   Expect(events_.erase(event) == 1, "DestroyEvent: not an event that is recorded");
 }
-
-MemoryInfo DriverWatch::Info() { return inner_.Info(); }
 
 }  // namespace cgp

@@ -1,9 +1,9 @@
-// A driver around another that keeps its own books, holds its caller to every rule of
-// driver/driver.h, and plays a device: streams whose work is done only when a test says so.
+// A host driver that holds its caller also to the rules that the host driver cannot know of, and plays
+// a device: streams whose work is done only when a test says so.
 //
 // It sits below whatever injects failures, so it sees only calls that are meant to happen. A broken
-// rule is noted, not thrown, since the caller might swallow an exception; a test asks for
-// `violations()` after what it did.
+// rule is noted, not thrown, and so is what the host driver refuses to take back, since the caller
+// might swallow an exception; a test asks for `violations()` after what it did.
 #pragma once
 
 #include <cstdint>
@@ -13,23 +13,24 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <variant>
 #include <vector>
 
-#include "driver/driver.h"
+#include "driver/forwarding_driver.h"
+#include "driver/host_driver.h"
 
 namespace cgp {
 
-class DriverWatch final : public Driver {
+class DriverWatch final : public ForwardingDriver<DriverWatch> {
  public:
-  // `inner` does the work and must outlive this; it is never asked for events or to quiesce.
-  explicit DriverWatch(Driver& inner);
+  // `host` does the work and must outlive this; it is never asked for events or to quiesce.
+  explicit DriverWatch(HostDriver& host) : ForwardingDriver(host), host_(host) {}
 
   // --- What a test says ---
 
   // From now on what is not capture-legal is a violation, but to undo what no one has used yet.
   void set_capturing(bool capturing);
-  // Whether RecordEvent() and WaitEvent() are allowed: not while the streams concerned may be capturing.
-  void set_events_allowed(bool allowed);
   // Everything mapped so far may be in use by the device from now on: unmapping it needs a
   // Quiesce() first.
   void MarkUsed();
@@ -56,10 +57,10 @@ class DriverWatch final : public Driver {
   // --- What it has seen ---
 
   std::vector<std::string> violations() const;
-  uint64_t handle_bytes() const;  // handles created and not released
-  size_t handles() const;
-  size_t mappings() const;
-  size_t reservations() const;
+  uint64_t handle_bytes() const { return host_.usage().physical_bytes; }
+  uint64_t handles() const { return host_.usage().handles; }
+  uint64_t mappings() const { return host_.usage().mappings; }
+  uint64_t reservations() const { return host_.usage().reservations; }
   size_t events() const;   // recorded and not destroyed
   uint64_t calls() const;  // that could have failed, since it was made
   uint64_t quiesce_calls() const;
@@ -74,15 +75,15 @@ class DriverWatch final : public Driver {
   };
   std::optional<Place> At(Address address) const;
   // Whether all of [address, address + bytes) is mapped and accessible.
-  bool Accessible(Address address, uint64_t bytes) const;
+  bool Accessible(Address address, uint64_t bytes) const {
+    return host_.CanAccess(address, bytes, host_.device());
+  }
 
   // --- Driver ---
 
-  int device() const noexcept override { return inner_.device(); }
-  uint64_t granularity() const noexcept override { return inner_.granularity(); }
+  std::monostate Around(DriverCall call, uint64_t bytes);
   Address Reserve(uint64_t bytes) override;
   void FreeAddresses(Address address, uint64_t bytes) override;
-  Handle Create(uint64_t bytes) override;
   void Release(Handle handle) override;
   void Map(Address address, uint64_t bytes, Handle handle) override;
   void SetAccess(Address address, uint64_t bytes) override;
@@ -90,32 +91,19 @@ class DriverWatch final : public Driver {
   void AddPeer(int peer) override;
   void Quiesce() override;
   bool MayQuiesce() noexcept override;
-  void Capture(StreamId stream, Frontier* frontier) override;
-  bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override;
   Event RecordEvent(StreamId stream) override;
   Event RecordDeviceEvent() override;
   bool EventDone(Event event) override;
   void WaitEvent(StreamId stream, Event event) override;
   void DestroyEvent(Event event) noexcept override;
-  MemoryInfo Info() override;
 
  private:
-  // `mapped` is the number of the Map() call that made it (or the first that concerned it; 0: none
-  // did).
-  struct Reservation {
-    uint64_t bytes = 0;
-    uint64_t mapped = 0;
-  };
   struct Mapping {
     uint64_t bytes = 0;
     Handle handle{};
     bool accessible = false;
     int peers = 0;
-    uint64_t mapped = 0;
-  };
-  struct Held {
-    uint64_t bytes = 0;
-    uint64_t mapped = 0;
+    uint64_t made_by = 0;  // the number of the Map() call
   };
   struct Stream {
     uint64_t submitted = 0;
@@ -127,32 +115,31 @@ class DriverWatch final : public Driver {
   // Does the stream's next piece of work, if its number is at most `last`.
   bool DoNext(StreamId stream, uint64_t last);
   void Expect(bool condition, const std::string& rule);
-  Mark TakeMarkLocked() const;
-  bool PassedLocked(const Mark& mark) const;
-  bool DoneLocked(StreamId stream, uint64_t work) const;
+  // Makes the call, and notes if the host driver refuses it.
+  template <typename Call>
+  void GiveBack(const Call& call);
+  Event AddEvent(Mark mark);
+  const Mark* Recorded(const char* call, Event event);
   // For a call that names a stream.
   void ExpectNotCapturing(const std::string& call, StreamId stream);
-  void ExpectGranular(const char* call, uint64_t value);
-  bool Used(uint64_t mapped) const { return mapped != 0 && mapped <= used_maps_; }
-  bool CoveredLocked(Address address, uint64_t bytes, bool accessible) const;
+  // By the number of the Map() call that first made use possible; 0: none did.
+  bool Used(uint64_t map) const { return map != 0 && map <= used_maps_; }
 
-  Driver& inner_;
-  mutable std::mutex mutex_;
+  HostDriver& host_;
+  mutable std::recursive_mutex mutex_;
   std::vector<std::string> violations_;
-  std::map<Address, Reservation> reservations_;
   std::map<Address, Mapping> mappings_;
-  std::map<Handle, Held> handles_;
+  std::map<Address, uint64_t> first_maps_;  // by reservation: the first Map() call there, or 0
+  std::unordered_map<Handle, uint64_t> first_maps_of_handles_;
   std::map<StreamId, Stream> streams_;
   std::map<Event, Mark> events_;
   uint64_t next_event_ = 1;
-  uint64_t handle_bytes_ = 0;  // sum of handles_[*].bytes
-  uint64_t maps_ = 0;          // Map() calls
-  uint64_t used_maps_ = 0;     // what the first so many of them made may be in use
+  uint64_t maps_ = 0;       // Map() calls
+  uint64_t used_maps_ = 0;  // what the first so many of them made may be in use
   uint64_t calls_ = 0;
   uint64_t quiesce_calls_ = 0;
   int peers_ = 0;
   bool capturing_ = false;
-  bool events_allowed_ = true;
   bool quiet_ = true;  // the device has finished with all that is mapped
 };
 

@@ -10,12 +10,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
 #include <optional>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "core/pool_checkpoint.h"
@@ -209,57 +205,48 @@ class ExecutionTest : public ::testing::TestWithParam<uint64_t> {
   std::mt19937_64 random_{GetParam()};
 };
 
-// One program captured at growing sizes, and once more at a small one: the larger captures are
-// planned from the one before.
-TEST_P(ExecutionTest, OneProgramAtGrowingSizes) {
-  const Program::Options options = RandomOptions();
-  const uint64_t seed = random_();
-  std::vector<GraphMachine> graphs(5);
-  for (size_t i = 0; i < graphs.size(); ++i) {
-    constexpr std::array<uint64_t, 5> kScales = {1, 2, 4, 6, 3};
-    Program::Options scaled = options;
-    scaled.scale = kScales[i];
-    std::mt19937_64 same(seed);
-    const std::vector<Kernel> outputs = Capture(graphs[i], same, scaled);
-    for (const Kernel& output : outputs) set_.Free(output.block.address);
-    set_.Check();
-  }
-  for (int round = 0; round < 10; ++round) {
-    const size_t pick = random_() % graphs.size();
-    ASSERT_EQ(graphs[pick].Replay(random_), std::nullopt)
-        << "graph " << pick << " in round " << round;
-  }
-}
-
 // Graphs share a pool and never run at once; their outputs stay until they are freed, and hold while others replay.
+// They are of several programs, or of one at growing sizes and once more at a small one: the larger captures are
+// planned from the one before.
 TEST_P(ExecutionTest, GraphsOfOnePoolReplayedInAnyOrder) {
-  std::vector<GraphMachine> graphs(6);
-  std::vector<std::vector<Kernel>> outputs(graphs.size());
-  for (size_t i = 0; i < graphs.size(); ++i) {
-    outputs[i] = Capture(graphs[i], random_, RandomOptions());
-    // Half of the outputs are let go of: memory for the graphs that follow.
-    if (random_() % 2 == 0) {
-      for (const Kernel& output : outputs[i]) set_.Free(output.block.address);
-      outputs[i].clear();
-    }
-  }
-  // Whether a graph's outputs hold what its last replay wrote.
-  std::vector<bool> replayed(graphs.size(), false);
-  for (int round = 0; round < 20; ++round) {
-    const size_t pick = random_() % graphs.size();
-    ASSERT_EQ(graphs[pick].Replay(random_), std::nullopt)
-        << "graph " << pick << " in round " << round;
-    // Graphs captured later may have put an output where this one has passed by, as in PyTorch.
-    std::fill(replayed.begin() + static_cast<std::ptrdiff_t>(pick), replayed.end(), false);
-    replayed[pick] = true;
+  for (const bool one_program : {false, true}) {
+    const Program::Options options = RandomOptions();
+    const uint64_t seed = random_();
+    std::vector<GraphMachine> graphs(6);
+    std::vector<std::vector<Kernel>> outputs(graphs.size());
     for (size_t i = 0; i < graphs.size(); ++i) {
-      if (!replayed[i]) continue;
-      for (const Kernel& output : outputs[i]) {
-        ASSERT_TRUE(output.Run()) << "graph " << pick << " overwrote an output of graph " << i;
+      constexpr std::array<uint64_t, 6> kScales = {1, 2, 4, 6, 3, 1};
+      std::mt19937_64 same(seed);
+      Program::Options scaled = one_program ? options : RandomOptions();
+      if (one_program) scaled.scale = kScales[i];
+      outputs[i] = Capture(graphs[i], one_program ? same : random_, scaled);
+      // Half of the outputs are let go of: memory for the graphs that follow.
+      if (one_program || random_() % 2 == 0) {
+        for (const Kernel& output : outputs[i]) set_.Free(output.block.address);
+        outputs[i].clear();
+      }
+      set_.Check();
+    }
+    // Whether a graph's outputs hold what its last replay wrote.
+    std::vector<bool> replayed(graphs.size(), false);
+    for (int round = 0; round < 20; ++round) {
+      const size_t pick = random_() % graphs.size();
+      ASSERT_EQ(graphs[pick].Replay(random_), std::nullopt)
+          << "graph " << pick << " in round " << round;
+      // Graphs captured later may have put an output where this one has passed by, as in PyTorch.
+      std::fill(replayed.begin() + static_cast<std::ptrdiff_t>(pick), replayed.end(), false);
+      replayed[pick] = true;
+      for (size_t i = 0; i < graphs.size(); ++i) {
+        if (!replayed[i]) continue;
+        for (const Kernel& output : outputs[i]) {
+          ASSERT_TRUE(output.Run()) << "graph " << pick << " overwrote an output of graph " << i;
+        }
       }
     }
+    for (const std::vector<Kernel>& kept : outputs) {
+      for (const Kernel& output : kept) set_.Free(output.block.address);
+    }
   }
-  set_.Check();
 }
 
 // Warm-ups run eagerly in the pool, then captures take what they have done with; both are interleaved.

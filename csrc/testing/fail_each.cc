@@ -1,6 +1,7 @@
 #include "testing/fail_each.h"
 
 #include <new>
+#include <optional>
 
 #include "testing/allocation_faults.h"
 #include "testing/text.h"
@@ -8,37 +9,29 @@
 namespace cgp {
 namespace {
 
-bool GoesThroughWithout(uint64_t allocation, bool for_good, const std::function<void()>& call) {
-  const AllocationFault fault(allocation, for_good);
-  try {
-    call();
-    return true;
-  } catch (const std::bad_alloc&) {
-    if (!fault.fired()) throw;
-    return false;
-  }
-}
-
-bool GoesThroughWithoutCall(uint64_t number, FaultyDriver& driver,
-                            const std::function<void()>& call) {
-  driver.Arm({.call_number = number});
-  bool fired = false;
+// Whether the call goes through without its thing number `number`.
+bool GoesThrough(FaultKind kind, uint64_t number, bool for_good, FaultyDriver& driver,
+                 const std::function<void()>& call) {
+  const bool of_driver = kind == FaultKind::kDriverCall;
+  std::optional<AllocationFault> fault;
+  if (of_driver) driver.Arm({.call_number = number});
+  if (!of_driver) fault.emplace(number, for_good);
   const auto mend = [&] {
-    fired = driver.failures() > 0;
-    driver.Disarm();
+    const bool fired = of_driver ? driver.failures() > 0 : fault->fired();
+    fault.reset();
+    if (of_driver) driver.Disarm();
+    return fired;
   };
   try {
     call();
-    mend();
-    return true;
-  } catch (const DriverError&) {
-    mend();
-    if (!fired) throw;
+  } catch (const std::exception& error) {
+    const bool ours = of_driver ? dynamic_cast<const DriverError*>(&error) != nullptr
+                                : dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+    if (!mend() || !ours) throw;
     return false;
-  } catch (...) {
-    mend();
-    throw;
   }
+  mend();
+  return true;
 }
 
 }  // namespace
@@ -48,18 +41,14 @@ std::string FailEach(FaultKind kind, FaultyDriver& driver, const std::function<v
   const std::string before = describe();
   // The larger the number, the more are passed over: a call may make thousands.
   for (uint64_t number = 1;; number += 1 + number / 32) {
-    const bool of_driver = kind == FaultKind::kDriverCall;
     for (const bool for_good : {true, false}) {
-      if (of_driver && for_good) continue;
-      const bool through = of_driver ? GoesThroughWithoutCall(number, driver, call)
-                                     : GoesThroughWithout(number, for_good, call);
-      if (through) return {};
+      if (kind == FaultKind::kDriverCall && for_good) continue;
+      if (GoesThrough(kind, number, for_good, driver, call)) return {};
       const std::string after = describe();
-      if (after != before) {
-        return Text(of_driver ? "driver call " : "allocation ", number, " failed",
-                    for_good ? " for good" : "", ", which changed the state from\n", before, "to\n",
-                    after);
-      }
+      if (after == before) continue;
+      return Text(kind == FaultKind::kDriverCall ? "driver call " : "allocation ", number,
+                  " failed", for_good ? " for good" : "", ", which changed the state from\n",
+                  before, "to\n", after);
     }
   }
 }

@@ -15,13 +15,13 @@
 #include "core/pool_checkpoint.h"
 #include "core/pool_set.h"
 #include "driver/host_driver.h"
+#include "testing/allocation_faults.h"
+#include "testing/capture_dag.h"
 #include "testing/driver_watch.h"
 #include "testing/fail_each.h"
 #include "testing/faulty_driver.h"
-#include "testing/placement_validator.h"
 #include "testing/pool_model.h"
 #include "testing/pool_operation.h"
-#include "testing/sparing_driver.h"
 
 namespace cgp {
 
@@ -53,6 +53,10 @@ class FuzzSession {
   // Ends all scopes, frees and releases everything, and sees that nothing is left.
   std::string Finish();
 
+  // Whether the last call to the set failed, be it as it should.
+  bool last_failed() const { return last_failed_; }
+  // How many driver calls were made to fail.
+  uint64_t driver_failures() const { return driver_failures_; }
   const FuzzSetup& setup() const { return setup_; }
   const PoolModel& model() const { return model_; }
   const std::vector<uint64_t>& live_labels() const { return live_labels_; }
@@ -71,12 +75,8 @@ class FuzzSession {
 
   // What must be the same after a call that failed.
   struct Books {
-    std::string stats;
-    std::string snapshots;
-    size_t handles = 0;
-    size_t mappings = 0;
-    size_t reservations = 0;
-    bool operator==(const Books&) const = default;
+    std::string set;
+    HostUsage driver;
   };
 
   std::string Do(const RetainOp& op);
@@ -115,11 +115,10 @@ class FuzzSession {
   std::string JudgeFailure(const Result& result, bool allowed, const Books& before);
   std::string Placed(const AllocateOp& op, const Block& block, const PoolModel::Need& need);
   std::string JudgePieces(PoolId id, const Block& block, const std::vector<PhysicalPiece>& pieces);
-  std::string JudgePlacement(uint64_t label, PoolId id, const Block& block,
-                             const std::vector<PhysicalPiece>& pieces);
   std::string Restored(PoolId id, const PoolModel::Checkpoint& checkpoint,
                        const RestoreDelta& delta);
   std::string RefusesAddress(Address address);
+  const PoolModel::LiveBlock* LiveOf(uint64_t label) const;
   std::string FreeLive(uint64_t label, Address address);
   std::string FirstViolation() const;
   std::string CompareStats();
@@ -128,17 +127,15 @@ class FuzzSession {
   std::string ComparePeers();
   std::string Inspect();
 
-  void Write(uint64_t label, const Block& block);
+  static Kernel KernelOf(uint64_t label, const Block& block, bool writes);
   std::string Read(uint64_t label, const Block& block);
   StreamId StreamOf(uint64_t stream, PoolId pool) const;
   void BeginCapture(PoolId pool);
   bool CaptureIsOver(PoolId pool) const;
   void Work(PoolId pool, StreamId stream);
-  void ForgetPagesOfGonePools();
   std::string Shrunk();
   std::string SpareHandles();
-  void MakePages(PoolId id);
-  Books TakeBooks(bool with_snapshots) const;
+  Books TakeBooks(bool needed) const;
 
   FuzzSetup setup_;
   HostDriver host_;
@@ -147,7 +144,6 @@ class FuzzSession {
   SparingDriver sparing_{faulty_};
   std::unique_ptr<PoolSet> set_;
   PoolModel model_;
-  PlacementValidator validator_;
 
   std::set<PoolId> asked_;                           // whose scope has begun since work went on
   std::map<PoolId, CaptureId> captures_;             // under way, by the pool whose scope is open
@@ -164,8 +160,6 @@ class FuzzSession {
   // be.
   std::map<std::pair<uint64_t, uint32_t>, std::pair<Handle, uint64_t>> part_of_page_;
   std::map<std::pair<Handle, uint64_t>, std::pair<uint64_t, uint32_t>> page_of_part_;
-  std::map<uint64_t, PoolId> incarnations_;
-  std::map<uint64_t, uint64_t> pages_made_;  // by incarnation
   bool armed_ = false;
   Fault fault_;                                       // the one armed last
   std::optional<FailAllocationOp> allocation_fault_;  // of the next call
@@ -173,6 +167,8 @@ class FuzzSession {
   bool leaky_ = false;
   bool peers_settled_ = true;  // the last EnablePeer() came through
   uint64_t operations_ = 0;
+  bool last_failed_ = false;
+  uint64_t driver_failures_ = 0;
 };
 
 }  // namespace cgp

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -12,17 +11,34 @@
 namespace cgp {
 namespace {
 
-std::string Describe(const PoolStats& stats) {
-  return Text("pages ", stats.pages, ", reserved ", stats.reserved_bytes, ", allocated ",
-              stats.allocated_bytes, ", requested ", stats.requested_bytes, ", live ",
-              stats.live_blocks, ", peak reserved ", stats.peak_reserved_bytes, ", peak allocated ",
-              stats.peak_allocated_bytes, ", in the scope ", stats.scope_peak_bytes,
-              ", allocations ", stats.allocations, ", frees ", stats.frees);
-}
-
-std::string DescribeMapped(const PoolStats& stats) {
-  return Text("ranges ", stats.ranges, ", page mappings ", stats.page_mappings);
-}
+struct Figure {
+  const char* name;
+  uint64_t PoolStats::*value;
+};
+// What the model says too, of each pool.
+constexpr Figure kModelled[] = {{"pages", &PoolStats::pages},
+                                {"page_bytes", &PoolStats::page_bytes},
+                                {"reserved", &PoolStats::reserved_bytes},
+                                {"allocated", &PoolStats::allocated_bytes},
+                                {"requested", &PoolStats::requested_bytes},
+                                {"live blocks", &PoolStats::live_blocks},
+                                {"peak reserved", &PoolStats::peak_reserved_bytes},
+                                {"peak allocated", &PoolStats::peak_allocated_bytes},
+                                {"peak in the scope", &PoolStats::scope_peak_bytes},
+                                {"allocations", &PoolStats::allocations},
+                                {"frees", &PoolStats::frees}};
+// What is the sum over the pools.
+constexpr uint64_t PoolStats::*kSummed[] = {&PoolStats::pages,
+                                            &PoolStats::reserved_bytes,
+                                            &PoolStats::allocated_bytes,
+                                            &PoolStats::requested_bytes,
+                                            &PoolStats::live_blocks,
+                                            &PoolStats::ranges,
+                                            &PoolStats::page_mappings,
+                                            &PoolStats::peak_reserved_bytes,
+                                            &PoolStats::peak_allocated_bytes,
+                                            &PoolStats::allocations,
+                                            &PoolStats::frees};
 
 bool SamePieces(const std::vector<PhysicalPiece>& a, const std::vector<PhysicalPiece>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
@@ -30,41 +46,13 @@ bool SamePieces(const std::vector<PhysicalPiece>& a, const std::vector<PhysicalP
   });
 }
 
-bool SameBlock(const Block& a, const Block& b) {
-  return a.address == b.address && a.bytes == b.bytes && a.requested_bytes == b.requested_bytes &&
-         a.stream == b.stream;
-}
-
-std::string DescribeSnapshot(const PoolSnapshot& snapshot) {
-  std::ostringstream text;
-  for (const auto& live : snapshot.blocks) {
-    text << live.block.address << "+" << live.block.bytes << ":";
-    for (const PhysicalPiece& piece : live.pieces) {
-      text << " " << Index(piece.page) << "/" << piece.offset_bytes << "/" << piece.length_bytes;
-    }
-    text << ";";
-  }
-  for (const auto& range : snapshot.ranges) {
-    text << " range " << range.address << ":";
-    for (const PageId page : range.pages) text << " " << Index(page);
-  }
-  return text.str();
-}
-
 }  // namespace
 
-FuzzSession::Books FuzzSession::TakeBooks(bool with_snapshots) const {
-  Books books;
-  for (const PoolId id : set_->ids()) {
-    const PoolStats stats = set_->Stats(id);
-    books.stats += ToString(id) + ": " + std::to_string(set_->UseCount(id)) + " users, " +
-                   Describe(stats) + ", " + DescribeMapped(stats) + "\n";
-    if (with_snapshots) books.snapshots += DescribeSnapshot(set_->Snapshot(id)) + "\n";
-  }
-  books.handles = watch_.handles();
-  books.mappings = watch_.mappings();
-  books.reservations = watch_.reservations();
-  return books;
+FuzzSession::Books FuzzSession::TakeBooks(bool needed) const {
+  if (!needed) return {};
+  HostUsage usage = host_.usage();
+  usage.events = 0;  // one found to be done may be let go of by a call that fails later
+  return {Describe(*set_), usage};
 }
 
 std::string FuzzSession::CompareStats() {
@@ -78,27 +66,20 @@ std::string FuzzSession::CompareStats() {
       // It stays for what could not be undone, until that can be given back.
       const bool empty = stats.pages == 0 && stats.live_blocks == 0 && set_->UseCount(id) == 0;
       if (!leaky_ || !empty) return "other pools exist than expected";
-    } else if (Describe(stats) != Describe(model_.Stats(id)) ||
-               stats.page_bytes != setup_.page_bytes) {
-      return ToString(id) + " says " + Describe(stats) + "; expected " + Describe(model_.Stats(id));
+    } else {
+      const PoolStats modelled = model_.Stats(id);
+      for (const auto& [name, value] : kModelled) {
+        if (stats.*value == modelled.*value) continue;
+        return Text(ToString(id), " says ", stats.*value, " ", name, ", expected ",
+                    modelled.*value);
+      }
     }
     if (set_->UseCount(id) != model_.UseCount(id)) return ToString(id) + ": wrong use count";
-    sum.pages += stats.pages;
-    sum.reserved_bytes += stats.reserved_bytes;
-    sum.allocated_bytes += stats.allocated_bytes;
-    sum.requested_bytes += stats.requested_bytes;
-    sum.live_blocks += stats.live_blocks;
-    sum.peak_reserved_bytes += stats.peak_reserved_bytes;
-    sum.peak_allocated_bytes += stats.peak_allocated_bytes;
-    sum.ranges += stats.ranges;
-    sum.page_mappings += stats.page_mappings;
-    sum.allocations += stats.allocations;
-    sum.frees += stats.frees;
+    for (const auto value : kSummed) sum.*value += stats.*value;
   }
   const PoolStats total = set_->TotalStats();
-  if (Describe(total) != Describe(sum) || DescribeMapped(total) != DescribeMapped(sum)) {
-    return "the total is not the sum of the pools";
-  }
+  const auto differs = [&](auto value) { return total.*value != sum.*value; };
+  if (std::ranges::any_of(kSummed, differs)) return "the total is not the sum of the pools";
   if (std::string complaint = CompareUsage(sum); !complaint.empty()) return complaint;
   const PoolModel::Trimmable trimmable = model_.TrimmableBytes();
   if (set_->TrimmableBytes() < trimmable.least || set_->TrimmableBytes() > trimmable.most) {
@@ -109,7 +90,7 @@ std::string FuzzSession::CompareStats() {
       watch_.reservations() > total.ranges) {
     return Text("the driver holds ", watch_.handle_bytes(), " bytes, ", watch_.mappings(),
                 " mappings and ", watch_.reservations(), " reservations; the set says ",
-                total.reserved_bytes, ", ", DescribeMapped(total));
+                total.reserved_bytes, ", ", total.page_mappings, " and ", total.ranges, " ranges");
   }
   return {};
 }
@@ -149,7 +130,7 @@ std::string FuzzSession::CompareSnapshot(PoolId id) {
   };
   for (const auto& live : snapshot.blocks) {
     skip_others();
-    if (expected == model_.live().end() || !SameBlock(live.block, expected->second.block) ||
+    if (expected == model_.live().end() || live.block != expected->second.block ||
         !SamePieces(live.pieces, expected->second.pieces)) {
       return Text("the snapshot holds another block than expected at ", live.block.address);
     }
@@ -199,7 +180,7 @@ std::string FuzzSession::Inspect() {
     std::string complaint = Read(live.label, live.block);
     if (!complaint.empty()) return complaint;
     const std::optional<Block> last = set_->Find(address + live.block.bytes - 1);
-    if (!last || !SameBlock(*last, live.block)) return Text("Find() misses b", live.label);
+    if (!last || *last != live.block) return Text("Find() misses b", live.label);
     if (set_->PoolOf(address) != live.pool) return Text("PoolOf() misses b", live.label);
     if (set_->PoolOf(address + 1)) return Text("PoolOf() takes the inside of b", live.label);
     const PoolModel::LiveBlock* next = model_.Holding(address + live.block.bytes);

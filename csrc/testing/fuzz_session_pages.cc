@@ -1,5 +1,6 @@
-// How a FuzzSession follows which page is which: where blocks lie, what the driver has there, and what
-// a trim gives back.
+// How a FuzzSession follows which page is which: where blocks lie, what the driver has there, what a trim
+// gives back, and what checkpoints bring back.
+#include <algorithm>
 #include <exception>
 #include <set>
 #include <string>
@@ -10,13 +11,6 @@
 #include "testing/text.h"
 
 namespace cgp {
-namespace {
-
-// For the validator, to which all pools are one: they each number their pages from 0.
-uint64_t PageNumber(uint64_t incarnation, uint64_t page) { return incarnation << 32 | page; }
-
-}  // namespace
-
 // That the pieces are what is really mapped there.
 std::string FuzzSession::JudgePieces(PoolId id, const Block& block,
                                      const std::vector<PhysicalPiece>& pieces) {
@@ -34,30 +28,18 @@ std::string FuzzSession::JudgePieces(PoolId id, const Block& block,
       return Text("address ", address, " is byte ", offset, " of its page, said to be ",
                   piece.offset_bytes);
     }
-    const std::pair key{incarnation, Index(piece.page)};
+    const std::pair page{incarnation, Index(piece.page)};
     const std::pair part{place->handle, place->offset_bytes / setup_.page_bytes};
-    if (part_of_page_.emplace(key, part).first->second != part ||
-        page_of_part_.emplace(part, key).first->second != key) {
-      return Text("address ", address, " is said to be page ", key.second,
+    // A pool that is gone, or has given back pages, has let go of its numbers.
+    const auto known = std::exchange(page_of_part_.try_emplace(part, page).first->second, page);
+    if (part_of_page_.emplace(page, part).first->second != part ||
+        (known != page && model_.IsCurrent(known.first))) {
+      return Text("address ", address, " is said to be page ", page.second,
                   ", but another is mapped");
     }
     address += piece.length_bytes;
   }
   return {};
-}
-
-std::string FuzzSession::JudgePlacement(uint64_t label, PoolId id, const Block& block,
-                                        const std::vector<PhysicalPiece>& pieces) {
-  const uint64_t incarnation = model_.Incarnation(id);
-  BlockPlaced placed{label, block.bytes, block.address, {}};
-  for (const PhysicalPiece& piece : pieces) {
-    placed.pieces.push_back(
-        {PageNumber(incarnation, Index(piece.page)), piece.offset_bytes, piece.length_bytes});
-  }
-  MakePages(id);
-  Finding finding = validator_.Apply(placed);
-  if (finding.good()) finding = validator_.Apply(ReservedIs{set_->TotalStats().reserved_bytes});
-  return finding.description;
 }
 
 std::string FuzzSession::Do(const TrimOp&) {
@@ -94,26 +76,15 @@ std::string FuzzSession::Do(const TrimOp&) {
 
 // Follows the pools in which blocks live through a trim: their pages have other numbers now.
 std::string FuzzSession::Shrunk() {
-  std::set<PoolId> shrunk;
   for (const PoolId id : model_.ids()) {
     if (!set_->Contains(id)) return ToString(id) + " is gone, but blocks live in it";
     const uint64_t pages = set_->Stats(id).pages;
     if (pages == model_.Pages(id)) continue;
-    model_.Shrink(id, pages, [this](Address address) { return set_->Pieces(address); });
-    incarnations_[model_.Incarnation(id)] = id;
-    shrunk.insert(id);
-  }
-  std::vector<PoolModel::LiveBlock> moved;
-  for (const auto& [address, live] : model_.live()) {
-    if (shrunk.contains(live.pool)) moved.push_back(live);
-  }
-  for (const PoolModel::LiveBlock& live : moved) validator_.Apply(BlockFreed{live.label});
-  ForgetPagesOfGonePools();
-  for (const PoolId id : shrunk) MakePages(id);
-  for (const PoolModel::LiveBlock& live : moved) {
-    std::string complaint = JudgePieces(live.pool, live.block, live.pieces);
-    if (complaint.empty()) {
-      complaint = JudgePlacement(live.label, live.pool, live.block, live.pieces);
+    std::string complaint =
+        model_.Shrink(id, pages, [this](Address address) { return set_->Pieces(address); });
+    for (const auto& [address, live] : model_.live()) {
+      if (live.pool != id || !complaint.empty()) continue;
+      complaint = JudgePieces(id, live.block, live.pieces);
     }
     if (!complaint.empty()) return complaint;
   }
@@ -142,31 +113,62 @@ std::string FuzzSession::SpareHandles() {
   return {};
 }
 
-void FuzzSession::MakePages(PoolId id) {
-  const uint64_t incarnation = model_.Incarnation(id);
-  uint64_t& made = pages_made_[incarnation];
-  for (const uint64_t pages = model_.Pages(id); made < pages; ++made) {
-    validator_.Apply(PageMade{PageNumber(incarnation, made), setup_.page_bytes});
-  }
+std::string FuzzSession::Do(const CheckpointOp& op) {
+  const PoolId id = IdOf(op.pool);
+  PoolCheckpoint real;
+  return Mirror(
+      model_.Contains(id) && !model_.OpenScope(id), [&] { real = set_->Checkpoint(id); },
+      [&] {
+        checkpoints_[op.number] = {.real = std::move(real), .naive = model_.TakeCheckpoint(id)};
+      });
 }
 
-void FuzzSession::ForgetPagesOfGonePools() {
-  std::erase_if(part_of_page_, [this](const auto& entry) {
-    const auto& [key, part] = entry;
-    const PoolId id = incarnations_.at(key.first);
-    if (model_.Contains(id) && model_.Incarnation(id) == key.first) return false;
-    page_of_part_.erase(part);
-    return true;
-  });
-  std::erase_if(pages_made_, [this](const auto& entry) {
-    const auto& [incarnation, pages] = entry;
-    const PoolId id = incarnations_.at(incarnation);
-    if (model_.Contains(id) && model_.Incarnation(id) == incarnation) return false;
-    for (uint64_t page = 0; page < pages; ++page) {
-      validator_.Apply(PageGone{PageNumber(incarnation, page)});
-    }
-    return true;
-  });
+std::string FuzzSession::Do(const RestoreOp& op) {
+  const auto it = checkpoints_.find(op.number);
+  if (it == checkpoints_.end()) return {};
+  const PoolId id = IdOf(op.pool);
+  const Kept& kept = it->second;
+  RestoreDelta delta;
+  std::string wrong;
+  std::string complaint = Mirror(
+      model_.MayRestore(id, kept.naive), [&] { delta = set_->Restore(id, kept.real); },
+      [&] { wrong = Restored(id, kept.naive, delta); });
+  return complaint.empty() ? wrong : complaint;
+}
+
+std::string FuzzSession::Restored(PoolId id, const PoolModel::Checkpoint& checkpoint,
+                                  const RestoreDelta& delta) {
+  const auto blocks_of = [](const std::vector<PoolModel::LiveBlock>& live) {
+    std::vector<Block> blocks;
+    blocks.reserve(live.size());
+    for (const PoolModel::LiveBlock& one : live) blocks.push_back(one.block);
+    return blocks;
+  };
+  const auto sorted = [](std::vector<Block> blocks) {
+    std::ranges::sort(blocks, {}, &Block::address);
+    return blocks;
+  };
+  if (sorted(delta.freed) != blocks_of(model_.TakeCheckpoint(id).blocks)) {
+    return "a restore says it freed other blocks than lived";
+  }
+  const PoolModel::Restored restored = model_.Restore(checkpoint);
+  if (sorted(delta.allocated) != blocks_of(model_.TakeCheckpoint(id).blocks)) {
+    return "a restore says other blocks live than do";
+  }
+  for (const PoolModel::LiveBlock& dropped : restored.dropped) {
+    std::erase(live_labels_, dropped.label);
+    freed_labels_.push_back(dropped.label);
+  }
+  if (!restored.complaint.empty()) return restored.complaint;
+  for (const PoolModel::LiveBlock& revived : restored.revived) {
+    std::erase(freed_labels_, revived.label);
+    live_labels_.push_back(revived.label);
+    std::string complaint = JudgePieces(id, revived.block, set_->Pieces(revived.block.address));
+    if (!complaint.empty()) return complaint;
+    watch_.Submit(revived.block.stream);
+    if (setup_.map_memory) KernelOf(revived.label, revived.block, /*writes=*/true).Run();
+  }
+  return {};
 }
 
 }  // namespace cgp

@@ -58,6 +58,11 @@ uint64_t PoolModel::Pages(PoolId id) const {
 
 uint64_t PoolModel::Incarnation(PoolId id) const { return pools_.at(id).incarnation; }
 
+bool PoolModel::IsCurrent(uint64_t incarnation) const {
+  return std::ranges::any_of(
+      pools_, [&](const auto& entry) { return entry.second.incarnation == incarnation; });
+}
+
 std::vector<PoolId> PoolModel::ids() const {
   std::vector<PoolId> ids;
   for (const auto& [id, pool] : pools_) ids.push_back(id);
@@ -249,8 +254,7 @@ void PoolModel::Trim() {
   std::erase_if(pools_, [](const auto& entry) { return IsOver(entry.second); });
 }
 
-void PoolModel::Shrink(PoolId id, uint64_t pages,
-                       const std::function<std::vector<PhysicalPiece>(Address)>& pieces_of) {
+std::string PoolModel::Shrink(PoolId id, uint64_t pages, const PiecesOf& pieces_of) {
   ModelPool& pool = Known(id);
   pool.incarnation = next_incarnation_++;
   pool.captured = false;
@@ -265,14 +269,10 @@ void PoolModel::Shrink(PoolId id, uint64_t pages,
   for (auto& [address, block] : live_) {
     if (block.pool != id) continue;
     block.pieces = pieces_of(address);
-    for (const PhysicalPiece& piece : block.pieces) {
-      std::vector<Granule>& page = pool.pages.at(Index(piece.page));
-      const uint64_t end = (piece.offset_bytes + piece.length_bytes) / kGranuleBytes;
-      for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) {
-        page.at(i) = {block.label, nullptr, !block.eager};
-      }
-    }
+    std::string complaint = Occupy(pool, block, /*fenced=*/false);
+    if (!complaint.empty()) return complaint;
   }
+  return {};
 }
 
 void PoolModel::Ask(PoolId id, StreamId stream) {
@@ -292,28 +292,59 @@ std::string PoolModel::Describe(const Fence& fence) const {
   return text.str();
 }
 
-std::string PoolModel::TakeGranules(ModelPool& pool, const LiveBlock& block) {
+// What is wrong with the shape of the block or with its addresses.
+std::string PoolModel::Misshapen(const LiveBlock& block) const {
+  const auto& [address, bytes] = std::pair(block.block.address, block.block.bytes);
+  if (address % kGranuleBytes != 0 || address + bytes < address) return "a misaligned block";
+  const auto next = live_.upper_bound(address);
+  const LiveBlock* const holder = Holding(address);
+  if ((holder != nullptr && holder->block.address != address) ||
+      (next != live_.end() && next->first < address + bytes)) {
+    return "a block on addresses of another one";
+  }
+  uint64_t sum = 0;
   for (const PhysicalPiece& piece : block.pieces) {
-    if (piece.offset_bytes + piece.length_bytes > page_bytes_)
+    const auto [offset, length] = std::pair(piece.offset_bytes, piece.length_bytes);
+    if (length == 0 || (offset | length) % kGranuleBytes != 0) return "a misshapen piece";
+    if (offset > page_bytes_ || length > page_bytes_ - offset)
       return "a piece ends behind its page";
-    const uint32_t number = Index(piece.page);
-    std::vector<Granule>& page = pool.pages[number];
+    sum += length;
+  }
+  return sum == bytes ? "" : "pieces that are not as long as their block";
+}
+
+template <typename Visit>
+void PoolModel::ForEachGranule(ModelPool& pool, const LiveBlock& block, const Visit& visit) const {
+  for (const PhysicalPiece& piece : block.pieces) {
+    std::vector<Granule>& page = pool.pages[Index(piece.page)];
     page.resize(granules_per_page_);
     const uint64_t end = (piece.offset_bytes + piece.length_bytes) / kGranuleBytes;
-    for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) {
-      std::ostringstream where;
-      where << "granule " << i << " of page " << number;
-      if (page[i].label != 0) {
-        return where.str() + " is held by block b" + std::to_string(page[i].label);
-      }
-      if (!MayTake(pool, page[i], block.block.stream)) {
-        return where.str() + " may not be taken yet: " +
-               (page[i].fence == nullptr ? "a replay may use it" : Describe(*page[i].fence));
-      }
-      page[i] = {block.label, nullptr, page[i].captured || !block.eager};
-    }
+    for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) visit(page[i]);
   }
-  return {};
+}
+
+std::string PoolModel::Occupy(ModelPool& pool, const LiveBlock& block, bool fenced) {
+  std::string complaint = Misshapen(block);
+  if (!complaint.empty()) return complaint;
+  ForEachGranule(pool, block, [&](Granule& granule) {
+    if (granule.label != 0) {
+      complaint = "bytes that are held by block b" + std::to_string(granule.label);
+    } else if (fenced && !MayTake(pool, granule, block.block.stream)) {
+      complaint = "bytes that may not be taken yet: " +
+                  (granule.fence == nullptr ? "a replay may use them" : Describe(*granule.fence));
+    }
+    granule = {block.label, nullptr, granule.captured || !block.eager};
+  });
+  return complaint;
+}
+
+void PoolModel::Count(ModelPool& pool, const Block& block) {
+  pool.stats.allocated_bytes += block.bytes;
+  pool.stats.peak_allocated_bytes =
+      std::max(pool.stats.peak_allocated_bytes, pool.stats.allocated_bytes);
+  pool.stats.requested_bytes += block.requested_bytes;
+  ++pool.stats.live_blocks;
+  ++pool.stats.allocations;
 }
 
 std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
@@ -330,7 +361,7 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
                  .eager = pool.scope == ScopeKind::kEager,
                  .inherited = {},
                  .suspects = {}};
-  std::string complaint = TakeGranules(pool, live);
+  std::string complaint = Occupy(pool, live, /*fenced=*/true);
   for (uint32_t number = 0; may_be_ahead && number < pages; ++number) {
     pool.pages[number].resize(granules_per_page_);
   }
@@ -342,13 +373,8 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
   pool.stats.reserved_bytes = pool.stats.pages * page_bytes_;
   pool.stats.peak_reserved_bytes =
       std::max(pool.stats.peak_reserved_bytes, pool.stats.reserved_bytes);
-  pool.stats.allocated_bytes += block.bytes;
-  pool.stats.peak_allocated_bytes =
-      std::max(pool.stats.peak_allocated_bytes, pool.stats.allocated_bytes);
+  Count(pool, block);
   pool.stats.scope_peak_bytes = std::max(pool.stats.scope_peak_bytes, pool.stats.allocated_bytes);
-  pool.stats.requested_bytes += block.requested_bytes;
-  ++pool.stats.live_blocks;
-  ++pool.stats.allocations;
   if (!live_.emplace(block.address, std::move(live)).second && complaint.empty()) {
     complaint = "a live block starts at the same address";
   }
@@ -414,14 +440,10 @@ void PoolModel::Free(Address start) {
       GoOn(pool, block.block.stream);
     }
   }
-  for (const PhysicalPiece& piece : block.pieces) {
-    std::vector<Granule>& page = pool.pages.at(Index(piece.page));
-    const uint64_t end = (piece.offset_bytes + piece.length_bytes) / kGranuleBytes;
-    for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) {
-      page[i].label = 0;
-      page[i].fence = fence;
-    }
-  }
+  ForEachGranule(pool, block, [&](Granule& granule) {
+    granule.label = 0;
+    granule.fence = fence;
+  });
   pool.stats.allocated_bytes -= block.block.bytes;
   pool.stats.requested_bytes -= block.block.requested_bytes;
   --pool.stats.live_blocks;
@@ -473,48 +495,38 @@ PoolModel::Restored PoolModel::Restore(const Checkpoint& checkpoint) {
   for (const LiveBlock& then : checkpoint.blocks) {
     if (live_.contains(then.block.address)) continue;
     restored.revived.push_back(then);
-    Revive(pool, fresh, then);
+    std::string complaint = Revive(pool, fresh, then);
+    if (!complaint.empty()) restored.complaint = std::move(complaint);
   }
   return restored;
 }
 
-void PoolModel::Revive(ModelPool& pool, const std::set<const Fence*>& fresh, LiveBlock block) {
+std::string PoolModel::Revive(ModelPool& pool, const std::set<const Fence*>& fresh,
+                              LiveBlock block) {
   block.inherited.clear();
   Inherit(pool, fresh, block);
-  for (const PhysicalPiece& piece : block.pieces) {
-    std::vector<Granule>& page = pool.pages.at(Index(piece.page));
-    const uint64_t end = (piece.offset_bytes + piece.length_bytes) / kGranuleBytes;
-    for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) {
-      page[i] = {block.label, nullptr, page[i].captured || !block.eager};
-    }
-  }
-  pool.stats.allocated_bytes += block.block.bytes;
-  pool.stats.requested_bytes += block.block.requested_bytes;
-  ++pool.stats.live_blocks;
-  ++pool.stats.allocations;
+  std::string complaint = Occupy(pool, block, /*fenced=*/false);
+  Count(pool, block.block);
   const Address start = block.block.address;
   live_.emplace(start, std::move(block));
+  return complaint;
 }
 
 // What is still under way on the bytes goes on, and must be over before they go to another block.
-void PoolModel::Inherit(const ModelPool& pool, const std::set<const Fence*>& fresh,
+void PoolModel::Inherit(ModelPool& pool, const std::set<const Fence*>& fresh,
                         LiveBlock& block) const {
   std::set<const Fence*> seen;
-  for (const PhysicalPiece& piece : block.pieces) {
-    const std::vector<Granule>& page = pool.pages.at(Index(piece.page));
-    const uint64_t end = (piece.offset_bytes + piece.length_bytes) / kGranuleBytes;
-    for (uint64_t i = piece.offset_bytes / kGranuleBytes; i < end; ++i) {
-      const Fence* const fence = page[i].fence.get();
-      if (fence == nullptr || !seen.insert(fence).second) continue;
-      if (!fresh.contains(fence) && KnownToBeDone(*fence)) continue;
-      if (!fence->pending.empty() || fence->group != nullptr) {
-        block.suspects.insert(block.block.stream);
-      }
-      for (const Pending& pending : fence->pending) {
-        if (!watch_.Done(pending.stream, pending.work)) block.inherited.push_back(pending);
-      }
+  ForEachGranule(pool, block, [&](const Granule& granule) {
+    const Fence* const fence = granule.fence.get();
+    if (fence == nullptr || !seen.insert(fence).second) return;
+    if (!fresh.contains(fence) && KnownToBeDone(*fence)) return;
+    if (!fence->pending.empty() || fence->group != nullptr) {
+      block.suspects.insert(block.block.stream);
     }
-  }
+    for (const Pending& pending : fence->pending) {
+      if (!watch_.Done(pending.stream, pending.work)) block.inherited.push_back(pending);
+    }
+  });
 }
 
 }  // namespace cgp

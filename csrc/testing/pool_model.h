@@ -57,6 +57,7 @@ class PoolModel {
   struct Restored {
     std::vector<LiveBlock> dropped;
     std::vector<LiveBlock> revived;
+    std::string complaint;  // about where a revived one lies
   };
 
   // `watch` plays the device; `page_bytes` is the size of the pages of every pool.
@@ -117,9 +118,9 @@ class PoolModel {
   // Unused pools without live blocks are gone.
   void Trim();
   // A trim has taken pages from an unused pool in which blocks live: so many are left, all of them free but
-  // for the pieces that `pieces_of` tells of.
-  void Shrink(PoolId id, uint64_t pages,
-              const std::function<std::vector<PhysicalPiece>(Address)>& pieces_of);
+  // for the pieces that `pieces_of` tells of. Returns what is wrong with these.
+  using PiecesOf = std::function<std::vector<PhysicalPiece>(Address)>;
+  std::string Shrink(PoolId id, uint64_t pages, const PiecesOf& pieces_of);
   Restored Restore(const Checkpoint& checkpoint);
 
   // --- Comparison ---
@@ -130,6 +131,7 @@ class PoolModel {
   const std::map<Address, LiveBlock>& live() const { return live_; }
   // A number for this pool's life: another one each time that an id is made anew.
   uint64_t Incarnation(PoolId id) const;
+  bool IsCurrent(uint64_t incarnation) const;
 
  private:
   struct Fence {
@@ -187,12 +189,18 @@ class PoolModel {
   void HoldAll(ModelPool& pool);
   bool MayTake(const ModelPool& pool, const Granule& granule, StreamId stream) const;
   bool MustOffer(const ModelPool& pool, const Granule& granule, StreamId stream) const;
-  std::string TakeGranules(ModelPool& pool, const LiveBlock& block);
+  std::string Misshapen(const LiveBlock& block) const;
+  template <typename Visit>
+  void ForEachGranule(ModelPool& pool, const LiveBlock& block, const Visit& visit) const;
+  // The granules are the block's now. Returns why they may not be, with or without what must have
+  // happened before.
+  std::string Occupy(ModelPool& pool, const LiveBlock& block, bool fenced);
+  static void Count(ModelPool& pool, const Block& block);
   std::shared_ptr<Fence> FenceOf(const ModelPool& pool, const LiveBlock& block) const;
   bool KnownToBeDone(const Fence& fence) const;
   // `fresh`: fences of which the set has not asked yet whether they are done.
-  void Inherit(const ModelPool& pool, const std::set<const Fence*>& fresh, LiveBlock& block) const;
-  void Revive(ModelPool& pool, const std::set<const Fence*>& fresh, LiveBlock block);
+  void Inherit(ModelPool& pool, const std::set<const Fence*>& fresh, LiveBlock& block) const;
+  std::string Revive(ModelPool& pool, const std::set<const Fence*>& fresh, LiveBlock block);
   static void Hold(ModelPool& pool, Fence& fence);
   std::string Describe(const Fence& fence) const;
 

@@ -98,9 +98,14 @@ using PoolOperation =
                  FreeWildOp, RecordUseOp, CheckpointOp, RestoreOp, TrimOp, ProgressOp, EnablePeerOp,
                  FailOp, MendOp, FailAllocationOp, InspectOp>;
 
+template <typename... Operations>
+std::vector<PoolOperation> Sequence(const Operations&... operations) {
+  return {operations...};
+}
+
 std::string ToString(const PoolOperation& operation);
 
-// One operation a line, as the elements of a std::vector<PoolOperation>.
+// One operation a line, as the arguments of Sequence().
 std::string ToString(const std::vector<PoolOperation>& operations);
 
 // For gtest.

@@ -1,7 +1,6 @@
 #include "testing/reuse_oracle.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "testing/text.h"
 
@@ -97,7 +96,6 @@ void ReuseOracle::ForEachGranule(const std::vector<PhysicalPiece>& pieces, const
 std::string ReuseOracle::Place(const Block& block, const std::vector<PhysicalPiece>& pieces,
                                uint64_t pages) {
   std::string complaint;
-  relied_on_.clear();
   if (pages > page_count_ && block.bytes < page_bytes_) {
     ++growths_judged_;
     complaint = JudgeGrowth(block);
@@ -118,10 +116,6 @@ std::string ReuseOracle::Place(const Block& block, const std::vector<PhysicalPie
     if (granule.fence != nullptr && granule.fence->scope == scope_) {
       ++reused_granules_;
       if (granule.fence->home != block.stream) ++reused_across_streams_;
-      // Its own frees it stands behind as it is.
-      if (granule.fence->home != block.stream || granule.fence->used_by_others) {
-        std::ranges::copy(granule.fence->nodes, std::back_inserter(relied_on_));
-      }
     }
     granule = {.used = true, .fence = nullptr};
   });

@@ -45,9 +45,6 @@ class ReuseOracle {
   void See(StreamId stream);
   // Returns what is wrong with where a block was put, or nothing. `pages`: those of the pool now.
   std::string Place(const Block& block, const std::vector<PhysicalPiece>& pieces, uint64_t pages);
-  // What the block placed last was given behind: the pool may count on the stream's own order of it
-  // from now on.
-  const std::vector<CaptureDag::Node>& relied_on() const { return relied_on_; }
   // `in`: the capture that has something of the block. `uses`: the streams that were recorded. `eager`: their work that was not captured, by stream up to
   // this number. `same_thread`: the one that began the scope frees it.
   void Free(const Block& block, const std::vector<PhysicalPiece>& pieces,
@@ -105,7 +102,6 @@ class ReuseOracle {
   std::vector<std::shared_ptr<Fence>> unmarked_;  // those that wait for a mark
   std::vector<std::shared_ptr<Fence>> in_scope_fences_;
   std::set<CaptureId> invalid_;
-  std::vector<CaptureDag::Node> relied_on_;
   uint64_t reused_granules_ = 0;
   uint64_t reused_across_streams_ = 0;
   uint64_t growths_judged_ = 0;

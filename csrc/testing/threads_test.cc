@@ -19,29 +19,6 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 
-struct Owned {
-  Block block;
-  uint64_t word = 0;
-};
-
-uint64_t* FirstWord(const Block& block) {
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): the host driver's addresses are this process's own.
-  return reinterpret_cast<uint64_t*>(block.address);
-}
-
-void Write(const Owned& owned) {
-  uint64_t* const words = FirstWord(owned.block);
-  for (uint64_t i = 0; i < owned.block.bytes / 8; i += 64) words[i] = owned.word;
-}
-
-bool Holds(const Owned& owned) {
-  const uint64_t* const words = FirstWord(owned.block);
-  for (uint64_t i = 0; i < owned.block.bytes / 8; i += 64) {
-    if (words[i] != owned.word) return false;
-  }
-  return true;
-}
-
 // Fills a pool of this thread's own in several scopes, as one graph each, and lets go of them; returns how many blocks
 // held foreign data.
 uint64_t FillAndFree(PoolSet& set, PoolId id, ScopeKind kind, uint64_t seed) {
@@ -49,23 +26,23 @@ uint64_t FillAndFree(PoolSet& set, PoolId id, ScopeKind kind, uint64_t seed) {
   uint64_t wrong = 0;
   for (int graph = 0; graph < 12; ++graph) {
     set.BeginScope(id, kind);
-    std::vector<Owned> live;
+    std::vector<Kernel> live;  // each sees that its block holds what was written
     for (int i = 0; i < 60; ++i) {
       const StreamId stream{seed * 4 + random() % 2};
-      Owned owned{set.Allocate(id, 1 + random() % (6 * kPage), stream), random()};
-      Write(owned);
-      if (random() % 8 == 0) set.RecordUse(owned.block.address, StreamId{seed * 4 + 3});
-      live.push_back(owned);
+      const Block block = set.Allocate(id, 1 + random() % (6 * kPage), stream);
+      live.push_back({block, random(), /*writes=*/false});
+      Kernel{block, live.back().word, /*writes=*/true}.Run();
+      if (random() % 8 == 0) set.RecordUse(block.address, StreamId{seed * 4 + 3});
       if (live.size() > 6) {
         const size_t pick = random() % live.size();
-        if (!Holds(live[pick])) ++wrong;
+        if (!live[pick].Run()) ++wrong;
         set.Free(live[pick].block.address);
         live.erase(live.begin() + static_cast<std::ptrdiff_t>(pick));
       }
     }
     set.EndScope(id);
-    for (const Owned& owned : live) {
-      if (!Holds(owned) || set.PoolOf(owned.block.address) != id) ++wrong;
+    for (const Kernel& owned : live) {
+      if (!owned.Run() || set.PoolOf(owned.block.address) != id) ++wrong;
       set.Free(owned.block.address);
     }
     set.Release(id);
@@ -184,7 +161,7 @@ TEST(ThreadsTest, BlocksOfOneThreadAreFreedByAnother) {
   std::mt19937_64 random(3);
   for (std::atomic<Address>& place : handed_over) {
     const Block block = set.Allocate({0, 1}, 1 + random() % (3 * kPage), StreamId{1});
-    *FirstWord(block) = block.address;
+    Kernel{block, block.address, /*writes=*/true}.Run();
     place.store(block.address, std::memory_order_release);
   }
   freeing.join();

@@ -1,32 +1,43 @@
-"""The faults that mutate.py plants, by what they break: an entry of a text file for each.
+"""Faults that mutate.py plants, by what they break, and the rules that ablate.py takes out: an
+entry of a text file for each.
 
 name folder/file          the file is in csrc/
-what goes wrong then
+what goes wrong then, or what the rule says
 -text that stands in the file exactly once: lines, or a part of one
-+what the fault has there (without: nothing)
++what is to stand there (without: nothing)
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from mutants.mutant import Mutant
 
-__all__ = ["MUTANTS", "Mutant"]
+@dataclass(frozen=True)
+class Mutant:
+    """`search` stands in csrc/`folder`/`file` once; `replacement` is put in its place."""
 
-
-def _read(entry: str) -> Mutant:
-    head, what, *lines = entry.splitlines()
-    name, path = head.split()
-    folder, _, file = path.partition("/")
-    search, replacement = (
-        "\n".join(line[1:] for line in lines if line[0] == sign) for sign in "-+"
-    )
-    return Mutant(name, file, what, search, replacement, folder)
+    name: str
+    file: str
+    what: str
+    search: str
+    replacement: str
+    folder: str = "core"
 
 
-MUTANTS = [
-    _read(entry)
-    for path in sorted(Path(__file__).parent.glob("*.txt"))
-    for entry in path.read_text().rstrip().split("\n\n")[1:]  # without the file's heading
-]
+def _read(path: Path) -> list[Mutant]:
+    mutants = []
+    for entry in path.read_text().rstrip().split("\n\n")[1:]:  # without the file's heading
+        head, what, *lines = entry.splitlines()
+        name, place = head.split()
+        folder, _, file = place.partition("/")
+        search, replacement = (
+            "\n".join(line[1:] for line in lines if line[0] == sign) for sign in "-+"
+        )
+        mutants.append(Mutant(name, file, what, search, replacement, folder))
+    return mutants
+
+
+_TEXTS = {path.stem: _read(path) for path in sorted(Path(__file__).parent.glob("*.txt"))}
+RULES = _TEXTS.pop("rules")
+MUTANTS = [mutant for text in _TEXTS.values() for mutant in text]

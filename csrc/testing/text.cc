@@ -1,4 +1,4 @@
-#include "testing/pool_set_text.h"
+#include "testing/text.h"
 
 #include <sstream>
 
@@ -13,7 +13,8 @@ std::string Describe(const PoolSet& set) {
     const PoolStats& stats = snapshot.stats;
     text << ToString(id) << ": users " << set.UseCount(id) << " pages " << stats.pages
          << " allocated " << stats.allocated_bytes << " requested " << stats.requested_bytes
-         << " peaks " << stats.peak_reserved_bytes << "/" << stats.peak_allocated_bytes << " calls "
+         << " peaks " << stats.peak_reserved_bytes << "/" << stats.peak_allocated_bytes << "/"
+         << stats.scope_peak_bytes << " mappings " << stats.page_mappings << " calls "
          << stats.allocations << "/" << stats.frees;
     for (const auto& live : snapshot.blocks) {
       text << "\n  block " << live.block.address << "+" << live.block.bytes;
