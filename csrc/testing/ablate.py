@@ -26,7 +26,6 @@ import trace_to_text
 from _quality import Figures, read_quality
 
 ORDERS = 100
-PLAIN = ROOT / "tests/traces/plain_stitching.txt"
 HEAD = f"""\
 # What each rule is worth
 
@@ -72,9 +71,7 @@ def measure(work: Path, texts: Path, mutant: Mutant | None, jobs: int) -> Measur
     if errors:
         raise StaleError(f"does not compile\n{errors[-2000:]}")
     recorded, _ = judge(work, ["--orders", str(ORDERS), str(texts / "recorded")])
-    made_up, output = judge(
-        work, ["--plain", str(PLAIN), str(texts / "made_up"), str(texts / "worst")]
-    )
+    made_up, output = judge(work, ["--plain", str(texts / "made_up"), str(texts / "worst")])
     return Measured(recorded, made_up, output.count("BROKEN:"))
 
 

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "core/pool_set.h"
-#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "exec/exec_table.h"
 #include "testing/allocation_faults.h"
 #include "testing/fail_each.h"
+#include "testing/faulty_driver.h"
 #include "testing/text.h"
 
 namespace cgp {

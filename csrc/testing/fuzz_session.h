@@ -115,6 +115,7 @@ class FuzzSession {
   std::string JudgeFailure(const Result& result, bool allowed, const Books& before);
   std::string Placed(const AllocateOp& op, const Block& block, const PoolModel::Need& need);
   std::string JudgePieces(PoolId id, const Block& block, const std::vector<PhysicalPiece>& pieces);
+  bool StaysForRemains(PoolId id) const;
   std::string Restored(PoolId id, const PoolModel::Checkpoint& checkpoint,
                        const RestoreDelta& delta);
   std::string RefusesAddress(Address address);

@@ -113,8 +113,15 @@ std::string FuzzSession::SpareHandles() {
   return {};
 }
 
+// Whether it is only there for what could not be undone, until that can be given back: the model
+// knows no such pool.
+bool FuzzSession::StaysForRemains(PoolId id) const {
+  return leaky_ && !model_.Contains(id) && std::ranges::binary_search(set_->ids(), id);
+}
+
 std::string FuzzSession::Do(const CheckpointOp& op) {
   const PoolId id = IdOf(op.pool);
+  if (StaysForRemains(id)) return {};
   PoolCheckpoint real;
   return Mirror(
       model_.Contains(id) && !model_.OpenScope(id), [&] { real = set_->Checkpoint(id); },
@@ -127,6 +134,7 @@ std::string FuzzSession::Do(const RestoreOp& op) {
   const auto it = checkpoints_.find(op.number);
   if (it == checkpoints_.end()) return {};
   const PoolId id = IdOf(op.pool);
+  if (StaysForRemains(id)) return {};
   const Kept& kept = it->second;
   RestoreDelta delta;
   std::string wrong;

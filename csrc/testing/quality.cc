@@ -2,13 +2,12 @@
 //
 // Each trace is replayed as it was recorded and, with --orders N, by key up and down and shuffled, N
 // orders in all. For each it prints reserved ÷ minimum (mean, 99th percentile, worst), the mappings
-// that the pool asked for and, with --plain, pages ÷ plain stitching's. Exit code 1 where a bound is
-// broken: it names trace, order and seed.
+// that the pool asked for and, where --plain had to ask, the most pages ÷ plain stitching's. Exit code
+// 1 where a bound is broken: it names trace, order and seed.
 //
 //   by default     runs of pools of 64 MiB and more reserve 1.006 of the minimum in the mean, 1.02 in
 //                  99 of 100, 1.03 at the worst; smaller pools three pages more than the minimum
-//   --plain FILE   no trace reserves more than 1.02 of plain stitching's pages, which the file has
-//                  (tests/traces/plain_stitching.txt), and two pages
+//   --plain        no run reserves more than 1.02 of plain stitching's pages, and two pages
 //   --repeat N     the graphs N times over, in one pool: it is no larger than after the second time
 #include <algorithm>
 #include <charconv>
@@ -18,12 +17,9 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <optional>
 #include <random>
-#include <sstream>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -33,6 +29,7 @@
 #include "core/pool.h"
 #include "driver/host_driver.h"
 #include "testing/capture_trace.h"
+#include "testing/plain_stitching.h"
 
 namespace cgp {
 namespace {
@@ -49,14 +46,15 @@ constexpr uint64_t kSparePages = 3;  // more than that, for any pool
 constexpr double kMostOfPlain = 1.02;
 constexpr double kSparePlainPages = 2;
 
-// Of plain stitching, by the name of the trace.
-using PlainPages = std::unordered_map<std::string, uint64_t>;
+double MostOfPlain(uint64_t plain_pages) {
+  return static_cast<double>(plain_pages) * kMostOfPlain + kSparePlainPages;
+}
 
 struct Options {
   uint64_t orders = 1;
   uint64_t seed = 1;
   uint64_t repeat = 1;
-  std::string plain;
+  bool plain = false;
   std::vector<std::string> files;
 };
 
@@ -66,6 +64,7 @@ struct Run {
   uint64_t minimum = 0;  // pages
   uint64_t pages = 0;
   uint64_t mappings = 0;
+  std::optional<uint64_t> plain_pages;
   uint64_t early_pages = 0;  // after the second time, with --repeat
 
   double ratio() const { return static_cast<double>(pages) / static_cast<double>(minimum); }
@@ -100,8 +99,23 @@ class Player {
   std::unordered_map<uint64_t, Address> live_;
 };
 
+uint64_t PlainPages(const CaptureTrace& graphs) {
+  PlainStitching plain(kPage);
+  for (const TraceGraph& graph : graphs) {
+    plain.BeginCapture();
+    for (const TraceEvent& event : graph.events) {
+      if (event.bytes > 0) {
+        plain.Allocate(event.block, event.bytes, event.stream);
+      } else {
+        plain.Free(event.block);
+      }
+    }
+  }
+  return plain.pages();
+}
+
 Run Replay(const CaptureTrace& graphs, std::string order, const Options& options) {
-  Run run{.order = std::move(order)};
+  Run run{.order = std::move(order), .plain_pages = {}};
   run.minimum = std::max<uint64_t>(1, (MostLiveBytes(graphs) + kPage - 1) / kPage);
   Player player;
   for (uint64_t i = 0; i < options.repeat; ++i) {
@@ -111,6 +125,10 @@ Run Replay(const CaptureTrace& graphs, std::string order, const Options& options
   }
   run.pages = player.stats().pages;
   run.mappings = player.stats().page_mappings;
+  // Plain stitching never takes less than the minimum: where that allows so much, it need not be asked.
+  if (options.plain && static_cast<double>(run.pages) > MostOfPlain(run.minimum)) {
+    run.plain_pages = PlainPages(graphs);
+  }
   return run;
 }
 
@@ -168,6 +186,11 @@ class Summary {
   double mappings_ = 0;
 };
 
+void PrintHeader() {
+  std::printf("%-28s %6s %10s %8s %8s %8s %9s %7s  %s\n", "trace", "orders", "minimum", "mean",
+              "p99", "worst", "mappings", "plain", "worst order");
+}
+
 void Print(const std::string& name, const Summary& summary, const Run* worst,
            std::optional<double> plain) {
   const std::string minimum = worst ? std::to_string(worst->minimum * (kPage >> 20)) : "-";
@@ -177,106 +200,84 @@ void Print(const std::string& name, const Summary& summary, const Run* worst,
               summary.mappings(), ratio.c_str(), worst ? worst->order.c_str() : "-");
 }
 
-// What allows a run how many pages.
-struct Bound {
-  double pages = 0;
-  const char* of = "";
-};
-
-// `plain_pages`: of plain stitching, if it is what to compare with.
-Bound BoundOf(const Run& run, const Options& options, std::optional<uint64_t> plain_pages) {
-  if (options.repeat > 1) {
-    return {static_cast<double>(run.early_pages), "what it had after two times"};
+// Says which bounds a run breaks, and how far.
+class Judge {
+ public:
+  void JudgeRun(const std::string& trace, const Run& run, const Options& options) {
+    const auto pages = static_cast<double>(run.pages);
+    if (options.repeat > 1) {
+      if (run.pages > run.early_pages) {
+        Complain(trace, run, static_cast<double>(run.early_pages), "what it had after two times");
+      }
+    } else if (options.plain) {
+      const double most = MostOfPlain(run.plain_pages.value_or(run.minimum));
+      if (pages > most) Complain(trace, run, most, "plain stitching's pages allow");
+    } else {
+      const auto minimum = static_cast<double>(run.minimum);
+      const double most = std::max(minimum * kMostWorst, minimum + kSparePages);
+      if (pages > most) Complain(trace, run, most, "the minimum allows");
+    }
   }
-  if (plain_pages) {
-    return {static_cast<double>(*plain_pages) * kMostOfPlain + kSparePlainPages,
-            "plain stitching's pages allow"};
+  // Of large pools.
+  void JudgeAll(const Summary& summary, const Options& options) {
+    if (options.plain || options.repeat > 1 || summary.runs() == 0) return;
+    JudgeFigure("the mean", summary.mean(), kMostMean);
+    JudgeFigure("the 99th percentile", summary.Percentile(99), kMostP99);
   }
-  const auto minimum = static_cast<double>(run.minimum);
-  return {std::max(minimum * kMostWorst, minimum + kSparePages), "the minimum allows"};
-}
+  bool broken() const { return broken_; }
 
-// Whether the run keeps its bound; else says how far it does not.
-bool Keeps(const Bound& bound, const std::string& trace, const Run& run) {
-  if (static_cast<double>(run.pages) <= bound.pages) return true;
-  std::printf("BROKEN: %s, %s: %llu pages, %.1f are what %s\n", trace.c_str(), run.order.c_str(),
-              static_cast<unsigned long long>(run.pages), bound.pages, bound.of);
-  return false;
-}
-
-// The same of all runs of large pools.
-bool Keeps(double most, const char* what, double is) {
-  if (is > most) {
+ private:
+  void Complain(const std::string& trace, const Run& run, double most, const char* of) {
+    broken_ = true;
+    std::printf("BROKEN: %s, %s: %llu pages, %.1f are what %s\n", trace.c_str(), run.order.c_str(),
+                static_cast<unsigned long long>(run.pages), most, of);
+  }
+  void JudgeFigure(const char* what, double is, double most) {
+    if (is <= most) return;
+    broken_ = true;
     std::printf("BROKEN: %s of reserved ÷ minimum is %.4f, above %.4f\n", what, is, most);
   }
-  return is <= most;
-}
+  bool broken_ = false;
+};
 
 std::string NameOf(const std::string& path) {
   const std::string file = path.substr(path.rfind('/') + 1);
   return file.substr(0, file.find('.'));
 }
 
-// Each line is the name of a trace and its pages, or that of a family and the pages of its seeds.
-PlainPages ReadPlainPages(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw std::runtime_error("cannot read " + path);
-  PlainPages pages;
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with('#')) continue;
-    std::istringstream words(line);
-    std::string name;
-    words >> name;
-    uint64_t number = 0;
-    for (uint64_t seed = 0; words >> number; ++seed) {
-      pages[name] = pages[name + "_" + std::to_string(seed)] = number;
-    }
-  }
-  return pages;
-}
-
 // Returns the exit code.
 int Main(const Options& options) {
-  const PlainPages plain = options.plain.empty() ? PlainPages() : ReadPlainPages(options.plain);
   Summary all;
   Summary large;
-  bool kept = true;
-  std::printf("%-28s %6s %10s %8s %8s %8s %9s %7s  %s\n", "trace", "orders", "minimum", "mean",
-              "p99", "worst", "mappings", "plain", "worst order");
+  Judge judge;
+  PrintHeader();
   for (const std::string& path : options.files) {
     const std::string name = NameOf(path);
-    std::optional<uint64_t> plain_pages;
-    if (!options.plain.empty()) {
-      if (!plain.contains(name)) throw std::runtime_error(options.plain + " lacks " + name);
-      plain_pages = plain.at(name);
-    }
     Summary summary;
+    std::optional<double> plain;  // the worst run's pages ÷ plain stitching's
     std::vector<Run> runs;
     for (const auto& [order, graphs] : Orders(ReadTrace(path), options)) {
       const Run& run = runs.emplace_back(Replay(graphs, order, options));
       summary.Add(run);
       all.Add(run);
       if (run.minimum >= kLargePool) large.Add(run);
-      kept &= Keeps(BoundOf(run, options, plain_pages), name, run);
+      judge.JudgeRun(name, run, options);
+      if (run.plain_pages) {
+        const double ratio = static_cast<double>(run.pages) /
+                             static_cast<double>(std::max<uint64_t>(1, *run.plain_pages));
+        plain = std::max(plain.value_or(0), ratio);
+      }
     }
-    const Run& worst = *std::ranges::max_element(runs, {}, &Run::ratio);
-    std::optional<double> of_plain;
-    if (plain_pages) {
-      of_plain = static_cast<double>(worst.pages) / static_cast<double>(*plain_pages);
-    }
-    Print(name, summary, &worst, of_plain);
+    Print(name, summary, &*std::ranges::max_element(runs, {}, &Run::ratio), plain);
   }
   if (large.runs() > 0) Print("large", large, nullptr, {});
   Print("all", all, nullptr, {});
-  if (options.plain.empty() && options.repeat == 1 && large.runs() > 0) {
-    kept &= Keeps(kMostMean, "the mean", large.mean());
-    kept &= Keeps(kMostP99, "the 99th percentile", large.Percentile(99));
-  }
-  return kept ? 0 : 1;
+  judge.JudgeAll(large, options);
+  return judge.broken() ? 1 : 0;
 }
 
 constexpr std::string_view kUsage =
-    "usage: cgp_quality [--orders N] [--seed N] [--repeat N] [--plain FILE] TRACE.txt|FOLDER...\n";
+    "usage: cgp_quality [--orders N] [--seed N] [--repeat N] [--plain] TRACE.txt|FOLDER...\n";
 
 // The file, or those of the folder.
 std::vector<std::string> FilesOf(const std::string& path) {
@@ -297,8 +298,8 @@ std::optional<Options> Parse(int count, char** arguments) {
       for (std::string& file : FilesOf(arguments[i])) options.files.push_back(std::move(file));
       continue;
     }
-    if (option == "--plain" && i + 1 < count) {
-      options.plain = arguments[++i];
+    if (option == "--plain") {
+      options.plain = true;
       continue;
     }
     uint64_t* const value = option == "--orders"   ? &options.orders
@@ -310,8 +311,6 @@ std::optional<Options> Parse(int count, char** arguments) {
     if (std::from_chars(arguments[i], end, *value).ptr != end) return std::nullopt;
   }
   if (options.files.empty() || options.repeat == 0) return std::nullopt;
-  // Plain stitching is known for traces as they were recorded.
-  if (!options.plain.empty() && options.orders * options.repeat > 1) return std::nullopt;
   return options;
 }
 
