@@ -12,17 +12,17 @@ constexpr std::size_t kMostItems = 1024;
 
 }  // namespace
 
-CapturePlan::CapturePlan(const CaptureGuide& guide, const CaptureGuide::Match& match,
+CapturePlan::CapturePlan(const CaptureProfile& profile, const CaptureProfile::Match& match,
                          const RangeTable& ranges, Granules page_size,
                          std::span<const LivePiece> live)
     : page_(page_size.count()), first_step_(match.step.value_or(match.next)) {
   ChooseHome(ranges);
   if (home_ == RangeId{ranges.range_count()}) return;
-  std::vector<LayoutItem> items = Foretell(guide, match.scale, ranges);
+  std::vector<LayoutItem> items = Predict(profile, match.scale, ranges);
   const std::vector<LayoutItem> fixed = Fix(live, ranges);
   Limit(items, fixed, ranges);
   complete_ = Layout(fixed).Pack(items);
-  items_.assign(guide.steps().size() - first_step_, LayoutItem{});
+  items_.assign(profile.steps().size() - first_step_, LayoutItem{});
   for (const LayoutItem& item : items) items_[item.begin - first_step_] = item;
 }
 
@@ -42,14 +42,14 @@ void CapturePlan::ChooseHome(const RangeTable& ranges) {
   }
 }
 
-std::vector<LayoutItem> CapturePlan::Foretell(const CaptureGuide& guide, double scale,
-                                              const RangeTable& ranges) const {
+std::vector<LayoutItem> CapturePlan::Predict(const CaptureProfile& profile, double scale,
+                                             const RangeTable& ranges) const {
   std::vector<LayoutItem> items;
-  items.reserve(guide.steps().size() - first_step_);
-  for (uint32_t s = first_step_; s < guide.steps().size(); ++s) {
-    const CaptureGuide::Step& step = guide.steps()[s];
-    const uint64_t length = Granules::FromBytesRoundedUp(guide.Foretell(s, scale)).count();
-    const bool survives = step.freed_at == CaptureGuide::kNever;
+  items.reserve(profile.steps().size() - first_step_);
+  for (uint32_t s = first_step_; s < profile.steps().size(); ++s) {
+    const CaptureProfile::Step& step = profile.steps()[s];
+    const uint64_t length = Granules::FromBytesRoundedUp(profile.Predict(s, scale)).count();
+    const bool survives = step.freed_at == CaptureProfile::kNever;
     // Small survivors gather where others of their kind are.
     if (survives && length < page_) continue;
     LayoutItem& item = items.emplace_back();

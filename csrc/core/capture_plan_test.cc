@@ -1,5 +1,5 @@
-// What capture_plan.h says of places: where the foretold blocks of a capture go, what is mapped for
-// them, and what happens where the capture does not do as foretold. Pages have four granules.
+// What capture_plan.h says of places: where the predicted blocks of a capture go, what is mapped for
+// them, and what happens where the capture does not do as predicted. Pages have four granules.
 #include "core/capture_plan.h"
 
 #include <gtest/gtest.h>
@@ -19,9 +19,9 @@ constexpr uint64_t kUnlimited = 1 << 20;  // pages
 
 class CapturePlanTest : public SmallPool {
  protected:
-  static constexpr uint32_t kNever = CaptureGuide::kNever;
+  static constexpr uint32_t kNever = CaptureProfile::kNever;
 
-  // A step of the guide: a block of so many granules, freed when so many steps were done, that lay
+  // A step of the profile: a block of so many granules, freed when so many steps were done, that lay
   // in the slot counted from the first one.
   struct Step {
     uint64_t granules = 0;
@@ -39,52 +39,52 @@ class CapturePlanTest : public SmallPool {
   }
 
   void Record(const std::vector<Step>& steps) {
-    guide_.BeginCapture();
+    profile_.BeginCapture();
     const uint32_t first_slot = Index(ranges_.range(RangeId{0}).begin());
-    std::vector<CaptureGuide::Ticket> tickets;
+    std::vector<CaptureProfile::Ticket> tickets;
     uint64_t live = 0;
     for (uint32_t i = 0; i <= steps.size(); ++i) {
       for (uint32_t j = 0; j < i; ++j) {
         if (steps[j].freed_at != i) continue;
-        guide_.Freed(tickets[j]);
+        profile_.Freed(tickets[j]);
         live -= steps[j].granules;
       }
       if (i == steps.size()) break;
       const Step& step = steps[i];
       live += step.granules;
-      tickets.push_back(guide_.Allocated(guide_.Find(Bytes(step.granules)),
-                                         {SlotId{first_slot + step.slot}, Granules(step.offset)},
-                                         Bytes(step.granules), Granules(live)));
+      tickets.push_back(profile_.Allocated(profile_.Find(Bytes(step.granules)),
+                                           {SlotId{first_slot + step.slot}, Granules(step.offset)},
+                                           Bytes(step.granules), Granules(live)));
     }
-    guide_.EndCapture();
+    profile_.EndCapture();
   }
 
   // The first allocation of the next capture.
-  CaptureGuide::Match Begin(uint64_t granules) {
-    guide_.BeginCapture();
+  CaptureProfile::Match Begin(uint64_t granules) {
+    profile_.BeginCapture();
     return Next(granules);
   }
-  CaptureGuide::Match Next(uint64_t granules) const { return guide_.Find(Bytes(granules)); }
+  CaptureProfile::Match Next(uint64_t granules) const { return profile_.Find(Bytes(granules)); }
 
-  CapturePlan Make(const CaptureGuide::Match& match,
+  CapturePlan Make(const CaptureProfile::Match& match,
                    const std::vector<CapturePlan::LivePiece>& live = {}) const {
-    return {guide_, match, ranges_, kPageSize, live};
+    return {profile_, match, ranges_, kPageSize, live};
   }
 
   static std::optional<CapturePlan::Spot> Find(const CapturePlan& plan,
-                                               const CaptureGuide::Match& match, uint64_t granules,
-                                               const FreeView& view, const RangeTable& ranges,
-                                               uint64_t most_pages) {
+                                               const CaptureProfile::Match& match,
+                                               uint64_t granules, const FreeView& view,
+                                               const RangeTable& ranges, uint64_t most_pages) {
     if (!match.step) return std::nullopt;
     return plan.Find(*match.step, Granules(granules), view, ranges, most_pages);
   }
 
   // Puts the block where the plan says, which has to be free.
-  std::optional<Placement> Follow(const CapturePlan& plan, const CaptureGuide::Match& match,
+  std::optional<Placement> Follow(const CapturePlan& plan, const CaptureProfile::Match& match,
                                   uint64_t granules, uint64_t most_pages = kUnlimited) {
     const auto spot = Find(plan, match, granules, view_, ranges_, most_pages);
     if (!spot) {
-      guide_.Allocated(match, {}, Bytes(granules), Granules(granules));  // somewhere else
+      profile_.Allocated(match, {}, Bytes(granules), Granules(granules));  // somewhere else
       return std::nullopt;
     }
     Placement start = spot->place;
@@ -93,7 +93,7 @@ class CapturePlanTest : public SmallPool {
     EXPECT_TRUE(Fits(start, granules)) << "a place that is not free";
     if (!Fits(start, granules)) return std::nullopt;
     TakeBlock(start, granules);
-    guide_.Allocated(match, start, Bytes(granules), Granules(granules));
+    profile_.Allocated(match, start, Bytes(granules), Granules(granules));
     CheckAll();
     return start;
   }
@@ -134,7 +134,7 @@ class CapturePlanTest : public SmallPool {
 
   static constexpr uint64_t Bytes(uint64_t granules) { return granules * kGranuleBytes; }
 
-  CaptureGuide guide_;
+  CaptureProfile profile_;
 };
 
 // A lives beside B, C where A was: 24 granules or six pages.
@@ -233,7 +233,7 @@ TEST_F(CapturePlanTest, WhatDoesNotFitAnywhereIsNotComplete) {
   const auto match = Begin(12);
   const std::vector<CapturePlan::LivePiece> live{{PageId{1}, Granules(0), Granules(3)}};
   const CapturePlan plan = Make(match, live);
-  EXPECT_FALSE(plan.complete()) << "a capture no larger than its guide gets no new page";
+  EXPECT_FALSE(plan.complete()) << "a capture no larger than its profile gets no new page";
 }
 
 TEST_F(CapturePlanTest, HandlesOfSeveralPagesAreMappedWholeAndOnce) {
@@ -311,7 +311,7 @@ class OneLives : public CapturePlanTest {
             {.granules = 7, .freed_at = 3}});
     const auto first = Begin(8);
     TakeBlock(start_, 8);
-    guide_.Allocated(first, start_, Bytes(8), Granules(8));
+    profile_.Allocated(first, start_, Bytes(8), Granules(8));
   }
   std::vector<CapturePlan::LivePiece> Live(uint32_t end) const {
     return {{PageId{0}, Granules(0), Granules(4), end}, {PageId{1}, Granules(0), Granules(4), end}};
@@ -354,7 +354,7 @@ TEST_F(ThreeBlocks, WhatTheStreamMayNotTakeIsNotFree) {
   EXPECT_FALSE(Find(plan, match, 16, other, ranges_, kPeakPages).has_value());
 }
 
-TEST_F(CapturePlanTest, OfVeryManyStepsTheLargestAreForetold) {
+TEST_F(CapturePlanTest, OfVeryManyStepsTheLargestArePredicted) {
   MapNew(std::vector<std::string>(6, "...."));
   constexpr uint32_t kSteps = 1200;
   std::vector<Step> steps(kSteps, {.granules = 2});

@@ -19,16 +19,16 @@ void FreeView::Assign(StreamId stream, FenceId own) {
   stream_ = stream;
   own_ = own;
   passes_.clear();
-  LetThrough(FenceId::kOpen);
-  LetThrough(own);
+  Grant(FenceId::kOpen);
+  Grant(own);
 }
 
-void FreeView::LetThrough(FenceId fence) {
+void FreeView::Grant(FenceId fence) {
   if (passes_.size() <= Index(fence)) passes_.resize(Index(fence) + std::size_t{1});
   passes_[Index(fence)] = 1;
 }
 
-void FreeView::Refuse(FenceId fence) {
+void FreeView::Revoke(FenceId fence) {
   if (Index(fence) < passes_.size()) passes_[Index(fence)] = 0;
 }
 
@@ -44,25 +44,25 @@ void FreeView::Rebuild() {
     const NodeId first = space_.first(page);
     if (space_.IsOfWholePages(first)) {
       const PageId end = space_.end(first);
-      if (Available(first)) LearnPages(page, end);
+      if (Available(first)) IndexPages(page, end);
       page = end;
     } else {
-      Learn(page, first, space_.last(page));
+      IndexNodes(page, first, space_.last(page));
       page = PageId{Index(page) + 1};
     }
   }
 }
 
-void FreeView::Forget(PageId page, NodeId first, NodeId last) {
+void FreeView::UnindexNodes(PageId page, NodeId first, NodeId last) {
   ForEachChain(page, first, last, [this](const Chain& chain) { UnlinkChain(chain); });
 }
 
-void FreeView::Learn(PageId page, NodeId first, NodeId last) {
+void FreeView::IndexNodes(PageId page, NodeId first, NodeId last) {
   if (links_.size() < space_.node_limit()) MakeRoomForNodes();
   ForEachChain(page, first, last, [this](const Chain& chain) { LinkChain(chain); });
 }
 
-void FreeView::ForgetPages(PageId begin, PageId end) {
+void FreeView::UnindexPages(PageId begin, PageId end) {
   while (begin < end) {
     const NodeId first = space_.first(begin);
     if (space_.IsOfWholePages(first)) {
@@ -70,13 +70,13 @@ void FreeView::ForgetPages(PageId begin, PageId end) {
       ClearPages(begin, stop);
       begin = stop;
     } else {
-      Forget(begin, first, space_.last(begin));
+      UnindexNodes(begin, first, space_.last(begin));
       begin = PageId{Index(begin) + 1};
     }
   }
 }
 
-void FreeView::LearnPages(PageId begin, PageId end) {
+void FreeView::IndexPages(PageId begin, PageId end) {
   whole_page_count_ += whole_pages_.InsertRange(Index(begin), Index(end));
   handles_.Note(begin, end);
   runs_.SetFree(begin, end);
@@ -90,7 +90,7 @@ void FreeView::ClearPages(PageId begin, PageId end) {
   runs_.SetTaken(begin, end);
 }
 
-void FreeView::LearnMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
+void FreeView::IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
   runs_.Grow();
   ResizePages(space_.page_count());
   for (uint32_t i = 0; i < count; ++i) {
@@ -98,7 +98,7 @@ void FreeView::LearnMapping(SlotId first, uint32_t count, uint32_t old_page_coun
     const PageId page = ranges_.page_at(slot);
     if (Index(page) < old_page_count && IsWhole(page)) runs_.SetFree(slot);
   }
-  LearnPages(PageId{old_page_count}, PageId{space_.page_count()});
+  IndexPages(PageId{old_page_count}, PageId{space_.page_count()});
 }
 
 void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t ranges) {
@@ -212,7 +212,7 @@ uint32_t FreeView::BinOf(PageId page, uint32_t length) const {
 void FreeView::LinkChain(const Chain& chain) {
   const auto [start, page, length] = chain;
   if (Granules(length) == space_.page_size()) {
-    LearnPages(page, PageId{Index(page) + 1});
+    IndexPages(page, PageId{Index(page) + 1});
     return;
   }
   handles_.Note(page);

@@ -40,18 +40,18 @@ class FreeView {
   void Assign(StreamId stream, FenceId own);
 
   // Whether the stream may take what is behind the fence: it passes kOpen, its own, and those that
-  // it was let through.
+  // it was granted.
   bool Passes(FenceId fence) const {
     return Index(fence) < passes_.size() && passes_[Index(fence)] != 0;
   }
-  // pre: no node of the space is behind the fence, or all of them are forgotten, and those beside
+  // pre: no node of the space is behind the fence, or all of them are unindexed, and those beside
   // them.
-  void LetThrough(FenceId fence);
-  void Refuse(FenceId fence);
+  void Grant(FenceId fence);
+  void Revoke(FenceId fence);
 
   // Makes room for what is about to be told: what follows cannot throw then. For nodes as many as
   // the space has room for; for so many new pages, in a table of so many slots and ranges; and for
-  // Assign() and LetThrough() of the fence.
+  // Assign() and Grant() of the fence.
   void MakeRoomForNodes() {
     if (links_.size() < space_.node_room()) links_.resize(space_.node_room());
   }
@@ -64,22 +64,22 @@ class FreeView {
   void Rebuild();
 
   // The space is about to change strictly between two nodes of one page, or from its first or up to
-  // its last: forgets the chains that touch [first, last], then learns those that do afterwards; of
+  // its last: unindexes the chains that touch [first, last], then indexes those that do afterwards; of
   // a node of whole pages that page's alone.
   // pre: both are told the same span, and nodes at its ends that are not the page's stay as they
   // are.
-  void Forget(PageId page, NodeId first, NodeId last);
-  void Learn(PageId page, NodeId first, NodeId last);
+  void UnindexNodes(PageId page, NodeId first, NodeId last);
+  void IndexNodes(PageId page, NodeId first, NodeId last);
 
-  // Whole pages are about to be taken: forgets all that is free in them. O(nodes among them), and a
+  // Whole pages are about to be taken: unindexes all that is free in them. O(nodes among them), and a
   // bit for each slot that shows them.
-  void ForgetPages(PageId begin, PageId end);
-  // Whole pages that the stream may take: learns them.
-  void LearnPages(PageId begin, PageId end);
+  void UnindexPages(PageId begin, PageId end);
+  // Whole pages that the stream may take: indexes them.
+  void IndexPages(PageId begin, PageId end);
 
-  // Pages were added or mapped: learns them. `first` is the first of `count` new slots; pages from
+  // Pages were added or mapped: indexes them. `first` is the first of `count` new slots; pages from
   // `old_page_count` on are new.
-  void LearnMapping(SlotId first, uint32_t count, uint32_t old_page_count);
+  void IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count);
 
   // The first node of the shortest chain of at least `length` in pages that are partly used: by
   // small blocks alone if there is one, else in the others.

@@ -53,7 +53,7 @@ class FreeViewTest : public ::testing::Test {
     const SlotId first = ranges_.Map(plan);
     while (space_.page_count() < ranges_.page_count()) space_.AddPage();
     const auto count = ranges_.PagesOf(plan);
-    for (const auto& view : views_) view->LearnMapping(first, count, old_pages);
+    for (const auto& view : views_) view->IndexMapping(first, count, old_pages);
     return first;
   }
   void MapNewPages(uint32_t count) { Map({.range = {}, .handles = std::vector(count, kNew)}); }
@@ -73,9 +73,9 @@ class FreeViewTest : public ::testing::Test {
     const NodeId prev = space_.node(within).prev;
     const uint32_t from = prev == NodeId::kNone ? 0 : space_.node(prev).offset;
     const uint32_t to = std::min(kPageGranules - 1, last.offset + last.length);
-    for (const auto& view : views_) view->Forget(page, NodeAt(page, from), NodeAt(page, to));
+    for (const auto& view : views_) view->UnindexNodes(page, NodeAt(page, from), NodeAt(page, to));
     const NodeId changed = change(within);
-    for (const auto& view : views_) view->Learn(page, NodeAt(page, from), NodeAt(page, to));
+    for (const auto& view : views_) view->IndexNodes(page, NodeAt(page, from), NodeAt(page, to));
     return changed;
   }
 
@@ -93,9 +93,9 @@ class FreeViewTest : public ::testing::Test {
   }
 
   void MarkLarge(PageId page, bool large) {
-    for (const auto& view : views_) view->Forget(page, space_.first(page), space_.last(page));
+    for (const auto& view : views_) view->UnindexNodes(page, space_.first(page), space_.last(page));
     large ? space_.AddLargePiece(page) : space_.DropLargePiece(page);
-    for (const auto& view : views_) view->Learn(page, space_.first(page), space_.last(page));
+    for (const auto& view : views_) view->IndexNodes(page, space_.first(page), space_.last(page));
   }
 
   void OpenFence(FenceId fence) {
@@ -274,7 +274,7 @@ TEST_F(FreeViewTest, ANewViewSeesWhatIsThere) {
   EXPECT_EQ(views_.back()->BestFit(Granules(2)), NodeAt(PageId{1}, 5));
 }
 
-TEST_F(FreeViewTest, PassesWhatIsOpenItsOwnAndWhatItIsLetThroughTo) {
+TEST_F(FreeViewTest, PassesWhatIsOpenItsOwnAndWhatItIsGrantedTo) {
   constexpr FenceId kFar{1000};
   for (const auto& view : views_) {
     EXPECT_TRUE(view->Passes(FenceId::kOpen));
@@ -283,20 +283,20 @@ TEST_F(FreeViewTest, PassesWhatIsOpenItsOwnAndWhatItIsLetThroughTo) {
     EXPECT_FALSE(view->Passes(kFar));
   }
   EXPECT_FALSE(view_b().Passes(kFenceA));
-  view_b().LetThrough(kFenceA);
+  view_b().Grant(kFenceA);
   EXPECT_TRUE(view_b().Passes(kFenceA));
-  view_b().LetThrough(kFar);
+  view_b().Grant(kFar);
   EXPECT_TRUE(view_b().Passes(kFar));
   EXPECT_FALSE(view_b().Passes(FenceId{999}));
-  view_b().Refuse(kFenceA);
-  view_b().Refuse(FenceId{5000});
+  view_b().Revoke(kFenceA);
+  view_b().Revoke(FenceId{5000});
   EXPECT_FALSE(view_b().Passes(kFenceA));
   EXPECT_TRUE(view_b().Passes(kFenceB));
   EXPECT_FALSE(view_b().Passes(FenceId{5000}));
 }
 
 TEST_F(FreeViewTest, AViewThatIsHandedOnPassesNothingOfBefore) {
-  view_a().LetThrough(kFenceHeld);
+  view_a().Grant(kFenceHeld);
   view_a().Assign(StreamId{9}, kFenceB);
   EXPECT_TRUE(view_a().Passes(FenceId::kOpen));
   EXPECT_TRUE(view_a().Passes(kFenceB));
@@ -305,8 +305,8 @@ TEST_F(FreeViewTest, AViewThatIsHandedOnPassesNothingOfBefore) {
   view_a().Assign(StreamId{1}, kFenceA);
 }
 
-// Neighbours behind its own fence, behind the one it is let through to, and open ones are one chain.
-TEST_F(FreeViewTest, AViewThatIsLetThroughSeesOneChain) {
+// Neighbours behind its own fence, behind the one it is granted, and open ones are one chain.
+TEST_F(FreeViewTest, AViewThatIsGrantedSeesOneChain) {
   MapNewPages(1);
   const NodeId middle = Take(PageId{0}, 3, 2);
   Give(Take(PageId{0}, 5, 1), kFenceB);
@@ -314,9 +314,9 @@ TEST_F(FreeViewTest, AViewThatIsLetThroughSeesOneChain) {
   EXPECT_EQ(view_b().Tail(PageId{0}), Granules(3));
   const NodeId first = space_.first(PageId{0});
   const NodeId last = space_.last(PageId{0});
-  view_b().Forget(PageId{0}, first, last);
-  view_b().LetThrough(kFenceHeld);
-  view_b().Learn(PageId{0}, first, last);
+  view_b().UnindexNodes(PageId{0}, first, last);
+  view_b().Grant(kFenceHeld);
+  view_b().IndexNodes(PageId{0}, first, last);
   Check();
   EXPECT_TRUE(view_b().IsWhole(PageId{0}));
   EXPECT_FALSE(view_a().IsWhole(PageId{0}));

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/capture_guide.h"
+#include "core/capture_profile.h"
 #include "core/pool.h"
 #include "core/pool_checkpoint.h"
 #include "core/shared_space.h"
@@ -38,7 +38,7 @@ struct alignas(64) LiveBlock {
   bool eager = false;
   // Of the stream that allocated it, in a capture of several streams that is under way.
   uint16_t view = kNoView;
-  CaptureGuide::Ticket ticket;
+  CaptureProfile::Ticket ticket;
   std::unique_ptr<Others> others;  // mostly none
 
   Granules length() const { return Granules::FromBytesRoundedUp(block.bytes); }

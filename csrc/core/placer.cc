@@ -36,9 +36,9 @@ bool IsExhausted(const DriverError& error) {
 void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   const uint64_t asked = live.block.requested_bytes;
   if (asked > kLargestBlock) ThrowOutOfMemory("No device has so many addresses.", asked);
-  const bool foretold = memory_.captures_one_stream();
-  if (foretold) foresight_.ReserveOne();
-  const Foresight::Advice advice = foretold ? Advise(asked, view) : Foresight::Advice{};
+  const bool predicted = memory_.captures_one_stream();
+  if (predicted) predictor_.ReserveOne();
+  const Predictor::Advice advice = predicted ? Advise(asked, view) : Predictor::Advice{};
   Found found;
   try {
     found = Find(view, live.length(), stats, advice);
@@ -49,13 +49,13 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   live.site = {.slot = found.start.slot,
                .offset = static_cast<uint32_t>(found.start.offset.count())};
   memory_.bytes().Take(live.site, live.length(), found.node);
-  if (!foretold) return;
+  if (!predicted) return;
   const Granules held = Granules::FromBytesRoundedUp(stats.allocated_bytes + live.block.bytes);
-  live.ticket = foresight_.Allocated(advice, found.start, asked, held);
+  live.ticket = predictor_.Allocated(advice, found.start, asked, held);
 }
 
 Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& stats,
-                           const Foresight::Advice& advice) {
+                           const Predictor::Advice& advice) {
   if (const std::optional<Placement> place = Follow(advice, length)) return {.start = *place};
   if (length < page_size()) return FindSmall(view, length);
   // What lives when the pool holds most decides what it costs: this block, if the pool never held
@@ -67,8 +67,8 @@ Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& sta
   return {.start = FindLarge(view, length, slack)};
 }
 
-Foresight::Advice Placer::Advise(uint64_t bytes, const FreeView& view) {
-  const auto for_each = [this](const Foresight::PieceFunction& add) {
+Predictor::Advice Placer::Advise(uint64_t bytes, const FreeView& view) {
+  const auto for_each = [this](const Predictor::PieceFunction& add) {
     blocks_.ForEach([&](Address, const LiveBlock& block) {
       const auto add_piece = [&](PageId page, Granules offset, Granules length) {
         add(page, offset, length, block.ticket);
@@ -76,13 +76,13 @@ Foresight::Advice Placer::Advise(uint64_t bytes, const FreeView& view) {
       memory_.bytes().ForEachPiece(block.site, block.length(), add_piece);
     });
   };
-  return foresight_.Advise(bytes, view, {.count = blocks_.size(), .for_each = for_each});
+  return predictor_.Advise(bytes, view, {.count = blocks_.size(), .for_each = for_each});
 }
 
-std::optional<Placement> Placer::Follow(const Foresight::Advice& advice, Granules length) {
+std::optional<Placement> Placer::Follow(const Predictor::Advice& advice, Granules length) {
   if (!advice.spot) return std::nullopt;
   if (!advice.spot->growth) return advice.spot->place;
-  const uint64_t most_pages = foresight_.MostPages(length);
+  const uint64_t most_pages = predictor_.MostPages(length);
   CGP_CHECK(space().page_count() + advice.spot->growth->mapping.new_pages() <= most_pages);
   try {
     return advice.spot->growth->PlacementFrom(memory_.bytes().Map(advice.spot->growth->mapping),
@@ -91,7 +91,7 @@ std::optional<Placement> Placer::Follow(const Foresight::Advice& advice, Granule
     // A plan may want more pages than other places for the block do. Whether there is enough for it
     // is for those to find out who place it without a plan.
     if (!IsExhausted(error)) throw;
-    foresight_.GiveUpPlan();
+    predictor_.GiveUpPlan();
     return std::nullopt;
   }
 }

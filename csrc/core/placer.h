@@ -1,4 +1,4 @@
-// Where a block goes, and what is mapped for it: as was foretold, if that holds (foresight.h); else a
+// Where a block goes, and what is mapped for it: as was predicted, if that holds (predictor.h); else a
 // small block into the best fit, and a large one as placement.h has it.
 //
 // invariant: a block that was placed is used in the memory; whatever failed has mapped nothing
@@ -8,11 +8,11 @@
 #include <optional>
 #include <string_view>
 
-#include "core/foresight.h"
 #include "core/free_view.h"
 #include "core/live_block.h"
 #include "core/placement.h"
 #include "core/pool.h"
+#include "core/predictor.h"
 #include "core/range_table.h"
 #include "core/stream_memory.h"
 #include "core/units.h"
@@ -28,18 +28,18 @@ class Placer {
         ranges_(ranges),
         memory_(memory),
         blocks_(blocks),
-        foresight_(memory.bytes().space(), ranges) {}
+        predictor_(memory.bytes().space(), ranges) {}
 
-  // What Place() and Freed() are told is what the captures to come are foretold from.
-  void BeginCapture() { foresight_.BeginCapture(); }
-  void EndCapture() { foresight_.EndCapture(); }
+  // What Place() and Freed() are told is what the captures to come are predicted from.
+  void BeginCapture() { predictor_.BeginCapture(); }
+  void EndCapture() { predictor_.EndCapture(); }
   // Pages and slots have other numbers now. pre: no capture is under way.
-  void Forget() { foresight_.Forget(); }
+  void Forget() { predictor_.Forget(); }
 
   // Gives a block of its `block.bytes`, in a pool with these figures, a site where all bytes are the
   // view's to take, and takes them. pre: the view is what StreamMemory::BeginTake() returned last.
   void Place(FreeView& view, LiveBlock& live, const PoolStats& stats);
-  void Freed(CaptureGuide::Ticket ticket) { foresight_.Freed(ticket); }
+  void Freed(CaptureProfile::Ticket ticket) { predictor_.Freed(ticket); }
 
  private:
   struct Found {
@@ -48,9 +48,9 @@ class Placer {
   };
 
   Found Find(FreeView& view, Granules length, const PoolStats& stats,
-             const Foresight::Advice& advice);
-  Foresight::Advice Advise(uint64_t bytes, const FreeView& view);
-  std::optional<Placement> Follow(const Foresight::Advice& advice, Granules length);
+             const Predictor::Advice& advice);
+  Predictor::Advice Advise(uint64_t bytes, const FreeView& view);
+  std::optional<Placement> Follow(const Predictor::Advice& advice, Granules length);
   Found FindSmall(FreeView& view, Granules length);
   NodeId LeastWanted(const FreeView& view, NodeId best) const;
   TakersOf Takers() const;
@@ -68,7 +68,7 @@ class Placer {
   const RangeTable& ranges_;
   StreamMemory& memory_;
   const LiveBlocks& blocks_;
-  Foresight foresight_;
+  Predictor predictor_;
 };
 
 }  // namespace cgp

@@ -40,9 +40,9 @@ void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
 
 void Pool::EndScope(bool may_ask_device) {
   State& s = *state_;
-  const bool foretells = s.memory.captures_one_stream();
+  const bool predicts = s.memory.captures_one_stream();
   s.memory.EndScope(may_ask_device);
-  if (foretells) s.placer.EndCapture();
+  if (predicts) s.placer.EndCapture();
 }
 
 Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> capture) {
@@ -188,7 +188,7 @@ void Pool::State::List(LiveBlock&& live) {
   blocks.Insert(address, std::move(live));
 }
 
-void Pool::State::Unlist(const Block& block, CaptureGuide::Ticket ticket) {
+void Pool::State::Unlist(const Block& block, CaptureProfile::Ticket ticket) {
   placer.Freed(ticket);
   stats.allocated_bytes -= block.bytes;
   stats.requested_bytes -= block.requested_bytes;

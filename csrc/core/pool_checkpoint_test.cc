@@ -143,7 +143,7 @@ TEST_F(PoolCheckpointTest, ThePoolMayHaveGrown) {
   EXPECT_EQ(stats.page_mappings, grown.page_mappings);
 }
 
-// Which of the checkpoints comes next is nobody's to foretell: a walk through a tree whose branches
+// Which of the checkpoints comes next is nobody's to predict: a walk through a tree whose branches
 // are captured as it goes.
 TEST_F(PoolCheckpointTest, BackAndForthBetweenTheBranchesOfATree) {
   struct Node {

@@ -195,9 +195,9 @@ TEST_F(PoolProofsTest, ACaptureOfSeveralStreamsGetsNoAdvice) {
     End(capture);
     return std::pair(first.address, second.address);
   };
-  const auto guide = places({kA});
-  EXPECT_EQ(places({kA}), guide);
-  EXPECT_NE(places({kA, kB}).first, guide.first);
+  const auto profile = places({kA});
+  EXPECT_EQ(places({kA}), profile);
+  EXPECT_NE(places({kA, kB}).first, profile.first);
 }
 
 // Streams hold free pages back from each other: where the pool is small, one at a time.

@@ -38,7 +38,7 @@ struct Pool::State {
   // pool.cc
   LiveBlock& Known(Address address);
   void List(LiveBlock&& live);
-  void Unlist(const Block& block, CaptureGuide::Ticket ticket);
+  void Unlist(const Block& block, CaptureProfile::Ticket ticket);
 
   // pool_checkpoint.cc
   LiveBlock BlockOf(const PoolCheckpoint::Entry& entry,

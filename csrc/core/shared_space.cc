@@ -77,17 +77,17 @@ NodeId SharedSpace::TakePiece(NodeId within, PageId page, Granules offset, Granu
   const NodeId behind = all ? NodeId::kNone : space_.node(last).next;
   const auto from = [&] { return before == NodeId::kNone ? space_.first(page) : before; };
   const auto to = [&] { return behind == NodeId::kNone ? space_.last(page) : behind; };
-  for (const auto& view : views_) view->Forget(page, from(), to());
+  for (const auto& view : views_) view->UnindexNodes(page, from(), to());
   const NodeId taken = space_.Take(within, page, offset, length);
   if (large) space_.AddLargePiece(page);
-  for (const auto& view : views_) view->Learn(page, from(), to());
+  for (const auto& view : views_) view->IndexNodes(page, from(), to());
   return taken;
 }
 
 // Whole pages that follow one another.
 NodeId SharedSpace::TakePages(PageId page, Granules length) {
   const PageId end{Index(page) + static_cast<uint32_t>(length / page_size())};
-  for (const auto& view : views_) view->ForgetPages(page, end);
+  for (const auto& view : views_) view->UnindexPages(page, end);
   return space_.Take(space_.first(page), page, Granules(0), length);
 }
 
@@ -98,28 +98,28 @@ void SharedSpace::GivePiece(NodeId id, FenceId fence, bool large) {
     const PageId end = space_.end(id);
     space_.Give(id, fence);
     for (const auto& view : views_) {
-      if (view->Passes(fence)) view->LearnPages(page, end);
+      if (view->Passes(fence)) view->IndexPages(page, end);
     }
     return;
   }
   if (large && space_.large_pieces(page) == 1) {
-    for (const auto& view : views_) view->Forget(page, space_.first(page), space_.last(page));
+    for (const auto& view : views_) view->UnindexNodes(page, space_.first(page), space_.last(page));
     space_.Give(id, fence);
     space_.DropLargePiece(page);
-    for (const auto& view : views_) view->Learn(page, space_.first(page), space_.last(page));
+    for (const auto& view : views_) view->IndexNodes(page, space_.first(page), space_.last(page));
     return;
   }
   for (const auto& view : views_) {
     if (!view->Passes(fence)) continue;
     for (const NodeId beside : {node.prev, node.next}) {
       if (beside != NodeId::kNone && !space_.node(beside).used())
-        view->Forget(page, beside, beside);
+        view->UnindexNodes(page, beside, beside);
     }
   }
   if (large) space_.DropLargePiece(page);
   const NodeId given = space_.Give(id, fence);
   for (const auto& view : views_) {
-    if (view->Passes(fence)) view->Learn(page, given, given);
+    if (view->Passes(fence)) view->IndexNodes(page, given, given);
   }
 }
 
@@ -133,7 +133,7 @@ SlotId SharedSpace::Map(const MappingPlan& plan) {
   const uint32_t old_page_count = space_.page_count();
   const SlotId first = ranges_.Map(plan);
   for (uint32_t i = 0; i < new_pages; ++i) space_.AddPage();
-  for (const auto& view : views_) view->LearnMapping(first, count, old_page_count);
+  for (const auto& view : views_) view->IndexMapping(first, count, old_page_count);
   return first;
 }
 
@@ -163,7 +163,7 @@ void SharedSpace::ReserveOpening(std::size_t fence_limit) {
   }
 }
 
-void SharedSpace::LetThrough(FreeView& view, std::span<const FenceId> fences) {
+void SharedSpace::Grant(FreeView& view, std::span<const FenceId> fences) {
   if (fences.empty()) return;
   woken_.clear();
   for (const FenceId fence : fences) {
@@ -186,15 +186,15 @@ void SharedSpace::LetThrough(FreeView& view, std::span<const FenceId> fences) {
     }
   }
   for (const auto& [first, last] : spans) {
-    if (!space_.IsOfWholePages(first)) view.Forget(space_.node(first).page, first, last);
+    if (!space_.IsOfWholePages(first)) view.UnindexNodes(space_.node(first).page, first, last);
   }
-  for (const FenceId fence : fences) view.LetThrough(fence);
+  for (const FenceId fence : fences) view.Grant(fence);
   for (const auto& [first, last] : spans) {
     const PageId page = space_.node(first).page;
     if (space_.IsOfWholePages(first)) {
-      view.LearnPages(page, space_.end(first));
+      view.IndexPages(page, space_.end(first));
     } else {
-      view.Learn(page, first, last);
+      view.IndexNodes(page, first, last);
     }
   }
 }
@@ -205,12 +205,12 @@ void SharedSpace::Open(const std::vector<bool>& opened) {
     for (uint32_t fence = 1; fence < opened.size(); ++fence) {
       if (opened[fence] && !view->Passes(FenceId{fence})) closed_.push_back(FenceId{fence});
     }
-    LetThrough(*view, closed_);
+    Grant(*view, closed_);
   }
   space_.OpenFences(opened);
   for (const auto& view : views_) {
     for (uint32_t fence = 1; fence < opened.size(); ++fence) {
-      if (opened[fence]) view->Refuse(FenceId{fence});
+      if (opened[fence]) view->Revoke(FenceId{fence});
     }
   }
 }

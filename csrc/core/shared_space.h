@@ -99,7 +99,7 @@ class SharedSpace {
   // Room for what opens below so many fences, as long as no node is freed.
   void ReserveOpening(std::size_t fence_limit);
   // Lets one view through to what is behind these fences. pre: ReserveOpening().
-  void LetThrough(FreeView& view, std::span<const FenceId> fences);
+  void Grant(FreeView& view, std::span<const FenceId> fences);
   // What is behind the fences for which opened[fence] is true is everyone's from now on. O(nodes
   // behind them). pre: ReserveOpening().
   void Open(const std::vector<bool>& opened);

@@ -61,7 +61,7 @@ FreeView& StreamMemory::ProvenView(StreamId stream) {
   if (!number) number = AddProvenView(stream);
   FreeView& view = bytes_.view(*number);
   ReserveOpening();
-  bytes_.LetThrough(view, proofs_.Advance(*number, frontier_));
+  bytes_.Grant(view, proofs_.Advance(*number, frontier_));
   proofs_.HandOver(*number);
   if (!proofs_.stopped(*number) || !proofs_.relies_on_proofs(*number)) return view;
   // The stream has gone on without waiting for what came before. What was given to it by proof it may
@@ -141,9 +141,9 @@ void StreamMemory::AddProof(FenceId fence, std::optional<std::size_t> owner) {
   proofs_.Add(fence, frontier_.capture, nodes_, owner);
   for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
     if (proofs_.IsProven(fence, i)) {
-      bytes_.view(i).LetThrough(fence);
+      bytes_.view(i).Grant(fence);
     } else {
-      bytes_.view(i).Refuse(fence);
+      bytes_.view(i).Revoke(fence);
     }
   }
 }

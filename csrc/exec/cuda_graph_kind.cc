@@ -47,7 +47,7 @@ constexpr std::array kFunctionAttributes = {
 };
 
 // Of the key, for a node and its edge.
-constexpr size_t kBytesForeseen = 64;
+constexpr size_t kBytesPredicted = 64;
 // Of device memory, as benchmarks/shared_execs.py measures it: 2.8 to 3.7 KiB.
 constexpr uint64_t kExecBytesPerNode = 3072;
 
@@ -71,7 +71,7 @@ class KindReader {
 
   GraphKind Read() {
     const std::vector<CUgraphNode> nodes = Nodes();
-    kind_.key.reserve(nodes.size() * kBytesForeseen);
+    kind_.key.reserve(nodes.size() * kBytesPredicted);
     Append(kind_.key, nodes.size());
     for (const CUgraphNode node : nodes) AddNode(node);
     AddEdges(nodes);

@@ -24,7 +24,7 @@ cgp::PoolId ToPoolId(const Id& id) { return {id.first, id.second}; }
 // The set that has the pool; that of GraphAllocator if none does.
 cgp::PoolSet& Pools(int device, const Id& id) {
   const auto index = static_cast<c10::DeviceIndex>(device);
-  auto* const plain = cgp::DevicePools::Find(index, cgp::PoolsOwner::kPlainAllocator);
+  auto* const plain = cgp::DevicePools::Find(index, cgp::PoolsOwner::kPluggableAllocator);
   if (plain != nullptr && plain->set().Contains(ToPoolId(id))) return plain->set();
   return cgp::DevicePools::For(index).set();
 }

@@ -86,7 +86,7 @@ class PoolModel {
     uint64_t beyond = 0;       // pages that may be made with those that are needed
     // What the driver must have for the allocation to succeed.
     uint64_t least_new() const { return ideal > whole_pages ? ideal - whole_pages : 0; }
-    // No more, planned or not: what is foretold makes no page that the block does not need.
+    // No more, planned or not: what is predicted makes no page that the block does not need.
     uint64_t most_new() const { return least_new() > 0 ? least_new() + beyond : 0; }
   };
   Need NeedOf(PoolId id, uint64_t bytes, StreamId stream) const;

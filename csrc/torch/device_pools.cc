@@ -64,7 +64,7 @@ DevicePools& DevicePools::For(c10::DeviceIndex device, PoolsOwner owner) {
   DevicePools* pools = registry.pools[index].load(std::memory_order_acquire);
   if (pools == nullptr) {
     std::unique_ptr<DevicePools> made(new DevicePools(device));
-    if (owner == PoolsOwner::kPlainAllocator) {
+    if (owner == PoolsOwner::kPluggableAllocator) {
       for (DevicePools* const others : All(owner)) {
         others->LetIn(device);
         made->LetIn(others->device());

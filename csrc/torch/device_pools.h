@@ -20,8 +20,9 @@ namespace cgp {
 // Who hands out the blocks of some pools. Each has pools of its own on each device: what the C
 // functions hand out as a segment of a MemPool is the base's memory, counted by the base, and a
 // block that the base makes at the segment's start is not GraphAllocator's to free.
-enum class PoolsOwner { kGraphAllocator, kPlainAllocator };
-inline constexpr std::array kPoolsOwners{PoolsOwner::kGraphAllocator, PoolsOwner::kPlainAllocator};
+enum class PoolsOwner { kGraphAllocator, kPluggableAllocator };
+inline constexpr std::array kPoolsOwners{PoolsOwner::kGraphAllocator,
+                                         PoolsOwner::kPluggableAllocator};
 
 class DevicePools {
  public:

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "torch/graph_allocator_fixture.h"
-#include "torch/plain_allocator.h"
+#include "torch/pluggable_allocator.h"
 
 namespace cgp {
 namespace {
@@ -100,10 +100,10 @@ TEST_F(OtherDevicesTest, CopiesOfOursBetweenDevicesThatAreNoPeersAreNotTheBases)
 
 // Nobody names a CUDAPluggableAllocator's peers.
 TEST_F(OtherDevicesTest, DevicesOfTheCFunctionsReachEachOther) {
-  PlainAllocator& plain = PlainAllocator::Get();
+  PluggableAllocator& plain = PluggableAllocator::Get();
   const auto host_of = [](c10::DeviceIndex device) -> HostDriver& {
     return fake_cuda::HostOf(
-        DevicePools::For(device, PoolsOwner::kPlainAllocator).driver().inner());
+        DevicePools::For(device, PoolsOwner::kPluggableAllocator).driver().inner());
   };
   void* const first = plain.Malloc(kPage, device_, Stream(1));
   void* const second = plain.Malloc(kPage, other_, Stream(1));

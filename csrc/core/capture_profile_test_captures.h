@@ -1,4 +1,4 @@
-// Captures of given sizes, for the tests of capture_guide.h.
+// Captures of given sizes, for the tests of capture_profile.h.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/capture_guide.h"
+#include "core/capture_profile.h"
 
 namespace cgp {
 
-class GuidedCaptures : public ::testing::Test {
+class ProfiledCaptures : public ::testing::Test {
  protected:
-  using Match = CaptureGuide::Match;
+  using Match = CaptureProfile::Match;
   using Sizes = std::vector<uint64_t>;
   using Answers = std::vector<int64_t>;  // to which steps, in the order of allocation
 
@@ -23,30 +23,30 @@ class GuidedCaptures : public ::testing::Test {
   }
 
   // Allocates in the capture under way. Nothing is freed: the pool holds the sum.
-  static std::vector<Match> Allocate(CaptureGuide& guide, const Sizes& sizes,
+  static std::vector<Match> Allocate(CaptureProfile& profile, const Sizes& sizes,
                                      uint32_t first_slot = 0) {
     std::vector<Match> matches;
     Granules live;
     for (const uint64_t bytes : sizes) {
       live += Granules::FromBytesRoundedUp(bytes);
-      matches.push_back(guide.Find(bytes));
-      guide.Allocated(matches.back(), At(first_slot++), bytes, live);
+      matches.push_back(profile.Find(bytes));
+      profile.Allocated(matches.back(), At(first_slot++), bytes, live);
     }
     return matches;
   }
 
-  static std::vector<Match> Capture(CaptureGuide& guide, const Sizes& sizes,
+  static std::vector<Match> Capture(CaptureProfile& profile, const Sizes& sizes,
                                     uint32_t first_slot = 0) {
-    guide.BeginCapture();
-    std::vector<Match> matches = Allocate(guide, sizes, first_slot);
-    guide.EndCapture();
+    profile.BeginCapture();
+    std::vector<Match> matches = Allocate(profile, sizes, first_slot);
+    profile.EndCapture();
     return matches;
   }
 
-  static CaptureGuide GuideOf(const Sizes& sizes) {
-    CaptureGuide guide;
-    Capture(guide, sizes);
-    return guide;
+  static CaptureProfile ProfileOf(const Sizes& sizes) {
+    CaptureProfile profile;
+    Capture(profile, sizes);
+    return profile;
   }
 
   static Answers AnswersOf(const std::vector<Match>& matches) {
@@ -56,9 +56,9 @@ class GuidedCaptures : public ::testing::Test {
     return answers;
   }
 
-  // What blocks of these sizes answer to in the next capture of a pool whose guide is `guide`.
-  static Answers Aligned(const Sizes& guide, const Sizes& sizes) {
-    CaptureGuide copy = GuideOf(guide);
+  // What blocks of these sizes match in the next capture of a pool whose profile is `profile`.
+  static Answers Aligned(const Sizes& profile, const Sizes& sizes) {
+    CaptureProfile copy = ProfileOf(profile);
     copy.BeginCapture();
     return AnswersOf(Allocate(copy, sizes));
   }

@@ -1,4 +1,4 @@
-// Random captures: what the guide records is what was done, and a capture is aligned with it
+// Random captures: what the profile records is what was done, and a capture is aligned with it
 // whatever the scale and whatever is inserted or left out.
 #include <gtest/gtest.h>
 
@@ -9,61 +9,61 @@
 #include <set>
 #include <vector>
 
-#include "core/capture_guide.h"
+#include "core/capture_profile.h"
 
 namespace cgp {
 namespace {
 
 // Random captures against what a full record of them says.
-TEST(CaptureGuideRandom, AgainstAFullRecord) {
+TEST(CaptureProfileRandom, AgainstAFullRecord) {
   struct Entry {
-    CaptureGuide::Ticket ticket;
+    CaptureProfile::Ticket ticket;
     uint64_t bytes = 0;
     uint32_t slot = 0;
-    uint32_t freed_at = CaptureGuide::kNever;
+    uint32_t freed_at = CaptureProfile::kNever;
     bool lived_at_peak = false;
   };
   std::mt19937 random(3);
   const auto below = [&](std::size_t limit) { return random() % limit; };
-  CaptureGuide guide;
+  CaptureProfile profile;
   std::vector<Entry> largest;
   uint64_t largest_peak = 0;
   uint32_t slot = 0;
   for (int capture = 0; capture < 600; ++capture) {
     if (capture % 10 == 0) {
-      guide = CaptureGuide();
+      profile = CaptureProfile();
       largest.clear();
       largest_peak = 0;
     }
     std::vector<Entry> entries;
     uint64_t live = 0;
     uint64_t peak = 0;
-    guide.BeginCapture();
+    profile.BeginCapture();
     for (std::size_t n = below(30); n > 0; --n) {
       const uint64_t bytes = 1 + below(5000);
       live += Granules::FromBytesRoundedUp(bytes).count();
       const Placement start{SlotId{slot}, Granules(slot % 7)};
-      const auto ticket = guide.Allocated(guide.Find(bytes), start, bytes, Granules(live));
+      const auto ticket = profile.Allocated(profile.Find(bytes), start, bytes, Granules(live));
       entries.push_back({.ticket = ticket, .bytes = bytes, .slot = slot++});
       if (live > peak) {
         peak = live;
-        for (Entry& entry : entries) entry.lived_at_peak = entry.freed_at == CaptureGuide::kNever;
+        for (Entry& entry : entries) entry.lived_at_peak = entry.freed_at == CaptureProfile::kNever;
       }
       Entry& freed = entries[below(entries.size())];
-      if (below(2) == 0 && freed.freed_at == CaptureGuide::kNever) {
-        guide.Freed(freed.ticket);
+      if (below(2) == 0 && freed.freed_at == CaptureProfile::kNever) {
+        profile.Freed(freed.ticket);
         freed.freed_at = static_cast<uint32_t>(entries.size());
         live -= Granules::FromBytesRoundedUp(freed.bytes).count();
       }
     }
-    guide.EndCapture();
+    profile.EndCapture();
     if (peak >= largest_peak) {
       largest_peak = peak;
       largest = entries;
     }
-    ASSERT_EQ(guide.steps().size(), largest.size());
+    ASSERT_EQ(profile.steps().size(), largest.size());
     for (std::size_t i = 0; i < largest.size(); ++i) {
-      const CaptureGuide::Step& step = guide.steps()[i];
+      const CaptureProfile::Step& step = profile.steps()[i];
       ASSERT_EQ(step.start.slot, SlotId{largest[i].slot});
       ASSERT_EQ(step.start.offset, Granules(largest[i].slot % 7));
       ASSERT_EQ(step.bytes, largest[i].bytes);
@@ -97,20 +97,20 @@ class RandomPrograms : public ::testing::TestWithParam<uint32_t> {
   uint64_t Between(uint64_t low, uint64_t high) { return low + random_() % (high - low + 1); }
   bool OneIn(uint64_t chances) { return Between(1, chances) == 1; }
 
-  // The batch grows from guide_batch_ to batch_.
+  // The batch grows from profile_batch_ to batch_.
   uint64_t Scaled(uint64_t bytes, int power) const {
     double scaled = static_cast<double>(bytes);
-    const double scale = static_cast<double>(batch_) / static_cast<double>(guide_batch_);
+    const double scale = static_cast<double>(batch_) / static_cast<double>(profile_batch_);
     for (int i = 0; i < power; ++i) scaled *= scale;
     return static_cast<uint64_t>(scaled);
   }
 
-  // Whether nothing else in the guide may be taken for blocks of this size there, by any power.
+  // Whether nothing else in the profile may be taken for blocks of this size there, by any power.
   // If so, it is one that others must not be taken for.
-  bool Unambiguous(uint64_t guide_bytes) {
+  bool Unambiguous(uint64_t profile_bytes) {
     std::set<uint64_t> sizes;
     for (int power = 0; power <= 2; ++power) {
-      const uint64_t granules = Scaled(guide_bytes, power) / kGranuleBytes;
+      const uint64_t granules = Scaled(profile_bytes, power) / kGranuleBytes;
       sizes.insert({granules, granules + 1, granules + 2});
     }
     const auto taken = [&](uint64_t size) { return taken_.contains(size); };
@@ -122,9 +122,10 @@ class RandomPrograms : public ::testing::TestWithParam<uint32_t> {
   Block NewBlock(int power) {
     for (;;) {
       Block block{.factor = 0, .power = power};
-      const uint64_t unit = Block{.factor = 1, .power = power}.Bytes(guide_batch_);
+      const uint64_t unit = Block{.factor = 1, .power = power}.Bytes(profile_batch_);
       block.factor = 1 + Between(4'000'000, 4'000'000'000) / unit;
-      if (block.Bytes(guide_batch_) > 2 * kGranuleBytes && Unambiguous(block.Bytes(guide_batch_)))
+      if (block.Bytes(profile_batch_) > 2 * kGranuleBytes &&
+          Unambiguous(block.Bytes(profile_batch_)))
         return block;
     }
   }
@@ -138,9 +139,9 @@ class RandomPrograms : public ::testing::TestWithParam<uint32_t> {
   }
 
   void MakeProgram() {
-    guide_batch_ = Between(1, 64);
-    do batch_ = Between(std::max<uint64_t>(1, guide_batch_ / 8), 12 * guide_batch_);
-    while (batch_ == guide_batch_ && !OneIn(4));
+    profile_batch_ = Between(1, 64);
+    do batch_ = Between(std::max<uint64_t>(1, profile_batch_ / 8), 12 * profile_batch_);
+    while (batch_ == profile_batch_ && !OneIn(4));
     const uint64_t count = Between(1, 120);
     for (uint64_t i = 0; i < count; ++i) {
       // The first one grows: it sets the scale.
@@ -171,7 +172,7 @@ class RandomPrograms : public ::testing::TestWithParam<uint32_t> {
   }
 
   std::mt19937_64 random_{GetParam()};
-  uint64_t guide_batch_ = 1;
+  uint64_t profile_batch_ = 1;
   uint64_t batch_ = 1;
   std::set<uint64_t> taken_;  // sizes in granules
   std::vector<Block> program_;
@@ -180,35 +181,36 @@ class RandomPrograms : public ::testing::TestWithParam<uint32_t> {
 
 TEST_P(RandomPrograms, EveryBlockAnswersToItsLike) {
   MakeProgram();
-  CaptureGuide guide;
-  guide.BeginCapture();
+  CaptureProfile profile;
+  profile.BeginCapture();
   for (const Block& block : program_) {
-    const uint64_t bytes = block.Bytes(guide_batch_);
-    guide.Allocated(guide.Find(bytes), {}, bytes, Granules(1));
+    const uint64_t bytes = block.Bytes(profile_batch_);
+    profile.Allocated(profile.Find(bytes), {}, bytes, Granules(1));
   }
-  guide.EndCapture();
+  profile.EndCapture();
 
   const std::vector<Request> capture = MakeCapture();
-  guide.BeginCapture();
+  profile.BeginCapture();
   for (const auto& [bytes, block] : capture) {
-    const CaptureGuide::Match match = guide.Find(bytes);
+    const CaptureProfile::Match match = profile.Find(bytes);
     if (block || bytes > kGranuleBytes) {
-      ASSERT_EQ(match.step, block) << bytes << " bytes, batch " << batch_ << " of " << guide_batch_;
+      ASSERT_EQ(match.step, block)
+          << bytes << " bytes, batch " << batch_ << " of " << profile_batch_;
     }
-    guide.Allocated(match, {}, bytes, Granules(2));
+    profile.Allocated(match, {}, bytes, Granules(2));
   }
-  guide.EndCapture();
+  profile.EndCapture();
 
-  // The capture is the guide now, and foretells what a third one will ask for, where that grows by the scale.
-  if (batch_ == guide_batch_) return;
+  // The capture is the profile now, and predicts what a third one will ask for, where that grows by the scale.
+  if (batch_ == profile_batch_) return;
   const uint64_t third = Between(1, 500);
   const double scale = static_cast<double>(third) / static_cast<double>(batch_);
   for (uint32_t step = 0; step < capture.size(); ++step) {
     if (!capture[step].block || program_[*capture[step].block].power != 1) continue;
     const uint64_t bytes = program_[*capture[step].block].Bytes(third);
-    // Foretold to the byte up to 2 TiB, where a double is that exact.
+    // Predicted to the byte up to 2 TiB, where a double is that exact.
     if (bytes < uint64_t{1} << 41) {
-      ASSERT_EQ(guide.Foretell(step, scale), bytes);
+      ASSERT_EQ(profile.Predict(step, scale), bytes);
     }
   }
 }

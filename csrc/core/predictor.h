@@ -1,12 +1,12 @@
-// What is known beforehand about the capture under way: the guide and, where that alone does not
+// What is known beforehand about the capture under way: the profile and, where that alone does not
 // do, the plan made from it. Decides which advice to follow.
 //
-//  - A capture no larger than its guide goes where the guide's blocks lay, but for what would take
+//  - A capture no larger than its profile goes where the profile's blocks lay, but for what would take
 //    more whole pages there than hold it. Hardly anything is mapped.
 //  - A larger one gets a plan, and so does one that finds the place of a large block taken.
 //  - A capture of several streams gets no advice: who may take a place is for its graph to prove.
 //
-// What is foretold decides where a block goes, never how much the pool holds:
+// What is predicted decides where a block goes, never how much the pool holds:
 //
 //     pages after an advised block <= max(pages before it, ceil(what lives with it / page))
 //
@@ -18,8 +18,8 @@
 #include <optional>
 #include <vector>
 
-#include "core/capture_guide.h"
 #include "core/capture_plan.h"
+#include "core/capture_profile.h"
 #include "core/free_view.h"
 #include "core/page_space.h"
 #include "core/placement.h"
@@ -28,26 +28,26 @@
 
 namespace cgp {
 
-class Foresight {
+class Predictor {
  public:
-  Foresight(const PageSpace& space, const RangeTable& ranges) : space_(space), ranges_(ranges) {}
+  Predictor(const PageSpace& space, const RangeTable& ranges) : space_(space), ranges_(ranges) {}
 
   void BeginCapture();
-  void EndCapture() { guide_.EndCapture(); }
+  void EndCapture() { profile_.EndCapture(); }
   // Pages and slots have other numbers now. pre: no capture is under way.
   void Forget() {
-    guide_.Forget();
+    profile_.Forget();
     plan_.reset();
   }
 
   struct Advice {
-    CaptureGuide::Match match;
+    CaptureProfile::Match match;
     std::optional<CapturePlan::Spot> spot;  // none: as if nothing were known
     bool lives_at_peak = false;             // when the capture will hold most
   };
   // What lives in the pool: how many blocks, and for_each(function) calls function(page, offset,
   // length, ticket) for each piece of each, which is asked only when a plan is made.
-  using PieceFunction = std::function<void(PageId, Granules, Granules, CaptureGuide::Ticket)>;
+  using PieceFunction = std::function<void(PageId, Granules, Granules, CaptureProfile::Ticket)>;
   struct LiveBlocks {
     std::size_t count = 0;
     std::function<void(const PieceFunction&)> for_each;
@@ -58,24 +58,24 @@ class Foresight {
   uint64_t MostPages(Granules length) const;
 
   // So that the next Allocated() cannot throw.
-  void ReserveOne() { guide_.ReserveOne(); }
+  void ReserveOne() { profile_.ReserveOne(); }
   // The block that was asked for lies there. `live` is what the pool holds with it.
-  CaptureGuide::Ticket Allocated(const Advice& advice, Placement start, uint64_t bytes,
-                                 Granules live) {
-    return guide_.Allocated(advice.match, start, bytes, live);
+  CaptureProfile::Ticket Allocated(const Advice& advice, Placement start, uint64_t bytes,
+                                   Granules live) {
+    return profile_.Allocated(advice.match, start, bytes, live);
   }
-  void Freed(CaptureGuide::Ticket ticket) { guide_.Freed(ticket); }
+  void Freed(CaptureProfile::Ticket ticket) { profile_.Freed(ticket); }
   // The driver had no memory for what the plan wanted: the capture goes on without.
   void GiveUpPlan() { plan_.reset(); }
 
  private:
-  bool WorthPlanning(const CaptureGuide::Match& match, Granules length,
+  bool WorthPlanning(const CaptureProfile::Match& match, Granules length,
                      std::size_t live_blocks) const;
-  void MakePlan(const CaptureGuide::Match& match, const LiveBlocks& blocks);
+  void MakePlan(const CaptureProfile::Match& match, const LiveBlocks& blocks);
 
   const PageSpace& space_;
   const RangeTable& ranges_;
-  CaptureGuide guide_;
+  CaptureProfile profile_;
   // Of the capture under way, which gets no more than one.
   std::optional<CapturePlan> plan_;
   bool planned_ = false;

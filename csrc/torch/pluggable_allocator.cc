@@ -1,4 +1,4 @@
-#include "torch/plain_allocator.h"
+#include "torch/pluggable_allocator.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/Exception.h>
@@ -24,23 +24,24 @@ bool ServesMemPools() { return c10::cuda::CUDACachingAllocator::get()->name() ==
 
 }  // namespace
 
-PlainAllocator& PlainAllocator::Get() {
-  static auto* const allocator = new PlainAllocator;  // never destroyed, as the pools
+PluggableAllocator& PluggableAllocator::Get() {
+  static auto* const allocator = new PluggableAllocator;  // never destroyed, as the pools
   return *allocator;
 }
 
-DevicePools& PlainAllocator::Pools(c10::DeviceIndex device) {
-  return DevicePools::For(device, PoolsOwner::kPlainAllocator);
+DevicePools& PluggableAllocator::Pools(c10::DeviceIndex device) {
+  return DevicePools::For(device, PoolsOwner::kPluggableAllocator);
 }
 
-void PlainAllocator::CycleEagerPool(DevicePools& pools) {
+void PluggableAllocator::CycleEagerPool(DevicePools& pools) {
   if (ServesMemPools()) return;
   pools.set().EndScope(kEagerPool);
   pools.set().BeginScope(kEagerPool, ScopeKind::kEager);
   pools.set().Release(kEagerPool);  // BeginScope() added a user
 }
 
-Block PlainAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
+Block PluggableAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device,
+                                        cudaStream_t stream) {
   const std::lock_guard lock(mutex_);
   DevicePools& pools = Pools(device);
   PoolSet& set = pools.set();
@@ -58,7 +59,7 @@ Block PlainAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device, cudaS
   return block;
 }
 
-bool PlainAllocator::MakeRoom(DevicePools& pools, cudaStream_t stream) {
+bool PluggableAllocator::MakeRoom(DevicePools& pools, cudaStream_t stream) {
   if (routes_.capturing() || IsCapturing(stream)) return false;
   {
     const std::lock_guard lock(mutex_);
@@ -68,7 +69,7 @@ bool PlainAllocator::MakeRoom(DevicePools& pools, cudaStream_t stream) {
   return true;
 }
 
-void PlainAllocator::FreeUnused() {
+void PluggableAllocator::FreeUnused() {
   if (GraphAllocator* const allocator = FindGraphAllocator()) {
     allocator->FreeUnusedPools();
   } else {
@@ -76,7 +77,7 @@ void PlainAllocator::FreeUnused() {
   }
 }
 
-void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
+void* PluggableAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
   if (bytes == 0) return nullptr;
   const auto target =
       routes_.active() ? routes_.Match(device, stream) : std::optional<RouteTable::Target>();
@@ -101,10 +102,10 @@ void* PlainAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t
   }
 }
 
-void PlainAllocator::Free(void* pointer) {
+void PluggableAllocator::Free(void* pointer) {
   if (pointer == nullptr) return;
   Block block;
-  DevicePools* const pools = DevicePools::TryFree(pointer, &block, PoolsOwner::kPlainAllocator);
+  DevicePools* const pools = DevicePools::TryFree(pointer, &block, PoolsOwner::kPluggableAllocator);
   TORCH_CHECK(pools != nullptr,
               "cudagraph_pool_free: no live block starts at " +
                   Hex(reinterpret_cast<Address>(pointer)) +
@@ -113,7 +114,7 @@ void PlainAllocator::Free(void* pointer) {
   if (ServesMemPools() && CloseIfEmpty(*pools)) FreeUnused();
 }
 
-bool PlainAllocator::CloseIfEmpty(DevicePools& pools) {
+bool PluggableAllocator::CloseIfEmpty(DevicePools& pools) {
   const std::lock_guard lock(mutex_);
   PoolSet& set = pools.set();
   if (IsCapturing(CurrentStream(pools.device())) || !set.Contains(kEagerPool) ||
@@ -125,36 +126,36 @@ bool PlainAllocator::CloseIfEmpty(DevicePools& pools) {
   return true;
 }
 
-void PlainAllocator::Reset() {
+void PluggableAllocator::Reset() {
   const std::lock_guard lock(mutex_);
   if (routes_.capturing()) return;
-  for (DevicePools* pools : DevicePools::All(PoolsOwner::kPlainAllocator)) {
+  for (DevicePools* pools : DevicePools::All(PoolsOwner::kPluggableAllocator)) {
     AsTorchErrors([&] { return pools->Trim(); });
   }
 }
 
-void PlainAllocator::SetMemoryFraction(double fraction, c10::DeviceIndex device) {
+void PluggableAllocator::SetMemoryFraction(double fraction, c10::DeviceIndex device) {
   DevicePools& pools = AsTorchErrors([&]() -> DevicePools& { return Pools(device); });
   pools.driver().SetLimit(
       static_cast<uint64_t>(fraction * static_cast<double>(pools.total_bytes())));
 }
 
-void* PlainAllocator::BaseAllocation(void* pointer, size_t* bytes) {
-  const std::optional<Block> block = DevicePools::Around(pointer, PoolsOwner::kPlainAllocator);
+void* PluggableAllocator::BaseAllocation(void* pointer, size_t* bytes) {
+  const std::optional<Block> block = DevicePools::Around(pointer, PoolsOwner::kPluggableAllocator);
   TORCH_CHECK(block.has_value(),
               "no live block of cudagraph_pool holds " + Hex(reinterpret_cast<Address>(pointer)));
   if (bytes != nullptr) *bytes = block->bytes;
   return reinterpret_cast<void*>(block->address);
 }
 
-void PlainAllocator::RecordStream(void* pointer, cudaStream_t stream) {
+void PluggableAllocator::RecordStream(void* pointer, cudaStream_t stream) {
   // torch does not say which device's the stream is. One of another device than the block's is taken
   // for this one's: if it is no default stream CUDA refuses when the block is freed.
   told_ = true;
-  DevicePools::TryRecordUse(pointer, ToStreamId(stream), PoolsOwner::kPlainAllocator);
+  DevicePools::TryRecordUse(pointer, ToStreamId(stream), PoolsOwner::kPluggableAllocator);
 }
 
-void PlainAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter) {
+void PluggableAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter) {
   const std::lock_guard lock(mutex_);
   told_ = true;
   const cudaStream_t stream = CurrentStream(device);
@@ -187,7 +188,7 @@ void PlainAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamF
                .thread = std::this_thread::get_id()});
 }
 
-void PlainAllocator::End(c10::DeviceIndex device, c10::MempoolId_t id) {
+void PluggableAllocator::End(c10::DeviceIndex device, c10::MempoolId_t id) {
   const std::lock_guard lock(mutex_);
   const PoolId pool{id.first, id.second};
   if (routes_.Pause(device, pool) || !routes_.Contains(device, pool)) return;
@@ -195,7 +196,7 @@ void PlainAllocator::End(c10::DeviceIndex device, c10::MempoolId_t id) {
   routes_.Remove(device, pool);
 }
 
-void PlainAllocator::Release(c10::DeviceIndex device, c10::MempoolId_t id) {
+void PluggableAllocator::Release(c10::DeviceIndex device, c10::MempoolId_t id) {
   const std::lock_guard lock(mutex_);
   PoolSet& set = Pools(device).set();
   const PoolId pool{id.first, id.second};
@@ -204,40 +205,40 @@ void PlainAllocator::Release(c10::DeviceIndex device, c10::MempoolId_t id) {
 
 }  // namespace cgp
 
-using cgp::PlainAllocator;
+using cgp::PluggableAllocator;
 
 CGP_EXPORT void* cudagraph_pool_malloc(size_t bytes, int device, cudaStream_t stream) {
-  return PlainAllocator::Get().Malloc(bytes, static_cast<c10::DeviceIndex>(device), stream);
+  return PluggableAllocator::Get().Malloc(bytes, static_cast<c10::DeviceIndex>(device), stream);
 }
 
 CGP_EXPORT void cudagraph_pool_free(void* pointer, size_t /*bytes*/, int /*device*/,
                                     cudaStream_t /*stream*/) {
-  PlainAllocator::Get().Free(pointer);
+  PluggableAllocator::Get().Free(pointer);
 }
 
-CGP_EXPORT void cudagraph_pool_reset() { PlainAllocator::Get().Reset(); }
+CGP_EXPORT void cudagraph_pool_reset() { PluggableAllocator::Get().Reset(); }
 
 CGP_EXPORT void cudagraph_pool_memory_fraction(double fraction, int device) {
-  PlainAllocator::Get().SetMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
+  PluggableAllocator::Get().SetMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
 }
 
 CGP_EXPORT void* cudagraph_pool_base_alloc(void* pointer, size_t* bytes) {
-  return PlainAllocator::Get().BaseAllocation(pointer, bytes);
+  return PluggableAllocator::Get().BaseAllocation(pointer, bytes);
 }
 
 CGP_EXPORT void cudagraph_pool_record_stream(void* pointer, cudaStream_t stream) {
-  PlainAllocator::Get().RecordStream(pointer, stream);
+  PluggableAllocator::Get().RecordStream(pointer, stream);
 }
 
 CGP_EXPORT void cudagraph_pool_begin_allocate_to_pool(int device, c10::MempoolId_t id,
                                                       cgp::StreamFilter filter) {
-  PlainAllocator::Get().Begin(static_cast<c10::DeviceIndex>(device), id, std::move(filter));
+  PluggableAllocator::Get().Begin(static_cast<c10::DeviceIndex>(device), id, std::move(filter));
 }
 
 CGP_EXPORT void cudagraph_pool_end_allocate_to_pool(int device, c10::MempoolId_t id) {
-  PlainAllocator::Get().End(static_cast<c10::DeviceIndex>(device), id);
+  PluggableAllocator::Get().End(static_cast<c10::DeviceIndex>(device), id);
 }
 
 CGP_EXPORT void cudagraph_pool_release_pool(int device, c10::MempoolId_t id) {
-  PlainAllocator::Get().Release(static_cast<c10::DeviceIndex>(device), id);
+  PluggableAllocator::Get().Release(static_cast<c10::DeviceIndex>(device), id);
 }

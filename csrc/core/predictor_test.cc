@@ -1,6 +1,6 @@
-// What foresight.h says of which advice is given when, and that it makes no pool grow beyond what
+// What predictor.h says of which advice is given when, and that it makes no pool grow beyond what
 // lives in it. Pages have four granules.
-#include "core/foresight.h"
+#include "core/predictor.h"
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@
 namespace cgp {
 namespace {
 
-constexpr uint32_t kNever = CaptureGuide::kNever;
+constexpr uint32_t kNever = CaptureProfile::kNever;
 
 // A block of so many granules at scale 1, freed before the step of that number.
 struct Step {
@@ -25,11 +25,11 @@ struct Step {
 };
 using Program = std::vector<Step>;
 
-class ForesightTest : public SmallPool {
+class PredictorTest : public SmallPool {
  protected:
   struct LiveBlock {
     std::vector<NodeId> pieces;
-    CaptureGuide::Ticket ticket;
+    CaptureProfile::Ticket ticket;
     uint64_t granules = 0;
   };
 
@@ -42,9 +42,9 @@ class ForesightTest : public SmallPool {
   // Asks for advice and follows it, or does without. Returns the block's number.
   int Allocate(uint64_t granules) {
     const uint64_t bytes = granules * kGranuleBytes;
-    const auto for_each = [this](const Foresight::PieceFunction& add) {
+    const auto for_each = [this](const Predictor::PieceFunction& add) {
       ++plans_;
-      const auto add_piece = [&](NodeId id, CaptureGuide::Ticket ticket) {
+      const auto add_piece = [&](NodeId id, CaptureProfile::Ticket ticket) {
         const PageSpace::Node& node = space_.node(id);
         add(node.page, Granules(node.offset), Granules(node.length), ticket);
       };
@@ -55,18 +55,18 @@ class ForesightTest : public SmallPool {
     };
     const uint64_t most_pages =
         std::max<uint64_t>(ranges_.page_count(), (live_ + used_.size() + granules + kP - 1) / kP);
-    EXPECT_EQ(foresight_.MostPages(Granules(granules)), most_pages);
+    EXPECT_EQ(predictor_.MostPages(Granules(granules)), most_pages);
     advice_ =
-        foresight_.Advise(bytes, view_, {.count = blocks_.size() + others_, .for_each = for_each});
+        predictor_.Advise(bytes, view_, {.count = blocks_.size() + others_, .for_each = for_each});
     const Placement start = advice_.spot ? Reach(*advice_.spot) : WithoutAdvice(granules);
     if (advice_.spot) {
-      EXPECT_LE(ranges_.page_count(), most_pages) << "grown for what is foretold";
+      EXPECT_LE(ranges_.page_count(), most_pages) << "grown for what is predicted";
     }
     EXPECT_TRUE(Fits(start, granules)) << "a place that is not free";
     LiveBlock block{.pieces = TakeBlock(start, granules), .ticket = {}, .granules = granules};
     live_ += granules;
     most_live_ = std::max(most_live_, live_);
-    block.ticket = foresight_.Allocated(advice_, start, bytes, Granules(live_));
+    block.ticket = predictor_.Allocated(advice_, start, bytes, Granules(live_));
     start_ = start;
     blocks_.emplace(++last_, block);
     return last_;
@@ -75,7 +75,7 @@ class ForesightTest : public SmallPool {
   void Free(int number) {
     const LiveBlock block = blocks_.at(number);
     for (const NodeId id : block.pieces) Give(id);
-    foresight_.Freed(block.ticket);
+    predictor_.Freed(block.ticket);
     live_ -= block.granules;
     blocks_.erase(number);
   }
@@ -87,7 +87,7 @@ class ForesightTest : public SmallPool {
     const int plans = plans_;
     places_.clear();
     advices_.clear();
-    foresight_.BeginCapture();
+    predictor_.BeginCapture();
     std::map<std::size_t, int> live;
     const std::size_t steps = std::min(count, program.size());
     for (std::size_t i = 0; i < steps; ++i) {
@@ -98,7 +98,7 @@ class ForesightTest : public SmallPool {
       planned_ += advice_.spot && plans_ > plans ? 1 : 0;
     }
     FreeDue(program, kNever - 1, live);
-    foresight_.EndCapture();
+    predictor_.EndCapture();
     return planned_;
   }
 
@@ -106,13 +106,13 @@ class ForesightTest : public SmallPool {
     return static_cast<uint64_t>(static_cast<double>(granules) * scale);
   }
 
-  Foresight foresight_{space_, ranges_};
+  Predictor predictor_{space_, ranges_};
   std::map<int, LiveBlock> blocks_;
-  Foresight::Advice advice_;  // of the last block
+  Predictor::Advice advice_;  // of the last block
   Placement start_;           // likewise
   // Of the last capture's blocks:
   std::vector<Placement> places_;
-  std::vector<Foresight::Advice> advices_;
+  std::vector<Predictor::Advice> advices_;
   uint64_t live_ = 0;  // granules
   uint64_t most_live_ = 0;
   int planned_ = 0;
@@ -174,8 +174,8 @@ uint64_t PagesFor(double scale) {
   return (granules + 3) / 4;
 }
 
-TEST_F(ForesightTest, KnowsNothingOfTheFirstCapture) {
-  foresight_.BeginCapture();
+TEST_F(PredictorTest, KnowsNothingOfTheFirstCapture) {
+  predictor_.BeginCapture();
   for (const uint64_t granules : {9U, 2U, 40U}) {
     Allocate(granules);
     EXPECT_FALSE(advice_.spot.has_value());
@@ -183,23 +183,23 @@ TEST_F(ForesightTest, KnowsNothingOfTheFirstCapture) {
   }
 }
 
-TEST_F(ForesightTest, ACaptureNoLargerThanItsGuideGoesWhereThatLay) {
+TEST_F(PredictorTest, ACaptureNoLargerThanItsProfileGoesWhereThatLay) {
   Capture(kProgram, 4);
-  const std::vector<Placement> guide = places_;
+  const std::vector<Placement> profile = places_;
   const uint64_t mappings = ranges_.mapping_count();
   for (const double scale : {4.0, 2.0, 1.0}) {
     EXPECT_EQ(Capture(kProgram, scale), 0) << "there is nothing to plan";
-    for (std::size_t i = 0; i < guide.size(); ++i) {
-      EXPECT_EQ(places_[i].slot, guide[i].slot) << i;
-      EXPECT_EQ(places_[i].offset, guide[i].offset) << i;
+    for (std::size_t i = 0; i < profile.size(); ++i) {
+      EXPECT_EQ(places_[i].slot, profile[i].slot) << i;
+      EXPECT_EQ(places_[i].offset, profile[i].offset) << i;
     }
   }
   EXPECT_EQ(ranges_.mapping_count(), mappings);
 }
 
-TEST_F(ForesightTest, TellsWhatLivesAtThePeak) {
+TEST_F(PredictorTest, TellsWhatLivesAtThePeak) {
   Capture(kProgram, 1);
-  foresight_.BeginCapture();
+  predictor_.BeginCapture();
   std::vector<bool> at_peak;
   for (const Step& step : kProgram) {
     Allocate(step.granules);
@@ -212,7 +212,7 @@ TEST_F(ForesightTest, TellsWhatLivesAtThePeak) {
 // lies high, where the pool has grown by then.
 const Program kTold{{2, 1}, {3, 2}, {5, 3}, {40, 10}, {30, 10}, {11, 10}, {9, 8}, {6, 9}, {7, 10}};
 
-TEST_F(ForesightTest, APlanThatHasNoPlaceForSomeIsNotFollowed) {
+TEST_F(PredictorTest, APlanThatHasNoPlaceForSomeIsNotFollowed) {
   // Free in all, and in no place long enough for the larger ones.
   MapNew(std::vector<std::string>(64, "x.x."));
   Capture(kTold, 1);
@@ -223,7 +223,7 @@ TEST_F(ForesightTest, APlanThatHasNoPlaceForSomeIsNotFollowed) {
 
 // --- Larger captures ---
 
-TEST_F(ForesightTest, ALargerCaptureMapsLittleMoreThanItGrowsBy) {
+TEST_F(PredictorTest, ALargerCaptureMapsLittleMoreThanItGrowsBy) {
   for (const double scale : {1.0, 2.0, 4.0, 5.0, 10.0}) Capture(kTold, scale);
   const uint64_t pages = ranges_.page_count();
   const uint64_t mappings = ranges_.mapping_count();
@@ -232,9 +232,9 @@ TEST_F(ForesightTest, ALargerCaptureMapsLittleMoreThanItGrowsBy) {
   EXPECT_LE(ranges_.page_count(), PagesFor(11) + 11 * 22 / kP);
 }
 
-// Ten times the guide's first block, and then nothing of the guide's: Allocate() checks that no
+// Ten times the profile's first block, and then nothing of the profile's: Allocate() checks that no
 // advice makes a page that what lives does not need.
-TEST_F(ForesightTest, AGuideThatIsWildlyWrongCostsNoPage) {
+TEST_F(PredictorTest, AProfileThatIsWildlyWrongCostsNoPage) {
   Capture(kProgram, 1);
   for (const uint64_t first : {60U, 360U, 3600U}) {
     const uint64_t before = ranges_.page_count();
@@ -244,7 +244,7 @@ TEST_F(ForesightTest, AGuideThatIsWildlyWrongCostsNoPage) {
   }
 }
 
-TEST_F(ForesightTest, ACaptureGetsOnePlan) {
+TEST_F(PredictorTest, ACaptureGetsOnePlan) {
   MapNew(std::vector<std::string>(PagesFor(2), "...."));
   for (const double scale : {1.0, 2.0}) Capture(kTold, scale);
   for (const double scale : {4.0, 8.0}) {
@@ -254,22 +254,22 @@ TEST_F(ForesightTest, ACaptureGetsOnePlan) {
   }
 }
 
-TEST_F(ForesightTest, APlanThatIsGivenUpStaysSoForThisCapture) {
+TEST_F(PredictorTest, APlanThatIsGivenUpStaysSoForThisCapture) {
   MapNew(std::vector<std::string>(700, "...."));
   Capture(kProgram, 1);
-  foresight_.BeginCapture();
+  predictor_.BeginCapture();
   Allocate(kProgram[0].granules * 7);
   ASSERT_TRUE(advice_.spot);
-  foresight_.GiveUpPlan();
+  predictor_.GiveUpPlan();
   Allocate(kProgram[1].granules * 7);
   EXPECT_EQ(advice_.match.step, 1U);
   EXPECT_FALSE(advice_.spot);
-  foresight_.EndCapture();
+  predictor_.EndCapture();
   while (!blocks_.empty()) Free(blocks_.begin()->first);
   EXPECT_GE(Capture(kProgram, 8), 1) << "the next capture is planned again";
 }
 
-TEST_F(ForesightTest, APoolOfVeryManyBlocksIsNotPlannedFor) {
+TEST_F(PredictorTest, APoolOfVeryManyBlocksIsNotPlannedFor) {
   MapNew(std::vector<std::string>(200, "...."));
   Capture(kProgram, 1);
   others_ = 4097;
@@ -283,7 +283,7 @@ TEST_F(ForesightTest, APoolOfVeryManyBlocksIsNotPlannedFor) {
 // --- Places taken, and survivors ---
 
 // More pages than the program needs, and a granule that lives where a block of it lay.
-class TakenPlaceTest : public ForesightTest {
+class TakenPlaceTest : public PredictorTest {
  protected:
   void TakePlaceOf(std::size_t step) {
     const Placement place = places_[step];
@@ -314,16 +314,16 @@ TEST_F(TakenPlaceTest, ASmallBlockIsNotWorthAPlan) {
   EXPECT_FALSE(advices_.front().spot);
 }
 
-TEST_F(TakenPlaceTest, NothingIsMappedForThePlanOfACaptureNoLargerThanItsGuide) {
+TEST_F(TakenPlaceTest, NothingIsMappedForThePlanOfACaptureNoLargerThanItsProfile) {
   MapNew(std::vector<std::string>(21, "...."));
   MapNew(std::vector<std::string>(5, "...."));
   Capture(kProgram, 1);
   TakePlaceOf(3);
   EXPECT_GE(Capture(kProgram, 1), 1);
-  for (const Foresight::Advice& advice : advices_) EXPECT_FALSE(advice.spot && advice.spot->growth);
+  for (const Predictor::Advice& advice : advices_) EXPECT_FALSE(advice.spot && advice.spot->growth);
 }
 
-TEST_F(ForesightTest, WhatLivesOnSinceTheLastCaptureIsPlannedAround) {
+TEST_F(PredictorTest, WhatLivesOnSinceTheLastCaptureIsPlannedAround) {
   Program program = kProgram;
   program.push_back({8, kNever});
   for (int capture = 0; capture < 6; ++capture) {

@@ -1,5 +1,5 @@
 // The C functions' allocator: eager memory from one pool, captures from others, and no base.
-#include "torch/plain_allocator.h"
+#include "torch/pluggable_allocator.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ std::atomic<c10::cuda::CUDACachingAllocator::CUDAAllocator*>& Installed() {
   return c10::cuda::CUDACachingAllocator::allocator;
 }
 
-class PlainAllocatorTest : public ::testing::Test {
+class PluggableAllocatorTest : public ::testing::Test {
  protected:
   void SetUp() override {
     device_ = current_device = fake_cuda::NextDevice();
@@ -42,10 +42,10 @@ class PlainAllocatorTest : public ::testing::Test {
   }
   void TearDown() override { Installed().store(native_); }
 
-  PoolSet& set() { return DevicePools::For(device_, PoolsOwner::kPlainAllocator).set(); }
+  PoolSet& set() { return DevicePools::For(device_, PoolsOwner::kPluggableAllocator).set(); }
   HostDriver& host() {
     return fake_cuda::HostOf(
-        DevicePools::For(device_, PoolsOwner::kPlainAllocator).driver().inner());
+        DevicePools::For(device_, PoolsOwner::kPluggableAllocator).driver().inner());
   }
   void* Malloc(size_t bytes, uintptr_t stream = 1) {
     return plain_.Malloc(bytes, device_, Stream(stream));
@@ -70,15 +70,15 @@ class PlainAllocatorTest : public ::testing::Test {
 
   FakeBaseAllocator installed_;  // not "native": a pluggable one
   c10::cuda::CUDACachingAllocator::CUDAAllocator* const native_ = Installed().load();
-  PlainAllocator plain_;
+  PluggableAllocator plain_;
   c10::DeviceIndex device_ = 0;
   const c10::MempoolId_t id_{0, 1};
   const PoolId pool_{0, 1};
 };
 
-TEST_F(PlainAllocatorTest, EagerMemoryComesFromOnePool) {
+TEST_F(PluggableAllocatorTest, EagerMemoryComesFromOnePool) {
   EXPECT_EQ(Malloc(0), nullptr);
-  EXPECT_EQ(DevicePools::Find(device_, PoolsOwner::kPlainAllocator), nullptr);
+  EXPECT_EQ(DevicePools::Find(device_, PoolsOwner::kPluggableAllocator), nullptr);
   void* const first = Malloc(1000);
   void* const second = Malloc(kPage, 2);
   ASSERT_TRUE(PoolOf(first).has_value());
@@ -94,7 +94,7 @@ TEST_F(PlainAllocatorTest, EagerMemoryComesFromOnePool) {
   EXPECT_GT(Reserved(), 0U) << "the eager pool stays open";
 }
 
-TEST_F(PlainAllocatorTest, FreeingTwiceIsRefused) {
+TEST_F(PluggableAllocatorTest, FreeingTwiceIsRefused) {
   void* const pointer = Malloc(1000);
   EXPECT_THROW(plain_.Free(static_cast<char*>(pointer) + 512), c10::Error);
   plain_.Free(pointer);
@@ -102,7 +102,7 @@ TEST_F(PlainAllocatorTest, FreeingTwiceIsRefused) {
   EXPECT_THROW(plain_.Free(this), c10::Error);
 }
 
-TEST_F(PlainAllocatorTest, WhatAStreamFreedIsFreeToOthersAfterGrowth) {
+TEST_F(PluggableAllocatorTest, WhatAStreamFreedIsFreeToOthersAfterGrowth) {
   ShowHooks();
   void* const first = Malloc(kPage);
   plain_.Free(first);
@@ -113,9 +113,9 @@ TEST_F(PlainAllocatorTest, WhatAStreamFreedIsFreeToOthersAfterGrowth) {
   EXPECT_EQ(Reserved(), 2 * kPage);
 }
 
-TEST_F(PlainAllocatorTest, TheFreedIsNotFreeToOthersWhileItsStreamIsAtWork) {
+TEST_F(PluggableAllocatorTest, TheFreedIsNotFreeToOthersWhileItsStreamIsAtWork) {
   ShowHooks();
-  DevicePools::For(device_, PoolsOwner::kPlainAllocator);
+  DevicePools::For(device_, PoolsOwner::kPluggableAllocator);
   host().HoldEvents(true);
   void* const first = Malloc(kPage);
   plain_.Free(first);
@@ -126,7 +126,7 @@ TEST_F(PlainAllocatorTest, TheFreedIsNotFreeToOthersWhileItsStreamIsAtWork) {
   EXPECT_EQ(Malloc(kPage, 2), first);
 }
 
-TEST_F(PlainAllocatorTest, CyclesAddNoUsers) {
+TEST_F(PluggableAllocatorTest, CyclesAddNoUsers) {
   ShowHooks();
   void* const eager = Malloc(kPage);
   const PoolId pool = *PoolOf(eager);
@@ -134,8 +134,8 @@ TEST_F(PlainAllocatorTest, CyclesAddNoUsers) {
   EXPECT_EQ(set().UseCount(pool), 1);
 }
 
-TEST_F(PlainAllocatorTest, ARecordedStreamHoldsTheMemory) {
-  DevicePools::For(device_, PoolsOwner::kPlainAllocator);
+TEST_F(PluggableAllocatorTest, ARecordedStreamHoldsTheMemory) {
+  DevicePools::For(device_, PoolsOwner::kPluggableAllocator);
   host().HoldEvents(true);
   void* const used = Malloc(kPage);
   plain_.RecordStream(used, Stream(2));
@@ -146,7 +146,7 @@ TEST_F(PlainAllocatorTest, ARecordedStreamHoldsTheMemory) {
   plain_.RecordStream(this, Stream(2));  // not ours: no business of ours
 }
 
-TEST_F(PlainAllocatorTest, ACaptureWithoutHooksIsRefused) {
+TEST_F(PluggableAllocatorTest, ACaptureWithoutHooksIsRefused) {
   SetCapture(Stream(1), 7);
   try {
     Malloc(1000);
@@ -154,11 +154,11 @@ TEST_F(PlainAllocatorTest, ACaptureWithoutHooksIsRefused) {
   } catch (const c10::Error& error) {
     EXPECT_NE(std::string(error.what()).find("pluggable_allocator()"), std::string::npos);
   }
-  EXPECT_EQ(DevicePools::Find(device_, PoolsOwner::kPlainAllocator), nullptr);
+  EXPECT_EQ(DevicePools::Find(device_, PoolsOwner::kPluggableAllocator), nullptr);
   EXPECT_NE(Malloc(1000, 2), nullptr) << "another stream's";
 }
 
-TEST_F(PlainAllocatorTest, ACaptureWithHooksHasAPoolOfItsOwn) {
+TEST_F(PluggableAllocatorTest, ACaptureWithHooksHasAPoolOfItsOwn) {
   void* const eager = Malloc(1000);
   BeginCapture(id_, 7);
   void* const inside = Malloc(1000);
@@ -177,7 +177,7 @@ TEST_F(PlainAllocatorTest, ACaptureWithHooksHasAPoolOfItsOwn) {
   EXPECT_EQ(set().UseCount(pool_), 0);
 }
 
-TEST_F(PlainAllocatorTest, DuringACaptureEagerFencesStayShut) {
+TEST_F(PluggableAllocatorTest, DuringACaptureEagerFencesStayShut) {
   void* const first = Malloc(kPage, 2);
   plain_.Free(first);
   BeginCapture(id_, 7);
@@ -189,7 +189,7 @@ TEST_F(PlainAllocatorTest, DuringACaptureEagerFencesStayShut) {
 }
 
 // Without hooks nobody says that another thread captures.
-TEST_F(PlainAllocatorTest, WithoutHooksTheDeviceIsMarkedOnlyBeforeMemoryRunsOut) {
+TEST_F(PluggableAllocatorTest, WithoutHooksTheDeviceIsMarkedOnlyBeforeMemoryRunsOut) {
   void* const first = Malloc(kPage, 2);
   plain_.Free(first);
   host().BeginCapture();
@@ -200,7 +200,7 @@ TEST_F(PlainAllocatorTest, WithoutHooksTheDeviceIsMarkedOnlyBeforeMemoryRunsOut)
   EXPECT_NO_THROW(Malloc(kPhysicalLimit - 3 * kPage, 3)) << "put off, not forgotten";
 }
 
-TEST_F(PlainAllocatorTest, NoBlockIsLeftWhereADriverCallFails) {
+TEST_F(PluggableAllocatorTest, NoBlockIsLeftWhereADriverCallFails) {
   ShowHooks();
   plain_.Free(Malloc(kPage, 2));
   int failures = 0;
@@ -219,7 +219,7 @@ TEST_F(PlainAllocatorTest, NoBlockIsLeftWhereADriverCallFails) {
   EXPECT_GE(failures, 4) << "addresses, a handle, its mapping, and the mark behind what is free";
 }
 
-TEST_F(PlainAllocatorTest, BeforeMemoryRunsOutUnusedPoolsGiveWay) {
+TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutUnusedPoolsGiveWay) {
   BeginCapture(id_, 7);
   plain_.Free(Malloc(kPhysicalLimit - kPage));
   EndCapture(id_);
@@ -234,7 +234,7 @@ TEST_F(PlainAllocatorTest, BeforeMemoryRunsOutUnusedPoolsGiveWay) {
   EXPECT_THROW(Malloc(kPage), c10::OutOfMemoryError);
 }
 
-TEST_F(PlainAllocatorTest, NoRoomIsMadeWithinACaptureThatNobodyToldOf) {
+TEST_F(PluggableAllocatorTest, NoRoomIsMadeWithinACaptureThatNobodyToldOf) {
   BeginCapture(id_, 7);
   plain_.Free(Malloc(kPhysicalLimit - kPage));
   EndCapture(id_);
@@ -248,13 +248,13 @@ TEST_F(PlainAllocatorTest, NoRoomIsMadeWithinACaptureThatNobodyToldOf) {
   plain_.End(device_, {0, 2});
 }
 
-TEST_F(PlainAllocatorTest, BeforeMemoryRunsOutWhatOtherStreamsFreedIsTaken) {
+TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutWhatOtherStreamsFreedIsTaken) {
   void* const first = Malloc(kPhysicalLimit);
   plain_.Free(first);
   EXPECT_EQ(Malloc(kPhysicalLimit, 2), first);
 }
 
-TEST_F(PlainAllocatorTest, BeforeMemoryRunsOutGraphAllocatorsPoolsGiveWay) {
+TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutGraphAllocatorsPoolsGiveWay) {
   FakeBaseAllocator base;
   GraphAllocator allocator(base);
   allocator.beginAllocateToPool(device_, id_, [](cudaStream_t) { return true; });
@@ -273,7 +273,7 @@ TEST_F(PlainAllocatorTest, BeforeMemoryRunsOutGraphAllocatorsPoolsGiveWay) {
   EXPECT_FALSE(others.Contains(pool_));
 }
 
-TEST_F(PlainAllocatorTest, UnusedPoolsAreGivenBackButNotDuringACapture) {
+TEST_F(PluggableAllocatorTest, UnusedPoolsAreGivenBackButNotDuringACapture) {
   BeginCapture(id_, 7);
   plain_.Free(Malloc(4 * kPage));
   EndCapture(id_);
@@ -288,7 +288,7 @@ TEST_F(PlainAllocatorTest, UnusedPoolsAreGivenBackButNotDuringACapture) {
   EXPECT_EQ(Reserved(), 0U);
 }
 
-TEST_F(PlainAllocatorTest, AnAbandonedCaptureMakesWay) {
+TEST_F(PluggableAllocatorTest, AnAbandonedCaptureMakesWay) {
   BeginCapture(id_, 7);
   plain_.Free(Malloc(1000));
   SetCapture(Stream(1), 0);  // it failed, and nobody ends the route
@@ -302,7 +302,7 @@ TEST_F(PlainAllocatorTest, AnAbandonedCaptureMakesWay) {
   EXPECT_FALSE(set().Contains(pool_));
 }
 
-TEST_F(PlainAllocatorTest, APausedCaptureGoesOn) {
+TEST_F(PluggableAllocatorTest, APausedCaptureGoesOn) {
   BeginCapture(id_, 7);
   plain_.End(device_, id_);
   EXPECT_THROW(Malloc(1000), c10::Error);
@@ -313,7 +313,7 @@ TEST_F(PlainAllocatorTest, APausedCaptureGoesOn) {
   EXPECT_THROW(Malloc(kPhysicalLimit), c10::OutOfMemoryError);
 }
 
-TEST_F(PlainAllocatorTest, RefusedScopesAreTorchsErrors) {
+TEST_F(PluggableAllocatorTest, RefusedScopesAreTorchsErrors) {
   BeginCapture(id_, 7);
   current_stream = Stream(2);
   EXPECT_THROW(plain_.Begin(device_, id_, [](cudaStream_t) { return false; }), c10::Error);
@@ -323,7 +323,7 @@ TEST_F(PlainAllocatorTest, RefusedScopesAreTorchsErrors) {
   EndCapture(id_);
 }
 
-TEST_F(PlainAllocatorTest, AFractionLimitsTheDevice) {
+TEST_F(PluggableAllocatorTest, AFractionLimitsTheDevice) {
   plain_.SetMemoryFraction(0.25, device_);
   void* const all = Malloc(8 * kPage);
   EXPECT_THROW(Malloc(1), c10::OutOfMemoryError);
@@ -334,7 +334,7 @@ TEST_F(PlainAllocatorTest, AFractionLimitsTheDevice) {
 }
 
 // The native allocator asks for segments of a MemPool, also while it is capturing, and keeps them.
-TEST_F(PlainAllocatorTest, SegmentsOfMemPoolsAreServedDuringCapturesAndGivenBackWithTheLast) {
+TEST_F(PluggableAllocatorTest, SegmentsOfMemPoolsAreServedDuringCapturesAndGivenBackWithTheLast) {
   Installed().store(native_);
   SetCapture(Stream(1), 7);
   void* const first = Malloc(kPage);
@@ -348,7 +348,7 @@ TEST_F(PlainAllocatorTest, SegmentsOfMemPoolsAreServedDuringCapturesAndGivenBack
   EXPECT_NE(Malloc(kPage), nullptr) << "it opens again";
 }
 
-TEST_F(PlainAllocatorTest, AMemPoolsLastSegmentStaysDuringACapture) {
+TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentStaysDuringACapture) {
   Installed().store(native_);
   void* const segment = Malloc(kPage);
   SetCapture(Stream(1), 7);
@@ -360,7 +360,7 @@ TEST_F(PlainAllocatorTest, AMemPoolsLastSegmentStaysDuringACapture) {
 }
 
 // Where the base has a segment from, its first block starts where the segment does.
-TEST_F(PlainAllocatorTest, ASegmentOfAMemPoolIsNotGraphAllocators) {
+TEST_F(PluggableAllocatorTest, ASegmentOfAMemPoolIsNotGraphAllocators) {
   FakeBaseAllocator base;
   GraphAllocator allocator(base);
   Installed().store(native_);
@@ -381,7 +381,7 @@ TEST_F(PlainAllocatorTest, ASegmentOfAMemPoolIsNotGraphAllocators) {
 }
 
 // Whose scope ends and begins whenever it has grown; a thread that comes between finds none.
-TEST_F(PlainAllocatorTest, ThreadsAllocateWhileThePoolGrows) {
+TEST_F(PluggableAllocatorTest, ThreadsAllocateWhileThePoolGrows) {
   std::atomic<int> failures{0};
   for (int round = 0; round < 1000; ++round) {
     std::atomic<bool> growing{true};

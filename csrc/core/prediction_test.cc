@@ -1,4 +1,4 @@
-// Captures that are foretold (foresight.h), seen through the pool.
+// Captures that are predicted (predictor.h), seen through the pool.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/capture_guide.h"
+#include "core/capture_profile.h"
 #include "core/error.h"
 #include "core/pool.h"
 #include "core/pool_test_pool.h"
@@ -30,13 +30,13 @@ using ::testing::IsEmpty;
 
 // A block of so many bytes, freed before the step of that number; `scales` if it grows with the
 // batch.
-struct ForetoldStep {
+struct PredictionStep {
   uint64_t bytes = 0;
-  uint32_t freed_at = CaptureGuide::kNever;
+  uint32_t freed_at = CaptureProfile::kNever;
   bool scales = true;
 };
 
-class ForetoldTest : public ::testing::Test {
+class PredictionTest : public ::testing::Test {
  protected:
   static constexpr uint64_t kSmallPage = 4096;
 
@@ -88,7 +88,8 @@ class ForetoldTest : public ::testing::Test {
   // Captures the first `count` steps with this batch. What no step of them frees is freed behind
   // the last, but for what stays: that is returned.
   std::vector<Block> Capture(
-      const std::vector<ForetoldStep>& program, uint64_t batch, std::size_t count = ~std::size_t{0},
+      const std::vector<PredictionStep>& program, uint64_t batch,
+      std::size_t count = ~std::size_t{0},
       const Streams& stream_of = [](std::size_t) { return kA; }) {
     freed_by_.clear();
     pool_.BeginScope(ScopeKind::kCapture);
@@ -105,7 +106,7 @@ class ForetoldTest : public ::testing::Test {
       free_due(i);
       live[i] = Place(program[i].bytes * (program[i].scales ? batch : 1), stream_of(i));
     }
-    free_due(CaptureGuide::kNever - 1);
+    free_due(CaptureProfile::kNever - 1);
     pool_.EndScope();
     pool_.Check();
     std::vector<Block> stay;
@@ -148,17 +149,17 @@ class ForetoldTest : public ::testing::Test {
 
 // Small blocks first, so that the scale is trusted before the pool has to grow; and no size is
 // another one's at a scale that the tests use.
-const std::vector<ForetoldStep> kNetwork{{11287, 3}, {17911, 5},  {14657, 4},
-                                         {42013, 6}, {117281, 8}, {320011, 9},
-                                         {49801, 8}, {240007, 9}, {27109, 9}};
+const std::vector<PredictionStep> kNetwork{{11287, 3}, {17911, 5},  {14657, 4},
+                                           {42013, 6}, {117281, 8}, {320011, 9},
+                                           {49801, 8}, {240007, 9}, {27109, 9}};
 
 // The same with the largest first, so that a plan has a place for all: it may use what the pool
 // has grown by when a block comes, not before.
-const std::vector<ForetoldStep> kLargestFirst{{11287, 3},  {17911, 3},  {14657, 3},
-                                              {320011, 9}, {240007, 9}, {117281, 8},
-                                              {49801, 8},  {42013, 8},  {27109, 9}};
+const std::vector<PredictionStep> kLargestFirst{{11287, 3},  {17911, 3},  {14657, 3},
+                                                {320011, 9}, {240007, 9}, {117281, 8},
+                                                {49801, 8},  {42013, 8},  {27109, 9}};
 
-TEST_F(ForetoldTest, ALargerCaptureMapsLittleMoreThanItGrowsBy) {
+TEST_F(PredictionTest, ALargerCaptureMapsLittleMoreThanItGrowsBy) {
   Capture(kLargestFirst, 1);
   Capture(kLargestFirst, 2);
   Capture(kLargestFirst, 4);  // the first with a plan: its home has to be made
@@ -171,7 +172,7 @@ TEST_F(ForetoldTest, ALargerCaptureMapsLittleMoreThanItGrowsBy) {
   }
 }
 
-TEST_F(ForetoldTest, ALargePoolGrowsByHandlesOfSeveralPages) {
+TEST_F(PredictionTest, ALargePoolGrowsByHandlesOfSeveralPages) {
   for (const uint64_t batch : {1U, 2U, 4U, 8U}) Capture(kLargestFirst, batch);
   const PoolStats before = pool_.Stats();
   Capture(kLargestFirst, 12);
@@ -181,7 +182,7 @@ TEST_F(ForetoldTest, ALargePoolGrowsByHandlesOfSeveralPages) {
 }
 
 // But for what would take a page more where its like lay.
-TEST_F(ForetoldTest, ASmallerCaptureMakesNoPageAndMapsLittle) {
+TEST_F(PredictionTest, ASmallerCaptureMakesNoPageAndMapsLittle) {
   Capture(kNetwork, 6);
   const PoolStats before = pool_.Stats();
   for (const uint64_t batch : {6U, 5U, 3U, 4U, 1U, 2U}) Capture(kNetwork, batch);
@@ -189,19 +190,19 @@ TEST_F(ForetoldTest, ASmallerCaptureMakesNoPageAndMapsLittle) {
   EXPECT_EQ(pool_.Stats().pages, before.pages);
 }
 
-// Each capture begins as if it were sixteen times the guide, and then is not.
-TEST_F(ForetoldTest, AGuideThatIsWildlyWrongCostsNoPage) {
+// Each capture begins as if it were sixteen times the profile, and then is not.
+TEST_F(PredictionTest, AProfileThatIsWildlyWrongCostsNoPage) {
   Capture(kNetwork, 4);
   for (const uint64_t batch : {1U, 2U, 3U, 4U}) {
-    std::vector<ForetoldStep> program = kNetwork;
+    std::vector<PredictionStep> program = kNetwork;
     for (std::size_t i = 0; i < batch; ++i) program[i].bytes *= 64 / batch;
     Capture(program, batch);
     EXPECT_LE(pool_.Stats().pages, MinimumPages() + 1) << batch;
   }
 }
 
-// However it goes on, a capture makes the pool hold no more than the guide would at its scale.
-TEST_F(ForetoldTest, ACaptureThatOnlyBeginsLikeItsGuideMakesThePoolGrowNoFurtherThanThat) {
+// However it goes on, a capture makes the pool hold no more than the profile would at its scale.
+TEST_F(PredictionTest, ACaptureThatOnlyBeginsLikeItsProfileMakesThePoolGrowNoFurtherThanThat) {
   Capture(kNetwork, 1);
   Capture(kNetwork, 2);
   const uint64_t most = (minimum_ * 4 + kSmallPage - 1) / kSmallPage;
@@ -209,7 +210,7 @@ TEST_F(ForetoldTest, ACaptureThatOnlyBeginsLikeItsGuideMakesThePoolGrowNoFurther
   EXPECT_LE(pool_.Stats().pages, most + most / 64 + 2);
 }
 
-TEST_F(ForetoldTest, WhatAnotherStreamOfTheCaptureFreedIsNotTaken) {
+TEST_F(PredictionTest, WhatAnotherStreamOfTheCaptureFreedIsNotTaken) {
   const auto alternating = [](std::size_t step) { return step % 2 == 0 ? kA : kB; };
   const auto shifted = [](std::size_t step) {
     return step % 3 == 0 ? kB : step % 3 == 1 ? kC : kA;
@@ -222,7 +223,7 @@ TEST_F(ForetoldTest, WhatAnotherStreamOfTheCaptureFreedIsNotTaken) {
   }
 }
 
-TEST_F(ForetoldTest, WhatEagerWorkKeepsIsPlannedAround) {
+TEST_F(PredictionTest, WhatEagerWorkKeepsIsPlannedAround) {
   Capture(kNetwork, 1);
   Capture(kNetwork, 2);
   pool_.BeginScope(ScopeKind::kEager);
@@ -236,7 +237,7 @@ TEST_F(ForetoldTest, WhatEagerWorkKeepsIsPlannedAround) {
 
 // --- Failures while a plan is followed ---
 
-class ForetoldFailureTest : public ForetoldTest {
+class PredictionFailureTest : public PredictionTest {
  protected:
   // Allocates with the fault armed. A call that fails changes nothing and succeeds when repeated.
   Block Place(uint64_t bytes, StreamId stream) override {
@@ -267,10 +268,10 @@ class ForetoldFailureTest : public ForetoldTest {
   uint64_t survived_ = 0;  // failed calls of the driver that no caller heard of
 };
 
-class ForetoldEveryCallTest : public ForetoldFailureTest,
-                              public ::testing::WithParamInterface<uint64_t> {};
+class PredictionEveryCallTest : public PredictionFailureTest,
+                                public ::testing::WithParamInterface<uint64_t> {};
 
-TEST_P(ForetoldEveryCallTest, AnErrorLeavesEverythingAsItWas) {
+TEST_P(PredictionEveryCallTest, AnErrorLeavesEverythingAsItWas) {
   Capture(kNetwork, 1);
   Capture(kNetwork, 2);
   fault_ = Fault{.call_number = GetParam(), .status = DriverStatus::kFailed};
@@ -281,7 +282,7 @@ TEST_P(ForetoldEveryCallTest, AnErrorLeavesEverythingAsItWas) {
   EXPECT_LE(pool_.Stats().pages, MinimumPages() + 1) << "it is still planned";
 }
 
-TEST_P(ForetoldEveryCallTest, WithoutMemoryForThePlanABlockIsPlacedWithoutIt) {
+TEST_P(PredictionEveryCallTest, WithoutMemoryForThePlanABlockIsPlacedWithoutIt) {
   Capture(kLargestFirst, 1);
   Capture(kLargestFirst, 2);
   fault_ = Fault{.call_number = GetParam(), .status = DriverStatus::kOutOfMemory};
@@ -291,10 +292,10 @@ TEST_P(ForetoldEveryCallTest, WithoutMemoryForThePlanABlockIsPlacedWithoutIt) {
   EXPECT_LE(pool_.Stats().pages, MinimumPages() + 3);
 }
 
-INSTANTIATE_TEST_SUITE_P(Calls, ForetoldEveryCallTest, ::testing::Range<uint64_t>(1, 5));
+INSTANTIATE_TEST_SUITE_P(Calls, PredictionEveryCallTest, ::testing::Range<uint64_t>(1, 5));
 
-TEST(ForetoldLimitTest, APlanThatWantsMoreThanThereIsDoesNotStopWhatFits) {
-  // The device has what the first steps of the third capture need, not what the guide foretells.
+TEST(PredictionLimitTest, APlanThatWantsMoreThanThereIsDoesNotStopWhatFits) {
+  // The device has what the first steps of the third capture need, not what the profile predicts.
   HostDriver host({.granularity = 4096, .physical_limit_bytes = 900 * 4096, .map_memory = false});
   Pool pool(host, {});
   const auto capture = [&](uint64_t batch, std::size_t count) {
@@ -319,8 +320,8 @@ TEST(ForetoldLimitTest, APlanThatWantsMoreThanThereIsDoesNotStopWhatFits) {
 
 enum class Sizes : uint8_t { kGrowing, kFalling, kShuffled };
 
-class ForetoldRandomTest : public ForetoldTest,
-                           public ::testing::WithParamInterface<std::tuple<Sizes, unsigned>> {
+class PredictionRandomTest : public PredictionTest,
+                             public ::testing::WithParamInterface<std::tuple<Sizes, unsigned>> {
  protected:
   void SetUp() override {
     random_.seed(std::get<unsigned>(GetParam()));
@@ -329,7 +330,7 @@ class ForetoldRandomTest : public ForetoldTest,
       const uint64_t bytes = 1 + random_() % (random_() % 4 == 0 ? 6000 : 600);
       const auto freed_at = static_cast<uint32_t>(i + 1 + random_() % 8);
       program_.push_back({bytes, freed_at, random_() % 10 != 0});
-      if (random_() % 14 == 0) program_.back().freed_at = CaptureGuide::kNever;
+      if (random_() % 14 == 0) program_.back().freed_at = CaptureProfile::kNever;
     }
   }
 
@@ -351,26 +352,26 @@ class ForetoldRandomTest : public ForetoldTest,
   }
 
   std::mt19937 random_;
-  std::vector<ForetoldStep> program_;
+  std::vector<PredictionStep> program_;
   std::vector<Block> kept_;
 };
 
 // What is reserved beyond the minimum is the rest of pages that small survivors and edges keep from
 // being whole, a few for each block that lives at the peak whatever the size of the pool. These
 // pools are small, so it is a larger part than the 4 % that recorded programs came to at worst.
-TEST_P(ForetoldRandomTest, NoTwoBlocksShareAByteAndLittleIsReservedBeyondTheMinimum) {
+TEST_P(PredictionRandomTest, NoTwoBlocksShareAByteAndLittleIsReservedBeyondTheMinimum) {
   for (const uint64_t batch : Batches()) KeepSome(Capture(program_, batch));
   EXPECT_LE(pool_.Stats().pages, MinimumPages() * 110 / 100 + 2);
 }
 
-TEST_P(ForetoldRandomTest, NorDoTheyWithSeveralStreams) {
+TEST_P(PredictionRandomTest, NorDoTheyWithSeveralStreams) {
   for (const uint64_t batch : Batches()) {
     const auto stream_of = [&](std::size_t) { return StreamId{1 + random_() % 3}; };
     KeepSome(Capture(program_, batch, program_.size(), stream_of));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Programs, ForetoldRandomTest,
+INSTANTIATE_TEST_SUITE_P(Programs, PredictionRandomTest,
                          ::testing::Combine(::testing::Values(Sizes::kGrowing, Sizes::kFalling,
                                                               Sizes::kShuffled),
                                             ::testing::Range(0U, 12U)));

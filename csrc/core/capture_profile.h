@@ -1,11 +1,11 @@
-// What the largest capture into a pool so far did, as a guide for the next one.
+// What the largest capture into a pool so far did, as a profile for the next one.
 //
 // Graphs that share a pool are mostly one program captured for several sizes: the allocations of
 // one are those of the next, each just as large or larger by the same factor (or, where a program
 // pairs everything with everything, by its square). So the capture under way is aligned with the
-// largest one: an allocation answers to the next step whose size, scaled or not, is its own. The
+// largest one: an allocation matches the next step whose size, scaled or not, is its own. The
 // first that is larger than a granule tells the scale. Libraries that choose other kernels for other
-// sizes add and leave out steps, so a few steps ahead are looked at. From there on the guide foretells
+// sizes add and leave out steps, so a few steps ahead are looked at. From there on the profile predicts
 // how large each block will be and how long it will live.
 //
 // All this is advice, tried and checked by those who follow it, so a pool that very different
@@ -21,7 +21,7 @@
 
 namespace cgp {
 
-class CaptureGuide {
+class CaptureProfile {
  public:
   static constexpr uint32_t kNever = ~uint32_t{0};
 
@@ -32,15 +32,15 @@ class CaptureGuide {
     bool lives_at_peak = false;  // of the capture's memory
   };
 
-  // Which step of the guide an allocation answers to, and what follows from that. A value: nothing
+  // Which step of the profile an allocation matches, and what follows from that. A value: nothing
   // is changed until the allocation is told to have been made.
   struct Match {
     std::optional<uint32_t> step;
 
     // The alignment from here on.
-    double scale = 0;              // of this capture to the guide; 0: not known yet
-    uint32_t next = 0;             // the guide's step that is looked at first
-    uint32_t missed_in_a_row = 0;  // how many of the last ones answered to nothing
+    double scale = 0;              // of this capture to the profile; 0: not known yet
+    uint32_t next = 0;             // the profile's step that is looked at first
+    uint32_t missed_in_a_row = 0;  // how many of the last ones matched nothing
   };
 
   // A live block's place in the capture that allocated it; kNone for what no capture is told of.
@@ -62,7 +62,7 @@ class CaptureGuide {
   // pre: each ticket is freed once.
   void Freed(Ticket ticket);
 
-  // The capture is the guide from now on if none before it held more.
+  // The capture is the profile from now on if none before it held more.
   void EndCapture();
   // What it knows of places is not true any more. pre: no capture is under way.
   void Forget();
@@ -70,14 +70,14 @@ class CaptureGuide {
   // The steps of the largest capture; empty before there was one.
   const std::vector<Step>& steps() const { return largest_; }
   // How large the block of a step will be at this scale.
-  uint64_t Foretell(uint32_t step, double scale) const;
-  // The guide's step that a live block answered to, if it is of the capture under way.
+  uint64_t Predict(uint32_t step, double scale) const;
+  // The profile's step that a live block matched, if it is of the capture under way.
   std::optional<uint32_t> StepOf(Ticket ticket) const;
 
  private:
   struct Recorded {
     Step step;
-    std::optional<uint32_t> like;  // the guide's
+    std::optional<uint32_t> like;  // the profile's
   };
 
   bool AsLarge(uint32_t step, uint64_t bytes, double scale) const;

@@ -21,10 +21,10 @@
 
 namespace cgp {
 
-class PlainAllocator {
+class PluggableAllocator {
  public:
   // The process's one.
-  static PlainAllocator& Get();
+  static PluggableAllocator& Get();
 
   void* Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t stream);
   void Free(void* pointer);

@@ -1,4 +1,4 @@
-#include "core/capture_guide.h"
+#include "core/capture_profile.h"
 
 #include <algorithm>
 
@@ -9,7 +9,7 @@ namespace cgp {
 namespace {
 
 // How many steps an allocation may be ahead of the one expected; more after misses, up to a limit,
-// because the guide may have had many steps that this capture leaves out.
+// because the profile may have had many steps that this capture leaves out.
 constexpr uint32_t kWindow = 16;
 constexpr uint32_t kWidestWindow = 128;
 
@@ -26,7 +26,7 @@ Granules Rounded(uint64_t bytes) { return Granules::FromBytesRoundedUp(bytes); }
 
 }  // namespace
 
-void CaptureGuide::BeginCapture() {
+void CaptureProfile::BeginCapture() {
   ++capture_;
   alignment_ = {};
   recorded_.clear();
@@ -35,7 +35,7 @@ void CaptureGuide::BeginCapture() {
 }
 
 // Whether a block of the step, scaled or not, or by the square, takes as many granules.
-bool CaptureGuide::AsLarge(uint32_t step, uint64_t bytes, double scale) const {
+bool CaptureProfile::AsLarge(uint32_t step, uint64_t bytes, double scale) const {
   const Granules length = Rounded(bytes);
   if (Rounded(largest_[step].bytes) == length) return true;
   if (scale == 0) return false;
@@ -43,7 +43,7 @@ bool CaptureGuide::AsLarge(uint32_t step, uint64_t bytes, double scale) const {
   return Rounded(WholeBytes(scaled)) == length || Rounded(WholeBytes(scaled * scale)) == length;
 }
 
-CaptureGuide::Match CaptureGuide::Find(uint64_t bytes) const {
+CaptureProfile::Match CaptureProfile::Find(uint64_t bytes) const {
   Match match = alignment_;
   if (Answer(bytes, match) || bytes <= kGranuleBytes) return match;
   if (match.scale == 0) {
@@ -55,7 +55,7 @@ CaptureGuide::Match CaptureGuide::Find(uint64_t bytes) const {
 }
 
 // The block is taken for the like of the next step that is larger than a granule.
-void CaptureGuide::TakeScale(uint64_t bytes, Match& match) const {
+void CaptureProfile::TakeScale(uint64_t bytes, Match& match) const {
   const auto tells = [](const Step& step) { return step.bytes > kGranuleBytes; };
   const auto like = std::find_if(largest_.begin() + match.next, largest_.end(), tells);
   if (like == largest_.end()) return;
@@ -64,11 +64,11 @@ void CaptureGuide::TakeScale(uint64_t bytes, Match& match) const {
   match.next = *match.step + 1;
 }
 
-// Lets the allocation answer to the first step of the window that is as large. Returns whether one
+// Lets the allocation match the first step of the window that is as large. Returns whether one
 // is.
-bool CaptureGuide::Answer(uint64_t bytes, Match& match) const {
+bool CaptureProfile::Answer(uint64_t bytes, Match& match) const {
   match.step.reset();
-  // Blocks of a granule are all alike: they answer to no other than the next step.
+  // Blocks of a granule are all alike: they match no other than the next step.
   const bool tells = bytes > kGranuleBytes;
   const uint32_t window =
       tells ? std::min(kWindow * (1 + match.missed_in_a_row), kWidestWindow) : 1;
@@ -84,24 +84,24 @@ bool CaptureGuide::Answer(uint64_t bytes, Match& match) const {
   return false;
 }
 
-uint64_t CaptureGuide::Foretell(uint32_t step, double scale) const {
+uint64_t CaptureProfile::Predict(uint32_t step, double scale) const {
   const Step& like = largest_[step];
   return scale == 0 ? like.bytes : WholeBytes(static_cast<double>(like.bytes) * scale);
 }
 
-std::optional<uint32_t> CaptureGuide::StepOf(Ticket ticket) const {
+std::optional<uint32_t> CaptureProfile::StepOf(Ticket ticket) const {
   return ticket.capture == capture_ ? recorded_[ticket.step].like : std::nullopt;
 }
 
-void CaptureGuide::ReserveOne() {
+void CaptureProfile::ReserveOne() {
   const bool has_room = recorded_.size() < recorded_.capacity();
   if (has_room && recorded_.capacity() <= largest_.capacity()) return;
   ReserveMore(recorded_, 1);
   largest_.reserve(recorded_.capacity());
 }
 
-CaptureGuide::Ticket CaptureGuide::Allocated(const Match& match, Placement start, uint64_t bytes,
-                                             Granules live) {
+CaptureProfile::Ticket CaptureProfile::Allocated(const Match& match, Placement start,
+                                                 uint64_t bytes, Granules live) {
   const auto number = static_cast<uint32_t>(recorded_.size());
   Recorded& recorded = recorded_.emplace_back();
   recorded.step.start = start;
@@ -115,17 +115,17 @@ CaptureGuide::Ticket CaptureGuide::Allocated(const Match& match, Placement start
   return {capture_, number};
 }
 
-void CaptureGuide::Freed(Ticket ticket) {
+void CaptureProfile::Freed(Ticket ticket) {
   if (ticket.capture != capture_) return;
   recorded_[ticket.step].step.freed_at = static_cast<uint32_t>(recorded_.size());
 }
 
-void CaptureGuide::Forget() {
+void CaptureProfile::Forget() {
   largest_.clear();
   largest_peak_ = Granules(0);
 }
 
-void CaptureGuide::EndCapture() {
+void CaptureProfile::EndCapture() {
   if (peak_ >= largest_peak_) {
     largest_peak_ = peak_;
     largest_.clear();
