@@ -6,15 +6,20 @@
 from __future__ import annotations
 
 import ctypes
+from typing import TYPE_CHECKING
 
 import pytest
-from _stream_work import StreamPrograms
 from stream_oracle import Piece, taken_too_early
 from stream_scenarios import MIB, SCENARIOS, Scenario
 
 import cudagraph_pool as cgp
 
 from .work import PAGE, WIDTH, adapter, capture_chain, chain, fresh, torch
+
+if TYPE_CHECKING:
+    from _stream_work import StreamPrograms
+else:
+    StreamPrograms = pytest.importorskip("_stream_work", reason="needs torch").StreamPrograms
 
 pytestmark = pytest.mark.usefixtures("enabled")
 

@@ -10,16 +10,21 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 from _graph_shape import GraphShape, shape_of
-from _stream_work import StreamPrograms
 from stream_oracle import Piece, sharing, taken_too_early
 from stream_programs import Configuration
 
 import cudagraph_pool as cgp
 
 from .work import adapter, torch
+
+if TYPE_CHECKING:
+    from _stream_work import StreamPrograms
+else:
+    StreamPrograms = pytest.importorskip("_stream_work", reason="needs torch").StreamPrograms
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
