@@ -83,10 +83,9 @@ class GraphPool:
             that was not used for the longest time goes first. ``None``: one for all graphs that are
             alike but for sizes and addresses. Where the GPU has no memory for so many, there are
             fewer. Default: 4.
-        exec_budget (int, optional): Bytes of device memory that executables may take where
-            ``max_execs`` are too few: where the device ran out of work while one was switched to
-            another graph, one more is kept, as long as all together take about so much at most.
-            Default: 0.
+        exec_budget (int, optional): Bytes of device memory that executables may take beyond
+            ``max_execs``: each graph that is replayed keeps its own, as long as all together take
+            about so much at most. Default: 0.
 
     Raises:
         RuntimeError: :func:`cudagraph_pool.enable` was not called.

@@ -76,8 +76,8 @@ class GraphRunner:
             a dictionary says it for arguments by name, 0 for others. Default: 0.
         warmup (int): How often each size runs before it is captured. Default: 3.
         shared_exec (bool or str): As for :class:`cudagraph_pool.graph`. ``"auto"``: as ``pool`` was
-            made; a new one shares, and keeps executables in 256 MiB for sizes whose sharing the
-            device would wait for. Another budget: ``pool=GraphPool(shared_exec=True,
+            made; a new one keeps an executable for each size in use, as long as all take 256 MiB
+            at most, and the rest share. Another budget: ``pool=GraphPool(shared_exec=True,
             exec_budget=...)``. Default: ``"auto"``.
         order (str): In which order sizes are captured: ``"largest_first"``, ``"smallest_first"`` or
             ``"given"``.

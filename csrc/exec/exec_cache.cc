@@ -50,10 +50,7 @@ void ExecCache::Remove(GraphNumber graph) {
 
 GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
   std::unique_lock lock(mutex_);
-  const uint64_t switches = instantiations_ + updates_;
-  std::shared_ptr<Run> before = LastRun();
   Exec& exec = Hold(graph, stream, lock);
-  if (instantiations_ + updates_ != switches) exec.before_switch = std::move(before);
   WaitForLostRuns(graph, stream);
   const ExecNumber number = table_.HolderOf(graph).value();
   MarkEndOfLast(number);
@@ -73,7 +70,6 @@ void ExecCache::GiveBack(GraphNumber graph, const Launch& launch) {
     return run && !run->ComesBefore(launch.stream);
   };
   NoteLaunch(exec, graph, launch);
-  SeeWhetherDeviceWaited(exec, graph);
   // What a capture takes does not run now, and must not be taken for what does.
   if (!is_elsewhere(before) && !is_elsewhere(members_.at(graph).last_run)) return;
   if (IsHeld(launch.stream)) exec.last_run = before;
@@ -215,17 +211,6 @@ void ExecCache::MarkEndOfLast(ExecNumber next) {
   if (last != execs_.end() && last->second.last_run) MarkEnd(*last->second.last_run);
 }
 
-std::shared_ptr<ExecCache::Run> ExecCache::LastRun() const {
-  if (!has_budget_ || !launched_last_) return nullptr;
-  const auto last = execs_.find(*launched_last_);
-  return last == execs_.end() ? nullptr : last->second.last_run;
-}
-
-void ExecCache::SeeWhetherDeviceWaited(Exec& exec, GraphNumber graph) {
-  const std::shared_ptr<Run> before = std::exchange(exec.before_switch, nullptr);
-  if (before && before->end && HasEnded(*before)) table_.DeviceWaited(graph);
-}
-
 void ExecCache::NoteLaunch(Exec& exec, GraphNumber graph, const Launch& launch) {
   exec.last_run = std::make_shared<Run>(events_, graph, ++launches_, launch);
   // Where the stream may be gone when somebody wants to know.
@@ -252,8 +237,7 @@ ExecCache::Exec& ExecCache::Make(GraphNumber graph) {
   if (const std::optional<ExecNumber> holder = table_.HolderOf(graph)) RememberRun(*holder);
   const GraphExec handle = graphs_->Instantiate(members_.at(graph).graph);
   ++instantiations_;
-  return execs_[table_.Made(graph)] = {
-             .handle = handle, .last_run = nullptr, .before_switch = nullptr};
+  return execs_[table_.Made(graph)] = {.handle = handle, .last_run = nullptr};
 }
 
 bool ExecCache::Update(ExecNumber number, GraphNumber graph) {

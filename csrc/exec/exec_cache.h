@@ -18,9 +18,6 @@
 // Where there is no memory to make one that the limit allows, one of its group is updated, or others
 // make room, the longest unused first: all of them, if need be, before a replay fails. For a while no
 // more of them are made then.
-//
-// Whether the device has waited for a switch is seen when the launch behind it has been made: by then
-// all that was launched before has ended, or has not.
 #pragma once
 
 #include <chrono>
@@ -61,7 +58,6 @@ class ExecCache {
       : graphs_(std::move(graphs)),
         events_(events),
         longest_wait_(longest_wait),
-        has_budget_(budget_bytes != 0),
         table_(max_execs, budget_bytes) {}
   ~ExecCache();
   ExecCache(const ExecCache&) = delete;
@@ -119,8 +115,7 @@ class ExecCache {
   struct Exec {
     GraphExec handle;
     int lent = 0;
-    std::shared_ptr<Run> last_run;       // if that may not have ended
-    std::shared_ptr<Run> before_switch;  // what was launched last, if it was then made or updated
+    std::shared_ptr<Run> last_run;  // if that may not have ended
   };
   struct Member {
     Graph graph;
@@ -143,10 +138,6 @@ class ExecCache {
   // Whether it must stay as it is, when a graph is to run on `stream`.
   bool InUse(Exec& exec, StreamId stream);
   bool Running(Exec& exec);
-  // nullptr if nobody wants to know.
-  std::shared_ptr<Run> LastRun() const;
-  // After a launch of the graph. What was launched before a switch was marked before it.
-  void SeeWhetherDeviceWaited(Exec& exec, GraphNumber graph);
   void NoteLaunch(Exec& exec, GraphNumber graph, const Launch& launch);
   // Marks its end, if that is possible now.
   void MarkEnd(Run& run);
@@ -168,7 +159,6 @@ class ExecCache {
   const std::unique_ptr<GraphDriver> graphs_;
   Driver& events_;
   const std::chrono::milliseconds longest_wait_;
-  const bool has_budget_;
   mutable std::mutex mutex_;
   ExecTable table_;
   std::map<std::string, GroupNumber> groups_;  // by key

@@ -117,7 +117,8 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
   if (replaced != idle.end() && of_group(*replaced)) {
     // Where there is one only, waiting for it would leave the device without work.
     const bool stays = !room_ && usual_stay_ > kLongStay - 1;  // an average comes near to it
-    if (!stays || (limit() == 1 && now.running(*replaced))) {
+    const bool is_the_only_one = room_.value_or(limit()) == 1;
+    if (!stays || (is_the_only_one && now.running(*replaced))) {
       plan.step = Step::kUpdate;
       plan.exec = *replaced;
     } else {
@@ -132,7 +133,7 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
   uint64_t taken = taken_;
   for (const ExecNumber gone : plan.destroy) taken -= execs_.at(gone).bytes;
   const auto fits = [&] {
-    return plan.step == Step::kMake ? HasRoom(count, taken, graph) : count <= limit();
+    return plan.step == Step::kMake ? HasRoom(count, taken, graph) : Allows(count, taken);
   };
   for (std::size_t i = 0; i < idle.size() && !fits(); ++i) {
     plan.destroy.push_back(idle[i]);
@@ -143,13 +144,8 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
 }
 
 bool ExecTable::FitsInPlaceOf(ExecNumber other, const Graph& graph) const {
-  return more_execs_ == 0 || by_use_.size() <= *max_execs_ ||
-         taken_ - execs_.at(other).bytes + graph.bytes <= budget_bytes_;
-}
-
-bool ExecTable::HasRoom(std::size_t count, uint64_t taken, const Graph& graph) const {
-  if (count >= limit()) return false;
-  return !max_execs_ || count < *max_execs_ || taken + graph.bytes <= budget_bytes_;
+  const uint64_t bytes = execs_.at(other).bytes;
+  return graph.bytes <= bytes || Allows(by_use_.size(), taken_ - bytes + graph.bytes);
 }
 
 void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
@@ -164,7 +160,8 @@ void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
 bool ExecTable::OutOfMemory(GraphNumber graph) {
   if (groups_.at(graphs_.at(graph).group).kind == GroupKind::kAlone) return false;
   const std::size_t there = by_use_.size();
-  if (there == 0 || (MostExecs() && *MostExecs() <= there)) return false;
+  const bool is_lower = (!max_execs_ && !room_) || HasRoom(there, taken_, graphs_.at(graph));
+  if (there == 0 || !is_lower) return false;
   room_ = there;
   launches_in_room_ = 0;
   return true;
@@ -174,8 +171,9 @@ bool ExecTable::MayHaveFirst(GraphNumber graph) const {
   const GroupNumber number = graphs_.at(graph).group;
   const Group& group = groups_.at(number);
   if (group.execs != 0) return false;
+  const std::size_t count = Counted(number).size();
   return group.kind == GroupKind::kAlone ||
-         HasRoom(Counted(number).size(), taken_, graphs_.at(graph));
+         (count < limit() && HasRoom(count, taken_, graphs_.at(graph)));
 }
 
 ExecNumber ExecTable::Made(GraphNumber graph) {
@@ -218,11 +216,6 @@ void ExecTable::Launched(ExecNumber exec) {
   if (room_ && ++launches_in_room_ == kLaunchesBeforeMore) room_.reset();
 }
 
-void ExecTable::DeviceWaited(GraphNumber graph) {
-  if (!max_execs_ || room_ || by_use_.size() < limit()) return;
-  if (taken_ + graphs_.at(graph).bytes <= budget_bytes_) ++more_execs_;
-}
-
 void ExecTable::Used(ExecNumber exec) {
   const auto found = std::find(by_use_.begin(), by_use_.end(), exec);
   if (found != by_use_.end()) std::rotate(found, found + 1, by_use_.end());
@@ -251,7 +244,7 @@ void ExecTable::KeptAfterAll(ExecNumber exec) {
 }
 
 std::vector<ExecNumber> ExecTable::Counted(GroupNumber group) const {
-  if (MostExecs()) return by_use_;
+  if (max_execs_ || room_) return by_use_;
   std::vector<ExecNumber> counted;
   std::copy_if(by_use_.begin(), by_use_.end(), std::back_inserter(counted),
                [&](ExecNumber exec) { return execs_.at(exec).group == group; });
@@ -277,7 +270,7 @@ void ExecTable::Check() const {
     CGP_CHECK(std::count(by_use_.begin(), by_use_.end(), number) == 1);
   }
   CGP_CHECK(by_use_.size() == shared && taken_ == taken);
-  if (room_) CGP_CHECK(*room_ > 0 && (!max_execs_ || *room_ < *max_execs_ + more_execs_));
+  if (room_) CGP_CHECK(*room_ > 0);
   for (const auto& [number, group] : groups_) {
     CGP_CHECK(group.graphs == counts[number].graphs && group.execs == counts[number].execs);
     CGP_CHECK(group.execs <= group.graphs);

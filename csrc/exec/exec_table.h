@@ -10,8 +10,7 @@
 // So a graph that is replayed again and again gets one that was made for it, and so does at once
 // each graph of a program that has been staying with its graphs.
 //
-// Where the device waits for a switch, one more executable spares the program that: so many as fit into a
-// budget of memory. Where the device has work meanwhile, they would bring nothing.
+// A budget of memory lets each graph in use keep its own, as long as all together fit into it.
 //
 // Equations, for every group that may share (Check()):
 //   held_by[graph] = exec  <=>  holds[exec] = graph, and then both are of one group
@@ -57,9 +56,9 @@ class ExecTable {
     std::vector<ExecNumber> destroy;  // before it
   };
 
-  // At most so many executables; nullopt: one for each group. More than so many where the device has
-  // waited, as long as all take no more than `budget_bytes`. All may be exceeded while executables
-  // are in use. pre: max_execs is not 0.
+  // At most so many executables; nullopt: one for each group. More than so many as long as all take no
+  // more than `budget_bytes`. Both may be exceeded while executables are in use. pre: max_execs is
+  // not 0; without it there is no budget.
   explicit ExecTable(std::optional<std::size_t> max_execs, uint64_t budget_bytes = 0)
       : max_execs_(max_execs), budget_bytes_(budget_bytes) {}
 
@@ -91,7 +90,8 @@ class ExecTable {
   // group goes, and none goes for a faster one. Returns whether that is a lower limit than before, so
   // that a new plan may help. Others make no room for one that is alone.
   bool OutOfMemory(GraphNumber graph);
-  // Whether its group lacks an executable, and may have one within the limit.
+  // Whether its group lacks an executable, and may have one before any graph is in use: the budget is
+  // for those that are.
   bool MayHaveFirst(GraphNumber graph) const;
 
   // A step was done: the graph is held, by the executable that was used last. What held it before
@@ -101,9 +101,6 @@ class ExecTable {
   void Used(ExecNumber exec);
   // The graph that it holds is launched.
   void Launched(ExecNumber exec);
-  // The device had no work left when the graph, which had lacked an executable, was launched. If it
-  // was the limit that it lacked one for, the limit rises by one within the budget.
-  void DeviceWaited(GraphNumber graph);
   void Destroyed(ExecNumber exec);
   // None could be made in its place: that is not planned again before it has had another long stay.
   void KeptAfterAll(ExecNumber exec);
@@ -133,18 +130,21 @@ class ExecTable {
     uint32_t launches = 0;  // since it holds that
   };
 
-  // At most so many executables; nullopt: one for each group.
-  std::optional<std::size_t> MostExecs() const {
-    if (room_ || !max_execs_) return room_;
-    return *max_execs_ + more_execs_;
+  // How many there may be whatever they take.
+  std::size_t limit() const { return max_execs_.value_or(room_.value_or(1)); }
+  // Whether there may be so many that take so much in all.
+  bool Allows(std::size_t count, uint64_t taken) const {
+    if (room_ && count > *room_) return false;
+    return count <= limit() || (budget_bytes_ != 0 && taken <= budget_bytes_);
   }
-  // Whether there may be one for the graph beside so many, which take so much in all.
-  bool HasRoom(std::size_t count, uint64_t taken, const Graph& graph) const;
-  // Whether the budget allows one for the graph where another one goes.
+  // Whether there may be one for the graph beside so many that take so much.
+  bool HasRoom(std::size_t count, uint64_t taken, const Graph& graph) const {
+    return Allows(count + 1, taken + graph.bytes);
+  }
+  // Whether there may be one for the graph where another one goes.
   bool FitsInPlaceOf(ExecNumber other, const Graph& graph) const;
   // The executables that the limit on those of `group` counts, longest unused first.
   std::vector<ExecNumber> Counted(GroupNumber group) const;
-  std::size_t limit() const { return MostExecs().value_or(1); }
   Plan PlanToKeep(const Graph& graph, const Conditions& now) const;
   Plan PlanToGet(const Graph& graph, const Conditions& now) const;
   // The executables that are of no more use once the group has so many graphs, and one of its executables
@@ -159,13 +159,12 @@ class ExecTable {
 
   const std::optional<std::size_t> max_execs_;
   const uint64_t budget_bytes_;
-  std::size_t more_execs_ = 0;  // than max_execs_, since the device has waited
   uint64_t taken_ = 0;
   std::map<GroupNumber, Group> groups_;
   std::map<GraphNumber, Graph> graphs_;
   std::map<ExecNumber, Exec> execs_;
   std::vector<ExecNumber> by_use_;  // longest unused first
-  // How many there were when the memory was full. invariant: 0 < room_ < max_execs_ + more_execs_.
+  // How many there were when the memory was full. invariant: 0 < room_.
   std::optional<std::size_t> room_;
   uint32_t launches_in_room_ = 0;
   // How many launches in a row graphs have had of late, on average.

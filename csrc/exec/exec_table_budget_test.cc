@@ -1,4 +1,4 @@
-// More executables than the limit, where the device waits for switches.
+// More executables than the limit, within a budget.
 
 #include <gtest/gtest.h>
 
@@ -23,13 +23,12 @@ class ExecTableBudgetTest : public ExecTableTest {
   }
 
   // Launches each graph once, so often, and returns how many switches that takes.
-  int Cycle(ExecTable* table, const std::vector<GraphNumber>& graphs, int rounds, bool waits) {
+  int Cycle(ExecTable* table, const std::vector<GraphNumber>& graphs, int rounds) {
     int switches = 0;
     for (int round = 0; round < rounds; ++round) {
       for (const GraphNumber graph : graphs) {
         const bool switched = Run(table, graph) != Step::kNone;
         table->Launched(*table->HolderOf(graph));
-        if (switched && waits) table->DeviceWaited(graph);
         table->Check();
         switches += switched;
       }
@@ -38,46 +37,39 @@ class ExecTableBudgetTest : public ExecTableTest {
   }
 };
 
-TEST_F(ExecTableBudgetTest, GraphsInUseKeepTheirOwnWhereTheDeviceWaits) {
+TEST_F(ExecTableBudgetTest, GraphsInUseKeepTheirOwn) {
   ExecTable table(2, 100);
   const auto graphs = AddGraphs(&table, 10, 10);
-  Cycle(&table, graphs, 4, /*waits=*/true);
+  Cycle(&table, graphs, 4);
   EXPECT_EQ(table.exec_count(), 10u);
-  EXPECT_EQ(Cycle(&table, graphs, 4, true), 0) << "nothing is switched any more";
-}
-
-TEST_F(ExecTableBudgetTest, WhereTheDeviceHasWorkMeanwhileTheyShare) {
-  ExecTable table(2, 100);
-  const auto graphs = AddGraphs(&table, 10, 10);
-  EXPECT_EQ(Cycle(&table, graphs, 4, /*waits=*/false), 40);
-  EXPECT_EQ(table.exec_count(), 2u);
+  EXPECT_EQ(Cycle(&table, graphs, 4), 0) << "nothing is switched any more";
 }
 
 TEST_F(ExecTableBudgetTest, WhatIsNotInUseGetsNone) {
   ExecTable table(2, 1000);
   const auto graphs = AddGraphs(&table, 50, 10);
   const std::vector<GraphNumber> used(graphs.begin(), graphs.begin() + 5);
-  Cycle(&table, used, 10, true);
+  Cycle(&table, used, 10);
   EXPECT_EQ(table.exec_count(), 5u);
 }
 
 TEST_F(ExecTableBudgetTest, TheBudgetIsKept) {
   ExecTable table(2, 55);
   const auto graphs = AddGraphs(&table, 10, 10);
-  Cycle(&table, graphs, 10, true);
+  Cycle(&table, graphs, 10);
   EXPECT_EQ(table.exec_count(), 5u);
   // So it is by graphs that take more.
   const auto larger = AddGraphs(&table, 3, 30);
-  Cycle(&table, larger, 3, true);
+  Cycle(&table, larger, 3);
   EXPECT_EQ(table.exec_count(), 2u) << "two may be there, whatever they take";
-  Cycle(&table, graphs, 10, true);
+  Cycle(&table, graphs, 10);
   EXPECT_EQ(table.exec_count(), 5u);
 }
 
 TEST_F(ExecTableBudgetTest, WithoutABudgetNothingChanges) {
   ExecTable table(2);
   const auto graphs = AddGraphs(&table, 10, 10);
-  Cycle(&table, graphs, 4, true);
+  Cycle(&table, graphs, 4);
   EXPECT_EQ(table.exec_count(), 2u);
 }
 
@@ -85,13 +77,13 @@ TEST_F(ExecTableBudgetTest, WhereTheMemoryEndsTheBudgetDoesNot) {
   ExecTable table(2, 100);
   const auto graphs = AddGraphs(&table, 10, 10);
   const std::vector<GraphNumber> used(graphs.begin(), graphs.begin() + 4);
-  Cycle(&table, used, 4, true);
+  Cycle(&table, used, 4);
   ASSERT_EQ(table.exec_count(), 4u);
   EXPECT_TRUE(table.OutOfMemory(graphs[7]));
-  Cycle(&table, graphs, 3, true);
+  Cycle(&table, graphs, 3);
   EXPECT_EQ(table.exec_count(), 4u);
   Stay(&table, graphs[0], kLaunchesBeforeMore);  // until more are tried
-  Cycle(&table, graphs, 10, true);
+  Cycle(&table, graphs, 10);
   EXPECT_EQ(table.exec_count(), 10u);
 }
 
@@ -111,7 +103,7 @@ TEST_F(ExecTableBudgetTest, RandomPrograms) {
     }
     for (int step = 0; step < 400; ++step) {
       const auto [graph, bytes] = graphs[draw(graphs.size())];
-      if (Run(&table, graph) != Step::kNone && draw(2) == 0) table.DeviceWaited(graph);
+      Run(&table, graph);
       table.Launched(*table.HolderOf(graph));
       uint64_t taken = 0;
       for (const auto& [held, size] : graphs) {

@@ -387,7 +387,7 @@ def test_templates_cost_no_device_memory() -> None:
 def test_graphs_of_code_that_knows_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from cudagraph_pool import _shared_capture
 
-    # Within a budget each may get an executable of its own, which depends on what it waits for.
+    # Within the budget each would get an executable of its own.
     monkeypatch.setattr(_shared_capture, "_EXEC_BUDGET", 0)
     monkeypatch.setattr(_shared_capture, "_caches", {})
     device = torch.cuda.current_device()
