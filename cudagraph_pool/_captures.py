@@ -11,7 +11,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ._buckets import Size
-from ._graphs import GraphPool, graph
+from ._graphs import GraphPool, _next_graph, graph
 from ._static_inputs import Static
 from ._static_outputs import is_lent, lend
 
@@ -67,28 +67,43 @@ class Captures:
     # would end that of another thread.
     lock: ClassVar[threading.RLock] = threading.RLock()
 
-    def warm_up(self, work: Callable[[], T], times: int) -> tuple[T, Span]:
-        """Runs work on the stream that captures, so that what libraries keep for a stream is made
-        now, and outside of the pool. Returns what the last run returned, and marks around what it
-        launched.
+    @contextmanager
+    def in_a_row(self) -> Iterator[None]:
+        """Within it the stream that captures is the current one: so what libraries keep for a stream
+        is made by warm-ups, outside of the pool. It comes after all replays of the pool, which may
+        still read the static inputs that are overwritten now, and before what follows.
         """
         current, stream = torch.cuda.current_stream(), graph._capture_stream(self.device)
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            for _ in range(times - 1):
-                work()
-            began = self.mark()
-            result = work()
-            ended = self.mark()
-        current.wait_stream(stream)
-        return result, (began, ended)
+        with self.turns.lock:
+            self.order()
+            self.turns.order(stream)
+            self.turns.take("a capture")
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            current.wait_stream(stream)
+
+    def warm_up(self, work: Callable[[], T], times: int) -> tuple[T, Span]:
+        """What the last run returned, and marks around what it launched."""
+        for _ in range(times - 1):
+            work()
+        began = self.mark()
+        result = work()
+        return result, (began, self.mark())
+
+    def empty_caches(self) -> None:
+        """Before captures, as torch.cuda.graph does before each."""
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+        torch._C._host_emptyCache()
 
     def capture(self, work: Callable[[], None]) -> Replayable:
-        """A graph of the work."""
+        """A graph of the work. pre: it is one of some :meth:`in_a_row`."""
         captured = torch.cuda.CUDAGraph(keep_graph=True)  # so that its nodes can be counted
         # What other threads do with CUDA meanwhile, as those that pin memory for a loader, is none
         # of the capture's business.
-        with graph(
+        with _next_graph(
             captured,
             self.pool,
             capture_error_mode="thread_local",
@@ -134,12 +149,12 @@ class Captures:
         began, ended = span
         return float(began.elapsed_time(ended)) * 1e-3
 
-    def order(self, read: Sequence[Tensor] = ()) -> None:
+    def order(self, written: Sequence[Tensor] = ()) -> None:
         """Lets what the current stream gets next come after the last replay of the pool.
         pre: ``turns.lock`` is held until the next one is launched.
 
         Arguments:
-            read: What it uses and another stream may have been given the memory of.
+            written: What it writes, and another stream was given the memory of.
 
         Raises:
             RuntimeError: The stream is capturing.
@@ -155,7 +170,7 @@ class Captures:
             return  # as of most calls, which need no Stream object for it
         stream = torch.cuda.current_stream(self.device)
         if self.turns.order(stream):
-            for tensor in read:
+            for tensor in written:
                 tensor.record_stream(stream)
 
 
@@ -223,10 +238,12 @@ class Captured:
     last_used: int = 0
     samples: list[Span] = field(default_factory=list)
     inputs: list[Tensor] = field(init=False)  # of statics
+    written: list[Tensor] = field(init=False)  # by calls
     outputs: list[Tensor] = field(init=False)  # those that the next replay of the pool overwrites
 
     def __post_init__(self) -> None:
         self.inputs = [static.tensor for static in self.statics]
+        self.written = self.inputs + ([] if self.backward is None else self.backward.grad_outputs)
         self.outputs = [x for x in self.leaves if isinstance(x, Tensor) and is_lent(x)]
 
 
@@ -239,20 +256,23 @@ def capture(
     function: Callable[[], Any],
     statics: list[Static],
     size: Size,
+    before: Usage,
     gradient_buffers: GradientBuffers,
-) -> Captured:
+) -> tuple[Captured, Usage]:
     """Captures what ``function`` does with ``statics``, and its backward pass if there is one.
 
     The memory of what it returns goes back to the pool when all of it is captured.
+
+    Arguments:
+        before: What is used now. Returned is also what is used then.
     """
     began = time.perf_counter()
     inputs = [static.tensor for static in statics]
-    before = captures.usage()
     owner = Owner(captures, inputs)
     results: list[Any] = []
     saved: set[int] = set()
     with _no_autocast_cache():
-        with torch.autograd.graph.saved_tensors_hooks(_noting(saved), lambda tensor: tensor):
+        with _noting_saved(saved) if torch.is_grad_enabled() else nullcontext():
             forward = captures.capture(lambda: results.append(_apart(function(), inputs)))
         after = captures.usage()
         owner.graphs.append(forward)
@@ -264,7 +284,7 @@ def capture(
     lent = [_lend(leaf, owner) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     del leaves
     added = after.pool - before.pool
-    return Captured(
+    captured = Captured(
         size,
         statics,
         forward,
@@ -276,6 +296,7 @@ def capture(
         pool_bytes=added,
         driver_bytes=max(0, after.device - before.device - added),
     )
+    return captured, after
 
 
 def _capture_backward(
@@ -369,7 +390,7 @@ def _apart(result: Any, inputs: Sequence[Tensor]) -> Any:
     )
 
 
-def _noting(saved: set[int]) -> Callable[[Tensor], Tensor]:
+def _noting_saved(saved: set[int]) -> AbstractContextManager[Any]:
     """Notes where the tensors lie that autograd saves. Without their history, or they would keep
     it, and be kept by it.
     """
@@ -378,7 +399,10 @@ def _noting(saved: set[int]) -> Callable[[Tensor], Tensor]:
         saved.add(_address(tensor))
         return tensor.detach()
 
-    return pack
+    noting: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(
+        pack, lambda tensor: tensor
+    )
+    return noting
 
 
 @contextmanager

@@ -271,12 +271,7 @@ class graph:  # noqa: N801
         self._kept_template = False
         self._check_devices()
         self._before: torch.cuda.Stream | None = None
-        self._context = torch.cuda.graph(
-            cuda_graph,
-            pool=pool.id,
-            stream=stream or self._capture_stream(pool.device),
-            capture_error_mode=capture_error_mode,
-        )
+        self._context = self._new_context(capture_error_mode)
 
     def __enter__(self) -> None:
         import torch
@@ -317,7 +312,7 @@ class graph:  # noqa: N801
         # capture's stream. On a busy GPU that could come after a replay has filled in its own,
         # which would then draw the wrong numbers.
         try:
-            if before is not None:
+            if before is not None and before != self._context.capture_stream:
                 before.wait_stream(self._context.capture_stream)
         except BaseException:
             self._graph.reset()
@@ -327,6 +322,16 @@ class graph:  # noqa: N801
             _shared_exec.share(
                 self._graph, self._execs, self._pool.device.index, self._kept_template
             )
+
+    def _new_context(self, capture_error_mode: str) -> Any:
+        import torch
+
+        return torch.cuda.graph(
+            self._graph,
+            pool=self._pool.id,
+            stream=self._stream or self._capture_stream(self._pool.device),
+            capture_error_mode=capture_error_mode,
+        )
 
     @classmethod
     def _capture_stream(cls, device: torch.device) -> torch.cuda.Stream:
@@ -377,6 +382,34 @@ class graph:  # noqa: N801
             raise ValueError(
                 f"the pool is on {self._pool.device}, but the stream is on {self._stream.device}"
             )
+
+
+class _next_graph(graph):  # noqa: N801
+    """One of several captures in a row, on the current stream: what :class:`torch.cuda.graph` does
+    before each, to wait for the device and to empty caches, was done once.
+    """
+
+    def _new_context(self, capture_error_mode: str) -> Any:
+        return _OnCurrentStream(self._graph, self._pool.id, capture_error_mode)
+
+
+class _OnCurrentStream:
+    """A capture, and nothing around it."""
+
+    def __init__(
+        self, cuda_graph: torch.cuda.CUDAGraph, pool_id: tuple[int, int], capture_error_mode: str
+    ) -> None:
+        import torch
+
+        self._graph = cuda_graph
+        self._arguments = {"pool": pool_id, "capture_error_mode": capture_error_mode}
+        self.capture_stream = torch.cuda.current_stream()
+
+    def __enter__(self) -> None:
+        self._graph.capture_begin(**self._arguments)
+
+    def __exit__(self, *_: object) -> None:
+        self._graph.capture_end()
 
 
 @contextlib.contextmanager

@@ -15,12 +15,13 @@ from torch.utils import _pytree as pytree
 
 from ._buckets import Buckets, Size, shown
 from ._call import Call, Named, name_tensors
-from ._captures import Captured, Captures, Span, capture, find_leaves
+from ._captures import Captured, Captures, Span, Usage, capture, find_leaves
 from ._function import parameters_of
 from ._guard import is_guarded, lend_for
 from ._static_inputs import (
     Buffer,
     CopyIn,
+    Dims,
     Input,
     Static,
     StaticInputs,
@@ -69,6 +70,10 @@ class Program:
         self._gradients: dict[int, StaticInputs] = {}
         self._cuts: Cuts | None = None
         self._eager: dict[Size, Span] = {}
+        # Where all sizes read the same first bytes of each input, those that are filled in do for
+        # all sizes below.
+        self._are_nested = all(given.is_nested for given in self._inputs)
+        self._filled: Size | None = None
         self.captured: dict[Size, Captured] = {}
 
     def size_of(self, call: Call) -> Size:
@@ -80,6 +85,10 @@ class Program:
         for given, tensor in zip(self._inputs, call.tensors, strict=True):
             given.check(tensor, self._captures.device)
         return size_of(self._inputs, call.tensors, self._buckets.axes)
+
+    def forget_call(self) -> None:
+        """The static inputs do not hold what the next call does."""
+        self._filled = None
 
     def warm_up(self, call: Call, size: Size, bucket: Size, times: int) -> None:
         """Runs a bucket, with what the tensors of a call hold, which is of ``size``.
@@ -105,21 +114,26 @@ class Program:
         if bucket in runs:
             self._cuts.check(runs[bucket], bucket)
 
-    def capture(self, call: Call, bucket: Size) -> Captured:
-        """Captures a bucket. pre: it was warmed up, if with no runs."""
+    def capture(self, call: Call, bucket: Size, before: Usage) -> tuple[Captured, Usage]:
+        """Captures a bucket. pre: it was warmed up, if with no runs.
+
+        Arguments:
+            before: What is used now. Returned is also what is used then.
+        """
         assert self._statics is not None
         statics = self._statics.at(bucket)
         args, kwargs = call.arguments([static.tensor for static in statics])
-        captured = capture(
+        captured, after = capture(
             self._captures,
             lambda: self._function(*args, **kwargs),
             statics,
             bucket,
+            before,
             lambda places, outputs: self._gradients_at(places, outputs, bucket),
         )
         captured.eager = self._eager.get(bucket)
         self.captured[bucket] = captured
-        return captured
+        return captured, after
 
     def plan(self, size: Size, bucket: Size) -> Plan:
         """How calls of ``size`` are run by the graph of ``bucket``."""
@@ -130,6 +144,9 @@ class Program:
         """The static inputs of a size, with as much of a call as they hold."""
         assert self._statics is not None
         static = self._statics.at(at)
+        if self._filled is not None and self._are_nested and at <= self._filled:
+            return static
+        self._filled = at
         part = tuple(map(min, size, at))
         with torch.no_grad():
             CopyIn(self._inputs, static, part)(
@@ -147,8 +164,6 @@ class Program:
             thoroughly: Whether to see also changes of its arguments that autograd does not count.
         """
         statics = self._fill(call, size, at)
-        for static in statics:
-            static.will_change()  # nobody knows what a function does that fails half-way
         held = [static.bytes().clone() for static in statics] if thoroughly else []
         before = [static.tensor._version for static in statics]
         args, kwargs = call.arguments([static.tensor for static in statics])
@@ -233,11 +248,7 @@ class Plan:
         if backward is not None:
             axes = len(size)
             self._gradient_copies = {
-                place: CopyIn(
-                    [Input.of(Named("", ""), static, cuts.dims(place, axes), pad=0)],
-                    [Static(static, Buffer(static, rows=None))],
-                    size,
-                )
+                place: _gradient_copy(static, cuts.dims(place, axes), size)
                 for place, static in zip(backward.gradients_of, backward.grad_outputs, strict=True)
             }
             self._input_gradients = [
@@ -265,7 +276,7 @@ class Plan:
         captured = self.captured
         turns = self._captures.turns
         with turns.lock:
-            self._captures.order(captured.inputs)
+            self._captures.order(captured.written)
             try:
                 self._copy_in(tensors)
             except BaseException:
@@ -318,7 +329,7 @@ class Plan:
                     "place or replaced before the backward pass, which reads it: change it after "
                     "that, or pass clone_outputs=True to the GraphRunner"
                 )
-            self._captures.order(backward.grad_outputs)
+            self._captures.order(self.captured.written)
             for place, static in zip(backward.gradients_of, backward.grad_outputs, strict=True):
                 gradient = gradients[place]
                 if gradient is None:
@@ -336,6 +347,12 @@ class Plan:
         assert backward is not None
         outputs = (self.captured.leaves[place] for place in backward.reads)
         return [(x.data_ptr(), x._version) for x in (*outputs, *backward.reads_parameters)]
+
+
+def _gradient_copy(static: Tensor, dims: Dims, size: Size) -> CopyIn:
+    """How the gradient of an output of a size gets to where a backward pass reads it."""
+    given = Input.of(Named("", ""), static, dims, pad=0)
+    return CopyIn([given], [Static(static, Buffer(given, static, static[:0]))], size)
 
 
 def _assembler(tree: pytree.TreeSpec) -> Callable[[list[Any]], Any]:

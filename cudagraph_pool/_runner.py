@@ -271,24 +271,21 @@ class GraphRunner:
         at = bucket
         try:
             with self._captures.lock, frozen_heap():
-                # Replays on other streams may still read the static inputs, which are overwritten
-                # now; and what comes after the captures comes after what they leave to be done.
-                with self._captures.turns.lock:
-                    self._captures.order()
-                    self._captures.turns.take("a capture")
-                for at in sizes:
-                    bar.set_description(f"warming up size {shown(at)}")
-                    program.warm_up(call, size, at, self._warmup)
-                if self._weights.flags() is None:  # made or grown when it first ran
-                    self._forget_weights()
-                    program.captured, before = {}, {}
-                for at in bar:
-                    bar.set_description(f"capturing size {shown(at)}")
-                    captured = program.capture(call, at)
-                    captured.last_used = self._calls
-                    if not bar.disable:
-                        held = self._captures.usage().pool
-                        bar.set_postfix_str(f"pool {held / 2**20:,.0f} MiB")
+                with self._captures.in_a_row():
+                    program.forget_call()
+                    for at in sizes:
+                        bar.set_description(f"warming up size {shown(at)}")
+                        program.warm_up(call, size, at, self._warmup)
+                    if self._weights.flags() is None:  # made or grown when it first ran
+                        self._forget_weights()
+                        program.captured, before = {}, {}
+                    self._captures.empty_caches()
+                    used = self._captures.usage()
+                    for at in bar:
+                        bar.set_description(f"capturing size {shown(at)}")
+                        captured, used = program.capture(call, at, used)
+                        captured.last_used = self._calls
+                        bar.set_postfix_str(f"pool {used.pool / 2**20:,.0f} MiB")
             self._refuse_moving_weights()
         except BaseException as error:
             error.add_note(f"while a GraphRunner captured size {shown(at)}")

@@ -35,6 +35,9 @@ _COPIED_TOGETHER = frozenset(
         torch.complex128,
     )
 )
+# Padding of up to so many bytes is copied, together with the call: a launch for itself would take the
+# CPU longer. A buffer has a constant for it, of no more than that.
+_COPIED_PADDING = 1 << 20
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -91,6 +94,11 @@ class Input:
             _memory_format(tensor),
             requires_grad=tensor.requires_grad and torch.is_grad_enabled(),
         )
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether each size is the beginning of the larger ones, as it lies in memory."""
+        return [dim for of_axis in self.dims for dim in of_axis] in ([], [0]) and len(self.dims) == 1
 
     def shape_at(self, size: Size) -> list[int]:
         """Its extents at a size."""
@@ -163,29 +171,45 @@ def size_of(inputs: Sequence[Input], tensors: Sequence[Tensor], axes: int) -> Si
     return tuple(size)
 
 
-@dataclass(slots=True, eq=False)
-class Buffer:
-    """Memory that an input has at all sizes.
+class Buffer(NamedTuple):
+    """Memory that an input has at all sizes, and padding, both as one dimension.
 
     Attributes:
-        rows: How many of its first rows may hold something else than padding; None where rows lie
-            elsewhere at each size.
+        padding: Of the same storage, so that whatever stream uses it uses that.
     """
 
+    given: Input
     memory: Tensor
-    rows: int | None
+    padding: Tensor
+
+    @classmethod
+    def of(cls, given: Input, elements: int, device: torch.device) -> Buffer:
+        """One for sizes with so many elements."""
+        most = _COPIED_PADDING // given.dtype.itemsize
+        padding = min(elements, most) if any(given.dims) and given.dtype in _COPIED_TOGETHER else 0
+        with counting_changes():
+            both = torch.full((elements + padding,), given.pad, dtype=given.dtype, device=device)
+            return cls(given, both[:elements], both[elements:])
+
+    def at(self, size: Size) -> Tensor:
+        """The input of a size: the beginning of the memory, as a dense tensor."""
+        shape = self.given.shape_at(size)
+        view = _dense(self.memory[: math.prod(shape)], shape, self.given.memory_format).detach()
+        return view.requires_grad_(self.given.requires_grad)
+
+    def padding_for(self, part: Tensor) -> Tensor | None:
+        """Padding to be copied to a part of the input; None where to fill that is better."""
+        dense = part.is_contiguous(memory_format=self.given.memory_format)
+        if not dense or part.numel() > self.padding.numel():
+            return None
+        return _dense(self.padding[: part.numel()], part.shape, self.given.memory_format)
 
 
 class Static(NamedTuple):
-    """The tensor that the graph of one size reads, in its buffer."""
+    """The tensor that the graph of one size reads, and the buffer that it lies in."""
 
     tensor: Tensor
     buffer: Buffer
-
-    def will_change(self) -> None:
-        """Something may be written to any of it."""
-        if self.buffer.rows is not None:
-            self.buffer.rows = max(self.buffer.rows, len(self.tensor))
 
     def bytes(self) -> Tensor:
         """What it holds."""
@@ -193,8 +217,8 @@ class Static(NamedTuple):
 
 
 class StaticInputs:
-    """One buffer for each input, of the largest size so far. Every size reads the beginning of it,
-    as a dense tensor: only one is read at a time.
+    """One buffer for each input, of the largest size so far. Every size reads the beginning of it:
+    only one is read at a time.
 
     Arguments:
         sizes: What the buffers are made for; a larger one makes larger buffers, and those before
@@ -204,10 +228,9 @@ class StaticInputs:
     def __init__(
         self, inputs: Sequence[Input], device: torch.device, sizes: Sequence[Size]
     ) -> None:
-        self._inputs = inputs
         self._device = device
         self._buffers = [
-            self._new_buffer(given, max(math.prod(given.shape_at(size)) for size in sizes))
+            Buffer.of(given, max(math.prod(given.shape_at(size)) for size in sizes), device)
             for given in inputs
         ]
 
@@ -215,84 +238,57 @@ class StaticInputs:
         """What a graph of this size reads: new tensors each time. A function may keep what it
         found out of one that it knows, which in a capture would be something of its warm-ups.
         """
-        statics = []
+        for place, buffer in enumerate(self._buffers):
+            elements = math.prod(buffer.given.shape_at(size))
+            if elements > buffer.memory.numel():
+                self._buffers[place] = Buffer.of(buffer.given, elements, self._device)
         with counting_changes(), torch.no_grad():
-            for place, given in enumerate(self._inputs):
-                shape = given.shape_at(size)
-                elements = math.prod(shape)
-                if elements > self._buffers[place].memory.numel():
-                    self._buffers[place] = self._new_buffer(given, elements)
-                buffer = self._buffers[place]
-                view = _dense(buffer.memory[:elements], shape, given.memory_format).detach()
-                statics.append(Static(view.requires_grad_(given.requires_grad), buffer))
-        return statics
-
-    def _new_buffer(self, given: Input, elements: int) -> Buffer:
-        with counting_changes():
-            memory = torch.full((elements,), given.pad, dtype=given.dtype, device=self._device)
-        dynamic = [dim for of_axis in given.dims for dim in of_axis]
-        return Buffer(memory, rows=0 if dynamic == [0] else None)
-
-
-class Padding(NamedTuple):
-    """What of a static input a smaller call does not fill."""
-
-    buffer: Buffer
-    rows: int  # of the call
-    static_rows: int
-    parts: tuple[Tensor, ...]  # which do not overlap
-    value: float
-
-    def write(self) -> None:
-        """Before the call is copied, so that ``buffer.rows`` holds even if that fails."""
-        buffer = self.buffer
-        if buffer.rows is None or buffer.rows > self.rows:
-            for part in self.parts:
-                part.fill_(self.value)
-        if buffer.rows is not None and buffer.rows <= self.static_rows:
-            buffer.rows = self.rows
+            return [Static(buffer.at(size), buffer) for buffer in self._buffers]
 
 
 class CopyIn:
-    """How the tensors of calls of one size get to where a graph reads them.
+    """How the tensors of calls of one size get to where a graph reads them, and padding to the rest.
 
     Arguments:
         statics: Of the bucket that serves them.
     """
 
     def __init__(self, inputs: Sequence[Input], statics: Sequence[Static], size: Size) -> None:
-        self._paddings: list[Padding] = []
+        self._filled: list[tuple[Tensor, float]] = []
         targets: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
+        paddings: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
         for place, (given, (tensor, buffer)) in enumerate(zip(inputs, statics, strict=True)):
-            target, parts = tensor.detach(), []
+            target = tensor.detach()
             for extent, of_axis in zip(size, given.dims, strict=True):
                 for dim in of_axis:
-                    if extent < target.shape[dim]:
-                        parts.append(target.narrow(dim, extent, target.shape[dim] - extent))
-                        target = target.narrow(dim, 0, extent)
+                    if extent == target.shape[dim]:
+                        continue
+                    part = target.narrow(dim, extent, target.shape[dim] - extent)
+                    padding = buffer.padding_for(part)
+                    if padding is None:
+                        self._filled.append((part, given.pad))
+                    else:
+                        paddings.setdefault(part.dtype, []).append((part, padding))
+                    target = target.narrow(dim, 0, extent)
             targets.setdefault(target.dtype, []).append((place, target))
-            if parts or buffer.rows is not None:
-                rows = (0, 0) if buffer.rows is None else (len(target), len(tensor))
-                self._paddings.append(Padding(buffer, *rows, tuple(parts), given.pad))
-        self._together = [
-            tuple(zip(*alike, strict=True))
-            for dtype, alike in targets.items()
-            if dtype in _COPIED_TOGETHER and len(alike) > 1
-        ]
-        self._alone = [
-            alone
-            for dtype, alike in targets.items()
-            if dtype not in _COPIED_TOGETHER or len(alike) == 1
-            for alone in alike
-        ]
+        self._alone: list[tuple[int, Tensor]] = []
+        self._together: list[tuple[list[Tensor], list[int], list[Tensor]]] = []
+        for dtype, alike in targets.items():
+            padded = paddings.get(dtype, [])
+            if dtype in _COPIED_TOGETHER and len(alike) + len(padded) > 1:
+                places, to = map(list, zip(*alike, strict=True))
+                to += [part for part, _ in padded]
+                self._together.append((to, places, [padding for _, padding in padded]))
+            else:
+                self._alone += alike
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        for padding in self._paddings:
-            padding.write()
+        for part, value in self._filled:
+            part.fill_(value)
         for place, target in self._alone:
             target.copy_(tensors[place])
-        for places, targets in self._together:
-            torch._foreach_copy_(targets, [tensors[place] for place in places])
+        for targets, places, padding in self._together:
+            torch._foreach_copy_(targets, [tensors[place] for place in places] + padding)
 
 
 def check_names(

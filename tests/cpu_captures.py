@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -89,6 +90,15 @@ class CpuCaptures:
         self.turns = _Turns()
         self.lock = threading.RLock()
 
+    @contextmanager
+    def in_a_row(self) -> Iterator[None]:
+        self.order()
+        self.turns.take("a capture")
+        yield
+
+    def empty_caches(self) -> None:
+        pass
+
     def warm_up(self, work: Callable[[], Any], times: int) -> tuple[Any, Span]:
         self.warm_ups += times
         for _ in range(times - 1):
@@ -133,7 +143,7 @@ class CpuCaptures:
         began, ended = span
         return float(ended - began)
 
-    def order(self, read: Sequence[Tensor] = ()) -> None:
+    def order(self, written: Sequence[Tensor] = ()) -> None:
         stream: Any = self.stream
         self.turns.order(stream)
 

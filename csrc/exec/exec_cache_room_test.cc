@@ -252,5 +252,19 @@ TEST_F(ExecCacheRoomTest, GraphsInUseKeepTheirOwnWithinTheBudget) {
   EXPECT_EQ(Execs(), 6u);
 }
 
+TEST_F(ExecCacheRoomTest, WhereAllHaveRoomNobodyMarksWhenALaunchEnds) {
+  MakeCache(2, std::chrono::milliseconds(0), /*budget_bytes=*/6);
+  std::vector<GraphNumber> graphs;
+  for (uint64_t i = 0; i < 6; ++i) graphs.push_back(Add(Graph{10 + i}));
+  for (int launch = 0; launch < 9; ++launch) Launch(graphs[launch % 3], kA);
+  EXPECT_THAT(events_.calls(), IsEmpty());
+  const GraphNumber too_many = Add(Graph{20});
+  Launch(graphs[1], kA);
+  EXPECT_EQ(host_.usage().events, 1u) << "now somebody may ask whether the launch before has ended";
+  Remove(too_many);
+  Launch(graphs[0], kA);
+  EXPECT_EQ(host_.usage().events, 1u);
+}
+
 }  // namespace
 }  // namespace cgp

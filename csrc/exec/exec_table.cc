@@ -20,6 +20,10 @@ GraphNumber ExecTable::Add(GroupNumber group, uint64_t bytes) {
   const GraphNumber number{next_graph_++};
   graphs_[number] = {.group = group, .bytes = bytes, .held_by = std::nullopt};
   ++joined.graphs;
+  if (joined.kind == GroupKind::kShared) {
+    ++sharing_;
+    wanted_ += bytes;
+  }
   return number;
 }
 
@@ -29,6 +33,10 @@ std::vector<ExecNumber> ExecTable::Remove(GraphNumber graph) {
   std::vector<ExecNumber> useless = FindUseless(removed.group, group.graphs - 1, removed.held_by);
   graphs_.erase(graph);
   --group.graphs;
+  if (group.kind == GroupKind::kShared) {
+    --sharing_;
+    wanted_ -= removed.bytes;
+  }
   if (removed.held_by) execs_.at(*removed.held_by).holds.reset();
   Forget(removed.group, useless);
   return useless;
@@ -253,8 +261,14 @@ std::vector<ExecNumber> ExecTable::Counted(GroupNumber group) const {
 
 void ExecTable::Check() const {
   std::map<GroupNumber, Group> counts;
+  std::size_t sharing = 0;
+  uint64_t wanted = 0;
   for (const auto& [number, graph] : graphs_) {
     ++counts[graph.group].graphs;
+    if (groups_.at(graph.group).kind == GroupKind::kShared) {
+      ++sharing;
+      wanted += graph.bytes;
+    }
     if (!graph.held_by) continue;
     const Exec& exec = execs_.at(*graph.held_by);
     CGP_CHECK(exec.holds == number && exec.group == graph.group);
@@ -270,6 +284,7 @@ void ExecTable::Check() const {
     CGP_CHECK(std::count(by_use_.begin(), by_use_.end(), number) == 1);
   }
   CGP_CHECK(by_use_.size() == shared && taken_ == taken);
+  CGP_CHECK(sharing_ == sharing && wanted_ == wanted);
   if (room_) CGP_CHECK(*room_ > 0);
   for (const auto& [number, group] : groups_) {
     CGP_CHECK(group.graphs == counts[number].graphs && group.execs == counts[number].execs);

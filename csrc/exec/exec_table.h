@@ -16,6 +16,7 @@
 //   held_by[graph] = exec  <=>  holds[exec] = graph, and then both are of one group
 //   executables of the group <= graphs of the group
 //   by_use_ = all executables of such groups, each once; taken_ = what they take
+//   sharing_ = graphs of such groups; wanted_ = what executables of all of them would take
 #pragma once
 
 #include <cstddef>
@@ -105,6 +106,8 @@ class ExecTable {
   // None could be made in its place: that is not planned again before it has had another long stay.
   void KeptAfterAll(ExecNumber exec);
 
+  // Whether each graph may keep one: then none will be taken from it.
+  bool HasRoomForAll() const { return Allows(sharing_, wanted_); }
   std::optional<ExecNumber> HolderOf(GraphNumber graph) const { return graphs_.at(graph).held_by; }
   std::size_t exec_count() const { return execs_.size(); }
 
@@ -160,6 +163,8 @@ class ExecTable {
   const std::optional<std::size_t> max_execs_;
   const uint64_t budget_bytes_;
   uint64_t taken_ = 0;
+  std::size_t sharing_ = 0;
+  uint64_t wanted_ = 0;
   std::map<GroupNumber, Group> groups_;
   std::map<GraphNumber, Graph> graphs_;
   std::map<ExecNumber, Exec> execs_;

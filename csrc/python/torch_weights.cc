@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "python/torch_parts.h"
@@ -26,11 +27,46 @@ void Fetch(const void* begin, std::size_t bytes) {
   }
 }
 
-// Whoever looks something up in it reads it, its keys, and what stands behind these.
-void FetchDict(PyObject* dict) { Fetch(dict, sizeof(PyDictObject)); }
-void FetchKeys(PyObject* dict) {
-  Fetch(reinterpret_cast<const PyDictObject*>(dict)->ma_keys, 3 * kCacheLine);
+// Tells whether one of some dictionaries may have changed since it was asked last.
+class DictWatch {
+ public:
+  void Add(const py::dict& dict);
+  bool HasChanged();
+
+ private:
+#if PY_VERSION_HEX >= 0x030C0000
+  inline static uint64_t all_changes = 0;  // of what anybody watches: there is hardly one
+  uint64_t changes_seen_ = 0;
+#else
+  std::vector<std::pair<PyDictObject*, uint64_t> > versions_;
+#endif
+};
+
+#if PY_VERSION_HEX >= 0x030C0000
+void DictWatch::Add(const py::dict& dict) {
+  static const int watcher =
+      PyDict_AddWatcher([](PyDict_WatchEvent, PyObject*, PyObject*, PyObject*) -> int {
+        ++all_changes;
+        return 0;
+      });
+  // Never given back: others may watch the dictionary too, and a change costs next to nothing.
+  if (watcher < 0 || PyDict_Watch(watcher, dict.ptr()) < 0) throw py::error_already_set();
 }
+
+bool DictWatch::HasChanged() { return std::exchange(changes_seen_, all_changes) != all_changes; }
+#else
+void DictWatch::Add(const py::dict& dict) {
+  versions_.emplace_back(reinterpret_cast<PyDictObject*>(dict.ptr()), 0);
+}
+
+bool DictWatch::HasChanged() {
+  bool changed = false;
+  for (auto& [dict, version] : versions_) {
+    changed |= std::exchange(version, dict->ma_version_tag) != version;
+  }
+  return changed;
+}
+#endif
 
 // The modules that a graph was captured with, by the dictionaries in which they register their parts,
 // buffers and parameters. In C++ because a model has hundreds of these, and a replay should cost
@@ -43,22 +79,16 @@ class WeightWatch {
       : attributes_(attributes) {
     for (const py::dict& home : homes) Note(home, /*has_tensors=*/false);
     for (const py::dict& home : tensor_homes) Note(home, /*has_tensors=*/true);
+    for (const py::dict& owned : attributes_) dicts_.Add(owned);
   }
 
   // What of the modules may change from call to call: which of them are in training, and which
   // tensors require gradients. nullopt if one has moved: a value was added or removed, is another
   // object, or is a tensor of other memory.
-  std::optional<py::bytes> Flags() const {
-    std::string flags;
-    flags.reserve(attributes_.size() + values_.size());
-    if (!AppendGradients(flags)) return std::nullopt;
-    for (std::size_t i = 0; i < attributes_.size(); ++i) {
-      if (i + 2 * kAhead < attributes_.size()) FetchDict(attributes_[i + 2 * kAhead].ptr());
-      if (i + kAhead < attributes_.size()) FetchKeys(attributes_[i + kAhead].ptr());
-      PyObject* const trains = PyDict_GetItem(attributes_[i].ptr(), training_.ptr());
-      flags += trains == Py_True ? 't' : 'e';
-    }
-    return flags;
+  std::optional<py::bytes> Flags() {
+    const bool may_have_changed = dicts_.HasChanged();
+    if (may_have_changed || !flags_ || !IsAsSeen()) Look();
+    return flags_;
   }
 
   // For Python's garbage collector: a module may have a runner that watches what the module is of.
@@ -69,6 +99,7 @@ class WeightWatch {
     return 0;
   }
   void Clear() {
+    dicts_ = {};
     std::vector<Home>().swap(homes_);
     std::vector<Value>().swap(values_);
     std::vector<py::dict>().swap(attributes_);
@@ -78,77 +109,95 @@ class WeightWatch {
   struct Home {
     py::dict dict;
     std::size_t size;
-    bool has_tensors;
   };
   struct Value {
     py::object object;  // kept, so that no other one can have its place
-    // Of a tensor; the storage is kept for the same reason.
-    const c10::TensorImpl* tensor = nullptr;  // to be fetched
-    c10::Storage storage = {};
+    // Of a tensor, in its object; the storage is kept for the same reason.
+    const at::Tensor* tensor = nullptr;
+    const c10::TensorImpl* impl = nullptr;  // to be fetched
+    c10::Storage storage = {};              // none of what has no memory of its own
     const void* data = nullptr;
     c10::ScalarType dtype = c10::ScalarType::Undefined;
     at::DimVector sizes = {};
     at::DimVector strides = {};
+    bool requires_grad = false;
 
     void Fetch() const {
-      __builtin_prefetch(object.ptr());
       if (tensor == nullptr) return;
-      cgp::Fetch(tensor, sizeof(c10::TensorImpl));
+      __builtin_prefetch(tensor);
+      cgp::Fetch(impl, sizeof(c10::TensorImpl));
       cgp::Fetch(storage.unsafeGetStorageImpl(), sizeof(c10::StorageImpl));
+    }
+    bool IsElsewhere() const {
+      if (tensor == nullptr) return false;
+      if (!tensor->has_storage()) return static_cast<bool>(storage);
+      return tensor->const_data_ptr() != data || tensor->scalar_type() != dtype ||
+             tensor->sizes() != sizes || tensor->strides() != strides;
     }
   };
 
+  // Whether all tensors are where they were seen last, and require gradients or not as then.
+  bool IsAsSeen() const {
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      if (i + kAhead < values_.size()) values_[i + kAhead].Fetch();
+      const Value& value = values_[i];
+      if (value.IsElsewhere()) return false;
+      if (value.tensor && value.tensor->requires_grad() != value.requires_grad) return false;
+    }
+    return true;
+  }
+
+  void Look() {
+    std::string flags;
+    flags_.reset();
+    if (!AppendGradients(flags)) return;
+    for (const py::dict& attributes : attributes_) {
+      PyObject* const trains = PyDict_GetItem(attributes.ptr(), training_.ptr());
+      flags += trains == Py_True ? 't' : 'e';
+    }
+    flags_ = py::bytes(flags);
+  }
+
   // Returns whether no value has moved.
-  bool AppendGradients(std::string& flags) const {
+  bool AppendGradients(std::string& flags) {
     std::size_t next = 0;
-    for (std::size_t i = 0; i < homes_.size(); ++i) {
-      const Home& home = homes_[i];
-      if (i + 2 * kAhead < homes_.size()) FetchDict(homes_[i + 2 * kAhead].dict.ptr());
-      if (i + kAhead < homes_.size()) FetchKeys(homes_[i + kAhead].dict.ptr());
+    for (const Home& home : homes_) {
       if (home.dict.size() != home.size) return false;
       for (const auto& [name, value] : home.dict) {
-        if (next + kAhead < values_.size()) values_[next + kAhead].Fetch();
-        const Value& known = values_[next++];
-        if (value.ptr() != known.object.ptr()) return false;
-        if (home.has_tensors && IsElsewhere(known, value.ptr())) return false;
-        if (known.storage) flags += THPVariable_Unpack(value.ptr()).requires_grad() ? 'g' : '-';
+        Value& known = values_[next++];
+        if (value.ptr() != known.object.ptr() || known.IsElsewhere()) return false;
+        if (!known.tensor) continue;
+        known.requires_grad = known.tensor->requires_grad();
+        flags += known.requires_grad ? 'g' : '-';
       }
     }
     return true;
   }
 
   void Note(const py::dict& home, bool has_tensors) {
-    homes_.push_back({home, home.size(), has_tensors});
+    dicts_.Add(home);
+    homes_.push_back({home, home.size()});
     for (const auto& [name, value] : home) {
       Value& known = values_.emplace_back();
       known.object = py::reinterpret_borrow<py::object>(value);
-      const at::Tensor* const tensor = has_tensors ? TensorOf(value.ptr()) : nullptr;
-      if (tensor == nullptr) continue;
-      known.tensor = tensor->unsafeGetTensorImpl();
-      known.storage = tensor->storage();
-      known.data = tensor->const_data_ptr();
-      known.dtype = tensor->scalar_type();
-      known.sizes = tensor->sizes();
-      known.strides = tensor->strides();
+      if (!has_tensors || value.is_none()) continue;
+      const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
+      known.tensor = &tensor;
+      if (!tensor.has_storage()) continue;
+      known.impl = tensor.unsafeGetTensorImpl();
+      known.storage = tensor.storage();
+      known.data = tensor.const_data_ptr();
+      known.dtype = tensor.scalar_type();
+      known.sizes = tensor.sizes();
+      known.strides = tensor.strides();
     }
   }
 
-  // nullptr for None, and for what has no memory of its own.
-  static const at::Tensor* TensorOf(PyObject* tensor_or_none) {
-    if (tensor_or_none == Py_None) return nullptr;
-    const at::Tensor& tensor = THPVariable_Unpack(tensor_or_none);
-    return tensor.has_storage() ? &tensor : nullptr;
-  }
-  static bool IsElsewhere(const Value& known, PyObject* now) {
-    const at::Tensor* const tensor = TensorOf(now);
-    if (tensor == nullptr) return static_cast<bool>(known.storage);
-    return tensor->const_data_ptr() != known.data || tensor->scalar_type() != known.dtype ||
-           tensor->sizes() != known.sizes || tensor->strides() != known.strides;
-  }
-
+  DictWatch dicts_;
   std::vector<Home> homes_;
   std::vector<Value> values_;  // of the homes, one after the other
   std::vector<py::dict> attributes_;
+  std::optional<py::bytes> flags_;  // as they were seen last
   py::str training_{"training"};
 };
 
