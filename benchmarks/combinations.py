@@ -138,7 +138,8 @@ def table(found: dict[Combination, dict[str, Any]]) -> str:
         if row is None:
             return ""
         if works(found, combination):
-            return f"{row['graph_pool_bytes'] / 2**20:,.0f} MiB"
+            held: int = row["graph_pool_bytes"]
+            return f"{held / 2**20:,.0f} MiB" if held else "without graphs"
         why = row.get("error", "losses that differ from eager's")
         if why not in errors:
             errors.append(why)

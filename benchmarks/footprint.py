@@ -68,10 +68,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if machine is None:
         print("footprint.py: no CUDA device", file=sys.stderr)
         return 2
+    import torch
+
     found: dict[str, Found] = {}
     jobs = _most_at_a_time(options.jobs)
     with tempfile.TemporaryDirectory() as folder:
-        runs = Runs(_environment(options.caches or Path(folder), jobs), jobs)
+        environment = _environment(options.caches or Path(folder), jobs)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = visible.split(",") if visible else map(str, range(torch.cuda.device_count()))
+        runs = Runs(environment, jobs, list(gpus))
         for name, of_case in runs.all(options.models, options.modes):
             found[name] = of_case
             print(f"{name}\n{table(of_case)}\n", flush=True)
@@ -86,11 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Runs:
-    """Processes, some at a time, that measure a way of a model each."""
+    """Processes, some at a time, that measure a way of a model each, on the GPUs in turn."""
 
-    def __init__(self, environment: Mapping[str, str], jobs: int) -> None:
+    def __init__(self, environment: Mapping[str, str], jobs: int, gpus: Sequence[str]) -> None:
         self._environment = environment
         self._jobs = jobs
+        self._gpus = itertools.cycle(gpus)
 
     def all(self, models: Sequence[str], modes: Sequence[str]) -> Iterator[tuple[str, Found]]:
         """Each model in each mode, as soon as it and those before it are measured."""
@@ -121,9 +127,8 @@ class Runs:
             kernels.result()
         began = time.perf_counter()
         model, mode = case
-        found = measure_apart(
-            f"_footprint_models:{model}", way, mode == "training", self._environment
-        )
+        environment = {**self._environment, "CUDA_VISIBLE_DEVICES": next(self._gpus)}
+        found = measure_apart(f"_footprint_models:{model}", way, mode == "training", environment)
         seconds = time.perf_counter() - began
         print(f"{model}, {mode}, {way}: {seconds:.0f} s", file=sys.stderr, flush=True)
         return found

@@ -2,8 +2,8 @@
 
 By hand, as is done today: a buffer for each argument, a graph for each size, captured largest first
 into one pool after three warm-ups, outputs kept; a call picks the next size, copies in, replays and
-slices. Training: make_graphed_callables, likewise. Each in a process of its own. Prints a table and
-writes JSON. Exit code 0 if everything was measured, 2 without a GPU.
+slices. Training: make_graphed_callables, likewise. Prints a table and writes JSON. Exit code 0 if
+everything was measured, 2 without a GPU.
 
     python benchmarks/graph_runner.py --output results/graph_runner.json
 
@@ -12,13 +12,14 @@ memory    What the device has less than before: buffers, the pool, what the driv
           smallest before, so that kernels, torch's streams and cuBLAS's workspaces are there.
 largest   The same for the largest size alone.
 first     Seconds for all sizes, warm-ups included, of that capture.
-capture   The same once more, the graphs before being gone: the median of three.
+capture   The same once more, the graphs before being gone: the median of five.
 call      CPU microseconds of a call, of random sizes in rows of 16: the median of the rows.
 idle      The same of one call when the CPU comes from a wait for the device, caches cold.
 step      Milliseconds of a call in a row of all calls; training with backward: the median of rows.
 
-A call takes what the CPU has left for it, so that both ways of these two are measured in one
-process, in turns: the graphs by hand are captured there as well.
+What the device has less is measured in a process for each way. Times are measured in one process,
+in turns, since a call takes what the CPU has left for it: the pool is disabled where graphs are
+captured by hand.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ from _team import run_apart
 MODELS = ("script", "mlp", "llama", "resnet50", "gpt2")
 WAYS = ("stock", "ours")
 FIGURES = ("memory", "largest", "first", "capture", "call", "idle", "step")
-_TIMED = ("call", "idle", "step")
-_CAPTURES = 3
+_CAPTURES = 5
 _ROW = 16
 _ROWS = 5
 _WARM_UPS = 5
@@ -56,21 +56,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--calls", type=positive, default=300)
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
-    parser.add_argument("--way", choices=WAYS, help="measure this one of one model; prints JSON")
+    parser.add_argument("--worker", choices=(*WAYS, "turns"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     machine = device()
     if machine is None:
         print("graph_runner.py: no CUDA device", file=sys.stderr)
         return 2
-    if options.way is not None:
-        print(json.dumps(measure(options.models[0], options.way, options.calls)))
+    if options.worker is not None:
+        print(json.dumps(measure(options.models[0], options.worker, options.calls)))
         return 0
     rows = []
     print(f"{'':10}" + "".join(f"{name:>26}" for name in FIGURES))
     for model in options.models:
-        row = {way: _measured_apart(model, way, options.calls) for way in WAYS}
-        for figure in _TIMED:
-            row["stock"][figure] = row["ours"].pop(f"{figure} by hand")
+        timed = _measured_apart(model, "turns", options.calls)
+        row = {way: timed[way] | _measured_apart(model, way, options.calls) for way in WAYS}
         rows.append({"model": model, **row})
         print(f"{model:10}" + "".join(f"{_side_by_side(row, name):>26}" for name in FIGURES))
     if options.output is not None:
@@ -78,9 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _measured_apart(model: str, way: str, calls: int) -> dict[str, float]:
+def _measured_apart(model: str, worker: str, calls: int) -> dict[str, Any]:
     return run_apart(
-        [__file__, "--models", model, "--way", way, "--calls", str(calls)], os.environ
+        [__file__, "--models", model, "--worker", worker, "--calls", str(calls)], os.environ
     )[0]
 
 
@@ -89,40 +88,40 @@ def _side_by_side(row: dict[str, dict[str, float]], name: str) -> str:
     return f"{stock:,.2f} / {ours:,.2f} ({ours / stock:.3f})"
 
 
-def measure(name: str, way: str, calls: int) -> dict[str, float]:
-    """One way of one model: :data:`FIGURES`, memory in MiB; of ours those of calls by hand too."""
+def measure(name: str, worker: str, calls: int) -> dict[str, Any]:
+    """One way of one model: memory, in MiB, and its first capture; or the times of each way."""
     import torch
     from _runner_models import MODELS as MAKERS
 
-    if way == "ours":
-        import cudagraph_pool as cgp
-
-        cgp.enable()
     torch.manual_seed(0)
     model = MAKERS[name]()
     with torch.set_grad_enabled(model.trains):
         for size in model.sizes:
             _run(model.function, model, size)
-        _captured(model, [min(model.sizes)], way)
-        memory, first, run = _captured(model, model.sizes, way)
-        seconds = []
-        for _ in range(_CAPTURES):
-            del run
-            _, again, run = _captured(model, model.sizes, way)
-            seconds.append(again)
-        figures = {
-            "memory": memory / 2**20,
-            "first": first,
-            "capture": statistics.median(seconds),
-        }
-        if way == "ours":
-            _, _, by_hand = _captured(model, model.sizes, "stock")
-            ours, hand = _timed_calls(model, [run, by_hand], calls)
-            figures |= {f"{figure} by hand": hand[figure] for figure in hand} | ours
-            del by_hand
+        for way in WAYS if worker == "turns" else (worker,):
+            _captured(model, [min(model.sizes)], way)
+        if worker == "turns":
+            return _in_turns(model, calls)
+        memory, first, run = _captured(model, model.sizes, worker)
         del run
-        largest, _, _ = _captured(model, [max(model.sizes)], way)
-    return {**figures, "largest": largest / 2**20}
+        largest, _, _ = _captured(model, [max(model.sizes)], worker)
+    return {"memory": memory / 2**20, "first": first, "largest": largest / 2**20}
+
+
+def _in_turns(model: Any, calls: int) -> dict[str, dict[str, float]]:
+    """The times of each way."""
+    runs: dict[str, Callable[..., Any]] = {}
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    for _ in range(_CAPTURES):
+        for way in WAYS:
+            runs.pop(way, None)
+            _, of_all, runs[way] = _captured(model, model.sizes, way)
+            seconds[way].append(of_all)
+    timed = _timed_calls(model, [runs[way] for way in WAYS], calls)
+    return {
+        way: {"capture": statistics.median(seconds[way]), **times}
+        for way, times in zip(WAYS, timed, strict=True)
+    }
 
 
 def _timed_calls(
@@ -179,14 +178,15 @@ def _captured(model: Any, sizes: Sequence[int], way: str) -> tuple[int, float, C
     """Bytes, seconds, and what runs a call."""
     import torch
 
+    import cudagraph_pool as cgp
+
+    cgp.enable() if way == "ours" else cgp.disable()
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
     began = time.perf_counter()
     if way == "ours":
-        import cudagraph_pool as cgp
-
         runner = cgp.GraphRunner(model.function, sizes=sizes, progress=False)
         runner.capture(*model.arguments(max(sizes)))
         run: Callable[..., Any] = runner

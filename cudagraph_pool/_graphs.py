@@ -251,7 +251,6 @@ class graph:  # noqa: N801
         shared_exec: bool | None = None,
     ) -> None:
         self._adapter = _require_enabled("cudagraph_pool.graph")
-        import torch
 
         if not isinstance(pool, GraphPool):
             raise TypeError(

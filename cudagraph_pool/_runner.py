@@ -270,22 +270,21 @@ class GraphRunner:
         self._capturing = True
         at = bucket
         try:
-            with self._captures.lock, frozen_heap():
-                with self._captures.in_a_row():
-                    program.forget_call()
-                    for at in sizes:
-                        bar.set_description(f"warming up size {shown(at)}")
-                        program.warm_up(call, size, at, self._warmup)
-                    if self._weights.flags() is None:  # made or grown when it first ran
-                        self._forget_weights()
-                        program.captured, before = {}, {}
-                    self._captures.empty_caches()
-                    used = self._captures.usage()
-                    for at in bar:
-                        bar.set_description(f"capturing size {shown(at)}")
-                        captured, used = program.capture(call, at, used)
-                        captured.last_used = self._calls
-                        bar.set_postfix_str(f"pool {used.pool / 2**20:,.0f} MiB")
+            with self._captures.lock, frozen_heap(), self._captures.in_a_row():
+                program.forget_call()
+                for at in sizes:
+                    bar.set_description(f"warming up size {shown(at)}")
+                    program.warm_up(call, size, at, self._warmup)
+                if self._weights.flags() is None:  # made or grown when it first ran
+                    self._forget_weights()
+                    program.captured, before = {}, {}
+                self._captures.empty_caches()
+                used = self._captures.usage()
+                for at in bar:
+                    bar.set_description(f"capturing size {shown(at)}")
+                    captured, used = program.capture(call, at, used)
+                    captured.last_used = self._calls
+                    bar.set_postfix_str(f"pool {used.pool / 2**20:,.0f} MiB")
             self._refuse_moving_weights()
         except BaseException as error:
             error.add_note(f"while a GraphRunner captured size {shown(at)}")

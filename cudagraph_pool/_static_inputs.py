@@ -98,7 +98,7 @@ class Input:
     @property
     def is_nested(self) -> bool:
         """Whether each size is the beginning of the larger ones, as it lies in memory."""
-        return [dim for of_axis in self.dims for dim in of_axis] in ([], [0]) and len(self.dims) == 1
+        return self.dims in (((),), ((0,),))
 
     def shape_at(self, size: Size) -> list[int]:
         """Its extents at a size."""
@@ -247,7 +247,7 @@ class StaticInputs:
 
 
 class CopyIn:
-    """How the tensors of calls of one size get to where a graph reads them, and padding to the rest.
+    """How the tensors of calls of one size get to where a graph reads them, padding to the rest.
 
     Arguments:
         statics: Of the bucket that serves them.
