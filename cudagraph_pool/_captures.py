@@ -70,8 +70,8 @@ class Captures:
     @contextmanager
     def in_a_row(self) -> Iterator[None]:
         """Within it the stream that captures is the current one: so what libraries keep for each
-        stream is made by warm-ups, outside of the pool. It comes after all replays of the pool, which may
-        still read the static inputs that are overwritten now, and before what follows.
+        stream is made by warm-ups, outside of the pool. It comes after all replays of the pool,
+        which may still read the static inputs that are overwritten now, and before what follows.
         """
         current, stream = torch.cuda.current_stream(), graph._capture_stream(self.device)
         with self.turns.lock:

@@ -35,8 +35,8 @@ _COPIED_TOGETHER = frozenset(
         torch.complex128,
     )
 )
-# Padding of up to so many bytes is copied, together with the call: a launch for itself would take the
-# CPU longer. A buffer has a constant for it, of no more than that.
+# Padding of up to so many bytes is copied, together with the call: a launch for itself would take
+# the CPU longer. A buffer has a constant for it, of no more than that.
 _COPIED_PADDING = 1 << 20
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
