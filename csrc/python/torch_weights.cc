@@ -68,6 +68,19 @@ bool DictWatch::HasChanged() {
 }
 #endif
 
+// Equal for tensors of the same type, sizes and strides. The tensors of a model are compared with
+// themselves as they were: one that differs meets the same number in one of 2^64 cases.
+uint64_t ShapeOf(const at::Tensor& tensor) {
+  auto mixed = static_cast<uint64_t>(tensor.scalar_type());
+  const auto mix = [&](int64_t number) {
+    mixed = (mixed ^ static_cast<uint64_t>(number)) * 0x9E3779B97F4A7C15U;
+    mixed ^= mixed >> 32U;
+  };
+  for (const int64_t extent : tensor.sizes()) mix(extent);
+  for (const int64_t stride : tensor.strides()) mix(stride);
+  return mixed;
+}
+
 // The modules that a graph was captured with, by the dictionaries in which they register their parts,
 // buffers and parameters. In C++ because a model has hundreds of these, and a replay should cost
 // microseconds.
@@ -86,22 +99,27 @@ class WeightWatch {
   // tensors require gradients. nullopt if one has moved: a value was added or removed, is another
   // object, or is a tensor of other memory.
   std::optional<py::bytes> Flags() {
-    const bool may_have_changed = dicts_.HasChanged();
-    if (may_have_changed || !flags_ || !IsAsSeen()) Look();
+    if (dicts_.HasChanged() || !flags_) Look();
+    for (std::size_t i = 0; flags_ && i < tensors_.size(); ++i) {
+      if (i + kAhead < tensors_.size()) tensors_[i + kAhead].Fetch();
+      if (tensors_[i].IsLeft()) return std::nullopt;
+      if (tensors_[i].tensor->requires_grad() != tensors_[i].requires_grad) NoteFlags();
+    }
     return flags_;
   }
 
   // For Python's garbage collector: a module may have a runner that watches what the module is of.
   int Visit(visitproc visit, void* arg) const {
     for (const Home& home : homes_) Py_VISIT(home.dict.ptr());
-    for (const Value& value : values_) Py_VISIT(value.object.ptr());
+    for (const py::object& value : values_) Py_VISIT(value.ptr());
     for (const py::dict& attributes : attributes_) Py_VISIT(attributes.ptr());
     return 0;
   }
   void Clear() {
     dicts_ = {};
+    tensors_.clear();
     std::vector<Home>().swap(homes_);
-    std::vector<Value>().swap(values_);
+    std::vector<py::object>().swap(values_);
     std::vector<py::dict>().swap(attributes_);
   }
 
@@ -110,94 +128,85 @@ class WeightWatch {
     py::dict dict;
     std::size_t size;
   };
-  struct Value {
-    py::object object;  // kept, so that no other one can have its place
-    // Of a tensor, in its object; the storage is kept for the same reason.
-    const at::Tensor* tensor = nullptr;
-    const c10::TensorImpl* impl = nullptr;  // to be fetched
-    c10::Storage storage = {};              // none of what has no memory of its own
+  // Where a tensor was. Small, since all of them are looked at in each call.
+  struct Place {
+    const at::Tensor* tensor;                       // in its object
+    const c10::TensorImpl* impl;                    // to be fetched, as the next
+    const torch::autograd::AutogradMeta* autograd;  // nullptr of what never required gradients
+    const bool* needs_gradient;
+    const c10::StorageImpl* storage;  // nullptr of what has no memory of its own
     const void* data = nullptr;
-    c10::ScalarType dtype = c10::ScalarType::Undefined;
-    at::DimVector sizes = {};
-    at::DimVector strides = {};
+    uint64_t shape = 0;
     bool requires_grad = false;
 
+    explicit Place(const at::Tensor& given)
+        : tensor(&given),
+          impl(given.unsafeGetTensorImpl()),
+          autograd(static_cast<torch::autograd::AutogradMeta*>(impl->autograd_meta())),
+          needs_gradient(autograd == nullptr ? nullptr : &autograd->requires_grad_),
+          storage(given.has_storage() ? given.storage().unsafeGetStorageImpl() : nullptr) {
+      if (storage == nullptr) return;
+      data = given.const_data_ptr();
+      shape = ShapeOf(given);
+    }
+    bool IsLeft() const {
+      if (!tensor->has_storage()) return storage != nullptr;
+      return tensor->const_data_ptr() != data || ShapeOf(*tensor) != shape;
+    }
     void Fetch() const {
-      if (tensor == nullptr) return;
       __builtin_prefetch(tensor);
       cgp::Fetch(impl, sizeof(c10::TensorImpl));
-      cgp::Fetch(storage.unsafeGetStorageImpl(), sizeof(c10::StorageImpl));
-    }
-    bool IsElsewhere() const {
-      if (tensor == nullptr) return false;
-      if (!tensor->has_storage()) return static_cast<bool>(storage);
-      return tensor->const_data_ptr() != data || tensor->scalar_type() != dtype ||
-             tensor->sizes() != sizes || tensor->strides() != strides;
+      __builtin_prefetch(storage);
+      __builtin_prefetch(autograd);
+      __builtin_prefetch(needs_gradient);
     }
   };
 
-  // Whether all tensors are where they were seen last, and require gradients or not as then.
-  bool IsAsSeen() const {
-    for (std::size_t i = 0; i < values_.size(); ++i) {
-      if (i + kAhead < values_.size()) values_[i + kAhead].Fetch();
-      const Value& value = values_[i];
-      if (value.IsElsewhere()) return false;
-      if (value.tensor && value.tensor->requires_grad() != value.requires_grad) return false;
-    }
-    return true;
-  }
-
+  // After a change of dictionaries: whether they have the same values.
   void Look() {
-    std::string flags;
     flags_.reset();
-    if (!AppendGradients(flags)) return;
-    for (const py::dict& attributes : attributes_) {
-      PyObject* const trains = PyDict_GetItem(attributes.ptr(), training_.ptr());
-      flags += trains == Py_True ? 't' : 'e';
-    }
-    flags_ = py::bytes(flags);
-  }
-
-  // Returns whether no value has moved.
-  bool AppendGradients(std::string& flags) {
     std::size_t next = 0;
     for (const Home& home : homes_) {
-      if (home.dict.size() != home.size) return false;
+      if (home.dict.size() != home.size) return;
       for (const auto& [name, value] : home.dict) {
-        Value& known = values_[next++];
-        if (value.ptr() != known.object.ptr() || known.IsElsewhere()) return false;
-        if (!known.tensor) continue;
-        known.requires_grad = known.tensor->requires_grad();
-        flags += known.requires_grad ? 'g' : '-';
+        if (value.ptr() != values_[next++].ptr()) return;
       }
     }
-    return true;
+    NoteFlags();
+  }
+
+  void NoteFlags() {
+    std::string flags;
+    for (Place& place : tensors_) {
+      place.requires_grad = place.tensor->requires_grad();
+      flags += place.requires_grad ? 'g' : '-';
+    }
+    for (const py::dict& attributes : attributes_) {
+      flags += PyDict_GetItem(attributes.ptr(), training_.ptr()) == Py_True ? 't' : 'e';
+    }
+    flags_ = py::bytes(flags);
   }
 
   void Note(const py::dict& home, bool has_tensors) {
     dicts_.Add(home);
     homes_.push_back({home, home.size()});
     for (const auto& [name, value] : home) {
-      Value& known = values_.emplace_back();
-      known.object = py::reinterpret_borrow<py::object>(value);
+      values_.push_back(py::reinterpret_borrow<py::object>(value));
       if (!has_tensors || value.is_none()) continue;
       const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
-      known.tensor = &tensor;
-      if (!tensor.has_storage()) continue;
-      known.impl = tensor.unsafeGetTensorImpl();
-      known.storage = tensor.storage();
-      known.data = tensor.const_data_ptr();
-      known.dtype = tensor.scalar_type();
-      known.sizes = tensor.sizes();
-      known.strides = tensor.strides();
+      tensors_.emplace_back(tensor);
+      if (tensor.has_storage()) storages_.push_back(tensor.storage());
     }
   }
 
   DictWatch dicts_;
+  std::vector<Place> tensors_;
   std::vector<Home> homes_;
-  std::vector<Value> values_;  // of the homes, one after the other
+  // Kept, so that nothing else can have their places.
+  std::vector<py::object> values_;  // of the homes, one after the other
+  std::vector<c10::Storage> storages_;
   std::vector<py::dict> attributes_;
-  std::optional<py::bytes> flags_;  // as they were seen last
+  std::optional<py::bytes> flags_;  // as they were last; nullopt if there are other values
   py::str training_{"training"};
 };
 
