@@ -128,6 +128,13 @@ def no_worse(found: dict[Combination, dict[str, Any]], combination: Combination)
     return works(found, combination) or not works(found, stock)
 
 
+def read(report: dict[str, Any]) -> dict[Combination, dict[str, Any]]:
+    """What a report holds, as it was found."""
+    return {
+        Combination(*(row[name] for name in Combination._fields)): row for row in report["rows"]
+    }
+
+
 def table(found: dict[Combination, dict[str, Any]]) -> str:
     """Markdown; what the pools of graphs hold in MiB, and errors below."""
     rows: list[list[str]] = []

@@ -72,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         row = {way: timed[way] | _measured_apart(model, way, options.calls) for way in WAYS}
         rows.append({"model": model, **row})
         print(f"{model:10}" + "".join(f"{_side_by_side(row, name):>26}" for name in FIGURES))
-    if options.output is not None:
-        write_report({**machine, "calls": options.calls, "rows": rows}, options.output)
+        if options.output is not None:
+            write_report({**machine, "calls": options.calls, "rows": rows}, options.output)
     return 0
 
 

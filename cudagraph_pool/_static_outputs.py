@@ -176,6 +176,6 @@ def lend(tensor: Tensor, owner: object) -> Tensor:
         storage.data_ptr(), tensor.device, storage.nbytes()
     )
     lent._owner = owner
-    with counting_changes(), torch.no_grad():
+    with counting_changes():
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return empty.set_(lent, tensor.storage_offset(), tensor.size(), tensor.stride())

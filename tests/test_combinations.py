@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
-from combinations import Combination, combinations, first_error, no_worse, table, works
+from combinations import Combination, combinations, first_error, no_worse, read, table, works
 
 EAGER = Combination("ddp", True, "eager", "stock")
 STOCK = Combination("ddp", True, "step", "stock")
@@ -50,6 +52,19 @@ def test_table() -> None:
         "",
         "1. `RuntimeError: no`",
     ]
+
+
+def test_graphs_that_were_not_made() -> None:
+    found = {EAGER: row(1.0), OURS: {**row(1.0), "graph_pool_bytes": 0}}
+    assert table(found).splitlines()[2] == "| ddp | yes | step |  | without graphs |"
+
+
+def test_the_document_has_the_table_of_what_was_measured() -> None:
+    root = Path(__file__).parent.parent
+    report = json.loads((root / "benchmarks/results/combinations.json").read_text())
+    made = table(read(report)).rstrip()
+    assert made.count("\n") > 3
+    assert made in (root / "docs/combinations.md").read_text()
 
 
 def test_the_first_error_is_named() -> None:

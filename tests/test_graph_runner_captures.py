@@ -422,6 +422,7 @@ def test_it_needs_to_be_enabled() -> None:
 
 
 def test_garbage_is_not_collected_from_what_was_there_before() -> None:
+    gc.unfreeze()  # what a plugin of pytest may have frozen
     frozen = []
 
     def fail_at_last(x: Tensor) -> Tensor:
