@@ -8,8 +8,9 @@ everything was measured, 2 without a GPU.
     python benchmarks/graph_runner.py --output results/graph_runner.json
 
 memory    What the device has less than before: buffers, the pool, what the driver keeps, of the
-          first capture of all sizes in a process that has run each of them and captured the
-          smallest before, so that kernels, torch's streams and cuBLAS's workspaces are there.
+          first capture of all sizes, each called once, in a process that has run each of them
+          and captured the smallest before: kernels, torch's streams and cuBLAS's workspaces were
+          there, and executables are by then.
 largest   The same for the largest size alone.
 first     Seconds for all sizes, warm-ups included, of that capture.
 capture   The same once more, the graphs before being gone: the median of five.
@@ -194,6 +195,8 @@ def _captured(model: Any, sizes: Sequence[int], way: str) -> tuple[int, float, C
         run = (_by_hand_for_training if model.trains else _by_hand)(model, sizes)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - began
+    for size in sizes:
+        _run(run, model, size)
     gc.collect()
     torch.cuda.empty_cache()
     return free - torch.cuda.mem_get_info()[0], seconds, run
