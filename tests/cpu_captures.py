@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 import cudagraph_pool as cgp
@@ -160,6 +160,11 @@ class CpuRunner(cgp.GraphRunner):
     @property
     def sizes_captured(self) -> list[Any]:
         return [row.size for row in self.report()]
+
+
+def is_captured() -> bool:
+    """Whether what runs now is recorded."""
+    return any(isinstance(mode, Tape) for mode in _get_current_dispatch_mode_stack())
 
 
 def tree_equal(a: Any, b: Any) -> bool:

@@ -29,6 +29,7 @@ from cpu_captures import (
     CpuRunner,
     Stream,
     double,
+    is_captured,
     model,
     rows,
     runner,
@@ -156,9 +157,29 @@ def test_padding_has_the_value_asked_for() -> None:
         assert tree_equal(same, ids[:n])
 
 
+@pytest.mark.parametrize("order", ["largest_first", "smallest_first"])
+def test_warm_ups_read_what_the_call_holds(order: Any) -> None:
+    """A size below one that was filled in reads the beginning of that, in two dimensions not."""
+    for dim, grid in ((0, SIZES), ((0, 1), cgp.sizes.grid(SIZES, SIZES))):
+        seen: list[tuple[Any, float]] = []
+
+        def work(x: Tensor, seen: list[tuple[Any, float]] = seen) -> Tensor:
+            if not is_captured():  # a capture runs nothing, but on the CPU
+                seen.append((tuple(x.shape), float(x.sum())))
+            return x * 1
+
+        runner(work, grid, dim=dim, pad=0.5, order=order, warmup=2)(torch.ones(3, 5))
+        assert {shape for shape, _ in seen} >= {(n, 5) if dim == 0 else (n, n) for n in SIZES}
+        for (height, width), total in seen:
+            own = min(height, 3) * min(width, 5)
+            assert total == own + 0.5 * (height * width - own)
+
+
+@pytest.mark.parametrize("copied", [0, 1 << 20])
 @pytest.mark.parametrize("dim", [0, (0,), (0, 1), {"x": (0, None), "y": (None, 0)}])
-def test_padding_after_any_calls(dim: Any) -> None:
-    """What is there already is not written again; what any other graph has read is."""
+def test_padding_after_any_calls(dim: Any, copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What any other graph has read is written over, by a copy or by filling it."""
+    monkeypatch.setattr("cudagraph_pool._static_inputs._COPIED_PADDING", copied)
     chance = random.Random(3)
     grid = isinstance(dim, dict) or dim == (0, 1)
     run = runner(
