@@ -166,6 +166,7 @@ def test_exception_in_the_captured_code(capture: Capture) -> None:
     assert_next_capture_works(pool)
 
 
+@pytest.mark.whole_gpu
 @pytest.mark.parametrize("capture", [torch_capture, our_capture])
 def test_out_of_memory_in_a_capture(capture: Capture) -> None:
     pool = cgp.GraphPool()
@@ -187,6 +188,7 @@ def test_out_of_memory_in_a_capture(capture: Capture) -> None:
     assert_next_capture_works(pool)
 
 
+@pytest.mark.whole_gpu
 def test_unused_pools_are_given_up_before_eager_work_runs_out() -> None:
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()

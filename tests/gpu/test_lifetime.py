@@ -92,6 +92,7 @@ def test_disabling_while_graphs_live() -> None:
     assert ids() == []
 
 
+@pytest.mark.whole_gpu
 @pytest.mark.usefixtures("enabled")
 def test_memory_is_given_back() -> None:
     torch.cuda.empty_cache()

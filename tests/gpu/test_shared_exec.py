@@ -428,6 +428,7 @@ def test_copies_of_rows_whether_the_driver_updates_them_or_not() -> None:
     assert pool.stats()["execs"] <= 8
 
 
+@pytest.mark.whole_gpu
 def test_driver_memory_does_not_grow_with_switches() -> None:
     pool = cgp.GraphPool(max_execs=2)
     trail = Trail(pool, marks=8)

@@ -14,7 +14,7 @@ import cudagraph_pool as cgp
 from .shared import Trail, capture
 from .work import capture_chain, torch
 
-pytestmark = pytest.mark.usefixtures("enabled")
+pytestmark = [pytest.mark.usefixtures("enabled"), pytest.mark.whole_gpu]
 
 MOST_EXECS = 4096  # more than there are graphs: memory is what limits them
 

@@ -354,6 +354,7 @@ def test_an_exception_in_the_captured_code() -> None:
     assert has_executable_of_its_own(graph)
 
 
+@pytest.mark.whole_gpu
 def test_templates_cost_no_device_memory() -> None:
     pool, stock = cgp.GraphPool(max_execs=1), cgp.GraphPool()
     x = torch.zeros(1, device="cuda")

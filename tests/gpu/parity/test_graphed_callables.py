@@ -323,6 +323,7 @@ def test_training_until_it_has_learned(side: Side) -> None:
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.whole_gpu
 def test_graphed_callables_leave_nothing(side: Side) -> None:
     device = torch.cuda.current_device()
 

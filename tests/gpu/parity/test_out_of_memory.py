@@ -11,6 +11,8 @@ import pytest
 from ..conftest import Run
 from .conftest import Side
 
+pytestmark = pytest.mark.whole_gpu
+
 # What the programs share. `limit(mib)` allows so many MiB beyond what is reserved now;
 # `capture(mib)` captures a graph that writes to that much memory at once and keeps none of it.
 COMMON = """

@@ -245,6 +245,7 @@ def test_sums_over_the_snapshot_are_the_statistics(side: Side) -> None:
     del eager, held, captured, stitched
 
 
+@pytest.mark.whole_gpu
 def test_reserved_is_what_the_device_gave(side: Side) -> None:
     size = 512 * MIB
     settle()

@@ -405,6 +405,7 @@ def test_exit_with_a_tree_alive(side: Side, run: Run, tmp_path: Path) -> None:
 # ---- no growth ----------------------------------------------------------------------------------
 
 
+@pytest.mark.whole_gpu
 def test_ten_thousand_captures_and_resets_leave_nothing(side: Side) -> None:
     device = torch.cuda.current_device()
     x = torch.zeros(1024, device="cuda")

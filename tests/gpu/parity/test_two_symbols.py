@@ -16,6 +16,8 @@ from ..conftest import Run
 from .compiled import compile_allocator
 from .conftest import Side
 
+pytestmark = pytest.mark.whole_gpu
+
 COMMON = """
 import copy, ctypes, gc, os, random, sys, warnings
 import torch
