@@ -118,11 +118,11 @@ def test_refuses_to_be_spread_over_processes(
         test_nothing="def test_nothing(): pass",
     )
     pytester.syspathinsert()
-    spread = pytester.runpytest_inprocess("-p", "xdist_like", "--dist=load", *ON)
+    spread = pytester.runpytest_inprocess("-p", "no:xdist", "-p", "xdist_like", "--dist=load", *ON)
     assert spread.ret == pytest.ExitCode.USAGE_ERROR
     spread.stderr.fnmatch_lines(["ERROR: --cudagraph-pool * without pytest-xdist (-n 0)"])
     assert adapter.enabled == 0
-    whole = pytester.runpytest_inprocess("-p", "xdist_like", *ON)
+    whole = pytester.runpytest_inprocess("-p", "no:xdist", "-p", "xdist_like", *ON)
     assert whole.ret == pytest.ExitCode.OK
 
 
