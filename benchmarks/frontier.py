@@ -26,13 +26,13 @@ LEFT, RIGHT, TOP, BOTTOM = 80, 20, 50, 60
 
 
 def main() -> int:
-    source = (ROOT / "csrc/core/placement.cc").read_text()
+    source = (ROOT / "csrc/core/placement/growth.cc").read_text()
     found = re.search(re.escape(CONSTANT).replace(r"\{\}", r"(\d+)"), source)
     if found is None:
-        print("frontier.py: placement.cc has no kPartOfPool", file=sys.stderr)
+        print("frontier.py: growth.cc has no kPartOfPool", file=sys.stderr)
         return 2
     mutants = [
-        Mutant(str(part), "placement.cc", "", found.group(), CONSTANT.format(part))
+        Mutant(str(part), "placement/growth.cc", "", found.group(), CONSTANT.format(part))
         for part in PARTS
     ]
     figures = measure_all(mutants, jobs=2)

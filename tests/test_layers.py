@@ -17,6 +17,7 @@ ABOVE = {
     "python": {"core", "driver", "exec", "torch", "python"},
     "testing": {"core", "driver", "exec", "testing"},
 }
+ROOMS = ["base", "memory", "placement", "planning"]  # of the core, in this order, below the rest
 FOREIGN = re.compile(r"(cuda|nv|torch|c10|ATen|pybind11|Python|structmember)", re.IGNORECASE)
 FOR_TESTS = re.compile(r"_(test|benchmark|fixture|fuzz)(_|$)")
 STANDARD = re.compile(r"[a-z_]+")
@@ -48,6 +49,15 @@ def test_own_headers_come_from_above(folder: str) -> None:
     assert seen
 
 
+def test_rooms_of_the_core_include_what_stands_above() -> None:
+    for path, bracket, name in includes("core"):
+        parts = path.relative_to(CSRC / "core").parts
+        if bracket == '"' and name.startswith("core/") and len(parts) > 1:
+            above = ROOMS[: ROOMS.index(parts[0]) + 1]
+            assert name.split("/")[1] in above or FOR_TESTS.search(path.stem), (path, name)
+    assert {path.name for path in (CSRC / "core").iterdir() if path.is_dir()} == set(ROOMS)
+
+
 def test_core_knows_the_standard_library_only() -> None:
     for path, bracket, name in includes("core"):
         assert not FOREIGN.match(name), (path, name)
@@ -64,7 +74,12 @@ def test_only_the_cuda_drivers_know_cuda_and_nothing_there_knows_torch(folder: s
 
 
 def test_shared_executables_know_no_pool() -> None:
-    needed = {"core/error.h", "core/reserve.h", "driver/driver.h", "driver/cuda_context.h"}
+    needed = {
+        "core/base/error.h",
+        "core/base/reserve.h",
+        "driver/driver.h",
+        "driver/cuda_context.h",
+    }
     for path, bracket, name in includes("exec"):
         if bracket == '"' and not re.search("_(test|fixture)", path.stem):
             assert name in needed or name.startswith("exec/"), (path, name)

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <string>
 
-#include "core/error.h"
+#include "core/base/error.h"
+#include "core/placement/growth.h"
 
 namespace cgp {
 namespace {

@@ -8,14 +8,14 @@
 #include <optional>
 #include <string_view>
 
-#include "core/free_view.h"
-#include "core/live_block.h"
-#include "core/placement.h"
+#include "core/base/units.h"
+#include "core/memory/free_view.h"
+#include "core/memory/live_block.h"
+#include "core/memory/range_table.h"
+#include "core/memory/stream_memory.h"
+#include "core/placement/placement.h"
+#include "core/planning/predictor.h"
 #include "core/pool.h"
-#include "core/predictor.h"
-#include "core/range_table.h"
-#include "core/stream_memory.h"
-#include "core/units.h"
 #include "driver/driver.h"
 
 namespace cgp {
@@ -39,7 +39,7 @@ class Placer {
   // Gives a block of its `block.bytes`, in a pool with these figures, a site where all bytes are the
   // view's to take, and takes them. pre: the view is what StreamMemory::BeginTake() returned last.
   void Place(FreeView& view, LiveBlock& live, const PoolStats& stats);
-  void Freed(CaptureProfile::Ticket ticket) { predictor_.Freed(ticket); }
+  void Freed(Ticket ticket) { predictor_.Freed(ticket); }
 
  private:
   struct Found {

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "core/pool_state.h"
 
 namespace cgp {
@@ -188,7 +188,7 @@ void Pool::State::List(LiveBlock&& live) {
   blocks.Insert(address, std::move(live));
 }
 
-void Pool::State::Unlist(const Block& block, CaptureProfile::Ticket ticket) {
+void Pool::State::Unlist(const Block& block, Ticket ticket) {
   placer.Freed(ticket);
   stats.allocated_bytes -= block.bytes;
   stats.requested_bytes -= block.requested_bytes;

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/error.h"
+#include "core/base/error.h"
+#include "core/base/reserve.h"
 #include "core/pool_state.h"
-#include "core/reserve.h"
 
 namespace cgp {
 
@@ -68,7 +68,7 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
     const PoolCheckpoint::Entry& entry = checkpoint.blocks[i];
     LiveBlock* const live = s.blocks.Find(entry.block.address);
     // Or it is a later one that is just like it: then both count.
-    live->Add(entry);
+    live->AddWork(entry.eager, entry.uses);
   }
   for (LiveBlock& live : revived) {
     s.memory.Revive(live);
@@ -84,7 +84,7 @@ LiveBlock Pool::State::BlockOf(const PoolCheckpoint::Entry& entry,
   live.block = entry.block;
   const auto [slot, start] = ranges.At(entry.block.address, index);
   live.site = {.slot = slot, .offset = static_cast<uint32_t>(start.count())};
-  live.Add(entry);
+  live.AddWork(entry.eager, entry.uses);
   memory.ReserveRevive(live);
   return live;
 }

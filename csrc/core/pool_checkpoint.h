@@ -12,8 +12,8 @@
 #include <memory>
 #include <vector>
 
+#include "core/base/units.h"
 #include "core/pool.h"
-#include "core/units.h"
 
 namespace cgp {
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/checkpoint_test_set.h"
-#include "core/error.h"
 
 namespace cgp {
 namespace {

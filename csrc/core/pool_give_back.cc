@@ -3,7 +3,7 @@
 #include <exception>
 #include <utility>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "core/pool_state.h"
 
 namespace cgp {

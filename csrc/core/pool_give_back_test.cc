@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "core/pool_checkpoint.h"
 #include "core/pool_set.h"
 #include "driver/host_driver.h"

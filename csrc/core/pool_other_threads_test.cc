@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "core/pool.h"
 #include "core/pool_proofs_test_pool.h"
 

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "core/pool.h"
 #include "core/pool_test_pool.h"
 

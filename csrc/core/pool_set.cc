@@ -5,8 +5,8 @@
 #include <iterator>
 #include <utility>
 
-#include "core/error.h"
-#include "core/reserve.h"
+#include "core/base/error.h"
+#include "core/base/reserve.h"
 
 namespace cgp {
 

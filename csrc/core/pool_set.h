@@ -20,10 +20,10 @@
 #include <string>
 #include <vector>
 
-#include "core/gauge.h"
+#include "core/base/gauge.h"
+#include "core/base/units.h"
 #include "core/pool.h"
 #include "core/pool_checkpoint.h"
-#include "core/units.h"
 #include "core/usage.h"
 #include "driver/driver.h"
 

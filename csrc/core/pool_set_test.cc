@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"
 #include "testing/faulty_driver.h"

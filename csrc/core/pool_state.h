@@ -16,13 +16,13 @@
 #include <memory>
 #include <vector>
 
-#include "core/live_block.h"
+#include "core/base/units.h"
+#include "core/memory/live_block.h"
+#include "core/memory/range_table.h"
+#include "core/memory/stream_memory.h"
 #include "core/placer.h"
 #include "core/pool.h"
 #include "core/pool_checkpoint.h"
-#include "core/range_table.h"
-#include "core/stream_memory.h"
-#include "core/units.h"
 #include "driver/driver.h"
 
 namespace cgp {
@@ -38,7 +38,7 @@ struct Pool::State {
   // pool.cc
   LiveBlock& Known(Address address);
   void List(LiveBlock&& live);
-  void Unlist(const Block& block, CaptureProfile::Ticket ticket);
+  void Unlist(const Block& block, Ticket ticket);
 
   // pool_checkpoint.cc
   LiveBlock BlockOf(const PoolCheckpoint::Entry& entry,

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "core/pool_test_pool.h"
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/capture_profile.h"
-#include "core/error.h"
+#include "core/base/error.h"
+#include "core/planning/capture_profile.h"
 #include "core/pool.h"
 #include "core/pool_test_pool.h"
 #include "driver/host_driver.h"

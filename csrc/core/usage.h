@@ -7,7 +7,7 @@
 #include <array>
 #include <cstdint>
 
-#include "core/gauge.h"
+#include "core/base/gauge.h"
 #include "core/pool.h"
 
 namespace cgp {

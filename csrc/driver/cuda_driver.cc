@@ -6,7 +6,7 @@
 #include <chrono>
 #include <memory>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "driver/cuda_api.h"
 #include "driver/cuda_context.h"
 

@@ -9,7 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "driver/host_memory.h"
 
 namespace cgp {

@@ -5,7 +5,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/error.h"
+#include "core/base/error.h"
 
 namespace cgp {
 namespace {

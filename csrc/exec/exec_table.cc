@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/error.h"
-#include "core/reserve.h"
+#include "core/base/error.h"
+#include "core/base/reserve.h"
 
 namespace cgp {
 

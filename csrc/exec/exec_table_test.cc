@@ -9,7 +9,7 @@
 #include <set>
 #include <vector>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "exec/exec_table_test_table.h"
 
 namespace cgp {

@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.h"
+#include "core/base/error.h"
+#include "core/base/units.h"
 #include "core/pool.h"
 #include "core/pool_set.h"
-#include "core/units.h"
 #include "driver/driver.h"
 #include "driver/host_driver.h"
 

@@ -4,7 +4,7 @@
 #include <queue>
 #include <utility>
 
-#include "core/units.h"
+#include "core/base/units.h"
 
 namespace cgp {
 

@@ -1,5 +1,5 @@
 // Captures that repeat earlier ones at another scale, as a program does that is captured for
-// several sizes: what the pool predicts, plans and follows (core/predictor.h). Random captures are
+// several sizes: what the pool predicts, plans and follows (core/planning/predictor.h). Random captures are
 // never alike, so without this no plan would ever be made.
 #pragma once
 

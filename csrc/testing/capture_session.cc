@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "testing/fail_each.h"
 #include "testing/text.h"
 

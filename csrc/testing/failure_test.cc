@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "testing/fuzz_session.h"
 #include "testing/pool_operation.h"
 

@@ -4,7 +4,7 @@
 #include <new>
 #include <utility>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "testing/allocation_faults.h"
 #include "testing/text.h"
 

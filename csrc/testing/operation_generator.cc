@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "core/units.h"
+#include "core/base/units.h"
 
 namespace cgp {
 

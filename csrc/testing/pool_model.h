@@ -20,9 +20,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/base/units.h"
 #include "core/pool.h"
 #include "core/pool_set.h"
-#include "core/units.h"
 #include "testing/driver_watch.h"
 
 namespace cgp {

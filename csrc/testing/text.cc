@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include "core/units.h"
+#include "core/base/units.h"
 
 namespace cgp {
 

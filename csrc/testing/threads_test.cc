@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "core/pool_set.h"
 #include "driver/host_driver.h"
 #include "testing/capture_program.h"

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <string>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "torch/runtime.h"
 
 namespace cgp {

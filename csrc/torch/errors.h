@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "driver/driver.h"
 
 namespace cgp {

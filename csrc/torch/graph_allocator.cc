@@ -11,7 +11,7 @@
 #include <iterator>
 #include <string>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "torch/errors.h"
 #include "torch/runtime.h"
 #include "torch/snapshot.h"

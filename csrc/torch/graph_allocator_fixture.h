@@ -6,7 +6,7 @@
 
 #include <thread>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "torch/fake_base_allocator.h"
 #include "torch/fake_cuda.h"
 #include "torch/graph_allocator.h"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 

@@ -8,7 +8,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "torch/base_support.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"

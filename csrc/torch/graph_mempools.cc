@@ -14,7 +14,7 @@
 #include <string>
 #include <utility>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/runtime.h"

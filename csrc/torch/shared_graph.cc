@@ -5,7 +5,7 @@
 #include <chrono>
 #include <utility>
 
-#include "core/error.h"
+#include "core/base/error.h"
 #include "exec/cuda_graph_driver.h"
 #include "torch/device_pools.h"
 #include "torch/runtime.h"

@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-#include "core/error.h"
+#include "core/base/error.h"
 
 namespace cgp {
 namespace {

@@ -1,0 +1,58 @@
+#include "core/base/error.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <type_traits>
+
+namespace cgp {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(Check, DoesNothingWhereTheConditionHolds) {
+  int evaluated = 0;
+  EXPECT_NO_THROW(CGP_CHECK(++evaluated == 1));
+  EXPECT_EQ(evaluated, 1);
+}
+
+TEST(Check, SaysWhatFailedAndWhere) {
+  const int line = __LINE__ + 2;
+  try {
+    CGP_CHECK(1 + 1 == 3);
+    FAIL() << "nothing was thrown";
+  } catch (const InternalError& error) {
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("1 + 1 == 3"), HasSubstr("error_test.cc:" + std::to_string(line)),
+                      HasSubstr("report")));
+  }
+}
+
+// An if without braces around CGP_CHECK keeps its else.
+TEST(Check, IsOneExpression) {
+  bool reached_else = false;
+  if (reached_else)
+    CGP_CHECK(false);
+  else
+    reached_else = true;
+  EXPECT_TRUE(reached_else);
+}
+
+TEST(Errors, OutOfMemorySaysHowMuchWasAskedFor) {
+  const OutOfMemoryError error("no room", 4096);
+  EXPECT_STREQ(error.what(), "no room");
+  EXPECT_EQ(error.requested_bytes(), 4096u);
+}
+
+// What may succeed when asked again is a runtime_error; what is a mistake, the caller's or ours, a
+// logic_error, and the two kinds of mistake are never caught as one another.
+static_assert(std::is_base_of_v<std::runtime_error, OutOfMemoryError>);
+static_assert(std::is_base_of_v<std::logic_error, UsageError>);
+static_assert(std::is_base_of_v<std::logic_error, InternalError>);
+static_assert(!std::is_base_of_v<UsageError, InternalError>);
+static_assert(!std::is_base_of_v<InternalError, UsageError>);
+
+}  // namespace
+}  // namespace cgp

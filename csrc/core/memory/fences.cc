@@ -1,0 +1,139 @@
+#include "core/memory/fences.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/reserve.h"
+
+namespace cgp {
+
+FenceTable::StreamFence FenceTable::ForStream(StreamId stream, bool eager) {
+  const State state = eager ? State::kUnmarked : State::kScope;
+  for (const FenceId id : listed_) {
+    Fence& fence = fences_[Index(id)];
+    if (fence.owner != stream || fence.eager != eager) continue;
+    // A mark of earlier says nothing of what the stream does from now on.
+    fence.mark.reset();
+    fence.state = state;
+    return {id, true};
+  }
+  return {Add({.state = state, .owner = stream, .eager = eager, .mark = {}}), false};
+}
+
+FenceId FenceTable::Held(bool eager) {
+  const State state = eager ? State::kUnmarked : State::kScope;
+  for (const FenceId id : listed_) {
+    const Fence& fence = fences_[Index(id)];
+    if (fence.state == state && !fence.owner) return id;
+  }
+  return Add({.state = state, .owner = {}, .eager = eager, .mark = {}});
+}
+
+FenceId FenceTable::ForProof() {
+  const FenceId id = Add({.state = State::kScope, .owner = {}, .mark = {}});
+  listed_.pop_back();
+  return id;
+}
+
+void FenceTable::MakeProof(FenceId stream_fence) {
+  std::erase(listed_, stream_fence);
+  fences_[Index(stream_fence)].owner.reset();
+}
+
+void FenceTable::EndScope() {
+  for (Fence& fence : fences_) {
+    if (fence.state == State::kScope) fence.state = State::kOpened;
+  }
+}
+
+bool FenceTable::NeedsMark() const {
+  return std::ranges::any_of(
+      listed_, [&](FenceId id) { return fences_[Index(id)].state == State::kUnmarked; });
+}
+
+std::shared_ptr<SharedEvent> FenceTable::Mark() {
+  auto mark = std::make_shared<SharedEvent>(driver_);
+  for (const FenceId id : listed_) {
+    Fence& fence = fences_[Index(id)];
+    if (fence.state != State::kUnmarked) continue;
+    fence.state = State::kMarked;
+    fence.mark = mark;
+  }
+  return mark;
+}
+
+bool FenceTable::Poll() {
+  // All are asked before any is opened, so that a failing driver leaves no fence half-way.
+  std::vector<Fence*> done;
+  for (const FenceId id : listed_) {
+    Fence& fence = fences_[Index(id)];
+    if (fence.state == State::kMarked && driver_.EventDone(fence.mark->get()))
+      done.push_back(&fence);
+  }
+  for (Fence* const fence : done) {
+    fence->mark.reset();
+    fence->state = State::kOpened;
+  }
+  return !done.empty();
+}
+
+void FenceTable::OpenAll() {
+  for (const FenceId id : listed_) {
+    fences_[Index(id)].mark.reset();
+    fences_[Index(id)].state = State::kOpened;
+  }
+}
+
+void FenceTable::HoldAll(FenceId held) {
+  for (const FenceId id : listed_) {
+    if (id == held) continue;
+    fences_[Index(id)] = Fence{};
+    unused_.push_back(id);
+  }
+  listed_.assign(1, held);
+}
+
+bool FenceTable::empty() const { return fences_.size() == 1 + unused_.size(); }
+
+const std::vector<bool>& FenceTable::Opened() {
+  opened_.resize(fences_.size());
+  for (std::size_t i = 0; i < fences_.size(); ++i) opened_[i] = fences_[i].state == State::kOpened;
+  return opened_;
+}
+
+uint32_t FenceTable::scope_fence_count() const {
+  return static_cast<uint32_t>(std::ranges::count_if(fences_, [](const Fence& fence) {
+    return fence.state == State::kScope || fence.state == State::kUnmarked;
+  }));
+}
+
+void FenceTable::Clear() {
+  for (std::size_t i = 1; i < fences_.size(); ++i) {
+    if (fences_[i].state != State::kOpened) continue;
+    fences_[i] = Fence{};
+    unused_.push_back(static_cast<FenceId>(i));
+  }
+  std::erase_if(listed_, [&](FenceId id) { return fences_[Index(id)].state == State::kUnused; });
+}
+
+void FenceTable::ReserveOne() {
+  ReserveMore(fences_, 1);
+  for (auto* const ids : {&listed_, &unused_}) ids->reserve(fences_.capacity());
+  opened_.reserve(fences_.capacity());
+}
+
+FenceId FenceTable::Add(Fence fence) {
+  ReserveOne();
+  FenceId id{static_cast<uint32_t>(fences_.size())};
+  if (unused_.empty()) {
+    fences_.push_back(std::move(fence));
+  } else {
+    id = unused_.back();
+    unused_.pop_back();
+    fences_[Index(id)] = std::move(fence);
+  }
+  listed_.push_back(id);
+  return id;
+}
+
+}  // namespace cgp

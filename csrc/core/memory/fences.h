@@ -1,0 +1,122 @@
+// What each FenceId means: what must have happened before the bytes behind it may be taken by
+// everyone.
+//
+//   stream fence  bytes that one stream freed: that stream takes them at once, since its order
+//                 protects them; the others when it opens
+//   held fence    bytes that several streams used (record_stream): nobody takes them until it
+//                 opens
+//   proof fence   bytes freed in a capture of several streams: who may take them before it opens is
+//                 for the graph under capture to prove (proofs.h)
+//
+// A fence of a capture scope opens when the scope ends, for then all its streams have joined. Eager
+// work goes on after what it freed, and nothing may be asked of the stream that it goes on in: its
+// owner may have destroyed it. So the device is marked instead, with all that it has been given by
+// then; not while anything captures, which that would break. Until then eager bytes are their own
+// stream's.
+//
+//     kScope ------ capture scope ends ------> open
+//     kUnmarked --- Mark() ---> kMarked --- the device has got there ---> open
+//         ^------ the stream frees more ---/
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/memory/page_space.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+// What the device had been given when this was made; the event goes with the last that waits for it.
+class SharedEvent {
+ public:
+  explicit SharedEvent(Driver& driver) : driver_(driver), event_(driver.RecordDeviceEvent()) {}
+  ~SharedEvent() { driver_.DestroyEvent(event_); }
+  SharedEvent(const SharedEvent&) = delete;
+  SharedEvent& operator=(const SharedEvent&) = delete;
+
+  Event get() const { return event_; }
+
+ private:
+  Driver& driver_;
+  const Event event_;
+};
+
+class FenceTable {
+ public:
+  explicit FenceTable(Driver& driver) : driver_(driver), fences_(1) {}
+  FenceTable(const FenceTable&) = delete;
+  FenceTable& operator=(const FenceTable&) = delete;
+
+  // The stream's fence, made at its first use. That of a capture is of one scope; eager work goes on
+  // with that of its earlier scopes while it is not open. `reused` says whether bytes may be behind
+  // it already.
+  struct StreamFence {
+    FenceId id{};
+    bool reused = false;
+  };
+  StreamFence ForStream(StreamId stream, bool eager);
+
+  // A held fence: with `eager` one that opens by a mark, else at the end of the scope.
+  FenceId Held(bool eager);
+
+  // A proof fence that nothing is behind yet; and one that a stream's fence becomes, with what is
+  // behind it: the stream gets another one from then on. pre: the fence is the stream's in this
+  // scope, which is a capture.
+  FenceId ForProof();
+  void MakeProof(FenceId stream_fence);
+
+  // The scope ends: marks in Opened() the fences of a capture, which are now open. Does not throw.
+  void EndScope();
+
+  // Whether a fence stands for work that no mark is behind yet.
+  bool NeedsMark() const;
+  // Marks the device, and with it all fences that are unmarked. Throws DriverError with nothing
+  // changed. pre: Driver::MayQuiesce(), and no scope is open.
+  std::shared_ptr<SharedEvent> Mark();
+
+  // Marks in Opened() those whose mark is passed; returns whether there were any. Throws DriverError
+  // with nothing changed.
+  bool Poll();
+  // The device is idle: all that eager work freed is open, see Opened(). Does not throw. pre: no
+  // scope is open.
+  void OpenAll();
+  // All that was behind any fence is behind this one now. pre: it is Held(true), no scope is open.
+  void HoldAll(FenceId held);
+
+  bool empty() const;
+  // An upper limit on the numbers of fences.
+  std::size_t limit() const { return fences_.size(); }
+  // By FenceId: which were marked since Clear(); valid until the next call of another member. They
+  // are gone for good with Clear(). Neither throws.
+  const std::vector<bool>& Opened();
+  // How many fences are neither marked nor open.
+  uint32_t scope_fence_count() const;
+  void Clear();
+
+ private:
+  enum class State : uint8_t { kUnused, kScope, kUnmarked, kMarked, kOpened };
+
+  struct Fence {
+    State state = State::kUnused;
+    std::optional<StreamId> owner;  // of a stream fence
+    bool eager = false;
+    std::shared_ptr<SharedEvent> mark;  // kMarked only
+  };
+
+  // So that the next Add() cannot throw.
+  void ReserveOne();
+  FenceId Add(Fence fence);
+
+  Driver& driver_;
+  std::vector<Fence> fences_;  // by FenceId; the first, kOpen, is never used
+  // Of the fences in use those that are no proof fences: a capture may have very many of these.
+  std::vector<FenceId> listed_;
+  std::vector<FenceId> unused_;
+  std::vector<bool>
+      opened_;  // what Opened() returned last; this and the others have room for fences_
+};
+
+}  // namespace cgp

@@ -1,0 +1,274 @@
+#include "core/memory/fences.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "driver/host_driver.h"
+#include "testing/faulty_driver.h"
+
+namespace cgp {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr StreamId kA{1};
+constexpr StreamId kB{2};
+
+class FenceTableTest : public ::testing::Test {
+ protected:
+  FenceTableTest() { host_.HoldEvents(true); }
+
+  void TearDown() override { EXPECT_EQ(host_.unknown_events_destroyed(), 0u); }
+
+  std::vector<uint32_t> Opened() {
+    std::vector<uint32_t> numbers;
+    const std::vector<bool> opened = fences_.Opened();
+    for (uint32_t i = 0; i < opened.size(); ++i) {
+      if (opened[i]) numbers.push_back(i);
+    }
+    return numbers;
+  }
+
+  // Ends the scope as a pool does, and returns what that opened.
+  std::vector<uint32_t> EndScope() {
+    fences_.EndScope();
+    const std::vector<uint32_t> opened = Opened();
+    fences_.Clear();
+    return opened;
+  }
+
+  HostDriver host_{{.granularity = 4096, .map_memory = false}};
+  FaultyDriver driver_{host_};
+  FenceTable fences_{driver_};
+};
+
+TEST_F(FenceTableTest, IsEmptyAtFirst) {
+  EXPECT_TRUE(fences_.empty());
+  EXPECT_FALSE(fences_.Poll());
+  EXPECT_THAT(Opened(), IsEmpty());
+  EXPECT_EQ(fences_.scope_fence_count(), 0u);
+  fences_.EndScope();
+  fences_.Clear();
+  EXPECT_TRUE(fences_.empty());
+}
+
+TEST_F(FenceTableTest, AStreamHasOneFenceInACaptureScope) {
+  const auto first = fences_.ForStream(kA, /*eager=*/false);
+  EXPECT_NE(first.id, FenceId::kOpen);
+  EXPECT_FALSE(first.reused);
+  const auto again = fences_.ForStream(kA, /*eager=*/false);
+  EXPECT_EQ(again.id, first.id);
+  EXPECT_TRUE(again.reused);
+  const auto other = fences_.ForStream(kB, /*eager=*/false);
+  EXPECT_NE(other.id, first.id);
+  EXPECT_FALSE(other.reused);
+  EXPECT_EQ(fences_.scope_fence_count(), 2u);
+}
+
+TEST_F(FenceTableTest, ACaptureScopesFencesOpenAtItsEndWithoutEvents) {
+  const uint32_t a = Index(fences_.ForStream(kA, false).id);
+  const uint32_t b = Index(fences_.ForStream(kB, false).id);
+  const uint32_t held = Index(fences_.Held(/*eager=*/false));
+  EXPECT_FALSE(fences_.Poll()) << "nothing opens while the scope lasts";
+  EXPECT_THAT(EndScope(), ElementsAre(a, b, held));
+  EXPECT_TRUE(fences_.empty());
+  EXPECT_THAT(driver_.calls(), IsEmpty()) << "the streams have joined: no event is needed";
+}
+
+TEST_F(FenceTableTest, WhatIsOpenedIsGoneWithClearAndItsNumberUsedAgain) {
+  const FenceId first = fences_.ForStream(kA, false).id;
+  fences_.EndScope();
+  EXPECT_FALSE(fences_.empty());
+  fences_.Clear();
+  EXPECT_TRUE(fences_.empty());
+  EXPECT_THAT(Opened(), IsEmpty());
+  const auto next = fences_.ForStream(kB, false);
+  EXPECT_EQ(next.id, first);
+  EXPECT_FALSE(next.reused) << "nothing is behind it any more";
+}
+
+// --- Eager work ---
+
+TEST_F(FenceTableTest, AnEagerFenceOpensOnceTheDeviceHasPassedAMark) {
+  const FenceId a = fences_.ForStream(kA, /*eager=*/true).id;
+  const FenceId held = fences_.Held(/*eager=*/true);
+  EXPECT_THAT(EndScope(), IsEmpty());
+  EXPECT_TRUE(fences_.NeedsMark());
+  host_.CompleteEvents();
+  EXPECT_FALSE(fences_.Poll()) << "nobody knows what is done";
+  fences_.Mark();
+  EXPECT_FALSE(fences_.NeedsMark());
+  EXPECT_EQ(host_.usage().events, 1u) << "one for all";
+  EXPECT_EQ(fences_.scope_fence_count(), 0u);
+  EXPECT_FALSE(fences_.Poll());
+  host_.CompleteEvents(kA);
+  EXPECT_FALSE(fences_.Poll()) << "the device has done the work of one stream only";
+  host_.CompleteEvents();
+  EXPECT_TRUE(fences_.Poll());
+  EXPECT_THAT(Opened(), ElementsAre(Index(a), Index(held)));
+  EXPECT_EQ(host_.usage().events, 0u);
+  EXPECT_FALSE(fences_.Poll()) << "nothing more";
+}
+
+TEST_F(FenceTableTest, NoStreamIsEverAsked) {
+  fences_.ForStream(kA, true);
+  fences_.Held(true);
+  host_.DestroyStream(kA);
+  fences_.EndScope();
+  fences_.Mark();
+  host_.CompleteEvents();
+  EXPECT_TRUE(fences_.Poll());
+}
+
+TEST_F(FenceTableTest, AStreamThatGoesOnTakesItsFenceFromTheMark) {
+  const FenceId id = fences_.ForStream(kA, true).id;
+  fences_.Mark();
+  const auto again = fences_.ForStream(kA, true);
+  EXPECT_EQ(again.id, id);
+  EXPECT_TRUE(again.reused);
+  EXPECT_EQ(host_.usage().events, 0u) << "it says nothing of what the stream does now";
+  host_.CompleteEvents();
+  EXPECT_FALSE(fences_.Poll());
+  fences_.Mark();
+  host_.CompleteEvents();
+  EXPECT_TRUE(fences_.Poll());
+  EXPECT_THAT(Opened(), ElementsAre(Index(id)));
+}
+
+// Bytes freed by eager work are not protected by a capture on the same stream.
+TEST_F(FenceTableTest, ACaptureDoesNotTakeOverAnEagerFence) {
+  const FenceId eager = fences_.ForStream(kA, true).id;
+  const auto captured = fences_.ForStream(kA, false);
+  EXPECT_NE(captured.id, eager);
+  EXPECT_FALSE(captured.reused);
+  EXPECT_THAT(EndScope(), ElementsAre(Index(captured.id)));
+}
+
+TEST_F(FenceTableTest, WhatIsHeldSharesAFenceUntilThatIsMarked) {
+  const FenceId held = fences_.Held(/*eager=*/true);
+  EXPECT_EQ(fences_.Held(true), held);
+  const FenceId stream = fences_.ForStream(kA, true).id;
+  EXPECT_NE(stream, held);
+  fences_.Mark();
+  const FenceId second = fences_.Held(true);
+  EXPECT_NE(second, held);
+  host_.CompleteEvents();
+  EXPECT_TRUE(fences_.Poll());
+  EXPECT_THAT(Opened(), ElementsAre(Index(held), Index(stream)));
+}
+
+TEST_F(FenceTableTest, AnIdleDeviceOpensAll) {
+  const uint32_t marked = Index(fences_.ForStream(kA, true).id);
+  fences_.Mark();
+  const uint32_t unmarked = Index(fences_.ForStream(kB, true).id);
+  fences_.OpenAll();
+  EXPECT_THAT(Opened(), ElementsAre(marked, unmarked));
+  EXPECT_EQ(host_.usage().events, 0u);
+}
+
+TEST_F(FenceTableTest, HoldingAllLeavesOneFence) {
+  fences_.ForStream(kA, true);
+  fences_.Mark();
+  fences_.ForStream(kB, true);
+  const FenceId held = fences_.Held(true);
+  fences_.HoldAll(held);
+  EXPECT_EQ(host_.usage().events, 0u);
+  EXPECT_EQ(fences_.Held(true), held) << "it is not marked yet";
+  EXPECT_FALSE(fences_.ForStream(kA, true).reused);
+  fences_.Mark();
+  host_.CompleteEvents();
+  EXPECT_TRUE(fences_.Poll());
+  fences_.Clear();
+  EXPECT_TRUE(fences_.empty());
+}
+
+// --- Proof fences ---
+
+TEST_F(FenceTableTest, AProofFenceOpensWhenTheScopeEnds) {
+  const FenceId stream = fences_.ForStream(kA, false).id;
+  const FenceId first = fences_.ForProof();
+  const FenceId second = fences_.ForProof();
+  EXPECT_NE(first, second);
+  EXPECT_EQ(fences_.scope_fence_count(), 3u);
+  EXPECT_FALSE(fences_.Poll());
+  EXPECT_THAT(EndScope(), ElementsAre(Index(stream), Index(first), Index(second)));
+  EXPECT_TRUE(fences_.empty());
+  EXPECT_THAT(driver_.calls(), IsEmpty());
+}
+
+TEST_F(FenceTableTest, AProofFenceIsNobodysStreamFenceAndHoldsNothing) {
+  const FenceId proof = fences_.ForProof();
+  EXPECT_NE(fences_.ForStream(kA, false).id, proof);
+  EXPECT_NE(fences_.Held(/*eager=*/false), proof);
+  EXPECT_NE(fences_.ForProof(), proof);
+}
+
+TEST_F(FenceTableTest, AStreamWhoseFenceBecameAProofGetsAnother) {
+  const FenceId first = fences_.ForStream(kA, false).id;
+  const FenceId of_b = fences_.ForStream(kB, false).id;
+  fences_.MakeProof(first);
+  const auto second = fences_.ForStream(kA, false);
+  EXPECT_NE(second.id, first);
+  EXPECT_FALSE(second.reused);
+  EXPECT_NE(fences_.Held(/*eager=*/false), first);
+  EXPECT_EQ(fences_.ForStream(kB, false).id, of_b);
+  EXPECT_THAT(EndScope(), testing::Contains(Index(first)));
+  EXPECT_TRUE(fences_.empty());
+}
+
+// However many a capture has had.
+TEST_F(FenceTableTest, NumbersOfFencesAreUsedAgain) {
+  uint32_t most = 0;
+  for (int scope = 0; scope < 5; ++scope) {
+    const FenceId pending = fences_.Held(/*eager=*/true);
+    fences_.Mark();
+    for (int i = 0; i < 100; ++i) most = std::max(most, Index(fences_.ForProof()));
+    const FenceId stream = fences_.ForStream(kA, false).id;
+    most = std::max(most, Index(stream));
+    EXPECT_EQ(fences_.ForStream(kA, false).id, stream);
+    EXPECT_THAT(EndScope(), testing::SizeIs(101));
+    EXPECT_FALSE(fences_.empty()) << "one is pending";
+    host_.CompleteEvents();
+    EXPECT_TRUE(fences_.Poll());
+    EXPECT_THAT(Opened(), ElementsAre(Index(pending)));
+    fences_.Clear();
+    EXPECT_TRUE(fences_.empty());
+  }
+  EXPECT_EQ(most, 102u);
+}
+
+// --- A driver that fails ---
+
+TEST_F(FenceTableTest, AFailingDriverLeavesTheFencesAsTheyWere) {
+  const FenceId id = fences_.ForStream(kA, true).id;
+  driver_.Arm({.only = DriverCall::kRecordDeviceEvent});
+  EXPECT_THROW(fences_.Mark(), DriverError);
+  EXPECT_TRUE(fences_.NeedsMark());
+  driver_.Disarm();
+  fences_.Mark();
+  host_.CompleteEvents();
+  driver_.Arm({.only = DriverCall::kEventDone});
+  EXPECT_THROW(fences_.Poll(), DriverError);
+  EXPECT_THAT(Opened(), IsEmpty());
+  driver_.Disarm();
+  EXPECT_TRUE(fences_.Poll());
+  EXPECT_THAT(Opened(), ElementsAre(Index(id)));
+  EXPECT_EQ(host_.usage().events, 0u);
+}
+
+TEST_F(FenceTableTest, TheDestructorDestroysItsEvents) {
+  {
+    FenceTable fences(driver_);
+    fences.ForStream(kA, true);
+    fences.Mark();
+    EXPECT_EQ(host_.usage().events, 1u);
+  }
+  EXPECT_EQ(host_.usage().events, 0u);
+}
+
+}  // namespace
+}  // namespace cgp

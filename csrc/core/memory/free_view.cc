@@ -1,0 +1,297 @@
+#include "core/memory/free_view.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+
+namespace cgp {
+
+FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
+    : space_(space), ranges_(ranges), runs_(ranges), handles_(ranges) {
+  Assign(stream, own);
+  const auto bins = static_cast<uint32_t>(2 * space.page_size().count());
+  bins_.assign(bins, NodeId::kNone);
+  filled_bins_.Resize(bins);
+  Rebuild();
+}
+
+void FreeView::Assign(StreamId stream, FenceId own) {
+  stream_ = stream;
+  own_ = own;
+  passes_.clear();
+  Grant(FenceId::kOpen);
+  Grant(own);
+}
+
+void FreeView::Grant(FenceId fence) {
+  if (passes_.size() <= Index(fence)) passes_.resize(Index(fence) + std::size_t{1});
+  passes_[Index(fence)] = 1;
+}
+
+void FreeView::Revoke(FenceId fence) {
+  if (Index(fence) < passes_.size()) passes_[Index(fence)] = 0;
+}
+
+void FreeView::Rebuild() {
+  bins_.assign(bins_.size(), NodeId::kNone);
+  filled_bins_.Clear();
+  whole_pages_.Clear();
+  whole_page_count_ = 0;
+  ResizePages(space_.page_count());
+  handles_.Clear(space_.page_count());
+  runs_.Clear();
+  for (PageId page{0}; Index(page) < space_.page_count();) {
+    const NodeId first = space_.first(page);
+    if (space_.IsOfWholePages(first)) {
+      const PageId end = space_.end(first);
+      if (Available(first)) IndexPages(page, end);
+      page = end;
+    } else {
+      IndexNodes(page, first, space_.last(page));
+      page = PageId{Index(page) + 1};
+    }
+  }
+}
+
+void FreeView::UnindexNodes(PageId page, NodeId first, NodeId last) {
+  ForEachChain(page, first, last, [this](const Chain& chain) { UnlinkChain(chain); });
+}
+
+void FreeView::IndexNodes(PageId page, NodeId first, NodeId last) {
+  if (links_.size() < space_.node_limit()) MakeRoomForNodes();
+  ForEachChain(page, first, last, [this](const Chain& chain) { LinkChain(chain); });
+}
+
+void FreeView::UnindexPages(PageId begin, PageId end) {
+  while (begin < end) {
+    const NodeId first = space_.first(begin);
+    if (space_.IsOfWholePages(first)) {
+      const PageId stop = std::min(end, space_.end(first));
+      ClearPages(begin, stop);
+      begin = stop;
+    } else {
+      UnindexNodes(begin, first, space_.last(begin));
+      begin = PageId{Index(begin) + 1};
+    }
+  }
+}
+
+void FreeView::IndexPages(PageId begin, PageId end) {
+  whole_page_count_ += whole_pages_.InsertRange(Index(begin), Index(end));
+  handles_.Note(begin, end);
+  runs_.SetFree(begin, end);
+}
+
+void FreeView::ClearPages(PageId begin, PageId end) {
+  const uint32_t cleared = whole_pages_.EraseRange(Index(begin), Index(end));
+  if (cleared == 0) return;
+  whole_page_count_ -= cleared;
+  handles_.Note(begin, end);
+  runs_.SetTaken(begin, end);
+}
+
+void FreeView::IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
+  runs_.Grow();
+  ResizePages(space_.page_count());
+  for (uint32_t i = 0; i < count; ++i) {
+    const SlotId slot{Index(first) + i};
+    const PageId page = ranges_.page_at(slot);
+    if (Index(page) < old_page_count && IsWhole(page)) runs_.SetFree(slot);
+  }
+  IndexPages(PageId{old_page_count}, PageId{space_.page_count()});
+}
+
+void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t ranges) {
+  MakeRoomForNodes();
+  ResizePages(space_.page_count() + more_pages);
+  runs_.MakeRoom(slots, ranges);
+}
+
+void FreeView::ResizePages(uint32_t pages) {
+  whole_pages_.Resize(pages);
+  handles_.Resize(pages);
+}
+
+std::optional<NodeId> FreeView::BestFit(Granules length) const {
+  const auto page = static_cast<uint32_t>(space_.page_size().count());
+  const auto wanted = static_cast<uint32_t>(length.count());
+  std::optional<uint32_t> bin = filled_bins_.Next(wanted);
+  if (bin && *bin >= page) bin = filled_bins_.Next(page + wanted);
+  if (!bin) return std::nullopt;
+  return bins_[*bin];
+}
+
+std::optional<NodeId> FreeView::NextAsGood(NodeId chain) const {
+  const NodeId next = links_[Index(chain)].next;
+  return next == NodeId::kNone ? std::nullopt : std::optional(next);
+}
+
+std::optional<PageId> FreeView::NextWhole(PageId from) const {
+  const std::optional<uint32_t> page = whole_pages_.Next(Index(from));
+  if (!page) return std::nullopt;
+  return static_cast<PageId>(*page);
+}
+
+Granules FreeView::Head(PageId page) const {
+  if (IsWhole(page)) return space_.page_size();
+  const NodeId first = space_.first(page);
+  return Available(first) ? ChainLength(first) : Granules(0);
+}
+
+Granules FreeView::Tail(PageId page) const {
+  if (IsWhole(page)) return space_.page_size();
+  const NodeId last = space_.last(page);
+  return Available(last) ? ChainLength(ChainStart(last)) : Granules(0);
+}
+
+Granules FreeView::ChainLength(NodeId start) const {
+  const NodeId end = ChainEnd(start);
+  const uint64_t limit =
+      end == NodeId::kNone ? space_.page_size().count() : space_.node(end).offset;
+  return Granules(limit - space_.node(start).offset);
+}
+
+bool FreeView::IsFree(PageId page, Granules offset, Granules length) const {
+  if (IsWhole(page)) return true;
+  if (offset == Granules(0)) return Head(page) >= length;
+  const Granules end = offset + length;
+  if (end == space_.page_size()) return Tail(page) >= length;
+  NodeId id = space_.first(page);
+  while (Granules(space_.node(id).offset + space_.node(id).length) <= offset) {
+    id = space_.node(id).next;
+  }
+  for (; id != NodeId::kNone && Granules(space_.node(id).offset) < end; id = space_.node(id).next) {
+    if (!Available(id)) return false;
+  }
+  return true;
+}
+
+NodeId FreeView::ChainStart(NodeId id) const {
+  for (NodeId before = space_.node(id).prev; before != NodeId::kNone && Available(before);
+       before = space_.node(id).prev) {
+    id = before;
+  }
+  return id;
+}
+
+NodeId FreeView::ChainEnd(NodeId start) const {
+  while (start != NodeId::kNone && Available(start)) start = space_.node(start).next;
+  return start;
+}
+
+template <typename Function>
+void FreeView::ForEachChain(PageId page, NodeId first, NodeId last, Function&& function) {
+  if (space_.IsOfWholePages(first)) {
+    const auto length = static_cast<uint32_t>(space_.page_size().count());
+    if (Available(first)) function(Chain{.start = first, .page = page, .length = length});
+    return;
+  }
+  const uint32_t last_offset = space_.node(last).offset;
+  NodeId id = Available(first) ? ChainStart(first) : first;
+  while (id != NodeId::kNone) {
+    const PageSpace::Node& node = space_.node(id);
+    if (node.offset > last_offset) return;
+    NodeId next = node.next;
+    if (Available(node)) {
+      Chain chain{.start = id, .page = page, .length = node.length};
+      for (; next != NodeId::kNone && Available(next); next = space_.node(next).next) {
+        chain.length += space_.node(next).length;
+      }
+      function(chain);
+    }
+    id = next;
+  }
+}
+
+// By length in granules: first those in pages of small blocks, then those in others.
+uint32_t FreeView::BinOf(PageId page, uint32_t length) const {
+  return length +
+         (space_.holds_large(page) ? static_cast<uint32_t>(space_.page_size().count()) : 0);
+}
+
+void FreeView::LinkChain(const Chain& chain) {
+  const auto [start, page, length] = chain;
+  if (Granules(length) == space_.page_size()) {
+    IndexPages(page, PageId{Index(page) + 1});
+    return;
+  }
+  handles_.Note(page);
+  const uint32_t bin = BinOf(page, length);
+  NodeId& head = bins_[bin];
+  links_[Index(start)] = {NodeId::kNone, head};
+  if (head != NodeId::kNone) {
+    links_[Index(head)].prev = start;
+  } else {
+    filled_bins_.Insert(bin);
+  }
+  head = start;
+}
+
+void FreeView::UnlinkChain(const Chain& chain) {
+  const auto [start, page, length] = chain;
+  if (Granules(length) == space_.page_size()) {
+    ClearPages(page, PageId{Index(page) + 1});
+    return;
+  }
+  handles_.Note(page);
+  const Link link = links_[Index(start)];
+  if (link.next != NodeId::kNone) links_[Index(link.next)].prev = link.prev;
+  if (link.prev != NodeId::kNone) {
+    links_[Index(link.prev)].next = link.next;
+    return;
+  }
+  const uint32_t bin = BinOf(page, length);
+  NodeId& head = bins_[bin];
+  CGP_CHECK(head == start);
+  head = link.next;
+  if (head == NodeId::kNone) filled_bins_.Erase(bin);
+}
+
+void FreeView::Check() const {
+  std::size_t chains = 0;
+  uint32_t whole = 0;
+  for (uint32_t p = 0; p < space_.page_count(); ++p) {
+    bool is_whole = false;
+    NodeId id = space_.first(PageId{p});
+    if (space_.IsOfWholePages(id)) {
+      is_whole = Available(id);
+      id = NodeId::kNone;
+    }
+    while (id != NodeId::kNone) {
+      if (!Available(id)) {
+        id = space_.node(id).next;
+        continue;
+      }
+      const Granules length = ChainLength(id);
+      if (length == space_.page_size()) {
+        is_whole = true;
+      } else {
+        ++chains;
+        const auto granules = static_cast<uint32_t>(length.count());
+        CGP_CHECK(Index(id) < links_.size());
+        const Link& link = links_[Index(id)];
+        const bool first_of_bin = link.prev == NodeId::kNone;
+        CGP_CHECK(first_of_bin ? bins_[BinOf(PageId{p}, granules)] == id
+                               : links_[Index(link.prev)].next == id);
+      }
+      id = ChainEnd(id);
+    }
+    CGP_CHECK(IsWhole(PageId{p}) == is_whole);
+    whole += is_whole ? 1 : 0;
+  }
+  CGP_CHECK(whole == whole_page_count_);
+  for (uint32_t bin = 0; bin < bins_.size(); ++bin) {
+    CGP_CHECK(filled_bins_.Contains(bin) == (bins_[bin] != NodeId::kNone));
+    for (NodeId id = bins_[bin]; id != NodeId::kNone; id = links_[Index(id)].next) {
+      const auto length = static_cast<uint32_t>(ChainLength(id).count());
+      CGP_CHECK(Available(id) && ChainStart(id) == id &&
+                BinOf(space_.node(id).page, length) == bin);
+      --chains;
+    }
+  }
+  CGP_CHECK(chains == 0);
+  runs_.Check([this](PageId page) { return IsWhole(page); });
+  handles_.Check(*this);
+}
+
+}  // namespace cgp

@@ -1,0 +1,155 @@
+// What one stream may take: the free bytes of a PageSpace whose fences are open to it, indexed for
+// searching.
+//
+// Neighbouring free nodes that the stream may take count as one *chain*, whatever their fences, so
+// that one stream's fences do not cut up memory for another:
+//
+//     page   |  used  | open | fence 2 | fence 3 | open |
+//                     [--- chain ------]         [chain]    as the owner of fence 2 sees it
+//
+// A chain that covers its page makes the page *whole*; whole pages are in whole_pages() and in
+// runs(), all other chains in bins by their length, for an exact best fit. Everything here is
+// derived from the PageSpace and the RangeTable and can be rebuilt from them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/base/index_set.h"
+#include "core/base/units.h"
+#include "core/memory/free_handles.h"
+#include "core/memory/page_space.h"
+#include "core/memory/range_table.h"
+#include "core/memory/run_index.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+class FreeView {
+ public:
+  // A view for `stream`, which may take what is open, what is behind `own`, and what it is let
+  // through to.
+  FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own);
+
+  StreamId stream() const { return stream_; }
+  FenceId own_fence() const { return own_; }
+
+  // Hands the view to another stream. pre: no node of the space is behind any fence but kOpen that
+  // the old stream or the new one may pass.
+  void Assign(StreamId stream, FenceId own);
+
+  // Whether the stream may take what is behind the fence: it passes kOpen, its own, and those that
+  // it was granted.
+  bool Passes(FenceId fence) const {
+    return Index(fence) < passes_.size() && passes_[Index(fence)] != 0;
+  }
+  // pre: no node of the space is behind the fence, or all of them are unindexed, and those beside
+  // them.
+  void Grant(FenceId fence);
+  void Revoke(FenceId fence);
+
+  // Makes room for what is about to be told: what follows cannot throw then. For nodes as many as
+  // the space has room for; for so many new pages, in a table of so many slots and ranges; and for
+  // Assign() and Grant() of the fence.
+  void MakeRoomForNodes() {
+    if (links_.size() < space_.node_room()) links_.resize(space_.node_room());
+  }
+  void MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t ranges);
+  void MakeRoomForFence(FenceId fence) {
+    if (passes_.capacity() <= Index(fence)) passes_.reserve(2 * (Index(fence) + std::size_t{1}));
+  }
+
+  // Indexes everything anew.
+  void Rebuild();
+
+  // The space is about to change strictly between two nodes of one page, or from its first or up to
+  // its last: unindexes the chains that touch [first, last], then indexes those that do afterwards; of
+  // a node of whole pages that page's alone.
+  // pre: both are told the same span, and nodes at its ends that are not the page's stay as they
+  // are.
+  void UnindexNodes(PageId page, NodeId first, NodeId last);
+  void IndexNodes(PageId page, NodeId first, NodeId last);
+
+  // Whole pages are about to be taken: unindexes all that is free in them. O(nodes among them), and a
+  // bit for each slot that shows them.
+  void UnindexPages(PageId begin, PageId end);
+  // Whole pages that the stream may take: indexes them.
+  void IndexPages(PageId begin, PageId end);
+
+  // Pages were added or mapped: indexes them. `first` is the first of `count` new slots; pages from
+  // `old_page_count` on are new.
+  void IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count);
+
+  // The first node of the shortest chain of at least `length` in pages that are partly used: by
+  // small blocks alone if there is one, else in the others.
+  std::optional<NodeId> BestFit(Granules length) const;
+
+  // The chain behind one that BestFit() returned that would have done as well, if there is one.
+  std::optional<NodeId> NextAsGood(NodeId chain) const;
+
+  bool IsWhole(PageId page) const { return whole_pages_.Contains(Index(page)); }
+  uint32_t whole_page_count() const { return whole_page_count_; }
+  // The first whole page numbered at least `from`.
+  std::optional<PageId> NextWhole(PageId from) const;
+  // What the handles offer. May throw, with nothing changed.
+  const FreeHandles& Handles() {
+    handles_.Update(*this);
+    return handles_;
+  }
+
+  Granules page_size() const { return space_.page_size(); }
+  // Free granules at the start and at the end of a page.
+  Granules Head(PageId page) const;
+  Granules Tail(PageId page) const;
+  Granules ChainLength(NodeId start) const;
+  // Whether the stream may take all of [offset, offset + length) of the page.
+  bool IsFree(PageId page, Granules offset, Granules length) const;
+
+  RunIndex& runs() { return runs_; }
+  const RunIndex& runs() const { return runs_; }
+
+  // Recomputes the index and compares; throws InternalError.
+  void Check() const;
+
+ private:
+  struct Link {
+    NodeId prev = NodeId::kNone;
+    NodeId next = NodeId::kNone;
+  };
+
+  // A chain: where it starts and how long it is.
+  struct Chain {
+    NodeId start{};
+    PageId page{};
+    uint32_t length = 0;  // in granules
+  };
+
+  bool Available(const PageSpace::Node& node) const { return Passes(node.fence); }
+  bool Available(NodeId id) const { return Available(space_.node(id)); }
+  NodeId ChainStart(NodeId id) const;
+  // The node after the chain, kNone at the page's end.
+  NodeId ChainEnd(NodeId start) const;
+  void ResizePages(uint32_t pages);
+  template <typename Function>
+  void ForEachChain(PageId page, NodeId first, NodeId last, Function&& function);
+  void ClearPages(PageId begin, PageId end);
+  uint32_t BinOf(PageId page, uint32_t length) const;
+  void LinkChain(const Chain& chain);
+  void UnlinkChain(const Chain& chain);
+
+  const PageSpace& space_;
+  const RangeTable& ranges_;
+  StreamId stream_{};
+  FenceId own_ = FenceId::kOpen;
+  std::vector<uint8_t> passes_;  // by FenceId
+  RunIndex runs_;
+  IndexSet whole_pages_;
+  uint32_t whole_page_count_ = 0;
+  FreeHandles handles_;
+  IndexSet filled_bins_;
+  std::vector<NodeId> bins_;  // see BinOf(): the newest chain
+  std::vector<Link> links_;   // by node
+};
+
+}  // namespace cgp

@@ -1,0 +1,325 @@
+#include "core/memory/page_space.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/base/reserve.h"
+
+namespace cgp {
+
+PageSpace::PageSpace(Granules page_size)
+    : page_granules_(static_cast<uint32_t>(page_size.count())) {
+  CGP_CHECK(page_size.count() > 0 && page_size.count() < std::numeric_limits<uint32_t>::max());
+}
+
+void PageSpace::GrowBy(uint32_t more_pages, std::size_t splits) {
+  ReserveMore(pages_, more_pages);
+  begins_.Resize(static_cast<uint32_t>(pages_.capacity()));
+  // A new page brings a node and may be cut from others, and taking bytes from it splits at most
+  // twice.
+  const std::size_t nodes = most_nodes() + 4 * std::size_t{more_pages} + splits;
+  if (nodes <= nodes_.capacity()) return;
+  const std::size_t room = std::max(nodes, 2 * nodes_.capacity());
+  spare_nodes_.reserve(room);  // first, since any node may be spare
+  nodes_.reserve(room);
+}
+
+void PageSpace::AddPage() {
+  const auto page = static_cast<PageId>(page_count());
+  begins_.Resize(page_count() + 1);
+  const NodeId whole = NewNode({.page = page, .length = page_granules_});
+  pages_.push_back({.first = whole, .last = whole});
+  begins_.Insert(Index(page));
+  free_granules_ += page_granules_;
+  JoinPages(whole);
+}
+
+NodeId PageSpace::Take(NodeId within, PageId page, Granules offset, Granules length) {
+  const auto begin = static_cast<uint32_t>(offset.count());
+  const auto end = static_cast<uint32_t>((offset + length).count());
+  NodeId taken{};
+  if (length >= page_size()) {
+    taken = GatherPages(page, PageId{Index(page) + end / page_granules_});
+  } else if (IsOfWholePages(within)) {
+    taken = GatherGranules(GatherPages(page, PageId{Index(page) + 1}), begin, end);
+  } else {
+    taken = GatherGranules(within, begin, end);
+  }
+  const Node& node = at(taken);
+  CGP_CHECK(!node.used() && node.page == page && node.offset == begin &&
+            node.offset + node.length == end);
+  SetFence(taken, FenceId::kUsed);
+  ++used_nodes_;
+  free_granules_ -= length.count();
+  return taken;
+}
+
+// Makes free granules of one page one node. Both ways leave it the fence of some of them, for whoever
+// takes it to replace; what is cut off keeps its own.
+NodeId PageSpace::GatherGranules(NodeId within, uint32_t begin, uint32_t end) {
+  const NodeId gathered = SplitAt(within, begin);
+  while (at(gathered).offset + at(gathered).length < end) {
+    CGP_CHECK(!at(gathered).used() && at(gathered).next != NodeId::kNone);
+    CGP_CHECK(!at(at(gathered).next).used());
+    AbsorbNext(gathered);
+  }
+  if (at(gathered).offset + at(gathered).length > end) SplitAt(gathered, end);
+  return gathered;
+}
+
+NodeId PageSpace::GatherPages(PageId begin, PageId end_page) {
+  NodeId gathered = first(begin);
+  if (at(gathered).page < begin) gathered = SplitAtPage(gathered, begin);
+  AbsorbAllNext(gathered);
+  while (end(gathered) < end_page) {
+    const NodeId behind = pages_[Index(end(gathered))].first;
+    AbsorbAllNext(behind);
+    AbsorbPages(gathered, behind);
+  }
+  if (end(gathered) > end_page) SplitAtPage(gathered, end_page);
+  return gathered;
+}
+
+NodeId PageSpace::Give(NodeId used, FenceId fence) {
+  CGP_CHECK(at(used).used() && Index(fence) < behind_.size());
+  SetFence(used, fence);
+  --used_nodes_;
+  free_granules_ += at(used).length;
+  return Join(used);
+}
+
+void PageSpace::OpenFences(const std::vector<bool>& opened) {
+  for (uint32_t fence = 1; fence < std::min(behind_.size(), opened.size()); ++fence) {
+    while (opened[fence] && behind_[fence] != NodeId::kNone) {
+      const NodeId id = behind_[fence];
+      SetFence(id, FenceId::kOpen);
+      Join(id);
+    }
+  }
+}
+
+void PageSpace::HoldAll(FenceId fence) {
+  for (auto p = begins_.Next(0); p; p = begins_.Next(*p + 1)) {
+    for (NodeId id = pages_[*p].first; id != NodeId::kNone; id = at(id).next) {
+      if (at(id).used()) continue;
+      SetFence(id, fence);
+      id = Join(id);
+    }
+  }
+}
+
+void PageSpace::Renumber(const std::vector<uint32_t>& number) noexcept {
+  constexpr uint32_t kGone = std::numeric_limits<uint32_t>::max();
+  uint32_t left = 0;
+  for (auto p = begins_.Next(0); p; p = begins_.Next(*p + 1)) {
+    const Page page = pages_[*p];
+    const uint32_t count = IsOfWholePages(page.first) ? Index(end(page.first)) - *p : 1;
+    const auto gone =
+        static_cast<uint32_t>(std::count(number.begin() + *p, number.begin() + *p + count, kGone));
+    begins_.Erase(*p);
+    if (gone < count) {
+      begins_.Insert(left);
+      pages_[left] = page;
+    }
+    for (NodeId id = page.first; id != NodeId::kNone;) {
+      const NodeId next = at(id).next;
+      at(id).page = PageId{left};
+      if (gone == count) {
+        free_granules_ -= at(id).length;
+        Discard(id);
+      } else if (gone > 0) {
+        free_granules_ -= uint64_t{gone} * page_granules_;
+        at(id).length -= gone * page_granules_;
+      }
+      id = next;
+    }
+    left += count - gone;
+  }
+  pages_.resize(left);
+  for (auto p = begins_.Next(0); p; p = begins_.Next(*p + 1)) {
+    const NodeId id = pages_[*p].first;
+    if (IsOfWholePages(id) && !at(id).used()) JoinPages(id);
+  }
+}
+
+// Of a free node with those beside it that are behind the same fence.
+NodeId PageSpace::Join(NodeId id) {
+  const auto joins = [&](NodeId other) {
+    return other != NodeId::kNone && at(other).fence == at(id).fence;
+  };
+  if (joins(at(id).next)) AbsorbNext(id);
+  if (const NodeId before = at(id).prev; joins(before)) {
+    AbsorbNext(before);
+    id = before;
+  }
+  return IsOfWholePages(id) ? JoinPages(id) : id;
+}
+
+NodeId PageSpace::JoinPages(NodeId id) {
+  const auto joins = [&](NodeId other) {
+    return IsOfWholePages(other) && at(other).fence == at(id).fence;
+  };
+  if (const uint32_t behind = Index(end(id)); behind < page_count()) {
+    if (const NodeId other = pages_[behind].first; joins(other)) AbsorbPages(id, other);
+  }
+  if (at(id).page == PageId{0}) return id;
+  const NodeId before = last(PageId{Index(at(id).page) - 1});
+  if (!joins(before)) return id;
+  AbsorbPages(before, id);
+  return before;
+}
+
+NodeId PageSpace::NewNode(const Node& node) {
+  if (spare_nodes_.empty()) {
+    nodes_.push_back(node);
+    return static_cast<NodeId>(nodes_.size() - 1);
+  }
+  const NodeId id = spare_nodes_.back();
+  spare_nodes_.pop_back();
+  at(id) = node;
+  return id;
+}
+
+void PageSpace::Splice(NodeId left, NodeId right) {
+  if (left != NodeId::kNone) at(left).next = right;
+  if (right != NodeId::kNone) at(right).prev = left;
+}
+
+NodeId PageSpace::SplitAt(NodeId id, uint32_t offset) {
+  const Node whole = at(id);
+  CGP_CHECK(!whole.used() && whole.offset <= offset && offset < whole.offset + whole.length);
+  if (whole.offset == offset) return id;
+  Node right = whole;
+  right.offset = offset;
+  right.length = whole.offset + whole.length - offset;
+  const NodeId right_id = NewNode(right);
+  LinkBehindFence(right_id);
+  at(id).length = offset - whole.offset;
+  Splice(right_id, whole.next);
+  Splice(id, right_id);
+  Page& page = pages_[Index(whole.page)];
+  if (page.last == id) page.last = right_id;
+  return right_id;
+}
+
+// pre: of whole pages, `page` one of them but not the first. Returns the node that begins with it.
+NodeId PageSpace::SplitAtPage(NodeId id, PageId page) {
+  const Node whole = at(id);
+  const uint32_t left = (Index(page) - Index(whole.page)) * page_granules_;
+  CGP_CHECK(!whole.used() && 0 < left && left < whole.length);
+  Node right = whole;
+  right.page = page;
+  right.length = whole.length - left;
+  const NodeId right_id = NewNode(right);
+  LinkBehindFence(right_id);
+  at(id).length = left;
+  pages_[Index(page)] = {.first = right_id, .last = right_id};
+  begins_.Insert(Index(page));
+  return right_id;
+}
+
+void PageSpace::AbsorbNext(NodeId id) {
+  const NodeId next = at(id).next;
+  at(id).length += at(next).length;
+  SetFence(id, at(next).fence);
+  Splice(id, at(next).next);
+  Page& page = pages_[Index(at(id).page)];
+  if (page.last == next) page.last = id;
+  Discard(next);
+}
+
+// All that is behind the node in its page, where all is free.
+void PageSpace::AbsorbAllNext(NodeId id) {
+  while (at(id).next != NodeId::kNone) {
+    CGP_CHECK(!at(id).used() && !at(at(id).next).used());
+    AbsorbNext(id);
+  }
+}
+
+// pre: both of whole pages, `behind` begins where the other ends.
+void PageSpace::AbsorbPages(NodeId id, NodeId behind) {
+  CGP_CHECK(!at(id).used() && !at(behind).used());
+  at(id).length += at(behind).length;
+  SetFence(id, at(behind).fence);
+  begins_.Erase(Index(at(behind).page));
+  Discard(behind);
+}
+
+void PageSpace::Discard(NodeId id) {
+  SetFence(id, FenceId::kOpen);
+  spare_nodes_.push_back(id);
+}
+
+void PageSpace::SetFence(NodeId id, FenceId fence) {
+  Node& node = at(id);
+  if (node.fence == fence) return;
+  if (node.fence_next != NodeId::kNone) at(node.fence_next).fence_prev = node.fence_prev;
+  if (node.fence_prev != NodeId::kNone) {
+    at(node.fence_prev).fence_next = node.fence_next;
+  } else if (node.fence != FenceId::kOpen && node.fence != FenceId::kUsed) {
+    behind_[Index(node.fence)] = node.fence_next;
+  }
+  node.fence = fence;
+  LinkBehindFence(id);
+}
+
+// pre: the node is in no list; its links may be anything.
+void PageSpace::LinkBehindFence(NodeId id) {
+  Node& node = at(id);
+  node.fence_prev = node.fence_next = NodeId::kNone;
+  if (node.fence == FenceId::kOpen || node.fence == FenceId::kUsed) return;
+  NodeId& first = behind_[Index(node.fence)];
+  node.fence_next = first;
+  if (first != NodeId::kNone) at(first).fence_prev = id;
+  first = id;
+}
+
+void PageSpace::Check() const {
+  uint64_t free_granules = 0;
+  std::size_t seen = 0;
+  std::size_t used = 0;
+  std::size_t fenced = 0;
+  const auto alike = [this](NodeId a, NodeId b) {
+    return a != NodeId::kNone && node(a).fence == node(b).fence && !node(b).used();
+  };
+  NodeId whole_before = NodeId::kNone;
+  for (uint32_t p = 0; p < page_count();) {
+    CGP_CHECK(begins_.Contains(p));
+    uint32_t end = 0;
+    NodeId before = NodeId::kNone;
+    for (NodeId id = pages_[p].first; id != NodeId::kNone; id = node(id).next) {
+      const Node& here = node(id);
+      CGP_CHECK(Index(here.page) == p && here.prev == before);
+      CGP_CHECK(here.offset == end && here.length > 0 && !alike(before, id));
+      if (!here.used()) free_granules += here.length;
+      fenced += here.used() || here.fence == FenceId::kOpen ? 0 : 1;
+      end += here.length;
+      before = id;
+      ++seen;
+      used += here.used() ? 1 : 0;
+    }
+    const bool whole = IsOfWholePages(before);
+    CGP_CHECK(pages_[p].last == before && end % page_granules_ == 0);
+    CGP_CHECK(whole ? pages_[p].first == before : end == page_granules_);
+    CGP_CHECK(!whole || !alike(whole_before, before));
+    whole_before = whole ? before : NodeId::kNone;
+    const uint32_t next = p + end / page_granules_;
+    CGP_CHECK(begins_.Next(p + 1).value_or(page_count()) == next);
+    p = next;
+  }
+  CGP_CHECK(free_granules == free_granules_);
+  CGP_CHECK(seen + spare_nodes_.size() == nodes_.size());
+  CGP_CHECK(used == used_nodes_ && seen - used == free_extents());
+  CGP_CHECK(behind_[Index(FenceId::kOpen)] == NodeId::kNone);
+  for (uint32_t fence = 1; fence < behind_.size(); ++fence) {
+    NodeId before = NodeId::kNone;
+    ForEachBehind(FenceId{fence}, [&](NodeId id) {
+      CGP_CHECK(Index(node(id).fence) == fence && node(id).fence_prev == before);
+      before = id;
+      --fenced;
+    });
+  }
+  CGP_CHECK(fenced == 0);
+}
+
+}  // namespace cgp

@@ -1,0 +1,125 @@
+#include "core/memory/proofs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/base/reserve.h"
+#include "core/base/units.h"
+
+namespace cgp {
+
+std::size_t ProofTable::AddStream(CaptureId capture) {
+  const std::size_t number = streams_.size();
+  streams_.emplace_back().capture = capture;
+  try {
+    for (std::size_t i = 0; i < fences_.size(); ++i) {
+      const auto fence = static_cast<FenceId>(i);
+      if (Contains(fence)) Wait(number, fence);
+    }
+  } catch (...) {
+    RemoveLastStream();
+    throw;
+  }
+  return number;
+}
+
+void ProofTable::Add(FenceId fence, CaptureId capture, std::span<const GraphNode> nodes,
+                     std::optional<std::size_t> owner) {
+  CGP_CHECK(!nodes.empty() && !Contains(fence));
+  if (fences_.size() <= Index(fence)) fences_.resize(Index(fence) + std::size_t{1});
+  Fence& added = fences_[Index(fence)];
+  added.first = static_cast<uint32_t>(nodes_.size());
+  added.owner = owner;
+  for (const GraphNode node : nodes) nodes_.push_back(order_.NumberOf(capture, node));
+  added.count = static_cast<uint32_t>(nodes.size());
+  try {
+    for (std::size_t stream = 0; stream < streams_.size(); ++stream) Wait(stream, fence);
+  } catch (...) {
+    added.count = 0;  // what waits for it by now is passed over
+    throw;
+  }
+  last_ = fence;
+}
+
+std::optional<FenceId> ProofTable::LastLike(CaptureId capture, std::span<const GraphNode> nodes,
+                                            std::optional<std::size_t> owner) {
+  if (!Contains(last_)) return std::nullopt;
+  const Fence& last = fences_[Index(last_)];
+  if (last.owner != owner || last.count != nodes.size()) return std::nullopt;
+  for (uint32_t i = 0; i < last.count; ++i) {
+    if (order_.NumberOf(capture, nodes[i]) != nodes_[last.first + i]) return std::nullopt;
+  }
+  return last_;
+}
+
+bool ProofTable::IsProven(FenceId fence, std::size_t stream) const {
+  const Fence& known = fences_[Index(fence)];
+  return known.owner == stream || !FirstMissing(streams_[stream], known);
+}
+
+std::span<const FenceId> ProofTable::Advance(std::size_t number, const Frontier& frontier) {
+  Stream& stream = streams_[number];
+  order_.Advance(stream.reach, frontier, &stream.news);
+  if (stream.reach.stopped()) {
+    stream.news.clear();
+    stream.proven.clear();
+  }
+  // One waiter after the other, each of which is told before it goes.
+  for (; !stream.news.empty(); stream.news.pop_back()) {
+    const uint32_t node = Index(stream.news.back());
+    if (node >= stream.first.size()) continue;
+    while (stream.first[node] != kNobody) {
+      const uint32_t at = stream.first[node];
+      const Waiter waiter = stream.waiters[at];
+      ReserveMore(stream.spare, 1);
+      ReserveMore(stream.proven, 1);
+      if (Contains(waiter.fence) && !Wait(number, waiter.fence)) {
+        stream.proven.push_back(waiter.fence);
+      }
+      stream.first[node] = waiter.next;
+      stream.spare.push_back(at);
+    }
+  }
+  return stream.proven;
+}
+
+bool ProofTable::Wait(std::size_t number, FenceId fence) {
+  Stream& stream = streams_[number];
+  const Fence& waits = fences_[Index(fence)];
+  if (waits.owner == number) return false;
+  const std::optional<NodeNumber> missing = FirstMissing(stream, waits);
+  if (!missing) {
+    stream.relies_on_proofs = true;
+    return false;
+  }
+  if (stream.first.size() <= Index(*missing)) stream.first.resize(order_.node_count(), kNobody);
+  auto at = static_cast<uint32_t>(stream.waiters.size());
+  if (stream.spare.empty()) {
+    stream.waiters.emplace_back();
+  } else {
+    at = stream.spare.back();
+    stream.spare.pop_back();
+  }
+  uint32_t& first = stream.first[Index(*missing)];
+  stream.waiters[at] = {.fence = fence, .next = std::exchange(first, at)};
+  return true;
+}
+
+std::optional<NodeNumber> ProofTable::FirstMissing(const Stream& stream, const Fence& fence) const {
+  for (uint32_t i = 0; i < fence.count; ++i) {
+    const NodeNumber node = nodes_[fence.first + i];
+    if (!stream.reach.Contains(node)) return node;
+  }
+  return std::nullopt;
+}
+
+void ProofTable::Clear() {
+  order_.Clear();
+  nodes_.clear();
+  fences_.clear();
+  streams_.clear();
+  last_ = FenceId::kOpen;
+}
+
+}  // namespace cgp

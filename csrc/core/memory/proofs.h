@@ -1,0 +1,105 @@
+// Which fences of the capture under way the graph proves to be over, and for which of its streams.
+//
+// A fence stands behind nodes: the frontiers, at the free, of all streams that worked on the bytes.
+// To a stream it is proven once all of them are in the stream's reach (graph_order.h). Each fence
+// that is not waits at one node that the stream has not reached yet; when the stream reaches it, the
+// fence goes on to the next, or is proven. So nobody ever looks through the fences.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/memory/graph_order.h"
+#include "core/memory/page_space.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+class ProofTable {
+ public:
+  explicit ProofTable(Driver& driver) : order_(driver) {}
+
+  // A stream of that capture, which has reached nothing yet. Streams are numbered from 0 as they are
+  // added: returns the number. Throws with nothing changed.
+  std::size_t AddStream(CaptureId capture);
+  // Forgets the one that was added last. pre: it has reached nothing yet.
+  void RemoveLastStream() { streams_.pop_back(); }
+  std::size_t stream_count() const { return streams_.size(); }
+  CaptureId capture(std::size_t stream) const { return streams_[stream].capture; }
+
+  // A fence behind at least one node of that capture. To `owner`, if any, it is proven at once: the
+  // order of the stream protects what it alone has worked on. pre: the fence is not in the table.
+  // Throws with nothing changed, but that the fence may not be added again.
+  void Add(FenceId fence, CaptureId capture, std::span<const GraphNode> nodes,
+           std::optional<std::size_t> owner);
+  // The fence added last, if it is just like that.
+  std::optional<FenceId> LastLike(CaptureId capture, std::span<const GraphNode> nodes,
+                                  std::optional<std::size_t> owner);
+  bool Contains(FenceId fence) const {
+    return Index(fence) < fences_.size() && fences_[Index(fence)].count > 0;
+  }
+  bool IsProven(FenceId fence, std::size_t stream) const;
+  // Nothing more is proven to the stream but what it owns: it has met a programmatic edge, or Stop()
+  // was called.
+  bool stopped(std::size_t stream) const { return streams_[stream].reach.stopped(); }
+  void Stop(std::size_t stream) { streams_[stream].reach.Stop(); }
+  // Whether a fence that it does not own has ever been proven to the stream.
+  bool relies_on_proofs(std::size_t stream) const { return streams_[stream].relies_on_proofs; }
+
+  // The stream stands at `frontier`: returns the fences that are proven to it since HandOver() was
+  // called last, in no order; valid until the next call. Whoever fails to act on them gets them
+  // again. May throw with the stream at the frontier or where it was.
+  std::span<const FenceId> Advance(std::size_t stream, const Frontier& frontier);
+  // What Advance() returned has been acted on.
+  void HandOver(std::size_t stream) { streams_[stream].proven.clear(); }
+  // Whether nothing is left from an Advance() that failed or was not acted on.
+  bool IsHandedOver(std::size_t stream) const {
+    return streams_[stream].news.empty() && streams_[stream].proven.empty();
+  }
+
+  // The capture is over.
+  void Clear();
+
+ private:
+  struct Fence {
+    uint32_t first = 0;  // node, in nodes_
+    uint32_t count = 0;  // of nodes; 0: no fence of this table
+    std::optional<std::size_t> owner;
+  };
+  // A fence that waits for a stream to reach a node.
+  struct Waiter {
+    FenceId fence{};
+    uint32_t next = 0;  // of those at the same node
+  };
+  static constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
+  struct Stream {
+    CaptureId capture = kNoCapture;
+    bool relies_on_proofs = false;
+    GraphOrder::Reach reach;
+    std::vector<NodeNumber> news;  // reached, but who waits there has not been told yet
+    std::vector<FenceId> proven;   // not handed over yet
+    std::deque<uint32_t> first;    // by node number: the first that waits there, in waiters
+    std::deque<Waiter> waiters;
+    std::vector<uint32_t> spare;  // unused waiters
+  };
+
+  // Makes the fence wait at a node that the stream has not reached. Returns false if there is none.
+  // Throws with nothing changed.
+  bool Wait(std::size_t stream, FenceId fence);
+
+  // The first node of the fence that the stream has not reached.
+  std::optional<NodeNumber> FirstMissing(const Stream& stream, const Fence& fence) const;
+
+  GraphOrder order_;
+  std::deque<NodeNumber> nodes_;  // of all fences
+  std::deque<Fence> fences_;      // by FenceId
+  std::vector<Stream> streams_;
+  FenceId last_ = FenceId::kOpen;  // added
+};
+
+}  // namespace cgp

@@ -1,0 +1,340 @@
+#include "core/memory/range_table.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "core/base/error.h"
+#include "core/base/reserve.h"
+
+namespace cgp {
+// What a Map() has done so far, undone in reverse unless it is kept. Undoing is legal during a
+// capture because nothing can have used what it takes back.
+class RangeTable::Undo {
+ public:
+  explicit Undo(RangeTable& table) : table_(table) {}
+  Undo(const Undo&) = delete;
+  Undo& operator=(const Undo&) = delete;
+
+  ~Undo() {
+    if (kept_) return;
+    // What the driver fails to undo is tried again by Shrink(): the error that brought us here is
+    // the one to report. There is room to remember it.
+    Remains& remains = table_.remains_;
+    for (const Mapping& mapping : mapped) {
+      if (Attempt([&] { table_.driver_.Unmap(mapping.address, mapping.bytes); })) continue;
+      remains.mapped.push_back(mapping);
+      if (extended != nullptr) (at_front ? extended->room_front : extended->room_back) = 0;
+    }
+    if (reserved) {
+      const Range& range = table_.ranges_.back();
+      const Mapping all{range.address, range.capacity * table_.page_bytes_};
+      if (!Attempt([&] { table_.driver_.FreeAddresses(all.address, all.bytes); })) {
+        remains.reserved.push_back(all);
+      }
+      table_.reservations_.pop_back();
+      table_.page_at_.resize(Index(range.first));
+      table_.range_of_group_.resize(Index(range.first) / kSlotGroup);
+      table_.ranges_.pop_back();
+    }
+    for (; created > 0; --created) {
+      const PhysicalHandle& handle = table_.handles_.back();
+      if (!Attempt([&] { table_.driver_.Release(handle.handle); })) {
+        remains.handles.push_back(handle.handle);
+      }
+      table_.pages_.resize(Index(handle.first));
+      table_.handles_.pop_back();
+    }
+  }
+
+  void Keep() { kept_ = true; }
+
+  uint32_t created = 0;
+  bool reserved = false;
+  Range* extended = nullptr;  // the range that was there before, and at which end
+  bool at_front = false;
+  std::vector<Mapping> mapped;
+
+ private:
+  template <typename Call>
+  static bool Attempt(Call&& call) {
+    try {
+      call();
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+
+  RangeTable& table_;
+  bool kept_ = false;
+};
+
+RangeTable::RangeTable(Driver& driver, Granules page_size)
+    : driver_(driver), page_bytes_(page_size.bytes()) {}
+
+RangeTable::~RangeTable() {
+  const auto attempt = [](auto&& call) {
+    try {
+      call();
+      return true;
+    } catch (const std::exception&) {
+      return false;  // leaked: a destructor has nobody to tell
+    }
+  };
+  for (const Mapping& mapping : remains_.mapped) {
+    attempt([&] { driver_.Unmap(mapping.address, mapping.bytes); });
+  }
+  for (const Range& range : ranges_) {
+    for (uint32_t slot = Index(range.begin()); slot < Index(range.end());) {
+      const uint32_t pages = handle_pages(page_at_[slot]);
+      const Address address = AddressOf(SlotId{slot}, Granules(0));
+      if (!attempt([&] { driver_.Unmap(address, pages * page_bytes_); })) {
+        // What is mapped still holds its addresses and its memory.
+        reservations_[range.reservation].bytes = 0;
+        pages_[Index(page_at_[slot])].slots.clear();
+      }
+      slot += pages;
+    }
+  }
+  for (const Reservation& reservation : reservations_) {
+    if (reservation.bytes == 0) continue;
+    attempt([&] { driver_.FreeAddresses(reservation.address, reservation.bytes); });
+  }
+  for (const Mapping& all : remains_.reserved) {
+    attempt([&] { driver_.FreeAddresses(all.address, all.bytes); });
+  }
+  for (const PhysicalHandle& handle : handles_) {
+    if (slots_of(handle.first).empty()) continue;
+    attempt([&] { driver_.Release(handle.handle); });
+  }
+  for (const PhysicalHandle& handle : unreleased_) {
+    attempt([&] { driver_.Release(handle.handle); });
+  }
+  for (const Handle handle : remains_.handles) attempt([&] { driver_.Release(handle); });
+}
+
+SlotId RangeTable::Map(const MappingPlan& plan) {
+  CGP_CHECK(!plan.handles.empty());
+  const uint32_t count = PagesOf(plan);
+  Undo undo(*this);
+  undo.mapped.reserve(plan.handles.size());
+  ReserveMore(remains_.mapped, plan.handles.size());
+  ReserveMore(remains_.reserved, 1);
+  ReserveMore(remains_.handles, plan.handles.size());
+
+  // Physical memory first: it is what runs out, and it is undone without unmapping.
+  std::vector<PageId> handles = plan.handles;
+  for (PageId& handle : handles) {
+    if (!MappingPlan::IsNew(handle)) continue;
+    const uint32_t pages = MappingPlan::NewPages(handle);
+    handle = static_cast<PageId>(page_count());
+    CreateHandle(pages, undo);
+  }
+  for (const PageId handle : handles) {
+    CGP_CHECK(handle_begin(handle) == handle);
+    for (uint32_t p = Index(handle); p < Index(handle_end(handle)); ++p) {
+      ReserveMore(pages_[p].slots, 1);
+    }
+  }
+  const RangeId id = plan.range        ? *plan.range
+                     : ranges_.empty() ? ReserveFirstRange(count, undo)
+                                       : ReserveRange(count, 0, undo);
+  Range& range = ranges_[Index(id)];
+  CGP_CHECK(count <= (plan.at_front ? range.room_front : range.room_back));
+  undo.extended = plan.range ? &range : nullptr;
+  undo.at_front = plan.at_front;
+
+  const uint32_t begin = plan.at_front ? range.mapped_begin - count : range.mapped_end;
+  const Address address = range.address + begin * page_bytes_;
+  Address next = address;
+  for (const PageId handle : handles) {
+    const uint64_t bytes = handle_pages(handle) * page_bytes_;
+    driver_.Map(next, bytes, handles_[pages_[Index(handle)].handle].handle);
+    undo.mapped.push_back({next, bytes});
+    next += bytes;
+  }
+  driver_.SetAccess(address, count * page_bytes_);
+  undo.Keep();
+
+  const SlotId first{Index(range.first) + begin};
+  uint32_t slot = Index(first);
+  for (const PageId handle : handles) {
+    for (uint32_t p = Index(handle); p < Index(handle_end(handle)); ++p, ++slot) {
+      page_at_[slot] = PageId{p};
+      pages_[p].slots.push_back(SlotId{slot});
+    }
+  }
+  for (const PageId handle : handles) {
+    NoteRow(Index(handle));
+    row_begins_.EraseRange(Index(handle) + 1, Index(handle_end(handle)));
+    if (Index(handle_end(handle)) < page_count()) NoteRow(Index(handle_end(handle)));
+  }
+  (plan.at_front ? range.mapped_begin : range.mapped_end) = plan.at_front ? begin : begin + count;
+  (plan.at_front ? range.room_front : range.room_back) -= count;
+  mapping_count_ += handles.size();
+  return first;
+}
+
+uint32_t RangeTable::PagesOf(const MappingPlan& plan) const {
+  uint32_t pages = 0;
+  for (const PageId handle : plan.handles) {
+    pages += MappingPlan::IsNew(handle) ? MappingPlan::NewPages(handle) : handle_pages(handle);
+  }
+  return pages;
+}
+
+void RangeTable::CreateHandle(uint32_t pages, Undo& undo) {
+  const auto first = static_cast<PageId>(page_count());
+  const auto number = static_cast<uint32_t>(handles_.size());
+  ReserveMore(handles_, 1);
+  ReserveMore(pages_, pages);
+  row_begins_.Resize(static_cast<uint32_t>(pages_.capacity()));
+  const Handle handle = driver_.Create(pages * page_bytes_);
+  handles_.push_back({.handle = handle, .first = first, .pages = pages});
+  pages_.resize(pages_.size() + pages, Page{number, {}});
+  ++undo.created;
+}
+
+// Where thousands of pools have used up the addresses, one is not refused for the sake of room.
+RangeId RangeTable::ReserveFirstRange(uint32_t pages, Undo& undo) {
+  try {
+    return ReserveRange(pages, kRoomOfFirst, undo);
+  } catch (const DriverError& error) {
+    if (error.status() != DriverStatus::kOutOfAddresses) throw;
+    return ReserveRange(pages, 0, undo);
+  }
+}
+
+uint32_t RangeTable::RoomInFront(uint32_t pages) { return (pages + kSlotGroup) / 2; }
+
+uint32_t RangeTable::CapacityFor(uint32_t pages, uint32_t room) {
+  // Addresses are nearly free, so a range gets room to double, at either end.
+  const uint32_t front = RoomInFront(pages);
+  const uint32_t wanted = front + pages + std::max(front, room);
+  return (wanted + kSlotGroup - 1) / kSlotGroup * kSlotGroup;
+}
+
+uint32_t RangeTable::MostSlotsAfter(const MappingPlan& plan) const {
+  if (plan.range) return slot_limit();
+  return slot_limit() + CapacityFor(PagesOf(plan), ranges_.empty() ? kRoomOfFirst : 0);
+}
+
+RangeId RangeTable::ReserveRange(uint32_t pages, uint32_t room, Undo& undo) {
+  Range range;
+  range.capacity = CapacityFor(pages, room);
+  range.first = SlotId{slot_limit()};
+  range.mapped_begin = range.mapped_end = RoomInFront(pages);
+  range.room_front = range.mapped_begin;
+  range.room_back = range.capacity - range.mapped_end;
+  CGP_CHECK(uint64_t{slot_limit()} + range.capacity <
+            Index(MappingPlan::NewHandle(MappingPlan::kMaxNewPages)));
+
+  ReserveMore(ranges_, 1);
+  ReserveMore(reservations_, 1);
+  ReserveMore(page_at_, range.capacity);
+  ReserveMore(range_of_group_, range.capacity / kSlotGroup);
+  range.address = driver_.Reserve(range.capacity * page_bytes_);
+  range.reservation = static_cast<uint32_t>(reservations_.size());
+  page_at_.resize(page_at_.size() + range.capacity);
+  range_of_group_.resize(page_at_.size() / kSlotGroup, static_cast<RangeId>(ranges_.size()));
+  ranges_.push_back(range);
+  reservations_.push_back({range.address, range.capacity * page_bytes_, 1});
+  undo.reserved = true;
+  return static_cast<RangeId>(ranges_.size() - 1);
+}
+
+std::optional<AddressSpan> RangeTable::ReservationAround(Address address) const {
+  for (const Reservation& one : reservations_) {
+    if (address - one.address < one.bytes) return AddressSpan{one.address, one.address + one.bytes};
+  }
+  return std::nullopt;
+}
+
+void RangeTable::RefreshAccess() {
+  for (const Range& range : ranges_) {
+    driver_.SetAccess(range.address + range.mapped_begin * page_bytes_,
+                      range.mapped() * page_bytes_);
+  }
+}
+
+bool RangeTable::BeginsRow(uint32_t page) const {
+  if (page == 0) return true;
+  const auto beside = [this](SlotId before, SlotId slot) {
+    return Index(before) + 1 == Index(slot) && range_of(before) == range_of(slot);
+  };
+  return !std::ranges::equal(pages_[page - 1].slots, pages_[page].slots, beside);
+}
+
+void RangeTable::NoteRow(uint32_t page) {
+  if (BeginsRow(page)) {
+    row_begins_.Insert(page);
+  } else {
+    row_begins_.Erase(page);
+  }
+}
+
+bool RangeTable::Shows(RangeId range, PageId page) const {
+  const std::vector<SlotId>& slots = slots_of(page);
+  return std::any_of(slots.begin(), slots.end(),
+                     [&](SlotId slot) { return range_of(slot) == range; });
+}
+
+Address RangeTable::AddressOf(SlotId slot, Granules offset) const {
+  const Range& home = range(range_of(slot));
+  return home.address + (Index(slot) - Index(home.first)) * page_bytes_ + offset.bytes();
+}
+
+void RangeTable::Check() const {
+  uint64_t mapped = 0;
+  std::vector<uint32_t> last_range_of_page(page_count(), ~uint32_t{0});
+  for (uint32_t r = 0; r < range_count(); ++r) {
+    const Range& here = ranges_[r];
+    CGP_CHECK(here.mapped_begin < here.mapped_end && here.mapped_end <= here.capacity);
+    CGP_CHECK(here.room_front <= here.mapped_begin);
+    CGP_CHECK(here.room_back <= here.capacity - here.mapped_end);
+    const Reservation& around = reservations_[here.reservation];
+    const Address front = here.address + (here.mapped_begin - here.room_front) * page_bytes_;
+    const Address back = here.address + (here.mapped_end + here.room_back) * page_bytes_;
+    CGP_CHECK(around.address <= front && back <= around.address + around.bytes);
+    CGP_CHECK(Index(here.first) % kSlotGroup == 0 && here.capacity % kSlotGroup == 0);
+    for (uint32_t s = Index(here.begin()); s < Index(here.end()); ++s) {
+      const PageId page = page_at_[s];
+      CGP_CHECK(Index(range_of(SlotId{s})) == r && Index(page) < page_count());
+      CGP_CHECK(last_range_of_page[Index(page)] != r);
+      last_range_of_page[Index(page)] = r;
+      const std::vector<SlotId>& slots = slots_of(page);
+      CGP_CHECK(std::count(slots.begin(), slots.end(), SlotId{s}) == 1);
+    }
+    mapped += here.mapped();
+  }
+  uint64_t shown = 0;
+  for (uint32_t p = 0; p < page_count(); ++p) {
+    CGP_CHECK(!pages_[p].slots.empty() && row_begins_.Contains(p) == BeginsRow(p));
+    shown += pages_[p].slots.size();
+  }
+  CGP_CHECK(mapped == shown);
+  uint64_t ranges = 0;
+  for (const Reservation& reservation : reservations_) ranges += reservation.ranges;
+  CGP_CHECK(ranges == range_count());
+
+  uint64_t mappings = 0;
+  uint32_t end = 0;
+  for (uint32_t h = 0; h < handles_.size(); ++h) {
+    const PhysicalHandle& handle = handles_[h];
+    CGP_CHECK(Index(handle.first) == end && handle.pages > 0);
+    end += handle.pages;
+    const std::vector<SlotId>& slots = slots_of(handle.first);
+    mappings += slots.size();
+    for (uint32_t i = 0; i < handle.pages; ++i) {
+      const PageId page{Index(handle.first) + i};
+      CGP_CHECK(pages_[Index(page)].handle == h && slots_of(page).size() == slots.size());
+      for (std::size_t m = 0; m < slots.size(); ++m) {
+        CGP_CHECK(Index(slots_of(page)[m]) == Index(slots[m]) + i);
+        CGP_CHECK(range_of(slots_of(page)[m]) == range_of(slots[m]));
+      }
+    }
+  }
+  CGP_CHECK(end == page_count() && mappings == mapping_count_);
+}
+
+}  // namespace cgp

@@ -1,0 +1,241 @@
+// What is mapped where: the pool's physical pages, and the ranges of addresses behind which they
+// stand.
+//
+// A handle is what the driver makes and maps: consecutive pages, always mapped together and in
+// order, for the price of one. Everything else is counted in pages.
+//
+// A range is one reservation of addresses, cut into slots of one page each; a run of its slots is
+// mapped, and it may grow at both ends until the reservation is used up. Slots are numbered through
+// all ranges, so that one flat table says which page a slot shows:
+//
+//     slots      0 ........ 63 | 64 ............... 191 | ...
+//     range      r0            | r1                     |
+//     mapped        [p0 p1]    |       [p1 p2 p0 p3]    |   (a page may stand in several)
+//
+// invariants:
+//   page_at(s) == p  <=>  s is in slots_of(p)  <=>  s is mapped
+//   the mapped slots of a range are consecutive
+//   no page stands twice in one range, so a block never meets itself
+//   the handles tile the pages; where a handle's first page stands, its others follow
+//   mapping_count() == sum over handles of |slots_of(first page)|
+//   sum of |slots_of(p)| == sum of the ranges' mapped lengths
+//   p is in row_begins_  <=>  p and the page before it do not stand side by side wherever they stand
+//   sum of reservations_[i].ranges == range_count(); each range's addresses lie in its reservation
+// This is a resource: what Map() adds stays until Shrink() or the destructor unmaps it. Shrink() numbers
+// what is left anew, so that pages, slots and ranges are always counted from 0 without a gap. A range
+// that loses mappings in its middle becomes several, of one reservation.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/base/index_set.h"
+#include "core/base/units.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+// Which handles to map where.
+struct MappingPlan {
+  // Stands for a handle of so many pages that does not exist yet. pre: 1 <= pages <= kMaxNewPages.
+  static constexpr PageId NewHandle(uint32_t pages) { return PageId{~uint32_t{0} - (pages - 1)}; }
+  static constexpr PageId kNewPage{~uint32_t{0}};  // NewHandle(1)
+  static constexpr uint32_t kMaxNewPages = 1 << 16;
+  static constexpr bool IsNew(PageId handle) {
+    return Index(handle) >= Index(NewHandle(kMaxNewPages));
+  }
+  // pre: IsNew(handle).
+  static constexpr uint32_t NewPages(PageId handle) { return ~uint32_t{0} - Index(handle) + 1; }
+
+  std::optional<RangeId> range;  // none: a new range
+  bool at_front = false;         // before the range's first page rather than behind its last
+  // In the order of addresses: existing handles, each named by its first page and not yet in the
+  // range, and new ones.
+  std::vector<PageId> handles;
+
+  // How many pages do not exist yet.
+  uint32_t new_pages() const {
+    uint32_t pages = 0;
+    for (const PageId handle : handles) pages += IsNew(handle) ? NewPages(handle) : 0;
+    return pages;
+  }
+};
+
+class RangeTable {
+ public:
+  struct Range {
+    Address address = 0;    // of slot `first`
+    SlotId first{};         // the first slot of the reservation
+    uint32_t capacity = 0;  // slots reserved
+    // [mapped_begin, mapped_end) of them are mapped, counted from `first`.
+    uint32_t mapped_begin = 0;
+    uint32_t mapped_end = 0;
+
+    // How many more may be mapped at either end: what the reservation has left, or none where an
+    // undo failed and something may still be mapped.
+    uint32_t room_front = 0;
+    uint32_t room_back = 0;
+    uint32_t reservation = 0;
+    bool pinned = false;  // a captured graph or a checkpoint may come back to its addresses
+
+    uint32_t mapped() const { return mapped_end - mapped_begin; }
+    SlotId begin() const { return SlotId{Index(first) + mapped_begin}; }
+    SlotId end() const { return SlotId{Index(first) + mapped_end}; }
+  };
+
+  // Slots are handed to ranges in groups, so that a bit per slot can be kept in words that belong
+  // to one range only.
+  static constexpr uint32_t kSlotGroup = 64;
+
+  // The slots that the first range keeps for growth at its back, so that it can come to show a whole
+  // pool: 32 GiB of pages of 2 MiB, of the 128 TiB of addresses that a process has.
+  static constexpr uint32_t kRoomOfFirst = 16384;
+
+  RangeTable(Driver& driver, Granules page_size);
+  ~RangeTable();
+  RangeTable(const RangeTable&) = delete;
+  RangeTable& operator=(const RangeTable&) = delete;
+
+  // Makes the new handles of the plan (their pages numbered from page_count() on, in the order of
+  // the plan) and maps all its handles. Returns the slot of the first page. A failing driver call,
+  // or a lack of memory, throws with all that came before it undone. What the driver then fails to
+  // undo is left to Shrink() and the destructor.
+  SlotId Map(const MappingPlan& plan);
+  // slot_limit() is at most that once the plan is carried out.
+  uint32_t MostSlotsAfter(const MappingPlan& plan) const;
+
+  // What pages and slots are called from now on: kGone for those that went.
+  struct Renumbering {
+    static constexpr uint32_t kGone = std::numeric_limits<uint32_t>::max();
+    std::vector<uint32_t> pages;
+    std::vector<uint32_t> slots;
+    std::exception_ptr error;  // of the driver: it kept what it would not let go of
+
+    SlotId Of(SlotId slot) const { return SlotId{slots[Index(slot)]}; }
+  };
+  // Unmaps all slots but those that `keep` says, releases the handles that are mapped nowhere then, and
+  // gives back the addresses where nothing is mapped any more. Where
+  // the driver fails all else goes all the same: what it kept stays, and is for the next Shrink() to
+  // do. So is what an undo failed to give back. pre: the slots that one mapping of a handle takes go
+  // together; the device has finished with what goes, and nothing captures.
+  //
+  // It does not throw: PrepareShrink() makes room for it, and for nothing else that changes the table.
+  class Shrinking;
+  std::shared_ptr<Shrinking> PrepareShrink(std::vector<bool> keep);
+  Renumbering Shrink(Shrinking& prepared) noexcept;
+  // Upper limits on slot_limit() and range_count() after it.
+  uint32_t MostSlotsAfterShrink() const;
+  uint32_t MostRangesAfterShrink() const { return static_cast<uint32_t>(mapping_count_); }
+  // What the pool still has of handles that are mapped nowhere, because their release failed.
+  uint64_t unreleased_pages() const;
+  uint32_t unreleased_handles() const { return static_cast<uint32_t>(unreleased_.size()); }
+  // Whether the driver failed to take back something that is mapped for nobody.
+  bool has_remains() const;
+
+  void Pin(SlotId slot) { ranges_[Index(range_of(slot))].pinned = true; }
+  void UnpinAll();
+
+  // Ranges by their addresses, to look up many; valid until the next Map() or Shrink().
+  using AddressIndex = std::vector<std::pair<Address, RangeId>>;
+  AddressIndex ByAddress() const;
+  // pre: the address is mapped.
+  std::pair<SlotId, Granules> At(Address address, const AddressIndex& index) const;
+
+  // The reservation that the address lies in, if any.
+  std::optional<AddressSpan> ReservationAround(Address address) const;
+
+  // Repeats the driver's SetAccess() for all that is mapped.
+  void RefreshAccess();
+
+  uint32_t page_count() const { return static_cast<uint32_t>(pages_.size()); }
+  uint32_t handle_count() const { return static_cast<uint32_t>(handles_.size()); }
+  uint32_t range_count() const { return static_cast<uint32_t>(ranges_.size()); }
+  // How many handles are mapped, each counted as often as it is.
+  uint64_t mapping_count() const { return mapping_count_; }
+  uint32_t slot_limit() const { return static_cast<uint32_t>(page_at_.size()); }
+
+  const Range& range(RangeId id) const { return ranges_[Index(id)]; }
+  RangeId range_of(SlotId slot) const { return range_of_group_[Index(slot) / kSlotGroup]; }
+  // pre: the slot is mapped.
+  PageId page_at(SlotId slot) const { return page_at_[Index(slot)]; }
+  // The slots that show the page, oldest first; never empty.
+  const std::vector<SlotId>& slots_of(PageId page) const { return pages_[Index(page)].slots; }
+  bool Shows(RangeId range, PageId page) const;
+  // Pages from `page` to the one before this stand side by side wherever one of them stands.
+  PageId RowEnd(PageId page) const {
+    return PageId{row_begins_.Next(Index(page) + 1).value_or(page_count())};
+  }
+
+  // The handle that holds the page.
+  PageId handle_begin(PageId page) const { return handles_[pages_[Index(page)].handle].first; }
+  uint32_t handle_pages(PageId page) const { return handles_[pages_[Index(page)].handle].pages; }
+  PageId handle_end(PageId page) const {
+    return PageId{Index(handle_begin(page)) + handle_pages(page)};
+  }
+  // How many pages the plan maps.
+  uint32_t PagesOf(const MappingPlan& plan) const;
+
+  Address AddressOf(SlotId slot, Granules offset) const;
+
+  // Recomputes the invariants; throws InternalError.
+  void Check() const;
+
+ private:
+  struct Page {
+    uint32_t handle = 0;  // in handles_
+    std::vector<SlotId> slots;
+  };
+  struct PhysicalHandle {
+    Handle handle{};
+    PageId first{};
+    uint32_t pages = 0;
+  };
+
+  struct Mapping {
+    Address address = 0;
+    uint64_t bytes = 0;
+  };
+  // What an undo failed to give back.
+  struct Remains {
+    std::vector<Mapping> mapped;
+    std::vector<Mapping> reserved;  // addresses
+    std::vector<Handle> handles;
+  };
+
+  struct Reservation {
+    Address address = 0;
+    uint64_t bytes = 0;
+    uint32_t ranges = 0;  // 0: the driver failed to take it back
+  };
+
+  class Undo;
+
+  bool BeginsRow(uint32_t page) const;
+  void NoteRow(uint32_t page);
+  static uint32_t RoomInFront(uint32_t pages);
+  static uint32_t CapacityFor(uint32_t pages, uint32_t room);
+  void CreateHandle(uint32_t pages, Undo& undo);
+  RangeId ReserveFirstRange(uint32_t pages, Undo& undo);
+  RangeId ReserveRange(uint32_t pages, uint32_t room, Undo& undo);
+
+  Driver& driver_;
+  const uint64_t page_bytes_;
+  std::vector<Page> pages_;
+  IndexSet row_begins_;  // of page_count(), nothing is said of pages behind
+  std::vector<PhysicalHandle> handles_;
+  std::vector<PhysicalHandle>
+      unreleased_;  // with room for handles_ too while a Shrink() is prepared
+  std::vector<Range> ranges_;
+  std::vector<Reservation> reservations_;
+  std::vector<PageId> page_at_;          // by slot
+  std::vector<RangeId> range_of_group_;  // by slot / kSlotGroup
+  uint64_t mapping_count_ = 0;
+  Remains remains_;
+};
+
+}  // namespace cgp

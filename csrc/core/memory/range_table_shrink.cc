@@ -1,0 +1,262 @@
+// How a RangeTable gets smaller.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/memory/range_table.h"
+
+namespace cgp {
+
+// First the driver lets go of what it can, then the books are written anew from what it did. All memory
+// that this takes is allocated when it is prepared.
+class RangeTable::Shrinking {
+ public:
+  Shrinking(RangeTable& table, std::vector<bool> keep);
+
+  Renumbering Run() noexcept {
+    RetryRemains();
+    for (std::size_t number = 0; number < table_.handles_.size(); ++number) LetGoOf(number);
+    FreeReservations();
+    MoveRanges();
+    MoveHandles();
+    DropReservations();
+    return std::move(result_);
+  }
+
+ private:
+  template <typename Call>
+  bool Attempt(Call&& call) noexcept;
+  void RetryRemains() noexcept;
+  void LetGoOf(std::size_t number) noexcept;
+  void FreeReservations() noexcept;
+  bool IsStuck(const Reservation& reservation) const noexcept;
+  void MoveRanges() noexcept;
+  void MovePieces(const Range& range) noexcept;
+  void AddPiece(Range piece, SlotId from) noexcept;
+  void MoveHandles() noexcept;
+  void DropReservations() noexcept;
+
+  RangeTable& table_;
+  const std::vector<bool> keep_;  // by slot
+  Renumbering result_;
+  std::vector<bool> unmapped_;        // by slot
+  std::vector<bool> let_go_;          // by handle: mapped nowhere any more
+  std::vector<bool> addresses_gone_;  // by reservation
+  std::vector<uint32_t> mapped_in_;   // by reservation: how many slots are mapped
+  std::vector<Range> ranges_;
+  std::vector<PageId> page_at_;
+  std::vector<RangeId> range_of_group_;
+};
+
+RangeTable::Shrinking::Shrinking(RangeTable& table, std::vector<bool> keep)
+    : table_(table),
+      keep_(std::move(keep)),
+      unmapped_(table.slot_limit()),
+      let_go_(table.handles_.size()),
+      addresses_gone_(table.reservations_.size()),
+      mapped_in_(table.reservations_.size()) {
+  result_.pages.assign(table.page_count(), Renumbering::kGone);
+  result_.slots.assign(table.slot_limit(), Renumbering::kGone);
+  ranges_.reserve(table.MostRangesAfterShrink());
+  page_at_.reserve(table.MostSlotsAfterShrink());
+  range_of_group_.reserve(table.MostSlotsAfterShrink() / kSlotGroup);
+  table.unreleased_.reserve(table.unreleased_.size() + table.handles_.size());
+  for (const Range& range : table.ranges_) mapped_in_[range.reservation] += range.mapped();
+}
+
+// Keeps the first error.
+template <typename Call>
+bool RangeTable::Shrinking::Attempt(Call&& call) noexcept {
+  try {
+    call();
+    return true;
+  } catch (const std::exception&) {
+    if (!result_.error) result_.error = std::current_exception();
+    return false;
+  }
+}
+
+void RangeTable::Shrinking::RetryRemains() noexcept {
+  Driver& driver = table_.driver_;
+  Remains& remains = table_.remains_;
+  std::erase_if(remains.mapped, [&](const Mapping& mapping) {
+    return Attempt([&] { driver.Unmap(mapping.address, mapping.bytes); });
+  });
+  std::erase_if(remains.reserved, [&](const Mapping& all) {
+    return Attempt([&] { driver.FreeAddresses(all.address, all.bytes); });
+  });
+  std::erase_if(remains.handles,
+                [&](Handle handle) { return Attempt([&] { driver.Release(handle); }); });
+  std::erase_if(table_.unreleased_, [&](const PhysicalHandle& handle) {
+    return Attempt([&] { driver.Release(handle.handle); });
+  });
+}
+
+void RangeTable::Shrinking::LetGoOf(std::size_t number) noexcept {
+  const PhysicalHandle& handle = table_.handles_[number];
+  bool mapped = false;
+  for (const SlotId slot : table_.slots_of(handle.first)) {
+    const uint64_t bytes = handle.pages * table_.page_bytes_;
+    if (keep_[Index(slot)] ||
+        !Attempt([&] { table_.driver_.Unmap(table_.AddressOf(slot, Granules(0)), bytes); })) {
+      mapped = true;
+      continue;
+    }
+    std::fill_n(unmapped_.begin() + Index(slot), handle.pages, true);
+    mapped_in_[table_.range(table_.range_of(slot)).reservation] -= handle.pages;
+    --table_.mapping_count_;
+  }
+  if (mapped) return;
+  let_go_[number] = true;
+  if (!Attempt([&] { table_.driver_.Release(handle.handle); }))
+    table_.unreleased_.push_back(handle);
+}
+
+void RangeTable::Shrinking::FreeReservations() noexcept {
+  for (std::size_t i = 0; i < table_.reservations_.size(); ++i) {
+    const Reservation& reservation = table_.reservations_[i];
+    if (mapped_in_[i] > 0 || IsStuck(reservation)) continue;
+    addresses_gone_[i] =
+        Attempt([&] { table_.driver_.FreeAddresses(reservation.address, reservation.bytes); });
+  }
+}
+
+// Whether something is mapped there still that an undo failed to unmap.
+bool RangeTable::Shrinking::IsStuck(const Reservation& reservation) const noexcept {
+  return std::ranges::any_of(table_.remains_.mapped, [&](const Mapping& mapping) {
+    return reservation.address <= mapping.address &&
+           mapping.address < reservation.address + reservation.bytes;
+  });
+}
+
+void RangeTable::Shrinking::MoveRanges() noexcept {
+  for (Reservation& reservation : table_.reservations_) reservation.ranges = 0;
+  for (const Range& range : table_.ranges_) MovePieces(range);
+}
+
+// Each run of slots that are still mapped becomes a range, with the room up to the next one.
+void RangeTable::Shrinking::MovePieces(const Range& range) noexcept {
+  const uint32_t first = Index(range.first);
+  const auto next = [&](uint32_t from, bool unmapped) {
+    while (from < range.mapped_end && unmapped_[first + from] != unmapped) ++from;
+    return from;
+  };
+  const uint32_t limit = range.mapped_end + range.room_back;
+  uint32_t room_from = range.mapped_begin - range.room_front;
+  uint32_t base = 0;  // the first keeps the addresses in front of it
+  for (uint32_t begin = next(range.mapped_begin, false); begin < range.mapped_end;) {
+    const uint32_t end = next(begin, true);
+    const uint32_t behind = next(end, false);
+    const uint32_t room_end = behind < range.mapped_end ? behind : limit;
+    Range piece = range;
+    piece.address = range.address + base * table_.page_bytes_;
+    piece.mapped_begin = begin - base;
+    piece.mapped_end = end - base;
+    piece.room_front = begin - room_from;
+    piece.room_back = room_end - end;
+    piece.capacity = (room_end - base + kSlotGroup - 1) / kSlotGroup * kSlotGroup;
+    AddPiece(piece, SlotId{first + begin});
+    begin = base = room_from = behind;
+  }
+}
+
+// `from`: the slot that its first mapped one was.
+void RangeTable::Shrinking::AddPiece(Range piece, SlotId from) noexcept {
+  piece.first = SlotId{static_cast<uint32_t>(page_at_.size())};
+  page_at_.resize(page_at_.size() + piece.capacity);
+  range_of_group_.resize(page_at_.size() / kSlotGroup, static_cast<RangeId>(ranges_.size()));
+  for (uint32_t i = 0; i < piece.mapped(); ++i) {
+    result_.slots[Index(from) + i] = Index(piece.begin()) + i;
+  }
+  ++table_.reservations_[piece.reservation].ranges;
+  ranges_.push_back(piece);
+}
+
+void RangeTable::Shrinking::MoveHandles() noexcept {
+  uint32_t pages = 0;
+  std::size_t handles = 0;
+  for (std::size_t number = 0; number < table_.handles_.size(); ++number) {
+    PhysicalHandle handle = table_.handles_[number];
+    if (let_go_[number]) continue;
+    for (uint32_t i = 0; i < handle.pages; ++i, ++pages) {
+      Page page = std::move(table_.pages_[Index(handle.first) + i]);
+      std::erase_if(page.slots, [&](SlotId slot) { return unmapped_[Index(slot)]; });
+      for (SlotId& slot : page.slots) {
+        slot = result_.Of(slot);
+        page_at_[Index(slot)] = PageId{pages};
+      }
+      page.handle = static_cast<uint32_t>(handles);
+      result_.pages[Index(handle.first) + i] = pages;
+      table_.pages_[pages] = std::move(page);
+    }
+    handle.first = PageId{pages - handle.pages};
+    table_.handles_[handles++] = handle;
+  }
+  table_.pages_.resize(pages);
+  table_.handles_.resize(handles);
+  table_.ranges_ = std::move(ranges_);
+  table_.page_at_ = std::move(page_at_);
+  table_.range_of_group_ = std::move(range_of_group_);
+  for (uint32_t page = 0; page < pages; ++page) table_.NoteRow(page);
+}
+
+void RangeTable::Shrinking::DropReservations() noexcept {
+  std::vector<uint32_t>& number = mapped_in_;  // from now on
+  uint32_t left = 0;
+  for (std::size_t i = 0; i < addresses_gone_.size(); ++i) {
+    number[i] = left;
+    if (!addresses_gone_[i]) table_.reservations_[left++] = table_.reservations_[i];
+  }
+  table_.reservations_.resize(left);
+  for (Range& range : table_.ranges_) range.reservation = number[range.reservation];
+}
+
+std::shared_ptr<RangeTable::Shrinking> RangeTable::PrepareShrink(std::vector<bool> keep) {
+  return std::make_shared<Shrinking>(*this, std::move(keep));
+}
+
+RangeTable::Renumbering RangeTable::Shrink(Shrinking& prepared) noexcept { return prepared.Run(); }
+
+// A range becomes no more ranges than it has mappings, each of whole groups of slots.
+uint32_t RangeTable::MostSlotsAfterShrink() const {
+  return slot_limit() + MostRangesAfterShrink() * kSlotGroup;
+}
+
+bool RangeTable::has_remains() const {
+  return !unreleased_.empty() || !remains_.mapped.empty() || !remains_.reserved.empty() ||
+         !remains_.handles.empty() ||
+         std::ranges::any_of(reservations_, [](const auto& one) { return one.ranges == 0; });
+}
+
+uint64_t RangeTable::unreleased_pages() const {
+  return std::accumulate(
+      unreleased_.begin(), unreleased_.end(), uint64_t{0},
+      [](uint64_t sum, const PhysicalHandle& handle) { return sum + handle.pages; });
+}
+
+void RangeTable::UnpinAll() {
+  for (Range& range : ranges_) range.pinned = false;
+}
+
+RangeTable::AddressIndex RangeTable::ByAddress() const {
+  AddressIndex index;
+  for (uint32_t r = 0; r < range_count(); ++r) {
+    index.emplace_back(AddressOf(ranges_[r].begin(), Granules(0)), RangeId{r});
+  }
+  std::ranges::sort(index);
+  return index;
+}
+
+std::pair<SlotId, Granules> RangeTable::At(Address address, const AddressIndex& index) const {
+  const auto behind =
+      std::ranges::upper_bound(index, address, {}, &AddressIndex::value_type::first);
+  CGP_CHECK(behind != index.begin());
+  const auto& [start, id] = *(behind - 1);
+  const uint64_t slots = (address - start) / page_bytes_;
+  CGP_CHECK(slots < range(id).mapped());
+  return {SlotId{Index(range(id).begin()) + static_cast<uint32_t>(slots)},
+          Granules((address - start) % page_bytes_ / kGranuleBytes)};
+}
+
+}  // namespace cgp

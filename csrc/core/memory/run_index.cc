@@ -1,0 +1,152 @@
+#include "core/memory/run_index.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/base/index_set.h"
+
+namespace cgp {
+
+void RunIndex::MakeRoom(uint32_t slots, uint32_t ranges) {
+  static_assert(RangeTable::kSlotGroup == 64, "a group of slots is a word");
+  if (words_.size() < slots / RangeTable::kSlotGroup) words_.resize(slots / RangeTable::kSlotGroup);
+  // One leaf more than there are ranges, so that "before the newest" is a leaf too.
+  if (ranges < leaf_count()) return;
+  const uint32_t leaves = std::bit_ceil(ranges + 1);
+  std::vector<uint32_t> old(2 * std::size_t{leaves});
+  old.swap(bounds_);
+  const auto old_leaves = static_cast<uint32_t>(old.size() / 2);
+  for (uint32_t r = 0; r < old_leaves; ++r) SetBound(RangeId{r}, old[old_leaves + r]);
+}
+
+void RunIndex::Clear() {
+  words_.assign(words_.size(), 0);
+  bounds_.assign(bounds_.size(), 0);
+  Grow();
+}
+
+// Calls function(slot, count) for all slots that show the pages, side by side as they are.
+template <typename Function>
+void RunIndex::ForEachRow(PageId begin, PageId end, Function&& function) {
+  while (begin < end) {
+    const PageId stop = std::min(end, ranges_.RowEnd(begin));
+    for (const SlotId slot : ranges_.slots_of(begin)) function(slot, Index(stop) - Index(begin));
+    begin = stop;
+  }
+}
+
+void RunIndex::SetFree(PageId begin, PageId end) {
+  ForEachRow(begin, end, [this](SlotId slot, uint32_t count) {
+    ForEachWord(Index(slot), Index(slot) + count,
+                [this](uint32_t word, uint64_t bits) { words_[word] |= bits; });
+    RaiseBound(ranges_.range_of(slot));
+  });
+}
+
+void RunIndex::SetFree(SlotId slot) {
+  words_[Index(slot) / 64] |= uint64_t{1} << (Index(slot) % 64);
+  RaiseBound(ranges_.range_of(slot));
+}
+
+void RunIndex::SetTaken(PageId begin, PageId end) {
+  ForEachRow(begin, end, [this](SlotId slot, uint32_t count) {
+    ForEachWord(Index(slot), Index(slot) + count,
+                [this](uint32_t word, uint64_t bits) { words_[word] &= ~bits; });
+  });
+}
+
+void RunIndex::RaiseBound(RangeId range) {
+  const uint32_t most = ranges_.range(range).mapped();
+  if (bounds_[leaf_count() + Index(range)] < most) SetBound(range, most);
+}
+
+std::optional<RangeId> RunIndex::NewestMayHold(uint32_t pages, RangeId before) const {
+  const uint32_t leaves = leaf_count();
+  // Climbs from the leaf `before`; where it is a right child, its left sibling covers the next
+  // older ranges. A power of two is the leftmost node of its level: nothing is older.
+  for (uint32_t i = leaves + Index(before); !std::has_single_bit(i); i /= 2) {
+    if (i % 2 == 0 || bounds_[i - 1] < pages) continue;
+    for (i -= 1; i < leaves;) i = bounds_[2 * i + 1] >= pages ? 2 * i + 1 : 2 * i;
+    return RangeId{i - leaves};
+  }
+  return std::nullopt;
+}
+
+const std::vector<FreeRun>& RunIndex::Runs(RangeId id) {
+  const RangeTable::Range& range = ranges_.range(id);
+  const uint32_t limit = Index(range.end());
+  found_.clear();
+  uint32_t longest = 0;
+  for (uint32_t slot = Find(true, Index(range.begin()), limit); slot < limit;) {
+    const uint32_t end = Find(false, slot, limit);
+    found_.push_back({SlotId{slot}, end - slot});
+    longest = std::max(longest, end - slot);
+    slot = Find(true, end, limit);
+  }
+  SetBound(id, longest);
+  return found_;
+}
+
+uint32_t RunIndex::FreeAtFront(RangeId id) const {
+  const RangeTable::Range& range = ranges_.range(id);
+  return Find(false, Index(range.begin()), Index(range.end())) - Index(range.begin());
+}
+
+uint32_t RunIndex::FreeAtBack(RangeId id) const {
+  const RangeTable::Range& range = ranges_.range(id);
+  uint32_t slot = Index(range.end());
+  while (slot > Index(range.begin())) {
+    // The word's bits below `slot`, moved to the top: its leading ones are the free slots next to
+    // `slot`.
+    const uint32_t in_word = (slot - 1) % 64 + 1;
+    const uint64_t word = words_[(slot - 1) / 64] << (64 - in_word);
+    const auto ones = static_cast<uint32_t>(std::countl_one(word));
+    slot -= std::min(ones, in_word);
+    if (ones < in_word) break;
+  }
+  return Index(range.end()) - std::max(slot, Index(range.begin()));
+}
+
+uint32_t RunIndex::FreeSlots(RangeId id) const {
+  const RangeTable::Range& range = ranges_.range(id);
+  uint32_t count = 0;
+  for (uint32_t w = Index(range.first) / 64; w < (Index(range.first) + range.capacity) / 64; ++w) {
+    count += static_cast<uint32_t>(std::popcount(words_[w]));
+  }
+  return count;
+}
+
+uint32_t RunIndex::Find(bool value, uint32_t from, uint32_t limit) const {
+  const uint64_t flip = value ? 0 : ~uint64_t{0};
+  while (from < limit) {
+    const uint64_t rest = (words_[from / 64] ^ flip) >> (from % 64);
+    if (rest != 0) return std::min(limit, from + static_cast<uint32_t>(std::countr_zero(rest)));
+    from = (from / 64 + 1) * 64;
+  }
+  return limit;
+}
+
+void RunIndex::SetBound(RangeId range, uint32_t bound) {
+  std::size_t i = leaf_count() + Index(range);
+  if (bounds_[i] == bound) return;
+  bounds_[i] = bound;
+  for (i /= 2; i > 0; i /= 2) {
+    const uint32_t most = std::max(bounds_[2 * i], bounds_[2 * i + 1]);
+    if (bounds_[i] == most) return;
+    bounds_[i] = most;
+  }
+}
+
+void RunIndex::CheckBound(RangeId id) const {
+  const RangeTable::Range& range = ranges_.range(id);
+  uint32_t run = 0;
+  for (uint32_t slot = Index(range.begin()); slot < Index(range.end()); ++slot) {
+    run = IsSet(slot) ? run + 1 : 0;
+    CGP_CHECK(run <= bounds_[leaf_count() + Index(id)]);
+  }
+  for (std::size_t i = leaf_count() - 1; i > 0; --i) {
+    CGP_CHECK(bounds_[i] == std::max(bounds_[2 * i], bounds_[2 * i + 1]));
+  }
+}
+
+}  // namespace cgp

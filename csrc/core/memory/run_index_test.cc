@@ -1,0 +1,258 @@
+#include "core/memory/run_index.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "core/base/error.h"
+#include "driver/host_driver.h"
+
+namespace cgp {
+namespace {
+
+constexpr PageId kNew = MappingPlan::kNewPage;
+
+// A table of pages and an index over it, with a bool per page beside them.
+class RunIndexTest : public ::testing::Test {
+ protected:
+  void TearDown() override { Check(); }
+
+  void Check() const {
+    ASSERT_NO_THROW(index_.Check([this](PageId page) { return free_[Index(page)]; }));
+  }
+
+  // Maps the pages and learns of it as a view does; new pages are free.
+  SlotId Map(const MappingPlan& plan) {
+    const SlotId first = table_.Map(plan);
+    index_.Grow();
+    for (uint32_t i = 0; i < table_.PagesOf(plan); ++i) {
+      const SlotId slot{Index(first) + i};
+      const PageId page = table_.page_at(slot);
+      if (Index(page) >= free_.size()) {
+        free_.push_back(true);
+        index_.SetFree(page, PageId{Index(page) + 1});
+      } else if (free_[Index(page)]) {
+        index_.SetFree(slot);
+      }
+    }
+    return first;
+  }
+  SlotId MapNew(uint32_t pages) {
+    return Map({.range = {}, .handles = std::vector<PageId>(pages, kNew)});
+  }
+
+  void SetFree(PageId page, bool free) { SetFree(page, PageId{Index(page) + 1}, free); }
+  void SetFree(PageId begin, PageId end, bool free) {
+    std::fill(free_.begin() + Index(begin), free_.begin() + Index(end), free);
+    free ? index_.SetFree(begin, end) : index_.SetTaken(begin, end);
+  }
+
+  RangeId newest() const { return RangeId{table_.range_count()}; }
+
+  bool IsFree(uint32_t slot) const { return free_[Index(table_.page_at(SlotId{slot}))]; }
+
+  std::vector<std::pair<uint32_t, uint32_t>> BruteRuns(uint32_t r) const {
+    std::vector<std::pair<uint32_t, uint32_t>> runs;  // begin and length
+    const RangeTable::Range& range = table_.range(RangeId{r});
+    for (uint32_t s = Index(range.begin()); s < Index(range.end()); ++s) {
+      if (!IsFree(s)) continue;
+      if (!runs.empty() && runs.back().first + runs.back().second == s) {
+        ++runs.back().second;
+      } else {
+        runs.emplace_back(s, 1);
+      }
+    }
+    return runs;
+  }
+
+  uint32_t LongestRun(uint32_t r) const {
+    uint32_t longest = 0;
+    for (const auto& [begin, length] : BruteRuns(r)) longest = std::max(longest, length);
+    return longest;
+  }
+
+  std::vector<std::pair<uint32_t, uint32_t>> Runs(uint32_t r) {
+    std::vector<std::pair<uint32_t, uint32_t>> runs;
+    for (const FreeRun& run : index_.Runs(RangeId{r})) {
+      runs.emplace_back(Index(run.begin), run.length);
+      EXPECT_EQ(Index(run.end()), Index(run.begin) + run.length);
+    }
+    return runs;
+  }
+
+  void ExpectEndsAsBruteForce(uint32_t r) const {
+    const RangeTable::Range& range = table_.range(RangeId{r});
+    uint32_t front = 0;
+    while (front < range.mapped() && IsFree(Index(range.begin()) + front)) ++front;
+    uint32_t back = 0;
+    while (back < range.mapped() && IsFree(Index(range.end()) - 1 - back)) ++back;
+    uint32_t all = 0;
+    for (uint32_t s = Index(range.begin()); s < Index(range.end()); ++s) all += IsFree(s) ? 1 : 0;
+    ASSERT_EQ(index_.FreeAtFront(RangeId{r}), front);
+    ASSERT_EQ(index_.FreeAtBack(RangeId{r}), back);
+    ASSERT_EQ(index_.FreeSlots(RangeId{r}), all);
+  }
+
+  // NewestMayHold() passes over no range that holds such a run; with exact bounds it finds the
+  // newest that does.
+  void ExpectNewest(uint32_t pages, uint32_t before, bool exact) const {
+    const auto found = index_.NewestMayHold(pages, RangeId{before});
+    const uint32_t first = found ? Index(*found) : 0;
+    ASSERT_LT(first, std::max(before, 1u));
+    for (uint32_t r = found ? first + 1 : 0; r < before; ++r) {
+      ASSERT_LT(LongestRun(r), pages) << "range " << r << " is newer than what was found";
+    }
+    if (found && exact) {
+      ASSERT_GE(LongestRun(first), pages);
+    }
+  }
+
+  HostDriver driver_{{.granularity = 2048, .map_memory = false}};
+  RangeTable table_{driver_, Granules(4)};
+  RunIndex index_{table_};
+  std::vector<bool> free_;
+};
+
+TEST_F(RunIndexTest, WithoutRangesFindsNothing) {
+  index_.Grow();
+  EXPECT_EQ(index_.NewestMayHold(1, RangeId{0}), std::nullopt);
+  index_.Clear();
+  EXPECT_EQ(index_.NewestMayHold(1, RangeId{0}), std::nullopt);
+}
+
+TEST_F(RunIndexTest, RunsAreMaximalAndInTheOrderOfAddresses) {
+  const uint32_t first = Index(MapNew(6));
+  SetFree(PageId{0}, false);
+  SetFree(PageId{3}, false);
+  EXPECT_EQ(Runs(0), (std::vector<std::pair<uint32_t, uint32_t>>{{first + 1, 2}, {first + 4, 2}}));
+  EXPECT_EQ(index_.FreeAtFront(RangeId{0}), 0u);
+  EXPECT_EQ(index_.FreeAtBack(RangeId{0}), 2u);
+  EXPECT_EQ(index_.FreeSlots(RangeId{0}), 4u);
+}
+
+TEST_F(RunIndexTest, RunsReachAcrossWords) {
+  MapNew(200);
+  EXPECT_EQ(Runs(0).size(), 1u);
+  EXPECT_EQ(index_.FreeAtFront(RangeId{0}), 200u);
+  EXPECT_EQ(index_.FreeAtBack(RangeId{0}), 200u);
+  EXPECT_EQ(index_.FreeSlots(RangeId{0}), 200u);
+  for (uint32_t taken = 0; taken < 200; ++taken) {
+    SetFree(PageId{taken}, false);
+    ASSERT_EQ(Runs(0), BruteRuns(0));
+    ExpectEndsAsBruteForce(0);
+    SetFree(PageId{taken}, true);
+  }
+}
+
+TEST_F(RunIndexTest, APageIsFreeOrTakenInEveryRangeThatShowsIt) {
+  MapNew(2);
+  Map({.range = {}, .handles = {PageId{1}, PageId{0}}});
+  SetFree(PageId{1}, false);
+  EXPECT_EQ(index_.FreeAtFront(RangeId{0}), 1u);
+  EXPECT_EQ(index_.FreeAtBack(RangeId{0}), 0u);
+  EXPECT_EQ(index_.FreeAtFront(RangeId{1}), 0u);
+  EXPECT_EQ(index_.FreeAtBack(RangeId{1}), 1u);
+}
+
+// The bound's life: taking leaves it, looking makes it exact, freeing raises it to the whole range.
+TEST_F(RunIndexTest, BoundsAreWorkedOutOnlyWhenLookedAt) {
+  MapNew(4);
+  SetFree(PageId{1}, false);
+  EXPECT_EQ(index_.NewestMayHold(4, newest()), RangeId{0}) << "not looked at yet";
+  index_.Runs(RangeId{0});
+  EXPECT_EQ(index_.NewestMayHold(3, newest()), std::nullopt);
+  EXPECT_EQ(index_.NewestMayHold(2, newest()), RangeId{0});
+  SetFree(PageId{3}, false);
+  SetFree(PageId{3}, true);
+  EXPECT_EQ(index_.NewestMayHold(4, newest()), RangeId{0}) << "what it has become is not known";
+  EXPECT_EQ(index_.NewestMayHold(5, newest()), std::nullopt) << "it has no more pages than this";
+}
+
+TEST_F(RunIndexTest, AnExtendedRangeMayHoldMore) {
+  MapNew(2);
+  EXPECT_EQ(index_.NewestMayHold(3, newest()), std::nullopt);
+  Map({.range = RangeId{0}, .at_front = true, .handles = {kNew}});
+  EXPECT_EQ(index_.NewestMayHold(3, newest()), RangeId{0});
+  EXPECT_EQ(Runs(0), BruteRuns(0));
+}
+
+// One to nine ranges: the tree of bounds grows past each power of two.
+TEST_F(RunIndexTest, NewestOfManyRanges) {
+  for (uint32_t count = 1; count <= 9; ++count) {
+    MapNew(count % 3 + 1);
+    for (uint32_t before = 0; before <= count; ++before) {
+      for (uint32_t pages = 1; pages <= 4; ++pages) {
+        ExpectNewest(pages, before, /*exact=*/true);
+        if (HasFatalFailure()) FAIL() << count << " ranges, before " << before;
+      }
+    }
+  }
+}
+
+TEST_F(RunIndexTest, ClearForgetsEverything) {
+  MapNew(3);
+  MapNew(70);
+  index_.Clear();
+  std::fill(free_.begin(), free_.end(), false);
+  EXPECT_EQ(index_.NewestMayHold(1, newest()), std::nullopt);
+  EXPECT_EQ(index_.FreeSlots(RangeId{1}), 0u);
+  SetFree(PageId{5}, true);
+  EXPECT_EQ(Runs(1), BruteRuns(1));
+}
+
+TEST_F(RunIndexTest, CheckFindsASlotOfTheWrongKind) {
+  MapNew(3);
+  EXPECT_THROW(index_.Check([](PageId page) { return page != PageId{1}; }), InternalError);
+}
+
+TEST_F(RunIndexTest, AgainstBruteForce) {
+  std::mt19937 random(5);
+  const auto below = [&](std::size_t limit) { return static_cast<uint32_t>(random() % limit); };
+  for (int step = 0; step < 3000; ++step) {
+    if (table_.range_count() < 24 && below(40) == 0) {
+      MapNew(below(6) == 0 ? 60 + below(80) : 1 + below(6));
+    } else if (!free_.empty() && below(30) == 0) {
+      // Some pages again, in a new range or at the end of an old one.
+      MappingPlan plan{.range = {}, .at_front = below(2) == 0, .handles = {}};
+      if (table_.range_count() == 24 || below(3) != 0) plan.range = RangeId{below(Index(newest()))};
+      const auto page = PageId{below(free_.size())};
+      const bool shown = plan.range && table_.Shows(*plan.range, page);
+      plan.handles = {shown ? kNew : page};
+      if (plan.range) {
+        const RangeTable::Range& range = table_.range(*plan.range);
+        if ((plan.at_front ? range.mapped_begin : range.capacity - range.mapped_end) == 0) continue;
+      } else {
+        plan.at_front = false;
+      }
+      Map(plan);
+    } else if (!free_.empty()) {
+      const PageId begin{below(free_.size())};
+      const auto left = static_cast<uint32_t>(free_.size()) - Index(begin);
+      const uint32_t count = below(4) == 0 ? 1 + below(left) : 1;
+      SetFree(begin, PageId{Index(begin) + count}, !free_[Index(begin)]);
+    } else {
+      continue;
+    }
+    ExpectNewest(1 + below(8), below(Index(newest()) + 1), /*exact=*/false);
+    if (table_.range_count() > 0) {
+      const uint32_t r = below(Index(newest()));
+      ExpectEndsAsBruteForce(r);
+      if (below(2) == 0) {
+        ASSERT_EQ(Runs(r), BruteRuns(r));
+      }
+    }
+    Check();
+    if (step % 50 == 0) {
+      for (uint32_t r = 0; r < table_.range_count(); ++r) ASSERT_EQ(Runs(r), BruteRuns(r));
+      for (uint32_t pages = 1; pages < 10; ++pages) ExpectNewest(pages, Index(newest()), true);
+    }
+    if (HasFatalFailure()) FAIL() << "at step " << step;
+  }
+  EXPECT_EQ(table_.range_count(), 24u);
+}
+
+}  // namespace
+}  // namespace cgp

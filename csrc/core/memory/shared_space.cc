@@ -1,0 +1,229 @@
+#include "core/memory/shared_space.h"
+
+#include "core/base/error.h"
+#include "core/base/reserve.h"
+
+namespace cgp {
+
+FreeView& SharedSpace::AddView(StreamId stream, FenceId own, bool reused) {
+  if (!is_resting()) {
+    return *views_.emplace_back(std::make_unique<FreeView>(space_, ranges_, stream, own));
+  }
+  FreeView& view = *views_.front();
+  view.MakeRoomForFence(own);
+  view.Assign(stream, own);
+  if (reused) view.Rebuild();
+  return view;
+}
+
+void SharedSpace::KeepFirstView() {
+  if (!views_.empty()) views_.resize(1);
+}
+
+void SharedSpace::Rest(bool changed) {
+  if (views_.empty()) return;
+  FreeView& view = *views_.front();
+  view.Assign(view.stream(), FenceId::kOpen);
+  if (changed) view.Rebuild();
+}
+
+void SharedSpace::ReserveTake(std::size_t blocks) {
+  space_.ReservePages(0, blocks);
+  for (const auto& view : views_) view->MakeRoomForNodes();
+}
+
+void SharedSpace::Take(Site& site, Granules length, NodeId within) {
+  if (within != NodeId::kNone) {
+    const PageId page = space_.node(within).page;
+    site.node = TakePiece(within, page, Granules(site.offset), length, /*large=*/false);
+    return;
+  }
+  int extents = 0;
+  const bool large = length >= page_size();
+  ForEachExtent(site, length, [&](PageId page, Granules offset, Granules extent) {
+    site.node = extent < page_size() ? TakePiece(NodeAt(page, offset), page, offset, extent, large)
+                                     : TakePages(page, extent);
+    ++extents;
+  });
+  if (extents > 1) site.node = NodeId::kNone;
+}
+
+void SharedSpace::Give(const Site& site, Granules length, FenceId fence) {
+  const bool large = length >= page_size();
+  ForEachNode(site, length, [&](NodeId id) { GivePiece(id, fence, large); });
+}
+
+// Searched from the page's end, where a block of several pages goes on; at offset 0, where it comes
+// in, from the start.
+NodeId SharedSpace::NodeAt(PageId page, Granules offset) const {
+  if (offset == Granules(0)) return space_.first(page);
+  NodeId id = space_.last(page);
+  while (Granules(space_.node(id).offset) > offset) id = space_.node(id).prev;
+  return id;
+}
+
+// A piece below a page. pre: `within` holds the granule at `offset` of the page, and the view that
+// chose the bytes sees them all as free. `large`: the block is of a page or more.
+NodeId SharedSpace::TakePiece(NodeId within, PageId page, Granules offset, Granules length,
+                              bool large) {
+  NodeId last = within;
+  while (Granules(space_.node(last).offset + space_.node(last).length) < offset + length) {
+    last = space_.node(last).next;
+  }
+  // The nodes beside it, which stay as they are, are forgotten and learned with it: a view may see
+  // them without seeing what is taken. All of the page are where it comes to hold a large block.
+  const bool all = large && !space_.holds_large(page);
+  const NodeId before = all ? NodeId::kNone : space_.node(within).prev;
+  const NodeId behind = all ? NodeId::kNone : space_.node(last).next;
+  const auto from = [&] { return before == NodeId::kNone ? space_.first(page) : before; };
+  const auto to = [&] { return behind == NodeId::kNone ? space_.last(page) : behind; };
+  for (const auto& view : views_) view->UnindexNodes(page, from(), to());
+  const NodeId taken = space_.Take(within, page, offset, length);
+  if (large) space_.AddLargePiece(page);
+  for (const auto& view : views_) view->IndexNodes(page, from(), to());
+  return taken;
+}
+
+// Whole pages that follow one another.
+NodeId SharedSpace::TakePages(PageId page, Granules length) {
+  const PageId end{Index(page) + static_cast<uint32_t>(length / page_size())};
+  for (const auto& view : views_) view->UnindexPages(page, end);
+  return space_.Take(space_.first(page), page, Granules(0), length);
+}
+
+void SharedSpace::GivePiece(NodeId id, FenceId fence, bool large) {
+  const PageSpace::Node node = space_.node(id);
+  const PageId page = node.page;
+  if (space_.IsOfWholePages(id)) {
+    const PageId end = space_.end(id);
+    space_.Give(id, fence);
+    for (const auto& view : views_) {
+      if (view->Passes(fence)) view->IndexPages(page, end);
+    }
+    return;
+  }
+  if (large && space_.large_pieces(page) == 1) {
+    for (const auto& view : views_) view->UnindexNodes(page, space_.first(page), space_.last(page));
+    space_.Give(id, fence);
+    space_.DropLargePiece(page);
+    for (const auto& view : views_) view->IndexNodes(page, space_.first(page), space_.last(page));
+    return;
+  }
+  for (const auto& view : views_) {
+    if (!view->Passes(fence)) continue;
+    for (const NodeId beside : {node.prev, node.next}) {
+      if (beside != NodeId::kNone && !space_.node(beside).used())
+        view->UnindexNodes(page, beside, beside);
+    }
+  }
+  if (large) space_.DropLargePiece(page);
+  const NodeId given = space_.Give(id, fence);
+  for (const auto& view : views_) {
+    if (view->Passes(fence)) view->IndexNodes(page, given, given);
+  }
+}
+
+SlotId SharedSpace::Map(const MappingPlan& plan) {
+  const uint32_t count = ranges_.PagesOf(plan);
+  const uint32_t new_pages = plan.new_pages();
+  space_.ReservePages(new_pages);
+  for (const auto& view : views_) {
+    view->MakeRoomForMapping(new_pages, ranges_.MostSlotsAfter(plan), ranges_.range_count() + 1);
+  }
+  const uint32_t old_page_count = space_.page_count();
+  const SlotId first = ranges_.Map(plan);
+  for (uint32_t i = 0; i < new_pages; ++i) space_.AddPage();
+  for (const auto& view : views_) view->IndexMapping(first, count, old_page_count);
+  return first;
+}
+
+std::shared_ptr<RangeTable::Shrinking> SharedSpace::PrepareShrink(std::vector<bool> keep) {
+  for (const auto& view : views_) {
+    view->MakeRoomForMapping(0, ranges_.MostSlotsAfterShrink(), ranges_.MostRangesAfterShrink());
+  }
+  return ranges_.PrepareShrink(std::move(keep));
+}
+
+RangeTable::Renumbering SharedSpace::Shrink(RangeTable::Shrinking& prepared) noexcept {
+  RangeTable::Renumbering renumbering = ranges_.Shrink(prepared);
+  space_.Renumber(renumbering.pages);
+  for (const auto& view : views_) view->Rebuild();
+  return renumbering;
+}
+
+void SharedSpace::ReserveOpening(std::size_t fence_limit) {
+  woken_.clear();
+  ReserveMore(woken_, space_.free_extents());
+  woken_spans_.clear();
+  ReserveMore(woken_spans_, space_.free_extents());
+  closed_.clear();
+  ReserveMore(closed_, fence_limit);
+  for (const auto& view : views_) {
+    view->MakeRoomForFence(FenceId{static_cast<uint32_t>(fence_limit - 1)});
+  }
+}
+
+void SharedSpace::Grant(FreeView& view, std::span<const FenceId> fences) {
+  if (fences.empty()) return;
+  woken_.clear();
+  for (const FenceId fence : fences) {
+    space_.ForEachBehind(fence, [this](NodeId id) { woken_.push_back(id); });
+  }
+  const auto place = [&](NodeId id) {
+    return std::pair(space_.node(id).page, space_.node(id).offset);
+  };
+  std::sort(woken_.begin(), woken_.end(), [&](NodeId a, NodeId b) { return place(a) < place(b); });
+  // Each page's from the first of them to the last, with the nodes beside them.
+  std::vector<std::pair<NodeId, NodeId>>& spans = woken_spans_;
+  spans.clear();
+  for (const NodeId id : woken_) {
+    const PageSpace::Node& node = space_.node(id);
+    const NodeId last = node.next == NodeId::kNone ? id : node.next;
+    if (!spans.empty() && space_.node(spans.back().first).page == node.page) {
+      spans.back().second = last;
+    } else {
+      spans.emplace_back(node.prev == NodeId::kNone ? id : node.prev, last);
+    }
+  }
+  for (const auto& [first, last] : spans) {
+    if (!space_.IsOfWholePages(first)) view.UnindexNodes(space_.node(first).page, first, last);
+  }
+  for (const FenceId fence : fences) view.Grant(fence);
+  for (const auto& [first, last] : spans) {
+    const PageId page = space_.node(first).page;
+    if (space_.IsOfWholePages(first)) {
+      view.IndexPages(page, space_.end(first));
+    } else {
+      view.IndexNodes(page, first, last);
+    }
+  }
+}
+
+void SharedSpace::Open(const std::vector<bool>& opened) {
+  for (const auto& view : views_) {
+    closed_.clear();
+    for (uint32_t fence = 1; fence < opened.size(); ++fence) {
+      if (opened[fence] && !view->Passes(FenceId{fence})) closed_.push_back(FenceId{fence});
+    }
+    Grant(*view, closed_);
+  }
+  space_.OpenFences(opened);
+  for (const auto& view : views_) {
+    for (uint32_t fence = 1; fence < opened.size(); ++fence) {
+      if (opened[fence]) view->Revoke(FenceId{fence});
+    }
+  }
+}
+
+void SharedSpace::HoldAll(FenceId fence) {
+  space_.HoldAll(fence);
+  for (const auto& view : views_) view->Rebuild();
+}
+
+void SharedSpace::Check() const {
+  space_.Check();
+  CGP_CHECK(space_.page_count() == ranges_.page_count());
+  for (const auto& view : views_) view->Check();
+}
+
+}  // namespace cgp

@@ -1,0 +1,184 @@
+// The bytes of a pool's pages and the streams that share them: a PageSpace, and a FreeView for each
+// stream, all of which hear of every change.
+//
+//     space    which bytes are free, and behind which fence
+//     views    what one stream may take of them, indexed for searching
+//
+// invariants:
+//   what view v has  ==  the free bytes of the space whose fence v.Passes()
+//   space().page_count() == the table's page_count()
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "core/base/units.h"
+#include "core/memory/free_view.h"
+#include "core/memory/page_space.h"
+#include "core/memory/range_table.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+// Where a block lies: it goes on through the slots that follow.
+struct Site {
+  SlotId slot{};
+  uint32_t offset = 0;          // granules into that slot
+  NodeId node = NodeId::kNone;  // of a block that lies in one extent
+};
+
+class SharedSpace {
+ public:
+  // `ranges` are changed by no one else, but for what is pinned.
+  SharedSpace(Granules page_size, RangeTable& ranges) : space_(page_size), ranges_(ranges) {}
+  SharedSpace(const SharedSpace&) = delete;
+  SharedSpace& operator=(const SharedSpace&) = delete;
+
+  const PageSpace& space() const { return space_; }
+  Granules page_size() const { return space_.page_size(); }
+
+  // --- Streams ---
+
+  // How many there are, numbered from 0 in the order in which they were added.
+  std::size_t stream_count() const { return is_resting() ? 0 : views_.size(); }
+  bool has_several_streams() const { return views_.size() > 1; }
+  FreeView& view(std::size_t number) const { return *views_[number]; }
+  // pre: own != kOpen. `reused`: bytes may be behind its fence already.
+  FreeView& AddView(StreamId stream, FenceId own, bool reused);
+  // All streams but the first are gone; and that one too. Its view rests until another stream takes
+  // it over, so that a pool that one stream fills never indexes anything anew. `changed`: bytes that
+  // it did not have have come to be open otherwise than by Open().
+  void KeepFirstView();
+  void Rest(bool changed);
+
+  // How many streams may take what is behind the fence, and how many all of the page.
+  std::ptrdiff_t CountPassing(FenceId fence) const {
+    return std::ranges::count_if(views_, [&](const auto& view) { return view->Passes(fence); });
+  }
+  std::ptrdiff_t CountWhole(PageId page) const {
+    return std::ranges::count_if(views_, [&](const auto& view) { return view->IsWhole(page); });
+  }
+
+  // --- Blocks ---
+
+  // So that the next Take() of so many blocks, none of which is mapped anew, cannot throw. Give() and
+  // Open() do not as long as it is called after ReserveFence() and ReserveOpening() of their fences.
+  void ReserveTake(std::size_t blocks = 1);
+  void ReserveFence(FenceId fence) { space_.ReserveFence(fence); }
+
+  // Makes `length` granules from the site on used. `within`: of fewer than a page, the node of one
+  // page that holds the first of them, where that is known. pre: they are free; ReserveTake().
+  void Take(Site& site, Granules length, NodeId within = NodeId::kNone);
+  // Frees them behind the fence. pre: ReserveFence().
+  void Give(const Site& site, Granules length, FenceId fence);
+
+  // Calls function(page, offset, length) for the pages that a block has a part of, in the order of
+  // its addresses.
+  template <typename Function>
+  void ForEachPiece(const Site& site, Granules length, Function&& function) const;
+  // Calls function(node) for the nodes of a block that is in use.
+  template <typename Function>
+  void ForEachNode(const Site& site, Granules length, Function&& function) const;
+  // The node that holds a granule of a page.
+  NodeId NodeAt(PageId page, Granules offset) const;
+
+  // --- Pages ---
+
+  // RangeTable::Map() and Shrink(). The former throws with nothing changed.
+  SlotId Map(const MappingPlan& plan);
+  std::shared_ptr<RangeTable::Shrinking> PrepareShrink(std::vector<bool> keep);
+  RangeTable::Renumbering Shrink(RangeTable::Shrinking& prepared) noexcept;
+
+  // --- Fences ---
+
+  // Room for what opens below so many fences, as long as no node is freed.
+  void ReserveOpening(std::size_t fence_limit);
+  // Lets one view through to what is behind these fences. pre: ReserveOpening().
+  void Grant(FreeView& view, std::span<const FenceId> fences);
+  // What is behind the fences for which opened[fence] is true is everyone's from now on. O(nodes
+  // behind them). pre: ReserveOpening().
+  void Open(const std::vector<bool>& opened);
+  // The same of what every view passes anyway, and goes on to.
+  void OpenToAll(const std::vector<bool>& opened) { space_.OpenFences(opened); }
+  // All that is free is behind this one. pre: ReserveFence().
+  void HoldAll(FenceId fence);
+
+  void Check() const;
+
+ private:
+  bool is_resting() const {
+    return views_.size() == 1 && views_.front()->own_fence() == FenceId::kOpen;
+  }
+  template <typename Function>
+  void ForEachExtent(const Site& site, Granules length, Function&& function) const;
+  NodeId TakePiece(NodeId within, PageId page, Granules offset, Granules length, bool large);
+  NodeId TakePages(PageId page, Granules length);
+  void GivePiece(NodeId id, FenceId fence, bool large);
+
+  PageSpace space_;
+  RangeTable& ranges_;
+  std::vector<std::unique_ptr<FreeView>> views_;
+  // Kept for their memory.
+  std::vector<NodeId> woken_;
+  std::vector<std::pair<NodeId, NodeId>> woken_spans_;
+  std::vector<FenceId> closed_;
+};
+
+// Whole pages that follow one another are one extent.
+template <typename Function>
+void SharedSpace::ForEachExtent(const Site& site, Granules length, Function&& function) const {
+  Granules offset(site.offset);
+  for (uint32_t slot = Index(site.slot); length > Granules(0);) {
+    const PageId page = ranges_.page_at(SlotId{slot});
+    const uint64_t most = offset == Granules(0) ? length / page_size() : 0;
+    uint32_t pages = 1;
+    while (pages < most && Index(ranges_.page_at(SlotId{slot + pages})) == Index(page) + pages) {
+      ++pages;
+    }
+    const Granules extent = most > 0 ? page_size() * pages : std::min(length, page_size() - offset);
+    function(page, offset, extent);
+    slot += pages;
+    length -= extent;
+    offset = Granules(0);
+  }
+}
+
+template <typename Function>
+void SharedSpace::ForEachPiece(const Site& site, Granules length, Function&& function) const {
+  ForEachExtent(site, length, [&](PageId page, Granules offset, Granules left) {
+    for (uint32_t p = Index(page); left > Granules(0); ++p) {
+      const Granules piece = std::min(left, page_size());
+      function(PageId{p}, offset, piece);
+      left -= piece;
+    }
+  });
+}
+
+// Of an extent there are several where pages between them are gone.
+template <typename Function>
+void SharedSpace::ForEachNode(const Site& site, Granules length, Function&& function) const {
+  if (site.node != NodeId::kNone) {
+    function(site.node);
+    return;
+  }
+  ForEachExtent(site, length, [&](PageId page, Granules offset, Granules extent) {
+    if (extent < page_size()) {
+      // A block of several extents goes on at a page's end and comes in at a page's start.
+      function(offset == Granules(0) ? space_.first(page) : space_.last(page));
+      return;
+    }
+    const PageId end{Index(page) + static_cast<uint32_t>(extent / page_size())};
+    while (page < end) {
+      const NodeId id = space_.first(page);
+      page = space_.end(id);
+      function(id);
+    }
+  });
+}
+
+}  // namespace cgp

@@ -1,0 +1,158 @@
+// Who may take which bytes of a pool, and when: the scopes that are open, the fences that freed bytes
+// stand behind, and what the graph under capture proves of them.
+//
+// In a capture of one stream its order protects what it frees, and nothing is asked of the driver.
+// In a capture of several any of them may take what the graph proves to be over (proofs.h).
+//
+// A block's bytes are behind the frontiers that its streams have when it is freed. That is what a
+// stream must come after to take them: later work of the same streams has nothing to do with them.
+//
+// invariants:
+//   proofs_.stream_count() == 0  or  one of its streams for each view, in their order
+//   proofs_.stream_count() > 0  =>  a capture of several streams is under way
+//   the view of one of these streams passes a proof fence  <=>  it is proven to the stream
+//   no scope is open  =>  no stream has a view, and no block waits to be given
+//   the used nodes of the space  ==  those of live blocks and of freed ones that wait to be given
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "core/memory/fences.h"
+#include "core/memory/live_block.h"
+#include "core/memory/proofs.h"
+#include "core/memory/range_table.h"
+#include "core/memory/shared_space.h"
+#include "driver/driver.h"
+
+namespace cgp {
+
+class StreamMemory {
+ public:
+  // `blocks` are those that live in the pool.
+  StreamMemory(Driver& driver, Granules page_size, RangeTable& ranges, LiveBlocks& blocks)
+      : driver_(driver),
+        bytes_(page_size, ranges),
+        fences_(driver),
+        proofs_(driver),
+        blocks_(blocks) {}
+
+  SharedSpace& bytes() { return bytes_; }
+  const SharedSpace& bytes() const { return bytes_; }
+
+  // --- Scopes, see Pool ---
+
+  std::optional<ScopeKind> scope() const { return scope_; }
+  // Whether a capture is under way that has one stream, as far as is known.
+  bool captures_one_stream() const { return scope_ == ScopeKind::kCapture && !several_streams_; }
+  void BeginScope(ScopeKind kind, bool may_ask_device);
+  void EndScope(bool may_ask_device);
+
+  // --- Blocks ---
+
+  // What the stream, which is in that capture, may take now (Pool::Allocate()). Room is made for one
+  // SharedSpace::Take(). pre: a scope is open.
+  FreeView& BeginTake(StreamId stream, std::optional<CaptureId> in);
+  // Of a view that BeginTake() returned last: LiveBlock::view of what is taken from it.
+  uint16_t NumberOf(const FreeView& view) const;
+
+  // Behind what the bytes of a block must stay that is freed now; there is room for them.
+  FenceId FenceFor(const LiveBlock& live);
+  void Give(const LiveBlock& live, FenceId fence) { bytes_.Give(live.site, live.length(), fence); }
+  // Frees the block, which may be moved from, but for `block`.
+  void Free(LiveBlock& live);
+  void RecordUse(LiveBlock& live, StreamId stream);
+
+  // So that Revive() of the block cannot throw, after SharedSpace::ReserveTake() of all of them.
+  void ReserveRevive(LiveBlock& live) const;
+  // Makes a block's bytes used where nothing lives now. Somebody may still be at work on them: that is
+  // remembered until it is over, so that they stay protected when the block is freed.
+  void Revive(LiveBlock& live);
+
+  // --- Fences ---
+
+  // Opens what the device has come to; returns whether that is anything.
+  bool Poll();
+  // The device is idle, and no graph is left: all that is free is everyone's. Does not throw after
+  // ReserveOpenAll(). pre: no scope is open.
+  void ReserveOpenAll() { ReserveOpening(); }
+  void OpenAll();
+
+  void Check() const;
+
+ private:
+  bool InOthersCapture() const {
+    return scope_ == ScopeKind::kCapture && thread_ != std::this_thread::get_id();
+  }
+  FreeView* FindView(StreamId stream) const;
+  FreeView& ViewFor(StreamId stream, std::optional<CaptureId> in);
+  FreeView& AddView(StreamId stream);
+  void WaitForReplays(StreamId stream);
+  void HoldAllFree();
+  void ForgetOpened();
+  void ReserveOpening() { bytes_.ReserveOpening(fences_.limit()); }
+  void OpenFences();
+
+  FenceId ChooseFence(const LiveBlock& live);
+  bool OrderProtects(const LiveBlock& live) const;
+  bool AreCapturedTogether(const LiveBlock& live);
+  bool CanAskLater(const LiveBlock& live) const;
+  bool IsKnownToCapture(StreamId stream) const;
+  bool IsCapturedUse(StreamId stream);
+  void GiveFreed();
+  void GiveFreedAtEnd();
+  void GiveBehind(const LiveBlock& live, FenceId fence);
+
+  // stream_memory_proofs.cc
+  void ExpectSeveralStreams();
+  FreeView& ProvenView(StreamId stream);
+  std::size_t AddProvenView(StreamId stream);
+  std::optional<std::size_t> FindProvenView(StreamId stream, CaptureId of) const;
+  std::optional<FenceId> ProofFenceFor(const LiveBlock& live);
+  bool CollectFrontiers(const LiveBlock& live);
+  void AddProof(FenceId fence, std::optional<std::size_t> owner);
+  void NoteCapture(CaptureId of);
+  void ForgetProofs();
+  void CheckProofs() const;
+
+  Driver& driver_;
+  SharedSpace bytes_;
+  FenceTable fences_;
+  ProofTable proofs_;
+  LiveBlocks& blocks_;
+
+  std::optional<ScopeKind> scope_;
+  std::thread::id thread_;  // that began it
+  // Whether graphs may run on what is free. In an eager scope then: what its streams wait for, or
+  // that this is not known.
+  bool captured_ = false;
+  std::shared_ptr<SharedEvent> replays_;
+  bool replays_unknown_ = false;
+
+  // Whether the pool's captures have several streams: its last one had, or the one under way has. As
+  // long as they have one, its order is all that protects what is freed, and all of that is behind
+  // one fence.
+  bool several_streams_ = false;
+  // While they have one: the capture that the stream is in, so far as it was told. Once that is over,
+  // no order protects what the stream left there.
+  std::optional<CaptureId> sole_capture_;
+  // What the capture under way has several of, if bodies of conditional nodes are captured too.
+  CaptureId capture_ = kNoCapture;
+  bool several_captures_ = false;
+  // What other threads than the one that began the capture have freed since its last allocation, and
+  // whether they recorded a use. One of them may be freeing while another ends the capture, and the
+  // driver crashes when it is asked of a capture meanwhile (Driver::Capture()). An allocation is part
+  // of the capture, so it asks for them.
+  std::vector<LiveBlock> freed_;
+  bool expects_several_streams_ = false;
+  // Kept for their memory.
+  Frontier frontier_;
+  std::vector<GraphNode> nodes_;
+};
+
+}  // namespace cgp

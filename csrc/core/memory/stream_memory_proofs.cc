@@ -1,0 +1,179 @@
+// Who may take which bytes in a capture of several streams: whatever the graph under capture proves
+// (proofs.h), for any stream.
+#include <algorithm>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/memory/stream_memory.h"
+
+namespace cgp {
+
+// From now on frees note their frontiers. What the one stream so far has freed is behind what it has
+// captured until now, which is no less than what it had when it freed it.
+void StreamMemory::ExpectSeveralStreams() {
+  CGP_CHECK(scope_ == ScopeKind::kCapture);
+  if (several_streams_) return;
+  if (bytes_.stream_count() == 0) {
+    several_streams_ = true;
+    return;
+  }
+  const FreeView& view = bytes_.view(0);
+  driver_.Capture(view.stream(), &frontier_);
+  const FenceId own = view.own_fence();
+  // Nothing that it captures now comes behind what it left in a capture that is over.
+  const bool has_left = sole_capture_.value_or(frontier_.capture) != frontier_.capture;
+  const bool is_capturing = frontier_.capture != kNoCapture && !has_left;
+  std::vector<bool> opened;
+  try {
+    const std::size_t number = proofs_.AddStream(has_left ? *sole_capture_ : frontier_.capture);
+    if (is_capturing && frontier_.nodes.empty()) {
+      opened = fences_.Opened();
+      opened[Index(own)] = true;
+    } else if (is_capturing) {
+      proofs_.Add(own, frontier_.capture, frontier_.nodes, number);
+    }
+  } catch (...) {
+    proofs_.Clear();
+    throw;
+  }
+
+  // Nothing has changed so far, and nothing below throws.
+  several_streams_ = true;
+  NoteCapture(frontier_.capture);
+  several_captures_ |= has_left;
+  const auto note_view = [&](LiveBlock& live) {
+    if (live.block.stream == view.stream()) live.view = 0;
+  };
+  blocks_.ForEach([&](Address, LiveBlock& live) { note_view(live); });
+  std::ranges::for_each(freed_, note_view);
+  if (!opened.empty()) {
+    bytes_.OpenToAll(opened);
+  } else if (is_capturing || has_left) {
+    fences_.MakeProof(own);
+  }
+}
+
+// The view of a stream, with all that is proven to it by now.
+FreeView& StreamMemory::ProvenView(StreamId stream) {
+  driver_.Capture(stream, &frontier_);
+  NoteCapture(frontier_.capture);
+  std::optional<std::size_t> number = FindProvenView(stream, frontier_.capture);
+  if (!number) number = AddProvenView(stream);
+  FreeView& view = bytes_.view(*number);
+  ReserveOpening();
+  bytes_.Grant(view, proofs_.Advance(*number, frontier_));
+  proofs_.HandOver(*number);
+  if (!proofs_.stopped(*number) || !proofs_.relies_on_proofs(*number)) return view;
+  // The stream has gone on without waiting for what came before. What was given to it by proof it may
+  // have given itself again since, by its order, which is no proof any more either. So it begins anew,
+  // as another stream that nothing is proven to, and leaves behind what it had until now.
+  const std::size_t anew = AddProvenView(stream);
+  proofs_.Stop(anew);
+  return bytes_.view(anew);
+}
+
+// Another view of the stream, in the capture of `frontier`. Throws with nothing changed.
+std::size_t StreamMemory::AddProvenView(StreamId stream) {
+  const std::size_t number = proofs_.AddStream(frontier_.capture);
+  try {
+    AddView(stream);
+  } catch (...) {
+    proofs_.RemoveLastStream();
+    throw;
+  }
+  return number;
+}
+
+// The newest, since a stream may have begun anew.
+std::optional<std::size_t> StreamMemory::FindProvenView(StreamId stream, CaptureId of) const {
+  for (std::size_t i = proofs_.stream_count(); i-- > 0;) {
+    if (bytes_.view(i).stream() == stream && proofs_.capture(i) == of) return i;
+  }
+  return std::nullopt;
+}
+
+uint16_t StreamMemory::NumberOf(const FreeView& view) const {
+  for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
+    if (&bytes_.view(i) == &view) return static_cast<uint16_t>(i);
+  }
+  return LiveBlock::kNoView;
+}
+
+// The fence of a block that is freed now; nothing where no proof is possible.
+std::optional<FenceId> StreamMemory::ProofFenceFor(const LiveBlock& live) {
+  if (!CollectFrontiers(live)) return std::nullopt;
+  if (nodes_.empty()) return FenceId::kOpen;  // the capture has nothing yet that could use it
+  const bool used = live.others && !live.others->uses.empty();
+  auto owner = used ? std::nullopt : FindProvenView(live.block.stream, frontier_.capture);
+  if (live.view != LiveBlock::kNoView && owner != live.view) owner.reset();
+  if (const auto last = proofs_.LastLike(frontier_.capture, nodes_, owner)) return *last;
+  const FenceId fence = fences_.ForProof();
+  AddProof(fence, owner);
+  return fence;
+}
+
+// Puts the frontiers of all streams that work on the block into `nodes`. Returns false if they do
+// not tell all: work was not captured, or in another capture than the one that frees the block.
+bool StreamMemory::CollectFrontiers(const LiveBlock& live) {
+  if (live.eager || (live.others && !live.others->behind.empty())) return false;
+  nodes_.clear();
+  CaptureId of = kNoCapture;
+  const auto collect = [&](StreamId stream) {
+    driver_.Capture(stream, &frontier_);
+    if (frontier_.capture == kNoCapture) return false;
+    if (of == kNoCapture) of = frontier_.capture;
+    for (const GraphNode node : frontier_.nodes) {
+      if (std::ranges::find(nodes_, node) == nodes_.end()) nodes_.push_back(node);
+    }
+    return frontier_.capture == of;
+  };
+  if (live.others && !std::ranges::all_of(live.others->uses, collect)) return false;
+  if (!collect(live.block.stream)) return false;
+  NoteCapture(of);
+  // Where there are several captures, a stream may have left the one that it used the block in.
+  if (!several_captures_) return true;
+  return !live.others && live.view != LiveBlock::kNoView && proofs_.capture(live.view) == of;
+}
+
+// pre: nothing is behind the fence yet; `nodes` are those of the capture of `frontier`.
+void StreamMemory::AddProof(FenceId fence, std::optional<std::size_t> owner) {
+  for (std::size_t i = 0; i < bytes_.stream_count(); ++i) bytes_.view(i).MakeRoomForFence(fence);
+  proofs_.Add(fence, frontier_.capture, nodes_, owner);
+  for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
+    if (proofs_.IsProven(fence, i)) {
+      bytes_.view(i).Grant(fence);
+    } else {
+      bytes_.view(i).Revoke(fence);
+    }
+  }
+}
+
+void StreamMemory::NoteCapture(CaptureId of) {
+  if (of == kNoCapture) return;
+  if (capture_ == kNoCapture) capture_ = of;
+  several_captures_ |= capture_ != of;
+}
+
+void StreamMemory::ForgetProofs() {
+  if (!several_streams_) return;
+  several_streams_ = proofs_.stream_count() > 1;
+  capture_ = kNoCapture;
+  several_captures_ = false;
+  proofs_.Clear();
+  blocks_.ForEach([](Address, LiveBlock& live) { live.view = LiveBlock::kNoView; });
+}
+
+// Each view passes what is proven to its stream.
+void StreamMemory::CheckProofs() const {
+  bytes_.space().ForEachNode([&](NodeId id) {
+    const FenceId fence = bytes_.space().node(id).fence;
+    if (!proofs_.Contains(fence)) return;
+    for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
+      const bool left_behind = proofs_.stopped(i) && proofs_.relies_on_proofs(i);
+      CGP_CHECK(left_behind || !proofs_.IsHandedOver(i) ||
+                bytes_.view(i).Passes(fence) == proofs_.IsProven(fence, i));
+    }
+  });
+}
+
+}  // namespace cgp

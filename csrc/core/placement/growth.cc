@@ -1,0 +1,313 @@
+#include "core/placement/growth.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "core/placement/edges.h"
+
+namespace cgp {
+namespace {
+
+// Streams that share a smaller pool hold free pages back from each other, here and there one: in
+// handles of several pages they would hold back more.
+constexpr uint64_t kExactPool = 128;
+
+// In a pool of any size.
+constexpr uint64_t kMostHandlePages = 64;
+static_assert(kMostHandlePages <= MappingPlan::kMaxNewPages);
+
+// The handles that hold a number of granules side by side: the tail of one, whole ones, new ones,
+// the head of one.
+struct Stretch {
+  EdgePair edges;
+  uint64_t tail_length = 0;     // granules taken of the tail
+  std::vector<PageId> handles;  // existing whole ones
+  uint64_t new_pages = 0;
+  uint64_t whole = 0;  // whole pages taken, existing or new
+  uint64_t mappings = 0;
+};
+
+class GrowthPlanner {
+ public:
+  GrowthPlanner(FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
+                Slack slack, Streams streams)
+      : view_(view),
+        ranges_(ranges),
+        page_(page_size.count()),
+        length_(length.count()),
+        streams_(streams),
+        free_(view.Handles()),
+        fresh_(Fill(length_, Ends::kBoth, std::nullopt)),
+        most_whole_(fresh_.whole + static_cast<uint64_t>(slack)),
+        shown_in_(ranges.page_count(), RangeId{ranges.range_count()}) {}
+
+  GrowthPlan Plan() {
+    for (uint32_t r = ranges_.range_count(); r-- > 0;) {
+      ConsiderExtending(RangeId{r}, /*at_front=*/false);
+      ConsiderExtending(RangeId{r}, /*at_front=*/true);
+    }
+    return best_.cost != kNone ? Extend() : StartRange();
+  }
+
+ private:
+  static constexpr uint64_t kNone = ~uint64_t{0};
+
+  // Extending a range at one end.
+  struct Extension {
+    uint64_t cost = kNone;  // handles to map
+    uint64_t reused = 0;    // granules of the block in slots mapped before
+    Stretch stretch;
+    RangeId range{};
+    bool at_front = false;
+  };
+
+  // So that Fill() need not look through all mappings of each handle.
+  void NoteShown(RangeId id) {
+    const RangeTable::Range& range = ranges_.range(id);
+    for (uint32_t slot = Index(range.begin()); slot < Index(range.end()); ++slot) {
+      shown_in_[Index(ranges_.page_at(SlotId{slot}))] = id;
+    }
+  }
+
+  // What to map for `length` granules that the range does not show yet: whole handles as far as
+  // they fit, largest first; the rest in edges, else in a part of a whole handle, else in as few
+  // new pages as can be and the edges that make them so few.
+  Stretch Fill(uint64_t length, Ends ends, std::optional<RangeId> range) const {
+    Stretch stretch;
+    const auto allowed = [&](PageId handle) {
+      return !range || shown_in_[Index(handle)] != *range;
+    };
+    uint64_t rest = length;
+    const std::set<WholeHandle>& wholes = free_.wholes();
+    for (auto it = wholes.begin(); it != wholes.end() && rest > 0;) {
+      const auto [pages, handle] = *it;
+      if (rest < pages * page_) {
+        it = wholes.lower_bound({.pages = rest / page_});
+        continue;
+      }
+      ++it;
+      if (!allowed(handle)) continue;
+      stretch.handles.push_back(handle);
+      stretch.whole += pages;
+      rest -= pages * page_;
+    }
+    std::optional<EdgePair> edges = ChooseEdges(free_, page_, rest, ends, allowed);
+    const auto longer = edges ? std::nullopt : SmallestLeft(stretch.handles, allowed);
+    if (longer) {
+      const auto [pages, handle] = *longer;
+      if (pages == PagesFor(rest)) {
+        stretch.handles.push_back(handle);
+        stretch.whole += pages;
+        rest = 0;
+        edges = EdgePair{};
+      } else {
+        const Edge edge{.length = pages * page_, .handle = handle};
+        edges = ends == Ends::kTail ? EdgePair{.tail = edge, .head = {}}
+                                    : EdgePair{.tail = {}, .head = edge};
+      }
+    }
+    if (!edges && rest > LongestPair()) {
+      stretch.new_pages = (rest - LongestPair()) / page_;
+      rest -= stretch.new_pages * page_;
+      edges = ChooseEdges(free_, page_, rest, ends, allowed);
+    }
+    while (!edges) {
+      ++stretch.new_pages;
+      rest -= std::min(rest, page_);
+      edges = ChooseEdges(free_, page_, rest, ends, allowed);
+    }
+    TakeEdges(*edges, rest, stretch);
+    stretch.whole += stretch.new_pages;
+    stretch.mappings += stretch.handles.size() + NewHandles(stretch).size();
+    return stretch;
+  }
+
+  // The smallest whole handle that is not among those taken, which were taken largest first: it is
+  // longer than what they leave to fill.
+  template <typename Allowed>
+  std::optional<WholeHandle> SmallestLeft(const std::vector<PageId>& taken,
+                                          Allowed&& allowed) const {
+    auto last_taken = taken.rbegin();
+    for (auto it = free_.wholes().rbegin(); it != free_.wholes().rend(); ++it) {
+      if (last_taken != taken.rend() && *last_taken == it->handle) {
+        ++last_taken;
+      } else if (allowed(it->handle)) {
+        return *it;
+      }
+    }
+    return std::nullopt;
+  }
+
+  void TakeEdges(const EdgePair& edges, uint64_t rest, Stretch& stretch) const {
+    stretch.edges = edges;
+    if (edges.tail) {
+      stretch.tail_length = std::min(rest, edges.tail->length);
+      stretch.whole += std::min(edges.tail->length / page_, PagesFor(stretch.tail_length));
+      rest -= stretch.tail_length;
+      ++stretch.mappings;
+    }
+    if (edges.head) {
+      stretch.whole += std::min(edges.head->length / page_, PagesFor(rest));
+      ++stretch.mappings;
+    }
+  }
+
+  uint64_t PagesFor(uint64_t granules) const { return (granules + page_ - 1) / page_; }
+
+  // At least the length of any two edges.
+  uint64_t LongestPair() const {
+    const auto longest = [](const std::set<Edge>& edges) {
+      return edges.empty() ? 0 : edges.rbegin()->length;
+    };
+    return longest(free_.tails()) + longest(free_.heads());
+  }
+
+  // As large as suits the pool.
+  std::vector<PageId> NewHandles(const Stretch& stretch) const {
+    std::vector<PageId> handles;
+    const uint64_t pages = stretch.new_pages;
+    if (streams_ == Streams::kSeveral && ranges_.page_count() + stretch.new_pages < kExactPool) {
+      handles.assign(pages, MappingPlan::kNewPage);
+    } else {
+      const uint64_t idle = view_.whole_page_count();
+      AppendNewHandles(pages, ranges_.page_count(), idle, handles);
+    }
+    return handles;
+  }
+
+  void ConsiderExtending(RangeId id, bool at_front) {
+    const RangeTable::Range& range = ranges_.range(id);
+    const RunIndex& runs = view_.runs();
+    const uint64_t free_slots = at_front ? runs.FreeAtFront(id) : runs.FreeAtBack(id);
+    uint64_t edge = 0;  // free granules next to these slots
+    if (free_slots < range.mapped()) {
+      const auto distance = static_cast<uint32_t>(free_slots);
+      edge = at_front
+                 ? view_.Head(ranges_.page_at(SlotId{Index(range.begin()) + distance})).count()
+                 : view_.Tail(ranges_.page_at(SlotId{Index(range.end()) - 1 - distance})).count();
+    }
+    ConsiderReusing(id, at_front, free_slots, edge);
+  }
+
+  // As above, with the block reaching `edge` granules into the page next to the free slots.
+  void ConsiderReusing(RangeId id, bool at_front, uint64_t free_slots, uint64_t edge) {
+    uint64_t reused = free_slots * page_ + edge;
+    if (reused >= length_) {
+      // Room enough, but FindMapped() refused a whole page for the remainder: that goes to an edge.
+      free_slots = length_ / page_;
+      reused = free_slots * page_;
+    }
+    if (reused == 0 || reused >= length_) return;
+    const uint64_t missing = length_ - reused;
+    NoteShown(id);
+    Extension extension{.reused = reused,
+                        .stretch = Fill(missing, at_front ? Ends::kTail : Ends::kHead, id),
+                        .range = id,
+                        .at_front = at_front};
+    extension.cost = extension.stretch.mappings;
+    if (extension.cost > best_.cost) return;
+    if (free_slots + extension.stretch.whole > most_whole_) return;
+    // New pages are made only where a new range would have to make as many.
+    if (extension.stretch.new_pages > fresh_.new_pages) return;
+    const RangeTable::Range& range = ranges_.range(id);
+    if (ranges_.PagesOf(PlanOf(extension.stretch)) >
+        (at_front ? range.room_front : range.room_back))
+      return;
+    if (extension.cost < best_.cost || extension.reused > best_.reused) best_ = extension;
+  }
+
+  GrowthPlan Extend() const {
+    GrowthPlan plan{.mapping = PlanOf(best_.stretch)};
+    plan.mapping.range = best_.range;
+    plan.mapping.at_front = best_.at_front;
+    const auto mapped = static_cast<int64_t>(ranges_.PagesOf(plan.mapping) * page_);
+    const auto reused = static_cast<int64_t>(best_.reused);
+    plan.start = best_.at_front ? mapped + reused - static_cast<int64_t>(length_) : -reused;
+    return plan;
+  }
+
+  uint64_t Size(PageId handle) const {
+    const bool is_new = MappingPlan::IsNew(handle);
+    return page_ * (is_new ? MappingPlan::NewPages(handle) : ranges_.handle_pages(handle));
+  }
+
+  GrowthPlan StartRange() const {
+    GrowthPlan plan{.mapping = PlanOf(fresh_)};
+    if (const auto& tail = fresh_.edges.tail) {
+      plan.start = static_cast<int64_t>(Size(tail->handle) - fresh_.tail_length);
+    }
+    return plan;
+  }
+
+  MappingPlan PlanOf(const Stretch& stretch) const {
+    MappingPlan plan;
+    if (stretch.edges.tail) plan.handles.push_back(stretch.edges.tail->handle);
+    plan.handles.insert(plan.handles.end(), stretch.handles.begin(), stretch.handles.end());
+    for (const PageId handle : NewHandles(stretch)) plan.handles.push_back(handle);
+    if (stretch.edges.head) plan.handles.push_back(stretch.edges.head->handle);
+    return plan;
+  }
+
+  const FreeView& view_;
+  const RangeTable& ranges_;
+  const uint64_t page_;    // in granules
+  const uint64_t length_;  // in granules
+  const Streams streams_;
+  const FreeHandles& free_;
+  const Stretch fresh_;  // a new range
+  const uint64_t most_whole_;
+  std::vector<RangeId> shown_in_;  // by page: the last of the ranges noted that shows it
+  Extension best_;
+};
+
+}  // namespace
+
+uint64_t MostHandlePages(uint64_t pool_pages, uint64_t idle) {
+  constexpr uint64_t kPartOfPool = 192;
+  constexpr uint64_t kMuchIdle = 512;
+  constexpr uint64_t kLessWhenIdle = 4;
+  const uint64_t most = std::min(pool_pages / kPartOfPool, kMostHandlePages);
+  return std::max<uint64_t>(1, idle > pool_pages / kMuchIdle ? most / kLessWhenIdle : most);
+}
+
+// As few as can be and about as large as each other, so that blocks of one size can take each
+// other's.
+void AppendNewHandles(uint64_t pages, uint64_t pool_pages, uint64_t idle,
+                      std::vector<PageId>& handles) {
+  const uint64_t most = MostHandlePages(pool_pages + pages, idle);
+  while (pages > 0) {
+    const uint64_t count = (pages + most - 1) / most;
+    const uint64_t size = (pages + count - 1) / count;
+    handles.push_back(MappingPlan::NewHandle(static_cast<uint32_t>(size)));
+    pages -= size;
+  }
+}
+
+Placement GrowthPlan::PlacementFrom(SlotId first, Granules page_size) const {
+  const auto page = static_cast<int64_t>(page_size.count());
+  const int64_t granule = static_cast<int64_t>(Index(first)) * page + start;
+  return {SlotId(static_cast<uint32_t>(granule / page)),
+          Granules(static_cast<uint64_t>(granule % page))};
+}
+
+std::optional<MappingPlan> GrowthPlan::MappingAhead(const RangeTable& ranges,
+                                                    uint32_t most_pages) const {
+  if (mapping.at_front || !MappingPlan::IsNew(mapping.handles.back())) return std::nullopt;
+  const uint32_t pages = MappingPlan::NewPages(mapping.handles.back());
+  const uint32_t most = kMostHandlePages;
+  const uint32_t more = std::min(most_pages, most - std::min(most, pages));
+  if (more == 0) return std::nullopt;
+  if (mapping.range && ranges.PagesOf(mapping) + more > ranges.range(*mapping.range).room_back)
+    return std::nullopt;
+  MappingPlan ahead = mapping;
+  ahead.handles.back() = MappingPlan::NewHandle(pages + more);
+  return ahead;
+}
+
+GrowthPlan PlanGrowth(FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
+                      Slack slack, Streams streams) {
+  return GrowthPlanner(view, ranges, page_size, length, slack, streams).Plan();
+}
+
+}  // namespace cgp

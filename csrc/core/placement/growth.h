@@ -1,0 +1,46 @@
+// What to map so that a block fits: steps 3 and 4 of placement.h.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/base/units.h"
+#include "core/memory/free_view.h"
+#include "core/memory/range_table.h"
+#include "core/placement/placement.h"
+
+namespace cgp {
+
+// How many streams allocate in the capture.
+enum class Streams : uint8_t { kOne, kSeveral };
+
+// The most pages that a new handle may have in a pool of so many pages, of which `idle` are wholly
+// free and of no use to the block that needs new ones: the driver's price is per handle, but what is
+// mapped whole is also lost whole to the middle of a range as long as a page of it is in use, and
+// idle pages say that this happens.
+uint64_t MostHandlePages(uint64_t pool_pages, uint64_t idle);
+
+// Adds handles of so many new pages in all, each as large as suits the pool.
+void AppendNewHandles(uint64_t pages, uint64_t pool_pages, uint64_t idle,
+                      std::vector<PageId>& handles);
+
+// What to map so that the block fits, and where it will then start, in granules from
+// the first slot that the plan maps; negative if it starts in slots mapped before.
+struct GrowthPlan {
+  MappingPlan mapping;
+  int64_t start = 0;
+
+  // Where the block lies once the plan is carried out and its first slot is `first`.
+  Placement PlacementFrom(SlotId first, Granules page_size) const;
+
+  // What to map so that the last new handle has up to so many pages more, behind all that the block
+  // needs: the place stays the same. nullopt where something else comes last, the range has no room,
+  // or the handle is as large as any.
+  std::optional<MappingPlan> MappingAhead(const RangeTable& ranges, uint32_t most_pages) const;
+};
+// pre: length >= a page.
+GrowthPlan PlanGrowth(FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
+                      Slack slack, Streams streams);
+
+}  // namespace cgp

@@ -1,0 +1,146 @@
+#include "core/placement/placement.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "core/placement/edges.h"
+
+namespace cgp {
+namespace {
+
+// How many ranges a search may look at for a run whose edges hold the remainder, before it settles
+// for one whole page more, which every range with a long enough run has. Keeps the search from
+// looking at all ranges.
+constexpr int kEdgeSearches = 64;
+
+// In how many ranges, and at how many starts in each run, a block looks for the place that other
+// streams could use least.
+constexpr int kRangesForTakers = 8;
+constexpr uint64_t kStartsForTakers = 16;
+
+// Where in a run a block may go, and what it costs there.
+struct Choice {
+  uint64_t start = 0;   // in granules, counted through all slots
+  uint64_t whole = 0;   // whole pages taken
+  uint64_t takers = 0;  // of these, summed
+
+  bool BetterThan(const Choice& other) const {
+    return std::tuple(whole, takers) < std::tuple(other.whole, other.takers);
+  }
+};
+
+// The best choice in the range of those that take at most `most_whole` whole pages.
+std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint64_t page,
+                                  uint64_t length, RangeId id, uint64_t most_whole,
+                                  const TakersOf& takers) {
+  const RangeTable::Range& range = ranges.range(id);
+  std::optional<Choice> best;
+  for (const FreeRun& run : view.runs().Runs(id)) {
+    if (run.length < length / page) continue;
+    const uint64_t first = Index(run.begin) * page;
+    const uint64_t last = Index(run.end()) * page;
+    uint64_t low = first;
+    if (run.begin != range.begin())
+      low -= view.Tail(ranges.page_at(SlotId{Index(run.begin) - 1})).count();
+    uint64_t high = last;
+    if (run.end() != range.end()) high += view.Head(ranges.page_at(run.end())).count();
+    if (high - low < length) continue;
+    const auto behind = [&](uint64_t end) { return (std::min(end, last) + page - 1) / page; };
+    const auto consider = [&](uint64_t start) {
+      if (start < low || start > high - length) return;
+      const uint64_t end = start + length;
+      Choice choice{.start = start};
+      choice.whole = behind(end) - std::max(start, first) / page;
+      if (choice.whole > most_whole) return;
+      for (uint64_t slot = std::max(start, first) / page; takers && slot < behind(end); ++slot) {
+        choice.takers += takers(ranges.page_at(SlotId{static_cast<uint32_t>(slot)}));
+      }
+      if (!best || !best->BetterThan(choice)) best = choice;
+    };
+    // The starts of more pages, where it matters which of them are taken.
+    for (uint64_t i = 0; takers && i < kStartsForTakers && first + i * page < last; ++i) {
+      consider(first + i * page);
+    }
+    // From the edge before the run, up to the edge behind it, or from the run's first page; the
+    // last of equals, since it leaves the edges to blocks that need them.
+    for (const uint64_t start : {low, high - length, std::min(first, high - length)}) {
+      consider(start);
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+bool FitsWithoutWaste(const FreeView& view, const RangeTable& ranges, Granules page_size,
+                      Placement start, Granules length) {
+  const RangeTable::Range& range = ranges.range(ranges.range_of(start.slot));
+  uint64_t whole_left = length < page_size
+                            ? (view.BestFit(length) ? 0 : 1)
+                            : (length.count() + page_size.count() - 1) / page_size.count();
+  Granules offset = start.offset;
+  for (SlotId slot = start.slot; length > Granules(0); slot = SlotId{Index(slot) + 1}) {
+    if (slot >= range.end()) return false;
+    const PageId page = ranges.page_at(slot);
+    const Granules piece = std::min(length, page_size - offset);
+    if (!view.IsFree(page, offset, piece)) return false;
+    if (view.IsWhole(page) && whole_left-- == 0) return false;
+    length -= piece;
+    offset = Granules(0);
+  }
+  return true;
+}
+
+std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
+                                    Granules length, Slack slack, const TakersOf& takers) {
+  const uint64_t page = page_size.count();
+  const auto whole_pages = static_cast<uint32_t>(length / page_size);
+  const uint64_t remainder = (length % page_size).count();
+  uint64_t most_whole = whole_pages + (remainder != 0 ? 1 : 0);
+  if (remainder != 0 && slack == Slack::kNone &&
+      ChooseEdges(view.Handles(), page, remainder, Ends::kBoth, [](PageId) { return true; }))
+    --most_whole;
+
+  uint32_t threshold = whole_pages;
+  int searches_left = kEdgeSearches;
+  RangeId before{ranges.range_count()};
+  int ranges_left = takers ? kRangesForTakers : 0;
+  std::optional<Choice> best;
+  while (!best || ranges_left > 0) {
+    --ranges_left;
+    const std::optional<RangeId> id = view.runs().NewestMayHold(threshold, before);
+    if (!id) break;
+    const auto choice = FindInRange(view, ranges, page, length.count(), *id, most_whole, takers);
+    if (choice && (!best || choice->BetterThan(*best))) best = choice;
+    before = *id;
+    if (remainder != 0 && --searches_left == 0) {
+      if (most_whole == whole_pages) break;
+      threshold = whole_pages + 1;
+    }
+  }
+  if (!best) return std::nullopt;
+  return Placement{SlotId(static_cast<uint32_t>(best->start / page)), Granules(best->start % page)};
+}
+
+std::optional<PageId> WholePageToBreak(const FreeView& view, const RangeTable& ranges,
+                                       const TakersOf& takers) {
+  constexpr int kPagesLookedAt = 64;  // enough to choose well, and a bound on the time
+  std::optional<PageId> best;
+  std::tuple<uint32_t, uint32_t, std::size_t> least;
+  int left = kPagesLookedAt;
+  for (auto page = view.NextWhole(PageId{0}); page && left > 0; --left) {
+    const PageId handle = ranges.handle_begin(*page);
+    const uint32_t pages = ranges.handle_pages(*page);
+    const bool breaks = pages > 1 && IsWholeHandle(view, ranges, handle);
+    const std::tuple harm{breaks ? pages : 0, takers ? takers(*page) : 0,
+                          ranges.slots_of(*page).size()};
+    if (!best || harm < least) {
+      best = page;
+      least = harm;
+    }
+    page = view.NextWhole(breaks ? ranges.handle_end(handle) : PageId{Index(*page) + 1});
+  }
+  return best;
+}
+
+}  // namespace cgp

@@ -1,0 +1,67 @@
+// The decision: where a block of a page or more goes. Smaller ones are a best fit, which
+// free_view.h does alone.
+//
+// A block of n = q pages + r is given at least `ideal` whole pages: q, and one more if no edge
+// holds the remainder r. An edge is the free head or tail of a handle that is partly used; a tail
+// and a head of two handles do together. The block goes, in this order (design: edge stitching):
+//
+//  1. to where the captures before it say (predictor.h), if it fits there: hardly anything to map.
+//  2. to the newest range where it fits, as far as it can at the end of a free run: nothing to map.
+//     Newest first, because captures repeat themselves: the arrangement that served the last graph
+//     serves the next one too, and older ones stay whole.
+//  3. to the free front or back of a range, which is extended there: of all ranges the one that
+//     needs the fewest new mappings, as long as it costs no new page that 4 would not.
+//  4. to a new range: the free tail of a handle, wholly free handles, largest first, the free head
+//     of a handle. The rest of those two handles stays in use by others.
+//
+// In 2 and 3 it may take one whole page more than `ideal` (Slack): that saves mappings, and what it
+// wastes is the rest of a page, which smaller blocks can use. The driver is asked for new pages only
+// where 3 and 4 find too few. They come in handles as large as suits the pool, since the driver's
+// price is per handle.
+//
+// What each of these rules saves and costs stands in docs/ablation.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "core/base/units.h"
+#include "core/memory/free_view.h"
+#include "core/memory/page_space.h"
+#include "core/memory/range_table.h"
+
+namespace cgp {
+
+// Where a block starts: `offset` granules into the slot; it goes on through the slots that follow.
+struct Placement {
+  SlotId slot{};
+  Granules offset;
+};
+
+// How many whole pages more than `ideal` a block may take.
+enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
+
+// All functions below: pre: length >= a page, but for FitsWithoutWaste().
+
+// Step 1: whether the view's stream may take all of [start, start + length), and that takes no more
+// whole pages than hold so many granules.
+bool FitsWithoutWaste(const FreeView& view, const RangeTable& ranges, Granules page_size,
+                      Placement start, Granules length);
+
+// How many streams may take all of a page.
+using TakersOf = std::function<uint32_t(PageId)>;
+
+// Step 2; with `takers`, of equal places the one whose pages the fewest streams may take, since the
+// others are left with more. Nothing is changed but the exactness of run bounds.
+std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
+                                    Granules length, Slack slack, const TakersOf& takers = {});
+
+// The whole page to break up for a block below a page: one whose handle has no other page or is in
+// use already, else one of the smallest handle; of those, with `takers`, the one that the fewest
+// streams may take; of those the one that stands in the fewest ranges, which costs the fewest runs.
+std::optional<PageId> WholePageToBreak(const FreeView& view, const RangeTable& ranges,
+                                       const TakersOf& takers = {});
+
+}  // namespace cgp

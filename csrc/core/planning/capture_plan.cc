@@ -1,0 +1,163 @@
+#include "core/planning/capture_plan.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+namespace cgp {
+namespace {
+
+// The most blocks that a plan is made for, the largest: its cost grows with their square.
+constexpr std::size_t kMostItems = 1024;
+
+}  // namespace
+
+CapturePlan::CapturePlan(const CaptureProfile& profile, const CaptureProfile::Match& match,
+                         const RangeTable& ranges, Granules page_size,
+                         std::span<const LivePiece> live)
+    : page_(page_size.count()), first_step_(match.step.value_or(match.next)) {
+  ChooseHome(ranges);
+  if (home_ == RangeId{ranges.range_count()}) return;
+  std::vector<LayoutItem> items = Predict(profile, match.scale, ranges);
+  const std::vector<LayoutItem> fixed = Fix(live, ranges);
+  Limit(items, fixed, ranges);
+  complete_ = Layout(fixed).Pack(items);
+  items_.assign(profile.steps().size() - first_step_, LayoutItem{});
+  for (const LayoutItem& item : items) items_[item.begin - first_step_] = item;
+}
+
+// The range that shows most pages, of those with room for as many more as the pool has besides.
+void CapturePlan::ChooseHome(const RangeTable& ranges) {
+  home_ = RangeId{ranges.range_count()};
+  for (uint32_t r = 0; r < ranges.range_count(); ++r) {
+    const RangeTable::Range& range = ranges.range(RangeId{r});
+    if (ranges.page_count() - range.mapped() > range.room_back / 2) continue;
+    const bool none_yet = home_ == RangeId{ranges.range_count()};
+    if (none_yet || range.mapped() > ranges.range(home_).mapped()) home_ = RangeId{r};
+  }
+  if (home_ == RangeId{ranges.range_count()}) return;
+  base_ = Index(ranges.range(home_).begin());
+  for (PageId handle{0}; Index(handle) < ranges.page_count(); handle = ranges.handle_end(handle)) {
+    if (!ranges.Shows(home_, handle)) missing_.push_back(handle);
+  }
+}
+
+std::vector<LayoutItem> CapturePlan::Predict(const CaptureProfile& profile, double scale,
+                                             const RangeTable& ranges) const {
+  std::vector<LayoutItem> items;
+  items.reserve(profile.steps().size() - first_step_);
+  for (uint32_t s = first_step_; s < profile.steps().size(); ++s) {
+    const CaptureProfile::Step& step = profile.steps()[s];
+    const uint64_t length = Granules::FromBytesRoundedUp(profile.Predict(s, scale)).count();
+    const bool survives = step.freed_at == CaptureProfile::kNever;
+    // Small survivors gather where others of their kind are.
+    if (survives && length < page_) continue;
+    LayoutItem& item = items.emplace_back();
+    item.begin = s;
+    item.end = survives ? LayoutItem::kForever : step.freed_at;
+    item.length = length;
+    const uint32_t slot = Index(step.start.slot);
+    if (ranges.range_of(step.start.slot) == home_ && slot >= base_)
+      item.position = (slot - base_) * page_ + step.start.offset.count();
+  }
+  if (items.size() > kMostItems) {
+    std::ranges::nth_element(items, items.begin() + kMostItems, std::ranges::greater{},
+                             &LayoutItem::length);
+    items.resize(kMostItems);
+  }
+  return items;
+}
+
+// Where what lives now lies in the home.
+std::vector<LayoutItem> CapturePlan::Fix(std::span<const LivePiece> live,
+                                         const RangeTable& ranges) const {
+  std::vector<uint32_t> place_of(ranges.page_count());
+  uint32_t place = 0;
+  for (uint32_t slot = base_; slot < Index(ranges.range(home_).end()); ++slot) {
+    place_of[Index(ranges.page_at(SlotId{slot}))] = place++;
+  }
+  for (const PageId handle : missing_) {
+    for (uint32_t p = Index(handle); p < Index(ranges.handle_end(handle)); ++p) {
+      place_of[p] = place++;
+    }
+  }
+  std::vector<LayoutItem> fixed;
+  for (const LivePiece& piece : live) {
+    const uint64_t position = place_of[Index(piece.page)] * page_ + piece.offset.count();
+    fixed.push_back({.end = piece.end, .length = piece.length.count(), .position = position});
+  }
+  // What lives side by side for as long is one item, however many blocks it is.
+  std::ranges::sort(fixed, {}, [](const LayoutItem& f) { return std::pair(f.end, f.position); });
+  std::vector<LayoutItem> joined;
+  for (const LayoutItem& item : fixed) {
+    if (!joined.empty() && joined.back().end == item.end &&
+        joined.back().position + joined.back().length == item.position) {
+      joined.back().length += item.length;
+    } else {
+      joined.push_back(item);
+    }
+  }
+  return joined;
+}
+
+void CapturePlan::Limit(std::vector<LayoutItem>& items, std::span<const LayoutItem> fixed,
+                        const RangeTable& ranges) const {
+  const std::vector<uint64_t> peaks = Layout::Peaks(items, fixed);
+  const RangeTable::Range& range = ranges.range(home_);
+  const uint64_t most = Index(range.end()) + range.room_back - base_;
+  for (LayoutItem& item : items) {
+    const uint64_t needed = (peaks[item.begin] + page_ - 1) / page_;
+    item.limit = std::min(most, std::max<uint64_t>(ranges.page_count(), needed)) * page_;
+  }
+}
+
+std::optional<CapturePlan::Spot> CapturePlan::Find(uint32_t step, Granules length,
+                                                   const FreeView& view, const RangeTable& ranges,
+                                                   uint64_t most_pages) const {
+  if (step < first_step_) return std::nullopt;
+  const LayoutItem& item = items_[step - first_step_];
+  if (length.count() > item.length) return std::nullopt;
+  const uint64_t begin = item.position;
+  const uint64_t end = begin + length.count();
+  const uint64_t places = (end + page_ - 1) / page_;
+  // Whether what the block would take of the page at this place of the home is free.
+  const auto is_free = [&](uint64_t place, PageId id) {
+    const uint64_t low = std::max(begin, place * page_);
+    const uint64_t high = std::min(end, (place + 1) * page_);
+    return low >= high || view.IsFree(id, Granules(low - place * page_), Granules(high - low));
+  };
+  const uint64_t mapped = Index(ranges.range(home_).end()) - base_;
+  for (uint64_t place = begin / page_; place < std::min(places, mapped); ++place) {
+    if (!is_free(place, ranges.page_at(SlotId(static_cast<uint32_t>(base_ + place)))))
+      return std::nullopt;
+  }
+  Spot spot;
+  if (places <= mapped) {
+    spot.place = {SlotId(static_cast<uint32_t>(base_ + begin / page_)), Granules(begin % page_)};
+    return spot;
+  }
+
+  GrowthPlan& growth = spot.growth.emplace();
+  growth.mapping.range = home_;
+  growth.start = static_cast<int64_t>(begin) - static_cast<int64_t>(mapped * page_);
+  uint64_t reached = mapped;
+  for (const PageId handle : missing_) {
+    if (reached >= places) break;
+    if (ranges.Shows(home_, handle)) continue;
+    for (uint32_t p = Index(handle); p < Index(ranges.handle_end(handle)); ++p, ++reached) {
+      if (!is_free(reached, PageId{p})) return std::nullopt;
+    }
+    growth.mapping.handles.push_back(handle);
+  }
+  if (reached < places) {
+    const uint64_t new_pages = places - reached;
+    if (ranges.page_count() + new_pages > most_pages) return std::nullopt;
+    AppendNewHandles(new_pages, ranges.page_count(), view.whole_page_count(),
+                     growth.mapping.handles);
+    reached = places;
+  }
+  if (reached - mapped > ranges.range(home_).room_back) return std::nullopt;
+  return spot;
+}
+
+}  // namespace cgp

@@ -1,0 +1,83 @@
+// What is known beforehand about the capture under way: the profile and, where that alone does not
+// do, the plan made from it. Decides which advice to follow.
+//
+//  - A capture no larger than its profile goes where the profile's blocks lay, but for what would take
+//    more whole pages there than hold it. Hardly anything is mapped.
+//  - A larger one gets a plan, and so does one that finds the place of a large block taken.
+//  - A capture of several streams gets no advice: who may take a place is for its graph to prove.
+//
+// What is predicted decides where a block goes, never how much the pool holds:
+//
+//     pages after an advised block <= max(pages before it, ceil(what lives with it / page))
+//
+// so a guess can be wrong by any factor and costs nothing but mappings.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "core/base/units.h"
+#include "core/memory/free_view.h"
+#include "core/memory/page_space.h"
+#include "core/memory/range_table.h"
+#include "core/placement/placement.h"
+#include "core/planning/capture_plan.h"
+#include "core/planning/capture_profile.h"
+
+namespace cgp {
+
+class Predictor {
+ public:
+  Predictor(const PageSpace& space, const RangeTable& ranges) : space_(space), ranges_(ranges) {}
+
+  void BeginCapture();
+  void EndCapture() { profile_.EndCapture(); }
+  // Pages and slots have other numbers now. pre: no capture is under way.
+  void Forget() {
+    profile_.Forget();
+    plan_.reset();
+  }
+
+  struct Advice {
+    CaptureProfile::Match match;
+    std::optional<CapturePlan::Spot> spot;  // none: as if nothing were known
+    bool lives_at_peak = false;             // when the capture will hold most
+  };
+  // What lives in the pool: how many blocks, and for_each(function) calls function(page, offset,
+  // length, ticket) for each piece of each, which is asked only when a plan is made.
+  using PieceFunction = std::function<void(PageId, Granules, Granules, Ticket)>;
+  struct LiveBlocks {
+    std::size_t count = 0;
+    std::function<void(const PieceFunction&)> for_each;
+  };
+  Advice Advise(uint64_t bytes, const FreeView& view, const LiveBlocks& blocks);
+
+  // The most pages that an advised block of so many granules may leave the pool with.
+  uint64_t MostPages(Granules length) const;
+
+  // So that the next Allocated() cannot throw.
+  void ReserveOne() { profile_.ReserveOne(); }
+  // The block that was asked for lies there. `live` is what the pool holds with it.
+  Ticket Allocated(const Advice& advice, Placement start, uint64_t bytes, Granules live) {
+    return profile_.Allocated(advice.match, start, bytes, live);
+  }
+  void Freed(Ticket ticket) { profile_.Freed(ticket); }
+  // The driver had no memory for what the plan wanted: the capture goes on without.
+  void GiveUpPlan() { plan_.reset(); }
+
+ private:
+  bool WorthPlanning(const CaptureProfile::Match& match, Granules length,
+                     std::size_t live_blocks) const;
+  void MakePlan(const CaptureProfile::Match& match, const LiveBlocks& blocks);
+
+  const PageSpace& space_;
+  const RangeTable& ranges_;
+  CaptureProfile profile_;
+  // Of the capture under way, which gets no more than one.
+  std::optional<CapturePlan> plan_;
+  bool planned_ = false;
+};
+
+}  // namespace cgp
