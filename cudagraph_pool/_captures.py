@@ -72,17 +72,23 @@ class Captures:
         """Within it the stream that captures is the current one: so what libraries keep for each
         stream is made by warm-ups, outside of the pool. It comes after all replays of the pool,
         which may still read the static inputs that are overwritten now, and before what follows.
+        pre: ``lock`` is held.
         """
-        current, stream = torch.cuda.current_stream(), graph._capture_stream(self.device)
+        current = torch.cuda.current_stream(self.device)
+        stream = graph._capture_stream(self.device)
         with self.turns.lock:
             self.order()
-            self.turns.order(stream)
+            stream.wait_stream(current)
             self.turns.take("a capture")
         try:
             with torch.cuda.stream(stream):
                 yield
         finally:
-            current.wait_stream(stream)
+            # It is the captures' of all pools: a call that waited for it later, and without their
+            # lock, would be drawn into the capture that another thread has begun on it by then.
+            with self.turns.lock:
+                current.wait_stream(stream)
+                self.turns.order(current)
 
     def warm_up(self, work: Callable[[], T], times: int) -> tuple[T, Span]:
         """What the last run returned, and marks around what it launched."""
@@ -149,12 +155,12 @@ class Captures:
         began, ended = span
         return float(began.elapsed_time(ended)) * 1e-3
 
-    def order(self, written: Sequence[Tensor] = ()) -> None:
+    def order(self, captured: Captured | None = None) -> None:
         """Lets what the current stream gets next come after the last replay of the pool.
         pre: ``turns.lock`` is held until the next one is launched.
 
         Arguments:
-            written: What it writes, and another stream was given the memory of.
+            captured: What it launches, whose static tensors another stream has allocated.
 
         Raises:
             RuntimeError: The stream is capturing.
@@ -166,12 +172,15 @@ class Captures:
             )
         last = self.turns.stream
         current = torch._C._cuda_getCurrentRawStream(self.device.index)
-        if last is not None and last.cuda_stream == current:
+        is_known = captured is None or current in captured.streams
+        if is_known and last is not None and last.cuda_stream == current:
             return  # as of most calls, which need no Stream object for it
         stream = torch.cuda.current_stream(self.device)
-        if self.turns.order(stream):
-            for tensor in written:
+        self.turns.order(stream)
+        if captured is not None and not is_known:
+            for tensor in captured.written:
                 tensor.record_stream(stream)
+            captured.streams.add(current)
 
 
 @dataclass(slots=True)
@@ -199,7 +208,7 @@ class Backward:
 
     graph: Replayable
     gradients_of: list[int]
-    grad_outputs: list[Tensor]
+    grad_outputs: list[Static]
     parameters: list[Tensor]
     grad_inputs: list[Tensor | None]
     grad_parameters: list[Tensor | None]
@@ -239,16 +248,18 @@ class Captured:
     samples: list[Span] = field(default_factory=list)
     inputs: list[Tensor] = field(init=False)  # of statics
     written: list[Tensor] = field(init=False)  # by calls
+    streams: set[int] = field(default_factory=set)  # that these are recorded for
     outputs: list[Tensor] = field(init=False)  # those that the next replay of the pool overwrites
 
     def __post_init__(self) -> None:
+        gradients = [] if self.backward is None else self.backward.grad_outputs
         self.inputs = [static.tensor for static in self.statics]
-        self.written = self.inputs + ([] if self.backward is None else self.backward.grad_outputs)
+        self.written = [static.tensor for static in (*self.statics, *gradients)]
         self.outputs = [x for x in self.leaves if isinstance(x, Tensor) and is_lent(x)]
 
 
-# Makes the buffers that a backward pass reads its gradients from: of the leaves with these numbers.
-GradientBuffers = Callable[[Sequence[int], Sequence[Tensor]], list[Tensor]]
+# Makes what a backward pass reads its gradients from: of the leaves with these numbers.
+GradientBuffers = Callable[[Sequence[int], Sequence[Tensor]], list[Static]]
 
 
 def capture(
@@ -272,7 +283,7 @@ def capture(
     results: list[Any] = []
     saved: set[int] = set()
     with _no_autocast_cache():
-        with _noting_saved(saved) if torch.is_grad_enabled() else nullcontext():
+        with _noting_saved(saved) if torch.is_grad_enabled() else no_hooks_of_the_caller():
             forward = captures.capture(lambda: results.append(_apart(function(), inputs)))
         after = captures.usage()
         owner.graphs.append(forward)
@@ -334,7 +345,10 @@ def _capture_backward(
         with torch.autocast(captures.device.type, enabled=False):
             gradients.extend(
                 torch.autograd.grad(
-                    outputs, differentiable + parameters, grad_outputs, allow_unused=True
+                    outputs,
+                    differentiable + parameters,
+                    [static.tensor for static in grad_outputs],
+                    allow_unused=True,
                 )
             )
 
@@ -388,6 +402,16 @@ def _apart(result: Any, inputs: Sequence[Tensor]) -> Any:
     return pytree.tree_unflatten(
         [x.clone() if isinstance(x, Tensor) and _address(x) in read else x for x in leaves], tree
     )
+
+
+def no_hooks_of_the_caller() -> AbstractContextManager[Any]:
+    """Saved tensors are packed by no hooks that the caller has set, as checkpoint does."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return nullcontext()  # hooks of ours would cost a quarter of a small model's time
+    hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(
+        Tensor.detach, lambda tensor: tensor
+    )
+    return hooks
 
 
 def _noting_saved(saved: set[int]) -> AbstractContextManager[Any]:

@@ -6,7 +6,6 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,13 +14,19 @@ from torch.utils import _pytree as pytree
 
 from ._buckets import Buckets, Size, shown
 from ._call import Call, Named, name_tensors
-from ._captures import Captured, Captures, Span, Usage, capture, find_leaves
+from ._captures import (
+    Captured,
+    Captures,
+    Span,
+    Usage,
+    capture,
+    find_leaves,
+    no_hooks_of_the_caller,
+)
 from ._function import parameters_of
 from ._guard import is_guarded, lend_for
 from ._static_inputs import (
-    Buffer,
     CopyIn,
-    Dims,
     Input,
     Static,
     StaticInputs,
@@ -169,7 +174,7 @@ class Program:
         args, kwargs = call.arguments([static.tensor for static in statics])
 
         def work() -> Any:
-            with _no_hooks_of_the_caller():
+            with no_hooks_of_the_caller():
                 result = self._function(*args, **kwargs)
             leaves = pytree.tree_leaves(result)
             outputs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
@@ -200,16 +205,16 @@ class Program:
 
     def _gradients_at(
         self, places: Sequence[int], outputs: Sequence[Tensor], bucket: Size
-    ) -> list[Tensor]:
+    ) -> list[Static]:
         """Where the backward pass of a bucket reads the gradients of these leaves."""
         assert self._cuts is not None
         sizes = self._buckets.listed() or (bucket,)
-        made = []
+        made: list[Static] = []
         for place, output in zip(places, outputs, strict=True):
             if place not in self._gradients:
                 given = self._gradient_of(place, output)
                 self._gradients[place] = StaticInputs([given], self._captures.device, sizes)
-            made += [tensor for tensor, _ in self._gradients[place].at(bucket)]
+            made += self._gradients[place].at(bucket)
         return made
 
     def _gradient_of(self, place: int, output: Tensor) -> Input:
@@ -246,9 +251,8 @@ class Plan:
         ]
         backward = captured.backward
         if backward is not None:
-            axes = len(size)
             self._gradient_copies = {
-                place: _gradient_copy(static, cuts.dims(place, axes), size)
+                place: CopyIn([static.buffer.given], [static], size)
                 for place, static in zip(backward.gradients_of, backward.grad_outputs, strict=True)
             }
             self._input_gradients = [
@@ -276,7 +280,7 @@ class Plan:
         captured = self.captured
         turns = self._captures.turns
         with turns.lock:
-            self._captures.order(captured.written)
+            self._captures.order(captured)
             try:
                 self._copy_in(tensors)
             except BaseException:
@@ -329,11 +333,11 @@ class Plan:
                     "place or replaced before the backward pass, which reads it: change it after "
                     "that, or pass clone_outputs=True to the GraphRunner"
                 )
-            self._captures.order(self.captured.written)
+            self._captures.order(self.captured)
             for place, static in zip(backward.gradients_of, backward.grad_outputs, strict=True):
                 gradient = gradients[place]
                 if gradient is None:
-                    static.zero_()
+                    static.tensor.zero_()
                 else:
                     self._gradient_copies[place]([gradient])
             backward.graph.replay()
@@ -347,12 +351,6 @@ class Plan:
         assert backward is not None
         outputs = (self.captured.leaves[place] for place in backward.reads)
         return [(x.data_ptr(), x._version) for x in (*outputs, *backward.reads_parameters)]
-
-
-def _gradient_copy(static: Tensor, dims: Dims, size: Size) -> CopyIn:
-    """How the gradient of an output of a size gets to where a backward pass reads it."""
-    given = Input.of(Named("", ""), static, dims, pad=0)
-    return CopyIn([given], [Static(static, Buffer(given, static, static[:0]))], size)
 
 
 def _assembler(tree: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
@@ -397,16 +395,6 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
         launched = plan.launch_backward(ctx.number, ctx.read, by_place)
         ctx.is_done = True
         return (None, None, *launched)
-
-
-def _no_hooks_of_the_caller() -> AbstractContextManager[Any]:
-    """Saved tensors are packed by no hooks that the caller has set, as checkpoint does."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-        return nullcontext()  # hooks of ours would cost a quarter of a small model's time
-    hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(
-        Tensor.detach, lambda tensor: tensor
-    )
-    return hooks
 
 
 def _neighbours(size: Size, buckets: Buckets) -> list[Size | None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 
 import cudagraph_pool as cgp
-from cudagraph_pool._captures import Span, Usage
+from cudagraph_pool._captures import Captured, Span, Usage
 from cudagraph_pool._graphs import _Turns
 
 
@@ -143,7 +143,7 @@ class CpuCaptures:
         began, ended = span
         return float(ended - began)
 
-    def order(self, written: Sequence[Tensor] = ()) -> None:
+    def order(self, captured: Captured | None = None) -> None:
         stream: Any = self.stream
         self.turns.order(stream)
 

@@ -17,7 +17,7 @@ except ImportError as error:
     pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
 
 import torch
-from cpu_captures import SIZES, double, model, rows, runner, tree_equal
+from cpu_captures import SIZES, double, is_captured, model, rows, runner, tree_equal
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -258,3 +258,45 @@ def test_views_of_leaves_without_gradients() -> None:
     with torch.no_grad():
         found = run(x)
     assert tree_equal(found, (x, net[0].bias[1:], x))
+
+
+def test_a_loss_is_returned() -> None:
+    """It has no dimension that could follow the size; nor has its gradient."""
+    net = model()
+
+    def loss(x: Tensor) -> Tensor:
+        value: Tensor = net(x).square().mean()
+        return value
+
+    run = runner(lambda x: (loss(x), net(x)), sizes=[8])
+    x = rows(8)
+    for scale in (1.0, 3.0):
+        net.zero_grad()
+        value, _ = run(x)
+        (value * scale).backward()
+        found = [parameter.grad.clone() for parameter in net.parameters()]
+        net.zero_grad()
+        (loss(x) * scale).backward()
+        for own, parameter in zip(found, net.parameters(), strict=True):
+            torch.testing.assert_close(own, parameter.grad)
+
+
+def test_hooks_of_the_caller_are_not_part_of_a_capture() -> None:
+    """Nor of one without gradients, whose function asks for some itself."""
+    packed = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(is_captured())
+        return tensor
+
+    def forces(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (found,) = torch.autograd.grad((x**3).sum(), x)
+        return found
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    for get_gradients in (False, True):
+        with torch.set_grad_enabled(get_gradients), hooks:
+            runner(forces)(rows(8))
+    assert not any(packed)

@@ -205,9 +205,8 @@ bool ExecCache::IsHeld(StreamId stream) {
 }
 
 void ExecCache::MarkEndOfLast(ExecNumber next) {
-  // As long as each graph has one, or may, nobody will ask. Later, the mark would stand behind more work.
-  if (!launched_last_ || *launched_last_ == next) return;
-  if (execs_.size() == members_.size() || table_.HasRoomForAll()) return;
+  // As long as each keeps its own nobody will ask. Later, the mark would stand behind more work.
+  if (!launched_last_ || *launched_last_ == next || table_.AllKeepTheirs()) return;
   const auto last = execs_.find(*launched_last_);
   if (last != execs_.end() && last->second.last_run) MarkEnd(*last->second.last_run);
 }

@@ -256,7 +256,7 @@ TEST_F(ExecCacheRoomTest, WhereAllHaveRoomNobodyMarksWhenALaunchEnds) {
   MakeCache(2, std::chrono::milliseconds(0), /*budget_bytes=*/6);
   std::vector<GraphNumber> graphs;
   for (uint64_t i = 0; i < 6; ++i) graphs.push_back(Add(Graph{10 + i}));
-  for (int launch = 0; launch < 9; ++launch) Launch(graphs[launch % 3], kA);
+  for (std::size_t launch = 0; launch < 9; ++launch) Launch(graphs[launch % 3], kA);
   EXPECT_THAT(events_.calls(), IsEmpty());
   const GraphNumber too_many = Add(Graph{20});
   Launch(graphs[1], kA);
@@ -264,6 +264,26 @@ TEST_F(ExecCacheRoomTest, WhereAllHaveRoomNobodyMarksWhenALaunchEnds) {
   Remove(too_many);
   Launch(graphs[0], kA);
   EXPECT_EQ(host_.usage().events, 1u);
+}
+
+// Of what was updated before all had room, one is made anew in another's place.
+TEST_F(ExecCacheRoomTest, WhereAllHaveRoomNobodyWaitsForAllThatIsQueued) {
+  MakeCache(4, std::chrono::milliseconds(1000), /*budget_bytes=*/6);
+  host_.HoldEvents(true);
+  std::vector<GraphNumber> graphs;
+  for (uint64_t i = 0; i < 7; ++i) graphs.push_back(Add(Graph{10 + i}));
+  const auto cycle = [&] {
+    for (const GraphNumber graph : graphs) {
+      const auto began = std::chrono::steady_clock::now();
+      Launch(graph, kA);
+      EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(500));
+      host_.CompleteEvents();  // the device is done with what was marked up to here
+    }
+  };
+  for (int round = 0; round < 20; ++round) cycle();
+  Remove(graphs.back());
+  graphs.pop_back();
+  for (int round = 0; round < 40; ++round) cycle();
 }
 
 }  // namespace

@@ -213,7 +213,7 @@ void ExecTable::Updated(ExecNumber exec, GraphNumber graph) {
   EndStay(updated);
   if (updated.holds) graphs_.at(*updated.holds).held_by.reset();
   updated.holds = graph;
-  updated.updated = true;
+  if (!std::exchange(updated.updated, true)) ++updated_;
   updated.launches = 0;
   held.held_by = exec;
   Used(exec);
@@ -234,6 +234,7 @@ void ExecTable::Destroyed(ExecNumber exec) {
   EndStay(destroyed);
   if (destroyed.holds) graphs_.at(*destroyed.holds).held_by.reset();
   --groups_.at(destroyed.group).execs;
+  if (destroyed.updated) --updated_;
   execs_.erase(exec);
   const auto shared = std::find(by_use_.begin(), by_use_.end(), exec);
   if (shared == by_use_.end()) return;
@@ -274,9 +275,11 @@ void ExecTable::Check() const {
     CGP_CHECK(exec.holds == number && exec.group == graph.group);
   }
   std::size_t shared = 0;
+  std::size_t updated = 0;
   uint64_t taken = 0;
   for (const auto& [number, exec] : execs_) {
     ++counts[exec.group].execs;
+    updated += exec.updated ? 1 : 0;
     if (exec.holds) CGP_CHECK(graphs_.at(*exec.holds).held_by == number);
     if (groups_.at(exec.group).kind == GroupKind::kAlone) continue;
     ++shared;
@@ -284,7 +287,7 @@ void ExecTable::Check() const {
     CGP_CHECK(std::count(by_use_.begin(), by_use_.end(), number) == 1);
   }
   CGP_CHECK(by_use_.size() == shared && taken_ == taken);
-  CGP_CHECK(sharing_ == sharing && wanted_ == wanted);
+  CGP_CHECK(sharing_ == sharing && wanted_ == wanted && updated_ == updated);
   if (room_) CGP_CHECK(*room_ > 0);
   for (const auto& [number, group] : groups_) {
     CGP_CHECK(group.graphs == counts[number].graphs && group.execs == counts[number].execs);

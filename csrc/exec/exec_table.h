@@ -17,6 +17,7 @@
 //   executables of the group <= graphs of the group
 //   by_use_ = all executables of such groups, each once; taken_ = what they take
 //   sharing_ = graphs of such groups; wanted_ = what executables of all of them would take
+//   updated_ = executables that were updated
 #pragma once
 
 #include <cstddef>
@@ -106,8 +107,11 @@ class ExecTable {
   // None could be made in its place: that is not planned again before it has had another long stay.
   void KeptAfterAll(ExecNumber exec);
 
-  // Whether each graph may keep one: then none will be taken from it.
-  bool HasRoomForAll() const { return Allows(sharing_, wanted_); }
+  // Whether no graph will lose what holds it, as long as none is added: each has one, or may, and that
+  // was made for it.
+  bool AllKeepTheirs() const {
+    return updated_ == 0 && (execs_.size() == graphs_.size() || Allows(sharing_, wanted_));
+  }
   std::optional<ExecNumber> HolderOf(GraphNumber graph) const { return graphs_.at(graph).held_by; }
   std::size_t exec_count() const { return execs_.size(); }
 
@@ -165,6 +169,7 @@ class ExecTable {
   uint64_t taken_ = 0;
   std::size_t sharing_ = 0;
   uint64_t wanted_ = 0;
+  std::size_t updated_ = 0;
   std::map<GroupNumber, Group> groups_;
   std::map<GraphNumber, Graph> graphs_;
   std::map<ExecNumber, Exec> execs_;

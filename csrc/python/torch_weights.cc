@@ -35,6 +35,9 @@ class DictWatch {
 
  private:
 #if PY_VERSION_HEX >= 0x030C0000
+  static int AddWatcher();
+  static int Watcher();
+
   inline static uint64_t all_changes = 0;  // of what anybody watches: there is hardly one
   uint64_t changes_seen_ = 0;
 #else
@@ -43,17 +46,37 @@ class DictWatch {
 };
 
 #if PY_VERSION_HEX >= 0x030C0000
-void DictWatch::Add(const py::dict& dict) {
-  static const int watcher =
-      PyDict_AddWatcher([](PyDict_WatchEvent, PyObject*, PyObject*, PyObject*) -> int {
-        ++all_changes;
-        return 0;
-      });
-  // Never given back: others may watch the dictionary too, and a change costs next to nothing.
-  if (watcher < 0 || PyDict_Watch(watcher, dict.ptr()) < 0) throw py::error_already_set();
+// -1 where changes are not told: an interpreter has eight watchers, which others may have taken; and
+// that of Python 3.13.0 is not told of attributes (CPython's gh-125608).
+int DictWatch::AddWatcher() {
+  const int watcher = PyDict_AddWatcher([](PyDict_WatchEvent, PyObject*, PyObject*, PyObject*) {
+    ++all_changes;
+    return 0;
+  });
+  if (watcher < 0) {
+    PyErr_Clear();
+    return -1;
+  }
+  const py::object probe = py::module_::import("torch").attr("nn").attr("Module")();
+  if (PyDict_Watch(watcher, probe.attr("__dict__").ptr()) < 0) throw py::error_already_set();
+  const uint64_t before = all_changes;
+  probe.attr("training") = false;
+  return all_changes != before ? watcher : -1;
 }
 
-bool DictWatch::HasChanged() { return std::exchange(changes_seen_, all_changes) != all_changes; }
+int DictWatch::Watcher() {
+  static const int watcher = AddWatcher();
+  return watcher;
+}
+
+void DictWatch::Add(const py::dict& dict) {
+  // Never given back: others may watch the dictionary too, and a change costs next to nothing.
+  if (Watcher() >= 0 && PyDict_Watch(Watcher(), dict.ptr()) < 0) throw py::error_already_set();
+}
+
+bool DictWatch::HasChanged() {
+  return Watcher() < 0 || std::exchange(changes_seen_, all_changes) != all_changes;
+}
 #else
 void DictWatch::Add(const py::dict& dict) {
   versions_.emplace_back(reinterpret_cast<PyDictObject*>(dict.ptr()), 0);

@@ -1,0 +1,208 @@
+"""On which streams GraphRunner works: its own order, among streams that stand in for CUDA's.
+
+A stream that waits for one that is captured is drawn into that capture, as CUDA has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+try:
+    from cudagraph_pool._allocator import load_adapter
+
+    load_adapter()
+except ImportError as error:
+    pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
+
+import torch
+from cpu_captures import CpuCaptures, CpuRunner, Tape, double, rows
+from torch import Tensor, nn
+
+from cudagraph_pool import _static_inputs
+from cudagraph_pool._captures import Captures, _address
+from cudagraph_pool._graphs import graph
+
+
+class Stream:
+    """Attributes:
+    capture: The one that it is part of.
+    drawn: The captures of others that it was drawn into.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.cuda_stream = id(self)
+        self.capture = ""
+        self.drawn: list[str] = []
+        self.waited_for: list[Stream] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited_for.append(other)
+        if other is not self and other.capture:
+            self.drawn.append(other.capture)
+
+
+class Cuda:
+    """Which stream is whose current one, and which memory which streams are known to use."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.default, self.capturing = Stream("default"), Stream("capture")
+        self.allocated_on: dict[int, Stream] = {}
+        self.recorded: set[tuple[int, str]] = set()
+        self.written: set[tuple[int, str]] = set()
+        self._of_thread = threading.local()
+        full, copy_in = torch.full, _static_inputs.CopyIn.__call__
+
+        def allocate(*args: Any, **kwargs: Any) -> Tensor:
+            made: Tensor = full(*args, **kwargs)
+            self.allocated_on[_address(made)] = self.current()
+            return made
+
+        def record(tensor: Tensor, stream: Stream) -> None:
+            self.recorded.add((_address(tensor), stream.name))
+
+        def write(copies: Any, tensors: Any) -> None:
+            targets = [target for _, target in copies._alone]
+            targets += [part for part, _ in copies._filled]
+            targets += [target for together in copies._together for target in together[0]]
+            self.written |= {(_address(target), self.current().name) for target in targets}
+            copy_in(copies, tensors)
+
+        monkeypatch.setattr(torch, "full", allocate)
+        monkeypatch.setattr(Tensor, "record_stream", record)
+        monkeypatch.setattr(_static_inputs.CopyIn, "__call__", write)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current())
+        monkeypatch.setattr(torch.cuda, "stream", self.on)
+        monkeypatch.setattr(graph, "_capture_stream", lambda device: self.capturing)
+        is_capturing = "_cuda_isCurrentStreamCapturing"
+        monkeypatch.setattr(torch._C, is_capturing, lambda: bool(self.current().capture))
+        raw = "_cuda_getCurrentRawStream"
+        monkeypatch.setattr(torch._C, raw, lambda device: self.current().cuda_stream, raising=False)
+
+    def current(self) -> Stream:
+        stream: Stream = getattr(self._of_thread, "stream", self.default)
+        return stream
+
+    @contextlib.contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before = self.current()
+        self._of_thread.stream = stream
+        try:
+            yield
+        finally:
+            self._of_thread.stream = before
+
+    def unknown_uses(self) -> list[tuple[str, str]]:
+        """On which stream memory was allocated, and on which it was written without its knowing."""
+        return [
+            (self.allocated_on[block].name, stream)
+            for block, stream in self.written - self.recorded
+            if block in self.allocated_on and self.allocated_on[block].name != stream
+        ]
+
+
+class StreamCaptures(CpuCaptures):
+    """Captures that do with streams what those of a GPU do."""
+
+    order = Captures.order
+    in_a_row = Captures.in_a_row
+    warm_up = Captures.warm_up
+    lock = Captures.lock
+
+    def __init__(self, cuda: Cuda) -> None:
+        super().__init__()
+        self._cuda = cuda
+
+    def capture(self, work: Callable[[], None]) -> Tape:
+        stream = self._cuda.current()
+        assert stream is self._cuda.capturing
+        stream.capture = f"of {threading.current_thread().name}"
+        try:
+            return super().capture(work)
+        finally:
+            stream.capture = ""
+
+
+class Runner(CpuRunner):
+    def _new_captures(self, pool: Any, shared_exec: Any) -> Any:
+        self.captures = pool
+        return pool
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    return Cuda(monkeypatch)
+
+
+def new_runner(cuda: Cuda, function: Any, pool: Any = None, sizes: Any = (8,)) -> Runner:
+    pool = StreamCaptures(cuda) if pool is None else pool
+    return Runner(function, sizes=sizes, pool=pool, progress=False)
+
+
+@pytest.mark.parametrize("one_pool", [False, True])
+def test_calls_are_not_drawn_into_a_capture_of_another_thread(cuda: Cuda, one_pool: bool) -> None:
+    captured, called = threading.Event(), threading.Event()
+
+    def slow(x: Tensor) -> Tensor:
+        if cuda.capturing.capture:
+            captured.set()
+            called.wait(10)
+        return x + 1
+
+    first = new_runner(cuda, double)
+    second = new_runner(cuda, slow, pool=first.captures if one_pool else None)
+    first.capture(rows(8))
+    mine, other = Stream("mine"), Stream("other")
+
+    def capture() -> None:
+        with cuda.on(other):
+            second.capture(rows(8))
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    assert captured.wait(10)
+    with cuda.on(mine):
+        first(rows(8))
+    called.set()
+    thread.join()
+    assert cuda.capturing.drawn == mine.drawn == other.drawn == []
+
+
+def test_captures_come_between_what_the_caller_does(cuda: Cuda) -> None:
+    mine = Stream("mine")
+    with cuda.on(mine):
+        new_runner(cuda, double).capture(rows(8))
+    assert cuda.capturing.waited_for == [mine]
+    assert mine.waited_for[-1] is cuda.capturing
+
+
+def test_memory_knows_the_streams_of_its_calls(cuda: Cuda) -> None:
+    """Though it was allocated on the stream that captures, and though the pool's turn stays."""
+    pool = StreamCaptures(cuda)
+    runners = [new_runner(cuda, function, pool) for function in (double, lambda x: x + 1)]
+    for run in runners:
+        run.capture(rows(8))
+    for run in runners:
+        run(rows(8))
+    both_ways = new_runner(cuda, nn.Linear(6, 3))
+    for _ in range(2):
+        both_ways(rows(8)).sum().backward()
+        with torch.no_grad():
+            both_ways(rows(8))
+    growing = new_runner(cuda, double, sizes="auto")
+    for n in (4, 16, 4):
+        growing(rows(n))
+    assert cuda.written
+    assert cuda.unknown_uses() == []
+    with cuda.on(Stream("other")):
+        for n in (16, 4):
+            growing(rows(n))
+        both_ways(rows(8)).sum().backward()
+    assert "other" in {name for _, name in cuda.written}
+    assert cuda.unknown_uses() == []
