@@ -46,7 +46,6 @@ ORDERS_TEXT = Path(__file__).parent / "results" / "orders.txt"
 TWO_STREAMS = {
     "streaming": "weights copied while the layer before computes, 8 sizes",
     "branches": "blocks of two branches, 8 sizes",
-    "ddp": "DistributedDataParallel training step, two GPUs",
 }
 SHARED_EXECS = {**WORKLOADS, "deep": "Gemma-like decode, 16 sizes"}
 ORDERS = {"asc": "smallest first", "desc": "largest first", "shuffled": "shuffled"}
@@ -63,13 +62,13 @@ def main() -> int:
 
 def table(report: Row) -> list[str]:
     """That of a benchmark, told by what it alone writes. What was not measured is a dash."""
-    if "ddp" in report:
-        return two_streams_table(report)
     if isinstance(report["rows"], dict):
         return shared_execs_table(report)
     first = report["rows"][0] if report["rows"] else {}
     if "allocators" in first:
         return multi_stream_table(report)
+    if first.get("workload") in TWO_STREAMS:
+        return two_streams_table(report)
     return compiled_table(report) if "model" in first else const_memory_table(report)
 
 
@@ -201,14 +200,13 @@ def shared_execs_table(report: Row) -> list[str]:
 
 def two_streams_table(report: Row) -> list[str]:
     """The models of two_streams.py."""
-    rows = [{**row, "name": row["workload"]} for row in report["rows"]]
-    rows += [{**row, "name": row["model"]} for row in report["ddp"]]
+    rows = report["rows"]
     lines = []
-    for key in dict.fromkeys((row["name"], row.get("order", "")) for row in rows):
-        of = {row["allocator"]: row for row in rows if (row["name"], row.get("order", "")) == key}
+    for key in dict.fromkeys((row["workload"], row["order"]) for row in rows):
+        of = {row["allocator"]: row for row in rows if (row["workload"], row["order"]) == key}
         lines.append(
             [
-                TWO_STREAMS[key[0]] + (f", {ORDERS[key[1]]}" if key[1] else ""),
+                f"{TWO_STREAMS[key[0]]}, {ORDERS[key[1]]}",
                 figure(of.get("stock"), "minimum_bytes", _MIB, ",.0f"),
                 size(of.get("stock")),
                 size(of.get("option")),
