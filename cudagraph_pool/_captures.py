@@ -227,10 +227,11 @@ class Captured:
         seconds: What the capture took.
         peak_bytes: The most that it had allocated at once.
         pool_bytes: What the pool holds more than before.
-        driver_bytes: What the device has less beyond that.
+        driver_bytes: What the device has less beyond that, and since graphs were first replayed.
         eager: A run of the function for it, None if it never ran.
         last_used: A number that is larger the later it was.
         samples: Its first replays.
+        replayed: The graphs that were.
     """
 
     size: Size
@@ -246,6 +247,7 @@ class Captured:
     eager: Span | None = None
     last_used: int = 0
     samples: list[Span] = field(default_factory=list)
+    replayed: list[Replayable] = field(default_factory=list)
     inputs: list[Tensor] = field(init=False)  # of statics
     written: list[Tensor] = field(init=False)  # by calls
     streams: set[int] = field(default_factory=set)  # that these are recorded for

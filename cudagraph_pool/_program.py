@@ -17,6 +17,7 @@ from ._call import Call, Named, name_tensors
 from ._captures import (
     Captured,
     Captures,
+    Replayable,
     Span,
     Usage,
     capture,
@@ -293,9 +294,7 @@ class Plan:
                 torch.autograd.graph.increment_version(last.outputs)
             turns.left = self._left
             if len(captured.samples) < _SAMPLES:
-                began = self._captures.mark()
-                captured.forward.replay()
-                captured.samples.append((began, self._captures.mark()))
+                captured.samples.append(self._replay_noted(captured.forward))
             else:
                 captured.forward.replay()
             leaves = list(self._results)
@@ -340,10 +339,27 @@ class Plan:
                     static.tensor.zero_()
                 else:
                     self._gradient_copies[place]([gradient])
-            backward.graph.replay()
+            if backward.graph in self.captured.replayed:
+                backward.graph.replay()
+            else:
+                self._replay_noted(backward.graph)
             # Whoever is given these may keep them.
             given = self._input_gradients + backward.grad_parameters
             return [None if gradient is None else gradient.clone() for gradient in given]
+
+    def _replay_noted(self, graph: Replayable) -> Span:
+        """Marks around it; of the first time it is noted what the driver takes for its executable,
+        which is made then.
+        """
+        captured, captures = self.captured, self._captures
+        used = None if graph in captured.replayed else captures.usage().device
+        began = captures.mark()
+        graph.replay()
+        ended = captures.mark()
+        if used is not None:
+            captured.driver_bytes += max(0, captures.usage().device - used)
+            captured.replayed.append(graph)
+        return began, ended
 
     def read_by_backward(self) -> list[tuple[int, int]]:
         """Where what the backward pass reads lies, and how often it was changed."""

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from cudagraph_pool._call import take_apart
+from cudagraph_pool._captures import Usage
 
 # When graphs come and go
 
@@ -412,6 +413,34 @@ def test_a_function_that_calls_its_own_runner() -> None:
     net.forward = runner(net)
     with pytest.raises(RuntimeError, match="calls the GraphRunner that captures it"):
         net(rows(3))
+
+
+def test_the_report_has_what_the_driver_takes_for_executables() -> None:
+    """Which are made when graphs are first replayed, that of the backward pass too."""
+    net = model()
+    run = runner(net, sizes=[4, 8])
+    x = rows(8, requires_grad=True)
+    run.capture(x)
+    captures, executables = run.captures, 0
+
+    def usage() -> Usage:
+        return Usage(0, 100 + 7 * executables, 0)
+
+    captures.usage = usage  # type: ignore[method-assign]
+    before = {row.size: row.driver_bytes for row in run.report()}
+    for tape in captures.tapes:
+        inner = tape.replay
+
+        def replay(inner: Any = inner, tape: Any = tape) -> None:
+            nonlocal executables
+            executables += tape.replays == 0
+            inner()
+
+        tape.replay = replay  # type: ignore[method-assign]
+    for _ in range(4):
+        run(x).sum().backward()
+    after = {row.size: row.driver_bytes for row in run.report()}
+    assert after == {(4,): before[4,], (8,): before[8,] + 2 * 7}
 
 
 def test_it_needs_to_be_enabled() -> None:
