@@ -137,8 +137,12 @@ class Captures:
     def usage(self) -> Usage:
         """What the pool and the device hold now."""
         stats = self.pool._adapter.stats(self.device.index, self.pool.id)
+        return Usage(stats["reserved_bytes"], self.device_bytes(), stats["scope_peak_bytes"])
+
+    def device_bytes(self) -> int:
+        """What nobody else can have of the device now. Also of a pool that was closed."""
         free, total = torch.cuda.mem_get_info(self.device)
-        return Usage(stats["reserved_bytes"], total - free, stats["scope_peak_bytes"])
+        return int(total - free)
 
     def synchronize(self) -> None:
         """Waits for all work on the device."""

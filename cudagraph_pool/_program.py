@@ -352,12 +352,12 @@ class Plan:
         which is made then.
         """
         captured, captures = self.captured, self._captures
-        used = None if graph in captured.replayed else captures.usage().device
+        used = None if graph in captured.replayed else captures.device_bytes()
         began = captures.mark()
         graph.replay()
         ended = captures.mark()
         if used is not None:
-            captured.driver_bytes += max(0, captures.usage().device - used)
+            captured.driver_bytes += max(0, captures.device_bytes() - used)
             captured.replayed.append(graph)
         return began, ended
 

@@ -133,6 +133,9 @@ class CpuCaptures:
         peak = sum(t.nbytes for tape in self.tapes[-1:] for t in tape.allocated)
         return Usage(held, held, peak)
 
+    def device_bytes(self) -> int:
+        return self.usage().device
+
     def synchronize(self) -> None:
         pass
 
