@@ -157,6 +157,18 @@ def test_sizes_in_use_keep_their_executables_within_the_budget(budget: int, exec
         assert pool.stats()["exec_instantiations"] == made["exec_instantiations"]
 
 
+def test_graphs_of_a_pool_that_was_closed() -> None:
+    pool = cgp.GraphPool(shared_exec=True)
+    net = model()
+    run = runner(net, sizes=[8], pool=pool)
+    x = rows(8)
+    with torch.no_grad():
+        run.capture(x)
+        pool.close()
+        for _ in range(2):
+            assert torch.equal(run(x), net(x))
+
+
 def test_random_numbers_differ_from_call_to_call() -> None:
     run = runner(lambda x: torch.nn.functional.dropout(x, 0.5), sizes=[64])
     x = torch.ones(64, 64, device="cuda")
