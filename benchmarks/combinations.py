@@ -50,7 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=positive, default=4, help="combinations at a time")
     parser.add_argument("--timeout", type=positive, default=240, help="seconds for each")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
+    parser.add_argument(
+        "--table", type=Path, metavar="FILE", help="print that of an earlier --output, no more"
+    )
     options = parser.parse_args(argv)
+    if options.table is not None:
+        print(table(read(json.loads(options.table.read_text()))))
+        return 0
     machine = device()
     if machine is None:
         print("combinations.py: no CUDA device", file=sys.stderr)
