@@ -18,6 +18,7 @@ import const_memory
 import pytest
 import readme_table
 import trace_to_text
+from fake_team import faked
 
 from cudagraph_pool._trace import minimum_bytes, read_trace
 
@@ -59,18 +60,11 @@ for line in sys.stdin:
 @pytest.fixture
 def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the benchmark with fake workers; returns its exit code and rows by allocator."""
-    worker = tmp_path / "_worker.py"
-    worker.write_text(FAKE_WORKER)
-    monkeypatch.setattr(_team, "WORKER", worker)
-    monkeypatch.setattr(const_memory, "device", lambda: {"gpu": "a GPU", "torch": "2.11"})
+    measured = faked(const_memory, FAKE_WORKER, tmp_path, monkeypatch)
 
     def run(trouble: str, *arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
-        monkeypatch.setenv("TROUBLE", trouble)
-        output = tmp_path / "results.json"
-        command = ["--workloads", "seed", "--orders", "desc", "--output", str(output), *arguments]
-        code = const_memory.main(command)
-        rows = json.loads(output.read_text())["rows"]
-        return code, {row["allocator"]: row for row in rows}
+        code, report = measured(trouble, "--workloads", "seed", "--orders", "desc", *arguments)
+        return code, {row["allocator"]: row for row in report["rows"]}
 
     return run
 

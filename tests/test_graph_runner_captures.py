@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from cudagraph_pool._call import take_apart
-from cudagraph_pool._captures import Usage
 
 # When graphs come and go
 
@@ -421,12 +420,14 @@ def test_the_report_has_what_the_driver_takes_for_executables() -> None:
     run = runner(net, sizes=[4, 8])
     x = rows(8, requires_grad=True)
     run.capture(x)
-    captures, executables = run.captures, 0
+    captures, executables, asked = run.captures, 0, 0
 
-    def usage() -> Usage:
-        return Usage(0, 100 + 7 * executables, 0)
+    def device_bytes() -> int:
+        nonlocal asked
+        asked += 1
+        return 100 + 7 * executables
 
-    captures.usage = usage  # type: ignore[method-assign]
+    captures.device_bytes = device_bytes  # type: ignore[method-assign]
     before = {row.size: row.driver_bytes for row in run.report()}
     for tape in captures.tapes:
         inner = tape.replay
@@ -441,6 +442,7 @@ def test_the_report_has_what_the_driver_takes_for_executables() -> None:
         run(x).sum().backward()
     after = {row.size: row.driver_bytes for row in run.report()}
     assert after == {(4,): before[4,], (8,): before[8,] + 2 * 7}
+    assert asked == 4  # before and after the first replay of either graph
 
 
 def test_it_needs_to_be_enabled() -> None:

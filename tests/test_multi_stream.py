@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
 import _stream_rows
-import _team
 import multi_stream
 import pytest
 import readme_table
+from fake_team import faked
 from stream_programs import LONG, Kind, Op, Program, generate
 
 Capture = pytest.CaptureFixture[str]
@@ -51,19 +50,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs the benchmark with fake workers; returns its exit code and its report."""
-    worker = tmp_path / "_worker.py"
-    worker.write_text(FAKE_WORKER)
-    monkeypatch.setattr(_team, "WORKER", worker)
-    monkeypatch.setattr(multi_stream, "device", lambda: {"gpu": "a GPU", "torch": "2.11"})
-
-    def run(trouble: str, *arguments: str) -> tuple[int, dict[str, Any]]:
-        monkeypatch.setenv("TROUBLE", trouble)
-        output = tmp_path / "results.json"
-        code = multi_stream.main(["--output", str(output), *arguments])
-        return code, json.loads(output.read_text())
-
-    return run
+    return faked(multi_stream, FAKE_WORKER, tmp_path, monkeypatch)
 
 
 def test_rows_and_summary(measure: Any, capsys: Capture) -> None:

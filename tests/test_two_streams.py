@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import _team
 import pytest
 import readme_table
 import two_streams
+from fake_team import faked
 from test_benchmarks import FAKE_WORKER
 
 Capture = pytest.CaptureFixture[str]
@@ -17,19 +16,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs the benchmark with fake workers; returns its exit code and its report."""
-    worker = tmp_path / "worker.py"
-    worker.write_text(FAKE_WORKER)
-    monkeypatch.setattr(_team, "WORKER", worker)
-    monkeypatch.setattr(two_streams, "device", lambda: {"gpu": "a GPU", "torch": "2.11"})
-
-    def run(trouble: str, *arguments: str) -> tuple[int, dict[str, Any]]:
-        monkeypatch.setenv("TROUBLE", trouble)
-        output = tmp_path / "results.json"
-        code = two_streams.main(["--output", str(output), *arguments])
-        return code, json.loads(output.read_text())
-
-    return run
+    return faked(two_streams, FAKE_WORKER, tmp_path, monkeypatch)
 
 
 def test_all_models(measure: Any, capsys: Capture) -> None:
