@@ -181,7 +181,10 @@ def _captured(model: Any, sizes: Sequence[int], way: str) -> tuple[int, float, C
 
     import cudagraph_pool as cgp
 
-    cgp.enable() if way == "ours" else cgp.disable()
+    if way == "ours":
+        cgp.enable()
+    else:
+        cgp.disable()
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

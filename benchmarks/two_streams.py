@@ -33,7 +33,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("two_streams.py: no CUDA device", file=sys.stderr)
         return 2
     report = {**new_report(options, machine), "rows": []}
-    options.workloads = options.models
     problems = measure_workloads(options, report)
     report["above"] = above(report["rows"])
     write_report(report, options.output)
@@ -46,7 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument(
+        "--models", dest="workloads", nargs="+", choices=MODELS, default=list(MODELS)
+    )
     parser.add_argument(
         "--allocators",
         nargs="+",

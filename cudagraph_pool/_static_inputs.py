@@ -191,9 +191,8 @@ class Buffer(NamedTuple):
             both = torch.full((elements + padding,), given.pad, dtype=given.dtype, device=device)
             return cls(given, both[:elements], both[elements:])
 
-    def at(self, size: Size) -> Tensor:
-        """The input of a size: the beginning of the memory, as a dense tensor."""
-        shape = self.given.shape_at(size)
+    def at(self, shape: Sequence[int]) -> Tensor:
+        """The input of a shape: the beginning of the memory, as a dense tensor."""
         view = _dense(self.memory[: math.prod(shape)], shape, self.given.memory_format).detach()
         return view.requires_grad_(self.given.requires_grad)
 
@@ -238,12 +237,15 @@ class StaticInputs:
         """What a graph of this size reads: new tensors each time. A function may keep what it
         found out of one that it knows, which in a capture would be something of its warm-ups.
         """
-        for place, buffer in enumerate(self._buffers):
-            elements = math.prod(buffer.given.shape_at(size))
-            if elements > buffer.memory.numel():
-                self._buffers[place] = Buffer.of(buffer.given, elements, self._device)
+        statics = []
         with counting_changes(), torch.no_grad():
-            return [Static(buffer.at(size), buffer) for buffer in self._buffers]
+            for place, buffer in enumerate(self._buffers):
+                shape = buffer.given.shape_at(size)
+                if math.prod(shape) > buffer.memory.numel():
+                    buffer = Buffer.of(buffer.given, math.prod(shape), self._device)
+                    self._buffers[place] = buffer
+                statics.append(Static(buffer.at(shape), buffer))
+        return statics
 
 
 class CopyIn:

@@ -156,8 +156,7 @@ class WeightWatch {
     const at::Tensor* tensor;                       // in its object
     const c10::TensorImpl* impl;                    // to be fetched, as the next
     const torch::autograd::AutogradMeta* autograd;  // nullptr of what never required gradients
-    const bool* needs_gradient;
-    const c10::StorageImpl* storage;  // nullptr of what has no memory of its own
+    const c10::StorageImpl* storage;                // nullptr of what has no memory of its own
     const void* data = nullptr;
     uint64_t shape = 0;
     bool requires_grad = false;
@@ -166,7 +165,6 @@ class WeightWatch {
         : tensor(&given),
           impl(given.unsafeGetTensorImpl()),
           autograd(static_cast<torch::autograd::AutogradMeta*>(impl->autograd_meta())),
-          needs_gradient(autograd == nullptr ? nullptr : &autograd->requires_grad_),
           storage(given.has_storage() ? given.storage().unsafeGetStorageImpl() : nullptr) {
       if (storage == nullptr) return;
       data = given.const_data_ptr();
@@ -180,8 +178,9 @@ class WeightWatch {
       __builtin_prefetch(tensor);
       cgp::Fetch(impl, sizeof(c10::TensorImpl));
       __builtin_prefetch(storage);
+      if (autograd == nullptr) return;
       __builtin_prefetch(autograd);
-      __builtin_prefetch(needs_gradient);
+      __builtin_prefetch(&autograd->requires_grad_);
     }
   };
 

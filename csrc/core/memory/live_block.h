@@ -50,7 +50,7 @@ struct alignas(64) LiveBlock {
     std::vector<StreamId>& uses = GetOthers().uses;
     if (std::ranges::find(uses, stream) == uses.end()) uses.push_back(stream);
   }
-  // What is known of it from elsewhere.
+  // What a checkpoint knows of it.
   void AddWork(bool some_was_eager, const std::vector<StreamId>& recorded_uses) {
     eager |= some_was_eager;
     for (const StreamId use : recorded_uses) AddUse(use);

@@ -1,5 +1,4 @@
-// The parts of handles that hold what is less than a handle: the free head or tail of one that is
-// partly used, which is called an edge; and which handles are free as a whole.
+// Which edges hold a length: the free head or tail of a handle that is partly used is called an edge.
 #pragma once
 
 #include <algorithm>
@@ -10,21 +9,9 @@
 #include <set>
 #include <utility>
 
-#include "core/base/units.h"
 #include "core/memory/free_handles.h"
-#include "core/memory/free_view.h"
-#include "core/memory/range_table.h"
 
 namespace cgp {
-
-// Whether the stream may take all pages of the handle that begins there.
-inline bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle) {
-  const PageId end = ranges.handle_end(handle);
-  for (PageId page = handle; page != end; page = PageId{Index(page) + 1}) {
-    if (!view.IsWhole(page)) return false;
-  }
-  return true;
-}
 
 // Which edges a stretch of addresses begins and ends with.
 struct EdgePair {

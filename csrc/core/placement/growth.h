@@ -25,8 +25,8 @@ uint64_t MostHandlePages(uint64_t pool_pages, uint64_t idle);
 void AppendNewHandles(uint64_t pages, uint64_t pool_pages, uint64_t idle,
                       std::vector<PageId>& handles);
 
-// What to map so that the block fits, and where it will then start, in granules from
-// the first slot that the plan maps; negative if it starts in slots mapped before.
+// What to map so that the block fits, and where it will then start, in granules from the first slot
+// that the plan maps; negative if it starts in slots mapped before.
 struct GrowthPlan {
   MappingPlan mapping;
   int64_t start = 0;
@@ -39,6 +39,7 @@ struct GrowthPlan {
   // or the handle is as large as any.
   std::optional<MappingPlan> MappingAhead(const RangeTable& ranges, uint32_t most_pages) const;
 };
+
 // pre: length >= a page.
 GrowthPlan PlanGrowth(FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
                       Slack slack, Streams streams);

@@ -18,6 +18,15 @@ constexpr int kEdgeSearches = 64;
 constexpr int kRangesForTakers = 8;
 constexpr uint64_t kStartsForTakers = 16;
 
+// Whether the stream may take all pages of the handle that begins there.
+bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle) {
+  const PageId end = ranges.handle_end(handle);
+  for (PageId page = handle; page != end; page = PageId{Index(page) + 1}) {
+    if (!view.IsWhole(page)) return false;
+  }
+  return true;
+}
+
 // Where in a run a block may go, and what it costs there.
 struct Choice {
   uint64_t start = 0;   // in granules, counted through all slots
