@@ -11,7 +11,7 @@ GPU.
 
     python benchmarks/multi_stream.py --output multi.json
     python benchmarks/multi_stream.py --configurations 8x1000-a0.3-f0.3 --seeds 1 2 --output m.json
-    python benchmarks/multi_stream.py --long --output long.json
+    python benchmarks/multi_stream.py --configurations 4x78000-a0.3-f0.3 --output long.json
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from _command import device, new_report, positive, write_report
-from _stream_rows import long_rows, long_table, measure_row, summarise
+from _stream_rows import measure_row, summarise
 from _team import Team, Worker, end
 from readme_table import table
 from stream_programs import CONFIGURATIONS, LONG
@@ -39,8 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("multi_stream.py: no CUDA device", file=sys.stderr)
         return 2
     report = new_report(options, machine)
-    good = _measure_long(options, report) if options.long else _measure(options, report)
-    return 0 if good else 1
+    return 0 if _measure(options, report) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--configurations",
         nargs="+",
-        choices=names,
+        choices=[*names, LONG.name],
         default=names,
         metavar="NAME",
         help=f"streams x operations - alloc - free; default: all of {', '.join(names)}",
@@ -73,11 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=positive, default=7, help="of replays, in turn")
     parser.add_argument(
         "--checks", type=positive, default=5, help="replays whose sums are compared, each program"
-    )
-    parser.add_argument(
-        "--long",
-        action="store_true",
-        help="instead: one capture of 100,000 nodes, and the time of each of its allocations",
     )
     parser.add_argument(
         "--timeout", type=positive, default=120, help="seconds that one step of a worker may take"
@@ -113,19 +107,6 @@ def _measure(options: argparse.Namespace, report: dict[str, Any]) -> bool:
     for name in report["summary"]["not_below_option"]:
         print(f"{name}: not below the option")
     return not report["summary"]["problems"]
-
-
-def _measure_long(options: argparse.Namespace, report: dict[str, Any]) -> bool:
-    team, workers = _team(options, [LONG.name])
-    try:
-        report["long"] = long_rows(team, options.seeds)
-        write_report(report, options.output)
-    finally:
-        end(workers)
-    print(long_table(report["long"]))
-    for name, error in team.errors.items():
-        print(f"{name}: FAILED {error}")
-    return not team.errors
 
 
 if __name__ == "__main__":

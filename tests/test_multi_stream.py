@@ -11,7 +11,7 @@ import multi_stream
 import pytest
 import readme_table
 from fake_team import faked
-from stream_programs import LONG, Kind, Op, Program, generate
+from stream_programs import LONG, Kind, generate
 
 Capture = pytest.CaptureFixture[str]
 
@@ -41,8 +41,6 @@ for line in sys.stdin:
                     "device_bytes": 0, "driver_seconds": 0.01 if allocator == "ours" else None},
         "replay": [0.02, 0.02, 0.021][number],
         "wrong_sums": wrong, "release": None,
-        "spans": [[1000 * i, 1000 * i + 10 + number] for i in range(100)],
-        "mapping": [i % 10 == 0 for i in range(100)],
     }[command]
     print(json.dumps({"result": result}), flush=True)
 """
@@ -176,57 +174,6 @@ def test_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Ca
     monkeypatch.setattr(multi_stream, "device", lambda: None)
     assert multi_stream.main(["--output", str(tmp_path / "x.json")]) == 2
     assert "no CUDA device" in capsys.readouterr().err
-
-
-def long_program(kernels: int) -> Program:
-    """An allocation at every tenth node."""
-    ops = []
-    for number in range(kernels):
-        kind = Kind.ALLOC if number % 10 == 9 else Kind.PLAIN
-        ops.append(Op(kind, 0, number // 10 if kind == Kind.ALLOC else -1, -1))
-    return Program(1, tuple(ops), (128,) * (kernels // 10), (0,) * (kernels // 10))
-
-
-def test_sections_of_a_long_capture() -> None:
-    count = 10_000
-    program = long_program(10 * count)
-    # Each takes 1 µs, one of ten 90 µs but maps, one is interrupted in one of the runs, one in all.
-    maps = [number % 10 == 0 for number in range(count)]
-
-    def run(interrupted: int) -> list[tuple[int, int]]:
-        lasting = [90_000 if maps[n] else 1_000 for n in range(count)]
-        lasting[interrupted] = lasting[9_995] = 70_000
-        return [(100_000 * n, 100_000 * n + lasting[n]) for n in range(count)]
-
-    measured = _stream_rows.sections(program, [run(1_001), run(1_002)], maps)
-    sections = measured["sections"]
-    assert [section["nodes"] for section in sections] == [12_500, 25_000, 50_000, 100_000]
-    assert [section["mapping"] for section in sections] == [125, 125, 250, 500]
-    assert [section["too_long"] for section in sections] == [0, 0, 0, 1]
-    assert [section["max"] for section in sections] == pytest.approx([1e-6, 1e-6, 1e-6, 70e-6])
-    assert sections[0]["median"] == pytest.approx(1e-6)
-    assert sections[0]["allocation_seconds"] == pytest.approx(125 * 90e-6 + 1125e-6)
-    assert sections[1]["seconds"] == pytest.approx(0.2499 + 1e-6)
-    assert measured["growth"] == pytest.approx(1.0, abs=0.01)
-
-
-def test_long(measure: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(_stream_rows, "generate", lambda made, seed: long_program(1_000))
-    monkeypatch.setattr(_stream_rows, "_SECTION_ENDS", (500, 1_000))
-    code, report = measure("", "--long", "--seeds", "3", "4")
-    assert code == 0
-    assert [(row["seed"], row["allocator"]) for row in report["long"]] == [
-        (seed, allocator) for seed in (3, 4) for allocator in ("stock", "option", "ours")
-    ]
-    ours = report["long"][2]
-    assert ours["sections"][0]["mapping"] == 5
-    assert ours["sections"][0]["max"] == pytest.approx(12e-9)
-    assert "growth" in capsys.readouterr().out
-
-    code, report = measure("fail@ours.spans", "--long")
-    assert code == 1
-    assert [row["allocator"] for row in report["long"]] == ["stock", "option"]
-    assert "ours: FAILED spans: RuntimeError: broken" in capsys.readouterr().out
 
 
 def test_the_long_program_has_100_000_nodes() -> None:
