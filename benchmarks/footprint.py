@@ -2,9 +2,10 @@
 
 Eight models of torchvision, timm and transformers, inference and training, three batch sizes each,
 smallest first; with graphs on PyTorch's own allocator and on cudagraph_pool. Each way of each runs
-in a process of its own, some beside each other, after one that fills the compiler's caches. Prints
-a table for each, writes JSON and a picture. Exit code 0 if no way with graphs holds more on the
-pool than on PyTorch's own allocator, 1 if one does or fails, 2 without a GPU.
+in a process of its own, some beside each other, after others that fill the compiler's caches.
+Prints a table for each, writes JSON and a picture. Where the JSON is there already, only what it
+lacks is run. Exit code 0 if no way with graphs holds more on the pool than on PyTorch's own
+allocator, 1 if one does or fails, 2 without a GPU.
 
     python benchmarks/footprint.py --output results/footprint.json --picture ../docs/footprint.svg
 """
@@ -13,12 +14,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import fields
 from pathlib import Path
 
 from _command import device, positive, write_report
@@ -46,6 +49,7 @@ MODELS = (
     "qwen2",
 )
 MODES = ("inference", "training")
+Case = tuple[str, str]  # a model and a mode
 
 # What the driver holds differs by so much from run to run.
 _DRIVER_NOISE = 4 << 20
@@ -70,19 +74,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     import torch
 
-    found: dict[str, Found] = {}
+    found = _found_before(options.output, machine)
+    cases = [
+        case
+        for case in itertools.product(options.models, options.modes)
+        if ", ".join(case) not in found
+    ]
     jobs = _most_at_a_time(options.jobs)
     with tempfile.TemporaryDirectory() as folder:
-        environment = _environment(options.caches or Path(folder), jobs)
+        environment = _environment(options.caches or Path(folder), min(jobs, len(cases) or 1))
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = visible.split(",") if visible else map(str, range(torch.cuda.device_count()))
         runs = Runs(environment, jobs, list(gpus))
-        for name, of_case in runs.all(options.models, options.modes):
+        for name, of_case in runs.all(cases):
             found[name] = of_case
             print(f"{name}\n{table(of_case)}\n", flush=True)
             if options.output is not None:
                 rows = {name: as_json(of_case) for name, of_case in found.items()}
                 write_report({**machine, "rows": rows}, options.output)
+    names = map(", ".join, itertools.product(MODELS, MODES))
+    found = {name: found[name] for name in names if name in found}
     if options.picture is not None:
         draw(found, options.picture)
     problems = [f"{name}: {what}" for name, of_case in found.items() for what in judge(of_case)]
@@ -98,33 +109,35 @@ class Runs:
         self._jobs = jobs
         self._gpus = itertools.cycle(gpus)
 
-    def all(self, models: Sequence[str], modes: Sequence[str]) -> Iterator[tuple[str, Found]]:
-        """Each model in each mode, as soon as it and those before it are measured."""
-        cases = list(itertools.product(models, modes))
+    def all(self, cases: Sequence[Case]) -> Iterator[tuple[str, Found]]:
+        """Each case, as soon as it is measured."""
         with ThreadPoolExecutor(self._jobs) as executor:
-            # Ways that are compiled alike have the same kernels. These processes come first in the
-            # executor's queue, so that none that waits for one keeps it from running.
-            kernels = {
-                (case, str(WAYS[way].compile)): executor.submit(self._measure, case, way, None)
-                for case, way in itertools.product(cases, needing_kernels(list(WAYS)))
-            }
+            # First in the executor's queue, so that none that waits for one keeps it from running.
+            kernels = {case: executor.submit(self._fill_caches, case) for case in cases}
             measuring = {
-                case: {
-                    way: executor.submit(
-                        self._measure, case, way, kernels.get((case, str(WAYS[way].compile)))
-                    )
-                    for way in WAYS
-                }
-                for case in cases
+                executor.submit(self._measure, case, way, kernels[case]): (case, way)
+                for case, way in itertools.product(cases, WAYS)
             }
-            for (model, mode), ways in measuring.items():
-                yield f"{model}, {mode}", {way: found.result() for way, found in ways.items()}
+            found: dict[Case, dict[str, Footprint | str]] = {case: {} for case in cases}
+            for done in as_completed(measuring):
+                case, way = measuring[done]
+                found[case][way] = done.result()
+                if len(found[case]) == len(WAYS):
+                    yield ", ".join(case), {way: found[case][way] for way in WAYS}
 
-    def _measure(
-        self, case: tuple[str, str], way: str, kernels: Future[Footprint | str] | None
-    ) -> Footprint | str:
-        if kernels is not None:
+    def _fill_caches(self, case: Case) -> None:
+        """Ways that are compiled alike have the same kernels, and the others many of them: one
+        after the other, none is made twice.
+        """
+        for way in needing_kernels(list(WAYS)):
+            self._run(case, way)
+
+    def _measure(self, case: Case, way: str, kernels: Future[None]) -> Footprint | str:
+        if WAYS[way].compile is not None:
             kernels.result()
+        return self._run(case, way)
+
+    def _run(self, case: Case, way: str) -> Footprint | str:
         began = time.perf_counter()
         model, mode = case
         environment = {**self._environment, "CUDA_VISIBLE_DEVICES": next(self._gpus)}
@@ -134,7 +147,22 @@ class Runs:
         return found
 
 
-def _environment(caches: Path, jobs: int) -> dict[str, str]:
+def _found_before(path: Path | None, machine: Mapping[str, str]) -> dict[str, Found]:
+    """What an earlier call wrote, without cases of which a way failed."""
+    if path is None or not path.exists():
+        return {}
+    report = json.loads(path.read_text())
+    if any(report[name] != value for name, value in machine.items()):
+        raise SystemExit(f"{path} is not of {machine}: name another --output")
+    figures = [field.name for field in fields(Footprint)]
+    return {
+        case: {way: Footprint(*(row[name] for name in figures)) for way, row in ways.items()}
+        for case, ways in report["rows"].items()
+        if not any("error" in row for row in ways.values())
+    }
+
+
+def _environment(caches: Path, compiling: int) -> dict[str, str]:
     folder = str(Path(__file__).parent)
     paths = [folder, os.environ.get("PYTHONPATH", "")]
     return {
@@ -142,7 +170,7 @@ def _environment(caches: Path, jobs: int) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "TORCHINDUCTOR_CACHE_DIR": str(caches),
         "TRITON_CACHE_DIR": str(caches / "triton"),
-        "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // compiling)),
     }
 
 

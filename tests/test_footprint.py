@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import footprint
 import pytest
 from footprint import judge
 
@@ -137,3 +138,33 @@ def test_the_benchmark_judges_each_figure() -> None:
         "graph_pool",
     ]
     assert judge({"graphs, stock": "failed", "graphs, ours": stock}) == ["graphs, stock failed"]
+
+
+def test_a_second_call_runs_what_the_first_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, str]] = []
+
+    def measure_apart(function: str, way: str, *_: Any) -> Footprint | str:
+        ran.append((function.partition(":")[2], way))
+        return "out of memory" if ran[-1] == failing else Footprint(300, 320, 0, 60)
+
+    monkeypatch.setattr(footprint, "measure_apart", measure_apart)
+    monkeypatch.setattr(footprint, "device", lambda: {"torch": "2.11.0", "gpu": "H100"})
+    monkeypatch.setattr(footprint, "_most_at_a_time", lambda jobs: jobs)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    report = tmp_path / "report.json"
+    arguments = ["--modes", "training", "--output", str(report), "--models"]
+    failing = ("bert", "eager")
+    assert footprint.main([*arguments, "bert", "llama"]) == 1
+    assert [way for name, way in ran if name == "bert" and way != "eager"][:3] == needing_kernels(
+        list(WAYS)
+    )
+    ran.clear()
+    failing = ("", "")
+    assert footprint.main([*arguments, "bert", "gpt2", "llama"]) == 0
+    assert {name for name, _ in ran} == {"bert", "gpt2"}, "one failed, one was not asked for"
+    rows = json.loads(report.read_text())["rows"]
+    assert {name: list(row) for name, row in rows.items()} == {
+        f"{name}, training": list(WAYS) for name in ("bert", "gpt2", "llama")
+    }
