@@ -41,12 +41,12 @@ class Usage(NamedTuple):
 
     Attributes:
         pool: What the pool holds.
-        device: What nobody else can have of the device.
+        execs: What the driver has taken for executables that were made at captures.
         peak: The most that the last capture had allocated at once, with what lived before.
     """
 
     pool: int
-    device: int
+    execs: int
     peak: int
 
 
@@ -62,6 +62,7 @@ class Captures:
         self.pool = pool
         self.turns = pool._turns
         self._shared_exec = pool._shared_exec if shared_exec is None else shared_exec
+        self._exec_bytes = 0
 
     # One capture at a time in a process: all of a device use one stream, and a wait for the device
     # would end that of another thread.
@@ -117,7 +118,9 @@ class Captures:
         ):
             work()
         if not self._shared_exec:
+            used = self.device_bytes()
             captured.instantiate()
+            self._exec_bytes += max(0, self.device_bytes() - used)
         replayable: Replayable = captured
         return replayable
 
@@ -135,9 +138,9 @@ class Captures:
         return bool(self.pool._adapter.pool_of(self.device.index, _address(tensor)) == self.pool.id)
 
     def usage(self) -> Usage:
-        """What the pool and the device hold now."""
+        """What is held now. It does not ask the device, which a small capture would feel."""
         stats = self.pool._adapter.stats(self.device.index, self.pool.id)
-        return Usage(stats["reserved_bytes"], self.device_bytes(), stats["scope_peak_bytes"])
+        return Usage(stats["reserved_bytes"], self._exec_bytes, stats["scope_peak_bytes"])
 
     def device_bytes(self) -> int:
         """What nobody else can have of the device now. Also of a pool that was closed."""
@@ -231,7 +234,7 @@ class Captured:
         seconds: What the capture took.
         peak_bytes: The most that it had allocated at once.
         pool_bytes: What the pool holds more than before.
-        driver_bytes: What the device has less beyond that, and since graphs were first replayed.
+        driver_bytes: What the device has less since executables were made for it.
         eager: A run of the function for it, None if it never ran.
         last_used: A number that is larger the later it was.
         samples: Its first replays.
@@ -300,7 +303,6 @@ def capture(
         after = after._replace(peak=max(forward_peak, after.peak))
     lent = [_lend(leaf, owner) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     del leaves
-    added = after.pool - before.pool
     captured = Captured(
         size,
         statics,
@@ -310,8 +312,8 @@ def capture(
         backward,
         seconds=time.perf_counter() - began,
         peak_bytes=after.peak,
-        pool_bytes=added,
-        driver_bytes=max(0, after.device - before.device - added),
+        pool_bytes=after.pool - before.pool,
+        driver_bytes=after.execs - before.execs,
     )
     return captured, after
 

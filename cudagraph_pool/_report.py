@@ -22,9 +22,8 @@ class SizeReport:
         nodes (int): Of its graphs, that of the backward pass included.
         peak_bytes (int): The most that was allocated in the pool at once in its capture.
         pool_bytes (int): What the pool holds since its capture and did not before.
-        driver_bytes (int): What the device has less since its capture, beyond that, and since it
-            was first replayed: what the driver keeps for the graph. Other processes' work shows in
-            it.
+        driver_bytes (int): What the device has less since executables were made for it, at its
+            capture or its first replay. Other processes' work shows in it.
         capture_seconds (float): What its capture took.
         eager_seconds (float or None): What the function took eagerly in a row of warm-ups, the
             backward pass included; None without one.

@@ -131,10 +131,10 @@ class CpuCaptures:
     def usage(self) -> Usage:
         held = sum(t.nbytes for tape in self.tapes for t in tape.allocated)
         peak = sum(t.nbytes for tape in self.tapes[-1:] for t in tape.allocated)
-        return Usage(held, held, peak)
+        return Usage(held, 0, peak)
 
     def device_bytes(self) -> int:
-        return self.usage().device
+        return self.usage().pool
 
     def synchronize(self) -> None:
         pass
