@@ -78,13 +78,12 @@ class Training:
         if parallel == "fsdp2":
             from torch.distributed.fsdp import fully_shard
 
-            for block in model.blocks:
-                fully_shard(block)
-            fully_shard(model)
-        if graphs == "compiled step":
-            model = torch.compile(model)
-        elif graphs == "reduce-overhead":
-            model = torch.compile(model, mode="reduce-overhead")
+            # Compiled block by block, before: what gathers a block's weights is cut out of what is
+            # compiled, and of a model that is compiled as a whole nothing is left.
+            for name, block in list(model.blocks.named_children()):
+                model.blocks.set_submodule(name, fully_shard(_compiled(block, graphs)))
+            return fully_shard(model)
+        model = _compiled(model, graphs)
         if parallel == "ddp":
             return nn.parallel.DistributedDataParallel(model)
         if graphs == "runner":
@@ -132,6 +131,14 @@ class Training:
         """Graphs that hold collectives must go before their process group does."""
         torch.cuda.synchronize()
         self._graph = None
+
+
+def _compiled(module: nn.Module, graphs: str) -> nn.Module:
+    if graphs == "compiled step":
+        return torch.compile(module)
+    if graphs == "reduce-overhead":
+        return torch.compile(module, mode="reduce-overhead")
+    return module
 
 
 def main() -> None:
