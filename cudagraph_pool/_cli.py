@@ -1,6 +1,7 @@
 """The command ``cudagraph-pool``.
 
-Exit codes: 0 done, 1 a replay failed, 2 wrong arguments or a file that cannot be used.
+Exit codes: 0 done, 1 a replay failed, 2 wrong arguments or a file that cannot be used, 130 stopped
+from the keyboard.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,35 +19,54 @@ from typing import TextIO
 from cudagraph_pool import _core
 from cudagraph_pool._replay import ReplayResult, replay
 from cudagraph_pool._table import format_table
-from cudagraph_pool._trace import ORDERS, Trace, TraceError, read_trace
+from cudagraph_pool._trace import ORDERS, STANDARD_INPUT, Trace, TraceError, read_trace
 
 _FAILED = 1
 _BAD_INPUT = 2
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        for stream in (sys.stdout, sys.stderr):
+            # Names from elsewhere, on a terminal that may have ASCII only.
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if arguments[:1] == ["run"]:  # how a program fails is the program's
+        from cudagraph_pool import _run
+
+        return _run.main(arguments[1:])
     try:
-        if arguments[:1] == ["demo"]:
-            from cudagraph_pool import _demo
-
-            return _demo.main(arguments[1:])
-        if arguments[:1] == ["footprint"]:
-            from cudagraph_pool import _footprint
-
-            return _footprint.main(arguments[1:])
-        if arguments[:1] == ["run"]:
-            from cudagraph_pool import _run
-
-            return _run.main(arguments[1:])
-        options = _parser().parse_args(arguments)
-        if options.command == "replay":
-            return _replay(options)
-        return _info()
+        code = _command(arguments)
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return _FAILED
+    except KeyboardInterrupt:
+        return _refuse("stopped", _INTERRUPTED)
+    except OSError as error:  # as of a full disk that the output goes to
+        _drop_output()
+        return _refuse(str(error), _FAILED)
+
+
+def _command(arguments: list[str]) -> int:
+    if arguments[:1] == ["demo"]:
+        from cudagraph_pool import _demo
+
+        return _demo.main(arguments[1:])
+    if arguments[:1] == ["footprint"]:
+        from cudagraph_pool import _footprint
+
+        return _footprint.main(arguments[1:])
+    options = _parser().parse_args(arguments)
+    return _replay(options) if options.command == "replay" else _info()
+
+
+def _drop_output() -> None:
+    """What is still in Python's buffer cannot go where it should, and would be tried at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
         help="replay recorded captures through the core",
         description="Replays recorded captures through the real core, on the host: no GPU is used.",
     )
-    replay.add_argument("traces", metavar="TRACE", nargs="+", help="JSON, plain or gzip")
+    replay.add_argument(
+        "traces", metavar="TRACE", nargs="+", help="JSON, plain or gzip; - reads standard input"
+    )
     replay.add_argument(
         "--order", choices=ORDERS, default="recorded", help="of the graphs (default: recorded)"
     )
@@ -80,6 +103,10 @@ def _parser() -> argparse.ArgumentParser:
 def _replay(options: argparse.Namespace) -> int:
     if options.seed is not None and options.order != "shuffled":
         return _refuse("--seed is for --order shuffled")
+    if options.placements == "":
+        return _refuse("--placements is empty, but names a file")
+    if options.traces.count("-") > 1:
+        return _refuse("standard input can be read once, but - stands there several times")
     if options.placements is not None and len(options.traces) > 1:
         return _refuse(
             f"--placements takes one trace, not {len(options.traces)}: "
@@ -113,17 +140,18 @@ def _placements(name: str | None, trace: Trace) -> Iterator[TextIO | None]:
         yield None
         return
     path = Path(name)
-    if path.exists() and path.samefile(trace.path):
+    if trace.path != STANDARD_INPUT and path.exists() and path.samefile(trace.path):
         raise OSError("it is the trace itself")
     with path.open("w") as file:
         yield file
 
 
 def _print_table(results: Sequence[ReplayResult]) -> None:
-    """Sizes in MiB."""
-    head = "trace graphs order minimum reserved ratio stock ranges mappings ops seconds"
+    """Sizes in MiB. JSON has more."""
+    head = "trace graphs order minimum reserved ratio stock seconds"
     rows = [head.split()]
     for result in results:
+        stock = result["stock_reserved_bytes"]
         rows.append(
             [
                 result["name"],
@@ -132,14 +160,11 @@ def _print_table(results: Sequence[ReplayResult]) -> None:
                 _mib(result["minimum_bytes"]),
                 _mib(result["reserved_bytes"]),
                 f"{result['ratio']:.3f}",
-                _mib(result["stock_reserved_bytes"]),
-                str(result["ranges"]),
-                str(result["page_mappings"]),
-                str(result["ops"]),
+                "-" if stock is None else _mib(stock),
                 f"{result['seconds']:.3f}",
             ]
         )
-    print("minimum, reserved and stock (what PyTorch's own allocator reserved) in MiB")
+    print("minimum, reserved and stock (PyTorch's own allocator, as recorded) in MiB")
     print(format_table(rows, left_columns=(0, 2)))
 
 

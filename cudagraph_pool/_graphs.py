@@ -89,6 +89,7 @@ class GraphPool:
 
     Raises:
         RuntimeError: :func:`cudagraph_pool.enable` was not called.
+        TypeError: ``max_execs`` or ``exec_budget`` is no integer.
         ValueError: ``device`` is no CUDA device of this machine, ``max_execs`` is less than 1,
             ``exec_budget`` is negative, or has no ``max_execs`` to exceed.
     """
@@ -102,6 +103,9 @@ class GraphPool:
         exec_budget: int = 0,
     ) -> None:
         self._open = False
+        for name, value in (("max_execs", max_execs), ("exec_budget", exec_budget)):
+            if not isinstance(value, int) and (name, value) != ("max_execs", None):
+                raise TypeError(f"{name} is {value!r}, but must be an integer")
         if max_execs is not None and max_execs < 1:
             raise ValueError(f"max_execs is {max_execs}, but a graph needs an executable to run")
         if exec_budget < 0 or (exec_budget > 0 and max_execs is None):

@@ -6,6 +6,8 @@ import json
 import time
 from typing import Final, TextIO, TypedDict
 
+from tqdm import tqdm
+
 from cudagraph_pool import _core
 from cudagraph_pool._trace import (
     MAX_LIVE_BYTES,
@@ -20,7 +22,9 @@ _POOL: Final = (0, 1)
 
 
 class ReplayResult(TypedDict):
-    """What a replay cost. Sizes in bytes, time in seconds of the core's calls."""
+    """What a replay cost. Sizes in bytes, time in seconds of the core's calls. What stock reserved
+    is known of the order in which graphs were recorded only.
+    """
 
     name: str
     graphs: int
@@ -28,7 +32,7 @@ class ReplayResult(TypedDict):
     minimum_bytes: int
     reserved_bytes: int
     ratio: float
-    stock_reserved_bytes: int
+    stock_reserved_bytes: int | None
     ranges: int
     page_mappings: int
     ops: int
@@ -67,7 +71,7 @@ def replay(
         "minimum_bytes": minimum,
         "reserved_bytes": stats.reserved_bytes,
         "ratio": stats.reserved_bytes / minimum,
-        "stock_reserved_bytes": trace.stock_reserved_bytes,
+        "stock_reserved_bytes": trace.stock_reserved_bytes if graphs is trace.graphs else None,
         "ranges": stats.ranges,
         "page_mappings": stats.page_mappings,
         "ops": stats.allocations + stats.frees,
@@ -76,11 +80,13 @@ def replay(
 
 
 def _run(pools: _core.PoolSet, graphs: list[Graph], placements: _Placements | None) -> float:
-    """Makes the calls; returns the time they took, without that of writing placements."""
+    """Makes the calls; returns the time they took, without that of writing placements. Of what
+    takes longer than a second a terminal shows how far it is.
+    """
     addresses: dict[int, int] = {}
     writing = 0.0
     start = time.perf_counter()
-    for graph in graphs:
+    for graph in tqdm(graphs, unit="graph", delay=1, leave=False, disable=None):
         pools.begin_scope(_POOL, _core.ScopeKind.CAPTURE)
         for event in graph.events:
             if event.bytes:

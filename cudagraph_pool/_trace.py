@@ -16,10 +16,12 @@ Traces come from elsewhere, so nothing in them is trusted: whatever does not fit
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 import os
 import random
+import sys
 import zlib
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, NoReturn
@@ -39,7 +41,7 @@ MAX_LIVE_BYTES: Final = 1 << 40
 MAX_NUMBER: Final = (1 << 63) - 1  # ids, streams and keys
 MAX_NAME_CHARACTERS: Final = 200
 
-_CHUNK_BYTES: Final = 1 << 20
+STANDARD_INPUT: Final = "-"
 
 
 class TraceError(ValueError):
@@ -89,7 +91,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Reads a recorded capture.
 
     Args:
-        path: the file, JSON or gzip of it.
+        path: the file, JSON or gzip of it; ``-``: standard input.
 
     Raises:
         TraceError: if the file cannot be read, or is not a trace from its first to its last byte.
@@ -168,37 +170,34 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def _read(path: str) -> bytes:
-    """The file's JSON, decompressed piece by piece so that no more than the limit is ever held."""
-    parts: list[bytes] = []
-    size = 0
+    """The file's JSON. No more than the limit is ever held, of it and of what is compressed."""
+    too_long = f"the file goes on; a trace may hold {MAX_JSON_BYTES >> 20} MiB of JSON"
     try:
-        with open(path, "rb") as raw:
-            compressed = raw.peek(2)[:2] == b"\x1f\x8b"
-            stream = gzip.GzipFile(fileobj=raw) if compressed else raw
-            while chunk := stream.read(_CHUNK_BYTES):
-                parts.append(chunk)
-                size += len(chunk)
-                if size > MAX_JSON_BYTES:
-                    raise TraceError(
-                        path,
-                        f"byte {MAX_JSON_BYTES}{' after decompression' if compressed else ''}",
-                        f"the file goes on; a trace may hold {MAX_JSON_BYTES >> 20} MiB of JSON",
-                    )
-    except EOFError:
-        raise TraceError(
-            path, f"byte {size} after decompression", "gzip ends early: file is truncated"
-        ) from None
-    except (zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(
-            path, f"byte {size} after decompression", f"gzip is damaged: {error}"
-        ) from None
+        with sys.stdin.buffer if path == STANDARD_INPUT else open(path, "rb") as file:
+            data = file.read(MAX_JSON_BYTES + 1)
     except OSError as error:
         raise TraceError(path, "file", f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # a NUL in the name
         raise TraceError(path, "file", f"cannot be read: {error}") from None
-    if not size:
+    if not data:
         raise TraceError(path, "byte 0", "the file is empty")
-    return b"".join(parts)
+    if len(data) > MAX_JSON_BYTES:
+        raise TraceError(path, f"byte {MAX_JSON_BYTES}", too_long)
+    if not data.startswith(b"\x1f\x8b"):
+        return data
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as compressed:
+            text = compressed.read(MAX_JSON_BYTES + 1)
+    except EOFError:
+        where = f"byte {len(data)}"
+        raise TraceError(path, where, "gzip ends early: the file is truncated") from None
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(path, "file", f"gzip is damaged: {error}") from None
+    if len(text) > MAX_JSON_BYTES:
+        raise TraceError(path, f"byte {MAX_JSON_BYTES} after decompression", too_long)
+    if not text:
+        raise TraceError(path, "byte 0 after decompression", "the file is empty")
+    return text
 
 
 def _parse(path: str, data: bytes) -> object:

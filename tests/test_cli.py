@@ -42,8 +42,7 @@ def test_table(capsys: Capture) -> None:
     about, head, rule, *rows = out.splitlines()
     assert about.endswith("in MiB")
     assert head.split() == [
-        *("trace", "graphs", "order", "minimum", "reserved", "ratio", "stock"),
-        *("ranges", "mappings", "ops", "seconds"),
+        *("trace", "graphs", "order", "minimum", "reserved", "ratio", "stock", "seconds"),
     ]
     assert set(rule) == {"-", " "}
     assert len({len(line) for line in (head, rule, *rows)}) == 1
@@ -119,6 +118,7 @@ def test_placements_never_overwrite_the_trace(capsys: Capture, write_trace: Writ
 
 def test_placements_that_cannot_be_written(capsys: Capture, tmp_path: Path) -> None:
     assert "cannot be written" in refused(capsys, "replay", SEED, "--placements", tmp_path)
+    assert "--placements is empty" in refused(capsys, "replay", SEED, "--placements", "")
     missing = tmp_path / "none" / "file"
     assert "No such file" in refused(capsys, "replay", SEED, "--placements", missing)
 
@@ -185,6 +185,58 @@ def test_module_runs_as_the_command() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["name"] == "seed_asc"
+
+
+def test_what_stock_took_is_of_the_recorded_order(capsys: Capture) -> None:
+    for order, stock in (("recorded", "1,326"), ("desc", "-")):
+        assert call("replay", MLP, "--order", order) == 0
+        assert capsys.readouterr().out.splitlines()[-1].split()[6] == stock
+
+
+def test_standard_input(capsys: Capture) -> None:
+    with MLP.open() as file:
+        done = subprocess.run(
+            [sys.executable, "-m", "cudagraph_pool", "replay", "--json", "-"],
+            stdin=file,
+            capture_output=True,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["name"] == "mlp_asc"
+    assert "once" in refused(capsys, "replay", "-", "-")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_on_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cudagraph_pool", "replay", str(SEED)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "cudagraph-pool: [Errno 28] No space left on device\n"
+
+
+def test_interrupt_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_cli, "replay", interrupted)
+    assert call("replay", SEED) == 130
+    assert capsys.readouterr().err == "cudagraph-pool: stopped\n"
+
+
+def test_a_name_that_the_terminal_cannot_show(write_trace: WriteTrace) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cudagraph_pool", "replay", write_trace(name="Übung")],
+        env=dict(os.environ, PYTHONIOENCODING="ascii"),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\xdcbung" in done.stdout
 
 
 def test_reader_that_goes_away_is_no_traceback() -> None:

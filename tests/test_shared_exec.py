@@ -240,6 +240,10 @@ def test_arguments_of_a_pool() -> None:
     for limits_and_budget in ((4, -1), (None, 1)):
         with pytest.raises(ValueError, match="a budget is a number of bytes for executables"):
             cgp.GraphPool(max_execs=limits_and_budget[0], exec_budget=limits_and_budget[1])
+    wrong: Any
+    for wrong in ({"max_execs": "x"}, {"exec_budget": None}, {"max_execs": 2.5}):
+        with pytest.raises(TypeError, match="but must be an integer"):
+            cgp.GraphPool(**wrong)
     assert not cgp.is_enabled()
     limits: list[int | None] = [1, None]
     for unless_enabled in limits:

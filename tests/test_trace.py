@@ -94,7 +94,7 @@ def test_truncated_gzip(tmp_path: Path, keep: int) -> None:
     path.write_bytes(TRACES[0].read_bytes()[:keep])
     error = error_of(path)
     assert "ends early" in error.what
-    assert error.where.startswith("byte ")
+    assert error.where == f"byte {path.stat().st_size}"
 
 
 def test_any_damaged_byte_of_gzip_is_noticed_or_harmless(tmp_path: Path) -> None:
