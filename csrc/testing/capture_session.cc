@@ -166,6 +166,7 @@ void CaptureSession::EndGraph() {
   for (const CaptureId capture : captures_) host_.graphs().End(capture);
   captures_.clear();
   invalid_.clear();
+  told_.clear();
   events_.clear();
   relied_on_.clear();
   dag_.EndCaptures();
@@ -227,6 +228,7 @@ std::string CaptureSession::Allocate(uint64_t item, uint64_t bytes, StreamId str
   for (const StreamId user : std::exchange(unseen_, {})) oracle_.See(user);
   oracle_.See(stream);
   const CaptureId in = Captured(stream) ? dag_.At(stream).capture : kNoCapture;
+  told_.insert(in);
   Tensor tensor;
   Call([&] { tensor.block = set_.Allocate(pool_, bytes, stream, in); });
   watch_.MarkUsed();
@@ -249,6 +251,12 @@ std::string CaptureSession::Free(uint64_t item) {
   }
   // Its stream cannot wait any more for what it left with the capture.
   if (!unsaid.empty() && std::ranges::find(captures_, tensor.capture) == captures_.end()) return {};
+  // Where another capture allocates nothing the pool is not told of it: what its graph uses must not
+  // be freed while that lives.
+  if (tensor.capture != kNoCapture && tensor.capture != captures_.front() &&
+      !told_.contains(tensor.capture)) {
+    return {};
+  }
   if (!unsaid.empty() && Captured(tensor.block.stream)) {
     Order(tensor.block.stream, unsaid);
     std::ranges::move(unsaid, std::back_inserter(relied_on_[tensor.block.stream]));

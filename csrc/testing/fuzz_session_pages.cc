@@ -136,10 +136,13 @@ std::string FuzzSession::Do(const RestoreOp& op) {
   const PoolId id = IdOf(op.pool);
   if (StaysForRemains(id)) return {};
   const Kept& kept = it->second;
+  const bool allowed = model_.MayRestore(id, kept.naive);
+  // A pool that stayed for such remains until it was used again is the one that it was.
+  if (leaky_ && !allowed && kept.naive.pool == id) return {};
   RestoreDelta delta;
   std::string wrong;
   std::string complaint = Mirror(
-      model_.MayRestore(id, kept.naive), [&] { delta = set_->Restore(id, kept.real); },
+      allowed, [&] { delta = set_->Restore(id, kept.real); },
       [&] { wrong = Restored(id, kept.naive, delta); });
   return complaint.empty() ? wrong : complaint;
 }
