@@ -1,7 +1,8 @@
-"""Prints the README's tables of figures, in Markdown, from what the benchmarks wrote.
+"""Prints tables of README and docs, in Markdown, from what the benchmarks wrote.
 
 python benchmarks/readme_table.py benchmarks/results/const_memory.json
-python benchmarks/readme_table.py benchmarks/results/compiled_models.json
+python benchmarks/readme_table.py benchmarks/results/graph_runner.json
+python benchmarks/readme_table.py benchmarks/results/footprint.json
 python benchmarks/readme_table.py benchmarks/results/multi_stream.json
 python benchmarks/readme_table.py benchmarks/results/two_streams.json
 python benchmarks/readme_table.py benchmarks/results/shared_execs.json
@@ -42,6 +43,13 @@ RECORDED = {
     "resnet50": "resnet50_asc",
     "gpt2": "gpt2_train_asc",
 }
+RUNNER_MODELS = {
+    "script": "`a**2 + b*2`, 128 sizes",
+    "mlp": "gated MLP, 128 sizes",
+    "llama": "Llama-like decode, 51 sizes",
+    "resnet50": "ResNet-50 inference, 64 sizes",
+    "gpt2": "GPT-2 training, 8 sizes",
+}
 ORDERS_TEXT = Path(__file__).parent / "results" / "orders.txt"
 TWO_STREAMS = {
     "streaming": "weights copied while the layer before computes, 8 sizes",
@@ -63,13 +71,14 @@ def main() -> int:
 def table(report: Row) -> list[str]:
     """That of a benchmark, told by what it alone writes. What was not measured is a dash."""
     if isinstance(report["rows"], dict):
-        return shared_execs_table(report)
+        is_footprint = "memory" not in report["rows"]
+        return (footprint_table if is_footprint else shared_execs_table)(report)
     first = report["rows"][0] if report["rows"] else {}
     if "allocators" in first:
         return multi_stream_table(report)
     if first.get("workload") in TWO_STREAMS:
         return two_streams_table(report)
-    return compiled_table(report) if "model" in first else const_memory_table(report)
+    return graph_runner_table(report) if "model" in first else const_memory_table(report)
 
 
 def const_memory_table(report: Row) -> list[str]:
@@ -118,25 +127,50 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def compiled_table(report: Row) -> list[str]:
-    """A column for each model of compiled_models.py."""
+def graph_runner_table(report: Row) -> list[str]:
+    """The models of graph_runner.py. Ours after what people write by hand."""
+    head = ["by hand, **GraphRunner**", "memory, MiB", "the largest alone, MiB"]
+    head += ["capture time ÷ by hand", "CPU time of a call, µs", "step time ÷ by hand"]
+    lines = []
+    for row in report["rows"]:
+        hand, ours = row["stock"], row["ours"]
 
-    def reserved(row: Row, name: str) -> str:
-        return figure(row[name], "reserved_bytes", _MIB, ",.0f")
+        def both(name: str, form: str, hand: Row = hand, ours: Row = ours) -> str:
+            return f"{hand[name]:{form}}, **{ours[name]:{form}}**"
 
-    def against_stock(row: Row) -> str:
-        ours, stock = (row[name].get("reserved_bytes") for name in ("ours", "stock"))
-        share = ours / stock if ours is not None and stock else None
-        return f"**{reserved(row, 'ours')}** ({number(share, 1, '.2f')})"
+        lines.append(
+            [
+                RUNNER_MODELS[row["model"]],
+                both("memory", ",.0f"),
+                both("largest", ",.0f"),
+                f"{ours['capture'] / hand['capture']:.2f}",
+                both("call", ".0f"),
+                f"{ours['step'] / hand['step']:.3f}",
+            ]
+        )
+    return markdown(head, lines)
 
-    rows = report["rows"]
-    return markdown(
-        ["", *(row["model"].replace("_", " ") for row in rows)],
-        [
-            ["stock", *(reserved(row, "stock") for row in rows)],
-            ["**cudagraph_pool**", *map(against_stock, rows)],
-        ],
-    )
+
+def footprint_table(report: Row) -> list[str]:
+    """The cases of footprint.py."""
+    head = ["stock, **cudagraph_pool**", "eager", "compiled", "graphs: held", "of it pool"]
+    head += ["dynamic graphs: held", "of it pool"]
+
+    def held(way: Row, ours: Row | None = None) -> str:
+        shown = f"{way['held'] * _MIB:,.0f}"
+        if ours is not None:
+            shown += f", **{ours['held'] * _MIB:,.0f}**"
+        return f"{shown} ({(ours or way)['compression_ratio']:.2f})"
+
+    lines = []
+    for case, ways in report["rows"].items():
+        cells = [case, f"{ways['eager']['held'] * _MIB:,.0f}", held(ways["compiled"])]
+        for kind in ("graphs", "dynamic graphs"):
+            stock, ours = ways[f"{kind}, stock"], ways[f"{kind}, ours"]
+            pools = (stock["graph_pool"] * _MIB, ours["graph_pool"] * _MIB)
+            cells += [held(stock, ours), f"{pools[0]:,.0f}, **{pools[1]:,.0f}**"]
+        lines.append(cells)
+    return markdown(head, lines)
 
 
 def multi_stream_table(report: Row) -> list[str]:

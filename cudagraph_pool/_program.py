@@ -76,6 +76,8 @@ class Program:
         self._gradients: dict[int, StaticInputs] = {}
         self._cuts: Cuts | None = None
         self._eager: dict[Size, Span] = {}
+        # Of sizes that ran already, and were not warmed up yet.
+        self._ran: dict[Size, list[Output]] = {}
         # Where all sizes read the same first bytes of each input, those that are filled in do for
         # all sizes below.
         self._are_nested = all(given.is_nested for given in self._inputs)
@@ -105,20 +107,20 @@ class Program:
         sizes = self._buckets.listed() or (bucket,)
         if self._statics is None:
             self._statics = StaticInputs(self._inputs, self._captures.device, sizes)
-        runs: dict[Size, list[Output]] = {}
 
         def outputs_at(at: Size) -> list[Output]:
-            if at not in runs:
-                runs[at], _ = self._run(call, size, at, times=1, thoroughly=True)
-            return runs[at]
+            if at not in self._ran:
+                self._ran[at], _ = self._run(call, size, at, times=1, thoroughly=True)
+            return self._ran[at]
 
         if self._cuts is None:
             self._cuts = Cuts(outputs_at, bucket, _neighbours(bucket, self._buckets))
-        left = times - (bucket in runs)
+        outputs = self._ran.pop(bucket, None)
+        left = times - (outputs is not None)
         if left > 0:
-            runs[bucket], self._eager[bucket] = self._run(call, size, bucket, left)
-        if bucket in runs:
-            self._cuts.check(runs[bucket], bucket)
+            outputs, self._eager[bucket] = self._run(call, size, bucket, left)
+        if outputs is not None:
+            self._cuts.check(outputs, bucket)
 
     def capture(self, call: Call, bucket: Size, before: Usage) -> tuple[Captured, Usage]:
         """Captures a bucket. pre: it was warmed up, if with no runs.
@@ -343,9 +345,7 @@ class Plan:
                 backward.graph.replay()
             else:
                 self._replay_noted(backward.graph)
-            # Whoever is given these may keep them.
-            given = self._input_gradients + backward.grad_parameters
-            return [None if gradient is None else gradient.clone() for gradient in given]
+            return _copies(self._input_gradients + backward.grad_parameters)
 
     def _replay_noted(self, graph: Replayable) -> Span:
         """Marks around it; of the first time it is noted what the driver takes for its executable,
@@ -367,6 +367,21 @@ class Plan:
         assert backward is not None
         outputs = (self.captured.leaves[place] for place in backward.reads)
         return [(x.data_ptr(), x._version) for x in (*outputs, *backward.reads_parameters)]
+
+
+def _copies(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Of tensors that the next replay overwrites, made by few launches: whoever is given these may
+    keep them.
+    """
+    copies = [None if tensor is None else torch.empty_like(tensor) for tensor in tensors]
+    pairs = [
+        (copy, tensor)
+        for copy, tensor in zip(copies, tensors, strict=True)
+        if copy is not None and tensor is not None
+    ]
+    if pairs:
+        torch._foreach_copy_([copy for copy, _ in pairs], [tensor for _, tensor in pairs])
+    return copies
 
 
 def _assembler(tree: pytree.TreeSpec) -> Callable[[list[Any]], Any]:

@@ -4,7 +4,7 @@ Data-parallel training with activation checkpoints, for two lengths of sequences
 eager; compiled, with each whole step (forward, backward, all-reduce, optimizer) captured into one
 pool; and compiled with mode="reduce-overhead". What is compiled is the block that the model
 repeats, in seconds where the whole model would take minutes. Each way has processes of its own, one
-for each GPU, or one if there is but one. Prints a table.
+for each GPU, or one if there is but one. Prints a table, and of a way that fails why.
 
     python examples/train_ddp.py
 """
@@ -50,14 +50,27 @@ class Block(nn.Module):  # type: ignore[misc]
         return x + self.feed(self.norms[1](x))
 
 
+class Checkpoint(nn.Module):  # type: ignore[misc]
+    """What a block computes is computed again for the backward pass."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        # No dropout, so that there is no random state to keep: a capture may not read it.
+        y: Tensor = checkpoint(self.block, x, use_reentrant=False, preserve_rng_state=False)
+        return y
+
+
 class Gpt(nn.Module):  # type: ignore[misc]
-    """Returns the loss; what its blocks compute is computed again for the backward pass."""
+    """Returns the loss."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, HIDDEN)
         self.places = nn.Embedding(max(LENGTHS), HIDDEN)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(Checkpoint(Block()) for _ in range(LAYERS))
         self.norm = nn.LayerNorm(HIDDEN)
         for embedding in (self.tokens, self.places):
             nn.init.normal_(embedding.weight, std=0.02)
@@ -65,8 +78,7 @@ class Gpt(nn.Module):  # type: ignore[misc]
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
         for block in self.blocks:
-            # No dropout, so that there is no random state to keep: a capture may not read it.
-            x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
+            x = block(x)
         logits = self.norm(x) @ self.tokens.weight.T
         return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
 
@@ -79,9 +91,12 @@ class Training:
         # Gradients are reduced block by block as it is; no compiled block need be cut for that.
         torch._dynamo.config.optimize_ddp = False
         model = Gpt().cuda()
-        for block in model.blocks if way != "eager" else ():
-            mode = "reduce-overhead" if way == "compiled, reduce-overhead" else None
-            block.compile(mode=mode, dynamic=False)
+        for checkpointed in model.blocks:
+            if way == "compiled, captured":
+                checkpointed.block.compile(dynamic=False)
+            elif way == "compiled, reduce-overhead":
+                # With the checkpoint in it: torch 2.11's graphs do not run a forward pass again.
+                checkpointed.compile(mode="reduce-overhead", dynamic=False)
         self.generator = torch.Generator("cuda").manual_seed(rank)
         self.tokens = {n: torch.zeros(BATCH, n, dtype=torch.long, device="cuda") for n in LENGTHS}
         self.losses: dict[int, Tensor] = {}
@@ -127,8 +142,8 @@ class Training:
         return self.losses[length]
 
 
-def train(way: str, steps: int) -> dict[str, float]:
-    """In each of the processes; what it took in this one."""
+def train(way: str, steps: int) -> list[float]:
+    """In each of the processes; a row of the table, of this one."""
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(rank)
     if way == "compiled, captured":
@@ -143,23 +158,27 @@ def train(way: str, steps: int) -> dict[str, float]:
         seconds[length].append(time.perf_counter() - began)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    found = {
-        **{f"ms, {n} tokens": statistics.median(of_n) * 1e3 for n, of_n in seconds.items()},
-        "reserved MiB": torch.cuda.memory_reserved() / 2**20,
-        "device MiB": (total - free) / 2**20,
-        "last loss": loss,
-    }
+    found = [
+        *(statistics.median(of_length) * 1e3 for of_length in seconds.values()),
+        torch.cuda.memory_reserved() / 2**20,
+        (total - free) / 2**20,
+        loss,
+    ]
     training.graphs.clear()  # graphs with collectives go before their process group
     dist.destroy_process_group()
     return found
 
 
-def launch(way: str, steps: int, ranks: int) -> dict[str, float]:
-    """What it took in the first rank."""
+def launch(way: str, steps: int, ranks: int) -> list[float] | str:
+    """A row of the table, of the first rank, or why there is none."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={ranks}", __file__, "--way", way, "--steps", str(steps)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+        errors = [line for line in done.stderr.splitlines() if "Error: " in line]
+        return errors[0].partition("]:")[2] if errors else f"exit code {done.returncode}"
+    found: list[float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -177,12 +196,17 @@ def main() -> int:
             print(json.dumps(found))
         return 0
     ranks = min(2, torch.cuda.device_count())
+    head = [*(f"ms, {n} tokens" for n in LENGTHS), "reserved MiB", "device MiB", "last loss"]
+    print(f"{ranks} GPU(s)".ljust(28) + "".join(f"{name:>16}" for name in head))
+    failed = False
     for way in WAYS:
         row = launch(way, options.steps, ranks)
-        if way == WAYS[0]:
-            print(f"{ranks} GPU(s)".ljust(28) + "".join(f"{name:>16}" for name in row))
-        print(f"{way:28}" + "".join(f"{value:16,.2f}" for value in row.values()), flush=True)
-    return 0
+        if isinstance(row, str):
+            failed = True
+            print(f"{way:28}  failed: {row}", flush=True)
+        else:
+            print(f"{way:28}" + "".join(f"{value:16,.2f}" for value in row), flush=True)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

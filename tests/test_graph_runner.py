@@ -157,6 +157,15 @@ def test_padding_has_the_value_asked_for() -> None:
         assert tree_equal(same, ids[:n])
 
 
+@pytest.mark.parametrize("warmup", [1, 3])
+def test_no_size_is_warmed_up_more_often_than_asked(warmup: int) -> None:
+    """Though one is run besides, to see which dimensions of the outputs follow the size."""
+    run = runner(double, sizes=[1, 4, 8], warmup=warmup)
+    run(rows(3))
+    assert run.captures.warm_ups == 3 * warmup
+
+
+
 @pytest.mark.parametrize("order", ["largest_first", "smallest_first"])
 def test_warm_ups_read_what_the_call_holds(order: Any) -> None:
     """A size below one that was filled in reads the beginning of that, in two dimensions not."""
