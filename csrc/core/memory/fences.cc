@@ -10,14 +10,17 @@ namespace cgp {
 FenceTable::StreamFence FenceTable::ForStream(StreamId stream, bool eager) {
   const State state = eager ? State::kUnmarked : State::kScope;
   for (const FenceId id : listed_) {
-    Fence& fence = fences_[Index(id)];
-    if (fence.owner != stream || fence.eager != eager) continue;
-    // A mark of earlier says nothing of what the stream does from now on.
-    fence.mark.reset();
-    fence.state = state;
-    return {id, true};
+    const Fence& fence = fences_[Index(id)];
+    if (fence.owner == stream && fence.eager == eager) return {id, true};
   }
   return {Add({.state = state, .owner = stream, .eager = eager, .mark = {}}), false};
+}
+
+void FenceTable::Renew(FenceId id) {
+  Fence& fence = fences_[Index(id)];
+  if (fence.state != State::kMarked) return;
+  fence.mark.reset();
+  fence.state = State::kUnmarked;
 }
 
 FenceId FenceTable::Held(bool eager) {

@@ -58,6 +58,9 @@ class FenceTable {
     bool reused = false;
   };
   StreamFence ForStream(StreamId stream, bool eager);
+  // More stands behind the fence, or its stream goes on to work: a mark of earlier says nothing of
+  // that. Does not throw.
+  void Renew(FenceId id);
 
   // A held fence: with `eager` one that opens by a mark, else at the end of the scope.
   FenceId Held(bool eager);

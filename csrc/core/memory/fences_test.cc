@@ -130,6 +130,8 @@ TEST_F(FenceTableTest, AStreamThatGoesOnTakesItsFenceFromTheMark) {
   const auto again = fences_.ForStream(kA, true);
   EXPECT_EQ(again.id, id);
   EXPECT_TRUE(again.reused);
+  EXPECT_EQ(host_.usage().events, 1u) << "nothing has changed by asking";
+  fences_.Renew(id);
   EXPECT_EQ(host_.usage().events, 0u) << "it says nothing of what the stream does now";
   host_.CompleteEvents();
   EXPECT_FALSE(fences_.Poll());

@@ -80,7 +80,9 @@ FreeView& StreamMemory::ViewFor(StreamId stream, std::optional<CaptureId> in) {
 FreeView& StreamMemory::AddView(StreamId stream) {
   if (replays_) WaitForReplays(stream);
   const FenceTable::StreamFence fence = fences_.ForStream(stream, *scope_ == ScopeKind::kEager);
-  return bytes_.AddView(stream, fence.id, fence.reused);
+  FreeView& view = bytes_.AddView(stream, fence.id, fence.reused);
+  fences_.Renew(fence.id);  // so it is the stream's until the scope ends
+  return view;
 }
 
 // pre: the stream is about to work, so it is not destroyed.

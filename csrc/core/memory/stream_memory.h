@@ -63,7 +63,10 @@ class StreamMemory {
 
   // Behind what the bytes of a block must stay that is freed now; there is room for them.
   FenceId FenceFor(const LiveBlock& live);
-  void Give(const LiveBlock& live, FenceId fence) { bytes_.Give(live.site, live.length(), fence); }
+  void Give(const LiveBlock& live, FenceId fence) {
+    fences_.Renew(fence);
+    bytes_.Give(live.site, live.length(), fence);
+  }
   // Frees the block, which may be moved from, but for `block`.
   void Free(LiveBlock& live);
   void RecordUse(LiveBlock& live, StreamId stream);
