@@ -208,6 +208,71 @@ BENCHMARK(SmallPairs)
 void LargePairs(benchmark::State& state) { RandomPairs(state, kPageBytes, 16 * kPageBytes); }
 BENCHMARK(LargePairs)->RangeMultiplier(10)->Range(10, 10'000)->Arg(3'000)->UseManualTime();
 
+// How an operation grows with what is there already, which benchmarks/growth.py draws: pairs of small
+// blocks of one size beside N live ones, beside what N graphs have left, and of whole pages in a pool
+// of N; and making the last of those pages.
+void TimePairs(benchmark::State& state, Setup& setup, uint64_t bytes) {
+  std::vector<int64_t> samples;
+  for (auto _ : state) {
+    cgp::Address address = 0;
+    int64_t time = setup.CoreTime([&] { address = setup.pool.Allocate(bytes, kStream).address; });
+    time += setup.CoreTime([&] { setup.pool.Free(address); });
+    samples.push_back(time);
+    state.SetIterationTime(static_cast<double>(time) * 1e-9);
+  }
+  setup.pool.EndScope();
+  state.counters["median_ns"] = Percentile(samples, 0.5);
+  state.counters["p99_ns"] = Percentile(samples, 0.99);
+  state.counters["clock_ns"] = ClockNanoseconds();
+}
+
+void GrowthOfBlocks(benchmark::State& state) {
+  Setup setup;
+  setup.pool.BeginScope(cgp::ScopeKind::kCapture);
+  Sizes sizes(cgp::kGranuleBytes, kPageBytes / 32, /*seed=*/1);
+  std::vector<cgp::Address> freed;
+  for (int64_t i = 0; i < state.range(0); ++i) {
+    setup.pool.Allocate(sizes.Next(), kStream);
+    if (i % 2 == 0) freed.push_back(setup.pool.Allocate(sizes.Next(), kStream).address);
+  }
+  for (const cgp::Address address : freed) setup.pool.Free(address);
+  TimePairs(state, setup, 4096);
+}
+BENCHMARK(GrowthOfBlocks)->RangeMultiplier(10)->Range(1000, 1'000'000)->UseManualTime();
+
+void GrowthOfGraphs(benchmark::State& state) {
+  Setup setup;
+  Sizes sizes(cgp::kGranuleBytes, 4 * kPageBytes, /*seed=*/1);
+  for (int64_t graph = 0; graph < state.range(0); ++graph) {
+    setup.pool.BeginScope(cgp::ScopeKind::kCapture);
+    std::vector<cgp::Address> freed;
+    for (int i = 0; i < 50; ++i)
+      freed.push_back(setup.pool.Allocate(sizes.Next(), kStream).address);
+    for (size_t i = 1; i < freed.size(); ++i) setup.pool.Free(freed[i]);
+    setup.pool.EndScope();
+  }
+  setup.pool.BeginScope(cgp::ScopeKind::kCapture);
+  TimePairs(state, setup, 4096);
+}
+BENCHMARK(GrowthOfGraphs)->RangeMultiplier(10)->Range(10, 10'000)->UseManualTime();
+
+void GrowthOfPages(benchmark::State& state) {
+  Setup setup;
+  setup.pool.BeginScope(cgp::ScopeKind::kCapture);
+  std::vector<cgp::Address> freed;
+  std::vector<int64_t> last;
+  for (int64_t page = 0; page < state.range(0); page += 2) {
+    setup.pool.Allocate(kPageBytes, kStream);
+    const int64_t time =
+        setup.CoreTime([&] { freed.push_back(setup.pool.Allocate(kPageBytes, kStream).address); });
+    if (page >= state.range(0) - 100) last.push_back(time);
+  }
+  state.counters["new_page_ns"] = Percentile(last, 0.5);
+  for (const cgp::Address address : freed) setup.pool.Free(address);
+  TimePairs(state, setup, kPageBytes);
+}
+BENCHMARK(GrowthOfPages)->RangeMultiplier(10)->Range(100, 100'000)->UseManualTime();
+
 // One block of so many pages, beside 10,000 live ones of a page, from a run that is free and goes back
 // to it.
 void PagesPairs(benchmark::State& state) {

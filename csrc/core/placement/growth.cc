@@ -1,6 +1,7 @@
 #include "core/placement/growth.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <utility>
 
@@ -39,14 +40,10 @@ class GrowthPlanner {
         streams_(streams),
         free_(view.Handles()),
         fresh_(Fill(length_, Ends::kBoth, std::nullopt)),
-        most_whole_(fresh_.whole + static_cast<uint64_t>(slack)),
-        shown_in_(ranges.page_count(), RangeId{ranges.range_count()}) {}
+        most_whole_(fresh_.whole + static_cast<uint64_t>(slack)) {}
 
   GrowthPlan Plan() {
-    for (uint32_t r = ranges_.range_count(); r-- > 0;) {
-      ConsiderExtending(RangeId{r}, /*at_front=*/false);
-      ConsiderExtending(RangeId{r}, /*at_front=*/true);
-    }
+    for (const End& end : FreeEnds()) ConsiderExtending(end.range, end.at_front);
     return best_.cost != kNone ? Extend() : StartRange();
   }
 
@@ -62,8 +59,55 @@ class GrowthPlanner {
     bool at_front = false;
   };
 
+  // Of a range: the newest first, and its back before its front.
+  struct End {
+    RangeId range{};
+    bool at_front = false;
+    bool operator<(const End& other) const {
+      return range != other.range ? range > other.range : at_front < other.at_front;
+    }
+  };
+
+  // All ends of ranges at which something is free. A range ends where a handle does, so that these are
+  // found by the handles that have something free there; where those are more than there are ranges,
+  // other ends are among them.
+  std::vector<End> FreeEnds() const {
+    std::vector<End> ends;
+    if (free_.tails().size() + free_.heads().size() + free_.wholes().size() >
+        ranges_.range_count()) {
+      for (uint32_t r = ranges_.range_count(); r-- > 0;) {
+        ends.push_back({RangeId{r}, false});
+        ends.push_back({RangeId{r}, true});
+      }
+      return ends;
+    }
+    const auto add_backs = [&](PageId handle) {
+      const uint32_t pages = ranges_.handle_pages(handle);
+      for (const SlotId slot : ranges_.slots_of(handle)) {
+        const RangeId range = ranges_.range_of(slot);
+        if (Index(slot) + pages == Index(ranges_.range(range).end()))
+          ends.push_back({range, false});
+      }
+    };
+    const auto add_fronts = [&](PageId handle) {
+      for (const SlotId slot : ranges_.slots_of(handle)) {
+        const RangeId range = ranges_.range_of(slot);
+        if (slot == ranges_.range(range).begin()) ends.push_back({range, true});
+      }
+    };
+    for (const Edge& tail : free_.tails()) add_backs(tail.handle);
+    for (const Edge& head : free_.heads()) add_fronts(head.handle);
+    for (const WholeHandle& whole : free_.wholes()) {
+      add_backs(whole.handle);
+      add_fronts(whole.handle);
+    }
+    std::ranges::sort(ends, std::less());
+    return ends;
+  }
+
   // So that Fill() need not look through all mappings of each handle.
   void NoteShown(RangeId id) {
+    if (shown_in_.empty()) shown_in_.assign(ranges_.page_count(), RangeId{ranges_.range_count()});
     const RangeTable::Range& range = ranges_.range(id);
     for (uint32_t slot = Index(range.begin()); slot < Index(range.end()); ++slot) {
       shown_in_[Index(ranges_.page_at(SlotId{slot}))] = id;
