@@ -163,11 +163,11 @@ std::string FuzzSession::Do(const RetainOp& op) {
 
 std::string FuzzSession::Do(const BeginOp& op) {
   const PoolId id = IdOf(op.pool);
-  asked_.insert(id);
   const bool may_mark = watch_.MayQuiesce();
   return Mirror(
       !model_.OpenScope(id).has_value(), [&] { set_->BeginScope(id, op.kind); },
       [&] {
+        asked_.insert(id);
         model_.BeginScope(id, op.kind, may_mark);
         watch_.set_capturing(model_.AnyCaptureOpen());
         if (op.kind == ScopeKind::kCapture) BeginCapture(id);
