@@ -165,7 +165,6 @@ def test_no_size_is_warmed_up_more_often_than_asked(warmup: int) -> None:
     assert run.captures.warm_ups == 3 * warmup
 
 
-
 @pytest.mark.parametrize("order", ["largest_first", "smallest_first"])
 def test_warm_ups_read_what_the_call_holds(order: Any) -> None:
     """A size below one that was filled in reads the beginning of that, in two dimensions not."""
