@@ -116,6 +116,7 @@ class Row:
             "capture_vs_stock": median_ratio(
                 [cost["seconds"] for cost in costs], [cost["seconds"] for cost in stock_costs]
             ),
+            "first_vs_stock": ratio(_first_seconds(costs), _first_seconds(stock_costs)),
             "driver_seconds": driver,
             "driver_share": ratio(driver, captured),
             "replay_seconds": median(self._rounds[name]),
@@ -130,6 +131,10 @@ class Row:
         return judge_outputs(
             self._compared[name], None if name == "stock" else self._compared.get("stock")
         )
+
+
+def _first_seconds(costs: Sequence[dict[str, Any]]) -> float | None:
+    return costs[0]["seconds"] if costs else None
 
 
 def judge_outputs(

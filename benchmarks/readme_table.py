@@ -97,11 +97,11 @@ def const_memory_table(report: Row) -> list[str]:
         named.add(workload)
         lines.append(
             [
-                WORKLOADS[workload] if first else "",
+                WORKLOADS.get(workload, workload) if first else "",
                 ORDERS[order],
                 figure(stock, "minimum_bytes", _MIB, ",.0f"),
                 f"**{size(ours)}**",
-                f"{orders[RECORDED[workload]].worst:.3f}" if first else "",
+                f"{orders[RECORDED[workload]].worst:.3f}" if first and workload in RECORDED else "",
                 size(stock),
                 size(expandable),
                 figure(ours, "capture_vs_stock", 1, ".2f"),

@@ -4,10 +4,12 @@ traces captured, by two_streams.py and by shared_execs.py.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 
 import torch
+from held_out import KEPT, MODELS, HeldOut
 from torch import Tensor, nn
 from two_stream_models import Branches, WeightStreaming
 
@@ -247,4 +249,9 @@ WORKLOADS: dict[str, Callable[[torch.device], Workload]] = {
     "streaming": WeightStreaming,
     "branches": Branches,
     "deep": DeepDecoder,
+    **{
+        name: functools.partial(HeldOut, name=name)
+        for model in MODELS
+        for name in (model, model + KEPT)
+    },
 }

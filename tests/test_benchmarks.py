@@ -258,6 +258,33 @@ def test_each_kind_of_worker_is_there(kind: str, name: str) -> None:
     assert callable(_worker.KINDS[kind]([name], "stock"))
 
 
+def test_each_workload_that_may_be_asked_for_is_there() -> None:
+    pytest.importorskip("torch")
+    from workloads import WORKLOADS
+
+    assert {*const_memory.WORKLOADS, *const_memory.HELD_OUT} <= WORKLOADS.keys()
+
+
+def test_a_held_out_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its results are those of its size, and stay where they are."""
+    torch = pytest.importorskip("torch")
+    import held_out
+
+    made = held_out.Made(lambda x: 2 * x, torch.zeros(2, 8), dim=1)
+    monkeypatch.setitem(held_out.MODELS, "twice", (lambda sizes: made, [4, 8]))
+    workload = held_out.HeldOut(torch.device("cpu"), "twice-kept")
+    for key in (8, 4):
+        workload.fill(key, seed=key)
+        workload.step(key)
+    (large,), (small,) = workload.outputs(8), workload.outputs(4)
+    assert large.shape == (2, 8)
+    assert torch.equal(small, 2 * made.input[:, :4])
+    workload.clear(4)
+    workload.step(4)
+    assert workload.outputs(4)[0] is small
+    assert torch.equal(small, 2 * made.input[:, :4])
+
+
 def test_a_process_that_runs_to_its_end(capsys: Capture) -> None:
     program = "import sys; print('warning'); print('said', file=sys.stderr); print('{\"a\": 1}')"
     assert _team.run_apart(["-c", program], os.environ) == ({"a": 1}, "said\n")

@@ -1,0 +1,144 @@
+"""Models of libraries, with random weights, that nothing here was tuned on: for const_memory.py.
+
+A name that ends with ``-kept`` keeps each size's output in the pool, as a program does that reads
+it later; else it is given back when it was copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cudagraph_pool._workloads import Workload
+
+KEPT = "-kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A model.
+
+    Attributes:
+        input: Its argument, of the largest size.
+        dim: The dimension of that which is as large as the size.
+        vocabulary: Of tokens; 0: the input is of images.
+        trains: Whether ``run`` needs gradients.
+    """
+
+    run: Callable[[Tensor], Tensor]
+    input: Tensor
+    dim: int = 0
+    vocabulary: int = 0
+    trains: bool = False
+
+
+def _bert(sizes: Sequence[int]) -> Made:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = BertModel(config, add_pooling_layer=False).half().eval()
+    return Made(
+        lambda tokens: model(input_ids=tokens).last_hidden_state,
+        torch.zeros(16, max(sizes), dtype=torch.long),
+        dim=1,
+        vocabulary=config.vocab_size,
+    )
+
+
+def _t5(sizes: Sequence[int]) -> Made:
+    from transformers import T5Config, T5Model
+
+    config = T5Config(dropout_rate=0.0, num_decoder_layers=6, use_cache=False)
+    model = T5Model(config).bfloat16().eval()
+    return Made(
+        lambda tokens: model(input_ids=tokens, decoder_input_ids=tokens).last_hidden_state,
+        torch.zeros(8, max(sizes), dtype=torch.long),
+        dim=1,
+        vocabulary=config.vocab_size,
+    )
+
+
+def _fcn_resnet50(sizes: Sequence[int]) -> Made:
+    from torchvision.models.segmentation import fcn_resnet50
+
+    model = fcn_resnet50(weights=None, weights_backbone=None).half().eval()
+    return Made(lambda images: model(images)["out"], torch.zeros(max(sizes), 3, 520, 520).half())
+
+
+def _swin_t(sizes: Sequence[int]) -> Made:
+    from torchvision.models import swin_t
+
+    return Made(swin_t(weights=None).half().eval(), torch.zeros(max(sizes), 3, 224, 224).half())
+
+
+def _efficientnet(sizes: Sequence[int]) -> Made:
+    import timm
+
+    model = timm.create_model("efficientnet_b0").half().eval()
+    return Made(model, torch.zeros(max(sizes), 3, 224, 224).half())
+
+
+def _vit_training(sizes: Sequence[int]) -> Made:
+    from torchvision.models import vit_b_16
+
+    model = vit_b_16(weights=None).bfloat16().train()
+    parameters = list(model.parameters())
+
+    def run(images: Tensor) -> Tensor:
+        loss = model(images).float().square().mean()
+        norms = torch._foreach_norm(torch.autograd.grad(loss, parameters))
+        return torch.stack([loss.detach(), *norms])
+
+    return Made(run, torch.zeros(max(sizes), 3, 224, 224).bfloat16(), trains=True)
+
+
+MODELS: dict[str, tuple[Callable[[Sequence[int]], Made], Sequence[int]]] = {
+    "bert": (_bert, (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)),
+    "fcn_resnet50": (_fcn_resnet50, range(1, 9)),
+    "swin_t": (_swin_t, range(2, 33, 2)),
+    "t5": (_t5, range(32, 513, 32)),
+    "efficientnet_b0": (_efficientnet, range(2, 65, 2)),
+    "vit_b_16_training": (_vit_training, range(4, 33, 4)),
+}
+
+
+class HeldOut(Workload):
+    """One of them."""
+
+    def __init__(self, device: torch.device, name: str) -> None:
+        self.name = name
+        make, self.keys = MODELS[name.removesuffix(KEPT)]
+        torch.manual_seed(0)
+        with torch.device(device):
+            self._made = make(self.keys)
+        self._keeps = name.endswith(KEPT)
+        self._kept: dict[int, Tensor] = {}
+        self._results: dict[int, Tensor] = {}
+
+    def fill(self, key: int, seed: int) -> None:
+        given = self._input(key)
+        generator = torch.Generator(given.device).manual_seed(seed)
+        if self._made.vocabulary:
+            given.random_(0, self._made.vocabulary, generator=generator)
+        else:
+            given.normal_(generator=generator)
+
+    def step(self, key: int) -> None:
+        with torch.set_grad_enabled(self._made.trains):
+            output = self._made.run(self._input(key))
+        if key not in self._results:  # in the warm-up
+            self._results[key] = torch.empty_like(output)
+        self._results[key].copy_(output)
+        if self._keeps and output.is_cuda and torch.cuda.is_current_stream_capturing():
+            if key in self._kept:  # those of the captures before
+                self._kept.clear()
+            self._kept[key] = output
+
+    def outputs(self, key: int) -> list[Tensor]:
+        return [self._results[key]]
+
+    def _input(self, key: int) -> Tensor:
+        return self._made.input.narrow(self._made.dim, 0, key)
