@@ -71,7 +71,7 @@ def main() -> int:
 def table(report: Row) -> list[str]:
     """That of a benchmark, told by what it alone writes. What was not measured is a dash."""
     if isinstance(report["rows"], dict):
-        is_footprint = "memory" not in report["rows"]
+        is_footprint = all(isinstance(row, dict) for row in report["rows"].values())
         return (footprint_table if is_footprint else shared_execs_table)(report)
     first = report["rows"][0] if report["rows"] else {}
     if "allocators" in first:

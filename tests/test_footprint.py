@@ -143,6 +143,7 @@ def test_the_benchmark_judges_each_figure() -> None:
 def test_a_second_call_runs_what_the_first_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("torch")
     ran: list[tuple[str, str]] = []
 
     def measure_apart(function: str, way: str, *_: Any) -> Footprint | str:
