@@ -50,6 +50,7 @@ MODELS = (
 )
 MODES = ("inference", "training")
 Case = tuple[str, str]  # a model and a mode
+_NAMES = [", ".join(case) for case in itertools.product(MODELS, MODES)]
 
 # What the driver holds differs by so much from run to run.
 _DRIVER_NOISE = 4 << 20
@@ -89,11 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, of_case in runs.all(cases):
             found[name] = of_case
             print(f"{name}\n{table(of_case)}\n", flush=True)
+            found = {name: found[name] for name in _NAMES if name in found}
             if options.output is not None:
                 rows = {name: as_json(of_case) for name, of_case in found.items()}
                 write_report({**machine, "rows": rows}, options.output)
-    names = map(", ".join, itertools.product(MODELS, MODES))
-    found = {name: found[name] for name in names if name in found}
     if options.picture is not None:
         draw(found, options.picture)
     problems = [f"{name}: {what}" for name, of_case in found.items() for what in judge(of_case)]

@@ -176,8 +176,9 @@ def launch(way: str, steps: int, ranks: int) -> list[float] | str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.stderr.write(done.stderr)
-        errors = [line for line in done.stderr.splitlines() if "Error: " in line]
-        return errors[0].partition("]:")[2] if errors else f"exit code {done.returncode}"
+        lines = [line.partition("]:")[2] or line for line in done.stderr.splitlines()]
+        errors = [line.strip() for line in lines if "Error: " in line]
+        return errors[0] if errors else f"exit code {done.returncode}"
     found: list[float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
