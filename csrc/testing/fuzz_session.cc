@@ -56,23 +56,24 @@ std::string FuzzSession::FirstViolation() const {
   return {};
 }
 
-void FuzzSession::Make(const std::function<void()>& call, FaultKind kind) {
+void FuzzSession::Make(const std::function<void()>& call, std::optional<FaultKind> kind) {
   if (const auto op = std::exchange(allocation_fault_, std::nullopt)) {
     const AllocationFault fault(op->after + 1, op->for_good);
     return call();
   }
-  if (!setup_.fail_each || armed_) return call();
+  if (!setup_.fail_each || armed_ || !kind) return call();
   const auto describe = [this] {
     set_->Check();
     const Books books = TakeBooks(/*needed=*/true);
     return Text(books.set, books.driver.handles, " handles, ", books.driver.mappings, " mappings, ",
                 books.driver.reservations, " reservations\n");
   };
-  const std::string complaint = FailEach(kind, faulty_, call, describe);
+  const std::string complaint = FailEach(*kind, faulty_, call, describe);
   if (!complaint.empty()) throw InternalError(complaint);
 }
 
-FuzzSession::Result FuzzSession::Call(const std::function<void()>& call, FaultKind kind) {
+FuzzSession::Result FuzzSession::Call(const std::function<void()>& call,
+                                      std::optional<FaultKind> kind) {
   Result result;
   const bool no_heap = allocation_fault_.has_value();
   const uint64_t failures_before = faulty_.failures();
@@ -230,9 +231,11 @@ std::string FuzzSession::Do(const AllocateOp& op) {
       allowed && model_.OpenScope(id) == ScopeKind::kEager && set_->Stats(id).page_mappings > 512;
   const bool first_range = allowed && set_->Stats(id).ranges == 0;
   Block block;
-  // Where memory runs out as it is, it is an undo that would be made to fail.
-  Result result = Call([&] { block = set_->Allocate(id, op.bytes, stream); },
-                       may_run_out ? FaultKind::kAllocation : SomeFault());
+  // Where memory runs out as it is, it is an undo that would be made to fail. A call that unmaps what is
+  // stale has done so also where it fails, so that it is not failed in each way.
+  std::optional<FaultKind> kind = may_run_out ? FaultKind::kAllocation : SomeFault();
+  if (unmaps) kind.reset();
+  Result result = Call([&] { block = set_->Allocate(id, op.bytes, stream); }, kind);
   if (result.outcome == Outcome::kOutOfMemory && may_run_out) {
     result.fault_fired = true;  // the limit is as good a cause
   }

@@ -100,13 +100,13 @@ class FuzzSession {
   std::string Do(const InspectOp& op);
 
   static PoolId IdOf(uint64_t pool) { return {pool, 7}; }
-  Result Call(const std::function<void()>& call, FaultKind kind);
+  Result Call(const std::function<void()>& call, std::optional<FaultKind> kind);
   Result Call(const std::function<void()>& call) { return Call(call, SomeFault()); }
   FaultKind SomeFault() const {
     return operations_ % 2 == 0 ? FaultKind::kDriverCall : FaultKind::kAllocation;
   }
   // Makes the call, with whatever is to fail.
-  void Make(const std::function<void()>& call, FaultKind kind);
+  void Make(const std::function<void()>& call, std::optional<FaultKind> kind);
   bool MayFail() const { return armed_ || allocation_fault_; }
   bool CleaningUpFailed(uint64_t calls_before) const;
   // Runs `call`, which must succeed iff `allowed` (else throw UsageError), and `then` when it did.
