@@ -231,9 +231,11 @@ std::string FuzzSession::Do(const AllocateOp& op) {
       allowed && model_.OpenScope(id) == ScopeKind::kEager && set_->Stats(id).page_mappings > 512;
   const bool first_range = allowed && set_->Stats(id).ranges == 0;
   Block block;
-  // Where memory runs out as it is, it is an undo that would be made to fail. A call that unmaps what is
-  // stale has done so also where it fails, so that it is not failed in each way.
-  std::optional<FaultKind> kind = may_run_out ? FaultKind::kAllocation : SomeFault();
+  // Where memory runs out as it is, be it for pages beyond need, it is an undo that would be made to
+  // fail. A call that unmaps what is stale has done so also where it fails, so that it is not failed in
+  // each way.
+  std::optional<FaultKind> kind =
+      need.most_new() > pages_left ? FaultKind::kAllocation : SomeFault();
   if (unmaps) kind.reset();
   Result result = Call([&] { block = set_->Allocate(id, op.bytes, stream); }, kind);
   if (result.outcome == Outcome::kOutOfMemory && may_run_out) {
