@@ -258,6 +258,14 @@ def test_each_kind_of_worker_is_there(kind: str, name: str) -> None:
     assert callable(_worker.KINDS[kind]([name], "stock"))
 
 
+def test_held_out_models_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = faked(const_memory, FAKE_WORKER, tmp_path, monkeypatch)
+    code, report = measure("", "--workloads", "mlp", "held-out", "--orders", "asc")
+    assert code == 0
+    measured = dict.fromkeys(row["workload"] for row in report["rows"])
+    assert list(measured) == ["mlp", *const_memory.HELD_OUT]
+
+
 def test_each_workload_that_may_be_asked_for_is_there() -> None:
     pytest.importorskip("torch")
     from workloads import WORKLOADS
