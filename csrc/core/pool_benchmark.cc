@@ -152,6 +152,13 @@ double ClockNanoseconds() {
   return 2 * Percentile(samples, 0.5);
 }
 
+// The counters of a benchmark that times pairs.
+void CountPairs(benchmark::State& state, std::vector<int64_t>& samples) {
+  state.counters["median_ns"] = Percentile(samples, 0.5);
+  state.counters["p99_ns"] = Percentile(samples, 0.99);
+  state.counters["clock_ns"] = ClockNanoseconds();
+}
+
 // Log-uniform, so that each order of magnitude is as frequent as any other.
 class Sizes {
  public:
@@ -192,9 +199,7 @@ void RandomPairs(benchmark::State& state, uint64_t least, uint64_t most) {
   const cgp::PoolStats stats = setup.pool.Stats();
   setup.pool.EndScope();
   state.SetComplexityN(state.range(0));
-  state.counters["median_ns"] = Percentile(samples, 0.5);
-  state.counters["p99_ns"] = Percentile(samples, 0.99);
-  state.counters["clock_ns"] = ClockNanoseconds();
+  CountPairs(state, samples);
   state.counters["ranges"] = static_cast<double>(stats.ranges);
 }
 
@@ -221,9 +226,7 @@ void TimePairs(benchmark::State& state, Setup& setup, uint64_t bytes) {
     state.SetIterationTime(static_cast<double>(time) * 1e-9);
   }
   setup.pool.EndScope();
-  state.counters["median_ns"] = Percentile(samples, 0.5);
-  state.counters["p99_ns"] = Percentile(samples, 0.99);
-  state.counters["clock_ns"] = ClockNanoseconds();
+  CountPairs(state, samples);
 }
 
 void GrowthOfBlocks(benchmark::State& state) {

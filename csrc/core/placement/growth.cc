@@ -1,7 +1,6 @@
 #include "core/placement/growth.h"
 
 #include <algorithm>
-#include <functional>
 #include <set>
 #include <utility>
 
@@ -81,27 +80,22 @@ class GrowthPlanner {
       }
       return ends;
     }
-    const auto add_backs = [&](PageId handle) {
+    const auto add = [&](PageId handle, bool at_front) {
       const uint32_t pages = ranges_.handle_pages(handle);
       for (const SlotId slot : ranges_.slots_of(handle)) {
-        const RangeId range = ranges_.range_of(slot);
-        if (Index(slot) + pages == Index(ranges_.range(range).end()))
-          ends.push_back({range, false});
+        const RangeId id = ranges_.range_of(slot);
+        const RangeTable::Range& range = ranges_.range(id);
+        const bool is_end =
+            at_front ? slot == range.begin() : Index(slot) + pages == Index(range.end());
+        if (is_end) ends.push_back({id, at_front});
       }
     };
-    const auto add_fronts = [&](PageId handle) {
-      for (const SlotId slot : ranges_.slots_of(handle)) {
-        const RangeId range = ranges_.range_of(slot);
-        if (slot == ranges_.range(range).begin()) ends.push_back({range, true});
-      }
-    };
-    for (const Edge& tail : free_.tails()) add_backs(tail.handle);
-    for (const Edge& head : free_.heads()) add_fronts(head.handle);
+    for (const Edge& tail : free_.tails()) add(tail.handle, /*at_front=*/false);
+    for (const Edge& head : free_.heads()) add(head.handle, /*at_front=*/true);
     for (const WholeHandle& whole : free_.wholes()) {
-      add_backs(whole.handle);
-      add_fronts(whole.handle);
+      for (const bool at_front : {false, true}) add(whole.handle, at_front);
     }
-    std::ranges::sort(ends, std::less());
+    std::sort(ends.begin(), ends.end());
     return ends;
   }
 
