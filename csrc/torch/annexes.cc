@@ -7,8 +7,10 @@ namespace {
 
 c10::MempoolId_t NameOf(PoolId pool) { return {pool.first, pool.second}; }
 
-// No graph and no torch.cuda.MemPool is called so, nor the pool that captures share, which has 0.
-c10::MempoolId_t AnnexName(uint64_t number) { return {~0ULL, number}; }
+// No graph and no torch.cuda.MemPool is called so. The first numbers differ, as torch hashes a name by
+// its first number alone unless that is 0: of names that hash alike each one more doubles the base's
+// table of pools.
+c10::MempoolId_t AnnexName(uint64_t number) { return {~number, ~0ULL}; }
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <list>
 #include <map>
 #include <set>
 #include <vector>
@@ -235,6 +236,19 @@ TEST_F(AnnexesTest, ACheckpointIsOfTheAnnexToo) {
   next.Reset();
   EXPECT_THROW(allocator_.setCheckpointPoolState(device_, checkpoint), c10::Error);
   EXPECT_EQ(pools().TotalStats().live_blocks, 1U);
+}
+
+// torch's hash table doubles with each name that hashes as another one, up to all of the memory.
+TEST_F(AnnexesTest, NamesOfAnnexesHashApart) {
+  std::list<Graph> graphs;
+  std::set<size_t> hashes;
+  for (uint64_t pool = 1; pool <= 100; ++pool) {
+    Graph& graph = graphs.emplace_back(*this, MempoolId_t{0, pool}, 100 + pool);
+    graph.Begin();
+    hashes.insert(MempoolIdHash{}(PoolOf(AllocateAtTheBase())));
+    graph.End();
+  }
+  EXPECT_EQ(hashes.size(), 100U);
 }
 
 TEST_F(AnnexesTest, SnapshotsShowAnAnnexUnderItsPoolsName) {

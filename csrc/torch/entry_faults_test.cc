@@ -31,6 +31,13 @@ void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
 
 namespace cgp {
 
+namespace {
+
+// Annexes may be late: the base knows captures of ours by them.
+bool IsAnnex(const MempoolId_t& id) { return id.first > ~0ULL / 2 && id.second == ~0ULL; }
+
+}  // namespace
+
 std::string World::Describe() {
   std::ostringstream text;
   for (const PoolId id : pools().ids()) {
@@ -39,13 +46,12 @@ std::string World::Describe() {
          << stats.live_blocks << " bytes " << stats.allocated_bytes << "\n";
   }
   for (const auto& [id, users] : base.users) {
-    if (users > 0 && id.first != ~0ULL) {
+    if (users > 0 && !IsAnnex(id)) {
       text << "base's " << id.first << " " << id.second << " users " << users << "\n";
     }
   }
   for (const auto& [scope, filter] : base.open) {
-    // Those of ours, by which the base knows of captures, may be late.
-    if (scope.second.first != ~0ULL) text << "base's open " << scope.second.second << "\n";
+    if (!IsAnnex(scope.second)) text << "base's open " << scope.second.second << "\n";
   }
   text << "base's blocks " << FakeBaseAllocator::live.size() << " fraction " << base.fraction
        << " capturing " << allocator.capturing() << " limit " << allocator.getMemoryFraction(device)
