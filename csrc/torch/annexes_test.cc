@@ -245,7 +245,7 @@ TEST_F(AnnexesTest, NamesOfAnnexesHashApart) {
   for (uint64_t pool = 1; pool <= 100; ++pool) {
     Graph& graph = graphs.emplace_back(*this, MempoolId_t{0, pool}, 100 + pool);
     graph.Begin();
-    hashes.insert(MempoolIdHash{}(PoolOf(AllocateAtTheBase())));
+    hashes.insert(c10::MempoolIdHash{}(PoolOf(AllocateAtTheBase())));
     graph.End();
   }
   EXPECT_EQ(hashes.size(), 100U);
