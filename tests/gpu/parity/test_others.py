@@ -172,7 +172,8 @@ def assert_accelerator_agrees() -> None:
     common = theirs.keys() & ours.keys()  # each has a few that the other has not
     assert len(common) >= 8 * 3 * 4
     assert {key: theirs[key] for key in common} == {key: ours[key] for key in common}
-    assert ask.get_memory_info() == cuda.mem_get_info()
+    # Other processes on the device take memory and give it back between the two.
+    assert any(ask.get_memory_info() == cuda.mem_get_info() for _ in range(1000))
 
 
 def test_torch_accelerator_agrees(side: Side) -> None:
