@@ -12,7 +12,8 @@ memory    What the device has less than before: buffers, the pool, what the driv
           and captured the smallest before: kernels, torch's streams and cuBLAS's workspaces were
           there, and executables are by then.
 largest   The same for the largest size alone.
-first     Seconds for all sizes, warm-ups included, of that capture.
+first     Seconds for all sizes, warm-ups included, of that capture: the median of the rounds, which
+          have a process each.
 capture   The same once more, the graphs before being gone: the median of five.
 call      CPU microseconds of a call, of random sizes in rows of 16: the median of the rows.
 idle      The same of one call when the CPU comes from a wait for the device, caches cold.
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--calls", type=positive, default=300)
+    parser.add_argument("--rounds", type=positive, default=3, help="first captures of each way")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
     parser.add_argument("--worker", choices=(*WAYS, "turns"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -70,7 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{'':10}" + "".join(f"{name:>26}" for name in FIGURES))
     for model in options.models:
         timed = _measured_apart(model, "turns", options.calls)
-        row = {way: timed[way] | _measured_apart(model, way, options.calls) for way in WAYS}
+        rounds = [
+            {way: _measured_apart(model, way, options.calls) for way in WAYS}
+            for _ in range(options.rounds)
+        ]
+        row = {way: timed[way] | merge([found[way] for found in rounds]) for way in WAYS}
         rows.append({"model": model, **row})
         print(f"{model:10}" + "".join(f"{_side_by_side(row, name):>26}" for name in FIGURES))
         if options.output is not None:
@@ -82,6 +88,15 @@ def _measured_apart(model: str, worker: str, calls: int) -> dict[str, Any]:
     return run_apart(
         [__file__, "--models", model, "--worker", worker, "--calls", str(calls)], os.environ
     )[0]
+
+
+def merge(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of several first captures: the most memory, and the median of the seconds."""
+    return {
+        "memory": max(found["memory"] for found in rounds),
+        "first": statistics.median(found["first"] for found in rounds),
+        "largest": max(found["largest"] for found in rounds),
+    }
 
 
 def _side_by_side(row: dict[str, dict[str, float]], name: str) -> str:
