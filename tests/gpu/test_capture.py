@@ -43,6 +43,14 @@ def test_sizes_in_any_order_cost_what_the_largest_needs(order: str) -> None:
         assert torch.equal(graphs[rows].replay(x), chain(x))
 
 
+def test_many_graphs_with_a_pool_each() -> None:
+    """PyTorch's table of pools doubles with each of ours unless their names hash apart."""
+    captured = [capture_chain(64, None) for _ in range(64)]
+    for seed, one in enumerate(captured):
+        x = fresh(64, seed=seed)
+        assert torch.equal(one.replay(x), chain(x))
+
+
 def test_outputs_that_live_on_are_not_overwritten() -> None:
     pool = cgp.GraphPool()
     x = fresh(512, seed=0)
