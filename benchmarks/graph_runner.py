@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append({"model": model, **row})
         print(f"{model:10}" + "".join(f"{_side_by_side(row, name):>26}" for name in FIGURES))
         if options.output is not None:
-            write_report({**machine, "calls": options.calls, "rows": rows}, options.output)
+            settings = {"calls": options.calls, "rounds": options.rounds}
+            write_report({**machine, **settings, "rows": rows}, options.output)
     return 0
 
 

@@ -15,6 +15,7 @@ import _row
 import _team
 import _worker
 import const_memory
+import graph_runner
 import pytest
 import readme_table
 import trace_to_text
@@ -256,6 +257,29 @@ def test_minimum_from_pytorchs_record_is_that_of_the_trace(path: Path) -> None:
 def test_each_kind_of_worker_is_there(kind: str, name: str) -> None:
     pytest.importorskip("torch")
     assert callable(_worker.KINDS[kind]([name], "stock"))
+
+
+def test_first_captures_of_a_runner_are_a_median(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart = iter([(52, 1.5, 3), (20, 0.7, 6), (52, 1.6, 3), (20, 0.1, 8), (52, 9, 3), (22, 0.2, 6)])
+
+    def answer(arguments: list[str], _: object) -> tuple[dict[str, Any], str]:
+        if "turns" in arguments:
+            times = dict.fromkeys(("capture", "call", "idle", "step"), 1.0)
+            return dict.fromkeys(graph_runner.WAYS, times), ""
+        memory, first, largest = next(apart)
+        return {"memory": memory, "first": first, "largest": largest}, ""
+
+    monkeypatch.setattr(graph_runner, "device", lambda: {"gpu": "none"})
+    monkeypatch.setattr(graph_runner, "run_apart", answer)
+    path = tmp_path / "report.json"
+    assert graph_runner.main(["--models", "mlp", "--output", str(path)]) == 0
+    report = json.loads(path.read_text())
+    (row,) = report["rows"]
+    assert report["rounds"] == 3
+    assert [row["ours"][name] for name in ("memory", "first", "largest")] == [22, 0.2, 8]
+    assert [row["stock"][name] for name in ("memory", "first", "largest")] == [52, 1.6, 3]
 
 
 def test_held_out_models_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

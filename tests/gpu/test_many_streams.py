@@ -105,7 +105,7 @@ def test_a_later_capture_takes_what_no_stream_was_proven_to(
     assert bool((both == 3).all())
 
 
-@pytest.mark.whole_gpu  # an event of a capture's begin is over by its first allocation
+@pytest.mark.whole_gpu  # a capture asks for what is done once it begins, and does not wait
 def test_a_stream_that_never_joins(streams: list[torch.cuda.Stream]) -> None:
     main, side, *_ = streams
     pool = cgp.GraphPool()
@@ -142,7 +142,7 @@ def test_a_stream_that_never_joins(streams: list[torch.cuda.Stream]) -> None:
     assert torch.equal(captured.replay(x), chain(x))
 
 
-@pytest.mark.whole_gpu  # an event of a capture's begin is over by its first allocation
+@pytest.mark.whole_gpu  # a capture asks for what is done once it begins, and does not wait
 def test_a_stream_that_does_not_capture(streams: list[torch.cuda.Stream]) -> None:
     """Nobody takes what it uses before the capture has ended and its work is done."""
     main, side, outside, _ = streams
