@@ -166,7 +166,6 @@ void CaptureSession::EndGraph() {
   for (const CaptureId capture : captures_) host_.graphs().End(capture);
   captures_.clear();
   invalid_.clear();
-  told_.clear();
   events_.clear();
   relied_on_.clear();
   dag_.EndCaptures();
@@ -228,7 +227,6 @@ std::string CaptureSession::Allocate(uint64_t item, uint64_t bytes, StreamId str
   for (const StreamId user : std::exchange(unseen_, {})) oracle_.See(user);
   oracle_.See(stream);
   const CaptureId in = Captured(stream) ? dag_.At(stream).capture : kNoCapture;
-  told_.insert(in);
   Tensor tensor;
   Call([&] { tensor.block = set_.Allocate(pool_, bytes, stream, in); });
   watch_.MarkUsed();
@@ -253,10 +251,7 @@ std::string CaptureSession::Free(uint64_t item) {
   if (!unsaid.empty() && std::ranges::find(captures_, tensor.capture) == captures_.end()) return {};
   // Where another capture allocates nothing the pool is not told of it: what its graph uses must not
   // be freed while that lives.
-  if (tensor.capture != kNoCapture && tensor.capture != captures_.front() &&
-      !told_.contains(tensor.capture)) {
-    return {};
-  }
+  if (tensor.capture != kNoCapture && !oracle_.IsTold(tensor.capture)) return {};
   if (!unsaid.empty() && Captured(tensor.block.stream)) {
     Order(tensor.block.stream, unsaid);
     std::ranges::move(unsaid, std::back_inserter(relied_on_[tensor.block.stream]));
@@ -320,7 +315,7 @@ void CaptureSession::BeginOwn(StreamId stream) {
   if (Capturing(stream)) return;
   captures_.push_back(host_.graphs().Begin(stream));
   dag_.Begin(stream, captures_.back());
-  oracle_.BeginCapture();
+  oracle_.BeginCapture(captures_.back());
 }
 
 void CaptureSession::EndOwn(StreamId stream) {

@@ -136,7 +136,6 @@ class CaptureSession {
   std::map<StreamId, std::vector<Node>> relied_on_;  // see Settle()
   std::vector<CaptureId> captures_;  // of the open scope; the first is that which streams join
   std::set<CaptureId> invalid_;
-  std::set<CaptureId> told_;  // those that have allocated: the pool knows of them
   std::vector<Graph> graphs_;
   uint64_t calls_ = 0;
 };

@@ -20,6 +20,7 @@ void ReuseOracle::BeginScope() {
   ++scope_;
   in_scope_ = true;
   captures_ = 0;
+  told_.clear();
 }
 
 void ReuseOracle::EndScope() {
@@ -95,6 +96,8 @@ void ReuseOracle::ForEachGranule(const std::vector<PhysicalPiece>& pieces, const
 
 std::string ReuseOracle::Place(const Block& block, const std::vector<PhysicalPiece>& pieces,
                                uint64_t pages) {
+  const CaptureId capture = dag_.At(block.stream).capture;
+  if (!invalid_.contains(capture)) told_.insert(capture);
   std::string complaint;
   if (pages > page_count_ && block.bytes < page_bytes_) {
     ++growths_judged_;
@@ -129,7 +132,7 @@ void ReuseOracle::Free(const Block& block, const std::vector<PhysicalPiece>& pie
   const CaptureDag::Point home = dag_.At(block.stream);
   fence->scope = in_scope_ ? scope_ : 0;
   fence->home = block.stream;
-  fence->capture = home.capture;
+  fence->capture = IsTold(home.capture) ? home.capture : kNoCapture;
   fence->in_over_capture = in != kNoCapture && in != home.capture;
   fence->in_one_capture = home.capture != kNoCapture && !fence->in_over_capture;
   fence->nodes = home.nodes;

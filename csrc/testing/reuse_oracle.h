@@ -36,7 +36,11 @@ class ReuseOracle {
   // pre: all its captures are over.
   void EndScope();
   // A stream begins a capture in the open scope.
-  void BeginCapture() { ++captures_; }
+  void BeginCapture(CaptureId capture) {
+    if (++captures_ == 1) told_.insert(capture);
+  }
+  // Whether the pool can know of the capture: it is the scope's first, or has allocated.
+  bool IsTold(CaptureId capture) const { return told_.contains(capture); }
   // Nothing of this capture will ever run.
   void Invalidate(CaptureId capture) { invalid_.insert(capture); }
 
@@ -65,7 +69,7 @@ class ReuseOracle {
   struct Fence {
     uint64_t scope = 0;
     StreamId home{};
-    CaptureId capture = kNoCapture;  // that `home` was part of
+    CaptureId capture = kNoCapture;  // that `home` was part of, if the pool is told of it
     bool used_by_others = false;
     bool in_over_capture = false;         // `home` has left the one that had the block
     bool in_one_capture = false;          // all its streams
@@ -98,6 +102,7 @@ class ReuseOracle {
   uint64_t scope_ = 0;  // the number of the open or the last one
   bool in_scope_ = false;
   uint64_t captures_ = 0;                         // that were begun in the open scope
+  std::set<CaptureId> told_;                      // of these: see IsTold()
   std::set<StreamId> seen_;                       // in the open scope
   std::vector<std::shared_ptr<Fence>> unmarked_;  // those that wait for a mark
   std::vector<std::shared_ptr<Fence>> in_scope_fences_;

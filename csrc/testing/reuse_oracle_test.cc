@@ -25,7 +25,7 @@ class ReuseOracleTest : public ::testing::Test {
   ReuseOracleTest() {
     oracle_.BeginScope();
     dag_.Begin(kA, 1);
-    oracle_.BeginCapture();
+    oracle_.BeginCapture(1);
     Launch(kA);
     dag_.Wait(kB, dag_.At(kA));
     Launch(kA);
@@ -60,7 +60,7 @@ class ReuseOracleTest : public ::testing::Test {
 
 TEST_F(ReuseOracleTest, WhoMayNotTakeBytesIsNamed) {
   dag_.Begin(kC, 2);
-  oracle_.BeginCapture();
+  oracle_.BeginCapture(2);
   Launch(kC);
   for (uint32_t page = 0; page < 4; ++page) EXPECT_EQ(Place(kA, page), "");
   EXPECT_THAT(Place(kB, 0), HasSubstr("in use"));
@@ -73,6 +73,21 @@ TEST_F(ReuseOracleTest, WhoMayNotTakeBytesIsNamed) {
   dag_.LaunchNothing(kB, true);
   EXPECT_THAT(Place(kB, 3), HasSubstr("may not take granule 0 of page 3 yet: freed on stream 1"))
       << "a programmatic edge stands for nothing";
+}
+
+TEST_F(ReuseOracleTest, OnlyACaptureThatAllocatesKeepsWhatIsFreedInIt) {
+  Place(kC, 0);
+  Place(kC, 1);
+  dag_.Begin(kC, 2);
+  oracle_.BeginCapture(2);
+  Launch(kC);
+  Free(kC, {}, 0);
+  Place(kC, 2);
+  Free(kC, {}, 1);
+  dag_.End(2);
+  dag_.Wait(kC, dag_.At(kA));
+  EXPECT_EQ(Place(kC, 0), "");
+  EXPECT_THAT(Place(kC, 1), HasSubstr("may not take"));
 }
 
 TEST_F(ReuseOracleTest, AfterTheScopeAllIsFreeButWhatEagerWorkUses) {
