@@ -7,7 +7,8 @@ python benchmarks/readme_table.py benchmarks/results/multi_stream.json
 python benchmarks/readme_table.py benchmarks/results/two_streams.json
 python benchmarks/readme_table.py benchmarks/results/shared_execs.json
 
-The first has a column of recorded captures in 100 orders, from what cgp_quality printed:
+With --short the first prints README's, a line for each workload. In full it has a column of
+recorded captures in 100 orders, from what cgp_quality printed:
 
 cgp_quality --orders 100 build/release/csrc/testing/traces/recorded > benchmarks/results/orders.txt
 """
@@ -62,9 +63,11 @@ ORDERS = {"asc": "smallest first", "desc": "largest first", "shuffled": "shuffle
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path)
-    report = json.loads(parser.parse_args().results.read_text())
+    parser.add_argument("--short", action="store_true", help="README's, of const_memory.json")
+    arguments = parser.parse_args()
+    report = json.loads(arguments.results.read_text())
     print(f"Measured on one {report['gpu']} with torch {report['torch']}.\n")
-    print("\n".join(table(report)))
+    print("\n".join((short_table if arguments.short else table)(report)))
     return 0
 
 
@@ -108,6 +111,23 @@ def const_memory_table(report: Row) -> list[str]:
                 figure(ours, "replay_vs_stock", 1, ".3f"),
             ]
         )
+    return markdown(head, lines)
+
+
+def short_table(report: Row) -> list[str]:
+    """Of const_memory.py: each workload in the order that is worst for the allocator."""
+    head = ["MiB reserved, in the worst of three orders", "minimum", "**cudagraph_pool**"]
+    head += ["stock", "expandable segments"]
+    lines = []
+    for workload, name in WORKLOADS.items():
+        rows = [row for row in report["rows"] if row["workload"] == workload]
+        worst = [
+            max((row for row in rows if row["allocator"] == one), key=lambda row: row["ratio"])
+            for one in ("ours", "stock", "expandable")
+        ]
+        ours, stock, expandable = map(size, worst)
+        minimum = figure(worst[0], "minimum_bytes", _MIB, ",.0f")
+        lines.append([name, minimum, f"**{ours}**", stock, expandable])
     return markdown(head, lines)
 
 

@@ -1,12 +1,15 @@
-"""What the documents and the comments point to is there."""
+"""What the documents and the comments point to is there, and what they show is so."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import cudagraph_pool
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = "benchmarks|csrc|cudagraph_pool|docs|examples|scripts|tests"
@@ -58,3 +61,36 @@ def test_sources_point_to_what_is_there() -> None:
         if not file.is_file()
     }
     assert missing == set()
+
+
+def blocks(path: Path) -> list[str]:
+    """The Python of a page, which runs from its first line to its last."""
+    return re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+PROGRAMS = [path for path in TEXTS if blocks(path)]
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_programs_of_the_documents_call_what_there_is(path: Path) -> None:
+    """tests/gpu runs them."""
+    tree = ast.parse("".join(blocks(path)))
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "cgp"
+    }
+    assert used <= set(cudagraph_pool.__all__)
+
+
+def test_errors_in_troubleshooting_are_those_of_the_sources() -> None:
+    """Literals that follow each other are one text, without what is added between them."""
+    text = "".join(path.read_text() for path in SOURCES if "tests" not in path.parts)
+    text = re.sub(r'"\s*(?:\+ [^"]*? \+\s*)?f?"', "", text)
+    pages = (ROOT / "docs/troubleshooting.md").read_text()
+    errors = re.findall(r"^### `(.*)`$", pages, re.MULTILINE)
+    assert len(errors) > 10
+    parts = [part.strip() for error in errors for part in error.split("…")]
+    assert [part for part in parts if part not in text] == []
