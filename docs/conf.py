@@ -1,4 +1,4 @@
-"""The site: ``pip install '.[docs]' && sphinx-build docs build/site``. Needs neither GPU nor torch."""
+"""The site: ``pip install '.[docs]' && sphinx-build docs build/site``. Neither GPU nor torch."""
 
 import importlib.util
 
