@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import sizes
-    from ._core import __version__
     from ._allocator import (
         allocator,
         disable,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
         library_path,
         pluggable_allocator,
     )
+    from ._core import __version__ as __version__
     from ._graphs import GraphPool, graph, use_pool
     from ._guard import guard
     from ._runner import GraphRunner

@@ -13,6 +13,7 @@ from ._adapter import load_adapter, loaded_adapter
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
 
+
 def enable(
     share_captures: bool = False,
     mempools: bool = True,

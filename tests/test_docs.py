@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+REPOSITORY = "https://github.com/cudagraph-pool/cudagraph_pool"
 FOLDERS = "benchmarks|csrc|cudagraph_pool|docs|examples|scripts|tests"
 TEXTS = [
     path for part in (".", "benchmarks", "csrc", "docs") for path in (ROOT / part).glob("*.md")
@@ -32,6 +33,8 @@ def said_in(path: Path) -> Iterator[tuple[Path, str]]:
     if path.suffix == ".md":
         for link in re.findall(r"\]\(([^)#:]+)[)#]", text):
             yield path.parent / link, link
+        for link in re.findall(rf"\]\({REPOSITORY}/blob/main/([^)#]+)[)#]", text):
+            yield ROOT / link, link
         # Of the C++ folders, also as they are named from csrc/.
         for name in re.findall(r"`((?:core|driver|exec|torch|testing)/[\w/]+\.\w+)`", text):
             yield ROOT / "csrc" / name, name
