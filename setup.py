@@ -1,17 +1,19 @@
 """Calls CMake, which describes the build; metadata stands in pyproject.toml.
 
-``_core`` is always built. ``_torch``, the adapter, is built where the environment to install into
-has a CUDA build of a supported torch. torch is no build requirement: a build serves the torch that
-is there, and 4 GB of it would be fetched into pip's isolated build environment to no use. It is
-looked for, never imported, since under build isolation it cannot be:
+``_core`` is always built. The adapter is built where the environment to install into has a CUDA
+build of a supported torch. torch is no build requirement: a build serves the torch that is there,
+and 4 GB of it would be fetched into pip's isolated build environment to no use. It is looked for,
+never imported, since under build isolation it cannot be:
 
 1. in ``CGP_TORCH_DIR``, the folder of the torch package, if that is set; empty means not to build
-   the adapter;
+   the adapter, several (with ``:`` between) to build one for each (``scripts/build_wheels.sh``);
 2. in the site-packages of the interpreter that runs the build: pip's isolated builds run the target
    environment's own;
 3. on ``sys.path``, for builds without isolation;
 4. in the environment that is active, by ``PATH``: uv builds in an environment of its own, which it
    also names in ``$VIRTUAL_ENV``. Where none is active, uv needs ``--no-build-isolation``.
+
+What lacks adapters says so in its name: pip prints it, and no two wheels share one.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -30,9 +33,10 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-# The minor releases of torch 2 that the adapter is written for; scripts/check_torch_releases.sh
-# compiles against each.
-TORCH_MINORS = range(11, 16)
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# The minor releases of torch 2 that the adapter is written for.
+(TORCH,) = PYPROJECT["project"]["optional-dependencies"]["torch"]
+TORCH_MINORS = range(*map(int, re.findall(r"2\.(\d+)", TORCH)))
 
 
 def torch_candidates() -> list[Path]:
@@ -61,30 +65,44 @@ def reason_against(torch: Path) -> str | None:
     """Why the adapter cannot be built for this torch package."""
     if not (torch / "include/c10/cuda/CUDACachingAllocator.h").is_file():
         return "holds no torch with headers"
-    if not (torch / "lib/libc10_cuda.so").is_file():
+    if not re.search(r"^cuda\b.* = '\d", (torch / "version.py").read_text(), re.MULTILINE):
         return "is a torch without CUDA"
-    found = re.search(r"__version__ = '(\d+)\.(\d+)", (torch / "version.py").read_text())
-    if not found or int(found[1]) != 2 or int(found[2]) not in TORCH_MINORS:
-        version = ".".join(found.groups()) if found else "of unknown version"
+    if (minor := minor_of(torch)) not in TORCH_MINORS:
+        version = f"2.{minor}" if minor else "of another major version"
         return f"is torch {version}; 2.{TORCH_MINORS[0]} to 2.{TORCH_MINORS[-1]} are supported"
     return None
 
 
-def find_torch() -> Path | None:
-    """The folder of the torch package to build the adapter for."""
+def minor_of(torch: Path) -> int | None:
+    """The minor release of this torch 2."""
+    found = re.search(r"__version__ = '2\.(\d+)", (torch / "version.py").read_text())
+    return int(found[1]) if found else None
+
+
+def find_torches() -> list[Path]:
+    """The folders of the torch packages to build an adapter for."""
     chosen = os.environ.get("CGP_TORCH_DIR")
     if chosen is not None:
-        if chosen and (reason := reason_against(Path(chosen))):
-            sys.exit(f"cudagraph_pool: CGP_TORCH_DIR={chosen} {reason}")
-        return Path(chosen).resolve() if chosen else None
+        torches = [Path(folder).resolve() for folder in chosen.split(os.pathsep) if folder]
+        for torch in torches:
+            if reason := reason_against(torch):
+                sys.exit(f"cudagraph_pool: CGP_TORCH_DIR={chosen}: {torch} {reason}")
+        return torches
     # Only the first is imported, so only the first counts.
     first = next(
         (folder for folder in torch_candidates() if (folder / "version.py").is_file()), None
     )
     if first and (reason := reason_against(first)):
         print(f"cudagraph_pool: not building the adapter: {first} {reason}", file=sys.stderr)
-        return None
-    return first
+        return []
+    return [first] if first else []
+
+
+def label(minors: list[int]) -> str:
+    """What tells a build with these adapters from others; empty if it has all of them."""
+    if minors == list(TORCH_MINORS):
+        return ""
+    return ".".join(["torch2", *map(str, minors)]) if minors else "without.adapter"
 
 
 def tool(module: str, attribute: str) -> str:
@@ -114,10 +132,12 @@ class CMakeBuild(build_ext):
                 "cudagraph_pool: pybind11 is missing: "
                 "pip install pybind11, or build with pip's isolation"
             )
-        torch = find_torch()
-        print(f"cudagraph_pool: building for {torch or 'no torch: the core alone'}")
+        built_for = ", ".join(map(str, TORCHES)) or "no torch: the core alone"
+        print(f"cudagraph_pool: building {VERSION} for {built_for}")
         build = Path(self.build_temp).resolve()
         output = Path(self.get_ext_fullpath("cudagraph_pool._core")).resolve().parent
+        for left in output.glob("_*" + sysconfig.get_config_var("EXT_SUFFIX")):
+            left.unlink()  # by a build for another torch
         cmake = tool("cmake", "CMAKE_BIN_DIR")
         # --fresh: the last build's isolated environment, and the tools cached from it, are gone.
         configure = {
@@ -126,7 +146,8 @@ class CMakeBuild(build_ext):
             "CMAKE_MAKE_PROGRAM": tool("ninja", "BIN_DIR"),
             "CGP_BUILD_PYTHON": "ON",
             "CGP_BUILD_TESTS": "OFF",
-            "CGP_TORCH_DIR": torch or "",
+            "CGP_TORCH_DIR": ";".join(map(str, TORCHES)),
+            "CGP_VERSION": VERSION,
             "CGP_WARNINGS_AS_ERRORS": "OFF",
             "Python_EXECUTABLE": sys.executable,
             "pybind11_DIR": pybind11.get_cmake_dir(),
@@ -146,7 +167,28 @@ if int(setuptools.__version__.split(".")[0]) < 77:
         "pip install 'setuptools>=77', or build with pip's isolation"
     )
 
-extensions = [Extension("cudagraph_pool._core", sources=[])]
-if find_torch():
-    extensions.append(Extension("cudagraph_pool._torch", sources=[]))
-setup(ext_modules=extensions, cmdclass={"build_ext": CMakeBuild})
+TORCHES = find_torches()
+MINORS = sorted(minor for torch in TORCHES if (minor := minor_of(torch)))
+VERSION = PYPROJECT["tool"]["cudagraph_pool"]["version"]
+LABEL = label(MINORS)
+options = {}
+if Path(ROOT, "PKG-INFO").exists():  # an sdist: what comes of it must have its version
+    if LABEL:
+        options = {"bdist_wheel": {"build_number": f"0{LABEL}"}}
+elif LABEL and "sdist" not in sys.argv:
+    VERSION += f"+{LABEL}"
+# As PyPI shows it: links lead to the repository.
+README = re.sub(
+    r"\]\((?!https:)",
+    f"]({PYPROJECT['project']['urls']['Homepage']}/blob/main/",
+    (ROOT / "README.md").read_text(),
+)
+modules = ["_core", *(f"_torch_2_{minor}" for minor in MINORS)]
+setup(
+    version=VERSION,
+    long_description=README,
+    long_description_content_type="text/markdown",
+    options=options,
+    ext_modules=[Extension(f"cudagraph_pool.{module}", sources=[]) for module in modules],
+    cmdclass={"build_ext": CMakeBuild},
+)

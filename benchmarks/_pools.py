@@ -23,7 +23,7 @@ def measure_pools() -> dict[str, int]:
     found = {"pools": len(reserved), "pool": sum(reserved.values())}
     if not cgp.is_enabled():
         return {**found, "captures_of_ours": 0, "minimum": 0}
-    from cudagraph_pool._allocator import load_adapter
+    from cudagraph_pool._adapter import load_adapter
 
     adapter, device = load_adapter(), torch.cuda.current_device()
     pools = [adapter.stats(device, pool) for pool in adapter.pool_ids(device)]

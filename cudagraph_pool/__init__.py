@@ -13,7 +13,10 @@ neither torch nor CUDA, nor anything of its own before that is asked for: ``impo
 it (see ``_autoload``), which must cost nothing.
 """
 
+import sys
+from collections.abc import Iterable
 from importlib import import_module
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
         library_path,
         pluggable_allocator,
     )
+    from ._core import __version__ as __version__
     from ._graphs import GraphPool, graph, use_pool
     from ._guard import guard
     from ._runner import GraphRunner
@@ -49,6 +53,7 @@ __all__ = [
 
 # Where names are that do not come from ._allocator.
 _HOMES = {
+    "__version__": "._core",
     "GraphPool": "._graphs",
     "GraphRunner": "._runner",
     "graph": "._graphs",
@@ -58,7 +63,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in __all__ and name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "sizes":
         return import_module(".sizes", __name__)
@@ -68,4 +73,24 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+def _built(folders: Iterable[str]) -> bool:
+    return PathFinder.find_spec("cudagraph_pool._core", list(folders)) is not None
+
+
+def _use_installed() -> None:
+    """Lets the first copy on the path that has been built take this one's place."""
+    for entry in sys.path:
+        spec = PathFinder.find_spec("cudagraph_pool", [entry])
+        if spec and spec.loader and _built(spec.submodule_search_locations or ()):
+            installed = sys.modules[__name__] = module_from_spec(spec)
+            spec.loader.exec_module(installed)
+            return
+
+
+if not _built(__path__):  # the sources in a clone, which stand before what was installed from it
+    from importlib.util import module_from_spec
+
+    _use_installed()

@@ -3,63 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from ._adapter import load_adapter, loaded_adapter
 
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
-
-# Not from PyPI, where the package is not published.
-_REBUILD = "in a clone of cudagraph_pool, pip install --no-deps --force-reinstall ."
-
-
-def load_adapter() -> Any:
-    """The extension module ``cudagraph_pool._torch``, checked against the torch that is here.
-
-    Raises:
-        ImportError: torch is missing, has no CUDA, or is not the one that the adapter was built
-            for. The message says which command sets it right.
-    """
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError(
-            "cudagraph_pool needs PyTorch to be enabled, and there is none: install a CUDA build "
-            f"of torch 2.11 to 2.15, then build the adapter for it: {_REBUILD}"
-        ) from error
-    if torch.version.cuda is None:
-        raise ImportError(
-            f"cudagraph_pool needs a CUDA build of PyTorch; torch {torch.__version__} is none. "
-            f"Install one, then build the adapter for it: {_REBUILD}"
-        )
-    if _loaded_adapter() is None and importlib.util.find_spec("cudagraph_pool._torch") is None:
-        raise ImportError(
-            "cudagraph_pool was installed without its PyTorch adapter, because no CUDA build of "
-            f"torch was found then. Build it for torch {torch.__version__}: {_REBUILD}"
-        )
-    found = ".".join(torch.__version__.split(".")[:2])
-    try:
-        from cudagraph_pool import _torch
-    except ImportError as error:
-        raise ImportError(
-            f"the PyTorch adapter of cudagraph_pool cannot be loaded by torch {found}: {error}. "
-            f"Rebuild it: {_REBUILD}"
-        ) from error
-    if found != _torch.built_for:
-        raise ImportError(
-            f"cudagraph_pool was built for torch {_torch.built_for}, but this is torch {found}; "
-            f"each minor release needs its own build. Rebuild it: {_REBUILD}"
-        )
-    return _torch
-
-
-def _loaded_adapter() -> ModuleType | None:
-    """The adapter if something has loaded it: only then can anything be enabled."""
-    return sys.modules.get("cudagraph_pool._torch")
 
 
 def enable(
@@ -101,7 +53,7 @@ def enable(
             several handles wrongly. Default: ``False``.
 
     Raises:
-        ImportError: The adapter was not built, or not for this release of torch.
+        ImportError: There is no adapter for the torch that is here.
         RuntimeError: There is no GPU, its driver lacks virtual memory management, a capture is
             under way, or another allocator was installed after this one.
     """
@@ -138,7 +90,7 @@ def disable() -> None:
     Raises:
         RuntimeError: A capture is under way.
     """
-    adapter = _loaded_adapter()
+    adapter = loaded_adapter()
     if adapter is not None:
         adapter.disable()
         _share_execs(False)
@@ -154,7 +106,7 @@ def _share_execs(shares: bool) -> None:
 
 def is_enabled() -> bool:
     r"""Return True if CUDA graph captures allocate in memory pools of this package."""
-    adapter = _loaded_adapter()
+    adapter = loaded_adapter()
     return adapter is not None and bool(adapter.is_enabled())
 
 
@@ -185,7 +137,7 @@ def allocator() -> _CUDAAllocator:
     choose their allocator before CUDA is initialized.
 
     Raises:
-        ImportError: The adapter was not built, or not for this release of torch.
+        ImportError: There is no adapter for the torch that is here.
     """
     adapter = load_adapter()
     from torch.cuda.memory import _CUDAAllocator
@@ -201,7 +153,7 @@ def pluggable_allocator() -> CUDAPluggableAllocator:
     and snapshots above all, it lacks here too: :func:`enable` and :func:`allocator` do not.
 
     Raises:
-        ImportError: The adapter was not built, or not for this release of torch.
+        ImportError: There is no adapter for the torch that is here.
     """
     path = library_path()
     from torch.cuda.memory import CUDAPluggableAllocator
@@ -234,6 +186,6 @@ def library_path() -> str:
     :class:`torch.cuda.MemPool` it makes that pool's memory expandable, captures included.
 
     Raises:
-        ImportError: The adapter was not built, or not for this release of torch.
+        ImportError: There is no adapter for the torch that is here.
     """
     return str(load_adapter().__file__)

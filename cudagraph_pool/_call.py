@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ._allocator import load_adapter
+from ._adapter import load_adapter
 from ._function import parameters_of
 
 

@@ -7,8 +7,7 @@ pools. Every call may be made from any thread, and one that raises has changed n
 
 from enum import Enum
 
-__version__: str
-built_for_torch: str | None  # the minor release, "2.11"; None if the adapter was not built
+__version__: str  # with what a build holds, where that is not everything: "0.1.0+torch2.11"
 
 PoolId = tuple[int, int]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ._allocator import load_adapter
+from ._adapter import load_adapter
 
 if TYPE_CHECKING:
     from . import _torch

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import _shared_exec
-from ._allocator import is_enabled, load_adapter
+from ._adapter import load_adapter
+from ._allocator import is_enabled
 
 if TYPE_CHECKING:
     import torch

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cudagraph_pool import _core
+from cudagraph_pool._adapter import releases
 from cudagraph_pool._autoload import VARIABLE
 
 _KERNEL_MODULE: Final = Path("/proc/driver/nvidia/version")
@@ -114,7 +115,7 @@ def lines() -> list[tuple[str, str]]:
     report = [
         ("cudagraph_pool", _core.__version__),
         ("Python", sys.version.split()[0]),
-        ("torch built for", _core.built_for_torch or _NO_ADAPTER),
+        ("torch built for", ", ".join(releases()) or _NO_ADAPTER),
         ("torch found", torch_found() or "none"),
         ("driver", ", ".join(filter(None, [*names, driver.problem]))),
     ]

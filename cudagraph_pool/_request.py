@@ -12,6 +12,7 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from . import _allocator
+from ._adapter import load_adapter
 from ._autoload import VARIABLE
 
 REPORT = "report"
@@ -73,7 +74,7 @@ def _enable(request: str) -> tuple[int, str]:
 def _print_report() -> None:
     import torch
 
-    for line in report_lines(_allocator.load_adapter(), torch.cuda):
+    for line in report_lines(load_adapter(), torch.cuda):
         print(f"cudagraph_pool, process {os.getpid()}: {line}", file=sys.stderr, flush=True)
 
 

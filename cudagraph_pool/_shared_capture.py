@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import _shared_exec
-from ._allocator import load_adapter
+from ._adapter import load_adapter
 from ._graphs import _EXEC_BUDGET, _MAX_EXECS
 
 if TYPE_CHECKING:

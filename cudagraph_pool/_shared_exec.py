@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ._allocator import load_adapter
+from ._adapter import load_adapter
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from . import _allocator
+from . import _adapter, _allocator
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,5 +73,5 @@ class _EnabledRun:
 
 
 def _capture_counts() -> dict[str, int]:
-    counts: dict[str, int] = _allocator.load_adapter().capture_counts()
+    counts: dict[str, int] = _adapter.load_adapter().capture_counts()
     return counts

@@ -29,7 +29,7 @@ needs_torch = pytest.mark.skipif(
 # First use of CUDA where there is none: torch's own initialisation around a driver that agrees.
 FIRST_USE = """
 import logging, os, sys, torch
-from cudagraph_pool import _allocator
+from cudagraph_pool import _allocator, _request
 
 def enable(share_captures=False):
     print("enabled", share_captures, torch.cuda.is_initialized(), flush=True)
@@ -45,7 +45,7 @@ def first_use():
     torch.cuda.init()
 
 _allocator.enable = enable
-_allocator.load_adapter = Adapter
+_request.load_adapter = Adapter
 """
 
 
@@ -169,7 +169,7 @@ def test_what_cannot_be_done_is_said_once_and_breaks_nothing(
     done = run("-c", "import torch", CUDAGRAPH_POOL=request_text)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     program = FIRST_USE.replace("_allocator.enable =", "_ =").replace(
-        "_allocator.load_adapter =", "_ ="
+        "_request.load_adapter =", "_ ="
     )
     done = run("-c", program + "first_use()\nprint('goes on')", CUDAGRAPH_POOL=request_text)
     assert (done.returncode, done.stdout) == (0, "goes on\n")

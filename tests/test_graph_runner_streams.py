@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 try:
-    from cudagraph_pool._allocator import load_adapter
+    from cudagraph_pool._adapter import load_adapter
 
     load_adapter()
 except ImportError as error:

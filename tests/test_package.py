@@ -7,14 +7,16 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 from entry_points import declared
 
 import cudagraph_pool
-from cudagraph_pool import _core
+from cudagraph_pool import _adapter, _core
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(_core.__file__).parent
@@ -23,7 +25,8 @@ PACKAGE = Path(_core.__file__).parent
 def test_version_stands_in_one_place() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     versions = re.findall(r'^version = "(\d+\.\d+\.\d+)"$', text, re.MULTILINE)
-    assert versions == [_core.__version__]
+    assert versions == [_core.__version__.partition("+")[0]]
+    assert cudagraph_pool.__version__ == _core.__version__
 
 
 @pytest.fixture
@@ -65,6 +68,104 @@ def test_import_needs_no_torch() -> None:
         "assert not cudagraph_pool.is_enabled()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_supported_releases_of_torch() -> None:
+    """The extra, setup.py (which reads it), the package and the script name the same."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    minors = _adapter.MINORS
+    assert project["optional-dependencies"]["torch"] == [
+        f"torch>=2.{minors[0]},<2.{minors[-1] + 1}"
+    ]
+    (listed,) = re.findall(
+        r"^releases=\((.*)\)$", (ROOT / "scripts/build_wheels.sh").read_text(), re.MULTILINE
+    )
+    assert [int(release.split(".")[1]) for release in listed.split()] == list(minors)
+
+
+def test_page_on_pypi_has_links_that_work_there() -> None:
+    """PyPI shows the README without the files beside it."""
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert links
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+def test_sources_give_way_to_what_is_installed(tmp_path: Path) -> None:
+    """In the root of a clone Python finds these first."""
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    shutil.copytree(PACKAGE, clone / "cudagraph_pool", ignore=shutil.ignore_patterns("*.so"))
+    program = (
+        "import cudagraph_pool as cgp\n"
+        "from cudagraph_pool import _adapter, _core\n"
+        "print(cgp.__file__, _adapter.__file__, sep='\\n')\n"
+    )
+    for arguments in (["-c", program], ["-m", "cudagraph_pool", "--version"]):
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=clone,
+            env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        if arguments[0] == "-c":
+            assert [Path(line).parent for line in done.stdout.splitlines()] == [PACKAGE, PACKAGE]
+
+
+FAKE_TORCH = "__version__ = {version!r}\nclass version:\n    cuda = {cuda!r}\n"
+
+
+def reason(folder: Path, version: str | None, cuda: str | None = "13.0") -> str:
+    """What load_adapter() says beside such a torch, in a copy that holds the core alone."""
+    shutil.copytree(PACKAGE, folder / "cudagraph_pool", ignore=shutil.ignore_patterns("_torch_2*"))
+    program = "import sys\n"
+    if version is None:
+        program += "sys.modules['torch'] = None\n"
+    else:
+        (folder / "torch.py").write_text(FAKE_TORCH.format(version=version, cuda=cuda))
+    program += (
+        "from cudagraph_pool._adapter import load_adapter\n"
+        "try:\n    load_adapter()\nexcept ImportError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count("\n") == 1
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "says"),
+    [
+        (None, None, "there is none: install a CUDA build of torch 2.11 to 2.15, then its adapter"),
+        ("2.13.0", None, "torch 2.13.0 is none: install one of torch 2.11 to 2.15"),
+        ("2.13.0", "13.0", "without an adapter for PyTorch, and this is torch 2.13.0: pip install"),
+        ("2.10.0", "12.8", "supports torch 2.11 to 2.15, and this is torch 2.10.0: install one"),
+        ("2.16.0a0+1", "13.0", "this is torch 2.16.0a0+1: install one of these, or a newer"),
+    ],
+)
+def test_reason_why_nothing_can_be_enabled(
+    tmp_path: Path, version: str | None, cuda: str | None, says: str
+) -> None:
+    assert says in reason(tmp_path, version, cuda)
+
+
+def test_adapters_are_found_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "cudagraph_pool").mkdir()
+    suffix = EXTENSION_SUFFIXES[0]
+    program = (
+        "import cudagraph_pool\n"
+        f"cudagraph_pool.__path__.append({str(tmp_path / 'cudagraph_pool')!r})\n"
+        "from cudagraph_pool import _adapter\n"
+        "print(_adapter.releases())\n"
+    )
+    for minor in (15, 9):
+        (tmp_path / "cudagraph_pool" / f"_torch_2_{minor}{suffix}").touch()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    found = re.findall(r"2\.\d+", done.stdout)
+    assert found == sorted(found, key=lambda name: int(name[2:]))
+    assert {"2.9", "2.15"} <= set(found)
 
 
 def test_public_names_of_the_design() -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from cudagraph_pool import _allocator
+from cudagraph_pool import _adapter, _allocator
 
 pytest_plugins = ["pytester"]
 
 ON = ("-p", "cudagraph_pool.testing", "--cudagraph-pool")
 CAPTURING = """
-from cudagraph_pool import _allocator
-counts = _allocator.load_adapter().counts
+from cudagraph_pool import _adapter
+counts = _adapter.load_adapter().counts
 counts["{kind}"] += 1  # at import: the package is enabled before the suite is collected
 def test_capture():
     counts["{kind}"] += 2
@@ -38,7 +38,7 @@ class FakeAdapter:
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> FakeAdapter:
     fake = FakeAdapter()
-    monkeypatch.setattr(_allocator, "load_adapter", lambda: fake)
+    monkeypatch.setattr(_adapter, "load_adapter", lambda: fake)
     monkeypatch.setattr(_allocator, "enable", fake.enable)
     return fake
 

@@ -231,11 +231,6 @@ void BindPoolSet(py::module_& module) {
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The allocator's core on the host driver.";
   module.attr("__version__") = CGP_VERSION;
-#ifdef CGP_BUILT_FOR_TORCH
-  module.attr("built_for_torch") = CGP_BUILT_FOR_TORCH;
-#else
-  module.attr("built_for_torch") = py::none();
-#endif
   BindErrors(module);
   BindDriver(module);
   BindValues(module);

@@ -1,5 +1,5 @@
-// cudagraph_pool._torch: the adapter, for Python. No logic: what is decided is decided in
-// csrc/torch or in the package.
+// The adapter, for Python: cudagraph_pool._torch_2_11 and so on, one for each release of torch. No
+// logic: what is decided is decided in csrc/torch or in the package.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -100,13 +100,8 @@ py::dict DriverStats(int device) {
 
 }  // namespace
 
-// `cudagraph-pool info` looks for this text in the file, since it must not load it.
-#define CGP_BUILT_FOR C10_STRINGIZE(TORCH_VERSION_MAJOR) "." C10_STRINGIZE(TORCH_VERSION_MINOR)
-
-PYBIND11_MODULE(_torch, m) {
-  m.doc() = "cudagraph_pool built for torch " CGP_BUILT_FOR;
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
-  m.attr("built_for") = CGP_BUILT_FOR;
   m.def(
       "enable",
       [](bool share_captures, bool mempools, bool exportable) {

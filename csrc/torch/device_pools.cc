@@ -27,7 +27,7 @@ std::array<Registry, kPoolsOwners.size()> registries;
 
 Registry& RegistryOf(PoolsOwner owner) { return registries[static_cast<size_t>(owner)]; }
 
-std::mutex creation_mutex;
+std::mutex registration_mutex;
 
 size_t CheckedIndex(c10::DeviceIndex device) {
   if (device < 0 || static_cast<size_t>(device) >= kMaxDevices) {
@@ -60,7 +60,7 @@ DevicePools& DevicePools::For(c10::DeviceIndex device, PoolsOwner owner) {
   const size_t index = CheckedIndex(device);
   Registry& registry = RegistryOf(owner);
   if (DevicePools* pools = registry.pools[index].load(std::memory_order_acquire)) return *pools;
-  const std::lock_guard lock(creation_mutex);
+  const std::lock_guard lock(registration_mutex);
   DevicePools* pools = registry.pools[index].load(std::memory_order_acquire);
   if (pools == nullptr) {
     std::unique_ptr<DevicePools> made(new DevicePools(device));

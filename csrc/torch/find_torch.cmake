@@ -1,15 +1,22 @@
-# What the adapter is built with, from the torch package in CGP_TORCH_DIR alone: torch's CMake files would ask for a CUDA
+# What the adapter is built with, from the torch packages in CGP_TORCH_DIR alone: torch's CMake files would ask for a CUDA
 # toolkit and its compiler, and none is needed.
 #
-#   CGP_CUDA_INCLUDE_DIRS  CUDA's headers: those of the wheels that torch depends on, else CUDA_HOME's
-#   CGP_CUDART_LIBRARY     the runtime of the same origin, which torch has loaded before us
-#   torch::headers, torch::c10, torch::c10_cuda, torch::torch_cpu, torch::torch_cuda, torch::torch_python
+#   CGP_CUDA_INCLUDE_DIRS      CUDA's headers: those of the wheels that the first torch depends on, else CUDA_HOME's
+#   cgp_torch_release(DIR VAR) the release of the torch in DIR, as 2_11
+#
+# and for tests, which run without Python, of the first torch:
+#
+#   CGP_CUDART_LIBRARY         the runtime of the same origin as CUDA's headers
+#   torch::c10, torch::c10_cuda, torch::torch_cuda
 
-get_filename_component(site_packages "${CGP_TORCH_DIR}" DIRECTORY)
+function(cgp_torch_release torch variable)
+  file(STRINGS ${torch}/version.py line REGEX "^__version__ = ")
+  string(REGEX MATCH "([0-9]+)\\.([0-9]+)" _ "${line}")
+  set(${variable} ${CMAKE_MATCH_1}_${CMAKE_MATCH_2} PARENT_SCOPE)
+endfunction()
 
-if(NOT EXISTS ${CGP_TORCH_DIR}/lib/libc10_cuda.so)
-  message(FATAL_ERROR "CGP_TORCH_DIR=${CGP_TORCH_DIR} holds no CUDA build of torch (no lib/libc10_cuda.so)")
-endif()
+list(GET CGP_TORCH_DIR 0 first_torch)
+get_filename_component(site_packages "${first_torch}" DIRECTORY)
 
 # cuda.h, cuda_runtime_api.h and libcudart of CUDA 13 share a folder; those of CUDA 12 lie in one folder per package.
 file(GLOB wheel_includes LIST_DIRECTORIES true
@@ -30,7 +37,7 @@ if(NOT CGP_CUDA_INCLUDE_DIRS)
 endif()
 if(NOT CGP_CUDA_INCLUDE_DIRS)
   message(FATAL_ERROR
-    "no CUDA headers found beside ${CGP_TORCH_DIR} or in ${cuda_home}; pip install nvidia-cuda-runtime, or set CUDA_HOME")
+    "no CUDA headers found beside ${first_torch} or in ${cuda_home}; pip install nvidia-cuda-runtime, or set CUDA_HOME")
 endif()
 # The runtime's wheel of CUDA 13 lacks crt/, which its own headers include, or holds only part of it; the whole stands in
 # nvidia-cuda-crt, which torch does not depend on, and in triton, which it does.
@@ -44,7 +51,11 @@ foreach(candidate IN LISTS CGP_CUDA_INCLUDE_DIRS ITEMS ${site_packages}/triton/b
 endforeach()
 if(NOT crt_found)
   message(FATAL_ERROR
-    "crt/host_defines.h and crt/host_config.h were not found beside ${CGP_TORCH_DIR} or in ${cuda_home}/include; pip install nvidia-cuda-crt")
+    "crt/host_defines.h and crt/host_config.h were not found beside ${first_torch} or in ${cuda_home}/include; pip install nvidia-cuda-crt")
+endif()
+
+if(NOT CGP_BUILD_TESTS)
+  return()
 endif()
 if(NOT CGP_CUDART_LIBRARY)
   file(GLOB toolkit_cudarts ${cuda_home}/lib64/libcudart.so)
@@ -55,13 +66,10 @@ if(NOT CGP_CUDART_LIBRARY)
 endif()
 if(NOT CGP_CUDART_LIBRARY)
   message(FATAL_ERROR
-    "no libcudart found beside ${CGP_TORCH_DIR} or in ${cuda_home}; pip install nvidia-cuda-runtime, or set CUDA_HOME")
+    "no libcudart found beside ${first_torch} or in ${cuda_home}; pip install nvidia-cuda-runtime, or set CUDA_HOME")
 endif()
-
-add_library(torch::headers INTERFACE IMPORTED)
-target_include_directories(torch::headers INTERFACE ${CGP_TORCH_DIR}/include ${CGP_CUDA_INCLUDE_DIRS})
-foreach(name c10 c10_cuda torch_cpu torch_cuda torch_python)
+foreach(name c10 c10_cuda torch_cuda)
   add_library(torch::${name} SHARED IMPORTED)
-  set_target_properties(torch::${name} PROPERTIES IMPORTED_LOCATION ${CGP_TORCH_DIR}/lib/lib${name}.so)
-  target_link_libraries(torch::${name} INTERFACE torch::headers)
+  set_target_properties(torch::${name} PROPERTIES IMPORTED_LOCATION ${first_torch}/lib/lib${name}.so)
+  target_include_directories(torch::${name} INTERFACE ${first_torch}/include ${CGP_CUDA_INCLUDE_DIRS})
 endforeach()

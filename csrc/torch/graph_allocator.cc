@@ -22,7 +22,7 @@ namespace cgp {
 namespace {
 
 std::atomic<GraphAllocator*> instance{nullptr};
-std::mutex creation_mutex;
+std::mutex instance_mutex;
 
 bool IsOutOfMemory(const DriverError& error) {
   return error.status() == DriverStatus::kOutOfMemory;
@@ -98,7 +98,7 @@ const c10::RegistererFreeCudaMemoryCallbacksRegistry callback_registerer(
 GraphAllocator* FindGraphAllocator() noexcept { return instance.load(std::memory_order_acquire); }
 
 std::shared_ptr<GraphAllocator> GetGraphAllocator() {
-  const std::lock_guard lock(creation_mutex);
+  const std::lock_guard lock(instance_mutex);
   GraphAllocator* allocator = instance.load(std::memory_order_acquire);
   if (allocator == nullptr) {
     allocator = new GraphAllocator(*c10::cuda::CUDACachingAllocator::get());

@@ -35,6 +35,8 @@ bool ThrowsOnOutOfMemory() {
 StreamCapture CaptureOf(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CaptureId id = 0;
+  // Built with CUDA 13's headers this passes nulls for all other arguments, which that of CUDA 12's
+  // library does not take.
   if (cudaStreamGetCaptureInfo(stream, &status, &id) != cudaSuccess) {
     // The legacy stream cannot be asked while a blocking stream captures: it is not capturing
     // itself.

@@ -4,7 +4,7 @@
 // declared in graph_allocator.h without `override`: where the release has it, it overrides by its
 // signature; where not, it is an ordinary member that nobody calls. Forwarding one to the base
 // compiles only where the base has it, which is what the templates below ask the compiler.
-// scripts/check_torch_releases.sh compiles against every release.
+// scripts/build_wheels.sh builds for every release.
 #pragma once
 
 #include <c10/core/Allocator.h>

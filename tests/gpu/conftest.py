@@ -21,7 +21,7 @@ def missing() -> str | None:
     if not torch.cuda.is_available():
         return "needs a CUDA GPU"
     try:
-        from cudagraph_pool._allocator import load_adapter
+        from cudagraph_pool._adapter import load_adapter
 
         load_adapter()
     except ImportError as error:

@@ -40,7 +40,8 @@ for value in range(20):
     graph.replay()
     for found, wanted in ((first, 2 * value + 3), (second, 8 * value + 13)):
         assert (found == wanted).all(), (value, found.unique(), wanted)
-from cudagraph_pool._allocator import is_enabled, load_adapter
+from cudagraph_pool._adapter import load_adapter
+from cudagraph_pool._allocator import is_enabled
 print("captures of ours:", load_adapter().capture_counts()["ours"] if is_enabled() else 0)
 """
 

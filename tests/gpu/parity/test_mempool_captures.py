@@ -249,7 +249,8 @@ graph.reset()
 del graph
 gc.collect()
 z = new(40)
-assert cgp._torch.pool_of(0, z.data_ptr()) == tuple(pool.id)
+from cudagraph_pool import _torch
+assert _torch.pool_of(0, z.data_ptr()) == tuple(pool.id)
 """
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import cudagraph_pool as cgp
-from cudagraph_pool._allocator import load_adapter
+from cudagraph_pool._adapter import load_adapter
 
 from ..conftest import Run
 from ..work import Captured, adapter, capture_chain, chain, fresh, torch

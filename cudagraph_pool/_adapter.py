@@ -1,0 +1,99 @@
+"""The adapter: the extension module for the minor release of torch that is here, one of those that
+this installation has.
+
+A wheel has one for each release that is supported, a build from source that for the torch
+that was there.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, Final
+
+import cudagraph_pool
+
+# The minor releases of torch 2 that there are adapters for.
+MINORS: Final = range(11, 16)
+SUPPORTED: Final = f"2.{MINORS[0]} to 2.{MINORS[-1]}"
+_INSTALL: Final = "in a clone of cudagraph_pool, pip install --no-deps --force-reinstall ."
+
+_loaded: ModuleType | None = None
+
+
+def releases() -> list[str]:
+    """The minor releases of torch that this installation has an adapter for: ``["2.11"]``."""
+    names = (module.name for module in pkgutil.iter_modules(cudagraph_pool.__path__))
+    minors = [int(found[1]) for name in names if (found := re.fullmatch(r"_torch_2_(\d+)", name))]
+    return [f"2.{minor}" for minor in sorted(minors)]
+
+
+def loaded_adapter() -> Any:
+    """The adapter if something has loaded it, else None: only then can anything be enabled."""
+    return _loaded
+
+
+def load_adapter() -> Any:
+    """The adapter for the torch that is here. ``from cudagraph_pool import _torch`` is the same.
+
+    Raises:
+        ImportError: torch is missing, has no CUDA, or is of a release that this installation has no
+            adapter for. The message says which command sets it right.
+    """
+    global _loaded
+    if _loaded is None:
+        _loaded = _load()
+    return _loaded
+
+
+def _load() -> ModuleType:
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            "cudagraph_pool needs PyTorch to be enabled, and there is none: install a CUDA build "
+            f"of torch {SUPPORTED}{_and_the_adapter()}"
+        ) from error
+    if torch.version.cuda is None:
+        raise ImportError(
+            f"cudagraph_pool needs a CUDA build of PyTorch; torch {torch.__version__} is none: "
+            f"install one of torch {SUPPORTED}{_and_the_adapter()}"
+        )
+    major, minor = torch.__version__.split(".")[:2]
+    name = f"cudagraph_pool._torch_{major}_{minor}"
+    if find_spec(name) is None:
+        raise ImportError(_no_adapter(torch.__version__, major == "2" and int(minor) in MINORS))
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"cudagraph_pool's adapter for torch {major}.{minor} cannot be loaded by torch "
+            f"{torch.__version__}: {error}: {_INSTALL}"
+        ) from error
+
+
+def _and_the_adapter() -> str:
+    return "" if releases() else f", then its adapter, which was left out: {_INSTALL}"
+
+
+def _no_adapter(found: str, supported: bool) -> str:
+    if find_spec("cudagraph_pool._core") is None:
+        return (
+            f"{cudagraph_pool.__path__[0]} holds the sources of cudagraph_pool, which is not "
+            "installed: pip install . in that clone"
+        )
+    version = cudagraph_pool.__version__
+    if not supported:
+        return (
+            f"cudagraph_pool {version} supports torch {SUPPORTED}, and this is torch {found}: "
+            "install one of these, or a newer cudagraph_pool"
+        )
+    has = ", ".join(releases())
+    return (
+        f"cudagraph_pool {version} was built "
+        + (f"for torch {has} alone" if has else "without an adapter for PyTorch")
+        + f", and this is torch {found}: {_INSTALL}; torch {SUPPORTED} are supported"
+    )
