@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 # Not from PyPI, where the package is not published.
 _REBUILD = "in a clone of cudagraph_pool, pip install --no-deps --force-reinstall ."
+
+
+_logger = logging.getLogger(__package__)
 
 
 def load_adapter() -> Any:
@@ -126,6 +130,10 @@ def enable(
             )
     adapter.enable(share_captures, mempools, exportable)
     _share_execs(shared_exec)
+    _logger.info(
+        "enabled: share_captures=%s, mempools=%s, shared_exec=%s, exportable=%s",
+        *(share_captures, mempools, shared_exec, exportable),
+    )
 
 
 def disable() -> None:
@@ -138,10 +146,23 @@ def disable() -> None:
     Raises:
         RuntimeError: A capture is under way.
     """
-    adapter = _loaded_adapter()
+    adapter: Any = _loaded_adapter()
     if adapter is not None:
+        was_enabled = adapter.is_enabled()
         adapter.disable()
         _share_execs(False)
+        if was_enabled:
+            _log_captures(adapter)
+
+
+def _log_captures(adapter: Any) -> None:
+    """Where they went: who captures is not asked, since that should cost nothing."""
+    counts = adapter.capture_counts()
+    _logger.info(
+        "disabled: %d captures went to pools of this package, %d to PyTorch's own allocator (%s)",
+        *(counts["ours"], counts["base"]),
+        ", ".join(f"{reason}: {count}" for reason, count in adapter.base_captures().items()),
+    )
 
 
 def _share_execs(shares: bool) -> None:

@@ -37,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from cudagraph_pool import _run
 
         return _run.main(arguments[1:])
+    if arguments[:1] == ["record"]:
+        from cudagraph_pool import _record
+
+        return _record.main(arguments[1:])
     try:
         code = _command(arguments)
         sys.stdout.flush()
@@ -61,7 +65,11 @@ def _command(arguments: list[str]) -> int:
 
         return _footprint.main(arguments[1:])
     options = _parser().parse_args(arguments)
-    return _replay(options) if options.command == "replay" else _info()
+    commands = {"replay": _replay, "report": _report, "plot": _plot, "info": _info}
+    try:
+        return commands[options.command](options)
+    except TraceError as error:
+        return _refuse(str(error))
 
 
 def _drop_output() -> None:
@@ -80,44 +88,72 @@ def _parser() -> argparse.ArgumentParser:
         "footprint", help="what a model takes eager, compiled, with CUDA graphs", add_help=False
     )
     commands.add_parser("run", help="a program with the pool enabled, unedited", add_help=False)
+    commands.add_parser("record", help="a program's captures, written as traces", add_help=False)
     replay = commands.add_parser(
         "replay",
         help="replay recorded captures through the core",
         description="Replays recorded captures through the real core, on the host: no GPU is used.",
     )
-    replay.add_argument(
-        "traces", metavar="TRACE", nargs="+", help="JSON, plain or gzip; - reads standard input"
-    )
-    replay.add_argument(
-        "--order", choices=ORDERS, default="recorded", help="of the graphs (default: recorded)"
-    )
-    replay.add_argument("--seed", type=int, help="of --order shuffled (default: 0)")
+    _add_traces(replay, nargs="+")
     replay.add_argument("--json", action="store_true", help="print one JSON object for each trace")
     replay.add_argument(
         "--placements", metavar="FILE", help="write each block's pages as JSON lines, of one trace"
+    )
+    report = commands.add_parser(
+        "report",
+        help="what recorded captures cost, and what each graph added",
+        description="Replays recorded captures and says what they cost: as a table, JSON, a page.",
+    )
+    _add_traces(report, nargs="+")
+    report.add_argument("--json", action="store_true", help="print one JSON object instead")
+    report.add_argument(
+        "--html", metavar="FILE", help="write a page that stands alone, with pictures"
+    )
+    plot = commands.add_parser(
+        "plot",
+        help="draw the memory of recorded captures",
+        description="Replays recorded captures and draws which graph had which bytes, and when.",
+    )
+    _add_traces(plot, nargs=1)
+    plot.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="png, svg or pdf, by its ending"
     )
     commands.add_parser("info", help="what is installed, and what this machine can do")
     return parser
 
 
-def _replay(options: argparse.Namespace) -> int:
+def _add_traces(parser: argparse.ArgumentParser, nargs: int | str) -> None:
+    parser.add_argument(
+        "traces", metavar="TRACE", nargs=nargs, help="JSON, plain or gzip; - reads standard input"
+    )
+    parser.add_argument(
+        "--order", choices=ORDERS, default="recorded", help="of the graphs (default: recorded)"
+    )
+    parser.add_argument("--seed", type=int, help="of --order shuffled (default: 0)")
+
+
+def _problem(options: argparse.Namespace) -> str | None:
+    """What is wrong with what :func:`_add_traces` added."""
     if options.seed is not None and options.order != "shuffled":
-        return _refuse("--seed is for --order shuffled")
+        return "--seed is for --order shuffled"
+    if options.traces.count(STANDARD_INPUT) > 1:
+        return "standard input can be read once, but - stands there several times"
+    return None
+
+
+def _replay(options: argparse.Namespace) -> int:
+    problem = _problem(options)
+    if problem is not None:
+        return _refuse(problem)
     if options.placements == "":
         return _refuse("--placements is empty, but names a file")
-    if options.traces.count("-") > 1:
-        return _refuse("standard input can be read once, but - stands there several times")
     if options.placements is not None and len(options.traces) > 1:
         return _refuse(
             f"--placements takes one trace, not {len(options.traces)}: "
             "blocks and pages are numbered anew in each"
         )
-    try:
-        # All are read before anything is replayed or written, so that bad input changes nothing.
-        traces = [read_trace(path) for path in options.traces]
-    except TraceError as error:
-        return _refuse(str(error))
-
+    # All are read before anything is replayed or written, so that bad input changes nothing.
+    traces = [read_trace(path) for path in options.traces]
     results: list[ReplayResult] = []
     for trace in traces:
         try:
@@ -172,7 +208,51 @@ def _mib(size: int) -> str:
     return f"{size / (1 << 20):,.0f}"
 
 
-def _info() -> int:
+def _report(options: argparse.Namespace) -> int:
+    problem = _problem(options)
+    if problem is None and options.html == "":
+        problem = "--html is empty, but names a file"
+    if problem is not None:
+        return _refuse(problem)
+    from cudagraph_pool._costs import of_trace
+    from cudagraph_pool._pool_report import PoolReport
+
+    traces = [read_trace(path) for path in options.traces]
+    maps = options.html is not None
+    report = PoolReport([of_trace(t, options.order, options.seed or 0, maps) for t in traces])
+    if options.html is not None:
+        try:
+            report.save_html(options.html)
+        except OSError as error:
+            return _refuse(f"{options.html}: cannot be written: {error.strerror or error}")
+    print(json.dumps(report.as_json()) if options.json else report)
+    return 0
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from cudagraph_pool._plot import FORMATS, draw, require_matplotlib
+
+    problem = _problem(options)
+    if problem is None and Path(options.output).suffix not in FORMATS:
+        problem = f"-o {options.output!r} must end in one of {', '.join(FORMATS)}"
+    if problem is not None:
+        return _refuse(problem)
+    try:
+        require_matplotlib()
+    except ImportError as error:
+        return _refuse(str(error))
+    from cudagraph_pool._costs import of_trace
+
+    (path,) = options.traces
+    cost = of_trace(read_trace(path), options.order, options.seed or 0, maps=True)
+    try:
+        draw(cost, options.output)
+    except OSError as error:
+        return _refuse(f"{options.output}: cannot be written: {error.strerror or error}")
+    return 0
+
+
+def _info(options: argparse.Namespace) -> int:
     from cudagraph_pool._info import lines
 
     pairs = lines()

@@ -100,6 +100,8 @@ class PoolStats:
     @property
     def peak_allocated_bytes(self) -> int: ...
     @property
+    def scope_peak_bytes(self) -> int: ...
+    @property
     def ranges(self) -> int: ...
     @property
     def page_mappings(self) -> int: ...
@@ -107,6 +109,20 @@ class PoolStats:
     def allocations(self) -> int: ...
     @property
     def frees(self) -> int: ...
+
+class CaptureStats:
+    """What one capture scope took; see ``csrc/core/pool.h``."""
+
+    @property
+    def added_bytes(self) -> int: ...
+    @property
+    def live_before_bytes(self) -> int: ...
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def first_allocation(self) -> int: ...
+    @property
+    def allocations(self) -> int: ...
 
 class LiveBlock:
     """A block and the physical bytes behind it: (page, offset, length), in the order of its
@@ -198,6 +214,9 @@ class PoolSet:
 
     def snapshot(self, id: PoolId, /) -> PoolSnapshot:
         """Everything that is live and mapped in one pool."""
+
+    def captures(self, id: PoolId, /) -> list[CaptureStats]:
+        """What each capture scope took that has ended, oldest first: the last 4,096."""
 
     def total_stats(self) -> PoolStats:
         """The sum of all pools' counters."""

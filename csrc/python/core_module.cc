@@ -161,10 +161,18 @@ void BindValues(py::module_& module) {
       .def_readonly("live_blocks", &cgp::PoolStats::live_blocks)
       .def_readonly("peak_reserved_bytes", &cgp::PoolStats::peak_reserved_bytes)
       .def_readonly("peak_allocated_bytes", &cgp::PoolStats::peak_allocated_bytes)
+      .def_readonly("scope_peak_bytes", &cgp::PoolStats::scope_peak_bytes)
       .def_readonly("ranges", &cgp::PoolStats::ranges)
       .def_readonly("page_mappings", &cgp::PoolStats::page_mappings)
       .def_readonly("allocations", &cgp::PoolStats::allocations)
       .def_readonly("frees", &cgp::PoolStats::frees);
+
+  py::class_<cgp::CaptureStats>(module, "CaptureStats")
+      .def_readonly("added_bytes", &cgp::CaptureStats::added_bytes)
+      .def_readonly("live_before_bytes", &cgp::CaptureStats::live_before_bytes)
+      .def_readonly("peak_bytes", &cgp::CaptureStats::peak_bytes)
+      .def_readonly("first_allocation", &cgp::CaptureStats::first_allocation)
+      .def_readonly("allocations", &cgp::CaptureStats::allocations);
 
   py::class_<cgp::PoolSnapshot::LiveBlock>(module, "LiveBlock")
       .def_readonly("block", &cgp::PoolSnapshot::LiveBlock::block)
@@ -222,6 +230,7 @@ void BindPoolSet(py::module_& module) {
            })
       .def("stats", [](const PoolSet& set, PyPoolId id) { return set.Stats(FromPython(id)); })
       .def("snapshot", [](const PoolSet& set, PyPoolId id) { return set.Snapshot(FromPython(id)); })
+      .def("captures", [](const PoolSet& set, PyPoolId id) { return set.Captures(FromPython(id)); })
       .def("total_stats", &PoolSet::TotalStats)
       .def("check", &PoolSet::Check);
 }
