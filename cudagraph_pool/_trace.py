@@ -1,13 +1,6 @@
 """Recorded captures: reads them, and says in which order their graphs are replayed.
 
-A trace is one JSON object, plain or gzip::
-
-    {"name", "torch", "gpu", "stock": {"reserved": bytes, ...},
-     "graphs": [{"key": batch size, "events": [[1, id, bytes, stream], [-1, id], ...]}, ...]}
-
-``[1, id, bytes, stream]`` allocates a block and ``[-1, id]`` frees it. Ids are unique in a file. A
-block may be freed in a later graph than its own, or never. Graphs stand in the order in which they
-were captured and share one pool.
+docs/trace_format.md says how they are written.
 
 Traces come from elsewhere, so nothing in them is trusted: whatever does not fit ends in a
 :class:`TraceError` that says which file, where in it, and what is wrong.

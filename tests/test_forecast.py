@@ -105,6 +105,7 @@ FAMILIES = {
 
 
 def test_programs_within_two_percent_or_two_pages() -> None:
+    """All but one in thirty, where the pool itself takes more than its minimum."""
     wrong = {}
     for family, make in FAMILIES.items():
         for seed in range(8):
@@ -113,7 +114,7 @@ def test_programs_within_two_percent_or_two_pages() -> None:
             foreseen, held = foreseen_and_held(made_up(program))
             if abs(foreseen - held) > max(0.02 * held, 2 * PAGE):
                 wrong[program.name] = (foreseen // MIB, held // MIB)
-    assert len(wrong) <= 2, wrong
+    assert len(wrong) * 30 <= 8 * len(FAMILIES), wrong
 
 
 def made_up(program: Program) -> Trace:

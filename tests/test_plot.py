@@ -47,7 +47,7 @@ def test_a_shape_for_each_piece_in_its_graphs_colour(figures: list[Figure], tmp_
     (shapes,) = plane.collections
     pieces = [stretch for placed in cost.map.placed for stretch in placed.stretches]
     assert len(shapes.get_paths()) == len(pieces)
-    colours = {tuple(colour) for colour in shapes.get_facecolors()}
+    colours = {tuple(colour) for colour in shapes.get_facecolor()}
     stitched = {
         graph
         for placed, graph in zip(cost.map.placed, _plot._graphs_of(cost), strict=True)

@@ -239,6 +239,9 @@ def test_report_that_cannot_be_written(
     assert _cli.main(["report", str(write_trace()), "--html", str(tmp_path)]) == 2
     out, err = capsys.readouterr()
     assert (out, "cannot be written" in err) == ("", True)
+    trace = str(write_trace())
+    assert _cli.main(["report", trace, "--html", trace]) == 2
+    assert "it is the trace itself" in capsys.readouterr().err
     assert _cli.main(["report", str(write_trace()), "--html", ""]) == 2
     assert "--html is empty" in capsys.readouterr().err
 

@@ -217,7 +217,7 @@ def test_recorder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cuda: Any = Cuda()
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.11.0"))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.11.0"))
     monkeypatch.setattr(sys, "argv", ["/some/where/serve.py"])
     recorder = Recorder(str(tmp_path), cuda)
     assert cuda.asked == [(("all",), {"context": None})]
@@ -247,7 +247,7 @@ def test_a_folder_that_is_gone_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cuda: Any = Cuda()
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.11.0"))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.11.0"))
     recorder = Recorder(str(tmp_path / "none"), cuda)
     recorder.write()
     assert capsys.readouterr().err == ""  # there is nothing to write
