@@ -110,20 +110,6 @@ class PoolStats:
     @property
     def frees(self) -> int: ...
 
-class CaptureStats:
-    """What one capture scope took; see ``csrc/core/pool.h``."""
-
-    @property
-    def added_bytes(self) -> int: ...
-    @property
-    def live_before_bytes(self) -> int: ...
-    @property
-    def peak_bytes(self) -> int: ...
-    @property
-    def first_allocation(self) -> int: ...
-    @property
-    def allocations(self) -> int: ...
-
 class LiveBlock:
     """A block and the physical bytes behind it: (page, offset, length), in the order of its
     addresses.
@@ -215,8 +201,10 @@ class PoolSet:
     def snapshot(self, id: PoolId, /) -> PoolSnapshot:
         """Everything that is live and mapped in one pool."""
 
-    def captures(self, id: PoolId, /) -> list[CaptureStats]:
-        """What each capture scope took that has ended, oldest first: the last 4,096."""
+    def captures(self, id: PoolId, /) -> list[dict[str, int]]:
+        """What each capture scope took that has ended, oldest first: the last 4,096. The keys are
+        the members of ``CaptureStats`` in ``csrc/core/pool.h``.
+        """
 
     def total_stats(self) -> PoolStats:
         """The sum of all pools' counters."""

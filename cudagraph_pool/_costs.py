@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +20,24 @@ class GraphCost:
         name: Its number, or what a trace calls it.
         added: What the pool got meanwhile.
         needed: The most that it had allocated at once, without what lived before.
-        first_allocation: How many allocations the pool had made before.
+        numbers: Of its allocations in the pool.
     """
 
     name: str
     added: int
     needed: int
-    first_allocation: int
+    numbers: range
+
+    @classmethod
+    def of(cls, name: object, took: Mapping[str, int]) -> GraphCost:
+        """Of what the core or the adapter says that a capture took."""
+        first = took["first_allocation"]
+        return cls(
+            str(name),
+            took["added_bytes"],
+            took["peak_bytes"] - took["live_before_bytes"],
+            range(first, first + took["allocations"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +73,8 @@ def of_trace(
     watcher = MapOfReplay(pools) if maps else None
     run(pools, graphs, watcher)
     taken = pools.captures(POOL)
-    costs = [
-        GraphCost(
-            str(graph.key),
-            took.added_bytes,
-            took.peak_bytes - took.live_before_bytes,
-            took.first_allocation,
-        )
-        for graph, took in zip(graphs[-len(taken) :], taken, strict=True)
-    ]
+    keys = [graph.key for graph in graphs[-len(taken) :]]
+    costs = list(map(GraphCost.of, keys, taken))
     return PoolCost(
         trace.name,
         order,
@@ -84,15 +89,7 @@ def of_trace(
 
 def of_pool(pool: Mapping[str, Any], drawn: MemoryMap | None = None) -> PoolCost:
     """What a pool of this process costs, by what :func:`cudagraph_pool.stats` says of it."""
-    costs = [
-        GraphCost(
-            str(number),
-            took["added_bytes"],
-            took["peak_bytes"] - took["live_before_bytes"],
-            took["first_allocation"],
-        )
-        for number, took in enumerate(pool["graphs"], 1)
-    ]
+    costs = list(map(GraphCost.of, itertools.count(1), pool["graphs"]))
     first, second = pool["id"]
     is_torchs = first < 2**63  # of the others there is one, which its kind names
     return PoolCost(

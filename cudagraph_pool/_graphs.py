@@ -192,7 +192,7 @@ class GraphPool:
 
         _plot.require_matplotlib()
         device = self._device.index
-        drawn = _live_map.map_of_pool(device, self._id)
+        drawn = _live_map.map_of_pool(_live_map.histories(), device, self._id)
         if drawn is None:
             raise RuntimeError(
                 f"the memory history has nothing of pool {self._id}: call "

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ._allocator import load_adapter
-from ._memory_map import MemoryMap, map_of_history, operation_of
+from ._memory_map import MemoryMap, Operation, map_of_history, operation_of
 
 
-def map_of_pool(device: int, id: tuple[int, int]) -> MemoryMap | None:
-    """None if the history has nothing of the pool, or not what tells which graph made what."""
+def histories() -> list[list[Operation]]:
+    """Of each device what was done since the history was switched on; none if it is off."""
     import torch
 
     if not torch._C._cuda_isHistoryEnabled():
+        return []
+    traces = torch.cuda.memory._snapshot()["device_traces"]
+    return [list(filter(None, map(operation_of, trace))) for trace in traces]
+
+
+def map_of_pool(
+    history: list[list[Operation]], device: int, id: tuple[int, int]
+) -> MemoryMap | None:
+    """None if the history has nothing of the pool, or not what tells which graph made what."""
+    if device >= len(history):
         return None
-    history: Any = torch.cuda.memory._snapshot()["device_traces"]
-    operations = filter(None, map(operation_of, history[device]))
-    drawn = map_of_history(operations, load_adapter().snapshot(device, id))
+    drawn = map_of_history(history[device], load_adapter().snapshot(device, id))
     # Graph trees go back to what lived before; that is more in the history than was allocated.
     return drawn if drawn.placed and drawn.first_allocation >= 0 else None

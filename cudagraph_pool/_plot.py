@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import importlib.util
 import os
 from typing import IO, Any, Final
@@ -186,12 +185,12 @@ def _draw_lines(panel: Any, cost: PoolCost, blocks: list[Placed], places: list[i
 def _graphs_of(cost: PoolCost) -> list[int | None]:
     """Which graph allocated each block of the map."""
     assert cost.map is not None
-    firsts = [graph.first_allocation for graph in cost.graphs]
-    result: list[int | None] = []
-    for number in range(len(cost.map.placed)):
-        place = bisect.bisect_right(firsts, cost.map.first_allocation + number) - 1
-        result.append(place if place >= 0 else None)
-    return result
+    graphs: list[int | None] = [None] * len(cost.map.placed)
+    for place, graph in enumerate(cost.graphs):
+        for number in graph.numbers:
+            if 0 <= number - cost.map.first_allocation < len(graphs):
+                graphs[number - cost.map.first_allocation] = place
+    return graphs
 
 
 def _mib(size: int) -> str:

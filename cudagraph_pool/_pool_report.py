@@ -67,11 +67,14 @@ def report() -> PoolReport:
     has it in bytes, :meth:`PoolReport.save_html` writes a page, with pictures of the pools if
     :func:`torch.cuda.memory._record_memory_history` was called before the captures.
     """
-    from cudagraph_pool._live_map import map_of_pool
+    from cudagraph_pool._live_map import histories, map_of_pool
     from cudagraph_pool._stats import stats
 
     found = stats()
-    pools = [of_pool(pool, map_of_pool(pool["device"], pool["id"])) for pool in found["pools"]]
+    history = histories() if found["pools"] else []
+    pools = [
+        of_pool(pool, map_of_pool(history, pool["device"], pool["id"])) for pool in found["pools"]
+    ]
     return PoolReport(pools, found["captures"])
 
 
@@ -108,9 +111,9 @@ def _shown(pool: PoolCost) -> list[GraphCost]:
 def _growth(pool: PoolCost) -> str:
     grew = sum(graph.added > 0 for graph in pool.graphs)
     text = f"{grew} of {len(pool.graphs)} graphs made it grow"
-    return (
-        f"{text}; those that did most:" if grew > _MOST_GRAPHS else f"{text}:" * bool(grew) or text
-    )
+    if grew > _MOST_GRAPHS:
+        text += "; those that did most"
+    return text + ":" * (grew > 0)
 
 
 def _where(captures: Mapping[str, Any]) -> str:

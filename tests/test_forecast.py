@@ -68,7 +68,7 @@ def foreseen_and_held(trace: Trace) -> tuple[int, int]:
         pools.free(addresses.pop(event.block))
     foreseen = _forecast.pool_bytes(
         fields(pools.stats(POOL)),
-        fields(pools.captures(POOL)[-1]),
+        pools.captures(POOL)[-1],
         [(max(1, graph.key),) for graph in graphs],
     )
     pools = new_pools()

@@ -50,7 +50,7 @@ class Adapter:
         return fields(self.pools.stats(id))
 
     def captures(self, device: int, id: tuple[int, int]) -> list[dict[str, int]]:
-        return [fields(capture) for capture in self.pools.captures(id)]
+        return self.pools.captures(id)
 
     def snapshot(self, device: int, id: tuple[int, int]) -> dict[str, Any]:
         snapshot = self.pools.snapshot(id)
@@ -197,7 +197,7 @@ def test_pools_of_graph_trees_have_no_picture(
     torch: Any = sys.modules["torch"]
     entries = torch.cuda.memory._snapshot()["device_traces"][1]
     entries.extend([entries[1]] * 5)
-    assert _live_map.map_of_pool(1, SHARED) is None
+    assert _live_map.map_of_pool(_live_map.histories(), 1, SHARED) is None
 
 
 def test_report_of_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -167,13 +168,6 @@ void BindValues(py::module_& module) {
       .def_readonly("allocations", &cgp::PoolStats::allocations)
       .def_readonly("frees", &cgp::PoolStats::frees);
 
-  py::class_<cgp::CaptureStats>(module, "CaptureStats")
-      .def_readonly("added_bytes", &cgp::CaptureStats::added_bytes)
-      .def_readonly("live_before_bytes", &cgp::CaptureStats::live_before_bytes)
-      .def_readonly("peak_bytes", &cgp::CaptureStats::peak_bytes)
-      .def_readonly("first_allocation", &cgp::CaptureStats::first_allocation)
-      .def_readonly("allocations", &cgp::CaptureStats::allocations);
-
   py::class_<cgp::PoolSnapshot::LiveBlock>(module, "LiveBlock")
       .def_readonly("block", &cgp::PoolSnapshot::LiveBlock::block)
       .def_property_readonly(
@@ -230,7 +224,18 @@ void BindPoolSet(py::module_& module) {
            })
       .def("stats", [](const PoolSet& set, PyPoolId id) { return set.Stats(FromPython(id)); })
       .def("snapshot", [](const PoolSet& set, PyPoolId id) { return set.Snapshot(FromPython(id)); })
-      .def("captures", [](const PoolSet& set, PyPoolId id) { return set.Captures(FromPython(id)); })
+      .def("captures",
+           [](const PoolSet& set, PyPoolId id) {
+             std::vector<std::map<std::string, uint64_t>> captures;
+             for (const cgp::CaptureStats& took : set.Captures(FromPython(id))) {
+               captures.push_back({{"added_bytes", took.added_bytes},
+                                   {"live_before_bytes", took.live_before_bytes},
+                                   {"peak_bytes", took.peak_bytes},
+                                   {"first_allocation", took.first_allocation},
+                                   {"allocations", took.allocations}});
+             }
+             return captures;
+           })
       .def("total_stats", &PoolSet::TotalStats)
       .def("check", &PoolSet::Check);
 }

@@ -103,7 +103,7 @@ def test_map_of_a_pool(tmp_path: Path) -> None:
     pool = cgp.GraphPool()
     graphs = [capture_chain(rows, pool.id) for rows in (300, 2000, 4096, 100)]
     device = torch.cuda.current_device()
-    drawn = _live_map.map_of_pool(device, pool.id)
+    drawn = _live_map.map_of_pool(_live_map.histories(), device, pool.id)
     assert drawn is not None
     stats = pool.stats()
     assert len(drawn.placed) == stats["allocations"]
