@@ -28,17 +28,16 @@ class PoolReport:
 
     Attributes:
         pools (list): Of each pool what it and its graphs take.
-        captures (dict or None): Where captures went, as :func:`stats` says; None of recorded ones.
+        process (dict): ``captures`` and ``execs``, as :func:`stats` has them; of recorded captures
+            nothing.
     """
 
-    def __init__(
-        self, pools: Sequence[PoolCost], captures: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, pools: Sequence[PoolCost], process: Mapping[str, Any] | None = None) -> None:
         self.pools = list(pools)
-        self.captures = captures
+        self.process = dict(process or {})
 
     def __str__(self) -> str:
-        parts = [] if self.captures is None else [_where(self.captures)]
+        parts = _of_process(self.process)
         if not self.pools:
             return "\n".join([*parts, "there are no graph pools"])
         parts += ["", _LEGEND, format_table(_rows(self.pools), (0, 1))]
@@ -51,8 +50,7 @@ class PoolReport:
 
     def as_json(self) -> dict[str, Any]:
         r"""Return the figures in bytes."""
-        pools = [_as_json(pool) for pool in self.pools]
-        return {"pools": pools} | ({} if self.captures is None else {"captures": self.captures})
+        return {"pools": [_as_json(pool) for pool in self.pools], **self.process}
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         r"""Write a page that stands alone, with pictures where there are maps and matplotlib."""
@@ -75,7 +73,7 @@ def report() -> PoolReport:
     pools = [
         of_pool(pool, map_of_pool(history, pool["device"], pool["id"])) for pool in found["pools"]
     ]
-    return PoolReport(pools, found["captures"])
+    return PoolReport(pools, {name: found[name] for name in ("captures", "execs")})
 
 
 def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
@@ -116,11 +114,18 @@ def _growth(pool: PoolCost) -> str:
     return text + ":" * (grew > 0)
 
 
-def _where(captures: Mapping[str, Any]) -> str:
-    ours, base = captures["ours"], captures["base"]
-    text = f"{ours} captures in pools of cudagraph_pool, {base} in PyTorch's own"
-    reasons = [f"{name}: {count}" for name, count in captures["base_reasons"].items() if count]
-    return f"{text}\nwhy there: {', '.join(reasons)}" if reasons else text
+def _of_process(process: Mapping[str, Any]) -> list[str]:
+    if not process:
+        return []
+    captures = process["captures"]
+    ours, base, reasons = captures["ours"], captures["base"], captures["base_reasons"]
+    lines = [f"{ours} captures in pools of cudagraph_pool, {base} in PyTorch's own"]
+    if base:
+        lines += [f"why there: {', '.join(f'{why}: {n}' for why, n in reasons.items() if n)}"]
+    return lines + [
+        f"{execs['execs']} executables run all graphs of cuda:{execs['device']} that share them"
+        for execs in process["execs"]
+    ]
 
 
 def _as_json(pool: PoolCost) -> dict[str, Any]:
@@ -154,9 +159,9 @@ _STYLE: Final = (
 
 
 def _page(report: PoolReport) -> str:
-    parts = [f"<p>{html.escape(_LEGEND)}</p>", _html_table(_rows(report.pools))]
-    if report.captures is not None:
-        parts.insert(0, f"<p>{html.escape(_where(report.captures))}</p>")
+    lines = [*_of_process(report.process), _LEGEND]
+    parts = [f"<p>{html.escape(line)}</p>" for line in lines]
+    parts.append(_html_table(_rows(report.pools)))
     for pool in report.pools:
         rows = [("graph", "needs", "added"), *map(_graph_cells, pool.graphs)]
         parts += [

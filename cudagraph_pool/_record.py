@@ -24,7 +24,7 @@ from typing import Any, Final
 from . import _run
 from ._autoload import RECORD, VARIABLE
 from ._memory_map import Operation, operation_of
-from ._trace import GRANULE_BYTES
+from ._trace import Event, most_live_bytes
 
 _BEGIN: Final = "cudagraph_pool: a capture begins, number"
 _END: Final = "cudagraph_pool: a capture has ended, number"
@@ -52,8 +52,8 @@ class Capture:
 class _Pool:
     """A trace in the making."""
 
-    graphs: list[list[list[int]]] = field(default_factory=list)
-    late: list[list[int]] = field(default_factory=list)  # frees since its last capture has ended
+    graphs: list[list[Event]] = field(default_factory=list)
+    late: list[Event] = field(default_factory=list)  # frees since its last capture has ended
     reserved_bytes: int = 0
 
 
@@ -212,7 +212,7 @@ def _read_device(
             if owner is not None:
                 pool = pools[owner.device, owner.pool]
                 stream = streams.setdefault(entry["stream"], len(streams))
-                pool.graphs[-1].append([1, blocks, operation.size, stream])
+                pool.graphs[-1].append(Event(blocks, operation.size, stream))
                 live[operation.address] = (pool, blocks)
                 blocks += 1
         elif operation.address in live:
@@ -220,7 +220,7 @@ def _read_device(
             is_open = any(
                 pools[capture.device, capture.pool] is pool for capture in open_captures.values()
             )
-            (pool.graphs[-1] if is_open else pool.late).append([-1, block])
+            (pool.graphs[-1] if is_open else pool.late).append(Event(block, 0, 0))
 
 
 def _owner(operation: Operation, captures: Iterable[Capture]) -> Capture | None:
@@ -232,21 +232,11 @@ def _owner(operation: Operation, captures: Iterable[Capture]) -> Capture | None:
 
 
 def _document(pool: _Pool) -> dict[str, Any]:
-    return {
-        "stock": {"reserved": pool.reserved_bytes},
-        "graphs": [{"key": _needed(events), "events": events} for events in pool.graphs],
-    }
-
-
-def _needed(events: Iterable[Sequence[int]]) -> int:
-    """The most of its own blocks that a graph had at once, in bytes."""
-    sizes: dict[int, int] = {}
-    live = most = 0
-    for event in events:
-        if event[0] == 1:
-            sizes[event[1]] = -(-event[2] // GRANULE_BYTES) * GRANULE_BYTES
-            live += sizes[event[1]]
-            most = max(most, live)
-        else:
-            live -= sizes.pop(event[1], 0)
-    return most
+    graphs = [
+        {
+            "key": most_live_bytes(events),
+            "events": [[1, *event] if event.bytes else [-1, event.block] for event in events],
+        }
+        for events in pool.graphs
+    ]
+    return {"stock": {"reserved": pool.reserved_bytes}, "graphs": graphs}

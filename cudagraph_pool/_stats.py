@@ -34,13 +34,16 @@ def stats() -> dict[str, Any]:
       meanwhile, ``peak_bytes`` the most that was allocated in it at once, ``live_before_bytes`` of
       that what lived when the capture began, ``allocations`` how many it made, after
       ``first_allocation`` of the pool. A capture that failed counts, too.
+    - ``execs``: a list, for each ``device`` whose graphs share executables by
+      ``enable(shared_exec=True)`` how many there are, as :meth:`GraphPool.stats` says of its own.
 
     Without a GPU, or before anything was enabled, there are none.
     """
     adapter: Any = _loaded_adapter()
     if adapter is None:
         reasons = dict.fromkeys(("disabled", "mempool", "older_pool"), 0)
-        return {"captures": {"ours": 0, "base": 0, "base_reasons": reasons}, "pools": []}
+        captures = {"ours": 0, "base": 0, "base_reasons": reasons}
+        return {"captures": captures, "pools": [], "execs": []}
     import torch
 
     pools = []
@@ -49,7 +52,10 @@ def stats() -> dict[str, Any]:
             with contextlib.suppress(RuntimeError):  # given back meanwhile
                 pools.append(pool_stats(adapter, device, name))
     captures = {**adapter.capture_counts(), "base_reasons": adapter.base_captures()}
-    return {"captures": captures, "pools": pools}
+    shared = sys.modules.get("cudagraph_pool._shared_capture")
+    caches = {} if shared is None else shared._caches
+    execs = [{"device": device, **cache.stats()} for device, cache in caches.items()]
+    return {"captures": captures, "pools": pools, "execs": execs}
 
 
 def pool_stats(adapter: Any, device: int, id: tuple[int, int]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from small_trace import TRACES
 import cudagraph_pool as cgp
 from cudagraph_pool import _forecast
 from cudagraph_pool._replay import POOL, new_pools, run
-from cudagraph_pool._trace import Event, Graph, Trace, read_trace, replay_sequence
+from cudagraph_pool._trace import Event, Graph, Trace, most_live_bytes, read_trace, replay_sequence
 
 sys.path.insert(0, str(Path(__file__).parent / "traces"))
 import programs
@@ -26,24 +26,11 @@ PAGE = 2 << 20
 MIB = 1 << 20
 
 
-def needed(graph: Graph) -> int:
-    sizes: dict[int, int] = {}
-    live = most = 0
-    for event in graph.events:
-        if event.bytes:
-            sizes[event.block] = event.bytes
-            live += event.bytes
-            most = max(most, live)
-        else:
-            live -= sizes.pop(event.block, 0)
-    return most
-
-
 def foreseen_and_held(trace: Trace) -> tuple[int, int]:
     """What is foreseen when the largest graph has been captured, and what was dropped that the next
     capture would drop first; and what the pool holds once all were captured, in their order.
     """
-    largest = max(trace.graphs, key=needed)
+    largest = max(trace.graphs, key=lambda graph: most_live_bytes(graph.events))
     graphs = [largest, *(graph for graph in trace.graphs if graph is not largest)]
     places = {id(graph): place for place, graph in enumerate(graphs)}
     ordered = [Graph(places[id(graph)], graph.events) for graph in trace.graphs]

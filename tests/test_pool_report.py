@@ -73,6 +73,8 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
     fake = Adapter()
     monkeypatch.setattr(_stats, "_loaded_adapter", lambda: fake)
     monkeypatch.setattr(_live_map, "load_adapter", lambda: fake)
+    shared: Any = SimpleNamespace(_caches={1: SimpleNamespace(stats=lambda: {"execs": 3})})
+    monkeypatch.setitem(sys.modules, "cudagraph_pool._shared_capture", shared)
     torch: Any = SimpleNamespace(
         cuda=SimpleNamespace(device_count=lambda: 2, memory=SimpleNamespace()),
         _C=SimpleNamespace(_cuda_isHistoryEnabled=lambda: False),
@@ -85,12 +87,13 @@ def test_without_an_adapter_there_is_nothing(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(_stats, "_loaded_adapter", lambda: None)
     reasons = {"disabled": 0, "mempool": 0, "older_pool": 0}
     captures = {"ours": 0, "base": 0, "base_reasons": reasons}
-    assert cgp.stats() == {"captures": captures, "pools": []}
+    assert cgp.stats() == {"captures": captures, "pools": [], "execs": []}
     assert "there are no graph pools" in str(cgp.report())
 
 
 def test_stats_of_every_kind_of_pool(adapter: Adapter) -> None:
     found = cgp.stats()
+    assert found["execs"] == [{"device": 1, "execs": 3}]
     assert found["captures"] == {
         "ours": 10,
         "base": 3,
@@ -131,6 +134,7 @@ def test_report_of_a_process(adapter: Adapter) -> None:
     assert text.startswith(
         "10 captures in pools of cudagraph_pool, 3 in PyTorch's own\n"
         "why there: disabled: 2, older_pool: 1\n"
+        "3 executables run all graphs of cuda:1 that share them\n"
     )
     assert max(map(len, text.splitlines())) <= 80
     row = next(line for line in text.splitlines() if line.startswith("cuda:1 (0, 5)"))

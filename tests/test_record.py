@@ -289,6 +289,8 @@ def test_torch_starts_it_at_the_first_use_of_cuda(monkeypatch: pytest.MonkeyPatc
     queued: list[Any] = []
     started: list[str] = []
     cuda: Any = SimpleNamespace(_lazy_call=queued.append)
+    torch: Any = SimpleNamespace(cuda=cuda)
+    monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
     monkeypatch.setattr(_record, "start", started.append)
     monkeypatch.delenv("CUDAGRAPH_POOL", raising=False)
