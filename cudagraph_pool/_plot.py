@@ -131,6 +131,7 @@ def _legend(panel: Any, cost: PoolCost) -> list[Any]:
     blocks = cost.map.placed
     stitched = sum(len(placed.stretches) > 1 for placed in blocks)
     colour = _colours(len(cost.graphs))(len(cost.graphs) // 2)[:3]
+    outside = _graphs_of(cost).count(None)
     return [
         Patch(color=colour, label=f"a block in the colour of its graph ({len(blocks):,} blocks)"),
         Patch(
@@ -138,6 +139,7 @@ def _legend(panel: Any, cost: PoolCost) -> list[Any]:
             label=f"darker: one block, stitched of pieces in several places ({stitched:,})",
         ),
         *panel.get_legend_handles_labels()[0],
+        *[Patch(color=_OUTSIDE, label=f"of no graph: eager work ({outside:,})")] * bool(outside),
     ]
 
 

@@ -90,7 +90,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._begun = 0
         self._captures: list[Capture] = []
-        cuda.memory._record_memory_history("all", context=None)
+        cuda.memory._record_memory_history("all", context=None, stacks="python")
         graph = cuda.CUDAGraph
         graph.capture_begin = self._beginning(graph.capture_begin)
         graph.capture_end = self._ending(graph.capture_end)

@@ -15,8 +15,9 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
 from cudagraph_pool import _cli, _plot
-from cudagraph_pool._costs import PoolCost, of_trace
-from cudagraph_pool._trace import read_trace
+from cudagraph_pool._costs import GraphCost, PoolCost, of_trace
+from cudagraph_pool._memory_map import MemoryMap
+from cudagraph_pool._trace import PAGE_BYTES, read_trace
 
 
 @pytest.fixture
@@ -73,6 +74,19 @@ def test_graphs_are_where_they_were_captured() -> None:
     places = _plot._graphs_of(cost)
     assert places == sorted(n for n in places if n is not None)
     assert set(places) == set(range(128))
+
+
+def test_what_is_allocated_between_captures_is_no_graphs() -> None:
+    drawn = MemoryMap(first_allocation=2)
+    for n in range(6):
+        drawn.allocate([(n, n + 1)])
+    graphs = [
+        GraphCost(str(n), 0, 0, numbers) for n, numbers in enumerate([range(1, 4), range(5, 7)])
+    ]
+    cost = PoolCost("pool", "", graphs, PAGE_BYTES, PAGE_BYTES, 0, map=drawn)
+    assert _plot._graphs_of(cost) == [0, 0, None, 1, 1, None]
+    legend = [part.get_label() for part in _plot._legend(Figure().subplots(), cost)]
+    assert legend[-1] == "of no graph: eager work (2)"
 
 
 def test_one_graph_and_no_stock(

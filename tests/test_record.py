@@ -220,7 +220,7 @@ def test_recorder(
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.11.0"))
     monkeypatch.setattr(sys, "argv", ["/some/where/serve.py"])
     recorder = Recorder(str(tmp_path), cuda)
-    assert cuda.asked == [(("all",), {"context": None})]
+    assert cuda.asked == [(("all",), {"context": None, "stacks": "python"})]
     for _ in range(2):
         graph = cuda.CUDAGraph()
         graph.capture_begin(pool=(0, 1))
