@@ -57,11 +57,14 @@ def draw(
 
 
 def _headline(cost: PoolCost) -> str:
-    text = f"{cost.name}: {len(cost.graphs)} graphs in {_mib(cost.reserved)} MiB"
+    count = len(cost.graphs)
+    text = f"{cost.name}: {count} graph{'s' * (count != 1)} in {_mib(cost.reserved)} MiB"
     if cost.stock is not None and cost.stock > cost.reserved:
         saved = cost.stock - cost.reserved
         return f"{text} instead of {_mib(cost.stock)} MiB: {_mib(saved)} MiB saved"
-    return f"{text}, where a pool for each would take {_mib(cost.apart)} MiB"
+    if cost.apart > cost.reserved:
+        return f"{text}, where a pool for each would take {_mib(cost.apart)} MiB"
+    return text
 
 
 def _draw_bars(panel: Any, cost: PoolCost) -> None:

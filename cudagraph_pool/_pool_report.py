@@ -41,7 +41,7 @@ class PoolReport:
         if not self.pools:
             return "\n".join([*parts, "there are no graph pools"])
         parts += ["", _LEGEND, format_table(_rows(self.pools), (0, 1))]
-        for pool in self.pools:
+        for pool in filter(lambda pool: pool.graphs, self.pools):
             parts += ["", f"{pool.name}: {_growth(pool)}"]
             rows = [_graph_cells(graph) for graph in _shown(pool)]
             if rows:
