@@ -7,8 +7,10 @@ was recorded on a GPU by this command yet.
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from entry_points import environment
 from small_trace import TRACES
 
 from cudagraph_pool import _autoload, _cli, _record
@@ -301,3 +304,37 @@ def test_torch_starts_it_at_the_first_use_of_cuda(monkeypatch: pytest.MonkeyPatc
     (call,) = queued
     call()
     assert started == ["/folder"]
+
+
+PROGRAM = """
+import os, sys, torch
+
+def record(*arguments):
+    print("recording", arguments[:3], "CUDAGRAPH_POOL" in os.environ, sys.argv[1:])
+
+torch._C._cuda_init = torch._C._cuda_getDeviceCount = lambda: 0
+torch.cuda._cudart = torch.cuda._cudart or object()
+torch._C._cuda_record_memory_history = record
+assert not hasattr(torch.cuda.CUDAGraph.capture_begin, "__wrapped__")
+torch.cuda.init()
+assert torch.cuda.CUDAGraph.capture_begin.__wrapped__
+assert torch.cuda.CUDAGraph.capture_end.__wrapped__
+sys.exit(7)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch, of any kind")
+def test_in_a_process_that_uses_cuda(tmp_path: Path) -> None:
+    """With nothing faked but the driver, and no capture."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "cudagraph_pool", "record", "-o", "traces", "program.py", "-o", "x"],
+        env=environment(tmp_path, CUDA_VISIBLE_DEVICES="", CUDAGRAPH_POOL="1"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout == "recording ('all', None, 'python') False ['-o', 'x']\n"
+    assert list((tmp_path / "traces").iterdir()) == []
