@@ -202,7 +202,7 @@ class PoolSet:
         """Everything that is live and mapped in one pool."""
 
     def captures(self, id: PoolId, /) -> list[dict[str, int]]:
-        """What each capture scope took that has ended, oldest first: the last 4,096. The keys are
+        """What each capture scope took that has ended, oldest first: the last 65,536. The keys are
         the members of ``CaptureStats`` in ``csrc/core/pool.h``.
         """
 

@@ -67,14 +67,15 @@ class PoolCost:
 def of_trace(
     trace: Trace, order: Order = "recorded", seed: int = 0, maps: bool = False
 ) -> PoolCost:
-    """What the graphs of a trace cost, by a replay. Of more than 4,096 the last are told apart."""
+    """What the graphs of a trace cost, by a replay. The core remembers all: there are at most
+    ``MAX_GRAPHS``.
+    """
     graphs = replay_sequence(trace, order, seed)
     pools = new_pools()
     watcher = MapOfReplay(pools) if maps else None
     run(pools, graphs, watcher)
     taken = pools.captures(POOL)
-    keys = [graph.key for graph in graphs[-len(taken) :]]
-    costs = list(map(GraphCost.of, keys, taken))
+    costs = [GraphCost.of(graph.key, took) for graph, took in zip(graphs, taken, strict=True)]
     return PoolCost(
         trace.name,
         order,

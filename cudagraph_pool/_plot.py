@@ -58,7 +58,7 @@ def draw(
 
 def _headline(cost: PoolCost) -> str:
     count = len(cost.graphs)
-    text = f"{cost.name}: {count} graph{'s' * (count != 1)} in {_mib(cost.reserved)} MiB"
+    text = f"{cost.name}: {count:,} graph{'s' * (count != 1)} in {_mib(cost.reserved)} MiB"
     if cost.stock is not None and cost.stock > cost.reserved:
         saved = cost.stock - cost.reserved
         return f"{text} instead of {_mib(cost.stock)} MiB: {_mib(saved)} MiB saved"

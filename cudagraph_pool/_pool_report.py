@@ -81,7 +81,7 @@ def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
     columns = {
         "pool": [pool.name for pool in pools],
         "kind": [pool.kind for pool in pools],
-        "graphs": [str(len(pool.graphs)) for pool in pools],
+        "graphs": [f"{len(pool.graphs):,}" for pool in pools],
         "minimum": [_mib(pool.minimum) for pool in pools],
         "reserved": [_mib(pool.reserved) for pool in pools],
         "ratio": [f"{pool.reserved / pool.minimum:.3f}" if pool.minimum else "-" for pool in pools],
@@ -108,7 +108,7 @@ def _shown(pool: PoolCost) -> list[GraphCost]:
 
 def _growth(pool: PoolCost) -> str:
     grew = sum(graph.added > 0 for graph in pool.graphs)
-    text = f"{grew} of {len(pool.graphs)} graphs made it grow"
+    text = f"{grew:,} of {len(pool.graphs):,} graphs made it grow"
     if grew > _MOST_GRAPHS:
         text += "; those that did most"
     return text + ":" * (grew > 0)

@@ -30,7 +30,7 @@ def stats() -> dict[str, Any]:
       ``older_pool`` (into one that it had before).
     - ``pools``: a list, each with ``device``, ``id``, ``kind``, ``users`` (graphs and objects that
       hold it), what :meth:`GraphPool.stats` returns, and ``graphs``: what each capture took, in
-      their order (the last 4,096). ``added_bytes`` is the physical memory that the pool got
+      their order (the last 65,536). ``added_bytes`` is the physical memory that the pool got
       meanwhile, ``peak_bytes`` the most that was allocated in it at once, ``live_before_bytes`` of
       that what lived when the capture began, ``allocations`` how many it made, after
       ``first_allocation`` of the pool. A capture that failed counts, too.

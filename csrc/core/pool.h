@@ -152,7 +152,7 @@ class Pool {
   PoolSnapshot Snapshot() const;
 
   // Of the capture scopes that have ended, oldest first: the last kMaxCaptures.
-  static constexpr std::size_t kMaxCaptures = 4096;
+  static constexpr std::size_t kMaxCaptures = 65'536;
   const std::vector<CaptureStats>& captures() const;
 
   // Recomputes every invariant; throws InternalError. O(everything).
