@@ -131,8 +131,12 @@ class GraphPool:
         self._turns = _Turns()
         self._adapter.register_pool(self._device.index, self._id)
         self._open = True
-        _open_pools[self._device.index, self._id] = self
+        _pools[self._device.index, self._id] = self
         _logger.debug("%s of %s: made", self._id, self._device)
+        # By itself also before a process ends: __del__ may come when there is nothing left to log.
+        self._log_release = weakref.finalize(
+            self, _logger.debug, "%s of %s: released", self._id, self._device
+        )
 
     @property
     def id(self) -> tuple[int, int]:
@@ -188,26 +192,16 @@ class GraphPool:
             RuntimeError: The history has nothing of the pool.
         """
         self._require_open()
-        from . import _costs, _live_map, _plot, _stats
+        from ._live_map import draw_pool
 
-        _plot.require_matplotlib()
-        device = self._device.index
-        drawn = _live_map.map_of_pool(_live_map.histories(), device, self._id)
-        if drawn is None:
-            raise RuntimeError(
-                f"the memory history has nothing of pool {self._id}: call "
-                "torch.cuda.memory._record_memory_history(context=None) before the captures"
-            )
-        pool = _stats.pool_stats(self._adapter, device, self._id)
-        _plot.draw(_costs.of_pool(pool, drawn), path)
+        draw_pool(self._device.index, self._id, path)
 
     def close(self) -> None:
         r"""Release the pool. Graphs captured into it go on working."""
         if self._open:
             self._open = False
-            _open_pools.pop((self._device.index, self._id), None)
             self._adapter.unregister_pool(self._device.index, self._id)
-            _logger.debug("%s of %s: released", self._id, self._device)
+            self._log_release()
 
     def __del__(self) -> None:
         if getattr(self, "_open", False):
@@ -240,8 +234,8 @@ class GraphPool:
             )
 
 
-# By device and id: whose a pool is that the adapter knows.
-_open_pools: weakref.WeakValueDictionary[tuple[int, tuple[int, int]], GraphPool] = (
+# By device and id.
+_pools: weakref.WeakValueDictionary[tuple[int, tuple[int, int]], GraphPool] = (
     weakref.WeakValueDictionary()
 )
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
+from . import _plot
 from ._allocator import load_adapter
+from ._costs import of_pool
 from ._memory_map import MemoryMap, Operation, map_of_history, operation_of
+from ._stats import pool_stats
 
 
 def histories() -> list[list[Operation]]:
@@ -25,3 +30,15 @@ def map_of_pool(
     drawn = map_of_history(history[device], load_adapter().snapshot(device, id))
     # Graph trees go back to what lived before; that is more in the history than was allocated.
     return drawn if drawn.placed and drawn.first_allocation >= 0 else None
+
+
+def draw_pool(device: int, id: tuple[int, int], path: str | os.PathLike[str]) -> None:
+    """See :meth:`GraphPool.plot`."""
+    _plot.require_matplotlib()
+    drawn = map_of_pool(histories(), device, id)
+    if drawn is None:
+        raise RuntimeError(
+            f"the memory history has nothing of pool {id}: call "
+            "torch.cuda.memory._record_memory_history(context=None) before the captures"
+        )
+    _plot.draw(of_pool(pool_stats(load_adapter(), device, id), drawn), path)

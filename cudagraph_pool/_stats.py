@@ -73,7 +73,8 @@ def pool_stats(adapter: Any, device: int, id: tuple[int, int]) -> dict[str, Any]
 
 def _owner(device: int, id: tuple[int, int]) -> GraphPool | None:
     graphs: Any = sys.modules.get("cudagraph_pool._graphs")
-    return None if graphs is None else graphs._open_pools.get((device, id))
+    owner = None if graphs is None else graphs._pools.get((device, id))
+    return owner if owner is not None and owner._open else None
 
 
 def _kind(adapter: Any, device: int, id: tuple[int, int]) -> str:

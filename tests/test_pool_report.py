@@ -16,7 +16,7 @@ import pytest
 from small_trace import TRACES, WriteTrace
 
 import cudagraph_pool as cgp
-from cudagraph_pool import _allocator, _cli, _core, _live_map, _stats
+from cudagraph_pool import _allocator, _cli, _core, _graphs, _live_map, _stats
 from cudagraph_pool._replay import POOL
 
 PAGE = 2 << 20
@@ -275,3 +275,32 @@ def test_what_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Mo
             "(disabled: 2, mempool: 0, older_pool: 1)",
         )
     ]
+
+
+def test_pools_are_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once each, whoever lets them go; and then they are nobody's."""
+    registered: list[tuple[int, int]] = []
+    fake: Any = SimpleNamespace(
+        register_pool=lambda device, id_: registered.append(id_),
+        unregister_pool=lambda device, id_: registered.remove(id_),
+    )
+    handles = iter([(0, 7), (0, 8)])
+    torch: Any = SimpleNamespace(cuda=SimpleNamespace(graph_pool_handle=lambda: next(handles)))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(_graphs, "_require_enabled", lambda what: fake)
+    monkeypatch.setattr(_graphs, "_cuda_device", lambda device: SimpleNamespace(index=3))
+    caplog.set_level("DEBUG", "cudagraph_pool")
+    first, second = cgp.GraphPool(), cgp.GraphPool()
+    assert _stats._owner(3, (0, 7)) is first
+    first.close()
+    first.close()
+    assert _stats._owner(3, (0, 7)) is None
+    del first, second
+    said = [record.getMessage().replace("namespace(index=3)", "it") for record in caplog.records]
+    assert said == [
+        *("(0, 7) of it: made", "(0, 8) of it: made"),
+        *("(0, 7) of it: released", "(0, 8) of it: released"),
+    ]
+    assert not registered
