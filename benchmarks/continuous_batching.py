@@ -165,7 +165,7 @@ def _table(rows: Sequence[Row]) -> str:
                 row["digest"],
             ]
         )
-    return format_table(lines)
+    return format_table(lines, width=sys.maxsize)
 
 
 if __name__ == "__main__":

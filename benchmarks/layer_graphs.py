@@ -358,7 +358,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
                 row["digest"],
             ]
         )
-    return format_table(lines, left_columns=(0, 1))
+    return format_table(lines, left_columns=(0, 1), width=sys.maxsize)
 
 
 if __name__ == "__main__":

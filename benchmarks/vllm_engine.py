@@ -193,7 +193,7 @@ def table(rows: Sequence[Row]) -> str:
                 first["digest"],
             ]
         )
-    return format_table(cells, left_columns=(0, 2, 3, 4))
+    return format_table(cells, left_columns=(0, 2, 3, 4), width=sys.maxsize)
 
 
 def _of(rows: Sequence[Row], key: str) -> float | None:

@@ -31,33 +31,46 @@ if TYPE_CHECKING:
         pluggable_allocator,
     )
     from ._core import __version__ as __version__
+    from ._forecast import Forecast, forecast
     from ._graphs import GraphPool, graph, use_pool
     from ._guard import guard
+    from ._pool_report import PoolReport, report
     from ._runner import GraphRunner
+    from ._stats import stats
 
 __all__ = [
+    "Forecast",
     "GraphPool",
     "GraphRunner",
+    "PoolReport",
     "allocator",
     "disable",
     "enable",
     "enabled",
+    "forecast",
     "graph",
     "guard",
     "is_enabled",
     "library_path",
     "pluggable_allocator",
+    "report",
     "sizes",
+    "stats",
     "use_pool",
 ]
 
 # Where names are that do not come from ._allocator.
 _HOMES = {
     "__version__": "._core",
+    "Forecast": "._forecast",
     "GraphPool": "._graphs",
     "GraphRunner": "._runner",
+    "PoolReport": "._pool_report",
+    "forecast": "._forecast",
     "graph": "._graphs",
     "guard": "._guard",
+    "report": "._pool_report",
+    "stats": "._stats",
     "use_pool": "._graphs",
 }
 

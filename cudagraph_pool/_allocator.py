@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from ._adapter import load_adapter, loaded_adapter
 
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
+
+_logger = logging.getLogger(__package__)
 
 
 def enable(
@@ -78,6 +81,10 @@ def enable(
             )
     adapter.enable(share_captures, mempools, exportable)
     _share_execs(shared_exec)
+    _logger.info(
+        "enabled: share_captures=%s, mempools=%s, shared_exec=%s, exportable=%s",
+        *(share_captures, mempools, shared_exec, exportable),
+    )
 
 
 def disable() -> None:
@@ -90,10 +97,23 @@ def disable() -> None:
     Raises:
         RuntimeError: A capture is under way.
     """
-    adapter = loaded_adapter()
+    adapter: Any = loaded_adapter()
     if adapter is not None:
+        was_enabled = adapter.is_enabled()
         adapter.disable()
         _share_execs(False)
+        if was_enabled:
+            _log_captures(adapter)
+
+
+def _log_captures(adapter: Any) -> None:
+    """Where they went: who captures is not asked, since that should cost nothing."""
+    counts = adapter.capture_counts()
+    _logger.info(
+        "disabled: %d captures went to pools of this package, %d to PyTorch's own allocator (%s)",
+        *(counts["ours"], counts["base"]),
+        ", ".join(f"{reason}: {count}" for reason, count in adapter.base_captures().items()),
+    )
 
 
 def _share_execs(shares: bool) -> None:

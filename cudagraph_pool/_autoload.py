@@ -1,12 +1,14 @@
 """Entry points by which others call this package, to enable it without an edit.
 
-Each does nothing unless ``CUDAGRAPH_POOL`` is set in the environment. ``import torch`` imports this
-module in every process of every program, so that it imports nothing before that is known.
+Each does nothing unless ``CUDAGRAPH_POOL`` is set in the environment, or, to record captures,
+``CUDAGRAPH_POOL_RECORD``. ``import torch`` imports this module in every process of every program,
+so that it imports nothing before that is known.
 """
 
 import os
 
 VARIABLE = "CUDAGRAPH_POOL"
+RECORD = "CUDAGRAPH_POOL_RECORD"  # a folder, set by ``cudagraph-pool record``
 
 _arranged: set[str] = set()  # the loggers that will say so
 
@@ -14,6 +16,13 @@ _arranged: set[str] = set()  # the loggers that will say so
 def torch() -> None:
     """``torch.backends``: called at the end of ``import torch``."""
     _arrange("cudagraph_pool")
+    folder = os.environ.get(RECORD)
+    if folder:
+        from torch.cuda import _lazy_call
+
+        from ._record import start
+
+        _lazy_call(lambda: start(folder))
 
 
 def vllm() -> None:

@@ -6,7 +6,6 @@ can record and replay work on.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
 import time
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ._buckets import Size
+from ._forecast import count_nodes
 from ._graphs import GraphPool, _next_graph, graph
 from ._static_inputs import Static
 from ._static_outputs import is_lent, lend
@@ -126,12 +126,7 @@ class Captures:
 
     def count_nodes(self, captured: Any) -> int:
         """The nodes of a graph of :meth:`capture`."""
-        count = ctypes.c_size_t()
-        template = ctypes.c_void_p(captured.raw_cuda_graph())
-        error = ctypes.CDLL("libcuda.so.1").cuGraphGetNodes(template, None, ctypes.byref(count))
-        if error:
-            raise RuntimeError(f"cuGraphGetNodes failed with CUDA driver error {error}")
-        return count.value
+        return count_nodes(captured)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether it lies in the pool."""

@@ -99,6 +99,8 @@ class PoolStats:
     @property
     def peak_allocated_bytes(self) -> int: ...
     @property
+    def scope_peak_bytes(self) -> int: ...
+    @property
     def ranges(self) -> int: ...
     @property
     def page_mappings(self) -> int: ...
@@ -197,6 +199,11 @@ class PoolSet:
 
     def snapshot(self, id: PoolId, /) -> PoolSnapshot:
         """Everything that is live and mapped in one pool."""
+
+    def captures(self, id: PoolId, /) -> list[dict[str, int]]:
+        """What each capture scope took that has ended, oldest first: the last 65,536. The keys are
+        the members of ``CaptureStats`` in ``csrc/core/pool.h``.
+        """
 
     def total_stats(self) -> PoolStats:
         """The sum of all pools' counters."""

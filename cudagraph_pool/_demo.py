@@ -28,7 +28,7 @@ _ROUNDS: Final = 5
 _PASSES: Final = 10
 _WORKER_SECONDS: Final = 300
 
-_HEAD: Final = "captured|graphs|allocator|reserved|minimum|ratio|capture|replay|outputs"
+_HEAD: Final = "captured graphs allocator reserved minimum ratio capture replay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,6 @@ class _Line:
             f"{self.reserved_bytes / self.minimum_bytes:.3f}",
             _milliseconds(self.capture_seconds, 0),
             _milliseconds(self.replay_seconds, 2),
-            self.outputs,
         ]
 
 
@@ -90,7 +89,10 @@ def _gpu_name() -> str | None:
 
 
 def _print_table(lines: Sequence[_Line]) -> None:
-    print(format_table([_HEAD.split("|"), *(line.cells() for line in lines)], (0, 2, 8)))
+    print(format_table([_HEAD.split(), *(line.cells() for line in lines)], (0, 2)))
+    for line in lines:
+        if line.outputs:
+            print(f"{line.workload}, {line.allocator}: {line.outputs}")
 
 
 def _milliseconds(seconds: float | None, digits: int) -> str:
@@ -112,12 +114,12 @@ def _demo_from_traces() -> int:
         common = result["name"], result["graphs"]
         least = result["minimum_bytes"]
         lines += [
-            _Line(*common, _STOCK, stock["reserved"], least, stock.get("capture_s"), None, "-"),
-            _Line(*common, _OURS, result["reserved_bytes"], least, None, None, "-"),
+            _Line(*common, _STOCK, stock["reserved"], least, stock.get("capture_s"), None, ""),
+            _Line(*common, _OURS, result["reserved_bytes"], least, None, None, ""),
         ]
     _print_table(lines)
     print(
-        "\nNo GPU here: the pool's core replayed recorded captures on the host; stock PyTorch's "
+        "\nNo GPU here: the pool's core replayed recorded captures on the host; stock\nPyTorch's "
         "figures are those recorded with them on an H200."
     )
     return 0

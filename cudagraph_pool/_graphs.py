@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import threading
 import warnings
 import weakref
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 _MAX_EXECS = 4
 # For more of them, where nobody says how much they may take.
 _EXEC_BUDGET = 256 << 20
+
+_logger = logging.getLogger(__package__)
 
 
 def _require_enabled(what: str) -> Any:
@@ -128,6 +132,12 @@ class GraphPool:
         self._turns = _Turns()
         self._adapter.register_pool(self._device.index, self._id)
         self._open = True
+        _pools[self._device.index, self._id] = self
+        _logger.debug("%s of %s: made", self._id, self._device)
+        # By itself also before a process ends: __del__ may come when there is nothing left to log.
+        self._log_release = weakref.finalize(
+            self, _logger.debug, "%s of %s: released", self._id, self._device
+        )
 
     @property
     def id(self) -> tuple[int, int]:
@@ -167,11 +177,32 @@ class GraphPool:
         snapshot: dict[str, Any] = self._adapter.snapshot(self._device.index, self._id)
         return snapshot
 
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        r"""Draw the pool's memory over all its graphs: where every block lay, and when.
+
+        Time is counted in allocations and frees; each graph has a colour, and blocks stitched of
+        several pieces are darker. Lines show what the pool held, and the minimum. Needs
+        ``pip install 'cudagraph-pool[plot]'``, and :func:`torch.cuda.memory._record_memory_history`
+        to have been called before the captures (``context=None`` is enough).
+
+        Arguments:
+            path (str or os.PathLike): Where to; the ending says in which format: png, svg, pdf.
+
+        Raises:
+            ImportError: There is no matplotlib.
+            RuntimeError: The history has nothing of the pool.
+        """
+        self._require_open()
+        from ._live_map import draw_pool
+
+        draw_pool(self._device.index, self._id, path)
+
     def close(self) -> None:
         r"""Release the pool. Graphs captured into it go on working."""
         if self._open:
             self._open = False
             self._adapter.unregister_pool(self._device.index, self._id)
+            self._log_release()
 
     def __del__(self) -> None:
         if getattr(self, "_open", False):
@@ -202,6 +233,12 @@ class GraphPool:
                 f"this GraphPool (id {self._id} of {self._device}) was released by close(); "
                 "create another one"
             )
+
+
+# By device and id.
+_pools: weakref.WeakValueDictionary[tuple[int, tuple[int, int]], GraphPool] = (
+    weakref.WeakValueDictionary()
+)
 
 
 class graph:  # noqa: N801
@@ -322,10 +359,21 @@ class graph:  # noqa: N801
             self._graph.reset()
             self._clean_up(before)
             raise
+        if _logger.isEnabledFor(logging.DEBUG):
+            self._log_capture()
         if self._execs is not None:
             _shared_exec.share(
                 self._graph, self._execs, self._pool.device.index, self._kept_template
             )
+
+    def _log_capture(self) -> None:
+        took = self._adapter.captures(self._pool.device.index, self._pool.id)[-1]
+        _logger.debug(
+            "%s of %s: captured a graph of %d allocations; %d bytes were in use at once, and the "
+            "pool took %d more",
+            *(self._pool.id, self._pool.device, took["allocations"]),
+            *(took["peak_bytes"], took["added_bytes"]),
+        )
 
     def _new_context(self, capture_error_mode: str) -> Any:
         import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Final, TextIO, TypedDict
+from typing import Final, Protocol, TextIO, TypedDict
 
 from tqdm import tqdm
 
@@ -18,12 +18,20 @@ from cudagraph_pool._trace import (
     replay_sequence,
 )
 
-_POOL: Final = (0, 1)
+POOL: Final = (0, 1)
+
+
+class Watcher(Protocol):
+    """Is told what a replay does, as soon as it is done."""
+
+    def allocated(self, block_id: int, block: _core.Block) -> None: ...
+    def freed(self, block_id: int) -> None: ...
+    def end(self) -> None: ...
 
 
 class ReplayResult(TypedDict):
     """What a replay cost. Sizes in bytes, time in seconds of the core's calls. What stock reserved
-    is known of the order in which graphs were recorded only.
+    is known of the order in which graphs were recorded only, and not of captures that were made up.
     """
 
     name: str
@@ -59,10 +67,9 @@ def replay(
         RuntimeError: if the core refuses, which is a bug.
     """
     graphs = replay_sequence(trace, order, seed)
-    driver = _core.HostDriver(map_memory=False, physical_limit_bytes=4 * MAX_LIVE_BYTES)
-    pools = _core.PoolSet(driver)
-    seconds = _run(pools, graphs, _Placements(pools, placements) if placements else None)
-    stats = pools.stats(_POOL)
+    pools = new_pools()
+    seconds = run(pools, graphs, _Placements(pools, placements) if placements else None)
+    stats = pools.stats(POOL)
     minimum = minimum_bytes(graphs)
     return {
         "name": trace.name,
@@ -71,7 +78,7 @@ def replay(
         "minimum_bytes": minimum,
         "reserved_bytes": stats.reserved_bytes,
         "ratio": stats.reserved_bytes / minimum,
-        "stock_reserved_bytes": trace.stock_reserved_bytes if graphs is trace.graphs else None,
+        "stock_reserved_bytes": stock_bytes(trace, graphs),
         "ranges": stats.ranges,
         "page_mappings": stats.page_mappings,
         "ops": stats.allocations + stats.frees,
@@ -79,32 +86,44 @@ def replay(
     }
 
 
-def _run(pools: _core.PoolSet, graphs: list[Graph], placements: _Placements | None) -> float:
-    """Makes the calls; returns the time they took, without that of writing placements. Of what
-    takes longer than a second a terminal shows how far it is.
+def new_pools() -> _core.PoolSet:
+    """On a driver that has room for any trace."""
+    return _core.PoolSet(
+        _core.HostDriver(map_memory=False, physical_limit_bytes=4 * MAX_LIVE_BYTES)
+    )
+
+
+def stock_bytes(trace: Trace, graphs: list[Graph]) -> int | None:
+    """What stock reserved for the trace's graphs in this order, if that is known."""
+    return (trace.stock_reserved_bytes or None) if graphs is trace.graphs else None
+
+
+def run(pools: _core.PoolSet, graphs: list[Graph], watcher: Watcher | None) -> float:
+    """Makes the calls; returns the time they took, without that of the watcher. Of what takes
+    longer than a second a terminal shows how far it is.
     """
     addresses: dict[int, int] = {}
-    writing = 0.0
+    watching = 0.0
     start = time.perf_counter()
     for graph in tqdm(graphs, unit="graph", delay=1, leave=False, disable=None):
-        pools.begin_scope(_POOL, _core.ScopeKind.CAPTURE)
+        pools.begin_scope(POOL, _core.ScopeKind.CAPTURE)
         for event in graph.events:
             if event.bytes:
-                block = pools.allocate(_POOL, event.bytes, event.stream)
+                block = pools.allocate(POOL, event.bytes, event.stream)
                 addresses[event.block] = block.address
             else:
                 pools.free(addresses.pop(event.block))
-            if placements:
+            if watcher:
                 before = time.perf_counter()
                 if event.bytes:
-                    placements.allocated(event.block, block)
+                    watcher.allocated(event.block, block)
                 else:
-                    placements.freed(event.block)
-                writing += time.perf_counter() - before
-        pools.end_scope(_POOL)
-    seconds = time.perf_counter() - start - writing
-    if placements:
-        placements.end()
+                    watcher.freed(event.block)
+                watching += time.perf_counter() - before
+        pools.end_scope(POOL)
+    seconds = time.perf_counter() - start - watching
+    if watcher:
+        watcher.end()
     return seconds
 
 
@@ -117,7 +136,7 @@ class _Placements:
         self._pages = 0
 
     def allocated(self, block_id: int, block: _core.Block) -> None:
-        stats = self._pools.stats(_POOL)
+        stats = self._pools.stats(POOL)
         while self._pages < stats.pages:  # pages are numbered in the order in which they are made
             self._write({"op": "page", "page": self._pages, "bytes": stats.page_bytes})
             self._pages += 1
@@ -136,7 +155,7 @@ class _Placements:
         self._write({"op": "free", "id": block_id})
 
     def end(self) -> None:
-        self._write({"op": "end", "reserved_bytes": self._pools.stats(_POOL).reserved_bytes})
+        self._write({"op": "end", "reserved_bytes": self._pools.stats(POOL).reserved_bytes})
 
     def _write(self, line: dict[str, object]) -> None:
         self._file.write(json.dumps(line) + "\n")

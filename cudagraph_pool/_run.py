@@ -11,7 +11,9 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import metadata
+from typing import Any, NoReturn
 
 from ._autoload import VARIABLE
 from ._request import REPORT, options, unparse
@@ -38,25 +40,42 @@ def main(argv: Sequence[str]) -> int:
         default=argparse.SUPPRESS,
         help="each process that used CUDA says at its end what it captured and what that took",
     )
+    program = parse_program(parser, argv)
+    refusal = problem("run")
+    if refusal is not None:
+        print(f"cudagraph-pool: {refusal}", file=sys.stderr)
+        return 2
+    return program.run(VARIABLE, unparse(program.options))
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is to run, and the options before it."""
+
+    words: list[str]
+    options: dict[str, Any]
+
+    def run(self, variable: str, value: str) -> NoReturn:
+        """Becomes the program, with ``variable`` set."""
+        os.environ[variable] = value
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, *self.words])
+
+
+def parse_program(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Program:
+    """The parser has the options that come before a program."""
     parser.add_argument("-m", action="store_true", dest="module", help="the program is a module")
     parser.add_argument(
         "program", nargs=argparse.PARSER, metavar="PROGRAM", help="and its arguments"
     )
-    chosen = vars(parser.parse_args(argv))
-    program = ["-m"] * chosen.pop("module") + chosen.pop("program")
-    problem = _problem()
-    if problem is not None:
-        print(f"cudagraph-pool: {problem}", file=sys.stderr)
-        return 2
-    os.environ[VARIABLE] = unparse(chosen)
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *program])
+    options = vars(parser.parse_args(argv))
+    return Program(["-m"] * options.pop("module") + options.pop("program"), options)
 
 
-def _problem() -> str | None:
+def problem(command: str) -> str | None:
     """Why torch would not call this package."""
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
-        return "run needs torch's entry points: unset TORCH_DEVICE_BACKEND_AUTOLOAD"
+        return f"{command} needs torch's entry points: unset TORCH_DEVICE_BACKEND_AUTOLOAD"
     if not metadata.entry_points(group="torch.backends", name="cudagraph_pool"):
-        return "run needs cudagraph_pool to be installed: in a clone of it, pip install ."
+        return f"{command} needs cudagraph_pool to be installed: in a clone of it, pip install ."
     return None

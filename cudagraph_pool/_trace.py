@@ -1,13 +1,6 @@
 """Recorded captures: reads them, and says in which order their graphs are replayed.
 
-A trace is one JSON object, plain or gzip::
-
-    {"name", "torch", "gpu", "stock": {"reserved": bytes, ...},
-     "graphs": [{"key": batch size, "events": [[1, id, bytes, stream], [-1, id], ...]}, ...]}
-
-``[1, id, bytes, stream]`` allocates a block and ``[-1, id]`` frees it. Ids are unique in a file. A
-block may be freed in a later graph than its own, or never. Graphs stand in the order in which they
-were captured and share one pool.
+docs/trace_format.md says how they are written.
 
 Traces come from elsewhere, so nothing in them is trusted: whatever does not fit ends in a
 :class:`TraceError` that says which file, where in it, and what is wrong.
@@ -23,6 +16,7 @@ import os
 import random
 import sys
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, NoReturn
 
@@ -152,17 +146,23 @@ def minimum_bytes(graphs: list[Graph]) -> int:
     That is the largest sum of live blocks at any moment, each rounded up to a granule, rounded up
     to a page.
     """
+    return _round_up(most_live_bytes(e for graph in graphs for e in graph.events), PAGE_BYTES)
+
+
+def most_live_bytes(events: Iterable[Event]) -> int:
+    """The largest sum at any moment of the blocks that they allocate, each rounded up to a granule.
+    Frees of others are left out.
+    """
     sizes: dict[int, int] = {}
     live = peak = 0
-    for graph in graphs:
-        for event in graph.events:
-            if event.bytes:
-                sizes[event.block] = _round_up(event.bytes, GRANULE_BYTES)
-                live += sizes[event.block]
-                peak = max(peak, live)
-            else:
-                live -= sizes.pop(event.block)
-    return _round_up(peak, PAGE_BYTES)
+    for event in events:
+        if event.bytes:
+            sizes[event.block] = _round_up(event.bytes, GRANULE_BYTES)
+            live += sizes[event.block]
+            peak = max(peak, live)
+        else:
+            live -= sizes.pop(event.block, 0)
+    return peak
 
 
 def _round_up(value: int, unit: int) -> int:

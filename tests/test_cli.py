@@ -12,7 +12,7 @@ import pytest
 from small_trace import TRACES, WriteTrace
 from validate_placements import validate
 
-from cudagraph_pool import _cli, _core
+from cudagraph_pool import _cli, _commands, _core
 
 SEED = next(path for path in TRACES if path.name.startswith("seed"))
 MLP = next(path for path in TRACES if path.name.startswith("mlp"))
@@ -149,7 +149,7 @@ def test_failure_in_the_core_is_one_line(capsys: Capture, monkeypatch: pytest.Mo
     def fail(*_: object) -> None:
         raise _core.OutOfMemoryError("out of memory:\n2 of 1 pages")
 
-    monkeypatch.setattr(_cli, "replay", fail)
+    monkeypatch.setattr(_commands, "replay", fail)
     assert call("replay", SEED) == 1
     err = capsys.readouterr().err
     assert err == f"cudagraph-pool: {SEED}: the replay failed: out of memory: 2 of 1 pages\n"
@@ -166,7 +166,7 @@ def test_help_names_every_command(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         _cli.main(["--help"])
     out = capsys.readouterr().out
-    for command in ("demo", "replay", "run", "info"):
+    for command in ("demo", "replay", "run", "record", "report", "plot", "info"):
         assert command in out
 
 
@@ -223,7 +223,7 @@ def test_interrupt_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch)
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_cli, "replay", interrupted)
+    monkeypatch.setattr(_commands, "replay", interrupted)
     assert call("replay", SEED) == 130
     assert capsys.readouterr().err == "cudagraph-pool: stopped\n"
 

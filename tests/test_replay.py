@@ -13,7 +13,7 @@ from small_trace import TRACES, WriteTrace
 from validate_placements import validate
 
 from cudagraph_pool import _core
-from cudagraph_pool._replay import ReplayResult, _run, replay
+from cudagraph_pool._replay import ReplayResult, replay, run
 from cudagraph_pool._trace import GRANULE_BYTES, Order, Trace, read_trace, replay_sequence
 
 RUNS: list[tuple[Order, int]] = [
@@ -152,7 +152,7 @@ def test_mapping_memory_for_real_changes_no_decision(traces: list[Trace], name: 
     snapshots = []
     for map_memory in (True, False):
         pools = _core.PoolSet(_core.HostDriver(map_memory=map_memory))
-        _run(pools, trace.graphs, None)
+        run(pools, trace.graphs, None)
         pools.check()
         snapshot = pools.snapshot(POOL)
         snapshots.append(
@@ -167,7 +167,7 @@ def test_mapping_memory_for_real_changes_no_decision(traces: list[Trace], name: 
 def test_streams_are_those_of_the_trace(write_trace: WriteTrace) -> None:
     events = [[1, 0, 512, 7], [1, 1, 512, 0], [1, 2, 512, (1 << 63) - 1]]
     pools = _core.PoolSet(_core.HostDriver())
-    _run(pools, read_trace(write_trace(graphs=[{"key": 1, "events": events}])).graphs, None)
+    run(pools, read_trace(write_trace(graphs=[{"key": 1, "events": events}])).graphs, None)
     streams = [live.block.stream for live in pools.snapshot(POOL).blocks]
     assert sorted(streams) == [0, 7, (1 << 63) - 1]
 

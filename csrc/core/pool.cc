@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/reserve.h"
 #include "core/pool_state.h"
 
 namespace cgp {
@@ -33,15 +34,27 @@ bool Pool::in_scope() const { return state_->memory.scope().has_value(); }
 
 void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   State& s = *state_;
+  if (kind == ScopeKind::kCapture) ReserveMore(s.captures, 1);
   s.memory.BeginScope(kind, may_ask_device);
   s.stats.scope_peak_bytes = s.stats.allocated_bytes;
+  s.at_scope_begin = Stats();
   if (kind == ScopeKind::kCapture) s.placer.BeginCapture();
 }
 
 void Pool::EndScope(bool may_ask_device) {
   State& s = *state_;
   const bool predicts = s.memory.captures_one_stream();
+  const bool capture = s.memory.scope() == ScopeKind::kCapture;
   s.memory.EndScope(may_ask_device);
+  if (capture) {
+    if (s.captures.size() == kMaxCaptures) s.captures.erase(s.captures.begin());
+    const PoolStats& before = s.at_scope_begin;
+    s.captures.push_back({.added_bytes = reserved_bytes() - before.reserved_bytes,
+                          .live_before_bytes = before.allocated_bytes,
+                          .peak_bytes = s.stats.scope_peak_bytes,
+                          .first_allocation = before.allocations,
+                          .allocations = s.stats.allocations - before.allocations});
+  }
   if (predicts) s.placer.EndCapture();
 }
 
@@ -154,6 +167,8 @@ PoolSnapshot Pool::Snapshot() const {
   }
   return snapshot;
 }
+
+const std::vector<CaptureStats>& Pool::captures() const { return state_->captures; }
 
 void Pool::Check() const {
   const State& s = *state_;

@@ -6,6 +6,7 @@
 // behind is that the pool has learned less of its captures, or holds freed bytes back for longer.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -40,6 +41,15 @@ struct PoolStats {
   uint64_t page_mappings = 0;
   uint64_t allocations = 0;  // since the pool was made
   uint64_t frees = 0;        // since the pool was made
+};
+
+// What one capture scope took.
+struct CaptureStats {
+  uint64_t added_bytes = 0;        // physical memory that the pool got meanwhile
+  uint64_t live_before_bytes = 0;  // allocated_bytes when it began
+  uint64_t peak_bytes = 0;         // the most of allocated_bytes, with what lived before
+  uint64_t first_allocation = 0;   // how many were made in the pool before
+  uint64_t allocations = 0;
 };
 
 struct PoolSnapshot {
@@ -140,6 +150,10 @@ class Pool {
       const;  // stretches of free bytes: parts of a page, or whole pages in a row
   PoolStats Stats() const;
   PoolSnapshot Snapshot() const;
+
+  // Of the capture scopes that have ended, oldest first: the last kMaxCaptures.
+  static constexpr std::size_t kMaxCaptures = 65'536;
+  const std::vector<CaptureStats>& captures() const;
 
   // Recomputes every invariant; throws InternalError. O(everything).
   void Check() const;

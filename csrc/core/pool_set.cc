@@ -333,6 +333,11 @@ PoolSnapshot PoolSet::Snapshot(PoolId id) const {
   return Known(id).pool.Snapshot();
 }
 
+std::vector<CaptureStats> PoolSet::Captures(PoolId id) const {
+  const std::lock_guard lock(mutex_);
+  return Known(id).pool.captures();
+}
+
 PoolStats PoolSet::TotalStats() const {
   const std::lock_guard lock(mutex_);
   PoolStats total;

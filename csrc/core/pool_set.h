@@ -124,6 +124,7 @@ class PoolSet {
   // Throw UsageError for an unknown pool.
   PoolStats Stats(PoolId id) const;
   PoolSnapshot Snapshot(PoolId id) const;
+  std::vector<CaptureStats> Captures(PoolId id) const;
 
   // Sums over all pools.
   PoolStats TotalStats() const;

@@ -56,6 +56,8 @@ struct Pool::State {
   uint64_t mapping_limit = kLeastMappingLimit;       // beyond which mappings are looked through
   std::shared_ptr<RangeTable::Shrinking> shrinking;  // what is prepared
   PoolStats stats;                                   // what Stats() does not derive
+  std::vector<CaptureStats> captures;                // in a capture scope, with room for one more
+  PoolStats at_scope_begin;
   // Its address is the pool's identity, of which checkpoints keep a weak reference.
   std::shared_ptr<const char> identity = std::make_shared<const char>();
   std::shared_ptr<const char> next_identity;  // what it is after the GiveBack() that is prepared

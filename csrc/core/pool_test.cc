@@ -79,6 +79,43 @@ TEST_F(PoolTest, CountsWhatItHolds) {
   EXPECT_EQ(stats.page_mappings, watch_.mappings());
 }
 
+TEST_F(PoolTest, SaysWhatEachCaptureTook) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  const Block kept = Allocate(kPage);
+  pool_.Free(Allocate(2 * kPage).address);
+  EXPECT_THAT(pool_.captures(), IsEmpty()) << "it is under way";
+  pool_.EndScope();
+  pool_.BeginScope(ScopeKind::kEager);
+  Allocate(8 * kPage);
+  pool_.EndScope();
+  pool_.BeginScope(ScopeKind::kCapture);
+  Allocate(kPage / 2);
+  pool_.Free(kept.address);
+  pool_.EndScope();
+  ASSERT_THAT(pool_.captures(), SizeIs(2));
+  const auto expect = [&](size_t i, CaptureStats expected) {
+    const CaptureStats& took = pool_.captures()[i];
+    EXPECT_EQ(took.added_bytes, expected.added_bytes);
+    EXPECT_EQ(took.live_before_bytes, expected.live_before_bytes);
+    EXPECT_EQ(took.peak_bytes, expected.peak_bytes);
+    EXPECT_EQ(took.first_allocation, expected.first_allocation);
+    EXPECT_EQ(took.allocations, expected.allocations);
+  };
+  expect(0, {3 * kPage, 0, 3 * kPage, 0, 2});
+  expect(1, {kPage, 9 * kPage, 9 * kPage + kPage / 2, 3, 1});
+}
+
+TEST_F(PoolTest, RemembersTheLastCaptures) {
+  for (size_t i = 0; i <= Pool::kMaxCaptures; ++i) {
+    pool_.BeginScope(ScopeKind::kCapture);
+    pool_.Free(Allocate(kGranule).address);
+    pool_.EndScope();
+  }
+  ASSERT_THAT(pool_.captures(), SizeIs(Pool::kMaxCaptures));
+  EXPECT_EQ(pool_.captures().front().first_allocation, 1U);
+  EXPECT_EQ(pool_.captures().back().first_allocation, Pool::kMaxCaptures);
+}
+
 TEST_F(PoolTest, SnapshotsBlocksAndRangesInTheOrderOfAddresses) {
   pool_.BeginScope(ScopeKind::kCapture);
   for (const uint64_t bytes : {kPage / 2, 3 * kPage, kPage / 4, 5 * kPage}) Allocate(bytes);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -161,6 +162,7 @@ void BindValues(py::module_& module) {
       .def_readonly("live_blocks", &cgp::PoolStats::live_blocks)
       .def_readonly("peak_reserved_bytes", &cgp::PoolStats::peak_reserved_bytes)
       .def_readonly("peak_allocated_bytes", &cgp::PoolStats::peak_allocated_bytes)
+      .def_readonly("scope_peak_bytes", &cgp::PoolStats::scope_peak_bytes)
       .def_readonly("ranges", &cgp::PoolStats::ranges)
       .def_readonly("page_mappings", &cgp::PoolStats::page_mappings)
       .def_readonly("allocations", &cgp::PoolStats::allocations)
@@ -222,6 +224,18 @@ void BindPoolSet(py::module_& module) {
            })
       .def("stats", [](const PoolSet& set, PyPoolId id) { return set.Stats(FromPython(id)); })
       .def("snapshot", [](const PoolSet& set, PyPoolId id) { return set.Snapshot(FromPython(id)); })
+      .def("captures",
+           [](const PoolSet& set, PyPoolId id) {
+             std::vector<std::map<std::string, uint64_t>> captures;
+             for (const cgp::CaptureStats& took : set.Captures(FromPython(id))) {
+               captures.push_back({{"added_bytes", took.added_bytes},
+                                   {"live_before_bytes", took.live_before_bytes},
+                                   {"peak_bytes", took.peak_bytes},
+                                   {"first_allocation", took.first_allocation},
+                                   {"allocations", took.allocations}});
+             }
+             return captures;
+           })
       .def("total_stats", &PoolSet::TotalStats)
       .def("check", &PoolSet::Check);
 }

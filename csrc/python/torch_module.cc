@@ -78,6 +78,16 @@ py::dict ToDict(const cgp::PoolSnapshot& snapshot) {
   return result;
 }
 
+py::dict ToDict(const cgp::CaptureStats& capture) {
+  py::dict result;
+  result["added_bytes"] = capture.added_bytes;
+  result["live_before_bytes"] = capture.live_before_bytes;
+  result["peak_bytes"] = capture.peak_bytes;
+  result["first_allocation"] = capture.first_allocation;
+  result["allocations"] = capture.allocations;
+  return result;
+}
+
 // Calls to the driver so far, and the nanoseconds they took: {"Map_calls": ..., "Map_ns": ...,
 // ...}.
 py::dict DriverStats(int device) {
@@ -140,6 +150,35 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     result["base"] = counts.bases;
     return result;
   });
+  // The captures that went to the base, by reason.
+  m.def("base_captures", [] {
+    const cgp::GraphAllocator* allocator = cgp::FindGraphAllocator();
+    const auto counts =
+        allocator == nullptr ? cgp::GraphAllocator::CaptureCounts{} : allocator->capture_counts();
+    py::dict result;
+    result["disabled"] = counts.while_stopped;
+    result["mempool"] = counts.in_mempools;
+    result["older_pool"] = counts.bases - counts.while_stopped - counts.in_mempools;
+    return result;
+  });
+  m.def(
+      "is_mempool",
+      [](int device, const Id& id) {
+        const cgp::GraphAllocator* allocator = cgp::FindGraphAllocator();
+        return allocator != nullptr &&
+               allocator->IsMemPool(static_cast<c10::DeviceIndex>(device), ToPoolId(id));
+      },
+      py::arg("device"), py::arg("id"), no_gil);
+  m.def(
+      "captures",
+      [](int device, const Id& id) {
+        py::list result;
+        for (const auto& capture : Pools(device, id).Captures(ToPoolId(id))) {
+          result.append(ToDict(capture));
+        }
+        return result;
+      },
+      py::arg("device"), py::arg("id"));
   m.def(
       "pool_ids",
       [](int device) {

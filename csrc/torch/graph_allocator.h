@@ -84,8 +84,13 @@ class GraphAllocator final : public CUDAAllocator {
   struct CaptureCounts {
     uint64_t ours = 0;
     uint64_t bases = 0;
+    // Of the base's, why. The others went to pools that the base had before.
+    uint64_t while_stopped = 0;  // between StopTakingCaptures() and TakeCaptures()
+    uint64_t in_mempools = 0;    // of the base's
   };
-  CaptureCounts capture_counts() const { return {captures_of_ours_, captures_of_base_}; }
+  CaptureCounts capture_counts() const {
+    return {captures_of_ours_, captures_of_base_, captures_while_stopped_, captures_in_mempools_};
+  }
 
   // Whether a capture route is open, of ours or of the base.
   bool capturing() const { return routes_.capturing(); }
@@ -94,6 +99,8 @@ class GraphAllocator final : public CUDAAllocator {
   // use.
   void RegisterPool(DeviceIndex device, PoolId id);
   void UnregisterPool(DeviceIndex device, PoolId id);
+  // Whether it is a torch.cuda.MemPool's, and ours.
+  bool IsMemPool(DeviceIndex device, PoolId id) const;
 
   // Closes the scopes of captures that the calling thread began, that are over, and that nobody has
   // ended: see graph_abandoned.cc.
@@ -268,6 +275,7 @@ class GraphAllocator final : public CUDAAllocator {
   // Begin and end a scope. The former with what was decided of it; the base gets `undecided`'s pool
   // of that name too, with its users, unless that is nullptr. pre: scopes_mutex_ is held.
   void BeginInBase(Route route, DevicePools* undecided);
+  void CountAsBases(DeviceIndex device, PoolId id);
   void BeginInOurs(DevicePools& pools, Route route, bool capturing);
   void EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind);
   // graph_mempools.cc. The first two wait for scopes_mutex_.
@@ -319,6 +327,8 @@ class GraphAllocator final : public CUDAAllocator {
   std::atomic<bool> takes_mempools_{true};
   std::atomic<uint64_t> captures_of_ours_{0};
   std::atomic<uint64_t> captures_of_base_{0};
+  std::atomic<uint64_t> captures_while_stopped_{0};
+  std::atomic<uint64_t> captures_in_mempools_{0};
   RouteTable routes_;
   Annexes annexes_{base_, routes_};  // changed with scopes_mutex_ held
   PoolNames names_;

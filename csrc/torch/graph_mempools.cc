@@ -48,6 +48,11 @@ void GraphAllocator::createOrIncrefPool(DeviceIndex device, MempoolId_t id,
   noted.Keep();
 }
 
+bool GraphAllocator::IsMemPool(DeviceIndex device, PoolId id) const {
+  const std::lock_guard lock(scopes_mutex_);
+  return mempools_.contains({device, id});
+}
+
 int GraphAllocator::getPoolUseCount(DeviceIndex device, MempoolId_t id) {
   DevicePools* pools = OursOrNull(device, id);
   if (pools == nullptr) return base_.getPoolUseCount(device, id);

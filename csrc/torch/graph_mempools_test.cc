@@ -142,6 +142,8 @@ TEST_F(MemPoolTest, ACaptureIntoItFindsWhatTheWarmUpLeft) {
   }
   EXPECT_EQ(Reserved(id_), 3 * kPage);
   EXPECT_EQ(Users(id_), 3);
+  EXPECT_TRUE(allocator_.IsMemPool(device_, pool_));
+  EXPECT_FALSE(allocator_.IsMemPool(device_, ToPoolId(other_)));
   EXPECT_EQ(allocator_.capture_counts().ours, 2u);
   AllocateIn(id_, kPage).clear();  // behind the replays
   mempool.reset();

@@ -57,8 +57,17 @@ void GraphAllocator::BeginInBase(Route route, DevicePools* undecided) {
   note.Keep();
   for (int user = 0; user < users; ++user) undecided->set().Release(route.id);
   if (undecided != nullptr) ReleaseUnused(*undecided, route.id);
-  if (route.kind == ScopeKind::kCapture && !route.nested) ++captures_of_base_;
+  if (route.kind == ScopeKind::kCapture && !route.nested) CountAsBases(device, route.id);
   routes_.Add(std::move(route));
+}
+
+void GraphAllocator::CountAsBases(DeviceIndex device, PoolId id) {
+  ++captures_of_base_;
+  if (!takes_captures()) {
+    ++captures_while_stopped_;
+  } else if (bases_mempools_.contains({device, id})) {
+    ++captures_in_mempools_;
+  }
 }
 
 // A capture may not wait for another one that fills the shared pool: it gets a pool of its own then.

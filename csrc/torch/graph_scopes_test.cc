@@ -30,6 +30,15 @@ TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
   allocator_.setUseOnOOM(device_, id_, true);
   allocator_.setNoSplit(device_, id_);
   EXPECT_EQ(base_.calls["setUseOnOOM"] + base_.calls["setNoSplit"], 2);
+  const MempoolId_t old{0, 9};
+  base_.users[old] = 1;
+  Graph later(*this, old, 8);
+  later.Begin();
+  later.End();
+  const auto counts = allocator_.capture_counts();
+  EXPECT_EQ(counts.bases, 2U);
+  EXPECT_EQ(counts.in_mempools, 1U);
+  EXPECT_EQ(counts.while_stopped, 0U);
 }
 
 // What torch.compile's graph trees do.
@@ -324,6 +333,7 @@ TEST_F(GraphScopesTest, SwitchedOffNewCapturesGoToTheBaseAndOldPoolsGoOn) {
   own.End();
   own.Reset();
   EXPECT_EQ(base_.users.at({3, 0}), 0);
+  EXPECT_EQ(allocator_.capture_counts().while_stopped, 1U);
   allocator_.StopTakingCaptures([] { ADD_FAILURE() << "it is needed"; });
 }
 

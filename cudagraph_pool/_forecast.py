@@ -1,0 +1,134 @@
+"""What more captures will cost, from the largest one."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ._buckets import Size, _size, cost, shown
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._graphs import GraphPool
+
+# What the driver keeps for an executable, fitted to graphs of 6 to 2,400 nodes on an H100, driver
+# 580 (the README's table): 14, 28, 52, 72 and 104 MiB for all of a workload's.
+_LEAST_EXEC_BYTES: Final = 112 << 10
+_EXEC_BYTES: Final = 64 << 10
+_NODE_BYTES: Final = 2_796
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    r"""What a set of sizes will cost, in bytes.
+
+    Attributes:
+        pool_bytes (int): What the pool will hold.
+        exec_bytes (int): What the driver will keep for executables; 0 if the graph was not named.
+        more_bytes (int): What of both is yet to be taken from the device.
+    """
+
+    pool_bytes: int
+    exec_bytes: int
+    more_bytes: int
+
+
+def forecast(
+    pool: GraphPool,
+    sizes: Sequence[int | Sequence[int]],
+    graph: torch.cuda.CUDAGraph | None = None,
+) -> Forecast:
+    r"""Return what the device will have less once all ``sizes`` are captured into ``pool``.
+
+    To be called when the largest of them has been captured, where the next capture would begin: an
+    engine sizes its cache by it before it captures the rest::
+
+        with cgp.graph(largest, pool):
+            outputs = model(inputs)
+        cache_bytes = torch.cuda.mem_get_info()[0] - cgp.forecast(pool, sizes, largest).more_bytes
+
+    The pool will hold the most that was allocated at once in that capture, and what graphs keep.
+    What this one has left allocated by now, each is taken to leave, in proportion to its size: let
+    go of outputs that are not kept before asking. Of a pool that several programs share, only what
+    the one of the last capture takes is foreseen.
+
+    Arguments:
+        pool (GraphPool): The pool into which the largest size was captured last.
+        sizes (sequence of int or of tuples): All that are to be captured, that one included, in
+            their order; as a :class:`GraphRunner` takes them.
+        graph (torch.cuda.CUDAGraph, optional): What was captured, for its nodes: a template
+            (``shared_exec``, or ``keep_graph=True``). Executables take about 2.7 KiB a node and 64
+            KiB each; with ``shared_exec`` there are as many as the pool allows. Default: without
+            them.
+
+    Raises:
+        RuntimeError: Nothing was captured into the pool, or the graph is no template.
+        ValueError: ``sizes`` is empty, or holds what is no size.
+    """
+    stats = pool.stats()
+    captures = pool._adapter.captures(pool.device.index, pool.id)
+    if not captures:
+        raise RuntimeError(
+            f"nothing was captured into pool {pool.id} yet: capture the largest size first, what "
+            "the others will cost is foreseen from it"
+        )
+    listed = [_size(size) for size in sizes]
+    held = pool_bytes(stats, captures[-1], listed)
+    execs = 0
+    more_execs = 0
+    if graph is not None:
+        each = exec_bytes(count_nodes(graph))
+        count = len(listed)
+        if pool._shared_exec and pool._max_execs is not None:
+            count = min(count, pool._max_execs + pool._exec_budget // each)
+        execs = count * each
+        more_execs = max(0, count - max(1, stats["execs"])) * each
+    return Forecast(held, execs, held - stats["reserved_bytes"] + more_execs)
+
+
+def pool_bytes(stats: Any, largest: Any, sizes: Sequence[Size]) -> int:
+    """What a pool will hold.
+
+    Arguments:
+        stats: Of the pool, now.
+        largest: What the largest capture took, the last one in it.
+        sizes: All, that one included.
+    """
+    if not sizes:
+        raise ValueError("sizes is empty: there is nothing to foresee")
+    if len({len(size) for size in sizes}) > 1:
+        raise ValueError(
+            f"sizes has {shown(sizes[0])} and others with another number of dimensions"
+        )
+    captured = max(sizes, key=cost)
+    first = sizes.index(captured)
+    before = largest["live_before_bytes"]
+    needed = largest["peak_bytes"] - before
+    kept = max(0, stats["allocated_bytes"] - before)
+    live = float(stats["allocated_bytes"])
+    most = float(largest["peak_bytes"])
+    for size in (*sizes[:first], *sizes[first + 1 :]):
+        part = math.prod(size) / math.prod(captured)
+        most = max(most, live + needed * part)
+        live += kept * part
+    page = int(stats["page_bytes"])
+    return max(int(stats["reserved_bytes"]), math.ceil(most / page) * page)
+
+
+def exec_bytes(nodes: int) -> int:
+    """What the driver keeps for an executable of so many nodes."""
+    return max(_LEAST_EXEC_BYTES, _EXEC_BYTES + _NODE_BYTES * nodes)
+
+
+def count_nodes(graph: torch.cuda.CUDAGraph) -> int:
+    """The nodes of a graph that was captured as a template."""
+    count = ctypes.c_size_t()
+    template = ctypes.c_void_p(graph.raw_cuda_graph())
+    error = ctypes.CDLL("libcuda.so.1").cuGraphGetNodes(template, None, ctypes.byref(count))
+    if error:
+        raise RuntimeError(f"cuGraphGetNodes failed with CUDA driver error {error}")
+    return count.value

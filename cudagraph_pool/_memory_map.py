@@ -1,0 +1,142 @@
+"""The memory map of a pool: which graph had which of its bytes, and when.
+
+Time is counted in operations: allocations and frees of the pool, in their order.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from cudagraph_pool import _core
+from cudagraph_pool._trace import GRANULE_BYTES, PAGE_BYTES
+
+Stretch = tuple[int, int]  # physical bytes [begin, end) of a pool, by the numbers of its pages
+
+
+class Operation(NamedTuple):
+    """An allocation, or with ``size == 0`` the free of what lies at ``address``."""
+
+    address: int
+    size: int
+
+
+@dataclass(slots=True)
+class Placed:
+    """Where a block lay.
+
+    Attributes:
+        born: The operation that allocated it.
+        stretches: Several if it was stitched.
+        died: The operation that freed it; None if it lives.
+    """
+
+    born: int
+    stretches: list[Stretch]
+    died: int | None = None
+
+
+@dataclass(slots=True)
+class MemoryMap:
+    """What was placed, in the order of allocation, up to now.
+
+    Attributes:
+        first_allocation: How many allocations the pool had made before.
+    """
+
+    placed: list[Placed] = field(default_factory=list)
+    operations: int = 0
+    first_allocation: int = 0
+
+    def allocate(self, stretches: list[Stretch]) -> Placed:
+        placed = Placed(self.operations, stretches)
+        self.placed.append(placed)
+        self.operations += 1
+        return placed
+
+    def free(self, placed: Placed) -> None:
+        placed.died = self.operations
+        self.operations += 1
+
+
+class MapOfReplay:
+    """Draws up the map of a replay: a :class:`cudagraph_pool._replay.Watcher`."""
+
+    def __init__(self, pools: _core.PoolSet) -> None:
+        self.map = MemoryMap()
+        self._pools = pools
+        self._live: dict[int, Placed] = {}
+
+    def allocated(self, block_id: int, block: _core.Block) -> None:
+        pieces = (
+            (page * PAGE_BYTES + offset, length)
+            for page, offset, length in self._pools.pieces(block.address)
+        )
+        self._live[block_id] = self.map.allocate(joined(pieces))
+
+    def freed(self, block_id: int) -> None:
+        self.map.free(self._live.pop(block_id))
+
+    def end(self) -> None:
+        pass
+
+
+def map_of_history(operations: Iterable[Operation], snapshot: Mapping[str, Any]) -> MemoryMap:
+    """The map of a pool of this process, from what was done in it since some moment.
+
+    Arguments:
+        operations: In any pools, in their order.
+        snapshot: Of the pool, from the adapter.
+    """
+    page_bytes = snapshot["stats"]["page_bytes"]
+    ranges = sorted((entry["address"], entry["pages"]) for entry in snapshot["ranges"])
+    begins = [address for address, _ in ranges]
+    result = MemoryMap()
+    live: dict[int, Placed] = {}
+    for operation in operations:
+        if not operation.size:
+            if operation.address in live:
+                result.free(live.pop(operation.address))
+            continue
+        place = bisect.bisect_right(begins, operation.address) - 1
+        if place < 0:
+            continue
+        size = -(-operation.size // GRANULE_BYTES) * GRANULE_BYTES
+        begin = operation.address - begins[place]
+        pages = ranges[place][1]
+        if begin + size > len(pages) * page_bytes:
+            continue
+        live[operation.address] = result.allocate(
+            joined(_pieces(pages, page_bytes, begin, begin + size))
+        )
+    result.first_allocation = snapshot["stats"]["allocations"] - len(result.placed)
+    return result
+
+
+def operation_of(entry: Mapping[str, Any]) -> Operation | None:
+    """What an entry of torch's memory history says of a block, if it does."""
+    if entry["action"] == "alloc":
+        return Operation(entry["addr"], entry["size"])
+    return Operation(entry["addr"], 0) if entry["action"] == "free_requested" else None
+
+
+def _pieces(pages: Sequence[int], page_bytes: int, begin: int, end: int) -> Iterable[Stretch]:
+    """The physical bytes, and their number, behind [begin, end) of a range."""
+    while begin < end:
+        offset = begin % page_bytes
+        length = min(page_bytes - offset, end - begin)
+        yield pages[begin // page_bytes] * page_bytes + offset, length
+        begin += length
+
+
+def joined(pieces: Iterable[tuple[int, int]]) -> list[Stretch]:
+    """Pieces, each a begin and a length, with those as one that follow one another."""
+    stretches: list[Stretch] = []
+    for begin, length in pieces:
+        if stretches and stretches[-1][1] == begin:
+            stretches[-1] = (stretches[-1][0], begin + length)
+        else:
+            stretches.append((begin, begin + length))
+    return stretches

@@ -1,0 +1,242 @@
+"""``cudagraph-pool record``: a program's captures, written as traces that ``replay`` takes.
+
+As with ``run`` every process of the program is served through the environment, and the program
+itself stays as it is, on PyTorch's own allocator. What it allocates is in torch's memory history;
+which of it is a capture's is known by marks in there: snapshots, taken when a capture begins and
+when it has ended. The latter also says where the pool's memory lies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gzip
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any, Final
+
+from . import _run
+from ._autoload import RECORD, VARIABLE
+from ._memory_map import Operation, operation_of
+from ._trace import Event, most_live_bytes
+
+_BEGIN: Final = "cudagraph_pool: a capture begins, number"
+_END: Final = "cudagraph_pool: a capture has ended, number"
+_NO_POOL: Final = (2**62, 0)  # torch makes none of this name
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """One that was recorded.
+
+    Attributes:
+        number: Of its marks.
+        segments: Where the pool's memory lies: a begin and an end of each.
+        reserved_bytes: What stock has taken for the pool so far; 0 if it is not stock's.
+    """
+
+    number: int
+    device: int
+    pool: tuple[int, int]
+    segments: Sequence[tuple[int, int]]
+    reserved_bytes: int
+
+
+@dataclass(slots=True)
+class _Pool:
+    """A trace in the making."""
+
+    graphs: list[list[Event]] = field(default_factory=list)
+    late: list[Event] = field(default_factory=list)  # frees since its last capture has ended
+    reserved_bytes: int = 0
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="cudagraph-pool record",
+        usage="%(prog)s [-o FOLDER] PROGRAM ...\n       %(prog)s [-o FOLDER] -m MODULE ...",
+        description="Runs a Python program on PyTorch's own allocator and writes what its CUDA "
+        "graph captures allocate: a trace of each pool, for replay, plot and report.",
+    )
+    parser.add_argument(
+        *("-o", "--output"), metavar="FOLDER", default=".", help="of the traces (default: this one)"
+    )
+    program = _run.parse_program(parser, argv)
+    folder = Path(program.options.pop("output")).absolute()
+    problem = _run.problem("record")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = problem or f"{folder}: cannot be made: {error.strerror or error}"
+    if problem is not None:
+        print(f"cudagraph-pool: {problem}", file=sys.stderr)
+        return 2
+    os.environ.pop(VARIABLE, None)
+    return program.run(RECORD, str(folder))
+
+
+class Recorder:
+    """Marks captures from now on, and writes them at the end of this process."""
+
+    def __init__(self, folder: str, cuda: Any) -> None:
+        self._folder = folder
+        self._cuda = cuda
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._captures: list[Capture] = []
+        cuda.memory._record_memory_history("all", context=None, stacks="python")
+        graph = cuda.CUDAGraph
+        graph.capture_begin = self._beginning(graph.capture_begin)
+        graph.capture_end = self._ending(graph.capture_end)
+
+    def _beginning(self, begin: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(begin)
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
+            with self._lock:
+                self._begun += 1
+                graph._recorded_as = self._begun
+            self._mark(f"{_BEGIN} {graph._recorded_as}", _NO_POOL)
+            begin(graph, *args, **kwargs)
+
+        return capture_begin
+
+    def _ending(self, end: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(end)
+        def capture_end(graph: Any) -> None:
+            end(graph)
+            from ._allocator import is_enabled
+
+            pool, device = graph.pool(), self._cuda.current_device()
+            segments = [
+                (segment["address"], segment["address"] + segment["total_size"])
+                for segment in self._mark(f"{_END} {graph._recorded_as}", pool)
+                if segment["device"] == device
+            ]
+            reserved = 0 if is_enabled() else sum(end - begin for begin, end in segments)
+            with self._lock:
+                self._captures.append(Capture(graph._recorded_as, device, pool, segments, reserved))
+
+        return capture_end
+
+    def _mark(self, text: str, pool: tuple[int, int]) -> Any:
+        """Leaves a mark in the history; returns the pool's segments."""
+        memory = self._cuda.memory
+        before = memory._get_memory_metadata()
+        memory._set_memory_metadata(text)
+        try:
+            return memory.memory_snapshot(pool, include_traces=False)
+        finally:
+            memory._set_memory_metadata(before)
+
+    def write(self) -> None:
+        if not self._captures:
+            return
+        history = self._cuda.memory._snapshot()["device_traces"]
+        about = {"torch": sys.modules["torch"].__version__, "gpu": self._cuda.get_device_name()}
+        stem = Path(sys.argv[0]).stem or "python"
+        for number, trace in enumerate(traces_of(history, self._captures), 1):
+            name = f"{stem}-{os.getpid()}-{number}"
+            path = Path(self._folder, f"{name}.json.gz")
+            try:
+                with gzip.open(path, "wt") as file:
+                    json.dump({"name": name, **about, **trace}, file, separators=(",", ":"))
+                said = f"{len(trace['graphs'])} graphs of one pool: {path}"
+            except OSError as error:
+                said = f"{path}: cannot be written: {error.strerror or error}"
+            print(f"cudagraph-pool record: {said}", file=sys.stderr, flush=True)
+
+
+def start(folder: str) -> None:
+    """Records this process from its first use of CUDA on."""
+    import torch
+
+    # Not atexit: multiprocessing's forked processes end without it.
+    Finalize(None, Recorder(folder, torch.cuda).write, exitpriority=0)
+
+
+def traces_of(
+    history: Sequence[Sequence[Mapping[str, Any]]], captures: Iterable[Capture]
+) -> list[dict[str, Any]]:
+    """A trace of each pool that was captured into, but for what names it.
+
+    A block that is freed between two captures is freed at the start of the second; one that was
+    not allocated in a capture is not there.
+
+    Arguments:
+        history: Of each device, entries of torch's memory history.
+        captures: In any order.
+    """
+    pools: dict[tuple[int, tuple[int, int]], _Pool] = {}
+    by_device: dict[int, dict[int, Capture]] = {}
+    for capture in captures:
+        by_device.setdefault(capture.device, {})[capture.number] = capture
+    for device, known in by_device.items():
+        _read_device(history[device], known, pools)
+    return [_document(pool) for pool in pools.values() if any(pool.graphs)]
+
+
+def _read_device(
+    entries: Iterable[Mapping[str, Any]],
+    known: Mapping[int, Capture],
+    pools: dict[tuple[int, tuple[int, int]], _Pool],
+) -> None:
+    open_captures: dict[int, Capture] = {}
+    live: dict[int, tuple[_Pool, int]] = {}  # by address: whose it is, and its number
+    streams: dict[int, int] = {}
+    blocks = 0
+    for entry in entries:
+        if entry["action"] == "snapshot":
+            text, _, number = str(entry["user_metadata"]).rpartition(" ")
+            if text == _BEGIN and int(number) in known:
+                capture = open_captures[int(number)] = known[int(number)]
+                pool = pools.setdefault((capture.device, capture.pool), _Pool())
+                pool.graphs.append(pool.late)
+                pool.late = []
+            elif text == _END:
+                closed = open_captures.pop(int(number), None)
+                if closed is not None:
+                    pool = pools[closed.device, closed.pool]
+                    pool.reserved_bytes = max(pool.reserved_bytes, closed.reserved_bytes)
+            continue
+        operation = operation_of(entry)
+        if operation is None:
+            continue
+        if operation.size:
+            owner = _owner(operation, open_captures.values())
+            if owner is not None:
+                pool = pools[owner.device, owner.pool]
+                stream = streams.setdefault(entry["stream"], len(streams))
+                pool.graphs[-1].append(Event(blocks, operation.size, stream))
+                live[operation.address] = (pool, blocks)
+                blocks += 1
+        elif operation.address in live:
+            pool, block = live.pop(operation.address)
+            is_open = any(
+                pools[capture.device, capture.pool] is pool for capture in open_captures.values()
+            )
+            (pool.graphs[-1] if is_open else pool.late).append(Event(block, 0, 0))
+
+
+def _owner(operation: Operation, captures: Iterable[Capture]) -> Capture | None:
+    """The capture in whose pool it lies."""
+    for capture in captures:
+        if any(begin <= operation.address < end for begin, end in capture.segments):
+            return capture
+    return None
+
+
+def _document(pool: _Pool) -> dict[str, Any]:
+    graphs = [
+        {
+            "key": most_live_bytes(events),
+            "events": [[1, *event] if event.bytes else [-1, event.block] for event in events],
+        }
+        for events in pool.graphs
+    ]
+    return {"stock": {"reserved": pool.reserved_bytes}, "graphs": graphs}

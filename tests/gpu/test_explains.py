@@ -1,0 +1,203 @@
+"""What pools say of themselves: stats(), report(), plot(), forecast(), the log, and recordings."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from entry_points import environment
+
+import cudagraph_pool as cgp
+from cudagraph_pool import _costs, _forecast, _live_map
+from cudagraph_pool._trace import PAGE_BYTES, minimum_bytes, read_trace
+
+from .work import adapter, capture_chain, chain, fresh, torch
+
+pytestmark = pytest.mark.usefixtures("enabled")
+
+
+def pool_of(id: tuple[int, int]) -> dict[str, Any]:
+    pools: list[dict[str, Any]] = cgp.stats()["pools"]
+    (found,) = (pool for pool in pools if pool["id"] == id)
+    return found
+
+
+def test_what_each_graph_added() -> None:
+    pool = cgp.GraphPool()
+    graphs = [capture_chain(rows, pool.id) for rows in (512, 4096, 1024)]
+    found = pool_of(pool.id)
+    assert (found["kind"], found["users"]) == ("GraphPool", 1 + len(graphs))
+    taken = found["graphs"]
+    assert [took["added_bytes"] > 0 for took in taken] == [True, True, False]
+    assert sum(took["added_bytes"] for took in taken) == found["reserved_bytes"]
+    assert max(took["peak_bytes"] for took in taken) == found["peak_allocated_bytes"]
+    assert sum(took["allocations"] for took in taken) == found["allocations"]
+    assert taken[1]["peak_bytes"] > 7 * taken[0]["peak_bytes"]
+
+
+def test_pools_by_kind() -> None:
+    handle = torch.cuda.graph_pool_handle()
+    mempool = torch.cuda.MemPool()
+    graphs = [capture_chain(256, name) for name in (handle, mempool.id, None)]
+    kinds = {pool["id"]: pool["kind"] for pool in cgp.stats()["pools"]}
+    assert kinds[handle] == "graph_pool_handle"
+    assert kinds[mempool.id] == "MemPool"
+    assert kinds[graphs[2].graph.pool()] == "one capture's own"
+
+
+@pytest.mark.filterwarnings("ignore")  # what inductor and triton warn of is their own affair
+def test_graph_trees_are_there() -> None:
+    import torch._inductor.config as config
+    from torch._inductor.cudagraph_trees import get_manager, reset_cudagraph_trees
+
+    with config.patch({"compile_threads": 1}):
+        step = torch.compile(chain, mode="reduce-overhead")
+        x = fresh(512, seed=1)
+        for _ in range(3):
+            step(x)
+    manager = get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+    found = pool_of(tuple(manager.cuda_graphs_thread_pool))
+    assert found["allocations"] > 0
+    assert len(found["graphs"]) >= 1
+    del step, manager
+    torch._dynamo.reset()
+    reset_cudagraph_trees()
+
+
+def test_why_captures_went_to_the_base(caplog: pytest.LogCaptureFixture) -> None:
+    before = cgp.stats()["captures"]["base_reasons"]
+    caplog.set_level("INFO", "cudagraph_pool")
+    kept = capture_chain(256, cgp.GraphPool().id)
+    cgp.disable()
+    try:
+        base = capture_chain(256, None)
+    finally:
+        cgp.enable()
+    older = capture_chain(256, base.graph.pool())
+    after = cgp.stats()["captures"]["base_reasons"]
+    assert {reason: after[reason] - before[reason] for reason in after} == {
+        "disabled": 1,
+        "mempool": 0,
+        "older_pool": 1,
+    }
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0].startswith("disabled: ")
+    assert said[1].startswith("enabled: share_captures=False")
+    del kept, base, older
+
+
+@pytest.fixture
+def history() -> Iterator[None]:
+    torch.cuda.memory._record_memory_history(context=None)
+    yield
+    torch.cuda.memory._record_memory_history(None)
+
+
+@pytest.mark.usefixtures("history")
+def test_map_of_a_pool(tmp_path: Path) -> None:
+    pool = cgp.GraphPool()
+    graphs = [capture_chain(rows, pool.id) for rows in (300, 2000, 4096, 100)]
+    device = torch.cuda.current_device()
+    drawn = _live_map.map_of_pool(_live_map.histories(), device, pool.id)
+    assert drawn is not None
+    stats = pool.stats()
+    assert len(drawn.placed) == stats["allocations"]
+    assert drawn.first_allocation == 0
+    ends = [end for placed in drawn.placed for _, end in placed.stretches]
+    assert max(ends) <= stats["reserved_bytes"]
+    for placed in drawn.placed:  # no two blocks that live at once share a byte
+        for other in drawn.placed:
+            if placed.born < other.born < (placed.died or drawn.operations):
+                for begin, end in placed.stretches:
+                    assert all(end <= low or high <= begin for low, high in other.stretches)
+    cost = _costs.of_pool(pool_of(pool.id), drawn)
+    assert cost.reserved <= 1.1 * cost.minimum + PAGE_BYTES
+    pytest.importorskip("matplotlib")
+    pool.plot(tmp_path / "map.png")
+    cgp.report().save_html(tmp_path / "page.html")
+    assert "data:image/png" in (tmp_path / "page.html").read_text()
+    del graphs
+
+
+def test_no_picture_without_a_history(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pool = cgp.GraphPool()
+    captured = capture_chain(512, pool.id)
+    with pytest.raises(RuntimeError, match="_record_memory_history"):
+        pool.plot(tmp_path / "map.png")
+    del captured
+
+
+@pytest.mark.parametrize("shared_exec", [False, True])
+def test_forecast(shared_exec: bool) -> None:
+    pool = cgp.GraphPool(shared_exec=shared_exec)
+    sizes = [8192, *range(512, 8192, 512)]
+    graphs, outputs = {}, {}
+    for rows in sizes:
+        x = fresh(rows, seed=rows)
+        graphs[rows] = torch.cuda.CUDAGraph(keep_graph=not shared_exec)
+        with cgp.graph(graphs[rows], pool):
+            outputs[rows] = chain(x)
+        if rows == sizes[0]:
+            foreseen = cgp.forecast(pool, sizes, graphs[rows])
+    held = pool.stats()["reserved_bytes"]
+    assert foreseen.pool_bytes == pytest.approx(held, rel=0.02, abs=2 * PAGE_BYTES)
+    nodes = _forecast.count_nodes(graphs[8192])
+    count = 4 if shared_exec else len(sizes)
+    assert foreseen.exec_bytes == count * _forecast.exec_bytes(nodes)
+
+
+RECORDED = """
+import sys, torch
+sizes = list(map(int, sys.argv[1:]))
+pool = torch.cuda.graph_pool_handle()
+graphs = []
+for rows in sizes:
+    x = torch.ones(rows, 256, device="cuda")
+    graphs.append(torch.cuda.CUDAGraph())
+    with torch.cuda.graph(graphs[-1], pool=pool):
+        y = (x * 2).softmax(1) + x.sum()
+print(sum(s["total_size"] for s in torch.cuda.memory_snapshot(pool)))
+"""
+
+
+def test_record(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(RECORDED)
+    command = ["-m", "cudagraph_pool", "record", "-o", "traces", "program.py", "512", "4096", "64"]
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"3 graphs of one pool: ", done.stderr), done.stderr
+    (path,) = (tmp_path / "traces").iterdir()
+    trace = read_trace(path)
+    assert len(trace.graphs) == 3
+    assert trace.stock_reserved_bytes == int(done.stdout)
+    assert 4096 * 1024 <= minimum_bytes(trace.graphs) <= trace.stock_reserved_bytes
+    assert max(trace.graphs, key=lambda graph: graph.key) is trace.graphs[1]
+
+
+def test_debug_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "cudagraph_pool")
+    pool = cgp.GraphPool()
+    x, y = fresh(512, seed=0), fresh(512, seed=1)
+    graph = torch.cuda.CUDAGraph()
+    with cgp.graph(graph, pool):
+        y.copy_(chain(x))
+    name = pool.id
+    pool.close()
+    made, captured, released = [record.getMessage() for record in caplog.records]
+    assert made == f"{name} of {pool.device}: made"
+    assert captured.startswith(f"{name} of {pool.device}: captured a graph of ")
+    assert released == f"{name} of {pool.device}: released"
+    assert adapter.use_count(pool.device.index, name) == 1

@@ -1,0 +1,200 @@
+"""What captures will cost, foreseen from the largest: against replays, and for executables against
+the README's measurements.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from small_trace import TRACES
+
+import cudagraph_pool as cgp
+from cudagraph_pool import _forecast
+from cudagraph_pool._replay import POOL, new_pools, run
+from cudagraph_pool._trace import Event, Graph, Trace, most_live_bytes, read_trace, replay_sequence
+
+sys.path.insert(0, str(Path(__file__).parent / "traces"))
+import programs
+from program import Program
+
+PAGE = 2 << 20
+MIB = 1 << 20
+
+
+def foreseen_and_held(trace: Trace) -> tuple[int, int]:
+    """What is foreseen when the largest graph has been captured, and what was dropped that the next
+    capture would drop first; and what the pool holds once all were captured, in their order.
+    """
+    largest = max(trace.graphs, key=lambda graph: most_live_bytes(graph.events))
+    graphs = [largest, *(graph for graph in trace.graphs if graph is not largest)]
+    places = {id(graph): place for place, graph in enumerate(graphs)}
+    ordered = [Graph(places[id(graph)], graph.events) for graph in trace.graphs]
+    sequence = replay_sequence(Trace(trace.path, trace.name, 0, ordered), "asc")
+    pools = new_pools()
+    addresses: dict[int, int] = {}
+
+    class Watcher:
+        def allocated(self, block_id: int, block: Any) -> None:
+            addresses[block_id] = block.address
+
+        def freed(self, block_id: int) -> None:
+            del addresses[block_id]
+
+        def end(self) -> None:
+            pass
+
+    run(pools, sequence[:1], Watcher())
+    for event in sequence[1].events if len(sequence) > 1 else ():
+        if event.bytes:
+            break
+        pools.free(addresses.pop(event.block))
+    foreseen = _forecast.pool_bytes(
+        fields(pools.stats(POOL)),
+        pools.captures(POOL)[-1],
+        [(max(1, graph.key),) for graph in graphs],
+    )
+    pools = new_pools()
+    run(pools, sequence, None)
+    return foreseen, pools.stats(POOL).reserved_bytes
+
+
+def fields(values: object) -> dict[str, int]:
+    return {name: getattr(values, name) for name in dir(values) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
+def test_recorded_captures_within_two_percent(path: Path) -> None:
+    foreseen, held = foreseen_and_held(read_trace(path))
+    assert foreseen == pytest.approx(held, rel=0.02)
+
+
+# Programs whose graphs all keep what they leave, or none of it, as tests/traces makes them up.
+# Not there: two programs in one pool, and outputs that are let go of some captures later.
+FAMILIES = {
+    "decode": programs.decode,
+    "prefill": programs.prefill,
+    "training": programs.training,
+    "train_seq": programs.train_lengths,
+    "twomodels": programs.two_models,
+    "cnn": programs.cnn,
+    "cnn_res": programs.cnn_resolutions,
+    "grid2d": programs.grid,
+    "keepall": programs.keep_all,
+    "streams": programs.streams,
+    "moe": programs.moe,
+    "diffusion": programs.diffusion,
+}
+
+
+def test_programs_within_two_percent_or_two_pages() -> None:
+    """All but one in thirty, where the pool itself takes more than its minimum."""
+    wrong = {}
+    for family, make in FAMILIES.items():
+        for seed in range(8):
+            program = Program(f"{family}_{seed}")
+            make(program, random.Random(f"{family}-{seed}"))
+            foreseen, held = foreseen_and_held(made_up(program))
+            if abs(foreseen - held) > max(0.02 * held, 2 * PAGE):
+                wrong[program.name] = (foreseen // MIB, held // MIB)
+    assert len(wrong) * 30 <= 8 * len(FAMILIES), wrong
+
+
+def made_up(program: Program) -> Trace:
+    def event(words: list[int]) -> Event:
+        return Event(words[1], words[2], words[3]) if words[0] == 1 else Event(words[1], 0, 0)
+
+    document = program.trace()
+    graphs = [Graph(g["key"], list(map(event, g["events"]))) for g in document["graphs"]]
+    return Trace("made up", document["name"], 0, graphs)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "nodes", "measured"),
+    [(51, 362, 52), (64, 371, 72), (128, 59, 28), (128, 6, 14), (16, 2411, 104)],
+)
+def test_executables_within_seven_percent_of_what_was_measured(
+    graphs: int, nodes: int, measured: int
+) -> None:
+    """One NVIDIA H100: the README's column for stock, with the mean number of nodes."""
+    assert graphs * _forecast.exec_bytes(nodes) == pytest.approx(measured * MIB, rel=0.07)
+
+
+CAPTURE = {
+    "added_bytes": 10 * PAGE,
+    "live_before_bytes": 0,
+    "peak_bytes": 10 * PAGE,
+    "first_allocation": 0,
+    "allocations": 9,
+}
+STATS = {"page_bytes": PAGE, "reserved_bytes": 10 * PAGE, "allocated_bytes": 0, "execs": 0}
+
+
+def test_kept_outputs_add_up_by_size() -> None:
+    stats = {**STATS, "allocated_bytes": 4 * PAGE}
+    sizes = [(8,), (4,), (2,), (2,)]
+    # 4 live; then 4 + 10/2 = 9; then 4 + 2 + 10/4; then 4 + 2 + 1 + 10/4 = 9.5
+    assert _forecast.pool_bytes(stats, CAPTURE, sizes) == 10 * PAGE
+    assert _forecast.pool_bytes(stats, CAPTURE, [*sizes, (2,)]) == 11 * PAGE
+    assert _forecast.pool_bytes(STATS, CAPTURE, [*sizes, (2,)]) == 10 * PAGE
+    earlier = {**CAPTURE, "live_before_bytes": 4 * PAGE}
+    assert _forecast.pool_bytes(stats, earlier, [*sizes, (2,)]) == 10 * PAGE, "not this graph's"
+
+
+def test_order_and_shape_of_sizes() -> None:
+    stats = {**STATS, "allocated_bytes": 4 * PAGE}
+    grid = [(2, 2), (1, 2), (2, 2), (4, 4)]
+    # In that order after the largest: 4 + 10/4, 5 + 10/8, 5.5 + 10/4
+    assert _forecast.pool_bytes(stats, CAPTURE, grid) == 10 * PAGE
+    assert _forecast.pool_bytes(stats, CAPTURE, [(4, 4), (4, 4)]) == 14 * PAGE
+    with pytest.raises(ValueError, match="sizes is empty"):
+        _forecast.pool_bytes(STATS, CAPTURE, [])
+    with pytest.raises(ValueError, match="another number of dimensions"):
+        _forecast.pool_bytes(STATS, CAPTURE, [(1,), (1, 2)])
+
+
+class Pool:
+    """A GraphPool, as far as it is asked."""
+
+    def __init__(self, shared: bool, max_execs: int | None = 4, budget: int = 0) -> None:
+        self.id, self.device = (0, 1), SimpleNamespace(index=0)
+        self.taken = [CAPTURE]
+        self.execs = int(shared)
+        self._adapter = SimpleNamespace(captures=lambda *_: self.taken)
+        self._shared_exec, self._max_execs, self._exec_budget = shared, max_execs, budget
+
+    def stats(self) -> dict[str, int]:
+        return {**STATS, "execs": self.execs}
+
+
+@pytest.mark.parametrize(
+    ("pool", "execs"),
+    [
+        (Pool(shared=False), 20),
+        (Pool(shared=True), 4),
+        (Pool(shared=True, max_execs=None), 20),
+        (Pool(shared=True, budget=3 * _forecast.exec_bytes(100)), 7),
+    ],
+)
+def test_forecast(pool: Any, execs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_forecast, "count_nodes", lambda graph: 100)
+    each = _forecast.exec_bytes(100)
+    sizes = list(range(1, 21))
+    assert cgp.forecast(pool, sizes) == cgp.Forecast(10 * PAGE, 0, 0)
+    graph: Any = object()
+    assert cgp.forecast(pool, sizes, graph) == cgp.Forecast(
+        10 * PAGE, execs * each, (execs - 1) * each
+    )
+
+
+def test_forecast_refuses() -> None:
+    pool: Any = Pool(shared=False)
+    with pytest.raises(ValueError, match="a size is an integer of at least 1"):
+        cgp.forecast(pool, [0])
+    pool.taken = []
+    with pytest.raises(RuntimeError, match=r"nothing was captured into pool \(0, 1\) yet"):
+        cgp.forecast(pool, [1])

@@ -1,0 +1,94 @@
+"""Which bytes of a pool a block had: of a replay, and of this process by torch's memory history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from small_trace import WriteTrace
+
+from cudagraph_pool import _core
+from cudagraph_pool._costs import of_trace
+from cudagraph_pool._memory_map import Operation, joined, map_of_history, operation_of
+from cudagraph_pool._replay import POOL
+from cudagraph_pool._trace import read_trace
+
+PAGE = 2 << 20
+
+
+def test_pieces_that_follow_one_another_are_one() -> None:
+    assert joined([(0, 4), (4, 2), (10, 1), (6, 4)]) == [(0, 6), (10, 11), (6, 10)]
+
+
+def test_map_of_a_replay(write_trace: WriteTrace) -> None:
+    """The small trace has eight operations: 0 and 1 (freed at once), 0 freed, 2, 3 ..."""
+    drawn = of_trace(read_trace(write_trace()), maps=True).map
+    assert drawn is not None
+    assert drawn.operations == 8
+    assert [(placed.born, placed.died) for placed in drawn.placed] == [
+        (0, 3),
+        (1, 2),
+        (4, 7),
+        (5, 6),
+    ]
+    sizes = [sum(end - begin for begin, end in placed.stretches) for placed in drawn.placed]
+    assert sizes == [512, 3 << 20, 1024, 512]
+
+
+def test_a_history_makes_the_map_that_the_replay_made() -> None:
+    """Addresses and the ranges of a snapshot say where a block lay, also when it is gone."""
+    pools = _core.PoolSet(_core.HostDriver(map_memory=False))
+    operations = [Operation(7, 512), Operation(7, 0)]  # of other pools
+    expected = []
+    pools.begin_scope(POOL, _core.ScopeKind.CAPTURE)
+    live: list[int] = []
+    for n, size in enumerate([3 * PAGE, 100, PAGE // 2, 5 * PAGE, PAGE + 512, 7 * PAGE]):
+        block = pools.allocate(POOL, size, 1)
+        operations.append(Operation(block.address, size))
+        expected.append(
+            joined([(page * PAGE + begin, n) for page, begin, n in pools.pieces(block.address)])
+        )
+        live.append(block.address)
+        if n % 2:
+            operations.append(Operation(live[n - 1], 0))
+            pools.free(live[n - 1])
+    snapshot = pools.snapshot(POOL)
+    drawn = map_of_history(operations, as_adapter(snapshot))
+    assert [placed.stretches for placed in drawn.placed] == expected
+    assert any(len(stretches) > 1 for stretches in expected)
+    assert [placed.died for placed in drawn.placed] == [2, None, 5, None, 8, None]
+    assert drawn.first_allocation == 0
+
+
+def as_adapter(snapshot: _core.PoolSnapshot) -> dict[str, Any]:
+    """As the adapter gives it."""
+    return {
+        "stats": {
+            "page_bytes": snapshot.stats.page_bytes,
+            "allocations": snapshot.stats.allocations,
+        },
+        "ranges": [{"address": r.address, "pages": r.pages} for r in snapshot.ranges],
+    }
+
+
+def test_a_history_that_begins_late() -> None:
+    pools = _core.PoolSet(_core.HostDriver(map_memory=False))
+    pools.begin_scope(POOL, _core.ScopeKind.CAPTURE)
+    blocks = [pools.allocate(POOL, 1000, 1) for _ in range(3)]
+    operations = [Operation(blocks[0].address, 0), Operation(blocks[2].address, 1000)]
+    drawn = map_of_history(operations, as_adapter(pools.snapshot(POOL)))
+    assert len(drawn.placed) == 1
+    assert drawn.first_allocation == 2
+
+
+@pytest.mark.parametrize(
+    ("action", "found"),
+    [
+        ("alloc", Operation(8, 16)),
+        ("free_requested", Operation(8, 0)),
+        ("free_completed", None),
+        ("segment_alloc", None),
+    ],
+)
+def test_what_an_entry_says(action: str, found: Operation | None) -> None:
+    assert operation_of({"action": action, "addr": 8, "size": 16}) == found

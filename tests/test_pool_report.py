@@ -1,0 +1,306 @@
+"""cgp.stats(), cgp.report() and GraphPool.plot() of a process, on an adapter that is made up; and
+the report of recorded captures.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from small_trace import TRACES, WriteTrace
+
+import cudagraph_pool as cgp
+from cudagraph_pool import _allocator, _cli, _core, _graphs, _live_map, _stats
+from cudagraph_pool._replay import POOL
+
+PAGE = 2 << 20
+TREE, MEMPOOL, OWN, SHARED = (0, 4), (0, 5), (9, 0), (2**64 - 1, 0)
+
+
+class Adapter:
+    """Has pools of the host driver."""
+
+    def __init__(self) -> None:
+        self.pools = _core.PoolSet(_core.HostDriver(map_memory=False))
+        for name in (POOL, TREE, MEMPOOL, OWN, SHARED):
+            self.pools.begin_scope(name, _core.ScopeKind.CAPTURE)
+            self.pools.allocate(name, 3 * PAGE, 1)
+            self.pools.end_scope(name)
+            self.pools.begin_scope(name, _core.ScopeKind.CAPTURE)
+            self.second = self.pools.allocate(name, PAGE, 1).address  # of the last pool
+            self.pools.free(self.second)
+            self.pools.end_scope(name)
+
+    def pool_ids(self, device: int) -> list[tuple[int, int]]:
+        return [*self.pools.ids(), (77, 0)] if device == 1 else []  # the last is given back
+
+    def is_mempool(self, device: int, id: tuple[int, int]) -> bool:
+        return id == MEMPOOL
+
+    def use_count(self, device: int, id: tuple[int, int]) -> int:
+        return self.pools.use_count(id)
+
+    def stats(self, device: int, id: tuple[int, int]) -> dict[str, int]:
+        return fields(self.pools.stats(id))
+
+    def captures(self, device: int, id: tuple[int, int]) -> list[dict[str, int]]:
+        return self.pools.captures(id)
+
+    def snapshot(self, device: int, id: tuple[int, int]) -> dict[str, Any]:
+        snapshot = self.pools.snapshot(id)
+        ranges = [{"address": r.address, "pages": r.pages} for r in snapshot.ranges]
+        return {"stats": fields(snapshot.stats), "ranges": ranges}
+
+    def capture_counts(self) -> dict[str, int]:
+        return {"ours": 10, "base": 3}
+
+    def base_captures(self) -> dict[str, int]:
+        return {"disabled": 2, "mempool": 0, "older_pool": 1}
+
+
+def fields(values: object) -> dict[str, int]:
+    return {name: getattr(values, name) for name in dir(values) if not name.startswith("_")}
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
+    fake = Adapter()
+    monkeypatch.setattr(_stats, "loaded_adapter", lambda: fake)
+    monkeypatch.setattr(_live_map, "load_adapter", lambda: fake)
+    shared: Any = SimpleNamespace(_caches={1: SimpleNamespace(stats=lambda: {"execs": 3})})
+    monkeypatch.setitem(sys.modules, "cudagraph_pool._shared_capture", shared)
+    torch: Any = SimpleNamespace(
+        cuda=SimpleNamespace(device_count=lambda: 2, memory=SimpleNamespace()),
+        _C=SimpleNamespace(_cuda_isHistoryEnabled=lambda: False),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    return fake
+
+
+def test_without_an_adapter_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stats, "loaded_adapter", lambda: None)
+    reasons = {"disabled": 0, "mempool": 0, "older_pool": 0}
+    captures = {"ours": 0, "base": 0, "base_reasons": reasons}
+    assert cgp.stats() == {"captures": captures, "pools": [], "execs": []}
+    assert "there are no graph pools" in str(cgp.report())
+
+
+def test_stats_of_every_kind_of_pool(adapter: Adapter) -> None:
+    found = cgp.stats()
+    assert found["execs"] == [{"device": 1, "execs": 3}]
+    assert found["captures"] == {
+        "ours": 10,
+        "base": 3,
+        "base_reasons": {"disabled": 2, "mempool": 0, "older_pool": 1},
+    }
+    kinds = {pool["id"]: pool["kind"] for pool in found["pools"]}
+    assert kinds == {
+        POOL: "graph_pool_handle",
+        TREE: "graph_pool_handle",
+        MEMPOOL: "MemPool",
+        OWN: "one capture's own",
+        SHARED: "shared captures",
+    }
+    for pool in found["pools"]:
+        assert (pool["device"], pool["users"]) == (1, 2)
+        assert pool["reserved_bytes"] == 4 * PAGE
+        assert pool["graphs"] == [
+            {
+                "added_bytes": 3 * PAGE,
+                "live_before_bytes": 0,
+                "peak_bytes": 3 * PAGE,
+                "first_allocation": 0,
+                "allocations": 1,
+            },
+            {
+                "added_bytes": PAGE,
+                "live_before_bytes": 3 * PAGE,
+                "peak_bytes": 4 * PAGE,
+                "first_allocation": 1,
+                "allocations": 1,
+            },
+        ]
+
+
+def test_report_of_a_process(adapter: Adapter) -> None:
+    report = cgp.report()
+    text = str(report)
+    assert text.startswith(
+        "10 captures in pools of cudagraph_pool, 3 in PyTorch's own\n"
+        "why there: disabled: 2, older_pool: 1\n"
+        "3 executables run all graphs of cuda:1 that share them\n"
+    )
+    assert max(map(len, text.splitlines())) <= 80
+    row = next(line for line in text.splitlines() if line.startswith("cuda:1 (0, 5)"))
+    assert row.split()[3:] == ["MemPool", "2", "8", "8", "1.000", "8"]
+    assert "cuda:1 (0, 5): 2 of 2 graphs made it grow:" in text
+    pool = report.as_json()["pools"][0]
+    assert pool["apart_bytes"] == 4 * PAGE
+    assert pool["graphs"][1] == {"name": "2", "needed_bytes": PAGE, "added_bytes": PAGE}
+    json.dumps(report.as_json())
+
+
+def history(adapter: Adapter) -> list[dict[str, Any]]:
+    """Of the pools' second captures, and of what is elsewhere."""
+    entry = {"action": "alloc", "addr": adapter.second, "size": PAGE}
+    return [{"action": "alloc", "addr": 4096, "size": 512}, entry, {**entry, "action": "oom"}]
+
+
+def with_history(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch: Any = sys.modules["torch"]
+    traces = {"device_traces": [[], history(adapter)]}
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: traces, raising=False)
+
+
+def test_pages_have_pictures_where_there_is_a_history(
+    adapter: Adapter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    cgp.report().save_html(tmp_path / "without.html")
+    assert "_record_memory_history() was not called" in (tmp_path / "without.html").read_text()
+    with_history(adapter, monkeypatch)
+    report = cgp.report()
+    drawn = next(pool.map for pool in report.pools if pool.kind == "shared captures")
+    assert drawn is not None
+    assert drawn.first_allocation == 1
+    report.save_html(tmp_path / "with.html")
+    page = (tmp_path / "with.html").read_text()
+    assert page.count("data:image/png;base64,") == 1
+
+
+def test_plot_of_a_pool(adapter: Adapter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pool = object.__new__(cgp.GraphPool)
+    vars(pool).update(_adapter=adapter, _open=True, _id=SHARED, _execs=None)
+    vars(pool)["_device"] = SimpleNamespace(index=1)
+    try:
+        with pytest.raises(RuntimeError, match="before the captures"):
+            pool.plot(tmp_path / "map.png")
+        with_history(adapter, monkeypatch)
+        pool.plot(tmp_path / "map.png")
+        assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+        pool._open = False
+        with pytest.raises(RuntimeError, match="was released"):
+            pool.plot(tmp_path / "map.png")
+    finally:
+        pool._open = False
+
+
+def test_pools_of_graph_trees_have_no_picture(
+    adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lived before is in the history a second time: nobody knows which allocation is whose."""
+    with_history(adapter, monkeypatch)
+    torch: Any = sys.modules["torch"]
+    entries = torch.cuda.memory._snapshot()["device_traces"][1]
+    entries.extend([entries[1]] * 5)
+    assert _live_map.map_of_pool(_live_map.histories(), 1, SHARED) is None
+
+
+def test_report_of_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    arguments = ["report", *map(str, TRACES[:2]), "--html", str(page)]
+    assert _cli.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    row = next(line for line in text.splitlines() if line.startswith("gpt2_train_asc "))
+    assert row.split() == [
+        *("gpt2_train_asc", "recorded", "8", "4,138", "4,166", "1.007", "19,136", "11,366")
+    ]
+    assert "gpt2_train_asc: 8 of 8 graphs made it grow:" in text
+    shown = page.read_text()
+    assert not re.search(r"(src|href)=\"(?!data:)", shown), "it stands alone"
+    assert shown.count("<tr>") == 1 + 2 + (1 + 8) + (1 + 51)
+
+
+def test_report_as_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["report", "--json", str(TRACES[0]), "--order", "desc"]
+    assert _cli.main(arguments) == 0
+    (pool,) = json.loads(capsys.readouterr().out)["pools"]
+    assert sum(graph["added_bytes"] for graph in pool["graphs"]) == pool["reserved_bytes"]
+    assert pool["graphs"][0]["name"] == "512"
+    assert pool["stock_reserved_bytes"] is None, "it is of the recorded order"
+
+
+def test_names_from_elsewhere_are_no_markup(write_trace: WriteTrace, tmp_path: Path) -> None:
+    name = "<script>alert('x')</script>"
+    page = tmp_path / "page.html"
+    assert _cli.main(["report", str(write_trace(name=name)), "--html", str(page)]) == 0
+    assert "<script" not in page.read_text()
+    assert html.escape(name) in page.read_text()
+
+
+def test_report_that_cannot_be_written(
+    write_trace: WriteTrace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _cli.main(["report", str(write_trace()), "--html", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, "cannot be written" in err) == ("", True)
+    trace = str(write_trace())
+    assert _cli.main(["report", trace, "--html", trace]) == 2
+    assert "it is the trace itself" in capsys.readouterr().err
+    assert _cli.main(["report", str(write_trace()), "--html", ""]) == 2
+    assert "--html is empty" in capsys.readouterr().err
+
+
+def test_what_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What disable() leaves; once."""
+
+    class Switch(Adapter):
+        enabled = True
+
+        def is_enabled(self) -> bool:
+            return self.enabled
+
+        def disable(self) -> None:
+            self.enabled = False
+
+    switch = Switch()
+    monkeypatch.setattr(_allocator, "loaded_adapter", lambda: switch)
+    caplog.set_level("INFO", "cudagraph_pool")
+    cgp.disable()
+    cgp.disable()
+    assert [(record.name, record.levelname, record.getMessage()) for record in caplog.records] == [
+        (
+            "cudagraph_pool",
+            "INFO",
+            "disabled: 10 captures went to pools of this package, 3 to PyTorch's own allocator "
+            "(disabled: 2, mempool: 0, older_pool: 1)",
+        )
+    ]
+
+
+def test_pools_are_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once each, whoever lets them go; and then they are nobody's."""
+    registered: list[tuple[int, int]] = []
+    fake: Any = SimpleNamespace(
+        register_pool=lambda device, id_: registered.append(id_),
+        unregister_pool=lambda device, id_: registered.remove(id_),
+    )
+    handles = iter([(0, 7), (0, 8)])
+    torch: Any = SimpleNamespace(cuda=SimpleNamespace(graph_pool_handle=lambda: next(handles)))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(_graphs, "_require_enabled", lambda what: fake)
+    monkeypatch.setattr(_graphs, "_cuda_device", lambda device: SimpleNamespace(index=3))
+    caplog.set_level("DEBUG", "cudagraph_pool")
+    first, second = cgp.GraphPool(), cgp.GraphPool()
+    assert _stats._owner(3, (0, 7)) is first
+    first.close()
+    first.close()
+    assert _stats._owner(3, (0, 7)) is None
+    del first, second
+    said = [record.getMessage().replace("namespace(index=3)", "it") for record in caplog.records]
+    assert said == [
+        *("(0, 7) of it: made", "(0, 8) of it: made"),
+        *("(0, 7) of it: released", "(0, 8) of it: released"),
+    ]
+    assert not registered

@@ -1,0 +1,340 @@
+"""``cudagraph-pool record``: what of a memory history becomes a trace, and who marks it.
+
+Histories are made up of recorded captures, as PyTorch's own allocator would have left them. None
+was recorded on a GPU by this command yet.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from entry_points import environment
+from small_trace import TRACES
+
+from cudagraph_pool import _autoload, _cli, _record
+from cudagraph_pool._record import Capture, Recorder, traces_of
+from cudagraph_pool._trace import Event, Graph, minimum_bytes, read_trace
+
+GIB = 1 << 30
+ELSEWHERE = 7 * GIB  # eager memory
+
+
+class History:
+    """What torch keeps of one device: captures into pools, and eager work between them."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self.captures: list[Capture] = []
+        self._begun = 0
+        self._next: dict[int, int] = {}
+
+    def do(self, action: str, addr: int, size: int, stream: int = 0x7F00, text: str = "") -> None:
+        entry = {"action": action, "addr": addr, "size": size, "stream": stream, "time_us": 1}
+        self.entries.append({**entry, "user_metadata": text})
+
+    def mark(self, text: str) -> None:
+        self.do("snapshot", 0, 0, text=text)
+
+    def begin(self) -> int:
+        self._begun += 1
+        self.mark(f"{_record._BEGIN} {self._begun}")
+        return self._begun
+
+    def end(self, number: int, pool: int, reserved: int = GIB, device: int = 0) -> None:
+        self.mark(f"{_record._END} {number}")
+        segment = (pool * GIB, (pool + 1) * GIB)
+        self.captures.append(Capture(number, device, (0, pool), [segment], reserved))
+
+    def allocate(self, pool: int, size: int, stream: int = 0x7F00) -> int:
+        address = self._next.get(pool, pool * GIB)
+        self._next[pool] = address + 512
+        self.do("alloc", address, size, stream)
+        return address
+
+    def free(self, address: int) -> None:
+        self.do("free_requested", address, 0)
+        self.do("free_completed", address, 0)
+
+    def eager(self) -> None:
+        self.do("segment_alloc", ELSEWHERE, 2 << 20)
+        self.do("alloc", ELSEWHERE, 999)
+        self.free(ELSEWHERE)
+
+
+def graphs_of(trace: dict[str, Any]) -> list[Graph]:
+    def event(words: list[int]) -> Event:
+        return Event(words[1], words[2], words[3]) if words[0] == 1 else Event(words[1], 0, 0)
+
+    return [Graph(graph["key"], list(map(event, graph["events"]))) for graph in trace["graphs"]]
+
+
+def events(graphs: Iterable[Graph]) -> list[Event]:
+    return [event for graph in graphs for event in graph.events]
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
+def test_a_recorded_capture_comes_back(path: Path) -> None:
+    recorded = read_trace(path)
+    history = History()
+    live: dict[int, int] = {}
+    for graph in recorded.graphs:
+        history.eager()
+        number = history.begin()
+        for event in graph.events:
+            if event.bytes:
+                live[event.block] = history.allocate(1, event.bytes, 0x7F00 + event.stream)
+                history.eager()
+            else:
+                history.free(live.pop(event.block))
+        history.end(number, 1)
+    (trace,) = traces_of([history.entries], history.captures)
+    graphs = graphs_of(trace)
+    assert minimum_bytes(graphs) == minimum_bytes(recorded.graphs)
+    assert [len(graph.events) for graph in graphs] == [len(g.events) for g in recorded.graphs]
+    assert [event.bytes for event in events(graphs)] == [e.bytes for e in events(recorded.graphs)]
+    peaks = [graph.key for graph in graphs]
+    assert max(peaks) <= minimum_bytes(graphs)
+
+
+def test_what_is_freed_between_captures_and_what_is_no_captures() -> None:
+    history = History()
+    warm_up = history.allocate(1, 100)  # of graph trees: eager work in the pool
+    first = history.begin()
+    kept = history.allocate(1, 700, 0x7F01)
+    dropped = history.allocate(1, 1000, 0x7F02)
+    history.free(dropped)
+    history.end(first, 1)
+    history.mark("somebody else's")
+    history.free(kept)
+    history.free(warm_up)
+    second = history.begin()
+    other = history.allocate(1, 10, 0x7F02)
+    history.end(second, 1)
+    history.free(other)
+    (trace,) = traces_of([history.entries], reversed(history.captures))
+    assert trace["graphs"] == [
+        {"key": 1024 + 1024, "events": [[1, 0, 700, 0], [1, 1, 1000, 1], [-1, 1]]},
+        {"key": 512, "events": [[-1, 0], [1, 2, 10, 1]]},
+    ]
+    assert trace["stock"] == {"reserved": GIB}
+
+
+def test_captures_of_two_threads_and_pools_at_once() -> None:
+    history = History()
+    first, second = history.begin(), history.begin()
+    a, b = history.allocate(1, 512), history.allocate(2, 1024)
+    history.free(b)
+    history.end(first, 1, reserved=10)
+    history.free(a)
+    history.end(second, 2, reserved=0)
+    third = history.begin()
+    history.end(third, 1, reserved=30)
+    one, two = traces_of([history.entries], history.captures)
+    assert one["graphs"] == [
+        {"key": 512, "events": [[1, 0, 512, 0]]},
+        {"key": 0, "events": [[-1, 0]]},
+    ]
+    assert two["graphs"] == [{"key": 1024, "events": [[1, 1, 1024, 0], [-1, 1]]}]
+    assert (one["stock"], two["stock"]) == ({"reserved": 30}, {"reserved": 0})
+
+
+def test_a_capture_that_failed_is_left_out_and_so_is_an_empty_pool() -> None:
+    history = History()
+    history.begin()  # which nobody ends
+    history.allocate(1, 512)
+    empty = history.begin()
+    history.end(empty, 2)
+    assert traces_of([history.entries], history.captures) == []
+
+
+def test_each_device_has_its_own_history() -> None:
+    history = History()
+    number = history.begin()
+    history.allocate(1, 512)
+    history.end(number, 1, device=1)
+    (trace,) = traces_of([[], history.entries], history.captures)
+    assert len(trace["graphs"]) == 1
+    marks = [entry for entry in history.entries if entry["action"] == "snapshot"]
+    assert len(traces_of([marks, history.entries], history.captures)) == 1
+
+
+class Cuda:
+    """Stands for torch.cuda: captures allocate 512 bytes in pool 1."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.metadata = "the program's own"
+        self.memory = SimpleNamespace(
+            _record_memory_history=lambda *args, **kwargs: self.asked.append((args, kwargs)),
+            _get_memory_metadata=lambda: self.metadata,
+            _set_memory_metadata=self._set_metadata,
+            memory_snapshot=self._snapshot,
+            _snapshot=lambda: {"device_traces": [self.history.entries]},
+        )
+        self.asked: list[Any] = []
+        cuda = self
+
+        class CUDAGraph:
+            fails = False
+
+            def capture_begin(self, pool: Any = None) -> None:
+                if self.fails:
+                    raise RuntimeError("cannot begin")
+                cuda.history.allocate(1, 512)
+
+            def capture_end(self) -> None:
+                pass
+
+            def pool(self) -> tuple[int, int]:
+                return (0, 1)
+
+        self.CUDAGraph = CUDAGraph
+
+    def _set_metadata(self, text: str) -> None:
+        self.metadata = text
+
+    def _snapshot(self, pool: tuple[int, int], include_traces: bool) -> list[dict[str, int]]:
+        assert not include_traces
+        self.history.mark(self.metadata)
+        segments = [{"address": GIB, "total_size": 2 << 20, "device": device} for device in (0, 1)]
+        return segments if pool == (0, 1) else []
+
+    def current_device(self) -> int:
+        return 0
+
+    def get_device_name(self) -> str:
+        return "a GPU"
+
+
+def test_recorder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cuda: Any = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.11.0"))
+    monkeypatch.setattr(sys, "argv", ["/some/where/serve.py"])
+    recorder = Recorder(str(tmp_path), cuda)
+    assert cuda.asked == [(("all",), {"context": None, "stacks": "python"})]
+    for _ in range(2):
+        graph = cuda.CUDAGraph()
+        graph.capture_begin(pool=(0, 1))
+        graph.capture_end()
+    failing = cuda.CUDAGraph()
+    failing.fails = True
+    with pytest.raises(RuntimeError, match="cannot begin"):
+        failing.capture_begin()
+    assert cuda.metadata == "the program's own"
+    recorder.write()
+    (path,) = tmp_path.iterdir()
+    assert path.name == f"serve-{os.getpid()}-1.json.gz"
+    trace = read_trace(path)
+    assert [len(graph.events) for graph in trace.graphs] == [1, 1]
+    assert trace.stock_reserved_bytes == 2 << 20
+    with gzip.open(path) as file:
+        document = json.load(file)
+    assert (document["torch"], document["gpu"]) == ("2.11.0", "a GPU")
+    assert capsys.readouterr().err == f"cudagraph-pool record: 2 graphs of one pool: {path}\n"
+    assert _cli.main(["replay", str(path)]) == 0
+
+
+def test_a_folder_that_is_gone_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cuda: Any = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.11.0"))
+    recorder = Recorder(str(tmp_path / "none"), cuda)
+    recorder.write()
+    assert capsys.readouterr().err == ""  # there is nothing to write
+    graph = cuda.CUDAGraph()
+    graph.capture_begin()
+    graph.capture_end()
+    recorder.write()
+    assert "cannot be written: No such file" in capsys.readouterr().err
+
+
+def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It becomes the program, on PyTorch's own allocator."""
+    became: list[Any] = []
+    monkeypatch.setattr(os, "execv", lambda *arguments: became.append(arguments))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ("there",))
+    monkeypatch.setenv("CUDAGRAPH_POOL", "1")
+    monkeypatch.setenv(_autoload.RECORD, "")
+    folder = tmp_path / "a" / "b"
+    _cli.main(["record", "-o", str(folder), "serve.py", "--port", "1"])
+    assert became == [(sys.executable, [sys.executable, "serve.py", "--port", "1"])]
+    assert os.environ[_autoload.RECORD] == str(folder)
+    assert "CUDAGRAPH_POOL" not in os.environ
+    assert folder.is_dir()
+
+
+def test_command_says_why_it_cannot(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ("there",))
+    assert _cli.main(["record", "-o", str(tmp_path / "file" / "x"), "serve.py"]) == 2
+    assert "cannot be made: Not a directory" in capsys.readouterr().err
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
+    assert _cli.main(["record", "-o", str(tmp_path), "serve.py"]) == 2
+    assert "record needs cudagraph_pool to be installed" in capsys.readouterr().err
+
+
+def test_torch_starts_it_at_the_first_use_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    queued: list[Any] = []
+    started: list[str] = []
+    cuda: Any = SimpleNamespace(_lazy_call=queued.append)
+    torch: Any = SimpleNamespace(cuda=cuda)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
+    monkeypatch.setattr(_record, "start", started.append)
+    monkeypatch.delenv("CUDAGRAPH_POOL", raising=False)
+    _autoload.torch()
+    assert not queued
+    monkeypatch.setenv(_autoload.RECORD, "/folder")
+    _autoload.torch()
+    (call,) = queued
+    call()
+    assert started == ["/folder"]
+
+
+PROGRAM = """
+import os, sys, torch
+
+def record(*arguments):
+    print("recording", arguments[:3], "CUDAGRAPH_POOL" in os.environ, sys.argv[1:])
+
+torch._C._cuda_init = torch._C._cuda_getDeviceCount = lambda: 0
+torch.cuda._cudart = torch.cuda._cudart or object()
+torch._C._cuda_record_memory_history = record
+assert not hasattr(torch.cuda.CUDAGraph.capture_begin, "__wrapped__")
+torch.cuda.init()
+assert torch.cuda.CUDAGraph.capture_begin.__wrapped__
+assert torch.cuda.CUDAGraph.capture_end.__wrapped__
+sys.exit(7)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch, of any kind")
+def test_in_a_process_that_uses_cuda(tmp_path: Path) -> None:
+    """With nothing faked but the driver, and no capture."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "cudagraph_pool", "record", "-o", "traces", "program.py", "-o", "x"],
+        env=environment(tmp_path, CUDA_VISIBLE_DEVICES="", CUDAGRAPH_POOL="1"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout == "recording ('all', None, 'python') False ['-o', 'x']\n"
+    assert list((tmp_path / "traces").iterdir()) == []
