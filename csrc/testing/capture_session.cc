@@ -7,32 +7,29 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "testing/fail_each.h"
 #include "testing/text.h"
 
 namespace cgp {
 namespace {
 
-using Kind = CaptureStep::Kind;
+using Kind = Step::Kind;
 
 constexpr uint64_t kMostStreams = 100;
 
 }  // namespace
 
 CaptureSession::CaptureSession(const CaptureSetup& setup)
-    : CaptureSession(setup, std::make_unique<CaptureWorld>(setup.page_bytes)) {}
+    : CaptureSession(setup, std::make_unique<World>(HostDriverOptions{.granularity = 4096},
+                                                    setup.page_bytes)) {}
 
-CaptureSession::CaptureSession(const CaptureSetup& setup, std::unique_ptr<CaptureWorld> own_world)
+CaptureSession::CaptureSession(const CaptureSetup& setup, std::unique_ptr<World> own_world)
     : CaptureSession(setup, *own_world, 0) {
   own_world_ = std::move(own_world);
 }
 
-CaptureSession::CaptureSession(const CaptureSetup& setup, CaptureWorld& world, uint64_t number)
+CaptureSession::CaptureSession(const CaptureSetup& setup, World& world, uint64_t number)
     : setup_(setup),
-      host_(world.host),
-      watch_(world.watch),
-      faulty_(world.faulty),
-      set_(world.set),
+      world_(world),
       pool_{number, 1},
       origin_{kMostStreams * number},
       bystander_(StreamOf(setup.streams)),
@@ -41,7 +38,7 @@ CaptureSession::CaptureSession(const CaptureSetup& setup, CaptureWorld& world, u
   BeginGraph();
 }
 
-std::string CaptureSession::Run(const CaptureStep& step) {
+std::string CaptureSession::Run(const Step& step) {
   std::string complaint;
   try {
     complaint = Do(step);
@@ -66,7 +63,7 @@ std::string CaptureSession::Finish() {
   }
 }
 
-std::string CaptureSession::Do(const CaptureStep& step) {
+std::string CaptureSession::Do(const Step& step) {
   const StreamId stream = StreamOf(step.stream);
   if (step.stream > setup_.streams) return {};
   if (stream == bystander_ && step.kind != Kind::kUse) return {};
@@ -120,21 +117,14 @@ std::string CaptureSession::Do(const CaptureStep& step) {
       EndGraph();
       BeginGraph();
       return {};
+    default:
+      return {};
   }
-  return {};
 }
 
 void CaptureSession::Call(const std::function<void()>& call) {
   if (!setup_.fail_each) return call();
-  const auto describe = [&] {
-    set_.Check();
-    const HostUsage usage = host_.usage();
-    return Describe(set_) + Text(usage.handles, " handles ", usage.mappings, " mappings ",
-                                 usage.reservations, " reservations");
-  };
-  const FaultKind kind = ++calls_ % 2 == 0 ? FaultKind::kDriverCall : FaultKind::kAllocation;
-  const std::string complaint = FailEach(kind, faulty_, call, describe);
-  if (!complaint.empty()) throw InternalError(complaint);
+  world_.FailEach(++calls_ % 2 == 0 ? FaultKind::kDriverCall : FaultKind::kAllocation, call);
 }
 
 void CaptureSession::CallOf(uint64_t item, const std::function<void()>& call) {

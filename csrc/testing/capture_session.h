@@ -17,38 +17,26 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/pool_set.h"
-#include "driver/host_driver.h"
-#include "testing/allocation_faults.h"
 #include "testing/capture_dag.h"
 #include "testing/capture_program.h"
-#include "testing/driver_watch.h"
-#include "testing/faulty_driver.h"
 #include "testing/reuse_oracle.h"
+#include "testing/step.h"
+#include "testing/world.h"
 
 namespace cgp {
 
-// What sessions run on.
-struct CaptureWorld {
-  explicit CaptureWorld(uint64_t page_bytes) : set(sparing, {.page_bytes = page_bytes}) {}
-
-  HostDriver host{{.granularity = 4096}};
-  DriverWatch watch{host};
-  FaultyDriver faulty{watch};
-  SparingDriver sparing{faulty};
-  PoolSet set;
-};
-
 class CaptureSession {
  public:
+  using Setup = CaptureSetup;
+
   // In a world of its own.
   explicit CaptureSession(const CaptureSetup& setup);
   // In one that it shares with others, each of which has another number and may have a thread of
   // its own: they have pools and streams of their own. pre: the world outlives the session.
-  CaptureSession(const CaptureSetup& setup, CaptureWorld& world, uint64_t number);
+  CaptureSession(const CaptureSetup& setup, World& world, uint64_t number);
 
   // Both return what is wrong, or nothing. Finish() ends the capture and executes the graphs.
-  std::string Run(const CaptureStep& step);
+  std::string Run(const Step& step);
   std::string Finish();
 
   const ReuseOracle& oracle() const { return oracle_; }
@@ -88,14 +76,14 @@ class CaptureSession {
   void BeginOwn(StreamId stream);
   void EndOwn(StreamId stream);
   void Invalidate(StreamId stream);
-  std::string Do(const CaptureStep& step);
+  std::string Do(const Step& step);
   // Makes the call, which fails before in every way it can, if the setup says so.
   void Call(const std::function<void()>& call);
   // The same, with what frees or uses this block.
   void CallOf(uint64_t item, const std::function<void()>& call);
   bool IsOthers(uint64_t item) const { return setup_.threads && item % 2 == 1; }
 
-  CaptureSession(const CaptureSetup& setup, std::unique_ptr<CaptureWorld> own_world);
+  CaptureSession(const CaptureSetup& setup, std::unique_ptr<World> own_world);
   StreamId StreamOf(uint64_t stream) const {
     return StreamId{static_cast<uint64_t>(origin_) + stream};
   }
@@ -116,11 +104,11 @@ class CaptureSession {
   std::string CompareFrontiers();
 
   const CaptureSetup setup_;
-  std::unique_ptr<CaptureWorld> own_world_;
-  HostDriver& host_;
-  DriverWatch& watch_;
-  FaultyDriver& faulty_;
-  PoolSet& set_;
+  std::unique_ptr<World> own_world_;
+  World& world_;
+  HostDriver& host_ = world_.host;
+  DriverWatch& watch_ = world_.watch;
+  PoolSet& set_ = *world_.set;
   const PoolId pool_;
   const StreamId origin_;
   const StreamId bystander_;  // is never captured

@@ -1,4 +1,4 @@
-// Every allocation of what is no pool fails, alone and with all that follow; of pools failure_test.cc and
+// Every allocation of what is no pool fails, alone and with all that follow; of pools scripts_test.cc and
 // cgp_fuzz --fail-each say it.
 #include <gtest/gtest.h>
 

@@ -107,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, ThreadsInOneSet,
 
 // Captures of several streams in each thread, each into a pool of its own: as if each were alone.
 TEST(ThreadsTest, ManyStreamsAreCapturedInEachOfManyThreads) {
-  CaptureWorld world(kPage);
+  World world({.granularity = kPage}, kPage);
   std::vector<std::thread> threads;
   std::vector<std::string> complaints(6);
   std::atomic<uint64_t> across = 0;
@@ -116,18 +116,14 @@ TEST(ThreadsTest, ManyStreamsAreCapturedInEachOfManyThreads) {
       CaptureProgram program(1000 + number);
       program.setup.page_bytes = kPage;
       CaptureSession session(program.setup, world, number);
-      std::string& complaint = complaints[number];
-      for (const CaptureStep& step : program.steps) {
-        if (complaint.empty()) complaint = session.Run(step);
-      }
-      if (complaint.empty()) complaint = session.Finish();
+      complaints[number] = RunAll(session, program.steps);
       across += session.oracle().reused_across_streams();
     });
   }
   for (std::thread& thread : threads) thread.join();
   for (const std::string& complaint : complaints) EXPECT_EQ(complaint, "");
   EXPECT_GT(across, 0U);
-  world.set.Trim();
+  world.set->Trim();
   EXPECT_EQ(world.host.usage(), HostUsage{});
 }
 
