@@ -53,6 +53,7 @@ class Author {
     // Whoever is to be given exactly what it may have shows up early.
     for (uint64_t stream = 0; setup_.forked && stream < setup_.streams; ++stream) Allocate(stream);
     while (steps_.size() < length) AddSome(weights_.Pick(dice_));
+    if (!large_ && dice_.OneIn(3)) Repeat();
     return std::move(steps_);
   }
   const CaptureSetup& setup() const { return setup_; }
@@ -121,6 +122,22 @@ class Author {
       }
       default:
         Add(kind, Stream());
+    }
+  }
+
+  // The same graphs once more and again, larger or smaller, as a program does that is captured for several sizes: the
+  // larger ones are planned from those before.
+  void Repeat() {
+    const Steps once = steps_;
+    const uint64_t items = std::max(last_item_, last_event_);
+    for (uint64_t time = 1, scale = 1; time < 4; ++time) {
+      scale = dice_.OneIn(3) ? 1 : 2 * scale;
+      Add(Kind::kNextGraph, 0);
+      for (Step step : once) {
+        step.item += time * items;
+        if (step.amount > setup_.page_bytes / 4) step.amount *= scale;
+        steps_.push_back(step);
+      }
     }
   }
 

@@ -178,7 +178,9 @@ void CaptureSession::EndGraph() {
 std::string CaptureSession::Execute() {
   constexpr int kRounds = 10;
   for (int round = 0; round < kRounds; ++round) {
-    for (size_t i = 0; i < graphs_.size(); ++i) {
+    // Those of the last graphs that do not run leave to the first ones what was there a round before.
+    const size_t count = round % 2 == 0 ? graphs_.size() : random_() % graphs_.size();
+    for (size_t i = 0; i < count; ++i) {
       const Graph& graph = graphs_[i];
       if (graph.failed) continue;
       const std::vector<uint64_t> urgency = dag_.SomeUrgency(graph.first, graph.end, random_);
@@ -186,7 +188,8 @@ std::string CaptureSession::Execute() {
       if (wrong) return Text("wrong data in graph ", i, " at its node ", *wrong - graph.first);
     }
     for (const auto& [item, tensor] : live_) {
-      if (tensor.written && !Kernel{tensor.block, tensor.word, false}.Run()) {
+      if (count == graphs_.size() && tensor.written &&
+          !Kernel{tensor.block, tensor.word, false}.Run()) {
         return Text("wrong data after the graphs in block ", item);
       }
     }

@@ -15,6 +15,11 @@ using Kind = Step::Kind;
 // How many streams there are, at most.
 constexpr uint64_t kStreams = 8;
 
+// Fresh memory never holds it: the word of a label is odd.
+Kernel KernelOf(const PoolModel::LiveBlock& live, bool writes) {
+  return {live.block, live.label * 0x9E3779B97F4A7C15U | 1, writes};
+}
+
 }  // namespace
 
 std::string ToString(const FuzzSetup& setup) {
@@ -103,6 +108,7 @@ std::string FuzzSession::Do(const Step& step) {
 }
 
 std::string FuzzSession::FirstViolation() const {
+  if (foreign_) return Text("a kernel found foreign data in block b", *foreign_);
   for (const std::string& violation : watch_.violations()) {
     // Where an undo failed, a mapping may stand for good; its addresses cannot be given back then.
     if (leaky_ && violation.find("mappings are in") != std::string::npos) continue;
@@ -321,8 +327,13 @@ std::string FuzzSession::Placed(const Step& step, const Block& block, const Pool
   addresses_[step.item] = block.address;
   live_labels_.push_back(step.item);
   watch_.MarkUsed();
-  Work(id, stream);
-  if (setup_.map_memory) KernelOf(step.item, block, /*writes=*/true).Run();
+  const PoolModel::LiveBlock& live = *LiveOf(step.item);
+  if (live.eager) {
+    Submit(live, stream, /*writes=*/true, {});
+  } else {
+    host_.graphs().Launch(stream);
+    Fill(live);
+  }
   return {};
 }
 
@@ -343,7 +354,7 @@ std::string FuzzSession::Free(uint64_t label) {
   }
   const PoolModel::LiveBlock live = *model_.LiveAt(address);
   if (CaptureIsOver(live.pool)) return {};
-  std::string complaint = Read(label, live.block);
+  std::string complaint = Read(live);
   if (!complaint.empty()) return complaint;
   return Mirror(
       true, [&] { set_.Free(address); },
@@ -382,14 +393,22 @@ std::string FuzzSession::FreeInside(uint64_t label) {
 std::string FuzzSession::RecordUse(const Step& step) {
   const PoolModel::LiveBlock* const live = LiveOf(step.item);
   if (live == nullptr || CaptureIsOver(live->pool)) return {};
-  const PoolId pool = live->pool;
   const Address address = live->block.address;
-  const StreamId stream = StreamOf(step.stream, pool);
+  const StreamId stream = StreamOf(step.stream, live->pool);
   return Mirror(
       true, [&] { set_.RecordUse(address, stream); },
       [&] {
         model_.RecordUse(address, stream);
-        Work(pool, stream);
+        // Of its own stream's use of a captured block a pool is not told: that is over when a graph runs again.
+        const auto filled = filled_by_.find(step.item);
+        const bool told = live->eager || stream != live->block.stream;
+        if (model_.OpenScope(live->pool) == ScopeKind::kCapture) {
+          host_.graphs().Launch(stream);
+        } else if (!told || filled == filled_by_.end()) {
+          watch_.Submit(stream);
+        } else {
+          Submit(*live, stream, /*writes=*/false, filled->second);
+        }
       });
 }
 
@@ -428,25 +447,40 @@ bool FuzzSession::CaptureIsOver(PoolId pool) const {
   return model_.OpenScope(pool) == ScopeKind::kCapture && !captures_.contains(pool);
 }
 
-void FuzzSession::Work(PoolId pool, StreamId stream) {
-  if (model_.OpenScope(pool) == ScopeKind::kCapture) {
-    host_.graphs().Launch(stream);
-  } else {
-    watch_.Submit(stream);
-  }
+// A kernel on the stream fills the block, or checks it, when the device comes to it and has done what it waits for.
+void FuzzSession::Submit(const PoolModel::LiveBlock& live, StreamId stream, bool writes,
+                         const DriverWatch::Mark& behind) {
+  const uint64_t work = watch_.Submit(stream, [=, this, kernel = KernelOf(live, writes)] {
+    for (const auto& [other, before] : behind) watch_.Finish(other, before);
+    if (setup_.map_memory && !kernel.Run()) foreign_ = live.label;
+  });
+  if (writes) filled_by_[live.label] = {{stream, work}};
 }
 
-// Fresh memory never holds it: the word of a label is odd.
-Kernel FuzzSession::KernelOf(uint64_t label, const Block& block, bool writes) {
-  return {.block = block, .word = label * 0x9E3779B97F4A7C15U | 1, .writes = writes};
+// As a graph does: it runs before whatever may touch the same bytes.
+void FuzzSession::Fill(const PoolModel::LiveBlock& live) {
+  if (setup_.map_memory) KernelOf(live, /*writes=*/true).Run();
+  filled_by_[live.label] = {};
 }
 
-std::string FuzzSession::Read(uint64_t label, const Block& block) {
-  if (!watch_.Accessible(block.address, block.bytes)) {
-    return Text("block b", label, " is live but no longer mapped");
+// A restore has brought the block back. Whoever goes on with an eager one has waited for what was at work on its
+// bytes; one of a graph holds what that leaves there, unless that work is still to come.
+void FuzzSession::Refill(const PoolModel::LiveBlock& live) {
+  if (live.eager) return Submit(live, live.block.stream, /*writes=*/true, watch_.TakeMark());
+  watch_.Submit(live.block.stream);
+  filled_by_.erase(live.label);
+  if (live.inherited.empty()) Fill(live);
+}
+
+std::string FuzzSession::Read(const PoolModel::LiveBlock& live) {
+  if (!watch_.Accessible(live.block.address, live.block.bytes)) {
+    return Text("block b", live.label, " is live but no longer mapped");
   }
-  const bool right = !setup_.map_memory || KernelOf(label, block, /*writes=*/false).Run();
-  return right ? "" : Text("block b", label, " holds foreign data");
+  const auto filled = filled_by_.find(live.label);
+  const bool checked =
+      setup_.map_memory && filled != filled_by_.end() && watch_.Passed(filled->second);
+  const bool right = !checked || KernelOf(live, /*writes=*/false).Run();
+  return right ? "" : Text("block b", live.label, " holds foreign data");
 }
 
 std::string FuzzSession::Finish() {

@@ -23,7 +23,7 @@ struct FuzzSetup {
   uint64_t granularity_bytes = 4096;
   uint64_t page_bytes = 4096;  // a power-of-two multiple of the granularity
   uint64_t physical_limit_bytes = uint64_t{1} << 30;
-  bool map_memory = true;  // blocks are written to and read back
+  bool map_memory = true;  // kernels fill blocks, and check them
   // How many steps lie between two looks at what is too slow to compare after each.
   uint64_t inspect_every = 16;
   bool one_pool = false;  // and no other: eager and captured work share streams
@@ -113,12 +113,14 @@ class FuzzSession {
   std::string Shrunk();
   std::string SpareHandles();
 
-  static Kernel KernelOf(uint64_t label, const Block& block, bool writes);
-  std::string Read(uint64_t label, const Block& block);
+  void Submit(const PoolModel::LiveBlock& live, StreamId stream, bool writes,
+              const DriverWatch::Mark& behind);
+  void Fill(const PoolModel::LiveBlock& live);
+  void Refill(const PoolModel::LiveBlock& live);
+  std::string Read(const PoolModel::LiveBlock& live);
   StreamId StreamOf(uint64_t stream, PoolId pool) const;
   void BeginCapture(PoolId pool);
   bool CaptureIsOver(PoolId pool) const;
-  void Work(PoolId pool, StreamId stream);
 
   FuzzSetup setup_;
   World world_;
@@ -131,6 +133,9 @@ class FuzzSession {
   std::set<PoolId> asked_;                           // whose scope has begun since work went on
   std::map<PoolId, CaptureId> captures_;             // under way, by the pool whose scope is open
   std::unordered_map<uint64_t, Address> addresses_;  // of every label that was ever allocated
+  std::map<uint64_t, DriverWatch::Mark>
+      filled_by_;                    // work, by label; not of a block that holds anything
+  std::optional<uint64_t> foreign_;  // the label of a block in which a kernel found it
   std::vector<uint64_t> live_labels_;
   std::vector<uint64_t> freed_labels_;
   struct Kept {

@@ -179,7 +179,7 @@ std::string FuzzSession::Inspect() {
     if (!complaint.empty()) return complaint;
   }
   for (const auto& [address, live] : model_.live()) {
-    std::string complaint = Read(live.label, live.block);
+    std::string complaint = Read(live);
     if (!complaint.empty()) return complaint;
     const std::optional<Block> last = set_.Find(address + live.block.bytes - 1);
     if (!last || *last != live.block) return Text("Find() misses b", live.label);

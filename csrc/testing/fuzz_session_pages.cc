@@ -174,8 +174,7 @@ std::string FuzzSession::Restored(PoolId id, const PoolModel::Checkpoint& checkp
     live_labels_.push_back(revived.label);
     std::string complaint = JudgePieces(id, revived.block, set_.Pieces(revived.block.address));
     if (!complaint.empty()) return complaint;
-    watch_.Submit(revived.block.stream);
-    if (setup_.map_memory) KernelOf(revived.label, revived.block, /*writes=*/true).Run();
+    Refill(*model_.LiveAt(revived.block.address));
   }
   return {};
 }
