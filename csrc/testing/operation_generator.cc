@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <iterator>
 
 #include "core/base/units.h"
 
@@ -67,12 +66,9 @@ OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : dice_(s
   weights_[Kind::kFreeWild] = dice_.Some(3);  // bad input of any kind
   weights_[Kind::kReplay] = captures_only_ ? 0 : dice_.Some(10);
   weights_[Kind::kInspect] = dice_.Some(2);
-  if (!fails_events_ && dice_.OneIn(2)) {
-    repeater_.emplace(dice_, CaptureRepeater::Options{
-                                 .streams = streams_,
-                                 .most_bytes = std::min(setup.physical_limit_bytes,
-                                                        setup.page_bytes * (large_ ? 1000 : 300)),
-                                 .faults = fail > 0 || dice_.OneIn(8)});
+  repeats_ = !fails_events_ && dice_.OneIn(2);
+  if (repeats_) {
+    repeats_fail_ = fail > 0 || dice_.OneIn(8);
     interruption_ = uint64_t{8} << dice_.Below(5);
     // Programs ask for whole numbers of elements, which scale exactly.
     if (!dice_.OneIn(4)) size_step_ = 16;
@@ -211,13 +207,114 @@ Step OperationGenerator::Fail() {
   return step;
 }
 
+void OperationGenerator::Note(const Step& step, const FuzzSession& session) {
+  constexpr size_t kLeastSteps = 3;  // what is shorter repeats itself anyway
+  constexpr size_t kMostSteps = 120;
+  const std::optional<ScopeKind> open = session.OpenScope(step.pool);
+  const bool captures = open == ScopeKind::kCapture;
+  Steps& program = open_[step.pool];
+  if (step.kind == Kind::kAllocate) {
+    if (!captures || step.amount == 0 || step.amount > setup.physical_limit_bytes) return;
+    program.push_back(step);
+    if (!powers_.contains(step.item)) {
+      powers_[step.item] = !dice_.OneIn(5) ? 1 : dice_.OneIn(4) ? 2 : 0;
+    }
+  } else if (step.kind == Kind::kFree) {
+    for (auto& [pool, some] : open_) {
+      if (std::ranges::count(some, step.item, &Step::item) == 1) some.push_back(step);
+    }
+  } else if (step.kind == Kind::kEnd) {
+    if (captures && program.size() >= kLeastSteps && program.size() <= kMostSteps) {
+      programs_[step.pool].push_back(program);
+    }
+    program.clear();
+  } else if (!open) {
+    program.clear();
+  }
+}
+
+uint64_t OperationGenerator::Scaled(const Step& allocate, double factor) const {
+  const double scale = std::pow(factor, powers_.at(allocate.item));
+  return std::max<uint64_t>(
+      1, static_cast<uint64_t>(std::ceil(static_cast<double>(allocate.amount) * scale)));
+}
+
+// The program at another scale, with some steps put in, left out or moved.
+Steps OperationGenerator::Vary(const Steps& program) {
+  double factor = dice_.Of(std::array{2.0, 2.0, 3.0, 1.25, 1.5, 4.0, 0.5, 1.0});
+  uint64_t sum = 0;
+  for (const Step& step : program) {
+    if (step.kind == Kind::kAllocate) sum += Scaled(step, factor);
+  }
+  const uint64_t most = setup.page_bytes * (large_ ? 2000 : 500);
+  if (factor > 1 && sum > std::min(setup.physical_limit_bytes, most)) factor = 1;
+  // Half of the repetitions do exactly the same.
+  const uint64_t changed = dice_.OneIn(2) ? 0 : 4 + dice_.Below(24);  // one step in so many
+  const bool other_streams = dice_.OneIn(4);
+  std::map<uint64_t, uint64_t> labels;  // the repetition's, by the program's
+  Steps varied;
+  for (const Step& step : program) {
+    const bool change = changed > 0 && dice_.OneIn(changed);
+    if (change && dice_.OneIn(2)) continue;
+    Step& next = varied.emplace_back(step);
+    if (step.kind == Kind::kFree) {
+      next.item = labels[step.item];
+      // At another time; before its allocation it does nothing.
+      if (change) std::swap(next, varied[dice_.Below(varied.size())]);
+      continue;
+    }
+    next.item = labels[step.item] = ++last_label_;
+    next.amount = Scaled(step, factor);
+    if (other_streams) next.stream = Stream();
+    powers_[next.item] = powers_.at(step.item);
+    if (!change) continue;
+    // One more of the kind, for a moment or for good.
+    Step more = next;
+    more.item = ++last_label_;
+    more.amount = 1 + dice_.Below(2 * more.amount);
+    varied.push_back(more);
+    if (dice_.OneIn(2)) varied.push_back({.kind = Kind::kFree, .item = more.item});
+  }
+  return varied;
+}
+
+void OperationGenerator::Repeat(uint64_t pool, const FuzzSession& session) {
+  const std::vector<Steps>& programs = programs_[pool];
+  if (programs.empty()) return;
+  Steps steps;
+  // What earlier captures left is kept, freed or freed in part.
+  const uint64_t kept = dice_.Below(3);
+  for (const uint64_t label : session.live_labels()) {
+    if (kept == 0 || (kept == 1 && dice_.OneIn(2))) {
+      steps.push_back({.kind = Kind::kFree, .item = label});
+    }
+  }
+  steps.push_back({.kind = Kind::kBeginCapture, .pool = pool});
+  const Steps varied = Vary(dice_.OneIn(4) ? dice_.Of(programs) : programs.back());
+  steps.insert(steps.end(), varied.begin(), varied.end());
+  steps.push_back({.kind = Kind::kEnd, .pool = pool});
+  if (repeats_fail_ && dice_.OneIn(3)) {
+    constexpr std::array kCalls = {DriverCall::kReserve, DriverCall::kCreate, DriverCall::kMap,
+                                   DriverCall::kSetAccess};
+    Step fail{Kind::kFail};
+    fail.fault = {1 + dice_.Below(4), static_cast<DriverStatus>(dice_.Below(3)), dice_.OneIn(2)};
+    if (dice_.OneIn(2)) fail.fault.only = dice_.Of(kCalls);
+    const auto begin = static_cast<std::ptrdiff_t>(dice_.Below(steps.size()));
+    const auto end = begin + static_cast<std::ptrdiff_t>(dice_.Below(steps.size())) / 2;
+    steps.insert(std::min(steps.begin() + end, steps.end()), {Kind::kMend});
+    steps.insert(steps.begin() + begin, fail);
+  }
+  // Some are given up half-way: the capture goes on with something else.
+  if (dice_.OneIn(6)) steps.resize(1 + dice_.Below(steps.size()));
+  repetition_.assign(steps.begin(), steps.end());
+}
+
 // The next step of the repetition under way; of a new one, if it is time for one.
 std::optional<Step> OperationGenerator::NextOfRepetition(const FuzzSession& session) {
-  if (!repeater_ || dice_.OneIn(interruption_)) return std::nullopt;
+  if (!repeats_ || dice_.OneIn(interruption_)) return std::nullopt;
   const uint64_t pool = Pool();
   if (repetition_.empty() && !session.OpenScope(pool) && !dice_.OneIn(4)) {
-    std::ranges::move(repeater_->Repeat(pool, session, last_label_),
-                      std::back_inserter(repetition_));
+    Repeat(pool, session);
   }
   if (repetition_.empty()) return std::nullopt;
   const Step next = repetition_.front();
@@ -234,7 +331,7 @@ std::optional<Step> OperationGenerator::Next(const FuzzSession& session) {
   if (left_-- == 0) return std::nullopt;
   const std::optional<Step> repeated = NextOfRepetition(session);
   const Step next = repeated ? *repeated : Choose(session);
-  if (repeater_) repeater_->Note(next, session);
+  if (repeats_) Note(next, session);
   return next;
 }
 

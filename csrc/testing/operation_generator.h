@@ -1,12 +1,14 @@
-// Random steps for a FuzzSession.
+// Random steps for a FuzzSession. Captures repeat earlier ones at another scale now and then, as a program does that
+// is captured for several sizes: what the pool predicts, plans and follows (core/planning/predictor.h). Random
+// captures are never alike, so without this no plan would ever be made.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <vector>
 
-#include "testing/capture_repeater.h"
 #include "testing/fuzz_session.h"
 #include "testing/step.h"
 
@@ -38,6 +40,12 @@ class OperationGenerator {
   Step Fail();
   Step Choose(const FuzzSession& session);
   std::optional<Step> NextOfRepetition(const FuzzSession& session);
+  // The session is about to do this: captures are remembered as they come about.
+  void Note(const Step& step, const FuzzSession& session);
+  uint64_t Scaled(const Step& allocate, double factor) const;
+  Steps Vary(const Steps& program);
+  // A capture that repeats one of this pool; nothing if there is none. pre: no scope of the pool is open.
+  void Repeat(uint64_t pool, const FuzzSession& session);
 
   Dice dice_;
   Weights weights_;
@@ -48,12 +56,17 @@ class OperationGenerator {
   double mean_pages_ = 1;
   bool captures_only_ = false;
   bool fails_events_ = false;
-  bool large_ = false;                       // reaches a thousand pages
-  std::optional<CaptureRepeater> repeater_;  // of sequences that repeat captures
-  std::deque<Step> repetition_;              // what is left of the one under way
-  uint64_t interruption_ = 1;                // one step in so many is none of the repetition
-  uint64_t size_step_ = 1;                   // sizes are multiples of this
-  std::vector<uint64_t> checkpoints_;        // by number: of which pool it was asked for last
+  bool large_ = false;              // reaches a thousand pages
+  bool repeats_ = false;            // captures
+  bool repeats_fail_ = false;       // driver calls in these are made to fail
+  std::map<uint64_t, Steps> open_;  // by pool: what its open capture allocated and freed so far
+  std::map<uint64_t, std::vector<Steps>> programs_;  // by pool: what its captures did
+  std::map<uint64_t, unsigned>
+      powers_;                   // by label: of the factor, by which the block grows in repetitions
+  std::deque<Step> repetition_;  // what is left of the one under way
+  uint64_t interruption_ = 1;    // one step in so many is none of the repetition
+  uint64_t size_step_ = 1;       // sizes are multiples of this
+  std::vector<uint64_t> checkpoints_;  // by number: of which pool it was asked for last
   uint64_t last_label_ = 0;
   uint64_t last_peer_ = 0;
 };
