@@ -10,19 +10,22 @@ namespace cgp {
 PoolModel::PoolModel(const DriverWatch& watch, uint64_t page_bytes)
     : watch_(watch), page_bytes_(page_bytes), granules_per_page_(page_bytes / kGranuleBytes) {}
 
-int PoolModel::UseCount(PoolId id) const {
+const PoolModel::ModelPool* PoolModel::Find(PoolId id) const {
   const auto it = pools_.find(id);
-  return it == pools_.end() ? 0 : it->second.users;
+  return it == pools_.end() ? nullptr : &it->second;
 }
+
+int PoolModel::UseCount(PoolId id) const { return Contains(id) ? Find(id)->users : 0; }
 
 std::optional<ScopeKind> PoolModel::OpenScope(PoolId id) const {
-  const auto it = pools_.find(id);
-  return it == pools_.end() ? std::nullopt : it->second.scope;
+  return Contains(id) ? Find(id)->scope : std::nullopt;
 }
 
+uint64_t PoolModel::Pages(PoolId id) const { return Contains(id) ? Find(id)->stats.pages : 0; }
+
 bool PoolModel::AnyCaptureOpen() const {
-  return std::any_of(pools_.begin(), pools_.end(),
-                     [](const auto& entry) { return entry.second.scope == ScopeKind::kCapture; });
+  return std::ranges::any_of(
+      pools_, [](const auto& entry) { return entry.second.scope == ScopeKind::kCapture; });
 }
 
 const PoolModel::LiveBlock* PoolModel::LiveAt(Address start) const {
@@ -51,13 +54,6 @@ PoolModel::Trimmable PoolModel::TrimmableBytes() const {
   return sum;
 }
 
-uint64_t PoolModel::Pages(PoolId id) const {
-  const auto it = pools_.find(id);
-  return it == pools_.end() ? 0 : it->second.stats.pages;
-}
-
-uint64_t PoolModel::Incarnation(PoolId id) const { return pools_.at(id).incarnation; }
-
 bool PoolModel::IsCurrent(uint64_t incarnation) const {
   return std::ranges::any_of(
       pools_, [&](const auto& entry) { return entry.second.incarnation == incarnation; });
@@ -68,8 +64,6 @@ std::vector<PoolId> PoolModel::ids() const {
   for (const auto& [id, pool] : pools_) ids.push_back(id);
   return ids;
 }
-
-PoolStats PoolModel::Stats(PoolId id) const { return pools_.at(id).stats; }
 
 bool PoolModel::MayTake(const ModelPool& pool, const Granule& granule, StreamId stream) const {
   if (granule.label != 0) return false;
@@ -85,7 +79,7 @@ bool PoolModel::MayTake(const ModelPool& pool, const Granule& granule, StreamId 
       !(fence.owner_at_once && fence.owner == stream)) {
     return false;
   }
-  return std::all_of(fence.pending.begin(), fence.pending.end(), [&](const Pending& pending) {
+  return std::ranges::all_of(fence.pending, [&](const Pending& pending) {
     const bool ordered = pool.scope == ScopeKind::kEager && pending.stream == stream;
     return ordered || watch_.Done(pending.stream, pending.work);
   });
@@ -127,25 +121,19 @@ PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream) co
     const PageRuns runs = Runs(pool, page, stream);
     if (runs.longest == granules_per_page_) {
       ++whole_pages;
-    } else {
+    } else if (runs.longest > 0) {
       parts.push_back(runs);
     }
   }
-  // What the best tail, the best head, or a tail and a head of two pages can hold of the remainder.
-  const auto by_head = [](const PageRuns& a, const PageRuns& b) { return a.head < b.head; };
-  const auto best_head = std::max_element(parts.begin(), parts.end(), by_head);
+  // What the best tail, the best head, or a tail and a head of two pages can hold of the remainder. A block below a
+  // page lies in one page: it is not worth a range of its own.
+  const bool small = granules < granules_per_page_;
   uint64_t held = 0;
-  for (auto part = parts.begin(); part != parts.end(); ++part) {
-    uint64_t other_head = best_head->head;
-    if (part == best_head) {
-      other_head = 0;
-      for (auto other = parts.begin(); other != parts.end(); ++other) {
-        if (other != part) other_head = std::max(other_head, other->head);
-      }
+  for (const PageRuns& part : parts) {
+    held = std::max(held, small ? part.longest : std::max(part.head, part.tail));
+    for (const PageRuns& other : parts) {
+      if (!small && &other != &part) held = std::max(held, part.tail + other.head);
     }
-    // A block below a page lies in one page: it is not worth a range of its own.
-    held = granules < granules_per_page_ ? std::max(held, part->longest)
-                                         : std::max({held, part->head, part->tail + other_head});
   }
   const uint64_t remainder = granules % granules_per_page_;
   const uint64_t beyond = PagesBeyond(pool, bytes, stream);
@@ -206,8 +194,8 @@ void PoolModel::EndScope(PoolId id, bool may_mark) {
 }
 
 bool PoolModel::MayReplay(PoolId id) const {
-  const auto it = pools_.find(id);
-  return it != pools_.end() && it->second.users > 0 && it->second.captured && !it->second.scope;
+  const ModelPool* const pool = Find(id);
+  return pool != nullptr && pool->users > 0 && pool->captured && !pool->scope;
 }
 
 void PoolModel::Replay(PoolId id, StreamId stream) {
@@ -353,14 +341,8 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
   // A plan may have a block lie in fewer of the pages that it needs than are made.
   const bool may_be_ahead =
       MayBePlanned(pool) || PagesBeyond(pool, block.requested_bytes, block.stream) > 0;
-  LiveBlock live{.label = label,
-                 .pool = id,
-                 .block = block,
-                 .pieces = std::move(pieces),
-                 .uses = {},
-                 .eager = pool.scope == ScopeKind::kEager,
-                 .inherited = {},
-                 .suspects = {}};
+  LiveBlock live{label, id, block, std::move(pieces)};
+  live.eager = pool.scope == ScopeKind::kEager;
   std::string complaint = Occupy(pool, live, /*fenced=*/true);
   for (uint32_t number = 0; may_be_ahead && number < pages; ++number) {
     pool.pages[number].resize(granules_per_page_);
@@ -402,15 +384,15 @@ std::shared_ptr<PoolModel::Fence> PoolModel::FenceOf(const ModelPool& pool,
   fence->owner_at_once = block.uses.empty() && (in_capture ? !block.eager : eager);
   fence->promised_at_once = fence->owner_at_once && block.suspects.empty() &&
                             (block.eager || in_capture || !pool.replays_unknown);
-  const auto add = [&](StreamId stream, uint64_t work) {
-    fence->pending.push_back({stream, work});
-  };
-  for (const Pending& pending : block.inherited) add(pending.stream, pending.work);
-  if (!block.suspects.empty()) add(block.block.stream, 0);
+  fence->pending = block.inherited;
+  if (!block.suspects.empty()) fence->pending.push_back({block.block.stream, 0});
   // The capture's end stands for all that the capture did with the block; not for eager work before it.
   if (eager || (!in_capture && !block.uses.empty())) {
-    for (const StreamId stream : block.uses) add(stream, watch_.Submitted(stream));
-    add(block.block.stream, watch_.Submitted(block.block.stream));
+    std::set<StreamId> streams = block.uses;
+    streams.insert(block.block.stream);
+    for (const StreamId stream : streams) {
+      fence->pending.push_back({stream, watch_.Submitted(stream)});
+    }
   }
   return in_capture || !fence->pending.empty() ? fence : nullptr;
 }
@@ -458,9 +440,9 @@ void PoolModel::RecordUse(Address start, StreamId stream) {
 }
 
 bool PoolModel::MayRestore(PoolId id, const Checkpoint& checkpoint) const {
-  const auto it = pools_.find(id);
-  return it != pools_.end() && !it->second.scope && checkpoint.pool == id &&
-         checkpoint.incarnation == it->second.incarnation;
+  const ModelPool* const pool = Find(id);
+  return pool != nullptr && !pool->scope && checkpoint.pool == id &&
+         checkpoint.incarnation == pool->incarnation;
 }
 
 PoolModel::Checkpoint PoolModel::TakeCheckpoint(PoolId id) const {

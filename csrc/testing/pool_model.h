@@ -40,12 +40,12 @@ class PoolModel {
     PoolId pool;
     Block block;
     std::vector<PhysicalPiece> pieces;
-    std::set<StreamId> uses;  // other than the block's own stream
+    std::set<StreamId> uses = {};  // other than the block's own stream
     bool eager = false;  // allocated in an eager scope, or used by another stream outside captures
     // Of a block that a restore brought back: what was under way on its bytes then, and the streams
     // that the set may believe to be at work on them, or to have been before.
-    std::vector<Pending> inherited;
-    std::set<StreamId> suspects;
+    std::vector<Pending> inherited = {};
+    std::set<StreamId> suspects = {};
   };
   // What lived in a pool at one moment.
   struct Checkpoint {
@@ -126,11 +126,11 @@ class PoolModel {
   // --- Comparison ---
 
   // Everything but ranges and page_mappings, which depend on the policy.
-  PoolStats Stats(PoolId id) const;
+  PoolStats Stats(PoolId id) const { return pools_.at(id).stats; }
   std::vector<PoolId> ids() const;
   const std::map<Address, LiveBlock>& live() const { return live_; }
   // A number for this pool's life: another one each time that an id is made anew.
-  uint64_t Incarnation(PoolId id) const;
+  uint64_t Incarnation(PoolId id) const { return pools_.at(id).incarnation; }
   bool IsCurrent(uint64_t incarnation) const;
 
  private:
@@ -179,6 +179,7 @@ class PoolModel {
   }
   uint64_t PagesBeyond(const ModelPool& pool, uint64_t bytes, StreamId stream) const;
   PageRuns Runs(const ModelPool& pool, const std::vector<Granule>& page, StreamId stream) const;
+  const ModelPool* Find(PoolId id) const;
   ModelPool& Known(PoolId id) { return pools_.at(id); }
   ModelPool& FindOrCreate(PoolId id);
   void GoOn(ModelPool& pool, StreamId stream) const;
