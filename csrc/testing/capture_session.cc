@@ -18,18 +18,12 @@ constexpr uint64_t kMostStreams = 100;
 
 }  // namespace
 
-CaptureSession::CaptureSession(const CaptureSetup& setup)
-    : CaptureSession(setup, std::make_unique<World>(HostDriverOptions{.granularity = 4096},
-                                                    setup.page_bytes)) {}
-
-CaptureSession::CaptureSession(const CaptureSetup& setup, std::unique_ptr<World> own_world)
-    : CaptureSession(setup, *own_world, 0) {
-  own_world_ = std::move(own_world);
-}
-
-CaptureSession::CaptureSession(const CaptureSetup& setup, World& world, uint64_t number)
+CaptureSession::CaptureSession(const CaptureSetup& setup, World* shared, uint64_t number)
     : setup_(setup),
-      world_(world),
+      own_world_(shared ? nullptr
+                        : std::make_unique<World>(HostDriverOptions{.granularity = 4096},
+                                                  setup.page_bytes)),
+      world_(shared ? *shared : *own_world_),
       pool_{number, 1},
       origin_{kMostStreams * number},
       bystander_(StreamOf(setup.streams)),

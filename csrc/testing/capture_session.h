@@ -29,11 +29,9 @@ class CaptureSession {
  public:
   using Setup = CaptureSetup;
 
-  // In a world of its own.
-  explicit CaptureSession(const CaptureSetup& setup);
-  // In one that it shares with others, each of which has another number and may have a thread of
-  // its own: they have pools and streams of their own. pre: the world outlives the session.
-  CaptureSession(const CaptureSetup& setup, World& world, uint64_t number);
+  // In a world of its own, or in one that it shares with others, each of which has another number and may have a
+  // thread of its own: they have pools and streams of their own.
+  explicit CaptureSession(const CaptureSetup& setup, World* shared = nullptr, uint64_t number = 0);
 
   // Both return what is wrong, or nothing. Finish() ends the capture and executes the graphs.
   std::string Run(const Step& step);
@@ -83,7 +81,6 @@ class CaptureSession {
   void CallOf(uint64_t item, const std::function<void()>& call);
   bool IsOthers(uint64_t item) const { return setup_.threads && item % 2 == 1; }
 
-  CaptureSession(const CaptureSetup& setup, std::unique_ptr<World> own_world);
   StreamId StreamOf(uint64_t stream) const {
     return StreamId{static_cast<uint64_t>(origin_) + stream};
   }
