@@ -27,7 +27,7 @@ CaptureSession::CaptureSession(const CaptureSetup& setup, World* shared, uint64_
       pool_{number, 1},
       origin_{kMostStreams * number},
       bystander_(StreamOf(setup.streams)),
-      oracle_(dag_, watch_, setup.page_bytes),
+      model_(watch_, dag_, setup.page_bytes),
       random_(setup.seed) {
   BeginGraph();
 }
@@ -135,9 +135,10 @@ void CaptureSession::CallOf(uint64_t item, const std::function<void()>& call) {
 }
 
 void CaptureSession::BeginGraph() {
+  const bool may_mark = watch_.MayQuiesce();
   Call([&] { set_.BeginScope(pool_, ScopeKind::kCapture); });
+  model_.BeginScope(pool_, ScopeKind::kCapture, may_mark);
   watch_.set_capturing(true);
-  oracle_.BeginScope();
   graphs_.push_back({.first = dag_.size(), .end = dag_.size()});
   BeginOwn(origin_);
   for (uint64_t stream = 1; setup_.forked && stream < setup_.streams; ++stream) {
@@ -155,7 +156,7 @@ void CaptureSession::EndGraph() {
   dag_.EndCaptures();
   Call([&] { set_.EndScope(pool_); });
   unseen_.clear();
-  oracle_.EndScope();
+  model_.EndScope(pool_, /*may_mark=*/false);
   graphs_.back().end = dag_.size();
   for (auto& [item, tensor] : live_) {
     if (graphs_.back().failed) tensor.written = false;
@@ -211,17 +212,26 @@ std::string CaptureSession::Allocate(uint64_t item, uint64_t bytes, StreamId str
   if (bytes == 0 || !known_.insert(item).second) return {};
   if (!Capturing(stream)) Join(stream);
   if (!Capturing(stream)) return {};
-  for (const StreamId user : std::exchange(unseen_, {})) oracle_.See(user);
-  oracle_.See(stream);
+  for (const StreamId user : std::exchange(unseen_, {})) model_.See(pool_, user);
+  model_.Ask(pool_, stream);
   const CaptureId in = Captured(stream) ? dag_.At(stream).capture : kNoCapture;
   Tensor tensor;
   Call([&] { tensor.block = set_.Allocate(pool_, bytes, stream, in); });
   watch_.MarkUsed();
-  tensor.pieces = set_.Pieces(tensor.block.address);
   tensor.word = random_();
   tensor.capture = dag_.At(stream).capture;
   tensor.behind = dag_.At(stream).nodes;
-  std::string complaint = oracle_.Place(tensor.block, tensor.pieces, set_.Stats(pool_).pages);
+  const uint64_t pages = set_.Stats(pool_).pages;
+  std::string complaint;
+  if (pages > model_.Pages(pool_) && tensor.block.bytes < setup_.page_bytes) {
+    ++growths_judged_;
+    if (model_.NeedOf(pool_, bytes, stream).least_new() == 0) {
+      complaint = Text("the pool grew for a block of ", bytes, " bytes that a page has room for");
+    }
+  }
+  if (complaint.empty()) {
+    complaint = model_.Place(item, pool_, tensor.block, set_.Pieces(tensor.block.address), pages);
+  }
   live_.emplace(item, std::move(tensor));
   return complaint;
 }
@@ -232,20 +242,19 @@ std::string CaptureSession::Free(uint64_t item) {
   Tensor& tensor = found->second;
   std::vector<Node> unsaid;
   for (const auto& [stream, node] : tensor.unsaid) {
-    if (!tensor.uses.contains(stream)) unsaid.push_back(node);
+    if (!model_.LiveAt(tensor.block.address)->uses.contains(stream)) unsaid.push_back(node);
   }
   // Its stream cannot wait any more for what it left with the capture.
   if (!unsaid.empty() && std::ranges::find(captures_, tensor.capture) == captures_.end()) return {};
   // Where another capture allocates nothing the pool is not told of it: what its graph uses must not
   // be freed while that lives.
-  if (tensor.capture != kNoCapture && !oracle_.IsTold(tensor.capture)) return {};
+  if (tensor.capture != kNoCapture && !model_.IsTold(pool_, tensor.capture)) return {};
   if (!unsaid.empty() && Captured(tensor.block.stream)) {
     Order(tensor.block.stream, unsaid);
     std::ranges::move(unsaid, std::back_inserter(relied_on_[tensor.block.stream]));
   }
   CallOf(item, [&] { set_.Free(tensor.block.address); });
-  oracle_.Free(tensor.block, tensor.pieces, tensor.uses, tensor.eager, tensor.capture,
-               !IsOthers(item));
+  model_.Free(tensor.block.address, tensor.capture, !IsOthers(item));
   live_.erase(found);
   return {};
 }
@@ -288,21 +297,18 @@ void CaptureSession::RecordUse(uint64_t item, StreamId stream) {
   if (by_another && IsOthers(item)) {
     unseen_.push_back(stream);
   } else if (by_another) {
-    oracle_.See(stream);
+    model_.See(pool_, stream);
   }
   CallOf(item, [&] { set_.RecordUse(found->second.block.address, stream); });
-  if (!by_another) return;
-  found->second.uses.insert(stream);
-  if (!Capturing(stream)) found->second.eager[stream] = watch_.Submit(stream);
-  // What an invalidated capture has will never run, but the driver says no more of it than that.
-  if (Capturing(stream) && !Captured(stream)) found->second.eager.try_emplace(stream, 0);
+  model_.RecordUse(found->second.block.address, stream);
+  if (by_another && !Capturing(stream)) watch_.Submit(stream);
 }
 
 void CaptureSession::BeginOwn(StreamId stream) {
   if (Capturing(stream)) return;
   captures_.push_back(host_.graphs().Begin(stream));
   dag_.Begin(stream, captures_.back());
-  oracle_.BeginCapture(captures_.back());
+  model_.BeginCapture(pool_, captures_.back());
 }
 
 void CaptureSession::EndOwn(StreamId stream) {
@@ -322,7 +328,7 @@ void CaptureSession::Invalidate(StreamId stream) {
   if (!Captured(stream)) return;
   const CaptureId capture = dag_.At(stream).capture;
   host_.graphs().Invalidate(capture);
-  oracle_.Invalidate(capture);
+  model_.Invalidate(capture);
   invalid_.insert(capture);
   graphs_.back().failed = true;
 }

@@ -19,7 +19,7 @@
 
 #include "testing/capture_dag.h"
 #include "testing/capture_program.h"
-#include "testing/reuse_oracle.h"
+#include "testing/pool_model.h"
 #include "testing/step.h"
 #include "testing/world.h"
 
@@ -37,16 +37,14 @@ class CaptureSession {
   std::string Run(const Step& step);
   std::string Finish();
 
-  const ReuseOracle& oracle() const { return oracle_; }
+  const PoolModel& model() const { return model_; }
+  uint64_t growths_judged() const { return growths_judged_; }
 
  private:
   using Node = CaptureDag::Node;
 
   struct Tensor {
     Block block;
-    std::vector<PhysicalPiece> pieces;
-    std::set<StreamId> uses;             // that were recorded
-    std::map<StreamId, uint64_t> eager;  // of these, what was not captured: each stream's last work
     uint64_t word = 0;
     bool written = false;
     // In the open scope: the capture that touched it, what each access must run behind, and what a write must, too.
@@ -110,7 +108,7 @@ class CaptureSession {
   const StreamId origin_;
   const StreamId bystander_;  // is never captured
   CaptureDag dag_;
-  ReuseOracle oracle_;
+  PoolModel model_;
   std::mt19937_64 random_;
 
   std::unordered_map<uint64_t, Tensor> live_;
@@ -123,6 +121,7 @@ class CaptureSession {
   std::set<CaptureId> invalid_;
   std::vector<Graph> graphs_;
   uint64_t calls_ = 0;
+  uint64_t growths_judged_ = 0;
 };
 
 }  // namespace cgp

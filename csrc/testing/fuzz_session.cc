@@ -37,7 +37,7 @@ FuzzSession::FuzzSession(const FuzzSetup& setup)
               .physical_limit_bytes = setup.physical_limit_bytes,
               .map_memory = setup.map_memory},
              setup.page_bytes),
-      model_(watch_, setup.page_bytes) {}
+      model_(watch_, dag_, setup.page_bytes) {}
 
 std::string FuzzSession::Run(const Step& step) {
   ++steps_;
@@ -224,7 +224,10 @@ std::string FuzzSession::Begin(PoolId id, ScopeKind kind) {
 
 std::string FuzzSession::End(PoolId id) {
   // As torch does it: the capture ends first, then the scope.
-  if (const auto capture = captures_.extract(id)) host_.graphs().End(capture.mapped());
+  if (const auto capture = captures_.extract(id)) {
+    host_.graphs().End(capture.mapped());
+    dag_.End(capture.mapped());
+  }
   return Mirror(
       model_.OpenScope(id).has_value(), [&] { set_.EndScope(id); },
       [&] {
@@ -331,7 +334,7 @@ std::string FuzzSession::Placed(const Step& step, const Block& block, const Pool
   if (live.eager) {
     Submit(live, stream, /*writes=*/true, {});
   } else {
-    host_.graphs().Launch(stream);
+    Launch(stream);
     Fill(live);
   }
   return {};
@@ -403,7 +406,7 @@ std::string FuzzSession::RecordUse(const Step& step) {
         const auto filled = filled_by_.find(step.item);
         const bool told = live->eager || stream != live->block.stream;
         if (model_.OpenScope(live->pool) == ScopeKind::kCapture) {
-          host_.graphs().Launch(stream);
+          Launch(stream);
         } else if (!told || filled == filled_by_.end()) {
           watch_.Submit(stream);
         } else {
@@ -434,12 +437,22 @@ StreamId FuzzSession::StreamOf(uint64_t stream, PoolId pool) const {
 // Captures all streams, in branches of the graph of which none is ever behind another: what one of
 // them frees is its own until the capture ends.
 void FuzzSession::BeginCapture(PoolId pool) {
-  captures_[pool] = host_.graphs().Begin(StreamOf(0, pool));
-  const Frontier fork = host_.graphs().Record(StreamOf(0, pool));
+  const StreamId first = StreamOf(0, pool);
+  const CaptureId capture = captures_[pool] = host_.graphs().Begin(first);
+  dag_.Begin(first, capture);
+  model_.BeginCapture(pool, capture);
+  const Frontier fork = host_.graphs().Record(first);
+  const CaptureDag::Point point = dag_.At(first);
   for (uint64_t stream = 0; stream < kStreams; ++stream) {
     host_.graphs().Wait(StreamOf(stream, pool), fork);
-    host_.graphs().Launch(StreamOf(stream, pool));
+    dag_.Wait(StreamOf(stream, pool), point);
+    Launch(StreamOf(stream, pool));
   }
+}
+
+void FuzzSession::Launch(StreamId stream) {
+  host_.graphs().Launch(stream);
+  dag_.LaunchNothing(stream, /*programmatic=*/false);
 }
 
 // The scope failed to end: its streams are not captured any more, and have no business in it.

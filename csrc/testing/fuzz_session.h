@@ -120,6 +120,7 @@ class FuzzSession {
   std::string Read(const PoolModel::LiveBlock& live);
   StreamId StreamOf(uint64_t stream, PoolId pool) const;
   void BeginCapture(PoolId pool);
+  void Launch(StreamId stream);
   bool CaptureIsOver(PoolId pool) const;
 
   FuzzSetup setup_;
@@ -128,6 +129,7 @@ class FuzzSession {
   DriverWatch& watch_ = world_.watch;
   FaultyDriver& faulty_ = world_.faulty;
   PoolSet& set_ = *world_.set;
+  CaptureDag dag_;
   PoolModel model_;
 
   std::set<PoolId> asked_;                           // whose scope has begun since work went on

@@ -98,9 +98,9 @@ CaptureSetup Closely(const CaptureSetup& setup) { return setup; }
 struct Summary {
   void Add(const FuzzSession&) {}
   void Add(const CaptureSession& session) {
-    reused += session.oracle().reused_granules();
-    across += session.oracle().reused_across_streams();
-    growths += session.oracle().growths_judged();
+    reused += session.model().reused_granules();
+    across += session.model().reused_across_streams();
+    growths += session.growths_judged();
   }
   uint64_t reused = 0;
   uint64_t across = 0;

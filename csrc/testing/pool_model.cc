@@ -7,8 +7,11 @@
 
 namespace cgp {
 
-PoolModel::PoolModel(const DriverWatch& watch, uint64_t page_bytes)
-    : watch_(watch), page_bytes_(page_bytes), granules_per_page_(page_bytes / kGranuleBytes) {}
+PoolModel::PoolModel(const DriverWatch& watch, const CaptureDag& dag, uint64_t page_bytes)
+    : watch_(watch),
+      dag_(dag),
+      page_bytes_(page_bytes),
+      granules_per_page_(page_bytes / kGranuleBytes) {}
 
 const PoolModel::ModelPool* PoolModel::Find(PoolId id) const {
   const auto it = pools_.find(id);
@@ -75,22 +78,34 @@ bool PoolModel::MayTake(const ModelPool& pool, const Granule& granule, StreamId 
   }
   if (granule.fence == nullptr) return true;
   const Fence& fence = *granule.fence;
-  if (fence.capture != 0 && pool.scope && pool.scope_number == fence.capture &&
-      !(fence.owner_at_once && fence.owner == stream)) {
-    return false;
-  }
-  return std::ranges::all_of(fence.pending, [&](const Pending& pending) {
+  const bool done = std::ranges::all_of(fence.pending, [&](const Pending& pending) {
     const bool ordered = pool.scope == ScopeKind::kEager && pending.stream == stream;
     return ordered || watch_.Done(pending.stream, pending.work);
   });
+  if (!done) return false;
+  if (!pool.scope || fence.scope != pool.scope_number || invalid_.contains(fence.capture)) {
+    return true;
+  }
+  // Nothing has been captured that could have used it.
+  if (fence.in_over_capture) return false;
+  if (fence.capture == kNoCapture && !fence.used_by_others) return true;
+  if (fence.in_one_capture && fence.nodes.empty()) return true;
+  if (dag_.At(stream).capture != fence.capture) return false;
+  return (fence.owner == stream && !fence.used_by_others) ||
+         (fence.in_one_capture && dag_.RunsBehind(stream, fence.nodes));
 }
 
 bool PoolModel::MustOffer(const ModelPool& pool, const Granule& granule, StreamId stream) const {
   if (granule.label != 0) return false;
   if (granule.fence == nullptr) return true;
   const Fence& fence = *granule.fence;
-  if (fence.capture != 0 && pool.scope && pool.scope_number == fence.capture) {
-    return fence.promised_at_once && fence.owner == stream;
+  if (pool.scope && fence.scope == pool.scope_number) {
+    if (dag_.At(stream).capture != fence.capture || !IsCaptured(stream)) return false;
+    if (fence.owner == stream && !fence.used_by_others) {
+      return fence.in_sole_capture && dag_.ProvesBehind(stream, fence.nodes);
+    }
+    return fence.in_one_capture && fence.promised && pool.seen.size() > 1 &&
+           dag_.ProvesBehind(stream, fence.nodes) && dag_.ProvesBehind(stream, fence.late);
   }
   const bool own = fence.promised_at_once && fence.owner == stream;
   return (pool.scope == ScopeKind::kEager && own) || KnownToBeDone(fence);
@@ -180,6 +195,10 @@ void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
   pool.stats.scope_peak_bytes = pool.stats.allocated_bytes;
   pool.scope_number = next_scope_++;
   pool.streams.clear();
+  pool.captures = 0;
+  pool.told.clear();
+  pool.seen.clear();
+  pool.in_scope.clear();
   if (may_mark) Mark(pool);
   pool.replays_unknown = kind == ScopeKind::kEager && pool.captured && !may_mark;
   if (pool.replays_unknown) HoldAll(pool);
@@ -191,6 +210,19 @@ void PoolModel::EndScope(PoolId id, bool may_mark) {
   pool.captured |= pool.scope == ScopeKind::kCapture;
   pool.scope.reset();
   DropIfGone(id);
+}
+
+void PoolModel::BeginCapture(PoolId id, CaptureId capture) {
+  if (++Known(id).captures == 1) Known(id).told.insert(capture);
+}
+
+void PoolModel::See(PoolId id, StreamId stream) {
+  ModelPool& pool = Known(id);
+  if (!pool.seen.insert(stream).second || pool.seen.size() != 2) return;
+  for (const auto& fence : pool.in_scope) {
+    fence->promised = fence->promised && pool.seen.contains(fence->owner) && fence->owner != stream;
+    fence->late = dag_.At(fence->owner).nodes;
+  }
 }
 
 bool PoolModel::MayReplay(PoolId id) const {
@@ -266,13 +298,15 @@ std::string PoolModel::Shrink(PoolId id, uint64_t pages, const PiecesOf& pieces_
 void PoolModel::Ask(PoolId id, StreamId stream) {
   ModelPool& pool = Known(id);
   pool.streams.insert(stream);
+  See(id, stream);
   if (pool.scope == ScopeKind::kEager) GoOn(pool, stream);
 }
 
 std::string PoolModel::Describe(const Fence& fence) const {
   std::ostringstream text;
-  if (fence.capture != 0) text << "freed in capture scope " << fence.capture;
-  if (fence.owner_at_once) text << " owner stream " << static_cast<uint64_t>(fence.owner);
+  text << "freed on stream " << static_cast<uint64_t>(fence.owner);
+  if (fence.scope != 0) text << " in capture scope " << fence.scope;
+  if (fence.used_by_others) text << " and used by others";
   for (const Pending& pending : fence.pending) {
     text << " stream " << static_cast<uint64_t>(pending.stream) << " work " << pending.work
          << (watch_.Done(pending.stream, pending.work) ? " (done)" : " (pending)");
@@ -321,6 +355,10 @@ std::string PoolModel::Occupy(ModelPool& pool, const LiveBlock& block, bool fenc
       complaint = "bytes that may not be taken yet: " +
                   (granule.fence == nullptr ? "a replay may use them" : Describe(*granule.fence));
     }
+    if (fenced && granule.fence != nullptr && granule.fence->scope == pool.scope_number) {
+      ++reused_granules_;
+      if (granule.fence->owner != block.block.stream) ++reused_across_streams_;
+    }
     granule = {block.label, nullptr, granule.captured || !block.eager};
   });
   return complaint;
@@ -343,6 +381,7 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
       MayBePlanned(pool) || PagesBeyond(pool, block.requested_bytes, block.stream) > 0;
   LiveBlock live{label, id, block, std::move(pieces)};
   live.eager = pool.scope == ScopeKind::kEager;
+  if (IsCaptured(block.stream)) pool.told.insert(dag_.At(block.stream).capture);
   std::string complaint = Occupy(pool, live, /*fenced=*/true);
   for (uint32_t number = 0; may_be_ahead && number < pages; ++number) {
     pool.pages[number].resize(granules_per_page_);
@@ -379,10 +418,10 @@ std::shared_ptr<PoolModel::Fence> PoolModel::FenceOf(const ModelPool& pool,
   auto fence = std::make_shared<Fence>();
   fence->owner = block.block.stream;
   const bool in_capture = pool.scope == ScopeKind::kCapture;
-  if (in_capture) fence->capture = pool.scope_number;
+  fence->used_by_others = !block.uses.empty();
   const bool eager = block.eager || (!in_capture && pool.scope);
-  fence->owner_at_once = block.uses.empty() && (in_capture ? !block.eager : eager);
-  fence->promised_at_once = fence->owner_at_once && block.suspects.empty() &&
+  fence->promised_at_once = block.uses.empty() && (in_capture ? !block.eager : eager) &&
+                            block.suspects.empty() &&
                             (block.eager || in_capture || !pool.replays_unknown);
   fence->pending = block.inherited;
   if (!block.suspects.empty()) fence->pending.push_back({block.block.stream, 0});
@@ -397,6 +436,32 @@ std::shared_ptr<PoolModel::Fence> PoolModel::FenceOf(const ModelPool& pool,
   return in_capture || !fence->pending.empty() ? fence : nullptr;
 }
 
+bool PoolModel::IsCaptured(StreamId stream) const {
+  const CaptureId capture = dag_.At(stream).capture;
+  return capture != kNoCapture && !invalid_.contains(capture);
+}
+
+bool PoolModel::AddCaptured(const ModelPool& pool, const LiveBlock& block, CaptureId in,
+                            bool same_thread, Fence& fence) const {
+  const CaptureDag::Point home = dag_.At(fence.owner);
+  fence.scope = pool.scope_number;
+  if (pool.told.contains(home.capture)) fence.capture = home.capture;
+  fence.in_over_capture = in != kNoCapture && in != home.capture;
+  fence.in_one_capture = home.capture != kNoCapture && !fence.in_over_capture;
+  fence.nodes = home.nodes;
+  for (const StreamId stream : block.uses) {
+    const CaptureDag::Point point = dag_.At(stream);
+    fence.in_one_capture = fence.in_one_capture && point.capture == home.capture;
+    fence.nodes.insert(fence.nodes.end(), point.nodes.begin(), point.nodes.end());
+  }
+  fence.in_sole_capture = pool.captures == 1 && same_thread && fence.pending.empty();
+  // Not a block of a stream that the scope has not seen yet, nor one that others used while it had seen no other.
+  const bool first =
+      pool.seen.size() == 1 && pool.seen.contains(fence.owner) && !fence.used_by_others;
+  fence.promised = fence.in_sole_capture && (pool.seen.size() > 1 || first);
+  return fence.in_one_capture && !invalid_.contains(fence.capture) && same_thread;
+}
+
 void PoolModel::Hold(ModelPool& pool, Fence& fence) {
   if (pool.held == nullptr) {
     pool.held = std::make_shared<Fence>();
@@ -405,16 +470,21 @@ void PoolModel::Hold(ModelPool& pool, Fence& fence) {
   fence.group = pool.held;
 }
 
-void PoolModel::Free(Address start) {
+void PoolModel::Free(Address start, CaptureId in, bool same_thread) {
   const auto it = live_.find(start);
   const LiveBlock block = std::move(it->second);
   live_.erase(it);
   ModelPool& pool = Known(block.pool);
   const std::shared_ptr<Fence> fence = FenceOf(pool, block);
-  if (fence != nullptr && !fence->pending.empty()) {
+  bool scope_tells = true;
+  if (pool.scope == ScopeKind::kCapture) {
+    scope_tells = AddCaptured(pool, block, in, same_thread, *fence);
+    pool.in_scope.push_back(fence);
+  }
+  if (fence != nullptr && (!fence->pending.empty() || !scope_tells)) {
     // What a restore brought back is held, or its stream's own again where the pool has seen the end of
     // what was under way: it is promised once both would be open.
-    if (!fence->promised_at_once && block.suspects.empty()) {
+    if (fence->pending.empty() || (!fence->promised_at_once && block.suspects.empty())) {
       Hold(pool, *fence);
     } else {
       std::vector<std::shared_ptr<Fence>>& own = pool.stream_fences[block.block.stream];
@@ -436,7 +506,7 @@ void PoolModel::RecordUse(Address start, StreamId stream) {
   LiveBlock& block = live_.at(start);
   if (stream == block.block.stream) return;
   block.uses.insert(stream);
-  block.eager |= Known(block.pool).scope != ScopeKind::kCapture;
+  block.eager |= Known(block.pool).scope != ScopeKind::kCapture || !IsCaptured(stream);
 }
 
 bool PoolModel::MayRestore(PoolId id, const Checkpoint& checkpoint) const {

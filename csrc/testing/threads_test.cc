@@ -123,7 +123,7 @@ TEST(ThreadsTest, ManyStreamsAreCapturedInEachOfManyThreads) {
       program.setup.page_bytes = kPage;
       CaptureSession session(program.setup, &world, number);
       complaints[number] = RunAll(session, program.steps);
-      across += session.oracle().reused_across_streams();
+      across += session.model().reused_across_streams();
     });
   }
   for (std::thread& thread : threads) thread.join();
