@@ -21,7 +21,7 @@ TEST(CaptureDagTest, SomeOrderShowsARace) {
   };
   CaptureDag dag;
   dag.Begin(kA, 1);
-  dag.LaunchNothing(kA, false);
+  dag.Launch(kA, std::nullopt);
   dag.Launch(kA, touch(7, true));
   dag.Wait(kB, dag.At(kA));
   dag.Launch(kB, touch(7, false));

@@ -347,7 +347,7 @@ CaptureSession::Node CaptureSession::Launch(StreamId stream, const std::optional
                                             bool early) {
   host_nodes_.push_back(host_.graphs().Launch(
       stream, early ? HostGraphs::LaunchKind::kProgrammatic : HostGraphs::LaunchKind::kPlain));
-  return kernel ? dag_.Launch(stream, *kernel) : dag_.LaunchNothing(stream, early);
+  return dag_.Launch(stream, kernel, early);
 }
 
 void CaptureSession::Wait(StreamId stream, const CaptureDag::Point& point) {

@@ -452,7 +452,7 @@ void FuzzSession::BeginCapture(PoolId pool) {
 
 void FuzzSession::Launch(StreamId stream) {
   host_.graphs().Launch(stream);
-  dag_.LaunchNothing(stream, /*programmatic=*/false);
+  dag_.Launch(stream, std::nullopt);
 }
 
 // The scope failed to end: its streams are not captured any more, and have no business in it.

@@ -38,7 +38,7 @@ class PoolModelTest : public ::testing::Test {
     model_.BeginCapture(kPool, capture);
     Launch(stream);
   }
-  void Launch(StreamId stream) { dag_.LaunchNothing(stream, false); }
+  void Launch(StreamId stream) { dag_.Launch(stream, std::nullopt); }
   std::string Place(StreamId stream, uint32_t page, uint64_t bytes = kPage) {
     pages_ = std::max<uint64_t>(pages_, page + 1);
     const Block block{++label_ * kPage, bytes, bytes, stream};
@@ -70,7 +70,7 @@ TEST_F(PoolModelTest, WhoMayNotTakeBytesIsNamed) {
   EXPECT_THAT(Place(kA, 2), HasSubstr("and used by others"));
   Free(3);
   dag_.Wait(kB, dag_.At(kA));
-  dag_.LaunchNothing(kB, true);
+  dag_.Launch(kB, std::nullopt, /*programmatic=*/true);
   EXPECT_THAT(Place(kB, 3), HasSubstr("may not be taken yet: freed on stream 1"))
       << "a programmatic edge stands for nothing";
 }

@@ -11,10 +11,14 @@
 #include "driver/host_driver.h"
 #include "testing/allocation_faults.h"
 #include "testing/driver_watch.h"
-#include "testing/fail_each.h"
 #include "testing/faulty_driver.h"
 
 namespace cgp {
+
+enum class FaultKind : uint8_t {
+  kAllocation,  // of memory on the heap: it alone, and all from it on
+  kDriverCall,  // it alone; pre: a call that fails so has changed nothing
+};
 
 struct World {
   World(const HostDriverOptions& options, uint64_t page_bytes)
@@ -26,7 +30,10 @@ struct World {
     HostUsage driver;
   };
   Books TakeBooks() const;
-  // Makes the call, which fails before in every way it can. Throws InternalError if that changed anything.
+  // Makes the call with its first such thing failing, then its second, until it goes through. Throws InternalError if
+  // one that failed has changed what `describe` returns (without: the books), and what the call throws without a fault.
+  void FailEach(FaultKind kind, const std::function<void()>& call,
+                const std::function<std::string()>& describe);
   void FailEach(FaultKind kind, const std::function<void()>& call);
 
   HostDriver host;
