@@ -4,8 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "testing/text.h"
-
 namespace cgp {
 namespace {
 
@@ -18,6 +16,7 @@ class Author {
     setup_.streams = 2 + dice_.Below(dice_.OneIn(3) ? 7 : 3);
     setup_.page_bytes = uint64_t{4096} << dice_.Below(3);
     setup_.seed = dice_.Any();
+    setup_.one_pool = true;
     setup_.forked = !dice_.OneIn(3);
     setup_.threads = seed % 4 == 2;
     most_live_ = uint64_t{3} << dice_.Below(4);
@@ -44,6 +43,7 @@ class Author {
   }
 
   Steps Write() {
+    Add(Kind::kBeginCapture, 0);
     const uint64_t length = (uint64_t{20} << dice_.Below(5)) + dice_.Below(40);
     // A block that is never touched nor freed, so that the pool is a large one.
     if (large_) {
@@ -52,11 +52,11 @@ class Author {
     }
     // Whoever is to be given exactly what it may have shows up early.
     for (uint64_t stream = 0; setup_.forked && stream < setup_.streams; ++stream) Allocate(stream);
-    while (steps_.size() < length) AddSome(weights_.Pick(dice_));
+    while (steps_.size() <= length) AddSome(weights_.Pick(dice_));
     if (!large_ && dice_.OneIn(3)) Repeat();
     return std::move(steps_);
   }
-  const CaptureSetup& setup() const { return setup_; }
+  const FuzzSetup& setup() const { return setup_; }
 
  private:
   uint64_t Stream() { return dice_.Below(setup_.streams); }
@@ -120,6 +120,9 @@ class Author {
                            : last_event_ - dice_.Below(std::min<uint64_t>(last_event_, 3)));
         break;
       }
+      case Kind::kProgress:
+        Add(kind, Stream(), 0, 1);
+        break;
       default:
         Add(kind, Stream());
     }
@@ -134,6 +137,7 @@ class Author {
       scale = dice_.OneIn(3) ? 1 : 2 * scale;
       Add(Kind::kNextGraph, 0);
       for (Step step : once) {
+        if (step.kind == Kind::kBeginCapture) continue;
         step.item += time * items;
         if (step.amount > setup_.page_bytes / 4) step.amount *= scale;
         steps_.push_back(step);
@@ -143,7 +147,7 @@ class Author {
 
   Dice dice_;
   const bool large_;  // large pools are given pages ahead of need
-  CaptureSetup setup_;
+  FuzzSetup setup_;
   Weights weights_;
   Steps steps_;
   uint64_t most_live_ = 0;
@@ -154,13 +158,6 @@ class Author {
 };
 
 }  // namespace
-
-std::string ToString(const CaptureSetup& setup) {
-  return Text(std::boolalpha, "CaptureSetup{.streams = ", setup.streams,
-              ", .page_bytes = ", setup.page_bytes, ", .seed = ", setup.seed,
-              "U, .forked = ", setup.forked, ", .threads = ", setup.threads,
-              ", .fail_each = ", setup.fail_each, "}");
-}
 
 CaptureProgram::CaptureProgram(uint64_t seed) {
   Author author(seed);

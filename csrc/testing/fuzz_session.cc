@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "core/base/error.h"
@@ -28,29 +29,41 @@ std::string ToString(const FuzzSetup& setup) {
               ", .physical_limit_bytes = ", setup.physical_limit_bytes, std::boolalpha,
               ", .map_memory = ", setup.map_memory, ", .inspect_every = ", setup.inspect_every,
               ", .one_pool = ", setup.one_pool, ", .tidy_end = ", setup.tidy_end,
-              ", .fail_each = ", setup.fail_each, "}");
+              ", .fail_each = ", setup.fail_each, ", .streams = ", setup.streams,
+              ", .seed = ", setup.seed, "U, .forked = ", setup.forked,
+              ", .threads = ", setup.threads, "}");
 }
 
-FuzzSession::FuzzSession(const FuzzSetup& setup)
+FuzzSession::FuzzSession(const FuzzSetup& setup, World* shared, uint64_t number)
     : setup_(setup),
-      world_({.granularity = setup.granularity_bytes,
-              .physical_limit_bytes = setup.physical_limit_bytes,
-              .map_memory = setup.map_memory},
-             setup.page_bytes),
-      model_(watch_, dag_, setup.page_bytes) {}
+      number_(number),
+      own_world_(shared ? nullptr
+                        : std::make_unique<World>(
+                              HostDriverOptions{.granularity = setup.granularity_bytes,
+                                                .physical_limit_bytes = setup.physical_limit_bytes,
+                                                .map_memory = setup.map_memory},
+                              setup.page_bytes)),
+      world_(shared ? *shared : *own_world_),
+      model_(watch_, dag_, setup.page_bytes),
+      random_(setup.seed) {}
 
 std::string FuzzSession::Run(const Step& step) {
   ++steps_;
   last_failed_ = false;
   std::string complaint = Do(step);
-  if (complaint.empty()) complaint = CompareStats();
-  if (complaint.empty() && steps_ % setup_.inspect_every == 0) complaint = Inspect();
+  if (complaint.empty() && setup_.streams > 0) complaint = CompareFrontiers();
+  if (complaint.empty() && own_world_) complaint = CompareStats();
+  if (complaint.empty() && own_world_ && steps_ % setup_.inspect_every == 0) complaint = Inspect();
   if (complaint.empty()) complaint = FirstViolation();
   return complaint;
 }
 
 std::string FuzzSession::Do(const Step& step) {
   const PoolId id = IdOf(step.pool);
+  if (setup_.streams > 0 && step.stream >= setup_.streams &&
+      (step.kind != Kind::kUse || step.stream > setup_.streams)) {
+    return {};
+  }
   switch (step.kind) {
     case Kind::kAllocate:
       return Allocate(step);
@@ -84,7 +97,8 @@ std::string FuzzSession::Do(const Step& step) {
     case Kind::kRestore:
       return Restore(id, step.item);
     case Kind::kProgress:
-      watch_.Progress(StreamId{step.stream}, step.amount);
+      watch_.Progress(StreamOf(step.stream, id), step.amount);
+      if (setup_.streams > 0) watch_.Progress(StreamOf(setup_.streams, id), step.amount);
       asked_.clear();
       return {};
     case Kind::kPeer:
@@ -103,7 +117,7 @@ std::string FuzzSession::Do(const Step& step) {
     case Kind::kInspect:
       return Inspect();
     default:
-      return {};
+      return setup_.streams > 0 ? DoInGraph(step) : "";
   }
 }
 
@@ -210,6 +224,14 @@ std::string FuzzSession::Mirror(bool allowed, const std::function<void()>& call,
   return JudgeFailure(result, allowed, before);
 }
 
+std::string FuzzSession::MirrorOf(uint64_t label, const std::function<void()>& call,
+                                  const std::function<void()>& then) {
+  if (!IsOthers(label)) return Mirror(true, call, then);
+  std::string complaint;
+  std::thread([&] { complaint = Mirror(true, call, then); }).join();
+  return complaint;
+}
+
 std::string FuzzSession::Begin(PoolId id, ScopeKind kind) {
   const bool may_mark = watch_.MayQuiesce();
   return Mirror(
@@ -224,9 +246,12 @@ std::string FuzzSession::Begin(PoolId id, ScopeKind kind) {
 
 std::string FuzzSession::End(PoolId id) {
   // As torch does it: the capture ends first, then the scope.
-  if (const auto capture = captures_.extract(id)) {
-    host_.graphs().End(capture.mapped());
-    dag_.End(capture.mapped());
+  if (const auto captures = captures_.extract(id)) {
+    for (const CaptureId capture : captures.mapped()) {
+      host_.graphs().End(capture);
+      dag_.End(capture);
+    }
+    if (setup_.streams > 0) EndGraph();
   }
   return Mirror(
       model_.OpenScope(id).has_value(), [&] { set_.EndScope(id); },
@@ -250,6 +275,13 @@ std::string FuzzSession::Allocate(const Step& step) {
   if (CaptureIsOver(id)) return {};
   const StreamId stream = StreamOf(step.stream, id);
   const bool allowed = model_.OpenScope(id).has_value() && step.amount > 0;
+  std::optional<CaptureId> in;  // else the pool asks the driver
+  if (setup_.streams > 0) {
+    if (!allowed || (!Capturing(stream) && !Join(stream))) return {};
+    in = Captured(stream) ? dag_.At(stream).capture : kNoCapture;
+    for (const StreamId user : std::exchange(unseen_, {})) model_.See(id, user);
+    model_.See(id, stream);
+  }
   PoolModel::Need need;
   if (allowed) {
     need = model_.NeedOf(id, step.amount, stream);
@@ -276,7 +308,7 @@ std::string FuzzSession::Allocate(const Step& step) {
   std::optional<FaultKind> kind =
       need.most_new() > pages_left ? FaultKind::kAllocation : SomeFault();
   if (unmaps) kind.reset();
-  Result result = Call([&] { block = set_.Allocate(id, step.amount, stream); }, kind);
+  Result result = Call([&] { block = set_.Allocate(id, step.amount, stream, in); }, kind);
   if (result.outcome == Outcome::kOutOfMemory && may_run_out) {
     result.fault_fired = true;  // the limit is as good a cause
   }
@@ -313,6 +345,7 @@ std::string FuzzSession::Placed(const Step& step, const Block& block, const Pool
   if (complaint.empty()) complaint = JudgePieces(id, block, pieces);
   if (!complaint.empty()) return complaint;
   const uint64_t new_pages = pages - pages_before;
+  if (new_pages > 0 && rounded < setup_.page_bytes) ++growths_judged_;
   if (new_pages > need.most_new()) {
     return Text("asked the driver for ", new_pages, " pages where ", need.most_new(), " do");
   }
@@ -331,10 +364,15 @@ std::string FuzzSession::Placed(const Step& step, const Block& block, const Pool
   live_labels_.push_back(step.item);
   watch_.MarkUsed();
   const PoolModel::LiveBlock& live = *LiveOf(step.item);
-  if (live.eager) {
+  if (setup_.streams > 0) {
+    tensors_[step.item] = {.block = block,
+                           .word = random_(),
+                           .capture = dag_.At(stream).capture,
+                           .behind = dag_.At(stream).nodes};
+  } else if (live.eager) {
     Submit(live, stream, /*writes=*/true, {});
   } else {
-    Launch(stream);
+    Launch(stream, std::nullopt);
     Fill(live);
   }
   return {};
@@ -359,10 +397,15 @@ std::string FuzzSession::Free(uint64_t label) {
   if (CaptureIsOver(live.pool)) return {};
   std::string complaint = Read(live);
   if (!complaint.empty()) return complaint;
-  return Mirror(
-      true, [&] { set_.Free(address); },
+  CaptureId in = kNoCapture;
+  if (setup_.streams > 0) {
+    if (!ReadyToFree(label)) return {};
+    in = tensors_.extract(label).mapped().capture;
+  }
+  return MirrorOf(
+      label, [&] { set_.Free(address); },
       [&] {
-        model_.Free(address);
+        model_.Free(address, in, !IsOthers(label));
         std::erase(live_labels_, label);
         freed_labels_.push_back(label);
       });
@@ -398,15 +441,24 @@ std::string FuzzSession::RecordUse(const Step& step) {
   if (live == nullptr || CaptureIsOver(live->pool)) return {};
   const Address address = live->block.address;
   const StreamId stream = StreamOf(step.stream, live->pool);
-  return Mirror(
-      true, [&] { set_.RecordUse(address, stream); },
+  const bool by_another = stream != live->block.stream;
+  if (setup_.streams > 0 && by_another && model_.OpenScope(live->pool)) {
+    if (IsOthers(step.item)) unseen_.push_back(stream);
+    if (!IsOthers(step.item)) model_.See(live->pool, stream);
+  }
+  return MirrorOf(
+      step.item, [&] { set_.RecordUse(address, stream); },
       [&] {
         model_.RecordUse(address, stream);
+        if (setup_.streams > 0) {
+          if (by_another && !Capturing(stream)) watch_.Submit(stream);
+          return;
+        }
         // Of its own stream's use of a captured block a pool is not told: that is over when a graph runs again.
         const auto filled = filled_by_.find(step.item);
-        const bool told = live->eager || stream != live->block.stream;
+        const bool told = live->eager || by_another;
         if (model_.OpenScope(live->pool) == ScopeKind::kCapture) {
-          Launch(stream);
+          Launch(stream, std::nullopt);
         } else if (!told || filled == filled_by_.end()) {
           watch_.Submit(stream);
         } else {
@@ -430,29 +482,24 @@ void FuzzSession::Mend() {
 
 // A stream is not captured while it also works eagerly; one after the other it may be both.
 StreamId FuzzSession::StreamOf(uint64_t stream, PoolId pool) const {
+  constexpr uint64_t kMostStreams = 100;
   const bool apart = !setup_.one_pool && model_.OpenScope(pool) == ScopeKind::kCapture;
-  return StreamId{stream + (apart ? kStreams * pool.first : 0)};
+  return StreamId{kMostStreams * number_ + stream + (apart ? kStreams * pool.first : 0)};
 }
 
 // Captures all streams, in branches of the graph of which none is ever behind another: what one of
 // them frees is its own until the capture ends.
 void FuzzSession::BeginCapture(PoolId pool) {
+  if (setup_.streams > 0) return BeginGraph();
   const StreamId first = StreamOf(0, pool);
-  const CaptureId capture = captures_[pool] = host_.graphs().Begin(first);
+  const CaptureId capture = captures_[pool].emplace_back(host_.graphs().Begin(first));
   dag_.Begin(first, capture);
   model_.BeginCapture(pool, capture);
-  const Frontier fork = host_.graphs().Record(first);
-  const CaptureDag::Point point = dag_.At(first);
+  const CaptureDag::Point fork = dag_.At(first);
   for (uint64_t stream = 0; stream < kStreams; ++stream) {
-    host_.graphs().Wait(StreamOf(stream, pool), fork);
-    dag_.Wait(StreamOf(stream, pool), point);
-    Launch(StreamOf(stream, pool));
+    Wait(StreamOf(stream, pool), fork);
+    Launch(StreamOf(stream, pool), std::nullopt);
   }
-}
-
-void FuzzSession::Launch(StreamId stream) {
-  host_.graphs().Launch(stream);
-  dag_.Launch(stream, std::nullopt);
 }
 
 // The scope failed to end: its streams are not captured any more, and have no business in it.
@@ -496,24 +543,33 @@ std::string FuzzSession::Read(const PoolModel::LiveBlock& live) {
   return right ? "" : Text("block b", live.label, " holds foreign data");
 }
 
-std::string FuzzSession::Finish() {
-  Steps rest = {{Kind::kMend}};
-  for (const PoolId id : model_.ids()) {
-    if (model_.OpenScope(id)) rest.push_back({.kind = Kind::kEnd, .pool = id.first});
+std::string FuzzSession::RunLast(const Steps& steps) {
+  for (const Step& step : steps) {
+    std::string complaint = Run(step);
+    if (!complaint.empty()) return complaint + " (at the end, " + ToString(step) + ")";
   }
+  return {};
+}
+
+std::string FuzzSession::Finish() {
+  Steps ends = {{Kind::kMend}};
+  for (const PoolId id : model_.ids()) {
+    if (model_.OpenScope(id)) ends.push_back({.kind = Kind::kEnd, .pool = id.first});
+  }
+  std::string complaint = RunLast(ends);
+  if (complaint.empty()) complaint = Execute();
+  Steps rest;
   if (setup_.tidy_end) {
     for (const uint64_t label : live_labels_) rest.push_back({.kind = Kind::kFree, .item = label});
     for (const PoolId id : model_.ids()) {
       rest.insert(rest.end(), static_cast<size_t>(model_.UseCount(id)),
                   {.kind = Kind::kRelease, .pool = id.first});
     }
-    rest.push_back({Kind::kTrim});
+    if (own_world_) rest.push_back({Kind::kTrim});
   }
-  rest.push_back({Kind::kInspect});
-  for (const Step& step : rest) {
-    std::string complaint = Run(step);
-    if (!complaint.empty()) return complaint + " (at the end, " + ToString(step) + ")";
-  }
+  if (own_world_) rest.push_back({Kind::kInspect});
+  if (complaint.empty()) complaint = RunLast(rest);
+  if (!complaint.empty() || !own_world_) return complaint;
   if (setup_.tidy_end && !set_.ids().empty()) return "pools are left after everything was released";
   watch_.Quiesce();
   world_.set.reset();

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -31,27 +33,34 @@ struct FuzzSetup {
       true;  // at the end free, release and trim everything, or leave it to the destructor
   // Each call to the set fails first, at each of its allocations or of its driver calls.
   bool fail_each = false;
+  // So many streams are captured as graphs, into pool 1, and one more never is; the graphs are executed at the end.
+  // Without, captures have eight streams in branches that never join.
+  uint64_t streams = 0;
+  uint64_t seed = 1;     // of the orders in which the graphs are run
+  bool forked = true;    // all streams are part of a capture from its begin on
+  bool threads = false;  // blocks of odd numbers are freed and used by other threads
 };
 
 std::string ToString(const FuzzSetup& setup);
 
 class FuzzSession {
  public:
-  using Setup = FuzzSetup;
-
-  explicit FuzzSession(const FuzzSetup& setup);
+  // In a world of its own, or in one that it shares with others, each of which has another number and may have a
+  // thread of its own: they have pools and streams of their own.
+  explicit FuzzSession(const FuzzSetup& setup, World* shared = nullptr, uint64_t number = 0);
 
   // Does one step. Returns what is wrong afterwards, or an empty string. After a complaint nothing more
   // may be asked of the session.
   std::string Run(const Step& step);
 
-  // Ends all scopes, frees and releases everything, and sees that nothing is left.
+  // Ends all scopes, executes the graphs, frees and releases everything, and sees that nothing is left.
   std::string Finish();
 
   // Whether the last call to the set failed, be it as it should.
   bool last_failed() const { return last_failed_; }
   // How many driver calls were made to fail.
   uint64_t driver_failures() const { return driver_failures_; }
+  uint64_t growths_judged() const { return growths_judged_; }
   const FuzzSetup& setup() const { return setup_; }
   const PoolModel& model() const { return model_; }
   std::optional<ScopeKind> OpenScope(uint64_t pool) const { return model_.OpenScope(IdOf(pool)); }
@@ -59,6 +68,7 @@ class FuzzSession {
   const std::vector<uint64_t>& freed_labels() const { return freed_labels_; }
 
  private:
+  using Node = CaptureDag::Node;
   enum class Outcome : uint8_t { kDone, kUsageError, kOutOfMemory, kDriverError, kNoHeap, kBug };
 
   // What became of a call to the real set.
@@ -66,6 +76,24 @@ class FuzzSession {
     Outcome outcome = Outcome::kDone;
     std::string text;
     bool fault_fired = false;
+  };
+
+  // What the graphs do with a block.
+  struct Tensor {
+    Block block;
+    uint64_t word = 0;
+    bool written = false;
+    // In the open scope: the capture that touched it, what each access must run behind, and what a write must, too.
+    CaptureId capture = kNoCapture;
+    std::vector<Node> behind = {};
+    std::vector<Node> reads = {};
+    std::map<StreamId, Node> unsaid = {};  // the last access of each stream that was not recorded
+  };
+  // One scope's nodes, [first, end).
+  struct Graph {
+    Node first = 0;
+    Node end = 0;
+    bool failed = false;
   };
 
   std::string Do(const Step& step);
@@ -86,7 +114,37 @@ class FuzzSession {
   std::string EnablePeer(int peer);
   void Mend();
 
-  static PoolId IdOf(uint64_t pool) { return {pool, 7}; }
+  std::string RunLast(const Steps& steps);
+  void BeginGraph();
+  void EndGraph();
+  std::string DoInGraph(const Step& step);
+  std::string Execute();
+  bool ReadyToFree(uint64_t label);
+  std::string Touch(const Step& step, bool writes, bool said);
+  void BeginOwn(StreamId stream);
+  void EndOwn(StreamId stream);
+  void Invalidate(StreamId stream);
+  bool Capturing(StreamId stream) const { return dag_.At(stream).capture != kNoCapture; }
+  bool Captured(StreamId stream) const;  // and not in a capture that has failed
+  // Makes the stream part of the scope's first capture, if it is part of none; returns whether it
+  // can launch something.
+  bool Join(StreamId stream);
+  Node Launch(StreamId stream, const std::optional<Kernel>& kernel, bool early = false);
+  void Wait(StreamId stream, const CaptureDag::Point& point);
+  // Makes the stream wait for what it does not run behind already.
+  void Order(StreamId stream, std::vector<Node> nodes);
+  // Before what does not wait is launched on the stream: something that waits for all that the
+  // frees of its blocks have relied on, and that the bytes it was given stand behind.
+  void Settle(StreamId stream);
+  Frontier ToHost(const CaptureDag::Point& point) const;
+  // Whether the host driver tells of the streams what the program did.
+  std::string CompareFrontiers();
+  // Another thread mirrors what frees or uses this block, if it is one of those.
+  bool IsOthers(uint64_t label) const { return setup_.threads && label % 2 == 1; }
+  std::string MirrorOf(uint64_t label, const std::function<void()>& call,
+                       const std::function<void()>& then);
+
+  PoolId IdOf(uint64_t pool) const { return {pool, 7 + number_}; }
   FaultKind SomeFault() const {
     return steps_ % 2 == 0 ? FaultKind::kDriverCall : FaultKind::kAllocation;
   }
@@ -120,11 +178,12 @@ class FuzzSession {
   std::string Read(const PoolModel::LiveBlock& live);
   StreamId StreamOf(uint64_t stream, PoolId pool) const;
   void BeginCapture(PoolId pool);
-  void Launch(StreamId stream);
   bool CaptureIsOver(PoolId pool) const;
 
   FuzzSetup setup_;
-  World world_;
+  const uint64_t number_;
+  const std::unique_ptr<World> own_world_;
+  World& world_;
   HostDriver& host_ = world_.host;
   DriverWatch& watch_ = world_.watch;
   FaultyDriver& faulty_ = world_.faulty;
@@ -132,8 +191,9 @@ class FuzzSession {
   CaptureDag dag_;
   PoolModel model_;
 
-  std::set<PoolId> asked_;                           // whose scope has begun since work went on
-  std::map<PoolId, CaptureId> captures_;             // under way, by the pool whose scope is open
+  std::set<PoolId> asked_;  // whose scope has begun since work went on
+  // Under way, by the pool whose scope is open; the first is that which streams join.
+  std::map<PoolId, std::vector<CaptureId>> captures_;
   std::unordered_map<uint64_t, Address> addresses_;  // of every label that was ever allocated
   std::map<uint64_t, DriverWatch::Mark>
       filled_by_;                    // work, by label; not of a block that holds anything
@@ -150,6 +210,16 @@ class FuzzSession {
   // be.
   std::map<std::pair<uint64_t, uint32_t>, std::pair<Handle, uint64_t>> part_of_page_;
   std::map<std::pair<Handle, uint64_t>, std::pair<uint64_t, uint32_t>> page_of_part_;
+  const PoolId graph_pool_ = IdOf(1);  // of the graphs
+  std::mt19937_64 random_;
+  std::map<uint64_t, Tensor> tensors_;  // by label
+  std::vector<StreamId> unseen_;  // whose uses other threads recorded since the last allocation
+  std::map<uint64_t, CaptureDag::Point> events_;
+  std::vector<GraphNode> host_nodes_;                // by node
+  std::map<StreamId, std::vector<Node>> relied_on_;  // see Settle()
+  std::set<CaptureId> invalid_;
+  std::vector<Graph> graphs_;
+  uint64_t growths_judged_ = 0;
   bool armed_ = false;
   Fault fault_;                            // the one armed last
   std::optional<Fault> allocation_fault_;  // of the next call

@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "testing/capture_program.h"
-#include "testing/capture_session.h"
 #include "testing/fuzz_session.h"
 #include "testing/operation_generator.h"
 #include "testing/options.h"
@@ -87,32 +86,11 @@ void OnCrash(int signal) {
   std::raise(signal);
 }
 
-// Looking closely after each step shows a defect where it happens, unless it hides it.
-FuzzSetup Closely(FuzzSetup setup) {
-  setup.inspect_every = 1;
-  return setup;
-}
-CaptureSetup Closely(const CaptureSetup& setup) { return setup; }
-
-// What the sessions of all sequences did.
-struct Summary {
-  void Add(const FuzzSession&) {}
-  void Add(const CaptureSession& session) {
-    reused += session.model().reused_granules();
-    across += session.model().reused_across_streams();
-    growths += session.growths_judged();
-  }
-  uint64_t reused = 0;
-  uint64_t across = 0;
-  uint64_t growths = 0;
-};
-
 // What a complaint says before its first number: complaints of one defect agree in that.
 std::string KindOf(const std::string& complaint) {
   return complaint.substr(0, complaint.find_first_of("0123456789"));
 }
 
-template <typename Session>
 class Fuzzer {
  public:
   explicit Fuzzer(const Options& options) : options_(options) {}
@@ -123,7 +101,6 @@ class Fuzzer {
     using std::chrono::steady_clock;
     const auto start = steady_clock::now();
     for (const int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGFPE}) std::signal(signal, OnCrash);
-    Summary summary;
     uint64_t operations = 0;
     uint64_t sequences = 0;
     for (; sequences < options_.iterations && operations < options_.operations &&
@@ -138,7 +115,7 @@ class Fuzzer {
       setup_ = generator.setup;
       setup_.fail_each = options_.fail_each;
       Steps steps;
-      const std::string complaint = RunOne(generator, &steps, &summary);
+      const std::string complaint = RunOne(generator, &steps);
       if (!complaint.empty()) {
         std::printf("fuzz: FAILED, repeat with %s\n%s\n", again.c_str(), complaint.c_str());
         std::fflush(stdout);
@@ -150,8 +127,8 @@ class Fuzzer {
     std::string text = Text("fuzz", OtherOptions(), ": ", operations, " operations, ", sequences,
                             " sequences, seed ", options_.seed, ": ok");
     if (options_.captures) {
-      text += Text("; ", summary.reused, " granules reused, ", summary.across,
-                   " of them across streams; ", summary.growths, " growths judged");
+      text += Text("; ", reused_, " granules reused, ", across_, " of them across streams; ",
+                   growths_, " growths judged");
     }
     std::puts(text.c_str());
     return 0;
@@ -165,25 +142,29 @@ class Fuzzer {
 
   // `steps`: up to the one that failed.
   template <typename Generator>
-  std::string RunOne(Generator& generator, Steps* steps, Summary* summary) const {
-    Session session(setup_);
+  std::string RunOne(Generator& generator, Steps* steps) {
+    FuzzSession session(setup_);
     while (const std::optional<Step> step = generator.Next(session)) {
       steps->push_back(*step);
       std::string complaint = session.Run(*step);
       if (!complaint.empty()) return complaint;
     }
     std::string complaint = session.Finish();
-    summary->Add(session);
+    reused_ += session.model().reused_granules();
+    across_ += session.model().reused_across_streams();
+    growths_ += session.growths_judged();
     return complaint;
   }
 
-  static std::string Replay(const typename Session::Setup& setup, const Steps& steps) {
-    Session session(setup);
+  static std::string Replay(const FuzzSetup& setup, const Steps& steps) {
+    FuzzSession session(setup);
     return RunAll(session, steps);
   }
 
   void Report(const Steps& steps, const std::string& kind) const {
-    auto setup = Closely(setup_);
+    // Looking closely after each step shows a defect where it happens, unless it hides it.
+    FuzzSetup setup = setup_;
+    setup.inspect_every = 1;
     if (KindOf(Replay(setup, steps)) != kind) setup = setup_;
     const auto fails = [&](const Steps& some) { return KindOf(Replay(setup, some)) == kind; };
     if (!fails(steps)) {
@@ -198,7 +179,11 @@ class Fuzzer {
   }
 
   const Options& options_;
-  typename Session::Setup setup_;  // of the last sequence
+  FuzzSetup setup_;  // of the last sequence
+  // In all sequences.
+  uint64_t reused_ = 0;
+  uint64_t across_ = 0;
+  uint64_t growths_ = 0;
 };
 
 }  // namespace
@@ -223,8 +208,8 @@ int main(int count, char** arguments) {
     options.seconds = 10;
   }
   if (options.captures) {
-    return Fuzzer<CaptureSession>(options).Run([](uint64_t seed) { return CaptureProgram(seed); });
+    return Fuzzer(options).Run([](uint64_t seed) { return CaptureProgram(seed); });
   }
-  return Fuzzer<FuzzSession>(options).Run(
+  return Fuzzer(options).Run(
       [&](uint64_t seed) { return OperationGenerator(seed, !options.numbers_only); });
 }

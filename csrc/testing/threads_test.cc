@@ -12,7 +12,7 @@
 #include "core/pool_set.h"
 #include "driver/host_driver.h"
 #include "testing/capture_program.h"
-#include "testing/capture_session.h"
+#include "testing/fuzz_session.h"
 
 namespace cgp {
 namespace {
@@ -121,7 +121,7 @@ TEST(ThreadsTest, ManyStreamsAreCapturedInEachOfManyThreads) {
     threads.emplace_back([&, number] {
       CaptureProgram program(1000 + number);
       program.setup.page_bytes = kPage;
-      CaptureSession session(program.setup, &world, number);
+      FuzzSession session(program.setup, &world, number);
       complaints[number] = RunAll(session, program.steps);
       across += session.model().reused_across_streams();
     });
