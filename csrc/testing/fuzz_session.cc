@@ -13,14 +13,6 @@ namespace {
 
 using Kind = Step::Kind;
 
-// How many streams there are, at most.
-constexpr uint64_t kStreams = 8;
-
-// Fresh memory never holds it: the word of a label is odd.
-Kernel KernelOf(const PoolModel::LiveBlock& live, bool writes) {
-  return {live.block, live.label * 0x9E3779B97F4A7C15U | 1, writes};
-}
-
 }  // namespace
 
 std::string ToString(const FuzzSetup& setup) {
@@ -478,69 +470,6 @@ void FuzzSession::Mend() {
   faulty_.Disarm();
   armed_ = false;
   allocation_fault_.reset();
-}
-
-// A stream is not captured while it also works eagerly; one after the other it may be both.
-StreamId FuzzSession::StreamOf(uint64_t stream, PoolId pool) const {
-  constexpr uint64_t kMostStreams = 100;
-  const bool apart = !setup_.one_pool && model_.OpenScope(pool) == ScopeKind::kCapture;
-  return StreamId{kMostStreams * number_ + stream + (apart ? kStreams * pool.first : 0)};
-}
-
-// Captures all streams, in branches of the graph of which none is ever behind another: what one of
-// them frees is its own until the capture ends.
-void FuzzSession::BeginCapture(PoolId pool) {
-  if (setup_.streams > 0) return BeginGraph();
-  const StreamId first = StreamOf(0, pool);
-  const CaptureId capture = captures_[pool].emplace_back(host_.graphs().Begin(first));
-  dag_.Begin(first, capture);
-  model_.BeginCapture(pool, capture);
-  const CaptureDag::Point fork = dag_.At(first);
-  for (uint64_t stream = 0; stream < kStreams; ++stream) {
-    Wait(StreamOf(stream, pool), fork);
-    Launch(StreamOf(stream, pool), std::nullopt);
-  }
-}
-
-// The scope failed to end: its streams are not captured any more, and have no business in it.
-bool FuzzSession::CaptureIsOver(PoolId pool) const {
-  return model_.OpenScope(pool) == ScopeKind::kCapture && !captures_.contains(pool);
-}
-
-// A kernel on the stream fills the block, or checks it, when the device comes to it and has done what it waits for.
-void FuzzSession::Submit(const PoolModel::LiveBlock& live, StreamId stream, bool writes,
-                         const DriverWatch::Mark& behind) {
-  const uint64_t work = watch_.Submit(stream, [=, this, kernel = KernelOf(live, writes)] {
-    for (const auto& [other, before] : behind) watch_.Finish(other, before);
-    if (setup_.map_memory && !kernel.Run()) foreign_ = live.label;
-  });
-  if (writes) filled_by_[live.label] = {{stream, work}};
-}
-
-// As a graph does: it runs before whatever may touch the same bytes.
-void FuzzSession::Fill(const PoolModel::LiveBlock& live) {
-  if (setup_.map_memory) KernelOf(live, /*writes=*/true).Run();
-  filled_by_[live.label] = {};
-}
-
-// A restore has brought the block back. Whoever goes on with an eager one has waited for what was at work on its
-// bytes; one of a graph holds what that leaves there, unless that work is still to come.
-void FuzzSession::Refill(const PoolModel::LiveBlock& live) {
-  if (live.eager) return Submit(live, live.block.stream, /*writes=*/true, watch_.TakeMark());
-  watch_.Submit(live.block.stream);
-  filled_by_.erase(live.label);
-  if (live.inherited.empty()) Fill(live);
-}
-
-std::string FuzzSession::Read(const PoolModel::LiveBlock& live) {
-  if (!watch_.Accessible(live.block.address, live.block.bytes)) {
-    return Text("block b", live.label, " is live but no longer mapped");
-  }
-  const auto filled = filled_by_.find(live.label);
-  const bool checked =
-      setup_.map_memory && filled != filled_by_.end() && watch_.Passed(filled->second);
-  const bool right = !checked || KernelOf(live, /*writes=*/false).Run();
-  return right ? "" : Text("block b", live.label, " holds foreign data");
 }
 
 std::string FuzzSession::RunLast(const Steps& steps) {

@@ -1,7 +1,4 @@
-// cgp_fuzz: random operations on the real pool set, judged after each.
-//
-//   by default     every operation there is, failing drivers included, compared with a naive model
-//   --captures     programs over several captured streams, judged by an oracle and executed
+// cgp_fuzz: random programs of steps on the real pool set, judged after each by a naive model; kUsage says of which kinds.
 //
 // Sequence number i of a run is made from the run's seed plus i alone. On failure: exit code 1, the seed
 // that repeats it, and the shortest sequence that still fails, as C++.

@@ -96,7 +96,7 @@ TEST_F(PoolModelTest, AfterTheScopeAllIsFreeButWhatEagerWorkUses) {
   model_.RecordUse(address_of_[1], kC);
   Free(0);
   Free(1);
-  dag_.EndCaptures();
+  dag_.End(1);
   model_.EndScope(kPool, false);
   model_.BeginScope(kPool, ScopeKind::kCapture, true);
   Begin(kB, 2);
