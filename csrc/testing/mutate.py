@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from altered_tree import ROOT, StaleError, build, copy_tree, planted, run
+from altered_tree import StaleError, build, copy_tree, planted, run
 from changed_lines import mutants_of_changes
 from mutants import MUTANTS, Mutant
 
