@@ -207,10 +207,10 @@ TEST(FailureTest, ManySmallBlocksInAPage) {
                        .map_memory = false,
                        .fail_each = true});
   const auto run = [&](const Step& step) {
-    EXPECT_EQ(session.Run({kMend}), "");
+    EXPECT_EQ(session.Run({kMend}), "");  // so that it is allocations that fail
     EXPECT_EQ(session.Run(step), "") << step;
   };
-  run({kBeginEager});
+  EXPECT_EQ(session.Run({kBeginEager}), "");
   for (uint64_t i = 1; i <= kBlocks; ++i) run({kAllocate, i % 2, i, kGranuleBytes});
   EXPECT_EQ(session.model().Pages({1, 7}), 1U);
   for (uint64_t i = 1; i <= kBlocks; ++i) run({kFree, 0, 1 + i * 37 % kBlocks});
