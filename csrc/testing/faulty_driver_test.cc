@@ -23,21 +23,23 @@ class FaultyDriverTest : public testing::Test {
   void CallEverything() {
     if (capture_ == kNoCapture) {
       capture_ = host_.graphs().Begin(kCapturing);
-      node_ = host_.graphs().Launch(kCapturing);
+      first_ = host_.graphs().Launch(kCapturing);
+      node_ = host_.graphs().Launch(kCapturing, HostGraphs::LaunchKind::kProgrammatic);
     }
     const Address address = driver_.Reserve(4 * kPage);
     const Handle handle = driver_.Create(2 * kPage);
+    driver_.AddPeer(9);
     driver_.Map(address + kPage, 2 * kPage, handle);
     EXPECT_FALSE(host_.CanAccess(address + kPage, 2 * kPage, 2));
     driver_.SetAccess(address + kPage, 2 * kPage);
     EXPECT_TRUE(host_.CanAccess(address + kPage, 2 * kPage, 2));
-    driver_.AddPeer(9);
+    EXPECT_TRUE(host_.CanAccess(address + kPage, 2 * kPage, 9));
     Frontier frontier;
     driver_.Capture(kCapturing, &frontier);
     EXPECT_EQ(std::pair(frontier.capture, frontier.nodes), std::pair(capture_, std::vector{node_}));
-    std::vector<GraphNode> nodes = {node_};
-    EXPECT_TRUE(driver_.Dependencies(node_, &nodes));
-    EXPECT_TRUE(nodes.empty());
+    std::vector<GraphNode> nodes;
+    EXPECT_FALSE(driver_.Dependencies(node_, &nodes)) << "it does not wait";
+    EXPECT_EQ(nodes, std::vector{first_});
     host_.HoldEvents(true);
     const Event event = driver_.RecordEvent(kStream);
     EXPECT_FALSE(driver_.EventDone(event));
@@ -58,6 +60,7 @@ class FaultyDriverTest : public testing::Test {
   HostDriver host_{{.device = 2, .granularity = kPage, .map_memory = false}};
   FaultyDriver driver_{host_};
   CaptureId capture_ = kNoCapture;
+  GraphNode first_{};
   GraphNode node_{};
 };
 
