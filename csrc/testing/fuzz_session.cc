@@ -358,6 +358,7 @@ std::string FuzzSession::Placed(const Step& step, const Block& block, const Pool
   const PoolModel::LiveBlock& live = *LiveOf(step.item);
   if (setup_.streams > 0) {
     tensors_[step.item] = {.block = block,
+                           .graph = graphs_.size() - 1,
                            .word = random_(),
                            .capture = dag_.At(stream).capture,
                            .behind = dag_.At(stream).nodes};

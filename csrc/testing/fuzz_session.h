@@ -81,6 +81,7 @@ class FuzzSession {
   // What the graphs do with a block.
   struct Tensor {
     Block block;
+    size_t graph = 0;  // that it was allocated in
     uint64_t word = 0;
     bool written = false;
     // In the open scope: the capture that touched it, what each access must run behind, and what a write must, too.
@@ -94,6 +95,7 @@ class FuzzSession {
     Node first = 0;
     Node end = 0;
     bool failed = false;
+    bool alone = true;  // it touches no block of another's, and no other one of its
   };
 
   std::string Do(const Step& step);

@@ -166,18 +166,18 @@ std::string FuzzSession::DoInGraph(const Step& step) {
 std::string FuzzSession::Execute() {
   constexpr int kRounds = 10;
   for (int round = 0; round < kRounds && !graphs_.empty(); ++round) {
-    // Those of the last graphs that do not run leave to the first ones what was there a round before.
-    const size_t count = round % 2 == 0 ? graphs_.size() : random_() % graphs_.size();
-    for (size_t i = 0; i < count; ++i) {
+    // All as they were captured; or in any order those that have nothing to do with each other.
+    const bool in_order = round % 2 == 0;
+    for (size_t place = 0; place < graphs_.size(); ++place) {
+      const size_t i = in_order ? place : random_() % graphs_.size();
       const Graph& graph = graphs_[i];
-      if (graph.failed) continue;
+      if (graph.failed || (!in_order && !graph.alone)) continue;
       const std::vector<uint64_t> urgency = dag_.SomeUrgency(graph.first, graph.end, random_);
       const std::optional<Node> wrong = dag_.Run(graph.first, graph.end, urgency);
       if (wrong) return Text("wrong data in graph ", i, " at its node ", *wrong - graph.first);
     }
     for (const auto& [item, tensor] : tensors_) {
-      if (count == graphs_.size() && tensor.written &&
-          !Kernel{tensor.block, tensor.word, false}.Run()) {
+      if (in_order && tensor.written && !Kernel{tensor.block, tensor.word, false}.Run()) {
         return Text("wrong data after the graphs in block ", item);
       }
     }
@@ -219,6 +219,9 @@ std::string FuzzSession::Touch(const Step& step, bool writes, bool said) {
   if (Capturing(home) && dag_.At(home).capture != capture) return {};
   if (tensor.capture != kNoCapture && tensor.capture != capture) return {};
   tensor.capture = capture;
+  if (tensor.graph + 1 != graphs_.size()) {
+    graphs_[tensor.graph].alone = graphs_.back().alone = false;
+  }
   std::vector<Node> behind = tensor.behind;
   if (writes) behind.insert(behind.end(), tensor.reads.begin(), tensor.reads.end());
   Order(stream, behind);
