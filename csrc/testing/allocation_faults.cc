@@ -35,15 +35,10 @@ void* Allocate(std::size_t bytes, std::size_t alignment) {
 }  // namespace
 
 AllocationFault::AllocationFault(uint64_t number, bool for_good) {
-  faults.number = number;
-  faults.for_good = for_good;
-  faults.counted = 0;
-  faults.fired = false;
+  faults = {.number = number, .for_good = for_good, .spared = faults.spared};
 }
 
 AllocationFault::~AllocationFault() { faults.number = 0; }
-
-uint64_t AllocationFault::counted() const { return faults.counted; }
 
 bool AllocationFault::fired() const { return faults.fired; }
 

@@ -17,7 +17,6 @@ class AllocationFault {
   AllocationFault(const AllocationFault&) = delete;
   AllocationFault& operator=(const AllocationFault&) = delete;
 
-  uint64_t counted() const;  // allocations so far, failed ones included
   bool fired() const;
 };
 

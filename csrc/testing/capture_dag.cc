@@ -49,21 +49,13 @@ void CaptureDag::End(CaptureId capture) {
   std::erase_if(streams_, [&](const auto& each) { return each.second.point.capture == capture; });
 }
 
-CaptureDag::Node CaptureDag::Launch(StreamId stream, const Kernel& kernel) {
-  return Add(stream, kernel, /*programmatic=*/false);
-}
-
-CaptureDag::Node CaptureDag::LaunchNothing(StreamId stream, bool programmatic) {
-  return Add(stream, std::nullopt, programmatic);
-}
-
 std::vector<CaptureDag::Node> CaptureDag::After(const Stream& stream, bool waits) {
   if (waits) return stream.point.nodes;
   return stream.last ? std::vector<Node>{*stream.last} : std::vector<Node>{};
 }
 
-CaptureDag::Node CaptureDag::Add(StreamId stream, const std::optional<Kernel>& kernel,
-                                 bool programmatic) {
+CaptureDag::Node CaptureDag::Launch(StreamId stream, const std::optional<Kernel>& kernel,
+                                    bool programmatic) {
   Stream& own = streams_.at(stream);
   const bool waits = own.point.waits && !programmatic;
   const Node node = nodes_.size();

@@ -44,13 +44,11 @@ class CaptureDag {
   // --- What a program captures ---
 
   void Begin(StreamId stream, CaptureId capture);
-  // All streams leave the capture, or all captures; the nodes stay, to be executed.
+  // All streams leave the capture; the nodes stay, to be executed.
   void End(CaptureId capture);
-  void EndCaptures() { streams_.clear(); }
-  // pre: the stream is capturing. A kernel that launches programmatically would need more than this
-  // model to touch memory.
-  Node Launch(StreamId stream, const Kernel& kernel);
-  Node LaunchNothing(StreamId stream, bool programmatic);
+  // pre: the stream is capturing, and what launches programmatically has no kernel: it would need more than this model
+  // to touch memory.
+  Node Launch(StreamId stream, const std::optional<Kernel>& kernel, bool programmatic = false);
   // Without a capture: the stream is not capturing.
   Point At(StreamId stream) const;
   // pre: the stream is part of the point's capture or of none.
@@ -100,7 +98,6 @@ class CaptureDag {
     std::optional<Node> last;  // that it launched itself
   };
 
-  Node Add(StreamId stream, const std::optional<Kernel>& kernel, bool programmatic);
   // What the next node runs directly behind.
   static std::vector<Node> After(const Stream& stream, bool waits);
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 #include <utility>
 
 namespace cgp {
@@ -28,16 +27,10 @@ uint64_t DriverWatch::Submit(StreamId stream, std::function<void()> action) {
   return ++streams_[stream].submitted;
 }
 
-uint64_t DriverWatch::Submitted(StreamId stream) const {
+DriverWatch::Count DriverWatch::Of(StreamId stream) const {
   const std::lock_guard lock(mutex_);
   const auto it = streams_.find(stream);
-  return it == streams_.end() ? 0 : it->second.submitted;
-}
-
-bool DriverWatch::Done(StreamId stream, uint64_t work) const {
-  const std::lock_guard lock(mutex_);
-  const auto it = streams_.find(stream);
-  return (it == streams_.end() ? 0 : it->second.done) >= work;
+  return it == streams_.end() ? Count{} : Count{it->second.submitted, it->second.done};
 }
 
 DriverWatch::Mark DriverWatch::TakeMark() const {
@@ -62,62 +55,24 @@ bool DriverWatch::IsBehind(StreamId waiting, StreamId stream, uint64_t work) con
   return waited != it->second.waited.end() && waited->second >= work;
 }
 
-bool DriverWatch::DoNext(StreamId stream, uint64_t last) {
-  std::function<void()> action;
-  {
-    const std::lock_guard lock(mutex_);
-    Stream& one = streams_[stream];
-    if (one.pending.empty() || one.done >= last) return false;
-    action = std::move(one.pending.front());
-    one.pending.pop_front();
-    ++one.done;
-  }
-  // Not under the lock: it may ask for other streams' work. Nobody looks at this stream in between.
-  if (action) action();
-  return true;
-}
-
-void DriverWatch::Progress(StreamId stream, uint64_t count) {
-  while (count > 0 && DoNext(stream, std::numeric_limits<uint64_t>::max())) --count;
-}
-
 void DriverWatch::Finish(StreamId stream, uint64_t work) {
-  while (DoNext(stream, work)) {
+  while (true) {
+    std::function<void()> action;
+    {
+      const std::lock_guard lock(mutex_);
+      Stream& one = streams_[stream];
+      if (one.pending.empty() || one.done >= work) return;
+      action = std::move(one.pending.front());
+      one.pending.pop_front();
+      ++one.done;
+    }
+    // Not under the lock: it may ask for other streams' work. Nobody looks at this stream in between.
+    if (action) action();
   }
 }
 
 void DriverWatch::FinishAll() {
-  std::vector<StreamId> streams;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [id, stream] : streams_) streams.push_back(id);
-  }
-  for (const StreamId stream : streams) Finish(stream, std::numeric_limits<uint64_t>::max());
-}
-
-std::vector<std::string> DriverWatch::violations() const {
-  const std::lock_guard lock(mutex_);
-  return violations_;
-}
-
-size_t DriverWatch::events() const {
-  const std::lock_guard lock(mutex_);
-  return events_.size();
-}
-
-uint64_t DriverWatch::calls() const {
-  const std::lock_guard lock(mutex_);
-  return calls_;
-}
-
-uint64_t DriverWatch::quiesce_calls() const {
-  const std::lock_guard lock(mutex_);
-  return quiesce_calls_;
-}
-
-int DriverWatch::peers() const {
-  const std::lock_guard lock(mutex_);
-  return peers_;
+  for (const auto& [stream, work] : TakeMark()) Finish(stream, work);
 }
 
 std::optional<DriverWatch::Place> DriverWatch::At(Address address) const {
@@ -137,7 +92,9 @@ std::monostate DriverWatch::Around(DriverCall, uint64_t) {
 }
 
 template <typename Call>
-void DriverWatch::GiveBack(const Call& call) {
+void DriverWatch::GiveBack(const char* name, uint64_t map, const Call& call) {
+  const bool used = map != 0 && map <= used_maps_;
+  Expect(!used || !capturing_, std::string(name) + ": used, during a capture");
   try {
     call();
   } catch (const DriverError& error) {
@@ -156,18 +113,16 @@ Address DriverWatch::Reserve(uint64_t bytes) {
 void DriverWatch::FreeAddresses(Address address, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto it = first_maps_.find(address);
-  Expect(!capturing_ || it == first_maps_.end() || !Used(it->second),
-         "FreeAddresses: used, during a capture");
-  GiveBack([&] { ForwardingDriver::FreeAddresses(address, bytes); });
+  GiveBack("FreeAddresses", it == first_maps_.end() ? 0 : it->second,
+           [&] { ForwardingDriver::FreeAddresses(address, bytes); });
   first_maps_.erase(it);
 }
 
 void DriverWatch::Release(Handle handle) {
   const std::lock_guard lock(mutex_);
   const auto it = first_maps_of_handles_.find(handle);
-  Expect(!capturing_ || it == first_maps_of_handles_.end() || !Used(it->second),
-         "Release: used, during a capture");
-  GiveBack([&] { ForwardingDriver::Release(handle); });
+  GiveBack("Release", it == first_maps_of_handles_.end() ? 0 : it->second,
+           [&] { ForwardingDriver::Release(handle); });
   first_maps_of_handles_.erase(handle);
 }
 
@@ -194,11 +149,9 @@ void DriverWatch::SetAccess(Address address, uint64_t bytes) {
 void DriverWatch::Unmap(Address address, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto it = mappings_.find(address);
-  if (it != mappings_.end() && Used(it->second.made_by)) {
-    Expect(!capturing_, "Unmap: used, during a capture");
-    Expect(quiet_, "Unmap: used, without a Quiesce() before");
-  }
-  GiveBack([&] { ForwardingDriver::Unmap(address, bytes); });
+  const uint64_t map = it == mappings_.end() ? 0 : it->second.made_by;
+  Expect(quiet_ || map == 0 || map > used_maps_, "Unmap: used, without a Quiesce() before");
+  GiveBack("Unmap", map, [&] { ForwardingDriver::Unmap(address, bytes); });
   mappings_.erase(it);
 }
 
@@ -237,11 +190,11 @@ Event DriverWatch::AddEvent(Mark mark) {
   return event;
 }
 
-const DriverWatch::Mark* DriverWatch::Recorded(const char* call, Event event) {
+DriverWatch::Mark DriverWatch::Recorded(const char* call, Event event) {
   ++calls_;
   const auto it = events_.find(event);
   Expect(it != events_.end(), std::string(call) + ": not an event that is recorded");
-  return it == events_.end() ? nullptr : &it->second;
+  return it == events_.end() ? Mark{} : it->second;
 }
 
 Event DriverWatch::RecordEvent(StreamId stream) {
@@ -258,26 +211,21 @@ Event DriverWatch::RecordDeviceEvent() {
 
 bool DriverWatch::EventDone(Event event) {
   const std::lock_guard lock(mutex_);
-  const Mark* const mark = Recorded("EventDone", event);
-  return mark == nullptr || Passed(*mark);
+  return Passed(Recorded("EventDone", event));
 }
 
 void DriverWatch::WaitEvent(StreamId stream, Event event) {
   const std::lock_guard lock(mutex_);
   ExpectNotCapturing("WaitEvent", stream);
-  const Mark* const mark = Recorded("WaitEvent", event);
-  if (mark == nullptr) return;
-  Stream& waiting = streams_[stream];
-  waiting.pending.emplace_back([this, stream, mark = *mark] {
-    for (const auto& [awaited, work] : mark) {
-      if (awaited != stream) Finish(awaited, work);
-    }
-  });
-  ++waiting.submitted;
-  for (const auto& [awaited, work] : *mark) {
-    uint64_t& known = waiting.waited[awaited];
+  Mark mark = Recorded("WaitEvent", event);
+  mark.erase(stream);
+  for (const auto& [awaited, work] : mark) {
+    uint64_t& known = streams_[stream].waited[awaited];
     known = std::max(known, work);
   }
+  Submit(stream, [this, mark = std::move(mark)] {
+    for (const auto& [awaited, work] : mark) Finish(awaited, work);
+  });
 }
 
 void DriverWatch::DestroyEvent(Event event) noexcept {

@@ -39,8 +39,8 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
   // happens when it is done; it may ask for other streams' work to be finished first, as an event
   // that is waited for does.
   uint64_t Submit(StreamId stream, std::function<void()> action = nullptr);
-  uint64_t Submitted(StreamId stream) const;
-  bool Done(StreamId stream, uint64_t work) const;
+  uint64_t Submitted(StreamId stream) const { return Of(stream).submitted; }
+  bool Done(StreamId stream, uint64_t work) const { return Of(stream).done >= work; }
   // All that is submitted by now, as a marked device has it: by stream, how much of its work.
   using Mark = std::map<StreamId, uint64_t>;
   Mark TakeMark() const;
@@ -49,22 +49,22 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
   // the stream's own, or was waited for.
   bool IsBehind(StreamId waiting, StreamId stream, uint64_t work) const;
   // Does up to `count` more of the stream's submitted work.
-  void Progress(StreamId stream, uint64_t count);
+  void Progress(StreamId stream, uint64_t count) { Finish(stream, Of(stream).done + count); }
   // Does the stream's work up to number `work`.
   void Finish(StreamId stream, uint64_t work);
   void FinishAll();
 
   // --- What it has seen ---
 
-  std::vector<std::string> violations() const;
+  std::vector<std::string> violations() const { return Locked(violations_); }
   uint64_t handle_bytes() const { return host_.usage().physical_bytes; }
   uint64_t handles() const { return host_.usage().handles; }
   uint64_t mappings() const { return host_.usage().mappings; }
   uint64_t reservations() const { return host_.usage().reservations; }
-  size_t events() const;   // recorded and not destroyed
-  uint64_t calls() const;  // that could have failed, since it was made
-  uint64_t quiesce_calls() const;
-  int peers() const;
+  size_t events() const { return Locked(events_).size(); }  // recorded and not destroyed
+  uint64_t calls() const { return Locked(calls_); }  // that could have failed, since it was made
+  uint64_t quiesce_calls() const { return Locked(quiesce_calls_); }
+  int peers() const { return Locked(peers_); }
 
   struct Place {
     Handle handle{};
@@ -112,18 +112,26 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
     Mark waited;  // what its last work comes after
   };
 
-  // Does the stream's next piece of work, if its number is at most `last`.
-  bool DoNext(StreamId stream, uint64_t last);
+  template <typename Member>
+  Member Locked(const Member& member) const {
+    const std::lock_guard lock(mutex_);
+    return member;
+  }
+  struct Count {
+    uint64_t submitted = 0;
+    uint64_t done = 0;
+  };
+  Count Of(StreamId stream) const;
   void Expect(bool condition, const std::string& rule);
-  // Makes the call, and notes if the host driver refuses it.
+  // Makes the call, which takes back what the Map() call number `map` first made use of possible (0: none did), and notes
+  // if it may not be made or if the host driver refuses it.
   template <typename Call>
-  void GiveBack(const Call& call);
+  void GiveBack(const char* name, uint64_t map, const Call& call);
   Event AddEvent(Mark mark);
-  const Mark* Recorded(const char* call, Event event);
+  // Empty if there is none.
+  Mark Recorded(const char* call, Event event);
   // For a call that names a stream.
   void ExpectNotCapturing(const std::string& call, StreamId stream);
-  // By the number of the Map() call that first made use possible; 0: none did.
-  bool Used(uint64_t map) const { return map != 0 && map <= used_maps_; }
 
   HostDriver& host_;
   mutable std::recursive_mutex mutex_;

@@ -8,17 +8,18 @@
 #include <vector>
 
 #include "testing/fuzz_session.h"
-#include "testing/pool_operation.h"
 
 namespace cgp {
 namespace {
+
+using enum Step::Kind;
 
 constexpr uint64_t kGranule = 512;
 constexpr uint64_t kPage = 4 * kGranule;
 
 struct Alphabet {
   std::string name;
-  ScopeKind kind;
+  Step::Kind scope;
   std::vector<uint64_t> granules;  // sizes to allocate
   bool uses;                       // record_stream
   size_t depth;
@@ -30,7 +31,7 @@ class ExhaustiveTest : public ::testing::TestWithParam<Alphabet> {
  protected:
   // A sequence so far, and what it has come to.
   struct Prefix {
-    std::vector<PoolOperation> operations;
+    Steps steps;
     std::vector<uint64_t> live;
     uint64_t labels = 0;
     bool open = true;
@@ -40,10 +41,10 @@ class ExhaustiveTest : public ::testing::TestWithParam<Alphabet> {
   void Extend(const Prefix& prefix) {
     const Alphabet& alphabet = GetParam();
     if (HasFailure()) return;
-    if (prefix.operations.size() > alphabet.depth) return RunSequence(prefix.operations);
-    const auto with = [&](const PoolOperation& operation, const auto& change) {
+    if (prefix.steps.size() > alphabet.depth) return RunSequence(prefix.steps);
+    const auto with = [&](const Step& step, const auto& change) {
       Prefix next = prefix;
-      next.operations.push_back(operation);
+      next.steps.push_back(step);
       change(next);
       Extend(next);
     };
@@ -51,53 +52,45 @@ class ExhaustiveTest : public ::testing::TestWithParam<Alphabet> {
     for (const uint64_t granules : prefix.open ? alphabet.granules : std::vector<uint64_t>()) {
       // The streams are alike until one of them has been named.
       for (uint64_t stream = 0; stream < (prefix.labels == 0 ? 1U : 2U); ++stream) {
-        with(AllocateOp{prefix.labels + 1, 1, granules * kGranule, stream},
+        with({kAllocate, stream, prefix.labels + 1, granules * kGranule},
              [](Prefix& next) { next.live.push_back(++next.labels); });
       }
     }
     for (const uint64_t label : prefix.live) {
-      with(FreeOp{label}, [&](Prefix& next) { std::erase(next.live, label); });
+      with({kFree, 0, label}, [&](Prefix& next) { std::erase(next.live, label); });
       for (uint64_t stream = 0; stream < (alphabet.uses ? 2U : 0U); ++stream) {
-        with(RecordUseOp{label, stream}, [](Prefix&) {});
+        with({kUse, stream, label}, [](Prefix&) {});
       }
     }
     // A scope's end that nothing follows shows nothing.
-    if (prefix.operations.size() == alphabet.depth) return;
-    with(prefix.open ? PoolOperation(EndOp{1}) : PoolOperation(BeginOp{1, ScopeKind::kCapture}),
-         [](Prefix& next) { next.open = !next.open; });
+    if (prefix.steps.size() == alphabet.depth) return;
+    with({prefix.open ? kEnd : kBeginCapture}, [](Prefix& next) { next.open = !next.open; });
   }
 
-  void RunSequence(const std::vector<PoolOperation>& operations) {
+  void RunSequence(const Steps& steps) {
     ++sequences_;
-    FuzzSession session(FuzzSetup{.granularity_bytes = kPage,
-                                  .page_bytes = kPage,
-                                  .map_memory = false,
-                                  .inspect_every = GetParam().depth + 1,
-                                  .tidy_end = sequences_ % 2 == 0});
-    std::string complaint;
-    for (const PoolOperation& operation : operations) {
-      complaint = session.Run(operation);
-      if (!complaint.empty()) break;
-    }
-    if (complaint.empty()) complaint = session.Finish();
-    EXPECT_EQ(complaint, "") << "after\n" << ToString(operations);
+    FuzzSession session({.granularity_bytes = kPage,
+                         .page_bytes = kPage,
+                         .map_memory = false,
+                         .inspect_every = GetParam().depth + 1,
+                         .tidy_end = sequences_ % 2 == 0});
+    EXPECT_EQ(RunAll(session, steps), "") << "after\n" << ToString(steps);
   }
 
   uint64_t sequences_ = 0;
 };
 
 TEST_P(ExhaustiveTest, EverySequenceIsRight) {
-  Extend({.operations = {BeginOp{1, GetParam().kind}}, .live = {}});
+  Extend({.steps = {{GetParam().scope}}, .live = {}});
   EXPECT_GT(sequences_, GetParam().least_sequences);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, ExhaustiveTest,
-    ::testing::Values(
-        Alphabet{"CapturesOfFewSizes", ScopeKind::kCapture, {1, 3, 4, 6}, false, 5, 20'000},
-        Alphabet{"DeepCapturesOfTwoSizes", ScopeKind::kCapture, {2, 7}, false, 6, 10'000},
-        Alphabet{"CapturesWithForeignUses", ScopeKind::kCapture, {3, 5}, true, 5, 5'000},
-        Alphabet{"EagerWorkThenCaptures", ScopeKind::kEager, {2, 5}, true, 5, 5'000}),
+    ::testing::Values(Alphabet{"CapturesOfFewSizes", kBeginCapture, {1, 3, 4, 6}, false, 5, 20'000},
+                      Alphabet{"DeepCapturesOfTwoSizes", kBeginCapture, {2, 7}, false, 6, 10'000},
+                      Alphabet{"CapturesWithForeignUses", kBeginCapture, {3, 5}, true, 5, 5'000},
+                      Alphabet{"EagerWorkThenCaptures", kBeginEager, {2, 5}, true, 5, 5'000}),
     [](const auto& one) { return one.param.name; });
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Every allocation of what is no pool fails, alone and with all that follow; of pools failure_test.cc and
+// Every allocation of what is no pool fails, alone and with all that follow; of pools scripts_test.cc and
 // cgp_fuzz --fail-each say it.
 #include <gtest/gtest.h>
 
@@ -6,34 +6,26 @@
 #include <string>
 #include <vector>
 
-#include "core/pool_set.h"
-#include "driver/host_driver.h"
 #include "exec/exec_table.h"
-#include "testing/allocation_faults.h"
-#include "testing/fail_each.h"
-#include "testing/faulty_driver.h"
 #include "testing/text.h"
+#include "testing/world.h"
 
 namespace cgp {
 namespace {
 
 class FailedAllocationsTest : public ::testing::Test {
  protected:
-  static constexpr uint64_t kPage = 4096;
-
   // The call fails in every way, and each time leaves what `describe` says.
   void FailAll(const std::function<void()>& call, const std::function<std::string()>& describe) {
-    EXPECT_EQ(FailEach(FaultKind::kAllocation, faulty_, call, describe), "");
+    world_.FailEach(FaultKind::kAllocation, call, describe);
   }
 
-  HostDriver host_{{.granularity = kPage, .map_memory = false}};
-  FaultyDriver faulty_{host_};
-  SparingDriver driver_{faulty_};
+  World world_{{.granularity = 4096, .map_memory = false}, 4096};
 };
 
 TEST_F(FailedAllocationsTest, ASetIsMadeOrNot) {
   std::optional<PoolSet> set;
-  FailAll([&] { set.emplace(driver_); }, [&] { return Text(set.has_value()); });
+  FailAll([&] { set.emplace(world_.sparing); }, [&] { return Text(set.has_value()); });
   set->Check();
 }
 

@@ -2,52 +2,119 @@
 
 #include <algorithm>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "core/base/error.h"
-#include "testing/allocation_faults.h"
 #include "testing/text.h"
 
 namespace cgp {
 namespace {
 
-// How many streams there are, at most.
-constexpr uint64_t kStreams = 8;
+using Kind = Step::Kind;
 
 }  // namespace
 
 std::string ToString(const FuzzSetup& setup) {
   return Text("FuzzSetup{.granularity_bytes = ", setup.granularity_bytes,
               ", .page_bytes = ", setup.page_bytes,
-              ", .physical_limit_bytes = ", setup.physical_limit_bytes,
-              ", .map_memory = ", setup.map_memory ? "true" : "false",
-              ", .inspect_every = ", setup.inspect_every,
-              ", .one_pool = ", setup.one_pool ? "true" : "false",
-              ", .tidy_end = ", setup.tidy_end ? "true" : "false",
-              ", .fail_each = ", setup.fail_each ? "true" : "false", "}");
+              ", .physical_limit_bytes = ", setup.physical_limit_bytes, std::boolalpha,
+              ", .map_memory = ", setup.map_memory, ", .inspect_every = ", setup.inspect_every,
+              ", .one_pool = ", setup.one_pool, ", .tidy_end = ", setup.tidy_end,
+              ", .fail_each = ", setup.fail_each, ", .streams = ", setup.streams,
+              ", .seed = ", setup.seed, "U, .forked = ", setup.forked,
+              ", .threads = ", setup.threads, "}");
 }
 
-FuzzSession::FuzzSession(const FuzzSetup& setup)
+FuzzSession::FuzzSession(const FuzzSetup& setup, World* shared, uint64_t number)
     : setup_(setup),
-      host_(HostDriverOptions{.granularity = setup.granularity_bytes,
-                              .physical_limit_bytes = setup.physical_limit_bytes,
-                              .map_memory = setup.map_memory}),
-      watch_(host_),
-      faulty_(watch_),
-      set_(std::make_unique<PoolSet>(sparing_, PoolOptions{.page_bytes = setup.page_bytes})),
-      model_(watch_, setup.page_bytes) {}
+      number_(number),
+      own_world_(shared ? nullptr
+                        : std::make_unique<World>(
+                              HostDriverOptions{.granularity = setup.granularity_bytes,
+                                                .physical_limit_bytes = setup.physical_limit_bytes,
+                                                .map_memory = setup.map_memory},
+                              setup.page_bytes)),
+      world_(shared ? *shared : *own_world_),
+      model_(watch_, dag_, setup.page_bytes),
+      random_(setup.seed) {}
 
-std::string FuzzSession::Run(const PoolOperation& operation) {
-  ++operations_;
+std::string FuzzSession::Run(const Step& step) {
+  ++steps_;
   last_failed_ = false;
-  std::string complaint = std::visit([this](const auto& op) { return Do(op); }, operation);
-  if (complaint.empty()) complaint = CompareStats();
-  if (complaint.empty() && operations_ % setup_.inspect_every == 0) complaint = Inspect();
+  std::string complaint = Do(step);
+  if (complaint.empty() && setup_.streams > 0) complaint = CompareFrontiers();
+  if (complaint.empty() && own_world_) complaint = CompareStats();
+  if (complaint.empty() && own_world_ && steps_ % setup_.inspect_every == 0) complaint = Inspect();
   if (complaint.empty()) complaint = FirstViolation();
   return complaint;
 }
 
+std::string FuzzSession::Do(const Step& step) {
+  const PoolId id = IdOf(step.pool);
+  if (setup_.streams > 0 && step.stream >= setup_.streams &&
+      (step.kind != Kind::kUse || step.stream > setup_.streams)) {
+    return {};
+  }
+  switch (step.kind) {
+    case Kind::kAllocate:
+      return Allocate(step);
+    case Kind::kFree:
+      return Free(step.item);
+    case Kind::kFreeInside:
+      return FreeInside(step.item);
+    case Kind::kFreeWild:
+      return model_.LiveAt(step.amount) == nullptr ? RefusesAddress(step.amount) : "";
+    case Kind::kUse:
+      return RecordUse(step);
+    case Kind::kBeginCapture:
+      return Begin(id, ScopeKind::kCapture);
+    case Kind::kBeginEager:
+      return Begin(id, ScopeKind::kEager);
+    case Kind::kEnd:
+      return End(id);
+    case Kind::kRetain:
+      return Mirror(
+          true, [&] { set_.Retain(id); }, [&] { model_.Retain(id); });
+    case Kind::kRelease:
+      return Mirror(
+          model_.UseCount(id) > 0, [&] { set_.Release(id); }, [&] { model_.Release(id); });
+    case Kind::kReplay:
+      Replay(id, StreamId{step.stream});
+      return {};
+    case Kind::kTrim:
+      return Trim();
+    case Kind::kCheckpoint:
+      return Checkpoint(id, step.item);
+    case Kind::kRestore:
+      return Restore(id, step.item);
+    case Kind::kProgress:
+      watch_.Progress(StreamOf(step.stream, id), step.amount);
+      if (setup_.streams > 0) watch_.Progress(StreamOf(setup_.streams, id), step.amount);
+      asked_.clear();
+      return {};
+    case Kind::kPeer:
+      return EnablePeer(static_cast<int>(step.item));
+    case Kind::kFail:
+      fault_ = step.fault;
+      faulty_.Arm(fault_);
+      armed_ = true;
+      return {};
+    case Kind::kFailAllocation:
+      allocation_fault_ = step.fault;
+      return {};
+    case Kind::kMend:
+      Mend();
+      return {};
+    case Kind::kInspect:
+      return Inspect();
+    default:
+      return setup_.streams > 0 ? DoInGraph(step) : "";
+  }
+}
+
 std::string FuzzSession::FirstViolation() const {
+  if (foreign_) return Text("a kernel found foreign data in block b", *foreign_);
   for (const std::string& violation : watch_.violations()) {
     // Where an undo failed, a mapping may stand for good; its addresses cannot be given back then.
     if (leaky_ && violation.find("mappings are in") != std::string::npos) continue;
@@ -57,19 +124,12 @@ std::string FuzzSession::FirstViolation() const {
 }
 
 void FuzzSession::Make(const std::function<void()>& call, std::optional<FaultKind> kind) {
-  if (const auto op = std::exchange(allocation_fault_, std::nullopt)) {
-    const AllocationFault fault(op->after + 1, op->for_good);
+  if (const auto fault = std::exchange(allocation_fault_, std::nullopt)) {
+    const AllocationFault failing(fault->call_number, fault->for_good);
     return call();
   }
   if (!setup_.fail_each || armed_ || !kind) return call();
-  const auto describe = [this] {
-    set_->Check();
-    const Books books = TakeBooks(/*needed=*/true);
-    return Text(books.set, books.driver.handles, " handles, ", books.driver.mappings, " mappings, ",
-                books.driver.reservations, " reservations\n");
-  };
-  const std::string complaint = FailEach(*kind, faulty_, call, describe);
-  if (!complaint.empty()) throw InternalError(complaint);
+  world_.FailEach(*kind, call);
 }
 
 FuzzSession::Result FuzzSession::Call(const std::function<void()>& call,
@@ -78,18 +138,21 @@ FuzzSession::Result FuzzSession::Call(const std::function<void()>& call,
   const bool no_heap = allocation_fault_.has_value();
   const uint64_t failures_before = faulty_.failures();
   const uint64_t calls_before = faulty_.call_count();
+  const auto failed = [&](Outcome outcome, const std::exception& error) {
+    result = {.outcome = outcome, .text = error.what()};
+  };
   try {
     Make(call, kind);
   } catch (const UsageError& error) {
-    result = {Outcome::kUsageError, error.what(), false, {}};
+    failed(Outcome::kUsageError, error);
   } catch (const OutOfMemoryError& error) {
-    result = {Outcome::kOutOfMemory, error.what(), false, {}};
+    failed(Outcome::kOutOfMemory, error);
   } catch (const DriverError& error) {
-    result = {Outcome::kDriverError, error.what(), false, error.status()};
+    failed(Outcome::kDriverError, error);
   } catch (const std::bad_alloc& error) {
-    result = {no_heap ? Outcome::kNoHeap : Outcome::kBug, error.what(), false, {}};
+    failed(no_heap ? Outcome::kNoHeap : Outcome::kBug, error);
   } catch (const std::exception& error) {
-    result = {Outcome::kBug, error.what(), false, {}};
+    failed(Outcome::kBug, error);
   }
   const uint64_t failures = faulty_.failures() - failures_before;
   result.fault_fired = armed_ && failures > 0;
@@ -122,7 +185,12 @@ bool FuzzSession::CleaningUpFailed(uint64_t calls_before) const {
   return false;
 }
 
-std::string FuzzSession::JudgeFailure(const Result& result, bool allowed, const Books& before) {
+World::Books FuzzSession::TakeBooks(bool allowed) const {
+  return armed_ || allocation_fault_ || !allowed ? world_.TakeBooks() : World::Books{};
+}
+
+std::string FuzzSession::JudgeFailure(const Result& result, bool allowed,
+                                      const World::Books& before) {
   if (result.outcome == Outcome::kBug) return "unexpected exception: " + result.text;
   if (result.outcome == Outcome::kDone) {
     if (!allowed) return "bad input was taken";
@@ -133,91 +201,86 @@ std::string FuzzSession::JudgeFailure(const Result& result, bool allowed, const 
       !result.fault_fired) {
     return "failed without a cause: " + result.text;
   }
-  if (result.outcome == Outcome::kNoHeap) set_->Check();
-  const Books after = TakeBooks(/*needed=*/true);
-  if (before.set != after.set) {
-    return Text("a call that failed (", result.text, ") changed the state from\n", before.set,
-                "to\n", after.set);
-  }
-  if (!leaky_ && before.driver != after.driver) {
-    return Text("a call that failed (", result.text, ") left ", after.driver.handles, " handles, ",
-                after.driver.mappings, " mappings and ", after.driver.reservations,
-                " reservations where ", before.driver.handles, ", ", before.driver.mappings,
-                " and ", before.driver.reservations, " were");
-  }
-  return {};
+  if (result.outcome == Outcome::kNoHeap) set_.Check();
+  const World::Books after = world_.TakeBooks();
+  if (before.set == after.set && (leaky_ || before.driver == after.driver)) return {};
+  return Text("a call that failed (", result.text, ") changed the state from\n", ToString(before),
+              "to\n", ToString(after));
 }
 
 std::string FuzzSession::Mirror(bool allowed, const std::function<void()>& call,
                                 const std::function<void()>& then) {
-  const Books before = TakeBooks(MayFail() || !allowed);
-  const Result result = Call(call);
+  const World::Books before = TakeBooks(allowed);
+  const Result result = Call(call, SomeFault());
   if (result.outcome == Outcome::kDone && allowed) then();
   return JudgeFailure(result, allowed, before);
 }
 
-std::string FuzzSession::Do(const RetainOp& op) {
-  const PoolId id = IdOf(op.pool);
-  return Mirror(
-      true, [&] { set_->Retain(id); }, [&] { model_.Retain(id); });
+std::string FuzzSession::MirrorOf(uint64_t label, const std::function<void()>& call,
+                                  const std::function<void()>& then) {
+  if (!IsOthers(label)) return Mirror(true, call, then);
+  std::string complaint;
+  std::thread([&] { complaint = Mirror(true, call, then); }).join();
+  return complaint;
 }
 
-std::string FuzzSession::Do(const BeginOp& op) {
-  const PoolId id = IdOf(op.pool);
+std::string FuzzSession::Begin(PoolId id, ScopeKind kind) {
   const bool may_mark = watch_.MayQuiesce();
   return Mirror(
-      !model_.OpenScope(id).has_value(), [&] { set_->BeginScope(id, op.kind); },
+      !model_.OpenScope(id).has_value(), [&] { set_.BeginScope(id, kind); },
       [&] {
         asked_.insert(id);
-        model_.BeginScope(id, op.kind, may_mark);
+        model_.BeginScope(id, kind, may_mark);
         watch_.set_capturing(model_.AnyCaptureOpen());
-        if (op.kind == ScopeKind::kCapture) BeginCapture(id);
+        if (kind == ScopeKind::kCapture) BeginCapture(id);
       });
 }
 
-std::string FuzzSession::Do(const EndOp& op) {
-  const PoolId id = IdOf(op.pool);
+std::string FuzzSession::End(PoolId id) {
   // As torch does it: the capture ends first, then the scope.
-  if (const auto capture = captures_.extract(id)) host_.graphs().End(capture.mapped());
+  if (const auto captures = captures_.extract(id)) {
+    for (const CaptureId capture : captures.mapped()) {
+      host_.graphs().End(capture);
+      dag_.End(capture);
+    }
+    if (setup_.streams > 0) EndGraph();
+  }
   return Mirror(
-      model_.OpenScope(id).has_value(), [&] { set_->EndScope(id); },
+      model_.OpenScope(id).has_value(), [&] { set_.EndScope(id); },
       [&] {
         model_.EndScope(id, watch_.MayQuiesce());
         watch_.set_capturing(model_.AnyCaptureOpen());
       });
 }
 
-std::string FuzzSession::Do(const ReplayOp& op) {
-  const PoolId id = IdOf(op.pool);
-  const StreamId stream{op.stream};
+void FuzzSession::Replay(PoolId id, StreamId stream) {
   Frontier frontier;
   host_.Capture(stream, &frontier);
-  if (!model_.MayReplay(id) || frontier.held) return {};
+  if (!model_.MayReplay(id) || frontier.held) return;
   watch_.Submit(stream);
   model_.Replay(id, stream);
-  return {};
 }
 
-std::string FuzzSession::Do(const ReleaseOp& op) {
-  const PoolId id = IdOf(op.pool);
-  return Mirror(
-      model_.UseCount(id) > 0, [&] { set_->Release(id); }, [&] { model_.Release(id); });
-}
-
-std::string FuzzSession::Do(const AllocateOp& op) {
-  if (op.label == 0 || addresses_.contains(op.label)) return {};
-  const PoolId id = IdOf(op.pool);
+std::string FuzzSession::Allocate(const Step& step) {
+  if (step.item == 0 || addresses_.contains(step.item)) return {};
+  const PoolId id = IdOf(step.pool);
   if (CaptureIsOver(id)) return {};
-  const StreamId stream = StreamOf(op.stream, id);
-  const bool allowed = model_.OpenScope(id).has_value() && op.bytes > 0;
+  const StreamId stream = StreamOf(step.stream, id);
+  const bool allowed = model_.OpenScope(id).has_value() && step.amount > 0;
+  std::optional<CaptureId> in;  // else the pool asks the driver
+  if (setup_.streams > 0) {
+    if (!allowed || (!Capturing(stream) && !Join(stream))) return {};
+    in = Captured(stream) ? dag_.At(stream).capture : kNoCapture;
+    for (const StreamId user : std::exchange(unseen_, {})) model_.See(id, user);
+    model_.See(id, stream);
+  }
   PoolModel::Need need;
   if (allowed) {
+    need = model_.NeedOf(id, step.amount, stream);
     // The model knows no handles: a whole page in one of several can be mapped only with the
     // others. Where there is such a handle, the block may take as many pages as in an empty pool.
-    const bool single = watch_.handle_bytes() == watch_.handles() * setup_.page_bytes;
-    need = model_.NeedOf(id, op.bytes, stream);
-    if (!single) {
-      need.ideal = (op.bytes - 1) / setup_.page_bytes + 1;
+    if (host_.usage().physical_bytes != host_.usage().handles * setup_.page_bytes) {
+      need.ideal = (step.amount - 1) / setup_.page_bytes + 1;
       need.whole_pages = 0;
     }
   }
@@ -225,11 +288,11 @@ std::string FuzzSession::Do(const AllocateOp& op) {
   const uint64_t pages_left =
       (setup_.physical_limit_bytes - host_.usage().physical_bytes) / setup_.page_bytes;
   const bool may_run_out = allowed && need.least_new() > pages_left;
-  const Books before = TakeBooks(MayFail() || !allowed || may_run_out);
+  const World::Books before = TakeBooks(allowed && !may_run_out);
   if (allowed) model_.Ask(id, stream);
   const bool unmaps =
-      allowed && model_.OpenScope(id) == ScopeKind::kEager && set_->Stats(id).page_mappings > 512;
-  const bool first_range = allowed && set_->Stats(id).ranges == 0;
+      allowed && model_.OpenScope(id) == ScopeKind::kEager && set_.Stats(id).page_mappings > 512;
+  const bool first_range = allowed && set_.Stats(id).ranges == 0;
   Block block;
   // Where memory runs out as it is, be it for pages beyond need, it is an undo that would be made to
   // fail. A call that unmaps what is stale has done so also where it fails, so that it is not failed in
@@ -237,49 +300,44 @@ std::string FuzzSession::Do(const AllocateOp& op) {
   std::optional<FaultKind> kind =
       need.most_new() > pages_left ? FaultKind::kAllocation : SomeFault();
   if (unmaps) kind.reset();
-  Result result = Call([&] { block = set_->Allocate(id, op.bytes, stream); }, kind);
+  Result result = Call([&] { block = set_.Allocate(id, step.amount, stream, in); }, kind);
   if (result.outcome == Outcome::kOutOfMemory && may_run_out) {
     result.fault_fired = true;  // the limit is as good a cause
   }
-  // A pool's first range that there are no addresses for is asked for once more, without room.
-  if (result.outcome == Outcome::kDone && first_range && !fault_.for_good &&
-      fault_.status == DriverStatus::kOutOfAddresses) {
-    result.fault_fired = false;
-  }
-  // A plan that the driver has no memory for is given up, and the block placed without; pages beyond
-  // need are done without just so.
-  if (result.outcome == Outcome::kDone && (need.planned || need.beyond > 0) &&
-      fault_.status != DriverStatus::kFailed) {
-    result.fault_fired = false;
-  }
-  // Mappings that an eager scope could not unmap are unmapped later.
-  if (result.outcome == Outcome::kDone && unmaps) result.fault_fired = false;
-  if (result.outcome == Outcome::kDone && allowed) {
-    std::string complaint = Placed(op, block, need);
+  if (result.outcome == Outcome::kDone) {
+    // A pool's first range that there are no addresses for is asked for once more, without room. A plan
+    // that the driver has no memory for is given up, and the block placed without; pages beyond need are
+    // done without just so. Mappings that an eager scope could not unmap are unmapped later.
+    const bool asked_again =
+        first_range && !fault_.for_good && fault_.status == DriverStatus::kOutOfAddresses;
+    const bool given_up =
+        (need.planned || need.beyond > 0) && fault_.status != DriverStatus::kFailed;
+    if (asked_again || given_up || unmaps) result.fault_fired = false;
+    std::string complaint = allowed ? Placed(step, block, need) : "";
     if (!complaint.empty()) return complaint;
   }
   // An eager scope unmaps what is stale first, whether or not there is a place for the block then.
-  return JudgeFailure(result, allowed, unmaps ? TakeBooks(/*needed=*/true) : before);
+  return JudgeFailure(result, allowed, unmaps ? world_.TakeBooks() : before);
 }
 
-std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,
-                                const PoolModel::Need& need) {
-  const PoolId id = IdOf(op.pool);
-  const StreamId stream = StreamOf(op.stream, id);
-  const uint64_t rounded = Granules::FromBytesRoundedUp(op.bytes).bytes();
-  if (block.bytes != rounded || block.requested_bytes != op.bytes || block.stream != stream) {
+std::string FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::Need& need) {
+  const PoolId id = IdOf(step.pool);
+  const StreamId stream = StreamOf(step.stream, id);
+  const uint64_t rounded = Granules::FromBytesRoundedUp(step.amount).bytes();
+  if (block.bytes != rounded || block.requested_bytes != step.amount || block.stream != stream) {
     return Text("block of ", block.bytes, " for ", block.requested_bytes, " bytes on stream ",
                 static_cast<uint64_t>(block.stream), ", expected ", rounded);
   }
   const uint64_t pages_before = model_.Pages(id);
-  const std::vector<PhysicalPiece> pieces = set_->Pieces(block.address);
+  const std::vector<PhysicalPiece> pieces = set_.Pieces(block.address);
   const uint64_t whole_pages = model_.WholePagesOf(id, pieces, stream);
   // The model before the books, since it says why bytes may not be taken.
-  const uint64_t pages = set_->Stats(id).pages;
-  std::string complaint = model_.Place(op.label, id, block, pieces, pages);
+  const uint64_t pages = set_.Stats(id).pages;
+  std::string complaint = model_.Place(step.item, id, block, pieces, pages);
   if (complaint.empty()) complaint = JudgePieces(id, block, pieces);
   if (!complaint.empty()) return complaint;
   const uint64_t new_pages = pages - pages_before;
+  if (new_pages > 0 && rounded < setup_.page_bytes) ++growths_judged_;
   if (new_pages > need.most_new()) {
     return Text("asked the driver for ", new_pages, " pages where ", need.most_new(), " do");
   }
@@ -287,18 +345,29 @@ std::string FuzzSession::Placed(const AllocateOp& op, const Block& block,
   // A page amid a handle of several is no edge that could hold the remainder, whatever is free of it: where
   // there are such handles, a page for the remainder is always right. And a page may be whole, rather than
   // an edge, only since work has gone on that the pool has not asked about.
-  const bool one_page_handles = host_.usage().handles == set_->TotalStats().pages;
+  const bool one_page_handles = host_.usage().handles == set_.TotalStats().pages;
   const uint64_t ideal =
       one_page_handles ? need.ideal : (rounded + setup_.page_bytes - 1) / setup_.page_bytes;
   const bool judged = model_.OpenScope(id) == ScopeKind::kEager && asked_.contains(id);
   if (judged && whole_pages > ideal + 1) {
     return Text("took ", whole_pages, " whole pages where ", ideal, " do");
   }
-  addresses_[op.label] = block.address;
-  live_labels_.push_back(op.label);
+  addresses_[step.item] = block.address;
+  live_labels_.push_back(step.item);
   watch_.MarkUsed();
-  Work(id, stream);
-  if (setup_.map_memory) KernelOf(op.label, block, /*writes=*/true).Run();
+  const PoolModel::LiveBlock& live = *LiveOf(step.item);
+  if (setup_.streams > 0) {
+    tensors_[step.item] = {.block = block,
+                           .graph = graphs_.size() - 1,
+                           .word = random_(),
+                           .capture = dag_.At(stream).capture,
+                           .behind = dag_.At(stream).nodes};
+  } else if (live.eager) {
+    Submit(live, stream, /*writes=*/true, {});
+  } else {
+    Launch(stream, std::nullopt);
+    Fill(live);
+  }
   return {};
 }
 
@@ -309,48 +378,48 @@ const PoolModel::LiveBlock* FuzzSession::LiveOf(uint64_t label) const {
   return live == nullptr || live->label != label ? nullptr : live;
 }
 
-std::string FuzzSession::Do(const FreeOp& op) {
-  const auto it = addresses_.find(op.label);
+std::string FuzzSession::Free(uint64_t label) {
+  const auto it = addresses_.find(label);
   if (it == addresses_.end()) return {};
-  if (LiveOf(op.label) != nullptr) return FreeLive(op.label, it->second);
-  // If another block starts there by now, that would be its free.
-  return model_.LiveAt(it->second) == nullptr ? RefusesAddress(it->second) : "";
-}
-
-std::string FuzzSession::Do(const FreeWildOp& op) {
-  return model_.LiveAt(op.address) == nullptr ? RefusesAddress(op.address) : "";
+  const Address address = it->second;
+  if (LiveOf(label) == nullptr) {
+    // If another block starts there by now, that would be its free.
+    return model_.LiveAt(address) == nullptr ? RefusesAddress(address) : "";
+  }
+  const PoolModel::LiveBlock live = *model_.LiveAt(address);
+  if (CaptureIsOver(live.pool)) return {};
+  std::string complaint = Read(live);
+  if (!complaint.empty()) return complaint;
+  CaptureId in = kNoCapture;
+  if (setup_.streams > 0) {
+    if (!ReadyToFree(label)) return {};
+    in = tensors_.extract(label).mapped().capture;
+  }
+  return MirrorOf(
+      label, [&] { set_.Free(address); },
+      [&] {
+        model_.Free(address, in, !IsOthers(label));
+        std::erase(live_labels_, label);
+        freed_labels_.push_back(label);
+      });
 }
 
 // pre: no live block starts there.
 std::string FuzzSession::RefusesAddress(Address address) {
   const auto nothing = [] {};
   std::string complaint = Mirror(
-      false, [&] { set_->Free(address); }, nothing);
+      false, [&] { set_.Free(address); }, nothing);
   if (!complaint.empty()) return complaint;
   complaint = Mirror(
-      false, [&] { set_->RecordUse(address, StreamId{0}); }, nothing);
+      false, [&] { set_.RecordUse(address, StreamId{0}); }, nothing);
   if (!complaint.empty()) return complaint;
   const PoolModel::LiveBlock* holder = model_.Holding(address);
-  if (set_->Find(address).has_value() != (holder != nullptr)) return "Find() finds a wild address";
-  return set_->PoolOf(address) ? "PoolOf() takes a wild address" : "";
+  if (set_.Find(address).has_value() != (holder != nullptr)) return "Find() finds a wild address";
+  return set_.PoolOf(address) ? "PoolOf() takes a wild address" : "";
 }
 
-std::string FuzzSession::FreeLive(uint64_t label, Address address) {
-  const PoolModel::LiveBlock live = *model_.LiveAt(address);
-  if (CaptureIsOver(live.pool)) return {};
-  std::string complaint = Read(label, live.block);
-  if (!complaint.empty()) return complaint;
-  return Mirror(
-      true, [&] { set_->Free(address); },
-      [&] {
-        model_.Free(address);
-        std::erase(live_labels_, label);
-        freed_labels_.push_back(label);
-      });
-}
-
-std::string FuzzSession::Do(const FreeInsideOp& op) {
-  const PoolModel::LiveBlock* const live = LiveOf(op.label);
+std::string FuzzSession::FreeInside(uint64_t label) {
+  const PoolModel::LiveBlock* const live = LiveOf(label);
   if (live == nullptr) return {};
   for (const uint64_t inside : {uint64_t{1}, uint64_t{512}, live->block.bytes - 1}) {
     if (inside >= live->block.bytes) continue;
@@ -360,139 +429,86 @@ std::string FuzzSession::Do(const FreeInsideOp& op) {
   return {};
 }
 
-std::string FuzzSession::Do(const RecordUseOp& op) {
-  const PoolModel::LiveBlock* const live = LiveOf(op.label);
-  if (live == nullptr) return {};
-  const PoolId pool = live->pool;
+std::string FuzzSession::RecordUse(const Step& step) {
+  const PoolModel::LiveBlock* const live = LiveOf(step.item);
+  if (live == nullptr || CaptureIsOver(live->pool)) return {};
   const Address address = live->block.address;
-  if (CaptureIsOver(pool)) return {};
-  const StreamId stream = StreamOf(op.stream, pool);
-  return Mirror(
-      true, [&] { set_->RecordUse(address, stream); },
+  const StreamId stream = StreamOf(step.stream, live->pool);
+  const bool by_another = stream != live->block.stream;
+  if (setup_.streams > 0 && by_another && model_.OpenScope(live->pool)) {
+    if (IsOthers(step.item)) unseen_.push_back(stream);
+    if (!IsOthers(step.item)) model_.See(live->pool, stream);
+  }
+  return MirrorOf(
+      step.item, [&] { set_.RecordUse(address, stream); },
       [&] {
         model_.RecordUse(address, stream);
-        Work(pool, stream);
+        if (setup_.streams > 0) {
+          if (by_another && !Capturing(stream)) watch_.Submit(stream);
+          return;
+        }
+        // Of its own stream's use of a captured block a pool is not told: that is over when a graph runs again.
+        const auto filled = filled_by_.find(step.item);
+        const bool told = live->eager || by_another;
+        if (model_.OpenScope(live->pool) == ScopeKind::kCapture) {
+          Launch(stream, std::nullopt);
+        } else if (!told || filled == filled_by_.end()) {
+          watch_.Submit(stream);
+        } else {
+          Submit(*live, stream, /*writes=*/false, filled->second);
+        }
       });
 }
 
-std::string FuzzSession::Do(const ProgressOp& op) {
-  watch_.Progress(StreamId{op.stream}, op.count);
-  asked_.clear();
-  return {};
-}
-
-std::string FuzzSession::Do(const EnablePeerOp& op) {
-  const Books before = TakeBooks(MayFail());
-  const Result result = Call([&] { set_->EnablePeer(op.peer); });
-  peers_settled_ = result.outcome == Outcome::kDone;
-  const std::string complaint = JudgeFailure(result, true, before);
+std::string FuzzSession::EnablePeer(int peer) {
+  const std::string complaint = Mirror(
+      true, [&] { set_.EnablePeer(peer); }, [] {});
+  peers_settled_ = !last_failed_;
   return complaint.empty() ? ComparePeers() : complaint;
 }
 
-std::string FuzzSession::Do(const FailOp& op) {
-  fault_ = {
-      .call_number = op.after + 1, .status = op.status, .for_good = op.for_good, .only = op.only};
-  faulty_.Arm(fault_);
-  armed_ = true;
-  return {};
-}
-
-std::string FuzzSession::Do(const MendOp&) {
+void FuzzSession::Mend() {
   faulty_.Disarm();
   armed_ = false;
   allocation_fault_.reset();
+}
+
+std::string FuzzSession::RunLast(const Steps& steps) {
+  for (const Step& step : steps) {
+    std::string complaint = Run(step);
+    if (!complaint.empty()) return complaint + " (at the end, " + ToString(step) + ")";
+  }
   return {};
-}
-
-std::string FuzzSession::Do(const FailAllocationOp& op) {
-  allocation_fault_ = op;
-  return {};
-}
-
-std::string FuzzSession::Do(const InspectOp&) {
-  for (const PoolId id : set_->ids()) {
-    if (!setup_.fail_each) break;
-    const auto ask = [&] {
-      set_->Snapshot(id);
-      set_->Stats(id);
-      set_->ReservedByPool();
-    };
-    std::string complaint =
-        FailEach(FaultKind::kAllocation, faulty_, ask, [&] { return Describe(*set_); });
-    if (!complaint.empty()) return complaint;
-  }
-  return Inspect();
-}
-
-// A stream is not captured while it also works eagerly; one after the other it may be both.
-StreamId FuzzSession::StreamOf(uint64_t stream, PoolId pool) const {
-  const bool apart = !setup_.one_pool && model_.OpenScope(pool) == ScopeKind::kCapture;
-  return StreamId{stream + (apart ? kStreams * pool.first : 0)};
-}
-
-// Captures all streams, in branches of the graph of which none is ever behind another: what one of
-// them frees is its own until the capture ends.
-void FuzzSession::BeginCapture(PoolId pool) {
-  captures_[pool] = host_.graphs().Begin(StreamOf(0, pool));
-  const Frontier fork = host_.graphs().Record(StreamOf(0, pool));
-  for (uint64_t stream = 0; stream < kStreams; ++stream) {
-    host_.graphs().Wait(StreamOf(stream, pool), fork);
-    host_.graphs().Launch(StreamOf(stream, pool));
-  }
-}
-
-// The scope failed to end: its streams are not captured any more, and have no business in it.
-bool FuzzSession::CaptureIsOver(PoolId pool) const {
-  return model_.OpenScope(pool) == ScopeKind::kCapture && !captures_.contains(pool);
-}
-
-void FuzzSession::Work(PoolId pool, StreamId stream) {
-  if (model_.OpenScope(pool) == ScopeKind::kCapture) {
-    host_.graphs().Launch(stream);
-  } else {
-    watch_.Submit(stream);
-  }
-}
-
-// Fresh memory never holds it: the word of a label is odd.
-Kernel FuzzSession::KernelOf(uint64_t label, const Block& block, bool writes) {
-  return {.block = block, .word = label * 0x9E3779B97F4A7C15U | 1, .writes = writes};
-}
-
-std::string FuzzSession::Read(uint64_t label, const Block& block) {
-  if (!watch_.Accessible(block.address, block.bytes)) {
-    return Text("block b", label, " is live but no longer mapped");
-  }
-  const bool right = !setup_.map_memory || KernelOf(label, block, /*writes=*/false).Run();
-  return right ? "" : Text("block b", label, " holds foreign data");
 }
 
 std::string FuzzSession::Finish() {
-  std::vector<PoolOperation> rest = {MendOp{}};
+  Steps ends = {{Kind::kMend}};
   for (const PoolId id : model_.ids()) {
-    if (model_.OpenScope(id)) rest.emplace_back(EndOp{id.first});
+    if (model_.OpenScope(id)) ends.push_back({.kind = Kind::kEnd, .pool = id.first});
   }
+  std::string complaint = RunLast(ends);
+  if (complaint.empty()) complaint = Execute();
+  Steps rest;
   if (setup_.tidy_end) {
-    for (const uint64_t label : live_labels_) rest.emplace_back(FreeOp{label});
+    for (const uint64_t label : live_labels_) rest.push_back({.kind = Kind::kFree, .item = label});
     for (const PoolId id : model_.ids()) {
-      for (int i = 0; i < model_.UseCount(id); ++i) rest.emplace_back(ReleaseOp{id.first});
+      rest.insert(rest.end(), static_cast<size_t>(model_.UseCount(id)),
+                  {.kind = Kind::kRelease, .pool = id.first});
     }
-    rest.emplace_back(TrimOp{});
+    if (own_world_) rest.push_back({Kind::kTrim});
   }
-  rest.emplace_back(InspectOp{});
-  for (const PoolOperation& operation : rest) {
-    std::string complaint = Run(operation);
-    if (!complaint.empty()) return complaint + " (at the end, " + ToString(operation) + ")";
-  }
-  if (setup_.tidy_end && !set_->ids().empty())
-    return "pools are left after everything was released";
+  if (own_world_) rest.push_back({Kind::kInspect});
+  if (complaint.empty()) complaint = RunLast(rest);
+  if (!complaint.empty() || !own_world_) return complaint;
+  if (setup_.tidy_end && !set_.ids().empty()) return "pools are left after everything was released";
   watch_.Quiesce();
-  set_.reset();
+  world_.set.reset();
   if (std::string violation = FirstViolation(); !violation.empty()) return violation;
   if (leaky_ && !setup_.tidy_end) return {};
-  if (watch_.handles() + watch_.mappings() + watch_.reservations() + watch_.events() != 0) {
-    return Text("left behind: ", watch_.handles(), " handles, ", watch_.mappings(), " mappings, ",
-                watch_.reservations(), " reservations, ", watch_.events(), " events");
+  const HostUsage left = host_.usage();
+  if (left.handles + left.mappings + left.reservations + watch_.events() != 0) {
+    return Text("left behind: ", left.handles, " handles, ", left.mappings, " mappings, ",
+                left.reservations, " reservations, ", watch_.events(), " events");
   }
   return {};
 }

@@ -1,5 +1,4 @@
-// One PoolSet on a host driver, driven by operations, compared with the model after every one of
-// them.
+// One PoolSet on a host driver, driven by steps, compared with the model after every one of them.
 #pragma once
 
 #include <cstdint>
@@ -7,21 +6,18 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/pool_checkpoint.h"
-#include "core/pool_set.h"
-#include "driver/host_driver.h"
-#include "testing/allocation_faults.h"
 #include "testing/capture_dag.h"
-#include "testing/driver_watch.h"
-#include "testing/fail_each.h"
-#include "testing/faulty_driver.h"
 #include "testing/pool_model.h"
-#include "testing/pool_operation.h"
+#include "testing/step.h"
+#include "testing/world.h"
 
 namespace cgp {
 
@@ -29,40 +25,50 @@ struct FuzzSetup {
   uint64_t granularity_bytes = 4096;
   uint64_t page_bytes = 4096;  // a power-of-two multiple of the granularity
   uint64_t physical_limit_bytes = uint64_t{1} << 30;
-  bool map_memory = true;  // blocks are written to and read back
-  // How many operations lie between two looks at what is too slow to compare after each.
+  bool map_memory = true;  // kernels fill blocks, and check them
+  // How many steps lie between two looks at what is too slow to compare after each.
   uint64_t inspect_every = 16;
   bool one_pool = false;  // and no other: eager and captured work share streams
   bool tidy_end =
       true;  // at the end free, release and trim everything, or leave it to the destructor
   // Each call to the set fails first, at each of its allocations or of its driver calls.
   bool fail_each = false;
+  // So many streams are captured as graphs, into pool 1, and one more never is; the graphs are executed at the end.
+  // Without, captures have eight streams in branches that never join.
+  uint64_t streams = 0;
+  uint64_t seed = 1;     // of the orders in which the graphs are run
+  bool forked = true;    // all streams are part of a capture from its begin on
+  bool threads = false;  // blocks of odd numbers are freed and used by other threads
 };
 
 std::string ToString(const FuzzSetup& setup);
 
 class FuzzSession {
  public:
-  explicit FuzzSession(const FuzzSetup& setup);
+  // In a world of its own, or in one that it shares with others, each of which has another number and may have a
+  // thread of its own: they have pools and streams of their own.
+  explicit FuzzSession(const FuzzSetup& setup, World* shared = nullptr, uint64_t number = 0);
 
-  // Does one operation. Returns what is wrong afterwards, or an empty string. After a complaint
-  // nothing more may be asked of the session. An operation on a block that was never allocated, or
-  // on a checkpoint that was never taken, is left out.
-  std::string Run(const PoolOperation& operation);
+  // Does one step. Returns what is wrong afterwards, or an empty string. After a complaint nothing more
+  // may be asked of the session.
+  std::string Run(const Step& step);
 
-  // Ends all scopes, frees and releases everything, and sees that nothing is left.
+  // Ends all scopes, executes the graphs, frees and releases everything, and sees that nothing is left.
   std::string Finish();
 
   // Whether the last call to the set failed, be it as it should.
   bool last_failed() const { return last_failed_; }
   // How many driver calls were made to fail.
   uint64_t driver_failures() const { return driver_failures_; }
+  uint64_t growths_judged() const { return growths_judged_; }
   const FuzzSetup& setup() const { return setup_; }
   const PoolModel& model() const { return model_; }
+  std::optional<ScopeKind> OpenScope(uint64_t pool) const { return model_.OpenScope(IdOf(pool)); }
   const std::vector<uint64_t>& live_labels() const { return live_labels_; }
   const std::vector<uint64_t>& freed_labels() const { return freed_labels_; }
 
  private:
+  using Node = CaptureDag::Node;
   enum class Outcome : uint8_t { kDone, kUsageError, kOutOfMemory, kDriverError, kNoHeap, kBug };
 
   // What became of a call to the real set.
@@ -70,104 +76,159 @@ class FuzzSession {
     Outcome outcome = Outcome::kDone;
     std::string text;
     bool fault_fired = false;
-    std::optional<DriverStatus> status;  // of a DriverError
   };
 
-  // What must be the same after a call that failed.
-  struct Books {
-    std::string set;
-    HostUsage driver;
+  // What the graphs do with a block.
+  struct Tensor {
+    Block block;
+    size_t graph = 0;  // that it was allocated in
+    uint64_t word = 0;
+    bool written = false;
+    // In the open scope: the capture that touched it, what each access must run behind, and what a write must, too.
+    CaptureId capture = kNoCapture;
+    std::vector<Node> behind = {};
+    std::vector<Node> reads = {};
+    std::map<StreamId, Node> unsaid = {};  // the last access of each stream that was not recorded
+  };
+  // One scope's nodes, [first, end).
+  struct Graph {
+    Node first = 0;
+    Node end = 0;
+    bool failed = false;
+    bool alone = true;  // it touches no block of another's, and no other one of its
   };
 
-  std::string Do(const RetainOp& op);
-  std::string Do(const BeginOp& op);
-  std::string Do(const EndOp& op);
-  std::string Do(const ReplayOp& op);
-  std::string Do(const ReleaseOp& op);
-  std::string Do(const AllocateOp& op);
-  std::string Do(const FreeOp& op);
-  std::string Do(const FreeInsideOp& op);
-  std::string Do(const FreeWildOp& op);
-  std::string Do(const RecordUseOp& op);
-  std::string Do(const CheckpointOp& op);
-  std::string Do(const RestoreOp& op);
-  std::string Do(const TrimOp& op);
-  std::string Do(const ProgressOp& op);
-  std::string Do(const EnablePeerOp& op);
-  std::string Do(const FailOp& op);
-  std::string Do(const MendOp& op);
-  std::string Do(const FailAllocationOp& op);
-  std::string Do(const InspectOp& op);
+  std::string Do(const Step& step);
+  std::string Begin(PoolId id, ScopeKind kind);
+  std::string End(PoolId id);
+  void Replay(PoolId id, StreamId stream);
+  std::string Allocate(const Step& step);
+  std::string Placed(const Step& step, const Block& block, const PoolModel::Need& need);
+  std::string Free(uint64_t label);
+  std::string FreeInside(uint64_t label);
+  std::string RefusesAddress(Address address);
+  std::string RecordUse(const Step& step);
+  std::string Checkpoint(PoolId id, uint64_t number);
+  std::string Restore(PoolId id, uint64_t number);
+  std::string Restored(PoolId id, const PoolModel::Checkpoint& checkpoint,
+                       const RestoreDelta& delta);
+  std::string Trim();
+  std::string EnablePeer(int peer);
+  void Mend();
 
-  static PoolId IdOf(uint64_t pool) { return {pool, 7}; }
-  Result Call(const std::function<void()>& call, std::optional<FaultKind> kind);
-  Result Call(const std::function<void()>& call) { return Call(call, SomeFault()); }
+  std::string RunLast(const Steps& steps);
+  void BeginGraph();
+  void EndGraph();
+  std::string DoInGraph(const Step& step);
+  std::string Execute();
+  bool ReadyToFree(uint64_t label);
+  std::string Touch(const Step& step, bool writes, bool said);
+  void BeginOwn(StreamId stream);
+  void EndOwn(StreamId stream);
+  void Invalidate(StreamId stream);
+  bool Capturing(StreamId stream) const { return dag_.At(stream).capture != kNoCapture; }
+  bool Captured(StreamId stream) const;  // and not in a capture that has failed
+  // Makes the stream part of the scope's first capture, if it is part of none; returns whether it
+  // can launch something.
+  bool Join(StreamId stream);
+  Node Launch(StreamId stream, const std::optional<Kernel>& kernel, bool early = false);
+  void Wait(StreamId stream, const CaptureDag::Point& point);
+  // Makes the stream wait for what it does not run behind already.
+  void Order(StreamId stream, std::vector<Node> nodes);
+  // Before what does not wait is launched on the stream: something that waits for all that the
+  // frees of its blocks have relied on, and that the bytes it was given stand behind.
+  void Settle(StreamId stream);
+  Frontier ToHost(const CaptureDag::Point& point) const;
+  // Whether the host driver tells of the streams what the program did.
+  std::string CompareFrontiers();
+  // Another thread mirrors what frees or uses this block, if it is one of those.
+  bool IsOthers(uint64_t label) const { return setup_.threads && label % 2 == 1; }
+  std::string MirrorOf(uint64_t label, const std::function<void()>& call,
+                       const std::function<void()>& then);
+
+  PoolId IdOf(uint64_t pool) const { return {pool, 7 + number_}; }
   FaultKind SomeFault() const {
-    return operations_ % 2 == 0 ? FaultKind::kDriverCall : FaultKind::kAllocation;
+    return steps_ % 2 == 0 ? FaultKind::kDriverCall : FaultKind::kAllocation;
   }
   // Makes the call, with whatever is to fail.
   void Make(const std::function<void()>& call, std::optional<FaultKind> kind);
-  bool MayFail() const { return armed_ || allocation_fault_; }
+  Result Call(const std::function<void()>& call, std::optional<FaultKind> kind);
   bool CleaningUpFailed(uint64_t calls_before) const;
   // Runs `call`, which must succeed iff `allowed` (else throw UsageError), and `then` when it did.
   std::string Mirror(bool allowed, const std::function<void()>& call,
                      const std::function<void()>& then);
-  std::string JudgeFailure(const Result& result, bool allowed, const Books& before);
-  std::string Placed(const AllocateOp& op, const Block& block, const PoolModel::Need& need);
+  // Those before a call, if they will be looked at.
+  World::Books TakeBooks(bool allowed) const;
+  std::string JudgeFailure(const Result& result, bool allowed, const World::Books& before);
+
   std::string JudgePieces(PoolId id, const Block& block, const std::vector<PhysicalPiece>& pieces);
   bool StaysForRemains(PoolId id) const;
-  std::string Restored(PoolId id, const PoolModel::Checkpoint& checkpoint,
-                       const RestoreDelta& delta);
-  std::string RefusesAddress(Address address);
   const PoolModel::LiveBlock* LiveOf(uint64_t label) const;
-  std::string FreeLive(uint64_t label, Address address);
   std::string FirstViolation() const;
   std::string CompareStats();
   std::string CompareUsage(const PoolStats& sum);
   std::string CompareSnapshot(PoolId id);
   std::string ComparePeers();
   std::string Inspect();
+  std::string Shrunk();
+  std::string SpareHandles();
 
-  static Kernel KernelOf(uint64_t label, const Block& block, bool writes);
-  std::string Read(uint64_t label, const Block& block);
+  void Submit(const PoolModel::LiveBlock& live, StreamId stream, bool writes,
+              const DriverWatch::Mark& behind);
+  void Fill(const PoolModel::LiveBlock& live);
+  void Refill(const PoolModel::LiveBlock& live);
+  std::string Read(const PoolModel::LiveBlock& live);
   StreamId StreamOf(uint64_t stream, PoolId pool) const;
   void BeginCapture(PoolId pool);
   bool CaptureIsOver(PoolId pool) const;
-  void Work(PoolId pool, StreamId stream);
-  std::string Shrunk();
-  std::string SpareHandles();
-  Books TakeBooks(bool needed) const;
 
   FuzzSetup setup_;
-  HostDriver host_;
-  DriverWatch watch_;
-  FaultyDriver faulty_;
-  SparingDriver sparing_{faulty_};
-  std::unique_ptr<PoolSet> set_;
+  const uint64_t number_;
+  const std::unique_ptr<World> own_world_;
+  World& world_;
+  HostDriver& host_ = world_.host;
+  DriverWatch& watch_ = world_.watch;
+  FaultyDriver& faulty_ = world_.faulty;
+  PoolSet& set_ = *world_.set;
+  CaptureDag dag_;
   PoolModel model_;
 
-  std::set<PoolId> asked_;                           // whose scope has begun since work went on
-  std::map<PoolId, CaptureId> captures_;             // under way, by the pool whose scope is open
+  std::set<PoolId> asked_;  // whose scope has begun since work went on
+  // Under way, by the pool whose scope is open; the first is that which streams join.
+  std::map<PoolId, std::vector<CaptureId>> captures_;
   std::unordered_map<uint64_t, Address> addresses_;  // of every label that was ever allocated
+  std::map<uint64_t, DriverWatch::Mark>
+      filled_by_;                    // work, by label; not of a block that holds anything
+  std::optional<uint64_t> foreign_;  // the label of a block in which a kernel found it
   std::vector<uint64_t> live_labels_;
   std::vector<uint64_t> freed_labels_;
   struct Kept {
     PoolCheckpoint real;
     PoolModel::Checkpoint naive;
   };
-  std::map<uint64_t, Kept> checkpoints_;  // by the operation's number
-  PoolStats most_;                        // of the sums over all pools, what there was at once
+  std::map<uint64_t, Kept> checkpoints_;
+  PoolStats most_;  // of the sums over all pools, what there was at once
   // (incarnation of its pool, page) of every page, and which page of which handle it turned out to
   // be.
   std::map<std::pair<uint64_t, uint32_t>, std::pair<Handle, uint64_t>> part_of_page_;
   std::map<std::pair<Handle, uint64_t>, std::pair<uint64_t, uint32_t>> page_of_part_;
+  const PoolId graph_pool_ = IdOf(1);  // of the graphs
+  std::mt19937_64 random_;
+  std::map<uint64_t, Tensor> tensors_;  // by label
+  std::vector<StreamId> unseen_;  // whose uses other threads recorded since the last allocation
+  std::map<uint64_t, CaptureDag::Point> events_;
+  std::vector<GraphNode> host_nodes_;                // by node
+  std::map<StreamId, std::vector<Node>> relied_on_;  // see Settle()
+  std::set<CaptureId> invalid_;
+  std::vector<Graph> graphs_;
+  uint64_t growths_judged_ = 0;
   bool armed_ = false;
-  Fault fault_;                                       // the one armed last
-  std::optional<FailAllocationOp> allocation_fault_;  // of the next call
+  Fault fault_;                            // the one armed last
+  std::optional<Fault> allocation_fault_;  // of the next call
   // A cleaning-up call failed too, so the driver holds more than the set knows of.
   bool leaky_ = false;
   bool peers_settled_ = true;  // the last EnablePeer() came through
-  uint64_t operations_ = 0;
+  uint64_t steps_ = 0;
   bool last_failed_ = false;
   uint64_t driver_failures_ = 0;
 };

@@ -48,23 +48,16 @@ bool SamePieces(const std::vector<PhysicalPiece>& a, const std::vector<PhysicalP
 
 }  // namespace
 
-FuzzSession::Books FuzzSession::TakeBooks(bool needed) const {
-  if (!needed) return {};
-  HostUsage usage = host_.usage();
-  usage.events = 0;  // one found to be done may be let go of by a call that fails later
-  return {Describe(*set_), usage};
-}
-
 std::string FuzzSession::CompareStats() {
-  const std::vector<PoolId> ids = set_->ids();
+  const std::vector<PoolId> ids = set_.ids();
   const std::vector<PoolId> expected = model_.ids();
   if (!std::ranges::includes(ids, expected)) return "other pools exist than expected";
   PoolStats sum;
   for (const PoolId id : ids) {
-    const PoolStats stats = set_->Stats(id);
+    const PoolStats stats = set_.Stats(id);
     if (!std::ranges::binary_search(expected, id)) {
       // It stays for what could not be undone, until that can be given back.
-      const bool empty = stats.pages == 0 && stats.live_blocks == 0 && set_->UseCount(id) == 0;
+      const bool empty = stats.pages == 0 && stats.live_blocks == 0 && set_.UseCount(id) == 0;
       if (!leaky_ || !empty) return "other pools exist than expected";
     } else {
       const PoolStats modelled = model_.Stats(id);
@@ -74,22 +67,23 @@ std::string FuzzSession::CompareStats() {
                     modelled.*value);
       }
     }
-    if (set_->UseCount(id) != model_.UseCount(id)) return ToString(id) + ": wrong use count";
+    if (set_.UseCount(id) != model_.UseCount(id)) return ToString(id) + ": wrong use count";
     for (const auto value : kSummed) sum.*value += stats.*value;
   }
-  const PoolStats total = set_->TotalStats();
+  const PoolStats total = set_.TotalStats();
   const auto differs = [&](auto value) { return total.*value != sum.*value; };
   if (std::ranges::any_of(kSummed, differs)) return "the total is not the sum of the pools";
   if (std::string complaint = CompareUsage(sum); !complaint.empty()) return complaint;
   const PoolModel::Trimmable trimmable = model_.TrimmableBytes();
-  if (set_->TrimmableBytes() < trimmable.least || set_->TrimmableBytes() > trimmable.most) {
+  if (set_.TrimmableBytes() < trimmable.least || set_.TrimmableBytes() > trimmable.most) {
     return "wrong trimmable bytes";
   }
   if (leaky_) return {};
-  if (watch_.handle_bytes() != total.reserved_bytes || watch_.mappings() != total.page_mappings ||
-      watch_.reservations() > total.ranges) {
-    return Text("the driver holds ", watch_.handle_bytes(), " bytes, ", watch_.mappings(),
-                " mappings and ", watch_.reservations(), " reservations; the set says ",
+  const HostUsage held = host_.usage();
+  if (held.physical_bytes != total.reserved_bytes || held.mappings != total.page_mappings ||
+      held.reservations > total.ranges) {
+    return Text("the driver holds ", held.physical_bytes, " bytes, ", held.mappings,
+                " mappings and ", held.reservations, " reservations; the set says ",
                 total.reserved_bytes, ", ", total.page_mappings, " and ", total.ranges, " ranges");
   }
   return {};
@@ -101,7 +95,7 @@ std::string FuzzSession::CompareUsage(const PoolStats& sum) {
   most_.allocated_bytes = std::max(most_.allocated_bytes, sum.allocated_bytes);
   most_.requested_bytes = std::max(most_.requested_bytes, sum.requested_bytes);
   most_.reserved_bytes = std::max(most_.reserved_bytes, sum.reserved_bytes);
-  const SetUsage usage = set_->Usage();
+  const SetUsage usage = set_.Usage();
   const auto right = [](const Gauge& gauge, uint64_t current, uint64_t peak) {
     return gauge.current == current && gauge.peak == peak && gauge.added - gauge.removed == current;
   };
@@ -114,7 +108,7 @@ std::string FuzzSession::CompareUsage(const PoolStats& sum) {
 }
 
 std::string FuzzSession::CompareSnapshot(PoolId id) {
-  const PoolSnapshot snapshot = set_->Snapshot(id);
+  const PoolSnapshot snapshot = set_.Snapshot(id);
   std::map<Address, const PoolSnapshot::Range*> ranges;
   uint64_t mapped = 0;
   for (const auto& range : snapshot.ranges) {
@@ -153,8 +147,8 @@ std::string FuzzSession::CompareSnapshot(PoolId id) {
 
 std::string FuzzSession::ComparePeers() {
   if (!peers_settled_) return {};
-  for (const PoolId id : set_->ids()) {
-    for (const auto& range : set_->Snapshot(id).ranges) {
+  for (const PoolId id : set_.ids()) {
+    for (const auto& range : set_.Snapshot(id).ranges) {
       for (uint64_t slot = 0; slot < range.pages.size(); ++slot) {
         const auto place = watch_.At(range.address + slot * setup_.page_bytes);
         if (!place || !place->accessible || place->peers != watch_.peers()) {
@@ -167,24 +161,32 @@ std::string FuzzSession::ComparePeers() {
 }
 
 std::string FuzzSession::Inspect() {
+  for (const PoolId id : set_.ids()) {
+    if (!setup_.fail_each) break;
+    world_.FailEach(FaultKind::kAllocation, [&] {
+      set_.Snapshot(id);
+      set_.Stats(id);
+      set_.ReservedByPool();
+    });
+  }
   try {
-    set_->Check();
+    set_.Check();
   } catch (const std::exception& error) {
     return Text("Check(): ", error.what());
   }
-  for (const PoolId id : set_->ids()) {
+  for (const PoolId id : set_.ids()) {
     std::string complaint = CompareSnapshot(id);
     if (!complaint.empty()) return complaint;
   }
   for (const auto& [address, live] : model_.live()) {
-    std::string complaint = Read(live.label, live.block);
+    std::string complaint = Read(live);
     if (!complaint.empty()) return complaint;
-    const std::optional<Block> last = set_->Find(address + live.block.bytes - 1);
+    const std::optional<Block> last = set_.Find(address + live.block.bytes - 1);
     if (!last || *last != live.block) return Text("Find() misses b", live.label);
-    if (set_->PoolOf(address) != live.pool) return Text("PoolOf() misses b", live.label);
-    if (set_->PoolOf(address + 1)) return Text("PoolOf() takes the inside of b", live.label);
+    if (set_.PoolOf(address) != live.pool) return Text("PoolOf() misses b", live.label);
+    if (set_.PoolOf(address + 1)) return Text("PoolOf() takes the inside of b", live.label);
     const PoolModel::LiveBlock* next = model_.Holding(address + live.block.bytes);
-    if (set_->Find(address + live.block.bytes).has_value() != (next != nullptr)) {
+    if (set_.Find(address + live.block.bytes).has_value() != (next != nullptr)) {
       return Text("Find() is wrong behind b", live.label);
     }
   }

@@ -42,30 +42,30 @@ std::string FuzzSession::JudgePieces(PoolId id, const Block& block,
   return {};
 }
 
-std::string FuzzSession::Do(const TrimOp&) {
+std::string FuzzSession::Trim() {
   // "Not while any stream is capturing" is for the caller to see to.
   if (model_.AnyCaptureOpen()) return {};
-  const uint64_t expected = set_->TrimmableBytes();
-  const uint64_t reserved = set_->TotalStats().reserved_bytes;
-  const Books before = TakeBooks(MayFail());
+  const uint64_t expected = set_.TrimmableBytes();
+  const uint64_t reserved = set_.TotalStats().reserved_bytes;
+  const World::Books before = TakeBooks(/*allowed=*/true);
   const uint64_t calls_before = watch_.calls();
   const bool leaky = leaky_;
-  Result result = Call([&] { set_->Trim(); }, FaultKind::kAllocation);
+  Result result = Call([&] { set_.Trim(); }, FaultKind::kAllocation);
   if (result.outcome == Outcome::kDriverError && result.fault_fired) {
     // What the driver kept is not lost: it goes with the next trim.
-    Do(MendOp{});
+    Mend();
     try {
-      set_->Check();
+      set_.Check();
     } catch (const std::exception& error) {
       return Text("Check() after a trim that failed: ", error.what());
     }
-    result = Call([&] { set_->Trim(); }, FaultKind::kAllocation);
+    result = Call([&] { set_.Trim(); }, FaultKind::kAllocation);
   }
   leaky_ = leaky;
   if (result.outcome == Outcome::kNoHeap) return JudgeFailure(result, true, before);
   if (result.outcome != Outcome::kDone) return "a trim failed: " + result.text;
   if (result.fault_fired) return "a driver error was swallowed";
-  const uint64_t given_back = reserved - set_->TotalStats().reserved_bytes;
+  const uint64_t given_back = reserved - set_.TotalStats().reserved_bytes;
   if (given_back != expected) return Text("trimmed ", given_back, ", expected ", expected);
   // Unless for what could not be undone.
   if (expected == 0 && watch_.calls() != calls_before && !leaky_)
@@ -77,11 +77,11 @@ std::string FuzzSession::Do(const TrimOp&) {
 // Follows the pools in which blocks live through a trim: their pages have other numbers now.
 std::string FuzzSession::Shrunk() {
   for (const PoolId id : model_.ids()) {
-    if (!set_->Contains(id)) return ToString(id) + " is gone, but blocks live in it";
-    const uint64_t pages = set_->Stats(id).pages;
+    if (!set_.Contains(id)) return ToString(id) + " is gone, but blocks live in it";
+    const uint64_t pages = set_.Stats(id).pages;
     if (pages == model_.Pages(id)) continue;
     std::string complaint =
-        model_.Shrink(id, pages, [this](Address address) { return set_->Pieces(address); });
+        model_.Shrink(id, pages, [this](Address address) { return set_.Pieces(address); });
     for (const auto& [address, live] : model_.live()) {
       if (live.pool != id || !complaint.empty()) continue;
       complaint = JudgePieces(id, live.block, live.pieces);
@@ -93,8 +93,8 @@ std::string FuzzSession::Shrunk() {
 
 // An unused pool keeps no handle after a trim in which nothing lives.
 std::string FuzzSession::SpareHandles() {
-  for (const PoolId id : set_->ids()) {
-    if (set_->UseCount(id) > 0 || model_.OpenScope(id)) continue;
+  for (const PoolId id : set_.ids()) {
+    if (set_.UseCount(id) > 0 || model_.OpenScope(id)) continue;
     std::set<Handle> used;
     for (const auto& [address, live] : model_.live()) {
       Address at = address;
@@ -103,7 +103,7 @@ std::string FuzzSession::SpareHandles() {
         at += piece.length_bytes;
       }
     }
-    for (const auto& range : set_->Snapshot(id).ranges) {
+    for (const auto& range : set_.Snapshot(id).ranges) {
       for (uint64_t i = 0; i < range.pages.size(); ++i) {
         const auto place = watch_.At(range.address + i * setup_.page_bytes);
         if (!place || !used.contains(place->handle)) return ToString(id) + " keeps a spare handle";
@@ -116,24 +116,22 @@ std::string FuzzSession::SpareHandles() {
 // Whether it is only there for what could not be undone, until that can be given back: the model
 // knows no such pool.
 bool FuzzSession::StaysForRemains(PoolId id) const {
-  return leaky_ && !model_.Contains(id) && std::ranges::binary_search(set_->ids(), id);
+  return leaky_ && !model_.Contains(id) && std::ranges::binary_search(set_.ids(), id);
 }
 
-std::string FuzzSession::Do(const CheckpointOp& op) {
-  const PoolId id = IdOf(op.pool);
+std::string FuzzSession::Checkpoint(PoolId id, uint64_t number) {
   if (StaysForRemains(id)) return {};
   PoolCheckpoint real;
   return Mirror(
-      model_.Contains(id) && !model_.OpenScope(id), [&] { real = set_->Checkpoint(id); },
+      model_.Contains(id) && !model_.OpenScope(id), [&] { real = set_.Checkpoint(id); },
       [&] {
-        checkpoints_[op.number] = {.real = std::move(real), .naive = model_.TakeCheckpoint(id)};
+        checkpoints_[number] = {.real = std::move(real), .naive = model_.TakeCheckpoint(id)};
       });
 }
 
-std::string FuzzSession::Do(const RestoreOp& op) {
-  const auto it = checkpoints_.find(op.number);
+std::string FuzzSession::Restore(PoolId id, uint64_t number) {
+  const auto it = checkpoints_.find(number);
   if (it == checkpoints_.end()) return {};
-  const PoolId id = IdOf(op.pool);
   if (StaysForRemains(id)) return {};
   const Kept& kept = it->second;
   const bool allowed = model_.MayRestore(id, kept.naive);
@@ -142,7 +140,7 @@ std::string FuzzSession::Do(const RestoreOp& op) {
   RestoreDelta delta;
   std::string wrong;
   std::string complaint = Mirror(
-      allowed, [&] { delta = set_->Restore(id, kept.real); },
+      allowed, [&] { delta = set_.Restore(id, kept.real); },
       [&] { wrong = Restored(id, kept.naive, delta); });
   return complaint.empty() ? wrong : complaint;
 }
@@ -174,10 +172,9 @@ std::string FuzzSession::Restored(PoolId id, const PoolModel::Checkpoint& checkp
   for (const PoolModel::LiveBlock& revived : restored.revived) {
     std::erase(freed_labels_, revived.label);
     live_labels_.push_back(revived.label);
-    std::string complaint = JudgePieces(id, revived.block, set_->Pieces(revived.block.address));
+    std::string complaint = JudgePieces(id, revived.block, set_.Pieces(revived.block.address));
     if (!complaint.empty()) return complaint;
-    watch_.Submit(revived.block.stream);
-    if (setup_.map_memory) KernelOf(revived.label, revived.block, /*writes=*/true).Run();
+    Refill(*model_.LiveAt(revived.block.address));
   }
   return {};
 }

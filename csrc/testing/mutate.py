@@ -6,9 +6,8 @@
     python csrc/testing/mutate.py --changed HEAD~1 --number 50 --seed 2
 
 The latter are universalmutator's (pip install -e '.[mutate]'). The tree is copied, built and tried
-without a fault first. Faults outside the core need a Python that has torch. Which proof noticed
-which fault goes to build/mutants.tsv too. Exit code 1 if a mutant survives, 2 if one of
-csrc/testing/mutants no longer applies.
+without a fault first. Faults outside the core need a Python that has torch. Exit code 1 if a
+mutant survives, 2 if one of csrc/testing/mutants no longer applies.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from altered_tree import ROOT, StaleError, build, copy_tree, planted, run
+from altered_tree import StaleError, build, copy_tree, planted, run
 from changed_lines import mutants_of_changes
 from mutants import MUTANTS, Mutant
 
@@ -102,29 +101,24 @@ def try_all(
         whole[folder] = digest(programs)
         if failed := first_failure(folder, programs, work):
             raise StaleError(f"without a fault: {failed}")
-    matrix = ROOT / "build" / "mutants.tsv"
-    matrix.parent.mkdir(exist_ok=True)
     tried, survived, stale = 0, 0, 0
-    with matrix.open("w", buffering=1) as rows:
-        for mutant in chosen:
-            if drawn and tried == most:
-                break
-            try:
-                with planted(mutant, work):
-                    programs = build_proofs(mutant.folder, work, jobs)
-                    if drawn and digest(programs) == whole[mutant.folder]:
-                        continue  # the compiler sees no difference
-                    seen = first_failure(mutant.folder, programs, work)
-            except StaleError as error:
-                if not drawn:
-                    print(f"{mutant.name}: {error}")
-                    stale += 1
-                continue
-            tried += 1
-            survived += not seen
-            row = f"{mutant.name}\t{mutant.what}\t{seen or 'NOBODY'}"
-            rows.write(row + "\n")
-            print(row, flush=True)
+    for mutant in chosen:
+        if drawn and tried == most:
+            break
+        try:
+            with planted(mutant, work):
+                programs = build_proofs(mutant.folder, work, jobs)
+                if drawn and digest(programs) == whole[mutant.folder]:
+                    continue  # the compiler sees no difference
+                seen = first_failure(mutant.folder, programs, work)
+        except StaleError as error:
+            if not drawn:
+                print(f"{mutant.name}: {error}")
+                stale += 1
+            continue
+        tried += 1
+        survived += not seen
+        print(f"{mutant.name}\t{mutant.what}\t{seen or 'NOBODY'}", flush=True)
     print(f"{tried} mutants, {survived} survived")
     return survived, stale
 

@@ -3,89 +3,85 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <iterator>
-#include <optional>
-#include <utility>
 
 #include "core/base/units.h"
 
 namespace cgp {
+namespace {
 
-OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : random_(seed) {
-  setup_.map_memory = map_memory;
+using Kind = Step::Kind;
+
+}  // namespace
+
+OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : dice_(seed) {
+  setup.map_memory = map_memory;
   // Real mappings come in system pages; numbers may be as small as makes cases frequent.
-  setup_.granularity_bytes = map_memory ? 4096 : uint64_t{1024} << Below(3);
-  setup_.page_bytes = setup_.granularity_bytes << (OneIn(2) ? 0 : Below(4));
+  setup.granularity_bytes = map_memory ? 4096 : uint64_t{1024} << dice_.Below(3);
+  setup.page_bytes = setup.granularity_bytes << (dice_.OneIn(2) ? 0 : dice_.Below(4));
   // One sequence in four lives with a limit that it will meet.
-  setup_.physical_limit_bytes = OneIn(4) ? setup_.page_bytes * (1 + Below(40)) : uint64_t{1} << 30;
-  setup_.tidy_end = OneIn(2);
-  length_ = uint64_t{20} << Below(6);
-  pools_ = 1 + Below(3);
-  setup_.one_pool = pools_ == 1;
-  streams_ = 1 + Below(4);
-  most_live_ = uint64_t{4} << Below(6);
-  mean_pages_ = std::exp2(static_cast<double>(Below(70)) / 10.0 - 4.0);  // 1/16 to 8
-  captures_only_ = OneIn(2);
+  setup.physical_limit_bytes =
+      dice_.OneIn(4) ? setup.page_bytes * (1 + dice_.Below(40)) : uint64_t{1} << 30;
+  setup.tidy_end = dice_.OneIn(2);
+  left_ = uint64_t{20} << dice_.Below(6);
+  pools_ = 1 + dice_.Below(3);
+  setup.one_pool = pools_ == 1;
+  streams_ = 1 + dice_.Below(4);
+  most_live_ = uint64_t{4} << dice_.Below(6);
+  mean_pages_ = std::exp2(static_cast<double>(dice_.Below(70)) / 10.0 - 4.0);  // 1/16 to 8
+  captures_only_ = dice_.OneIn(2);
 
-  const auto some = [this](unsigned usual) { return OneIn(3) ? 0U : 1 + unsigned(Below(usual)); };
-  weights_.allocate = 20 + unsigned(Below(80));
-  weights_.free = some(100);
-  weights_.begin = 2 + some(10);
-  weights_.end = some(6);
-  weights_.retain = some(2);
-  weights_.release = some(4);
-  weights_.record_use = streams_ > 1 ? some(20) : 0;
-  weights_.trim = some(4);
-  weights_.progress = some(20);
-  weights_.peer = OneIn(4) ? 1 : 0;
-  weights_.fail = OneIn(3) ? 1 + unsigned(Below(10)) : 0;
-  weights_.mend = weights_.fail;
+  const auto up_to = [this](uint64_t most) { return 1 + static_cast<unsigned>(dice_.Below(most)); };
+  unsigned& begin = weights_[Kind::kBeginCapture];  // a scope of either kind
+  unsigned& end = weights_[Kind::kEnd];
+  weights_[Kind::kAllocate] = 19 + up_to(80);
+  weights_[Kind::kFree] = dice_.Some(100);
+  begin = 2 + dice_.Some(10);
+  end = dice_.Some(6);
+  weights_[Kind::kRetain] = dice_.Some(2);
+  weights_[Kind::kRelease] = dice_.Some(4);
+  weights_[Kind::kUse] = streams_ > 1 ? dice_.Some(20) : 0;
+  weights_[Kind::kTrim] = dice_.Some(4);
+  weights_[Kind::kProgress] = dice_.Some(20);
+  weights_[Kind::kPeer] = dice_.OneIn(4) ? 1 : 0;
+  const unsigned fail = dice_.OneIn(3) ? up_to(10) : 0;
+  weights_[Kind::kFail] = weights_[Kind::kMend] = fail;
   // Events are asked for in few places, so failing just them takes a sequence of its own.
-  fails_events_ = OneIn(8);
+  fails_events_ = dice_.OneIn(8);
   if (fails_events_) {
     captures_only_ = false;
-    weights_.fail = weights_.progress = 20;
-    weights_.mend = weights_.begin = weights_.end = 10;
+    weights_[Kind::kFail] = weights_[Kind::kProgress] = 20;
+    weights_[Kind::kMend] = begin = end = 10;
   }
   // Handles of several pages are for pools of a thousand.
   large_ = seed % 16 == 15;
   if (large_) {
-    setup_.page_bytes = setup_.granularity_bytes;
-    setup_.physical_limit_bytes = 2500 * setup_.page_bytes;
+    setup.page_bytes = setup.granularity_bytes;
+    setup.physical_limit_bytes = 2500 * setup.page_bytes;
     // A process has 65,530 mappings.
-    length_ = std::min<uint64_t>(length_, 80);
+    left_ = std::min<uint64_t>(left_, 80);
     most_live_ = std::max<uint64_t>(most_live_, 16);
     pools_ = 1;
-    setup_.one_pool = true;
+    setup.one_pool = true;
   }
-  weights_.bad = some(3);
-  weights_.replay = captures_only_ ? 0 : some(10);
-  weights_.inspect = some(2);
-  if (!fails_events_ && OneIn(2)) {
-    repeater_.emplace(
-        random_,
-        CaptureRepeater::Options{.streams = streams_,
-                                 .most_bytes = std::min(setup_.physical_limit_bytes,
-                                                        setup_.page_bytes * (large_ ? 1000 : 300)),
-                                 .faults = weights_.fail > 0 || OneIn(8)});
-    interruption_ = uint64_t{8} << Below(5);
+  weights_[Kind::kFreeWild] = dice_.Some(3);  // bad input of any kind
+  weights_[Kind::kReplay] = captures_only_ ? 0 : dice_.Some(10);
+  weights_[Kind::kInspect] = dice_.Some(2);
+  repeats_ = !fails_events_ && dice_.OneIn(2);
+  if (repeats_) {
+    repeats_fail_ = fail > 0 || dice_.OneIn(8);
+    interruption_ = uint64_t{8} << dice_.Below(5);
     // Programs ask for whole numbers of elements, which scale exactly.
-    if (!OneIn(4)) size_step_ = 16;
-    weights_.begin = std::max(weights_.begin, 6U);
-    weights_.end = std::max(weights_.end, 4U);
-    if (!large_) length_ = std::max<uint64_t>(length_, 160);
+    if (!dice_.OneIn(4)) size_step_ = 16;
+    begin = std::max(begin, 6U);
+    end = std::max(end, 4U);
+    if (!large_) left_ = std::max<uint64_t>(left_, 160);
   }
-  if (OneIn(2)) {
-    checkpoints_.resize(1 + Below(6));
-    weights_.checkpoint = 1 + unsigned(Below(6));
-    weights_.restore = 1 + unsigned(Below(12));
-    weights_.end = std::max(weights_.end, 6U);
+  if (dice_.OneIn(2)) {
+    checkpoints_.resize(1 + dice_.Below(6));
+    weights_[Kind::kCheckpoint] = up_to(6);
+    weights_[Kind::kRestore] = up_to(12);
+    end = std::max(end, 6U);
   }
-}
-
-uint64_t OperationGenerator::Below(uint64_t bound) {
-  // Not std::uniform_int_distribution: its values differ between standard libraries.
-  return random_() % bound;
 }
 
 uint64_t OperationGenerator::Bytes() {
@@ -93,182 +89,289 @@ uint64_t OperationGenerator::Bytes() {
 }
 
 uint64_t OperationGenerator::AnyBytes() {
-  const uint64_t page = setup_.page_bytes;
-  if (large_ && OneIn(2)) return page * (2 + Below(OneIn(3) ? 1000 : 100)) - Below(page);
-  switch (Below(8)) {
+  const uint64_t page = setup.page_bytes;
+  if (large_ && dice_.OneIn(2)) {
+    return page * (2 + dice_.Below(dice_.OneIn(3) ? 1000 : 100)) - dice_.Below(page);
+  }
+  switch (dice_.Below(8)) {
     case 0: {  // about a few whole pages
-      const uint64_t pages = (1 + Below(4)) * page;
-      const std::array<uint64_t, 5> near = {pages, pages - kGranuleBytes, pages + kGranuleBytes,
-                                            pages - 1, pages + 1};
-      return near[Below(near.size())];
+      const uint64_t pages = (1 + dice_.Below(4)) * page;
+      return dice_.Of(
+          std::array{pages, pages - kGranuleBytes, pages + kGranuleBytes, pages - 1, pages + 1});
     }
     case 1:
-      return 1 + Below(2 * kGranuleBytes);
+      return 1 + dice_.Below(2 * kGranuleBytes);
     case 2:
-      return kGranuleBytes * (1 + Below(page / kGranuleBytes));
+      return kGranuleBytes * (1 + dice_.Below(page / kGranuleBytes));
     default: {  // exponential
-      const double uniform = (static_cast<double>(Below(1 << 20)) + 1.0) / (1 << 20);
+      const double uniform = (static_cast<double>(dice_.Below(1 << 20)) + 1.0) / (1 << 20);
       const double bytes = -std::log(uniform) * mean_pages_ * static_cast<double>(page);
       return std::clamp<uint64_t>(static_cast<uint64_t>(bytes), 1, 64 * page);
     }
   }
 }
 
-PoolOperation OperationGenerator::Allocate(const FuzzSession& session) {
+Step OperationGenerator::Begin(uint64_t pool) {
+  const bool captures = captures_only_ || dice_.OneIn(2);
+  return {.kind = captures ? Kind::kBeginCapture : Kind::kBeginEager, .pool = pool};
+}
+
+Step OperationGenerator::Allocate(const FuzzSession& session) {
   if (session.live_labels().size() >= most_live_) return Free(session);
   uint64_t pool = Pool();
   // Most allocations ought to succeed: look for a pool with an open scope.
-  for (uint64_t tries = 0; tries < pools_ && !session.model().OpenScope({pool, 7}); ++tries) {
+  for (uint64_t tries = 0; tries < pools_ && !session.OpenScope(pool); ++tries) {
     pool = pool % pools_ + 1;
   }
-  if (!session.model().OpenScope({pool, 7})) {
-    return BeginOp{pool, captures_only_ || OneIn(2) ? ScopeKind::kCapture : ScopeKind::kEager};
-  }
-  return AllocateOp{++last_label_, pool, Bytes(), Stream()};
+  if (!session.OpenScope(pool)) return Begin(pool);
+  const uint64_t bytes = Bytes();
+  return {Kind::kAllocate, Stream(), ++last_label_, bytes, pool};
 }
 
-PoolOperation OperationGenerator::Free(const FuzzSession& session) {
+Step OperationGenerator::Free(const FuzzSession& session) {
   const std::vector<uint64_t>& live = session.live_labels();
-  if (live.empty()) return InspectOp{};
+  if (live.empty()) return {Kind::kInspect};
   // What was allocated last is what is most often freed next.
-  const uint64_t among = OneIn(2) ? std::min<uint64_t>(live.size(), 3) : live.size();
-  return FreeOp{live[live.size() - 1 - Below(among)]};
+  const uint64_t among = dice_.OneIn(2) ? std::min<uint64_t>(live.size(), 3) : live.size();
+  return {.kind = Kind::kFree, .item = live[live.size() - 1 - dice_.Below(among)]};
 }
 
-PoolOperation OperationGenerator::Checkpoint(const FuzzSession& session) {
+Step OperationGenerator::Checkpoint(const FuzzSession& session) {
   const uint64_t pool = Pool();
-  if (session.model().OpenScope({pool, 7}) && !OneIn(8)) return EndOp{pool};
-  const uint64_t number = Below(checkpoints_.size());
+  if (session.OpenScope(pool) && !dice_.OneIn(8)) return {.kind = Kind::kEnd, .pool = pool};
+  const uint64_t number = dice_.Below(checkpoints_.size());
   checkpoints_[number] = pool;
-  return CheckpointOp{number, pool};
+  return {.kind = Kind::kCheckpoint, .item = number, .pool = pool};
 }
 
-PoolOperation OperationGenerator::Restore(const FuzzSession& session) {
-  const uint64_t number = Below(checkpoints_.size());
-  const uint64_t pool = checkpoints_[number] == 0 || OneIn(16) ? Pool() : checkpoints_[number];
-  if (session.model().OpenScope({pool, 7}) && !OneIn(8)) return EndOp{pool};
-  return RestoreOp{number, pool};
+Step OperationGenerator::Restore(const FuzzSession& session) {
+  const uint64_t number = dice_.Below(checkpoints_.size());
+  const uint64_t pool =
+      checkpoints_[number] == 0 || dice_.OneIn(16) ? Pool() : checkpoints_[number];
+  if (session.OpenScope(pool) && !dice_.OneIn(8)) return {.kind = Kind::kEnd, .pool = pool};
+  return {.kind = Kind::kRestore, .item = number, .pool = pool};
 }
 
-PoolOperation OperationGenerator::Bad(const FuzzSession& session) {
+Step OperationGenerator::Bad(const FuzzSession& session) {
+  constexpr uint64_t kNoPool = 100;
   const std::vector<uint64_t>& live = session.live_labels();
   const std::vector<uint64_t>& freed = session.freed_labels();
-  switch (Below(9)) {
-    case 0:
-      return BeginOp{Pool(), ScopeKind::kCapture};
-    case 1:
-      return EndOp{Pool()};
-    case 2:
-      return ReleaseOp{100};  // no such pool
-    case 3:
-      return AllocateOp{++last_label_, 100, Bytes(), Stream()};
-    case 4:
-      return AllocateOp{++last_label_, Pool(), 0, Stream()};
-    case 5:  // more than there can ever be, up to what overflows when rounded up
-      return AllocateOp{++last_label_, Pool(), ~uint64_t{0} - (random_() >> Below(64)), Stream()};
-    case 6:
-      return live.empty() ? PoolOperation(InspectOp{})
-                          : PoolOperation(FreeInsideOp{live[Below(live.size())]});
-    case 7:
-      return FreeWildOp{OneIn(2) ? 0 : random_() >> Below(64)};
-    default:
-      return freed.empty() ? PoolOperation(InspectOp{})
-                           : PoolOperation(FreeOp{freed[Below(freed.size())]});
-  }
-}
-
-PoolOperation OperationGenerator::Fail() {
-  constexpr std::array kStatuses = {DriverStatus::kOutOfMemory, DriverStatus::kOutOfAddresses,
-                                    DriverStatus::kFailed};
-  std::optional<DriverCall> only;
-  if (fails_events_) {
-    return FailOp{Below(3), DriverStatus::kFailed, false,
-                  OneIn(4) ? DriverCall::kRecordDeviceEvent : DriverCall::kEventDone};
-  }
-  if (OneIn(3)) return FailAllocationOp{Below(OneIn(2) ? 4 : 40), OneIn(3)};
-  if (OneIn(2)) only = static_cast<DriverCall>(Below(kDriverCallKinds));
-  return FailOp{Below(OneIn(2) ? 4 : 30), kStatuses[Below(kStatuses.size())], OneIn(3), only};
-}
-
-// The next operation of the repetition under way; of a new one, if it is time for one.
-std::optional<PoolOperation> OperationGenerator::NextOfRepetition(const FuzzSession& session) {
-  const auto is_open = [&](uint64_t pool) {
-    return session.model().OpenScope({pool, 7}).has_value();
+  const auto allocate = [&](uint64_t pool, uint64_t bytes) -> Step {
+    return {Kind::kAllocate, Stream(), ++last_label_, bytes, pool};
   };
-  if (!repeater_ || OneIn(interruption_)) return std::nullopt;
+  switch (dice_.Below(9)) {
+    case 0:
+      return {.kind = Kind::kBeginCapture, .pool = Pool()};
+    case 1:
+      return {.kind = Kind::kEnd, .pool = Pool()};
+    case 2:
+      return {.kind = Kind::kRelease, .pool = kNoPool};
+    case 3:
+      return allocate(kNoPool, Bytes());
+    case 4:
+      return allocate(Pool(), 0);
+    case 5: {  // more than there can ever be, up to what overflows when rounded up
+      const uint64_t pool = Pool();
+      return allocate(pool, ~uint64_t{0} - (dice_.Any() >> dice_.Below(64)));
+    }
+    case 6:
+      if (live.empty()) return {Kind::kInspect};
+      return {.kind = Kind::kFreeInside, .item = dice_.Of(live)};
+    case 7:
+      return {.kind = Kind::kFreeWild,
+              .amount = dice_.OneIn(2) ? 0 : dice_.Any() >> dice_.Below(64)};
+    default:
+      if (freed.empty()) return {Kind::kInspect};
+      return {.kind = Kind::kFree, .item = dice_.Of(freed)};
+  }
+}
+
+Step OperationGenerator::Fail() {
+  Step step{Kind::kFail};
+  Fault& fault = step.fault;
+  if (fails_events_) {
+    fault.call_number = 1 + dice_.Below(3);
+    fault.only = dice_.OneIn(4) ? DriverCall::kRecordDeviceEvent : DriverCall::kEventDone;
+    return step;
+  }
+  if (dice_.OneIn(3)) {
+    step.kind = Kind::kFailAllocation;
+    fault.call_number = 1 + dice_.Below(dice_.OneIn(2) ? 4 : 40);
+    fault.for_good = dice_.OneIn(3);
+    return step;
+  }
+  if (dice_.OneIn(2)) fault.only = static_cast<DriverCall>(dice_.Below(kDriverCallKinds));
+  fault.call_number = 1 + dice_.Below(dice_.OneIn(2) ? 4 : 30);
+  fault.status = static_cast<DriverStatus>(dice_.Below(3));
+  fault.for_good = dice_.OneIn(3);
+  return step;
+}
+
+void OperationGenerator::Note(const Step& step, const FuzzSession& session) {
+  constexpr size_t kLeastSteps = 3;  // what is shorter repeats itself anyway
+  constexpr size_t kMostSteps = 120;
+  const std::optional<ScopeKind> open = session.OpenScope(step.pool);
+  const bool captures = open == ScopeKind::kCapture;
+  Steps& program = open_[step.pool];
+  if (step.kind == Kind::kAllocate) {
+    if (!captures || step.amount == 0 || step.amount > setup.physical_limit_bytes) return;
+    program.push_back(step);
+    if (!powers_.contains(step.item)) {
+      powers_[step.item] = !dice_.OneIn(5) ? 1 : dice_.OneIn(4) ? 2 : 0;
+    }
+  } else if (step.kind == Kind::kFree) {
+    for (auto& [pool, some] : open_) {
+      if (std::ranges::count(some, step.item, &Step::item) == 1) some.push_back(step);
+    }
+  } else if (step.kind == Kind::kEnd) {
+    if (captures && program.size() >= kLeastSteps && program.size() <= kMostSteps) {
+      programs_[step.pool].push_back(program);
+    }
+    program.clear();
+  } else if (!open) {
+    program.clear();
+  }
+}
+
+uint64_t OperationGenerator::Scaled(const Step& allocate, double factor) const {
+  const double scale = std::pow(factor, powers_.at(allocate.item));
+  return std::max<uint64_t>(
+      1, static_cast<uint64_t>(std::ceil(static_cast<double>(allocate.amount) * scale)));
+}
+
+// The program at another scale, with some steps put in, left out or moved.
+Steps OperationGenerator::Vary(const Steps& program) {
+  double factor = dice_.Of(std::array{2.0, 2.0, 3.0, 1.25, 1.5, 4.0, 0.5, 1.0});
+  uint64_t sum = 0;
+  for (const Step& step : program) {
+    if (step.kind == Kind::kAllocate) sum += Scaled(step, factor);
+  }
+  const uint64_t most = setup.page_bytes * (large_ ? 2000 : 500);
+  if (factor > 1 && sum > std::min(setup.physical_limit_bytes, most)) factor = 1;
+  // Half of the repetitions do exactly the same.
+  const uint64_t changed = dice_.OneIn(2) ? 0 : 4 + dice_.Below(24);  // one step in so many
+  const bool other_streams = dice_.OneIn(4);
+  std::map<uint64_t, uint64_t> labels;  // the repetition's, by the program's
+  Steps varied;
+  for (const Step& step : program) {
+    const bool change = changed > 0 && dice_.OneIn(changed);
+    if (change && dice_.OneIn(2)) continue;
+    Step& next = varied.emplace_back(step);
+    if (step.kind == Kind::kFree) {
+      next.item = labels[step.item];
+      // At another time; before its allocation it does nothing.
+      if (change) std::swap(next, varied[dice_.Below(varied.size())]);
+      continue;
+    }
+    next.item = labels[step.item] = ++last_label_;
+    next.amount = Scaled(step, factor);
+    if (other_streams) next.stream = Stream();
+    powers_[next.item] = powers_.at(step.item);
+    if (!change) continue;
+    // One more of the kind, for a moment or for good.
+    Step more = next;
+    more.item = ++last_label_;
+    more.amount = 1 + dice_.Below(2 * more.amount);
+    varied.push_back(more);
+    if (dice_.OneIn(2)) varied.push_back({.kind = Kind::kFree, .item = more.item});
+  }
+  return varied;
+}
+
+void OperationGenerator::Repeat(uint64_t pool, const FuzzSession& session) {
+  const std::vector<Steps>& programs = programs_[pool];
+  if (programs.empty()) return;
+  Steps steps;
+  // What earlier captures left is kept, freed or freed in part.
+  const uint64_t kept = dice_.Below(3);
+  for (const uint64_t label : session.live_labels()) {
+    if (kept == 0 || (kept == 1 && dice_.OneIn(2))) {
+      steps.push_back({.kind = Kind::kFree, .item = label});
+    }
+  }
+  steps.push_back({.kind = Kind::kBeginCapture, .pool = pool});
+  const Steps varied = Vary(dice_.OneIn(4) ? dice_.Of(programs) : programs.back());
+  steps.insert(steps.end(), varied.begin(), varied.end());
+  steps.push_back({.kind = Kind::kEnd, .pool = pool});
+  if (repeats_fail_ && dice_.OneIn(3)) {
+    constexpr std::array kCalls = {DriverCall::kReserve, DriverCall::kCreate, DriverCall::kMap,
+                                   DriverCall::kSetAccess};
+    Step fail{Kind::kFail};
+    fail.fault = {1 + dice_.Below(4), static_cast<DriverStatus>(dice_.Below(3)), dice_.OneIn(2)};
+    if (dice_.OneIn(2)) fail.fault.only = dice_.Of(kCalls);
+    const auto begin = static_cast<std::ptrdiff_t>(dice_.Below(steps.size()));
+    const auto end = begin + static_cast<std::ptrdiff_t>(dice_.Below(steps.size())) / 2;
+    steps.insert(std::min(steps.begin() + end, steps.end()), {Kind::kMend});
+    steps.insert(steps.begin() + begin, fail);
+  }
+  // Some are given up half-way: the capture goes on with something else.
+  if (dice_.OneIn(6)) steps.resize(1 + dice_.Below(steps.size()));
+  repetition_.assign(steps.begin(), steps.end());
+}
+
+// The next step of the repetition under way; of a new one, if it is time for one.
+std::optional<Step> OperationGenerator::NextOfRepetition(const FuzzSession& session) {
+  if (!repeats_ || dice_.OneIn(interruption_)) return std::nullopt;
   const uint64_t pool = Pool();
-  if (repetition_.empty() && !is_open(pool) && !OneIn(4)) {
-    std::ranges::move(repeater_->Repeat(pool, session, last_label_),
-                      std::back_inserter(repetition_));
+  if (repetition_.empty() && !session.OpenScope(pool) && !dice_.OneIn(4)) {
+    Repeat(pool, session);
   }
   if (repetition_.empty()) return std::nullopt;
-  PoolOperation next = repetition_.front();
+  const Step next = repetition_.front();
   repetition_.pop_front();
   // Something else ended the capture.
-  const auto* const allocate = std::get_if<AllocateOp>(&next);
-  if (allocate != nullptr && !is_open(allocate->pool)) {
+  if (next.kind == Kind::kAllocate && !session.OpenScope(next.pool)) {
     repetition_.clear();
     return std::nullopt;
   }
   return next;
 }
 
-PoolOperation OperationGenerator::Next(const FuzzSession& session) {
-  std::optional<PoolOperation> repeated = NextOfRepetition(session);
-  PoolOperation next = repeated ? *repeated : Choose(session);
-  if (repeater_) repeater_->Note(next, session);
+std::optional<Step> OperationGenerator::Next(const FuzzSession& session) {
+  if (left_-- == 0) return std::nullopt;
+  const std::optional<Step> repeated = NextOfRepetition(session);
+  const Step next = repeated ? *repeated : Choose(session);
+  if (repeats_) Note(next, session);
   return next;
 }
 
-PoolOperation OperationGenerator::Choose(const FuzzSession& session) {
-  const std::array<unsigned, 17> weights = {
-      weights_.allocate, weights_.free,    weights_.begin,      weights_.end,
-      weights_.retain,   weights_.release, weights_.trim,       weights_.record_use,
-      weights_.progress, weights_.peer,    weights_.fail,       weights_.mend,
-      weights_.bad,      weights_.inspect, weights_.checkpoint, weights_.restore,
-      weights_.replay};
-  uint64_t total = 0;
-  for (const unsigned weight : weights) total += weight;
-  uint64_t pick = Below(total);
-  size_t kind = 0;
-  while (pick >= weights[kind]) pick -= weights[kind++];
+Step OperationGenerator::Choose(const FuzzSession& session) {
+  const Kind kind = weights_.Pick(dice_);
   const std::vector<uint64_t>& live = session.live_labels();
   switch (kind) {
-    case 0:
+    case Kind::kAllocate:
       return Allocate(session);
-    case 1:
+    case Kind::kFree:
       return Free(session);
-    case 2:
-      return BeginOp{Pool(), captures_only_ || OneIn(2) ? ScopeKind::kCapture : ScopeKind::kEager};
-    case 3:
-      return EndOp{Pool()};
-    case 4:
-      return RetainOp{Pool()};
-    case 5:
-      return ReleaseOp{Pool()};
-    case 6:
-      return TrimOp{};
-    case 7:
-      return live.empty() ? PoolOperation(InspectOp{})
-                          : PoolOperation(RecordUseOp{live[Below(live.size())], Stream()});
-    case 8:
-      return ProgressOp{Stream(), 1 + Below(8)};
-    case 9:
-      return EnablePeerOp{++last_peer_};
-    case 10:
+    case Kind::kBeginCapture:
+      return Begin(Pool());
+    case Kind::kEnd:
+    case Kind::kRetain:
+    case Kind::kRelease:
+      return {.kind = kind, .pool = Pool()};
+    case Kind::kUse: {
+      if (live.empty()) return {Kind::kInspect};
+      const uint64_t label = dice_.Of(live);
+      return {.kind = kind, .stream = Stream(), .item = label};
+    }
+    case Kind::kProgress:
+      return {.kind = kind, .stream = Stream(), .amount = 1 + dice_.Below(8)};
+    case Kind::kPeer:
+      return {.kind = kind, .item = ++last_peer_};
+    case Kind::kFail:
       return Fail();
-    case 11:
-      return MendOp{};
-    case 12:
+    case Kind::kFreeWild:
       return Bad(session);
-    case 13:
-      return InspectOp{};
-    case 14:
+    case Kind::kCheckpoint:
       return Checkpoint(session);
-    case 15:
+    case Kind::kRestore:
       return Restore(session);
+    case Kind::kReplay: {
+      const uint64_t pool = Pool();
+      return {.kind = kind, .stream = Stream(), .pool = pool};
+    }
     default:
-      return ReplayOp{Pool(), Stream()};
+      return {kind};
   }
 }
 

@@ -1,70 +1,74 @@
-// Random operations for a FuzzSession. Each sequence has its own weights, some of them zero ("swarm
-// testing"): a mix of everything at once would hardly ever reach what only many frees, or only
-// large blocks, reach.
+// Random steps for a FuzzSession. Captures repeat earlier ones at another scale now and then, as a program does that
+// is captured for several sizes: what the pool predicts, plans and follows (core/planning/predictor.h). Random
+// captures are never alike, so without this no plan would ever be made.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
-#include <random>
 #include <vector>
 
-#include "testing/capture_repeater.h"
 #include "testing/fuzz_session.h"
-#include "testing/pool_operation.h"
+#include "testing/step.h"
 
 namespace cgp {
 
 class OperationGenerator {
  public:
-  // Equal seeds give equal setups and, for sessions in equal states, equal operations.
+  // Equal seeds give equal setups and, for sessions in equal states, equal steps.
   OperationGenerator(uint64_t seed, bool map_memory);
   OperationGenerator(const OperationGenerator&) = delete;
   OperationGenerator& operator=(const OperationGenerator&) = delete;
 
-  FuzzSetup setup() const { return setup_; }
-  uint64_t length() const { return length_; }
-  PoolOperation Next(const FuzzSession& session);
+  // Nothing once the sequence is as long as it is to be.
+  std::optional<Step> Next(const FuzzSession& session);
+
+  FuzzSetup setup;
 
  private:
-  struct Weights {
-    unsigned allocate, free, begin, end, retain, release, record_use, trim, progress, peer, replay,
-        fail, mend, bad, inspect, checkpoint, restore;
-  };
-
-  uint64_t Below(uint64_t bound);  // uniform in [0, bound)
-  bool OneIn(uint64_t n) { return Below(n) == 0; }
   uint64_t Bytes();
   uint64_t AnyBytes();
-  uint64_t Pool() { return 1 + Below(pools_); }
-  uint64_t Stream() { return Below(streams_); }
-  PoolOperation Allocate(const FuzzSession& session);
-  PoolOperation Free(const FuzzSession& session);
-  PoolOperation Checkpoint(const FuzzSession& session);
-  PoolOperation Restore(const FuzzSession& session);
-  PoolOperation Bad(const FuzzSession& session);
-  PoolOperation Fail();
-  PoolOperation Choose(const FuzzSession& session);
-  std::optional<PoolOperation> NextOfRepetition(const FuzzSession& session);
+  uint64_t Pool() { return 1 + dice_.Below(pools_); }
+  uint64_t Stream() { return dice_.Below(streams_); }
+  Step Begin(uint64_t pool);
+  Step Allocate(const FuzzSession& session);
+  Step Free(const FuzzSession& session);
+  Step Checkpoint(const FuzzSession& session);
+  Step Restore(const FuzzSession& session);
+  Step Bad(const FuzzSession& session);
+  Step Fail();
+  Step Choose(const FuzzSession& session);
+  std::optional<Step> NextOfRepetition(const FuzzSession& session);
+  // The session is about to do this: captures are remembered as they come about.
+  void Note(const Step& step, const FuzzSession& session);
+  uint64_t Scaled(const Step& allocate, double factor) const;
+  Steps Vary(const Steps& program);
+  // A capture that repeats one of this pool; nothing if there is none. pre: no scope of the pool is open.
+  void Repeat(uint64_t pool, const FuzzSession& session);
 
-  std::mt19937_64 random_;
-  FuzzSetup setup_;
-  Weights weights_{};
-  uint64_t length_ = 0;
+  Dice dice_;
+  Weights weights_;
+  uint64_t left_ = 0;  // steps
   uint64_t pools_ = 1;
   uint64_t streams_ = 1;
   uint64_t most_live_ = 1;
   double mean_pages_ = 1;
   bool captures_only_ = false;
   bool fails_events_ = false;
-  bool large_ = false;                       // reaches a thousand pages
-  std::optional<CaptureRepeater> repeater_;  // of sequences that repeat captures
-  std::deque<PoolOperation> repetition_;     // what is left of the one under way
-  uint64_t interruption_ = 1;                // one operation in so many is none of the repetition
-  uint64_t size_step_ = 1;                   // sizes are multiples of this
-  std::vector<uint64_t> checkpoints_;        // by number: of which pool it was asked for last
+  bool large_ = false;              // reaches a thousand pages
+  bool repeats_ = false;            // captures
+  bool repeats_fail_ = false;       // driver calls in these are made to fail
+  std::map<uint64_t, Steps> open_;  // by pool: what its open capture allocated and freed so far
+  std::map<uint64_t, std::vector<Steps>> programs_;  // by pool: what its captures did
+  std::map<uint64_t, unsigned>
+      powers_;                   // by label: of the factor, by which the block grows in repetitions
+  std::deque<Step> repetition_;  // what is left of the one under way
+  uint64_t interruption_ = 1;    // one step in so many is none of the repetition
+  uint64_t size_step_ = 1;       // sizes are multiples of this
+  std::vector<uint64_t> checkpoints_;  // by number: of which pool it was asked for last
   uint64_t last_label_ = 0;
-  int last_peer_ = 0;
+  uint64_t last_peer_ = 0;
 };
 
 }  // namespace cgp

@@ -7,22 +7,28 @@
 
 namespace cgp {
 
-PoolModel::PoolModel(const DriverWatch& watch, uint64_t page_bytes)
-    : watch_(watch), page_bytes_(page_bytes), granules_per_page_(page_bytes / kGranuleBytes) {}
+PoolModel::PoolModel(const DriverWatch& watch, const CaptureDag& dag, uint64_t page_bytes)
+    : watch_(watch),
+      dag_(dag),
+      page_bytes_(page_bytes),
+      granules_per_page_(page_bytes / kGranuleBytes) {}
 
-int PoolModel::UseCount(PoolId id) const {
+const PoolModel::ModelPool* PoolModel::Find(PoolId id) const {
   const auto it = pools_.find(id);
-  return it == pools_.end() ? 0 : it->second.users;
+  return it == pools_.end() ? nullptr : &it->second;
 }
+
+int PoolModel::UseCount(PoolId id) const { return Contains(id) ? Find(id)->users : 0; }
 
 std::optional<ScopeKind> PoolModel::OpenScope(PoolId id) const {
-  const auto it = pools_.find(id);
-  return it == pools_.end() ? std::nullopt : it->second.scope;
+  return Contains(id) ? Find(id)->scope : std::nullopt;
 }
 
+uint64_t PoolModel::Pages(PoolId id) const { return Contains(id) ? Find(id)->stats.pages : 0; }
+
 bool PoolModel::AnyCaptureOpen() const {
-  return std::any_of(pools_.begin(), pools_.end(),
-                     [](const auto& entry) { return entry.second.scope == ScopeKind::kCapture; });
+  return std::ranges::any_of(
+      pools_, [](const auto& entry) { return entry.second.scope == ScopeKind::kCapture; });
 }
 
 const PoolModel::LiveBlock* PoolModel::LiveAt(Address start) const {
@@ -51,13 +57,6 @@ PoolModel::Trimmable PoolModel::TrimmableBytes() const {
   return sum;
 }
 
-uint64_t PoolModel::Pages(PoolId id) const {
-  const auto it = pools_.find(id);
-  return it == pools_.end() ? 0 : it->second.stats.pages;
-}
-
-uint64_t PoolModel::Incarnation(PoolId id) const { return pools_.at(id).incarnation; }
-
 bool PoolModel::IsCurrent(uint64_t incarnation) const {
   return std::ranges::any_of(
       pools_, [&](const auto& entry) { return entry.second.incarnation == incarnation; });
@@ -69,8 +68,6 @@ std::vector<PoolId> PoolModel::ids() const {
   return ids;
 }
 
-PoolStats PoolModel::Stats(PoolId id) const { return pools_.at(id).stats; }
-
 bool PoolModel::MayTake(const ModelPool& pool, const Granule& granule, StreamId stream) const {
   if (granule.label != 0) return false;
   if (pool.scope == ScopeKind::kEager && granule.captured &&
@@ -81,22 +78,34 @@ bool PoolModel::MayTake(const ModelPool& pool, const Granule& granule, StreamId 
   }
   if (granule.fence == nullptr) return true;
   const Fence& fence = *granule.fence;
-  if (fence.capture != 0 && pool.scope && pool.scope_number == fence.capture &&
-      !(fence.owner_at_once && fence.owner == stream)) {
-    return false;
-  }
-  return std::all_of(fence.pending.begin(), fence.pending.end(), [&](const Pending& pending) {
+  const bool done = std::ranges::all_of(fence.pending, [&](const Pending& pending) {
     const bool ordered = pool.scope == ScopeKind::kEager && pending.stream == stream;
     return ordered || watch_.Done(pending.stream, pending.work);
   });
+  if (!done) return false;
+  if (!pool.scope || fence.scope != pool.scope_number || invalid_.contains(fence.capture)) {
+    return true;
+  }
+  // Nothing has been captured that could have used it.
+  if (fence.in_over_capture) return false;
+  if (fence.capture == kNoCapture && !fence.used_by_others) return true;
+  if (fence.in_one_capture && fence.nodes.empty()) return true;
+  if (dag_.At(stream).capture != fence.capture) return false;
+  return (fence.owner == stream && !fence.used_by_others) ||
+         (fence.in_one_capture && dag_.RunsBehind(stream, fence.nodes));
 }
 
 bool PoolModel::MustOffer(const ModelPool& pool, const Granule& granule, StreamId stream) const {
   if (granule.label != 0) return false;
   if (granule.fence == nullptr) return true;
   const Fence& fence = *granule.fence;
-  if (fence.capture != 0 && pool.scope && pool.scope_number == fence.capture) {
-    return fence.promised_at_once && fence.owner == stream;
+  if (pool.scope && fence.scope == pool.scope_number) {
+    if (dag_.At(stream).capture != fence.capture || !IsCaptured(stream)) return false;
+    if (fence.owner == stream && !fence.used_by_others) {
+      return fence.in_sole_capture && dag_.ProvesBehind(stream, fence.nodes);
+    }
+    return fence.in_one_capture && fence.promised && pool.seen.size() > 1 &&
+           dag_.ProvesBehind(stream, fence.nodes) && dag_.ProvesBehind(stream, fence.late);
   }
   const bool own = fence.promised_at_once && fence.owner == stream;
   return (pool.scope == ScopeKind::kEager && own) || KnownToBeDone(fence);
@@ -127,25 +136,19 @@ PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream) co
     const PageRuns runs = Runs(pool, page, stream);
     if (runs.longest == granules_per_page_) {
       ++whole_pages;
-    } else {
+    } else if (runs.longest > 0) {
       parts.push_back(runs);
     }
   }
-  // What the best tail, the best head, or a tail and a head of two pages can hold of the remainder.
-  const auto by_head = [](const PageRuns& a, const PageRuns& b) { return a.head < b.head; };
-  const auto best_head = std::max_element(parts.begin(), parts.end(), by_head);
+  // What the best tail, the best head, or a tail and a head of two pages can hold of the remainder. A block below a
+  // page lies in one page: it is not worth a range of its own.
+  const bool small = granules < granules_per_page_;
   uint64_t held = 0;
-  for (auto part = parts.begin(); part != parts.end(); ++part) {
-    uint64_t other_head = best_head->head;
-    if (part == best_head) {
-      other_head = 0;
-      for (auto other = parts.begin(); other != parts.end(); ++other) {
-        if (other != part) other_head = std::max(other_head, other->head);
-      }
+  for (const PageRuns& part : parts) {
+    held = std::max(held, small ? part.longest : std::max(part.head, part.tail));
+    for (const PageRuns& other : parts) {
+      if (!small && &other != &part) held = std::max(held, part.tail + other.head);
     }
-    // A block below a page lies in one page: it is not worth a range of its own.
-    held = granules < granules_per_page_ ? std::max(held, part->longest)
-                                         : std::max({held, part->head, part->tail + other_head});
   }
   const uint64_t remainder = granules % granules_per_page_;
   const uint64_t beyond = PagesBeyond(pool, bytes, stream);
@@ -192,6 +195,10 @@ void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
   pool.stats.scope_peak_bytes = pool.stats.allocated_bytes;
   pool.scope_number = next_scope_++;
   pool.streams.clear();
+  pool.captures = 0;
+  pool.told.clear();
+  pool.seen.clear();
+  pool.in_scope.clear();
   if (may_mark) Mark(pool);
   pool.replays_unknown = kind == ScopeKind::kEager && pool.captured && !may_mark;
   if (pool.replays_unknown) HoldAll(pool);
@@ -205,9 +212,22 @@ void PoolModel::EndScope(PoolId id, bool may_mark) {
   DropIfGone(id);
 }
 
+void PoolModel::BeginCapture(PoolId id, CaptureId capture) {
+  if (++Known(id).captures == 1) Known(id).told.insert(capture);
+}
+
+void PoolModel::See(PoolId id, StreamId stream) {
+  ModelPool& pool = Known(id);
+  if (!pool.seen.insert(stream).second || pool.seen.size() != 2) return;
+  for (const auto& fence : pool.in_scope) {
+    fence->promised = fence->promised && pool.seen.contains(fence->owner) && fence->owner != stream;
+    fence->late = dag_.At(fence->owner).nodes;
+  }
+}
+
 bool PoolModel::MayReplay(PoolId id) const {
-  const auto it = pools_.find(id);
-  return it != pools_.end() && it->second.users > 0 && it->second.captured && !it->second.scope;
+  const ModelPool* const pool = Find(id);
+  return pool != nullptr && pool->users > 0 && pool->captured && !pool->scope;
 }
 
 void PoolModel::Replay(PoolId id, StreamId stream) {
@@ -278,13 +298,15 @@ std::string PoolModel::Shrink(PoolId id, uint64_t pages, const PiecesOf& pieces_
 void PoolModel::Ask(PoolId id, StreamId stream) {
   ModelPool& pool = Known(id);
   pool.streams.insert(stream);
+  See(id, stream);
   if (pool.scope == ScopeKind::kEager) GoOn(pool, stream);
 }
 
 std::string PoolModel::Describe(const Fence& fence) const {
   std::ostringstream text;
-  if (fence.capture != 0) text << "freed in capture scope " << fence.capture;
-  if (fence.owner_at_once) text << " owner stream " << static_cast<uint64_t>(fence.owner);
+  text << "freed on stream " << static_cast<uint64_t>(fence.owner);
+  if (fence.scope != 0) text << " in capture scope " << fence.scope;
+  if (fence.used_by_others) text << " and used by others";
   for (const Pending& pending : fence.pending) {
     text << " stream " << static_cast<uint64_t>(pending.stream) << " work " << pending.work
          << (watch_.Done(pending.stream, pending.work) ? " (done)" : " (pending)");
@@ -333,6 +355,10 @@ std::string PoolModel::Occupy(ModelPool& pool, const LiveBlock& block, bool fenc
       complaint = "bytes that may not be taken yet: " +
                   (granule.fence == nullptr ? "a replay may use them" : Describe(*granule.fence));
     }
+    if (fenced && granule.fence != nullptr && granule.fence->scope == pool.scope_number) {
+      ++reused_granules_;
+      if (granule.fence->owner != block.block.stream) ++reused_across_streams_;
+    }
     granule = {block.label, nullptr, granule.captured || !block.eager};
   });
   return complaint;
@@ -353,14 +379,9 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
   // A plan may have a block lie in fewer of the pages that it needs than are made.
   const bool may_be_ahead =
       MayBePlanned(pool) || PagesBeyond(pool, block.requested_bytes, block.stream) > 0;
-  LiveBlock live{.label = label,
-                 .pool = id,
-                 .block = block,
-                 .pieces = std::move(pieces),
-                 .uses = {},
-                 .eager = pool.scope == ScopeKind::kEager,
-                 .inherited = {},
-                 .suspects = {}};
+  LiveBlock live{label, id, block, std::move(pieces)};
+  live.eager = pool.scope == ScopeKind::kEager;
+  if (IsCaptured(block.stream)) pool.told.insert(dag_.At(block.stream).capture);
   std::string complaint = Occupy(pool, live, /*fenced=*/true);
   for (uint32_t number = 0; may_be_ahead && number < pages; ++number) {
     pool.pages[number].resize(granules_per_page_);
@@ -397,22 +418,48 @@ std::shared_ptr<PoolModel::Fence> PoolModel::FenceOf(const ModelPool& pool,
   auto fence = std::make_shared<Fence>();
   fence->owner = block.block.stream;
   const bool in_capture = pool.scope == ScopeKind::kCapture;
-  if (in_capture) fence->capture = pool.scope_number;
+  fence->used_by_others = !block.uses.empty();
   const bool eager = block.eager || (!in_capture && pool.scope);
-  fence->owner_at_once = block.uses.empty() && (in_capture ? !block.eager : eager);
-  fence->promised_at_once = fence->owner_at_once && block.suspects.empty() &&
+  fence->promised_at_once = block.uses.empty() && (in_capture ? !block.eager : eager) &&
+                            block.suspects.empty() &&
                             (block.eager || in_capture || !pool.replays_unknown);
-  const auto add = [&](StreamId stream, uint64_t work) {
-    fence->pending.push_back({stream, work});
-  };
-  for (const Pending& pending : block.inherited) add(pending.stream, pending.work);
-  if (!block.suspects.empty()) add(block.block.stream, 0);
+  fence->pending = block.inherited;
+  if (!block.suspects.empty()) fence->pending.push_back({block.block.stream, 0});
   // The capture's end stands for all that the capture did with the block; not for eager work before it.
   if (eager || (!in_capture && !block.uses.empty())) {
-    for (const StreamId stream : block.uses) add(stream, watch_.Submitted(stream));
-    add(block.block.stream, watch_.Submitted(block.block.stream));
+    std::set<StreamId> streams = block.uses;
+    streams.insert(block.block.stream);
+    for (const StreamId stream : streams) {
+      fence->pending.push_back({stream, watch_.Submitted(stream)});
+    }
   }
   return in_capture || !fence->pending.empty() ? fence : nullptr;
+}
+
+bool PoolModel::IsCaptured(StreamId stream) const {
+  const CaptureId capture = dag_.At(stream).capture;
+  return capture != kNoCapture && !invalid_.contains(capture);
+}
+
+bool PoolModel::AddCaptured(const ModelPool& pool, const LiveBlock& block, CaptureId in,
+                            bool same_thread, Fence& fence) const {
+  const CaptureDag::Point home = dag_.At(fence.owner);
+  fence.scope = pool.scope_number;
+  if (pool.told.contains(home.capture)) fence.capture = home.capture;
+  fence.in_over_capture = in != kNoCapture && in != home.capture;
+  fence.in_one_capture = home.capture != kNoCapture && !fence.in_over_capture;
+  fence.nodes = home.nodes;
+  for (const StreamId stream : block.uses) {
+    const CaptureDag::Point point = dag_.At(stream);
+    fence.in_one_capture = fence.in_one_capture && point.capture == home.capture;
+    fence.nodes.insert(fence.nodes.end(), point.nodes.begin(), point.nodes.end());
+  }
+  fence.in_sole_capture = pool.captures == 1 && same_thread && fence.pending.empty();
+  // Not a block of a stream that the scope has not seen yet, nor one that others used while it had seen no other.
+  const bool first =
+      pool.seen.size() == 1 && pool.seen.contains(fence.owner) && !fence.used_by_others;
+  fence.promised = fence.in_sole_capture && (pool.seen.size() > 1 || first);
+  return fence.in_one_capture && !invalid_.contains(fence.capture) && same_thread;
 }
 
 void PoolModel::Hold(ModelPool& pool, Fence& fence) {
@@ -423,16 +470,21 @@ void PoolModel::Hold(ModelPool& pool, Fence& fence) {
   fence.group = pool.held;
 }
 
-void PoolModel::Free(Address start) {
+void PoolModel::Free(Address start, CaptureId in, bool same_thread) {
   const auto it = live_.find(start);
   const LiveBlock block = std::move(it->second);
   live_.erase(it);
   ModelPool& pool = Known(block.pool);
   const std::shared_ptr<Fence> fence = FenceOf(pool, block);
-  if (fence != nullptr && !fence->pending.empty()) {
+  bool scope_tells = true;
+  if (pool.scope == ScopeKind::kCapture) {
+    scope_tells = AddCaptured(pool, block, in, same_thread, *fence);
+    pool.in_scope.push_back(fence);
+  }
+  if (fence != nullptr && (!fence->pending.empty() || !scope_tells)) {
     // What a restore brought back is held, or its stream's own again where the pool has seen the end of
     // what was under way: it is promised once both would be open.
-    if (!fence->promised_at_once && block.suspects.empty()) {
+    if (fence->pending.empty() || (!fence->promised_at_once && block.suspects.empty())) {
       Hold(pool, *fence);
     } else {
       std::vector<std::shared_ptr<Fence>>& own = pool.stream_fences[block.block.stream];
@@ -454,13 +506,13 @@ void PoolModel::RecordUse(Address start, StreamId stream) {
   LiveBlock& block = live_.at(start);
   if (stream == block.block.stream) return;
   block.uses.insert(stream);
-  block.eager |= Known(block.pool).scope != ScopeKind::kCapture;
+  block.eager |= Known(block.pool).scope != ScopeKind::kCapture || !IsCaptured(stream);
 }
 
 bool PoolModel::MayRestore(PoolId id, const Checkpoint& checkpoint) const {
-  const auto it = pools_.find(id);
-  return it != pools_.end() && !it->second.scope && checkpoint.pool == id &&
-         checkpoint.incarnation == it->second.incarnation;
+  const ModelPool* const pool = Find(id);
+  return pool != nullptr && !pool->scope && checkpoint.pool == id &&
+         checkpoint.incarnation == pool->incarnation;
 }
 
 PoolModel::Checkpoint PoolModel::TakeCheckpoint(PoolId id) const {

@@ -7,6 +7,13 @@
 //  the real set forgot,
 //    or recorded too early, is seen whatever the set believes.
 //  - MustOffer: has the set promised it? Then it may not ask the driver for a page in its place.
+//
+// In captures both follow from what the program captured (docs/design.md §5). Promised is less than safe: a programmatic
+// edge anywhere before a stream proves nothing; what is freed before a second stream has been seen in a scope may be
+// fenced by where the first one stands then, or held until the scope ends; where there are several captures in a scope,
+// a stream may have used a block in another one than it is part of when that is freed; and what is freed, or was used,
+// while a stream of its is in no valid capture, or is freed by another thread than the one that began the scope, is open
+// once the device has done all that it had.
 #pragma once
 
 #include <algorithm>
@@ -23,6 +30,7 @@
 #include "core/base/units.h"
 #include "core/pool.h"
 #include "core/pool_set.h"
+#include "testing/capture_dag.h"
 #include "testing/driver_watch.h"
 
 namespace cgp {
@@ -40,12 +48,12 @@ class PoolModel {
     PoolId pool;
     Block block;
     std::vector<PhysicalPiece> pieces;
-    std::set<StreamId> uses;  // other than the block's own stream
+    std::set<StreamId> uses = {};  // other than the block's own stream
     bool eager = false;  // allocated in an eager scope, or used by another stream outside captures
     // Of a block that a restore brought back: what was under way on its bytes then, and the streams
     // that the set may believe to be at work on them, or to have been before.
-    std::vector<Pending> inherited;
-    std::set<StreamId> suspects;
+    std::vector<Pending> inherited = {};
+    std::set<StreamId> suspects = {};
   };
   // What lived in a pool at one moment.
   struct Checkpoint {
@@ -60,8 +68,8 @@ class PoolModel {
     std::string complaint;  // about where a revived one lies
   };
 
-  // `watch` plays the device; `page_bytes` is the size of the pages of every pool.
-  PoolModel(const DriverWatch& watch, uint64_t page_bytes);
+  // `watch` plays the device, `dag` is what streams captured; `page_bytes` is the size of the pages of every pool.
+  PoolModel(const DriverWatch& watch, const CaptureDag& dag, uint64_t page_bytes);
 
   // --- What is expected of the next call ---
 
@@ -102,7 +110,15 @@ class PoolModel {
   void Retain(PoolId id);
   // With `may_mark` the device is marked, if that tells the set anything.
   void BeginScope(PoolId id, ScopeKind kind, bool may_mark);
+  // pre: all its captures are over.
   void EndScope(PoolId id, bool may_mark);
+  // A stream begins a capture in the open scope. Nothing of an invalid one will ever run.
+  void BeginCapture(PoolId id, CaptureId capture);
+  void Invalidate(CaptureId capture) { invalid_.insert(capture); }
+  // Whether the pool can know of the capture: it is the scope's first, or has allocated.
+  bool IsTold(PoolId id, CaptureId capture) const { return Find(id)->told.contains(capture); }
+  // A stream asks for a block in the open scope, or uses another's: to be said before the pool is told.
+  void See(PoolId id, StreamId stream);
   // A graph that was captured into the pool runs on the stream. pre: MayReplay().
   bool MayReplay(PoolId id) const;
   void Replay(PoolId id, StreamId stream);
@@ -113,7 +129,8 @@ class PoolModel {
   // with it: those that are made ahead of need are known by nothing else.
   std::string Place(uint64_t label, PoolId id, const Block& block,
                     std::vector<PhysicalPiece> pieces, uint64_t pages);
-  void Free(Address start);
+  // `in`: the open capture that has something of the block. `same_thread`: the one that began the scope frees it.
+  void Free(Address start, CaptureId in = kNoCapture, bool same_thread = true);
   void RecordUse(Address start, StreamId stream);
   // Unused pools without live blocks are gone.
   void Trim();
@@ -126,19 +143,30 @@ class PoolModel {
   // --- Comparison ---
 
   // Everything but ranges and page_mappings, which depend on the policy.
-  PoolStats Stats(PoolId id) const;
+  PoolStats Stats(PoolId id) const { return pools_.at(id).stats; }
   std::vector<PoolId> ids() const;
   const std::map<Address, LiveBlock>& live() const { return live_; }
   // A number for this pool's life: another one each time that an id is made anew.
-  uint64_t Incarnation(PoolId id) const;
+  uint64_t Incarnation(PoolId id) const { return pools_.at(id).incarnation; }
   bool IsCurrent(uint64_t incarnation) const;
+  // Granules that were handed out again in the capture scope that they were freed in.
+  uint64_t reused_granules() const { return reused_granules_; }
+  uint64_t reused_across_streams() const { return reused_across_streams_; }
 
  private:
   struct Fence {
-    uint64_t capture = 0;  // the scope's number, if freed in a capture scope
-    bool owner_at_once = false;
-    bool promised_at_once = false;  // owner_at_once, and the set knows it
     StreamId owner{};
+    bool promised_at_once = false;  // to the owner
+    bool used_by_others = false;
+    uint64_t scope = 0;              // the number, if freed in a capture scope, and then:
+    CaptureId capture = kNoCapture;  // that the owner was part of, if the pool is told of it
+    bool in_over_capture = false;    // the owner has left the one that had the block
+    bool in_one_capture = false;     // all its streams
+    bool in_sole_capture =
+        false;              // the scope had no other one yet, and all that it did was captured
+    bool promised = false;  // to whoever is behind these:
+    std::vector<CaptureDag::Node> nodes;  // behind which the block is done with
+    std::vector<CaptureDag::Node> late;   // the same, as far as promised
     std::vector<Pending> pending;
     // Of pending work the set knows that it is over once the device has passed a mark that was made later.
     std::optional<DriverWatch::Mark> mark;
@@ -157,6 +185,10 @@ class PoolModel {
     uint64_t scope_number = 0;
     std::map<uint32_t, std::vector<Granule>> pages;
     bool captured = false;                         // an earlier scope was a capture
+    uint64_t captures = 0;                         // that were begun in the open scope
+    std::set<CaptureId> told;                      // of these: see IsTold()
+    std::set<StreamId> seen;                       // in the open scope
+    std::vector<std::shared_ptr<Fence>> in_scope;  // of what was freed in the open capture scope
     std::set<StreamId> streams;                    // that have asked for blocks in the open scope
     std::vector<std::shared_ptr<Fence>> unmarked;  // to be marked with the device
     std::shared_ptr<Fence> held;                   // the group of what is held until then
@@ -179,6 +211,7 @@ class PoolModel {
   }
   uint64_t PagesBeyond(const ModelPool& pool, uint64_t bytes, StreamId stream) const;
   PageRuns Runs(const ModelPool& pool, const std::vector<Granule>& page, StreamId stream) const;
+  const ModelPool* Find(PoolId id) const;
   ModelPool& Known(PoolId id) { return pools_.at(id); }
   ModelPool& FindOrCreate(PoolId id);
   void GoOn(ModelPool& pool, StreamId stream) const;
@@ -196,7 +229,11 @@ class PoolModel {
   // happened before.
   std::string Occupy(ModelPool& pool, const LiveBlock& block, bool fenced);
   static void Count(ModelPool& pool, const Block& block);
+  bool IsCaptured(StreamId stream) const;
   std::shared_ptr<Fence> FenceOf(const ModelPool& pool, const LiveBlock& block) const;
+  // What follows from the captures of the open scope; returns whether the scope's end tells that the block is done with.
+  bool AddCaptured(const ModelPool& pool, const LiveBlock& block, CaptureId in, bool same_thread,
+                   Fence& fence) const;
   bool KnownToBeDone(const Fence& fence) const;
   // `fresh`: fences of which the set has not asked yet whether they are done.
   void Inherit(ModelPool& pool, const std::set<const Fence*>& fresh, LiveBlock& block) const;
@@ -205,12 +242,16 @@ class PoolModel {
   std::string Describe(const Fence& fence) const;
 
   const DriverWatch& watch_;
+  const CaptureDag& dag_;
   const uint64_t page_bytes_;
   const uint64_t granules_per_page_;
   std::map<PoolId, ModelPool> pools_;
   std::map<Address, LiveBlock> live_;
   uint64_t next_incarnation_ = 1;
   uint64_t next_scope_ = 1;
+  std::set<CaptureId> invalid_;
+  uint64_t reused_granules_ = 0;
+  uint64_t reused_across_streams_ = 0;
 };
 
 }  // namespace cgp

@@ -48,7 +48,6 @@ foreach(family cnn_res decode extremes grid2d liar sawtooth)
   endforeach()
 endforeach()
 add_test(NAME cgp_quality_orders COMMAND cgp_quality --orders 100 ${in_orders})
-add_test(NAME cgp_quality_made_up COMMAND cgp_quality --plain ${texts}/made_up)
-add_test(NAME cgp_quality_worst COMMAND cgp_quality --plain ${texts}/worst)
+add_test(NAME cgp_quality_made_up COMMAND cgp_quality --plain ${texts}/made_up ${texts}/worst)
 # 152 captures in one pool.
 add_test(NAME cgp_quality_ratchet COMMAND cgp_quality --repeat 19 ${texts}/worst/streams_ratchet.txt)

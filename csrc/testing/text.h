@@ -1,10 +1,8 @@
-// Text put together from anything that can be printed, and of what a PoolSet holds.
+// Text put together from anything that can be printed.
 #pragma once
 
 #include <sstream>
 #include <string>
-
-#include "core/pool_set.h"
 
 namespace cgp {
 
@@ -14,8 +12,5 @@ std::string Text(const Parts&... parts) {
   (text << ... << parts);
   return text.str();
 }
-
-// Who compares two of them sees whether anything has changed.
-std::string Describe(const PoolSet& set);
 
 }  // namespace cgp

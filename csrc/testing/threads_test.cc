@@ -12,7 +12,7 @@
 #include "core/pool_set.h"
 #include "driver/host_driver.h"
 #include "testing/capture_program.h"
-#include "testing/capture_session.h"
+#include "testing/fuzz_session.h"
 
 namespace cgp {
 namespace {
@@ -79,7 +79,13 @@ TEST_P(ThreadsInOneSet, FillPoolsOfTheirOwn) {
   std::atomic<bool> done = false;
   std::vector<std::thread> threads;
   for (uint64_t seed = 1; seed <= 6; ++seed) {
-    threads.emplace_back([&, seed] { wrong += FillAndFree(set, {0, seed}, GetParam(), seed); });
+    threads.emplace_back([&, seed] {
+      wrong += FillAndFree(set, {0, seed}, GetParam(), seed);
+      // Sets have nothing in common.
+      HostDriver own_host({.device = static_cast<int>(seed), .granularity = kPage});
+      PoolSet own_set(own_host);
+      wrong += FillAndFree(own_set, {0, 1}, GetParam(), seed);
+    });
   }
   std::thread watcher([&] { Watch(set, done); });
   std::thread trimmer([&] {
@@ -107,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, ThreadsInOneSet,
 
 // Captures of several streams in each thread, each into a pool of its own: as if each were alone.
 TEST(ThreadsTest, ManyStreamsAreCapturedInEachOfManyThreads) {
-  CaptureWorld world(kPage);
+  World world({.granularity = kPage}, kPage);
   std::vector<std::thread> threads;
   std::vector<std::string> complaints(6);
   std::atomic<uint64_t> across = 0;
@@ -115,34 +121,16 @@ TEST(ThreadsTest, ManyStreamsAreCapturedInEachOfManyThreads) {
     threads.emplace_back([&, number] {
       CaptureProgram program(1000 + number);
       program.setup.page_bytes = kPage;
-      CaptureSession session(program.setup, world, number);
-      std::string& complaint = complaints[number];
-      for (const CaptureStep& step : program.steps) {
-        if (complaint.empty()) complaint = session.Run(step);
-      }
-      if (complaint.empty()) complaint = session.Finish();
-      across += session.oracle().reused_across_streams();
+      FuzzSession session(program.setup, &world, number);
+      complaints[number] = RunAll(session, program.steps);
+      across += session.model().reused_across_streams();
     });
   }
   for (std::thread& thread : threads) thread.join();
   for (const std::string& complaint : complaints) EXPECT_EQ(complaint, "");
   EXPECT_GT(across, 0U);
-  world.set.Trim();
+  world.set->Trim();
   EXPECT_EQ(world.host.usage(), HostUsage{});
-}
-
-TEST(ThreadsTest, SeveralSetsHaveNothingInCommon) {
-  std::vector<std::thread> threads;
-  std::atomic<uint64_t> wrong = 0;
-  for (uint64_t seed = 1; seed <= 4; ++seed) {
-    threads.emplace_back([&, seed] {
-      HostDriver host({.device = static_cast<int>(seed), .granularity = kPage});
-      PoolSet set(host);
-      wrong += FillAndFree(set, {0, 1}, ScopeKind::kCapture, seed);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(wrong, 0U);
 }
 
 TEST(ThreadsTest, BlocksOfOneThreadAreFreedByAnother) {

@@ -1,0 +1,330 @@
+// What the streams of a FuzzSession do: kernels on their own, and graphs that are captured and executed.
+//
+// A program of graphs is right by construction: a stream waits before it touches what another one touched, and says so with
+// RecordUse() or makes the block's stream wait before the free. So whatever finds other data than was written is the
+// pool's fault.
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "testing/fuzz_session.h"
+#include "testing/text.h"
+
+namespace cgp {
+namespace {
+
+using Kind = Step::Kind;
+
+// How many streams a capture has that is no graph.
+constexpr uint64_t kStreams = 8;
+
+// Fresh memory never holds it: the word of a label is odd.
+Kernel KernelOf(const PoolModel::LiveBlock& live, bool writes) {
+  return {live.block, live.label * 0x9E3779B97F4A7C15U | 1, writes};
+}
+
+}  // namespace
+
+// A stream is not captured while it also works eagerly; one after the other it may be both.
+StreamId FuzzSession::StreamOf(uint64_t stream, PoolId pool) const {
+  constexpr uint64_t kMostStreams = 100;
+  const bool apart = !setup_.one_pool && model_.OpenScope(pool) == ScopeKind::kCapture;
+  return StreamId{kMostStreams * number_ + stream + (apart ? kStreams * pool.first : 0)};
+}
+
+// Captures all streams, in branches of the graph of which none is ever behind another: what one of
+// them frees is its own until the capture ends.
+void FuzzSession::BeginCapture(PoolId pool) {
+  if (setup_.streams > 0) return BeginGraph();
+  const StreamId first = StreamOf(0, pool);
+  const CaptureId capture = captures_[pool].emplace_back(host_.graphs().Begin(first));
+  dag_.Begin(first, capture);
+  model_.BeginCapture(pool, capture);
+  const CaptureDag::Point fork = dag_.At(first);
+  for (uint64_t stream = 0; stream < kStreams; ++stream) {
+    Wait(StreamOf(stream, pool), fork);
+    Launch(StreamOf(stream, pool), std::nullopt);
+  }
+}
+
+// The scope failed to end: its streams are not captured any more, and have no business in it.
+bool FuzzSession::CaptureIsOver(PoolId pool) const {
+  return model_.OpenScope(pool) == ScopeKind::kCapture && !captures_.contains(pool);
+}
+
+// A kernel on the stream fills the block, or checks it, when the device comes to it and has done what it waits for.
+void FuzzSession::Submit(const PoolModel::LiveBlock& live, StreamId stream, bool writes,
+                         const DriverWatch::Mark& behind) {
+  const uint64_t work = watch_.Submit(stream, [=, this, kernel = KernelOf(live, writes)] {
+    for (const auto& [other, before] : behind) watch_.Finish(other, before);
+    if (setup_.map_memory && !kernel.Run()) foreign_ = live.label;
+  });
+  if (writes) filled_by_[live.label] = {{stream, work}};
+}
+
+// As a graph does: it runs before whatever may touch the same bytes.
+void FuzzSession::Fill(const PoolModel::LiveBlock& live) {
+  if (setup_.map_memory) KernelOf(live, /*writes=*/true).Run();
+  filled_by_[live.label] = {};
+}
+
+// A restore has brought the block back. Whoever goes on with an eager one has waited for what was at work on its
+// bytes; one of a graph holds what that leaves there, unless that work is still to come.
+void FuzzSession::Refill(const PoolModel::LiveBlock& live) {
+  if (live.eager) return Submit(live, live.block.stream, /*writes=*/true, watch_.TakeMark());
+  watch_.Submit(live.block.stream);
+  filled_by_.erase(live.label);
+  if (live.inherited.empty()) Fill(live);
+}
+
+std::string FuzzSession::Read(const PoolModel::LiveBlock& live) {
+  if (!watch_.Accessible(live.block.address, live.block.bytes)) {
+    return Text("block b", live.label, " is live but no longer mapped");
+  }
+  const auto filled = filled_by_.find(live.label);
+  const bool checked =
+      setup_.map_memory && filled != filled_by_.end() && watch_.Passed(filled->second);
+  const bool right = !checked || KernelOf(live, /*writes=*/false).Run();
+  return right ? "" : Text("block b", live.label, " holds foreign data");
+}
+
+void FuzzSession::BeginGraph() {
+  graphs_.push_back({.first = dag_.size(), .end = dag_.size()});
+  BeginOwn(StreamOf(0, graph_pool_));
+  for (uint64_t stream = 1; setup_.forked && stream < setup_.streams; ++stream) {
+    Join(StreamOf(stream, graph_pool_));
+  }
+}
+
+void FuzzSession::EndGraph() {
+  invalid_.clear();
+  events_.clear();
+  relied_on_.clear();
+  unseen_.clear();
+  graphs_.back().end = dag_.size();
+  for (auto& [item, tensor] : tensors_) {
+    if (graphs_.back().failed) tensor.written = false;
+    tensor.capture = kNoCapture;
+    tensor.behind.clear();
+    tensor.reads.clear();
+    tensor.unsaid.clear();
+  }
+}
+
+std::string FuzzSession::DoInGraph(const Step& step) {
+  const StreamId stream = StreamOf(step.stream, graph_pool_);
+  if (!captures_.contains(graph_pool_)) return {};
+  switch (step.kind) {
+    case Kind::kRead:
+    case Kind::kReadUnsaid:
+      return Touch(step, /*writes=*/false, step.kind == Kind::kRead);
+    case Kind::kWrite:
+    case Kind::kWriteUnsaid:
+      return Touch(step, /*writes=*/true, step.kind == Kind::kWrite);
+    case Kind::kLaunch:
+    case Kind::kLaunchEarly:
+      if (!Join(stream)) return {};
+      if (step.kind == Kind::kLaunchEarly) Settle(stream);
+      Launch(stream, std::nullopt, step.kind == Kind::kLaunchEarly);
+      return {};
+    case Kind::kRecord:
+      if (Captured(stream)) events_[step.item] = dag_.At(stream);
+      return {};
+    case Kind::kWait:
+    case Kind::kWaitEarly: {
+      const auto event = events_.find(step.item);
+      if (event == events_.end()) return {};
+      CaptureDag::Point point = event->second;
+      if (step.kind == Kind::kWaitEarly) point.waits = false;
+      if (Capturing(stream) && dag_.At(stream).capture != point.capture) return {};
+      if (!point.waits && Captured(stream)) Settle(stream);
+      Wait(stream, point);
+      return {};
+    }
+    case Kind::kBeginOwn:
+      BeginOwn(stream);
+      return {};
+    case Kind::kEndOwn:
+      EndOwn(stream);
+      return {};
+    case Kind::kInvalidate:
+      Invalidate(stream);
+      return {};
+    case Kind::kNextGraph: {
+      std::string complaint = End(graph_pool_);
+      return complaint.empty() ? Begin(graph_pool_, ScopeKind::kCapture) : complaint;
+    }
+    default:
+      return {};
+  }
+}
+
+// Graphs that share a pool run one after the other.
+std::string FuzzSession::Execute() {
+  constexpr int kRounds = 10;
+  for (int round = 0; round < kRounds && !graphs_.empty(); ++round) {
+    // All as they were captured; or in any order those that have nothing to do with each other.
+    const bool in_order = round % 2 == 0;
+    for (size_t place = 0; place < graphs_.size(); ++place) {
+      const size_t i = in_order ? place : random_() % graphs_.size();
+      const Graph& graph = graphs_[i];
+      if (graph.failed || (!in_order && !graph.alone)) continue;
+      const std::vector<uint64_t> urgency = dag_.SomeUrgency(graph.first, graph.end, random_);
+      const std::optional<Node> wrong = dag_.Run(graph.first, graph.end, urgency);
+      if (wrong) return Text("wrong data in graph ", i, " at its node ", *wrong - graph.first);
+    }
+    for (const auto& [item, tensor] : tensors_) {
+      if (in_order && tensor.written && !Kernel{tensor.block, tensor.word, false}.Run()) {
+        return Text("wrong data after the graphs in block ", item);
+      }
+    }
+  }
+  return {};
+}
+
+// Whether the block may be freed now; its stream has waited for all that it must, then.
+bool FuzzSession::ReadyToFree(uint64_t label) {
+  const Tensor& tensor = tensors_.at(label);
+  const StreamId home = tensor.block.stream;
+  std::vector<Node> unsaid;
+  for (const auto& [stream, node] : tensor.unsaid) {
+    if (!LiveOf(label)->uses.contains(stream)) unsaid.push_back(node);
+  }
+  // Its stream cannot wait any more for what it left with the capture.
+  if (!unsaid.empty() && std::ranges::count(captures_[graph_pool_], tensor.capture) == 0)
+    return false;
+  // Where another capture allocates nothing the pool is not told of it: what its graph uses must not
+  // be freed while that lives.
+  if (tensor.capture != kNoCapture && !model_.IsTold(graph_pool_, tensor.capture)) return false;
+  if (!unsaid.empty() && Captured(home)) {
+    Order(home, unsaid);
+    std::ranges::move(unsaid, std::back_inserter(relied_on_[home]));
+  }
+  return true;
+}
+
+std::string FuzzSession::Touch(const Step& step, bool writes, bool said) {
+  const StreamId stream = StreamOf(step.stream, graph_pool_);
+  const auto found = tensors_.find(step.item);
+  if (found == tensors_.end() || !Join(stream)) return {};
+  Tensor& tensor = found->second;
+  const StreamId home = tensor.block.stream;
+  // What is not said must be waited for by the block's stream, in the same capture.
+  if (!said && stream != home && !Join(home)) return {};
+  const CaptureId capture = dag_.At(stream).capture;
+  // The home of a block of an earlier graph may take no part in this one.
+  if (Capturing(home) && dag_.At(home).capture != capture) return {};
+  if (tensor.capture != kNoCapture && tensor.capture != capture) return {};
+  tensor.capture = capture;
+  if (tensor.graph + 1 != graphs_.size()) {
+    graphs_[tensor.graph].alone = graphs_.back().alone = false;
+  }
+  std::vector<Node> behind = tensor.behind;
+  if (writes) behind.insert(behind.end(), tensor.reads.begin(), tensor.reads.end());
+  Order(stream, behind);
+  std::string complaint = stream != home && said ? RecordUse(step) : "";
+  std::optional<Node> node;
+  if (tensor.written) node = Launch(stream, Kernel{tensor.block, tensor.word, false});
+  if (writes) {
+    tensor.word = random_();
+    tensor.written = true;
+    node = Launch(stream, Kernel{tensor.block, tensor.word, true});
+    tensor.behind = {*node};
+    tensor.reads.clear();
+  } else if (node) {
+    tensor.reads.push_back(*node);
+  }
+  if (node && stream != home && !said) tensor.unsaid[stream] = *node;
+  return complaint;
+}
+
+void FuzzSession::BeginOwn(StreamId stream) {
+  if (Capturing(stream)) return;
+  const CaptureId capture = host_.graphs().Begin(stream);
+  captures_[graph_pool_].push_back(capture);
+  dag_.Begin(stream, capture);
+  model_.BeginCapture(graph_pool_, capture);
+}
+
+void FuzzSession::EndOwn(StreamId stream) {
+  const CaptureId capture = dag_.At(stream).capture;
+  if (!Captured(stream) || capture == captures_[graph_pool_].front()) return;
+  for (uint64_t number = 0; number < setup_.streams; ++number) {
+    const StreamId other = StreamOf(number, graph_pool_);
+    if (other != stream && dag_.At(other).capture == capture) return;
+  }
+  host_.graphs().End(capture);
+  dag_.End(capture);
+  std::erase(captures_[graph_pool_], capture);
+  std::erase_if(events_, [&](const auto& event) { return event.second.capture == capture; });
+  relied_on_.erase(stream);
+}
+
+void FuzzSession::Invalidate(StreamId stream) {
+  if (!Captured(stream)) return;
+  const CaptureId capture = dag_.At(stream).capture;
+  host_.graphs().Invalidate(capture);
+  model_.Invalidate(capture);
+  invalid_.insert(capture);
+  graphs_.back().failed = true;
+}
+
+bool FuzzSession::Captured(StreamId stream) const {
+  return Capturing(stream) && !invalid_.contains(dag_.At(stream).capture);
+}
+
+bool FuzzSession::Join(StreamId stream) {
+  if (!Capturing(stream)) Wait(stream, dag_.At(StreamOf(0, graph_pool_)));
+  return Captured(stream);
+}
+
+FuzzSession::Node FuzzSession::Launch(StreamId stream, const std::optional<Kernel>& kernel,
+                                      bool early) {
+  host_nodes_.push_back(host_.graphs().Launch(
+      stream, early ? HostGraphs::LaunchKind::kProgrammatic : HostGraphs::LaunchKind::kPlain));
+  return dag_.Launch(stream, kernel, early);
+}
+
+void FuzzSession::Wait(StreamId stream, const CaptureDag::Point& point) {
+  if (invalid_.contains(point.capture)) return;
+  host_.graphs().Wait(stream, ToHost(point));
+  dag_.Wait(stream, point);
+}
+
+void FuzzSession::Order(StreamId stream, std::vector<Node> nodes) {
+  if (dag_.RunsBehind(stream, nodes)) return;
+  // A stream that waits for a programmatic event waits for nothing else before it has launched
+  // something.
+  if (!dag_.At(stream).waits) Launch(stream, std::nullopt);
+  std::erase_if(nodes, [&](Node node) { return dag_.RunsBehind(stream, {node}); });
+  Wait(stream, {.capture = dag_.At(stream).capture, .nodes = std::move(nodes)});
+}
+
+void FuzzSession::Settle(StreamId stream) {
+  if (!dag_.LastRunsBehind(stream, relied_on_[stream])) Launch(stream, std::nullopt);
+}
+
+Frontier FuzzSession::ToHost(const CaptureDag::Point& point) const {
+  Frontier frontier{.capture = point.capture, .nodes = {}, .waits = point.waits};
+  for (const Node node : point.nodes) frontier.nodes.push_back(host_nodes_[node]);
+  return frontier;
+}
+
+std::string FuzzSession::CompareFrontiers() {
+  for (uint64_t number = 0; number <= setup_.streams; ++number) {
+    const StreamId stream = StreamOf(number, graph_pool_);
+    Frontier told;
+    host_.Capture(stream, &told);
+    const Frontier expected = Captured(stream) ? ToHost(dag_.At(stream)) : Frontier{};
+    if (told.capture != expected.capture || told.waits != expected.waits ||
+        !std::ranges::is_permutation(told.nodes, expected.nodes)) {
+      return Text("the host driver tells something else of stream ", number);
+    }
+  }
+  return {};
+}
+
+}  // namespace cgp

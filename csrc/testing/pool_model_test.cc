@@ -1,0 +1,121 @@
+// The model is given what a broken pool would do in captures, and has to say so. (That it lets pass what is right, the
+// fuzzer shows.)
+#include "testing/pool_model.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <string>
+
+#include "driver/host_driver.h"
+
+namespace cgp {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr PoolId kPool{0, 1};
+constexpr StreamId kA{1};
+constexpr StreamId kB{2};
+constexpr StreamId kC{3};
+constexpr uint64_t kPage = 4096;
+
+// Blocks come and go at the start of pages, in a scope with two streams.
+class PoolModelTest : public ::testing::Test {
+ protected:
+  PoolModelTest() {
+    model_.BeginScope(kPool, ScopeKind::kCapture, /*may_mark=*/true);
+    Begin(kA, 1);
+    dag_.Wait(kB, dag_.At(kA));
+    Launch(kA);
+    Launch(kB);
+    model_.Ask(kPool, kA);
+    model_.Ask(kPool, kB);
+  }
+
+  void Begin(StreamId stream, CaptureId capture) {
+    dag_.Begin(stream, capture);
+    model_.BeginCapture(kPool, capture);
+    Launch(stream);
+  }
+  void Launch(StreamId stream) { dag_.Launch(stream, std::nullopt); }
+  std::string Place(StreamId stream, uint32_t page, uint64_t bytes = kPage) {
+    pages_ = std::max<uint64_t>(pages_, page + 1);
+    const Block block{++label_ * kPage, bytes, bytes, stream};
+    address_of_[page] = block.address;
+    return model_.Place(label_, kPool, block, {{PageId{page}, 0, bytes}}, pages_);
+  }
+  void Free(uint32_t page) { model_.Free(address_of_[page]); }
+  uint64_t LeastNew(StreamId stream, uint64_t bytes) {
+    return model_.NeedOf(kPool, bytes, stream).least_new();
+  }
+
+  HostDriver host_{{.map_memory = false}};
+  DriverWatch watch_{host_};
+  CaptureDag dag_;
+  PoolModel model_{watch_, dag_, kPage};
+  uint64_t pages_ = 0;
+  uint64_t label_ = 0;
+  Address address_of_[8] = {};
+};
+
+TEST_F(PoolModelTest, WhoMayNotTakeBytesIsNamed) {
+  Begin(kC, 2);
+  for (uint32_t page = 0; page < 4; ++page) EXPECT_EQ(Place(kA, page), "");
+  EXPECT_THAT(Place(kB, 0), HasSubstr("held by block b1"));
+  Free(1);
+  EXPECT_THAT(Place(kC, 1), HasSubstr("may not be taken")) << "of another capture";
+  model_.RecordUse(address_of_[2], kB);
+  Free(2);
+  EXPECT_THAT(Place(kA, 2), HasSubstr("and used by others"));
+  Free(3);
+  dag_.Wait(kB, dag_.At(kA));
+  dag_.Launch(kB, std::nullopt, /*programmatic=*/true);
+  EXPECT_THAT(Place(kB, 3), HasSubstr("may not be taken yet: freed on stream 1"))
+      << "a programmatic edge stands for nothing";
+}
+
+TEST_F(PoolModelTest, OnlyACaptureThatAllocatesKeepsWhatIsFreedInIt) {
+  Place(kC, 0);
+  Place(kC, 1);
+  Begin(kC, 2);
+  Free(0);
+  Place(kC, 2);
+  Free(1);
+  dag_.End(2);
+  dag_.Wait(kC, dag_.At(kA));
+  EXPECT_EQ(Place(kC, 0), "");
+  EXPECT_THAT(Place(kC, 1), HasSubstr("may not be taken"));
+}
+
+TEST_F(PoolModelTest, AfterTheScopeAllIsFreeButWhatEagerWorkUses) {
+  Place(kA, 0);
+  Place(kA, 1);
+  watch_.Submit(kC);
+  model_.RecordUse(address_of_[0], kB);
+  model_.RecordUse(address_of_[1], kC);
+  Free(0);
+  Free(1);
+  dag_.End(1);
+  model_.EndScope(kPool, false);
+  model_.BeginScope(kPool, ScopeKind::kCapture, true);
+  Begin(kB, 2);
+  EXPECT_EQ(Place(kB, 0), "");
+  EXPECT_THAT(Place(kB, 1), HasSubstr("may not be taken"));
+  watch_.FinishAll();
+}
+
+TEST_F(PoolModelTest, APoolNeedNotGrowWhereThereIsAStretchOrAFenceIsProven) {
+  constexpr uint64_t kHalf = kPage / 2;
+  EXPECT_EQ(Place(kA, 0, kHalf), "");
+  EXPECT_EQ(LeastNew(kA, kHalf), 0U) << "beside the first";
+  Place(kA, 1);
+  Free(1);
+  EXPECT_EQ(LeastNew(kA, kPage - 512), 0U);
+  EXPECT_EQ(LeastNew(kB, kPage - 512), 1U) << "B may not have it";
+  dag_.Wait(kB, dag_.At(kA));
+  EXPECT_EQ(LeastNew(kB, kPage - 512), 0U);
+}
+
+}  // namespace
+}  // namespace cgp
