@@ -8,7 +8,7 @@
 //   by default     runs of pools of 64 MiB and more reserve 1.006 of the minimum in the mean, 1.02 in
 //                  99 of 100, 1.03 at the worst; smaller pools three pages more than the minimum
 //   --plain        no run reserves more than 1.01 of what the same pool takes without prediction, and a
-//                  page; those of 64 MiB and more 1.0235 of the minimum in the mean
+//                  page; those of 64 MiB and more 1.024 of the minimum in the mean
 //   --repeat N     the graphs N times over, in one pool: it is no larger than after the second time
 #include <algorithm>
 #include <cmath>
@@ -39,7 +39,7 @@ constexpr uint64_t kPage = uint64_t{2} << 20;
 // Of reserved ÷ minimum, for pools that need `kLargePool` pages and more.
 constexpr uint64_t kLargePool = 32;
 constexpr double kMostMean = 1.006;
-constexpr double kMostPlainMean = 1.0235;  // with --plain
+constexpr double kMostPlainMean = 1.024;  // with --plain
 constexpr double kMostP99 = 1.02;
 constexpr double kMostWorst = 1.03;
 constexpr double kSparePages = 3;  // more than that, for any pool

@@ -201,16 +201,17 @@ class GrowthPlanner {
     return longest(free_.tails()) + longest(free_.heads());
   }
 
-  // As large as suits the pool.
+  // As large as suits the pool and, where one stream alone needs them, the block.
   std::vector<PageId> NewHandles(const Stretch& stretch) const {
     std::vector<PageId> handles;
     const uint64_t pages = stretch.new_pages;
-    if (streams_ == Streams::kSeveral && ranges_.page_count() + stretch.new_pages < kExactPool) {
-      handles.assign(pages, MappingPlan::kNewPage);
-    } else {
-      const uint64_t idle = view_.whole_page_count();
-      AppendNewHandles(pages, ranges_.page_count(), idle, handles);
-    }
+    const uint64_t pool_pages = ranges_.page_count() + pages;
+    const bool several = streams_ == Streams::kSeveral;
+    const uint64_t most =
+        several && pool_pages < kExactPool
+            ? 1
+            : MostHandlePages(pool_pages, view_.whole_page_count(), several ? 0 : pages);
+    AppendNewHandles(pages, most, handles);
     return handles;
   }
 
@@ -301,19 +302,21 @@ class GrowthPlanner {
 
 }  // namespace
 
-uint64_t MostHandlePages(uint64_t pool_pages, uint64_t idle) {
+uint64_t MostHandlePages(uint64_t pool_pages, uint64_t idle, uint64_t together) {
   constexpr uint64_t kPartOfPool = 192;
   constexpr uint64_t kMuchIdle = 512;
   constexpr uint64_t kLessWhenIdle = 4;
   const uint64_t most = std::min(pool_pages / kPartOfPool, kMostHandlePages);
-  return std::max<uint64_t>(1, idle > pool_pages / kMuchIdle ? most / kLessWhenIdle : most);
+  const uint64_t of_pool = idle > pool_pages / kMuchIdle ? most / kLessWhenIdle : most;
+  constexpr uint64_t kPartOfBlock = 32;
+  constexpr uint64_t kMostOfBlock = 32;
+  const uint64_t of_block = std::min(together / kPartOfBlock, kMostOfBlock);
+  return std::max({uint64_t{1}, of_pool, of_block});
 }
 
 // As few as can be and about as large as each other, so that blocks of one size can take each
 // other's.
-void AppendNewHandles(uint64_t pages, uint64_t pool_pages, uint64_t idle,
-                      std::vector<PageId>& handles) {
-  const uint64_t most = MostHandlePages(pool_pages + pages, idle);
+void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handles) {
   while (pages > 0) {
     const uint64_t count = (pages + most - 1) / most;
     const uint64_t size = (pages + count - 1) / count;

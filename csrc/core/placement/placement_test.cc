@@ -269,19 +269,21 @@ TEST_F(PlacementTest, AHandleIsBrokenOnlyWhereNothingElseHolds) {
   EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{7}, PageId{1}}));
 }
 
-TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePool) {
-  const auto sizes = [&](uint64_t pages) {
+TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePoolAndTheBlock) {
+  const auto sizes = [&](uint64_t pages, Streams streams = Streams::kOne) {
     std::multiset<uint32_t> seen;
-    for (const PageId handle : Plan(pages * kP, Slack::kNone).mapping.handles) {
-      seen.insert(MappingPlan::NewPages(handle));
-    }
+    const Granules length(pages * kP);
+    const GrowthPlan plan = PlanGrowth(view_, ranges_, kPageSize, length, Slack::kNone, streams);
+    for (const PageId handle : plan.mapping.handles) seen.insert(MappingPlan::NewPages(handle));
     return seen;
   };
-  EXPECT_EQ(sizes(383).count(1), 383u) << "two pages are more than a 192nd of the pool";
-  EXPECT_EQ(sizes(384).count(2), 192u);
-  EXPECT_EQ(sizes(1153).count(6), 188u) << "all about as large as each other";
-  EXPECT_EQ(sizes(1153).count(5), 5u);
-  EXPECT_EQ(sizes(1153).size(), 193u);
+  EXPECT_EQ(sizes(63).count(1), 63u) << "two pages are more than a 32nd of them";
+  EXPECT_EQ(sizes(64).count(2), 32u);
+  EXPECT_EQ(sizes(1153).count(32), 6u) << "all about as large as each other";
+  EXPECT_EQ(sizes(1153).count(31), 31u);
+  EXPECT_EQ(sizes(1153).size(), 37u);
+  EXPECT_EQ(sizes(383, Streams::kSeveral).count(1), 383u) << "two are more than a 192nd of them";
+  EXPECT_EQ(sizes(384, Streams::kSeveral).count(2), 192u);
   EXPECT_EQ(sizes(64 * 192).count(64), 192u);
   EXPECT_EQ(sizes(64 * 384).count(64), 384u) << "more are too many for any pool";
   MapNew(std::vector<std::string>(64 * 192, "xxxx"));
@@ -291,9 +293,11 @@ TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePool) {
 }
 
 TEST(Placement, HandlesAreSmallerWherePagesLieIdle) {
-  EXPECT_EQ(MostHandlePages(64 * 192, 24), 64u);
-  EXPECT_EQ(MostHandlePages(64 * 192, 25), 16u) << "more than a 512th of the pool";
-  EXPECT_EQ(MostHandlePages(100, 50), 1u);
+  EXPECT_EQ(MostHandlePages(64 * 192, 24, 1), 64u);
+  EXPECT_EQ(MostHandlePages(64 * 192, 25, 1), 16u) << "more than a 512th of the pool";
+  EXPECT_EQ(MostHandlePages(100, 50, 63), 1u);
+  EXPECT_EQ(MostHandlePages(100, 50, 64), 2u) << "a 32nd of what is made together";
+  EXPECT_EQ(MostHandlePages(100, 50, 5000), 32u);
 }
 
 // --- MappingAhead ---

@@ -152,8 +152,9 @@ std::optional<CapturePlan::Spot> CapturePlan::Find(uint32_t step, Granules lengt
   if (reached < places) {
     const uint64_t new_pages = places - reached;
     if (ranges.page_count() + new_pages > most_pages) return std::nullopt;
-    AppendNewHandles(new_pages, ranges.page_count(), view.whole_page_count(),
-                     growth.mapping.handles);
+    const uint64_t most = MostHandlePages(ranges.page_count() + new_pages, view.whole_page_count(),
+                                          /*together=*/new_pages);
+    AppendNewHandles(new_pages, most, growth.mapping.handles);
     reached = places;
   }
   if (reached - mapped > ranges.range(home_).room_back) return std::nullopt;
