@@ -83,9 +83,10 @@ def test_supported_releases_of_torch() -> None:
     assert [int(release.split(".")[1]) for release in listed.split()] == list(minors)
 
 
-def test_page_on_pypi_has_links_that_work_there() -> None:
+def test_page_on_pypi_has_links_that_work_there(distribution: metadata.Distribution) -> None:
     """PyPI shows the README without the files beside it."""
-    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    page = str(distribution.metadata.get_payload()) or distribution.metadata["Description"]
+    links = re.findall(r"\]\(([^)]+)\)", page)
     assert links
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
@@ -140,7 +141,7 @@ def reason(folder: Path, version: str | None, cuda: str | None = "13.0") -> str:
     [
         (None, None, "there is none: install a CUDA build of torch 2.11 to 2.15, then its adapter"),
         ("2.13.0", None, "torch 2.13.0 is none: install one of torch 2.11 to 2.15"),
-        ("2.13.0", "13.0", "without an adapter for PyTorch, and this is torch 2.13.0: pip install"),
+        ("2.13.0", "13.0", "without an adapter for PyTorch, and this is torch 2.13.0: in a clone"),
         ("2.10.0", "12.8", "supports torch 2.11 to 2.15, and this is torch 2.10.0: install one"),
         ("2.16.0a0+1", "13.0", "this is torch 2.16.0a0+1: install one of these, or a newer"),
     ],
