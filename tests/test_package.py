@@ -85,7 +85,7 @@ def test_supported_releases_of_torch() -> None:
 
 def test_page_on_pypi_has_links_that_work_there(distribution: metadata.Distribution) -> None:
     """PyPI shows the README without the files beside it."""
-    page = str(distribution.metadata.get_payload()) or distribution.metadata["Description"]
+    page = distribution.metadata["Description"]
     links = re.findall(r"\]\(([^)]+)\)", page)
     assert links
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
