@@ -12,7 +12,7 @@ from typing import TextIO
 from cudagraph_pool import _core
 from cudagraph_pool._cli import FAILED, refuse
 from cudagraph_pool._replay import ReplayResult, replay
-from cudagraph_pool._table import format_table
+from cudagraph_pool._table import format_table, mib
 from cudagraph_pool._trace import ORDERS, STANDARD_INPUT, Trace, TraceError, read_trace
 
 
@@ -158,19 +158,15 @@ def _print_table(results: Sequence[ReplayResult]) -> None:
                 result["name"],
                 str(result["graphs"]),
                 result["order"],
-                _mib(result["minimum_bytes"]),
-                _mib(result["reserved_bytes"]),
+                mib(result["minimum_bytes"]),
+                mib(result["reserved_bytes"]),
                 f"{result['ratio']:.3f}",
-                "-" if stock is None else _mib(stock),
+                "-" if stock is None else mib(stock),
                 f"{result['seconds']:.3f}",
             ]
         )
     print("minimum, reserved and stock (PyTorch's own allocator, as recorded) in MiB")
     print(format_table(rows, left_columns=(0, 2)))
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):,.0f}"
 
 
 def _report(options: argparse.Namespace) -> int:

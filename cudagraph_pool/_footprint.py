@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cudagraph_pool._table import format_table
+from cudagraph_pool._table import format_table, mib
 from cudagraph_pool._worker_process import ask
 
 _MIB: Final = 1 << 20
@@ -286,19 +286,15 @@ def table(found: Found) -> str:
         rows.append(
             [
                 way,
-                _mib(footprint.allocated),
+                mib(footprint.allocated),
                 "-" if compression is None else f"{compression:.2f}",
-                _mib(footprint.reserved),
-                _mib(footprint.graph_pool) if WAYS[way].has_graphs else "-",
-                _mib(footprint.driver),
-                _mib(footprint.held),
+                mib(footprint.reserved),
+                mib(footprint.graph_pool) if WAYS[way].has_graphs else "-",
+                mib(footprint.driver),
+                mib(footprint.held),
             ]
         )
     return "\n".join([format_table(rows), *failed])
-
-
-def _mib(size: int) -> str:
-    return f"{size / _MIB:,.0f}"
 
 
 def as_json(found: Found) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import IO, Any, Final
 
 from cudagraph_pool._costs import PoolCost
 from cudagraph_pool._memory_map import Placed
+from cudagraph_pool._table import mib
 
 FORMATS: Final = (".png", ".svg", ".pdf")
 _MIB: Final = 1 << 20
@@ -58,12 +59,12 @@ def draw(
 
 def _headline(cost: PoolCost) -> str:
     count = len(cost.graphs)
-    text = f"{cost.name}: {count:,} graph{'s' * (count != 1)} in {_mib(cost.reserved)} MiB"
+    text = f"{cost.name}: {count:,} graph{'s' * (count != 1)} in {mib(cost.reserved)} MiB"
     if cost.stock is not None and cost.stock > cost.reserved:
         saved = cost.stock - cost.reserved
-        return f"{text} instead of {_mib(cost.stock)} MiB: {_mib(saved)} MiB saved"
+        return f"{text} instead of {mib(cost.stock)} MiB: {mib(saved)} MiB saved"
     if cost.apart > cost.reserved:
-        return f"{text}, where a pool for each would take {_mib(cost.apart)} MiB"
+        return f"{text}, where a pool for each would take {mib(cost.apart)} MiB"
     return text
 
 
@@ -76,7 +77,7 @@ def _draw_bars(panel: Any, cost: PoolCost) -> None:
     for place, (label, size, colour) in enumerate(shown):
         panel.barh(place, size / _MIB, color=colour, height=0.7)
         times = "" if label == "minimum" else f"  ({size / cost.minimum:.2f} × minimum)"
-        panel.text(size / _MIB, place, f" {_mib(size)} MiB{times}", va="center", fontsize=8)
+        panel.text(size / _MIB, place, f" {mib(size)} MiB{times}", va="center", fontsize=8)
     panel.set_yticks(range(len(shown)), [label for label, _, _ in shown], fontsize=8)
     panel.set_xlim(0, 1.3 * max(size for _, size, _ in shown) / _MIB)
     panel.invert_yaxis()
@@ -178,12 +179,12 @@ def _draw_lines(panel: Any, cost: PoolCost, blocks: list[Placed], places: list[i
         [*x, cost.map.operations if cost.map else 0],
         [*y, y[-1]],
         **{"where": "post", "color": "#2a788e", "lw": 1.5},
-        label=f"held by the pool: {_mib(cost.reserved)} MiB at the end",
+        label=f"held by the pool: {mib(cost.reserved)} MiB at the end",
     )
     panel.axhline(
         cost.minimum / _MIB,
         **{"color": "#222222", "ls": "--", "lw": 1},
-        label=f"minimum: {_mib(cost.minimum)} MiB",
+        label=f"minimum: {mib(cost.minimum)} MiB",
     )
 
 
@@ -196,7 +197,3 @@ def _graphs_of(cost: PoolCost) -> list[int | None]:
             if 0 <= number - cost.map.first_allocation < len(graphs):
                 graphs[number - cost.map.first_allocation] = place
     return graphs
-
-
-def _mib(size: int) -> str:
-    return f"{size / _MIB:,.0f}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cudagraph_pool._costs import GraphCost, PoolCost, of_pool
-from cudagraph_pool._table import format_table
+from cudagraph_pool._table import format_table, mib
 
 _MIB: Final = 1 << 20
 _MOST_GRAPHS: Final = 8  # that a table on a terminal has of a pool
@@ -82,11 +82,11 @@ def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
         "pool": [pool.name for pool in pools],
         "kind": [pool.kind for pool in pools],
         "graphs": [f"{len(pool.graphs):,}" for pool in pools],
-        "minimum": [_mib(pool.minimum) for pool in pools],
-        "reserved": [_mib(pool.reserved) for pool in pools],
+        "minimum": [mib(pool.minimum) for pool in pools],
+        "reserved": [mib(pool.reserved) for pool in pools],
         "ratio": [f"{pool.reserved / pool.minimum:.3f}" if pool.minimum else "-" for pool in pools],
-        "apart": [_mib(pool.apart) for pool in pools],
-        "stock": ["-" if pool.stock is None else _mib(pool.stock) for pool in pools],
+        "apart": [mib(pool.apart) for pool in pools],
+        "stock": ["-" if pool.stock is None else mib(pool.stock) for pool in pools],
         "execs": ["-" if pool.execs is None else str(pool.execs) for pool in pools],
     }
     known = {head: cells for head, cells in columns.items() if set(cells) != {"-"}}
@@ -142,10 +142,6 @@ def _as_json(pool: PoolCost) -> dict[str, Any]:
             for graph in pool.graphs
         ],
     }
-
-
-def _mib(size: int) -> str:
-    return f"{size / _MIB:,.0f}"
 
 
 # The page.

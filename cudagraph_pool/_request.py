@@ -14,6 +14,7 @@ from typing import Any
 from . import _allocator
 from ._adapter import load_adapter
 from ._autoload import VARIABLE
+from ._table import mib
 
 REPORT = "report"
 
@@ -94,11 +95,7 @@ def report_lines(adapter: Any, cuda: Any) -> list[str]:
             sum(pool[f"peak_{what}_bytes"] for pool in pools) for what in ("reserved", "allocated")
         )
         lines.append(
-            f"GPU {device}: reserved {_mib(peak)} MiB at most; {len(pools)} graph pools took "
-            f"{_mib(held)} MiB, of which {_mib(needed)} were in use at once"
+            f"GPU {device}: reserved {mib(peak)} MiB at most; {len(pools)} graph pools took "
+            f"{mib(held)} MiB, of which {mib(needed)} were in use at once"
         )
     return lines
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):,.0f}"

@@ -84,3 +84,8 @@ def _lines(
         .rstrip()
         for parts in itertools.zip_longest(*folded, fillvalue="")
     ]
+
+
+def mib(size: int) -> str:
+    """Bytes as a cell in MiB."""
+    return f"{size / (1 << 20):,.0f}"
