@@ -28,7 +28,6 @@ from ._trace import Event, most_live_bytes
 
 _BEGIN: Final = "cudagraph_pool: a capture begins, number"
 _END: Final = "cudagraph_pool: a capture has ended, number"
-_NO_POOL: Final = (2**62, 0)  # torch makes none of this name
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class Recorder:
             with self._lock:
                 self._begun += 1
                 graph._recorded_as = self._begun
-            self._mark(f"{_BEGIN} {graph._recorded_as}", _NO_POOL)
+            self._mark(f"{_BEGIN} {graph._recorded_as}")
             begin(graph, *args, **kwargs)
 
         return capture_begin
@@ -112,11 +111,11 @@ class Recorder:
             end(graph)
             from ._allocator import is_enabled
 
-            pool, device = graph.pool(), self._cuda.current_device()
+            pool, device = tuple(graph.pool()), self._cuda.current_device()
             segments = [
                 (segment["address"], segment["address"] + segment["total_size"])
-                for segment in self._mark(f"{_END} {graph._recorded_as}", pool)
-                if segment["device"] == device
+                for segment in self._mark(f"{_END} {graph._recorded_as}")
+                if tuple(segment["segment_pool_id"]) == pool and segment["device"] == device
             ]
             reserved = 0 if is_enabled() else sum(end - begin for begin, end in segments)
             with self._lock:
@@ -124,13 +123,17 @@ class Recorder:
 
         return capture_end
 
-    def _mark(self, text: str, pool: tuple[int, int]) -> Any:
-        """Leaves a mark in the history; returns the pool's segments."""
+    def _mark(self, text: str) -> Any:
+        """Leaves a mark in the history; returns all segments.
+
+        Not those of one pool: torch 2.11 drops a reference to both numbers of the id that it is
+        given each time, until one is freed that is in use.
+        """
         memory = self._cuda.memory
         before = memory._get_memory_metadata()
         memory._set_memory_metadata(text)
         try:
-            return memory.memory_snapshot(pool, include_traces=False)
+            return memory.memory_snapshot(include_traces=False)
         finally:
             memory._set_memory_metadata(before)
 

@@ -1,7 +1,7 @@
 """``cudagraph-pool record``: what of a memory history becomes a trace, and who marks it.
 
-Histories are made up of recorded captures, as PyTorch's own allocator would have left them. None
-was recorded on a GPU by this command yet.
+Histories are made up of recorded captures, as PyTorch's own allocator would have left them;
+``gpu/test_explains.py`` records real ones.
 """
 
 from __future__ import annotations
@@ -203,11 +203,13 @@ class Cuda:
     def _set_metadata(self, text: str) -> None:
         self.metadata = text
 
-    def _snapshot(self, pool: tuple[int, int], include_traces: bool) -> list[dict[str, int]]:
+    def _snapshot(self, include_traces: bool) -> list[dict[str, Any]]:
         assert not include_traces
         self.history.mark(self.metadata)
-        segments = [{"address": GIB, "total_size": 2 << 20, "device": device} for device in (0, 1)]
-        return segments if pool == (0, 1) else []
+        return [
+            {"segment_pool_id": pool, "address": GIB, "total_size": 2 << 20, "device": device}
+            for pool, device in (((0, 1), 0), ((0, 1), 1), ((0, 0), 0))
+        ]
 
     def current_device(self) -> int:
         return 0

@@ -168,7 +168,8 @@ print(sum(s["total_size"] for s in torch.cuda.memory_snapshot(pool)))
 
 def test_record(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(RECORDED)
-    command = ["-m", "cudagraph_pool", "record", "-o", "traces", "program.py", "512", "4096", "64"]
+    sizes = [512, 4096, 64, *range(100, 2000, 100)]
+    command = ["-m", "cudagraph_pool", "record", "-o", "traces", "program.py", *map(str, sizes)]
     done = subprocess.run(
         [sys.executable, *command],
         env=environment(tmp_path),
@@ -178,10 +179,10 @@ def test_record(tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"3 graphs of one pool: ", done.stderr), done.stderr
+    assert re.search(rf"{len(sizes)} graphs of one pool: ", done.stderr), done.stderr
     (path,) = (tmp_path / "traces").iterdir()
     trace = read_trace(path)
-    assert len(trace.graphs) == 3
+    assert len(trace.graphs) == len(sizes)
     assert trace.stock_reserved_bytes == int(done.stdout)
     assert 4096 * 1024 <= minimum_bytes(trace.graphs) <= trace.stock_reserved_bytes
     assert max(trace.graphs, key=lambda graph: graph.key) is trace.graphs[1]
