@@ -38,7 +38,7 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   const uint64_t asked = live.block.requested_bytes;
   if (asked > kLargestBlock) ThrowOutOfMemory("No device has so many addresses.", asked);
   const bool predicted = memory_.captures_one_stream();
-  if (predicted) predictor_.ReserveOne();
+  if (predicted) predictor_.ReserveOne(asked);
   const Predictor::Advice advice = predicted ? Advise(asked, view) : Predictor::Advice{};
   Found found;
   try {

@@ -62,6 +62,10 @@ class RunIndex {
   uint32_t FreeAtFront(RangeId range) const;
   uint32_t FreeAtBack(RangeId range) const;
   uint32_t FreeSlots(RangeId range) const;
+  // Whether all slots of [begin, end) are free. O(words of them).
+  bool AllFree(SlotId begin, SlotId end) const {
+    return Find(false, Index(begin), Index(end)) == Index(end);
+  }
 
   // Recomputes the invariant against `is_free`; throws InternalError.
   template <typename IsFree>

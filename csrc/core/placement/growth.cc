@@ -208,9 +208,7 @@ class GrowthPlanner {
     const uint64_t pool_pages = ranges_.page_count() + pages;
     const bool several = streams_ == Streams::kSeveral;
     const uint64_t most =
-        several && pool_pages < kExactPool
-            ? 1
-            : MostHandlePages(pool_pages, view_.whole_page_count(), several ? 0 : pages);
+        several && pool_pages < kExactPool ? 1 : MostHandlePages(pool_pages, several ? 0 : pages);
     AppendNewHandles(pages, most, handles);
     return handles;
   }
@@ -302,12 +300,9 @@ class GrowthPlanner {
 
 }  // namespace
 
-uint64_t MostHandlePages(uint64_t pool_pages, uint64_t idle, uint64_t together) {
+uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together) {
   constexpr uint64_t kPartOfPool = 192;
-  constexpr uint64_t kMuchIdle = 512;
-  constexpr uint64_t kLessWhenIdle = 4;
-  const uint64_t most = std::min(pool_pages / kPartOfPool, kMostHandlePages);
-  const uint64_t of_pool = idle > pool_pages / kMuchIdle ? most / kLessWhenIdle : most;
+  const uint64_t of_pool = std::min(pool_pages / kPartOfPool, kMostHandlePages);
   constexpr uint64_t kPartOfBlock = 32;
   constexpr uint64_t kMostOfBlock = 32;
   const uint64_t of_block = std::min(together / kPartOfBlock, kMostOfBlock);

@@ -15,12 +15,11 @@ namespace cgp {
 // How many streams allocate in the capture.
 enum class Streams : uint8_t { kOne, kSeveral };
 
-// The most pages that a new handle may have in a pool of so many pages, of which `idle` are wholly
-// free and of no use to the block that needs new ones: the driver's price is per handle, but what is
-// mapped whole is also lost whole to the middle of a range as long as a page of it is in use, and
-// idle pages say that this happens. Of `together`, new pages that are made for one block, it may have
-// a part whatever the pool: they mostly are free, and wanted, together again.
-uint64_t MostHandlePages(uint64_t pool_pages, uint64_t idle, uint64_t together);
+// The most pages that a new handle may have in a pool of so many pages: the driver's price is per
+// handle, but what is mapped whole is also lost whole to the middle of a range as long as a page of it
+// is in use. Of `together`, new pages that are made for one block, it may have a part whatever the
+// pool: they mostly are free, and wanted, together again.
+uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together);
 
 // Adds handles of so many new pages in all, of `most` each.
 void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handles);

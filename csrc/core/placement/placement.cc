@@ -83,21 +83,34 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
 
 bool FitsWithoutWaste(const FreeView& view, const RangeTable& ranges, Granules page_size,
                       Placement start, Granules length) {
+  const uint64_t page = page_size.count();
+  const uint64_t end = start.offset.count() + length.count();  // counted from the first slot
   const RangeTable::Range& range = ranges.range(ranges.range_of(start.slot));
-  uint64_t whole_left = length < page_size
-                            ? (view.BestFit(length) ? 0 : 1)
-                            : (length.count() + page_size.count() - 1) / page_size.count();
-  Granules offset = start.offset;
-  for (SlotId slot = start.slot; length > Granules(0); slot = SlotId{Index(slot) + 1}) {
-    if (slot >= range.end()) return false;
-    const PageId page = ranges.page_at(slot);
-    const Granules piece = std::min(length, page_size - offset);
-    if (!view.IsFree(page, offset, piece)) return false;
-    if (view.IsWhole(page) && whole_left-- == 0) return false;
-    length -= piece;
-    offset = Granules(0);
+  const auto slot_at = [&](uint64_t pages) {
+    return SlotId{static_cast<uint32_t>(Index(start.slot) + pages)};
+  };
+  if (Index(start.slot) + (end + page - 1) / page > Index(range.end())) return false;
+  uint64_t whole = 0;
+  // A part of the page behind the slot.
+  const auto is_free = [&](SlotId slot, uint64_t offset, uint64_t part) {
+    const PageId id = ranges.page_at(slot);
+    whole += view.IsWhole(id) ? 1 : 0;
+    return view.IsFree(id, Granules(offset), Granules(part));
+  };
+  const uint64_t offset = start.offset.count();
+  const uint64_t first_full = offset > 0 ? 1 : 0;
+  const uint64_t behind_full = end / page;
+  if (behind_full < first_full) {
+    if (!is_free(start.slot, offset, length.count())) return false;
+  } else {
+    if (offset > 0 && !is_free(start.slot, offset, page - offset)) return false;
+    if (end % page > 0 && !is_free(slot_at(behind_full), 0, end % page)) return false;
+    if (!view.runs().AllFree(slot_at(first_full), slot_at(behind_full))) return false;
+    whole += behind_full - first_full;
   }
-  return true;
+  const uint64_t ideal =
+      length < page_size ? (view.BestFit(length) ? 0 : 1) : (length.count() + page - 1) / page;
+  return whole <= ideal;
 }
 
 std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,

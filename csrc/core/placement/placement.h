@@ -5,7 +5,8 @@
 // holds the remainder r. An edge is the free head or tail of a handle that is partly used; a tail
 // and a head of two handles do together. The block goes, in this order (design: edge stitching):
 //
-//  1. to where the captures before it say (predictor.h), if it fits there: hardly anything to map.
+//  1. to where the captures before it, or the blocks before it in this one, say (predictor.h), if it
+//     fits there: hardly anything to map.
 //  2. to the newest range where it fits, as far as it can at the end of a free run: nothing to map.
 //     Newest first, because captures repeat themselves: the arrangement that served the last graph
 //     serves the next one too, and older ones stay whole.
@@ -38,6 +39,8 @@ namespace cgp {
 struct Placement {
   SlotId slot{};
   Granules offset;
+
+  bool operator==(const Placement&) const = default;
 };
 
 // How many whole pages more than `ideal` a block may take.

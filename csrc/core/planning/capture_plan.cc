@@ -152,8 +152,7 @@ std::optional<CapturePlan::Spot> CapturePlan::Find(uint32_t step, Granules lengt
   if (reached < places) {
     const uint64_t new_pages = places - reached;
     if (ranges.page_count() + new_pages > most_pages) return std::nullopt;
-    const uint64_t most = MostHandlePages(ranges.page_count() + new_pages, view.whole_page_count(),
-                                          /*together=*/new_pages);
+    const uint64_t most = MostHandlePages(ranges.page_count() + new_pages, /*together=*/new_pages);
     AppendNewHandles(new_pages, most, growth.mapping.handles);
     reached = places;
   }

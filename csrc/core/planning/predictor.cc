@@ -9,37 +9,70 @@ namespace {
 // others have left.
 constexpr std::size_t kMostLiveBlocks = 4096;
 
+// A pool of fewer pages has little to map, and a page more of it than it needs is more than 3 %.
+constexpr uint32_t kFewPages = 32;
+
 }  // namespace
 
 void Predictor::BeginCapture() {
   profile_.BeginCapture();
   plan_.reset();
   planned_ = false;
+  places_.Clear();
 }
 
 Predictor::Advice Predictor::Advise(uint64_t bytes, const FreeView& view,
                                     const LiveBlocks& blocks) {
   Advice advice{.match = profile_.Find(bytes), .spot = {}};
-  if (profile_.steps().empty()) return advice;
-  const CaptureProfile::Match& match = advice.match;
   const Granules length = Granules::FromBytesRoundedUp(bytes);
-  const CaptureProfile::Step* const like = match.step ? &profile_.steps()[*match.step] : nullptr;
-  advice.lives_at_peak = like != nullptr && like->lives_at_peak;
-  const bool no_larger = match.scale <= 1;
+  if (!profile_.steps().empty()) {
+    if (const auto step = advice.match.step)
+      advice.lives_at_peak = profile_.steps()[*step].lives_at_peak;
+    advice.spot = Foreseen(advice.match, length, view, blocks);
+  }
+  if (!advice.spot) advice.spot = Known(length, view);
+  return advice;
+}
 
+// What the captures before say.
+std::optional<CapturePlan::Spot> Predictor::Foreseen(const CaptureProfile::Match& match,
+                                                     Granules length, const FreeView& view,
+                                                     const LiveBlocks& blocks) {
+  const CaptureProfile::Step* const like = match.step ? &profile_.steps()[*match.step] : nullptr;
+  const bool no_larger = match.scale <= 1;
   if (like != nullptr && !plan_ && no_larger &&
       Granules::FromBytesRoundedUp(like->bytes) >= length &&
       FitsWithoutWaste(view, ranges_, space_.page_size(), like->start, length)) {
-    advice.spot.emplace().place = like->start;
-    return advice;
+    return CapturePlan::Spot{.growth = {}, .place = like->start};
   }
   if (WorthPlanning(match, length, blocks.count)) MakePlan(match, blocks);
-  if (plan_ && match.step) {
-    advice.spot = plan_->Find(*match.step, length, view, ranges_, MostPages(length));
-    // A capture no larger than its profile finds room in what is mapped.
-    if (no_larger && advice.spot && advice.spot->growth) advice.spot.reset();
-  }
-  return advice;
+  if (!plan_ || !match.step) return std::nullopt;
+  auto spot = plan_->Find(*match.step, length, view, ranges_, MostPages(length));
+  // A capture no larger than its profile finds room in what is mapped.
+  if (no_larger && spot && spot->growth) return std::nullopt;
+  return spot;
+}
+
+// What the capture itself says.
+std::optional<CapturePlan::Spot> Predictor::Known(Granules length, const FreeView& view) const {
+  if (space_.page_count() < kFewPages) return std::nullopt;
+  const auto place = places_.Find(length, [&](Placement start) {
+    return FitsWithoutWaste(view, ranges_, space_.page_size(), start, length);
+  });
+  if (!place) return std::nullopt;
+  return CapturePlan::Spot{.growth = {}, .place = *place};
+}
+
+void Predictor::ReserveOne(uint64_t bytes) {
+  profile_.ReserveOne();
+  const Granules length = Granules::FromBytesRoundedUp(bytes);
+  if (length >= space_.page_size()) places_.Reserve(length);
+}
+
+Ticket Predictor::Allocated(const Advice& advice, Placement start, uint64_t bytes, Granules live) {
+  const Granules length = Granules::FromBytesRoundedUp(bytes);
+  if (length >= space_.page_size()) places_.Add(length, start);
+  return profile_.Allocated(advice.match, start, bytes, live);
 }
 
 uint64_t Predictor::MostPages(Granules length) const {

@@ -1,9 +1,10 @@
-// What is known beforehand about the capture under way: the profile and, where that alone does not
-// do, the plan made from it. Decides which advice to follow.
+// What is known beforehand about the capture under way: the profile, where that alone does not do the
+// plan made from it, and what the capture has done so far. Decides which advice to follow.
 //
 //  - A capture no larger than its profile goes where the profile's blocks lay, but for what would take
 //    more whole pages there than hold it. Hardly anything is mapped.
 //  - A larger one gets a plan, and so does one that finds the place of a large block taken.
+//  - Whatever those have no place for goes where a block of its size lay before.
 //  - A capture of several streams gets no advice: who may take a place is for its graph to prove.
 //
 // What is predicted decides where a block goes, never how much the pool holds:
@@ -25,6 +26,7 @@
 #include "core/placement/placement.h"
 #include "core/planning/capture_plan.h"
 #include "core/planning/capture_profile.h"
+#include "core/planning/known_places.h"
 
 namespace cgp {
 
@@ -38,6 +40,7 @@ class Predictor {
   void Forget() {
     profile_.Forget();
     plan_.reset();
+    places_.Clear();
   }
 
   struct Advice {
@@ -57,17 +60,18 @@ class Predictor {
   // The most pages that an advised block of so many granules may leave the pool with.
   uint64_t MostPages(Granules length) const;
 
-  // So that the next Allocated() cannot throw.
-  void ReserveOne() { profile_.ReserveOne(); }
+  // So that the next Allocated(), of so many bytes, cannot throw.
+  void ReserveOne(uint64_t bytes);
   // The block that was asked for lies there. `live` is what the pool holds with it.
-  Ticket Allocated(const Advice& advice, Placement start, uint64_t bytes, Granules live) {
-    return profile_.Allocated(advice.match, start, bytes, live);
-  }
+  Ticket Allocated(const Advice& advice, Placement start, uint64_t bytes, Granules live);
   void Freed(Ticket ticket) { profile_.Freed(ticket); }
   // The driver had no memory for what the plan wanted: the capture goes on without.
   void GiveUpPlan() { plan_.reset(); }
 
  private:
+  std::optional<CapturePlan::Spot> Foreseen(const CaptureProfile::Match& match, Granules length,
+                                            const FreeView& view, const LiveBlocks& blocks);
+  std::optional<CapturePlan::Spot> Known(Granules length, const FreeView& view) const;
   bool WorthPlanning(const CaptureProfile::Match& match, Granules length,
                      std::size_t live_blocks) const;
   void MakePlan(const CaptureProfile::Match& match, const LiveBlocks& blocks);
@@ -78,6 +82,7 @@ class Predictor {
   // Of the capture under way, which gets no more than one.
   std::optional<CapturePlan> plan_;
   bool planned_ = false;
+  KnownPlaces places_;
 };
 
 }  // namespace cgp

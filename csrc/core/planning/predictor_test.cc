@@ -56,6 +56,7 @@ class PredictorTest : public SmallPool {
     const uint64_t most_pages =
         std::max<uint64_t>(ranges_.page_count(), (live_ + used_.size() + granules + kP - 1) / kP);
     EXPECT_EQ(predictor_.MostPages(Granules(granules)), most_pages);
+    predictor_.ReserveOne(bytes);
     advice_ =
         predictor_.Advise(bytes, view_, {.count = blocks_.size() + others_, .for_each = for_each});
     const Placement start = advice_.spot ? Reach(*advice_.spot) : WithoutAdvice(granules);
@@ -181,6 +182,38 @@ TEST_F(PredictorTest, KnowsNothingOfTheFirstCapture) {
     EXPECT_FALSE(advice_.spot.has_value());
     EXPECT_FALSE(advice_.lives_at_peak);
   }
+}
+
+// Without advice it would go to the range that was made since.
+TEST_F(PredictorTest, ABlockThatNothingElseKnowsGoesWhereOneOfItsSizeLay) {
+  MapNew(std::vector<std::string>(32, "...."));
+  predictor_.BeginCapture();
+  const int first = Allocate(40);
+  EXPECT_FALSE(advice_.spot);
+  const Placement place = start_;
+  Free(first);
+  MapNew(std::vector<std::string>(16, "...."));
+  Allocate(39);
+  EXPECT_FALSE(advice_.spot) << "of another size";
+  Allocate(40);
+  EXPECT_EQ(start_, place);
+  Allocate(40);
+  EXPECT_FALSE(advice_.spot) << "where it lay is taken";
+}
+
+TEST_F(PredictorTest, WhereBlocksLayIsForgottenWithTheCaptureAndNotUsedInSmallPools) {
+  MapNew(std::vector<std::string>(31, "...."));
+  predictor_.BeginCapture();
+  for (int block = 0; block < 2; ++block) {
+    Free(Allocate(40));
+    EXPECT_FALSE(advice_.spot) << block;
+  }
+  MapNew(std::vector<std::string>(16, "...."));
+  Free(Allocate(40));
+  EXPECT_TRUE(advice_.spot);
+  predictor_.BeginCapture();
+  Allocate(40);
+  EXPECT_FALSE(advice_.spot);
 }
 
 TEST_F(PredictorTest, ACaptureNoLargerThanItsProfileGoesWhereThatLay) {
