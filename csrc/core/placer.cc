@@ -10,8 +10,10 @@ namespace cgp {
 namespace {
 
 // Pools of fewer pages than this place what lives at the peak without slack: a page they waste is
-// more than 0.1 % of them. In larger pools it is not worth the mappings.
+// more than 0.1 % of them. In larger pools it is not worth the mappings. Smaller ones of one stream
+// place all so.
 constexpr uint32_t kExactPages = 1000;
+constexpr uint32_t kSmallPool = 64;
 
 // What brings a pool within this part of the most that ever lived in it is placed as at the peak.
 constexpr uint64_t kPartOfPeak = 4;
@@ -63,8 +65,8 @@ Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& sta
   // much more, or if its like did so in the largest capture.
   const uint64_t nearly = stats.peak_allocated_bytes - stats.peak_allocated_bytes / kPartOfPeak;
   const bool at_peak = advice.lives_at_peak || stats.allocated_bytes + length.bytes() >= nearly;
-  const Slack slack =
-      at_peak && space().page_count() < kExactPages ? Slack::kNone : Slack::kOnePage;
+  const uint32_t exact_below = at_peak ? kExactPages : (several_streams() ? 0 : kSmallPool);
+  const Slack slack = space().page_count() < exact_below ? Slack::kNone : Slack::kOnePage;
   return {.start = FindLarge(view, length, slack)};
 }
 

@@ -24,11 +24,12 @@ set(traces ${PROJECT_SOURCE_DIR}/tests/traces)
 set(texts ${CMAKE_CURRENT_BINARY_DIR}/traces)
 set(to_text ${PROJECT_SOURCE_DIR}/benchmarks/trace_to_text.py)
 set(run_python ${CMAKE_COMMAND} -E env PYTHONPATH=${PROJECT_SOURCE_DIR} ${Python_EXECUTABLE})
-file(GLOB trace_files CONFIGURE_DEPENDS ${traces}/*.json.gz ${traces}/worst/*.json.gz ${traces}/*.py)
+file(GLOB trace_files CONFIGURE_DEPENDS ${traces}/*.json.gz ${traces}/models/*.json.gz ${traces}/worst/*.json.gz ${traces}/*.py)
 add_custom_command(
   OUTPUT ${texts}/made
   COMMAND ${CMAKE_COMMAND} -E rm -rf ${texts}
   COMMAND ${run_python} ${to_text} --output ${texts}/recorded ${traces}
+  COMMAND ${run_python} ${to_text} --output ${texts}/models ${traces}/models
   COMMAND ${run_python} ${to_text} --output ${texts}/worst ${traces}/worst
   COMMAND ${run_python} ${traces}/generate.py --output ${texts}/json
   COMMAND ${run_python} ${to_text} --output ${texts}/made_up ${texts}/json
@@ -48,6 +49,7 @@ foreach(family cnn_res decode extremes grid2d liar sawtooth)
   endforeach()
 endforeach()
 add_test(NAME cgp_quality_orders COMMAND cgp_quality --orders 100 ${in_orders})
+add_test(NAME cgp_quality_models COMMAND cgp_quality --held-out --orders 100 ${texts}/models)
 add_test(NAME cgp_quality_made_up COMMAND cgp_quality --plain ${texts}/made_up ${texts}/worst)
 # 152 captures in one pool.
 add_test(NAME cgp_quality_ratchet COMMAND cgp_quality --repeat 19 ${texts}/worst/streams_ratchet.txt)
