@@ -172,6 +172,33 @@ TEST_F(PredictionTest, ALargerCaptureMapsLittleMoreThanItGrowsBy) {
   }
 }
 
+// As a transformer's, whose attention takes what the rest leaves free: each layer's input lies elsewhere.
+TEST_F(PredictionTest, LayersThatAreAlikeComeToLieAlike) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  const auto pages = [](double count) { return static_cast<uint64_t>(count * kSmallPage); };
+  Address input = Allocate(pages(6.5)).address;
+  uint64_t mapped = 0;
+  for (int layer = 0; layer < 12; ++layer) {
+    if (layer == 4) mapped = pool_.Stats().page_mappings;
+    std::vector<Address> heads;
+    for (int head = 0; head < 7; ++head) heads.push_back(Allocate(pages(10.5)).address);
+    const Address scores = Allocate(pages(98.25)).address;
+    Free(heads.back());
+    const Address weights = Allocate(pages(98.25)).address;
+    Free(scores);
+    const Address output = Allocate(pages(6.5)).address;
+    const Address dropped = Allocate(pages(98.25)).address;
+    for (std::size_t head = 0; head + 1 < heads.size(); ++head) Free(heads[head]);
+    Free(weights);
+    Free(dropped);
+    Free(input);
+    input = output;
+  }
+  EXPECT_EQ(pool_.Stats().page_mappings, mapped);
+  Free(input);
+  pool_.EndScope();
+}
+
 TEST_F(PredictionTest, ALargePoolGrowsByHandlesOfSeveralPages) {
   for (const uint64_t batch : {1U, 2U, 4U, 8U}) Capture(kLargestFirst, batch);
   const PoolStats before = pool_.Stats();

@@ -406,8 +406,14 @@ def run_two_ranks(folder: Path, program: str, side: Side, **environment: str) ->
     [
         pytest.param(COLLECTIVES, id="collectives"),
         pytest.param(SHARED_EXECS, id="shared_execs"),
-        pytest.param(DROPPED.replace("EXPORTABLE", "False"), id="dropped"),
-        pytest.param(DROPPED.replace("EXPORTABLE", "True"), id="dropped_exportable"),
+        pytest.param(
+            DROPPED.replace("EXPORTABLE", "False"), id="dropped", marks=pytest.mark.whole_gpu
+        ),
+        pytest.param(
+            DROPPED.replace("EXPORTABLE", "True"),
+            id="dropped_exportable",
+            marks=pytest.mark.whole_gpu,
+        ),
         pytest.param(DDP + TRAINING, id="ddp"),
         pytest.param(FSDP2 + TRAINING, id="fsdp2"),
     ],
