@@ -157,7 +157,7 @@ def capture(name: str, trains: bool, keeps: bool) -> list[dict[str, Any]]:
         inputs = {size: new_input(size, device) for size in sizes}
         results = {size: torch.empty_like(step(given)) for size, given in inputs.items()}
         gc.collect()
-        known = [found for found in gc.get_objects() if isinstance(found, Tensor)]
+        known = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
         kept = []
         with Recorder(device, known) as recorder:
             for size, given in inputs.items():
