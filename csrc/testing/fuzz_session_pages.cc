@@ -50,6 +50,14 @@ std::string FuzzSession::Trim() {
   const World::Books before = TakeBooks(/*allowed=*/true);
   const uint64_t calls_before = watch_.calls();
   const bool leaky = leaky_;
+  // With what could not be undone goes all else that nobody needs of its pool, so that checkpoints of that
+  // pool are over. Whose it is only the pools know: nothing more is asked of any that may be meant.
+  if (leaky) {
+    std::erase_if(checkpoints_, [&](const auto& entry) {
+      const PoolId id = entry.second.naive.pool;
+      return set_.Contains(id) && set_.UseCount(id) == 0 && !model_.OpenScope(id);
+    });
+  }
   Result result = Call([&] { set_.Trim(); }, FaultKind::kAllocation);
   if (result.outcome == Outcome::kDriverError && result.fault_fired) {
     // What the driver kept is not lost: it goes with the next trim.

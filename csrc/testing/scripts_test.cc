@@ -67,7 +67,12 @@ const Script kRegressions[] = {
     // A captured block passed for the eager one of the checkpoint that it is just like. Its own stream goes on.
     {"PassedForAnEagerBlock",
      "BeginEager, Allocate 1 1 8192, End, Checkpoint 0 0, Progress 1 0 9, Free 0 1, BeginCapture,"
-     "Allocate 1 2 8192, End, Restore 0 0, Use 1 2, Free 0 2, BeginEager, Allocate 2 3 8192"}};
+     "Allocate 1 2 8192, End, Restore 0 0, Use 1 2, Free 0 2, BeginEager, Allocate 2 3 8192"},
+    // A trim had nothing to give back but what could not be undone: the checkpoint was over all the same.
+    {"CheckpointOfAPoolWithRemains",
+     "Fail 0 0 0 1 9 0 1, BeginEager, Allocate 2 1 98305, Fail 0 0 0 1 2 2 1 7, Allocate 1 2 4289,"
+     "End, Release, Checkpoint 0 0, Trim, Restore 0 0",
+     8 * kPage}};
 
 class RegressionTest : public testing::TestWithParam<Script> {};
 
