@@ -126,8 +126,8 @@ class Recorder:
     def _mark(self, text: str) -> Any:
         """Leaves a mark in the history; returns all segments.
 
-        Not those of one pool: torch 2.11 drops a reference to both numbers of the id that it is
-        given each time, until one is freed that is in use.
+        Not those of one pool: given a pool's id, torch 2.11 releases one reference too many of both
+        its numbers at each call, and crashes after a few.
         """
         memory = self._cuda.memory
         before = memory._get_memory_metadata()

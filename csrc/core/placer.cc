@@ -10,9 +10,10 @@ namespace cgp {
 namespace {
 
 // Pools of fewer pages than this place what lives at the peak without slack: a page they waste is
-// more than 0.1 % of them. In larger pools it is not worth the mappings. Smaller ones of one stream
-// place all so.
+// more than 0.1 % of them. In larger pools it is not worth the mappings.
 constexpr uint32_t kExactPages = 1000;
+
+// Pools of fewer pages than this, if one stream allocates, place everything without slack.
 constexpr uint32_t kSmallPool = 64;
 
 // What brings a pool within this part of the most that ever lived in it is placed as at the peak.

@@ -50,8 +50,8 @@ std::string FuzzSession::Trim() {
   const World::Books before = TakeBooks(/*allowed=*/true);
   const uint64_t calls_before = watch_.calls();
   const bool leaky = leaky_;
-  // With what could not be undone goes all else that nobody needs of its pool, so that checkpoints of that
-  // pool are over. Whose it is only the pools know: nothing more is asked of any that may be meant.
+  // A trim that gives back what an undo had left also ends the checkpoints of that pool. Only the pools
+  // know which one that is, so those of all unused pools are dropped.
   if (leaky) {
     std::erase_if(checkpoints_, [&](const auto& entry) {
       const PoolId id = entry.second.naive.pool;

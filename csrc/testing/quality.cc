@@ -38,16 +38,19 @@ namespace {
 
 constexpr uint64_t kPage = uint64_t{2} << 20;
 
-// Of reserved ÷ minimum, for pools that need `kLargePool` pages and more.
+// Of reserved ÷ minimum. Mean and 99th percentile are those of pools that need `kLargePool` pages and
+// more; none reserves more than the worst, or so many pages more than the minimum.
+struct Bounds {
+  double mean = 0;
+  double p99 = 0;
+  double worst = 0;
+  double spare_pages = 0;
+};
 constexpr uint64_t kLargePool = 32;
-constexpr double kMostMean = 1.006;
-constexpr double kMostPlainMean = 1.024;    // with --plain
-constexpr double kMostHeldOutMean = 1.012;  // with --held-out
-constexpr double kMostP99 = 1.02;
-constexpr double kMostWorst = 1.03;
-constexpr double kMostHeldOutWorst = 1.04;
-constexpr double kSparePages = 3;  // more than that, for any pool
-constexpr double kSpareHeldOutPages = 4;
+constexpr double kAny = std::numeric_limits<double>::infinity();
+constexpr Bounds kBounds{.mean = 1.006, .p99 = 1.02, .worst = 1.03, .spare_pages = 3};
+constexpr Bounds kHeldOutBounds{.mean = 1.012, .p99 = kAny, .worst = 1.04, .spare_pages = 4};
+constexpr Bounds kPlainBounds{.mean = 1.024, .p99 = kAny, .worst = kAny, .spare_pages = kAny};
 // Of pages ÷ those without prediction.
 constexpr double kMostOfPlain = 1.01;
 constexpr double kSparePlainPages = 1;
@@ -62,6 +65,10 @@ struct Options {
   uint64_t repeat = 1;
   bool plain = false;
   bool held_out = false;
+
+  const Bounds& bounds() const {
+    return plain ? kPlainBounds : (held_out ? kHeldOutBounds : kBounds);
+  }
 };
 
 // One replay.
@@ -185,9 +192,8 @@ void Print(const std::string& name, const Summary& summary, const Run* worst,
 // Whether the run takes what it may; says it where not.
 bool Judge(const std::string& trace, const Run& run, const Options& options) {
   const auto minimum = static_cast<double>(run.minimum);
-  const double worst = options.held_out ? kMostHeldOutWorst : kMostWorst;
-  double most =
-      std::max(minimum * worst, minimum + (options.held_out ? kSpareHeldOutPages : kSparePages));
+  const Bounds& bounds = options.bounds();
+  double most = std::max(minimum * bounds.worst, minimum + bounds.spare_pages);
   const char* of = "the minimum allows";
   if (options.repeat > 1) {
     most = static_cast<double>(run.early_pages);
@@ -236,10 +242,9 @@ int Main(const Options& options, const std::vector<std::filesystem::path>& files
   if (large.runs() > 0) Print("large", large, nullptr, {});
   Print("all", all, nullptr, {});
   if (options.repeat == 1 && large.runs() > 0) {
-    const bool other = options.plain || options.held_out;
-    const double most_of_other = options.plain ? kMostPlainMean : kMostHeldOutMean;
-    right = Judge("the mean", large.mean(), other ? most_of_other : kMostMean) && right;
-    right = (other || Judge("the 99th percentile", large.Percentile(99), kMostP99)) && right;
+    const Bounds& bounds = options.bounds();
+    right = Judge("the mean", large.mean(), bounds.mean) && right;
+    right = Judge("the 99th percentile", large.Percentile(99), bounds.p99) && right;
   }
   return right ? 0 : 1;
 }

@@ -81,36 +81,39 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
 
 }  // namespace
 
+std::optional<uint64_t> WholePagesAt(const FreeView& view, const RangeTable& ranges,
+                                     Granules page_size, Placement start, Granules length) {
+  // The parts of a first and of a last page, and the full pages between them.
+  const uint64_t page = page_size.count();
+  const uint64_t offset = start.offset.count();
+  const uint64_t head = offset > 0 ? std::min(length.count(), page - offset) : 0;
+  const uint64_t full = (length.count() - head) / page;
+  const uint64_t tail = (length.count() - head) % page;
+  const uint64_t first_full = Index(start.slot) + (head > 0 ? 1 : 0);
+  const uint64_t behind_full = first_full + full;
+  const RangeTable::Range& range = ranges.range(ranges.range_of(start.slot));
+  if (behind_full + (tail > 0 ? 1 : 0) > Index(range.end())) return std::nullopt;
+
+  const auto slot = [](uint64_t index) { return SlotId{static_cast<uint32_t>(index)}; };
+  if (!view.runs().AllFree(slot(first_full), slot(behind_full))) return std::nullopt;
+  uint64_t whole = full;
+  const auto take_part = [&](SlotId of, uint64_t from, uint64_t part) {
+    if (part == 0) return true;
+    const PageId id = ranges.page_at(of);
+    whole += view.IsWhole(id) ? 1 : 0;
+    return view.IsFree(id, Granules(from), Granules(part));
+  };
+  if (!take_part(start.slot, offset, head) || !take_part(slot(behind_full), 0, tail))
+    return std::nullopt;
+  return whole;
+}
+
 bool FitsWithoutWaste(const FreeView& view, const RangeTable& ranges, Granules page_size,
                       Placement start, Granules length) {
-  const uint64_t page = page_size.count();
-  const uint64_t end = start.offset.count() + length.count();  // counted from the first slot
-  const RangeTable::Range& range = ranges.range(ranges.range_of(start.slot));
-  const auto slot_at = [&](uint64_t pages) {
-    return SlotId{static_cast<uint32_t>(Index(start.slot) + pages)};
-  };
-  if (Index(start.slot) + (end + page - 1) / page > Index(range.end())) return false;
-  uint64_t whole = 0;
-  // A part of the page behind the slot.
-  const auto is_free = [&](SlotId slot, uint64_t offset, uint64_t part) {
-    const PageId id = ranges.page_at(slot);
-    whole += view.IsWhole(id) ? 1 : 0;
-    return view.IsFree(id, Granules(offset), Granules(part));
-  };
-  const uint64_t offset = start.offset.count();
-  const uint64_t first_full = offset > 0 ? 1 : 0;
-  const uint64_t behind_full = end / page;
-  if (behind_full < first_full) {
-    if (!is_free(start.slot, offset, length.count())) return false;
-  } else {
-    if (offset > 0 && !is_free(start.slot, offset, page - offset)) return false;
-    if (end % page > 0 && !is_free(slot_at(behind_full), 0, end % page)) return false;
-    if (!view.runs().AllFree(slot_at(first_full), slot_at(behind_full))) return false;
-    whole += behind_full - first_full;
-  }
-  const uint64_t ideal =
-      length < page_size ? (view.BestFit(length) ? 0 : 1) : (length.count() + page - 1) / page;
-  return whole <= ideal;
+  const auto whole = WholePagesAt(view, ranges, page_size, start, length);
+  if (!whole) return false;
+  if (length < page_size) return *whole <= (view.BestFit(length) ? 0 : 1);
+  return *whole <= (length.count() + page_size.count() - 1) / page_size.count();
 }
 
 std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,

@@ -5,8 +5,8 @@
 // holds the remainder r. An edge is the free head or tail of a handle that is partly used; a tail
 // and a head of two handles do together. The block goes, in this order (design: edge stitching):
 //
-//  1. to where the captures before it, or the blocks before it in this one, say (predictor.h), if it
-//     fits there: hardly anything to map.
+//  1. to where its like lay in an earlier capture, or a block of its size earlier in this one
+//     (predictor.h), if it fits there: hardly anything to map.
 //  2. to the newest range where it fits, as far as it can at the end of a free run: nothing to map.
 //     Newest first, because captures repeat themselves: the arrangement that served the last graph
 //     serves the next one too, and older ones stay whole.
@@ -45,6 +45,11 @@ struct Placement {
 
 // How many whole pages more than `ideal` a block may take.
 enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
+
+// How many whole pages [start, start + length) takes; nullopt unless the view's stream may take all of
+// it. O(words of the slots, and nodes of two pages). pre: start is mapped.
+std::optional<uint64_t> WholePagesAt(const FreeView& view, const RangeTable& ranges,
+                                     Granules page_size, Placement start, Granules length);
 
 // All functions below: pre: length >= a page, but for FitsWithoutWaste().
 

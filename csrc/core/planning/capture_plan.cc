@@ -120,26 +120,24 @@ std::optional<CapturePlan::Spot> CapturePlan::Find(uint32_t step, Granules lengt
   const uint64_t begin = item.position;
   const uint64_t end = begin + length.count();
   const uint64_t places = (end + page_ - 1) / page_;
-  // Whether what the block would take of the page at this place of the home is free.
+  const uint64_t mapped = Index(ranges.range(home_).end()) - base_;
+  const Placement start{SlotId(static_cast<uint32_t>(base_ + begin / page_)),
+                        Granules(begin % page_)};
+  const uint64_t shown = std::min(end, mapped * page_);
+  if (begin < shown && !WholePagesAt(view, ranges, Granules(page_), start, Granules(shown - begin)))
+    return std::nullopt;
+  if (places <= mapped) return Spot{.growth = {}, .place = start};
+
+  Spot spot;
+  GrowthPlan& growth = spot.growth.emplace();
+  growth.mapping.range = home_;
+  growth.start = static_cast<int64_t>(begin) - static_cast<int64_t>(mapped * page_);
+  // Whether what the block would take of the page that comes to this place of the home is free.
   const auto is_free = [&](uint64_t place, PageId id) {
     const uint64_t low = std::max(begin, place * page_);
     const uint64_t high = std::min(end, (place + 1) * page_);
     return low >= high || view.IsFree(id, Granules(low - place * page_), Granules(high - low));
   };
-  const uint64_t mapped = Index(ranges.range(home_).end()) - base_;
-  for (uint64_t place = begin / page_; place < std::min(places, mapped); ++place) {
-    if (!is_free(place, ranges.page_at(SlotId(static_cast<uint32_t>(base_ + place)))))
-      return std::nullopt;
-  }
-  Spot spot;
-  if (places <= mapped) {
-    spot.place = {SlotId(static_cast<uint32_t>(base_ + begin / page_)), Granules(begin % page_)};
-    return spot;
-  }
-
-  GrowthPlan& growth = spot.growth.emplace();
-  growth.mapping.range = home_;
-  growth.start = static_cast<int64_t>(begin) - static_cast<int64_t>(mapped * page_);
   uint64_t reached = mapped;
   for (const PageId handle : missing_) {
     if (reached >= places) break;

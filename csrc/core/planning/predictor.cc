@@ -25,11 +25,9 @@ Predictor::Advice Predictor::Advise(uint64_t bytes, const FreeView& view,
                                     const LiveBlocks& blocks) {
   Advice advice{.match = profile_.Find(bytes), .spot = {}};
   const Granules length = Granules::FromBytesRoundedUp(bytes);
-  if (!profile_.steps().empty()) {
-    if (const auto step = advice.match.step)
-      advice.lives_at_peak = profile_.steps()[*step].lives_at_peak;
-    advice.spot = Foreseen(advice.match, length, view, blocks);
-  }
+  if (const auto step = advice.match.step)
+    advice.lives_at_peak = profile_.steps()[*step].lives_at_peak;
+  advice.spot = Foreseen(advice.match, length, view, blocks);
   if (!advice.spot) advice.spot = Known(length, view);
   return advice;
 }

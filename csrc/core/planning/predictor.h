@@ -40,7 +40,6 @@ class Predictor {
   void Forget() {
     profile_.Forget();
     plan_.reset();
-    places_.Clear();
   }
 
   struct Advice {
@@ -82,7 +81,7 @@ class Predictor {
   // Of the capture under way, which gets no more than one.
   std::optional<CapturePlan> plan_;
   bool planned_ = false;
-  KnownPlaces places_;
+  KnownPlaces places_;  // in the capture under way, or the last one
 };
 
 }  // namespace cgp
