@@ -2,6 +2,7 @@
 
     python benchmarks/model_traces.py --output FOLDER
     python benchmarks/model_traces.py bert densenet --output FOLDER --kept --train
+    python benchmarks/model_traces.py bert --sizes $(seq 16 8 512) --output FOLDER
 
 One trace for each model: a capture for each batch size or length, smallest first, of a forward pass
 or, with --train, of a training step. What kernels allocate for themselves alone is not there.
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _command import positive
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -140,12 +142,15 @@ def step_of(model: nn.Module, trains: bool) -> Callable[[Tensor], Tensor]:
     return step
 
 
-def capture(name: str, trains: bool, keeps: bool) -> list[dict[str, Any]]:
-    """A capture for each size, its result copied out; if ``keeps``, that stays in the pool too.
+def capture(
+    name: str, trains: bool, keeps: bool, sizes: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """A capture for each size (default: the model's), its result copied out.
 
+    If ``keeps``, results stay in the pool too.
     Autograd asks a CUDA device's driver for its context, so a training step is one of the CPU's.
     """
-    make, new_input, sizes = MODELS[name]
+    make, new_input, usual = MODELS[name]
     device = "cpu" if trains else "cuda"
     graphs = []
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -154,7 +159,7 @@ def capture(name: str, trains: bool, keeps: bool) -> list[dict[str, Any]]:
             model = make().train(trains)
         torch.set_default_dtype(torch.float32)
         step = step_of(model, trains)
-        inputs = {size: new_input(size, device) for size in sizes}
+        inputs = {size: new_input(size, device) for size in sizes or usual}
         results = {size: torch.empty_like(step(given)) for size, given in inputs.items()}
         gc.collect()
         known = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
@@ -182,6 +187,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--kept", action="store_true", help="results stay in the pool")
     parser.add_argument("--train", action="store_true", help="forward and backward")
+    parser.add_argument(
+        "--sizes", nargs="+", type=positive, metavar="N", help="instead of the models' own"
+    )
     options = parser.parse_args(argv)
     unknown = sorted(set(options.models) - set(MODELS))
     if unknown:
@@ -189,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     way = ("_train" if options.train else "") + ("_kept" if options.kept else "")
     for model in options.models or MODELS:
-        graphs = capture(model, options.train, options.kept)
+        graphs = capture(model, options.train, options.kept, options.sizes)
         path = options.output / f"{model}{way}.json.gz"
         document = {"name": model + way, "torch": torch.__version__, "stock": {"reserved": 0}}
         with gzip.GzipFile(path, "wb", mtime=0) as file:

@@ -4,8 +4,8 @@
     python csrc/testing/ablate.py --only plan      # those whose name contains "plan"
 
 A rule is an entry of mutants/rules.txt: a text of the core, and what stands there without it. Each
-build replays the recorded traces in 100 orders each, and the made-up and worst ones in the order
-that they come in. Exit code 2 if a rule's text is not there.
+build replays the recorded traces and the held-out models in 100 orders each, and the made-up and
+worst ones in the order that they come in. Exit code 2 if a rule's text is not there.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ HEAD = f"""\
 # What each rule is worth
 
 `csrc/testing/ablate.py` takes one rule of prediction or placement out of the core at a time
-(`csrc/testing/mutants/rules.txt`). `cgp_quality` then replays the recorded traces in {ORDERS}
-orders each, the made-up ones (25 families, 20 seeds) and those of `tests/traces/worst` in their
-own. The mappings are those of one pool in the mean, and a capture pays 25 to 40 µs for each. Pools
-of less than 64 MiB are left out, but not in the last column: how many of the made-up and worst
-traces take more than 1.01 of what the same pool takes without prediction, and a page.
+(`csrc/testing/mutants/rules.txt`). `cgp_quality` then replays the recorded traces and those of
+models that nothing was tuned on (*held out*, `tests/traces/models`) in {ORDERS} orders each, the
+made-up ones (25 families, 20 seeds) and those of `tests/traces/worst` in their own. The mappings
+are those of one pool in the mean, and a capture pays 25 to 40 µs for each. Pools of less than
+64 MiB are left out, but not in the last column: how many of the made-up and worst traces take
+more than 1.01 of what the same pool takes without prediction, and a page.
 
 What handles of other sizes cost and save is drawn in [frontier.svg](frontier.svg).
 
 | without the rule | | mappings | reserved ÷ minimum: mean | 99th percentile | worst \
-| made up: mean | worst | above the bound |
-|---|---|---|---|---|---|---|---|---|"""
+| held out: mappings | mean | worst | made up: mean | worst | above the bound |
+|---|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Measured:
     """What one core takes: pools of 64 MiB and more, and how many traces are above their bound."""
 
     recorded: Figures
+    held_out: Figures
     made_up: Figures
     above: int
 
@@ -72,19 +74,23 @@ def measure(work: Path, texts: Path, mutant: Mutant | None, jobs: int) -> Measur
     if errors:
         raise StaleError(f"does not compile\n{errors[-2000:]}")
     recorded, _ = judge(work, ["--orders", str(ORDERS), str(texts / "recorded")])
+    held_out, _ = judge(work, ["--held-out", "--orders", str(ORDERS), str(texts / "models")])
     made_up, output = judge(work, ["--plain", str(texts / "made_up"), str(texts / "worst")])
-    return Measured(recorded, made_up, len(re.findall("^BROKEN: .* pages", output, re.MULTILINE)))
+    above = len(re.findall("^BROKEN: .* pages", output, re.MULTILINE))
+    return Measured(recorded, held_out, made_up, above)
 
 
 def write_traces(texts: Path, json: Path) -> None:
-    """The recorded traces, the worst and the made-up ones as text."""
+    """The recorded traces, the models', the worst and the made-up ones as text."""
     traces = ROOT / "tests/traces"
     code, output = run(
         [sys.executable, str(traces / "generate.py"), "--output", str(json)], ROOT, seconds=600
     )
     if code != 0:
         raise StaleError(f"no traces were made up: {output[-2000:]}")
-    for name, folder in (("recorded", traces), ("worst", traces / "worst"), ("made_up", json)):
+    folders = {"recorded": traces, "made_up": json}
+    folders |= {name: traces / name for name in ("models", "worst")}
+    for name, folder in folders.items():
         trace_to_text.main(["--output", str(texts / name), str(folder)])
 
 
@@ -103,11 +109,15 @@ def measure_all(mutants: Sequence[Mutant], jobs: int) -> dict[str, Measured]:
 
 
 def row(name: str, what: str, figures: Measured, whole: Measured) -> str:
-    recorded, made_up = figures.recorded, figures.made_up
-    more = f" ({recorded.mappings / whole.recorded.mappings - 1:+.0%})" if name else ""
+    def mappings(is_: Figures, was: Figures) -> str:
+        more = f" ({is_.mappings / was.mappings - 1:+.0%})" if name else ""
+        return f"{is_.mappings:,.0f}{more}"
+
+    recorded, held_out, made_up = figures.recorded, figures.held_out, figures.made_up
     return (
-        f"| {name} | {what} | {recorded.mappings:,.0f}{more} | {recorded.mean:.4f} "
-        f"| {recorded.p99:.4f} | {recorded.worst:.4f} | {made_up.mean:.4f} | {made_up.worst:.4f} "
+        f"| {name} | {what} | {mappings(recorded, whole.recorded)} | {recorded.mean:.4f} "
+        f"| {recorded.p99:.4f} | {recorded.worst:.4f} | {mappings(held_out, whole.held_out)} "
+        f"| {held_out.mean:.4f} | {held_out.worst:.4f} | {made_up.mean:.4f} | {made_up.worst:.4f} "
         f"| {figures.above} |"
     )
 

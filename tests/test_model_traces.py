@@ -1,0 +1,70 @@
+"""Captures of models from fake tensors: ``benchmarks/model_traces.py``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cudagraph_pool._trace import Event, minimum_bytes, read_trace
+
+pytest.importorskip("torch")
+import model_traces
+import torch
+
+MIB = 1 << 20
+
+
+class Model(torch.nn.Module):  # type: ignore[misc]  # as mypy sees it
+    """Two products, of which the first goes when the second is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = torch.nn.Linear(512, 2048, bias=False)
+        self.narrow = torch.nn.Linear(2048, 512, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.narrow(self.wide(x))
+
+
+def new_input(size: int, device: str) -> torch.Tensor:
+    return torch.zeros(size, 512, dtype=torch.bfloat16, device=device)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_traces, "MODELS", {"tiny": (Model, new_input, (1024, 2048))})
+
+
+def test_forward_passes(tmp_path: Path) -> None:
+    assert model_traces.main(["--output", str(tmp_path)]) == 0
+    trace = read_trace(tmp_path / "tiny.json.gz")
+    for graph, rows, first in zip(trace.graphs, (1024, 2048), (0, 2), strict=True):
+        assert graph.key == rows
+        products = [Event(first, rows * 4096, 0), Event(first + 1, rows * 1024, 0)]
+        frees = [Event(event.block, 0, 0) for event in products]
+        assert graph.events == products + frees, "weights and inputs were made before"
+    assert minimum_bytes(trace.graphs) == 10 * MIB
+
+
+def test_results_that_are_kept_and_sizes_of_ones_own(tmp_path: Path) -> None:
+    assert model_traces.main(["tiny", "--kept", "--sizes", "512", "--output", str(tmp_path)]) == 0
+    (graph,) = read_trace(tmp_path / "tiny_kept.json.gz").graphs
+    assert graph.key == 512
+    assert graph.events[-1] == Event(0, 0, 0), "the first product alone is freed"
+
+
+def test_a_training_step_keeps_what_its_backward_pass_needs(tmp_path: Path) -> None:
+    assert model_traces.main(["--train", "--output", str(tmp_path)]) == 0
+    small, large = read_trace(tmp_path / "tiny_train.json.gz").graphs
+    loss = next(n for n, event in enumerate(large.events) if event.bytes == 4)
+    products = {event.block for event in large.events[:loss] if event.bytes == 2048 * 4096}
+    assert products
+    assert all(event.block not in products for event in large.events[:loss] if not event.bytes)
+    assert len(small.events) == len(large.events)
+
+
+def test_unknown_models(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        model_traces.main(["huge", "--output", str(tmp_path)])
+    assert "there is no model huge" in capsys.readouterr().err
