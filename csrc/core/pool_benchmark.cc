@@ -22,13 +22,13 @@
 #include <random>
 #include <sstream>
 #include <string>
-#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "core/pool.h"
 #include "core/pool_set.h"
+#include "driver/forwarding_driver.h"
 #include "driver/host_driver.h"
 #include "testing/capture_trace.h"
 
@@ -43,78 +43,25 @@ int64_t Nanoseconds(Clock::duration duration) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
 }
 
-// Passes everything on and adds up the time it takes.
-class TimedDriver final : public cgp::Driver {
+// Adds up the time that calls take, those that throw included: it is the driver's too.
+class TimedDriver final : public cgp::ForwardingDriver<TimedDriver> {
  public:
-  explicit TimedDriver(cgp::Driver& inner) : inner_(inner) {}
-
-  int device() const noexcept override { return inner_.device(); }
-  uint64_t granularity() const noexcept override { return inner_.granularity(); }
-  cgp::Address Reserve(uint64_t bytes) override {
-    return Timed([&] { return inner_.Reserve(bytes); });
-  }
-  void FreeAddresses(cgp::Address address, uint64_t bytes) override {
-    Timed([&] { inner_.FreeAddresses(address, bytes); });
-  }
-  cgp::Handle Create(uint64_t bytes) override {
-    return Timed([&] { return inner_.Create(bytes); });
-  }
-  void Release(cgp::Handle handle) override {
-    Timed([&] { inner_.Release(handle); });
-  }
-  void Map(cgp::Address address, uint64_t bytes, cgp::Handle handle) override {
-    Timed([&] { inner_.Map(address, bytes, handle); });
-  }
-  void SetAccess(cgp::Address address, uint64_t bytes) override {
-    Timed([&] { inner_.SetAccess(address, bytes); });
-  }
-  void Unmap(cgp::Address address, uint64_t bytes) override {
-    Timed([&] { inner_.Unmap(address, bytes); });
-  }
-  void AddPeer(int peer) override { inner_.AddPeer(peer); }
-  void Quiesce() override {
-    Timed([&] { inner_.Quiesce(); });
-  }
-  void Capture(cgp::StreamId stream, cgp::Frontier* frontier) override {
-    inner_.Capture(stream, frontier);
-  }
-  bool Dependencies(cgp::GraphNode node, std::vector<cgp::GraphNode>* nodes) override {
-    return inner_.Dependencies(node, nodes);
-  }
-  bool MayQuiesce() noexcept override { return inner_.MayQuiesce(); }
-  cgp::Event RecordDeviceEvent() override {
-    return Timed([&] { return inner_.RecordDeviceEvent(); });
-  }
-  cgp::Event RecordEvent(cgp::StreamId stream) override {
-    return Timed([&] { return inner_.RecordEvent(stream); });
-  }
-  bool EventDone(cgp::Event event) override {
-    return Timed([&] { return inner_.EventDone(event); });
-  }
-  void WaitEvent(cgp::StreamId stream, cgp::Event event) override {
-    Timed([&] { inner_.WaitEvent(stream, event); });
-  }
-  void DestroyEvent(cgp::Event event) noexcept override { inner_.DestroyEvent(event); }
-  cgp::MemoryInfo Info() override { return inner_.Info(); }
+  using ForwardingDriver::ForwardingDriver;
 
   uint64_t calls() const { return calls_; }
   int64_t nanoseconds() const { return nanoseconds_; }
 
- private:
-  // Also counts a call that throws: its time is the driver's too.
-  template <typename Call>
-  std::invoke_result_t<const Call&> Timed(const Call& call) {
-    struct Stop {
-      TimedDriver& self;
-      Clock::time_point start = Clock::now();
-      ~Stop() { self.nanoseconds_ += Nanoseconds(Clock::now() - start); }
-    };
+  struct Stop {
+    TimedDriver& self;
+    Clock::time_point start = Clock::now();
+    ~Stop() { self.nanoseconds_ += Nanoseconds(Clock::now() - start); }
+  };
+  Stop Around(cgp::DriverCall, uint64_t) {
     ++calls_;
-    const Stop stop{*this};
-    return call();
+    return {*this};
   }
 
-  cgp::Driver& inner_;
+ private:
   uint64_t calls_ = 0;
   int64_t nanoseconds_ = 0;
 };

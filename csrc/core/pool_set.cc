@@ -164,9 +164,7 @@ RestoreDelta PoolSet::Restore(PoolId id, const PoolCheckpoint& checkpoint) {
   const std::lock_guard lock(mutex_);
   Member& member = KnownAtRest(id);
   RestoreDelta delta = member.pool.Restore(checkpoint);  // what follows does not throw
-  for (const Block& block : delta.freed) {
-    usage_.Freed(block);
-  }
+  for (const Block& block : delta.freed) usage_.Freed(block);
   for (const Block& block : delta.allocated) {
     if (usage_.Allocated(block)) new_peak_.store(true, std::memory_order_release);
   }
@@ -235,14 +233,6 @@ void PoolSet::CountAsGone(PoolId id) {
   if (!members_.contains(oldest)) reserved_bytes_.erase(oldest);  // else it has come back
 }
 
-uint64_t PoolSet::SumTrimmable() const {
-  uint64_t bytes = 0;
-  for (const auto& [id, member] : members_) {
-    if (CanTrim(*member)) bytes += member->pool.spare_bytes();
-  }
-  return bytes;
-}
-
 uint64_t PoolSet::Trim(std::optional<PoolId> only) {
   const std::lock_guard lock(mutex_);
   std::vector<PoolId> due;
@@ -259,9 +249,19 @@ uint64_t PoolSet::Trim(std::optional<PoolId> only) {
   uint64_t bytes = 0;
   std::exception_ptr error;
   for (const PoolId id : due) {
-    const GivenBack given_back = GiveBack(Known(id));
-    bytes += given_back.bytes;
-    if (!error) error = given_back.error;
+    Member& member = Known(id);
+    const uint64_t reserved = member.pool.reserved_bytes();
+    const uint64_t handles = member.pool.handles();
+    try {
+      member.pool.GiveBack();
+    } catch (const std::exception&) {
+      if (!error) error = std::current_exception();
+    }
+    ForgetFreedAddresses(member);
+    const uint64_t given_back = reserved - member.pool.reserved_bytes();
+    member.reserved_bytes->Remove(given_back);
+    usage_.Shrank(handles - member.pool.handles(), given_back);
+    bytes += given_back;
     EraseIfGone(id);
   }
   if (error) std::rethrow_exception(error);
@@ -278,25 +278,13 @@ void PoolSet::UnmapStale(Member& member) {
   ForgetFreedAddresses(member);
 }
 
-PoolSet::GivenBack PoolSet::GiveBack(Member& member) {
-  GivenBack given_back;
-  const uint64_t bytes = member.pool.reserved_bytes();
-  const uint64_t handles = member.pool.handles();
-  try {
-    member.pool.GiveBack();
-  } catch (const std::exception&) {
-    given_back.error = std::current_exception();
-  }
-  ForgetFreedAddresses(member);
-  given_back.bytes = bytes - member.pool.reserved_bytes();
-  member.reserved_bytes->Remove(given_back.bytes);
-  usage_.Shrank(handles - member.pool.handles(), given_back.bytes);
-  return given_back;
-}
-
 uint64_t PoolSet::TrimmableBytes() const {
   const std::lock_guard lock(mutex_);
-  return SumTrimmable();
+  uint64_t bytes = 0;
+  for (const auto& [id, member] : members_) {
+    if (CanTrim(*member)) bytes += member->pool.spare_bytes();
+  }
+  return bytes;
 }
 
 void PoolSet::EnablePeer(int peer) {
@@ -340,6 +328,10 @@ std::vector<CaptureStats> PoolSet::Captures(PoolId id) const {
 
 PoolStats PoolSet::TotalStats() const {
   const std::lock_guard lock(mutex_);
+  return SumStats();
+}
+
+PoolStats PoolSet::SumStats() const {
   PoolStats total;
   for (const auto& [id, member] : members_) {
     const PoolStats stats = member->pool.Stats();
@@ -386,17 +378,12 @@ void PoolSet::ResetTraffic() {
 
 void PoolSet::Check() const {
   const std::lock_guard lock(mutex_);
-  PoolStats sum;
+  const PoolStats sum = SumStats();
   uint64_t handles = 0;
   for (const auto& [id, member] : members_) {
     member->pool.Check();
-    const PoolStats stats = member->pool.Stats();
     CGP_CHECK(member->reserved_bytes == &reserved_bytes_.at(id));
-    CGP_CHECK(stats.reserved_bytes == member->reserved_bytes->current);
-    sum.live_blocks += stats.live_blocks;
-    sum.allocated_bytes += stats.allocated_bytes;
-    sum.requested_bytes += stats.requested_bytes;
-    sum.reserved_bytes += stats.reserved_bytes;
+    CGP_CHECK(member->pool.reserved_bytes() == member->reserved_bytes->current);
     handles += member->pool.handles();
   }
   for (const auto& [id, reserved] : reserved_bytes_) {

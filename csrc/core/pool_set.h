@@ -12,7 +12,6 @@
 #include <atomic>
 #include <compare>
 #include <cstdint>
-#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -161,18 +160,12 @@ class PoolSet {
   bool MayQuiesce() noexcept;
   bool HasMemory(const Member& member) const;
   bool CanTrim(const Member& member) const;
-  uint64_t SumTrimmable() const;
+  PoolStats SumStats() const;
   void UnmapStale(Member& member);
   // Forgets a pool that has neither users nor a scope, blocks, memory or remains.
   void EraseIfGone(PoolId id);
   // pre: the member is about to be erased.
   void CountAsGone(PoolId id);
-  // Returns how much of the member's memory was given back, and the driver's error if that is not all.
-  struct GivenBack {
-    uint64_t bytes = 0;
-    std::exception_ptr error;
-  };
-  GivenBack GiveBack(Member& member);
 
   Driver& driver_;
   const PoolOptions options_;

@@ -134,9 +134,8 @@ void CudaDriver::Check(std::string_view name, int code) const {
 
 int CudaDriver::Attribute(int attribute) const {
   int value = 0;
-  CheckCuda(
-      api_, device_, "cuDeviceGetAttribute",
-      api_.cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(attribute), cu_device_));
+  Check("cuDeviceGetAttribute",
+        api_.cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(attribute), cu_device_));
   return value;
 }
 

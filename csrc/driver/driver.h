@@ -6,13 +6,11 @@
 //
 // Rules for every call:
 //  - Sizes and addresses are bytes and multiples of granularity(), unless said otherwise; sizes are
-//  not zero.
+//    not zero.
 //  - A call that fails throws DriverError and has changed nothing.
 //  - Calls may come from any thread. A driver serialises what it must; the caller never holds two
-//  calls that touch
-//    the same addresses at once.
-//  - "capture-legal" marks what may be called while a stream of this process is capturing a CUDA
-//  graph.
+//    calls that touch the same addresses at once.
+//  - "capture-legal" marks what may be called while a stream of this process is capturing a graph.
 #pragma once
 
 #include <cstddef>

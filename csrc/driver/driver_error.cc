@@ -10,12 +10,10 @@ std::string_view Advice(DriverStatus status) {
   switch (status) {
     case DriverStatus::kOutOfMemory:
       return ". The device has no memory left for this: free tensors or graphs, or give back what "
-             "is cached "
-             "(torch.cuda.empty_cache()), and try again.";
+             "is cached (torch.cuda.empty_cache()), and try again.";
     case DriverStatus::kOutOfAddresses:
       return ". No virtual addresses are left, however much memory is free: release graph pools "
-             "that are no "
-             "longer used.";
+             "that are no longer used.";
     case DriverStatus::kFailed:
       break;
   }

@@ -71,12 +71,6 @@ class AddressMap {
   }
 
   template <typename Function>
-  void ForEach(Function&& function) {
-    for (Place& place : places_) {
-      if (place.key != kEmpty) function(place.key, place.value);
-    }
-  }
-  template <typename Function>
   void ForEach(Function&& function) const {
     for (const Place& place : places_) {
       if (place.key != kEmpty) function(place.key, place.value);

@@ -7,13 +7,13 @@
 
 namespace cgp {
 
-FenceTable::StreamFence FenceTable::ForStream(StreamId stream, bool eager) {
+FenceId FenceTable::ForStream(StreamId stream, bool eager) {
   const State state = eager ? State::kUnmarked : State::kScope;
   for (const FenceId id : listed_) {
     const Fence& fence = fences_[Index(id)];
-    if (fence.owner == stream && fence.eager == eager) return {id, true};
+    if (fence.owner == stream && fence.eager == eager) return id;
   }
-  return {Add({.state = state, .owner = stream, .eager = eager, .mark = {}}), false};
+  return Add({.state = state, .owner = stream, .eager = eager, .mark = {}});
 }
 
 void FenceTable::Renew(FenceId id) {
@@ -104,12 +104,6 @@ const std::vector<bool>& FenceTable::Opened() {
   return opened_;
 }
 
-uint32_t FenceTable::scope_fence_count() const {
-  return static_cast<uint32_t>(std::ranges::count_if(fences_, [](const Fence& fence) {
-    return fence.state == State::kScope || fence.state == State::kUnmarked;
-  }));
-}
-
 void FenceTable::Clear() {
   for (std::size_t i = 1; i < fences_.size(); ++i) {
     if (fences_[i].state != State::kOpened) continue;
@@ -119,14 +113,10 @@ void FenceTable::Clear() {
   std::erase_if(listed_, [&](FenceId id) { return fences_[Index(id)].state == State::kUnused; });
 }
 
-void FenceTable::ReserveOne() {
+FenceId FenceTable::Add(Fence fence) {
   ReserveMore(fences_, 1);
   for (auto* const ids : {&listed_, &unused_}) ids->reserve(fences_.capacity());
   opened_.reserve(fences_.capacity());
-}
-
-FenceId FenceTable::Add(Fence fence) {
-  ReserveOne();
   FenceId id{static_cast<uint32_t>(fences_.size())};
   if (unused_.empty()) {
     fences_.push_back(std::move(fence));

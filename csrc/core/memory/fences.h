@@ -51,13 +51,8 @@ class FenceTable {
   FenceTable& operator=(const FenceTable&) = delete;
 
   // The stream's fence, made at its first use. That of a capture is of one scope; eager work goes on
-  // with that of its earlier scopes while it is not open. `reused` says whether bytes may be behind
-  // it already.
-  struct StreamFence {
-    FenceId id{};
-    bool reused = false;
-  };
-  StreamFence ForStream(StreamId stream, bool eager);
+  // with that of its earlier scopes while it is not open.
+  FenceId ForStream(StreamId stream, bool eager);
   // More stands behind the fence, or its stream goes on to work: a mark of earlier says nothing of
   // that. Does not throw.
   void Renew(FenceId id);
@@ -95,8 +90,6 @@ class FenceTable {
   // By FenceId: which were marked since Clear(); valid until the next call of another member. They
   // are gone for good with Clear(). Neither throws.
   const std::vector<bool>& Opened();
-  // How many fences are neither marked nor open.
-  uint32_t scope_fence_count() const;
   void Clear();
 
  private:
@@ -109,8 +102,6 @@ class FenceTable {
     std::shared_ptr<SharedEvent> mark;  // kMarked only
   };
 
-  // So that the next Add() cannot throw.
-  void ReserveOne();
   FenceId Add(Fence fence);
 
   Driver& driver_;

@@ -50,28 +50,21 @@ TEST_F(FenceTableTest, IsEmptyAtFirst) {
   EXPECT_TRUE(fences_.empty());
   EXPECT_FALSE(fences_.Poll());
   EXPECT_THAT(Opened(), IsEmpty());
-  EXPECT_EQ(fences_.scope_fence_count(), 0u);
   fences_.EndScope();
   fences_.Clear();
   EXPECT_TRUE(fences_.empty());
 }
 
 TEST_F(FenceTableTest, AStreamHasOneFenceInACaptureScope) {
-  const auto first = fences_.ForStream(kA, /*eager=*/false);
-  EXPECT_NE(first.id, FenceId::kOpen);
-  EXPECT_FALSE(first.reused);
-  const auto again = fences_.ForStream(kA, /*eager=*/false);
-  EXPECT_EQ(again.id, first.id);
-  EXPECT_TRUE(again.reused);
-  const auto other = fences_.ForStream(kB, /*eager=*/false);
-  EXPECT_NE(other.id, first.id);
-  EXPECT_FALSE(other.reused);
-  EXPECT_EQ(fences_.scope_fence_count(), 2u);
+  const FenceId first = fences_.ForStream(kA, /*eager=*/false);
+  EXPECT_NE(first, FenceId::kOpen);
+  EXPECT_EQ(fences_.ForStream(kA, /*eager=*/false), first);
+  EXPECT_NE(fences_.ForStream(kB, /*eager=*/false), first);
 }
 
 TEST_F(FenceTableTest, ACaptureScopesFencesOpenAtItsEndWithoutEvents) {
-  const uint32_t a = Index(fences_.ForStream(kA, false).id);
-  const uint32_t b = Index(fences_.ForStream(kB, false).id);
+  const uint32_t a = Index(fences_.ForStream(kA, false));
+  const uint32_t b = Index(fences_.ForStream(kB, false));
   const uint32_t held = Index(fences_.Held(/*eager=*/false));
   EXPECT_FALSE(fences_.Poll()) << "nothing opens while the scope lasts";
   EXPECT_THAT(EndScope(), ElementsAre(a, b, held));
@@ -80,21 +73,19 @@ TEST_F(FenceTableTest, ACaptureScopesFencesOpenAtItsEndWithoutEvents) {
 }
 
 TEST_F(FenceTableTest, WhatIsOpenedIsGoneWithClearAndItsNumberUsedAgain) {
-  const FenceId first = fences_.ForStream(kA, false).id;
+  const FenceId first = fences_.ForStream(kA, false);
   fences_.EndScope();
   EXPECT_FALSE(fences_.empty());
   fences_.Clear();
   EXPECT_TRUE(fences_.empty());
   EXPECT_THAT(Opened(), IsEmpty());
-  const auto next = fences_.ForStream(kB, false);
-  EXPECT_EQ(next.id, first);
-  EXPECT_FALSE(next.reused) << "nothing is behind it any more";
+  EXPECT_EQ(fences_.ForStream(kB, false), first);
 }
 
 // --- Eager work ---
 
 TEST_F(FenceTableTest, AnEagerFenceOpensOnceTheDeviceHasPassedAMark) {
-  const FenceId a = fences_.ForStream(kA, /*eager=*/true).id;
+  const FenceId a = fences_.ForStream(kA, /*eager=*/true);
   const FenceId held = fences_.Held(/*eager=*/true);
   EXPECT_THAT(EndScope(), IsEmpty());
   EXPECT_TRUE(fences_.NeedsMark());
@@ -103,7 +94,6 @@ TEST_F(FenceTableTest, AnEagerFenceOpensOnceTheDeviceHasPassedAMark) {
   fences_.Mark();
   EXPECT_FALSE(fences_.NeedsMark());
   EXPECT_EQ(host_.usage().events, 1u) << "one for all";
-  EXPECT_EQ(fences_.scope_fence_count(), 0u);
   EXPECT_FALSE(fences_.Poll());
   host_.CompleteEvents(kA);
   EXPECT_FALSE(fences_.Poll()) << "the device has done the work of one stream only";
@@ -125,11 +115,9 @@ TEST_F(FenceTableTest, NoStreamIsEverAsked) {
 }
 
 TEST_F(FenceTableTest, AStreamThatGoesOnTakesItsFenceFromTheMark) {
-  const FenceId id = fences_.ForStream(kA, true).id;
+  const FenceId id = fences_.ForStream(kA, true);
   fences_.Mark();
-  const auto again = fences_.ForStream(kA, true);
-  EXPECT_EQ(again.id, id);
-  EXPECT_TRUE(again.reused);
+  EXPECT_EQ(fences_.ForStream(kA, true), id);
   EXPECT_EQ(host_.usage().events, 1u) << "nothing has changed by asking";
   fences_.Renew(id);
   EXPECT_EQ(host_.usage().events, 0u) << "it says nothing of what the stream does now";
@@ -143,17 +131,16 @@ TEST_F(FenceTableTest, AStreamThatGoesOnTakesItsFenceFromTheMark) {
 
 // Bytes freed by eager work are not protected by a capture on the same stream.
 TEST_F(FenceTableTest, ACaptureDoesNotTakeOverAnEagerFence) {
-  const FenceId eager = fences_.ForStream(kA, true).id;
-  const auto captured = fences_.ForStream(kA, false);
-  EXPECT_NE(captured.id, eager);
-  EXPECT_FALSE(captured.reused);
-  EXPECT_THAT(EndScope(), ElementsAre(Index(captured.id)));
+  const FenceId eager = fences_.ForStream(kA, true);
+  const FenceId captured = fences_.ForStream(kA, false);
+  EXPECT_NE(captured, eager);
+  EXPECT_THAT(EndScope(), ElementsAre(Index(captured)));
 }
 
 TEST_F(FenceTableTest, WhatIsHeldSharesAFenceUntilThatIsMarked) {
   const FenceId held = fences_.Held(/*eager=*/true);
   EXPECT_EQ(fences_.Held(true), held);
-  const FenceId stream = fences_.ForStream(kA, true).id;
+  const FenceId stream = fences_.ForStream(kA, true);
   EXPECT_NE(stream, held);
   fences_.Mark();
   const FenceId second = fences_.Held(true);
@@ -164,9 +151,9 @@ TEST_F(FenceTableTest, WhatIsHeldSharesAFenceUntilThatIsMarked) {
 }
 
 TEST_F(FenceTableTest, AnIdleDeviceOpensAll) {
-  const uint32_t marked = Index(fences_.ForStream(kA, true).id);
+  const uint32_t marked = Index(fences_.ForStream(kA, true));
   fences_.Mark();
-  const uint32_t unmarked = Index(fences_.ForStream(kB, true).id);
+  const uint32_t unmarked = Index(fences_.ForStream(kB, true));
   fences_.OpenAll();
   EXPECT_THAT(Opened(), ElementsAre(marked, unmarked));
   EXPECT_EQ(host_.usage().events, 0u);
@@ -180,7 +167,6 @@ TEST_F(FenceTableTest, HoldingAllLeavesOneFence) {
   fences_.HoldAll(held);
   EXPECT_EQ(host_.usage().events, 0u);
   EXPECT_EQ(fences_.Held(true), held) << "it is not marked yet";
-  EXPECT_FALSE(fences_.ForStream(kA, true).reused);
   fences_.Mark();
   host_.CompleteEvents();
   EXPECT_TRUE(fences_.Poll());
@@ -191,11 +177,10 @@ TEST_F(FenceTableTest, HoldingAllLeavesOneFence) {
 // --- Proof fences ---
 
 TEST_F(FenceTableTest, AProofFenceOpensWhenTheScopeEnds) {
-  const FenceId stream = fences_.ForStream(kA, false).id;
+  const FenceId stream = fences_.ForStream(kA, false);
   const FenceId first = fences_.ForProof();
   const FenceId second = fences_.ForProof();
   EXPECT_NE(first, second);
-  EXPECT_EQ(fences_.scope_fence_count(), 3u);
   EXPECT_FALSE(fences_.Poll());
   EXPECT_THAT(EndScope(), ElementsAre(Index(stream), Index(first), Index(second)));
   EXPECT_TRUE(fences_.empty());
@@ -204,20 +189,18 @@ TEST_F(FenceTableTest, AProofFenceOpensWhenTheScopeEnds) {
 
 TEST_F(FenceTableTest, AProofFenceIsNobodysStreamFenceAndHoldsNothing) {
   const FenceId proof = fences_.ForProof();
-  EXPECT_NE(fences_.ForStream(kA, false).id, proof);
+  EXPECT_NE(fences_.ForStream(kA, false), proof);
   EXPECT_NE(fences_.Held(/*eager=*/false), proof);
   EXPECT_NE(fences_.ForProof(), proof);
 }
 
 TEST_F(FenceTableTest, AStreamWhoseFenceBecameAProofGetsAnother) {
-  const FenceId first = fences_.ForStream(kA, false).id;
-  const FenceId of_b = fences_.ForStream(kB, false).id;
+  const FenceId first = fences_.ForStream(kA, false);
+  const FenceId of_b = fences_.ForStream(kB, false);
   fences_.MakeProof(first);
-  const auto second = fences_.ForStream(kA, false);
-  EXPECT_NE(second.id, first);
-  EXPECT_FALSE(second.reused);
+  EXPECT_NE(fences_.ForStream(kA, false), first);
   EXPECT_NE(fences_.Held(/*eager=*/false), first);
-  EXPECT_EQ(fences_.ForStream(kB, false).id, of_b);
+  EXPECT_EQ(fences_.ForStream(kB, false), of_b);
   EXPECT_THAT(EndScope(), testing::Contains(Index(first)));
   EXPECT_TRUE(fences_.empty());
 }
@@ -229,9 +212,9 @@ TEST_F(FenceTableTest, NumbersOfFencesAreUsedAgain) {
     const FenceId pending = fences_.Held(/*eager=*/true);
     fences_.Mark();
     for (int i = 0; i < 100; ++i) most = std::max(most, Index(fences_.ForProof()));
-    const FenceId stream = fences_.ForStream(kA, false).id;
+    const FenceId stream = fences_.ForStream(kA, false);
     most = std::max(most, Index(stream));
-    EXPECT_EQ(fences_.ForStream(kA, false).id, stream);
+    EXPECT_EQ(fences_.ForStream(kA, false), stream);
     EXPECT_THAT(EndScope(), testing::SizeIs(101));
     EXPECT_FALSE(fences_.empty()) << "one is pending";
     host_.CompleteEvents();
@@ -246,7 +229,7 @@ TEST_F(FenceTableTest, NumbersOfFencesAreUsedAgain) {
 // --- A driver that fails ---
 
 TEST_F(FenceTableTest, AFailingDriverLeavesTheFencesAsTheyWere) {
-  const FenceId id = fences_.ForStream(kA, true).id;
+  const FenceId id = fences_.ForStream(kA, true);
   driver_.Arm({.only = DriverCall::kRecordDeviceEvent});
   EXPECT_THROW(fences_.Mark(), DriverError);
   EXPECT_TRUE(fences_.NeedsMark());

@@ -58,7 +58,7 @@ void FreeView::UnindexNodes(PageId page, NodeId first, NodeId last) {
 }
 
 void FreeView::IndexNodes(PageId page, NodeId first, NodeId last) {
-  if (links_.size() < space_.node_limit()) MakeRoomForNodes();
+  MakeRoomForNodes();
   ForEachChain(page, first, last, [this](const Chain& chain) { LinkChain(chain); });
 }
 
@@ -153,7 +153,6 @@ Granules FreeView::ChainLength(NodeId start) const {
 
 bool FreeView::IsFree(PageId page, Granules offset, Granules length) const {
   if (IsWhole(page)) return true;
-  if (offset == Granules(0)) return Head(page) >= length;
   const Granules end = offset + length;
   if (end == space_.page_size()) return Tail(page) >= length;
   NodeId id = space_.first(page);

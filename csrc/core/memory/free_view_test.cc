@@ -218,8 +218,8 @@ TEST_F(FreeViewTest, OnlyTheOwnerSeesWhatIsBehindItsFence) {
   EXPECT_EQ(view_b().Head(PageId{0}), Granules(3));
   EXPECT_EQ(view_b().Tail(PageId{0}), Granules(3));
   EXPECT_EQ(view_b().BestFit(Granules(4)), std::nullopt);
-  EXPECT_EQ(view_a().runs().FreeSlots(RangeId{0}), 1u);
-  EXPECT_EQ(view_b().runs().FreeSlots(RangeId{0}), 0u);
+  EXPECT_EQ(view_a().runs().FreeAtFront(RangeId{0}), 1u);
+  EXPECT_EQ(view_b().runs().FreeAtFront(RangeId{0}), 0u);
 }
 
 TEST_F(FreeViewTest, NobodySeesWhatIsHeld) {
@@ -251,8 +251,9 @@ TEST_F(FreeViewTest, APageMappedAgainIsAsFreeThereAsItIs) {
   Take(PageId{1}, 0, 1);
   Give(Take(PageId{2}, 0, 1), kFenceA);
   Map({.range = {}, .handles = {PageId{2}, PageId{1}, PageId{0}}});
-  EXPECT_EQ(view_a().runs().FreeSlots(RangeId{1}), 2u);
-  EXPECT_EQ(view_b().runs().FreeSlots(RangeId{1}), 1u);
+  EXPECT_EQ(view_a().runs().FreeAtBack(RangeId{1}), 1u);
+  EXPECT_EQ(view_b().runs().FreeAtBack(RangeId{1}), 1u);
+  EXPECT_EQ(view_b().runs().FreeAtFront(RangeId{1}), 0u);
   EXPECT_EQ(view_a().runs().FreeAtFront(RangeId{1}), 1u);
 }
 

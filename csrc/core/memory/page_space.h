@@ -81,7 +81,11 @@ class PageSpace {
   bool holds_large(PageId page) const { return large_pieces(page) > 0; }
   void AddLargePiece(PageId page) { ++pages_[Index(page)].large_pieces; }
   void DropLargePiece(PageId page) { --pages_[Index(page)].large_pieces; }
-  // Calls function(node) for each free node behind the fence, in no order. pre: not kOpen.
+  // Whether there is a free node behind the fence. pre: not kOpen.
+  bool HasBehind(FenceId fence) const {
+    return Index(fence) < behind_.size() && behind_[Index(fence)] != NodeId::kNone;
+  }
+  // Calls function(node) for each of them, in no order.
   template <typename Function>
   void ForEachBehind(FenceId fence, Function&& function) const {
     if (Index(fence) >= behind_.size()) return;
@@ -89,9 +93,8 @@ class PageSpace {
       function(id);
     }
   }
-  // An upper limit on node numbers, for tables indexed by them.
-  uint32_t node_limit() const { return static_cast<uint32_t>(nodes_.size()); }
-  // The same until the next ReservePages() that allocates.
+  // An upper limit on node numbers, for tables indexed by them, until the next ReservePages() that
+  // allocates.
   std::size_t node_room() const { return nodes_.capacity(); }
 
   // Allocates what the next AddPage() calls, one Take() per page and those of so many blocks need,

@@ -55,16 +55,6 @@ class RangeTable::Undo {
   std::vector<Mapping> mapped;
 
  private:
-  template <typename Call>
-  static bool Attempt(Call&& call) {
-    try {
-      call();
-      return true;
-    } catch (const std::exception&) {
-      return false;
-    }
-  }
-
   RangeTable& table_;
   bool kept_ = false;
 };
@@ -72,45 +62,9 @@ class RangeTable::Undo {
 RangeTable::RangeTable(Driver& driver, Granules page_size)
     : driver_(driver), page_bytes_(page_size.bytes()) {}
 
+// What the driver does not take back is leaked: a destructor has nobody to tell.
 RangeTable::~RangeTable() {
-  const auto attempt = [](auto&& call) {
-    try {
-      call();
-      return true;
-    } catch (const std::exception&) {
-      return false;  // leaked: a destructor has nobody to tell
-    }
-  };
-  for (const Mapping& mapping : remains_.mapped) {
-    attempt([&] { driver_.Unmap(mapping.address, mapping.bytes); });
-  }
-  for (const Range& range : ranges_) {
-    for (uint32_t slot = Index(range.begin()); slot < Index(range.end());) {
-      const uint32_t pages = handle_pages(page_at_[slot]);
-      const Address address = AddressOf(SlotId{slot}, Granules(0));
-      if (!attempt([&] { driver_.Unmap(address, pages * page_bytes_); })) {
-        // What is mapped still holds its addresses and its memory.
-        reservations_[range.reservation].bytes = 0;
-        pages_[Index(page_at_[slot])].slots.clear();
-      }
-      slot += pages;
-    }
-  }
-  for (const Reservation& reservation : reservations_) {
-    if (reservation.bytes == 0) continue;
-    attempt([&] { driver_.FreeAddresses(reservation.address, reservation.bytes); });
-  }
-  for (const Mapping& all : remains_.reserved) {
-    attempt([&] { driver_.FreeAddresses(all.address, all.bytes); });
-  }
-  for (const PhysicalHandle& handle : handles_) {
-    if (slots_of(handle.first).empty()) continue;
-    attempt([&] { driver_.Release(handle.handle); });
-  }
-  for (const PhysicalHandle& handle : unreleased_) {
-    attempt([&] { driver_.Release(handle.handle); });
-  }
-  for (const Handle handle : remains_.handles) attempt([&] { driver_.Release(handle); });
+  Attempt([this] { Shrink(*PrepareShrink(std::vector<bool>(slot_limit()))); });
 }
 
 SlotId RangeTable::Map(const MappingPlan& plan) {

@@ -215,6 +215,17 @@ class RangeTable {
 
   class Undo;
 
+  // Returns whether the call succeeded, and keeps the first error.
+  template <typename Call>
+  static bool Attempt(Call&& call, std::exception_ptr* error = nullptr) noexcept {
+    try {
+      call();
+      return true;
+    } catch (const std::exception&) {
+      if (error != nullptr && !*error) *error = std::current_exception();
+      return false;
+    }
+  }
   bool BeginsRow(uint32_t page) const;
   void NoteRow(uint32_t page);
   static uint32_t RoomInFront(uint32_t pages);

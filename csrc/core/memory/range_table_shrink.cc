@@ -26,7 +26,9 @@ class RangeTable::Shrinking {
 
  private:
   template <typename Call>
-  bool Attempt(Call&& call) noexcept;
+  bool Attempt(Call&& call) noexcept {
+    return RangeTable::Attempt(call, &result_.error);
+  }
   void RetryRemains() noexcept;
   void LetGoOf(std::size_t number) noexcept;
   void FreeReservations() noexcept;
@@ -63,18 +65,6 @@ RangeTable::Shrinking::Shrinking(RangeTable& table, std::vector<bool> keep)
   range_of_group_.reserve(table.MostSlotsAfterShrink() / kSlotGroup);
   table.unreleased_.reserve(table.unreleased_.size() + table.handles_.size());
   for (const Range& range : table.ranges_) mapped_in_[range.reservation] += range.mapped();
-}
-
-// Keeps the first error.
-template <typename Call>
-bool RangeTable::Shrinking::Attempt(Call&& call) noexcept {
-  try {
-    call();
-    return true;
-  } catch (const std::exception&) {
-    if (!result_.error) result_.error = std::current_exception();
-    return false;
-  }
 }
 
 void RangeTable::Shrinking::RetryRemains() noexcept {

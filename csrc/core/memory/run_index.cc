@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/base/error.h"
 #include "core/base/index_set.h"
 
 namespace cgp {
@@ -107,15 +108,6 @@ uint32_t RunIndex::FreeAtBack(RangeId id) const {
   return Index(range.end()) - std::max(slot, Index(range.begin()));
 }
 
-uint32_t RunIndex::FreeSlots(RangeId id) const {
-  const RangeTable::Range& range = ranges_.range(id);
-  uint32_t count = 0;
-  for (uint32_t w = Index(range.first) / 64; w < (Index(range.first) + range.capacity) / 64; ++w) {
-    count += static_cast<uint32_t>(std::popcount(words_[w]));
-  }
-  return count;
-}
-
 uint32_t RunIndex::Find(bool value, uint32_t from, uint32_t limit) const {
   const uint64_t flip = value ? 0 : ~uint64_t{0};
   while (from < limit) {
@@ -137,14 +129,19 @@ void RunIndex::SetBound(RangeId range, uint32_t bound) {
   }
 }
 
-void RunIndex::CheckBound(RangeId id) const {
-  const RangeTable::Range& range = ranges_.range(id);
-  uint32_t run = 0;
-  for (uint32_t slot = Index(range.begin()); slot < Index(range.end()); ++slot) {
-    run = IsSet(slot) ? run + 1 : 0;
-    CGP_CHECK(run <= bounds_[leaf_count() + Index(id)]);
+void RunIndex::Check(const std::function<bool(PageId)>& is_free) const {
+  for (uint32_t r = 0; r < ranges_.range_count(); ++r) {
+    const RangeTable::Range& range = ranges_.range(RangeId{r});
+    const uint32_t end = Index(range.first) + range.capacity;
+    uint32_t run = 0;
+    for (uint32_t slot = Index(range.first); slot < end; ++slot) {
+      const bool mapped = slot >= Index(range.begin()) && slot < Index(range.end());
+      CGP_CHECK(IsSet(slot) == (mapped && is_free(ranges_.page_at(SlotId{slot}))));
+      run = IsSet(slot) ? run + 1 : 0;
+      CGP_CHECK(run <= bounds_[leaf_count() + r]);
+    }
   }
-  for (std::size_t i = leaf_count() - 1; i > 0; --i) {
+  for (uint32_t i = 1; i < leaf_count(); ++i) {
     CGP_CHECK(bounds_[i] == std::max(bounds_[2 * i], bounds_[2 * i + 1]));
   }
 }

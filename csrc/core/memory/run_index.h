@@ -13,10 +13,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
-#include "core/base/error.h"
 #include "core/base/units.h"
 #include "core/memory/range_table.h"
 
@@ -61,15 +61,13 @@ class RunIndex {
   // The free slots at the range's front and back: the lengths of the runs that touch its ends.
   uint32_t FreeAtFront(RangeId range) const;
   uint32_t FreeAtBack(RangeId range) const;
-  uint32_t FreeSlots(RangeId range) const;
   // Whether all slots of [begin, end) are free. O(words of them).
   bool AllFree(SlotId begin, SlotId end) const {
     return Find(false, Index(begin), Index(end)) == Index(end);
   }
 
   // Recomputes the invariant against `is_free`; throws InternalError.
-  template <typename IsFree>
-  void Check(IsFree&& is_free) const;
+  void Check(const std::function<bool(PageId)>& is_free) const;
 
  private:
   bool IsSet(uint32_t slot) const { return (words_[slot / 64] >> (slot % 64) & 1) != 0; }
@@ -80,7 +78,6 @@ class RunIndex {
   void ForEachRow(PageId begin, PageId end, Function&& function);
   void RaiseBound(RangeId range);
   void SetBound(RangeId range, uint32_t bound);
-  void CheckBound(RangeId range) const;
 
   const RangeTable& ranges_;
   std::vector<uint64_t> words_;  // bit per slot; zero where nothing is mapped
@@ -88,18 +85,5 @@ class RunIndex {
       bounds_;  // a binary tree of maxima: node i over 2i and 2i + 1, leaves from leaf_count() on
   std::vector<FreeRun> found_;  // what Runs() returned last
 };
-
-template <typename IsFree>
-void RunIndex::Check(IsFree&& is_free) const {
-  for (uint32_t r = 0; r < ranges_.range_count(); ++r) {
-    const RangeTable::Range& range = ranges_.range(RangeId{r});
-    const uint32_t end = Index(range.first) + range.capacity;
-    for (uint32_t slot = Index(range.first); slot < end; ++slot) {
-      const bool mapped = slot >= Index(range.begin()) && slot < Index(range.end());
-      CGP_CHECK(IsSet(slot) == (mapped && is_free(ranges_.page_at(SlotId{slot}))));
-    }
-    CheckBound(RangeId{r});
-  }
-}
 
 }  // namespace cgp

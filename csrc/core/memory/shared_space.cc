@@ -5,14 +5,14 @@
 
 namespace cgp {
 
-FreeView& SharedSpace::AddView(StreamId stream, FenceId own, bool reused) {
+FreeView& SharedSpace::AddView(StreamId stream, FenceId own) {
   if (!is_resting()) {
     return *views_.emplace_back(std::make_unique<FreeView>(space_, ranges_, stream, own));
   }
   FreeView& view = *views_.front();
   view.MakeRoomForFence(own);
   view.Assign(stream, own);
-  if (reused) view.Rebuild();
+  if (space_.HasBehind(own)) view.Rebuild();
   return view;
 }
 
@@ -20,11 +20,12 @@ void SharedSpace::KeepFirstView() {
   if (!views_.empty()) views_.resize(1);
 }
 
-void SharedSpace::Rest(bool changed) {
+void SharedSpace::Rest() {
   if (views_.empty()) return;
   FreeView& view = *views_.front();
+  const bool loses_some = space_.HasBehind(view.own_fence());
   view.Assign(view.stream(), FenceId::kOpen);
-  if (changed) view.Rebuild();
+  if (loses_some) view.Rebuild();
 }
 
 void SharedSpace::ReserveTake(std::size_t blocks) {
@@ -102,24 +103,21 @@ void SharedSpace::GivePiece(NodeId id, FenceId fence, bool large) {
     }
     return;
   }
-  if (large && space_.large_pieces(page) == 1) {
-    for (const auto& view : views_) view->UnindexNodes(page, space_.first(page), space_.last(page));
-    space_.Give(id, fence);
-    space_.DropLargePiece(page);
-    for (const auto& view : views_) view->IndexNodes(page, space_.first(page), space_.last(page));
-    return;
-  }
+  // All of the page where it comes to hold no large block any more.
+  const bool all = large && space_.large_pieces(page) == 1;
+  const NodeId from = all ? space_.first(page) : node.prev == NodeId::kNone ? id : node.prev;
+  const NodeId to = all ? space_.last(page) : node.next == NodeId::kNone ? id : node.next;
   for (const auto& view : views_) {
-    if (!view->Passes(fence)) continue;
-    for (const NodeId beside : {node.prev, node.next}) {
-      if (beside != NodeId::kNone && !space_.node(beside).used())
-        view->UnindexNodes(page, beside, beside);
-    }
+    if (all || view->Passes(fence)) view->UnindexNodes(page, from, to);
   }
   if (large) space_.DropLargePiece(page);
   const NodeId given = space_.Give(id, fence);
   for (const auto& view : views_) {
-    if (view->Passes(fence)) view->IndexNodes(page, given, given);
+    if (all) {
+      view->IndexNodes(page, space_.first(page), space_.last(page));
+    } else if (view->Passes(fence)) {
+      view->IndexNodes(page, given, given);
+    }
   }
 }
 

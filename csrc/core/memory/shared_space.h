@@ -48,13 +48,12 @@ class SharedSpace {
   std::size_t stream_count() const { return is_resting() ? 0 : views_.size(); }
   bool has_several_streams() const { return views_.size() > 1; }
   FreeView& view(std::size_t number) const { return *views_[number]; }
-  // pre: own != kOpen. `reused`: bytes may be behind its fence already.
-  FreeView& AddView(StreamId stream, FenceId own, bool reused);
+  // pre: own != kOpen.
+  FreeView& AddView(StreamId stream, FenceId own);
   // All streams but the first are gone; and that one too. Its view rests until another stream takes
-  // it over, so that a pool that one stream fills never indexes anything anew. `changed`: bytes that
-  // it did not have have come to be open otherwise than by Open().
+  // it over, so that a pool that one stream fills never indexes anything anew.
   void KeepFirstView();
-  void Rest(bool changed);
+  void Rest();
 
   // How many streams may take what is behind the fence, and how many all of the page.
   std::ptrdiff_t CountPassing(FenceId fence) const {

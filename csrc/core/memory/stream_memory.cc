@@ -26,7 +26,6 @@ void StreamMemory::EndScope(bool may_ask_device) {
   CGP_CHECK(scope_);
   const bool captured = *scope_ == ScopeKind::kCapture;
   GiveFreedAtEnd();
-  const bool eager_fences = !captured && fences_.scope_fence_count() > 0;
   ReserveOpening();
   // Known now, the end of what ran here is known sooner than when the next scope begins.
   if (!captured && fences_.NeedsMark() && may_ask_device && driver_.MayQuiesce()) fences_.Mark();
@@ -34,7 +33,7 @@ void StreamMemory::EndScope(bool may_ask_device) {
   fences_.EndScope();
   bytes_.KeepFirstView();
   OpenFences();
-  bytes_.Rest(eager_fences);
+  bytes_.Rest();
   if (captured) {
     ForgetProofs();
     captured_ = true;
@@ -79,9 +78,9 @@ FreeView& StreamMemory::ViewFor(StreamId stream, std::optional<CaptureId> in) {
 // The view of a stream that has none yet in this scope.
 FreeView& StreamMemory::AddView(StreamId stream) {
   if (replays_) WaitForReplays(stream);
-  const FenceTable::StreamFence fence = fences_.ForStream(stream, *scope_ == ScopeKind::kEager);
-  FreeView& view = bytes_.AddView(stream, fence.id, fence.reused);
-  fences_.Renew(fence.id);  // so it is the stream's until the scope ends
+  const FenceId own = fences_.ForStream(stream, *scope_ == ScopeKind::kEager);
+  FreeView& view = bytes_.AddView(stream, own);
+  fences_.Renew(own);  // so it is the stream's until the scope ends
   return view;
 }
 
@@ -158,16 +157,16 @@ FenceId StreamMemory::ChooseFence(const LiveBlock& live) {
   const bool used = behind || (live.others && !live.others->uses.empty());
   if (in_capture && !used && !eager && OrderProtects(live)) {
     const FreeView* const view = several_streams_ ? nullptr : FindView(stream);
-    return view != nullptr ? view->own_fence() : fences_.ForStream(stream, /*eager=*/false).id;
+    return view != nullptr ? view->own_fence() : fences_.ForStream(stream, /*eager=*/false);
   }
   if (!scope_ && !used && !eager) return FenceId::kOpen;
   if (!in_capture && !used) {
     // A graph's output: the stream takes it once it has waited for the replays.
     if (scope_ && !eager && replays_unknown_) return fences_.Held(/*eager=*/true);
-    return fences_.ForStream(stream, /*eager=*/true).id;
+    return fences_.ForStream(stream, /*eager=*/true);
   }
   // Eager work on the block is not part of the capture: the capture's end says nothing of it.
-  return fences_.Held(eager || !in_capture || !AreCapturedTogether(live));
+  return fences_.Held(eager || !in_capture || CollectFrontiers(live) == kNoCapture);
 }
 
 // Whether the stream's order is enough to protect a block of a capture scope that its stream alone
@@ -178,17 +177,6 @@ bool StreamMemory::OrderProtects(const LiveBlock& live) const {
   // have anything of it.
   const bool in_graph = live.view != LiveBlock::kNoView && proofs_.capture(live.view) != kNoCapture;
   return !in_graph && !several_captures_;
-}
-
-bool StreamMemory::AreCapturedTogether(const LiveBlock& live) {
-  CaptureId of = kNoCapture;
-  const auto in_one = [&](StreamId stream) {
-    driver_.Capture(stream, &frontier_);
-    if (of == kNoCapture) of = frontier_.capture;
-    return frontier_.capture != kNoCapture && frontier_.capture == of;
-  };
-  return in_one(live.block.stream) &&
-         (!live.others || std::ranges::all_of(live.others->uses, in_one));
 }
 
 // Whether it does not matter that the block's streams are asked where they stand later than when it is

@@ -103,7 +103,6 @@ class StreamMemory {
 
   FenceId ChooseFence(const LiveBlock& live);
   bool OrderProtects(const LiveBlock& live) const;
-  bool AreCapturedTogether(const LiveBlock& live);
   bool CanAskLater(const LiveBlock& live) const;
   bool IsKnownToCapture(StreamId stream) const;
   bool IsCapturedUse(StreamId stream);
@@ -117,7 +116,7 @@ class StreamMemory {
   std::size_t AddProvenView(StreamId stream);
   std::optional<std::size_t> FindProvenView(StreamId stream, CaptureId of) const;
   std::optional<FenceId> ProofFenceFor(const LiveBlock& live);
-  bool CollectFrontiers(const LiveBlock& live);
+  CaptureId CollectFrontiers(const LiveBlock& live);
   void AddProof(FenceId fence, std::optional<std::size_t> owner);
   void NoteCapture(CaptureId of);
   void ForgetProofs();

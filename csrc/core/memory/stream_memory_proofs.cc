@@ -101,7 +101,14 @@ uint16_t StreamMemory::NumberOf(const FreeView& view) const {
 
 // The fence of a block that is freed now; nothing where no proof is possible.
 std::optional<FenceId> StreamMemory::ProofFenceFor(const LiveBlock& live) {
-  if (!CollectFrontiers(live)) return std::nullopt;
+  if (live.eager || (live.others && !live.others->behind.empty())) return std::nullopt;
+  const CaptureId of = CollectFrontiers(live);
+  if (of == kNoCapture) return std::nullopt;
+  NoteCapture(of);
+  // Where there are several captures, a stream may have left the one that it used the block in.
+  const bool is_known_there =
+      !live.others && live.view != LiveBlock::kNoView && proofs_.capture(live.view) == of;
+  if (several_captures_ && !is_known_there) return std::nullopt;
   if (nodes_.empty()) return FenceId::kOpen;  // the capture has nothing yet that could use it
   const bool used = live.others && !live.others->uses.empty();
   auto owner = used ? std::nullopt : FindProvenView(live.block.stream, frontier_.capture);
@@ -112,10 +119,9 @@ std::optional<FenceId> StreamMemory::ProofFenceFor(const LiveBlock& live) {
   return fence;
 }
 
-// Puts the frontiers of all streams that work on the block into `nodes`. Returns false if they do
-// not tell all: work was not captured, or in another capture than the one that frees the block.
-bool StreamMemory::CollectFrontiers(const LiveBlock& live) {
-  if (live.eager || (live.others && !live.others->behind.empty())) return false;
+// The capture that all streams are in that work on the block, with their frontiers in `nodes_` and
+// its own stream's in `frontier_`; kNoCapture if there is no such capture.
+CaptureId StreamMemory::CollectFrontiers(const LiveBlock& live) {
   nodes_.clear();
   CaptureId of = kNoCapture;
   const auto collect = [&](StreamId stream) {
@@ -127,12 +133,8 @@ bool StreamMemory::CollectFrontiers(const LiveBlock& live) {
     }
     return frontier_.capture == of;
   };
-  if (live.others && !std::ranges::all_of(live.others->uses, collect)) return false;
-  if (!collect(live.block.stream)) return false;
-  NoteCapture(of);
-  // Where there are several captures, a stream may have left the one that it used the block in.
-  if (!several_captures_) return true;
-  return !live.others && live.view != LiveBlock::kNoView && proofs_.capture(live.view) == of;
+  if (live.others && !std::ranges::all_of(live.others->uses, collect)) return kNoCapture;
+  return collect(live.block.stream) ? of : kNoCapture;
 }
 
 // pre: nothing is behind the fence yet; `nodes` are those of the capture of `frontier`.

@@ -216,7 +216,7 @@ class GrowthPlanner {
   void ConsiderExtending(RangeId id, bool at_front) {
     const RangeTable::Range& range = ranges_.range(id);
     const RunIndex& runs = view_.runs();
-    const uint64_t free_slots = at_front ? runs.FreeAtFront(id) : runs.FreeAtBack(id);
+    uint64_t free_slots = at_front ? runs.FreeAtFront(id) : runs.FreeAtBack(id);
     uint64_t edge = 0;  // free granules next to these slots
     if (free_slots < range.mapped()) {
       const auto distance = static_cast<uint32_t>(free_slots);
@@ -224,11 +224,6 @@ class GrowthPlanner {
                  ? view_.Head(ranges_.page_at(SlotId{Index(range.begin()) + distance})).count()
                  : view_.Tail(ranges_.page_at(SlotId{Index(range.end()) - 1 - distance})).count();
     }
-    ConsiderReusing(id, at_front, free_slots, edge);
-  }
-
-  // As above, with the block reaching `edge` granules into the page next to the free slots.
-  void ConsiderReusing(RangeId id, bool at_front, uint64_t free_slots, uint64_t edge) {
     uint64_t reused = free_slots * page_ + edge;
     if (reused >= length_) {
       // Room enough, but FindMapped() refused a whole page for the remainder: that goes to an edge.
@@ -247,7 +242,6 @@ class GrowthPlanner {
     if (free_slots + extension.stretch.whole > most_whole_) return;
     // New pages are made only where a new range would have to make as many.
     if (extension.stretch.new_pages > fresh_.new_pages) return;
-    const RangeTable::Range& range = ranges_.range(id);
     if (ranges_.PagesOf(PlanOf(extension.stretch)) >
         (at_front ? range.room_front : range.room_back))
       return;
@@ -264,15 +258,11 @@ class GrowthPlanner {
     return plan;
   }
 
-  uint64_t Size(PageId handle) const {
-    const bool is_new = MappingPlan::IsNew(handle);
-    return page_ * (is_new ? MappingPlan::NewPages(handle) : ranges_.handle_pages(handle));
-  }
-
   GrowthPlan StartRange() const {
     GrowthPlan plan{.mapping = PlanOf(fresh_)};
     if (const auto& tail = fresh_.edges.tail) {
-      plan.start = static_cast<int64_t>(Size(tail->handle) - fresh_.tail_length);
+      const uint64_t size = ranges_.handle_pages(tail->handle) * page_;
+      plan.start = static_cast<int64_t>(size - fresh_.tail_length);
     }
     return plan;
   }

@@ -141,7 +141,7 @@ class SmallPool : public ::testing::Test {
   RangeTable ranges_{driver_, kPageSize};
   SharedSpace bytes_{kPageSize, ranges_};
   const PageSpace& space_ = bytes_.space();
-  FreeView& view_ = bytes_.AddView(StreamId{1}, FenceId{1}, /*reused=*/false);
+  FreeView& view_ = bytes_.AddView(StreamId{1}, FenceId{1});
   std::vector<NodeId> used_;
 };
 

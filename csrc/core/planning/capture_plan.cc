@@ -21,7 +21,7 @@ CapturePlan::CapturePlan(const CaptureProfile& profile, const CaptureProfile::Ma
   std::vector<LayoutItem> items = Predict(profile, match.scale, ranges);
   const std::vector<LayoutItem> fixed = Fix(live, ranges);
   Limit(items, fixed, ranges);
-  complete_ = Layout(fixed).Pack(items);
+  complete_ = PackItems(items, fixed);
   items_.assign(profile.steps().size() - first_step_, LayoutItem{});
   for (const LayoutItem& item : items) items_[item.begin - first_step_] = item;
 }
@@ -102,7 +102,7 @@ std::vector<LayoutItem> CapturePlan::Fix(std::span<const LivePiece> live,
 
 void CapturePlan::Limit(std::vector<LayoutItem>& items, std::span<const LayoutItem> fixed,
                         const RangeTable& ranges) const {
-  const std::vector<uint64_t> peaks = Layout::Peaks(items, fixed);
+  const std::vector<uint64_t> peaks = PeaksOf(items, fixed);
   const RangeTable::Range& range = ranges.range(home_);
   const uint64_t most = Index(range.end()) + range.room_back - base_;
   for (LayoutItem& item : items) {

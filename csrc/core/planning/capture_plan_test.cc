@@ -343,7 +343,7 @@ TEST_F(OneLives, WhatIsNotFreedInTimeKeepsItsPlace) {
 
 TEST_F(ThreeBlocks, WhatTheStreamMayNotTakeIsNotFree) {
   // Page 0 was freed by stream 1, whose fence is 1; the other stream does not see that.
-  const FreeView& other = bytes_.AddView(StreamId{2}, FenceId{2}, /*reused=*/false);
+  const FreeView& other = bytes_.AddView(StreamId{2}, FenceId{2});
   Take(PageId{0}, 0, kP);
   bytes_.ReserveFence(FenceId{1});
   bytes_.Give({.node = used_.back()}, kPageSize, FenceId{1});

@@ -32,29 +32,57 @@ std::vector<std::vector<uint32_t>> FirstOrders(const std::vector<LayoutItem>& it
   return {as_before, by_size};
 }
 
-// How many may live in the mean when an item begins for it to pay to go through what it meets alone.
-constexpr std::size_t kFewLive = 16;
+// What lies somewhere; small, because what takes the time is to go through them.
+struct Placed {
+  explicit Placed(const LayoutItem& item)
+      : begin(item.begin), end(item.end), low(item.position), high(item.position + item.length) {}
+
+  uint32_t begin;
+  uint32_t end;
+  uint64_t low;
+  uint64_t high;
+};
+
+// The lowest position at which the item meets nothing. `placed` is in the order of `low`.
+uint64_t LowestGap(const LayoutItem& item, const std::vector<Placed>& placed) {
+  uint64_t position = 0;
+  for (const Placed& other : placed) {
+    if (other.low >= position + item.length) break;
+    // Without a branch, since whether two items meet is as good as random.
+    const auto meets = static_cast<uint64_t>(other.begin < item.end) &
+                       static_cast<uint64_t>(item.begin < other.end);
+    position = std::max(position, other.high & (uint64_t{0} - meets));
+  }
+  return position;
+}
+
+// Returns the granules of the items that found no place.
+uint64_t Attempt(const std::vector<uint32_t>& order, std::vector<Placed> placed,
+                 std::vector<LayoutItem>& items) {
+  uint64_t left = 0;
+  for (const uint32_t i : order) {
+    LayoutItem& item = items[i];
+    item.position = LowestGap(item, placed);
+    if (item.position + item.length <= item.limit) {
+      placed.insert(std::ranges::upper_bound(placed, item.position, {}, &Placed::low),
+                    Placed(item));
+    } else {
+      item.position = LayoutItem::kNowhere;
+      left += item.length;
+    }
+  }
+  return left;
+}
 
 }  // namespace
 
-Layout::Layout(std::span<const LayoutItem> fixed) {
-  for (const LayoutItem& item : fixed) placed_.push_back(Of(item));
-  std::stable_sort(placed_.begin(), placed_.end(), LiesLower{});
-}
-
-Layout::Placed Layout::Of(const LayoutItem& item) {
-  return {item.begin, item.end, item.position, item.position + item.length};
-}
-
-bool Layout::Pack(std::vector<LayoutItem>& items) {
-  const std::vector<Placed> fixed = placed_;
-  const std::optional<Conflicts> conflicts = FindConflicts(items);
+bool PackItems(std::vector<LayoutItem>& items, std::span<const LayoutItem> fixed) {
+  std::vector<Placed> placed(fixed.begin(), fixed.end());
+  std::ranges::sort(placed, {}, &Placed::low);
   std::vector<LayoutItem> best = items;
-  std::vector<Placed> best_placed;
   uint64_t least_left = LayoutItem::kNowhere;
-  const bool some_stay = std::any_of(items.begin(), items.end(), [](const LayoutItem& item) {
-    return item.end == LayoutItem::kForever;
-  });
+  const bool some_stay =
+      std::ranges::find(items, LayoutItem::kForever, &LayoutItem::end) != items.end();
   const std::vector<std::vector<uint32_t>> first_orders = FirstOrders(items);
   const auto attempts = std::max(AttemptsFor(items.size(), some_stay), first_orders.size());
   std::vector<uint32_t> order;
@@ -67,106 +95,18 @@ bool Layout::Pack(std::vector<LayoutItem>& items) {
                             [&](uint32_t i) { return items[i].position == LayoutItem::kNowhere; });
       if (order == last) break;
     }
-    placed_ = fixed;
-    const uint64_t left = Attempt(order, conflicts, items);
+    const uint64_t left = Attempt(order, placed, items);
     if (left < least_left) {
       least_left = left;
       best = items;
-      best_placed = placed_;
     }
   }
   items = std::move(best);
-  placed_ = std::move(best_placed);
   return least_left == 0;
 }
 
-// Numbered: what is placed, by where it lies, then the items. nullopt if many meet.
-std::optional<Conflicts> Layout::FindConflicts(std::span<const LayoutItem> items) const {
-  std::vector<Lifetime> lifetimes;
-  lifetimes.reserve(placed_.size() + items.size());
-  for (const Placed& placed : placed_) lifetimes.push_back({placed.begin, placed.end});
-  for (const LayoutItem& item : items) lifetimes.push_back({item.begin, item.end});
-  return Conflicts::Find(lifetimes, static_cast<uint32_t>(placed_.size()),
-                         placed_.size() + items.size() * kFewLive);
-}
-
-// Returns the granules of the items that found no place. pre: what is placed is what is fixed.
-uint64_t Layout::Attempt(const std::vector<uint32_t>& order,
-                         const std::optional<Conflicts>& conflicts,
-                         std::vector<LayoutItem>& items) {
-  if (conflicts) NumberAll(items);
-  const auto fixed = static_cast<uint32_t>(placed_.size());
-  uint64_t left = 0;
-  for (const uint32_t i : order) {
-    LayoutItem& item = items[i];
-    item.position = conflicts ? GapBesideConflicts(item, fixed + i, *conflicts) : LowestGap(item);
-    if (item.position + item.length <= item.limit) {
-      if (conflicts) {
-        numbered_[fixed + i] = Of(item);
-      } else {
-        placed_.insert(std::ranges::upper_bound(placed_, Of(item), LiesLower{}), Of(item));
-      }
-    } else {
-      item.position = LayoutItem::kNowhere;
-      left += item.length;
-    }
-  }
-  if (!conflicts) return left;
-  std::erase_if(numbered_, [](const Placed& placed) { return placed.low == LayoutItem::kNowhere; });
-  placed_ = numbered_;
-  std::sort(placed_.begin(), placed_.end(), LiesLower{});
-  return left;
-}
-
-// What is placed, by where it lies, then the items, none of them placed yet.
-void Layout::NumberAll(std::span<const LayoutItem> items) {
-  numbered_ = placed_;
-  for (const LayoutItem& item : items)
-    numbered_.push_back({item.begin, item.end, LayoutItem::kNowhere, 0});
-  near_.resize(numbered_.size());
-}
-
-// As LowestGap(), by going through nothing but what the item meets.
-uint64_t Layout::GapBesideConflicts(const LayoutItem& item, uint32_t number,
-                                    const Conflicts& conflicts) {
-  std::size_t count = 0;
-  conflicts.ForEach(number, [&](uint32_t other) {
-    const Placed& placed = numbered_[other];
-    near_[count] = placed;
-    const bool meets = item.begin < placed.end && placed.begin < item.end;
-    count += static_cast<std::size_t>(meets) &
-             static_cast<std::size_t>(placed.low != LayoutItem::kNowhere);
-  });
-  // Few are near, so that to sort them would cost more than to go through them again whenever one
-  // was in the way.
-  const std::span<const Placed> near(near_.data(), count);
-  uint64_t position = 0;
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (const Placed& other : near) {
-      if (other.low >= position + item.length || other.high <= position) continue;
-      position = other.high;
-      moved = true;
-    }
-  }
-  return position;
-}
-
-// The lowest position at which the item meets nothing.
-uint64_t Layout::LowestGap(const LayoutItem& item) const {
-  uint64_t position = 0;
-  for (const Placed& other : placed_) {
-    if (other.low >= position + item.length) break;
-    // Without a branch, since whether two items meet is as good as random.
-    const auto meets = static_cast<uint64_t>(other.begin < item.end) &
-                       static_cast<uint64_t>(item.begin < other.end);
-    position = std::max(position, other.high & (uint64_t{0} - meets));
-  }
-  return position;
-}
-
-std::vector<uint64_t> Layout::Peaks(std::span<const LayoutItem> items,
-                                    std::span<const LayoutItem> fixed) {
+std::vector<uint64_t> PeaksOf(std::span<const LayoutItem> items,
+                              std::span<const LayoutItem> fixed) {
   std::size_t steps = 1;
   for (const LayoutItem& item : items) steps = std::max(steps, std::size_t{item.begin} + 1);
   // By step: by how much what lives then exceeds what did before. What ends with a step is gone

@@ -49,7 +49,7 @@ uint64_t LowestPosition(const Items& placed, LayoutItem item) {
 
 bool Pack(Items& items, uint64_t limit, const Items& fixed = {}) {
   for (LayoutItem& item : items) item.limit = limit;
-  return Layout(fixed).Pack(items);
+  return PackItems(items, fixed);
 }
 
 // Until the step, with it.
@@ -91,16 +91,15 @@ uint64_t LeastLimit(const Items& items) {
 
 TEST(Layout, PeaksAreTheLargestSumsOfLiveItemsUntilThen) {
   using Peaks = std::vector<uint64_t>;
-  EXPECT_EQ(Layout::Peaks({}, {}), (Peaks{0}));
-  EXPECT_EQ(Layout::Peaks(Items{Item(2, 4, 5), Item(0, 2, 3)}, {}), (Peaks{3, 3, 5}))
+  EXPECT_EQ(PeaksOf({}, {}), (Peaks{0}));
+  EXPECT_EQ(PeaksOf(Items{Item(2, 4, 5), Item(0, 2, 3)}, {}), (Peaks{3, 3, 5}))
       << "what ends with a step is gone before the next comes";
-  EXPECT_EQ(Layout::Peaks(Items{Item(0, 2, 5), Item(1, 3, 4), Item(3, 4, 1)}, {}),
-            (Peaks{5, 9, 9, 9}));
-  EXPECT_EQ(Layout::Peaks(Items{Item(3, 4, 3)}, Items{Item(0, kForever, 5, 0), Item(0, 3, 1, 0)}),
+  EXPECT_EQ(PeaksOf(Items{Item(0, 2, 5), Item(1, 3, 4), Item(3, 4, 1)}, {}), (Peaks{5, 9, 9, 9}));
+  EXPECT_EQ(PeaksOf(Items{Item(3, 4, 3)}, Items{Item(0, kForever, 5, 0), Item(0, 3, 1, 0)}),
             (Peaks{6, 6, 6, 8}))
       << "lengths count, not what is covered";
   const uint64_t large = uint64_t{1} << 38;  // 128 TiB
-  EXPECT_EQ(Layout::Peaks(Items{Item(0, kForever, large), Item(1, 9, large)}, {}),
+  EXPECT_EQ(PeaksOf(Items{Item(0, kForever, large), Item(1, 9, large)}, {}),
             (Peaks{large, 2 * large}));
 }
 
@@ -132,10 +131,10 @@ TEST(LayoutPack, EachItemHasALimitOfItsOwn) {
   Items items = {Item(0, 9, 4), Item(0, 9, 3)};
   items[0].limit = 7;
   items[1].limit = 3;
-  EXPECT_TRUE(Layout({}).Pack(items)) << "the larger one goes first, but not for good";
+  EXPECT_TRUE(PackItems(items, {})) << "the larger one goes first, but not for good";
   EXPECT_EQ(PositionsOf(items), (std::vector<uint64_t>{3, 0}));
   items[1].limit = 2;
-  EXPECT_FALSE(Layout({}).Pack(items));
+  EXPECT_FALSE(PackItems(items, {}));
   EXPECT_EQ(PositionsOf(items), (std::vector<uint64_t>{0, kNowhere}));
 }
 
@@ -201,7 +200,7 @@ TEST(LayoutPack, SmallProgramsFitWhereTheyCan) {
   for (uint32_t count = 1; count <= 4; ++count) {
     ForEachSmallProgram(count, [](const Items& program) {
       const uint64_t peak = PeakOf(program, {});
-      const std::vector<uint64_t> peaks = Layout::Peaks(program, {});
+      const std::vector<uint64_t> peaks = PeaksOf(program, {});
       for (uint32_t step = 0; step < peaks.size(); ++step)
         ASSERT_EQ(peaks[step], PeakOf(program, {}, step));
       Items items = program;
@@ -219,7 +218,7 @@ TEST(LayoutPack, ProgramsOfFiveItemsSeldomMissThePeak) {
   ForEachSmallProgram(5, [&](const Items& program) {
     ++programs;
     Items items = program;
-    if (!Pack(items, Layout::Peaks(program, {}).back())) ++missed;
+    if (!Pack(items, PeaksOf(program, {}).back())) ++missed;
   });
   EXPECT_EQ(programs, 174'960);
   EXPECT_LT(missed, programs / 200);
@@ -253,7 +252,7 @@ TEST_P(RandomLayout, IsSound) {
   Items items;
   for (uint32_t n = Below(20); n > 0; --n) items.push_back(AnyItem(steps));
   const Items asked = items;
-  const bool complete = Layout(fixed).Pack(items);
+  const bool complete = PackItems(items, fixed);
 
   ASSERT_EQ(items.size(), asked.size());
   Items placed = fixed;
