@@ -105,19 +105,14 @@ class KindReader {
     std::vector<CUgraphEdgeData> data(count);
     Check("cuGraphGetEdges",
           api().cuGraphGetEdges(graph_, from.data(), to.data(), data.data(), &count));
-    std::vector<std::pair<CUgraphNode, uint32_t>> numbered;  // in the order of their addresses
-    numbered.reserve(nodes.size());
+    std::unordered_map<CUgraphNode, uint32_t> numbers;
+    numbers.reserve(nodes.size());
     for (const CUgraphNode node : nodes) {
-      numbered.emplace_back(node, static_cast<uint32_t>(numbered.size()));
+      numbers.emplace(node, static_cast<uint32_t>(numbers.size()));
     }
-    std::sort(numbered.begin(), numbered.end());
-    const auto number_of = [&](CUgraphNode node) {
-      return std::lower_bound(numbered.begin(), numbered.end(), std::pair(node, uint32_t{0}))
-          ->second;
-    };
     for (size_t i = 0; i < count; ++i) {
-      Append(kind_.key, number_of(from[i]));
-      Append(kind_.key, number_of(to[i]));
+      Append(kind_.key, numbers.at(from[i]));
+      Append(kind_.key, numbers.at(to[i]));
       Append(kind_.key, data[i]);
     }
   }

@@ -110,8 +110,10 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
   Clock::time_point deadline = kNotWaiting;
   for (;;) {
     const ExecTable::Plan plan = table_.PlanFor(graph, conditions);
+    // Its last launch was made before this began, has not ended, and will be seen to.
     const auto is_worth_awaiting = [&](ExecNumber number) {
-      return IsWorthAwaiting(execs_.at(number), launches);
+      Exec& exec = execs_.at(number);
+      return Running(exec) && exec.last_run->number <= launches && exec.last_run->end;
     };
     if (std::any_of(plan.destroy.begin(), plan.destroy.end(), is_worth_awaiting)) {
       const Clock::time_point now = Clock::now();

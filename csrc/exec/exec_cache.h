@@ -151,10 +151,6 @@ class ExecCache {
   bool IsHeld(StreamId stream);
   // Another executable is to be launched.
   void MarkEndOfLast(ExecNumber next);
-  // Its last launch, one of the first `launches`, has not ended, and will be seen to.
-  bool IsWorthAwaiting(Exec& exec, uint64_t launches) {
-    return Running(exec) && exec.last_run->number <= launches && exec.last_run->end;
-  }
 
   const std::unique_ptr<GraphDriver> graphs_;
   Driver& events_;

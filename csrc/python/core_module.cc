@@ -1,50 +1,22 @@
 // cudagraph_pool._core: the core on the host driver, for machines with neither torch nor a GPU.
 // Conversions only; what the members do is said in core/pool_set.h and driver/host_driver.h.
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include <cstdint>
 #include <exception>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
-#include <vector>
 
 #include "core/base/error.h"
-#include "core/base/units.h"
-#include "core/pool.h"
 #include "core/pool_set.h"
 #include "driver/driver.h"
 #include "driver/host_driver.h"
+#include "python/values.h"
 
 namespace py = pybind11;
 
 namespace {
-
-using PyPoolId = std::pair<uint64_t, uint64_t>;
-using PyPiece = std::tuple<uint32_t, uint64_t, uint64_t>;
-
-cgp::PoolId FromPython(PyPoolId id) { return {id.first, id.second}; }
-PyPoolId ToPython(cgp::PoolId id) { return {id.first, id.second}; }
-
-std::vector<PyPiece> ToPython(const std::vector<cgp::PhysicalPiece>& pieces) {
-  std::vector<PyPiece> result;
-  result.reserve(pieces.size());
-  for (const cgp::PhysicalPiece& piece : pieces) {
-    result.emplace_back(cgp::Index(piece.page), piece.offset_bytes, piece.length_bytes);
-  }
-  return result;
-}
-
-std::vector<uint32_t> ToPython(const std::vector<cgp::PageId>& pages) {
-  std::vector<uint32_t> result;
-  result.reserve(pages.size());
-  for (const cgp::PageId page : pages) result.push_back(cgp::Index(page));
-  return result;
-}
 
 const char* ToPython(cgp::DriverStatus status) {
   switch (status) {
@@ -150,38 +122,22 @@ void BindValues(py::module_& module) {
       .def_readonly("address", &cgp::Block::address)
       .def_readonly("bytes", &cgp::Block::bytes)
       .def_readonly("requested_bytes", &cgp::Block::requested_bytes)
-      .def_property_readonly(
-          "stream", [](const cgp::Block& block) { return static_cast<uint64_t>(block.stream); });
+      .def_readonly("stream", &cgp::Block::stream);
 
-  py::class_<cgp::PoolStats>(module, "PoolStats")
-      .def_readonly("page_bytes", &cgp::PoolStats::page_bytes)
-      .def_readonly("pages", &cgp::PoolStats::pages)
-      .def_readonly("reserved_bytes", &cgp::PoolStats::reserved_bytes)
-      .def_readonly("allocated_bytes", &cgp::PoolStats::allocated_bytes)
-      .def_readonly("requested_bytes", &cgp::PoolStats::requested_bytes)
-      .def_readonly("live_blocks", &cgp::PoolStats::live_blocks)
-      .def_readonly("peak_reserved_bytes", &cgp::PoolStats::peak_reserved_bytes)
-      .def_readonly("peak_allocated_bytes", &cgp::PoolStats::peak_allocated_bytes)
-      .def_readonly("scope_peak_bytes", &cgp::PoolStats::scope_peak_bytes)
-      .def_readonly("ranges", &cgp::PoolStats::ranges)
-      .def_readonly("page_mappings", &cgp::PoolStats::page_mappings)
-      .def_readonly("allocations", &cgp::PoolStats::allocations)
-      .def_readonly("frees", &cgp::PoolStats::frees);
+  py::class_<cgp::PoolStats> stats(module, "PoolStats");
+  for (const auto& [name, value] : cgp::kStatsFields) stats.def_readonly(name, value);
 
-  py::class_<cgp::PoolSnapshot::LiveBlock>(module, "LiveBlock")
-      .def_readonly("block", &cgp::PoolSnapshot::LiveBlock::block)
-      .def_property_readonly(
-          "pieces", [](const cgp::PoolSnapshot::LiveBlock& live) { return ToPython(live.pieces); });
-
-  py::class_<cgp::PoolSnapshot::Range>(module, "Range")
-      .def_readonly("address", &cgp::PoolSnapshot::Range::address)
-      .def_property_readonly(
-          "pages", [](const cgp::PoolSnapshot::Range& range) { return ToPython(range.pages); });
-
-  py::class_<cgp::PoolSnapshot>(module, "PoolSnapshot")
-      .def_readonly("stats", &cgp::PoolSnapshot::stats)
-      .def_readonly("blocks", &cgp::PoolSnapshot::blocks)
-      .def_readonly("ranges", &cgp::PoolSnapshot::ranges);
+  using cgp::PoolSnapshot;
+  py::class_<PoolSnapshot::LiveBlock>(module, "LiveBlock")
+      .def_readonly("block", &PoolSnapshot::LiveBlock::block)
+      .def_readonly("pieces", &PoolSnapshot::LiveBlock::pieces);
+  py::class_<PoolSnapshot::Range>(module, "Range")
+      .def_readonly("address", &PoolSnapshot::Range::address)
+      .def_readonly("pages", &PoolSnapshot::Range::pages);
+  py::class_<PoolSnapshot>(module, "PoolSnapshot")
+      .def_readonly("stats", &PoolSnapshot::stats)
+      .def_readonly("blocks", &PoolSnapshot::blocks)
+      .def_readonly("ranges", &PoolSnapshot::ranges);
 }
 
 void BindPoolSet(py::module_& module) {
@@ -191,51 +147,26 @@ void BindPoolSet(py::module_& module) {
              return std::make_unique<PoolSet>(driver, cgp::PoolOptions{.page_bytes = page_bytes});
            }),
            py::arg("driver"), py::kw_only(), py::arg("page_bytes") = 0, py::keep_alive<1, 2>())
-      .def("retain", [](PoolSet& set, PyPoolId id) { set.Retain(FromPython(id)); })
-      .def("begin_scope", [](PoolSet& set, PyPoolId id,
-                             cgp::ScopeKind kind) { set.BeginScope(FromPython(id), kind); })
-      .def("end_scope", [](PoolSet& set, PyPoolId id) { set.EndScope(FromPython(id)); })
-      .def("release", [](PoolSet& set, PyPoolId id) { set.Release(FromPython(id)); })
-      .def("allocate",
-           [](PoolSet& set, PyPoolId id, uint64_t bytes, uint64_t stream) {
-             return set.Allocate(FromPython(id), bytes, cgp::StreamId(stream));
-           })
+      .def("retain", &PoolSet::Retain)
+      .def("begin_scope",
+           [](PoolSet& set, cgp::PoolId id, cgp::ScopeKind kind) { set.BeginScope(id, kind); })
+      .def("end_scope", &PoolSet::EndScope)
+      .def("release", &PoolSet::Release)
+      .def("allocate", [](PoolSet& set, cgp::PoolId id, uint64_t bytes,
+                          cgp::StreamId stream) { return set.Allocate(id, bytes, stream); })
       .def("free", &PoolSet::Free)
-      .def("record_use", [](PoolSet& set, cgp::Address address,
-                            uint64_t stream) { set.RecordUse(address, cgp::StreamId(stream)); })
+      .def("record_use", &PoolSet::RecordUse)
       .def("find", &PoolSet::Find)
-      .def("pool_of",
-           [](const PoolSet& set, cgp::Address address) -> std::optional<PyPoolId> {
-             const std::optional<cgp::PoolId> id = set.PoolOf(address);
-             return id ? std::optional(ToPython(*id)) : std::nullopt;
-           })
-      .def("pieces",
-           [](const PoolSet& set, cgp::Address address) { return ToPython(set.Pieces(address)); })
+      .def("pool_of", &PoolSet::PoolOf)
+      .def("pieces", &PoolSet::Pieces)
       .def("trim", [](PoolSet& set) { return set.Trim(); })
       .def("trimmable_bytes", &PoolSet::TrimmableBytes)
-      .def("contains", [](const PoolSet& set, PyPoolId id) { return set.Contains(FromPython(id)); })
-      .def("use_count",
-           [](const PoolSet& set, PyPoolId id) { return set.UseCount(FromPython(id)); })
-      .def("ids",
-           [](const PoolSet& set) {
-             std::vector<PyPoolId> ids;
-             for (const cgp::PoolId id : set.ids()) ids.push_back(ToPython(id));
-             return ids;
-           })
-      .def("stats", [](const PoolSet& set, PyPoolId id) { return set.Stats(FromPython(id)); })
-      .def("snapshot", [](const PoolSet& set, PyPoolId id) { return set.Snapshot(FromPython(id)); })
-      .def("captures",
-           [](const PoolSet& set, PyPoolId id) {
-             std::vector<std::map<std::string, uint64_t>> captures;
-             for (const cgp::CaptureStats& took : set.Captures(FromPython(id))) {
-               captures.push_back({{"added_bytes", took.added_bytes},
-                                   {"live_before_bytes", took.live_before_bytes},
-                                   {"peak_bytes", took.peak_bytes},
-                                   {"first_allocation", took.first_allocation},
-                                   {"allocations", took.allocations}});
-             }
-             return captures;
-           })
+      .def("contains", &PoolSet::Contains)
+      .def("use_count", &PoolSet::UseCount)
+      .def("ids", &PoolSet::ids)
+      .def("stats", &PoolSet::Stats)
+      .def("snapshot", &PoolSet::Snapshot)
+      .def("captures", &PoolSet::Captures)
       .def("total_stats", &PoolSet::TotalStats)
       .def("check", &PoolSet::Check);
 }

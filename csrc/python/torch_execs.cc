@@ -1,27 +1,29 @@
 #include <ATen/cuda/CUDAGraph.h>
-#include <pybind11/stl.h>
 
 #include <cstddef>
 #include <memory>
 #include <optional>
 
 #include "python/torch_parts.h"
+#include "python/values.h"
 #include "torch/shared_graph.h"
 
 namespace py = pybind11;
 
 namespace cgp {
-namespace {
 
-py::dict ToDict(const ExecCache::Stats& stats) {
-  py::dict result;
-  result["execs"] = stats.execs;
-  result["exec_instantiations"] = stats.instantiations;
-  result["exec_updates"] = stats.updates;
-  return result;
+static py::dict ToPlain(const ExecCache::Stats& stats) {
+  using py::literals::operator""_a;
+  return py::dict("execs"_a = stats.execs, "exec_instantiations"_a = stats.instantiations,
+                  "exec_updates"_a = stats.updates);
 }
 
-}  // namespace
+}  // namespace cgp
+
+template <>
+struct py::detail::type_caster<cgp::ExecCache::Stats> : cgp::PlainCaster<cgp::ExecCache::Stats> {};
+
+namespace cgp {
 
 void BindExecs(py::module_& m) {
   using at::cuda::CUDAGraph;
@@ -35,14 +37,7 @@ void BindExecs(py::module_& m) {
              return MakeExecCache(device, max_execs, budget_bytes);
            }),
            py::arg("device"), py::arg("max_execs"), py::arg("budget_bytes"))
-      .def("stats", [](const ExecCache& cache) {
-        ExecCache::Stats stats;
-        {
-          const py::gil_scoped_release no_gil_now;
-          stats = cache.stats();
-        }
-        return ToDict(stats);
-      });
+      .def("stats", &ExecCache::stats, no_gil);
   // Nobody may ask the cache with the GIL: who asks it may wait for the device, and that for a
   // callback in Python.
   py::class_<SharedGraph>(m, "SharedGraph", py::release_gil_before_calling_cpp_dtor())

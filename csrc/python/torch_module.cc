@@ -1,100 +1,68 @@
 // The adapter, for Python: cudagraph_pool._torch_2_11 and so on, one for each release of torch. No
 // logic: what is decided is decided in csrc/torch or in the package.
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include <map>
+#include <optional>
 #include <string>
-#include <utility>
+#include <vector>
 
 #include "python/torch_parts.h"
+#include "python/values.h"
 #include "torch/device_pools.h"
 #include "torch/graph_allocator.h"
 #include "torch/install.h"
 #include "torch/runtime.h"
 
 namespace py = pybind11;
+using py::literals::operator""_a;
 
 namespace {
 
-using Id = std::pair<uint64_t, uint64_t>;
+using c10::DeviceIndex;
+using cgp::PoolId;
 
-cgp::PoolId ToPoolId(const Id& id) { return {id.first, id.second}; }
+// Those of `device` that were made.
+std::vector<cgp::DevicePools*> PoolsOf(DeviceIndex device) {
+  std::vector<cgp::DevicePools*> made;
+  for (const cgp::PoolsOwner owner : cgp::kPoolsOwners) {
+    if (auto* const pools = cgp::DevicePools::Find(device, owner)) made.push_back(pools);
+  }
+  return made;
+}
 
 // The set that has the pool; that of GraphAllocator if none does.
-cgp::PoolSet& Pools(int device, const Id& id) {
-  const auto index = static_cast<c10::DeviceIndex>(device);
-  auto* const plain = cgp::DevicePools::Find(index, cgp::PoolsOwner::kPluggableAllocator);
-  if (plain != nullptr && plain->set().Contains(ToPoolId(id))) return plain->set();
-  return cgp::DevicePools::For(index).set();
+cgp::PoolSet& Pools(DeviceIndex device, PoolId id) {
+  auto* const plain = cgp::DevicePools::Find(device, cgp::PoolsOwner::kPluggableAllocator);
+  if (plain != nullptr && plain->set().Contains(id)) return plain->set();
+  return cgp::DevicePools::For(device).set();
 }
 
 py::dict ToDict(const cgp::PoolStats& stats) {
   py::dict result;
-  result["page_bytes"] = stats.page_bytes;
-  result["pages"] = stats.pages;
-  result["reserved_bytes"] = stats.reserved_bytes;
-  result["allocated_bytes"] = stats.allocated_bytes;
-  result["requested_bytes"] = stats.requested_bytes;
-  result["live_blocks"] = stats.live_blocks;
-  result["peak_reserved_bytes"] = stats.peak_reserved_bytes;
-  result["peak_allocated_bytes"] = stats.peak_allocated_bytes;
-  result["scope_peak_bytes"] = stats.scope_peak_bytes;
-  result["ranges"] = stats.ranges;
-  result["page_mappings"] = stats.page_mappings;
-  result["allocations"] = stats.allocations;
-  result["frees"] = stats.frees;
+  for (const auto& [name, value] : cgp::kStatsFields) result[name] = stats.*value;
   return result;
 }
 
 py::dict ToDict(const cgp::PoolSnapshot& snapshot) {
   py::list blocks;
-  for (const auto& live : snapshot.blocks) {
-    py::list pieces;
-    for (const auto& piece : live.pieces) {
-      pieces.append(py::make_tuple(cgp::Index(piece.page), piece.offset_bytes, piece.length_bytes));
-    }
-    py::dict block;
-    block["address"] = live.block.address;
-    block["bytes"] = live.block.bytes;
-    block["requested_bytes"] = live.block.requested_bytes;
-    block["stream"] = static_cast<uint64_t>(live.block.stream);
-    block["pieces"] = pieces;
-    blocks.append(block);
+  for (const auto& [block, pieces] : snapshot.blocks) {
+    blocks.append(py::dict("address"_a = block.address, "bytes"_a = block.bytes,
+                           "requested_bytes"_a = block.requested_bytes, "stream"_a = block.stream,
+                           "pieces"_a = pieces));
   }
   py::list ranges;
-  for (const auto& range : snapshot.ranges) {
-    py::list pages;
-    for (const auto page : range.pages) pages.append(cgp::Index(page));
-    py::dict entry;
-    entry["address"] = range.address;
-    entry["pages"] = pages;
-    ranges.append(entry);
+  for (const auto& [address, pages] : snapshot.ranges) {
+    ranges.append(py::dict("address"_a = address, "pages"_a = pages));
   }
-  py::dict result;
-  result["stats"] = ToDict(snapshot.stats);
-  result["blocks"] = blocks;
-  result["ranges"] = ranges;
-  return result;
-}
-
-py::dict ToDict(const cgp::CaptureStats& capture) {
-  py::dict result;
-  result["added_bytes"] = capture.added_bytes;
-  result["live_before_bytes"] = capture.live_before_bytes;
-  result["peak_bytes"] = capture.peak_bytes;
-  result["first_allocation"] = capture.first_allocation;
-  result["allocations"] = capture.allocations;
-  return result;
+  return py::dict("stats"_a = ToDict(snapshot.stats), "blocks"_a = blocks, "ranges"_a = ranges);
 }
 
 // Calls to the driver so far, and the nanoseconds they took: {"Map_calls": ..., "Map_ns": ...,
 // ...}.
-py::dict DriverStats(int device) {
+std::map<std::string, uint64_t> DriverStats(DeviceIndex device) {
   std::map<std::string, uint64_t> sums;
-  for (const cgp::PoolsOwner owner : cgp::kPoolsOwners) {
-    auto* pools = cgp::DevicePools::Find(static_cast<c10::DeviceIndex>(device), owner);
-    if (pools == nullptr) continue;
+  for (cgp::DevicePools* const pools : PoolsOf(device)) {
     const cgp::CudaDriverStats stats = cgp::StatsOf(pools->driver().inner());
     for (size_t i = 0; i < cgp::kDriverCallKinds; ++i) {
       const auto call = static_cast<cgp::DriverCall>(i);
@@ -103,9 +71,12 @@ py::dict DriverStats(int device) {
       sums[name + "_ns"] += stats[call].nanoseconds;
     }
   }
-  py::dict result;
-  for (const auto& [name, sum] : sums) result[py::str(name)] = sum;
-  return result;
+  return sums;
+}
+
+cgp::GraphAllocator::CaptureCounts Counts() {
+  const cgp::GraphAllocator* allocator = cgp::FindGraphAllocator();
+  return allocator == nullptr ? cgp::GraphAllocator::CaptureCounts{} : allocator->capture_counts();
 }
 
 }  // namespace
@@ -122,98 +93,67 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("is_enabled", &cgp::IsEnabled);
   m.def("allocator",
         []() -> std::shared_ptr<cgp::CUDAAllocator> { return cgp::GetGraphAllocator(); });
-  m.def(
-      "end_failed_capture",
-      [](int device, const Id& id) {
-        cgp::GetGraphAllocator()->EndFailedCapture(static_cast<c10::DeviceIndex>(device), id);
-      },
-      py::arg("device"), py::arg("id"), no_gil);
-  m.def(
-      "register_pool",
-      [](int device, const Id& id) {
-        cgp::GetGraphAllocator()->RegisterPool(static_cast<c10::DeviceIndex>(device), ToPoolId(id));
-      },
-      py::arg("device"), py::arg("id"), no_gil);
-  m.def(
-      "unregister_pool",
-      [](int device, const Id& id) {
-        cgp::GetGraphAllocator()->UnregisterPool(static_cast<c10::DeviceIndex>(device),
-                                                 ToPoolId(id));
-      },
-      py::arg("device"), py::arg("id"), no_gil);
   m.def("capture_counts", [] {
-    const cgp::GraphAllocator* allocator = cgp::FindGraphAllocator();
-    const auto counts =
-        allocator == nullptr ? cgp::GraphAllocator::CaptureCounts{} : allocator->capture_counts();
-    py::dict result;
-    result["ours"] = counts.ours;
-    result["base"] = counts.bases;
-    return result;
+    const auto counts = Counts();
+    return py::dict("ours"_a = counts.ours, "base"_a = counts.bases);
   });
   // The captures that went to the base, by reason.
   m.def("base_captures", [] {
-    const cgp::GraphAllocator* allocator = cgp::FindGraphAllocator();
-    const auto counts =
-        allocator == nullptr ? cgp::GraphAllocator::CaptureCounts{} : allocator->capture_counts();
-    py::dict result;
-    result["disabled"] = counts.while_stopped;
-    result["mempool"] = counts.in_mempools;
-    result["older_pool"] = counts.bases - counts.while_stopped - counts.in_mempools;
-    return result;
+    const auto counts = Counts();
+    return py::dict("disabled"_a = counts.while_stopped, "mempool"_a = counts.in_mempools,
+                    "older_pool"_a = counts.bases - counts.while_stopped - counts.in_mempools);
   });
-  m.def(
+  const auto def_of_pool = [&](const char* name, auto function, const auto&... guard) {
+    m.def(name, function, py::arg("device"), py::arg("id"), guard...);
+  };
+  def_of_pool(
+      "end_failed_capture",
+      [](DeviceIndex device, const c10::MempoolId_t& id) {
+        cgp::GetGraphAllocator()->EndFailedCapture(device, id);
+      },
+      no_gil);
+  def_of_pool(
+      "register_pool",
+      [](DeviceIndex device, PoolId id) { cgp::GetGraphAllocator()->RegisterPool(device, id); },
+      no_gil);
+  def_of_pool(
+      "unregister_pool",
+      [](DeviceIndex device, PoolId id) { cgp::GetGraphAllocator()->UnregisterPool(device, id); },
+      no_gil);
+  def_of_pool(
       "is_mempool",
-      [](int device, const Id& id) {
+      [](DeviceIndex device, PoolId id) {
         const cgp::GraphAllocator* allocator = cgp::FindGraphAllocator();
-        return allocator != nullptr &&
-               allocator->IsMemPool(static_cast<c10::DeviceIndex>(device), ToPoolId(id));
+        return allocator != nullptr && allocator->IsMemPool(device, id);
       },
-      py::arg("device"), py::arg("id"), no_gil);
-  m.def(
-      "captures",
-      [](int device, const Id& id) {
-        py::list result;
-        for (const auto& capture : Pools(device, id).Captures(ToPoolId(id))) {
-          result.append(ToDict(capture));
-        }
-        return result;
-      },
-      py::arg("device"), py::arg("id"));
+      no_gil);
+  def_of_pool("captures",
+              [](DeviceIndex device, PoolId id) { return Pools(device, id).Captures(id); });
+  def_of_pool("use_count",
+              [](DeviceIndex device, PoolId id) { return Pools(device, id).UseCount(id); });
+  def_of_pool("stats",
+              [](DeviceIndex device, PoolId id) { return ToDict(Pools(device, id).Stats(id)); });
+  def_of_pool("snapshot",
+              [](DeviceIndex device, PoolId id) { return ToDict(Pools(device, id).Snapshot(id)); });
   m.def(
       "pool_ids",
-      [](int device) {
-        std::vector<Id> ids;
-        for (const cgp::PoolsOwner owner : cgp::kPoolsOwners) {
-          auto* pools = cgp::DevicePools::Find(static_cast<c10::DeviceIndex>(device), owner);
-          if (pools == nullptr) continue;
-          for (const cgp::PoolId id : pools->set().ids()) ids.emplace_back(id.first, id.second);
+      [](DeviceIndex device) {
+        std::vector<PoolId> ids;
+        for (cgp::DevicePools* const pools : PoolsOf(device)) {
+          for (const PoolId id : pools->set().ids()) ids.push_back(id);
         }
         return ids;
       },
       py::arg("device"));
   m.def(
       "pool_of",
-      [](int device, uint64_t address) -> std::optional<Id> {
-        for (const cgp::PoolsOwner owner : cgp::kPoolsOwners) {
-          auto* const pools = cgp::DevicePools::Find(static_cast<c10::DeviceIndex>(device), owner);
-          if (pools == nullptr) continue;
-          if (const auto id = pools->set().PoolOf(address)) return Id{id->first, id->second};
+      [](DeviceIndex device, uint64_t address) -> std::optional<PoolId> {
+        for (cgp::DevicePools* const pools : PoolsOf(device)) {
+          if (const auto id = pools->set().PoolOf(address)) return id;
         }
         return std::nullopt;
       },
       py::arg("device"), py::arg("address"));
-  m.def(
-      "use_count",
-      [](int device, const Id& id) { return Pools(device, id).UseCount(ToPoolId(id)); },
-      py::arg("device"), py::arg("id"));
-  m.def(
-      "stats",
-      [](int device, const Id& id) { return ToDict(Pools(device, id).Stats(ToPoolId(id))); },
-      py::arg("device"), py::arg("id"));
-  m.def(
-      "snapshot",
-      [](int device, const Id& id) { return ToDict(Pools(device, id).Snapshot(ToPoolId(id))); },
-      py::arg("device"), py::arg("id"));
   m.def("driver_stats", &DriverStats, py::arg("device"));
   cgp::BindExecs(m);
   cgp::BindCalls(m);

@@ -1,4 +1,5 @@
-// The core's and the driver's errors as torch's, which Python sees as RuntimeError.
+// Errors: the core's and the driver's as torch's, which Python sees as RuntimeError; what the base may
+// lack; and errors of callbacks.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -6,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -27,6 +29,20 @@ decltype(auto) AsTorchErrors(Function function) {
   }
 }
 
+// What `ask`, a question to the base, says; nothing if the base does not support it, as
+// CUDAPluggableAllocator supports neither statistics nor fractions. It says so by a c10::Error, torch's
+// plain one for errors of any kind; what CUDA says goes on.
+template <typename Function>
+auto IfSupported(Function ask) -> std::optional<decltype(ask())> {
+  try {
+    return ask();
+  } catch (const c10::AcceleratorError&) {
+    throw;
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
+}
+
 // Runs what tells others of something that has happened and cannot be undone: an error of theirs
 // becomes a warning, which says that `whose` failed.
 template <typename Function>
@@ -45,6 +61,25 @@ void WithWarnings(const char* whose, const Function& function) noexcept {
   } catch (...) {  // NOLINT(bugprone-empty-catch): warnings may have been turned into errors
   }
 }
+
+// Runs callbacks of others all, also if some of them throw; Rethrow() throws the first error.
+class Callbacks {
+ public:
+  template <typename Function>
+  void Run(const Function& function) {
+    try {
+      function();
+    } catch (...) {
+      if (first_ == nullptr) first_ = std::current_exception();
+    }
+  }
+  void Rethrow() const {
+    if (first_ != nullptr) std::rethrow_exception(first_);
+  }
+
+ private:
+  std::exception_ptr first_;
+};
 
 // For texts.
 inline std::string Mebibytes(uint64_t bytes) {

@@ -10,6 +10,7 @@
 #include <exception>
 #include <iterator>
 #include <string>
+#include <type_traits>
 
 #include "core/base/error.h"
 #include "torch/errors.h"
@@ -55,28 +56,15 @@ void TraceFree(const Block& block) {
   }
 }
 
-// Runs callbacks of others all, also if some of them throw; Rethrow() throws the first error.
-class Callbacks {
- public:
-  template <typename Function>
-  void Run(const Function& function) {
-    try {
-      function();
-    } catch (...) {
-      if (first_ == nullptr) first_ = std::current_exception();
-    }
-  }
-  void Rethrow() const {
-    if (first_ != nullptr) std::rethrow_exception(first_);
-  }
-
- private:
-  std::exception_ptr first_;
-};
-
-DataPtr ToDataPtr(const Block& block, DeviceIndex device) {
+// A block as torch gets it: a DataPtr, or a plain pointer.
+template <typename Memory>
+Memory To(const Block& block, DeviceIndex device) {
   void* const pointer = reinterpret_cast<void*>(block.address);
-  return {pointer, pointer, &GraphAllocator::FreeMemory, c10::Device(c10::kCUDA, device)};
+  if constexpr (std::is_pointer_v<Memory>) {
+    return pointer;
+  } else {
+    return {pointer, pointer, &GraphAllocator::FreeMemory, c10::Device(c10::kCUDA, device)};
+  }
 }
 
 // So that the base can have our unused memory before it gives up. It runs this whenever nothing in
@@ -112,37 +100,41 @@ GraphAllocator::GraphAllocator(CUDAAllocator& base) : base_(base) {
 
 GraphAllocator::~GraphAllocator() { instance.store(nullptr, std::memory_order_release); }
 
-DataPtr GraphAllocator::allocate(size_t bytes) {
-  if (!routes_.active() || bytes == 0) return AllocateUnrouted(bytes);
-  return AllocateRouted(bytes);
-}
-
-DataPtr GraphAllocator::AllocateUnrouted(size_t bytes) {
-  try {
-    return FromBase(base_.allocate(bytes));
-  } catch (const c10::OutOfMemoryError&) {
+template <typename AskStream, typename AskBase>
+auto GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base) {
+  using Memory = decltype(ask_base());
+  std::optional<RouteTable::Target> target;
+  if (routes_.active() && bytes != 0) {
     const DeviceIndex device = CurrentDevice();
-    if (const auto lent = Lend(bytes, CurrentStream(device))) return ToDataPtr(*lent, device);
-    throw;
+    const cudaStream_t stream = ask_stream(device);
+    target = routes_.Match(device, stream);
+    if (target && target->ours) {
+      return To<Memory>(AllocateInPool(device, *target, bytes, stream), device);
+    }
   }
-}
-
-void* GraphAllocator::RawAllocateUnrouted(size_t bytes, cudaStream_t stream) {
   try {
-    return FromBase(base_.raw_alloc_with_stream(bytes, stream));
+    return FromBase(ask_base());
   } catch (const c10::OutOfMemoryError&) {
-    if (const auto lent = Lend(bytes, stream)) return reinterpret_cast<void*>(lent->address);
+    if (target) throw;
+    const DeviceIndex device = CurrentDevice();
+    if (const auto lent = Lend(bytes, ask_stream(device))) return To<Memory>(*lent, device);
     throw;
   }
 }
 
-DataPtr GraphAllocator::AllocateRouted(size_t bytes) {
-  const DeviceIndex device = CurrentDevice();
-  const cudaStream_t stream = CurrentStream(device);
-  const auto target = routes_.Match(device, stream);
-  if (!target) return AllocateUnrouted(bytes);
-  if (!target->ours) return FromBase(base_.allocate(bytes));
-  return ToDataPtr(AllocateInPool(device, *target, bytes, stream), device);
+DataPtr GraphAllocator::allocate(size_t bytes) {
+  return Allocate(bytes, &CurrentStream, [&] { return base_.allocate(bytes); });
+}
+
+void* GraphAllocator::raw_alloc(size_t bytes) {
+  if (bytes == 0) return FromBase(base_.raw_alloc(bytes));
+  return raw_alloc_with_stream(bytes, CurrentStream(CurrentDevice()));
+}
+
+void* GraphAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
+  return Allocate(
+      bytes, [stream](DeviceIndex) { return stream; },
+      [&] { return base_.raw_alloc_with_stream(bytes, stream); });
 }
 
 DataPtr GraphAllocator::allocateWithAddress(size_t bytes, void* address) {
@@ -159,20 +151,6 @@ DataPtr GraphAllocator::allocateWithAddress(size_t bytes, void* address) {
             "address");
   }
   return FromBase(ForwardAllocateWithAddress(base_, bytes, address));
-}
-
-void* GraphAllocator::raw_alloc(size_t bytes) {
-  if (bytes == 0) return FromBase(base_.raw_alloc(bytes));
-  return raw_alloc_with_stream(bytes, CurrentStream(CurrentDevice()));
-}
-
-void* GraphAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
-  if (!routes_.active() || bytes == 0) return RawAllocateUnrouted(bytes, stream);
-  const DeviceIndex device = CurrentDevice();
-  const auto target = routes_.Match(device, stream);
-  if (!target) return RawAllocateUnrouted(bytes, stream);
-  if (!target->ours) return FromBase(base_.raw_alloc_with_stream(bytes, stream));
-  return reinterpret_cast<void*>(AllocateInPool(device, *target, bytes, stream).address);
 }
 
 Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Target& target,
@@ -223,7 +201,7 @@ void GraphAllocator::Announce(DevicePools& pools, PoolId id, const Block& block,
     LimitBase(pools);
     if (history_.active()) {
       noted = true;
-      NoteAllocated(pools.device(), id, block, std::move(context));
+      Note(History::Action::ALLOC, pools.device(), id, block, std::move(context));
     }
     reported = true;
     ReportToProfiler(pools, base_, block.address, bytes);
@@ -232,7 +210,9 @@ void GraphAllocator::Announce(DevicePools& pools, PoolId id, const Block& block,
     // Nobody will free what nobody got. Who heard of the block hears that it is gone; the error to
     // know is the first.
     Callbacks callbacks;
-    if (noted) callbacks.Run([&] { NoteFreed(pools.device(), id, block, nullptr); });
+    if (noted) {
+      callbacks.Run([&] { Note(History::Action::FREE_REQUESTED, pools.device(), id, block); });
+    }
     pools.set().Free(block.address);
     if (reported) callbacks.Run([&] { ReportToProfiler(pools, base_, block.address, -bytes); });
     throw;
@@ -275,18 +255,10 @@ void GraphAllocator::FreeMemory(void* pointer) noexcept {
   }
 }
 
-void GraphAllocator::NoteAllocated(DeviceIndex device, PoolId id, const Block& block,
-                                   History::Context context) {
-  history_.Allocated(
-      {History::Action::ALLOC, device, block.address, block.requested_bytes, block.stream, id},
-      std::move(context), base_.getUserMetadata());
-}
-
-void GraphAllocator::NoteFreed(DeviceIndex device, PoolId id, const Block& block,
-                               History::Context context) {
-  history_.Freed({History::Action::FREE_REQUESTED, device, block.address, block.requested_bytes,
-                  block.stream, id},
-                 std::move(context), base_.getUserMetadata());
+void GraphAllocator::Note(History::Action action, DeviceIndex device, PoolId id, const Block& block,
+                          History::Context context) {
+  history_.Record({action, device, block.address, block.requested_bytes, block.stream, id},
+                  std::move(context), base_.getUserMetadata());
 }
 
 bool GraphAllocator::FreeOurs(void* pointer, bool* freed) {
@@ -301,8 +273,11 @@ bool GraphAllocator::FreeOurs(void* pointer, bool* freed) {
   if (told) callbacks.Run([&] { TraceFree(told->block); });
   const bool noted = told && history_.active();
   const History::Context allocated = noted ? history_.ContextOf(told->block.address) : nullptr;
+  const auto note = [&](History::Action action, History::Context context) {
+    Note(action, told->pools->device(), told->id, told->block, std::move(context));
+  };
   const auto note_freed = [&] {
-    NoteFreed(told->pools->device(), told->id, told->block, history_.Gather(History::When::ALL));
+    note(History::Action::FREE_REQUESTED, history_.Gather(History::When::ALL));
   };
   if (noted) callbacks.Run(note_freed);
   Block block;
@@ -311,10 +286,7 @@ bool GraphAllocator::FreeOurs(void* pointer, bool* freed) {
     pools = DevicePools::TryFree(pointer, &block);
   } catch (...) {
     // It could not be freed after all.
-    const auto note_lives_on = [&] {
-      NoteAllocated(told->pools->device(), told->id, told->block, allocated);
-    };
-    if (noted) callbacks.Run(note_lives_on);
+    if (noted) callbacks.Run([&] { note(History::Action::ALLOC, allocated); });
     throw;
   }
   *freed = pools != nullptr;

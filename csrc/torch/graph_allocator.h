@@ -229,13 +229,12 @@ class GraphAllocator final : public CUDAAllocator {
     CaptureId capture = kNoCapture;
   };
 
-  // What is not routed to any pool: from the base, or lent by a MemPool of ours.
-  DataPtr AllocateUnrouted(size_t bytes);
-  void* RawAllocateUnrouted(size_t bytes, cudaStream_t stream);
-  // An allocation while some route is open: in one of our pools, or the base's.
-  DataPtr AllocateRouted(size_t bytes);
+  // In one of our pools, if a route leads there; else what `ask_base` returns or, if that is routed to
+  // no pool and the base has none, what a MemPool of ours lends.
+  template <typename AskStream, typename AskBase>
+  auto Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base);
   // What to ask for so that a block shares no page.
-  static size_t WholePages(const DevicePools& pools, size_t bytes);
+  static size_t WholePages(DevicePools& pools, size_t bytes);
   Block AllocateInPool(DeviceIndex device, const RouteTable::Target& target, size_t bytes,
                        cudaStream_t stream);
   // Nothing if the memory does not suffice; `over_fraction` says whether it is the fraction's.
@@ -245,7 +244,6 @@ class GraphAllocator final : public CUDAAllocator {
   // Share the device's memory as setMemoryFraction() says, between the base and our pools.
   void LimitOurs(DevicePools& pools);
   void LimitBase(DevicePools& pools);
-  uint64_t AllowedBytes(const DevicePools& pools) const;
   // For an error's text; empty if no limit was set.
   std::string FractionInForce(DeviceIndex device) const;
   // Frees what it can outside captures; returns whether another attempt makes sense.
@@ -257,9 +255,9 @@ class GraphAllocator final : public CUDAAllocator {
   void TellRejection(DevicePools& pools, const Request& request, const MemoryInfo& info);
   void NoteOutOfMemory(DevicePools& pools, const Request& request, const MemoryInfo& info);
   [[noreturn]] void ThrowOutOfMemory(DevicePools& pools, const Request& request, bool rejected);
-  // For the history, if anybody wants one.
-  void NoteAllocated(DeviceIndex device, PoolId id, const Block& block, History::Context context);
-  void NoteFreed(DeviceIndex device, PoolId id, const Block& block, History::Context context);
+  // For the history.
+  void Note(History::Action action, DeviceIndex device, PoolId id, const Block& block,
+            History::Context context = nullptr);
   void NoteRestored(DeviceIndex device, PoolId id, const RestoreDelta& delta);
   // Frees the block that starts at `pointer`; returns false if none of ours does. An error of those
   // who are told of it is thrown when the block is free, which `freed` says.
@@ -299,9 +297,7 @@ class GraphAllocator final : public CUDAAllocator {
   // The pool of ours has lost a user; its capture scope has ended. That is so whatever the base says.
   void ReleaseUnused(DevicePools& pools, PoolId id);
   void EndAnnexScope(DevicePools& pools, PoolId id);
-  // Returns whether it was not known before.
-  bool NoteBasesTree(DeviceIndex device, PoolId id);
-  void ForgetBasesTree(DeviceIndex device, PoolId id);
+  void NoteWhoServesTrees();
   void ForgetBasesDeadTrees();
   uint64_t TrimUnlessCapturing();
 
@@ -361,13 +357,11 @@ class GraphAllocator final : public CUDAAllocator {
     static constexpr double kNone = 2;
     std::atomic<double> fraction{kUnknown};  // of the device's memory; kNone: all
     std::atomic<uint64_t> settings{0};       // how often it was set
-    // Which state (see StateOf()) the base was told.
+    // What settings and MeteredDriver::changes() added up to when the base was told.
     std::atomic<uint64_t> told{0};
 
     bool limits() const { return fraction.load() <= 1; }
   };
-  // Grows whenever what the base may have changes.
-  static uint64_t StateOf(const Share& share, const DevicePools& pools);
   std::array<Share, C10_COMPILE_TIME_MAX_GPUS> shares_;  // by device
 
   std::mutex observers_mutex_;

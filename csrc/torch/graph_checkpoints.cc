@@ -57,10 +57,10 @@ void GraphAllocator::NoteRestored(DeviceIndex device, PoolId id, const RestoreDe
   const auto freed = by_address(delta.freed);
   const auto allocated = by_address(delta.allocated);
   for (const Block& block : delta.freed) {
-    if (!contains(allocated, block)) NoteFreed(device, id, block, nullptr);
+    if (!contains(allocated, block)) Note(History::Action::FREE_REQUESTED, device, id, block);
   }
   for (const Block& block : delta.allocated) {
-    if (!contains(freed, block)) NoteAllocated(device, id, block, nullptr);
+    if (!contains(freed, block)) Note(History::Action::ALLOC, device, id, block);
   }
 }
 

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "torch/base_support.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/install.h"
@@ -61,11 +60,6 @@ void GraphAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
   setting.Keep();
 }
 
-uint64_t GraphAllocator::AllowedBytes(const DevicePools& pools) const {
-  const double fraction = shares_.at(static_cast<size_t>(pools.device())).fraction.load();
-  return static_cast<uint64_t>(static_cast<double>(pools.total_bytes()) * std::min(fraction, 1.0));
-}
-
 std::string GraphAllocator::FractionInForce(DeviceIndex device) const {
   const Share& share = shares_.at(static_cast<size_t>(device));
   if (!share.limits()) return "";
@@ -84,7 +78,8 @@ void GraphAllocator::LimitOurs(DevicePools& pools) {
     share.fraction.compare_exchange_strong(unknown, of_base < 1 ? of_base : Share::kNone);
   }
   if (!share.limits()) return;
-  const auto all = static_cast<double>(AllowedBytes(pools));
+  const double all =
+      std::min(share.fraction.load(), 1.0) * static_cast<double>(pools.total_bytes());
   const auto bases = pools.stats().OfBase(base_).reserved_bytes[0].current;
   pools.driver().SetLimit(static_cast<uint64_t>(std::max(0.0, all - static_cast<double>(bases))));
 }
@@ -92,7 +87,8 @@ void GraphAllocator::LimitOurs(DevicePools& pools) {
 void GraphAllocator::LimitBase(DevicePools& pools) {
   Share& share = shares_.at(static_cast<size_t>(pools.device()));
   if (!share.limits()) return;
-  uint64_t state = StateOf(share, pools);
+  const auto state_now = [&] { return share.settings.load() + pools.driver().changes(); };
+  uint64_t state = state_now();
   if (share.told.load() == state) return;
   // Several threads may tell the base at once, and no lock can order them: some come with the base's
   // held, others go for it. So each looks, after it has told, whether what it told is still so, and
@@ -101,15 +97,11 @@ void GraphAllocator::LimitBase(DevicePools& pools) {
     const double of_ours =
         static_cast<double>(pools.driver().held_bytes()) / static_cast<double>(pools.total_bytes());
     base_.setMemoryFraction(std::max(0.0, share.fraction.load() - of_ours), pools.device());
-    const uint64_t now = StateOf(share, pools);
+    const uint64_t now = state_now();
     if (now == state) break;
     state = now;
   }
   share.told.store(state);
-}
-
-uint64_t GraphAllocator::StateOf(const Share& share, const DevicePools& pools) {
-  return share.settings.load() + pools.driver().changes();
 }
 
 void* GraphAllocator::getBaseAllocation(void* pointer, size_t* bytes) {

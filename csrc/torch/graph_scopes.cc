@@ -43,18 +43,20 @@ void GraphAllocator::BeginInBase(Route route, DevicePools* undecided) {
   const MempoolId_t id = route.name;
   routes_.ReserveOne();
   const int users = undecided == nullptr ? 0 : undecided->set().UseCount(route.id);
+  const ScopeKey tree{device, route.id};
   int given = 0;
-  Undo give([&] {
+  bool is_new_tree = false;
+  Undo undo([&] {
+    if (is_new_tree) bases_trees_.erase(tree);
+    NoteWhoServesTrees();
     for (; given > 0; --given) base_.releasePool(device, id);
   });
   for (; given < users; ++given) base_.createOrIncrefPool(device, id, nullptr);
-  const bool is_new = route.kind == ScopeKind::kEager && NoteBasesTree(device, route.id);
-  Undo note([&] {
-    if (is_new) ForgetBasesTree(device, route.id);
-  });
+  is_new_tree = route.kind == ScopeKind::kEager && !bases_mempools_.contains(tree) &&
+                bases_trees_.insert(tree).second;
+  NoteWhoServesTrees();
   base_.beginAllocateToPool(device, id, route.filter);
-  give.Keep();
-  note.Keep();
+  undo.Keep();
   for (int user = 0; user < users; ++user) undecided->set().Release(route.id);
   if (undecided != nullptr) ReleaseUnused(*undecided, route.id);
   if (route.kind == ScopeKind::kCapture && !route.nested) CountAsBases(device, route.id);
@@ -98,15 +100,7 @@ void GraphAllocator::EndAnnexScope(DevicePools& pools, PoolId id) {
   ReleaseUnused(pools, id);
 }
 
-bool GraphAllocator::NoteBasesTree(DeviceIndex device, PoolId id) {
-  if (bases_mempools_.contains({device, id})) return false;
-  const bool is_new = bases_trees_.insert({device, id}).second;
-  base_serves_trees_.store(true, std::memory_order_release);
-  return is_new;
-}
-
-void GraphAllocator::ForgetBasesTree(DeviceIndex device, PoolId id) {
-  bases_trees_.erase({device, id});
+void GraphAllocator::NoteWhoServesTrees() {
   base_serves_trees_.store(!bases_trees_.empty(), std::memory_order_release);
 }
 
@@ -114,7 +108,7 @@ void GraphAllocator::ForgetBasesDeadTrees() {
   std::erase_if(bases_trees_, [this](const ScopeKey& key) {
     return !BaseKnows(key.first, {key.second.first, key.second.second});
   });
-  base_serves_trees_.store(!bases_trees_.empty(), std::memory_order_release);
+  NoteWhoServesTrees();
 }
 
 void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, StreamFilter filter) {

@@ -61,38 +61,23 @@ History::Context History::Gather(When level) const {
   return recorder != nullptr && when_.load() >= level ? recorder() : nullptr;
 }
 
-void History::Record(const Event& event, Context context, const std::string& metadata) {
+void History::Record(Event event, Context context, const std::string& metadata) {
   std::vector<TraceEntry> told;
-  {
-    const std::lock_guard lock(mutex_);
+  const auto insert = [&] {
     if (auto entry = Insert(event, context, metadata)) told.push_back(std::move(*entry));
-  }
-  Tell(told);
-}
-
-void History::Allocated(const Event& event, Context context, const std::string& metadata) {
-  std::vector<TraceEntry> told;
+  };
   {
     const std::lock_guard lock(mutex_);
-    if (auto entry = Insert(event, context, metadata)) told.push_back(std::move(*entry));
-    if (context != nullptr) live_[event.address] = std::move(context);
-  }
-  Tell(told);
-}
-
-void History::Freed(Event event, Context context, const std::string& metadata) {
-  std::vector<TraceEntry> told;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto live = live_.find(event.address);
-    if (live != live_.end()) {
-      if (context == nullptr) context = std::move(live->second);
-      live_.erase(live);
+    if (event.action == Action::FREE_REQUESTED) {
+      const auto live = live_.extract(event.address);
+      if (live && context == nullptr) context = live.mapped();
+      insert();
+      // Ours are free for the pool at once: what protects the bytes is the pool's to know.
+      event.action = Action::FREE_COMPLETED;
     }
-    // Ours are free for the pool at once: what protects the bytes is the pool's to know.
-    for (const Action action : {Action::FREE_REQUESTED, Action::FREE_COMPLETED}) {
-      event.action = action;
-      if (auto entry = Insert(event, context, metadata)) told.push_back(std::move(*entry));
+    insert();
+    if (event.action == Action::ALLOC && context != nullptr) {
+      live_[event.address] = std::move(context);
     }
   }
   Tell(told);
@@ -124,29 +109,20 @@ void History::Tell(const std::vector<TraceEntry>& entries) {
   const Telling left_meanwhile(*this);
   const std::lock_guard telling(telling_mutex_);
   TellMappings();  // what came before
-  std::exception_ptr error;
-  for (const TraceEntry& entry : entries) {
-    const std::exception_ptr another = TellEach(entry);
-    if (error == nullptr) error = another;
-  }
-  if (error != nullptr) std::rethrow_exception(error);
+  Callbacks callbacks;
+  for (const TraceEntry& entry : entries) callbacks.Run([&] { TellEach(entry); });
+  callbacks.Rethrow();
 }
 
-std::exception_ptr History::TellEach(const TraceEntry& entry) const {
+void History::TellEach(const TraceEntry& entry) const {
   std::shared_ptr<const Trackers> trackers;
   {
     const std::lock_guard lock(mutex_);
     trackers = trackers_;
   }
-  std::exception_ptr error;
-  for (const Tracker& tracker : *trackers) {
-    try {
-      tracker(entry);
-    } catch (...) {
-      if (error == nullptr) error = std::current_exception();
-    }
-  }
-  return error;
+  Callbacks callbacks;
+  for (const Tracker& tracker : *trackers) callbacks.Run([&] { tracker(entry); });
+  callbacks.Rethrow();
 }
 
 std::optional<History::TraceEntry> History::NextMapping() {
@@ -169,9 +145,7 @@ void History::TellMappings() noexcept {
     const std::unique_lock telling(telling_mutex_, std::try_to_lock);
     if (!telling.owns_lock()) return;
     while (const auto mapping = NextMapping()) {
-      WithWarnings("a tracker of allocations", [&] {
-        if (const auto error = TellEach(*mapping)) std::rethrow_exception(error);
-      });
+      WithWarnings("a tracker of allocations", [&] { TellEach(*mapping); });
     }
   }
 }

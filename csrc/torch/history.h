@@ -12,7 +12,6 @@
 #include <atomic>
 #include <cstddef>
 #include <deque>
-#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -78,13 +77,9 @@ class History {
   Context Gather(When level) const;
 
   // Notes what happened. `metadata` is torch's user metadata. The trackers are told, all of them,
-  // before this returns; an error of theirs, the first, is thrown once all is noted. The same goes
-  // for the next two.
-  void Record(const Event& event, Context context, const std::string& metadata);
-  // A block was allocated, or is about to be freed: notes it and keeps or returns where it was
-  // allocated.
-  void Allocated(const Event& event, Context context, const std::string& metadata);
-  void Freed(Event event, Context context, const std::string& metadata);
+  // before this returns; an error of theirs, the first, is thrown once all is noted. Where a block was
+  // allocated is kept from its ALLOC to its FREE_REQUESTED, which is followed by FREE_COMPLETED.
+  void Record(Event event, Context context, const std::string& metadata);
   // The same for what is mapped and unmapped. It may be called with any lock held: the trackers are
   // told later, in the order of these calls, and their errors become warnings.
   void Mapped(const Event& event);
@@ -104,9 +99,9 @@ class History {
   // Keeps an entry. Returns it if a tracker is to be told. pre: mutex_ is held.
   std::optional<TraceEntry> Insert(const Event& event, const Context& context,
                                    const std::string& metadata);
-  // Tell the trackers; the first error of theirs comes back. pre: mutex_ is not held.
+  // Tell all trackers, then throw the first error of theirs. pre: mutex_ is not held.
   void Tell(const std::vector<TraceEntry>& entries);
-  std::exception_ptr TellEach(const TraceEntry& entry) const;
+  void TellEach(const TraceEntry& entry) const;
   void TellMappings() noexcept;
   std::optional<TraceEntry> NextMapping();  // takes it away
 

@@ -33,9 +33,11 @@ class HistoryTest : public ::testing::Test {
     return {action, 1, address, 700, StreamId{9}, kPool};
   }
   void Allocate(Address address) {
-    history_.Allocated(Event(address), history_.Gather(When::STATE), "");
+    history_.Record(Event(address), history_.Gather(When::STATE), "");
   }
-  void Free(Address address) { history_.Freed(Event(address), history_.Gather(When::ALL), ""); }
+  void Free(Address address) {
+    history_.Record(Event(address, Action::FREE_REQUESTED), history_.Gather(When::ALL), "");
+  }
 
   Traces Merged(Traces base = {}) {
     history_.MergeInto(base);

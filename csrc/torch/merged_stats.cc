@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "torch/base_support.h"
+#include "torch/errors.h"
 #include "torch/runtime.h"
 #include "torch/torch_version.h"
 

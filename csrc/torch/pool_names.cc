@@ -9,19 +9,15 @@ PoolId PoolNames::Find(c10::DeviceIndex device, Name name) const {
 void PoolNames::Share(c10::DeviceIndex device, Name name) {
   const std::lock_guard lock(mutex_);
   ++users_[{device, name}];
-  any_.store(true, std::memory_order_release);
 }
 
 void PoolNames::Release(c10::DeviceIndex device, Name name) {
   const std::lock_guard lock(mutex_);
   const auto it = users_.find({device, name});
-  if (it == users_.end()) return;
-  if (--it->second == 0) users_.erase(it);
-  any_.store(!users_.empty(), std::memory_order_release);
+  if (it != users_.end() && --it->second == 0) users_.erase(it);
 }
 
 int PoolNames::UseCount(c10::DeviceIndex device, Name name) const {
-  if (!any_.load(std::memory_order_acquire)) return 0;
   const std::lock_guard lock(mutex_);
   const auto it = users_.find({device, name});
   return it == users_.end() ? 0 : it->second;

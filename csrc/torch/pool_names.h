@@ -7,7 +7,6 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -39,7 +38,6 @@ class PoolNames {
  private:
   mutable std::mutex mutex_;
   std::map<std::pair<c10::DeviceIndex, Name>, int> users_;  // of names that stand for kShared
-  std::atomic<bool> any_{false};                            // == !users_.empty()
 };
 
 }  // namespace cgp

@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "core/base/reserve.h"
+
 namespace cgp {
 
 struct RouteTable::Answer {
@@ -29,19 +31,22 @@ void RouteTable::NoteChange() {
 
 void RouteTable::ReserveOne() {
   const std::lock_guard lock(mutex_);
-  if (routes_.size() == routes_.capacity()) routes_.reserve(2 * routes_.size() + 1);
+  ReserveMore(routes_, 1);
 }
 
 void RouteTable::Add(Route route) {
   const std::lock_guard lock(mutex_);
-  NoteChange();
-  const bool capture = route.kind == ScopeKind::kCapture;
   routes_.push_back(std::move(route));
-  if (capture) {
-    captures_count_.fetch_add(1, std::memory_order_acq_rel);
-    all_captures_.fetch_add(1, std::memory_order_acq_rel);
+  Count(routes_.back(), 1);
+}
+
+void RouteTable::Count(const Route& route, int change) {
+  NoteChange();
+  if (route.kind == ScopeKind::kCapture) {
+    captures_count_.fetch_add(change, std::memory_order_acq_rel);
+    all_captures_.fetch_add(change, std::memory_order_acq_rel);
   }
-  routes_count_.fetch_add(1, std::memory_order_acq_rel);
+  routes_count_.fetch_add(change, std::memory_order_acq_rel);
 }
 
 std::optional<RouteTable::Target> RouteTable::Match(c10::DeviceIndex device, cudaStream_t stream) {
@@ -125,14 +130,8 @@ void RouteTable::Remove(c10::DeviceIndex device, PoolId id) {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id);
   if (route == nullptr) return;
-  NoteChange();
-  const bool capture = route->kind == ScopeKind::kCapture;
+  Count(*route, -1);
   routes_.erase(routes_.begin() + (route - routes_.data()));
-  if (capture) {
-    captures_count_.fetch_sub(1, std::memory_order_acq_rel);
-    all_captures_.fetch_sub(1, std::memory_order_acq_rel);
-  }
-  routes_count_.fetch_sub(1, std::memory_order_acq_rel);
 }
 
 bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {

@@ -136,8 +136,10 @@ class RouteTable {
   static bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capture);
   // The pool's route, or nullptr. pre: mutex_ is held.
   Route* Find(c10::DeviceIndex device, PoolId id) const;
-  // Makes every thread forget what it found in this table. pre: mutex_ is held.
+  // Makes every thread forget what it found in this table. pre: mutex_ is held, as for the next.
   void NoteChange();
+  // The route comes (1) or goes (-1).
+  void Count(const Route& route, int change);
 
   mutable std::mutex mutex_;
   mutable std::vector<Route> routes_;  // oldest first

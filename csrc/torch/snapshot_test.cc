@@ -186,7 +186,7 @@ TEST_F(SnapshotTest, BlocksSayWhereTheyWereAllocated) {
   history_.Configure(true, nullptr, 10, History::When::STATE, true, {});
   const Address known = Allocate(kPage), unknown = Allocate(kPage);
   const auto context = std::make_shared<Stack>();
-  history_.Allocated({History::Action::ALLOC, device_, known, kPage, kStream, kId}, context, "");
+  history_.Record({History::Action::ALLOC, device_, known, kPage, kStream, kId}, context, "");
   int checked = 0;
   for (const SegmentInfo& segment : Segments()) {
     Address address = segment.address;
