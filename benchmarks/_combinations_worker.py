@@ -5,13 +5,14 @@ Started by torchrun.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import sys
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from _pools import measure_pools
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -142,29 +143,19 @@ def _compiled(module: nn.Module, graphs: str) -> nn.Module:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parallel", required=True)
-    parser.add_argument("--checkpoints", action="store_true")
-    parser.add_argument("--graphs", required=True)
-    parser.add_argument("--allocator", required=True)
-    options = parser.parse_args()
+    parallel, checkpoints, graphs, allocator = json.loads(sys.argv[1])
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(rank)
-    ours = options.allocator == "ours"
+    ours = allocator == "ours"
     if ours:
         import cudagraph_pool as cgp
 
         cgp.enable()
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
-    training = Training(options.parallel, options.checkpoints, options.graphs, ours)
+    training = Training(parallel, checkpoints, graphs, ours)
     losses = [training.run() for _ in range(_STEPS)]
-    pools = sum(
-        segment["total_size"]
-        for segment in torch.cuda.memory_snapshot()
-        if tuple(segment["segment_pool_id"]) != (0, 0)
-    )
     if rank == 0:
-        print(json.dumps({"losses": losses, "graph_pool_bytes": pools}))
+        print(json.dumps({"losses": losses, "graph_pool_bytes": measure_pools()["pool"]}))
     training.release()
     dist.destroy_process_group()
 

@@ -5,10 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 _MOST_ON_A_LINE = 1500
+
+
+def new_parser(description: str | None) -> argparse.ArgumentParser:
+    """With a script's text at the top as it stands there."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=description, formatter_class=formatter)
+
+
+def add_some(
+    parser: argparse.ArgumentParser, option: str, choices: Iterable[str], **more: Any
+) -> None:
+    """An option that takes some of the choices; all of them, unless it is given."""
+    names = list(choices)
+    parser.add_argument(option, nargs="+", choices=names, **{"default": names, **more})
 
 
 def positive(text: str) -> int:
@@ -33,9 +48,9 @@ def new_report(options: argparse.Namespace, machine: dict[str, str]) -> dict[str
     return {"options": {**vars(options), "output": str(options.output)}, **machine}
 
 
-def number(value: float | None, scale: float, form: str, unit: str = "") -> str:
+def number(value: float | None, scale: float, form: str) -> str:
     """A cell of a table; of what was not measured a dash."""
-    return "-" if value is None else f"{value * scale:{form}}{unit}"
+    return "-" if value is None else f"{value * scale:{form}}"
 
 
 def write_report(report: dict[str, Any], path: Path) -> None:

@@ -11,14 +11,16 @@ import torch
 from _graph_shape import shape_of
 
 from cudagraph_pool._graphs import _EXEC_BUDGET
-from cudagraph_pool._measure import Captures, PoolHandle
+from cudagraph_pool._measure import Captures
 from cudagraph_pool._workloads import Workload
 
 
 def pool_arguments(config: str) -> dict[str, Any]:
     """What a :class:`cudagraph_pool.GraphPool` is made with: ``default``, ``budget`` (as a
-    GraphRunner's own), ``none`` or a number.
+    GraphRunner's own), ``none`` or a number. ``stock`` has none.
     """
+    if config == "stock":
+        return {}
     if config == "default":
         return {"shared_exec": True}
     if config == "budget":
@@ -39,8 +41,8 @@ class ExecCaptures(Captures):
         self, workload: Callable[[torch.device], Workload], device: torch.device, config: str
     ) -> None:
         super().__init__(workload, device, ours=config != "stock")
-        self._config = config
-        self._kept_in: Any = None  # the pool of the graphs
+        self._arguments = pool_arguments(config)
+        self._pool: Any  # of the graphs; stock's is a handle
         self.nodes: dict[int, int] = {}
 
     def warm_up(self) -> None:
@@ -48,16 +50,10 @@ class ExecCaptures(Captures):
         first capture is not the executables'. Notes how many nodes each graph has.
         """
         super().warm_up()
-        graphs = self._capture_all(self._plain_pool(), kept=True)
+        graphs = self._capture_all(self._pool_with(), kept=True)
         self.nodes = {key: shape_of(graph).nodes for key, graph in graphs.items()}
         del graphs
         self.release()
-
-    def release(self) -> None:
-        torch.cuda.synchronize(self._device)
-        self._graphs.clear()
-        self._kept_in = None
-        super().release()
 
     def memory(self, seed: int) -> dict[str, Any]:
         """Captures all sizes and replays them, in their order and then in another.
@@ -68,16 +64,14 @@ class ExecCaptures(Captures):
         """
         self.release()
         before = self._driver_bytes()
-        pool = self._usual_pool()
-        self._graphs = self._capture_all(pool, kept=False)
-        self._kept_in = pool
+        graphs = self.graphs()
         driver_bytes = {"captured": self._driver_bytes() - before}
-        shuffled = random.Random(seed).sample(list(self._graphs), len(self._graphs))
-        for name, order in (("replayed", list(self._graphs)), ("shuffled", shuffled)):
+        shuffled = random.Random(seed).sample(list(graphs), len(graphs))
+        for name, order in (("replayed", list(graphs)), ("shuffled", shuffled)):
             for key in order:
-                self._graphs[key].replay()
+                graphs[key].replay()
             driver_bytes[name] = self._driver_bytes() - before
-        return {"driver_bytes": driver_bytes, "nodes": self.nodes, **self._counts(pool)}
+        return {"driver_bytes": driver_bytes, "nodes": self.nodes, **self._counts()}
 
     def decode(self, before: Sequence[int], timed: Sequence[int], read_back: bool) -> float:
         """Replays the graphs of these sizes, one after the other; returns the wall's seconds of
@@ -108,25 +102,17 @@ class ExecCaptures(Captures):
     def graphs(self) -> dict[int, torch.cuda.CUDAGraph]:
         """By size, captured as users capture; those that there are, if any."""
         if not self._graphs:
-            self._kept_in = self._usual_pool()
-            self._graphs = self._capture_all(self._kept_in, kept=False)
+            self._pool = self._pool_with(**self._arguments)
+            self._graphs = self._capture_all(self._pool, kept=False)
         return self._graphs
 
-    def _plain_pool(self) -> Any:
-        """A pool whose graphs have executables of their own, if any."""
+    def _pool_with(self, **arguments: Any) -> Any:
+        """A pool; without arguments its graphs have executables of their own, if any."""
         if not self._ours:
             return tuple(torch.cuda.graph_pool_handle())
         import cudagraph_pool
 
-        return cudagraph_pool.GraphPool(self._device)
-
-    def _usual_pool(self) -> Any:
-        """What this process measures."""
-        if not self._ours:
-            return self._plain_pool()
-        import cudagraph_pool
-
-        return cudagraph_pool.GraphPool(self._device, **pool_arguments(self._config))
+        return cudagraph_pool.GraphPool(self._device, **arguments)
 
     def _capture_all(self, pool: Any, kept: bool) -> dict[int, torch.cuda.CUDAGraph]:
         """The graphs by size."""
@@ -138,22 +124,19 @@ class ExecCaptures(Captures):
             graphs[key] = graph
         return graphs
 
-    def _capturing(self, graph: torch.cuda.CUDAGraph, pool: PoolHandle | Any) -> Any:
-        if isinstance(pool, tuple):
+    def _capturing(self, graph: torch.cuda.CUDAGraph, pool: Any) -> Any:
+        if not self._ours:
             return torch.cuda.graph(graph, pool=pool, stream=self._stream)
         import cudagraph_pool
 
         return cudagraph_pool.graph(graph, pool, stream=self._stream)
 
-    def _is_stock(self, pool: Any) -> bool:
-        return isinstance(pool, tuple)
-
-    def _counts(self, pool: Any) -> dict[str, int]:
+    def _counts(self) -> dict[str, int]:
         """Of executables; stock has one for each graph."""
-        if self._is_stock(pool):
+        if not self._ours:
             graphs = len(self.workload.keys)
             return {"execs": graphs, "exec_instantiations": graphs, "exec_updates": 0}
-        stats = pool.stats()
+        stats = self._pool.stats()
         return {name: stats[name] for name in ("execs", "exec_instantiations", "exec_updates")}
 
     def _driver_bytes(self) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,17 +23,6 @@ WORKLOADS = SECTIONS["memory"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to measure, how often each decode loop, and the seconds that its steps take about."""
-
-    sections: Sequence[str]
-    bounds: Sequence[str]
-    rounds: int
-    seconds: float
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """One workload, and what is measured of it."""
 
@@ -45,16 +36,15 @@ class Job:
         }
 
 
-def jobs_of(workloads: Sequence[str], plan: Plan) -> list[Job]:
+def jobs_of(options: argparse.Namespace) -> list[Job]:
     """One for each workload of which a chosen section measures something."""
-    configs = ("stock", *(bound for bound in BOUNDS if bound in plan.bounds))
-    jobs = []
-    for workload in workloads:
-        chosen = [name for name in SECTIONS if name in plan.sections]
-        sections = tuple(name for name in chosen if workload in SECTIONS[name])
-        if sections:
-            jobs.append(Job(workload, sections, configs))
-    return jobs
+    configs = ("stock", *(bound for bound in BOUNDS if bound in options.bounds))
+    chosen = {name: measured for name, measured in SECTIONS.items() if name in options.sections}
+    jobs = [
+        Job(workload, tuple(name for name in chosen if workload in chosen[name]), configs)
+        for workload in options.workloads
+    ]
+    return [job for job in jobs if job.sections]
 
 
 @dataclass
@@ -65,17 +55,20 @@ class Found:
     seconds: dict[str, float] = field(default_factory=dict)
     errors: list[dict[str, str]] = field(default_factory=list)
 
-    def spent(self, section: str, begin: float) -> None:
+    @contextmanager
+    def timed(self, section: str) -> Iterator[None]:
+        begin = time.monotonic()
+        yield
         self.seconds[section] = self.seconds.get(section, 0.0) + time.monotonic() - begin
 
 
 class JobRun:
     """Measures the sections of one job with processes that have been started."""
 
-    def __init__(self, job: Job, team: Team, plan: Plan, found: Found) -> None:
+    def __init__(self, job: Job, team: Team, options: argparse.Namespace, found: Found) -> None:
         self._job = job
         self._team = team
-        self._plan = plan
+        self._options = options
         self._found = found
         self._keys: list[int] = []
 
@@ -85,30 +78,26 @@ class JobRun:
             timed: called before the first time that is taken; returns once nothing that was
                 started beside this job can disturb it.
         """
-        begin = time.monotonic()
-        for keys in self._team.at_once("prepare").values():
-            self._keys = keys
-        self._found.spent("prepare", begin)
-        if "memory" in self._job.sections:
-            self._measure("memory", self._memory)
-        begin = time.monotonic()
-        timed()
-        self._found.spent("prepare", begin)
-        if "decode" in self._job.sections:
-            self._measure("decode", self._decode)
+        with self._found.timed("prepare"):
+            for keys in self._team.at_once("prepare").values():
+                self._keys = keys
+        self._measure("memory", self._memory)
+        with self._found.timed("prepare"):
+            timed()
+        self._measure("decode", self._decode)
         for config, error in self._team.errors.items():
             self._found.errors.append(
                 {"workload": self._job.workload, "config": config, "error": error}
             )
 
     def _measure(self, section: str, measure: Callable[[], list[dict[str, Any]]]) -> None:
-        begin = time.monotonic()
-        if self._keys:
-            self._found.rows.setdefault(section, []).extend(measure())
-        self._found.spent(section, begin)
+        if section in self._job.sections:
+            with self._found.timed(section):
+                if self._keys:
+                    self._found.rows.setdefault(section, []).extend(measure())
 
     def _memory(self) -> list[dict[str, Any]]:
-        answers = self._team.all(lambda _, worker: worker.ask("memory", seed=self._plan.seed))
+        answers = self._team.all(lambda _, worker: worker.ask("memory", seed=self._options.seed))
         stock = answers.get("stock")
         stock_bytes = most_bytes(stock) if stock else None
         return [
@@ -116,7 +105,7 @@ class JobRun:
                 "workload": self._job.workload,
                 "config": config,
                 "graphs": len(self._keys),
-                "nodes": spread(list(answer["nodes"].values())),
+                "nodes": [pick(answer["nodes"].values()) for pick in (min, max)],
                 "execs": answer["execs"],
                 "instantiations": answer["exec_instantiations"],
                 "updates": answer["exec_updates"],
@@ -133,10 +122,10 @@ class JobRun:
         rows = []
         for read_back in (False, True):
             for name in SCHEDULES:
-                steps = steps_for(name, self._plan.seconds, step_seconds)
-                drawn = schedule(name, self._keys, steps, self._plan.seed)
+                steps = steps_for(name, self._options.seconds, step_seconds)
+                drawn = schedule(name, self._keys, steps, self._options.seed)
                 answers = self._team.in_turn(
-                    self._plan.rounds,
+                    self._options.rounds,
                     "decode",
                     before=drawn.before,
                     timed=drawn.timed,
@@ -176,10 +165,4 @@ class JobRun:
 
 def most_bytes(answer: Mapping[str, Any]) -> int:
     """What the driver kept at its most."""
-    values: list[int] = list(answer["driver_bytes"].values())
-    return max(values)
-
-
-def spread(values: Sequence[int]) -> list[int]:
-    """Least and most."""
-    return [min(values), max(values)]
+    return int(max(answer["driver_bytes"].values()))

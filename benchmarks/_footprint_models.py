@@ -6,6 +6,7 @@ Each function imports what it alone needs: a process makes one model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,75 +15,36 @@ from torch import Tensor, nn
 Made = tuple[nn.Module, list[tuple[Tensor, ...]]]
 
 
-def resnet50() -> Made:
-    from torchvision.models import resnet50 as new_resnet50
+def _torchvision(name: str) -> Made:
+    import torchvision
 
-    return _of_images(new_resnet50(weights=None), [8, 16, 32])
-
-
-def vit_b_16() -> Made:
-    from torchvision.models import vit_b_16 as new_vit
-
-    return _of_images(new_vit(weights=None), [8, 16, 32])
+    return _of_images(getattr(torchvision.models, name)(weights=None))
 
 
-def convnext_tiny() -> Made:
+def _timm(name: str, batches: Sequence[int] = (8, 16, 32)) -> Made:
     import timm
 
-    return _of_images(timm.create_model("convnext_tiny"), [8, 16, 32])
+    return _of_images(timm.create_model(name), batches)
 
 
-def mobilenetv3() -> Made:
-    import timm
+def _transformers(name: str, output: str, config: dict[str, Any], **options: Any) -> Made:
+    import transformers
 
-    return _of_images(timm.create_model("mobilenetv3_large_100"), [16, 32, 64])
+    kind = getattr(transformers, name)
+    made = kind.config_class(num_hidden_layers=6, **config)
 
+    def tokens(batch: int) -> Tensor:
+        return torch.randint(made.vocab_size, (batch, 256), device="cuda")
 
-def bert() -> Made:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_hidden_layers=6
-    )
-    return _of_tokens(BertModel(config, add_pooling_layer=False), config, "last_hidden_state")
+    model = _Output(kind(made, **options), output).to("cuda", torch.bfloat16)
+    return model, [(tokens(batch),) for batch in (4, 8, 16)]
 
 
-def gpt2() -> Made:
-    from transformers import GPT2Config, GPT2LMHeadModel
+def _of_images(model: nn.Module, batches: Sequence[int] = (8, 16, 32)) -> Made:
+    def images(batch: int) -> Tensor:
+        return torch.randn(batch, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
 
-    config = GPT2Config(n_layer=6, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, use_cache=False)
-    return _of_tokens(GPT2LMHeadModel(config), config, "logits")
-
-
-def llama() -> Made:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=6,
-        num_attention_heads=16,
-        vocab_size=16_384,
-        max_position_embeddings=512,
-        use_cache=False,
-    )
-    return _of_tokens(LlamaForCausalLM(config), config, "logits")
-
-
-def qwen2() -> Made:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config = Qwen2Config(
-        hidden_size=768,
-        intermediate_size=3072,
-        num_hidden_layers=6,
-        num_attention_heads=12,
-        num_key_value_heads=4,
-        vocab_size=32_768,
-        max_position_embeddings=512,
-        use_cache=False,
-    )
-    return _of_tokens(Qwen2ForCausalLM(config), config, "logits")
+    return model.to("cuda", torch.bfloat16), [(images(batch),) for batch in batches]
 
 
 class _Output(nn.Module):  # type: ignore[misc]
@@ -98,16 +60,32 @@ class _Output(nn.Module):  # type: ignore[misc]
         return output
 
 
-def _of_images(model: nn.Module, batches: Sequence[int]) -> Made:
-    def images(batch: int) -> Tensor:
-        return torch.randn(batch, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
-
-    return model.to("cuda", torch.bfloat16), [(images(batch),) for batch in batches]
-
-
-def _of_tokens(model: nn.Module, config: Any, output: str) -> Made:
-    def tokens(batch: int) -> Tensor:
-        return torch.randint(config.vocab_size, (batch, 256), device="cuda")
-
-    model = _Output(model, output).to("cuda", torch.bfloat16)
-    return model, [(tokens(batch),) for batch in (4, 8, 16)]
+resnet50 = partial(_torchvision, "resnet50")
+vit_b_16 = partial(_torchvision, "vit_b_16")
+convnext_tiny = partial(_timm, "convnext_tiny")
+mobilenetv3 = partial(_timm, "mobilenetv3_large_100", (16, 32, 64))
+bert = partial(
+    _transformers,
+    "BertModel",
+    "last_hidden_state",
+    {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    add_pooling_layer=False,
+)
+gpt2 = partial(
+    _transformers,
+    "GPT2LMHeadModel",
+    "logits",
+    {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "use_cache": False},
+)
+_LLAMA = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
+_QWEN2 = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
+_BOTH = {"max_position_embeddings": 512, "use_cache": False}
+llama = partial(
+    _transformers, "LlamaForCausalLM", "logits", {**_LLAMA, **_BOTH, "vocab_size": 16_384}
+)
+qwen2 = partial(
+    _transformers,
+    "Qwen2ForCausalLM",
+    "logits",
+    {**_QWEN2, **_BOTH, "num_key_value_heads": 4, "vocab_size": 32_768},
+)

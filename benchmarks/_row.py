@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from _team import Team, Worker, median, median_ratio, ratio
+from _team import Team, Worker, ratio, times
 
 ALLOCATORS = ("stock", "expandable", "ours")
 ORDERS = ("asc", "desc", "shuffled")
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How often to measure.
-
-    ``seed`` is that of the shuffled order, the inputs and the order of the comparison.
-    """
-
-    repeats: int
-    rounds: int
-    seed: int
 
 
 def order_keys(keys: Sequence[int], order: str, seed: int) -> list[int]:
@@ -38,10 +26,12 @@ class Row:
     A worker that fails is out; what it did not measure stays unset.
     """
 
-    def __init__(self, workload: str, order: str, workers: dict[str, Worker], plan: Plan) -> None:
+    def __init__(
+        self, workload: str, order: str, workers: dict[str, Worker], options: argparse.Namespace
+    ) -> None:
         self._order = order
         self._team = Team(workers)
-        self._plan = plan
+        self._options = options
         self._keys: list[int] = []
         self._minimum: int | None = None
         self._costs: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
@@ -56,30 +46,22 @@ class Row:
             timed: called once all times are taken; what it starts disturbs none of them.
         """
         for keys in self._team.all(lambda name, worker: worker.ask("prepare")).values():
-            self._keys = order_keys(keys, self._order, self._plan.seed)
-        self._costs = self._team.in_turn(self._plan.repeats, "capture", order=self._keys)
-        self._replay()
+            self._keys = order_keys(keys, self._order, self._options.seed)
+        self._costs = self._team.in_turn(self._options.repeats, "capture", order=self._keys)
+        passes = self._team.replay_passes()
+        self._rounds = self._team.in_turn(self._options.rounds, "replay", times=passes)
         timed()
         self._compare()
         if "stock" in self._team:
             self._team.all(self._find_minimum, only="stock")
         return [self._result(name) for name in self._team.names]
 
-    def _replay(self) -> None:
-        passes = self._team.replay_passes()
-        for number in range(self._plan.rounds):
-            answers = self._team.all(
-                lambda name, worker: worker.ask("replay", times=passes), backwards=number % 2 == 1
-            )
-            for name, seconds in answers.items():
-                self._rounds[name].append(seconds)
-
     def _compare(self) -> None:
         """Stock first: where its graphs differ from eager, the others are held against its
         graphs.
         """
-        order = order_keys(self._keys, "shuffled", self._plan.seed + 1)
-        request: dict[str, Any] = {"order": order, "seed": self._plan.seed, "digests": []}
+        order = order_keys(self._keys, "shuffled", self._options.seed + 1)
+        request: dict[str, Any] = {"order": order, "seed": self._options.seed, "digests": []}
 
         def compare(name: str, worker: Worker) -> Any:
             return worker.ask("compare", **request)
@@ -98,9 +80,8 @@ class Row:
     def _result(self, name: str) -> dict[str, Any]:
         costs = self._costs[name]
         reserved = max((cost["reserved_bytes"] for cost in costs), default=None)
-        captured = median([cost["seconds"] for cost in costs])
-        driver = median([c["driver_seconds"] for c in costs if c["driver_seconds"] is not None])
         stock_costs = self._costs.get("stock", [])
+        took = times(costs, stock_costs, self._rounds[name], self._rounds.get("stock", []))
         return {
             "workload": self._workload,
             "order": self._order,
@@ -111,17 +92,9 @@ class Row:
             "reserved_bytes": reserved,
             "ratio": ratio(reserved, self._minimum),
             "device_bytes": max((cost["device_bytes"] for cost in costs), default=None),
-            "capture_seconds": captured,
-            "captures": len(costs),
-            "capture_vs_stock": median_ratio(
-                [cost["seconds"] for cost in costs], [cost["seconds"] for cost in stock_costs]
-            ),
+            **took,
             "first_vs_stock": ratio(_first_seconds(costs), _first_seconds(stock_costs)),
-            "driver_seconds": driver,
-            "driver_share": ratio(driver, captured),
-            "replay_seconds": median(self._rounds[name]),
-            "replay_rounds": len(self._rounds[name]),
-            "replay_vs_stock": median_ratio(self._rounds[name], self._rounds.get("stock", [])),
+            "driver_share": ratio(took["driver_seconds"], took["capture_seconds"]),
             "outputs": self._outputs(name),
         }
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import workloads
 from torch import Tensor, nn
+from two_stream_models import linears
 
 from cudagraph_pool._workloads import rms_norm
 
@@ -40,9 +41,9 @@ class GatedMlp(nn.Module):  # type: ignore[misc]
 
     def __init__(self, layers: int = 4, hidden: int = 4096, intermediate: int = 11008) -> None:
         super().__init__()
-        self.gate = _linears(layers, hidden, intermediate)
-        self.up = _linears(layers, hidden, intermediate)
-        self.down = _linears(layers, intermediate, hidden)
+        self.gate = linears(layers, hidden, intermediate, "cuda")
+        self.up = linears(layers, hidden, intermediate, "cuda")
+        self.down = linears(layers, intermediate, hidden, "cuda")
 
     def forward(self, x: Tensor) -> Tensor:
         for gate, up, down in zip(self.gate, self.up, self.down, strict=True):
@@ -79,16 +80,9 @@ def resnet50() -> Model:
 
 
 def gpt2() -> Model:
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2LMHeadModel
 
-    config = GPT2Config(
-        n_layer=6,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        resid_pdrop=0.0,
-        use_cache=False,
-        attn_implementation="sdpa",
-    )
+    config = workloads.gpt2_config()
     model = GPT2LMHeadModel(config).cuda().bfloat16().train()
 
     class Logits(nn.Module):  # type: ignore[misc]
@@ -106,17 +100,4 @@ def gpt2() -> Model:
     return Model(Logits(), range(1, 9), arguments, trains=True)
 
 
-MODELS: dict[str, Callable[[], Model]] = {
-    "script": script,
-    "mlp": mlp,
-    "llama": llama,
-    "resnet50": resnet50,
-    "gpt2": gpt2,
-}
-
-
-def _linears(count: int, inputs: int, outputs: int) -> nn.ModuleList:
-    return nn.ModuleList(
-        nn.Linear(inputs, outputs, bias=False, device="cuda", dtype=torch.bfloat16)
-        for _ in range(count)
-    )
+MODELS = {made.__name__: made for made in (script, mlp, llama, resnet50, gpt2)}

@@ -51,7 +51,10 @@ class StreamCaptures(Captures):
         """Of the program's graph, from a capture of its own: what is captured next finds the
         program made and its kernels loaded.
         """
-        graph = self._capture_only(key)
+        self.release()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)  # nothing is instantiated
+        with torch.cuda.graph(graph, pool=self._new_pool().id, stream=self._stream):
+            self.workload.step(key)
         shape = shape_of(graph)
         del graph
         self.release()
@@ -70,12 +73,3 @@ class StreamCaptures(Captures):
             for sums, right in zip(found, expected, strict=True):
                 wrong += int(torch.count_nonzero(sums != right))
         return wrong
-
-    def _capture_only(self, key: int) -> torch.cuda.CUDAGraph:
-        """Captures into a fresh pool and instantiates nothing."""
-        self.release()
-        pool = self._new_pool()
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph, pool=pool.id, stream=self._stream):
-            self.workload.step(key)
-        return graph

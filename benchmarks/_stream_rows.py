@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from _team import Team, median, median_ratio, ratio
+from _team import Team, ratio, times
 from stream_programs import Kind, by_name, generate
 
 # So many captures are enough of a program that takes a third of a second.
@@ -18,9 +18,7 @@ _OPTION_IS_GOOD = 1.05
 Row = dict[str, Any]
 
 
-def measure_row(
-    team: Team, key: int, name: str, seed: int, options: argparse.Namespace
-) -> dict[str, Any]:
+def measure_row(team: Team, key: int, name: str, seed: int, options: argparse.Namespace) -> Row:
     """One object with what all have in common and, under ``allocators``, one for each."""
     configuration = by_name(name)
     repeats = options.repeats
@@ -34,6 +32,20 @@ def measure_row(
 
     program = generate(configuration, seed)
     peak = program.peak_bytes()
+
+    def found(allocator: str) -> Row:
+        own = costs[allocator]
+        reserved = max((cost["reserved_bytes"] for cost in own), default=None)
+        return {
+            "error": team.errors.get(allocator),
+            **shapes.get(allocator, {"nodes": None, "edges": None}),
+            "reserved_bytes": reserved,
+            "ratio": ratio(reserved, peak),
+            **times(own, costs["stock"], rounds[allocator], rounds["stock"]),
+            "checks": options.checks,
+            "wrong_sums": wrong.get(allocator),
+        }
+
     return {
         "configuration": name,
         "seed": seed,
@@ -45,41 +57,7 @@ def measure_row(
         "waits": program.count(Kind.WAIT),
         "nodes": program.nodes,
         "peak_bytes": peak,
-        "allocators": {
-            allocator: {
-                "error": team.errors.get(allocator),
-                **shapes.get(allocator, {"nodes": None, "edges": None}),
-                **_memory(costs[allocator], peak),
-                **_times(costs[allocator], costs["stock"], rounds[allocator], rounds["stock"]),
-                "checks": options.checks,
-                "wrong_sums": wrong.get(allocator),
-            }
-            for allocator in team.names
-        },
-    }
-
-
-def _memory(costs: Sequence[dict[str, Any]], peak: int) -> dict[str, Any]:
-    reserved = max((cost["reserved_bytes"] for cost in costs), default=None)
-    return {"reserved_bytes": reserved, "ratio": ratio(reserved, peak)}
-
-
-def _times(
-    costs: Sequence[dict[str, Any]],
-    stock_costs: Sequence[dict[str, Any]],
-    rounds: Sequence[float],
-    stock_rounds: Sequence[float],
-) -> dict[str, Any]:
-    captures = [cost["seconds"] for cost in costs]
-    driver = [cost["driver_seconds"] for cost in costs if cost["driver_seconds"] is not None]
-    return {
-        "capture_seconds": median(captures),
-        "captures": len(captures),
-        "capture_vs_stock": median_ratio(captures, [cost["seconds"] for cost in stock_costs]),
-        "driver_seconds": median(driver),
-        "replay_seconds": median(rounds),
-        "replay_rounds": len(rounds),
-        "replay_vs_stock": median_ratio(rounds, stock_rounds),
+        "allocators": {allocator: found(allocator) for allocator in team.names},
     }
 
 

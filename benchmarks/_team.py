@@ -213,6 +213,26 @@ def end(workers: Iterable[Worker]) -> None:
         worker.wait()
 
 
+def times(
+    costs: Sequence[Mapping[str, Any]],
+    stock_costs: Sequence[Mapping[str, Any]],
+    replays: Sequence[float],
+    stock_replays: Sequence[float],
+) -> dict[str, Any]:
+    """What captures (as :class:`cudagraph_pool._measure.CaptureCost`) and replays took."""
+    captures = [cost["seconds"] for cost in costs]
+    driver = [cost["driver_seconds"] for cost in costs if cost["driver_seconds"] is not None]
+    return {
+        "capture_seconds": median(captures),
+        "captures": len(captures),
+        "capture_vs_stock": median_ratio(captures, [cost["seconds"] for cost in stock_costs]),
+        "driver_seconds": median(driver),
+        "replay_seconds": median(replays),
+        "replay_rounds": len(replays),
+        "replay_vs_stock": median_ratio(replays, stock_replays),
+    }
+
+
 def median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 

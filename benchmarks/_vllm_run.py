@@ -30,24 +30,14 @@ _BASE = {
     "eos_token_id": 2,
     "torch_dtype": "bfloat16",
 }
-# By shape: of 1.1 and 8.0 billion parameters, the latter Llama 3's.
+_SHAPE = (
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+    "vocab_size"
+).split()
+# Of 1.1 and 8.0 billion parameters, the latter Llama 3's.
 SHAPES = {
-    "1b": {
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "vocab_size": 32_000,
-    },
-    "8b": {
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128_256,
-    },
+    "1b": (2048, 8192, 16, 16, 4, 32_000),
+    "8b": (4096, 14_336, 32, 32, 8, 128_256),
 }
 
 
@@ -103,7 +93,8 @@ def _folder(model: str) -> Path:
     """Always the same one for a model: what vLLM keeps of compiled code goes by it."""
     folder = Path(tempfile.gettempdir(), "vllm_engine", model)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**_BASE, **SHAPES[model]}))
+    shape = dict(zip(_SHAPE, SHAPES[model], strict=True))
+    (folder / "config.json").write_text(json.dumps({**_BASE, **shape}))
     return folder
 
 

@@ -11,7 +11,6 @@ stock does, 1 if not, 2 without a GPU.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -22,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _command import device, positive, write_report
+from _command import add_some, device, new_parser, positive, write_report
 from readme_table import markdown
 
 PARALLEL = ("none", "ddp", "fsdp2")
@@ -33,7 +32,7 @@ _TOLERANCE = 2e-3  # relative, of a loss
 
 
 class Combination(NamedTuple):
-    """What _combinations_worker.py takes."""
+    """What _combinations_worker.py takes, as JSON."""
 
     parallel: str
     checkpoints: bool
@@ -42,11 +41,9 @@ class Combination(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--parallel", nargs="+", choices=PARALLEL, default=list(PARALLEL))
-    parser.add_argument("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
+    parser = new_parser(__doc__)
+    add_some(parser, "--parallel", PARALLEL)
+    add_some(parser, "--graphs", GRAPHS)
     parser.add_argument("--jobs", type=positive, default=4, help="combinations at a time")
     parser.add_argument("--timeout", type=positive, default=240, help="seconds for each")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
@@ -55,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     if options.table is not None:
-        print(table(read(json.loads(options.table.read_text()))))
+        rows = json.loads(options.table.read_text())["rows"]
+        print(table({Combination(*(row[n] for n in Combination._fields)): row for row in rows}))
         return 0
     machine = device()
     if machine is None:
@@ -94,9 +92,7 @@ def run(combination: Combination, gpus: int, timeout: float) -> dict[str, Any]:
     """Its losses and what its pools hold, or the error."""
     ranks = 1 if combination.parallel == "none" else gpus
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}", str(_WORKER), "--parallel", combination.parallel]
-    command += ["--graphs", combination.graphs, "--allocator", combination.allocator]
-    command += ["--checkpoints"] * combination.checkpoints
+    command += [f"--nproc-per-node={ranks}", str(_WORKER), json.dumps(combination)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as torchrun:
@@ -132,13 +128,6 @@ def no_worse(found: dict[Combination, dict[str, Any]], combination: Combination)
     if combination.allocator == "stock" or stock not in found:
         return combination.allocator == "stock" or works(found, combination)
     return works(found, combination) or not works(found, stock)
-
-
-def read(report: dict[str, Any]) -> dict[Combination, dict[str, Any]]:
-    """What a report holds, as it was found."""
-    return {
-        Combination(*(row[name] for name in Combination._fields)): row for row in report["rows"]
-    }
 
 
 def table(found: dict[Combination, dict[str, Any]]) -> str:

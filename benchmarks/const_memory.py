@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _command import device, new_report, positive, write_report
-from _row import ALLOCATORS, ORDERS, Plan, Row
+from _command import add_some, device, new_parser, new_report, positive, write_report
+from _row import ALLOCATORS, ORDERS, Row
 from _team import Worker, end
 from readme_table import table
 
@@ -47,26 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--workloads",
-        nargs="+",
-        choices=(*WORKLOADS, *HELD_OUT, "held-out"),
-        default=list(WORKLOADS),
-        metavar="NAME",
-        help=f"of {', '.join((*WORKLOADS, *HELD_OUT))}; held-out: all after the first five, which "
-        "are the default",
-    )
-    parser.add_argument("--orders", nargs="+", choices=ORDERS, default=list(ORDERS))
-    parser.add_argument(
-        "--allocators",
-        nargs="+",
-        choices=ALLOCATORS,
-        default=list(ALLOCATORS),
-        help="stock is always measured: the minimum and the ratios need it",
-    )
+    parser = new_parser(__doc__)
+    names = (*WORKLOADS, *HELD_OUT)
+    said = f"of {', '.join(names)}; held-out: all after the first five, which are the default"
+    of_workloads = {"default": list(WORKLOADS), "metavar": "NAME", "help": said}
+    add_some(parser, "--workloads", (*names, "held-out"), **of_workloads)
+    add_some(parser, "--orders", ORDERS)
+    said = "stock is always measured: the minimum and the ratios need it"
+    add_some(parser, "--allocators", ALLOCATORS, help=said)
     parser.add_argument("--repeats", type=positive, default=7, help="captures of each row")
     parser.add_argument("--rounds", type=positive, default=7, help="of replays, in turn")
     parser.add_argument("--seed", type=int, default=0, help="of shuffles and inputs")
@@ -80,7 +68,6 @@ def _parser() -> argparse.ArgumentParser:
 def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> list[str]:
     """Measures each workload in each order and writes the report; returns what failed."""
     names = ["stock", *(name for name in options.allocators if name != "stock")]
-    plan = Plan(options.repeats, options.rounds, options.seed)
     names_of = {"held-out": HELD_OUT}
     asked = [name for given in options.workloads for name in names_of.get(given, (given,))]
     jobs = [(workload, order) for workload in asked for order in options.orders]
@@ -101,7 +88,7 @@ def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> li
     try:
         for workload, order in jobs:
             began = time.monotonic()
-            rows.extend(Row(workload, order, workers, plan).measure(start_following))
+            rows.extend(Row(workload, order, workers, options).measure(start_following))
             end(workers.values())
             workers, following = following, {}
             write_report(report, options.output)

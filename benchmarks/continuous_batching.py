@@ -27,23 +27,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from _command import device, positive, write_report
+from _command import add_some, device, new_parser, positive, write_report
 from _engine import REQUESTS, Row, digest, judge
 from _pools import measure_pools
 from _team import run_apart
 
-from cudagraph_pool._table import format_table
+from cudagraph_pool._table import format_table, mib
 
 BATCHINGS = ("synchronous", "asynchronous")
 ALLOCATORS = ("stock", "ours")
-_MIB = 1 << 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--batchings", nargs="+", choices=BATCHINGS, default=list(BATCHINGS))
+    parser = new_parser(__doc__)
+    add_some(parser, "--batchings", BATCHINGS)
     parser.add_argument("--prompts", type=positive, default=64)
     parser.add_argument("--tokens", type=positive, default=64, help="new ones for each prompt")
     parser.add_argument("--rounds", type=positive, default=3, help="calls that are timed")
@@ -159,8 +156,8 @@ def _table(rows: Sequence[Row]) -> str:
                 row["allocator"],
                 str(row["captures"]),
                 str(row["captures_of_ours"]),
-                f"{row['pool'] / _MIB:,.0f}",
-                f"{row['minimum'] / _MIB:,.0f}" if row["minimum"] else "-",
+                mib(row["pool"]),
+                mib(row["minimum"]) if row["minimum"] else "-",
                 f"{row['tokens_per_second']:,.0f}",
                 row["digest"],
             ]

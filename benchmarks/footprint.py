@@ -12,7 +12,6 @@ allocator, 1 if one does or fails, 2 without a GPU.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -24,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import fields
 from pathlib import Path
 
-from _command import device, positive, write_report
+from _command import add_some, device, new_parser, positive, write_report
 
 from cudagraph_pool._footprint import (
     WAYS,
@@ -38,16 +37,7 @@ from cudagraph_pool._footprint import (
     used_by,
 )
 
-MODELS = (
-    "resnet50",
-    "vit_b_16",
-    "convnext_tiny",
-    "mobilenetv3",
-    "bert",
-    "gpt2",
-    "llama",
-    "qwen2",
-)
+MODELS = "resnet50 vit_b_16 convnext_tiny mobilenetv3 bert gpt2 llama qwen2".split()
 MODES = ("inference", "training")
 Case = tuple[str, str]  # a model and a mode
 _NAMES = [", ".join(case) for case in itertools.product(MODELS, MODES)]
@@ -57,11 +47,9 @@ _DRIVER_NOISE = 4 << 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser = new_parser(__doc__)
+    add_some(parser, "--models", MODELS)
+    add_some(parser, "--modes", MODES)
     parser.add_argument("--jobs", type=positive, default=8, help="processes at a time")
     parser.add_argument(
         "--caches", type=Path, metavar="FOLDER", help="of kernels, kept for the next run"

@@ -39,7 +39,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from _command import device, positive, write_report
+from _command import add_some, device, new_parser, positive, write_report
 from _team import run_apart
 
 MODELS = ("script", "mlp", "llama", "resnet50", "gpt2")
@@ -52,10 +52,8 @@ _WARM_UPS = 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser = new_parser(__doc__)
+    add_some(parser, "--models", MODELS)
     parser.add_argument("--calls", type=positive, default=300)
     parser.add_argument("--rounds", type=positive, default=3, help="first captures of each way")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")

@@ -133,9 +133,10 @@ class HeldOut(Workload):
             self._results[key] = torch.empty_like(output)
         self._results[key].copy_(output)
         if self._keeps and output.is_cuda and torch.cuda.is_current_stream_capturing():
-            if key in self._kept:  # those of the captures before
-                self._kept.clear()
             self._kept[key] = output
+
+    def forget_captures(self) -> None:
+        self._kept.clear()
 
     def outputs(self, key: int) -> list[Tensor]:
         return [self._results[key]]

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import statistics
@@ -41,11 +42,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _command import device, positive, write_report
+from _command import device, new_parser, positive, write_report
 from _pools import measure_pools
 from _team import run_apart
 
-from cudagraph_pool._table import format_table
+from cudagraph_pool._table import format_table, mib
 
 if TYPE_CHECKING:
     import torch
@@ -53,15 +54,9 @@ if TYPE_CHECKING:
 
 WAYS = (
     ("eager", "stock"),
-    ("each", "stock"),
-    ("each", "ours"),
-    ("together", "stock"),
-    ("together", "ours"),
-    ("unnamed", "stock"),
-    ("unnamed", "ours"),
+    *itertools.product(("each", "together", "unnamed"), ("stock", "ours")),
     ("unnamed", "shared"),
 )
-_MIB = 1 << 20
 _BATCH, _LENGTH, _WIDTH, _HEADS = 4, 512, 1024, 16
 
 # From an input to the output and all gradients, that of the input first.
@@ -69,9 +64,7 @@ Step = Callable[["Tensor"], "list[Tensor]"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--layers", type=positive, default=24)
     parser.add_argument("--steps", type=positive, default=20, help="that are timed in a run")
     parser.add_argument("--rounds", type=positive, default=3, help="runs of each way")
@@ -328,19 +321,8 @@ def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    head = [
-        "captures",
-        "",
-        "graphs",
-        "pools",
-        "pool",
-        "minimum",
-        "÷ all",
-        "device",
-        "capture",
-        "step",
-    ]
-    lines = [[*head, "digest"]]
+    head = "captures,,graphs,pools,pool,minimum,÷ all,device,capture,step,digest"
+    lines = [head.split(",")]
     minimum = next(row["minimum"] for row in rows if row["allocator"] == "shared")
     for row in rows:
         lines.append(
@@ -349,10 +331,10 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
                 row["allocator"],
                 str(row["captures"]),
                 str(row["pools"]),
-                f"{row['pool'] / _MIB:,.0f}",
-                f"{row['minimum'] / _MIB:,.0f}" if row["minimum"] else "-",
+                mib(row["pool"]),
+                mib(row["minimum"]) if row["minimum"] else "-",
                 f"{row['pool'] / minimum:.3f}" if row["captures"] else "-",
-                f"{row['device'] / _MIB:,.0f}",
+                mib(row["device"]),
                 f"{row['capture_seconds']:.2f}",
                 f"{row['step_seconds'] * 1e3:.2f}",
                 row["digest"],

@@ -10,18 +10,18 @@ or, with --train, of a training step. What kernels allocate for themselves alone
 
 from __future__ import annotations
 
-import argparse
 import gc
 import gzip
 import json
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from _command import positive
+from _command import new_parser, positive
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,28 +29,16 @@ from torch.utils._pytree import tree_iter
 
 
 def _vision(name: str, **options: Any) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        import torchvision
-
-        return torchvision.models.get_model(name, **options)
-
-    return make
+    return lambda: import_module("torchvision").models.get_model(name, **options)
 
 
 def _timm(name: str) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        import timm
-
-        return timm.create_model(name)
-
-    return make
+    return lambda: import_module("timm").create_model(name)
 
 
 def _text(name: str, **config: Any) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
-        import transformers
-
-        kind = getattr(transformers, name)
+        kind = getattr(import_module("transformers"), name)
         return kind(kind.config_class(use_cache=False, **config))
 
     return make
@@ -178,9 +166,7 @@ def capture(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument(
         "models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all"
     )

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _command import device, new_report, positive, write_report
+from _command import add_some, device, new_parser, new_report, positive, write_report
 from _stream_rows import measure_row, summarise
 from _team import Team, Worker, end
 from readme_table import table
@@ -43,32 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     names = [configuration.name for configuration in CONFIGURATIONS]
-    parser.add_argument(
-        "--configurations",
-        nargs="+",
-        choices=[*names, LONG.name],
-        default=names,
-        metavar="NAME",
-        help=f"streams x operations - alloc - free; default: all of {', '.join(names)}",
-    )
+    said = f"streams x operations - alloc - free; default: all of {', '.join(names)}"
+    of_programs = {"default": names, "metavar": "NAME", "help": said}
+    add_some(parser, "--configurations", [*names, LONG.name], **of_programs)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of programs")
-    parser.add_argument(
-        "--allocators",
-        nargs="+",
-        choices=ALLOCATORS,
-        default=list(ALLOCATORS),
-        help="stock is always measured: the ratios need it",
-    )
-    parser.add_argument(
-        "--repeats",
-        type=positive,
-        default=7,
-        help="timed captures of each program; of those with 10,000 operations at most 3",
-    )
+    said = "stock is always measured: the ratios need it"
+    add_some(parser, "--allocators", ALLOCATORS, help=said)
+    said = "timed captures of each program; of those with 10,000 operations at most 3"
+    parser.add_argument("--repeats", type=positive, default=7, help=said)
     parser.add_argument("--rounds", type=positive, default=7, help="of replays, in turn")
     parser.add_argument(
         "--checks", type=positive, default=5, help="replays whose sums are compared, each program"
@@ -80,21 +64,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _team(options: argparse.Namespace, names: Sequence[str]) -> tuple[Team, list[Any]]:
-    allocators = ["stock", *(name for name in options.allocators if name != "stock")]
-    what = ["streams", *(f"{name}@{seed}" for name in names for seed in options.seeds)]
-    workers = {name: Worker(what, name, options.timeout) for name in allocators}
-    team = Team(workers)
-    team.at_once("prepare")
-    return team, list(workers.values())
-
-
 def _measure(options: argparse.Namespace, report: dict[str, Any]) -> bool:
     rows: list[dict[str, Any]] = []
     report["rows"] = rows
     programs = [(name, seed) for name in options.configurations for seed in options.seeds]
-    team, workers = _team(options, options.configurations)
+    allocators = ["stock", *(name for name in options.allocators if name != "stock")]
+    what = ["streams", *(f"{name}@{seed}" for name, seed in programs)]
+    workers = {name: Worker(what, name, options.timeout) for name in allocators}
+    team = Team(workers)
     try:
+        team.at_once("prepare")
         for key, (name, seed) in enumerate(programs):
             began = time.monotonic()
             rows.append(measure_row(team, key, name, seed, options))
@@ -102,7 +81,7 @@ def _measure(options: argparse.Namespace, report: dict[str, Any]) -> bool:
             write_report(report, options.output)
             print(f"{name} seed {seed}: {time.monotonic() - began:.1f} s", file=sys.stderr)
     finally:
-        end(workers)
+        end(workers.values())
     print("\n".join([*table(report), *report["summary"]["problems"]]))
     for name in report["summary"]["not_below_option"]:
         print(f"{name}: not below the option")

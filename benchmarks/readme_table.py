@@ -37,18 +37,10 @@ WORKLOADS = {
     "resnet50": "ResNet-50 inference, 64 sizes",
     "gpt2": "GPT-2 training step, 8 lengths",
 }
-RECORDED = {
-    "seed": "seed_asc",
-    "mlp": "mlp_asc",
-    "llama": "llama_asc",
-    "resnet50": "resnet50_asc",
-    "gpt2": "gpt2_train_asc",
-}
+RECORDED = {name: f"{name}_asc" for name in WORKLOADS} | {"gpt2": "gpt2_train_asc"}
 RUNNER_MODELS = {
+    **WORKLOADS,
     "script": "`a**2 + b*2`, 128 sizes",
-    "mlp": "gated MLP, 128 sizes",
-    "llama": "Llama-like decode, 51 sizes",
-    "resnet50": "ResNet-50 inference, 64 sizes",
     "gpt2": "GPT-2 training, 8 sizes",
 }
 ORDERS_TEXT = Path(__file__).parent / "results" / "orders.txt"

@@ -34,8 +34,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _command import device, new_report, positive, write_report
-from _exec_rows import BOUNDS, SECTIONS, WORKLOADS, Found, JobRun, Plan, jobs_of
+from _command import add_some, device, new_parser, new_report, positive, write_report
+from _exec_rows import BOUNDS, SECTIONS, WORKLOADS, Found, JobRun, jobs_of
 from _team import Team, Worker, end
 from readme_table import table
 
@@ -43,36 +43,21 @@ from readme_table import table
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
-    plan = Plan(
-        sections=options.sections,
-        bounds=options.bounds,
-        rounds=options.rounds,
-        seconds=options.seconds,
-        seed=options.seed,
-    )
-    if not jobs_of(options.workloads, plan):
+    if not jobs_of(options):
         parser.error("none of these sections measures any of these workloads with these bounds")
     machine = device()
     if machine is None:
         print("shared_execs.py: no CUDA device", file=sys.stderr)
         return 2
-    return 0 if measure(options, plan, new_report(options, machine)) else 1
+    return 0 if measure(options, new_report(options, machine)) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    sections, bounds = list(SECTIONS), list(BOUNDS)
-    parser.add_argument("--sections", nargs="+", choices=sections, default=sections)
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument(
-        "--bounds",
-        nargs="+",
-        choices=bounds,
-        default=bounds,
-        help="values of max_execs; default: all, with the pool's own default among them",
-    )
+    parser = new_parser(__doc__)
+    add_some(parser, "--sections", SECTIONS)
+    add_some(parser, "--workloads", WORKLOADS)
+    said = "values of max_execs; default: all, with the pool's own default among them"
+    add_some(parser, "--bounds", BOUNDS, help=said)
     parser.add_argument("--rounds", type=positive, default=3, help="of each decode loop, in turns")
     parser.add_argument(
         "--seconds", type=_seconds, default=0.3, help="that one decode loop takes about"
@@ -92,11 +77,11 @@ def _seconds(text: str) -> float:
     return value
 
 
-def measure(options: argparse.Namespace, plan: Plan, report: dict[str, Any]) -> bool:
+def measure(options: argparse.Namespace, report: dict[str, Any]) -> bool:
     """Measures everything, prints the tables and writes the report; returns whether all was
     measured.
     """
-    jobs = jobs_of(options.workloads, plan)
+    jobs = jobs_of(options)
     found = Found()
     workers: dict[str, Worker] = jobs[0].start(options.timeout)
     following: dict[str, Worker] = {}
@@ -108,7 +93,7 @@ def measure(options: argparse.Namespace, plan: Plan, report: dict[str, Any]) -> 
             # The following job's processes import while this one's prepare. What fails there is
             # found when they are asked again.
             beside = Team(following)
-            run = JobRun(job, Team(workers), plan, found)
+            run = JobRun(job, Team(workers), options, found)
             run.measure(partial(beside.at_once, "imported"))
             end(workers.values())
             workers, following = following, {}

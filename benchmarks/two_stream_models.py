@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -10,26 +12,59 @@ from cudagraph_pool._workloads import Workload, randomize, rms_norm
 _DTYPE = torch.bfloat16
 
 
-class _Rows(Workload):
-    """A model on some rows. The key is their number divided by 64."""
+class Rows(Workload):
+    """A model on some rows of random numbers. The key is their number divided by ``per_key``.
 
+    Args:
+        device: where.
+        row: the shape of one.
+        result: that of one of the result; as that if None.
+        dtype: of both.
+    """
+
+    per_key = 64
     keys = range(4, 33, 4)
 
-    def __init__(self, device: torch.device, width: int) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        row: Sequence[int],
+        result: Sequence[int] | None = None,
+        dtype: torch.dtype = _DTYPE,
+    ) -> None:
         self._device = device
-        rows = 64 * self.keys[-1]
-        self._input = torch.empty(rows, width, dtype=_DTYPE, device=device)
-        self._result = torch.empty_like(self._input)
+        rows = self.per_key * self.keys[-1]
+        self._input = torch.empty(rows, *row, dtype=dtype, device=device)
+        self._result = torch.empty(rows, *(result or row), dtype=dtype, device=device)
 
     def fill(self, key: int, seed: int) -> None:
         generator = torch.Generator(self._input.device).manual_seed(seed)
-        self._input[: 64 * key].normal_(generator=generator)
+        self.given(key).normal_(generator=generator)
+
+    def given(self, key: int) -> Tensor:
+        return self._input[: self.per_key * key]
 
     def outputs(self, key: int) -> list[Tensor]:
-        return [self._result[: 64 * key]]
+        return [self._result[: self.per_key * key]]
 
 
-class WeightStreaming(_Rows):
+def linears(
+    count: int,
+    inputs: int,
+    outputs: int,
+    device: torch.device | str,
+    generator: torch.Generator | None = None,
+) -> nn.ModuleList:
+    """Layers without biases; their weights are torch's own unless there is a generator."""
+    made = nn.ModuleList(
+        nn.Linear(inputs, outputs, bias=False, dtype=_DTYPE, device=device) for _ in range(count)
+    )
+    if generator is not None:
+        randomize(made, generator)
+    return made
+
+
+class WeightStreaming(Rows):
     """A feed-forward stack whose weights lie in pinned host memory. While one layer computes, the
     next one's weights are copied on a side stream, which first waits for all that computes so far:
     so no more than two layers' weights are ever needed at once.
@@ -40,7 +75,7 @@ class WeightStreaming(_Rows):
     def __init__(
         self, device: torch.device, layers: int = 8, hidden: int = 1024, intermediate: int = 4096
     ) -> None:
-        super().__init__(device, hidden)
+        super().__init__(device, (hidden,))
         self._copy = torch.cuda.Stream(device)
         generator = torch.Generator().manual_seed(0)
 
@@ -55,7 +90,7 @@ class WeightStreaming(_Rows):
     @torch.no_grad()
     def step(self, key: int) -> None:
         main = torch.cuda.current_stream(self._device)
-        x = self._input[: 64 * key]
+        x = self.given(key)
         weights = self._fetch(0, main)
         for number in range(len(self._weights)):
             main.wait_stream(self._copy)
@@ -68,7 +103,7 @@ class WeightStreaming(_Rows):
             for used in (up, down):
                 used.record_stream(main)
             del up, down, used
-        self._result[: 64 * key].copy_(x)
+        self.outputs(key)[0].copy_(x)
 
     def _fetch(self, layer: int, main: torch.cuda.Stream) -> list[Tensor]:
         self._copy.wait_stream(main)
@@ -76,7 +111,7 @@ class WeightStreaming(_Rows):
             return [weight.to(self._device, non_blocking=True) for weight in self._weights[layer]]
 
 
-class Branches(_Rows):
+class Branches(Rows):
     """Blocks of two branches, one on a side stream. What crosses from one stream to the other is
     recorded; a block's input is read by both.
     """
@@ -84,28 +119,18 @@ class Branches(_Rows):
     name = "branches"
 
     def __init__(self, device: torch.device, layers: int = 8, width: int = 1024) -> None:
-        super().__init__(device, width)
+        super().__init__(device, (width,))
         self._side = torch.cuda.Stream(device)
         generator = torch.Generator(device).manual_seed(0)
-
-        def linears(inputs: int, outputs: int) -> nn.ModuleList:
-            made = nn.ModuleList(
-                nn.Linear(inputs, outputs, bias=False, dtype=_DTYPE, device=device)
-                for _ in range(layers)
-            )
-            randomize(made, generator)
-            return made
-
-        self._wide = linears(width, 4 * width), linears(4 * width, width)
-        self._narrow = linears(width, 3 * width // 2), linears(3 * width // 2, width)
+        wide, narrow = 4 * width, 3 * width // 2
+        shapes = (width, wide), (wide, width), (width, narrow), (narrow, width)
+        self._layers = [linears(layers, *shape, device, generator) for shape in shapes]
 
     @torch.no_grad()
     def step(self, key: int) -> None:
         main = torch.cuda.current_stream(self._device)
-        x = self._input[: 64 * key]
-        for wide_in, wide_out, narrow_in, narrow_out in zip(
-            *self._wide, *self._narrow, strict=True
-        ):
+        x = self.given(key)
+        for wide_in, wide_out, narrow_in, narrow_out in zip(*self._layers, strict=True):
             self._side.wait_stream(main)
             with torch.cuda.stream(self._side):
                 beside = narrow_out(nn.functional.silu(narrow_in(x)).square())
@@ -115,4 +140,4 @@ class Branches(_Rows):
             x = rms_norm(x + straight + beside)
             beside.record_stream(main)
             del straight, beside
-        self._result[: 64 * key].copy_(x)
+        self.outputs(key)[0].copy_(x)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _command import device, new_report, positive, write_report
+from _command import add_some, device, new_parser, new_report, positive, write_report
 from _row import ORDERS
 from const_memory import measure_workloads
 from readme_table import table
@@ -42,20 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--models", dest="workloads", nargs="+", choices=MODELS, default=list(MODELS)
-    )
-    parser.add_argument(
-        "--allocators",
-        nargs="+",
-        choices=ALLOCATORS,
-        default=list(ALLOCATORS),
-        help="stock is always measured: the minimum and the ratios need it",
-    )
-    parser.add_argument("--orders", nargs="+", choices=ORDERS, default=["asc"], help="of sizes")
+    parser = new_parser(__doc__)
+    add_some(parser, "--models", MODELS, dest="workloads")
+    said = "stock is always measured: the minimum and the ratios need it"
+    add_some(parser, "--allocators", ALLOCATORS, help=said)
+    add_some(parser, "--orders", ORDERS, default=["asc"], help="of sizes")
     parser.add_argument("--repeats", type=positive, default=5, help="captures of each row")
     parser.add_argument("--rounds", type=positive, default=7, help="of replays, in turn")
     parser.add_argument("--seed", type=int, default=0, help="of shuffles and inputs")

@@ -36,7 +36,7 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from _command import device, positive, write_report
+from _command import add_some, device, new_parser, number, positive, write_report
 from _engine import REQUESTS, Row, judge
 from _team import WorkerError, median, median_ratio, ratio, run_apart
 
@@ -84,16 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name, choices in (
-        ("models", MODELS),
-        ("modes", MODES),
-        ("allocators", tuple(REQUESTS)),
-        ("all-reduces", ALL_REDUCES),
-    ):
-        parser.add_argument(f"--{name}", nargs="+", choices=choices, default=list(choices))
+    parser = new_parser(__doc__)
+    add_some(parser, "--models", MODELS)
+    add_some(parser, "--modes", MODES)
+    add_some(parser, "--allocators", REQUESTS)
+    add_some(parser, "--all-reduces", ALL_REDUCES)
     parser.add_argument("--parallel", nargs="+", type=positive, default=[1], help="GPUs of a run")
     parser.add_argument("--rounds", type=positive, default=5, help="processes of each row")
     parser.add_argument("--calls", type=positive, default=5, help="that a process times")
@@ -129,13 +124,13 @@ def _rows_of(path: Path, settings: Row) -> list[Row]:
 
 def _runs(options: argparse.Namespace) -> Iterator[Row]:
     """Those of a comparison in turn, each second time in the opposite order."""
-    for number, model, parallel, mode in itertools.product(
+    for turn, model, parallel, mode in itertools.product(
         range(options.rounds), options.models, options.parallel, options.modes
     ):
         all_reduces = options.all_reduces if parallel > 1 else ["custom"]
         compared = list(itertools.product(all_reduces, options.allocators))
-        for all_reduce, allocator in reversed(compared) if number % 2 else compared:
-            which = (model, parallel, mode, all_reduce, allocator, number)
+        for all_reduce, allocator in reversed(compared) if turn % 2 else compared:
+            which = (model, parallel, mode, all_reduce, allocator, turn)
             yield dict(zip(KEY, which, strict=True))
 
 
@@ -177,18 +172,18 @@ def table(rows: Sequence[Row]) -> str:
         cells.append(
             [
                 *(str(first[key]) for key in (*GROUP, "allocator")),
-                _number(_of(own, "captures"), ".0f"),
-                _number(_of(own, "captures_of_ours"), ".0f"),
-                _number(_of(own, "pool"), ",.0f", _MIB),
-                _number(ratio(_of(own, "pool"), _of(ours, "minimum")), ".3f"),
-                _number(_of(own, "device"), ",.0f", _MIB),
+                number(_of(own, "captures"), 1, ".0f"),
+                number(_of(own, "captures_of_ours"), 1, ".0f"),
+                number(_of(own, "pool"), _MIB, ",.0f"),
+                number(ratio(_of(own, "pool"), _of(ours, "minimum")), 1, ".3f"),
+                number(_of(own, "device"), _MIB, ",.0f"),
                 _beside(own, stock, "device"),
-                _number(_of(own, "estimate"), ",.0f", _MIB),
-                _number(_of(own, "kv_tokens"), ",.0f"),
+                number(_of(own, "estimate"), _MIB, ",.0f"),
+                number(_of(own, "kv_tokens"), 1, ",.0f"),
                 _beside(own, stock, "kv_tokens"),
-                _number(_of(own, "capture_seconds"), ".2f"),
+                number(_of(own, "capture_seconds"), 1, ".2f"),
                 _beside(own, stock, "capture_seconds"),
-                _number(_of(own, "tokens_per_second"), ",.0f"),
+                number(_of(own, "tokens_per_second"), 1, ",.0f"),
                 _beside(own, stock, "tokens_per_second"),
                 first["digest"],
             ]
@@ -204,11 +199,7 @@ def _beside(own: Sequence[Row], stock: Sequence[Row], key: str) -> str:
     """By round: what was measured one after the other drifts alike."""
     of_stock = {row["round"]: row[key] for row in stock}
     pairs = [(row[key], of_stock[row["round"]]) for row in own if row["round"] in of_stock]
-    return _number(median_ratio([a for a, _ in pairs], [b for _, b in pairs]), ".3f")
-
-
-def _number(value: float | None, form: str, scale: float = 1) -> str:
-    return "-" if value is None else f"{value * scale:{form}}"
+    return number(median_ratio([a for a, _ in pairs], [b for _, b in pairs]), 1, ".3f")
 
 
 if __name__ == "__main__":

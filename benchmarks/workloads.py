@@ -7,11 +7,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from held_out import KEPT, MODELS, HeldOut
 from torch import Tensor, nn
-from two_stream_models import Branches, WeightStreaming
+from two_stream_models import Branches, Rows, WeightStreaming, linears
 
 from cudagraph_pool._workloads import (
     DecoderShape,
@@ -22,61 +23,46 @@ from cudagraph_pool._workloads import (
     rms_norm,
 )
 
+if TYPE_CHECKING:
+    from transformers import GPT2Config
+
 # The batch sizes that vLLM captures by default.
 VLLM_BATCH_SIZES = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]
 
 
-class GatedMlp(Workload):
-    """A gated feed-forward stack with norms, at 16 to 2048 rows: the key is the number of rows
-    divided by 16.
-    """
+class GatedMlp(Rows):
+    """A gated feed-forward stack with norms, at 16 to 2048 rows."""
 
     name = "mlp"
+    per_key = 16
     keys = range(1, 129)
 
     def __init__(
         self, device: torch.device, layers: int = 4, hidden: int = 4096, intermediate: int = 11008
     ) -> None:
-        rows = 16 * self.keys[-1]
         generator = torch.Generator(device).manual_seed(0)
-
-        def linears(inputs: int, outputs: int) -> nn.ModuleList:
-            made = nn.ModuleList(
-                nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16, device=device)
-                for _ in range(layers)
-            )
-            randomize(made, generator)
-            return made
-
-        self._gate = linears(hidden, intermediate)
-        self._up = linears(hidden, intermediate)
-        self._down = linears(intermediate, hidden)
-        self._input = torch.empty(rows, hidden, dtype=torch.bfloat16, device=device)
-        self._result = torch.empty_like(self._input)
-
-    def fill(self, key: int, seed: int) -> None:
-        generator = torch.Generator(self._input.device).manual_seed(seed)
-        self._input[: 16 * key].normal_(generator=generator)
+        self._gate = linears(layers, hidden, intermediate, device, generator)
+        self._up = linears(layers, hidden, intermediate, device, generator)
+        self._down = linears(layers, intermediate, hidden, device, generator)
+        super().__init__(device, (hidden,))
 
     @torch.no_grad()
     def step(self, key: int) -> None:
-        x = self._input[: 16 * key]
+        x = self.given(key)
         for gate_of, up_of, down_of in zip(self._gate, self._up, self._down, strict=True):
             gate = nn.functional.silu(gate_of(x), inplace=True)
             h = up_of(x).mul_(gate)
             del gate
             x = x + down_of(h)
             x = rms_norm(x)
-        self._result[: 16 * key].copy_(x)
-
-    def outputs(self, key: int) -> list[Tensor]:
-        return [self._result[: 16 * key]]
+        self.outputs(key)[0].copy_(x)
 
 
-class ResNet50(Workload):
+class ResNet50(Rows):
     """torchvision's ResNet-50, inference in float16."""
 
     name = "resnet50"
+    per_key = 1
     keys = range(1, 65)
 
     def __init__(self, device: torch.device) -> None:
@@ -85,20 +71,25 @@ class ResNet50(Workload):
         torch.manual_seed(0)
         with torch.device(device):
             self._model = resnet50(weights=None).half().eval()
-        images = self.keys[-1]
-        self._images = torch.empty(images, 3, 224, 224, dtype=torch.float16, device=device)
-        self._logits = torch.empty(images, 1000, dtype=torch.float16, device=device)
-
-    def fill(self, key: int, seed: int) -> None:
-        generator = torch.Generator(self._images.device).manual_seed(seed)
-        self._images[:key].normal_(generator=generator)
+        super().__init__(device, (3, 224, 224), result=(1000,), dtype=torch.float16)
 
     @torch.no_grad()
     def step(self, key: int) -> None:
-        self._logits[:key].copy_(self._model(self._images[:key]))
+        self.outputs(key)[0].copy_(self._model(self.given(key)))
 
-    def outputs(self, key: int) -> list[Tensor]:
-        return [self._logits[:key]]
+
+def gpt2_config(layers: int = 6) -> GPT2Config:
+    """Of a GPT-2 that is trained: without what is random."""
+    from transformers import GPT2Config
+
+    return GPT2Config(
+        n_layer=layers,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
 
 
 class Gpt2Training(Workload):
@@ -112,7 +103,7 @@ class Gpt2Training(Workload):
     keys = range(64, 513, 64)
 
     def __init__(self, device: torch.device, layers: int = 6, batch: int = 8) -> None:
-        from transformers import GPT2Config, GPT2LMHeadModel
+        from transformers import GPT2LMHeadModel
 
         # Attention's default backward adds up in whatever order its blocks finish. What is to be
         # compared bit for bit must not. Filling fresh memory, which this mode does besides, would
@@ -122,14 +113,7 @@ class Gpt2Training(Workload):
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False
         torch.manual_seed(0)
-        config = GPT2Config(
-            n_layer=layers,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            resid_pdrop=0.0,
-            use_cache=False,
-            attn_implementation="sdpa",
-        )
+        config = gpt2_config(layers)
         with torch.device(device):
             self._model = GPT2LMHeadModel(config).train()
         self._batch = batch

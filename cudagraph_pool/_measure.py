@@ -169,6 +169,7 @@ class Captures:
         """Drops all graphs and gives the pool's memory back."""
         torch.cuda.synchronize(self._device)
         self._graphs.clear()
+        self.workload.forget_captures()
         self._pool = None
         gc.collect()
         torch.cuda.empty_cache()

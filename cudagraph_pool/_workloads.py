@@ -43,6 +43,10 @@ class Workload(abc.ABC):
     def outputs(self, key: int) -> list[Tensor]:
         """What :meth:`step` wrote."""
 
+    def forget_captures(self) -> None:
+        """Lets go of what the steps that were captured so far have left in the pool."""
+        return
+
     def clear(self, key: int) -> None:
         """Makes the outputs such that a step that does nothing is found out."""
         for output in self.outputs(key):

@@ -122,14 +122,8 @@ def has_header(name: str) -> bool:
 
 
 def compiles(source: str) -> bool:
-    command = [os.environ.get("CXX") or "c++", "-std=c++20", "-x", "c++", "-fsyntax-only", "-"]
-    try:
-        return (
-            subprocess.run(command, input=source.encode(), stderr=subprocess.DEVNULL).returncode
-            == 0
-        )
-    except OSError:
-        return False
+    options = ["-std=c++20", "-x", "c++", "-fsyntax-only", "-"]
+    return succeeds(os.environ.get("CXX") or "c++", *options, given=source)
 
 
 def apt_install(*packages: str) -> None:
@@ -160,12 +154,11 @@ def use_newer_python() -> None:
     sys.exit("dev.py: Python 3.11 or newer is needed; this is {}.{}".format(*sys.version_info[:2]))
 
 
-def succeeds(*command: str) -> bool:
+def succeeds(*command: str, given: str = "") -> bool:
+    nowhere = subprocess.DEVNULL
     try:
-        return (
-            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
-            == 0
-        )
+        done = subprocess.run(command, input=given.encode(), stdout=nowhere, stderr=nowhere)
+        return done.returncode == 0
     except OSError:
         return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -162,10 +163,31 @@ def test_orders() -> None:
     assert shuffled != _row.order_keys(many, "shuffled", 2)
 
 
-def test_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
-    monkeypatch.setattr(const_memory, "device", lambda: None)
-    assert const_memory.main(["--output", str(tmp_path / "x.json")]) == 2
-    assert "no CUDA device" in capsys.readouterr().err
+NEED_A_GPU = (
+    "combinations const_memory continuous_batching footprint graph_runner layer_graphs "
+    "multi_stream shared_execs two_streams"
+).split()
+
+
+@pytest.mark.parametrize("name", NEED_A_GPU)
+def test_needs_a_gpu(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+) -> None:
+    script = importlib.import_module(name)
+    monkeypatch.setattr(script, "device", lambda: None)
+    assert script.main(["--output", str(tmp_path / "x.json")]) == 2
+    assert f"{name}.py: no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("multi_stream", "8x10000-a0.3-f0.3"), ("two_streams", "streaming,branches")],
+)
+def test_help(name: str, words: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        importlib.import_module(name).main(["--help"])
+    assert caught.value.code == 0
+    assert words in capsys.readouterr().out
 
 
 @dataclass

@@ -163,19 +163,6 @@ def test_wrong_arguments(arguments: list[str], tmp_path: Path, capsys: Capture) 
     assert caught.value.code == 2
 
 
-def test_help(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as caught:
-        multi_stream.main(["--help"])
-    assert caught.value.code == 0
-    assert "8x10000-a0.3-f0.3" in capsys.readouterr().out
-
-
-def test_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
-    monkeypatch.setattr(multi_stream, "device", lambda: None)
-    assert multi_stream.main(["--output", str(tmp_path / "x.json")]) == 2
-    assert "no CUDA device" in capsys.readouterr().err
-
-
 def test_the_long_program_has_100_000_nodes() -> None:
     program = generate(LONG, 0)
     assert 100_000 < program.nodes < 103_000

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
 import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import _exec_rows
-import _team
 import pytest
 import readme_table
 import shared_execs
-from _exec_rows import BOUNDS, Found, Job, Plan, jobs_of
+from _exec_rows import BOUNDS, Found, Job, jobs_of
 from _exec_schedules import PERIODS, SCHEDULES, Schedule, every, load, schedule, steps_for
+from fake_team import faked
 
 Capture = pytest.CaptureFixture[str]
 
@@ -60,24 +62,19 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the benchmark with fake workers; returns its exit code, its report and what each worker
     was asked.
     """
-    worker = tmp_path / "_worker.py"
-    worker.write_text(FAKE_WORKER)
+    measured = faked(shared_execs, FAKE_WORKER, tmp_path, monkeypatch)
     log = tmp_path / "log"
     log.mkdir()
-    monkeypatch.setattr(_team, "WORKER", worker)
-    monkeypatch.setattr(shared_execs, "device", lambda: {"gpu": "a GPU", "torch": "2.11"})
     monkeypatch.setenv("LOG", str(log))
     monkeypatch.setenv("ORDER", str(tmp_path / "order"))
 
     def run(trouble: str, *arguments: str) -> tuple[int, dict[str, Any], dict[str, list[Any]]]:
-        monkeypatch.setenv("TROUBLE", trouble)
-        output = tmp_path / "results.json"
-        code = shared_execs.main(["--output", str(output), *arguments])
+        code, report = measured(trouble, *arguments)
         asked = {
             path.name: [json.loads(line) for line in path.read_text().splitlines()]
             for path in log.iterdir()
         }
-        return code, json.loads(output.read_text()), asked
+        return code, report, asked
 
     return run
 
@@ -189,17 +186,19 @@ def test_a_process_that_fails_beside_another_job_is_told(measure: Any) -> None:
     assert "ended with code 1" in error["error"]
 
 
-def plan(sections: list[str], bounds: list[str]) -> Plan:
-    return Plan(sections, bounds, rounds=1, seconds=1, seed=0)
-
-
 def test_jobs_start_only_who_is_measured() -> None:
-    everything = jobs_of(_exec_rows.WORKLOADS, plan(list(_exec_rows.SECTIONS), list(BOUNDS)))
+    def jobs(
+        workloads: Sequence[str], sections: Collection[str], bounds: Sequence[str]
+    ) -> list[Job]:
+        asked = {"workloads": workloads, "sections": sections, "bounds": bounds}
+        return jobs_of(argparse.Namespace(**asked))
+
+    everything = jobs(_exec_rows.WORKLOADS, _exec_rows.SECTIONS, BOUNDS)
     assert [job.workload for job in everything] == list(_exec_rows.WORKLOADS)
     assert [job.sections for job in everything if job.workload == "mlp"] == [("memory",)]
-    (job,) = jobs_of(["llama"], plan(["decode"], ["2", "none", "1"]))
+    (job,) = jobs(["llama"], ["decode"], ["2", "none", "1"])
     assert job == Job("llama", ("decode",), ("stock", "none", "1", "2"))
-    assert jobs_of(["mlp"], plan(["decode"], list(BOUNDS))) == []
+    assert jobs(["mlp"], ["decode"], BOUNDS) == []
 
 
 @pytest.mark.parametrize(
@@ -220,17 +219,13 @@ def test_wrong_arguments(arguments: list[str], tmp_path: Path) -> None:
     assert raised.value.code == 2
 
 
-def test_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(shared_execs, "device", lambda: None)
-    assert shared_execs.main(["--output", str(tmp_path / "o.json")]) == 2
-    assert "no CUDA device" in capsys.readouterr().err
-
-
 def test_times_of_sections_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Found()
-    monkeypatch.setattr(time, "monotonic", lambda: 10.0)
-    found.spent("memory", 7.0)
-    found.spent("memory", 9.0)
+    clock = iter([7.0, 10.0, 19.0, 20.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    for _ in range(2):
+        with found.timed("memory"):
+            pass
     assert found.seconds == {"memory": 4.0}
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 import pytest
 from _exec_rows import BOUNDS
-
-if TYPE_CHECKING:
-    pass
 
 torch = pytest.importorskip("torch")
 captures_of = importlib.import_module("_exec_captures")

@@ -53,16 +53,3 @@ def test_above_is_found_by_workload_and_order(option: int) -> None:
         for allocator, reserved in zip(("stock", "option", "ours"), of, strict=True)
     ]
     assert two_streams.above(rows) == ["w asc"] * (option < 5) + ["w desc"]
-
-
-def test_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
-    monkeypatch.setattr(two_streams, "device", lambda: None)
-    assert two_streams.main(["--output", str(tmp_path / "x.json")]) == 2
-    assert "no CUDA device" in capsys.readouterr().err
-
-
-def test_help(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as caught:
-        two_streams.main(["--help"])
-    assert caught.value.code == 0
-    assert "streaming,branches" in capsys.readouterr().out

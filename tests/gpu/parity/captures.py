@@ -1,9 +1,40 @@
-"""Whose the captures of a test are."""
+"""Captures of buffers, and whose the captures of a test are."""
 
 from __future__ import annotations
 
-from ..work import adapter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..work import adapter, torch
 from .conftest import Side
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MIB = 1 << 20
+SIZES = (1, 3000, 100_000, 3 * MIB, 20 * MIB + 17)
+
+
+def capture(function: Callable[[], Any], pool: Any = None) -> tuple[Any, Any]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        outputs = function()
+    return graph, outputs
+
+
+def buffers(sizes: Sequence[int] = SIZES) -> list[Tensor]:
+    return [torch.zeros(size, dtype=torch.uint8, device="cuda") for size in sizes]
+
+
+def buffers_in_holes() -> list[Tensor]:
+    """The last lies in the holes between the others, at addresses of its own."""
+    held = buffers([4 * MIB] * 8)
+    del held[1::2]
+    return held + buffers([16 * MIB])
+
+
+def assert_whose(side: Side) -> None:
+    assert bool(adapter.pool_ids(torch.cuda.current_device())) == (side == "ours")
 
 
 class Expect:

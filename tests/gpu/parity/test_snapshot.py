@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 import cudagraph_pool as cgp
 
 from ..work import adapter, capture_all, torch
+from .captures import assert_whose, buffers, buffers_in_holes, capture
 from .conftest import Side
 from .memory import mapped_pages
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MIB = 1 << 20
-SIZES = [1, 3000, 100_000, 3 * MIB, 20 * MIB + 17]
 MAPPING = {"segment_alloc", "segment_map"}
 UNMAPPING = {"segment_free", "segment_unmap"}
 
@@ -45,30 +45,8 @@ def record(**options: Any) -> None:
     )
 
 
-def capture(function: Callable[[], Any], pool: Any = None) -> tuple[Any, Any]:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        outputs = function()
-    return graph, outputs
-
-
-def buffers(sizes: Sequence[int] = SIZES) -> list[Tensor]:
-    return [torch.zeros(size, dtype=torch.uint8, device="cuda") for size in sizes]
-
-
-def buffers_in_holes() -> list[Tensor]:
-    """The last lies in the holes between the others, at addresses of its own."""
-    held = buffers([4 * MIB] * 8)
-    del held[1::2]
-    return held + buffers([16 * MIB])
-
-
 def let_go(tensors: list[Tensor]) -> None:
     tensors.clear()
-
-
-def assert_whose(side: Side) -> None:
-    assert bool(adapter.pool_ids(torch.cuda.current_device())) == (side == "ours")
 
 
 def trace() -> list[dict[str, Any]]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from ..work import adapter, capture_all, fresh, torch
+from .captures import assert_whose, buffers, buffers_in_holes, capture
 from .conftest import Side
 from .memory import mapped_pages
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MIB = 1 << 20
 BYTES = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes")
@@ -40,28 +38,6 @@ def anchor(warm: None) -> Iterator[None]:
     graph, _ = capture(lambda: torch.ones(1, device="cuda"))
     yield
     del graph
-
-
-def capture(function: Callable[[], Any], pool: Any = None) -> tuple[Any, Any]:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        outputs = function()
-    return graph, outputs
-
-
-def buffers(sizes: Sequence[int]) -> list[Tensor]:
-    return [torch.zeros(size, dtype=torch.uint8, device="cuda") for size in sizes]
-
-
-def buffers_in_holes() -> list[Tensor]:
-    """The last lies in the holes between the others, at addresses of its own."""
-    held = buffers([4 * MIB] * 8)
-    del held[1::2]
-    return held + buffers([16 * MIB])
-
-
-def assert_whose(side: Side) -> None:
-    assert bool(adapter.pool_ids(torch.cuda.current_device())) == (side == "ours")
 
 
 def change(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
