@@ -37,7 +37,9 @@ void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   if (kind == ScopeKind::kCapture) ReserveMore(s.captures, 1);
   s.memory.BeginScope(kind, may_ask_device);
   s.stats.scope_peak_bytes = s.stats.allocated_bytes;
-  s.at_scope_begin = Stats();
+  s.reserved_before = reserved_bytes();
+  s.capture = {.live_before_bytes = s.stats.allocated_bytes,
+               .first_allocation = s.stats.allocations};
   if (kind == ScopeKind::kCapture) s.placer.BeginCapture();
 }
 
@@ -48,12 +50,10 @@ void Pool::EndScope(bool may_ask_device) {
   s.memory.EndScope(may_ask_device);
   if (capture) {
     if (s.captures.size() == kMaxCaptures) s.captures.erase(s.captures.begin());
-    const PoolStats& before = s.at_scope_begin;
-    s.captures.push_back({.added_bytes = reserved_bytes() - before.reserved_bytes,
-                          .live_before_bytes = before.allocated_bytes,
-                          .peak_bytes = s.stats.scope_peak_bytes,
-                          .first_allocation = before.allocations,
-                          .allocations = s.stats.allocations - before.allocations});
+    s.capture.added_bytes = reserved_bytes() - s.reserved_before;
+    s.capture.peak_bytes = s.stats.scope_peak_bytes;
+    s.capture.allocations = s.stats.allocations - s.capture.first_allocation;
+    s.captures.push_back(s.capture);
   }
   if (predicts) s.placer.EndCapture();
 }

@@ -57,7 +57,8 @@ struct Pool::State {
   std::shared_ptr<RangeTable::Shrinking> shrinking;  // what is prepared
   PoolStats stats;                                   // what Stats() does not derive
   std::vector<CaptureStats> captures;                // in a capture scope, with room for one more
-  PoolStats at_scope_begin;
+  uint64_t reserved_before = 0;                      // when the scope began
+  CaptureStats capture;                              // of the scope, what is known so far
   // Its address is the pool's identity, of which checkpoints keep a weak reference.
   std::shared_ptr<const char> identity = std::make_shared<const char>();
   std::shared_ptr<const char> next_identity;  // what it is after the GiveBack() that is prepared
