@@ -7,7 +7,7 @@
 namespace cgp {
 namespace {
 
-using Kind = Step::Kind;
+using enum Step::Kind;
 
 // Makes up one program.
 class Author {
@@ -22,33 +22,33 @@ class Author {
     most_live_ = uint64_t{3} << dice_.Below(4);
     small_ = dice_.Below(4);
     const auto up_to = [this](unsigned most) { return 1 + unsigned(dice_.Below(most)); };
-    weights_[Kind::kAllocate] = 19 + up_to(30);
-    weights_[Kind::kFree] = 9 + up_to(30);
-    weights_[Kind::kRead] = 4 + up_to(30);
-    weights_[Kind::kWrite] = 5 + dice_.Some(20);
-    weights_[Kind::kReadUnsaid] = dice_.Some(15);
-    weights_[Kind::kWriteUnsaid] = dice_.Some(10);
-    weights_[Kind::kUse] = dice_.Some(5);
-    weights_[Kind::kLaunch] = dice_.Some(20);
-    weights_[Kind::kLaunchEarly] = dice_.OneIn(4) ? up_to(5) : 0;
-    weights_[Kind::kRecord] = 2 + up_to(20);
-    weights_[Kind::kWait] = 2 + up_to(20);
-    weights_[Kind::kWaitEarly] = dice_.OneIn(6) ? up_to(3) : 0;
+    weights_[kAllocate] = 19 + up_to(30);
+    weights_[kFree] = 9 + up_to(30);
+    weights_[kRead] = 4 + up_to(30);
+    weights_[kWrite] = 5 + dice_.Some(20);
+    weights_[kReadUnsaid] = dice_.Some(15);
+    weights_[kWriteUnsaid] = dice_.Some(10);
+    weights_[kUse] = dice_.Some(5);
+    weights_[kLaunch] = dice_.Some(20);
+    weights_[kLaunchEarly] = dice_.OneIn(4) ? up_to(5) : 0;
+    weights_[kRecord] = 2 + up_to(20);
+    weights_[kWait] = 2 + up_to(20);
+    weights_[kWaitEarly] = dice_.OneIn(6) ? up_to(3) : 0;
     const bool bodies = dice_.OneIn(4);
-    weights_[Kind::kBeginOwn] = bodies ? up_to(3) : 0;
-    weights_[Kind::kEndOwn] = bodies ? up_to(3) : 0;
-    weights_[Kind::kInvalidate] = dice_.OneIn(12) ? 1 : 0;
-    weights_[Kind::kProgress] = dice_.Some(3);
-    weights_[Kind::kNextGraph] = dice_.OneIn(2) ? up_to(3) : 0;
+    weights_[kBeginOwn] = bodies ? up_to(3) : 0;
+    weights_[kEndOwn] = bodies ? up_to(3) : 0;
+    weights_[kInvalidate] = dice_.OneIn(12) ? 1 : 0;
+    weights_[kProgress] = dice_.Some(3);
+    weights_[kNextGraph] = dice_.OneIn(2) ? up_to(3) : 0;
   }
 
   Steps Write() {
-    Add(Kind::kBeginCapture, 0);
+    Add(kBeginCapture, 0);
     const uint64_t length = (uint64_t{20} << dice_.Below(5)) + dice_.Below(40);
     // A block that is never touched nor freed, so that the pool is a large one.
     if (large_) {
       const uint64_t pages = 240 + dice_.Below(800);
-      Add(Kind::kAllocate, Stream(), ++last_item_, setup_.page_bytes * pages);
+      Add(kAllocate, Stream(), ++last_item_, setup_.page_bytes * pages);
     }
     // Whoever is to be given exactly what it may have shows up early.
     for (uint64_t stream = 0; setup_.forked && stream < setup_.streams; ++stream) Allocate(stream);
@@ -60,7 +60,7 @@ class Author {
 
  private:
   uint64_t Stream() { return dice_.Below(setup_.streams); }
-  void Add(Kind kind, uint64_t stream, uint64_t item = 0, uint64_t amount = 0) {
+  void Add(Step::Kind kind, uint64_t stream, uint64_t item = 0, uint64_t amount = 0) {
     steps_.push_back({kind, stream, item, amount});
   }
   uint64_t Live() {
@@ -80,51 +80,37 @@ class Author {
   }
 
   void Allocate(uint64_t stream) {
-    Add(Kind::kAllocate, stream, ++last_item_, Bytes());
+    Add(kAllocate, stream, ++last_item_, Bytes());
     live_.push_back(last_item_);
     // Mostly there is something to be lost.
-    if (!dice_.OneIn(5)) Add(Kind::kWrite, stream, last_item_);
+    if (!dice_.OneIn(5)) Add(kWrite, stream, last_item_);
   }
 
-  void AddSome(Kind kind) {
-    switch (kind) {
-      case Kind::kAllocate:
-        if (live_.size() < most_live_) Allocate(Stream());
-        break;
-      case Kind::kFree:
-        if (live_.empty()) break;
-        Add(kind, 0, Live());
-        std::erase(live_, steps_.back().item);
-        break;
-      case Kind::kRead:
-      case Kind::kWrite:
-      case Kind::kReadUnsaid:
-      case Kind::kWriteUnsaid:
-      case Kind::kUse: {
-        if (live_.empty()) break;
-        // Used, but not touched, also by the stream that is never captured.
-        const uint64_t stream = dice_.Below(setup_.streams + (kind == Kind::kUse ? 1 : 0));
-        Add(kind, stream, Live());
-        break;
-      }
-      case Kind::kRecord:
-        Add(kind, Stream(), ++last_event_);
-        break;
-      case Kind::kWait:
-      case Kind::kWaitEarly: {
-        if (last_event_ == 0) break;
-        const uint64_t stream = Stream();
-        // Mostly for a new one; sometimes for one of long ago.
-        Add(kind, stream,
-            dice_.OneIn(4) ? 1 + dice_.Below(last_event_)
-                           : last_event_ - dice_.Below(std::min<uint64_t>(last_event_, 3)));
-        break;
-      }
-      case Kind::kProgress:
-        Add(kind, Stream(), 0, 1);
-        break;
-      default:
-        Add(kind, Stream());
+  void AddSome(Step::Kind kind) {
+    const bool uses = kind == kRead || kind == kWrite || kind == kReadUnsaid ||
+                      kind == kWriteUnsaid || kind == kUse;
+    if (kind == kAllocate) {
+      if (live_.size() < most_live_) Allocate(Stream());
+    } else if (kind == kFree) {
+      if (live_.empty()) return;
+      Add(kind, 0, Live());
+      std::erase(live_, steps_.back().item);
+    } else if (uses) {
+      if (live_.empty()) return;
+      // Used, but not touched, also by the stream that is never captured.
+      const uint64_t stream = dice_.Below(setup_.streams + (kind == kUse ? 1 : 0));
+      Add(kind, stream, Live());
+    } else if (kind == kWait || kind == kWaitEarly) {
+      if (last_event_ == 0) return;
+      const uint64_t stream = Stream();
+      // Mostly for a new one; sometimes for one of long ago.
+      Add(kind, stream,
+          dice_.OneIn(4) ? 1 + dice_.Below(last_event_)
+                         : last_event_ - dice_.Below(std::min<uint64_t>(last_event_, 3)));
+    } else if (kind == kRecord) {
+      Add(kind, Stream(), ++last_event_);
+    } else {
+      Add(kind, Stream(), 0, kind == kProgress ? 1 : 0);
     }
   }
 
@@ -135,9 +121,9 @@ class Author {
     const uint64_t items = std::max(last_item_, last_event_);
     for (uint64_t time = 1, scale = 1; time < 4; ++time) {
       scale = dice_.OneIn(3) ? 1 : 2 * scale;
-      Add(Kind::kNextGraph, 0);
+      Add(kNextGraph, 0);
       for (Step step : once) {
-        if (step.kind == Kind::kBeginCapture) continue;
+        if (step.kind == kBeginCapture) continue;
         step.item += time * items;
         if (step.amount > setup_.page_bytes / 4) step.amount *= scale;
         steps_.push_back(step);

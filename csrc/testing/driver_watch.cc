@@ -30,7 +30,7 @@ uint64_t DriverWatch::Submit(StreamId stream, std::function<void()> action) {
 DriverWatch::Count DriverWatch::Of(StreamId stream) const {
   const std::lock_guard lock(mutex_);
   const auto it = streams_.find(stream);
-  return it == streams_.end() ? Count{} : Count{it->second.submitted, it->second.done};
+  return it == streams_.end() ? Count{} : Count{it->second};
 }
 
 DriverWatch::Mark DriverWatch::TakeMark() const {

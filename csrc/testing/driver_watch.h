@@ -105,9 +105,11 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
     int peers = 0;
     uint64_t made_by = 0;  // the number of the Map() call
   };
-  struct Stream {
+  struct Count {
     uint64_t submitted = 0;
-    uint64_t done = 0;  // done + pending.size() == submitted
+    uint64_t done = 0;
+  };
+  struct Stream : Count {  // done + pending.size() == submitted
     std::deque<std::function<void()>> pending;
     Mark waited;  // what its last work comes after
   };
@@ -117,10 +119,6 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
     const std::lock_guard lock(mutex_);
     return member;
   }
-  struct Count {
-    uint64_t submitted = 0;
-    uint64_t done = 0;
-  };
   Count Of(StreamId stream) const;
   void Expect(bool condition, const std::string& rule);
   // Makes the call, which takes back what the Map() call number `map` first made use of possible (0: none did), and notes

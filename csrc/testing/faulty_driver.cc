@@ -19,22 +19,7 @@ void FaultyDriver::Arm(const Fault& fault) {
   fault_ = fault;
   calls_.clear();
   counted_ = 0;
-  failures_ = 0;
-}
-
-std::vector<DriverCall> FaultyDriver::calls() const {
-  const std::lock_guard lock(mutex_);
-  return calls_;
-}
-
-uint64_t FaultyDriver::call_count() const {
-  const std::lock_guard lock(mutex_);
-  return calls_.size();
-}
-
-uint64_t FaultyDriver::failures() const {
-  const std::lock_guard lock(mutex_);
-  return failures_;
+  failed_.clear();
 }
 
 std::monostate FaultyDriver::Around(DriverCall call, uint64_t bytes) {
@@ -46,7 +31,7 @@ std::monostate FaultyDriver::Around(DriverCall call, uint64_t bytes) {
   const bool fails =
       fault_.for_good ? counted_ >= fault_.call_number : counted_ == fault_.call_number;
   if (!fails) return {};
-  ++failures_;
+  failed_.push_back(call);
   throw DriverError(fault_.status, Name(call), Code(fault_.status), Symbol(fault_.status), bytes,
                     device(), "made to fail as call " + std::to_string(counted_));
 }

@@ -38,23 +38,28 @@ class FaultyDriver final : public ForwardingDriver<FaultyDriver> {
   void Meanwhile(std::function<void(DriverCall)> happens) { meanwhile_ = std::move(happens); }
 
   // The calls since the last Arm() or Disarm(), failed ones included, in order.
-  std::vector<DriverCall> calls() const;
-  uint64_t call_count() const;
-  // How many of them were made to fail.
-  uint64_t failures() const;
+  std::vector<DriverCall> calls() const { return Locked(calls_); }
+  uint64_t call_count() const { return calls().size(); }
+  // Those of them that were made to fail.
+  std::vector<DriverCall> failed() const { return Locked(failed_); }
+  uint64_t failures() const { return failed().size(); }
 
   // Records the call, and throws if it is one to fail.
   std::monostate Around(DriverCall call, uint64_t bytes);
 
  private:
   static constexpr Fault kNoFault{.call_number = 0};
+  std::vector<DriverCall> Locked(const std::vector<DriverCall>& member) const {
+    const std::lock_guard lock(mutex_);
+    return member;
+  }
 
   std::function<void(DriverCall)> meanwhile_ = [](DriverCall) {};
   mutable std::mutex mutex_;
   Fault fault_ = kNoFault;
   std::vector<DriverCall> calls_;
   uint64_t counted_ = 0;  // of the kind that the fault counts
-  uint64_t failures_ = 0;
+  std::vector<DriverCall> failed_;
 };
 
 }  // namespace cgp

@@ -6,14 +6,9 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "testing/text.h"
 
 namespace cgp {
-namespace {
-
-using Kind = Step::Kind;
-
-}  // namespace
+using enum Step::Kind;
 
 std::string ToString(const FuzzSetup& setup) {
   return Text("FuzzSetup{.granularity_bytes = ", setup.granularity_bytes,
@@ -25,6 +20,21 @@ std::string ToString(const FuzzSetup& setup) {
               ", .seed = ", setup.seed, "U, .forked = ", setup.forked,
               ", .threads = ", setup.threads, "}");
 }
+
+namespace {
+
+// Empty if the judge has none.
+template <typename Judging>
+std::string ComplaintOf(const Judging& judge) {
+  try {
+    judge();
+    return {};
+  } catch (const Complaint& complaint) {
+    return complaint.text;
+  }
+}
+
+}  // namespace
 
 FuzzSession::FuzzSession(const FuzzSetup& setup, World* shared, uint64_t number)
     : setup_(setup),
@@ -42,88 +52,69 @@ FuzzSession::FuzzSession(const FuzzSetup& setup, World* shared, uint64_t number)
 std::string FuzzSession::Run(const Step& step) {
   ++steps_;
   last_failed_ = false;
-  std::string complaint = Do(step);
-  if (complaint.empty() && setup_.streams > 0) complaint = CompareFrontiers();
-  if (complaint.empty() && own_world_) complaint = CompareStats();
-  if (complaint.empty() && own_world_ && steps_ % setup_.inspect_every == 0) complaint = Inspect();
-  if (complaint.empty()) complaint = FirstViolation();
-  return complaint;
+  return ComplaintOf([&] {
+    Do(step);
+    if (setup_.streams > 0) CompareFrontiers();
+    if (own_world_) CompareStats();
+    if (own_world_ && steps_ % setup_.inspect_every == 0) Inspect();
+    JudgeDriver();
+  });
 }
 
-std::string FuzzSession::Do(const Step& step) {
+void FuzzSession::Do(const Step& step) {
   const PoolId id = IdOf(step.pool);
+  const Step::Kind kind = step.kind;
   if (setup_.streams > 0 && step.stream >= setup_.streams &&
-      (step.kind != Kind::kUse || step.stream > setup_.streams)) {
-    return {};
+      (kind != kUse || step.stream > setup_.streams)) {
+    return;
   }
-  switch (step.kind) {
-    case Kind::kAllocate:
-      return Allocate(step);
-    case Kind::kFree:
-      return Free(step.item);
-    case Kind::kFreeInside:
-      return FreeInside(step.item);
-    case Kind::kFreeWild:
-      return model_.LiveAt(step.amount) == nullptr ? RefusesAddress(step.amount) : "";
-    case Kind::kUse:
-      return RecordUse(step);
-    case Kind::kBeginCapture:
-      return Begin(id, ScopeKind::kCapture);
-    case Kind::kBeginEager:
-      return Begin(id, ScopeKind::kEager);
-    case Kind::kEnd:
-      return End(id);
-    case Kind::kRetain:
-      return Mirror(
-          true, [&] { set_.Retain(id); }, [&] { model_.Retain(id); });
-    case Kind::kRelease:
-      return Mirror(
-          model_.UseCount(id) > 0, [&] { set_.Release(id); }, [&] { model_.Release(id); });
-    case Kind::kReplay:
-      Replay(id, StreamId{step.stream});
-      return {};
-    case Kind::kTrim:
-      return Trim();
-    case Kind::kCheckpoint:
-      return Checkpoint(id, step.item);
-    case Kind::kRestore:
-      return Restore(id, step.item);
-    case Kind::kProgress:
-      watch_.Progress(StreamOf(step.stream, id), step.amount);
-      if (setup_.streams > 0) watch_.Progress(StreamOf(setup_.streams, id), step.amount);
-      asked_.clear();
-      return {};
-    case Kind::kPeer:
-      return EnablePeer(static_cast<int>(step.item));
-    case Kind::kFail:
-      fault_ = step.fault;
-      faulty_.Arm(fault_);
-      armed_ = true;
-      return {};
-    case Kind::kFailAllocation:
-      allocation_fault_ = step.fault;
-      return {};
-    case Kind::kMend:
-      Mend();
-      return {};
-    case Kind::kInspect:
-      return Inspect();
-    default:
-      return setup_.streams > 0 ? DoInGraph(step) : "";
+  if (kind == kAllocate) return Allocate(step);
+  if (kind == kFree) return Free(step.item);
+  if (kind == kFreeInside) return FreeInside(step.item);
+  if (kind == kUse) return RecordUse(step);
+  if (kind == kBeginCapture) return Begin(id, ScopeKind::kCapture);
+  if (kind == kBeginEager) return Begin(id, ScopeKind::kEager);
+  if (kind == kEnd) return End(id);
+  if (kind == kReplay) return Replay(id, StreamId{step.stream});
+  if (kind == kTrim) return Trim();
+  if (kind == kCheckpoint) return Checkpoint(id, step.item);
+  if (kind == kRestore) return Restore(id, step.item);
+  if (kind == kPeer) return EnablePeer(static_cast<int>(step.item));
+  if (kind == kMend) return Mend();
+  if (kind == kInspect) return Inspect();
+  if (kind == kRetain) {
+    Mirror(
+        true, [&] { set_.Retain(id); }, [&] { model_.Retain(id); });
+  } else if (kind == kRelease) {
+    Mirror(
+        model_.UseCount(id) > 0, [&] { set_.Release(id); }, [&] { model_.Release(id); });
+  } else if (kind == kFreeWild) {
+    if (model_.LiveAt(step.amount) == nullptr) RefusesAddress(step.amount);
+  } else if (kind == kProgress) {
+    watch_.Progress(StreamOf(step.stream, id), step.amount);
+    if (setup_.streams > 0) watch_.Progress(StreamOf(setup_.streams, id), step.amount);
+    asked_.clear();
+  } else if (kind == kFail) {
+    fault_ = step.fault;
+    faulty_.Arm(fault_);
+    armed_ = true;
+  } else if (kind == kFailAllocation) {
+    allocation_fault_ = step.fault;
+  } else if (setup_.streams > 0 && captures_.contains(graph_pool_)) {
+    DoInGraph(step);
   }
 }
 
-std::string FuzzSession::FirstViolation() const {
-  if (foreign_) return Text("a kernel found foreign data in block b", *foreign_);
+void FuzzSession::JudgeDriver() const {
+  if (foreign_) Complain("a kernel found foreign data in block b", *foreign_);
   for (const std::string& violation : watch_.violations()) {
     // Where an undo failed, a mapping may stand for good; its addresses cannot be given back then.
     if (leaky_ && violation.find("mappings are in") != std::string::npos) continue;
-    return "driver.h is broken: " + violation;
+    Complain("driver.h is broken: " + violation);
   }
-  return {};
 }
 
-void FuzzSession::Make(const std::function<void()>& call, std::optional<FaultKind> kind) {
+void FuzzSession::Make(const Action& call, std::optional<FaultKind> kind) {
   if (const auto fault = std::exchange(allocation_fault_, std::nullopt)) {
     const AllocationFault failing(fault->call_number, fault->for_good);
     return call();
@@ -132,12 +123,10 @@ void FuzzSession::Make(const std::function<void()>& call, std::optional<FaultKin
   world_.FailEach(*kind, call);
 }
 
-FuzzSession::Result FuzzSession::Call(const std::function<void()>& call,
-                                      std::optional<FaultKind> kind) {
+FuzzSession::Result FuzzSession::Call(const Action& call, std::optional<FaultKind> kind) {
   Result result;
   const bool no_heap = allocation_fault_.has_value();
   const uint64_t failures_before = faulty_.failures();
-  const uint64_t calls_before = faulty_.call_count();
   const auto failed = [&](Outcome outcome, const std::exception& error) {
     result = {.outcome = outcome, .text = error.what()};
   };
@@ -154,11 +143,16 @@ FuzzSession::Result FuzzSession::Call(const std::function<void()>& call,
   } catch (const std::exception& error) {
     failed(Outcome::kBug, error);
   }
-  const uint64_t failures = faulty_.failures() - failures_before;
+  const std::vector<DriverCall> failed_calls = faulty_.failed();
+  const uint64_t failures = failed_calls.size() - failures_before;
   result.fault_fired = armed_ && failures > 0;
   last_failed_ = result.outcome != Outcome::kDone;
   driver_failures_ += failures;
-  if (failures > 0 && CleaningUpFailed(calls_before)) leaky_ = true;
+  // What had to give something back and failed.
+  for (uint64_t i = failures_before; i < failed_calls.size(); ++i) {
+    leaky_ |= failed_calls[i] == DriverCall::kUnmap || failed_calls[i] == DriverCall::kRelease ||
+              failed_calls[i] == DriverCall::kFreeAddresses;
+  }
   if (result.fault_fired && !fault_.for_good) {
     armed_ = false;
     faulty_.Disarm();
@@ -166,65 +160,44 @@ FuzzSession::Result FuzzSession::Call(const std::function<void()>& call,
   return result;
 }
 
-// Whether one of the calls after the first so many since the fault was armed gave something back,
-// and failed.
-bool FuzzSession::CleaningUpFailed(uint64_t calls_before) const {
-  const std::vector<DriverCall> calls = faulty_.calls();
-  uint64_t counted = 0;
-  for (size_t i = 0; i < calls.size(); ++i) {
-    if (fault_.only && *fault_.only != calls[i]) continue;
-    ++counted;
-    const bool failed =
-        fault_.for_good ? counted >= fault_.call_number : counted == fault_.call_number;
-    if (i >= calls_before && failed &&
-        (calls[i] == DriverCall::kUnmap || calls[i] == DriverCall::kRelease ||
-         calls[i] == DriverCall::kFreeAddresses)) {
-      return true;
-    }
-  }
-  return false;
-}
-
 World::Books FuzzSession::TakeBooks(bool allowed) const {
   return armed_ || allocation_fault_ || !allowed ? world_.TakeBooks() : World::Books{};
 }
 
-std::string FuzzSession::JudgeFailure(const Result& result, bool allowed,
-                                      const World::Books& before) {
-  if (result.outcome == Outcome::kBug) return "unexpected exception: " + result.text;
+void FuzzSession::JudgeFailure(const Result& result, bool allowed, const World::Books& before) {
+  if (result.outcome == Outcome::kBug) Complain("unexpected exception: " + result.text);
   if (result.outcome == Outcome::kDone) {
-    if (!allowed) return "bad input was taken";
-    return result.fault_fired ? "a driver error was swallowed" : "";
+    if (!allowed) Complain("bad input was taken");
+    if (result.fault_fired) Complain("a driver error was swallowed");
+    return;
   }
-  if (result.outcome == Outcome::kUsageError && allowed) return "refused: " + result.text;
+  if (result.outcome == Outcome::kUsageError && allowed) Complain("refused: " + result.text);
   if (result.outcome != Outcome::kUsageError && result.outcome != Outcome::kNoHeap &&
       !result.fault_fired) {
-    return "failed without a cause: " + result.text;
+    Complain("failed without a cause: " + result.text);
   }
   if (result.outcome == Outcome::kNoHeap) set_.Check();
   const World::Books after = world_.TakeBooks();
-  if (before.set == after.set && (leaky_ || before.driver == after.driver)) return {};
-  return Text("a call that failed (", result.text, ") changed the state from\n", ToString(before),
-              "to\n", ToString(after));
+  if (before.set == after.set && (leaky_ || before.driver == after.driver)) return;
+  Complain("a call that failed (", result.text, ") changed the state from\n", ToString(before),
+           "to\n", ToString(after));
 }
 
-std::string FuzzSession::Mirror(bool allowed, const std::function<void()>& call,
-                                const std::function<void()>& then) {
+void FuzzSession::Mirror(bool allowed, const Action& call, const Action& then) {
   const World::Books before = TakeBooks(allowed);
   const Result result = Call(call, SomeFault());
   if (result.outcome == Outcome::kDone && allowed) then();
-  return JudgeFailure(result, allowed, before);
+  JudgeFailure(result, allowed, before);
 }
 
-std::string FuzzSession::MirrorOf(uint64_t label, const std::function<void()>& call,
-                                  const std::function<void()>& then) {
+void FuzzSession::MirrorOf(uint64_t label, const Action& call, const Action& then) {
   if (!IsOthers(label)) return Mirror(true, call, then);
   std::string complaint;
-  std::thread([&] { complaint = Mirror(true, call, then); }).join();
-  return complaint;
+  std::thread([&] { complaint = ComplaintOf([&] { Mirror(true, call, then); }); }).join();
+  Judge(complaint);
 }
 
-std::string FuzzSession::Begin(PoolId id, ScopeKind kind) {
+void FuzzSession::Begin(PoolId id, ScopeKind kind) {
   const bool may_mark = watch_.MayQuiesce();
   return Mirror(
       !model_.OpenScope(id).has_value(), [&] { set_.BeginScope(id, kind); },
@@ -236,7 +209,7 @@ std::string FuzzSession::Begin(PoolId id, ScopeKind kind) {
       });
 }
 
-std::string FuzzSession::End(PoolId id) {
+void FuzzSession::End(PoolId id) {
   // As torch does it: the capture ends first, then the scope.
   if (const auto captures = captures_.extract(id)) {
     for (const CaptureId capture : captures.mapped()) {
@@ -261,15 +234,15 @@ void FuzzSession::Replay(PoolId id, StreamId stream) {
   model_.Replay(id, stream);
 }
 
-std::string FuzzSession::Allocate(const Step& step) {
-  if (step.item == 0 || addresses_.contains(step.item)) return {};
+void FuzzSession::Allocate(const Step& step) {
+  if (step.item == 0 || addresses_.contains(step.item)) return;
   const PoolId id = IdOf(step.pool);
-  if (CaptureIsOver(id)) return {};
+  if (CaptureIsOver(id)) return;
   const StreamId stream = StreamOf(step.stream, id);
   const bool allowed = model_.OpenScope(id).has_value() && step.amount > 0;
   std::optional<CaptureId> in;  // else the pool asks the driver
   if (setup_.streams > 0) {
-    if (!allowed || (!Capturing(stream) && !Join(stream))) return {};
+    if (!allowed || (!Capturing(stream) && !Join(stream))) return;
     in = Captured(stream) ? dag_.At(stream).capture : kNoCapture;
     for (const StreamId user : std::exchange(unseen_, {})) model_.See(id, user);
     model_.See(id, stream);
@@ -313,33 +286,31 @@ std::string FuzzSession::Allocate(const Step& step) {
     const bool given_up =
         (need.planned || need.beyond > 0) && fault_.status != DriverStatus::kFailed;
     if (asked_again || given_up || unmaps) result.fault_fired = false;
-    std::string complaint = allowed ? Placed(step, block, need) : "";
-    if (!complaint.empty()) return complaint;
+    if (allowed) Placed(step, block, need);
   }
   // An eager scope unmaps what is stale first, whether or not there is a place for the block then.
   return JudgeFailure(result, allowed, unmaps ? world_.TakeBooks() : before);
 }
 
-std::string FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::Need& need) {
+void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::Need& need) {
   const PoolId id = IdOf(step.pool);
   const StreamId stream = StreamOf(step.stream, id);
   const uint64_t rounded = Granules::FromBytesRoundedUp(step.amount).bytes();
   if (block.bytes != rounded || block.requested_bytes != step.amount || block.stream != stream) {
-    return Text("block of ", block.bytes, " for ", block.requested_bytes, " bytes on stream ",
-                static_cast<uint64_t>(block.stream), ", expected ", rounded);
+    Complain("block of ", block.bytes, " for ", block.requested_bytes, " bytes on stream ",
+             static_cast<uint64_t>(block.stream), ", expected ", rounded);
   }
   const uint64_t pages_before = model_.Pages(id);
   const std::vector<PhysicalPiece> pieces = set_.Pieces(block.address);
   const uint64_t whole_pages = model_.WholePagesOf(id, pieces, stream);
   // The model before the books, since it says why bytes may not be taken.
   const uint64_t pages = set_.Stats(id).pages;
-  std::string complaint = model_.Place(step.item, id, block, pieces, pages);
-  if (complaint.empty()) complaint = JudgePieces(id, block, pieces);
-  if (!complaint.empty()) return complaint;
+  Judge(model_.Place(step.item, id, block, pieces, pages));
+  JudgePieces(id, block, pieces);
   const uint64_t new_pages = pages - pages_before;
   if (new_pages > 0 && rounded < setup_.page_bytes) ++growths_judged_;
   if (new_pages > need.most_new()) {
-    return Text("asked the driver for ", new_pages, " pages where ", need.most_new(), " do");
+    Complain("asked the driver for ", new_pages, " pages where ", need.most_new(), " do");
   }
   // One more saves mappings; two would not. (A capture may repeat what an earlier one did, and so take more.)
   // A page amid a handle of several is no edge that could hold the remainder, whatever is free of it: where
@@ -350,7 +321,7 @@ std::string FuzzSession::Placed(const Step& step, const Block& block, const Pool
       one_page_handles ? need.ideal : (rounded + setup_.page_bytes - 1) / setup_.page_bytes;
   const bool judged = model_.OpenScope(id) == ScopeKind::kEager && asked_.contains(id);
   if (judged && whole_pages > ideal + 1) {
-    return Text("took ", whole_pages, " whole pages where ", ideal, " do");
+    Complain("took ", whole_pages, " whole pages where ", ideal, " do");
   }
   addresses_[step.item] = block.address;
   live_labels_.push_back(step.item);
@@ -368,7 +339,6 @@ std::string FuzzSession::Placed(const Step& step, const Block& block, const Pool
     Launch(stream, std::nullopt);
     Fill(live);
   }
-  return {};
 }
 
 const PoolModel::LiveBlock* FuzzSession::LiveOf(uint64_t label) const {
@@ -378,21 +348,21 @@ const PoolModel::LiveBlock* FuzzSession::LiveOf(uint64_t label) const {
   return live == nullptr || live->label != label ? nullptr : live;
 }
 
-std::string FuzzSession::Free(uint64_t label) {
+void FuzzSession::Free(uint64_t label) {
   const auto it = addresses_.find(label);
-  if (it == addresses_.end()) return {};
+  if (it == addresses_.end()) return;
   const Address address = it->second;
   if (LiveOf(label) == nullptr) {
     // If another block starts there by now, that would be its free.
-    return model_.LiveAt(address) == nullptr ? RefusesAddress(address) : "";
+    if (model_.LiveAt(address) == nullptr) RefusesAddress(address);
+    return;
   }
   const PoolModel::LiveBlock live = *model_.LiveAt(address);
-  if (CaptureIsOver(live.pool)) return {};
-  std::string complaint = Read(live);
-  if (!complaint.empty()) return complaint;
+  if (CaptureIsOver(live.pool)) return;
+  Read(live);
   CaptureId in = kNoCapture;
   if (setup_.streams > 0) {
-    if (!ReadyToFree(label)) return {};
+    if (!ReadyToFree(label)) return;
     in = tensors_.extract(label).mapped().capture;
   }
   return MirrorOf(
@@ -405,33 +375,30 @@ std::string FuzzSession::Free(uint64_t label) {
 }
 
 // pre: no live block starts there.
-std::string FuzzSession::RefusesAddress(Address address) {
+void FuzzSession::RefusesAddress(Address address) {
   const auto nothing = [] {};
-  std::string complaint = Mirror(
+  Mirror(
       false, [&] { set_.Free(address); }, nothing);
-  if (!complaint.empty()) return complaint;
-  complaint = Mirror(
+  Mirror(
       false, [&] { set_.RecordUse(address, StreamId{0}); }, nothing);
-  if (!complaint.empty()) return complaint;
   const PoolModel::LiveBlock* holder = model_.Holding(address);
-  if (set_.Find(address).has_value() != (holder != nullptr)) return "Find() finds a wild address";
-  return set_.PoolOf(address) ? "PoolOf() takes a wild address" : "";
+  if (set_.Find(address).has_value() != (holder != nullptr))
+    Complain("Find() finds a wild address");
+  if (set_.PoolOf(address)) Complain("PoolOf() takes a wild address");
 }
 
-std::string FuzzSession::FreeInside(uint64_t label) {
+void FuzzSession::FreeInside(uint64_t label) {
   const PoolModel::LiveBlock* const live = LiveOf(label);
-  if (live == nullptr) return {};
+  if (live == nullptr) return;
   for (const uint64_t inside : {uint64_t{1}, uint64_t{512}, live->block.bytes - 1}) {
     if (inside >= live->block.bytes) continue;
-    std::string complaint = RefusesAddress(live->block.address + inside);
-    if (!complaint.empty()) return complaint;
+    RefusesAddress(live->block.address + inside);
   }
-  return {};
 }
 
-std::string FuzzSession::RecordUse(const Step& step) {
+void FuzzSession::RecordUse(const Step& step) {
   const PoolModel::LiveBlock* const live = LiveOf(step.item);
-  if (live == nullptr || CaptureIsOver(live->pool)) return {};
+  if (live == nullptr || CaptureIsOver(live->pool)) return;
   const Address address = live->block.address;
   const StreamId stream = StreamOf(step.stream, live->pool);
   const bool by_another = stream != live->block.stream;
@@ -460,11 +427,11 @@ std::string FuzzSession::RecordUse(const Step& step) {
       });
 }
 
-std::string FuzzSession::EnablePeer(int peer) {
-  const std::string complaint = Mirror(
+void FuzzSession::EnablePeer(int peer) {
+  Mirror(
       true, [&] { set_.EnablePeer(peer); }, [] {});
   peers_settled_ = !last_failed_;
-  return complaint.empty() ? ComparePeers() : complaint;
+  ComparePeers();
 }
 
 void FuzzSession::Mend() {
@@ -473,44 +440,47 @@ void FuzzSession::Mend() {
   allocation_fault_.reset();
 }
 
-std::string FuzzSession::RunLast(const Steps& steps) {
+void FuzzSession::RunLast(const Steps& steps) {
   for (const Step& step : steps) {
-    std::string complaint = Run(step);
-    if (!complaint.empty()) return complaint + " (at the end, " + ToString(step) + ")";
+    const std::string complaint = Run(step);
+    if (!complaint.empty()) Complain(complaint, " (at the end, ", ToString(step), ")");
   }
-  return {};
 }
 
 std::string FuzzSession::Finish() {
-  Steps ends = {{Kind::kMend}};
+  return ComplaintOf([this] { Close(); });
+}
+
+void FuzzSession::Close() {
+  Steps ends = {{kMend}};
   for (const PoolId id : model_.ids()) {
-    if (model_.OpenScope(id)) ends.push_back({.kind = Kind::kEnd, .pool = id.first});
+    if (model_.OpenScope(id)) ends.push_back({.kind = kEnd, .pool = id.first});
   }
-  std::string complaint = RunLast(ends);
-  if (complaint.empty()) complaint = Execute();
+  RunLast(ends);
+  Execute();
   Steps rest;
   if (setup_.tidy_end) {
-    for (const uint64_t label : live_labels_) rest.push_back({.kind = Kind::kFree, .item = label});
+    for (const uint64_t label : live_labels_) rest.push_back({.kind = kFree, .item = label});
     for (const PoolId id : model_.ids()) {
       rest.insert(rest.end(), static_cast<size_t>(model_.UseCount(id)),
-                  {.kind = Kind::kRelease, .pool = id.first});
+                  {.kind = kRelease, .pool = id.first});
     }
-    if (own_world_) rest.push_back({Kind::kTrim});
+    if (own_world_) rest.push_back({kTrim});
   }
-  if (own_world_) rest.push_back({Kind::kInspect});
-  if (complaint.empty()) complaint = RunLast(rest);
-  if (!complaint.empty() || !own_world_) return complaint;
-  if (setup_.tidy_end && !set_.ids().empty()) return "pools are left after everything was released";
+  if (own_world_) rest.push_back({kInspect});
+  RunLast(rest);
+  if (!own_world_) return;
+  if (setup_.tidy_end && !set_.ids().empty())
+    Complain("pools are left after everything was released");
   watch_.Quiesce();
   world_.set.reset();
-  if (std::string violation = FirstViolation(); !violation.empty()) return violation;
-  if (leaky_ && !setup_.tidy_end) return {};
+  JudgeDriver();
+  if (leaky_ && !setup_.tidy_end) return;
   const HostUsage left = host_.usage();
   if (left.handles + left.mappings + left.reservations + watch_.events() != 0) {
-    return Text("left behind: ", left.handles, " handles, ", left.mappings, " mappings, ",
-                left.reservations, " reservations, ", watch_.events(), " events");
+    Complain("left behind: ", left.handles, " handles, ", left.mappings, " mappings, ",
+             left.reservations, " reservations, ", watch_.events(), " events");
   }
-  return {};
 }
 
 }  // namespace cgp

@@ -17,6 +17,7 @@
 #include "testing/capture_dag.h"
 #include "testing/pool_model.h"
 #include "testing/step.h"
+#include "testing/text.h"
 #include "testing/world.h"
 
 namespace cgp {
@@ -42,6 +43,18 @@ struct FuzzSetup {
 };
 
 std::string ToString(const FuzzSetup& setup);
+
+// What is wrong. It is thrown, and no std::exception, which is what the set throws.
+struct Complaint {
+  std::string text;
+};
+template <typename... Parts>
+[[noreturn]] void Complain(const Parts&... parts) {
+  throw Complaint{Text(parts...)};
+}
+inline void Judge(const std::string& complaint) {
+  if (!complaint.empty()) Complain(complaint);
+}
 
 class FuzzSession {
  public:
@@ -98,31 +111,31 @@ class FuzzSession {
     bool alone = true;  // it touches no block of another's, and no other one of its
   };
 
-  std::string Do(const Step& step);
-  std::string Begin(PoolId id, ScopeKind kind);
-  std::string End(PoolId id);
+  void Do(const Step& step);
+  void Begin(PoolId id, ScopeKind kind);
+  void End(PoolId id);
   void Replay(PoolId id, StreamId stream);
-  std::string Allocate(const Step& step);
-  std::string Placed(const Step& step, const Block& block, const PoolModel::Need& need);
-  std::string Free(uint64_t label);
-  std::string FreeInside(uint64_t label);
-  std::string RefusesAddress(Address address);
-  std::string RecordUse(const Step& step);
-  std::string Checkpoint(PoolId id, uint64_t number);
-  std::string Restore(PoolId id, uint64_t number);
-  std::string Restored(PoolId id, const PoolModel::Checkpoint& checkpoint,
-                       const RestoreDelta& delta);
-  std::string Trim();
-  std::string EnablePeer(int peer);
+  void Allocate(const Step& step);
+  void Placed(const Step& step, const Block& block, const PoolModel::Need& need);
+  void Free(uint64_t label);
+  void FreeInside(uint64_t label);
+  void RefusesAddress(Address address);
+  void RecordUse(const Step& step);
+  void Checkpoint(PoolId id, uint64_t number);
+  void Restore(PoolId id, uint64_t number);
+  void Restored(PoolId id, const PoolModel::Checkpoint& checkpoint, const RestoreDelta& delta);
+  void Trim();
+  void EnablePeer(int peer);
   void Mend();
 
-  std::string RunLast(const Steps& steps);
+  void Close();
+  void RunLast(const Steps& steps);
   void BeginGraph();
   void EndGraph();
-  std::string DoInGraph(const Step& step);
-  std::string Execute();
+  void DoInGraph(const Step& step);
+  void Execute();
   bool ReadyToFree(uint64_t label);
-  std::string Touch(const Step& step, bool writes, bool said);
+  void Touch(const Step& step, bool writes, bool said);
   void BeginOwn(StreamId stream);
   void EndOwn(StreamId stream);
   void Invalidate(StreamId stream);
@@ -140,44 +153,41 @@ class FuzzSession {
   void Settle(StreamId stream);
   Frontier ToHost(const CaptureDag::Point& point) const;
   // Whether the host driver tells of the streams what the program did.
-  std::string CompareFrontiers();
+  void CompareFrontiers();
   // Another thread mirrors what frees or uses this block, if it is one of those.
   bool IsOthers(uint64_t label) const { return setup_.threads && label % 2 == 1; }
-  std::string MirrorOf(uint64_t label, const std::function<void()>& call,
-                       const std::function<void()>& then);
+  void MirrorOf(uint64_t label, const Action& call, const Action& then);
 
   PoolId IdOf(uint64_t pool) const { return {pool, 7 + number_}; }
   FaultKind SomeFault() const {
     return steps_ % 2 == 0 ? FaultKind::kDriverCall : FaultKind::kAllocation;
   }
   // Makes the call, with whatever is to fail.
-  void Make(const std::function<void()>& call, std::optional<FaultKind> kind);
-  Result Call(const std::function<void()>& call, std::optional<FaultKind> kind);
-  bool CleaningUpFailed(uint64_t calls_before) const;
+  void Make(const Action& call, std::optional<FaultKind> kind);
+  Result Call(const Action& call, std::optional<FaultKind> kind);
   // Runs `call`, which must succeed iff `allowed` (else throw UsageError), and `then` when it did.
-  std::string Mirror(bool allowed, const std::function<void()>& call,
-                     const std::function<void()>& then);
+  void Mirror(bool allowed, const Action& call, const Action& then);
   // Those before a call, if they will be looked at.
   World::Books TakeBooks(bool allowed) const;
-  std::string JudgeFailure(const Result& result, bool allowed, const World::Books& before);
+  void JudgeFailure(const Result& result, bool allowed, const World::Books& before);
 
-  std::string JudgePieces(PoolId id, const Block& block, const std::vector<PhysicalPiece>& pieces);
+  void JudgePieces(PoolId id, const Block& block, const std::vector<PhysicalPiece>& pieces);
   bool StaysForRemains(PoolId id) const;
   const PoolModel::LiveBlock* LiveOf(uint64_t label) const;
-  std::string FirstViolation() const;
-  std::string CompareStats();
-  std::string CompareUsage(const PoolStats& sum);
-  std::string CompareSnapshot(PoolId id);
-  std::string ComparePeers();
-  std::string Inspect();
-  std::string Shrunk();
-  std::string SpareHandles();
+  void JudgeDriver() const;
+  void CompareStats();
+  void CompareUsage(const PoolStats& sum);
+  void CompareSnapshot(PoolId id);
+  void ComparePeers();
+  void Inspect();
+  void Shrunk();
+  void SpareHandles();
 
   void Submit(const PoolModel::LiveBlock& live, StreamId stream, bool writes,
               const DriverWatch::Mark& behind);
   void Fill(const PoolModel::LiveBlock& live);
   void Refill(const PoolModel::LiveBlock& live);
-  std::string Read(const PoolModel::LiveBlock& live);
+  void Read(const PoolModel::LiveBlock& live);
   StreamId StreamOf(uint64_t stream, PoolId pool) const;
   void BeginCapture(PoolId pool);
   bool CaptureIsOver(PoolId pool) const;

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "testing/fuzz_session.h"
-#include "testing/text.h"
 
 namespace cgp {
 namespace {
@@ -14,31 +13,22 @@ namespace {
 struct Figure {
   const char* name;
   uint64_t PoolStats::*value;
+  bool modelled = true;  // the model says it too, of each pool
+  bool summed = true;    // the total is the sum over the pools
 };
-// What the model says too, of each pool.
-constexpr Figure kModelled[] = {{"pages", &PoolStats::pages},
-                                {"page_bytes", &PoolStats::page_bytes},
-                                {"reserved", &PoolStats::reserved_bytes},
-                                {"allocated", &PoolStats::allocated_bytes},
-                                {"requested", &PoolStats::requested_bytes},
-                                {"live blocks", &PoolStats::live_blocks},
-                                {"peak reserved", &PoolStats::peak_reserved_bytes},
-                                {"peak allocated", &PoolStats::peak_allocated_bytes},
-                                {"peak in the scope", &PoolStats::scope_peak_bytes},
-                                {"allocations", &PoolStats::allocations},
-                                {"frees", &PoolStats::frees}};
-// What is the sum over the pools.
-constexpr uint64_t PoolStats::*kSummed[] = {&PoolStats::pages,
-                                            &PoolStats::reserved_bytes,
-                                            &PoolStats::allocated_bytes,
-                                            &PoolStats::requested_bytes,
-                                            &PoolStats::live_blocks,
-                                            &PoolStats::ranges,
-                                            &PoolStats::page_mappings,
-                                            &PoolStats::peak_reserved_bytes,
-                                            &PoolStats::peak_allocated_bytes,
-                                            &PoolStats::allocations,
-                                            &PoolStats::frees};
+constexpr Figure kFigures[] = {{"pages", &PoolStats::pages},
+                               {"page_bytes", &PoolStats::page_bytes, true, false},
+                               {"reserved", &PoolStats::reserved_bytes},
+                               {"allocated", &PoolStats::allocated_bytes},
+                               {"requested", &PoolStats::requested_bytes},
+                               {"live blocks", &PoolStats::live_blocks},
+                               {"ranges", &PoolStats::ranges, false},
+                               {"page mappings", &PoolStats::page_mappings, false},
+                               {"peak reserved", &PoolStats::peak_reserved_bytes},
+                               {"peak allocated", &PoolStats::peak_allocated_bytes},
+                               {"peak in the scope", &PoolStats::scope_peak_bytes, true, false},
+                               {"allocations", &PoolStats::allocations},
+                               {"frees", &PoolStats::frees}};
 
 bool SamePieces(const std::vector<PhysicalPiece>& a, const std::vector<PhysicalPiece>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
@@ -48,66 +38,64 @@ bool SamePieces(const std::vector<PhysicalPiece>& a, const std::vector<PhysicalP
 
 }  // namespace
 
-std::string FuzzSession::CompareStats() {
+void FuzzSession::CompareStats() {
   const std::vector<PoolId> ids = set_.ids();
   const std::vector<PoolId> expected = model_.ids();
-  if (!std::ranges::includes(ids, expected)) return "other pools exist than expected";
+  if (!std::ranges::includes(ids, expected)) Complain("other pools exist than expected");
   PoolStats sum;
   for (const PoolId id : ids) {
     const PoolStats stats = set_.Stats(id);
     if (!std::ranges::binary_search(expected, id)) {
       // It stays for what could not be undone, until that can be given back.
       const bool empty = stats.pages == 0 && stats.live_blocks == 0 && set_.UseCount(id) == 0;
-      if (!leaky_ || !empty) return "other pools exist than expected";
+      if (!leaky_ || !empty) Complain("other pools exist than expected");
     } else {
       const PoolStats modelled = model_.Stats(id);
-      for (const auto& [name, value] : kModelled) {
-        if (stats.*value == modelled.*value) continue;
-        return Text(ToString(id), " says ", stats.*value, " ", name, ", expected ",
-                    modelled.*value);
+      for (const auto& [name, value, is_modelled, summed] : kFigures) {
+        if (!is_modelled || stats.*value == modelled.*value) continue;
+        Complain(ToString(id), " says ", stats.*value, " ", name, ", expected ", modelled.*value);
       }
     }
-    if (set_.UseCount(id) != model_.UseCount(id)) return ToString(id) + ": wrong use count";
-    for (const auto value : kSummed) sum.*value += stats.*value;
+    if (set_.UseCount(id) != model_.UseCount(id)) Complain(ToString(id) + ": wrong use count");
+    for (const Figure& one : kFigures) sum.*one.value += stats.*one.value;
   }
   const PoolStats total = set_.TotalStats();
-  const auto differs = [&](auto value) { return total.*value != sum.*value; };
-  if (std::ranges::any_of(kSummed, differs)) return "the total is not the sum of the pools";
-  if (std::string complaint = CompareUsage(sum); !complaint.empty()) return complaint;
+  for (const Figure& one : kFigures) {
+    if (one.summed && total.*one.value != sum.*one.value)
+      Complain("the total is not the sum of the pools");
+  }
+  CompareUsage(sum);
   const PoolModel::Trimmable trimmable = model_.TrimmableBytes();
   if (set_.TrimmableBytes() < trimmable.least || set_.TrimmableBytes() > trimmable.most) {
-    return "wrong trimmable bytes";
+    Complain("wrong trimmable bytes");
   }
-  if (leaky_) return {};
+  if (leaky_) return;
   const HostUsage held = host_.usage();
   if (held.physical_bytes != total.reserved_bytes || held.mappings != total.page_mappings ||
       held.reservations > total.ranges) {
-    return Text("the driver holds ", held.physical_bytes, " bytes, ", held.mappings,
-                " mappings and ", held.reservations, " reservations; the set says ",
-                total.reserved_bytes, ", ", total.page_mappings, " and ", total.ranges, " ranges");
+    Complain("the driver holds ", held.physical_bytes, " bytes, ", held.mappings, " mappings and ",
+             held.reservations, " reservations; the set says ", total.reserved_bytes, ", ",
+             total.page_mappings, " and ", total.ranges, " ranges");
   }
-  return {};
 }
 
 // No operation goes higher than where it ends. `sum`: over all pools.
-std::string FuzzSession::CompareUsage(const PoolStats& sum) {
-  most_.live_blocks = std::max(most_.live_blocks, sum.live_blocks);
-  most_.allocated_bytes = std::max(most_.allocated_bytes, sum.allocated_bytes);
-  most_.requested_bytes = std::max(most_.requested_bytes, sum.requested_bytes);
-  most_.reserved_bytes = std::max(most_.reserved_bytes, sum.reserved_bytes);
+void FuzzSession::CompareUsage(const PoolStats& sum) {
   const SetUsage usage = set_.Usage();
-  const auto right = [](const Gauge& gauge, uint64_t current, uint64_t peak) {
-    return gauge.current == current && gauge.peak == peak && gauge.added - gauge.removed == current;
+  const auto judge = [&](const Gauge& gauge, uint64_t PoolStats::*value) {
+    most_.*value = std::max(most_.*value, sum.*value);
+    if (gauge.current != sum.*value || gauge.peak != most_.*value ||
+        gauge.added - gauge.removed != sum.*value) {
+      Complain("the usage is not that of the pools, or its peaks are not what there was");
+    }
   };
-  const bool all_right =
-      right(usage.all.count, sum.live_blocks, most_.live_blocks) &&
-      right(usage.all.bytes, sum.allocated_bytes, most_.allocated_bytes) &&
-      right(usage.all.requested_bytes, sum.requested_bytes, most_.requested_bytes) &&
-      right(usage.reserved_bytes, sum.reserved_bytes, most_.reserved_bytes);
-  return all_right ? "" : "the usage is not that of the pools, or its peaks are not what there was";
+  judge(usage.all.count, &PoolStats::live_blocks);
+  judge(usage.all.bytes, &PoolStats::allocated_bytes);
+  judge(usage.all.requested_bytes, &PoolStats::requested_bytes);
+  judge(usage.reserved_bytes, &PoolStats::reserved_bytes);
 }
 
-std::string FuzzSession::CompareSnapshot(PoolId id) {
+void FuzzSession::CompareSnapshot(PoolId id) {
   const PoolSnapshot snapshot = set_.Snapshot(id);
   std::map<Address, const PoolSnapshot::Range*> ranges;
   uint64_t mapped = 0;
@@ -116,7 +104,7 @@ std::string FuzzSession::CompareSnapshot(PoolId id) {
     mapped += range.pages.size();
   }
   if (snapshot.ranges.size() != snapshot.stats.ranges || mapped < snapshot.stats.page_mappings) {
-    return "the snapshot's ranges are not those of its stats";
+    Complain("the snapshot's ranges are not those of its stats");
   }
   auto expected = model_.live().begin();
   const auto skip_others = [&] {
@@ -126,41 +114,40 @@ std::string FuzzSession::CompareSnapshot(PoolId id) {
     skip_others();
     if (expected == model_.live().end() || live.block != expected->second.block ||
         !SamePieces(live.pieces, expected->second.pieces)) {
-      return Text("the snapshot holds another block than expected at ", live.block.address);
+      Complain("the snapshot holds another block than expected at ", live.block.address);
     }
     ++expected;
     Address address = live.block.address;
     for (const PhysicalPiece& piece : live.pieces) {
       const auto after = ranges.upper_bound(address);
-      if (after == ranges.begin()) return "a block outside of all ranges";
+      if (after == ranges.begin()) Complain("a block outside of all ranges");
       const PoolSnapshot::Range& range = *std::prev(after)->second;
       const uint64_t slot = (address - range.address) / setup_.page_bytes;
       if (slot >= range.pages.size() || range.pages[slot] != piece.page) {
-        return Text("the snapshot maps another page at ", address);
+        Complain("the snapshot maps another page at ", address);
       }
       address += piece.length_bytes;
     }
   }
   skip_others();
-  return expected == model_.live().end() ? "" : "the snapshot lacks a live block";
+  if (expected != model_.live().end()) Complain("the snapshot lacks a live block");
 }
 
-std::string FuzzSession::ComparePeers() {
-  if (!peers_settled_) return {};
+void FuzzSession::ComparePeers() {
+  if (!peers_settled_) return;
   for (const PoolId id : set_.ids()) {
     for (const auto& range : set_.Snapshot(id).ranges) {
       for (uint64_t slot = 0; slot < range.pages.size(); ++slot) {
         const auto place = watch_.At(range.address + slot * setup_.page_bytes);
         if (!place || !place->accessible || place->peers != watch_.peers()) {
-          return Text("a page of ", ToString(id), " lacks access for a peer");
+          Complain("a page of ", ToString(id), " lacks access for a peer");
         }
       }
     }
   }
-  return {};
 }
 
-std::string FuzzSession::Inspect() {
+void FuzzSession::Inspect() {
   for (const PoolId id : set_.ids()) {
     if (!setup_.fail_each) break;
     world_.FailEach(FaultKind::kAllocation, [&] {
@@ -172,25 +159,21 @@ std::string FuzzSession::Inspect() {
   try {
     set_.Check();
   } catch (const std::exception& error) {
-    return Text("Check(): ", error.what());
+    Complain("Check(): ", error.what());
   }
-  for (const PoolId id : set_.ids()) {
-    std::string complaint = CompareSnapshot(id);
-    if (!complaint.empty()) return complaint;
-  }
+  for (const PoolId id : set_.ids()) CompareSnapshot(id);
   for (const auto& [address, live] : model_.live()) {
-    std::string complaint = Read(live);
-    if (!complaint.empty()) return complaint;
+    Read(live);
     const std::optional<Block> last = set_.Find(address + live.block.bytes - 1);
-    if (!last || *last != live.block) return Text("Find() misses b", live.label);
-    if (set_.PoolOf(address) != live.pool) return Text("PoolOf() misses b", live.label);
-    if (set_.PoolOf(address + 1)) return Text("PoolOf() takes the inside of b", live.label);
+    if (!last || *last != live.block) Complain("Find() misses b", live.label);
+    if (set_.PoolOf(address) != live.pool) Complain("PoolOf() misses b", live.label);
+    if (set_.PoolOf(address + 1)) Complain("PoolOf() takes the inside of b", live.label);
     const PoolModel::LiveBlock* next = model_.Holding(address + live.block.bytes);
     if (set_.Find(address + live.block.bytes).has_value() != (next != nullptr)) {
-      return Text("Find() is wrong behind b", live.label);
+      Complain("Find() is wrong behind b", live.label);
     }
   }
-  return ComparePeers();
+  ComparePeers();
 }
 
 }  // namespace cgp

@@ -11,12 +11,11 @@
 #include <vector>
 
 #include "testing/fuzz_session.h"
-#include "testing/text.h"
 
 namespace cgp {
 namespace {
 
-using Kind = Step::Kind;
+using enum Step::Kind;
 
 // How many streams a capture has that is no graph.
 constexpr uint64_t kStreams = 8;
@@ -80,15 +79,15 @@ void FuzzSession::Refill(const PoolModel::LiveBlock& live) {
   if (live.inherited.empty()) Fill(live);
 }
 
-std::string FuzzSession::Read(const PoolModel::LiveBlock& live) {
+void FuzzSession::Read(const PoolModel::LiveBlock& live) {
   if (!watch_.Accessible(live.block.address, live.block.bytes)) {
-    return Text("block b", live.label, " is live but no longer mapped");
+    Complain("block b", live.label, " is live but no longer mapped");
   }
   const auto filled = filled_by_.find(live.label);
   const bool checked =
       setup_.map_memory && filled != filled_by_.end() && watch_.Passed(filled->second);
   const bool right = !checked || KernelOf(live, /*writes=*/false).Run();
-  return right ? "" : Text("block b", live.label, " holds foreign data");
+  if (!right) Complain("block b", live.label, " holds foreign data");
 }
 
 void FuzzSession::BeginGraph() {
@@ -114,56 +113,36 @@ void FuzzSession::EndGraph() {
   }
 }
 
-std::string FuzzSession::DoInGraph(const Step& step) {
+void FuzzSession::DoInGraph(const Step& step) {
   const StreamId stream = StreamOf(step.stream, graph_pool_);
-  if (!captures_.contains(graph_pool_)) return {};
-  switch (step.kind) {
-    case Kind::kRead:
-    case Kind::kReadUnsaid:
-      return Touch(step, /*writes=*/false, step.kind == Kind::kRead);
-    case Kind::kWrite:
-    case Kind::kWriteUnsaid:
-      return Touch(step, /*writes=*/true, step.kind == Kind::kWrite);
-    case Kind::kLaunch:
-    case Kind::kLaunchEarly:
-      if (!Join(stream)) return {};
-      if (step.kind == Kind::kLaunchEarly) Settle(stream);
-      Launch(stream, std::nullopt, step.kind == Kind::kLaunchEarly);
-      return {};
-    case Kind::kRecord:
-      if (Captured(stream)) events_[step.item] = dag_.At(stream);
-      return {};
-    case Kind::kWait:
-    case Kind::kWaitEarly: {
-      const auto event = events_.find(step.item);
-      if (event == events_.end()) return {};
-      CaptureDag::Point point = event->second;
-      if (step.kind == Kind::kWaitEarly) point.waits = false;
-      if (Capturing(stream) && dag_.At(stream).capture != point.capture) return {};
-      if (!point.waits && Captured(stream)) Settle(stream);
-      Wait(stream, point);
-      return {};
-    }
-    case Kind::kBeginOwn:
-      BeginOwn(stream);
-      return {};
-    case Kind::kEndOwn:
-      EndOwn(stream);
-      return {};
-    case Kind::kInvalidate:
-      Invalidate(stream);
-      return {};
-    case Kind::kNextGraph: {
-      std::string complaint = End(graph_pool_);
-      return complaint.empty() ? Begin(graph_pool_, ScopeKind::kCapture) : complaint;
-    }
-    default:
-      return {};
+  const Step::Kind kind = step.kind;
+  if (kind == kRead || kind == kReadUnsaid) return Touch(step, /*writes=*/false, kind == kRead);
+  if (kind == kWrite || kind == kWriteUnsaid) return Touch(step, /*writes=*/true, kind == kWrite);
+  if (kind == kBeginOwn) return BeginOwn(stream);
+  if (kind == kEndOwn) return EndOwn(stream);
+  if (kind == kInvalidate) return Invalidate(stream);
+  if (kind == kLaunch || kind == kLaunchEarly) {
+    if (!Join(stream)) return;
+    if (kind == kLaunchEarly) Settle(stream);
+    Launch(stream, std::nullopt, kind == kLaunchEarly);
+  } else if (kind == kRecord) {
+    if (Captured(stream)) events_[step.item] = dag_.At(stream);
+  } else if (kind == kWait || kind == kWaitEarly) {
+    const auto event = events_.find(step.item);
+    if (event == events_.end()) return;
+    CaptureDag::Point point = event->second;
+    if (kind == kWaitEarly) point.waits = false;
+    if (Capturing(stream) && dag_.At(stream).capture != point.capture) return;
+    if (!point.waits && Captured(stream)) Settle(stream);
+    Wait(stream, point);
+  } else if (kind == kNextGraph) {
+    End(graph_pool_);
+    Begin(graph_pool_, ScopeKind::kCapture);
   }
 }
 
 // Graphs that share a pool run one after the other.
-std::string FuzzSession::Execute() {
+void FuzzSession::Execute() {
   constexpr int kRounds = 10;
   for (int round = 0; round < kRounds && !graphs_.empty(); ++round) {
     // All as they were captured; or in any order those that have nothing to do with each other.
@@ -174,15 +153,14 @@ std::string FuzzSession::Execute() {
       if (graph.failed || (!in_order && !graph.alone)) continue;
       const std::vector<uint64_t> urgency = dag_.SomeUrgency(graph.first, graph.end, random_);
       const std::optional<Node> wrong = dag_.Run(graph.first, graph.end, urgency);
-      if (wrong) return Text("wrong data in graph ", i, " at its node ", *wrong - graph.first);
+      if (wrong) Complain("wrong data in graph ", i, " at its node ", *wrong - graph.first);
     }
     for (const auto& [item, tensor] : tensors_) {
       if (in_order && tensor.written && !Kernel{tensor.block, tensor.word, false}.Run()) {
-        return Text("wrong data after the graphs in block ", item);
+        Complain("wrong data after the graphs in block ", item);
       }
     }
   }
-  return {};
 }
 
 // Whether the block may be freed now; its stream has waited for all that it must, then.
@@ -206,18 +184,18 @@ bool FuzzSession::ReadyToFree(uint64_t label) {
   return true;
 }
 
-std::string FuzzSession::Touch(const Step& step, bool writes, bool said) {
+void FuzzSession::Touch(const Step& step, bool writes, bool said) {
   const StreamId stream = StreamOf(step.stream, graph_pool_);
   const auto found = tensors_.find(step.item);
-  if (found == tensors_.end() || !Join(stream)) return {};
+  if (found == tensors_.end() || !Join(stream)) return;
   Tensor& tensor = found->second;
   const StreamId home = tensor.block.stream;
   // What is not said must be waited for by the block's stream, in the same capture.
-  if (!said && stream != home && !Join(home)) return {};
+  if (!said && stream != home && !Join(home)) return;
   const CaptureId capture = dag_.At(stream).capture;
   // The home of a block of an earlier graph may take no part in this one.
-  if (Capturing(home) && dag_.At(home).capture != capture) return {};
-  if (tensor.capture != kNoCapture && tensor.capture != capture) return {};
+  if (Capturing(home) && dag_.At(home).capture != capture) return;
+  if (tensor.capture != kNoCapture && tensor.capture != capture) return;
   tensor.capture = capture;
   if (tensor.graph + 1 != graphs_.size()) {
     graphs_[tensor.graph].alone = graphs_.back().alone = false;
@@ -225,7 +203,7 @@ std::string FuzzSession::Touch(const Step& step, bool writes, bool said) {
   std::vector<Node> behind = tensor.behind;
   if (writes) behind.insert(behind.end(), tensor.reads.begin(), tensor.reads.end());
   Order(stream, behind);
-  std::string complaint = stream != home && said ? RecordUse(step) : "";
+  if (stream != home && said) RecordUse(step);
   std::optional<Node> node;
   if (tensor.written) node = Launch(stream, Kernel{tensor.block, tensor.word, false});
   if (writes) {
@@ -238,7 +216,6 @@ std::string FuzzSession::Touch(const Step& step, bool writes, bool said) {
     tensor.reads.push_back(*node);
   }
   if (node && stream != home && !said) tensor.unsaid[stream] = *node;
-  return complaint;
 }
 
 void FuzzSession::BeginOwn(StreamId stream) {
@@ -313,7 +290,7 @@ Frontier FuzzSession::ToHost(const CaptureDag::Point& point) const {
   return frontier;
 }
 
-std::string FuzzSession::CompareFrontiers() {
+void FuzzSession::CompareFrontiers() {
   for (uint64_t number = 0; number <= setup_.streams; ++number) {
     const StreamId stream = StreamOf(number, graph_pool_);
     Frontier told;
@@ -321,10 +298,9 @@ std::string FuzzSession::CompareFrontiers() {
     const Frontier expected = Captured(stream) ? ToHost(dag_.At(stream)) : Frontier{};
     if (told.capture != expected.capture || told.waits != expected.waits ||
         !std::ranges::is_permutation(told.nodes, expected.nodes)) {
-      return Text("the host driver tells something else of stream ", number);
+      Complain("the host driver tells something else of stream ", number);
     }
   }
-  return {};
 }
 
 }  // namespace cgp

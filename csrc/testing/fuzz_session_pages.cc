@@ -8,25 +8,23 @@
 #include <vector>
 
 #include "testing/fuzz_session.h"
-#include "testing/text.h"
 
 namespace cgp {
 // That the pieces are what is really mapped there.
-std::string FuzzSession::JudgePieces(PoolId id, const Block& block,
-                                     const std::vector<PhysicalPiece>& pieces) {
+void FuzzSession::JudgePieces(PoolId id, const Block& block,
+                              const std::vector<PhysicalPiece>& pieces) {
   const uint64_t incarnation = model_.Incarnation(id);
   Address address = block.address;
   for (const PhysicalPiece& piece : pieces) {
     const std::optional<DriverWatch::Place> place = watch_.At(address);
-    if (!place) return Text("nothing is mapped at ", address);
-    if (!place->accessible) return Text("no access at ", address);
-    if (peers_settled_ && place->peers != watch_.peers())
-      return Text("no peer access at ", address);
+    if (!place) Complain("nothing is mapped at ", address);
+    if (!place->accessible) Complain("no access at ", address);
+    if (peers_settled_ && place->peers != watch_.peers()) Complain("no peer access at ", address);
     // A handle is one page or several.
     const uint64_t offset = place->offset_bytes % setup_.page_bytes;
     if (offset != piece.offset_bytes || place->left_bytes < piece.length_bytes) {
-      return Text("address ", address, " is byte ", offset, " of its page, said to be ",
-                  piece.offset_bytes);
+      Complain("address ", address, " is byte ", offset, " of its page, said to be ",
+               piece.offset_bytes);
     }
     const std::pair page{incarnation, Index(piece.page)};
     const std::pair part{place->handle, place->offset_bytes / setup_.page_bytes};
@@ -34,17 +32,15 @@ std::string FuzzSession::JudgePieces(PoolId id, const Block& block,
     const auto known = std::exchange(page_of_part_.try_emplace(part, page).first->second, page);
     if (part_of_page_.emplace(page, part).first->second != part ||
         (known != page && model_.IsCurrent(known.first))) {
-      return Text("address ", address, " is said to be page ", page.second,
-                  ", but another is mapped");
+      Complain("address ", address, " is said to be page ", page.second, ", but another is mapped");
     }
     address += piece.length_bytes;
   }
-  return {};
 }
 
-std::string FuzzSession::Trim() {
+void FuzzSession::Trim() {
   // "Not while any stream is capturing" is for the caller to see to.
-  if (model_.AnyCaptureOpen()) return {};
+  if (model_.AnyCaptureOpen()) return;
   const uint64_t expected = set_.TrimmableBytes();
   const uint64_t reserved = set_.TotalStats().reserved_bytes;
   const World::Books before = TakeBooks(/*allowed=*/true);
@@ -65,42 +61,39 @@ std::string FuzzSession::Trim() {
     try {
       set_.Check();
     } catch (const std::exception& error) {
-      return Text("Check() after a trim that failed: ", error.what());
+      Complain("Check() after a trim that failed: ", error.what());
     }
     result = Call([&] { set_.Trim(); }, FaultKind::kAllocation);
   }
   leaky_ = leaky;
   if (result.outcome == Outcome::kNoHeap) return JudgeFailure(result, true, before);
-  if (result.outcome != Outcome::kDone) return "a trim failed: " + result.text;
-  if (result.fault_fired) return "a driver error was swallowed";
+  if (result.outcome != Outcome::kDone) Complain("a trim failed: " + result.text);
+  if (result.fault_fired) Complain("a driver error was swallowed");
   const uint64_t given_back = reserved - set_.TotalStats().reserved_bytes;
-  if (given_back != expected) return Text("trimmed ", given_back, ", expected ", expected);
+  if (given_back != expected) Complain("trimmed ", given_back, ", expected ", expected);
   // Unless for what could not be undone.
   if (expected == 0 && watch_.calls() != calls_before && !leaky_)
-    return "a trim of nothing called the driver";
+    Complain("a trim of nothing called the driver");
   model_.Trim();
-  return Shrunk();
+  Shrunk();
 }
 
 // Follows the pools in which blocks live through a trim: their pages have other numbers now.
-std::string FuzzSession::Shrunk() {
+void FuzzSession::Shrunk() {
   for (const PoolId id : model_.ids()) {
-    if (!set_.Contains(id)) return ToString(id) + " is gone, but blocks live in it";
+    if (!set_.Contains(id)) Complain(ToString(id) + " is gone, but blocks live in it");
     const uint64_t pages = set_.Stats(id).pages;
     if (pages == model_.Pages(id)) continue;
-    std::string complaint =
-        model_.Shrink(id, pages, [this](Address address) { return set_.Pieces(address); });
+    Judge(model_.Shrink(id, pages, [this](Address address) { return set_.Pieces(address); }));
     for (const auto& [address, live] : model_.live()) {
-      if (live.pool != id || !complaint.empty()) continue;
-      complaint = JudgePieces(id, live.block, live.pieces);
+      if (live.pool == id) JudgePieces(id, live.block, live.pieces);
     }
-    if (!complaint.empty()) return complaint;
   }
-  return SpareHandles();
+  SpareHandles();
 }
 
 // An unused pool keeps no handle after a trim in which nothing lives.
-std::string FuzzSession::SpareHandles() {
+void FuzzSession::SpareHandles() {
   for (const PoolId id : set_.ids()) {
     if (set_.UseCount(id) > 0 || model_.OpenScope(id)) continue;
     std::set<Handle> used;
@@ -114,11 +107,11 @@ std::string FuzzSession::SpareHandles() {
     for (const auto& range : set_.Snapshot(id).ranges) {
       for (uint64_t i = 0; i < range.pages.size(); ++i) {
         const auto place = watch_.At(range.address + i * setup_.page_bytes);
-        if (!place || !used.contains(place->handle)) return ToString(id) + " keeps a spare handle";
+        if (!place || !used.contains(place->handle))
+          Complain(ToString(id) + " keeps a spare handle");
       }
     }
   }
-  return {};
 }
 
 // Whether it is only there for what could not be undone, until that can be given back: the model
@@ -127,64 +120,51 @@ bool FuzzSession::StaysForRemains(PoolId id) const {
   return leaky_ && !model_.Contains(id) && std::ranges::binary_search(set_.ids(), id);
 }
 
-std::string FuzzSession::Checkpoint(PoolId id, uint64_t number) {
-  if (StaysForRemains(id)) return {};
+void FuzzSession::Checkpoint(PoolId id, uint64_t number) {
+  if (StaysForRemains(id)) return;
   PoolCheckpoint real;
-  return Mirror(
+  Mirror(
       model_.Contains(id) && !model_.OpenScope(id), [&] { real = set_.Checkpoint(id); },
       [&] {
         checkpoints_[number] = {.real = std::move(real), .naive = model_.TakeCheckpoint(id)};
       });
 }
 
-std::string FuzzSession::Restore(PoolId id, uint64_t number) {
+void FuzzSession::Restore(PoolId id, uint64_t number) {
   const auto it = checkpoints_.find(number);
-  if (it == checkpoints_.end()) return {};
-  if (StaysForRemains(id)) return {};
+  if (it == checkpoints_.end() || StaysForRemains(id)) return;
   const Kept& kept = it->second;
   const bool allowed = model_.MayRestore(id, kept.naive);
   // A pool that stayed for such remains until it was used again is the one that it was.
-  if (leaky_ && !allowed && kept.naive.pool == id) return {};
+  if (leaky_ && !allowed && kept.naive.pool == id) return;
   RestoreDelta delta;
-  std::string wrong;
-  std::string complaint = Mirror(
-      allowed, [&] { delta = set_.Restore(id, kept.real); },
-      [&] { wrong = Restored(id, kept.naive, delta); });
-  return complaint.empty() ? wrong : complaint;
+  bool restored = false;
+  Mirror(
+      allowed, [&] { delta = set_.Restore(id, kept.real); }, [&] { restored = true; });
+  if (restored) Restored(id, kept.naive, delta);
 }
 
-std::string FuzzSession::Restored(PoolId id, const PoolModel::Checkpoint& checkpoint,
-                                  const RestoreDelta& delta) {
-  const auto blocks_of = [](const std::vector<PoolModel::LiveBlock>& live) {
-    std::vector<Block> blocks;
-    blocks.reserve(live.size());
-    for (const PoolModel::LiveBlock& one : live) blocks.push_back(one.block);
-    return blocks;
+void FuzzSession::Restored(PoolId id, const PoolModel::Checkpoint& checkpoint,
+                           const RestoreDelta& delta) {
+  const auto judge = [&](std::vector<Block> told, const char* complaint) {
+    std::ranges::sort(told, {}, &Block::address);
+    const std::vector<PoolModel::LiveBlock> live = model_.TakeCheckpoint(id).blocks;
+    if (!std::ranges::equal(told, live, {}, {}, &PoolModel::LiveBlock::block)) Complain(complaint);
   };
-  const auto sorted = [](std::vector<Block> blocks) {
-    std::ranges::sort(blocks, {}, &Block::address);
-    return blocks;
-  };
-  if (sorted(delta.freed) != blocks_of(model_.TakeCheckpoint(id).blocks)) {
-    return "a restore says it freed other blocks than lived";
-  }
+  judge(delta.freed, "a restore says it freed other blocks than lived");
   const PoolModel::Restored restored = model_.Restore(checkpoint);
-  if (sorted(delta.allocated) != blocks_of(model_.TakeCheckpoint(id).blocks)) {
-    return "a restore says other blocks live than do";
-  }
+  judge(delta.allocated, "a restore says other blocks live than do");
   for (const PoolModel::LiveBlock& dropped : restored.dropped) {
     std::erase(live_labels_, dropped.label);
     freed_labels_.push_back(dropped.label);
   }
-  if (!restored.complaint.empty()) return restored.complaint;
+  Judge(restored.complaint);
   for (const PoolModel::LiveBlock& revived : restored.revived) {
     std::erase(freed_labels_, revived.label);
     live_labels_.push_back(revived.label);
-    std::string complaint = JudgePieces(id, revived.block, set_.Pieces(revived.block.address));
-    if (!complaint.empty()) return complaint;
+    JudgePieces(id, revived.block, set_.Pieces(revived.block.address));
     Refill(*model_.LiveAt(revived.block.address));
   }
-  return {};
 }
 
 }  // namespace cgp

@@ -7,11 +7,7 @@
 #include "core/base/units.h"
 
 namespace cgp {
-namespace {
-
-using Kind = Step::Kind;
-
-}  // namespace
+using enum Step::Kind;
 
 OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : dice_(seed) {
   setup.map_memory = map_memory;
@@ -31,26 +27,26 @@ OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : dice_(s
   captures_only_ = dice_.OneIn(2);
 
   const auto up_to = [this](uint64_t most) { return 1 + static_cast<unsigned>(dice_.Below(most)); };
-  unsigned& begin = weights_[Kind::kBeginCapture];  // a scope of either kind
-  unsigned& end = weights_[Kind::kEnd];
-  weights_[Kind::kAllocate] = 19 + up_to(80);
-  weights_[Kind::kFree] = dice_.Some(100);
+  unsigned& begin = weights_[kBeginCapture];  // a scope of either kind
+  unsigned& end = weights_[kEnd];
+  weights_[kAllocate] = 19 + up_to(80);
+  weights_[kFree] = dice_.Some(100);
   begin = 2 + dice_.Some(10);
   end = dice_.Some(6);
-  weights_[Kind::kRetain] = dice_.Some(2);
-  weights_[Kind::kRelease] = dice_.Some(4);
-  weights_[Kind::kUse] = streams_ > 1 ? dice_.Some(20) : 0;
-  weights_[Kind::kTrim] = dice_.Some(4);
-  weights_[Kind::kProgress] = dice_.Some(20);
-  weights_[Kind::kPeer] = dice_.OneIn(4) ? 1 : 0;
+  weights_[kRetain] = dice_.Some(2);
+  weights_[kRelease] = dice_.Some(4);
+  weights_[kUse] = streams_ > 1 ? dice_.Some(20) : 0;
+  weights_[kTrim] = dice_.Some(4);
+  weights_[kProgress] = dice_.Some(20);
+  weights_[kPeer] = dice_.OneIn(4) ? 1 : 0;
   const unsigned fail = dice_.OneIn(3) ? up_to(10) : 0;
-  weights_[Kind::kFail] = weights_[Kind::kMend] = fail;
+  weights_[kFail] = weights_[kMend] = fail;
   // Events are asked for in few places, so failing just them takes a sequence of its own.
   fails_events_ = dice_.OneIn(8);
   if (fails_events_) {
     captures_only_ = false;
-    weights_[Kind::kFail] = weights_[Kind::kProgress] = 20;
-    weights_[Kind::kMend] = begin = end = 10;
+    weights_[kFail] = weights_[kProgress] = 20;
+    weights_[kMend] = begin = end = 10;
   }
   // Handles of several pages are for pools of a thousand.
   large_ = seed % 16 == 15;
@@ -63,9 +59,9 @@ OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : dice_(s
     pools_ = 1;
     setup.one_pool = true;
   }
-  weights_[Kind::kFreeWild] = dice_.Some(3);  // bad input of any kind
-  weights_[Kind::kReplay] = captures_only_ ? 0 : dice_.Some(10);
-  weights_[Kind::kInspect] = dice_.Some(2);
+  weights_[kFreeWild] = dice_.Some(3);  // bad input of any kind
+  weights_[kReplay] = captures_only_ ? 0 : dice_.Some(10);
+  weights_[kInspect] = dice_.Some(2);
   repeats_ = !fails_events_ && dice_.OneIn(2);
   if (repeats_) {
     repeats_fail_ = fail > 0 || dice_.OneIn(8);
@@ -78,8 +74,8 @@ OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : dice_(s
   }
   if (dice_.OneIn(2)) {
     checkpoints_.resize(1 + dice_.Below(6));
-    weights_[Kind::kCheckpoint] = up_to(6);
-    weights_[Kind::kRestore] = up_to(12);
+    weights_[kCheckpoint] = up_to(6);
+    weights_[kRestore] = up_to(12);
     end = std::max(end, 6U);
   }
 }
@@ -113,7 +109,7 @@ uint64_t OperationGenerator::AnyBytes() {
 
 Step OperationGenerator::Begin(uint64_t pool) {
   const bool captures = captures_only_ || dice_.OneIn(2);
-  return {.kind = captures ? Kind::kBeginCapture : Kind::kBeginEager, .pool = pool};
+  return {.kind = captures ? kBeginCapture : kBeginEager, .pool = pool};
 }
 
 Step OperationGenerator::Allocate(const FuzzSession& session) {
@@ -125,31 +121,31 @@ Step OperationGenerator::Allocate(const FuzzSession& session) {
   }
   if (!session.OpenScope(pool)) return Begin(pool);
   const uint64_t bytes = Bytes();
-  return {Kind::kAllocate, Stream(), ++last_label_, bytes, pool};
+  return {kAllocate, Stream(), ++last_label_, bytes, pool};
 }
 
 Step OperationGenerator::Free(const FuzzSession& session) {
   const std::vector<uint64_t>& live = session.live_labels();
-  if (live.empty()) return {Kind::kInspect};
+  if (live.empty()) return {kInspect};
   // What was allocated last is what is most often freed next.
   const uint64_t among = dice_.OneIn(2) ? std::min<uint64_t>(live.size(), 3) : live.size();
-  return {.kind = Kind::kFree, .item = live[live.size() - 1 - dice_.Below(among)]};
+  return {.kind = kFree, .item = live[live.size() - 1 - dice_.Below(among)]};
 }
 
 Step OperationGenerator::Checkpoint(const FuzzSession& session) {
   const uint64_t pool = Pool();
-  if (session.OpenScope(pool) && !dice_.OneIn(8)) return {.kind = Kind::kEnd, .pool = pool};
+  if (session.OpenScope(pool) && !dice_.OneIn(8)) return {.kind = kEnd, .pool = pool};
   const uint64_t number = dice_.Below(checkpoints_.size());
   checkpoints_[number] = pool;
-  return {.kind = Kind::kCheckpoint, .item = number, .pool = pool};
+  return {.kind = kCheckpoint, .item = number, .pool = pool};
 }
 
 Step OperationGenerator::Restore(const FuzzSession& session) {
   const uint64_t number = dice_.Below(checkpoints_.size());
   const uint64_t pool =
       checkpoints_[number] == 0 || dice_.OneIn(16) ? Pool() : checkpoints_[number];
-  if (session.OpenScope(pool) && !dice_.OneIn(8)) return {.kind = Kind::kEnd, .pool = pool};
-  return {.kind = Kind::kRestore, .item = number, .pool = pool};
+  if (session.OpenScope(pool) && !dice_.OneIn(8)) return {.kind = kEnd, .pool = pool};
+  return {.kind = kRestore, .item = number, .pool = pool};
 }
 
 Step OperationGenerator::Bad(const FuzzSession& session) {
@@ -157,37 +153,28 @@ Step OperationGenerator::Bad(const FuzzSession& session) {
   const std::vector<uint64_t>& live = session.live_labels();
   const std::vector<uint64_t>& freed = session.freed_labels();
   const auto allocate = [&](uint64_t pool, uint64_t bytes) -> Step {
-    return {Kind::kAllocate, Stream(), ++last_label_, bytes, pool};
+    return {kAllocate, Stream(), ++last_label_, bytes, pool};
   };
-  switch (dice_.Below(9)) {
-    case 0:
-      return {.kind = Kind::kBeginCapture, .pool = Pool()};
-    case 1:
-      return {.kind = Kind::kEnd, .pool = Pool()};
-    case 2:
-      return {.kind = Kind::kRelease, .pool = kNoPool};
-    case 3:
-      return allocate(kNoPool, Bytes());
-    case 4:
-      return allocate(Pool(), 0);
-    case 5: {  // more than there can ever be, up to what overflows when rounded up
-      const uint64_t pool = Pool();
-      return allocate(pool, ~uint64_t{0} - (dice_.Any() >> dice_.Below(64)));
-    }
-    case 6:
-      if (live.empty()) return {Kind::kInspect};
-      return {.kind = Kind::kFreeInside, .item = dice_.Of(live)};
-    case 7:
-      return {.kind = Kind::kFreeWild,
-              .amount = dice_.OneIn(2) ? 0 : dice_.Any() >> dice_.Below(64)};
-    default:
-      if (freed.empty()) return {Kind::kInspect};
-      return {.kind = Kind::kFree, .item = dice_.Of(freed)};
+  const uint64_t which = dice_.Below(9);
+  if (which == 0) return {.kind = kBeginCapture, .pool = Pool()};
+  if (which == 1) return {.kind = kEnd, .pool = Pool()};
+  if (which == 2) return {.kind = kRelease, .pool = kNoPool};
+  if (which == 3) return allocate(kNoPool, Bytes());
+  if (which == 4) return allocate(Pool(), 0);
+  if (which == 5) {  // more than there can ever be, up to what overflows when rounded up
+    const uint64_t pool = Pool();
+    return allocate(pool, ~uint64_t{0} - (dice_.Any() >> dice_.Below(64)));
   }
+  if (which == 7) {
+    return {.kind = kFreeWild, .amount = dice_.OneIn(2) ? 0 : dice_.Any() >> dice_.Below(64)};
+  }
+  const std::vector<uint64_t>& labels = which == 6 ? live : freed;
+  if (labels.empty()) return {kInspect};
+  return {.kind = which == 6 ? kFreeInside : kFree, .item = dice_.Of(labels)};
 }
 
 Step OperationGenerator::Fail() {
-  Step step{Kind::kFail};
+  Step step{kFail};
   Fault& fault = step.fault;
   if (fails_events_) {
     fault.call_number = 1 + dice_.Below(3);
@@ -195,7 +182,7 @@ Step OperationGenerator::Fail() {
     return step;
   }
   if (dice_.OneIn(3)) {
-    step.kind = Kind::kFailAllocation;
+    step.kind = kFailAllocation;
     fault.call_number = 1 + dice_.Below(dice_.OneIn(2) ? 4 : 40);
     fault.for_good = dice_.OneIn(3);
     return step;
@@ -213,17 +200,17 @@ void OperationGenerator::Note(const Step& step, const FuzzSession& session) {
   const std::optional<ScopeKind> open = session.OpenScope(step.pool);
   const bool captures = open == ScopeKind::kCapture;
   Steps& program = open_[step.pool];
-  if (step.kind == Kind::kAllocate) {
+  if (step.kind == kAllocate) {
     if (!captures || step.amount == 0 || step.amount > setup.physical_limit_bytes) return;
     program.push_back(step);
     if (!powers_.contains(step.item)) {
       powers_[step.item] = !dice_.OneIn(5) ? 1 : dice_.OneIn(4) ? 2 : 0;
     }
-  } else if (step.kind == Kind::kFree) {
+  } else if (step.kind == kFree) {
     for (auto& [pool, some] : open_) {
       if (std::ranges::count(some, step.item, &Step::item) == 1) some.push_back(step);
     }
-  } else if (step.kind == Kind::kEnd) {
+  } else if (step.kind == kEnd) {
     if (captures && program.size() >= kLeastSteps && program.size() <= kMostSteps) {
       programs_[step.pool].push_back(program);
     }
@@ -244,7 +231,7 @@ Steps OperationGenerator::Vary(const Steps& program) {
   double factor = dice_.Of(std::array{2.0, 2.0, 3.0, 1.25, 1.5, 4.0, 0.5, 1.0});
   uint64_t sum = 0;
   for (const Step& step : program) {
-    if (step.kind == Kind::kAllocate) sum += Scaled(step, factor);
+    if (step.kind == kAllocate) sum += Scaled(step, factor);
   }
   const uint64_t most = setup.page_bytes * (large_ ? 2000 : 500);
   if (factor > 1 && sum > std::min(setup.physical_limit_bytes, most)) factor = 1;
@@ -257,7 +244,7 @@ Steps OperationGenerator::Vary(const Steps& program) {
     const bool change = changed > 0 && dice_.OneIn(changed);
     if (change && dice_.OneIn(2)) continue;
     Step& next = varied.emplace_back(step);
-    if (step.kind == Kind::kFree) {
+    if (step.kind == kFree) {
       next.item = labels[step.item];
       // At another time; before its allocation it does nothing.
       if (change) std::swap(next, varied[dice_.Below(varied.size())]);
@@ -273,7 +260,7 @@ Steps OperationGenerator::Vary(const Steps& program) {
     more.item = ++last_label_;
     more.amount = 1 + dice_.Below(2 * more.amount);
     varied.push_back(more);
-    if (dice_.OneIn(2)) varied.push_back({.kind = Kind::kFree, .item = more.item});
+    if (dice_.OneIn(2)) varied.push_back({.kind = kFree, .item = more.item});
   }
   return varied;
 }
@@ -286,22 +273,22 @@ void OperationGenerator::Repeat(uint64_t pool, const FuzzSession& session) {
   const uint64_t kept = dice_.Below(3);
   for (const uint64_t label : session.live_labels()) {
     if (kept == 0 || (kept == 1 && dice_.OneIn(2))) {
-      steps.push_back({.kind = Kind::kFree, .item = label});
+      steps.push_back({.kind = kFree, .item = label});
     }
   }
-  steps.push_back({.kind = Kind::kBeginCapture, .pool = pool});
+  steps.push_back({.kind = kBeginCapture, .pool = pool});
   const Steps varied = Vary(dice_.OneIn(4) ? dice_.Of(programs) : programs.back());
   steps.insert(steps.end(), varied.begin(), varied.end());
-  steps.push_back({.kind = Kind::kEnd, .pool = pool});
+  steps.push_back({.kind = kEnd, .pool = pool});
   if (repeats_fail_ && dice_.OneIn(3)) {
     constexpr std::array kCalls = {DriverCall::kReserve, DriverCall::kCreate, DriverCall::kMap,
                                    DriverCall::kSetAccess};
-    Step fail{Kind::kFail};
+    Step fail{kFail};
     fail.fault = {1 + dice_.Below(4), static_cast<DriverStatus>(dice_.Below(3)), dice_.OneIn(2)};
     if (dice_.OneIn(2)) fail.fault.only = dice_.Of(kCalls);
     const auto begin = static_cast<std::ptrdiff_t>(dice_.Below(steps.size()));
     const auto end = begin + static_cast<std::ptrdiff_t>(dice_.Below(steps.size())) / 2;
-    steps.insert(std::min(steps.begin() + end, steps.end()), {Kind::kMend});
+    steps.insert(std::min(steps.begin() + end, steps.end()), {kMend});
     steps.insert(steps.begin() + begin, fail);
   }
   // Some are given up half-way: the capture goes on with something else.
@@ -320,7 +307,7 @@ std::optional<Step> OperationGenerator::NextOfRepetition(const FuzzSession& sess
   const Step next = repetition_.front();
   repetition_.pop_front();
   // Something else ended the capture.
-  if (next.kind == Kind::kAllocate && !session.OpenScope(next.pool)) {
+  if (next.kind == kAllocate && !session.OpenScope(next.pool)) {
     repetition_.clear();
     return std::nullopt;
   }
@@ -336,43 +323,31 @@ std::optional<Step> OperationGenerator::Next(const FuzzSession& session) {
 }
 
 Step OperationGenerator::Choose(const FuzzSession& session) {
-  const Kind kind = weights_.Pick(dice_);
-  const std::vector<uint64_t>& live = session.live_labels();
-  switch (kind) {
-    case Kind::kAllocate:
-      return Allocate(session);
-    case Kind::kFree:
-      return Free(session);
-    case Kind::kBeginCapture:
-      return Begin(Pool());
-    case Kind::kEnd:
-    case Kind::kRetain:
-    case Kind::kRelease:
-      return {.kind = kind, .pool = Pool()};
-    case Kind::kUse: {
-      if (live.empty()) return {Kind::kInspect};
-      const uint64_t label = dice_.Of(live);
-      return {.kind = kind, .stream = Stream(), .item = label};
-    }
-    case Kind::kProgress:
-      return {.kind = kind, .stream = Stream(), .amount = 1 + dice_.Below(8)};
-    case Kind::kPeer:
-      return {.kind = kind, .item = ++last_peer_};
-    case Kind::kFail:
-      return Fail();
-    case Kind::kFreeWild:
-      return Bad(session);
-    case Kind::kCheckpoint:
-      return Checkpoint(session);
-    case Kind::kRestore:
-      return Restore(session);
-    case Kind::kReplay: {
-      const uint64_t pool = Pool();
-      return {.kind = kind, .stream = Stream(), .pool = pool};
-    }
-    default:
-      return {kind};
+  const Step::Kind kind = weights_.Pick(dice_);
+  if (kind == kAllocate) return Allocate(session);
+  if (kind == kFree) return Free(session);
+  if (kind == kBeginCapture) return Begin(Pool());
+  if (kind == kFail) return Fail();
+  if (kind == kFreeWild) return Bad(session);
+  if (kind == kCheckpoint) return Checkpoint(session);
+  if (kind == kRestore) return Restore(session);
+  if (kind == kPeer) return {.kind = kind, .item = ++last_peer_};
+  if (kind == kProgress) {
+    return {.kind = kind, .stream = Stream(), .amount = 1 + dice_.Below(8)};
   }
+  if (kind == kEnd || kind == kRetain || kind == kRelease) {
+    return {.kind = kind, .pool = Pool()};
+  }
+  Step step{kind};
+  if (kind == kUse) {
+    if (session.live_labels().empty()) return {kInspect};
+    step.item = dice_.Of(session.live_labels());
+    step.stream = Stream();
+  } else if (kind == kReplay) {
+    step.pool = Pool();
+    step.stream = Stream();
+  }
+  return step;
 }
 
 }  // namespace cgp

@@ -153,17 +153,13 @@ class Fuzzer {
     return complaint;
   }
 
-  static std::string Replay(const FuzzSetup& setup, const Steps& steps) {
-    FuzzSession session(setup);
-    return RunAll(session, steps);
-  }
-
   void Report(const Steps& steps, const std::string& kind) const {
     // Looking closely after each step shows a defect where it happens, unless it hides it.
     FuzzSetup setup = setup_;
     setup.inspect_every = 1;
-    if (KindOf(Replay(setup, steps)) != kind) setup = setup_;
-    const auto fails = [&](const Steps& some) { return KindOf(Replay(setup, some)) == kind; };
+    const auto run = [&](const Steps& some) { return RunAll(FuzzSession(setup), some); };
+    const auto fails = [&](const Steps& some) { return KindOf(run(some)) == kind; };
+    if (!fails(steps)) setup = setup_;
     if (!fails(steps)) {
       std::printf("The same operations do not fail again, which is a defect of the fuzzer:\n%s",
                   ToString(steps).c_str());
@@ -172,7 +168,7 @@ class Fuzzer {
     const Steps shortest = Minimise(steps, fails, 20'000);
     std::printf("Shortest sequence, %zu of %zu operations:\n  %s\n%sends with: %s\n",
                 shortest.size(), steps.size(), ToString(setup).c_str(), ToString(shortest).c_str(),
-                Replay(setup, shortest).c_str());
+                run(shortest).c_str());
   }
 
   const Options& options_;

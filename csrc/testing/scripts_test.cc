@@ -36,42 +36,43 @@ const Script kRegressions[] = {
     {"AddressZero", "BeginCapture, Allocate 0 1 512, FreeWild"},
     // Rounded up to pages these sizes overflowed, or filled memory before they failed.
     {"SizesBeyondMemory",
-     "BeginCapture, Allocate 0 1 18446744073709551615, Allocate 0 2 18446744073692996361,"
-     "Allocate 0 3 281474976710656"},
+     "BeginCapture, Allocate 0 1 18446744073709551615, Allocate 0 2 "
+     "18446744073692996361,Allocate 0 3 281474976710656"},
     // A pool without users, blocks or memory stayed for ever.
     {"ReleasedWithinItsScope", "BeginCapture, Release, End"},
     // The driver failed when the second of two events was asked for: the first fence stayed half opened.
     {"PollThatFailsAtAScopesBegin",
-     "BeginEager, Allocate 3 1 5473, Free 0 1, Allocate 0 2 464, Progress 3 0 5, End,"
-     "Fail 0 0 0 1 2, BeginCapture, BeginEager"},
+     "BeginEager, Allocate 3 1 5473, Free 0 1, Allocate 0 2 464, Progress 3 0 5, End,Fail 0 0 0 "
+     "1 2, BeginCapture, BeginEager"},
     {"PollThatFailsInACapture",
-     "BeginEager, Allocate 1 1 1024, Allocate 2 2 1024, Allocate 3 3 1024, Free 0 1, Free 0 2, End,"
-     "BeginCapture, Progress 1 0 9, Fail 0 0 0 1 2, Allocate 3 4 8192, End, BeginCapture,"
-     "Allocate 3 5 2048"},
+     "BeginEager, Allocate 1 1 1024, Allocate 2 2 1024, Allocate 3 3 1024, Free 0 1, Free 0 2, "
+     "End,BeginCapture, Progress 1 0 9, Fail 0 0 0 1 2, Allocate 3 4 8192, End, "
+     "BeginCapture,Allocate 3 5 2048"},
     // An undo failed too (from call 11 on memory runs out): what stayed mapped was in the way of every later
     // extension of that range.
     {"UndoThatFails",
-     "BeginCapture, Fail 0 0 0 1 11 0 1, Allocate 1 1 205, Allocate 1 2 32768, Mend,"
-     "Allocate 0 3 73315",
+     "BeginCapture, Fail 0 0 0 1 11 0 1, Allocate 1 1 205, Allocate 1 2 32768, Mend,Allocate 0 3 "
+     "73315",
      2 * kPage},
     // A restore brought a captured block back over its own stream's eager work, and forgot that.
     {"RevivedOverItsOwnStreamsWork",
-     "Retain, Checkpoint 0 0, BeginCapture, Allocate 1 1 15872, End, Checkpoint 0 1, Free 0 1,"
-     "BeginEager, Allocate 1 2 4505, End, Restore 0 1, Restore 0 0, BeginCapture, Allocate 0 3 "
+     "Retain, Checkpoint 0 0, BeginCapture, Allocate 1 1 15872, End, Checkpoint 0 1, Free 0 "
+     "1,BeginEager, Allocate 1 2 4505, End, Restore 0 1, Restore 0 0, BeginCapture, Allocate 0 3 "
      "13503"},
     // And the end of a capture that freed it was taken for the end of another stream's work.
     {"RevivedOverWorkAndFreedInACapture",
      "BeginCapture, Allocate 1 1 8192, End, Checkpoint 0 0, Free 0 1, BeginEager, Allocate 2 2 "
-     "8192,"
-     "Free 0 2, End, Restore 0 0, BeginCapture, Free 0 1, End, BeginCapture, Allocate 1 3 8192"},
+     "8192,Free 0 2, End, Restore 0 0, BeginCapture, Free 0 1, End, BeginCapture, Allocate 1 3 "
+     "8192"},
     // A captured block passed for the eager one of the checkpoint that it is just like. Its own stream goes on.
     {"PassedForAnEagerBlock",
-     "BeginEager, Allocate 1 1 8192, End, Checkpoint 0 0, Progress 1 0 9, Free 0 1, BeginCapture,"
-     "Allocate 1 2 8192, End, Restore 0 0, Use 1 2, Free 0 2, BeginEager, Allocate 2 3 8192"},
+     "BeginEager, Allocate 1 1 8192, End, Checkpoint 0 0, Progress 1 0 9, Free 0 1, "
+     "BeginCapture,Allocate 1 2 8192, End, Restore 0 0, Use 1 2, Free 0 2, BeginEager, Allocate "
+     "2 3 8192"},
     // A trim had nothing to give back but what could not be undone: the checkpoint was over all the same.
     {"CheckpointOfAPoolWithRemains",
-     "Fail 0 0 0 1 9 0 1, BeginEager, Allocate 2 1 98305, Fail 0 0 0 1 2 2 1 7, Allocate 1 2 4289,"
-     "End, Release, Checkpoint 0 0, Trim, Restore 0 0",
+     "Fail 0 0 0 1 9 0 1, BeginEager, Allocate 2 1 98305, Fail 0 0 0 1 2 2 1 7, Allocate 1 2 "
+     "4289,End, Release, Checkpoint 0 0, Trim, Restore 0 0",
      8 * kPage}};
 
 class RegressionTest : public testing::TestWithParam<Script> {};
@@ -114,26 +115,23 @@ const Script kScripts[] = {
     // A new range, a page in part use; then what is stitched and appended, and where both streams stand.
     // Eager work marks the device and asks whether it has come by.
     {"EveryCall",
-     "BeginCapture, Allocate 0 1 12288, Allocate 0 2 512, Free 0 1, Allocate 0 3 25088, Peer 0 1,"
-     "Allocate 1 4 4096, Use 1 3, Free 0 3, Allocate 0 5 4096, End, BeginEager 0 0 0 2,"
-     "Allocate 0 6 8192 2, Allocate 1 7 8192 2, Use 0 7, Free 0 6, Free 0 7, End 0 0 0 2,"
-     "BeginEager 0 0 0 2, Allocate 1 8 16384 2, End 0 0 0 2, Use 0 8, Free 0 8, BeginCapture,"
-     "Allocate 1 9 81920, Free 0 9, End, Free 0 2, Free 0 4, Free 0 5, Release, Release,"
-     "Release 0 0 0 2, Release 0 0 0 2, Trim"},
+     "BeginCapture, Allocate 0 1 12288, Allocate 0 2 512, Free 0 1, Allocate 0 3 25088, Peer 0 "
+     "1,Allocate 1 4 4096, Use 1 3, Free 0 3, Allocate 0 5 4096, End, BeginEager 0 0 0 "
+     "2,Allocate 0 6 8192 2, Allocate 1 7 8192 2, Use 0 7, Free 0 6, Free 0 7, End 0 0 0 "
+     "2,BeginEager 0 0 0 2, Allocate 1 8 16384 2, End 0 0 0 2, Use 0 8, Free 0 8, "
+     "BeginCapture,Allocate 1 9 81920, Free 0 9, End, Free 0 2, Free 0 4, Free 0 5, Release, "
+     "Release,Release 0 0 0 2, Release 0 0 0 2, Trim"},
     {"Planned", Planned()},
     // Two streams make a large pool grow, which is given pages ahead of need: of 260 a 128th, 2.
     {"Ahead",
      "BeginCapture, Allocate 0 1 1064960, Allocate 1 2 4096, Allocate 0 3 12288, Allocate 1 4 "
-     "4096, End,"
-     "Free 0 1, Free 0 2, Free 0 3, Free 0 4, Release, Trim"},
+     "4096, End,Free 0 1, Free 0 2, Free 0 3, Free 0 4, Release, Trim"},
     // Goes back to a checkpoint while work that was not captured is under way.
     {"Restored",
-     "BeginEager, Allocate 0 1 8192, Allocate 0 2 8704, Allocate 0 3 9216, Allocate 1 4 512, Use 1 "
-     "1,"
-     "Use 1 2, End, Checkpoint, Free 0 1, Free 0 4, BeginEager, Allocate 1 5 4096, Allocate 1 6 "
-     "5120,"
-     "Allocate 1 7 6144, Allocate 1 8 7168, End, Restore, Restore, Free 0 1, Free 0 2, Free 0 3,"
-     "Free 0 4, Progress 0 0 99, Progress 1 0 99, Release, Release, Trim"}};
+     "BeginEager, Allocate 0 1 8192, Allocate 0 2 8704, Allocate 0 3 9216, Allocate 1 4 512, Use "
+     "1 1,Use 1 2, End, Checkpoint, Free 0 1, Free 0 4, BeginEager, Allocate 1 5 4096, Allocate "
+     "1 6 5120,Allocate 1 7 6144, Allocate 1 8 7168, End, Restore, Restore, Free 0 1, Free 0 2, "
+     "Free 0 3,Free 0 4, Progress 0 0 99, Progress 1 0 99, Release, Release, Trim"}};
 
 // Runs the script, with `fault` to come, or to come at each step anew; what fails is tried again without. Returns
 // how many calls were made to fail.

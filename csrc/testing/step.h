@@ -74,7 +74,7 @@ std::ostream& operator<<(std::ostream& out, const Step& step);
 
 // Runs the steps, and then Finish(). Returns the first complaint, behind the step that it came after.
 template <typename Session>
-std::string RunAll(Session& session, const Steps& steps) {
+std::string RunAll(Session&& session, const Steps& steps) {
   for (const Step& step : steps) {
     std::string complaint = session.Run(step);
     if (!complaint.empty()) return complaint;

@@ -12,7 +12,7 @@ namespace {
 
 // Whether the call goes through without its thing number `number`.
 bool GoesThrough(FaultKind kind, uint64_t number, bool for_good, FaultyDriver& driver,
-                 const std::function<void()>& call) {
+                 const Action& call) {
   const bool of_driver = kind == FaultKind::kDriverCall;
   std::optional<AllocationFault> fault;
   if (of_driver) driver.Arm({.call_number = number});
@@ -64,7 +64,7 @@ World::Books World::TakeBooks() const {
   return {text.str(), usage};
 }
 
-void World::FailEach(FaultKind kind, const std::function<void()>& call,
+void World::FailEach(FaultKind kind, const Action& call,
                      const std::function<std::string()>& describe) {
   const std::string before = describe();
   // The larger the number, the more are passed over: a call may make thousands.
@@ -81,7 +81,7 @@ void World::FailEach(FaultKind kind, const std::function<void()>& call,
   }
 }
 
-void World::FailEach(FaultKind kind, const std::function<void()>& call) {
+void World::FailEach(FaultKind kind, const Action& call) {
   FailEach(kind, call, [this] {
     set->Check();
     return ToString(TakeBooks());

@@ -15,6 +15,8 @@
 
 namespace cgp {
 
+using Action = std::function<void()>;
+
 enum class FaultKind : uint8_t {
   kAllocation,  // of memory on the heap: it alone, and all from it on
   kDriverCall,  // it alone; pre: a call that fails so has changed nothing
@@ -32,9 +34,8 @@ struct World {
   Books TakeBooks() const;
   // Makes the call with its first such thing failing, then its second, until it goes through. Throws InternalError if
   // one that failed has changed what `describe` returns (without: the books), and what the call throws without a fault.
-  void FailEach(FaultKind kind, const std::function<void()>& call,
-                const std::function<std::string()>& describe);
-  void FailEach(FaultKind kind, const std::function<void()>& call);
+  void FailEach(FaultKind kind, const Action& call, const std::function<std::string()>& describe);
+  void FailEach(FaultKind kind, const Action& call);
 
   HostDriver host;
   DriverWatch watch{host};

@@ -1,8 +1,7 @@
 """Faults that mutate.py plants, by what they break, and the rules that ablate.py takes out: an
 entry of a text file for each.
 
-name folder/file          the file is in csrc/
-what goes wrong then, or what the rule says
+name folder/file: what goes wrong then, or what the rule says      (the file is in csrc/)
 -text that stands in the file exactly once: lines, or a part of one
 +what is to stand there (without: nothing)
 """
@@ -28,8 +27,9 @@ class Mutant:
 def _read(path: Path) -> list[Mutant]:
     mutants = []
     for entry in path.read_text().rstrip().split("\n\n")[1:]:  # without the file's heading
-        head, what, *lines = entry.splitlines()
-        name, place = head.split()
+        head, *lines = entry.splitlines()
+        place, _, what = head.partition(": ")
+        name, place = place.split()
         folder, _, file = place.partition("/")
         search, replacement = (
             "\n".join(line[1:] for line in lines if line[0] == sign) for sign in "-+"
