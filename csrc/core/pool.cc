@@ -62,14 +62,12 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> c
   State& s = *state_;
   CGP_CHECK(in_scope() && bytes > 0);
   s.blocks.ReserveOne();
-  FreeView& view = s.memory.BeginTake(stream, capture);
   LiveBlock live;
   live.block = {.bytes = Granules::FromBytesRoundedUp(bytes).bytes(),
                 .requested_bytes = bytes,
                 .stream = stream};
   live.eager = s.memory.scope() == ScopeKind::kEager;
-  live.view = s.memory.NumberOf(view);
-  s.placer.Place(view, live, s.stats);
+  s.placer.Place(s.memory.BeginTake(live, capture), live, s.stats);
   live.block.address = s.ranges.AddressOf(live.site.slot, Granules(live.site.offset));
   if (!live.eager) s.ranges.Pin(live.site.slot);
   const Block block = live.block;

@@ -193,9 +193,8 @@ std::vector<PhysicalPiece> PoolSet::Pieces(Address address) const {
 }
 
 std::optional<PoolId> PoolSet::PoolOf(Address address) const {
-  const std::lock_guard lock(mutex_);
-  const Member* const owner = FindOwner(address);
-  return owner == nullptr ? std::nullopt : std::optional(owner->id);
+  const std::optional<Owned> owned = At(address);
+  return owned ? std::optional(owned->id) : std::nullopt;
 }
 
 bool PoolSet::HasReserved(Address address) const {
@@ -336,17 +335,13 @@ PoolStats PoolSet::SumStats() const {
   for (const auto& [id, member] : members_) {
     const PoolStats stats = member->pool.Stats();
     total.page_bytes = stats.page_bytes;
-    total.pages += stats.pages;
-    total.reserved_bytes += stats.reserved_bytes;
-    total.allocated_bytes += stats.allocated_bytes;
-    total.requested_bytes += stats.requested_bytes;
-    total.live_blocks += stats.live_blocks;
-    total.peak_reserved_bytes += stats.peak_reserved_bytes;
-    total.peak_allocated_bytes += stats.peak_allocated_bytes;
-    total.ranges += stats.ranges;
-    total.page_mappings += stats.page_mappings;
-    total.allocations += stats.allocations;
-    total.frees += stats.frees;
+    using S = PoolStats;
+    for (uint64_t S::*const summed :
+         {&S::pages, &S::reserved_bytes, &S::allocated_bytes, &S::requested_bytes, &S::live_blocks,
+          &S::peak_reserved_bytes, &S::peak_allocated_bytes, &S::ranges, &S::page_mappings,
+          &S::allocations, &S::frees}) {
+      total.*summed += stats.*summed;
+    }
   }
   return total;
 }

@@ -270,12 +270,8 @@ inline void FakeEvents(CudaApi* api) {
     return InContext("cuCtxRecordEvent");
   };
   api->cuEventQuery = [](CUevent event) {
-    // As CUDA does while some other thread captures.
-    if (capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED) {
-      return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
     fake->event = event;
-    const CUresult outcome = InContext("cuEventQuery");
+    const CUresult outcome = InContextAndRelaxed("cuEventQuery");
     if (outcome != CUDA_SUCCESS) return outcome;
     return fake->event_ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   };
@@ -385,25 +381,19 @@ inline void FakeKernels(CudaApi* api) {
                                           CUlaunchAttributeValue* value) {
     fake->asked_attributes.insert(id);
     if (fake->unknown_attributes.contains(id)) return CUDA_ERROR_INVALID_VALUE;
-    const auto& attributes = reinterpret_cast<FakeNode*>(node)->attributes;
-    const auto found = attributes.find(id);
-    *value = found == attributes.end() ? CUlaunchAttributeValue{} : found->second;
+    *value = reinterpret_cast<FakeNode*>(node)->attributes[id];
     return InContext("cuGraphKernelNodeGetAttribute");
   };
   // A function that was never used is loaded when it is asked after, which captures forbid.
   api->cuFuncGetAttribute = [](int* value, CUfunction_attribute attribute, CUfunction function) {
-    const auto& attributes = reinterpret_cast<FakeFunction*>(function)->attributes;
-    const auto found = attributes.find(attribute);
-    *value = found == attributes.end() ? 0 : found->second;
+    *value = reinterpret_cast<FakeFunction*>(function)->attributes[attribute];
     ++fake->function_questions;
     return InContextAndRelaxed("cuFuncGetAttribute");
   };
   api->cuKernelGetAttribute = [](int* value, CUfunction_attribute attribute, CUkernel kernel,
                                  CUdevice device) {
     if (device != 100) return CUDA_ERROR_INVALID_DEVICE;
-    const auto& attributes = reinterpret_cast<FakeFunction*>(kernel)->attributes;
-    const auto found = attributes.find(attribute);
-    *value = found == attributes.end() ? 0 : found->second;
+    *value = reinterpret_cast<FakeFunction*>(kernel)->attributes[attribute];
     ++fake->function_questions;
     return InContextAndRelaxed("cuKernelGetAttribute");
   };

@@ -75,10 +75,10 @@ class HostDriver final : public Driver {
 
   // --- For tests ---
 
-  HostUsage usage() const;
+  HostUsage usage() const { return Locked(usage_); }
 
   // Calls that succeeded.
-  CallCounts calls() const;
+  CallCounts calls() const { return Locked(calls_); }
 
   // Whether all of [address, address + bytes) is mapped and `device` (this one or a peer) may read
   // and write it.
@@ -87,16 +87,15 @@ class HostDriver final : public Driver {
   // How often Unmap() took a mapping that had been given access and after which nobody had called
   // Quiesce(): memory that the device may still have been using. A mapping that is undone after
   // SetAccess() counts too.
-  uint64_t unquiesced_unmaps() const;
+  uint64_t unquiesced_unmaps() const { return Locked(unquiesced_unmaps_); }
 
   // How often DestroyEvent(), which cannot throw, was given an event that does not exist.
-  uint64_t unknown_events_destroyed() const;
+  uint64_t unknown_events_destroyed() const { return Locked(unknown_events_destroyed_); }
 
   // Events are done at once, or, while held, when CompleteEvents() or Quiesce() says so. Letting go
   // of them completes nothing that is pending.
   void HoldEvents(bool hold);
-  void CompleteEvents();
-  void CompleteEvents(StreamId stream);
+  void CompleteEvents(std::optional<StreamId> only = {});
 
   // The stream is gone: whoever asks for it from now on, as a caller with a handle of old would, is
   // refused, where CUDA reads memory that is not its own any more.
@@ -109,7 +108,7 @@ class HostDriver final : public Driver {
     std::optional<StreamId> awaited;
     bool operator==(const Wait&) const = default;
   };
-  std::vector<Wait> waits() const;
+  std::vector<Wait> waits() const { return Locked(waits_); }
 
   // The captures that Capture() and Dependencies() tell of.
   HostGraphs& graphs() { return graphs_; }
@@ -123,6 +122,7 @@ class HostDriver final : public Driver {
   void EndCapture();
 
  private:
+  class Call;
   struct Physical {
     uint64_t bytes = 0;
     Address home = 0;  // see host_memory.h
@@ -150,18 +150,18 @@ class HostDriver final : public Driver {
   };
   using Mappings = std::map<Address, Mapping>;
 
-  [[noreturn]] void Refuse(DriverCall call, uint64_t bytes, const std::string& why) const;
-  [[noreturn]] void RefuseInCapture(DriverCall call, uint64_t bytes, const std::string& why) const;
-  [[noreturn]] void FailSystem(DriverStatus status, DriverCall call, int error,
-                               uint64_t bytes) const;
-  void CheckSize(DriverCall call, uint64_t bytes) const;
-  Reservation& ReservationAround(DriverCall call, Address address, uint64_t bytes);
-  Physical& Held(DriverCall call, uint64_t bytes, Handle handle);
+  template <typename Value>
+  Value Locked(const Value& value) const {
+    const std::lock_guard lock(mutex_);
+    return value;
+  }
+  Reservation& ReservationAround(const Call& call, Address address, uint64_t bytes);
+  Physical& Held(const Call& call, Handle handle);
   void DropIfUnused(Handle handle);
-  void CheckExists(DriverCall call, StreamId stream) const;
-  void CheckNotCapturing(DriverCall call, StreamId stream) const;
+  void CheckExists(const Call& call, StreamId stream) const;
+  void CheckNotCapturing(const Call& call, StreamId stream) const;
   Event AddEvent(std::optional<StreamId> stream);
-  const RecordedEvent& Recorded(DriverCall call, Event event) const;
+  const RecordedEvent& Recorded(const Call& call, Event event) const;
   bool capturing() const { return captures_ != 0; }
 
   const HostDriverOptions options_;

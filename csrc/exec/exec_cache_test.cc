@@ -212,13 +212,11 @@ TEST_F(ExecCacheTest, ACapturingStreamIsNotAskedAndCountsAsUnfinished) {
   const GraphNumber second = Add(Graph{11});
   const GraphExec exec = Launch(first, kA);
   const CaptureId capture = host_.graphs().Begin(kA);
-  host_.BeginCapture({kA});
   const GraphExec other = Launch(second, kB);
   EXPECT_NE(other, exec);
   EXPECT_EQ(host_.calls()[DriverCall::kRecordEvent], 0u);
   host_.graphs().Invalidate(capture);
   EXPECT_NE(Launch(Add(Graph{12}), kB), exec) << "nor while nobody has ended it";
-  host_.EndCapture();
   host_.graphs().End(capture);
   Launch(Add(Graph{13}), kB);
   EXPECT_EQ(Execs(), 1u);
@@ -237,14 +235,12 @@ TEST_P(ExecCacheRaceTest, AMarkThatACaptureMayHaveTakenIsNotAskedAfter) {
     if (call == DriverCall::kRecordEvent) marked = true;
     if (call != DriverCall::kCapture || !marked || capture != kNoCapture) return;
     capture = host_.graphs().Begin(kA);
-    host_.BeginCapture({kA});
   });
   const GraphExec exec = Launch(Add(Graph{10}), kA, lasts);
   EXPECT_NE(Launch(Add(Graph{11}), kB), exec) << "it counts as unfinished";
   EXPECT_NE(capture, kNoCapture);
   EXPECT_EQ(host_.usage().events, 0u);
   for (const DriverCall call : events_.calls()) EXPECT_NE(call, DriverCall::kEventDone);
-  host_.EndCapture();
   host_.graphs().End(capture);
   Launch(Add(Graph{12}), kC);
   EXPECT_EQ(Execs(), lasts ? 1u : 2u) << "where the stream may be gone nobody will ever know";
@@ -400,7 +396,6 @@ TEST_F(ExecCacheTest, NothingIsRecordedOnAStreamThatCapturesAndMayBeGone) {
   MakeCache(1);
   const GraphNumber first = Add(Graph{10});
   host_.graphs().Begin(kA);
-  host_.BeginCapture({kA});
   Launch(first, kA, /*lasts=*/false);
   EXPECT_EQ(host_.usage().events, 0u);
 }

@@ -42,9 +42,9 @@ void StreamMemory::EndScope(bool may_ask_device) {
   scope_.reset();
 }
 
-FreeView& StreamMemory::BeginTake(StreamId stream, std::optional<CaptureId> in) {
+FreeView& StreamMemory::BeginTake(LiveBlock& live, std::optional<CaptureId> in) {
   GiveFreed();
-  FreeView& view = ViewFor(stream, in);
+  FreeView& view = ViewFor(live, in);
   bytes_.ReserveTake();
   return view;
 }
@@ -57,7 +57,8 @@ FreeView* StreamMemory::FindView(StreamId stream) const {
   return nullptr;
 }
 
-FreeView& StreamMemory::ViewFor(StreamId stream, std::optional<CaptureId> in) {
+FreeView& StreamMemory::ViewFor(LiveBlock& live, std::optional<CaptureId> in) {
+  const StreamId stream = live.block.stream;
   if (*scope_ == ScopeKind::kEager) {
     FreeView* const view = FindView(stream);
     return view != nullptr ? *view : AddView(stream);
@@ -72,7 +73,9 @@ FreeView& StreamMemory::ViewFor(StreamId stream, std::optional<CaptureId> in) {
       return *view;
     ExpectSeveralStreams();
   }
-  return ProvenView(stream);
+  const std::size_t number = ProvenView(stream);
+  live.view = static_cast<uint16_t>(number);
+  return bytes_.view(number);
 }
 
 // The view of a stream that has none yet in this scope.

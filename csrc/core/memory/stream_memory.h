@@ -55,11 +55,9 @@ class StreamMemory {
 
   // --- Blocks ---
 
-  // What the stream, which is in that capture, may take now (Pool::Allocate()). Room is made for one
-  // SharedSpace::Take(). pre: a scope is open.
-  FreeView& BeginTake(StreamId stream, std::optional<CaptureId> in);
-  // Of a view that BeginTake() returned last: LiveBlock::view of what is taken from it.
-  uint16_t NumberOf(const FreeView& view) const;
+  // What the block's stream, which is in that capture, may take for it now (Pool::Allocate()); the
+  // block is told its view. Room is made for one SharedSpace::Take(). pre: a scope is open.
+  FreeView& BeginTake(LiveBlock& live, std::optional<CaptureId> in);
 
   // Behind what the bytes of a block must stay that is freed now; there is room for them.
   FenceId FenceFor(const LiveBlock& live);
@@ -93,7 +91,7 @@ class StreamMemory {
     return scope_ == ScopeKind::kCapture && thread_ != std::this_thread::get_id();
   }
   FreeView* FindView(StreamId stream) const;
-  FreeView& ViewFor(StreamId stream, std::optional<CaptureId> in);
+  FreeView& ViewFor(LiveBlock& live, std::optional<CaptureId> in);
   FreeView& AddView(StreamId stream);
   void WaitForReplays(StreamId stream);
   void HoldAllFree();
@@ -112,7 +110,7 @@ class StreamMemory {
 
   // stream_memory_proofs.cc
   void ExpectSeveralStreams();
-  FreeView& ProvenView(StreamId stream);
+  std::size_t ProvenView(StreamId stream);
   std::size_t AddProvenView(StreamId stream);
   std::optional<std::size_t> FindProvenView(StreamId stream, CaptureId of) const;
   std::optional<FenceId> ProofFenceFor(const LiveBlock& live);

@@ -53,23 +53,22 @@ void StreamMemory::ExpectSeveralStreams() {
   }
 }
 
-// The view of a stream, with all that is proven to it by now.
-FreeView& StreamMemory::ProvenView(StreamId stream) {
+// The number of a stream's view, which has all that is proven to it by now.
+std::size_t StreamMemory::ProvenView(StreamId stream) {
   driver_.Capture(stream, &frontier_);
   NoteCapture(frontier_.capture);
   std::optional<std::size_t> number = FindProvenView(stream, frontier_.capture);
   if (!number) number = AddProvenView(stream);
-  FreeView& view = bytes_.view(*number);
   ReserveOpening();
-  bytes_.Grant(view, proofs_.Advance(*number, frontier_));
+  bytes_.Grant(bytes_.view(*number), proofs_.Advance(*number, frontier_));
   proofs_.HandOver(*number);
-  if (!proofs_.stopped(*number) || !proofs_.relies_on_proofs(*number)) return view;
+  if (!proofs_.stopped(*number) || !proofs_.relies_on_proofs(*number)) return *number;
   // The stream has gone on without waiting for what came before. What was given to it by proof it may
   // have given itself again since, by its order, which is no proof any more either. So it begins anew,
   // as another stream that nothing is proven to, and leaves behind what it had until now.
   const std::size_t anew = AddProvenView(stream);
   proofs_.Stop(anew);
-  return bytes_.view(anew);
+  return anew;
 }
 
 // Another view of the stream, in the capture of `frontier`. Throws with nothing changed.
@@ -90,13 +89,6 @@ std::optional<std::size_t> StreamMemory::FindProvenView(StreamId stream, Capture
     if (bytes_.view(i).stream() == stream && proofs_.capture(i) == of) return i;
   }
   return std::nullopt;
-}
-
-uint16_t StreamMemory::NumberOf(const FreeView& view) const {
-  for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
-    if (&bytes_.view(i) == &view) return static_cast<uint16_t>(i);
-  }
-  return LiveBlock::kNoView;
 }
 
 // The fence of a block that is freed now; nothing where no proof is possible.

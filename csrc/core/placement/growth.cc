@@ -22,7 +22,7 @@ static_assert(kMostHandlePages <= MappingPlan::kMaxNewPages);
 struct Stretch {
   EdgePair edges;
   uint64_t tail_length = 0;     // granules taken of the tail
-  std::vector<PageId> handles;  // existing whole ones
+  std::vector<PageId> handles;  // existing whole ones, then new ones
   uint64_t new_pages = 0;
   uint64_t whole = 0;  // whole pages taken, existing or new
   uint64_t mappings = 0;
@@ -43,16 +43,13 @@ class GrowthPlanner {
 
   GrowthPlan Plan() {
     for (const End& end : FreeEnds()) ConsiderExtending(end.range, end.at_front);
-    return best_.cost != kNone ? Extend() : StartRange();
+    return best_ ? Extend() : StartRange();
   }
 
  private:
-  static constexpr uint64_t kNone = ~uint64_t{0};
-
   // Extending a range at one end.
   struct Extension {
-    uint64_t cost = kNone;  // handles to map
-    uint64_t reused = 0;    // granules of the block in slots mapped before
+    uint64_t reused = 0;  // granules of the block in slots mapped before
     Stretch stretch;
     RangeId range{};
     bool at_front = false;
@@ -157,7 +154,8 @@ class GrowthPlanner {
     }
     TakeEdges(*edges, rest, stretch);
     stretch.whole += stretch.new_pages;
-    stretch.mappings += stretch.handles.size() + NewHandles(stretch).size();
+    AppendNewHandles(stretch.new_pages, MostNewPages(stretch.new_pages), stretch.handles);
+    stretch.mappings += stretch.handles.size();
     return stretch;
   }
 
@@ -202,15 +200,10 @@ class GrowthPlanner {
   }
 
   // As large as suits the pool and, where one stream alone needs them, the block.
-  std::vector<PageId> NewHandles(const Stretch& stretch) const {
-    std::vector<PageId> handles;
-    const uint64_t pages = stretch.new_pages;
+  uint64_t MostNewPages(uint64_t pages) const {
     const uint64_t pool_pages = ranges_.page_count() + pages;
-    const bool several = streams_ == Streams::kSeveral;
-    const uint64_t most =
-        several && pool_pages < kExactPool ? 1 : MostHandlePages(pool_pages, several ? 0 : pages);
-    AppendNewHandles(pages, most, handles);
-    return handles;
+    if (streams_ == Streams::kOne) return MostHandlePages(pool_pages, pages);
+    return pool_pages < kExactPool ? 1 : MostHandlePages(pool_pages, 0);
   }
 
   void ConsiderExtending(RangeId id, bool at_front) {
@@ -237,24 +230,25 @@ class GrowthPlanner {
                         .stretch = Fill(missing, at_front ? Ends::kTail : Ends::kHead, id),
                         .range = id,
                         .at_front = at_front};
-    extension.cost = extension.stretch.mappings;
-    if (extension.cost > best_.cost) return;
+    const uint64_t cost = extension.stretch.mappings;
+    const uint64_t least = best_ ? best_->stretch.mappings : ~uint64_t{0};
+    if (cost > least) return;
     if (free_slots + extension.stretch.whole > most_whole_) return;
     // New pages are made only where a new range would have to make as many.
     if (extension.stretch.new_pages > fresh_.new_pages) return;
     if (ranges_.PagesOf(PlanOf(extension.stretch)) >
         (at_front ? range.room_front : range.room_back))
       return;
-    if (extension.cost < best_.cost || extension.reused > best_.reused) best_ = extension;
+    if (cost < least || reused > best_->reused) best_ = extension;
   }
 
   GrowthPlan Extend() const {
-    GrowthPlan plan{.mapping = PlanOf(best_.stretch)};
-    plan.mapping.range = best_.range;
-    plan.mapping.at_front = best_.at_front;
+    GrowthPlan plan{.mapping = PlanOf(best_->stretch)};
+    plan.mapping.range = best_->range;
+    plan.mapping.at_front = best_->at_front;
     const auto mapped = static_cast<int64_t>(ranges_.PagesOf(plan.mapping) * page_);
-    const auto reused = static_cast<int64_t>(best_.reused);
-    plan.start = best_.at_front ? mapped + reused - static_cast<int64_t>(length_) : -reused;
+    const auto reused = static_cast<int64_t>(best_->reused);
+    plan.start = best_->at_front ? mapped + reused - static_cast<int64_t>(length_) : -reused;
     return plan;
   }
 
@@ -271,7 +265,6 @@ class GrowthPlanner {
     MappingPlan plan;
     if (stretch.edges.tail) plan.handles.push_back(stretch.edges.tail->handle);
     plan.handles.insert(plan.handles.end(), stretch.handles.begin(), stretch.handles.end());
-    for (const PageId handle : NewHandles(stretch)) plan.handles.push_back(handle);
     if (stretch.edges.head) plan.handles.push_back(stretch.edges.head->handle);
     return plan;
   }
@@ -285,7 +278,7 @@ class GrowthPlanner {
   const Stretch fresh_;  // a new range
   const uint64_t most_whole_;
   std::vector<RangeId> shown_in_;  // by page: the last of the ranges noted that shows it
-  Extension best_;
+  std::optional<Extension> best_;
 };
 
 }  // namespace
