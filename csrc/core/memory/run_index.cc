@@ -141,7 +141,7 @@ void RunIndex::Check(const std::function<bool(PageId)>& is_free) const {
       CGP_CHECK(run <= bounds_[leaf_count() + r]);
     }
   }
-  for (uint32_t i = 1; i < leaf_count(); ++i) {
+  for (std::size_t i = 1; i < leaf_count(); ++i) {
     CGP_CHECK(bounds_[i] == std::max(bounds_[2 * i], bounds_[2 * i + 1]));
   }
 }
