@@ -4,6 +4,7 @@
 
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -127,6 +128,25 @@ TEST_F(FaultyDriverTest, FailsCallsOfOneKindForGoodUntilDisarmed) {
   EXPECT_EQ(driver_.failures(), 0u);
   EXPECT_TRUE(driver_.calls().empty());
   driver_.Create(kPage);
+}
+
+TEST_F(FaultyDriverTest, CountsCallsOfManyThreads) {
+  driver_.Arm({.call_number = 300});
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int call = 0; call < 100; ++call) {
+        try {
+          driver_.Info();
+        } catch (const DriverError&) {
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(driver_.call_count(), 400u);
+  EXPECT_EQ(driver_.failures(), 1u);
+  EXPECT_EQ(host_.calls()[DriverCall::kInfo], 399u);
 }
 
 }  // namespace

@@ -234,7 +234,7 @@ class GraphAllocator final : public CUDAAllocator {
   template <typename AskStream, typename AskBase>
   auto Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base);
   // What to ask for so that a block shares no page.
-  static size_t WholePages(DevicePools& pools, size_t bytes);
+  static size_t WholePages(const DevicePools& pools, size_t bytes);
   Block AllocateInPool(DeviceIndex device, const RouteTable::Target& target, size_t bytes,
                        cudaStream_t stream);
   // Nothing if the memory does not suffice; `over_fraction` says whether it is the fraction's.

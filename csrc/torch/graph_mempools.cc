@@ -93,7 +93,7 @@ void GraphAllocator::setNoSplit(DeviceIndex device, MempoolId_t id) {
 }
 
 // All blocks of the pool are whole pages then, and so is all that is free in it.
-size_t GraphAllocator::WholePages(DevicePools& pools, size_t bytes) {
+size_t GraphAllocator::WholePages(const DevicePools& pools, size_t bytes) {
   if (bytes > pools.total_bytes()) return bytes;  // for the error
   const uint64_t page = pools.driver().granularity();
   return (bytes + page - 1) / page * page;
