@@ -103,21 +103,24 @@ void SharedSpace::GivePiece(NodeId id, FenceId fence, bool large) {
     }
     return;
   }
-  // All of the page where it comes to hold no large block any more.
-  const bool all = large && space_.large_pieces(page) == 1;
-  const NodeId from = all ? space_.first(page) : node.prev == NodeId::kNone ? id : node.prev;
-  const NodeId to = all ? space_.last(page) : node.next == NodeId::kNone ? id : node.next;
+  if (large && space_.large_pieces(page) == 1) {
+    for (const auto& view : views_) view->UnindexNodes(page, space_.first(page), space_.last(page));
+    space_.Give(id, fence);
+    space_.DropLargePiece(page);
+    for (const auto& view : views_) view->IndexNodes(page, space_.first(page), space_.last(page));
+    return;
+  }
   for (const auto& view : views_) {
-    if (all || view->Passes(fence)) view->UnindexNodes(page, from, to);
+    if (!view->Passes(fence)) continue;
+    for (const NodeId beside : {node.prev, node.next}) {
+      if (beside != NodeId::kNone && !space_.node(beside).used())
+        view->UnindexNodes(page, beside, beside);
+    }
   }
   if (large) space_.DropLargePiece(page);
   const NodeId given = space_.Give(id, fence);
   for (const auto& view : views_) {
-    if (all) {
-      view->IndexNodes(page, space_.first(page), space_.last(page));
-    } else if (view->Passes(fence)) {
-      view->IndexNodes(page, given, given);
-    }
+    if (view->Passes(fence)) view->IndexNodes(page, given, given);
   }
 }
 
