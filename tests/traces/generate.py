@@ -72,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print the families and stop")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where to write them all")
     parser.add_argument("--seeds", type=int, default=20, help="of each family (default 20)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     options = parser.parse_args(argv)
     if options.list:
         print("real", *REAL)
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif options.output:
         options.output.mkdir(parents=True, exist_ok=True)
         for family in FAMILIES:
-            for seed in range(options.seeds):
+            for seed in range(options.first, options.first + options.seeds):
                 path = options.output / f"{family}_{seed}.json"
                 path.write_text(json.dumps(generate(family, seed)))
     elif options.family:
