@@ -11,7 +11,8 @@
 //
 //     pages after an advised block <= max(pages before it, ceil(what lives with it / page))
 //
-// so a guess can be wrong by any factor and costs nothing but mappings.
+// so a guess can be wrong by any factor and costs mappings, not memory, but for the page or two by
+// which it leaves other gaps for what comes later (cgp_quality --plain --fresh).
 #pragma once
 
 #include <cstdint>
