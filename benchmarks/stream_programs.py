@@ -1,5 +1,7 @@
 """Seeded random programs of alloc, free, kernel, record_stream, fork and join over several streams.
 
+    python benchmarks/stream_programs.py --output FOLDER        # as text, for cgp_quality --streams
+
 Needs no torch. A program is right by construction: a kernel reads only tensors whose write its
 stream is ordered behind, and a tensor that another stream reads is recorded for it with
 record_stream, or its own stream waits for the reader before the tensor is freed. So whatever an
@@ -16,12 +18,15 @@ replays in 0.97 to 1.11 of its time.
 
 from __future__ import annotations
 
+import argparse
 import enum
 import math
 import random
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 GRANULE_BYTES = 512
@@ -297,3 +302,36 @@ def sums_of(reads: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         yield elements - done, total
         total -= by_length[elements]
         done = elements
+
+
+def lines_of(program: Program) -> Iterator[str]:
+    """As csrc/testing/capture_trace.h reads them."""
+    yield "graph 0\n"
+    for op in program.ops:
+        if op.kind == Kind.ALLOC:
+            size = program.elements[op.tensor] * ELEMENT_BYTES
+            yield f"alloc {op.tensor} {size} {op.stream}\n"
+        if op.is_node:
+            yield f"launch {op.stream}\n"
+        elif op.kind == Kind.RECORD:
+            yield f"use {op.tensor} {op.stream}\n"
+        elif op.kind == Kind.FREE:
+            yield f"free {op.tensor}\n"
+        elif op.kind == Kind.WAIT:
+            yield f"wait {op.stream} {op.other}\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of programs")
+    options = parser.parse_args(argv)
+    options.output.mkdir(parents=True, exist_ok=True)
+    for made, seed in product(CONFIGURATIONS, options.seeds):
+        path = options.output / f"{made.name}@{seed}.txt"
+        path.write_text("".join(lines_of(generate(made, seed))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

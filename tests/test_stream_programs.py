@@ -20,6 +20,7 @@ from stream_programs import (
     Program,
     by_name,
     generate,
+    lines_of,
     rounded,
     sums_of,
     value_of,
@@ -52,6 +53,17 @@ def test_a_program_is_that_of_its_seed() -> None:
     # Figures of another machine or Python are of the same programs.
     program = generate(made, 0)
     assert (len(program.ops), program.peak_bytes()) == (2_022, 61_797_888)
+
+
+def test_programs_as_text_do_the_same() -> None:
+    program = generate(replace(DELAYED[0], operations=300), 0)
+    lines = Counter(line.split()[0] for line in lines_of(program))
+    kinds = Counter(op.kind for op in program.ops)
+    assert lines["graph"] == 1
+    assert lines["launch"] == program.nodes
+    for word, kind in (("alloc", Kind.ALLOC), ("use", Kind.RECORD), ("free", Kind.FREE)):
+        assert lines[word] == kinds[kind] > 0
+    assert lines["wait"] == kinds[Kind.WAIT] > 0
 
 
 @pytest.mark.parametrize("configuration", SMALL, ids=lambda made: f"{made.name}-d{made.delay:g}")

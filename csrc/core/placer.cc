@@ -22,8 +22,7 @@ constexpr uint64_t kPartOfPeak = 4;
 // A pool that several streams make grow is given up to this part of its pages ahead of need, once
 // that is more than one: the driver's price is per handle, and blocks of a few pages each would have
 // it grow by a few pages each. What the pool holds in vain when it stops growing is no more than
-// that. (In a simulation of 24 programs of several streams that need some 1,600 pages each it saved
-// two fifths of the mappings, and cost 0.6 % of memory.)
+// that.
 constexpr uint32_t kPartAhead = 128;
 
 // As many addresses as CUDA has. Refused here, a larger block cannot fill the host's memory with a
@@ -107,7 +106,6 @@ Placer::Found Placer::FindSmall(FreeView& view, Granules length) {
   const auto find = [&]() -> std::optional<PageId> {
     chain = view.BestFit(length);
     if (!chain) return WholePageToBreak(view, ranges_, Takers());
-    chain = LeastWanted(view, *chain);
     return space().node(*chain).page;
   };
   std::optional<PageId> page = find();
@@ -121,26 +119,8 @@ Placer::Found Placer::FindSmall(FreeView& view, Granules length) {
           .node = chain.value_or(NodeId::kNone)};
 }
 
-// Of the chains as good as `best` the one whose bytes the fewest streams may take: the others are
-// left with more.
-NodeId Placer::LeastWanted(const FreeView& view, NodeId best) const {
-  if (!several_streams()) return best;
-  constexpr int kLookedAt = 16;
-  const auto takers = [&](NodeId chain) {
-    return memory_.bytes().CountPassing(space().node(chain).fence);
-  };
-  auto fewest = takers(best);
-  std::optional<NodeId> chain = view.NextAsGood(best);
-  for (int i = 1; chain && i < kLookedAt; ++i, chain = view.NextAsGood(*chain)) {
-    const auto count = takers(*chain);
-    if (count >= fewest) continue;
-    fewest = count;
-    best = *chain;
-  }
-  return best;
-}
-
-// How many streams may take all of a page; nothing where one stream allocates, which may take all.
+// How many streams may take all of a page, so that others are left with what more can use; nothing
+// where one stream allocates, which may take all.
 TakersOf Placer::Takers() const {
   if (!several_streams()) return {};
   return [this](PageId page) { return static_cast<uint32_t>(memory_.bytes().CountWhole(page)); };

@@ -52,7 +52,6 @@ class Placer {
   Predictor::Advice Advise(uint64_t bytes, const FreeView& view);
   std::optional<Placement> Follow(const Predictor::Advice& advice, Granules length);
   Found FindSmall(FreeView& view, Granules length);
-  NodeId LeastWanted(const FreeView& view, NodeId best) const;
   TakersOf Takers() const;
   std::optional<RangeId> RangeWithRoom() const;
   Placement FindLarge(FreeView& view, Granules length, Slack slack);

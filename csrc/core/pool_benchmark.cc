@@ -306,7 +306,7 @@ int64_t Replay(Setup& setup, const cgp::CaptureTrace& trace, PairTimes* times) {
   for (const cgp::TraceGraph& graph : trace) {
     setup.pool.BeginScope(cgp::ScopeKind::kCapture);
     for (const cgp::TraceEvent& event : graph.events) {
-      if (event.bytes == 0) {
+      if (event.kind == cgp::TraceEvent::Kind::kFree) {
         free_block(live.extract(event.block).mapped());
         continue;
       }

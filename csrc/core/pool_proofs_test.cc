@@ -144,24 +144,6 @@ TEST_F(PoolProofsTest, WhatIsFreedAtOnePointIsBehindOneFence) {
 }
 
 // Of equal places the one that the fewest streams may take: the others are left with more.
-TEST_F(PoolProofsTest, ASmallBlockTakesTheLeastWantedOfEqualPlaces) {
-  Begin({kA, kB});
-  std::vector<Block> blocks;
-  for (int i = 0; i < 16; ++i) blocks.push_back(Allocate(kGranule, i % 2 == 0 ? kA : kB));
-  Launch(kA);
-  Launch(kB);
-  Join(kA, kB);
-  Free(blocks[4]);  // A's alone
-  Free(blocks[9]);  // A's and B's
-  EXPECT_EQ(Allocate(kGranule, kA).address, blocks[4].address);
-  EXPECT_EQ(Allocate(kGranule, kA).address, blocks[9].address);
-  Free(blocks[11]);
-  Free(blocks[2]);
-  EXPECT_EQ(Allocate(kGranule, kA).address, blocks[2].address) << "whichever is freed first";
-  EXPECT_EQ(Allocate(kGranule, kB).address, blocks[11].address);
-  EXPECT_EQ(pool_.Stats().pages, 1U);
-}
-
 TEST_F(PoolProofsTest, ALargeBlockTakesTheLeastWantedOfEqualPlaces) {
   Begin({kA, kB});
   Launch(kA);

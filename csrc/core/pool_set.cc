@@ -71,14 +71,14 @@ void PoolSet::BeginScope(PoolId id, ScopeKind kind, bool capturing) {
   if (member.capturing) ++captures_;
 }
 
-void PoolSet::EndScope(PoolId id) {
+void PoolSet::EndScope(PoolId id, bool may_ask_device) {
   const std::lock_guard lock(mutex_);
   Member& member = Known(id);
   if (!member.pool.in_scope()) {
     throw UsageError("cudagraph_pool: nothing is being allocated to pool " + ToString(id) +
                      ", so there is nothing to end.");
   }
-  member.pool.EndScope(MayQuiesce());
+  member.pool.EndScope(may_ask_device && MayQuiesce());
   if (member.capturing) --captures_;
   member.capturing = false;
   EraseIfGone(id);
@@ -269,8 +269,8 @@ uint64_t PoolSet::Trim(std::optional<PoolId> only) {
 
 void PoolSet::UnmapStale(Member& member) {
   if (!member.pool.HasStaleMappings() || !MayQuiesce()) return;
-  driver_.Quiesce();
   try {
+    driver_.Quiesce();
     member.pool.UnmapStale();
   } catch (const DriverError&) {  // NOLINT(bugprone-empty-catch): what is left is for the next time
   }

@@ -56,8 +56,9 @@ class PoolSet {
   // of. For what an eager scope may take see Pool.
   void BeginScope(PoolId id, ScopeKind kind, bool capturing = false);
 
-  // Ends it. The user stays until Release(). Throws UsageError if no scope of this pool is open.
-  void EndScope(PoolId id);
+  // Ends it. The user stays until Release(). Throws UsageError if no scope of this pool is open. With
+  // `may_ask_device` it marks the device, if that may be, so as to know sooner what ran.
+  void EndScope(PoolId id, bool may_ask_device = true);
 
   // Takes one user away. A pool without users is unused: Trim() gives back what no block lives in.
   // Throws UsageError if the pool is unknown or has no user.

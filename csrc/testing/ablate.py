@@ -5,7 +5,8 @@
 
 A rule is an entry of mutants/rules.txt: a text of the core, and what stands there without it. Each
 build replays the recorded traces and the held-out models in 100 orders each, and the made-up and
-worst ones in the order that they come in. Exit code 2 if a rule's text is not there.
+worst ones and programs of several streams in the order that they come in. Exit code 2 if a rule's
+text is not there.
 """
 
 from __future__ import annotations
@@ -23,46 +24,54 @@ from mutants import RULES, Mutant
 
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import stream_programs
 import trace_to_text
 from _quality import Figures, read_quality
 
 ORDERS = 100
+STREAM_SEEDS = "01234"
 HEAD = f"""\
 # What each rule is worth
 
 `csrc/testing/ablate.py` takes one rule of prediction or placement out of the core at a time
 (`csrc/testing/mutants/rules.txt`). `cgp_quality` then replays the recorded traces and those of
 models that nothing was tuned on (*held out*, `tests/traces/models`) in {ORDERS} orders each, the
-made-up ones (25 families, 20 seeds) and those of `tests/traces/worst` in their own. The mappings
-are those of one pool in the mean, and a capture pays 25 to 40 µs for each. Pools of less than
-64 MiB are left out, but not in the last column: how many of the made-up and worst traces take
-more than 1.01 of what the same pool takes without prediction, and a page.
+made-up ones (25 families, 20 seeds) and those of `tests/traces/worst` in their own, and the 24
+programs of several streams of `benchmarks/stream_programs.py` with {len(STREAM_SEEDS)} seeds. The
+mappings are those of one pool in the mean, and a capture pays 25 to 40 µs for each. Pools of less
+than 64 MiB are left out, but not of several streams, nor in the column *above the bound*: how many
+of the made-up and worst traces take more than 1.01 of what the same pool takes without prediction,
+and a page.
 
 What handles of other sizes cost and save is drawn in [frontier.svg](frontier.svg).
 
 | without the rule | | mappings | reserved ÷ minimum: mean | 99th percentile | worst \
-| held out: mappings | mean | worst | made up: mean | worst | above the bound |
-|---|---|---|---|---|---|---|---|---|---|---|---|"""
+| held out: mappings | mean | worst | made up: mean | worst | above the bound \
+| several streams: mappings | mean | worst |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one core takes: pools of 64 MiB and more, and how many traces are above their bound."""
+    """What one core takes: pools of 64 MiB and more, or of several streams, and how many traces are
+    above their bound.
+    """
 
     recorded: Figures
     held_out: Figures
     made_up: Figures
     above: int
+    streams: Figures
 
 
-def judge(work: Path, arguments: Sequence[str]) -> tuple[Figures, str]:
-    """The figures of large pools, and all that was printed. Raises StaleError."""
+def judge(work: Path, arguments: Sequence[str], row: str = "large") -> tuple[Figures, str]:
+    """A row of figures, and all that was printed. Raises StaleError."""
     program = str(work / "build/csrc/testing/cgp_quality")
     _, output = run([program, *arguments], work, seconds=600)
     rows = read_quality(output)
-    if "large" not in rows:
+    if row not in rows:
         raise StaleError(f"cgp_quality did not end: {output[-2000:]}")
-    return rows["large"], output
+    return rows[row], output
 
 
 def measure(work: Path, texts: Path, mutant: Mutant | None, jobs: int) -> Measured:
@@ -77,11 +86,14 @@ def measure(work: Path, texts: Path, mutant: Mutant | None, jobs: int) -> Measur
     held_out, _ = judge(work, ["--held-out", "--orders", str(ORDERS), str(texts / "models")])
     made_up, output = judge(work, ["--plain", str(texts / "made_up"), str(texts / "worst")])
     above = len(re.findall("^BROKEN: .* pages", output, re.MULTILINE))
-    return Measured(recorded, held_out, made_up, above)
+    streams, _ = judge(work, ["--streams", str(texts / "streams")], "all")
+    return Measured(recorded, held_out, made_up, above, streams)
 
 
 def write_traces(texts: Path, json: Path) -> None:
-    """The recorded traces, the models', the worst and the made-up ones as text."""
+    """The recorded traces, the models', the worst and the made-up ones as text, and programs of
+    several streams.
+    """
     traces = ROOT / "tests/traces"
     code, output = run(
         [sys.executable, str(traces / "generate.py"), "--output", str(json)], ROOT, seconds=600
@@ -92,6 +104,7 @@ def write_traces(texts: Path, json: Path) -> None:
     folders |= {name: traces / name for name in ("models", "worst")}
     for name, folder in folders.items():
         trace_to_text.main(["--output", str(texts / name), str(folder)])
+    stream_programs.main(["--output", str(texts / "streams"), "--seeds", *STREAM_SEEDS])
 
 
 def measure_all(mutants: Sequence[Mutant], jobs: int) -> dict[str, Measured]:
@@ -114,11 +127,13 @@ def row(name: str, what: str, figures: Measured, whole: Measured) -> str:
         return f"{is_.mappings:,.0f}{more}"
 
     recorded, held_out, made_up = figures.recorded, figures.held_out, figures.made_up
+    streams = figures.streams
     return (
         f"| {name} | {what} | {mappings(recorded, whole.recorded)} | {recorded.mean:.4f} "
         f"| {recorded.p99:.4f} | {recorded.worst:.4f} | {mappings(held_out, whole.held_out)} "
         f"| {held_out.mean:.4f} | {held_out.worst:.4f} | {made_up.mean:.4f} | {made_up.worst:.4f} "
-        f"| {figures.above} |"
+        f"| {figures.above} "
+        f"| {mappings(streams, whole.streams)} | {streams.mean:.4f} | {streams.worst:.4f} |"
     )
 
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <unordered_map>
@@ -9,6 +10,34 @@
 #include "testing/text.h"
 
 namespace cgp {
+namespace {
+
+using enum TraceEvent::Kind;
+
+std::optional<TraceEvent> ReadEvent(const std::string& what, std::istream& words) {
+  TraceEvent event;
+  if (what == "alloc") {
+    words >> event.block >> event.bytes >> event.stream;
+    if (event.bytes == 0) return std::nullopt;
+  } else if (what == "free") {
+    event.kind = kFree;
+    words >> event.block;
+  } else if (what == "use") {
+    event.kind = kUse;
+    words >> event.block >> event.stream;
+  } else if (what == "launch") {
+    event.kind = kLaunch;
+    words >> event.stream;
+  } else if (what == "wait") {
+    event.kind = kWait;
+    words >> event.stream >> event.other;
+  } else {
+    return std::nullopt;
+  }
+  return event;
+}
+
+}  // namespace
 
 CaptureTrace ReadTrace(const std::string& path) {
   std::ifstream file(path);
@@ -20,19 +49,15 @@ CaptureTrace ReadTrace(const std::string& path) {
     std::istringstream words(line);
     std::string what;
     words >> what;
-    TraceEvent event;
     if (what == "graph") {
       words >> trace.emplace_back().key;
-    } else if (what == "alloc") {
-      words >> event.block >> event.bytes >> event.stream;
+    } else if (const auto event = ReadEvent(what, words); event && !trace.empty()) {
+      trace.back().events.push_back(*event);
     } else {
-      words >> event.block;
+      words.setstate(std::ios::failbit);
     }
-    const bool known = what == "graph" || what == "alloc" || what == "free";
-    if (!words || !known || trace.empty() || (what == "alloc" && event.bytes == 0)) {
+    if (!words)
       throw std::runtime_error(Text(path, ": line ", number, " is not of a trace: ", line));
-    }
-    if (what != "graph") trace.back().events.push_back(event);
   }
   return trace;
 }
@@ -42,7 +67,7 @@ CaptureTrace InOrder(const CaptureTrace& trace, const std::vector<std::size_t>& 
   std::unordered_map<uint64_t, std::size_t> born;  // place of each block's graph
   for (std::size_t place = 0; place < trace.size(); ++place) {
     for (const TraceEvent& event : trace[place].events) {
-      if (event.bytes > 0) born[event.block] = place;
+      if (event.kind == kAllocate) born[event.block] = place;
     }
   }
   std::vector<std::size_t> position(places.size());
@@ -52,7 +77,7 @@ CaptureTrace InOrder(const CaptureTrace& trace, const std::vector<std::size_t>& 
   for (std::size_t place = 0; place < trace.size(); ++place) {
     ordered[position[place]].key = trace[place].key;
     for (const TraceEvent& event : trace[place].events) {
-      const std::size_t home = born.at(event.block);
+      const std::size_t home = event.kind == kFree ? born.at(event.block) : place;
       if (home == place) {
         own[position[place]].push_back(event);
       } else {
@@ -74,10 +99,10 @@ uint64_t MostLiveBytes(const CaptureTrace& trace) {
   uint64_t most = 0;
   for (const TraceGraph& graph : trace) {
     for (const TraceEvent& event : graph.events) {
-      if (event.bytes > 0) {
+      if (event.kind == kAllocate) {
         sum += live[event.block] = (event.bytes + kGranule - 1) / kGranule * kGranule;
         most = std::max(most, sum);
-      } else {
+      } else if (event.kind == kFree) {
         sum -= live.at(event.block);
         live.erase(event.block);
       }

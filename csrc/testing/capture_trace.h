@@ -1,5 +1,6 @@
 // Recorded captures as the C++ programs read them: text, written by benchmarks/trace_to_text.py from
-// the JSON that cudagraph_pool/_trace.py describes.
+// the JSON that cudagraph_pool/_trace.py describes, or by benchmarks/stream_programs.py, which says of
+// programs of several streams what their graphs are, too.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +11,19 @@
 namespace cgp {
 
 struct TraceEvent {
+  enum class Kind : uint8_t {
+    kAllocate,
+    kFree,
+    kUse,     // the block is used by the stream, which is not its own
+    kLaunch,  // a node is captured on the stream
+    kWait,    // the stream waits for what `other` has captured; the first stream begins the capture
+  };
+
+  Kind kind = Kind::kAllocate;
   uint64_t block = 0;
-  uint64_t bytes = 0;  // 0: the block is freed
+  uint64_t bytes = 0;
   uint64_t stream = 0;
+  uint64_t other = 0;
 };
 
 struct TraceGraph {

@@ -15,9 +15,28 @@ std::string Written(const std::string& text) {
 }
 
 TEST(CaptureTraceTest, SaysWhichLineIsNone) {
-  for (const char* text : {"alloc 1 2 3\n", "graph 1\nalloc 1 0 0\n", "graph 1\nfoo 1\n"}) {
+  for (const char* text :
+       {"alloc 1 2 3\n", "graph 1\nalloc 1 0 0\n", "graph 1\nfoo 1\n", "graph 1\nwait 1\n"}) {
     EXPECT_THROW(ReadTrace(Written(text)), std::runtime_error) << text;
   }
+}
+
+TEST(CaptureTraceTest, WhatStreamsDoStaysWithItsGraph) {
+  using enum TraceEvent::Kind;
+  const CaptureTrace trace = ReadTrace(
+      Written("graph 1\nlaunch 3\nwait 4 3\nalloc 7 512 3\nuse 7 4\ngraph 2\nlaunch 3\nfree 7\n"));
+  const CaptureTrace turned = InOrder(trace, {1, 0});
+  ASSERT_EQ(turned[1].events.size(), 4U);
+  const TraceEvent& wait = turned[1].events[1];
+  EXPECT_EQ(wait.kind, kWait);
+  EXPECT_EQ(wait.stream, 4U);
+  EXPECT_EQ(wait.other, 3U);
+  const TraceEvent& use = turned[1].events[3];
+  EXPECT_EQ(use.kind, kUse);
+  EXPECT_EQ(use.block, 7U);
+  EXPECT_EQ(use.stream, 4U);
+  EXPECT_EQ(turned[0].events.front().kind, kLaunch);
+  EXPECT_EQ(MostLiveBytes(trace), 512U);
 }
 
 TEST(CaptureTraceTest, InAnotherOrderLateFreesFollowTheGraphOfTheBlock) {

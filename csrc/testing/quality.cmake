@@ -23,6 +23,7 @@ endif()
 set(traces ${PROJECT_SOURCE_DIR}/tests/traces)
 set(texts ${CMAKE_CURRENT_BINARY_DIR}/traces)
 set(to_text ${PROJECT_SOURCE_DIR}/benchmarks/trace_to_text.py)
+set(stream_programs ${PROJECT_SOURCE_DIR}/benchmarks/stream_programs.py)
 set(run_python ${CMAKE_COMMAND} -E env PYTHONPATH=${PROJECT_SOURCE_DIR} ${Python_EXECUTABLE})
 file(GLOB trace_files CONFIGURE_DEPENDS ${traces}/*.json.gz ${traces}/models/*.json.gz ${traces}/worst/*.json.gz ${traces}/*.py)
 add_custom_command(
@@ -34,8 +35,9 @@ add_custom_command(
   COMMAND ${run_python} ${traces}/generate.py --output ${texts}/json
   COMMAND ${run_python} ${to_text} --output ${texts}/made_up ${texts}/json
   COMMAND ${CMAKE_COMMAND} -E rm -rf ${texts}/json
+  COMMAND ${run_python} ${stream_programs} --output ${texts}/streams --seeds 0 1 2 3 4
   COMMAND ${CMAKE_COMMAND} -E touch ${texts}/made
-  DEPENDS ${trace_files} ${to_text}
+  DEPENDS ${trace_files} ${to_text} ${stream_programs}
   COMMENT "Making up captures for cgp_quality"
 )
 add_custom_target(cgp_quality_traces ALL DEPENDS ${texts}/made)
@@ -51,5 +53,6 @@ endforeach()
 add_test(NAME cgp_quality_orders COMMAND cgp_quality --orders 100 ${in_orders})
 add_test(NAME cgp_quality_models COMMAND cgp_quality --held-out --orders 100 ${texts}/models)
 add_test(NAME cgp_quality_made_up COMMAND cgp_quality --plain ${texts}/made_up ${texts}/worst)
+add_test(NAME cgp_quality_streams COMMAND cgp_quality --streams ${texts}/streams)
 # 152 captures in one pool.
 add_test(NAME cgp_quality_ratchet COMMAND cgp_quality --repeat 19 ${texts}/worst/streams_ratchet.txt)

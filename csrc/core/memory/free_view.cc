@@ -58,7 +58,9 @@ void FreeView::UnindexNodes(PageId page, NodeId first, NodeId last) {
 }
 
 void FreeView::IndexNodes(PageId page, NodeId first, NodeId last) {
-  MakeRoomForNodes();
+  // Not up to the space's capacity: an allocation that failed may have made room there alone, and what is
+  // freed next finds that it needs no more.
+  if (links_.size() < space_.node_limit()) MakeRoomForNodes();
   ForEachChain(page, first, last, [this](const Chain& chain) { LinkChain(chain); });
 }
 
@@ -119,11 +121,6 @@ std::optional<NodeId> FreeView::BestFit(Granules length) const {
   if (bin && *bin >= page) bin = filled_bins_.Next(page + wanted);
   if (!bin) return std::nullopt;
   return bins_[*bin];
-}
-
-std::optional<NodeId> FreeView::NextAsGood(NodeId chain) const {
-  const NodeId next = links_[Index(chain)].next;
-  return next == NodeId::kNone ? std::nullopt : std::optional(next);
 }
 
 std::optional<PageId> FreeView::NextWhole(PageId from) const {

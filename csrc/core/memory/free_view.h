@@ -85,9 +85,6 @@ class FreeView {
   // small blocks alone if there is one, else in the others.
   std::optional<NodeId> BestFit(Granules length) const;
 
-  // The chain behind one that BestFit() returned that would have done as well, if there is one.
-  std::optional<NodeId> NextAsGood(NodeId chain) const;
-
   bool IsWhole(PageId page) const { return whole_pages_.Contains(Index(page)); }
   uint32_t whole_page_count() const { return whole_page_count_; }
   // The first whole page numbered at least `from`.

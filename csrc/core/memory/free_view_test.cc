@@ -325,26 +325,6 @@ TEST_F(FreeViewTest, AViewThatIsGrantedSeesOneChain) {
   EXPECT_EQ(view_a().Tail(PageId{0}), Granules(2));
 }
 
-TEST_F(FreeViewTest, NextAsGoodGoesThroughAllChainsOfThatLength) {
-  MapNewPages(3);
-  for (uint32_t p = 0; p < 3; ++p) {
-    Take(PageId{p}, 2, 1);               // leaves 2
-    Take(PageId{p}, 5, p == 1 ? 2 : 1);  // leaves 2, and 2 or 1
-  }
-  std::vector<NodeId> chains;
-  for (auto chain = view_a().BestFit(Granules(2)); chain; chain = view_a().NextAsGood(*chain)) {
-    EXPECT_EQ(view_a().ChainLength(*chain), Granules(2));
-    chains.push_back(*chain);
-  }
-  EXPECT_EQ(chains.size(), 8u);
-  std::ranges::sort(chains);
-  EXPECT_EQ(std::adjacent_find(chains.begin(), chains.end()), chains.end());
-  const auto shortest = view_a().BestFit(Granules(1));
-  ASSERT_TRUE(shortest);
-  EXPECT_EQ(*shortest, NodeAt(PageId{1}, 7));
-  EXPECT_EQ(view_a().NextAsGood(*shortest), std::nullopt);
-}
-
 // As after going back to a checkpoint: the space was assigned, without a word to the view.
 TEST_F(FreeViewTest, RebuildForgetsWhatIsNoLongerSo) {
   MapNewPages(2);

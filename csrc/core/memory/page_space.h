@@ -93,8 +93,9 @@ class PageSpace {
       function(id);
     }
   }
-  // An upper limit on node numbers, for tables indexed by them, until the next ReservePages() that
-  // allocates.
+  // An upper limit on node numbers, for tables indexed by them.
+  std::size_t node_limit() const { return nodes_.size(); }
+  // The same until the next ReservePages() that allocates.
   std::size_t node_room() const { return nodes_.capacity(); }
 
   // Allocates what the next AddPage() calls, one Take() per page and those of so many blocks need,

@@ -55,10 +55,7 @@ class SharedSpace {
   void KeepFirstView();
   void Rest();
 
-  // How many streams may take what is behind the fence, and how many all of the page.
-  std::ptrdiff_t CountPassing(FenceId fence) const {
-    return std::ranges::count_if(views_, [&](const auto& view) { return view->Passes(fence); });
-  }
+  // How many streams may take all of the page.
   std::ptrdiff_t CountWhole(PageId page) const {
     return std::ranges::count_if(views_, [&](const auto& view) { return view->IsWhole(page); });
   }
