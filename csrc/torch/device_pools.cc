@@ -115,6 +115,14 @@ bool DevicePools::TryRecordUse(const void* address, StreamId stream, PoolsOwner 
          }) != nullptr;
 }
 
+void DevicePools::EndScope(PoolId id) {
+  try {
+    set_.EndScope(id);
+  } catch (const DriverError&) {
+    set_.EndScope(id, /*may_ask_device=*/false);
+  }
+}
+
 uint64_t DevicePools::Trim(std::optional<PoolId> only) {
   const RelaxedCaptureMode relaxed;
   try {

@@ -65,6 +65,9 @@ class DevicePools {
   MergedStats& stats() { return stats_; }
   uint64_t total_bytes() const { return total_bytes_; }  // of the device's memory
 
+  // PoolSet::EndScope(), also where the device cannot be marked: torch ends a scope once.
+  void EndScope(PoolId id);
+
   // PoolSet::Trim(), without disturbing a capture that another thread may have under way and torch
   // does not know of; then it may give nothing back. pre: torch knows of none.
   uint64_t Trim(std::optional<PoolId> only = std::nullopt);

@@ -1,6 +1,7 @@
 // Captures that nobody ended: failed ones, and those that another thread is about to end.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -151,6 +152,69 @@ TEST_F(AbandonedCaptureTest, OneOfAnotherThreadMayJustBeAboutToBegin) {
   SetCapture(Stream(5), 0);
   allocator_.endAllocateToPool(device_, id_);
   graph.Reset();
+}
+
+// Two threads use one stream, as those of torch.cuda.graph() do that name none.
+class AwaitedTest : public AbandonedCaptureTest {
+ protected:
+  // What another thread does with the stream while this one goes on.
+  std::thread Beside(const std::function<void()>& function) {
+    return std::thread([this, function] {
+      current_stream = Stream(1);
+      current_device = device_;
+      function();
+    });
+  }
+};
+
+TEST_F(AwaitedTest, OneThatIsAboutToBeginOnTheStreamDoesBegin) {
+  Graph graph(*this, id_, 7);
+  allocator_.beginAllocateToPool(device_, id_, graph.Filter());
+  std::thread other = Beside([&] {
+    allocator_.beginAllocateToPool(device_, other_, ThisThread());
+    allocator_.endAllocateToPool(device_, other_);
+    allocator_.releasePool(device_, other_);
+  });
+  SetCapture(Stream(1), 7);
+  other.join();
+  EXPECT_TRUE(allocator_.capturing());
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  SetCapture(Stream(1), 0);
+  allocator_.endAllocateToPool(device_, id_);
+  graph.Reset();
+}
+
+TEST_F(AwaitedTest, OneThatIsAboutToEndOnTheStreamDoesEnd) {
+  for (const MempoolId_t& next : {id_, other_}) {
+    Graph first(*this, id_, 7), second(*this, next, 8);
+    allocator_.beginAllocateToPool(device_, id_, first.Filter());
+    SetCapture(Stream(1), 7);
+    DataPtr of_first = allocator_.allocate(1000);
+    SetCapture(Stream(1), 0);
+    std::thread other = Beside([&] {
+      second.Begin();
+      EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+      second.End();
+    });
+    allocator_.endAllocateToPool(device_, id_);
+    other.join();
+    EXPECT_EQ(Users(id_), next == id_ ? 2 : 1) << "both graphs live";
+    second.Reset();
+    allocator_.emptyCache();
+    EXPECT_EQ(Users(id_), 1);
+    of_first.clear();
+    first.Reset();
+    allocator_.emptyCache();
+  }
+}
+
+// What it has not done in a while it will not do.
+TEST_F(AwaitedTest, OneThatFailedOnTheStreamIsNotAwaitedForGood) {
+  FailIn(id_);
+  Beside([&] { Capture(other_); }).join();
+  EXPECT_FALSE(allocator_.capturing());
+  EXPECT_EQ(Users(id_), kGraphReleasesAbandonedPool ? 1 : 0);
+  EndLate(id_);
 }
 
 TEST_F(AbandonedCaptureTest, AThreadsOtherCapturesGoOnWhereItBeginsOne) {

@@ -271,10 +271,11 @@ class GraphAllocator final : public CUDAAllocator {
   // Whether nothing was ever allocated in our pool `id`, so that it can still become the base's.
   bool IsUndecided(DevicePools& pools, PoolId id) const;
   // Begin and end a scope. The former with what was decided of it; the base gets `undecided`'s pool
-  // of that name too, with its users, unless that is nullptr. pre: scopes_mutex_ is held.
+  // of that name too, with its users, unless that is nullptr. `graphs` is the pool of the graph that a
+  // nested scope is of. pre: scopes_mutex_ is held.
   void BeginInBase(Route route, DevicePools* undecided);
   void CountAsBases(DeviceIndex device, PoolId id);
-  void BeginInOurs(DevicePools& pools, Route route, bool capturing);
+  void BeginInOurs(DevicePools& pools, Route route, bool capturing, std::optional<PoolId> graphs);
   void EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind);
   // graph_mempools.cc. The first two wait for scopes_mutex_.
   // Gives back what a pool of ours has, unless a capture is under way; returns whether it is ours.

@@ -146,7 +146,7 @@ std::optional<Block> GraphAllocator::LendFrom(DevicePools& pools, PoolId pool,
   LimitOurs(pools);
   set.BeginScope(pool, ScopeKind::kEager, routes_.capturing());
   const auto end = [&] {
-    set.EndScope(pool);
+    pools.EndScope(pool);
     set.Release(pool);
   };
   Address lent = 0;  // no std::optional: g++ 12 has it engaged where what was to fill it threw

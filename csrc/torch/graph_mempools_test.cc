@@ -473,6 +473,26 @@ TEST_F(NestedTest, ItsMemoryIsKeptForTheGraph) {
   }
 }
 
+TEST_F(NestedTest, ItsMemoryIsKeptForEachGraphOfTheThreadThatUsesIt) {
+  std::optional<MemPool> mempool(std::in_place, *this, id_);
+  Graph first(*this, other_, 7), second(*this, {0, 3}, 8);
+  first.Begin();
+  AllocateNested(id_).clear();
+  current_stream = Stream(2);
+  second.Begin();
+  AllocateNested(id_).clear();
+  second.End();
+  current_stream = Stream(1);
+  first.End();
+  first.Reset();
+  mempool.reset();
+  allocator_.emptyCache();
+  EXPECT_EQ(Reserved(id_), kPage);
+  second.Reset();
+  allocator_.emptyCache();
+  EXPECT_EQ(Reserved(id_), 0u);
+}
+
 TEST_F(NestedTest, TwoPoolsMayHaveMemoryOfEachOthersGraphs) {
   std::optional<MemPool> first(std::in_place, *this, id_), second(std::in_place, *this, other_);
   Graph in_first(*this, id_, 7), in_second(*this, other_, 8);

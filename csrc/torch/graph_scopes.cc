@@ -113,8 +113,9 @@ void GraphAllocator::ForgetBasesDeadTrees() {
 
 void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
   const History::Telling telling(history_);
-  const std::lock_guard lock(scopes_mutex_);
+  std::unique_lock lock(scopes_mutex_);
   const cudaStream_t stream = CurrentStream(device);
+  routes_.AwaitOthers(stream, lock);
   TakeAsFailed(stream);
   const bool capturing = IsCapturing(stream);
   const bool takes_current = filter(stream);
@@ -147,12 +148,21 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
               .whole_pages = mempool != mempools_.end() && mempool->second.whole_pages,
               .origin = stream,
               .thread = std::this_thread::get_id()};
-  if (pools == nullptr) {
-    BeginInBase(std::move(route), undecided);
+  const auto graphs = route.nested ? routes_.GraphPoolOf(device, stream) : std::nullopt;
+  const auto hold = [&] {
+    if (pools == nullptr) return;
+    if (graphs) KeepFor(*pools, *graphs, pool);  // another capture may have begun the route
+    Hold(*pools, id, pool);
+  };
+  if (kind == ScopeKind::kCapture && routes_.Resume(device, pool, stream, route.filter, hold)) {
+    if (pools != nullptr) return;
+    Undo resumed([&] { routes_.Pause(device, pool); });
+    base_.beginAllocateToPool(device, id, route.filter);
+    resumed.Keep();
     return;
   }
-  const auto hold = [&] { Hold(*pools, id, pool); };
-  if (kind == ScopeKind::kCapture && routes_.Resume(device, pool, stream, route.filter, hold)) {
+  if (pools == nullptr) {
+    BeginInBase(std::move(route), undecided);
     return;
   }
   // Only what goes on with a capture begins while its stream is capturing. CUDA would refuse as
@@ -161,10 +171,11 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
               "cannot begin a capture into graph pool " + ToString(pool) +
                   ": the current stream is capturing another graph already. Captures do not nest: "
                   "end that one first, or capture on another stream");
-  BeginInOurs(*pools, std::move(route), capturing);
+  BeginInOurs(*pools, std::move(route), capturing, graphs);
 }
 
-void GraphAllocator::BeginInOurs(DevicePools& pools, Route route, bool capturing) {
+void GraphAllocator::BeginInOurs(DevicePools& pools, Route route, bool capturing,
+                                 std::optional<PoolId> graphs) {
   const bool capture = route.kind == ScopeKind::kCapture;
   routes_.ReserveOne();
   if (route.id == PoolNames::kShared) names_.Share(route.device, route.name);
@@ -173,10 +184,9 @@ void GraphAllocator::BeginInOurs(DevicePools& pools, Route route, bool capturing
   });
   AsTorchErrors([&] { pools.set().BeginScope(route.id, route.kind, capturing); });
   Undo scope([&] {
-    pools.set().EndScope(route.id);
+    pools.EndScope(route.id);
     pools.set().Release(route.id);
   });
-  const auto graphs = route.nested ? routes_.GraphPoolOf(route.device, route.origin) : std::nullopt;
   const bool is_kept = graphs && KeepFor(pools, *graphs, route.id);
   Undo keep([&] {
     if (!is_kept) return;
@@ -209,8 +219,11 @@ void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   // before. Were it the capture's own, around the body of a conditional node, the body's begin would
   // be refused: better than a capture that goes on without its pool.
   if (routes_.IsBeingCaptured(device, pool) && TakeLateEnd(device, pool)) return;
-  if (routes_.Pause(device, pool)) return;
   const std::optional<RouteTable::Target> target = routes_.TargetOf(device, pool);
+  if (routes_.Pause(device, pool)) {
+    if (!target->ours) base_.endAllocateToPool(device, id);
+    return;
+  }
   if (!target && TakeLateEnd(device, pool)) return;
   if (target && target->ours) {
     EndInOurs(device, pool, target->kind);
@@ -229,7 +242,7 @@ void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
 void GraphAllocator::EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind) {
   DevicePools& pools = DevicePools::For(device);
   // The scope first: who is told that it has not ended can end it again.
-  AsTorchErrors([&] { pools.set().EndScope(pool); });
+  AsTorchErrors([&] { pools.EndScope(pool); });
   routes_.Remove(device, pool);
   if (kind == ScopeKind::kCapture) EndAnnexScope(pools, pool);
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "driver/host_driver.h"
+#include "torch/fake_faults.h"
 #include "torch/graph_allocator.h"
 #include "torch/graph_allocator_fixture.h"
 
@@ -15,6 +16,41 @@ namespace cgp {
 namespace {
 
 class GraphScopesTest : public GraphAllocatorTest {};
+
+// As around the bodies of conditional nodes.
+TEST_F(GraphScopesTest, ACaptureOfTheBasesThatPausesIsStillACapture) {
+  base_.users[id_] = 1;
+  Graph graph(*this, id_, 5);
+  graph.Begin();
+  for (int body = 0; body < 2; ++body) {
+    allocator_.endAllocateToPool(device_, id_);
+    EXPECT_FALSE(base_.open.contains({device_, id_}));
+    EXPECT_TRUE(allocator_.capturing());
+    allocator_.beginAllocateToPool(device_, id_, graph.Filter());
+    EXPECT_TRUE(base_.open.contains({device_, id_}));
+  }
+  EXPECT_EQ(allocator_.capture_counts().bases, 1U);
+  graph.End();
+  EXPECT_FALSE(allocator_.capturing());
+  EXPECT_FALSE(base_.open.contains({device_, id_}));
+  graph.Reset();
+}
+
+// The next scope marks the device.
+TEST_F(GraphScopesTest, AnEagerScopeEndsThoughTheDeviceCannotBeMarked) {
+  allocator_.createOrIncrefPool(device_, id_);
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  allocator_.allocate(3 * kPage).clear();
+  faults::Arm(faults::Kind::kDriver, 1);
+  EXPECT_NO_THROW(allocator_.endAllocateToPool(device_, id_));
+  faults::Disarm();
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  EXPECT_NO_THROW(allocator_.beginAllocateToPool(device_, id_, ThisThread()));
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.releasePool(device_, id_);
+  allocator_.releasePool(device_, id_);
+  allocator_.releasePool(device_, id_);
+}
 
 TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
   allocator_.SetTakesMemPools(false);

@@ -46,7 +46,9 @@ Handle MeteredDriver::Create(uint64_t bytes) {
                           std::to_string(held >> 20) + " MiB are in use");
   }
   const Handle handle = inner().Create(bytes);
+  Undo created([&] { inner().Release(handle); });
   sizes_.emplace(handle, bytes);
+  created.Keep();
   created_.fetch_add(bytes, std::memory_order_release);
   changes_.fetch_add(1, std::memory_order_release);
   return handle;

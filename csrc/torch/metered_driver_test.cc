@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "driver/host_driver.h"
+#include "testing/allocation_faults.h"
 #include "torch/fake_cuda.h"
 #include "torch/history.h"
 
@@ -113,6 +114,25 @@ TEST_F(MeteredDriverTest, WhoRefusedLastIsKnown) {
   driver_.SetLimit(MeteredDriver::kNoLimit);
   EXPECT_NE(RefusalOf(9 * kPage), "");
   EXPECT_FALSE(MeteredDriver::Purpose::limit_refused()) << "the device itself";
+}
+
+TEST(MeteredDriverFaultTest, AHandleThatCannotBeNotedIsNotMade) {
+  auto made = std::make_unique<HostDriver>(HostDriverOptions{.map_memory = false});
+  HostDriver& host = *made;
+  MeteredDriver metered(std::move(made));
+  bool failed = false;
+  bool done = false;
+  for (uint64_t number = 1; !done; ++number) {
+    try {
+      const AllocationFault fault(number);
+      metered.Release(metered.Create(host.granularity()));
+      done = true;
+    } catch (const std::bad_alloc&) {
+      failed = true;
+      EXPECT_EQ(host.usage().handles, 0U) << "allocation " << number;
+    }
+  }
+  EXPECT_TRUE(failed);
 }
 
 TEST_F(MeteredDriverTest, MappingsAreNotedForThePoolAndStreamOfTheThread) {

@@ -156,9 +156,10 @@ void PluggableAllocator::RecordStream(void* pointer, cudaStream_t stream) {
 }
 
 void PluggableAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   told_ = true;
   const cudaStream_t stream = CurrentStream(device);
+  routes_.AwaitOthers(stream, lock);
   const PoolId pool{id.first, id.second};
   PoolSet& set = AsTorchErrors([&]() -> PoolSet& { return Pools(device).set(); });
   // Who captured on this stream or, in this thread, into this pool has failed.
@@ -167,10 +168,10 @@ void PluggableAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, Str
                                       route.thread == std::this_thread::get_id());
   };
   while (const std::optional<Route> route = routes_.FindAbandoned(counts)) {
-    PoolSet& abandoned = Pools(route->device).set();
+    DevicePools& abandoned = Pools(route->device);
     AsTorchErrors([&] { abandoned.EndScope(route->id); });
     routes_.Remove(route->device, route->id);
-    if (!kGraphReleasesAbandonedPool) abandoned.Release(route->id);
+    if (!kGraphReleasesAbandonedPool) abandoned.set().Release(route->id);
   }
   const bool eager = filter(stream) && !IsCapturing(stream);
   const auto hold = [&] { set.Retain(pool); };
@@ -192,7 +193,7 @@ void PluggableAllocator::End(c10::DeviceIndex device, c10::MempoolId_t id) {
   const std::lock_guard lock(mutex_);
   const PoolId pool{id.first, id.second};
   if (routes_.Pause(device, pool) || !routes_.Contains(device, pool)) return;
-  AsTorchErrors([&] { Pools(device).set().EndScope(pool); });
+  AsTorchErrors([&] { Pools(device).EndScope(pool); });
   routes_.Remove(device, pool);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <utility>
 
 #include "core/base/reserve.h"
@@ -137,7 +138,7 @@ void RouteTable::Remove(c10::DeviceIndex device, PoolId id) {
 bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(device, id);
-  if (route == nullptr || !route->ours || route->kind != ScopeKind::kCapture) return false;
+  if (route == nullptr || route->kind != ScopeKind::kCapture) return false;
   if (!IsCapturing(route->origin)) return false;
   if (!route->capture) route->capture = CaptureOf(route->origin).id;
   route->paused = true;
@@ -161,8 +162,29 @@ bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream,
   hold();
   route->filter = std::move(filter);
   route->paused = false;
+  // What is nested takes before what began meanwhile, another capture of the thread say.
+  if (route->nested) {
+    const auto at = routes_.begin() + (route - routes_.data());
+    std::rotate(at, at + 1, routes_.end());
+  }
   NoteChange();
   return true;
+}
+
+void RouteTable::AwaitOthers(cudaStream_t origin, std::unique_lock<std::mutex>& lock) const {
+  const auto is_another = [&](const Route& route) {
+    return route.kind == ScopeKind::kCapture && route.origin == origin &&
+           route.thread != std::this_thread::get_id() && !IsCapturing(origin);
+  };
+  const auto are_there = [&] {
+    const std::lock_guard table_lock(mutex_);
+    return std::ranges::any_of(routes_, is_another);
+  };
+  for (int waits = 0; waits < 100 && are_there(); ++waits) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lock.lock();
+  }
 }
 
 std::optional<Route> RouteTable::FindAbandoned(

@@ -103,7 +103,7 @@ class RouteTable {
 
   // A capture may end its route and begin it again half-way (torch does so around the bodies of
   // conditional nodes). The scope goes on meanwhile, since the capture does. Pause() returns false
-  // if there is no such route of ours, or its capture is over; Resume() returns false if the route
+  // if there is no such route, or its capture is over; Resume() returns false if the route
   // is not paused, or if it is not its capture that wants it back: `filter` does not take the stream
   // that it began on (a nested one's takes any), and `stream`, the calling thread's, is not in it,
   // nor captures (a body, then) in the thread that began the route. `hold` runs before the route is
@@ -112,11 +112,17 @@ class RouteTable {
   bool Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream, StreamFilter filter,
               const std::function<void()>& hold);
 
+  // Another thread that has a capture route on the stream while this does not capture is about to begin
+  // the capture or to end the route, or it has failed. Waits, without the lock, until it has done the one
+  // or the other, a tenth of a second at most: it does so within microseconds, unless it waits for the lock
+  // or, where the caller holds Python's, for that.
+  void AwaitOthers(cudaStream_t origin, std::unique_lock<std::mutex>& lock) const;
+
   // A capture route whose capture is over although nobody ended the route, of those for which
   // `counts` is true. Between the begin of a route and of its capture the stream is not capturing
   // yet, nor between the end of the capture and of the route. So who asks must know that the thread
-  // which began the route has left the former; of the latter nobody knows. Nested ones count always:
-  // their capture had begun.
+  // which began the route has left both: it is the caller, or AwaitOthers() has waited for it. Nested
+  // ones count always: their capture had begun.
   std::optional<Route> FindAbandoned(const std::function<bool(const Route&)>& counts) const;
 
  private:
