@@ -58,8 +58,13 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="README's, of const_memory.json")
     arguments = parser.parse_args()
     report = json.loads(arguments.results.read_text())
+    try:
+        lines = (short_table if arguments.short else table)(report)
+    except (KeyError, TypeError):  # what the last of the tables wants is not in its rows
+        print(f"{arguments.results}: this script prints no table of it", file=sys.stderr)
+        return 2
     print(f"Measured on one {report['gpu']} with torch {report['torch']}.\n")
-    print("\n".join((short_table if arguments.short else table)(report)))
+    print("\n".join(lines))
     return 0
 
 

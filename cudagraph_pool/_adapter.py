@@ -55,17 +55,17 @@ def _load() -> ModuleType:
     except ImportError as error:
         raise ImportError(
             "cudagraph_pool needs PyTorch to be enabled, and there is none: install a CUDA build "
-            f"of torch {SUPPORTED}{_and_the_adapter()}"
+            f"of torch {SUPPORTED}{and_the_adapter()}"
         ) from error
     if torch.version.cuda is None:
         raise ImportError(
             f"cudagraph_pool needs a CUDA build of PyTorch; torch {torch.__version__} is none: "
-            f"install one of torch {SUPPORTED}{_and_the_adapter()}"
+            f"install one of torch {SUPPORTED}{and_the_adapter()}"
         )
     major, minor = torch.__version__.split(".")[:2]
     name = f"cudagraph_pool._torch_{major}_{minor}"
     if find_spec(name) is None:
-        raise ImportError(_no_adapter(torch.__version__, major == "2" and int(minor) in MINORS))
+        raise ImportError(no_adapter(torch.__version__))
     try:
         return import_module(name)
     except ImportError as error:
@@ -75,18 +75,21 @@ def _load() -> ModuleType:
         ) from error
 
 
-def _and_the_adapter() -> str:
+def and_the_adapter() -> str:
+    """What is to be installed beside torch."""
     return "" if releases() else f", then its adapter, which was left out: {_INSTALL}"
 
 
-def _no_adapter(found: str, supported: bool) -> str:
+def no_adapter(found: str) -> str:
+    """Why there is no adapter for this release of torch, and which command sets it right."""
     if find_spec("cudagraph_pool._core") is None:
         return (
             f"{cudagraph_pool.__path__[0]} holds the sources of cudagraph_pool, which is not "
             "installed: pip install . in that clone"
         )
     version = cudagraph_pool.__version__
-    if not supported:
+    major, minor = found.split(".")[:2]
+    if major != "2" or int(minor) not in MINORS:
         return (
             f"cudagraph_pool {version} supports torch {SUPPORTED}, and this is torch {found}: "
             "install one of these, or a newer cudagraph_pool"

@@ -6,9 +6,11 @@ so that it imports nothing before that is known.
 """
 
 import os
+import sys
 
 VARIABLE = "CUDAGRAPH_POOL"
 RECORD = "CUDAGRAPH_POOL_RECORD"  # a folder, set by ``cudagraph-pool record``
+PROGRAM = "CUDAGRAPH_POOL_PROGRAM"  # the process that ``record`` or ``run --report`` becomes
 
 _arranged: set[str] = set()  # the loggers that will say so
 
@@ -23,6 +25,18 @@ def torch() -> None:
         from ._record import start
 
         _lazy_call(lambda: start(folder))
+    if os.environ.get(PROGRAM) == str(os.getpid()):
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _say_if_unused, exitpriority=0)
+
+
+def _say_if_unused() -> None:
+    from torch.cuda import is_initialized
+
+    if not is_initialized():
+        said = "CUDA was not used, so no CUDA graph was captured"
+        print(f"cudagraph_pool, process {os.getpid()}: {said}", file=sys.stderr, flush=True)
 
 
 def vllm() -> None:

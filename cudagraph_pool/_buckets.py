@@ -92,7 +92,7 @@ def _size(given: int | Iterable[int]) -> Size:
         except TypeError:
             size.append(0)
     if not size or min(size) < 1:
-        raise ValueError(f"sizes has {given}, but a size is an integer of at least 1")
+        raise ValueError(f"sizes has {given!r}, but a size is an integer of at least 1")
     return tuple(size)
 
 

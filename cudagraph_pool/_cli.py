@@ -20,23 +20,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
+        _open_closed()
         for stream in (sys.stdout, sys.stderr):
             # Names from elsewhere, on a terminal that may have ASCII only.
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    if arguments[:1] == ["run"]:  # how a program fails is the program's
-        from cudagraph_pool import _run
-
-        return _run.main(arguments[1:])
-    if arguments[:1] == ["record"]:
-        from cudagraph_pool import _record
-
-        return _record.main(arguments[1:])
+        # argparse passes over what it cannot write. Buffered, that fails when it is flushed.
+        sys.stdout.reconfigure(write_through=False)  # type: ignore[union-attr]
     try:
-        from cudagraph_pool import _commands  # here, since it takes long enough to be stopped
-
-        code = _commands.run(arguments)
-        sys.stdout.flush()
-        return code
+        try:
+            return _dispatch(arguments)
+        finally:  # also of --help, which exits
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         _drop_output()
         return FAILED
@@ -45,6 +39,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # as of a full disk that the output goes to
         _drop_output()
         return refuse(str(error), FAILED)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    # Imported here, since that takes long enough to be stopped.
+    if arguments[:1] == ["run"]:
+        from cudagraph_pool import _run
+
+        return _run.main(arguments[1:])
+    if arguments[:1] == ["record"]:
+        from cudagraph_pool import _record
+
+        return _record.main(arguments[1:])
+    from cudagraph_pool import _commands
+
+    return _commands.run(arguments)
+
+
+def _open_closed() -> None:
+    """Python has None for a standard stream that is closed. To read or write these fails as it does
+    elsewhere; errors are dropped.
+    """
+    for name, mode, flags in (
+        ("stdin", "r", os.O_WRONLY),
+        ("stdout", "w", os.O_RDONLY),
+        ("stderr", "w", os.O_WRONLY),
+    ):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
 
 
 def _drop_output() -> None:

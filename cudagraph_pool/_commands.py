@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -18,6 +19,7 @@ from cudagraph_pool._trace import ORDERS, STANDARD_INPUT, Trace, TraceError, rea
 
 def run(arguments: list[str]) -> int:
     """Runs one command and returns its exit code."""
+    os.environ.pop("MPLBACKEND", None)  # pictures go to files, and matplotlib may not know it
     if arguments[:1] == ["demo"]:
         from cudagraph_pool import _demo
 
@@ -26,7 +28,9 @@ def run(arguments: list[str]) -> int:
         from cudagraph_pool import _footprint
 
         return _footprint.main(arguments[1:])
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:  # argparse itself would show the usage of all commands
+        options.error(f"unrecognized arguments: {' '.join(unknown)}")
     commands = {"replay": _replay, "report": _report, "plot": _plot, "info": _info}
     try:
         return commands[options.command](options)
@@ -78,6 +82,8 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", metavar="FILE", required=True, help="png, svg or pdf, by its ending"
     )
     commands.add_parser("info", help="what is installed, and what this machine can do")
+    for command in commands.choices.values():
+        command.set_defaults(error=command.error)
     return parser
 
 
@@ -86,9 +92,12 @@ def _add_traces(parser: argparse.ArgumentParser, nargs: int | str) -> None:
         "traces", metavar="TRACE", nargs=nargs, help="JSON, plain or gzip; - reads standard input"
     )
     parser.add_argument(
-        "--order", choices=ORDERS, default="recorded", help="of the graphs (default: recorded)"
+        "--order",
+        choices=ORDERS,
+        default="recorded",
+        help="order of the graphs (default: recorded)",
     )
-    parser.add_argument("--seed", type=int, help="of --order shuffled (default: 0)")
+    parser.add_argument("--seed", type=int, help="seed for --order shuffled (default: 0)")
 
 
 def _problem(options: argparse.Namespace) -> str | None:
@@ -100,12 +109,18 @@ def _problem(options: argparse.Namespace) -> str | None:
     return None
 
 
+def _problem_of_file(option: str, name: str | None) -> str | None:
+    if name == "":
+        return f"{option} is empty, but names a file"
+    if name == "-":
+        return f"{option} names a file, and - is none: /dev/stdout is standard output"
+    return None
+
+
 def _replay(options: argparse.Namespace) -> int:
-    problem = _problem(options)
+    problem = _problem(options) or _problem_of_file("--placements", options.placements)
     if problem is not None:
         return refuse(problem)
-    if options.placements == "":
-        return refuse("--placements is empty, but names a file")
     if options.placements is not None and len(options.traces) > 1:
         return refuse(
             f"--placements takes one trace, not {len(options.traces)}: "
@@ -170,9 +185,7 @@ def _print_table(results: Sequence[ReplayResult]) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    problem = _problem(options)
-    if problem is None and options.html == "":
-        problem = "--html is empty, but names a file"
+    problem = _problem(options) or _problem_of_file("--html", options.html)
     if problem is not None:
         return refuse(problem)
     from cudagraph_pool._costs import of_trace
@@ -195,7 +208,7 @@ def _plot(options: argparse.Namespace) -> int:
     from cudagraph_pool._plot import FORMATS, draw, require_matplotlib
 
     problem = _problem(options)
-    if problem is None and Path(options.output).suffix not in FORMATS:
+    if problem is None and Path(options.output).suffix.lower() not in FORMATS:
         problem = f"-o {options.output!r} must end in one of {', '.join(FORMATS)}"
     if problem is not None:
         return refuse(problem)
@@ -206,8 +219,10 @@ def _plot(options: argparse.Namespace) -> int:
     from cudagraph_pool._costs import of_trace
 
     (path,) = options.traces
-    cost = of_trace(read_trace(path), options.order, options.seed or 0, maps=True)
+    trace = read_trace(path)
+    cost = of_trace(trace, options.order, options.seed or 0, maps=True)
     try:
+        _spare_traces(options.output, [trace])
         draw(cost, options.output)
     except OSError as error:
         return refuse(f"{options.output}: cannot be written: {error.strerror or error}")

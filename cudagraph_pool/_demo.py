@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Captures a script and a transformer for many batch sizes, smallest first, on "
         "stock PyTorch and on the pool. Without a GPU: replays recorded captures.",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the inputs (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed for random inputs (default: 0)")
     parser.add_argument("--worker", choices=("stock", "ours"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.worker:

@@ -48,6 +48,8 @@ WAYS: Final[Mapping[str, Way]] = {
     "dynamic graphs, stock": Way({**_GRAPHS, "dynamic": True}, has_graphs=True),
     "dynamic graphs, ours": Way({**_GRAPHS, "dynamic": True}, has_graphs=True, ours=True),
 }
+# How the command line names them.
+_WORDS: Final = {way.replace(",", "").replace(" ", "_"): way for way in WAYS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--train", action="store_true", help="run backward passes too, of the mean of the output"
     )
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
+    parser.add_argument(
+        "--ways",
+        metavar="WAY,...",
+        type=_ways,
+        default=list(WAYS),
+        help=f"some of these (default: all): {', '.join(_WORDS)}",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures in bytes")
     parser.add_argument(
         "--picture", type=Path, metavar="FILE", help="draw them (needs matplotlib): png, svg, pdf"
@@ -124,6 +132,15 @@ def main(argv: Sequence[str]) -> int:
     if options.picture is not None:
         draw({options.function: found}, options.picture)
     return 1 if any(isinstance(footprint, str) for footprint in found.values()) else 0
+
+
+def _ways(text: str) -> list[str]:
+    try:
+        return [_WORDS[word] for word in text.split(",")]
+    except KeyError as error:
+        raise argparse.ArgumentTypeError(
+            f"{error} is none of {', '.join(_WORDS)}, with commas between"
+        ) from None
 
 
 def _problem(options: argparse.Namespace) -> str | None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ._graphs import GraphPool
 
 # What the driver keeps for an executable, fitted to graphs of 6 to 2,400 nodes on an H100, driver
-# 580 (the README's table): 14, 28, 52, 72 and 104 MiB for all of a workload's.
+# 580 (the table of docs/performance.md): 14, 28, 52, 72 and 104 MiB for all of a workload's.
 _LEAST_EXEC_BYTES: Final = 112 << 10
 _EXEC_BYTES: Final = 64 << 10
 _NODE_BYTES: Final = 2_796

@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 from . import _shared_exec
 from ._adapter import load_adapter
@@ -18,6 +18,7 @@ from ._allocator import is_enabled
 
 if TYPE_CHECKING:
     import torch
+    from torch.cuda import _POOL_HANDLE
 
     from . import _torch
 
@@ -123,7 +124,7 @@ class GraphPool:
 
         self._device = _cuda_device(device)
         first, second = torch.cuda.graph_pool_handle()
-        self._id = (int(first), int(second))
+        self._id = cast("_POOL_HANDLE", (int(first), int(second)))
         self._shared_exec = shared_exec
         self._max_execs = max_execs
         self._exec_budget = exec_budget
@@ -140,7 +141,7 @@ class GraphPool:
         )
 
     @property
-    def id(self) -> tuple[int, int]:
+    def id(self) -> _POOL_HANDLE:
         r"""What ``torch.cuda.graph(pool=...)`` and ``make_graphed_callables(pool=...)`` take."""
         self._require_open()
         return self._id
@@ -207,6 +208,9 @@ class GraphPool:
     def __del__(self) -> None:
         if getattr(self, "_open", False):
             self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a GraphPool cannot be copied or pickled: graphs have its addresses")
 
     def __repr__(self) -> str:
         if not self._open:

@@ -20,7 +20,9 @@ from ._static_outputs import lend
 if TYPE_CHECKING:
     from ._graphs import _Turns
 
-_listening: list[_Replays] = []
+_listening: list[_Replays] = []  # in the order they began
+_native: Any = None  # what CUDAGraph.replay was before the first of them
+_lock = threading.RLock()  # for both: the garbage collector may end a guard within
 
 
 @contextmanager
@@ -127,24 +129,40 @@ class _Replays:
 
 @contextmanager
 def _watched(replays: _Replays) -> Iterator[None]:
-    """Lets ``replays`` know of all replays and of what orders them."""
-    native = torch.cuda.CUDAGraph.replay
+    """Lets ``replays`` know of all replays and of what orders them.
+
+    One wrapper serves all that listen, which need not nest: the last one to leave takes it out.
+    """
+    global _native
+    _trace()
+    torch.cuda.synchronize()  # what came before comes before
+    with _lock:
+        _listening.append(replays)
+        if _native is None:
+            _native = torch.cuda.CUDAGraph.replay
+            torch.cuda.CUDAGraph.replay = _telling(_native)
+    try:
+        yield
+    finally:
+        with _lock:
+            _listening.remove(replays)
+            if not _listening and _native is not None:
+                torch.cuda.CUDAGraph.replay = _native
+                _native = None
+
+
+def _telling(native: Callable[[torch.cuda.CUDAGraph], None]) -> Callable[..., None]:
+    """A replay that tells whoever listens then."""
 
     @functools.wraps(native)
     def replay(self: torch.cuda.CUDAGraph) -> None:
         stream = torch.cuda.current_stream().cuda_stream
-        replays.replay(tuple(self.pool()), repr(self), stream)
+        # The first knows most: if one raises, none has noted a launch that does not come.
+        for replays in tuple(_listening):
+            replays.replay(tuple(self.pool()), repr(self), stream)
         native(self)
 
-    _trace()
-    torch.cuda.synchronize()  # what came before comes before
-    _listening.append(replays)
-    torch.cuda.CUDAGraph.replay = replay
-    try:
-        yield
-    finally:
-        torch.cuda.CUDAGraph.replay = native
-        _listening.remove(replays)
+    return replay
 
 
 @functools.cache
@@ -164,6 +182,6 @@ def _trace() -> None:
 
 
 def _tell(note: Callable[..., None], *arguments: int) -> None:
-    for replays in _listening:
+    for replays in tuple(_listening):  # another thread may enter or leave meanwhile
         with replays.lock:
             note(replays.order, *arguments)

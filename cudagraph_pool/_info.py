@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from cudagraph_pool import _core
-from cudagraph_pool._adapter import releases
+from cudagraph_pool._adapter import SUPPORTED, and_the_adapter, no_adapter, releases
 from cudagraph_pool._autoload import VARIABLE
+from cudagraph_pool._request import parse
 
 _KERNEL_MODULE: Final = Path("/proc/driver/nvidia/version")
 # CUdevice_attribute: CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 _VMM_SUPPORTED: Final = 102
-_NO_ADAPTER: Final = "none, the core alone: install torch, then reinstall cudagraph_pool"
 
 
 class _CudaError(Exception):
@@ -111,12 +111,13 @@ def lines() -> list[tuple[str, str]]:
     """The report, as pairs of label and text."""
     driver = probe_driver()
     kernel = kernel_module_version()
+    torch = torch_found()
     names = [f"CUDA {driver.cuda_version}" if driver.cuda_version else "", kernel or ""]
     report = [
         ("cudagraph_pool", _core.__version__),
         ("Python", sys.version.split()[0]),
-        ("torch built for", ", ".join(releases()) or _NO_ADAPTER),
-        ("torch found", torch_found() or "none"),
+        ("built for torch", _built_for(torch)),
+        ("torch found", torch or "none"),
         ("driver", ", ".join(filter(None, [*names, driver.problem]))),
     ]
     report += [
@@ -129,14 +130,36 @@ def lines() -> list[tuple[str, str]]:
     ]
     if not driver.gpus:
         report.append(("GPUs", "none: replay and demo run on the host driver"))
-    report.append((VARIABLE, os.environ.get(VARIABLE) or "not set"))
-    report.append(("enabled", _enabled()))
+    request = os.environ.get(VARIABLE, "")
+    is_set = request not in ("", "0")
+    problem = _problem(request) if is_set else None
+    report.append((VARIABLE, problem or request or "not set"))
+    report.append(("enabled", _enabled(is_set and problem is None)))
     return report
 
 
-def _enabled() -> str:
+def _built_for(torch: str | None) -> str:
+    names = ", ".join(releases())
+    if torch is None:
+        return names or f"none: install a CUDA build of torch {SUPPORTED}{and_the_adapter()}"
+    has_adapter = ".".join(torch.split(".")[:2]) in releases()
+    return names if has_adapter else f"{names or 'none'}: {no_adapter(torch)}"
+
+
+def _problem(request: str) -> str | None:
+    """Why the variable enables nothing."""
+    try:
+        parse(request)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _enabled(is_asked_for: bool) -> str:
     import cudagraph_pool
 
     if cudagraph_pool.is_enabled():
         return "yes"
+    if is_asked_for:
+        return f"no: {VARIABLE} does it in a program, at its first use of CUDA"
     return f"no: cudagraph_pool.enable() in your program does it, or {VARIABLE}=1 around it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import warnings
 from typing import IO, Any, Final
 
 from cudagraph_pool._costs import PoolCost
@@ -12,6 +13,7 @@ from cudagraph_pool._table import mib
 
 FORMATS: Final = (".png", ".svg", ".pdf")
 _MIB: Final = 1 << 20
+_NAME: Final = 40  # characters of it that fit
 _OUTSIDE: Final = (0.6, 0.6, 0.6)  # of blocks that no graph allocated
 _SHADE: Final = 0.55  # of a graph's colour, for what is stitched
 _BARS: Final = {
@@ -52,14 +54,23 @@ def draw(
         handles=_legend(plane, cost),
         **{"loc": "outside lower left", "ncols": 2, "fontsize": 8, "frameon": False},
     )
-    figure.suptitle(_headline(cost), x=0.01, ha="left", fontsize=12, fontweight="bold")
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "cudagraph_pool"}):
+    figure.suptitle(
+        _headline(cost),
+        **{"x": 0.01, "ha": "left", "fontsize": 12, "fontweight": "bold", "wrap": True},
+    )
+    with (
+        rc_context({"svg.fonttype": "none", "svg.hashsalt": "cudagraph_pool"}),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # nobody can help it
         figure.savefig(file, dpi=150, format=format)
 
 
 def _headline(cost: PoolCost) -> str:
     count = len(cost.graphs)
-    text = f"{cost.name}: {count:,} graph{'s' * (count != 1)} in {mib(cost.reserved)} MiB"
+    name = cost.name if len(cost.name) <= _NAME else cost.name[: _NAME - 1] + "…"
+    name = name.replace("$", r"\$")  # not a formula
+    text = f"{name}: {count:,} graph{'s' * (count != 1)} in {mib(cost.reserved)} MiB"
     if cost.stock is not None and cost.stock > cost.reserved:
         saved = cost.stock - cost.reserved
         return f"{text} instead of {mib(cost.stock)} MiB: {mib(saved)} MiB saved"
@@ -88,7 +99,7 @@ def _draw_bars(panel: Any, cost: PoolCost) -> None:
 def _draw_map(figure: Any, panel: Any, cost: PoolCost) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.collections import PolyCollection
-    from matplotlib.colors import BoundaryNorm
+    from matplotlib.colors import Normalize
 
     drawn = cost.map
     assert drawn is not None
@@ -118,7 +129,7 @@ def _draw_map(figure: Any, panel: Any, cost: PoolCost) -> None:
     panel.spines[["top", "right"]].set_visible(False)
     if count > 1:
         bar = figure.colorbar(
-            ScalarMappable(BoundaryNorm(range(count + 1), count), colours),
+            ScalarMappable(Normalize(0, count), colours),
             **{"ax": panel, "pad": 0.01, "aspect": 40},
         )
         marks = sorted({round(part * (count - 1) / 8) for part in range(9)})

@@ -36,6 +36,9 @@ class PoolReport:
         self.pools = list(pools)
         self.process = dict(process or {})
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         parts = _of_process(self.process)
         if not self.pools:

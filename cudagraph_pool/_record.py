@@ -14,6 +14,7 @@ import gzip
 import json
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from . import _run
-from ._autoload import RECORD, VARIABLE
+from ._autoload import PROGRAM, RECORD, VARIABLE
 from ._memory_map import Operation, operation_of
 from ._trace import Event, most_live_bytes
 
@@ -64,19 +65,26 @@ def main(argv: Sequence[str]) -> int:
         "graph captures allocate: a trace of each pool, for replay, plot and report.",
     )
     parser.add_argument(
-        *("-o", "--output"), metavar="FOLDER", default=".", help="of the traces (default: this one)"
+        *("-o", "--output"),
+        metavar="FOLDER",
+        default=".",
+        help="folder to write traces to (default: the current one)",
     )
     program = _run.parse_program(parser, argv)
-    folder = Path(program.options.pop("output")).absolute()
-    problem = _run.problem("record")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = problem or f"{folder}: cannot be made: {error.strerror or error}"
+    output = program.options.pop("output")
+    folder = Path(output).absolute()
+    problem = _run.problem("record") if output else "-o is empty, but names a folder"
+    if problem is None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            problem = f"{folder}: no trace can be written there: {error.strerror or error}"
     if problem is not None:
         print(f"cudagraph-pool: {problem}", file=sys.stderr)
         return 2
     os.environ.pop(VARIABLE, None)
+    os.environ[PROGRAM] = str(os.getpid())
     return program.run(RECORD, str(folder))
 
 
@@ -138,12 +146,15 @@ class Recorder:
             memory._set_memory_metadata(before)
 
     def write(self) -> None:
-        if not self._captures:
+        history = self._cuda.memory._snapshot()["device_traces"] if self._captures else ()
+        traces = traces_of(history, self._captures)
+        if not traces:
+            missing = "allocated anything" if self._captures else "was captured"
+            _say(f"process {os.getpid()}: no CUDA graph {missing}, so nothing was written")
             return
-        history = self._cuda.memory._snapshot()["device_traces"]
         about = {"torch": sys.modules["torch"].__version__, "gpu": self._cuda.get_device_name()}
         stem = Path(sys.argv[0]).stem or "python"
-        for number, trace in enumerate(traces_of(history, self._captures), 1):
+        for number, trace in enumerate(traces, 1):
             name = f"{stem}-{os.getpid()}-{number}"
             path = Path(self._folder, f"{name}.json.gz")
             try:
@@ -152,7 +163,11 @@ class Recorder:
                 said = f"{len(trace['graphs'])} graphs of one pool: {path}"
             except OSError as error:
                 said = f"{path}: cannot be written: {error.strerror or error}"
-            print(f"cudagraph-pool record: {said}", file=sys.stderr, flush=True)
+            _say(said)
+
+
+def _say(text: str) -> None:
+    print(f"cudagraph-pool record: {text}", file=sys.stderr, flush=True)
 
 
 def start(folder: str) -> None:

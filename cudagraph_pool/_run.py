@@ -13,10 +13,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from ._autoload import VARIABLE
+from ._autoload import PROGRAM, VARIABLE
 from ._request import REPORT, options, unparse
+
+_HELP: Final = {
+    "share_captures": "let all captures that name no pool share one for each device",
+    "mempools": "let torch.cuda.MemPool take its memory from the pool too (default: yes)",
+    "shared_exec": "let graphs share executables, which takes less of the driver's memory",
+    "exportable": "let other processes be given the memory of pools",
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
                 f"--{name.replace('_', '-')}",
                 action=argparse.BooleanOptionalAction,
                 default=argparse.SUPPRESS,
-                help=f"{name} of cudagraph_pool.enable()",
+                help=_HELP[name],
             )
     parser.add_argument(
         f"--{REPORT}",
@@ -45,6 +52,8 @@ def main(argv: Sequence[str]) -> int:
     if refusal is not None:
         print(f"cudagraph-pool: {refusal}", file=sys.stderr)
         return 2
+    if REPORT in program.options:
+        os.environ[PROGRAM] = str(os.getpid())
     return program.run(VARIABLE, unparse(program.options))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -120,16 +120,20 @@ class GraphRunner:
             raise ValueError(f"unknown order {order!r}; expected one of {_ORDERS}")
         if overflow not in ("error", "eager"):
             raise ValueError(f"overflow is {overflow!r}, but must be 'error' or 'eager'")
+        for name, value in (("warmup", warmup), ("max_graphs", max_graphs)):
+            if not isinstance(value, int) and (name, value) != ("max_graphs", None):
+                raise TypeError(f"{name} is {value!r}, but must be an integer")
         if warmup < 0:
             raise ValueError(f"warmup is {warmup}, but must be 0 or more")
         self._buckets: Buckets
+        as_they_come = isinstance(sizes, str)
         if isinstance(sizes, str):
             if sizes != "auto":
                 raise ValueError(f"sizes is {sizes!r}, but must be a sequence or 'auto'")
             self._buckets = LadderBuckets(_axes_of(dim), padding)
         else:
             self._buckets = ListedBuckets(sizes)
-        self._lazy = lazy or sizes == "auto"
+        self._lazy = lazy or as_they_come
         if max_graphs is not None and (max_graphs < 1 or not self._lazy):
             raise ValueError(
                 f"max_graphs is {max_graphs}: it must be at least 1, and is for graphs that are "
@@ -195,6 +199,9 @@ class GraphRunner:
         with self._lock, self._captures.lock:
             self._captures.synchronize()
             return Report.of(self._captures, (p.captured for p in self._programs.values()))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a GraphRunner cannot be copied or pickled: its graphs are this process's")
 
     @torch._compile._disable_dynamo  # as torch.compiler.disable, which imports the compiler now
     def _call_uncompiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

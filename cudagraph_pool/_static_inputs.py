@@ -155,6 +155,8 @@ def size_of(inputs: Sequence[Input], tensors: Sequence[Tensor], axes: int) -> Si
         for given, tensor in zip(inputs, tensors, strict=True):
             for dim in given.dims[axis]:
                 found[f"{given.name.path} along dimension {dim}"] = tensor.shape[dim]
+        if not inputs:
+            raise ValueError("the call has no tensor argument, which would say how large it is")
         if not found:
             raise ValueError(
                 "no argument has a dynamic dimension"
@@ -320,8 +322,8 @@ def dims_of(dim: Any, name: Named, axes: int) -> Dims:
     entries = (dim,) if isinstance(dim, int) else dim
     if not isinstance(entries, tuple) or not all(map(_is_entry, entries)):
         raise ValueError(
-            f"dim is {dim!r} for {name.path}, but must be an integer, None, or a tuple with one of "
-            "these, or a tuple of integers, for each dimension of a size"
+            f"dim is {dim!r} for {name.path}, but must be an integer, None, or a tuple with an "
+            "entry for each dimension of a size: an integer, None, or a tuple of integers"
         )
     if len(entries) != axes:
         raise ValueError(

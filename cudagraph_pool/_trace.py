@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import math
 import os
 import random
 import sys
@@ -264,7 +263,7 @@ class _Reader:
         seconds = stock.get("capture_s", 0)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             self._fail("stock.capture_s", f"must be a number, is {_show(seconds)}")
-        if seconds < 0 or not math.isfinite(seconds):
+        if not 0 <= seconds <= sys.float_info.max:
             self._fail("stock.capture_s", f"must be a time in seconds, is {_show(seconds)}")
         return self._integer(
             self._member(stock, "reserved", "stock"), "stock.reserved", 0, MAX_NUMBER

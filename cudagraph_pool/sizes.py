@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 
 __all__ = ["exact", "grid", "multiples", "padded", "powers_of_two", "vllm"]
@@ -46,7 +47,9 @@ def vllm(largest: int = 512) -> list[int]:
 
 def grid(*axes: Sequence[int]) -> list[tuple[int, ...]]:
     r"""Return every combination of sizes of several dimensions: batch × sequence, say."""
-    return list(itertools.product(*axes))
+    if not axes:
+        raise ValueError("grid() has no dimension: it takes the sizes of each")
+    return list(itertools.product(*([_checked(size, "a size") for size in axis] for axis in axes)))
 
 
 def rung(size: int, padding: float) -> int:
@@ -54,6 +57,8 @@ def rung(size: int, padding: float) -> int:
 
     A rung is as far above the one before as ``padding`` allows for a size one above that one.
     """
+    if not isinstance(padding, (int, float)):
+        raise TypeError(f"padding is {padding!r}, but must be a number: 0.25 adds up to a quarter")
     if not 0 <= padding < math.inf:
         raise ValueError(f"padding is {padding}, but must be 0 or more: 0.25 adds up to a quarter")
     top = 0
@@ -63,6 +68,10 @@ def rung(size: int, padding: float) -> int:
 
 
 def _checked(value: int, name: str = "largest") -> int:
-    if value < 1:
-        raise ValueError(f"{name} is {value}, but must be at least 1")
-    return value
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}, but must be an integer") from None
+    if number < 1:
+        raise ValueError(f"{name} is {number}, but must be at least 1")
+    return number

@@ -32,6 +32,9 @@ CXX_PROBE = (
 
 def main() -> None:
     command = sys.argv[1] if len(sys.argv) == 2 else ""
+    if command in ("-h", "--help"):
+        print(__doc__)
+        return
     if command not in ("demo", "test", "setup"):
         sys.exit(__doc__)
     if sys.version_info < LEAST_PYTHON:

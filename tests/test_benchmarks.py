@@ -371,6 +371,16 @@ def test_pages_have_the_tables_of_what_was_measured(name: str, page: str) -> Non
         assert "\n".join(readme_table.short_table(report)) in (root / "README.md").read_text()
 
 
+@pytest.mark.parametrize("name", ["combinations", "layer_graphs", "vllm_engine"])
+def test_reports_without_a_table(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    path = Path(__file__).parent.parent / f"benchmarks/results/{name}.json"
+    monkeypatch.setattr(sys, "argv", ["readme_table.py", str(path)])
+    assert readme_table.main() == 2
+    assert capsys.readouterr() == ("", f"{path}: this script prints no table of it\n")
+
+
 def test_reports_have_a_line_for_each_row(tmp_path: Path) -> None:
     row = {"name": "r", "figures": [1.5, None, "ü\n"] * 30}
     report = {"options": {"seed": 0}, "rows": [row] * 4, "of": {"a": [row] * 4, "b": []}}

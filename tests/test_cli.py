@@ -118,7 +118,6 @@ def test_placements_never_overwrite_the_trace(capsys: Capture, write_trace: Writ
 
 def test_placements_that_cannot_be_written(capsys: Capture, tmp_path: Path) -> None:
     assert "cannot be written" in refused(capsys, "replay", SEED, "--placements", tmp_path)
-    assert "--placements is empty" in refused(capsys, "replay", SEED, "--placements", "")
     missing = tmp_path / "none" / "file"
     assert "No such file" in refused(capsys, "replay", SEED, "--placements", missing)
 
@@ -143,6 +142,28 @@ def test_wrong_arguments(capsys: Capture, arguments: list[str]) -> None:
     out, err = capsys.readouterr()
     assert out == ""
     assert "error: " in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["replay", "--unknown", "x"], ["plot", "a", "b", "-o", "p.png"], ["info", "x"]]
+)
+def test_usage_is_the_commands_own(capsys: Capture, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        _cli.main(arguments)
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: cudagraph-pool {arguments[0]} ")
+    assert f"cudagraph-pool {arguments[0]}: error: unrecognized arguments: " in err
+
+
+@pytest.mark.parametrize(("command", "option"), [("replay", "--placements"), ("report", "--html")])
+@pytest.mark.parametrize(("name", "said"), [("", "is empty"), ("-", "/dev/stdout")])
+def test_names_that_are_no_file(
+    capsys: Capture, command: str, option: str, name: str, said: str
+) -> None:
+    err = refused(capsys, command, SEED, option, name)
+    assert option in err
+    assert said in err
 
 
 def test_failure_in_the_core_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,16 +228,30 @@ def test_standard_input(capsys: Capture) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_output_on_a_full_disk_is_one_line() -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "cudagraph_pool", "replay", str(SEED)],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    assert done.returncode == 1
-    assert done.stderr == "cudagraph-pool: [Errno 28] No space left on device\n"
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (f"replay '{SEED}' >/dev/full", 1, "[Errno 28] No space left on device"),
+        ("--version >/dev/full", 1, "[Errno 28] No space left on device"),
+        ("run --help >/dev/full", 1, "[Errno 28] No space left on device"),
+        ("info >&-", 1, "[Errno 9] Bad file descriptor"),
+        ("replay - <&-", 2, "-: file: cannot be read: Bad file descriptor"),
+        ("replay none 2>&-", 2, None),
+    ],
+)
+def test_streams_that_cannot_be_used(
+    command: str, code: int, said: str | None, unbuffered: str
+) -> None:
+    done = subprocess.run(
+        f"'{sys.executable}' -m cudagraph_pool {command}",
+        shell=True,
+        capture_output=True,
+        text=True,
+        env=dict(os.environ, PYTHONUNBUFFERED=unbuffered),
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr == (f"cudagraph-pool: {said}\n" if said else "")
 
 
 def test_interrupt_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,11 +99,13 @@ def test_a_way_that_fails_is_told(
     monkeypatch.setattr(_footprint, "_problem", lambda options: None)
     monkeypatch.setattr(_footprint, "measure_apart", lambda function, way, train: FOUND[way])
     report = tmp_path / "report.json"
-    ways = ["eager", "compiled"]
-    assert _footprint.main(["a:b", "--ways", *ways, "--json", str(report)]) == 0
-    assert list(json.loads(report.read_text())) == ways
-    assert _footprint.main(["a:b", "--ways", "eager", "graphs, stock"]) == 1
+    assert _footprint.main(["--ways", "eager,compiled", "a:b", "--json", str(report)]) == 0
+    assert list(json.loads(report.read_text())) == ["eager", "compiled"]
+    assert _footprint.main(["a:b", "--ways", "eager,graphs_stock"]) == 1
     assert "out of memory" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        _footprint.main(["a:b", "--ways", "eager,graphs"])
+    assert "'graphs' is none of eager, compiled, graphs_stock," in capsys.readouterr().err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
+import pickle
 import random
 import subprocess
 import sys
@@ -347,6 +349,36 @@ def test_arguments_changed_in_place() -> None:
 def test_options_that_cannot_be_meant(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         runner(double, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"warmup": 1.5}, "warmup is 1.5, but must be an integer"),
+        ({"max_graphs": "3", "lazy": True}, "max_graphs is '3', but must be an integer"),
+        ({"sizes": "auto", "padding": "x"}, "padding is 'x', but must be a number"),
+    ],
+)
+def test_options_of_another_type(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        runner(double, **options)
+
+
+def test_sizes_of_an_array() -> None:
+    run = runner(double, sizes=torch.arange(1, 5).numpy())
+    assert torch.equal(run(rows(3)), rows(3) * 2)
+
+
+def test_a_call_without_tensors() -> None:
+    with pytest.raises(ValueError, match="the call has no tensor argument"):
+        runner(double)(5)
+
+
+def test_a_runner_is_not_copied() -> None:
+    run = runner(double)
+    for copying in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            copying(run)
 
 
 @pytest.mark.parametrize(

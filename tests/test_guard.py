@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("torch")
@@ -16,7 +18,9 @@ import torch
 from cpu_captures import CpuCaptures, CpuRunner, tree_equal
 
 import cudagraph_pool as cgp
+from cudagraph_pool import _guard
 from cudagraph_pool._guard import _Replays
+from cudagraph_pool._happens_before import HappensBefore
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -101,3 +105,39 @@ def test_replays_that_nothing_orders() -> None:
         replays.replay(pool, "graph a", 0x10)
     replays.order.synchronize_stream(0x20)
     replays.replay(pool, "graph a", 0x10)
+
+
+@pytest.mark.parametrize("leaves_first", [0, 1])
+def test_guards_that_overlap_without_nesting(
+    leaves_first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of two threads, of generators or of an ExitStack."""
+    launched: list[int] = []
+    stream = SimpleNamespace(cuda_stream=0x10)
+
+    def native(graph: SimpleNamespace) -> None:
+        launched.append(stream.cuda_stream)
+
+    def replay(on: int) -> None:
+        stream.cuda_stream = on
+        torch.cuda.CUDAGraph.replay(SimpleNamespace(pool=lambda: (0, 1)))
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", native)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(_guard, "_trace", lambda: None)
+    guards = [_guard._watched(_Replays()) for _ in range(2)]
+    for guard in guards:
+        guard.__enter__()
+    replay(0x10)
+    guards.pop(leaves_first).__exit__(None, None, None)
+
+    with pytest.raises(RuntimeError, match="nothing orders the two"):
+        replay(0x20)
+    _guard._tell(HappensBefore.synchronize_device)
+    replay(0x20)
+    guards.pop().__exit__(None, None, None)
+
+    assert torch.cuda.CUDAGraph.replay is native
+    replay(0x10)  # nothing is looked at any more
+    assert launched == [0x10, 0x20, 0x10]

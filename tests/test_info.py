@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cudagraph_pool import _core, _info
+from cudagraph_pool import _adapter, _core, _info
 from cudagraph_pool._info import Driver, Gpu, probe_driver
 
 
@@ -129,6 +129,46 @@ def test_report_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["driver"] == "none"
     assert report["GPUs"].startswith("none")
     assert report["torch found"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("has", "found", "said"),
+    [
+        (["2.11"], "2.11.0+cu130", "2.11"),
+        (["2.11"], None, "2.11"),
+        (["2.11"], "2.12.1", "2.11: cudagraph_pool {} was built for torch 2.11 alone"),
+        ([], "2.11.0", "none: cudagraph_pool {} was built without an adapter for PyTorch, and"),
+        ([], "2.10.0", "none: cudagraph_pool {} supports torch 2.11 to 2.15, and this is"),
+        ([], None, "none: install a CUDA build of torch 2.11 to 2.15, then its adapter"),
+    ],
+)
+def test_what_it_was_built_for(
+    monkeypatch: pytest.MonkeyPatch, has: list[str], found: str | None, said: str
+) -> None:
+    for module in (_info, _adapter):
+        monkeypatch.setattr(module, "releases", lambda: has)
+    monkeypatch.setattr(_info, "torch_found", lambda: found)
+    shown = dict(_info.lines())["built for torch"]
+    assert shown.startswith(said.format(_core.__version__))
+    assert ("--force-reinstall" in shown) == ("was built" in said or not (has or found))
+
+
+@pytest.mark.parametrize(
+    ("request_text", "said", "enabled"),
+    [
+        ("", "not set", "cudagraph_pool.enable() in your program does it"),
+        ("0", "0", "cudagraph_pool.enable() in your program does it"),
+        ("1", "1", "CUDAGRAPH_POOL does it in a program"),
+        ("yes", "'yes' is not understood", "cudagraph_pool.enable() in your program does it"),
+    ],
+)
+def test_what_the_variable_does(
+    monkeypatch: pytest.MonkeyPatch, request_text: str, said: str, enabled: str
+) -> None:
+    monkeypatch.setenv("CUDAGRAPH_POOL", request_text)
+    report = dict(_info.lines())
+    assert report["CUDAGRAPH_POOL"].startswith(said)
+    assert report["enabled"].startswith(f"no: {enabled}")
 
 
 def test_report_of_this_machine_has_one_line_each() -> None:

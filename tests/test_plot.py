@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,8 +106,31 @@ def test_one_graph_and_no_stock(
     assert figures[0].get_suptitle() == "small: 1 graph in 2 MiB"
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    ("ending", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+    ("name", "shown"), [("W" * 200, "W" * 39 + "…: "), ("字", "字: "), (r"$\x$", r"\$\x\$: ")]
+)
+def test_names_from_elsewhere(
+    write_trace: WriteTrace, figures: list[Figure], tmp_path: Path, name: str, shown: str
+) -> None:
+    _plot.draw(of_trace(read_trace(write_trace(name=name)), maps=True), tmp_path / "map.png")
+    (figure,) = figures
+    assert figure.get_suptitle().startswith(shown)
+    (title,) = figure.texts
+    assert title.get_wrap()
+
+
+def test_more_graphs_than_16_bits_count(tmp_path: Path) -> None:
+    graphs = [GraphCost(str(n), 0, 0, range(n, n + 1)) for n in range(1 << 15)]
+    drawn = MemoryMap()
+    drawn.allocate([(0, PAGE_BYTES)])
+    cost = PoolCost("pool", "", graphs, PAGE_BYTES, PAGE_BYTES, 0, map=drawn)
+    _plot.draw(cost, tmp_path / "map.png")
+
+
+@pytest.mark.parametrize(
+    ("ending", "begins"),
+    [("png", b"\x89PNG"), ("PNG", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")],
 )
 def test_command(write_trace: WriteTrace, tmp_path: Path, ending: str, begins: bytes) -> None:
     path = tmp_path / f"map.{ending}"
@@ -124,6 +149,20 @@ def test_command_refuses(
     assert _cli.main(["plot", str(tmp_path), "-o", str(tmp_path / "map.png")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "map.png").exists()
+    link = tmp_path / "link.png"
+    link.symlink_to(trace)
+    assert _cli.main(["plot", trace, "-o", str(link)]) == 2
+    assert "it is the trace itself" in capsys.readouterr().err
+    read_trace(trace)
+
+
+def test_command_needs_no_backend(write_trace: WriteTrace, tmp_path: Path) -> None:
+    command = ["-m", "cudagraph_pool", "plot", str(write_trace()), "-o", str(tmp_path / "map.png")]
+    environment = dict(os.environ, MPLBACKEND="unknown")
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_without_matplotlib(

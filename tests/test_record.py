@@ -255,7 +255,9 @@ def test_a_folder_that_is_gone_is_said(
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.11.0"))
     recorder = Recorder(str(tmp_path / "none"), cuda)
     recorder.write()
-    assert capsys.readouterr().err == ""  # there is nothing to write
+    nothing = "no CUDA graph was captured, so nothing was written"
+    said = f"cudagraph-pool record: process {os.getpid()}: {nothing}\n"
+    assert capsys.readouterr().err == said
     graph = cuda.CUDAGraph()
     graph.capture_begin()
     graph.capture_end()
@@ -270,6 +272,7 @@ def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ("there",))
     monkeypatch.setenv("CUDAGRAPH_POOL", "1")
     monkeypatch.setenv(_autoload.RECORD, "")
+    monkeypatch.setenv(_autoload.PROGRAM, "")
     folder = tmp_path / "a" / "b"
     _cli.main(["record", "-o", str(folder), "serve.py", "--port", "1"])
     assert became == [(sys.executable, [sys.executable, "serve.py", "--port", "1"])]
@@ -284,7 +287,11 @@ def test_command_says_why_it_cannot(
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ("there",))
     assert _cli.main(["record", "-o", str(tmp_path / "file" / "x"), "serve.py"]) == 2
-    assert "cannot be made: Not a directory" in capsys.readouterr().err
+    assert "no trace can be written there: Not a directory" in capsys.readouterr().err
+    assert _cli.main(["record", "-o", "/proc", "serve.py"]) == 2  # there, and nobody's to write to
+    assert "/proc: no trace can be written there: " in capsys.readouterr().err
+    assert _cli.main(["record", "-o", "", "serve.py"]) == 2
+    assert "-o is empty, but names a folder" in capsys.readouterr().err
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
     assert _cli.main(["record", "-o", str(tmp_path), "serve.py"]) == 2
     assert "record needs cudagraph_pool to be installed" in capsys.readouterr().err
@@ -337,6 +344,8 @@ def test_in_a_process_that_uses_cuda(tmp_path: Path) -> None:
         text=True,
         timeout=300,
     )
-    assert (done.returncode, done.stderr) == (7, "")
+    assert done.returncode == 7
+    assert done.stderr.endswith(": no CUDA graph was captured, so nothing was written\n")
+    assert done.stderr.count("\n") == 1
     assert done.stdout == "recording ('all', None, 'python') False ['-o', 'x']\n"
     assert list((tmp_path / "traces").iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from typing import Any
 
 import pytest
 
@@ -112,3 +113,22 @@ def test_sizes_that_come_with_the_calls() -> None:
 def test_lists_that_cannot_be_captured(bad: list[int], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ListedBuckets(bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "said"),
+    [
+        ("exact", ["a"], TypeError, "largest is 'a', but must be an integer"),
+        ("powers_of_two", [2.5], TypeError, "largest is 2.5, but must be an integer"),
+        ("padded", [0.25, 2.5], TypeError, "largest is 2.5, but must be an integer"),
+        ("padded", ["x", 4], TypeError, "padding is 'x', but must be a number"),
+        ("grid", ["ab", [1]], TypeError, "a size is 'a', but must be an integer"),
+        ("grid", [[0]], ValueError, "a size is 0, but must be at least 1"),
+        ("grid", [], ValueError, "has no dimension"),
+    ],
+)
+def test_sizes_that_cannot_be_meant(
+    name: str, arguments: list[Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        getattr(sizes, name)(*arguments)

@@ -234,6 +234,7 @@ def test_random_bytes_and_random_cuts_never_escape(tmp_path: Path) -> None:
         ({"stock": {"reserved": 1, "capture_s": "1"}}, "stock.capture_s", "must be a number"),
         ({"stock": {"reserved": 1, "capture_s": True}}, "stock.capture_s", "must be a number"),
         ({"stock": {"reserved": 1, "capture_s": -1}}, "stock.capture_s", "must be a time"),
+        ({"stock": {"reserved": 1, "capture_s": 10**400}}, "stock.capture_s", "must be a time"),
         ({"graphs": {}}, "graphs", "must be an array, is an object of 0 members"),
         ({"graphs": []}, "graphs", "holds 0 graphs"),
         ({"graphs": [7]}, "graphs[0]", "must be an object, is 7"),

@@ -168,3 +168,6 @@ def test_script(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, script, bad, good], capture_output=True, text=True)
     assert done.returncode == 1
     assert "INVALID: line 8: the file stops without an end" in done.stdout
+    done = subprocess.run([sys.executable, script, "nosuch"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "nosuch: cannot be read: No such file or directory\n"

@@ -227,6 +227,9 @@ def main(paths: list[str]) -> int:
         except PlacementError as error:
             print(f"{path}: INVALID: {error}")
             failures += 1
+        except OSError as error:
+            print(f"{path}: cannot be read: {error.strerror}", file=sys.stderr)
+            return 2
     return min(failures, 1)
 
 

@@ -293,7 +293,7 @@ def test_bad_arguments_of_graph() -> None:
     pool = cgp.GraphPool()
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(TypeError, match="GraphPool, not tuple"):
-        cgp.graph(graph, pool=pool.id)  # type: ignore[arg-type]
+        cgp.graph(graph, pool=pool.id)
     with pytest.raises(ValueError, match="unknown capture error mode 'strict'"):
         cgp.graph(graph, pool=pool, capture_error_mode="strict")
     waiting = cgp.graph(graph, pool=pool)
