@@ -17,9 +17,9 @@ from cudagraph_pool._table import format_table, mib
 _MIB: Final = 1 << 20
 _MOST_GRAPHS: Final = 8  # that a table on a terminal has of a pool
 _LEGEND: Final = (
-    "In MiB. minimum: the most that was allocated at once, less than which no\n"
-    "allocator can do with; apart: what a pool for each graph would take; stock:\n"
-    "what PyTorch's own allocator took, as recorded."
+    "In MiB. minimum: the most that was allocated at once; no allocator can do\n"
+    "with less. apart: what a pool for each graph would take. stock: what\n"
+    "PyTorch's own allocator took, as recorded."
 )
 
 

@@ -150,7 +150,7 @@ void BindPoolSet(py::module_& module) {
       .def("retain", &PoolSet::Retain)
       .def("begin_scope",
            [](PoolSet& set, cgp::PoolId id, cgp::ScopeKind kind) { set.BeginScope(id, kind); })
-      .def("end_scope", &PoolSet::EndScope)
+      .def("end_scope", [](PoolSet& set, cgp::PoolId id) { set.EndScope(id); })
       .def("release", &PoolSet::Release)
       .def("allocate", [](PoolSet& set, cgp::PoolId id, uint64_t bytes,
                           cgp::StreamId stream) { return set.Allocate(id, bytes, stream); })
