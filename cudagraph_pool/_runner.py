@@ -126,14 +126,13 @@ class GraphRunner:
         if warmup < 0:
             raise ValueError(f"warmup is {warmup}, but must be 0 or more")
         self._buckets: Buckets
-        as_they_come = isinstance(sizes, str)
         if isinstance(sizes, str):
             if sizes != "auto":
                 raise ValueError(f"sizes is {sizes!r}, but must be a sequence or 'auto'")
             self._buckets = LadderBuckets(_axes_of(dim), padding)
         else:
             self._buckets = ListedBuckets(sizes)
-        self._lazy = lazy or as_they_come
+        self._lazy = lazy or isinstance(self._buckets, LadderBuckets)
         if max_graphs is not None and (max_graphs < 1 or not self._lazy):
             raise ValueError(
                 f"max_graphs is {max_graphs}: it must be at least 1, and is for graphs that are "

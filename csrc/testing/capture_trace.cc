@@ -5,6 +5,7 @@
 #include <optional>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
 #include <unordered_map>
 
 #include "testing/text.h"
@@ -14,26 +15,26 @@ namespace {
 
 using enum TraceEvent::Kind;
 
-std::optional<TraceEvent> ReadEvent(const std::string& what, std::istream& words) {
-  TraceEvent event;
-  if (what == "alloc") {
-    words >> event.block >> event.bytes >> event.stream;
-    if (event.bytes == 0) return std::nullopt;
-  } else if (what == "free") {
-    event.kind = kFree;
-    words >> event.block;
-  } else if (what == "use") {
-    event.kind = kUse;
-    words >> event.block >> event.stream;
-  } else if (what == "launch") {
-    event.kind = kLaunch;
-    words >> event.stream;
-  } else if (what == "wait") {
-    event.kind = kWait;
-    words >> event.stream >> event.other;
-  } else {
-    return std::nullopt;
-  }
+// How a line begins, and which numbers follow.
+struct Form {
+  std::string_view word;
+  TraceEvent::Kind kind;
+  std::vector<uint64_t TraceEvent::*> numbers;
+};
+const std::vector<Form> kForms{
+    {"alloc", kAllocate, {&TraceEvent::block, &TraceEvent::bytes, &TraceEvent::stream}},
+    {"free", kFree, {&TraceEvent::block}},
+    {"use", kUse, {&TraceEvent::block, &TraceEvent::stream}},
+    {"launch", kLaunch, {&TraceEvent::stream}},
+    {"wait", kWait, {&TraceEvent::stream, &TraceEvent::other}},
+};
+
+std::optional<TraceEvent> ReadEvent(const std::string& word, std::istream& words) {
+  const auto form = std::ranges::find(kForms, word, &Form::word);
+  if (form == kForms.end()) return std::nullopt;
+  TraceEvent event{.kind = form->kind};
+  for (const auto number : form->numbers) words >> event.*number;
+  if (event.kind == kAllocate && event.bytes == 0) return std::nullopt;
   return event;
 }
 

@@ -1,6 +1,8 @@
 // Captures that nobody ended: failed ones, and those that another thread is about to end.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -157,13 +159,18 @@ TEST_F(AbandonedCaptureTest, OneOfAnotherThreadMayJustBeAboutToBegin) {
 // Two threads use one stream, as those of torch.cuda.graph() do that name none.
 class AwaitedTest : public AbandonedCaptureTest {
  protected:
-  // What another thread does with the stream while this one goes on.
+  // What another thread does with the stream. This one goes on once that is well under way.
   std::thread Beside(const std::function<void()>& function) {
-    return std::thread([this, function] {
+    std::atomic<bool> runs{false};
+    std::thread other([this, &runs, function] {
       current_stream = Stream(1);
       current_device = device_;
+      runs = true;
       function();
     });
+    while (!runs) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    return other;
   }
 };
 
