@@ -60,14 +60,14 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
 Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& stats,
                            const Predictor::Advice& advice) {
   if (const std::optional<Placement> place = Follow(advice, length)) return {.start = *place};
-  if (length < page_size()) return FindSmall(view, length);
   // What lives when the pool holds most decides what it costs: this block, if the pool never held
   // much more, or if its like did so in the largest capture.
   const uint64_t nearly = stats.peak_allocated_bytes - stats.peak_allocated_bytes / kPartOfPeak;
   const bool at_peak = advice.lives_at_peak || stats.allocated_bytes + length.bytes() >= nearly;
   const uint32_t exact_below = at_peak ? kExactPages : (several_streams() ? 0 : kSmallPool);
   const Slack slack = space().page_count() < exact_below ? Slack::kNone : Slack::kOnePage;
-  return {.start = FindLarge(view, length, slack)};
+  if (length < page_size()) return FindSmall(view, length, slack);
+  return {.start = Stitch(view, length, slack)};
 }
 
 Predictor::Advice Placer::Advise(uint64_t bytes, const FreeView& view) {
@@ -99,24 +99,30 @@ std::optional<Placement> Placer::Follow(const Predictor::Advice& advice, Granule
   }
 }
 
-// A block below a page lies in one page: the best fit among pages in part use, so that small blocks
-// gather and pages stay whole; else a whole page; else a new one.
-Placer::Found Placer::FindSmall(FreeView& view, Granules length) {
-  std::optional<NodeId> chain;
-  const auto find = [&]() -> std::optional<PageId> {
-    chain = view.BestFit(length);
-    if (!chain) return WholePageToBreak(view, ranges_, Takers());
-    return space().node(*chain).page;
+// A block below a page lies in the best fit among pages in part use, so that small blocks gather and
+// pages stay whole; else in a whole page; else, before a new one is made for it, it is stitched as a
+// large one is. Without slack it is stitched rather than break a whole page whose rest would be too
+// short for another one like it; where several streams allocate, that saved nothing.
+Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
+  const bool stitched = IsWorthStitching(length, page_size());
+  const bool wastes = stitched && length * 2 > page_size();
+  const bool breaks = !wastes || slack != Slack::kNone || several_streams();
+  const auto find = [&]() -> std::optional<Found> {
+    if (const std::optional<NodeId> chain = view.BestFit(length)) {
+      const PageSpace::Node& node = space().node(*chain);
+      return Found{.start = {ranges_.slots_of(node.page).front(), Granules(node.offset)},
+                   .node = *chain};
+    }
+    const auto page = breaks ? WholePageToBreak(view, ranges_, Takers()) : std::nullopt;
+    if (!page) return std::nullopt;
+    return Found{.start = {ranges_.slots_of(*page).front(), Granules(0)}};
   };
-  std::optional<PageId> page = find();
-  if (!page && memory_.Poll()) page = find();
-  if (!page) {
-    page = ranges_.page_at(
-        memory_.bytes().Map({.range = RangeWithRoom(), .handles = {MappingPlan::kNewPage}}));
-  }
-  const Granules offset(chain ? space().node(*chain).offset : 0);
-  return {.start = {ranges_.slots_of(*page).front(), offset},
-          .node = chain.value_or(NodeId::kNone)};
+  std::optional<Found> found = find();
+  if (!found && memory_.Poll()) found = find();
+  if (found) return *found;
+  if (stitched) return {.start = Stitch(view, length, slack)};
+  const MappingPlan page{.range = ranges_.NewestWithRoom(1), .handles = {MappingPlan::kNewPage}};
+  return {.start = {memory_.bytes().Map(page), Granules(0)}};
 }
 
 // How many streams may take all of a page, so that others are left with what more can use; nothing
@@ -124,14 +130,6 @@ Placer::Found Placer::FindSmall(FreeView& view, Granules length) {
 TakersOf Placer::Takers() const {
   if (!several_streams()) return {};
   return [this](PageId page) { return static_cast<uint32_t>(memory_.bytes().CountWhole(page)); };
-}
-
-std::optional<RangeId> Placer::RangeWithRoom() const {
-  if (ranges_.page_count() == 0) return std::nullopt;
-  const RangeId newest =
-      ranges_.range_of(ranges_.slots_of(PageId{ranges_.page_count() - 1}).front());
-  if (ranges_.range(newest).room_back == 0) return std::nullopt;
-  return newest;
 }
 
 // A block larger than the device is refused before its pages are planned and made one by one, which
@@ -145,7 +143,7 @@ void Placer::CheckAgainstDevice(Granules length) const {
 }
 
 // Steps 2 to 4 of placement.h.
-Placement Placer::FindLarge(FreeView& view, Granules length, Slack slack) {
+Placement Placer::Stitch(FreeView& view, Granules length, Slack slack) {
   // A block of very many pages takes what there is.
   constexpr uint64_t kChoosyPages = 32;
   const TakersOf takers = length < page_size() * kChoosyPages ? Takers() : TakersOf();
@@ -157,7 +155,7 @@ Placement Placer::FindLarge(FreeView& view, Granules length, Slack slack) {
   const Streams streams = several_streams() ? Streams::kSeveral : Streams::kOne;
   const auto plan = [&] { return PlanGrowth(view, ranges_, page_size(), length, slack, streams); };
   GrowthPlan growth = plan();
-  if (const auto ahead = growth.MappingAhead(ranges_, PagesAhead(view))) {
+  if (const auto ahead = growth.MappingAhead(ranges_, PagesAhead(view, length))) {
     try {
       return growth.PlacementFrom(memory_.bytes().Map(*ahead), page_size());
     } catch (const DriverError& error) {
@@ -173,8 +171,9 @@ Placement Placer::FindLarge(FreeView& view, Granules length, Slack slack) {
 // How many pages to make beyond what a block needs that no whole pages are left for, see kPartAhead.
 // Whole pages that do not fit the block count as made ahead: so a pool that is in pieces does not
 // grow faster than one that is full.
-uint32_t Placer::PagesAhead(const FreeView& view) const {
+uint32_t Placer::PagesAhead(const FreeView& view, Granules length) const {
   if (!several_streams() || memory_.scope() != ScopeKind::kCapture) return 0;
+  if (length < page_size()) return 0;  // they share pages
   const uint32_t most = ranges_.page_count() / kPartAhead;
   return most > std::max<uint32_t>(1, view.whole_page_count()) ? most - view.whole_page_count() : 0;
 }

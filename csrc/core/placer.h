@@ -51,11 +51,10 @@ class Placer {
              const Predictor::Advice& advice);
   Predictor::Advice Advise(uint64_t bytes, const FreeView& view);
   std::optional<Placement> Follow(const Predictor::Advice& advice, Granules length);
-  Found FindSmall(FreeView& view, Granules length);
+  Found FindSmall(FreeView& view, Granules length, Slack slack);
   TakersOf Takers() const;
-  std::optional<RangeId> RangeWithRoom() const;
-  Placement FindLarge(FreeView& view, Granules length, Slack slack);
-  uint32_t PagesAhead(const FreeView& view) const;
+  Placement Stitch(FreeView& view, Granules length, Slack slack);
+  uint32_t PagesAhead(const FreeView& view, Granules length) const;
   void CheckAgainstDevice(Granules length) const;
   [[noreturn]] void ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const;
 

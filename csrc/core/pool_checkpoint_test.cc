@@ -277,7 +277,9 @@ TEST_F(PoolCheckpointTest, CapturesGoOnAsIfNothingElseHadEverLived) {
 TEST_F(PoolCheckpointTest, SmallBlocksGatherBesideRevivedOnes) {
   set_.BeginScope(kId, ScopeKind::kEager);
   const Block large = Allocate(kPage + 12 * kGranule);
+  const Block filling = Allocate(4 * kGranule);
   const Block small = Allocate(6 * kGranule);
+  set_.Free(filling.address);
   set_.EndScope(kId);
   const PageId home = set_.Pieces(small.address).front().page;
   ASSERT_FALSE(Overlap(set_.Pieces(large.address), {{home, 0, kPage}}));

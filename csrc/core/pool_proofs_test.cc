@@ -162,16 +162,16 @@ TEST_F(PoolProofsTest, ALargeBlockTakesTheLeastWantedOfEqualPlaces) {
 // What one stream allocates goes where its like lay, though newer ranges have room.
 TEST_F(PoolProofsTest, ACaptureOfSeveralStreamsGetsNoAdvice) {
   const CaptureId before = Begin({kA});
-  Allocate(4 * kGranule, kA);
-  const Block hole = Allocate(4 * kGranule, kA);  // B's goes there
-  Allocate(8 * kGranule, kA);
-  Free(hole);
+  std::vector<Block> halves;
+  for (int i = 0; i < 4; ++i) halves.push_back(Allocate(kPage / 2, kA));
+  Free(halves[1]);
+  Free(halves[2]);
   End(before);
   const auto places = [&](std::initializer_list<StreamId> streams) {
     const CaptureId capture = Begin(streams);
     if (streams.size() > 1) Allocate(kGranule, kB);
     const Block first = Allocate(4 * kPage, kA);
-    const Block second = Allocate(5 * kPage, kA);
+    const Block second = Allocate(5 * kPage + kPage * 3 / 4, kA);  // between the halves, in a range
     Free(first);
     Free(second);
     End(capture);

@@ -178,11 +178,48 @@ TEST_F(PoolStitchingTest, HandlesCostNoPageWhereBlocksOfAnotherSizeFollow) {
   }
 }
 
+// Of blocks of more than half a page, which no page holds two of.
+TEST_F(PoolStitchingTest, BlocksBelowAPageLieAcrossPages) {
+  for (const uint64_t granules : {9U, 10U, 12U, 14U}) {
+    HostDriver driver({.granularity = 4096, .map_memory = false});
+    Pool pool(driver, {.page_bytes = kPage});
+    pool.BeginScope(ScopeKind::kCapture);
+    const uint64_t count = 64 * kPage / (granules * kGranule);
+    for (uint64_t i = 0; i < count; ++i) pool.Allocate(granules * kGranule, kA);
+    EXPECT_LE(pool.Stats().pages, 64U) << "blocks of " << granules << " granules";
+    pool.EndScope();
+  }
+}
+
+TEST_F(PoolStitchingTest, AtThePeakTheyLieAcrossWholePagesToo) {
+  for (const uint64_t granules : {9U, 10U, 12U, 14U}) {
+    HostDriver driver({.granularity = 4096, .map_memory = false});
+    Pool pool(driver, {.page_bytes = kPage});
+    pool.BeginScope(ScopeKind::kCapture);
+    pool.Allocate(48 * kPage, kA);
+    pool.Free(pool.Allocate(15 * kPage, kA).address);
+    const uint64_t count = 15 * kPage / (granules * kGranule);
+    for (uint64_t i = 0; i < count; ++i) pool.Allocate(granules * kGranule, kA);
+    EXPECT_EQ(pool.Stats().pages, 63U) << "blocks of " << granules << " granules";
+    pool.EndScope();
+  }
+}
+
+// It is not worth the mappings.
+TEST_F(PoolStitchingTest, ABlockThatNearlyFillsAPageLiesInOne) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_EQ(pool_.Pieces(Allocate(15 * kGranule).address).size(), 1U);
+  }
+}
+
 // Though it would be a shorter rest of a page beside the large one.
 TEST_F(PoolStitchingTest, ASmallBlockThatOutlivesALargeOneLiesBesideItsKind) {
   pool_.BeginScope(ScopeKind::kCapture);
   const Block large = Allocate(kPage + 12 * kGranule);
+  const Block filling = Allocate(4 * kGranule);
   const Block small = Allocate(6 * kGranule);
+  pool_.Free(filling.address);
   const Block tiny = Allocate(kGranule);
   EXPECT_EQ(pool_.Pieces(tiny.address).front().page, pool_.Pieces(small.address).front().page);
   pool_.Free(large.address);

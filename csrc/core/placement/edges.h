@@ -33,12 +33,11 @@ std::optional<Edge> ShortestEdge(const std::set<Edge>& edges, uint64_t length, A
 }
 
 // The edges that hold `length`: one if one does, the shortest; else a tail and a head of two
-// handles, the longest of each. Two edges below a page do not stand in for a whole one: a place
-// with fewer whole pages than it needs is not found again.
+// handles, the longest of each.
 // pre: `allowed` passes all handles if ends is kBoth.
 template <typename Allowed>
-std::optional<EdgePair> ChooseEdges(const FreeHandles& free, uint64_t page_size, uint64_t length,
-                                    Ends ends, Allowed&& allowed) {
+std::optional<EdgePair> ChooseEdges(const FreeHandles& free, uint64_t length, Ends ends,
+                                    Allowed&& allowed) {
   if (length == 0) return EdgePair{};
   const auto tail =
       ends == Ends::kHead ? std::nullopt : ShortestEdge(free.tails(), length, allowed);
@@ -53,7 +52,6 @@ std::optional<EdgePair> ChooseEdges(const FreeHandles& free, uint64_t page_size,
     const Edge& first = *std::prev(free.tails().end(), t);
     const Edge& second = *std::prev(free.heads().end(), h);
     if (first.handle == second.handle || first.length + second.length < length) continue;
-    if (length >= page_size && std::max(first.length, second.length) < page_size) continue;
     return EdgePair{.tail = first, .head = second};
   }
   return std::nullopt;

@@ -127,7 +127,7 @@ class GrowthPlanner {
       stretch.whole += pages;
       rest -= pages * page_;
     }
-    std::optional<EdgePair> edges = ChooseEdges(free_, page_, rest, ends, allowed);
+    std::optional<EdgePair> edges = ChooseEdges(free_, rest, ends, allowed);
     const auto longer = edges ? std::nullopt : SmallestLeft(stretch.handles, allowed);
     if (longer) {
       const auto [pages, handle] = *longer;
@@ -145,12 +145,12 @@ class GrowthPlanner {
     if (!edges && rest > LongestPair()) {
       stretch.new_pages = (rest - LongestPair()) / page_;
       rest -= stretch.new_pages * page_;
-      edges = ChooseEdges(free_, page_, rest, ends, allowed);
+      edges = ChooseEdges(free_, rest, ends, allowed);
     }
     while (!edges) {
       ++stretch.new_pages;
       rest -= std::min(rest, page_);
-      edges = ChooseEdges(free_, page_, rest, ends, allowed);
+      edges = ChooseEdges(free_, rest, ends, allowed);
     }
     TakeEdges(*edges, rest, stretch);
     stretch.whole += stretch.new_pages;
@@ -253,7 +253,10 @@ class GrowthPlanner {
   }
 
   GrowthPlan StartRange() const {
-    GrowthPlan plan{.mapping = PlanOf(fresh_)};
+    GrowthPlan plan{.mapping = PlanOf(fresh_), .start = 0};
+    if (length_ < page_ && std::ranges::all_of(plan.mapping.handles, MappingPlan::IsNew)) {
+      plan.mapping.range = ranges_.NewestWithRoom(static_cast<uint32_t>(fresh_.new_pages));
+    }
     if (const auto& tail = fresh_.edges.tail) {
       const uint64_t size = ranges_.handle_pages(tail->handle) * page_;
       plan.start = static_cast<int64_t>(size - fresh_.tail_length);

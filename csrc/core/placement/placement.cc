@@ -1,6 +1,7 @@
 #include "core/placement/placement.h"
 
 #include <algorithm>
+#include <array>
 #include <tuple>
 
 #include "core/placement/edges.h"
@@ -71,10 +72,10 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
       consider(first + i * page);
     }
     // From the edge before the run, up to the edge behind it, or from the run's first page; the
-    // last of equals, since it leaves the edges to blocks that need them.
-    for (const uint64_t start : {low, high - length, std::min(first, high - length)}) {
-      consider(start);
-    }
+    // last of equals, since it leaves the edges to blocks that need them, which those below a page do.
+    std::array starts{low, high - length, std::min(first, high - length)};
+    if (length < page) std::ranges::reverse(starts);
+    for (const uint64_t start : starts) consider(start);
   }
   return best;
 }
@@ -123,7 +124,7 @@ std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Gr
   const uint64_t remainder = (length % page_size).count();
   uint64_t most_whole = whole_pages + (remainder != 0 ? 1 : 0);
   if (remainder != 0 && slack == Slack::kNone &&
-      ChooseEdges(view.Handles(), page, remainder, Ends::kBoth, [](PageId) { return true; }))
+      ChooseEdges(view.Handles(), remainder, Ends::kBoth, [](PageId) { return true; }))
     --most_whole;
 
   uint32_t threshold = whole_pages;

@@ -1,5 +1,5 @@
-// The decision: where a block of a page or more goes. Smaller ones are a best fit, which
-// free_view.h does alone.
+// The decision: where a block goes. One below a page lies in a best fit, which free_view.h finds
+// alone, and takes the steps below only before a new page is made for it (placer.cc).
 //
 // A block of n = q pages + r is given at least `ideal` whole pages: q, and one more if no edge
 // holds the remainder r. An edge is the free head or tail of a handle that is partly used; a tail
@@ -51,7 +51,12 @@ enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 std::optional<uint64_t> WholePagesAt(const FreeView& view, const RangeTable& ranges,
                                      Granules page_size, Placement start, Granules length);
 
-// All functions below: pre: length >= a page, but for FitsWithoutWaste().
+// Whether a block below a page may be stitched: not if it or the rest of the page is less than this part
+// of one, which is not worth the mappings.
+constexpr uint64_t kPartStitched = 8;
+inline bool IsWorthStitching(Granules length, Granules page_size) {
+  return std::min(length, page_size - length) * kPartStitched >= page_size;
+}
 
 // Step 1: whether the view's stream may take all of [start, start + length), and that takes no more
 // whole pages than hold so many granules.

@@ -62,15 +62,14 @@ class RandomPlacement : public SmallPool, public ::testing::WithParamInterface<u
   }
 
   // Whether edges of partly used handles hold so many granules side by side: one edge, or a tail
-  // and a head of two handles, which must have a whole page if they are to hold one.
+  // and a head of two handles.
   bool EdgesHold(uint64_t length) const {
     if (length == 0) return false;
     for (const PageId a : Handles()) {
       if (IsWholeHandle(a)) continue;
       if (Tail(a) >= length || Head(a) >= length) return true;
       for (const PageId b : Handles()) {
-        if (a == b || IsWholeHandle(b) || Tail(a) + Head(b) < length) continue;
-        if (length < kP || Tail(a) >= kP || Head(b) >= kP) return true;
+        if (a != b && !IsWholeHandle(b) && Tail(a) + Head(b) >= length) return true;
       }
     }
     return false;
@@ -126,12 +125,16 @@ class RandomPlacement : public SmallPool, public ::testing::WithParamInterface<u
   void ExpectFindAsBruteForce(uint64_t length, Slack slack);
   void ExpectPlanKeepsTheRules(uint64_t length, Slack slack);
 
+  bool FitsInOnePage(uint64_t length) const {
+    return length < kP && view_.BestFit(Granules(length));
+  }
+
   void ExpectFitsAsBruteForce(uint64_t length) const {
+    const uint64_t most_whole = FitsInOnePage(length) ? 0 : (length + kP - 1) / kP;
     for (uint32_t r = 0; r < ranges_.range_count(); ++r) {
       for (uint64_t start = begin(r); start < end(r); ++start) {
         const Placement place{SlotId{static_cast<uint32_t>(start / kP)}, Granules(start % kP)};
-        const bool fits =
-            BruteFits(r, start, length) && WholeTouched(start, length) <= (length + kP - 1) / kP;
+        const bool fits = BruteFits(r, start, length) && WholeTouched(start, length) <= most_whole;
         ASSERT_EQ(FitsWithoutWaste(place, length), fits) << "granule " << start;
       }
     }
@@ -173,7 +176,8 @@ void RandomPlacement::ExpectFindAsBruteForce(uint64_t length, Slack slack) {
   uint64_t least = most;
   for (uint32_t r = ranges_.range_count(); r-- > 0 && !range;) {
     for (uint64_t start = begin(r); start < end(r); ++start) {
-      if (!BruteFits(r, start, length) || RunTouched(r, start, length) < length / kP) continue;
+      if (!BruteFits(r, start, length)) continue;
+      if (RunTouched(r, start, length) < std::max<uint64_t>(1, length / kP)) continue;
       if (WholeTouched(start, length) > least) continue;
       least = WholeTouched(start, length);
       range = r;
@@ -217,9 +221,7 @@ bool RandomPlacement::Allowed(uint32_t r, bool at_front, uint64_t reused, bool e
   if (reused > 0) whole_reused = WholeTouched(at_front ? begin(r) : end(r) - reused, reused);
   if (whole_reused + whole > Ideal(length) + static_cast<uint64_t>(slack)) return false;
   const uint64_t made = whole > available ? whole - available : 0;
-  const uint64_t ideal = Ideal(length);
-  const uint64_t all = view_.whole_page_count();
-  return made <= (ideal > all ? ideal - all : 0);
+  return made <= NewPagesNeeded(length);
 }
 
 std::optional<RandomPlacement::Extension> RandomPlacement::BestExtension(uint64_t length,
@@ -275,7 +277,7 @@ void RandomPlacement::ExpectPlanKeepsTheRules(uint64_t length, Slack slack) {
   ASSERT_EQ(made, plan.mapping.new_pages());
   ASSERT_LE(made, needed) << "new pages that need not be";
   if (!mixed()) {
-    ASSERT_EQ(needed, ideal > all_whole ? ideal - all_whole : 0);
+    ASSERT_LE(needed, ideal > all_whole ? ideal - all_whole : 0);
   }
   const Placement place = plan.PlacementFrom(Map(mapping), kPageSize);
   ASSERT_EQ(space_.page_count(), pages_before + made);
@@ -285,7 +287,7 @@ void RandomPlacement::ExpectPlanKeepsTheRules(uint64_t length, Slack slack) {
   if (mixed()) return;
   ASSERT_LE(WholeTouched(start, length), ideal + static_cast<uint64_t>(slack));
   if (!best) {
-    ASSERT_EQ(WholeTouched(start, length), ideal);
+    ASSERT_LE(WholeTouched(start, length), ideal);
   }
 }
 
@@ -298,13 +300,15 @@ TEST_P(RandomPlacement, KeepsTheRules) {
   for (int step = 0; step < 150; ++step) {
     for (uint32_t n = Below(4); n > 0; --n) PlaceSmall();
     for (uint32_t n = Below(4); n > 0 && !used_.empty(); --n) Give(Below(used_.size()));
-    const uint64_t length = kP + Below(3 * kP + 1);
+    const uint64_t length = 1 + Below(4 * kP);
     const Slack slack = kSlacks[Below(2)];
     ExpectFitsAsBruteForce(length);
-    ExpectFindAsBruteForce(length, slack);
     ExpectLeastMappedAsBruteForce();
-    const bool small = space_.page_count() < 14 && ranges_.range_count() < 20;
-    if (small && !Find(length, slack)) ExpectPlanKeepsTheRules(length, slack);
+    if (!FitsInOnePage(length)) {
+      ExpectFindAsBruteForce(length, slack);
+      const bool small = space_.page_count() < 14 && ranges_.range_count() < 20;
+      if (small && !Find(length, slack)) ExpectPlanKeepsTheRules(length, slack);
+    }
     ASSERT_NO_THROW(view_.Check());
     if (HasFatalFailure()) FAIL() << "at step " << step << ", length " << length;
   }

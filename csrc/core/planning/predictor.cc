@@ -54,7 +54,10 @@ std::optional<CapturePlan::Spot> Predictor::Foreseen(const CaptureProfile::Match
 // What the capture itself says.
 std::optional<CapturePlan::Spot> Predictor::Known(Granules length, const FreeView& view) const {
   if (space_.page_count() < kFewPages) return std::nullopt;
+  const bool small = length < space_.page_size();
+  if (small && view.BestFit(length)) return std::nullopt;
   const auto place = places_.Find(length, [&](Placement start) {
+    if (small) return WholePagesAt(view, ranges_, space_.page_size(), start, length) == 0;
     return FitsWithoutWaste(view, ranges_, space_.page_size(), start, length);
   });
   if (!place) return std::nullopt;
@@ -63,13 +66,13 @@ std::optional<CapturePlan::Spot> Predictor::Known(Granules length, const FreeVie
 
 void Predictor::ReserveOne(uint64_t bytes) {
   profile_.ReserveOne();
-  const Granules length = Granules::FromBytesRoundedUp(bytes);
-  if (length >= space_.page_size()) places_.Reserve(length);
+  places_.Reserve(Granules::FromBytesRoundedUp(bytes));
 }
 
 Ticket Predictor::Allocated(const Advice& advice, Placement start, uint64_t bytes, Granules live) {
   const Granules length = Granules::FromBytesRoundedUp(bytes);
-  if (length >= space_.page_size()) places_.Add(length, start);
+  const bool in_one_page = start.offset + length <= space_.page_size();
+  if (length >= space_.page_size() || !in_one_page) places_.Add(length, start);
   return profile_.Allocated(advice.match, start, bytes, live);
 }
 
