@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,16 @@ def buffers_in_holes() -> list[Tensor]:
     held = buffers([4 * MIB] * 8)
     del held[1::2]
     return held + buffers([16 * MIB])
+
+
+def memory_snapshot_of(pool: tuple[int, int], **options: bool) -> list[Any]:
+    """torch.cuda.memory_snapshot, which drops a reference to each number of the id that is not its
+    own (pytorch#196366): from 257 on, numbers are freed by that, and the process crashes later.
+    """
+    for number in pool:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
+    segments: list[Any] = torch.cuda.memory_snapshot(pool, **options)
+    return segments
 
 
 def assert_whose(side: Side) -> None:

@@ -15,6 +15,7 @@ import cudagraph_pool as cgp
 
 from ..conftest import Run
 from ..work import adapter, capture_chain, chain, fresh, torch
+from .captures import memory_snapshot_of
 from .compiled import Counts, compile_allocator
 from .conftest import Side
 from .memory import MIB, ids, inside, new_bytes, segments, settle
@@ -44,7 +45,7 @@ def test_snapshot_of_a_mem_pool_shows_it_alone(side: Side) -> None:
     with torch.cuda.use_mem_pool(other):
         elsewhere = new_bytes(4)
     for include_traces in (True, False):
-        shown = pool.snapshot(include_traces=include_traces)
+        shown = memory_snapshot_of(pool.id, include_traces=include_traces)
         assert {tuple(s["segment_pool_id"]) for s in shown} == {tuple(pool.id)}
         types = {"large", "small"} if side == "native" else {"large"}
         assert {s["segment_type"] for s in shown} == types
@@ -119,8 +120,8 @@ def test_no_split(side: Side) -> None:
         assert len(pages) == len(set(pages)) == 3 * 2 + 1
         return
     # A segment for blocks of this size holds 20 MiB: all three, or, unsplit, one.
-    assert len(split.snapshot()) == 1
-    assert len(whole.snapshot()) == 3
+    assert len(memory_snapshot_of(split.id)) == 1
+    assert len(memory_snapshot_of(whole.id)) == 3
     assert all(len(segment["blocks"]) == 1 for segment in whole.snapshot())
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from ..work import torch
-from .captures import Expect
+from .captures import Expect, memory_snapshot_of
 from .conftest import Side
 from .engines import SIZES, Decoder, Piece, least, padded, tokens
 
@@ -247,7 +247,7 @@ def test_free_runs_of_the_pool_are_lent(side: Side) -> None:
         runner.replay(tokens(size, chance))
     kept = [out.clone() for outs in runner._outputs.values() for out in outs]
     runs: list[Tensor] = []
-    for segment in torch.cuda.memory_snapshot(shared.pool, include_traces=False):
+    for segment in memory_snapshot_of(shared.pool, include_traces=False):
         address = segment["address"]
         for block in segment["blocks"]:
             if block["state"] == "inactive":

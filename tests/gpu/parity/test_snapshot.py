@@ -16,7 +16,7 @@ import pytest
 import cudagraph_pool as cgp
 
 from ..work import adapter, capture_all, torch
-from .captures import assert_whose, buffers, buffers_in_holes, capture
+from .captures import assert_whose, buffers, buffers_in_holes, capture, memory_snapshot_of
 from .conftest import Side
 from .memory import mapped_pages
 
@@ -158,7 +158,7 @@ def test_the_snapshot_of_one_pool(side: Side) -> None:
     eager = buffers()
     for graph, tensors in held:
         for traces in (True, False):
-            segments = torch.cuda.memory_snapshot(graph.pool(), include_traces=traces)
+            segments = memory_snapshot_of(graph.pool(), include_traces=traces)
             assert_consistent(segments)
             assert {tuple(s["segment_pool_id"]) for s in segments} == {tuple(graph.pool())}
             assert set(live_blocks(segments)) == {t.data_ptr() for t in tensors}
@@ -234,7 +234,7 @@ def test_temporaries_of_a_capture_are_in_the_history(side: Side) -> None:
     x = torch.ones(1000, device="cuda")
     graph, held = capture(lambda: (x + 1) * 2)
     assert_whose(side)
-    pool = torch.cuda.memory_snapshot(graph.pool())
+    pool = memory_snapshot_of(graph.pool())
     inside = [
         (entry["action"], entry["addr"])
         for entry in trace()
@@ -260,7 +260,7 @@ def test_which_stacks_are_kept(side: Side, context: str | None) -> None:
     kept, gone = held[0].data_ptr(), held[1].data_ptr()
     dead = [held.pop()]
     let_go(dead)
-    block = live_blocks(torch.cuda.memory_snapshot(graph.pool()))[kept]
+    block = live_blocks(memory_snapshot_of(graph.pool()))[kept]
     assert ("buffers" in functions(block)) == (context is not None)
     entries = [e for e in trace() if e.get("addr") == gone]
     by_action = {entry["action"]: functions(entry) for entry in entries}
@@ -277,7 +277,7 @@ def test_the_state_without_its_history(side: Side) -> None:
     assert_whose(side)
     held.pop()
     assert len(trace()) <= 1  # native keeps the newest entry
-    (block,) = live_blocks(torch.cuda.memory_snapshot(graph.pool())).values()
+    (block,) = live_blocks(memory_snapshot_of(graph.pool())).values()
     assert block["address"] == held[0].data_ptr()
     assert "buffers" in functions(block)
 
@@ -286,7 +286,7 @@ def test_frames_of_cpp(side: Side) -> None:
     record(stacks="all")
     graph, held = capture(lambda: buffers([6000]))
     assert_whose(side)
-    block = live_blocks(torch.cuda.memory_snapshot(graph.pool()))[held[0].data_ptr()]
+    block = live_blocks(memory_snapshot_of(graph.pool()))[held[0].data_ptr()]
     names = functions(block)
     assert "buffers" in names
     assert any("at::" in name or "torch::" in name for name in names)
@@ -368,7 +368,7 @@ def test_memory_comes_and_goes_in_the_history(side: Side) -> None:
     record()
     graph, held = capture(lambda: buffers([40 * MIB, 3000]))
     assert_whose(side)
-    segments = torch.cuda.memory_snapshot(graph.pool())
+    segments = memory_snapshot_of(graph.pool())
     total = sum(s["total_size"] for s in segments)
 
     def within(actions: set[str]) -> int:
