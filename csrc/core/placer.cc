@@ -29,6 +29,14 @@ constexpr uint32_t kPartAhead = 128;
 // plan for its pages, nor overflow what counts them.
 constexpr uint64_t kLargestBlock = uint64_t{1} << 47;
 
+// A block below a page is not stitched if it or the rest of the page is less than this part of one,
+// which is not worth the mappings.
+constexpr uint64_t kPartStitched = 8;
+
+bool IsWorthStitching(Granules length, Granules page_size) {
+  return std::min(length, page_size - length) * kPartStitched >= page_size;
+}
+
 bool IsExhausted(const DriverError& error) {
   return error.status() == DriverStatus::kOutOfMemory ||
          error.status() == DriverStatus::kOutOfAddresses;

@@ -178,30 +178,30 @@ TEST_F(PoolStitchingTest, HandlesCostNoPageWhereBlocksOfAnotherSizeFollow) {
   }
 }
 
+// Pages of a pool in which `kept` pages live, and `filled` more are taken by as many blocks below a
+// page as fit; `emptied` pages were in use before.
+uint64_t PagesFilledWith(uint64_t granules, uint64_t kept, uint64_t emptied, uint64_t filled) {
+  HostDriver driver({.granularity = 4096, .map_memory = false});
+  Pool pool(driver, {.page_bytes = kPage});
+  pool.BeginScope(ScopeKind::kCapture);
+  if (kept > 0) pool.Allocate(kept * kPage, kA);
+  if (emptied > 0) pool.Free(pool.Allocate(emptied * kPage, kA).address);
+  const uint64_t count = filled * kPage / (granules * kGranule);
+  for (uint64_t i = 0; i < count; ++i) pool.Allocate(granules * kGranule, kA);
+  return pool.Stats().pages;
+}
+
 // Of blocks of more than half a page, which no page holds two of.
 TEST_F(PoolStitchingTest, BlocksBelowAPageLieAcrossPages) {
   for (const uint64_t granules : {9U, 10U, 12U, 14U}) {
-    HostDriver driver({.granularity = 4096, .map_memory = false});
-    Pool pool(driver, {.page_bytes = kPage});
-    pool.BeginScope(ScopeKind::kCapture);
-    const uint64_t count = 64 * kPage / (granules * kGranule);
-    for (uint64_t i = 0; i < count; ++i) pool.Allocate(granules * kGranule, kA);
-    EXPECT_LE(pool.Stats().pages, 64U) << "blocks of " << granules << " granules";
-    pool.EndScope();
+    EXPECT_LE(PagesFilledWith(granules, 0, 0, 64), 64U) << "blocks of " << granules << " granules";
   }
 }
 
 TEST_F(PoolStitchingTest, AtThePeakTheyLieAcrossWholePagesToo) {
   for (const uint64_t granules : {9U, 10U, 12U, 14U}) {
-    HostDriver driver({.granularity = 4096, .map_memory = false});
-    Pool pool(driver, {.page_bytes = kPage});
-    pool.BeginScope(ScopeKind::kCapture);
-    pool.Allocate(48 * kPage, kA);
-    pool.Free(pool.Allocate(15 * kPage, kA).address);
-    const uint64_t count = 15 * kPage / (granules * kGranule);
-    for (uint64_t i = 0; i < count; ++i) pool.Allocate(granules * kGranule, kA);
-    EXPECT_EQ(pool.Stats().pages, 63U) << "blocks of " << granules << " granules";
-    pool.EndScope();
+    EXPECT_EQ(PagesFilledWith(granules, 48, 15, 15), 63U)
+        << "blocks of " << granules << " granules";
   }
 }
 

@@ -1,5 +1,5 @@
 // The decision: where a block goes. One below a page lies in a best fit, which free_view.h finds
-// alone, and takes the steps below only before a new page is made for it (placer.cc).
+// alone; where there is none it may take the steps below (placer.cc).
 //
 // A block of n = q pages + r is given at least `ideal` whole pages: q, and one more if no edge
 // holds the remainder r. An edge is the free head or tail of a handle that is partly used; a tail
@@ -50,13 +50,6 @@ enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 // it. O(words of the slots, and nodes of two pages). pre: start is mapped.
 std::optional<uint64_t> WholePagesAt(const FreeView& view, const RangeTable& ranges,
                                      Granules page_size, Placement start, Granules length);
-
-// Whether a block below a page may be stitched: not if it or the rest of the page is less than this part
-// of one, which is not worth the mappings.
-constexpr uint64_t kPartStitched = 8;
-inline bool IsWorthStitching(Granules length, Granules page_size) {
-  return std::min(length, page_size - length) * kPartStitched >= page_size;
-}
 
 // Step 1: whether the view's stream may take all of [start, start + length), and that takes no more
 // whole pages than hold so many granules.
