@@ -169,7 +169,7 @@ TEST_F(PoolProofsTest, ACaptureOfSeveralStreamsGetsNoAdvice) {
   End(before);
   const auto places = [&](std::initializer_list<StreamId> streams) {
     const CaptureId capture = Begin(streams);
-    if (streams.size() > 1) Allocate(kGranule, kB);
+    Free(Allocate(kGranule, streams.size() > 1 ? kB : kA));
     const Block first = Allocate(4 * kPage, kA);
     const Block second = Allocate(5 * kPage + kPage * 3 / 4, kA);  // between the halves, in a range
     Free(first);
