@@ -199,6 +199,28 @@ TEST_F(PredictionTest, LayersThatAreAlikeComeToLieAlike) {
   pool_.EndScope();
 }
 
+// Where a block that takes a few granules of its last page lay apart from others, nothing uses the rest of it.
+TEST(PredictionOfUnlikeBlocksTest, BlocksALittleLongerThanTheirPagesShareTheirLastOnes) {
+  constexpr uint64_t kLargePage = 512 * kGranule;
+  HostDriver host({.granularity = kLargePage, .map_memory = false});
+  Pool pool(host, {});
+  std::mt19937_64 random(5);
+  pool.BeginScope(ScopeKind::kCapture);
+  for (int round = 0; round < 6; ++round) {
+    std::vector<Block> live;
+    for (uint64_t i = 0; i < 60; ++i) {
+      const uint64_t pages = i % 7 + 1;
+      live.push_back(pool.Allocate(pages * (kLargePage + kGranule) + random() % 4 * kGranule, kA));
+    }
+    std::shuffle(live.begin(), live.end(), random);
+    for (const Block& block : live) pool.Free(block.address);
+  }
+  pool.EndScope();
+  const PoolStats stats = pool.Stats();
+  EXPECT_LE(stats.reserved_bytes, stats.peak_allocated_bytes + 3 * kLargePage);
+  pool.Check();
+}
+
 TEST_F(PredictionTest, ALargePoolGrowsByHandlesOfSeveralPages) {
   for (const uint64_t batch : {1U, 2U, 4U, 8U}) Capture(kLargestFirst, batch);
   const PoolStats before = pool_.Stats();

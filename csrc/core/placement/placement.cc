@@ -117,6 +117,20 @@ bool FitsWithoutWaste(const FreeView& view, const RangeTable& ranges, Granules p
   return *whole <= (length.count() + page_size.count() - 1) / page_size.count();
 }
 
+bool TouchesUsed(const FreeView& view, const RangeTable& ranges, Granules page_size,
+                 Placement start, Granules length) {
+  const uint64_t page = page_size.count();
+  const RangeTable::Range& range = ranges.range(ranges.range_of(start.slot));
+  const uint64_t first = Index(start.slot) * page + start.offset.count();
+  const uint64_t behind = first + length.count();
+  const auto is_used = [&](uint64_t granule) {
+    const SlotId slot{static_cast<uint32_t>(granule / page)};
+    return !view.IsFree(ranges.page_at(slot), Granules(granule % page), Granules(1));
+  };
+  return (first != Index(range.begin()) * page && is_used(first - 1)) ||
+         (behind != Index(range.end()) * page && is_used(behind));
+}
+
 std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
                                     Granules length, Slack slack, const TakersOf& takers) {
   const uint64_t page = page_size.count();

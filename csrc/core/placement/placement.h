@@ -56,6 +56,11 @@ std::optional<uint64_t> WholePagesAt(const FreeView& view, const RangeTable& ran
 bool FitsWithoutWaste(const FreeView& view, const RangeTable& ranges, Granules page_size,
                       Placement start, Granules length);
 
+// Whether what lies just before or just behind [start, start + length) in its range is in use, or is
+// not the view's stream's to take. pre: it is all in that range.
+bool TouchesUsed(const FreeView& view, const RangeTable& ranges, Granules page_size,
+                 Placement start, Granules length);
+
 // How many streams may take all of a page.
 using TakersOf = std::function<uint32_t(PageId)>;
 

@@ -12,6 +12,9 @@ constexpr std::size_t kMostLiveBlocks = 4096;
 // A pool of fewer pages has little to map, and a page more of it than it needs is more than 3 %.
 constexpr uint32_t kFewPages = 32;
 
+// What takes less than this part of its last page leaves nearly all of it over, where nothing adjoins.
+constexpr uint64_t kPartOfPage = 16;
+
 }  // namespace
 
 void Predictor::BeginCapture() {
@@ -56,9 +59,13 @@ std::optional<CapturePlan::Spot> Predictor::Known(Granules length, const FreeVie
   if (space_.page_count() < kFewPages) return std::nullopt;
   const bool small = length < space_.page_size();
   if (small && view.BestFit(length)) return std::nullopt;
+  const Granules page = space_.page_size();
+  const Granules last = length % page;
+  const bool touches = last > Granules(0) && last * kPartOfPage < page;
   const auto place = places_.Find(length, [&](Placement start) {
-    if (small) return WholePagesAt(view, ranges_, space_.page_size(), start, length) == 0;
-    return FitsWithoutWaste(view, ranges_, space_.page_size(), start, length);
+    const bool fits = small ? WholePagesAt(view, ranges_, page, start, length) == 0
+                            : FitsWithoutWaste(view, ranges_, page, start, length);
+    return fits && (!touches || TouchesUsed(view, ranges_, page, start, length));
   });
   if (!place) return std::nullopt;
   return CapturePlan::Spot{.growth = {}, .place = *place};
