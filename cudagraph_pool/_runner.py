@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from tqdm import tqdm
 
+from ._adapter import load_adapter
 from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
 from ._call import Call, take_apart
 from ._captures import Captures, frozen_heap
@@ -24,6 +25,7 @@ Order = Literal["largest_first", "smallest_first", "given"]
 
 _ORDERS = ("largest_first", "smallest_first", "given")
 _MAX_PLANS = 4096  # one for each shape that calls have had: some kB each
+_UNKNOWN: Any = object()
 
 
 class GraphRunner:
@@ -148,12 +150,14 @@ class GraphRunner:
         self._device_type = self._captures.device.type
         self._lock = threading.RLock()
         self._programs: dict[Any, Program] = {}
-        self._plans: dict[Any, Plan | None] = {}  # None: of calls larger than all sizes
+        # None: of calls larger than all sizes. No weights that have moved are in a key.
+        self._plans: dict[Any, Plan | None] = {}
         self._weights = watch(self._module)
         parameters = parameters_of(function)
         self._sort_keywords = bool(parameters) and not any(
             parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters
         )
+        self._reader = load_adapter().CallReader(self._device_type, self._sort_keywords)
         self._calls = 0
         self._capturing = False
 
@@ -170,21 +174,18 @@ class GraphRunner:
         """
         if torch.compiler.is_compiling():
             return self._call_uncompiled(args, kwargs)
-        call = take_apart(args, kwargs, self._sort_keywords)
-        _refuse_transforms(call.tensors)
         with self._lock:
-            plan = self._plan(call)
+            plan, tensors = self._plan(args, kwargs)
             if plan is not None:
                 self._calls += 1
                 plan.captured.last_used = self._calls
-                return plan.run(call.tensors, self._clone_outputs)
+                return plan.run(tensors, self._clone_outputs)
         return self._function(*args, **kwargs)
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         r"""Capture now what a call with these arguments would capture, and run nothing."""
-        call = take_apart(args, kwargs, self._sort_keywords)
         with self._lock:
-            self._plan(call)
+            self._plan(args, kwargs)
 
     def reset(self) -> None:
         r"""Let go of all graphs. The next call captures again."""
@@ -215,40 +216,57 @@ class GraphRunner:
             pool = GraphPool(shared_exec=shared_exec is not False, exec_budget=_EXEC_BUDGET)
         return Captures(pool, None if shared_exec == "auto" else shared_exec)
 
-    def _plan(self, call: Call) -> Plan | None:
-        """How this call is run; captures what that needs. None: by the function itself."""
+    def _plan(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Plan | None, list[Tensor]]:
+        """How this call is run, captures what that needs; and its tensors. None: by the function
+        itself.
+        """
         if self._capturing:
             raise RuntimeError(
                 "the function calls the GraphRunner that captures it: a module whose forward is "
                 "replaced by a runner is captured by GraphRunner(module.forward)"
             )
-        key = (self._modes(), call.structure, call.constants, call.shapes)
-        if key in self._plans:
-            return self._plans[key]
-        plan = self._new_plan(call)
-        if len(self._plans) >= _MAX_PLANS:
-            self._plans.clear()
-        self._plans[self._modes(), call.structure, call.constants, call.shapes] = plan
-        return plan
+        in_transform = torch._C._functorch.peek_interpreter_stack() is not None
+        read = None if in_transform else self._reader.read(args, kwargs)
+        tensors, call = read or self._read_any(args, kwargs)
+        flags = self._weights.flags()
+        plan = self._plans.get((flags, call), _UNKNOWN)
+        if plan is _UNKNOWN:
+            plan = self._new_plan(take_apart(args, kwargs, self._sort_keywords))
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            self._plans[self._flags(), call] = plan
+        return plan, tensors
+
+    def _read_any(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Tensor], Hashable]:
+        """What its reader returns of a call, of one that this cannot read."""
+        call = take_apart(args, kwargs, self._sort_keywords)
+        _refuse_transforms(call.tensors)
+        return call.tensors, (self._modes(), call.structure, call.constants, call.shapes)
 
     def _way(self, call: Call) -> Hashable:
         """Calls with the same way run the same Python code, but for sizes."""
         get_gradients = torch.is_grad_enabled() and [x.requires_grad for x in call.tensors]
-        return self._modes(), call.structure, call.constants, tuple(get_gradients or ())
+        way = self._modes(), call.structure, call.constants, tuple(get_gradients or ())
+        return self._flags(), way
 
     def _modes(self) -> Hashable:
-        """What else than arguments decides what the function does."""
+        """What else than arguments and weights decides what the function does."""
+        device = self._device_type
+        autocast = torch.is_autocast_enabled(device)
+        return torch.is_grad_enabled(), torch.get_autocast_dtype(device) if autocast else None
+
+    def _flags(self) -> bytes:
+        """Those of the weights where they are now."""
         flags = self._weights.flags()
         if flags is None:
             self._forget_weights()
             flags = self._weights.flags()
-        device = self._device_type
-        autocast = torch.is_autocast_enabled(device)
-        return (
-            torch.is_grad_enabled(),
-            torch.get_autocast_dtype(device) if autocast else None,
-            flags,
-        )
+        assert flags is not None
+        return flags
 
     def _new_plan(self, call: Call) -> Plan | None:
         program = self._programs.get(self._way(call)) or Program(

@@ -76,8 +76,7 @@ class _SharesExec:
         return captured(*args, **kwargs)
 
     def replay(self) -> None:
-        with self._shared_graph:
-            super().replay()  # type: ignore[misc]
+        self._shared_graph.run(super().replay)  # type: ignore[misc]
 
     def instantiate(self) -> None:
         r"""Make ready what the next replay on the current stream needs.
@@ -91,8 +90,7 @@ class _SharesExec:
 
         The replay of another graph may change what it holds.
         """
-        with self._shared_graph:
-            held: int = super().raw_cuda_graph_exec()  # type: ignore[misc]
+        held: int = self._shared_graph.run(super().raw_cuda_graph_exec)  # type: ignore[misc]
         return held
 
     def capture_begin(self, *args: Any, **kwargs: Any) -> NoReturn:

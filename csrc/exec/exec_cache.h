@@ -28,6 +28,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "driver/driver.h"
@@ -158,8 +159,8 @@ class ExecCache {
   mutable std::mutex mutex_;
   ExecTable table_;
   std::map<std::string, GroupNumber> groups_;  // by key
-  std::map<GraphNumber, Member> members_;
-  std::map<ExecNumber, Exec> execs_;
+  std::unordered_map<GraphNumber, Member> members_;
+  std::unordered_map<ExecNumber, Exec> execs_;
   std::optional<ExecNumber> launched_last_;
   uint64_t launches_ = 0;
   uint64_t instantiations_ = 0;

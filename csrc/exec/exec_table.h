@@ -25,6 +25,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 namespace cgp {
@@ -171,8 +172,8 @@ class ExecTable {
   uint64_t wanted_ = 0;
   std::size_t updated_ = 0;
   std::map<GroupNumber, Group> groups_;
-  std::map<GraphNumber, Graph> graphs_;
-  std::map<ExecNumber, Exec> execs_;
+  std::unordered_map<GraphNumber, Graph> graphs_;
+  std::unordered_map<ExecNumber, Exec> execs_;
   std::vector<ExecNumber> by_use_;  // longest unused first
   // How many there were when the memory was full. invariant: 0 < room_.
   std::optional<std::size_t> room_;

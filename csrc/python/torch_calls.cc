@@ -1,9 +1,16 @@
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/Layout.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "python/torch_parts.h"
 
@@ -26,15 +33,25 @@ void Append(std::string& key, const at::Tensor& tensor) {
   Append(key, tensor.strides());
 }
 
+bool IsStrided(const at::Tensor& tensor) {
+  return tensor.layout() == c10::kStrided && !tensor.is_nested();
+}
+
+bool MayHaveTangent(const at::Tensor& tensor) {
+  const auto* const autograd = static_cast<const torch::autograd::AutogradMeta*>(
+      tensor.unsafeGetTensorImpl()->autograd_meta());
+  return autograd != nullptr && autograd->fw_grad_ != nullptr;
+}
+
 // The tensors among the leaves of a call, and bytes: equal for calls whose tensors are alike in all but
-// what they hold. In C++ since a call should cost microseconds, and their attributes are most of one.
+// what they hold.
 py::tuple ShapesOf(const py::sequence& leaves) {
   py::list tensors;
   std::string key;
   for (const py::handle leaf : leaves) {
     if (!THPVariable_Check(leaf.ptr())) continue;
     const at::Tensor& tensor = THPVariable_Unpack(leaf.ptr());
-    if (tensor.layout() != c10::kStrided || tensor.is_nested()) {
+    if (!IsStrided(tensor)) {
       std::ostringstream message;
       message << "an argument is a tensor with layout " << tensor.layout()
               << "; a graph's must be strided";
@@ -46,8 +63,68 @@ py::tuple ShapesOf(const py::sequence& leaves) {
   return py::make_tuple(std::move(tensors), py::bytes(key));
 }
 
+// Reads calls whose arguments are tensors, as nearly all are, in one go. In C++ since a replay costs
+// microseconds, and would wait for the interpreter.
+class CallReader {
+ public:
+  CallReader(const std::string& device, bool sort_keywords)
+      : device_(c10::Device(device).type()), sort_keywords_(sort_keywords) {}
+
+  // The tensors, and bytes: equal for calls that are alike in all but what the tensors hold, among them
+  // the modes that decide what a function does with them. None for any other call, as one with tangents.
+  // pre: no transform of torch.func is under way.
+  py::object Read(const py::tuple& args, const py::dict& kwargs) const {
+    const bool casts = at::autocast::is_autocast_enabled(device_);
+    std::string key{static_cast<char>(at::GradMode::is_enabled()),
+                    static_cast<char>(casts ? at::autocast::get_autocast_dtype(device_)
+                                            : at::ScalarType::Undefined)};
+    AppendNumber(key, args.size());
+    py::list tensors;
+    const auto add = [&](py::handle argument) {
+      if (!THPVariable_Check(argument.ptr())) return false;
+      const at::Tensor& tensor = THPVariable_Unpack(argument.ptr());
+      if (!IsStrided(tensor) || MayHaveTangent(tensor)) return false;
+      Append(key, tensor);
+      tensors.append(argument);
+      return true;
+    };
+    for (const py::handle argument : args) {
+      if (!add(argument)) return py::none();
+    }
+    for (const auto& [name, argument] : Named(kwargs)) {
+      AppendNumber(key, name.size());
+      key += name;
+      if (!add(argument)) return py::none();
+    }
+    return py::make_tuple(std::move(tensors), py::bytes(key));
+  }
+
+ private:
+  static void AppendNumber(std::string& key, std::size_t number) {
+    key.append(reinterpret_cast<const char*>(&number), sizeof(number));
+  }
+
+  std::vector<std::pair<std::string_view, py::handle>> Named(const py::dict& kwargs) const {
+    std::vector<std::pair<std::string_view, py::handle>> named;
+    for (const auto& [name, argument] : kwargs) {
+      named.emplace_back(name.cast<std::string_view>(), argument);
+    }
+    // As Python sorts them: UTF-8 has the order of code points.
+    if (sort_keywords_) std::ranges::sort(named, {}, [](const auto& entry) { return entry.first; });
+    return named;
+  }
+
+  c10::DeviceType device_;
+  bool sort_keywords_;
+};
+
 }  // namespace
 
-void BindCalls(py::module_& m) { m.def("shapes_of", &ShapesOf, py::arg("leaves")); }
+void BindCalls(py::module_& m) {
+  m.def("shapes_of", &ShapesOf, py::arg("leaves"));
+  py::class_<CallReader>(m, "CallReader")
+      .def(py::init<const std::string&, bool>(), py::arg("device"), py::arg("sort_keywords"))
+      .def("read", &CallReader::Read, py::arg("args"), py::arg("kwargs"));
+}
 
 }  // namespace cgp

@@ -25,6 +25,24 @@ struct py::detail::type_caster<cgp::ExecCache::Stats> : cgp::PlainCaster<cgp::Ex
 
 namespace cgp {
 
+// Nobody may ask the cache with the GIL: who asks it may wait for the device, and that for a callback in
+// Python.
+static py::object RunWithExec(SharedGraph& graph, const py::function& function) {
+  const auto without_gil = [&](void (SharedGraph::*step)()) {
+    const py::gil_scoped_release no_gil_now;
+    (graph.*step)();
+  };
+  without_gil(&SharedGraph::Lend);
+  const auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(function.ptr()));
+  if (!result) {
+    const py::error_already_set error;
+    without_gil(&SharedGraph::TakeBack);
+    throw error;
+  }
+  without_gil(&SharedGraph::TakeBack);
+  return result;
+}
+
 void BindExecs(py::module_& m) {
   using at::cuda::CUDAGraph;
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
@@ -38,19 +56,10 @@ void BindExecs(py::module_& m) {
            }),
            py::arg("device"), py::arg("max_execs"), py::arg("budget_bytes"))
       .def("stats", &ExecCache::stats, no_gil);
-  // Nobody may ask the cache with the GIL: who asks it may wait for the device, and that for a
-  // callback in Python.
   py::class_<SharedGraph>(m, "SharedGraph", py::release_gil_before_calling_cpp_dtor())
       .def(py::init<std::shared_ptr<ExecCache>, CUDAGraph&, c10::DeviceIndex>(), py::arg("cache"),
            py::arg("graph"), py::arg("device"), no_gil)
-      .def("__enter__", &SharedGraph::Lend, no_gil)
-      .def(
-          "__exit__",
-          [](SharedGraph& graph, py::handle, py::handle, py::handle) {
-            const py::gil_scoped_release no_gil_now;
-            graph.TakeBack();
-          },
-          py::arg("exc_type"), py::arg("exc_value"), py::arg("traceback"))
+      .def("run", &RunWithExec, py::arg("function"))
       .def("prepare", &SharedGraph::Prepare, no_gil)
       .def("withdraw", &SharedGraph::Withdraw, no_gil);
 }

@@ -91,16 +91,23 @@ bool DictWatch::HasChanged() {
 }
 #endif
 
-// Equal for tensors of the same type, sizes and strides. The tensors of a model are compared with
-// themselves as they were: one that differs meets the same number in one of 2^64 cases.
-uint64_t ShapeOf(const at::Tensor& tensor) {
-  auto mixed = static_cast<uint64_t>(tensor.scalar_type());
-  const auto mix = [&](int64_t number) {
-    mixed = (mixed ^ static_cast<uint64_t>(number)) * 0x9E3779B97F4A7C15U;
-    mixed ^= mixed >> 32U;
+// Equal for tensors of the same type, place in their storage, sizes and strides. The tensors of a model
+// are compared with themselves as they were: one that differs meets the same number in one of 2^64 cases.
+// Multilinear, since products that do not wait for each other are made several at a time.
+uint64_t ShapeOf(const c10::TensorImpl& tensor) {
+  constexpr uint64_t kStep = 0x9E3779B97F4A7C15U;  // odd, as is `factor`
+  uint64_t factor = 0xD1B54A32D192ED03U;
+  auto mixed = static_cast<uint64_t>(c10::typeMetaToScalarType(tensor.dtype())) +
+               static_cast<uint64_t>(tensor.storage_offset()) * kStep;
+  const auto mix = [&](c10::IntArrayRef numbers) {
+    for (const int64_t number : numbers) {
+      mixed += static_cast<uint64_t>(number) * factor;
+      factor += 2 * kStep;
+    }
+    factor += 2;  // sizes and strides of other numbers of dimensions are others
   };
-  for (const int64_t extent : tensor.sizes()) mix(extent);
-  for (const int64_t stride : tensor.strides()) mix(stride);
+  mix(tensor.sizes());
+  mix(tensor.strides());
   return mixed;
 }
 
@@ -151,6 +158,9 @@ class WeightWatch {
     py::dict dict;
     std::size_t size;
   };
+  static const c10::StorageImpl* StorageOf(const c10::TensorImpl& tensor) {
+    return tensor.unsafe_storage().unsafeGetStorageImpl();
+  }
   // Where a tensor was. Small, since all of them are looked at in each call.
   struct Place {
     const at::Tensor* tensor;                       // in its object
@@ -165,14 +175,16 @@ class WeightWatch {
         : tensor(&given),
           impl(given.unsafeGetTensorImpl()),
           autograd(static_cast<torch::autograd::AutogradMeta*>(impl->autograd_meta())),
-          storage(given.has_storage() ? given.storage().unsafeGetStorageImpl() : nullptr) {
+          storage(StorageOf(*impl)) {
       if (storage == nullptr) return;
-      data = given.const_data_ptr();
-      shape = ShapeOf(given);
+      data = storage->data();
+      shape = ShapeOf(*impl);
     }
     bool IsLeft() const {
-      if (!tensor->has_storage()) return storage != nullptr;
-      return tensor->const_data_ptr() != data || ShapeOf(*tensor) != shape;
+      const c10::TensorImpl& now = *tensor->unsafeGetTensorImpl();
+      const c10::StorageImpl* const lies_in = StorageOf(now);
+      if (lies_in == nullptr || storage == nullptr) return lies_in != storage;
+      return lies_in->data() != data || ShapeOf(now) != shape;
     }
     void Fetch() const {
       __builtin_prefetch(tensor);

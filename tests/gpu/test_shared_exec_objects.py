@@ -169,6 +169,25 @@ def test_a_subclass_keeps_its_ways() -> None:
     assert graph.label() == "2 replays"
 
 
+def test_a_replay_that_fails_gives_its_executable_back() -> None:
+    class Failing(torch.cuda.CUDAGraph):  # type: ignore[misc]
+        def replay(self) -> None:
+            raise KeyError("mine")
+
+    pool = cgp.GraphPool(max_execs=1)
+    x = fresh(8, seed=0)
+    x.add_(1)
+    failing = Failing()
+    capture(lambda: x.add_(1), pool, failing)
+    other = capture(lambda: x.add_(2), pool)
+    with pytest.raises(KeyError, match="mine"):
+        failing.replay()
+    before = x.clone()
+    other.replay()
+    assert torch.equal(x, before + 2)
+    assert pool.stats()["execs"] == 1  # one that is lent would have stayed beside it
+
+
 def test_reset_and_capture_again() -> None:
     pool = cgp.GraphPool(max_execs=1)
     x, y = fresh(64, seed=0), fresh(64, seed=1)
