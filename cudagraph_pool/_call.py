@@ -66,7 +66,7 @@ _SIMPLE = frozenset(
 
 
 def take_apart(args: tuple[Any, ...], kwargs: Mapping[str, Any], sort_keywords: bool) -> Call:
-    """Takes a call apart. It is asked of every call, and so does what most need first.
+    """Takes a call apart.
 
     Arguments:
         sort_keywords: Whether the function cannot see in which order they come.

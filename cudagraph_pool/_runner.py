@@ -227,8 +227,7 @@ class GraphRunner:
                 "the function calls the GraphRunner that captures it: a module whose forward is "
                 "replaced by a runner is captured by GraphRunner(module.forward)"
             )
-        in_transform = torch._C._functorch.peek_interpreter_stack() is not None
-        read = None if in_transform else self._reader.read(args, kwargs)
+        read = None if _in_transform() else self._reader.read(args, kwargs)
         tensors, call = read or self._read_any(args, kwargs)
         flags = self._weights.flags()
         plan = self._plans.get((flags, call), _UNKNOWN)
@@ -242,7 +241,7 @@ class GraphRunner:
     def _read_any(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Tensor], Hashable]:
-        """What its reader returns of a call, of one that this cannot read."""
+        """As its reader, which reads calls of nothing but tensors, does any other one."""
         call = take_apart(args, kwargs, self._sort_keywords)
         _refuse_transforms(call.tensors)
         return call.tensors, (self._modes(), call.structure, call.constants, call.shapes)
@@ -353,9 +352,15 @@ class GraphRunner:
         self._plans.clear()
 
 
+def _in_transform() -> bool:
+    """Whether tensors may be something else than they seem."""
+    in_func: bool = torch._C._functorch.peek_interpreter_stack() is not None
+    return in_func or forward_ad._current_level >= 0
+
+
 def _refuse_transforms(tensors: Sequence[Tensor]) -> None:
-    in_transform = torch._C._functorch.peek_interpreter_stack() is not None
-    if in_transform or (
+    in_func = torch._C._functorch.peek_interpreter_stack() is not None
+    if in_func or (
         forward_ad._current_level >= 0
         and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
     ):

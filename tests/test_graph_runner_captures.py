@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import itertools
+import math
 import pickle
 import random
 import subprocess
@@ -64,6 +66,37 @@ def test_weights_that_move_are_captured_anew() -> None:
         move()
         check()
         assert len(run.captures.tapes) == captured * number
+
+
+def test_weights_that_are_laid_out_anew_where_they_lie() -> None:
+    """As no two layouts of one memory may be taken for each other."""
+    layouts = {
+        (tuple(laid.shape), laid.stride(), offset)
+        for shape in itertools.product(range(1, 5), repeat=3)
+        for offset in range(3)
+        for order in itertools.permutations(range(3))
+        for laid in [torch.zeros(99)[offset:][: math.prod(shape)].view(shape).permute(order)]
+    }
+    home: dict[str, Any] = {"weight": nn.Parameter(torch.zeros(1))}
+    weight = home["weight"]
+    memory = torch.zeros(99)
+
+    def lay(shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> None:
+        weight.data = memory.as_strided(shape, strides, offset)
+
+    chance, in_order = random.Random(0), sorted(layouts)
+    for _ in range(200):
+        before = chance.choice(in_order)
+        lay(*before)
+        watch = load_adapter().WeightWatch([], [home], [])
+        for after in [*chance.sample(in_order, 100), before]:
+            lay(*after)
+            assert (watch.flags() is None) == (after != before), (before, after)
+    for shape in ((1, 64), (512, 1, 4)):  # equal if the weights of a sum are in a line
+        weight.data = torch.zeros(shape)
+        watch = load_adapter().WeightWatch([], [home], [])
+        weight.data = weight.data.transpose(-1, -2)
+        assert watch.flags() is None
 
 
 def test_modes_and_frozen_parameters_of_parts() -> None:
@@ -272,9 +305,11 @@ def test_arguments_that_may_change_while_they_stay_the_same() -> None:
         runner(double)(rows(2).as_subclass(Tagged))
 
 
-def test_calls_are_alike_if_their_tensors_are() -> None:
+def test_calls_are_alike_if_their_tensors_names_and_modes_are() -> None:
     chance = random.Random(0)
-    known: dict[Any, bytes] = {}
+    reader = load_adapter().CallReader("cpu", True)
+    shapes: dict[Any, bytes] = {}
+    calls: dict[Any, bytes] = {}
     for _ in range(4000):
         leaves = []
         for _ in range(chance.randint(0, 2)):
@@ -284,8 +319,30 @@ def test_calls_are_alike_if_their_tensors_are() -> None:
             leaves.append(x if chance.random() < 0.5 or x.dim() != 2 else x.t())
         alike = tuple((x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in leaves)
         call = take_apart(tuple(leaves), {}, True)
-        assert known.setdefault(alike, call.shapes) == call.shapes
-    assert len({*known.values()}) == len(known) > 300
+        assert shapes.setdefault(alike, call.shapes) == call.shapes
+
+        names = chance.sample(["a", "b", "ab"], chance.randint(0, len(leaves)))
+        split = len(leaves) - len(names)
+        named = dict(zip(names, leaves[split:], strict=True))
+        grad, dtype = chance.random() < 0.5, chance.choice([None, torch.half, torch.bfloat16])
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, enabled=dtype is not None):
+            tensors, key = reader.read(tuple(leaves[:split]), named)
+        in_order = [*leaves[:split], *(named[name] for name in sorted(names))]
+        assert list(map(id, tensors)) == list(map(id, in_order))
+        alike = tuple((x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in in_order)
+        assert calls.setdefault((alike, tuple(sorted(names)), grad, dtype), key) == key
+    assert len({*shapes.values()}) == len(shapes) > 300
+    assert len({*calls.values()}) == len(calls) > 1000
+
+
+def test_what_a_reader_of_calls_leaves_to_others() -> None:
+    reader = load_adapter().CallReader("cpu", True)
+    x = rows(2)
+    assert reader.read((x,), {"y": x}) is not None
+    for other in (1, None, [x], x.to_sparse()):
+        assert reader.read((x, other), {}) is None
+        assert reader.read((x,), {"y": other}) is None
+    assert reader.read((), {"\ud800": x}) is None  # no name in UTF-8
 
 
 def test_the_order_of_keywords_that_a_function_sees() -> None:
@@ -438,6 +495,11 @@ def test_transforms_are_refused() -> None:
         with pytest.raises(RuntimeError, match="a graph has neither"):
             run(forward_ad.make_dual(x, x))
         assert tree_equal(run(x), x * x)
+        base = torch.zeros(3)
+        view = base.view(3)
+        base.copy_(forward_ad.make_dual(x, x))
+        with pytest.raises(RuntimeError, match="a graph has neither"):
+            run(view)
 
 
 def test_a_function_that_calls_its_own_runner() -> None:

@@ -60,11 +60,13 @@ std::vector<ExecNumber> ExecTable::FindUseless(GroupNumber number, std::size_t g
   const Group& group = groups_.at(number);
   std::vector<ExecNumber> useless;
   // What holds no graph is kept for the next one that has to be held, but never more of them than
-  // there are graphs.
+  // there are graphs: the oldest go.
   for (const auto& [exec, entry] : execs_) {
-    if (entry.group != number || (entry.holds && exec != let_go)) continue;
-    if (group.execs - useless.size() > graphs) useless.push_back(exec);
+    if (entry.group == number && (!entry.holds || exec == let_go)) useless.push_back(exec);
   }
+  std::ranges::sort(useless);
+  const std::size_t too_many = group.execs > graphs ? group.execs - graphs : 0;
+  useless.resize(std::min(useless.size(), too_many));
   return useless;
 }
 
@@ -159,10 +161,10 @@ bool ExecTable::FitsInPlaceOf(ExecNumber other, const Graph& graph) const {
 void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
   const Group& full = groups_.at(group);
   if (full.execs - plan->destroy.size() < full.graphs) return;
-  const auto empty = std::find_if(execs_.begin(), execs_.end(), [&](const auto& entry) {
-    return entry.second.group == group && !entry.second.holds;
+  const auto empty = std::ranges::find_if(by_use_, [&](ExecNumber exec) {
+    return execs_.at(exec).group == group && !execs_.at(exec).holds;
   });
-  plan->destroy.push_back(empty->first);
+  plan->destroy.push_back(*empty);
 }
 
 bool ExecTable::OutOfMemory(GraphNumber graph) {

@@ -2,7 +2,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Layout.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -37,12 +36,6 @@ bool IsStrided(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && !tensor.is_nested();
 }
 
-bool MayHaveTangent(const at::Tensor& tensor) {
-  const auto* const autograd = static_cast<const torch::autograd::AutogradMeta*>(
-      tensor.unsafeGetTensorImpl()->autograd_meta());
-  return autograd != nullptr && autograd->fw_grad_ != nullptr;
-}
-
 // The tensors among the leaves of a call, and bytes: equal for calls whose tensors are alike in all but
 // what they hold.
 py::tuple ShapesOf(const py::sequence& leaves) {
@@ -71,8 +64,8 @@ class CallReader {
       : device_(c10::Device(device).type()), sort_keywords_(sort_keywords) {}
 
   // The tensors, and bytes: equal for calls that are alike in all but what the tensors hold, among them
-  // the modes that decide what a function does with them. None for any other call, as one with tangents.
-  // pre: no transform of torch.func is under way.
+  // the modes that decide what a function does with them. None for any other call.
+  // pre: no transform of torch.func and no forward-mode differentiation is under way.
   py::object Read(const py::tuple& args, const py::dict& kwargs) const {
     const bool casts = at::autocast::is_autocast_enabled(device_);
     std::string key{static_cast<char>(at::GradMode::is_enabled()),
@@ -83,7 +76,7 @@ class CallReader {
     const auto add = [&](py::handle argument) {
       if (!THPVariable_Check(argument.ptr())) return false;
       const at::Tensor& tensor = THPVariable_Unpack(argument.ptr());
-      if (!IsStrided(tensor) || MayHaveTangent(tensor)) return false;
+      if (!IsStrided(tensor)) return false;
       Append(key, tensor);
       tensors.append(argument);
       return true;
@@ -94,7 +87,7 @@ class CallReader {
     for (const auto& [name, argument] : Named(kwargs)) {
       AppendNumber(key, name.size());
       key += name;
-      if (!add(argument)) return py::none();
+      if (name.empty() || !add(argument)) return py::none();
     }
     return py::make_tuple(std::move(tensors), py::bytes(key));
   }
@@ -104,10 +97,14 @@ class CallReader {
     key.append(reinterpret_cast<const char*>(&number), sizeof(number));
   }
 
+  // A name that UTF-8 does not have is empty.
   std::vector<std::pair<std::string_view, py::handle>> Named(const py::dict& kwargs) const {
     std::vector<std::pair<std::string_view, py::handle>> named;
     for (const auto& [name, argument] : kwargs) {
-      named.emplace_back(name.cast<std::string_view>(), argument);
+      Py_ssize_t size = 0;
+      const char* const text = PyUnicode_AsUTF8AndSize(name.ptr(), &size);
+      if (text == nullptr) PyErr_Clear();
+      named.emplace_back(std::string_view(text, static_cast<std::size_t>(size)), argument);
     }
     // As Python sorts them: UTF-8 has the order of code points.
     if (sort_keywords_) std::ranges::sort(named, {}, [](const auto& entry) { return entry.first; });

@@ -1,6 +1,7 @@
 #include <ATen/cuda/CUDAGraph.h>
 
 #include <cstddef>
+#include <exception>
 #include <memory>
 #include <optional>
 
@@ -36,7 +37,10 @@ static py::object RunWithExec(SharedGraph& graph, const py::function& function) 
   const auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(function.ptr()));
   if (!result) {
     const py::error_already_set error;
-    without_gil(&SharedGraph::TakeBack);
+    try {
+      without_gil(&SharedGraph::TakeBack);
+    } catch (const std::exception&) {  // it is back all the same, and the first error says more
+    }
     throw error;
   }
   without_gil(&SharedGraph::TakeBack);

@@ -5,7 +5,7 @@
 
 namespace cgp {
 
-// shapes_of, CallReader: what of a call decides how it is run, asked of each.
+// CallReader, asked of each call, and shapes_of: what of a call decides how it is run.
 void BindCalls(pybind11::module_& m);
 
 // ExecCache, SharedGraph: a file of their own, since the header of torch.cuda.CUDAGraph is long to compile.

@@ -93,21 +93,21 @@ bool DictWatch::HasChanged() {
 
 // Equal for tensors of the same type, place in their storage, sizes and strides. The tensors of a model
 // are compared with themselves as they were: one that differs meets the same number in one of 2^64 cases.
-// Multilinear, since products that do not wait for each other are made several at a time.
+// A polynomial, whose powers do not wait for what they are multiplied with. They must not be in a line:
+// then transposed tensors could be equal, as (1, 64) with strides (64, 1) and (64, 1) with (1, 64).
 uint64_t ShapeOf(const c10::TensorImpl& tensor) {
-  constexpr uint64_t kStep = 0x9E3779B97F4A7C15U;  // odd, as is `factor`
-  uint64_t factor = 0xD1B54A32D192ED03U;
-  auto mixed = static_cast<uint64_t>(c10::typeMetaToScalarType(tensor.dtype())) +
-               static_cast<uint64_t>(tensor.storage_offset()) * kStep;
-  const auto mix = [&](c10::IntArrayRef numbers) {
-    for (const int64_t number : numbers) {
-      mixed += static_cast<uint64_t>(number) * factor;
-      factor += 2 * kStep;
-    }
-    factor += 2;  // sizes and strides of other numbers of dimensions are others
+  constexpr uint64_t kBase = 0x9E3779B97F4A7C15U;
+  uint64_t power = 1;
+  uint64_t mixed = 0;
+  const auto mix = [&](uint64_t number) {
+    power *= kBase;
+    mixed += number * power;
   };
-  mix(tensor.sizes());
-  mix(tensor.strides());
+  mix(static_cast<uint64_t>(c10::typeMetaToScalarType(tensor.dtype())));
+  mix(static_cast<uint64_t>(tensor.dim()));
+  mix(static_cast<uint64_t>(tensor.storage_offset()));
+  for (const int64_t extent : tensor.sizes()) mix(static_cast<uint64_t>(extent));
+  for (const int64_t stride : tensor.strides()) mix(static_cast<uint64_t>(stride));
   return mixed;
 }
 

@@ -12,7 +12,8 @@ constexpr std::size_t kMostLiveBlocks = 4096;
 // A pool of fewer pages has little to map, and a page more of it than it needs is more than 3 %.
 constexpr uint32_t kFewPages = 32;
 
-// What takes less than this part of its last page leaves nearly all of it over, where nothing adjoins.
+// What is longer than whole pages by less than this part of one leaves nearly all of another over, where
+// nothing adjoins.
 constexpr uint64_t kPartOfPage = 16;
 
 }  // namespace
@@ -60,8 +61,8 @@ std::optional<CapturePlan::Spot> Predictor::Known(Granules length, const FreeVie
   const bool small = length < space_.page_size();
   if (small && view.BestFit(length)) return std::nullopt;
   const Granules page = space_.page_size();
-  const Granules last = length % page;
-  const bool touches = last > Granules(0) && last * kPartOfPage < page;
+  const Granules rest = length % page;
+  const bool touches = rest > Granules(0) && rest * kPartOfPage < page;
   const auto place = places_.Find(length, [&](Placement start) {
     const bool fits = small ? WholePagesAt(view, ranges_, page, start, length) == 0
                             : FitsWithoutWaste(view, ranges_, page, start, length);

@@ -4,8 +4,8 @@
 //  - A capture no larger than its profile goes where the profile's blocks lay, but for what would take
 //    more whole pages there than hold it. Hardly anything is mapped.
 //  - A larger one gets a plan, and so does one that finds the place of a large block taken.
-//  - Whatever those have no place for goes where a block of its size lay before. One that takes little of
-//    its last page does so only if another block touches it there: else the rest of that page is wasted.
+//  - Whatever those have no place for goes where a block of its size lay before. One a little longer
+//    than whole pages does so only if another block touches it there: else most of a page is wasted.
 //  - A capture of several streams gets no advice: who may take a place is for its graph to prove.
 //
 // What is predicted decides where a block goes, never how much the pool holds:
