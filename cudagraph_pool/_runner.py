@@ -227,7 +227,8 @@ class GraphRunner:
                 "the function calls the GraphRunner that captures it: a module whose forward is "
                 "replaced by a runner is captured by GraphRunner(module.forward)"
             )
-        read = None if _in_transform() else self._reader.read(args, kwargs)
+        is_plain = not _in_transform() and forward_ad._current_level < 0
+        read = self._reader.read(args, kwargs) if is_plain else None
         tensors, call = read or self._read_any(args, kwargs)
         flags = self._weights.flags()
         plan = self._plans.get((flags, call), _UNKNOWN)
@@ -241,7 +242,7 @@ class GraphRunner:
     def _read_any(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Tensor], Hashable]:
-        """As its reader, which reads calls of nothing but tensors, does any other one."""
+        """What the reader returns, for a call that it does not read: one of other arguments too."""
         call = take_apart(args, kwargs, self._sort_keywords)
         _refuse_transforms(call.tensors)
         return call.tensors, (self._modes(), call.structure, call.constants, call.shapes)
@@ -353,14 +354,11 @@ class GraphRunner:
 
 
 def _in_transform() -> bool:
-    """Whether tensors may be something else than they seem."""
-    in_func: bool = torch._C._functorch.peek_interpreter_stack() is not None
-    return in_func or forward_ad._current_level >= 0
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _refuse_transforms(tensors: Sequence[Tensor]) -> None:
-    in_func = torch._C._functorch.peek_interpreter_stack() is not None
-    if in_func or (
+    if _in_transform() or (
         forward_ad._current_level >= 0
         and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
     ):
