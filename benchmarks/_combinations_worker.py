@@ -22,24 +22,33 @@ _STEPS = 6
 _ROWS, _LENGTH, _WIDTH = 8, 256, 512
 
 
+class Checkpoint(nn.Module):  # type: ignore[misc]
+    """What a block computes is computed again for the backward pass."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        # There is no random state to keep, and a capture may not read it.
+        y: Tensor = checkpoint(self.block, x, use_reentrant=False, preserve_rng_state=False)
+        return y
+
+
 class Blocks(nn.Module):  # type: ignore[misc]
     """A transformer without dropout, whose blocks may be checkpoints."""
 
     def __init__(self, checkpoints: bool) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(
+        layers = [
             nn.TransformerEncoderLayer(_WIDTH, 8, 4 * _WIDTH, dropout=0.0, batch_first=True)
             for _ in range(4)
-        )
-        self._checkpoints = checkpoints
+        ]
+        self.blocks = nn.ModuleList(map(Checkpoint, layers) if checkpoints else layers)
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
-            if self._checkpoints:
-                # There is no random state to keep, and a capture may not read it.
-                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x = block(x)
+            x = block(x)
         return x
 
 
@@ -80,7 +89,8 @@ class Training:
             from torch.distributed.fsdp import fully_shard
 
             # Compiled block by block, before: what gathers a block's weights is cut out of what is
-            # compiled, and of a model that is compiled as a whole nothing is left.
+            # compiled, and of a model that is compiled as a whole nothing is left. With the
+            # checkpoint in it: torch 2.11's graphs do not run a forward pass again.
             for name, block in list(model.blocks.named_children()):
                 model.blocks.set_submodule(name, fully_shard(_compiled(block, graphs)))
             return fully_shard(model)
