@@ -5,7 +5,7 @@ smallest first; with graphs on PyTorch's own allocator and on cudagraph_pool. Ea
 in a process of its own, some beside each other, after others that fill the compiler's caches.
 Prints a table for each, writes JSON and a picture. Where the JSON is there already, only what it
 lacks is run. Exit code 0 if no way with graphs holds more on the pool than on PyTorch's own
-allocator, 1 if one does or fails, 2 without a GPU.
+allocator, 1 if one does or fails where the other does not, 2 without a GPU.
 
     python benchmarks/footprint.py --output results/footprint.json --picture ../docs/footprint.svg
 """
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = [
         case
         for case in itertools.product(options.models, options.modes)
-        if ", ".join(case) not in found
+        if not _is_whole(found.get(", ".join(case)))
     ]
     jobs = _most_at_a_time(options.jobs)
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +136,7 @@ class Runs:
 
 
 def _found_before(path: Path | None, machine: Mapping[str, str]) -> dict[str, Found]:
-    """What an earlier call wrote, without cases of which a way failed."""
+    """What an earlier call wrote."""
     if path is None or not path.exists():
         return {}
     report = json.loads(path.read_text())
@@ -144,10 +144,16 @@ def _found_before(path: Path | None, machine: Mapping[str, str]) -> dict[str, Fo
         raise SystemExit(f"{path} is not of {machine}: name another --output")
     figures = [field.name for field in fields(Footprint)]
     return {
-        case: {way: Footprint(*(row[name] for name in figures)) for way, row in ways.items()}
+        case: {
+            way: row.get("error") or Footprint(*(row[name] for name in figures))
+            for way, row in ways.items()
+        }
         for case, ways in report["rows"].items()
-        if not any("error" in row for row in ways.values())
     }
+
+
+def _is_whole(found: Found | None) -> bool:
+    return found is not None and not any(isinstance(of_way, str) for of_way in found.values())
 
 
 def _environment(caches: Path, compiling: int) -> dict[str, str]:
@@ -175,16 +181,23 @@ def _most_at_a_time(jobs: int) -> int:
 
 def judge(found: Found) -> list[str]:
     """What is not as it should be."""
-    problems = [f"{way} {why}" for way, why in found.items() if isinstance(why, str)]
-    for way, ours in found.items():
-        stock = found.get(way.replace("ours", "stock"))
-        if not WAYS[way].ours or isinstance(ours, str) or not isinstance(stock, Footprint):
-            continue
-        for figure in ("held", "reserved", "graph_pool"):
-            own, other = getattr(ours, figure), getattr(stock, figure)
-            if own > other + (_DRIVER_NOISE if figure == "held" else 0):
-                problems.append(f"{way}: {figure} {own:,} bytes, {other:,} on stock")
+    problems = []
+    for way, own in found.items():
+        graphs, _, allocator = way.partition(", ")
+        other = found.get(f"{graphs}, {'stock' if allocator == 'ours' else 'ours'}")
+        if isinstance(own, str):
+            if own != other:  # what the compiler cannot do, it can with neither
+                problems.append(f"{way} {own}")
+        elif WAYS[way].ours and isinstance(other, Footprint):
+            problems += [f"{way}: {what}" for what in _larger(own, other)]
     return problems
+
+
+def _larger(ours: Footprint, stock: Footprint) -> Iterator[str]:
+    for figure in ("held", "reserved", "graph_pool"):
+        own, other = getattr(ours, figure), getattr(stock, figure)
+        if own > other + (_DRIVER_NOISE if figure == "held" else 0):
+            yield f"{figure} {own:,} bytes, {other:,} on stock"
 
 
 if __name__ == "__main__":

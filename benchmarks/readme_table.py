@@ -188,6 +188,9 @@ def footprint_table(report: Row) -> list[str]:
         cells = [case, f"{ways['eager']['held'] * _MIB:,.0f}", held(ways["compiled"])]
         for kind in ("graphs", "dynamic graphs"):
             stock, ours = ways[f"{kind}, stock"], ways[f"{kind}, ours"]
+            if "error" in stock or "error" in ours:
+                cells += ["failed", "-"]
+                continue
             pools = (stock["graph_pool"] * _MIB, ours["graph_pool"] * _MIB)
             cells += [held(stock, ours), f"{pools[0]:,.0f}, **{pools[1]:,.0f}**"]
         lines.append(cells)

@@ -63,6 +63,7 @@ class Captures:
         self.turns = pool._turns
         self._shared_exec = pool._shared_exec if shared_exec is None else shared_exec
         self._exec_bytes = 0
+        self._stream = graph._capture_stream(pool.device)
 
     # One capture at a time in a process: all of a device use one stream, and a wait for the device
     # would end that of another thread.
@@ -76,28 +77,29 @@ class Captures:
         pre: ``lock`` is held.
         """
         current = torch.cuda.current_stream(self.device)
-        stream = graph._capture_stream(self.device)
         with self.turns.lock:
             self.order()
-            stream.wait_stream(current)
+            self._stream.wait_stream(current)
             self.turns.take("a capture")
         try:
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(self._stream):
                 yield
         finally:
             # It is the captures' of all pools: a call that waited for it later, and without their
             # lock, would be drawn into the capture that another thread has begun on it by then.
             with self.turns.lock:
-                current.wait_stream(stream)
+                current.wait_stream(self._stream)
                 self.turns.order(current)
 
     def warm_up(self, work: Callable[[], T], times: int) -> tuple[T, Span]:
-        """What the last run returned, and marks around what it launched."""
+        """What the last run returned, and marks around what it launched.
+        pre: it is one of some :meth:`in_a_row`.
+        """
         for _ in range(times - 1):
             work()
-        began = self.mark()
+        began = self.mark(self._stream)
         result = work()
-        return result, (began, self.mark())
+        return result, (began, self.mark(self._stream))
 
     def empty_caches(self) -> None:
         """Before captures, as torch.cuda.graph does before each."""
@@ -113,6 +115,7 @@ class Captures:
         with _next_graph(
             captured,
             self.pool,
+            self._stream,
             capture_error_mode="thread_local",
             shared_exec=self._shared_exec,
         ):
@@ -146,10 +149,10 @@ class Captures:
         """Waits for all work on the device."""
         torch.cuda.synchronize(self.device)
 
-    def mark(self) -> Any:
-        """A point in the current stream's work: an event, which times."""
+    def mark(self, stream: torch.cuda.Stream | None = None) -> Any:
+        """A point in a stream's work, by default the current one's: an event, which times."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
+        event.record(torch.cuda.current_stream(self.device) if stream is None else stream)
         return event
 
     def seconds(self, span: Span) -> float:
@@ -284,14 +287,14 @@ def capture(
     began = time.perf_counter()
     inputs = [static.tensor for static in statics]
     owner = Owner(captures, inputs)
-    results: list[Any] = []
+    results: list[tuple[list[Any], pytree.TreeSpec]] = []
     saved: set[int] = set()
     with _no_autocast_cache():
         with _noting_saved(saved) if torch.is_grad_enabled() else no_hooks_of_the_caller():
-            forward = captures.capture(lambda: results.append(_apart(function(), inputs)))
+            forward = captures.capture(lambda: results.append(_leaves_apart(function(), inputs)))
         after = captures.usage()
         owner.graphs.append(forward)
-        leaves, tree = pytree.tree_flatten(results.pop())
+        leaves, tree = results.pop()
         backward = _capture_backward(captures, inputs, leaves, saved, owner, gradient_buffers)
     if backward is not None:
         forward_peak, after = after.peak, captures.usage()
@@ -396,15 +399,13 @@ def _lend(tensor: Tensor, owner: Owner) -> Tensor:
     return tensor.detach()
 
 
-def _apart(result: Any, inputs: Sequence[Tensor]) -> Any:
-    """What a function returned, with a copy of each output that lies in an input: the next call
-    writes there before it reads what it was passed, which may be this.
+def _leaves_apart(result: Any, inputs: Sequence[Tensor]) -> tuple[list[Any], pytree.TreeSpec]:
+    """The leaves of what a function returned, with a copy of each that lies in an input: the next
+    call writes there before it reads what it was passed, which may be this.
     """
     read = {_address(tensor) for tensor in inputs}
     leaves, tree = pytree.tree_flatten(result)
-    return pytree.tree_unflatten(
-        [x.clone() if isinstance(x, Tensor) and _address(x) in read else x for x in leaves], tree
-    )
+    return [x.clone() if isinstance(x, Tensor) and _address(x) in read else x for x in leaves], tree
 
 
 def no_hooks_of_the_caller() -> AbstractContextManager[Any]:

@@ -330,7 +330,7 @@ class graph:  # noqa: N801
                 "a capture is under way on the current stream; captures do not nest: "
                 "end that one first"
             )
-        before = torch.cuda.current_stream()
+        before = self._current_stream()
         if self._shared_exec:
             self._execs = self._pool._exec_cache()
             self._kept_template = _shared_exec.capture_template(self._graph)
@@ -378,6 +378,11 @@ class graph:  # noqa: N801
             *(self._pool.id, self._pool.device, took["allocations"]),
             *(took["peak_bytes"], took["added_bytes"]),
         )
+
+    def _current_stream(self) -> torch.cuda.Stream:
+        import torch
+
+        return torch.cuda.current_stream()
 
     def _new_context(self, capture_error_mode: str) -> Any:
         import torch
@@ -441,25 +446,30 @@ class graph:  # noqa: N801
 
 
 class _next_graph(graph):  # noqa: N801
-    """One of several captures in a row, on the current stream: what :class:`torch.cuda.graph` does
-    before each, to wait for the device and to empty caches, was done once.
+    """One of several captures in a row: what :class:`torch.cuda.graph` does before each, to wait
+    for the device and to empty caches, was done once. pre: ``stream`` is given, and current.
     """
 
+    def _current_stream(self) -> torch.cuda.Stream:
+        return cast("torch.cuda.Stream", self._stream)
+
     def _new_context(self, capture_error_mode: str) -> Any:
-        return _OnCurrentStream(self._graph, self._pool.id, capture_error_mode)
+        return _OnStream(self._graph, self._pool.id, self._current_stream(), capture_error_mode)
 
 
-class _OnCurrentStream:
-    """A capture, and nothing around it."""
+class _OnStream:
+    """A capture on the current stream, and nothing around it."""
 
     def __init__(
-        self, cuda_graph: torch.cuda.CUDAGraph, pool_id: tuple[int, int], capture_error_mode: str
+        self,
+        cuda_graph: torch.cuda.CUDAGraph,
+        pool_id: tuple[int, int],
+        stream: torch.cuda.Stream,
+        capture_error_mode: str,
     ) -> None:
-        import torch
-
         self._graph = cuda_graph
         self._arguments = {"pool": pool_id, "capture_error_mode": capture_error_mode}
-        self.capture_stream = torch.cuda.current_stream()
+        self.capture_stream = stream
 
     def __enter__(self) -> None:
         self._graph.capture_begin(**self._arguments)

@@ -179,17 +179,8 @@ class Program:
         def work() -> Any:
             with no_hooks_of_the_caller():
                 result = self._function(*args, **kwargs)
-            leaves = pytree.tree_leaves(result)
-            outputs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
-            differentiable = find_leaves(outputs) if torch.is_grad_enabled() else []
-            if differentiable:
-                with torch.autocast(self._captures.device.type, enabled=False):
-                    torch.autograd.grad(
-                        outputs,
-                        differentiable,
-                        [torch.zeros_like(x) for x in outputs],
-                        allow_unused=True,
-                    )
+            if torch.is_grad_enabled():
+                self._run_backward(result)
             return result
 
         result, span = self._captures.warm_up(work, times)
@@ -205,6 +196,20 @@ class Program:
                     "copy that it reads, and not what a call passes. Change a copy, and return it"
                 )
         return described, span
+
+    def _run_backward(self, result: Any) -> None:
+        """The backward pass of a warm-up."""
+        leaves = pytree.tree_leaves(result)
+        outputs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+        differentiable = find_leaves(outputs)
+        if differentiable:
+            with torch.autocast(self._captures.device.type, enabled=False):
+                torch.autograd.grad(
+                    outputs,
+                    differentiable,
+                    [torch.zeros_like(x) for x in outputs],
+                    allow_unused=True,
+                )
 
     def _gradients_at(
         self, places: Sequence[int], outputs: Sequence[Tensor], bucket: Size

@@ -195,8 +195,7 @@ class Buffer(NamedTuple):
 
     def at(self, shape: Sequence[int]) -> Tensor:
         """The input of a shape: the beginning of the memory, as a dense tensor."""
-        view = _dense(self.memory[: math.prod(shape)], shape, self.given.memory_format).detach()
-        return view.requires_grad_(self.given.requires_grad)
+        return _dense(self.memory[: math.prod(shape)], shape, self.given.memory_format)
 
     def padding_for(self, part: Tensor) -> Tensor | None:
         """Padding to be copied to a part of the input; None where to fill that is better."""
@@ -234,19 +233,30 @@ class StaticInputs:
             Buffer.of(given, max(math.prod(given.shape_at(size)) for size in sizes), device)
             for given in inputs
         ]
+        self._views: dict[Size, list[Static]] = {}
 
     def at(self, size: Size) -> list[Static]:
         """What a graph of this size reads: new tensors each time. A function may keep what it
         found out of one that it knows, which in a capture would be something of its warm-ups.
         """
+        with counting_changes():
+            if size not in self._views:
+                self._views[size] = self._view(size)
+            statics = [Static(view.detach(), buffer) for view, buffer in self._views[size]]
+            for tensor, buffer in statics:
+                if buffer.given.requires_grad:
+                    tensor.requires_grad_()
+        return statics
+
+    def _view(self, size: Size) -> list[Static]:
         statics = []
-        with counting_changes(), torch.no_grad():
-            for place, buffer in enumerate(self._buffers):
-                shape = buffer.given.shape_at(size)
-                if math.prod(shape) > buffer.memory.numel():
-                    buffer = Buffer.of(buffer.given, math.prod(shape), self._device)
-                    self._buffers[place] = buffer
-                statics.append(Static(buffer.at(shape), buffer))
+        for place, buffer in enumerate(self._buffers):
+            shape = buffer.given.shape_at(size)
+            if math.prod(shape) > buffer.memory.numel():
+                buffer = Buffer.of(buffer.given, math.prod(shape), self._device)
+                self._buffers[place] = buffer
+                self._views.clear()  # all sizes read the same buffer
+            statics.append(Static(buffer.at(shape), buffer))
         return statics
 
 

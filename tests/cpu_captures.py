@@ -139,7 +139,7 @@ class CpuCaptures:
     def synchronize(self) -> None:
         pass
 
-    def mark(self) -> float:
+    def mark(self, stream: object = None) -> float:
         return time.perf_counter()
 
     def seconds(self, span: Span) -> float:

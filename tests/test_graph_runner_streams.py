@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from cudagraph_pool import _static_inputs
 from cudagraph_pool._captures import Captures, _address
-from cudagraph_pool._graphs import graph
 
 
 class Stream:
@@ -79,7 +78,6 @@ class Cuda:
         monkeypatch.setattr(_static_inputs.CopyIn, "__call__", write)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current())
         monkeypatch.setattr(torch.cuda, "stream", self.on)
-        monkeypatch.setattr(graph, "_capture_stream", lambda device: self.capturing)
         is_capturing = "_cuda_isCurrentStreamCapturing"
         monkeypatch.setattr(torch._C, is_capturing, lambda: bool(self.current().capture))
         raw = "_cuda_getCurrentRawStream"
@@ -118,6 +116,7 @@ class StreamCaptures(CpuCaptures):
     def __init__(self, cuda: Cuda) -> None:
         super().__init__()
         self._cuda = cuda
+        self._stream = cuda.capturing
 
     def capture(self, work: Callable[[], None]) -> Tape:
         stream = self._cuda.current()
