@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 build=build/tidy
-cmake -S . -B "$build" -G Ninja -DCMAKE_CXX_COMPILER=clang++ >/dev/null
+cmake -S . -B "$build" -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_UNITY_BUILD=OFF >/dev/null
 sources=$(find csrc/core csrc/driver csrc/exec csrc/testing -name '*.cc' \
   ! -name '*_test.cc' ! -name '*_benchmark.cc' | sort)
 if ! grep -q cuda_driver.cc "$build/compile_commands.json"; then

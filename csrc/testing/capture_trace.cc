@@ -13,20 +13,20 @@
 namespace cgp {
 namespace {
 
-using enum TraceEvent::Kind;
+using Kind = TraceEvent::Kind;
 
 // How a line begins, and which numbers follow.
 struct Form {
   std::string_view word;
-  TraceEvent::Kind kind;
+  Kind kind;
   std::vector<uint64_t TraceEvent::*> numbers;
 };
 const std::vector<Form> kForms{
-    {"alloc", kAllocate, {&TraceEvent::block, &TraceEvent::bytes, &TraceEvent::stream}},
-    {"free", kFree, {&TraceEvent::block}},
-    {"use", kUse, {&TraceEvent::block, &TraceEvent::stream}},
-    {"launch", kLaunch, {&TraceEvent::stream}},
-    {"wait", kWait, {&TraceEvent::stream, &TraceEvent::other}},
+    {"alloc", Kind::kAllocate, {&TraceEvent::block, &TraceEvent::bytes, &TraceEvent::stream}},
+    {"free", Kind::kFree, {&TraceEvent::block}},
+    {"use", Kind::kUse, {&TraceEvent::block, &TraceEvent::stream}},
+    {"launch", Kind::kLaunch, {&TraceEvent::stream}},
+    {"wait", Kind::kWait, {&TraceEvent::stream, &TraceEvent::other}},
 };
 
 std::optional<TraceEvent> ReadEvent(const std::string& word, std::istream& words) {
@@ -34,7 +34,7 @@ std::optional<TraceEvent> ReadEvent(const std::string& word, std::istream& words
   if (form == kForms.end()) return std::nullopt;
   TraceEvent event{.kind = form->kind};
   for (const auto number : form->numbers) words >> event.*number;
-  if (event.kind == kAllocate && event.bytes == 0) return std::nullopt;
+  if (event.kind == Kind::kAllocate && event.bytes == 0) return std::nullopt;
   return event;
 }
 
@@ -68,7 +68,7 @@ CaptureTrace InOrder(const CaptureTrace& trace, const std::vector<std::size_t>& 
   std::unordered_map<uint64_t, std::size_t> born;  // place of each block's graph
   for (std::size_t place = 0; place < trace.size(); ++place) {
     for (const TraceEvent& event : trace[place].events) {
-      if (event.kind == kAllocate) born[event.block] = place;
+      if (event.kind == Kind::kAllocate) born[event.block] = place;
     }
   }
   std::vector<std::size_t> position(places.size());
@@ -78,7 +78,7 @@ CaptureTrace InOrder(const CaptureTrace& trace, const std::vector<std::size_t>& 
   for (std::size_t place = 0; place < trace.size(); ++place) {
     ordered[position[place]].key = trace[place].key;
     for (const TraceEvent& event : trace[place].events) {
-      const std::size_t home = event.kind == kFree ? born.at(event.block) : place;
+      const std::size_t home = event.kind == Kind::kFree ? born.at(event.block) : place;
       if (home == place) {
         own[position[place]].push_back(event);
       } else {
@@ -100,10 +100,10 @@ uint64_t MostLiveBytes(const CaptureTrace& trace) {
   uint64_t most = 0;
   for (const TraceGraph& graph : trace) {
     for (const TraceEvent& event : graph.events) {
-      if (event.kind == kAllocate) {
+      if (event.kind == Kind::kAllocate) {
         sum += live[event.block] = (event.bytes + kGranule - 1) / kGranule * kGranule;
         most = std::max(most, sum);
-      } else if (event.kind == kFree) {
+      } else if (event.kind == Kind::kFree) {
         sum -= live.at(event.block);
         live.erase(event.block);
       }
