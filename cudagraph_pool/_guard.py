@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _listening: list[_Replays] = []  # in the order they began
 _native: Any = None  # what CUDAGraph.replay was before the first of them
-_lock = threading.RLock()  # for both: the garbage collector may end a guard within
+_lock = threading.RLock()  # the garbage collector may end a guard within
 
 
 @contextmanager
@@ -44,11 +44,13 @@ def guard() -> Iterator[None]:
     """
     replays = _Replays()
     with _watched(replays) if torch.cuda.is_available() else nullcontext(), _Outputs():
-        _Outputs.active += 1
+        with _lock:
+            _Outputs.active += 1
         try:
             yield
         finally:
-            _Outputs.active -= 1
+            with _lock:
+                _Outputs.active -= 1
 
 
 class Lent:
@@ -104,7 +106,7 @@ class _Replays:
 
     def __init__(self) -> None:
         self.order = HappensBefore()
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # the garbage collector may delete an event within
         self._last: dict[tuple[int, int], dict[int, tuple[Launch, str]]] = {}
 
     def replay(self, pool: tuple[int, int], graph: str, stream: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,7 @@ from cpu_captures import CpuCaptures, CpuRunner, tree_equal
 import cudagraph_pool as cgp
 from cudagraph_pool import _guard
 from cudagraph_pool._guard import _Replays
-from cudagraph_pool._happens_before import HappensBefore
+from cudagraph_pool._happens_before import HappensBefore, Launch
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -105,6 +106,23 @@ def test_replays_that_nothing_orders() -> None:
         replays.replay(pool, "graph a", 0x10)
     replays.order.synchronize_stream(0x20)
     replays.replay(pool, "graph a", 0x10)
+
+
+def test_events_that_are_collected_within_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    replays = _Replays()
+    launch = HappensBefore.launch
+
+    def launch_collecting(order: HappensBefore, stream: int) -> Launch:
+        _guard._tell(HappensBefore.forget, 7)
+        return launch(order, stream)
+
+    monkeypatch.setattr(_guard, "_listening", [replays])
+    monkeypatch.setattr(HappensBefore, "launch", launch_collecting)
+    arguments = ((0, 1), "graph a", 0x10)
+    thread = threading.Thread(target=replays.replay, args=arguments, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("leaves_first", [0, 1])
