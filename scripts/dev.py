@@ -54,7 +54,9 @@ def main() -> None:
 
 def test(python: Path) -> None:
     """Both test suites. Without GoogleTest there is only the fuzzer of the C++ one."""
-    run(str(python), "-m", "pytest")
+    # Side by side, but not on a GPU: some tests count its memory.
+    workers = [] if has_gpu() else ["-n", "auto", "--dist", "loadfile"]
+    run(str(python), "-m", "pytest", *workers)
     if not has_header("gmock/gmock.h"):
         apt_install("libgtest-dev", "libgmock-dev")
     run(str(python), "-m", "pip", "install", "--quiet", "cmake>=3.24", "ninja")
