@@ -163,7 +163,7 @@ Placement Placer::Stitch(FreeView& view, Granules length, Slack slack) {
   const Streams streams = several_streams() ? Streams::kSeveral : Streams::kOne;
   const auto plan = [&] { return PlanGrowth(view, ranges_, page_size(), length, slack, streams); };
   GrowthPlan growth = plan();
-  if (const auto ahead = growth.MappingAhead(ranges_, PagesAhead(view))) {
+  if (const auto ahead = growth.MappingAhead(ranges_, PagesAhead(view, length))) {
     try {
       return growth.PlacementFrom(memory_.bytes().Map(*ahead), page_size());
     } catch (const DriverError& error) {
@@ -179,8 +179,9 @@ Placement Placer::Stitch(FreeView& view, Granules length, Slack slack) {
 // How many pages to make beyond what a block needs that no whole pages are left for, see kPartAhead.
 // Whole pages that do not fit the block count as made ahead: so a pool that is in pieces does not
 // grow faster than one that is full.
-uint32_t Placer::PagesAhead(const FreeView& view) const {
+uint32_t Placer::PagesAhead(const FreeView& view, Granules length) const {
   if (!several_streams() || memory_.scope() != ScopeKind::kCapture) return 0;
+  if (length < page_size()) return 0;  // they share pages
   const uint32_t most = ranges_.page_count() / kPartAhead;
   return most > std::max<uint32_t>(1, view.whole_page_count()) ? most - view.whole_page_count() : 0;
 }

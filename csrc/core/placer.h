@@ -54,7 +54,7 @@ class Placer {
   Found FindSmall(FreeView& view, Granules length, Slack slack);
   TakersOf Takers() const;
   Placement Stitch(FreeView& view, Granules length, Slack slack);
-  uint32_t PagesAhead(const FreeView& view) const;
+  uint32_t PagesAhead(const FreeView& view, Granules length) const;
   void CheckAgainstDevice(Granules length) const;
   [[noreturn]] void ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const;
 
