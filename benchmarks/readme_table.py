@@ -177,22 +177,27 @@ def footprint_table(report: Row) -> list[str]:
     head = ["stock, **cudagraph_pool**", "eager", "compiled", "graphs: held", "of it pool"]
     head += ["dynamic graphs: held", "of it pool"]
 
-    def held(way: Row, ours: Row | None = None) -> str:
-        shown = f"{way['held'] * _MIB:,.0f}"
-        if ours is not None:
-            shown += f", **{ours['held'] * _MIB:,.0f}**"
-        return f"{shown} ({(ours or way)['compression_ratio']:.2f})"
+    def held(*ways: Row) -> str:
+        """Of one way, or of stock and ours."""
+        if any("error" in way for way in ways):
+            return "failed"
+        stock, *ours = (f"{way['held'] * _MIB:,.0f}" for way in ways)
+        ratio = ways[-1]["compression_ratio"]
+        shown = "".join([stock, *(f", **{own}**" for own in ours)])
+        return shown if ratio is None else f"{shown} ({ratio:.2f})"
+
+    def pool(stock: Row, ours: Row) -> str:
+        if "error" in stock or "error" in ours:
+            return "-"
+        return f"{stock['graph_pool'] * _MIB:,.0f}, **{ours['graph_pool'] * _MIB:,.0f}**"
 
     lines = []
     for case, ways in report["rows"].items():
-        cells = [case, f"{ways['eager']['held'] * _MIB:,.0f}", held(ways["compiled"])]
+        # Of itself eager's ratio is 1.
+        cells = [case, held({**ways["eager"], "compression_ratio": None}), held(ways["compiled"])]
         for kind in ("graphs", "dynamic graphs"):
-            stock, ours = ways[f"{kind}, stock"], ways[f"{kind}, ours"]
-            if "error" in stock or "error" in ours:
-                cells += ["failed", "-"]
-                continue
-            pools = (stock["graph_pool"] * _MIB, ours["graph_pool"] * _MIB)
-            cells += [held(stock, ours), f"{pools[0]:,.0f}, **{pools[1]:,.0f}**"]
+            both = ways[f"{kind}, stock"], ways[f"{kind}, ours"]
+            cells += [held(*both), pool(*both)]
         lines.append(cells)
     return markdown(head, lines)
 

@@ -399,9 +399,10 @@ class graph:  # noqa: N801
         """torch.cuda.graph has one for all devices, which suits the first that captured alone."""
         import torch
 
-        if device.index not in cls._capture_streams:
-            cls._capture_streams[device.index] = torch.cuda.Stream(device)
-        return cls._capture_streams[device.index]
+        stream = cls._capture_streams.get(device.index)
+        if stream is None:  # another thread may be here too
+            stream = cls._capture_streams.setdefault(device.index, torch.cuda.Stream(device))
+        return stream
 
     def _clean_up(self, before: torch.cuda.Stream | None) -> None:
         """After torch.cuda.graph gave up half-way: it leaves both behind."""
