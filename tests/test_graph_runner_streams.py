@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from cudagraph_pool import _static_inputs
 from cudagraph_pool._captures import Captures, _address
+from cudagraph_pool._graphs import graph
 
 
 class Stream:
@@ -205,3 +207,17 @@ def test_memory_knows_the_streams_of_its_calls(cuda: Cuda) -> None:
         both_ways(rows(8)).sum().backward()
     assert "other" in {name for _, name in cuda.written}
     assert cuda.unknown_uses() == []
+
+
+def test_threads_capture_on_one_stream_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_at_once = threading.Barrier(2)
+
+    def make(device: torch.device) -> Stream:
+        made_at_once.wait(10)
+        return Stream("capture")
+
+    monkeypatch.setattr(graph, "_capture_streams", {})
+    monkeypatch.setattr(torch.cuda, "Stream", make)
+    with ThreadPoolExecutor(2) as threads:
+        found = [*threads.map(graph._capture_stream, [torch.device("cuda", 0)] * 2)]
+    assert found[0] is found[1] is graph._capture_stream(torch.device("cuda", 0))
