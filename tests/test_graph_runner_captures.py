@@ -31,7 +31,8 @@ from cpu_captures import SIZES, double, model, rows, runner, tree_equal
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from cudagraph_pool._call import take_apart
+from cudagraph_pool._call import Named, take_apart
+from cudagraph_pool._static_inputs import Input, StaticInputs
 
 # When graphs come and go
 
@@ -567,3 +568,18 @@ def test_garbage_is_not_collected_from_what_was_there_before() -> None:
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_sizes_read_one_buffer_by_tensors_of_their_own(requires_grad: bool) -> None:
+    """Also those that were read before a larger size came, which made another buffer."""
+    given = Input.of(Named("x", "x"), rows(4, requires_grad=requires_grad), ((0,),), pad=0)
+    statics = StaticInputs([given], torch.device("cpu"), [(4,)])
+    before = statics.at((2,))[0].tensor
+    largest = statics.at((8,))[0].tensor
+    small, again = (statics.at((2,))[0].tensor for _ in range(2))
+    assert before.data_ptr() != largest.data_ptr() == small.data_ptr() == again.data_ptr()
+    with torch.no_grad():
+        small.unsqueeze_(0)
+    assert again.shape == (2, 6)
+    assert {x.requires_grad for x in (before, largest, again)} == {requires_grad}
