@@ -24,17 +24,17 @@ ExecCache::~ExecCache() {
 GraphNumber ExecCache::Add(Graph graph) {
   const GraphKind kind = graphs_->KindOf(graph);
   const std::lock_guard lock(mutex_);
+  const auto known = kind.shareable ? groups_.find(kind.key) : groups_.end();
   GroupNumber group{};
-  if (!kind.shareable) {
-    group = table_.AddGroup(GroupKind::kAlone);
+  if (known != groups_.end()) {
+    group = known->second;
   } else {
-    const auto [found, is_new] = groups_.try_emplace(kind.key);
-    if (is_new) found->second = table_.AddGroup(GroupKind::kShared);
-    group = found->second;
+    group = table_.AddGroup(kind.shareable ? GroupKind::kShared : GroupKind::kAlone);
+    if (kind.shareable) groups_.emplace(kind.key, group);
   }
   const GraphNumber number = table_.Add(group, kind.exec_bytes);
-  members_[number] = {.graph = graph, .last_run = nullptr};
   try {
+    members_[number] = {.graph = graph, .last_run = nullptr};
     if (table_.MayHaveFirst(number)) MakeOrDoWithout(number);
   } catch (...) {
     RemoveLocked(number);
@@ -239,7 +239,15 @@ ExecCache::Exec& ExecCache::Make(GraphNumber graph) {
   if (const std::optional<ExecNumber> holder = table_.HolderOf(graph)) RememberRun(*holder);
   const GraphExec handle = graphs_->Instantiate(members_.at(graph).graph);
   ++instantiations_;
-  return execs_[table_.Made(graph)] = {.handle = handle, .last_run = nullptr};
+  std::optional<ExecNumber> number;
+  try {
+    number = table_.Made(graph);
+    return execs_[*number] = {.handle = handle, .last_run = nullptr};
+  } catch (...) {
+    if (number) table_.Destroyed(*number);
+    graphs_->Destroy(handle);
+    throw;
+  }
 }
 
 bool ExecCache::Update(ExecNumber number, GraphNumber graph) {

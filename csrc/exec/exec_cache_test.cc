@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <new>
 #include <random>
 #include <string>
 #include <thread>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "exec/exec_cache_fixture.h"
+#include "testing/allocation_faults.h"
 
 namespace cgp {
 namespace {
@@ -51,6 +53,25 @@ TEST_F(ExecCacheTest, TheFirstOfAKindGetsOneAtOnceWithinTheLimit) {
   EXPECT_EQ(Execs(), 2u);
   Add(Graph{40}, "four", /*shareable=*/false);
   EXPECT_EQ(Execs(), 3u);
+}
+
+TEST_F(ExecCacheTest, AnAddThatFailsForLackOfMemoryLeavesItsKindToTheNext) {
+  bool fired = true;
+  for (uint64_t number = 1; fired; ++number) {
+    cache_.reset();
+    MakeCache(2);
+    Add(Graph{10}, "one");
+    book_.SetKind(Graph{20}, "two", /*shareable=*/true);
+    const AllocationFault fault(number);
+    try {
+      cache_->Add(Graph{20});
+    } catch (const std::bad_alloc&) {
+      EXPECT_EQ(book_.living(), 1u) << "allocation " << number;
+      Add(Graph{21}, "two");
+      EXPECT_EQ(book_.living(), 2u) << "it was taken for one of the other kind: " << number;
+    }
+    fired = fault.fired();
+  }
 }
 
 TEST_F(ExecCacheTest, KeepsTheLimitAndTheLongestUnusedGoes) {
