@@ -2,15 +2,18 @@
 
 #include <dlfcn.h>
 
+#include <string>
+
+#include "driver/driver.h"
+
 namespace cgp {
 namespace {
 
 constexpr char kLibrary[] = "libcuda.so.1";
 
 struct Loaded {
-  bool complete = false;
   CudaApi api;
-  std::string reason;
+  std::string reason;  // why it cannot be used; nothing if it can
 };
 
 std::string LastDlError() {
@@ -75,23 +78,16 @@ Loaded Load() {
     loaded.api.function = reinterpret_cast<PFN_##function##_v##version>(found);
   CGP_CUDA_NEWER_FUNCTIONS(CGP_CUDA_TRY)
 #undef CGP_CUDA_TRY
-  loaded.complete = true;
   return loaded;
 }
 
 }  // namespace
 
-const CudaApi* LoadCudaApi(std::string* reason) {
+const CudaApi& CudaApiOrThrow(int device) {
   static const Loaded loaded = Load();
-  if (loaded.complete) return &loaded.api;
-  *reason = loaded.reason;
-  return nullptr;
-}
-
-std::string CudaErrorName(const CudaApi& api, CUresult code) {
-  const char* name = nullptr;
-  if (api.cuGetErrorName(code, &name) != CUDA_SUCCESS || name == nullptr) return "unknown error";
-  return name;
+  if (loaded.reason.empty()) return loaded.api;
+  throw DriverError(DriverStatus::kFailed, "cuInit", CUDA_ERROR_SHARED_OBJECT_INIT_FAILED,
+                    "CUDA_ERROR_SHARED_OBJECT_INIT_FAILED", 0, device, loaded.reason);
 }
 
 }  // namespace cgp

@@ -5,8 +5,6 @@
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
-#include <string>
-
 namespace cgp {
 
 // X(function, version): the CUDA version, times 1000, that brought the form of the function that is
@@ -67,11 +65,9 @@ struct CudaApi {
 #undef CGP_CUDA_FIELD
 };
 
-// The driver of this machine, loaded by the first call and kept for good; nullptr, and why in
-// *reason, if it has none or one that is too old. Nothing is initialised yet (cuInit).
-const CudaApi* LoadCudaApi(std::string* reason);
-
-// "CUDA_ERROR_OUT_OF_MEMORY", or "unknown error".
-std::string CudaErrorName(const CudaApi& api, CUresult code);
+// The functions of this machine's driver, loaded by the first call and kept for good. Throws
+// DriverError, which says why, if it has none or one that is too old. Nothing is initialised yet
+// (cuInit).
+const CudaApi& CudaApiOrThrow(int device);
 
 }  // namespace cgp

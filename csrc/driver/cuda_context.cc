@@ -4,26 +4,20 @@
 
 namespace cgp {
 
-const CudaApi& CudaApiOrThrow(int device) {
-  std::string reason;
-  const CudaApi* const api = LoadCudaApi(&reason);
-  if (api == nullptr) {
-    throw DriverError(DriverStatus::kFailed, "cuInit", CUDA_ERROR_SHARED_OBJECT_INIT_FAILED,
-                      "CUDA_ERROR_SHARED_OBJECT_INIT_FAILED", 0, device, reason);
-  }
-  return *api;
+namespace {
+
+// "CUDA_ERROR_OUT_OF_MEMORY", or "unknown error".
+std::string ErrorName(const CudaApi& api, CUresult code) {
+  const char* name = nullptr;
+  if (api.cuGetErrorName(code, &name) != CUDA_SUCCESS || name == nullptr) return "unknown error";
+  return name;
 }
 
-void CheckCuda(const CudaApi& api, int device, std::string_view call, CUresult code,
-               DriverStatus out_of_memory) {
-  if (code == CUDA_SUCCESS) return;
-  throw DriverError(code == CUDA_ERROR_OUT_OF_MEMORY ? out_of_memory : DriverStatus::kFailed, call,
-                    code, CudaErrorName(api, code), 0, device);
-}
+}  // namespace
 
 CudaContext::CudaContext(const CudaApi& api, int device) : api_(api), device_(device) {
-  CheckCuda(api, device, "cuInit", api.cuInit(0));
-  CheckCuda(api, device, "cuDeviceGet", api.cuDeviceGet(&cu_device_, device));
+  Check("cuInit", api.cuInit(0));
+  Check("cuDeviceGet", api.cuDeviceGet(&cu_device_, device));
 }
 
 CudaContext::~CudaContext() {
@@ -38,19 +32,26 @@ CUcontext CudaContext::Get() {
   CUcontext context = context_.load(std::memory_order_relaxed);
   if (context == nullptr) {
     const UnsafeCallsAllowed allowed(api_);
-    CheckCuda(api_, device_, "cuDevicePrimaryCtxRetain",
-              api_.cuDevicePrimaryCtxRetain(&context, cu_device_), DriverStatus::kOutOfMemory);
+    Check("cuDevicePrimaryCtxRetain", api_.cuDevicePrimaryCtxRetain(&context, cu_device_),
+          DriverStatus::kOutOfMemory);
     context_.store(context, std::memory_order_release);
   }
   return context;
 }
 
+void CudaContext::Check(std::string_view call, CUresult code, DriverStatus out_of_memory,
+                        uint64_t bytes) const {
+  if (code == CUDA_SUCCESS) return;
+  throw DriverError(code == CUDA_ERROR_OUT_OF_MEMORY ? out_of_memory : DriverStatus::kFailed, call,
+                    code, ErrorName(api_, code), bytes, device_);
+}
+
 CurrentContext::CurrentContext(CudaContext& context) : api_(context.api()) {
   CUcontext const wanted = context.Get();
   CUcontext current = nullptr;
-  CheckCuda(api_, context.device(), "cuCtxGetCurrent", api_.cuCtxGetCurrent(&current));
+  context.Check("cuCtxGetCurrent", api_.cuCtxGetCurrent(&current));
   if (current == wanted) return;
-  CheckCuda(api_, context.device(), "cuCtxPushCurrent", api_.cuCtxPushCurrent(wanted));
+  context.Check("cuCtxPushCurrent", api_.cuCtxPushCurrent(wanted));
   pushed_ = true;
 }
 

@@ -10,15 +10,6 @@
 
 namespace cgp {
 
-// The functions of this machine's driver. Throws DriverError, which says why, if it has none or one
-// that is too old.
-const CudaApi& CudaApiOrThrow(int device);
-
-// Throws DriverError unless the call was successful. What it means that memory ran out is known only
-// from the call.
-void CheckCuda(const CudaApi& api, int device, std::string_view call, CUresult code,
-               DriverStatus out_of_memory = DriverStatus::kFailed);
-
 // The primary context of a device, which is the one that the CUDA runtime and PyTorch use. It is
 // retained by the first call that needs it, so that making one of these makes no context.
 class CudaContext {
@@ -36,6 +27,11 @@ class CudaContext {
 
   // Throws DriverError.
   CUcontext Get();
+
+  // Throws DriverError, which names the device, unless the call was successful. What it means that
+  // memory ran out is known only from the call.
+  void Check(std::string_view call, CUresult code,
+             DriverStatus out_of_memory = DriverStatus::kFailed, uint64_t bytes = 0) const;
 
  private:
   const CudaApi& api_;

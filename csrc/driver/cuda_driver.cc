@@ -13,9 +13,7 @@
 namespace cgp {
 namespace {
 
-// What "out of memory" means is known only from the call.
-DriverStatus StatusOf(DriverCall call, CUresult code) {
-  if (code != CUDA_ERROR_OUT_OF_MEMORY) return DriverStatus::kFailed;
+DriverStatus OutOfMemoryMeans(DriverCall call) {
   switch (call) {
     case DriverCall::kReserve:
       return DriverStatus::kOutOfAddresses;
@@ -64,12 +62,9 @@ class CudaDriver::Timer {
  public:
   explicit Timer(AtomicKind& kind) : kind_(kind) {}
   ~Timer() {
-    const auto elapsed = std::chrono::steady_clock::now() - begin_;
+    const std::chrono::nanoseconds elapsed = std::chrono::steady_clock::now() - begin_;
     kind_.calls.fetch_add(1, std::memory_order_relaxed);
-    kind_.nanoseconds.fetch_add(
-        static_cast<uint64_t>(
-            std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()),
-        std::memory_order_relaxed);
+    kind_.nanoseconds.fetch_add(static_cast<uint64_t>(elapsed.count()), std::memory_order_relaxed);
   }
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
@@ -96,9 +91,9 @@ CudaDriver::CudaDriver(int device, const CudaApi& api, const std::atomic<bool>* 
   const CUmemAllocationProp properties =
       HandleProperties(cu_device_, rdma_capable_, IsExportable());
   size_t granularity = 0;
-  Check("cuMemGetAllocationGranularity",
-        api_.cuMemGetAllocationGranularity(&granularity, &properties,
-                                           CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+  context_->Check("cuMemGetAllocationGranularity",
+                  api_.cuMemGetAllocationGranularity(&granularity, &properties,
+                                                     CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
   CGP_CHECK(std::has_single_bit(granularity));
   granularity_ = granularity;
   LetActiveDevicesIn();
@@ -113,8 +108,7 @@ bool CudaDriver::CanExport() const {
 CudaDriverStats CudaDriver::stats() const {
   CudaDriverStats stats;
   for (size_t i = 0; i < kDriverCallKinds; ++i) {
-    stats.kinds[i].calls = stats_[i].calls.load(std::memory_order_relaxed);
-    stats.kinds[i].nanoseconds = stats_[i].nanoseconds.load(std::memory_order_relaxed);
+    stats.kinds[i] = {.calls = stats_[i].calls, .nanoseconds = stats_[i].nanoseconds};
   }
   return stats;
 }
@@ -128,71 +122,53 @@ CudaContext& CudaDriver::ContextOf(StreamId stream) {
   return *context;
 }
 
-void CudaDriver::Check(std::string_view name, int code) const {
-  CheckCuda(api_, device_, name, static_cast<CUresult>(code));
-}
-
 int CudaDriver::Attribute(int attribute) const {
   int value = 0;
-  Check("cuDeviceGetAttribute",
-        api_.cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(attribute), cu_device_));
+  context_->Check(
+      "cuDeviceGetAttribute",
+      api_.cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(attribute), cu_device_));
   return value;
 }
 
 bool CudaDriver::CanReach(int cu_peer) const {
   int can_access = 0;
-  Check("cuDeviceCanAccessPeer", api_.cuDeviceCanAccessPeer(&can_access, cu_peer, cu_device_));
+  context_->Check("cuDeviceCanAccessPeer",
+                  api_.cuDeviceCanAccessPeer(&can_access, cu_peer, cu_device_));
   return can_access != 0;
 }
 
 void CudaDriver::LetActiveDevicesIn() {
   int count = 0;
-  Check("cuDeviceGetCount", api_.cuDeviceGetCount(&count));
+  context_->Check("cuDeviceGetCount", api_.cuDeviceGetCount(&count));
   for (int peer = 0; peer < count; ++peer) {
     if (peer == device_) continue;
     CUdevice cu_peer = 0;
-    Check("cuDeviceGet", api_.cuDeviceGet(&cu_peer, peer));
+    context_->Check("cuDeviceGet", api_.cuDeviceGet(&cu_peer, peer));
     unsigned int flags = 0;
     int active = 0;
-    Check("cuDevicePrimaryCtxGetState", api_.cuDevicePrimaryCtxGetState(cu_peer, &flags, &active));
+    context_->Check("cuDevicePrimaryCtxGetState",
+                    api_.cuDevicePrimaryCtxGetState(cu_peer, &flags, &active));
     if (active != 0 && CanReach(cu_peer)) peers_.push_back(cu_peer);
   }
 }
 
 template <typename Function>
-int CudaDriver::Try(DriverCall call, CudaContext& context, Function function) {
+void CudaDriver::Call(CudaContext& context, DriverCall call, std::string_view name, uint64_t bytes,
+                      Function function) {
   const CurrentContext current(context);
   const Timer timer(stats_[static_cast<size_t>(call)]);
-  return function();
-}
-
-template <typename Function>
-void CudaDriver::CallIn(CudaContext& context, DriverCall call, std::string_view name,
-                        uint64_t bytes, Function function) {
-  const int code = Try(call, context, function);
-  if (code != CUDA_SUCCESS) Throw(call, name, code, bytes);
-}
-
-template <typename Function>
-void CudaDriver::Call(DriverCall call, std::string_view name, uint64_t bytes, Function function) {
-  CallIn(*context_, call, name, bytes, function);
-}
-
-void CudaDriver::Throw(DriverCall call, std::string_view name, int code, uint64_t bytes) const {
-  const auto result = static_cast<CUresult>(code);
-  throw DriverError(StatusOf(call, result), name, code, CudaErrorName(api_, result), bytes,
-                    device_);
+  context_->Check(name, function(), OutOfMemoryMeans(call), bytes);
 }
 
 Address CudaDriver::Reserve(uint64_t bytes) {
   CUdeviceptr address = 0;
-  Call(DriverCall::kReserve, "cuMemAddressReserve", bytes,
+  Call(*context_, DriverCall::kReserve, "cuMemAddressReserve", bytes,
        [&] { return api_.cuMemAddressReserve(&address, bytes, granularity_, 0, 0); });
   return address;
 }
 
 void CudaDriver::FreeAddresses(Address address, uint64_t bytes) {
-  Call(DriverCall::kFreeAddresses, "cuMemAddressFree", bytes,
+  Call(*context_, DriverCall::kFreeAddresses, "cuMemAddressFree", bytes,
        [&] { return api_.cuMemAddressFree(address, bytes); });
 }
 
@@ -200,18 +176,18 @@ Handle CudaDriver::Create(uint64_t bytes) {
   const CUmemAllocationProp properties =
       HandleProperties(cu_device_, rdma_capable_, IsExportable());
   CUmemGenericAllocationHandle handle = 0;
-  Call(DriverCall::kCreate, "cuMemCreate", bytes,
+  Call(*context_, DriverCall::kCreate, "cuMemCreate", bytes,
        [&] { return api_.cuMemCreate(&handle, bytes, &properties, 0); });
   return Handle{handle};
 }
 
 void CudaDriver::Release(Handle handle) {
-  Call(DriverCall::kRelease, "cuMemRelease", 0,
+  Call(*context_, DriverCall::kRelease, "cuMemRelease", 0,
        [&] { return api_.cuMemRelease(static_cast<CUmemGenericAllocationHandle>(handle)); });
 }
 
 void CudaDriver::Map(Address address, uint64_t bytes, Handle handle) {
-  Call(DriverCall::kMap, "cuMemMap", bytes, [&] {
+  Call(*context_, DriverCall::kMap, "cuMemMap", bytes, [&] {
     return api_.cuMemMap(address, bytes, 0, static_cast<CUmemGenericAllocationHandle>(handle), 0);
   });
 }
@@ -225,18 +201,20 @@ void CudaDriver::SetAccess(Address address, uint64_t bytes) {
     const std::lock_guard lock(peers_mutex_);
     for (const CUdevice peer : peers_) access.push_back(grant(peer));
   }
-  Call(DriverCall::kSetAccess, "cuMemSetAccess", bytes,
+  Call(*context_, DriverCall::kSetAccess, "cuMemSetAccess", bytes,
        [&] { return api_.cuMemSetAccess(address, bytes, access.data(), access.size()); });
 }
 
 void CudaDriver::Unmap(Address address, uint64_t bytes) {
-  Call(DriverCall::kUnmap, "cuMemUnmap", bytes, [&] { return api_.cuMemUnmap(address, bytes); });
+  Call(*context_, DriverCall::kUnmap, "cuMemUnmap", bytes,
+       [&] { return api_.cuMemUnmap(address, bytes); });
 }
 
 void CudaDriver::AddPeer(int peer) {
   if (peer == device_) return;
   CUdevice cu_peer = 0;
-  Call(DriverCall::kAddPeer, "cuDeviceGet", 0, [&] { return api_.cuDeviceGet(&cu_peer, peer); });
+  Call(*context_, DriverCall::kAddPeer, "cuDeviceGet", 0,
+       [&] { return api_.cuDeviceGet(&cu_peer, peer); });
   // Refused here, or every SetAccess() from now on would be.
   if (!CanReach(cu_peer)) {
     throw DriverError(DriverStatus::kFailed, "cuDeviceCanAccessPeer",
@@ -250,8 +228,8 @@ void CudaDriver::AddPeer(int peer) {
 void CudaDriver::Quiesce() {
   const UnsafeCallsAllowed allowed(api_);  // some other thread may capture without our knowing
   for (CudaContext* const context : Contexts()) {
-    CallIn(*context, DriverCall::kQuiesce, "cuCtxSynchronize", 0,
-           [&] { return api_.cuCtxSynchronize(); });
+    Call(*context, DriverCall::kQuiesce, "cuCtxSynchronize", 0,
+         [&] { return api_.cuCtxSynchronize(); });
   }
 }
 
@@ -276,7 +254,7 @@ void CudaDriver::Capture(StreamId stream, Frontier* frontier) {
     frontier->held = true;
     return;
   }
-  if (code != CUDA_SUCCESS) Throw(DriverCall::kCapture, "cuStreamGetCaptureInfo", code, 0);
+  context_->Check("cuStreamGetCaptureInfo", code);
   frontier->held = status != CU_STREAM_CAPTURE_STATUS_NONE;
   if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return;
   frontier->capture = id;
@@ -287,41 +265,32 @@ void CudaDriver::Capture(StreamId stream, Frontier* frontier) {
 
 bool CudaDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
   const CurrentContext current(*context_);
-  // Tells of as many as there is room for, and how many those are.
-  const auto ask = [&](CUgraphNode* found, CUgraphEdgeData* edges, size_t* count) {
-    const CUresult code = api_.cuGraphNodeGetDependencies(ToCuda(node), found, edges, count);
-    if (code != CUDA_SUCCESS) {
-      Throw(DriverCall::kDependencies, "cuGraphNodeGetDependencies", code, 0);
-    }
-  };
-  const auto take = [&](const CUgraphNode* found, const CUgraphEdgeData* edges, size_t count) {
+  // Whether the room is enough for all; where it is full there may be more.
+  bool waits = true;
+  const auto read_into = [&](auto found, auto edges) {
+    size_t count = found.size();
+    context_->Check(
+        "cuGraphNodeGetDependencies",
+        api_.cuGraphNodeGetDependencies(ToCuda(node), found.data(), edges.data(), &count));
+    if (count >= found.size()) return false;
     nodes->clear();
     for (size_t i = 0; i < count; ++i) nodes->push_back(ToGraphNode(found[i]));
-    return std::all_of(edges, edges + count, WaitsForCompletion);
+    waits = std::all_of(edges.data(), edges.data() + count, WaitsForCompletion);
+    return true;
   };
-  // Enough for nearly all; where it is full there may be more.
-  std::array<CUgraphNode, 8> few{};
-  std::array<CUgraphEdgeData, 8> few_edges{};
-  size_t count = few.size();
-  ask(few.data(), few_edges.data(), &count);
-  if (count < few.size()) return take(few.data(), few_edges.data(), count);
-  std::vector<CUgraphNode> many;
-  std::vector<CUgraphEdgeData> many_edges;
-  while (count >= many.size()) {
-    many.resize(2 * count);
-    many_edges.resize(2 * count);
-    count = many.size();
-    ask(many.data(), many_edges.data(), &count);
-  }
-  return take(many.data(), many_edges.data(), count);
+  // Enough for nearly all.
+  if (read_into(std::array<CUgraphNode, 8>{}, std::array<CUgraphEdgeData, 8>{})) return waits;
+  size_t room = 16;
+  while (!read_into(std::vector<CUgraphNode>(room), std::vector<CUgraphEdgeData>(room))) room *= 2;
+  return waits;
 }
 
 // An event is recorded on streams of its own context only.
 template <typename Record>
 Event CudaDriver::NewEvent(CudaContext& context, DriverCall call, Record record) {
   CUevent event = nullptr;
-  CallIn(context, call, "cuEventCreate", 0,
-         [&] { return api_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING); });
+  Call(context, call, "cuEventCreate", 0,
+       [&] { return api_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING); });
   const Event created{reinterpret_cast<uintptr_t>(event)};
   try {
     record(event);
@@ -335,8 +304,8 @@ Event CudaDriver::NewEvent(CudaContext& context, DriverCall call, Record record)
 Event CudaDriver::RecordEvent(StreamId stream) {
   CudaContext& context = ContextOf(stream);
   return NewEvent(context, DriverCall::kRecordEvent, [&](CUevent event) {
-    CallIn(context, DriverCall::kRecordEvent, "cuEventRecord", 0,
-           [&] { return api_.cuEventRecord(event, StreamOf(stream)); });
+    Call(context, DriverCall::kRecordEvent, "cuEventRecord", 0,
+         [&] { return api_.cuEventRecord(event, StreamOf(stream)); });
   });
 }
 
@@ -363,11 +332,8 @@ Event CudaDriver::RecordDeviceEvent() {
 Event CudaDriver::MarkAll(CudaContext& context) {
   return NewEvent(context, DriverCall::kRecordDeviceEvent, [&](CUevent event) {
     if (api_.cuCtxRecordEvent == nullptr) return;
-    CallIn(context, DriverCall::kRecordDeviceEvent, "cuCtxRecordEvent", 0, [&] {
-      CUcontext current = nullptr;
-      const CUresult code = api_.cuCtxGetCurrent(&current);
-      return code == CUDA_SUCCESS ? api_.cuCtxRecordEvent(current, event) : code;
-    });
+    Call(context, DriverCall::kRecordDeviceEvent, "cuCtxRecordEvent", 0,
+         [&] { return api_.cuCtxRecordEvent(context.Get(), event); });
   });
 }
 
@@ -394,17 +360,20 @@ bool CudaDriver::EventDone(Event event) {
   // that capture.
   const UnsafeCallsAllowed allowed(api_);
   for (const Event one : MarkedWith(event)) {
-    const auto code = static_cast<CUresult>(
-        Try(DriverCall::kEventDone, *context_, [&] { return api_.cuEventQuery(CudaEvent(one)); }));
-    if (code == CUDA_ERROR_NOT_READY) return false;
-    if (code != CUDA_SUCCESS) Throw(DriverCall::kEventDone, "cuEventQuery", code, 0);
+    bool done = true;
+    Call(*context_, DriverCall::kEventDone, "cuEventQuery", 0, [&] {
+      const CUresult code = api_.cuEventQuery(CudaEvent(one));
+      done = code != CUDA_ERROR_NOT_READY;
+      return done ? code : CUDA_SUCCESS;
+    });
+    if (!done) return false;
   }
   return true;
 }
 
 void CudaDriver::WaitEvent(StreamId stream, Event event) {
   for (const Event one : MarkedWith(event)) {
-    CallIn(ContextOf(stream), DriverCall::kWaitEvent, "cuStreamWaitEvent", 0, [&] {
+    Call(ContextOf(stream), DriverCall::kWaitEvent, "cuStreamWaitEvent", 0, [&] {
       return api_.cuStreamWaitEvent(StreamOf(stream), CudaEvent(one), CU_EVENT_WAIT_DEFAULT);
     });
   }
@@ -427,7 +396,8 @@ void CudaDriver::DestroyEvent(Event event) noexcept {
 MemoryInfo CudaDriver::Info() {
   size_t free = 0;
   size_t total = 0;
-  Call(DriverCall::kInfo, "cuMemGetInfo", 0, [&] { return api_.cuMemGetInfo(&free, &total); });
+  Call(*context_, DriverCall::kInfo, "cuMemGetInfo", 0,
+       [&] { return api_.cuMemGetInfo(&free, &total); });
   return {.free_bytes = free, .total_bytes = total};
 }
 

@@ -32,13 +32,16 @@ class CudaContext;
 
 // Calls to CUDA since the driver was made, failed ones included.
 struct CudaDriverStats {
+  template <typename Count>
   struct Kind {
-    uint64_t calls = 0;
-    uint64_t nanoseconds = 0;
+    Count calls{0};
+    Count nanoseconds{0};
   };
-  std::array<Kind, kDriverCallKinds> kinds{};  // by DriverCall
+  std::array<Kind<uint64_t>, kDriverCallKinds> kinds{};  // by DriverCall
 
-  const Kind& operator[](DriverCall call) const { return kinds[static_cast<size_t>(call)]; }
+  const Kind<uint64_t>& operator[](DriverCall call) const {
+    return kinds[static_cast<size_t>(call)];
+  }
 };
 
 class CudaDriver final : public Driver {
@@ -84,19 +87,13 @@ class CudaDriver final : public Driver {
  private:
   class Timer;
 
-  // Calls `function` with a context current, by default the device's, counted and timed as `call`.
-  // Call() throws the error.
+  // Calls `function` with the context current, counted and timed as `call`. Throws its error.
   template <typename Function>
-  int Try(DriverCall call, CudaContext& context, Function function);
-  template <typename Function>
-  void Call(DriverCall call, std::string_view name, uint64_t bytes, Function function);
-  template <typename Function>
-  void CallIn(CudaContext& context, DriverCall call, std::string_view name, uint64_t bytes,
-              Function function);
+  void Call(CudaContext& context, DriverCall call, std::string_view name, uint64_t bytes,
+            Function function);
 
   // That of the device whose stream it is.
   CudaContext& ContextOf(StreamId stream);
-  void Check(std::string_view name, int code) const;  // of a call that needs no context
   int Attribute(int attribute) const;
   bool CanReach(int cu_peer) const;
   void LetActiveDevicesIn();
@@ -109,7 +106,6 @@ class CudaDriver final : public Driver {
   Event NewEvent(CudaContext& context, DriverCall call, Record record);
   Event MarkAll(CudaContext& context);
   std::vector<Event> MarkedWith(Event event);
-  [[noreturn]] void Throw(DriverCall call, std::string_view name, int code, uint64_t bytes) const;
 
   const int device_;
   const CudaApi& api_;
@@ -127,10 +123,7 @@ class CudaDriver final : public Driver {
   std::mutex peers_mutex_;
   std::vector<int> peers_;  // CUDA's device numbers
 
-  struct AtomicKind {
-    std::atomic<uint64_t> calls{0};
-    std::atomic<uint64_t> nanoseconds{0};
-  };
+  using AtomicKind = CudaDriverStats::Kind<std::atomic<uint64_t>>;
   std::array<AtomicKind, kDriverCallKinds> stats_;
 };
 

@@ -309,7 +309,7 @@ TEST_F(CudaDriverTest, CountsAndTimesCallsFailedOnesToo) {
   CudaDriver driver(0, api_);
   const auto calls = [&] {
     uint64_t sum = 0;
-    for (const CudaDriverStats::Kind& kind : driver.stats().kinds) sum += kind.calls;
+    for (const auto& kind : driver.stats().kinds) sum += kind.calls;
     return sum;
   };
   EXPECT_EQ(calls(), 0u);

@@ -30,7 +30,7 @@ class CudaGraphDriver final : public GraphDriver {
     return function(context_.api());
   }
   void Check(const char* call, CUresult code) const {
-    CheckCuda(context_.api(), context_.device(), call, code, DriverStatus::kOutOfMemory);
+    context_.Check(call, code, DriverStatus::kOutOfMemory);
   }
 
   CudaContext context_;

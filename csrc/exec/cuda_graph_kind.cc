@@ -81,9 +81,7 @@ class KindReader {
 
  private:
   const CudaApi& api() const { return context_.api(); }
-  void Check(std::string_view call, CUresult code) const {
-    CheckCuda(api(), context_.device(), call, code);
-  }
+  void Check(std::string_view call, CUresult code) const { context_.Check(call, code); }
 
   std::vector<CUgraphNode> Nodes() const {
     size_t count = 0;
