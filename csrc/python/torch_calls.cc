@@ -36,6 +36,11 @@ bool IsStrided(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && !tensor.is_nested();
 }
 
+// Neither a tensor's class nor its layout is in a key: there is one of each.
+bool IsPlain(py::handle argument) {
+  return THPVariable_CheckExact(argument.ptr()) && IsStrided(THPVariable_Unpack(argument.ptr()));
+}
+
 // The tensors among the leaves of a call, and bytes: equal for calls whose tensors are alike in all but
 // what they hold.
 py::tuple ShapesOf(const py::sequence& leaves) {
@@ -49,6 +54,11 @@ py::tuple ShapesOf(const py::sequence& leaves) {
       message << "an argument is a tensor with layout " << tensor.layout()
               << "; a graph's must be strided";
       throw py::type_error(message.str());
+    }
+    if (!THPVariable_CheckExact(leaf.ptr())) {
+      throw py::type_error("an argument is a " + std::string(Py_TYPE(leaf.ptr())->tp_name) +
+                           "; the function would be given a plain tensor: pass one, and make the "
+                           "other within the function");
     }
     Append(key, tensor);
     tensors.append(leaf);
@@ -74,10 +84,8 @@ class CallReader {
     AppendNumber(key, args.size());
     py::list tensors;
     const auto add = [&](py::handle argument) {
-      if (!THPVariable_Check(argument.ptr())) return false;
-      const at::Tensor& tensor = THPVariable_Unpack(argument.ptr());
-      if (!IsStrided(tensor)) return false;
-      Append(key, tensor);
+      if (!IsPlain(argument)) return false;
+      Append(key, THPVariable_Unpack(argument.ptr()));
       tensors.append(argument);
       return true;
     };

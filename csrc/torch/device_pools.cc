@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "core/base/error.h"
 #include "torch/runtime.h"
@@ -37,16 +38,17 @@ size_t CheckedIndex(c10::DeviceIndex device) {
   return static_cast<size_t>(device);
 }
 
-// The pools in the order of devices, up to the first for which `found` is true, which is returned.
-template <typename Predicate>
-DevicePools* FindFirst(PoolsOwner owner, const Predicate& found) {
+// What `ask` says of the first pools, in the order of devices, of which it says anything.
+template <typename Ask>
+auto FindFirst(PoolsOwner owner, const Ask& ask) -> decltype(ask(std::declval<DevicePools&>())) {
   const Registry& registry = RegistryOf(owner);
   const size_t end = registry.end.load(std::memory_order_acquire);
   for (size_t i = 0; i < end; ++i) {
     DevicePools* const pools = registry.pools[i].load(std::memory_order_acquire);
-    if (pools != nullptr && found(*pools)) return pools;
+    if (pools == nullptr) continue;
+    if (auto answer = ask(*pools)) return answer;
   }
-  return nullptr;
+  return {};
 }
 
 Address ToAddress(const void* pointer) { return reinterpret_cast<Address>(pointer); }
@@ -101,18 +103,19 @@ std::vector<DevicePools*> DevicePools::All(PoolsOwner owner) {
 }
 
 DevicePools* DevicePools::TryFree(const void* address, Block* block, PoolsOwner owner) {
-  return FindFirst(owner, [&](DevicePools& pools) {
+  return FindFirst(owner, [&](DevicePools& pools) -> DevicePools* {
     const auto freed = pools.set_.TryFree(ToAddress(address));
-    if (freed) *block = *freed;
-    return freed.has_value();
+    if (!freed) return nullptr;
+    *block = *freed;
+    return &pools;
   });
 }
 
 bool DevicePools::TryRecordUse(const void* address, StreamId stream, PoolsOwner owner) {
   return FindFirst(owner, [&](DevicePools& pools) {
-           const bool own = DeviceOf(stream) == pools.device_;
-           return pools.set_.TryRecordUse(ToAddress(address), own ? WithoutDevice(stream) : stream);
-         }) != nullptr;
+    const bool own = DeviceOf(stream) == pools.device_;
+    return pools.set_.TryRecordUse(ToAddress(address), own ? WithoutDevice(stream) : stream);
+  });
 }
 
 void DevicePools::EndScope(PoolId id) {
@@ -136,22 +139,15 @@ uint64_t DevicePools::Trim(std::optional<PoolId> only) {
 }
 
 std::optional<DevicePools::Owned> DevicePools::At(const void* address) {
-  std::optional<Owned> owned;
-  FindFirst(PoolsOwner::kGraphAllocator, [&](DevicePools& pools) {
+  return FindFirst(PoolsOwner::kGraphAllocator, [&](DevicePools& pools) -> std::optional<Owned> {
     const auto found = pools.set_.At(ToAddress(address));
-    if (found) owned = {.pools = &pools, .id = found->id, .block = found->block};
-    return owned.has_value();
+    if (!found) return std::nullopt;
+    return Owned{.pools = &pools, .id = found->id, .block = found->block};
   });
-  return owned;
 }
 
 std::optional<Block> DevicePools::Around(const void* address, PoolsOwner owner) {
-  std::optional<Block> block;
-  FindFirst(owner, [&](DevicePools& pools) {
-    block = pools.set_.Find(ToAddress(address));
-    return block.has_value();
-  });
-  return block;
+  return FindFirst(owner, [&](DevicePools& pools) { return pools.set_.Find(ToAddress(address)); });
 }
 
 }  // namespace cgp

@@ -45,23 +45,17 @@ std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIn
 
 void GraphAllocator::NoteRestored(DeviceIndex device, PoolId id, const RestoreDelta& delta) {
   // Blocks that live on are in both. Of one list no two have the same address.
-  const auto by_address = [](const std::vector<Block>& blocks) {
-    std::unordered_map<Address, Block> map(blocks.size());
-    for (const Block& block : blocks) map.emplace(block.address, block);
-    return map;
+  const auto note = [&](History::Action action, const std::vector<Block>& blocks,
+                        const std::vector<Block>& others) {
+    std::unordered_map<Address, Block> known(others.size());
+    for (const Block& other : others) known.emplace(other.address, other);
+    for (const Block& block : blocks) {
+      const auto same = known.find(block.address);
+      if (same == known.end() || same->second != block) Note(action, device, id, block);
+    }
   };
-  const auto contains = [](const std::unordered_map<Address, Block>& blocks, const Block& block) {
-    const auto found = blocks.find(block.address);
-    return found != blocks.end() && found->second == block;
-  };
-  const auto freed = by_address(delta.freed);
-  const auto allocated = by_address(delta.allocated);
-  for (const Block& block : delta.freed) {
-    if (!contains(allocated, block)) Note(History::Action::FREE_REQUESTED, device, id, block);
-  }
-  for (const Block& block : delta.allocated) {
-    if (!contains(freed, block)) Note(History::Action::ALLOC, device, id, block);
-  }
+  note(History::Action::FREE_REQUESTED, delta.freed, delta.allocated);
+  note(History::Action::ALLOC, delta.allocated, delta.freed);
 }
 
 cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(

@@ -71,22 +71,7 @@ void AddBelowPeak(const Stat& part, Stat& sum) {
   sum.freed += part.freed;
 }
 
-// The sum of both, with the peaks of the first.
-void AddBelowPeaks(const DeviceStats& from, DeviceStats& into) {
-  ForEachPair(into, from, [](Stat& sum, const Stat& part) { AddBelowPeak(part, sum); });
-  into.num_device_alloc += from.num_device_alloc;
-  into.num_device_free += from.num_device_free;
-}
-
-}  // namespace
-
-void AddHigherPeaks(const StatArray& part, StatArray& sum) {
-  for (size_t type = 0; type < sum.size(); ++type) {
-    AddBelowPeak(part[type], sum[type]);
-    sum[type].peak = std::max({sum[type].peak, part[type].peak, sum[type].current});
-  }
-}
-
+// What torch.cuda.memory_stats() counts, for such usage alone.
 DeviceStats ToDeviceStats(const SetUsage& usage) {
   DeviceStats stats;
   PutBlocks(usage.all, StatType::AGGREGATE, stats);
@@ -99,6 +84,15 @@ DeviceStats ToDeviceStats(const SetUsage& usage) {
   stats.num_device_alloc = static_cast<int64_t>(usage.handles.added);
   stats.num_device_free = static_cast<int64_t>(usage.handles.removed);
   return stats;
+}
+
+}  // namespace
+
+void AddHigherPeaks(const StatArray& part, StatArray& sum) {
+  for (size_t type = 0; type < sum.size(); ++type) {
+    AddBelowPeak(part[type], sum[type]);
+    sum[type].peak = std::max({sum[type].peak, part[type].peak, sum[type].current});
+  }
 }
 
 DeviceStats MergedStats::OfBase(Base& base) const {
@@ -141,7 +135,10 @@ void MergedStats::Add(Base& base, int64_t Stat::*of_base) {
 DeviceStats MergedStats::Get(Base& base) {
   BaseGrew(base);
   DeviceStats stats = OfBase(base);
-  AddBelowPeaks(ToDeviceStats(set_.Usage()), stats);
+  const DeviceStats pools = ToDeviceStats(set_.Usage());
+  ForEachPair(stats, pools, [](Stat& sum, const Stat& part) { AddBelowPeak(part, sum); });
+  stats.num_device_alloc += pools.num_device_alloc;
+  stats.num_device_free += pools.num_device_free;
   stats.num_alloc_retries += retries_;
   stats.num_ooms += ooms_;
   AddRejections(stats, rejections_);
@@ -152,11 +149,11 @@ DeviceStats MergedStats::Get(Base& base) {
     });
   }
   // The base may have had a pool under the same name before, or have one now.
-  if (auto* const pools = ReservedByPrivatePool(stats)) {
+  if (auto* const by_pool = ReservedByPrivatePool(stats)) {
     for (const auto& [id, reserved] : set_.ReservedByPool()) {
       StatArray ours;
       PutAsLarge(ToStat(reserved), ours);
-      AddHigherPeaks(ours, (*pools)[{id.first, id.second}]);
+      AddHigherPeaks(ours, (*by_pool)[{id.first, id.second}]);
     }
   }
   return stats;

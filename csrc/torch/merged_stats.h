@@ -25,9 +25,6 @@ namespace cgp {
 
 using c10::CachingDeviceAllocator::DeviceStats;
 
-// What torch.cuda.memory_stats() counts, for such usage alone.
-DeviceStats ToDeviceStats(const SetUsage& usage);
-
 // Adds what two pools of one name had. Of their peaks the higher is at most that of both.
 void AddHigherPeaks(const c10::CachingAllocator::StatArray& part,
                     c10::CachingAllocator::StatArray& sum);
