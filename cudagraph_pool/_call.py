@@ -87,7 +87,8 @@ def take_apart(args: tuple[Any, ...], kwargs: Mapping[str, Any], sort_keywords: 
             named = {name: kwargs[name] for name in keywords}
             leaves, tree = pytree.tree_flatten((args, named))
             tensors, shapes = _shapes_of()(leaves)
-        constants = tuple(
+            constants = _contexts(tree)
+        constants += tuple(
             (place, _constant(x)) for place, x in enumerate(leaves) if not isinstance(x, Tensor)
         )
     return Call(Structure(len(args), keywords, tree), leaves, tensors, shapes, constants)
@@ -97,6 +98,20 @@ def take_apart(args: tuple[Any, ...], kwargs: Mapping[str, Any], sort_keywords: 
 def _shapes_of() -> Callable[[Sequence[Any]], tuple[list[Tensor], bytes]]:
     shapes_of: Callable[[Sequence[Any]], tuple[list[Tensor], bytes]] = load_adapter().shapes_of
     return shapes_of
+
+
+def _contexts(tree: pytree.TreeSpec) -> tuple[Hashable, ...]:
+    """Of all nodes: what they hold beside their children, as the keys of a dict."""
+    below = (context for child in tree.children() for context in _contexts(child))
+    return _context(tree.context), *below
+
+
+def _context(context: Any) -> Hashable:
+    if isinstance(context, (list, tuple)):
+        return type(context), *map(_context, context)
+    if isinstance(context, dict):
+        return type(context), *((_context(key), _context(context[key])) for key in context)
+    return _constant(context)
 
 
 def _constant(leaf: Any) -> Hashable:
@@ -116,7 +131,7 @@ def _constant(leaf: Any) -> Hashable:
 class Named(NamedTuple):
     """A tensor of a call."""
 
-    parameter: str  # of the function
+    parameter: str  # of the function; all of `*args` have the one
     path: str  # as an error names it: inputs['ids']
 
 
@@ -127,10 +142,19 @@ def name_tensors(function: Callable[..., Any], call: Call) -> list[Named]:
     values = [*args, *(kwargs[name] for name in call.structure.keywords)]
     named = []
     for name, value in zip(names, values, strict=True):
-        for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+        for path, leaf in flatten_named(value):
             if isinstance(leaf, Tensor):
-                named.append(Named(name, name + pytree.keystr(path)))
+                parameter = name.partition("[")[0]  # of `*args` too
+                named.append(Named(parameter, name + path))
     return named
+
+
+def flatten_named(tree: Any) -> list[tuple[str, Any]]:
+    """Its leaves, each with where it is: ['ids'][0]. Numbers where a node does not say."""
+    try:
+        return [(pytree.keystr(path), x) for path, x in pytree.tree_flatten_with_path(tree)[0]]
+    except ValueError:  # a node that was registered without names of what it holds
+        return [(f"[{n}]", leaf) for n, leaf in enumerate(pytree.tree_leaves(tree))]
 
 
 def _positional_names(parameters: Sequence[inspect.Parameter], count: int) -> list[str]:

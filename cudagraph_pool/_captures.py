@@ -80,7 +80,7 @@ class Captures:
         with self.turns.lock:
             self.order()
             self._stream.wait_stream(current)
-            self.turns.take("a capture")
+            self.turns.take("a capture", writes=False)
         try:
             with torch.cuda.stream(self._stream):
                 yield
@@ -208,7 +208,8 @@ class Backward:
         grad_inputs: Where it leaves those of the inputs, None for one that has none.
         grad_parameters: Where it leaves those of the parameters.
         reads: The outputs that it reads itself, as numbers of leaves.
-        reads_parameters: Those of the parameters that it reads.
+        reads_elsewhere: What it reads that lies neither in the pool nor in an input: parameters,
+            buffers, what the function has found elsewhere.
     """
 
     graph: Replayable
@@ -218,7 +219,7 @@ class Backward:
     grad_inputs: list[Tensor | None]
     grad_parameters: list[Tensor | None]
     reads: list[int]
-    reads_parameters: list[Tensor]
+    reads_elsewhere: list[Tensor]
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -288,9 +289,10 @@ def capture(
     inputs = [static.tensor for static in statics]
     owner = Owner(captures, inputs)
     results: list[tuple[list[Any], pytree.TreeSpec]] = []
-    saved: set[int] = set()
+    saved: dict[int, Tensor | None] = {}
     with _no_autocast_cache():
-        with _noting_saved(saved) if torch.is_grad_enabled() else no_hooks_of_the_caller():
+        noting = _noting_saved(saved, captures, inputs) if torch.is_grad_enabled() else None
+        with noting or no_hooks_of_the_caller():
             forward = captures.capture(lambda: results.append(_leaves_apart(function(), inputs)))
         after = captures.usage()
         owner.graphs.append(forward)
@@ -320,7 +322,7 @@ def _capture_backward(
     captures: Captures,
     inputs: list[Tensor],
     leaves: list[Any],
-    saved: set[int],
+    saved: dict[int, Tensor | None],
     owner: Owner,
     gradient_buffers: GradientBuffers,
 ) -> Backward | None:
@@ -360,6 +362,8 @@ def _capture_backward(
 
     graph = captures.capture(run)
     owner.graphs.append(graph)
+    elsewhere = {address: x for address, x in saved.items() if x is not None}
+    read_parameters = {_address(x): x for x in parameters if _address(x) in saved}
     lent = [None if g is None else _lend(g, owner) for g in gradients]
     gradients.clear()
     of_inputs = iter(lent)
@@ -371,7 +375,7 @@ def _capture_backward(
         [next(of_inputs) if x.requires_grad else None for x in inputs],
         list(of_inputs),
         [n for n, x in enumerate(leaves) if isinstance(x, Tensor) and _address(x) in saved],
-        [x for x in parameters if _address(x) in saved],
+        list({**elsewhere, **read_parameters}.values()),
     )
 
 
@@ -393,8 +397,7 @@ def find_leaves(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 def _lend(tensor: Tensor, owner: Owner) -> Tensor:
     """What lies in the pool is lent; an input, a weight, and what is no plain tensor is kept."""
-    plain = type(tensor) is Tensor and not (tensor.is_conj() or tensor.is_neg())
-    if plain and owner.captures.holds(tensor):
+    if type(tensor) is Tensor and owner.captures.holds(tensor):
         return lend(tensor, owner)
     return tensor.detach()
 
@@ -418,14 +421,21 @@ def no_hooks_of_the_caller() -> AbstractContextManager[Any]:
     return hooks
 
 
-def _noting_saved(saved: set[int]) -> AbstractContextManager[Any]:
-    """Notes where the tensors lie that autograd saves. Without their history, or they would keep
-    it, and be kept by it.
+def _noting_saved(
+    saved: dict[int, Tensor | None], captures: Captures, inputs: Sequence[Tensor]
+) -> AbstractContextManager[Any]:
+    """Notes where the tensors lie that autograd saves, and those that others can change. Without
+    their history, or they would keep it, and be kept by it; and none of the pool, whose memory they
+    would keep from what comes next.
     """
+    read = {_address(tensor) for tensor in inputs}
 
     def pack(tensor: Tensor) -> Tensor:
-        saved.add(_address(tensor))
-        return tensor.detach()
+        apart, address = tensor.detach(), _address(tensor)
+        if address not in saved:
+            is_elsewhere = address not in read and not captures.holds(tensor)
+            saved[address] = apart if is_elsewhere else None
+        return apart
 
     noting: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(
         pack, lambda tensor: tensor

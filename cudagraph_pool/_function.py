@@ -22,9 +22,10 @@ def watch(module: nn.Module | None) -> _torch.WeightWatch:
     or the ``data`` of one is replaced, added or removed; not when they are trained.
     """
     parts = [] if module is None else list(module.modules())
+    homes = [home for part in parts for home in (part._parameters, part._buffers)]
     made: _torch.WeightWatch = load_adapter().WeightWatch(
-        [part._modules for part in parts],
-        [home for part in parts for home in (part._parameters, part._buffers)],
+        [_as_dict(part._modules) for part in parts],
+        [_as_dict(home) for home in homes],
         [vars(part) for part in parts],
     )
     return made
@@ -44,9 +45,22 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """The parameters of a callable: those of forward of a module, also of a compiled one. None of
     what has no signature.
     """
-    if isinstance(function, nn.Module):
-        function = getattr(function, "_orig_mod", function).forward
     try:
-        return list(inspect.signature(function).parameters.values())
+        return list(inspect.signature(_signed(function)).parameters.values())
     except (TypeError, ValueError):
         return []
+
+
+def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What has the signature: a module has it where its forward does."""
+    if isinstance(function, functools.partial):
+        return functools.partial(_signed(function.func), *function.args, **function.keywords)
+    if isinstance(function, nn.Module):
+        forward: Callable[..., Any] = getattr(function, "_orig_mod", function).forward
+        return forward
+    return function
+
+
+def _as_dict(members: Any) -> dict[str, Any]:
+    """Those of a module of TorchScript are no dictionary, and cannot be replaced."""
+    return members if isinstance(members, dict) else dict(members.items())

@@ -46,6 +46,7 @@ class _Turns:
     Attributes:
         number (int): Of the last one.
         what (str): What that was, for errors.
+        wrote (tuple[int, str]): The last one that wrote to the pool: number and what it was.
         left (weakref): To what knows its outputs.
         stream (torch.cuda.Stream): Of the last one.
     """
@@ -53,6 +54,7 @@ class _Turns:
     def __init__(self) -> None:
         self.number = 0
         self.what = ""
+        self.wrote = 0, ""
         self.left: weakref.ref[Any] | None = None
         self.lock = threading.RLock()  # for as long as it takes to launch one
         self.stream: torch.cuda.Stream | None = None
@@ -68,10 +70,16 @@ class _Turns:
         self.stream = stream
         return True
 
-    def take(self, what: str) -> int:
-        """The next one overwrites what the last one left; returns its number."""
+    def take(self, what: str, writes: bool = True) -> int:
+        """The next one overwrites what the last one left; returns its number.
+
+        Arguments:
+            writes: Whether its graphs do: else no more than what they read.
+        """
         self.what = what
         self.number += 1
+        if writes:
+            self.wrote = self.number, what
         return self.number
 
 

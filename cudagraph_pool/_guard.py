@@ -63,11 +63,12 @@ class Lent:
 
     def check(self, operation: Any) -> None:
         """Raises RuntimeError if the memory has been overwritten since."""
-        if self._turns.number != self._number:
+        number, what = self._turns.wrote
+        if number != self._number:
             raise RuntimeError(
                 f"{operation} uses what call {self._number} of its pool returned, {self._what}, "
-                f"but call {self._turns.number}, {self._turns.what}, has overwritten it. Copy what "
-                "must last longer, or pass clone_outputs=True to the GraphRunner"
+                f"but call {number}, {what}, has overwritten it. Copy what must last longer, or "
+                "pass clone_outputs=True to the GraphRunner"
             )
 
 

@@ -36,7 +36,7 @@ from ._static_inputs import (
     pad_of,
     size_of,
 )
-from ._static_outputs import Cuts, Output, describe
+from ._static_outputs import Cuts, Output, check_strided, describe
 
 _SAMPLES = 3  # replays that are timed, for each size
 
@@ -62,7 +62,7 @@ class Program:
         pad: float | Mapping[str, float],
     ) -> None:
         names = name_tensors(function, call)
-        parameters = [parameter.name for parameter in parameters_of(function)]
+        parameters = [p.name for p in parameters_of(function) if p.kind is not p.VAR_KEYWORD]
         check_names("dim", dim, names, parameters)
         check_names("pad", pad, names, parameters)
         self._function = function
@@ -76,8 +76,8 @@ class Program:
         self._gradients: dict[int, StaticInputs] = {}
         self._cuts: Cuts | None = None
         self._eager: dict[Size, Span] = {}
-        # Of sizes that ran already, and were not warmed up yet.
-        self._ran: dict[Size, list[Output]] = {}
+        # Sizes that ran already, and were not warmed up yet.
+        self._ran: set[Size] = set()
         # Where all sizes read the same first bytes of each input, those that are filled in do for
         # all sizes below.
         self._are_nested = all(given.is_nested for given in self._inputs)
@@ -109,18 +109,15 @@ class Program:
             self._statics = StaticInputs(self._inputs, self._captures.device, sizes)
 
         def outputs_at(at: Size) -> list[Output]:
-            if at not in self._ran:
-                self._ran[at], _ = self._run(call, size, at, times=1, thoroughly=True)
-            return self._ran[at]
+            self._ran.add(at)
+            return describe(self._run(call, size, at, times=1, thoroughly=True)[0])
 
         if self._cuts is None:
             self._cuts = Cuts(outputs_at, bucket, _neighbours(bucket, self._buckets))
-        outputs = self._ran.pop(bucket, None)
-        left = times - (outputs is not None)
+        left = times - (bucket in self._ran)
+        self._ran.discard(bucket)
         if left > 0:
-            outputs, self._eager[bucket] = self._run(call, size, bucket, left)
-        if outputs is not None:
-            self._cuts.check(outputs, bucket)
+            _, self._eager[bucket] = self._run(call, size, bucket, left)
 
     def capture(self, call: Call, bucket: Size, before: Usage) -> tuple[Captured, Usage]:
         """Captures a bucket. pre: it was warmed up, if with no runs.
@@ -129,7 +126,9 @@ class Program:
             before: What is used now. Returned is also what is used then.
         """
         assert self._statics is not None
+        assert self._cuts is not None
         statics = self._statics.at(bucket)
+        before_it = [static.tensor._version for static in statics]
         args, kwargs = call.arguments([static.tensor for static in statics])
         captured, after = capture(
             self._captures,
@@ -139,6 +138,8 @@ class Program:
             before,
             lambda places, outputs: self._gradients_at(places, outputs, bucket),
         )
+        self._refuse_changes([s.tensor._version for s in statics], before_it)
+        self._cuts.check(describe(pytree.tree_unflatten(captured.leaves, captured.tree)), bucket)
         captured.eager = self._eager.get(bucket)
         self.captured[bucket] = captured
         return captured, after
@@ -164,8 +165,8 @@ class Program:
 
     def _run(
         self, call: Call, size: Size, at: Size, times: int, thoroughly: bool = False
-    ) -> tuple[list[Output], Span]:
-        """Runs the function, its backward pass included, and returns what comes out, and marks
+    ) -> tuple[Any, Span]:
+        """Runs the function, its backward pass included, and returns what it returned, and marks
         around the last run.
 
         Arguments:
@@ -184,18 +185,20 @@ class Program:
             return result
 
         result, span = self._captures.warm_up(work, times)
-        described = describe(result)
-        changed = [s.tensor._version != version for s, version in zip(statics, before, strict=True)]
+        self._refuse_changes([static.tensor._version for static in statics], before)
         if thoroughly:
-            differ = [not torch.equal(s.bytes(), h) for s, h in zip(statics, held, strict=True)]
-            changed = list(map(operator.or_, changed, differ))
-        for given, is_changed in zip(self._inputs, changed, strict=True):
-            if is_changed:
+            same = [torch.equal(s.bytes(), h) for s, h in zip(statics, held, strict=True)]
+            self._refuse_changes(same, [True] * len(same))
+        return result, span
+
+    def _refuse_changes(self, now: Sequence[int], before: Sequence[int]) -> None:
+        """Raises ValueError if what stands for an input's content is not what it was."""
+        for given, is_, was in zip(self._inputs, now, before, strict=True):
+            if is_ != was:
                 raise ValueError(
                     f"the function changes {given.name.path} in place: a graph would change the "
                     "copy that it reads, and not what a call passes. Change a copy, and return it"
                 )
-        return described, span
 
     def _run_backward(self, result: Any) -> None:
         """The backward pass of a warm-up."""
@@ -204,12 +207,15 @@ class Program:
         differentiable = find_leaves(outputs)
         if differentiable:
             with torch.autocast(self._captures.device.type, enabled=False):
-                torch.autograd.grad(
+                gradients = torch.autograd.grad(
                     outputs,
                     differentiable,
                     [torch.zeros_like(x) for x in outputs],
                     allow_unused=True,
                 )
+            for x, gradient in zip(differentiable, gradients, strict=True):
+                if gradient is not None:
+                    check_strided(gradient, f"the gradient of a tensor of shape {tuple(x.shape)}")
 
     def _gradients_at(
         self, places: Sequence[int], outputs: Sequence[Tensor], bucket: Size
@@ -314,11 +320,16 @@ class Plan:
     def launch_backward(
         self,
         number: int,
-        read: list[tuple[int, int]],
+        read: Sequence[Tensor],
+        states: list[tuple[int, int]],
         gradients: Mapping[int, Tensor | None],
     ) -> list[Tensor | None]:
         """The backward pass of the call with that number; returns the gradients of inputs and
         parameters.
+
+        Arguments:
+            read: What :meth:`read_by_backward` returned after the call.
+            states: Its states then.
 
         Raises:
             RuntimeError: There were other calls since, or what it reads was changed.
@@ -333,11 +344,12 @@ class Plan:
                     f"call {turns.number}, {turns.what}, which has overwritten what it needs: run "
                     "it before the next call"
                 )
-            if self.read_by_backward() != read:
+            if _states(read) != states:
                 raise RuntimeError(
-                    f"an output of call {number}, {self._what}, or a parameter was changed in "
-                    "place or replaced before the backward pass, which reads it: change it after "
-                    "that, or pass clone_outputs=True to the GraphRunner"
+                    f"an output of call {number}, {self._what}, or a parameter, a buffer or "
+                    "another tensor that the function reads was changed in place or replaced "
+                    "before the backward pass, which reads it: change it after that, or an output "
+                    "with clone_outputs=True to the GraphRunner"
                 )
             self._captures.order(self.captured)
             for place, static in zip(backward.gradients_of, backward.grad_outputs, strict=True):
@@ -366,12 +378,21 @@ class Plan:
             captured.replayed.append(graph)
         return began, ended
 
-    def read_by_backward(self) -> list[tuple[int, int]]:
-        """Where what the backward pass reads lies, and how often it was changed."""
+    def read_by_backward(self, leaves: Sequence[Any], clone: bool) -> list[Tensor]:
+        """What the backward pass of a call that returned these leaves reads, and others can
+        change.
+        """
         backward = self.captured.backward
         assert backward is not None
-        outputs = (self.captured.leaves[place] for place in backward.reads)
-        return [(x.data_ptr(), x._version) for x in (*outputs, *backward.reads_parameters)]
+        outputs = [self.captured.leaves[place] for place in backward.reads]
+        if is_guarded() and not clone:  # what was returned counts its own changes
+            outputs = [leaves[place].detach() for place in backward.reads]
+        return outputs + backward.reads_elsewhere
+
+
+def _states(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Where they lie, and how often they were changed."""
+    return [(x.data_ptr(), x._version) for x in tensors]
 
 
 def _copies(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -407,7 +428,8 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
         ctx.plan = plan
         ctx.is_done = False
         leaves, ctx.number = plan.launch(tensors[: len(plan.captured.statics)], clone)
-        ctx.read = plan.read_by_backward()
+        ctx.read = plan.read_by_backward(leaves, clone)
+        ctx.states = _states(ctx.read)
         outputs = [leaves[place] for place in plan._tensor_places]
         ctx.mark_non_differentiable(
             *(
@@ -419,7 +441,6 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
         return tuple(outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
         if ctx.is_done:
@@ -428,20 +449,41 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
                 "overwritten what it needs: it runs once, also with retain_graph=True"
             )
         by_place = dict(zip(plan._tensor_places, gradients, strict=True))
-        launched = plan.launch_backward(ctx.number, ctx.read, by_place)
+        with torch.no_grad():
+            launched = plan.launch_backward(ctx.number, ctx.read, ctx.states, by_place)
         ctx.is_done = True
+        if torch.is_grad_enabled():  # create_graph=True
+            launched = _once(launched)
         return (None, None, *launched)
+
+
+def _once(gradients: list[Tensor | None]) -> list[Tensor | None]:
+    """Gradients whose own backward pass raises an error. As
+    :func:`torch.autograd.function.once_differentiable` does, which lets them pass for constants
+    where the gradients that came in were: they depend on weights all the same.
+    """
+    fail = torch._C._functions.DelayedError(
+        b"the backward pass of a GraphRunner's call is a graph, which cannot be differentiated "
+        b"again: capture what needs second derivatives together with its gradients",
+        len(gradients),
+    )
+    leaves = [None if g is None else g.detach().requires_grad_() for g in gradients]
+    failing: list[Tensor | None] = list(fail(*leaves))
+    return failing
 
 
 def _neighbours(size: Size, buckets: Buckets) -> list[Size | None]:
     """For each axis a size that differs along it only; None where no call is ever padded.
 
-    The smallest there is, since what a function does for one row only shows there.
+    The smallest that is listed, since what a function does for few rows only shows there; where
+    none is, that with one row, or two.
     """
     listed = buckets.listed()
     found: list[Size | None] = []
     for axis, extent in enumerate(size):
         never_padded = bool(listed) and all(other[axis] == 1 for other in listed)
-        other = 1 if extent > 1 else 2
-        found.append(None if never_padded else (*size[:axis], other, *size[axis + 1 :]))
+        before, behind = size[:axis], size[axis + 1 :]
+        beside = [n for n in listed if n != size and (n[:axis], n[axis + 1 :]) == (before, behind)]
+        made = (*before, 1 if extent > 1 else 2, *behind)
+        found.append(None if never_padded else min(beside, default=made))
     return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -53,8 +54,12 @@ class GraphRunner:
 
     With gradients enabled, a function whose outputs require them is captured together with its
     backward pass. Gradients go to arguments and to whatever parameters the function uses. The
-    backward pass of a call runs before the next call, and once; until then the parameters and the
-    outputs that it reads must stay as they are. Whatever else is an error.
+    backward pass of a call runs before the next call, and once; until then the outputs, parameters
+    and other tensors that it reads must stay as they are. There are no second derivatives.
+    Whatever else is an error.
+
+    Captures of a process take turns, and run the function within: two threads whose functions wait
+    for each other (collective operations, with a thread for each device) must not capture at once.
 
     Graphs are kept for each way of calling: whatever is no tensor among the arguments, whether
     gradients are enabled, autocast, which parts of a module are in training and which of its
@@ -75,7 +80,8 @@ class GraphRunner:
         pool (GraphPool, optional): The pool to capture into. Default: a new one, on the current
             device.
         pad (number or dict): What fills up the arguments of a call that is smaller than its graph;
-            a dictionary says it for arguments by name, 0 for others. Default: 0.
+            a dictionary says it for arguments by name, 0 for others. As for ``dim`` a name is that
+            of a parameter of the function, or a path to a tensor: ``batch['ids']``. Default: 0.
         warmup (int): How often each size runs before it is captured. Default: 3.
         shared_exec (bool or str): As for :class:`cudagraph_pool.graph`. ``"auto"``: as ``pool`` was
             made; a new one keeps an executable for each size in use, as long as all take 256 MiB
@@ -175,28 +181,32 @@ class GraphRunner:
         if torch.compiler.is_compiling():
             return self._call_uncompiled(args, kwargs)
         with self._lock:
-            plan, tensors = self._plan(args, kwargs)
-            if plan is not None:
-                self._calls += 1
-                plan.captured.last_used = self._calls
-                return plan.run(tensors, self._clone_outputs)
+            tensors, key = self._key(args, kwargs)
+            plan = self._plans.get(key, _UNKNOWN)
+            if plan is not None and plan is not _UNKNOWN:
+                return self._replay(plan, tensors)
+        if plan is _UNKNOWN:
+            with self._alone():
+                plan, tensors = self._plan(args, kwargs)
+                if plan is not None:
+                    return self._replay(plan, tensors)
         return self._function(*args, **kwargs)
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         r"""Capture now what a call with these arguments would capture, and run nothing."""
-        with self._lock:
+        with self._alone():
             self._plan(args, kwargs)
 
     def reset(self) -> None:
         r"""Let go of all graphs. The next call captures again."""
-        with self._lock, self._captures.lock:
+        with self._alone():
             self._captures.synchronize()
             self._programs.clear()
             self._plans.clear()
 
     def report(self) -> Report:
         r"""Return what each size cost and gains; printed, it is a table."""
-        with self._lock, self._captures.lock:
+        with self._alone():
             self._captures.synchronize()
             return Report.of(self._captures, (p.captured for p in self._programs.values()))
 
@@ -212,16 +222,32 @@ class GraphRunner:
         self, pool: GraphPool | None, shared_exec: bool | Literal["auto"]
     ) -> Captures:
         _require_enabled("GraphRunner")
+        if pool is not None and not isinstance(pool, GraphPool):
+            raise TypeError(
+                f"pool must be a cudagraph_pool.GraphPool, not {type(pool).__name__}; "
+                "torch.cuda.graph takes a pool's id"
+            )
+        if not isinstance(shared_exec, bool) and shared_exec != "auto":
+            raise ValueError(f"shared_exec is {shared_exec!r}, but must be a boolean or 'auto'")
         if pool is None:
             pool = GraphPool(shared_exec=shared_exec is not False, exec_budget=_EXEC_BUDGET)
         return Captures(pool, None if shared_exec == "auto" else shared_exec)
 
-    def _plan(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Plan | None, list[Tensor]]:
-        """How this call is run, captures what that needs; and its tensors. None: by the function
-        itself.
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No capture is under way, and no call of this runner. In this order: what is captured may
+        call another runner.
         """
+        with self._captures.lock, self._lock:
+            yield
+
+    def _replay(self, plan: Plan, tensors: Sequence[Tensor]) -> Any:
+        self._calls += 1
+        plan.captured.last_used = self._calls
+        return plan.run(tensors, self._clone_outputs)
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor], Hashable]:
+        """The tensors of a call, and what it has in common with those that are run alike."""
         if self._capturing:
             raise RuntimeError(
                 "the function calls the GraphRunner that captures it: a module whose forward is "
@@ -230,13 +256,22 @@ class GraphRunner:
         is_plain = not _in_transform() and forward_ad._current_level < 0
         read = self._reader.read(args, kwargs) if is_plain else None
         tensors, call = read or self._read_any(args, kwargs)
-        flags = self._weights.flags()
-        plan = self._plans.get((flags, call), _UNKNOWN)
+        return tensors, (self._weights.flags(), call)
+
+    def _plan(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Plan | None, list[Tensor]]:
+        """How this call is run, captures what that needs; and its tensors. None: by the function
+        itself. pre: :meth:`_alone`.
+        """
+        tensors, key = self._key(args, kwargs)
+        plan = self._plans.get(key, _UNKNOWN)
         if plan is _UNKNOWN:
             plan = self._new_plan(take_apart(args, kwargs, self._sort_keywords))
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
-            self._plans[self._flags(), call] = plan
+            _, key = self._key(args, kwargs)  # weights may have been made
+            self._plans[key] = plan
         return plan, tensors
 
     def _read_any(
@@ -294,7 +329,7 @@ class GraphRunner:
         self._capturing = True
         at = bucket
         try:
-            with self._captures.lock, frozen_heap(), self._captures.in_a_row():
+            with frozen_heap(), self._captures.in_a_row():
                 program.forget_call()
                 for at in sizes:
                     bar.set_description(f"warming up size {shown(at)}")
@@ -344,8 +379,7 @@ class GraphRunner:
         if self._max_graphs is None or len(captured) <= self._max_graphs:
             return
         way, oldest = min(captured, key=lambda entry: entry[1].last_used)
-        with self._captures.lock:
-            self._captures.synchronize()
+        self._captures.synchronize()
         program = self._programs[way]
         del program.captured[oldest.size]
         if not program.captured:

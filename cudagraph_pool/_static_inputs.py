@@ -65,13 +65,7 @@ class Input:
 
         Raises:
             ValueError: It has not the dimensions that were said to be dynamic.
-            TypeError: It is not strided.
         """
-        if type(tensor) not in (Tensor, torch.nn.Parameter):
-            raise TypeError(
-                f"{name.path} is a {type(tensor).__name__}; the function would be given a plain "
-                "tensor: pass one, and make the other within the function"
-            )
         dynamic = [dim for of_axis in dims for dim in of_axis]
         for dim in dynamic:
             if not -tensor.dim() <= dim < tensor.dim():
@@ -326,7 +320,7 @@ def dims_of(dim: Any, name: Named, axes: int) -> Dims:
         ValueError: It says something of another number of axes than sizes have.
     """
     if isinstance(dim, Mapping):
-        dim = dim.get(name.parameter, dim.get(name.path))
+        dim = dim.get(name.path, dim.get(name.parameter))
     if dim is None:
         return ((),) * axes
     entries = (dim,) if isinstance(dim, int) else dim
@@ -355,7 +349,7 @@ def _is_entry(entry: Any) -> bool:
 def pad_of(pad: Any, name: Named) -> float:
     """What ``pad`` of :class:`GraphRunner` says of one argument."""
     if isinstance(pad, Mapping):
-        pad = pad.get(name.parameter, pad.get(name.path, 0))
+        pad = pad.get(name.path, pad.get(name.parameter, 0))
     if not isinstance(pad, (int, float)):
         raise ValueError(f"pad is {pad!r} for {name.path}, but must be a number")
     return pad

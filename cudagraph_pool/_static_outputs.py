@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ._buckets import Size, shown
+from ._call import flatten_named
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
@@ -41,12 +41,13 @@ def describe(result: Any) -> list[Output]:
     """The leaves of what a function returned.
 
     Raises:
-        TypeError: One is neither a tensor nor a constant that cannot change.
+        TypeError: One is neither a strided tensor nor a constant that cannot change.
     """
     outputs = []
-    for path, leaf in pytree.tree_flatten_with_path(result)[0]:
-        name = "output" + pytree.keystr(path)
+    for path, leaf in flatten_named(result):
+        name = "output" + path
         if isinstance(leaf, Tensor):
+            check_strided(leaf, name)
             outputs.append(Output(name, tuple(leaf.shape), ""))
         elif isinstance(leaf, _CONSTANTS):
             outputs.append(Output(name, None, repr(leaf)))
@@ -154,6 +155,13 @@ def _follows(a: Output, b: Output, size: Size, neighbour: Size, axis: int) -> li
     )
 
 
+def check_strided(tensor: Tensor, what: str) -> None:
+    """Raises TypeError for a tensor whose memory a graph cannot leave to a call."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
+        raise TypeError(f"{what} is {kind}; what a graph leaves must be strided")
+
+
 def counting_changes() -> AbstractContextManager[Any]:
     """Tensors that are made in inference mode count none, and cannot require gradients."""
     in_inference_mode = torch.is_inference_mode_enabled()
@@ -171,6 +179,10 @@ def lend(tensor: Tensor, owner: object) -> Tensor:
     The storage's Python object lives as long as the storage does, and holds the owner. That must
     not hold the tensor in turn: nobody would find the circle.
     """
+    if tensor.is_conj():
+        return lend(tensor.conj(), owner).conj()
+    if tensor.is_neg():
+        return lend(tensor._neg_view(), owner)._neg_view()
     storage = tensor.untyped_storage()
     lent: Any = torch._C._construct_storage_from_data_pointer(
         storage.data_ptr(), tensor.device, storage.nbytes()

@@ -93,7 +93,7 @@ class CpuCaptures:
     @contextmanager
     def in_a_row(self) -> Iterator[None]:
         self.order()
-        self.turns.take("a capture")
+        self.turns.take("a capture", writes=False)
         yield
 
     def empty_caches(self) -> None:
@@ -108,9 +108,13 @@ class CpuCaptures:
 
     def capture(self, work: Callable[[], None]) -> Tape:
         tape = Tape(self)
-        with tape:
-            work()
         self.tapes.append(tape)
+        try:
+            with tape:
+                work()
+        except BaseException:
+            self.tapes.remove(tape)
+            raise
         return tape
 
     def overwrite_others(self, replayed: Tape) -> None:

@@ -11,7 +11,10 @@ import pickle
 import random
 import subprocess
 import sys
+import threading
+import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,9 +30,10 @@ except ImportError as error:
     pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
 
 import torch
-from cpu_captures import SIZES, double, model, rows, runner, tree_equal
+from cpu_captures import SIZES, CpuCaptures, double, model, rows, runner, tree_equal
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
 
 from cudagraph_pool._call import Named, take_apart
 from cudagraph_pool._static_inputs import Input, StaticInputs
@@ -302,7 +306,7 @@ def test_arguments_that_may_change_while_they_stay_the_same() -> None:
     class Tagged(torch.Tensor):  # type: ignore[misc]
         pass
 
-    with pytest.raises(TypeError, match="x is a Tagged; the function would be given a plain"):
+    with pytest.raises(TypeError, match="an argument is a Tagged; the function would be given"):
         runner(double)(rows(2).as_subclass(Tagged))
 
 
@@ -583,3 +587,118 @@ def test_sizes_read_one_buffer_by_tensors_of_their_own(requires_grad: bool) -> N
         small.unsqueeze_(0)
     assert again.shape == (2, 6)
     assert {x.requires_grad for x in (before, largest, again)} == {requires_grad}
+
+
+def test_runners_that_call_each_other_from_two_threads() -> None:
+    """What is captured may call another runner, which a call in another thread holds."""
+    pool = CpuCaptures()
+    under_way, called = threading.Event(), threading.Event()
+    inner = runner(double, [2], pool=pool, overflow="eager")
+
+    def calls(x: Tensor) -> Tensor:
+        under_way.set()
+        called.wait(0.3)  # until the other thread has its lock, which nothing tells
+        return inner(x) + 1
+
+    outer = runner(calls, [8], pool=pool)
+    results: list[Tensor] = []
+
+    def call_inner() -> None:
+        under_way.wait()
+        with torch.no_grad():
+            results.append(inner(torch.ones(1, 2)).clone())
+
+    def call_outer() -> None:
+        with torch.no_grad():
+            results.append(outer(torch.ones(8, 2)).clone())
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (call_inner, call_outer)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "each waits for the other"
+    assert sorted(len(result) for result in results) == [1, 8]
+
+
+def test_names_of_what_a_function_takes_more_of() -> None:
+    def add(x: Tensor, *more: Tensor, **named: Tensor) -> Tensor:
+        return more[0].sum() + 0 * x
+
+    x = torch.ones(3)
+    assert runner(add, pad={"more": 7})(x, x)[0] == 3 + 7
+    assert runner(add, pad={"more": 5, "more[0]": 7})(x, x)[0] == 3 + 7, "the finer name counts"
+    run = runner(add, dim={"x": 0, "more": 0})
+    for n in (3, 2):
+        assert run(torch.ones(n), torch.ones(n))[0] == n
+    with pytest.raises(ValueError, match=r"pad names \['named'\]"):
+        runner(add, pad={"named": 7})(x, x)
+    net = functools.partial(nn.Linear(6, 2))
+    assert runner(net, dim={"input": 0})(rows(3)).shape == (3, 2)
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_what_is_returned_is_looked_at_however_often_it_ran(warmup: int) -> None:
+    functions: list[tuple[Callable[[Tensor], Any], str]] = [
+        (lambda x: x[:, :3] if len(x) == 4 else x * 1, "output is of shape"),
+        (lambda x: (x * 1, "few" if len(x) == 4 else "many"), r"output\[1\] is 'many'"),
+        (lambda x: x.add_(1) if len(x) == 4 else x + 1, "the function changes x in place"),
+        (lambda x: (x * 1, x * 2) if len(x) == 4 else x * 1, "value"),
+    ]
+    for function, message in functions:
+        with pytest.raises(ValueError, match=message):
+            runner(function, warmup=warmup)(torch.ones(3, 6))
+
+
+class Scaled:
+    def __init__(self, x: Tensor, scale: Any) -> None:
+        self.x, self.scale = x, scale
+
+
+pytree.register_pytree_node(
+    Scaled, lambda node: ([node.x], node.scale), lambda held, scale: Scaled(next(iter(held)), scale)
+)
+
+
+def test_what_nodes_know_beside_their_tensors() -> None:
+    """Of nodes that do not name what they hold, too."""
+    run = runner(lambda node: node.x * (100 if node.scale is True else node.scale))
+    for scale, result in ((1, 1), (True, 100), (1.0, 1), (2, 2)):
+        assert run(Scaled(torch.ones(3, 2), scale))[0, 0] == result
+    with pytest.raises(TypeError, match="an argument holds a Linear, and what it stands for may"):
+        run(Scaled(torch.ones(3, 2), [nn.Linear(1, 1)]))
+
+
+def test_a_function_runs_at_sizes_that_are_listed() -> None:
+    def pair(x: Tensor) -> Tensor:
+        return x.unflatten(0, (-1, 4)).flatten(0, 1) * 1
+
+    assert runner(pair, cgp.sizes.multiples(4, 8))(torch.ones(4, 2)).shape == (4, 2)
+
+
+def test_modules_of_torchscript() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        net = torch.jit.trace(nn.Linear(6, 2), rows(3))
+    run, x = runner(net), rows(3)
+    with torch.no_grad():
+        assert torch.equal(run(x), net(x))
+        net.double()
+        assert run(x.double()).dtype == torch.double
+
+
+def test_a_class_of_tensors_that_comes_later() -> None:
+    class Tagged(torch.Tensor):  # type: ignore[misc]
+        pass
+
+    run = runner(lambda x, n: x * n)
+    run(rows(2), 2)
+    with pytest.raises(TypeError, match="an argument is a Tagged"):
+        run(rows(2).as_subclass(Tagged), 2)
+
+
+def test_outputs_that_are_not_strided() -> None:
+    nested = torch.nested.nested_tensor([rows(2), rows(3)], layout=torch.jagged)
+    for output, kind in ((rows(2).to_sparse(), "of layout torch.sparse_coo"), (nested, "nested")):
+        with pytest.raises(TypeError, match=f"output is {kind}; what a graph leaves must be"):
+            runner(lambda x, output=output: output)(rows(2))

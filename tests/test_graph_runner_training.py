@@ -300,3 +300,50 @@ def test_hooks_of_the_caller_are_not_part_of_a_capture() -> None:
         with torch.set_grad_enabled(get_gradients), hooks:
             runner(forces)(rows(8))
     assert not any(packed)
+
+
+def test_a_backward_pass_is_not_differentiated_again() -> None:
+    """As by a penalty on gradients: they depend on the weights, and must not pass for constants."""
+    w = nn.Parameter(torch.full((2,), 2.0))
+    run = runner(lambda z: (z * w) ** 2, [4])
+    x = torch.ones(4, 2, requires_grad=True)
+    (gradient,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
+    torch.testing.assert_close(gradient, torch.full((4, 2), 8.0))
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        gradient.square().sum().backward()
+
+
+def test_whatever_the_backward_pass_reads_must_stay() -> None:
+    frozen = nn.Parameter(torch.full((6,), 3.0), requires_grad=False)
+    found = torch.full((6,), 4.0)
+    net = nn.BatchNorm1d(6).eval()
+    run = runner(lambda x: net(x) * frozen * found, [4])
+    for changed in (net.running_var, frozen, found):
+        x = rows(4, requires_grad=True)
+        out = run(x)
+        with torch.no_grad():
+            changed.mul_(10)
+        with pytest.raises(RuntimeError, match="a buffer or another tensor that the"):
+            out.sum().backward()
+        x = rows(4, requires_grad=True)
+        gradients = [torch.autograd.grad(f(x).sum(), x)[0] for f in (run, run._function)]
+        assert tree_equal(*gradients), "a change before the call is no mistake"
+
+
+def test_a_guard_leaves_changes_of_outputs_to_be_found() -> None:
+    m = nn.Parameter(torch.ones(6))
+    run = runner(lambda x: (x * m).exp(), [4])
+    with cgp.guard():
+        out = run(torch.ones(4, 6))
+        with torch.no_grad():
+            out.mul_(5)
+        with pytest.raises(RuntimeError, match="was changed in place"):
+            out.sum().backward()
+        run(torch.ones(4, 6)).sum().backward()
+    torch.testing.assert_close(m.grad, torch.full((6,), 4 * torch.e))
+
+
+def test_gradients_that_are_not_strided() -> None:
+    embedding = nn.Embedding(5, 3, sparse=True)
+    with pytest.raises(TypeError, match=r"the gradient of .* \(5, 3\) is of layout torch.sparse"):
+        runner(embedding)(torch.tensor([1, 2]))

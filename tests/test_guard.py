@@ -91,6 +91,27 @@ def test_what_is_no_mistake() -> None:
         held.sum()  # from before
 
 
+def test_what_a_capture_is_given_is_what_a_call_returned() -> None:
+    """A capture overwrites what graphs read, and nothing that they left."""
+    pool = CpuCaptures()
+    first, second = runner(pool=pool), runner(pool=pool)
+    x = torch.randn(4, 5)
+    with cgp.guard(), torch.no_grad():
+        assert tree_equal(second(first(x)), x * 4)
+
+
+def test_conjugates_and_negatives_are_outputs_as_others() -> None:
+    run = CpuRunner(lambda x: ((x * 2).conj(), (x * 2).conj().imag), sizes=[4], progress=False)
+    x = torch.randn(4, 5, dtype=torch.complex64)
+    with cgp.guard(), torch.no_grad():
+        conjugate, negative = run(x)
+        assert tree_equal((conjugate + 0, negative + 0), ((x * 2).conj() + 0, (x.imag * -2) + 0))
+        run(x)
+        for stale in (conjugate, negative):
+            with pytest.raises(RuntimeError, match="has overwritten it"):
+                stale + 0
+
+
 def test_replays_that_nothing_orders() -> None:
     pool, other = (0, 1), (0, 2)
     replays = _Replays()
