@@ -188,7 +188,7 @@ uint32_t Placer::PagesAhead(const FreeView& view, Granules length) const {
 
 void Placer::ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const {
   const auto mib = [](uint64_t amount) {
-    return std::to_string((amount + (1 << 19)) >> 20) + " MiB";
+    return std::to_string((amount >> 20) + ((amount >> 19) & 1)) + " MiB";
   };
   std::string text = "cudagraph_pool: out of memory: a block of " + std::to_string(bytes) +
                      " bytes (" + mib(bytes) + ") needs new pages of " + mib(page_size().bytes()) +

@@ -15,10 +15,12 @@ namespace {
 Granules PageSize(const Driver& driver, const PoolOptions& options) {
   const uint64_t granularity = driver.granularity();
   const uint64_t bytes = options.page_bytes == 0 ? granularity : options.page_bytes;
-  if (!std::has_single_bit(bytes) || bytes % granularity != 0 || bytes < kGranuleBytes) {
+  constexpr uint64_t kMost = uint64_t{1} << 40;  // whose granules 32 bits count
+  if (!std::has_single_bit(bytes) || bytes % granularity != 0 || bytes < kGranuleBytes ||
+      bytes > kMost) {
     throw UsageError("cudagraph_pool: a page of " + std::to_string(bytes) +
                      " bytes is not a power-of-two multiple of the driver's granularity of " +
-                     std::to_string(granularity) + " bytes.");
+                     std::to_string(granularity) + " bytes, up to " + std::to_string(kMost) + ".");
   }
   return Granules(bytes / kGranuleBytes);
 }

@@ -164,7 +164,7 @@ TEST(PoolOptionsTest, PagesArePowerOfTwoMultiplesOfTheGranularity) {
   EXPECT_EQ(Pool(host, {}).Stats().page_bytes, 4096U);
   EXPECT_EQ(Pool(host, {.page_bytes = 32768}).Stats().page_bytes, 32768U);
   for (const uint64_t bytes : {uint64_t{512}, uint64_t{2048}, uint64_t{4095}, uint64_t{12288},
-                               uint64_t{4097}, ~uint64_t{0}}) {
+                               uint64_t{4097}, uint64_t{1} << 41, ~uint64_t{0}}) {
     EXPECT_THROW(Pool(host, {.page_bytes = bytes}), UsageError) << bytes;
   }
 }
