@@ -117,9 +117,9 @@ CudaContext& CudaDriver::ContextOf(StreamId stream) {
   const int device = DeviceOf(stream).value_or(device_);
   if (device == device_) return *context_;
   const std::lock_guard lock(others_mutex_);
-  std::unique_ptr<CudaContext>& context = others_[device];
-  if (context == nullptr) context = std::make_unique<CudaContext>(api_, device);
-  return *context;
+  const auto known = others_.find(device);
+  if (known != others_.end()) return *known->second;
+  return *others_.emplace(device, std::make_unique<CudaContext>(api_, device)).first->second;
 }
 
 int CudaDriver::Attribute(int attribute) const {
@@ -294,7 +294,7 @@ Event CudaDriver::NewEvent(CudaContext& context, DriverCall call, Record record)
   const Event created{reinterpret_cast<uintptr_t>(event)};
   try {
     record(event);
-  } catch (const DriverError&) {
+  } catch (...) {  // also where memory does not suffice for the error
     DestroyEvent(created);
     throw;
   }

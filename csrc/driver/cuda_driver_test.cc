@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <string>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "driver/cuda_driver_test_cuda.h"
+#include "testing/allocation_faults.h"
 
 namespace cgp {
 namespace {
@@ -383,6 +385,39 @@ TEST_F(CudaDriverTest, WhereItCannotBeUsedTheConstructorSaysWhy) {
   EXPECT_EQ(reason(0), "none");
   fake_.vmm = 0;
   EXPECT_NE(reason(0).find("virtual memory management"), std::string::npos);
+}
+
+TEST_F(CudaDriverTest, AnUnknownDeviceLeavesNothingBehind) {
+  CudaDriver driver(0, api_);
+  EXPECT_THROW(driver.RecordEvent(StreamOn(9, StreamId{5})), DriverError);
+  driver.Quiesce();
+  driver.DestroyEvent(driver.RecordDeviceEvent());
+}
+
+TEST_F(CudaDriverTest, AnEventThatIsNotRecordedIsDestroyedWithoutMemoryForTheError) {
+  CudaDriver driver(0, api_);
+  Frontier frontier;
+  driver.Capture(StreamId{5}, &frontier);  // the context is there
+  fake_.calls.reserve(100);
+  for (uint64_t number = 1;; ++number) {
+    fake_.failing = {{"cuEventRecord", CUDA_ERROR_INVALID_VALUE}};
+    fake_.destroyed = nullptr;
+    fake_.calls.clear();
+    bool fired = false;
+    try {
+      const AllocationFault fault(number);
+      try {
+        driver.RecordEvent(StreamId{5});
+      } catch (...) {
+        fired = fault.fired();
+        throw;
+      }
+    } catch (const std::exception&) {
+    }
+    const bool created = std::ranges::find(fake_.calls, "cuEventCreate") != fake_.calls.end();
+    EXPECT_EQ(fake_.destroyed != nullptr, created) << "leaked, allocation " << number;
+    if (!fired) break;
+  }
 }
 
 }  // namespace

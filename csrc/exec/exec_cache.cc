@@ -54,25 +54,26 @@ GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
   WaitForLostRuns(graph, stream);
   const ExecNumber number = table_.HolderOf(graph).value();
   MarkEndOfLast(number);
+  auto run = std::make_shared<Run>(events_, graph, Launch{.stream = stream, .stream_lasts = true});
+  // What a capture takes does not run now, and must not be taken for what does.
+  const auto is_elsewhere = [&](const std::shared_ptr<Run>& before) {
+    return before && !before->ComesBefore(stream);
+  };
+  run->captured =
+      (is_elsewhere(exec.last_run) || is_elsewhere(members_.at(graph).last_run)) && IsHeld(stream);
+  exec.lent.push_back(std::move(run));
   table_.Launched(number);
   launched_last_ = number;
-  ++exec.lent;
   return exec.handle;
 }
 
 void ExecCache::GiveBack(GraphNumber graph, const Launch& launch) {
   const std::lock_guard lock(mutex_);
   Exec& exec = execs_.at(table_.HolderOf(graph).value());
-  CGP_CHECK(exec.lent > 0);
-  --exec.lent;
-  const std::shared_ptr<Run> before = exec.last_run;
-  const auto is_elsewhere = [&](const std::shared_ptr<Run>& run) {
-    return run && !run->ComesBefore(launch.stream);
-  };
-  NoteLaunch(exec, graph, launch);
-  // What a capture takes does not run now, and must not be taken for what does.
-  if (!is_elsewhere(before) && !is_elsewhere(members_.at(graph).last_run)) return;
-  if (IsHeld(launch.stream)) exec.last_run = before;
+  CGP_CHECK(!exec.lent.empty());
+  std::shared_ptr<Run> run = std::move(exec.lent.back());
+  exec.lent.pop_back();
+  if (!run->captured) NoteLaunch(exec, std::move(run), launch);
 }
 
 void ExecCache::Prepare(GraphNumber graph, const Launch& launch) {
@@ -80,8 +81,9 @@ void ExecCache::Prepare(GraphNumber graph, const Launch& launch) {
   Exec& exec = Hold(graph, launch.stream, lock);
   if (IsHeld(launch.stream)) return;
   WaitForLostRuns(graph, launch.stream);
+  auto run = std::make_shared<Run>(events_, graph, launch);
   graphs_->Upload(exec.handle, launch.stream);
-  NoteLaunch(exec, graph, launch);
+  NoteLaunch(exec, std::move(run), launch);
 }
 
 ExecCache::Stats ExecCache::stats() const {
@@ -91,7 +93,7 @@ ExecCache::Stats ExecCache::stats() const {
 
 void ExecCache::RemoveLocked(GraphNumber graph) {
   const GroupNumber group = table_.GroupOf(graph);
-  for (const ExecNumber useless : table_.Remove(graph)) DestroyHandle(useless);
+  if (const auto useless = table_.Remove(graph)) DestroyHandle(*useless);
   members_.erase(graph);
   ForgetGroupIfGone(group);
 }
@@ -142,7 +144,7 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
 }
 
 bool ExecCache::InUse(Exec& exec, StreamId stream) {
-  return exec.lent != 0 || (exec.last_run && exec.last_run->stream != stream && Running(exec));
+  return !exec.lent.empty() || (exec.last_run && exec.last_run->stream != stream && Running(exec));
 }
 
 bool ExecCache::Running(Exec& exec) {
@@ -213,8 +215,11 @@ void ExecCache::MarkEndOfLast(ExecNumber next) {
   if (last != execs_.end() && last->second.last_run) MarkEnd(*last->second.last_run);
 }
 
-void ExecCache::NoteLaunch(Exec& exec, GraphNumber graph, const Launch& launch) {
-  exec.last_run = std::make_shared<Run>(events_, graph, ++launches_, launch);
+void ExecCache::NoteLaunch(Exec& exec, std::shared_ptr<Run> run, const Launch& launch) {
+  run->number = ++launches_;
+  run->stream = launch.stream;
+  run->stream_lasts = launch.stream_lasts;
+  exec.last_run = std::move(run);
   // Where the stream may be gone when somebody wants to know.
   if (!launch.stream_lasts) MarkUnlessHeld(*exec.last_run);
 }
@@ -242,7 +247,7 @@ ExecCache::Exec& ExecCache::Make(GraphNumber graph) {
   std::optional<ExecNumber> number;
   try {
     number = table_.Made(graph);
-    return execs_[*number] = {.handle = handle, .last_run = nullptr};
+    return execs_[*number] = {.handle = handle, .lent = {}, .last_run = nullptr};
   } catch (...) {
     if (number) table_.Destroyed(*number);
     graphs_->Destroy(handle);
@@ -255,7 +260,7 @@ bool ExecCache::Update(ExecNumber number, GraphNumber graph) {
   bool updated = false;
   try {
     updated = graphs_->Update(execs_.at(number).handle, members_.at(graph).graph);
-  } catch (const DriverError&) {
+  } catch (...) {  // also where memory does not suffice for the error
     table_.Destroyed(number);
     DestroyHandle(number);
     throw;
@@ -266,7 +271,7 @@ bool ExecCache::Update(ExecNumber number, GraphNumber graph) {
     return true;
   }
   const GroupNumber before = table_.GroupOf(graph);
-  for (const ExecNumber useless : table_.SetApart(graph)) DestroyHandle(useless);
+  if (const auto useless = table_.SetApart(graph)) DestroyHandle(*useless);
   ForgetGroupIfGone(before);
   return false;
 }

@@ -30,6 +30,7 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "driver/driver.h"
 #include "exec/exec_table.h"
@@ -89,10 +90,9 @@ class ExecCache {
   // A launch that may not have ended. The executable knows it, and so does the graph once it has lost
   // that executable.
   struct Run {
-    Run(Driver& driver, GraphNumber launched, uint64_t which, const Launch& launch)
+    Run(Driver& driver, GraphNumber launched, const Launch& launch)
         : events(driver),
           graph(launched),
-          number(which),
           stream(launch.stream),
           stream_lasts(launch.stream_lasts) {}
     ~Run() { Unmark(); }
@@ -108,15 +108,16 @@ class ExecCache {
 
     Driver& events;
     const GraphNumber graph;
-    const uint64_t number;  // of all launches
-    const StreamId stream;
-    const bool stream_lasts;
+    uint64_t number = 0;  // of all launches
+    StreamId stream;
+    bool stream_lasts;
+    bool captured = false;     // and does not run now
     std::optional<Event> end;  // or something later
   };
   struct Exec {
     GraphExec handle;
-    int lent = 0;
-    std::shared_ptr<Run> last_run;  // if that may not have ended
+    std::vector<std::shared_ptr<Run>> lent;  // made then, so that to give back needs no memory
+    std::shared_ptr<Run> last_run;           // if that may not have ended
   };
   struct Member {
     Graph graph;
@@ -139,7 +140,7 @@ class ExecCache {
   // Whether it must stay as it is, when a graph is to run on `stream`.
   bool InUse(Exec& exec, StreamId stream);
   bool Running(Exec& exec);
-  void NoteLaunch(Exec& exec, GraphNumber graph, const Launch& launch);
+  void NoteLaunch(Exec& exec, std::shared_ptr<Run> run, const Launch& launch);
   // Marks its end, if that is possible now.
   void MarkEnd(Run& run);
   void MarkUnlessHeld(Run& run);

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <new>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -24,6 +25,8 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::Pair;
 using ::testing::SizeIs;
+
+constexpr HostDriver::Wait kCForA{kC, kA};
 
 TEST_F(ExecCacheTest, GraphsOfAKindTakeTurnsWithOne) {
   MakeCache(1);
@@ -487,6 +490,127 @@ TEST_F(ExecCacheTest, ThreadsLendAndGiveBackAtRandom) {
   EXPECT_EQ(wrong, 0);
   for (const GraphNumber number : shared) cache_->Remove(number);
   EXPECT_EQ(Execs(), 0u);
+}
+
+TEST_F(ExecCacheTest, AFailedUpdateWithoutMemoryForItsErrorIsNeverLent) {
+  MakeCache(1);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  Launch(first, kA);
+  for (uint64_t number = 1;; ++number) {
+    Launch(first, kA);
+    book_.ForgetChanges();
+    book_.Arm({.only = GraphBook::Call::kUpdate});
+    bool fired = true;
+    try {
+      const AllocationFault fault(number);
+      try {
+        cache_->Lend(second, kA);
+      } catch (...) {
+        fired = fault.fired();
+        throw;
+      }
+    } catch (const std::exception& e) {
+    }
+    book_.Disarm();
+    Launch(first, kA);
+    if (HasFailure()) {
+      ADD_FAILURE() << number;
+      break;
+    }
+    if (!fired) break;
+  }
+}
+
+TEST_F(ExecCacheTest, RemoveNeedsNoMemory) {
+  MakeCache(2);
+  const GraphNumber first = Add(Graph{10});
+  Launch(first, kA);
+  {
+    const AllocationFault fault(1, true);
+    EXPECT_NO_THROW(cache_->Remove(first)) << "SharedGraph's destructor calls it";
+  }
+}
+
+TEST_F(ExecCacheTest, AddWithoutAnyMemoryLeavesNothing) {
+  for (uint64_t number = 1;; ++number) {
+    MakeCache(2);
+    const GraphNumber first = Add(Graph{10});
+    const GraphNumber second = Add(Graph{11});
+    Launch(first, kA);
+    Remove(first);  // its executable is kept for the second
+    book_.SetKind(Graph{12}, "like");
+    bool threw = false;
+    std::optional<GraphNumber> added;
+    {
+      const AllocationFault fault(number, true);
+      try {
+        added = cache_->Add(Graph{12});
+      } catch (const std::bad_alloc&) {
+        threw = true;
+      }
+    }
+    if (added) cache_->Remove(*added);
+    Remove(second);
+    EXPECT_EQ(book_.living(), 0U) << "an executable of a kind without graphs, allocation "
+                                  << number;
+    if (!threw || HasFailure()) break;
+  }
+}
+
+TEST_F(ExecCacheTest, ALaunchThatIsGivenBackWithoutMemoryIsKnown) {
+  MakeCache(1);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  cache_->Lend(first, kA);
+  {
+    const AllocationFault fault(1);
+    try {
+      cache_->GiveBack(first, {.stream = kA, .stream_lasts = true});
+    } catch (const std::bad_alloc&) {  // it is given back all the same
+    }
+  }
+  Launch(second, kA);
+  Launch(first, kC);
+  EXPECT_THAT(host_.waits(), Contains(kCForA)) << "both launches of it may run at once";
+}
+
+TEST_F(ExecCacheTest, ALaunchThatIsGivenBackWithoutMemoryHoldsItsExecutable) {
+  MakeCache(1);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const GraphExec exec = cache_->Lend(first, kA);
+  {
+    const AllocationFault fault(1);
+    try {
+      cache_->GiveBack(first, {.stream = kA, .stream_lasts = true});
+    } catch (const std::bad_alloc&) {  // it is given back all the same
+    }
+  }
+  EXPECT_NE(Launch(second, kB), exec) << "it runs on another stream";
+}
+
+TEST_F(ExecCacheTest, ACapturedLaunchWhoseCaptureIsUnknownHidesNothing) {
+  MakeCache(1);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  Launch(first, kA);
+  const CaptureId capture = host_.graphs().Begin(kB);
+  cache_->Lend(first, kB);
+  events_.Arm({.only = DriverCall::kCapture});
+  try {
+    GiveBack(first, kB);
+  } catch (const DriverError&) {
+  }
+  events_.Disarm();
+  host_.graphs().End(capture);
+  Launch(second, kA);
+  host_.CompleteEvents(kB);
+  Launch(first, kC);
+  EXPECT_THAT(host_.waits(), Contains(kCForA));
 }
 
 }  // namespace

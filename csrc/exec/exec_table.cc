@@ -27,10 +27,11 @@ GraphNumber ExecTable::Add(GroupNumber group, uint64_t bytes) {
   return number;
 }
 
-std::vector<ExecNumber> ExecTable::Remove(GraphNumber graph) {
+std::optional<ExecNumber> ExecTable::Remove(GraphNumber graph) {
   const Graph removed = graphs_.at(graph);
   Group& group = groups_.at(removed.group);
-  std::vector<ExecNumber> useless = FindUseless(removed.group, group.graphs - 1, removed.held_by);
+  const std::optional<ExecNumber> useless =
+      FindUseless(removed.group, group.graphs - 1, removed.held_by);
   graphs_.erase(graph);
   --group.graphs;
   if (group.kind == GroupKind::kShared) {
@@ -42,12 +43,12 @@ std::vector<ExecNumber> ExecTable::Remove(GraphNumber graph) {
   return useless;
 }
 
-std::vector<ExecNumber> ExecTable::SetApart(GraphNumber graph) {
+std::optional<ExecNumber> ExecTable::SetApart(GraphNumber graph) {
   Graph& apart = graphs_.at(graph);
   CGP_CHECK(!apart.held_by);
   const GroupNumber before = apart.group;
   Group& left = groups_.at(before);
-  std::vector<ExecNumber> useless = FindUseless(before, left.graphs - 1, std::nullopt);
+  const std::optional<ExecNumber> useless = FindUseless(before, left.graphs - 1, std::nullopt);
   apart.group = AddGroup(GroupKind::kShared);
   ++groups_.at(apart.group).graphs;
   --left.graphs;
@@ -55,23 +56,21 @@ std::vector<ExecNumber> ExecTable::SetApart(GraphNumber graph) {
   return useless;
 }
 
-std::vector<ExecNumber> ExecTable::FindUseless(GroupNumber number, std::size_t graphs,
-                                               std::optional<ExecNumber> let_go) const {
-  const Group& group = groups_.at(number);
-  std::vector<ExecNumber> useless;
-  // What holds no graph is kept for the next one that has to be held, but never more of them than
-  // there are graphs: the oldest go.
+std::optional<ExecNumber> ExecTable::FindUseless(GroupNumber number, std::size_t graphs,
+                                                 std::optional<ExecNumber> let_go) const {
+  // What holds no graph is kept for the next one that has to be held, but there are never more of
+  // them than graphs: of those the oldest goes.
+  std::optional<ExecNumber> useless;
+  if (groups_.at(number).execs <= graphs) return useless;
   for (const auto& [exec, entry] : execs_) {
-    if (entry.group == number && (!entry.holds || exec == let_go)) useless.push_back(exec);
+    if (entry.group != number || (entry.holds && exec != let_go)) continue;
+    if (!useless || exec < *useless) useless = exec;
   }
-  std::ranges::sort(useless);
-  const std::size_t too_many = group.execs > graphs ? group.execs - graphs : 0;
-  useless.resize(std::min(useless.size(), too_many));
   return useless;
 }
 
-void ExecTable::Forget(GroupNumber number, const std::vector<ExecNumber>& useless) {
-  for (const ExecNumber exec : useless) Destroyed(exec);
+void ExecTable::Forget(GroupNumber number, std::optional<ExecNumber> useless) {
+  if (useless) Destroyed(*useless);
   if (groups_.at(number).graphs == 0) groups_.erase(number);
 }
 

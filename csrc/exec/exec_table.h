@@ -69,13 +69,13 @@ class ExecTable {
   // An executable of the graph takes about so many bytes, as do all of its group. pre: the group
   // exists; it has no graph yet if it is kAlone.
   GraphNumber Add(GroupNumber group, uint64_t bytes = 0);
-  // A group whose last graph goes is gone too. Returns the executables that are of no more use, and
-  // forgets them.
-  std::vector<ExecNumber> Remove(GraphNumber graph);
+  // A group whose last graph goes is gone too. Returns the executable that is of no more use, if one
+  // is, and forgets it. Needs no memory.
+  std::optional<ExecNumber> Remove(GraphNumber graph);
 
   // The graph is not like the others of its group after all: it goes to a new one. Returns as
   // Remove(). pre: no executable holds it.
-  std::vector<ExecNumber> SetApart(GraphNumber graph);
+  std::optional<ExecNumber> SetApart(GraphNumber graph);
   GroupNumber GroupOf(GraphNumber graph) const { return graphs_.at(graph).group; }
   bool Contains(GroupNumber group) const { return groups_.contains(group); }
 
@@ -155,11 +155,11 @@ class ExecTable {
   std::vector<ExecNumber> Counted(GroupNumber group) const;
   Plan PlanToKeep(const Graph& graph, const Conditions& now) const;
   Plan PlanToGet(const Graph& graph, const Conditions& now) const;
-  // The executables that are of no more use once the group has so many graphs, and one of its executables
-  // holds nothing any more.
-  std::vector<ExecNumber> FindUseless(GroupNumber number, std::size_t graphs,
-                                      std::optional<ExecNumber> let_go) const;
-  void Forget(GroupNumber number, const std::vector<ExecNumber>& useless);
+  // The executable that is of no more use once the group has so many graphs, one fewer than now, and
+  // `let_go` holds nothing any more.
+  std::optional<ExecNumber> FindUseless(GroupNumber number, std::size_t graphs,
+                                        std::optional<ExecNumber> let_go) const;
+  void Forget(GroupNumber number, std::optional<ExecNumber> useless);
   // If the group has as many as graphs, and one of these is about to get another. pre: what is to be
   // destroyed so far is of the group.
   void DestroyEmptyOne(GroupNumber group, Plan* plan) const;

@@ -12,6 +12,7 @@ namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::Eq;
 using ::testing::IsEmpty;
 
 class ExecTableStaysTest : public ExecTableTest {
@@ -120,7 +121,7 @@ TEST_F(ExecTableStaysTest, TheLastGraphOfAGroupReplacesItsOwn) {
   ExecTable table(4);
   const auto graphs = AddGraphs(&table, 2);
   Run(&table, graphs[0]);
-  EXPECT_THAT(table.Remove(graphs[0]), IsEmpty());
+  EXPECT_THAT(table.Remove(graphs[0]), Eq(std::nullopt));
   EXPECT_EQ(Stay(&table, graphs[1], kLongStay).front(), Step::kUpdate);
   const ExecTable::Plan plan = PlanFor(table, graphs[1]);
   EXPECT_EQ(plan.step, Step::kMake);

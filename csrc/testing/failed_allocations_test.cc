@@ -33,6 +33,24 @@ TEST_F(FailedAllocationsTest, ASetIsMadeOrNot) {
   set->Check();
 }
 
+TEST_F(FailedAllocationsTest, AScopeInWhichNothingWasDoneEndsWithoutMemory) {
+  const PoolId id{0, 1};
+  PoolSet& set = *world_.set;
+  const auto end_without_memory = [&] {
+    const AllocationFault fault(1, /*for_good=*/true);
+    EXPECT_NO_THROW(set.EndScope(id)) << "who could not begin would leave it open for ever";
+  };
+  for (const ScopeKind kind : {ScopeKind::kCapture, ScopeKind::kEager}) {
+    set.BeginScope(id, kind);
+    end_without_memory();
+    set.BeginScope(id, ScopeKind::kCapture);
+    set.Free(set.Allocate(id, 4096, StreamId{1}).address);
+    set.EndScope(id);
+    set.BeginScope(id, kind);
+    end_without_memory();
+  }
+}
+
 TEST_F(FailedAllocationsTest, ExecTable) {
   ExecTable table(2);
   std::vector<GraphNumber> graphs;
@@ -48,7 +66,7 @@ TEST_F(FailedAllocationsTest, ExecTable) {
   GroupNumber group{};
   GraphNumber graph{};
   ExecNumber exec{};
-  std::vector<ExecNumber> useless;
+  std::optional<ExecNumber> useless;
   FailAll([&] { group = table.AddGroup(GroupKind::kShared); }, describe);
   graphs.reserve(100);
   for (int i = 0; i < 6; ++i) {
@@ -65,13 +83,13 @@ TEST_F(FailedAllocationsTest, ExecTable) {
   ExecTable::Plan plan;
   FailAll([&] { plan = table.PlanFor(graphs[4], idle); }, describe);
   FailAll([&] { useless = table.SetApart(graphs[5]); }, describe);
-  EXPECT_TRUE(useless.empty());
+  EXPECT_FALSE(useless);
   std::size_t gone = 0;
   while (!graphs.empty()) {
     const GraphNumber last = graphs.back();
     FailAll([&] { useless = table.Remove(last); }, describe);
     graphs.pop_back();
-    gone += useless.size();
+    gone += useless ? 1 : 0;
     table.Check();
   }
   EXPECT_EQ(gone, 4U);

@@ -35,9 +35,23 @@ DevicePools& PluggableAllocator::Pools(c10::DeviceIndex device) {
 
 void PluggableAllocator::CycleEagerPool(DevicePools& pools) {
   if (ServesMemPools()) return;
-  pools.set().EndScope(kEagerPool);
-  pools.set().BeginScope(kEagerPool, ScopeKind::kEager);
-  pools.set().Release(kEagerPool);  // BeginScope() added a user
+  const bool was_open = closed_.insert(pools.device()).second;
+  Undo closed([&] {
+    if (was_open) closed_.erase(pools.device());
+  });
+  if (was_open) pools.set().EndScope(kEagerPool);
+  closed.Keep();
+  OpenEagerPool(pools);
+}
+
+void PluggableAllocator::OpenEagerPool(DevicePools& pools) {
+  PoolSet& set = pools.set();
+  const auto closed = closed_.find(pools.device());
+  if (closed == closed_.end() && set.Contains(kEagerPool)) return;
+  set.BeginScope(kEagerPool, ScopeKind::kEager);
+  if (closed == closed_.end()) return;
+  set.Release(kEagerPool);  // BeginScope() added a user
+  closed_.erase(closed);
 }
 
 Block PluggableAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device,
@@ -45,7 +59,7 @@ Block PluggableAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device,
   const std::lock_guard lock(mutex_);
   DevicePools& pools = Pools(device);
   PoolSet& set = pools.set();
-  if (!set.Contains(kEagerPool)) set.BeginScope(kEagerPool, ScopeKind::kEager);
+  OpenEagerPool(pools);
   const uint64_t reserved = set.Stats(kEagerPool).reserved_bytes;
   const Block block = set.Allocate(kEagerPool, bytes, ToStreamId(stream));
   // It had to grow: what other streams have freed may help the next time.
@@ -111,7 +125,11 @@ void PluggableAllocator::Free(void* pointer) {
                   Hex(reinterpret_cast<Address>(pointer)) +
                   "; it was not allocated by cudagraph_pool_malloc, or freed before");
   // Its memory goes once no segment of a MemPool is left in it, as cudaFree() would give it back.
-  if (ServesMemPools() && CloseIfEmpty(*pools)) FreeUnused();
+  // Nor may the caller take for alive what is freed: it would hand it out again.
+  if (!ServesMemPools()) return;
+  WithWarnings("giving back the memory of a MemPool", [&] {
+    if (CloseIfEmpty(*pools)) FreeUnused();
+  });
 }
 
 bool PluggableAllocator::CloseIfEmpty(DevicePools& pools) {
@@ -121,7 +139,8 @@ bool PluggableAllocator::CloseIfEmpty(DevicePools& pools) {
       set.Stats(kEagerPool).live_blocks > 0) {
     return false;
   }
-  set.EndScope(kEagerPool);
+  if (!closed_.contains(pools.device())) set.EndScope(kEagerPool);
+  closed_.erase(pools.device());
   set.Release(kEagerPool);
   return true;
 }

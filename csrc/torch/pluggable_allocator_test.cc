@@ -381,6 +381,49 @@ TEST_F(PluggableAllocatorTest, ASegmentOfAMemPoolIsNotGraphAllocators) {
 }
 
 // Whose scope ends and begins whenever it has grown; a thread that comes between finds none.
+TEST_F(PluggableAllocatorTest, EagerMemoryIsThereAgainAfterACallOfTheDriverThatFailed) {
+  bool failed = true;
+  for (int64_t number = 1; failed; ++number) {
+    device_ = current_device = fake_cuda::NextDevice();
+    PluggableAllocator plain;
+    const auto malloc = [&](size_t bytes, uintptr_t stream) {
+      return plain.Malloc(bytes, device_, Stream(stream));
+    };
+    host().HoldEvents(true);
+    plain.RecordStream(this, Stream(2));  // torch calls the hooks
+    plain.Free(malloc(kPage, 2));
+    malloc(kPage, 3);  // grows, and what the other stream has freed is marked
+    faults::Arm(faults::Kind::kDriver, number);
+    try {
+      malloc(2 * kPage, 3);
+    } catch (const std::exception&) {  // the pool may be closed now
+    }
+    failed = faults::Disarm();
+    EXPECT_NO_THROW(malloc(kPage, 3)) << "call " << number;
+  }
+}
+
+TEST_F(PluggableAllocatorTest, WhatIsFreedIsFreedWhateverFollows) {
+  Installed().store(native_);
+  for (const faults::Kind kind : {faults::Kind::kDriver, faults::Kind::kMemory}) {
+    bool failed = true;
+    for (int64_t number = 1; failed; ++number) {
+      device_ = current_device = fake_cuda::NextDevice();
+      void* const segment = Malloc(kPage);
+      bool threw = false;
+      faults::Arm(kind, number);
+      try {
+        plain_.Free(segment);
+      } catch (const std::exception&) {
+        threw = true;
+      }
+      failed = faults::Disarm();
+      EXPECT_EQ(set().TotalStats().live_blocks, threw ? 1U : 0U)
+          << "torch keeps a segment that it could not free, call " << number;
+    }
+  }
+}
+
 TEST_F(PluggableAllocatorTest, ThreadsAllocateWhileThePoolGrows) {
   std::atomic<int> failures{0};
   for (int round = 0; round < 1000; ++round) {

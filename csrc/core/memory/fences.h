@@ -109,8 +109,8 @@ class FenceTable {
   // Of the fences in use those that are no proof fences: a capture may have very many of these.
   std::vector<FenceId> listed_;
   std::vector<FenceId> unused_;
-  std::vector<bool>
-      opened_;  // what Opened() returned last; this and the others have room for fences_
+  // What Opened() returned last. This and the others have room for fences_, and for one.
+  std::vector<bool> opened_ = std::vector<bool>(1);
 };
 
 }  // namespace cgp
