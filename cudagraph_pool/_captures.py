@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
@@ -210,6 +210,7 @@ class Backward:
         reads: The outputs that it reads itself, as numbers of leaves.
         reads_elsewhere: What it reads that lies neither in the pool nor in an input: parameters,
             buffers, what the function has found elsewhere.
+        reached_from: Of each input and parameter the outputs that its gradient comes from.
     """
 
     graph: Replayable
@@ -220,6 +221,7 @@ class Backward:
     grad_parameters: list[Tensor | None]
     reads: list[int]
     reads_elsewhere: list[Tensor]
+    reached_from: list[set[int]]
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -277,6 +279,7 @@ def capture(
     size: Size,
     before: Usage,
     gradient_buffers: GradientBuffers,
+    trains: bool,
 ) -> tuple[Captured, Usage]:
     """Captures what ``function`` does with ``statics``, and its backward pass if there is one.
 
@@ -284,15 +287,15 @@ def capture(
 
     Arguments:
         before: What is used now. Returned is also what is used then.
+        trains: Whether its outputs lead to something that gets gradients.
     """
     began = time.perf_counter()
     inputs = [static.tensor for static in statics]
     owner = Owner(captures, inputs)
     results: list[tuple[list[Any], pytree.TreeSpec]] = []
-    saved: dict[int, Tensor | None] = {}
+    saved = _Saved(captures, inputs)
     with _no_autocast_cache():
-        noting = _noting_saved(saved, captures, inputs) if torch.is_grad_enabled() else None
-        with noting or no_hooks_of_the_caller():
+        with saved.noting() if trains else no_hooks_of_the_caller():
             forward = captures.capture(lambda: results.append(_leaves_apart(function(), inputs)))
         after = captures.usage()
         owner.graphs.append(forward)
@@ -322,7 +325,7 @@ def _capture_backward(
     captures: Captures,
     inputs: list[Tensor],
     leaves: list[Any],
-    saved: dict[int, Tensor | None],
+    saved: _Saved,
     owner: Owner,
     gradient_buffers: GradientBuffers,
 ) -> Backward | None:
@@ -346,6 +349,7 @@ def _capture_backward(
     if not differentiable + parameters:
         return None
     grad_outputs = gradient_buffers(places, outputs)
+    reached = {n: {id(x) for x in find_leaves([leaves[n]])} for n in places}
     gradients: list[Tensor | None] = []
 
     def run() -> None:
@@ -362,11 +366,10 @@ def _capture_backward(
 
     graph = captures.capture(run)
     owner.graphs.append(graph)
-    elsewhere = {address: x for address, x in saved.items() if x is not None}
-    read_parameters = {_address(x): x for x in parameters if _address(x) in saved}
     lent = [None if g is None else _lend(g, owner) for g in gradients]
     gradients.clear()
     of_inputs = iter(lent)
+    tensors = [n for n, x in enumerate(leaves) if isinstance(x, Tensor)]
     return Backward(
         graph,
         places,
@@ -374,8 +377,9 @@ def _capture_backward(
         parameters,
         [next(of_inputs) if x.requires_grad else None for x in inputs],
         list(of_inputs),
-        [n for n, x in enumerate(leaves) if isinstance(x, Tensor) and _address(x) in saved],
-        list({**elsewhere, **read_parameters}.values()),
+        [n for n in tensors if _address(leaves[n]) in saved.addresses],
+        saved.elsewhere(parameters),
+        [{n for n in places if id(x) in reached[n]} for x in (*inputs, *parameters)],
     )
 
 
@@ -389,7 +393,7 @@ def find_leaves(outputs: Sequence[Tensor]) -> list[Tensor]:
         if node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):
+        if type(node).__name__ == "AccumulateGrad":
             leaves.append(node.variable)
         waiting += [following for following, _ in node.next_functions if following is not None]
     return list({id(leaf): leaf for leaf in leaves}.values())
@@ -421,26 +425,44 @@ def no_hooks_of_the_caller() -> AbstractContextManager[Any]:
     return hooks
 
 
-def _noting_saved(
-    saved: dict[int, Tensor | None], captures: Captures, inputs: Sequence[Tensor]
-) -> AbstractContextManager[Any]:
-    """Notes where the tensors lie that autograd saves, and those that others can change. Without
-    their history, or they would keep it, and be kept by it; and none of the pool, whose memory they
-    would keep from what comes next.
+class _Saved:
+    """What a backward pass reads of what autograd has saved for it. Noted when it does: a branch
+    that leads to no gradient saves as well.
     """
-    read = {_address(tensor) for tensor in inputs}
 
-    def pack(tensor: Tensor) -> Tensor:
-        apart, address = tensor.detach(), _address(tensor)
-        if address not in saved:
-            is_elsewhere = address not in read and not captures.holds(tensor)
-            saved[address] = apart if is_elsewhere else None
-        return apart
+    def __init__(self, captures: Captures, inputs: Sequence[Tensor]) -> None:
+        self.addresses: set[int] = set()  # of the memory it lies in
+        self._elsewhere: dict[Hashable, Tensor] = {}
+        self._captures = captures
+        self._inputs = {_address(tensor) for tensor in inputs}
 
-    noting: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(
-        pack, lambda tensor: tensor
-    )
-    return noting
+    def elsewhere(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """What lies neither in the pool nor in an input: parameters, and others that are read."""
+        read = [x for x in parameters if _address(x) in self.addresses]
+        known = {self._key(x) for x in read}
+        return read + [x for key, x in self._elsewhere.items() if key not in known]
+
+    def noting(self) -> AbstractContextManager[Any]:
+        """Notes what autograd saves within, once it is read. Without its history, or the hooks
+        would keep that, and be kept by it.
+        """
+        hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(
+            Tensor.detach, self._note
+        )
+        return hooks
+
+    def _note(self, tensor: Tensor) -> Tensor:
+        if tensor.layout == torch.strided and type(tensor) in (Tensor, torch.nn.Parameter):
+            address = _address(tensor)
+            self.addresses.add(address)
+            if address not in self._inputs and not self._captures.holds(tensor):
+                self._elsewhere.setdefault(self._key(tensor), tensor)
+        return tensor
+
+    @staticmethod
+    def _key(tensor: Tensor) -> Hashable:
+        """Tensors of one memory may count their changes apart."""
+        return tensor.data_ptr(), tensor.numel()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -82,6 +82,7 @@ class Program:
         # all sizes below.
         self._are_nested = all(given.is_nested for given in self._inputs)
         self._filled: Size | None = None
+        self._trains = False  # its outputs lead to something that gets gradients
         self.captured: dict[Size, Captured] = {}
 
     def size_of(self, call: Call) -> Size:
@@ -109,8 +110,9 @@ class Program:
             self._statics = StaticInputs(self._inputs, self._captures.device, sizes)
 
         def outputs_at(at: Size) -> list[Output]:
+            outputs = describe(self._run(call, size, at, times=1, thoroughly=True)[0])
             self._ran.add(at)
-            return describe(self._run(call, size, at, times=1, thoroughly=True)[0])
+            return outputs
 
         if self._cuts is None:
             self._cuts = Cuts(outputs_at, bucket, _neighbours(bucket, self._buckets))
@@ -137,6 +139,7 @@ class Program:
             bucket,
             before,
             lambda places, outputs: self._gradients_at(places, outputs, bucket),
+            self._trains,
         )
         self._refuse_changes([s.tensor._version for s in statics], before_it)
         self._cuts.check(describe(pytree.tree_unflatten(captured.leaves, captured.tree)), bucket)
@@ -206,6 +209,7 @@ class Program:
         outputs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
         differentiable = find_leaves(outputs)
         if differentiable:
+            self._trains = True
             with torch.autocast(self._captures.device.type, enabled=False):
                 gradients = torch.autograd.grad(
                     outputs,
@@ -298,7 +302,7 @@ class Plan:
             try:
                 self._copy_in(tensors)
             except BaseException:
-                turns.take("a call that failed")  # some inputs are overwritten
+                turns.take("a call that failed", writes=False)  # but to some inputs
                 raise
             number = turns.take(self._what)
             # Who has saved what the last call returned for a backward pass gets autograd's error.
@@ -352,6 +356,7 @@ class Plan:
                     "with clone_outputs=True to the GraphRunner"
                 )
             self._captures.order(self.captured)
+            undefined = {place for place in backward.gradients_of if gradients[place] is None}
             for place, static in zip(backward.gradients_of, backward.grad_outputs, strict=True):
                 gradient = gradients[place]
                 if gradient is None:
@@ -362,7 +367,10 @@ class Plan:
                 backward.graph.replay()
             else:
                 self._replay_noted(backward.graph)
-            return _copies(self._input_gradients + backward.grad_parameters)
+            # What only outputs without a gradient lead to gets none either, as in eager.
+            left = self._input_gradients + backward.grad_parameters
+            defined = [not reached <= undefined for reached in backward.reached_from]
+            return _copies([x if is_ else None for x, is_ in zip(left, defined, strict=True)])
 
     def _replay_noted(self, graph: Replayable) -> Span:
         """Marks around it; of the first time it is noted what the driver takes for its executable,
@@ -427,7 +435,9 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         ctx.plan = plan
         ctx.is_done = False
-        leaves, ctx.number = plan.launch(tensors[: len(plan.captured.statics)], clone)
+        inputs = tensors[: len(plan.captured.statics)]
+        ctx.save_for_backward(*(x for x in inputs if x.requires_grad))
+        leaves, ctx.number = plan.launch(inputs, clone)
         ctx.read = plan.read_by_backward(leaves, clone)
         ctx.states = _states(ctx.read)
         outputs = [leaves[place] for place in plan._tensor_places]
@@ -453,37 +463,41 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
             launched = plan.launch_backward(ctx.number, ctx.read, ctx.states, by_place)
         ctx.is_done = True
         if torch.is_grad_enabled():  # create_graph=True
-            launched = _once(launched)
+            backward = plan.captured.backward
+            assert backward is not None
+            depend_on = [*ctx.saved_tensors, *backward.parameters, *gradients]
+            launched = list(_Once.apply(len(launched), *launched, *depend_on))
         return (None, None, *launched)
 
 
-def _once(gradients: list[Tensor | None]) -> list[Tensor | None]:
-    """Gradients whose own backward pass raises an error. As
-    :func:`torch.autograd.function.once_differentiable` does, which lets them pass for constants
-    where the gradients that came in were: they depend on weights all the same.
-    """
-    fail = torch._C._functions.DelayedError(
-        b"the backward pass of a GraphRunner's call is a graph, which cannot be differentiated "
-        b"again: capture what needs second derivatives together with its gradients",
-        len(gradients),
-    )
-    leaves = [None if g is None else g.detach().requires_grad_() for g in gradients]
-    failing: list[Tensor | None] = list(fail(*leaves))
-    return failing
+class _Once(torch.autograd.Function):  # type: ignore[misc]
+    """Gradients, with what they depend on behind them: who differentiates them gets an error."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(None if x is None else x.detach() for x in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> NoReturn:
+        raise RuntimeError(
+            "the backward pass of a GraphRunner's call is a graph, which cannot be differentiated "
+            "again: capture what needs second derivatives together with its gradients"
+        )
 
 
-def _neighbours(size: Size, buckets: Buckets) -> list[Size | None]:
-    """For each axis a size that differs along it only; None where no call is ever padded.
+def _neighbours(size: Size, buckets: Buckets) -> list[list[Size]]:
+    """For each axis sizes that differs along it only, the best first; none where no call is ever
+    padded.
 
-    The smallest that is listed, since what a function does for few rows only shows there; where
-    none is, that with one row, or two.
+    The smallest there is, since what a function does for one row only shows there; then the
+    smallest that is listed, for a function that cannot run at others.
     """
     listed = buckets.listed()
-    found: list[Size | None] = []
+    found: list[list[Size]] = []
     for axis, extent in enumerate(size):
-        never_padded = bool(listed) and all(other[axis] == 1 for other in listed)
         before, behind = size[:axis], size[axis + 1 :]
         beside = [n for n in listed if n != size and (n[:axis], n[axis + 1 :]) == (before, behind)]
-        made = (*before, 1 if extent > 1 else 2, *behind)
-        found.append(None if never_padded else min(beside, default=made))
+        smallest = (*before, 1 if extent > 1 else 2, *behind)
+        never_padded = bool(listed) and all(other[axis] == 1 for other in listed)
+        found.append([] if never_padded else [smallest, *sorted(beside)[:1]])
     return found

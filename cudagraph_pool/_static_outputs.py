@@ -6,6 +6,7 @@ another one is replayed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -68,8 +69,8 @@ class Cuts:
     Arguments:
         outputs_at: Returns what the function returns at a size.
         size: One that will be captured.
-        neighbours: For each axis a size that differs from ``size`` along it only; None where
-            every call is as large as its bucket.
+        neighbours: For each axis sizes that differ from ``size`` along it only, the first of which
+            the function can run at is taken; none where every call is as large as its bucket.
 
     Raises:
         ValueError: What the function returns depends on the size in a way that cannot be cut.
@@ -79,15 +80,15 @@ class Cuts:
         self,
         outputs_at: Callable[[Size], list[Output]],
         size: Size,
-        neighbours: Sequence[Size | None],
+        neighbours: Sequence[Sequence[Size]],
     ) -> None:
         here = outputs_at(size)
         self._captured_first = size, here
         self._dims: list[list[tuple[int, int]]] = [[] for _ in here]  # of each: (axis, dimension)
-        for axis, neighbour in enumerate(neighbours):
-            if neighbour is None:
+        for axis, candidates in enumerate(neighbours):
+            if not candidates:
                 continue
-            there = outputs_at(neighbour)
+            neighbour, there = _first_that_runs(outputs_at, candidates)
             _check_paths(here, there, size, neighbour)
             for dims, a, b in zip(self._dims, here, there, strict=True):
                 dims += [(axis, dim) for dim in _follows(a, b, size, neighbour, axis)]
@@ -120,6 +121,15 @@ class Cuts:
             if size[axis] < output.shape[dim]:
                 output = output.narrow(dim, 0, size[axis])
         return output
+
+
+def _first_that_runs(
+    outputs_at: Callable[[Size], list[Output]], candidates: Sequence[Size]
+) -> tuple[Size, list[Output]]:
+    for size in candidates[:-1]:
+        with contextlib.suppress(RuntimeError, IndexError, AssertionError):
+            return size, outputs_at(size)
+    return candidates[-1], outputs_at(candidates[-1])
 
 
 def _check_paths(a: list[Output], b: list[Output], size: Size, other: Size) -> None:

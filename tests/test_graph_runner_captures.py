@@ -702,3 +702,14 @@ def test_outputs_that_are_not_strided() -> None:
     for output, kind in ((rows(2).to_sparse(), "of layout torch.sparse_coo"), (nested, "nested")):
         with pytest.raises(TypeError, match=f"output is {kind}; what a graph leaves must be"):
             runner(lambda x, output=output: output)(rows(2))
+
+
+def test_what_a_padded_size_would_be_wrong_for() -> None:
+    """Listed sizes may agree where those of calls do not."""
+    functions: list[Callable[[Tensor], Any]] = [
+        lambda x: (x.sum(1), len(x) % 2 == 0),
+        lambda x: nn.functional.pad(x, (0, 0, 0, -len(x) % 4)),
+    ]
+    for function in functions:
+        with pytest.raises(ValueError, match=r"padded size would be wrong|its padding lies"):
+            runner(function, [4, 8])(torch.ones(3, 2))

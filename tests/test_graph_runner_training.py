@@ -307,10 +307,11 @@ def test_a_backward_pass_is_not_differentiated_again() -> None:
     w = nn.Parameter(torch.full((2,), 2.0))
     run = runner(lambda z: (z * w) ** 2, [4])
     x = torch.ones(4, 2, requires_grad=True)
-    (gradient,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
-    torch.testing.assert_close(gradient, torch.full((4, 2), 8.0))
-    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
-        gradient.square().sum().backward()
+    for differentiate in (Tensor.backward, lambda loss: torch.autograd.grad(loss, w)):
+        (gradient,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
+        torch.testing.assert_close(gradient, torch.full((4, 2), 8.0))
+        with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+            differentiate(gradient.square().sum() + w.sum())
 
 
 def test_whatever_the_backward_pass_reads_must_stay() -> None:
@@ -347,3 +348,46 @@ def test_gradients_that_are_not_strided() -> None:
     embedding = nn.Embedding(5, 3, sparse=True)
     with pytest.raises(TypeError, match=r"the gradient of .* \(5, 3\) is of layout torch.sparse"):
         runner(embedding)(torch.tensor([1, 2]))
+
+
+def test_weights_of_one_memory_count_their_changes_apart() -> None:
+    """As those that are parts of one buffer for all of a layer's."""
+    flat = torch.arange(12.0) + 1
+    a, b = nn.Parameter(torch.zeros(6)), nn.Parameter(torch.zeros(6))
+    frozen = [flat.data[:6].data, flat.data[6:].data]
+    a.data, b.data = flat[:6], flat[6:]
+    for weights in ((a, b), frozen):
+        run = runner(lambda x, weights=weights: x * weights[0] * weights[1], [4])
+        out = run(rows(4, requires_grad=True))
+        with torch.no_grad():
+            weights[1].mul_(10)
+        with pytest.raises(RuntimeError, match="was changed in place"):
+            out.sum().backward()
+
+
+def test_what_no_gradient_needs_may_change() -> None:
+    average, w = torch.ones(6), nn.Parameter(torch.ones(6))
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * w
+        return y, (y * average).sum().detach()
+
+    out, _ = runner(step, [4])(rows(4, requires_grad=True))
+    average.mul_(0.9)
+    out.sum().backward()
+
+
+def test_weights_that_an_undefined_gradient_leads_to_get_none() -> None:
+    """So that an optimizer leaves them alone."""
+    used, unused = nn.Linear(6, 6), nn.Linear(6, 6)
+    out, _ = runner(lambda x: (used(x), unused(x)), [4])(rows(4))
+    out.sum().backward()
+    assert used.weight.grad is not None
+    assert unused.weight.grad is None
+
+
+def test_a_function_of_its_own_gradients() -> None:
+    """torch.func refuses hooks on what is saved."""
+    grad = torch.func.grad(lambda x: (x**2).sum())
+    x = rows(4)
+    assert tree_equal(runner(grad, [4])(x), grad(x))
