@@ -9,7 +9,6 @@ from typing import Any
 
 from _team import Team, Worker, ratio, times
 
-ALLOCATORS = ("stock", "expandable", "ours")
 ORDERS = ("asc", "desc", "shuffled")
 
 

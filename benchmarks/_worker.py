@@ -1,5 +1,5 @@
-"""A process that captures under one allocator, for const_memory.py, two_streams.py,
-shared_execs.py and multi_stream.py: what _team.Worker starts.
+"""A process that captures under one allocator, for const_memory.py, shared_execs.py and
+multi_stream.py: what _team.Worker starts.
 
 Imports at once, and then takes commands as JSON lines and answers likewise: ``imported`` once that
 is done, ``prepare`` to make what is captured and warm it up, and any method of that.

@@ -8,8 +8,13 @@ everything was measured and every output is right, 1 if not, 2 for wrong argumen
     python benchmarks/const_memory.py --output results.json
     python benchmarks/const_memory.py --workloads mlp llama --orders asc --output results.json
     python benchmarks/const_memory.py --workloads held-out --output held_out.json
+    python benchmarks/const_memory.py --workloads two-streams --allocators stock option ours \
+        --orders asc --output two_streams.json
 
 ``held-out`` stands for models that nothing was tuned on, each with outputs kept and released.
+``two-streams`` stands for a feed-forward stack whose weights are copied on a side stream while the
+layer before computes, and for blocks of two branches. Of these ours may not reserve more than stock
+or ``option``, which is PyTorch's graph_capture_record_stream_reuse.
 """
 
 from __future__ import annotations
@@ -22,16 +27,18 @@ from pathlib import Path
 from typing import Any
 
 from _command import add_some, device, new_parser, new_report, positive, write_report
-from _row import ALLOCATORS, ORDERS, Row
+from _row import ORDERS, Row
 from _team import Worker, end
-from readme_table import table
+from readme_table import TWO_STREAMS, table
 
+ALLOCATORS = ("stock", "expandable", "ours")
 WORKLOADS = ("seed", "mlp", "llama", "resnet50", "gpt2")
 HELD_OUT = tuple(
     f"{model}{kept}"
     for model in ("bert", "fcn_resnet50", "swin_t", "t5", "efficientnet_b0", "vit_b_16_training")
     for kept in ("", "-kept")
 )
+GROUPS = {"held-out": HELD_OUT, "two-streams": tuple(TWO_STREAMS)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,13 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
-    names = (*WORKLOADS, *HELD_OUT)
-    said = f"of {', '.join(names)}; held-out: all after the first five, which are the default"
+    names = [*WORKLOADS, *(name for group in GROUPS.values() for name in group)]
+    said = f"of {', '.join([*names, *GROUPS])}; default: the first five"
     of_workloads = {"default": list(WORKLOADS), "metavar": "NAME", "help": said}
-    add_some(parser, "--workloads", (*names, "held-out"), **of_workloads)
+    add_some(parser, "--workloads", (*names, *GROUPS), **of_workloads)
     add_some(parser, "--orders", ORDERS)
-    said = "stock is always measured: the minimum and the ratios need it"
-    add_some(parser, "--allocators", ALLOCATORS, help=said)
+    said = f"default: {' '.join(ALLOCATORS)}; stock is always measured: the ratios need it"
+    of_allocators = {"default": list(ALLOCATORS), "help": said}
+    add_some(parser, "--allocators", (*ALLOCATORS, "option"), **of_allocators)
     parser.add_argument("--repeats", type=positive, default=7, help="captures of each row")
     parser.add_argument("--rounds", type=positive, default=7, help="of replays, in turn")
     parser.add_argument("--seed", type=int, default=0, help="of shuffles and inputs")
@@ -68,8 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> list[str]:
     """Measures each workload in each order and writes the report; returns what failed."""
     names = ["stock", *(name for name in options.allocators if name != "stock")]
-    names_of = {"held-out": HELD_OUT}
-    asked = [name for given in options.workloads for name in names_of.get(given, (given,))]
+    asked = [name for given in options.workloads for name in GROUPS.get(given, (given,))]
     jobs = [(workload, order) for workload in asked for order in options.orders]
     rows: list[dict[str, Any]] = []
     report["rows"] = rows
@@ -96,7 +103,7 @@ def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> li
     finally:
         end(workers.values())
         end(following.values())
-    return [problem for row in rows for problem in problems_of(row)]
+    return [*(problem for row in rows for problem in problems_of(row)), *above(rows)]
 
 
 def problems_of(row: dict[str, Any]) -> list[str]:
@@ -109,6 +116,20 @@ def problems_of(row: dict[str, Any]) -> list[str]:
     if row["allocator"] == "ours" and row["outputs"]["differ"]:
         return [f"{name}: WRONG at sizes {row['outputs']['differ']}"]
     return []
+
+
+def above(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Which models on two streams reserve more on ours than on stock or with its option."""
+    reserved: dict[tuple[str, str], dict[str, int]] = {}
+    for row in rows:
+        if row["workload"] in TWO_STREAMS and row["reserved_bytes"] is not None:
+            of = reserved.setdefault((row["workload"], row["order"]), {})
+            of[row["allocator"]] = row["reserved_bytes"]
+    return [
+        f"{workload} {order}: reserves MORE than stock or the option"
+        for (workload, order), of in reserved.items()
+        if any(of.get("ours", 0) > of[name] for name in ("stock", "option") if name in of)
+    ]
 
 
 if __name__ == "__main__":

@@ -73,10 +73,11 @@ def table(report: Row) -> list[str]:
     if isinstance(report["rows"], dict):
         is_footprint = all(isinstance(row, dict) for row in report["rows"].values())
         return (footprint_table if is_footprint else shared_execs_table)(report)
-    first = report["rows"][0] if report["rows"] else {}
+    rows = report["rows"]
+    first = rows[0] if rows else {}
     if "allocators" in first:
         return multi_stream_table(report)
-    if first.get("workload") in TWO_STREAMS:
+    if rows and all(row.get("workload") in TWO_STREAMS for row in rows):
         return two_streams_table(report)
     return graph_runner_table(report) if "model" in first else const_memory_table(report)
 
@@ -262,7 +263,7 @@ def shared_execs_table(report: Row) -> list[str]:
 
 
 def two_streams_table(report: Row) -> list[str]:
-    """The models of two_streams.py."""
+    """Models on two streams, of const_memory.py."""
     rows = report["rows"]
     lines = []
     for key in dict.fromkeys((row["workload"], row["order"]) for row in rows):

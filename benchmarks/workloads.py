@@ -1,5 +1,5 @@
-"""What is captured: by const_memory.py, each of whose workloads repeats what one of the recorded
-traces captured, by two_streams.py and by shared_execs.py.
+"""What is captured by const_memory.py and by shared_execs.py. Each workload that const_memory.py
+measures by default repeats what one of the recorded traces captured.
 """
 
 from __future__ import annotations
