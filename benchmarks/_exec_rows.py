@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from _exec_schedules import SCHEDULES, schedule, steps_for
-from _team import Team, Worker, median, median_ratio, ratio
+from _team import Team, median, median_ratio, ratio
 
 BOUNDS = ("none", "1", "2", "4", "8", "16", "default", "budget")
 
@@ -29,11 +29,6 @@ class Job:
     workload: str
     sections: tuple[str, ...]
     configs: tuple[str, ...]
-
-    def start(self, timeout: float) -> dict[str, Worker]:
-        return {
-            config: Worker(["execs", self.workload], config, timeout) for config in self.configs
-        }
 
 
 def jobs_of(options: argparse.Namespace) -> list[Job]:
@@ -72,18 +67,11 @@ class JobRun:
         self._found = found
         self._keys: list[int] = []
 
-    def measure(self, timed: Callable[[], object]) -> None:
-        """
-        Args:
-            timed: called before the first time that is taken; returns once nothing that was
-                started beside this job can disturb it.
-        """
+    def measure(self) -> None:
         with self._found.timed("prepare"):
             for keys in self._team.at_once("prepare").values():
                 self._keys = keys
         self._measure("memory", self._memory)
-        with self._found.timed("prepare"):
-            timed()
         self._measure("decode", self._decode)
         for config, error in self._team.errors.items():
             self._found.errors.append(
@@ -97,7 +85,7 @@ class JobRun:
                     self._found.rows.setdefault(section, []).extend(measure())
 
     def _memory(self) -> list[dict[str, Any]]:
-        answers = self._team.all(lambda _, worker: worker.ask("memory", seed=self._options.seed))
+        answers = self._team.ask("memory", seed=self._options.seed)
         stock = answers.get("stock")
         stock_bytes = most_bytes(stock) if stock else None
         return [
@@ -156,9 +144,7 @@ class JobRun:
         """Of the sizes in turn, once all of them have run."""
         seconds = None
         for _ in range(2):
-            answers = self._team.all(
-                lambda _, worker: worker.ask("decode", before=[], timed=self._keys, read_back=False)
-            )
+            answers = self._team.ask("decode", before=[], timed=self._keys, read_back=False)
             seconds = answers.get("stock")
         return None if seconds is None else seconds / len(self._keys)
 

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,38 +122,41 @@ def environment_of(allocator: str) -> dict[str, str]:
 
 
 class Team:
-    """Workers by allocator. One that fails is out; :attr:`errors` says why."""
+    """Processes side by side, one for each allocator: what ``with`` starts and ends. One that fails
+    is out; :attr:`errors` says why.
 
-    def __init__(self, workers: Mapping[str, Worker]) -> None:
-        self.names = tuple(workers)
+    Args:
+        what: see :class:`Worker`.
+        names: of the allocators.
+        timeout: seconds that an answer may take.
+    """
+
+    def __init__(self, what: Sequence[str], names: Sequence[str], timeout: float) -> None:
+        self.names = tuple(names)
         self.errors: dict[str, str] = {}
-        self._alive = dict(workers)
+        self._workers = {name: Worker(what, name, timeout) for name in names}
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._alive
+    def __enter__(self) -> Team:
+        return self
 
-    def all(
-        self, call: Callable[[str, Worker], Any], only: str | None = None, backwards: bool = False
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers.values():
+            worker.hang_up()
+        for worker in self._workers.values():
+            worker.wait()
+
+    def ask(
+        self, command: str, names: Sequence[str] | None = None, **arguments: Any
     ) -> dict[str, Any]:
-        """Calls every worker that is still well, one at a time, so that none disturbs another's
-        times; returns the answers by name.
+        """Asks those that are still well, one at a time, so that none disturbs another's times;
+        returns the answers by name.
         """
-        answers = {}
-        names = [only] if only else list(self._alive)
-        for name in reversed(names) if backwards else names:
-            if name not in self._alive:
-                continue
-            try:
-                answers[name] = call(name, self._alive[name])
-            except WorkerError as error:
-                self.errors[name] = str(error)
-                del self._alive[name]
-        return answers
+        return self._each(lambda worker: worker.ask(command, **arguments), names)
 
     def at_once(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Asks everybody something whose time does not count."""
-        self.all(lambda _, worker: worker.send(command, **arguments))
-        return self.all(lambda _, worker: worker.answer(command))
+        self._each(lambda worker: worker.send(command, **arguments))
+        return self._each(lambda worker: worker.answer(command))
 
     def in_turn(self, rounds: int, command: str, **arguments: Any) -> dict[str, list[Any]]:
         """Asks everybody as often, each second time in the opposite order: clocks and heat drift,
@@ -161,19 +164,31 @@ class Team:
         """
         answers: dict[str, list[Any]] = {name: [] for name in self.names}
         for number in range(rounds):
-            for name, answer in self.all(
-                lambda name, worker: worker.ask(command, **arguments), backwards=number % 2 == 1
-            ).items():
+            names = self.names[::-1] if number % 2 else self.names
+            for name, answer in self.ask(command, names, **arguments).items():
                 answers[name].append(answer)
         return answers
 
     def replay_passes(self) -> int:
         """How many replays make a round."""
-        first = self.all(lambda name, worker: worker.ask("replay", times=1))
+        first = self.ask("replay", times=1)
         if not first:
             return 1
         shortest: float = min(first.values())
         return max(1, min(_MAX_PASSES, math.ceil(_ROUND_SECONDS / shortest)))
+
+    def _each(
+        self, call: Callable[[Worker], Any], names: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        answers = {}
+        for name in self.names if names is None else names:
+            if name in self.errors:
+                continue
+            try:
+                answers[name] = call(self._workers[name])
+            except WorkerError as error:
+                self.errors[name] = str(error)
+        return answers
 
 
 def run_apart(
@@ -202,15 +217,6 @@ def run_apart(
         words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         raise WorkerError(f"ended with code {done.returncode}: {words[-1] if words else ''}")
     return json.loads(lines[-1]), done.stderr
-
-
-def end(workers: Iterable[Worker]) -> None:
-    """Lets all of them end."""
-    workers = list(workers)
-    for worker in workers:
-        worker.hang_up()
-    for worker in workers:
-        worker.wait()
 
 
 def times(

@@ -1,14 +1,13 @@
 """A process that captures under one allocator, for const_memory.py, shared_execs.py and
 multi_stream.py: what _team.Worker starts.
 
-Imports at once, and then takes commands as JSON lines and answers likewise: ``imported`` once that
-is done, ``prepare`` to make what is captured and warm it up, and any method of that.
+Imports at once, and then takes commands as JSON lines and answers likewise: ``prepare`` to make
+what is captured and warm it up, and any method of that.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import sys
@@ -18,13 +17,6 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from _team import SETTINGS
-
-# What a workload imports late; imported here while the parent still measures something else.
-_LATE_IMPORTS = {
-    "resnet50": "torchvision.models",
-    "gpt2": "transformers.models.gpt2.modeling_gpt2",
-    "deep": "transformers.models.gemma2.modeling_gemma2",
-}
 
 # Makes what is captured, once there is a device.
 Maker = Callable[[Any], Any]
@@ -64,16 +56,11 @@ class Server:
     def __init__(self, kind: str, names: Sequence[str], allocator: str) -> None:
         import torch  # noqa: F401  # slow, and needs no device
 
-        for name in names:
-            if name in _LATE_IMPORTS:
-                importlib.import_module(_LATE_IMPORTS[name])
         self._make = KINDS[kind](names, allocator)
         self._allocator = allocator
         self._captures: Any = None
 
     def answer(self, command: str, **arguments: Any) -> Any:
-        if command == "imported":
-            return None
         if command == "prepare":
             return self._prepare()
         return getattr(self._captures, command)(**arguments)

@@ -20,6 +20,7 @@ or ``option``, which is PyTorch's graph_capture_record_stream_reuse.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -27,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from _command import add_some, device, new_parser, new_report, positive, write_report
-from _row import ORDERS, Row
-from _team import Worker, end
+from _row import ORDERS, measure_row
+from _team import Team
 from readme_table import TWO_STREAMS, table
 
 ALLOCATORS = ("stock", "expandable", "ours")
@@ -77,32 +78,14 @@ def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> li
     """Measures each workload in each order and writes the report; returns what failed."""
     names = ["stock", *(name for name in options.allocators if name != "stock")]
     asked = [name for given in options.workloads for name in GROUPS.get(given, (given,))]
-    jobs = [(workload, order) for workload in asked for order in options.orders]
     rows: list[dict[str, Any]] = []
     report["rows"] = rows
-
-    def start_row(job: int) -> dict[str, Worker]:
-        return {name: Worker(["graphs", jobs[job][0]], name, options.timeout) for name in names}
-
-    workers = start_row(0)
-    following: dict[str, Worker] = {}
-
-    def start_following() -> None:
-        """The next row's processes import while this row's outputs are compared."""
-        if len(rows) // len(names) + 1 < len(jobs):
-            following.update(start_row(len(rows) // len(names) + 1))
-
-    try:
-        for workload, order in jobs:
-            began = time.monotonic()
-            rows.extend(Row(workload, order, workers, options).measure(start_following))
-            end(workers.values())
-            workers, following = following, {}
-            write_report(report, options.output)
-            print(f"{workload} {order}: {time.monotonic() - began:.1f} s", file=sys.stderr)
-    finally:
-        end(workers.values())
-        end(following.values())
+    for workload, order in itertools.product(asked, options.orders):
+        began = time.monotonic()
+        with Team(["graphs", workload], names, options.timeout) as team:
+            rows.extend(measure_row(team, workload, order, options))
+        write_report(report, options.output)
+        print(f"{workload} {order}: {time.monotonic() - began:.1f} s", file=sys.stderr)
     return [*(problem for row in rows for problem in problems_of(row)), *above(rows)]
 
 

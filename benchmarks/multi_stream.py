@@ -25,7 +25,7 @@ from typing import Any
 
 from _command import add_some, device, new_parser, new_report, positive, write_report
 from _stream_rows import measure_row, summarise
-from _team import Team, Worker, end
+from _team import Team
 from readme_table import table
 from stream_programs import CONFIGURATIONS, LONG
 
@@ -70,9 +70,7 @@ def _measure(options: argparse.Namespace, report: dict[str, Any]) -> bool:
     programs = [(name, seed) for name in options.configurations for seed in options.seeds]
     allocators = ["stock", *(name for name in options.allocators if name != "stock")]
     what = ["streams", *(f"{name}@{seed}" for name, seed in programs)]
-    workers = {name: Worker(what, name, options.timeout) for name in allocators}
-    team = Team(workers)
-    try:
+    with Team(what, allocators, options.timeout) as team:
         team.at_once("prepare")
         for key, (name, seed) in enumerate(programs):
             began = time.monotonic()
@@ -80,8 +78,6 @@ def _measure(options: argparse.Namespace, report: dict[str, Any]) -> bool:
             report["summary"] = summarise(rows)
             write_report(report, options.output)
             print(f"{name} seed {seed}: {time.monotonic() - began:.1f} s", file=sys.stderr)
-    finally:
-        end(workers.values())
     print("\n".join([*table(report), *report["summary"]["problems"]]))
     for name in report["summary"]["not_below_option"]:
         print(f"{name}: not below the option")

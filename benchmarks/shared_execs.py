@@ -30,13 +30,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from _command import add_some, device, new_parser, new_report, positive, write_report
 from _exec_rows import BOUNDS, SECTIONS, WORKLOADS, Found, JobRun, jobs_of
-from _team import Team, Worker, end
+from _team import Team
 from readme_table import table
 
 
@@ -83,26 +82,13 @@ def measure(options: argparse.Namespace, report: dict[str, Any]) -> bool:
     """
     jobs = jobs_of(options)
     found = Found()
-    workers: dict[str, Worker] = jobs[0].start(options.timeout)
-    following: dict[str, Worker] = {}
-    try:
-        for number, job in enumerate(jobs):
-            began = time.monotonic()
-            if number + 1 < len(jobs):
-                following = jobs[number + 1].start(options.timeout)
-            # The following job's processes import while this one's prepare. What fails there is
-            # found when they are asked again.
-            beside = Team(following)
-            run = JobRun(job, Team(workers), options, found)
-            run.measure(partial(beside.at_once, "imported"))
-            end(workers.values())
-            workers, following = following, {}
-            report.update(asdict(found))
-            write_report(report, options.output)
-            print(f"{job.workload}: {time.monotonic() - began:.1f} s", file=sys.stderr)
-    finally:
-        end(workers.values())
-        end(following.values())
+    for job in jobs:
+        began = time.monotonic()
+        with Team(["execs", job.workload], job.configs, options.timeout) as team:
+            JobRun(job, team, options, found).measure()
+        report.update(asdict(found))
+        write_report(report, options.output)
+        print(f"{job.workload}: {time.monotonic() - began:.1f} s", file=sys.stderr)
     print("\n".join(table(report)))
     for error in found.errors:
         print(f"{error['workload']}, max_execs {error['config']}: FAILED {error['error']}")

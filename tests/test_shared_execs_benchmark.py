@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -43,7 +42,6 @@ for line in sys.stdin:
         print(json.dumps({"error": "RuntimeError: broken"}), flush=True)
         sys.exit(1)
     result = {
-        "imported": None,
         "prepare": [1, 2, 4, 8],
         "memory": {
             "driver_bytes": {"captured": 1 << 20, "replayed": (64 >> number) << 20,
@@ -92,12 +90,9 @@ def test_both_sections_of_two_workloads(measure: Any, capsys: Capture) -> None:
     assert set(asked) == {
         f"{workload}.{config}" for workload in ("llama", "seed") for config in ("stock", *BOUNDS)
     }
-    # What was started beside another job says so before that one's times are taken.
-    assert commands(asked["seed.4"]) == ["imported", "prepare", "memory"]
+    assert commands(asked["seed.4"]) == ["prepare", "memory"]
     assert commands(asked["llama.stock"]) == ["prepare", "memory", "decode"]
     assert commands(asked["llama.4"]) == ["prepare", "memory", "decode"]
-    lines = (Path(os.environ["ORDER"])).read_text().splitlines()
-    assert lines.index("4 imported") < lines.index("stock decode")
     assert capsys.readouterr().out.splitlines() == readme_table.table(report)
 
 
@@ -174,16 +169,6 @@ def test_failing_stock_is_a_failure(command: str, measure: Any, capsys: Capture)
     assert code == 1
     assert [error["config"] for error in report["errors"]] == ["stock"]
     assert "FAILED" in capsys.readouterr().out
-
-
-def test_a_process_that_fails_beside_another_job_is_told(measure: Any) -> None:
-    code, report, _ = measure(
-        "fail@deep.none.imported", "--workloads", "llama", "deep", "--sections", "memory"
-    )
-    assert code == 1
-    (error,) = report["errors"]
-    assert (error["workload"], error["config"]) == ("deep", "none")
-    assert "ended with code 1" in error["error"]
 
 
 def test_jobs_start_only_who_is_measured() -> None:
