@@ -1,10 +1,27 @@
-"""What the graph pools of this process hold."""
+"""What this process captures, and what its graph pools hold."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 _PAGE = 2 << 20
+
+
+def count_captures() -> Callable[[], int]:
+    """What says how many captures have ended since."""
+    import torch
+
+    count = 0
+    end = torch.cuda.CUDAGraph.capture_end
+
+    def counted(graph: torch.cuda.CUDAGraph) -> None:
+        nonlocal count
+        end(graph)
+        count += 1
+
+    torch.cuda.CUDAGraph.capture_end = counted
+    return lambda: count
 
 
 def measure_pools() -> dict[str, int]:

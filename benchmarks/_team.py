@@ -1,4 +1,4 @@
-"""Processes that measure: side by side, one for each allocator, taking turns, or one by one."""
+"""Processes that measure side by side, one for each allocator, taking turns."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cudagraph_pool._worker_process import WorkerError
+
 WORKER = Path(__file__).resolve().parent / "_worker.py"
 
 # What makes PyTorch's own allocator one of these.
@@ -27,10 +29,6 @@ SETTINGS = {
 # matter.
 _ROUND_SECONDS = 0.05
 _MAX_PASSES = 50
-
-
-class WorkerError(Exception):
-    """A worker failed, died or did not answer in time."""
 
 
 class Worker:
@@ -189,34 +187,6 @@ class Team:
             except WorkerError as error:
                 self.errors[name] = str(error)
         return answers
-
-
-def run_apart(
-    arguments: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
-) -> tuple[dict[str, Any], str]:
-    """Runs Python with these arguments; returns what it prints as its last line, which is JSON, and
-    its standard error.
-
-    Raises:
-        WorkerError: It failed or took longer. All of its standard error is on this process's.
-    """
-    try:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired as late:
-        sys.stderr.write((late.stderr or b"").decode(errors="replace"))
-        raise WorkerError(f"no answer in {seconds:.0f} s; killed") from None
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        sys.stderr.write(done.stderr)
-        words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise WorkerError(f"ended with code {done.returncode}: {words[-1] if words else ''}")
-    return json.loads(lines[-1]), done.stderr
 
 
 def times(

@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from _apart import answers_alone
 from _engine import Row, digest, most
-from _worker import answers_alone
 from vllm import LLM, SamplingParams
 
 _BASE = {

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
+from _apart import answers_alone
 from _team import SETTINGS
 
 # Makes what is captured, once there is a device.
@@ -103,15 +103,6 @@ def serve(answers: TextIO, make: Callable[[], Server]) -> int:
         say({"error": f"{type(error).__name__}: {error}"})
         return 1
     return 0
-
-
-def answers_alone() -> TextIO:
-    """The standard output. Libraries may print: what they print goes to standard error from now
-    on, and does not stand between the answers.
-    """
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return answers
 
 
 def main() -> int:

@@ -24,10 +24,9 @@ import itertools
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from _command import add_some, device, new_parser, new_report, positive, write_report
+from _command import add_common, add_some, new_parser, new_report, verdict, write_report
 from _row import ORDERS, measure_row
 from _team import Team
 from readme_table import TWO_STREAMS, table
@@ -44,14 +43,18 @@ GROUPS = {"held-out": HELD_OUT, "two-streams": tuple(TWO_STREAMS)}
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
-    machine = device()
-    if machine is None:
-        print("const_memory.py: no CUDA device", file=sys.stderr)
-        return 2
-    report = new_report(options, machine)
-    problems = measure_workloads(options, report)
-    print("\n".join([*table(report), *problems]))
-    return 1 if problems else 0
+    report = new_report(options)
+    rows = report["rows"]
+    asked = [name for given in options.workloads for name in GROUPS.get(given, (given,))]
+    names = ["stock", *(name for name in options.allocators if name != "stock")]
+    for workload, order in itertools.product(asked, options.orders):
+        began = time.monotonic()
+        with Team(["graphs", workload], names, options.timeout) as team:
+            rows.extend(measure_row(team, workload, order, options))
+        write_report(report, options.output)
+        print(f"{workload} {order}: {time.monotonic() - began:.1f} s", file=sys.stderr)
+    print("\n".join(table(report)))
+    return verdict([*(problem for row in rows for problem in problems_of(row)), *above(rows)])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,29 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     said = f"default: {' '.join(ALLOCATORS)}; stock is always measured: the ratios need it"
     of_allocators = {"default": list(ALLOCATORS), "help": said}
     add_some(parser, "--allocators", (*ALLOCATORS, "option"), **of_allocators)
-    parser.add_argument("--repeats", type=positive, default=7, help="captures of each row")
-    parser.add_argument("--rounds", type=positive, default=7, help="of replays, in turn")
-    parser.add_argument("--seed", type=int, default=0, help="of shuffles and inputs")
-    parser.add_argument(
-        "--timeout", type=positive, default=90, help="seconds that one step of a worker may take"
-    )
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON")
+    add_common(parser, repeats=7, rounds=7, seed=0, timeout=90)
     return parser
-
-
-def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> list[str]:
-    """Measures each workload in each order and writes the report; returns what failed."""
-    names = ["stock", *(name for name in options.allocators if name != "stock")]
-    asked = [name for given in options.workloads for name in GROUPS.get(given, (given,))]
-    rows: list[dict[str, Any]] = []
-    report["rows"] = rows
-    for workload, order in itertools.product(asked, options.orders):
-        began = time.monotonic()
-        with Team(["graphs", workload], names, options.timeout) as team:
-            rows.extend(measure_row(team, workload, order, options))
-        write_report(report, options.output)
-        print(f"{workload} {order}: {time.monotonic() - began:.1f} s", file=sys.stderr)
-    return [*(problem for row in rows for problem in problems_of(row)), *above(rows)]
 
 
 def problems_of(row: dict[str, Any]) -> list[str]:

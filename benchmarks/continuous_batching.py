@@ -17,20 +17,17 @@ digest    Of all tokens of the first call.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import itertools
 import random
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from _command import add_some, device, new_parser, positive, write_report
+from _apart import measure_apart, run_script
+from _command import add_common, add_some, new_parser, new_report, positive, verdict, write_report
 from _engine import REQUESTS, Row, digest, judge
-from _pools import measure_pools
-from _team import run_apart
+from _pools import count_captures, measure_pools
 
 from cudagraph_pool._table import format_table, mib
 
@@ -43,37 +40,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_some(parser, "--batchings", BATCHINGS)
     parser.add_argument("--prompts", type=positive, default=64)
     parser.add_argument("--tokens", type=positive, default=64, help="new ones for each prompt")
-    parser.add_argument("--rounds", type=positive, default=3, help="calls that are timed")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
-    parser.add_argument("--worker", choices=BATCHINGS, help=argparse.SUPPRESS)
+    add_common(parser, rounds=3)
     options = parser.parse_args(argv)
-    machine = device()
-    if machine is None:
-        print("continuous_batching.py: no CUDA device", file=sys.stderr)
-        return 2
-    if options.worker is not None:
-        answer, sys.stdout = sys.stdout, sys.stderr
-        found = measure(options.worker, options.prompts, options.tokens, options.rounds)
-        print(json.dumps(found), file=answer)
-        return 0
-    rows = [
-        {"batching": batching, "allocator": allocator, **_apart(batching, allocator, options)}
-        for batching in options.batchings
-        for allocator in ALLOCATORS
-    ]
-    print(_table(rows))
-    if options.output is not None:
-        write_report({**machine, "rows": rows}, options.output)
-    problems = judge(rows, _batching)
-    print(*problems, sep="\n")
-    return 1 if problems else 0
-
-
-def _apart(batching: str, allocator: str, options: argparse.Namespace) -> Row:
-    arguments = [__file__, "--worker", batching]
-    for name in ("prompts", "tokens", "rounds"):
-        arguments += [f"--{name}", str(getattr(options, name))]
-    return run_apart(arguments, {**os.environ, "CUDAGRAPH_POOL": REQUESTS[allocator]})[0]
+    report = new_report(options)
+    asked = (options.prompts, options.tokens, options.rounds)
+    for batching, allocator in itertools.product(options.batchings, ALLOCATORS):
+        request = REQUESTS[allocator]
+        found = measure_apart(__file__, batching, *asked, CUDAGRAPH_POOL=request)
+        report["rows"].append({"batching": batching, "allocator": allocator, **found})
+        write_report(report, options.output)
+    print(_table(report["rows"]))
+    return verdict(judge(report["rows"], _batching))
 
 
 def measure(batching: str, prompts: int, tokens: int, rounds: int) -> Row:
@@ -86,15 +63,7 @@ def measure(batching: str, prompts: int, tokens: int, rounds: int) -> Row:
         LlamaForCausalLM,
     )
 
-    captured = 0
-    end = torch.cuda.CUDAGraph.capture_end
-
-    def counted(graph: torch.cuda.CUDAGraph) -> None:
-        nonlocal captured
-        end(graph)
-        captured += 1
-
-    torch.cuda.CUDAGraph.capture_end = counted
+    captures = count_captures()
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=2048,
@@ -135,7 +104,7 @@ def measure(batching: str, prompts: int, tokens: int, rounds: int) -> Row:
         model.generate_batch(inputs, **arguments)
         rates.append(count / (time.perf_counter() - began))
     return {
-        "captures": captured,
+        "captures": captures(),
         "tokens": count,
         "tokens_per_second": statistics.median(rates),
         "digest": digest(generated),
@@ -166,4 +135,4 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(main, measure))

@@ -26,21 +26,17 @@ captured by hand.
 
 from __future__ import annotations
 
-import argparse
 import bisect
 import gc
-import json
-import os
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from _command import add_some, device, new_parser, positive, write_report
-from _team import run_apart
+from _apart import measure_apart, run_script
+from _command import add_common, add_some, new_parser, new_report, positive, write_report
 
 MODELS = ("script", "mlp", "llama", "resnet50", "gpt2")
 WAYS = ("stock", "ours")
@@ -55,38 +51,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser(__doc__)
     add_some(parser, "--models", MODELS)
     parser.add_argument("--calls", type=positive, default=300)
-    parser.add_argument("--rounds", type=positive, default=3, help="first captures of each way")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
-    parser.add_argument("--worker", choices=(*WAYS, "turns"), help=argparse.SUPPRESS)
+    add_common(parser, rounds=3)
     options = parser.parse_args(argv)
-    machine = device()
-    if machine is None:
-        print("graph_runner.py: no CUDA device", file=sys.stderr)
-        return 2
-    if options.worker is not None:
-        print(json.dumps(measure(options.models[0], options.worker, options.calls)))
-        return 0
-    rows = []
+    report = new_report(options)
     print(f"{'':10}" + "".join(f"{name:>26}" for name in FIGURES))
     for model in options.models:
-        timed = _measured_apart(model, "turns", options.calls)
+        timed = measure_apart(__file__, model, "turns", options.calls)
         rounds = [
-            {way: _measured_apart(model, way, options.calls) for way in WAYS}
+            {way: measure_apart(__file__, model, way, options.calls) for way in WAYS}
             for _ in range(options.rounds)
         ]
         row = {way: timed[way] | merge([found[way] for found in rounds]) for way in WAYS}
-        rows.append({"model": model, **row})
+        report["rows"].append({"model": model, **row})
+        write_report(report, options.output)
         print(f"{model:10}" + "".join(f"{_side_by_side(row, name):>26}" for name in FIGURES))
-        if options.output is not None:
-            settings = {"calls": options.calls, "rounds": options.rounds}
-            write_report({**machine, **settings, "rows": rows}, options.output)
     return 0
-
-
-def _measured_apart(model: str, worker: str, calls: int) -> dict[str, Any]:
-    return run_apart(
-        [__file__, "--models", model, "--worker", worker, "--calls", str(calls)], os.environ
-    )[0]
 
 
 def merge(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -103,8 +82,10 @@ def _side_by_side(row: dict[str, dict[str, float]], name: str) -> str:
     return f"{stock:,.2f} / {ours:,.2f} ({ours / stock:.3f})"
 
 
-def measure(name: str, worker: str, calls: int) -> dict[str, Any]:
-    """One way of one model: memory, in MiB, and its first capture; or the times of each way."""
+def measure(name: str, way: str, calls: int) -> dict[str, Any]:
+    """One way of one model: memory, in MiB, and its first capture; or, by ``turns``, the times of
+    each way.
+    """
     import torch
     from _runner_models import MODELS as MAKERS
 
@@ -113,13 +94,13 @@ def measure(name: str, worker: str, calls: int) -> dict[str, Any]:
     with torch.set_grad_enabled(model.trains):
         for size in model.sizes:
             _run(model.function, model, size)
-        for way in WAYS if worker == "turns" else (worker,):
-            _captured(model, [min(model.sizes)], way)
-        if worker == "turns":
+        for each in WAYS if way == "turns" else (way,):
+            _captured(model, [min(model.sizes)], each)
+        if way == "turns":
             return _in_turns(model, calls)
-        memory, first, run = _captured(model, model.sizes, worker)
+        memory, first, run = _captured(model, model.sizes, way)
         del run
-        largest, _, _ = _captured(model, [max(model.sizes)], worker)
+        largest, _, _ = _captured(model, [max(model.sizes)], way)
     return {"memory": memory / 2**20, "first": first, "largest": largest / 2**20}
 
 
@@ -288,4 +269,4 @@ def _finish(model: Any, output: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(main, measure))

@@ -14,7 +14,7 @@ its backward is captured, so no capture in between gets that memory; one that co
 so does its replay. In the order of *each*, the second forward would get what the first one saved.
 Its pools are therefore left apart, by ``share_captures`` too.
 
-Each run has a process of its own, and the ways take turns. Prints a table and writes JSON. Exit
+Each way has a process of its own. Prints a table and writes JSON. Exit
 code 0 if outputs and gradients are those of eager PyTorch bit for bit, every capture of ours was in
 a pool of ours, and the shared pool is at most 1.01 of the minimum; 1 if not, 2 without a GPU.
 
@@ -23,33 +23,24 @@ a pool of ours, and the shared pool is at most 1.01 of the minimum; 1 if not, 2 
 pool     MiB that graph pools reserve in the end.
 minimum  MiB: the most that was ever live at once in each pool, in whole pages, added up.
 ÷ all    Pool ÷ the minimum of the shared pool, which is that of all captures as one program.
-device   MiB that the device has less since the captures.
-capture  Seconds of all captures, from before torch.cuda.graph is entered until after it is left.
-step     Milliseconds of a forward and a backward pass. Both are medians.
+step     Milliseconds of a forward and a backward pass, in the mean.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
-import json
-import os
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _command import device, new_parser, positive, write_report
-from _pools import measure_pools
-from _team import run_apart
+from _apart import measure_apart, run_script
+from _command import add_common, new_parser, new_report, positive, verdict, write_report
+from _pools import count_captures, measure_pools
 
 from cudagraph_pool._table import format_table, mib
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 WAYS = (
@@ -67,38 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--layers", type=positive, default=24)
     parser.add_argument("--steps", type=positive, default=20, help="that are timed in a run")
-    parser.add_argument("--rounds", type=positive, default=3, help="runs of each way")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    add_common(parser)
     options = parser.parse_args(argv)
-    machine = device()
-    if machine is None:
-        print("layer_graphs.py: no CUDA device", file=sys.stderr)
-        return 2
-    if options.worker is not None:
-        answer, sys.stdout = sys.stdout, sys.stderr
-        captures, allocator = options.worker
-        found = measure(captures, allocator, options.layers, options.steps)
-        print(json.dumps(found), file=answer)
-        return 0
-    runs = [[_apart(*way, options) for way in WAYS] for _ in range(options.rounds)]
-    rows = [
-        merge(way, list(found)) for way, found in zip(WAYS, zip(*runs, strict=True), strict=True)
-    ]
-    print(_table(rows))
-    if options.output is not None:
-        write_report({**machine, "layers": options.layers, "rows": rows}, options.output)
-    problems = judge(rows)
-    print(*problems, sep="\n")
-    return 1 if problems else 0
-
-
-def _apart(captures: str, allocator: str, options: argparse.Namespace) -> dict[str, Any]:
-    command = [__file__, "--worker", captures, allocator]
-    command += ["--layers", str(options.layers), "--steps", str(options.steps)]
-    found = run_apart(command, os.environ)[0]
-    print(f"{captures}, {allocator}: {found}", file=sys.stderr, flush=True)
-    return found
+    report = new_report(options)
+    for way in WAYS:
+        found = measure_apart(__file__, *way, options.layers, options.steps)
+        print(f"{', '.join(way)}: {found}", file=sys.stderr, flush=True)
+        report["rows"].append({"way": way[0], "allocator": way[1], **found})
+        write_report(report, options.output)
+    print(_table(report["rows"]))
+    return verdict(judge(report["rows"]))
 
 
 def measure(captures: str, allocator: str, layers: int, steps: int) -> dict[str, Any]:
@@ -110,15 +79,17 @@ def measure(captures: str, allocator: str, layers: int, steps: int) -> dict[str,
 
     if allocator != "stock":
         cgp.enable(share_captures=allocator == "shared")
-    meter = _Meter()
+    captures_made = count_captures()
     model = new_layers(layers)
     samples = [_input(seed=0).requires_grad_() for _ in model]
     through(model)(_input(seed=0))  # loads what it needs
     for parameter in model.parameters():
         parameter.grad = None
-    free = _free_bytes()
     step = new_step(captures, model, samples)
-    found = {"device": free - _free_bytes(), **measure_pools()}
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    found = {"captures": captures_made(), **measure_pools()}
     step(_input(seed=1))
     results = step(_input(seed=2))
     if not all(bool(result.isfinite().all()) for result in results):
@@ -134,32 +105,8 @@ def measure(captures: str, allocator: str, layers: int, steps: int) -> dict[str,
     return {
         **found,
         "digest": digest,
-        "captures": meter.captures,
-        "capture_seconds": meter.seconds,
         "step_seconds": start.elapsed_time(end) * 1e-3 / steps,
     }
-
-
-class _Meter:
-    """Counts and times what torch.cuda.graph captures from now on."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self.captures, self.seconds = 0, 0.0
-        enter, leave = torch.cuda.graph.__enter__, torch.cuda.graph.__exit__
-
-        def timed_enter(graph: torch.cuda.graph) -> None:
-            torch.cuda.synchronize()
-            self.seconds -= time.perf_counter()
-            enter(graph)
-
-        def timed_leave(graph: torch.cuda.graph, *error: object) -> None:
-            leave(graph, *error)
-            self.seconds += time.perf_counter()
-            self.captures += 1
-
-        torch.cuda.graph.__enter__, torch.cuda.graph.__exit__ = timed_enter, timed_leave
 
 
 def new_layers(count: int, width: int = _WIDTH, heads: int = _HEADS) -> nn.ModuleList:
@@ -280,35 +227,12 @@ class LayerGraphs:
         return [self._output, *self._gradients]
 
 
-def _free_bytes() -> int:
-    import torch
-
-    torch.cuda.synchronize()
-    gc.collect()
-    torch.cuda.empty_cache()
-    return int(torch.cuda.mem_get_info()[0])
-
-
-def merge(way: tuple[str, str], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Several runs of one way: times are medians, memory the most."""
-    merged: dict[str, Any] = {"way": way[0], "allocator": way[1]}
-    for name, value in runs[0].items():
-        values = [run[name] for run in runs]
-        if name.endswith("_seconds"):
-            merged[name] = statistics.median(values)
-        elif name in ("pool", "minimum", "device"):
-            merged[name] = max(values)
-        else:
-            merged[name] = value if values.count(value) == len(values) else "varies"
-    return merged
-
-
 def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
     """What is not as it should be."""
     problems = []
     for row in rows:
         name = f"{row['way']}, {row['allocator']}"
-        if row["digest"] != rows[0]["digest"] or row["digest"] == "varies":
+        if row["digest"] != rows[0]["digest"]:
             problems.append(f"{name}: other gradients than eager's")
         if row["allocator"] != "stock" and row["captures_of_ours"] != row["captures"]:
             problems.append(
@@ -321,7 +245,7 @@ def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    head = "captures,,graphs,pools,pool,minimum,÷ all,device,capture,step,digest"
+    head = "captures,,graphs,pools,pool,minimum,÷ all,step,digest"
     lines = [head.split(",")]
     minimum = next(row["minimum"] for row in rows if row["allocator"] == "shared")
     for row in rows:
@@ -334,8 +258,6 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
                 mib(row["pool"]),
                 mib(row["minimum"]) if row["minimum"] else "-",
                 f"{row['pool'] / minimum:.3f}" if row["captures"] else "-",
-                mib(row["device"]),
-                f"{row['capture_seconds']:.2f}",
                 f"{row['step_seconds'] * 1e3:.2f}",
                 row["digest"],
             ]
@@ -344,4 +266,4 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(main, measure))

@@ -20,10 +20,9 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from _command import add_some, device, new_parser, new_report, positive, write_report
+from _command import add_common, add_some, new_parser, new_report, positive, write_report
 from _stream_rows import measure_row, summarise
 from _team import Team
 from readme_table import table
@@ -34,11 +33,7 @@ ALLOCATORS = ("stock", "option", "ours")
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
-    machine = device()
-    if machine is None:
-        print("multi_stream.py: no CUDA device", file=sys.stderr)
-        return 2
-    report = new_report(options, machine)
+    report = new_report(options)
     return 0 if _measure(options, report) else 1
 
 
@@ -53,14 +48,10 @@ def _parser() -> argparse.ArgumentParser:
     add_some(parser, "--allocators", ALLOCATORS, help=said)
     said = "timed captures of each program; of those with 10,000 operations at most 3"
     parser.add_argument("--repeats", type=positive, default=7, help=said)
-    parser.add_argument("--rounds", type=positive, default=7, help="of replays, in turn")
     parser.add_argument(
         "--checks", type=positive, default=5, help="replays whose sums are compared, each program"
     )
-    parser.add_argument(
-        "--timeout", type=positive, default=120, help="seconds that one step of a worker may take"
-    )
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON")
+    add_common(parser, rounds=7, timeout=120)
     return parser
 
 

@@ -6,6 +6,7 @@ python benchmarks/readme_table.py benchmarks/results/footprint.json
 python benchmarks/readme_table.py benchmarks/results/multi_stream.json
 python benchmarks/readme_table.py benchmarks/results/two_streams.json
 python benchmarks/readme_table.py benchmarks/results/shared_execs.json
+python benchmarks/readme_table.py benchmarks/results/combinations.json
 
 With --short the first prints README's, a line for each workload. In full it has a column of
 recorded captures in 100 orders, from what cgp_quality printed:
@@ -23,7 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _command import number
+import combinations
+from _command import markdown, number
 from _quality import read_quality
 
 Row = dict[str, Any]
@@ -75,6 +77,8 @@ def table(report: Row) -> list[str]:
         return (footprint_table if is_footprint else shared_execs_table)(report)
     rows = report["rows"]
     first = rows[0] if rows else {}
+    if "checkpoints" in first:
+        return combinations.table(rows)
     if "allocators" in first:
         return multi_stream_table(report)
     if rows and all(row.get("workload") in TWO_STREAMS for row in rows):
@@ -137,12 +141,6 @@ def size(row: Row | None) -> str:
     if row is None or row.get("reserved_bytes") is None:
         return "-"
     return f"{row['reserved_bytes'] * _MIB:,.0f} ({figure(row, 'ratio', 1, '.3f')})"
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    titles = "|".join(f" {title} " if title else " " for title in head)
-    lines = [f"|{titles}|", "|" + "---|" * len(head)]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
 def graph_runner_table(report: Row) -> list[str]:

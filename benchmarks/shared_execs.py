@@ -30,10 +30,9 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from _command import add_some, device, new_parser, new_report, positive, write_report
+from _command import add_common, add_some, new_parser, new_report, write_report
 from _exec_rows import BOUNDS, SECTIONS, WORKLOADS, Found, JobRun, jobs_of
 from _team import Team
 from readme_table import table
@@ -44,11 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if not jobs_of(options):
         parser.error("none of these sections measures any of these workloads with these bounds")
-    machine = device()
-    if machine is None:
-        print("shared_execs.py: no CUDA device", file=sys.stderr)
-        return 2
-    return 0 if measure(options, new_report(options, machine)) else 1
+    return 0 if measure(options, new_report(options)) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,15 +52,10 @@ def _parser() -> argparse.ArgumentParser:
     add_some(parser, "--workloads", WORKLOADS)
     said = "values of max_execs; default: all, with the pool's own default among them"
     add_some(parser, "--bounds", BOUNDS, help=said)
-    parser.add_argument("--rounds", type=positive, default=3, help="of each decode loop, in turns")
     parser.add_argument(
         "--seconds", type=_seconds, default=0.3, help="that one decode loop takes about"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of orders and schedules")
-    parser.add_argument(
-        "--timeout", type=positive, default=120, help="seconds that one step of a worker may take"
-    )
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON")
+    add_common(parser, rounds=3, seed=0, timeout=120)
     return parser
 
 

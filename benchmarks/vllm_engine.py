@@ -36,11 +36,23 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from _command import add_some, device, new_parser, number, positive, write_report
+from _apart import run_apart
+from _command import (
+    add_common,
+    add_some,
+    device,
+    new_parser,
+    number,
+    positive,
+    rows_before,
+    verdict,
+    write_report,
+)
 from _engine import REQUESTS, Row, judge
-from _team import WorkerError, median, median_ratio, ratio, run_apart
+from _team import median, median_ratio, ratio
 
 from cudagraph_pool._table import format_table
+from cudagraph_pool._worker_process import WorkerError
 
 MODELS = ("1b", "8b")
 MODES = ("v1-default", "v1-FULL", "v1-FULL_DECODE_ONLY", "v1-PIECEWISE", "v2-default")
@@ -68,8 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if lacks is not None:
         print(f"vllm_engine.py: {lacks}", file=sys.stderr)
         return 2
-    settings = {**(device() or {}), "calls": options.calls, "tokens": options.tokens}
-    rows = _rows_of(options.output, settings)
+    settings = {**device(), "calls": options.calls, "tokens": options.tokens}
+    # What failed before is run again.
+    rows = [row for row in rows_before(options.output, settings) or [] if "error" not in row]
     for run in _runs(options):
         if not any(all(row[key] == run[key] for key in KEY) for row in rows):
             rows.append({**run, **_measure(run, options)})
@@ -79,8 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rows:
         print(table(rows))
     problems += judge(rows, lambda row: " ".join(str(row[key]) for key in GROUP))
-    print(*problems, sep="\n")
-    return 1 if problems else 0
+    return verdict(problems)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,11 +102,9 @@ def _parser() -> argparse.ArgumentParser:
     add_some(parser, "--allocators", REQUESTS)
     add_some(parser, "--all-reduces", ALL_REDUCES)
     parser.add_argument("--parallel", nargs="+", type=positive, default=[1], help="GPUs of a run")
-    parser.add_argument("--rounds", type=positive, default=5, help="processes of each row")
     parser.add_argument("--calls", type=positive, default=5, help="that a process times")
     parser.add_argument("--tokens", type=positive, default=128, help="of each of 64 prompts")
-    parser.add_argument("--timeout", type=positive, default=300, help="seconds of one run")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON")
+    add_common(parser, rounds=5, timeout=300)
     return parser
 
 
@@ -109,17 +119,6 @@ def missing(gpus: int) -> str | None:
 
     found = torch.cuda.device_count()
     return None if found >= gpus else f"{gpus} GPUs are wanted, {found} found"
-
-
-def _rows_of(path: Path, settings: Row) -> list[Row]:
-    """What an earlier call measured with these settings; what failed then is run again."""
-    if not path.exists():
-        return []
-    report = json.loads(path.read_text())
-    rows = report.pop("rows")
-    if report != settings:
-        raise SystemExit(f"{path} is of {report}, this is {settings}: name another --output")
-    return [row for row in rows if "error" not in row]
 
 
 def _runs(options: argparse.Namespace) -> Iterator[Row]:

@@ -6,23 +6,26 @@ import importlib
 import io
 import json
 import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import _apart
 import _command
 import _row
-import _team
 import _worker
 import const_memory
 import graph_runner
 import pytest
 import readme_table
 import trace_to_text
+from _apart import run_apart
 from fake_team import faked
 
 from cudagraph_pool._trace import minimum_bytes, read_trace
+from cudagraph_pool._worker_process import WorkerError
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.json.gz"))
 Capture = pytest.CaptureFixture[str]
@@ -174,9 +177,12 @@ NEED_A_GPU = (
 def test_needs_a_gpu(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
 ) -> None:
-    script = importlib.import_module(name)
-    monkeypatch.setattr(script, "device", lambda: None)
-    assert script.main(["--output", str(tmp_path / "x.json")]) == 2
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", [f"benchmarks/{name}.py"])
+    with pytest.raises(SystemExit) as caught:
+        importlib.import_module(name).main(["--output", str(tmp_path / "x.json")])
+    assert caught.value.code == 2
     assert f"{name}.py: no CUDA device" in capsys.readouterr().err
 
 
@@ -285,20 +291,20 @@ def test_first_captures_of_a_runner_are_a_median(
 ) -> None:
     apart = iter([(52, 1.5, 3), (20, 0.7, 6), (52, 1.6, 3), (20, 0.1, 8), (52, 9, 3), (22, 0.2, 6)])
 
-    def answer(arguments: list[str], _: object) -> tuple[dict[str, Any], str]:
-        if "turns" in arguments:
+    def answer(script: str, model: str, way: str, calls: int) -> dict[str, Any]:
+        if way == "turns":
             times = dict.fromkeys(("capture", "call", "idle", "step"), 1.0)
-            return dict.fromkeys(graph_runner.WAYS, times), ""
+            return dict.fromkeys(graph_runner.WAYS, times)
         memory, first, largest = next(apart)
-        return {"memory": memory, "first": first, "largest": largest}, ""
+        return {"memory": memory, "first": first, "largest": largest}
 
-    monkeypatch.setattr(graph_runner, "device", lambda: {"gpu": "none"})
-    monkeypatch.setattr(graph_runner, "run_apart", answer)
+    monkeypatch.setattr(_command, "device", lambda: {"gpu": "none"})
+    monkeypatch.setattr(graph_runner, "measure_apart", answer)
     path = tmp_path / "report.json"
     assert graph_runner.main(["--models", "mlp", "--output", str(path)]) == 0
     report = json.loads(path.read_text())
     (row,) = report["rows"]
-    assert report["rounds"] == 3
+    assert report["options"]["rounds"] == 3
     assert [row["ours"][name] for name in ("memory", "first", "largest")] == [22, 0.2, 8]
     assert [row["stock"][name] for name in ("memory", "first", "largest")] == [52, 1.6, 3]
 
@@ -341,17 +347,35 @@ def test_a_held_out_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_that_runs_to_its_end(capsys: Capture) -> None:
     program = "import sys; print('warning'); print('said', file=sys.stderr); print('{\"a\": 1}')"
-    assert _team.run_apart(["-c", program], os.environ) == ({"a": 1}, "said\n")
-    with pytest.raises(_team.WorkerError, match=r"^ended with code 1: no memory$"):
-        _team.run_apart(["-c", "import sys; sys.exit('no memory')"], os.environ)
+    assert run_apart(["-c", program], os.environ) == ({"a": 1}, "said\n")
+    with pytest.raises(WorkerError, match=r"^the process ended with code 1: no memory$"):
+        run_apart(["-c", "import sys; sys.exit('no memory')"], os.environ)
     assert "no memory" in capsys.readouterr().err
-    with pytest.raises(_team.WorkerError, match=r"^no answer in 1 s; killed$"):
-        _team.run_apart(["-c", "import time; time.sleep(60)"], os.environ, 1)
+    with pytest.raises(WorkerError, match=r"^no answer in 1 s$"):
+        run_apart(["-c", "import time; time.sleep(60)"], os.environ, 1)
+
+
+def test_a_script_that_measures_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "from _apart import run_script\n"
+        "def measure(*arguments):\n"
+        "    os.system('echo from a library')\n"
+        "    return {'given': arguments, 'pool': os.environ['CUDAGRAPH_POOL']}\n"
+        "sys.exit(run_script(lambda: 3, measure))\n"
+    )
+    paths = [str(Path(_apart.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    found = _apart.measure_apart(str(script), "a", 2, CUDAGRAPH_POOL="1")
+    assert found == {"given": ["a", 2], "pool": "1"}
+    assert subprocess.run([sys.executable, script]).returncode == 3
 
 
 @pytest.mark.parametrize(
     ("name", "page"),
     [
+        ("combinations", "docs/combinations.md"),
         ("const_memory", "docs/performance.md"),
         ("footprint", "docs/footprint.md"),
         ("graph_runner", "docs/performance.md"),
@@ -371,7 +395,7 @@ def test_pages_have_the_tables_of_what_was_measured(name: str, page: str) -> Non
         assert "\n".join(readme_table.short_table(report)) in (root / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["combinations", "layer_graphs", "vllm_engine"])
+@pytest.mark.parametrize("name", ["layer_graphs", "vllm_engine"])
 def test_reports_without_a_table(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -383,11 +407,11 @@ def test_reports_without_a_table(
 
 def test_reports_have_a_line_for_each_row(tmp_path: Path) -> None:
     row = {"name": "r", "figures": [1.5, None, "ü\n"] * 30}
-    report = {"options": {"seed": 0}, "rows": [row] * 4, "of": {"a": [row] * 4, "b": []}}
+    report = {"options": {"seed": 0}, "rows": [row] * 4, "of": {"a": row, "b": []}, "empty": []}
     path = tmp_path / "report.json"
     _command.write_report(report, path)
     assert json.loads(path.read_text()) == report
     lines = path.read_text().splitlines()
-    assert lines[1:4] == [' "options": {"seed": 0},', ' "rows": [', f"  {json.dumps(row)},"]
-    assert len(lines) == 2 + 1 + 6 + 9
+    assert lines[1:6] == ['"options": {', '"seed": 0', "},", '"rows": [', f"{json.dumps(row)},"]
+    assert len(lines) == 2 + 3 + 6 + 4 + 1
     assert list(tmp_path.iterdir()) == [path]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import vllm_engine
 from _engine import most
-from _team import WorkerError
+
+from cudagraph_pool._worker_process import WorkerError
 
 MIB = 1 << 20
 MACHINE = {"torch": "2.11.0", "gpu": "H100"}
