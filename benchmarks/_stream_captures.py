@@ -1,4 +1,4 @@
-"""Captures of random programs, and what is asked of them beyond memory and time."""
+"""Captures of random programs, and whether they compute what they must."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gc
 from collections.abc import Sequence
 
 import torch
-from _graph_shape import GraphShape, shape_of
 from _stream_work import StreamPrograms
 from stream_programs import WARM_UP, Configuration
 
@@ -37,30 +36,16 @@ class StreamCaptures(Captures):
         self.capture([self._warm_up_key])
         self.replay(1)
         self.release()
-        gc.collect()
-        gc.freeze()
 
     def capture(self, order: Sequence[int]) -> CaptureCost:
-        """Captures twice, and tells of the second time: the first finds the device, and the caches
-        of the processor, as the process whose turn it was before has left them.
+        """Captures twice, and tells of the second time: the first makes the program, and finds the
+        device, and the caches of the processor, as the process whose turn it was before has left
+        them.
         """
         super().capture(order)
+        self.release()
+        gc.freeze()  # no collection looks through the program while a capture is timed
         return super().capture(order)
-
-    def shape(self, key: int) -> GraphShape:
-        """Of the program's graph, from a capture of its own: what is captured next finds the
-        program made and its kernels loaded.
-        """
-        self.release()
-        graph = torch.cuda.CUDAGraph(keep_graph=True)  # nothing is instantiated
-        with torch.cuda.graph(graph, pool=self._new_pool().id, stream=self._stream):
-            self.workload.step(key)
-        shape = shape_of(graph)
-        del graph
-        self.release()
-        gc.collect()
-        gc.freeze()
-        return shape
 
     def wrong_sums(self, key: int, times: int) -> int:
         """Replays the graph that was captured last; returns how many sums were wrong, over all
