@@ -10,21 +10,18 @@ from typing import Any
 import torch
 from _graph_shape import shape_of
 
-from cudagraph_pool._graphs import _EXEC_BUDGET
 from cudagraph_pool._measure import Captures
 from cudagraph_pool._workloads import Workload
 
 
 def pool_arguments(config: str) -> dict[str, Any]:
-    """What a :class:`cudagraph_pool.GraphPool` is made with: ``default``, ``budget`` (as a
-    GraphRunner's own), ``none`` or a number. ``stock`` has none.
+    """What a :class:`cudagraph_pool.GraphPool` is made with: ``default``, ``none`` or a number.
+    ``stock`` has none.
     """
     if config == "stock":
         return {}
     if config == "default":
         return {"shared_exec": True}
-    if config == "budget":
-        return {"shared_exec": True, "exec_budget": _EXEC_BUDGET}
     return {"shared_exec": True, "max_execs": None if config == "none" else int(config)}
 
 
@@ -58,20 +55,26 @@ class ExecCaptures(Captures):
     def memory(self, seed: int) -> dict[str, Any]:
         """Captures all sizes and replays them, in their order and then in another.
 
-        ``driver_bytes`` is what the device has less after each of these than before the first,
-        without what PyTorch reports as reserved: that is what pools and eager work hold, whole
-        pages of the driver in either allocator, so that the difference is exact.
+        ``driver_bytes`` is the most that the device has less after each of these than before the
+        first, without what PyTorch reports as reserved: that is what pools and eager work hold,
+        whole pages of the driver in either allocator, so that the difference is exact.
+        ``nodes`` is those of the smallest and of the largest graph.
         """
         self.release()
         before = self._driver_bytes()
         graphs = self.graphs()
-        driver_bytes = {"captured": self._driver_bytes() - before}
+        used = [self._driver_bytes()]
         shuffled = random.Random(seed).sample(list(graphs), len(graphs))
-        for name, order in (("replayed", list(graphs)), ("shuffled", shuffled)):
+        for order in (list(graphs), shuffled):
             for key in order:
                 graphs[key].replay()
-            driver_bytes[name] = self._driver_bytes() - before
-        return {"driver_bytes": driver_bytes, "nodes": self.nodes, **self._counts()}
+            used.append(self._driver_bytes())
+        nodes = self.nodes.values()
+        return {
+            "driver_bytes": max(used) - before,
+            "nodes": [min(nodes), max(nodes)],
+            **self._counts(),
+        }
 
     def decode(self, before: Sequence[int], timed: Sequence[int], read_back: bool) -> float:
         """Replays the graphs of these sizes, one after the other; returns the wall's seconds of
@@ -135,9 +138,10 @@ class ExecCaptures(Captures):
         """Of executables; stock has one for each graph."""
         if not self._ours:
             graphs = len(self.workload.keys)
-            return {"execs": graphs, "exec_instantiations": graphs, "exec_updates": 0}
+            return {"execs": graphs, "instantiations": graphs, "updates": 0}
         stats = self._pool.stats()
-        return {name: stats[name] for name in ("execs", "exec_instantiations", "exec_updates")}
+        made, updates = stats["exec_instantiations"], stats["exec_updates"]
+        return {"execs": stats["execs"], "instantiations": made, "updates": updates}
 
     def _driver_bytes(self) -> int:
         torch.cuda.synchronize(self._device)

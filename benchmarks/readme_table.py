@@ -72,13 +72,14 @@ def main() -> int:
 
 def table(report: Row) -> list[str]:
     """That of a benchmark, told by what it alone writes. What was not measured is a dash."""
-    if isinstance(report["rows"], dict):
-        is_footprint = all(isinstance(row, dict) for row in report["rows"].values())
-        return (footprint_table if is_footprint else shared_execs_table)(report)
     rows = report["rows"]
+    if isinstance(rows, dict):
+        return footprint_table(report)
     first = rows[0] if rows else {}
     if "checkpoints" in first:
         return combinations.table(rows)
+    if "section" in first:
+        return shared_execs_table(report)
     if "allocators" in first:
         return multi_stream_table(report)
     if rows and all(row.get("workload") in TWO_STREAMS for row in rows):
@@ -224,10 +225,10 @@ def multi_stream_table(report: Row) -> list[str]:
 
 def shared_execs_table(report: Row) -> list[str]:
     """The sections memory and decode of shared_execs.py."""
-    memory = report["rows"].get("memory", [])
+    memory = [row for row in report["rows"] if row["section"] == "memory"]
     found = {(row["workload"], row["config"]): row for row in memory}
     bounds = [c for c in dict.fromkeys(row["config"] for row in memory) if c != "default"]
-    titles = {"none": "`max_execs=None`", "budget": "`exec_budget` of 256 MiB"}
+    titles = {"none": "`max_execs=None`"}
     head = ["driver memory of all graphs, MiB", "nodes"]
     head += [*(titles.get(bound, bound) for bound in bounds), "**default (4)**"]
     lines = []
@@ -239,7 +240,7 @@ def shared_execs_table(report: Row) -> list[str]:
         ]
         nodes = str(least) if least == most else f"{least} to {most}"
         lines.append([SHARED_EXECS[workload], nodes, *cells[:-1], f"**{cells[-1]}**"])
-    decode = [row for row in report["rows"].get("decode", []) if not row["read_back"]]
+    decode = [row for row in report["rows"] if row["section"] == "decode" and not row["read_back"]]
     schedules = list(dict.fromkeys(row["schedule"] for row in decode))
     names = [{"load": "as a server's load"}.get(schedule, schedule) for schedule in schedules]
     steps = [
