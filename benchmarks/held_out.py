@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from _models import BERT, images, segmentation, text, timm, tokens, vision
 from torch import Tensor
 
 from cudagraph_pool._workloads import Workload
@@ -36,63 +37,49 @@ class Made:
 
 
 def _bert(sizes: Sequence[int]) -> Made:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    model = BertModel(config, add_pooling_layer=False).half().eval()
+    model = text("BertModel", {"add_pooling_layer": False}, **BERT).half().eval()
     return Made(
-        lambda tokens: model(input_ids=tokens).last_hidden_state,
-        torch.zeros(16, max(sizes), dtype=torch.long),
+        lambda given: model(input_ids=given).last_hidden_state,
+        tokens(16)(max(sizes)),
         dim=1,
-        vocabulary=config.vocab_size,
+        vocabulary=model.config.vocab_size,
     )
 
 
 def _t5(sizes: Sequence[int]) -> Made:
-    from transformers import T5Config, T5Model
-
-    config = T5Config(dropout_rate=0.0, num_decoder_layers=6, use_cache=False)
-    model = T5Model(config).bfloat16().eval()
+    config = {"dropout_rate": 0.0, "num_decoder_layers": 6, "use_cache": False}
+    model = text("T5Model", **config).bfloat16().eval()
     return Made(
-        lambda tokens: model(input_ids=tokens, decoder_input_ids=tokens).last_hidden_state,
-        torch.zeros(8, max(sizes), dtype=torch.long),
+        lambda given: model(input_ids=given, decoder_input_ids=given).last_hidden_state,
+        tokens(8)(max(sizes)),
         dim=1,
-        vocabulary=config.vocab_size,
+        vocabulary=model.config.vocab_size,
     )
 
 
 def _fcn_resnet50(sizes: Sequence[int]) -> Made:
-    from torchvision.models.segmentation import fcn_resnet50
-
-    model = fcn_resnet50(weights=None, weights_backbone=None).half().eval()
-    return Made(lambda images: model(images)["out"], torch.zeros(max(sizes), 3, 520, 520).half())
+    model = segmentation("fcn_resnet50").half().eval()
+    return Made(lambda given: model(given)["out"], images(520, torch.half)(max(sizes)))
 
 
 def _swin_t(sizes: Sequence[int]) -> Made:
-    from torchvision.models import swin_t
-
-    return Made(swin_t(weights=None).half().eval(), torch.zeros(max(sizes), 3, 224, 224).half())
+    return Made(vision("swin_t").half().eval(), images(224, torch.half)(max(sizes)))
 
 
 def _efficientnet(sizes: Sequence[int]) -> Made:
-    import timm
-
-    model = timm.create_model("efficientnet_b0").half().eval()
-    return Made(model, torch.zeros(max(sizes), 3, 224, 224).half())
+    return Made(timm("efficientnet_b0").half().eval(), images(224, torch.half)(max(sizes)))
 
 
 def _vit_training(sizes: Sequence[int]) -> Made:
-    from torchvision.models import vit_b_16
-
-    model = vit_b_16(weights=None).bfloat16().train()
+    model = vision("vit_b_16").bfloat16().train()
     parameters = list(model.parameters())
 
-    def run(images: Tensor) -> Tensor:
-        loss = model(images).float().square().mean()
+    def run(given: Tensor) -> Tensor:
+        loss = model(given).float().square().mean()
         norms = torch._foreach_norm(torch.autograd.grad(loss, parameters))
         return torch.stack([loss.detach(), *norms])
 
-    return Made(run, torch.zeros(max(sizes), 3, 224, 224).bfloat16(), trains=True)
+    return Made(run, images(224)(max(sizes)), trains=True)
 
 
 MODELS: dict[str, tuple[Callable[[Sequence[int]], Made], Sequence[int]]] = {

@@ -7,9 +7,9 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
+from _models import GPT2, text, vision
 from held_out import KEPT, MODELS, HeldOut
 from torch import Tensor, nn
 from two_stream_models import Branches, Rows, WeightStreaming, linears
@@ -22,9 +22,6 @@ from cudagraph_pool._workloads import (
     randomize,
     rms_norm,
 )
-
-if TYPE_CHECKING:
-    from transformers import GPT2Config
 
 # The batch sizes that vLLM captures by default.
 VLLM_BATCH_SIZES = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]
@@ -66,11 +63,9 @@ class ResNet50(Rows):
     keys = range(1, 65)
 
     def __init__(self, device: torch.device) -> None:
-        from torchvision.models import resnet50
-
         torch.manual_seed(0)
         with torch.device(device):
-            self._model = resnet50(weights=None).half().eval()
+            self._model = vision("resnet50").half().eval()
         super().__init__(device, (3, 224, 224), result=(1000,), dtype=torch.float16)
 
     @torch.no_grad()
@@ -78,18 +73,9 @@ class ResNet50(Rows):
         self.outputs(key)[0].copy_(self._model(self.given(key)))
 
 
-def gpt2_config(layers: int = 6) -> GPT2Config:
-    """Of a GPT-2 that is trained: without what is random."""
-    from transformers import GPT2Config
-
-    return GPT2Config(
-        n_layer=layers,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        resid_pdrop=0.0,
-        use_cache=False,
-        attn_implementation="sdpa",
-    )
+def new_gpt2() -> nn.Module:
+    """One of six layers that is trained."""
+    return text("GPT2LMHeadModel", **GPT2, n_layer=6, attn_implementation="sdpa").train()
 
 
 class Gpt2Training(Workload):
@@ -102,9 +88,9 @@ class Gpt2Training(Workload):
     name = "gpt2"
     keys = range(64, 513, 64)
 
-    def __init__(self, device: torch.device, layers: int = 6, batch: int = 8) -> None:
-        from transformers import GPT2LMHeadModel
+    _batch = 8
 
+    def __init__(self, device: torch.device) -> None:
         # Attention's default backward adds up in whatever order its blocks finish. What is to be
         # compared bit for bit must not. Filling fresh memory, which this mode does besides, would
         # hide what graphs leave to each other.
@@ -113,15 +99,13 @@ class Gpt2Training(Workload):
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False
         torch.manual_seed(0)
-        config = gpt2_config(layers)
         with torch.device(device):
-            self._model = GPT2LMHeadModel(config).train()
-        self._batch = batch
-        self._vocabulary = config.vocab_size
+            self._model = new_gpt2()
+        self._vocabulary = self._model.config.vocab_size
         self._parameters = list(self._model.parameters())
         for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
-        self._tokens = torch.zeros(batch * self.keys[-1], dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(self._batch * self.keys[-1], dtype=torch.int64, device=device)
         self._loss = torch.zeros((), device=device)
 
     def fill(self, key: int, seed: int) -> None:

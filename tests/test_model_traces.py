@@ -27,8 +27,8 @@ class Model(torch.nn.Module):  # type: ignore[misc]  # as mypy sees it
         return self.narrow(self.wide(x))
 
 
-def new_input(size: int, device: str) -> torch.Tensor:
-    return torch.zeros(size, 512, dtype=torch.bfloat16, device=device)
+def new_input(size: int) -> torch.Tensor:
+    return torch.zeros(size, 512, dtype=torch.bfloat16)
 
 
 @pytest.fixture(autouse=True)
