@@ -85,7 +85,6 @@ def measure(run: Row) -> Row:
         "kv_tokens": cache.num_gpu_blocks * cache.block_size,
         "tokens_per_second": statistics.median(rates),
         "digest": digest(answers),
-        "distinct_tokens": len({token for tokens in answers for token in tokens}),
     }
 
 
