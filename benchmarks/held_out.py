@@ -47,8 +47,8 @@ def _bert(sizes: Sequence[int]) -> Made:
 
 
 def _t5(sizes: Sequence[int]) -> Made:
-    config = {"dropout_rate": 0.0, "num_decoder_layers": 6, "use_cache": False}
-    model = text("T5Model", **config).bfloat16().eval()
+    model = text("T5Model", dropout_rate=0.0, num_decoder_layers=6, use_cache=False)
+    model = model.bfloat16().eval()
     return Made(
         lambda given: model(input_ids=given, decoder_input_ids=given).last_hidden_state,
         tokens(8)(max(sizes)),
