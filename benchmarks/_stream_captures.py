@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from _stream_work import StreamPrograms
-from stream_programs import WARM_UP, Configuration
+from stream_programs import WARM_UP, Program, generate
 
 from cudagraph_pool._measure import CaptureCost, Captures
 
@@ -16,18 +16,16 @@ class StreamCaptures(Captures):
     """Programs, captured one at a time, each time into a fresh pool.
 
     Args:
-        programs: each a configuration and its seed; a program's number here is its key.
+        programs: what is captured; a program's number here is its key.
         device: where.
         ours: whether the pool is a :class:`cudagraph_pool.GraphPool`; enables the allocator.
     """
 
     workload: StreamPrograms
 
-    def __init__(
-        self, programs: Sequence[tuple[Configuration, int]], device: torch.device, ours: bool
-    ) -> None:
+    def __init__(self, programs: Sequence[Program], device: torch.device, ours: bool) -> None:
         self._warm_up_key = len(programs)
-        all_programs = [*programs, (WARM_UP, 0)]
+        all_programs = [*programs, generate(WARM_UP, 0)]
         super().__init__(lambda device: StreamPrograms(device, all_programs), device, ours)
 
     def warm_up(self) -> None:
@@ -38,9 +36,9 @@ class StreamCaptures(Captures):
         self.release()
 
     def capture(self, order: Sequence[int]) -> CaptureCost:
-        """Captures twice, and tells of the second time: the first makes the program, and finds the
-        device, and the caches of the processor, as the process whose turn it was before has left
-        them.
+        """Captures twice, and tells of the second time: the first makes ready what the program
+        needs, and finds the device, and the caches of the processor, as the process whose turn it
+        was before has left them.
         """
         super().capture(order)
         self.release()

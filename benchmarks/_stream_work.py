@@ -11,11 +11,8 @@ from typing import Any
 
 import torch
 from stream_programs import (
-    ELEMENT_BYTES,
-    Configuration,
     Kind,
     Program,
-    generate,
     sums_of,
     value_of,
 )
@@ -28,54 +25,32 @@ from cudagraph_pool._workloads import Workload
 Step = tuple[Kind, int, int, Any]
 
 
-# A configuration and a seed.
-Drawn = tuple[Configuration, int]
-
-
-def _streams(made: Program | Drawn) -> int:
-    return made.streams if isinstance(made, Program) else made[0].streams
-
-
-def _largest(made: Program | Drawn) -> int:
-    """Elements that no tensor has more of; at least 1."""
-    if isinstance(made, Program):
-        return max(1, made.largest)
-    return made[0].largest // ELEMENT_BYTES + 1
-
-
 class StreamPrograms(Workload):
     """Programs by number; their streams and sums are made once, for the largest of them.
 
     Args:
         device: where.
-        programs: each a program, or the configuration and the seed that make it.
+        programs: what runs; a program's number here is its key.
     """
 
     name = "streams"
 
-    def __init__(self, device: torch.device, programs: Sequence[Program | Drawn]) -> None:
+    def __init__(self, device: torch.device, programs: Sequence[Program]) -> None:
         self.keys = range(len(programs))
         self._programs = tuple(programs)
         self._device = device
-        streams = max(_streams(made) for made in programs)
-        largest = max(_largest(made) for made in programs)
+        streams = max(program.streams for program in programs)
+        largest = max(1, *(program.largest for program in programs))
         self._side = [torch.cuda.Stream(device) for _ in range(streams - 1)]
         self._sums = [
             torch.zeros(largest, dtype=torch.int32, device=device) for _ in range(streams)
         ]
         self.allocate: Callable[[int], Tensor] = self.empty
-        self._last: int | None = None
-        self._program: Program
-        self._plan: tuple[Step, ...]
+        self._planned: int | None = None
+        self._plan: tuple[Step, ...] = ()
 
     def program(self, key: int) -> Program:
-        """The one asked for last is kept."""
-        if self._last != key:
-            made = self._programs[key]
-            self._program = made if isinstance(made, Program) else generate(*made)
-            self._plan = self._plan_of(self._program)
-            self._last = key
-        return self._program
+        return self._programs[key]
 
     def empty(self, elements: int) -> Tensor:
         """A tensor of so many elements, on the current stream."""
@@ -90,6 +65,8 @@ class StreamPrograms(Workload):
         Tensors are made by :attr:`allocate`, which may be replaced.
         """
         program = self.program(key)
+        if self._planned != key:
+            self._planned, self._plan = key, self._plan_of(program)
         streams = [torch.cuda.current_stream(self._device), *self._side[: program.streams - 1]]
         if len({stream.cuda_stream for stream in streams}) != len(streams):
             raise RuntimeError("two streams of a program are one")

@@ -1,8 +1,8 @@
 """Captures of library models as traces, without a GPU: from fake tensors, which allocate nothing.
 
     python benchmarks/model_traces.py --output FOLDER
-    python benchmarks/model_traces.py bert densenet --output FOLDER --kept --train
-    python benchmarks/model_traces.py bert --sizes $(seq 16 8 512) --output FOLDER
+    python benchmarks/model_traces.py --models bert densenet --output FOLDER --kept --train
+    python benchmarks/model_traces.py --models bert --sizes $(seq 16 8 512) --output FOLDER
 
 One trace for each model: a capture for each batch size or length, smallest first, of a forward pass
 or, with --train, of a training step. What kernels allocate for themselves alone is not there.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _command import new_parser, positive
+from _command import add_some, new_parser, positive
 from _models import images, segmentation, text, timm, tokens, vision
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -150,9 +150,7 @@ def capture(
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser(__doc__)
-    parser.add_argument(
-        "models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all"
-    )
+    add_some(parser, "--models", MODELS)
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--kept", action="store_true", help="results stay in the pool")
     parser.add_argument("--train", action="store_true", help="forward and backward")
@@ -160,12 +158,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--sizes", nargs="+", type=positive, metavar="N", help="instead of the models' own"
     )
     options = parser.parse_args(argv)
-    unknown = sorted(set(options.models) - set(MODELS))
-    if unknown:
-        parser.error(f"there is no model {', '.join(unknown)}")
     options.output.mkdir(parents=True, exist_ok=True)
     way = ("_train" if options.train else "") + ("_kept" if options.kept else "")
-    for model in options.models or MODELS:
+    for model in options.models:
         graphs = capture(model, options.train, options.kept, options.sizes)
         path = options.output / f"{model}{way}.json.gz"
         document = {"name": model + way, "torch": torch.__version__, "stock": {"reserved": 0}}

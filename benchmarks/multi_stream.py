@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from _command import add_common, add_some, new_parser, new_report, positive, verdict, write_report
+from _command import add_common, add_some, new_parser, new_report, verdict, write_report
 from _team import Team, ratio, times
 from readme_table import table
 from stream_programs import CONFIGURATIONS, LONG, by_name, generate
@@ -31,6 +31,8 @@ ALLOCATORS = ("stock", "option", "ours")
 
 # So many captures are enough of a program that takes a third of a second.
 _REPEATS_OF_LARGE = 3
+# Of so many replays the sums are compared.
+_CHECKS = 5
 
 Row = dict[str, Any]
 
@@ -61,12 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of programs")
     said = "stock is always measured: the ratios need it"
     add_some(parser, "--allocators", ALLOCATORS, help=said)
-    said = "timed captures of each program; of those with 10,000 operations at most 3"
-    parser.add_argument("--repeats", type=positive, default=7, help=said)
-    parser.add_argument(
-        "--checks", type=positive, default=5, help="replays whose sums are compared, each program"
-    )
-    add_common(parser, rounds=7, timeout=120)
+    add_common(parser, repeats=7, rounds=7, timeout=120)
     return parser
 
 
@@ -78,7 +75,7 @@ def measure_row(team: Team, key: int, name: str, seed: int, options: argparse.Na
         repeats = min(repeats, _REPEATS_OF_LARGE)
     costs = team.in_turn(repeats, "capture", order=[key])
     rounds = team.in_turn(options.rounds, "replay", times=team.replay_passes())
-    wrong = team.at_once("wrong_sums", key=key, times=options.checks)
+    wrong = team.at_once("wrong_sums", key=key, times=_CHECKS)
     team.at_once("release")
     peak = generate(configuration, seed).peak_bytes()
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import _apart
 import _command
-import _row
 import _worker
 import const_memory
 import graph_runner
@@ -151,20 +150,20 @@ def graph(equal: bool, digest: str | None = None, repeatable: bool = True) -> di
     ],
 )
 def test_judge(own: dict[str, Any], stock: dict[str, Any], verdict: str) -> None:
-    found = _row.judge_outputs({"5": own}, {"5": stock})
+    found = const_memory.judge_outputs({"5": own}, {"5": stock})
     assert found[verdict] in (1, [5])
     assert sum(value if isinstance(value, int) else len(value) for value in found.values()) == 1
 
 
 def test_orders() -> None:
     keys = [3, 1, 2]
-    assert _row.order_keys(keys, "asc", 0) == [1, 2, 3]
-    assert _row.order_keys(keys, "desc", 0) == [3, 2, 1]
+    assert const_memory.order_keys(keys, "asc", 0) == [1, 2, 3]
+    assert const_memory.order_keys(keys, "desc", 0) == [3, 2, 1]
     many = list(range(100))
-    shuffled = _row.order_keys(many, "shuffled", 1)
+    shuffled = const_memory.order_keys(many, "shuffled", 1)
     assert sorted(shuffled) == many
-    assert shuffled == _row.order_keys(many[::-1], "shuffled", 1)
-    assert shuffled != _row.order_keys(many, "shuffled", 2)
+    assert shuffled == const_memory.order_keys(many[::-1], "shuffled", 1)
+    assert shuffled != const_memory.order_keys(many, "shuffled", 2)
 
 
 NEED_A_GPU = (
