@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+import cudagraph_pool as cgp
+
 _PAGE = 2 << 20
 
 
 def count_captures() -> Callable[[], int]:
     """What says how many captures have ended since."""
-    import torch
-
     count = 0
     end = torch.cuda.CUDAGraph.capture_end
 
@@ -28,10 +30,6 @@ def measure_pools() -> dict[str, int]:
     """Of graph pools and MemPools: how many, the bytes that they reserve, the captures that went to
     ours, and the most bytes that were ever live in each of ours, in whole pages, added up.
     """
-    import torch
-
-    import cudagraph_pool as cgp
-
     reserved: dict[Any, int] = {}
     for segment in torch.cuda.memory_snapshot():
         pool = tuple(segment["segment_pool_id"])

@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+import torch
 from _apart import measure_apart, run_script
 from _command import add_common, add_some, new_parser, new_report, positive, verdict, write_report
 from _engine import REQUESTS, Row, digest, judge
@@ -55,7 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(batching: str, prompts: int, tokens: int, rounds: int) -> Row:
     """One run, in a process that may have the pool enabled."""
-    import torch
     from transformers import (
         ContinuousBatchingConfig,
         GenerationConfig,

@@ -35,12 +35,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from _apart import measure_apart, run_script
 from _command import add_common, add_some, new_parser, new_report, positive, write_report
+from _runner_models import MODELS, Model
+from readme_table import table
+from torch import nn
 
-MODELS = ("script", "mlp", "llama", "resnet50", "gpt2")
+import cudagraph_pool as cgp
+
 WAYS = ("stock", "ours")
-FIGURES = ("memory", "largest", "first", "capture", "call", "idle", "step")
 _CAPTURES = 5
 _ROW = 16
 _ROWS = 5
@@ -54,7 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_common(parser, rounds=3)
     options = parser.parse_args(argv)
     report = new_report(options)
-    print(f"{'':10}" + "".join(f"{name:>26}" for name in FIGURES))
     for model in options.models:
         timed = measure_apart(__file__, model, "turns", options.calls)
         rounds = [
@@ -64,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         row = {way: timed[way] | merge([found[way] for found in rounds]) for way in WAYS}
         report["rows"].append({"model": model, **row})
         write_report(report, options.output)
-        print(f"{model:10}" + "".join(f"{_side_by_side(row, name):>26}" for name in FIGURES))
+        print(f"{model}: {row}", file=sys.stderr, flush=True)
+    print("\n".join(table(report)))
     return 0
 
 
@@ -77,20 +81,12 @@ def merge(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def _side_by_side(row: dict[str, dict[str, float]], name: str) -> str:
-    stock, ours = row["stock"][name], row["ours"][name]
-    return f"{stock:,.2f} / {ours:,.2f} ({ours / stock:.3f})"
-
-
 def measure(name: str, way: str, calls: int) -> dict[str, Any]:
     """One way of one model: memory, in MiB, and its first capture; or, by ``turns``, the times of
     each way.
     """
-    import torch
-    from _runner_models import MODELS as MAKERS
-
     torch.manual_seed(0)
-    model = MAKERS[name]()
+    model = MODELS[name]()
     with torch.set_grad_enabled(model.trains):
         for size in model.sizes:
             _run(model.function, model, size)
@@ -104,7 +100,7 @@ def measure(name: str, way: str, calls: int) -> dict[str, Any]:
     return {"memory": memory / 2**20, "first": first, "largest": largest / 2**20}
 
 
-def _in_turns(model: Any, calls: int) -> dict[str, dict[str, float]]:
+def _in_turns(model: Model, calls: int) -> dict[str, dict[str, float]]:
     """The times of each way."""
     runs: dict[str, Callable[..., Any]] = {}
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -121,11 +117,9 @@ def _in_turns(model: Any, calls: int) -> dict[str, dict[str, float]]:
 
 
 def _timed_calls(
-    model: Any, ways: Sequence[Callable[..., Any]], calls: int
+    model: Model, ways: Sequence[Callable[..., Any]], calls: int
 ) -> list[dict[str, float]]:
     """What is timed of each, in turns."""
-    import torch
-
     chance = random.Random(1)
     sizes = [chance.randint(1, max(model.sizes)) for _ in range(calls)]
     arguments = {size: model.arguments(size) for size in {*sizes}}
@@ -170,12 +164,10 @@ def _timed_calls(
     ]
 
 
-def _captured(model: Any, sizes: Sequence[int], way: str) -> tuple[int, float, Callable[..., Any]]:
+def _captured(
+    model: Model, sizes: Sequence[int], way: str
+) -> tuple[int, float, Callable[..., Any]]:
     """Bytes, seconds, and what runs a call."""
-    import torch
-
-    import cudagraph_pool as cgp
-
     if way == "ours":
         cgp.enable()
     else:
@@ -200,9 +192,7 @@ def _captured(model: Any, sizes: Sequence[int], way: str) -> tuple[int, float, C
     return free - torch.cuda.mem_get_info()[0], seconds, run
 
 
-def _by_hand(model: Any, sizes: Sequence[int]) -> Callable[..., Any]:
-    import torch
-
+def _by_hand(model: Model, sizes: Sequence[int]) -> Callable[..., Any]:
     buffers = model.arguments(max(sizes))
     stream = torch.cuda.Stream()
     graphs, outputs = {}, {}
@@ -230,23 +220,23 @@ def _by_hand(model: Any, sizes: Sequence[int]) -> Callable[..., Any]:
     return run
 
 
-def _by_hand_for_training(model: Any, sizes: Sequence[int]) -> Callable[..., Any]:
-    import torch
+class _Alone(nn.Module):  # type: ignore[misc]
+    """What make_graphed_callables may change."""
 
+    def __init__(self, model: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.model(*arguments)
+
+
+def _by_hand_for_training(model: Model, sizes: Sequence[int]) -> Callable[..., Any]:
     pool = torch.cuda.graph_pool_handle()
     graphed = {}
     for size in sorted(sizes, reverse=True):
-
-        class Alone(torch.nn.Module):  # type: ignore[misc]  # make_graphed_callables changes it
-            def __init__(self) -> None:
-                super().__init__()
-                self.model = model.function
-
-            def forward(self, *arguments: Any) -> Any:
-                return self.model(*arguments)
-
         graphed[size] = torch.cuda.make_graphed_callables(
-            Alone(), model.arguments(size), num_warmup_iters=3, pool=pool
+            _Alone(model.function), model.arguments(size), num_warmup_iters=3, pool=pool
         )
     ascending = sorted(sizes)
 
@@ -259,11 +249,11 @@ def _by_hand_for_training(model: Any, sizes: Sequence[int]) -> Callable[..., Any
     return run
 
 
-def _run(function: Callable[..., Any], model: Any, size: int) -> None:
+def _run(function: Callable[..., Any], model: Model, size: int) -> None:
     _finish(model, function(*model.arguments(size)))
 
 
-def _finish(model: Any, output: Any) -> None:
+def _finish(model: Model, output: Any) -> None:
     if model.trains:
         output.float().square().mean().backward()
 

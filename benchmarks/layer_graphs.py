@@ -32,16 +32,17 @@ import gc
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from _apart import measure_apart, run_script
 from _command import add_common, new_parser, new_report, positive, verdict, write_report
 from _pools import count_captures, measure_pools
+from torch import Tensor, nn
 
+import cudagraph_pool as cgp
+from cudagraph_pool._measure import digest_of
 from cudagraph_pool._table import format_table, mib
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 WAYS = (
     ("eager", "stock"),
@@ -51,7 +52,7 @@ WAYS = (
 _BATCH, _LENGTH, _WIDTH, _HEADS = 4, 512, 1024, 16
 
 # From an input to the output and all gradients, that of the input first.
-Step = Callable[["Tensor"], "list[Tensor]"]
+Step = Callable[[Tensor], list[Tensor]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,15 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(captures: str, allocator: str, layers: int, steps: int) -> dict[str, Any]:
     """One run, in a process of its own."""
-    import torch
-
-    import cudagraph_pool as cgp
-    from cudagraph_pool._measure import digest_of
-
     if allocator != "stock":
         cgp.enable(share_captures=allocator == "shared")
     captures_made = count_captures()
-    model = new_layers(layers)
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = nn.ModuleList(Layer() for _ in range(layers)).to(torch.bfloat16)
     samples = [_input(seed=0).requires_grad_() for _ in model]
     through(model)(_input(seed=0))  # loads what it needs
     for parameter in model.parameters():
@@ -109,44 +107,32 @@ def measure(captures: str, allocator: str, layers: int, steps: int) -> dict[str,
     }
 
 
-def new_layers(count: int, width: int = _WIDTH, heads: int = _HEADS) -> nn.ModuleList:
-    """Transformer layers; attention is spelled out, since fused ones add up in any order."""
-    import torch
-    from torch import nn
+class Layer(nn.Module):  # type: ignore[misc]
+    """Of a transformer; attention is spelled out, since fused ones add up in any order."""
 
-    class Layer(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(_WIDTH) for _ in range(2))
+        self.qkv, self.out = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+        self.up, self.down = nn.Linear(_WIDTH, 4 * _WIDTH), nn.Linear(4 * _WIDTH, _WIDTH)
 
-        def forward(self, x: Tensor) -> Tensor:
-            batch, length, _ = x.shape
-            parts = self.qkv(self.norms[0](x)).view(batch, length, 3, heads, width // heads)
-            q, k, v = parts.permute(2, 0, 3, 1, 4)
-            weights = (q @ k.transpose(-1, -2) * (width // heads) ** -0.5).softmax(dim=-1)
-            x = x + self.out((weights @ v).transpose(1, 2).reshape(x.shape))
-            result: Tensor = x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
-            return result
-
-    torch.manual_seed(0)
-    with torch.device("cuda"):
-        layers = nn.ModuleList(Layer() for _ in range(count))
-    return layers.to(torch.bfloat16)
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        parts = self.qkv(self.norms[0](x)).view(batch, length, 3, _HEADS, _WIDTH // _HEADS)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        weights = (q @ k.transpose(-1, -2) * (_WIDTH // _HEADS) ** -0.5).softmax(dim=-1)
+        x = x + self.out((weights @ v).transpose(1, 2).reshape(x.shape))
+        result: Tensor = x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+        return result
 
 
 def _input(seed: int) -> Tensor:
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(_BATCH, _LENGTH, _WIDTH, generator=generator).to("cuda", torch.bfloat16)
 
 
 def new_step(captures: str, layers: nn.ModuleList, samples: Sequence[Tensor]) -> Step:
     """A step by graphs that are captured here; ``samples`` are their inputs, one for each layer."""
-    import torch
-
     if captures == "each":
         for layer, sample in zip(layers, samples, strict=True):
             torch.cuda.make_graphed_callables(layer, (sample,))
@@ -183,8 +169,6 @@ class LayerGraphs:
     """
 
     def __init__(self, layers: nn.ModuleList, x: Tensor) -> None:
-        import torch
-
         self._warm_up(layers, x)
         self._input = x
         self._forwards = [torch.cuda.CUDAGraph() for _ in layers]
@@ -206,8 +190,6 @@ class LayerGraphs:
         self._gradients.insert(0, gradient)
 
     def _warm_up(self, layers: nn.ModuleList, x: Tensor) -> None:
-        import torch
-
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -16,7 +16,6 @@ import _apart
 import _command
 import _worker
 import const_memory
-import graph_runner
 import pytest
 import readme_table
 import trace_to_text
@@ -288,6 +287,9 @@ def test_each_kind_of_worker_is_there(kind: str, name: str) -> None:
 def test_first_captures_of_a_runner_are_a_median(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("torch")
+    import graph_runner
+
     apart = iter([(52, 1.5, 3), (20, 0.7, 6), (52, 1.6, 3), (20, 0.1, 8), (52, 9, 3), (22, 0.2, 6)])
 
     def answer(script: str, model: str, way: str, calls: int) -> dict[str, Any]:

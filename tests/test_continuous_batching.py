@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import continuous_batching
 import pytest
+
+pytest.importorskip("torch")
+import continuous_batching
 from _engine import judge
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import layer_graphs
 import pytest
+
+pytest.importorskip("torch")
+import layer_graphs
 
 
 def run(way: str, allocator: str, **figures: Any) -> dict[str, Any]:
