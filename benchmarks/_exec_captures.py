@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from _graph_shape import shape_of
 
+import cudagraph_pool as cgp
 from cudagraph_pool._measure import Captures
 from cudagraph_pool._workloads import Workload
 
@@ -47,7 +48,7 @@ class ExecCaptures(Captures):
         first capture is not the executables'. Notes how many nodes each graph has.
         """
         super().warm_up()
-        graphs = self._capture_all(self._pool_with(), kept=True)
+        graphs = self._capture_all(self._pool_with(), keep_graph=True)
         self.nodes = {key: shape_of(graph).nodes for key, graph in graphs.items()}
         del graphs
         self.release()
@@ -106,33 +107,24 @@ class ExecCaptures(Captures):
         """By size, captured as users capture; those that there are, if any."""
         if not self._graphs:
             self._pool = self._pool_with(**self._arguments)
-            self._graphs = self._capture_all(self._pool, kept=False)
+            self._graphs = self._capture_all(self._pool)
         return self._graphs
 
     def _pool_with(self, **arguments: Any) -> Any:
         """A pool; without arguments its graphs have executables of their own, if any."""
-        if not self._ours:
-            return tuple(torch.cuda.graph_pool_handle())
-        import cudagraph_pool
+        if self._ours:
+            return cgp.GraphPool(self._device, **arguments)
+        return tuple(torch.cuda.graph_pool_handle())
 
-        return cudagraph_pool.GraphPool(self._device, **arguments)
-
-    def _capture_all(self, pool: Any, kept: bool) -> dict[int, torch.cuda.CUDAGraph]:
-        """The graphs by size."""
+    def _capture_all(self, pool: Any, **options: bool) -> dict[int, torch.cuda.CUDAGraph]:
+        """The graphs by size, made with these options."""
+        capturing = cgp.graph if self._ours else torch.cuda.graph
         graphs = {}
         for key in self.workload.keys:
-            graph = torch.cuda.CUDAGraph(keep_graph=True) if kept else torch.cuda.CUDAGraph()
-            with self._capturing(graph, pool):
+            graphs[key] = torch.cuda.CUDAGraph(**options)
+            with capturing(graphs[key], pool, stream=self._stream):
                 self.workload.step(key)
-            graphs[key] = graph
         return graphs
-
-    def _capturing(self, graph: torch.cuda.CUDAGraph, pool: Any) -> Any:
-        if not self._ours:
-            return torch.cuda.graph(graph, pool=pool, stream=self._stream)
-        import cudagraph_pool
-
-        return cudagraph_pool.graph(graph, pool, stream=self._stream)
 
     def _counts(self) -> dict[str, int]:
         """Of executables; stock has one for each graph."""

@@ -1,4 +1,4 @@
-"""Runs programs of stream_programs.py with torch, eagerly or under capture.
+"""Runs programs of stream_programs.py with torch, eagerly or under capture, and captures them.
 
 A tensor is filled with a value of its own, and a reader adds it to the sums of its stream. What the
 sums must be is known from the program alone.
@@ -6,18 +6,15 @@ sums must be is known from the program alone.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from stream_programs import (
-    Kind,
-    Program,
-    sums_of,
-    value_of,
-)
+from stream_programs import WARM_UP, Kind, Program, generate, sums_of, value_of
 from torch import Tensor
 
+from cudagraph_pool._measure import CaptureCost, Captures
 from cudagraph_pool._workloads import Workload
 
 # (kind, stream, tensor, what the kind needs: elements and value, a view of the sums, cycles or the
@@ -143,3 +140,49 @@ class StreamPrograms(Workload):
                 made.zero_()
             else:
                 torch.cuda._sleep(made)
+
+
+class StreamCaptures(Captures):
+    """Programs, captured one at a time, each time into a fresh pool.
+
+    Args:
+        programs: what is captured; a program's number here is its key.
+        device: where.
+        ours: whether the pool is a :class:`cudagraph_pool.GraphPool`; enables the allocator.
+    """
+
+    workload: StreamPrograms
+
+    def __init__(self, programs: Sequence[Program], device: torch.device, ours: bool) -> None:
+        self._warm_up_key = len(programs)
+        all_programs = [*programs, generate(WARM_UP, 0)]
+        super().__init__(lambda device: StreamPrograms(device, all_programs), device, ours)
+
+    def warm_up(self) -> None:
+        """Runs, captures and replays a short program."""
+        self._run_eagerly(self._warm_up_key)
+        self.capture([self._warm_up_key])
+        self.replay(1)
+        self.release()
+
+    def capture(self, order: Sequence[int]) -> CaptureCost:
+        """Captures twice, and tells of the second time: the first makes ready what the program
+        needs, and finds the device, and the caches of the processor, as the process whose turn it
+        was before has left them.
+        """
+        super().capture(order)
+        self.release()
+        gc.freeze()  # no collection looks through the program while a capture is timed
+        return super().capture(order)
+
+    def wrong_sums(self, key: int, times: int) -> int:
+        """Replays the graph that was captured last; returns how many sums were wrong, over all
+        replays.
+        """
+        expected = self.workload.expected(key)
+        wrong = 0
+        for _ in range(times):
+            found = self._replay_one(key)
+            for sums, right in zip(found, expected, strict=True):
+                wrong += int(torch.count_nonzero(sums != right))
+        return wrong

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Worker:
         self._timeout = timeout
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by wait()
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER), *what, "--allocator", allocator],
+            [sys.executable, str(WORKER), allocator, *what],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -120,13 +120,8 @@ def environment_of(allocator: str) -> dict[str, str]:
 
 
 class Team:
-    """Processes side by side, one for each allocator: what ``with`` starts and ends. One that fails
-    is out; :attr:`errors` says why.
-
-    Args:
-        what: see :class:`Worker`.
-        names: of the allocators.
-        timeout: seconds that an answer may take.
+    """Workers side by side, one for each allocator, that end with the ``with``. One that fails is
+    out; :attr:`errors` says why.
     """
 
     def __init__(self, what: Sequence[str], names: Sequence[str], timeout: float) -> None:
@@ -167,12 +162,35 @@ class Team:
                 answers[name].append(answer)
         return answers
 
-    def replay_passes(self) -> int:
+    def costs(self, order: Sequence[int], repeats: int, rounds: int) -> dict[str, dict[str, Any]]:
+        """What captures in this order, as :class:`cudagraph_pool._measure.CaptureCost`, and replays
+        take, by name.
+        """
+        captures = self.in_turn(repeats, "capture", order=order)
+        replays = self.in_turn(rounds, "replay", times=self._replay_passes())
+
+        def found(name: str) -> dict[str, Any]:
+            seconds, driver, reserved = (
+                [cost[figure] for cost in captures[name] if cost[figure] is not None]
+                for figure in ("seconds", "driver_seconds", "reserved_bytes")
+            )
+            of_stock = [cost["seconds"] for cost in captures["stock"]]
+            return {
+                "reserved_bytes": max(reserved, default=None),
+                "capture_seconds": median(seconds),
+                "captures": len(seconds),
+                "capture_vs_stock": median_ratio(seconds, of_stock),
+                "driver_seconds": median(driver),
+                "replay_seconds": median(replays[name]),
+                "replay_rounds": len(replays[name]),
+                "replay_vs_stock": median_ratio(replays[name], replays["stock"]),
+            }
+
+        return {name: found(name) for name in self.names}
+
+    def _replay_passes(self) -> int:
         """How many replays make a round."""
-        first = self.ask("replay", times=1)
-        if not first:
-            return 1
-        shortest: float = min(first.values())
+        shortest: float = min(self.ask("replay", times=1).values(), default=_ROUND_SECONDS)
         return max(1, min(_MAX_PASSES, math.ceil(_ROUND_SECONDS / shortest)))
 
     def _each(
@@ -187,26 +205,6 @@ class Team:
             except WorkerError as error:
                 self.errors[name] = str(error)
         return answers
-
-
-def times(
-    costs: Sequence[Mapping[str, Any]],
-    stock_costs: Sequence[Mapping[str, Any]],
-    replays: Sequence[float],
-    stock_replays: Sequence[float],
-) -> dict[str, Any]:
-    """What captures (as :class:`cudagraph_pool._measure.CaptureCost`) and replays took."""
-    captures = [cost["seconds"] for cost in costs]
-    driver = [cost["driver_seconds"] for cost in costs if cost["driver_seconds"] is not None]
-    return {
-        "capture_seconds": median(captures),
-        "captures": len(captures),
-        "capture_vs_stock": median_ratio(captures, [cost["seconds"] for cost in stock_costs]),
-        "driver_seconds": median(driver),
-        "replay_seconds": median(replays),
-        "replay_rounds": len(replays),
-        "replay_vs_stock": median_ratio(replays, stock_replays),
-    }
 
 
 def median(values: Sequence[float]) -> float | None:

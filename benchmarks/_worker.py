@@ -1,13 +1,14 @@
 """A process that captures under one allocator, for const_memory.py, shared_execs.py and
 multi_stream.py: what _team.Worker starts.
 
-Imports at once, and then takes commands as JSON lines and answers likewise: ``prepare`` to make
-what is captured and warm it up, and any method of that.
+Its arguments are the allocator, or what bounds our executables, one of KINDS, and names: a
+workload, or programs as CONFIGURATION@SEED. Imports at once, and then takes commands as JSON lines
+and answers likewise: ``prepare`` to make what is captured, warm it up and say its sizes, and any
+method of that.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import traceback
@@ -39,7 +40,7 @@ def _execs(names: Sequence[str], allocator: str) -> Maker:
 
 def _streams(names: Sequence[str], allocator: str) -> Maker:
     """A program's key is its place among the names, each that of a configuration and a seed."""
-    from _stream_captures import StreamCaptures
+    from _stream_work import StreamCaptures
     from stream_programs import by_name, generate
 
     drawn = [name.rpartition("@") for name in names]
@@ -48,32 +49,6 @@ def _streams(names: Sequence[str], allocator: str) -> Maker:
 
 
 KINDS = {"graphs": _graphs, "execs": _execs, "streams": _streams}
-
-
-class Server:
-    """Answers commands with what JSON can carry; keys of objects become strings."""
-
-    def __init__(self, kind: str, names: Sequence[str], allocator: str) -> None:
-        import torch  # noqa: F401  # slow, and needs no device
-
-        self._make = KINDS[kind](names, allocator)
-        self._allocator = allocator
-        self._captures: Any = None
-
-    def answer(self, command: str, **arguments: Any) -> Any:
-        if command == "prepare":
-            return self._prepare()
-        return getattr(self._captures, command)(**arguments)
-
-    def _prepare(self) -> list[int]:
-        """Makes what is captured and warms it up; returns its sizes."""
-        import torch
-
-        captures = self._make(torch.device("cuda", torch.cuda.current_device()))
-        captures.warm_up()
-        require_settings(self._allocator)
-        self._captures = captures
-        return list(captures.workload.keys)
 
 
 def require_settings(allocator: str) -> None:
@@ -87,17 +62,25 @@ def require_settings(allocator: str) -> None:
             raise RuntimeError(f"{setting} is {found} under {allocator}")
 
 
-def serve(answers: TextIO, make: Callable[[], Server]) -> int:
-    """Answers until the parent hangs up or something fails, which is then the last answer."""
+def serve(answers: TextIO, make: Callable[[], Any]) -> int:
+    """Answers with what JSON can carry, keys of objects becoming strings, until the parent hangs up
+    or something fails, which is then the last answer.
+    """
 
     def say(what: dict[str, Any]) -> None:
         answers.write(json.dumps(what, default=asdict) + "\n")
         answers.flush()
 
+    captures = None
     try:
-        server = make()
         for line in sys.stdin:
-            say({"result": server.answer(**json.loads(line))})
+            request = json.loads(line)
+            command = request.pop("command")
+            if command == "prepare":
+                captures = make()
+                say({"result": list(captures.workload.keys)})
+            else:
+                say({"result": getattr(captures, command)(**request)})
     except Exception as error:
         traceback.print_exc()
         say({"error": f"{type(error).__name__}: {error}"})
@@ -106,12 +89,18 @@ def serve(answers: TextIO, make: Callable[[], Server]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("names", nargs="+", help="a workload, or programs as CONFIGURATION@SEED")
-    parser.add_argument("--allocator", required=True, help="or what bounds our executables")
-    options = parser.parse_args()
-    return serve(answers_alone(), lambda: Server(options.kind, options.names, options.allocator))
+    answers = answers_alone()
+    allocator, kind, *names = sys.argv[1:]
+    make = KINDS[kind](names, allocator)
+    import torch
+
+    def prepare() -> Any:
+        captures = make(torch.device("cuda", torch.cuda.current_device()))
+        captures.warm_up()
+        require_settings(allocator)
+        return captures
+
+    return serve(answers, prepare)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from _command import add_common, add_some, new_parser, new_report, verdict, write_report
-from _team import Team, ratio, times
+from _team import Team, ratio
 from readme_table import TWO_STREAMS, table
 
 ALLOCATORS = ("stock", "expandable", "ours")
@@ -86,13 +86,11 @@ def measure_row(
     keys: list[int] = []
     for sizes in team.ask("prepare").values():
         keys = order_keys(sizes, order, options.seed)
-    costs = team.in_turn(options.repeats, "capture", order=keys)
-    rounds = team.in_turn(options.rounds, "replay", times=team.replay_passes())
+    costs = team.costs(keys, options.repeats, options.rounds)
     compared = _compare(team, keys, options.seed)
     minimum = team.ask("minimum_bytes", ["stock"], order=keys).get("stock")
 
     def found(name: str) -> dict[str, Any]:
-        reserved = max((cost["reserved_bytes"] for cost in costs[name]), default=None)
         stock = None if name == "stock" else compared.get("stock")
         return {
             "workload": workload,
@@ -101,9 +99,8 @@ def measure_row(
             "error": team.errors.get(name),
             "graphs": len(keys),
             "minimum_bytes": minimum,
-            "reserved_bytes": reserved,
-            "ratio": ratio(reserved, minimum),
-            **times(costs[name], costs["stock"], rounds[name], rounds["stock"]),
+            "ratio": ratio(costs[name]["reserved_bytes"], minimum),
+            **costs[name],
             "outputs": judge_outputs(compared[name], stock) if name in compared else None,
         }
 

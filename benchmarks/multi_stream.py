@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from _command import add_common, add_some, new_parser, new_report, verdict, write_report
-from _team import Team, ratio, times
+from _team import Team, ratio
 from readme_table import table
 from stream_programs import CONFIGURATIONS, LONG, by_name, generate
 
@@ -73,29 +73,24 @@ def measure_row(team: Team, key: int, name: str, seed: int, options: argparse.Na
     repeats = options.repeats
     if configuration.operations >= 10_000:
         repeats = min(repeats, _REPEATS_OF_LARGE)
-    costs = team.in_turn(repeats, "capture", order=[key])
-    rounds = team.in_turn(options.rounds, "replay", times=team.replay_passes())
+    costs = team.costs([key], repeats, options.rounds)
     wrong = team.at_once("wrong_sums", key=key, times=_CHECKS)
     team.at_once("release")
     peak = generate(configuration, seed).peak_bytes()
-
-    def found(allocator: str) -> Row:
-        own = costs[allocator]
-        reserved = max((cost["reserved_bytes"] for cost in own), default=None)
-        return {
-            "error": team.errors.get(allocator),
-            "reserved_bytes": reserved,
-            "ratio": ratio(reserved, peak),
-            **times(own, costs["stock"], rounds[allocator], rounds["stock"]),
-            "wrong_sums": wrong.get(allocator),
-        }
-
     return {
         "configuration": name,
         "seed": seed,
         "streams": configuration.streams,
         "peak_bytes": peak,
-        "allocators": {allocator: found(allocator) for allocator in team.names},
+        "allocators": {
+            allocator: {
+                "error": team.errors.get(allocator),
+                "ratio": ratio(own["reserved_bytes"], peak),
+                **own,
+                "wrong_sums": wrong.get(allocator),
+            }
+            for allocator, own in costs.items()
+        },
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import io
 import json
@@ -31,7 +32,7 @@ Capture = pytest.CaptureFixture[str]
 # Stands in for _worker.py: answers every command, or fails as the environment says.
 FAKE_WORKER = """
 import json, os, sys, time
-allocator = sys.argv[sys.argv.index("--allocator") + 1]
+allocator = sys.argv[1]
 trouble, _, where = os.environ.get("TROUBLE", "").partition("@")
 reserved = 6 if trouble == "large" and where == allocator else 8 if allocator == "stock" else 4
 def graph(key):
@@ -203,6 +204,8 @@ class Captured:
 class Captures:
     """Stands in for what a process captures."""
 
+    workload = argparse.Namespace(keys=range(4, 9, 4))
+
     def capture(self, order: list[int]) -> Captured:
         return Captured(len(order) / 2)
 
@@ -212,17 +215,9 @@ class Captures:
         return {key: Captured(key) for key in order}
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> _worker.Server:
-    server = _worker.Server.__new__(_worker.Server)  # without torch
-    server._captures = Captures()
-    return server
-
-
-def test_a_worker_answers_what_its_captures_say(
-    server: _worker.Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_answers_what_its_captures_say(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [
+        {"command": "prepare"},
         {"command": "capture", "order": [1, 2, 3]},
         {"command": "compare", "order": [2]},
         {"command": "compare", "order": []},
@@ -231,8 +226,9 @@ def test_a_worker_answers_what_its_captures_say(
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     answers = io.StringIO()
-    assert _worker.serve(answers, lambda: server) == 1
+    assert _worker.serve(answers, Captures) == 1
     assert [json.loads(line) for line in answers.getvalue().splitlines()] == [
+        {"result": [4, 8]},
         {"result": {"seconds": 1.5}},
         {"result": {"2": {"seconds": 2}}},
         {"error": "ValueError: nothing to compare"},

@@ -19,7 +19,7 @@ NAMES = ["2x1000-a0.1-f0.1", "4x1000-a0.3-f0.3", "8x1000-a0.3-f0.3"]
 # Stands in for _worker.py: answers every command, or fails as the environment says.
 FAKE_WORKER = """
 import json, os, sys
-allocator = sys.argv[sys.argv.index("--allocator") + 1]
+allocator = sys.argv[1]
 trouble, _, where = os.environ.get("TROUBLE", "").partition("@")
 number = ["stock", "option", "ours"].index(allocator)
 asked = []

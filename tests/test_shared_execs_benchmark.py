@@ -23,8 +23,7 @@ SIZES = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]
 # config's figures are stock's times something, so that no two can be mistaken for each other.
 FAKE_WORKER = """
 import json, os, sys
-config = sys.argv[sys.argv.index("--allocator") + 1]
-kind, workload = sys.argv[1:3]
+config, kind, workload = sys.argv[1:]
 trouble, _, where = os.environ.get("TROUBLE", "").partition("@")
 log = open(os.path.join(os.environ["LOG"], f"{workload}.{config}"), "a")
 assert kind == "execs"
