@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from _graph_shape import shape_of
 
 import cudagraph_pool as cgp
+from cudagraph_pool._forecast import count_nodes
 from cudagraph_pool._measure import Captures
 from cudagraph_pool._workloads import Workload
 
@@ -49,7 +49,7 @@ class ExecCaptures(Captures):
         """
         super().warm_up()
         graphs = self._capture_all(self._pool_with(), keep_graph=True)
-        self.nodes = {key: shape_of(graph).nodes for key, graph in graphs.items()}
+        self.nodes = {key: count_nodes(graph) for key, graph in graphs.items()}
         del graphs
         self.release()
 

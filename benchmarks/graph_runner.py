@@ -32,7 +32,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -109,43 +109,41 @@ def _in_turns(model: Model, calls: int) -> dict[str, dict[str, float]]:
             runs.pop(way, None)
             _, of_all, runs[way] = _captured(model, model.sizes, way)
             seconds[way].append(of_all)
-    timed = _timed_calls(model, [runs[way] for way in WAYS], calls)
-    return {
-        way: {"capture": statistics.median(seconds[way]), **times}
-        for way, times in zip(WAYS, timed, strict=True)
-    }
+    timed = _timed_calls(model, runs, calls)
+    return {way: {"capture": statistics.median(seconds[way]), **timed[way]} for way in WAYS}
 
 
 def _timed_calls(
-    model: Model, ways: Sequence[Callable[..., Any]], calls: int
-) -> list[dict[str, float]]:
-    """What is timed of each, in turns."""
+    model: Model, runs: Mapping[str, Callable[..., Any]], calls: int
+) -> dict[str, dict[str, float]]:
+    """What is timed of each way, in turns."""
     chance = random.Random(1)
     sizes = [chance.randint(1, max(model.sizes)) for _ in range(calls)]
     arguments = {size: model.arguments(size) for size in {*sizes}}
-    for run in ways:  # until each graph has all that it will have
+    for run in runs.values():  # until each graph has all that it will have
         for _ in range(_WARM_UPS):
             for size in model.sizes:
-                _finish(model, run(*model.arguments(size)))
+                _run(run, model, size)
                 torch.cuda.synchronize()
         for size in sizes:
             _finish(model, run(*arguments[size]))
 
-    def spans(row: int) -> list[list[float]]:
-        found: list[list[float]] = [[] for _ in ways]
+    def medians(row: int) -> dict[str, float]:
+        """The CPU's microseconds of a call, of rows of so many."""
+        found: dict[str, list[float]] = {way: [] for way in runs}
         for at in range(0, calls - row + 1, row):
-            for run, of_way in zip(ways, found, strict=True):
+            for way, run in runs.items():
                 torch.cuda.synchronize()
                 began = time.perf_counter()
                 for size in sizes[at : at + row]:
                     run(*arguments[size])
-                of_way.append((time.perf_counter() - began) / row)
-        return found
+                found[way].append((time.perf_counter() - began) / row)
+        return {way: statistics.median(seconds) * 1e6 for way, seconds in found.items()}
 
-    call, idle = spans(_ROW), spans(1)
-    steps: list[list[float]] = [[] for _ in ways]
+    call, idle = medians(_ROW), medians(1)
+    steps: dict[str, list[float]] = {way: [] for way in runs}
     for _ in range(_ROWS):
-        for run, of_way in zip(ways, steps, strict=True):
+        for way, run in runs.items():
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             start.record()
@@ -153,15 +151,11 @@ def _timed_calls(
                 _finish(model, run(*arguments[size]))
             end.record()
             end.synchronize()
-            of_way.append(start.elapsed_time(end) / calls)
-    return [
-        {
-            "call": statistics.median(call[way]) * 1e6,
-            "idle": statistics.median(idle[way]) * 1e6,
-            "step": statistics.median(steps[way]),
-        }
-        for way in range(len(ways))
-    ]
+            steps[way].append(start.elapsed_time(end) / calls)
+    return {
+        way: {"call": call[way], "idle": idle[way], "step": statistics.median(steps[way])}
+        for way in runs
+    }
 
 
 def _captured(

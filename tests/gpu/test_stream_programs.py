@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytest
-from _graph_shape import GraphShape, shape_of
 from stream_oracle import Piece, sharing, taken_too_early
 from stream_programs import Configuration, generate
 
 import cudagraph_pool as cgp
 
+from .graph_shape import GraphShape, shape_of
 from .work import adapter, torch
 
 if TYPE_CHECKING:
