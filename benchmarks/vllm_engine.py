@@ -61,6 +61,19 @@ ALL_REDUCES = ("custom", "nccl")
 GROUP = ("model", "parallel", "mode", "all_reduce")
 KEY = (*GROUP, "allocator", "round")
 BASE = ("stock", "custom")
+_MIB = 1 / (1 << 20)
+FIGURES = (
+    ("captures", 1, ".0f"),
+    ("captures_of_ours", 1, ".0f"),
+    ("pool", _MIB, ",.0f"),
+    ("device", _MIB, ",.0f"),
+    ("estimate", _MIB, ",.0f"),
+    ("kv_tokens", 1, ",.0f"),
+    ("capture_seconds", 1, ".2f"),
+    ("tokens_per_second", 1, ",.0f"),
+)
+# These stand beside stock's too.
+COMPARED = ("device", "kv_tokens", "capture_seconds", "tokens_per_second")
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engine and program are one process; workers are not
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # tokens are not sampled
@@ -71,7 +84,6 @@ _ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
 }
-_MIB = 1 / (1 << 20)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -168,25 +180,14 @@ def table(rows: Sequence[Row]) -> str:
         peers = [row for row in rows if all(row[key] == first[key] for key in GROUP[:3])]
         stock = [row for row in peers if (row["allocator"], row["all_reduce"]) == BASE]
         ours = [row for row in peers if row["all_reduce"] == first["all_reduce"] and row["minimum"]]
-        cells.append(
-            [
-                *(str(first[key]) for key in (*GROUP, "allocator")),
-                number(_of(own, "captures"), 1, ".0f"),
-                number(_of(own, "captures_of_ours"), 1, ".0f"),
-                number(_of(own, "pool"), _MIB, ",.0f"),
-                number(ratio(_of(own, "pool"), _of(ours, "minimum")), 1, ".3f"),
-                number(_of(own, "device"), _MIB, ",.0f"),
-                _beside(own, stock, "device"),
-                number(_of(own, "estimate"), _MIB, ",.0f"),
-                number(_of(own, "kv_tokens"), 1, ",.0f"),
-                _beside(own, stock, "kv_tokens"),
-                number(_of(own, "capture_seconds"), 1, ".2f"),
-                _beside(own, stock, "capture_seconds"),
-                number(_of(own, "tokens_per_second"), 1, ",.0f"),
-                _beside(own, stock, "tokens_per_second"),
-                first["digest"],
-            ]
-        )
+        line = [str(first[key]) for key in (*GROUP, "allocator")]
+        for key, scale, form in FIGURES:
+            line.append(number(_of(own, key), scale, form))
+            if key == "pool":
+                line.append(number(ratio(_of(own, "pool"), _of(ours, "minimum")), 1, ".3f"))
+            elif key in COMPARED:
+                line.append(_beside(own, stock, key))
+        cells.append([*line, first["digest"]])
     return format_table(cells, left_columns=(0, 2, 3, 4), width=sys.maxsize)
 
 
