@@ -43,7 +43,17 @@ GROUPS = {"held-out": HELD_OUT, "two-streams": tuple(TWO_STREAMS)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    parser = new_parser(__doc__)
+    names = [*WORKLOADS, *(name for group in GROUPS.values() for name in group)]
+    said = f"of {', '.join([*names, *GROUPS])}; default: the first five"
+    of_workloads = {"default": list(WORKLOADS), "metavar": "NAME", "help": said}
+    add_some(parser, "--workloads", (*names, *GROUPS), **of_workloads)
+    add_some(parser, "--orders", ORDERS)
+    said = f"default: {' '.join(ALLOCATORS)}; stock is always measured: the ratios need it"
+    of_allocators = {"default": list(ALLOCATORS), "help": said}
+    add_some(parser, "--allocators", (*ALLOCATORS, "option"), **of_allocators)
+    add_common(parser, repeats=7, rounds=7, seed=0, timeout=90)
+    options = parser.parse_args(argv)
     report = new_report(options)
     rows = report["rows"]
     asked = [name for given in options.workloads for name in GROUPS.get(given, (given,))]
@@ -56,20 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{workload} {order}: {time.monotonic() - began:.1f} s", file=sys.stderr)
     print("\n".join(table(report)))
     return verdict([*(problem for row in rows for problem in problems_of(row)), *above(rows)])
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = new_parser(__doc__)
-    names = [*WORKLOADS, *(name for group in GROUPS.values() for name in group)]
-    said = f"of {', '.join([*names, *GROUPS])}; default: the first five"
-    of_workloads = {"default": list(WORKLOADS), "metavar": "NAME", "help": said}
-    add_some(parser, "--workloads", (*names, *GROUPS), **of_workloads)
-    add_some(parser, "--orders", ORDERS)
-    said = f"default: {' '.join(ALLOCATORS)}; stock is always measured: the ratios need it"
-    of_allocators = {"default": list(ALLOCATORS), "help": said}
-    add_some(parser, "--allocators", (*ALLOCATORS, "option"), **of_allocators)
-    add_common(parser, repeats=7, rounds=7, seed=0, timeout=90)
-    return parser
 
 
 def order_keys(keys: Sequence[int], order: str, seed: int) -> list[int]:

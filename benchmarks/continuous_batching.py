@@ -28,6 +28,7 @@ import torch
 from _apart import measure_apart, run_script
 from _command import add_common, add_some, new_parser, new_report, positive, verdict, write_report
 from _engine import REQUESTS, Row, digest, judge
+from _models import text
 from _pools import count_captures, measure_pools
 
 from cudagraph_pool._table import format_table, mib
@@ -56,30 +57,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(batching: str, prompts: int, tokens: int, rounds: int) -> Row:
     """One run, in a process that may have the pool enabled."""
-    from transformers import (
-        ContinuousBatchingConfig,
-        GenerationConfig,
-        LlamaConfig,
-        LlamaForCausalLM,
-    )
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     captures = count_captures()
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=22,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        vocab_size=32_000,
-        max_position_embeddings=4096,
-        attn_implementation="sdpa",
-    )
     with torch.device("cuda"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+        model = text(
+            "LlamaForCausalLM",
+            hidden_size=2048,
+            intermediate_size=5632,
+            num_hidden_layers=22,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            vocab_size=32_000,
+            max_position_embeddings=4096,
+            attn_implementation="sdpa",
+        )
+    model = model.to(torch.bfloat16).eval()
     chance = random.Random(0)
     inputs = [
-        [chance.randrange(3, config.vocab_size) for _ in range(chance.randint(16, 512))]
+        [chance.randrange(3, model.config.vocab_size) for _ in range(chance.randint(16, 512))]
         for _ in range(prompts)
     ]
     # Sizes of its own choice depend on the memory that is free. No token ends an answer early.

@@ -71,20 +71,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         case: {way: _from_json(row) for way, row in ways.items()}
         for case, ways in (rows_before(options.output, machine) or {}).items()
     }
-    cases = [
-        case
-        for case in itertools.product(options.models, options.modes)
-        if not _is_whole(found.get(", ".join(case)))
-    ]
+    asked = map(", ".join, itertools.product(options.models, options.modes))
+    cases = [name for name in asked if not _is_whole(found.get(name))]
     jobs = _most_at_a_time(options.jobs)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as executor:
         environment = _environment(options.caches or Path(folder), min(jobs, len(cases) or 1))
         measuring = {
-            executor.submit(measure_case, *case, {**environment, "CUDA_VISIBLE_DEVICES": gpu}): case
-            for case, gpu in zip(cases, itertools.cycle(_gpus()), strict=False)
+            executor.submit(measure_case, name, {**environment, "CUDA_VISIBLE_DEVICES": gpu}): name
+            for name, gpu in zip(cases, itertools.cycle(_gpus()), strict=False)
         }
         for done in as_completed(measuring):
-            name = ", ".join(measuring[done])
+            name = measuring[done]
             found[name] = done.result()
             print(f"{name}\n{table(found[name])}\n", flush=True)
             found = {name: found[name] for name in _NAMES if name in found}
@@ -95,16 +92,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return verdict(f"{name}: {what}" for name in found for what in judge(found[name]))
 
 
-def measure_case(model: str, mode: str, environment: Mapping[str, str]) -> Found:
+def measure_case(name: str, environment: Mapping[str, str]) -> Found:
     """All ways of one, each in a process of its own. Those that are compiled run after others that
     fill the compiler's caches.
     """
+    model, mode = name.split(", ")
 
     def run(way: str) -> Footprint | str:
         began = time.perf_counter()
         found = measure_apart(f"_footprint_models:{model}", way, mode == "training", environment)
         seconds = time.perf_counter() - began
-        print(f"{model}, {mode}, {way}: {seconds:.0f} s", file=sys.stderr, flush=True)
+        print(f"{name}, {way}: {seconds:.0f} s", file=sys.stderr, flush=True)
         return found
 
     for way in needing_kernels(list(WAYS)):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from _models import BERT, images, segmentation, text, timm, tokens, vision
-from torch import Tensor
+from torch import Tensor, nn
 
 from cudagraph_pool._workloads import Workload
 
@@ -19,76 +20,66 @@ KEPT = "-kept"
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A model.
+class Model:
+    """One of the library's.
 
     Attributes:
-        input: Its argument, of the largest size.
-        dim: The dimension of that which is as large as the size.
-        vocabulary: Of tokens; 0: the input is of images.
-        trains: Whether ``run`` needs gradients.
+        input: Makes its argument of a size: images, or texts, which are of integers.
+        run: Calls it.
+        trains: Whether that needs gradients.
     """
 
-    run: Callable[[Tensor], Tensor]
-    input: Tensor
-    dim: int = 0
-    vocabulary: int = 0
+    make: Callable[[], nn.Module]
+    input: Callable[[int], Tensor]
+    sizes: Sequence[int]
+    dtype: torch.dtype = torch.float16
+    run: Callable[[nn.Module, Tensor], Tensor] = lambda model, given: model(given)
     trains: bool = False
 
 
-def _bert(sizes: Sequence[int]) -> Made:
-    model = text("BertModel", {"add_pooling_layer": False}, **BERT).half().eval()
-    return Made(
-        lambda given: model(input_ids=given).last_hidden_state,
-        tokens(16)(max(sizes)),
-        dim=1,
-        vocabulary=model.config.vocab_size,
-    )
+def _t5(model: nn.Module, given: Tensor) -> Tensor:
+    output: Tensor = model(input_ids=given, decoder_input_ids=given).last_hidden_state
+    return output
 
 
-def _t5(sizes: Sequence[int]) -> Made:
-    model = text("T5Model", dropout_rate=0.0, num_decoder_layers=6, use_cache=False)
-    model = model.bfloat16().eval()
-    return Made(
-        lambda given: model(input_ids=given, decoder_input_ids=given).last_hidden_state,
-        tokens(8)(max(sizes)),
-        dim=1,
-        vocabulary=model.config.vocab_size,
-    )
+def _gradients(model: nn.Module, given: Tensor) -> Tensor:
+    loss = model(given).float().square().mean()
+    norms = torch._foreach_norm(torch.autograd.grad(loss, list(model.parameters())))
+    return torch.stack([loss.detach(), *norms])
 
 
-def _fcn_resnet50(sizes: Sequence[int]) -> Made:
-    model = segmentation("fcn_resnet50").half().eval()
-    return Made(lambda given: model(given)["out"], images(520, torch.half)(max(sizes)))
-
-
-def _swin_t(sizes: Sequence[int]) -> Made:
-    return Made(vision("swin_t").half().eval(), images(224, torch.half)(max(sizes)))
-
-
-def _efficientnet(sizes: Sequence[int]) -> Made:
-    return Made(timm("efficientnet_b0").half().eval(), images(224, torch.half)(max(sizes)))
-
-
-def _vit_training(sizes: Sequence[int]) -> Made:
-    model = vision("vit_b_16").bfloat16().train()
-    parameters = list(model.parameters())
-
-    def run(given: Tensor) -> Tensor:
-        loss = model(given).float().square().mean()
-        norms = torch._foreach_norm(torch.autograd.grad(loss, parameters))
-        return torch.stack([loss.detach(), *norms])
-
-    return Made(run, images(224)(max(sizes)), trains=True)
-
-
-MODELS: dict[str, tuple[Callable[[Sequence[int]], Made], Sequence[int]]] = {
-    "bert": (_bert, (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)),
-    "fcn_resnet50": (_fcn_resnet50, range(1, 9)),
-    "swin_t": (_swin_t, range(2, 33, 2)),
-    "t5": (_t5, range(32, 513, 32)),
-    "efficientnet_b0": (_efficientnet, range(2, 65, 2)),
-    "vit_b_16_training": (_vit_training, range(4, 33, 4)),
+MODELS = {
+    "bert": Model(
+        partial(text, "BertModel", {"add_pooling_layer": False}, **BERT),
+        tokens(16),
+        (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512),
+        run=lambda model, given: model(input_ids=given).last_hidden_state,
+    ),
+    "fcn_resnet50": Model(
+        partial(segmentation, "fcn_resnet50"),
+        images(520, torch.float16),
+        range(1, 9),
+        run=lambda model, given: model(given)["out"],
+    ),
+    "swin_t": Model(partial(vision, "swin_t"), images(224, torch.float16), range(2, 33, 2)),
+    "t5": Model(
+        partial(text, "T5Model", dropout_rate=0.0, num_decoder_layers=6, use_cache=False),
+        tokens(8),
+        range(32, 513, 32),
+        dtype=torch.bfloat16,
+        run=_t5,
+    ),
+    "efficientnet_b0": Model(
+        partial(timm, "efficientnet_b0"), images(224, torch.float16), range(2, 65, 2)
+    ),
+    "vit_b_16_training": Model(
+        partial(vision, "vit_b_16"),
+        images(224),
+        range(4, 33, 4),
+        dtype=torch.bfloat16,
+        run=_gradients,
+        trains=True,
+    ),
 }
 
 
@@ -97,10 +88,12 @@ class HeldOut(Workload):
 
     def __init__(self, device: torch.device, name: str) -> None:
         self.name = name
-        make, self.keys = MODELS[name.removesuffix(KEPT)]
+        self._made = made = MODELS[name.removesuffix(KEPT)]
+        self.keys = made.sizes
         torch.manual_seed(0)
         with torch.device(device):
-            self._made = make(self.keys)
+            self._model = made.make().to(made.dtype).train(made.trains)
+            self._given = made.input(max(made.sizes))
         self._keeps = name.endswith(KEPT)
         self._kept: dict[int, Tensor] = {}
         self._results: dict[int, Tensor] = {}
@@ -108,14 +101,14 @@ class HeldOut(Workload):
     def fill(self, key: int, seed: int) -> None:
         given = self._input(key)
         generator = torch.Generator(given.device).manual_seed(seed)
-        if self._made.vocabulary:
-            given.random_(0, self._made.vocabulary, generator=generator)
-        else:
+        if given.is_floating_point():
             given.normal_(generator=generator)
+        else:
+            given.random_(0, self._model.config.vocab_size, generator=generator)
 
     def step(self, key: int) -> None:
         with torch.set_grad_enabled(self._made.trains):
-            output = self._made.run(self._input(key))
+            output = self._made.run(self._model, self._input(key))
         if key not in self._results:  # in the warm-up
             self._results[key] = torch.empty_like(output)
         self._results[key].copy_(output)
@@ -129,4 +122,5 @@ class HeldOut(Workload):
         return [self._results[key]]
 
     def _input(self, key: int) -> Tensor:
-        return self._made.input.narrow(self._made.dim, 0, key)
+        """As many images as the size, or texts as long."""
+        return self._given.narrow(0 if self._given.is_floating_point() else 1, 0, key)

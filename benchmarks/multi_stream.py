@@ -38,7 +38,16 @@ Row = dict[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    parser = new_parser(__doc__)
+    names = [configuration.name for configuration in CONFIGURATIONS]
+    said = f"streams x operations - alloc - free; default: all of {', '.join(names)}"
+    of_programs = {"default": names, "metavar": "NAME", "help": said}
+    add_some(parser, "--configurations", [*names, LONG.name], **of_programs)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of programs")
+    said = "stock is always measured: the ratios need it"
+    add_some(parser, "--allocators", ALLOCATORS, help=said)
+    add_common(parser, repeats=7, rounds=7, timeout=120)
+    options = parser.parse_args(argv)
     report = new_report(options)
     programs = list(itertools.product(options.configurations, options.seeds))
     what = ["streams", *(f"{name}@{seed}" for name, seed in programs)]
@@ -52,19 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name} seed {seed}: {time.monotonic() - began:.1f} s", file=sys.stderr)
     print("\n".join(table(report)))
     return verdict(problem for row in report["rows"] for problem in problems_of(row))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = new_parser(__doc__)
-    names = [configuration.name for configuration in CONFIGURATIONS]
-    said = f"streams x operations - alloc - free; default: all of {', '.join(names)}"
-    of_programs = {"default": names, "metavar": "NAME", "help": said}
-    add_some(parser, "--configurations", [*names, LONG.name], **of_programs)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of programs")
-    said = "stock is always measured: the ratios need it"
-    add_some(parser, "--allocators", ALLOCATORS, help=said)
-    add_common(parser, repeats=7, rounds=7, timeout=120)
-    return parser
 
 
 def measure_row(team: Team, key: int, name: str, seed: int, options: argparse.Namespace) -> Row:

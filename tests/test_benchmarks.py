@@ -327,19 +327,21 @@ def test_a_held_out_model(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     import held_out
 
-    made = held_out.Made(lambda x: 2 * x, torch.zeros(2, 8), dim=1)
-    monkeypatch.setitem(held_out.MODELS, "twice", (lambda sizes: made, [4, 8]))
+    double = held_out.Model(
+        torch.nn.Identity, lambda size: torch.zeros(size, 3), [4, 8], run=lambda model, x: 2 * x
+    )
+    monkeypatch.setitem(held_out.MODELS, "twice", double)
     workload = held_out.HeldOut(torch.device("cpu"), "twice-kept")
     for key in (8, 4):
         workload.fill(key, seed=key)
         workload.step(key)
     (large,), (small,) = workload.outputs(8), workload.outputs(4)
-    assert large.shape == (2, 8)
-    assert torch.equal(small, 2 * made.input[:, :4])
+    assert large.shape == (8, 3)
+    assert torch.equal(small, 2 * workload._given[:4])
     workload.clear(4)
     workload.step(4)
     assert workload.outputs(4)[0] is small
-    assert torch.equal(small, 2 * made.input[:, :4])
+    assert torch.equal(small, 2 * workload._given[:4])
 
 
 def test_a_process_that_runs_to_its_end(capsys: Capture) -> None:
