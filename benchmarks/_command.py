@@ -86,17 +86,16 @@ def verdict(problems: Iterable[str]) -> int:
     return 1 if problems else 0
 
 
-def rows_before(path: Path, settings: Mapping[str, Any]) -> Any:
-    """The rows that an earlier call wrote with these settings; None if there is no such file. The
-    program ends if it is of other settings.
+def resume(path: Path, **settings: Any) -> dict[str, Any]:
+    """A report that an earlier call wrote on this machine with these settings, or a new one of no
+    rows. The program ends if it is of others, or without a GPU.
     """
-    if not path.exists():
-        return None
-    report = json.loads(path.read_text())
-    rows = report.pop("rows")
-    if report != settings:
-        raise SystemExit(f"{path} is of {report}, this is {settings}: name another --output")
-    return rows
+    settings = {**device(), **settings}
+    report = json.loads(path.read_text()) if path.exists() else {**settings, "rows": []}
+    before = {name: value for name, value in report.items() if name != "rows"}
+    if before != settings:
+        raise SystemExit(f"{path} is of {before}, this is {settings}: name another --output")
+    return dict(report)
 
 
 def write_report(report: Mapping[str, Any], path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,15 +41,16 @@ class ExecCaptures(Captures):
         super().__init__(workload, device, ours=config != "stock")
         self._arguments = pool_arguments(config)
         self._pool: Any  # of the graphs; stock's is a handle
-        self.nodes: dict[int, int] = {}
+        self._nodes: list[int] = []
 
     def warm_up(self) -> None:
         """Runs every size, and captures it without an executable: what is loaded or made at the
-        first capture is not the executables'. Notes how many nodes each graph has.
+        first capture is not the executables'. Notes how many nodes the graphs have.
         """
         super().warm_up()
-        graphs = self._capture_all(self._pool_with(), keep_graph=True)
-        self.nodes = {key: count_nodes(graph) for key, graph in graphs.items()}
+        graphs = self._capture_all({}, keep_graph=True)
+        nodes = [count_nodes(graph) for graph in graphs.values()]
+        self._nodes = [min(nodes), max(nodes)]
         del graphs
         self.release()
 
@@ -70,12 +71,7 @@ class ExecCaptures(Captures):
             for key in order:
                 graphs[key].replay()
             used.append(self._driver_bytes())
-        nodes = self.nodes.values()
-        return {
-            "driver_bytes": max(used) - before,
-            "nodes": [min(nodes), max(nodes)],
-            **self._counts(),
-        }
+        return {"driver_bytes": max(used) - before, "nodes": self._nodes}
 
     def decode(self, before: Sequence[int], timed: Sequence[int], read_back: bool) -> float:
         """Replays the graphs of these sizes, one after the other; returns the wall's seconds of
@@ -106,34 +102,26 @@ class ExecCaptures(Captures):
     def graphs(self) -> dict[int, torch.cuda.CUDAGraph]:
         """By size, captured as users capture; those that there are, if any."""
         if not self._graphs:
-            self._pool = self._pool_with(**self._arguments)
-            self._graphs = self._capture_all(self._pool)
+            self._graphs = self._capture_all(self._arguments)
         return self._graphs
 
-    def _pool_with(self, **arguments: Any) -> Any:
-        """A pool; without arguments its graphs have executables of their own, if any."""
+    def _capture_all(
+        self, arguments: Mapping[str, Any], **options: bool
+    ) -> dict[int, torch.cuda.CUDAGraph]:
+        """By size, graphs that are made with these options, in a new pool with these arguments.
+        Without arguments they have executables of their own, if any.
+        """
         if self._ours:
-            return cgp.GraphPool(self._device, **arguments)
-        return tuple(torch.cuda.graph_pool_handle())
-
-    def _capture_all(self, pool: Any, **options: bool) -> dict[int, torch.cuda.CUDAGraph]:
-        """The graphs by size, made with these options."""
+            self._pool = cgp.GraphPool(self._device, **arguments)
+        else:
+            self._pool = torch.cuda.graph_pool_handle()
         capturing = cgp.graph if self._ours else torch.cuda.graph
         graphs = {}
         for key in self.workload.keys:
             graphs[key] = torch.cuda.CUDAGraph(**options)
-            with capturing(graphs[key], pool, stream=self._stream):
+            with capturing(graphs[key], self._pool, stream=self._stream):
                 self.workload.step(key)
         return graphs
-
-    def _counts(self) -> dict[str, int]:
-        """Of executables; stock has one for each graph."""
-        if not self._ours:
-            graphs = len(self.workload.keys)
-            return {"execs": graphs, "instantiations": graphs, "updates": 0}
-        stats = self._pool.stats()
-        made, updates = stats["exec_instantiations"], stats["exec_updates"]
-        return {"execs": stats["execs"], "instantiations": made, "updates": updates}
 
     def _driver_bytes(self) -> int:
         torch.cuda.synchronize(self._device)

@@ -24,16 +24,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from _command import (
-    add_common,
-    add_some,
-    device,
-    new_parser,
-    positive,
-    rows_before,
-    verdict,
-    write_report,
-)
+from _command import add_common, add_some, new_parser, positive, resume, verdict, write_report
 
 from cudagraph_pool._footprint import (
     WAYS,
@@ -66,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--picture", type=Path, metavar="FILE", help="png, svg or pdf")
     add_common(parser)
     options = parser.parse_args(argv)
-    machine = device()
+    report = resume(options.output)
     found: dict[str, Found] = {
         case: {way: _from_json(row) for way, row in ways.items()}
-        for case, ways in (rows_before(options.output, machine) or {}).items()
+        for case, ways in dict(report["rows"]).items()
     }
     asked = map(", ".join, itertools.product(options.models, options.modes))
     cases = [name for name in asked if not _is_whole(found.get(name))]
@@ -85,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             found[name] = done.result()
             print(f"{name}\n{table(found[name])}\n", flush=True)
             found = {name: found[name] for name in _NAMES if name in found}
-            rows = {name: as_json(of_case) for name, of_case in found.items()}
-            write_report({**machine, "rows": rows}, options.output)
+            report["rows"] = {name: as_json(of_case) for name, of_case in found.items()}
+            write_report(report, options.output)
     if options.picture is not None:
         draw(found, options.picture)
     return verdict(f"{name}: {what}" for name in found for what in judge(found[name]))

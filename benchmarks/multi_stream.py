@@ -44,15 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     of_programs = {"default": names, "metavar": "NAME", "help": said}
     add_some(parser, "--configurations", [*names, LONG.name], **of_programs)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of programs")
-    said = "stock is always measured: the ratios need it"
-    add_some(parser, "--allocators", ALLOCATORS, help=said)
     add_common(parser, repeats=7, rounds=7, timeout=120)
     options = parser.parse_args(argv)
     report = new_report(options)
     programs = list(itertools.product(options.configurations, options.seeds))
     what = ["streams", *(f"{name}@{seed}" for name, seed in programs)]
-    allocators = ["stock", *(name for name in options.allocators if name != "stock")]
-    with Team(what, allocators, options.timeout) as team:
+    with Team(what, ALLOCATORS, options.timeout) as team:
         team.at_once("prepare")
         for key, (name, seed) in enumerate(programs):
             began = time.monotonic()

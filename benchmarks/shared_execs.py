@@ -15,7 +15,6 @@ memory   Driver memory of all graphs: what the device has less after the capture
          replays of all graphs in two orders (the most of these), without what PyTorch reports as
          reserved by pools. Everything was run, and captured without executables, before.
          Each figure is that of a fresh process: the driver keeps what destroyed executables held.
-         ``execs`` of K=none is the number of groups of alike graphs.
 decode   Steps per second of a loop whose size changes each step, every 10, every 100 steps, or as a
          server's load draws it (requests arrive and end at random); also where each step waits for
          a value that it computed.

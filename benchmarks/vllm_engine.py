@@ -40,11 +40,10 @@ from _apart import run_apart
 from _command import (
     add_common,
     add_some,
-    device,
     new_parser,
     number,
     positive,
-    rows_before,
+    resume,
     verdict,
     write_report,
 )
@@ -87,27 +86,6 @@ _ENVIRONMENT = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
-    lacks = missing(max(options.parallel))
-    if lacks is not None:
-        print(f"vllm_engine.py: {lacks}", file=sys.stderr)
-        return 2
-    settings = {**device(), "calls": options.calls, "tokens": options.tokens}
-    # What failed before is run again.
-    rows = [row for row in rows_before(options.output, settings) or [] if "error" not in row]
-    for run in _runs(options):
-        if not any(all(row[key] == run[key] for key in KEY) for row in rows):
-            rows.append({**run, **_measure(run, options)})
-            write_report({**settings, "rows": rows}, options.output)
-    problems = [f"{_title(row)}: {row['error']}" for row in rows if "error" in row]
-    rows = [row for row in rows if "error" not in row]
-    if rows:
-        print(table(rows))
-    problems += judge(rows, lambda row: " ".join(str(row[key]) for key in GROUP))
-    return verdict(problems)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
     add_some(parser, "--models", MODELS)
     add_some(parser, "--modes", MODES)
@@ -117,7 +95,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--calls", type=positive, default=5, help="that a process times")
     parser.add_argument("--tokens", type=positive, default=128, help="of each of 64 prompts")
     add_common(parser, rounds=5, timeout=300)
-    return parser
+    options = parser.parse_args(argv)
+    lacks = missing(max(options.parallel))
+    if lacks is not None:
+        print(f"vllm_engine.py: {lacks}", file=sys.stderr)
+        return 2
+    report = resume(options.output, calls=options.calls, tokens=options.tokens)
+    # What failed before is run again.
+    report["rows"] = rows = [row for row in report["rows"] if "error" not in row]
+    for run in _runs(options):
+        if not any(all(row[key] == run[key] for key in KEY) for row in rows):
+            rows.append({**run, **_measure(run, options)})
+            write_report(report, options.output)
+    problems = [f"{_title(row)}: {row['error']}" for row in rows if "error" in row]
+    rows = [row for row in rows if "error" not in row]
+    if rows:
+        print(table(rows))
+    problems += judge(rows, lambda row: " ".join(str(row[key]) for key in GROUP))
+    return verdict(problems)
 
 
 def missing(gpus: int) -> str | None:

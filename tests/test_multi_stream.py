@@ -110,15 +110,9 @@ def test_a_failing_worker_is_a_failure(
     assert f"{allocator}: FAILED" in capsys.readouterr().out
 
 
-def test_chosen_allocators(measure: Any) -> None:
-    code, report = measure("", "--configurations", NAMES[0], "--allocators", "ours")
-    assert code == 0
-    assert list(report["rows"][0]["allocators"]) == ["stock", "ours"]
-
-
 @pytest.mark.parametrize(
     "arguments",
-    [["--configurations", "3x5"], ["--allocators", "mine"], ["--repeats", "0"], ["--seeds", "x"]],
+    [["--configurations", "3x5"], ["--repeats", "0"], ["--seeds", "x"]],
 )
 def test_wrong_arguments(arguments: list[str], tmp_path: Path, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as caught:

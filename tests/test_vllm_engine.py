@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import _command
 import pytest
 import vllm_engine
 from _engine import most
@@ -55,7 +56,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine()
     monkeypatch.setattr(vllm_engine, "run_apart", made)
     monkeypatch.setattr(vllm_engine, "missing", lambda gpus: None)
-    monkeypatch.setattr(vllm_engine, "device", lambda: MACHINE)
+    monkeypatch.setattr(_command, "device", lambda: MACHINE)
     return made
 
 
