@@ -1,4 +1,4 @@
-"""Models of libraries with random weights, and what they are called with: what held_out.py,
+"""Models of libraries with random weights, and what they are called with: what library_models.py,
 footprint.py, model_traces.py and others choose from. Each library is imported when it is needed.
 """
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 import cudagraph_pool as cgp
+from cudagraph_pool._table import mib
 
 _PAGE = 2 << 20
 
@@ -25,6 +26,12 @@ def count_captures() -> Callable[[], int]:
 
     torch.cuda.CUDAGraph.capture_end = counted
     return lambda: count
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """Of a table: captures and those of ours, what the pools reserve, and the minimum."""
+    minimum = mib(row["minimum"]) if row["minimum"] else "-"
+    return [str(row["captures"]), str(row["captures_of_ours"]), mib(row["pool"]), minimum]
 
 
 def measure_pools() -> dict[str, int]:

@@ -180,9 +180,8 @@ class StreamCaptures(Captures):
         replays.
         """
         expected = self.workload.expected(key)
-        wrong = 0
-        for _ in range(times):
-            found = self._replay_one(key)
-            for sums, right in zip(found, expected, strict=True):
-                wrong += int(torch.count_nonzero(sums != right))
-        return wrong
+        return sum(
+            int(torch.count_nonzero(sums != right))
+            for _ in range(times)
+            for sums, right in zip(self._replay_one(key), expected, strict=True)
+        )

@@ -110,10 +110,10 @@ def works(found: dict[Combination, dict[str, Any]], combination: Combination) ->
 
 
 def no_worse(found: dict[Combination, dict[str, Any]], combination: Combination) -> bool:
+    if combination.allocator == "stock" or works(found, combination):
+        return True
     stock = combination._replace(allocator="stock")
-    if combination.allocator == "stock" or stock not in found:
-        return combination.allocator == "stock" or works(found, combination)
-    return works(found, combination) or not works(found, stock)
+    return stock in found and not works(found, stock)
 
 
 def by_combination(rows: Sequence[dict[str, Any]]) -> dict[Combination, dict[str, Any]]:

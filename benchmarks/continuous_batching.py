@@ -23,15 +23,16 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from operator import itemgetter
 
 import torch
 from _apart import measure_apart, run_script
 from _command import add_common, add_some, new_parser, new_report, positive, verdict, write_report
 from _engine import REQUESTS, Row, digest, judge
 from _models import text
-from _pools import count_captures, measure_pools
+from _pools import cells, count_captures, measure_pools
 
-from cudagraph_pool._table import format_table, mib
+from cudagraph_pool._table import format_table
 
 BATCHINGS = ("synchronous", "asynchronous")
 ALLOCATORS = ("stock", "ours")
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report["rows"].append({"batching": batching, "allocator": allocator, **found})
         write_report(report, options.output)
     print(_table(report["rows"]))
-    return verdict(judge(report["rows"], _batching))
+    return verdict(judge(report["rows"], itemgetter("batching")))
 
 
 def measure(batching: str, prompts: int, tokens: int, rounds: int) -> Row:
@@ -109,25 +110,11 @@ def measure(batching: str, prompts: int, tokens: int, rounds: int) -> Row:
     }
 
 
-def _batching(row: Row) -> str:
-    return str(row["batching"])
-
-
 def _table(rows: Sequence[Row]) -> str:
     lines = [["batching", "", "captures", "of ours", "pool", "minimum", "tokens/s", "digest"]]
     for row in rows:
-        lines.append(
-            [
-                row["batching"],
-                row["allocator"],
-                str(row["captures"]),
-                str(row["captures_of_ours"]),
-                mib(row["pool"]),
-                mib(row["minimum"]) if row["minimum"] else "-",
-                f"{row['tokens_per_second']:,.0f}",
-                row["digest"],
-            ]
-        )
+        rate = f"{row['tokens_per_second']:,.0f}"
+        lines.append([row["batching"], row["allocator"], *cells(row), rate, row["digest"]])
     return format_table(lines, width=sys.maxsize)
 
 

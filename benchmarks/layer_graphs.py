@@ -14,9 +14,9 @@ its backward is captured, so no capture in between gets that memory; one that co
 so does its replay. In the order of *each*, the second forward would get what the first one saved.
 Its pools are therefore left apart, by ``share_captures`` too.
 
-Each way has a process of its own. Prints a table and writes JSON. Exit
-code 0 if outputs and gradients are those of eager PyTorch bit for bit, every capture of ours was in
-a pool of ours, and the shared pool is at most 1.01 of the minimum; 1 if not, 2 without a GPU.
+Each way has a process of its own. Prints a table and writes JSON. Exit code 0 if outputs and
+gradients are those of eager PyTorch bit for bit, every capture of ours was in a pool of ours, and
+the shared pool is at most 1.01 of the minimum; 1 if not, 2 without a GPU.
 
     python benchmarks/layer_graphs.py --output results/layer_graphs.json
 
@@ -37,12 +37,12 @@ from typing import Any
 import torch
 from _apart import measure_apart, run_script
 from _command import add_common, new_parser, new_report, positive, verdict, write_report
-from _pools import count_captures, measure_pools
+from _pools import cells, count_captures, measure_pools
 from torch import Tensor, nn
 
 import cudagraph_pool as cgp
 from cudagraph_pool._measure import digest_of
-from cudagraph_pool._table import format_table, mib
+from cudagraph_pool._table import format_table
 
 WAYS = (
     ("eager", "stock"),
@@ -81,8 +81,7 @@ def measure(captures: str, allocator: str, layers: int, steps: int) -> dict[str,
         model = nn.ModuleList(Layer() for _ in range(layers)).to(torch.bfloat16)
     samples = [_input(seed=0).requires_grad_() for _ in model]
     through(model)(_input(seed=0))  # loads what it needs
-    for parameter in model.parameters():
-        parameter.grad = None
+    model.zero_grad()
     step = new_step(captures, model, samples)
     torch.cuda.synchronize()
     gc.collect()
@@ -196,8 +195,7 @@ class LayerGraphs:
             for _ in range(3):
                 through(layers)(x)
         torch.cuda.current_stream().wait_stream(stream)
-        for parameter in layers.parameters():
-            parameter.grad = None
+        layers.zero_grad()
 
     def step(self, x: Tensor) -> list[Tensor]:
         self._input.detach().copy_(x)
@@ -227,23 +225,12 @@ def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    head = "captures,,graphs,pools,pool,minimum,÷ all,step,digest"
-    lines = [head.split(",")]
+    lines = [["captures", "", "graphs", "of ours", "pool", "minimum", "÷ all", "step", "digest"]]
     minimum = next(row["minimum"] for row in rows if row["allocator"] == "shared")
     for row in rows:
-        lines.append(
-            [
-                row["way"],
-                row["allocator"],
-                str(row["captures"]),
-                str(row["pools"]),
-                mib(row["pool"]),
-                mib(row["minimum"]) if row["minimum"] else "-",
-                f"{row['pool'] / minimum:.3f}" if row["captures"] else "-",
-                f"{row['step_seconds'] * 1e3:.2f}",
-                row["digest"],
-            ]
-        )
+        ratio = f"{row['pool'] / minimum:.3f}" if row["captures"] else "-"
+        step = f"{row['step_seconds'] * 1e3:.2f}"
+        lines.append([row["way"], row["allocator"], *cells(row), ratio, step, row["digest"]])
     return format_table(lines, left_columns=(0, 1), width=sys.maxsize)
 
 

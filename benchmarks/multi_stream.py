@@ -29,8 +29,6 @@ from stream_programs import CONFIGURATIONS, LONG, by_name, generate
 
 ALLOCATORS = ("stock", "option", "ours")
 
-# So many captures are enough of a program that takes a third of a second.
-_REPEATS_OF_LARGE = 3
 # Of so many replays the sums are compared.
 _CHECKS = 5
 
@@ -63,10 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure_row(team: Team, key: int, name: str, seed: int, options: argparse.Namespace) -> Row:
     """One object with what all have in common and, under ``allocators``, one for each."""
     configuration = by_name(name)
-    repeats = options.repeats
-    if configuration.operations >= 10_000:
-        repeats = min(repeats, _REPEATS_OF_LARGE)
-    costs = team.costs([key], repeats, options.rounds)
+    costs = team.costs([key], options.repeats, options.rounds)
     wrong = team.at_once("wrong_sums", key=key, times=_CHECKS)
     team.at_once("release")
     peak = generate(configuration, seed).peak_bytes()

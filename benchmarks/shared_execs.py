@@ -25,13 +25,14 @@ That results are those of separate executables is for tests/gpu/test_shared_exec
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from _command import add_common, add_some, new_parser, new_report, verdict, write_report
-from _exec_schedules import SCHEDULES, Schedule, schedule, steps_for
+from _exec_schedules import SCHEDULES, schedule, steps_for
 from _team import Team, median, median_ratio, ratio
 from readme_table import table
 
@@ -103,27 +104,21 @@ def measure_decode(team: Team, keys: Sequence[int], options: argparse.Namespace)
     if step_seconds is None:
         return []
     rows = []
-    for read_back in (False, True):
-        for name in SCHEDULES:
-            steps = steps_for(name, options.seconds, step_seconds)
-            drawn = schedule(name, keys, steps, options.seed)
-            row = {"schedule": name, "read_back": read_back, "steps": steps}
-            loops = _loops(team, drawn, read_back, options.rounds)
-            rows.append({**row, "switches": drawn.switches, "configs": loops})
-    return rows
-
-
-def _loops(team: Team, drawn: Schedule, read_back: bool, rounds: int) -> dict[str, Row]:
-    """By config, how fast the loop is."""
-    steps = {"before": drawn.before, "timed": drawn.timed, "read_back": read_back}
-    seconds = team.in_turn(rounds, "decode", **steps)
-    return {
-        config: {
-            "steps_per_second": ratio(len(drawn.timed), median(own)),
-            "vs_stock": median_ratio(seconds["stock"], own),
+    for read_back, name in itertools.product((False, True), SCHEDULES):
+        steps = steps_for(name, options.seconds, step_seconds)
+        drawn = schedule(name, keys, steps, options.seed)
+        asked = {"before": drawn.before, "timed": drawn.timed, "read_back": read_back}
+        seconds = team.in_turn(options.rounds, "decode", **asked)
+        configs = {
+            config: {
+                "steps_per_second": ratio(steps, median(own)),
+                "vs_stock": median_ratio(seconds["stock"], own),
+            }
+            for config, own in seconds.items()
         }
-        for config, own in seconds.items()
-    }
+        row = {"schedule": name, "read_back": read_back, "steps": steps}
+        rows.append({**row, "switches": drawn.switches, "configs": configs})
+    return rows
 
 
 def _step_seconds(team: Team, keys: Sequence[int]) -> float | None:

@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable
 
 import torch
-from _models import GPT2, text, vision
-from held_out import KEPT, MODELS, HeldOut
+from _models import GPT2, text
+from library_models import KEPT, MODELS, LibraryModel
 from torch import Tensor, nn
 from two_stream_models import Branches, Rows, WeightStreaming, linears
 
@@ -41,7 +41,7 @@ class GatedMlp(Rows):
         self._gate = linears(layers, hidden, intermediate, device, generator)
         self._up = linears(layers, hidden, intermediate, device, generator)
         self._down = linears(layers, intermediate, hidden, device, generator)
-        super().__init__(device, (hidden,))
+        super().__init__(device, hidden)
 
     @torch.no_grad()
     def step(self, key: int) -> None:
@@ -53,24 +53,6 @@ class GatedMlp(Rows):
             x = x + down_of(h)
             x = rms_norm(x)
         self.outputs(key)[0].copy_(x)
-
-
-class ResNet50(Rows):
-    """torchvision's ResNet-50, inference in float16."""
-
-    name = "resnet50"
-    per_key = 1
-    keys = range(1, 65)
-
-    def __init__(self, device: torch.device) -> None:
-        torch.manual_seed(0)
-        with torch.device(device):
-            self._model = vision("resnet50").half().eval()
-        super().__init__(device, (3, 224, 224), result=(1000,), dtype=torch.float16)
-
-    @torch.no_grad()
-    def step(self, key: int) -> None:
-        self.outputs(key)[0].copy_(self._model(self.given(key)))
 
 
 def new_gpt2() -> nn.Module:
@@ -212,13 +194,12 @@ WORKLOADS: dict[str, Callable[[torch.device], Workload]] = {
     "seed": SeedScript,
     "mlp": GatedMlp,
     "llama": llama,
-    "resnet50": ResNet50,
     "gpt2": Gpt2Training,
     "streaming": WeightStreaming,
     "branches": Branches,
     "deep": DeepDecoder,
     **{
-        name: functools.partial(HeldOut, name=name)
+        name: functools.partial(LibraryModel, name=name)
         for model in MODELS
         for name in (model, model + KEPT)
     },

@@ -322,16 +322,16 @@ def test_each_workload_that_may_be_asked_for_is_there() -> None:
     assert asked <= WORKLOADS.keys()
 
 
-def test_a_held_out_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its results are those of its size, and stay where they are."""
     torch = pytest.importorskip("torch")
-    import held_out
+    import library_models
 
-    double = held_out.Model(
+    double = library_models.Model(
         torch.nn.Identity, lambda size: torch.zeros(size, 3), [4, 8], run=lambda model, x: 2 * x
     )
-    monkeypatch.setitem(held_out.MODELS, "twice", double)
-    workload = held_out.HeldOut(torch.device("cpu"), "twice-kept")
+    monkeypatch.setitem(library_models.MODELS, "twice", double)
+    workload = library_models.LibraryModel(torch.device("cpu"), "twice-kept")
     for key in (8, 4):
         workload.fill(key, seed=key)
         workload.step(key)

@@ -1,4 +1,5 @@
-"""Models of libraries, with random weights, that nothing here was tuned on: for const_memory.py.
+"""Models of libraries, with random weights, as const_memory.py captures them. But for ResNet-50,
+nothing here was tuned on them.
 
 A name that ends with ``-kept`` keeps each size's output in the pool, as a program does that reads
 it later; else it is given back when it was copied.
@@ -21,7 +22,7 @@ KEPT = "-kept"
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One of the library's.
+    """What is captured.
 
     Attributes:
         input: Makes its argument of a size: images, or texts, which are of integers.
@@ -49,6 +50,7 @@ def _gradients(model: nn.Module, given: Tensor) -> Tensor:
 
 
 MODELS = {
+    "resnet50": Model(partial(vision, "resnet50"), images(224, torch.float16), range(1, 65)),
     "bert": Model(
         partial(text, "BertModel", {"add_pooling_layer": False}, **BERT),
         tokens(16),
@@ -83,7 +85,7 @@ MODELS = {
 }
 
 
-class HeldOut(Workload):
+class LibraryModel(Workload):
     """One of them."""
 
     def __init__(self, device: torch.device, name: str) -> None:
