@@ -15,14 +15,12 @@ _MEASURE = "--measure"  # a script that is called with that only measures
 
 def run_apart(
     arguments: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
-) -> tuple[dict[str, Any], str]:
-    """Runs Python with these arguments; returns its answer and its standard error.
-
-    Raises:
-        WorkerError: It failed or took longer. All of its standard error is on this process's.
+) -> dict[str, Any]:
+    """Runs Python with these arguments; returns its answer. Raises WorkerError if it fails or takes
+    longer, and all of its standard error is on this process's.
     """
     try:
-        return run_python(arguments, environment, seconds)
+        return dict(run_python(arguments, environment, seconds))
     except WorkerError as error:
         sys.stderr.write(error.stderr)
         raise
@@ -36,7 +34,7 @@ def measure_apart(script: str, *arguments: Any, **variables: str) -> dict[str, A
         variables: Of the environment, besides this process's.
     """
     command = [script, _MEASURE, json.dumps(arguments)]
-    return run_apart(command, {**os.environ, **variables})[0]
+    return run_apart(command, {**os.environ, **variables})
 
 
 def run_script(main: Callable[[], int], measure: Callable[..., Any]) -> int:

@@ -50,8 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_some(parser, "--workloads", (*names, *GROUPS), **of_workloads)
     add_some(parser, "--orders", ORDERS)
     said = f"default: {' '.join(ALLOCATORS)}; stock is always measured: the ratios need it"
-    of_allocators = {"default": list(ALLOCATORS), "help": said}
-    add_some(parser, "--allocators", (*ALLOCATORS, "option"), **of_allocators)
+    add_some(parser, "--allocators", (*ALLOCATORS, "option"), default=[*ALLOCATORS], help=said)
     add_common(parser, repeats=7, rounds=7, seed=0, timeout=90)
     options = parser.parse_args(argv)
     report = new_report(options)

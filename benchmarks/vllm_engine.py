@@ -152,10 +152,9 @@ def _measure(run: Row, options: argparse.Namespace) -> Row:
     }
     print(f"{_title(run)} round {run['round']}", file=sys.stderr)
     try:
-        found, errors = run_apart([str(script), json.dumps(asked)], environment, options.timeout)
+        return run_apart([str(script), json.dumps(asked)], environment, options.timeout)
     except WorkerError as error:
         return {"error": str(error)}
-    return {**found, "log": [line for line in errors.splitlines() if "cudagraph_pool" in line]}
 
 
 def _title(row: Row) -> str:

@@ -118,13 +118,7 @@ class Gpt2Training(Workload):
 
 
 LLAMA = DecoderShape(
-    layers=8,
-    hidden=2048,
-    heads=16,
-    kv_heads=8,
-    intermediate=8192,
-    vocabulary=32_000,
-    context=128,
+    layers=8, hidden=2048, heads=16, kv_heads=8, intermediate=8192, vocabulary=32_000, context=128
 )
 
 

@@ -25,9 +25,9 @@ class WorkerError(Exception):
 
 def run_python(
     arguments: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
-) -> tuple[Any, str]:
-    """Runs Python with these arguments; returns what it prints as its last line, which is JSON, and
-    its standard error. Raises WorkerError.
+) -> Any:
+    """Runs Python with these arguments; returns what it prints as its last line, which is JSON.
+    Raises WorkerError.
     """
     try:
         done = subprocess.run(
@@ -45,7 +45,7 @@ def run_python(
         words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         last = words[-1] if words else ""
         raise WorkerError(f"the process ended with code {done.returncode}: {last}", done.stderr)
-    return json.loads(lines[-1]), done.stderr
+    return json.loads(lines[-1])
 
 
 def ask(
@@ -58,6 +58,6 @@ def ask(
     paths = [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]
     environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     try:
-        return run_python(["-P", "-m", *module], environment, seconds)[0]
+        return run_python(["-P", "-m", *module], environment, seconds)
     except WorkerError as error:
         return str(error)
