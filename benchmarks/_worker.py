@@ -51,17 +51,6 @@ def _streams(names: Sequence[str], allocator: str) -> Maker:
 KINDS = {"graphs": _graphs, "execs": _execs, "streams": _streams}
 
 
-def require_settings(allocator: str) -> None:
-    """Raises if PyTorch's own allocator is not set as this allocator wants it."""
-    import torch
-
-    settings = torch.cuda.memory._snapshot()["allocator_settings"]
-    for name, setting in SETTINGS.items():
-        found = settings.get(setting, False)  # not every release has all of them
-        if found != (allocator == name):
-            raise RuntimeError(f"{setting} is {found} under {allocator}")
-
-
 def serve(answers: TextIO, make: Callable[[], Any]) -> int:
     """Answers with what JSON can carry, keys of objects becoming strings, until the parent hangs up
     or something fails, which is then the last answer.
@@ -97,7 +86,11 @@ def main() -> int:
     def prepare() -> Any:
         captures = make(torch.device("cuda", torch.cuda.current_device()))
         captures.warm_up()
-        require_settings(allocator)
+        settings = torch.cuda.memory._snapshot()["allocator_settings"]
+        for name, setting in SETTINGS.items():
+            found = settings.get(setting, False)  # not every release has all of them
+            if found != (allocator == name):
+                raise RuntimeError(f"{setting} is {found} under {allocator}")
         return captures
 
     return serve(answers, prepare)

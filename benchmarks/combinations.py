@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_report(report, options.output)
     print("\n".join(table(report["rows"])))
     found = by_combination(report["rows"])
-    return 0 if all(no_worse(found, combination) for combination in found) else 1
+    return 0 if all(no_worse(found, combination) for combination in asked) else 1
 
 
 def combinations(parallel: Sequence[str], graphs: Sequence[str]) -> list[Combination]:

@@ -2,7 +2,7 @@
 
 Each workload is captured for all of its sizes in each order, under each allocator in a process of
 its own. The processes of one row stand side by side and take turns, so that replay times are
-compared under the same clocks. Prints the README's table and writes one JSON file. Exit code 0 if
+compared under the same clocks. Prints the docs' table and writes one JSON file. Exit code 0 if
 everything was measured and every output is right, 1 if not, 2 for wrong arguments or without a GPU.
 
     python benchmarks/const_memory.py --output results.json

@@ -54,7 +54,7 @@ _WARM_UPS = 5
 def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser(__doc__)
     add_some(parser, "--models", MODELS)
-    parser.add_argument("--calls", type=positive, default=300)
+    parser.add_argument("--calls", type=positive, default=300, help="that are timed")
     add_common(parser, rounds=3)
     options = parser.parse_args(argv)
     report = new_report(options)

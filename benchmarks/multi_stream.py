@@ -4,9 +4,9 @@ Random programs of alloc, free, kernel, record_stream, fork and join (stream_pro
 they are and what of pytorch#162186 was taken over) are captured on 2, 4 and 8 streams, under each
 allocator in a process of its own; the processes take turns. The option is PyTorch's
 graph_capture_record_stream_reuse. Reserved memory is held against the most that a program has live
-at once. Every sum that a program's kernels make is compared with what it must be. Prints the
-README's table and writes one JSON file. Exit code 0 if everything was measured and all sums are
-right, 1 if not, 2 for wrong arguments or without a GPU.
+at once. Every sum that a program's kernels make is compared with what it must be. Prints the docs'
+table and writes one JSON file. Exit code 0 if everything was measured and all sums are right, 1 if
+not, 2 for wrong arguments or without a GPU.
 
     python benchmarks/multi_stream.py --output multi.json
     python benchmarks/multi_stream.py --configurations 8x1000-a0.3-f0.3 --seeds 1 2 --output m.json

@@ -3,7 +3,7 @@
 Each workload is captured for all of its sizes, with an executable for each graph as PyTorch makes
 them and into pools of ours with ``shared_exec=True``, for several ``max_execs``: each in a process
 of its own, all side by side and one at a time, so that times are taken under the same clocks.
-Prints the README's tables and writes one JSON file. Exit code 0 if everything was measured,
+Prints the docs' tables and writes one JSON file. Exit code 0 if everything was measured,
 1 if not, 2 for wrong arguments or without a GPU.
 
     python benchmarks/shared_execs.py --output execs.json
