@@ -16,6 +16,8 @@ from _pools import measure_pools
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import cudagraph_pool as cgp
+
 # DistributedDataParallel times its first eleven steps with events, which no capture may query.
 _WARM_UPS = 12
 _STEPS = 6
@@ -98,23 +100,18 @@ class Training:
         if parallel == "ddp":
             return nn.parallel.DistributedDataParallel(model)
         if graphs == "runner":
-            import cudagraph_pool as cgp
-
             return cgp.GraphRunner(model, sizes=[_ROWS], progress=False)
         return model
 
     def _capture(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
         self._graph = torch.cuda.CUDAGraph()
-        mode = "thread_local"  # NCCL's own thread asks for events meanwhile
+        # NCCL's own thread asks for events meanwhile.
+        options = {"stream": self._stream, "capture_error_mode": "thread_local"}
         if self._ours:
-            import cudagraph_pool as cgp
-
-            context = cgp.graph(
-                self._graph, cgp.GraphPool(), stream=self._stream, capture_error_mode=mode
-            )
+            context = cgp.graph(self._graph, cgp.GraphPool(), **options)
         else:
-            context = torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode=mode)
+            context = torch.cuda.graph(self._graph, **options)
         with context:
             self._step()
 
@@ -158,8 +155,6 @@ def main() -> None:
     torch.cuda.set_device(rank)
     ours = allocator == "ours"
     if ours:
-        import cudagraph_pool as cgp
-
         cgp.enable()
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     training = Training(parallel, checkpoints, graphs, ours)

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from _graph_shape import shape_of
 
-from cudagraph_pool._graphs import _EXEC_BUDGET
+import cudagraph_pool as cgp
+from cudagraph_pool._forecast import count_nodes
 from cudagraph_pool._measure import Captures
 from cudagraph_pool._workloads import Workload
 
 
 def pool_arguments(config: str) -> dict[str, Any]:
-    """What a :class:`cudagraph_pool.GraphPool` is made with: ``default``, ``budget`` (as a
-    GraphRunner's own), ``none`` or a number. ``stock`` has none.
+    """What a :class:`cudagraph_pool.GraphPool` is made with: ``default``, ``none`` or a number.
+    ``stock`` has none.
     """
     if config == "stock":
         return {}
     if config == "default":
         return {"shared_exec": True}
-    if config == "budget":
-        return {"shared_exec": True, "exec_budget": _EXEC_BUDGET}
     return {"shared_exec": True, "max_execs": None if config == "none" else int(config)}
 
 
@@ -43,35 +41,37 @@ class ExecCaptures(Captures):
         super().__init__(workload, device, ours=config != "stock")
         self._arguments = pool_arguments(config)
         self._pool: Any  # of the graphs; stock's is a handle
-        self.nodes: dict[int, int] = {}
+        self._nodes: list[int] = []
 
     def warm_up(self) -> None:
         """Runs every size, and captures it without an executable: what is loaded or made at the
-        first capture is not the executables'. Notes how many nodes each graph has.
+        first capture is not the executables'. Notes how many nodes the graphs have.
         """
         super().warm_up()
-        graphs = self._capture_all(self._pool_with(), kept=True)
-        self.nodes = {key: shape_of(graph).nodes for key, graph in graphs.items()}
+        graphs = self._capture_all({}, keep_graph=True)
+        nodes = [count_nodes(graph) for graph in graphs.values()]
+        self._nodes = [min(nodes), max(nodes)]
         del graphs
         self.release()
 
     def memory(self, seed: int) -> dict[str, Any]:
         """Captures all sizes and replays them, in their order and then in another.
 
-        ``driver_bytes`` is what the device has less after each of these than before the first,
-        without what PyTorch reports as reserved: that is what pools and eager work hold, whole
-        pages of the driver in either allocator, so that the difference is exact.
+        ``driver_bytes`` is the most that the device has less after each of these than before the
+        first, without what PyTorch reports as reserved: that is what pools and eager work hold,
+        whole pages of the driver in either allocator, so that the difference is exact.
+        ``nodes`` is those of the smallest and of the largest graph.
         """
         self.release()
         before = self._driver_bytes()
         graphs = self.graphs()
-        driver_bytes = {"captured": self._driver_bytes() - before}
+        used = [self._driver_bytes()]
         shuffled = random.Random(seed).sample(list(graphs), len(graphs))
-        for name, order in (("replayed", list(graphs)), ("shuffled", shuffled)):
+        for order in (list(graphs), shuffled):
             for key in order:
                 graphs[key].replay()
-            driver_bytes[name] = self._driver_bytes() - before
-        return {"driver_bytes": driver_bytes, "nodes": self.nodes, **self._counts()}
+            used.append(self._driver_bytes())
+        return {"driver_bytes": max(used) - before, "nodes": self._nodes}
 
     def decode(self, before: Sequence[int], timed: Sequence[int], read_back: bool) -> float:
         """Replays the graphs of these sizes, one after the other; returns the wall's seconds of
@@ -102,42 +102,26 @@ class ExecCaptures(Captures):
     def graphs(self) -> dict[int, torch.cuda.CUDAGraph]:
         """By size, captured as users capture; those that there are, if any."""
         if not self._graphs:
-            self._pool = self._pool_with(**self._arguments)
-            self._graphs = self._capture_all(self._pool, kept=False)
+            self._graphs = self._capture_all(self._arguments)
         return self._graphs
 
-    def _pool_with(self, **arguments: Any) -> Any:
-        """A pool; without arguments its graphs have executables of their own, if any."""
-        if not self._ours:
-            return tuple(torch.cuda.graph_pool_handle())
-        import cudagraph_pool
-
-        return cudagraph_pool.GraphPool(self._device, **arguments)
-
-    def _capture_all(self, pool: Any, kept: bool) -> dict[int, torch.cuda.CUDAGraph]:
-        """The graphs by size."""
+    def _capture_all(
+        self, arguments: Mapping[str, Any], **options: bool
+    ) -> dict[int, torch.cuda.CUDAGraph]:
+        """By size, graphs that are made with these options, in a new pool with these arguments.
+        Without arguments they have executables of their own, if any.
+        """
+        if self._ours:
+            self._pool = cgp.GraphPool(self._device, **arguments)
+        else:
+            self._pool = torch.cuda.graph_pool_handle()
+        capturing = cgp.graph if self._ours else torch.cuda.graph
         graphs = {}
         for key in self.workload.keys:
-            graph = torch.cuda.CUDAGraph(keep_graph=True) if kept else torch.cuda.CUDAGraph()
-            with self._capturing(graph, pool):
+            graphs[key] = torch.cuda.CUDAGraph(**options)
+            with capturing(graphs[key], self._pool, stream=self._stream):
                 self.workload.step(key)
-            graphs[key] = graph
         return graphs
-
-    def _capturing(self, graph: torch.cuda.CUDAGraph, pool: Any) -> Any:
-        if not self._ours:
-            return torch.cuda.graph(graph, pool=pool, stream=self._stream)
-        import cudagraph_pool
-
-        return cudagraph_pool.graph(graph, pool, stream=self._stream)
-
-    def _counts(self) -> dict[str, int]:
-        """Of executables; stock has one for each graph."""
-        if not self._ours:
-            graphs = len(self.workload.keys)
-            return {"execs": graphs, "exec_instantiations": graphs, "exec_updates": 0}
-        stats = self._pool.stats()
-        return {name: stats[name] for name in ("execs", "exec_instantiations", "exec_updates")}
 
     def _driver_bytes(self) -> int:
         torch.cuda.synchronize(self._device)

@@ -1,34 +1,52 @@
-"""What the graph pools of this process hold."""
+"""What this process captures, and what its graph pools hold."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
+import cudagraph_pool as cgp
+from cudagraph_pool._table import mib
+
 _PAGE = 2 << 20
+
+
+def count_captures() -> Callable[[], int]:
+    """What says how many captures have ended since."""
+    count = 0
+    end = torch.cuda.CUDAGraph.capture_end
+
+    def counted(graph: torch.cuda.CUDAGraph) -> None:
+        nonlocal count
+        end(graph)
+        count += 1
+
+    torch.cuda.CUDAGraph.capture_end = counted
+    return lambda: count
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """Of a table: captures and those of ours, what the pools reserve, and the minimum."""
+    minimum = mib(row["minimum"]) if row["minimum"] else "-"
+    return [str(row["captures"]), str(row["captures_of_ours"]), mib(row["pool"]), minimum]
 
 
 def measure_pools() -> dict[str, int]:
     """Of graph pools and MemPools: how many, the bytes that they reserve, the captures that went to
     ours, and the most bytes that were ever live in each of ours, in whole pages, added up.
     """
-    import torch
-
-    import cudagraph_pool as cgp
-
-    reserved: dict[Any, int] = {}
+    reserved: Counter[Any] = Counter()
     for segment in torch.cuda.memory_snapshot():
-        pool = tuple(segment["segment_pool_id"])
-        if pool != (0, 0):
-            reserved[pool] = reserved.get(pool, 0) + segment["total_size"]
-    found = {"pools": len(reserved), "pool": sum(reserved.values())}
-    if not cgp.is_enabled():
-        return {**found, "captures_of_ours": 0, "minimum": 0}
-    from cudagraph_pool._adapter import load_adapter
-
-    adapter, device = load_adapter(), torch.cuda.current_device()
-    pools = [adapter.stats(device, pool) for pool in adapter.pool_ids(device)]
+        reserved[tuple(segment["segment_pool_id"])] += segment["total_size"]
+    del reserved[0, 0]  # of no graph
+    stats = cgp.stats()
+    peaks = [own["peak_allocated_bytes"] for own in stats["pools"]]
     return {
-        **found,
-        "captures_of_ours": adapter.capture_counts()["ours"],
-        "minimum": sum(-(-own["peak_allocated_bytes"] // _PAGE) * _PAGE for own in pools),
+        "pools": len(reserved),
+        "pool": sum(reserved.values()),
+        "captures_of_ours": stats["captures"]["ours"],
+        "minimum": sum(-(-peak // _PAGE) * _PAGE for peak in peaks),
     }

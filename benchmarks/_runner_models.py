@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import workloads
+from _models import Output, vision
 from torch import Tensor, nn
 from two_stream_models import linears
 
@@ -69,9 +70,7 @@ def llama() -> Model:
 
 
 def resnet50() -> Model:
-    from torchvision.models import resnet50
-
-    model = resnet50(weights=None).cuda().half().eval()
+    model = vision("resnet50").cuda().half().eval()
 
     def arguments(images: int) -> tuple[Tensor, ...]:
         return (torch.randn(images, 3, 224, 224, device="cuda", dtype=torch.float16),)
@@ -80,24 +79,12 @@ def resnet50() -> Model:
 
 
 def gpt2() -> Model:
-    from transformers import GPT2LMHeadModel
-
-    config = workloads.gpt2_config()
-    model = GPT2LMHeadModel(config).cuda().bfloat16().train()
-
-    class Logits(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            logits: Tensor = self.model(input_ids=tokens).logits
-            return logits
+    model = workloads.new_gpt2().cuda().bfloat16()
 
     def arguments(sequences: int) -> tuple[Tensor, ...]:
-        return (torch.randint(config.vocab_size, (sequences, 256), device="cuda"),)
+        return (torch.randint(model.config.vocab_size, (sequences, 256), device="cuda"),)
 
-    return Model(Logits(), range(1, 9), arguments, trains=True)
+    return Model(Output(model, "logits"), range(1, 9), arguments, trains=True)
 
 
 MODELS = {made.__name__: made for made in (script, mlp, llama, resnet50, gpt2)}

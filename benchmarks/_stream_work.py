@@ -1,4 +1,4 @@
-"""Runs programs of stream_programs.py with torch, eagerly or under capture.
+"""Runs programs of stream_programs.py with torch, eagerly or under capture, and captures them.
 
 A tensor is filled with a value of its own, and a reader adds it to the sums of its stream. What the
 sums must be is known from the program alone.
@@ -6,21 +6,15 @@ sums must be is known from the program alone.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from stream_programs import (
-    ELEMENT_BYTES,
-    Configuration,
-    Kind,
-    Program,
-    generate,
-    sums_of,
-    value_of,
-)
+from stream_programs import WARM_UP, Kind, Program, generate, sums_of, value_of
 from torch import Tensor
 
+from cudagraph_pool._measure import CaptureCost, Captures
 from cudagraph_pool._workloads import Workload
 
 # (kind, stream, tensor, what the kind needs: elements and value, a view of the sums, cycles or the
@@ -28,54 +22,32 @@ from cudagraph_pool._workloads import Workload
 Step = tuple[Kind, int, int, Any]
 
 
-# A configuration and a seed.
-Drawn = tuple[Configuration, int]
-
-
-def _streams(made: Program | Drawn) -> int:
-    return made.streams if isinstance(made, Program) else made[0].streams
-
-
-def _largest(made: Program | Drawn) -> int:
-    """Elements that no tensor has more of; at least 1."""
-    if isinstance(made, Program):
-        return max(1, made.largest)
-    return made[0].largest // ELEMENT_BYTES + 1
-
-
 class StreamPrograms(Workload):
     """Programs by number; their streams and sums are made once, for the largest of them.
 
     Args:
         device: where.
-        programs: each a program, or the configuration and the seed that make it.
+        programs: what runs; a program's number here is its key.
     """
 
     name = "streams"
 
-    def __init__(self, device: torch.device, programs: Sequence[Program | Drawn]) -> None:
+    def __init__(self, device: torch.device, programs: Sequence[Program]) -> None:
         self.keys = range(len(programs))
         self._programs = tuple(programs)
         self._device = device
-        streams = max(_streams(made) for made in programs)
-        largest = max(_largest(made) for made in programs)
+        streams = max(program.streams for program in programs)
+        largest = max(1, *(program.largest for program in programs))
         self._side = [torch.cuda.Stream(device) for _ in range(streams - 1)]
         self._sums = [
             torch.zeros(largest, dtype=torch.int32, device=device) for _ in range(streams)
         ]
         self.allocate: Callable[[int], Tensor] = self.empty
-        self._last: int | None = None
-        self._program: Program
-        self._plan: tuple[Step, ...]
+        self._planned: int | None = None
+        self._plan: tuple[Step, ...] = ()
 
     def program(self, key: int) -> Program:
-        """The one asked for last is kept."""
-        if self._last != key:
-            made = self._programs[key]
-            self._program = made if isinstance(made, Program) else generate(*made)
-            self._plan = self._plan_of(self._program)
-            self._last = key
-        return self._program
+        return self._programs[key]
 
     def empty(self, elements: int) -> Tensor:
         """A tensor of so many elements, on the current stream."""
@@ -90,6 +62,8 @@ class StreamPrograms(Workload):
         Tensors are made by :attr:`allocate`, which may be replaced.
         """
         program = self.program(key)
+        if self._planned != key:
+            self._planned, self._plan = key, self._plan_of(program)
         streams = [torch.cuda.current_stream(self._device), *self._side[: program.streams - 1]]
         if len({stream.cuda_stream for stream in streams}) != len(streams):
             raise RuntimeError("two streams of a program are one")
@@ -166,3 +140,48 @@ class StreamPrograms(Workload):
                 made.zero_()
             else:
                 torch.cuda._sleep(made)
+
+
+class StreamCaptures(Captures):
+    """Programs, captured one at a time, each time into a fresh pool.
+
+    Args:
+        programs: what is captured; a program's number here is its key.
+        device: where.
+        ours: whether the pool is a :class:`cudagraph_pool.GraphPool`; enables the allocator.
+    """
+
+    workload: StreamPrograms
+
+    def __init__(self, programs: Sequence[Program], device: torch.device, ours: bool) -> None:
+        self._warm_up_key = len(programs)
+        all_programs = [*programs, generate(WARM_UP, 0)]
+        super().__init__(lambda device: StreamPrograms(device, all_programs), device, ours)
+
+    def warm_up(self) -> None:
+        """Runs, captures and replays a short program."""
+        self._run_eagerly(self._warm_up_key)
+        self.capture([self._warm_up_key])
+        self.replay(1)
+        self.release()
+
+    def capture(self, order: Sequence[int]) -> CaptureCost:
+        """Captures twice, and tells of the second time: the first makes ready what the program
+        needs, and finds the device, and the caches of the processor, as the process whose turn it
+        was before has left them.
+        """
+        super().capture(order)
+        self.release()
+        gc.freeze()  # no collection looks through the program while a capture is timed
+        return super().capture(order)
+
+    def wrong_sums(self, key: int, times: int) -> int:
+        """Replays the graph that was captured last; returns how many sums were wrong, over all
+        replays.
+        """
+        expected = self.workload.expected(key)
+        return sum(
+            int(torch.count_nonzero(sums != right))
+            for _ in range(times)
+            for sums, right in zip(self._replay_one(key), expected, strict=True)
+        )

@@ -1,4 +1,4 @@
-"""Processes that measure: side by side, one for each allocator, taking turns, or one by one."""
+"""Processes that measure side by side, one for each allocator, taking turns."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from cudagraph_pool._worker_process import WorkerError
 
 WORKER = Path(__file__).resolve().parent / "_worker.py"
 
@@ -27,10 +29,6 @@ SETTINGS = {
 # matter.
 _ROUND_SECONDS = 0.05
 _MAX_PASSES = 50
-
-
-class WorkerError(Exception):
-    """A worker failed, died or did not answer in time."""
 
 
 class Worker:
@@ -48,7 +46,7 @@ class Worker:
         self._timeout = timeout
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by wait()
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER), *what, "--allocator", allocator],
+            [sys.executable, str(WORKER), allocator, *what],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -122,38 +120,36 @@ def environment_of(allocator: str) -> dict[str, str]:
 
 
 class Team:
-    """Workers by allocator. One that fails is out; :attr:`errors` says why."""
+    """Workers side by side, one for each allocator, that end with the ``with``. One that fails is
+    out; :attr:`errors` says why.
+    """
 
-    def __init__(self, workers: Mapping[str, Worker]) -> None:
-        self.names = tuple(workers)
+    def __init__(self, what: Sequence[str], names: Sequence[str], timeout: float) -> None:
+        self.names = tuple(names)
         self.errors: dict[str, str] = {}
-        self._alive = dict(workers)
+        self._workers = {name: Worker(what, name, timeout) for name in names}
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._alive
+    def __enter__(self) -> Team:
+        return self
 
-    def all(
-        self, call: Callable[[str, Worker], Any], only: str | None = None, backwards: bool = False
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers.values():
+            worker.hang_up()
+        for worker in self._workers.values():
+            worker.wait()
+
+    def ask(
+        self, command: str, names: Sequence[str] | None = None, **arguments: Any
     ) -> dict[str, Any]:
-        """Calls every worker that is still well, one at a time, so that none disturbs another's
-        times; returns the answers by name.
+        """Asks those that are still well, one at a time, so that none disturbs another's times;
+        returns the answers by name.
         """
-        answers = {}
-        names = [only] if only else list(self._alive)
-        for name in reversed(names) if backwards else names:
-            if name not in self._alive:
-                continue
-            try:
-                answers[name] = call(name, self._alive[name])
-            except WorkerError as error:
-                self.errors[name] = str(error)
-                del self._alive[name]
-        return answers
+        return self._each(lambda worker: worker.ask(command, **arguments), names)
 
     def at_once(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Asks everybody something whose time does not count."""
-        self.all(lambda _, worker: worker.send(command, **arguments))
-        return self.all(lambda _, worker: worker.answer(command))
+        self._each(lambda worker: worker.send(command, **arguments))
+        return self._each(lambda worker: worker.answer(command))
 
     def in_turn(self, rounds: int, command: str, **arguments: Any) -> dict[str, list[Any]]:
         """Asks everybody as often, each second time in the opposite order: clocks and heat drift,
@@ -161,76 +157,54 @@ class Team:
         """
         answers: dict[str, list[Any]] = {name: [] for name in self.names}
         for number in range(rounds):
-            for name, answer in self.all(
-                lambda name, worker: worker.ask(command, **arguments), backwards=number % 2 == 1
-            ).items():
+            names = self.names[::-1] if number % 2 else self.names
+            for name, answer in self.ask(command, names, **arguments).items():
                 answers[name].append(answer)
         return answers
 
-    def replay_passes(self) -> int:
+    def costs(self, order: Sequence[int], repeats: int, rounds: int) -> dict[str, dict[str, Any]]:
+        """What captures in this order, as :class:`cudagraph_pool._measure.CaptureCost`, and replays
+        take, by name.
+        """
+        captures = self.in_turn(repeats, "capture", order=order)
+        replays = self.in_turn(rounds, "replay", times=self._replay_passes())
+
+        def found(name: str) -> dict[str, Any]:
+            seconds, driver, reserved = (
+                [cost[figure] for cost in captures[name] if cost[figure] is not None]
+                for figure in ("seconds", "driver_seconds", "reserved_bytes")
+            )
+            of_stock = [cost["seconds"] for cost in captures["stock"]]
+            return {
+                "reserved_bytes": max(reserved, default=None),
+                "capture_seconds": median(seconds),
+                "captures": len(seconds),
+                "capture_vs_stock": median_ratio(seconds, of_stock),
+                "driver_seconds": median(driver),
+                "replay_seconds": median(replays[name]),
+                "replay_rounds": len(replays[name]),
+                "replay_vs_stock": median_ratio(replays[name], replays["stock"]),
+            }
+
+        return {name: found(name) for name in self.names}
+
+    def _replay_passes(self) -> int:
         """How many replays make a round."""
-        first = self.all(lambda name, worker: worker.ask("replay", times=1))
-        if not first:
-            return 1
-        shortest: float = min(first.values())
+        shortest: float = min(self.ask("replay", times=1).values(), default=_ROUND_SECONDS)
         return max(1, min(_MAX_PASSES, math.ceil(_ROUND_SECONDS / shortest)))
 
-
-def run_apart(
-    arguments: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
-) -> tuple[dict[str, Any], str]:
-    """Runs Python with these arguments; returns what it prints as its last line, which is JSON, and
-    its standard error.
-
-    Raises:
-        WorkerError: It failed or took longer. All of its standard error is on this process's.
-    """
-    try:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired as late:
-        sys.stderr.write((late.stderr or b"").decode(errors="replace"))
-        raise WorkerError(f"no answer in {seconds:.0f} s; killed") from None
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        sys.stderr.write(done.stderr)
-        words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise WorkerError(f"ended with code {done.returncode}: {words[-1] if words else ''}")
-    return json.loads(lines[-1]), done.stderr
-
-
-def end(workers: Iterable[Worker]) -> None:
-    """Lets all of them end."""
-    workers = list(workers)
-    for worker in workers:
-        worker.hang_up()
-    for worker in workers:
-        worker.wait()
-
-
-def times(
-    costs: Sequence[Mapping[str, Any]],
-    stock_costs: Sequence[Mapping[str, Any]],
-    replays: Sequence[float],
-    stock_replays: Sequence[float],
-) -> dict[str, Any]:
-    """What captures (as :class:`cudagraph_pool._measure.CaptureCost`) and replays took."""
-    captures = [cost["seconds"] for cost in costs]
-    driver = [cost["driver_seconds"] for cost in costs if cost["driver_seconds"] is not None]
-    return {
-        "capture_seconds": median(captures),
-        "captures": len(captures),
-        "capture_vs_stock": median_ratio(captures, [cost["seconds"] for cost in stock_costs]),
-        "driver_seconds": median(driver),
-        "replay_seconds": median(replays),
-        "replay_rounds": len(replays),
-        "replay_vs_stock": median_ratio(replays, stock_replays),
-    }
+    def _each(
+        self, call: Callable[[Worker], Any], names: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        answers = {}
+        for name in self.names if names is None else names:
+            if name in self.errors:
+                continue
+            try:
+                answers[name] = call(self._workers[name])
+            except WorkerError as error:
+                self.errors[name] = str(error)
+        return answers
 
 
 def median(values: Sequence[float]) -> float | None:

@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from _apart import answers_alone
 from _engine import Row, digest, most
-from _worker import answers_alone
 from vllm import LLM, SamplingParams
 
 _BASE = {
@@ -85,7 +85,6 @@ def measure(run: Row) -> Row:
         "kv_tokens": cache.num_gpu_blocks * cache.block_size,
         "tokens_per_second": statistics.median(rates),
         "digest": digest(answers),
-        "distinct_tokens": len({token for tokens in answers for token in tokens}),
     }
 
 

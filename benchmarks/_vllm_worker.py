@@ -26,11 +26,7 @@ class Figures:
 
     def capture_figures(self: Any) -> dict[str, float]:
         """Of ``capture_model``: what the device had less after it, and the pools in the end."""
-        return {
-            **_found,
-            "estimate": self.cudagraph_memory_estimate,
-            "parameters": _parameters,
-        }
+        return {**_found, "estimate": self.cudagraph_memory_estimate}
 
 
 def _measure_captures(runner: Any) -> None:

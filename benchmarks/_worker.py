@@ -1,30 +1,23 @@
-"""A process that captures under one allocator, for const_memory.py, two_streams.py,
-shared_execs.py and multi_stream.py: what _team.Worker starts.
+"""A process that captures under one allocator, for const_memory.py, shared_execs.py and
+multi_stream.py: what _team.Worker starts.
 
-Imports at once, and then takes commands as JSON lines and answers likewise: ``imported`` once that
-is done, ``prepare`` to make what is captured and warm it up, and any method of that.
+Its arguments are the allocator, or what bounds our executables, one of KINDS, and names: a
+workload, or programs as CONFIGURATION@SEED. Imports at once, and then takes commands as JSON lines
+and answers likewise: ``prepare`` to make what is captured, warm it up and say its sizes, and any
+method of that.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
+from _apart import answers_alone
 from _team import SETTINGS
-
-# What a workload imports late; imported here while the parent still measures something else.
-_LATE_IMPORTS = {
-    "resnet50": "torchvision.models",
-    "gpt2": "transformers.models.gpt2.modeling_gpt2",
-    "deep": "transformers.models.gemma2.modeling_gemma2",
-}
 
 # Makes what is captured, once there is a device.
 Maker = Callable[[Any], Any]
@@ -47,70 +40,36 @@ def _execs(names: Sequence[str], allocator: str) -> Maker:
 
 def _streams(names: Sequence[str], allocator: str) -> Maker:
     """A program's key is its place among the names, each that of a configuration and a seed."""
-    from _stream_captures import StreamCaptures
-    from stream_programs import by_name
+    from _stream_work import StreamCaptures
+    from stream_programs import by_name, generate
 
     drawn = [name.rpartition("@") for name in names]
-    programs = [(by_name(configuration), int(seed)) for configuration, _, seed in drawn]
+    programs = [generate(by_name(configuration), int(seed)) for configuration, _, seed in drawn]
     return lambda device: StreamCaptures(programs, device, ours=allocator == "ours")
 
 
 KINDS = {"graphs": _graphs, "execs": _execs, "streams": _streams}
 
 
-class Server:
-    """Answers commands with what JSON can carry; keys of objects become strings."""
-
-    def __init__(self, kind: str, names: Sequence[str], allocator: str) -> None:
-        import torch  # noqa: F401  # slow, and needs no device
-
-        for name in names:
-            if name in _LATE_IMPORTS:
-                importlib.import_module(_LATE_IMPORTS[name])
-        self._make = KINDS[kind](names, allocator)
-        self._allocator = allocator
-        self._captures: Any = None
-
-    def answer(self, command: str, **arguments: Any) -> Any:
-        if command == "imported":
-            return None
-        if command == "prepare":
-            return self._prepare()
-        return getattr(self._captures, command)(**arguments)
-
-    def _prepare(self) -> list[int]:
-        """Makes what is captured and warms it up; returns its sizes."""
-        import torch
-
-        captures = self._make(torch.device("cuda", torch.cuda.current_device()))
-        captures.warm_up()
-        require_settings(self._allocator)
-        self._captures = captures
-        return list(captures.workload.keys)
-
-
-def require_settings(allocator: str) -> None:
-    """Raises if PyTorch's own allocator is not set as this allocator wants it."""
-    import torch
-
-    settings = torch.cuda.memory._snapshot()["allocator_settings"]
-    for name, setting in SETTINGS.items():
-        found = settings.get(setting, False)  # not every release has all of them
-        if found != (allocator == name):
-            raise RuntimeError(f"{setting} is {found} under {allocator}")
-
-
-def serve(answers: TextIO, make: Callable[[], Server]) -> int:
-    """Answers until the parent hangs up or something fails, which is then the last answer."""
+def serve(answers: TextIO, make: Callable[[], Any]) -> int:
+    """Answers with what JSON can carry, keys of objects becoming strings, until the parent hangs up
+    or something fails, which is then the last answer.
+    """
 
     def say(what: dict[str, Any]) -> None:
         answers.write(json.dumps(what, default=asdict) + "\n")
         answers.flush()
 
+    captures = None
     try:
-        server = make()
         for line in sys.stdin:
-            say({"result": server.answer(**json.loads(line))})
+            request = json.loads(line)
+            command = request.pop("command")
+            if command == "prepare":
+                captures = make()
+                say({"result": list(captures.workload.keys)})
+            else:
+                say({"result": getattr(captures, command)(**request)})
     except Exception as error:
         traceback.print_exc()
         say({"error": f"{type(error).__name__}: {error}"})
@@ -118,22 +77,23 @@ def serve(answers: TextIO, make: Callable[[], Server]) -> int:
     return 0
 
 
-def answers_alone() -> TextIO:
-    """The standard output. Libraries may print: what they print goes to standard error from now
-    on, and does not stand between the answers.
-    """
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return answers
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("names", nargs="+", help="a workload, or programs as CONFIGURATION@SEED")
-    parser.add_argument("--allocator", required=True, help="or what bounds our executables")
-    options = parser.parse_args()
-    return serve(answers_alone(), lambda: Server(options.kind, options.names, options.allocator))
+    answers = answers_alone()
+    allocator, kind, *names = sys.argv[1:]
+    make = KINDS[kind](names, allocator)
+    import torch
+
+    def prepare() -> Any:
+        captures = make(torch.device("cuda", torch.cuda.current_device()))
+        captures.warm_up()
+        settings = torch.cuda.memory._snapshot()["allocator_settings"]
+        for name, setting in SETTINGS.items():
+            found = settings.get(setting, False)  # not every release has all of them
+            if found != (allocator == name):
+                raise RuntimeError(f"{setting} is {found} under {allocator}")
+        return captures
+
+    return serve(answers, prepare)
 
 
 if __name__ == "__main__":

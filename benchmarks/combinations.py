@@ -21,8 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _command import add_some, device, new_parser, positive, write_report
-from readme_table import markdown
+from _command import add_common, add_some, markdown, new_parser, new_report, positive, write_report
 
 PARALLEL = ("none", "ddp", "fsdp2")
 GRAPHS = ("step", "compiled step", "reduce-overhead", "runner")
@@ -45,35 +44,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_some(parser, "--parallel", PARALLEL)
     add_some(parser, "--graphs", GRAPHS)
     parser.add_argument("--jobs", type=positive, default=4, help="combinations at a time")
-    parser.add_argument("--timeout", type=positive, default=240, help="seconds for each")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
-    parser.add_argument(
-        "--table", type=Path, metavar="FILE", help="print that of an earlier --output, no more"
-    )
+    add_common(parser, timeout=240)
     options = parser.parse_args(argv)
-    if options.table is not None:
-        rows = json.loads(options.table.read_text())["rows"]
-        print(table({Combination(*(row[n] for n in Combination._fields)): row for row in rows}))
-        return 0
-    machine = device()
-    if machine is None:
-        print("combinations.py: no CUDA device", file=sys.stderr)
-        return 2
+    report = new_report(options)
     import torch
 
-    gpus = min(2, torch.cuda.device_count())
+    report["gpus"] = gpus = min(2, torch.cuda.device_count())
     asked = combinations(options.parallel, options.graphs)
-    found: dict[Combination, dict[str, Any]] = {}
     with ThreadPoolExecutor(options.jobs) as executor:
         ran = executor.map(lambda c: run(c, gpus, options.timeout), asked)
         for combination, row in zip(asked, ran, strict=True):
-            found[combination] = row
+            report["rows"].append({**combination._asdict(), **row})
             print(*combination, row.get("error", "done"), file=sys.stderr, flush=True)
-            if options.output is not None:
-                rows = [{**c._asdict(), **of_it} for c, of_it in found.items()]
-                write_report({**machine, "gpus": gpus, "rows": rows}, options.output)
-    print(table(found))
-    return 0 if all(no_worse(found, combination) for combination in found) else 1
+            write_report(report, options.output)
+    print("\n".join(table(report["rows"])))
+    found = by_combination(report["rows"])
+    return 0 if all(no_worse(found, combination) for combination in asked) else 1
 
 
 def combinations(parallel: Sequence[str], graphs: Sequence[str]) -> list[Combination]:
@@ -124,15 +110,21 @@ def works(found: dict[Combination, dict[str, Any]], combination: Combination) ->
 
 
 def no_worse(found: dict[Combination, dict[str, Any]], combination: Combination) -> bool:
+    if combination.allocator == "stock" or works(found, combination):
+        return True
     stock = combination._replace(allocator="stock")
-    if combination.allocator == "stock" or stock not in found:
-        return combination.allocator == "stock" or works(found, combination)
-    return works(found, combination) or not works(found, stock)
+    return stock in found and not works(found, stock)
 
 
-def table(found: dict[Combination, dict[str, Any]]) -> str:
-    """Markdown; what the pools of graphs hold in MiB, and errors below."""
-    rows: list[list[str]] = []
+def by_combination(rows: Sequence[dict[str, Any]]) -> dict[Combination, dict[str, Any]]:
+    """The rows of a report."""
+    return {Combination(*(row[name] for name in Combination._fields)): row for row in rows}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Markdown of a report's rows; what the pools of graphs hold in MiB, and errors below."""
+    found = by_combination(rows)
+    lines: list[list[str]] = []
     errors: list[str] = []
 
     def told(combination: Combination) -> str:
@@ -150,9 +142,10 @@ def table(found: dict[Combination, dict[str, Any]]) -> str:
     for how, checkpoints, kind, _ in dict.fromkeys(c._replace(allocator="") for c in found):
         if kind != "eager":
             cells = [told(Combination(how, checkpoints, kind, name)) for name in ALLOCATORS]
-            rows.append([how, "yes" if checkpoints else "no", kind, *cells])
-    lines = markdown(["GPUs", "checkpoints", "graphs", "stock", "ours"], rows)
-    return "\n".join([*lines, "", *(f"{n}. `{why}`" for n, why in enumerate(errors, 1))])
+            lines.append([how, "yes" if checkpoints else "no", kind, *cells])
+    head = ["GPUs", "checkpoints", "graphs", "stock", "ours"]
+    said = [f"{n}. `{why}`" for n, why in enumerate(errors, 1)]
+    return [*markdown(head, lines), *([""] if said else []), *said]
 
 
 if __name__ == "__main__":

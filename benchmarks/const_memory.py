@@ -2,101 +2,146 @@
 
 Each workload is captured for all of its sizes in each order, under each allocator in a process of
 its own. The processes of one row stand side by side and take turns, so that replay times are
-compared under the same clocks. Prints the README's table and writes one JSON file. Exit code 0 if
+compared under the same clocks. Prints the docs' table and writes one JSON file. Exit code 0 if
 everything was measured and every output is right, 1 if not, 2 for wrong arguments or without a GPU.
 
     python benchmarks/const_memory.py --output results.json
     python benchmarks/const_memory.py --workloads mlp llama --orders asc --output results.json
     python benchmarks/const_memory.py --workloads held-out --output held_out.json
+    python benchmarks/const_memory.py --workloads two-streams --allocators stock option ours \
+        --orders asc --output two_streams.json
 
 ``held-out`` stands for models that nothing was tuned on, each with outputs kept and released.
+``two-streams`` stands for a feed-forward stack whose weights are copied on a side stream while the
+layer before computes, and for blocks of two branches. Of these ours may not reserve more than stock
+or ``option``, which is PyTorch's graph_capture_record_stream_reuse.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import random
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from _command import add_some, device, new_parser, new_report, positive, write_report
-from _row import ALLOCATORS, ORDERS, Row
-from _team import Worker, end
-from readme_table import table
+from _command import add_common, add_some, new_parser, new_report, verdict, write_report
+from _team import Team, ratio
+from readme_table import TWO_STREAMS, table
 
+ALLOCATORS = ("stock", "expandable", "ours")
+ORDERS = ("asc", "desc", "shuffled")
 WORKLOADS = ("seed", "mlp", "llama", "resnet50", "gpt2")
 HELD_OUT = tuple(
     f"{model}{kept}"
     for model in ("bert", "fcn_resnet50", "swin_t", "t5", "efficientnet_b0", "vit_b_16_training")
     for kept in ("", "-kept")
 )
+GROUPS = {"held-out": HELD_OUT, "two-streams": tuple(TWO_STREAMS)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
-    machine = device()
-    if machine is None:
-        print("const_memory.py: no CUDA device", file=sys.stderr)
-        return 2
-    report = new_report(options, machine)
-    problems = measure_workloads(options, report)
-    print("\n".join([*table(report), *problems]))
-    return 1 if problems else 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
-    names = (*WORKLOADS, *HELD_OUT)
-    said = f"of {', '.join(names)}; held-out: all after the first five, which are the default"
+    names = [*WORKLOADS, *(name for group in GROUPS.values() for name in group)]
+    said = f"of {', '.join([*names, *GROUPS])}; default: the first five"
     of_workloads = {"default": list(WORKLOADS), "metavar": "NAME", "help": said}
-    add_some(parser, "--workloads", (*names, "held-out"), **of_workloads)
+    add_some(parser, "--workloads", (*names, *GROUPS), **of_workloads)
     add_some(parser, "--orders", ORDERS)
-    said = "stock is always measured: the minimum and the ratios need it"
-    add_some(parser, "--allocators", ALLOCATORS, help=said)
-    parser.add_argument("--repeats", type=positive, default=7, help="captures of each row")
-    parser.add_argument("--rounds", type=positive, default=7, help="of replays, in turn")
-    parser.add_argument("--seed", type=int, default=0, help="of shuffles and inputs")
-    parser.add_argument(
-        "--timeout", type=positive, default=90, help="seconds that one step of a worker may take"
-    )
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON")
-    return parser
-
-
-def measure_workloads(options: argparse.Namespace, report: dict[str, Any]) -> list[str]:
-    """Measures each workload in each order and writes the report; returns what failed."""
+    said = f"default: {' '.join(ALLOCATORS)}; stock is always measured: the ratios need it"
+    add_some(parser, "--allocators", (*ALLOCATORS, "option"), default=[*ALLOCATORS], help=said)
+    add_common(parser, repeats=7, rounds=7, seed=0, timeout=90)
+    options = parser.parse_args(argv)
+    report = new_report(options)
+    rows = report["rows"]
+    asked = [name for given in options.workloads for name in GROUPS.get(given, (given,))]
     names = ["stock", *(name for name in options.allocators if name != "stock")]
-    names_of = {"held-out": HELD_OUT}
-    asked = [name for given in options.workloads for name in names_of.get(given, (given,))]
-    jobs = [(workload, order) for workload in asked for order in options.orders]
-    rows: list[dict[str, Any]] = []
-    report["rows"] = rows
+    for workload, order in itertools.product(asked, options.orders):
+        began = time.monotonic()
+        with Team(["graphs", workload], names, options.timeout) as team:
+            rows.extend(measure_row(team, workload, order, options))
+        write_report(report, options.output)
+        print(f"{workload} {order}: {time.monotonic() - began:.1f} s", file=sys.stderr)
+    print("\n".join(table(report)))
+    return verdict([*(problem for row in rows for problem in problems_of(row)), *above(rows)])
 
-    def start_row(job: int) -> dict[str, Worker]:
-        return {name: Worker(["graphs", jobs[job][0]], name, options.timeout) for name in names}
 
-    workers = start_row(0)
-    following: dict[str, Worker] = {}
+def order_keys(keys: Sequence[int], order: str, seed: int) -> list[int]:
+    result = sorted(keys, reverse=order == "desc")
+    if order == "shuffled":
+        random.Random(seed).shuffle(result)
+    return result
 
-    def start_following() -> None:
-        """The next row's processes import while this row's outputs are compared."""
-        if len(rows) // len(names) + 1 < len(jobs):
-            following.update(start_row(len(rows) // len(names) + 1))
 
-    try:
-        for workload, order in jobs:
-            began = time.monotonic()
-            rows.extend(Row(workload, order, workers, options).measure(start_following))
-            end(workers.values())
-            workers, following = following, {}
-            write_report(report, options.output)
-            print(f"{workload} {order}: {time.monotonic() - began:.1f} s", file=sys.stderr)
-    finally:
-        end(workers.values())
-        end(following.values())
-    return [problem for row in rows for problem in problems_of(row)]
+def measure_row(
+    team: Team, workload: str, order: str, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """One object for each allocator. What a worker that failed did not measure stays unset."""
+    keys: list[int] = []
+    for sizes in team.ask("prepare").values():
+        keys = order_keys(sizes, order, options.seed)
+    costs = team.costs(keys, options.repeats, options.rounds)
+    compared = _compare(team, keys, options.seed)
+    minimum = team.ask("minimum_bytes", ["stock"], order=keys).get("stock")
+
+    def found(name: str) -> dict[str, Any]:
+        stock = None if name == "stock" else compared.get("stock")
+        return {
+            "workload": workload,
+            "order": order,
+            "allocator": name,
+            "error": team.errors.get(name),
+            "graphs": len(keys),
+            "minimum_bytes": minimum,
+            "ratio": ratio(costs[name]["reserved_bytes"], minimum),
+            **costs[name],
+            "outputs": judge_outputs(compared[name], stock) if name in compared else None,
+        }
+
+    return [found(name) for name in team.names]
+
+
+def _compare(team: Team, keys: Sequence[int], seed: int) -> dict[str, dict[str, Any]]:
+    """Stock first: where its graphs differ from eager, the others are held against its graphs."""
+    request = {"order": order_keys(keys, "shuffled", seed + 1), "seed": seed}
+    found = team.ask("compare", ["stock"], digests=[], **request)
+    digests = [int(key) for key, own in found.get("stock", {}).items() if not own["equal"]]
+    others = [name for name in team.names if name != "stock"]
+    return found | team.ask("compare", others, digests=digests, **request)
+
+
+def judge_outputs(
+    compared: dict[str, dict[str, Any]], stock: dict[str, dict[str, Any]] | None
+) -> dict[str, Any]:
+    """Counts the sizes whose graphs are right.
+
+    That is: equal to eager or, only where stock's graph is not either, to stock's graph.
+
+    Args:
+        compared: by size, what the worker found.
+        stock: the same of stock PyTorch; None if ``compared`` is stock's own.
+    """
+    equal_to_eager, equal_to_stock = 0, 0
+    unrepeatable: list[int] = []
+    differ: list[int] = []
+    for key, own in compared.items():
+        if own["equal"]:
+            equal_to_eager += 1
+            continue
+        other = stock[key] if stock else None
+        if other and not other["equal"] and own["digest"] == other["digest"]:
+            equal_to_stock += 1
+        elif not own["repeatable"] and (other is None or not other["repeatable"]):
+            unrepeatable.append(int(key))
+        else:
+            differ.append(int(key))
+    return {
+        "equal_to_eager": equal_to_eager,
+        "equal_to_stock": equal_to_stock,
+        "unrepeatable": unrepeatable,
+        "differ": differ,
+    }
 
 
 def problems_of(row: dict[str, Any]) -> list[str]:
@@ -109,6 +154,20 @@ def problems_of(row: dict[str, Any]) -> list[str]:
     if row["allocator"] == "ours" and row["outputs"]["differ"]:
         return [f"{name}: WRONG at sizes {row['outputs']['differ']}"]
     return []
+
+
+def above(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Which models on two streams reserve more on ours than on stock or with its option."""
+    reserved: dict[tuple[str, str], dict[str, int]] = {}
+    for row in rows:
+        if row["workload"] in TWO_STREAMS and row["reserved_bytes"] is not None:
+            of = reserved.setdefault((row["workload"], row["order"]), {})
+            of[row["allocator"]] = row["reserved_bytes"]
+    return [
+        f"{workload} {order}: reserves MORE than stock or the option"
+        for (workload, order), of in reserved.items()
+        if any(of.get("ours", 0) > of[name] for name in ("stock", "option") if name in of)
+    ]
 
 
 if __name__ == "__main__":

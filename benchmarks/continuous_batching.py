@@ -17,22 +17,22 @@ digest    Of all tokens of the first call.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import itertools
 import random
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from operator import itemgetter
 
-from _command import add_some, device, new_parser, positive, write_report
+import torch
+from _apart import measure_apart, run_script
+from _command import add_common, add_some, new_parser, new_report, positive, verdict, write_report
 from _engine import REQUESTS, Row, digest, judge
-from _pools import measure_pools
-from _team import run_apart
+from _models import text
+from _pools import cells, count_captures, measure_pools
 
-from cudagraph_pool._table import format_table, mib
+from cudagraph_pool._table import format_table
 
 BATCHINGS = ("synchronous", "asynchronous")
 ALLOCATORS = ("stock", "ours")
@@ -43,74 +43,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_some(parser, "--batchings", BATCHINGS)
     parser.add_argument("--prompts", type=positive, default=64)
     parser.add_argument("--tokens", type=positive, default=64, help="new ones for each prompt")
-    parser.add_argument("--rounds", type=positive, default=3, help="calls that are timed")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
-    parser.add_argument("--worker", choices=BATCHINGS, help=argparse.SUPPRESS)
+    add_common(parser, rounds=3)
     options = parser.parse_args(argv)
-    machine = device()
-    if machine is None:
-        print("continuous_batching.py: no CUDA device", file=sys.stderr)
-        return 2
-    if options.worker is not None:
-        answer, sys.stdout = sys.stdout, sys.stderr
-        found = measure(options.worker, options.prompts, options.tokens, options.rounds)
-        print(json.dumps(found), file=answer)
-        return 0
-    rows = [
-        {"batching": batching, "allocator": allocator, **_apart(batching, allocator, options)}
-        for batching in options.batchings
-        for allocator in ALLOCATORS
-    ]
-    print(_table(rows))
-    if options.output is not None:
-        write_report({**machine, "rows": rows}, options.output)
-    problems = judge(rows, _batching)
-    print(*problems, sep="\n")
-    return 1 if problems else 0
-
-
-def _apart(batching: str, allocator: str, options: argparse.Namespace) -> Row:
-    arguments = [__file__, "--worker", batching]
-    for name in ("prompts", "tokens", "rounds"):
-        arguments += [f"--{name}", str(getattr(options, name))]
-    return run_apart(arguments, {**os.environ, "CUDAGRAPH_POOL": REQUESTS[allocator]})[0]
+    report = new_report(options)
+    asked = (options.prompts, options.tokens, options.rounds)
+    for batching, allocator in itertools.product(options.batchings, ALLOCATORS):
+        request = REQUESTS[allocator]
+        found = measure_apart(__file__, batching, *asked, CUDAGRAPH_POOL=request)
+        report["rows"].append({"batching": batching, "allocator": allocator, **found})
+        write_report(report, options.output)
+    print(_table(report["rows"]))
+    return verdict(judge(report["rows"], itemgetter("batching")))
 
 
 def measure(batching: str, prompts: int, tokens: int, rounds: int) -> Row:
     """One run, in a process that may have the pool enabled."""
-    import torch
-    from transformers import (
-        ContinuousBatchingConfig,
-        GenerationConfig,
-        LlamaConfig,
-        LlamaForCausalLM,
-    )
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
-    captured = 0
-    end = torch.cuda.CUDAGraph.capture_end
-
-    def counted(graph: torch.cuda.CUDAGraph) -> None:
-        nonlocal captured
-        end(graph)
-        captured += 1
-
-    torch.cuda.CUDAGraph.capture_end = counted
+    captures = count_captures()
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=22,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        vocab_size=32_000,
-        max_position_embeddings=4096,
-        attn_implementation="sdpa",
-    )
     with torch.device("cuda"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+        model = text(
+            "LlamaForCausalLM",
+            hidden_size=2048,
+            intermediate_size=5632,
+            num_hidden_layers=22,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            vocab_size=32_000,
+            max_position_embeddings=4096,
+            attn_implementation="sdpa",
+        )
+    model = model.to(torch.bfloat16).eval()
     chance = random.Random(0)
     inputs = [
-        [chance.randrange(3, config.vocab_size) for _ in range(chance.randint(16, 512))]
+        [chance.randrange(3, model.config.vocab_size) for _ in range(chance.randint(16, 512))]
         for _ in range(prompts)
     ]
     # Sizes of its own choice depend on the memory that is free. No token ends an answer early.
@@ -135,7 +102,7 @@ def measure(batching: str, prompts: int, tokens: int, rounds: int) -> Row:
         model.generate_batch(inputs, **arguments)
         rates.append(count / (time.perf_counter() - began))
     return {
-        "captures": captured,
+        "captures": captures(),
         "tokens": count,
         "tokens_per_second": statistics.median(rates),
         "digest": digest(generated),
@@ -143,27 +110,13 @@ def measure(batching: str, prompts: int, tokens: int, rounds: int) -> Row:
     }
 
 
-def _batching(row: Row) -> str:
-    return str(row["batching"])
-
-
 def _table(rows: Sequence[Row]) -> str:
     lines = [["batching", "", "captures", "of ours", "pool", "minimum", "tokens/s", "digest"]]
     for row in rows:
-        lines.append(
-            [
-                row["batching"],
-                row["allocator"],
-                str(row["captures"]),
-                str(row["captures_of_ours"]),
-                mib(row["pool"]),
-                mib(row["minimum"]) if row["minimum"] else "-",
-                f"{row['tokens_per_second']:,.0f}",
-                row["digest"],
-            ]
-        )
+        rate = f"{row['tokens_per_second']:,.0f}"
+        lines.append([row["batching"], row["allocator"], *cells(row), rate, row["digest"]])
     return format_table(lines, width=sys.maxsize)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(main, measure))

@@ -2,7 +2,8 @@
 
 Eight models of torchvision, timm and transformers, inference and training, three batch sizes each,
 smallest first; with graphs on PyTorch's own allocator and on cudagraph_pool. Each way of each runs
-in a process of its own, some beside each other, after others that fill the compiler's caches.
+in a process of its own, after others that fill the compiler's caches; some cases run beside each
+other.
 Prints a table for each, writes JSON and a picture. Where the JSON is there already, only what it
 lacks is run. Exit code 0 if no way with graphs holds more on the pool than on PyTorch's own
 allocator, 1 if one does or a way fails but for the compiler, 2 without a GPU.
@@ -13,17 +14,17 @@ allocator, 1 if one does or a way fails but for the compiler, 2 without a GPU.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from _command import add_some, device, new_parser, positive, write_report
+from _command import add_common, add_some, new_parser, positive, resume, verdict, write_report
 
 from cudagraph_pool._footprint import (
     WAYS,
@@ -39,7 +40,6 @@ from cudagraph_pool._footprint import (
 
 MODELS = "resnet50 vit_b_16 convnext_tiny mobilenetv3 bert gpt2 llama qwen2".split()
 MODES = ("inference", "training")
-Case = tuple[str, str]  # a model and a mode
 _NAMES = [", ".join(case) for case in itertools.product(MODELS, MODES)]
 
 # What the driver holds differs by so much from run to run.
@@ -50,106 +50,70 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser(__doc__)
     add_some(parser, "--models", MODELS)
     add_some(parser, "--modes", MODES)
-    parser.add_argument("--jobs", type=positive, default=8, help="processes at a time")
+    parser.add_argument("--jobs", type=positive, default=8, help="cases at a time")
     parser.add_argument(
         "--caches", type=Path, metavar="FOLDER", help="of kernels, kept for the next run"
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="png, svg or pdf")
+    add_common(parser)
     options = parser.parse_args(argv)
-    machine = device()
-    if machine is None:
-        print("footprint.py: no CUDA device", file=sys.stderr)
-        return 2
-    import torch
-
-    found = _found_before(options.output, machine)
-    cases = [
-        case
-        for case in itertools.product(options.models, options.modes)
-        if not _is_whole(found.get(", ".join(case)))
-    ]
+    report = resume(options.output)
+    found: dict[str, Found] = {
+        case: {way: _from_json(row) for way, row in ways.items()}
+        for case, ways in dict(report["rows"]).items()
+    }
+    asked = map(", ".join, itertools.product(options.models, options.modes))
+    cases = [name for name in asked if not _is_whole(found.get(name))]
     jobs = _most_at_a_time(options.jobs)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as executor:
         environment = _environment(options.caches or Path(folder), min(jobs, len(cases) or 1))
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        gpus = visible.split(",") if visible else map(str, range(torch.cuda.device_count()))
-        runs = Runs(environment, jobs, list(gpus))
-        for name, of_case in runs.all(cases):
-            found[name] = of_case
-            print(f"{name}\n{table(of_case)}\n", flush=True)
+        measuring = {
+            executor.submit(measure_case, name, {**environment, "CUDA_VISIBLE_DEVICES": gpu}): name
+            for name, gpu in zip(cases, itertools.cycle(_gpus()), strict=False)
+        }
+        for done in as_completed(measuring):
+            name = measuring[done]
+            found[name] = done.result()
+            print(f"{name}\n{table(found[name])}\n", flush=True)
             found = {name: found[name] for name in _NAMES if name in found}
-            if options.output is not None:
-                rows = {name: as_json(of_case) for name, of_case in found.items()}
-                write_report({**machine, "rows": rows}, options.output)
+            report["rows"] = {name: as_json(of_case) for name, of_case in found.items()}
+            write_report(report, options.output)
     if options.picture is not None:
         draw(found, options.picture)
-    problems = [f"{name}: {what}" for name, of_case in found.items() for what in judge(of_case)]
-    print(*problems, sep="\n")
-    return 1 if problems else 0
+    return verdict(f"{name}: {what}" for name in found for what in judge(found[name]))
 
 
-class Runs:
-    """Processes, some at a time, that measure a way of a model each, on the GPUs in turn."""
+def measure_case(name: str, environment: Mapping[str, str]) -> Found:
+    """All ways of one, each in a process of its own. Those that are compiled run after others that
+    fill the compiler's caches.
+    """
+    model, mode = name.split(", ")
 
-    def __init__(self, environment: Mapping[str, str], jobs: int, gpus: Sequence[str]) -> None:
-        self._environment = environment
-        self._jobs = jobs
-        self._gpus = itertools.cycle(gpus)
-
-    def all(self, cases: Sequence[Case]) -> Iterator[tuple[str, Found]]:
-        """Each case, as soon as it is measured."""
-        with ThreadPoolExecutor(self._jobs) as executor:
-            # First in the executor's queue, so that none that waits for one keeps it from running.
-            kernels = {case: executor.submit(self._fill_caches, case) for case in cases}
-            measuring = {
-                executor.submit(self._measure, case, way, kernels[case]): (case, way)
-                for case, way in itertools.product(cases, WAYS)
-            }
-            found: dict[Case, dict[str, Footprint | str]] = {case: {} for case in cases}
-            for done in as_completed(measuring):
-                case, way = measuring[done]
-                found[case][way] = done.result()
-                if len(found[case]) == len(WAYS):
-                    yield ", ".join(case), {way: found[case][way] for way in WAYS}
-
-    def _fill_caches(self, case: Case) -> None:
-        """Ways that are compiled alike have the same kernels, and the others many of them: one
-        after the other, none is made twice.
-        """
-        for way in needing_kernels(list(WAYS)):
-            self._run(case, way)
-
-    def _measure(self, case: Case, way: str, kernels: Future[None]) -> Footprint | str:
-        if WAYS[way].compile is not None:
-            kernels.result()
-        return self._run(case, way)
-
-    def _run(self, case: Case, way: str) -> Footprint | str:
+    def run(way: str) -> Footprint | str:
         began = time.perf_counter()
-        model, mode = case
-        environment = {**self._environment, "CUDA_VISIBLE_DEVICES": next(self._gpus)}
         found = measure_apart(f"_footprint_models:{model}", way, mode == "training", environment)
         seconds = time.perf_counter() - began
-        print(f"{model}, {mode}, {way}: {seconds:.0f} s", file=sys.stderr, flush=True)
+        print(f"{name}, {way}: {seconds:.0f} s", file=sys.stderr, flush=True)
         return found
 
+    for way in needing_kernels(list(WAYS)):
+        run(way)
+    return {way: run(way) for way in WAYS}
 
-def _found_before(path: Path | None, machine: Mapping[str, str]) -> dict[str, Found]:
-    """What an earlier call wrote."""
-    if path is None or not path.exists():
-        return {}
-    report = json.loads(path.read_text())
-    if any(report[name] != value for name, value in machine.items()):
-        raise SystemExit(f"{path} is not of {machine}: name another --output")
-    figures = [field.name for field in fields(Footprint)]
-    return {
-        case: {
-            way: row.get("error") or Footprint(*(row[name] for name in figures))
-            for way, row in ways.items()
-        }
-        for case, ways in report["rows"].items()
-    }
+
+def _from_json(row: Mapping[str, Any]) -> Footprint | str:
+    """What as_json() made of one way."""
+    if "error" in row:
+        return str(row["error"])
+    return Footprint(*(row[field.name] for field in fields(Footprint)))
+
+
+def _gpus() -> list[str]:
+    """Those that the cases have in turn, by their names in CUDA_VISIBLE_DEVICES."""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
 
 
 def _is_whole(found: Found | None) -> bool:

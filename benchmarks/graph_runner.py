@@ -26,25 +26,25 @@ captured by hand.
 
 from __future__ import annotations
 
-import argparse
 import bisect
 import gc
-import json
-import os
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from _command import add_some, device, new_parser, positive, write_report
-from _team import run_apart
+import torch
+from _apart import measure_apart, run_script
+from _command import add_common, add_some, new_parser, new_report, positive, write_report
+from _runner_models import MODELS, Model
+from readme_table import table
+from torch import nn
 
-MODELS = ("script", "mlp", "llama", "resnet50", "gpt2")
+import cudagraph_pool as cgp
+
 WAYS = ("stock", "ours")
-FIGURES = ("memory", "largest", "first", "capture", "call", "idle", "step")
 _CAPTURES = 5
 _ROW = 16
 _ROWS = 5
@@ -54,39 +54,22 @@ _WARM_UPS = 5
 def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser(__doc__)
     add_some(parser, "--models", MODELS)
-    parser.add_argument("--calls", type=positive, default=300)
-    parser.add_argument("--rounds", type=positive, default=3, help="first captures of each way")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
-    parser.add_argument("--worker", choices=(*WAYS, "turns"), help=argparse.SUPPRESS)
+    parser.add_argument("--calls", type=positive, default=300, help="that are timed")
+    add_common(parser, rounds=3)
     options = parser.parse_args(argv)
-    machine = device()
-    if machine is None:
-        print("graph_runner.py: no CUDA device", file=sys.stderr)
-        return 2
-    if options.worker is not None:
-        print(json.dumps(measure(options.models[0], options.worker, options.calls)))
-        return 0
-    rows = []
-    print(f"{'':10}" + "".join(f"{name:>26}" for name in FIGURES))
+    report = new_report(options)
     for model in options.models:
-        timed = _measured_apart(model, "turns", options.calls)
+        timed = measure_apart(__file__, model, "turns", options.calls)
         rounds = [
-            {way: _measured_apart(model, way, options.calls) for way in WAYS}
+            {way: measure_apart(__file__, model, way, options.calls) for way in WAYS}
             for _ in range(options.rounds)
         ]
         row = {way: timed[way] | merge([found[way] for found in rounds]) for way in WAYS}
-        rows.append({"model": model, **row})
-        print(f"{model:10}" + "".join(f"{_side_by_side(row, name):>26}" for name in FIGURES))
-        if options.output is not None:
-            settings = {"calls": options.calls, "rounds": options.rounds}
-            write_report({**machine, **settings, "rows": rows}, options.output)
+        report["rows"].append({"model": model, **row})
+        write_report(report, options.output)
+        print(f"{model}: {row}", file=sys.stderr, flush=True)
+    print("\n".join(table(report)))
     return 0
-
-
-def _measured_apart(model: str, worker: str, calls: int) -> dict[str, Any]:
-    return run_apart(
-        [__file__, "--models", model, "--worker", worker, "--calls", str(calls)], os.environ
-    )[0]
 
 
 def merge(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -98,32 +81,26 @@ def merge(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def _side_by_side(row: dict[str, dict[str, float]], name: str) -> str:
-    stock, ours = row["stock"][name], row["ours"][name]
-    return f"{stock:,.2f} / {ours:,.2f} ({ours / stock:.3f})"
-
-
-def measure(name: str, worker: str, calls: int) -> dict[str, Any]:
-    """One way of one model: memory, in MiB, and its first capture; or the times of each way."""
-    import torch
-    from _runner_models import MODELS as MAKERS
-
+def measure(name: str, way: str, calls: int) -> dict[str, Any]:
+    """One way of one model: memory, in MiB, and its first capture; or, by ``turns``, the times of
+    each way.
+    """
     torch.manual_seed(0)
-    model = MAKERS[name]()
+    model = MODELS[name]()
     with torch.set_grad_enabled(model.trains):
         for size in model.sizes:
             _run(model.function, model, size)
-        for way in WAYS if worker == "turns" else (worker,):
-            _captured(model, [min(model.sizes)], way)
-        if worker == "turns":
+        for each in WAYS if way == "turns" else (way,):
+            _captured(model, [min(model.sizes)], each)
+        if way == "turns":
             return _in_turns(model, calls)
-        memory, first, run = _captured(model, model.sizes, worker)
+        memory, first, run = _captured(model, model.sizes, way)
         del run
-        largest, _, _ = _captured(model, [max(model.sizes)], worker)
+        largest, _, _ = _captured(model, [max(model.sizes)], way)
     return {"memory": memory / 2**20, "first": first, "largest": largest / 2**20}
 
 
-def _in_turns(model: Any, calls: int) -> dict[str, dict[str, float]]:
+def _in_turns(model: Model, calls: int) -> dict[str, dict[str, float]]:
     """The times of each way."""
     runs: dict[str, Callable[..., Any]] = {}
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -132,45 +109,41 @@ def _in_turns(model: Any, calls: int) -> dict[str, dict[str, float]]:
             runs.pop(way, None)
             _, of_all, runs[way] = _captured(model, model.sizes, way)
             seconds[way].append(of_all)
-    timed = _timed_calls(model, [runs[way] for way in WAYS], calls)
-    return {
-        way: {"capture": statistics.median(seconds[way]), **times}
-        for way, times in zip(WAYS, timed, strict=True)
-    }
+    timed = _timed_calls(model, runs, calls)
+    return {way: {"capture": statistics.median(seconds[way]), **timed[way]} for way in WAYS}
 
 
 def _timed_calls(
-    model: Any, ways: Sequence[Callable[..., Any]], calls: int
-) -> list[dict[str, float]]:
-    """What is timed of each, in turns."""
-    import torch
-
+    model: Model, runs: Mapping[str, Callable[..., Any]], calls: int
+) -> dict[str, dict[str, float]]:
+    """What is timed of each way, in turns."""
     chance = random.Random(1)
     sizes = [chance.randint(1, max(model.sizes)) for _ in range(calls)]
     arguments = {size: model.arguments(size) for size in {*sizes}}
-    for run in ways:  # until each graph has all that it will have
+    for run in runs.values():  # until each graph has all that it will have
         for _ in range(_WARM_UPS):
             for size in model.sizes:
-                _finish(model, run(*model.arguments(size)))
+                _run(run, model, size)
                 torch.cuda.synchronize()
         for size in sizes:
             _finish(model, run(*arguments[size]))
 
-    def spans(row: int) -> list[list[float]]:
-        found: list[list[float]] = [[] for _ in ways]
+    def medians(row: int) -> dict[str, float]:
+        """The CPU's microseconds of a call, of rows of so many."""
+        found: dict[str, list[float]] = {way: [] for way in runs}
         for at in range(0, calls - row + 1, row):
-            for run, of_way in zip(ways, found, strict=True):
+            for way, run in runs.items():
                 torch.cuda.synchronize()
                 began = time.perf_counter()
                 for size in sizes[at : at + row]:
                     run(*arguments[size])
-                of_way.append((time.perf_counter() - began) / row)
-        return found
+                found[way].append((time.perf_counter() - began) / row)
+        return {way: statistics.median(seconds) * 1e6 for way, seconds in found.items()}
 
-    call, idle = spans(_ROW), spans(1)
-    steps: list[list[float]] = [[] for _ in ways]
+    call, idle = medians(_ROW), medians(1)
+    steps: dict[str, list[float]] = {way: [] for way in runs}
     for _ in range(_ROWS):
-        for run, of_way in zip(ways, steps, strict=True):
+        for way, run in runs.items():
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             start.record()
@@ -178,23 +151,17 @@ def _timed_calls(
                 _finish(model, run(*arguments[size]))
             end.record()
             end.synchronize()
-            of_way.append(start.elapsed_time(end) / calls)
-    return [
-        {
-            "call": statistics.median(call[way]) * 1e6,
-            "idle": statistics.median(idle[way]) * 1e6,
-            "step": statistics.median(steps[way]),
-        }
-        for way in range(len(ways))
-    ]
+            steps[way].append(start.elapsed_time(end) / calls)
+    return {
+        way: {"call": call[way], "idle": idle[way], "step": statistics.median(steps[way])}
+        for way in runs
+    }
 
 
-def _captured(model: Any, sizes: Sequence[int], way: str) -> tuple[int, float, Callable[..., Any]]:
+def _captured(
+    model: Model, sizes: Sequence[int], way: str
+) -> tuple[int, float, Callable[..., Any]]:
     """Bytes, seconds, and what runs a call."""
-    import torch
-
-    import cudagraph_pool as cgp
-
     if way == "ours":
         cgp.enable()
     else:
@@ -219,9 +186,7 @@ def _captured(model: Any, sizes: Sequence[int], way: str) -> tuple[int, float, C
     return free - torch.cuda.mem_get_info()[0], seconds, run
 
 
-def _by_hand(model: Any, sizes: Sequence[int]) -> Callable[..., Any]:
-    import torch
-
+def _by_hand(model: Model, sizes: Sequence[int]) -> Callable[..., Any]:
     buffers = model.arguments(max(sizes))
     stream = torch.cuda.Stream()
     graphs, outputs = {}, {}
@@ -249,23 +214,23 @@ def _by_hand(model: Any, sizes: Sequence[int]) -> Callable[..., Any]:
     return run
 
 
-def _by_hand_for_training(model: Any, sizes: Sequence[int]) -> Callable[..., Any]:
-    import torch
+class _Alone(nn.Module):  # type: ignore[misc]
+    """What make_graphed_callables may change."""
 
+    def __init__(self, model: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.model(*arguments)
+
+
+def _by_hand_for_training(model: Model, sizes: Sequence[int]) -> Callable[..., Any]:
     pool = torch.cuda.graph_pool_handle()
     graphed = {}
     for size in sorted(sizes, reverse=True):
-
-        class Alone(torch.nn.Module):  # type: ignore[misc]  # make_graphed_callables changes it
-            def __init__(self) -> None:
-                super().__init__()
-                self.model = model.function
-
-            def forward(self, *arguments: Any) -> Any:
-                return self.model(*arguments)
-
         graphed[size] = torch.cuda.make_graphed_callables(
-            Alone(), model.arguments(size), num_warmup_iters=3, pool=pool
+            _Alone(model.function), model.arguments(size), num_warmup_iters=3, pool=pool
         )
     ascending = sorted(sizes)
 
@@ -278,14 +243,14 @@ def _by_hand_for_training(model: Any, sizes: Sequence[int]) -> Callable[..., Any
     return run
 
 
-def _run(function: Callable[..., Any], model: Any, size: int) -> None:
+def _run(function: Callable[..., Any], model: Model, size: int) -> None:
     _finish(model, function(*model.arguments(size)))
 
 
-def _finish(model: Any, output: Any) -> None:
+def _finish(model: Model, output: Any) -> None:
     if model.trains:
         output.float().square().mean().backward()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(main, measure))

@@ -14,43 +14,35 @@ its backward is captured, so no capture in between gets that memory; one that co
 so does its replay. In the order of *each*, the second forward would get what the first one saved.
 Its pools are therefore left apart, by ``share_captures`` too.
 
-Each run has a process of its own, and the ways take turns. Prints a table and writes JSON. Exit
-code 0 if outputs and gradients are those of eager PyTorch bit for bit, every capture of ours was in
-a pool of ours, and the shared pool is at most 1.01 of the minimum; 1 if not, 2 without a GPU.
+Each way has a process of its own. Prints a table and writes JSON. Exit code 0 if outputs and
+gradients are those of eager PyTorch bit for bit, every capture of ours was in a pool of ours, and
+the shared pool is at most 1.01 of the minimum; 1 if not, 2 without a GPU.
 
     python benchmarks/layer_graphs.py --output results/layer_graphs.json
 
 pool     MiB that graph pools reserve in the end.
 minimum  MiB: the most that was ever live at once in each pool, in whole pages, added up.
 ÷ all    Pool ÷ the minimum of the shared pool, which is that of all captures as one program.
-device   MiB that the device has less since the captures.
-capture  Seconds of all captures, from before torch.cuda.graph is entered until after it is left.
-step     Milliseconds of a forward and a backward pass. Both are medians.
+step     Milliseconds of a forward and a backward pass, in the mean.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
-import json
-import os
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from _command import device, new_parser, positive, write_report
-from _pools import measure_pools
-from _team import run_apart
+import torch
+from _apart import measure_apart, run_script
+from _command import add_common, new_parser, new_report, positive, verdict, write_report
+from _pools import cells, count_captures, measure_pools
+from torch import Tensor, nn
 
-from cudagraph_pool._table import format_table, mib
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+import cudagraph_pool as cgp
+from cudagraph_pool._measure import digest_of
+from cudagraph_pool._table import format_table
 
 WAYS = (
     ("eager", "stock"),
@@ -60,65 +52,41 @@ WAYS = (
 _BATCH, _LENGTH, _WIDTH, _HEADS = 4, 512, 1024, 16
 
 # From an input to the output and all gradients, that of the input first.
-Step = Callable[["Tensor"], "list[Tensor]"]
+Step = Callable[[Tensor], list[Tensor]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--layers", type=positive, default=24)
     parser.add_argument("--steps", type=positive, default=20, help="that are timed in a run")
-    parser.add_argument("--rounds", type=positive, default=3, help="runs of each way")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    add_common(parser)
     options = parser.parse_args(argv)
-    machine = device()
-    if machine is None:
-        print("layer_graphs.py: no CUDA device", file=sys.stderr)
-        return 2
-    if options.worker is not None:
-        answer, sys.stdout = sys.stdout, sys.stderr
-        captures, allocator = options.worker
-        found = measure(captures, allocator, options.layers, options.steps)
-        print(json.dumps(found), file=answer)
-        return 0
-    runs = [[_apart(*way, options) for way in WAYS] for _ in range(options.rounds)]
-    rows = [
-        merge(way, list(found)) for way, found in zip(WAYS, zip(*runs, strict=True), strict=True)
-    ]
-    print(_table(rows))
-    if options.output is not None:
-        write_report({**machine, "layers": options.layers, "rows": rows}, options.output)
-    problems = judge(rows)
-    print(*problems, sep="\n")
-    return 1 if problems else 0
-
-
-def _apart(captures: str, allocator: str, options: argparse.Namespace) -> dict[str, Any]:
-    command = [__file__, "--worker", captures, allocator]
-    command += ["--layers", str(options.layers), "--steps", str(options.steps)]
-    found = run_apart(command, os.environ)[0]
-    print(f"{captures}, {allocator}: {found}", file=sys.stderr, flush=True)
-    return found
+    report = new_report(options)
+    for way in WAYS:
+        found = measure_apart(__file__, *way, options.layers, options.steps)
+        print(f"{', '.join(way)}: {found}", file=sys.stderr, flush=True)
+        report["rows"].append({"way": way[0], "allocator": way[1], **found})
+        write_report(report, options.output)
+    print(_table(report["rows"]))
+    return verdict(judge(report["rows"]))
 
 
 def measure(captures: str, allocator: str, layers: int, steps: int) -> dict[str, Any]:
     """One run, in a process of its own."""
-    import torch
-
-    import cudagraph_pool as cgp
-    from cudagraph_pool._measure import digest_of
-
     if allocator != "stock":
         cgp.enable(share_captures=allocator == "shared")
-    meter = _Meter()
-    model = new_layers(layers)
+    captures_made = count_captures()
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = nn.ModuleList(Layer() for _ in range(layers)).to(torch.bfloat16)
     samples = [_input(seed=0).requires_grad_() for _ in model]
     through(model)(_input(seed=0))  # loads what it needs
-    for parameter in model.parameters():
-        parameter.grad = None
-    free = _free_bytes()
+    model.zero_grad()
     step = new_step(captures, model, samples)
-    found = {"device": free - _free_bytes(), **measure_pools()}
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    found = {"captures": captures_made(), **measure_pools()}
     step(_input(seed=1))
     results = step(_input(seed=2))
     if not all(bool(result.isfinite().all()) for result in results):
@@ -134,72 +102,36 @@ def measure(captures: str, allocator: str, layers: int, steps: int) -> dict[str,
     return {
         **found,
         "digest": digest,
-        "captures": meter.captures,
-        "capture_seconds": meter.seconds,
         "step_seconds": start.elapsed_time(end) * 1e-3 / steps,
     }
 
 
-class _Meter:
-    """Counts and times what torch.cuda.graph captures from now on."""
+class Layer(nn.Module):  # type: ignore[misc]
+    """Of a transformer; attention is spelled out, since fused ones add up in any order."""
 
     def __init__(self) -> None:
-        import torch
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(_WIDTH) for _ in range(2))
+        self.qkv, self.out = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+        self.up, self.down = nn.Linear(_WIDTH, 4 * _WIDTH), nn.Linear(4 * _WIDTH, _WIDTH)
 
-        self.captures, self.seconds = 0, 0.0
-        enter, leave = torch.cuda.graph.__enter__, torch.cuda.graph.__exit__
-
-        def timed_enter(graph: torch.cuda.graph) -> None:
-            torch.cuda.synchronize()
-            self.seconds -= time.perf_counter()
-            enter(graph)
-
-        def timed_leave(graph: torch.cuda.graph, *error: object) -> None:
-            leave(graph, *error)
-            self.seconds += time.perf_counter()
-            self.captures += 1
-
-        torch.cuda.graph.__enter__, torch.cuda.graph.__exit__ = timed_enter, timed_leave
-
-
-def new_layers(count: int, width: int = _WIDTH, heads: int = _HEADS) -> nn.ModuleList:
-    """Transformer layers; attention is spelled out, since fused ones add up in any order."""
-    import torch
-    from torch import nn
-
-    class Layer(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-        def forward(self, x: Tensor) -> Tensor:
-            batch, length, _ = x.shape
-            parts = self.qkv(self.norms[0](x)).view(batch, length, 3, heads, width // heads)
-            q, k, v = parts.permute(2, 0, 3, 1, 4)
-            weights = (q @ k.transpose(-1, -2) * (width // heads) ** -0.5).softmax(dim=-1)
-            x = x + self.out((weights @ v).transpose(1, 2).reshape(x.shape))
-            result: Tensor = x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
-            return result
-
-    torch.manual_seed(0)
-    with torch.device("cuda"):
-        layers = nn.ModuleList(Layer() for _ in range(count))
-    return layers.to(torch.bfloat16)
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        parts = self.qkv(self.norms[0](x)).view(batch, length, 3, _HEADS, _WIDTH // _HEADS)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        weights = (q @ k.transpose(-1, -2) * (_WIDTH // _HEADS) ** -0.5).softmax(dim=-1)
+        x = x + self.out((weights @ v).transpose(1, 2).reshape(x.shape))
+        result: Tensor = x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+        return result
 
 
 def _input(seed: int) -> Tensor:
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(_BATCH, _LENGTH, _WIDTH, generator=generator).to("cuda", torch.bfloat16)
 
 
 def new_step(captures: str, layers: nn.ModuleList, samples: Sequence[Tensor]) -> Step:
     """A step by graphs that are captured here; ``samples`` are their inputs, one for each layer."""
-    import torch
-
     if captures == "each":
         for layer, sample in zip(layers, samples, strict=True):
             torch.cuda.make_graphed_callables(layer, (sample,))
@@ -236,8 +168,6 @@ class LayerGraphs:
     """
 
     def __init__(self, layers: nn.ModuleList, x: Tensor) -> None:
-        import torch
-
         self._warm_up(layers, x)
         self._input = x
         self._forwards = [torch.cuda.CUDAGraph() for _ in layers]
@@ -259,16 +189,13 @@ class LayerGraphs:
         self._gradients.insert(0, gradient)
 
     def _warm_up(self, layers: nn.ModuleList, x: Tensor) -> None:
-        import torch
-
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):
                 through(layers)(x)
         torch.cuda.current_stream().wait_stream(stream)
-        for parameter in layers.parameters():
-            parameter.grad = None
+        layers.zero_grad()
 
     def step(self, x: Tensor) -> list[Tensor]:
         self._input.detach().copy_(x)
@@ -280,35 +207,12 @@ class LayerGraphs:
         return [self._output, *self._gradients]
 
 
-def _free_bytes() -> int:
-    import torch
-
-    torch.cuda.synchronize()
-    gc.collect()
-    torch.cuda.empty_cache()
-    return int(torch.cuda.mem_get_info()[0])
-
-
-def merge(way: tuple[str, str], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Several runs of one way: times are medians, memory the most."""
-    merged: dict[str, Any] = {"way": way[0], "allocator": way[1]}
-    for name, value in runs[0].items():
-        values = [run[name] for run in runs]
-        if name.endswith("_seconds"):
-            merged[name] = statistics.median(values)
-        elif name in ("pool", "minimum", "device"):
-            merged[name] = max(values)
-        else:
-            merged[name] = value if values.count(value) == len(values) else "varies"
-    return merged
-
-
 def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
     """What is not as it should be."""
     problems = []
     for row in rows:
         name = f"{row['way']}, {row['allocator']}"
-        if row["digest"] != rows[0]["digest"] or row["digest"] == "varies":
+        if row["digest"] != rows[0]["digest"]:
             problems.append(f"{name}: other gradients than eager's")
         if row["allocator"] != "stock" and row["captures_of_ours"] != row["captures"]:
             problems.append(
@@ -321,27 +225,14 @@ def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    head = "captures,,graphs,pools,pool,minimum,÷ all,device,capture,step,digest"
-    lines = [head.split(",")]
+    lines = [["captures", "", "graphs", "of ours", "pool", "minimum", "÷ all", "step", "digest"]]
     minimum = next(row["minimum"] for row in rows if row["allocator"] == "shared")
     for row in rows:
-        lines.append(
-            [
-                row["way"],
-                row["allocator"],
-                str(row["captures"]),
-                str(row["pools"]),
-                mib(row["pool"]),
-                mib(row["minimum"]) if row["minimum"] else "-",
-                f"{row['pool'] / minimum:.3f}" if row["captures"] else "-",
-                mib(row["device"]),
-                f"{row['capture_seconds']:.2f}",
-                f"{row['step_seconds'] * 1e3:.2f}",
-                row["digest"],
-            ]
-        )
+        ratio = f"{row['pool'] / minimum:.3f}" if row["captures"] else "-"
+        step = f"{row['step_seconds'] * 1e3:.2f}"
+        lines.append([row["way"], row["allocator"], *cells(row), ratio, step, row["digest"]])
     return format_table(lines, left_columns=(0, 1), width=sys.maxsize)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(main, measure))

@@ -1,8 +1,8 @@
 """Captures of library models as traces, without a GPU: from fake tensors, which allocate nothing.
 
     python benchmarks/model_traces.py --output FOLDER
-    python benchmarks/model_traces.py bert densenet --output FOLDER --kept --train
-    python benchmarks/model_traces.py bert --sizes $(seq 16 8 512) --output FOLDER
+    python benchmarks/model_traces.py --models bert densenet --output FOLDER --kept --train
+    python benchmarks/model_traces.py --models bert --sizes $(seq 16 8 512) --output FOLDER
 
 One trace for each model: a capture for each batch size or length, smallest first, of a forward pass
 or, with --train, of a training step. What kernels allocate for themselves alone is not there.
@@ -16,63 +16,46 @@ import json
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from _command import new_parser, positive
+from _command import add_some, new_parser, positive
+from _models import images, segmentation, text, timm, tokens, vision
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-
-def _vision(name: str, **options: Any) -> Callable[[], nn.Module]:
-    return lambda: import_module("torchvision").models.get_model(name, **options)
-
-
-def _timm(name: str) -> Callable[[], nn.Module]:
-    return lambda: import_module("timm").create_model(name)
-
-
-def _text(name: str, **config: Any) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        kind = getattr(import_module("transformers"), name)
-        return kind(kind.config_class(use_cache=False, **config))
-
-    return make
-
-
-def _images(side: int) -> Callable[[int, str], Tensor]:
-    return lambda size, device: torch.zeros(
-        size, 3, side, side, dtype=torch.bfloat16, device=device
-    )
-
-
-def _tokens(batch: int) -> Callable[[int, str], Tensor]:
-    return lambda size, device: torch.zeros(batch, size, dtype=torch.long, device=device)
-
-
-_UNTRAINED: dict[str, Any] = {"weights_backbone": None}
 _LLAMA = {"num_hidden_layers": 8, "hidden_size": 1024, "intermediate_size": 2816}
 _HEADS = {"num_attention_heads": 16, "num_key_value_heads": 4}
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, str], Tensor], Iterable[int]]] = {
-    "bert": (_text("BertModel"), _tokens(16), (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)),
-    "convnext": (_vision("convnext_tiny"), _images(224), range(2, 25, 2)),
-    "deeplab": (_vision("deeplabv3_resnet50", **_UNTRAINED), _images(320), range(2, 10)),
-    "densenet": (_vision("densenet121"), _images(224), range(2, 33, 3)),
-    "efficientnet": (_timm("efficientnet_b0"), _images(224), range(2, 65, 4)),
-    "fcn": (_vision("fcn_resnet50", **_UNTRAINED), _images(520), range(1, 9)),
-    "gpt2": (_text("GPT2LMHeadModel", n_layer=8), _tokens(4), range(64, 1025, 96)),
-    "llama": (_text("LlamaForCausalLM", **_LLAMA, **_HEADS), _tokens(2), range(64, 2049, 192)),
-    "mixer": (_timm("mixer_b16_224"), _images(224), range(2, 33, 3)),
-    "resnet101": (_vision("resnet101"), _images(224), range(2, 33, 3)),
-    "roberta": (_text("RobertaModel", num_hidden_layers=8), _tokens(8), range(32, 513, 48)),
-    "swin": (_vision("swin_t"), _images(224), range(2, 33, 2)),
-    "vgg": (_vision("vgg16"), _images(224), range(1, 17)),
-    "vit": (_vision("vit_b_16"), _images(224), range(2, 33, 3)),
+
+def _text(name: str, **config: Any) -> Callable[[], nn.Module]:
+    return partial(text, name, use_cache=False, **config)
+
+
+def _vision(name: str) -> Callable[[], nn.Module]:
+    return partial(vision, name)
+
+
+# What makes it, its input of a size, and the sizes.
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor], Iterable[int]]] = {
+    "bert": (_text("BertModel"), tokens(16), (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)),
+    "convnext": (_vision("convnext_tiny"), images(224), range(2, 25, 2)),
+    "deeplab": (partial(segmentation, "deeplabv3_resnet50"), images(320), range(2, 10)),
+    "densenet": (_vision("densenet121"), images(224), range(2, 33, 3)),
+    "efficientnet": (partial(timm, "efficientnet_b0"), images(224), range(2, 65, 4)),
+    "fcn": (partial(segmentation, "fcn_resnet50"), images(520), range(1, 9)),
+    "gpt2": (_text("GPT2LMHeadModel", n_layer=8), tokens(4), range(64, 1025, 96)),
+    "llama": (_text("LlamaForCausalLM", **_LLAMA, **_HEADS), tokens(2), range(64, 2049, 192)),
+    "mixer": (partial(timm, "mixer_b16_224"), images(224), range(2, 33, 3)),
+    "resnet101": (_vision("resnet101"), images(224), range(2, 33, 3)),
+    "roberta": (_text("RobertaModel", num_hidden_layers=8), tokens(8), range(32, 513, 48)),
+    "swin": (_vision("swin_t"), images(224), range(2, 33, 2)),
+    "vgg": (_vision("vgg16"), images(224), range(1, 17)),
+    "vit": (_vision("vit_b_16"), images(224), range(2, 33, 3)),
 }
 
 
@@ -145,9 +128,9 @@ def capture(
         torch.set_default_dtype(torch.bfloat16)
         with torch.device(device):
             model = make().train(trains)
+            inputs = {size: new_input(size) for size in sizes or usual}
         torch.set_default_dtype(torch.float32)
         step = step_of(model, trains)
-        inputs = {size: new_input(size, device) for size in sizes or usual}
         results = {size: torch.empty_like(step(given)) for size, given in inputs.items()}
         gc.collect()
         known = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
@@ -167,9 +150,7 @@ def capture(
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser(__doc__)
-    parser.add_argument(
-        "models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all"
-    )
+    add_some(parser, "--models", MODELS)
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--kept", action="store_true", help="results stay in the pool")
     parser.add_argument("--train", action="store_true", help="forward and backward")
@@ -177,12 +158,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--sizes", nargs="+", type=positive, metavar="N", help="instead of the models' own"
     )
     options = parser.parse_args(argv)
-    unknown = sorted(set(options.models) - set(MODELS))
-    if unknown:
-        parser.error(f"there is no model {', '.join(unknown)}")
     options.output.mkdir(parents=True, exist_ok=True)
     way = ("_train" if options.train else "") + ("_kept" if options.kept else "")
-    for model in options.models or MODELS:
+    for model in options.models:
         graphs = capture(model, options.train, options.kept, options.sizes)
         path = options.output / f"{model}{way}.json.gz"
         document = {"name": model + way, "torch": torch.__version__, "stock": {"reserved": 0}}

@@ -1,14 +1,9 @@
 """Prints tables of README and docs, in Markdown, from what the benchmarks wrote.
 
 python benchmarks/readme_table.py benchmarks/results/const_memory.json
-python benchmarks/readme_table.py benchmarks/results/graph_runner.json
-python benchmarks/readme_table.py benchmarks/results/footprint.json
-python benchmarks/readme_table.py benchmarks/results/multi_stream.json
-python benchmarks/readme_table.py benchmarks/results/two_streams.json
-python benchmarks/readme_table.py benchmarks/results/shared_execs.json
 
-With --short the first prints README's, a line for each workload. In full it has a column of
-recorded captures in 100 orders, from what cgp_quality printed:
+With --short that of const_memory.py is README's, a line for each workload. In full it has a column
+of recorded captures in 100 orders, from what cgp_quality printed:
 
 cgp_quality --orders 100 build/release/csrc/testing/traces/recorded > benchmarks/results/orders.txt
 """
@@ -23,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _command import number
+import combinations
+from _command import markdown, number
 from _quality import read_quality
 
 Row = dict[str, Any]
@@ -70,13 +66,17 @@ def main() -> int:
 
 def table(report: Row) -> list[str]:
     """That of a benchmark, told by what it alone writes. What was not measured is a dash."""
-    if isinstance(report["rows"], dict):
-        is_footprint = all(isinstance(row, dict) for row in report["rows"].values())
-        return (footprint_table if is_footprint else shared_execs_table)(report)
-    first = report["rows"][0] if report["rows"] else {}
+    rows = report["rows"]
+    if isinstance(rows, dict):
+        return footprint_table(report)
+    first = rows[0] if rows else {}
+    if "checkpoints" in first:
+        return combinations.table(rows)
+    if "section" in first:
+        return shared_execs_table(report)
     if "allocators" in first:
         return multi_stream_table(report)
-    if first.get("workload") in TWO_STREAMS:
+    if rows and all(row.get("workload") in TWO_STREAMS for row in rows):
         return two_streams_table(report)
     return graph_runner_table(report) if "model" in first else const_memory_table(report)
 
@@ -86,13 +86,10 @@ def const_memory_table(report: Row) -> list[str]:
     head += ["worst of 100 orders", "stock", "expandable segments"]
     head += ["capture time ÷ stock", "replay time ÷ stock"]
     orders = read_quality(ORDERS_TEXT.read_text())
-    found = {(row["workload"], row["order"], row["allocator"]): row for row in report["rows"]}
     lines = []
     named = set()
-    for workload, order in dict.fromkeys(key[:2] for key in found):
-        ours, stock, expandable = (
-            found.get((workload, order, allocator)) for allocator in ("ours", "stock", "expandable")
-        )
+    for (workload, order), of in by_allocator(report).items():
+        ours, stock = of.get("ours"), of.get("stock")
         first = workload not in named
         named.add(workload)
         lines.append(
@@ -103,7 +100,7 @@ def const_memory_table(report: Row) -> list[str]:
                 f"**{size(ours)}**",
                 f"{orders[RECORDED[workload]].worst:.3f}" if first and workload in RECORDED else "",
                 size(stock),
-                size(expandable),
+                size(of.get("expandable")),
                 figure(ours, "capture_vs_stock", 1, ".2f"),
                 figure(ours, "replay_vs_stock", 1, ".3f"),
             ]
@@ -128,6 +125,14 @@ def short_table(report: Row) -> list[str]:
     return markdown(head, lines)
 
 
+def by_allocator(report: Row) -> dict[tuple[str, str], dict[str, Row]]:
+    """The rows of const_memory.py, of each workload in each order."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in report["rows"]:
+        found.setdefault((row["workload"], row["order"]), {})[row["allocator"]] = row
+    return found
+
+
 def figure(row: Row | None, key: str, scale: float, form: str) -> str:
     return number(None if row is None else row.get(key), scale, form)
 
@@ -138,20 +143,11 @@ def size(row: Row | None) -> str:
     return f"{row['reserved_bytes'] * _MIB:,.0f} ({figure(row, 'ratio', 1, '.3f')})"
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    titles = "|".join(f" {title} " if title else " " for title in head)
-    lines = [f"|{titles}|", "|" + "---|" * len(head)]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows]
-
-
 def graph_runner_table(report: Row) -> list[str]:
     """The models of graph_runner.py. Ours after what people write by hand."""
     head = ["by hand, **GraphRunner**", "memory, MiB", "the largest alone, MiB"]
-    head += [
-        "capture time ÷ by hand: first, again",
-        "CPU time of a call, µs",
-        "step time ÷ by hand",
-    ]
+    head += ["capture time ÷ by hand: first, again", "CPU time of a call, µs"]
+    head += ["step time ÷ by hand"]
     lines = []
     for row in report["rows"]:
         hand, ours = row["stock"], row["ours"]
@@ -225,12 +221,12 @@ def multi_stream_table(report: Row) -> list[str]:
 
 def shared_execs_table(report: Row) -> list[str]:
     """The sections memory and decode of shared_execs.py."""
-    memory = report["rows"].get("memory", [])
+    memory = [row for row in report["rows"] if row["section"] == "memory"]
     found = {(row["workload"], row["config"]): row for row in memory}
     bounds = [c for c in dict.fromkeys(row["config"] for row in memory) if c != "default"]
-    titles = {"none": "`max_execs=None`", "budget": "`exec_budget` of 256 MiB"}
     head = ["driver memory of all graphs, MiB", "nodes"]
-    head += [*(titles.get(bound, bound) for bound in bounds), "**default (4)**"]
+    head += ["`max_execs=None`" if bound == "none" else bound for bound in bounds]
+    head += ["**default (4)**"]
     lines = []
     for workload in dict.fromkeys(row["workload"] for row in memory):
         least, most = next(row["nodes"] for row in memory if row["workload"] == workload)
@@ -240,42 +236,29 @@ def shared_execs_table(report: Row) -> list[str]:
         ]
         nodes = str(least) if least == most else f"{least} to {most}"
         lines.append([SHARED_EXECS[workload], nodes, *cells[:-1], f"**{cells[-1]}**"])
-    decode = [row for row in report["rows"].get("decode", []) if not row["read_back"]]
-    schedules = list(dict.fromkeys(row["schedule"] for row in decode))
-    names = [{"load": "as a server's load"}.get(schedule, schedule) for schedule in schedules]
-    steps = [
-        [
-            SHARED_EXECS[workload],
-            *(
-                figure(row["configs"].get("default"), "vs_stock", 1, ".3f")
-                for row in decode
-                if row["workload"] == workload
-            ),
-        ]
-        for workload in dict.fromkeys(row["workload"] for row in decode)
-    ]
+    decode = [row for row in report["rows"] if row["section"] == "decode" and not row["read_back"]]
+    steps: dict[str, Row] = {}  # by workload and schedule
+    for row in decode:
+        cell = figure(row["configs"].get("default"), "vs_stock", 1, ".3f")
+        steps.setdefault(row["workload"], {})[row["schedule"]] = cell
     said = markdown(head, lines) if lines else []
     if steps:
-        head = ["steps per second ÷ stock, default, size changes", *names]
-        said += ["", *markdown(head, steps)]
+        schedules = dict.fromkeys(row["schedule"] for row in decode)
+        head = ["steps per second ÷ stock, default, size changes"]
+        head += ["as a server's load" if name == "load" else name for name in schedules]
+        lines = [[SHARED_EXECS[name], *found.values()] for name, found in steps.items()]
+        said += ["", *markdown(head, lines)]
     return said
 
 
 def two_streams_table(report: Row) -> list[str]:
-    """The models of two_streams.py."""
-    rows = report["rows"]
+    """Models on two streams, of const_memory.py."""
     lines = []
-    for key in dict.fromkeys((row["workload"], row["order"]) for row in rows):
-        of = {row["allocator"]: row for row in rows if (row["workload"], row["order"]) == key}
-        lines.append(
-            [
-                f"{TWO_STREAMS[key[0]]}, {ORDERS[key[1]]}",
-                figure(of.get("stock"), "minimum_bytes", _MIB, ",.0f"),
-                size(of.get("stock")),
-                size(of.get("option")),
-                f"**{size(of.get('ours'))}**",
-            ]
-        )
+    for (workload, order), of in by_allocator(report).items():
+        stock, option, ours = (size(of.get(name)) for name in ("stock", "option", "ours"))
+        minimum = figure(of.get("stock"), "minimum_bytes", _MIB, ",.0f")
+        name = f"{TWO_STREAMS[workload]}, {ORDERS[order]}"
+        lines.append([name, minimum, stock, option, f"**{ours}**"])
     head = ["reserved, MiB (÷ minimum)", "minimum", "stock", "its option", "**cudagraph_pool**"]
     return markdown(head, lines)
 

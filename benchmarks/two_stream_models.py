@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -13,29 +11,18 @@ _DTYPE = torch.bfloat16
 
 
 class Rows(Workload):
-    """A model on some rows of random numbers. The key is their number divided by ``per_key``.
-
-    Args:
-        device: where.
-        row: the shape of one.
-        result: that of one of the result; as that if None.
-        dtype: of both.
+    """A model on some rows of random numbers, whose result is as large. The key is their number
+    divided by ``per_key``.
     """
 
     per_key = 64
     keys = range(4, 33, 4)
 
-    def __init__(
-        self,
-        device: torch.device,
-        row: Sequence[int],
-        result: Sequence[int] | None = None,
-        dtype: torch.dtype = _DTYPE,
-    ) -> None:
+    def __init__(self, device: torch.device, width: int) -> None:
         self._device = device
         rows = self.per_key * self.keys[-1]
-        self._input = torch.empty(rows, *row, dtype=dtype, device=device)
-        self._result = torch.empty(rows, *(result or row), dtype=dtype, device=device)
+        self._input = torch.empty(rows, width, dtype=_DTYPE, device=device)
+        self._result = torch.empty_like(self._input)
 
     def fill(self, key: int, seed: int) -> None:
         generator = torch.Generator(self._input.device).manual_seed(seed)
@@ -75,7 +62,7 @@ class WeightStreaming(Rows):
     def __init__(
         self, device: torch.device, layers: int = 8, hidden: int = 1024, intermediate: int = 4096
     ) -> None:
-        super().__init__(device, (hidden,))
+        super().__init__(device, hidden)
         self._copy = torch.cuda.Stream(device)
         generator = torch.Generator().manual_seed(0)
 
@@ -119,7 +106,7 @@ class Branches(Rows):
     name = "branches"
 
     def __init__(self, device: torch.device, layers: int = 8, width: int = 1024) -> None:
-        super().__init__(device, (width,))
+        super().__init__(device, width)
         self._side = torch.cuda.Stream(device)
         generator = torch.Generator(device).manual_seed(0)
         wide, narrow = 4 * width, 3 * width // 2

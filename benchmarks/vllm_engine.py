@@ -36,11 +36,22 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from _command import add_some, device, new_parser, number, positive, write_report
+from _apart import run_apart
+from _command import (
+    add_common,
+    add_some,
+    new_parser,
+    number,
+    positive,
+    resume,
+    verdict,
+    write_report,
+)
 from _engine import REQUESTS, Row, judge
-from _team import WorkerError, median, median_ratio, ratio, run_apart
+from _team import median, median_ratio, ratio
 
 from cudagraph_pool._table import format_table
+from cudagraph_pool._worker_process import WorkerError
 
 MODELS = ("1b", "8b")
 MODES = ("v1-default", "v1-FULL", "v1-FULL_DECODE_ONLY", "v1-PIECEWISE", "v2-default")
@@ -49,6 +60,19 @@ ALL_REDUCES = ("custom", "nccl")
 GROUP = ("model", "parallel", "mode", "all_reduce")
 KEY = (*GROUP, "allocator", "round")
 BASE = ("stock", "custom")
+_MIB = 1 / (1 << 20)
+FIGURES = (
+    ("captures", 1, ".0f"),
+    ("captures_of_ours", 1, ".0f"),
+    ("pool", _MIB, ",.0f"),
+    ("device", _MIB, ",.0f"),
+    ("estimate", _MIB, ",.0f"),
+    ("kv_tokens", 1, ",.0f"),
+    ("capture_seconds", 1, ".2f"),
+    ("tokens_per_second", 1, ",.0f"),
+)
+# These stand beside stock's too.
+COMPARED = ("device", "kv_tokens", "capture_seconds", "tokens_per_second")
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engine and program are one process; workers are not
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # tokens are not sampled
@@ -59,43 +83,36 @@ _ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
 }
-_MIB = 1 / (1 << 20)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
-    lacks = missing(max(options.parallel))
-    if lacks is not None:
-        print(f"vllm_engine.py: {lacks}", file=sys.stderr)
-        return 2
-    settings = {**(device() or {}), "calls": options.calls, "tokens": options.tokens}
-    rows = _rows_of(options.output, settings)
-    for run in _runs(options):
-        if not any(all(row[key] == run[key] for key in KEY) for row in rows):
-            rows.append({**run, **_measure(run, options)})
-            write_report({**settings, "rows": rows}, options.output)
-    problems = [f"{_title(row)}: {row['error']}" for row in rows if "error" in row]
-    rows = [row for row in rows if "error" not in row]
-    if rows:
-        print(table(rows))
-    problems += judge(rows, lambda row: " ".join(str(row[key]) for key in GROUP))
-    print(*problems, sep="\n")
-    return 1 if problems else 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
     add_some(parser, "--models", MODELS)
     add_some(parser, "--modes", MODES)
     add_some(parser, "--allocators", REQUESTS)
     add_some(parser, "--all-reduces", ALL_REDUCES)
     parser.add_argument("--parallel", nargs="+", type=positive, default=[1], help="GPUs of a run")
-    parser.add_argument("--rounds", type=positive, default=5, help="processes of each row")
     parser.add_argument("--calls", type=positive, default=5, help="that a process times")
     parser.add_argument("--tokens", type=positive, default=128, help="of each of 64 prompts")
-    parser.add_argument("--timeout", type=positive, default=300, help="seconds of one run")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON")
-    return parser
+    add_common(parser, rounds=5, timeout=300)
+    options = parser.parse_args(argv)
+    lacks = missing(max(options.parallel))
+    if lacks is not None:
+        print(f"vllm_engine.py: {lacks}", file=sys.stderr)
+        return 2
+    report = resume(options.output, calls=options.calls, tokens=options.tokens)
+    # What failed before is run again.
+    report["rows"] = rows = [row for row in report["rows"] if "error" not in row]
+    for run in _runs(options):
+        if not any(all(row[key] == run[key] for key in KEY) for row in rows):
+            rows.append({**run, **_measure(run, options)})
+            write_report(report, options.output)
+    problems = [f"{_title(row)}: {row['error']}" for row in rows if "error" in row]
+    rows = [row for row in rows if "error" not in row]
+    if rows:
+        print(table(rows))
+    problems += judge(rows, lambda row: " ".join(str(row[key]) for key in GROUP))
+    return verdict(problems)
 
 
 def missing(gpus: int) -> str | None:
@@ -109,17 +126,6 @@ def missing(gpus: int) -> str | None:
 
     found = torch.cuda.device_count()
     return None if found >= gpus else f"{gpus} GPUs are wanted, {found} found"
-
-
-def _rows_of(path: Path, settings: Row) -> list[Row]:
-    """What an earlier call measured with these settings; what failed then is run again."""
-    if not path.exists():
-        return []
-    report = json.loads(path.read_text())
-    rows = report.pop("rows")
-    if report != settings:
-        raise SystemExit(f"{path} is of {report}, this is {settings}: name another --output")
-    return [row for row in rows if "error" not in row]
 
 
 def _runs(options: argparse.Namespace) -> Iterator[Row]:
@@ -146,10 +152,9 @@ def _measure(run: Row, options: argparse.Namespace) -> Row:
     }
     print(f"{_title(run)} round {run['round']}", file=sys.stderr)
     try:
-        found, errors = run_apart([str(script), json.dumps(asked)], environment, options.timeout)
+        return run_apart([str(script), json.dumps(asked)], environment, options.timeout)
     except WorkerError as error:
         return {"error": str(error)}
-    return {**found, "log": [line for line in errors.splitlines() if "cudagraph_pool" in line]}
 
 
 def _title(row: Row) -> str:
@@ -169,25 +174,14 @@ def table(rows: Sequence[Row]) -> str:
         peers = [row for row in rows if all(row[key] == first[key] for key in GROUP[:3])]
         stock = [row for row in peers if (row["allocator"], row["all_reduce"]) == BASE]
         ours = [row for row in peers if row["all_reduce"] == first["all_reduce"] and row["minimum"]]
-        cells.append(
-            [
-                *(str(first[key]) for key in (*GROUP, "allocator")),
-                number(_of(own, "captures"), 1, ".0f"),
-                number(_of(own, "captures_of_ours"), 1, ".0f"),
-                number(_of(own, "pool"), _MIB, ",.0f"),
-                number(ratio(_of(own, "pool"), _of(ours, "minimum")), 1, ".3f"),
-                number(_of(own, "device"), _MIB, ",.0f"),
-                _beside(own, stock, "device"),
-                number(_of(own, "estimate"), _MIB, ",.0f"),
-                number(_of(own, "kv_tokens"), 1, ",.0f"),
-                _beside(own, stock, "kv_tokens"),
-                number(_of(own, "capture_seconds"), 1, ".2f"),
-                _beside(own, stock, "capture_seconds"),
-                number(_of(own, "tokens_per_second"), 1, ",.0f"),
-                _beside(own, stock, "tokens_per_second"),
-                first["digest"],
-            ]
-        )
+        line = [str(first[key]) for key in (*GROUP, "allocator")]
+        for key, scale, form in FIGURES:
+            line.append(number(_of(own, key), scale, form))
+            if key == "pool":
+                line.append(number(ratio(_of(own, "pool"), _of(ours, "minimum")), 1, ".3f"))
+            elif key in COMPARED:
+                line.append(_beside(own, stock, key))
+        cells.append([*line, first["digest"]])
     return format_table(cells, left_columns=(0, 2, 3, 4), width=sys.maxsize)
 
 

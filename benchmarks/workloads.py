@@ -1,5 +1,5 @@
-"""What is captured: by const_memory.py, each of whose workloads repeats what one of the recorded
-traces captured, by two_streams.py and by shared_execs.py.
+"""What is captured by const_memory.py and by shared_execs.py. Each workload that const_memory.py
+measures by default repeats what one of the recorded traces captured.
 """
 
 from __future__ import annotations
@@ -7,10 +7,10 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
-from held_out import KEPT, MODELS, HeldOut
+from _models import GPT2, text
+from library_models import KEPT, MODELS, LibraryModel
 from torch import Tensor, nn
 from two_stream_models import Branches, Rows, WeightStreaming, linears
 
@@ -22,9 +22,6 @@ from cudagraph_pool._workloads import (
     randomize,
     rms_norm,
 )
-
-if TYPE_CHECKING:
-    from transformers import GPT2Config
 
 # The batch sizes that vLLM captures by default.
 VLLM_BATCH_SIZES = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]
@@ -44,7 +41,7 @@ class GatedMlp(Rows):
         self._gate = linears(layers, hidden, intermediate, device, generator)
         self._up = linears(layers, hidden, intermediate, device, generator)
         self._down = linears(layers, intermediate, hidden, device, generator)
-        super().__init__(device, (hidden,))
+        super().__init__(device, hidden)
 
     @torch.no_grad()
     def step(self, key: int) -> None:
@@ -58,38 +55,9 @@ class GatedMlp(Rows):
         self.outputs(key)[0].copy_(x)
 
 
-class ResNet50(Rows):
-    """torchvision's ResNet-50, inference in float16."""
-
-    name = "resnet50"
-    per_key = 1
-    keys = range(1, 65)
-
-    def __init__(self, device: torch.device) -> None:
-        from torchvision.models import resnet50
-
-        torch.manual_seed(0)
-        with torch.device(device):
-            self._model = resnet50(weights=None).half().eval()
-        super().__init__(device, (3, 224, 224), result=(1000,), dtype=torch.float16)
-
-    @torch.no_grad()
-    def step(self, key: int) -> None:
-        self.outputs(key)[0].copy_(self._model(self.given(key)))
-
-
-def gpt2_config(layers: int = 6) -> GPT2Config:
-    """Of a GPT-2 that is trained: without what is random."""
-    from transformers import GPT2Config
-
-    return GPT2Config(
-        n_layer=layers,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        resid_pdrop=0.0,
-        use_cache=False,
-        attn_implementation="sdpa",
-    )
+def new_gpt2() -> nn.Module:
+    """One of six layers that is trained."""
+    return text("GPT2LMHeadModel", **GPT2, n_layer=6, attn_implementation="sdpa").train()
 
 
 class Gpt2Training(Workload):
@@ -102,9 +70,9 @@ class Gpt2Training(Workload):
     name = "gpt2"
     keys = range(64, 513, 64)
 
-    def __init__(self, device: torch.device, layers: int = 6, batch: int = 8) -> None:
-        from transformers import GPT2LMHeadModel
+    _batch = 8
 
+    def __init__(self, device: torch.device) -> None:
         # Attention's default backward adds up in whatever order its blocks finish. What is to be
         # compared bit for bit must not. Filling fresh memory, which this mode does besides, would
         # hide what graphs leave to each other.
@@ -113,15 +81,13 @@ class Gpt2Training(Workload):
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False
         torch.manual_seed(0)
-        config = gpt2_config(layers)
         with torch.device(device):
-            self._model = GPT2LMHeadModel(config).train()
-        self._batch = batch
-        self._vocabulary = config.vocab_size
+            self._model = new_gpt2()
+        self._vocabulary = self._model.config.vocab_size
         self._parameters = list(self._model.parameters())
         for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
-        self._tokens = torch.zeros(batch * self.keys[-1], dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(self._batch * self.keys[-1], dtype=torch.int64, device=device)
         self._loss = torch.zeros((), device=device)
 
     def fill(self, key: int, seed: int) -> None:
@@ -152,13 +118,7 @@ class Gpt2Training(Workload):
 
 
 LLAMA = DecoderShape(
-    layers=8,
-    hidden=2048,
-    heads=16,
-    kv_heads=8,
-    intermediate=8192,
-    vocabulary=32_000,
-    context=128,
+    layers=8, hidden=2048, heads=16, kv_heads=8, intermediate=8192, vocabulary=32_000, context=128
 )
 
 
@@ -228,13 +188,12 @@ WORKLOADS: dict[str, Callable[[torch.device], Workload]] = {
     "seed": SeedScript,
     "mlp": GatedMlp,
     "llama": llama,
-    "resnet50": ResNet50,
     "gpt2": Gpt2Training,
     "streaming": WeightStreaming,
     "branches": Branches,
     "deep": DeepDecoder,
     **{
-        name: functools.partial(HeldOut, name=name)
+        name: functools.partial(LibraryModel, name=name)
         for model in MODELS
         for name in (model, model + KEPT)
     },

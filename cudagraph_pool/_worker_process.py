@@ -1,4 +1,4 @@
-"""Processes of this package that measure something apart, and answer."""
+"""Processes that measure something apart, and answer."""
 
 from __future__ import annotations
 
@@ -11,35 +11,53 @@ from pathlib import Path
 from typing import Any
 
 
-def ask(
-    module: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
-) -> Any | str:
-    """What a module of this package, run with arguments, prints as its last line, which is JSON; or
-    a text that says what went wrong.
+class WorkerError(Exception):
+    """A process failed or did not answer in time.
+
+    Attributes:
+        stderr: All that it printed there.
+    """
+
+    def __init__(self, message: str, stderr: str = "") -> None:
+        super().__init__(message)
+        self.stderr = stderr
+
+
+def run_python(
+    arguments: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
+) -> Any:
+    """Runs Python with these arguments; returns what it prints as its last line, which is JSON.
+    Raises WorkerError.
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", *module],
-            env=_environment_for(environment),
+            [sys.executable, *arguments],
+            env=environment,
             capture_output=True,
             text=True,
             timeout=seconds,
         )
-    except subprocess.TimeoutExpired:
-        return f"no answer in {seconds} s"
+    except subprocess.TimeoutExpired as late:
+        said = (late.stderr or b"").decode(errors="replace")
+        raise WorkerError(f"no answer in {seconds} s", said) from None
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
-        return failure(done.returncode, done.stderr)
+        words = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        last = words[-1] if words else ""
+        raise WorkerError(f"the process ended with code {done.returncode}: {last}", done.stderr)
     return json.loads(lines[-1])
 
 
-def _environment_for(environment: Mapping[str, str]) -> dict[str, str]:
-    """With the package that this process runs, not one that lies in the current folder."""
+def ask(
+    module: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
+) -> Any | str:
+    """What a module of this package, run with arguments, answers; or a text that says what went
+    wrong.
+    """
+    # The package that this process runs, not one that lies in the current folder.
     paths = [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]
-    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-def failure(code: int, errors: str) -> str:
-    """What a process that ended without an answer said last."""
-    words = [line.strip() for line in errors.splitlines() if line.strip()]
-    return f"the process ended with code {code}: {words[-1] if words else ''}"
+    environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    try:
+        return run_python(["-P", "-m", *module], environment, seconds)
+    except WorkerError as error:
+        return str(error)

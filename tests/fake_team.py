@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import _command
 import _team
 import pytest
 
@@ -21,7 +22,7 @@ def faked(benchmark: ModuleType, worker: str, folder: Path, monkeypatch: pytest.
     path, output = folder / "_worker.py", folder / "results.json"
     path.write_text(worker)
     monkeypatch.setattr(_team, "WORKER", path)
-    monkeypatch.setattr(benchmark, "device", lambda: {"gpu": "a GPU", "torch": "2.11"})
+    monkeypatch.setattr(_command, "device", lambda: {"gpu": "a GPU", "torch": "2.11"})
 
     def run(trouble: str, *arguments: str) -> tuple[int, dict[str, Any]]:
         monkeypatch.setenv("TROUBLE", trouble)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import io
 import json
 import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import _apart
 import _command
-import _row
-import _team
 import _worker
 import const_memory
-import graph_runner
 import pytest
 import readme_table
 import trace_to_text
+from _apart import run_apart
 from fake_team import faked
 
 from cudagraph_pool._trace import minimum_bytes, read_trace
+from cudagraph_pool._worker_process import WorkerError
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.json.gz"))
 Capture = pytest.CaptureFixture[str]
@@ -30,8 +32,9 @@ Capture = pytest.CaptureFixture[str]
 # Stands in for _worker.py: answers every command, or fails as the environment says.
 FAKE_WORKER = """
 import json, os, sys, time
-allocator = sys.argv[sys.argv.index("--allocator") + 1]
+allocator = sys.argv[1]
 trouble, _, where = os.environ.get("TROUBLE", "").partition("@")
+reserved = 6 if trouble == "large" and where == allocator else 8 if allocator == "stock" else 4
 def graph(key):
     equal = not (trouble == "wrong" and where == allocator and key == 3)
     return {"equal": equal, "digest": None if equal else "x", "repeatable": True}
@@ -50,7 +53,7 @@ for line in sys.stdin:
     result = {
         "prepare": [1, 2, 3],
         "capture": {"seconds": 2.0 if allocator == "ours" else 1.0,
-                    "reserved_bytes": (8 if allocator == "stock" else 4) << 20, "device_bytes": 0,
+                    "reserved_bytes": reserved << 20, "device_bytes": 0,
                     "driver_seconds": 0.5 if allocator == "ours" else None},
         "replay": 0.1, "minimum_bytes": 4 << 20,
         "compare": {str(key): graph(key) for key in request.get("order", [])},
@@ -77,7 +80,7 @@ def test_row(measure: Any, capsys: Capture) -> None:
     assert list(rows) == ["stock", "expandable", "ours"]
     ours = rows["ours"]
     assert (ours["ratio"], rows["stock"]["ratio"]) == (1.0, 2.0)
-    assert (ours["capture_vs_stock"], ours["driver_share"]) == (2.0, 0.25)
+    assert (ours["capture_vs_stock"], ours["driver_seconds"]) == (2.0, 0.5)
     assert (ours["captures"], ours["replay_rounds"]) == (7, 7)
     assert ours["replay_vs_stock"] == 1.0
     assert ours["outputs"]["equal_to_eager"] == 3
@@ -147,25 +150,25 @@ def graph(equal: bool, digest: str | None = None, repeatable: bool = True) -> di
     ],
 )
 def test_judge(own: dict[str, Any], stock: dict[str, Any], verdict: str) -> None:
-    found = _row.judge_outputs({"5": own}, {"5": stock})
+    found = const_memory.judge_outputs({"5": own}, {"5": stock})
     assert found[verdict] in (1, [5])
     assert sum(value if isinstance(value, int) else len(value) for value in found.values()) == 1
 
 
 def test_orders() -> None:
     keys = [3, 1, 2]
-    assert _row.order_keys(keys, "asc", 0) == [1, 2, 3]
-    assert _row.order_keys(keys, "desc", 0) == [3, 2, 1]
+    assert const_memory.order_keys(keys, "asc", 0) == [1, 2, 3]
+    assert const_memory.order_keys(keys, "desc", 0) == [3, 2, 1]
     many = list(range(100))
-    shuffled = _row.order_keys(many, "shuffled", 1)
+    shuffled = const_memory.order_keys(many, "shuffled", 1)
     assert sorted(shuffled) == many
-    assert shuffled == _row.order_keys(many[::-1], "shuffled", 1)
-    assert shuffled != _row.order_keys(many, "shuffled", 2)
+    assert shuffled == const_memory.order_keys(many[::-1], "shuffled", 1)
+    assert shuffled != const_memory.order_keys(many, "shuffled", 2)
 
 
 NEED_A_GPU = (
     "combinations const_memory continuous_batching footprint graph_runner layer_graphs "
-    "multi_stream shared_execs two_streams"
+    "multi_stream shared_execs"
 ).split()
 
 
@@ -173,15 +176,18 @@ NEED_A_GPU = (
 def test_needs_a_gpu(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
 ) -> None:
-    script = importlib.import_module(name)
-    monkeypatch.setattr(script, "device", lambda: None)
-    assert script.main(["--output", str(tmp_path / "x.json")]) == 2
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", [f"benchmarks/{name}.py"])
+    with pytest.raises(SystemExit) as caught:
+        importlib.import_module(name).main(["--output", str(tmp_path / "x.json")])
+    assert caught.value.code == 2
     assert f"{name}.py: no CUDA device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("multi_stream", "8x10000-a0.3-f0.3"), ("two_streams", "streaming,branches")],
+    [("multi_stream", "8x10000-a0.3-f0.3"), ("const_memory", "two-streams")],
 )
 def test_help(name: str, words: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -198,6 +204,8 @@ class Captured:
 class Captures:
     """Stands in for what a process captures."""
 
+    workload = argparse.Namespace(keys=range(4, 9, 4))
+
     def capture(self, order: list[int]) -> Captured:
         return Captured(len(order) / 2)
 
@@ -207,29 +215,20 @@ class Captures:
         return {key: Captured(key) for key in order}
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> _worker.Server:
-    server = _worker.Server.__new__(_worker.Server)  # without torch
-    server._captures = Captures()
-    return server
-
-
-def test_a_worker_answers_what_its_captures_say(
-    server: _worker.Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_answers_what_its_captures_say(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [
-        {"command": "imported"},
+        {"command": "prepare"},
         {"command": "capture", "order": [1, 2, 3]},
         {"command": "compare", "order": [2]},
         {"command": "compare", "order": []},
-        {"command": "imported"},
+        {"command": "capture", "order": [1]},
     ]
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     answers = io.StringIO()
-    assert _worker.serve(answers, lambda: server) == 1
+    assert _worker.serve(answers, Captures) == 1
     assert [json.loads(line) for line in answers.getvalue().splitlines()] == [
-        {"result": None},
+        {"result": [4, 8]},
         {"result": {"seconds": 1.5}},
         {"result": {"2": {"seconds": 2}}},
         {"error": "ValueError: nothing to compare"},
@@ -284,22 +283,25 @@ def test_each_kind_of_worker_is_there(kind: str, name: str) -> None:
 def test_first_captures_of_a_runner_are_a_median(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("torch")
+    import graph_runner
+
     apart = iter([(52, 1.5, 3), (20, 0.7, 6), (52, 1.6, 3), (20, 0.1, 8), (52, 9, 3), (22, 0.2, 6)])
 
-    def answer(arguments: list[str], _: object) -> tuple[dict[str, Any], str]:
-        if "turns" in arguments:
+    def answer(script: str, model: str, way: str, calls: int) -> dict[str, Any]:
+        if way == "turns":
             times = dict.fromkeys(("capture", "call", "idle", "step"), 1.0)
-            return dict.fromkeys(graph_runner.WAYS, times), ""
+            return dict.fromkeys(graph_runner.WAYS, times)
         memory, first, largest = next(apart)
-        return {"memory": memory, "first": first, "largest": largest}, ""
+        return {"memory": memory, "first": first, "largest": largest}
 
-    monkeypatch.setattr(graph_runner, "device", lambda: {"gpu": "none"})
-    monkeypatch.setattr(graph_runner, "run_apart", answer)
+    monkeypatch.setattr(_command, "device", lambda: {"gpu": "none"})
+    monkeypatch.setattr(graph_runner, "measure_apart", answer)
     path = tmp_path / "report.json"
     assert graph_runner.main(["--models", "mlp", "--output", str(path)]) == 0
     report = json.loads(path.read_text())
     (row,) = report["rows"]
-    assert report["rounds"] == 3
+    assert report["options"]["rounds"] == 3
     assert [row["ours"][name] for name in ("memory", "first", "largest")] == [22, 0.2, 8]
     assert [row["stock"][name] for name in ("memory", "first", "largest")] == [52, 1.6, 3]
 
@@ -316,42 +318,63 @@ def test_each_workload_that_may_be_asked_for_is_there() -> None:
     pytest.importorskip("torch")
     from workloads import WORKLOADS
 
-    assert {*const_memory.WORKLOADS, *const_memory.HELD_OUT} <= WORKLOADS.keys()
+    asked = {*const_memory.WORKLOADS, *const_memory.HELD_OUT, *readme_table.TWO_STREAMS}
+    assert asked <= WORKLOADS.keys()
 
 
-def test_a_held_out_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its results are those of its size, and stay where they are."""
     torch = pytest.importorskip("torch")
-    import held_out
+    import library_models
 
-    made = held_out.Made(lambda x: 2 * x, torch.zeros(2, 8), dim=1)
-    monkeypatch.setitem(held_out.MODELS, "twice", (lambda sizes: made, [4, 8]))
-    workload = held_out.HeldOut(torch.device("cpu"), "twice-kept")
+    double = library_models.Model(
+        torch.nn.Identity, lambda size: torch.zeros(size, 3), [4, 8], run=lambda model, x: 2 * x
+    )
+    monkeypatch.setitem(library_models.MODELS, "twice", double)
+    workload = library_models.LibraryModel(torch.device("cpu"), "twice-kept")
     for key in (8, 4):
         workload.fill(key, seed=key)
         workload.step(key)
     (large,), (small,) = workload.outputs(8), workload.outputs(4)
-    assert large.shape == (2, 8)
-    assert torch.equal(small, 2 * made.input[:, :4])
+    assert large.shape == (8, 3)
+    assert torch.equal(small, 2 * workload._given[:4])
     workload.clear(4)
     workload.step(4)
     assert workload.outputs(4)[0] is small
-    assert torch.equal(small, 2 * made.input[:, :4])
+    assert torch.equal(small, 2 * workload._given[:4])
 
 
 def test_a_process_that_runs_to_its_end(capsys: Capture) -> None:
     program = "import sys; print('warning'); print('said', file=sys.stderr); print('{\"a\": 1}')"
-    assert _team.run_apart(["-c", program], os.environ) == ({"a": 1}, "said\n")
-    with pytest.raises(_team.WorkerError, match=r"^ended with code 1: no memory$"):
-        _team.run_apart(["-c", "import sys; sys.exit('no memory')"], os.environ)
+    assert run_apart(["-c", program], os.environ) == {"a": 1}
+    with pytest.raises(WorkerError, match=r"^the process ended with code 1: no memory$"):
+        run_apart(["-c", "import sys; sys.exit('no memory')"], os.environ)
     assert "no memory" in capsys.readouterr().err
-    with pytest.raises(_team.WorkerError, match=r"^no answer in 1 s; killed$"):
-        _team.run_apart(["-c", "import time; time.sleep(60)"], os.environ, 1)
+    with pytest.raises(WorkerError, match=r"^no answer in 1 s$"):
+        run_apart(["-c", "import time; time.sleep(60)"], os.environ, 1)
+
+
+def test_a_script_that_measures_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "from _apart import run_script\n"
+        "def measure(*arguments):\n"
+        "    os.system('echo from a library')\n"
+        "    return {'given': arguments, 'pool': os.environ['CUDAGRAPH_POOL']}\n"
+        "sys.exit(run_script(lambda: 3, measure))\n"
+    )
+    paths = [str(Path(_apart.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    found = _apart.measure_apart(str(script), "a", 2, CUDAGRAPH_POOL="1")
+    assert found == {"given": ["a", 2], "pool": "1"}
+    assert subprocess.run([sys.executable, script]).returncode == 3
 
 
 @pytest.mark.parametrize(
     ("name", "page"),
     [
+        ("combinations", "docs/combinations.md"),
         ("const_memory", "docs/performance.md"),
         ("footprint", "docs/footprint.md"),
         ("graph_runner", "docs/performance.md"),
@@ -371,7 +394,7 @@ def test_pages_have_the_tables_of_what_was_measured(name: str, page: str) -> Non
         assert "\n".join(readme_table.short_table(report)) in (root / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["combinations", "layer_graphs", "vllm_engine"])
+@pytest.mark.parametrize("name", ["layer_graphs", "vllm_engine"])
 def test_reports_without_a_table(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -383,11 +406,11 @@ def test_reports_without_a_table(
 
 def test_reports_have_a_line_for_each_row(tmp_path: Path) -> None:
     row = {"name": "r", "figures": [1.5, None, "ü\n"] * 30}
-    report = {"options": {"seed": 0}, "rows": [row] * 4, "of": {"a": [row] * 4, "b": []}}
+    report = {"options": {"seed": 0}, "rows": [row] * 4, "of": {"a": row, "b": []}, "empty": []}
     path = tmp_path / "report.json"
     _command.write_report(report, path)
     assert json.loads(path.read_text()) == report
     lines = path.read_text().splitlines()
-    assert lines[1:4] == [' "options": {"seed": 0},', ' "rows": [', f"  {json.dumps(row)},"]
-    assert len(lines) == 2 + 1 + 6 + 9
+    assert lines[1:6] == ['"options": {', '"seed": 0', "},", '"rows": [', f"{json.dumps(row)},"]
+    assert len(lines) == 2 + 3 + 6 + 4 + 1
     assert list(tmp_path.iterdir()) == [path]

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import _command
 import footprint
 import pytest
 from footprint import judge
@@ -159,7 +160,7 @@ def test_a_second_call_runs_what_the_first_lacks(
         return "out of memory" if ran[-1] == failing else Footprint(300, 320, 0, 60)
 
     monkeypatch.setattr(footprint, "measure_apart", measure_apart)
-    monkeypatch.setattr(footprint, "device", lambda: {"torch": "2.11.0", "gpu": "H100"})
+    monkeypatch.setattr(_command, "device", lambda: {"torch": "2.11.0", "gpu": "H100"})
     monkeypatch.setattr(footprint, "_most_at_a_time", lambda jobs: jobs)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     report = tmp_path / "report.json"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import layer_graphs
 import pytest
 
+pytest.importorskip("torch")
+import layer_graphs
 
-def run(**figures: Any) -> dict[str, Any]:
+
+def run(way: str, allocator: str, **figures: Any) -> dict[str, Any]:
     return {
+        "way": way,
+        "allocator": allocator,
         "captures": 4,
         "captures_of_ours": 4,
         "pool": 100,
@@ -30,15 +34,6 @@ def run(**figures: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_a_failure(figures: dict[str, Any], problems: list[str]) -> None:
-    eager = layer_graphs.merge(("eager", "stock"), [run(captures=0, captures_of_ours=0)])
-    shared = layer_graphs.merge(("unnamed", "shared"), [run(**figures)])
+    eager = run("eager", "stock", captures=0, captures_of_ours=0)
+    shared = run("unnamed", "shared", **figures)
     assert layer_graphs.judge([eager, shared]) == problems
-
-
-def test_runs_of_a_way_are_merged() -> None:
-    runs = [
-        run(step_seconds=seconds, pool=100 * seconds, digest=f"d{seconds}") for seconds in (1, 5, 2)
-    ]
-    merged = layer_graphs.merge(("each", "stock"), runs)
-    assert (merged["step_seconds"], merged["pool"], merged["captures"]) == (2, 500, 4)
-    assert layer_graphs.judge([merged]) == ["each, stock: other gradients than eager's"]

@@ -27,8 +27,8 @@ class Model(torch.nn.Module):  # type: ignore[misc]  # as mypy sees it
         return self.narrow(self.wide(x))
 
 
-def new_input(size: int, device: str) -> torch.Tensor:
-    return torch.zeros(size, 512, dtype=torch.bfloat16, device=device)
+def new_input(size: int) -> torch.Tensor:
+    return torch.zeros(size, 512, dtype=torch.bfloat16)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,12 @@ def test_forward_passes(tmp_path: Path) -> None:
 
 
 def test_results_that_are_kept_and_sizes_of_ones_own(tmp_path: Path) -> None:
-    assert model_traces.main(["tiny", "--kept", "--sizes", "512", "--output", str(tmp_path)]) == 0
+    assert (
+        model_traces.main(
+            ["--models", "tiny", "--kept", "--sizes", "512", "--output", str(tmp_path)]
+        )
+        == 0
+    )
     (graph,) = read_trace(tmp_path / "tiny_kept.json.gz").graphs
     assert graph.key == 512
     assert graph.events[-1] == Event(0, 0, 0), "the first product alone is freed"
@@ -66,5 +71,5 @@ def test_a_training_step_keeps_what_its_backward_pass_needs(tmp_path: Path) -> N
 
 def test_unknown_models(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
-        model_traces.main(["huge", "--output", str(tmp_path)])
-    assert "there is no model huge" in capsys.readouterr().err
+        model_traces.main(["--models", "huge", "--output", str(tmp_path)])
+    assert "invalid choice: 'huge'" in capsys.readouterr().err

@@ -204,7 +204,7 @@ def programs(on_the_cpu: list[FakeStream]) -> Make:
     small = {"smallest": 512, "largest": 8192}
 
     def make(*configurations: Configuration) -> StreamPrograms:
-        made = [(replace(configuration, **small), 5) for configuration in configurations]
+        made = [generate(replace(configuration, **small), 5) for configuration in configurations]
         return StreamPrograms(torch.device("cpu"), made)
 
     return make

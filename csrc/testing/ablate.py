@@ -43,8 +43,6 @@ than 64 MiB are left out, but not of several streams, nor in the column *above t
 of the made-up and worst traces take more than 1.01 of what the same pool takes without prediction,
 and a page.
 
-What handles of other sizes cost and save is drawn in [frontier.svg](frontier.svg).
-
 | without the rule | | mappings | reserved ÷ minimum: mean | 99th percentile | worst \
 | held out: mappings | mean | worst | made up: mean | worst | above the bound \
 | several streams: mappings | mean | worst |

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytest
-from _graph_shape import GraphShape, shape_of
 from stream_oracle import Piece, sharing, taken_too_early
-from stream_programs import Configuration
+from stream_programs import Configuration, generate
 
 import cudagraph_pool as cgp
 
+from .graph_shape import GraphShape, shape_of
 from .work import adapter, torch
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ class Programs:
             delay_cycles=60_000,
         )
         device = torch.device("cuda", torch.cuda.current_device())
-        self.work = StreamPrograms(device, [(made, seed + number) for number in range(count)])
+        programs = [generate(made, seed + number) for number in range(count)]
+        self.work = StreamPrograms(device, programs)
         self.keys = range(count)
         # torch hands out 32 streams in turn: those of one object differ.
         self.stream = torch.cuda.Stream()

@@ -1,0 +1,128 @@
+"""Models of libraries, with random weights, as const_memory.py captures them. But for ResNet-50,
+nothing here was tuned on them.
+
+A name that ends with ``-kept`` keeps each size's output in the pool, as a program does that reads
+it later; else it is given back when it was copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from _models import BERT, images, segmentation, text, timm, tokens, vision
+from torch import Tensor, nn
+
+from cudagraph_pool._workloads import Workload
+
+KEPT = "-kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is captured.
+
+    Attributes:
+        input: Makes its argument of a size: images, or texts, which are of integers.
+        run: Calls it.
+        trains: Whether that needs gradients.
+    """
+
+    make: Callable[[], nn.Module]
+    input: Callable[[int], Tensor]
+    sizes: Sequence[int]
+    dtype: torch.dtype = torch.float16
+    run: Callable[[nn.Module, Tensor], Tensor] = lambda model, given: model(given)
+    trains: bool = False
+
+
+def _t5(model: nn.Module, given: Tensor) -> Tensor:
+    output: Tensor = model(input_ids=given, decoder_input_ids=given).last_hidden_state
+    return output
+
+
+def _gradients(model: nn.Module, given: Tensor) -> Tensor:
+    loss = model(given).float().square().mean()
+    norms = torch._foreach_norm(torch.autograd.grad(loss, list(model.parameters())))
+    return torch.stack([loss.detach(), *norms])
+
+
+MODELS = {
+    "resnet50": Model(partial(vision, "resnet50"), images(224, torch.float16), range(1, 65)),
+    "bert": Model(
+        partial(text, "BertModel", {"add_pooling_layer": False}, **BERT),
+        tokens(16),
+        (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512),
+        run=lambda model, given: model(input_ids=given).last_hidden_state,
+    ),
+    "fcn_resnet50": Model(
+        partial(segmentation, "fcn_resnet50"),
+        images(520, torch.float16),
+        range(1, 9),
+        run=lambda model, given: model(given)["out"],
+    ),
+    "swin_t": Model(partial(vision, "swin_t"), images(224, torch.float16), range(2, 33, 2)),
+    "t5": Model(
+        partial(text, "T5Model", dropout_rate=0.0, num_decoder_layers=6, use_cache=False),
+        tokens(8),
+        range(32, 513, 32),
+        dtype=torch.bfloat16,
+        run=_t5,
+    ),
+    "efficientnet_b0": Model(
+        partial(timm, "efficientnet_b0"), images(224, torch.float16), range(2, 65, 2)
+    ),
+    "vit_b_16_training": Model(
+        partial(vision, "vit_b_16"),
+        images(224),
+        range(4, 33, 4),
+        dtype=torch.bfloat16,
+        run=_gradients,
+        trains=True,
+    ),
+}
+
+
+class LibraryModel(Workload):
+    """One of them."""
+
+    def __init__(self, device: torch.device, name: str) -> None:
+        self.name = name
+        self._made = made = MODELS[name.removesuffix(KEPT)]
+        self.keys = made.sizes
+        torch.manual_seed(0)
+        with torch.device(device):
+            self._model = made.make().to(made.dtype).train(made.trains)
+            self._given = made.input(max(made.sizes))
+        self._keeps = name.endswith(KEPT)
+        self._kept: dict[int, Tensor] = {}
+        self._results: dict[int, Tensor] = {}
+
+    def fill(self, key: int, seed: int) -> None:
+        given = self._input(key)
+        generator = torch.Generator(given.device).manual_seed(seed)
+        if given.is_floating_point():
+            given.normal_(generator=generator)
+        else:
+            given.random_(0, self._model.config.vocab_size, generator=generator)
+
+    def step(self, key: int) -> None:
+        with torch.set_grad_enabled(self._made.trains):
+            output = self._made.run(self._model, self._input(key))
+        if key not in self._results:  # in the warm-up
+            self._results[key] = torch.empty_like(output)
+        self._results[key].copy_(output)
+        if self._keeps and output.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._kept[key] = output
+
+    def forget_captures(self) -> None:
+        self._kept.clear()
+
+    def outputs(self, key: int) -> list[Tensor]:
+        return [self._results[key]]
+
+    def _input(self, key: int) -> Tensor:
+        """As many images as the size, or texts as long."""
+        return self._given.narrow(0 if self._given.is_floating_point() else 1, 0, key)
