@@ -139,6 +139,8 @@ class PoolSet {
     return new_peak_.load(std::memory_order_relaxed) &&
            new_peak_.exchange(false, std::memory_order_acq_rel);
   }
+  // As if one had.
+  void NoteNewPeak() { new_peak_.store(true, std::memory_order_release); }
   void ResetPeaks();
   void ResetTraffic();
 

@@ -166,5 +166,76 @@ INSTANTIATE_TEST_SUITE_P(Scopes, EntryFaultsTest, ::testing::ValuesIn(EntriesOfS
 INSTANTIATE_TEST_SUITE_P(Others, EntryFaultsTest, ::testing::ValuesIn(OtherEntries()),
                          [](const auto& entry) { return entry.param.name; });
 
+class AfterAFaultTest : public ::testing::Test {
+ protected:
+  void SetUp() override { World::device_of_entry = fake_cuda::NextDevice(); }
+};
+
+TEST_F(AfterAFaultTest, APeakIsNotLost) {
+  bool failed = true;
+  for (int64_t number = 1; failed; ++number) {
+    World w;
+    w.Begin(kId);
+    auto& of_base = w.base.stats.allocated_bytes[0];
+    of_base.current = of_base.peak = 100 * kPage;
+    w.allocator.resetPeakStats(w.device);
+    faults::Arm(Kind::kBase, number);
+    try {
+      w.allocator.allocate(5 * kPage).clear();
+    } catch (const std::exception&) {  // the block is given up
+    }
+    failed = faults::Disarm();
+    w.allocator.allocate(5 * kPage).clear();
+    of_base.current = 10 * kPage;  // its own peak stays
+    const auto stats = w.allocator.getDeviceStats(w.device);
+    EXPECT_GE(stats.allocated_bytes[0].peak, static_cast<int64_t>(105 * kPage)) << number;
+    w.End(kId);
+    w.Release(kId);
+  }
+}
+
+TEST_F(AfterAFaultTest, AFractionThatCouldNotBeSetLeavesTheBasesOwn) {
+  World w;
+  w.base.fraction = 0.5;  // before enable()
+  w.allocator.RegisterPool(w.device, {0, 1});
+  for (int64_t number = 1; number <= 4; ++number) {
+    faults::Arm(Kind::kBase, number);
+    bool threw = false;
+    try {
+      w.allocator.setMemoryFraction(0.25, w.device);
+    } catch (const std::exception&) {
+      threw = true;
+    }
+    if (!faults::Disarm()) break;
+    EXPECT_EQ(w.allocator.getMemoryFraction(w.device), threw ? 0.5 : 0.25) << number;
+    w.allocator.setMemoryFraction(0.5, w.device);
+  }
+  w.allocator.UnregisterPool(w.device, {0, 1});
+}
+
+TEST_F(AfterAFaultTest, WhereNothingCanBeLentMemoryHasRunOut) {
+  bool failed = true;
+  for (int64_t number = 1; failed; ++number) {
+    World w;
+    w.allocator.createOrIncrefPool(w.device, kId);
+    w.allocator.setUseOnOOM(w.device, kId, true);
+    w.BeginEager(kId);
+    w.allocator.allocate(3 * kPage).clear();
+    w.EndEager(kId);
+    w.Release(kId);
+    w.base.largest = 1000;
+    faults::Arm(Kind::kDriver, number);
+    try {
+      w.allocator.allocate(3 * kPage).clear();
+    } catch (const c10::OutOfMemoryError&) {  // as torch has it
+    }
+    failed = faults::Disarm();
+    w.base.largest = ~size_t{0};
+    w.allocator.setUseOnOOM(w.device, kId, false);
+    w.Release(kId);
+    w.allocator.emptyCache();
+  }
+}
+
 }  // namespace
 }  // namespace cgp

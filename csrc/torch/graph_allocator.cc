@@ -117,7 +117,11 @@ auto GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream, const A
   } catch (const c10::OutOfMemoryError&) {
     if (target) throw;
     const DeviceIndex device = CurrentDevice();
-    if (const auto lent = Lend(bytes, ask_stream(device))) return To<Memory>(*lent, device);
+    try {
+      if (const auto lent = Lend(bytes, ask_stream(device))) return To<Memory>(*lent, device);
+    } catch (
+        const DriverError&) {  // NOLINT(bugprone-empty-catch): that memory ran out is to be known
+    }
     throw;
   }
 }
@@ -213,7 +217,12 @@ void GraphAllocator::Announce(DevicePools& pools, PoolId id, const Block& block,
     if (noted) {
       callbacks.Run([&] { Note(History::Action::FREE_REQUESTED, pools.device(), id, block); });
     }
-    pools.set().Free(block.address);
+    const auto free = [&] { pools.set().Free(block.address); };
+    try {
+      free();
+    } catch (...) {  // what failed is tried once more, as in FreeMemory()
+      free();
+    }
     if (reported) callbacks.Run([&] { ReportToProfiler(pools, base_, block.address, -bytes); });
     throw;
   }

@@ -45,11 +45,12 @@ double GraphAllocator::getMemoryFraction(DeviceIndex device) {
 }
 
 void GraphAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
+  DevicePools* const pools = DevicePools::Find(device);
+  if (pools != nullptr) LimitOurs(*pools);    // asks what is in force, to go back to
   base_.setMemoryFraction(fraction, device);  // refuses what is no fraction or no device
   Share& share = shares_.at(static_cast<size_t>(device));
   const double before = share.fraction.exchange(fraction);
   ++share.settings;
-  DevicePools* const pools = DevicePools::Find(device);
   Undo setting([&] {
     share.fraction.store(before);
     ++share.settings;

@@ -55,7 +55,13 @@ class MergedStats {
   void BaseGrew(Base& base) { Add(base, &Stat::peak); }
   // To be called after our pools have allocated.
   void OursGrew(Base& base) {
-    if (set_.TakeNewPeak()) Add(base, &Stat::current);
+    if (!set_.TakeNewPeak()) return;
+    try {
+      Add(base, &Stat::current);
+    } catch (...) {
+      set_.NoteNewPeak();  // for the next time
+      throw;
+    }
   }
 
   // What torch counts as num_alloc_retries and num_ooms.
