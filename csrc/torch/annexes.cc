@@ -46,16 +46,23 @@ void Annexes::End(c10::DeviceIndex device, PoolId pool) {
 }
 
 void Annexes::Release(c10::DeviceIndex device, PoolId pool) {
-  Annex annex;
-  {
+  // A user at a time, so that an error leaves to the next call what is left.
+  while (const std::optional<c10::MempoolId_t> id = ForgetUnlessUsed({device, pool})) {
+    base_.releasePool(device, *id);
     const std::lock_guard lock(mutex_);
-    const auto found = annexes_.find({device, pool});
-    if (found == annexes_.end()) return;
-    annex = found->second;
-    if (annex.used->load(std::memory_order_relaxed)) past_owners_[annex.id] = NameOf(pool);
-    annexes_.erase(found);
+    --annexes_.at({device, pool}).users;
   }
-  for (int user = 0; user < annex.users; ++user) base_.releasePool(device, annex.id);
+}
+
+std::optional<c10::MempoolId_t> Annexes::ForgetUnlessUsed(const Key& key) {
+  const std::lock_guard lock(mutex_);
+  const auto found = annexes_.find(key);
+  if (found == annexes_.end()) return std::nullopt;
+  const Annex& annex = found->second;
+  if (annex.users > 0) return annex.id;
+  if (annex.used->load(std::memory_order_relaxed)) past_owners_[annex.id] = NameOf(key.second);
+  annexes_.erase(found);
+  return std::nullopt;
 }
 
 std::optional<c10::MempoolId_t> Annexes::Find(c10::DeviceIndex device, PoolId pool) const {

@@ -40,7 +40,8 @@ class Annexes {
   // calls. If the base throws nothing has changed.
   void Begin(c10::DeviceIndex device, PoolId pool);
   void End(c10::DeviceIndex device, PoolId pool);
-  // The pool has no users left: nor has its annex, if it has one. pre: no scope of it is open.
+  // The pool has no users left: nor has its annex, if it has one. If the base throws, another call
+  // goes on where this one ended. pre: no scope of it is open.
   void Release(c10::DeviceIndex device, PoolId pool);
 
   // What the base calls the pool's annex, if anything may have been allocated there.
@@ -62,6 +63,8 @@ class Annexes {
   using Key = std::pair<c10::DeviceIndex, PoolId>;
 
   Annex FindOrMake(const Key& key);
+  // What the base calls it while that counts users of it. pre: mutex_ is not held.
+  std::optional<c10::MempoolId_t> ForgetUnlessUsed(const Key& key);
   // Which pool each annex belongs to.
   std::map<c10::MempoolId_t, c10::MempoolId_t> Owners() const;
 

@@ -237,5 +237,48 @@ TEST_F(AfterAFaultTest, WhereNothingCanBeLentMemoryHasRunOut) {
   }
 }
 
+TEST_F(AfterAFaultTest, WhatACheckpointOfTheBaseBroughtBackIsNotFreed) {
+  for (const Kind kind : {Kind::kDriver, Kind::kBase, Kind::kMemory}) {
+    bool failed = true;
+    for (int64_t number = 1; failed; ++number) {
+      World w;
+      w.Begin(kId);
+      w.blocks.push_back(w.allocator.allocate(3 * kPage));
+      w.blocks.push_back(w.base.allocate(1000));  // asked of the base: it lies in the annex
+      void* const annexed = w.blocks.back().get();
+      w.End(kId);
+      w.checkpoint = w.allocator.getCheckpointState(w.device, kId);
+      faults::Arm(kind, number);
+      try {
+        auto delta = w.allocator.setCheckpointPoolState(w.device, w.checkpoint);
+        const faults::Within spared;
+        for (DataPtr& data : delta.dataptrs_allocd) data.release_context();
+      } catch (const std::exception&) {  // whoever has the block keeps it
+      }
+      failed = faults::Disarm();
+      EXPECT_TRUE(FakeBaseAllocator::live.contains(annexed)) << number;
+      w.blocks.clear();
+      w.Release(kId);
+    }
+  }
+}
+
+TEST_F(AfterAFaultTest, AnAnnexHasNoUsersLeft) {
+  bool failed = true;
+  for (int64_t number = 1; failed; ++number) {
+    World w;
+    Captured(w);
+    w.blocks.clear();
+    w.allocator.raw_delete(std::exchange(w.raw, nullptr));
+    CapturedNothing(w);
+    w.Release(kId);
+    faults::Arm(Kind::kBase, number);
+    w.Release(kId);
+    failed = faults::Disarm();
+    w.allocator.emptyCache();
+    for (const auto& [id, users] : w.base.users) EXPECT_EQ(users, 0) << number;
+  }
+}
+
 }  // namespace
 }  // namespace cgp

@@ -72,7 +72,10 @@ class GraphAllocator final : public CUDAAllocator {
   // nothing needs this allocator to be the installed one, `uninstall` runs before any scope can
   // begin: no scope is open, and no device ever had pools (whose part in the statistics' peaks only
   // we know).
-  void TakeCaptures() { takes_captures_.store(true, std::memory_order_release); }
+  void TakeCaptures() {
+    taken_out_ = false;
+    takes_captures_.store(true, std::memory_order_release);
+  }
   void StopTakingCaptures(const std::function<void()>& uninstall);
   bool takes_captures() const { return takes_captures_.load(std::memory_order_acquire); }
   // Whether captures that name no pool share one, from now on.
@@ -320,6 +323,8 @@ class GraphAllocator final : public CUDAAllocator {
 
   CUDAAllocator& base_;
   std::atomic<bool> takes_captures_{true};
+  std::atomic<bool> taken_out_{
+      false};  // torch asks the base: StopTakingCaptures() has uninstalled us
   std::atomic<bool> shares_captures_{false};
   std::atomic<bool> takes_mempools_{true};
   std::atomic<uint64_t> captures_of_ours_{0};

@@ -73,11 +73,16 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   // throws then leaves ours as it was.
   cca::CheckpointDelta delta;
   if (ours->annex) delta = base_.setCheckpointPoolState(device, ours->of_annex);
+  // What goes wrong now may not free what the caller's tensors still have.
+  Undo disown([&] {
+    for (c10::DataPtr& data : delta.dataptrs_allocd) data.release_context();
+  });
   const uint64_t live = AsTorchErrors([&] { return pools.set().Stats(ours->id); }).live_blocks;
   delta.ptrs_freed.reserve(delta.ptrs_freed.size() + live);
   delta.dataptrs_allocd.reserve(delta.dataptrs_allocd.size() + ours->checkpoint.blocks.size());
   const RestoreDelta restored =
       AsTorchErrors([&] { return pools.set().Restore(ours->id, ours->checkpoint); });
+  disown.Keep();
   // The caller has to know what was restored, whatever others say of it.
   WithWarnings("the statistics", [&] { pools.stats().OursGrew(base_); });
   if (history_.active()) {

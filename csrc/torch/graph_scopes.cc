@@ -12,6 +12,18 @@
 namespace cgp {
 namespace {
 
+// What the base throws is tried once more, and said: torch was not asking for it.
+template <typename Tell>
+void TellBase(const char* what, const Tell& tell) {
+  bool told = false;
+  for (int attempt = 0; attempt < 2 && !told; ++attempt) {
+    WithWarnings(what, [&] {
+      tell();
+      told = true;
+    });
+  }
+}
+
 // The pools of `device` if the pool is one of them, else nullptr.
 DevicePools* PoolsWith(PoolId pool, DeviceIndex device) {
   DevicePools* const pools = DevicePools::Find(device);
@@ -85,18 +97,13 @@ void GraphAllocator::ReleaseUnused(DevicePools& pools, PoolId id) {
   if (UsersOf(pools, id) == 0) ReleaseKeptFor(pools, id);
   if (pools.set().UseCount(id) > 0) return;
   mempools_.erase({pools.device(), id});
-  WithWarnings("the allocator below it, told that a pool's graphs are gone,",
-               [&] { annexes_.Release(pools.device(), id); });
+  TellBase("the allocator below it, told that a pool's graphs are gone,",
+           [&] { annexes_.Release(pools.device(), id); });
 }
 
 void GraphAllocator::EndAnnexScope(DevicePools& pools, PoolId id) {
-  bool ended = false;
-  for (int attempt = 0; attempt < 2 && !ended; ++attempt) {
-    WithWarnings("the allocator below it, told that a capture is over,", [&] {
-      annexes_.End(pools.device(), id);
-      ended = true;
-    });
-  }
+  TellBase("the allocator below it, told that a capture is over,",
+           [&] { annexes_.End(pools.device(), id); });
   ReleaseUnused(pools, id);
 }
 
@@ -114,6 +121,8 @@ void GraphAllocator::ForgetBasesDeadTrees() {
 void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
   const History::Telling telling(history_);
   std::unique_lock lock(scopes_mutex_);
+  // Torch asked us before we were taken out, and will ask the base for the end.
+  if (taken_out_) return base_.beginAllocateToPool(device, id, std::move(filter));
   const cudaStream_t stream = CurrentStream(device);
   routes_.AwaitOthers(stream, lock);
   TakeAsFailed(stream);
@@ -301,7 +310,9 @@ void GraphAllocator::StopTakingCaptures(const std::function<void()>& uninstall) 
   const std::lock_guard lock(scopes_mutex_);
   const bool idle = !routes_.active() && DevicePools::All().empty();
   takes_captures_.store(false, std::memory_order_release);
-  if (idle) uninstall();
+  if (!idle) return;
+  uninstall();
+  taken_out_ = true;
 }
 
 }  // namespace cgp

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -57,6 +58,23 @@ TEST_F(InstallTest, AFailedCaptureDoesNotKeepItIn) {
   failed.Fail();
   Disable();
   EXPECT_FALSE(IsEnabled());
+}
+
+// As another thread's that has asked which allocator there is before it is taken out, which it is as
+// long as there are no pools: in a process of its own.
+TEST_F(InstallTest, ACaptureThatBeginsTooLateIsTheBases) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto begin_too_late = [&] {
+    Enable({});
+    CUDAAllocator& asked = *Installed().load();
+    Disable();
+    if (Installed().load() != &base_) return 2;
+    asked.beginAllocateToPool(device_, id_, [](cudaStream_t s) { return ActiveCapture(s) == 7; });
+    base_.endAllocateToPool(device_, id_);
+    base_.releasePool(device_, id_);
+    return allocator_.capturing() ? 1 : 0;
+  };
+  EXPECT_EXIT(std::_Exit(begin_too_late()), ::testing::ExitedWithCode(0), "");
 }
 
 // A capture begins as ours or as the base's, and is so to its end.
