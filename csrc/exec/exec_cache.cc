@@ -71,8 +71,12 @@ void ExecCache::GiveBack(GraphNumber graph, const Launch& launch) {
   const std::lock_guard lock(mutex_);
   Exec& exec = execs_.at(table_.HolderOf(graph).value());
   CGP_CHECK(!exec.lent.empty());
-  std::shared_ptr<Run> run = std::move(exec.lent.back());
-  exec.lent.pop_back();
+  // Lent to several threads it comes back in any order. Those of one stream are alike.
+  const auto of_stream = std::ranges::find(
+      exec.lent, launch.stream, [](const std::shared_ptr<Run>& one) { return one->stream; });
+  const auto lent = of_stream != exec.lent.end() ? of_stream : exec.lent.begin();
+  std::shared_ptr<Run> run = std::move(*lent);
+  exec.lent.erase(lent);
   if (!run->captured) NoteLaunch(exec, std::move(run), launch);
 }
 

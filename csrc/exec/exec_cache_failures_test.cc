@@ -1,13 +1,19 @@
-// What is left of an ExecCache when a driver's calls fail: all of it, and nothing else.
+// What is left of an ExecCache when a driver's calls fail, or memory ends: all of it, and nothing else.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <new>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "exec/exec_cache_fixture.h"
+#include "testing/allocation_faults.h"
 
 namespace cgp {
 namespace {
+
+using ::testing::Contains;
 
 // Uses of a cache that are so many that each call of the drivers is made. Where one fails it is made
 // again. Returns how many failed.
@@ -154,6 +160,146 @@ TEST_F(ExecCacheTest, AStreamThatCouldNotBeMarkedIsNotNamedLater) {
     EXPECT_NE(call, DriverCall::kRecordEvent) << "the stream may be gone";
     EXPECT_NE(call, DriverCall::kCapture) << "the stream may be gone";
   }
+}
+
+TEST_F(ExecCacheTest, AnAddThatFailsForLackOfMemoryLeavesItsKindToTheNext) {
+  bool fired = true;
+  for (uint64_t number = 1; fired; ++number) {
+    cache_.reset();
+    MakeCache(2);
+    Add(Graph{10}, "one");
+    book_.SetKind(Graph{20}, "two", /*shareable=*/true);
+    const AllocationFault fault(number);
+    try {
+      cache_->Add(Graph{20});
+    } catch (const std::bad_alloc&) {
+      EXPECT_EQ(book_.living(), 1u) << "allocation " << number;
+      Add(Graph{21}, "two");
+      EXPECT_EQ(book_.living(), 2u) << "it was taken for one of the other kind: " << number;
+    }
+    fired = fault.fired();
+  }
+}
+
+TEST_F(ExecCacheTest, AFailedUpdateWithoutMemoryForItsErrorIsNeverLent) {
+  MakeCache(1);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  Launch(first, kA);
+  for (uint64_t number = 1;; ++number) {
+    Launch(first, kA);
+    book_.ForgetChanges();
+    book_.Arm({.only = GraphBook::Call::kUpdate});
+    bool fired = true;
+    try {
+      const AllocationFault fault(number);
+      try {
+        cache_->Lend(second, kA);
+      } catch (...) {
+        fired = fault.fired();
+        throw;
+      }
+    } catch (const std::exception& e) {
+    }
+    book_.Disarm();
+    Launch(first, kA);
+    if (HasFailure()) {
+      ADD_FAILURE() << number;
+      break;
+    }
+    if (!fired) break;
+  }
+}
+
+TEST_F(ExecCacheTest, RemoveNeedsNoMemory) {
+  MakeCache(2);
+  const GraphNumber first = Add(Graph{10});
+  Launch(first, kA);
+  {
+    const AllocationFault fault(1, true);
+    EXPECT_NO_THROW(cache_->Remove(first)) << "SharedGraph's destructor calls it";
+  }
+}
+
+TEST_F(ExecCacheTest, AddWithoutAnyMemoryLeavesNothing) {
+  for (uint64_t number = 1;; ++number) {
+    MakeCache(2);
+    const GraphNumber first = Add(Graph{10});
+    const GraphNumber second = Add(Graph{11});
+    Launch(first, kA);
+    Remove(first);  // its executable is kept for the second
+    book_.SetKind(Graph{12}, "like");
+    bool threw = false;
+    std::optional<GraphNumber> added;
+    {
+      const AllocationFault fault(number, true);
+      try {
+        added = cache_->Add(Graph{12});
+      } catch (const std::bad_alloc&) {
+        threw = true;
+      }
+    }
+    if (added) cache_->Remove(*added);
+    Remove(second);
+    EXPECT_EQ(book_.living(), 0U) << "an executable of a kind without graphs, allocation "
+                                  << number;
+    if (!threw || HasFailure()) break;
+  }
+}
+
+TEST_F(ExecCacheTest, ALaunchThatIsGivenBackWithoutMemoryIsKnown) {
+  MakeCache(1);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  cache_->Lend(first, kA);
+  {
+    const AllocationFault fault(1);
+    try {
+      cache_->GiveBack(first, {.stream = kA, .stream_lasts = true});
+    } catch (const std::bad_alloc&) {  // it is given back all the same
+    }
+  }
+  Launch(second, kA);
+  Launch(first, kC);
+  EXPECT_THAT(host_.waits(), Contains(kCForA)) << "both launches of it may run at once";
+}
+
+TEST_F(ExecCacheTest, ALaunchThatIsGivenBackWithoutMemoryHoldsItsExecutable) {
+  MakeCache(1);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const GraphExec exec = cache_->Lend(first, kA);
+  {
+    const AllocationFault fault(1);
+    try {
+      cache_->GiveBack(first, {.stream = kA, .stream_lasts = true});
+    } catch (const std::bad_alloc&) {  // it is given back all the same
+    }
+  }
+  EXPECT_NE(Launch(second, kB), exec) << "it runs on another stream";
+}
+
+TEST_F(ExecCacheTest, ACapturedLaunchWhoseCaptureIsUnknownHidesNothing) {
+  MakeCache(1);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  Launch(first, kA);
+  const CaptureId capture = host_.graphs().Begin(kB);
+  cache_->Lend(first, kB);
+  events_.Arm({.only = DriverCall::kCapture});
+  try {
+    GiveBack(first, kB);
+  } catch (const DriverError&) {
+  }
+  events_.Disarm();
+  host_.graphs().End(capture);
+  Launch(second, kA);
+  host_.CompleteEvents(kB);
+  Launch(first, kC);
+  EXPECT_THAT(host_.waits(), Contains(kCForA));
 }
 
 }  // namespace

@@ -33,7 +33,6 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 
 constexpr HostDriver::Wait kBForA{kB, kA};
-constexpr HostDriver::Wait kCForA{kC, kA};
 
 class ExecCacheOrderTest : public ExecCacheTest {
  protected:
@@ -170,6 +169,18 @@ TEST_F(ExecCacheOrderTest, ACapturedLaunchDoesNotHideThatOfTheSameExecutable) {
   EXPECT_EQ(Launch(other_, kA), exec);
   Launch(graph_, kC);
   EXPECT_THAT(host_.waits(), ElementsAre(kCForA));
+}
+
+TEST_F(ExecCacheOrderTest, WhatSeveralThreadsWereLentComesBackInAnyOrder) {
+  MakeTwo();
+  Launch(graph_, kC);
+  const GraphExec exec = cache_->Lend(graph_, kA);
+  const CaptureId capture = host_.graphs().Begin(kB);
+  cache_->Lend(graph_, kB);
+  GiveBack(graph_, kA);
+  GiveBack(graph_, kB);
+  host_.graphs().End(capture);
+  EXPECT_NE(Launch(other_, kB), exec) << "it runs on the first stream";
 }
 
 TEST_F(ExecCacheOrderTest, WhatACaptureKeptFromBeingMarkedIsMarkedLater) {
