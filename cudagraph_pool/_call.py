@@ -138,13 +138,13 @@ class Named(NamedTuple):
 def name_tensors(function: Callable[..., Any], call: Call) -> list[Named]:
     """What the tensors of a call are called."""
     args, kwargs = call.structure.join(call.leaves)
-    names = [*_positional_names(parameters_of(function), len(args)), *call.structure.keywords]
+    keywords = ((name, name) for name in call.structure.keywords)
+    names = [*_positional_names(parameters_of(function), len(args)), *keywords]
     values = [*args, *(kwargs[name] for name in call.structure.keywords)]
     named = []
-    for name, value in zip(names, values, strict=True):
+    for (parameter, name), value in zip(names, values, strict=True):
         for path, leaf in flatten_named(value):
             if isinstance(leaf, Tensor):
-                parameter = name.partition("[")[0]  # of `*args` too
                 named.append(Named(parameter, name + path))
     return named
 
@@ -157,9 +157,12 @@ def flatten_named(tree: Any) -> list[tuple[str, Any]]:
         return [(f"[{n}]", leaf) for n, leaf in enumerate(pytree.tree_leaves(tree))]
 
 
-def _positional_names(parameters: Sequence[inspect.Parameter], count: int) -> list[str]:
-    """A parameter `*args` gives args[0], args[1], ..., as does what has no signature."""
+def _positional_names(parameters: Sequence[inspect.Parameter], count: int) -> list[tuple[str, str]]:
+    """The parameter of each, and its own name: a parameter `*args` gives args[0], args[1], ..., as
+    does what has no signature.
+    """
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [parameter.name for parameter in parameters if parameter.kind in by_position][:count]
     rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "args")
-    return names + [f"{rest}[{n}]" for n in range(count - len(names))]
+    more = [(rest, f"{rest}[{n}]") for n in range(count - len(names))]
+    return [(name, name) for name in names] + more

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -130,7 +130,7 @@ class Program:
         assert self._statics is not None
         assert self._cuts is not None
         statics = self._statics.at(bucket)
-        before_it = [static.tensor._version for static in statics]
+        versions = _versions(statics)
         args, kwargs = call.arguments([static.tensor for static in statics])
         captured, after = capture(
             self._captures,
@@ -141,7 +141,7 @@ class Program:
             lambda places, outputs: self._gradients_at(places, outputs, bucket),
             self._trains,
         )
-        self._refuse_changes([s.tensor._version for s in statics], before_it)
+        self._refuse_changes(map(operator.ne, _versions(statics), versions))
         self._cuts.check(describe(pytree.tree_unflatten(captured.leaves, captured.tree)), bucket)
         captured.eager = self._eager.get(bucket)
         self.captured[bucket] = captured
@@ -177,7 +177,7 @@ class Program:
         """
         statics = self._fill(call, size, at)
         held = [static.bytes().clone() for static in statics] if thoroughly else []
-        before = [static.tensor._version for static in statics]
+        versions = _versions(statics)
         args, kwargs = call.arguments([static.tensor for static in statics])
 
         def work() -> Any:
@@ -188,16 +188,16 @@ class Program:
             return result
 
         result, span = self._captures.warm_up(work, times)
-        self._refuse_changes([static.tensor._version for static in statics], before)
+        self._refuse_changes(map(operator.ne, _versions(statics), versions))
         if thoroughly:
-            same = [torch.equal(s.bytes(), h) for s, h in zip(statics, held, strict=True)]
-            self._refuse_changes(same, [True] * len(same))
+            pairs = zip(statics, held, strict=True)
+            self._refuse_changes(not torch.equal(now.bytes(), was) for now, was in pairs)
         return result, span
 
-    def _refuse_changes(self, now: Sequence[int], before: Sequence[int]) -> None:
-        """Raises ValueError if what stands for an input's content is not what it was."""
-        for given, is_, was in zip(self._inputs, now, before, strict=True):
-            if is_ != was:
+    def _refuse_changes(self, changed: Iterable[bool]) -> None:
+        """Raises ValueError if an input was changed."""
+        for given, is_changed in zip(self._inputs, changed, strict=True):
+            if is_changed:
                 raise ValueError(
                     f"the function changes {given.name.path} in place: a graph would change the "
                     "copy that it reads, and not what a call passes. Change a copy, and return it"
@@ -241,6 +241,11 @@ class Program:
         path = f"the gradient of output {place}"
         dims = self._cuts.dims(place, self._buckets.axes)
         return Input.of(Named(path, path), output.detach(), dims, pad=0)
+
+
+def _versions(statics: Sequence[Static]) -> list[int]:
+    """How often autograd has seen each change."""
+    return [static.tensor._version for static in statics]
 
 
 class Plan:
@@ -352,8 +357,8 @@ class Plan:
                 raise RuntimeError(
                     f"an output of call {number}, {self._what}, or a parameter, a buffer or "
                     "another tensor that the function reads was changed in place or replaced "
-                    "before the backward pass, which reads it: change it after that, or an output "
-                    "with clone_outputs=True to the GraphRunner"
+                    "before the backward pass, which reads it: change it after that. Outputs of a "
+                    "GraphRunner with clone_outputs=True may be changed at once"
                 )
             self._captures.order(self.captured)
             undefined = {place for place in backward.gradients_of if gradients[place] is None}
@@ -486,7 +491,7 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _neighbours(size: Size, buckets: Buckets) -> list[list[Size]]:
-    """For each axis sizes that differs along it only, the best first; none where no call is ever
+    """For each axis sizes that differ along it only, the best first; none where no call is ever
     padded.
 
     The smallest there is, since what a function does for one row only shows there; then the

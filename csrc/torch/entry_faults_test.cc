@@ -217,22 +217,14 @@ TEST_F(AfterAFaultTest, WhereNothingCanBeLentMemoryHasRunOut) {
   bool failed = true;
   for (int64_t number = 1; failed; ++number) {
     World w;
-    w.allocator.createOrIncrefPool(w.device, kId);
-    w.allocator.setUseOnOOM(w.device, kId, true);
-    w.BeginEager(kId);
-    w.allocator.allocate(3 * kPage).clear();
-    w.EndEager(kId);
-    w.Release(kId);
-    w.base.largest = 1000;
+    MakeLender(w);
     faults::Arm(Kind::kDriver, number);
     try {
       w.allocator.allocate(3 * kPage).clear();
     } catch (const c10::OutOfMemoryError&) {  // as torch has it
     }
     failed = faults::Disarm();
-    w.base.largest = ~size_t{0};
-    w.allocator.setUseOnOOM(w.device, kId, false);
-    w.Release(kId);
+    ReleaseLender(w);
     w.allocator.emptyCache();
   }
 }

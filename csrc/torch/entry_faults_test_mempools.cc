@@ -8,22 +8,6 @@ namespace cgp {
 namespace {
 
 void Make(World& w) { w.allocator.createOrIncrefPool(w.device, kId); }
-void MakeLender(World& w) {
-  Make(w);
-  w.allocator.setUseOnOOM(w.device, kId, true);
-  w.BeginEager(kId);
-  w.allocator.allocate(3 * kPage).clear();
-  w.EndEager(kId);
-  w.Release(kId);
-  w.base.largest = 1000;
-}
-void ReleaseLender(World& w) {
-  w.base.largest = ~size_t{0};
-  if (w.raw != nullptr) w.allocator.raw_delete(std::exchange(w.raw, nullptr));
-  w.blocks.clear();
-  w.allocator.setUseOnOOM(w.device, kId, false);
-  w.Release(kId);
-}
 void EndOuter(World& w) {
   w.End(kOther);
   w.Release(kOther);

@@ -121,6 +121,24 @@ inline void UseNested(World& w) {
 }
 inline void ReleaseOne(World& w) { w.Release(kId); }
 
+// A MemPool that lends what it holds to whoever the base has no memory for.
+inline void MakeLender(World& w) {
+  w.allocator.createOrIncrefPool(w.device, kId);
+  w.allocator.setUseOnOOM(w.device, kId, true);
+  w.BeginEager(kId);
+  w.allocator.allocate(3 * kPage).clear();
+  w.EndEager(kId);
+  w.Release(kId);
+  w.base.largest = 1000;
+}
+inline void ReleaseLender(World& w) {
+  w.base.largest = ~size_t{0};
+  if (w.raw != nullptr) w.allocator.raw_delete(std::exchange(w.raw, nullptr));
+  w.blocks.clear();
+  w.allocator.setUseOnOOM(w.device, kId, false);
+  w.Release(kId);
+}
+
 // The table: of blocks, of MemPools, of scopes and pools, and all others.
 std::vector<Entry> EntriesOfBlocks();
 std::vector<Entry> EntriesOfMemPools();

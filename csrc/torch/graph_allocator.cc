@@ -119,8 +119,7 @@ auto GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream, const A
     const DeviceIndex device = CurrentDevice();
     try {
       if (const auto lent = Lend(bytes, ask_stream(device))) return To<Memory>(*lent, device);
-    } catch (
-        const DriverError&) {  // NOLINT(bugprone-empty-catch): that memory ran out is to be known
+    } catch (const DriverError&) {  // NOLINT(bugprone-empty-catch): the first error is to be known
     }
     throw;
   }

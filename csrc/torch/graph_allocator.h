@@ -323,8 +323,8 @@ class GraphAllocator final : public CUDAAllocator {
 
   CUDAAllocator& base_;
   std::atomic<bool> takes_captures_{true};
-  std::atomic<bool> taken_out_{
-      false};  // torch asks the base: StopTakingCaptures() has uninstalled us
+  // Torch asks the base: StopTakingCaptures() has uninstalled us.
+  std::atomic<bool> taken_out_{false};
   std::atomic<bool> shares_captures_{false};
   std::atomic<bool> takes_mempools_{true};
   std::atomic<uint64_t> captures_of_ours_{0};

@@ -95,6 +95,13 @@ void AddHigherPeaks(const StatArray& part, StatArray& sum) {
   }
 }
 
+void MergedStats::OursGrew(Base& base) {
+  if (!set_.TakeNewPeak()) return;
+  Undo taken([&] { set_.NoteNewPeak(); });  // next time
+  Add(base, &Stat::current);
+  taken.Keep();
+}
+
 DeviceStats MergedStats::OfBase(Base& base) const {
   return IfSupported([&] { return base.getDeviceStats(device_); }).value_or(DeviceStats{});
 }

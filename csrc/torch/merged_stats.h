@@ -54,15 +54,7 @@ class MergedStats {
   // To be called before our pools change if the base grew.
   void BaseGrew(Base& base) { Add(base, &Stat::peak); }
   // To be called after our pools have allocated.
-  void OursGrew(Base& base) {
-    if (!set_.TakeNewPeak()) return;
-    try {
-      Add(base, &Stat::current);
-    } catch (...) {
-      set_.NoteNewPeak();  // for the next time
-      throw;
-    }
-  }
+  void OursGrew(Base& base);
 
   // What torch counts as num_alloc_retries and num_ooms.
   void CountRetry() { ++retries_; }

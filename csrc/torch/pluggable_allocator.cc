@@ -35,12 +35,11 @@ DevicePools& PluggableAllocator::Pools(c10::DeviceIndex device) {
 
 void PluggableAllocator::CycleEagerPool(DevicePools& pools) {
   if (ServesMemPools()) return;
-  const bool was_open = closed_.insert(pools.device()).second;
-  Undo closed([&] {
-    if (was_open) closed_.erase(pools.device());
-  });
-  if (was_open) pools.set().EndScope(kEagerPool);
-  closed.Keep();
+  if (const auto [closed, was_open] = closed_.insert(pools.device()); was_open) {
+    Undo still_open([&, entry = closed] { closed_.erase(entry); });
+    pools.set().EndScope(kEagerPool);
+    still_open.Keep();
+  }
   OpenEagerPool(pools);
 }
 

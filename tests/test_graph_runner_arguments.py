@@ -1,0 +1,222 @@
+"""What a GraphRunner takes, and which calls are alike, on graphs that the CPU records."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+try:
+    from cudagraph_pool._adapter import load_adapter
+
+    load_adapter()
+except ImportError as error:
+    pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
+
+import torch
+from cpu_captures import double, rows, runner, tree_equal
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
+
+from cudagraph_pool._call import take_apart
+
+
+def test_arguments_that_are_not_as_captured() -> None:
+    run = runner(lambda x, y: x + y)
+    run(rows(3), rows(3))
+    for x, y, said in (
+        (rows(3, dtype=torch.float64), rows(3), "x has dtype torch.float64, .* torch.float32"),
+        (rows(3, 7), rows(3, 7), r"x has the shape \(3, 7\), .* captured with \(any, 6\)"),
+        (rows(3)[None], rows(3), r"x has the shape \(1, 3, 6\)"),
+        (rows(3, device="meta"), rows(3), "x has device meta, but was captured with cpu"),
+        (rows(3), rows(2), "y along dimension 0 has 2, but x along dimension 0 has 3"),
+        (rows(0), rows(0), "x along dimension 0 has no elements"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            run(x, y)
+    assert run(rows(2), rows(2)).shape == (2, 6)
+
+
+def test_errors_name_the_argument() -> None:
+    def work(batch: dict[str, Any], *more: Tensor) -> Tensor:
+        return batch["ids"] + more[0]
+
+    run = runner(work)
+    run({"ids": rows(2)}, rows(2))
+    with pytest.raises(ValueError, match=r"batch\['ids'\] has the shape"):
+        run({"ids": rows(2, 9)}, rows(2))
+    with pytest.raises(ValueError, match=r"more\[0\] has the shape"):
+        run({"ids": rows(2)}, rows(2, 9))
+
+
+def test_what_cannot_be_a_key() -> None:
+    with pytest.raises(TypeError, match="an argument holds a bytearray, and what it"):
+        runner(lambda x, y: x)(rows(2), bytearray(b"1"))
+
+
+def test_arguments_that_may_change_while_they_stay_the_same() -> None:
+    class Batch:
+        scale = torch.ones(1)
+
+    with pytest.raises(TypeError, match="an argument holds a Batch, and what it stands for"):
+        runner(lambda x, batch: x * batch.scale)(rows(2), Batch())
+    run = runner(lambda x, s: x / s, sizes=[2])
+    x = rows(2)
+    for s in (0.0, -0.0, float("nan"), float("nan")):
+        assert torch.equal(run(x, s).nan_to_num(), (x / s).nan_to_num())
+    assert len(run.report()) == 3
+
+    jagged = torch.nested.nested_tensor([rows(2), rows(3)], layout=torch.jagged)
+    for x, layout in ((rows(3).to_sparse(), "Sparse"), (jagged, "Jagged")):
+        with pytest.raises(TypeError, match=f"with layout {layout}; a graph's must be strided"):
+            runner(double)(x)
+
+    class Tagged(torch.Tensor):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(TypeError, match="an argument is a Tagged; the function would be given"):
+        runner(double)(rows(2).as_subclass(Tagged))
+
+
+def test_calls_are_alike_if_their_tensors_names_and_modes_are() -> None:
+    chance = random.Random(0)
+    reader = load_adapter().CallReader("cpu", True)
+    shapes: dict[Any, bytes] = {}
+    calls: dict[Any, bytes] = {}
+    for _ in range(4000):
+        leaves = []
+        for _ in range(chance.randint(0, 2)):
+            shape = [chance.randint(1, 2) for _ in range(chance.randint(0, 3))]
+            dtype, device = chance.choice([torch.half, torch.float]), chance.choice(["cpu", "meta"])
+            x = torch.empty(shape, dtype=dtype, device=device).requires_grad_(chance.random() < 0.5)
+            leaves.append(x if chance.random() < 0.5 or x.dim() != 2 else x.t())
+        alike = tuple((x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in leaves)
+        call = take_apart(tuple(leaves), {}, True)
+        assert shapes.setdefault(alike, call.shapes) == call.shapes
+
+        names = chance.sample(["a", "b", "ab"], chance.randint(0, len(leaves)))
+        split = len(leaves) - len(names)
+        named = dict(zip(names, leaves[split:], strict=True))
+        grad, dtype = chance.random() < 0.5, chance.choice([None, torch.half, torch.bfloat16])
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, enabled=dtype is not None):
+            tensors, key = reader.read(tuple(leaves[:split]), named)
+        in_order = [*leaves[:split], *(named[name] for name in sorted(names))]
+        assert list(map(id, tensors)) == list(map(id, in_order))
+        alike = tuple((x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in in_order)
+        assert calls.setdefault((alike, tuple(sorted(names)), grad, dtype), key) == key
+    assert len({*shapes.values()}) == len(shapes) > 300
+    assert len({*calls.values()}) == len(calls) > 1000
+
+
+def test_what_a_reader_of_calls_leaves_to_others() -> None:
+    reader = load_adapter().CallReader("cpu", True)
+    x = rows(2)
+    assert reader.read((x,), {"y": x}) is not None
+    for other in (1, None, [x], x.to_sparse()):
+        assert reader.read((x, other), {}) is None
+        assert reader.read((x,), {"y": other}) is None
+    assert reader.read((), {"\ud800": x}) is None  # no name in UTF-8
+
+
+def test_the_order_of_keywords_that_a_function_sees() -> None:
+    run = runner(lambda **tensors: torch.cat(list(tensors.values()), 1))
+    a, b = rows(3, 1), rows(3, 1)
+    assert tree_equal(run(b=b, a=a), torch.cat([b, a], 1))
+    assert tree_equal(run(a=a, b=b), torch.cat([a, b], 1))
+
+
+def test_an_optional_argument_may_be_named() -> None:
+    def work(x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x if mask is None else x * mask[:, None]
+
+    run = runner(work, dim={"x": 0, "mask": 0}, pad={"mask": 1})
+    x, mask = rows(3), torch.ones(3)
+    assert tree_equal(run(x), x)
+    assert tree_equal(run(x, mask), x)
+
+
+def test_arguments_changed_in_place() -> None:
+    with pytest.raises(ValueError, match="the function changes x in place"):
+        runner(lambda x: x.add_(1))(rows(3))
+    with torch.inference_mode(), pytest.raises(ValueError, match="the function changes x"):
+        runner(lambda x: x[0].zero_() + x)(rows(3))
+    with pytest.raises(ValueError, match="the function changes x"):  # and autograd is not told
+        runner(lambda x: x.data.add_(1) * 2)(rows(3))
+
+
+def test_a_call_without_tensors() -> None:
+    with pytest.raises(ValueError, match="the call has no tensor argument"):
+        runner(double)(5)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.func
+def test_transforms_are_refused() -> None:
+    """Most would end in an error of torch's own; tangents would be lost."""
+    run = runner(lambda x: x * x)
+    x = torch.arange(3.0)
+    calls: list[Any] = [
+        lambda: torch.vmap(run)(torch.ones(2, 3)),
+        lambda: torch.func.grad(lambda y: run(y).sum())(x),
+        lambda: torch.func.jvp(run, (x,), (x,)),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="a graph has neither"):
+            call()
+    with forward_ad.dual_level():
+        with pytest.raises(RuntimeError, match="a graph has neither"):
+            run(forward_ad.make_dual(x, x))
+        assert tree_equal(run(x), x * x)
+        base = torch.zeros(3)
+        view = base.view(3)
+        base.copy_(forward_ad.make_dual(x, x))
+        with pytest.raises(RuntimeError, match="a graph has neither"):
+            run(view)
+
+
+def test_names_of_what_a_function_takes_more_of() -> None:
+    def add(x: Tensor, *more: Tensor, **named: Tensor) -> Tensor:
+        return more[0].sum() + 0 * x
+
+    x = torch.ones(3)
+    assert runner(add, pad={"more": 7})(x, x)[0] == 3 + 7
+    assert runner(add, pad={"more": 5, "more[0]": 7})(x, x)[0] == 3 + 7, "the finer name counts"
+    run = runner(add, dim={"x": 0, "more": 0})
+    for n in (3, 2):
+        assert run(torch.ones(n), torch.ones(n))[0] == n
+    with pytest.raises(ValueError, match=r"pad names \['named'\]"):
+        runner(add, pad={"named": 7})(x, x)
+    net = functools.partial(nn.Linear(6, 2))
+    assert runner(net, dim={"input": 0})(rows(3)).shape == (3, 2)
+
+
+class Scaled:
+    def __init__(self, x: Tensor, scale: Any) -> None:
+        self.x, self.scale = x, scale
+
+
+pytree.register_pytree_node(
+    Scaled, lambda node: ([node.x], node.scale), lambda held, scale: Scaled(next(iter(held)), scale)
+)
+
+
+def test_what_nodes_know_beside_their_tensors() -> None:
+    """Of nodes that do not name what they hold, too."""
+    run = runner(lambda node: node.x * (100 if node.scale is True else node.scale))
+    for scale, result in ((1, 1), (True, 100), (1.0, 1), (2, 2)):
+        assert run(Scaled(torch.ones(3, 2), scale))[0, 0] == result
+    with pytest.raises(TypeError, match="an argument holds a Linear, and what it stands for may"):
+        run(Scaled(torch.ones(3, 2), [nn.Linear(1, 1)]))
+
+
+def test_a_class_of_tensors_that_comes_later() -> None:
+    class Tagged(torch.Tensor):  # type: ignore[misc]
+        pass
+
+    run = runner(lambda x, n: x * n)
+    run(rows(2), 2)
+    with pytest.raises(TypeError, match="an argument is a Tagged"):
+        run(rows(2).as_subclass(Tagged), 2)
