@@ -223,8 +223,9 @@ class StaticInputs:
         self, inputs: Sequence[Input], device: torch.device, sizes: Sequence[Size]
     ) -> None:
         self._device = device
+        largest = [max(sizes)] if len(sizes[0]) == 1 else sizes  # of one axis one holds all
         self._buffers = [
-            Buffer.of(given, max(math.prod(given.shape_at(size)) for size in sizes), device)
+            Buffer.of(given, max(math.prod(given.shape_at(size)) for size in largest), device)
             for given in inputs
         ]
         self._views: dict[Size, list[Static]] = {}
