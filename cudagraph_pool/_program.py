@@ -494,15 +494,15 @@ def _neighbours(size: Size, buckets: Buckets) -> list[list[Size]]:
     """For each axis sizes that differ along it only, the best first; none where no call is ever
     padded.
 
-    The smallest there is, since what a function does for one row only shows there; then the
-    smallest that is listed, for a function that cannot run at others.
+    The smallest there is, since what a function does for one row only shows there; then, for a
+    function that cannot run at it, the smallest that is listed, and where none is, half of it.
     """
     listed = buckets.listed()
     found: list[list[Size]] = []
     for axis, extent in enumerate(size):
         before, behind = size[:axis], size[axis + 1 :]
         beside = [n for n in listed if n != size and (n[:axis], n[axis + 1 :]) == (before, behind)]
-        smallest = (*before, 1 if extent > 1 else 2, *behind)
+        smallest, half = ((*before, n, *behind) for n in (1 if extent > 1 else 2, extent // 2 or 2))
         never_padded = bool(listed) and all(other[axis] == 1 for other in listed)
-        found.append([] if never_padded else [smallest, *sorted(beside)[:1]])
+        found.append([] if never_padded else [smallest, min(beside, default=half)])
     return found

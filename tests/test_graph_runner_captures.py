@@ -487,6 +487,13 @@ def test_a_function_runs_at_sizes_that_are_listed() -> None:
     assert runner(pair, cgp.sizes.multiples(4, 8))(torch.ones(4, 2)).shape == (4, 2)
 
 
+@pytest.mark.parametrize("sizes", [[8], "auto"])
+def test_a_function_that_does_not_run_at_the_smallest_size(sizes: Any) -> None:
+    net = nn.BatchNorm1d(6)  # in training
+    x = rows(8)
+    torch.testing.assert_close(runner(net, sizes, padding=0)(x), net(x))
+
+
 def test_modules_of_torchscript() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
