@@ -188,13 +188,18 @@ class Captures:
             captured.streams.add(current)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Owner:
-    """What a graph needs as long as somebody holds one of its outputs."""
+    """What a graph needs as long as somebody holds one of its outputs.
+
+    Attributes:
+        counters: Count the changes of the outputs that the next replay of the pool overwrites.
+    """
 
     captures: Captures
     inputs: list[Tensor]
     graphs: list[Replayable] = field(default_factory=list)
+    counters: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -224,12 +229,13 @@ class Backward:
     reached_from: list[set[int]]
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Captured:
     """One size of a program.
 
     Attributes:
         statics: What calls are copied to.
+        owner: Lives as long as one of the outputs.
         leaves: What it returns: tensors where the graph leaves them, and constants.
         tree: How these make up what the function returned.
         seconds: What the capture took.
@@ -244,6 +250,7 @@ class Captured:
 
     size: Size
     statics: list[Static]
+    owner: Owner
     forward: Replayable
     leaves: list[Any]
     tree: pytree.TreeSpec
@@ -259,13 +266,14 @@ class Captured:
     inputs: list[Tensor] = field(init=False)  # of statics
     written: list[Tensor] = field(init=False)  # by calls
     streams: set[int] = field(default_factory=set)  # that these are recorded for
-    outputs: list[Tensor] = field(init=False)  # those that the next replay of the pool overwrites
 
     def __post_init__(self) -> None:
         gradients = [] if self.backward is None else self.backward.grad_outputs
         self.inputs = [static.tensor for static in self.statics]
         self.written = [static.tensor for static in (*self.statics, *gradients)]
-        self.outputs = [x for x in self.leaves if isinstance(x, Tensor) and is_lent(x)]
+        self.owner.counters = [
+            _counter(x) for x in self.leaves if isinstance(x, Tensor) and is_lent(x)
+        ]
 
 
 # Makes what a backward pass reads its gradients from: of the leaves with these numbers.
@@ -309,6 +317,7 @@ def capture(
     captured = Captured(
         size,
         statics,
+        owner,
         forward,
         lent,
         tree,
@@ -404,6 +413,13 @@ def _lend(tensor: Tensor, owner: Owner) -> Tensor:
     if type(tensor) is Tensor and owner.captures.holds(tensor):
         return lend(tensor, owner)
     return tensor.detach()
+
+
+def _counter(tensor: Tensor) -> Tensor:
+    """Shares with the tensor how often that was changed, and no memory."""
+    counter = tensor.detach()
+    counter.data = tensor.new_empty(0)
+    return counter
 
 
 def _leaves_apart(result: Any, inputs: Sequence[Tensor]) -> tuple[list[Any], pytree.TreeSpec]:

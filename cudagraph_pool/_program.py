@@ -262,7 +262,7 @@ class Plan:
         self.captured = captured
         self._captures = captures
         self._what = f"of size {shown(size)} in the graph of {shown(captured.size)}"
-        self._left = weakref.ref(captured)
+        self._left = weakref.ref(captured.owner)
         self._assemble = _assembler(captured.tree)
         self._copy_in = CopyIn(inputs, captured.statics, size)
         self._results = [
@@ -313,7 +313,7 @@ class Plan:
             # Who has saved what the last call returned for a backward pass gets autograd's error.
             last = None if turns.left is None else turns.left()
             if last is not None:
-                torch.autograd.graph.increment_version(last.outputs)
+                torch.autograd.graph.increment_version(last.counters)
             turns.left = self._left
             if len(captured.samples) < _SAMPLES:
                 captured.samples.append(self._replay_noted(captured.forward))
