@@ -246,6 +246,8 @@ class Captured:
         last_used: A number that is larger the later it was.
         samples: Its first replays.
         replayed: The graphs that were.
+        read: What the backward pass of the last call reads, and others can change.
+        states: Of these, after that call.
     """
 
     size: Size
@@ -263,6 +265,8 @@ class Captured:
     last_used: int = 0
     samples: list[Span] = field(default_factory=list)
     replayed: list[Replayable] = field(default_factory=list)
+    read: list[Tensor] = field(default_factory=list)
+    states: list[tuple[int, int]] = field(default_factory=list)
     inputs: list[Tensor] = field(init=False)  # of statics
     written: list[Tensor] = field(init=False)  # by calls
     streams: set[int] = field(default_factory=set)  # that these are recorded for

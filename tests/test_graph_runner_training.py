@@ -80,6 +80,35 @@ def test_a_first_call_in_a_checkpoint() -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_calls_that_a_checkpoint_runs_again() -> None:
+    net = nn.Sequential(nn.Linear(6, 6), nn.GELU())
+    run = runner(net)
+
+    def twice(layer: Any) -> Any:
+        def block(x: Tensor) -> Tensor:
+            y: Tensor = layer(x)
+            return y.sin()
+
+        return lambda x: checkpoint(
+            layer, checkpoint(block, x, use_reentrant=False), use_reentrant=False
+        )
+
+    x = rows(3, requires_grad=True)
+    found = gradients(twice(run), net, x)
+    net.zero_grad()
+    for a, b in zip(found, gradients(twice(net), net, x), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_checkpoint_whose_graph_is_gone() -> None:
+    run = runner(lambda x: x.exp(), lazy=True, max_graphs=1)
+    x = rows(3, requires_grad=True)
+    y = checkpoint(run, x, use_reentrant=False)
+    run(rows(8, requires_grad=True))
+    with pytest.raises(RuntimeError, match="has overwritten what it needs"):
+        y.sum().backward()
+
+
 def test_parameters_that_a_function_finds_get_gradients() -> None:
     net = model()
     scale = torch.ones(3, requires_grad=True)
