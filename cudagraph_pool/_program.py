@@ -383,16 +383,12 @@ class Plan:
             captured.replayed.append(graph)
         return began, ended
 
-    def note_read(self, leaves: Sequence[Any], clone: bool) -> None:
-        """Notes what the backward pass of a call that returned these leaves reads, and others can
-        change.
-        """
+    def note_read(self) -> None:
+        """Notes what the backward pass of the last call reads, and others can change."""
         captured = self.captured
         backward = captured.backward
         assert backward is not None
         outputs = [captured.leaves[place] for place in backward.reads]
-        if is_guarded() and not clone:  # what was returned counts its own changes
-            outputs = [leaves[place].detach() for place in backward.reads]
         captured.read = outputs + backward.reads_elsewhere
         captured.states = _states(captured.read)
 
@@ -436,7 +432,7 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
         ctx.is_done = False
         inputs = tensors[: len(plan.captured.statics)]
         leaves, ctx.number = plan.launch(inputs, clone)
-        plan.note_read(leaves, clone)
+        plan.note_read()
         # Where a checkpoint runs the call again, what is unpacked is the number of that one.
         ctx.is_packed = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         numbers = [torch.tensor(ctx.number, device="cpu")] if ctx.is_packed else []

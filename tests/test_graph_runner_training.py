@@ -239,6 +239,16 @@ def test_saved_outputs_that_are_overwritten() -> None:
     assert tree_equal(head.grad, (x * 2).sum(0))
 
 
+def test_saved_outputs_that_are_overwritten_when_a_guard_is_over() -> None:
+    head = torch.ones(6, requires_grad=True)
+    run = runner(double)
+    with cgp.guard():
+        first = (run(rows(3)) * head).sum()
+    run(rows(5))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        first.backward()
+
+
 def test_saved_outputs_that_are_overwritten_when_their_graph_is_gone() -> None:
     head = torch.ones(6, requires_grad=True)
     run = runner(double, lazy=True, max_graphs=1)
