@@ -22,7 +22,7 @@ from ._buckets import Size
 from ._forecast import count_nodes
 from ._graphs import GraphPool, _next_graph, graph
 from ._static_inputs import Static
-from ._static_outputs import is_lent, lend
+from ._static_outputs import lend
 
 T = TypeVar("T")
 
@@ -275,9 +275,6 @@ class Captured:
         gradients = [] if self.backward is None else self.backward.grad_outputs
         self.inputs = [static.tensor for static in self.statics]
         self.written = [static.tensor for static in (*self.statics, *gradients)]
-        self.owner.counters = [
-            _counter(x) for x in self.leaves if isinstance(x, Tensor) and is_lent(x)
-        ]
 
 
 # Makes what a backward pass reads its gradients from: of the leaves with these numbers.
@@ -318,6 +315,7 @@ def capture(
         after = after._replace(peak=max(forward_peak, after.peak))
     lent = [_lend(leaf, owner) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     del leaves
+    owner.counters = [_counter(x) for x in lent if isinstance(x, Tensor) and captures.holds(x)]
     captured = Captured(
         size,
         statics,

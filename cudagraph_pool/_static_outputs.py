@@ -178,11 +178,6 @@ def counting_changes() -> AbstractContextManager[Any]:
     return torch.inference_mode(False) if in_inference_mode else nullcontext()
 
 
-def is_lent(tensor: Tensor) -> bool:
-    """Whether :func:`lend` made it."""
-    return hasattr(tensor.untyped_storage(), "_owner")
-
-
 def lend(tensor: Tensor, owner: object) -> Tensor:
     """The same memory as a tensor that keeps ``owner`` alive, and not the block that it lies in.
 

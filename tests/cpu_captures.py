@@ -64,7 +64,7 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
                 returned = result if isinstance(result, (tuple, list)) else (result,)
                 for value, target in zip(returned, fresh, strict=False):
                     if target is not None:
-                        target.copy_(value)
+                        target.data.copy_(value)
 
     def addresses(self) -> set[int]:
         return {tensor.untyped_storage().data_ptr() for tensor in self.allocated}
@@ -72,7 +72,7 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
     def spoil(self) -> None:
         for tensor in self.allocated:
             if tensor.is_floating_point():
-                tensor.detach().fill_(float("nan"))
+                tensor.data.fill_(float("nan"))
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -22,6 +22,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 
+class _Tensor(Tensor):  # type: ignore[misc]
+    """As those of torchvision."""
+
+
 def gradients(run: Any, net: nn.Module, x: Tensor) -> list[Tensor]:
     x.grad = None
     run(x).square().sum().backward()
@@ -237,6 +241,15 @@ def test_saved_outputs_that_are_overwritten() -> None:
     x = rows(5)
     (run(x) * head).sum().backward()
     assert tree_equal(head.grad, (x * 2).sum(0))
+
+
+def test_saved_outputs_of_another_class_that_are_overwritten() -> None:
+    head = torch.ones(6, requires_grad=True)
+    run = runner(lambda x: x.exp().as_subclass(_Tensor))
+    first = (run(rows(3)) * head).sum()
+    run(rows(3))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        first.backward()
 
 
 def test_saved_outputs_that_are_overwritten_when_a_guard_is_over() -> None:
