@@ -58,6 +58,13 @@ def test_what_cannot_be_a_key() -> None:
         runner(lambda x, y: x)(rows(2), bytearray(b"1"))
 
 
+def test_constants_that_are_objects() -> None:
+    run = runner(lambda x, way, function: function(x.contiguous(memory_format=way)), sizes=[2])
+    for function in (torch.relu, nn.functional.relu6):
+        x = rows(2)
+        assert tree_equal(run(x, torch.contiguous_format, function), function(x))
+
+
 def test_arguments_that_may_change_while_they_stay_the_same() -> None:
     class Batch:
         scale = torch.ones(1)
