@@ -61,8 +61,10 @@ class Call(NamedTuple):
 
 
 _SIMPLE = frozenset(
-    (int, float, complex, bool, str, bytes, type(None))
-    + (torch.dtype, torch.device, torch.layout, torch.memory_format)
+    (
+        *(int, float, complex, bool, str, bytes, type(None)),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    )
 )
 _FIXED = (enum.Enum, type, types.FunctionType, types.BuiltinFunctionType)
 

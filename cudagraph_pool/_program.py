@@ -178,9 +178,9 @@ class Program:
         statics = self._fill(call, size, at)
         held = [static.bytes().clone() for static in statics] if thoroughly else []
         versions = _versions(statics)
-        args, kwargs = call.arguments([static.tensor for static in statics])
 
         def work() -> Any:
+            args, kwargs = call.arguments([static.tensor for static in statics])
             with no_hooks_of_the_caller():
                 result = self._function(*args, **kwargs)
             if torch.is_grad_enabled():

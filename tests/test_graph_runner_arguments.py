@@ -155,6 +155,15 @@ def test_arguments_changed_in_place() -> None:
         runner(lambda x: x.data.add_(1) * 2)(rows(3))
 
 
+def test_arguments_that_are_taken_out_of_their_container() -> None:
+    def work(batch: dict[str, Tensor]) -> Tensor:
+        labels = batch.pop("labels")
+        return batch["x"] - labels
+
+    batch = {"x": rows(2), "labels": rows(2)}
+    assert tree_equal(runner(work)(batch), work(dict(batch)))
+
+
 def test_a_call_without_tensors() -> None:
     with pytest.raises(ValueError, match="the call has no tensor argument"):
         runner(double)(5)

@@ -148,9 +148,12 @@ def test_frozen_parameters_matter_without_gradients_too() -> None:
         assert tree_equal(run(x), net(x))
 
 
-def test_weights_of_a_partial() -> None:
+@pytest.mark.parametrize(
+    "wrap", [functools.partial, lambda net: torch.no_grad()(functools.partial(net.forward))]
+)
+def test_weights_of_what_is_wrapped(wrap: Any) -> None:
     net = model()
-    run = runner(functools.partial(net), sizes=[4])
+    run = runner(wrap(net), sizes=[4])
     x = rows(4)
     with torch.no_grad():
         run(x)
