@@ -61,8 +61,12 @@ class Call(NamedTuple):
 
 
 _SIMPLE = frozenset(
-    (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
+    (
+        *(int, float, complex, bool, str, bytes, type(None)),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    )
 )
+_FIXED = (enum.Enum, type, types.FunctionType, types.BuiltinFunctionType)
 
 
 def take_apart(args: tuple[Any, ...], kwargs: Mapping[str, Any], sort_keywords: bool) -> Call:
@@ -119,7 +123,7 @@ def _constant(leaf: Any) -> Hashable:
     kind = type(leaf)
     if kind is float or kind is complex:
         return kind, repr(leaf)
-    if kind in _SIMPLE or isinstance(leaf, (enum.Enum, type, types.FunctionType)):
+    if kind in _SIMPLE or isinstance(leaf, _FIXED):
         return kind, leaf
     raise TypeError(
         f"an argument holds a {kind.__name__}, and what it stands for may change between calls: a "

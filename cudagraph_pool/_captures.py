@@ -22,7 +22,7 @@ from ._buckets import Size
 from ._forecast import count_nodes
 from ._graphs import GraphPool, _next_graph, graph
 from ._static_inputs import Static
-from ._static_outputs import is_lent, lend
+from ._static_outputs import lend
 
 T = TypeVar("T")
 
@@ -188,13 +188,18 @@ class Captures:
             captured.streams.add(current)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Owner:
-    """What a graph needs as long as somebody holds one of its outputs."""
+    """What a graph needs as long as somebody holds one of its outputs.
+
+    Attributes:
+        counters: Count the changes of the outputs that the next replay of the pool overwrites.
+    """
 
     captures: Captures
     inputs: list[Tensor]
     graphs: list[Replayable] = field(default_factory=list)
+    counters: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -224,12 +229,13 @@ class Backward:
     reached_from: list[set[int]]
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Captured:
     """One size of a program.
 
     Attributes:
         statics: What calls are copied to.
+        owner: Lives as long as one of the outputs.
         leaves: What it returns: tensors where the graph leaves them, and constants.
         tree: How these make up what the function returned.
         seconds: What the capture took.
@@ -240,10 +246,13 @@ class Captured:
         last_used: A number that is larger the later it was.
         samples: Its first replays.
         replayed: The graphs that were.
+        read: What the backward pass of the last call reads, and others can change.
+        states: Of these, after that call.
     """
 
     size: Size
     statics: list[Static]
+    owner: Owner
     forward: Replayable
     leaves: list[Any]
     tree: pytree.TreeSpec
@@ -256,16 +265,16 @@ class Captured:
     last_used: int = 0
     samples: list[Span] = field(default_factory=list)
     replayed: list[Replayable] = field(default_factory=list)
+    read: list[Tensor] = field(default_factory=list)
+    states: list[tuple[int, int]] = field(default_factory=list)
     inputs: list[Tensor] = field(init=False)  # of statics
     written: list[Tensor] = field(init=False)  # by calls
     streams: set[int] = field(default_factory=set)  # that these are recorded for
-    outputs: list[Tensor] = field(init=False)  # those that the next replay of the pool overwrites
 
     def __post_init__(self) -> None:
         gradients = [] if self.backward is None else self.backward.grad_outputs
         self.inputs = [static.tensor for static in self.statics]
         self.written = [static.tensor for static in (*self.statics, *gradients)]
-        self.outputs = [x for x in self.leaves if isinstance(x, Tensor) and is_lent(x)]
 
 
 # Makes what a backward pass reads its gradients from: of the leaves with these numbers.
@@ -306,9 +315,11 @@ def capture(
         after = after._replace(peak=max(forward_peak, after.peak))
     lent = [_lend(leaf, owner) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     del leaves
+    owner.counters = [_counter(x) for x in lent if isinstance(x, Tensor) and captures.holds(x)]
     captured = Captured(
         size,
         statics,
+        owner,
         forward,
         lent,
         tree,
@@ -404,6 +415,13 @@ def _lend(tensor: Tensor, owner: Owner) -> Tensor:
     if type(tensor) is Tensor and owner.captures.holds(tensor):
         return lend(tensor, owner)
     return tensor.detach()
+
+
+def _counter(tensor: Tensor) -> Tensor:
+    """Shares with the tensor how often that was changed, and no memory."""
+    counter = tensor.detach()
+    counter.data = tensor.new_empty(0)
+    return counter
 
 
 def _leaves_apart(result: Any, inputs: Sequence[Tensor]) -> tuple[list[Any], pytree.TreeSpec]:

@@ -31,14 +31,17 @@ def watch(module: nn.Module | None) -> _torch.WeightWatch:
     return made
 
 
-def module_of(function: Callable[..., Any]) -> nn.Module | None:
-    """The module that a callable is, is a method of, or passes arguments to."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    if isinstance(function, nn.Module):
-        return function
-    bound = getattr(function, "__self__", None)
-    return bound if isinstance(bound, nn.Module) else None
+def module_of(function: Callable[..., Any] | None) -> nn.Module | None:
+    """The module that a callable is, is a method of, or passes arguments to. Also of one that is
+    wrapped, as by ``torch.no_grad()`` or ``torch.compile``.
+    """
+    while function is not None and not isinstance(function, nn.Module):
+        bound = getattr(function, "__self__", None)
+        if isinstance(bound, nn.Module):
+            return bound
+        inner = "func" if isinstance(function, functools.partial) else "__wrapped__"
+        function = getattr(function, inner, None)
+    return function
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -47,7 +47,7 @@ class _Turns:
         number (int): Of the last one.
         what (str): What that was, for errors.
         wrote (tuple[int, str]): The last one that wrote to the pool: number and what it was.
-        left (weakref): To what knows its outputs.
+        left (weakref): To what counts changes of its outputs, and lives as long as they do.
         stream (torch.cuda.Stream): Of the last one.
     """
 

@@ -80,7 +80,9 @@ def lend_for(tensor: Tensor, turns: _Turns, number: int) -> Tensor:
     lent = lend(tensor, owner)
     storage: Any = lent.untyped_storage()
     storage._lent = Lent(turns, number, turns.what)
-    return lent
+    known = tensor.detach()  # which counts changes together with the tensor
+    known.data = lent
+    return known
 
 
 class _Outputs(TorchDispatchMode):  # type: ignore[misc]

@@ -178,9 +178,9 @@ class Program:
         statics = self._fill(call, size, at)
         held = [static.bytes().clone() for static in statics] if thoroughly else []
         versions = _versions(statics)
-        args, kwargs = call.arguments([static.tensor for static in statics])
 
         def work() -> Any:
+            args, kwargs = call.arguments([static.tensor for static in statics])
             with no_hooks_of_the_caller():
                 result = self._function(*args, **kwargs)
             if torch.is_grad_enabled():
@@ -264,7 +264,7 @@ class Plan:
         self.captured = captured
         self._captures = captures
         self._what = f"of size {shown(size)} in the graph of {shown(captured.size)}"
-        self._left = weakref.ref(captured)
+        self._left = weakref.ref(captured.owner)
         self._assemble = _assembler(captured.tree)
         self._copy_in = CopyIn(inputs, captured.statics, size)
         self._results = [
@@ -315,7 +315,7 @@ class Plan:
             # Who has saved what the last call returned for a backward pass gets autograd's error.
             last = None if turns.left is None else turns.left()
             if last is not None:
-                torch.autograd.graph.increment_version(last.outputs)
+                torch.autograd.graph.increment_version(last.counters)
             turns.left = self._left
             if len(captured.samples) < _SAMPLES:
                 captured.samples.append(self._replay_noted(captured.forward))
@@ -329,18 +329,10 @@ class Plan:
             return leaves, number
 
     def launch_backward(
-        self,
-        number: int,
-        read: Sequence[Tensor],
-        states: list[tuple[int, int]],
-        gradients: Mapping[int, Tensor | None],
+        self, number: int, gradients: Mapping[int, Tensor | None]
     ) -> list[Tensor | None]:
         """The backward pass of the call with that number; returns the gradients of inputs and
         parameters.
-
-        Arguments:
-            read: What :meth:`read_by_backward` returned after the call.
-            states: Its states then.
 
         Raises:
             RuntimeError: There were other calls since, or what it reads was changed.
@@ -349,13 +341,13 @@ class Plan:
         assert backward is not None
         turns = self._captures.turns
         with turns.lock:
-            if turns.number != number:
+            if turns.number != number or turns.left is not self._left:
                 raise RuntimeError(
                     f"the backward pass of call {number} of its pool, {self._what}, came after "
                     f"call {turns.number}, {turns.what}, which has overwritten what it needs: run "
                     "it before the next call"
                 )
-            if _states(read) != states:
+            if _states(self.captured.read) != self.captured.states:
                 raise RuntimeError(
                     f"an output of call {number}, {self._what}, or a parameter, a buffer or "
                     "another tensor that the function reads was changed in place or replaced "
@@ -393,16 +385,14 @@ class Plan:
             captured.replayed.append(graph)
         return began, ended
 
-    def read_by_backward(self, leaves: Sequence[Any], clone: bool) -> list[Tensor]:
-        """What the backward pass of a call that returned these leaves reads, and others can
-        change.
-        """
-        backward = self.captured.backward
+    def note_read(self) -> None:
+        """Notes what the backward pass of the last call reads, and others can change."""
+        captured = self.captured
+        backward = captured.backward
         assert backward is not None
-        outputs = [self.captured.leaves[place] for place in backward.reads]
-        if is_guarded() and not clone:  # what was returned counts its own changes
-            outputs = [leaves[place].detach() for place in backward.reads]
-        return outputs + backward.reads_elsewhere
+        outputs = [captured.leaves[place] for place in backward.reads]
+        captured.read = outputs + backward.reads_elsewhere
+        captured.states = _states(captured.read)
 
 
 def _states(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
@@ -443,10 +433,12 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
         ctx.plan = plan
         ctx.is_done = False
         inputs = tensors[: len(plan.captured.statics)]
-        ctx.save_for_backward(*(x for x in inputs if x.requires_grad))
         leaves, ctx.number = plan.launch(inputs, clone)
-        ctx.read = plan.read_by_backward(leaves, clone)
-        ctx.states = _states(ctx.read)
+        plan.note_read()
+        # Where a checkpoint runs the call again, what is unpacked is the number of that one.
+        ctx.is_packed = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        numbers = [torch.tensor(ctx.number, device="cpu")] if ctx.is_packed else []
+        ctx.save_for_backward(*(x for x in inputs if x.requires_grad), *numbers)
         outputs = [leaves[place] for place in plan._tensor_places]
         ctx.mark_non_differentiable(
             *(
@@ -466,13 +458,16 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
                 "overwritten what it needs: it runs once, also with retain_graph=True"
             )
         by_place = dict(zip(plan._tensor_places, gradients, strict=True))
+        unpacks = ctx.is_packed or torch.is_grad_enabled()
+        saved: Sequence[Tensor] = ctx.saved_tensors if unpacks else ()
+        number = int(saved[-1]) if ctx.is_packed else ctx.number
         with torch.no_grad():
-            launched = plan.launch_backward(ctx.number, ctx.read, ctx.states, by_place)
+            launched = plan.launch_backward(number, by_place)
         ctx.is_done = True
         if torch.is_grad_enabled():  # create_graph=True
             backward = plan.captured.backward
             assert backward is not None
-            depend_on = [*ctx.saved_tensors, *backward.parameters, *gradients]
+            depend_on = [*saved, *backward.parameters, *gradients]
             launched = list(_Once.apply(len(launched), *launched, *depend_on))
         return (None, None, *launched)
 
@@ -496,15 +491,15 @@ def _neighbours(size: Size, buckets: Buckets) -> list[list[Size]]:
     """For each axis sizes that differ along it only, the best first; none where no call is ever
     padded.
 
-    The smallest there is, since what a function does for one row only shows there; then the
-    smallest that is listed, for a function that cannot run at others.
+    The smallest there is, since what a function does for one row only shows there; then, for a
+    function that cannot run at it, the smallest that is listed, and where none is, half of it.
     """
     listed = buckets.listed()
     found: list[list[Size]] = []
     for axis, extent in enumerate(size):
         before, behind = size[:axis], size[axis + 1 :]
         beside = [n for n in listed if n != size and (n[:axis], n[axis + 1 :]) == (before, behind)]
-        smallest = (*before, 1 if extent > 1 else 2, *behind)
+        smallest, half = ((*before, n, *behind) for n in (1 if extent > 1 else 2, extent // 2 or 2))
         never_padded = bool(listed) and all(other[axis] == 1 for other in listed)
-        found.append([] if never_padded else [smallest, *sorted(beside)[:1]])
+        found.append([] if never_padded else [smallest, min(beside, default=half)])
     return found

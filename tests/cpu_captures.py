@@ -44,12 +44,13 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.read |= {x.untyped_storage().data_ptr() for x in _tensors((args, kwargs))}
+        read = {x.untyped_storage().data_ptr() for x in _tensors((args, kwargs))}
+        self.read |= read
         result = func(*args, **kwargs)
         returned = result if isinstance(result, (tuple, list)) else (result,)
         fresh = []
-        for declared, value in zip(func._schema.returns, returned, strict=False):
-            is_new = declared.alias_info is None and isinstance(value, Tensor)
+        for value in returned:
+            is_new = isinstance(value, Tensor) and value.untyped_storage().data_ptr() not in read
             fresh.append(value if is_new else None)
         self._operations.append((func, args, kwargs, fresh))
         self.allocated += [value for value in fresh if value is not None]
@@ -64,7 +65,7 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
                 returned = result if isinstance(result, (tuple, list)) else (result,)
                 for value, target in zip(returned, fresh, strict=False):
                     if target is not None:
-                        target.copy_(value)
+                        target.data.copy_(value)
 
     def addresses(self) -> set[int]:
         return {tensor.untyped_storage().data_ptr() for tensor in self.allocated}
@@ -72,7 +73,7 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
     def spoil(self) -> None:
         for tensor in self.allocated:
             if tensor.is_floating_point():
-                tensor.detach().fill_(float("nan"))
+                tensor.data.fill_(float("nan"))
 
 
 def _tensors(tree: Any) -> list[Tensor]:

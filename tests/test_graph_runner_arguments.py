@@ -58,6 +58,13 @@ def test_what_cannot_be_a_key() -> None:
         runner(lambda x, y: x)(rows(2), bytearray(b"1"))
 
 
+def test_constants_that_are_objects() -> None:
+    run = runner(lambda x, way, function: function(x.contiguous(memory_format=way)), sizes=[2])
+    for function in (torch.relu, nn.functional.relu6):
+        x = rows(2)
+        assert tree_equal(run(x, torch.contiguous_format, function), function(x))
+
+
 def test_arguments_that_may_change_while_they_stay_the_same() -> None:
     class Batch:
         scale = torch.ones(1)
@@ -146,6 +153,15 @@ def test_arguments_changed_in_place() -> None:
         runner(lambda x: x[0].zero_() + x)(rows(3))
     with pytest.raises(ValueError, match="the function changes x"):  # and autograd is not told
         runner(lambda x: x.data.add_(1) * 2)(rows(3))
+
+
+def test_arguments_that_are_taken_out_of_their_container() -> None:
+    def work(batch: dict[str, Tensor]) -> Tensor:
+        labels = batch.pop("labels")
+        return batch["x"] - labels
+
+    batch = {"x": rows(2), "labels": rows(2)}
+    assert tree_equal(runner(work)(batch), work(dict(batch)))
 
 
 def test_a_call_without_tensors() -> None:

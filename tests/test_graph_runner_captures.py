@@ -148,9 +148,12 @@ def test_frozen_parameters_matter_without_gradients_too() -> None:
         assert tree_equal(run(x), net(x))
 
 
-def test_weights_of_a_partial() -> None:
+@pytest.mark.parametrize(
+    "wrap", [functools.partial, lambda net: torch.no_grad()(functools.partial(net.forward))]
+)
+def test_weights_of_what_is_wrapped(wrap: Any) -> None:
     net = model()
-    run = runner(functools.partial(net), sizes=[4])
+    run = runner(wrap(net), sizes=[4])
     x = rows(4)
     with torch.no_grad():
         run(x)
@@ -485,6 +488,13 @@ def test_a_function_runs_at_sizes_that_are_listed() -> None:
         return x.unflatten(0, (-1, 4)).flatten(0, 1) * 1
 
     assert runner(pair, cgp.sizes.multiples(4, 8))(torch.ones(4, 2)).shape == (4, 2)
+
+
+@pytest.mark.parametrize("sizes", [[8], "auto"])
+def test_a_function_that_does_not_run_at_the_smallest_size(sizes: Any) -> None:
+    net = nn.BatchNorm1d(6)  # in training
+    x = rows(8)
+    torch.testing.assert_close(runner(net, sizes, padding=0)(x), net(x))
 
 
 def test_modules_of_torchscript() -> None:

@@ -22,6 +22,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 
+class _Tensor(Tensor):  # type: ignore[misc]
+    """As those of torchvision."""
+
+
 def gradients(run: Any, net: nn.Module, x: Tensor) -> list[Tensor]:
     x.grad = None
     run(x).square().sum().backward()
@@ -78,6 +82,35 @@ def test_a_first_call_in_a_checkpoint() -> None:
     net.zero_grad()
     for a, b in zip(found, gradients(net, net, x), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_calls_that_a_checkpoint_runs_again() -> None:
+    net = nn.Sequential(nn.Linear(6, 6), nn.GELU())
+    run = runner(net)
+
+    def twice(layer: Any) -> Any:
+        def block(x: Tensor) -> Tensor:
+            y: Tensor = layer(x)
+            return y.sin()
+
+        return lambda x: checkpoint(
+            layer, checkpoint(block, x, use_reentrant=False), use_reentrant=False
+        )
+
+    x = rows(3, requires_grad=True)
+    found = gradients(twice(run), net, x)
+    net.zero_grad()
+    for a, b in zip(found, gradients(twice(net), net, x), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_checkpoint_whose_graph_is_gone() -> None:
+    run = runner(lambda x: x.exp(), lazy=True, max_graphs=1)
+    x = rows(3, requires_grad=True)
+    y = checkpoint(run, x, use_reentrant=False)
+    run(rows(8, requires_grad=True))
+    with pytest.raises(RuntimeError, match="has overwritten what it needs"):
+        y.sum().backward()
 
 
 def test_parameters_that_a_function_finds_get_gradients() -> None:
@@ -208,6 +241,34 @@ def test_saved_outputs_that_are_overwritten() -> None:
     x = rows(5)
     (run(x) * head).sum().backward()
     assert tree_equal(head.grad, (x * 2).sum(0))
+
+
+def test_saved_outputs_of_another_class_that_are_overwritten() -> None:
+    head = torch.ones(6, requires_grad=True)
+    run = runner(lambda x: x.exp().as_subclass(_Tensor))
+    first = (run(rows(3)) * head).sum()
+    run(rows(3))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        first.backward()
+
+
+def test_saved_outputs_that_are_overwritten_when_a_guard_is_over() -> None:
+    head = torch.ones(6, requires_grad=True)
+    run = runner(double)
+    with cgp.guard():
+        first = (run(rows(3)) * head).sum()
+    run(rows(5))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        first.backward()
+
+
+def test_saved_outputs_that_are_overwritten_when_their_graph_is_gone() -> None:
+    head = torch.ones(6, requires_grad=True)
+    run = runner(double, lazy=True, max_graphs=1)
+    first = (run(rows(3)) * head).sum()
+    run(rows(5))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        first.backward()
 
 
 def test_hooks_run_once() -> None:
