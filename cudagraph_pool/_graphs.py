@@ -247,6 +247,14 @@ class GraphPool:
             )
 
 
+def _require_pool(pool: object) -> None:
+    if not isinstance(pool, GraphPool):
+        raise TypeError(
+            f"pool must be a cudagraph_pool.GraphPool, not {type(pool).__name__}; "
+            "torch.cuda.graph takes a pool's id"
+        )
+
+
 # By device and id.
 _pools: weakref.WeakValueDictionary[tuple[int, tuple[int, int]], GraphPool] = (
     weakref.WeakValueDictionary()
@@ -306,11 +314,7 @@ class graph:  # noqa: N801
     ) -> None:
         self._adapter = _require_enabled("cudagraph_pool.graph")
 
-        if not isinstance(pool, GraphPool):
-            raise TypeError(
-                f"pool must be a cudagraph_pool.GraphPool, not {type(pool).__name__}; "
-                "torch.cuda.graph takes a pool's id"
-            )
+        _require_pool(pool)
         modes = ("global", "thread_local", "relaxed")
         if capture_error_mode not in modes:
             raise ValueError(
@@ -510,8 +514,7 @@ def use_pool(pool: GraphPool) -> Iterator[None]:
     adapter = _require_enabled("cudagraph_pool.use_pool")
     import torch
 
-    if not isinstance(pool, GraphPool):
-        raise TypeError(f"pool must be a cudagraph_pool.GraphPool, not {type(pool).__name__}")
+    _require_pool(pool)
     device, pool_id = pool.device.index, pool.id
     if device != torch.cuda.current_device():
         raise ValueError(

@@ -18,7 +18,7 @@ from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
 from ._call import Call, take_apart
 from ._captures import Captures, frozen_heap
 from ._function import module_of, parameters_of, watch
-from ._graphs import _EXEC_BUDGET, GraphPool, _require_enabled
+from ._graphs import _EXEC_BUDGET, GraphPool, _require_enabled, _require_pool
 from ._program import Plan, Program
 from ._report import Report
 
@@ -222,11 +222,8 @@ class GraphRunner:
         self, pool: GraphPool | None, shared_exec: bool | Literal["auto"]
     ) -> Captures:
         _require_enabled("GraphRunner")
-        if pool is not None and not isinstance(pool, GraphPool):
-            raise TypeError(
-                f"pool must be a cudagraph_pool.GraphPool, not {type(pool).__name__}; "
-                "torch.cuda.graph takes a pool's id"
-            )
+        if pool is not None:
+            _require_pool(pool)
         if not isinstance(shared_exec, bool) and shared_exec != "auto":
             raise ValueError(f"shared_exec is {shared_exec!r}, but must be a boolean or 'auto'")
         if pool is None:
