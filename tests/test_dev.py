@@ -24,7 +24,7 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "ROOT", tmp_path)
     (tmp_path / "csrc").mkdir()
-    for name in ("csrc/core.cc", "CMakeLists.txt", "pyproject.toml", "setup.py"):
+    for name in ("csrc/CMakeLists.txt", "CMakeLists.txt", "pyproject.toml", "setup.py"):
         (tmp_path / name).touch()
     return module
 
@@ -43,7 +43,7 @@ def test_what_has_not_changed_is_not_built_again(
     for _ in range(2):
         dev.install(python)
     assert [command[2:] for command in commands] == [("pip", "install", "--editable", ".")]
-    os.utime(tmp_path / "csrc/core.cc", (2e9, 2e9))
+    os.utime(tmp_path / "csrc/CMakeLists.txt", (2e9, 2e9))
     dev.install(python)
     assert len(commands) == 2
     versions.append("2.12.0")
