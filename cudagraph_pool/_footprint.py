@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cudagraph_pool._plot import FORMATS
 from cudagraph_pool._table import format_table, mib
 from cudagraph_pool._worker_process import ask
 
@@ -147,6 +146,8 @@ def _ways(text: str) -> list[str]:
 def _problem(options: argparse.Namespace) -> str | None:
     """What would fail only after minutes of measuring."""
     import importlib.util
+
+    from cudagraph_pool._plot import FORMATS
 
     module, _, function = options.function.partition(":")
     if not module or not function:
