@@ -123,7 +123,7 @@ class GraphRunner:
         progress: bool = True,
     ) -> None:
         if not callable(function):
-            raise TypeError(f"a GraphRunner runs a callable, not a {type(function).__name__}")
+            raise TypeError(f"function is {function!r}, but must be callable")
         if order not in _ORDERS:
             raise ValueError(f"unknown order {order!r}; expected one of {_ORDERS}")
         if overflow not in ("error", "eager"):
