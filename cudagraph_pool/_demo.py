@@ -120,7 +120,7 @@ def _demo_from_traces() -> int:
     _print_table(lines)
     print(
         "\nNo GPU here: the pool's core replayed recorded captures on the host; stock\nPyTorch's "
-        "figures are those recorded with them on an H200."
+        "figures come from an H200, in another run than the README's."
     )
     return 0
 

@@ -144,11 +144,19 @@ def _ways(text: str) -> list[str]:
 
 
 def _problem(options: argparse.Namespace) -> str | None:
+    """What would fail only after minutes of measuring."""
     import importlib.util
+
+    from cudagraph_pool._plot import FORMATS
 
     module, _, function = options.function.partition(":")
     if not module or not function:
         return f"{options.function!r} is not MODULE:FUNCTION, as in models:resnet"
+    for file in filter(None, (options.json, options.picture)):
+        if file.is_dir() or not os.access(file.parent, os.W_OK):
+            return f"{file}: no file can be written there"
+    if options.picture and options.picture.suffix.lower() not in FORMATS:
+        return f"--picture {options.picture} must end in one of {', '.join(FORMATS)}"
     for needed in ("torch", *(["matplotlib"] if options.picture else [])):
         if importlib.util.find_spec(needed) is None:
             return f"footprint needs {needed}, which is not installed here"

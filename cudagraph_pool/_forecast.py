@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ._buckets import Size, _size, cost, shown
+from ._graphs import GraphPool, _require_pool
 
 if TYPE_CHECKING:
     import torch
-
-    from ._graphs import GraphPool
 
 # What the driver keeps for an executable, fitted to graphs of 6 to 2,400 nodes on an H100, driver
 # 580 (the table of docs/performance.md): 14, 28, 52, 72 and 104 MiB for all of a workload's.
@@ -67,8 +66,10 @@ def forecast(
 
     Raises:
         RuntimeError: Nothing was captured into the pool, or the graph is no template.
+        TypeError: ``pool`` is not a :class:`GraphPool`.
         ValueError: ``sizes`` is empty, or holds what is no size.
     """
+    _require_pool(pool)
     stats = pool.stats()
     captures = pool._adapter.captures(pool.device.index, pool.id)
     if not captures:

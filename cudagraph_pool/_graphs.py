@@ -162,13 +162,18 @@ class GraphPool:
     def stats(self) -> dict[str, int]:
         r"""Return what the pool holds, in bytes and counts.
 
-        ``reserved_bytes`` is the physical memory, ``allocated_bytes`` what live tensors of it
-        occupy, ``requested_bytes`` what they asked for; ``scope_peak_bytes`` is the most that they
-        occupied at once in the last capture or ``use_pool`` block; ``page_mappings`` counts the
-        mappings that the driver was asked for: of a page, or in a large pool of up to 64 at once.
-        ``execs`` is the number of executables that graphs with ``shared_exec`` have now;
-        ``exec_instantiations`` and ``exec_updates`` count how often one was made, and how often one
-        was brought up to date for another graph.
+        - ``reserved_bytes``: physical memory, ``pages`` of ``page_bytes`` each.
+        - ``allocated_bytes``: what its live tensors occupy, ``live_blocks`` of them;
+          ``requested_bytes``: what they asked for.
+        - ``peak_reserved_bytes``, ``peak_allocated_bytes``: the most of these so far;
+          ``scope_peak_bytes``: the most that was allocated at once in the last capture or
+          ``use_pool`` block.
+        - ``allocations``, ``frees``: how many there were so far.
+        - ``ranges``: of addresses; ``page_mappings``: what is mapped behind these, by the calls of
+          the driver that it took: one for a page, or in a large pool for up to 64.
+        - ``execs``: executables that graphs with ``shared_exec`` have now;
+          ``exec_instantiations``, ``exec_updates``: how often one was made, and how often one was
+          brought up to date for another graph.
         """
         self._require_open()
         stats: dict[str, int] = self._adapter.stats(self._device.index, self._id)
@@ -247,6 +252,14 @@ class GraphPool:
             )
 
 
+def _require_pool(pool: object) -> None:
+    if not isinstance(pool, GraphPool):
+        raise TypeError(
+            f"pool must be a cudagraph_pool.GraphPool, not {type(pool).__name__}; "
+            "torch.cuda.graph takes a pool's id"
+        )
+
+
 # By device and id.
 _pools: weakref.WeakValueDictionary[tuple[int, tuple[int, int]], GraphPool] = (
     weakref.WeakValueDictionary()
@@ -306,11 +319,7 @@ class graph:  # noqa: N801
     ) -> None:
         self._adapter = _require_enabled("cudagraph_pool.graph")
 
-        if not isinstance(pool, GraphPool):
-            raise TypeError(
-                f"pool must be a cudagraph_pool.GraphPool, not {type(pool).__name__}; "
-                "torch.cuda.graph takes a pool's id"
-            )
+        _require_pool(pool)
         modes = ("global", "thread_local", "relaxed")
         if capture_error_mode not in modes:
             raise ValueError(
@@ -510,8 +519,7 @@ def use_pool(pool: GraphPool) -> Iterator[None]:
     adapter = _require_enabled("cudagraph_pool.use_pool")
     import torch
 
-    if not isinstance(pool, GraphPool):
-        raise TypeError(f"pool must be a cudagraph_pool.GraphPool, not {type(pool).__name__}")
+    _require_pool(pool)
     device, pool_id = pool.device.index, pool.id
     if device != torch.cuda.current_device():
         raise ValueError(

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from cudagraph_pool import _core
+from cudagraph_pool import _core, _run
 from cudagraph_pool._adapter import SUPPORTED, and_the_adapter, no_adapter, releases
 from cudagraph_pool._autoload import VARIABLE
 from cudagraph_pool._request import parse
@@ -152,7 +152,7 @@ def _problem(request: str) -> str | None:
         parse(request)
     except ValueError as error:
         return str(error)
-    return None
+    return _run.problem(VARIABLE)
 
 
 def _enabled(is_asked_for: bool) -> str:

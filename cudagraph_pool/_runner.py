@@ -18,7 +18,7 @@ from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
 from ._call import Call, take_apart
 from ._captures import Captures, frozen_heap
 from ._function import module_of, parameters_of, watch
-from ._graphs import _EXEC_BUDGET, GraphPool, _require_enabled
+from ._graphs import _EXEC_BUDGET, GraphPool, _require_enabled, _require_pool
 from ._program import Plan, Program
 from ._report import Report
 
@@ -123,7 +123,7 @@ class GraphRunner:
         progress: bool = True,
     ) -> None:
         if not callable(function):
-            raise TypeError(f"a GraphRunner runs a callable, not a {type(function).__name__}")
+            raise TypeError(f"function is {function!r}, but must be callable")
         if order not in _ORDERS:
             raise ValueError(f"unknown order {order!r}; expected one of {_ORDERS}")
         if overflow not in ("error", "eager"):
@@ -205,7 +205,11 @@ class GraphRunner:
             self._plans.clear()
 
     def report(self) -> Report:
-        r"""Return what each size cost and gains; printed, it is a table."""
+        r"""Return a list of what each size cost and gains; printed, it is a table.
+
+        Each entry has ``size``, ``nodes``, ``peak_bytes``, ``pool_bytes``, ``driver_bytes``,
+        ``capture_seconds``, ``eager_seconds`` and ``replay_seconds``; ``help()`` of one says more.
+        """
         with self._alone():
             self._captures.synchronize()
             return Report.of(self._captures, (p.captured for p in self._programs.values()))
@@ -222,11 +226,8 @@ class GraphRunner:
         self, pool: GraphPool | None, shared_exec: bool | Literal["auto"]
     ) -> Captures:
         _require_enabled("GraphRunner")
-        if pool is not None and not isinstance(pool, GraphPool):
-            raise TypeError(
-                f"pool must be a cudagraph_pool.GraphPool, not {type(pool).__name__}; "
-                "torch.cuda.graph takes a pool's id"
-            )
+        if pool is not None:
+            _require_pool(pool)
         if not isinstance(shared_exec, bool) and shared_exec != "auto":
             raise ValueError(f"shared_exec is {shared_exec!r}, but must be a boolean or 'auto'")
         if pool is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 __all__ = ["exact", "grid", "multiples", "padded", "powers_of_two", "vllm"]
 
@@ -47,8 +47,8 @@ def vllm(largest: int = 512) -> list[int]:
 
 def grid(*axes: Sequence[int]) -> list[tuple[int, ...]]:
     r"""Return every combination of sizes of several dimensions: batch × sequence, say."""
-    if not axes:
-        raise ValueError("grid() has no dimension: it takes the sizes of each")
+    if not axes or not all(isinstance(axis, Iterable) for axis in axes):
+        raise TypeError("grid() takes the sizes of each dimension: grid([1, 2, 4], [64, 128])")
     return list(itertools.product(*([_checked(size, "a size") for size in axis] for axis in axes)))
 
 

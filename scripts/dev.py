@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,32 +43,34 @@ def main() -> None:
     need_compiler()
     need_python_headers()
     python = environment()
+    install(python)
     if command == "demo":
-        install(python, ".")
         run(str(python.parent / "cudagraph-pool"), "demo")
     elif command == "test":
-        install(python, ".[test]")
+        install_extras(python, "test")
         test(python)
     else:
-        install(python, ".[test,lint]")
+        install_extras(python, "test", "lint")
 
 
 def test(python: Path) -> None:
     """Both test suites. Without GoogleTest there is only the fuzzer of the C++ one."""
     # Side by side, but not on a GPU: some tests count its memory.
     workers = [] if has_gpu() else ["-n", "auto", "--dist", "loadfile"]
-    run(str(python), "-m", "pytest", *workers)
+    seconds = run(str(python), "-m", "pytest", *workers)
     if not has_header("gmock/gmock.h"):
         apt_install("libgtest-dev", "libgmock-dev")
-    run(str(python), "-m", "pip", "install", "--quiet", "cmake>=3.24", "ninja")
+    run(str(python), "-m", "pip", "install", "cmake>=3.24", "ninja")
     ninja = "-DCMAKE_MAKE_PROGRAM=" + str(python.parent / "ninja")
     run(str(python.parent / "cmake"), "--preset", "release", ninja)
     run(str(python.parent / "cmake"), "--build", "--preset", "release")
-    run(str(python.parent / "ctest"), "--preset", "release")
-    if not has_header("gmock/gmock.h"):
+    cxx_seconds = run(str(python.parent / "ctest"), "--preset", "release")
+    if has_header("gmock/gmock.h"):
+        say(f"dev.py: passed: Python tests in {seconds:.0f} s, C++ tests in {cxx_seconds:.0f} s")
+    else:
         say(
-            "dev.py: C++ unit tests SKIPPED, the fuzzer ran: there is no GoogleTest, and apt-get "
-            "cannot be used here. Install libgtest-dev and libgmock-dev and try again."
+            "dev.py: C++ unit tests SKIPPED, all others passed: there is no GoogleTest, and "
+            "apt-get cannot be used here. Install libgtest-dev and libgmock-dev and try again."
         )
 
 
@@ -86,24 +89,50 @@ def environment() -> Path:
                 "dev.py: this Python has no venv: install python3-venv, or activate an environment"
             )
         # A torch that the system has, as in containers made for it, is not fetched again.
-        shared = ["--system-site-packages"] if has_torch(sys.executable) else []
+        shared = ["--system-site-packages"] if torch_of(sys.executable) else []
         run(sys.executable, "-m", "venv", *shared, str(VENV))
     return python
 
 
-def install(python: Path, what: str) -> None:
-    if has_gpu() and not has_torch(str(python)):
+def install(python: Path) -> None:
+    """The package, editable; again only once something that is built into it has changed."""
+    if has_gpu() and not torch_of(str(python)):
         run(str(python), "-m", "pip", "install", "torch>=2.11,<2.16")
-    run(str(python), "-m", "pip", "install", "--quiet", "--editable", what)
+    note = python.parent / "cudagraph_pool_built_from"
+    built_from = f"{sources()}; torch {torch_of(str(python))}"
+    works = succeeds(str(python.parent / "cudagraph-pool"), "--version")
+    if not works or not note.exists() or note.read_text() != built_from:
+        run(str(python), "-m", "pip", "install", "--editable", ".")
+        note.write_text(built_from)
+
+
+def sources() -> str:
+    """Differs once one of the files that a build reads is another one."""
+    names = ("CMakeLists.txt", "pyproject.toml", "setup.py")
+    files = [file for file in (ROOT / "csrc").rglob("*.*") if file.suffix != ".pyc"]
+    files += [ROOT / name for name in names]
+    newest = max(file.stat().st_mtime_ns for file in files)
+    return f"{len(files)} files in {ROOT}, the newest of {newest}"
+
+
+def install_extras(python: Path, *extras: str) -> None:
+    """Not as .[test]: pip would build the package again."""
+    import tomllib  # new in 3.11
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [package for extra in extras for package in project["optional-dependencies"][extra]]
+    run(str(python), "-m", "pip", "install", *wanted)
 
 
 def has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists()
 
 
-def has_torch(python: str) -> bool:
-    probe = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
-    return succeeds(python, "-c", probe)
+def torch_of(python: str) -> str:
+    """The version; empty if there is none."""
+    probe = "import importlib.metadata as m; print(m.version('torch'))"
+    done = subprocess.run([python, "-c", probe], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return done.stdout.decode().strip()
 
 
 def need_compiler() -> None:
@@ -168,11 +197,17 @@ def succeeds(*command: str, given: str = "") -> bool:
         return False
 
 
-def run(*command: str) -> None:
+def run(*command: str) -> float:
+    """Returns the seconds that it took."""
     say("+ " + " ".join(command))
+    start = time.monotonic()
     code = subprocess.call(command, cwd=str(ROOT))
+    seconds = time.monotonic() - start
     if code:
+        say(f"dev.py: FAILED after {seconds:.0f} s with exit code {code}: {' '.join(command)}")
         sys.exit(code if code > 0 else 128 - code)
+    say(f"  took {seconds:.1f} s")
+    return seconds
 
 
 def say(text: str) -> None:
@@ -180,4 +215,8 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        say("dev.py: stopped")
+        sys.exit(130)

@@ -85,6 +85,9 @@ def test_what_a_function_may_return() -> None:
     [
         (["models"], "'models' is not MODULE:FUNCTION"),
         ([":f"], "':f' is not MODULE:FUNCTION"),
+        (["m:f", "--json", "."], ".: no file can be written there"),
+        (["m:f", "--picture", "none/a.png"], "none/a.png: no file can be written there"),
+        (["m:f", "--picture", "a.jpg"], "--picture a.jpg must end in one of .png, .svg, .pdf"),
     ],
 )
 def test_arguments_that_cannot_be_meant(

@@ -140,11 +140,13 @@ def test_order_and_shape_of_sizes() -> None:
         _forecast.pool_bytes(STATS, CAPTURE, [(1,), (1, 2)])
 
 
-class Pool:
-    """A GraphPool, as far as it is asked."""
+class Pool(cgp.GraphPool):
+    """As far as it is asked."""
+
+    id: Any = (0, 1)
+    device: Any = SimpleNamespace(index=0)
 
     def __init__(self, shared: bool, max_execs: int | None = 4, budget: int = 0) -> None:
-        self.id, self.device = (0, 1), SimpleNamespace(index=0)
         self.taken = [CAPTURE]
         self.execs = int(shared)
         self._adapter = SimpleNamespace(captures=lambda *_: self.taken)
@@ -178,6 +180,8 @@ def test_forecast_refuses() -> None:
     pool: Any = Pool(shared=False)
     with pytest.raises(ValueError, match="a size is an integer of at least 1"):
         cgp.forecast(pool, [0])
+    with pytest.raises(TypeError, match="GraphPool, not tuple"):
+        cgp.forecast(pool.id, [1])
     pool.taken = []
     with pytest.raises(RuntimeError, match=r"nothing was captured into pool \(0, 1\) yet"):
         cgp.forecast(pool, [1])

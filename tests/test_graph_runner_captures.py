@@ -397,7 +397,7 @@ def test_the_report_has_what_the_driver_takes_for_executables() -> None:
 def test_it_needs_to_be_enabled() -> None:
     with pytest.raises(RuntimeError, match="GraphRunner needs cudagraph_pool to be enabled"):
         cgp.GraphRunner(double, sizes=SIZES)
-    with pytest.raises(TypeError, match="a GraphRunner runs a callable, not a int"):
+    with pytest.raises(TypeError, match="function is 3, but must be callable"):
         runner(3)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +167,18 @@ def test_what_the_variable_does(
     monkeypatch: pytest.MonkeyPatch, request_text: str, said: str, enabled: str
 ) -> None:
     monkeypatch.setenv("CUDAGRAPH_POOL", request_text)
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: ["cudagraph_pool"])
     report = dict(_info.lines())
     assert report["CUDAGRAPH_POOL"].startswith(said)
     assert report["enabled"].startswith(f"no: {enabled}")
+
+
+def test_variable_that_torch_does_not_pass_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDAGRAPH_POOL", "1")
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    report = dict(_info.lines())
+    assert "unset TORCH_DEVICE_BACKEND_AUTOLOAD" in report["CUDAGRAPH_POOL"]
+    assert report["enabled"].startswith("no: cudagraph_pool.enable()")
 
 
 def test_report_of_this_machine_has_one_line_each() -> None:

@@ -172,3 +172,10 @@ def test_adapters_are_found_by_their_names(tmp_path: Path) -> None:
 def test_public_names_of_the_design() -> None:
     names = "enable disable is_enabled enabled allocator library_path GraphPool graph".split()
     assert set(names) <= set(dir(cudagraph_pool))
+
+
+def test_each_figure_of_a_pool_is_documented() -> None:
+    names = [name for name in dir(_core.PoolStats) if not name.startswith("_")]
+    names += ["execs", "exec_instantiations", "exec_updates"]
+    document = cudagraph_pool.GraphPool.stats.__doc__ or ""
+    assert [name for name in names if f"``{name}``" not in document] == []

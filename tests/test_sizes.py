@@ -124,7 +124,8 @@ def test_lists_that_cannot_be_captured(bad: list[int], said: str) -> None:
         ("padded", ["x", 4], TypeError, "padding is 'x', but must be a number"),
         ("grid", ["ab", [1]], TypeError, "a size is 'a', but must be an integer"),
         ("grid", [[0]], ValueError, "a size is 0, but must be at least 1"),
-        ("grid", [], ValueError, "has no dimension"),
+        ("grid", [], TypeError, "takes the sizes of each dimension"),
+        ("grid", [[1], 128], TypeError, "takes the sizes of each dimension"),
     ],
 )
 def test_sizes_that_cannot_be_meant(

@@ -1,0 +1,75 @@
+"""scripts/dev.py: what it builds again, and how it ends."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "dev.py"
+
+
+@pytest.fixture
+def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script, in a clone of a few files."""
+    spec = importlib.util.spec_from_file_location("dev", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    (tmp_path / "csrc").mkdir()
+    for name in ("csrc/CMakeLists.txt", "CMakeLists.txt", "pyproject.toml", "setup.py"):
+        (tmp_path / name).touch()
+    return module
+
+
+def test_what_has_not_changed_is_not_built_again(
+    dev: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    commands: list[tuple[str, ...]] = []
+    versions = [""]
+    monkeypatch.setattr(dev, "run", lambda *command: commands.append(command))
+    monkeypatch.setattr(dev, "has_gpu", lambda: False)
+    monkeypatch.setattr(dev, "torch_of", lambda python: versions[-1])
+    monkeypatch.setattr(dev, "succeeds", lambda *command, given="": True)
+    for _ in range(2):
+        dev.install(python)
+    assert [command[2:] for command in commands] == [("pip", "install", "--editable", ".")]
+    os.utime(tmp_path / "csrc/CMakeLists.txt", (2e9, 2e9))
+    dev.install(python)
+    assert len(commands) == 2
+    versions.append("2.12.0")
+    dev.install(python)
+    assert len(commands) == 3
+
+
+def test_failure_ends_in_one_line(dev: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        dev.run(sys.executable, "-c", "raise SystemExit(3)")
+    assert exit_info.value.code == 3
+    assert "FAILED" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_ctrl_c_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+
+    def stopped_at_the_first(text: object, **_: object) -> None:
+        said.append(text)
+        if len(said) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["dev.py", "--help"])
+    monkeypatch.setattr(builtins, "print", stopped_at_the_first)
+    with pytest.raises(SystemExit) as exit_info:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert exit_info.value.code == 130
+    assert said[1:] == ["dev.py: stopped"]
