@@ -55,8 +55,6 @@ class HostDriver::Call {
   ~Call() {
     if (std::uncaught_exceptions() == exceptions_) driver_.calls_.Add(kind_);
   }
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
 
   [[noreturn]] void Refuse(const std::string& why) const {
     Fail(DriverStatus::kFailed, kInvalidValueCode, "CUDA_ERROR_INVALID_VALUE", why);

@@ -61,9 +61,8 @@ class KindReader {
  public:
   KindReader(CudaContext& context, CUgraph graph) : context_(context), graph_(graph) {
     int major = 0;
-    Check("cuDeviceGetAttribute",
-          api().cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                                     context.cu_device()));
+    context_.Call(api().cuDeviceGetAttribute, &major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                  context.cu_device());
     has_preferred_clusters_ = major >= 10;
     // To ask another GPU is an error, which tools that watch for errors would report.
     unknown_[kPreferredCluster] = !has_preferred_clusters_;
@@ -81,13 +80,12 @@ class KindReader {
 
  private:
   const CudaApi& api() const { return context_.api(); }
-  void Check(std::string_view call, CUresult code) const { context_.Check(call, code); }
 
   std::vector<CUgraphNode> Nodes() const {
     size_t count = 0;
-    Check("cuGraphGetNodes", api().cuGraphGetNodes(graph_, nullptr, &count));
+    context_.Call(api().cuGraphGetNodes, graph_, nullptr, &count);
     std::vector<CUgraphNode> nodes(count);
-    if (count != 0) Check("cuGraphGetNodes", api().cuGraphGetNodes(graph_, nodes.data(), &count));
+    if (count != 0) context_.Call(api().cuGraphGetNodes, graph_, nodes.data(), &count);
     return nodes;
   }
 
@@ -95,14 +93,13 @@ class KindReader {
   // like.
   void AddEdges(const std::vector<CUgraphNode>& nodes) {
     size_t count = 0;
-    Check("cuGraphGetEdges", api().cuGraphGetEdges(graph_, nullptr, nullptr, nullptr, &count));
+    context_.Call(api().cuGraphGetEdges, graph_, nullptr, nullptr, nullptr, &count);
     Append(kind_.key, count);
     if (count == 0) return;
     std::vector<CUgraphNode> from(count);
     std::vector<CUgraphNode> to(count);
     std::vector<CUgraphEdgeData> data(count);
-    Check("cuGraphGetEdges",
-          api().cuGraphGetEdges(graph_, from.data(), to.data(), data.data(), &count));
+    context_.Call(api().cuGraphGetEdges, graph_, from.data(), to.data(), data.data(), &count);
     std::unordered_map<CUgraphNode, uint32_t> numbers;
     numbers.reserve(nodes.size());
     for (const CUgraphNode node : nodes) {
@@ -117,7 +114,7 @@ class KindReader {
 
   void AddNode(CUgraphNode node) {
     CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-    Check("cuGraphNodeGetType", api().cuGraphNodeGetType(node, &type));
+    context_.Call(api().cuGraphNodeGetType, node, &type);
     Append(kind_.key, type);
     switch (type) {
       case CU_GRAPH_NODE_TYPE_KERNEL:
@@ -139,7 +136,7 @@ class KindReader {
 
   void AddKernel(CUgraphNode node) {
     CUDA_KERNEL_NODE_PARAMS_v2 kernel{};
-    Check("cuGraphKernelNodeGetParams", api().cuGraphKernelNodeGetParams(node, &kernel));
+    context_.Call(api().cuGraphKernelNodeGetParams, node, &kernel);
     kind_.key += FunctionAttributes(kernel);
     for (size_t i = 0; i < kLaunchAttributes.size(); ++i) {
       if (!unknown_[i]) AddAttribute(node, i);
@@ -160,7 +157,7 @@ class KindReader {
                        id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE;
     unknown_[i] = newer && (code == CUDA_ERROR_INVALID_VALUE || code == CUDA_ERROR_NOT_SUPPORTED);
     if (unknown_[i]) return;
-    Check("cuGraphKernelNodeGetAttribute", code);
+    context_.Check("cuGraphKernelNodeGetAttribute", code);
     if (id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE) {
       if (value.deviceUpdatableKernelNode.deviceUpdatable != 0) kind_.shareable = false;
       return;
@@ -184,10 +181,10 @@ class KindReader {
     for (const CUfunction_attribute attribute : kFunctionAttributes) {
       int value = 0;
       if (kernel.func != nullptr) {
-        Check("cuFuncGetAttribute", api().cuFuncGetAttribute(&value, attribute, kernel.func));
+        context_.Call(api().cuFuncGetAttribute, &value, attribute, kernel.func);
       } else {
-        Check("cuKernelGetAttribute",
-              api().cuKernelGetAttribute(&value, attribute, kernel.kern, context_.cu_device()));
+        context_.Call(api().cuKernelGetAttribute, &value, attribute, kernel.kern,
+                      context_.cu_device());
       }
       Append(found->second, value);
     }
@@ -196,7 +193,7 @@ class KindReader {
 
   void AddCopy(CUgraphNode node) {
     CUDA_MEMCPY3D_v2 copy{};
-    Check("cuGraphMemcpyNodeGetParams", api().cuGraphMemcpyNodeGetParams(node, &copy));
+    context_.Call(api().cuGraphMemcpyNodeGetParams, node, &copy);
     Append(kind_.key, copy.srcMemoryType);
     Append(kind_.key, copy.dstMemoryType);
     Append(kind_.key, copy.Height);
@@ -206,7 +203,7 @@ class KindReader {
 
   void AddMemset(CUgraphNode node) {
     CUDA_MEMSET_NODE_PARAMS_v1 memset{};
-    Check("cuGraphMemsetNodeGetParams", api().cuGraphMemsetNodeGetParams(node, &memset));
+    context_.Call(api().cuGraphMemsetNodeGetParams, node, &memset);
     Append(kind_.key, memset.height);
     if (memset.height <= 1) return;
     Append(kind_.key, memset.width);
