@@ -93,8 +93,12 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
   Plan renew{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
   const Group& group = groups_.at(graph.group);
   const std::vector<ExecNumber> counted = Counted(graph.group);
-  const auto other = std::find_if(counted.begin(), counted.end(), [&](ExecNumber exec) {
-    return exec != holder && FitsInPlaceOf(exec, graph) && !now.in_use(exec);
+  const auto fits_in_place_of = [&](ExecNumber exec) {
+    const uint64_t bytes = execs_.at(exec).bytes;
+    return graph.bytes <= bytes || Allows(by_use_.size(), taken_ - bytes + graph.bytes);
+  };
+  const auto other = std::ranges::find_if(counted, [&](ExecNumber exec) {
+    return exec != holder && fits_in_place_of(exec) && !now.in_use(exec);
   });
   if (HasRoom(counted.size(), taken_, graph)) {
     if (group.execs < group.graphs) return renew;
@@ -150,11 +154,6 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
     --count;
   }
   return plan;
-}
-
-bool ExecTable::FitsInPlaceOf(ExecNumber other, const Graph& graph) const {
-  const uint64_t bytes = execs_.at(other).bytes;
-  return graph.bytes <= bytes || Allows(by_use_.size(), taken_ - bytes + graph.bytes);
 }
 
 void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
