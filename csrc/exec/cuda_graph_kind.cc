@@ -4,10 +4,10 @@
 // some of what it does not carry over it keeps silently: the launch would run with the cluster size
 // of another graph. So the key holds all that an update does not carry over, refused or not;
 // docs/graph_updates.md has the list, as it was tried on a GPU.
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <set>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -31,9 +31,9 @@ constexpr std::array kLaunchAttributes = {
     CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE,
 };
 
-constexpr size_t kPreferredCluster = std::find(kLaunchAttributes.begin(), kLaunchAttributes.end(),
-                                               CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION) -
-                                     kLaunchAttributes.begin();
+// Newer than the drivers that are asked for.
+constexpr auto kPreferredCluster = CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION;
+constexpr auto kDeviceUpdatable = CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE;
 
 // What a launch gets of the same from its function.
 constexpr std::array kFunctionAttributes = {
@@ -65,7 +65,7 @@ class KindReader {
                   context.cu_device());
     has_preferred_clusters_ = major >= 10;
     // To ask another GPU is an error, which tools that watch for errors would report.
-    unknown_[kPreferredCluster] = !has_preferred_clusters_;
+    if (!has_preferred_clusters_) unknown_.insert(kPreferredCluster);
   }
 
   GraphKind Read() {
@@ -138,27 +138,26 @@ class KindReader {
     CUDA_KERNEL_NODE_PARAMS_v2 kernel{};
     context_.Call(api().cuGraphKernelNodeGetParams, node, &kernel);
     kind_.key += FunctionAttributes(kernel);
-    for (size_t i = 0; i < kLaunchAttributes.size(); ++i) {
-      if (!unknown_[i]) AddAttribute(node, i);
+    for (const CUlaunchAttributeID attribute : kLaunchAttributes) {
+      if (!unknown_.contains(attribute)) AddAttribute(node, attribute);
     }
     // A driver may have it for launches and hide it in nodes. A library launches a function with
     // what suits that function.
-    if (has_preferred_clusters_ && unknown_[kPreferredCluster]) {
+    if (has_preferred_clusters_ && unknown_.contains(kPreferredCluster)) {
       Append(kind_.key, FunctionOf(kernel));
     }
   }
 
-  void AddAttribute(CUgraphNode node, size_t i) {
-    const CUlaunchAttributeID id = kLaunchAttributes[i];
+  void AddAttribute(CUgraphNode node, CUlaunchAttributeID id) {
     CUlaunchAttributeValue value{};
     const CUresult code = api().cuGraphKernelNodeGetAttribute(node, id, &value);
-    // Newer than the drivers that are asked for. One that does not know it is slow to say so.
-    const bool newer = id == CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION ||
-                       id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE;
-    unknown_[i] = newer && (code == CUDA_ERROR_INVALID_VALUE || code == CUDA_ERROR_NOT_SUPPORTED);
-    if (unknown_[i]) return;
+    const bool may_be_unknown = id == kPreferredCluster || id == kDeviceUpdatable;
+    if (may_be_unknown && (code == CUDA_ERROR_INVALID_VALUE || code == CUDA_ERROR_NOT_SUPPORTED)) {
+      unknown_.insert(id);
+      return;
+    }
     context_.Check("cuGraphKernelNodeGetAttribute", code);
-    if (id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE) {
+    if (id == kDeviceUpdatable) {
       if (value.deviceUpdatableKernelNode.deviceUpdatable != 0) kind_.shareable = false;
       return;
     }
@@ -215,16 +214,15 @@ class KindReader {
   bool has_preferred_clusters_ = false;
   GraphKind kind_{.key = {}, .shareable = true};
   std::unordered_map<const void*, std::string> functions_;
-  std::array<bool, kLaunchAttributes.size()> unknown_{};
+  std::set<CUlaunchAttributeID> unknown_;  // to the driver, which is slow to say so
 };
 
 }  // namespace
 
 // Asking after a function that was never launched loads it, which breaks captures if unsafe calls do.
 GraphKind CudaGraphDriver::KindOf(Graph graph) {
-  return Call([&](const CudaApi&) {
-    return KindReader(context_, reinterpret_cast<CUgraph>(graph)).Read();
-  });
+  const Calling calling(context_);
+  return KindReader(context_, reinterpret_cast<CUgraph>(graph)).Read();
 }
 
 }  // namespace cgp

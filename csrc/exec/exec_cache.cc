@@ -119,7 +119,7 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
       Exec& exec = execs_.at(number);
       return Running(exec) && exec.last_run->number <= launches && exec.last_run->end;
     };
-    if (std::any_of(plan.destroy.begin(), plan.destroy.end(), is_worth_awaiting)) {
+    if (std::ranges::any_of(plan.destroy, is_worth_awaiting)) {
       const Clock::time_point now = Clock::now();
       if (deadline == kNotWaiting) deadline = now + longest_wait_;
       if (now < deadline) {

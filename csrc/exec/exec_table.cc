@@ -117,14 +117,13 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
   Plan plan{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
   const std::vector<ExecNumber> counted = Counted(graph.group);
   std::vector<ExecNumber> idle;
-  std::copy_if(counted.begin(), counted.end(), std::back_inserter(idle),
-               [&](ExecNumber exec) { return !now.in_use(exec); });
+  std::ranges::remove_copy_if(counted, std::back_inserter(idle), now.in_use);
   const auto of_group = [&](ExecNumber exec) { return execs_.at(exec).group == graph.group; };
-  auto replaced = std::find_if(idle.begin(), idle.end(), [&](ExecNumber exec) {
+  auto replaced = std::ranges::find_if(idle, [&](ExecNumber exec) {
     return of_group(exec) && !execs_.at(exec).holds;  // nobody misses it
   });
   if (replaced == idle.end() && !HasRoom(counted.size(), taken_, graph)) {
-    if (room_) replaced = std::find_if(idle.begin(), idle.end(), of_group);
+    if (room_) replaced = std::ranges::find_if(idle, of_group);
     if (replaced == idle.end()) replaced = idle.begin();
   }
   if (replaced != idle.end() && of_group(*replaced)) {
@@ -225,7 +224,7 @@ void ExecTable::Launched(ExecNumber exec) {
 }
 
 void ExecTable::Used(ExecNumber exec) {
-  const auto found = std::find(by_use_.begin(), by_use_.end(), exec);
+  const auto found = std::ranges::find(by_use_, exec);
   if (found != by_use_.end()) std::rotate(found, found + 1, by_use_.end());
 }
 
@@ -236,7 +235,7 @@ void ExecTable::Destroyed(ExecNumber exec) {
   --groups_.at(destroyed.group).execs;
   if (destroyed.updated) --updated_;
   execs_.erase(exec);
-  const auto shared = std::find(by_use_.begin(), by_use_.end(), exec);
+  const auto shared = std::ranges::find(by_use_, exec);
   if (shared == by_use_.end()) return;
   by_use_.erase(shared);
   taken_ -= destroyed.bytes;
@@ -255,8 +254,8 @@ void ExecTable::KeptAfterAll(ExecNumber exec) {
 std::vector<ExecNumber> ExecTable::Counted(GroupNumber group) const {
   if (max_execs_ || room_) return by_use_;
   std::vector<ExecNumber> counted;
-  std::copy_if(by_use_.begin(), by_use_.end(), std::back_inserter(counted),
-               [&](ExecNumber exec) { return execs_.at(exec).group == group; });
+  std::ranges::copy_if(by_use_, std::back_inserter(counted),
+                       [&](ExecNumber exec) { return execs_.at(exec).group == group; });
   return counted;
 }
 
@@ -284,7 +283,7 @@ void ExecTable::Check() const {
     if (groups_.at(exec.group).kind == GroupKind::kAlone) continue;
     ++shared;
     taken += exec.bytes;
-    CGP_CHECK(std::count(by_use_.begin(), by_use_.end(), number) == 1);
+    CGP_CHECK(std::ranges::count(by_use_, number) == 1);
   }
   CGP_CHECK(by_use_.size() == shared && taken_ == taken);
   CGP_CHECK(sharing_ == sharing && wanted_ == wanted && updated_ == updated);
