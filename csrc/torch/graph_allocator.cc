@@ -373,9 +373,9 @@ void GraphAllocator::resetPeakStats(DeviceIndex device) {
 
 cca::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id, bool include_traces) {
   const bool all = id == MempoolId_t{0, 0};
-  std::vector<DevicePools*> ours;
-  for (DevicePools* pools : DevicePools::All()) {
-    if (all || OursOrNull(pools->device(), id) != nullptr) ours.push_back(pools);
+  std::vector<DevicePools*> ours = DevicePools::All();
+  if (!all) {
+    std::erase_if(ours, [&](auto* pools) { return OursOrNull(pools->device(), id) == nullptr; });
   }
   // Asked for one pool of ours, the base is asked for its annexes and the rest of the answer, under
   // an id that no pool has.

@@ -253,8 +253,6 @@ class GraphAllocator final : public CUDAAllocator {
   void TellOutOfMemory(DevicePools& pools, const Request& request, bool rejected,
                        const MemoryInfo& info);
   void TellRejection(DevicePools& pools, const Request& request);
-  // Makes the base tell them. Returns false if it did not run out.
-  bool RunOutInBase(DeviceIndex device, size_t bytes, StreamId stream);
   [[noreturn]] void ThrowOutOfMemory(DevicePools& pools, const Request& request, bool rejected);
   // For the history.
   void Note(History::Action action, DeviceIndex device, PoolId id, const Block& block,

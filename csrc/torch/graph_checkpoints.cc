@@ -1,7 +1,6 @@
 // GraphAllocator: checkpoints, which are how torch.compile's graph trees go back to the end of an
 // earlier graph to record another one from there.
 
-#include <algorithm>
 #include <optional>
 #include <unordered_map>
 

@@ -27,26 +27,25 @@ MempoolId_t NewIdOfNoPool() {
   return {++last, ~0ULL};
 }
 
-}  // namespace
-
-bool GraphAllocator::RunOutInBase(DeviceIndex device, size_t bytes, StreamId stream) {
+// Makes the base tell its observers and trackers. Returns false if it did not run out.
+bool RunOutInBase(CUDAAllocator& base, DeviceIndex device, size_t bytes, StreamId stream) {
   // Others have nobody to tell, and may do anything when asked for too much.
-  if (base_.name() != "native") return false;
+  if (base.name() != "native") return false;
   const MempoolId_t id = NewIdOfNoPool();
-  base_.beginAllocateToPool(device, id, [thread = std::this_thread::get_id()](cudaStream_t) {
+  base.beginAllocateToPool(device, id, [thread = std::this_thread::get_id()](cudaStream_t) {
     return std::this_thread::get_id() == thread;
   });
   bool open = true;
   const auto close = [&] {
-    if (open) base_.endAllocateToPool(device, id);
+    if (open) base.endAllocateToPool(device, id);
     open = false;
-    base_.releasePool(device, id);
+    base.releasePool(device, id);
   };
   Undo pool(close);
   bool ran_out = false;
   try {
     const auto handle = reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(stream));
-    base_.raw_delete(base_.raw_alloc_with_stream(bytes, handle));
+    base.raw_delete(base.raw_alloc_with_stream(bytes, handle));
   } catch (const c10::OutOfMemoryError&) {
     ran_out = true;
   }
@@ -54,6 +53,8 @@ bool GraphAllocator::RunOutInBase(DeviceIndex device, size_t bytes, StreamId str
   pool.Keep();
   return ran_out;
 }
+
+}  // namespace
 
 void GraphAllocator::TellRejection(DevicePools& pools, const Request& request) {
   pools.stats().CountRejection();
@@ -75,7 +76,7 @@ void GraphAllocator::TellOutOfMemory(DevicePools& pools, const Request& request,
   } else {
     // More than there is, if the base has these bytes after all.
     for (const size_t bytes : {request.bytes, request.bytes + pools.total_bytes()}) {
-      if (RunOutInBase(pools.device(), bytes, request.stream)) return;
+      if (RunOutInBase(base_, pools.device(), bytes, request.stream)) return;
     }
     pools.stats().CountOutOfMemory();
     if (c10::memoryProfilingEnabled()) {
