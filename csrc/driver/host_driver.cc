@@ -8,7 +8,6 @@
 #include <iterator>
 #include <limits>
 #include <system_error>
-#include <utility>
 
 #include "core/base/error.h"
 #include "driver/host_memory.h"
@@ -202,7 +201,7 @@ Handle HostDriver::Create(uint64_t bytes) {
 void HostDriver::Release(Handle handle) {
   const Call call(*this, DriverCall::kRelease);
   Physical& physical = Held(call, handle);
-  if (capturing() && physical.was_mapped && physical.first_mapped_in != epoch_) {
+  if (capturing() && physical.first_mapped_in.value_or(epoch_) != epoch_) {
     call.RefuseInCapture("handle " + Number(handle) +
                          " was mapped before the capture that is under way");
   }
@@ -240,8 +239,7 @@ void HostDriver::Map(Address address, uint64_t bytes, Handle handle) {
   }
   ++reservation.mappings;
   ++physical.mappings;
-  if (!physical.was_mapped) physical.first_mapped_in = epoch_;
-  physical.was_mapped = true;
+  if (!physical.first_mapped_in) physical.first_mapped_in = epoch_;
   ++usage_.mappings;
   usage_.mapped_bytes += bytes;
 }
