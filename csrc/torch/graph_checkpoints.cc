@@ -1,6 +1,5 @@
 // GraphAllocator: checkpoints, which are how torch.compile's graph trees go back to the end of an
 // earlier graph to record another one from there.
-
 #include <optional>
 #include <unordered_map>
 

@@ -7,7 +7,6 @@
 //
 // ~MemPool calls setUseOnOOM(), releasePool() and emptyCache(id), and an error there ends the
 // process. In a capture, of whichever thread, they leave the memory for later.
-
 #include <optional>
 
 #include "torch/errors.h"

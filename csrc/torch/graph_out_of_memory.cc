@@ -5,7 +5,6 @@
 // bytes in a private pool of their own, which has no cache that could serve them. Then it counts,
 // notes and tells as for any allocation of its own. What it tells is what was asked for and what is
 // free; the limit is its own, without what graph pools hold of the process's share.
-
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 

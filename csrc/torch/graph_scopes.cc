@@ -1,6 +1,5 @@
 // GraphAllocator: whose pool is it, and who allocates in it now. The rules are in
 // graph_allocator.h.
-
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/runtime.h"
