@@ -5,6 +5,8 @@
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
+#include <type_traits>
+
 namespace cgp {
 
 // X(function, version): the CUDA version, times 1000, that brought the form of the function that is
@@ -58,8 +60,22 @@ namespace cgp {
 // Those that an older driver may lack: nullptr there.
 #define CGP_CUDA_NEWER_FUNCTIONS(X) X(cuCtxRecordEvent, 12050)
 
+// One of them. It is called like a plain function, and has its name for errors.
+template <typename Function>
+struct CudaFunction {
+  const char* name;
+  Function* pointer = nullptr;
+
+  CudaFunction& operator=(Function* to) {
+    pointer = to;
+    return *this;
+  }
+  operator Function*() const { return pointer; }
+};
+
 struct CudaApi {
-#define CGP_CUDA_FIELD(function, version) PFN_##function##_v##version function = nullptr;
+#define CGP_CUDA_FIELD(function, version) \
+  CudaFunction<std::remove_pointer_t<PFN_##function##_v##version>> function{#function};
   CGP_CUDA_FUNCTIONS(CGP_CUDA_FIELD)
   CGP_CUDA_NEWER_FUNCTIONS(CGP_CUDA_FIELD)
 #undef CGP_CUDA_FIELD

@@ -3,7 +3,6 @@
 #include <string>
 
 namespace cgp {
-
 namespace {
 
 // "CUDA_ERROR_OUT_OF_MEMORY", or "unknown error".
@@ -16,8 +15,8 @@ std::string ErrorName(const CudaApi& api, CUresult code) {
 }  // namespace
 
 CudaContext::CudaContext(const CudaApi& api, int device) : api_(api), device_(device) {
-  Check("cuInit", api.cuInit(0));
-  Check("cuDeviceGet", api.cuDeviceGet(&cu_device_, device));
+  Call(api.cuInit, 0);
+  Call(api.cuDeviceGet, &cu_device_, device);
 }
 
 CudaContext::~CudaContext() {
@@ -49,9 +48,9 @@ void CudaContext::Check(std::string_view call, CUresult code, DriverStatus out_o
 CurrentContext::CurrentContext(CudaContext& context) : api_(context.api()) {
   CUcontext const wanted = context.Get();
   CUcontext current = nullptr;
-  context.Check("cuCtxGetCurrent", api_.cuCtxGetCurrent(&current));
+  context.Call(api_.cuCtxGetCurrent, &current);
   if (current == wanted) return;
-  context.Check("cuCtxPushCurrent", api_.cuCtxPushCurrent(wanted));
+  context.Call(api_.cuCtxPushCurrent, wanted);
   pushed_ = true;
 }
 

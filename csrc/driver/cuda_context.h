@@ -4,6 +4,7 @@
 #include <atomic>
 #include <mutex>
 #include <string_view>
+#include <type_traits>
 
 #include "driver/cuda_api.h"
 #include "driver/driver.h"
@@ -18,8 +19,6 @@ class CudaContext {
   // where there is no such device.
   CudaContext(const CudaApi& api, int device);
   ~CudaContext();
-  CudaContext(const CudaContext&) = delete;
-  CudaContext& operator=(const CudaContext&) = delete;
 
   const CudaApi& api() const { return api_; }
   int device() const { return device_; }
@@ -32,6 +31,12 @@ class CudaContext {
   // memory ran out is known only from the call.
   void Check(std::string_view call, CUresult code,
              DriverStatus out_of_memory = DriverStatus::kFailed, uint64_t bytes = 0) const;
+  // Calls the function, and checks it so.
+  template <typename... Parameters>
+  void Call(const CudaFunction<CUresult(Parameters...)>& function,
+            std::type_identity_t<Parameters>... arguments) const {
+    Check(function.name, function(arguments...));
+  }
 
  private:
   const CudaApi& api_;

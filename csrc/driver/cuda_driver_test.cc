@@ -134,13 +134,14 @@ TEST_F(CudaDriverTest, WorksOnStreamsOfOtherDevicesInTheirContext) {
             (std::vector<std::string>{"cuEventCreate of 1", "cuEventRecord of 1",
                                       "cuStreamWaitEvent of 1", "cuStreamGetCaptureInfo of 1"}));
   fake_.calls.clear();
-  driver.RecordEvent(own);
+  driver.DestroyEvent(driver.RecordEvent(own));
   driver.Quiesce();
   EXPECT_EQ(fake_.calls, (std::vector<std::string>{"cuEventCreate", "cuEventRecord",
                                                    "cuCtxSynchronize", "cuCtxSynchronize of 1"}))
       << "the peer may be using what is about to be unmapped";
   EXPECT_TRUE(contexts.empty());
   EXPECT_THROW(driver.RecordEvent(StreamOn(9, kStream)), DriverError);
+  driver.DestroyEvent(event);
 }
 
 TEST_F(CudaDriverTest, RefusesPeersThatAreNone) {
@@ -217,14 +218,16 @@ TEST_F(CudaDriverTest, AStreamWaitsForAnEventOfAnother) {
   EXPECT_EQ(fake_.event, reinterpret_cast<CUevent>(0x6000));
   EXPECT_EQ(fake_.event_flags, static_cast<unsigned int>(CU_EVENT_WAIT_DEFAULT));
   EXPECT_EQ(driver.stats()[DriverCall::kWaitEvent].calls, 1u);
+  driver.DestroyEvent(event);
 }
 
 TEST_F(CudaDriverTest, TheDeviceIsMarkedByItsContext) {
   CudaDriver driver(0, api_);
-  driver.RecordDeviceEvent();
+  driver.DestroyEvent(driver.RecordDeviceEvent());
   EXPECT_EQ(fake_.marked, kPrimary);
   EXPECT_EQ(fake_.event, reinterpret_cast<CUevent>(0x6000));
   EXPECT_EQ(driver.stats()[DriverCall::kQuiesce].calls, 0u);
+  fake_.destroyed = nullptr;
   Failing("cuCtxRecordEvent", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
           [&] { driver.RecordDeviceEvent(); });
   EXPECT_EQ(fake_.destroyed, reinterpret_cast<CUevent>(0x6000));
@@ -250,7 +253,7 @@ TEST_F(CudaDriverTest, AMarkCoversTheDevicesWhoseStreamsWereAskedAfter) {
 TEST_F(CudaDriverTest, AnOlderDriverWaitsForTheDeviceInstead) {
   api_.cuCtxRecordEvent = nullptr;
   CudaDriver driver(0, api_);
-  driver.RecordDeviceEvent();
+  driver.DestroyEvent(driver.RecordDeviceEvent());
   EXPECT_EQ(fake_.marked, nullptr);
   EXPECT_EQ(driver.stats()[DriverCall::kQuiesce].calls, 1u);
 }
@@ -274,6 +277,7 @@ TEST_F(CudaDriverTest, EachErrorOfCudaIsThrownWithCallCodeAndBytes) {
   };
   Frontier frontier;
   std::vector<GraphNode> nodes;
+  const Event event = driver.RecordEvent(kStream);
   const auto failed = DriverStatus::kFailed;
   const auto memory = DriverStatus::kOutOfMemory;
   const Case cases[] = {
@@ -287,7 +291,7 @@ TEST_F(CudaDriverTest, EachErrorOfCudaIsThrownWithCallCodeAndBytes) {
       {"cuCtxSynchronize", failed, 0, [&] { driver.Quiesce(); }},
       {"cuEventCreate", failed, 0, [&] { driver.RecordEvent(kStream); }},
       {"cuEventRecord", failed, 0, [&] { driver.RecordEvent(kStream); }},
-      {"cuStreamWaitEvent", failed, 0, [&] { driver.WaitEvent(kStream, Event{0x6000}); }},
+      {"cuStreamWaitEvent", failed, 0, [&] { driver.WaitEvent(kStream, event); }},
       {"cuStreamGetCaptureInfo", failed, 0, [&] { driver.Capture(kStream, &frontier); }},
       {"cuGraphNodeGetDependencies", failed, 0, [&] { driver.Dependencies(GraphNode{1}, &nodes); }},
       {"cuMemGetInfo", failed, 0, [&] { driver.Info(); }},
@@ -305,6 +309,7 @@ TEST_F(CudaDriverTest, EachErrorOfCudaIsThrownWithCallCodeAndBytes) {
   const DriverError unnamed =
       Failing("cuMemMap", CUDA_ERROR_ALREADY_MAPPED, [&] { driver.Map(kAddress, kPage, {}); });
   EXPECT_NE(std::string(unnamed.what()).find("unknown error (208)"), std::string::npos);
+  driver.DestroyEvent(event);
 }
 
 TEST_F(CudaDriverTest, CountsAndTimesCallsFailedOnesToo) {

@@ -13,7 +13,6 @@
 //  - "capture-legal" marks what may be called while a stream of this process is capturing a graph.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <stdexcept>

@@ -1,5 +1,3 @@
-#include <string>
-#include <string_view>
 
 #include "driver/driver.h"
 

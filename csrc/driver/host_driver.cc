@@ -8,7 +8,6 @@
 #include <iterator>
 #include <limits>
 #include <system_error>
-#include <utility>
 
 #include "core/base/error.h"
 #include "driver/host_memory.h"
@@ -55,8 +54,6 @@ class HostDriver::Call {
   ~Call() {
     if (std::uncaught_exceptions() == exceptions_) driver_.calls_.Add(kind_);
   }
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
 
   [[noreturn]] void Refuse(const std::string& why) const {
     Fail(DriverStatus::kFailed, kInvalidValueCode, "CUDA_ERROR_INVALID_VALUE", why);
@@ -204,7 +201,7 @@ Handle HostDriver::Create(uint64_t bytes) {
 void HostDriver::Release(Handle handle) {
   const Call call(*this, DriverCall::kRelease);
   Physical& physical = Held(call, handle);
-  if (capturing() && physical.was_mapped && physical.first_mapped_in != epoch_) {
+  if (capturing() && physical.first_mapped_in.value_or(epoch_) != epoch_) {
     call.RefuseInCapture("handle " + Number(handle) +
                          " was mapped before the capture that is under way");
   }
@@ -242,8 +239,7 @@ void HostDriver::Map(Address address, uint64_t bytes, Handle handle) {
   }
   ++reservation.mappings;
   ++physical.mappings;
-  if (!physical.was_mapped) physical.first_mapped_in = epoch_;
-  physical.was_mapped = true;
+  if (!physical.first_mapped_in) physical.first_mapped_in = epoch_;
   ++usage_.mappings;
   usage_.mapped_bytes += bytes;
 }

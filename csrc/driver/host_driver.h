@@ -8,7 +8,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -128,8 +127,7 @@ class HostDriver final : public Driver {
     Address home = 0;  // see host_memory.h
     uint64_t mappings = 0;
     bool released = false;
-    bool was_mapped = false;
-    uint64_t first_mapped_in = 0;  // epoch
+    std::optional<uint64_t> first_mapped_in = std::nullopt;  // epoch
   };
   struct Reservation {
     uint64_t bytes = 0;

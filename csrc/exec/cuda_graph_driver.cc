@@ -13,34 +13,32 @@ CUgraphExec ToCuda(GraphExec exec) { return reinterpret_cast<CUgraphExec>(exec);
 }  // namespace
 
 GraphExec CudaGraphDriver::Instantiate(Graph graph) {
+  const Calling calling(context_);
   CUgraphExec exec = nullptr;
-  Check("cuGraphInstantiateWithFlags", Call([&](const CudaApi& api) {
-          return api.cuGraphInstantiateWithFlags(&exec, ToCuda(graph), kFlags);
-        }));
+  Check("cuGraphInstantiateWithFlags",
+        api().cuGraphInstantiateWithFlags(&exec, ToCuda(graph), kFlags));
   return GraphExec{reinterpret_cast<uintptr_t>(exec)};
 }
 
 bool CudaGraphDriver::Update(GraphExec exec, Graph graph) {
+  const Calling calling(context_);
   CUgraphExecUpdateResultInfo info{};
-  const CUresult code = Call([&](const CudaApi& api) {
-    return api.cuGraphExecUpdate(ToCuda(exec), ToCuda(graph), &info);
-  });
+  const CUresult code = api().cuGraphExecUpdate(ToCuda(exec), ToCuda(graph), &info);
   if (code == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) return false;
   Check("cuGraphExecUpdate", code);
   return true;
 }
 
 void CudaGraphDriver::Upload(GraphExec exec, StreamId stream) {
-  Check("cuGraphUpload", Call([&](const CudaApi& api) {
-          return api.cuGraphUpload(ToCuda(exec), reinterpret_cast<CUstream>(stream));
-        }));
+  const Calling calling(context_);
+  Check("cuGraphUpload", api().cuGraphUpload(ToCuda(exec), reinterpret_cast<CUstream>(stream)));
 }
 
 void CudaGraphDriver::Destroy(GraphExec exec) noexcept {
   // Nobody could act on an error, which can only be that of earlier work, or of CUDA having shut
   // down at the end of the process.
-  const UnsafeCallsAllowed allowed(context_.api());
-  context_.api().cuGraphExecDestroy(ToCuda(exec));
+  const UnsafeCallsAllowed allowed(api());
+  api().cuGraphExecDestroy(ToCuda(exec));
 }
 
 }  // namespace cgp

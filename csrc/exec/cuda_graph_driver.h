@@ -21,14 +21,13 @@ class CudaGraphDriver final : public GraphDriver {
   void Destroy(GraphExec exec) noexcept override;
 
  private:
-  // Calls `function` with the device's context current and unsafe calls allowed: what has nothing
-  // to do with a capture must not break one.
-  template <typename Function>
-  auto Call(Function function) {
-    const CurrentContext current(context_);
-    const UnsafeCallsAllowed allowed(context_.api());
-    return function(context_.api());
-  }
+  // What has nothing to do with a capture must not break one.
+  struct Calling {
+    explicit Calling(CudaContext& context) : current(context), allowed(context.api()) {}
+    const CurrentContext current;
+    const UnsafeCallsAllowed allowed;
+  };
+  const CudaApi& api() const { return context_.api(); }
   void Check(const char* call, CUresult code) const {
     context_.Check(call, code, DriverStatus::kOutOfMemory);
   }

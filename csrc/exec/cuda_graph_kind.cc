@@ -4,10 +4,10 @@
 // some of what it does not carry over it keeps silently: the launch would run with the cluster size
 // of another graph. So the key holds all that an update does not carry over, refused or not;
 // docs/graph_updates.md has the list, as it was tried on a GPU.
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <set>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -31,9 +31,9 @@ constexpr std::array kLaunchAttributes = {
     CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE,
 };
 
-constexpr size_t kPreferredCluster = std::find(kLaunchAttributes.begin(), kLaunchAttributes.end(),
-                                               CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION) -
-                                     kLaunchAttributes.begin();
+// Newer than the drivers that are asked for.
+constexpr auto kPreferredCluster = CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION;
+constexpr auto kDeviceUpdatable = CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE;
 
 // What a launch gets of the same from its function.
 constexpr std::array kFunctionAttributes = {
@@ -61,12 +61,11 @@ class KindReader {
  public:
   KindReader(CudaContext& context, CUgraph graph) : context_(context), graph_(graph) {
     int major = 0;
-    Check("cuDeviceGetAttribute",
-          api().cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                                     context.cu_device()));
+    context_.Call(api().cuDeviceGetAttribute, &major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                  context.cu_device());
     has_preferred_clusters_ = major >= 10;
     // To ask another GPU is an error, which tools that watch for errors would report.
-    unknown_[kPreferredCluster] = !has_preferred_clusters_;
+    if (!has_preferred_clusters_) unknown_.insert(kPreferredCluster);
   }
 
   GraphKind Read() {
@@ -81,13 +80,12 @@ class KindReader {
 
  private:
   const CudaApi& api() const { return context_.api(); }
-  void Check(std::string_view call, CUresult code) const { context_.Check(call, code); }
 
   std::vector<CUgraphNode> Nodes() const {
     size_t count = 0;
-    Check("cuGraphGetNodes", api().cuGraphGetNodes(graph_, nullptr, &count));
+    context_.Call(api().cuGraphGetNodes, graph_, nullptr, &count);
     std::vector<CUgraphNode> nodes(count);
-    if (count != 0) Check("cuGraphGetNodes", api().cuGraphGetNodes(graph_, nodes.data(), &count));
+    if (count != 0) context_.Call(api().cuGraphGetNodes, graph_, nodes.data(), &count);
     return nodes;
   }
 
@@ -95,14 +93,13 @@ class KindReader {
   // like.
   void AddEdges(const std::vector<CUgraphNode>& nodes) {
     size_t count = 0;
-    Check("cuGraphGetEdges", api().cuGraphGetEdges(graph_, nullptr, nullptr, nullptr, &count));
+    context_.Call(api().cuGraphGetEdges, graph_, nullptr, nullptr, nullptr, &count);
     Append(kind_.key, count);
     if (count == 0) return;
     std::vector<CUgraphNode> from(count);
     std::vector<CUgraphNode> to(count);
     std::vector<CUgraphEdgeData> data(count);
-    Check("cuGraphGetEdges",
-          api().cuGraphGetEdges(graph_, from.data(), to.data(), data.data(), &count));
+    context_.Call(api().cuGraphGetEdges, graph_, from.data(), to.data(), data.data(), &count);
     std::unordered_map<CUgraphNode, uint32_t> numbers;
     numbers.reserve(nodes.size());
     for (const CUgraphNode node : nodes) {
@@ -117,7 +114,7 @@ class KindReader {
 
   void AddNode(CUgraphNode node) {
     CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-    Check("cuGraphNodeGetType", api().cuGraphNodeGetType(node, &type));
+    context_.Call(api().cuGraphNodeGetType, node, &type);
     Append(kind_.key, type);
     switch (type) {
       case CU_GRAPH_NODE_TYPE_KERNEL:
@@ -139,29 +136,28 @@ class KindReader {
 
   void AddKernel(CUgraphNode node) {
     CUDA_KERNEL_NODE_PARAMS_v2 kernel{};
-    Check("cuGraphKernelNodeGetParams", api().cuGraphKernelNodeGetParams(node, &kernel));
+    context_.Call(api().cuGraphKernelNodeGetParams, node, &kernel);
     kind_.key += FunctionAttributes(kernel);
-    for (size_t i = 0; i < kLaunchAttributes.size(); ++i) {
-      if (!unknown_[i]) AddAttribute(node, i);
+    for (const CUlaunchAttributeID attribute : kLaunchAttributes) {
+      if (!unknown_.contains(attribute)) AddAttribute(node, attribute);
     }
     // A driver may have it for launches and hide it in nodes. A library launches a function with
     // what suits that function.
-    if (has_preferred_clusters_ && unknown_[kPreferredCluster]) {
+    if (has_preferred_clusters_ && unknown_.contains(kPreferredCluster)) {
       Append(kind_.key, FunctionOf(kernel));
     }
   }
 
-  void AddAttribute(CUgraphNode node, size_t i) {
-    const CUlaunchAttributeID id = kLaunchAttributes[i];
+  void AddAttribute(CUgraphNode node, CUlaunchAttributeID id) {
     CUlaunchAttributeValue value{};
     const CUresult code = api().cuGraphKernelNodeGetAttribute(node, id, &value);
-    // Newer than the drivers that are asked for. One that does not know it is slow to say so.
-    const bool newer = id == CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION ||
-                       id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE;
-    unknown_[i] = newer && (code == CUDA_ERROR_INVALID_VALUE || code == CUDA_ERROR_NOT_SUPPORTED);
-    if (unknown_[i]) return;
-    Check("cuGraphKernelNodeGetAttribute", code);
-    if (id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE) {
+    const bool may_be_unknown = id == kPreferredCluster || id == kDeviceUpdatable;
+    if (may_be_unknown && (code == CUDA_ERROR_INVALID_VALUE || code == CUDA_ERROR_NOT_SUPPORTED)) {
+      unknown_.insert(id);
+      return;
+    }
+    context_.Check("cuGraphKernelNodeGetAttribute", code);
+    if (id == kDeviceUpdatable) {
       if (value.deviceUpdatableKernelNode.deviceUpdatable != 0) kind_.shareable = false;
       return;
     }
@@ -184,10 +180,10 @@ class KindReader {
     for (const CUfunction_attribute attribute : kFunctionAttributes) {
       int value = 0;
       if (kernel.func != nullptr) {
-        Check("cuFuncGetAttribute", api().cuFuncGetAttribute(&value, attribute, kernel.func));
+        context_.Call(api().cuFuncGetAttribute, &value, attribute, kernel.func);
       } else {
-        Check("cuKernelGetAttribute",
-              api().cuKernelGetAttribute(&value, attribute, kernel.kern, context_.cu_device()));
+        context_.Call(api().cuKernelGetAttribute, &value, attribute, kernel.kern,
+                      context_.cu_device());
       }
       Append(found->second, value);
     }
@@ -196,7 +192,7 @@ class KindReader {
 
   void AddCopy(CUgraphNode node) {
     CUDA_MEMCPY3D_v2 copy{};
-    Check("cuGraphMemcpyNodeGetParams", api().cuGraphMemcpyNodeGetParams(node, &copy));
+    context_.Call(api().cuGraphMemcpyNodeGetParams, node, &copy);
     Append(kind_.key, copy.srcMemoryType);
     Append(kind_.key, copy.dstMemoryType);
     Append(kind_.key, copy.Height);
@@ -206,7 +202,7 @@ class KindReader {
 
   void AddMemset(CUgraphNode node) {
     CUDA_MEMSET_NODE_PARAMS_v1 memset{};
-    Check("cuGraphMemsetNodeGetParams", api().cuGraphMemsetNodeGetParams(node, &memset));
+    context_.Call(api().cuGraphMemsetNodeGetParams, node, &memset);
     Append(kind_.key, memset.height);
     if (memset.height <= 1) return;
     Append(kind_.key, memset.width);
@@ -218,16 +214,15 @@ class KindReader {
   bool has_preferred_clusters_ = false;
   GraphKind kind_{.key = {}, .shareable = true};
   std::unordered_map<const void*, std::string> functions_;
-  std::array<bool, kLaunchAttributes.size()> unknown_{};
+  std::set<CUlaunchAttributeID> unknown_;  // to the driver, which is slow to say so
 };
 
 }  // namespace
 
 // Asking after a function that was never launched loads it, which breaks captures if unsafe calls do.
 GraphKind CudaGraphDriver::KindOf(Graph graph) {
-  return Call([&](const CudaApi&) {
-    return KindReader(context_, reinterpret_cast<CUgraph>(graph)).Read();
-  });
+  const Calling calling(context_);
+  return KindReader(context_, reinterpret_cast<CUgraph>(graph)).Read();
 }
 
 }  // namespace cgp

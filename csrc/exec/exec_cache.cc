@@ -1,9 +1,7 @@
 #include "exec/exec_cache.h"
 
 #include <algorithm>
-#include <chrono>
 #include <thread>
-#include <utility>
 
 #include "core/base/error.h"
 
@@ -73,7 +71,7 @@ void ExecCache::GiveBack(GraphNumber graph, const Launch& launch) {
   CGP_CHECK(!exec.lent.empty());
   // Lent to several threads it comes back in any order. Those of one stream are alike.
   const auto of_stream = std::ranges::find(
-      exec.lent, launch.stream, [](const std::shared_ptr<Run>& one) { return one->stream; });
+      exec.lent, launch.stream, [](const std::shared_ptr<Run>& one) { return one->launch.stream; });
   const auto lent = of_stream != exec.lent.end() ? of_stream : exec.lent.begin();
   std::shared_ptr<Run> run = std::move(*lent);
   exec.lent.erase(lent);
@@ -121,7 +119,7 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
       Exec& exec = execs_.at(number);
       return Running(exec) && exec.last_run->number <= launches && exec.last_run->end;
     };
-    if (std::any_of(plan.destroy.begin(), plan.destroy.end(), is_worth_awaiting)) {
+    if (std::ranges::any_of(plan.destroy, is_worth_awaiting)) {
       const Clock::time_point now = Clock::now();
       if (deadline == kNotWaiting) deadline = now + longest_wait_;
       if (now < deadline) {
@@ -131,7 +129,11 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
         continue;
       }
     }
-    for (const ExecNumber number : plan.destroy) Destroy(number);
+    for (const ExecNumber number : plan.destroy) {
+      RememberRun(number);
+      table_.Destroyed(number);
+      DestroyHandle(number);
+    }
     switch (plan.step) {
       case ExecTable::Step::kNone:
         table_.Used(*plan.exec);
@@ -148,7 +150,8 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
 }
 
 bool ExecCache::InUse(Exec& exec, StreamId stream) {
-  return !exec.lent.empty() || (exec.last_run && exec.last_run->stream != stream && Running(exec));
+  if (!exec.lent.empty()) return true;
+  return exec.last_run && exec.last_run->launch.stream != stream && Running(exec);
 }
 
 bool ExecCache::Running(Exec& exec) {
@@ -171,15 +174,15 @@ bool ExecCache::HasEnded(Run& run) {
 
 void ExecCache::MarkEnd(Run& run) {
   // On a stream that may be gone it was marked at once, or cannot be any more.
-  if (!run.end && run.stream_lasts) MarkUnlessHeld(run);
+  if (!run.end && run.launch.stream_lasts) MarkUnlessHeld(run);
 }
 
 void ExecCache::MarkUnlessHeld(Run& run) {
-  if (IsHeld(run.stream)) return;
-  run.end = events_.RecordEvent(run.stream);
+  if (IsHeld(run.launch.stream)) return;
+  run.end = events_.RecordEvent(run.launch.stream);
   // Another thread may have begun a capture there meanwhile: then the mark may be a part of that, no
   // point in the stream's work, and must not be asked after.
-  if (IsHeld(run.stream)) run.Unmark();
+  if (IsHeld(run.launch.stream)) run.Unmark();
 }
 
 void ExecCache::RememberRun(ExecNumber number) {
@@ -221,8 +224,7 @@ void ExecCache::MarkEndOfLast(ExecNumber next) {
 
 void ExecCache::NoteLaunch(Exec& exec, std::shared_ptr<Run> run, const Launch& launch) {
   run->number = ++launches_;
-  run->stream = launch.stream;
-  run->stream_lasts = launch.stream_lasts;
+  run->launch = launch;
   exec.last_run = std::move(run);
   // Where the stream may be gone when somebody wants to know.
   if (!launch.stream_lasts) MarkUnlessHeld(*exec.last_run);
@@ -278,12 +280,6 @@ bool ExecCache::Update(ExecNumber number, GraphNumber graph) {
   if (const auto useless = table_.SetApart(graph)) DestroyHandle(*useless);
   ForgetGroupIfGone(before);
   return false;
-}
-
-void ExecCache::Destroy(ExecNumber number) {
-  RememberRun(number);
-  table_.Destroyed(number);
-  DestroyHandle(number);
 }
 
 void ExecCache::DestroyHandle(ExecNumber number) noexcept {

@@ -62,8 +62,6 @@ class ExecCache {
         longest_wait_(longest_wait),
         table_(max_execs, budget_bytes) {}
   ~ExecCache();
-  ExecCache(const ExecCache&) = delete;
-  ExecCache& operator=(const ExecCache&) = delete;
 
   // The graph must live until it is removed. The first of a kind gets an executable at once where
   // the limit and the memory allow. All that follows throws DriverError, and may be tried again after
@@ -90,17 +88,16 @@ class ExecCache {
   // A launch that may not have ended. The executable knows it, and so does the graph once it has lost
   // that executable.
   struct Run {
-    Run(Driver& driver, GraphNumber launched, const Launch& launch)
-        : events(driver),
-          graph(launched),
-          stream(launch.stream),
-          stream_lasts(launch.stream_lasts) {}
+    Run(Driver& driver, GraphNumber launched, const Launch& its_launch)
+        : events(driver), graph(launched), launch(its_launch) {}
     ~Run() { Unmark(); }
     Run(const Run&) = delete;
     Run& operator=(const Run&) = delete;
     // Whether what follows on that stream runs behind it anyway. A stream that may go can leave its
     // name to another one.
-    bool ComesBefore(StreamId what_follows) const { return stream == what_follows && stream_lasts; }
+    bool ComesBefore(StreamId what_follows) const {
+      return launch.stream == what_follows && launch.stream_lasts;
+    }
     void Unmark() noexcept {
       if (end) events.DestroyEvent(*end);
       end.reset();
@@ -108,9 +105,8 @@ class ExecCache {
 
     Driver& events;
     const GraphNumber graph;
-    uint64_t number = 0;  // of all launches
-    StreamId stream;
-    bool stream_lasts;
+    Launch launch;
+    uint64_t number = 0;       // of all launches
     bool captured = false;     // and does not run now
     std::optional<Event> end;  // or something later
   };
@@ -135,7 +131,6 @@ class ExecCache {
   // Returns false if the driver refused: then the graph is set apart. If the driver fails otherwise
   // the executable is gone.
   bool Update(ExecNumber number, GraphNumber graph);
-  void Destroy(ExecNumber number);
   void DestroyHandle(ExecNumber number) noexcept;
   // Whether it must stay as it is, when a graph is to run on `stream`.
   bool InUse(Exec& exec, StreamId stream);

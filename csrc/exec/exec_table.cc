@@ -93,8 +93,12 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
   Plan renew{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
   const Group& group = groups_.at(graph.group);
   const std::vector<ExecNumber> counted = Counted(graph.group);
-  const auto other = std::find_if(counted.begin(), counted.end(), [&](ExecNumber exec) {
-    return exec != holder && FitsInPlaceOf(exec, graph) && !now.in_use(exec);
+  const auto fits_in_place_of = [&](ExecNumber exec) {
+    const uint64_t bytes = execs_.at(exec).bytes;
+    return graph.bytes <= bytes || Allows(by_use_.size(), taken_ - bytes + graph.bytes);
+  };
+  const auto other = std::ranges::find_if(counted, [&](ExecNumber exec) {
+    return exec != holder && fits_in_place_of(exec) && !now.in_use(exec);
   });
   if (HasRoom(counted.size(), taken_, graph)) {
     if (group.execs < group.graphs) return renew;
@@ -113,14 +117,13 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
   Plan plan{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
   const std::vector<ExecNumber> counted = Counted(graph.group);
   std::vector<ExecNumber> idle;
-  std::copy_if(counted.begin(), counted.end(), std::back_inserter(idle),
-               [&](ExecNumber exec) { return !now.in_use(exec); });
+  std::ranges::remove_copy_if(counted, std::back_inserter(idle), now.in_use);
   const auto of_group = [&](ExecNumber exec) { return execs_.at(exec).group == graph.group; };
-  auto replaced = std::find_if(idle.begin(), idle.end(), [&](ExecNumber exec) {
+  auto replaced = std::ranges::find_if(idle, [&](ExecNumber exec) {
     return of_group(exec) && !execs_.at(exec).holds;  // nobody misses it
   });
   if (replaced == idle.end() && !HasRoom(counted.size(), taken_, graph)) {
-    if (room_) replaced = std::find_if(idle.begin(), idle.end(), of_group);
+    if (room_) replaced = std::ranges::find_if(idle, of_group);
     if (replaced == idle.end()) replaced = idle.begin();
   }
   if (replaced != idle.end() && of_group(*replaced)) {
@@ -150,11 +153,6 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
     --count;
   }
   return plan;
-}
-
-bool ExecTable::FitsInPlaceOf(ExecNumber other, const Graph& graph) const {
-  const uint64_t bytes = execs_.at(other).bytes;
-  return graph.bytes <= bytes || Allows(by_use_.size(), taken_ - bytes + graph.bytes);
 }
 
 void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
@@ -226,7 +224,7 @@ void ExecTable::Launched(ExecNumber exec) {
 }
 
 void ExecTable::Used(ExecNumber exec) {
-  const auto found = std::find(by_use_.begin(), by_use_.end(), exec);
+  const auto found = std::ranges::find(by_use_, exec);
   if (found != by_use_.end()) std::rotate(found, found + 1, by_use_.end());
 }
 
@@ -237,7 +235,7 @@ void ExecTable::Destroyed(ExecNumber exec) {
   --groups_.at(destroyed.group).execs;
   if (destroyed.updated) --updated_;
   execs_.erase(exec);
-  const auto shared = std::find(by_use_.begin(), by_use_.end(), exec);
+  const auto shared = std::ranges::find(by_use_, exec);
   if (shared == by_use_.end()) return;
   by_use_.erase(shared);
   taken_ -= destroyed.bytes;
@@ -256,8 +254,8 @@ void ExecTable::KeptAfterAll(ExecNumber exec) {
 std::vector<ExecNumber> ExecTable::Counted(GroupNumber group) const {
   if (max_execs_ || room_) return by_use_;
   std::vector<ExecNumber> counted;
-  std::copy_if(by_use_.begin(), by_use_.end(), std::back_inserter(counted),
-               [&](ExecNumber exec) { return execs_.at(exec).group == group; });
+  std::ranges::copy_if(by_use_, std::back_inserter(counted),
+                       [&](ExecNumber exec) { return execs_.at(exec).group == group; });
   return counted;
 }
 
@@ -285,7 +283,7 @@ void ExecTable::Check() const {
     if (groups_.at(exec.group).kind == GroupKind::kAlone) continue;
     ++shared;
     taken += exec.bytes;
-    CGP_CHECK(std::count(by_use_.begin(), by_use_.end(), number) == 1);
+    CGP_CHECK(std::ranges::count(by_use_, number) == 1);
   }
   CGP_CHECK(by_use_.size() == shared && taken_ == taken);
   CGP_CHECK(sharing_ == sharing && wanted_ == wanted && updated_ == updated);

@@ -149,8 +149,6 @@ class ExecTable {
   bool HasRoom(std::size_t count, uint64_t taken, const Graph& graph) const {
     return Allows(count + 1, taken + graph.bytes);
   }
-  // Whether there may be one for the graph where another one goes.
-  bool FitsInPlaceOf(ExecNumber other, const Graph& graph) const;
   // The executables that the limit on those of `group` counts, longest unused first.
   std::vector<ExecNumber> Counted(GroupNumber group) const;
   Plan PlanToKeep(const Graph& graph, const Conditions& now) const;

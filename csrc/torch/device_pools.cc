@@ -4,7 +4,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -59,24 +58,22 @@ DevicePools::DevicePools(c10::DeviceIndex device)
     : device_(device), driver_(MakeDriver(device)), set_(driver_), stats_(device, set_) {}
 
 DevicePools& DevicePools::For(c10::DeviceIndex device, PoolsOwner owner) {
+  if (DevicePools* const pools = Find(device, owner)) return *pools;
   const size_t index = CheckedIndex(device);
-  Registry& registry = RegistryOf(owner);
-  if (DevicePools* pools = registry.pools[index].load(std::memory_order_acquire)) return *pools;
   const std::lock_guard lock(registration_mutex);
-  DevicePools* pools = registry.pools[index].load(std::memory_order_acquire);
-  if (pools == nullptr) {
-    std::unique_ptr<DevicePools> made(new DevicePools(device));
-    if (owner == PoolsOwner::kPluggableAllocator) {
-      for (DevicePools* const others : All(owner)) {
-        others->LetIn(device);
-        made->LetIn(others->device());
-      }
+  if (DevicePools* const pools = Find(device, owner)) return *pools;
+  std::unique_ptr<DevicePools> made(new DevicePools(device));
+  if (owner == PoolsOwner::kPluggableAllocator) {
+    for (DevicePools* const others : All(owner)) {
+      others->LetIn(device);
+      made->LetIn(others->device());
     }
-    pools = made.release();  // never deleted: see the header
-    registry.pools[index].store(pools, std::memory_order_release);
-    registry.end.store(std::max(registry.end.load(std::memory_order_relaxed), index + 1),
-                       std::memory_order_release);
   }
+  DevicePools* const pools = made.release();  // never deleted: see the header
+  Registry& registry = RegistryOf(owner);
+  registry.pools[index].store(pools, std::memory_order_release);
+  registry.end.store(std::max(registry.end.load(std::memory_order_relaxed), index + 1),
+                     std::memory_order_release);
   return *pools;
 }
 

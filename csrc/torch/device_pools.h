@@ -54,9 +54,6 @@ class DevicePools {
   static std::optional<Block> Around(const void* address,
                                      PoolsOwner owner = PoolsOwner::kGraphAllocator);
 
-  DevicePools(const DevicePools&) = delete;
-  DevicePools& operator=(const DevicePools&) = delete;
-
   c10::DeviceIndex device() const { return device_; }
   PoolSet& set() { return set_; }
   MeteredDriver& driver() { return driver_; }

@@ -89,7 +89,8 @@ inline std::string Mebibytes(uint64_t bytes) {
 }
 
 // Takes back what was done unless Keep() is called: of several steps that may fail, those before
-// the one that did. It may not fail itself: what it throws is dropped.
+// the one that did. It may not fail itself: what it throws is dropped. (An error that is under way is
+// no sign to go by: torch's may be counted in a libstdc++ that is not ours.)
 template <typename Function>
 class Undo {
  public:

@@ -4,15 +4,12 @@
 
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAStream.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <exception>
 #include <iterator>
-#include <string>
 #include <type_traits>
 
-#include "core/base/error.h"
 #include "torch/errors.h"
 #include "torch/runtime.h"
 #include "torch/snapshot.h"
@@ -24,10 +21,6 @@ namespace {
 
 std::atomic<GraphAllocator*> instance{nullptr};
 std::mutex instance_mutex;
-
-bool IsOutOfMemory(const DriverError& error) {
-  return error.status() == DriverStatus::kOutOfMemory;
-}
 
 // Passes on what the base has allocated.
 template <typename Memory>
@@ -89,7 +82,7 @@ std::shared_ptr<GraphAllocator> GetGraphAllocator() {
   const std::lock_guard lock(instance_mutex);
   GraphAllocator* allocator = instance.load(std::memory_order_acquire);
   if (allocator == nullptr) {
-    allocator = new GraphAllocator(*c10::cuda::CUDACachingAllocator::get());
+    allocator = new GraphAllocator(*cca::get());
   }
   return {allocator, [](GraphAllocator*) {}};
 }
@@ -186,7 +179,7 @@ std::optional<Block> GraphAllocator::TryAllocate(DevicePools& pools, const Reque
   } catch (const OutOfMemoryError&) {
     // handled below, with the driver's
   } catch (const DriverError& error) {
-    TORCH_CHECK(IsOutOfMemory(error), error.what());
+    TORCH_CHECK(error.status() == DriverStatus::kOutOfMemory, error.what());
   } catch (const std::logic_error& error) {
     TORCH_CHECK(false, error.what());
   }
@@ -378,12 +371,11 @@ void GraphAllocator::resetPeakStats(DeviceIndex device) {
   pools == nullptr ? base_.resetPeakStats(device) : pools->stats().ResetPeaks(base_);
 }
 
-c10::cuda::CUDACachingAllocator::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id,
-                                                                       bool include_traces) {
+cca::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id, bool include_traces) {
   const bool all = id == MempoolId_t{0, 0};
-  std::vector<DevicePools*> ours;
-  for (DevicePools* pools : DevicePools::All()) {
-    if (all || OursOrNull(pools->device(), id) != nullptr) ours.push_back(pools);
+  std::vector<DevicePools*> ours = DevicePools::All();
+  if (!all) {
+    std::erase_if(ours, [&](auto* pools) { return OursOrNull(pools->device(), id) == nullptr; });
   }
   // Asked for one pool of ours, the base is asked for its annexes and the rest of the answer, under
   // an id that no pool has.

@@ -55,10 +55,12 @@
 
 namespace cgp {
 
+namespace cca = c10::cuda::CUDACachingAllocator;
+
 using c10::DataPtr;
 using c10::DeviceIndex;
 using c10::MempoolId_t;
-using c10::cuda::CUDACachingAllocator::CUDAAllocator;
+using cca::CUDAAllocator;
 
 class GraphAllocator final : public CUDAAllocator {
  public:
@@ -149,8 +151,7 @@ class GraphAllocator final : public CUDAAllocator {
   void init(int device_count) override;
   double getMemoryFraction(DeviceIndex device) override;
   void setMemoryFraction(double fraction, DeviceIndex device) override;
-  std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize> getExpandableSegmentSizes(
-      DeviceIndex device) override {
+  std::vector<cca::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
     return base_.getExpandableSegmentSizes(device);
   }
   void enable(bool value) override { base_.enable(value); }
@@ -159,8 +160,7 @@ class GraphAllocator final : public CUDAAllocator {
     base_.cacheInfo(device, largest_block);
   }
   void* getBaseAllocation(void* pointer, size_t* bytes) override;
-  c10::cuda::CUDACachingAllocator::SnapshotInfo snapshot(MempoolId_t id = {0, 0},
-                                                         bool include_traces = true) override;
+  cca::SnapshotInfo snapshot(MempoolId_t id = {0, 0}, bool include_traces = true) override;
   void beginAllocateToPool(DeviceIndex device, MempoolId_t id, StreamFilter filter) override;
   void endAllocateToPool(DeviceIndex device, MempoolId_t id) override;
   void releasePool(DeviceIndex device, MempoolId_t id) override;
@@ -171,14 +171,14 @@ class GraphAllocator final : public CUDAAllocator {
   void setNoSplit(DeviceIndex device, MempoolId_t id) override;
   bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
                                 const std::unordered_set<void*>& expected) override;
-  c10::cuda::CUDACachingAllocator::ShareableHandle shareIpcHandle(void* pointer) override;
+  cca::ShareableHandle shareIpcHandle(void* pointer) override;
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
     return base_.getIpcDevPtr(std::move(handle));
   }
   bool isHistoryEnabled() override { return base_.isHistoryEnabled(); }
-  void recordHistory(bool enabled, c10::cuda::CUDACachingAllocator::CreateContextFn recorder,
-                     size_t max_entries, c10::cuda::CUDACachingAllocator::RecordContext when,
-                     bool clear_history, const std::vector<std::string>& skip_actions) override;
+  void recordHistory(bool enabled, cca::CreateContextFn recorder, size_t max_entries,
+                     cca::RecordContext when, bool clear_history,
+                     const std::vector<std::string>& skip_actions) override;
   void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override {
     base_.recordAnnotation(metadata);
   }
@@ -187,20 +187,18 @@ class GraphAllocator final : public CUDAAllocator {
   void setUserMetadata(const std::string& metadata) override { base_.setUserMetadata(metadata); }
   std::string getUserMetadata() override { return base_.getUserMetadata(); }
   void attachOutOfMemoryObserver(  // see graph_out_of_memory.cc
-      c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer) override {
+      cca::OutOfMemoryObserver observer) override {
     base_.attachOutOfMemoryObserver(std::move(observer));
   }
-  void attachAllocatorTraceTracker(
-      c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) override;
+  void attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) override;
   void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override;
   cudaError_t memcpyAsync(void* destination, int destination_device, const void* source,
                           int source_device, size_t bytes, cudaStream_t stream,
                           bool p2p_enabled) override;
-  std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> getCheckpointState(
-      DeviceIndex device, MempoolId_t id) override;
-  c10::cuda::CUDACachingAllocator::CheckpointDelta setCheckpointPoolState(
-      DeviceIndex device,
-      std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state) override;
+  std::shared_ptr<cca::AllocatorState> getCheckpointState(DeviceIndex device,
+                                                          MempoolId_t id) override;
+  cca::CheckpointDelta setCheckpointPoolState(DeviceIndex device,
+                                              std::shared_ptr<cca::AllocatorState> state) override;
   // Code that asks (torch.cuda.get_allocator_backend()) wants to know what works, and with us what
   // works with the base does; is_enabled() is the question whether we are there.
   std::string name() override { return base_.name(); }
@@ -252,11 +250,9 @@ class GraphAllocator final : public CUDAAllocator {
   // Frees what it can outside captures; returns whether another attempt makes sense.
   bool MakeRoom(const RouteTable::Target& target);
   // Tell everybody who asked to hear when memory runs out: graph_out_of_memory.cc.
-  void TellOutOfMemory(DevicePools& pools, const Request& request, const MemoryInfo& info);
-  // Makes the base tell them. Returns false if it did not run out.
-  bool RunOutInBase(DeviceIndex device, size_t bytes, StreamId stream);
-  void TellRejection(DevicePools& pools, const Request& request, const MemoryInfo& info);
-  void NoteOutOfMemory(DevicePools& pools, const Request& request, const MemoryInfo& info);
+  void TellOutOfMemory(DevicePools& pools, const Request& request, bool rejected,
+                       const MemoryInfo& info);
+  void TellRejection(DevicePools& pools, const Request& request);
   [[noreturn]] void ThrowOutOfMemory(DevicePools& pools, const Request& request, bool rejected);
   // For the history.
   void Note(History::Action action, DeviceIndex device, PoolId id, const Block& block,
@@ -277,7 +273,6 @@ class GraphAllocator final : public CUDAAllocator {
   // of that name too, with its users, unless that is nullptr. `graphs` is the pool of the graph that a
   // nested scope is of. pre: scopes_mutex_ is held.
   void BeginInBase(Route route, DevicePools* undecided);
-  void CountAsBases(DeviceIndex device, PoolId id);
   void BeginInOurs(DevicePools& pools, Route route, bool capturing, std::optional<PoolId> graphs);
   void EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind);
   // graph_mempools.cc. The first two wait for scopes_mutex_.
@@ -298,9 +293,8 @@ class GraphAllocator final : public CUDAAllocator {
   // Whether a capture that begins under this name is to fill the shared pool.
   bool SharesPool(DeviceIndex device, MempoolId_t id) const;
   // pre: scopes_mutex_ is held, for the following.
-  // The pool of ours has lost a user; its capture scope has ended. That is so whatever the base says.
+  // The pool of ours has lost a user. That is so whatever the base says.
   void ReleaseUnused(DevicePools& pools, PoolId id);
-  void EndAnnexScope(DevicePools& pools, PoolId id);
   void NoteWhoServesTrees();
   void ForgetBasesDeadTrees();
   uint64_t TrimUnlessCapturing();

@@ -1,22 +1,13 @@
 // GraphAllocator: checkpoints, which are how torch.compile's graph trees go back to the end of an
 // earlier graph to record another one from there.
-#include <c10/util/Exception.h>
-
-#include <algorithm>
-#include <memory>
 #include <optional>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
-#include "core/base/error.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 
 namespace cgp {
 namespace {
-
-namespace cca = c10::cuda::CUDACachingAllocator;
 
 struct CheckpointOfOurs final : cca::AllocatorState {
   CheckpointOfOurs(PoolId the_id, PoolCheckpoint the_checkpoint)

@@ -1,14 +1,10 @@
 // GraphAllocator: what differs from the base only for our pointers and pools. What is the base's alone
 // stands in graph_allocator.h.
-#include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <optional>
-#include <unordered_set>
-#include <utility>
 
-#include "core/base/error.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/install.h"
@@ -16,8 +12,6 @@
 
 namespace cgp {
 namespace {
-
-namespace cca = c10::cuda::CUDACachingAllocator;
 
 // Whether the driver mapped what `pointer` points to, for whoever: memory of a pool that no block has
 // (any more) is as little cudaMalloc's as that of a live one, and a graph may still use it.
@@ -36,7 +30,7 @@ bool IsMapped(const void* pointer) {
 void GraphAllocator::init(int device_count) {
   base_.init(device_count);
   // Who installs us by change_current_allocator() does not tell c10, which torch.accelerator asks.
-  if (c10::cuda::CUDACachingAllocator::get() == this) RegisterWithC10(*this);
+  if (cca::get() == this) RegisterWithC10(*this);
 }
 
 double GraphAllocator::getMemoryFraction(DeviceIndex device) {

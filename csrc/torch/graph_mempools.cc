@@ -7,14 +7,8 @@
 //
 // ~MemPool calls setUseOnOOM(), releasePool() and emptyCache(id), and an error there ends the
 // process. In a capture, of whichever thread, they leave the memory for later.
-#include <c10/util/Exception.h>
-
 #include <optional>
-#include <set>
-#include <string>
-#include <utility>
 
-#include "core/base/error.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/runtime.h"

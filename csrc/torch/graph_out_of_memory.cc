@@ -5,11 +5,6 @@
 // bytes in a private pool of their own, which has no cache that could serve them. Then it counts,
 // notes and tells as for any allocation of its own. What it tells is what was asked for and what is
 // free; the limit is its own, without what graph pools hold of the process's share.
-#include <c10/util/Exception.h>
-
-#include <atomic>
-#include <string>
-
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 
@@ -31,26 +26,25 @@ MempoolId_t NewIdOfNoPool() {
   return {++last, ~0ULL};
 }
 
-}  // namespace
-
-bool GraphAllocator::RunOutInBase(DeviceIndex device, size_t bytes, StreamId stream) {
+// Makes the base tell its observers and trackers. Returns false if it did not run out.
+bool RunOutInBase(CUDAAllocator& base, DeviceIndex device, size_t bytes, StreamId stream) {
   // Others have nobody to tell, and may do anything when asked for too much.
-  if (base_.name() != "native") return false;
+  if (base.name() != "native") return false;
   const MempoolId_t id = NewIdOfNoPool();
-  base_.beginAllocateToPool(device, id, [thread = std::this_thread::get_id()](cudaStream_t) {
+  base.beginAllocateToPool(device, id, [thread = std::this_thread::get_id()](cudaStream_t) {
     return std::this_thread::get_id() == thread;
   });
   bool open = true;
   const auto close = [&] {
-    if (open) base_.endAllocateToPool(device, id);
+    if (open) base.endAllocateToPool(device, id);
     open = false;
-    base_.releasePool(device, id);
+    base.releasePool(device, id);
   };
   Undo pool(close);
   bool ran_out = false;
   try {
     const auto handle = reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(stream));
-    base_.raw_delete(base_.raw_alloc_with_stream(bytes, handle));
+    base.raw_delete(base.raw_alloc_with_stream(bytes, handle));
   } catch (const c10::OutOfMemoryError&) {
     ran_out = true;
   }
@@ -59,23 +53,9 @@ bool GraphAllocator::RunOutInBase(DeviceIndex device, size_t bytes, StreamId str
   return ran_out;
 }
 
-void GraphAllocator::TellOutOfMemory(DevicePools& pools, const Request& request,
-                                     const MemoryInfo& info) {
-  // More than there is, if the base has these bytes after all.
-  for (const size_t bytes : {request.bytes, request.bytes + pools.total_bytes()}) {
-    if (RunOutInBase(pools.device(), bytes, request.stream)) return;
-  }
-  pools.stats().CountOutOfMemory();
-  if (c10::memoryProfilingEnabled()) {
-    const MergedStats::Totals total = pools.stats().Now(base_);
-    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), total.allocated_bytes,
-                                     total.reserved_bytes, c10::Device(c10::kCUDA, pools.device()));
-  }
-  NoteOutOfMemory(pools, request, info);
-}
+}  // namespace
 
-void GraphAllocator::TellRejection(DevicePools& pools, const Request& request,
-                                   const MemoryInfo& info) {
+void GraphAllocator::TellRejection(DevicePools& pools, const Request& request) {
   pools.stats().CountRejection();
   std::vector<OomRejectionObserver> observers;
   {
@@ -86,11 +66,25 @@ void GraphAllocator::TellRejection(DevicePools& pools, const Request& request,
     observer(pools.device(), request.bytes, pools.stats().Now(base_).reserved_bytes,
              pools.total_bytes());
   }
-  NoteOutOfMemory(pools, request, info);
 }
 
-void GraphAllocator::NoteOutOfMemory(DevicePools& pools, const Request& request,
+void GraphAllocator::TellOutOfMemory(DevicePools& pools, const Request& request, bool rejected,
                                      const MemoryInfo& info) {
+  if (rejected) {
+    TellRejection(pools, request);
+  } else {
+    // More than there is, if the base has these bytes after all.
+    for (const size_t bytes : {request.bytes, request.bytes + pools.total_bytes()}) {
+      if (RunOutInBase(base_, pools.device(), bytes, request.stream)) return;
+    }
+    pools.stats().CountOutOfMemory();
+    if (c10::memoryProfilingEnabled()) {
+      const MergedStats::Totals total = pools.stats().Now(base_);
+      c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), total.allocated_bytes,
+                                       total.reserved_bytes,
+                                       c10::Device(c10::kCUDA, pools.device()));
+    }
+  }
   if (!history_.active()) return;
   history_.Record({History::Action::OOM, pools.device(), info.free_bytes, request.bytes,
                    request.stream, request.id},
@@ -103,9 +97,8 @@ void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, const Request& request
   const int users = pools.set().UseCount(id);
   const MemoryInfo info = InfoOrZero(pools);
   // Who makes room and tries again waits for the error below, not for that of somebody who is told.
-  WithWarnings("who was told that memory has run out", [&] {
-    rejected ? TellRejection(pools, request, info) : TellOutOfMemory(pools, request, info);
-  });
+  WithWarnings("who was told that memory has run out",
+               [&] { TellOutOfMemory(pools, request, rejected, info); });
   TORCH_CHECK_WITH(
       OutOfMemoryError, false,
       "CUDA out of memory. Tried to allocate " + Mebibytes(request.bytes) + " in graph pool " +

@@ -1,10 +1,5 @@
 // GraphAllocator: whose pool is it, and who allocates in it now. The rules are in
 // graph_allocator.h.
-#include <c10/util/Exception.h>
-
-#include <string>
-
-#include "core/base/error.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/runtime.h"
@@ -12,14 +7,14 @@
 namespace cgp {
 namespace {
 
-// What the base throws is tried once more, and said: torch was not asking for it.
-template <typename Tell>
-void TellBase(const char* what, const Tell& tell) {
-  bool told = false;
-  for (int attempt = 0; attempt < 2 && !told; ++attempt) {
+// What fails is tried once more, and said: torch was not asking for it.
+template <typename Function>
+void TryTwice(const char* what, const Function& function) {
+  bool done = false;
+  for (int attempt = 0; attempt < 2 && !done; ++attempt) {
     WithWarnings(what, [&] {
-      tell();
-      told = true;
+      function();
+      done = true;
     });
   }
 }
@@ -71,17 +66,15 @@ void GraphAllocator::BeginInBase(Route route, DevicePools* undecided) {
   undo.Keep();
   for (int user = 0; user < users; ++user) undecided->set().Release(route.id);
   if (undecided != nullptr) ReleaseUnused(*undecided, route.id);
-  if (route.kind == ScopeKind::kCapture && !route.nested) CountAsBases(device, route.id);
-  routes_.Add(std::move(route));
-}
-
-void GraphAllocator::CountAsBases(DeviceIndex device, PoolId id) {
-  ++captures_of_base_;
-  if (!takes_captures()) {
-    ++captures_while_stopped_;
-  } else if (bases_mempools_.contains({device, id})) {
-    ++captures_in_mempools_;
+  if (route.kind == ScopeKind::kCapture && !route.nested) {
+    ++captures_of_base_;
+    if (!takes_captures()) {
+      ++captures_while_stopped_;
+    } else if (bases_mempools_.contains({device, route.id})) {
+      ++captures_in_mempools_;
+    }
   }
+  routes_.Add(std::move(route));
 }
 
 // A capture may not wait for another one that fills the shared pool: it gets a pool of its own then.
@@ -97,14 +90,8 @@ void GraphAllocator::ReleaseUnused(DevicePools& pools, PoolId id) {
   if (UsersOf(pools, id) == 0) ReleaseKeptFor(pools, id);
   if (pools.set().UseCount(id) > 0) return;
   mempools_.erase({pools.device(), id});
-  TellBase("the allocator below it, told that a pool's graphs are gone,",
+  TryTwice("the allocator below it, told that a pool's graphs are gone,",
            [&] { annexes_.Release(pools.device(), id); });
-}
-
-void GraphAllocator::EndAnnexScope(DevicePools& pools, PoolId id) {
-  TellBase("the allocator below it, told that a capture is over,",
-           [&] { annexes_.End(pools.device(), id); });
-  ReleaseUnused(pools, id);
 }
 
 void GraphAllocator::NoteWhoServesTrees() {
@@ -240,12 +227,9 @@ void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
     base_.endAllocateToPool(device, id);
     routes_.Remove(device, pool);
   }
-  // What was nested in a capture ends with it. What fails to is tried once more, then by whoever
-  // begins the next scope.
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    WithWarnings("the end of what was nested in a capture",
-                 [&] { CloseAbandoned([](const Route&) { return false; }); });
-  }
+  // What was nested in a capture ends with it; what fails to, when the next scope begins.
+  TryTwice("the end of what was nested in a capture",
+           [&] { CloseAbandoned([](const Route&) { return false; }); });
 }
 
 void GraphAllocator::EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind) {
@@ -253,7 +237,11 @@ void GraphAllocator::EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind) 
   // The scope first: who is told that it has not ended can end it again.
   AsTorchErrors([&] { pools.EndScope(pool); });
   routes_.Remove(device, pool);
-  if (kind == ScopeKind::kCapture) EndAnnexScope(pools, pool);
+  if (kind != ScopeKind::kCapture) return;
+  // That the capture is over is so whatever the base says.
+  TryTwice("the allocator below it, told that a capture is over,",
+           [&] { annexes_.End(device, pool); });
+  ReleaseUnused(pools, pool);
 }
 
 void GraphAllocator::releasePool(DeviceIndex device, MempoolId_t id) {

@@ -1,9 +1,6 @@
 #include "torch/history.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "torch/errors.h"

@@ -12,13 +12,8 @@
 namespace cgp {
 namespace {
 
-std::atomic<CUDAAllocator*>& Installed() { return c10::cuda::CUDACachingAllocator::allocator; }
-
 // Orders those who put the allocator in and out.
-std::mutex& SwitchMutex() {
-  static auto* const mutex = new std::mutex;
-  return *mutex;
-}
+std::mutex switch_mutex;
 
 void RefuseWhileCapturing(const char* what) {
   const GraphAllocator* allocator = FindGraphAllocator();
@@ -48,7 +43,7 @@ void RegisterWithC10(CUDAAllocator& allocator) {
 }
 
 void Enable(const Options& options) {
-  const std::lock_guard lock(SwitchMutex());
+  const std::lock_guard lock(switch_mutex);
   const auto set_options = [&](GraphAllocator& allocator) {
     allocator.SetSharesCaptures(options.share_captures);
     allocator.SetTakesMemPools(options.mempools);
@@ -61,7 +56,7 @@ void Enable(const Options& options) {
   }
   RefuseWhileCapturing("enable()");
   const auto allocator = GetGraphAllocator();
-  CUDAAllocator* installed = Installed().load();
+  CUDAAllocator* installed = cca::allocator.load();
   if (installed != allocator.get() && installed != &allocator->base()) {
     throw std::runtime_error(
         "the allocator '" + installed->name() +
@@ -70,26 +65,26 @@ void Enable(const Options& options) {
   }
   allocator->TakeCaptures();
   set_options(*allocator);
-  Installed().store(allocator.get());
+  cca::allocator.store(allocator.get());
   RegisterWithC10(*allocator);
 }
 
 void Disable() {
-  const std::lock_guard lock(SwitchMutex());
+  const std::lock_guard lock(switch_mutex);
   if (!IsEnabled()) return;
   GraphAllocator* allocator = FindGraphAllocator();
   allocator->EndAbandonedCaptures();
   RefuseWhileCapturing("disable()");
   allocator->FreeUnusedPools();
   allocator->StopTakingCaptures([allocator] {
-    Installed().store(&allocator->base());
+    cca::allocator.store(&allocator->base());
     RegisterWithC10(allocator->base());
   });
 }
 
 bool IsEnabled() {
   const GraphAllocator* allocator = FindGraphAllocator();
-  return allocator != nullptr && Installed().load() == allocator && allocator->takes_captures();
+  return allocator != nullptr && cca::allocator.load() == allocator && allocator->takes_captures();
 }
 
 }  // namespace cgp

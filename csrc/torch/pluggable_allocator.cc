@@ -1,12 +1,10 @@
 #include "torch/pluggable_allocator.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/util/Exception.h>
 
 #include <string>
 #include <utility>
 
-#include "core/base/error.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/runtime.h"
@@ -20,7 +18,7 @@ namespace {
 constexpr PoolId kEagerPool{~0ULL, ~0ULL};
 
 // Whether torch's own allocator is the process's, so that only a MemPool of its can be asking.
-bool ServesMemPools() { return c10::cuda::CUDACachingAllocator::get()->name() == "native"; }
+bool ServesMemPools() { return cca::get()->name() == "native"; }
 
 }  // namespace
 

@@ -26,14 +26,27 @@ class PoolNames {
   static bool IsAnonymous(Name name) { return name.first != 0 && name.second == 0; }
 
   // Which pool the name stands for.
-  PoolId Find(c10::DeviceIndex device, Name name) const;
+  PoolId Find(c10::DeviceIndex device, Name name) const {
+    return UseCount(device, name) > 0 ? kShared : PoolId{name.first, name.second};
+  }
 
   // Adds a user of the shared pool under this name, which stands for that from now on.
-  void Share(c10::DeviceIndex device, Name name);
+  void Share(c10::DeviceIndex device, Name name) {
+    const std::lock_guard lock(mutex_);
+    ++users_[{device, name}];
+  }
   // Takes one away. A name without users stands for itself again.
-  void Release(c10::DeviceIndex device, Name name);
+  void Release(c10::DeviceIndex device, Name name) {
+    const std::lock_guard lock(mutex_);
+    const auto it = users_.find({device, name});
+    if (it != users_.end() && --it->second == 0) users_.erase(it);
+  }
   // How many users of the shared pool the name has; 0 if it stands for itself.
-  int UseCount(c10::DeviceIndex device, Name name) const;
+  int UseCount(c10::DeviceIndex device, Name name) const {
+    const std::lock_guard lock(mutex_);
+    const auto it = users_.find({device, name});
+    return it == users_.end() ? 0 : it->second;
+  }
 
  private:
   mutable std::mutex mutex_;

@@ -8,21 +8,51 @@
 #include "core/base/reserve.h"
 
 namespace cgp {
+namespace {
 
-struct RouteTable::Answer {
+// What one Match() of this thread found.
+struct Answer {
   uint64_t version = 0;  // of the table; none has this one
   cudaStream_t stream = nullptr;
   CaptureId capture = 0;
   c10::DeviceIndex device = 0;
-  Target target;
+  RouteTable::Target target;
 };
 
 // A thread allocates on few streams at a time. Two that share a place cost each other time alone.
-RouteTable::Answer& RouteTable::AnswerFor(cudaStream_t stream) {
+Answer& AnswerFor(cudaStream_t stream) {
   static constinit thread_local std::array<Answer, 8> answers{};
   const uint64_t mixed = reinterpret_cast<uintptr_t>(stream) * 0x9E3779B97F4A7C15ull;
   return answers[mixed >> 61];
 }
+
+RouteTable::Target ToTarget(const Route& route) {
+  return {route.id, route.kind, route.ours, route.whole_pages};
+}
+
+// Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
+// Another thread may be about to end the capture, so the stream that it began on is not asked which
+// one it is in, unless it is the one that the calling thread allocates on.
+bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capture) {
+  const bool capturing = IsCapturing(route.origin);
+  route.over |= route.begun && !capturing;
+  route.begun |= capturing;
+  if (stream == route.origin && capture) {
+    if (!route.capture) route.capture = capture;
+    route.over |= route.capture != capture;
+  }
+  return capturing && !route.over;
+}
+
+bool MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filter) {
+  if (!route.nested && filter(route.origin)) return true;
+  const StreamCapture current = CaptureOf(stream);
+  if (!current.capturing) return false;
+  if (route.thread == std::this_thread::get_id()) return true;
+  return current.id && current.id == route.capture;
+}
+
+}  // namespace
 
 void RouteTable::NoteChange() {
   static constinit std::atomic<uint64_t> last_version{0};
@@ -84,22 +114,9 @@ std::optional<RouteTable::Target> RouteTable::AskFilters(c10::DeviceIndex device
     // What is not captured has no order with what is.
     if (route.nested && route.ours && !capture) continue;
     if (route.kind == ScopeKind::kCapture && !IsUnderWay(route, stream, capture)) continue;
-    if (route.filter(stream)) return TargetOf(route);
+    if (route.filter(stream)) return ToTarget(route);
   }
   return std::nullopt;
-}
-
-// Another thread may be about to end the capture, so the stream that it began on is not asked which
-// one it is in, unless it is the one that the calling thread allocates on.
-bool RouteTable::IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capture) {
-  const bool capturing = IsCapturing(route.origin);
-  route.over |= route.begun && !capturing;
-  route.begun |= capturing;
-  if (stream == route.origin && capture) {
-    if (!route.capture) route.capture = capture;
-    route.over |= route.capture != capture;
-  }
-  return capturing && !route.over;
 }
 
 std::optional<PoolId> RouteTable::GraphPoolOf(c10::DeviceIndex device, cudaStream_t stream) {
@@ -107,11 +124,6 @@ std::optional<PoolId> RouteTable::GraphPoolOf(c10::DeviceIndex device, cudaStrea
   const std::lock_guard lock(mutex_);
   const auto target = AskFilters(device, stream, capture, Among::kGraphs);
   return target ? std::optional(target->id) : std::nullopt;
-}
-
-bool RouteTable::Contains(c10::DeviceIndex device, PoolId id) const {
-  const std::lock_guard lock(mutex_);
-  return Find(device, id) != nullptr;
 }
 
 bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {
@@ -124,7 +136,7 @@ bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {
 std::optional<RouteTable::Target> RouteTable::TargetOf(c10::DeviceIndex device, PoolId id) const {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id);
-  return route == nullptr ? std::nullopt : std::optional(TargetOf(*route));
+  return route == nullptr ? std::nullopt : std::optional(ToTarget(*route));
 }
 
 void RouteTable::Remove(c10::DeviceIndex device, PoolId id) {
@@ -144,14 +156,6 @@ bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
   route->paused = true;
   NoteChange();
   return true;
-}
-
-bool RouteTable::MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filter) {
-  if (!route.nested && filter(route.origin)) return true;
-  const StreamCapture current = CaptureOf(stream);
-  if (!current.capturing) return false;
-  if (route.thread == std::this_thread::get_id()) return true;
-  return current.id && current.id == route.capture;
 }
 
 bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream,

@@ -91,7 +91,9 @@ class RouteTable {
   // The pool of the graph that `stream` captures, whatever is nested in that capture.
   std::optional<PoolId> GraphPoolOf(c10::DeviceIndex device, cudaStream_t stream);
 
-  bool Contains(c10::DeviceIndex device, PoolId id) const;
+  bool Contains(c10::DeviceIndex device, PoolId id) const {
+    return TargetOf(device, id).has_value();
+  }
   // Whether a capture of ours fills the pool right now.
   bool IsBeingCaptured(c10::DeviceIndex device, PoolId id) const;
 
@@ -126,20 +128,10 @@ class RouteTable {
   std::optional<Route> FindAbandoned(const std::function<bool(const Route&)>& counts) const;
 
  private:
-  // What one Match() of this thread found.
-  struct Answer;
-  static Answer& AnswerFor(cudaStream_t stream);
-
   // Match() without what was found before, among all routes or graphs' own. pre: mutex_ is held.
   enum class Among { kAll, kGraphs };
   std::optional<Target> AskFilters(c10::DeviceIndex device, cudaStream_t stream,
                                    std::optional<CaptureId> capture, Among among = Among::kAll);
-  static Target TargetOf(const Route& route) {
-    return {route.id, route.kind, route.ours, route.whole_pages};
-  }
-  static bool MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filter);
-  // Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
-  static bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capture);
   // The pool's route, or nullptr. pre: mutex_ is held.
   Route* Find(c10::DeviceIndex device, PoolId id) const;
   // Makes every thread forget what it found in this table. pre: mutex_ is held, as for the next.

@@ -16,11 +16,6 @@ namespace {
 
 std::atomic<bool> exports{false};
 
-[[noreturn]] void Refuse(int device, const std::string& reason) {
-  throw std::runtime_error("cudagraph_pool cannot be enabled for GPU " + std::to_string(device) +
-                           ": " + reason);
-}
-
 template <typename Config>
 bool ThrowsOnOutOfMemory() {
   if constexpr (requires { Config::throw_on_cudamalloc_oom(); }) {
@@ -93,12 +88,14 @@ CudaDriverStats StatsOf(const Driver& driver) {
 }
 
 void RequireDriverSupport(int device, bool exportable) {
+  std::string reason = "its driver cannot export memory as file descriptors; leave exportable out";
   try {
     if (CudaDriver(device).CanExport() || !exportable) return;
   } catch (const DriverError& error) {
-    Refuse(device, error.what());
+    reason = error.what();
   }
-  Refuse(device, "its driver cannot export memory as file descriptors; leave exportable out");
+  throw std::runtime_error("cudagraph_pool cannot be enabled for GPU " + std::to_string(device) +
+                           ": " + reason);
 }
 
 void EndHostRoute(c10::MempoolId_t id) {

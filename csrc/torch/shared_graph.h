@@ -32,8 +32,6 @@ class SharedGraph {
   SharedGraph(std::shared_ptr<ExecCache> cache, at::cuda::CUDAGraph& graph,
               c10::DeviceIndex device);
   ~SharedGraph();
-  SharedGraph(const SharedGraph&) = delete;
-  SharedGraph& operator=(const SharedGraph&) = delete;
 
   // Between the two the CUDAGraph has an executable, for a launch on the current stream. They nest.
   // What is taken back counts as launched: an error of the launch may have come after it. Throws

@@ -49,17 +49,15 @@ std::vector<Shown> Arrange(const PoolSnapshot& pool) {
   for (const PoolSnapshot::LiveBlock& live : pool.blocks) {
     shown.push_back({live.block.address, live.block.bytes, &live.block});
   }
-  const std::map<PageId, Stretches> used = UsedStretches(pool);
+  std::map<PageId, Stretches> used = UsedStretches(pool);
   for (const auto& [page, address] : FirstAddresses(pool)) {
     uint64_t end = 0;
     const auto add_free_to = [&, start = address](uint64_t begin) {
       if (begin > end) shown.push_back({start + end, begin - end, nullptr});
     };
-    if (const auto stretches = used.find(page); stretches != used.end()) {
-      for (const auto& [begin, stretch_end] : stretches->second) {
-        add_free_to(begin);
-        end = stretch_end;
-      }
+    for (const auto& [begin, stretch_end] : used[page]) {
+      add_free_to(begin);
+      end = stretch_end;
     }
     add_free_to(pool.stats.page_bytes);
   }

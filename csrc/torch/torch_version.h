@@ -17,14 +17,12 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 
 namespace cgp {
 
-inline constexpr int kTorchMajor = TORCH_VERSION_MAJOR;
 inline constexpr int kTorchMinor = TORCH_VERSION_MINOR;
-static_assert(kTorchMajor == 2 && kTorchMinor >= 11, "torch 2.11 or newer is needed");
+static_assert(TORCH_VERSION_MAJOR == 2 && kTorchMinor >= 11, "torch 2.11 or newer is needed");
 
 // From 2.14 on a CUDAGraph whose capture failed still ends its route and releases its pool, at the
 // latest when it is destroyed. Before, it forgets both: whoever finds the route abandoned must
