@@ -59,7 +59,8 @@ def main() -> int:
     except (KeyError, TypeError):  # what the last of the tables wants is not in its rows
         print(f"{arguments.results}: this script prints no table of it", file=sys.stderr)
         return 2
-    print(f"Measured on one {report['gpu']} with torch {report['torch']}.\n")
+    gpus = f"{report.get('gpus', 'one')} {report['gpu']}"
+    print(f"Measured on {gpus} with torch {report['torch']}.\n")
     print("\n".join(lines))
     return 0
 

@@ -76,17 +76,29 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__ and name != "__version__":
+    if name not in __all__ and name not in ("__version__", "_core"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "sizes":
-        return import_module(".sizes", __name__)
-    value = getattr(import_module(_HOMES.get(name, "._allocator"), __name__), name)
+    try:
+        if name in ("sizes", "_core"):
+            return import_module(f".{name}", __name__)
+        value = getattr(import_module(_HOMES.get(name, "._allocator"), __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}._core":
+            raise
+        raise ImportError(_not_installed()) from None
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "__version__"})
+
+
+def _not_installed() -> str:
+    return (
+        f"{__path__[0]} holds the sources of cudagraph_pool, which is not installed: "
+        "pip install . in that clone"
+    )
 
 
 def _built(folders: Iterable[str]) -> bool:

@@ -83,10 +83,7 @@ def and_the_adapter() -> str:
 def no_adapter(found: str) -> str:
     """Why there is no adapter for this release of torch, and which command sets it right."""
     if find_spec("cudagraph_pool._core") is None:
-        return (
-            f"{cudagraph_pool.__path__[0]} holds the sources of cudagraph_pool, which is not "
-            "installed: pip install . in that clone"
-        )
+        return cudagraph_pool._not_installed()
     version = cudagraph_pool.__version__
     major, minor = found.split(".")[:2]
     if major != "2" or int(minor) not in MINORS:

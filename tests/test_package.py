@@ -114,6 +114,18 @@ def test_sources_give_way_to_what_is_installed(tmp_path: Path) -> None:
             assert [Path(line).parent for line in done.stdout.splitlines()] == [PACKAGE, PACKAGE]
 
 
+@pytest.mark.parametrize(
+    "use", [["-c", "import cudagraph_pool; cudagraph_pool.__version__"], ["-m", "cudagraph_pool"]]
+)
+def test_sources_alone_say_that_they_are_not_installed(tmp_path: Path, use: list[str]) -> None:
+    shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, ignore=shutil.ignore_patterns("*.so"))
+    nothing_installed = ["-S", "-E"]
+    done = subprocess.run(
+        [sys.executable, *nothing_installed, *use], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stderr.endswith("not installed: pip install . in that clone\n")
+
+
 FAKE_TORCH = "__version__ = {version!r}\nclass version:\n    cuda = {cuda!r}\n"
 
 
