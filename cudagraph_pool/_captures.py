@@ -313,7 +313,7 @@ def capture(
     if backward is not None:
         forward_peak, after = after.peak, captures.usage()
         after = after._replace(peak=max(forward_peak, after.peak))
-    lent = [_lend(leaf, owner) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    lent = _lend_outputs(leaves, owner)
     del leaves
     owner.counters = [_counter(x) for x in lent if isinstance(x, Tensor) and captures.holds(x)]
     captured = Captured(
@@ -415,6 +415,20 @@ def _lend(tensor: Tensor, owner: Owner) -> Tensor:
     if type(tensor) is Tensor and owner.captures.holds(tensor):
         return lend(tensor, owner)
     return tensor.detach()
+
+
+def _lend_outputs(leaves: Sequence[Any], owner: Owner) -> list[Any]:
+    """Those that are of one memory count their changes together, as they did."""
+    first: dict[int, Tensor] = {}
+    outputs = []
+    for leaf in leaves:
+        output = _lend(leaf, owner) if isinstance(leaf, Tensor) else leaf
+        if type(output) is Tensor and owner.captures.holds(output):
+            counter = first.setdefault(_address(output), output).detach()
+            counter.data = output
+            output = counter
+        outputs.append(output)
+    return outputs
 
 
 def _counter(tensor: Tensor) -> Tensor:

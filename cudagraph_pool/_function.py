@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
     from . import _torch
 
 
-def watch(module: nn.Module | None) -> _torch.WeightWatch:
-    """Knows where the parameters and buffers of a module are: its flags are None if one has moved.
+def watch(modules: Sequence[nn.Module]) -> _torch.WeightWatch:
+    """Knows where the parameters and buffers of modules are: its flags are None if one has moved.
 
     They move when a module is converted or sent to another device, when a part of it, a parameter
     or the ``data`` of one is replaced, added or removed; not when they are trained.
     """
-    parts = [] if module is None else list(module.modules())
+    parts = list(dict.fromkeys(part for module in modules for part in module.modules()))
     homes = [home for part in parts for home in (part._parameters, part._buffers)]
     made: _torch.WeightWatch = load_adapter().WeightWatch(
         [_as_dict(part._modules) for part in parts],
@@ -31,17 +32,24 @@ def watch(module: nn.Module | None) -> _torch.WeightWatch:
     return made
 
 
-def module_of(function: Callable[..., Any] | None) -> nn.Module | None:
-    """The module that a callable is, is a method of, or passes arguments to. Also of one that is
+def modules_of(function: Any) -> list[nn.Module]:
+    """The module that a callable is or is a method of, or those that it refers to: in its closure,
+    among its globals, its bound arguments or the attributes of its object. Also of one that is
     wrapped, as by ``torch.no_grad()`` or ``torch.compile``.
     """
-    while function is not None and not isinstance(function, nn.Module):
-        bound = getattr(function, "__self__", None)
-        if isinstance(bound, nn.Module):
-            return bound
-        inner = "func" if isinstance(function, functools.partial) else "__wrapped__"
-        function = getattr(function, inner, None)
-    return function
+    bound = getattr(function, "__self__", function)
+    if isinstance(bound, nn.Module):
+        return [bound]
+    if isinstance(function, functools.partial):
+        values = [*function.args, *function.keywords.values()]
+        return modules_of(function.func) + [x for x in values if isinstance(x, nn.Module)]
+    if hasattr(function, "__wrapped__"):
+        return modules_of(function.__wrapped__)
+    values = list(getattr(bound, "__dict__", {}).values())
+    with contextlib.suppress(TypeError, ValueError):  # it is not of Python, or a cell is empty
+        used = inspect.getclosurevars(function)
+        values += [*used.nonlocals.values(), *used.globals.values()]
+    return [x for x in values if isinstance(x, nn.Module)]
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:

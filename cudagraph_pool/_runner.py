@@ -17,7 +17,7 @@ from ._adapter import load_adapter
 from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
 from ._call import Call, take_apart
 from ._captures import Captures, frozen_heap
-from ._function import module_of, parameters_of, watch
+from ._function import modules_of, parameters_of, watch
 from ._graphs import _EXEC_BUDGET, GraphPool, _require_enabled, _require_pool
 from ._program import Plan, Program
 from ._report import Report
@@ -67,8 +67,9 @@ class GraphRunner:
     that was captured with it is captured anew.
 
     Arguments:
-        function (Callable): What is captured: a module, a method of one, or a function. Of a module
-            it is seen whether its weights have moved; whatever else a function uses must stay.
+        function (Callable): What is captured: a module, a method of one, or a function. Of modules
+            that it refers to it is seen whether their weights have moved; whatever else a function
+            uses must stay.
         sizes (sequence or str): The sizes to capture, as :mod:`cudagraph_pool.sizes` has them:
             integers, or tuples of several dimensions (``sizes.grid``). ``"auto"``: those that the
             calls need, such that none is padded by more than ``padding`` of its own.
@@ -147,7 +148,7 @@ class GraphRunner:
                 "captured when they are used, with lazy=True or sizes='auto'"
             )
         self._function = function
-        self._module = module_of(function)
+        self._modules = modules_of(function)
         self._dim, self._pad = dim, pad
         self._warmup, self._order, self._overflow = warmup, order, overflow
         self._clone_outputs, self._max_graphs = clone_outputs, max_graphs
@@ -158,7 +159,7 @@ class GraphRunner:
         self._programs: dict[Any, Program] = {}
         # None: of calls larger than all sizes. No weights that have moved are in a key.
         self._plans: dict[Any, Plan | None] = {}
-        self._weights = watch(self._module)
+        self._weights = watch(self._modules)
         parameters = parameters_of(function)
         self._sort_keywords = bool(parameters) and not any(
             parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters
@@ -359,7 +360,7 @@ class GraphRunner:
     def _forget_weights(self) -> None:
         """Some have moved: graphs that read them are of the past."""
         self.reset()
-        self._weights = watch(self._module)
+        self._weights = watch(self._modules)
 
     def _refuse_moving_weights(self) -> None:
         if self._weights.flags() is None:

@@ -148,10 +148,30 @@ def test_frozen_parameters_matter_without_gradients_too() -> None:
         assert tree_equal(run(x), net(x))
 
 
+def owned(net: nn.Module) -> Any:
+    """A method of an object that has it."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.net = net
+
+        def run(self, x: Tensor) -> Any:
+            return self.net(x)
+
+    return Owner().run
+
+
 @pytest.mark.parametrize(
-    "wrap", [functools.partial, lambda net: torch.no_grad()(functools.partial(net.forward))]
+    "wrap",
+    [
+        functools.partial,
+        lambda net: torch.no_grad()(functools.partial(net.forward)),
+        lambda net: lambda x: net(x),
+        lambda net: functools.partial(lambda net, x: net(x), net),
+        owned,
+    ],
 )
-def test_weights_of_what_is_wrapped(wrap: Any) -> None:
+def test_weights_of_what_a_function_refers_to(wrap: Any) -> None:
     net = model()
     run = runner(wrap(net), sizes=[4])
     x = rows(4)

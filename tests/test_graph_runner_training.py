@@ -243,6 +243,20 @@ def test_saved_outputs_that_are_overwritten() -> None:
     assert tree_equal(head.grad, (x * 2).sum(0))
 
 
+def test_saved_outputs_that_are_changed_by_another_one_of_their_memory() -> None:
+    def views(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.complex(x, x).conj()
+        return y, y.imag, y.view_as(y)
+
+    head = torch.ones(6, requires_grad=True)
+    y, *others = runner(views)(rows(3))
+    for other in others:
+        saved = (other * head).sum()
+        y.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            saved.abs().backward()
+
+
 def test_saved_outputs_of_another_class_that_are_overwritten() -> None:
     head = torch.ones(6, requires_grad=True)
     run = runner(lambda x: x.exp().as_subclass(_Tensor))
