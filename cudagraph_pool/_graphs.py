@@ -439,14 +439,15 @@ class graph:  # noqa: N801
         import torch
 
         empty = torch.cuda.CUDAGraph(keep_graph=True)
+        stream = torch.cuda.Stream(self._pool.device)  # the capture's may be one that cannot
         # What failed before may fail again; it is the first error that the caller is told.
         with contextlib.suppress(RuntimeError), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-            with torch.cuda.stream(self._context.capture_stream):
+            with torch.cuda.stream(stream):
                 empty.capture_begin(capture_error_mode="thread_local")
                 empty.capture_end()
             # As after a capture that succeeds.
-            torch.cuda.current_stream().wait_stream(self._context.capture_stream)
+            torch.cuda.current_stream().wait_stream(stream)
 
     def _check_devices(self) -> None:
         import torch

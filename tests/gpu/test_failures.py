@@ -78,7 +78,7 @@ def test_random_numbers_go_on_after_a_failed_capture() -> None:
     """torch.cuda.graph leaves the generator in the capture, and torch.randn raises ever after."""
     pool = cgp.GraphPool()
     torch.manual_seed(5)
-    expected = [torch.randn(8, device="cuda") for _ in range(3)]
+    expected = [torch.randn(8, device="cuda") for _ in range(4)]
     drawn = torch.cuda.CUDAGraph()
     with cgp.graph(drawn, pool=pool):
         random = torch.randn(8, device="cuda")
@@ -88,8 +88,12 @@ def test_random_numbers_go_on_after_a_failed_capture() -> None:
         torch.randn(8, device="cuda")
         torch.cuda.synchronize()
     assert torch.equal(torch.randn(8, device="cuda"), expected[1])
+    default = torch.cuda.default_stream()
+    with pytest.raises(RuntimeError, match="non-default stream"):
+        cgp.graph(torch.cuda.CUDAGraph(), pool, default).__enter__()
+    assert torch.equal(torch.randn(8, device="cuda"), expected[2])
     drawn.replay()
-    assert torch.equal(random, expected[2])
+    assert torch.equal(random, expected[3])
 
 
 def test_invalidated_capture_without_a_pool_leaves_nothing_behind() -> None:
