@@ -431,7 +431,9 @@ void HostDriver::DestroyStream(StreamId stream) {
 
 void HostDriver::BeginCapture(const std::vector<StreamId>& streams) {
   const std::lock_guard lock(mutex_);
-  capturing_streams_.insert(streams.begin(), streams.end());
+  std::unordered_set<StreamId> capturing = capturing_streams_;
+  capturing.insert(streams.begin(), streams.end());
+  capturing_streams_ = std::move(capturing);
   if (captures_++ == 0) ++epoch_;
 }
 

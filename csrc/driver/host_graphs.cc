@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "core/base/error.h"
+#include "core/base/reserve.h"
 
 namespace cgp {
 namespace {
@@ -27,6 +29,7 @@ void HostGraphs::End(CaptureId capture) {
   const std::lock_guard lock(mutex_);
   const auto graph = graphs_.find(capture);
   if (graph == graphs_.end()) throw UsageError("no such capture is under way");
+  ReserveMore(spare_nodes_, graph->second.nodes.size());
   for (const GraphNode node : graph->second.nodes) {
     nodes_.erase(node);
     spare_nodes_.push_back(node);
@@ -45,12 +48,15 @@ void HostGraphs::Invalidate(CaptureId capture) {
 GraphNode HostGraphs::Launch(StreamId stream, LaunchKind kind) {
   const std::lock_guard lock(mutex_);
   Frontier& point = Known(stream);
+  std::vector<GraphNode>& nodes = graphs_.at(point.capture).nodes;
+  ReserveMore(nodes, 1);
   const GraphNode node = NewNode();
-  graphs_.at(point.capture).nodes.push_back(node);
-  nodes_.emplace(node, Node{.dependencies = std::move(point.nodes),
-                            .waits = point.waits && kind == LaunchKind::kPlain});
-  point.nodes = {node};
+  std::vector<GraphNode> frontier = {node};
+  Node& made = nodes_[node];  // nothing throws from here on
+  made.waits = point.waits && kind == LaunchKind::kPlain;
+  made.dependencies = std::exchange(point.nodes, std::move(frontier));
   point.waits = true;
+  nodes.push_back(node);
   return node;
 }
 
@@ -64,13 +70,15 @@ void HostGraphs::Wait(StreamId stream, const Frontier& point) {
   const auto graph = graphs_.find(point.capture);
   if (graph == graphs_.end()) throw UsageError("the point's capture is over");
   if (graph->second.invalidated) throw UsageError("the point's capture has been invalidated");
-  Frontier& own =
-      streams_.try_emplace(stream, Frontier{.capture = point.capture, .nodes = {}}).first->second;
+  const auto found = streams_.find(stream);
+  Frontier own =
+      found == streams_.end() ? Frontier{.capture = point.capture, .nodes = {}} : found->second;
   if (own.capture != point.capture) throw UsageError(Name(stream) + " is part of another capture");
   own.waits = own.waits && point.waits;
   for (const GraphNode node : point.nodes) {
     if (std::ranges::find(own.nodes, node) == own.nodes.end()) own.nodes.push_back(node);
   }
+  streams_.insert_or_assign(stream, std::move(own));
 }
 
 void HostGraphs::Capture(StreamId stream, Frontier* frontier) const {

@@ -118,7 +118,7 @@ bool DevicePools::TryRecordUse(const void* address, StreamId stream, PoolsOwner 
 void DevicePools::EndScope(PoolId id) {
   try {
     set_.EndScope(id);
-  } catch (const DriverError&) {
+  } catch (const std::exception&) {
     set_.EndScope(id, /*may_ask_device=*/false);
   }
 }

@@ -62,7 +62,8 @@ class DevicePools {
   MergedStats& stats() { return stats_; }
   uint64_t total_bytes() const { return total_bytes_; }  // of the device's memory
 
-  // PoolSet::EndScope(), also where the device cannot be marked: torch ends a scope once.
+  // PoolSet::EndScope(), also where the device cannot be marked, or for lack of the host's memory:
+  // torch ends a scope once.
   void EndScope(PoolId id);
 
   // PoolSet::Trim(), without disturbing a capture that another thread may have under way and torch

@@ -229,6 +229,25 @@ TEST_F(AfterAFaultTest, WhereNothingCanBeLentMemoryHasRunOut) {
   }
 }
 
+TEST_F(AfterAFaultTest, APoolThatCouldNotLendForLackOfMemoryLendsLater) {
+  bool failed = true;
+  for (int64_t number = 1; failed; ++number) {
+    World w;
+    MakeLender(w);
+    faults::Arm(Kind::kMemory, number, /*for_good=*/true);
+    try {
+      w.blocks.push_back(w.allocator.allocate(3 * kPage));
+    } catch (const std::exception&) {  // nobody has memory
+    }
+    failed = faults::Disarm();
+    w.blocks.clear();
+    EXPECT_EQ(w.allocator.getPoolUseCount(w.device, kId), 1) << number;
+    EXPECT_NO_THROW(w.allocator.allocate(3 * kPage).clear()) << number;
+    ReleaseLender(w);
+    w.allocator.emptyCache();
+  }
+}
+
 TEST_F(AfterAFaultTest, WhatACheckpointOfTheBaseBroughtBackIsNotFreed) {
   for (const Kind kind : {Kind::kDriver, Kind::kBase, Kind::kMemory}) {
     bool failed = true;

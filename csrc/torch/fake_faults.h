@@ -11,15 +11,17 @@ enum class Kind : uint8_t { kDriver, kBase, kMemory };
 struct State {
   Kind kind{};
   int64_t left = 0;  // until one fails; 0: none will
+  bool for_good = false;
   bool failed = false;
   int within = 0;  // fakes: what these allocate does not fail
 };
 inline constinit thread_local State state;
 
-// Of this kind the `number`th from now on fails, counted from 1.
-inline void Arm(Kind kind, int64_t number) {
+// Of this kind the `number`th from now on fails, counted from 1; with `for_good` all that follow, too.
+inline void Arm(Kind kind, int64_t number, bool for_good = false) {
   state.kind = kind;
   state.left = number;
+  state.for_good = for_good;
   state.failed = false;
 }
 
@@ -32,6 +34,7 @@ inline bool Disarm() {
 // Whether this one is to fail.
 inline bool Fails(Kind kind) {
   if (state.left == 0 || state.kind != kind || state.within > 0 || --state.left > 0) return false;
+  if (state.for_good) state.left = 1;
   return state.failed = true;
 }
 

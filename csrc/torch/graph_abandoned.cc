@@ -29,7 +29,7 @@ void GraphAllocator::EndFailedCapture(DeviceIndex device, MempoolId_t id) {
 void GraphAllocator::CloseAbandoned(const std::function<bool(const Route&)>& counts) {
   while (const std::optional<Route> route = routes_.FindAbandoned(counts)) {
     if (!route->ours) {  // the base keeps its own books
-      routes_.Remove(route->device, route->id);
+      routes_.Remove(route->device, route->id, route->paused);
       continue;
     }
     // Nobody but its thread ends a nested scope, and it will, if it has not done so.

@@ -452,6 +452,33 @@ TEST_F(NestedTest, AnotherThreadsCaptureDoesNotGoOnWithAScope) {
   graph.Reset();
 }
 
+// Its MemPools have several scopes at once: those that captures may go on with, and an open one.
+TEST_F(NestedTest, TheBasesScopesEndWithTheirOwnCaptures) {
+  allocator_.SetTakesMemPools(false);
+  allocator_.createOrIncrefPool(device_, id_);
+  Graph graph(*this, other_, 7);
+  graph.Begin();
+  Enter(id_);
+  Exit(id_);
+  std::thread([&] {
+    current_device = device_;
+    current_stream = Stream(2);
+    Graph beside(*this, {0, 3}, 8);
+    beside.Begin();
+    Enter(id_);
+    Exit(id_);
+    EXPECT_TRUE(IsOurs(allocator_.allocate(1000))) << "else the graph gets eager memory";
+    beside.End();
+    beside.Reset();
+  }).join();
+  Enter(id_);
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  Exit(id_);
+  graph.End();
+  graph.Reset();
+  allocator_.releasePool(device_, id_);
+}
+
 // A replay writes to it.
 TEST_F(NestedTest, ItsMemoryIsKeptForTheGraph) {
   for (const bool bases : {false, true}) {

@@ -139,9 +139,9 @@ std::optional<RouteTable::Target> RouteTable::TargetOf(c10::DeviceIndex device, 
   return route == nullptr ? std::nullopt : std::optional(ToTarget(*route));
 }
 
-void RouteTable::Remove(c10::DeviceIndex device, PoolId id) {
+void RouteTable::Remove(c10::DeviceIndex device, PoolId id, bool paused) {
   const std::lock_guard lock(mutex_);
-  const Route* const route = Find(device, id);
+  const Route* const route = Find(device, id, paused);
   if (route == nullptr) return;
   Count(*route, -1);
   routes_.erase(routes_.begin() + (route - routes_.data()));
@@ -201,10 +201,13 @@ std::optional<Route> RouteTable::FindAbandoned(
   return found == routes_.end() ? std::nullopt : std::optional(*found);
 }
 
-Route* RouteTable::Find(c10::DeviceIndex device, PoolId id) const {
-  const auto found = std::ranges::find_if(
-      routes_, [&](const Route& route) { return route.device == device && route.id == id; });
-  return found == routes_.end() ? nullptr : &*found;
+Route* RouteTable::Find(c10::DeviceIndex device, PoolId id, bool paused) const {
+  Route* found = nullptr;
+  for (Route& route : routes_) {
+    if (route.device != device || route.id != id) continue;
+    if (found == nullptr || route.paused == paused) found = &route;
+  }
+  return found;
 }
 
 }  // namespace cgp

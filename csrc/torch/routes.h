@@ -101,7 +101,7 @@ class RouteTable {
   std::optional<Target> TargetOf(c10::DeviceIndex device, PoolId id) const;
 
   // Takes the route out, if there is one. Never throws.
-  void Remove(c10::DeviceIndex device, PoolId id);
+  void Remove(c10::DeviceIndex device, PoolId id, bool paused = false);
 
   // A capture may end its route and begin it again half-way (torch does so around the bodies of
   // conditional nodes). The scope goes on meanwhile, since the capture does. Pause() returns false
@@ -132,8 +132,9 @@ class RouteTable {
   enum class Among { kAll, kGraphs };
   std::optional<Target> AskFilters(c10::DeviceIndex device, cudaStream_t stream,
                                    std::optional<CaptureId> capture, Among among = Among::kAll);
-  // The pool's route, or nullptr. pre: mutex_ is held.
-  Route* Find(c10::DeviceIndex device, PoolId id) const;
+  // The pool's route, or nullptr. A pool of the base has several where paused ones wait for their
+  // captures: then one that is `paused` or not, if there is one. pre: mutex_ is held.
+  Route* Find(c10::DeviceIndex device, PoolId id, bool paused = false) const;
   // Makes every thread forget what it found in this table. pre: mutex_ is held, as for the next.
   void NoteChange();
   // The route comes (1) or goes (-1).
