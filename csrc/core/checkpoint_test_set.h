@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/pool_checkpoint.h"
 #include "core/pool_set.h"
+#include "core/pool_values.h"
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"
 #include "testing/faulty_driver.h"

@@ -48,8 +48,11 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   const uint64_t asked = live.block.requested_bytes;
   if (asked > kLargestBlock) ThrowOutOfMemory("No device has so many addresses.", asked);
   const bool predicted = memory_.captures_one_stream();
-  if (predicted) predictor_.ReserveOne(asked);
-  const Predictor::Advice advice = predicted ? Advise(asked, view) : Predictor::Advice{};
+  Predictor::Advice advice;
+  if (predicted) {
+    predictor_.ReserveOne(asked);
+    advice = predictor_.Advise(asked, view);
+  }
   Found found;
   try {
     found = Find(view, live.length(), stats, advice);
@@ -76,18 +79,6 @@ Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& sta
   const Slack slack = space().page_count() < exact_below ? Slack::kNone : Slack::kOnePage;
   if (length < page_size()) return FindSmall(view, length, slack);
   return {.start = Stitch(view, length, slack)};
-}
-
-Predictor::Advice Placer::Advise(uint64_t bytes, const FreeView& view) {
-  const auto for_each = [this](const Predictor::PieceFunction& add) {
-    blocks_.ForEach([&](Address, const LiveBlock& block) {
-      const auto add_piece = [&](PageId page, Granules offset, Granules length) {
-        add(page, offset, length, block.ticket);
-      };
-      memory_.bytes().ForEachPiece(block.site, block.length(), add_piece);
-    });
-  };
-  return predictor_.Advise(bytes, view, {.count = blocks_.size(), .for_each = for_each});
 }
 
 std::optional<Placement> Placer::Follow(const Predictor::Advice& advice, Granules length) {
@@ -121,7 +112,7 @@ Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
       return Found{.start = {ranges_.slots_of(node.page).front(), Granules(node.offset)},
                    .node = *chain};
     }
-    const auto page = breaks ? WholePageToBreak(view, ranges_, Takers()) : std::nullopt;
+    const auto page = breaks ? WholePageToBreak(view, Takers()) : std::nullopt;
     if (!page) return std::nullopt;
     return Found{.start = {ranges_.slots_of(*page).front(), Granules(0)}};
   };
@@ -155,13 +146,12 @@ Placement Placer::Stitch(FreeView& view, Granules length, Slack slack) {
   // A block of very many pages takes what there is.
   constexpr uint64_t kChoosyPages = 32;
   const TakersOf takers = length < page_size() * kChoosyPages ? Takers() : TakersOf();
-  auto found = FindMapped(view, ranges_, page_size(), length, slack, takers);
-  if (!found && memory_.Poll())
-    found = FindMapped(view, ranges_, page_size(), length, slack, takers);
+  auto found = FindMapped(view, length, slack, takers);
+  if (!found && memory_.Poll()) found = FindMapped(view, length, slack, takers);
   if (found) return *found;
   CheckAgainstDevice(length);
   const Streams streams = several_streams() ? Streams::kSeveral : Streams::kOne;
-  const auto plan = [&] { return PlanGrowth(view, ranges_, page_size(), length, slack, streams); };
+  const auto plan = [&] { return PlanGrowth(view, length, slack, streams); };
   GrowthPlan growth = plan();
   if (const auto ahead = growth.MappingAhead(ranges_, PagesAhead(view, length))) {
     try {

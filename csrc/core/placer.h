@@ -15,7 +15,7 @@
 #include "core/memory/stream_memory.h"
 #include "core/placement/placement.h"
 #include "core/planning/predictor.h"
-#include "core/pool.h"
+#include "core/pool_values.h"
 #include "driver/driver.h"
 
 namespace cgp {
@@ -24,11 +24,7 @@ class Placer {
  public:
   // `blocks` are those that live in the memory.
   Placer(Driver& driver, const RangeTable& ranges, StreamMemory& memory, const LiveBlocks& blocks)
-      : driver_(driver),
-        ranges_(ranges),
-        memory_(memory),
-        blocks_(blocks),
-        predictor_(memory.bytes().space(), ranges) {}
+      : driver_(driver), ranges_(ranges), memory_(memory), predictor_(memory.bytes(), blocks) {}
 
   // What Place() and Freed() are told is what the captures to come are predicted from.
   void BeginCapture() { predictor_.BeginCapture(); }
@@ -49,7 +45,6 @@ class Placer {
 
   Found Find(FreeView& view, Granules length, const PoolStats& stats,
              const Predictor::Advice& advice);
-  Predictor::Advice Advise(uint64_t bytes, const FreeView& view);
   std::optional<Placement> Follow(const Predictor::Advice& advice, Granules length);
   Found FindSmall(FreeView& view, Granules length, Slack slack);
   TakersOf Takers() const;
@@ -65,7 +60,6 @@ class Placer {
   Driver& driver_;
   const RangeTable& ranges_;
   StreamMemory& memory_;
-  const LiveBlocks& blocks_;
   Predictor predictor_;
 };
 

@@ -4,82 +4,44 @@
 // changes nothing that can be asked for: UsageError, DriverError, OutOfMemoryError where the device
 // has no memory left, std::bad_alloc where the host has none. What a call that failed may leave
 // behind is that the pool has learned less of its captures, or holds freed bytes back for longer.
+//
+// It joins what is mapped (RangeTable), who may take it (StreamMemory) and where blocks go (Placer).
+//
+//   pool.cc             the front: scopes, blocks that come and go, what is told of them
+//   pool_checkpoint.cc  back to what lived earlier
+//   pool_give_back.cc   what nobody needs any more is unmapped
+//
+// invariants:
+//   stats_.allocated_bytes   == sum of block.bytes over blocks_, requested_bytes likewise
+//   live.block.address       == ranges_.AddressOf(live.site)
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/base/block.h"
 #include "core/base/units.h"
+#include "core/memory/live_block.h"
+#include "core/memory/range_table.h"
+#include "core/memory/stream_memory.h"
+#include "core/placer.h"
+#include "core/pool_values.h"
 #include "driver/driver.h"
 
 namespace cgp {
 
-struct PoolOptions {
-  // Size of a page: a power-of-two multiple of the driver's granularity; 0 means the granularity
-  // itself.
-  uint64_t page_bytes = 0;
-};
-
-struct PoolStats {
-  uint64_t page_bytes = 0;
-  uint64_t pages = 0;
-  uint64_t reserved_bytes =
-      0;  // physical memory held: pages * page_bytes, however often a page is mapped
-  uint64_t allocated_bytes = 0;  // sum of live blocks
-  uint64_t requested_bytes = 0;  // what was asked for in live blocks
-  uint64_t live_blocks = 0;
-  uint64_t peak_reserved_bytes = 0;
-  uint64_t peak_allocated_bytes = 0;
-  uint64_t scope_peak_bytes = 0;  // of allocated_bytes, since the last scope began
-  uint64_t ranges = 0;
-  // Mappings that the driver was asked for: handles behind addresses now, each counted as often as
-  // it is mapped. A handle is one page or, in a large pool, several.
-  uint64_t page_mappings = 0;
-  uint64_t allocations = 0;  // since the pool was made
-  uint64_t frees = 0;        // since the pool was made
-};
-
-// What one capture scope took.
-struct CaptureStats {
-  uint64_t added_bytes = 0;        // physical memory that the pool got meanwhile
-  uint64_t live_before_bytes = 0;  // allocated_bytes when it began
-  uint64_t peak_bytes = 0;         // the most of allocated_bytes, with what lived before
-  uint64_t first_allocation = 0;   // how many were made in the pool before
-  uint64_t allocations = 0;
-};
-
-struct PoolSnapshot {
-  struct LiveBlock {
-    Block block;
-    std::vector<PhysicalPiece> pieces;  // in the order of the block's addresses
-  };
-  struct Range {
-    Address address = 0;        // of the first mapped page
-    std::vector<PageId> pages;  // in the order of addresses
-  };
-  PoolStats stats;
-  std::vector<LiveBlock> blocks;  // in the order of addresses
-  std::vector<Range> ranges;
-};
-
-struct PoolCheckpoint;  // pool_checkpoint.h
-struct RestoreDelta;
-
 class Pool {
  public:
   // `driver` must outlive the pool. Throws UsageError for a page size that the driver cannot do.
+  //
+  // The destructor unmaps and releases everything. pre: the device has finished with it
+  // (Driver::Quiesce()). A driver error there leaks what it concerns: there is nobody left to tell.
   Pool(Driver& driver, PoolOptions options);
-
-  // Unmaps and releases everything. pre: the device has finished with it (Driver::Quiesce()).
-  // A driver error here leaks what it concerns: there is nobody left to tell.
-  ~Pool();
-
-  Pool(const Pool&) = delete;
-  Pool& operator=(const Pool&) = delete;
 
   // pre: none is open. With `may_ask_device` the device may be marked (Driver::RecordDeviceEvent()):
   // the caller knows of no capture on it that the driver does not know of.
@@ -91,7 +53,7 @@ class Pool {
   // asked the scope takes nothing that was free before, but new pages.
   void BeginScope(ScopeKind kind, bool may_ask_device = true);
   void EndScope(bool may_ask_device = true);  // pre: one is open
-  bool in_scope() const;
+  bool in_scope() const { return memory_.scope().has_value(); }
 
   // pre: a scope is open, bytes > 0. `capture` is the one that the stream is in now, kNoCapture for
   // none. A capture of one stream asks the driver nothing, so this alone tells that the stream has
@@ -100,7 +62,7 @@ class Pool {
 
   // Both throw UsageError if no live block starts at `address`. Free() returns what the block was.
   Block Free(Address address);
-  void RecordUse(Address address, StreamId stream);
+  void RecordUse(Address address, StreamId stream) { memory_.RecordUse(Known(address), stream); }
 
   // What lives now, and going back to that: the blocks of the checkpoint live, at their addresses,
   // and no others. pre: no scope is open. Restore() throws UsageError for the checkpoint of another
@@ -114,7 +76,9 @@ class Pool {
   const Block* Find(Address address) const;
   // The addresses that the pool has reserved at once, `address` among them, if it has. All blocks lie
   // in such. They stay reserved until GiveBack() or UnmapStale(). O(reservations).
-  std::optional<AddressSpan> ReservationAround(Address address) const;
+  std::optional<AddressSpan> ReservationAround(Address address) const {
+    return ranges_.ReservationAround(address);
+  }
   // The physical bytes behind a live block, in the order of its addresses. Throws UsageError as
   // Free() does.
   std::vector<PhysicalPiece> Pieces(Address address) const;
@@ -122,7 +86,7 @@ class Pool {
   // What GiveBack() would: the bytes of all handles that no live block has a byte of. O(pages).
   uint64_t spare_bytes() const;
   // Whether the driver failed to take back something that is of no use any more.
-  bool has_remains() const;
+  bool has_remains() const { return ranges_.has_remains(); }
   // Gives both back, and unmaps all but what live blocks need. Where the driver fails all else is given
   // back all the same, then its first error is thrown: the next GiveBack() tries what is left once
   // more. pre: no graph was captured into the pool that still lives, no scope is open, the device is
@@ -141,26 +105,58 @@ class Pool {
   void UnmapStale();
 
   // Repeats Driver::SetAccess() for all that is mapped: a peer was added.
-  void RefreshAccess();
+  void RefreshAccess() { ranges_.RefreshAccess(); }
 
   uint64_t reserved_bytes() const;  // Stats() says it too, at more cost
-  uint64_t handles() const;         // of physical memory
-  uint64_t live_blocks() const;
-  uint64_t free_extents()
-      const;  // stretches of free bytes: parts of a page, or whole pages in a row
+  // Of physical memory.
+  uint64_t handles() const {
+    return uint64_t{ranges_.handle_count()} + ranges_.unreleased_handles();
+  }
+  uint64_t live_blocks() const { return blocks_.size(); }
+  // Stretches of free bytes: parts of a page, or whole pages in a row.
+  uint64_t free_extents() const { return memory_.bytes().space().free_extents(); }
   PoolStats Stats() const;
   PoolSnapshot Snapshot() const;
 
   // Of the capture scopes that have ended, oldest first: the last kMaxCaptures.
   static constexpr std::size_t kMaxCaptures = 65'536;
-  const std::vector<CaptureStats>& captures() const;
+  const std::vector<CaptureStats>& captures() const { return captures_; }
 
   // Recomputes every invariant; throws InternalError. O(everything).
   void Check() const;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  static constexpr uint64_t kLeastMappingLimit = 512;
+
+  Pool(Granules page_size, Driver& driver)
+      : ranges_(driver, page_size),
+        memory_(driver, page_size, ranges_, blocks_),
+        placer_(driver, ranges_, memory_, blocks_) {}
+
+  const LiveBlock& Known(Address address) const;
+  LiveBlock& Known(Address address) {
+    return const_cast<LiveBlock&>(std::as_const(*this).Known(address));
+  }
+  void List(LiveBlock&& live);
+  void Unlist(const Block& block, Ticket ticket);
+  uint64_t BytesOf(uint64_t pages) const { return pages * memory_.bytes().page_size().bytes(); }
+
+  std::vector<bool> SlotsInUse() const;
+  std::exception_ptr Shrink();
+
+  LiveBlocks blocks_;
+  RangeTable ranges_;
+  StreamMemory memory_;
+  Placer placer_;
+  uint64_t mapping_limit_ = kLeastMappingLimit;       // beyond which mappings are looked through
+  std::shared_ptr<RangeTable::Shrinking> shrinking_;  // what is prepared
+  PoolStats stats_;                                   // what Stats() does not derive
+  std::vector<CaptureStats> captures_;                // in a capture scope, with room for one more
+  uint64_t reserved_before_ = 0;                      // when the scope began
+  CaptureStats capture_;                              // of the scope, what is known so far
+  // Its address is the pool's identity, of which checkpoints keep a weak reference.
+  std::shared_ptr<const char> identity_ = std::make_shared<const char>();
+  std::shared_ptr<const char> next_identity_;  // what it is after the GiveBack() that is prepared
 };
 
 }  // namespace cgp

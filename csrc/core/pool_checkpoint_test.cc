@@ -1,7 +1,5 @@
 // Going back to a checkpoint: who lives then, where, and what the books say. Who may take what was
 // let go of is pool_checkpoint_fences_test.cc's.
-#include "core/pool_checkpoint.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "core/checkpoint_test_set.h"
+#include "core/pool_values.h"
 
 namespace cgp {
 namespace {

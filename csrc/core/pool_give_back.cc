@@ -4,53 +4,56 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/pool_state.h"
+#include "core/pool.h"
 
 namespace cgp {
 
 uint64_t Pool::spare_bytes() const {
-  const State& s = *state_;
-  const std::vector<bool> in_use = s.HandlesInUse();
-  const auto spare = static_cast<uint64_t>(std::ranges::count(in_use, false));
-  return (spare + s.ranges.unreleased_pages()) * s.memory.bytes().page_size().bytes();
+  const PageSpace& space = memory_.bytes().space();
+  uint64_t pages = ranges_.unreleased_pages();
+  for (PageId handle{0}; Index(handle) < ranges_.page_count();
+       handle = ranges_.handle_end(handle)) {
+    bool used = false;
+    for (PageId page = handle; page < ranges_.handle_end(handle); ++page) {
+      for (NodeId id = space.first(page); id != NodeId::kNone; id = space.node(id).next) {
+        used |= space.node(id).used();
+      }
+    }
+    if (!used) pages += ranges_.handle_pages(handle);
+  }
+  return BytesOf(pages);
 }
 
-bool Pool::has_remains() const { return state_->ranges.has_remains(); }
-
 void Pool::PrepareGiveBack() {
-  State& s = *state_;
   CGP_CHECK(!in_scope());
-  s.next_identity = std::make_shared<const char>();
-  s.memory.ReserveOpenAll();
-  s.shrinking = s.memory.bytes().PrepareShrink(s.SlotsInUse());
+  next_identity_ = std::make_shared<const char>();
+  memory_.ReserveOpening();
+  shrinking_ = memory_.bytes().PrepareShrink(SlotsInUse());
 }
 
 void Pool::GiveBack() {
-  State& s = *state_;
-  CGP_CHECK(!in_scope() && s.shrinking);
-  s.stats.peak_reserved_bytes = std::max(s.stats.peak_reserved_bytes, reserved_bytes());
-  s.memory.OpenAll();
-  s.ranges.UnpinAll();
-  s.identity = std::move(s.next_identity);
-  if (const std::exception_ptr error = s.Shrink()) std::rethrow_exception(error);
+  CGP_CHECK(!in_scope() && shrinking_);
+  stats_.peak_reserved_bytes = std::max(stats_.peak_reserved_bytes, reserved_bytes());
+  memory_.OpenAll();
+  ranges_.UnpinAll();
+  identity_ = std::move(next_identity_);
+  if (const std::exception_ptr error = Shrink()) std::rethrow_exception(error);
 }
 
 bool Pool::HasStaleMappings() const {
-  const State& s = *state_;
-  return s.memory.scope() == ScopeKind::kEager && s.ranges.mapping_count() > s.mapping_limit;
+  return memory_.scope() == ScopeKind::kEager && ranges_.mapping_count() > mapping_limit_;
 }
 
 void Pool::UnmapStale() {
-  State& s = *state_;
-  CGP_CHECK(s.memory.scope() == ScopeKind::kEager);
-  std::vector<bool> keep = s.SlotsInUse();
+  CGP_CHECK(memory_.scope() == ScopeKind::kEager);
+  std::vector<bool> keep = SlotsInUse();
   uint64_t mapped = 0;
-  for (uint32_t p = 0; p < s.ranges.page_count(); ++p) {
-    const std::vector<SlotId>& slots = s.ranges.slots_of(PageId{p});
+  for (PageId page{0}; Index(page) < ranges_.page_count(); ++page) {
+    const std::vector<SlotId>& slots = ranges_.slots_of(page);
     mapped += slots.size();
     bool any = false;
     for (const SlotId slot : slots) {
-      if (s.ranges.range(s.ranges.range_of(slot)).pinned) keep[Index(slot)] = true;
+      if (ranges_.range(ranges_.range_of(slot)).pinned) keep[Index(slot)] = true;
       any |= keep[Index(slot)];
     }
     // The oldest mapping is in the range that shows most.
@@ -58,41 +61,25 @@ void Pool::UnmapStale() {
   }
   std::exception_ptr error;
   if (static_cast<uint64_t>(std::ranges::count(keep, true)) < mapped) {
-    s.shrinking = s.memory.bytes().PrepareShrink(std::move(keep));
-    error = s.Shrink();
+    shrinking_ = memory_.bytes().PrepareShrink(std::move(keep));
+    error = Shrink();
   }
-  s.mapping_limit = std::max(State::kLeastMappingLimit, 2 * s.ranges.mapping_count());
+  mapping_limit_ = std::max(kLeastMappingLimit, 2 * ranges_.mapping_count());
   if (error) std::rethrow_exception(error);
 }
 
-// By page whether a live block has a byte of its handle.
-std::vector<bool> Pool::State::HandlesInUse() const {
-  const PageSpace& space = memory.bytes().space();
-  std::vector<bool> in_use(ranges.page_count());
-  for (PageId handle{0}; Index(handle) < ranges.page_count(); handle = ranges.handle_end(handle)) {
-    bool any = false;
-    for (uint32_t p = Index(handle); p < Index(ranges.handle_end(handle)); ++p) {
-      for (NodeId id = space.first(PageId{p}); id != NodeId::kNone; id = space.node(id).next) {
-        any |= space.node(id).used();
-      }
-    }
-    std::fill_n(in_use.begin() + Index(handle), ranges.handle_pages(handle), any);
-  }
-  return in_use;
-}
-
 // By slot whether a live block lies there, or in another slot of the same mapping.
-std::vector<bool> Pool::State::SlotsInUse() const {
-  const Granules page_size = memory.bytes().page_size();
-  std::vector<bool> in_use(ranges.slot_limit());
-  blocks.ForEach([&](Address, const LiveBlock& live) {
+std::vector<bool> Pool::SlotsInUse() const {
+  const Granules page_size = memory_.bytes().page_size();
+  std::vector<bool> in_use(ranges_.slot_limit());
+  blocks_.ForEach([&](Address, const LiveBlock& live) {
     const Granules end = Granules(live.site.offset) + live.length();
     const uint32_t last =
         Index(live.site.slot) + static_cast<uint32_t>((end - Granules(1)) / page_size);
     for (uint32_t slot = Index(live.site.slot); slot <= last;) {
-      const PageId page = ranges.page_at(SlotId{slot});
-      const uint32_t begin = slot - (Index(page) - Index(ranges.handle_begin(page)));
-      const uint32_t pages = ranges.handle_pages(page);
+      const PageId page = ranges_.page_at(SlotId{slot});
+      const uint32_t begin = slot - (Index(page) - Index(ranges_.handle_begin(page)));
+      const uint32_t pages = ranges_.handle_pages(page);
       std::fill_n(in_use.begin() + begin, pages, true);
       slot = begin + pages;
     }
@@ -101,13 +88,13 @@ std::vector<bool> Pool::State::SlotsInUse() const {
 }
 
 // All that names slots by their numbers gets the new ones, or forgets them. Does not throw: returns
-// the driver's error. pre: `shrinking` is prepared.
-std::exception_ptr Pool::State::Shrink() {
-  const RangeTable::Renumbering renumbering = memory.bytes().Shrink(*shrinking);
-  shrinking.reset();
-  blocks.ForEach(
+// the driver's error. pre: `shrinking_` is prepared.
+std::exception_ptr Pool::Shrink() {
+  const RangeTable::Renumbering renumbering = memory_.bytes().Shrink(*shrinking_);
+  shrinking_.reset();
+  blocks_.ForEach(
       [&](Address, LiveBlock& live) { live.site.slot = renumbering.Of(live.site.slot); });
-  placer.Forget();
+  placer_.Forget();
   return renumbering.error;
 }
 

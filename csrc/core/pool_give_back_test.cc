@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/pool_checkpoint.h"
 #include "core/pool_set.h"
+#include "core/pool_values.h"
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"
 #include "testing/faulty_driver.h"

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "core/pool.h"
-#include "core/pool_checkpoint.h"
 #include "core/pool_test_pool.h"
 #include "driver/host_driver.h"
 

@@ -7,6 +7,7 @@
 
 #include "core/base/error.h"
 #include "core/base/reserve.h"
+#include "core/pool.h"
 
 namespace cgp {
 
@@ -126,7 +127,7 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream,
   member.reserved_bytes->Add(grown);
   bool raised = usage_.Grew(member.pool.handles() - handles_before, grown);
   raised |= usage_.Allocated(block);
-  if (raised) new_peak_.store(true, std::memory_order_release);
+  if (raised) NoteNewPeak();
   return block;
 }
 
@@ -166,7 +167,7 @@ RestoreDelta PoolSet::Restore(PoolId id, const PoolCheckpoint& checkpoint) {
   RestoreDelta delta = member.pool.Restore(checkpoint);  // what follows does not throw
   for (const Block& block : delta.freed) usage_.Freed(block);
   for (const Block& block : delta.allocated) {
-    if (usage_.Allocated(block)) new_peak_.store(true, std::memory_order_release);
+    if (usage_.Allocated(block)) NoteNewPeak();
   }
   return delta;
 }
@@ -218,11 +219,7 @@ void PoolSet::EraseIfGone(PoolId id) {
   const auto it = members_.find(id);
   const Member& member = *it->second;
   if (!CanTrim(member) || member.pool.live_blocks() > 0 || HasMemory(member)) return;
-  CountAsGone(id);
   members_.erase(it);
-}
-
-void PoolSet::CountAsGone(PoolId id) {
   Gauge& reserved = reserved_bytes_.at(id);
   reserved.Remove(reserved.current);
   gone_.push_back(id);

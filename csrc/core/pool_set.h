@@ -19,10 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "core/base/gauge.h"
 #include "core/base/units.h"
-#include "core/pool.h"
-#include "core/pool_checkpoint.h"
+#include "core/pool_values.h"
 #include "core/usage.h"
 #include "driver/driver.h"
 
@@ -167,8 +165,6 @@ class PoolSet {
   void UnmapStale(Member& member);
   // Forgets a pool that has neither users nor a scope, blocks, memory or remains.
   void EraseIfGone(PoolId id);
-  // pre: the member is about to be erased.
-  void CountAsGone(PoolId id);
 
   Driver& driver_;
   const PoolOptions options_;

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/pool_checkpoint.h"
+#include "core/pool_values.h"
 #include "testing/capture_dag.h"
 #include "testing/pool_model.h"
 #include "testing/step.h"

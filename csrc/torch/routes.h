@@ -30,7 +30,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/pool.h"
 #include "core/pool_set.h"
 #include "torch/runtime.h"
 

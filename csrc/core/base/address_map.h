@@ -1,8 +1,13 @@
-// A hash table from addresses to small values: open addressing, linear probing, backward-shift
-// deletion (Knuth, TAOCP vol. 3, 6.4, algorithm R), because it stands on the path of every
-// allocation and std::unordered_map allocates a node for each.
+// A hash table from addresses to values of a cache line or so: open addressing, linear probing,
+// backward-shift deletion (Knuth, TAOCP vol. 3, 6.4, algorithm R), because it stands on the path of
+// every allocation and std::unordered_map allocates a node for each.
+//
+// The values stand in a slab and stay where they are until they are erased; the table, which moves
+// what it holds, holds their numbers only. With many values that halves the memory an allocation and
+// a free go through, and the place freed last, which is likely to be in a cache, is taken first.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -19,68 +24,80 @@ class AddressMap {
   // Address 0 is never mapped, so it marks an empty place.
   static constexpr Address kEmpty = 0;
 
-  std::size_t size() const { return size_; }
+  std::size_t size() const { return slab_.size() - spare_.size(); }
 
-  // nullptr where there is none. Valid until the next ReserveOne(), Insert() or Erase().
+  // nullptr where there is none. Valid until the next ReserveOne() or until it is erased.
   Value* Find(Address address) { return const_cast<Value*>(std::as_const(*this).Find(address)); }
   const Value* Find(Address address) const {
     if (places_.empty()) return nullptr;
     for (std::size_t i = Home(address);; i = Next(i)) {
       if (places_[i].key == kEmpty) return nullptr;
-      if (places_[i].key == address) return &places_[i].value;
+      if (places_[i].key == address) return &slab_[places_[i].number];
     }
   }
 
   // Makes room for one more, so that the next Insert() cannot throw.
-  void ReserveOne() { Reserve(size_ + 1); }
+  void ReserveOne() { Reserve(size() + 1); }
   // The same for so many in all.
-  void Reserve(std::size_t size) {
+  void Reserve(std::size_t wanted) {
     // At most 3/4 full: probes stay short, and an empty place always ends them.
-    while (size * 4 > places_.size() * 3) Grow();
+    while (wanted * 4 > places_.size() * 3) Grow();
+    if (wanted > slab_.capacity()) slab_.reserve(std::max<std::size_t>({64, wanted, 2 * size()}));
+    // Insert() may need the room of the one, Erase() that of all.
+    if (spare_.capacity() < slab_.capacity()) spare_.reserve(slab_.capacity());
   }
 
   // pre: `address` is not in the map and not kEmpty; there is room for it.
   void Insert(Address address, Value value) noexcept {
-    std::size_t i = Home(address);
-    while (places_[i].key != kEmpty) i = Next(i);
-    places_[i] = {address, std::move(value)};
-    ++size_;
+    if (spare_.empty()) {
+      Enter({address, static_cast<uint32_t>(slab_.size())});
+      slab_.push_back(std::move(value));
+    } else {
+      Enter({address, spare_.back()});
+      slab_[spare_.back()] = std::move(value);
+      spare_.pop_back();
+    }
   }
 
-  // Returns what was there. pre: `address` is in the map.
-  Value Erase(Address address) {
-    CGP_CHECK(size_ > 0 && address != kEmpty);
+  // pre: `address` is in the map.
+  void Erase(Address address) {
+    CGP_CHECK(size() > 0 && address != kEmpty);
     std::size_t hole = Home(address);
     while (places_[hole].key != address) {
       CGP_CHECK(places_[hole].key != kEmpty);
       hole = Next(hole);
     }
-    Value erased = std::move(places_[hole].value);
+    slab_[places_[hole].number] = Value{};
+    spare_.push_back(places_[hole].number);
     for (std::size_t i = Next(hole); places_[i].key != kEmpty; i = Next(i)) {
       // An entry may fill the hole unless its home lies cyclically in (hole, i]: then it could not
       // be found there.
       const std::size_t home = Home(places_[i].key);
       const bool must_stay = hole <= i ? (hole < home && home <= i) : (hole < home || home <= i);
       if (must_stay) continue;
-      places_[hole] = std::move(places_[i]);
+      places_[hole] = places_[i];
       hole = i;
     }
     places_[hole] = {};
-    --size_;
-    return erased;
   }
 
   template <typename Function>
   void ForEach(Function&& function) const {
-    for (const Place& place : places_) {
-      if (place.key != kEmpty) function(place.key, place.value);
+    for (const auto& [key, number] : places_) {
+      if (key != kEmpty) function(key, slab_[number]);
+    }
+  }
+  template <typename Function>
+  void ForEach(Function&& function) {
+    for (const auto& [key, number] : places_) {
+      if (key != kEmpty) function(key, slab_[number]);
     }
   }
 
  private:
   struct Place {
     Address key = kEmpty;
-    Value value{};
+    uint32_t number = 0;  // in slab_
   };
 
   std::size_t Home(Address address) const {
@@ -90,21 +107,27 @@ class AddressMap {
   }
   std::size_t Next(std::size_t i) const { return (i + 1) & (places_.size() - 1); }
 
+  void Enter(Place place) {
+    std::size_t i = Home(place.key);
+    while (places_[i].key != kEmpty) i = Next(i);
+    places_[i] = place;
+  }
+
   void Grow() {
     std::vector<Place> old(places_.empty() ? 64 : places_.size() * 2);
     old.swap(places_);
     shift_ = 64;
     for (std::size_t n = places_.size(); n > 1; n /= 2) --shift_;
-    size_ = 0;
-    for (Place& place : old) {
-      if (place.key != kEmpty) Insert(place.key, std::move(place.value));
+    for (const Place& place : old) {
+      if (place.key != kEmpty) Enter(place);
     }
   }
 
-  // invariant: size_ == |{ i : places_[i].key != kEmpty }|, places_.size() == 2^(64 - shift_) or 0.
+  // invariant: size() == |{ i : places_[i].key != kEmpty }|, places_.size() == 2^(64 - shift_) or 0.
   std::vector<Place> places_;
-  std::size_t size_ = 0;
   unsigned shift_ = 64;
+  std::vector<Value> slab_;
+  std::vector<uint32_t> spare_;  // numbers of erased values; its capacity is the slab's at least
 };
 
 }  // namespace cgp

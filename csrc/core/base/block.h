@@ -1,4 +1,4 @@
-// What one allocation got, where its bytes lie, and in what kind of scope.
+// What one allocation got, where its bytes lie, and in what kind of scope and which step of it.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,15 @@ struct Block {
   StreamId stream{};             // the stream it was allocated on
 
   bool operator==(const Block&) const = default;
+};
+
+// A live block's place in the capture that allocated it. `capture` is kNone for what no capture is
+// told of.
+struct Ticket {
+  static constexpr uint32_t kNone = ~uint32_t{0};
+
+  uint32_t capture = kNone;
+  uint32_t step = 0;
 };
 
 // A part of a block in physical memory: [offset_bytes, offset_bytes + length_bytes) of a page.

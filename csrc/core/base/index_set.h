@@ -13,16 +13,6 @@
 
 namespace cgp {
 
-// Calls function(word, bits) for each word of a bit for each number that holds some of [begin, end).
-template <typename Function>
-void ForEachWord(uint32_t begin, uint32_t end, Function&& function) {
-  while (begin < end) {
-    const uint32_t stop = std::min(end, (begin / 64 + 1) * 64);
-    function(begin / 64, ~uint64_t{0} >> (64 - (stop - begin)) << (begin % 64));
-    begin = stop;
-  }
-}
-
 class IndexSet {
  public:
   // Makes room for members below `limit`; keeps what is there.
@@ -95,6 +85,28 @@ class IndexSet {
     return w * 64 + static_cast<uint32_t>(std::countr_zero(words_[w]));
   }
 
+  // The first of [from, limit) that is not a member, or `limit`.
+  uint32_t NextMissing(uint32_t from, uint32_t limit) const {
+    while (from < limit) {
+      const uint64_t rest = ~words_[from / 64] >> (from % 64);
+      if (rest != 0) return std::min(limit, from + static_cast<uint32_t>(std::countr_zero(rest)));
+      from = (from / 64 + 1) * 64;
+    }
+    return limit;
+  }
+  // The first of [from, limit) from which on all are members, or `limit`.
+  uint32_t LastRun(uint32_t from, uint32_t limit) const {
+    while (from < limit) {
+      // The word's bits below `limit`, moved to the top.
+      const uint32_t in_word = (limit - 1) % 64 + 1;
+      const uint64_t word = words_[(limit - 1) / 64] << (64 - in_word);
+      const auto ones = static_cast<uint32_t>(std::countl_one(word));
+      limit -= std::min(ones, in_word);
+      if (ones < in_word) break;
+    }
+    return std::max(from, limit);
+  }
+
   void Clear() {
     words_.assign(words_.size(), 0);
     filled_.assign(filled_.size(), 0);
@@ -103,6 +115,16 @@ class IndexSet {
  private:
   static constexpr uint64_t Bit(uint32_t i) { return uint64_t{1} << (i % 64); }
   static constexpr uint32_t Words(uint32_t limit) { return limit / 64 + (limit % 64 != 0 ? 1 : 0); }
+
+  // Calls function(word, bits) for each word that holds some of [begin, end).
+  template <typename Function>
+  static void ForEachWord(uint32_t begin, uint32_t end, Function&& function) {
+    while (begin < end) {
+      const uint32_t stop = std::min(end, (begin / 64 + 1) * 64);
+      function(begin / 64, ~uint64_t{0} >> (64 - (stop - begin)) << (begin % 64));
+      begin = stop;
+    }
+  }
 
   // invariant: bit w of filled_ is set  <=>  words_[w] != 0.
   std::vector<uint64_t> words_;

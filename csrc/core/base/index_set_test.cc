@@ -5,6 +5,7 @@
 #include <iterator>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 namespace cgp {
@@ -56,6 +57,25 @@ TEST(IndexSet, NextBeyondTheLimitIsNone) {
   EXPECT_EQ(set.Next(63), 63u);
   EXPECT_EQ(set.Next(64), std::nullopt);
   EXPECT_EQ(set.Next(~uint32_t{0}), std::nullopt);
+}
+
+TEST(IndexSet, RunsOfMembersAreFoundFromBothEnds) {
+  IndexSet set;
+  set.Resize(300);
+  const auto expect_like_model = [&](uint32_t from, uint32_t limit) {
+    uint32_t missing = from;
+    while (missing < limit && set.Contains(missing)) ++missing;
+    EXPECT_EQ(set.NextMissing(from, limit), missing) << from << " to " << limit;
+    uint32_t run = limit;
+    while (run > from && set.Contains(run - 1)) --run;
+    EXPECT_EQ(set.LastRun(from, limit), run) << from << " to " << limit;
+  };
+  for (const auto& [begin, end] : {std::pair(0U, 1U), {3U, 64U}, {65U, 128U}, {130U, 270U}}) {
+    set.InsertRange(begin, end);
+    for (uint32_t from = 0; from < 300; from += 7) {
+      for (uint32_t limit = from; limit <= 300; ++limit) expect_like_model(from, limit);
+    }
+  }
 }
 
 class IndexSetOfSize : public ::testing::TestWithParam<uint32_t> {};

@@ -37,6 +37,11 @@ class Granules {
   uint64_t count_ = 0;
 };
 
+// How many pages hold a length.
+constexpr uint64_t PagesFor(Granules length, Granules page_size) {
+  return (length + page_size - Granules(1)) / page_size;
+}
+
 // Positions. A page is one physical handle of the pool, numbered in the order of creation; a range
 // is a stretch of reserved addresses, numbered likewise; a slot is one page's width of addresses,
 // numbered through all ranges.
@@ -47,5 +52,21 @@ enum class SlotId : uint32_t {};
 template <typename Id>
 requires std::is_enum_v<Id>
 constexpr uint32_t Index(Id id) { return static_cast<uint32_t>(id); }
+
+template <typename Id>
+concept IsPosition = std::is_same_v<std::underlying_type_t<Id>, uint32_t>;
+
+template <IsPosition Id>
+constexpr Id operator+(Id id, uint32_t count) {
+  return Id{Index(id) + count};
+}
+template <IsPosition Id>
+constexpr Id operator-(Id id, uint32_t count) {
+  return Id{Index(id) - count};
+}
+template <IsPosition Id>
+constexpr Id& operator++(Id& id) {
+  return id = id + 1;
+}
 
 }  // namespace cgp

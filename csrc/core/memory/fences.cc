@@ -7,13 +7,14 @@
 
 namespace cgp {
 
-FenceId FenceTable::ForStream(StreamId stream, bool eager) {
+FenceId FenceTable::FindOrAdd(std::optional<StreamId> owner, bool eager) {
   const State state = eager ? State::kUnmarked : State::kScope;
   for (const FenceId id : listed_) {
     const Fence& fence = fences_[Index(id)];
-    if (fence.owner == stream && fence.eager == eager) return id;
+    if (fence.owner != owner || fence.eager != eager) continue;
+    if (owner || fence.state == state) return id;  // what is held anew is not behind an older mark
   }
-  return Add({.state = state, .owner = stream, .eager = eager, .mark = {}});
+  return Add({.state = state, .owner = owner, .eager = eager, .mark = {}});
 }
 
 void FenceTable::Renew(FenceId id) {
@@ -21,15 +22,6 @@ void FenceTable::Renew(FenceId id) {
   if (fence.state != State::kMarked) return;
   fence.mark.reset();
   fence.state = State::kUnmarked;
-}
-
-FenceId FenceTable::Held(bool eager) {
-  const State state = eager ? State::kUnmarked : State::kScope;
-  for (const FenceId id : listed_) {
-    const Fence& fence = fences_[Index(id)];
-    if (fence.state == state && !fence.owner) return id;
-  }
-  return Add({.state = state, .owner = {}, .eager = eager, .mark = {}});
 }
 
 FenceId FenceTable::ForProof() {
@@ -98,9 +90,11 @@ void FenceTable::HoldAll(FenceId held) {
 
 bool FenceTable::empty() const { return fences_.size() == 1 + unused_.size(); }
 
-const std::vector<bool>& FenceTable::Opened() {
-  opened_.resize(fences_.size());
-  for (std::size_t i = 0; i < fences_.size(); ++i) opened_[i] = fences_[i].state == State::kOpened;
+const std::vector<FenceId>& FenceTable::Opened() {
+  opened_.clear();
+  for (uint32_t i = 0; i < fences_.size(); ++i) {
+    if (fences_[i].state == State::kOpened) opened_.push_back(FenceId{i});
+  }
   return opened_;
 }
 
@@ -115,8 +109,7 @@ void FenceTable::Clear() {
 
 FenceId FenceTable::Add(Fence fence) {
   ReserveMore(fences_, 1);
-  for (auto* const ids : {&listed_, &unused_}) ids->reserve(fences_.capacity());
-  opened_.reserve(fences_.capacity());
+  for (auto* const ids : {&listed_, &unused_, &opened_}) ids->reserve(fences_.capacity());
   FenceId id{static_cast<uint32_t>(fences_.size())};
   if (unused_.empty()) {
     fences_.push_back(std::move(fence));

@@ -52,13 +52,13 @@ class FenceTable {
 
   // The stream's fence, made at its first use. That of a capture is of one scope; eager work goes on
   // with that of its earlier scopes while it is not open.
-  FenceId ForStream(StreamId stream, bool eager);
+  FenceId ForStream(StreamId stream, bool eager) { return FindOrAdd(stream, eager); }
   // More stands behind the fence, or its stream goes on to work: a mark of earlier says nothing of
   // that. Does not throw.
   void Renew(FenceId id);
 
   // A held fence: with `eager` one that opens by a mark, else at the end of the scope.
-  FenceId Held(bool eager);
+  FenceId Held(bool eager) { return FindOrAdd(std::nullopt, eager); }
 
   // A proof fence that nothing is behind yet; and one that a stream's fence becomes, with what is
   // behind it: the stream gets another one from then on. pre: the fence is the stream's in this
@@ -87,9 +87,9 @@ class FenceTable {
   bool empty() const;
   // An upper limit on the numbers of fences.
   std::size_t limit() const { return fences_.size(); }
-  // By FenceId: which were marked since Clear(); valid until the next call of another member. They
-  // are gone for good with Clear(). Neither throws.
-  const std::vector<bool>& Opened();
+  // Those that were marked since Clear(); valid until the next call of another member. They are gone
+  // for good with Clear(). Neither throws.
+  const std::vector<FenceId>& Opened();
   void Clear();
 
  private:
@@ -102,15 +102,15 @@ class FenceTable {
     std::shared_ptr<SharedEvent> mark;  // kMarked only
   };
 
+  FenceId FindOrAdd(std::optional<StreamId> owner, bool eager);
   FenceId Add(Fence fence);
 
   Driver& driver_;
   std::vector<Fence> fences_;  // by FenceId; the first, kOpen, is never used
   // Of the fences in use those that are no proof fences: a capture may have very many of these.
   std::vector<FenceId> listed_;
-  std::vector<FenceId> unused_;
-  // What Opened() returned last. This and the others have room for fences_, and for one.
-  std::vector<bool> opened_ = std::vector<bool>(1);
+  std::vector<FenceId> unused_;  // this and the others have room for fences_
+  std::vector<FenceId> opened_;  // what Opened() returned last
 };
 
 }  // namespace cgp

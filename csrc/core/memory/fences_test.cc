@@ -26,10 +26,7 @@ class FenceTableTest : public ::testing::Test {
 
   std::vector<uint32_t> Opened() {
     std::vector<uint32_t> numbers;
-    const std::vector<bool> opened = fences_.Opened();
-    for (uint32_t i = 0; i < opened.size(); ++i) {
-      if (opened[i]) numbers.push_back(i);
-    }
+    for (const FenceId fence : fences_.Opened()) numbers.push_back(Index(fence));
     return numbers;
   }
 

@@ -33,17 +33,15 @@ void FreeHandles::Update(const FreeView& view) {
 }
 
 FreeHandles::Known FreeHandles::Look(const FreeView& view, PageId handle) const {
-  const PageId begin = handle;
   const PageId end = ranges_.handle_end(handle);
-  PageId page = begin;
+  PageId page = handle;
   Granules head;
-  for (; page != end && view.IsWhole(page); page = PageId{Index(page) + 1})
-    head += view.page_size();
+  for (; page != end && view.IsWhole(page); ++page) head += view.page_size();
   if (page == end) return {.is_whole = true};
   head += view.Head(page);
-  page = PageId{Index(end) - 1};
+  page = end - 1;
   Granules tail;
-  for (; view.IsWhole(page); page = PageId{Index(page) - 1}) tail += view.page_size();
+  for (; view.IsWhole(page); page = page - 1) tail += view.page_size();
   tail += view.Tail(page);
   return {static_cast<uint32_t>(head.count()), static_cast<uint32_t>(tail.count()), false};
 }

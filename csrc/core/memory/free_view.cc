@@ -48,7 +48,7 @@ void FreeView::Rebuild() {
       page = end;
     } else {
       IndexNodes(page, first, space_.last(page));
-      page = PageId{Index(page) + 1};
+      ++page;
     }
   }
 }
@@ -73,7 +73,7 @@ void FreeView::UnindexPages(PageId begin, PageId end) {
       begin = stop;
     } else {
       UnindexNodes(begin, first, space_.last(begin));
-      begin = PageId{Index(begin) + 1};
+      ++begin;
     }
   }
 }
@@ -208,7 +208,7 @@ uint32_t FreeView::BinOf(PageId page, uint32_t length) const {
 void FreeView::LinkChain(const Chain& chain) {
   const auto [start, page, length] = chain;
   if (Granules(length) == space_.page_size()) {
-    IndexPages(page, PageId{Index(page) + 1});
+    IndexPages(page, page + 1);
     return;
   }
   handles_.Note(page);
@@ -226,7 +226,7 @@ void FreeView::LinkChain(const Chain& chain) {
 void FreeView::UnlinkChain(const Chain& chain) {
   const auto [start, page, length] = chain;
   if (Granules(length) == space_.page_size()) {
-    ClearPages(page, PageId{Index(page) + 1});
+    ClearPages(page, page + 1);
     return;
   }
   handles_.Note(page);

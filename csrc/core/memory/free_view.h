@@ -95,6 +95,7 @@ class FreeView {
     return handles_;
   }
 
+  const RangeTable& ranges() const { return ranges_; }
   Granules page_size() const { return space_.page_size(); }
   // Free granules at the start and at the end of a page.
   Granules Head(PageId page) const;

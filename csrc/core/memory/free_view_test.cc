@@ -99,9 +99,7 @@ class FreeViewTest : public ::testing::Test {
   }
 
   void OpenFence(FenceId fence) {
-    std::vector<bool> opened(4);
-    opened[Index(fence)] = true;
-    space_.OpenFences(opened);
+    space_.OpenFence(fence);
     for (const auto& view : views_) view->Rebuild();
   }
 

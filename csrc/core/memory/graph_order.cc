@@ -3,7 +3,10 @@
 namespace cgp {
 
 NodeNumber GraphOrder::NumberOf(CaptureId capture, GraphNode node) {
-  Numbers& numbers = NumbersOfLike(capture, node);
+  // The part is told by the middle bits of the hash of which the map uses the first.
+  auto& parts = numbers_[capture];
+  const uint64_t hash = static_cast<uint64_t>(node) * 0x9E3779B97F4A7C15ull;
+  Numbers& numbers = parts[(hash >> 32) % parts.size()];
   if (const NodeNumber* const known = numbers.Find(Key(node))) return *known;
   const NodeNumber number{node_count()};
   numbers.ReserveOne();
@@ -34,10 +37,6 @@ void GraphOrder::Advance(Reach& reach, const Frontier& frontier, std::vector<Nod
       AskDependencies(frontier.capture, (*news)[i]);
       const Node& node = nodes_[Index((*news)[i])];
       stopped = !node.waits;
-      if (node.count == 1) {
-        visit(node.dependency);
-        continue;
-      }
       for (uint32_t d = 0; d < node.count; ++d) visit(dependencies_[node.first + d]);
     }
   } catch (...) {
@@ -57,30 +56,14 @@ void GraphOrder::Clear() {
   numbers_.clear();
 }
 
-GraphOrder::Numbers& GraphOrder::NumbersOfLike(CaptureId capture, GraphNode node) {
-  // By the middle bits of the hash of which the map uses the first.
-  const uint64_t hash = static_cast<uint64_t>(node) * 0x9E3779B97F4A7C15ull;
-  auto& parts = numbers_[capture];
-  return parts[(hash >> 32) % parts.size()];
-}
-
 void GraphOrder::AskDependencies(CaptureId capture, NodeNumber number) {
-  const auto i = Index(number);
-  if (nodes_[i].asked) return;
-  const bool waits = driver_.Dependencies(nodes_[i].handle, &asked_);
-  const auto count = static_cast<uint32_t>(asked_.size());
-  const auto first = static_cast<uint32_t>(dependencies_.size());
-  NodeNumber dependency{};
-  for (const GraphNode before : asked_) {
-    dependency = NumberOf(capture, before);
-    if (count > 1) dependencies_.push_back(dependency);
-  }
-  Node& node = nodes_[i];
+  Node& node = nodes_[Index(number)];  // stays where it is when others are added
+  if (node.asked) return;
+  node.waits = driver_.Dependencies(node.handle, &asked_);
+  node.first = static_cast<uint32_t>(dependencies_.size());
+  for (const GraphNode before : asked_) dependencies_.push_back(NumberOf(capture, before));
+  node.count = static_cast<uint32_t>(asked_.size());
   node.asked = true;
-  node.waits = waits;
-  node.count = count;
-  node.dependency = dependency;
-  node.first = first;
 }
 
 }  // namespace cgp

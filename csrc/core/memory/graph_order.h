@@ -62,14 +62,12 @@ class GraphOrder {
     GraphNode handle{};
     bool asked = false;  // its dependencies are known:
     bool waits = true;   // for all of them to be complete
-    uint32_t count = 0;  // how many; one is kept here, more in dependencies_
-    NodeNumber dependency{};
-    uint32_t first = 0;
+    uint32_t first = 0;  // in dependencies_
+    uint32_t count = 0;
   };
 
   using Numbers = AddressMap<NodeNumber>;  // by Key()
 
-  Numbers& NumbersOfLike(CaptureId capture, GraphNode node);
   // A node is a pointer, and the map is made for multiples of 512.
   static Address Key(GraphNode node) { return static_cast<Address>(node) * kGranuleBytes; }
   void AskDependencies(CaptureId capture, NodeNumber number);

@@ -6,9 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include "core/base/address_map.h"
 #include "core/base/block.h"
-#include "core/base/slab_map.h"
-#include "core/base/ticket.h"
 #include "core/base/units.h"
 #include "core/memory/shared_space.h"
 #include "driver/driver.h"
@@ -58,6 +57,6 @@ struct alignas(64) LiveBlock {
 };
 static_assert(sizeof(LiveBlock) == 64);
 
-using LiveBlocks = SlabMap<LiveBlock>;  // by their addresses
+using LiveBlocks = AddressMap<LiveBlock>;  // by their addresses
 
 }  // namespace cgp

@@ -39,9 +39,9 @@ NodeId PageSpace::Take(NodeId within, PageId page, Granules offset, Granules len
   const auto end = static_cast<uint32_t>((offset + length).count());
   NodeId taken{};
   if (length >= page_size()) {
-    taken = GatherPages(page, PageId{Index(page) + end / page_granules_});
+    taken = GatherPages(page, page + end / page_granules_);
   } else if (IsOfWholePages(within)) {
-    taken = GatherGranules(GatherPages(page, PageId{Index(page) + 1}), begin, end);
+    taken = GatherGranules(GatherPages(page, page + 1), begin, end);
   } else {
     taken = GatherGranules(within, begin, end);
   }
@@ -88,13 +88,11 @@ NodeId PageSpace::Give(NodeId used, FenceId fence) {
   return Join(used);
 }
 
-void PageSpace::OpenFences(const std::vector<bool>& opened) {
-  for (uint32_t fence = 1; fence < std::min(behind_.size(), opened.size()); ++fence) {
-    while (opened[fence] && behind_[fence] != NodeId::kNone) {
-      const NodeId id = behind_[fence];
-      SetFence(id, FenceId::kOpen);
-      Join(id);
-    }
+void PageSpace::OpenFence(FenceId fence) {
+  while (HasBehind(fence)) {
+    const NodeId id = behind_[Index(fence)];
+    SetFence(id, FenceId::kOpen);
+    Join(id);
   }
 }
 
@@ -163,7 +161,7 @@ NodeId PageSpace::JoinPages(NodeId id) {
     if (const NodeId other = pages_[behind].first; joins(other)) AbsorbPages(id, other);
   }
   if (at(id).page == PageId{0}) return id;
-  const NodeId before = last(PageId{Index(at(id).page) - 1});
+  const NodeId before = last(at(id).page - 1);
   if (!joins(before)) return id;
   AbsorbPages(before, id);
   return before;

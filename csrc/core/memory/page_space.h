@@ -64,9 +64,7 @@ class PageSpace {
   NodeId last(PageId page) const { return pages_[begins_.Last(Index(page))].last; }
   bool IsOfWholePages(NodeId id) const { return node(id).length >= page_granules_; }
   // Of whole pages: the page behind its last.
-  PageId end(NodeId id) const {
-    return PageId{Index(node(id).page) + node(id).length / page_granules_};
-  }
+  PageId end(NodeId id) const { return node(id).page + node(id).length / page_granules_; }
   // Calls function(node) for all nodes in the order of pages and offsets.
   template <typename Function>
   void ForEachNode(Function&& function) const {
@@ -99,7 +97,7 @@ class PageSpace {
   std::size_t node_room() const { return nodes_.capacity(); }
 
   // Allocates what the next AddPage() calls, one Take() per page and those of so many blocks need,
-  // so that these cannot throw. Give() and OpenFences() never do.
+  // so that these cannot throw. Give() and OpenFence() never do.
   void ReservePages(uint32_t more_pages, std::size_t blocks = 1) {
     const std::size_t splits = kMostSplits * blocks;
     if (more_pages > 0 || most_nodes() + splits > nodes_.capacity()) GrowBy(more_pages, splits);
@@ -124,11 +122,11 @@ class PageSpace {
   // now holds it. pre: ReserveFence(fence).
   NodeId Give(NodeId used, FenceId fence);
 
-  // Opens the fences for which opened[fence] is true, joining neighbours. Of nodes that become one
-  // the first survives. O(nodes behind them).
-  void OpenFences(const std::vector<bool>& opened);
+  // What is behind the fence is behind none, joining neighbours. Of nodes that become one the first
+  // survives. O(nodes behind it). pre: not kOpen.
+  void OpenFence(FenceId fence);
 
-  // Puts all that is free behind the fence, joining neighbours as OpenFences() does.
+  // Puts all that is free behind the fence, joining neighbours as OpenFence() does.
   // pre: ReserveFence(fence).
   void HoldAll(FenceId fence);
 

@@ -133,17 +133,17 @@ TEST_F(OnePage, OpeningAFenceJoinsAndTheFirstNodeSurvives) {
   space_.Give(a, kFenceA);
   space_.Give(b, FenceId::kOpen);
   space_.Give(c, kFenceB);
-  space_.OpenFences({false, true, false});
+  space_.OpenFence(kFenceA);
   EXPECT_EQ(pieces(), (std::vector{Free(8), Free(4, kFenceB), Free(4)}));
   EXPECT_EQ(space_.first(kPage), a);
-  space_.OpenFences({false, false, true});
+  space_.OpenFence(kFenceB);
   EXPECT_EQ(pieces(), std::vector{Free(16)});
   EXPECT_EQ(space_.first(kPage), a);
 }
 
 TEST_F(OnePage, OpeningNothingChangesNothing) {
   space_.Give(Take(0, 4), kFenceA);
-  space_.OpenFences({false, false});
+  space_.OpenFence(kFenceB);
   EXPECT_EQ(pieces(), (std::vector{Free(4, kFenceA), Free(12)}));
 }
 
@@ -169,7 +169,7 @@ TEST_F(OnePage, AFenceListsWhatIsBehindIt) {
   EXPECT_EQ(behind(kFenceB), (std::vector{middle, nodes[6]}));
   Take(0, 2);
   EXPECT_EQ(behind(kFenceA).size(), 2u);
-  space_.OpenFences({false, true});
+  space_.OpenFence(kFenceA);
   EXPECT_TRUE(behind(kFenceA).empty());
   EXPECT_EQ(behind(kFenceB).size(), 2u);
 }
@@ -363,9 +363,7 @@ class PageSpaceAgainstModel : public ::testing::TestWithParam<uint32_t> {
       state.model.Renumber(number);
     } else {
       const uint32_t fence = 1 + Below(3);
-      std::vector<bool> opened(4);
-      opened[fence] = true;
-      state.space.OpenFences(opened);
+      state.space.OpenFence(FenceId{fence});
       state.model.Open(static_cast<int>(fence));
     }
   }

@@ -1,8 +1,5 @@
 #include "core/memory/proofs.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "core/base/error.h"
 #include "core/base/reserve.h"
 #include "core/base/units.h"
@@ -68,17 +65,11 @@ std::span<const FenceId> ProofTable::Advance(std::size_t number, const Frontier&
   // One waiter after the other, each of which is told before it goes.
   for (; !stream.news.empty(); stream.news.pop_back()) {
     const uint32_t node = Index(stream.news.back());
-    if (node >= stream.first.size()) continue;
-    while (stream.first[node] != kNobody) {
-      const uint32_t at = stream.first[node];
-      const Waiter waiter = stream.waiters[at];
-      ReserveMore(stream.spare, 1);
+    while (node < stream.waiters.size() && !stream.waiters[node].empty()) {
+      const FenceId fence = stream.waiters[node].back();
       ReserveMore(stream.proven, 1);
-      if (Contains(waiter.fence) && !Wait(number, waiter.fence)) {
-        stream.proven.push_back(waiter.fence);
-      }
-      stream.first[node] = waiter.next;
-      stream.spare.push_back(at);
+      if (Contains(fence) && !Wait(number, fence)) stream.proven.push_back(fence);
+      stream.waiters[node].pop_back();
     }
   }
   return stream.proven;
@@ -93,16 +84,8 @@ bool ProofTable::Wait(std::size_t number, FenceId fence) {
     stream.relies_on_proofs = true;
     return false;
   }
-  if (stream.first.size() <= Index(*missing)) stream.first.resize(order_.node_count(), kNobody);
-  auto at = static_cast<uint32_t>(stream.waiters.size());
-  if (stream.spare.empty()) {
-    stream.waiters.emplace_back();
-  } else {
-    at = stream.spare.back();
-    stream.spare.pop_back();
-  }
-  uint32_t& first = stream.first[Index(*missing)];
-  stream.waiters[at] = {.fence = fence, .next = std::exchange(first, at)};
+  if (stream.waiters.size() <= Index(*missing)) stream.waiters.resize(order_.node_count());
+  stream.waiters[Index(*missing)].push_back(fence);
   return true;
 }
 

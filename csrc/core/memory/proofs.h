@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -71,21 +70,13 @@ class ProofTable {
     uint32_t count = 0;  // of nodes; 0: no fence of this table
     std::optional<std::size_t> owner;
   };
-  // A fence that waits for a stream to reach a node.
-  struct Waiter {
-    FenceId fence{};
-    uint32_t next = 0;  // of those at the same node
-  };
-  static constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
   struct Stream {
     CaptureId capture = kNoCapture;
     bool relies_on_proofs = false;
     GraphOrder::Reach reach;
-    std::vector<NodeNumber> news;  // reached, but who waits there has not been told yet
-    std::vector<FenceId> proven;   // not handed over yet
-    std::deque<uint32_t> first;    // by node number: the first that waits there, in waiters
-    std::deque<Waiter> waiters;
-    std::vector<uint32_t> spare;  // unused waiters
+    std::vector<NodeNumber> news;              // reached, but who waits there has not been told yet
+    std::vector<FenceId> proven;               // not handed over yet
+    std::deque<std::vector<FenceId>> waiters;  // by the number of the node that they wait for
   };
 
   // Makes the fence wait at a node that the stream has not reached. Returns false if there is none.

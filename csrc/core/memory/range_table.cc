@@ -86,8 +86,8 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   }
   for (const PageId handle : handles) {
     CGP_CHECK(handle_begin(handle) == handle);
-    for (uint32_t p = Index(handle); p < Index(handle_end(handle)); ++p) {
-      ReserveMore(pages_[p].slots, 1);
+    for (PageId page = handle; page < handle_end(handle); ++page) {
+      ReserveMore(pages_[Index(page)].slots, 1);
     }
   }
   const RangeId id = plan.range        ? *plan.range
@@ -110,18 +110,19 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   driver_.SetAccess(address, count * page_bytes_);
   undo.Keep();
 
-  const SlotId first{Index(range.first) + begin};
-  uint32_t slot = Index(first);
+  const SlotId first = range.first + begin;
+  SlotId slot = first;
   for (const PageId handle : handles) {
-    for (uint32_t p = Index(handle); p < Index(handle_end(handle)); ++p, ++slot) {
-      page_at_[slot] = PageId{p};
-      pages_[p].slots.push_back(SlotId{slot});
+    for (PageId page = handle; page < handle_end(handle); ++page, ++slot) {
+      page_at_[Index(slot)] = page;
+      pages_[Index(page)].slots.push_back(slot);
     }
   }
   for (const PageId handle : handles) {
+    const uint32_t end = Index(handle_end(handle));
     NoteRow(Index(handle));
-    row_begins_.EraseRange(Index(handle) + 1, Index(handle_end(handle)));
-    if (Index(handle_end(handle)) < page_count()) NoteRow(Index(handle_end(handle)));
+    row_begins_.EraseRange(Index(handle) + 1, end);
+    if (end < page_count()) NoteRow(end);
   }
   (plan.at_front ? range.mapped_begin : range.mapped_end) = plan.at_front ? begin : begin + count;
   (plan.at_front ? range.room_front : range.room_back) -= count;
@@ -234,9 +235,7 @@ std::optional<RangeId> RangeTable::NewestWithRoom(uint32_t pages) const {
 }
 
 bool RangeTable::Shows(RangeId range, PageId page) const {
-  const std::vector<SlotId>& slots = slots_of(page);
-  return std::any_of(slots.begin(), slots.end(),
-                     [&](SlotId slot) { return range_of(slot) == range; });
+  return std::ranges::any_of(slots_of(page), [&](SlotId slot) { return range_of(slot) == range; });
 }
 
 Address RangeTable::AddressOf(SlotId slot, Granules offset) const {

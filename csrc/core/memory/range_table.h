@@ -84,12 +84,11 @@ class RangeTable {
     bool pinned = false;  // a captured graph or a checkpoint may come back to its addresses
 
     uint32_t mapped() const { return mapped_end - mapped_begin; }
-    SlotId begin() const { return SlotId{Index(first) + mapped_begin}; }
-    SlotId end() const { return SlotId{Index(first) + mapped_end}; }
+    SlotId begin() const { return first + mapped_begin; }
+    SlotId end() const { return first + mapped_end; }
   };
 
-  // Slots are handed to ranges in groups, so that a bit per slot can be kept in words that belong
-  // to one range only.
+  // Slots are handed to ranges in groups, so that one entry for each says whose they are.
   static constexpr uint32_t kSlotGroup = 64;
 
   // The slots that the first range keeps for growth at its back, so that it can come to show a whole
@@ -176,9 +175,7 @@ class RangeTable {
   // The handle that holds the page.
   PageId handle_begin(PageId page) const { return handles_[pages_[Index(page)].handle].first; }
   uint32_t handle_pages(PageId page) const { return handles_[pages_[Index(page)].handle].pages; }
-  PageId handle_end(PageId page) const {
-    return PageId{Index(handle_begin(page)) + handle_pages(page)};
-  }
+  PageId handle_end(PageId page) const { return handle_begin(page) + handle_pages(page); }
   // How many pages the plan maps.
   uint32_t PagesOf(const MappingPlan& plan) const;
 

@@ -1,6 +1,5 @@
 // How a RangeTable gets smaller.
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "core/base/error.h"
@@ -220,9 +219,9 @@ bool RangeTable::has_remains() const {
 }
 
 uint64_t RangeTable::unreleased_pages() const {
-  return std::accumulate(
-      unreleased_.begin(), unreleased_.end(), uint64_t{0},
-      [](uint64_t sum, const PhysicalHandle& handle) { return sum + handle.pages; });
+  uint64_t pages = 0;
+  for (const PhysicalHandle& handle : unreleased_) pages += handle.pages;
+  return pages;
 }
 
 void RangeTable::UnpinAll() {
@@ -245,7 +244,7 @@ std::pair<SlotId, Granules> RangeTable::At(Address address, const AddressIndex& 
   const auto& [start, id] = *(behind - 1);
   const uint64_t slots = (address - start) / page_bytes_;
   CGP_CHECK(slots < range(id).mapped());
-  return {SlotId{Index(range(id).begin()) + static_cast<uint32_t>(slots)},
+  return {range(id).begin() + static_cast<uint32_t>(slots),
           Granules((address - start) % page_bytes_ / kGranuleBytes)};
 }
 

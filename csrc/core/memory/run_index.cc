@@ -4,13 +4,11 @@
 #include <bit>
 
 #include "core/base/error.h"
-#include "core/base/index_set.h"
 
 namespace cgp {
 
 void RunIndex::MakeRoom(uint32_t slots, uint32_t ranges) {
-  static_assert(RangeTable::kSlotGroup == 64, "a group of slots is a word");
-  if (words_.size() < slots / RangeTable::kSlotGroup) words_.resize(slots / RangeTable::kSlotGroup);
+  free_.Resize(slots);
   // One leaf more than there are ranges, so that "before the newest" is a leaf too.
   if (ranges < leaf_count()) return;
   const uint32_t leaves = std::bit_ceil(ranges + 1);
@@ -21,7 +19,7 @@ void RunIndex::MakeRoom(uint32_t slots, uint32_t ranges) {
 }
 
 void RunIndex::Clear() {
-  words_.assign(words_.size(), 0);
+  free_.Clear();
   bounds_.assign(bounds_.size(), 0);
   Grow();
 }
@@ -38,21 +36,19 @@ void RunIndex::ForEachRow(PageId begin, PageId end, Function&& function) {
 
 void RunIndex::SetFree(PageId begin, PageId end) {
   ForEachRow(begin, end, [this](SlotId slot, uint32_t count) {
-    ForEachWord(Index(slot), Index(slot) + count,
-                [this](uint32_t word, uint64_t bits) { words_[word] |= bits; });
+    free_.InsertRange(Index(slot), Index(slot) + count);
     RaiseBound(ranges_.range_of(slot));
   });
 }
 
 void RunIndex::SetFree(SlotId slot) {
-  words_[Index(slot) / 64] |= uint64_t{1} << (Index(slot) % 64);
+  free_.Insert(Index(slot));
   RaiseBound(ranges_.range_of(slot));
 }
 
 void RunIndex::SetTaken(PageId begin, PageId end) {
   ForEachRow(begin, end, [this](SlotId slot, uint32_t count) {
-    ForEachWord(Index(slot), Index(slot) + count,
-                [this](uint32_t word, uint64_t bits) { words_[word] &= ~bits; });
+    free_.EraseRange(Index(slot), Index(slot) + count);
   });
 }
 
@@ -78,11 +74,11 @@ const std::vector<FreeRun>& RunIndex::Runs(RangeId id) {
   const uint32_t limit = Index(range.end());
   found_.clear();
   uint32_t longest = 0;
-  for (uint32_t slot = Find(true, Index(range.begin()), limit); slot < limit;) {
-    const uint32_t end = Find(false, slot, limit);
-    found_.push_back({SlotId{slot}, end - slot});
-    longest = std::max(longest, end - slot);
-    slot = Find(true, end, limit);
+  for (auto slot = free_.Next(Index(range.begin())); slot && *slot < limit;) {
+    const uint32_t end = free_.NextMissing(*slot, limit);
+    found_.push_back({SlotId{*slot}, end - *slot});
+    longest = std::max(longest, end - *slot);
+    slot = free_.Next(end);
   }
   SetBound(id, longest);
   return found_;
@@ -90,32 +86,12 @@ const std::vector<FreeRun>& RunIndex::Runs(RangeId id) {
 
 uint32_t RunIndex::FreeAtFront(RangeId id) const {
   const RangeTable::Range& range = ranges_.range(id);
-  return Find(false, Index(range.begin()), Index(range.end())) - Index(range.begin());
+  return free_.NextMissing(Index(range.begin()), Index(range.end())) - Index(range.begin());
 }
 
 uint32_t RunIndex::FreeAtBack(RangeId id) const {
   const RangeTable::Range& range = ranges_.range(id);
-  uint32_t slot = Index(range.end());
-  while (slot > Index(range.begin())) {
-    // The word's bits below `slot`, moved to the top: its leading ones are the free slots next to
-    // `slot`.
-    const uint32_t in_word = (slot - 1) % 64 + 1;
-    const uint64_t word = words_[(slot - 1) / 64] << (64 - in_word);
-    const auto ones = static_cast<uint32_t>(std::countl_one(word));
-    slot -= std::min(ones, in_word);
-    if (ones < in_word) break;
-  }
-  return Index(range.end()) - std::max(slot, Index(range.begin()));
-}
-
-uint32_t RunIndex::Find(bool value, uint32_t from, uint32_t limit) const {
-  const uint64_t flip = value ? 0 : ~uint64_t{0};
-  while (from < limit) {
-    const uint64_t rest = (words_[from / 64] ^ flip) >> (from % 64);
-    if (rest != 0) return std::min(limit, from + static_cast<uint32_t>(std::countr_zero(rest)));
-    from = (from / 64 + 1) * 64;
-  }
-  return limit;
+  return Index(range.end()) - free_.LastRun(Index(range.begin()), Index(range.end()));
 }
 
 void RunIndex::SetBound(RangeId range, uint32_t bound) {
@@ -136,8 +112,8 @@ void RunIndex::Check(const std::function<bool(PageId)>& is_free) const {
     uint32_t run = 0;
     for (uint32_t slot = Index(range.first); slot < end; ++slot) {
       const bool mapped = slot >= Index(range.begin()) && slot < Index(range.end());
-      CGP_CHECK(IsSet(slot) == (mapped && is_free(ranges_.page_at(SlotId{slot}))));
-      run = IsSet(slot) ? run + 1 : 0;
+      CGP_CHECK(free_.Contains(slot) == (mapped && is_free(ranges_.page_at(SlotId{slot}))));
+      run = free_.Contains(slot) ? run + 1 : 0;
       CGP_CHECK(run <= bounds_[leaf_count() + r]);
     }
   }

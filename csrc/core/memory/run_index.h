@@ -17,6 +17,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/base/index_set.h"
 #include "core/base/units.h"
 #include "core/memory/range_table.h"
 
@@ -28,7 +29,7 @@ struct FreeRun {
   SlotId begin{};
   uint32_t length = 0;
 
-  SlotId end() const { return SlotId{Index(begin) + length}; }
+  SlotId end() const { return begin + length; }
 };
 
 class RunIndex {
@@ -63,16 +64,13 @@ class RunIndex {
   uint32_t FreeAtBack(RangeId range) const;
   // Whether all slots of [begin, end) are free. O(words of them).
   bool AllFree(SlotId begin, SlotId end) const {
-    return Find(false, Index(begin), Index(end)) == Index(end);
+    return free_.NextMissing(Index(begin), Index(end)) >= Index(end);
   }
 
   // Recomputes the invariant against `is_free`; throws InternalError.
   void Check(const std::function<bool(PageId)>& is_free) const;
 
  private:
-  bool IsSet(uint32_t slot) const { return (words_[slot / 64] >> (slot % 64) & 1) != 0; }
-  // The first slot in [from, limit) whose bit is `value`, or limit.
-  uint32_t Find(bool value, uint32_t from, uint32_t limit) const;
   uint32_t leaf_count() const { return static_cast<uint32_t>(bounds_.size() / 2); }
   template <typename Function>
   void ForEachRow(PageId begin, PageId end, Function&& function);
@@ -80,9 +78,9 @@ class RunIndex {
   void SetBound(RangeId range, uint32_t bound);
 
   const RangeTable& ranges_;
-  std::vector<uint64_t> words_;  // bit per slot; zero where nothing is mapped
-  std::vector<uint32_t>
-      bounds_;  // a binary tree of maxima: node i over 2i and 2i + 1, leaves from leaf_count() on
+  IndexSet free_;  // by slot; none where nothing is mapped
+  // A binary tree of maxima: node i over 2i and 2i + 1, leaves from leaf_count() on.
+  std::vector<uint32_t> bounds_;
   std::vector<FreeRun> found_;  // what Runs() returned last
 };
 

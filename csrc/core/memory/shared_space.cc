@@ -1,5 +1,7 @@
 #include "core/memory/shared_space.h"
 
+#include <iterator>
+
 #include "core/base/error.h"
 #include "core/base/reserve.h"
 
@@ -87,7 +89,7 @@ NodeId SharedSpace::TakePiece(NodeId within, PageId page, Granules offset, Granu
 
 // Whole pages that follow one another.
 NodeId SharedSpace::TakePages(PageId page, Granules length) {
-  const PageId end{Index(page) + static_cast<uint32_t>(length / page_size())};
+  const PageId end = page + static_cast<uint32_t>(length / page_size());
   for (const auto& view : views_) view->UnindexPages(page, end);
   return space_.Take(space_.first(page), page, Granules(0), length);
 }
@@ -200,19 +202,16 @@ void SharedSpace::Grant(FreeView& view, std::span<const FenceId> fences) {
   }
 }
 
-void SharedSpace::Open(const std::vector<bool>& opened) {
+void SharedSpace::Open(std::span<const FenceId> opened) {
   for (const auto& view : views_) {
     closed_.clear();
-    for (uint32_t fence = 1; fence < opened.size(); ++fence) {
-      if (opened[fence] && !view->Passes(FenceId{fence})) closed_.push_back(FenceId{fence});
-    }
+    std::ranges::copy_if(opened, std::back_inserter(closed_),
+                         [&](FenceId fence) { return !view->Passes(fence); });
     Grant(*view, closed_);
   }
-  space_.OpenFences(opened);
+  for (const FenceId fence : opened) space_.OpenFence(fence);
   for (const auto& view : views_) {
-    for (uint32_t fence = 1; fence < opened.size(); ++fence) {
-      if (opened[fence]) view->Revoke(FenceId{fence});
-    }
+    for (const FenceId fence : opened) view->Revoke(fence);
   }
 }
 

@@ -96,11 +96,11 @@ class SharedSpace {
   void ReserveOpening(std::size_t fence_limit);
   // Lets one view through to what is behind these fences. pre: ReserveOpening().
   void Grant(FreeView& view, std::span<const FenceId> fences);
-  // What is behind the fences for which opened[fence] is true is everyone's from now on. O(nodes
-  // behind them). pre: ReserveOpening().
-  void Open(const std::vector<bool>& opened);
-  // The same of what every view passes anyway, and goes on to.
-  void OpenToAll(const std::vector<bool>& opened) { space_.OpenFences(opened); }
+  // What is behind these fences is everyone's from now on. O(nodes behind them). pre:
+  // ReserveOpening().
+  void Open(std::span<const FenceId> opened);
+  // The same of one that every view passes anyway, and goes on to.
+  void OpenToAll(FenceId fence) { space_.OpenFence(fence); }
   // All that is free is behind this one. pre: ReserveFence().
   void HoldAll(FenceId fence);
 
@@ -129,16 +129,14 @@ class SharedSpace {
 template <typename Function>
 void SharedSpace::ForEachExtent(const Site& site, Granules length, Function&& function) const {
   Granules offset(site.offset);
-  for (uint32_t slot = Index(site.slot); length > Granules(0);) {
-    const PageId page = ranges_.page_at(SlotId{slot});
+  for (SlotId slot = site.slot; length > Granules(0);) {
+    const PageId page = ranges_.page_at(slot);
     const uint64_t most = offset == Granules(0) ? length / page_size() : 0;
     uint32_t pages = 1;
-    while (pages < most && Index(ranges_.page_at(SlotId{slot + pages})) == Index(page) + pages) {
-      ++pages;
-    }
+    while (pages < most && ranges_.page_at(slot + pages) == page + pages) ++pages;
     const Granules extent = most > 0 ? page_size() * pages : std::min(length, page_size() - offset);
     function(page, offset, extent);
-    slot += pages;
+    slot = slot + pages;
     length -= extent;
     offset = Granules(0);
   }
@@ -147,9 +145,9 @@ void SharedSpace::ForEachExtent(const Site& site, Granules length, Function&& fu
 template <typename Function>
 void SharedSpace::ForEachPiece(const Site& site, Granules length, Function&& function) const {
   ForEachExtent(site, length, [&](PageId page, Granules offset, Granules left) {
-    for (uint32_t p = Index(page); left > Granules(0); ++p) {
+    for (; left > Granules(0); ++page) {
       const Granules piece = std::min(left, page_size());
-      function(PageId{p}, offset, piece);
+      function(page, offset, piece);
       left -= piece;
     }
   });
@@ -168,7 +166,7 @@ void SharedSpace::ForEachNode(const Site& site, Granules length, Function&& func
       function(offset == Granules(0) ? space_.first(page) : space_.last(page));
       return;
     }
-    const PageId end{Index(page) + static_cast<uint32_t>(extent / page_size())};
+    const PageId end = page + static_cast<uint32_t>(extent / page_size());
     while (page < end) {
       const NodeId id = space_.first(page);
       page = space_.end(id);

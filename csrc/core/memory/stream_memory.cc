@@ -129,10 +129,11 @@ void StreamMemory::OpenAll() {
 
 // Live blocks are not behind what is marked as opened any more.
 void StreamMemory::ForgetOpened() {
-  const std::vector<bool>& opened = fences_.Opened();
+  const std::vector<FenceId>& opened = fences_.Opened();
   blocks_.ForEach([&](Address, LiveBlock& live) {
     if (!live.others) return;
-    std::erase_if(live.others->behind, [&](FenceId fence) { return opened[Index(fence)]; });
+    std::erase_if(live.others->behind,
+                  [&](FenceId fence) { return std::ranges::find(opened, fence) != opened.end(); });
   });
 }
 

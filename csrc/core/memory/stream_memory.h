@@ -80,8 +80,8 @@ class StreamMemory {
   // Opens what the device has come to; returns whether that is anything.
   bool Poll();
   // The device is idle, and no graph is left: all that is free is everyone's. Does not throw after
-  // ReserveOpenAll(). pre: no scope is open.
-  void ReserveOpenAll() { ReserveOpening(); }
+  // ReserveOpening(). pre: no scope is open.
+  void ReserveOpening() { bytes_.ReserveOpening(fences_.limit()); }
   void OpenAll();
 
   void Check() const;
@@ -96,7 +96,6 @@ class StreamMemory {
   void WaitForReplays(StreamId stream);
   void HoldAllFree();
   void ForgetOpened();
-  void ReserveOpening() { bytes_.ReserveOpening(fences_.limit()); }
   void OpenFences();
 
   FenceId ChooseFence(const LiveBlock& live);

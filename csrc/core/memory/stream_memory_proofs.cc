@@ -23,15 +23,10 @@ void StreamMemory::ExpectSeveralStreams() {
   // Nothing that it captures now comes behind what it left in a capture that is over.
   const bool has_left = sole_capture_.value_or(frontier_.capture) != frontier_.capture;
   const bool is_capturing = frontier_.capture != kNoCapture && !has_left;
-  std::vector<bool> opened;
+  const bool opens = is_capturing && frontier_.nodes.empty();
   try {
     const std::size_t number = proofs_.AddStream(has_left ? *sole_capture_ : frontier_.capture);
-    if (is_capturing && frontier_.nodes.empty()) {
-      opened = fences_.Opened();
-      opened[Index(own)] = true;
-    } else if (is_capturing) {
-      proofs_.Add(own, frontier_.capture, frontier_.nodes, number);
-    }
+    if (is_capturing && !opens) proofs_.Add(own, frontier_.capture, frontier_.nodes, number);
   } catch (...) {
     proofs_.Clear();
     throw;
@@ -46,8 +41,8 @@ void StreamMemory::ExpectSeveralStreams() {
   };
   blocks_.ForEach([&](Address, LiveBlock& live) { note_view(live); });
   std::ranges::for_each(freed_, note_view);
-  if (!opened.empty()) {
-    bytes_.OpenToAll(opened);
+  if (opens) {
+    bytes_.OpenToAll(own);
   } else if (is_capturing || has_left) {
     fences_.MakeProof(own);
   }

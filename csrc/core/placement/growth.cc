@@ -30,11 +30,10 @@ struct Stretch {
 
 class GrowthPlanner {
  public:
-  GrowthPlanner(FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
-                Slack slack, Streams streams)
+  GrowthPlanner(FreeView& view, Granules length, Slack slack, Streams streams)
       : view_(view),
-        ranges_(ranges),
-        page_(page_size.count()),
+        ranges_(view.ranges()),
+        page_(view.page_size().count()),
         length_(length.count()),
         streams_(streams),
         free_(view.Handles()),
@@ -100,8 +99,8 @@ class GrowthPlanner {
   void NoteShown(RangeId id) {
     if (shown_in_.empty()) shown_in_.assign(ranges_.page_count(), RangeId{ranges_.range_count()});
     const RangeTable::Range& range = ranges_.range(id);
-    for (uint32_t slot = Index(range.begin()); slot < Index(range.end()); ++slot) {
-      shown_in_[Index(ranges_.page_at(SlotId{slot}))] = id;
+    for (SlotId slot = range.begin(); slot < range.end(); ++slot) {
+      shown_in_[Index(ranges_.page_at(slot))] = id;
     }
   }
 
@@ -213,9 +212,8 @@ class GrowthPlanner {
     uint64_t edge = 0;  // free granules next to these slots
     if (free_slots < range.mapped()) {
       const auto distance = static_cast<uint32_t>(free_slots);
-      edge = at_front
-                 ? view_.Head(ranges_.page_at(SlotId{Index(range.begin()) + distance})).count()
-                 : view_.Tail(ranges_.page_at(SlotId{Index(range.end()) - 1 - distance})).count();
+      edge = at_front ? view_.Head(ranges_.page_at(range.begin() + distance)).count()
+                      : view_.Tail(ranges_.page_at(range.end() - 1 - distance)).count();
     }
     uint64_t reused = free_slots * page_ + edge;
     if (reused >= length_) {
@@ -327,9 +325,8 @@ std::optional<MappingPlan> GrowthPlan::MappingAhead(const RangeTable& ranges,
   return ahead;
 }
 
-GrowthPlan PlanGrowth(FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
-                      Slack slack, Streams streams) {
-  return GrowthPlanner(view, ranges, page_size, length, slack, streams).Plan();
+GrowthPlan PlanGrowth(FreeView& view, Granules length, Slack slack, Streams streams) {
+  return GrowthPlanner(view, length, slack, streams).Plan();
 }
 
 }  // namespace cgp

@@ -39,7 +39,6 @@ struct GrowthPlan {
   std::optional<MappingPlan> MappingAhead(const RangeTable& ranges, uint32_t most_pages) const;
 };
 
-GrowthPlan PlanGrowth(FreeView& view, const RangeTable& ranges, Granules page_size, Granules length,
-                      Slack slack, Streams streams);
+GrowthPlan PlanGrowth(FreeView& view, Granules length, Slack slack, Streams streams);
 
 }  // namespace cgp

@@ -20,9 +20,9 @@ constexpr int kRangesForTakers = 8;
 constexpr uint64_t kStartsForTakers = 16;
 
 // Whether the stream may take all pages of the handle that begins there.
-bool IsWholeHandle(const FreeView& view, const RangeTable& ranges, PageId handle) {
-  const PageId end = ranges.handle_end(handle);
-  for (PageId page = handle; page != end; page = PageId{Index(page) + 1}) {
+bool IsWholeHandle(const FreeView& view, PageId handle) {
+  const PageId end = view.ranges().handle_end(handle);
+  for (PageId page = handle; page != end; ++page) {
     if (!view.IsWhole(page)) return false;
   }
   return true;
@@ -40,9 +40,10 @@ struct Choice {
 };
 
 // The best choice in the range of those that take at most `most_whole` whole pages.
-std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint64_t page,
-                                  uint64_t length, RangeId id, uint64_t most_whole,
+std::optional<Choice> FindInRange(FreeView& view, uint64_t length, RangeId id, uint64_t most_whole,
                                   const TakersOf& takers) {
+  const RangeTable& ranges = view.ranges();
+  const uint64_t page = view.page_size().count();
   const RangeTable::Range& range = ranges.range(id);
   std::optional<Choice> best;
   for (const FreeRun& run : view.runs().Runs(id)) {
@@ -50,8 +51,7 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
     const uint64_t first = Index(run.begin) * page;
     const uint64_t last = Index(run.end()) * page;
     uint64_t low = first;
-    if (run.begin != range.begin())
-      low -= view.Tail(ranges.page_at(SlotId{Index(run.begin) - 1})).count();
+    if (run.begin != range.begin()) low -= view.Tail(ranges.page_at(run.begin - 1)).count();
     uint64_t high = last;
     if (run.end() != range.end()) high += view.Head(ranges.page_at(run.end())).count();
     if (high - low < length) continue;
@@ -82,10 +82,10 @@ std::optional<Choice> FindInRange(FreeView& view, const RangeTable& ranges, uint
 
 }  // namespace
 
-std::optional<uint64_t> WholePagesAt(const FreeView& view, const RangeTable& ranges,
-                                     Granules page_size, Placement start, Granules length) {
+std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Granules length) {
   // The parts of a first and of a last page, and the full pages between them.
-  const uint64_t page = page_size.count();
+  const RangeTable& ranges = view.ranges();
+  const uint64_t page = view.page_size().count();
   const uint64_t offset = start.offset.count();
   const uint64_t head = offset > 0 ? std::min(length.count(), page - offset) : 0;
   const uint64_t full = (length.count() - head) / page;
@@ -109,17 +109,16 @@ std::optional<uint64_t> WholePagesAt(const FreeView& view, const RangeTable& ran
   return whole;
 }
 
-bool FitsWithoutWaste(const FreeView& view, const RangeTable& ranges, Granules page_size,
-                      Placement start, Granules length) {
-  const auto whole = WholePagesAt(view, ranges, page_size, start, length);
+bool FitsWithoutWaste(const FreeView& view, Placement start, Granules length) {
+  const auto whole = WholePagesAt(view, start, length);
   if (!whole) return false;
-  if (length < page_size) return *whole <= (view.BestFit(length) ? 0 : 1);
-  return *whole <= (length.count() + page_size.count() - 1) / page_size.count();
+  if (length < view.page_size()) return *whole <= (view.BestFit(length) ? 0 : 1);
+  return *whole <= PagesFor(length, view.page_size());
 }
 
-bool TouchesUsed(const FreeView& view, const RangeTable& ranges, Granules page_size,
-                 Placement start, Granules length) {
-  const uint64_t page = page_size.count();
+bool TouchesUsed(const FreeView& view, Placement start, Granules length) {
+  const RangeTable& ranges = view.ranges();
+  const uint64_t page = view.page_size().count();
   const RangeTable::Range& range = ranges.range(ranges.range_of(start.slot));
   const uint64_t first = Index(start.slot) * page + start.offset.count();
   const uint64_t behind = first + length.count();
@@ -131,11 +130,11 @@ bool TouchesUsed(const FreeView& view, const RangeTable& ranges, Granules page_s
          (behind != Index(range.end()) * page && is_used(behind));
 }
 
-std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
-                                    Granules length, Slack slack, const TakersOf& takers) {
-  const uint64_t page = page_size.count();
-  const auto whole_pages = static_cast<uint32_t>(length / page_size);
-  const uint64_t remainder = (length % page_size).count();
+std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
+                                    const TakersOf& takers) {
+  const uint64_t page = view.page_size().count();
+  const auto whole_pages = static_cast<uint32_t>(length / view.page_size());
+  const uint64_t remainder = (length % view.page_size()).count();
   uint64_t most_whole = whole_pages + (remainder != 0 ? 1 : 0);
   if (remainder != 0 && slack == Slack::kNone &&
       ChooseEdges(view.Handles(), remainder, Ends::kBoth, [](PageId) { return true; }))
@@ -143,14 +142,14 @@ std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Gr
 
   uint32_t threshold = whole_pages;
   int searches_left = kEdgeSearches;
-  RangeId before{ranges.range_count()};
+  RangeId before{view.ranges().range_count()};
   int ranges_left = takers ? kRangesForTakers : 0;
   std::optional<Choice> best;
   while (!best || ranges_left > 0) {
     --ranges_left;
     const std::optional<RangeId> id = view.runs().NewestMayHold(threshold, before);
     if (!id) break;
-    const auto choice = FindInRange(view, ranges, page, length.count(), *id, most_whole, takers);
+    const auto choice = FindInRange(view, length.count(), *id, most_whole, takers);
     if (choice && (!best || choice->BetterThan(*best))) best = choice;
     before = *id;
     if (remainder != 0 && --searches_left == 0) {
@@ -162,8 +161,8 @@ std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Gr
   return Placement{SlotId(static_cast<uint32_t>(best->start / page)), Granules(best->start % page)};
 }
 
-std::optional<PageId> WholePageToBreak(const FreeView& view, const RangeTable& ranges,
-                                       const TakersOf& takers) {
+std::optional<PageId> WholePageToBreak(const FreeView& view, const TakersOf& takers) {
+  const RangeTable& ranges = view.ranges();
   constexpr int kPagesLookedAt = 64;  // enough to choose well, and a bound on the time
   std::optional<PageId> best;
   std::tuple<uint32_t, uint32_t, std::size_t> least;
@@ -171,14 +170,14 @@ std::optional<PageId> WholePageToBreak(const FreeView& view, const RangeTable& r
   for (auto page = view.NextWhole(PageId{0}); page && left > 0; --left) {
     const PageId handle = ranges.handle_begin(*page);
     const uint32_t pages = ranges.handle_pages(*page);
-    const bool breaks = pages > 1 && IsWholeHandle(view, ranges, handle);
+    const bool breaks = pages > 1 && IsWholeHandle(view, handle);
     const std::tuple harm{breaks ? pages : 0, takers ? takers(*page) : 0,
                           ranges.slots_of(*page).size()};
     if (!best || harm < least) {
       best = page;
       least = harm;
     }
-    page = view.NextWhole(breaks ? ranges.handle_end(handle) : PageId{Index(*page) + 1});
+    page = view.NextWhole(breaks ? ranges.handle_end(handle) : *page + 1);
   }
   return best;
 }

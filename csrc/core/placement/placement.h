@@ -48,31 +48,27 @@ enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 
 // How many whole pages [start, start + length) takes; nullopt unless the view's stream may take all of
 // it. O(words of the slots, and nodes of two pages). pre: start is mapped.
-std::optional<uint64_t> WholePagesAt(const FreeView& view, const RangeTable& ranges,
-                                     Granules page_size, Placement start, Granules length);
+std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Granules length);
 
 // Step 1: whether the view's stream may take all of [start, start + length), and that takes no more
 // whole pages than hold so many granules.
-bool FitsWithoutWaste(const FreeView& view, const RangeTable& ranges, Granules page_size,
-                      Placement start, Granules length);
+bool FitsWithoutWaste(const FreeView& view, Placement start, Granules length);
 
 // Whether what lies just before or just behind [start, start + length) in its range is in use, or is
 // not the view's stream's to take. pre: it is all in that range.
-bool TouchesUsed(const FreeView& view, const RangeTable& ranges, Granules page_size,
-                 Placement start, Granules length);
+bool TouchesUsed(const FreeView& view, Placement start, Granules length);
 
 // How many streams may take all of a page.
 using TakersOf = std::function<uint32_t(PageId)>;
 
 // Step 2; with `takers`, of equal places the one whose pages the fewest streams may take, since the
 // others are left with more. Nothing is changed but the exactness of run bounds.
-std::optional<Placement> FindMapped(FreeView& view, const RangeTable& ranges, Granules page_size,
-                                    Granules length, Slack slack, const TakersOf& takers = {});
+std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
+                                    const TakersOf& takers = {});
 
 // The whole page to break up for a block below a page: one whose handle has no other page or is in
 // use already, else one of the smallest handle; of those, with `takers`, the one that the fewest
 // streams may take; of those the one that stands in the fewest ranges, which costs the fewest runs.
-std::optional<PageId> WholePageToBreak(const FreeView& view, const RangeTable& ranges,
-                                       const TakersOf& takers = {});
+std::optional<PageId> WholePageToBreak(const FreeView& view, const TakersOf& takers = {});
 
 }  // namespace cgp

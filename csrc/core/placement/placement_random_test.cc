@@ -152,7 +152,7 @@ class RandomPlacement : public SmallPool, public ::testing::WithParamInterface<u
       if (!IsWholePage(page)) continue;
       if (!best || harm(page) <= harm(*best)) best = page;
     }
-    ASSERT_EQ(WholePageToBreak(view_, ranges_), best);
+    ASSERT_EQ(WholePageToBreak(view_), best);
   }
 
   void PlaceSmall() {

@@ -90,7 +90,7 @@ class PlacementTakersTest : public PlacementTest {
   // As many streams may take a page as its number here says.
   std::optional<Placement> FindLeastWanted(uint64_t length, std::vector<uint32_t> takers,
                                            Slack slack = Slack::kNone) {
-    return FindMapped(view_, ranges_, kPageSize, Granules(length), slack,
+    return FindMapped(view_, Granules(length), slack,
                       [takers](PageId page) { return takers[Index(page)]; });
   }
   static Placement At(SlotId first, uint32_t slot, uint64_t offset = 0) {
@@ -273,7 +273,7 @@ TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePoolAndTheBlock) {
   const auto sizes = [&](uint64_t pages, Streams streams = Streams::kOne) {
     std::multiset<uint32_t> seen;
     const Granules length(pages * kP);
-    const GrowthPlan plan = PlanGrowth(view_, ranges_, kPageSize, length, Slack::kNone, streams);
+    const GrowthPlan plan = PlanGrowth(view_, length, Slack::kNone, streams);
     for (const PageId handle : plan.mapping.handles) seen.insert(MappingPlan::NewPages(handle));
     return seen;
   };
@@ -341,19 +341,19 @@ TEST_F(PlacementTest, PagesAheadNeedRoomInTheRange) {
 TEST_F(PlacementTest, WholePageToBreakSparesWholeHandles) {
   MapNewHandle({"....", "....", "....", "...."});
   MapNewHandle({"....", "...."});
-  EXPECT_EQ(WholePageToBreak(view_, ranges_), PageId{4}) << "the smallest handle";
+  EXPECT_EQ(WholePageToBreak(view_), PageId{4}) << "the smallest handle";
   Take(PageId{1}, 0, 1);
-  EXPECT_EQ(WholePageToBreak(view_, ranges_), PageId{0}) << "of the one in use already";
+  EXPECT_EQ(WholePageToBreak(view_), PageId{0}) << "of the one in use already";
 }
 
 TEST_F(PlacementTest, WholePageToBreakIsTheFirstOfThoseInTheFewestRanges) {
-  EXPECT_EQ(WholePageToBreak(view_, ranges_), std::nullopt);
+  EXPECT_EQ(WholePageToBreak(view_), std::nullopt);
   MapNew({"....", "x...", "....", "...."});
   MapOld({PageId{0}, PageId{1}});
-  EXPECT_EQ(WholePageToBreak(view_, ranges_), PageId{2});
+  EXPECT_EQ(WholePageToBreak(view_), PageId{2});
   MapOld({PageId{2}, PageId{3}});
   MapOld({PageId{2}});
-  EXPECT_EQ(WholePageToBreak(view_, ranges_), PageId{0});
+  EXPECT_EQ(WholePageToBreak(view_), PageId{0});
 }
 
 TEST_F(PlacementTest, WholePageToBreakIsTheOneThatTheFewestStreamsMayTake) {
@@ -361,7 +361,7 @@ TEST_F(PlacementTest, WholePageToBreakIsTheOneThatTheFewestStreamsMayTake) {
   MapNew({"....", "....", "....", "...."});
   MapOld({PageId{3}});
   const auto least = [&](std::vector<uint32_t> takers) {
-    return WholePageToBreak(view_, ranges_, [&](PageId page) { return takers[Index(page)]; });
+    return WholePageToBreak(view_, [&](PageId page) { return takers[Index(page)]; });
   };
   EXPECT_EQ(least({1, 1, 3, 2, 2, 2}), PageId{4}) << "in fewer ranges than 3";
   EXPECT_EQ(least({1, 1, 3, 1, 2, 2}), PageId{3}) << "however many ranges show it";

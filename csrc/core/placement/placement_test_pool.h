@@ -64,13 +64,13 @@ class SmallPool : public ::testing::Test {
   }
 
   std::optional<Placement> Find(uint64_t length, Slack slack) {
-    return FindMapped(view_, ranges_, kPageSize, Granules(length), slack);
+    return FindMapped(view_, Granules(length), slack);
   }
   GrowthPlan Plan(uint64_t length, Slack slack) {
-    return PlanGrowth(view_, ranges_, kPageSize, Granules(length), slack, Streams::kOne);
+    return PlanGrowth(view_, Granules(length), slack, Streams::kOne);
   }
   bool FitsWithoutWaste(Placement start, uint64_t length) const {
-    return cgp::FitsWithoutWaste(view_, ranges_, kPageSize, start, Granules(length));
+    return cgp::FitsWithoutWaste(view_, start, Granules(length));
   }
 
   // --- The same by brute force. Granules are counted through all slots: slot * kP + offset. ---

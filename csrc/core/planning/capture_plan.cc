@@ -77,8 +77,8 @@ std::vector<LayoutItem> CapturePlan::Fix(std::span<const LivePiece> live,
     place_of[Index(ranges.page_at(SlotId{slot}))] = place++;
   }
   for (const PageId handle : missing_) {
-    for (uint32_t p = Index(handle); p < Index(ranges.handle_end(handle)); ++p) {
-      place_of[p] = place++;
+    for (PageId page = handle; page < ranges.handle_end(handle); ++page) {
+      place_of[Index(page)] = place++;
     }
   }
   std::vector<LayoutItem> fixed;
@@ -112,8 +112,9 @@ void CapturePlan::Limit(std::vector<LayoutItem>& items, std::span<const LayoutIt
 }
 
 std::optional<CapturePlan::Spot> CapturePlan::Find(uint32_t step, Granules length,
-                                                   const FreeView& view, const RangeTable& ranges,
+                                                   const FreeView& view,
                                                    uint64_t most_pages) const {
+  const RangeTable& ranges = view.ranges();
   if (step < first_step_) return std::nullopt;
   const LayoutItem& item = items_[step - first_step_];
   if (length.count() > item.length) return std::nullopt;
@@ -124,8 +125,7 @@ std::optional<CapturePlan::Spot> CapturePlan::Find(uint32_t step, Granules lengt
   const Placement start{SlotId(static_cast<uint32_t>(base_ + begin / page_)),
                         Granules(begin % page_)};
   const uint64_t shown = std::min(end, mapped * page_);
-  if (begin < shown && !WholePagesAt(view, ranges, Granules(page_), start, Granules(shown - begin)))
-    return std::nullopt;
+  if (begin < shown && !WholePagesAt(view, start, Granules(shown - begin))) return std::nullopt;
   if (places <= mapped) return Spot{.growth = {}, .place = start};
 
   Spot spot;
@@ -142,8 +142,8 @@ std::optional<CapturePlan::Spot> CapturePlan::Find(uint32_t step, Granules lengt
   for (const PageId handle : missing_) {
     if (reached >= places) break;
     if (ranges.Shows(home_, handle)) continue;
-    for (uint32_t p = Index(handle); p < Index(ranges.handle_end(handle)); ++p, ++reached) {
-      if (!is_free(reached, PageId{p})) return std::nullopt;
+    for (PageId page = handle; page < ranges.handle_end(handle); ++page, ++reached) {
+      if (!is_free(reached, page)) return std::nullopt;
     }
     growth.mapping.handles.push_back(handle);
   }

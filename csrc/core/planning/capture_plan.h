@@ -55,7 +55,7 @@ class CapturePlan {
   // For the block that matches the step. nullopt if the plan has no place for it that is free to
   // the view's stream and does not take the pool beyond `most_pages`.
   std::optional<Spot> Find(uint32_t step, Granules length, const FreeView& view,
-                           const RangeTable& ranges, uint64_t most_pages) const;
+                           uint64_t most_pages) const;
 
  private:
   void ChooseHome(const RangeTable& ranges);

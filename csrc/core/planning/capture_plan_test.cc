@@ -74,15 +74,15 @@ class CapturePlanTest : public SmallPool {
   static std::optional<CapturePlan::Spot> Find(const CapturePlan& plan,
                                                const CaptureProfile::Match& match,
                                                uint64_t granules, const FreeView& view,
-                                               const RangeTable& ranges, uint64_t most_pages) {
+                                               uint64_t most_pages) {
     if (!match.step) return std::nullopt;
-    return plan.Find(*match.step, Granules(granules), view, ranges, most_pages);
+    return plan.Find(*match.step, Granules(granules), view, most_pages);
   }
 
   // Puts the block where the plan says, which has to be free.
   std::optional<Placement> Follow(const CapturePlan& plan, const CaptureProfile::Match& match,
                                   uint64_t granules, uint64_t most_pages = kUnlimited) {
-    const auto spot = Find(plan, match, granules, view_, ranges_, most_pages);
+    const auto spot = Find(plan, match, granules, view_, most_pages);
     if (!spot) {
       profile_.Allocated(match, {}, Bytes(granules), Granules(granules));  // somewhere else
       return std::nullopt;
@@ -196,8 +196,8 @@ TEST_F(ThreeBlocks, ABlockLiesWithinWhatIsNeededByItsBirth) {
 TEST_F(ThreeBlocks, NothingGoesBeyondTheMostPages) {
   const auto match = Begin(32);
   const CapturePlan plan = Make(match);
-  EXPECT_FALSE(Find(plan, match, 32, view_, ranges_, 7).has_value());
-  EXPECT_TRUE(Find(plan, match, 32, view_, ranges_, 8).has_value());
+  EXPECT_FALSE(Find(plan, match, 32, view_, 7).has_value());
+  EXPECT_TRUE(Find(plan, match, 32, view_, 8).has_value());
 }
 
 TEST_F(CapturePlanTest, WhatStaysGoesToTheBottom) {
@@ -282,7 +282,7 @@ TEST_F(HomeGrowsMeanwhile, PagesInFrontOfItMoveNoPlace) {
   ASSERT_TRUE(plan.complete());
   const uint64_t bottom = begin(0);
   Map({.range = RangeId{0}, .at_front = true, .handles = others_});
-  EXPECT_FALSE(Find(plan, match, 40, view_, ranges_, 10).has_value())
+  EXPECT_FALSE(Find(plan, match, 40, view_, 10).has_value())
       << "no page may stand twice in the home";
   const auto block = Follow(plan, match, 40, 14);
   ASSERT_TRUE(block.has_value());
@@ -294,9 +294,9 @@ TEST_F(HomeGrowsMeanwhile, PagesInUseBehindItAreSeen) {
   const auto match = Begin(40);
   CapturePlan plan = Make(match);
   Take(PageId{7}, 1, 1);
-  EXPECT_FALSE(Find(plan, match, 40, view_, ranges_, 10).has_value());
+  EXPECT_FALSE(Find(plan, match, 40, view_, 10).has_value());
   Map({.range = RangeId{0}, .handles = others_});
-  EXPECT_FALSE(Find(plan, match, 40, view_, ranges_, 10).has_value());
+  EXPECT_FALSE(Find(plan, match, 40, view_, 10).has_value());
 }
 
 // --- What lives ---
@@ -350,8 +350,8 @@ TEST_F(ThreeBlocks, WhatTheStreamMayNotTakeIsNotFree) {
 
   const auto match = Begin(16);
   const CapturePlan plan = Make(match);
-  EXPECT_TRUE(Find(plan, match, 16, view_, ranges_, kPeakPages).has_value());
-  EXPECT_FALSE(Find(plan, match, 16, other, ranges_, kPeakPages).has_value());
+  EXPECT_TRUE(Find(plan, match, 16, view_, kPeakPages).has_value());
+  EXPECT_FALSE(Find(plan, match, 16, other, kPeakPages).has_value());
 }
 
 TEST_F(CapturePlanTest, OfVeryManyStepsTheLargestArePredicted) {

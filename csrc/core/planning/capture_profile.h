@@ -16,7 +16,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/base/ticket.h"
+#include "core/base/block.h"
 #include "core/base/units.h"
 #include "core/placement/placement.h"
 

@@ -1,6 +1,7 @@
 #include "core/planning/predictor.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace cgp {
 namespace {
@@ -25,31 +26,29 @@ void Predictor::BeginCapture() {
   places_.Clear();
 }
 
-Predictor::Advice Predictor::Advise(uint64_t bytes, const FreeView& view,
-                                    const LiveBlocks& blocks) {
+Predictor::Advice Predictor::Advise(uint64_t bytes, const FreeView& view) {
   Advice advice{.match = profile_.Find(bytes), .spot = {}};
   const Granules length = Granules::FromBytesRoundedUp(bytes);
   if (const auto step = advice.match.step)
     advice.lives_at_peak = profile_.steps()[*step].lives_at_peak;
-  advice.spot = Foreseen(advice.match, length, view, blocks);
+  advice.spot = Foreseen(advice.match, length, view);
   if (!advice.spot) advice.spot = Known(length, view);
   return advice;
 }
 
 // What the captures before say.
 std::optional<CapturePlan::Spot> Predictor::Foreseen(const CaptureProfile::Match& match,
-                                                     Granules length, const FreeView& view,
-                                                     const LiveBlocks& blocks) {
+                                                     Granules length, const FreeView& view) {
   const CaptureProfile::Step* const like = match.step ? &profile_.steps()[*match.step] : nullptr;
   const bool no_larger = match.scale <= 1;
   if (like != nullptr && !plan_ && no_larger &&
       Granules::FromBytesRoundedUp(like->bytes) >= length &&
-      FitsWithoutWaste(view, ranges_, space_.page_size(), like->start, length)) {
+      FitsWithoutWaste(view, like->start, length)) {
     return CapturePlan::Spot{.growth = {}, .place = like->start};
   }
-  if (WorthPlanning(match, length, blocks.count)) MakePlan(match, blocks);
+  if (WorthPlanning(match, length)) MakePlan(match, view.ranges());
   if (!plan_ || !match.step) return std::nullopt;
-  auto spot = plan_->Find(*match.step, length, view, ranges_, MostPages(length));
+  auto spot = plan_->Find(*match.step, length, view, MostPages(length));
   // A capture no larger than its profile finds room in what is mapped.
   if (no_larger && spot && spot->growth) return std::nullopt;
   return spot;
@@ -57,16 +56,16 @@ std::optional<CapturePlan::Spot> Predictor::Foreseen(const CaptureProfile::Match
 
 // What the capture itself says.
 std::optional<CapturePlan::Spot> Predictor::Known(Granules length, const FreeView& view) const {
-  if (space_.page_count() < kFewPages) return std::nullopt;
-  const bool small = length < space_.page_size();
+  if (bytes_.space().page_count() < kFewPages) return std::nullopt;
+  const Granules page = bytes_.page_size();
+  const bool small = length < page;
   if (small && view.BestFit(length)) return std::nullopt;
-  const Granules page = space_.page_size();
   const Granules rest = length % page;
   const bool touches = rest > Granules(0) && rest * kPartOfPage < page;
   const auto place = places_.Find(length, [&](Placement start) {
-    const bool fits = small ? WholePagesAt(view, ranges_, page, start, length) == 0
-                            : FitsWithoutWaste(view, ranges_, page, start, length);
-    return fits && (!touches || TouchesUsed(view, ranges_, page, start, length));
+    const bool fits =
+        small ? WholePagesAt(view, start, length) == 0 : FitsWithoutWaste(view, start, length);
+    return fits && (!touches || TouchesUsed(view, start, length));
   });
   if (!place) return std::nullopt;
   return CapturePlan::Spot{.growth = {}, .place = *place};
@@ -79,35 +78,36 @@ void Predictor::ReserveOne(uint64_t bytes) {
 
 Ticket Predictor::Allocated(const Advice& advice, Placement start, uint64_t bytes, Granules live) {
   const Granules length = Granules::FromBytesRoundedUp(bytes);
-  const bool in_one_page = start.offset + length <= space_.page_size();
-  if (length >= space_.page_size() || !in_one_page) places_.Add(length, start);
+  const bool in_one_page = start.offset + length <= bytes_.page_size();
+  if (length >= bytes_.page_size() || !in_one_page) places_.Add(length, start);
   return profile_.Allocated(advice.match, start, bytes, live);
 }
 
 uint64_t Predictor::MostPages(Granules length) const {
-  const Granules page = space_.page_size();
-  const Granules live = page * space_.page_count() - space_.free() + length;
-  const uint64_t needed = (live.count() + page.count() - 1) / page.count();
-  return std::max<uint64_t>(space_.page_count(), needed);
+  const PageSpace& space = bytes_.space();
+  const Granules live = space.page_size() * space.page_count() - space.free() + length;
+  return std::max<uint64_t>(space.page_count(), PagesFor(live, space.page_size()));
 }
 
-bool Predictor::WorthPlanning(const CaptureProfile::Match& match, Granules length,
-                              std::size_t live_blocks) const {
-  if (planned_ || live_blocks > kMostLiveBlocks) return false;
+bool Predictor::WorthPlanning(const CaptureProfile::Match& match, Granules length) const {
+  if (planned_ || blocks_.size() > kMostLiveBlocks) return false;
   // A capture no larger than its profile mostly finds its places; what is small finds another.
-  return match.scale > 1 || (match.step && length >= space_.page_size());
+  return match.scale > 1 || (match.step && length >= bytes_.page_size());
 }
 
-void Predictor::MakePlan(const CaptureProfile::Match& match, const LiveBlocks& blocks) {
+void Predictor::MakePlan(const CaptureProfile::Match& match, const RangeTable& ranges) {
   planned_ = true;
   std::vector<CapturePlan::LivePiece> live;
-  blocks.for_each([&](PageId page, Granules offset, Granules length, Ticket ticket) {
-    const std::optional<uint32_t> step = profile_.StepOf(ticket);
+  blocks_.ForEach([&](Address, const LiveBlock& block) {
+    const std::optional<uint32_t> step = profile_.StepOf(block.ticket);
     static_assert(CaptureProfile::kNever == LayoutItem::kForever);
     const uint32_t end = step ? profile_.steps()[*step].freed_at : LayoutItem::kForever;
-    live.push_back({page, offset, length, end});
+    bytes_.ForEachPiece(block.site, block.length(),
+                        [&](PageId page, Granules offset, Granules length) {
+                          live.push_back({page, offset, length, end});
+                        });
   });
-  plan_.emplace(profile_, match, ranges_, space_.page_size(), live);
+  plan_.emplace(profile_, match, ranges, bytes_.page_size(), live);
   if (!plan_->complete()) plan_.reset();
 }
 

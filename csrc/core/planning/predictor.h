@@ -17,14 +17,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
-#include <vector>
 
 #include "core/base/units.h"
 #include "core/memory/free_view.h"
-#include "core/memory/page_space.h"
+#include "core/memory/live_block.h"
 #include "core/memory/range_table.h"
+#include "core/memory/shared_space.h"
 #include "core/placement/placement.h"
 #include "core/planning/capture_plan.h"
 #include "core/planning/capture_profile.h"
@@ -34,7 +33,8 @@ namespace cgp {
 
 class Predictor {
  public:
-  Predictor(const PageSpace& space, const RangeTable& ranges) : space_(space), ranges_(ranges) {}
+  // `blocks` are those that live in the bytes.
+  Predictor(const SharedSpace& bytes, const LiveBlocks& blocks) : bytes_(bytes), blocks_(blocks) {}
 
   void BeginCapture();
   void EndCapture() { profile_.EndCapture(); }
@@ -49,14 +49,10 @@ class Predictor {
     std::optional<CapturePlan::Spot> spot;  // none: as if nothing were known
     bool lives_at_peak = false;             // when the capture will hold most
   };
-  // What lives in the pool: how many blocks, and for_each(function) calls function(page, offset,
-  // length, ticket) for each piece of each, which is asked only when a plan is made.
-  using PieceFunction = std::function<void(PageId, Granules, Granules, Ticket)>;
-  struct LiveBlocks {
-    std::size_t count = 0;
-    std::function<void(const PieceFunction&)> for_each;
-  };
-  Advice Advise(uint64_t bytes, const FreeView& view, const LiveBlocks& blocks);
+  Advice Advise(uint64_t bytes, const FreeView& view);
+
+  // Whether a plan was made for the capture under way.
+  bool has_planned() const { return planned_; }
 
   // The most pages that an advised block of so many granules may leave the pool with.
   uint64_t MostPages(Granules length) const;
@@ -71,14 +67,13 @@ class Predictor {
 
  private:
   std::optional<CapturePlan::Spot> Foreseen(const CaptureProfile::Match& match, Granules length,
-                                            const FreeView& view, const LiveBlocks& blocks);
+                                            const FreeView& view);
   std::optional<CapturePlan::Spot> Known(Granules length, const FreeView& view) const;
-  bool WorthPlanning(const CaptureProfile::Match& match, Granules length,
-                     std::size_t live_blocks) const;
-  void MakePlan(const CaptureProfile::Match& match, const LiveBlocks& blocks);
+  bool WorthPlanning(const CaptureProfile::Match& match, Granules length) const;
+  void MakePlan(const CaptureProfile::Match& match, const RangeTable& ranges);
 
-  const PageSpace& space_;
-  const RangeTable& ranges_;
+  const SharedSpace& bytes_;
+  const LiveBlocks& blocks_;
   CaptureProfile profile_;
   // Of the capture under way, which gets no more than one.
   std::optional<CapturePlan> plan_;

@@ -27,8 +27,9 @@ using Program = std::vector<Step>;
 
 class PredictorTest : public SmallPool {
  protected:
-  struct LiveBlock {
+  struct TestBlock {
     std::vector<NodeId> pieces;
+    Placement start;
     Ticket ticket;
     uint64_t granules = 0;
   };
@@ -42,29 +43,21 @@ class PredictorTest : public SmallPool {
   // Asks for advice and follows it, or does without. Returns the block's number.
   int Allocate(uint64_t granules) {
     const uint64_t bytes = granules * kGranuleBytes;
-    const auto for_each = [this](const Predictor::PieceFunction& add) {
-      ++plans_;
-      const auto add_piece = [&](NodeId id, Ticket ticket) {
-        const PageSpace::Node& node = space_.node(id);
-        add(node.page, Granules(node.offset), Granules(node.length), ticket);
-      };
-      for (const auto& [number, block] : blocks_) {
-        for (const NodeId id : block.pieces) add_piece(id, block.ticket);
-      }
-      for (const NodeId id : used_) add_piece(id, {});  // nothing is known of those
-    };
+    ListLiveBlocks();
     const uint64_t most_pages =
         std::max<uint64_t>(ranges_.page_count(), (live_ + used_.size() + granules + kP - 1) / kP);
     EXPECT_EQ(predictor_.MostPages(Granules(granules)), most_pages);
     predictor_.ReserveOne(bytes);
-    advice_ =
-        predictor_.Advise(bytes, view_, {.count = blocks_.size() + others_, .for_each = for_each});
+    const bool had_planned = predictor_.has_planned();
+    advice_ = predictor_.Advise(bytes, view_);
+    plans_ += predictor_.has_planned() && !had_planned ? 1 : 0;
     const Placement start = advice_.spot ? Reach(*advice_.spot) : WithoutAdvice(granules);
     if (advice_.spot) {
       EXPECT_LE(ranges_.page_count(), most_pages) << "grown for what is predicted";
     }
     EXPECT_TRUE(Fits(start, granules)) << "a place that is not free";
-    LiveBlock block{.pieces = TakeBlock(start, granules), .ticket = {}, .granules = granules};
+    TestBlock block{
+        .pieces = TakeBlock(start, granules), .start = start, .ticket = {}, .granules = granules};
     live_ += granules;
     most_live_ = std::max(most_live_, live_);
     block.ticket = predictor_.Allocated(advice_, start, bytes, Granules(live_));
@@ -74,7 +67,7 @@ class PredictorTest : public SmallPool {
   }
 
   void Free(int number) {
-    const LiveBlock block = blocks_.at(number);
+    const TestBlock block = blocks_.at(number);
     for (const NodeId id : block.pieces) Give(id);
     predictor_.Freed(block.ticket);
     live_ -= block.granules;
@@ -107,8 +100,9 @@ class PredictorTest : public SmallPool {
     return static_cast<uint64_t>(static_cast<double>(granules) * scale);
   }
 
-  Predictor predictor_{space_, ranges_};
-  std::map<int, LiveBlock> blocks_;
+  LiveBlocks live_blocks_;  // as the predictor sees them
+  Predictor predictor_{bytes_, live_blocks_};
+  std::map<int, TestBlock> blocks_;
   Predictor::Advice advice_;  // of the last block
   Placement start_;           // likewise
   // Of the last capture's blocks:
@@ -118,9 +112,28 @@ class PredictorTest : public SmallPool {
   uint64_t most_live_ = 0;
   int planned_ = 0;
   int plans_ = 0;           // how many were made in all
-  std::size_t others_ = 0;  // more blocks that live, as the pool says
+  std::size_t others_ = 0;  // more blocks that live: as many as are taken for one
 
  private:
+  // What is used, and nothing is known of, and the others are blocks of no capture.
+  void ListLiveBlocks() {
+    live_blocks_ = {};
+    const auto list = [this](Placement start, uint64_t granules, Ticket ticket) {
+      LiveBlock live;
+      live.block.bytes = granules * kGranuleBytes;
+      live.site = {.slot = start.slot, .offset = static_cast<uint32_t>(start.offset.count())};
+      live.ticket = ticket;
+      live_blocks_.ReserveOne();
+      live_blocks_.Insert((live_blocks_.size() + 1) * kGranuleBytes, std::move(live));
+    };
+    for (const auto& [number, block] : blocks_) list(block.start, block.granules, block.ticket);
+    for (const NodeId id : used_) {
+      const PageSpace::Node& node = space_.node(id);
+      list({ranges_.slots_of(node.page).front(), Granules(node.offset)}, node.length, {});
+    }
+    for (std::size_t i = 0; i < others_; ++i) list({ranges_.range(RangeId{0}).begin(), {}}, 1, {});
+  }
+
   void FreeDue(const Program& program, std::size_t step, std::map<std::size_t, int>& live) {
     std::erase_if(live, [&](const auto& entry) {
       if (program[entry.first].freed_at > step) return false;
