@@ -314,8 +314,8 @@ def capture(
         forward_peak, after = after.peak, captures.usage()
         after = after._replace(peak=max(forward_peak, after.peak))
     lent = _lend_outputs(leaves, owner)
-    del leaves
     owner.counters = [_counter(x) for x in lent if isinstance(x, Tensor) and captures.holds(x)]
+    del leaves  # from here on nothing lies in the pool
     captured = Captured(
         size,
         statics,
