@@ -124,7 +124,8 @@ void StreamMemory::OpenAll() {
   fences_.OpenAll();
   ForgetOpened();
   OpenFences();
-  captured_ = false;
+  // A graph's output that outlived it is still worked on.
+  captured_ = captured_ && blocks_.size() > 0;
   several_streams_ = false;
 }
 
