@@ -52,6 +52,22 @@ TEST_F(PoolReplaysTest, ALaterScopeWaitsForLaterReplays) {
   EXPECT_TRUE(watch_.IsBehind(kA, kC, replay));
 }
 
+TEST_F(PoolReplaysTest, WhatOutlivedItsGraphIsStillWaitedFor) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  const Block output = Allocate(2 * kPage, kA);
+  pool_.EndScope();
+  watch_.Quiesce();
+  pool_.PrepareGiveBack();
+  pool_.GiveBack();
+  const auto freed = pool_.Pieces(output.address);
+  const uint64_t reading = watch_.Submit(kA);
+  pool_.Free(output.address);
+  pool_.BeginScope(ScopeKind::kEager);
+  EXPECT_TRUE(GetsBytesOf(freed, 2 * kPage, kB));
+  EXPECT_TRUE(watch_.IsBehind(kB, kA, reading));
+  pool_.EndScope();
+}
+
 TEST_F(PoolReplaysTest, EagerWorkAloneWaitsForNothing) {
   pool_.BeginScope(ScopeKind::kEager);
   AllocateAndFree(2 * kPage, kA);

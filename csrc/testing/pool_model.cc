@@ -277,7 +277,9 @@ void PoolModel::Trim() {
 std::string PoolModel::Shrink(PoolId id, uint64_t pages, const PiecesOf& pieces_of) {
   ModelPool& pool = Known(id);
   pool.incarnation = next_incarnation_++;
-  pool.captured = false;
+  pool.captured = pool.captured && std::ranges::any_of(live_, [&](const auto& entry) {
+                    return entry.second.pool == id;
+                  });
   pool.unmarked.clear();
   pool.held.reset();
   pool.stream_fences.clear();

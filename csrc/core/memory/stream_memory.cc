@@ -15,7 +15,8 @@ void StreamMemory::BeginScope(ScopeKind kind, bool may_ask_device) {
   std::shared_ptr<SharedEvent> mark;
   if (may_ask_device && (behind_replays || fences_.NeedsMark())) mark = fences_.Mark();
   Poll();
-  ReserveOpening();  // so that a scope in which nothing was done ends without memory
+  // So that a scope in which nothing was done, or whose first block got no memory, ends without.
+  bytes_.ReserveOpening(fences_.limit() + 1);
   if (behind_replays && !mark) HoldAllFree();
   replays_unknown_ = behind_replays && !mark;
   if (behind_replays) replays_ = std::move(mark);
@@ -123,7 +124,8 @@ void StreamMemory::OpenAll() {
   fences_.OpenAll();
   ForgetOpened();
   OpenFences();
-  captured_ = false;
+  // A graph's output that outlived it is still worked on.
+  captured_ = captured_ && blocks_.size() > 0;
   several_streams_ = false;
 }
 
