@@ -22,7 +22,6 @@ from ._captures import (
     Usage,
     capture,
     find_leaves,
-    no_hooks_of_the_caller,
 )
 from ._function import parameters_of
 from ._guard import is_guarded, lend_for
@@ -36,7 +35,7 @@ from ._static_inputs import (
     pad_of,
     size_of,
 )
-from ._static_outputs import Cuts, Output, check_strided, describe
+from ._static_outputs import Cuts, Output, check_strided, describe, paths_of
 
 _SAMPLES = 3  # replays that are timed, for each size
 
@@ -110,7 +109,8 @@ class Program:
             self._statics = StaticInputs(self._inputs, self._captures.device, sizes)
 
         def outputs_at(at: Size) -> list[Output]:
-            outputs = describe(self._run(call, size, at, times=1, thoroughly=True)[0])
+            result, _ = self._run(call, size, at, times=1, thoroughly=True)
+            outputs = describe(pytree.tree_leaves(result), paths_of(result))
             self._ran.add(at)
             return outputs
 
@@ -142,7 +142,7 @@ class Program:
             self._trains,
         )
         self._refuse_changes(map(operator.ne, _versions(statics), versions))
-        self._cuts.check(describe(pytree.tree_unflatten(captured.leaves, captured.tree)), bucket)
+        self._cuts.check(captured.leaves, captured.tree, bucket)
         captured.eager = self._eager.get(bucket)
         self.captured[bucket] = captured
         return captured, after
@@ -181,8 +181,7 @@ class Program:
 
         def work() -> Any:
             args, kwargs = call.arguments([static.tensor for static in statics])
-            with no_hooks_of_the_caller():
-                result = self._function(*args, **kwargs)
+            result = self._function(*args, **kwargs)
             if torch.is_grad_enabled():
                 self._run_backward(result)
             return result
