@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -141,7 +141,7 @@ class Program:
             lambda places, outputs: self._gradients_at(places, outputs, bucket),
             self._trains,
         )
-        self._refuse_changes(map(operator.ne, _versions(statics), versions))
+        self._refuse_changes(versions, _versions(statics))
         self._cuts.check(captured.leaves, captured.tree, bucket)
         captured.eager = self._eager.get(bucket)
         self.captured[bucket] = captured
@@ -187,18 +187,18 @@ class Program:
             return result
 
         result, span = self._captures.warm_up(work, times)
-        self._refuse_changes(map(operator.ne, _versions(statics), versions))
+        self._refuse_changes(versions, _versions(statics))
         if held:
             pairs = zip(statics, held, strict=True)
             # All in one pageable copy: for a number alone torch pins memory, which takes 1 ms.
             changed = torch.stack([(now.bytes() != was).any() for now, was in pairs])
-            self._refuse_changes(changed.tolist())
+            self._refuse_changes([False] * len(held), changed.tolist())
         return result, span
 
-    def _refuse_changes(self, changed: Iterable[bool]) -> None:
+    def _refuse_changes(self, before: list[Any], after: list[Any]) -> None:
         """Raises ValueError if an input was changed."""
-        for given, is_changed in zip(self._inputs, changed, strict=True):
-            if is_changed:
+        for given, was, now in zip(self._inputs, before, after, strict=True):
+            if was != now:
                 raise ValueError(
                     f"the function changes {given.name.path} in place: a graph would change the "
                     "copy that it reads, and not what a call passes. Change a copy, and return it"
