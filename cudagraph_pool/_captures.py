@@ -137,8 +137,8 @@ class Captures:
 
     def usage(self) -> Usage:
         """What is held now. It does not ask the device, which a small capture would feel."""
-        stats = self.pool._adapter.stats(self.device.index, self.pool.id)
-        return Usage(stats["reserved_bytes"], self._exec_bytes, stats["scope_peak_bytes"])
+        held, peak = self.pool._adapter.usage(self.device.index, self.pool.id)
+        return Usage(held, self._exec_bytes, peak)
 
     def device_bytes(self) -> int:
         """What nobody else can have of the device now. Also of a pool that was closed."""
