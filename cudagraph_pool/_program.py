@@ -208,7 +208,7 @@ class Program:
         """The backward pass of a warm-up."""
         leaves = pytree.tree_leaves(result)
         outputs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
-        differentiable = find_leaves(outputs)
+        differentiable = outputs and find_leaves(outputs)
         if differentiable:
             self._trains = True
             with torch.autocast(self._captures.device.type, enabled=False):
