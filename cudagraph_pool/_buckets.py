@@ -84,7 +84,7 @@ class LadderBuckets:
 
 
 def _size(given: int | Iterable[int]) -> Size:
-    numbers = given if isinstance(given, Iterable) else (given,)
+    numbers = given if hasattr(given, "__iter__") else (given,)
     size = []
     for number in numbers:
         try:

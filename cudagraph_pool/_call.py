@@ -31,6 +31,8 @@ class Structure(NamedTuple):
         if self.tree is not None:
             args, kwargs = pytree.tree_unflatten(leaves, self.tree)
             return args, kwargs
+        if not self.keywords:
+            return tuple(leaves), {}
         return (
             tuple(leaves[: self.positional]),
             dict(zip(self.keywords, leaves[self.positional :], strict=True)),
@@ -54,6 +56,8 @@ class Call(NamedTuple):
 
     def arguments(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same call with other tensors."""
+        if len(tensors) == len(self.leaves):
+            return self.structure.join(tensors)
         following = iter(tensors)
         return self.structure.join(
             [next(following) if isinstance(x, Tensor) else x for x in self.leaves]

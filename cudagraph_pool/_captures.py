@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
@@ -137,8 +137,8 @@ class Captures:
 
     def usage(self) -> Usage:
         """What is held now. It does not ask the device, which a small capture would feel."""
-        stats = self.pool._adapter.stats(self.device.index, self.pool.id)
-        return Usage(stats["reserved_bytes"], self._exec_bytes, stats["scope_peak_bytes"])
+        held, peak = self.pool._adapter.usage(self.device.index, self.pool.id)
+        return Usage(held, self._exec_bytes, peak)
 
     def device_bytes(self) -> int:
         """What nobody else can have of the device now. Also of a pool that was closed."""
@@ -267,14 +267,13 @@ class Captured:
     replayed: list[Replayable] = field(default_factory=list)
     read: list[Tensor] = field(default_factory=list)
     states: list[tuple[int, int]] = field(default_factory=list)
-    inputs: list[Tensor] = field(init=False)  # of statics
-    written: list[Tensor] = field(init=False)  # by calls
-    streams: set[int] = field(default_factory=set)  # that these are recorded for
+    streams: set[int] = field(default_factory=set)  # that what calls write is recorded for
 
-    def __post_init__(self) -> None:
+    @property
+    def written(self) -> list[Tensor]:
+        """By calls."""
         gradients = [] if self.backward is None else self.backward.grad_outputs
-        self.inputs = [static.tensor for static in self.statics]
-        self.written = [static.tensor for static in (*self.statics, *gradients)]
+        return [static.tensor for static in (*self.statics, *gradients)]
 
 
 # Makes what a backward pass reads its gradients from: of the leaves with these numbers.
@@ -303,18 +302,16 @@ def capture(
     owner = Owner(captures, inputs)
     results: list[tuple[list[Any], pytree.TreeSpec]] = []
     saved = _Saved(captures, inputs)
-    with _no_autocast_cache():
-        with saved.noting() if trains else no_hooks_of_the_caller():
-            forward = captures.capture(lambda: results.append(_leaves_apart(function(), inputs)))
-        after = captures.usage()
-        owner.graphs.append(forward)
-        leaves, tree = results.pop()
-        backward = _capture_backward(captures, inputs, leaves, saved, owner, gradient_buffers)
+    with saved.noting() if trains else nullcontext():
+        forward = captures.capture(lambda: results.append(_leaves_apart(function(), saved.inputs)))
+    after = captures.usage()
+    owner.graphs.append(forward)
+    leaves, tree = results.pop()
+    backward = _capture_backward(captures, inputs, leaves, saved, owner, gradient_buffers)
     if backward is not None:
         forward_peak, after = after.peak, captures.usage()
         after = after._replace(peak=max(forward_peak, after.peak))
     lent = _lend_outputs(leaves, owner)
-    owner.counters = [_counter(x) for x in lent if isinstance(x, Tensor) and captures.holds(x)]
     del leaves  # from here on nothing lies in the pool
     captured = Captured(
         size,
@@ -377,7 +374,7 @@ def _capture_backward(
 
     graph = captures.capture(run)
     owner.graphs.append(graph)
-    lent = [None if g is None else _lend(g, owner) for g in gradients]
+    lent = [None if g is None else _lend(g, owner, captures.holds(g)) for g in gradients]
     gradients.clear()
     of_inputs = iter(lent)
     tensors = [n for n, x in enumerate(leaves) if isinstance(x, Tensor)]
@@ -410,41 +407,42 @@ def find_leaves(outputs: Sequence[Tensor]) -> list[Tensor]:
     return list({id(leaf): leaf for leaf in leaves}.values())
 
 
-def _lend(tensor: Tensor, owner: Owner) -> Tensor:
+def _lend(tensor: Tensor, owner: Owner, is_held: bool) -> Tensor:
     """What lies in the pool is lent; an input, a weight, and what is no plain tensor is kept."""
-    if type(tensor) is Tensor and owner.captures.holds(tensor):
-        return lend(tensor, owner)
-    return tensor.detach()
+    return lend(tensor, owner) if is_held and type(tensor) is Tensor else tensor.detach()
 
 
 def _lend_outputs(leaves: Sequence[Any], owner: Owner) -> list[Any]:
     """Those that are of one memory count their changes together, as they did."""
     first: dict[int, Tensor] = {}
     outputs = []
-    for leaf in leaves:
-        output = _lend(leaf, owner) if isinstance(leaf, Tensor) else leaf
-        if type(output) is Tensor and owner.captures.holds(output):
-            counter = first.setdefault(_address(output), output).detach()
-            counter.data = output
-            output = counter
+    for output in leaves:
+        if isinstance(output, Tensor):
+            is_held = owner.captures.holds(output)
+            output = _lend(output, owner, is_held)
+            if is_held:
+                if type(output) is Tensor:
+                    same = first.setdefault(_address(output), output)
+                    output = output if same is output else _counting_with(same, output)
+                owner.counters.append(_counting_with(output, output.new_empty(0)))
         outputs.append(output)
     return outputs
 
 
-def _counter(tensor: Tensor) -> Tensor:
-    """Shares with the tensor how often that was changed, and no memory."""
+def _counting_with(tensor: Tensor, data: Tensor) -> Tensor:
+    """The data, as what shares with the tensor how often that was changed."""
     counter = tensor.detach()
-    counter.data = tensor.new_empty(0)
+    counter.data = data
     return counter
 
 
-def _leaves_apart(result: Any, inputs: Sequence[Tensor]) -> tuple[list[Any], pytree.TreeSpec]:
+def _leaves_apart(result: Any, inputs: Set[int]) -> tuple[list[Any], pytree.TreeSpec]:
     """The leaves of what a function returned, with a copy of each that lies in an input: the next
     call writes there before it reads what it was passed, which may be this.
     """
-    read = {_address(tensor) for tensor in inputs}
     leaves, tree = pytree.tree_flatten(result)
-    return [x.clone() if isinstance(x, Tensor) and _address(x) in read else x for x in leaves], tree
+    leaves = [x.clone() if isinstance(x, Tensor) and _address(x) in inputs else x for x in leaves]
+    return leaves, tree
 
 
 def no_hooks_of_the_caller() -> AbstractContextManager[Any]:
@@ -466,7 +464,7 @@ class _Saved:
         self.addresses: set[int] = set()  # of the memory it lies in
         self._elsewhere: dict[Hashable, Tensor] = {}
         self._captures = captures
-        self._inputs = {_address(tensor) for tensor in inputs}
+        self.inputs = {_address(tensor) for tensor in inputs}  # likewise
 
     def elsewhere(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """What lies neither in the pool nor in an input: parameters, and others that are read."""
@@ -487,7 +485,7 @@ class _Saved:
         if tensor.layout == torch.strided and type(tensor) in (Tensor, torch.nn.Parameter):
             address = _address(tensor)
             self.addresses.add(address)
-            if address not in self._inputs and not self._captures.holds(tensor):
+            if address not in self.inputs and not self._captures.holds(tensor):
                 self._elsewhere.setdefault(self._key(tensor), tensor)
         return tensor
 
@@ -518,7 +516,7 @@ def _address(tensor: Tensor) -> int:
 
 
 @contextmanager
-def _no_autocast_cache() -> Iterator[None]:
+def no_autocast_cache() -> Iterator[None]:
     """What it keeps for later would be memory that a graph fills in, and no other one finds
     filled.
     """

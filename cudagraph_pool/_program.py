@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +22,6 @@ from ._captures import (
     Usage,
     capture,
     find_leaves,
-    no_hooks_of_the_caller,
 )
 from ._function import parameters_of
 from ._guard import is_guarded, lend_for
@@ -36,7 +35,7 @@ from ._static_inputs import (
     pad_of,
     size_of,
 )
-from ._static_outputs import Cuts, Output, check_strided, describe
+from ._static_outputs import Cuts, Output, check_strided, describe, paths_of
 
 _SAMPLES = 3  # replays that are timed, for each size
 
@@ -110,7 +109,8 @@ class Program:
             self._statics = StaticInputs(self._inputs, self._captures.device, sizes)
 
         def outputs_at(at: Size) -> list[Output]:
-            outputs = describe(self._run(call, size, at, times=1, thoroughly=True)[0])
+            result, _ = self._run(call, size, at, times=1, thoroughly=True)
+            outputs = describe(pytree.tree_leaves(result), paths_of(result))
             self._ran.add(at)
             return outputs
 
@@ -141,8 +141,8 @@ class Program:
             lambda places, outputs: self._gradients_at(places, outputs, bucket),
             self._trains,
         )
-        self._refuse_changes(map(operator.ne, _versions(statics), versions))
-        self._cuts.check(describe(pytree.tree_unflatten(captured.leaves, captured.tree)), bucket)
+        self._refuse_changes(versions, _versions(statics))
+        self._cuts.check(captured.leaves, captured.tree, bucket)
         captured.eager = self._eager.get(bucket)
         self.captured[bucket] = captured
         return captured, after
@@ -181,25 +181,24 @@ class Program:
 
         def work() -> Any:
             args, kwargs = call.arguments([static.tensor for static in statics])
-            with no_hooks_of_the_caller():
-                result = self._function(*args, **kwargs)
+            result = self._function(*args, **kwargs)
             if torch.is_grad_enabled():
                 self._run_backward(result)
             return result
 
         result, span = self._captures.warm_up(work, times)
-        self._refuse_changes(map(operator.ne, _versions(statics), versions))
+        self._refuse_changes(versions, _versions(statics))
         if held:
             pairs = zip(statics, held, strict=True)
             # All in one pageable copy: for a number alone torch pins memory, which takes 1 ms.
             changed = torch.stack([(now.bytes() != was).any() for now, was in pairs])
-            self._refuse_changes(changed.tolist())
+            self._refuse_changes([False] * len(held), changed.tolist())
         return result, span
 
-    def _refuse_changes(self, changed: Iterable[bool]) -> None:
+    def _refuse_changes(self, before: list[Any], after: list[Any]) -> None:
         """Raises ValueError if an input was changed."""
-        for given, is_changed in zip(self._inputs, changed, strict=True):
-            if is_changed:
+        for given, was, now in zip(self._inputs, before, after, strict=True):
+            if was != now:
                 raise ValueError(
                     f"the function changes {given.name.path} in place: a graph would change the "
                     "copy that it reads, and not what a call passes. Change a copy, and return it"
@@ -209,7 +208,7 @@ class Program:
         """The backward pass of a warm-up."""
         leaves = pytree.tree_leaves(result)
         outputs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
-        differentiable = find_leaves(outputs)
+        differentiable = outputs and find_leaves(outputs)
         if differentiable:
             self._trains = True
             with torch.autocast(self._captures.device.type, enabled=False):

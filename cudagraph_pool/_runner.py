@@ -16,7 +16,7 @@ from tqdm import tqdm
 from ._adapter import load_adapter
 from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
 from ._call import Call, take_apart
-from ._captures import Captures, frozen_heap
+from ._captures import Captures, frozen_heap, no_autocast_cache, no_hooks_of_the_caller
 from ._function import modules_of, parameters_of, watch
 from ._graphs import _EXEC_BUDGET, GraphPool, _require_enabled, _require_pool
 from ._program import Plan, Program
@@ -331,7 +331,7 @@ class GraphRunner:
         self._capturing = True
         at = bucket
         try:
-            with frozen_heap(), self._captures.in_a_row():
+            with frozen_heap(), no_hooks_of_the_caller(), self._captures.in_a_row():
                 program.forget_call()
                 for at in sizes:
                     bar.set_description(f"warming up size {shown(at)}")
@@ -341,11 +341,12 @@ class GraphRunner:
                     program.captured, before = {}, {}
                 self._captures.empty_caches()
                 used = self._captures.usage()
-                for at in bar:
-                    bar.set_description(f"capturing size {shown(at)}")
-                    captured, used = program.capture(call, at, used)
-                    captured.last_used = self._calls
-                    bar.set_postfix_str(f"pool {used.pool / 2**20:,.0f} MiB")
+                with no_autocast_cache():
+                    for at in bar:
+                        bar.set_description(f"capturing size {shown(at)}")
+                        captured, used = program.capture(call, at, used)
+                        captured.last_used = self._calls
+                        bar.set_postfix_str(f"pool {used.pool / 2**20:,.0f} MiB")
             self._refuse_moving_weights()
         except BaseException as error:
             error.add_note(f"while a GraphRunner captured size {shown(at)}")

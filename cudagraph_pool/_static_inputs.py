@@ -189,14 +189,14 @@ class Buffer(NamedTuple):
 
     def at(self, shape: Sequence[int]) -> Tensor:
         """The input of a shape: the beginning of the memory, as a dense tensor."""
-        return _dense(self.memory[: math.prod(shape)], shape, self.given.memory_format)
+        return _dense(self.memory, shape, self.given.memory_format)
 
     def padding_for(self, part: Tensor) -> Tensor | None:
         """Padding to be copied to a part of the input; None where to fill that is better."""
         dense = part.is_contiguous(memory_format=self.given.memory_format)
         if not dense or part.numel() > self.padding.numel():
             return None
-        return _dense(self.padding[: part.numel()], part.shape, self.given.memory_format)
+        return _dense(self.padding, part.shape, self.given.memory_format)
 
 
 class Static(NamedTuple):
@@ -237,11 +237,10 @@ class StaticInputs:
         with counting_changes():
             if size not in self._views:
                 self._views[size] = self._view(size)
-            statics = [Static(view.detach(), buffer) for view, buffer in self._views[size]]
-            for tensor, buffer in statics:
-                if buffer.given.requires_grad:
-                    tensor.requires_grad_()
-        return statics
+            return [
+                Static(view.detach().requires_grad_(buffer.given.requires_grad), buffer)
+                for view, buffer in self._views[size]
+            ]
 
     def _view(self, size: Size) -> list[Static]:
         statics = []
@@ -357,10 +356,11 @@ def pad_of(pad: Any, name: Named) -> float:
 
 
 def _dense(memory: Tensor, shape: Sequence[int], memory_format: torch.memory_format) -> Tensor:
-    """A tensor on all of the memory."""
+    """A tensor on the beginning of the memory."""
     if memory_format == torch.contiguous_format:
-        return memory.view(shape)
-    strides = torch.empty(shape, device="meta", memory_format=memory_format).stride()
+        strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+    else:
+        strides = torch.empty(shape, device="meta", memory_format=memory_format).stride()
     return memory.as_strided(shape, strides)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ._buckets import Size, shown
 from ._call import flatten_named
@@ -38,15 +39,19 @@ class Output(NamedTuple):
         return self.constant if self.shape is None else f"of shape {self.shape}"
 
 
-def describe(result: Any) -> list[Output]:
+def paths_of(result: Any) -> list[str]:
+    """Of the leaves of what a function returned, as an error names them."""
+    return ["output" + path for path, _ in flatten_named(result)]
+
+
+def describe(leaves: Sequence[Any], paths: Sequence[str]) -> list[Output]:
     """The leaves of what a function returned.
 
     Raises:
         TypeError: One is neither a strided tensor nor a constant that cannot change.
     """
     outputs = []
-    for path, leaf in flatten_named(result):
-        name = "output" + path
+    for name, leaf in zip(paths, leaves, strict=True):
         if isinstance(leaf, Tensor):
             check_strided(leaf, name)
             outputs.append(Output(name, tuple(leaf.shape), ""))
@@ -84,6 +89,8 @@ class Cuts:
     ) -> None:
         here = outputs_at(size)
         self._captured_first = size, here
+        self._tree: pytree.TreeSpec | None = None
+        self._paths: list[str] = []  # of its leaves
         self._dims: list[list[tuple[int, int]]] = [[] for _ in here]  # of each: (axis, dimension)
         for axis, candidates in enumerate(neighbours):
             if not candidates:
@@ -93,9 +100,12 @@ class Cuts:
             for dims, a, b in zip(self._dims, here, there, strict=True):
                 dims += [(axis, dim) for dim in _follows(a, b, size, neighbour, axis)]
 
-    def check(self, outputs: list[Output], size: Size) -> None:
+    def check(self, leaves: Sequence[Any], tree: pytree.TreeSpec, size: Size) -> None:
         """Raises ValueError if the outputs of a size are not those of the first but for extents."""
         first, expected = self._captured_first
+        if tree != self._tree:
+            self._tree, self._paths = tree, paths_of(pytree.tree_unflatten(leaves, tree))
+        outputs = describe(leaves, self._paths)
         _check_paths(expected, outputs, first, size)
         for dims, a, b in zip(self._dims, expected, outputs, strict=True):
             shape = None if a.shape is None else list(a.shape)
@@ -194,5 +204,5 @@ def lend(tensor: Tensor, owner: object) -> Tensor:
     )
     lent._owner = owner
     with counting_changes():
-        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        empty = tensor.new_empty(0)
         return empty.set_(lent, tensor.storage_offset(), tensor.size(), tensor.stride())
