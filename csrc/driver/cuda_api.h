@@ -74,8 +74,9 @@ struct CudaFunction {
 };
 
 struct CudaApi {
-#define CGP_CUDA_FIELD(function, version) \
-  CudaFunction<std::remove_pointer_t<PFN_##function##_v##version>> function = {#function};
+#define CGP_CUDA_FIELD(function, version)                                              \
+  /* A name, which takes no parentheses. NOLINTNEXTLINE(bugprone-macro-parentheses) */ \
+  CudaFunction<std::remove_pointer_t<PFN_##function##_v##version>> function{#function};
   CGP_CUDA_FUNCTIONS(CGP_CUDA_FIELD)
   CGP_CUDA_NEWER_FUNCTIONS(CGP_CUDA_FIELD)
 #undef CGP_CUDA_FIELD
