@@ -42,7 +42,11 @@ PROOFS = {
     "driver": [TESTS],
     "exec": [TESTS],
     "torch": [
-        f"cgp_torch_{tests}" for tests in ("tests", "entry_tests", "base_tests", "pluggable_tests")
+        "cgp_torch_tests",
+        "cgp_torch_entry_tests",
+        "cgp_torch_base_tests",
+        "cgp_torch_pluggable_tests",
+        "cgp_torch_fuzz --seed 1 --iterations 200",
     ],
 }
 

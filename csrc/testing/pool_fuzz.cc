@@ -17,6 +17,7 @@
 
 #include "testing/capture_program.h"
 #include "testing/fuzz_session.h"
+#include "testing/minimise.h"
 #include "testing/operation_generator.h"
 #include "testing/options.h"
 #include "testing/step.h"
@@ -48,31 +49,6 @@ struct Options {
   bool fail_each = false;
 };
 
-// The shortest failing sequence that taking out ever smaller pieces leads to ("delta debugging"), after
-// at most `tries`. pre: fails(items).
-template <typename Fails>
-Steps Minimise(Steps items, const Fails& fails, size_t tries) {
-  size_t piece = std::max<size_t>(items.size() / 2, 1);
-  while (!items.empty()) {
-    bool shorter = false;
-    for (size_t start = 0; start < items.size() && tries > 0; --tries) {
-      Steps rest = items;
-      const auto first = rest.begin() + static_cast<std::ptrdiff_t>(start);
-      const size_t end = std::min(start + piece, items.size());
-      rest.erase(first, first + static_cast<std::ptrdiff_t>(end - start));
-      if (fails(rest)) {
-        items = std::move(rest);
-        shorter = true;
-      } else {
-        start = end;
-      }
-    }
-    if (tries == 0 || (piece == 1 && !shorter)) break;
-    if (!shorter) piece = std::max<size_t>(piece / 2, 1);
-  }
-  return items;
-}
-
 // A crash cannot be minimised from within; its seed is what a debugger needs.
 char crash_text[160];
 
@@ -81,11 +57,6 @@ void OnCrash(int signal) {
   [[maybe_unused]] const auto written = write(STDERR_FILENO, crash_text, std::strlen(crash_text));
   std::signal(signal, SIG_DFL);
   std::raise(signal);
-}
-
-// What a complaint says before its first number: complaints of one defect agree in that.
-std::string KindOf(const std::string& complaint) {
-  return complaint.substr(0, complaint.find_first_of("0123456789"));
 }
 
 class Fuzzer {

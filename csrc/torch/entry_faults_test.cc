@@ -4,9 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
-#include <new>
 #include <ostream>
 #include <sstream>
 #include <string>
@@ -15,19 +13,6 @@
 
 #include "torch/entry_faults_test_world.h"
 #include "torch/fake_faults.h"
-
-// For the whole program; what no test has armed does not fail. Inlined, g++ would take std::free() for a mistake.
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  if (cgp::faults::Fails(cgp::faults::Kind::kMemory)) throw std::bad_alloc();
-  if (void* const memory = std::malloc(std::max<size_t>(bytes, 1))) return memory;
-  throw std::bad_alloc();
-}
-void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
-  if (cgp::faults::Fails(cgp::faults::Kind::kMemory)) return nullptr;
-  return std::malloc(std::max<size_t>(bytes, 1));
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace cgp {
 

@@ -152,8 +152,9 @@ HostDriver& HostOf(Driver& made) { return dynamic_cast<FakeDriver&>(made).host()
 
 std::unique_ptr<Driver> MakeDriver(int device) {
   // Real addresses: as with CUDA, those of two devices differ.
-  return std::make_unique<fake_cuda::FakeDriver>(std::make_unique<HostDriver>(
-      HostDriverOptions{.device = device, .physical_limit_bytes = fake_cuda::kPhysicalLimit}));
+  return fake_cuda::around_driver(
+      std::make_unique<fake_cuda::FakeDriver>(std::make_unique<HostDriver>(
+          HostDriverOptions{.device = device, .physical_limit_bytes = fake_cuda::kPhysicalLimit})));
 }
 
 void SetExportable(bool) {}

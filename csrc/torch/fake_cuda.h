@@ -8,6 +8,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "driver/host_driver.h"
@@ -48,7 +51,11 @@ std::vector<c10::MempoolId_t> ended_host_routes();
 int64_t queries();
 int64_t queries(cudaStream_t stream);
 
-// What does the work of a driver of MakeDriver().
+// What MakeDriver() returns of what it made.
+inline std::function<std::unique_ptr<Driver>(std::unique_ptr<Driver>)> around_driver =
+    [](std::unique_ptr<Driver> made) { return made; };
+
+// What does the work of a driver of MakeDriver(), unless another one is around it.
 HostDriver& HostOf(Driver& made);
 
 }  // namespace cgp::fake_cuda

@@ -1,0 +1,390 @@
+// A program of the adapter's fuzzer: captures, replays, MemPools and eager work on GraphAllocator, by several threads
+// on several devices. No two owners of memory may touch it without an edge between them, and what a graph
+// touches must be mapped as it was when the graph was captured: else it complains (adapter_fuzz_devices.h).
+//
+// What a program does keeps to what torch and its users have to: who frees a block has waited for its
+// work, or said whose it is, and who replays a graph for what came before.
+#pragma once
+
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <memory>
+#include <semaphore>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "testing/step.h"
+#include "testing/text.h"
+#include "torch/adapter_fuzz_devices.h"
+#include "torch/fake_base_allocator.h"
+#include "torch/fake_cuda.h"
+#include "torch/graph_allocator.h"
+
+namespace cgp::simulated {
+inline constexpr size_t kLittle = 1000;  // of the base's memory, while it is short of it
+
+// A thread that does what it is told while who tells it waits.
+class Worker {
+ public:
+  void Do(std::function<void()> job) {
+    job_ = std::move(job);
+    begun_.release();
+    done_.acquire();
+  }
+
+ private:
+  struct Silence final : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  };
+  void Run() {
+    Silence silence;
+    c10::WarningUtils::set_warning_handler(&silence);
+    for (;; done_.release()) {
+      begun_.acquire();
+      job_();
+    }
+  }
+
+  std::function<void()> job_;
+  std::binary_semaphore begun_{0};
+  std::binary_semaphore done_{0};
+  std::thread thread_{[this] { Run(); }};
+};
+
+struct Graph {
+  // Until it is captured, or its capture has failed and it is gone; then until it is reset.
+  enum class State : uint8_t { kOpen, kInvalidated, kCaptured, kGone };
+
+  int number = 0;
+  DeviceIndex device = 0;
+  size_t thread = 0;
+  MempoolId_t id{0, 0};
+  cudaStream_t origin = nullptr;
+  CaptureId capture = kNoCapture;
+  State state = State::kOpen;
+  bool ours = true;
+  bool replayable = true;
+  bool holds_pool = true;
+  std::vector<MempoolId_t> nested = {};  // open scopes of MemPools
+  std::set<MempoolId_t> pools = {};
+  std::map<GraphNode, std::set<GraphNode>> before = {};  // by node: all that it runs behind
+  std::vector<std::pair<int, GraphNode>> accesses = {};  // of blocks
+  std::set<int> blocks = {};                             // all that it has or uses
+  std::vector<cudaStream_t> streams = {};                // that its capture reached
+
+  bool open() const { return state == State::kOpen || state == State::kInvalidated; }
+};
+
+struct Tensor {
+  int number = 0;
+  DataPtr data;
+  DeviceIndex device = 0;
+  cudaStream_t home = nullptr;
+  const Graph* graph = nullptr;  // that it was captured in
+  Block block;
+  Pieces pieces = {};
+  MempoolId_t pool{0, 0};
+  bool live = true;
+  Clock last = {};                                     // what eager work on it has to run behind
+  std::map<int, std::vector<GraphNode>> last_in = {};  // what a graph's has to, by graph
+};
+
+struct Scope {
+  size_t thread = 0;
+  DeviceIndex device = 0;
+  MempoolId_t id{0, 0};
+  bool ours = false;
+};
+
+class Session {
+ public:
+  explicit Session(uint64_t seed);
+  // Prints what it does.
+  void Step(uint64_t seed);
+
+ private:
+  struct Kind {
+    void (Session::*step)();
+    unsigned weight;
+    bool optional = true;
+  };
+  static const std::array<Kind, 17> kKinds;
+
+  template <typename... Parts>
+  void Log(const Parts&... parts) {
+    std::puts(Text("  thread ", thread_, ": ", parts...).c_str());
+    std::fflush(stdout);
+  }
+
+  // --- Calls ---
+
+  // Of what the entry calls: one of them, or all from one on that ask for the host's memory.
+  enum class MayFail : uint8_t { kNothing, kOne, kAll };
+  // Returns whether it went through.
+  bool Call(cudaStream_t stream, const std::function<void()>& entry,
+            MayFail may_fail = MayFail::kAll);
+  // torch ends and releases once; what it is told has failed may be tried again.
+  void CallTwice(cudaStream_t stream, const std::function<void()>& entry) {
+    if (!Call(stream, entry)) Call(stream, entry, MayFail::kNothing);
+  }
+  bool Begin(Graph& graph) {
+    return Call(graph.origin, [&] {
+      allocator_.beginAllocateToPool(graph.device, graph.id, [&graph](cudaStream_t stream) {
+        const faults::Within spared;
+        if (graph.state == Graph::State::kGone && graph.ours)
+          Complain("a graph asked that is gone");
+        return graph.capture != kNoCapture && fake_cuda::ActiveCapture(stream) == graph.capture;
+      });
+    });
+  }
+  bool Enter(cudaStream_t stream, MempoolId_t id) {
+    return Call(stream, [&] {
+      allocator_.beginAllocateToPool(fake_cuda::current_device, id,
+                                     [id = std::this_thread::get_id()](cudaStream_t) {
+                                       return std::this_thread::get_id() == id;
+                                     });
+    });
+  }
+  void End(cudaStream_t stream, MempoolId_t id) {
+    CallTwice(stream, [&] { allocator_.endAllocateToPool(fake_cuda::current_device, id); });
+  }
+  void Release(cudaStream_t stream, MempoolId_t id) {
+    CallTwice(stream, [&] { allocator_.releasePool(fake_cuda::current_device, id); });
+  }
+
+  // --- What there is ---
+
+  DeviceIndex Device() { return two_devices_ && dice_.OneIn(3) ? 1 : 0; }
+  cudaStream_t Stream(DeviceIndex device) { return StreamOf(device, dice_.Below(kStreams)); }
+  Graph* GraphOn(cudaStream_t stream) {
+    const CaptureId capture = fake_cuda::ActiveCapture(stream);
+    for (const auto& graph : graphs_) {
+      if (capture != 0 && graph->capture == capture) return graph.get();
+    }
+    return nullptr;
+  }
+  template <typename Fits>
+  Graph* SomeGraph(const Fits& fits) {
+    std::vector<Graph*> fitting;
+    for (const auto& graph : graphs_) {
+      if (fits(*graph)) fitting.push_back(graph.get());
+    }
+    return fitting.empty() ? nullptr : dice_.Of(fitting);
+  }
+  Graph* SomeOpen() {
+    return SomeGraph(
+        [this](const Graph& graph) { return graph.open() && graph.thread == thread_; });
+  }
+  // Mostly a new one.
+  Tensor* SomeTensor() {
+    std::vector<Tensor*> live;
+    for (auto& [number, tensor] : tensors_) {
+      if (tensor.live) live.push_back(&tensor);
+    }
+    if (live.empty()) return nullptr;
+    return live[dice_.OneIn(2) ? dice_.Below(live.size())
+                               : live.size() - 1 - dice_.Below(std::min<size_t>(live.size(), 4))];
+  }
+  bool IsInScope(DeviceIndex device, const MempoolId_t& id) const {
+    return std::ranges::any_of(
+        scopes_, [&](const Scope& scope) { return scope.device == device && scope.id == id; });
+  }
+  static bool IsOurs(DeviceIndex device, const MempoolId_t& id) {
+    DevicePools* const pools = DevicePools::Find(device);
+    return pools != nullptr && pools->set().Contains({id.first, id.second});
+  }
+
+  // --- Blocks ---
+
+  void Allocate();
+  void Adopt(DataPtr data, cudaStream_t stream, Graph* graph);
+  void Free() {
+    Tensor* const tensor = SomeTensor();
+    if (tensor == nullptr) return;
+    if (dice_.OneIn(2)) Use(*tensor, tensor->home);  // which is under way then
+    Log("frees block ", tensor->number);
+    tensor->live = false;
+    for (const auto& graph : graphs_) {
+      if (graph->blocks.contains(tensor->number) && tensor->graph != graph.get()) {
+        graph->replayable = false;
+      }
+    }
+    Call(
+        StreamOf(tensor->device, 0), [&] { tensor->data.clear(); }, MayFail::kOne);
+    if (DevicePools::At(reinterpret_cast<void*>(tensor->block.address))) {
+      Complain("lives though it was freed: block ", tensor->number);
+    }
+  }
+  bool RecordUse(const Tensor& tensor, cudaStream_t stream) {
+    const c10::Device device(c10::kCUDA, DeviceOf(stream));
+    const c10::Stream used(c10::Stream::UNSAFE, device, reinterpret_cast<c10::StreamId>(stream));
+    return Call(tensor.home,
+                [&] { allocator_.recordStream(tensor.data, c10::cuda::CUDAStream(used)); });
+  }
+  void Use() {
+    Tensor* const tensor = SomeTensor();
+    if (tensor == nullptr) return;
+    const DeviceIndex device = dice_.OneIn(6) ? Device() : tensor->device;
+    const Graph* const graph = GraphOn(tensor->home);
+    const cudaStream_t other = graph == nullptr ? Stream(device) : dice_.Of(graph->streams);
+    Use(*tensor, dice_.OneIn(2) ? tensor->home : other);
+  }
+  void Use(Tensor& tensor, cudaStream_t stream) {
+    if (drivers.at(tensor.device)->Below(tensor.block.address, tensor.block.bytes) !=
+        tensor.pieces) {
+      Complain("is mapped otherwise: block ", tensor.number);
+    }
+    Graph* const graph = GraphOn(stream);
+    const Graph* const owner = tensor.graph;
+    if (owner != nullptr && owner != graph && owner->state != Graph::State::kCaptured) return;
+    if (graph != nullptr) {
+      if (graph->device == tensor.device) UseInGraph(tensor, stream, *graph);
+    } else if (!IsHeld(stream)) {
+      UseEagerly(tensor, stream);
+    }
+  }
+  void UseInGraph(Tensor& tensor, cudaStream_t stream, Graph& graph);
+  void UseEagerly(Tensor& tensor, cudaStream_t stream);
+  GraphNode Launch(Graph& graph, cudaStream_t stream);
+
+  // --- Graphs ---
+
+  void Capture();
+  void EndCapture();
+  void LeaveNested(Graph& graph) {
+    for (; !graph.nested.empty(); graph.nested.pop_back()) {
+      End(graph.origin, graph.nested.back());
+      Release(graph.origin, graph.nested.back());
+    }
+  }
+  void Extend(Graph& graph, cudaStream_t stream, cudaStream_t to_follow) {
+    graphs.Wait(ToStreamId(stream), graphs.Record(ToStreamId(to_follow)));
+    fake_cuda::SetCapture(stream, graph.capture);
+    if (std::ranges::count(graph.streams, stream) == 0) graph.streams.push_back(stream);
+  }
+  void Fork() {
+    Graph* const graph =
+        SomeGraph([](const Graph& some) { return some.state == Graph::State::kOpen; });
+    if (graph == nullptr) return;
+    const cudaStream_t from = Stream(graph->device);
+    const cudaStream_t to = Stream(graph->device);
+    if (from == to || GraphOn(from) != graph || (IsHeld(to) && GraphOn(to) != graph)) return;
+    // The filter of a graph that is gone is not known to be, where another capture comes to its stream.
+    const bool stale = std::ranges::any_of(graphs_, [to](const auto& other) {
+      return other->state == Graph::State::kGone && other->origin == to;
+    });
+    if (stale) return;
+    if (!IsHeld(to)) timelines.Finish(timelines.Now(to));
+    Extend(*graph, to, from);
+    if (dice_.OneIn(2)) Launch(*graph, from);
+    Log("graph ", graph->number, ": stream ", to, " waits for ", from);
+  }
+  void Invalidate() {
+    Graph* const graph = SomeOpen();
+    if (graph == nullptr || graph->state != Graph::State::kOpen || !fails_) return;
+    Log("graph ", graph->number, " is invalidated");
+    graphs.Invalidate(graph->capture);
+    for (cudaStream_t stream : graph->streams) fake_cuda::Invalidate(stream);
+    graph->state = Graph::State::kInvalidated;
+  }
+  void Reset() {
+    Graph* const graph =
+        SomeGraph([](const Graph& some) { return !some.open() && some.holds_pool; });
+    if (graph == nullptr) return;
+    // Or all of its pool: what outlives them is in a pool that is given back.
+    const bool all = dice_.OneIn(2);
+    for (const auto& other : graphs_) {
+      if (other.get() != graph && !(all && other->id == graph->id)) continue;
+      if (other->open() || !other->holds_pool) continue;
+      Log("resets graph ", other->number);
+      other->holds_pool = other->replayable = false;
+      Release(other->origin, other->id);
+    }
+    if (all) Trim();
+  }
+  bool MayReplay(const Graph& graph) const;
+  void Replay();
+
+  // --- Scopes and pools ---
+
+  void MakeMemPool() {
+    if (mempools_.size() == 3) return;
+    const DeviceIndex device = Device();
+    const MempoolId_t id{0, next_id_++};
+    if (!Call(StreamOf(device, 0), [&] { allocator_.createOrIncrefPool(device, id); })) return;
+    Call(StreamOf(device, 0), [&] {
+      if (dice_.OneIn(2)) allocator_.setUseOnOOM(device, id, true);
+      if (dice_.OneIn(6)) allocator_.setNoSplit(device, id);
+    });
+    mempools_.emplace_back(device, id);
+    Log("makes MemPool ", id.second, " on device ", int{device});
+  }
+  void DropMemPool() {
+    if (mempools_.empty()) return;
+    const auto [device, id] = dice_.Of(mempools_);
+    if (IsInScope(device, id)) return;
+    Log("drops MemPool ", id.second);
+    std::erase(mempools_, std::pair(device, id));
+    const cudaStream_t stream = StreamOf(device, 0);
+    CallTwice(stream, [&, id = id, device = device] { allocator_.setUseOnOOM(device, id, false); });
+    Release(stream, id);
+    Call(stream, [&, id = id] { allocator_.emptyCache(id); });
+  }
+  void EnterScope();
+  void ExitScope();
+  void Trim() {
+    Log("empties the cache");
+    Call(StreamOf(0, 0), [&] { allocator_.emptyCache(); });
+  }
+  void Progress() {
+    for (uint64_t steps = 1 + dice_.Below(12); steps > 0; --steps) {
+      timelines.Step(Stream(static_cast<DeviceIndex>(dice_.Below(kDevices))));
+    }
+  }
+  void Order() {
+    const DeviceIndex device = Device();
+    const cudaStream_t waiting = Stream(device);
+    const cudaStream_t awaited = Stream(device);
+    if (!IsHeld(waiting) && !IsHeld(awaited)) timelines.Wait(waiting, timelines.Now(awaited));
+  }
+  void Set() {
+    if (dice_.OneIn(2)) base_.largest = dice_.OneIn(2) ? ~size_t{0} : kLittle;
+    if (dice_.OneIn(2)) allocator_.SetSharesCaptures(dice_.OneIn(2));
+    if (dice_.OneIn(2)) allocator_.SetTakesMemPools(dice_.OneIn(2));
+  }
+
+  Dice dice_;
+  size_t thread_ = 0;  // that does the step
+  bool two_devices_ = false;
+  bool fails_ = false;  // captures do, and hold their pool for good
+  std::vector<faults::Kind> faults_;
+  std::vector<unsigned> weights_;
+  FakeBaseAllocator base_;
+  GraphAllocator allocator_{base_};
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<Scope> scopes_;  // eager ones that are open
+  std::map<int, Tensor> tensors_;
+  std::vector<std::unique_ptr<Graph>> graphs_;
+  struct Access {
+    int tensor;
+    cudaStream_t stream;
+    uint64_t count;
+  };
+  std::vector<Access> accesses_;  // eager ones and replays that may be under way
+  std::vector<MempoolId_t> ids_;  // of graphs
+  std::vector<std::pair<DeviceIndex, MempoolId_t>> mempools_;
+  size_t most_ids_ = 1;
+  uint64_t next_id_ = 1;
+};
+
+}  // namespace cgp::simulated
