@@ -136,6 +136,8 @@ void Session::Adopt(DataPtr data, cudaStream_t stream, Graph* graph) {
   if (graph == nullptr) {
     tensor.last = timelines.Now(stream);
   } else {
+    // Eager work on a graph's block has waited for replays, which may overwrite it.
+    tensor.last = timelines.AllOf(tensor.device);
     tensor.graph = graph;
     tensor.last_in[graph->number] = graphs.Record(ToStreamId(stream)).nodes;
     graph->blocks.insert(number);

@@ -212,6 +212,12 @@ class Session {
     Tensor* const tensor = SomeTensor();
     if (tensor == nullptr) return;
     if (dice_.OneIn(2)) Use(*tensor, tensor->home);  // which is under way then
+    // Its pool is not told of a capture that allocates nothing in it.
+    const auto is_untold = [tensor](const auto& graph) {
+      return graph->open() && graph->blocks.contains(tensor->number) &&
+             !graph->pools.contains(tensor->pool);
+    };
+    if (std::ranges::any_of(graphs_, is_untold)) return;
     Log("frees block ", tensor->number);
     tensor->live = false;
     for (const auto& graph : graphs_) {
