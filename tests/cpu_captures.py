@@ -11,12 +11,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 import cudagraph_pool as cgp
+from cudagraph_pool._adapter import load_adapter
+
+# For all tests that import this.
+try:
+    load_adapter()
+except ImportError as error:
+    pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
+
 from cudagraph_pool._captures import Captured, Span, Usage
 from cudagraph_pool._graphs import _Turns
 

@@ -9,12 +9,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-try:
-    from cudagraph_pool._adapter import load_adapter
-
-    load_adapter()
-except ImportError as error:
-    pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
 
 import torch
 from cpu_captures import double, rows, runner, tree_equal
@@ -22,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
+from cudagraph_pool._adapter import load_adapter
 from cudagraph_pool._call import take_apart
 
 

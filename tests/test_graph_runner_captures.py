@@ -22,17 +22,12 @@ import pytest
 import cudagraph_pool as cgp
 
 pytest.importorskip("torch")
-try:
-    from cudagraph_pool._adapter import load_adapter
-
-    load_adapter()
-except ImportError as error:
-    pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
 
 import torch
 from cpu_captures import SIZES, CpuCaptures, double, model, rows, runner, tree_equal
 from torch import Tensor, nn
 
+from cudagraph_pool._adapter import load_adapter
 from cudagraph_pool._call import Named
 from cudagraph_pool._static_inputs import Input, StaticInputs
 

@@ -14,12 +14,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-try:
-    from cudagraph_pool._adapter import load_adapter
-
-    load_adapter()
-except ImportError as error:
-    pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
 
 import torch
 from cpu_captures import CpuCaptures, CpuRunner, Tape, double, rows

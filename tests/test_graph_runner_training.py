@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,12 +10,6 @@ import pytest
 import cudagraph_pool as cgp
 
 pytest.importorskip("torch")
-try:
-    from cudagraph_pool._adapter import load_adapter
-
-    load_adapter()
-except ImportError as error:
-    pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
 
 import torch
 from cpu_captures import SIZES, double, is_captured, model, rows, runner, tree_equal
@@ -257,30 +252,23 @@ def test_saved_outputs_that_are_changed_by_another_one_of_their_memory() -> None
             saved.abs().backward()
 
 
-def test_saved_outputs_of_another_class_that_are_overwritten() -> None:
+@pytest.mark.parametrize(
+    ("function", "options", "within", "next_rows"),
+    [
+        (lambda x: x.exp().as_subclass(_Tensor), {}, nullcontext, 3),
+        (double, {}, cgp.guard, 5),  # which is over then
+        (double, {"lazy": True, "max_graphs": 1}, nullcontext, 5),  # the graph is gone
+    ],
+    ids=["another class", "guarded", "graph gone"],
+)
+def test_saved_outputs_that_a_later_call_overwrites(
+    function: Any, options: dict[str, Any], within: Any, next_rows: int
+) -> None:
     head = torch.ones(6, requires_grad=True)
-    run = runner(lambda x: x.exp().as_subclass(_Tensor))
-    first = (run(rows(3)) * head).sum()
-    run(rows(3))
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        first.backward()
-
-
-def test_saved_outputs_that_are_overwritten_when_a_guard_is_over() -> None:
-    head = torch.ones(6, requires_grad=True)
-    run = runner(double)
-    with cgp.guard():
+    run = runner(function, **options)
+    with within():
         first = (run(rows(3)) * head).sum()
-    run(rows(5))
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        first.backward()
-
-
-def test_saved_outputs_that_are_overwritten_when_their_graph_is_gone() -> None:
-    head = torch.ones(6, requires_grad=True)
-    run = runner(double, lazy=True, max_graphs=1)
-    first = (run(rows(3)) * head).sum()
-    run(rows(5))
+    run(rows(next_rows))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         first.backward()
 

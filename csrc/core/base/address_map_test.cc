@@ -46,6 +46,14 @@ struct MapAndModel {
     if (found == nullptr) return;
     ASSERT_EQ(*found, expected->second) << "address " << address;
   }
+
+  void ExpectForEachVisitsAll() const {
+    std::unordered_map<Address, int> visited;
+    map.ForEach([&](Address address, int value) {
+      EXPECT_TRUE(visited.emplace(address, value).second) << "twice: " << address;
+    });
+    EXPECT_EQ(visited, model);
+  }
 };
 
 TEST(AddressMap, StartsEmpty) {
@@ -113,11 +121,7 @@ TEST(AddressMap, ReserveOneMovesNothingOut) {
 TEST(AddressMap, ForEachVisitsEachEntryOnce) {
   MapAndModel both;
   for (int i = 0; i < 300; ++i) both.Insert(static_cast<Address>(i + 1) * 1536, i);
-  std::unordered_map<Address, int> visited;
-  both.map.ForEach([&](Address address, int value) {
-    EXPECT_TRUE(visited.emplace(address, value).second) << "twice: " << address;
-  });
-  EXPECT_EQ(visited, both.model);
+  both.ExpectForEachVisitsAll();
 }
 
 // Every way in which five entries can crowd around the end of the table, and each pair of erasures
@@ -187,42 +191,7 @@ TEST(AddressMap, GrowingAndShrinkingAgainstUnorderedMap) {
     ASSERT_EQ(both.map.size(), both.model.size());
   }
   for (const Address address : live) both.ExpectEqualAt(address);
-}
-
-TEST(AddressMap, ForEachAgainstUnorderedMap) {
-  std::mt19937_64 random(1);
-  AddressMap<uint64_t> map;
-  std::unordered_map<Address, uint64_t> model;
-  std::vector<Address> live;
-  for (uint64_t step = 0; step < 50'000; ++step) {
-    // Long stretches of growth, then of shrinking.
-    const bool grows = random() % 8 < (step / 10'000 % 2 == 0 ? 6u : 2u);
-    if (grows || live.empty()) {
-      const Address address = (random() % (1u << 20) + 1) * 512;
-      if (model.contains(address)) continue;
-      map.ReserveOne();
-      map.Insert(address, step);
-      model.emplace(address, step);
-      live.push_back(address);
-    } else {
-      std::swap(live[random() % live.size()], live.back());
-      map.Erase(live.back());
-      model.erase(live.back());
-      EXPECT_EQ(map.Find(live.back()), nullptr);
-      live.pop_back();
-    }
-    ASSERT_EQ(map.size(), model.size());
-    if (live.empty()) continue;
-    const Address address = live[random() % live.size()];
-    ASSERT_NE(map.Find(address), nullptr);
-    ASSERT_EQ(*map.Find(address), model.at(address));
-  }
-  std::size_t seen = 0;
-  map.ForEach([&](Address address, uint64_t value) {
-    EXPECT_EQ(value, model.at(address));
-    ++seen;
-  });
-  EXPECT_EQ(seen, model.size());
+  both.ExpectForEachVisitsAll();
 }
 
 TEST(AddressMap, ValuesStayWhereTheyAreWhileOthersGo) {
