@@ -27,8 +27,11 @@ struct PoolSet::Member {
   const PoolId id;
   Pool pool;
   int users = 0;
-  bool capturing = false;           // a capture scope is open
+  bool capturing = false;  // a capture scope is open
+  // As counted in the set's usage, when the pool last changed.
   Gauge* reserved_bytes = nullptr;  // its own in PoolSet
+  uint64_t handles = 0;
+  uint64_t free_extents = 0;
 };
 
 std::string ToString(PoolId id) {
@@ -50,7 +53,7 @@ PoolSet::~PoolSet() {
 
 void PoolSet::Retain(PoolId id) {
   const std::lock_guard lock(mutex_);
-  ++FindOrCreate(id).users;
+  AddUser(FindOrCreate(id));
 }
 
 void PoolSet::BeginScope(PoolId id, ScopeKind kind, bool capturing) {
@@ -67,7 +70,7 @@ void PoolSet::BeginScope(PoolId id, ScopeKind kind, bool capturing) {
     EraseIfGone(id);
     throw;
   }
-  ++member.users;
+  AddUser(member);
   member.capturing = kind == ScopeKind::kCapture;
   if (member.capturing) ++captures_;
 }
@@ -80,6 +83,7 @@ void PoolSet::EndScope(PoolId id, bool may_ask_device) {
                      ", so there is nothing to end.");
   }
   member.pool.EndScope(may_ask_device && MayQuiesce());
+  Count(member);
   if (member.capturing) --captures_;
   member.capturing = false;
   EraseIfGone(id);
@@ -92,6 +96,7 @@ void PoolSet::Release(PoolId id) {
     throw UsageError("cudagraph_pool: pool " + ToString(id) +
                      " has no users left: it was released more often than it was retained.");
   }
+  if (member.users == 1) unused_.insert(id);
   --member.users;
   EraseIfGone(id);
 }
@@ -107,8 +112,6 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream,
   if (bytes == 0) throw UsageError("cudagraph_pool: a block of 0 bytes was asked for.");
   UnmapStale(member);
   ReserveMore(reservations_, 1);
-  const uint64_t reserved_before = member.pool.reserved_bytes();
-  const uint64_t handles_before = member.pool.handles();
   Block block;
   try {
     block = member.pool.Allocate(bytes, stream, capture);
@@ -123,9 +126,7 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream,
     const auto behind = std::ranges::upper_bound(reservations_, addresses.begin, {}, kBegin);
     reservations_.insert(behind, {addresses, &member});
   }
-  const uint64_t grown = member.pool.reserved_bytes() - reserved_before;
-  member.reserved_bytes->Add(grown);
-  bool raised = usage_.Grew(member.pool.handles() - handles_before, grown);
+  bool raised = Count(member);
   raised |= usage_.Allocated(block);
   if (raised) NoteNewPeak();
   return block;
@@ -140,6 +141,7 @@ std::optional<Block> PoolSet::TryFree(Address address) {
   Member* const member = FindOwner(address);
   if (member == nullptr) return std::nullopt;
   const Block block = member->pool.Free(address);
+  Count(*member);
   usage_.Freed(block);
   return block;
 }
@@ -165,6 +167,7 @@ RestoreDelta PoolSet::Restore(PoolId id, const PoolCheckpoint& checkpoint) {
   const std::lock_guard lock(mutex_);
   Member& member = KnownAtRest(id);
   RestoreDelta delta = member.pool.Restore(checkpoint);  // what follows does not throw
+  Count(member);
   for (const Block& block : delta.freed) usage_.Freed(block);
   for (const Block& block : delta.allocated) {
     if (usage_.Allocated(block)) NoteNewPeak();
@@ -220,6 +223,7 @@ void PoolSet::EraseIfGone(PoolId id) {
   const Member& member = *it->second;
   if (!CanTrim(member) || member.pool.live_blocks() > 0 || HasMemory(member)) return;
   members_.erase(it);
+  unused_.erase(id);
   Gauge& reserved = reserved_bytes_.at(id);
   reserved.Remove(reserved.current);
   gone_.push_back(id);
@@ -232,10 +236,11 @@ void PoolSet::EraseIfGone(PoolId id) {
 uint64_t PoolSet::Trim(std::optional<PoolId> only) {
   const std::lock_guard lock(mutex_);
   std::vector<PoolId> due;
-  for (const auto& [id, member] : members_) {
+  for (const PoolId id : unused_) {
     if (only && id != *only) continue;
-    const Pool& pool = member->pool;
-    if (CanTrim(*member) && (pool.spare_bytes() > 0 || pool.has_remains())) due.push_back(id);
+    const Member& member = Known(id);
+    const Pool& pool = member.pool;
+    if (CanTrim(member) && (pool.spare_bytes() > 0 || pool.has_remains())) due.push_back(id);
   }
   if (due.empty()) return 0;
   // Work that was submitted before may still use the pages.
@@ -247,17 +252,14 @@ uint64_t PoolSet::Trim(std::optional<PoolId> only) {
   for (const PoolId id : due) {
     Member& member = Known(id);
     const uint64_t reserved = member.pool.reserved_bytes();
-    const uint64_t handles = member.pool.handles();
     try {
       member.pool.GiveBack();
     } catch (const std::exception&) {
       if (!error) error = std::current_exception();
     }
     ForgetFreedAddresses(member);
-    const uint64_t given_back = reserved - member.pool.reserved_bytes();
-    member.reserved_bytes->Remove(given_back);
-    usage_.Shrank(handles - member.pool.handles(), given_back);
-    bytes += given_back;
+    bytes += reserved - member.pool.reserved_bytes();
+    Count(member);
     EraseIfGone(id);
   }
   if (error) std::rethrow_exception(error);
@@ -277,8 +279,9 @@ void PoolSet::UnmapStale(Member& member) {
 uint64_t PoolSet::TrimmableBytes() const {
   const std::lock_guard lock(mutex_);
   uint64_t bytes = 0;
-  for (const auto& [id, member] : members_) {
-    if (CanTrim(*member)) bytes += member->pool.spare_bytes();
+  for (const PoolId id : unused_) {
+    const Member& member = Known(id);
+    if (CanTrim(member)) bytes += member.pool.spare_bytes();
   }
   return bytes;
 }
@@ -343,11 +346,8 @@ PoolStats PoolSet::SumStats() const {
   return total;
 }
 
-SetUsage PoolSet::Usage() {
+SetUsage PoolSet::Usage() const {
   const std::lock_guard lock(mutex_);
-  uint64_t extents = 0;
-  for (const auto& [id, member] : members_) extents += member->pool.free_extents();
-  usage_.SetFreeExtents(extents);
   return usage_;
 }
 
@@ -359,6 +359,10 @@ std::map<PoolId, Gauge> PoolSet::ReservedByPool() const {
 void PoolSet::ResetPeaks() {
   const std::lock_guard lock(mutex_);
   usage_.ResetPeaks();
+}
+
+void PoolSet::ResetPeaksByPool() {
+  const std::lock_guard lock(mutex_);
   for (auto& [id, reserved] : reserved_bytes_) reserved.ResetPeak();
 }
 
@@ -372,12 +376,18 @@ void PoolSet::Check() const {
   const std::lock_guard lock(mutex_);
   const PoolStats sum = SumStats();
   uint64_t handles = 0;
+  uint64_t extents = 0;
+  size_t unused = 0;
   for (const auto& [id, member] : members_) {
     member->pool.Check();
     CGP_CHECK(member->reserved_bytes == &reserved_bytes_.at(id));
     CGP_CHECK(member->pool.reserved_bytes() == member->reserved_bytes->current);
     handles += member->pool.handles();
+    extents += member->free_extents;
+    unused += member->users == 0;
+    CGP_CHECK(unused_.contains(id) == (member->users == 0));
   }
+  CGP_CHECK(unused == unused_.size());
   for (const auto& [id, reserved] : reserved_bytes_) {
     CGP_CHECK(reserved.current == 0 || members_.contains(id));
   }
@@ -388,6 +398,7 @@ void PoolSet::Check() const {
   CGP_CHECK(sum.reserved_bytes == usage_.reserved_bytes.current);
   CGP_CHECK(sum.reserved_bytes - sum.allocated_bytes == usage_.free_bytes.current);
   CGP_CHECK(handles == usage_.handles.current);
+  CGP_CHECK(extents == usage_.free_extents.current);
   Address end = 0;
   for (const auto& [addresses, member] : reservations_) {
     CGP_CHECK(members_.at(member->id).get() == member && addresses.begin >= end);
@@ -427,6 +438,30 @@ PoolSet::Member& PoolSet::FindOrCreate(PoolId id) {
     if (is_new) reserved_bytes_.erase(reserved);
     throw;
   }
+}
+
+void PoolSet::AddUser(Member& member) {
+  ++member.users;
+  unused_.erase(member.id);
+}
+
+bool PoolSet::Count(Member& member) {
+  const Pool& pool = member.pool;
+  const uint64_t handles = std::exchange(member.handles, pool.handles());
+  const uint64_t bytes = member.reserved_bytes->current;
+  bool raised = false;
+  if (pool.reserved_bytes() >= bytes) {
+    const uint64_t grown = pool.reserved_bytes() - bytes;
+    member.reserved_bytes->Add(grown);
+    raised = usage_.Grew(member.handles - handles, grown);
+  } else {
+    const uint64_t given_back = bytes - pool.reserved_bytes();
+    member.reserved_bytes->Remove(given_back);
+    usage_.Shrank(handles - member.handles, given_back);
+  }
+  const uint64_t extents = std::exchange(member.free_extents, pool.free_extents());
+  usage_.SetFreeExtents(usage_.free_extents.current - extents + member.free_extents);
+  return raised;
 }
 
 PoolSet::Member* PoolSet::MemberAround(Address address) const {

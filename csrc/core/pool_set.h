@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -127,7 +128,7 @@ class PoolSet {
   // Sums over all pools.
   PoolStats TotalStats() const;
 
-  SetUsage Usage();
+  SetUsage Usage() const;
   // The bytes of physical memory that each pool has, and what it had: the last pools that are gone
   // are remembered.
   std::map<PoolId, Gauge> ReservedByPool() const;
@@ -139,7 +140,8 @@ class PoolSet {
   }
   // As if one had.
   void NoteNewPeak() { new_peak_.store(true, std::memory_order_release); }
-  void ResetPeaks();
+  void ResetPeaks();  // of Usage()
+  void ResetPeaksByPool();
   void ResetTraffic();
 
   // Recomputes every invariant; throws InternalError. O(everything).
@@ -151,6 +153,9 @@ class PoolSet {
   Member& Known(PoolId id) const;
   Member& KnownAtRest(PoolId id) const;
   Member& FindOrCreate(PoolId id);
+  void AddUser(Member& member);
+  // Counts what has changed in its pool. Returns whether what is reserved has a new peak.
+  bool Count(Member& member);
   // Whose reservation the address lies in; nullptr: none's, or none that any block was in.
   Member* MemberAround(Address address) const;
   // The same, but nullptr where no live block starts.
@@ -172,6 +177,9 @@ class PoolSet {
   // invariant: a member exists iff it has users, an open scope, live blocks or something not yet
   // trimmed.
   std::map<PoolId, std::unique_ptr<Member>> members_;
+  // Those without users, so that who looks for them meets no others: each capture does, since torch
+  // empties its cache then.
+  std::set<PoolId> unused_;
   int captures_ = 0;  // capture scopes that are open
   struct Reservation {
     AddressSpan addresses;

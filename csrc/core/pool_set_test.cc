@@ -287,7 +287,7 @@ TEST_F(PoolSetTest, EachPoolsPhysicalMemoryIsCountedByItself) {
   EXPECT_TRUE(Is(reserved[kOne], 4 * kPage, 4 * kPage, 4 * kPage, 0));
   EXPECT_TRUE(Is(reserved[kTwo], kPage, kPage, kPage, 0));
 
-  set_->ResetPeaks();
+  set_->ResetPeaksByPool();
   set_->ResetTraffic();
   Allocate(kTwo, 2 * kPage);
   set_->Free(one.address);
@@ -298,10 +298,11 @@ TEST_F(PoolSetTest, EachPoolsPhysicalMemoryIsCountedByItself) {
   set_->EndScope(kOne);
   set_->Release(kOne);
   set_->Trim();
+  set_->ResetPeaks();  // of all together, which each new one of theirs does
   reserved = set_->ReservedByPool();
   EXPECT_TRUE(Is(reserved[kOne], 0, 4 * kPage, 0, 4 * kPage)) << "gone, and remembered";
   EXPECT_TRUE(Is(reserved[kTwo], 3 * kPage, 3 * kPage, 2 * kPage, 0));
-  set_->ResetPeaks();
+  set_->ResetPeaksByPool();
   EXPECT_TRUE(Is(set_->ReservedByPool()[kOne], 0, 0, 0, 4 * kPage));
 }
 

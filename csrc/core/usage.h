@@ -55,7 +55,7 @@ struct SetUsage {
   Gauge handles;         // of physical memory
   Gauge reserved_bytes;  // their bytes
   Gauge free_bytes;      // of which no block has: reserved_bytes - all.bytes
-  Gauge free_extents;    // in how many stretches these are, whenever that was asked
+  Gauge free_extents;    // in how many stretches these are
 
   // These two return whether anything but what is free has a new peak.
   bool Allocated(const Block& block);

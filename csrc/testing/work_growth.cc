@@ -1,11 +1,12 @@
-// cgp_work_growth: that a graph costs the same work however many are in the pool already.
+// cgp_work_growth: that a graph costs the same work however many there are already, in its pool or
+// with a pool each.
 //
 // Work is counted, not timed: this program has a core of its own, compiled with
 // -fsanitize-coverage=trace-pc, by which every basic block of it that runs calls the counter below.
 // The count is the same on every run. What libstdc++ does in its own library is not in it.
 //
-// The program that it captures leaves five small blocks behind in each graph. Exit code 1 where twice
-// the graphs take more than 2.2 times the work.
+// The program that it captures leaves five small blocks behind in each graph, or one in a pool of its
+// own. Exit code 1 where twice the graphs take more than 2.2 times the work.
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "core/pool.h"
+#include "core/pool_set.h"
 #include "driver/host_driver.h"
 
 namespace {
@@ -27,12 +29,17 @@ extern "C" void __sanitizer_cov_trace_pc() { ++basic_blocks; }
 namespace cgp {
 namespace {
 
-constexpr uint64_t kFewestGraphs = 4096;
-constexpr uint64_t kMostGraphs = 65'536;
 constexpr double kMostGrowth = 2.2;  // when graphs double: 2, and a little for searches in trees
 
-class Captures {
+constexpr HostDriverOptions kManyPages{.physical_limit_bytes = uint64_t{1} << 46,
+                                       .map_memory = false};
+
+class InOnePool {
  public:
+  static constexpr const char* kName = "in one pool";
+  static constexpr uint64_t kFewest = 4096;
+  static constexpr uint64_t kMost = 65'536;
+
   // One graph: eight blocks, of which three are freed.
   void Add() {
     constexpr std::array<uint64_t, 5> kSizes = {512, 700, 1024, 4096, 100'000};
@@ -49,38 +56,66 @@ class Captures {
   }
 
  private:
-  HostDriver driver_{{.physical_limit_bytes = uint64_t{1} << 46, .map_memory = false}};
+  HostDriver driver_{kManyPages};
   Pool pool_{driver_, {}};
   std::mt19937_64 random_{1};
 };
 
-int Main() {
+class InPoolsOfTheirOwn {
+ public:
+  static constexpr const char* kName = "with a pool each";
+  static constexpr uint64_t kFewest = 256;
+  static constexpr uint64_t kMost = 2048;
+
+  // One graph, with what torch and the adapter ask for each.
+  void Add() {
+    const PoolId id{0, ++made_};
+    set_.Trim();
+    set_.BeginScope(id, ScopeKind::kCapture);
+    set_.Allocate(id, 512, StreamId{0});
+    if (set_.TakeNewPeak()) peak_ = set_.Usage().all.bytes.peak;
+    set_.ResetPeaks();
+    set_.EndScope(id);
+  }
+
+ private:
+  HostDriver driver_{kManyPages};
+  PoolSet set_{driver_};
+  uint64_t made_ = 0;
+  uint64_t peak_ = 0;
+};
+
+template <typename Captures>
+bool IsSteady() {
   Captures captures;
+  basic_blocks = 0;
   uint64_t before = 0;
   uint64_t graphs = 0;
-  for (uint64_t most = kFewestGraphs; most <= kMostGraphs; most *= 2) {
+  for (uint64_t most = Captures::kFewest; most <= Captures::kMost; most *= 2) {
     for (; graphs < most; ++graphs) captures.Add();
     const double growth = static_cast<double>(basic_blocks) / static_cast<double>(before);
-    std::printf("%6llu graphs: %12llu basic blocks, %5.0f a graph",
-                static_cast<unsigned long long>(graphs),
+    std::printf("%6llu graphs %s: %12llu basic blocks, %5.0f a graph",
+                static_cast<unsigned long long>(graphs), Captures::kName,
                 static_cast<unsigned long long>(basic_blocks),
                 static_cast<double>(basic_blocks) / static_cast<double>(graphs));
     if (before > 0) std::printf(", %.2f times those of half as many", growth);
     std::printf("\n");
     if (basic_blocks == 0) {
       std::printf("BROKEN: nothing is counted: the core was compiled without trace-pc\n");
-      return 1;
+      return false;
     }
     if (before > 0 && growth > kMostGrowth) {
       std::printf("BROKEN: that is more than %.1f times\n", kMostGrowth);
-      return 1;
+      return false;
     }
     before = basic_blocks;
   }
-  return 0;
+  return true;
 }
 
 }  // namespace
 }  // namespace cgp
 
-int main() { return cgp::Main(); }
+int main() {
+  return cgp::IsSteady<cgp::InOnePool>() && cgp::IsSteady<cgp::InPoolsOfTheirOwn>() ? 0 : 1;
+}

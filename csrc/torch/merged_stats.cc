@@ -171,6 +171,7 @@ void MergedStats::ResetPeaks(Base& base) {
     const std::lock_guard lock(mutex_);
     peaks_ = {};
   }
+  set_.ResetPeaksByPool();
   Add(base, &Stat::current);
 }
 
