@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -233,7 +234,8 @@ def _info(options: argparse.Namespace) -> int:
     from cudagraph_pool._info import lines
 
     pairs = lines()
-    width = max(len(label) for label, _ in pairs)
+    width = max(len(label) for label, _ in pairs) + 2
     for label, text in pairs:
-        print(f"{label:<{width}}  {text}")
+        indents = {"initial_indent": f"{label:<{width}}", "subsequent_indent": " " * width}
+        print(textwrap.fill(text, 80, **indents, break_long_words=False, break_on_hyphens=False))
     return 0

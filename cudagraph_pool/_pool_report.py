@@ -19,7 +19,8 @@ _MOST_GRAPHS: Final = 8  # that a table on a terminal has of a pool
 _LEGEND: Final = (
     "In MiB. minimum: the most that was allocated at once; no allocator can do\n"
     "with less. apart: what a pool for each graph would take. stock: what\n"
-    "PyTorch's own allocator took, as recorded."
+    "PyTorch's own allocator took, as recorded. Of a graph: what it needs alone,\n"
+    "and what was added to the pool for it."
 )
 
 

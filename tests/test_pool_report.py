@@ -233,6 +233,11 @@ def test_report_as_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert pool["stock_reserved_bytes"] is None, "it is of the recorded order"
 
 
+def test_graphs_of_record_have_numbers_as_their_sizes_are_not_known() -> None:
+    (recorded,) = (path for path in TRACES[0].parent.glob("models/*") if "h100" in path.name)
+    assert [graph.name for graph in of_trace(read_trace(recorded)).graphs[:3]] == ["1", "2", "3"]
+
+
 def test_names_from_elsewhere_are_no_markup(write_trace: WriteTrace, tmp_path: Path) -> None:
     name = "<script>alert('x')</script>"
     page = tmp_path / "page.html"
