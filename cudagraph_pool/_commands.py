@@ -235,7 +235,9 @@ def _info(options: argparse.Namespace) -> int:
 
     pairs = lines()
     width = max(len(label) for label, _ in pairs) + 2
+    wrapper = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
+    wrapper.subsequent_indent = " " * width
     for label, text in pairs:
-        indents = {"initial_indent": f"{label:<{width}}", "subsequent_indent": " " * width}
-        print(textwrap.fill(text, 80, **indents, break_long_words=False, break_on_hyphens=False))
+        wrapper.initial_indent = f"{label:<{width}}"
+        print(wrapper.fill(text))
     return 0
