@@ -7,6 +7,7 @@ import html
 import importlib.util
 import io
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -46,7 +47,7 @@ class PoolReport:
             return "\n".join([*parts, "there are no graph pools"])
         parts += ["", _LEGEND, format_table(_rows(self.pools), (0, 1))]
         for pool in filter(lambda pool: pool.graphs, self.pools):
-            parts += ["", f"{pool.name}: {_growth(pool)}"]
+            parts += ["", textwrap.fill(f"{pool.name}: {_growth(pool)}", 80)]
             rows = [_graph_cells(graph) for graph in _shown(pool)]
             if rows:
                 parts.append(format_table([("graph", "needs", "added"), *rows]))

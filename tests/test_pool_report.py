@@ -18,6 +18,7 @@ from small_trace import TRACES, WriteTrace
 import cudagraph_pool as cgp
 from cudagraph_pool import _allocator, _cli, _core, _graphs, _live_map, _stats
 from cudagraph_pool._costs import of_trace
+from cudagraph_pool._pool_report import PoolReport
 from cudagraph_pool._replay import POOL
 from cudagraph_pool._trace import read_trace
 
@@ -222,6 +223,11 @@ def test_report_of_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     shown = page.read_text()
     assert not re.search(r"(src|href)=\"(?!data:)", shown), "it stands alone"
     assert shown.count("<tr>") == 1 + 2 + (1 + 8) + (1 + 51)
+
+
+def test_a_long_name_is_folded(write_trace: WriteTrace) -> None:
+    report = PoolReport([of_trace(read_trace(write_trace(name="long " * 39 + "name")))])
+    assert max(map(len, str(report).splitlines())) <= 80
 
 
 def test_report_as_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
