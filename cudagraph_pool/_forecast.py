@@ -51,9 +51,9 @@ def forecast(
         cache_bytes = torch.cuda.mem_get_info()[0] - cgp.forecast(pool, sizes, largest).more_bytes
 
     The pool will hold the most that was allocated at once in that capture, and what graphs keep.
-    What this one has left allocated by now, each is taken to leave, in proportion to its size: let
-    go of outputs that are not kept before asking. Of a pool that several programs share, only what
-    the one of the last capture takes is forecast.
+    Each other size is taken to keep as much as this one has allocated now, in proportion to its
+    size: let go of outputs that are not kept before asking. Where several programs share a pool,
+    only that of the last capture is forecast.
 
     Arguments:
         pool (GraphPool): The pool into which the largest size was captured last.
