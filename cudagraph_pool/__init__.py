@@ -13,6 +13,7 @@ neither torch nor CUDA, nor anything of its own before that is asked for: ``impo
 it (see ``_autoload``), which must cost nothing.
 """
 
+import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -91,7 +92,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return [*__all__, "__version__"]
 
 
 def _not_installed() -> str:
@@ -106,16 +107,25 @@ def _built(folders: Iterable[str]) -> bool:
 
 
 def _use_installed() -> None:
-    """Lets the first copy on the path that has been built take this one's place."""
-    for entry in sys.path:
+    """Lets the next copy on the path that has been built take this one's place."""
+    for entry in sys.path[1:]:
         spec = PathFinder.find_spec("cudagraph_pool", [entry])
         if spec and spec.loader and _built(spec.submodule_search_locations or ()):
-            installed = sys.modules[__name__] = module_from_spec(spec)
-            spec.loader.exec_module(installed)
+            if spec.origin != __file__:  # else it is this one that was installed, to be edited
+                installed = sys.modules[__name__] = module_from_spec(spec)
+                spec.loader.exec_module(installed)
             return
 
 
-if not _built(__path__):  # the sources in a clone, which stand before what was installed from it
+def _is_where_python_began() -> bool:
+    """Whether this was found in the folder of the program, which stands first on the path."""
+    first = None if sys.flags.safe_path else sys.path[0]
+    return first is not None and os.path.abspath(first) == os.path.dirname(__path__[0])
+
+
+# The sources in a clone, or what was built there for another environment, stand before what was
+# installed.
+if not _built(__path__) or _is_where_python_began():
     from importlib.util import module_from_spec
 
     _use_installed()

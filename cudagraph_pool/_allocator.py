@@ -26,25 +26,24 @@ def enable(
     r"""Let CUDA graph captures allocate in memory pools of this package.
 
     May be called at any time, also after CUDA is initialized and while tensors are alive. Graphs
-    captured before stay with the allocator that they were captured with. Calling it again changes
-    nothing but what its arguments say of what is to come. Observers of memory that runs out hear of
+    captured before stay with the allocator that they were captured with. Calling it again only
+    changes its options, for what is made from then on. Observers of memory that runs out hear of
     pools of this package too, whenever they were attached; trackers of allocations
     (``attachAllocatorTraceTracker`` in C++) only if they were attached after this, since PyTorch
     tells nobody who its trackers are.
 
     Arguments:
         share_captures (bool, optional): Let all captures that name no pool share one for each
-            device, for code that cannot be edited. That asks of its user what sharing a pool
-            always does: graphs captured so must not be replayed concurrently, and what one
-            returns must be read or copied before another one is replayed, unless it was kept
-            alive since its capture. A capture that begins while another one fills the shared
-            pool gets a pool of its own. Statistics by pool (torch 2.13) have the shared one under
-            ``(2**64 - 1, 0)``. Default: ``False``.
+            device, for code that cannot be edited. The rules of a shared pool apply then: these
+            graphs must not be replayed concurrently, and what one returns must be read or copied
+            before another one is replayed, unless it was kept alive since its capture. A capture
+            that begins while another one fills the shared pool gets a pool of its own. Statistics
+            by pool (torch 2.13) have the shared one under ``(2**64 - 1, 0)``. Default: ``False``.
         mempools (bool, optional): Whether a :class:`torch.cuda.MemPool` that is made from now on,
             without an allocator of its own, is a pool of this package: what is allocated under
             :func:`torch.cuda.use_mem_pool`, and captures into its ``id``. With ``use_on_oom`` it
-            lends to eager work that PyTorch's own allocator has no memory for, unless a graph was
-            captured into it that lives; observers of memory that runs out are told all the same.
+            lends to eager work that PyTorch's own allocator has no memory for, unless a graph that
+            was captured into it is alive; observers of memory that runs out are told all the same.
             With ``no_split`` a block has whole pages. Default: ``True``.
         shared_exec (bool, optional): Whether graphs share executables, as those of
             :class:`cudagraph_pool.graph` may, whoever captures them: four on each device, and more
@@ -200,9 +199,9 @@ def library_path() -> str:
 
     For :class:`torch.cuda.memory.CUDAPluggableAllocator`, with the names
     ``"cudagraph_pool_malloc"`` and ``"cudagraph_pool_free"``. PyTorch tells such an allocator
-    nothing of captures, so this one refuses to allocate during a capture, nor of
-    :meth:`torch.Tensor.record_stream`, so what another stream uses must not be freed before that is
-    done: :func:`pluggable_allocator` sets the hooks that it takes. As the allocator of a
+    nothing of captures, nor of :meth:`torch.Tensor.record_stream`. So it refuses to allocate during
+    a capture, and what another stream uses must not be freed before that stream is done with it.
+    :func:`pluggable_allocator` sets the hooks that lift both limits. As the allocator of a
     :class:`torch.cuda.MemPool` it makes that pool's memory expandable, captures included.
 
     Raises:

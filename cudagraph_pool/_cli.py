@@ -36,6 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except KeyboardInterrupt:
         return refuse("stopped", _INTERRUPTED)
+    except ModuleNotFoundError as error:
+        if error.name != "tqdm":
+            raise
+        # In a clone that was installed into another environment, as scripts/dev.py does.
+        missing = f"cudagraph_pool is not installed for {sys.executable}, which lacks tqdm"
+        return refuse(f"{missing}: pip install ., or activate where it is", FAILED)
     except OSError as error:  # as of a full disk that the output goes to
         _drop_output()
         return refuse(str(error), FAILED)

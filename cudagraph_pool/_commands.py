@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -233,7 +234,10 @@ def _info(options: argparse.Namespace) -> int:
     from cudagraph_pool._info import lines
 
     pairs = lines()
-    width = max(len(label) for label, _ in pairs)
+    width = max(len(label) for label, _ in pairs) + 2
+    wrapper = textwrap.TextWrapper(80, break_long_words=False, break_on_hyphens=False)
+    wrapper.subsequent_indent = " " * width
     for label, text in pairs:
-        print(f"{label:<{width}}  {text}")
+        wrapper.initial_indent = f"{label:<{width}}"
+        print(wrapper.fill(text))
     return 0

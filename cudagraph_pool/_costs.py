@@ -9,7 +9,15 @@ from typing import Any
 
 from cudagraph_pool._memory_map import MapOfReplay, MemoryMap
 from cudagraph_pool._replay import POOL, new_pools, run, stock_bytes
-from cudagraph_pool._trace import PAGE_BYTES, Order, Trace, minimum_bytes, replay_sequence
+from cudagraph_pool._trace import (
+    PAGE_BYTES,
+    Graph,
+    Order,
+    Trace,
+    minimum_bytes,
+    most_live_bytes,
+    replay_sequence,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ def of_trace(
     watcher = MapOfReplay(pools) if maps else None
     run(pools, graphs, watcher)
     taken = pools.captures(POOL)
-    costs = [GraphCost.of(graph.key, took) for graph, took in zip(graphs, taken, strict=True)]
+    costs = list(map(GraphCost.of, map(_name, itertools.count(1), graphs), taken))
     return PoolCost(
         trace.name,
         order,
@@ -86,6 +94,11 @@ def of_trace(
         stock=stock_bytes(trace, graphs),
         map=watcher.map if watcher else None,
     )
+
+
+def _name(number: int, graph: Graph) -> int:
+    """What was captured; in a trace of ``record``, which has bytes there, which one it is."""
+    return number if graph.key == most_live_bytes(graph.events) else graph.key
 
 
 def of_pool(pool: Mapping[str, Any], drawn: MemoryMap | None = None) -> PoolCost:

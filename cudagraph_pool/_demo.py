@@ -90,6 +90,7 @@ def _gpu_name() -> str | None:
 
 def _print_table(lines: Sequence[_Line]) -> None:
     print(format_table([_HEAD.split(), *(line.cells() for line in lines)], (0, 2)))
+    print("minimum: the most that was allocated at once; no allocator can do with less")
     for line in lines:
         if line.outputs:
             print(f"{line.workload}, {line.allocator}: {line.outputs}")

@@ -51,9 +51,9 @@ def forecast(
         cache_bytes = torch.cuda.mem_get_info()[0] - cgp.forecast(pool, sizes, largest).more_bytes
 
     The pool will hold the most that was allocated at once in that capture, and what graphs keep.
-    What this one has left allocated by now, each is taken to leave, in proportion to its size: let
-    go of outputs that are not kept before asking. Of a pool that several programs share, only what
-    the one of the last capture takes is foreseen.
+    Each other size is taken to keep as much as this one has allocated now, in proportion to its
+    size: let go of outputs that are not kept before asking. Where several programs share a pool,
+    only that of the last capture is forecast.
 
     Arguments:
         pool (GraphPool): The pool into which the largest size was captured last.
@@ -75,7 +75,7 @@ def forecast(
     if not captures:
         raise RuntimeError(
             f"nothing was captured into pool {pool.id} yet: capture the largest size first, what "
-            "the others will cost is foreseen from it"
+            "the others will cost is forecast from it"
         )
     listed = [_size(size) for size in sizes]
     held = pool_bytes(stats, captures[-1], listed)
@@ -100,7 +100,7 @@ def pool_bytes(stats: Any, largest: Any, sizes: Sequence[Size]) -> int:
         sizes: All, that one included.
     """
     if not sizes:
-        raise ValueError("sizes is empty: there is nothing to foresee")
+        raise ValueError("sizes is empty: there is nothing to forecast")
     if len({len(size) for size in sizes}) > 1:
         raise ValueError(
             f"sizes has {shown(sizes[0])} and others with another number of dimensions"

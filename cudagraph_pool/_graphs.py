@@ -169,8 +169,8 @@ class GraphPool:
           ``scope_peak_bytes``: the most that was allocated at once in the last capture or
           ``use_pool`` block.
         - ``allocations``, ``frees``: how many there were so far.
-        - ``ranges``: of addresses; ``page_mappings``: what is mapped behind these, by the calls of
-          the driver that it took: one for a page, or in a large pool for up to 64.
+        - ``ranges``: of addresses; ``page_mappings``: how many calls of the driver mapped what lies
+          behind these: one for each page, or in a large pool for up to 64 pages.
         - ``execs``: executables that graphs with ``shared_exec`` have now;
           ``exec_instantiations``, ``exec_updates``: how often one was made, and how often one was
           brought up to date for another graph.
@@ -507,9 +507,9 @@ def use_pool(pool: GraphPool) -> Iterator[None]:
     (:meth:`torch.Tensor.record_stream` as ever). Blocks of different pools nest.
 
     Arguments:
-        pool (GraphPool): The pool to allocate in. A graph may be captured into it later, but not
-            be alive: its replays write to memory that is free for the pool, so that they would
-            overwrite what is allocated in it now.
+        pool (GraphPool): The pool to allocate in. No graph that was captured into it may be alive:
+            its replays write to memory that is free for the pool, and would overwrite what is
+            allocated now. Graphs may be captured into it later.
 
     Raises:
         RuntimeError: The package is not enabled, the pool was released, graphs or another

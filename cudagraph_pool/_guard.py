@@ -35,9 +35,9 @@ def guard() -> Iterator[None]:
     * an operation that uses what a :class:`GraphRunner` returned, after a later call has
       overwritten it. Holding it is no mistake, so that ``y = runner(x)`` in a loop is none.
     * a graph that is replayed on a stream where nothing orders it behind the last replay of another
-      graph of its pool, on another stream, whether or not the two do overlap this time. Order is
-      seen that comes from streams, from events and from waits of the host; not from a loop that
-      queries. Of :meth:`torch.cuda.CUDAGraph.replay` in any thread.
+      graph of its pool, on another stream, whether or not the two do overlap this time. Order that
+      comes from streams, events and waits of the host is seen, that of a loop which queries is not.
+      :meth:`torch.cuda.CUDAGraph.replay` is seen in any thread.
 
     Raises:
         RuntimeError: What is described above, from within the context.

@@ -7,6 +7,7 @@ import html
 import importlib.util
 import io
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,8 @@ _MOST_GRAPHS: Final = 8  # that a table on a terminal has of a pool
 _LEGEND: Final = (
     "In MiB. minimum: the most that was allocated at once; no allocator can do\n"
     "with less. apart: what a pool for each graph would take. stock: what\n"
-    "PyTorch's own allocator took, as recorded."
+    "PyTorch's own allocator took, as recorded. Of a graph: what it needs alone,\n"
+    "and what was added to the pool for it."
 )
 
 
@@ -45,7 +47,7 @@ class PoolReport:
             return "\n".join([*parts, "there are no graph pools"])
         parts += ["", _LEGEND, format_table(_rows(self.pools), (0, 1))]
         for pool in filter(lambda pool: pool.graphs, self.pools):
-            parts += ["", f"{pool.name}: {_growth(pool)}"]
+            parts += ["", textwrap.fill(f"{pool.name}: {_growth(pool)}", 80)]
             rows = [_graph_cells(graph) for graph in _shown(pool)]
             if rows:
                 parts.append(format_table([("graph", "needs", "added"), *rows]))

@@ -56,7 +56,7 @@ class GraphRunner:
     backward pass. Gradients go to arguments and to whatever parameters the function uses. The
     backward pass of a call runs before the next call, and once; until then the outputs, parameters
     and other tensors that it reads must stay as they are. There are no second derivatives.
-    Whatever else is an error.
+    Anything else is an error.
 
     Captures of a process take turns, and run the function within: two threads whose functions wait
     for each other (collective operations, with a thread for each device) must not capture at once.
@@ -67,9 +67,9 @@ class GraphRunner:
     that was captured with it is captured anew.
 
     Arguments:
-        function (Callable): What is captured: a module, a method of one, or a function. Of modules
-            that it refers to it is seen whether their weights have moved; whatever else a function
-            uses must stay.
+        function (Callable): What is captured: a module, a method of one, or a function. The runner
+            sees when weights of modules that it refers to have moved; whatever else a function uses
+            must stay where it is.
         sizes (sequence or str): The sizes to capture, as :mod:`cudagraph_pool.sizes` has them:
             integers, or tuples of several dimensions (``sizes.grid``). ``"auto"``: those that the
             calls need, such that none is padded by more than ``padding`` of its own.

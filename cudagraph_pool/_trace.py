@@ -47,7 +47,7 @@ class TraceError(ValueError):
     """
 
     def __init__(self, path: str, where: str, what: str) -> None:
-        printable = path if path.isprintable() else repr(path)
+        printable = path if path and path.isprintable() else repr(path)
         super().__init__(f"{printable}: {where}: {what}")
         self.path = path
         self.where = where

@@ -1,4 +1,4 @@
-"""Sizes for :class:`cudagraph_pool.GraphRunner` to capture.
+"""Sizes for :class:`cudagraph_pool.GraphRunner` to capture: ``cgp.sizes.vllm(512)``, say.
 
 Each function returns a list, smallest first, whose last entry is ``largest``. Needs no torch.
 """

@@ -10,9 +10,9 @@ environment that is active, else into ./.venv; torch only where there is a GPU t
 the system's packages bring (GoogleTest; on Debian and Ubuntu also Python's headers and venv) is
 installed with apt-get where that may be done; without GoogleTest the C++ unit tests are skipped,
 and the last line says so.
-
-Nothing here is newer than Python 3.6, so that an old `python3` can still look for a newer one.
 """
+
+# Nothing here is newer than Python 3.6, so that an old `python3` can still look for a newer one.
 
 import os
 import re

@@ -281,6 +281,14 @@ def test_reader_that_goes_away_is_no_traceback() -> None:
     assert done.stderr == ""
 
 
+def test_clone_that_was_installed_for_another_python() -> None:
+    """scripts/dev.py leaves extension modules in a clone that fit the system's Python too."""
+    program = "import sys; sys.modules['tqdm'] = None; from cudagraph_pool._cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, "info"], capture_output=True, text=True)
+    assert "is not installed for" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_command_never_imports_torch() -> None:
     program = (
         "import sys\n"

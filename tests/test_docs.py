@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import cudagraph_pool
+from cudagraph_pool._replay import replay
+from cudagraph_pool._trace import read_trace
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = "benchmarks|csrc|cudagraph_pool|docs|examples|scripts|tests"
@@ -63,9 +69,10 @@ def test_sources_point_to_what_is_there() -> None:
     assert missing == set()
 
 
-def blocks(path: Path) -> list[str]:
-    """The Python of a page, which runs from its first line to its last."""
-    return re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+def blocks(path: Path, language: str = "python") -> list[str]:
+    """The Python of a page, which runs from its first line to its last; or what else it shows."""
+    shown = rf"^```{language}\n(.*?)^```$"
+    return re.findall(shown, path.read_text(), re.MULTILINE | re.DOTALL)
 
 
 PROGRAMS = [path for path in TEXTS if blocks(path)]
@@ -83,6 +90,34 @@ def test_programs_of_the_documents_call_what_there_is(path: Path) -> None:
         and node.value.id == "cgp"
     }
     assert used <= set(cudagraph_pool.__all__)
+
+
+def test_the_trace_that_is_shown_is_one(tmp_path: Path) -> None:
+    (shown,) = blocks(ROOT / "docs/trace_format.md", "json")
+    path = tmp_path / "shown.json"
+    path.write_text(shown)
+    result = replay(read_trace(path))
+    assert (result["name"], result["graphs"], result["ops"]) == ("mlp", 2, 5)
+
+
+HERE = str(Path(sys.executable).parent)
+
+
+@pytest.mark.skipif(not shutil.which("cudagraph-pool", path=HERE), reason="there is no command")
+def test_commands_of_the_guide_run(tmp_path: Path) -> None:
+    """With a program that uses no GPU, whichever way it is named."""
+    (shown,) = blocks(ROOT / "docs/guide.md", "bash")
+    (tmp_path / "package").mkdir()
+    for path in (tmp_path / "serve.py", tmp_path / "package/serve.py"):
+        path.write_text("import sys; print(*sys.argv[1:])")
+    commands = shown.replace("    # or: ", "\n")
+    assert commands.count("\n") == 3
+    environ = {**os.environ, "PATH": f"{HERE}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-euc", commands], cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == ["", "--port 8000", "--port 8000"]
 
 
 def test_errors_in_troubleshooting_are_those_of_the_sources() -> None:

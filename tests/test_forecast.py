@@ -1,5 +1,5 @@
-"""What captures will cost, foreseen from the largest: against replays, and for executables against
-the README's measurements.
+"""What captures will cost, forecast from the largest: against replays, and for executables against
+what docs/performance.md has measured.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PAGE = 2 << 20
 MIB = 1 << 20
 
 
-def foreseen_and_held(trace: Trace) -> tuple[int, int]:
-    """What is foreseen when the largest graph has been captured, and what was dropped that the next
+def forecast_and_held(trace: Trace) -> tuple[int, int]:
+    """What is forecast when the largest graph has been captured, and what was dropped that the next
     capture would drop first; and what the pool holds once all were captured, in their order.
     """
     largest = max(trace.graphs, key=lambda graph: most_live_bytes(graph.events))
@@ -51,14 +51,14 @@ def foreseen_and_held(trace: Trace) -> tuple[int, int]:
         if event.bytes:
             break
         pools.free(addresses.pop(event.block))
-    foreseen = _forecast.pool_bytes(
+    predicted = _forecast.pool_bytes(
         fields(pools.stats(POOL)),
         pools.captures(POOL)[-1],
         [(max(1, graph.key),) for graph in graphs],
     )
     pools = new_pools()
     run(pools, sequence, None)
-    return foreseen, pools.stats(POOL).reserved_bytes
+    return predicted, pools.stats(POOL).reserved_bytes
 
 
 def fields(values: object) -> dict[str, int]:
@@ -67,8 +67,8 @@ def fields(values: object) -> dict[str, int]:
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
 def test_recorded_captures_within_two_percent(path: Path) -> None:
-    foreseen, held = foreseen_and_held(read_trace(path))
-    assert foreseen == pytest.approx(held, rel=0.02)
+    predicted, held = forecast_and_held(read_trace(path))
+    assert predicted == pytest.approx(held, rel=0.02)
 
 
 # Programs whose graphs all keep what they leave, or none of it: not two programs in one pool, nor
@@ -82,9 +82,9 @@ def test_programs_within_two_percent_or_two_pages() -> None:
     for family in FAMILIES:
         for seed in range(8):
             trace = made_up(generate.generate(family, seed))
-            foreseen, held = foreseen_and_held(trace)
-            if abs(foreseen - held) > max(0.02 * held, 2 * PAGE):
-                wrong[trace.name] = (foreseen // MIB, held // MIB)
+            predicted, held = forecast_and_held(trace)
+            if abs(predicted - held) > max(0.02 * held, 2 * PAGE):
+                wrong[trace.name] = (predicted // MIB, held // MIB)
     assert len(wrong) * 30 <= 8 * len(FAMILIES), wrong
 
 
@@ -103,7 +103,7 @@ def made_up(document: dict[str, Any]) -> Trace:
 def test_executables_within_seven_percent_of_what_was_measured(
     graphs: int, nodes: int, measured: int
 ) -> None:
-    """One NVIDIA H100: the README's column for stock, with the mean number of nodes."""
+    """One NVIDIA H100: docs/performance.md's column for stock, with the mean number of nodes."""
     assert graphs * _forecast.exec_bytes(nodes) == pytest.approx(measured * MIB, rel=0.07)
 
 

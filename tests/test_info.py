@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cudagraph_pool import _adapter, _core, _info
+from cudagraph_pool import _adapter, _commands, _core, _info
 from cudagraph_pool._info import Driver, Gpu, probe_driver
 
 
@@ -120,6 +120,17 @@ def test_report_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "NOT supported" in report["GPU 1"]
     assert "GPUs" not in report
     assert report["enabled"].startswith("no")
+
+
+def test_what_is_longer_than_a_line_is_folded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_info, "lines", lambda: [("a label", "many words " * 20), ("b", "one")])
+    assert _commands.run(["info"]) == 0
+    first, *others, last = capsys.readouterr().out.splitlines()
+    assert max(map(len, (first, *others))) <= 80
+    assert {line[:9] for line in others} == {" " * 9}
+    assert last == "b        one"
 
 
 def test_report_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,11 +91,14 @@ def test_page_on_pypi_has_links_that_work_there(distribution: metadata.Distribut
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
-def test_sources_give_way_to_what_is_installed(tmp_path: Path) -> None:
-    """In the root of a clone Python finds these first."""
+@pytest.mark.parametrize("left_out", ["*.so", "_torch_2_*.so"])
+def test_sources_give_way_to_what_is_installed(tmp_path: Path, left_out: str) -> None:
+    """In the root of a clone Python finds these first, and what was built there for another
+    environment.
+    """
     clone = tmp_path / "clone"
     clone.mkdir()
-    shutil.copytree(PACKAGE, clone / "cudagraph_pool", ignore=shutil.ignore_patterns("*.so"))
+    shutil.copytree(PACKAGE, clone / "cudagraph_pool", ignore=shutil.ignore_patterns(left_out))
     program = (
         "import cudagraph_pool as cgp\n"
         "from cudagraph_pool import _adapter, _core\n"
@@ -112,6 +115,20 @@ def test_sources_give_way_to_what_is_installed(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         if arguments[0] == "-c":
             assert [Path(line).parent for line in done.stdout.splitlines()] == [PACKAGE, PACKAGE]
+
+
+@pytest.mark.parametrize("option", ["-c", "-Pc"])
+def test_the_path_decides_if_it_names_the_clone(tmp_path: Path, option: str) -> None:
+    """As it does if the clone was installed to be edited."""
+    shutil.copytree(PACKAGE, tmp_path / PACKAGE.name)
+    done = subprocess.run(
+        [sys.executable, option, "import cudagraph_pool; print(cudagraph_pool.__file__)"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{PACKAGE.parent}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{tmp_path / PACKAGE.name / '__init__.py'}\n"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from small_trace import TRACES, WriteTrace
 import cudagraph_pool as cgp
 from cudagraph_pool import _allocator, _cli, _core, _graphs, _live_map, _stats
 from cudagraph_pool._costs import of_trace
+from cudagraph_pool._pool_report import PoolReport
 from cudagraph_pool._replay import POOL
 from cudagraph_pool._trace import read_trace
 
@@ -224,6 +225,11 @@ def test_report_of_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert shown.count("<tr>") == 1 + 2 + (1 + 8) + (1 + 51)
 
 
+def test_a_long_name_is_folded(write_trace: WriteTrace) -> None:
+    report = PoolReport([of_trace(read_trace(write_trace(name="long " * 39 + "name")))])
+    assert max(map(len, str(report).splitlines())) <= 80
+
+
 def test_report_as_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["report", "--json", str(TRACES[0]), "--order", "desc"]
     assert _cli.main(arguments) == 0
@@ -231,6 +237,11 @@ def test_report_as_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(graph["added_bytes"] for graph in pool["graphs"]) == pool["reserved_bytes"]
     assert pool["graphs"][0]["name"] == "512"
     assert pool["stock_reserved_bytes"] is None, "it is of the recorded order"
+
+
+def test_graphs_of_record_have_numbers_as_their_sizes_are_not_known() -> None:
+    (recorded,) = (path for path in TRACES[0].parent.glob("models/*") if "h100" in path.name)
+    assert [graph.name for graph in of_trace(read_trace(recorded)).graphs[:3]] == ["1", "2", "3"]
 
 
 def test_names_from_elsewhere_are_no_markup(write_trace: WriteTrace, tmp_path: Path) -> None:

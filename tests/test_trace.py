@@ -134,6 +134,8 @@ def test_name_that_no_file_can_have() -> None:
     with pytest.raises(TraceError) as caught:
         read_trace("no such\nfile")
     assert "\n" not in str(caught.value)
+    with pytest.raises(TraceError, match=r"^'': "):
+        read_trace("")
 
 
 @pytest.mark.parametrize(

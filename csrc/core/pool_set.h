@@ -102,8 +102,8 @@ class PoolSet {
   bool HasReserved(Address address) const;
 
   // Gives back the memory of every unused pool, or of `only` if it is one, but for the handles in
-  // which a block lives; returns the bytes given back. Waits for the device first if there is anything to give. Not while any
-  // stream is capturing.
+  // which a block lives; returns the bytes given back. Waits for the device first if there is
+  // anything to give. Not while any stream is capturing.
   // Throws with nothing changed if the device cannot be waited for, or the host's memory runs out.
   // Where the driver fails to take something back, all else is given back all the same, then the
   // first error is thrown: what is left counts as before, and the next Trim() tries it once more.

@@ -199,7 +199,8 @@ TEST_F(PredictionTest, LayersThatAreAlikeComeToLieAlike) {
   pool_.EndScope();
 }
 
-// Where a block that takes a few granules of its last page lay apart from others, nothing uses the rest of it.
+// Where a block that takes a few granules of its last page lay apart from others, nothing uses the
+// rest of it.
 TEST(PredictionOfUnlikeBlocksTest, BlocksALittleLongerThanTheirPagesShareTheirLastOnes) {
   constexpr uint64_t kLargePage = 512 * kGranule;
   HostDriver host({.granularity = kLargePage, .map_memory = false});

@@ -115,8 +115,8 @@ class HostDriver final : public Driver {
   // Between these the calls that are not capture-legal fail as CUDA's do, with
   // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED. Legal, because it undoes: Unmap() of a mapping made
   // since, FreeAddresses() of a reservation made since, Release() of a handle that was mapped only
-  // since or never. RecordEvent() and WaitEvent() fail on the streams named. Captures may overlap; "since" is then
-  // the begin of the first, and the streams of all count until the last ends.
+  // since or never. RecordEvent() and WaitEvent() fail on the streams named. Captures may overlap;
+  // "since" is then the begin of the first, and the streams of all count until the last ends.
   void BeginCapture(const std::vector<StreamId>& streams = {});
   void EndCapture();
 

@@ -46,8 +46,8 @@ class CaptureDag {
   void Begin(StreamId stream, CaptureId capture);
   // All streams leave the capture; the nodes stay, to be executed.
   void End(CaptureId capture);
-  // pre: the stream is capturing, and what launches programmatically has no kernel: it would need more than this model
-  // to touch memory.
+  // pre: the stream is capturing, and what launches programmatically has no kernel: it would need
+  // more than this model to touch memory.
   Node Launch(StreamId stream, const std::optional<Kernel>& kernel, bool programmatic = false);
   // Without a capture: the stream is not capturing.
   Point At(StreamId stream) const;

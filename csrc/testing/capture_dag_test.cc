@@ -1,5 +1,6 @@
-// That an execution of the graph would show a race. What the graph says of order cgp_fuzz --captures compares with the
-// host driver's graphs; that the edges come first is seen by each program that it executes.
+// That an execution of the graph would show a race. What the graph says of order cgp_fuzz
+// --captures compares with the host driver's graphs; that the edges come first is seen by each
+// program that it executes.
 #include "testing/capture_dag.h"
 
 #include <gtest/gtest.h>

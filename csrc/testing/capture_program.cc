@@ -114,8 +114,8 @@ class Author {
     }
   }
 
-  // The same graphs once more and again, larger or smaller, as a program does that is captured for several sizes: the
-  // larger ones are planned from those before.
+  // The same graphs once more and again, larger or smaller, as a program does that is captured for
+  // several sizes: the larger ones are planned from those before.
   void Repeat() {
     const Steps once = steps_;
     const uint64_t items = std::max(last_item_, last_event_);

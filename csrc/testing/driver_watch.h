@@ -121,8 +121,8 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
   }
   Count Of(StreamId stream) const;
   void Expect(bool condition, const std::string& rule);
-  // Makes the call, which takes back what the Map() call number `map` first made use of possible (0: none did), and notes
-  // if it may not be made or if the host driver refuses it.
+  // Makes the call, which takes back what the Map() call number `map` first made use of possible
+  // (0: none did), and notes if it may not be made or if the host driver refuses it.
   template <typename Call>
   void GiveBack(const char* name, uint64_t map, const Call& call);
   Event AddEvent(Mark mark);

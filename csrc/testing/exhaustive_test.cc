@@ -1,5 +1,6 @@
-// Every sequence of operations, up to a depth, on a pool of pages of four granules and two streams: what random
-// sequences might miss. Each is run by the fuzzer's session, so each is compared with the model after every step.
+// Every sequence of operations, up to a depth, on a pool of pages of four granules and two streams:
+// what random sequences might miss. Each is run by the fuzzer's session, so each is compared with
+// the model after every step.
 #include <gtest/gtest.h>
 
 #include <cstdint>

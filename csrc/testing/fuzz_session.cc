@@ -414,7 +414,8 @@ void FuzzSession::RecordUse(const Step& step) {
           if (by_another && !Capturing(stream)) watch_.Submit(stream);
           return;
         }
-        // Of its own stream's use of a captured block a pool is not told: that is over when a graph runs again.
+        // Of its own stream's use of a captured block a pool is not told: that is over when a graph
+        // runs again.
         const auto filled = filled_by_.find(step.item);
         const bool told = live->eager || by_another;
         if (model_.OpenScope(live->pool) == ScopeKind::kCapture) {

@@ -34,8 +34,8 @@ struct FuzzSetup {
       true;  // at the end free, release and trim everything, or leave it to the destructor
   // Each call to the set fails first, at each of its allocations or of its driver calls.
   bool fail_each = false;
-  // So many streams are captured as graphs, into pool 1, and one more never is; the graphs are executed at the end.
-  // Without, captures have eight streams in branches that never join.
+  // So many streams are captured as graphs, into pool 1, and one more never is; the graphs are
+  // executed at the end. Without, captures have eight streams in branches that never join.
   uint64_t streams = 0;
   uint64_t seed = 1;     // of the orders in which the graphs are run
   bool forked = true;    // all streams are part of a capture from its begin on
@@ -58,8 +58,8 @@ inline void Judge(const std::string& complaint) {
 
 class FuzzSession {
  public:
-  // In a world of its own, or in one that it shares with others, each of which has another number and may have a
-  // thread of its own: they have pools and streams of their own.
+  // In a world of its own, or in one that it shares with others, each of which has another number
+  // and may have a thread of its own: they have pools and streams of their own.
   explicit FuzzSession(const FuzzSetup& setup, World* shared = nullptr, uint64_t number = 0);
 
   // Does one step. Returns what is wrong afterwards, or an empty string. After a complaint nothing more
@@ -97,7 +97,8 @@ class FuzzSession {
     size_t graph = 0;  // that it was allocated in
     uint64_t word = 0;
     bool written = false;
-    // In the open scope: the capture that touched it, what each access must run behind, and what a write must, too.
+    // In the open scope: the capture that touched it, what each access must run behind, and what a
+    // write must, too.
     CaptureId capture = kNoCapture;
     std::vector<Node> behind = {};
     std::vector<Node> reads = {};

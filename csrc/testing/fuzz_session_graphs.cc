@@ -1,8 +1,8 @@
 // What the streams of a FuzzSession do: kernels on their own, and graphs that are captured and executed.
 //
-// A program of graphs is right by construction: a stream waits before it touches what another one touched, and says so with
-// RecordUse() or makes the block's stream wait before the free. So whatever finds other data than was written is the
-// pool's fault.
+// A program of graphs is right by construction: a stream waits before it touches what another one
+// touched, and says so with RecordUse() or makes the block's stream wait before the free. So
+// whatever finds other data than was written is the pool's fault.
 #include <algorithm>
 #include <iterator>
 #include <optional>
@@ -54,7 +54,8 @@ bool FuzzSession::CaptureIsOver(PoolId pool) const {
   return model_.OpenScope(pool) == ScopeKind::kCapture && !captures_.contains(pool);
 }
 
-// A kernel on the stream fills the block, or checks it, when the device comes to it and has done what it waits for.
+// A kernel on the stream fills the block, or checks it, when the device comes to it and has done
+// what it waits for.
 void FuzzSession::Submit(const PoolModel::LiveBlock& live, StreamId stream, bool writes,
                          const DriverWatch::Mark& behind) {
   const uint64_t work = watch_.Submit(stream, [=, this, kernel = KernelOf(live, writes)] {
@@ -70,8 +71,9 @@ void FuzzSession::Fill(const PoolModel::LiveBlock& live) {
   filled_by_[live.label] = {};
 }
 
-// A restore has brought the block back. Whoever goes on with an eager one has waited for what was at work on its
-// bytes; one of a graph holds what that leaves there, unless that work is still to come.
+// A restore has brought the block back. Whoever goes on with an eager one has waited for what was
+// at work on its bytes; one of a graph holds what that leaves there, unless that work is still to
+// come.
 void FuzzSession::Refill(const PoolModel::LiveBlock& live) {
   if (live.eager) return Submit(live, live.block.stream, /*writes=*/true, watch_.TakeMark());
   watch_.Submit(live.block.stream);

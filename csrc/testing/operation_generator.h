@@ -1,6 +1,7 @@
-// Random steps for a FuzzSession. Captures repeat earlier ones at another scale now and then, as a program does that
-// is captured for several sizes: what the pool predicts, plans and follows (core/planning/predictor.h). Random
-// captures are never alike, so without this no plan would ever be made.
+// Random steps for a FuzzSession. Captures repeat earlier ones at another scale now and then, as a
+// program does that is captured for several sizes: what the pool predicts, plans and follows
+// (core/planning/predictor.h). Random captures are never alike, so without this no plan would ever
+// be made.
 #pragma once
 
 #include <cstdint>

@@ -140,8 +140,8 @@ PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream) co
       parts.push_back(runs);
     }
   }
-  // What the best tail, the best head, or a tail and a head of two pages can hold of the remainder. A block below a
-  // page lies in one page: it is not worth a range of its own.
+  // What the best tail, the best head, or a tail and a head of two pages can hold of the remainder.
+  // A block below a page lies in one page: it is not worth a range of its own.
   const bool small = granules < granules_per_page_;
   uint64_t held = 0;
   for (const PageRuns& part : parts) {
@@ -404,8 +404,8 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
   return complaint;
 }
 
-// A stream goes on in an eager scope: what it freed in earlier ones is its own again, and may be kept from others until
-// this scope has ended too.
+// A stream goes on in an eager scope: what it freed in earlier ones is its own again, and may be
+// kept from others until this scope has ended too.
 void PoolModel::GoOn(ModelPool& pool, StreamId stream) const {
   std::vector<std::shared_ptr<Fence>>& fences = pool.stream_fences[stream];
   std::erase_if(fences, [](const std::shared_ptr<Fence>& fence) { return fence.use_count() == 1; });
@@ -457,7 +457,8 @@ bool PoolModel::AddCaptured(const ModelPool& pool, const LiveBlock& block, Captu
     fence.nodes.insert(fence.nodes.end(), point.nodes.begin(), point.nodes.end());
   }
   fence.in_sole_capture = pool.captures == 1 && same_thread && fence.pending.empty();
-  // Not a block of a stream that the scope has not seen yet, nor one that others used while it had seen no other.
+  // Not a block of a stream that the scope has not seen yet, nor one that others used while it had
+  // seen no other.
   const bool first =
       pool.seen.size() == 1 && pool.seen.contains(fence.owner) && !fence.used_by_others;
   fence.promised = fence.in_sole_capture && (pool.seen.size() > 1 || first);

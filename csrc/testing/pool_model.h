@@ -8,12 +8,13 @@
 //    or recorded too early, is seen whatever the set believes.
 //  - MustOffer: has the set promised it? Then it may not ask the driver for a page in its place.
 //
-// In captures both follow from what the program captured (docs/design.md §5). Promised is less than safe: a programmatic
-// edge anywhere before a stream proves nothing; what is freed before a second stream has been seen in a scope may be
-// fenced by where the first one stands then, or held until the scope ends; where there are several captures in a scope,
-// a stream may have used a block in another one than it is part of when that is freed; and what is freed, or was used,
-// while a stream of its is in no valid capture, or is freed by another thread than the one that began the scope, is open
-// once the device has done all that it had.
+// In captures both follow from what the program captured (docs/design.md §5). Promised is less than
+// safe: a programmatic edge anywhere before a stream proves nothing; what is freed before a second
+// stream has been seen in a scope may be fenced by where the first one stands then, or held until
+// the scope ends; where there are several captures in a scope, a stream may have used a block in
+// another one than it is part of when that is freed; and what is freed, or was used, while a stream
+// of its is in no valid capture, or is freed by another thread than the one that began the scope,
+// is open once the device has done all that it had.
 #pragma once
 
 #include <algorithm>
@@ -68,7 +69,8 @@ class PoolModel {
     std::string complaint;  // about where a revived one lies
   };
 
-  // `watch` plays the device, `dag` is what streams captured; `page_bytes` is the size of the pages of every pool.
+  // `watch` plays the device, `dag` is what streams captured; `page_bytes` is the size of the pages
+  // of every pool.
   PoolModel(const DriverWatch& watch, const CaptureDag& dag, uint64_t page_bytes);
 
   // --- What is expected of the next call ---
@@ -129,7 +131,8 @@ class PoolModel {
   // with it: those that are made ahead of need are known by nothing else.
   std::string Place(uint64_t label, PoolId id, const Block& block,
                     std::vector<PhysicalPiece> pieces, uint64_t pages);
-  // `in`: the open capture that has something of the block. `same_thread`: the one that began the scope frees it.
+  // `in`: the open capture that has something of the block. `same_thread`: the one that began the
+  // scope frees it.
   void Free(Address start, CaptureId in = kNoCapture, bool same_thread = true);
   void RecordUse(Address start, StreamId stream);
   // Unused pools without live blocks are gone.
@@ -231,7 +234,8 @@ class PoolModel {
   static void Count(ModelPool& pool, const Block& block);
   bool IsCaptured(StreamId stream) const;
   std::shared_ptr<Fence> FenceOf(const ModelPool& pool, const LiveBlock& block) const;
-  // What follows from the captures of the open scope; returns whether the scope's end tells that the block is done with.
+  // What follows from the captures of the open scope; returns whether the scope's end tells that
+  // the block is done with.
   bool AddCaptured(const ModelPool& pool, const LiveBlock& block, CaptureId in, bool same_thread,
                    Fence& fence) const;
   bool KnownToBeDone(const Fence& fence) const;

@@ -1,5 +1,5 @@
-// The model is given what a broken pool would do in captures, and has to say so. (That it lets pass what is right, the
-// fuzzer shows.)
+// The model is given what a broken pool would do in captures, and has to say so. (That it lets pass
+// what is right, the fuzzer shows.)
 #include "testing/pool_model.h"
 
 #include <gmock/gmock.h>

@@ -1,6 +1,6 @@
-// Scripted sequences: those that once failed, as the fuzzer printed them or shorter, and programs of which every
-// driver call and every allocation is made to fail: what fails says why, leaves everything as it was (FuzzSession
-// compares), and works when it is asked for again.
+// Scripted sequences: those that once failed, as the fuzzer printed them or shorter, and programs
+// of which every driver call and every allocation is made to fail: what fails says why, leaves
+// everything as it was (FuzzSession compares), and works when it is asked for again.
 #include <gtest/gtest.h>
 
 #include <ostream>
@@ -64,7 +64,8 @@ const Script kRegressions[] = {
      "BeginCapture, Allocate 1 1 8192, End, Checkpoint 0 0, Free 0 1, BeginEager, Allocate 2 2 "
      "8192,Free 0 2, End, Restore 0 0, BeginCapture, Free 0 1, End, BeginCapture, Allocate 1 3 "
      "8192"},
-    // A captured block passed for the eager one of the checkpoint that it is just like. Its own stream goes on.
+    // A captured block passed for the eager one of the checkpoint that it is just like. Its own
+    // stream goes on.
     {"PassedForAnEagerBlock",
      "BeginEager, Allocate 1 1 8192, End, Checkpoint 0 0, Progress 1 0 9, Free 0 1, "
      "BeginCapture,Allocate 1 2 8192, End, Restore 0 0, Use 1 2, Free 0 2, BeginEager, Allocate "
@@ -133,8 +134,8 @@ const Script kScripts[] = {
      "1 6 5120,Allocate 1 7 6144, Allocate 1 8 7168, End, Restore, Restore, Free 0 1, Free 0 2, "
      "Free 0 3,Free 0 4, Progress 0 0 99, Progress 1 0 99, Release, Release, Trim"}};
 
-// Runs the script, with `fault` to come, or to come at each step anew; what fails is tried again without. Returns
-// how many calls were made to fail.
+// Runs the script, with `fault` to come, or to come at each step anew; what fails is tried again
+// without. Returns how many calls were made to fail.
 uint64_t RunWith(const Fault& fault, bool each_step, const Script& script) {
   FuzzSession session({.map_memory = false});
   const Step fail{kFail, 0, 0, 0, 1, fault};

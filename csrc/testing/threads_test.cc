@@ -19,8 +19,8 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 
-// Fills a pool of this thread's own in several scopes, as one graph each, and lets go of them; returns how many blocks
-// held foreign data.
+// Fills a pool of this thread's own in several scopes, as one graph each, and lets go of them;
+// returns how many blocks held foreign data.
 uint64_t FillAndFree(PoolSet& set, PoolId id, ScopeKind kind, uint64_t seed) {
   std::mt19937_64 random(seed);
   uint64_t wrong = 0;

@@ -32,8 +32,9 @@ struct World {
     HostUsage driver;
   };
   Books TakeBooks() const;
-  // Makes the call with its first such thing failing, then its second, until it goes through. Throws InternalError if
-  // one that failed has changed what `describe` returns (without: the books), and what the call throws without a fault.
+  // Makes the call with its first such thing failing, then its second, until it goes through.
+  // Throws InternalError if one that failed has changed what `describe` returns (without: the
+  // books), and what the call throws without a fault.
   void FailEach(FaultKind kind, const Action& call, const std::function<std::string()>& describe);
   void FailEach(FaultKind kind, const Action& call);
 

@@ -1,6 +1,7 @@
-// A program of the adapter's fuzzer: captures, replays, MemPools and eager work on GraphAllocator, by several threads
-// on several devices. No two owners of memory may touch it without an edge between them, and what a graph
-// touches must be mapped as it was when the graph was captured: else it complains (adapter_fuzz_devices.h).
+// A program of the adapter's fuzzer: captures, replays, MemPools and eager work on GraphAllocator,
+// by several threads on several devices. No two owners of memory may touch it without an edge
+// between them, and what a graph touches must be mapped as it was when the graph was captured: else
+// it complains (adapter_fuzz_devices.h).
 //
 // What a program does keeps to what torch and its users have to: who frees a block has waited for its
 // work, or said whose it is, and who replays a graph for what came before.

@@ -6,9 +6,9 @@
 // eager memory would be somebody else's by the time the graph is replayed.
 //
 // So beside each capture scope of a pool of ours the base has a scope too, in a private pool of its
-// own: the annex of ours. It takes what our routes say is that pool's, which never meets what we
-// pass on, as that is no pool's of ours. The base keeps it as long as ours has users. Eager scopes
-// need none: what the base hands out then is used by eager work.
+// own: the annex of ours. It takes what our routes match to our pool. What we forward to the base
+// matches none of our pools, so it never lands there. The base keeps the annex as long as ours has
+// users. Eager scopes need none: what the base hands out then is used by eager work.
 //
 // There is another use: as long as a route is open in the base it records and asks for no events and
 // gives nothing back to the device, any of which could break a capture.

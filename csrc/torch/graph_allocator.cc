@@ -1,5 +1,5 @@
 // GraphAllocator: allocating, freeing and running out. Scopes are in graph_scopes.cc, what is
-// passed on in graph_forwarding.cc.
+// forwarded in graph_forwarding.cc.
 #include "torch/graph_allocator.h"
 
 #include <c10/core/impl/GPUTrace.h>

@@ -22,9 +22,9 @@
 //
 // torch compares raw_deleter() with the deleter of DataPtrs for the pools of graph trees alone. So
 // it has to be that of whoever serves the trees: us, or the base after disable() and as long as
-// trees from before enable() are alive. Then new trees are the base's too: theirs are the only ids that are handed
-// over, undecided as they are until a first block is allocated in them (a tree captures an empty
-// graph, only to hold its pool, and then warms up in it).
+// trees from before enable() are alive. Then new trees are the base's too. Their ids alone may
+// change hands, until a first block is allocated in them: a tree captures an empty graph, only to
+// hold its pool, and then warms up in it.
 //
 // Locks, in the order they are taken: scopes_mutex_, then MergedStats', then the base's, then
 // RouteTable's, then PoolSet's. So nothing here is called back by the base but FreeUnusedPools(),

@@ -22,8 +22,8 @@ class OtherDevicesTest : public GraphAllocatorTest {
  protected:
   HostDriver& host() { return fake_cuda::HostOf(DevicePools::For(device_).driver().inner()); }
 
-  // The bytes of a block that is freed after its use on the other device's stream wait for a mark, which covers that
-  // device (CudaDriverTest).
+  // The bytes of a block that is freed after its use on the other device's stream wait for a mark,
+  // which covers that device (CudaDriverTest).
   void ExpectHeldBy(cudaStream_t stream) {
     allocator_.beginAllocateToPool(device_, id_, ThisThread());
     DataPtr used = allocator_.allocate(kPage);

@@ -40,8 +40,8 @@ cudaStream_t CurrentStream(c10::DeviceIndex device);
 // else made, a torch.cuda.ExternalStream, nobody knows.
 bool CurrentStreamLasts(c10::DeviceIndex device);
 
-// While it lives, what the calling thread does that captures forbid (waiting, say) does not disturb the captures of
-// other threads.
+// While it lives, what the calling thread does that captures forbid (waiting, say) does not disturb
+// the captures of other threads.
 class RelaxedCaptureMode {
  public:
   RelaxedCaptureMode();

@@ -144,12 +144,12 @@ def test_forecast(shared_exec: bool) -> None:
         with cgp.graph(graphs[rows], pool):
             outputs[rows] = chain(x)
         if rows == sizes[0]:
-            foreseen = cgp.forecast(pool, sizes, graphs[rows])
+            predicted = cgp.forecast(pool, sizes, graphs[rows])
     held = pool.stats()["reserved_bytes"]
-    assert foreseen.pool_bytes == pytest.approx(held, rel=0.02, abs=2 * PAGE_BYTES)
+    assert predicted.pool_bytes == pytest.approx(held, rel=0.02, abs=2 * PAGE_BYTES)
     nodes = _forecast.count_nodes(graphs[8192])
     count = 4 if shared_exec else len(sizes)
-    assert foreseen.exec_bytes == count * _forecast.exec_bytes(nodes)
+    assert predicted.exec_bytes == count * _forecast.exec_bytes(nodes)
 
 
 RECORDED = """

@@ -28,8 +28,8 @@ namespace cgp {
 
 class FreeView {
  public:
-  // A view for `stream`, which may take what is open, what is behind `own`, and what it is let
-  // through to.
+  // A view for `stream`, which may take what is open, what is behind `own`, and what it is
+  // granted.
   FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own);
 
   StreamId stream() const { return stream_; }

@@ -73,7 +73,7 @@ NodeId SharedSpace::TakePiece(NodeId within, PageId page, Granules offset, Granu
   while (Granules(space_.node(last).offset + space_.node(last).length) < offset + length) {
     last = space_.node(last).next;
   }
-  // The nodes beside it, which stay as they are, are forgotten and learned with it: a view may see
+  // The nodes beside it, which stay as they are, are unindexed and indexed with it: a view may see
   // them without seeing what is taken. All of the page are where it comes to hold a large block.
   const bool all = large && !space_.holds_large(page);
   const NodeId before = all ? NodeId::kNone : space_.node(within).prev;

@@ -94,7 +94,7 @@ class SharedSpace {
 
   // Room for what opens below so many fences, as long as no node is freed.
   void ReserveOpening(std::size_t fence_limit);
-  // Lets one view through to what is behind these fences. pre: ReserveOpening().
+  // Grants one view what is behind these fences. pre: ReserveOpening().
   void Grant(FreeView& view, std::span<const FenceId> fences);
   // What is behind these fences is everyone's from now on. O(nodes behind them). pre:
   // ReserveOpening().

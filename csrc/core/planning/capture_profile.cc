@@ -45,7 +45,7 @@ bool CaptureProfile::AsLarge(uint32_t step, uint64_t bytes, double scale) const 
 
 CaptureProfile::Match CaptureProfile::Find(uint64_t bytes) const {
   Match match = alignment_;
-  if (Answer(bytes, match) || bytes <= kGranuleBytes) return match;
+  if (MatchNext(bytes, match) || bytes <= kGranuleBytes) return match;
   if (match.scale == 0) {
     TakeScale(bytes, match);
   } else {
@@ -66,7 +66,7 @@ void CaptureProfile::TakeScale(uint64_t bytes, Match& match) const {
 
 // Lets the allocation match the first step of the window that is as large. Returns whether one
 // is.
-bool CaptureProfile::Answer(uint64_t bytes, Match& match) const {
+bool CaptureProfile::MatchNext(uint64_t bytes, Match& match) const {
   match.step.reset();
   // Blocks of a granule are all alike: they match no other than the next step.
   const bool tells = bytes > kGranuleBytes;

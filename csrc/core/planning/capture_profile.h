@@ -75,7 +75,7 @@ class CaptureProfile {
   };
 
   bool AsLarge(uint32_t step, uint64_t bytes, double scale) const;
-  bool Answer(uint64_t bytes, Match& match) const;
+  bool MatchNext(uint64_t bytes, Match& match) const;
   void TakeScale(uint64_t bytes, Match& match) const;
 
   uint32_t capture_ = 0;  // the number of the one under way

@@ -201,7 +201,8 @@ TEST_P(RandomPrograms, EveryBlockAnswersToItsLike) {
   }
   profile.EndCapture();
 
-  // The capture is the profile now, and predicts what a third one will ask for, where that grows by the scale.
+  // The capture is the profile now, and predicts what a third one will ask for, where that grows by
+  // the scale.
   if (batch_ == profile_batch_) return;
   const uint64_t third = Between(1, 500);
   const double scale = static_cast<double>(third) / static_cast<double>(batch_);

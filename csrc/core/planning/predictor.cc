@@ -31,14 +31,14 @@ Predictor::Advice Predictor::Advise(uint64_t bytes, const FreeView& view) {
   const Granules length = Granules::FromBytesRoundedUp(bytes);
   if (const auto step = advice.match.step)
     advice.lives_at_peak = profile_.steps()[*step].lives_at_peak;
-  advice.spot = Foreseen(advice.match, length, view);
+  advice.spot = Predicted(advice.match, length, view);
   if (!advice.spot) advice.spot = Known(length, view);
   return advice;
 }
 
 // What the captures before say.
-std::optional<CapturePlan::Spot> Predictor::Foreseen(const CaptureProfile::Match& match,
-                                                     Granules length, const FreeView& view) {
+std::optional<CapturePlan::Spot> Predictor::Predicted(const CaptureProfile::Match& match,
+                                                      Granules length, const FreeView& view) {
   const CaptureProfile::Step* const like = match.step ? &profile_.steps()[*match.step] : nullptr;
   const bool no_larger = match.scale <= 1;
   if (like != nullptr && !plan_ && no_larger &&

@@ -66,8 +66,8 @@ class Predictor {
   void GiveUpPlan() { plan_.reset(); }
 
  private:
-  std::optional<CapturePlan::Spot> Foreseen(const CaptureProfile::Match& match, Granules length,
-                                            const FreeView& view);
+  std::optional<CapturePlan::Spot> Predicted(const CaptureProfile::Match& match, Granules length,
+                                             const FreeView& view);
   std::optional<CapturePlan::Spot> Known(Granules length, const FreeView& view) const;
   bool WorthPlanning(const CaptureProfile::Match& match, Granules length) const;
   void MakePlan(const CaptureProfile::Match& match, const RangeTable& ranges);
