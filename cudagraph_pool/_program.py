@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ._buckets import Buckets, Size, shown
-from ._call import Call, Named, name_tensors
+from ._call import Call, Named, name_leaves, refuse_transforms
 from ._captures import (
     Captured,
     Captures,
@@ -60,7 +60,7 @@ class Program:
         dim: int | tuple[Any, ...] | Mapping[str, Any],
         pad: float | Mapping[str, float],
     ) -> None:
-        names = name_tensors(function, call)
+        names = name_leaves(function, call)
         parameters = [p.name for p in parameters_of(function) if p.kind is not p.VAR_KEYWORD]
         check_names("dim", dim, names, parameters)
         check_names("pad", pad, names, parameters)
@@ -69,7 +69,8 @@ class Program:
         self._buckets = buckets
         self._inputs = [
             Input.of(name, tensor, dims_of(dim, name, buckets.axes), pad_of(pad, name))
-            for name, tensor in zip(names, call.tensors, strict=True)
+            for name, tensor in zip(names, call.leaves, strict=True)
+            if isinstance(tensor, Tensor)
         ]
         self._statics: StaticInputs | None = None
         self._gradients: dict[int, StaticInputs] = {}
@@ -107,15 +108,19 @@ class Program:
         sizes = self._buckets.listed() or (bucket,)
         if self._statics is None:
             self._statics = StaticInputs(self._inputs, self._captures.device, sizes)
+        device_type = self._captures.device.type
 
         def outputs_at(at: Size) -> list[Output]:
             result, _ = self._run(call, size, at, times=1, thoroughly=True)
-            outputs = describe(pytree.tree_leaves(result), paths_of(result))
+            leaves = pytree.tree_leaves(result)
+            refuse_transforms([x for x in leaves if isinstance(x, Tensor)], ())
+            outputs = describe(leaves, paths_of(result), device_type)
             self._ran.add(at)
             return outputs
 
         if self._cuts is None:
-            self._cuts = Cuts(outputs_at, bucket, _neighbours(bucket, self._buckets))
+            neighbours = _neighbours(bucket, self._buckets)
+            self._cuts = Cuts(outputs_at, bucket, neighbours, device_type)
         left = times - (bucket in self._ran)
         self._ran.discard(bucket)
         if left > 0:
@@ -450,6 +455,7 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_transforms([x for x in gradients if x is not None], ())
         plan: Plan = ctx.plan
         if ctx.is_done:
             raise RuntimeError(

@@ -309,7 +309,8 @@ def check_names(
     unknown = set(by_name) - known - set(parameters)
     if unknown:
         raise ValueError(
-            f"{option} names {sorted(unknown)}, but the tensors passed are {sorted(known)}"
+            f"{option} names {sorted(unknown)}, but the arguments passed are {sorted(known)}; pass "
+            "None for one that is left out"
         )
 
 

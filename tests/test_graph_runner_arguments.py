@@ -132,13 +132,14 @@ def test_the_order_of_keywords_that_a_function_sees() -> None:
 
 
 def test_an_optional_argument_may_be_named() -> None:
-    def work(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def work(x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
         return x if mask is None else x * mask[:, None]
 
-    run = runner(work, dim={"x": 0, "mask": 0}, pad={"mask": 1})
+    names = dict.fromkeys(["x", "mask", "more", "more['mask']"], 0)
+    run = runner(work, dim=names, pad=names)
     x, mask = rows(3), torch.ones(3)
-    assert tree_equal(run(x), x)
-    assert tree_equal(run(x, mask), x)
+    assert tree_equal(run(x, more={"mask": None}), x)
+    assert tree_equal(run(x, mask, more={"mask": mask}), x)
 
 
 def test_arguments_changed_in_place() -> None:
@@ -166,26 +167,47 @@ def test_a_call_without_tensors() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of torch.func
 def test_transforms_are_refused() -> None:
-    """Most would end in an error of torch's own; tangents would be lost."""
+    """Most would end in an error of torch's own; tangents and what is traced would be lost."""
     run = runner(lambda x: x * x)
     x = torch.arange(3.0)
     calls: list[Any] = [
         lambda: torch.vmap(run)(torch.ones(2, 3)),
         lambda: torch.func.grad(lambda y: run(y).sum())(x),
         lambda: torch.func.jvp(run, (x,), (x,)),
+        lambda: torch.autograd.functional.jacobian(run, x, vectorize=True),
+        lambda: torch.jit.trace(lambda y: run(y), x),
     ]
     for call in calls:
-        with pytest.raises(RuntimeError, match="a graph has neither"):
+        with pytest.raises(RuntimeError, match="a graph has none"):
             call()
     with forward_ad.dual_level():
-        with pytest.raises(RuntimeError, match="a graph has neither"):
+        with pytest.raises(RuntimeError, match="a graph has none"):
             run(forward_ad.make_dual(x, x))
         assert tree_equal(run(x), x * x)
         base = torch.zeros(3)
         view = base.view(3)
         base.copy_(forward_ad.make_dual(x, x))
-        with pytest.raises(RuntimeError, match="a graph has neither"):
+        with pytest.raises(RuntimeError, match="a graph has none"):
             run(view)
+        net = nn.Linear(3, 3).requires_grad_(False)
+        with pytest.raises(RuntimeError, match="a graph has none"):
+            runner(lambda y: y * view)(rows(3, 3))
+        run = runner(net)
+        run(rows(3, 3))
+        net.weight.copy_(forward_ad.make_dual(net.weight.clone(), torch.ones(3, 3)))
+        with pytest.raises(RuntimeError, match="a graph has none"):
+            run(rows(3, 3))
+
+
+def test_an_export_is_refused() -> None:
+    run = runner(double)
+
+    class Net(nn.Module):  # type: ignore[misc]
+        def forward(self, x: Tensor) -> Any:
+            return run(x)
+
+    with pytest.raises(TypeError, match="an argument is a FakeTensor"):
+        torch.export.export(Net(), (rows(3),))
 
 
 def test_names_of_what_a_function_takes_more_of() -> None:
