@@ -32,6 +32,7 @@ from ._static_inputs import (
     StaticInputs,
     check_names,
     dims_of,
+    is_integer,
     pad_of,
     size_of,
 )
@@ -81,7 +82,7 @@ class Program:
         # Where all sizes read the same first bytes of each input, those that are filled in do for
         # all sizes below.
         self._are_nested = all(given.is_nested for given in self._inputs)
-        self._filled: Size | None = None
+        self._filled: tuple[Size, bool] | None = None  # and whether with all of a call
         self._trains = False  # its outputs lead to something that gets gradients
         self.captured: dict[Size, Captured] = {}
 
@@ -158,17 +159,23 @@ class Program:
         return Plan(self._captures, self.captured[bucket], self._inputs, self._cuts, size)
 
     def _fill(self, call: Call, size: Size, at: Size) -> list[Static]:
-        """The static inputs of a size, with as much of a call as they hold."""
+        """The static inputs of a size, with as much of a call as they hold; but where that is not
+        all, without its integers: an index may be of something that they do not hold.
+        """
         assert self._statics is not None
         static = self._statics.at(at)
-        if self._filled is not None and self._are_nested and at <= self._filled:
-            return static
-        self._filled = at
         part = tuple(map(min, size, at))
+        filled, of_all = self._filled or ((0,), False)
+        if self._are_nested and at <= filled and of_all == (part == size):
+            return static
+        self._filled = at, part == size
         with torch.no_grad():
             CopyIn(self._inputs, static, part)(
                 [given.cut(x, part) for given, x in zip(self._inputs, call.tensors, strict=True)]
             )
+            for tensor, buffer in static if part != size else ():
+                if is_integer(tensor.dtype):
+                    tensor.fill_(buffer.given.pad)
         return static
 
     def _run(
@@ -187,6 +194,8 @@ class Program:
         def work() -> Any:
             args, kwargs = call.arguments([static.tensor for static in statics])
             result = self._function(*args, **kwargs)
+            if thoroughly:
+                _refuse_additions((args, kwargs), statics)
             if torch.is_grad_enabled():
                 self._run_backward(result)
             return result
@@ -247,6 +256,16 @@ class Program:
         path = f"the gradient of output {place}"
         dims = self._cuts.dims(place, self._buckets.axes)
         return Input.of(Named(path, path), output.detach(), dims, pad=0)
+
+
+def _refuse_additions(arguments: Any, statics: Sequence[Static]) -> None:
+    """Raises ValueError if a tensor was put into the containers among the arguments."""
+    known = {id(static.tensor) for static in statics}
+    if any(isinstance(x, Tensor) and id(x) not in known for x in pytree.tree_leaves(arguments)):
+        raise ValueError(
+            "the function puts a tensor into one of its arguments: it is given containers of its "
+            "own, and those that a call passes would stay as they are. Return the tensor"
+        )
 
 
 def _versions(statics: Sequence[Static]) -> list[int]:
