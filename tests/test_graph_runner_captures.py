@@ -15,6 +15,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,6 +165,10 @@ def owned(net: nn.Module) -> Any:
         lambda net: lambda x: net(x),
         lambda net: functools.partial(lambda net, x: net(x), net),
         owned,
+        lambda net: lambda x, nets=[{"net": net}]: nets[0]["net"](x),
+        lambda net: (lambda own: lambda x: own.net(x))(SimpleNamespace(net=net)),
+        lambda net: lambda x: (lambda y: net(y))(x),
+        lambda net: (lambda inner: lambda x: inner(x))(lambda x: net(x)),
     ],
 )
 def test_weights_of_what_a_function_refers_to(wrap: Any) -> None:
