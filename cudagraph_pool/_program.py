@@ -263,7 +263,8 @@ def _refuse_additions(arguments: Any, statics: Sequence[Static]) -> None:
     if any(isinstance(x, Tensor) and id(x) not in known for x in pytree.tree_leaves(arguments)):
         raise ValueError(
             "the function puts a tensor into one of its arguments: it is given containers of its "
-            "own, and those that a call passes would stay as they are. Return the tensor"
+            "own, and those that a call passes would stay as they are. Return the tensor, or put "
+            "it into a copy"
         )
 
 
