@@ -13,7 +13,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from ._adapter import load_adapter
@@ -136,25 +137,45 @@ def _constant(leaf: Any) -> Hashable:
     )
 
 
+def refuse_transforms(tensors: Sequence[Tensor], modules: Sequence[nn.Module]) -> None:
+    """Raises RuntimeError where a replay would be lost on what looks at each operation.
+
+    Arguments:
+        tensors, modules: Which may have tangents.
+    """
+    has_tangents = forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(x).tangent is not None
+        for x in (*tensors, *(x for m in modules for x in (*m.parameters(), *m.buffers())))
+    )
+    in_transform = torch._C._functorch.peek_interpreter_stack() is not None or any(
+        map(torch._C._functorch.is_legacy_batchedtensor, tensors)
+    )
+    if in_transform or has_tangents or torch.jit.is_tracing():
+        raise RuntimeError(
+            "a GraphRunner was called within a transform of torch.func, a trace or batched "
+            "gradients, or with tensors that have forward-mode tangents: a graph has none of "
+            "these. Transform the function, and let a GraphRunner run what comes of that"
+        )
+
+
 class Named(NamedTuple):
-    """A tensor of a call."""
+    """A leaf of a call."""
 
     parameter: str  # of the function; all of `*args` have the one
     path: str  # as an error names it: inputs['ids']
 
 
-def name_tensors(function: Callable[..., Any], call: Call) -> list[Named]:
-    """What the tensors of a call are called."""
+def name_leaves(function: Callable[..., Any], call: Call) -> list[Named]:
+    """What the leaves of a call are called."""
     args, kwargs = call.structure.join(call.leaves)
     keywords = ((name, name) for name in call.structure.keywords)
     names = [*_positional_names(parameters_of(function), len(args)), *keywords]
     values = [*args, *(kwargs[name] for name in call.structure.keywords)]
-    named = []
-    for (parameter, name), value in zip(names, values, strict=True):
-        for path, leaf in flatten_named(value):
-            if isinstance(leaf, Tensor):
-                named.append(Named(parameter, name + path))
-    return named
+    return [
+        Named(parameter, name + path)
+        for (parameter, name), value in zip(names, values, strict=True)
+        for path, _ in flatten_named(value)
+    ]
 
 
 def flatten_named(tree: Any) -> list[tuple[str, Any]]:

@@ -482,11 +482,13 @@ class _Saved:
         return hooks
 
     def _note(self, tensor: Tensor) -> Tensor:
-        if tensor.layout == torch.strided and type(tensor) in (Tensor, torch.nn.Parameter):
-            address = _address(tensor)
+        if type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_nested:
+            # Of a sparse one its values, which count changes together with it.
+            watched = tensor if tensor.layout == torch.strided else _values(tensor)
+            address = _address(watched)
             self.addresses.add(address)
-            if address not in self.inputs and not self._captures.holds(tensor):
-                self._elsewhere.setdefault(self._key(tensor), tensor)
+            if address not in self.inputs and not self._captures.holds(watched):
+                self._elsewhere.setdefault(self._key(watched), watched)
         return tensor
 
     @staticmethod
@@ -508,6 +510,11 @@ def frozen_heap() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def _values(sparse: Tensor) -> Tensor:
+    values: Tensor = sparse._values() if sparse.layout == torch.sparse_coo else sparse.values()
+    return values
 
 
 def _address(tensor: Tensor) -> int:

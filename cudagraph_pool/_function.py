@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -14,6 +15,13 @@ from ._adapter import load_adapter
 
 if TYPE_CHECKING:
     from . import _torch
+
+
+# What modules may be found in; and in the attributes of other objects.
+_FOLLOWED = (
+    *(nn.Module, list, tuple, dict, functools.partial),
+    *(types.FunctionType, types.MethodType),
+)
 
 
 def watch(modules: Sequence[nn.Module]) -> _torch.WeightWatch:
@@ -34,22 +42,53 @@ def watch(modules: Sequence[nn.Module]) -> _torch.WeightWatch:
 
 def modules_of(function: Any) -> list[nn.Module]:
     """The module that a callable is or is a method of, or those that it refers to: in its closure,
-    among its globals, its bound arguments or the attributes of its object. Also of one that is
-    wrapped, as by ``torch.no_grad()`` or ``torch.compile``.
+    its defaults, among its globals, its bound arguments or the attributes of its object; in lists
+    and the like of these, by an attribute that its code names, or by a function of its file. Also
+    of one that is wrapped, as by ``torch.no_grad()`` or ``torch.compile``.
     """
-    bound = getattr(function, "__self__", function)
-    if isinstance(bound, nn.Module):
-        return [bound]
-    if isinstance(function, functools.partial):
-        values = [*function.args, *function.keywords.values()]
-        return modules_of(function.func) + [x for x in values if isinstance(x, nn.Module)]
-    if hasattr(function, "__wrapped__"):
-        return modules_of(function.__wrapped__)
-    values = list(getattr(bound, "__dict__", {}).values())
-    with contextlib.suppress(TypeError, ValueError):  # it is not of Python, or a cell is empty
-        used = inspect.getclosurevars(function)
-        values += [*used.nonlocals.values(), *used.globals.values()]
-    return [x for x in values if isinstance(x, nn.Module)]
+    found: list[nn.Module] = []
+    # Each with the names in the code that refers to it: of the callable and its object any.
+    waiting: list[tuple[Any, frozenset[str] | None]] = [(function, None)]
+    seen: set[tuple[int, frozenset[str] | None]] = set()
+    while waiting:
+        value, names = waiting.pop()
+        if (id(value), names) in seen:
+            continue
+        seen.add((id(value), names))
+        held: list[Any] = []
+        if isinstance(value, nn.Module):
+            found.append(value)
+        elif inspect.ismethod(value):
+            waiting += [(value.__func__, None), (value.__self__, None)]
+        elif inspect.isfunction(value):
+            there, names = value.__globals__, frozenset(_names_in(value.__code__))
+            if not there.get("__name__", "").startswith("torch."):  # which wraps others
+                used = (there[name] for name in names & there.keys())
+                held += (x for x in used if not inspect.isfunction(x) or x.__globals__ is there)
+            for cell in value.__closure__ or ():
+                with contextlib.suppress(ValueError):  # it is empty
+                    held.append(cell.cell_contents)
+            held += [value.__defaults__, value.__kwdefaults__]
+        elif isinstance(value, functools.partial):
+            held += [value.func, value.args, value.keywords]
+        elif isinstance(value, (list, tuple, dict)):
+            values = value.values() if isinstance(value, dict) else value
+            held += (x for x in values if isinstance(x, _FOLLOWED))  # there may be many others
+        elif not isinstance(value, type) and hasattr(value, "__dict__"):
+            own = vars(value)
+            used = (own[name] for name in (own if names is None else names & own.keys()))
+            held += (x for x in used if not inspect.isfunction(x))
+            names = names or frozenset()
+        waiting += [(x, names) for x in held]
+    return list({id(module): module for module in found}.values())
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Of globals and attributes, by functions within it too."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ._buckets import Buckets, Size, shown
-from ._call import Call, Named, name_tensors
+from ._call import Call, Named, name_leaves, refuse_transforms
 from ._captures import (
     Captured,
     Captures,
@@ -32,6 +32,7 @@ from ._static_inputs import (
     StaticInputs,
     check_names,
     dims_of,
+    is_integer,
     pad_of,
     size_of,
 )
@@ -60,7 +61,7 @@ class Program:
         dim: int | tuple[Any, ...] | Mapping[str, Any],
         pad: float | Mapping[str, float],
     ) -> None:
-        names = name_tensors(function, call)
+        names = name_leaves(function, call)
         parameters = [p.name for p in parameters_of(function) if p.kind is not p.VAR_KEYWORD]
         check_names("dim", dim, names, parameters)
         check_names("pad", pad, names, parameters)
@@ -69,7 +70,8 @@ class Program:
         self._buckets = buckets
         self._inputs = [
             Input.of(name, tensor, dims_of(dim, name, buckets.axes), pad_of(pad, name))
-            for name, tensor in zip(names, call.tensors, strict=True)
+            for name, tensor in zip(names, call.leaves, strict=True)
+            if isinstance(tensor, Tensor)
         ]
         self._statics: StaticInputs | None = None
         self._gradients: dict[int, StaticInputs] = {}
@@ -80,7 +82,7 @@ class Program:
         # Where all sizes read the same first bytes of each input, those that are filled in do for
         # all sizes below.
         self._are_nested = all(given.is_nested for given in self._inputs)
-        self._filled: Size | None = None
+        self._filled: tuple[Size, bool] | None = None  # and whether with all of a call
         self._trains = False  # its outputs lead to something that gets gradients
         self.captured: dict[Size, Captured] = {}
 
@@ -107,15 +109,19 @@ class Program:
         sizes = self._buckets.listed() or (bucket,)
         if self._statics is None:
             self._statics = StaticInputs(self._inputs, self._captures.device, sizes)
+        device_type = self._captures.device.type
 
         def outputs_at(at: Size) -> list[Output]:
             result, _ = self._run(call, size, at, times=1, thoroughly=True)
-            outputs = describe(pytree.tree_leaves(result), paths_of(result))
+            leaves = pytree.tree_leaves(result)
+            refuse_transforms([x for x in leaves if isinstance(x, Tensor)], ())
+            outputs = describe(leaves, paths_of(result), device_type)
             self._ran.add(at)
             return outputs
 
         if self._cuts is None:
-            self._cuts = Cuts(outputs_at, bucket, _neighbours(bucket, self._buckets))
+            neighbours = _neighbours(bucket, self._buckets)
+            self._cuts = Cuts(outputs_at, bucket, neighbours, device_type)
         left = times - (bucket in self._ran)
         self._ran.discard(bucket)
         if left > 0:
@@ -153,17 +159,23 @@ class Program:
         return Plan(self._captures, self.captured[bucket], self._inputs, self._cuts, size)
 
     def _fill(self, call: Call, size: Size, at: Size) -> list[Static]:
-        """The static inputs of a size, with as much of a call as they hold."""
+        """The static inputs of a size, with as much of a call as they hold; but where that is not
+        all, without its integers: an index may be of something that they do not hold.
+        """
         assert self._statics is not None
         static = self._statics.at(at)
-        if self._filled is not None and self._are_nested and at <= self._filled:
-            return static
-        self._filled = at
         part = tuple(map(min, size, at))
+        filled, of_all = self._filled or ((0,), False)
+        if self._are_nested and at <= filled and of_all == (part == size):
+            return static
+        self._filled = at, part == size
         with torch.no_grad():
             CopyIn(self._inputs, static, part)(
                 [given.cut(x, part) for given, x in zip(self._inputs, call.tensors, strict=True)]
             )
+            for tensor, buffer in static if part != size else ():
+                if is_integer(tensor.dtype):
+                    tensor.fill_(buffer.given.pad)
         return static
 
     def _run(
@@ -173,21 +185,22 @@ class Program:
         around the last run.
 
         Arguments:
-            thoroughly: Whether to see also changes of its arguments that autograd does not count.
+            thoroughly: Whether to see changes of its arguments that autograd does not count; those
+                that it does are seen at the capture.
         """
         statics = self._fill(call, size, at)
         held = [static.bytes().clone() for static in statics] if thoroughly else []
-        versions = _versions(statics)
 
         def work() -> Any:
             args, kwargs = call.arguments([static.tensor for static in statics])
             result = self._function(*args, **kwargs)
+            if thoroughly:
+                _refuse_additions((args, kwargs), statics)
             if torch.is_grad_enabled():
                 self._run_backward(result)
             return result
 
         result, span = self._captures.warm_up(work, times)
-        self._refuse_changes(versions, _versions(statics))
         if held:
             pairs = zip(statics, held, strict=True)
             # All in one pageable copy: for a number alone torch pins memory, which takes 1 ms.
@@ -242,6 +255,17 @@ class Program:
         path = f"the gradient of output {place}"
         dims = self._cuts.dims(place, self._buckets.axes)
         return Input.of(Named(path, path), output.detach(), dims, pad=0)
+
+
+def _refuse_additions(arguments: Any, statics: Sequence[Static]) -> None:
+    """Raises ValueError if a tensor was put into the containers among the arguments."""
+    known = {id(static.tensor) for static in statics}
+    if any(isinstance(x, Tensor) and id(x) not in known for x in pytree.tree_leaves(arguments)):
+        raise ValueError(
+            "the function puts a tensor into one of its arguments: it is given containers of its "
+            "own, and those that a call passes would stay as they are. Return the tensor, or put "
+            "it into a copy"
+        )
 
 
 def _versions(statics: Sequence[Static]) -> list[int]:
@@ -450,6 +474,7 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_transforms([x for x in gradients if x is not None], ())
         plan: Plan = ctx.plan
         if ctx.is_done:
             raise RuntimeError(

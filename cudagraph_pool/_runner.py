@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from ._adapter import load_adapter
 from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
-from ._call import Call, take_apart
+from ._call import Call, refuse_transforms, take_apart
 from ._captures import Captures, frozen_heap, no_autocast_cache, no_hooks_of_the_caller
 from ._function import modules_of, parameters_of, watch
 from ._graphs import _EXEC_BUDGET, GraphPool, _require_enabled, _require_pool
@@ -174,12 +174,13 @@ class GraphRunner:
         The tensors are overwritten by the next call, unless ``clone_outputs``.
 
         Raises:
-            RuntimeError: It comes from within a transform of ``torch.func``, or with tangents.
+            RuntimeError: It comes from within a transform of ``torch.func`` or a trace, or with
+                tangents.
             ValueError: An argument has another shape, dtype, device or memory format than those
                 that were captured, or the call is larger than all sizes.
             TypeError: An argument that is no tensor cannot be hashed.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return self._call_uncompiled(args, kwargs)
         with self._lock:
             tensors, key = self._key(args, kwargs)
@@ -255,8 +256,7 @@ class GraphRunner:
                 "the function calls the GraphRunner that captures it: a module whose forward is "
                 "replaced by a runner is captured by GraphRunner(module.forward)"
             )
-        is_plain = not _in_transform() and forward_ad._current_level < 0
-        read = self._reader.read(args, kwargs) if is_plain else None
+        read = self._reader.read(args, kwargs) if forward_ad._current_level < 0 else None
         tensors, call = read or self._read_any(args, kwargs)
         return tensors, (self._weights.flags(), call)
 
@@ -281,7 +281,7 @@ class GraphRunner:
     ) -> tuple[list[Tensor], Hashable]:
         """What the reader returns, for a call that it does not read: one of other arguments too."""
         call = take_apart(args, kwargs, self._sort_keywords)
-        _refuse_transforms(call.tensors)
+        refuse_transforms(call.tensors, self._modules)
         return call.tensors, (self._modes(), call.structure, call.constants, call.shapes)
 
     def _way(self, call: Call) -> Hashable:
@@ -331,7 +331,14 @@ class GraphRunner:
         self._capturing = True
         at = bucket
         try:
-            with frozen_heap(), no_hooks_of_the_caller(), self._captures.in_a_row():
+            # Backward passes run in this thread: autograd's own one for the device may wait for
+            # this capture to end, with a call from within a backward pass of another thread.
+            with (
+                frozen_heap(),
+                no_hooks_of_the_caller(),
+                torch.autograd.set_multithreading_enabled(False),
+                self._captures.in_a_row(),
+            ):
                 program.forget_call()
                 for at in sizes:
                     bar.set_description(f"warming up size {shown(at)}")
@@ -388,22 +395,6 @@ class GraphRunner:
         if not program.captured:
             del self._programs[way]
         self._plans.clear()
-
-
-def _in_transform() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def _refuse_transforms(tensors: Sequence[Tensor]) -> None:
-    if _in_transform() or (
-        forward_ad._current_level >= 0
-        and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
-    ):
-        raise RuntimeError(
-            "a GraphRunner was called within a transform of torch.func, or with tensors that have "
-            "forward-mode tangents: a graph has neither. Transform the function, and let a "
-            "GraphRunner run what comes of that"
-        )
 
 
 def _axes_of(dim: Any) -> int:

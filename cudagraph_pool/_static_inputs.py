@@ -64,7 +64,8 @@ class Input:
         """As ``tensor`` is.
 
         Raises:
-            ValueError: It has not the dimensions that were said to be dynamic.
+            ValueError: It has not the dimensions that were said to be dynamic, or cannot hold the
+                padding.
         """
         dynamic = [dim for of_axis in dims for dim in of_axis]
         for dim in dynamic:
@@ -79,6 +80,14 @@ class Input:
         if len(set(dynamic)) < len(dynamic):
             raise ValueError(f"dim names a dimension of {name.path} twice: {dims}")
         shape = tuple(-1 if dim in dynamic else n for dim, n in enumerate(tensor.shape))
+        pad = pad if dynamic else 0
+        if is_integer(tensor.dtype):
+            held = torch.tensor(pad, device="cpu").to(tensor.dtype).item()
+            if held != pad:
+                raise ValueError(
+                    f"pad is {pad} for {name.path}, of which {tensor.dtype} would make {held}; say "
+                    "it for each: pad={'name of the argument': ...}, 0 for others"
+                )
         return cls(
             name,
             dims,
@@ -309,7 +318,8 @@ def check_names(
     unknown = set(by_name) - known - set(parameters)
     if unknown:
         raise ValueError(
-            f"{option} names {sorted(unknown)}, but the tensors passed are {sorted(known)}"
+            f"{option} names {sorted(unknown)}, but the arguments passed are {sorted(known)}; pass "
+            "None for one that is left out"
         )
 
 
@@ -344,6 +354,11 @@ def _is_entry(entry: Any) -> bool:
     if isinstance(entry, tuple):
         return all(isinstance(dim, int) for dim in entry)
     return entry is None or isinstance(entry, int)
+
+
+def is_integer(dtype: torch.dtype) -> bool:
+    """Or a boolean: what an index may be."""
+    return not (dtype.is_floating_point or dtype.is_complex)
 
 
 def pad_of(pad: Any, name: Named) -> float:

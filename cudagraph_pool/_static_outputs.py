@@ -44,16 +44,21 @@ def paths_of(result: Any) -> list[str]:
     return ["output" + path for path, _ in flatten_named(result)]
 
 
-def describe(leaves: Sequence[Any], paths: Sequence[str]) -> list[Output]:
+def describe(leaves: Sequence[Any], paths: Sequence[str], device_type: str) -> list[Output]:
     """The leaves of what a function returned.
 
     Raises:
-        TypeError: One is neither a strided tensor nor a constant that cannot change.
+        TypeError: One is neither a strided tensor of the device nor a constant that cannot change.
     """
     outputs = []
     for name, leaf in zip(paths, leaves, strict=True):
         if isinstance(leaf, Tensor):
             check_strided(leaf, name)
+            if leaf.device.type != device_type:
+                raise TypeError(
+                    f"{name} is on {leaf.device}: a graph would leave it as its capture did. "
+                    f"Return it on {device_type}, and let the caller copy it"
+                )
             outputs.append(Output(name, tuple(leaf.shape), ""))
         elif isinstance(leaf, _CONSTANTS):
             outputs.append(Output(name, None, repr(leaf)))
@@ -86,8 +91,10 @@ class Cuts:
         outputs_at: Callable[[Size], list[Output]],
         size: Size,
         neighbours: Sequence[Sequence[Size]],
+        device_type: str,
     ) -> None:
         here = outputs_at(size)
+        self._device_type = device_type
         self._captured_first = size, here
         self._tree: pytree.TreeSpec | None = None
         self._paths: list[str] = []  # of its leaves
@@ -105,7 +112,7 @@ class Cuts:
         first, expected = self._captured_first
         if tree != self._tree:
             self._tree, self._paths = tree, paths_of(pytree.tree_unflatten(leaves, tree))
-        outputs = describe(leaves, self._paths)
+        outputs = describe(leaves, self._paths, self._device_type)
         _check_paths(expected, outputs, first, size)
         for dims, a, b in zip(self._dims, expected, outputs, strict=True):
             shape = None if a.shape is None else list(a.shape)

@@ -26,7 +26,7 @@ try:
 except ImportError as error:
     pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
 
-from cudagraph_pool._captures import Captured, Span, Usage
+from cudagraph_pool._captures import Captured, Span, Usage, _values
 from cudagraph_pool._graphs import _Turns
 
 
@@ -53,13 +53,13 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        read = {x.untyped_storage().data_ptr() for x in _tensors((args, kwargs))}
+        read = {_address(x) for x in _tensors((args, kwargs))}
         self.read |= read
         result = func(*args, **kwargs)
         returned = result if isinstance(result, (tuple, list)) else (result,)
         fresh = []
         for value in returned:
-            is_new = isinstance(value, Tensor) and value.untyped_storage().data_ptr() not in read
+            is_new = isinstance(value, Tensor) and _address(value) not in read
             fresh.append(value if is_new else None)
         self._operations.append((func, args, kwargs, fresh))
         self.allocated += [value for value in fresh if value is not None]
@@ -77,12 +77,18 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
                         target.data.copy_(value)
 
     def addresses(self) -> set[int]:
-        return {tensor.untyped_storage().data_ptr() for tensor in self.allocated}
+        return {_address(tensor) for tensor in self.allocated}
 
     def spoil(self) -> None:
         for tensor in self.allocated:
             if tensor.is_floating_point():
                 tensor.data.fill_(float("nan"))
+
+
+def _address(tensor: Tensor) -> int:
+    dense = tensor if tensor.layout == torch.strided else _values(tensor)
+    address: int = dense.untyped_storage().data_ptr()
+    return address
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -139,7 +145,7 @@ class CpuCaptures:
         return len(tape._operations)
 
     def holds(self, tensor: Tensor) -> bool:
-        address = tensor.untyped_storage().data_ptr()
+        address = _address(tensor)
         return any(address in tape.addresses() for tape in self.tapes)
 
     def usage(self) -> Usage:

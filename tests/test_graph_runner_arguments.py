@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
+import cudagraph_pool as cgp
 from cudagraph_pool._adapter import load_adapter
 from cudagraph_pool._call import take_apart
 
@@ -132,13 +134,14 @@ def test_the_order_of_keywords_that_a_function_sees() -> None:
 
 
 def test_an_optional_argument_may_be_named() -> None:
-    def work(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def work(x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
         return x if mask is None else x * mask[:, None]
 
-    run = runner(work, dim={"x": 0, "mask": 0}, pad={"mask": 1})
+    names = dict.fromkeys(["x", "mask", "more", "more['mask']"], 0)
+    run = runner(work, dim=names, pad=names)
     x, mask = rows(3), torch.ones(3)
-    assert tree_equal(run(x), x)
-    assert tree_equal(run(x, mask), x)
+    assert tree_equal(run(x, more={"mask": None}), x)
+    assert tree_equal(run(x, mask, more={"mask": mask}), x)
 
 
 def test_arguments_changed_in_place() -> None:
@@ -148,6 +151,17 @@ def test_arguments_changed_in_place() -> None:
         runner(lambda x: x[0].zero_() + x)(rows(3))
     with pytest.raises(ValueError, match="the function changes x"):  # and autograd is not told
         runner(lambda x: x.data.add_(1) * 2)(rows(3))
+
+
+def test_tensors_that_are_put_into_arguments() -> None:
+    """As a cache is kept: what a call passes is not what the function is given."""
+    functions: list[Any] = [
+        lambda x, cache: cache.append(x * 2) or x + 1,
+        lambda x, cache: cache[0].update(k=x * 2) or x + 1,
+    ]
+    for function in functions:
+        with pytest.raises(ValueError, match="the function puts a tensor into one of its"):
+            runner(function)(rows(3), [{"k": rows(3)}])
 
 
 def test_arguments_that_are_taken_out_of_their_container() -> None:
@@ -166,26 +180,70 @@ def test_a_call_without_tensors() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of torch.func
 def test_transforms_are_refused() -> None:
-    """Most would end in an error of torch's own; tangents would be lost."""
+    """Most would end in an error of torch's own; tangents and what is traced would be lost."""
     run = runner(lambda x: x * x)
     x = torch.arange(3.0)
     calls: list[Any] = [
         lambda: torch.vmap(run)(torch.ones(2, 3)),
         lambda: torch.func.grad(lambda y: run(y).sum())(x),
         lambda: torch.func.jvp(run, (x,), (x,)),
+        lambda: torch.autograd.functional.jacobian(run, x, vectorize=True),
+        lambda: torch.jit.trace(lambda y: run(y), x),
     ]
     for call in calls:
-        with pytest.raises(RuntimeError, match="a graph has neither"):
+        with pytest.raises(RuntimeError, match="a graph has none"):
             call()
     with forward_ad.dual_level():
-        with pytest.raises(RuntimeError, match="a graph has neither"):
+        with pytest.raises(RuntimeError, match="a graph has none"):
             run(forward_ad.make_dual(x, x))
         assert tree_equal(run(x), x * x)
         base = torch.zeros(3)
         view = base.view(3)
         base.copy_(forward_ad.make_dual(x, x))
-        with pytest.raises(RuntimeError, match="a graph has neither"):
+        with pytest.raises(RuntimeError, match="a graph has none"):
             run(view)
+        net = nn.Linear(3, 3).requires_grad_(False)
+        with pytest.raises(RuntimeError, match="a graph has none"):
+            runner(lambda y: y * view)(rows(3, 3))
+        run = runner(net)
+        run(rows(3, 3))
+        net.weight.copy_(forward_ad.make_dual(net.weight.clone(), torch.ones(3, 3)))
+        with pytest.raises(RuntimeError, match="a graph has none"):
+            run(rows(3, 3))
+
+
+def test_an_export_is_refused() -> None:
+    run = runner(double)
+
+    class Net(nn.Module):  # type: ignore[misc]
+        def forward(self, x: Tensor) -> Any:
+            return run(x)
+
+    with pytest.raises(TypeError, match="an argument is a FakeTensor"):
+        torch.export.export(Net(), (rows(3),))
+
+
+def test_indices_are_not_looked_up_where_less_is_held() -> None:
+    """On a GPU that would be the end of the process: sizes are warmed up with what a call holds."""
+    grid = cgp.sizes.grid([1, 4], [16, 64])
+    dims = {"x": (0, 1), "last": (0, None)}
+    run = runner(lambda x, last: x[torch.arange(len(x)), last] * 2, grid, dim=dims)
+    x = torch.randn(3, 50)
+    assert tree_equal(run(x, torch.full((3,), 49)), x[:, 49] * 2)
+    order = torch.randperm(7)
+    assert tree_equal(runner(lambda x, order: x[order] * 2)(x := rows(7), order), x[order] * 2)
+
+
+def test_padding_that_an_argument_cannot_hold() -> None:
+    for pad, dtype in (
+        (0.5, torch.int64),
+        (-1, torch.uint8),
+        (2, torch.bool),
+        (math.inf, torch.int8),
+    ):
+        with pytest.raises(ValueError, match=f"pad is {pad} for y, of which torch.* would make"):
+            runner(lambda x, y: x, pad=pad)(rows(3), torch.ones(3, dtype=dtype))
+    runner(lambda x, y: x * y, pad=0.5, dim={"x": 0})(rows(3), torch.tensor(2))  # has no padding
 
 
 def test_names_of_what_a_function_takes_more_of() -> None:

@@ -15,6 +15,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,6 +165,10 @@ def owned(net: nn.Module) -> Any:
         lambda net: lambda x: net(x),
         lambda net: functools.partial(lambda net, x: net(x), net),
         owned,
+        lambda net: lambda x, nets=[{"net": net}]: nets[0]["net"](x),
+        lambda net: (lambda own: lambda x: own.net(x))(SimpleNamespace(net=net)),
+        lambda net: lambda x: (lambda y: net(y))(x),
+        lambda net: (lambda inner: lambda x: inner(x))(lambda x: net(x)),
     ],
 )
 def test_weights_of_what_a_function_refers_to(wrap: Any) -> None:
@@ -335,7 +340,7 @@ def test_a_runner_is_not_copied() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"dim": {"y": 0}}, r"dim names \['y'\], but the tensors passed are \['x'\]"),
+        ({"dim": {"y": 0}}, r"dim names \['y'\], but the arguments passed are \['x'\]"),
         ({"pad": {"y": 0}}, r"pad names \['y'\]"),
         ({"dim": 2}, r"x has the shape \(3, 6\), but its dimension 2 should be dynamic"),
         ({"dim": (0, 1)}, r"dim is \(0, 1\) for x, but a size has 1 number"),
@@ -523,10 +528,14 @@ def test_modules_of_torchscript() -> None:
         assert run(x.double()).dtype == torch.double
 
 
-def test_outputs_that_are_not_strided() -> None:
+def test_outputs_that_no_graph_leaves() -> None:
     nested = torch.nested.nested_tensor([rows(2), rows(3)], layout=torch.jagged)
-    for output, kind in ((rows(2).to_sparse(), "of layout torch.sparse_coo"), (nested, "nested")):
-        with pytest.raises(TypeError, match=f"output is {kind}; what a graph leaves must be"):
+    for output, said in (
+        (rows(2).to_sparse(), "of layout torch.sparse_coo; what a graph leaves must be"),
+        (nested, "nested; what a graph leaves must be"),
+        (rows(2).to("meta"), "on meta: a graph would leave it as its capture did"),
+    ):
+        with pytest.raises(TypeError, match=f"output is {said}"):
             runner(lambda x, output=output: output)(rows(2))
 
 

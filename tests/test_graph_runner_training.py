@@ -428,6 +428,19 @@ def test_weights_of_one_memory_count_their_changes_apart() -> None:
             out.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore")  # of sparse layouts
+def test_what_a_sparse_tensor_holds_must_stay() -> None:
+    """A graph's edges, say. It has no memory of its own, and counts its changes with its values."""
+    edges, w = torch.eye(4).to_sparse_csr(), nn.Parameter(torch.ones(4, 4))
+    run = runner(lambda x: torch.sparse.mm(edges, w @ x), dim=1)
+    run(rows(4, 3)).sum().backward()
+    assert w.grad is not None
+    out = run(rows(4, 3))
+    edges.values().mul_(2)
+    with pytest.raises(RuntimeError, match="was changed in place"):
+        out.sum().backward()
+
+
 def test_what_no_gradient_needs_may_change() -> None:
     average, w = torch.ones(6), nn.Parameter(torch.ones(6))
 
@@ -447,6 +460,17 @@ def test_weights_that_an_undefined_gradient_leads_to_get_none() -> None:
     out.sum().backward()
     assert used.weight.grad is not None
     assert unused.weight.grad is None
+
+
+def test_captures_run_backward_passes_in_their_own_thread() -> None:
+    """In autograd's for the device there may be one that waits for the capture to end."""
+
+    def work(x: Tensor) -> Tensor:
+        assert not torch._C._is_multithreading_enabled()
+        return x * 2
+
+    runner(work)(rows(3, requires_grad=True)).sum().backward()
+    assert torch._C._is_multithreading_enabled()
 
 
 def test_a_function_of_its_own_gradients() -> None:

@@ -1,6 +1,8 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/DispatchKey.h>
 #include <c10/core/Layout.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
@@ -74,9 +76,14 @@ class CallReader {
       : device_(c10::Device(device).type()), sort_keywords_(sort_keywords) {}
 
   // The tensors, and bytes: equal for calls that are alike in all but what the tensors hold, among them
-  // the modes that decide what a function does with them. None for any other call.
-  // pre: no transform of torch.func and no forward-mode differentiation is under way.
+  // the modes that decide what a function does with them. None for any other call, and within a
+  // transform of torch.func or a trace.
+  // pre: no forward-mode differentiation is under way.
   py::object Read(const py::tuple& args, const py::dict& kwargs) const {
+    for (const auto key :
+         {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::Tracer}) {
+      if (c10::impl::tls_is_dispatch_key_included(key)) return py::none();
+    }
     const bool casts = at::autocast::is_autocast_enabled(device_);
     std::string key{static_cast<char>(at::GradMode::is_enabled()),
                     static_cast<char>(casts ? at::autocast::get_autocast_dtype(device_)
