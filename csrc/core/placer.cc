@@ -29,12 +29,13 @@ constexpr uint32_t kPartAhead = 128;
 // plan for its pages, nor overflow what counts them.
 constexpr uint64_t kLargestBlock = uint64_t{1} << 47;
 
-// A block below a page is not stitched if it or the rest of the page is less than this part of one,
-// which is not worth the mappings.
-constexpr uint64_t kPartStitched = 8;
+// A block below a page is not stitched if it is less than this part of one, or leaves less than that
+// part over, which is not worth the mappings.
+constexpr uint64_t kLeastStitched = 8;
+constexpr uint64_t kLeastLeft = 16;
 
 bool IsWorthStitching(Granules length, Granules page_size) {
-  return std::min(length, page_size - length) * kPartStitched >= page_size;
+  return length * kLeastStitched >= page_size && (page_size - length) * kLeastLeft >= page_size;
 }
 
 bool IsExhausted(const DriverError& error) {
