@@ -67,6 +67,8 @@ void RouteTable::ReserveOne() {
 
 void RouteTable::Add(Route route) {
   const std::lock_guard lock(mutex_);
+  // Those that are over are known before the new capture can come to their streams.
+  for (Route& other : routes_) IsUnderWay(other, nullptr, std::nullopt);
   routes_.push_back(std::move(route));
   Count(routes_.back(), 1);
 }

@@ -119,6 +119,22 @@ TEST_F(RouteTableTest, AnOverCaptureIsNotMistakenForTheNextOnItsStream) {
   EXPECT_EQ(Match(Stream(1)), std::nullopt);
 }
 
+TEST_F(RouteTableTest, ARouteThatComesShowsWhichCapturesAreOver) {
+  bool alive = true;
+  const auto gone = [&](cudaStream_t stream) {
+    EXPECT_TRUE(alive) << "the filter of a graph that is gone was asked";
+    return fake_cuda::ActiveCapture(stream) == 7;
+  };
+  table_.Add(CaptureRoute(kOne, gone, Stream(1)));
+  SetCapture(Stream(1), 7);
+  EXPECT_EQ(Match(Stream(1)), kOne);
+  alive = false;
+  SetCapture(Stream(1), 0);
+  table_.Add(CaptureRoute(kTwo, InCapture(8), Stream(2)));
+  for (uintptr_t i = 1; i <= 2; ++i) SetCapture(Stream(i), 8);
+  EXPECT_EQ(Match(Stream(3)), std::nullopt);
+}
+
 TEST_F(RouteTableTest, AnInvalidatedCaptureIsNotAnsweredFromMemory) {
   table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
   SetCapture(Stream(1), 7);
