@@ -226,7 +226,8 @@ void Session::Capture() {
                                              .device = device,
                                              .thread = thread_,
                                              .id = pool.second,
-                                             .origin = stream});
+                                             .origin = stream,
+                                             .pools = {pool.second}});
   if (!Begin(*graph)) return;
   graph->capture = graphs.Begin(ToStreamId(stream));
   graph->streams.push_back(stream);
@@ -260,9 +261,11 @@ void Session::EndCapture() {
   if (!fails) {
     graph->state = Graph::State::kCaptured;
     End(graph->origin, graph->id);
+    if (dice_.OneIn(2)) Checkpoint(*graph);
   } else {
     // Its route stays: torch before 2.14 forgets it, and cudagraph_pool.graph tells of it.
     graph->state = Graph::State::kGone;
+    graph->gone_before = static_cast<int>(graphs_.size());
     graph->holds_pool = graph->replayable = false;
     if (dice_.OneIn(2)) {
       Call(graph->origin, [&] {
@@ -275,12 +278,8 @@ void Session::EndCapture() {
 
 bool Session::MayReplay(const Graph& graph) const {
   if (graph.state != Graph::State::kCaptured || !graph.replayable || !graph.ours) return false;
-  for (const MempoolId_t& pool : graph.pools) {
-    const auto fills = [&](const auto& other) {
-      return other->open() && other->device == graph.device && other->pools.contains(pool);
-    };
-    if (IsInScope(graph.device, pool) || std::ranges::any_of(graphs_, fills)) return false;
-  }
+  const auto is_filled = [&](const MempoolId_t& pool) { return IsFilled(graph.device, pool); };
+  if (std::ranges::any_of(graph.pools, is_filled)) return false;
   // Nobody may need what it overwrites.
   for (const auto& [number, tensor] : tensors_) {
     if (!tensor.live || graph.blocks.contains(number)) continue;
@@ -363,7 +362,7 @@ void Session::ExitScope() {
   Release(stream, scope.id);
 }
 
-const std::array<Session::Kind, 17> Session::kKinds{{
+const std::array<Session::Kind, 18> Session::kKinds{{
     {&Session::Allocate, 40, false},
     {&Session::Free, 25, false},
     {&Session::Use, 25, false},
@@ -381,6 +380,7 @@ const std::array<Session::Kind, 17> Session::kKinds{{
     {&Session::Progress, 5},
     {&Session::Set, 2},
     {&Session::Invalidate, 2},
+    {&Session::Restore, 8},
 }};
 
 }  // namespace cgp::simulated

@@ -72,11 +72,14 @@ struct Graph {
   cudaStream_t origin = nullptr;
   CaptureId capture = kNoCapture;
   State state = State::kOpen;
+  int gone_before = 0;  // the graph of this number
   bool ours = true;
   bool replayable = true;
   bool holds_pool = true;
   std::vector<MempoolId_t> nested = {};  // open scopes of MemPools
   std::set<MempoolId_t> pools = {};
+  std::shared_ptr<cca::AllocatorState> checkpoint = {};  // of its pool, as it left it
+  std::set<int> left = {};                               // what lived there
   std::map<GraphNode, std::set<GraphNode>> before = {};  // by node: all that it runs behind
   std::vector<std::pair<int, GraphNode>> accesses = {};  // of blocks
   std::set<int> blocks = {};                             // all that it has or uses
@@ -118,7 +121,7 @@ class Session {
     unsigned weight;
     bool optional = true;
   };
-  static const std::array<Kind, 17> kKinds;
+  static const std::array<Kind, 18> kKinds;
 
   template <typename... Parts>
   void Log(const Parts&... parts) {
@@ -199,6 +202,12 @@ class Session {
     return std::ranges::any_of(
         scopes_, [&](const Scope& scope) { return scope.device == device && scope.id == id; });
   }
+  // Whether somebody allocates there, or may begin to: a graph that is open, or an eager scope.
+  bool IsFilled(DeviceIndex device, const MempoolId_t& id) const {
+    return IsInScope(device, id) || std::ranges::any_of(graphs_, [&](const auto& graph) {
+             return graph->open() && graph->device == device && graph->pools.contains(id);
+           });
+  }
   static bool IsOurs(DeviceIndex device, const MempoolId_t& id) {
     DevicePools* const pools = DevicePools::Find(device);
     return pools != nullptr && pools->set().Contains({id.first, id.second});
@@ -212,23 +221,26 @@ class Session {
     Tensor* const tensor = SomeTensor();
     if (tensor == nullptr) return;
     if (dice_.OneIn(2)) Use(*tensor, tensor->home);  // which is under way then
-    // Its pool is not told of a capture that allocates nothing in it.
-    const auto is_untold = [tensor](const auto& graph) {
-      return graph->open() && graph->blocks.contains(tensor->number) &&
-             !graph->pools.contains(tensor->pool);
-    };
-    if (std::ranges::any_of(graphs_, is_untold)) return;
-    Log("frees block ", tensor->number);
-    tensor->live = false;
+    Free(*tensor);
+  }
+  void Free(Tensor& tensor) {
+    Log("frees block ", tensor.number);
+    Forget(tensor);
+    Call(
+        StreamOf(tensor.device, 0), [&] { tensor.data.clear(); }, MayFail::kOne);
+    if (DevicePools::At(reinterpret_cast<void*>(tensor.block.address))) {
+      Complain("lives though it was freed: block ", tensor.number);
+    }
+  }
+  // Who replays a graph fills its inputs first, where their addresses are kept for the graph: of what died in
+  // its capture, and of what graphs left, in its own pool.
+  void Forget(Tensor& tensor) {
+    tensor.live = false;
     for (const auto& graph : graphs_) {
-      if (graph->blocks.contains(tensor->number) && tensor->graph != graph.get()) {
+      const bool is_kept = graph->id == tensor.pool && (graph->open() || tensor.graph != nullptr);
+      if (graph->blocks.contains(tensor.number) && tensor.graph != graph.get() && !is_kept) {
         graph->replayable = false;
       }
-    }
-    Call(
-        StreamOf(tensor->device, 0), [&] { tensor->data.clear(); }, MayFail::kOne);
-    if (DevicePools::At(reinterpret_cast<void*>(tensor->block.address))) {
-      Complain("lives though it was freed: block ", tensor->number);
     }
   }
   bool RecordUse(const Tensor& tensor, cudaStream_t stream) {
@@ -285,9 +297,9 @@ class Session {
     const cudaStream_t from = Stream(graph->device);
     const cudaStream_t to = Stream(graph->device);
     if (from == to || GraphOn(from) != graph || (IsHeld(to) && GraphOn(to) != graph)) return;
-    // The filter of a graph that is gone is not known to be, where another capture comes to its stream.
-    const bool stale = std::ranges::any_of(graphs_, [to](const auto& other) {
-      return other->state == Graph::State::kGone && other->origin == to;
+    // The filter of a graph that is gone is not known to be, where a capture of before comes to its stream.
+    const bool stale = std::ranges::any_of(graphs_, [&](const auto& other) {
+      return other->origin == to && graph->number < other->gone_before;
     });
     if (stale) return;
     if (!IsHeld(to)) timelines.Finish(timelines.Now(to));
@@ -348,6 +360,11 @@ class Session {
   }
   void EnterScope();
   void ExitScope();
+  // adapter_fuzz_trees.cc
+  std::set<int> LiveIn(const Graph& graph) const;
+  void CheckLiveIn(const Graph& graph);
+  void Checkpoint(Graph& graph);
+  void Restore();
   void Trim() {
     Log("empties the cache");
     Call(StreamOf(0, 0), [&] { allocator_.emptyCache(); });
