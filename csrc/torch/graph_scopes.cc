@@ -144,7 +144,13 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
               .whole_pages = mempool != mempools_.end() && mempool->second.whole_pages,
               .origin = stream,
               .thread = std::this_thread::get_id()};
-  const auto graphs = route.nested ? routes_.GraphPoolOf(device, stream) : std::nullopt;
+  std::optional<PoolId> graphs;
+  if (route.nested) {
+    if (const auto graph = routes_.GraphOf(device, stream)) {
+      graphs = graph->id;
+      route.origin = graph->origin;  // within a body it lasts longer than that
+    }
+  }
   const auto hold = [&] {
     if (pools == nullptr) return;
     if (graphs) KeepFor(*pools, *graphs, pool);  // another capture may have begun the route

@@ -27,7 +27,7 @@ Answer& AnswerFor(cudaStream_t stream) {
 }
 
 RouteTable::Target ToTarget(const Route& route) {
-  return {route.id, route.kind, route.ours, route.whole_pages};
+  return {route.id, route.kind, route.ours, route.whole_pages, route.origin};
 }
 
 // Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
@@ -121,11 +121,11 @@ std::optional<RouteTable::Target> RouteTable::AskFilters(c10::DeviceIndex device
   return std::nullopt;
 }
 
-std::optional<PoolId> RouteTable::GraphPoolOf(c10::DeviceIndex device, cudaStream_t stream) {
+std::optional<RouteTable::Target> RouteTable::GraphOf(c10::DeviceIndex device,
+                                                      cudaStream_t stream) {
   const std::optional<CaptureId> capture = CaptureOf(stream).id;
   const std::lock_guard lock(mutex_);
-  const auto target = AskFilters(device, stream, capture, Among::kGraphs);
-  return target ? std::optional(target->id) : std::nullopt;
+  return AskFilters(device, stream, capture, Among::kGraphs);
 }
 
 bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {

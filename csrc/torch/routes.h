@@ -49,7 +49,7 @@ struct Route {
   // streams of the capture would get what nothing has proven to be free for them.
   bool nested = false;
   bool whole_pages = false;       // no two blocks share a page
-  cudaStream_t origin = nullptr;  // capture routes: the stream that the capture begins on
+  cudaStream_t origin = nullptr;  // capture routes: the stream that the graph's capture begins on
   std::thread::id thread;         // which thread began it
   // Capture routes: that of `origin`, once it is known; whether it was seen to have begun, and to be
   // over.
@@ -69,6 +69,7 @@ class RouteTable {
     ScopeKind kind = ScopeKind::kEager;
     bool ours = false;
     bool whole_pages = false;
+    cudaStream_t origin = nullptr;   // see Route
     CaptureId capture = kNoCapture;  // that Match() found the stream in
   };
 
@@ -87,8 +88,8 @@ class RouteTable {
   // The newest route that takes allocations of the calling thread on `stream`.
   std::optional<Target> Match(c10::DeviceIndex device, cudaStream_t stream);
 
-  // The pool of the graph that `stream` captures, whatever is nested in that capture.
-  std::optional<PoolId> GraphPoolOf(c10::DeviceIndex device, cudaStream_t stream);
+  // The route of the graph that `stream` captures, whatever is nested in that capture.
+  std::optional<Target> GraphOf(c10::DeviceIndex device, cudaStream_t stream);
 
   bool Contains(c10::DeviceIndex device, PoolId id) const {
     return TargetOf(device, id).has_value();
