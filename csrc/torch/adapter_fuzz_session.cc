@@ -149,33 +149,55 @@ void Session::Adopt(DataPtr data, cudaStream_t stream, Graph* graph) {
 GraphNode Session::Launch(Graph& graph, cudaStream_t stream) {
   const std::vector<GraphNode> dependencies = graphs.Record(ToStreamId(stream)).nodes;
   const GraphNode node = graphs.Launch(ToStreamId(stream));
-  std::set<GraphNode>& before = graph.before[node];
-  for (const GraphNode dependency : dependencies) {
-    before.insert(dependency);
-    before.insert(graph.before.at(dependency).begin(), graph.before.at(dependency).end());
+  // In a body: what that runs behind.
+  std::set<int> before;
+  if (!graph.bodies.empty()) {
+    const Body& body = graph.bodies.back();
+    before = graph.before[static_cast<size_t>(body.numbers.at(body.node))];
   }
+  for (const GraphNode dependency : dependencies) {
+    const int number = graph.numbers.at(dependency);
+    before.insert(number);
+    before.merge(std::set<int>(graph.before[static_cast<size_t>(number)]));
+  }
+  graph.numbers[node] = static_cast<int>(graph.before.size());
+  graph.before.push_back(std::move(before));
   return node;
 }
 
-// Another stream than the block's home says that it uses the block, or the home waits for the use.
+// Another stream than the block's home says that it uses the block, or the home waits for the use. So it does without a
+// word where it is the stream behind a body, and nobody waits where it was a body's.
 void Session::UseInGraph(Tensor& tensor, cudaStream_t stream, Graph& graph) {
-  const bool says = stream != tensor.home && (GraphOn(tensor.home) != &graph || dice_.OneIn(2));
+  const bool waits = GraphOn(tensor.home) == &graph;
+  const bool knows = waits || (tensor.graph == &graph && !IsHeld(tensor.home)) ||
+                     std::ranges::count(graph.bodies, tensor.home, &Body::outer) > 0;
+  const bool says = stream != tensor.home && (!knows || dice_.OneIn(2));
   std::vector<GraphNode>& last = tensor.last_in[graph.number];
-  if (!last.empty()) graphs.Wait(ToStreamId(stream), {.capture = graph.capture, .nodes = last});
+  Frontier behind{.capture = graph.capture, .nodes = {}};
+  for (const GraphNode node : last) {
+    if (graph.numbers.contains(node)) {
+      behind.nodes.push_back(node);
+    } else if (!IsBefore(graph, node)) {
+      return;
+    }
+  }
+  if (!behind.nodes.empty()) graphs.Wait(ToStreamId(stream), behind);
   if (says && !RecordUse(tensor, stream)) return;
   const GraphNode node = Launch(graph, stream);
   Log("  uses block ", tensor.number, " on ", stream, says ? " and says so" : "", ", node ",
       static_cast<uint64_t>(node));
+  const int number = graph.numbers.at(node);
+  const std::set<int>& before = graph.before[static_cast<size_t>(number)];
   for (const auto& [block, access] : graph.accesses) {
     if (block != tensor.number && Overlap(tensors_.at(block).pieces, tensor.pieces) &&
-        !graph.before.at(node).contains(access)) {
+        !before.contains(access)) {
       Complain("a race in graph ", graph.number, ": block ", tensor.number, " with block ", block);
     }
   }
-  graph.accesses.emplace_back(tensor.number, node);
+  graph.accesses.emplace_back(tensor.number, number);
   graph.blocks.insert(tensor.number);
   last = {node};
-  if (stream != tensor.home && !says) {
+  if (stream != tensor.home && !says && waits) {
     graphs.Wait(ToStreamId(tensor.home), {.capture = graph.capture, .nodes = last});
   }
 }
@@ -228,7 +250,7 @@ void Session::Capture() {
                                              .id = pool.second,
                                              .origin = stream,
                                              .pools = {pool.second}});
-  if (!Begin(*graph)) return;
+  if (!Begin(*graph, stream)) return;
   graph->capture = graphs.Begin(ToStreamId(stream));
   graph->streams.push_back(stream);
   fake_cuda::SetCapture(stream, graph->capture);
@@ -250,13 +272,19 @@ void Session::Capture() {
 void Session::EndCapture() {
   Graph* const graph = SomeOpen();
   if (graph == nullptr) return;
-  if (!dice_.OneIn(6)) LeaveNested(*graph);
   const bool fails = graph->state == Graph::State::kInvalidated || (fails_ && dice_.OneIn(4));
+  while (!fails && !graph->bodies.empty()) LeaveBody(*graph);
+  if (!dice_.OneIn(6)) LeaveNested(*graph);
   for (cudaStream_t stream : graph->streams) {
     if (!fails && stream != graph->origin) Extend(*graph, graph->origin, stream);
   }
-  for (cudaStream_t stream : graph->streams) fake_cuda::SetCapture(stream, 0);
-  graphs.End(graph->capture);
+  for (;; graph->bodies.pop_back()) {
+    for (cudaStream_t stream : graph->streams) fake_cuda::SetCapture(stream, 0);
+    graphs.End(graph->capture);
+    if (graph->bodies.empty()) break;
+    graph->capture = graph->bodies.back().capture;
+    graph->streams = graph->bodies.back().streams;
+  }
   Log(fails ? "fails to capture graph " : "captured graph ", graph->number);
   if (!fails) {
     graph->state = Graph::State::kCaptured;
@@ -266,7 +294,8 @@ void Session::EndCapture() {
     // Its route stays: torch before 2.14 forgets it, and cudagraph_pool.graph tells of it.
     graph->state = Graph::State::kGone;
     graph->gone_before = static_cast<int>(graphs_.size());
-    graph->holds_pool = graph->replayable = false;
+    graph->users = 0;
+    graph->replayable = false;
     if (dice_.OneIn(2)) {
       Call(graph->origin, [&] {
         allocator_.EndFailedCapture(graph->device, {graph->id.first, graph->id.second});
@@ -328,7 +357,7 @@ void Session::EnterScope() {
   if (graph != nullptr && (graph->device != scope.device || graph->state != Graph::State::kOpen)) {
     return;
   }
-  const cudaStream_t stream = graph == nullptr ? Stream(scope.device) : graph->origin;
+  const cudaStream_t stream = graph == nullptr ? Stream(scope.device) : graph->streams.front();
   if (graph == nullptr && IsHeld(stream)) return;
   if (!Enter(stream, scope.id)) return;
   Log("enters pool ", scope.id.second, graph == nullptr ? "" : Text(" in graph ", graph->number));
@@ -344,11 +373,10 @@ void Session::EnterScope() {
 
 void Session::ExitScope() {
   Graph* const graph = SomeOpen();
-  if (graph != nullptr && !graph->nested.empty()) {
+  const size_t around = graph == nullptr || graph->bodies.empty() ? 0 : graph->bodies.back().nested;
+  if (graph != nullptr && graph->nested.size() > around) {
     Log("leaves pool ", graph->nested.back().second, " in graph ", graph->number);
-    End(graph->origin, graph->nested.back());
-    Release(graph->origin, graph->nested.back());
-    graph->nested.pop_back();
+    LeaveNested(*graph, graph->nested.size() - 1);
     return;
   }
   const auto newest = std::find_if(scopes_.rbegin(), scopes_.rend(),
@@ -362,7 +390,7 @@ void Session::ExitScope() {
   Release(stream, scope.id);
 }
 
-const std::array<Session::Kind, 18> Session::kKinds{{
+const std::array<Session::Kind, 20> Session::kKinds{{
     {&Session::Allocate, 40, false},
     {&Session::Free, 25, false},
     {&Session::Use, 25, false},
@@ -381,6 +409,8 @@ const std::array<Session::Kind, 18> Session::kKinds{{
     {&Session::Set, 2},
     {&Session::Invalidate, 2},
     {&Session::Restore, 8},
+    {&Session::EnterBody, 6},
+    {&Session::LeaveBody, 4},
 }};
 
 }  // namespace cgp::simulated

@@ -61,6 +61,18 @@ class Worker {
   std::thread thread_{[this] { Run(); }};
 };
 
+// A part of a graph that is captured by itself, on a stream of its own: what its capture was before, whose node
+// `node` the body stands for.
+struct Body {
+  cudaStream_t outer = nullptr;  // the stream that goes on behind it
+  GraphNode node{};
+  CaptureId capture = kNoCapture;
+  std::vector<cudaStream_t> streams = {};
+  std::map<GraphNode, int> numbers = {};
+  size_t nested = 0;   // open scopes of MemPools
+  size_t tensors = 0;  // that there were
+};
+
 struct Graph {
   // Until it is captured, or its capture has failed and it is gone; then until it is reset.
   enum class State : uint8_t { kOpen, kInvalidated, kCaptured, kGone };
@@ -70,20 +82,22 @@ struct Graph {
   size_t thread = 0;
   MempoolId_t id{0, 0};
   cudaStream_t origin = nullptr;
-  CaptureId capture = kNoCapture;
+  CaptureId capture = kNoCapture;  // the body's, in one
   State state = State::kOpen;
   int gone_before = 0;  // the graph of this number
   bool ours = true;
   bool replayable = true;
-  bool holds_pool = true;
+  int users = 1;                         // of its pool
   std::vector<MempoolId_t> nested = {};  // open scopes of MemPools
   std::set<MempoolId_t> pools = {};
   std::shared_ptr<cca::AllocatorState> checkpoint = {};  // of its pool, as it left it
   std::set<int> left = {};                               // what lived there
-  std::map<GraphNode, std::set<GraphNode>> before = {};  // by node: all that it runs behind
-  std::vector<std::pair<int, GraphNode>> accesses = {};  // of blocks
-  std::set<int> blocks = {};                             // all that it has or uses
-  std::vector<cudaStream_t> streams = {};                // that its capture reached
+  std::vector<Body> bodies = {};                         // that are open
+  std::map<GraphNode, int> numbers = {};           // of its capture's nodes; CUDA's are used again
+  std::vector<std::set<int>> before = {};          // by number: all that the node runs behind
+  std::vector<std::pair<int, int>> accesses = {};  // of blocks, by nodes
+  std::set<int> blocks = {};                       // all that it has or uses
+  std::vector<cudaStream_t> streams = {};          // that its capture reached, from its first
 
   bool open() const { return state == State::kOpen || state == State::kInvalidated; }
 };
@@ -121,7 +135,7 @@ class Session {
     unsigned weight;
     bool optional = true;
   };
-  static const std::array<Kind, 18> kKinds;
+  static const std::array<Kind, 20> kKinds;
 
   template <typename... Parts>
   void Log(const Parts&... parts) {
@@ -140,15 +154,16 @@ class Session {
   void CallTwice(cudaStream_t stream, const std::function<void()>& entry) {
     if (!Call(stream, entry)) Call(stream, entry, MayFail::kNothing);
   }
-  bool Begin(Graph& graph) {
-    return Call(graph.origin, [&] {
-      allocator_.beginAllocateToPool(graph.device, graph.id, [&graph](cudaStream_t stream) {
+  bool Begin(Graph& graph, cudaStream_t stream, MayFail may_fail = MayFail::kAll) {
+    const auto begin = [&] {
+      allocator_.beginAllocateToPool(graph.device, graph.id, [&graph](cudaStream_t asked) {
         const faults::Within spared;
         if (graph.state == Graph::State::kGone && graph.ours)
           Complain("a graph asked that is gone");
-        return graph.capture != kNoCapture && fake_cuda::ActiveCapture(stream) == graph.capture;
+        return graph.capture != kNoCapture && fake_cuda::ActiveCapture(asked) == graph.capture;
       });
-    });
+    };
+    return Call(stream, begin, may_fail);
   }
   bool Enter(cudaStream_t stream, MempoolId_t id) {
     return Call(stream, [&] {
@@ -279,16 +294,22 @@ class Session {
 
   void Capture();
   void EndCapture();
-  void LeaveNested(Graph& graph) {
-    for (; !graph.nested.empty(); graph.nested.pop_back()) {
-      End(graph.origin, graph.nested.back());
-      Release(graph.origin, graph.nested.back());
+  void LeaveNested(Graph& graph, size_t left = 0) {
+    for (; graph.nested.size() > left; graph.nested.pop_back()) {
+      End(graph.streams.front(), graph.nested.back());
+      Release(graph.streams.front(), graph.nested.back());
     }
   }
   void Extend(Graph& graph, cudaStream_t stream, cudaStream_t to_follow) {
     graphs.Wait(ToStreamId(stream), graphs.Record(ToStreamId(to_follow)));
     fake_cuda::SetCapture(stream, graph.capture);
     if (std::ranges::count(graph.streams, stream) == 0) graph.streams.push_back(stream);
+  }
+  // The filter of a graph that is gone is not known to be, where a capture of before comes to its stream.
+  bool MayCome(const Graph& graph, cudaStream_t stream) const {
+    return std::ranges::none_of(graphs_, [&](const auto& other) {
+      return other->origin == stream && graph.number < other->gone_before;
+    });
   }
   void Fork() {
     Graph* const graph =
@@ -297,11 +318,7 @@ class Session {
     const cudaStream_t from = Stream(graph->device);
     const cudaStream_t to = Stream(graph->device);
     if (from == to || GraphOn(from) != graph || (IsHeld(to) && GraphOn(to) != graph)) return;
-    // The filter of a graph that is gone is not known to be, where a capture of before comes to its stream.
-    const bool stale = std::ranges::any_of(graphs_, [&](const auto& other) {
-      return other->origin == to && graph->number < other->gone_before;
-    });
-    if (stale) return;
+    if (!MayCome(*graph, to)) return;
     if (!IsHeld(to)) timelines.Finish(timelines.Now(to));
     Extend(*graph, to, from);
     if (dice_.OneIn(2)) Launch(*graph, from);
@@ -317,16 +334,16 @@ class Session {
   }
   void Reset() {
     Graph* const graph =
-        SomeGraph([](const Graph& some) { return !some.open() && some.holds_pool; });
+        SomeGraph([](const Graph& some) { return !some.open() && some.users > 0; });
     if (graph == nullptr) return;
     // Or all of its pool: what outlives them is in a pool that is given back.
     const bool all = dice_.OneIn(2);
     for (const auto& other : graphs_) {
       if (other.get() != graph && !(all && other->id == graph->id)) continue;
-      if (other->open() || !other->holds_pool) continue;
+      if (other->open() || other->users == 0) continue;
       Log("resets graph ", other->number);
-      other->holds_pool = other->replayable = false;
-      Release(other->origin, other->id);
+      other->replayable = false;
+      for (; other->users > 0; --other->users) Release(other->origin, other->id);
     }
     if (all) Trim();
   }
@@ -360,6 +377,17 @@ class Session {
   }
   void EnterScope();
   void ExitScope();
+  // adapter_fuzz_bodies.cc
+  static bool IsBefore(const Graph& graph, GraphNode node);
+  void Resume(Graph& graph, cudaStream_t stream);
+  void EnterBody();
+  void LeaveBody(Graph& graph);
+  void LeaveBody() {
+    Graph* const graph = SomeOpen();
+    if (graph != nullptr && graph->state == Graph::State::kOpen && !graph->bodies.empty()) {
+      LeaveBody(*graph);
+    }
+  }
   // adapter_fuzz_trees.cc
   std::set<int> LiveIn(const Graph& graph) const;
   void CheckLiveIn(const Graph& graph);

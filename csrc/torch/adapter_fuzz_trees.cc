@@ -44,7 +44,7 @@ void Session::Restore() {
       return other->state == Graph::State::kGone && other->id == some.id &&
              other->thread != thread_;
     };
-    return some.checkpoint != nullptr && some.holds_pool && !IsFilled(some.device, some.id) &&
+    return some.checkpoint != nullptr && some.users > 0 && !IsFilled(some.device, some.id) &&
            std::ranges::none_of(graphs_, is_others);
   });
   if (graph == nullptr) return;
