@@ -81,7 +81,7 @@ void Session::Allocate() {
     if (IsHeld(other) && dice_.OneIn(3)) stream = other;
   }
   Graph* const graph = GraphOn(stream);
-  if (graph == nullptr && IsHeld(stream)) return;
+  if (graph == nullptr ? IsHeld(stream) : graph->device != device) return;
   const bool elsewhere = std::ranges::any_of(graphs_, [&](const auto& other) {
     return !other->nested.empty() && other->thread == thread_ && other.get() != graph;
   });
@@ -256,9 +256,11 @@ void Session::Capture() {
   fake_cuda::SetCapture(stream, graph->capture);
   Log("captures graph ", graph->number, " on ", stream, " into pool ", graph->id.first, ",",
       graph->id.second);
+  // Of a graph without memory it is not decided whose its pool is.
+  graph->ours = !dice_.OneIn(6);
   DataPtr probe;
-  if (Call(
-          stream, [&] { probe = allocator_.allocate(512); }, MayFail::kNothing)) {
+  const auto allocate = [&] { probe = allocator_.allocate(512); };
+  if (graph->ours && Call(stream, allocate, MayFail::kNothing)) {
     graph->ours = probe.get_deleter() == &GraphAllocator::FreeMemory;
     if (const auto owned = DevicePools::At(probe.get())) {
       graph->pools.insert({owned->id.first, owned->id.second});

@@ -1,5 +1,5 @@
-// A program of the adapter's fuzzer: captures, replays, MemPools and eager work on GraphAllocator, by several threads
-// on several devices. No two owners of memory may touch it without an edge between them, and what a graph
+// A program of the adapter's fuzzer: captures, replays, checkpoints, MemPools and eager work on GraphAllocator, by several
+// threads on several devices. No two owners of memory may touch it without an edge between them, and what a graph
 // touches must be mapped as it was when the graph was captured: else it complains (adapter_fuzz_devices.h).
 //
 // What a program does keeps to what torch and its users have to: who frees a block has waited for its
@@ -315,9 +315,9 @@ class Session {
     Graph* const graph =
         SomeGraph([](const Graph& some) { return some.state == Graph::State::kOpen; });
     if (graph == nullptr) return;
-    const cudaStream_t from = Stream(graph->device);
-    const cudaStream_t to = Stream(graph->device);
-    if (from == to || GraphOn(from) != graph || (IsHeld(to) && GraphOn(to) != graph)) return;
+    const cudaStream_t from = dice_.Of(graph->streams);
+    const cudaStream_t to = Stream(dice_.OneIn(4) ? Device() : graph->device);
+    if (from == to || (IsHeld(to) && GraphOn(to) != graph)) return;
     if (!MayCome(*graph, to)) return;
     if (!IsHeld(to)) timelines.Finish(timelines.Now(to));
     Extend(*graph, to, from);
@@ -412,6 +412,9 @@ class Session {
     if (dice_.OneIn(2)) base_.largest = dice_.OneIn(2) ? ~size_t{0} : kLittle;
     if (dice_.OneIn(2)) allocator_.SetSharesCaptures(dice_.OneIn(2));
     if (dice_.OneIn(2)) allocator_.SetTakesMemPools(dice_.OneIn(2));
+    // Before there are pools it would be taken out, and not be asked any more.
+    if (!DevicePools::All().empty() && dice_.OneIn(3)) allocator_.StopTakingCaptures([] {});
+    if (dice_.OneIn(2)) allocator_.TakeCaptures();
   }
 
   Dice dice_;

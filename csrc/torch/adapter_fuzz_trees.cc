@@ -39,13 +39,19 @@ void Session::Checkpoint(Graph& graph) {
 
 void Session::Restore() {
   Graph* const graph = SomeGraph([this](const Graph& some) {
-    // Another thread's capture that failed may still be ended, for all that is known.
-    const auto is_others = [&](const auto& other) {
-      return other->state == Graph::State::kGone && other->id == some.id &&
-             other->thread != thread_;
+    // Another thread's capture that failed may still be ended, for all that is known. One that is under way
+    // elsewhere has nothing to do with trees' blocks.
+    const auto is_in_the_way = [&](const auto& other) {
+      if (other->state == Graph::State::kGone) {
+        return other->id == some.id && other->thread != thread_;
+      }
+      return other->open() && std::ranges::any_of(other->blocks, [&](int number) {
+               const Tensor& tensor = tensors_.at(number);
+               return tensor.device == some.device && tensor.pool == some.id;
+             });
     };
     return some.checkpoint != nullptr && some.users > 0 && !IsFilled(some.device, some.id) &&
-           std::ranges::none_of(graphs_, is_others);
+           std::ranges::none_of(graphs_, is_in_the_way);
   });
   if (graph == nullptr) return;
   std::vector<Tensor*> stale;
