@@ -556,6 +556,36 @@ TEST_F(NestedTest, ItsMemoryIsKeptForEachGraphOfTheThreadThatUsesIt) {
   EXPECT_EQ(Reserved(id_), 0u);
 }
 
+// It lasts as long as the last of them.
+TEST_F(NestedTest, WhatItFreesInTheOtherGraphOfItsThreadOtherStreamsDoNotGet) {
+  HostGraphs& nodes = fake_cuda::HostOf(DevicePools::For(device_).driver().inner()).graphs();
+  const StreamId main = ToStreamId(Stream(2)), side = ToStreamId(Stream(3));
+  const MemPool mempool(*this, id_);
+  Graph first(*this, other_, 7), second(*this, {0, 3}, 8);
+  first.Begin();
+  AllocateNested(id_).clear();
+  current_stream = Stream(2);
+  second.Begin();
+  const CaptureId capture = nodes.Begin(main);
+  nodes.Launch(main);
+  nodes.Wait(side, nodes.Record(main));
+  SetCapture(Stream(3), 8);
+  DataPtr data = AllocateNested(id_);
+  void* const place = data.get();
+  nodes.Launch(main);
+  data.clear();
+  current_stream = Stream(1);
+  first.End();
+  current_stream = Stream(3);
+  EXPECT_NE(AllocateNested(id_).get(), place);
+  nodes.End(capture);
+  SetCapture(Stream(3), 0);
+  current_stream = Stream(2);
+  second.End();
+  first.Reset();
+  second.Reset();
+}
+
 TEST_F(NestedTest, TwoPoolsMayHaveMemoryOfEachOthersGraphs) {
   std::optional<MemPool> first(std::in_place, *this, id_), second(std::in_place, *this, other_);
   Graph in_first(*this, id_, 7), in_second(*this, other_, 8);

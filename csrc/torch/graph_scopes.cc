@@ -156,7 +156,8 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
     if (graphs) KeepFor(*pools, *graphs, pool);  // another capture may have begun the route
     Hold(*pools, id, pool);
   };
-  if (kind == ScopeKind::kCapture && routes_.Resume(device, pool, stream, route.filter, hold)) {
+  if (kind == ScopeKind::kCapture &&
+      routes_.Resume(device, pool, stream, route.origin, route.filter, hold)) {
     if (pools != nullptr) return;
     Undo resumed([&] { routes_.Pause(device, pool); });
     base_.beginAllocateToPool(device, id, route.filter);

@@ -30,11 +30,15 @@ RouteTable::Target ToTarget(const Route& route) {
   return {route.id, route.kind, route.ours, route.whole_pages, route.origin};
 }
 
+bool IsHeld(const Route& route) {
+  return IsCapturing(route.origin) || std::ranges::any_of(route.others, &IsCapturing);
+}
+
 // Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
 // Another thread may be about to end the capture, so the stream that it began on is not asked which
 // one it is in, unless it is the one that the calling thread allocates on.
 bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capture) {
-  const bool capturing = IsCapturing(route.origin);
+  const bool capturing = IsHeld(route);
   route.over |= route.begun && !capturing;
   route.begun |= capturing;
   if (stream == route.origin && capture) {
@@ -153,7 +157,7 @@ bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(device, id);
   if (route == nullptr || route->kind != ScopeKind::kCapture) return false;
-  if (!IsCapturing(route->origin)) return false;
+  if (!IsHeld(*route)) return false;
   if (!route->capture) route->capture = CaptureOf(route->origin).id;
   route->paused = true;
   NoteChange();
@@ -161,10 +165,14 @@ bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
 }
 
 bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream,
-                        StreamFilter filter, const std::function<void()>& hold) {
+                        cudaStream_t origin, StreamFilter filter,
+                        const std::function<void()>& hold) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(device, id);
   if (route == nullptr || !route->paused || !MayResume(*route, stream, filter)) return false;
+  if (route->nested && origin != route->origin && std::ranges::count(route->others, origin) == 0) {
+    route->others.push_back(origin);
+  }
   hold();
   route->filter = std::move(filter);
   route->paused = false;
@@ -197,8 +205,7 @@ std::optional<Route> RouteTable::FindAbandoned(
     const std::function<bool(const Route&)>& counts) const {
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find_if(routes_, [&](const Route& route) {
-    return route.kind == ScopeKind::kCapture && (route.nested || counts(route)) &&
-           !IsCapturing(route.origin);
+    return route.kind == ScopeKind::kCapture && (route.nested || counts(route)) && !IsHeld(route);
   });
   return found == routes_.end() ? std::nullopt : std::optional(*found);
 }

@@ -238,11 +238,11 @@ TEST_F(RouteTableTest, WhatChangesIsNotRemembered) {
   EXPECT_TRUE(table_.Pause(kDevice, kTwo));
   EXPECT_EQ(Match(Stream(1)), kOne);
   EXPECT_TRUE(table_.Resume(
-      kDevice, kTwo, Stream(1), [](cudaStream_t) { return true; }, [] {}));
+      kDevice, kTwo, Stream(1), Stream(1), [](cudaStream_t) { return true; }, [] {}));
   EXPECT_EQ(Match(Stream(1)), kTwo);
   EXPECT_TRUE(table_.Pause(kDevice, kTwo));
   EXPECT_TRUE(table_.Resume(
-      kDevice, kTwo, Stream(1), [](cudaStream_t) { return false; }, [] {}));
+      kDevice, kTwo, Stream(1), Stream(1), [](cudaStream_t) { return false; }, [] {}));
   EXPECT_EQ(Match(Stream(1)), kOne);
   table_.Remove(kDevice, kOne);
   EXPECT_EQ(Match(Stream(1)), std::nullopt);
@@ -257,7 +257,7 @@ class PausedRouteTest : public RouteTableTest {
     ASSERT_TRUE(table_.Pause(kDevice, kOne));
   }
   bool Resume(cudaStream_t stream, CaptureId filters) {
-    return table_.Resume(kDevice, kOne, stream, InCapture(filters), [] {});
+    return table_.Resume(kDevice, kOne, stream, stream, InCapture(filters), [] {});
   }
 };
 
