@@ -205,7 +205,8 @@ std::optional<Route> RouteTable::FindAbandoned(
     const std::function<bool(const Route&)>& counts) const {
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find_if(routes_, [&](const Route& route) {
-    return route.kind == ScopeKind::kCapture && (route.nested || counts(route)) && !IsHeld(route);
+    return route.kind == ScopeKind::kCapture && (route.nested || counts(route)) &&
+           (!IsHeld(route) || (route.over && !route.nested));
   });
   return found == routes_.end() ? std::nullopt : std::optional(*found);
 }

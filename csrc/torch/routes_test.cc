@@ -133,6 +133,9 @@ TEST_F(RouteTableTest, ARouteThatComesShowsWhichCapturesAreOver) {
   table_.Add(CaptureRoute(kTwo, InCapture(8), Stream(2)));
   for (uintptr_t i = 1; i <= 2; ++i) SetCapture(Stream(i), 8);
   EXPECT_EQ(Match(Stream(3)), std::nullopt);
+  const auto abandoned = table_.FindAbandoned([](const Route&) { return true; });
+  ASSERT_TRUE(abandoned.has_value());
+  EXPECT_EQ(abandoned->id, kOne);
 }
 
 TEST_F(RouteTableTest, AnInvalidatedCaptureIsNotAnsweredFromMemory) {
