@@ -71,6 +71,8 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> c
 
 Block Pool::Free(Address address) {
   LiveBlock& live = Known(address);
+  // The graph may read it: graph trees fill the inputs that died in a capture before each replay.
+  if (memory_.scope() == ScopeKind::kCapture) ranges_.Pin(live.site.slot);
   memory_.Free(live);
   const Block block = live.block;
   Unlist(block, live.ticket);

@@ -181,6 +181,22 @@ TEST_F(GiveBackTest, WhatAGraphNeedsStaysMapped) {
   EXPECT_TRUE(watch_.Accessible(captured.address, captured.bytes));
 }
 
+// The inputs that graph trees record with, and fill before each replay.
+TEST_F(GiveBackTest, WhatDiesInACaptureStaysMapped) {
+  set_.BeginScope(kId, ScopeKind::kEager);
+  const Block input = Allocate(20 * kPage);
+  set_.EndScope(kId);
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  Allocate(kPage);
+  set_.Free(input.address);
+  set_.EndScope(kId);
+  set_.BeginScope(kId, ScopeKind::kEager);
+  Churn(4'000, 40, 2);
+  set_.EndScope(kId);
+  EXPECT_GT(watch_.quiesce_calls(), 0U);
+  EXPECT_TRUE(watch_.Accessible(input.address, input.bytes));
+}
+
 TEST_F(GiveBackTest, WhatACheckpointComesBackToStaysMapped) {
   set_.BeginScope(kId, ScopeKind::kEager);
   const Block front = Allocate(10 * kPage);

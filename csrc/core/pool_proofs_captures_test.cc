@@ -55,6 +55,9 @@ std::vector<PoolScript> Scripts() {
        "capture A B; B launches; A launches;"
        "b = B; pages 3 (the graph may be replayed on any stream); free b;"
        "A waits B; A reuses (behind B's free); done; A reuses (B has done its work); end"},
+      {"WhatIsFreedWhileACaptureElsewhereUsesItIsNotOpenToAScopeWithinThat",
+       "capture A; a = A; end; body A B; A launches; free a; scope begins; B grows; scope ends;"
+       "body ends; capture B; B reuses; end"},
       // --- Several captures in one scope: the bodies of conditional nodes are captures of their own ---
       {"NoCaptureTakesWhatAnotherOneFreedBeforeTheScopeEnds",
        "capture A B; outer = A; b = B; A launches; free outer;"

@@ -46,7 +46,7 @@ PROOFS = {
         "cgp_torch_entry_tests",
         "cgp_torch_base_tests",
         "cgp_torch_pluggable_tests",
-        "cgp_torch_fuzz --seed 10000 --iterations 200",
+        "cgp_torch_fuzz --seed 11300 --iterations 200",
     ],
 }
 

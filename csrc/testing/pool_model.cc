@@ -7,7 +7,7 @@
 
 namespace cgp {
 
-PoolModel::PoolModel(const DriverWatch& watch, const CaptureDag& dag, uint64_t page_bytes)
+PoolModel::PoolModel(DriverWatch& watch, const CaptureDag& dag, uint64_t page_bytes)
     : watch_(watch),
       dag_(dag),
       page_bytes_(page_bytes),
@@ -421,7 +421,8 @@ std::shared_ptr<PoolModel::Fence> PoolModel::FenceOf(const ModelPool& pool,
   fence->owner = block.block.stream;
   const bool in_capture = pool.scope == ScopeKind::kCapture;
   fence->used_by_others = !block.uses.empty();
-  const bool eager = block.eager || (!in_capture && pool.scope);
+  // Outside of scopes too while a capture is under way, which may have used it, and which a scope may join.
+  const bool eager = block.eager || (!in_capture && (pool.scope || !watch_.MayQuiesce()));
   fence->promised_at_once = block.uses.empty() && (in_capture ? !block.eager : eager) &&
                             block.suspects.empty() &&
                             (block.eager || in_capture || !pool.replays_unknown);

@@ -71,7 +71,7 @@ class PoolModel {
 
   // `watch` plays the device, `dag` is what streams captured; `page_bytes` is the size of the pages
   // of every pool.
-  PoolModel(const DriverWatch& watch, const CaptureDag& dag, uint64_t page_bytes);
+  PoolModel(DriverWatch& watch, const CaptureDag& dag, uint64_t page_bytes);
 
   // --- What is expected of the next call ---
 
@@ -245,7 +245,7 @@ class PoolModel {
   static void Hold(ModelPool& pool, Fence& fence);
   std::string Describe(const Fence& fence) const;
 
-  const DriverWatch& watch_;
+  DriverWatch& watch_;
   const CaptureDag& dag_;
   const uint64_t page_bytes_;
   const uint64_t granules_per_page_;

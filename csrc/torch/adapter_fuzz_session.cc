@@ -81,7 +81,7 @@ void Session::Allocate() {
     if (IsHeld(other) && dice_.OneIn(3)) stream = other;
   }
   Graph* const graph = GraphOn(stream);
-  if (graph == nullptr && IsHeld(stream)) return;
+  if (graph == nullptr ? IsHeld(stream) : graph->device != device) return;
   const bool elsewhere = std::ranges::any_of(graphs_, [&](const auto& other) {
     return !other->nested.empty() && other->thread == thread_ && other.get() != graph;
   });
@@ -149,33 +149,55 @@ void Session::Adopt(DataPtr data, cudaStream_t stream, Graph* graph) {
 GraphNode Session::Launch(Graph& graph, cudaStream_t stream) {
   const std::vector<GraphNode> dependencies = graphs.Record(ToStreamId(stream)).nodes;
   const GraphNode node = graphs.Launch(ToStreamId(stream));
-  std::set<GraphNode>& before = graph.before[node];
-  for (const GraphNode dependency : dependencies) {
-    before.insert(dependency);
-    before.insert(graph.before.at(dependency).begin(), graph.before.at(dependency).end());
+  // In a body: what that runs behind.
+  std::set<int> before;
+  if (!graph.bodies.empty()) {
+    const Body& body = graph.bodies.back();
+    before = graph.before[static_cast<size_t>(body.numbers.at(body.node))];
   }
+  for (const GraphNode dependency : dependencies) {
+    const int number = graph.numbers.at(dependency);
+    before.insert(number);
+    before.merge(std::set<int>(graph.before[static_cast<size_t>(number)]));
+  }
+  graph.numbers[node] = static_cast<int>(graph.before.size());
+  graph.before.push_back(std::move(before));
   return node;
 }
 
-// Another stream than the block's home says that it uses the block, or the home waits for the use.
+// Another stream than the block's home says that it uses the block, or the home waits for the use. So it does without a
+// word where it is the stream behind a body, and nobody waits where it was a body's.
 void Session::UseInGraph(Tensor& tensor, cudaStream_t stream, Graph& graph) {
-  const bool says = stream != tensor.home && (GraphOn(tensor.home) != &graph || dice_.OneIn(2));
+  const bool waits = GraphOn(tensor.home) == &graph;
+  const bool knows = waits || (tensor.graph == &graph && !IsHeld(tensor.home)) ||
+                     std::ranges::count(graph.bodies, tensor.home, &Body::outer) > 0;
+  const bool says = stream != tensor.home && (!knows || dice_.OneIn(2));
   std::vector<GraphNode>& last = tensor.last_in[graph.number];
-  if (!last.empty()) graphs.Wait(ToStreamId(stream), {.capture = graph.capture, .nodes = last});
+  Frontier behind{.capture = graph.capture, .nodes = {}};
+  for (const GraphNode node : last) {
+    if (graph.numbers.contains(node)) {
+      behind.nodes.push_back(node);
+    } else if (!IsBefore(graph, node)) {
+      return;
+    }
+  }
+  if (!behind.nodes.empty()) graphs.Wait(ToStreamId(stream), behind);
   if (says && !RecordUse(tensor, stream)) return;
   const GraphNode node = Launch(graph, stream);
   Log("  uses block ", tensor.number, " on ", stream, says ? " and says so" : "", ", node ",
       static_cast<uint64_t>(node));
+  const int number = graph.numbers.at(node);
+  const std::set<int>& before = graph.before[static_cast<size_t>(number)];
   for (const auto& [block, access] : graph.accesses) {
     if (block != tensor.number && Overlap(tensors_.at(block).pieces, tensor.pieces) &&
-        !graph.before.at(node).contains(access)) {
+        !before.contains(access)) {
       Complain("a race in graph ", graph.number, ": block ", tensor.number, " with block ", block);
     }
   }
-  graph.accesses.emplace_back(tensor.number, node);
+  graph.accesses.emplace_back(tensor.number, number);
   graph.blocks.insert(tensor.number);
   last = {node};
-  if (stream != tensor.home && !says) {
+  if (stream != tensor.home && !says && waits) {
     graphs.Wait(ToStreamId(tensor.home), {.capture = graph.capture, .nodes = last});
   }
 }
@@ -226,16 +248,19 @@ void Session::Capture() {
                                              .device = device,
                                              .thread = thread_,
                                              .id = pool.second,
-                                             .origin = stream});
-  if (!Begin(*graph)) return;
+                                             .origin = stream,
+                                             .pools = {pool.second}});
+  if (!Begin(*graph, stream)) return;
   graph->capture = graphs.Begin(ToStreamId(stream));
   graph->streams.push_back(stream);
   fake_cuda::SetCapture(stream, graph->capture);
   Log("captures graph ", graph->number, " on ", stream, " into pool ", graph->id.first, ",",
       graph->id.second);
+  // Of a graph without memory it is not decided whose its pool is.
+  graph->ours = !dice_.OneIn(6);
   DataPtr probe;
-  if (Call(
-          stream, [&] { probe = allocator_.allocate(512); }, MayFail::kNothing)) {
+  const auto allocate = [&] { probe = allocator_.allocate(512); };
+  if (graph->ours && Call(stream, allocate, MayFail::kNothing)) {
     graph->ours = probe.get_deleter() == &GraphAllocator::FreeMemory;
     if (const auto owned = DevicePools::At(probe.get())) {
       graph->pools.insert({owned->id.first, owned->id.second});
@@ -249,21 +274,30 @@ void Session::Capture() {
 void Session::EndCapture() {
   Graph* const graph = SomeOpen();
   if (graph == nullptr) return;
-  if (!dice_.OneIn(6)) LeaveNested(*graph);
   const bool fails = graph->state == Graph::State::kInvalidated || (fails_ && dice_.OneIn(4));
+  while (!fails && !graph->bodies.empty()) LeaveBody(*graph);
+  if (!dice_.OneIn(6)) LeaveNested(*graph);
   for (cudaStream_t stream : graph->streams) {
     if (!fails && stream != graph->origin) Extend(*graph, graph->origin, stream);
   }
-  for (cudaStream_t stream : graph->streams) fake_cuda::SetCapture(stream, 0);
-  graphs.End(graph->capture);
+  for (;; graph->bodies.pop_back()) {
+    for (cudaStream_t stream : graph->streams) fake_cuda::SetCapture(stream, 0);
+    graphs.End(graph->capture);
+    if (graph->bodies.empty()) break;
+    graph->capture = graph->bodies.back().capture;
+    graph->streams = graph->bodies.back().streams;
+  }
   Log(fails ? "fails to capture graph " : "captured graph ", graph->number);
   if (!fails) {
     graph->state = Graph::State::kCaptured;
     End(graph->origin, graph->id);
+    if (dice_.OneIn(2)) Checkpoint(*graph);
   } else {
     // Its route stays: torch before 2.14 forgets it, and cudagraph_pool.graph tells of it.
     graph->state = Graph::State::kGone;
-    graph->holds_pool = graph->replayable = false;
+    graph->gone_before = static_cast<int>(graphs_.size());
+    graph->users = 0;
+    graph->replayable = false;
     if (dice_.OneIn(2)) {
       Call(graph->origin, [&] {
         allocator_.EndFailedCapture(graph->device, {graph->id.first, graph->id.second});
@@ -275,12 +309,8 @@ void Session::EndCapture() {
 
 bool Session::MayReplay(const Graph& graph) const {
   if (graph.state != Graph::State::kCaptured || !graph.replayable || !graph.ours) return false;
-  for (const MempoolId_t& pool : graph.pools) {
-    const auto fills = [&](const auto& other) {
-      return other->open() && other->device == graph.device && other->pools.contains(pool);
-    };
-    if (IsInScope(graph.device, pool) || std::ranges::any_of(graphs_, fills)) return false;
-  }
+  const auto is_filled = [&](const MempoolId_t& pool) { return IsFilled(graph.device, pool); };
+  if (std::ranges::any_of(graph.pools, is_filled)) return false;
   // Nobody may need what it overwrites.
   for (const auto& [number, tensor] : tensors_) {
     if (!tensor.live || graph.blocks.contains(number)) continue;
@@ -329,7 +359,7 @@ void Session::EnterScope() {
   if (graph != nullptr && (graph->device != scope.device || graph->state != Graph::State::kOpen)) {
     return;
   }
-  const cudaStream_t stream = graph == nullptr ? Stream(scope.device) : graph->origin;
+  const cudaStream_t stream = graph == nullptr ? Stream(scope.device) : graph->streams.front();
   if (graph == nullptr && IsHeld(stream)) return;
   if (!Enter(stream, scope.id)) return;
   Log("enters pool ", scope.id.second, graph == nullptr ? "" : Text(" in graph ", graph->number));
@@ -345,11 +375,10 @@ void Session::EnterScope() {
 
 void Session::ExitScope() {
   Graph* const graph = SomeOpen();
-  if (graph != nullptr && !graph->nested.empty()) {
+  const size_t around = graph == nullptr || graph->bodies.empty() ? 0 : graph->bodies.back().nested;
+  if (graph != nullptr && graph->nested.size() > around) {
     Log("leaves pool ", graph->nested.back().second, " in graph ", graph->number);
-    End(graph->origin, graph->nested.back());
-    Release(graph->origin, graph->nested.back());
-    graph->nested.pop_back();
+    LeaveNested(*graph, graph->nested.size() - 1);
     return;
   }
   const auto newest = std::find_if(scopes_.rbegin(), scopes_.rend(),
@@ -363,7 +392,7 @@ void Session::ExitScope() {
   Release(stream, scope.id);
 }
 
-const std::array<Session::Kind, 17> Session::kKinds{{
+const std::array<Session::Kind, 20> Session::kKinds{{
     {&Session::Allocate, 40, false},
     {&Session::Free, 25, false},
     {&Session::Use, 25, false},
@@ -381,6 +410,9 @@ const std::array<Session::Kind, 17> Session::kKinds{{
     {&Session::Progress, 5},
     {&Session::Set, 2},
     {&Session::Invalidate, 2},
+    {&Session::Restore, 8},
+    {&Session::EnterBody, 6},
+    {&Session::LeaveBody, 4},
 }};
 
 }  // namespace cgp::simulated

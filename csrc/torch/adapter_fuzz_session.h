@@ -1,7 +1,7 @@
-// A program of the adapter's fuzzer: captures, replays, MemPools and eager work on GraphAllocator,
-// by several threads on several devices. No two owners of memory may touch it without an edge
-// between them, and what a graph touches must be mapped as it was when the graph was captured: else
-// it complains (adapter_fuzz_devices.h).
+// A program of the adapter's fuzzer: captures, replays, checkpoints, MemPools and eager work on
+// GraphAllocator, by several threads on several devices. No two owners of memory may touch it without
+// an edge between them, and what a graph touches must be mapped as it was when the graph was
+// captured: else it complains (adapter_fuzz_devices.h).
 //
 // What a program does keeps to what torch and its users have to: who frees a block has waited for its
 // work, or said whose it is, and who replays a graph for what came before.
@@ -62,6 +62,18 @@ class Worker {
   std::thread thread_{[this] { Run(); }};
 };
 
+// A part of a graph that is captured by itself, on a stream of its own: what its capture was before, whose node
+// `node` the body stands for.
+struct Body {
+  cudaStream_t outer = nullptr;  // the stream that goes on behind it
+  GraphNode node{};
+  CaptureId capture = kNoCapture;
+  std::vector<cudaStream_t> streams = {};
+  std::map<GraphNode, int> numbers = {};
+  size_t nested = 0;   // open scopes of MemPools
+  size_t tensors = 0;  // that there were
+};
+
 struct Graph {
   // Until it is captured, or its capture has failed and it is gone; then until it is reset.
   enum class State : uint8_t { kOpen, kInvalidated, kCaptured, kGone };
@@ -71,17 +83,22 @@ struct Graph {
   size_t thread = 0;
   MempoolId_t id{0, 0};
   cudaStream_t origin = nullptr;
-  CaptureId capture = kNoCapture;
+  CaptureId capture = kNoCapture;  // the body's, in one
   State state = State::kOpen;
+  int gone_before = 0;  // the graph of this number
   bool ours = true;
   bool replayable = true;
-  bool holds_pool = true;
+  int users = 1;                         // of its pool
   std::vector<MempoolId_t> nested = {};  // open scopes of MemPools
   std::set<MempoolId_t> pools = {};
-  std::map<GraphNode, std::set<GraphNode>> before = {};  // by node: all that it runs behind
-  std::vector<std::pair<int, GraphNode>> accesses = {};  // of blocks
-  std::set<int> blocks = {};                             // all that it has or uses
-  std::vector<cudaStream_t> streams = {};                // that its capture reached
+  std::shared_ptr<cca::AllocatorState> checkpoint = {};  // of its pool, as it left it
+  std::set<int> left = {};                               // what lived there
+  std::vector<Body> bodies = {};                         // that are open
+  std::map<GraphNode, int> numbers = {};           // of its capture's nodes; CUDA's are used again
+  std::vector<std::set<int>> before = {};          // by number: all that the node runs behind
+  std::vector<std::pair<int, int>> accesses = {};  // of blocks, by nodes
+  std::set<int> blocks = {};                       // all that it has or uses
+  std::vector<cudaStream_t> streams = {};          // that its capture reached, from its first
 
   bool open() const { return state == State::kOpen || state == State::kInvalidated; }
 };
@@ -119,7 +136,7 @@ class Session {
     unsigned weight;
     bool optional = true;
   };
-  static const std::array<Kind, 17> kKinds;
+  static const std::array<Kind, 20> kKinds;
 
   template <typename... Parts>
   void Log(const Parts&... parts) {
@@ -138,15 +155,16 @@ class Session {
   void CallTwice(cudaStream_t stream, const std::function<void()>& entry) {
     if (!Call(stream, entry)) Call(stream, entry, MayFail::kNothing);
   }
-  bool Begin(Graph& graph) {
-    return Call(graph.origin, [&] {
-      allocator_.beginAllocateToPool(graph.device, graph.id, [&graph](cudaStream_t stream) {
+  bool Begin(Graph& graph, cudaStream_t stream, MayFail may_fail = MayFail::kAll) {
+    const auto begin = [&] {
+      allocator_.beginAllocateToPool(graph.device, graph.id, [&graph](cudaStream_t asked) {
         const faults::Within spared;
         if (graph.state == Graph::State::kGone && graph.ours)
           Complain("a graph asked that is gone");
-        return graph.capture != kNoCapture && fake_cuda::ActiveCapture(stream) == graph.capture;
+        return graph.capture != kNoCapture && fake_cuda::ActiveCapture(asked) == graph.capture;
       });
-    });
+    };
+    return Call(stream, begin, may_fail);
   }
   bool Enter(cudaStream_t stream, MempoolId_t id) {
     return Call(stream, [&] {
@@ -200,6 +218,12 @@ class Session {
     return std::ranges::any_of(
         scopes_, [&](const Scope& scope) { return scope.device == device && scope.id == id; });
   }
+  // Whether somebody allocates there, or may begin to: a graph that is open, or an eager scope.
+  bool IsFilled(DeviceIndex device, const MempoolId_t& id) const {
+    return IsInScope(device, id) || std::ranges::any_of(graphs_, [&](const auto& graph) {
+             return graph->open() && graph->device == device && graph->pools.contains(id);
+           });
+  }
   static bool IsOurs(DeviceIndex device, const MempoolId_t& id) {
     DevicePools* const pools = DevicePools::Find(device);
     return pools != nullptr && pools->set().Contains({id.first, id.second});
@@ -213,23 +237,26 @@ class Session {
     Tensor* const tensor = SomeTensor();
     if (tensor == nullptr) return;
     if (dice_.OneIn(2)) Use(*tensor, tensor->home);  // which is under way then
-    // Its pool is not told of a capture that allocates nothing in it.
-    const auto is_untold = [tensor](const auto& graph) {
-      return graph->open() && graph->blocks.contains(tensor->number) &&
-             !graph->pools.contains(tensor->pool);
-    };
-    if (std::ranges::any_of(graphs_, is_untold)) return;
-    Log("frees block ", tensor->number);
-    tensor->live = false;
+    Free(*tensor);
+  }
+  void Free(Tensor& tensor) {
+    Log("frees block ", tensor.number);
+    Forget(tensor);
+    Call(
+        StreamOf(tensor.device, 0), [&] { tensor.data.clear(); }, MayFail::kOne);
+    if (DevicePools::At(reinterpret_cast<void*>(tensor.block.address))) {
+      Complain("lives though it was freed: block ", tensor.number);
+    }
+  }
+  // Who replays a graph fills its inputs first, where their addresses are kept for the graph: of what died in
+  // its capture, and of what graphs left, in its own pool.
+  void Forget(Tensor& tensor) {
+    tensor.live = false;
     for (const auto& graph : graphs_) {
-      if (graph->blocks.contains(tensor->number) && tensor->graph != graph.get()) {
+      const bool is_kept = graph->id == tensor.pool && (graph->open() || tensor.graph != nullptr);
+      if (graph->blocks.contains(tensor.number) && tensor.graph != graph.get() && !is_kept) {
         graph->replayable = false;
       }
-    }
-    Call(
-        StreamOf(tensor->device, 0), [&] { tensor->data.clear(); }, MayFail::kOne);
-    if (DevicePools::At(reinterpret_cast<void*>(tensor->block.address))) {
-      Complain("lives though it was freed: block ", tensor->number);
     }
   }
   bool RecordUse(const Tensor& tensor, cudaStream_t stream) {
@@ -268,10 +295,10 @@ class Session {
 
   void Capture();
   void EndCapture();
-  void LeaveNested(Graph& graph) {
-    for (; !graph.nested.empty(); graph.nested.pop_back()) {
-      End(graph.origin, graph.nested.back());
-      Release(graph.origin, graph.nested.back());
+  void LeaveNested(Graph& graph, size_t left = 0) {
+    for (; graph.nested.size() > left; graph.nested.pop_back()) {
+      End(graph.streams.front(), graph.nested.back());
+      Release(graph.streams.front(), graph.nested.back());
     }
   }
   void Extend(Graph& graph, cudaStream_t stream, cudaStream_t to_follow) {
@@ -279,18 +306,20 @@ class Session {
     fake_cuda::SetCapture(stream, graph.capture);
     if (std::ranges::count(graph.streams, stream) == 0) graph.streams.push_back(stream);
   }
+  // The filter of a graph that is gone is not known to be, where a capture of before comes to its stream.
+  bool MayCome(const Graph& graph, cudaStream_t stream) const {
+    return std::ranges::none_of(graphs_, [&](const auto& other) {
+      return other->origin == stream && graph.number < other->gone_before;
+    });
+  }
   void Fork() {
     Graph* const graph =
         SomeGraph([](const Graph& some) { return some.state == Graph::State::kOpen; });
     if (graph == nullptr) return;
-    const cudaStream_t from = Stream(graph->device);
-    const cudaStream_t to = Stream(graph->device);
-    if (from == to || GraphOn(from) != graph || (IsHeld(to) && GraphOn(to) != graph)) return;
-    // The filter of a graph that is gone is not known to be, where another capture comes to its stream.
-    const bool stale = std::ranges::any_of(graphs_, [to](const auto& other) {
-      return other->state == Graph::State::kGone && other->origin == to;
-    });
-    if (stale) return;
+    const cudaStream_t from = dice_.Of(graph->streams);
+    const cudaStream_t to = Stream(dice_.OneIn(4) ? Device() : graph->device);
+    if (from == to || (IsHeld(to) && GraphOn(to) != graph)) return;
+    if (!MayCome(*graph, to)) return;
     if (!IsHeld(to)) timelines.Finish(timelines.Now(to));
     Extend(*graph, to, from);
     if (dice_.OneIn(2)) Launch(*graph, from);
@@ -306,16 +335,16 @@ class Session {
   }
   void Reset() {
     Graph* const graph =
-        SomeGraph([](const Graph& some) { return !some.open() && some.holds_pool; });
+        SomeGraph([](const Graph& some) { return !some.open() && some.users > 0; });
     if (graph == nullptr) return;
     // Or all of its pool: what outlives them is in a pool that is given back.
     const bool all = dice_.OneIn(2);
     for (const auto& other : graphs_) {
       if (other.get() != graph && !(all && other->id == graph->id)) continue;
-      if (other->open() || !other->holds_pool) continue;
+      if (other->open() || other->users == 0) continue;
       Log("resets graph ", other->number);
-      other->holds_pool = other->replayable = false;
-      Release(other->origin, other->id);
+      other->replayable = false;
+      for (; other->users > 0; --other->users) Release(other->origin, other->id);
     }
     if (all) Trim();
   }
@@ -349,6 +378,22 @@ class Session {
   }
   void EnterScope();
   void ExitScope();
+  // adapter_fuzz_bodies.cc
+  static bool IsBefore(const Graph& graph, GraphNode node);
+  void Resume(Graph& graph, cudaStream_t stream);
+  void EnterBody();
+  void LeaveBody(Graph& graph);
+  void LeaveBody() {
+    Graph* const graph = SomeOpen();
+    if (graph != nullptr && graph->state == Graph::State::kOpen && !graph->bodies.empty()) {
+      LeaveBody(*graph);
+    }
+  }
+  // adapter_fuzz_trees.cc
+  std::set<int> LiveIn(const Graph& graph) const;
+  void CheckLiveIn(const Graph& graph);
+  void Checkpoint(Graph& graph);
+  void Restore();
   void Trim() {
     Log("empties the cache");
     Call(StreamOf(0, 0), [&] { allocator_.emptyCache(); });
@@ -368,6 +413,9 @@ class Session {
     if (dice_.OneIn(2)) base_.largest = dice_.OneIn(2) ? ~size_t{0} : kLittle;
     if (dice_.OneIn(2)) allocator_.SetSharesCaptures(dice_.OneIn(2));
     if (dice_.OneIn(2)) allocator_.SetTakesMemPools(dice_.OneIn(2));
+    // Before there are pools it would be taken out, and not be asked any more.
+    if (!DevicePools::All().empty() && dice_.OneIn(3)) allocator_.StopTakingCaptures([] {});
+    if (dice_.OneIn(2)) allocator_.TakeCaptures();
   }
 
   Dice dice_;

@@ -94,6 +94,18 @@ TEST_F(AbandonedCaptureTest, WhileOneIsBeingEndedNothingIsGivenBack) {
   EXPECT_EQ(pools().TrimmableBytes(), 0U);
 }
 
+// As graph trees do when they record again.
+TEST_F(AbandonedCaptureTest, ARestoreOfItsPoolShowsThatItFailed) {
+  Graph first(*this, id_, 7);
+  first.Begin();
+  first.End();
+  const auto checkpoint = allocator_.getCheckpointState(device_, id_);
+  FailIn(id_);
+  EXPECT_NO_THROW(allocator_.setCheckpointPoolState(device_, checkpoint));
+  EndLate(id_);
+  first.Reset();
+}
+
 TEST_F(AbandonedCaptureTest, TheNextOnItsStreamShowsThatItFailed) {
   FailIn(id_);
   allocator_.emptyCache();

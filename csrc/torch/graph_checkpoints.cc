@@ -55,6 +55,11 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   if (ours == nullptr) return base_.setCheckpointPoolState(device, std::move(state));
   DevicePools& pools = AsTorchErrors([&]() -> DevicePools& { return DevicePools::For(device); });
   const History::Telling telling(history_);
+  {
+    // Trees go back after a graph that failed too.
+    const std::lock_guard lock(scopes_mutex_);
+    TakeAsFailed(device, ours->id);
+  }
   // Asked first, as the base could refuse only when ours has been restored.
   TORCH_CHECK(!ours->annex || ours->annex == annexes_.Find(device, ours->id),
               "the checkpoint is of graph pool " + ToString(ours->id) +

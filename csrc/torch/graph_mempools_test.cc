@@ -404,6 +404,42 @@ TEST_F(NestedTest, WhatItFreesOtherStreamsDoNotGet) {
   graph.Reset();
 }
 
+// A conditional node's, which is a capture of its own and ends before the graph's.
+TEST_F(NestedTest, WhatItFreesInABodyOtherStreamsDoNotGet) {
+  HostGraphs& nodes = fake_cuda::HostOf(DevicePools::For(device_).driver().inner()).graphs();
+  const StreamId main = ToStreamId(Stream(1)), side = ToStreamId(Stream(2));
+  const MemPool mempool(*this, id_);
+  Graph graph(*this, other_, 7);
+  graph.Begin();
+  const CaptureId capture = nodes.Begin(main);
+  nodes.Launch(main);
+  nodes.Wait(side, nodes.Record(main));
+  SetCapture(Stream(2), 7);
+  allocator_.endAllocateToPool(device_, other_);
+  Graph body(*this, other_, 70);
+  allocator_.beginAllocateToPool(device_, other_, body.Filter());
+  const CaptureId bodys = nodes.Begin(ToStreamId(Stream(4)));
+  current_stream = Stream(4);
+  SetCapture(Stream(4), 70);
+  DataPtr data = AllocateNested(id_);
+  void* const place = data.get();
+  nodes.Launch(ToStreamId(Stream(4)));
+  data.clear();
+  nodes.End(bodys);
+  SetCapture(Stream(4), 0);
+  current_stream = Stream(1);
+  allocator_.endAllocateToPool(device_, other_);
+  allocator_.beginAllocateToPool(device_, other_, graph.Filter());
+  nodes.Launch(main);
+  current_stream = Stream(2);
+  EXPECT_NE(AllocateNested(id_).get(), place);
+  current_stream = Stream(1);
+  nodes.End(capture);
+  SetCapture(Stream(2), 0);
+  graph.End();
+  for (int user = 0; user < 3; ++user) graph.Reset();
+}
+
 TEST_F(NestedTest, ScopesThatAreStillOpenEndWithTheCapture) {
   const MemPool mempool(*this, id_);
   for (const bool fails : {false, true}) {
@@ -518,6 +554,36 @@ TEST_F(NestedTest, ItsMemoryIsKeptForEachGraphOfTheThreadThatUsesIt) {
   second.Reset();
   allocator_.emptyCache();
   EXPECT_EQ(Reserved(id_), 0u);
+}
+
+// It lasts as long as the last of them.
+TEST_F(NestedTest, WhatItFreesInTheOtherGraphOfItsThreadOtherStreamsDoNotGet) {
+  HostGraphs& nodes = fake_cuda::HostOf(DevicePools::For(device_).driver().inner()).graphs();
+  const StreamId main = ToStreamId(Stream(2)), side = ToStreamId(Stream(3));
+  const MemPool mempool(*this, id_);
+  Graph first(*this, other_, 7), second(*this, {0, 3}, 8);
+  first.Begin();
+  AllocateNested(id_).clear();
+  current_stream = Stream(2);
+  second.Begin();
+  const CaptureId capture = nodes.Begin(main);
+  nodes.Launch(main);
+  nodes.Wait(side, nodes.Record(main));
+  SetCapture(Stream(3), 8);
+  DataPtr data = AllocateNested(id_);
+  void* const place = data.get();
+  nodes.Launch(main);
+  data.clear();
+  current_stream = Stream(1);
+  first.End();
+  current_stream = Stream(3);
+  EXPECT_NE(AllocateNested(id_).get(), place);
+  nodes.End(capture);
+  SetCapture(Stream(3), 0);
+  current_stream = Stream(2);
+  second.End();
+  first.Reset();
+  second.Reset();
 }
 
 TEST_F(NestedTest, TwoPoolsMayHaveMemoryOfEachOthersGraphs) {

@@ -144,13 +144,20 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
               .whole_pages = mempool != mempools_.end() && mempool->second.whole_pages,
               .origin = stream,
               .thread = std::this_thread::get_id()};
-  const auto graphs = route.nested ? routes_.GraphPoolOf(device, stream) : std::nullopt;
+  std::optional<PoolId> graphs;
+  if (route.nested) {
+    if (const auto graph = routes_.GraphOf(device, stream)) {
+      graphs = graph->id;
+      route.origin = graph->origin;  // within a body it lasts longer than that
+    }
+  }
   const auto hold = [&] {
     if (pools == nullptr) return;
     if (graphs) KeepFor(*pools, *graphs, pool);  // another capture may have begun the route
     Hold(*pools, id, pool);
   };
-  if (kind == ScopeKind::kCapture && routes_.Resume(device, pool, stream, route.filter, hold)) {
+  if (kind == ScopeKind::kCapture &&
+      routes_.Resume(device, pool, stream, route.origin, route.filter, hold)) {
     if (pools != nullptr) return;
     Undo resumed([&] { routes_.Pause(device, pool); });
     base_.beginAllocateToPool(device, id, route.filter);

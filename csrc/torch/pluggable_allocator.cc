@@ -191,7 +191,7 @@ void PluggableAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, Str
   }
   const bool eager = filter(stream) && !IsCapturing(stream);
   const auto hold = [&] { set.Retain(pool); };
-  if (!eager && routes_.Resume(device, pool, stream, filter, hold)) return;
+  if (!eager && routes_.Resume(device, pool, stream, stream, filter, hold)) return;
   const ScopeKind kind = eager ? ScopeKind::kEager : ScopeKind::kCapture;
   routes_.ReserveOne();
   AsTorchErrors([&] { set.BeginScope(pool, kind, IsCapturing(stream)); });

@@ -27,14 +27,18 @@ Answer& AnswerFor(cudaStream_t stream) {
 }
 
 RouteTable::Target ToTarget(const Route& route) {
-  return {route.id, route.kind, route.ours, route.whole_pages};
+  return {route.id, route.kind, route.ours, route.whole_pages, route.origin};
+}
+
+bool IsHeld(const Route& route) {
+  return IsCapturing(route.origin) || std::ranges::any_of(route.others, &IsCapturing);
 }
 
 // Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
 // Another thread may be about to end the capture, so the stream that it began on is not asked which
 // one it is in, unless it is the one that the calling thread allocates on.
 bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capture) {
-  const bool capturing = IsCapturing(route.origin);
+  const bool capturing = IsHeld(route);
   route.over |= route.begun && !capturing;
   route.begun |= capturing;
   if (stream == route.origin && capture) {
@@ -67,6 +71,8 @@ void RouteTable::ReserveOne() {
 
 void RouteTable::Add(Route route) {
   const std::lock_guard lock(mutex_);
+  // Those that are over are known before the new capture can come to their streams.
+  for (Route& other : routes_) IsUnderWay(other, nullptr, std::nullopt);
   routes_.push_back(std::move(route));
   Count(routes_.back(), 1);
 }
@@ -119,11 +125,11 @@ std::optional<RouteTable::Target> RouteTable::AskFilters(c10::DeviceIndex device
   return std::nullopt;
 }
 
-std::optional<PoolId> RouteTable::GraphPoolOf(c10::DeviceIndex device, cudaStream_t stream) {
+std::optional<RouteTable::Target> RouteTable::GraphOf(c10::DeviceIndex device,
+                                                      cudaStream_t stream) {
   const std::optional<CaptureId> capture = CaptureOf(stream).id;
   const std::lock_guard lock(mutex_);
-  const auto target = AskFilters(device, stream, capture, Among::kGraphs);
-  return target ? std::optional(target->id) : std::nullopt;
+  return AskFilters(device, stream, capture, Among::kGraphs);
 }
 
 bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {
@@ -151,7 +157,7 @@ bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(device, id);
   if (route == nullptr || route->kind != ScopeKind::kCapture) return false;
-  if (!IsCapturing(route->origin)) return false;
+  if (!IsHeld(*route)) return false;
   if (!route->capture) route->capture = CaptureOf(route->origin).id;
   route->paused = true;
   NoteChange();
@@ -159,10 +165,14 @@ bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
 }
 
 bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream,
-                        StreamFilter filter, const std::function<void()>& hold) {
+                        cudaStream_t origin, StreamFilter filter,
+                        const std::function<void()>& hold) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(device, id);
   if (route == nullptr || !route->paused || !MayResume(*route, stream, filter)) return false;
+  if (route->nested && origin != route->origin && std::ranges::count(route->others, origin) == 0) {
+    route->others.push_back(origin);
+  }
   hold();
   route->filter = std::move(filter);
   route->paused = false;
@@ -196,7 +206,7 @@ std::optional<Route> RouteTable::FindAbandoned(
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find_if(routes_, [&](const Route& route) {
     return route.kind == ScopeKind::kCapture && (route.nested || counts(route)) &&
-           !IsCapturing(route.origin);
+           (!IsHeld(route) || (route.over && !route.nested));
   });
   return found == routes_.end() ? std::nullopt : std::optional(*found);
 }

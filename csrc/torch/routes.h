@@ -49,8 +49,10 @@ struct Route {
   // streams of the capture would get what nothing has proven to be free for them.
   bool nested = false;
   bool whole_pages = false;       // no two blocks share a page
-  cudaStream_t origin = nullptr;  // capture routes: the stream that the capture begins on
-  std::thread::id thread;         // which thread began it
+  cudaStream_t origin = nullptr;  // capture routes: the stream that the graph's capture begins on
+  std::vector<cudaStream_t> others =
+      {};                  // those of more graphs of its thread that went on with a nested one
+  std::thread::id thread;  // which thread began it
   // Capture routes: that of `origin`, once it is known; whether it was seen to have begun, and to be
   // over.
   std::optional<CaptureId> capture = std::nullopt;
@@ -69,6 +71,7 @@ class RouteTable {
     ScopeKind kind = ScopeKind::kEager;
     bool ours = false;
     bool whole_pages = false;
+    cudaStream_t origin = nullptr;   // see Route
     CaptureId capture = kNoCapture;  // that Match() found the stream in
   };
 
@@ -87,8 +90,8 @@ class RouteTable {
   // The newest route that takes allocations of the calling thread on `stream`.
   std::optional<Target> Match(c10::DeviceIndex device, cudaStream_t stream);
 
-  // The pool of the graph that `stream` captures, whatever is nested in that capture.
-  std::optional<PoolId> GraphPoolOf(c10::DeviceIndex device, cudaStream_t stream);
+  // The route of the graph that `stream` captures, whatever is nested in that capture.
+  std::optional<Target> GraphOf(c10::DeviceIndex device, cudaStream_t stream);
 
   bool Contains(c10::DeviceIndex device, PoolId id) const {
     return TargetOf(device, id).has_value();
@@ -107,11 +110,11 @@ class RouteTable {
   // if there is no such route, or its capture is over; Resume() returns false if the route
   // is not paused, or if it is not its capture that wants it back: `filter` does not take the stream
   // that it began on (a nested one's takes any), and `stream`, the calling thread's, is not in it,
-  // nor captures (a body, then) in the thread that began the route. `hold` runs before the route is
-  // there again, which it is not if that throws.
+  // nor captures (a body, then) in the thread that began the route. `origin` is of the graph that does. `hold` runs
+  // before the route is there again, which it is not if that throws.
   bool Pause(c10::DeviceIndex device, PoolId id);
-  bool Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream, StreamFilter filter,
-              const std::function<void()>& hold);
+  bool Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream, cudaStream_t origin,
+              StreamFilter filter, const std::function<void()>& hold);
 
   // Another thread that has a capture route on the stream while this does not capture is about to begin
   // the capture or to end the route, or it has failed. Waits, without the lock, until it has done the one

@@ -119,6 +119,25 @@ TEST_F(RouteTableTest, AnOverCaptureIsNotMistakenForTheNextOnItsStream) {
   EXPECT_EQ(Match(Stream(1)), std::nullopt);
 }
 
+TEST_F(RouteTableTest, ARouteThatComesShowsWhichCapturesAreOver) {
+  bool alive = true;
+  const auto gone = [&](cudaStream_t stream) {
+    EXPECT_TRUE(alive) << "the filter of a graph that is gone was asked";
+    return fake_cuda::ActiveCapture(stream) == 7;
+  };
+  table_.Add(CaptureRoute(kOne, gone, Stream(1)));
+  SetCapture(Stream(1), 7);
+  EXPECT_EQ(Match(Stream(1)), kOne);
+  alive = false;
+  SetCapture(Stream(1), 0);
+  table_.Add(CaptureRoute(kTwo, InCapture(8), Stream(2)));
+  for (uintptr_t i = 1; i <= 2; ++i) SetCapture(Stream(i), 8);
+  EXPECT_EQ(Match(Stream(3)), std::nullopt);
+  const auto abandoned = table_.FindAbandoned([](const Route&) { return true; });
+  ASSERT_TRUE(abandoned.has_value());
+  EXPECT_EQ(abandoned->id, kOne);
+}
+
 TEST_F(RouteTableTest, AnInvalidatedCaptureIsNotAnsweredFromMemory) {
   table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
   SetCapture(Stream(1), 7);
@@ -222,11 +241,11 @@ TEST_F(RouteTableTest, WhatChangesIsNotRemembered) {
   EXPECT_TRUE(table_.Pause(kDevice, kTwo));
   EXPECT_EQ(Match(Stream(1)), kOne);
   EXPECT_TRUE(table_.Resume(
-      kDevice, kTwo, Stream(1), [](cudaStream_t) { return true; }, [] {}));
+      kDevice, kTwo, Stream(1), Stream(1), [](cudaStream_t) { return true; }, [] {}));
   EXPECT_EQ(Match(Stream(1)), kTwo);
   EXPECT_TRUE(table_.Pause(kDevice, kTwo));
   EXPECT_TRUE(table_.Resume(
-      kDevice, kTwo, Stream(1), [](cudaStream_t) { return false; }, [] {}));
+      kDevice, kTwo, Stream(1), Stream(1), [](cudaStream_t) { return false; }, [] {}));
   EXPECT_EQ(Match(Stream(1)), kOne);
   table_.Remove(kDevice, kOne);
   EXPECT_EQ(Match(Stream(1)), std::nullopt);
@@ -241,7 +260,7 @@ class PausedRouteTest : public RouteTableTest {
     ASSERT_TRUE(table_.Pause(kDevice, kOne));
   }
   bool Resume(cudaStream_t stream, CaptureId filters) {
-    return table_.Resume(kDevice, kOne, stream, InCapture(filters), [] {});
+    return table_.Resume(kDevice, kOne, stream, stream, InCapture(filters), [] {});
   }
 };
 
