@@ -61,6 +61,13 @@ if len(wanted) < 30 or missing:
 METHODS
 }
 
+# same_declarations INCLUDE: whether what torch_calls.cc declares itself is as torch declares it.
+same_declarations() {
+  local others
+  others=$(comm -23 <(grep '^TORCH_API' "$root/csrc/python/torch_calls.cc" | sort) <(sort "$1/ATen/autocast_mode.h"))
+  [ -z "$others" ] || { echo "$1/ATen/autocast_mode.h does not declare $others" >&2 && exit 1; }
+}
+
 # no_other_signature INCLUDE: whether each method of ours that is one of the class's by name overrides it. Those newer than
 # the oldest release have no `override` to say so. Torch's headers are no system headers here: of those compilers report nothing.
 no_other_signature() {
@@ -82,6 +89,7 @@ for release in "${releases[@]}"; do
   fetch "torch-$release" \
     'torch/(include/.*|version\.py|lib/lib(c10|c10_cuda|torch_cpu|torch_python)\.so)' "torch==$release"
   every_method "$torch/include/c10/cuda/CUDACachingAllocator.h"
+  same_declarations "$torch/include"
   no_other_signature "$torch/include"
   torches+=("$torch")
 done

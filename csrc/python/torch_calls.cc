@@ -1,7 +1,8 @@
-#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/Device.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/Layout.h>
+#include <c10/core/ScalarType.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -16,6 +17,12 @@
 #include "python/torch_parts.h"
 
 namespace py = pybind11;
+
+// Of ATen/autocast_mode.h, which includes all of ATen's operators: a quarter of the adapter's compile time.
+namespace at::autocast {
+TORCH_API bool is_autocast_enabled(at::DeviceType device_type);
+TORCH_API at::ScalarType get_autocast_dtype(at::DeviceType device_type);
+}  // namespace at::autocast
 
 namespace cgp {
 namespace {
