@@ -27,7 +27,8 @@ struct PoolSet::Member {
   const PoolId id;
   Pool pool;
   int users = 0;
-  bool capturing = false;  // a capture scope is open
+  std::set<PoolId>::node_type unused;  // its entry in PoolSet, while it has users
+  bool capturing = false;              // a capture scope is open
   // As counted in the set's usage, when the pool last changed.
   Gauge* reserved_bytes = nullptr;  // its own in PoolSet
   uint64_t handles = 0;
@@ -96,8 +97,7 @@ void PoolSet::Release(PoolId id) {
     throw UsageError("cudagraph_pool: pool " + ToString(id) +
                      " has no users left: it was released more often than it was retained.");
   }
-  if (member.users == 1) unused_.insert(id);
-  --member.users;
+  if (--member.users == 0) unused_.insert(std::move(member.unused));
   EraseIfGone(id);
 }
 
@@ -433,16 +433,17 @@ PoolSet::Member& PoolSet::FindOrCreate(PoolId id) {
   const auto [reserved, is_new] = reserved_bytes_.try_emplace(id);
   member->reserved_bytes = &reserved->second;
   try {
+    unused_.insert(id);
     return *members_.emplace(id, std::move(member)).first->second;
   } catch (...) {
+    unused_.erase(id);
     if (is_new) reserved_bytes_.erase(reserved);
     throw;
   }
 }
 
 void PoolSet::AddUser(Member& member) {
-  ++member.users;
-  unused_.erase(member.id);
+  if (member.users++ == 0) member.unused = unused_.extract(member.id);
 }
 
 bool PoolSet::Count(Member& member) {
