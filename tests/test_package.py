@@ -158,8 +158,14 @@ def reason(folder: Path, version: str | None, cuda: str | None = "13.0") -> str:
         "from cudagraph_pool._adapter import load_adapter\n"
         "try:\n    load_adapter()\nexcept ImportError as error:\n    print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(  # the path names the copy: else it would give way to what is installed
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.count("\n") == 1
     return done.stdout
