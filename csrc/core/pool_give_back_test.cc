@@ -57,6 +57,14 @@ class GiveBackTest : public ::testing::Test {
     set_.EndScope(kId);
     return survivor;
   }
+  // While eager work churns until stale mappings are unmapped.
+  void ExpectStaysMapped(const Block& block) {
+    set_.BeginScope(kId, ScopeKind::kEager);
+    Churn(4'000, 40, 2);
+    set_.EndScope(kId);
+    EXPECT_GT(watch_.quiesce_calls(), 0U);
+    EXPECT_TRUE(watch_.Accessible(block.address, block.bytes));
+  }
   void FreeAllBut(const Block& one) {
     for (const auto& live : set_.Snapshot(kId).blocks) {
       if (live.block.address != one.address) set_.Free(live.block.address);
@@ -174,11 +182,7 @@ TEST_F(GiveBackTest, WhatAGraphNeedsStaysMapped) {
   const Block captured = Allocate(20 * kPage + kGranule);
   set_.Free(captured.address);
   set_.EndScope(kId);
-  set_.BeginScope(kId, ScopeKind::kEager);
-  Churn(4'000, 40, 2);
-  set_.EndScope(kId);
-  EXPECT_GT(watch_.quiesce_calls(), 0U);
-  EXPECT_TRUE(watch_.Accessible(captured.address, captured.bytes));
+  ExpectStaysMapped(captured);
 }
 
 // The inputs that graph trees record with, and fill before each replay.
@@ -190,11 +194,7 @@ TEST_F(GiveBackTest, WhatDiesInACaptureStaysMapped) {
   Allocate(kPage);
   set_.Free(input.address);
   set_.EndScope(kId);
-  set_.BeginScope(kId, ScopeKind::kEager);
-  Churn(4'000, 40, 2);
-  set_.EndScope(kId);
-  EXPECT_GT(watch_.quiesce_calls(), 0U);
-  EXPECT_TRUE(watch_.Accessible(input.address, input.bytes));
+  ExpectStaysMapped(input);
 }
 
 TEST_F(GiveBackTest, WhatACheckpointComesBackToStaysMapped) {
@@ -208,11 +208,7 @@ TEST_F(GiveBackTest, WhatACheckpointComesBackToStaysMapped) {
   set_.EndScope(kId);
   const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
   set_.Free(both.address);
-  set_.BeginScope(kId, ScopeKind::kEager);
-  Churn(4'000, 40, 2);
-  set_.EndScope(kId);
-  EXPECT_GT(watch_.quiesce_calls(), 0U);
-  EXPECT_TRUE(watch_.Accessible(both.address, both.bytes));
+  ExpectStaysMapped(both);
   set_.Restore(kId, checkpoint);
   ASSERT_TRUE(set_.At(both.address).has_value());
   Write(both, 5);

@@ -116,6 +116,21 @@ TEST_F(MergedStatsTest, EachPoolsMemoryIsToldWhereTorchTellsPoolsApart) {
   WithPrivatePool(stats, bases, [](const auto& reserved) { EXPECT_EQ(reserved[kAll].peak, 20); });
 }
 
+// New peaks of all pools together come often, and are not what users reset.
+TEST_F(MergedStatsTest, APoolsOwnPeakLastsUntilUsersResetPeaks) {
+  constexpr PoolId kOther{0, 2};
+  set_.BeginScope(kOther, ScopeKind::kEager);
+  set_.Free(set_.Allocate(kOther, 4 << 20, kStream).address);
+  set_.EndScope(kOther);
+  set_.Release(kOther);
+  EXPECT_EQ(set_.Trim(), 4U << 20);
+  Allocate(8 << 20);
+  stats_.Get(base_);
+  EXPECT_EQ(set_.ReservedByPool()[kOther].peak, 4U << 20);
+  stats_.ResetPeaks(base_);
+  EXPECT_EQ(set_.ReservedByPool()[kOther].peak, 0U);
+}
+
 // Settings of the base's alone count these, and what it counts is asked for more often than users ask.
 TEST_F(MergedStatsTest, ThePeakOfOversizeSegmentsIsTheBases) {
   base_.stats.oversize_segments.peak = 3;
