@@ -18,7 +18,8 @@
 
 namespace py = pybind11;
 
-// Of ATen/autocast_mode.h, which includes all of ATen's operators: a quarter of the adapter's compile time.
+// Of ATen/autocast_mode.h, which includes all of ATen's operators: a quarter of the adapter's
+// compile time.
 namespace at::autocast {
 TORCH_API bool is_autocast_enabled(at::DeviceType device_type);
 TORCH_API at::ScalarType get_autocast_dtype(at::DeviceType device_type);

@@ -1,5 +1,5 @@
-// The bodies of conditional nodes: torch ends the route of the graph, begins it again for the body, which is a capture of
-// its own, and does so once more behind it.
+// The bodies of conditional nodes: torch ends the route of the graph, begins it again for the body,
+// which is a capture of its own, and does so once more behind it.
 #include "torch/adapter_fuzz_session.h"
 
 namespace cgp::simulated {

@@ -39,8 +39,8 @@ void Session::Checkpoint(Graph& graph) {
 
 void Session::Restore() {
   Graph* const graph = SomeGraph([this](const Graph& some) {
-    // Another thread's capture that failed may still be ended, for all that is known. One that is under way
-    // elsewhere has nothing to do with trees' blocks.
+    // Another thread's capture that failed may still be ended, for all that is known. One that is
+    // under way elsewhere has nothing to do with trees' blocks.
     const auto is_in_the_way = [&](const auto& other) {
       if (other->state == Graph::State::kGone) {
         return other->id == some.id && other->thread != thread_;

@@ -30,17 +30,24 @@ RouteTable::Target ToTarget(const Route& route) {
   return {route.id, route.kind, route.ours, route.whole_pages, route.origin};
 }
 
+// Whether a capture that it serves is under way, for all that its streams tell.
 bool IsHeld(const Route& route) {
   return IsCapturing(route.origin) || std::ranges::any_of(route.others, &IsCapturing);
+}
+
+// Notes whether the capture has begun, and whether it is over. Returns whether it is held.
+bool NoteProgress(Route& route) {
+  const bool capturing = IsHeld(route);
+  route.over |= route.begun && !capturing;
+  route.begun |= capturing;
+  return capturing;
 }
 
 // Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
 // Another thread may be about to end the capture, so the stream that it began on is not asked which
 // one it is in, unless it is the one that the calling thread allocates on.
 bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capture) {
-  const bool capturing = IsHeld(route);
-  route.over |= route.begun && !capturing;
-  route.begun |= capturing;
+  const bool capturing = NoteProgress(route);
   if (stream == route.origin && capture) {
     if (!route.capture) route.capture = capture;
     route.over |= route.capture != capture;
@@ -72,7 +79,7 @@ void RouteTable::ReserveOne() {
 void RouteTable::Add(Route route) {
   const std::lock_guard lock(mutex_);
   // Those that are over are known before the new capture can come to their streams.
-  for (Route& other : routes_) IsUnderWay(other, nullptr, std::nullopt);
+  for (Route& other : routes_) NoteProgress(other);
   routes_.push_back(std::move(route));
   Count(routes_.back(), 1);
 }

@@ -50,8 +50,8 @@ struct Route {
   bool nested = false;
   bool whole_pages = false;       // no two blocks share a page
   cudaStream_t origin = nullptr;  // capture routes: the stream that the graph's capture begins on
-  std::vector<cudaStream_t> others =
-      {};                  // those of more graphs of its thread that went on with a nested one
+  // Of a nested one: those of more graphs of its thread that went on with it.
+  std::vector<cudaStream_t> others = {};
   std::thread::id thread;  // which thread began it
   // Capture routes: that of `origin`, once it is known; whether it was seen to have begun, and to be
   // over.
@@ -110,8 +110,8 @@ class RouteTable {
   // if there is no such route, or its capture is over; Resume() returns false if the route
   // is not paused, or if it is not its capture that wants it back: `filter` does not take the stream
   // that it began on (a nested one's takes any), and `stream`, the calling thread's, is not in it,
-  // nor captures (a body, then) in the thread that began the route. `origin` is of the graph that does. `hold` runs
-  // before the route is there again, which it is not if that throws.
+  // nor captures (a body, then) in the thread that began the route. `origin` is of the graph that
+  // does. `hold` runs before the route is there again, which it is not if that throws.
   bool Pause(c10::DeviceIndex device, PoolId id);
   bool Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream, cudaStream_t origin,
               StreamFilter filter, const std::function<void()>& hold);

@@ -166,7 +166,8 @@ FenceId StreamMemory::ChooseFence(const LiveBlock& live) {
     const FreeView* const view = several_streams_ ? nullptr : FindView(stream);
     return view != nullptr ? view->own_fence() : fences_.ForStream(stream, /*eager=*/false);
   }
-  // Unless a capture is under way that may have used it: a scope of this pool may yet begin within that.
+  // Unless a capture is under way that may have used it: a scope of this pool may yet begin within
+  // that.
   if (!scope_ && !used && !eager && driver_.MayQuiesce()) return FenceId::kOpen;
   if (!in_capture && !used) {
     // A graph's output: the stream takes it once it has waited for the replays.
