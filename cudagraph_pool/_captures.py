@@ -12,17 +12,21 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ._adapter import load_adapter
 from ._buckets import Size
 from ._forecast import count_nodes
 from ._graphs import GraphPool, _next_graph, graph
 from ._static_inputs import Static
 from ._static_outputs import lend
+
+if TYPE_CHECKING:
+    from . import _torch
 
 T = TypeVar("T")
 
@@ -80,7 +84,7 @@ class Captures:
         with self.turns.lock:
             self.order()
             self._stream.wait_stream(current)
-            self.turns.take("a capture", writes=False)
+            self.turns.row.take("a capture")
         try:
             with torch.cuda.stream(self._stream):
                 yield
@@ -188,18 +192,18 @@ class Captures:
             captured.streams.add(current)
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Owner:
     """What a graph needs as long as somebody holds one of its outputs.
 
     Attributes:
-        counters: Count the changes of the outputs that the next replay of the pool overwrites.
+        counters: Counts changes of the outputs that the next replay of the pool overwrites.
     """
 
     captures: Captures
     inputs: list[Tensor]
     graphs: list[Replayable] = field(default_factory=list)
-    counters: list[Tensor] = field(default_factory=list)
+    counters: _torch.Counters | None = None
 
 
 @dataclass(slots=True)
@@ -416,6 +420,7 @@ def _lend_outputs(leaves: Sequence[Any], owner: Owner) -> list[Any]:
     """Those that are of one memory count their changes together, as they did."""
     first: dict[int, Tensor] = {}
     outputs = []
+    counting: list[Tensor] = []
     for output in leaves:
         if isinstance(output, Tensor):
             is_held = owner.captures.holds(output)
@@ -424,8 +429,9 @@ def _lend_outputs(leaves: Sequence[Any], owner: Owner) -> list[Any]:
                 if type(output) is Tensor:
                     same = first.setdefault(_address(output), output)
                     output = output if same is output else _counting_with(same, output)
-                owner.counters.append(_counting_with(output, output.new_empty(0)))
+                counting.append(_counting_with(output, output.new_empty(0)))
         outputs.append(output)
+    owner.counters = load_adapter().Counters(counting)
     return outputs
 
 

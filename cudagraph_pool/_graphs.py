@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -44,20 +45,20 @@ class _Turns:
     those before it left, on whatever streams.
 
     Attributes:
-        number (int): Of the last one.
-        what (str): What that was, for errors.
-        wrote (tuple[int, str]): The last one that wrote to the pool: number and what it was.
-        left (weakref): To what counts changes of its outputs, and lives as long as they do.
         stream (torch.cuda.Stream): Of the last one.
+        lock: Held for as long as it takes to launch one.
     """
 
-    def __init__(self) -> None:
-        self.number = 0
-        self.what = ""
-        self.wrote = 0, ""
-        self.left: weakref.ref[Any] | None = None
-        self.lock = threading.RLock()  # for as long as it takes to launch one
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.lock = threading.RLock()
         self.stream: torch.cuda.Stream | None = None
+
+    @functools.cached_property
+    def row(self) -> _torch.Row:
+        """Which was the last one."""
+        made: _torch.Row = load_adapter().Row(str(self._device))
+        return made
 
     def order(self, stream: torch.cuda.Stream) -> bool:
         """Lets what ``stream`` gets next come after the last one; returns whether that was on
@@ -68,19 +69,8 @@ class _Turns:
         if self.stream is not None:
             stream.wait_stream(self.stream)
         self.stream = stream
+        self.row.stream = stream.cuda_stream
         return True
-
-    def take(self, what: str, writes: bool = True) -> int:
-        """The next one overwrites what the last one left; returns its number.
-
-        Arguments:
-            writes: Whether its graphs do: else no more than what they read.
-        """
-        self.what = what
-        self.number += 1
-        if writes:
-            self.wrote = self.number, what
-        return self.number
 
 
 class GraphPool:
@@ -138,7 +128,7 @@ class GraphPool:
         self._exec_budget = exec_budget
         self._execs: _torch.ExecCache | None = None
         self._execs_lock = threading.Lock()
-        self._turns = _Turns()
+        self._turns = _Turns(self._device)
         self._adapter.register_pool(self._device.index, self._id)
         self._open = True
         _pools[self._device.index, self._id] = self

@@ -63,7 +63,7 @@ class Lent:
 
     def check(self, operation: Any) -> None:
         """Raises RuntimeError if the memory has been overwritten since."""
-        number, what = self._turns.wrote
+        number, what = self._turns.row.wrote
         if number != self._number:
             raise RuntimeError(
                 f"{operation} uses what call {self._number} of its pool returned, {self._what}, "
@@ -79,7 +79,7 @@ def lend_for(tensor: Tensor, turns: _Turns, number: int) -> Tensor:
         return tensor  # not of the pool
     lent = lend(tensor, owner)
     storage: Any = lent.untyped_storage()
-    storage._lent = Lent(turns, number, turns.what)
+    storage._lent = Lent(turns, number, turns.row.what)
     known = tensor.detach()  # which counts changes together with the tensor
     known.data = lent
     return known

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import operator
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ._adapter import load_adapter
 from ._buckets import Buckets, Size, shown
 from ._call import Call, Named, name_leaves, refuse_transforms
 from ._captures import (
@@ -26,17 +26,20 @@ from ._captures import (
 from ._function import parameters_of
 from ._guard import is_guarded, lend_for
 from ._static_inputs import (
-    CopyIn,
     Input,
     Static,
     StaticInputs,
     check_names,
+    copies,
     dims_of,
     is_integer,
     pad_of,
     size_of,
 )
 from ._static_outputs import Cuts, Output, check_strided, describe, paths_of
+
+if TYPE_CHECKING:
+    from . import _torch
 
 _SAMPLES = 3  # replays that are timed, for each size
 
@@ -170,7 +173,7 @@ class Program:
             return static
         self._filled = at, part == size
         with torch.no_grad():
-            CopyIn(self._inputs, static, part)(
+            copies(self._inputs, static, part)(
                 [given.cut(x, part) for given, x in zip(self._inputs, call.tensors, strict=True)]
             )
             for tensor, buffer in static if part != size else ():
@@ -287,20 +290,23 @@ class Plan:
         self.captured = captured
         self._captures = captures
         self._what = f"of size {shown(size)} in the graph of {shown(captured.size)}"
-        self._left = weakref.ref(captured.owner)
+        self._counters = captured.owner.counters
         self._assemble = _assembler(captured.tree)
-        self._copy_in = CopyIn(inputs, captured.statics, size)
-        self._results = [
+        self._leaves = [
             cuts.cut(place, leaf, size) if isinstance(leaf, Tensor) else leaf
             for place, leaf in enumerate(captured.leaves)
         ]
+        self.replays: _torch.Replays = load_adapter().Replays(
+            *(copies(inputs, captured.statics, size), captured.forward),
+            *(self._leaves, self._assemble, self._counters, self._what),
+        )
         self._tensor_places = [
-            place for place, leaf in enumerate(self._results) if isinstance(leaf, Tensor)
+            place for place, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)
         ]
         backward = captured.backward
         if backward is not None:
             self._gradient_copies = {
-                place: CopyIn([static.buffer.given], [static], size)
+                place: copies([static.buffer.given], [static], size)
                 for place, static in zip(backward.gradients_of, backward.grad_outputs, strict=True)
             }
             self._input_gradients = [
@@ -308,47 +314,29 @@ class Plan:
                 for given, gradient in zip(inputs, backward.grad_inputs, strict=True)
             ]
 
-    def run(self, tensors: Sequence[Tensor], clone: bool) -> Any:
+    def run(self, tensors: list[Tensor], clone: bool) -> Any:
         """Replays the graph for a call, and returns what belongs to it."""
-        if self.captured.backward is None:
-            if torch.is_grad_enabled():
-                with torch.no_grad():
-                    leaves, _ = self.launch(tensors, clone)
-            else:
-                leaves, _ = self.launch(tensors, clone)
-        else:
-            outputs = _Graphed.apply(self, clone, *tensors, *self.captured.backward.parameters)
-            leaves = list(self._results)
-            for place, output in zip(self._tensor_places, outputs, strict=True):
-                leaves[place] = output
+        backward = self.captured.backward
+        if backward is None:
+            return self._assemble(self.launch(tensors, clone)[0])
+        outputs = _Graphed.apply(self, clone, *tensors, *backward.parameters)
+        leaves = list(self._leaves)
+        for place, output in zip(self._tensor_places, outputs, strict=True):
+            leaves[place] = output
         return self._assemble(leaves)
 
-    def launch(self, tensors: Sequence[Tensor], clone: bool) -> tuple[list[Any], int]:
+    def launch(self, tensors: list[Tensor], clone: bool) -> tuple[list[Any], int]:
         """The forward pass; returns its leaves, and its number among the pool's replays."""
         captured = self.captured
         turns = self._captures.turns
         with turns.lock:
             self._captures.order(captured)
-            try:
-                self._copy_in(tensors)
-            except BaseException:
-                turns.take("a call that failed", writes=False)  # but to some inputs
-                raise
-            number = turns.take(self._what)
-            # Who has saved what the last call returned for a backward pass gets autograd's error.
-            last = None if turns.left is None else turns.left()
-            if last is not None:
-                torch.autograd.graph.increment_version(last.counters)
-            turns.left = self._left
-            if len(captured.samples) < _SAMPLES:
-                captured.samples.append(self._replay_noted(captured.forward))
-            else:
-                captured.forward.replay()
-            leaves = list(self._results)
-            for place in self._tensor_places:
-                leaves[place] = leaves[place].clone() if clone else leaves[place].detach()
-                if is_guarded():
-                    leaves[place] = lend_for(leaves[place], turns, number)
+            self.replays.stream = turns.row.stream
+            replay = None if self.is_settled else self._replay_sample
+            leaves = self.replays.run(turns.row, tensors, clone, replay)
+            number = turns.row.number
+            for place in self._tensor_places if is_guarded() else ():
+                leaves[place] = lend_for(leaves[place], turns, number)
             return leaves, number
 
     def launch_backward(
@@ -364,11 +352,11 @@ class Plan:
         assert backward is not None
         turns = self._captures.turns
         with turns.lock:
-            if turns.number != number or turns.left is not self._left:
+            if turns.row.number != number or not turns.row.left(self._counters):
                 raise RuntimeError(
                     f"the backward pass of call {number} of its pool, {self._what}, came after "
-                    f"call {turns.number}, {turns.what}, which has overwritten what it needs: run "
-                    "it before the next call"
+                    f"call {turns.row.number}, {turns.row.what}, which has overwritten what it "
+                    "needs: run it before the next call"
                 )
             if _states(self.captured.read) != self.captured.states:
                 raise RuntimeError(
@@ -393,6 +381,14 @@ class Plan:
             left = self._input_gradients + backward.grad_parameters
             defined = [not reached <= undefined for reached in backward.reached_from]
             return _copies([x if is_ else None for x, is_ in zip(left, defined, strict=True)])
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether enough of its graph's replays were timed."""
+        return len(self.captured.samples) >= _SAMPLES
+
+    def _replay_sample(self) -> None:
+        self.captured.samples.append(self._replay_noted(self.captured.forward))
 
     def _replay_noted(self, graph: Replayable) -> Span:
         """Marks around it; of the first time it is noted what the driver takes for its executable,
@@ -455,7 +451,7 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         ctx.plan = plan
         ctx.is_done = False
-        inputs = tensors[: len(plan.captured.statics)]
+        inputs = list(tensors[: len(plan.captured.statics)])
         leaves, ctx.number = plan.launch(inputs, clone)
         plan.note_read()
         # Where a checkpoint runs the call again, what is unpacked is the number of that one.

@@ -6,11 +6,10 @@ import inspect
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from tqdm import tqdm
 
 from ._adapter import load_adapter
@@ -19,8 +18,12 @@ from ._call import Call, refuse_transforms, take_apart
 from ._captures import Captures, frozen_heap, no_autocast_cache, no_hooks_of_the_caller
 from ._function import modules_of, parameters_of, watch
 from ._graphs import _EXEC_BUDGET, GraphPool, _require_enabled, _require_pool
+from ._guard import is_guarded
 from ._program import Plan, Program
 from ._report import Report
+
+if TYPE_CHECKING:
+    from . import _torch
 
 Order = Literal["largest_first", "smallest_first", "given"]
 
@@ -155,10 +158,13 @@ class GraphRunner:
         self._progress = progress
         self._captures = self._new_captures(pool, shared_exec)
         self._device_type = self._captures.device.type
+        self._turns = self._captures.turns
         self._lock = threading.RLock()
         self._programs: dict[Any, Program] = {}
         # None: of calls larger than all sizes. No weights that have moved are in a key.
         self._plans: dict[Any, Plan | None] = {}
+        # What there is of them is replayed without more ado. None while something is captured.
+        self._settled: dict[Any, _torch.Replays] = {}
         self._weights = watch(self._modules)
         parameters = parameters_of(function)
         self._sort_keywords = bool(parameters) and not any(
@@ -182,17 +188,12 @@ class GraphRunner:
         """
         if torch.compiler.is_dynamo_compiling():
             return self._call_uncompiled(args, kwargs)
-        with self._lock:
-            tensors, key = self._key(args, kwargs)
-            plan = self._plans.get(key, _UNKNOWN)
-            if plan is not None and plan is not _UNKNOWN:
-                return self._replay(plan, tensors)
-        if plan is _UNKNOWN:
-            with self._alone():
-                plan, tensors = self._plan(args, kwargs)
-                if plan is not None:
-                    return self._replay(plan, tensors)
-        return self._function(*args, **kwargs)
+        with self._lock, self._turns.lock:
+            known = {} if is_guarded() else self._settled
+            result = self._reader.run(
+                self._weights, known, self._turns.row, args, kwargs, self._clone_outputs
+            )
+        return self._call(args, kwargs) if result is NotImplemented else result
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         r"""Capture now what a call with these arguments would capture, and run nothing."""
@@ -204,7 +205,7 @@ class GraphRunner:
         with self._alone():
             self._captures.synchronize()
             self._programs.clear()
-            self._plans.clear()
+            self._forget_plans()
 
     def report(self) -> Report:
         r"""Return a list of what each size cost and gains; printed, it is a table.
@@ -236,6 +237,19 @@ class GraphRunner:
             pool = GraphPool(shared_exec=shared_exec is not False, exec_budget=_EXEC_BUDGET)
         return Captures(pool, None if shared_exec == "auto" else shared_exec)
 
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._lock:
+            tensors, key = self._key(args, kwargs)
+            plan = self._plans.get(key, _UNKNOWN)
+            if plan is not None and plan is not _UNKNOWN:
+                return self._replay(plan, tensors, key)
+        if plan is _UNKNOWN:
+            with self._alone():
+                plan, tensors, key = self._plan(args, kwargs)
+                if plan is not None:
+                    return self._replay(plan, tensors, key)
+        return self._function(*args, **kwargs)
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """No capture is under way, and no call of this runner. In this order: what is captured may
@@ -244,10 +258,14 @@ class GraphRunner:
         with self._captures.lock, self._lock:
             yield
 
-    def _replay(self, plan: Plan, tensors: Sequence[Tensor]) -> Any:
+    def _replay(self, plan: Plan, tensors: list[Tensor], key: Hashable) -> Any:
         self._calls += 1
         plan.captured.last_used = self._calls
-        return plan.run(tensors, self._clone_outputs)
+        result = plan.run(tensors, self._clone_outputs)
+        # Who trains, or whose graphs may go, has more to do in each call.
+        if plan.is_settled and plan.captured.backward is None and self._max_graphs is None:
+            self._settled[key] = plan.replays
+        return result
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor], Hashable]:
         """The tensors of a call, and what it has in common with those that are run alike."""
@@ -256,25 +274,24 @@ class GraphRunner:
                 "the function calls the GraphRunner that captures it: a module whose forward is "
                 "replaced by a runner is captured by GraphRunner(module.forward)"
             )
-        read = self._reader.read(args, kwargs) if forward_ad._current_level < 0 else None
-        tensors, call = read or self._read_any(args, kwargs)
-        return tensors, (self._weights.flags(), call)
+        read: tuple[list[Tensor], bytes] | None = self._reader.read(self._weights, args, kwargs)
+        return read or self._read_any(args, kwargs)
 
     def _plan(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Plan | None, list[Tensor]]:
-        """How this call is run, captures what that needs; and its tensors. None: by the function
-        itself. pre: :meth:`_alone`.
+    ) -> tuple[Plan | None, list[Tensor], Hashable]:
+        """How this call is run, captures what that needs; and its tensors and key. None: by the
+        function itself. pre: :meth:`_alone`.
         """
         tensors, key = self._key(args, kwargs)
         plan = self._plans.get(key, _UNKNOWN)
         if plan is _UNKNOWN:
             plan = self._new_plan(take_apart(args, kwargs, self._sort_keywords))
             if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
+                self._forget_plans()
             _, key = self._key(args, kwargs)  # weights may have been made
             self._plans[key] = plan
-        return plan, tensors
+        return plan, tensors, key
 
     def _read_any(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -282,7 +299,8 @@ class GraphRunner:
         """What the reader returns, for a call that it does not read: one of other arguments too."""
         call = take_apart(args, kwargs, self._sort_keywords)
         refuse_transforms(call.tensors, self._modules)
-        return call.tensors, (self._modes(), call.structure, call.constants, call.shapes)
+        what = self._modes(), call.structure, call.constants, call.shapes
+        return call.tensors, (self._weights.flags(), *what)
 
     def _way(self, call: Call) -> Hashable:
         """Calls with the same way run the same Python code, but for sizes."""
@@ -329,6 +347,7 @@ class GraphRunner:
         before = dict(program.captured)
         bar = tqdm(sizes, unit="graph", disable=not self._progress or len(sizes) == 1)
         self._capturing = True
+        self._settled.clear()
         at = bucket
         try:
             # Backward passes run in this thread: autograd's own one for the device may wait for
@@ -394,7 +413,11 @@ class GraphRunner:
         del program.captured[oldest.size]
         if not program.captured:
             del self._programs[way]
+        self._forget_plans()
+
+    def _forget_plans(self) -> None:
         self._plans.clear()
+        self._settled.clear()
 
 
 def _axes_of(dim: Any) -> int:

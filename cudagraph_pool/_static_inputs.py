@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ._adapter import load_adapter
 from ._buckets import Size
 from ._call import Named
 from ._static_outputs import counting_changes
+
+if TYPE_CHECKING:
+    from . import _torch
 
 # For each axis of a size the dimensions of a tensor that it is the extent of.
 Dims = tuple[tuple[int, ...], ...]
@@ -263,49 +267,41 @@ class StaticInputs:
         return statics
 
 
-class CopyIn:
-    """How the tensors of calls of one size get to where a graph reads them, padding to the rest.
+def copies(inputs: Sequence[Input], statics: Sequence[Static], size: Size) -> _torch.Copies:
+    """Copies the tensors of calls of one size to where a graph reads them, padding to the rest.
 
     Arguments:
         statics: Of the bucket that serves them.
     """
-
-    def __init__(self, inputs: Sequence[Input], statics: Sequence[Static], size: Size) -> None:
-        self._filled: list[tuple[Tensor, float]] = []
-        targets: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
-        paddings: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
-        for place, (given, (tensor, buffer)) in enumerate(zip(inputs, statics, strict=True)):
-            target = tensor.detach()
-            for extent, of_axis in zip(size, given.dims, strict=True):
-                for dim in of_axis:
-                    if extent == target.shape[dim]:
-                        continue
-                    part = target.narrow(dim, extent, target.shape[dim] - extent)
-                    padding = buffer.padding_for(part)
-                    if padding is None:
-                        self._filled.append((part, given.pad))
-                    else:
-                        paddings.setdefault(part.dtype, []).append((part, padding))
-                    target = target.narrow(dim, 0, extent)
-            targets.setdefault(target.dtype, []).append((place, target))
-        self._alone: list[tuple[int, Tensor]] = []
-        self._together: list[tuple[list[Tensor], list[int], list[Tensor]]] = []
-        for dtype, alike in targets.items():
-            padded = paddings.get(dtype, [])
-            if dtype in _COPIED_TOGETHER and len(alike) + len(padded) > 1:
-                places, to = map(list, zip(*alike, strict=True))
-                to += [part for part, _ in padded]
-                self._together.append((to, places, [padding for _, padding in padded]))
-            else:
-                self._alone += alike
-
-    def __call__(self, tensors: Sequence[Tensor]) -> None:
-        for part, value in self._filled:
-            part.fill_(value)
-        for place, target in self._alone:
-            target.copy_(tensors[place])
-        for targets, places, padding in self._together:
-            torch._foreach_copy_(targets, [tensors[place] for place in places] + padding)
+    filled: list[tuple[Tensor, Tensor]] = []
+    targets: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
+    paddings: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for place, (given, (tensor, buffer)) in enumerate(zip(inputs, statics, strict=True)):
+        target = tensor.detach()
+        for extent, of_axis in zip(size, given.dims, strict=True):
+            for dim in of_axis:
+                if extent == target.shape[dim]:
+                    continue
+                part = target.narrow(dim, extent, target.shape[dim] - extent)
+                padding = buffer.padding_for(part)
+                if padding is None:
+                    filled.append((part, torch.full((), given.pad, dtype=part.dtype)))
+                else:
+                    paddings.setdefault(part.dtype, []).append((part, padding))
+                target = target.narrow(dim, 0, extent)
+        targets.setdefault(target.dtype, []).append((place, target))
+    alone: list[tuple[int, Tensor]] = []
+    together: list[tuple[list[int], list[Tensor], list[Tensor]]] = []
+    for dtype, alike in targets.items():
+        padded = paddings.get(dtype, [])
+        if dtype in _COPIED_TOGETHER and len(alike) + len(padded) > 1:
+            places, to = map(list, zip(*alike, strict=True))
+            to += [part for part, _ in padded]
+            together.append((places, to, [padding for _, padding in padded]))
+        else:
+            alone += alike
+    made: _torch.Copies = load_adapter().Copies(filled, alone, together)
+    return made
 
 
 def check_names(

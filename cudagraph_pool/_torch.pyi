@@ -29,8 +29,60 @@ def set_keeps_template(graph: torch.cuda.CUDAGraph, keeps: bool) -> bool: ...
 class CallReader:
     def __init__(self, device: str, sort_keywords: bool) -> None: ...
     def read(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, weights: WeightWatch, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[torch.Tensor], bytes] | None: ...
+    def run(
+        self,
+        weights: WeightWatch,
+        known: dict[Any, Replays],
+        row: Row,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        copy: bool,
+    ) -> Any: ...
+
+class Copies:
+    def __init__(
+        self,
+        filled: list[tuple[torch.Tensor, torch.Tensor]],
+        alone: list[tuple[int, torch.Tensor]],
+        together: list[tuple[list[int], list[torch.Tensor], list[torch.Tensor]]],
+    ) -> None: ...
+    def __call__(self, tensors: list[torch.Tensor]) -> None: ...
+
+class Counters:
+    def __init__(self, tensors: list[torch.Tensor]) -> None: ...
+
+class Row:
+    @property
+    def number(self) -> int: ...
+    @property
+    def what(self) -> str: ...
+    @property
+    def wrote(self) -> tuple[int, str]: ...
+    stream: int | None
+    def __init__(self, device: str) -> None: ...
+    def take(self, what: str, leaves: Counters | None = None) -> int: ...
+    def left(self, counters: Counters | None) -> bool: ...
+
+class Replays:
+    stream: int | None
+    def __init__(
+        self,
+        copies: Copies,
+        graph: Any,
+        leaves: list[Any],
+        assemble: Callable[[list[Any]], Any],
+        counters: Counters | None,
+        what: str,
+    ) -> None: ...
+    def run(
+        self,
+        row: Row,
+        tensors: list[torch.Tensor],
+        copy: bool,
+        replay: Callable[[], None] | None = None,
+    ) -> list[Any]: ...
 
 class ExecCache:
     def __init__(self, device: int, max_execs: int | None, budget_bytes: int) -> None: ...

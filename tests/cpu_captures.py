@@ -33,6 +33,8 @@ from cudagraph_pool._graphs import _Turns
 class Stream:
     """Knows which streams it has waited for."""
 
+    cuda_stream = 0  # which calls take for the current one where there is no GPU
+
     def __init__(self) -> None:
         self.waited_for: list[Stream] = []
 
@@ -103,13 +105,13 @@ class CpuCaptures:
         self.tapes: list[Tape] = []
         self.stream = Stream()
         self.warm_ups = 0
-        self.turns = _Turns()
+        self.turns = _Turns(self.device)
         self.lock = threading.RLock()
 
     @contextmanager
     def in_a_row(self) -> Iterator[None]:
         self.order()
-        self.turns.take("a capture", writes=False)
+        self.turns.row.take("a capture")
         yield
 
     def empty_caches(self) -> None:

@@ -88,7 +88,7 @@ def test_arguments_that_may_change_while_they_stay_the_same() -> None:
 
 def test_calls_are_alike_if_their_tensors_names_and_modes_are() -> None:
     chance = random.Random(0)
-    reader = load_adapter().CallReader("cpu", True)
+    reader, weights = load_adapter().CallReader("cpu", True), load_adapter().WeightWatch([], [], [])
     shapes: dict[Any, bytes] = {}
     calls: dict[Any, bytes] = {}
     for _ in range(4000):
@@ -107,7 +107,7 @@ def test_calls_are_alike_if_their_tensors_names_and_modes_are() -> None:
         named = dict(zip(names, leaves[split:], strict=True))
         grad, dtype = chance.random() < 0.5, chance.choice([None, torch.half, torch.bfloat16])
         with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, enabled=dtype is not None):
-            tensors, key = reader.read(tuple(leaves[:split]), named)
+            tensors, key = reader.read(weights, tuple(leaves[:split]), named)
         in_order = [*leaves[:split], *(named[name] for name in sorted(names))]
         assert list(map(id, tensors)) == list(map(id, in_order))
         alike = tuple((x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in in_order)
@@ -117,13 +117,13 @@ def test_calls_are_alike_if_their_tensors_names_and_modes_are() -> None:
 
 
 def test_what_a_reader_of_calls_leaves_to_others() -> None:
-    reader = load_adapter().CallReader("cpu", True)
+    reader, weights = load_adapter().CallReader("cpu", True), load_adapter().WeightWatch([], [], [])
     x = rows(2)
-    assert reader.read((x,), {"y": x}) is not None
+    assert reader.read(weights, (x,), {"y": x}) is not None
     for other in (1, None, [x], x.to_sparse()):
-        assert reader.read((x, other), {}) is None
-        assert reader.read((x,), {"y": other}) is None
-    assert reader.read((), {"\ud800": x}) is None  # no name in UTF-8
+        assert reader.read(weights, (x, other), {}) is None
+        assert reader.read(weights, (x,), {"y": other}) is None
+    assert reader.read(weights, (), {"\ud800": x}) is None  # no name in UTF-8
 
 
 def test_the_order_of_keywords_that_a_function_sees() -> None:

@@ -18,8 +18,9 @@ pytest.importorskip("torch")
 import torch
 from cpu_captures import CpuCaptures, CpuRunner, Tape, double, rows
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from cudagraph_pool import _static_inputs
 from cudagraph_pool._captures import Captures, _address
 from cudagraph_pool._graphs import graph
 
@@ -52,7 +53,7 @@ class Cuda:
         self.recorded: set[tuple[int, str]] = set()
         self.written: set[tuple[int, str]] = set()
         self._of_thread = threading.local()
-        full, copy_in = torch.full, _static_inputs.CopyIn.__call__
+        full = torch.full
 
         def allocate(*args: Any, **kwargs: Any) -> Tensor:
             made: Tensor = full(*args, **kwargs)
@@ -62,16 +63,8 @@ class Cuda:
         def record(tensor: Tensor, stream: Stream) -> None:
             self.recorded.add((_address(tensor), stream.name))
 
-        def write(copies: Any, tensors: Any) -> None:
-            targets = [target for _, target in copies._alone]
-            targets += [part for part, _ in copies._filled]
-            targets += [target for together in copies._together for target in together[0]]
-            self.written |= {(_address(target), self.current().name) for target in targets}
-            copy_in(copies, tensors)
-
         monkeypatch.setattr(torch, "full", allocate)
         monkeypatch.setattr(Tensor, "record_stream", record)
-        monkeypatch.setattr(_static_inputs.CopyIn, "__call__", write)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current())
         monkeypatch.setattr(torch.cuda, "stream", self.on)
         is_capturing = "_cuda_isCurrentStreamCapturing"
@@ -99,6 +92,20 @@ class Cuda:
             for block, stream in self.written - self.recorded
             if block in self.allocated_on and self.allocated_on[block].name != stream
         ]
+
+
+class Writes(TorchDispatchMode):  # type: ignore[misc]
+    """Notes on which stream tensors are copied to."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        super().__init__()
+        self._cuda = cuda
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name().startswith(("aten::copy_", "aten::_foreach_copy_", "aten::fill_")):
+            stream = self._cuda.current().name
+            self._cuda.written |= {(_address(target), stream) for target in tree_leaves(args[0])}
+        return func(*args, **(kwargs or {}))
 
 
 class StreamCaptures(CpuCaptures):
@@ -177,8 +184,7 @@ def test_captures_come_between_what_the_caller_does(cuda: Cuda) -> None:
     assert mine.waited_for[-1] is cuda.capturing
 
 
-def test_memory_knows_the_streams_of_its_calls(cuda: Cuda) -> None:
-    """Though it was allocated on the stream that captures, and though the pool's turn stays."""
+def call_on_streams(cuda: Cuda) -> None:
     pool = StreamCaptures(cuda)
     runners = [new_runner(cuda, function, pool) for function in (double, lambda x: x + 1)]
     for run in runners:
@@ -199,6 +205,12 @@ def test_memory_knows_the_streams_of_its_calls(cuda: Cuda) -> None:
         for n in (16, 4):
             growing(rows(n))
         both_ways(rows(8)).sum().backward()
+
+
+def test_memory_knows_the_streams_of_its_calls(cuda: Cuda) -> None:
+    """Though it was allocated on the stream that captures, and though the pool's turn stays."""
+    with Writes(cuda):
+        call_on_streams(cuda)
     assert "other" in {name for _, name in cuda.written}
     assert cuda.unknown_uses() == []
 

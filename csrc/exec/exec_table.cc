@@ -1,10 +1,11 @@
 #include "exec/exec_table.h"
 
 #include <algorithm>
+#include <iterator>
+#include <ranges>
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/reserve.h"
 
 namespace cgp {
 
@@ -95,7 +96,7 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
   const std::vector<ExecNumber> counted = Counted(graph.group);
   const auto fits_in_place_of = [&](ExecNumber exec) {
     const uint64_t bytes = execs_.at(exec).bytes;
-    return graph.bytes <= bytes || Allows(by_use_.size(), taken_ - bytes + graph.bytes);
+    return graph.bytes <= bytes || Allows(shared_execs_, taken_ - bytes + graph.bytes);
   };
   const auto other = std::ranges::find_if(counted, [&](ExecNumber exec) {
     return exec != holder && fits_in_place_of(exec) && !now.in_use(exec);
@@ -158,15 +159,17 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
 void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
   const Group& full = groups_.at(group);
   if (full.execs - plan->destroy.size() < full.graphs) return;
-  const auto empty = std::ranges::find_if(by_use_, [&](ExecNumber exec) {
-    return execs_.at(exec).group == group && !execs_.at(exec).holds;
-  });
-  plan->destroy.push_back(*empty);
+  std::optional<ExecNumber> oldest;
+  for (const auto& [number, exec] : execs_) {
+    if (exec.group != group || exec.holds) continue;
+    if (!oldest || exec.used < execs_.at(*oldest).used) oldest = number;
+  }
+  plan->destroy.push_back(oldest.value());
 }
 
 bool ExecTable::OutOfMemory(GraphNumber graph) {
   if (groups_.at(graphs_.at(graph).group).kind == GroupKind::kAlone) return false;
-  const std::size_t there = by_use_.size();
+  const std::size_t there = shared_execs_;
   const bool is_lower = (!max_execs_ && !room_) || HasRoom(there, taken_, graphs_.at(graph));
   if (there == 0 || !is_lower) return false;
   room_ = there;
@@ -188,9 +191,12 @@ ExecNumber ExecTable::Made(GraphNumber graph) {
   CGP_CHECK(!held.held_by || execs_.at(*held.held_by).updated);
   Group& group = groups_.at(held.group);
   const ExecNumber number{next_exec_++};
-  ReserveMore(by_use_, 1);
   Exec& made = execs_[number];
-  made = {.group = held.group, .bytes = held.bytes, .holds = graph};
+  made = {.group = held.group,
+          .bytes = held.bytes,
+          .holds = graph,
+          .shared = group.kind == GroupKind::kShared,
+          .used = ++uses_};
   if (held.held_by) {
     Exec& before = execs_.at(*held.held_by);
     before.holds.reset();
@@ -198,8 +204,8 @@ ExecNumber ExecTable::Made(GraphNumber graph) {
   }
   held.held_by = number;
   ++group.execs;
-  if (group.kind == GroupKind::kShared) {
-    by_use_.push_back(number);
+  if (made.shared) {
+    ++shared_execs_;
     taken_ += made.bytes;
   }
   return number;
@@ -223,10 +229,7 @@ void ExecTable::Launched(ExecNumber exec) {
   if (room_ && ++launches_in_room_ == kLaunchesBeforeMore) room_.reset();
 }
 
-void ExecTable::Used(ExecNumber exec) {
-  const auto found = std::ranges::find(by_use_, exec);
-  if (found != by_use_.end()) std::rotate(found, found + 1, by_use_.end());
-}
+void ExecTable::Used(ExecNumber exec) { execs_.at(exec).used = ++uses_; }
 
 void ExecTable::Destroyed(ExecNumber exec) {
   const Exec destroyed = execs_.at(exec);
@@ -235,9 +238,8 @@ void ExecTable::Destroyed(ExecNumber exec) {
   --groups_.at(destroyed.group).execs;
   if (destroyed.updated) --updated_;
   execs_.erase(exec);
-  const auto shared = std::ranges::find(by_use_, exec);
-  if (shared == by_use_.end()) return;
-  by_use_.erase(shared);
+  if (!destroyed.shared) return;
+  --shared_execs_;
   taken_ -= destroyed.bytes;
 }
 
@@ -252,10 +254,14 @@ void ExecTable::KeptAfterAll(ExecNumber exec) {
 }
 
 std::vector<ExecNumber> ExecTable::Counted(GroupNumber group) const {
-  if (max_execs_ || room_) return by_use_;
+  std::vector<std::pair<uint64_t, ExecNumber>> by_use;
+  for (const auto& [number, exec] : execs_) {
+    const bool counts = max_execs_ || room_ ? exec.shared : exec.group == group;
+    if (counts) by_use.emplace_back(exec.used, number);
+  }
+  std::ranges::sort(by_use);
   std::vector<ExecNumber> counted;
-  std::ranges::copy_if(by_use_, std::back_inserter(counted),
-                       [&](ExecNumber exec) { return execs_.at(exec).group == group; });
+  std::ranges::copy(std::views::values(by_use), std::back_inserter(counted));
   return counted;
 }
 
@@ -280,12 +286,13 @@ void ExecTable::Check() const {
     ++counts[exec.group].execs;
     updated += exec.updated ? 1 : 0;
     if (exec.holds) CGP_CHECK(graphs_.at(*exec.holds).held_by == number);
-    if (groups_.at(exec.group).kind == GroupKind::kAlone) continue;
+    CGP_CHECK(exec.shared == (groups_.at(exec.group).kind == GroupKind::kShared));
+    CGP_CHECK(exec.used <= uses_);
+    if (!exec.shared) continue;
     ++shared;
     taken += exec.bytes;
-    CGP_CHECK(std::ranges::count(by_use_, number) == 1);
   }
-  CGP_CHECK(by_use_.size() == shared && taken_ == taken);
+  CGP_CHECK(shared_execs_ == shared && taken_ == taken);
   CGP_CHECK(sharing_ == sharing && wanted_ == wanted && updated_ == updated);
   if (room_) CGP_CHECK(*room_ > 0);
   for (const auto& [number, group] : groups_) {

@@ -15,7 +15,7 @@
 // Equations, for every group that may share (Check()):
 //   held_by[graph] = exec  <=>  holds[exec] = graph, and then both are of one group
 //   executables of the group <= graphs of the group
-//   by_use_ = all executables of such groups, each once; taken_ = what they take
+//   shared_execs_ = executables of such groups; taken_ = what they take
 //   sharing_ = graphs of such groups; wanted_ = what executables of all of them would take
 //   updated_ = executables that were updated
 #pragma once
@@ -134,8 +134,10 @@ class ExecTable {
     GroupNumber group;
     uint64_t bytes = 0;
     std::optional<GraphNumber> holds;
+    bool shared = false;    // of a group that may share
     bool updated = false;   // not made for what it holds
     uint32_t launches = 0;  // since it holds that
+    uint64_t used = 0;      // a number that is larger the later it was
   };
 
   // How many there may be whatever they take.
@@ -172,7 +174,8 @@ class ExecTable {
   std::map<GroupNumber, Group> groups_;
   std::unordered_map<GraphNumber, Graph> graphs_;
   std::unordered_map<ExecNumber, Exec> execs_;
-  std::vector<ExecNumber> by_use_;  // longest unused first
+  std::size_t shared_execs_ = 0;
+  uint64_t uses_ = 0;
   // How many there were when the memory was full. invariant: 0 < room_.
   std::optional<std::size_t> room_;
   uint32_t launches_in_room_ = 0;

@@ -4,10 +4,12 @@
 #include <c10/core/Layout.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -15,6 +17,8 @@
 #include <vector>
 
 #include "python/torch_parts.h"
+#include "python/torch_replays.h"
+#include "python/torch_weights.h"
 
 namespace py = pybind11;
 
@@ -84,38 +88,61 @@ class CallReader {
       : device_(c10::Device(device).type()), sort_keywords_(sort_keywords) {}
 
   // The tensors, and bytes: equal for calls that are alike in all but what the tensors hold, among them
-  // the modes that decide what a function does with them. None for any other call, and within a
-  // transform of torch.func or a trace.
-  // pre: no forward-mode differentiation is under way.
-  py::object Read(const py::tuple& args, const py::dict& kwargs) const {
-    for (const auto key :
-         {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::Tracer}) {
-      if (c10::impl::tls_is_dispatch_key_included(key)) return py::none();
-    }
-    const bool casts = at::autocast::is_autocast_enabled(device_);
-    std::string key{static_cast<char>(at::GradMode::is_enabled()),
-                    static_cast<char>(casts ? at::autocast::get_autocast_dtype(device_)
-                                            : at::ScalarType::Undefined)};
-    AppendNumber(key, args.size());
+  // the modes that decide what a function does with them, and the flags of its modules. None for any
+  // other call, where weights have moved, and within a transform of torch.func, forward-mode
+  // differentiation or a trace.
+  py::object Read(WeightWatch& weights, const py::tuple& args, const py::dict& kwargs) const {
     py::list tensors;
+    const std::optional<py::bytes> key = KeyOf(weights, args, kwargs, &tensors);
+    return key ? py::object(py::make_tuple(std::move(tensors), *key)) : py::none();
+  }
+
+  // What a call returns that one of `known`, by key, replays as it is. NotImplemented for others.
+  py::object Run(WeightWatch& weights, const py::dict& known, Row& row, const py::tuple& args,
+                 const py::dict& kwargs, bool copy) const {
+    if (known.empty()) return NotImplemented();
+    py::list tensors;
+    const std::optional<py::bytes> key = KeyOf(weights, args, kwargs, &tensors);
+    if (!key) return NotImplemented();
+    PyObject* const found = PyDict_GetItemWithError(known.ptr(), key->ptr());
+    if (found == nullptr) return NotImplemented();
+    const auto kept = py::reinterpret_borrow<py::object>(found);
+    return kept.cast<Replays&>().RunAt(row, tensors, copy);
+  }
+
+ private:
+  std::optional<py::bytes> KeyOf(WeightWatch& weights, const py::tuple& args,
+                                 const py::dict& kwargs, py::list* tensors) const {
+    for (const auto mode :
+         {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::Tracer}) {
+      if (c10::impl::tls_is_dispatch_key_included(mode)) return std::nullopt;
+    }
+    if (torch::autograd::ForwardADLevel::try_get_by_idx(0)) return std::nullopt;
+    const std::optional<py::bytes> flags = weights.Flags();
+    if (!flags) return std::nullopt;
+    const bool casts = at::autocast::is_autocast_enabled(device_);
+    std::string key = *flags;  // letters, as none of the following begins with
+    key += static_cast<char>(at::GradMode::is_enabled());
+    key += static_cast<char>(casts ? at::autocast::get_autocast_dtype(device_)
+                                   : at::ScalarType::Undefined);
+    AppendNumber(key, args.size());
     const auto add = [&](py::handle argument) {
       if (!IsPlain(argument)) return false;
       Append(key, THPVariable_Unpack(argument.ptr()));
-      tensors.append(argument);
+      tensors->append(argument);
       return true;
     };
     for (const py::handle argument : args) {
-      if (!add(argument)) return py::none();
+      if (!add(argument)) return std::nullopt;
     }
     for (const auto& [name, argument] : Named(kwargs)) {
       AppendNumber(key, name.size());
       key += name;
-      if (name.empty() || !add(argument)) return py::none();
+      if (name.empty() || !add(argument)) return std::nullopt;
     }
-    return py::make_tuple(std::move(tensors), py::bytes(key));
+    return py::bytes(key);
   }
 
- private:
   static void AppendNumber(std::string& key, std::size_t number) {
     key.append(reinterpret_cast<const char*>(&number), sizeof(number));
   }
@@ -144,7 +171,9 @@ void BindCalls(py::module_& m) {
   m.def("shapes_of", &ShapesOf, py::arg("leaves"));
   py::class_<CallReader>(m, "CallReader")
       .def(py::init<const std::string&, bool>(), py::arg("device"), py::arg("sort_keywords"))
-      .def("read", &CallReader::Read, py::arg("args"), py::arg("kwargs"));
+      .def("read", &CallReader::Read, py::arg("weights"), py::arg("args"), py::arg("kwargs"))
+      .def("run", &CallReader::Run, py::arg("weights"), py::arg("known"), py::arg("row"),
+           py::arg("args"), py::arg("kwargs"), py::arg("copy"));
 }
 
 }  // namespace cgp

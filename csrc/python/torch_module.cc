@@ -162,5 +162,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("driver_stats", &DriverStats, py::arg("device"));
   cgp::BindExecs(m);
   cgp::BindCalls(m);
+  cgp::BindReplays(m);
   cgp::BindWeights(m);
 }

@@ -150,6 +150,39 @@ def test_calls_on_several_streams() -> None:
             torch.testing.assert_close(y, (x @ x.T).softmax(1) @ x, rtol=1e-3, atol=1e-3)
 
 
+def test_settled_calls_change_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that go on where the last one was are replayed at once; the first on another stream is
+    ordered behind it, and within a capture there is none.
+    """
+    run = runner(lambda x: (x @ x.T).softmax(1) @ x, clone_outputs=True)
+    asked: list[Any] = []
+    call = cgp.GraphRunner._call
+
+    def noted(self: cgp.GraphRunner, args: Any, kwargs: Any) -> Any:
+        asked.append(args)
+        return call(self, args, kwargs)
+
+    monkeypatch.setattr(cgp.GraphRunner, "_call", noted)
+    streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(2))]
+    inputs = [rows(64) for _ in range(90)]
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        found = []
+        for number, x in enumerate(inputs):
+            with torch.cuda.stream(streams[number // 10 % 3]):
+                found.append(run(x))
+        assert len(asked) == 3 + 8  # until the first is settled; the first on each stream after it
+        torch.cuda.synchronize()
+        for x, y in zip(inputs, found, strict=True):
+            torch.testing.assert_close(y, (x @ x.T).softmax(1) @ x, rtol=1e-3, atol=1e-3)
+        with torch.cuda.stream(streams[2]):
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin()
+            with pytest.raises(RuntimeError, match="called while a capture is under way"):
+                run(inputs[0])
+            graph.capture_end()
+
+
 @pytest.mark.parametrize(("budget", "execs"), [(0, 4), (64 << 20, 8)])
 def test_sizes_in_use_keep_their_executables_within_the_budget(budget: int, execs: int) -> None:
     pool = cgp.GraphPool(shared_exec=True, exec_budget=budget)
