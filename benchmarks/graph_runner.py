@@ -8,9 +8,9 @@ everything was measured, 2 without a GPU.
     python benchmarks/graph_runner.py --output results/graph_runner.json
 
 memory    What the device has less than before: buffers, the pool, what the driver keeps, of the
-          first capture of all sizes, each called once, in a process that has run each of them
-          and captured the smallest before: kernels, torch's streams and cuBLAS's workspaces were
-          there, and executables are by then.
+          first capture of all sizes, each called once, in a process that has run each of them,
+          its backward pass in either thread, and captured the smallest before: kernels, streams
+          and what libraries keep for each thread were there, and executables are by then.
 largest   The same for the largest size alone.
 first     Seconds for all sizes, warm-ups included, of that capture: the median of the rounds, which
           have a process each.
@@ -82,14 +82,14 @@ def merge(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def measure(name: str, way: str, calls: int) -> dict[str, Any]:
-    """One way of one model: memory, in MiB, and its first capture; or, by ``turns``, the times of
-    each way.
-    """
+    """Memory, in MiB, and the first capture of one way; or, by ``turns``, the times of each."""
     torch.manual_seed(0)
     model = MODELS[name]()
     with torch.set_grad_enabled(model.trains):
-        for size in model.sizes:
-            _run(model.function, model, size)
+        for autograds_own in (True, False):
+            with torch.autograd.set_multithreading_enabled(autograds_own):
+                for size in model.sizes:
+                    _run(model.function, model, size)
         for each in WAYS if way == "turns" else (way,):
             _captured(model, [min(model.sizes)], each)
         if way == "turns":

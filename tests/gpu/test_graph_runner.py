@@ -178,6 +178,7 @@ def test_settled_calls_change_streams(monkeypatch: pytest.MonkeyPatch) -> None:
         with torch.cuda.stream(streams[2]):
             graph = torch.cuda.CUDAGraph()
             graph.capture_begin()
+            inputs[0].clone()
             with pytest.raises(RuntimeError, match="called while a capture is under way"):
                 run(inputs[0])
             graph.capture_end()
