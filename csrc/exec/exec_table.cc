@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <ranges>
 #include <utility>
 
 #include "core/base/error.h"
@@ -261,7 +260,7 @@ std::vector<ExecNumber> ExecTable::Counted(GroupNumber group) const {
   }
   std::ranges::sort(by_use);
   std::vector<ExecNumber> counted;
-  std::ranges::copy(std::views::values(by_use), std::back_inserter(counted));
+  for (const auto& [used, number] : by_use) counted.push_back(number);
   return counted;
 }
 
