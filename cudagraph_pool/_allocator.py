@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import sys
 from collections.abc import Iterator
@@ -80,6 +81,7 @@ def enable(
             )
     adapter.enable(share_captures, mempools, exportable)
     _share_execs(shared_exec)
+    _log_at_the_end()
     _logger.info(
         "enabled: share_captures=%s, mempools=%s, shared_exec=%s, exportable=%s",
         *(share_captures, mempools, shared_exec, exportable),
@@ -102,15 +104,27 @@ def disable() -> None:
         adapter.disable()
         _share_execs(False)
         if was_enabled:
-            _log_captures(adapter)
+            _log_captures(adapter, "disabled")
 
 
-def _log_captures(adapter: Any) -> None:
+@functools.cache
+def _log_at_the_end() -> None:
+    """What :func:`disable` logs, of a process that ends without it."""
+    from multiprocessing.util import Finalize
+
+    def log() -> None:
+        if is_enabled():
+            _log_captures(load_adapter(), "the process ends")
+
+    Finalize(None, log, exitpriority=0)  # not atexit: multiprocessing's forked processes skip that
+
+
+def _log_captures(adapter: Any, why: str) -> None:
     """Where they went: who captures is not asked, since that should cost nothing."""
     counts = adapter.capture_counts()
     _logger.info(
-        "disabled: %d captures went to pools of this package, %d to PyTorch's own allocator (%s)",
-        *(counts["ours"], counts["base"]),
+        "%s: %d captures went to pools of this package, %d to PyTorch's own allocator (%s)",
+        *(why, counts["ours"], counts["base"]),
         ", ".join(f"{reason}: {count}" for reason, count in adapter.base_captures().items()),
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -290,6 +291,30 @@ def test_what_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Mo
             "(disabled: 2, mempool: 0, older_pool: 1)",
         )
     ]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_what_is_logged_of_a_process_that_ends(enabled: bool) -> None:
+    program = f"""
+import logging
+from types import SimpleNamespace
+from cudagraph_pool import _allocator
+logging.basicConfig(level="INFO")
+adapter = SimpleNamespace(
+    is_enabled=lambda: {enabled},
+    capture_counts=lambda: {{"ours": 2, "base": 1}},
+    base_captures=lambda: {{"disabled": 1}},
+)
+_allocator.load_adapter = _allocator.loaded_adapter = lambda: adapter
+_allocator._log_at_the_end()
+_allocator._log_at_the_end()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    said = (
+        "INFO:cudagraph_pool:the process ends: 2 captures went to pools of this package, "
+        "1 to PyTorch's own allocator (disabled: 1)\n"
+    )
+    assert (ended.returncode, ended.stderr) == (0, said if enabled else "")
 
 
 def test_pools_are_logged(
