@@ -20,18 +20,18 @@ constexpr uint32_t kSmallPool = 64;
 constexpr uint64_t kPartOfPeak = 4;
 
 // A pool that several streams make grow is given up to this part of its pages ahead of need, once
-// that is more than one: the driver's price is per handle, and blocks of a few pages each would have
-// it grow by a few pages each. What the pool holds in vain when it stops growing is no more than
-// that.
+// that is more than one: the driver's price is per handle, and blocks of a few pages each would
+// have it grow by a few pages each. What the pool holds in vain when it stops growing is no more
+// than that.
 constexpr uint32_t kPartAhead = 128;
 
 // As many addresses as CUDA has. Refused here, a larger block cannot fill the host's memory with a
 // plan for its pages, nor overflow what counts them.
 constexpr uint64_t kLargestBlock = uint64_t{1} << 47;
 
-// A block below a page is not stitched if it is less than this part of one, or leaves less than that
-// part over, which is not worth the mappings. PyTorch's own allocator packs longer ones no better,
-// ten to 20 MiB. Of several streams others take what is left over.
+// A block below a page is not stitched if it is less than this part of one, or leaves less than
+// that part over, which is not worth the mappings. PyTorch's own allocator packs longer ones no
+// better, ten to 20 MiB. Of several streams others take what is left over.
 constexpr uint64_t kLeastStitched = 8;
 constexpr uint64_t kLeastLeft = 12;
 constexpr uint64_t kLeastLeftOfSeveral = 8;
@@ -102,10 +102,10 @@ std::optional<Placement> Placer::Follow(const Predictor::Advice& advice, Granule
   }
 }
 
-// A block below a page lies in the best fit among pages in part use, so that small blocks gather and
-// pages stay whole; else in a whole page; else, before a new one is made for it, it is stitched as a
-// large one is. Without slack it is stitched rather than break a whole page whose rest would be too
-// short for another one like it; where several streams allocate, that saved nothing.
+// A block below a page lies in the best fit among pages in part use, so that small blocks gather
+// and pages stay whole; else in a whole page; else, before a new one is made for it, it is stitched
+// as a large one is. Without slack it is stitched rather than break a whole page whose rest would
+// be too short for another one like it; where several streams allocate, that saved nothing.
 Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
   const bool stitched = IsWorthStitching(length, page_size(), several_streams());
   const bool wastes = stitched && length * 2 > page_size();
@@ -170,9 +170,9 @@ Placement Placer::Stitch(FreeView& view, Granules length, Slack slack) {
   return growth.PlacementFrom(memory_.bytes().Map(growth.mapping), page_size());
 }
 
-// How many pages to make beyond what a block needs that no whole pages are left for, see kPartAhead.
-// Whole pages that do not fit the block count as made ahead: so a pool that is in pieces does not
-// grow faster than one that is full.
+// How many pages to make beyond what a block needs that no whole pages are left for, see
+// kPartAhead. Whole pages that do not fit the block count as made ahead: so a pool that is in
+// pieces does not grow faster than one that is full.
 uint32_t Placer::PagesAhead(const FreeView& view, Granules length) const {
   if (!several_streams() || memory_.scope() != ScopeKind::kCapture) return 0;
   if (length < page_size()) return 0;  // they share pages

@@ -1,5 +1,5 @@
-// Where a block goes, and what is mapped for it: as was predicted, if that holds (predictor.h); else a
-// small block into the best fit, and a large one as placement.h has it.
+// Where a block goes, and what is mapped for it: as was predicted, if that holds (predictor.h);
+// else a small block into the best fit, and a large one as placement.h has it.
 //
 // invariant: a block that was placed is used in the memory; whatever failed has mapped nothing
 #pragma once
@@ -32,8 +32,9 @@ class Placer {
   // Pages and slots have other numbers now. pre: no capture is under way.
   void Forget() { predictor_.Forget(); }
 
-  // Gives a block of its `block.bytes`, in a pool with these figures, a site where all bytes are the
-  // view's to take, and takes them. pre: the view is what StreamMemory::BeginTake() returned last.
+  // Gives a block of its `block.bytes`, in a pool with these figures, a site where all bytes are
+  // the view's to take, and takes them. pre: the view is what StreamMemory::BeginTake() returned
+  // last.
   void Place(FreeView& view, LiveBlock& live, const PoolStats& stats);
   void Freed(Ticket ticket) { predictor_.Freed(ticket); }
 

@@ -5,7 +5,8 @@
 // has no memory left, std::bad_alloc where the host has none. What a call that failed may leave
 // behind is that the pool has learned less of its captures, or holds freed bytes back for longer.
 //
-// It joins what is mapped (RangeTable), who may take it (StreamMemory) and where blocks go (Placer).
+// It joins what is mapped (RangeTable), who may take it (StreamMemory) and where blocks go
+// (Placer).
 //
 //   pool.cc             the front: scopes, blocks that come and go, what is told of them
 //   pool_checkpoint.cc  back to what lived earlier
@@ -43,14 +44,15 @@ class Pool {
   // (Driver::Quiesce()). A driver error there leaks what it concerns: there is nobody left to tell.
   Pool(Driver& driver, PoolOptions options);
 
-  // pre: none is open. With `may_ask_device` the device may be marked (Driver::RecordDeviceEvent()):
-  // the caller knows of no capture on it that the driver does not know of.
+  // pre: none is open. With `may_ask_device` the device may be marked
+  // (Driver::RecordDeviceEvent()): the caller knows of no capture on it that the driver does not
+  // know of.
   //
-  // An eager scope in a pool that had captures begins behind the replays of their graphs, since what
-  // these captures freed is what the graphs still use: each stream that allocates waits, on the
-  // device, for all that the device had been given when the scope began. A replay that is submitted
-  // while the scope is open is not waited for; PyTorch forbids it too. Where the device may not be
-  // asked the scope takes nothing that was free before, but new pages.
+  // An eager scope in a pool that had captures begins behind the replays of their graphs, since
+  // what these captures freed is what the graphs still use: each stream that allocates waits, on
+  // the device, for all that the device had been given when the scope began. A replay that is
+  // submitted while the scope is open is not waited for; PyTorch forbids it too. Where the device
+  // may not be asked the scope takes nothing that was free before, but new pages.
   void BeginScope(ScopeKind kind, bool may_ask_device = true);
   void EndScope(bool may_ask_device = true);  // pre: one is open
   bool in_scope() const { return memory_.scope().has_value(); }
@@ -74,8 +76,8 @@ class Pool {
   // nullptr; valid until the next call that changes the pool.
   const Block* At(Address address) const;
   const Block* Find(Address address) const;
-  // The addresses that the pool has reserved at once, `address` among them, if it has. All blocks lie
-  // in such. They stay reserved until GiveBack() or UnmapStale(). O(reservations).
+  // The addresses that the pool has reserved at once, `address` among them, if it has. All blocks
+  // lie in such. They stay reserved until GiveBack() or UnmapStale(). O(reservations).
   std::optional<AddressSpan> ReservationAround(Address address) const {
     return ranges_.ReservationAround(address);
   }
@@ -87,11 +89,11 @@ class Pool {
   uint64_t spare_bytes() const;
   // Whether the driver failed to take back something that is of no use any more.
   bool has_remains() const { return ranges_.has_remains(); }
-  // Gives both back, and unmaps all but what live blocks need. Where the driver fails all else is given
-  // back all the same, then its first error is thrown: the next GiveBack() tries what is left once
-  // more. pre: no graph was captured into the pool that still lives, no scope is open, the device is
-  // idle (Driver::Quiesce()), and PrepareGiveBack() was called last, which makes room for it.
-  // Checkpoints of before are void.
+  // Gives both back, and unmaps all but what live blocks need. Where the driver fails all else is
+  // given back all the same, then its first error is thrown: the next GiveBack() tries what is left
+  // once more. pre: no graph was captured into the pool that still lives, no scope is open, the
+  // device is idle (Driver::Quiesce()), and PrepareGiveBack() was called last, which makes room for
+  // it. Checkpoints of before are void.
   void PrepareGiveBack();
   void GiveBack();
 
@@ -99,8 +101,9 @@ class Pool {
   // UnmapStale() is due, which leaves, and so bounds, what is mapped:
   //   left <= mappings of the ranges that captures and checkpoints need + 3 * pages + handles
   //   page_mappings <= max(512, 2 * left) + those of the allocation that is under way
-  // since of what lives in a page two blocks at most reach beyond it, and the others share a mapping.
-  // It may be called in eager scopes only, with the device idle. Errors of the driver as GiveBack().
+  // since of what lives in a page two blocks at most reach beyond it, and the others share a
+  // mapping. It may be called in eager scopes only, with the device idle. Errors of the driver as
+  // GiveBack().
   bool HasStaleMappings() const;
   void UnmapStale();
 

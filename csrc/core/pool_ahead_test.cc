@@ -1,5 +1,5 @@
-// Pages that a pool is given ahead of need: where several streams make it grow in a capture, a 128th
-// of its pages, once that is more than one.
+// Pages that a pool is given ahead of need: where several streams make it grow in a capture, a
+// 128th of its pages, once that is more than one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -160,9 +160,9 @@ BENCHMARK(SmallPairs)
 void LargePairs(benchmark::State& state) { RandomPairs(state, kPageBytes, 16 * kPageBytes); }
 BENCHMARK(LargePairs)->RangeMultiplier(10)->Range(10, 10'000)->Arg(3'000)->UseManualTime();
 
-// How an operation grows with what is there already, which benchmarks/growth.py draws: pairs of small
-// blocks of one size beside N live ones, beside what N graphs have left, and of whole pages in a pool
-// of N; and making the last of those pages.
+// How an operation grows with what is there already, which benchmarks/growth.py draws: pairs of
+// small blocks of one size beside N live ones, beside what N graphs have left, and of whole pages
+// in a pool of N; and making the last of those pages.
 void TimePairs(benchmark::State& state, Setup& setup, uint64_t bytes) {
   std::vector<int64_t> samples;
   for (auto _ : state) {
@@ -223,8 +223,8 @@ void GrowthOfPages(benchmark::State& state) {
 }
 BENCHMARK(GrowthOfPages)->RangeMultiplier(10)->Range(100, 100'000)->UseManualTime();
 
-// One block of so many pages, beside 10,000 live ones of a page, from a run that is free and goes back
-// to it.
+// One block of so many pages, beside 10,000 live ones of a page, from a run that is free and goes
+// back to it.
 void PagesPairs(benchmark::State& state) {
   constexpr uint64_t kLiveBlocks = 10'000;
   const uint64_t bytes = static_cast<uint64_t>(state.range(0)) * kPageBytes;

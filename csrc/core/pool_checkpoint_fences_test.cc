@@ -44,8 +44,8 @@ std::vector<PoolScript> Scripts() {
        "scope begins; first = A 4g; scope ends; first shares a;"
        "eager; w = B 4g; B works; free w; scope ends; free first; restore c; a shares w; free a;"
        "held w"},
-      // Once the work is over the block is like any other of a capture: what a capture frees of it is
-      // its stream's again at once, although other work goes on.
+      // Once the work is over the block is like any other of a capture: what a capture frees of it
+      // is its stream's again at once, although other work goes on.
       {"ProtectionEndsWithTheWork",
        "scope begins; a = A 2p; scope ends; checkpoint c; free a;"
        "eager; w = B; B works; free w; scope ends; restore c; done; checkpoint later;"
@@ -68,8 +68,8 @@ std::vector<PoolScript> Scripts() {
        "scope begins; a = A 2p; scope ends; checkpoint c; B uses a; scope begins; b = A; scope "
        "ends;"
        "restore c; B works; free a; held a"},
-      // Captured uses: one outside of captures makes the block an eager one as well. It comes back over
-      // bytes that nobody works on.
+      // Captured uses: one outside of captures makes the block an eager one as well. It comes back
+      // over bytes that nobody works on.
       {"ARevivedBlockHasTheUsesThatItHad",
        "scope begins; body B; a = A 2p; B uses a; body ends; scope ends; checkpoint c; free a;"
        "scope begins; scope ends; restore c; B works; free a; held a"},
@@ -79,8 +79,8 @@ std::vector<PoolScript> Scripts() {
       {"ARevivedBlockHasNoUsesOfAnotherLife",
        "scope begins; a = A 2p; scope ends; checkpoint c; B uses a; free a; restore c; events 0;"
        "B works; free a; events 0"},
-      // By the time of the restore a capture has a block just like one that lived then: it passes for
-      // it, but what was eager work before will be so again.
+      // By the time of the restore a capture has a block just like one that lived then: it passes
+      // for it, but what was eager work before will be so again.
       {"ABlockThatPassesForAnEagerOneIsEager",
        "eager; a = A 2p; scope ends; checkpoint c; free a;"
        "scope begins; b = A 2p; scope ends; b shares a; restore c; A works; free a; held a"},
@@ -93,8 +93,8 @@ std::vector<PoolScript> Scripts() {
 INSTANTIATE_TEST_SUITE_P(Checkpoints, PoolScripts, ::testing::ValuesIn(Scripts()),
                          PoolScripts::NameOf);
 
-// A block comes back over bytes that another stream, or its own, is at work on since: it stays protected
-// from that, wherever it is freed again.
+// A block comes back over bytes that another stream, or its own, is at work on since: it stays
+// protected from that, wherever it is freed again.
 std::vector<PoolScript> RevivedBytes() {
   const std::vector<std::pair<std::string, std::string>> frees = {
       {"Between", "free a; "},

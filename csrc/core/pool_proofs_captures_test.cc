@@ -58,7 +58,7 @@ std::vector<PoolScript> Scripts() {
       {"WhatIsFreedWhileACaptureElsewhereUsesItIsNotOpenToAScopeWithinThat",
        "capture A; a = A; end; body A B; A launches; free a; scope begins; B grows; scope ends;"
        "body ends; capture B; B reuses; end"},
-      // --- Several captures in one scope: the bodies of conditional nodes are captures of their own ---
+      // --- Several captures in one scope, as of a conditional node's bodies ---
       {"NoCaptureTakesWhatAnotherOneFreedBeforeTheScopeEnds",
        "capture A B; outer = A; b = B; A launches; free outer;"
        "body C; C grows; C launches; inner = C; free inner; C reuses (its own); last = C; free "
@@ -80,7 +80,8 @@ std::vector<PoolScript> Scripts() {
        "capture A B; a = A; b = B; body C; c = C; body ends; A launches; free a; B grows; B waits "
        "A;"
        "B reuses"},
-      // An earlier block of a stream that captures nothing: which of them has worked on it nobody knows.
+      // An earlier block of a stream that captures nothing: which of them has worked on it nobody
+      // knows.
       {"WhereThereAreSeveralCapturesNoStreamsOrderIsTrusted",
        "capture A; d = D; end; capture A B; a = A; b = B; body C; c = C; free d; D grows"},
       // A's frontier in its new capture says nothing of what it did in the one before.
@@ -123,8 +124,8 @@ std::vector<PoolScript> Scripts() {
        "capture A B; B launches; A launches; a = A; b = B; end;"
        "capture A B; B launches; A launches; A uses b; free a b; end;"
        "capture A B; B launches; A launches; A reuses; B reuses; end"},
-      // The pool expects of a capture what the last one was like: with several streams each free notes
-      // its frontier from the beginning, with one nothing is asked for.
+      // The pool expects of a capture what the last one was like: with several streams each free
+      // notes its frontier from the beginning, with one nothing is asked for.
       {"ThatACaptureHadSeveralStreamsIsRemembered",
        "capture A B; a = A; free a; b = B; free b; end;"
        "capture A B; a = A; A launches; then marks A; free a; A launches; B waits then;"

@@ -75,8 +75,8 @@ std::vector<PoolScript> Scripts() {
        "capture A B; a = A; b = B; later = A; A launches; B launches; free a b; before marks A;"
        "A launches; free later; C waits before; C reuses; C grows (neither b nor later);"
        "C waits B; C reuses; C grows; C waits A; C reuses"},
-      // The graph proves nothing to it any more, and its own order only what it has had since: before,
-      // it may have given itself what it had by a proof.
+      // The graph proves nothing to it any more, and its own order only what it has had since:
+      // before, it may have given itself what it had by a proof.
       {"AStreamBehindAProgrammaticLaunchTakesOnlyWhatItHasHadSince",
        "capture A B; a1 = A; b1 = B; a2 = A; b2 = B; a3 = A; b3 = B; A launches; B launches;"
        "free b1 b2; A waits B; A reuses (the first of B's); free a3; A launches early;"

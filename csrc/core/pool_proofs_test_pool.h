@@ -69,8 +69,9 @@ class PoolProofsTest : public PoolTest {
   Frontier Record(StreamId stream) const { return graphs_.Record(stream); }
   void Wait(StreamId stream, const Frontier& event) { graphs_.Wait(stream, event); }
 
-  // What streams do in captures, as a text. Streams are A to D, sizes a page or so many pages ("2p") or
-  // granules ("9g"), and what stands in brackets is a remark. Each statement ends with a semicolon:
+  // What streams do in captures, as a text. Streams are A to D, sizes a page or so many pages
+  // ("2p") or granules ("9g"), and what stands in brackets is a remark. Each statement ends with a
+  // semicolon:
   //   capture A B    a scope begins, then a capture of A, which B joins
   //   body C         another capture in the same scope; "body ends" ends it
   //   end            the last capture ends, then the scope

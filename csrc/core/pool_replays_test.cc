@@ -80,7 +80,8 @@ TEST_F(PoolReplaysTest, EagerWorkAloneWaitsForNothing) {
   EXPECT_EQ(pool_.Stats().pages, 2U);
 }
 
-// A graph of before may have the bytes of an eager block too, and run where nothing could be marked.
+// A graph of before may have the bytes of an eager block too, and run where nothing could be
+// marked.
 TEST_F(PoolReplaysTest, WhereSomethingCapturesWhatLivedIsHeldWhenItIsFreed) {
   Capture(2);
   pool_.BeginScope(ScopeKind::kEager);

@@ -51,20 +51,20 @@ class PoolSet {
 
   // Begins allocating to the pool, creating it if need be, and adds one user (a graph) to it.
   // Throws UsageError if a scope of this pool is open already: two captures cannot fill one pool at
-  // once. `capturing`: a stream of the device is capturing that neither the set nor its driver knows
-  // of. For what an eager scope may take see Pool.
+  // once. `capturing`: a stream of the device is capturing that neither the set nor its driver
+  // knows of. For what an eager scope may take see Pool.
   void BeginScope(PoolId id, ScopeKind kind, bool capturing = false);
 
-  // Ends it. The user stays until Release(). Throws UsageError if no scope of this pool is open. With
-  // `may_ask_device` it marks the device, if that may be, so as to know sooner what ran.
+  // Ends it. The user stays until Release(). Throws UsageError if no scope of this pool is open.
+  // With `may_ask_device` it marks the device, if that may be, so as to know sooner what ran.
   void EndScope(PoolId id, bool may_ask_device = true);
 
   // Takes one user away. A pool without users is unused: Trim() gives back what no block lives in.
   // Throws UsageError if the pool is unknown or has no user.
   void Release(PoolId id);
 
-  // A block of at least `bytes` (> 0) for work on `stream`, which is in `capture` (see Pool). Throws
-  // UsageError (unknown pool, no open scope), OutOfMemoryError, DriverError.
+  // A block of at least `bytes` (> 0) for work on `stream`, which is in `capture` (see Pool).
+  // Throws UsageError (unknown pool, no open scope), OutOfMemoryError, DriverError.
   Block Allocate(PoolId id, uint64_t bytes, StreamId stream, std::optional<CaptureId> capture = {});
 
   // Frees the block that starts at `address`. Throws UsageError if none does: never allocated here,

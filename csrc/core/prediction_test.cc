@@ -172,7 +172,8 @@ TEST_F(PredictionTest, ALargerCaptureMapsLittleMoreThanItGrowsBy) {
   }
 }
 
-// As a transformer's, whose attention takes what the rest leaves free: each layer's input lies elsewhere.
+// As a transformer's, whose attention takes what the rest leaves free: each layer's input lies
+// elsewhere.
 TEST_F(PredictionTest, LayersThatAreAlikeComeToLieAlike) {
   pool_.BeginScope(ScopeKind::kCapture);
   const auto pages = [](double count) { return static_cast<uint64_t>(count * kSmallPage); };

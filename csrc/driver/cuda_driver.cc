@@ -34,7 +34,8 @@ CUstream StreamOf(StreamId stream) { return reinterpret_cast<CUstream>(WithoutDe
 CUgraphNode ToCuda(GraphNode node) { return reinterpret_cast<CUgraphNode>(node); }
 GraphNode ToGraphNode(CUgraphNode node) { return GraphNode{reinterpret_cast<uintptr_t>(node)}; }
 
-// A kernel behind a programmatic edge may begin, and end, before the one in front of it is complete.
+// A kernel behind a programmatic edge may begin, and end, before the one in front of it is
+// complete.
 bool WaitsForCompletion(const CUgraphEdgeData& edge) {
   return edge.type == CU_GRAPH_DEPENDENCY_TYPE_DEFAULT && edge.from_port == 0;
 }

@@ -1,10 +1,10 @@
 // A driver that makes memory real on an NVIDIA GPU, by CUDA's virtual memory management.
 //
-// What is mapped is open to all devices that can reach it and had a context when the driver was made:
-// torch asks for access between two devices once, and may have done so before.
+// What is mapped is open to all devices that can reach it and had a context when the driver was
+// made: torch asks for access between two devices once, and may have done so before.
 //
-// Every call makes the device's context (cuda_context.h) current for its own duration where it is not,
-// so that calls may come from any thread, one without a context included.
+// Every call makes the device's context (cuda_context.h) current for its own duration where it is
+// not, so that calls may come from any thread, one without a context included.
 #pragma once
 
 #include <array>

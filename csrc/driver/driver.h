@@ -22,14 +22,14 @@
 
 namespace cgp {
 
-// An opaque stream: the value of a cudaStream_t, or any number on the host, below 2^56. Equal values
-// are the same stream, one of the device that it is told to the driver of; StreamOn() names those of
-// other devices.
+// An opaque stream: the value of a cudaStream_t, or any number on the host, below 2^56. Equal
+// values are the same stream, one of the device that it is told to the driver of; StreamOn() names
+// those of other devices.
 enum class StreamId : uint64_t {};
 
-// The stream of a certain device. A cudaStream_t does not say whose it is, and the default streams of
-// all devices have the same value. The device stands in the top byte, which no address in a process
-// needs.
+// The stream of a certain device. A cudaStream_t does not say whose it is, and the default streams
+// of all devices have the same value. The device stands in the top byte, which no address in a
+// process needs.
 constexpr StreamId StreamOn(int device, StreamId stream) {
   return StreamId{static_cast<uint64_t>(device + 1) << 56 | static_cast<uint64_t>(stream)};
 }
@@ -163,8 +163,9 @@ class Driver {
   // Whether Quiesce() and RecordDeviceEvent() would break no capture that this driver knows of.
   virtual bool MayQuiesce() noexcept = 0;
 
-  // Where the stream stands in the capture that it takes part in. Capture-legal. pre: no other thread
-  // may be ending that capture: cuStreamGetCaptureInfo() crashes then (seen with driver 580.159).
+  // Where the stream stands in the capture that it takes part in. Capture-legal. pre: no other
+  // thread may be ending that capture: cuStreamGetCaptureInfo() crashes then (seen with driver
+  // 580.159).
   virtual void Capture(StreamId stream, Frontier* frontier) = 0;
 
   // In *nodes those that `node` depends on directly. Returns whether it waits until all of them are
@@ -175,9 +176,9 @@ class Driver {
   // Marks the work submitted to `stream` so far. pre: not Frontier::held.
   virtual Event RecordEvent(StreamId stream) = 0;
 
-  // Marks all the work submitted to the device so far, and to the others that Quiesce() waits for, on
-  // whatever stream, be it one that is gone by now. Not capture-legal: it breaks the captures of all
-  // streams of these devices.
+  // Marks all the work submitted to the device so far, and to the others that Quiesce() waits for,
+  // on whatever stream, be it one that is gone by now. Not capture-legal: it breaks the captures of
+  // all streams of these devices.
   virtual Event RecordDeviceEvent() = 0;
 
   // Whether the marked work is done. Capture-legal (an implementation takes care of that).

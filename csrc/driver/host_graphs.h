@@ -1,8 +1,8 @@
 // What captures record, on the host: graphs whose nodes are only numbers, and the streams that are
 // part of each capture.
 //
-// As CUDA has it: a capture begins on one stream; a stream that waits for a point of it becomes part
-// of it; what is captured on a stream depends on all that it was told to wait for.
+// As CUDA has it: a capture begins on one stream; a stream that waits for a point of it becomes
+// part of it; what is captured on a stream depends on all that it was told to wait for.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,8 @@ class HostGraphs {
   // the point's capture or of none.
   void Wait(StreamId stream, const Frontier& point);
 
-  // Whether the stream is part of a capture, be it an invalidated one; whether there is such a node.
+  // Whether the stream is part of a capture, be it an invalidated one; whether there is such a
+  // node.
   bool Contains(StreamId stream) const;
   bool Contains(GraphNode node) const;
   bool AnyCapture() const;

@@ -1,11 +1,11 @@
 // What the host driver needs of the operating system: memory, and addresses to put it behind.
 //
-// Memory is a shared mapping of no file. It has a home, an address at which nobody may access it, and
-// may stand behind any others; it goes back to the system when it is mapped nowhere any more, its home
-// included.
+// Memory is a shared mapping of no file. It has a home, an address at which nobody may access it,
+// and may stand behind any others; it goes back to the system when it is mapped nowhere any more,
+// its home included.
 //
-// These know no rules: HostDriver checks them. Each returns 0 or an errno, and after an errno nothing
-// has changed, but where AllowAccess() has got some way.
+// These know no rules: HostDriver checks them. Each returns 0 or an errno, and after an errno
+// nothing has changed, but where AllowAccess() has got some way.
 #pragma once
 
 #include <cstdint>

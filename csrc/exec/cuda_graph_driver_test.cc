@@ -1,4 +1,5 @@
-// Executables over CUDA functions that are made up. cuda_graph_kind_test.cc asks what graphs are alike.
+// Executables over CUDA functions that are made up. cuda_graph_kind_test.cc asks what graphs are
+// alike.
 #include "exec/cuda_graph_driver.h"
 
 #include <gtest/gtest.h>

@@ -89,8 +89,8 @@ class KindReader {
     return nodes;
   }
 
-  // In the order that the graph has them: it is by that order that an update finds for each node its
-  // like.
+  // In the order that the graph has them: it is by that order that an update finds for each node
+  // its like.
   void AddEdges(const std::vector<CUgraphNode>& nodes) {
     size_t count = 0;
     context_.Call(api().cuGraphGetEdges, graph_, nullptr, nullptr, nullptr, &count);
@@ -219,7 +219,8 @@ class KindReader {
 
 }  // namespace
 
-// Asking after a function that was never launched loads it, which breaks captures if unsafe calls do.
+// Asking after a function that was never launched loads it, which breaks captures if unsafe calls
+// do.
 GraphKind CudaGraphDriver::KindOf(Graph graph) {
   const Calling calling(context_);
   return KindReader(context_, reinterpret_cast<CUgraph>(graph)).Read();

@@ -180,8 +180,8 @@ void ExecCache::MarkEnd(Run& run) {
 void ExecCache::MarkUnlessHeld(Run& run) {
   if (IsHeld(run.launch.stream)) return;
   run.end = events_.RecordEvent(run.launch.stream);
-  // Another thread may have begun a capture there meanwhile: then the mark may be a part of that, no
-  // point in the stream's work, and must not be asked after.
+  // Another thread may have begun a capture there meanwhile: then the mark may be a part of that,
+  // no point in the stream's work, and must not be asked after.
   if (IsHeld(run.launch.stream)) run.Unmark();
 }
 

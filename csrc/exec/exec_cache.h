@@ -1,13 +1,14 @@
 // The executables of graphs: makes, updates and destroys them as exec_table.h decides.
 //
-// Thread-safe. What an executable holds is not changed while it is lent to a launch; nor for a graph
-// that is to run on another stream while its last launch has not ended. With an executable each,
-// the two graphs might run at once, and one might wait for the other: so the second gets another
-// executable, beyond the limit if need be.
+// Thread-safe. What an executable holds is not changed while it is lent to a launch; nor for a
+// graph that is to run on another stream while its last launch has not ended. With an executable
+// each, the two graphs might run at once, and one might wait for the other: so the second gets
+// another executable, beyond the limit if need be.
 //
-// CUDA orders the launches of one executable, on whatever streams, and so those of a graph that keeps
-// its own. Who shares expects no less: when an executable is taken from a graph the end of its last
-// launch is marked, and a launch on another stream waits for the mark, by the order of streams.
+// CUDA orders the launches of one executable, on whatever streams, and so those of a graph that
+// keeps its own. Who shares expects no less: when an executable is taken from a graph the end of
+// its last launch is marked, and a launch on another stream waits for the mark, by the order of
+// streams.
 //
 // An executable that has to make room for another one is destroyed when its last launch has ended:
 // until then it would keep its memory, and a program that runs far ahead of the device could fill
@@ -15,9 +16,9 @@
 // cache meanwhile, so who has waited plans anew. Nobody waits for launches that were made after he
 // began to.
 //
-// Where there is no memory to make one that the limit allows, one of its group is updated, or others
-// make room, the longest unused first: all of them, if need be, before a replay fails. For a while no
-// more of them are made then.
+// Where there is no memory to make one that the limit allows, one of its group is updated, or
+// others make room, the longest unused first: all of them, if need be, before a replay fails. For a
+// while no more of them are made then.
 #pragma once
 
 #include <chrono>
@@ -64,15 +65,15 @@ class ExecCache {
   ~ExecCache();
 
   // The graph must live until it is removed. The first of a kind gets an executable at once where
-  // the limit and the memory allow. All that follows throws DriverError, and may be tried again after
-  // it.
+  // the limit and the memory allow. All that follows throws DriverError, and may be tried again
+  // after it.
   GraphNumber Add(Graph graph);
   void Remove(GraphNumber graph);
 
-  // An executable that holds the graph, for a launch on `stream`; to be given back. The stream waits
-  // for the launches that the graph had on others, unless a capture holds it: what is captured runs
-  // later, and it is for those who replay it to order that. Nor for one on a stream that a capture
-  // holds, where the end of no launch can be marked.
+  // An executable that holds the graph, for a launch on `stream`; to be given back. The stream
+  // waits for the launches that the graph had on others, unless a capture holds it: what is
+  // captured runs later, and it is for those who replay it to order that. Nor for one on a stream
+  // that a capture holds, where the end of no launch can be marked.
   GraphExec Lend(GraphNumber graph, StreamId stream);
   // `launch` is what it was used for. It is given back even if this throws.
   void GiveBack(GraphNumber graph, const Launch& launch);
@@ -85,8 +86,8 @@ class ExecCache {
   Stats stats() const;
 
  private:
-  // A launch that may not have ended. The executable knows it, and so does the graph once it has lost
-  // that executable.
+  // A launch that may not have ended. The executable knows it, and so does the graph once it has
+  // lost that executable.
   struct Run {
     Run(Driver& driver, GraphNumber launched, const Launch& its_launch)
         : events(driver), graph(launched), launch(its_launch) {}
@@ -125,8 +126,8 @@ class ExecCache {
   // this waits.
   Exec& Hold(GraphNumber graph, StreamId stream, std::unique_lock<std::mutex>& lock);
   Exec& Make(GraphNumber graph);
-  // The same, but without memory for it what holds the graph already is good enough. Returns nullptr
-  // where those that there are have to do.
+  // The same, but without memory for it what holds the graph already is good enough. Returns
+  // nullptr where those that there are have to do.
   Exec* MakeOrDoWithout(GraphNumber graph);
   // Returns false if the driver refused: then the graph is set apart. If the driver fails otherwise
   // the executable is gone.

@@ -1,4 +1,5 @@
-// What is left of an ExecCache when a driver's calls fail, or memory ends: all of it, and nothing else.
+// What is left of an ExecCache when a driver's calls fail, or memory ends: all of it, and nothing
+// else.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,8 +16,8 @@ namespace {
 
 using ::testing::Contains;
 
-// Uses of a cache that are so many that each call of the drivers is made. Where one fails it is made
-// again. Returns how many failed.
+// Uses of a cache that are so many that each call of the drivers is made. Where one fails it is
+// made again. Returns how many failed.
 int Use(ExecCache* cache, const GraphBook& book, HostDriver* host, bool tries_again) {
   const StreamId streams[] = {kA, kB};
   int failed = 0;

@@ -1,4 +1,5 @@
-// What the tests of ExecCache start from: it, over a book of executables and the events of the host.
+// What the tests of ExecCache start from: it, over a book of executables and the events of the
+// host.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// The launches of one graph do not overlap, whichever executables they ran on and on whatever streams.
+// The launches of one graph do not overlap, whichever executables they ran on and on whatever
+// streams.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -2,13 +2,13 @@
 //
 // A captured graph is a template: it costs no device memory, and cannot run. An executable can run;
 // it costs device memory, and holds one graph at a time. Graphs of one group are so much alike that
-// an executable that holds one can be updated to hold another. This decides who gets which: it plans
-// a step, and is told when the step is done, so that a step that fails leaves it as it was.
+// an executable that holds one can be updated to hold another. This decides who gets which: it
+// plans a step, and is told when the step is done, so that a step that fails leaves it as it was.
 //
 // An update takes less of the CPU's time than making an executable anew, but what was updated runs
-// slower: by 0.1 to 0.6 us for each node whose grid or function has changed (docs/graph_updates.md).
-// So a graph that is replayed again and again gets one that was made for it, and so does at once
-// each graph of a program that has been staying with its graphs.
+// slower: by 0.1 to 0.6 us for each node whose grid or function has changed
+// (docs/graph_updates.md). So a graph that is replayed again and again gets one that was made for
+// it, and so does at once each graph of a program that has been staying with its graphs.
 //
 // A budget of memory lets each graph in use keep its own, as long as all together fit into it.
 //
@@ -34,13 +34,13 @@ enum class GraphNumber : uint32_t {};
 enum class GroupNumber : uint32_t {};
 enum class ExecNumber : uint32_t {};
 
-// Launches of one graph in a row, on one executable, for which it should have been made anew: by then
-// the slower launches have cost about as much.
+// Launches of one graph in a row, on one executable, for which it should have been made anew: by
+// then the slower launches have cost about as much.
 inline constexpr uint32_t kLongStay = 4;
 // The same where the device would run out of work meanwhile.
 inline constexpr uint32_t kVeryLongStay = 16;
-// Launches before one more than the memory had room for is tried again: then the attempt, which takes
-// as long as a few of them, hardly counts.
+// Launches before one more than the memory had room for is tried again: then the attempt, which
+// takes as long as a few of them, hardly counts.
 inline constexpr uint32_t kLaunchesBeforeMore = 256;
 
 enum class GroupKind : uint8_t {
@@ -59,9 +59,9 @@ class ExecTable {
     std::vector<ExecNumber> destroy;  // before it
   };
 
-  // At most so many executables; nullopt: one for each group. More than so many as long as all take no
-  // more than `budget_bytes`. Both may be exceeded while executables are in use. pre: max_execs is
-  // not 0; without it there is no budget.
+  // At most so many executables; nullopt: one for each group. More than so many as long as all take
+  // no more than `budget_bytes`. Both may be exceeded while executables are in use. pre: max_execs
+  // is not 0; without it there is no budget.
   explicit ExecTable(std::optional<std::size_t> max_execs, uint64_t budget_bytes = 0)
       : max_execs_(max_execs), budget_bytes_(budget_bytes) {}
 
@@ -69,8 +69,8 @@ class ExecTable {
   // An executable of the graph takes about so many bytes, as do all of its group. pre: the group
   // exists; it has no graph yet if it is kAlone.
   GraphNumber Add(GroupNumber group, uint64_t bytes = 0);
-  // A group whose last graph goes is gone too. Returns the executable that is of no more use, if one
-  // is, and forgets it. Needs no memory.
+  // A group whose last graph goes is gone too. Returns the executable that is of no more use, if
+  // one is, and forgets it. Needs no memory.
   std::optional<ExecNumber> Remove(GraphNumber graph);
 
   // The graph is not like the others of its group after all: it goes to a new one. Returns as
@@ -79,22 +79,23 @@ class ExecTable {
   GroupNumber GroupOf(GraphNumber graph) const { return graphs_.at(graph).group; }
   bool Contains(GroupNumber group) const { return groups_.contains(group); }
 
-  // What may be done with an executable now: questions that are asked only where the answer matters.
+  // What may be done with an executable now: questions that are asked only where the answer
+  // matters.
   struct Conditions {
-    // It must neither be updated nor destroyed. One that holds nothing, since its graph was removed,
-    // may be destroyed all the same: nobody can launch it.
+    // It must neither be updated nor destroyed. One that holds nothing, since its graph was
+    // removed, may be destroyed all the same: nobody can launch it.
     std::function<bool(ExecNumber)> in_use;
     // A launch of it has not ended: whoever destroys it has to wait, whoever updates it has not.
     std::function<bool(ExecNumber)> running;
   };
   Plan PlanFor(GraphNumber graph, const Conditions& now) const;
-  // There was no memory for the one that the graph was to get. For kLaunchesBeforeMore launches there
-  // are to be no more than there are now; an executable of the group is updated before one of another
-  // group goes, and none goes for a faster one. Returns whether that is a lower limit than before, so
-  // that a new plan may help. Others make no room for one that is alone.
+  // There was no memory for the one that the graph was to get. For kLaunchesBeforeMore launches
+  // there are to be no more than there are now; an executable of the group is updated before one of
+  // another group goes, and none goes for a faster one. Returns whether that is a lower limit than
+  // before, so that a new plan may help. Others make no room for one that is alone.
   bool OutOfMemory(GraphNumber graph);
-  // Whether its group lacks an executable, and may have one before any graph is in use: the budget is
-  // for those that are.
+  // Whether its group lacks an executable, and may have one before any graph is in use: the budget
+  // is for those that are.
   bool MayHaveFirst(GraphNumber graph) const;
 
   // A step was done: the graph is held, by the executable that was used last. What held it before
@@ -108,8 +109,8 @@ class ExecTable {
   // None could be made in its place: that is not planned again before it has had another long stay.
   void KeptAfterAll(ExecNumber exec);
 
-  // Whether no graph will lose what holds it, as long as none is added: each has one, or may, and that
-  // was made for it.
+  // Whether no graph will lose what holds it, as long as none is added: each has one, or may, and
+  // that was made for it.
   bool AllKeepTheirs() const {
     return updated_ == 0 && (execs_.size() == graphs_.size() || Allows(sharing_, wanted_));
   }
@@ -155,13 +156,13 @@ class ExecTable {
   std::vector<ExecNumber> Counted(GroupNumber group) const;
   Plan PlanToKeep(const Graph& graph, const Conditions& now) const;
   Plan PlanToGet(const Graph& graph, const Conditions& now) const;
-  // The executable that is of no more use once the group has so many graphs, one fewer than now, and
-  // `let_go` holds nothing any more.
+  // The executable that is of no more use once the group has so many graphs, one fewer than now,
+  // and `let_go` holds nothing any more.
   std::optional<ExecNumber> FindUseless(GroupNumber number, std::size_t graphs,
                                         std::optional<ExecNumber> let_go) const;
   void Forget(GroupNumber number, std::optional<ExecNumber> useless);
-  // If the group has as many as graphs, and one of these is about to get another. pre: what is to be
-  // destroyed so far is of the group.
+  // If the group has as many as graphs, and one of these is about to get another. pre: what is to
+  // be destroyed so far is of the group.
   void DestroyEmptyOne(GroupNumber group, Plan* plan) const;
   void EndStay(const Exec& exec);
 

@@ -55,8 +55,8 @@ bool IsPlain(py::handle argument) {
   return THPVariable_CheckExact(argument.ptr()) && IsStrided(THPVariable_Unpack(argument.ptr()));
 }
 
-// The tensors among the leaves of a call, and bytes: equal for calls whose tensors are alike in all but
-// what they hold.
+// The tensors among the leaves of a call, and bytes: equal for calls whose tensors are alike in all
+// but what they hold.
 py::tuple ShapesOf(const py::sequence& leaves) {
   py::list tensors;
   std::string key;
@@ -80,17 +80,17 @@ py::tuple ShapesOf(const py::sequence& leaves) {
   return py::make_tuple(std::move(tensors), py::bytes(key));
 }
 
-// Reads calls whose arguments are tensors, as nearly all are, in one go. In C++ since a replay costs
-// microseconds, and would wait for the interpreter.
+// Reads calls whose arguments are tensors, as nearly all are, in one go. In C++ since a replay
+// costs microseconds, and would wait for the interpreter.
 class CallReader {
  public:
   CallReader(const std::string& device, bool sort_keywords)
       : device_(c10::Device(device).type()), sort_keywords_(sort_keywords) {}
 
-  // The tensors, and bytes: equal for calls that are alike in all but what the tensors hold, among them
-  // the modes that decide what a function does with them, and the flags of its modules. None for any
-  // other call, where weights have moved, and within a transform of torch.func, forward-mode
-  // differentiation or a trace.
+  // The tensors, and bytes: equal for calls that are alike in all but what the tensors hold, among
+  // them the modes that decide what a function does with them, and the flags of its modules. None
+  // for any other call, where weights have moved, and within a transform of torch.func,
+  // forward-mode differentiation or a trace.
   py::object Read(WeightWatch& weights, const py::tuple& args, const py::dict& kwargs) const {
     py::list tensors;
     const std::optional<py::bytes> key = KeyOf(weights, args, kwargs, &tensors);

@@ -26,8 +26,8 @@ struct py::detail::type_caster<cgp::ExecCache::Stats> : cgp::PlainCaster<cgp::Ex
 
 namespace cgp {
 
-// Nobody may ask the cache with the GIL: who asks it may wait for the device, and that for a callback in
-// Python.
+// Nobody may ask the cache with the GIL: who asks it may wait for the device, and that for a
+// callback in Python.
 static py::object RunWithExec(SharedGraph& graph, const py::function& function) {
   const auto without_gil = [&](void (SharedGraph::*step)()) {
     const py::gil_scoped_release no_gil_now;

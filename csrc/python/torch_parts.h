@@ -13,7 +13,8 @@ inline pybind11::object NotImplemented() {
 // CallReader, asked of each call, and shapes_of: what of a call decides how it is run.
 void BindCalls(pybind11::module_& m);
 
-// ExecCache, SharedGraph: a file of their own, since the header of torch.cuda.CUDAGraph is long to compile.
+// ExecCache, SharedGraph: a file of their own, since the header of torch.cuda.CUDAGraph is long to
+// compile.
 void BindExecs(pybind11::module_& m);
 
 // Copies, Counters, Row, Replays: what a call does besides the launch of its graph.

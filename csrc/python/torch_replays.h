@@ -1,5 +1,5 @@
-// What a call does besides the launch of its graph. In C++, since a program calls hundreds of shapes in
-// turn: each object of Python's is a wait for memory.
+// What a call does besides the launch of its graph. In C++, since a program calls hundreds of
+// shapes in turn: each object of Python's is a wait for memory.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -20,8 +20,8 @@ namespace cgp {
 class Copies {
  public:
   // `filled`: tensors, each with what it is filled with, of no dimension. `alone`: the place of a
-  // tensor among those of a call, and its target. `together`: the places of several of one type, their
-  // targets, and in the end sources of the targets that are left.
+  // tensor among those of a call, and its target. `together`: the places of several of one type,
+  // their targets, and in the end sources of the targets that are left.
   Copies(const pybind11::list& filled, const pybind11::list& alone, const pybind11::list& together);
 
   // pre: `tensors` are as many as there are places.
@@ -53,9 +53,9 @@ class Row {
  public:
   explicit Row(const std::string& device) : device_(device) {}
 
-  // The next one comes; returns its number. `leaves` counts changes of what it leaves: who has saved
-  // that for a backward pass gets autograd's error once the one behind it has come. None of what
-  // writes no more than what graphs read.
+  // The next one comes; returns its number. `leaves` counts changes of what it leaves: who has
+  // saved that for a backward pass gets autograd's error once the one behind it has come. None of
+  // what writes no more than what graphs read.
   uint64_t Take(pybind11::str what, const std::shared_ptr<Counters>& leaves);
   // Whether the last one that leaves anything leaves that.
   bool Left(const std::shared_ptr<Counters>& counters) const { return left_.lock() == counters; }
@@ -75,14 +75,14 @@ class Row {
 // How calls of one shape are replayed.
 class Replays {
  public:
-  // `leaves`: what such a call returns, tensors where the graph leaves them and constants; `assemble`
-  // makes of them what the function returned.
+  // `leaves`: what such a call returns, tensors where the graph leaves them and constants;
+  // `assemble` makes of them what the function returned.
   Replays(std::shared_ptr<Copies> copies, pybind11::object graph, const pybind11::list& leaves,
           pybind11::object assemble, std::shared_ptr<Counters> counters, pybind11::str what);
 
-  // Copies, replays the graph, by `replay` unless None, and returns the leaves: of each tensor a new
-  // one, of its memory or a copy. pre: it is ordered behind the last one of the row, and nobody else
-  // replays meanwhile.
+  // Copies, replays the graph, by `replay` unless None, and returns the leaves: of each tensor a
+  // new one, of its memory or a copy. pre: it is ordered behind the last one of the row, and nobody
+  // else replays meanwhile.
   pybind11::list Run(Row& row, const pybind11::list& tensors, bool copy,
                      const pybind11::object& replay);
   // The same by the graph itself, and assembled. NotImplemented where the pool's order, or what

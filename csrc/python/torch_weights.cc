@@ -13,8 +13,9 @@ namespace py = pybind11;
 namespace cgp {
 namespace {
 
-// How far ahead what will be looked at is fetched into the cache. Between two calls the rest of a program
-// pushes hundreds of objects out of it, and to wait for each of them in turn would cost 0.2 ms.
+// How far ahead what will be looked at is fetched into the cache. Between two calls the rest of a
+// program pushes hundreds of objects out of it, and to wait for each of them in turn would cost 0.2
+// ms.
 constexpr std::size_t kAhead = 6;
 constexpr std::size_t kCacheLine = 64;
 
@@ -32,10 +33,11 @@ constexpr auto kPowers = [] {
   return powers;
 }();
 
-// Equal for tensors of the same type, place in their storage, sizes and strides. The tensors of a model
-// are compared with themselves as they were: one that differs meets the same number in one of 2^64 cases.
-// A polynomial, whose terms do not wait for each other. Its factors must not be in a line: then
-// transposed tensors could be equal, as (1, 64) with strides (64, 1) and (64, 1) with (1, 64).
+// Equal for tensors of the same type, place in their storage, sizes and strides. The tensors of a
+// model are compared with themselves as they were: one that differs meets the same number in one of
+// 2^64 cases. A polynomial, whose terms do not wait for each other. Its factors must not be in a
+// line: then transposed tensors could be equal, as (1, 64) with strides (64, 1) and (64, 1) with
+// (1, 64).
 uint64_t ShapeOf(const c10::TensorImpl& tensor) {
   const uint64_t* power = kPowers.data();
   uint64_t mixed = static_cast<uint64_t>(c10::typeMetaToScalarType(tensor.dtype())) * *power++;
@@ -78,8 +80,8 @@ void LetCirclesBeFound(PyHeapTypeObject* heap_type) {
 }  // namespace
 
 #if PY_VERSION_HEX >= 0x030C0000
-// -1 where changes are not told: an interpreter has eight watchers, which others may have taken; and
-// that of Python 3.13.0 is not told of attributes (CPython's gh-125608).
+// -1 where changes are not told: an interpreter has eight watchers, which others may have taken;
+// and that of Python 3.13.0 is not told of attributes (CPython's gh-125608).
 int DictWatch::AddWatcher() {
   const int watcher = PyDict_AddWatcher([](PyDict_WatchEvent, PyObject*, PyObject*, PyObject*) {
     ++all_changes;

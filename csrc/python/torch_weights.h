@@ -30,9 +30,9 @@ class DictWatch {
 #endif
 };
 
-// The modules that a graph was captured with, by the dictionaries in which they register their parts,
-// buffers and parameters. In C++ because a model has hundreds of these, and a replay should cost
-// microseconds.
+// The modules that a graph was captured with, by the dictionaries in which they register their
+// parts, buffers and parameters. In C++ because a model has hundreds of these, and a replay should
+// cost microseconds.
 class WeightWatch {
  public:
   // pre: the values are None, and tensors in `tensor_homes`; `attributes` are those of modules.

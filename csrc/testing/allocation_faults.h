@@ -20,7 +20,8 @@ class AllocationFault {
   bool fired() const;
 };
 
-// While it lives, this thread's allocations neither count nor fail: those of what a test consists of.
+// While it lives, this thread's allocations neither count nor fail: those of what a test consists
+// of.
 class AllocationsSpared {
  public:
   AllocationsSpared();
@@ -29,8 +30,8 @@ class AllocationsSpared {
   AllocationsSpared& operator=(const AllocationsSpared&) = delete;
 };
 
-// Forwards to another driver, and spares its allocations: how a driver copes with a lack of memory is no
-// question of the core's.
+// Forwards to another driver, and spares its allocations: how a driver copes with a lack of memory
+// is no question of the core's.
 class SparingDriver final : public ForwardingDriver<SparingDriver> {
  public:
   using ForwardingDriver::ForwardingDriver;

@@ -21,8 +21,8 @@
 
 namespace cgp {
 
-// Fills a block with what follows from a word, or sees that it is filled with that: at both ends of each
-// granule, since nothing smaller is ever placed.
+// Fills a block with what follows from a word, or sees that it is filled with that: at both ends of
+// each granule, since nothing smaller is ever placed.
 struct Kernel {
   Block block;
   uint64_t word = 0;

@@ -1,6 +1,6 @@
-// Recorded captures as the C++ programs read them: text, written by benchmarks/trace_to_text.py from
-// the JSON that cudagraph_pool/_trace.py describes, or by benchmarks/stream_programs.py, which says of
-// programs of several streams what their graphs are, too.
+// Recorded captures as the C++ programs read them: text, written by benchmarks/trace_to_text.py
+// from the JSON that cudagraph_pool/_trace.py describes, or by benchmarks/stream_programs.py, which
+// says of programs of several streams what their graphs are, too.
 #pragma once
 
 #include <cstddef>

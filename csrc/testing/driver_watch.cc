@@ -66,7 +66,8 @@ void DriverWatch::Finish(StreamId stream, uint64_t work) {
       one.pending.pop_front();
       ++one.done;
     }
-    // Not under the lock: it may ask for other streams' work. Nobody looks at this stream in between.
+    // Not under the lock: it may ask for other streams' work. Nobody looks at this stream in
+    // between.
     if (action) action();
   }
 }

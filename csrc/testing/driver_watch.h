@@ -1,5 +1,5 @@
-// A host driver that holds its caller also to the rules that the host driver cannot know of, and plays
-// a device: streams whose work is done only when a test says so.
+// A host driver that holds its caller also to the rules that the host driver cannot know of, and
+// plays a device: streams whose work is done only when a test says so.
 //
 // It sits below whatever injects failures, so it sees only calls that are meant to happen. A broken
 // rule is noted, not thrown, and so is what the host driver refuses to take back, since the caller
@@ -45,8 +45,8 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
   using Mark = std::map<StreamId, uint64_t>;
   Mark TakeMark() const;
   bool Passed(const Mark& mark) const;
-  // Whether what is submitted to `waiting` from now on begins when that work is done: it is done, is
-  // the stream's own, or was waited for.
+  // Whether what is submitted to `waiting` from now on begins when that work is done: it is done,
+  // is the stream's own, or was waited for.
   bool IsBehind(StreamId waiting, StreamId stream, uint64_t work) const;
   // Does up to `count` more of the stream's submitted work.
   void Progress(StreamId stream, uint64_t count) { Finish(stream, Of(stream).done + count); }

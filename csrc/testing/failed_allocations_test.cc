@@ -1,5 +1,5 @@
-// Every allocation of what is no pool fails, alone and with all that follow; of pools scripts_test.cc and
-// cgp_fuzz --fail-each say it.
+// Every allocation of what is no pool fails, alone and with all that follow; of pools
+// scripts_test.cc and cgp_fuzz --fail-each say it.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -125,8 +125,8 @@ TEST_F(FailedAllocationsTest, ExecTable) {
   EXPECT_EQ(table.exec_count(), 0U);
 }
 
-// After a call that failed comes any other one, with memory or without: FailEach() repeats the call itself,
-// which mends what it left half done.
+// After a call that failed comes any other one, with memory or without: FailEach() repeats the call
+// itself, which mends what it left half done.
 class RandomFaultsTest : public ::testing::TestWithParam<unsigned> {
  protected:
   static constexpr PoolId kId{0, 1};

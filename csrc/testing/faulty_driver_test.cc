@@ -19,7 +19,8 @@ constexpr StreamId kCapturing{8};
 
 class FaultyDriverTest : public testing::Test {
  protected:
-  // Each kind of call once, in an order in which all succeed, with what it does to the inner driver.
+  // Each kind of call once, in an order in which all succeed, with what it does to the inner
+  // driver.
   void CallEverything() {
     if (capture_ == kNoCapture) {
       capture_ = host_.graphs().Begin(kCapturing);

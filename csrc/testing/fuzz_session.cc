@@ -257,7 +257,8 @@ void FuzzSession::Allocate(const Step& step) {
       need.whole_pages = 0;
     }
   }
-  // By the driver's own account: where an Unmap() was made to fail, memory is lost that no set knows of.
+  // By the driver's own account: where an Unmap() was made to fail, memory is lost that no set
+  // knows of.
   const uint64_t pages_left =
       (setup_.physical_limit_bytes - host_.usage().physical_bytes) / setup_.page_bytes;
   const bool may_run_out = allowed && need.least_new() > pages_left;
@@ -267,9 +268,9 @@ void FuzzSession::Allocate(const Step& step) {
       allowed && model_.OpenScope(id) == ScopeKind::kEager && set_.Stats(id).page_mappings > 512;
   const bool first_range = allowed && set_.Stats(id).ranges == 0;
   Block block;
-  // Where memory runs out as it is, be it for pages beyond need, it is an undo that would be made to
-  // fail. A call that unmaps what is stale has done so also where it fails, so that it is not failed in
-  // each way.
+  // Where memory runs out as it is, be it for pages beyond need, it is an undo that would be made
+  // to fail. A call that unmaps what is stale has done so also where it fails, so that it is not
+  // failed in each way.
   std::optional<FaultKind> kind =
       need.most_new() > pages_left ? FaultKind::kAllocation : SomeFault();
   if (unmaps) kind.reset();
@@ -278,9 +279,10 @@ void FuzzSession::Allocate(const Step& step) {
     result.fault_fired = true;  // the limit is as good a cause
   }
   if (result.outcome == Outcome::kDone) {
-    // A pool's first range that there are no addresses for is asked for once more, without room. A plan
-    // that the driver has no memory for is given up, and the block placed without; pages beyond need are
-    // done without just so. Mappings that an eager scope could not unmap are unmapped later.
+    // A pool's first range that there are no addresses for is asked for once more, without room. A
+    // plan that the driver has no memory for is given up, and the block placed without; pages
+    // beyond need are done without just so. Mappings that an eager scope could not unmap are
+    // unmapped later.
     const bool asked_again =
         first_range && !fault_.for_good && fault_.status == DriverStatus::kOutOfAddresses;
     const bool given_up =
@@ -312,10 +314,11 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   if (new_pages > need.most_new()) {
     Complain("asked the driver for ", new_pages, " pages where ", need.most_new(), " do");
   }
-  // One more saves mappings; two would not. (A capture may repeat what an earlier one did, and so take more.)
-  // A page amid a handle of several is no edge that could hold the remainder, whatever is free of it: where
-  // there are such handles, a page for the remainder is always right. And a page may be whole, rather than
-  // an edge, only since work has gone on that the pool has not asked about.
+  // One more saves mappings; two would not. (A capture may repeat what an earlier one did, and so
+  // take more.) A page amid a handle of several is no edge that could hold the remainder, whatever
+  // is free of it: where there are such handles, a page for the remainder is always right. And a
+  // page may be whole, rather than an edge, only since work has gone on that the pool has not asked
+  // about.
   const bool one_page_handles = host_.usage().handles == set_.TotalStats().pages;
   const uint64_t ideal =
       one_page_handles ? need.ideal : (rounded + setup_.page_bytes - 1) / setup_.page_bytes;

@@ -62,11 +62,12 @@ class FuzzSession {
   // and may have a thread of its own: they have pools and streams of their own.
   explicit FuzzSession(const FuzzSetup& setup, World* shared = nullptr, uint64_t number = 0);
 
-  // Does one step. Returns what is wrong afterwards, or an empty string. After a complaint nothing more
-  // may be asked of the session.
+  // Does one step. Returns what is wrong afterwards, or an empty string. After a complaint nothing
+  // more may be asked of the session.
   std::string Run(const Step& step);
 
-  // Ends all scopes, executes the graphs, frees and releases everything, and sees that nothing is left.
+  // Ends all scopes, executes the graphs, frees and releases everything, and sees that nothing is
+  // left.
   std::string Finish();
 
   // Whether the last call to the set failed, be it as it should.

@@ -1,4 +1,5 @@
-// What the streams of a FuzzSession do: kernels on their own, and graphs that are captured and executed.
+// What the streams of a FuzzSession do: kernels on their own, and graphs that are captured and
+// executed.
 //
 // A program of graphs is right by construction: a stream waits before it touches what another one
 // touched, and says so with RecordUse() or makes the block's stream wait before the free. So
@@ -176,8 +177,8 @@ bool FuzzSession::ReadyToFree(uint64_t label) {
   // Its stream cannot wait any more for what it left with the capture.
   if (!unsaid.empty() && std::ranges::count(captures_[graph_pool_], tensor.capture) == 0)
     return false;
-  // Where another capture allocates nothing the pool is not told of it: what its graph uses must not
-  // be freed while that lives.
+  // Where another capture allocates nothing the pool is not told of it: what its graph uses must
+  // not be freed while that lives.
   if (tensor.capture != kNoCapture && !model_.IsTold(graph_pool_, tensor.capture)) return false;
   if (!unsaid.empty() && Captured(home)) {
     Order(home, unsaid);

@@ -1,5 +1,5 @@
-// How a FuzzSession follows which page is which: where blocks lie, what the driver has there, what a trim
-// gives back, and what checkpoints bring back.
+// How a FuzzSession follows which page is which: where blocks lie, what the driver has there, what
+// a trim gives back, and what checkpoints bring back.
 #include <algorithm>
 #include <exception>
 #include <set>
@@ -46,8 +46,8 @@ void FuzzSession::Trim() {
   const World::Books before = TakeBooks(/*allowed=*/true);
   const uint64_t calls_before = watch_.calls();
   const bool leaky = leaky_;
-  // A trim that gives back what an undo had left also ends the checkpoints of that pool. Only the pools
-  // know which one that is, so those of all unused pools are dropped.
+  // A trim that gives back what an undo had left also ends the checkpoints of that pool. Only the
+  // pools know which one that is, so those of all unused pools are dropped.
   if (leaky) {
     std::erase_if(checkpoints_, [&](const auto& entry) {
       const PoolId id = entry.second.naive.pool;

@@ -8,8 +8,8 @@
 
 namespace cgp {
 
-// The shortest failing sequence that taking out ever smaller pieces leads to ("delta debugging"), after
-// at most `tries`. pre: fails(items).
+// The shortest failing sequence that taking out ever smaller pieces leads to ("delta debugging"),
+// after at most `tries`. pre: fails(items).
 template <typename Steps, typename Fails>
 Steps Minimise(Steps items, const Fails& fails, size_t tries) {
   size_t piece = std::max<size_t>(items.size() / 2, 1);

@@ -45,7 +45,8 @@ class OperationGenerator {
   void Note(const Step& step, const FuzzSession& session);
   uint64_t Scaled(const Step& allocate, double factor) const;
   Steps Vary(const Steps& program);
-  // A capture that repeats one of this pool; nothing if there is none. pre: no scope of the pool is open.
+  // A capture that repeats one of this pool; nothing if there is none. pre: no scope of the pool is
+  // open.
   void Repeat(uint64_t pool, const FuzzSession& session);
 
   Dice dice_;

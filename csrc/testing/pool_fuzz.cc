@@ -1,8 +1,8 @@
 // cgp_fuzz: random programs of steps on the real pool set, judged after each by a naive model;
 // kUsage says of which kinds.
 //
-// Sequence number i of a run is made from the run's seed plus i alone. On failure: exit code 1, the seed
-// that repeats it, and the shortest sequence that still fails, as C++.
+// Sequence number i of a run is made from the run's seed plus i alone. On failure: exit code 1, the
+// seed that repeats it, and the shortest sequence that still fails, as C++.
 #include <unistd.h>
 
 #include <algorithm>

@@ -158,8 +158,8 @@ PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream) co
           .beyond = beyond - std::min(beyond, whole_pages)};
 }
 
-// Where several streams make a large pool grow in a capture, it may grow to have a 128th of its pages
-// whole besides: not for blocks below a page, nor for a page more.
+// Where several streams make a large pool grow in a capture, it may grow to have a 128th of its
+// pages whole besides: not for blocks below a page, nor for a page more.
 uint64_t PoolModel::PagesBeyond(const ModelPool& pool, uint64_t bytes, StreamId stream) const {
   const bool several = pool.streams.size() > (pool.streams.contains(stream) ? 1 : 0);
   if (pool.scope != ScopeKind::kCapture || !several) return 0;
@@ -240,8 +240,8 @@ void PoolModel::Mark(ModelPool& pool) const {
   pool.held.reset();
 }
 
-// Nothing that is free is promised to anyone before the device has been marked, nor what lives when it
-// is freed.
+// Nothing that is free is promised to anyone before the device has been marked, nor what lives when
+// it is freed.
 void PoolModel::HoldAll(ModelPool& pool) {
   pool.held = std::make_shared<Fence>();
   pool.unmarked.assign(1, pool.held);
@@ -421,14 +421,16 @@ std::shared_ptr<PoolModel::Fence> PoolModel::FenceOf(const ModelPool& pool,
   fence->owner = block.block.stream;
   const bool in_capture = pool.scope == ScopeKind::kCapture;
   fence->used_by_others = !block.uses.empty();
-  // Outside of scopes too while a capture is under way, which may have used it, and which a scope may join.
+  // Outside of scopes too while a capture is under way, which may have used it, and which a scope
+  // may join.
   const bool eager = block.eager || (!in_capture && (pool.scope || !watch_.MayQuiesce()));
   fence->promised_at_once = block.uses.empty() && (in_capture ? !block.eager : eager) &&
                             block.suspects.empty() &&
                             (block.eager || in_capture || !pool.replays_unknown);
   fence->pending = block.inherited;
   if (!block.suspects.empty()) fence->pending.push_back({block.block.stream, 0});
-  // The capture's end stands for all that the capture did with the block; not for eager work before it.
+  // The capture's end stands for all that the capture did with the block; not for eager work before
+  // it.
   if (eager || (!in_capture && !block.uses.empty())) {
     std::set<StreamId> streams = block.uses;
     streams.insert(block.block.stream);
@@ -486,8 +488,8 @@ void PoolModel::Free(Address start, CaptureId in, bool same_thread) {
     pool.in_scope.push_back(fence);
   }
   if (fence != nullptr && (!fence->pending.empty() || !scope_tells)) {
-    // What a restore brought back is held, or its stream's own again where the pool has seen the end of
-    // what was under way: it is promised once both would be open.
+    // What a restore brought back is held, or its stream's own again where the pool has seen the
+    // end of what was under way: it is promised once both would be open.
     if (fence->pending.empty() || (!fence->promised_at_once && block.suspects.empty())) {
       Hold(pool, *fence);
     } else {

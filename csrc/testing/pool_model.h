@@ -100,7 +100,8 @@ class PoolModel {
     uint64_t most_new() const { return least_new() > 0 ? least_new() + beyond : 0; }
   };
   Need NeedOf(PoolId id, uint64_t bytes, StreamId stream) const;
-  // How many of the pages that hold these pieces are free as a whole and promised, or do not exist yet.
+  // How many of the pages that hold these pieces are free as a whole and promised, or do not exist
+  // yet.
   uint64_t WholePagesOf(PoolId id, const std::vector<PhysicalPiece>& pieces, StreamId stream) const;
   uint64_t Pages(PoolId id) const;
   Checkpoint TakeCheckpoint(PoolId id) const;
@@ -119,7 +120,8 @@ class PoolModel {
   void Invalidate(CaptureId capture) { invalid_.insert(capture); }
   // Whether the pool can know of the capture: it is the scope's first, or has allocated.
   bool IsTold(PoolId id, CaptureId capture) const { return Find(id)->told.contains(capture); }
-  // A stream asks for a block in the open scope, or uses another's: to be said before the pool is told.
+  // A stream asks for a block in the open scope, or uses another's: to be said before the pool is
+  // told.
   void See(PoolId id, StreamId stream);
   // A graph that was captured into the pool runs on the stream. pre: MayReplay().
   bool MayReplay(PoolId id) const;
@@ -137,8 +139,8 @@ class PoolModel {
   void RecordUse(Address start, StreamId stream);
   // Unused pools without live blocks are gone.
   void Trim();
-  // A trim has taken pages from an unused pool in which blocks live: so many are left, all of them free but
-  // for the pieces that `pieces_of` tells of. Returns what is wrong with these.
+  // A trim has taken pages from an unused pool in which blocks live: so many are left, all of them
+  // free but for the pieces that `pieces_of` tells of. Returns what is wrong with these.
   using PiecesOf = std::function<std::vector<PhysicalPiece>(Address)>;
   std::string Shrink(PoolId id, uint64_t pages, const PiecesOf& pieces_of);
   Restored Restore(const Checkpoint& checkpoint);
@@ -171,9 +173,11 @@ class PoolModel {
     std::vector<CaptureDag::Node> nodes;  // behind which the block is done with
     std::vector<CaptureDag::Node> late;   // the same, as far as promised
     std::vector<Pending> pending;
-    // Of pending work the set knows that it is over once the device has passed a mark that was made later.
+    // Of pending work the set knows that it is over once the device has passed a mark that was made
+    // later.
     std::optional<DriverWatch::Mark> mark;
-    // What several streams used may be kept until all of it is done with: the mark is this one's then.
+    // What several streams used may be kept until all of it is done with: the mark is this one's
+    // then.
     std::shared_ptr<const Fence> group;
   };
   struct Granule {

@@ -1,9 +1,9 @@
 // cgp_quality: what pools reserve for recorded captures, in many orders, against what they must.
 //
-// Each trace is replayed as it was recorded and, with --orders N, by key up and down and shuffled, N
-// orders in all. For each it prints reserved ÷ minimum (mean, 99th percentile, worst), the mappings
-// that the pool asked for and, where --plain had to ask, the most pages ÷ those without prediction. Exit
-// code 1 where a bound is broken: it names trace, order and seed.
+// Each trace is replayed as it was recorded and, with --orders N, by key up and down and shuffled,
+// N orders in all. For each it prints reserved ÷ minimum (mean, 99th percentile, worst), the
+// mappings that the pool asked for and, where --plain had to ask, the most pages ÷ those without
+// prediction. Exit code 1 where a bound is broken: it names trace, order and seed.
 //
 //   by default     runs of pools of 64 MiB and more reserve 1.006 of the minimum in the mean, 1.02 in
 //                  99 of 100, 1.03 at the worst; smaller pools three pages more than the minimum
@@ -42,8 +42,8 @@ namespace {
 
 constexpr uint64_t kPage = uint64_t{2} << 20;
 
-// Of reserved ÷ minimum. Mean and 99th percentile are those of pools that need `kLargePool` pages and
-// more; none reserves more than the worst, or so many pages more than the minimum.
+// Of reserved ÷ minimum. Mean and 99th percentile are those of pools that need `kLargePool` pages
+// and more; none reserves more than the worst, or so many pages more than the minimum.
 struct Bounds {
   double mean = 0;
   double p99 = 0;

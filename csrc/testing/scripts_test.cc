@@ -40,7 +40,8 @@ const Script kRegressions[] = {
      "18446744073692996361,Allocate 0 3 281474976710656"},
     // A pool without users, blocks or memory stayed for ever.
     {"ReleasedWithinItsScope", "BeginCapture, Release, End"},
-    // The driver failed when the second of two events was asked for: the first fence stayed half opened.
+    // The driver failed when the second of two events was asked for: the first fence stayed half
+    // opened.
     {"PollThatFailsAtAScopesBegin",
      "BeginEager, Allocate 3 1 5473, Free 0 1, Allocate 0 2 464, Progress 3 0 5, End,Fail 0 0 0 "
      "1 2, BeginCapture, BeginEager"},
@@ -48,8 +49,8 @@ const Script kRegressions[] = {
      "BeginEager, Allocate 1 1 1024, Allocate 2 2 1024, Allocate 3 3 1024, Free 0 1, Free 0 2, "
      "End,BeginCapture, Progress 1 0 9, Fail 0 0 0 1 2, Allocate 3 4 8192, End, "
      "BeginCapture,Allocate 3 5 2048"},
-    // An undo failed too (from call 11 on memory runs out): what stayed mapped was in the way of every later
-    // extension of that range.
+    // An undo failed too (from call 11 on memory runs out): what stayed mapped was in the way of
+    // every later extension of that range.
     {"UndoThatFails",
      "BeginCapture, Fail 0 0 0 1 11 0 1, Allocate 1 1 205, Allocate 1 2 32768, Mend,Allocate 0 3 "
      "73315",
@@ -70,7 +71,8 @@ const Script kRegressions[] = {
      "BeginEager, Allocate 1 1 8192, End, Checkpoint 0 0, Progress 1 0 9, Free 0 1, "
      "BeginCapture,Allocate 1 2 8192, End, Restore 0 0, Use 1 2, Free 0 2, BeginEager, Allocate "
      "2 3 8192"},
-    // A trim had nothing to give back but what could not be undone: the checkpoint was over all the same.
+    // A trim had nothing to give back but what could not be undone: the checkpoint was over all the
+    // same.
     {"CheckpointOfAPoolWithRemains",
      "Fail 0 0 0 1 9 0 1, BeginEager, Allocate 2 1 98305, Fail 0 0 0 1 2 2 1 7, Allocate 1 2 "
      "4289,End, Release, Checkpoint 0 0, Trim, Restore 0 0",
@@ -113,8 +115,8 @@ std::string Planned() {
 }
 
 const Script kScripts[] = {
-    // A new range, a page in part use; then what is stitched and appended, and where both streams stand.
-    // Eager work marks the device and asks whether it has come by.
+    // A new range, a page in part use; then what is stitched and appended, and where both streams
+    // stand. Eager work marks the device and asks whether it has come by.
     {"EveryCall",
      "BeginCapture, Allocate 0 1 12288, Allocate 0 2 512, Free 0 1, Allocate 0 3 25088, Peer 0 "
      "1,Allocate 1 4 4096, Use 1 3, Free 0 3, Allocate 0 5 4096, End, BeginEager 0 0 0 "
@@ -176,8 +178,8 @@ TEST_P(EveryCallFails, WheneverItIsMadeByOneStep) {
     const auto call = static_cast<DriverCall>(kind);
     const uint64_t failures = RunWith({1, status, true, call}, /*each_step=*/true, script);
     ASSERT_FALSE(HasFailure()) << Name(call);
-    // Events are let go of by a call that cannot fail, memory is asked after only when it runs out, and
-    // no pool records a stream's event; a stream waits only for graphs that have been replayed.
+    // Events are let go of by a call that cannot fail, memory is asked after only when it runs out,
+    // and no pool records a stream's event; a stream waits only for graphs that have been replayed.
     const bool unused = call == DriverCall::kDestroyEvent || call == DriverCall::kInfo ||
                         call == DriverCall::kWaitEvent || call == DriverCall::kRecordEvent;
     EXPECT_TRUE(failures > 0 || unused || script.name != "EveryCall") << Name(call);

@@ -13,9 +13,9 @@
 
 namespace cgp {
 
-// Pools and streams are small numbers; a block is `item`, a number of the program's own. A step that makes
-// no sense where it stands does nothing, so that a program still means something when steps are taken out.
-// FuzzSession and CaptureSession each know some of the kinds.
+// Pools and streams are small numbers; a block is `item`, a number of the program's own. A step
+// that makes no sense where it stands does nothing, so that a program still means something when
+// steps are taken out. FuzzSession and CaptureSession each know some of the kinds.
 struct Step {
   enum class Kind : uint8_t {
     kAllocate,      // a block, named `item` (not 0), of `amount` bytes on `stream`
@@ -72,7 +72,8 @@ Steps StepsOf(const std::string& text);
 // For gtest.
 std::ostream& operator<<(std::ostream& out, const Step& step);
 
-// Runs the steps, and then Finish(). Returns the first complaint, behind the step that it came after.
+// Runs the steps, and then Finish(). Returns the first complaint, behind the step that it came
+// after.
 template <typename Session>
 std::string RunAll(Session&& session, const Steps& steps) {
   for (const Step& step : steps) {
@@ -82,7 +83,8 @@ std::string RunAll(Session&& session, const Steps& steps) {
   return session.Finish();
 }
 
-// Draws what programs are made of. No distribution of the library: their values differ between libraries.
+// Draws what programs are made of. No distribution of the library: their values differ between
+// libraries.
 class Dice {
  public:
   explicit Dice(uint64_t seed) : random_(seed) {}
@@ -101,9 +103,9 @@ class Dice {
   std::mt19937_64 random_;
 };
 
-// How often each kind of step is to be drawn. Each program has its own weights, some of them zero ("swarm
-// testing"): a mix of everything at once would hardly ever reach what only many frees, or only large
-// blocks, reach.
+// How often each kind of step is to be drawn. Each program has its own weights, some of them zero
+// ("swarm testing"): a mix of everything at once would hardly ever reach what only many frees, or
+// only large blocks, reach.
 class Weights {
  public:
   unsigned& operator[](Step::Kind kind) { return weights_[static_cast<size_t>(kind)]; }

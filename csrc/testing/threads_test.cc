@@ -1,4 +1,5 @@
-// Many threads at once, in pools of one set and in several sets; meant to be run under ThreadSanitizer too.
+// Many threads at once, in pools of one set and in several sets; meant to be run under
+// ThreadSanitizer too.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// What a session runs on: a set of pools, and below it drivers that spare its own allocations, fail on demand
-// and watch what is called.
+// What a session runs on: a set of pools, and below it drivers that spare its own allocations, fail
+// on demand and watch what is called.
 #pragma once
 
 #include <cstdint>

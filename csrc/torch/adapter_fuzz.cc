@@ -1,9 +1,9 @@
 // cgp_torch_fuzz: random programs (adapter_fuzz_session.h) until one of them complains. Then: exit
 // code 1, the seed that repeats it, and the shortest program that still fails, as what it did.
 //
-// A program's steps are numbers: each seeds the dice that one step throws, so that the others stay much
-// what they are when it is taken out. A program runs in a process of its own, since pools live as
-// long as that does.
+// A program's steps are numbers: each seeds the dice that one step throws, so that the others stay
+// much what they are when it is taken out. A program runs in a process of its own, since pools live
+// as long as that does.
 #include <sys/wait.h>
 #include <unistd.h>
 

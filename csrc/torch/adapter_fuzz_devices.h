@@ -1,6 +1,6 @@
 // Devices as the adapter's fuzzer judges them: which eager operation runs behind which, by vector
-// clocks, whenever the program lets one run; what captures record (driver/host_graphs.h); and drivers
-// that tell of both, over those of fake_cuda.cc, and of which memory lies below an address.
+// clocks, whenever the program lets one run; what captures record (driver/host_graphs.h); and
+// drivers that tell of both, over those of fake_cuda.cc, and of which memory lies below an address.
 #pragma once
 
 #include <algorithm>

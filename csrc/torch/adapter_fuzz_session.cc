@@ -165,8 +165,9 @@ GraphNode Session::Launch(Graph& graph, cudaStream_t stream) {
   return node;
 }
 
-// Another stream than the block's home says that it uses the block, or the home waits for the use. So it does without a
-// word where it is the stream behind a body, and nobody waits where it was a body's.
+// Another stream than the block's home says that it uses the block, or the home waits for the use.
+// So it does without a word where it is the stream behind a body, and nobody waits where it was a
+// body's.
 void Session::UseInGraph(Tensor& tensor, cudaStream_t stream, Graph& graph) {
   const bool waits = GraphOn(tensor.home) == &graph;
   const bool knows = waits || (tensor.graph == &graph && !IsHeld(tensor.home)) ||

@@ -1,10 +1,10 @@
 // A program of the adapter's fuzzer: captures, replays, checkpoints, MemPools and eager work on
-// GraphAllocator, by several threads on several devices. No two owners of memory may touch it without
-// an edge between them, and what a graph touches must be mapped as it was when the graph was
-// captured: else it complains (adapter_fuzz_devices.h).
+// GraphAllocator, by several threads on several devices. No two owners of memory may touch it
+// without an edge between them, and what a graph touches must be mapped as it was when the graph
+// was captured: else it complains (adapter_fuzz_devices.h).
 //
-// What a program does keeps to what torch and its users have to: who frees a block has waited for its
-// work, or said whose it is, and who replays a graph for what came before.
+// What a program does keeps to what torch and its users have to: who frees a block has waited for
+// its work, or said whose it is, and who replays a graph for what came before.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
@@ -62,8 +62,8 @@ class Worker {
   std::thread thread_{[this] { Run(); }};
 };
 
-// A part of a graph that is captured by itself, on a stream of its own: what its capture was before, whose node
-// `node` the body stands for.
+// A part of a graph that is captured by itself, on a stream of its own: what its capture was
+// before, whose node `node` the body stands for.
 struct Body {
   cudaStream_t outer = nullptr;  // the stream that goes on behind it
   GraphNode node{};
@@ -248,8 +248,8 @@ class Session {
       Complain("lives though it was freed: block ", tensor.number);
     }
   }
-  // Who replays a graph fills its inputs first, where their addresses are kept for the graph: of what died in
-  // its capture, and of what graphs left, in its own pool.
+  // Who replays a graph fills its inputs first, where their addresses are kept for the graph: of
+  // what died in its capture, and of what graphs left, in its own pool.
   void Forget(Tensor& tensor) {
     tensor.live = false;
     for (const auto& graph : graphs_) {
@@ -306,7 +306,8 @@ class Session {
     fake_cuda::SetCapture(stream, graph.capture);
     if (std::ranges::count(graph.streams, stream) == 0) graph.streams.push_back(stream);
   }
-  // The filter of a graph that is gone is not known to be, where a capture of before comes to its stream.
+  // The filter of a graph that is gone is not known to be, where a capture of before comes to its
+  // stream.
   bool MayCome(const Graph& graph, cudaStream_t stream) const {
     return std::ranges::none_of(graphs_, [&](const auto& other) {
       return other->origin == stream && graph.number < other->gone_before;

@@ -1,5 +1,5 @@
-// What torch.compile's graph trees do: they take a checkpoint behind each graph, and go back to it to
-// capture another one from there.
+// What torch.compile's graph trees do: they take a checkpoint behind each graph, and go back to it
+// to capture another one from there.
 #include <unordered_set>
 
 #include "torch/adapter_fuzz_session.h"

@@ -7,9 +7,9 @@ namespace {
 
 c10::MempoolId_t NameOf(PoolId pool) { return {pool.first, pool.second}; }
 
-// No graph and no torch.cuda.MemPool is called so. The first numbers differ, since torch hashes a name
-// by that number alone unless it is 0, and doubles its table of pools for each name that hashes as
-// others do.
+// No graph and no torch.cuda.MemPool is called so. The first numbers differ, since torch hashes a
+// name by that number alone unless it is 0, and doubles its table of pools for each name that
+// hashes as others do.
 c10::MempoolId_t AnnexName(uint64_t number) { return {~number, ~0ULL}; }
 
 }  // namespace

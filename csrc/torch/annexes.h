@@ -1,17 +1,17 @@
 // Annexes: memory of the base for the graphs of our pools.
 //
 // torch does not ask us for all that a capture allocates. A storage asks the allocator that it was
-// made by, so one from before enable() that has to grow in a capture (out=, Tensor.resize_(), FSDP2's
-// unsharded parameters) asks the base. What the base then hands out must be kept for the graph too:
-// eager memory would be somebody else's by the time the graph is replayed.
+// made by, so one from before enable() that has to grow in a capture (out=, Tensor.resize_(),
+// FSDP2's unsharded parameters) asks the base. What the base then hands out must be kept for the
+// graph too: eager memory would be somebody else's by the time the graph is replayed.
 //
 // So beside each capture scope of a pool of ours the base has a scope too, in a private pool of its
 // own: the annex of ours. It takes what our routes match to our pool. What we forward to the base
 // matches none of our pools, so it never lands there. The base keeps the annex as long as ours has
 // users. Eager scopes need none: what the base hands out then is used by eager work.
 //
-// There is another use: as long as a route is open in the base it records and asks for no events and
-// gives nothing back to the device, any of which could break a capture.
+// There is another use: as long as a route is open in the base it records and asks for no events
+// and gives nothing back to the device, any of which could break a capture.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>

@@ -128,8 +128,8 @@ uint64_t DevicePools::Trim(std::optional<PoolId> only) {
   try {
     return set_.Trim(only);
   } catch (const DriverError& error) {
-    // Somebody captures without torch, or another thread is just ending a capture: the device cannot
-    // be waited for. What is of no use goes the next time.
+    // Somebody captures without torch, or another thread is just ending a capture: the device
+    // cannot be waited for. What is of no use goes the next time.
     if (error.code() != cudaErrorStreamCaptureUnsupported) throw;
     return 0;
   }

@@ -1,6 +1,6 @@
-// Every entry that PyTorch calls, with everything failing once that it calls itself: the driver, the
-// allocator below, and operator new. An entry that throws has changed nothing, and works when it is
-// called again; one that does not has done all. Then everything works, and nothing leaks.
+// Every entry that PyTorch calls, with everything failing once that it calls itself: the driver,
+// the allocator below, and operator new. An entry that throws has changed nothing, and works when
+// it is called again; one that does not has done all. Then everything works, and nothing leaks.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Errors: the core's and the driver's as torch's, which Python sees as RuntimeError; what the base may
-// lack; and errors of callbacks.
+// Errors: the core's and the driver's as torch's, which Python sees as RuntimeError; what the base
+// may lack; and errors of callbacks.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -30,8 +30,8 @@ decltype(auto) AsTorchErrors(Function function) {
 }
 
 // What `ask`, a question to the base, says; nothing if the base does not support it, as
-// CUDAPluggableAllocator supports neither statistics nor fractions. It says so by a c10::Error, torch's
-// plain one for errors of any kind; what CUDA says goes on.
+// CUDAPluggableAllocator supports neither statistics nor fractions. It says so by a c10::Error,
+// torch's plain one for errors of any kind; what CUDA says goes on.
 template <typename Function>
 auto IfSupported(Function ask) -> std::optional<decltype(ask())> {
   try {
@@ -89,8 +89,8 @@ inline std::string Mebibytes(uint64_t bytes) {
 }
 
 // Takes back what was done unless Keep() is called: of several steps that may fail, those before
-// the one that did. It may not fail itself: what it throws is dropped. (An error that is under way is
-// no sign to go by: torch's may be counted in a libstdc++ that is not ours.)
+// the one that did. It may not fail itself: what it throws is dropped. (An error that is under way
+// is no sign to go by: torch's may be counted in a libstdc++ that is not ours.)
 template <typename Function>
 class Undo {
  public:

@@ -25,7 +25,8 @@ namespace cgp {
 
 class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllocator {
  public:
-  // What was called, by name, and how often. Only what changes something or is asked for in tests is counted.
+  // What was called, by name, and how often. Only what changes something or is asked for in tests
+  // is counted.
   std::map<std::string, int> calls;
   // What it says of itself. Tests set it.
   c10::CachingDeviceAllocator::DeviceStats stats;

@@ -46,8 +46,8 @@ CaptureId ActiveCapture(cudaStream_t stream);
 // The arguments of EndHostRoute().
 std::vector<c10::MempoolId_t> ended_host_routes();
 
-// How often the adapter and the filters asked CUDA for the capture of a stream, and of this one; the
-// pools ask their driver. IsCapturing(), which may be asked of any stream, does not count.
+// How often the adapter and the filters asked CUDA for the capture of a stream, and of this one;
+// the pools ask their driver. IsCapturing(), which may be asked of any stream, does not count.
 int64_t queries();
 int64_t queries(cudaStream_t stream);
 

@@ -17,7 +17,8 @@ struct State {
 };
 inline constinit thread_local State state;
 
-// Of this kind the `number`th from now on fails, counted from 1; with `for_good` all that follow, too.
+// Of this kind the `number`th from now on fails, counted from 1; with `for_good` all that follow,
+// too.
 inline void Arm(Kind kind, int64_t number, bool for_good = false) {
   state.kind = kind;
   state.left = number;

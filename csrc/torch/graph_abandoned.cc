@@ -1,11 +1,11 @@
 // GraphAllocator: captures that nobody ended.
 //
-// A capture that fails may never end its route: torch before 2.14 forgets it, and forgets to release
-// the pool as well; from 2.14 on the graph does both late, at the latest when it is destroyed. But a
-// route whose stream has stopped capturing looks just so while another thread is about to end it. So
-// a capture that looks abandoned loses its route alone, and its user stays. It is taken as failed,
-// and before 2.14 its user is taken away, by whoever knows: a new capture begins on its stream or in
-// its pool, or cudagraph_pool.graph saw it fail.
+// A capture that fails may never end its route: torch before 2.14 forgets it, and forgets to
+// release the pool as well; from 2.14 on the graph does both late, at the latest when it is
+// destroyed. But a route whose stream has stopped capturing looks just so while another thread is
+// about to end it. So a capture that looks abandoned loses its route alone, and its user stays. It
+// is taken as failed, and before 2.14 its user is taken away, by whoever knows: a new capture
+// begins on its stream or in its pool, or cudagraph_pool.graph saw it fail.
 #include <algorithm>
 
 #include "torch/errors.h"

@@ -230,8 +230,8 @@ class GraphAllocator final : public CUDAAllocator {
     CaptureId capture = kNoCapture;
   };
 
-  // In one of our pools, if a route leads there; else what `ask_base` returns or, if that is routed to
-  // no pool and the base has none, what a MemPool of ours lends.
+  // In one of our pools, if a route leads there; else what `ask_base` returns or, if that is routed
+  // to no pool and the base has none, what a MemPool of ours lends.
   template <typename AskStream, typename AskBase>
   auto Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base);
   // What to ask for so that a block shares no page.
@@ -270,8 +270,8 @@ class GraphAllocator final : public CUDAAllocator {
   // Whether nothing was ever allocated in our pool `id`, so that it can still become the base's.
   bool IsUndecided(DevicePools& pools, PoolId id) const;
   // Begin and end a scope. The former with what was decided of it; the base gets `undecided`'s pool
-  // of that name too, with its users, unless that is nullptr. `graphs` is the pool of the graph that a
-  // nested scope is of. pre: scopes_mutex_ is held.
+  // of that name too, with its users, unless that is nullptr. `graphs` is the pool of the graph
+  // that a nested scope is of. pre: scopes_mutex_ is held.
   void BeginInBase(Route route, DevicePools* undecided);
   void BeginInOurs(DevicePools& pools, Route route, bool capturing, std::optional<PoolId> graphs);
   void EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind);

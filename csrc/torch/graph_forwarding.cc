@@ -1,5 +1,5 @@
-// GraphAllocator: what differs from the base only for our pointers and pools. What is the base's alone
-// stands in graph_allocator.h.
+// GraphAllocator: what differs from the base only for our pointers and pools. What is the base's
+// alone stands in graph_allocator.h.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 namespace cgp {
 namespace {
 
-// Whether the driver mapped what `pointer` points to, for whoever: memory of a pool that no block has
-// (any more) is as little cudaMalloc's as that of a live one, and a graph may still use it.
+// Whether the driver mapped what `pointer` points to, for whoever: memory of a pool that no block
+// has (any more) is as little cudaMalloc's as that of a live one, and a graph may still use it.
 bool IsMapped(const void* pointer) {
   const auto address = reinterpret_cast<Address>(pointer);
   for (const PoolsOwner owner : kPoolsOwners) {
@@ -85,9 +85,9 @@ void GraphAllocator::LimitBase(DevicePools& pools) {
   const auto state_now = [&] { return share.settings.load() + pools.driver().changes(); };
   uint64_t state = state_now();
   if (share.told.load() == state) return;
-  // Several threads may tell the base at once, and no lock can order them: some come with the base's
-  // held, others go for it. So each looks, after it has told, whether what it told is still so, and
-  // tells again if not. The last to tell has looked, so the base was told the truth last.
+  // Several threads may tell the base at once, and no lock can order them: some come with the
+  // base's held, others go for it. So each looks, after it has told, whether what it told is still
+  // so, and tells again if not. The last to tell has looked, so the base was told the truth last.
   for (;;) {
     const double of_ours =
         static_cast<double>(pools.driver().held_bytes()) / static_cast<double>(pools.total_bytes());

@@ -1,4 +1,5 @@
-// torch.cuda.MemPools that are used within a capture: what dies there, and how long their scopes last.
+// torch.cuda.MemPools that are used within a capture: what dies there, and how long their scopes
+// last.
 #include <gtest/gtest.h>
 
 #include <optional>

@@ -19,8 +19,8 @@ MemoryInfo InfoOrZero(DevicePools& pools) {
   }
 }
 
-// An id that torch never makes, and that no pool of the base had before: the native allocator reopens
-// none that nobody holds.
+// An id that torch never makes, and that no pool of the base had before: the native allocator
+// reopens none that nobody holds.
 MempoolId_t NewIdOfNoPool() {
   static std::atomic<uint64_t> last{0};
   return {++last, ~0ULL};

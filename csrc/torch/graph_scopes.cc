@@ -77,7 +77,8 @@ void GraphAllocator::BeginInBase(Route route, DevicePools* undecided) {
   routes_.Add(std::move(route));
 }
 
-// A capture may not wait for another one that fills the shared pool: it gets a pool of its own then.
+// A capture may not wait for another one that fills the shared pool: it gets a pool of its own
+// then.
 bool GraphAllocator::SharesPool(DeviceIndex device, MempoolId_t id) const {
   if (names_.UseCount(device, id) > 0) return true;
   return takes_captures() && shares_captures_ && PoolNames::IsAnonymous(id) &&
@@ -219,8 +220,8 @@ void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
   const std::lock_guard lock(scopes_mutex_);
   const PoolId pool = names_.Find(device, id);
   // While a capture goes on in the pool, an end that is still owed is that of the graph that failed
-  // before. Were it the capture's own, around the body of a conditional node, the body's begin would
-  // be refused: better than a capture that goes on without its pool.
+  // before. Were it the capture's own, around the body of a conditional node, the body's begin
+  // would be refused: better than a capture that goes on without its pool.
   if (routes_.IsBeingCaptured(device, pool) && TakeLateEnd(device, pool)) return;
   const std::optional<RouteTable::Target> target = routes_.TargetOf(device, pool);
   if (routes_.Pause(device, pool)) {

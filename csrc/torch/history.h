@@ -2,8 +2,8 @@
 // in them, and where their live blocks were allocated.
 //
 // The base keeps its own; both get the same settings, and MergeInto() puts ours between the base's
-// entries by time. Contexts (stacks) are gathered by the caller before any lock is taken, since that
-// may wait for the GIL.
+// entries by time. Contexts (stacks) are gathered by the caller before any lock is taken, since
+// that may wait for the GIL.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -44,8 +44,9 @@ class History {
     PoolId pool;
   };
 
-  // While one lives its thread may map and unmap; then the trackers hear of it, unless another thread
-  // is telling them something: that tells them this too. To be made before any lock is taken.
+  // While one lives its thread may map and unmap; then the trackers hear of it, unless another
+  // thread is telling them something: that tells them this too. To be made before any lock is
+  // taken.
   class Telling {
    public:
     explicit Telling(History& history) : history_(history) {}
@@ -77,8 +78,9 @@ class History {
   Context Gather(When level) const;
 
   // Notes what happened. `metadata` is torch's user metadata. The trackers are told, all of them,
-  // before this returns; an error of theirs, the first, is thrown once all is noted. Where a block was
-  // allocated is kept from its ALLOC to its FREE_REQUESTED, which is followed by FREE_COMPLETED.
+  // before this returns; an error of theirs, the first, is thrown once all is noted. Where a block
+  // was allocated is kept from its ALLOC to its FREE_REQUESTED, which is followed by
+  // FREE_COMPLETED.
   void Record(Event event, Context context, const std::string& metadata);
   // The same for what is mapped and unmapped. It may be called with any lock held: the trackers are
   // told later, in the order of these calls, and their errors become warnings.

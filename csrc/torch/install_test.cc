@@ -60,8 +60,8 @@ TEST_F(InstallTest, AFailedCaptureDoesNotKeepItIn) {
   EXPECT_FALSE(IsEnabled());
 }
 
-// As another thread's that has asked which allocator there is before it is taken out, which it is as
-// long as there are no pools: in a process of its own.
+// As another thread's that has asked which allocator there is before it is taken out, which it is
+// as long as there are no pools: in a process of its own.
 TEST_F(InstallTest, ACaptureThatBeginsTooLateIsTheBases) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto begin_too_late = [&] {

@@ -131,7 +131,8 @@ TEST_F(MergedStatsTest, APoolsOwnPeakLastsUntilUsersResetPeaks) {
   EXPECT_EQ(set_.ReservedByPool()[kOther].peak, 0U);
 }
 
-// Settings of the base's alone count these, and what it counts is asked for more often than users ask.
+// Settings of the base's alone count these, and what it counts is asked for more often than users
+// ask.
 TEST_F(MergedStatsTest, ThePeakOfOversizeSegmentsIsTheBases) {
   base_.stats.oversize_segments.peak = 3;
   base_.stats.oversize_segments.current = 1;

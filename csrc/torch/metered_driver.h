@@ -1,5 +1,5 @@
-// A driver that forwards to another one, keeps a limit on physical memory and tells the history what
-// is mapped.
+// A driver that forwards to another one, keeps a limit on physical memory and tells the history
+// what is mapped.
 //
 // The limit is torch.cuda.set_per_process_memory_fraction()'s: what of it the base does not use.
 #pragma once

@@ -165,8 +165,8 @@ void* PluggableAllocator::BaseAllocation(void* pointer, size_t* bytes) {
 }
 
 void PluggableAllocator::RecordStream(void* pointer, cudaStream_t stream) {
-  // torch does not say which device's the stream is. One of another device than the block's is taken
-  // for this one's: if it is no default stream CUDA refuses when the block is freed.
+  // torch does not say which device's the stream is. One of another device than the block's is
+  // taken for this one's: if it is no default stream CUDA refuses when the block is freed.
   told_ = true;
   DevicePools::TryRecordUse(pointer, ToStreamId(stream), PoolsOwner::kPluggableAllocator);
 }

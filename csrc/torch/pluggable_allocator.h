@@ -1,11 +1,11 @@
 // What stands behind the C functions for torch.cuda.memory.CUDAPluggableAllocator: all memory of a
 // device from graph pools, without a base.
 //
-// torch tells such an allocator nothing of captures unless its hooks are set. Without them memory of
-// a graph would be handed out again while the graph still needs it, so allocating during a capture
-// is refused; but for the segments of a torch.cuda.MemPool, which the native allocator asks for and
-// keeps. With the hooks (cudagraph_pool.pluggable_allocator() sets them) each pool of torch's is one
-// of ours, and only eager memory comes from the pool that is always open.
+// torch tells such an allocator nothing of captures unless its hooks are set. Without them memory
+// of a graph would be handed out again while the graph still needs it, so allocating during a
+// capture is refused; but for the segments of a torch.cuda.MemPool, which the native allocator asks
+// for and keeps. With the hooks (cudagraph_pool.pluggable_allocator() sets them) each pool of
+// torch's is one of ours, and only eager memory comes from the pool that is always open.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -46,8 +46,9 @@ class PluggableAllocator {
   bool MakeRoom(DevicePools& pools, cudaStream_t stream);
   // Gives the memory of unused pools back, the graphs' too.
   void FreeUnused();
-  // Lets what was freed behind other streams' work become free to all: fences open after a scope, if
-  // no capture is known of. Not where segments of MemPools are all there is. pre: mutex_ is held.
+  // Lets what was freed behind other streams' work become free to all: fences open after a scope,
+  // if no capture is known of. Not where segments of MemPools are all there is. pre: mutex_ is
+  // held.
   void CycleEagerPool(DevicePools& pools);
   // Opens the eager pool if it is not open. pre: mutex_ is held.
   void OpenEagerPool(DevicePools& pools);
@@ -55,8 +56,8 @@ class PluggableAllocator {
   bool CloseIfEmpty(DevicePools& pools);
 
   RouteTable routes_;
-  // Whether torch calls the hooks, so that captures are known. Until then what a stream freed is its
-  // own, as it is with torch's allocator, until memory runs out: a mark that opens it to others
+  // Whether torch calls the hooks, so that captures are known. Until then what a stream freed is
+  // its own, as it is with torch's allocator, until memory runs out: a mark that opens it to others
   // would break a capture.
   std::atomic<bool> told_ = false;
   // Orders begin, end and release, and eager allocations, during which the eager pool stays open.

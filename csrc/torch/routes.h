@@ -8,11 +8,11 @@
 //
 // The filter of a torch.cuda.CUDAGraph holds a plain pointer to the graph. A graph whose capture
 // failed may be gone while its route is still here (torch before 2.14 forgets to end it), so a
-// capture route asks its filter only while the stream that the capture began on is capturing, and was
-// not seen to be in another capture or in none: then the graph is alive.
+// capture route asks its filter only while the stream that the capture began on is capturing, and
+// was not seen to be in another capture or in none: then the graph is alive.
 //
-// That takes up to two questions to CUDA besides the filter's own. But what the filters of torch say
-// follows from the thread (those of pools that a thread allocates to) or from the id of the
+// That takes up to two questions to CUDA besides the filter's own. But what the filters of torch
+// say follows from the thread (those of pools that a thread allocates to) or from the id of the
 // stream's capture (those of graphs and of the bodies of their conditional nodes). So within one
 // capture each thread asks the filters once for each stream, however narrow or wide they are, and
 // remembers the answer until a route comes or goes. That takes one question, for the id.
@@ -45,16 +45,16 @@ struct Route {
   ScopeKind kind = ScopeKind::kEager;
   bool ours = false;  // else the base allocator serves it
   // Begun by a thread that was capturing already (torch.cuda.use_mem_pool in a capture). It takes
-  // what is captured alone, and lasts as long as that capture: where its end were a scope's end, other
-  // streams of the capture would get what nothing has proven to be free for them.
+  // what is captured alone, and lasts as long as that capture: where its end were a scope's end,
+  // other streams of the capture would get what nothing has proven to be free for them.
   bool nested = false;
   bool whole_pages = false;       // no two blocks share a page
   cudaStream_t origin = nullptr;  // capture routes: the stream that the graph's capture begins on
   // Of a nested one: those of more graphs of its thread that went on with it.
   std::vector<cudaStream_t> others = {};
   std::thread::id thread;  // which thread began it
-  // Capture routes: that of `origin`, once it is known; whether it was seen to have begun, and to be
-  // over.
+  // Capture routes: that of `origin`, once it is known; whether it was seen to have begun, and to
+  // be over.
   std::optional<CaptureId> capture = std::nullopt;
   bool begun = false;
   bool over = false;
@@ -108,25 +108,25 @@ class RouteTable {
   // A capture may end its route and begin it again half-way (torch does so around the bodies of
   // conditional nodes). The scope goes on meanwhile, since the capture does. Pause() returns false
   // if there is no such route, or its capture is over; Resume() returns false if the route
-  // is not paused, or if it is not its capture that wants it back: `filter` does not take the stream
-  // that it began on (a nested one's takes any), and `stream`, the calling thread's, is not in it,
-  // nor captures (a body, then) in the thread that began the route. `origin` is of the graph that
-  // does. `hold` runs before the route is there again, which it is not if that throws.
+  // is not paused, or if it is not its capture that wants it back: `filter` does not take the
+  // stream that it began on (a nested one's takes any), and `stream`, the calling thread's, is not
+  // in it, nor captures (a body, then) in the thread that began the route. `origin` is of the graph
+  // that does. `hold` runs before the route is there again, which it is not if that throws.
   bool Pause(c10::DeviceIndex device, PoolId id);
   bool Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream, cudaStream_t origin,
               StreamFilter filter, const std::function<void()>& hold);
 
-  // Another thread that has a capture route on the stream while this does not capture is about to begin
-  // the capture or to end the route, or it has failed. Waits, without the lock, until it has done the one
-  // or the other, a tenth of a second at most: it does so within microseconds, unless it waits for the lock
-  // or, where the caller holds Python's, for that.
+  // Another thread that has a capture route on the stream while this does not capture is about to
+  // begin the capture or to end the route, or it has failed. Waits, without the lock, until it has
+  // done the one or the other, a tenth of a second at most: it does so within microseconds, unless
+  // it waits for the lock or, where the caller holds Python's, for that.
   void AwaitOthers(cudaStream_t origin, std::unique_lock<std::mutex>& lock) const;
 
   // A capture route whose capture is over although nobody ended the route, of those for which
   // `counts` is true. Between the begin of a route and of its capture the stream is not capturing
   // yet, nor between the end of the capture and of the route. So who asks must know that the thread
-  // which began the route has left both: it is the caller, or AwaitOthers() has waited for it. Nested
-  // ones count always: their capture had begun.
+  // which began the route has left both: it is the caller, or AwaitOthers() has waited for it.
+  // Nested ones count always: their capture had begun.
   std::optional<Route> FindAbandoned(const std::function<bool(const Route&)>& counts) const;
 
  private:

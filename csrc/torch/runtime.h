@@ -1,5 +1,5 @@
-// What the adapter asks of CUDA's runtime, of torch beside its allocator, and of CUDA's driver: all in
-// one place, so that tests bring another (fake_cuda.cc).
+// What the adapter asks of CUDA's runtime, of torch beside its allocator, and of CUDA's driver: all
+// in one place, so that tests bring another (fake_cuda.cc).
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -36,8 +36,8 @@ bool IsCapturing(cudaStream_t stream);
 // The stream that the calling thread uses on `device`.
 cudaStream_t CurrentStream(c10::DeviceIndex device);
 
-// Whether that stream lives as long as the process, as torch's own ones do. Of a stream that somebody
-// else made, a torch.cuda.ExternalStream, nobody knows.
+// Whether that stream lives as long as the process, as torch's own ones do. Of a stream that
+// somebody else made, a torch.cuda.ExternalStream, nobody knows.
 bool CurrentStreamLasts(c10::DeviceIndex device);
 
 // While it lives, what the calling thread does that captures forbid (waiting, say) does not disturb
@@ -78,9 +78,9 @@ void RequireDriverSupport(int device, bool exportable);
 
 // --- What torch does beside its allocator ---
 
-// Closes the route of a failed capture in torch's own allocator of pinned host memory, which a CUDAGraph
-// opens and closes together with ours, if torch left it open (before 2.14 it does): with it, no other
-// capture could begin in the same pool.
+// Closes the route of a failed capture in torch's own allocator of pinned host memory, which a
+// CUDAGraph opens and closes together with ours, if torch left it open (before 2.14 it does): with
+// it, no other capture could begin in the same pool.
 void EndHostRoute(c10::MempoolId_t id);
 
 // The setting throw_on_cudamalloc_oom, which torch has from 2.12 on: an allocation for which the

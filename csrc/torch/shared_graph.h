@@ -35,7 +35,8 @@ class SharedGraph {
 
   // Between the two the CUDAGraph has an executable, for a launch on the current stream. They nest.
   // What is taken back counts as launched: an error of the launch may have come after it. Throws
-  // UsageError if the CUDAGraph has been given an executable, or lost its template, behind our back.
+  // UsageError if the CUDAGraph has been given an executable, or lost its template, behind our
+  // back.
   void Lend();
   void TakeBack();
   // The CUDAGraph will be reset, and must not destroy what it was lent, should it be lent one now.

@@ -3,8 +3,9 @@
 // every allocation and std::unordered_map allocates a node for each.
 //
 // The values stand in a slab and stay where they are until they are erased; the table, which moves
-// what it holds, holds their numbers only. With many values that halves the memory an allocation and
-// a free go through, and the place freed last, which is likely to be in a cache, is taken first.
+// what it holds, holds their numbers only. With many values that halves the memory an allocation
+// and a free go through, and the place freed last, which is likely to be in a cache, is taken
+// first.
 #pragma once
 
 #include <algorithm>
@@ -123,7 +124,8 @@ class AddressMap {
     }
   }
 
-  // invariant: size() == |{ i : places_[i].key != kEmpty }|, places_.size() == 2^(64 - shift_) or 0.
+  // invariant: size() == |{ i : places_[i].key != kEmpty }|, places_.size() == 2^(64 - shift_) or
+  // 0.
   std::vector<Place> places_;
   unsigned shift_ = 64;
   std::vector<Value> slab_;

@@ -29,7 +29,8 @@
 
 namespace cgp {
 
-// What the device had been given when this was made; the event goes with the last that waits for it.
+// What the device had been given when this was made; the event goes with the last that waits for
+// it.
 class SharedEvent {
  public:
   explicit SharedEvent(Driver& driver) : driver_(driver), event_(driver.RecordDeviceEvent()) {}
@@ -50,8 +51,8 @@ class FenceTable {
   FenceTable(const FenceTable&) = delete;
   FenceTable& operator=(const FenceTable&) = delete;
 
-  // The stream's fence, made at its first use. That of a capture is of one scope; eager work goes on
-  // with that of its earlier scopes while it is not open.
+  // The stream's fence, made at its first use. That of a capture is of one scope; eager work goes
+  // on with that of its earlier scopes while it is not open.
   FenceId ForStream(StreamId stream, bool eager) { return FindOrAdd(stream, eager); }
   // More stands behind the fence, or its stream goes on to work: a mark of earlier says nothing of
   // that. Does not throw.
@@ -75,8 +76,8 @@ class FenceTable {
   // changed. pre: Driver::MayQuiesce(), and no scope is open.
   std::shared_ptr<SharedEvent> Mark();
 
-  // Marks in Opened() those whose mark is passed; returns whether there were any. Throws DriverError
-  // with nothing changed.
+  // Marks in Opened() those whose mark is passed; returns whether there were any. Throws
+  // DriverError with nothing changed.
   bool Poll();
   // The device is idle: all that eager work freed is open, see Opened(). Does not throw. pre: no
   // scope is open.
@@ -87,8 +88,8 @@ class FenceTable {
   bool empty() const;
   // An upper limit on the numbers of fences.
   std::size_t limit() const { return fences_.size(); }
-  // Those that were marked since Clear(); valid until the next call of another member. They are gone
-  // for good with Clear(). Neither throws.
+  // Those that were marked since Clear(); valid until the next call of another member. They are
+  // gone for good with Clear(). Neither throws.
   const std::vector<FenceId>& Opened();
   void Clear();
 

@@ -1,10 +1,10 @@
-// What the handles of a pool have to offer to one stream, which sees it through a FreeView: the wholly
-// free ones, and the *edges* of the others, which are the free granules at their ends.
+// What the handles of a pool have to offer to one stream, which sees it through a FreeView: the
+// wholly free ones, and the *edges* of the others, which are the free granules at their ends.
 //
 //     handle    | free | used | free |      head 1 page, tail 1 page
 //
-// Whatever changes in a page is noted, and looked at when somebody asks: a search costs O(log n) for
-// each handle that has changed since the last one.
+// Whatever changes in a page is noted, and looked at when somebody asks: a search costs O(log n)
+// for each handle that has changed since the last one.
 //
 // invariants, of each handle that no page is noted of:
 //   known_[first page] says what of it is in which set, and that is what the view sees

@@ -58,8 +58,8 @@ void FreeView::UnindexNodes(PageId page, NodeId first, NodeId last) {
 }
 
 void FreeView::IndexNodes(PageId page, NodeId first, NodeId last) {
-  // Not up to the space's capacity: an allocation that failed may have made room there alone, and what is
-  // freed next finds that it needs no more.
+  // Not up to the space's capacity: an allocation that failed may have made room there alone, and
+  // what is freed next finds that it needs no more.
   if (links_.size() < space_.node_limit()) MakeRoomForNodes();
   ForEachChain(page, first, last, [this](const Chain& chain) { LinkChain(chain); });
 }

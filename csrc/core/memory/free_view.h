@@ -64,15 +64,14 @@ class FreeView {
   void Rebuild();
 
   // The space is about to change strictly between two nodes of one page, or from its first or up to
-  // its last: unindexes the chains that touch [first, last], then indexes those that do afterwards; of
-  // a node of whole pages that page's alone.
-  // pre: both are told the same span, and nodes at its ends that are not the page's stay as they
-  // are.
+  // its last: unindexes the chains that touch [first, last], then indexes those that do afterwards;
+  // of a node of whole pages that page's alone. pre: both are told the same span, and nodes at its
+  // ends that are not the page's stay as they are.
   void UnindexNodes(PageId page, NodeId first, NodeId last);
   void IndexNodes(PageId page, NodeId first, NodeId last);
 
-  // Whole pages are about to be taken: unindexes all that is free in them. O(nodes among them), and a
-  // bit for each slot that shows them.
+  // Whole pages are about to be taken: unindexes all that is free in them. O(nodes among them), and
+  // a bit for each slot that shows them.
   void UnindexPages(PageId begin, PageId end);
   // Whole pages that the stream may take: indexes them.
   void IndexPages(PageId begin, PageId end);

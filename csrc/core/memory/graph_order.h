@@ -1,9 +1,9 @@
 // Which nodes of the graph under capture are complete before what a stream captures next begins.
 //
-// A stream's reach is its frontier and all that comes before it. It grows while the capture goes on,
-// so it is never worked out anew: a search goes backwards from the frontier and stops at what was
-// reached before. So each stream visits each node once in a capture, and each node is asked once
-// what it depends on.
+// A stream's reach is its frontier and all that comes before it. It grows while the capture goes
+// on, so it is never worked out anew: a search goes backwards from the frontier and stops at what
+// was reached before. So each stream visits each node once in a capture, and each node is asked
+// once what it depends on.
 //
 // A node behind a programmatic edge may begin, and end, before the one in front of it is complete:
 // what comes before such a node is not complete when it is. A reach that meets one is empty from
@@ -74,8 +74,9 @@ class GraphOrder {
 
   Driver& driver_;
 
-  // A capture has up to 100,000 nodes and more, and whoever asks for a few bytes must not wait until
-  // tables of that size have been moved to where they can grow: these never move, or in small parts.
+  // A capture has up to 100,000 nodes and more, and whoever asks for a few bytes must not wait
+  // until tables of that size have been moved to where they can grow: these never move, or in small
+  // parts.
   std::deque<Node> nodes_;  // by number
   std::deque<NodeNumber> dependencies_;
   std::map<CaptureId, std::array<Numbers, 64>> numbers_;

@@ -54,8 +54,8 @@ NodeId PageSpace::Take(NodeId within, PageId page, Granules offset, Granules len
   return taken;
 }
 
-// Makes free granules of one page one node. Both ways leave it the fence of some of them, for whoever
-// takes it to replace; what is cut off keeps its own.
+// Makes free granules of one page one node. Both ways leave it the fence of some of them, for
+// whoever takes it to replace; what is cut off keeps its own.
 NodeId PageSpace::GatherGranules(NodeId within, uint32_t begin, uint32_t end) {
   const NodeId gathered = SplitAt(within, begin);
   while (at(gathered).offset + at(gathered).length < end) {

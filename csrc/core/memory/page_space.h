@@ -72,9 +72,9 @@ class PageSpace {
       for (NodeId id = pages_[*p].first; id != NodeId::kNone; id = node(id).next) function(id);
     }
   }
-  // How many pieces below a page of blocks of a page or more lie in the page. Small blocks go beside
-  // others of their kind first: one that outlives a large one beside it would keep the page from
-  // being whole.
+  // How many pieces below a page of blocks of a page or more lie in the page. Small blocks go
+  // beside others of their kind first: one that outlives a large one beside it would keep the page
+  // from being whole.
   uint32_t large_pieces(PageId page) const { return pages_[Index(page)].large_pieces; }
   bool holds_large(PageId page) const { return large_pieces(page) > 0; }
   void AddLargePiece(PageId page) { ++pages_[Index(page)].large_pieces; }
@@ -130,8 +130,8 @@ class PageSpace {
   // pre: ReserveFence(fence).
   void HoldAll(FenceId fence);
 
-  // Page p is called number[p] from now on; those numbered RangeTable::Renumbering::kGone, which are
-  // free, are no more. pre: the numbers of the others follow one another from 0.
+  // Page p is called number[p] from now on; those numbered RangeTable::Renumbering::kGone, which
+  // are free, are no more. pre: the numbers of the others follow one another from 0.
   void Renumber(const std::vector<uint32_t>& number) noexcept;
 
   // Recomputes the invariants; throws InternalError.

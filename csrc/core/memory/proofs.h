@@ -2,8 +2,8 @@
 //
 // A fence stands behind nodes: the frontiers, at the free, of all streams that worked on the bytes.
 // To a stream it is proven once all of them are in the stream's reach (graph_order.h). Each fence
-// that is not waits at one node that the stream has not reached yet; when the stream reaches it, the
-// fence goes on to the next, or is proven. So nobody ever looks through the fences.
+// that is not waits at one node that the stream has not reached yet; when the stream reaches it,
+// the fence goes on to the next, or is proven. So nobody ever looks through the fences.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ class ProofTable {
  public:
   explicit ProofTable(Driver& driver) : order_(driver) {}
 
-  // A stream of that capture, which has reached nothing yet. Streams are numbered from 0 as they are
-  // added: returns the number. Throws with nothing changed.
+  // A stream of that capture, which has reached nothing yet. Streams are numbered from 0 as they
+  // are added: returns the number. Throws with nothing changed.
   std::size_t AddStream(CaptureId capture);
   // Forgets the one that was added last. pre: it has reached nothing yet.
   void RemoveLastStream() { streams_.pop_back(); }
@@ -43,8 +43,8 @@ class ProofTable {
     return Index(fence) < fences_.size() && fences_[Index(fence)].count > 0;
   }
   bool IsProven(FenceId fence, std::size_t stream) const;
-  // Nothing more is proven to the stream but what it owns: it has met a programmatic edge, or Stop()
-  // was called.
+  // Nothing more is proven to the stream but what it owns: it has met a programmatic edge, or
+  // Stop() was called.
   bool stopped(std::size_t stream) const { return streams_[stream].reach.stopped(); }
   void Stop(std::size_t stream) { streams_[stream].reach.Stop(); }
   // Whether a fence that it does not own has ever been proven to the stream.

@@ -21,9 +21,9 @@
 //   sum of |slots_of(p)| == sum of the ranges' mapped lengths
 //   p is in row_begins_  <=>  p and the page before it do not stand side by side wherever they stand
 //   sum of reservations_[i].ranges == range_count(); each range's addresses lie in its reservation
-// This is a resource: what Map() adds stays until Shrink() or the destructor unmaps it. Shrink() numbers
-// what is left anew, so that pages, slots and ranges are always counted from 0 without a gap. A range
-// that loses mappings in its middle becomes several, of one reservation.
+// This is a resource: what Map() adds stays until Shrink() or the destructor unmaps it. Shrink()
+// numbers what is left anew, so that pages, slots and ranges are always counted from 0 without a
+// gap. A range that loses mappings in its middle becomes several, of one reservation.
 #pragma once
 
 #include <cstdint>
@@ -91,8 +91,8 @@ class RangeTable {
   // Slots are handed to ranges in groups, so that one entry for each says whose they are.
   static constexpr uint32_t kSlotGroup = 64;
 
-  // The slots that the first range keeps for growth at its back, so that it can come to show a whole
-  // pool: 32 GiB of pages of 2 MiB, of the 128 TiB of addresses that a process has.
+  // The slots that the first range keeps for growth at its back, so that it can come to show a
+  // whole pool: 32 GiB of pages of 2 MiB, of the 128 TiB of addresses that a process has.
   static constexpr uint32_t kRoomOfFirst = 16384;
 
   RangeTable(Driver& driver, Granules page_size);
@@ -117,13 +117,14 @@ class RangeTable {
 
     SlotId Of(SlotId slot) const { return SlotId{slots[Index(slot)]}; }
   };
-  // Unmaps all slots but those that `keep` says, releases the handles that are mapped nowhere then, and
-  // gives back the addresses where nothing is mapped any more. Where
-  // the driver fails all else goes all the same: what it kept stays, and is for the next Shrink() to
-  // do. So is what an undo failed to give back. pre: the slots that one mapping of a handle takes go
-  // together; the device has finished with what goes, and nothing captures.
+  // Unmaps all slots but those that `keep` says, releases the handles that are mapped nowhere then,
+  // and gives back the addresses where nothing is mapped any more. Where the driver fails all else
+  // goes all the same: what it kept stays, and is for the next Shrink() to do. So is what an undo
+  // failed to give back. pre: the slots that one mapping of a handle takes go together; the device
+  // has finished with what goes, and nothing captures.
   //
-  // It does not throw: PrepareShrink() makes room for it, and for nothing else that changes the table.
+  // It does not throw: PrepareShrink() makes room for it, and for nothing else that changes the
+  // table.
   class Shrinking;
   std::shared_ptr<Shrinking> PrepareShrink(std::vector<bool> keep);
   Renumbering Shrink(Shrinking& prepared) noexcept;

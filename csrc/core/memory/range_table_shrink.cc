@@ -7,8 +7,8 @@
 
 namespace cgp {
 
-// First the driver lets go of what it can, then the books are written anew from what it did. All memory
-// that this takes is allocated when it is prepared.
+// First the driver lets go of what it can, then the books are written anew from what it did. All
+// memory that this takes is allocated when it is prepared.
 class RangeTable::Shrinking {
  public:
   Shrinking(RangeTable& table, std::vector<bool> keep);

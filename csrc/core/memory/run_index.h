@@ -45,8 +45,8 @@ class RunIndex {
   // No slot is free any more.
   void Clear();
 
-  // All slots of these pages become free or taken. O(rows of them (RangeTable::RowEnd()), and words of
-  // the slots that show them).
+  // All slots of these pages become free or taken. O(rows of them (RangeTable::RowEnd()), and words
+  // of the slots that show them).
   void SetFree(PageId begin, PageId end);
   void SetTaken(PageId begin, PageId end);
   // One slot that was just mapped shows a free page.

@@ -62,8 +62,9 @@ class SharedSpace {
 
   // --- Blocks ---
 
-  // So that the next Take() of so many blocks, none of which is mapped anew, cannot throw. Give() and
-  // Open() do not as long as it is called after ReserveFence() and ReserveOpening() of their fences.
+  // So that the next Take() of so many blocks, none of which is mapped anew, cannot throw. Give()
+  // and Open() do not as long as it is called after ReserveFence() and ReserveOpening() of their
+  // fences.
   void ReserveTake(std::size_t blocks = 1);
   void ReserveFence(FenceId fence) { space_.ReserveFence(fence); }
 

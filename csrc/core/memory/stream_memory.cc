@@ -188,8 +188,9 @@ bool StreamMemory::OrderProtects(const LiveBlock& live) const {
   return !in_graph && !several_captures_;
 }
 
-// Whether it does not matter that the block's streams are asked where they stand later than when it is
-// freed: by then they are still in the capture that they are in now, which is known without asking.
+// Whether it does not matter that the block's streams are asked where they stand later than when it
+// is freed: by then they are still in the capture that they are in now, which is known without
+// asking.
 bool StreamMemory::CanAskLater(const LiveBlock& live) const {
   if (live.eager || several_captures_) return false;
   if (!live.others) return true;
@@ -198,14 +199,15 @@ bool StreamMemory::CanAskLater(const LiveBlock& live) const {
          std::ranges::all_of(live.others->uses, is_known);
 }
 
-// Whether the stream is part of the capture, known without asking: from one that is the scope's only
-// capture no stream gets away before its end.
+// Whether the stream is part of the capture, known without asking: from one that is the scope's
+// only capture no stream gets away before its end.
 bool StreamMemory::IsKnownToCapture(StreamId stream) const {
   return capture_ != kNoCapture && !several_captures_ &&
          FindProvenView(stream, capture_).has_value();
 }
 
-// Whether what the stream does now is captured. One that is not part of the capture may join it later.
+// Whether what the stream does now is captured. One that is not part of the capture may join it
+// later.
 bool StreamMemory::IsCapturedUse(StreamId stream) {
   if (scope_ != ScopeKind::kCapture) return false;
   if (IsKnownToCapture(stream)) return true;
@@ -258,8 +260,8 @@ void StreamMemory::Revive(LiveBlock& live) {
   bytes_.Take(live.site, live.length());
 }
 
-// What was freed since the last allocation is free from now on, behind its fences. pre: a capture that
-// is under way is about to allocate. Throws with what it has not given yet still to be given.
+// What was freed since the last allocation is free from now on, behind its fences. pre: a capture
+// that is under way is about to allocate. Throws with what it has not given yet still to be given.
 void StreamMemory::GiveFreed() {
   if (expects_several_streams_) ExpectSeveralStreams();
   expects_several_streams_ = false;
@@ -269,8 +271,8 @@ void StreamMemory::GiveFreed() {
   }
 }
 
-// The capture is over, and its end stands for all that it had of these blocks. But a stream whose use
-// another thread recorded may have worked on after it: the device has to be marked then.
+// The capture is over, and its end stands for all that it had of these blocks. But a stream whose
+// use another thread recorded may have worked on after it: the device has to be marked then.
 void StreamMemory::GiveFreedAtEnd() {
   expects_several_streams_ = false;
   while (!freed_.empty()) {

@@ -1,5 +1,5 @@
-// Who may take which bytes of a pool, and when: the scopes that are open, the fences that freed bytes
-// stand behind, and what the graph under capture proves of them.
+// Who may take which bytes of a pool, and when: the scopes that are open, the fences that freed
+// bytes stand behind, and what the graph under capture proves of them.
 //
 // In a capture of one stream its order protects what it frees, and nothing is asked of the driver.
 // In a capture of several any of them may take what the graph proves to be over (proofs.h).
@@ -71,8 +71,8 @@ class StreamMemory {
 
   // So that Revive() of the block cannot throw, after SharedSpace::ReserveTake() of all of them.
   void ReserveRevive(LiveBlock& live) const;
-  // Makes a block's bytes used where nothing lives now. Somebody may still be at work on them: that is
-  // remembered until it is over, so that they stay protected when the block is freed.
+  // Makes a block's bytes used where nothing lives now. Somebody may still be at work on them: that
+  // is remembered until it is over, so that they stay protected when the block is freed.
   void Revive(LiveBlock& live);
 
   // --- Fences ---
@@ -133,20 +133,20 @@ class StreamMemory {
   std::shared_ptr<SharedEvent> replays_;
   bool replays_unknown_ = false;
 
-  // Whether the pool's captures have several streams: its last one had, or the one under way has. As
-  // long as they have one, its order is all that protects what is freed, and all of that is behind
-  // one fence.
+  // Whether the pool's captures have several streams: its last one had, or the one under way has.
+  // As long as they have one, its order is all that protects what is freed, and all of that is
+  // behind one fence.
   bool several_streams_ = false;
-  // While they have one: the capture that the stream is in, so far as it was told. Once that is over,
-  // no order protects what the stream left there.
+  // While they have one: the capture that the stream is in, so far as it was told. Once that is
+  // over, no order protects what the stream left there.
   std::optional<CaptureId> sole_capture_;
   // What the capture under way has several of, if bodies of conditional nodes are captured too.
   CaptureId capture_ = kNoCapture;
   bool several_captures_ = false;
-  // What other threads than the one that began the capture have freed since its last allocation, and
-  // whether they recorded a use. One of them may be freeing while another ends the capture, and the
-  // driver crashes when it is asked of a capture meanwhile (Driver::Capture()). An allocation is part
-  // of the capture, so it asks for them.
+  // What other threads than the one that began the capture have freed since its last allocation,
+  // and whether they recorded a use. One of them may be freeing while another ends the capture, and
+  // the driver crashes when it is asked of a capture meanwhile (Driver::Capture()). An allocation
+  // is part of the capture, so it asks for them.
   std::vector<LiveBlock> freed_;
   bool expects_several_streams_ = false;
   // Kept for their memory.

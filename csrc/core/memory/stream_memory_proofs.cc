@@ -8,8 +8,8 @@
 
 namespace cgp {
 
-// From now on frees note their frontiers. What the one stream so far has freed is behind what it has
-// captured until now, which is no less than what it had when it freed it.
+// From now on frees note their frontiers. What the one stream so far has freed is behind what it
+// has captured until now, which is no less than what it had when it freed it.
 void StreamMemory::ExpectSeveralStreams() {
   CGP_CHECK(scope_ == ScopeKind::kCapture);
   if (several_streams_) return;
@@ -58,9 +58,10 @@ std::size_t StreamMemory::ProvenView(StreamId stream) {
   bytes_.Grant(bytes_.view(*number), proofs_.Advance(*number, frontier_));
   proofs_.HandOver(*number);
   if (!proofs_.stopped(*number) || !proofs_.relies_on_proofs(*number)) return *number;
-  // The stream has gone on without waiting for what came before. What was given to it by proof it may
-  // have given itself again since, by its order, which is no proof any more either. So it begins anew,
-  // as another stream that nothing is proven to, and leaves behind what it had until now.
+  // The stream has gone on without waiting for what came before. What was given to it by proof it
+  // may have given itself again since, by its order, which is no proof any more either. So it
+  // begins anew, as another stream that nothing is proven to, and leaves behind what it had until
+  // now.
   const std::size_t anew = AddProvenView(stream);
   proofs_.Stop(anew);
   return anew;

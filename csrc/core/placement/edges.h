@@ -1,4 +1,5 @@
-// Which edges hold a length: the free head or tail of a handle that is partly used is called an edge.
+// Which edges hold a length: the free head or tail of a handle that is partly used is called an
+// edge.
 #pragma once
 
 #include <algorithm>

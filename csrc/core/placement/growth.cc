@@ -63,9 +63,9 @@ class GrowthPlanner {
     }
   };
 
-  // All ends of ranges at which something is free. A range ends where a handle does, so that these are
-  // found by the handles that have something free there; where those are more than there are ranges,
-  // other ends are among them.
+  // All ends of ranges at which something is free. A range ends where a handle does, so that these
+  // are found by the handles that have something free there; where those are more than there are
+  // ranges, other ends are among them.
   std::vector<End> FreeEnds() const {
     std::vector<End> ends;
     if (free_.tails().size() + free_.heads().size() + free_.wholes().size() >

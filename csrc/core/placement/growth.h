@@ -16,9 +16,9 @@ namespace cgp {
 enum class Streams : uint8_t { kOne, kSeveral };
 
 // The most pages that a new handle may have in a pool of so many pages: the driver's price is per
-// handle, but what is mapped whole is also lost whole to the middle of a range as long as a page of it
-// is in use. Of `together`, new pages that are made for one block, it may have a part whatever the
-// pool: they mostly are free, and wanted, together again.
+// handle, but what is mapped whole is also lost whole to the middle of a range as long as a page of
+// it is in use. Of `together`, new pages that are made for one block, it may have a part whatever
+// the pool: they mostly are free, and wanted, together again.
 uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together);
 
 // Adds handles of so many new pages in all, of `most` each.
@@ -34,8 +34,8 @@ struct GrowthPlan {
   Placement PlacementFrom(SlotId first, Granules page_size) const;
 
   // What to map so that the last new handle has up to so many pages more, behind all that the block
-  // needs: the place stays the same. nullopt where something else comes last, the range has no room,
-  // or the handle is as large as any.
+  // needs: the place stays the same. nullopt where something else comes last, the range has no
+  // room, or the handle is as large as any.
   std::optional<MappingPlan> MappingAhead(const RangeTable& ranges, uint32_t most_pages) const;
 };
 

@@ -72,7 +72,8 @@ std::optional<Choice> FindInRange(FreeView& view, uint64_t length, RangeId id, u
       consider(first + i * page);
     }
     // From the edge before the run, up to the edge behind it, or from the run's first page; the
-    // last of equals, since it leaves the edges to blocks that need them, which those below a page do.
+    // last of equals, since it leaves the edges to blocks that need them, which those below a page
+    // do.
     std::array starts{low, high - length, std::min(first, high - length)};
     if (length < page) std::ranges::reverse(starts);
     for (const uint64_t start : starts) consider(start);

@@ -16,9 +16,9 @@
 //     of a handle. The rest of those two handles stays in use by others.
 //
 // In 2 and 3 it may take one whole page more than `ideal` (Slack): that saves mappings, and what it
-// wastes is the rest of a page, which smaller blocks can use. The driver is asked for new pages only
-// where 3 and 4 find too few. They come in handles as large as suits the pool, since the driver's
-// price is per handle.
+// wastes is the rest of a page, which smaller blocks can use. The driver is asked for new pages
+// only where 3 and 4 find too few. They come in handles as large as suits the pool, since the
+// driver's price is per handle.
 //
 // What each of these rules saves and costs stands in docs/ablation.md.
 #pragma once
@@ -46,16 +46,16 @@ struct Placement {
 // How many whole pages more than `ideal` a block may take.
 enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 
-// How many whole pages [start, start + length) takes; nullopt unless the view's stream may take all of
-// it. O(words of the slots, and nodes of two pages). pre: start is mapped.
+// How many whole pages [start, start + length) takes; nullopt unless the view's stream may take all
+// of it. O(words of the slots, and nodes of two pages). pre: start is mapped.
 std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Granules length);
 
 // Step 1: whether the view's stream may take all of [start, start + length), and that takes no more
 // whole pages than hold so many granules.
 bool FitsWithoutWaste(const FreeView& view, Placement start, Granules length);
 
-// Whether what lies just before or just behind [start, start + length) in its range is in use, or is
-// not the view's stream's to take. pre: it is all in that range.
+// Whether what lies just before or just behind [start, start + length) in its range is in use, or
+// is not the view's stream's to take. pre: it is all in that range.
 bool TouchesUsed(const FreeView& view, Placement start, Granules length);
 
 // How many streams may take all of a page.

@@ -1,7 +1,7 @@
-// Where the blocks of the capture under way will lie: predicted by the profile (capture_profile.h) and
-// packed offline (layout.h) into one range that comes to show the pages of the pool, its *home*. So
-// a growing pool maps little more than what it grows by, where block after block would have to be
-// stitched together from what happens to be free.
+// Where the blocks of the capture under way will lie: predicted by the profile (capture_profile.h)
+// and packed offline (layout.h) into one range that comes to show the pages of the pool, its
+// *home*. So a growing pool maps little more than what it grows by, where block after block would
+// have to be stitched together from what happens to be free.
 //
 //     home    [p0 p1 p2 p3 | p7 p5 | new new ...]
 //              mapped now    pages not shown there yet, then new ones: mapped when a block is to
@@ -31,7 +31,8 @@ namespace cgp {
 
 class CapturePlan {
  public:
-  // A part of a block that lives when the plan is made, and until which step of the profile it does.
+  // A part of a block that lives when the plan is made, and until which step of the profile it
+  // does.
   struct LivePiece {
     PageId page{};
     Granules offset;

@@ -1,5 +1,5 @@
-// What capture_plan.h says of places: where the predicted blocks of a capture go, what is mapped for
-// them, and what happens where the capture does not do as predicted. Pages have four granules.
+// What capture_plan.h says of places: where the predicted blocks of a capture go, what is mapped
+// for them, and what happens where the capture does not do as predicted. Pages have four granules.
 #include "core/planning/capture_plan.h"
 
 #include <gtest/gtest.h>
@@ -21,8 +21,8 @@ class CapturePlanTest : public SmallPool {
  protected:
   static constexpr uint32_t kNever = CaptureProfile::kNever;
 
-  // A step of the profile: a block of so many granules, freed when so many steps were done, that lay
-  // in the slot counted from the first one.
+  // A step of the profile: a block of so many granules, freed when so many steps were done, that
+  // lay in the slot counted from the first one.
   struct Step {
     uint64_t granules = 0;
     uint32_t freed_at = kNever;

@@ -4,9 +4,9 @@
 // one are those of the next, each just as large or larger by the same factor (or, where a program
 // pairs everything with everything, by its square). So the capture under way is aligned with the
 // largest one: an allocation matches the next step whose size, scaled or not, is its own. The
-// first that is larger than a granule tells the scale. Libraries that choose other kernels for other
-// sizes add and leave out steps, so a few steps ahead are looked at. From there on the profile predicts
-// how large each block will be and how long it will live.
+// first that is larger than a granule tells the scale. Libraries that choose other kernels for
+// other sizes add and leave out steps, so a few steps ahead are looked at. From there on the
+// profile predicts how large each block will be and how long it will live.
 //
 // All this is advice, tried and checked by those who follow it, so a pool that very different
 // programs share loses nothing.

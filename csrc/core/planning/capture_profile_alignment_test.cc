@@ -1,4 +1,5 @@
-// To which of the profile's steps the blocks of a capture answer, and how large the next ones will be.
+// To which of the profile's steps the blocks of a capture answer, and how large the next ones will
+// be.
 #include <gtest/gtest.h>
 
 #include <cstdint>

@@ -1,9 +1,10 @@
 // Where blocks of the capture under way lay, by their size.
 //
-// A program repeats itself within a capture too: layer after layer asks for blocks of the same sizes.
-// The oldest free place that a block of that size had is a choice that depends on what is free, and not on
-// what came in between. So a layer that begins like an earlier one is laid out like it and maps nothing.
-// Otherwise its large blocks would be stitched together anew from what the small ones happen to leave.
+// A program repeats itself within a capture too: layer after layer asks for blocks of the same
+// sizes. The oldest free place that a block of that size had is a choice that depends on what is
+// free, and not on what came in between. So a layer that begins like an earlier one is laid out
+// like it and maps nothing. Otherwise its large blocks would be stitched together anew from what
+// the small ones happen to leave.
 #pragma once
 
 #include <algorithm>

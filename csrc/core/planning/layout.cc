@@ -15,8 +15,8 @@ std::size_t AttemptsFor(uint64_t items, bool some_stay) {
 }
 
 // The orders to try first: by where the like lay before, if that is known, and by size. What stays
-// for good goes to the bottom, so that it does not part what comes later. Where all sizes grow by one
-// factor, each item then finds a gap no higher than that factor times where its like lay.
+// for good goes to the bottom, so that it does not part what comes later. Where all sizes grow by
+// one factor, each item then finds a gap no higher than that factor times where its like lay.
 std::vector<std::vector<uint32_t>> FirstOrders(const std::vector<LayoutItem>& items) {
   std::vector<uint32_t> by_size(items.size());
   std::iota(by_size.begin(), by_size.end(), 0);

@@ -25,11 +25,11 @@ struct LayoutItem {
   uint64_t limit = kNowhere;     // of position + length, in granules
 };
 
-// Places the items as well as it can beside `fixed` ones, which lie where they lie and may overlap each
-// other, and sets their positions; kNowhere for those that found no place. Where an item's position
-// is known it says where its like lay before, which is tried first: a layout that was good stays good
-// when all sizes grow by the same factor.
-// Returns whether all found a place. O(items * (items + fixed)) for each of at most 32 attempts.
+// Places the items as well as it can beside `fixed` ones, which lie where they lie and may overlap
+// each other, and sets their positions; kNowhere for those that found no place. Where an item's
+// position is known it says where its like lay before, which is tried first: a layout that was good
+// stays good when all sizes grow by the same factor. Returns whether all found a place. O(items *
+// (items + fixed)) for each of at most 32 attempts.
 bool PackItems(std::vector<LayoutItem>& items, std::span<const LayoutItem> fixed);
 
 // By step, up to the last one at which an item begins: the largest sum of the lengths of items that

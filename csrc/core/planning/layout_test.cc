@@ -181,7 +181,8 @@ TEST(LayoutPack, TriesAgainWithWhatFoundNoPlace) {
   EXPECT_GT(healed, 100u);
 }
 
-// All programs of up to five items: one is allocated at each step and freed at a later one or never.
+// All programs of up to five items: one is allocated at each step and freed at a later one or
+// never.
 void ForEachSmallProgram(uint32_t count, const std::function<void(const Items&)>& visit) {
   Items items(count);
   const std::function<void(uint32_t)> choose = [&](uint32_t i) {

@@ -13,8 +13,8 @@ constexpr std::size_t kMostLiveBlocks = 4096;
 // A pool of fewer pages has little to map, and a page more of it than it needs is more than 3 %.
 constexpr uint32_t kFewPages = 32;
 
-// What is longer than whole pages by less than this part of one leaves nearly all of another over, where
-// nothing adjoins.
+// What is longer than whole pages by less than this part of one leaves nearly all of another over,
+// where nothing adjoins.
 constexpr uint64_t kPartOfPage = 16;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What is known beforehand about the capture under way: the profile, where that alone does not do the
-// plan made from it, and what the capture has done so far. Decides which advice to follow.
+// What is known beforehand about the capture under way: the profile, where that alone does not do
+// the plan made from it, and what the capture has done so far. Decides which advice to follow.
 //
 //  - A capture no larger than its profile goes where the profile's blocks lay, but for what would take
 //    more whole pages there than hold it. Hardly anything is mapped.
