@@ -260,6 +260,7 @@ std::vector<ExecNumber> ExecTable::Counted(GroupNumber group) const {
   }
   std::ranges::sort(by_use);
   std::vector<ExecNumber> counted;
+  counted.reserve(by_use.size());
   for (const auto& [used, number] : by_use) counted.push_back(number);
   return counted;
 }
