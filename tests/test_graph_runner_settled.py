@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 from cpu_captures import CpuRunner, model, rows, runner, tree_equal
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SETTLED_AFTER = 3
@@ -156,3 +159,26 @@ def test_one_that_fails_is_the_last_of_its_pool() -> None:
     row = run.captures.turns.row
     assert row.what == "a call that failed"
     assert row.wrote == (row.number - 1, "of size 3 in the graph of 4")
+
+
+class Factory(nn.Module):
+    """Returns what refers to it, and has a runner of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = runner(self.by_name)
+
+    def by_name(self, x: Tensor) -> dict[str, Tensor]:
+        return defaultdict(self.missing, x=x + 1)
+
+    def missing(self) -> Tensor:
+        raise KeyError
+
+
+def test_the_garbage_collector_sees_through_them() -> None:
+    net = Factory()
+    settle(net.run, rows(3))
+    runs = weakref.ref(net.run)
+    del net
+    gc.collect()
+    assert runs() is None

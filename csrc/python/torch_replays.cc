@@ -131,6 +131,19 @@ py::object Replays::RunAt(Row& row, const py::list& tensors, bool copy) {
   return assemble_(Run(row, tensors, copy, py::none()));
 }
 
+int Replays::Visit(visitproc visit, void* arg) const {
+  Py_VISIT(graph_.ptr());
+  Py_VISIT(assemble_.ptr());
+  Py_VISIT(leaves_.ptr());
+  return 0;
+}
+
+void Replays::Clear() {
+  graph_ = py::none();
+  assemble_ = py::none();
+  leaves_ = py::list();
+}
+
 py::list Replays::Leaves(bool copy) const {
   const at::NoGradGuard no_grad;
   py::list leaves(plain_.size());
@@ -163,7 +176,7 @@ void BindReplays(py::module_& m) {
       .def_readonly("what", &Row::what)
       .def_readonly("wrote", &Row::wrote)
       .def_readwrite("stream", &Row::stream);
-  py::class_<Replays>(m, "Replays")
+  py::class_<Replays>(m, "Replays", py::custom_type_setup(&LetCirclesBeFound<Replays>))
       .def(py::init<std::shared_ptr<Copies>, py::object, const py::list&, py::object,
                     std::shared_ptr<Counters>, py::str>(),
            py::arg("copies"), py::arg("graph"), py::arg("leaves"), py::arg("assemble"),

@@ -89,6 +89,11 @@ class Replays {
   // memory knows of streams, has to be seen to before.
   pybind11::object RunAt(Row& row, const pybind11::list& tensors, bool copy);
 
+  // For Python's garbage collector: what a function returns may hold the runner, as the factory of a
+  // defaultdict does that is a method of its module.
+  int Visit(visitproc visit, void* arg) const;
+  void Clear();
+
   // The stream for which that was seen to.
   std::optional<uintptr_t> stream;
 
