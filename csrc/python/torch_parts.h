@@ -5,11 +5,6 @@
 
 namespace cgp {
 
-// What a method returns of what it leaves to another one.
-inline pybind11::object NotImplemented() {
-  return pybind11::reinterpret_borrow<pybind11::object>(Py_NotImplemented);
-}
-
 // So that Python's garbage collector finds circles through objects of a class, which pybind11 leaves to
 // whoever binds it. Its Visit shows what an object holds, and its Clear lets go of that.
 template <typename T>

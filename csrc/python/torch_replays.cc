@@ -126,9 +126,10 @@ py::list Replays::Run(Row& row, const py::list& tensors, bool copy, const py::ob
   return Leaves(copy);
 }
 
-py::object Replays::RunAt(Row& row, const py::list& tensors, bool copy) {
-  if (!stream || !row.GoesOnAt(*stream)) return NotImplemented();
-  return assemble_(Run(row, tensors, copy, py::none()));
+std::optional<std::pair<py::object, py::list>> Replays::RunAt(Row& row, const py::list& tensors,
+                                                              bool copy) {
+  if (!stream || !row.GoesOnAt(*stream)) return std::nullopt;
+  return std::pair(assemble_, Run(row, tensors, copy, py::none()));
 }
 
 int Replays::Visit(visitproc visit, void* arg) const {

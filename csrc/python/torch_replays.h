@@ -85,9 +85,11 @@ class Replays {
   // replays meanwhile.
   pybind11::list Run(Row& row, const pybind11::list& tensors, bool copy,
                      const pybind11::object& replay);
-  // The same by the graph itself, and assembled. NotImplemented where the pool's order, or what
-  // memory knows of streams, has to be seen to before.
-  pybind11::object RunAt(Row& row, const pybind11::list& tensors, bool copy);
+  // The same by the graph itself; and what assembles the leaves, for when others may replay again.
+  // nullopt where the pool's order, or what memory knows of streams, has to be seen to before.
+  std::optional<std::pair<pybind11::object, pybind11::list>> RunAt(Row& row,
+                                                                   const pybind11::list& tensors,
+                                                                   bool copy);
 
   // For Python's garbage collector: what a function returns may hold the runner, as the factory of a
   // defaultdict does that is a method of its module.
