@@ -178,8 +178,35 @@ class Factory(nn.Module):
         raise KeyError
 
 
-def test_the_garbage_collector_sees_through_them() -> None:
-    net = Factory()
+class Marked(Tensor):
+    """Refers to what made it."""
+
+    maker: Any = None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(result, cls):
+            result.maker = args[0].maker
+        return result
+
+
+class Maker(nn.Module):
+    """Returns tensors that refer to it, and has a runner of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = runner(self.marked)
+
+    def marked(self, x: Tensor) -> Tensor:
+        result = (x + 1).as_subclass(Marked)
+        result.maker = self
+        return result
+
+
+@pytest.mark.parametrize("kind", [Factory, Maker])
+def test_the_garbage_collector_sees_through_them(kind: Callable[[], Any]) -> None:
+    net = kind()
     settle(net.run, rows(3))
     runs = weakref.ref(net.run)
     del net

@@ -72,10 +72,14 @@ void Copies::Copy(const py::list& tensors) {
   }
 }
 
-Counters::Counters(const py::list& tensors) : tensors_(TensorsOf(tensors)) {}
+Counters::Counters(const py::list& tensors) {
+  for (const at::Tensor& tensor : TensorsOf(tensors)) {
+    versions_.push_back(tensor.unsafeGetTensorImpl()->version_counter());
+  }
+}
 
-void Counters::Count() const {
-  for (const at::Tensor& tensor : tensors_) tensor.unsafeGetTensorImpl()->bump_version();
+void Counters::Count() {
+  for (c10::VariableVersion& version : versions_) version.bump();
 }
 
 uint64_t Row::Take(py::str name, const std::shared_ptr<Counters>& leaves) {

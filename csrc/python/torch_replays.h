@@ -3,6 +3,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/TensorImpl.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -38,14 +39,15 @@ class Copies {
   std::vector<Together> together_;
 };
 
-// Tensors that share with what a graph leaves how often autograd has seen it change.
+// Of what a graph leaves how often autograd has seen it change; not the tensors, which may lead to whoever
+// holds this.
 class Counters {
  public:
   explicit Counters(const pybind11::list& tensors);
-  void Count() const;
+  void Count();
 
  private:
-  std::vector<at::Tensor> tensors_;
+  std::vector<c10::VariableVersion> versions_;
 };
 
 // The row that the replays of one pool's graphs form: each overwrites what those before it left.
