@@ -164,7 +164,7 @@ def test_one_that_fails_is_the_last_of_its_pool() -> None:
     assert row.wrote == (row.number - 1, "of size 3 in the graph of 4")
 
 
-class Factory(nn.Module):
+class Factory(nn.Module):  # type: ignore[misc]
     """Returns what refers to it, and has a runner of itself."""
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class Factory(nn.Module):
         raise KeyError
 
 
-class Marked(Tensor):
+class Marked(Tensor):  # type: ignore[misc]
     """Refers to what made it."""
 
     maker: Any = None
@@ -191,7 +191,7 @@ class Marked(Tensor):
         return result
 
 
-class Maker(nn.Module):
+class Maker(nn.Module):  # type: ignore[misc]
     """Returns tensors that refer to it, and has a runner of itself."""
 
     def __init__(self) -> None:
