@@ -429,7 +429,7 @@ def _lend_outputs(leaves: Sequence[Any], owner: Owner) -> list[Any]:
                 if type(output) is Tensor:
                     same = first.setdefault(_address(output), output)
                     output = output if same is output else _counting_with(same, output)
-                counting.append(_counting_with(output, output.new_empty(0)))
+                counting.append(output)
         outputs.append(output)
     owner.counters = load_adapter().Counters(counting)
     return outputs

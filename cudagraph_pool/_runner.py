@@ -188,12 +188,16 @@ class GraphRunner:
         """
         if torch.compiler.is_dynamo_compiling():
             return self._call_uncompiled(args, kwargs)
-        with self._lock, self._turns.lock:
-            known = {} if is_guarded() else self._settled
-            result = self._reader.run(
-                self._weights, known, self._turns.row, args, kwargs, self._clone_outputs
-            )
-        return self._call(args, kwargs) if result is NotImplemented else result
+        with self._lock:
+            with self._turns.lock:
+                known = {} if is_guarded() else self._settled
+                settled = self._reader.run(
+                    self._weights, known, self._turns.row, args, kwargs, self._clone_outputs
+                )
+            if settled is not None:
+                assemble, leaves = settled
+                return assemble(leaves)
+        return self._call(args, kwargs)
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         r"""Capture now what a call with these arguments would capture, and run nothing."""
@@ -262,8 +266,10 @@ class GraphRunner:
         self._calls += 1
         plan.captured.last_used = self._calls
         result = plan.run(tensors, self._clone_outputs)
-        # Who trains, or whose graphs may go, has more to do in each call.
-        if plan.is_settled and plan.captured.backward is None and self._max_graphs is None:
+        # Who trains, or whose graphs may go, has more to do in each call. What assembles the result
+        # may have called this runner, and the plan be of the past.
+        is_plain = plan.captured.backward is None and self._max_graphs is None
+        if is_plain and plan.is_settled and self._plans.get(key) is plan:
             self._settled[key] = plan.replays
         return result
 

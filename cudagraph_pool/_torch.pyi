@@ -39,7 +39,7 @@ class CallReader:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         copy: bool,
-    ) -> Any: ...
+    ) -> tuple[Callable[[list[Any]], Any], list[Any]] | None: ...
 
 class Copies:
     def __init__(

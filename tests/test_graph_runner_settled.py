@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +16,9 @@ import cudagraph_pool as cgp
 pytest.importorskip("torch")
 
 import torch
-from cpu_captures import CpuRunner, model, rows, runner, tree_equal
-from torch import Tensor
+from cpu_captures import CpuCaptures, CpuRunner, model, rows, runner, tree_equal
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SETTLED_AFTER = 3
@@ -156,3 +162,105 @@ def test_one_that_fails_is_the_last_of_its_pool() -> None:
     row = run.captures.turns.row
     assert row.what == "a call that failed"
     assert row.wrote == (row.number - 1, "of size 3 in the graph of 4")
+
+
+class Factory(nn.Module):  # type: ignore[misc]
+    """Returns what refers to it, and has a runner of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = runner(self.by_name)
+
+    def by_name(self, x: Tensor) -> dict[str, Tensor]:
+        return defaultdict(self.missing, x=x + 1)
+
+    def missing(self) -> Tensor:
+        raise KeyError
+
+
+class Marked(Tensor):  # type: ignore[misc]
+    """Refers to what made it."""
+
+    maker: Any = None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(result, cls):
+            result.maker = args[0].maker
+        return result
+
+
+class Maker(nn.Module):  # type: ignore[misc]
+    """Returns tensors that refer to it, and has a runner of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = runner(self.marked)
+
+    def marked(self, x: Tensor) -> Tensor:
+        result = (x + 1).as_subclass(Marked)
+        result.maker = self
+        return result
+
+
+@pytest.mark.parametrize("kind", [Factory, Maker])
+def test_the_garbage_collector_sees_through_them(kind: Callable[[], Any]) -> None:
+    net = kind()
+    settle(net.run, rows(3))
+    runs = weakref.ref(net.run)
+    del net
+    gc.collect()
+    assert runs() is None
+
+
+class Parcel:
+    """What a function returns, and calls somebody when a result is made of it."""
+
+    told: Callable[[], Any] = staticmethod(lambda: None)
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.told()
+
+
+pytree.register_pytree_node(Parcel, lambda parcel: ([parcel.x], None), lambda x, _: Parcel(*x))
+
+
+def test_a_result_is_made_when_others_may_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool: Any = CpuCaptures()
+    run = runner(lambda x: Parcel(x + 1), pool=pool)
+    other = runner(lambda x: x * 2, pool=pool)
+    settle(run, rows(3))
+    settle(other, rows(3))
+    came: list[bool] = []
+
+    def wait() -> None:
+        thread = threading.Thread(target=other, args=(rows(3),), daemon=True)
+        thread.start()
+        thread.join(timeout=10)
+        came.append(not thread.is_alive())
+
+    monkeypatch.setattr(Parcel, "told", staticmethod(wait))
+    run(rows(3))
+    assert came == [True]
+
+
+def test_what_is_of_the_past_once_a_result_is_made_is_not_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net = nn.Linear(6, 6)
+    run = runner(lambda x: Parcel(net(x)))
+
+    def move() -> None:
+        monkeypatch.setattr(Parcel, "told", staticmethod(lambda: None))
+        net.weight.data = torch.randn(6, 6)
+        run(rows(3))
+
+    with torch.no_grad():
+        for _ in range(SETTLED_AFTER - 1):
+            run(rows(3))
+        monkeypatch.setattr(Parcel, "told", staticmethod(move))
+        run(rows(3))
+        x = rows(3)
+        torch.testing.assert_close(run(x).x, net(x))

@@ -4,6 +4,7 @@
 #include <c10/core/Layout.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -97,15 +98,17 @@ class CallReader {
     return key ? py::object(py::make_tuple(std::move(tensors), *key)) : py::none();
   }
 
-  // What a call returns that one of `known`, by key, replays as it is. NotImplemented for others.
-  py::object Run(WeightWatch& weights, const py::dict& known, Row& row, const py::tuple& args,
-                 const py::dict& kwargs, bool copy) const {
-    if (known.empty()) return NotImplemented();
+  // The leaves of what a call returns that one of `known`, by key, replays as it is, behind what
+  // assembles them. nullopt for others.
+  std::optional<std::pair<py::object, py::list>> Run(WeightWatch& weights, const py::dict& known,
+                                                     Row& row, const py::tuple& args,
+                                                     const py::dict& kwargs, bool copy) const {
+    if (known.empty()) return std::nullopt;
     py::list tensors;
     const std::optional<py::bytes> key = KeyOf(weights, args, kwargs, &tensors);
-    if (!key) return NotImplemented();
+    if (!key) return std::nullopt;
     PyObject* const found = PyDict_GetItemWithError(known.ptr(), key->ptr());
-    if (found == nullptr) return NotImplemented();
+    if (found == nullptr) return std::nullopt;
     const auto kept = py::reinterpret_borrow<py::object>(found);
     return kept.cast<Replays&>().RunAt(row, tensors, copy);
   }

@@ -5,9 +5,21 @@
 
 namespace cgp {
 
-// What a method returns of what it leaves to another one.
-inline pybind11::object NotImplemented() {
-  return pybind11::reinterpret_borrow<pybind11::object>(Py_NotImplemented);
+// So that Python's garbage collector finds circles through objects of a class, which pybind11 leaves to
+// whoever binds it. Its Visit shows what an object holds, and its Clear lets go of that.
+template <typename T>
+void LetCirclesBeFound(PyHeapTypeObject* heap_type) {
+  PyTypeObject* const type = &heap_type->ht_type;
+  type->tp_flags |= Py_TPFLAGS_HAVE_GC;
+  type->tp_traverse = [](PyObject* self, visitproc visit, void* arg) -> int {
+    Py_VISIT(Py_TYPE(self));
+    if (!pybind11::detail::is_holder_constructed(self)) return 0;
+    return pybind11::cast<const T&>(pybind11::handle(self)).Visit(visit, arg);
+  };
+  type->tp_clear = [](PyObject* self) -> int {
+    pybind11::cast<T&>(pybind11::handle(self)).Clear();
+    return 0;
+  };
 }
 
 // CallReader, asked of each call, and shapes_of: what of a call decides how it is run.

@@ -72,10 +72,14 @@ void Copies::Copy(const py::list& tensors) {
   }
 }
 
-Counters::Counters(const py::list& tensors) : tensors_(TensorsOf(tensors)) {}
+Counters::Counters(const py::list& tensors) {
+  for (const at::Tensor& tensor : TensorsOf(tensors)) {
+    versions_.push_back(tensor.unsafeGetTensorImpl()->version_counter());
+  }
+}
 
-void Counters::Count() const {
-  for (const at::Tensor& tensor : tensors_) tensor.unsafeGetTensorImpl()->bump_version();
+void Counters::Count() {
+  for (c10::VariableVersion& version : versions_) version.bump();
 }
 
 uint64_t Row::Take(py::str name, const std::shared_ptr<Counters>& leaves) {
@@ -126,9 +130,23 @@ py::list Replays::Run(Row& row, const py::list& tensors, bool copy, const py::ob
   return Leaves(copy);
 }
 
-py::object Replays::RunAt(Row& row, const py::list& tensors, bool copy) {
-  if (!stream || !row.GoesOnAt(*stream)) return NotImplemented();
-  return assemble_(Run(row, tensors, copy, py::none()));
+std::optional<std::pair<py::object, py::list>> Replays::RunAt(Row& row, const py::list& tensors,
+                                                              bool copy) {
+  if (!stream || !row.GoesOnAt(*stream)) return std::nullopt;
+  return std::pair(assemble_, Run(row, tensors, copy, py::none()));
+}
+
+int Replays::Visit(visitproc visit, void* arg) const {
+  Py_VISIT(graph_.ptr());
+  Py_VISIT(assemble_.ptr());
+  Py_VISIT(leaves_.ptr());
+  return 0;
+}
+
+void Replays::Clear() {
+  graph_ = py::none();
+  assemble_ = py::none();
+  leaves_ = py::list();
 }
 
 py::list Replays::Leaves(bool copy) const {
@@ -163,7 +181,7 @@ void BindReplays(py::module_& m) {
       .def_readonly("what", &Row::what)
       .def_readonly("wrote", &Row::wrote)
       .def_readwrite("stream", &Row::stream);
-  py::class_<Replays>(m, "Replays")
+  py::class_<Replays>(m, "Replays", py::custom_type_setup(&LetCirclesBeFound<Replays>))
       .def(py::init<std::shared_ptr<Copies>, py::object, const py::list&, py::object,
                     std::shared_ptr<Counters>, py::str>(),
            py::arg("copies"), py::arg("graph"), py::arg("leaves"), py::arg("assemble"),

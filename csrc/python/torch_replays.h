@@ -3,6 +3,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/TensorImpl.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -38,14 +39,15 @@ class Copies {
   std::vector<Together> together_;
 };
 
-// Tensors that share with what a graph leaves how often autograd has seen it change.
+// Of what a graph leaves how often autograd has seen it change; not the tensors, which may lead to whoever
+// holds this.
 class Counters {
  public:
   explicit Counters(const pybind11::list& tensors);
-  void Count() const;
+  void Count();
 
  private:
-  std::vector<at::Tensor> tensors_;
+  std::vector<c10::VariableVersion> versions_;
 };
 
 // The row that the replays of one pool's graphs form: each overwrites what those before it left.
@@ -85,9 +87,16 @@ class Replays {
   // else replays meanwhile.
   pybind11::list Run(Row& row, const pybind11::list& tensors, bool copy,
                      const pybind11::object& replay);
-  // The same by the graph itself, and assembled. NotImplemented where the pool's order, or what
-  // memory knows of streams, has to be seen to before.
-  pybind11::object RunAt(Row& row, const pybind11::list& tensors, bool copy);
+  // The same by the graph itself; and what assembles the leaves, for when others may replay again.
+  // nullopt where the pool's order, or what memory knows of streams, has to be seen to before.
+  std::optional<std::pair<pybind11::object, pybind11::list>> RunAt(Row& row,
+                                                                   const pybind11::list& tensors,
+                                                                   bool copy);
+
+  // For Python's garbage collector: what a function returns may hold the runner, as the factory of a
+  // defaultdict does that is a method of its module.
+  int Visit(visitproc visit, void* arg) const;
+  void Clear();
 
   // The stream for which that was seen to.
   std::optional<uintptr_t> stream;

@@ -62,21 +62,6 @@ bool RequiresGradients(const c10::TensorImpl& tensor) {
   return autograd != nullptr && (autograd->requires_grad_ || autograd->grad_fn_ != nullptr);
 }
 
-// pybind11 leaves circles to whoever binds a class.
-void LetCirclesBeFound(PyHeapTypeObject* heap_type) {
-  PyTypeObject* const type = &heap_type->ht_type;
-  type->tp_flags |= Py_TPFLAGS_HAVE_GC;
-  type->tp_traverse = [](PyObject* self, visitproc visit, void* arg) -> int {
-    Py_VISIT(Py_TYPE(self));
-    if (!py::detail::is_holder_constructed(self)) return 0;
-    return py::cast<const WeightWatch&>(py::handle(self)).Visit(visit, arg);
-  };
-  type->tp_clear = [](PyObject* self) -> int {
-    py::cast<WeightWatch&>(py::handle(self)).Clear();
-    return 0;
-  };
-}
-
 }  // namespace
 
 #if PY_VERSION_HEX >= 0x030C0000
@@ -220,7 +205,7 @@ void WeightWatch::Note(const py::dict& home, bool has_tensors) {
 }
 
 void BindWeights(py::module_& m) {
-  py::class_<WeightWatch>(m, "WeightWatch", py::custom_type_setup(&LetCirclesBeFound))
+  py::class_<WeightWatch>(m, "WeightWatch", py::custom_type_setup(&LetCirclesBeFound<WeightWatch>))
       .def(py::init<const std::vector<py::dict>&, const std::vector<py::dict>&,
                     const std::vector<py::dict>&>(),
            py::arg("homes"), py::arg("tensor_homes"), py::arg("attributes"))
