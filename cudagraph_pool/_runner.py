@@ -266,10 +266,11 @@ class GraphRunner:
         self._calls += 1
         plan.captured.last_used = self._calls
         result = plan.run(tensors, self._clone_outputs)
-        # Who trains, or whose graphs may go, has more to do in each call. What assembles the result
-        # may have called this runner, and the plan be of the past.
+        # Who trains, or whose graphs may go, has more to do in each call, and other keys than bytes
+        # the reader does not find. What assembles the result may have called this runner, and the
+        # plan be of the past.
         is_plain = plan.captured.backward is None and self._max_graphs is None
-        if is_plain and plan.is_settled and self._plans.get(key) is plan:
+        if is_plain and isinstance(key, bytes) and plan.is_settled and self._plans.get(key) is plan:
             self._settled[key] = plan.replays
         return result
 

@@ -5,8 +5,8 @@
 
 namespace cgp {
 
-// So that Python's garbage collector finds circles through objects of a class, which pybind11 leaves to
-// whoever binds it. Its Visit shows what an object holds, and its Clear lets go of that.
+// So that Python's garbage collector finds circles through objects of a class, which pybind11
+// leaves to whoever binds it. Its Visit shows what an object holds, and its Clear lets go of that.
 template <typename T>
 void LetCirclesBeFound(PyHeapTypeObject* heap_type) {
   PyTypeObject* const type = &heap_type->ht_type;

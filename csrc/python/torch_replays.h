@@ -39,8 +39,8 @@ class Copies {
   std::vector<Together> together_;
 };
 
-// Of what a graph leaves how often autograd has seen it change; not the tensors, which may lead to whoever
-// holds this.
+// Of what a graph leaves how often autograd has seen it change; not the tensors, which may lead to
+// whoever holds this.
 class Counters {
  public:
   explicit Counters(const pybind11::list& tensors);
@@ -93,8 +93,8 @@ class Replays {
                                                                    const pybind11::list& tensors,
                                                                    bool copy);
 
-  // For Python's garbage collector: what a function returns may hold the runner, as the factory of a
-  // defaultdict does that is a method of its module.
+  // For Python's garbage collector: what a function returns may hold the runner, as the factory of
+  // a defaultdict does that is a method of its module.
   int Visit(visitproc visit, void* arg) const;
   void Clear();
 
