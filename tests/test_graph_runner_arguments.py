@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 import torch
 from cpu_captures import double, rows, runner, tree_equal
 from torch import Tensor, nn
+from torch._vmap_internals import _vmap
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
@@ -185,6 +186,7 @@ def test_transforms_are_refused() -> None:
     x = torch.arange(3.0)
     calls: list[Any] = [
         lambda: torch.vmap(run)(torch.ones(2, 3)),
+        lambda: _vmap(run)(torch.ones(2, 3)),
         lambda: torch.func.grad(lambda y: run(y).sum())(x),
         lambda: torch.func.jvp(run, (x,), (x,)),
         lambda: torch.autograd.functional.jacobian(run, x, vectorize=True),

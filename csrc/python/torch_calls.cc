@@ -51,9 +51,13 @@ bool IsStrided(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && !tensor.is_nested();
 }
 
-// Neither a tensor's class nor its layout is in a key: there is one of each.
+// Neither a tensor's class nor its layout is in a key: there is one of each. Nor whether gradients
+// are batched, by torch.autograd.grad(is_grads_batched=True) within which a call comes.
 bool IsPlain(py::handle argument) {
-  return THPVariable_CheckExact(argument.ptr()) && IsStrided(THPVariable_Unpack(argument.ptr()));
+  if (!THPVariable_CheckExact(argument.ptr())) return false;
+  const at::Tensor& tensor = THPVariable_Unpack(argument.ptr());
+  return IsStrided(tensor) &&
+         !tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Batched);
 }
 
 // The tensors among the leaves of a call, and bytes: equal for calls whose tensors are alike in all
