@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-SETTLED_AFTER = 3
+from cudagraph_pool._program import _SAMPLES as SETTLED_AFTER
 
 
 @pytest.fixture

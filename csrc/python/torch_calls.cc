@@ -125,13 +125,10 @@ class CallReader {
       if (c10::impl::tls_is_dispatch_key_included(mode)) return std::nullopt;
     }
     if (torch::autograd::ForwardADLevel::try_get_by_idx(0)) return std::nullopt;
-    const std::optional<py::bytes> flags = weights.Flags();
-    if (!flags) return std::nullopt;
     const bool casts = at::autocast::is_autocast_enabled(device_);
-    std::string key = *flags;  // letters, as none of the following begins with
-    key += static_cast<char>(at::GradMode::is_enabled());
-    key += static_cast<char>(casts ? at::autocast::get_autocast_dtype(device_)
-                                   : at::ScalarType::Undefined);
+    std::string key{static_cast<char>(at::GradMode::is_enabled()),
+                    static_cast<char>(casts ? at::autocast::get_autocast_dtype(device_)
+                                            : at::ScalarType::Undefined)};
     AppendNumber(key, args.size());
     const auto add = [&](py::handle argument) {
       if (!IsPlain(argument)) return false;
@@ -147,7 +144,10 @@ class CallReader {
       key += name;
       if (name.empty() || !add(argument)) return std::nullopt;
     }
-    return py::bytes(key);
+    // Last, since they take longest. They have one length as long as these weights are watched.
+    const std::optional<py::bytes> flags = weights.Flags();
+    if (!flags) return std::nullopt;
+    return py::bytes(key + std::string(*flags));
   }
 
   static void AppendNumber(std::string& key, std::size_t number) {

@@ -15,13 +15,7 @@ namespace {
 
 class AbandonedCaptureTest : public GraphAllocatorTest {
  protected:
-  void TearDown() override {
-    allocator_.emptyCache();
-    EXPECT_TRUE(pools().ids().empty());
-    EXPECT_FALSE(allocator_.capturing());
-    EXPECT_TRUE(base_.open.empty());
-    pools().Check();
-  }
+  void TearDown() override { ExpectNothingIsLeft(); }
   // A capture that fails: nobody ends it before torch 2.14.
   void FailIn(MempoolId_t id) {
     Graph failed(*this, id, ++last_capture_);

@@ -71,6 +71,13 @@ class GraphAllocatorTest : public ::testing::Test {
   }
 
   PoolSet& pools() { return DevicePools::For(device_).set(); }
+  void ExpectNothingIsLeft() {
+    allocator_.emptyCache();
+    EXPECT_TRUE(pools().ids().empty());
+    EXPECT_FALSE(allocator_.capturing());
+    EXPECT_TRUE(base_.open.empty());
+    pools().Check();
+  }
   bool IsOurs(const DataPtr& data) const {
     return data.get_deleter() == &GraphAllocator::FreeMemory;
   }

@@ -36,13 +36,7 @@ class MemPoolTest : public GraphAllocatorTest {
     const MempoolId_t id_;
   };
 
-  void TearDown() override {
-    allocator_.emptyCache();
-    EXPECT_TRUE(pools().ids().empty());
-    EXPECT_FALSE(allocator_.capturing());
-    EXPECT_TRUE(base_.open.empty());
-    pools().Check();
-  }
+  void TearDown() override { ExpectNothingIsLeft(); }
 
   // torch.cuda.use_mem_pool
   void Enter(MempoolId_t id) { allocator_.beginAllocateToPool(device_, id, ThisThread()); }
