@@ -121,7 +121,7 @@ def test_a_new_capture_unsettles_all(asked: list[Any]) -> None:
 def test_graphs_that_may_go_are_not_settled(asked: list[Any]) -> None:
     """Each call says which one was used last."""
     run = runner(lambda x: x + 1, lazy=True, max_graphs=2)
-    for n in (1, 2, 1, 1, 1, 1, 4):
+    for n in (1, 2, 1, 1, 1, 2, 1, 4):
         run(rows(n))
     assert run.sizes_captured == [(1,), (4,)]
 
