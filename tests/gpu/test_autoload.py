@@ -31,7 +31,10 @@ def capture():
 
 def whose():
     from cudagraph_pool import _torch
-    print(*_torch.capture_counts().values(), flush=True)
+    counts = _torch.capture_counts().values()
+    # One write: print writes words and line ends apart under torchrun, whose workers share a pipe.
+    sys.stdout.write("{} {}\n".format(*counts))
+    sys.stdout.flush()
 
 def work():
     kept = capture()
