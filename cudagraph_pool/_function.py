@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ._adapter import load_adapter
 
@@ -28,16 +29,28 @@ def watch(modules: Sequence[nn.Module]) -> _torch.WeightWatch:
     """Knows where the parameters and buffers of modules are: its flags are None if one has moved.
 
     They move when a module is converted or sent to another device, when a part of it, a parameter
-    or the ``data`` of one is replaced, added or removed; not when they are trained.
+    or the ``data`` of one is replaced, added or removed; not when they are trained. The memory of
+    what wraps other tensors, as quantized and distributed ones do, is theirs.
     """
     parts = list(dict.fromkeys(part for module in modules for part in module.modules()))
-    homes = [home for part in parts for home in (part._parameters, part._buffers)]
+    homes = [_as_dict(home) for part in parts for home in (part._parameters, part._buffers)]
     made: _torch.WeightWatch = load_adapter().WeightWatch(
         [_as_dict(part._modules) for part in parts],
-        [_as_dict(home) for home in homes],
+        [*homes, *_wrapped_in(homes)],
         [vars(part) for part in parts],
     )
     return made
+
+
+def _wrapped_in(homes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tensors that those of ``homes`` wrap, and what these wrap."""
+    wrapped = [
+        {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}
+        for home in homes
+        for tensor in home.values()
+        if is_traceable_wrapper_subclass(tensor)
+    ]
+    return wrapped + _wrapped_in(wrapped) if wrapped else []
 
 
 def modules_of(function: Any) -> list[nn.Module]:

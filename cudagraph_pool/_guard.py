@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.cuda import _gpu_trace
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from ._happens_before import HappensBefore, Launch
@@ -92,11 +92,20 @@ class _Outputs(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and type(leaf) is Tensor:
-                lent = getattr(leaf.untyped_storage(), "_lent", None)
-                if lent is not None:
-                    lent.check(func)
+            if isinstance(leaf, Tensor):
+                _check(leaf, func)
         return func(*args, **(kwargs or {}))
+
+
+def _check(tensor: Tensor, operation: Any) -> None:
+    """Raises RuntimeError if the operation would read what has been overwritten."""
+    if is_traceable_wrapper_subclass(tensor):  # its memory is that of the tensors within
+        for name in tensor.__tensor_flatten__()[0]:
+            _check(getattr(tensor, name), operation)
+    elif torch._C._has_storage(tensor):
+        lent = getattr(tensor.untyped_storage(), "_lent", None)
+        if lent is not None:
+            lent.check(operation)
 
 
 def is_guarded() -> bool:

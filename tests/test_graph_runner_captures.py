@@ -67,6 +67,46 @@ def test_weights_that_move_are_captured_anew() -> None:
         assert len(run.captures.tapes) == captured * number
 
 
+class Quantized(Tensor):  # type: ignore[misc]
+    """A weight as bytes and a scale, as quantization makes them: not a tensor with memory."""
+
+    def __init__(self, values: Tensor, scale: Tensor) -> None:
+        self.values, self.scale = values, scale
+
+    @staticmethod
+    def __new__(cls, values: Tensor, scale: Tensor) -> Quantized:
+        made: Quantized = Tensor._make_wrapper_subclass(cls, values.shape, dtype=scale.dtype)
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["values", "scale"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, meta: Any, size: Any, stride: Any) -> Quantized:
+        return Quantized(inner["values"], inner["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        args = [a.values.to(a.scale) * a.scale if isinstance(a, cls) else a for a in args]
+        return func(*args, **(kwargs or {}))
+
+
+def test_weights_that_wrap_others_move_with_these() -> None:
+    net = nn.Linear(6, 5, bias=False)
+    values, scale = torch.randint(-99, 99, (5, 6), dtype=torch.int8), torch.rand(5, 1)
+    net.weight = nn.Parameter(Quantized(values, scale), requires_grad=False)
+    run = runner(net, sizes=[4])
+    x = rows(4)
+    with torch.no_grad():
+        for captured in (1, 2, 3):
+            for _ in range(5):
+                assert tree_equal(run(x), net(x))
+            assert len(run.captures.tapes) == captured
+            (values, scale)[captured % 2].data = (values, scale)[captured % 2] * 2
+
+
 def test_weights_that_are_laid_out_anew_where_they_lie() -> None:
     """As no two layouts of one memory may be taken for each other."""
     layouts = {

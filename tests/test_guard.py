@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 from cpu_captures import CpuCaptures, CpuRunner, tree_equal
+from torch.testing._internal.two_tensor import TwoTensor
 
 import cudagraph_pool as cgp
 from cudagraph_pool import _guard
@@ -104,6 +106,33 @@ def test_conjugates_and_negatives_are_outputs_as_others() -> None:
         for stale in (conjugate, negative):
             with pytest.raises(RuntimeError, match="has overwritten it"):
                 stale + 0
+
+
+class Marked(torch.Tensor):  # type: ignore[misc]
+    """A subclass with memory of its own."""
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda y: y.as_subclass(Marked), lambda y: TwoTensor(y, y)], ids=["marked", "wrapped"]
+)
+def test_subclasses_are_looked_at_by_the_memory_that_they_have(
+    wrap: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    run = runner()
+    x = torch.randn(3, 5)
+    with cgp.guard(), torch.no_grad():
+        wrapped = wrap(run(x))
+        wrapped + 1
+        run(x)
+        with pytest.raises(RuntimeError, match="has overwritten it"):
+            wrapped + 1
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_mkldnn"])
+def test_tensors_without_memory_are_left_alone(layout: str) -> None:
+    eye = getattr(torch.eye(3), layout)()
+    with cgp.guard():
+        assert torch.equal(eye.relu().to_dense(), torch.eye(3))
 
 
 def test_replays_that_nothing_orders() -> None:
