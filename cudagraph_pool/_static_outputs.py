@@ -187,6 +187,11 @@ def check_strided(tensor: Tensor, what: str) -> None:
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
         raise TypeError(f"{what} is {kind}; what a graph leaves must be strided")
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise TypeError(
+            f"{what} is a {type(tensor).__name__}; what a graph leaves must be a plain tensor: "
+            "return those that it wraps"
+        )
 
 
 def counting_changes() -> AbstractContextManager[Any]:

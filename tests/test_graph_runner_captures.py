@@ -573,6 +573,7 @@ def test_outputs_that_no_graph_leaves() -> None:
     for output, said in (
         (rows(2).to_sparse(), "of layout torch.sparse_coo; what a graph leaves must be"),
         (nested, "nested; what a graph leaves must be"),
+        (Quantized(rows(2), rows(2)), "a Quantized; what a graph leaves must be a plain tensor"),
         (rows(2).to("meta"), "on meta: a graph would leave it as its capture did"),
     ):
         with pytest.raises(TypeError, match=f"output is {said}"):
