@@ -8,13 +8,14 @@
 namespace cgp {
 
 FenceId FenceTable::FindOrAdd(std::optional<StreamId> owner, bool eager) {
-  const State state = eager ? State::kUnmarked : State::kScope;
   for (const FenceId id : listed_) {
     const Fence& fence = fences_[Index(id)];
-    if (fence.owner != owner || fence.eager != eager) continue;
-    if (owner || fence.state == state) return id;  // what is held anew is not behind an older mark
+    if (fence.owner != owner || (fence.state == State::kScope) == eager) continue;
+    // What is held anew is not behind an older mark.
+    if (owner || fence.state != State::kMarked) return id;
   }
-  return Add({.state = state, .owner = owner, .eager = eager, .mark = {}});
+  const State state = eager ? State::kUnmarked : State::kScope;
+  return listed_.emplace_back(Add({.state = state, .owner = owner, .mark = {}}));
 }
 
 void FenceTable::Renew(FenceId id) {
@@ -24,11 +25,7 @@ void FenceTable::Renew(FenceId id) {
   fence.state = State::kUnmarked;
 }
 
-FenceId FenceTable::ForProof() {
-  const FenceId id = Add({.state = State::kScope, .owner = {}, .mark = {}});
-  listed_.pop_back();
-  return id;
-}
+FenceId FenceTable::ForProof() { return Add({.state = State::kScope, .owner = {}, .mark = {}}); }
 
 void FenceTable::MakeProof(FenceId stream_fence) {
   std::erase(listed_, stream_fence);
@@ -118,7 +115,6 @@ FenceId FenceTable::Add(Fence fence) {
     unused_.pop_back();
     fences_[Index(id)] = std::move(fence);
   }
-  listed_.push_back(id);
   return id;
 }
 

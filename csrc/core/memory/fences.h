@@ -98,13 +98,12 @@ class FenceTable {
 
   struct Fence {
     State state = State::kUnused;
-    std::optional<StreamId> owner;  // of a stream fence
-    bool eager = false;
+    std::optional<StreamId> owner;      // of a stream fence
     std::shared_ptr<SharedEvent> mark;  // kMarked only
   };
 
   FenceId FindOrAdd(std::optional<StreamId> owner, bool eager);
-  FenceId Add(Fence fence);
+  FenceId Add(Fence fence);  // with room for it in listed_
 
   Driver& driver_;
   std::vector<Fence> fences_;  // by FenceId; the first, kOpen, is never used

@@ -4,6 +4,19 @@
 #include "core/memory/free_view.h"
 
 namespace cgp {
+namespace {
+
+// What the set has of the handle becomes `now`, if not 0. Throws with `known` true.
+template <typename Set>
+void Replace(Set& set, PageId handle, uint32_t& known, uint32_t now) {
+  if (known == now) return;
+  if (known > 0) set.erase({known, handle});
+  known = 0;
+  if (now > 0) set.insert({now, handle});
+  known = now;
+}
+
+}  // namespace
 
 void FreeHandles::Resize(uint32_t pages) {
   changed_.Resize(pages);
@@ -24,10 +37,11 @@ void FreeHandles::Update(const FreeView& view) {
   last_end_ = PageId{0};
   for (auto page = changed_.Next(0); page; page = changed_.Next(*page)) {
     const PageId handle = ranges_.handle_begin(PageId{*page});
-    if (const Known now = Look(view, handle); now != known_[Index(handle)]) {
-      Remove(handle);
-      Enter(now, handle);
-    }
+    const Known now = Look(view, handle);
+    Known& known = known_[Index(handle)];
+    Replace(heads_, handle, known.head, now.head);
+    Replace(tails_, handle, known.tail, now.tail);
+    Replace(wholes_, handle, known.whole, now.whole);
     changed_.EraseRange(Index(handle), Index(ranges_.handle_end(handle)));
   }
 }
@@ -37,38 +51,17 @@ FreeHandles::Known FreeHandles::Look(const FreeView& view, PageId handle) const 
   PageId page = handle;
   Granules head;
   for (; page != end && view.IsWhole(page); ++page) head += view.page_size();
-  if (page == end) return {.is_whole = true};
+  if (page == end) return {.whole = ranges_.handle_pages(handle)};
   head += view.Head(page);
   page = end - 1;
   Granules tail;
   for (; view.IsWhole(page); page = page - 1) tail += view.page_size();
   tail += view.Tail(page);
-  return {static_cast<uint32_t>(head.count()), static_cast<uint32_t>(tail.count()), false};
-}
-
-// pre: nothing of the handle is in the sets. Throws with what is known of it true.
-void FreeHandles::Enter(const Known& now, PageId handle) {
-  Known& known = known_[Index(handle)];
-  if (now.is_whole) wholes_.insert({ranges_.handle_pages(handle), handle});
-  known.is_whole = now.is_whole;
-  if (now.head > 0) heads_.insert({now.head, handle});
-  known.head = now.head;
-  if (now.tail > 0) tails_.insert({now.tail, handle});
-  known.tail = now.tail;
-}
-
-void FreeHandles::Remove(PageId handle) {
-  Known& known = known_[Index(handle)];
-  if (known.is_whole) wholes_.erase({ranges_.handle_pages(handle), handle});
-  if (known.head > 0) heads_.erase({known.head, handle});
-  if (known.tail > 0) tails_.erase({known.tail, handle});
-  known = {};
+  return {static_cast<uint32_t>(head.count()), static_cast<uint32_t>(tail.count()), 0};
 }
 
 void FreeHandles::Check(const FreeView& view) const {
-  std::size_t heads = 0;
-  std::size_t tails = 0;
-  std::size_t wholes = 0;
+  std::size_t entries = 0;
   for (PageId handle{0}; Index(handle) < ranges_.page_count();
        handle = ranges_.handle_end(handle)) {
     const Known& known = known_[Index(handle)];
@@ -77,12 +70,10 @@ void FreeHandles::Check(const FreeView& view) const {
     CGP_CHECK(!is_up_to_date || known == Look(view, handle));
     CGP_CHECK(known.head == 0 || heads_.contains({known.head, handle}));
     CGP_CHECK(known.tail == 0 || tails_.contains({known.tail, handle}));
-    CGP_CHECK(!known.is_whole || wholes_.contains({ranges_.handle_pages(handle), handle}));
-    heads += known.head > 0 ? 1 : 0;
-    tails += known.tail > 0 ? 1 : 0;
-    wholes += known.is_whole ? 1 : 0;
+    CGP_CHECK(known.whole == 0 || wholes_.contains({known.whole, handle}));
+    entries += std::size_t{known.head > 0} + (known.tail > 0) + (known.whole > 0);
   }
-  CGP_CHECK(heads == heads_.size() && tails == tails_.size() && wholes == wholes_.size());
+  CGP_CHECK(entries == heads_.size() + tails_.size() + wholes_.size());
 }
 
 }  // namespace cgp

@@ -70,17 +70,15 @@ class FreeHandles {
   void Check(const FreeView& view) const;
 
  private:
-  // What is in the sets of a handle: the lengths of its edges, or that it is wholly free.
+  // What is in the sets of a handle: the lengths of its edges, or its pages if it is wholly free.
   struct Known {
     uint32_t head = 0;
     uint32_t tail = 0;
-    bool is_whole = false;
+    uint32_t whole = 0;
     bool operator==(const Known&) const = default;
   };
 
   Known Look(const FreeView& view, PageId handle) const;
-  void Enter(const Known& now, PageId handle);
-  void Remove(PageId handle);
 
   const RangeTable& ranges_;
   IndexSet changed_;  // pages

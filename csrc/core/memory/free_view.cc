@@ -42,39 +42,38 @@ void FreeView::Rebuild() {
   runs_.Clear();
   for (PageId page{0}; Index(page) < space_.page_count();) {
     const NodeId first = space_.first(page);
-    if (space_.IsOfWholePages(first)) {
-      const PageId end = space_.end(first);
-      if (Available(first)) IndexPages(page, end);
-      page = end;
-    } else {
+    const PageId end = space_.end(first);
+    if (!space_.IsOfWholePages(first)) {
       IndexNodes(page, first, space_.last(page));
-      ++page;
+    } else if (Available(first)) {
+      IndexPages(page, end);
     }
+    page = end;
   }
 }
 
 void FreeView::UnindexNodes(PageId page, NodeId first, NodeId last) {
-  ForEachChain(page, first, last, [this](const Chain& chain) { UnlinkChain(chain); });
+  ForEachChain(first, last,
+               [&](NodeId start, uint32_t length) { UnlinkChain(page, start, length); });
 }
 
 void FreeView::IndexNodes(PageId page, NodeId first, NodeId last) {
   // Not up to the space's capacity: an allocation that failed may have made room there alone, and
   // what is freed next finds that it needs no more.
   if (links_.size() < space_.node_limit()) MakeRoomForNodes();
-  ForEachChain(page, first, last, [this](const Chain& chain) { LinkChain(chain); });
+  ForEachChain(first, last, [&](NodeId start, uint32_t length) { LinkChain(page, start, length); });
 }
 
 void FreeView::UnindexPages(PageId begin, PageId end) {
   while (begin < end) {
     const NodeId first = space_.first(begin);
+    const PageId stop = std::min(end, space_.end(first));
     if (space_.IsOfWholePages(first)) {
-      const PageId stop = std::min(end, space_.end(first));
       ClearPages(begin, stop);
-      begin = stop;
     } else {
       UnindexNodes(begin, first, space_.last(begin));
-      ++begin;
     }
+    begin = stop;
   }
 }
 
@@ -142,22 +141,17 @@ Granules FreeView::Tail(PageId page) const {
 }
 
 Granules FreeView::ChainLength(NodeId start) const {
-  const NodeId end = ChainEnd(start);
-  const uint64_t limit =
-      end == NodeId::kNone ? space_.page_size().count() : space_.node(end).offset;
-  return Granules(limit - space_.node(start).offset);
+  return Granules(LengthUpTo(start, ChainEnd(start)));
 }
 
 bool FreeView::IsFree(PageId page, Granules offset, Granules length) const {
   if (IsWhole(page)) return true;
   const Granules end = offset + length;
   if (end == space_.page_size()) return Tail(page) >= length;
-  NodeId id = space_.first(page);
-  while (Granules(space_.node(id).offset + space_.node(id).length) <= offset) {
-    id = space_.node(id).next;
-  }
-  for (; id != NodeId::kNone && Granules(space_.node(id).offset) < end; id = space_.node(id).next) {
-    if (!Available(id)) return false;
+  for (NodeId id = space_.first(page); id != NodeId::kNone; id = space_.node(id).next) {
+    const PageSpace::Node& node = space_.node(id);
+    if (Granules(node.offset) >= end) break;
+    if (Granules(node.offset + node.length) > offset && !Available(node)) return false;
   }
   return true;
 }
@@ -175,27 +169,26 @@ NodeId FreeView::ChainEnd(NodeId start) const {
   return start;
 }
 
+uint32_t FreeView::LengthUpTo(NodeId start, NodeId end) const {
+  const uint64_t limit =
+      end == NodeId::kNone ? space_.page_size().count() : space_.node(end).offset;
+  return static_cast<uint32_t>(limit) - space_.node(start).offset;
+}
+
+// Calls function(start, length) for the chains that touch [first, last]; of a node of whole pages
+// for one page of it.
 template <typename Function>
-void FreeView::ForEachChain(PageId page, NodeId first, NodeId last, Function&& function) {
+void FreeView::ForEachChain(NodeId first, NodeId last, Function&& function) const {
   if (space_.IsOfWholePages(first)) {
-    const auto length = static_cast<uint32_t>(space_.page_size().count());
-    if (Available(first)) function(Chain{.start = first, .page = page, .length = length});
+    if (Available(first)) function(first, static_cast<uint32_t>(page_size().count()));
     return;
   }
   const uint32_t last_offset = space_.node(last).offset;
   NodeId id = Available(first) ? ChainStart(first) : first;
-  while (id != NodeId::kNone) {
-    const PageSpace::Node& node = space_.node(id);
-    if (node.offset > last_offset) return;
-    NodeId next = node.next;
-    if (Available(node)) {
-      Chain chain{.start = id, .page = page, .length = node.length};
-      for (; next != NodeId::kNone && Available(next); next = space_.node(next).next) {
-        chain.length += space_.node(next).length;
-      }
-      function(chain);
-    }
-    id = next;
+  while (id != NodeId::kNone && space_.node(id).offset <= last_offset) {
+    const NodeId end = ChainEnd(id);
+    if (end != id) function(id, LengthUpTo(id, end));
+    id = end != id ? end : space_.node(id).next;
   }
 }
 
@@ -205,8 +198,7 @@ uint32_t FreeView::BinOf(PageId page, uint32_t length) const {
          (space_.holds_large(page) ? static_cast<uint32_t>(space_.page_size().count()) : 0);
 }
 
-void FreeView::LinkChain(const Chain& chain) {
-  const auto [start, page, length] = chain;
+void FreeView::LinkChain(PageId page, NodeId start, uint32_t length) {
   if (Granules(length) == space_.page_size()) {
     IndexPages(page, page + 1);
     return;
@@ -223,8 +215,7 @@ void FreeView::LinkChain(const Chain& chain) {
   head = start;
 }
 
-void FreeView::UnlinkChain(const Chain& chain) {
-  const auto [start, page, length] = chain;
+void FreeView::UnlinkChain(PageId page, NodeId start, uint32_t length) {
   if (Granules(length) == space_.page_size()) {
     ClearPages(page, page + 1);
     return;
@@ -246,33 +237,18 @@ void FreeView::UnlinkChain(const Chain& chain) {
 void FreeView::Check() const {
   std::size_t chains = 0;
   uint32_t whole = 0;
-  for (uint32_t p = 0; p < space_.page_count(); ++p) {
+  for (PageId page{0}; Index(page) < space_.page_count(); ++page) {
     bool is_whole = false;
-    NodeId id = space_.first(PageId{p});
-    if (space_.IsOfWholePages(id)) {
-      is_whole = Available(id);
-      id = NodeId::kNone;
-    }
-    while (id != NodeId::kNone) {
-      if (!Available(id)) {
-        id = space_.node(id).next;
-        continue;
-      }
-      const Granules length = ChainLength(id);
-      if (length == space_.page_size()) {
-        is_whole = true;
-      } else {
-        ++chains;
-        const auto granules = static_cast<uint32_t>(length.count());
-        CGP_CHECK(Index(id) < links_.size());
-        const Link& link = links_[Index(id)];
-        const bool first_of_bin = link.prev == NodeId::kNone;
-        CGP_CHECK(first_of_bin ? bins_[BinOf(PageId{p}, granules)] == id
-                               : links_[Index(link.prev)].next == id);
-      }
-      id = ChainEnd(id);
-    }
-    CGP_CHECK(IsWhole(PageId{p}) == is_whole);
+    ForEachChain(space_.first(page), space_.last(page), [&](NodeId start, uint32_t length) {
+      is_whole = Granules(length) == space_.page_size();
+      if (is_whole) return;
+      ++chains;
+      CGP_CHECK(Index(start) < links_.size());
+      const NodeId before = links_[Index(start)].prev;
+      CGP_CHECK((before == NodeId::kNone ? bins_[BinOf(page, length)]
+                                         : links_[Index(before)].next) == start);
+    });
+    CGP_CHECK(IsWhole(page) == is_whole);
     whole += is_whole ? 1 : 0;
   }
   CGP_CHECK(whole == whole_page_count_);

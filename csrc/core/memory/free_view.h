@@ -115,25 +115,19 @@ class FreeView {
     NodeId next = NodeId::kNone;
   };
 
-  // A chain: where it starts and how long it is.
-  struct Chain {
-    NodeId start{};
-    PageId page{};
-    uint32_t length = 0;  // in granules
-  };
-
   bool Available(const PageSpace::Node& node) const { return Passes(node.fence); }
   bool Available(NodeId id) const { return Available(space_.node(id)); }
   NodeId ChainStart(NodeId id) const;
   // The node after the chain, kNone at the page's end.
   NodeId ChainEnd(NodeId start) const;
+  uint32_t LengthUpTo(NodeId start, NodeId end) const;
   void ResizePages(uint32_t pages);
   template <typename Function>
-  void ForEachChain(PageId page, NodeId first, NodeId last, Function&& function);
+  void ForEachChain(NodeId first, NodeId last, Function&& function) const;
   void ClearPages(PageId begin, PageId end);
   uint32_t BinOf(PageId page, uint32_t length) const;
-  void LinkChain(const Chain& chain);
-  void UnlinkChain(const Chain& chain);
+  void LinkChain(PageId page, NodeId start, uint32_t length);
+  void UnlinkChain(PageId page, NodeId start, uint32_t length);
 
   const PageSpace& space_;
   const RangeTable& ranges_;

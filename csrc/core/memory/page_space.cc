@@ -12,12 +12,12 @@ PageSpace::PageSpace(Granules page_size)
   CGP_CHECK(page_size.count() > 0 && page_size.count() < std::numeric_limits<uint32_t>::max());
 }
 
-void PageSpace::GrowBy(uint32_t more_pages, std::size_t splits) {
+void PageSpace::ReservePages(uint32_t more_pages, std::size_t blocks) {
   ReserveMore(pages_, more_pages);
   begins_.Resize(static_cast<uint32_t>(pages_.capacity()));
   // A new page brings a node and may be cut from others, and taking bytes from it splits at most
   // twice.
-  const std::size_t nodes = most_nodes() + 4 * std::size_t{more_pages} + splits;
+  const std::size_t nodes = most_nodes() + 4 * std::size_t{more_pages} + kMostSplits * blocks;
   if (nodes <= nodes_.capacity()) return;
   const std::size_t room = std::max(nodes, 2 * nodes_.capacity());
   spare_nodes_.reserve(room);  // first, since any node may be spare
@@ -31,20 +31,17 @@ void PageSpace::AddPage() {
   pages_.push_back({.first = whole, .last = whole});
   begins_.Insert(Index(page));
   free_granules_ += page_granules_;
-  JoinPages(whole);
+  Join(whole);
 }
 
 NodeId PageSpace::Take(NodeId within, PageId page, Granules offset, Granules length) {
   const auto begin = static_cast<uint32_t>(offset.count());
   const auto end = static_cast<uint32_t>((offset + length).count());
-  NodeId taken{};
-  if (length >= page_size()) {
-    taken = GatherPages(page, page + end / page_granules_);
-  } else if (IsOfWholePages(within)) {
-    taken = GatherGranules(GatherPages(page, page + 1), begin, end);
-  } else {
-    taken = GatherGranules(within, begin, end);
+  CGP_CHECK(length < page_size() || (begin == 0 && end % page_granules_ == 0));
+  if (length < page_size() && IsOfWholePages(within)) {
+    within = Gather(within, page, 0, page_granules_);
   }
+  const NodeId taken = Gather(within, page, begin, end);
   const Node& node = at(taken);
   CGP_CHECK(!node.used() && node.page == page && node.offset == begin &&
             node.offset + node.length == end);
@@ -54,29 +51,14 @@ NodeId PageSpace::Take(NodeId within, PageId page, Granules offset, Granules len
   return taken;
 }
 
-// Makes free granules of one page one node. Both ways leave it the fence of some of them, for
-// whoever takes it to replace; what is cut off keeps its own.
-NodeId PageSpace::GatherGranules(NodeId within, uint32_t begin, uint32_t end) {
-  const NodeId gathered = SplitAt(within, begin);
-  while (at(gathered).offset + at(gathered).length < end) {
-    CGP_CHECK(!at(gathered).used() && at(gathered).next != NodeId::kNone);
-    CGP_CHECK(!at(at(gathered).next).used());
-    AbsorbNext(gathered);
+// Makes free granules of one page, or whole pages, one node. That has the fence of some of them,
+// for whoever takes it to replace; what is cut off keeps its own.
+NodeId PageSpace::Gather(NodeId within, PageId page, uint32_t begin, uint32_t end) {
+  const NodeId gathered = SplitAt(within, page, begin);
+  while (at(gathered).offset + at(gathered).length < end) AbsorbNext(gathered);
+  if (at(gathered).offset + at(gathered).length > end) {
+    SplitAt(gathered, page + end / page_granules_, end % page_granules_);
   }
-  if (at(gathered).offset + at(gathered).length > end) SplitAt(gathered, end);
-  return gathered;
-}
-
-NodeId PageSpace::GatherPages(PageId begin, PageId end_page) {
-  NodeId gathered = first(begin);
-  if (at(gathered).page < begin) gathered = SplitAtPage(gathered, begin);
-  AbsorbAllNext(gathered);
-  while (end(gathered) < end_page) {
-    const NodeId behind = pages_[Index(end(gathered))].first;
-    AbsorbAllNext(behind);
-    AbsorbPages(gathered, behind);
-  }
-  if (end(gathered) > end_page) SplitAtPage(gathered, end_page);
   return gathered;
 }
 
@@ -111,7 +93,7 @@ void PageSpace::Renumber(const std::vector<uint32_t>& number) noexcept {
   uint32_t left = 0;
   for (auto p = begins_.Next(0); p; p = begins_.Next(*p + 1)) {
     const Page page = pages_[*p];
-    const uint32_t count = IsOfWholePages(page.first) ? Index(end(page.first)) - *p : 1;
+    const uint32_t count = Index(end(page.first)) - *p;
     const auto gone =
         static_cast<uint32_t>(std::count(number.begin() + *p, number.begin() + *p + count, kGone));
     begins_.Erase(*p);
@@ -134,37 +116,38 @@ void PageSpace::Renumber(const std::vector<uint32_t>& number) noexcept {
     left += count - gone;
   }
   pages_.resize(left);
-  for (auto p = begins_.Next(0); p; p = begins_.Next(*p + 1)) {
-    const NodeId id = pages_[*p].first;
-    if (IsOfWholePages(id) && !at(id).used()) JoinPages(id);
-  }
+  for (auto p = begins_.Next(0); p; p = begins_.Next(*p + 1)) Join(pages_[*p].first);
 }
 
-// Of a free node with those beside it that are behind the same fence.
+// pre: `right` is what stands behind `left`, if both are there.
+bool PageSpace::Joins(NodeId left, NodeId right) const {
+  return left != NodeId::kNone && right != NodeId::kNone && !node(left).used() &&
+         node(left).fence == node(right).fence && IsOfWholePages(left) == IsOfWholePages(right);
+}
+
+// Of a node with those beside it that are free behind the same fence.
 NodeId PageSpace::Join(NodeId id) {
-  const auto joins = [&](NodeId other) {
-    return other != NodeId::kNone && at(other).fence == at(id).fence;
-  };
-  if (joins(at(id).next)) AbsorbNext(id);
-  if (const NodeId before = at(id).prev; joins(before)) {
-    AbsorbNext(before);
-    id = before;
+  while (true) {
+    if (Joins(id, Behind(id))) {
+      AbsorbNext(id);
+    } else if (const NodeId before = Before(id); Joins(before, id)) {
+      AbsorbNext(before);
+      id = before;
+    } else {
+      return id;
+    }
   }
-  return IsOfWholePages(id) ? JoinPages(id) : id;
 }
 
-NodeId PageSpace::JoinPages(NodeId id) {
-  const auto joins = [&](NodeId other) {
-    return IsOfWholePages(other) && at(other).fence == at(id).fence;
-  };
-  if (const uint32_t behind = Index(end(id)); behind < page_count()) {
-    if (const NodeId other = pages_[behind].first; joins(other)) AbsorbPages(id, other);
-  }
-  if (at(id).page == PageId{0}) return id;
-  const NodeId before = last(at(id).page - 1);
-  if (!joins(before)) return id;
-  AbsorbPages(before, id);
-  return before;
+NodeId PageSpace::Before(NodeId id) const {
+  const Node& here = node(id);
+  return IsOfWholePages(id) && here.page > PageId{0} ? last(here.page - 1) : here.prev;
+}
+
+NodeId PageSpace::Behind(NodeId id) const {
+  const NodeId next = node(id).next;
+  if (next != NodeId::kNone || !IsOfWholePages(id)) return next;
+  return Index(end(id)) < page_count() ? first(end(id)) : NodeId::kNone;
 }
 
 NodeId PageSpace::NewNode(const Node& node) {
@@ -183,64 +166,42 @@ void PageSpace::Splice(NodeId left, NodeId right) {
   if (right != NodeId::kNone) at(right).prev = left;
 }
 
-NodeId PageSpace::SplitAt(NodeId id, uint32_t offset) {
+// Cuts off what begins at the offset of the page, and returns it: all of the node if that does.
+// pre: of whole pages, between two of them.
+NodeId PageSpace::SplitAt(NodeId id, PageId page, uint32_t offset) {
   const Node whole = at(id);
-  CGP_CHECK(!whole.used() && whole.offset <= offset && offset < whole.offset + whole.length);
-  if (whole.offset == offset) return id;
-  Node right = whole;
-  right.offset = offset;
-  right.length = whole.offset + whole.length - offset;
-  const NodeId right_id = NewNode(right);
-  LinkBehindFence(right_id);
-  at(id).length = offset - whole.offset;
-  Splice(right_id, whole.next);
-  Splice(id, right_id);
-  Page& page = pages_[Index(whole.page)];
-  if (page.last == id) page.last = right_id;
-  return right_id;
-}
-
-// pre: of whole pages, `page` one of them but not the first. Returns the node that begins with it.
-NodeId PageSpace::SplitAtPage(NodeId id, PageId page) {
-  const Node whole = at(id);
-  const uint32_t left = (Index(page) - Index(whole.page)) * page_granules_;
-  CGP_CHECK(!whole.used() && 0 < left && left < whole.length);
+  const uint32_t left = (Index(page) - Index(whole.page)) * page_granules_ + offset - whole.offset;
+  CGP_CHECK(!whole.used() && left < whole.length);
+  if (left == 0) return id;
   Node right = whole;
   right.page = page;
+  right.offset = offset;
   right.length = whole.length - left;
   const NodeId right_id = NewNode(right);
   LinkBehindFence(right_id);
   at(id).length = left;
-  pages_[Index(page)] = {.first = right_id, .last = right_id};
-  begins_.Insert(Index(page));
+  if (page != whole.page) {
+    pages_[Index(page)] = {.first = right_id, .last = right_id};
+    begins_.Insert(Index(page));
+    return right_id;
+  }
+  Splice(right_id, whole.next);
+  Splice(id, right_id);
+  Page& home = pages_[Index(page)];
+  if (home.last == id) home.last = right_id;
   return right_id;
 }
 
+// pre: there is one, and both are free.
 void PageSpace::AbsorbNext(NodeId id) {
-  const NodeId next = at(id).next;
+  const NodeId next = Behind(id);
+  CGP_CHECK(next != NodeId::kNone && !at(id).used() && !at(next).used());
+  if (at(next).offset == 0) begins_.Erase(Index(at(next).page));
   at(id).length += at(next).length;
   SetFence(id, at(next).fence);
   Splice(id, at(next).next);
-  Page& page = pages_[Index(at(id).page)];
-  if (page.last == next) page.last = id;
+  if (at(id).next == NodeId::kNone) pages_[Index(at(id).page)].last = id;
   Discard(next);
-}
-
-// All that is behind the node in its page, where all is free.
-void PageSpace::AbsorbAllNext(NodeId id) {
-  while (at(id).next != NodeId::kNone) {
-    CGP_CHECK(!at(id).used() && !at(at(id).next).used());
-    AbsorbNext(id);
-  }
-}
-
-// pre: both of whole pages, `behind` begins where the other ends.
-void PageSpace::AbsorbPages(NodeId id, NodeId behind) {
-  CGP_CHECK(!at(id).used() && !at(behind).used());
-  at(id).length += at(behind).length;
-  SetFence(id, at(behind).fence);
-  begins_.Erase(Index(at(behind).page));
-  Discard(behind);
 }
 
 void PageSpace::Discard(NodeId id) {
@@ -277,10 +238,6 @@ void PageSpace::Check() const {
   std::size_t seen = 0;
   std::size_t used = 0;
   std::size_t fenced = 0;
-  const auto alike = [this](NodeId a, NodeId b) {
-    return a != NodeId::kNone && node(a).fence == node(b).fence && !node(b).used();
-  };
-  NodeId whole_before = NodeId::kNone;
   for (uint32_t p = 0; p < page_count();) {
     CGP_CHECK(begins_.Contains(p));
     uint32_t end = 0;
@@ -288,7 +245,7 @@ void PageSpace::Check() const {
     for (NodeId id = pages_[p].first; id != NodeId::kNone; id = node(id).next) {
       const Node& here = node(id);
       CGP_CHECK(Index(here.page) == p && here.prev == before);
-      CGP_CHECK(here.offset == end && here.length > 0 && !alike(before, id));
+      CGP_CHECK(here.offset == end && here.length > 0 && !Joins(Before(id), id));
       if (!here.used()) free_granules += here.length;
       fenced += here.used() || here.fence == FenceId::kOpen ? 0 : 1;
       end += here.length;
@@ -299,8 +256,6 @@ void PageSpace::Check() const {
     const bool whole = IsOfWholePages(before);
     CGP_CHECK(pages_[p].last == before && end % page_granules_ == 0);
     CGP_CHECK(whole ? pages_[p].first == before : end == page_granules_);
-    CGP_CHECK(!whole || !alike(whole_before, before));
-    whole_before = whole ? before : NodeId::kNone;
     const uint32_t next = p + end / page_granules_;
     CGP_CHECK(begins_.Next(p + 1).value_or(page_count()) == next);
     p = next;

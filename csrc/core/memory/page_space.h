@@ -17,6 +17,7 @@
 //   a node is in the list of fence f != kOpen  <=>  it is free behind f
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -63,8 +64,10 @@ class PageSpace {
   NodeId first(PageId page) const { return pages_[begins_.Last(Index(page))].first; }
   NodeId last(PageId page) const { return pages_[begins_.Last(Index(page))].last; }
   bool IsOfWholePages(NodeId id) const { return node(id).length >= page_granules_; }
-  // Of whole pages: the page behind its last.
-  PageId end(NodeId id) const { return node(id).page + node(id).length / page_granules_; }
+  // The page behind its last.
+  PageId end(NodeId id) const {
+    return node(id).page + std::max(node(id).length / page_granules_, 1u);
+  }
   // Calls function(node) for all nodes in the order of pages and offsets.
   template <typename Function>
   void ForEachNode(Function&& function) const {
@@ -98,10 +101,7 @@ class PageSpace {
 
   // Allocates what the next AddPage() calls, one Take() per page and those of so many blocks need,
   // so that these cannot throw. Give() and OpenFence() never do.
-  void ReservePages(uint32_t more_pages, std::size_t blocks = 1) {
-    const std::size_t splits = kMostSplits * blocks;
-    if (more_pages > 0 || most_nodes() + splits > nodes_.capacity()) GrowBy(more_pages, splits);
-  }
+  void ReservePages(uint32_t more_pages, std::size_t blocks = 1);
 
   // A new page, free and without a fence, numbered page_count().
   void AddPage();
@@ -149,19 +149,17 @@ class PageSpace {
 
   // However those of whole pages are cut, there are no more of them than pages.
   std::size_t most_nodes() const { return nodes_.size() - spare_nodes_.size() + page_count(); }
-  void GrowBy(uint32_t more_pages, std::size_t splits);
   Node& at(NodeId id) { return nodes_[Index(id)]; }
   NodeId NewNode(const Node& node);
   void Splice(NodeId left, NodeId right);  // makes them neighbours
-  NodeId SplitAt(NodeId id, uint32_t offset);
-  NodeId SplitAtPage(NodeId id, PageId page);
-  NodeId GatherGranules(NodeId within, uint32_t begin, uint32_t end);
-  NodeId GatherPages(PageId begin, PageId end);
+  // What stands beside the node in its page; beside whole pages, also in the pages around.
+  NodeId Before(NodeId id) const;
+  NodeId Behind(NodeId id) const;
+  NodeId SplitAt(NodeId id, PageId page, uint32_t offset);
+  NodeId Gather(NodeId within, PageId page, uint32_t begin, uint32_t end);
   void AbsorbNext(NodeId id);
-  void AbsorbAllNext(NodeId id);
-  void AbsorbPages(NodeId id, NodeId behind);
+  bool Joins(NodeId left, NodeId right) const;
   NodeId Join(NodeId id);
-  NodeId JoinPages(NodeId id);
   void Discard(NodeId id);
   void SetFence(NodeId id, FenceId fence);
   void LinkBehindFence(NodeId id);

@@ -19,19 +19,17 @@ class RangeTable::Undo {
     if (kept_) return;
     // What the driver fails to undo is tried again by Shrink(): the error that brought us here is
     // the one to report. There is room to remember it.
-    Remains& remains = table_.remains_;
     for (const Mapping& mapping : mapped) {
       if (Attempt([&] { table_.driver_.Unmap(mapping.address, mapping.bytes); })) continue;
-      remains.mapped.push_back(mapping);
+      table_.stuck_mappings_.push_back(mapping);
       if (extended != nullptr) (at_front ? extended->room_front : extended->room_back) = 0;
     }
     if (reserved) {
       const Range& range = table_.ranges_.back();
-      const Mapping all{range.address, range.capacity * table_.page_bytes_};
-      if (!Attempt([&] { table_.driver_.FreeAddresses(all.address, all.bytes); })) {
-        remains.reserved.push_back(all);
-      }
-      table_.reservations_.pop_back();
+      Reservation& all = table_.reservations_.back();
+      all.ranges = 0;
+      if (Attempt([&] { table_.driver_.FreeAddresses(all.address, all.bytes); }))
+        table_.reservations_.pop_back();
       table_.page_at_.resize(Index(range.first));
       table_.range_of_group_.resize(Index(range.first) / kSlotGroup);
       table_.ranges_.pop_back();
@@ -39,7 +37,7 @@ class RangeTable::Undo {
     for (; created > 0; --created) {
       const PhysicalHandle& handle = table_.handles_.back();
       if (!Attempt([&] { table_.driver_.Release(handle.handle); })) {
-        remains.handles.push_back(handle.handle);
+        table_.stuck_handles_.push_back(handle.handle);
       }
       table_.pages_.resize(Index(handle.first));
       table_.handles_.pop_back();
@@ -72,9 +70,8 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   const uint32_t count = PagesOf(plan);
   Undo undo(*this);
   undo.mapped.reserve(plan.handles.size());
-  ReserveMore(remains_.mapped, plan.handles.size());
-  ReserveMore(remains_.reserved, 1);
-  ReserveMore(remains_.handles, plan.handles.size());
+  ReserveMore(stuck_mappings_, plan.handles.size());
+  ReserveMore(stuck_handles_, plan.handles.size());
 
   // Physical memory first: it is what runs out, and it is undone without unmapping.
   std::vector<PageId> handles = plan.handles;
@@ -282,15 +279,10 @@ void RangeTable::Check() const {
     const PhysicalHandle& handle = handles_[h];
     CGP_CHECK(Index(handle.first) == end && handle.pages > 0);
     end += handle.pages;
-    const std::vector<SlotId>& slots = slots_of(handle.first);
-    mappings += slots.size();
-    for (uint32_t i = 0; i < handle.pages; ++i) {
-      const PageId page{Index(handle.first) + i};
-      CGP_CHECK(pages_[Index(page)].handle == h && slots_of(page).size() == slots.size());
-      for (std::size_t m = 0; m < slots.size(); ++m) {
-        CGP_CHECK(Index(slots_of(page)[m]) == Index(slots[m]) + i);
-        CGP_CHECK(range_of(slots_of(page)[m]) == range_of(slots[m]));
-      }
+    mappings += slots_of(handle.first).size();
+    for (uint32_t page = Index(handle.first); page < end; ++page) {
+      CGP_CHECK(pages_[page].handle == h);
+      CGP_CHECK(page == Index(handle.first) || !BeginsRow(page));
     }
   }
   CGP_CHECK(end == page_count() && mappings == mapping_count_);

@@ -200,13 +200,6 @@ class RangeTable {
     Address address = 0;
     uint64_t bytes = 0;
   };
-  // What an undo failed to give back.
-  struct Remains {
-    std::vector<Mapping> mapped;
-    std::vector<Mapping> reserved;  // addresses
-    std::vector<Handle> handles;
-  };
-
   struct Reservation {
     Address address = 0;
     uint64_t bytes = 0;
@@ -246,7 +239,9 @@ class RangeTable {
   std::vector<PageId> page_at_;          // by slot
   std::vector<RangeId> range_of_group_;  // by slot / kSlotGroup
   uint64_t mapping_count_ = 0;
-  Remains remains_;
+  // What an undo failed to give back.
+  std::vector<Mapping> stuck_mappings_;
+  std::vector<Handle> stuck_handles_;
 };
 
 }  // namespace cgp

@@ -1,5 +1,7 @@
 // How a RangeTable gets smaller.
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <utility>
 
 #include "core/base/error.h"
@@ -15,11 +17,11 @@ class RangeTable::Shrinking {
 
   Renumbering Run() noexcept {
     RetryRemains();
-    for (std::size_t number = 0; number < table_.handles_.size(); ++number) LetGoOf(number);
-    FreeReservations();
-    MoveRanges();
+    for (const PhysicalHandle& handle : table_.handles_) LetGoOf(handle);
+    for (Reservation& reservation : table_.reservations_) reservation.ranges = 0;
+    for (const Range& range : table_.ranges_) MovePieces(range);
     MoveHandles();
-    DropReservations();
+    FreeReservations();
     return std::move(result_);
   }
 
@@ -29,114 +31,72 @@ class RangeTable::Shrinking {
     return RangeTable::Attempt(call, &result_.error);
   }
   void RetryRemains() noexcept;
-  void LetGoOf(std::size_t number) noexcept;
+  void LetGoOf(const PhysicalHandle& handle) noexcept;
+  void MovePieces(const Range& range) noexcept;
+  void MoveHandles() noexcept;
   void FreeReservations() noexcept;
   bool IsStuck(const Reservation& reservation) const noexcept;
-  void MoveRanges() noexcept;
-  void MovePieces(const Range& range) noexcept;
-  void AddPiece(Range piece, SlotId from) noexcept;
-  void MoveHandles() noexcept;
-  void DropReservations() noexcept;
 
   RangeTable& table_;
-  const std::vector<bool> keep_;  // by slot
+  std::vector<bool> keep_;  // by slot; those that the driver does not let go of stay too
   Renumbering result_;
-  std::vector<bool> unmapped_;        // by slot
-  std::vector<bool> let_go_;          // by handle: mapped nowhere any more
-  std::vector<bool> addresses_gone_;  // by reservation
-  std::vector<uint32_t> mapped_in_;   // by reservation: how many slots are mapped
+  std::vector<uint32_t> reservations_;  // what each is called from now on
   std::vector<Range> ranges_;
   std::vector<PageId> page_at_;
   std::vector<RangeId> range_of_group_;
 };
 
 RangeTable::Shrinking::Shrinking(RangeTable& table, std::vector<bool> keep)
-    : table_(table),
-      keep_(std::move(keep)),
-      unmapped_(table.slot_limit()),
-      let_go_(table.handles_.size()),
-      addresses_gone_(table.reservations_.size()),
-      mapped_in_(table.reservations_.size()) {
+    : table_(table), keep_(std::move(keep)), reservations_(table.reservations_.size()) {
   result_.pages.assign(table.page_count(), Renumbering::kGone);
   result_.slots.assign(table.slot_limit(), Renumbering::kGone);
   ranges_.reserve(table.MostRangesAfterShrink());
   page_at_.reserve(table.MostSlotsAfterShrink());
   range_of_group_.reserve(table.MostSlotsAfterShrink() / kSlotGroup);
   table.unreleased_.reserve(table.unreleased_.size() + table.handles_.size());
-  for (const Range& range : table.ranges_) mapped_in_[range.reservation] += range.mapped();
 }
 
 void RangeTable::Shrinking::RetryRemains() noexcept {
   Driver& driver = table_.driver_;
-  Remains& remains = table_.remains_;
-  std::erase_if(remains.mapped, [&](const Mapping& mapping) {
+  std::erase_if(table_.stuck_mappings_, [&](const Mapping& mapping) {
     return Attempt([&] { driver.Unmap(mapping.address, mapping.bytes); });
   });
-  std::erase_if(remains.reserved, [&](const Mapping& all) {
-    return Attempt([&] { driver.FreeAddresses(all.address, all.bytes); });
-  });
-  std::erase_if(remains.handles,
+  std::erase_if(table_.stuck_handles_,
                 [&](Handle handle) { return Attempt([&] { driver.Release(handle); }); });
   std::erase_if(table_.unreleased_, [&](const PhysicalHandle& handle) {
     return Attempt([&] { driver.Release(handle.handle); });
   });
 }
 
-void RangeTable::Shrinking::LetGoOf(std::size_t number) noexcept {
-  const PhysicalHandle& handle = table_.handles_[number];
+void RangeTable::Shrinking::LetGoOf(const PhysicalHandle& handle) noexcept {
+  const uint64_t bytes = handle.pages * table_.page_bytes_;
   bool mapped = false;
   for (const SlotId slot : table_.slots_of(handle.first)) {
-    const uint64_t bytes = handle.pages * table_.page_bytes_;
-    if (keep_[Index(slot)] ||
-        !Attempt([&] { table_.driver_.Unmap(table_.AddressOf(slot, Granules(0)), bytes); })) {
+    if (!keep_[Index(slot)] &&
+        Attempt([&] { table_.driver_.Unmap(table_.AddressOf(slot, Granules(0)), bytes); })) {
+      --table_.mapping_count_;
+    } else {
       mapped = true;
-      continue;
+      std::fill_n(keep_.begin() + Index(slot), handle.pages, true);
     }
-    std::fill_n(unmapped_.begin() + Index(slot), handle.pages, true);
-    mapped_in_[table_.range(table_.range_of(slot)).reservation] -= handle.pages;
-    --table_.mapping_count_;
   }
-  if (mapped) return;
-  let_go_[number] = true;
-  if (!Attempt([&] { table_.driver_.Release(handle.handle); }))
+  if (!mapped && !Attempt([&] { table_.driver_.Release(handle.handle); }))
     table_.unreleased_.push_back(handle);
-}
-
-void RangeTable::Shrinking::FreeReservations() noexcept {
-  for (std::size_t i = 0; i < table_.reservations_.size(); ++i) {
-    const Reservation& reservation = table_.reservations_[i];
-    if (mapped_in_[i] > 0 || IsStuck(reservation)) continue;
-    addresses_gone_[i] =
-        Attempt([&] { table_.driver_.FreeAddresses(reservation.address, reservation.bytes); });
-  }
-}
-
-// Whether something is mapped there still that an undo failed to unmap.
-bool RangeTable::Shrinking::IsStuck(const Reservation& reservation) const noexcept {
-  return std::ranges::any_of(table_.remains_.mapped, [&](const Mapping& mapping) {
-    return reservation.address <= mapping.address &&
-           mapping.address < reservation.address + reservation.bytes;
-  });
-}
-
-void RangeTable::Shrinking::MoveRanges() noexcept {
-  for (Reservation& reservation : table_.reservations_) reservation.ranges = 0;
-  for (const Range& range : table_.ranges_) MovePieces(range);
 }
 
 // Each run of slots that are still mapped becomes a range, with the room up to the next one.
 void RangeTable::Shrinking::MovePieces(const Range& range) noexcept {
   const uint32_t first = Index(range.first);
-  const auto next = [&](uint32_t from, bool unmapped) {
-    while (from < range.mapped_end && unmapped_[first + from] != unmapped) ++from;
+  const auto next = [&](uint32_t from, bool kept) {
+    while (from < range.mapped_end && keep_[first + from] != kept) ++from;
     return from;
   };
   const uint32_t limit = range.mapped_end + range.room_back;
   uint32_t room_from = range.mapped_begin - range.room_front;
   uint32_t base = 0;  // the first keeps the addresses in front of it
-  for (uint32_t begin = next(range.mapped_begin, false); begin < range.mapped_end;) {
-    const uint32_t end = next(begin, true);
-    const uint32_t behind = next(end, false);
+  for (uint32_t begin = next(range.mapped_begin, true); begin < range.mapped_end;) {
+    const uint32_t end = next(begin, false);
+    const uint32_t behind = next(end, true);
     const uint32_t room_end = behind < range.mapped_end ? behind : limit;
     Range piece = range;
     piece.address = range.address + base * table_.page_bytes_;
@@ -145,32 +105,26 @@ void RangeTable::Shrinking::MovePieces(const Range& range) noexcept {
     piece.room_front = begin - room_from;
     piece.room_back = room_end - end;
     piece.capacity = (room_end - base + kSlotGroup - 1) / kSlotGroup * kSlotGroup;
-    AddPiece(piece, SlotId{first + begin});
+    piece.first = SlotId{static_cast<uint32_t>(page_at_.size())};
+    page_at_.resize(page_at_.size() + piece.capacity);
+    range_of_group_.resize(page_at_.size() / kSlotGroup, static_cast<RangeId>(ranges_.size()));
+    const auto slots = result_.slots.begin() + first;
+    std::iota(slots + begin, slots + end, Index(piece.begin()));
+    ++table_.reservations_[piece.reservation].ranges;
+    ranges_.push_back(piece);
     begin = base = room_from = behind;
   }
-}
-
-// `from`: the slot that its first mapped one was.
-void RangeTable::Shrinking::AddPiece(Range piece, SlotId from) noexcept {
-  piece.first = SlotId{static_cast<uint32_t>(page_at_.size())};
-  page_at_.resize(page_at_.size() + piece.capacity);
-  range_of_group_.resize(page_at_.size() / kSlotGroup, static_cast<RangeId>(ranges_.size()));
-  for (uint32_t i = 0; i < piece.mapped(); ++i) {
-    result_.slots[Index(from) + i] = Index(piece.begin()) + i;
-  }
-  ++table_.reservations_[piece.reservation].ranges;
-  ranges_.push_back(piece);
 }
 
 void RangeTable::Shrinking::MoveHandles() noexcept {
   uint32_t pages = 0;
   std::size_t handles = 0;
-  for (std::size_t number = 0; number < table_.handles_.size(); ++number) {
-    PhysicalHandle handle = table_.handles_[number];
-    if (let_go_[number]) continue;
+  for (PhysicalHandle handle : table_.handles_) {
+    const auto is_kept = [&](SlotId slot) { return keep_[Index(slot)]; };
+    if (std::ranges::none_of(table_.slots_of(handle.first), is_kept)) continue;
     for (uint32_t i = 0; i < handle.pages; ++i, ++pages) {
       Page page = std::move(table_.pages_[Index(handle.first) + i]);
-      std::erase_if(page.slots, [&](SlotId slot) { return unmapped_[Index(slot)]; });
+      std::erase_if(page.slots, std::not_fn(is_kept));
       for (SlotId& slot : page.slots) {
         slot = result_.Of(slot);
         page_at_[Index(slot)] = PageId{pages};
@@ -190,15 +144,25 @@ void RangeTable::Shrinking::MoveHandles() noexcept {
   for (uint32_t page = 0; page < pages; ++page) table_.NoteRow(page);
 }
 
-void RangeTable::Shrinking::DropReservations() noexcept {
-  std::vector<uint32_t>& number = mapped_in_;  // from now on
+void RangeTable::Shrinking::FreeReservations() noexcept {
   uint32_t left = 0;
-  for (std::size_t i = 0; i < addresses_gone_.size(); ++i) {
-    number[i] = left;
-    if (!addresses_gone_[i]) table_.reservations_[left++] = table_.reservations_[i];
+  for (std::size_t i = 0; i < reservations_.size(); ++i) {
+    const Reservation one = table_.reservations_[i];
+    reservations_[i] = left;
+    if (one.ranges == 0 && !IsStuck(one) &&
+        Attempt([&] { table_.driver_.FreeAddresses(one.address, one.bytes); }))
+      continue;
+    table_.reservations_[left++] = one;
   }
   table_.reservations_.resize(left);
-  for (Range& range : table_.ranges_) range.reservation = number[range.reservation];
+  for (Range& range : table_.ranges_) range.reservation = reservations_[range.reservation];
+}
+
+// Whether something is mapped there still that an undo failed to unmap.
+bool RangeTable::Shrinking::IsStuck(const Reservation& reservation) const noexcept {
+  return std::ranges::any_of(table_.stuck_mappings_, [&](const Mapping& mapping) {
+    return mapping.address - reservation.address < reservation.bytes;
+  });
 }
 
 std::shared_ptr<RangeTable::Shrinking> RangeTable::PrepareShrink(std::vector<bool> keep) {
@@ -213,8 +177,7 @@ uint32_t RangeTable::MostSlotsAfterShrink() const {
 }
 
 bool RangeTable::has_remains() const {
-  return !unreleased_.empty() || !remains_.mapped.empty() || !remains_.reserved.empty() ||
-         !remains_.handles.empty() ||
+  return !unreleased_.empty() || !stuck_mappings_.empty() || !stuck_handles_.empty() ||
          std::ranges::any_of(reservations_, [](const auto& one) { return one.ranges == 0; });
 }
 

@@ -1,7 +1,5 @@
 #include "core/memory/shared_space.h"
 
-#include <iterator>
-
 #include "core/base/error.h"
 #include "core/base/reserve.h"
 
@@ -105,24 +103,19 @@ void SharedSpace::GivePiece(NodeId id, FenceId fence, bool large) {
     }
     return;
   }
-  if (large && space_.large_pieces(page) == 1) {
-    for (const auto& view : views_) view->UnindexNodes(page, space_.first(page), space_.last(page));
-    space_.Give(id, fence);
-    space_.DropLargePiece(page);
-    for (const auto& view : views_) view->IndexNodes(page, space_.first(page), space_.last(page));
-    return;
-  }
+  // All of the page are where it comes to hold no large block any more.
+  const bool all = large && space_.large_pieces(page) == 1;
+  const auto hears = [&](const auto& view) { return all || view->Passes(fence); };
+  const NodeId from = all || node.prev == NodeId::kNone ? space_.first(page) : node.prev;
+  const NodeId to = all || node.next == NodeId::kNone ? space_.last(page) : node.next;
   for (const auto& view : views_) {
-    if (!view->Passes(fence)) continue;
-    for (const NodeId beside : {node.prev, node.next}) {
-      if (beside != NodeId::kNone && !space_.node(beside).used())
-        view->UnindexNodes(page, beside, beside);
-    }
+    if (hears(view)) view->UnindexNodes(page, from, to);
   }
-  if (large) space_.DropLargePiece(page);
   const NodeId given = space_.Give(id, fence);
+  if (large) space_.DropLargePiece(page);
   for (const auto& view : views_) {
-    if (view->Passes(fence)) view->IndexNodes(page, given, given);
+    if (!hears(view)) continue;
+    view->IndexNodes(page, all ? space_.first(page) : given, all ? space_.last(page) : given);
   }
 }
 
@@ -157,58 +150,47 @@ RangeTable::Renumbering SharedSpace::Shrink(RangeTable::Shrinking& prepared) noe
 void SharedSpace::ReserveOpening(std::size_t fence_limit) {
   woken_.clear();
   ReserveMore(woken_, space_.free_extents());
-  woken_spans_.clear();
-  ReserveMore(woken_spans_, space_.free_extents());
-  closed_.clear();
-  ReserveMore(closed_, fence_limit);
   for (const auto& view : views_) {
     view->MakeRoomForFence(FenceId{static_cast<uint32_t>(fence_limit - 1)});
   }
 }
 
 void SharedSpace::Grant(FreeView& view, std::span<const FenceId> fences) {
-  if (fences.empty()) return;
   woken_.clear();
   for (const FenceId fence : fences) {
+    if (view.Passes(fence)) continue;
     space_.ForEachBehind(fence, [this](NodeId id) { woken_.push_back(id); });
   }
-  const auto place = [&](NodeId id) {
+  std::ranges::sort(woken_, {}, [this](NodeId id) {
     return std::pair(space_.node(id).page, space_.node(id).offset);
-  };
-  std::sort(woken_.begin(), woken_.end(), [&](NodeId a, NodeId b) { return place(a) < place(b); });
+  });
   // Each page's from the first of them to the last, with the nodes beside them.
-  std::vector<std::pair<NodeId, NodeId>>& spans = woken_spans_;
-  spans.clear();
-  for (const NodeId id : woken_) {
-    const PageSpace::Node& node = space_.node(id);
-    const NodeId last = node.next == NodeId::kNone ? id : node.next;
-    if (!spans.empty() && space_.node(spans.back().first).page == node.page) {
-      spans.back().second = last;
-    } else {
-      spans.emplace_back(node.prev == NodeId::kNone ? id : node.prev, last);
+  const auto for_each_span = [this](auto&& function) {
+    for (auto first = woken_.begin(); first != woken_.end();) {
+      const PageId page = space_.node(*first).page;
+      const auto behind = std::find_if(first, woken_.end(),
+                                       [&](NodeId id) { return space_.node(id).page != page; });
+      const NodeId last = *(behind - 1);
+      const auto [prev, next] = std::pair(space_.node(*first).prev, space_.node(last).next);
+      function(page, prev == NodeId::kNone ? *first : prev, next == NodeId::kNone ? last : next);
+      first = behind;
     }
-  }
-  for (const auto& [first, last] : spans) {
-    if (!space_.IsOfWholePages(first)) view.UnindexNodes(space_.node(first).page, first, last);
-  }
+  };
+  for_each_span([&](PageId page, NodeId first, NodeId last) {
+    if (!space_.IsOfWholePages(first)) view.UnindexNodes(page, first, last);
+  });
   for (const FenceId fence : fences) view.Grant(fence);
-  for (const auto& [first, last] : spans) {
-    const PageId page = space_.node(first).page;
+  for_each_span([&](PageId page, NodeId first, NodeId last) {
     if (space_.IsOfWholePages(first)) {
       view.IndexPages(page, space_.end(first));
     } else {
       view.IndexNodes(page, first, last);
     }
-  }
+  });
 }
 
 void SharedSpace::Open(std::span<const FenceId> opened) {
-  for (const auto& view : views_) {
-    closed_.clear();
-    std::ranges::copy_if(opened, std::back_inserter(closed_),
-                         [&](FenceId fence) { return !view->Passes(fence); });
-    Grant(*view, closed_);
-  }
+  for (const auto& view : views_) Grant(*view, opened);
   for (const FenceId fence : opened) space_.OpenFence(fence);
   for (const auto& view : views_) {
     for (const FenceId fence : opened) view->Revoke(fence);

@@ -120,10 +120,7 @@ class SharedSpace {
   PageSpace space_;
   RangeTable& ranges_;
   std::vector<std::unique_ptr<FreeView>> views_;
-  // Kept for their memory.
-  std::vector<NodeId> woken_;
-  std::vector<std::pair<NodeId, NodeId>> woken_spans_;
-  std::vector<FenceId> closed_;
+  std::vector<NodeId> woken_;  // by Grant(); kept for its memory
 };
 
 // Whole pages that follow one another are one extent.
