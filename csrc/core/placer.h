@@ -22,21 +22,13 @@ namespace cgp {
 
 class Placer {
  public:
-  // `blocks` are those that live in the memory.
-  Placer(Driver& driver, const RangeTable& ranges, StreamMemory& memory, const LiveBlocks& blocks)
-      : driver_(driver), ranges_(ranges), memory_(memory), predictor_(memory.bytes(), blocks) {}
-
-  // What Place() and Freed() are told is what the captures to come are predicted from.
-  void BeginCapture() { predictor_.BeginCapture(); }
-  void EndCapture() { predictor_.EndCapture(); }
-  // Pages and slots have other numbers now. pre: no capture is under way.
-  void Forget() { predictor_.Forget(); }
+  Placer(Driver& driver, const RangeTable& ranges, StreamMemory& memory, Predictor& predictor)
+      : driver_(driver), ranges_(ranges), memory_(memory), predictor_(predictor) {}
 
   // Gives a block of its `block.bytes`, in a pool with these figures, a site where all bytes are
-  // the view's to take, and takes them. pre: the view is what StreamMemory::BeginTake() returned
-  // last.
+  // the view's to take, and takes them; the predictor learns of it. pre: the view is what
+  // StreamMemory::BeginTake() returned last.
   void Place(FreeView& view, LiveBlock& live, const PoolStats& stats);
-  void Freed(Ticket ticket) { predictor_.Freed(ticket); }
 
  private:
   struct Found {
@@ -61,7 +53,7 @@ class Placer {
   Driver& driver_;
   const RangeTable& ranges_;
   StreamMemory& memory_;
-  Predictor predictor_;
+  Predictor& predictor_;
 };
 
 }  // namespace cgp

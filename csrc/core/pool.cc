@@ -34,12 +34,12 @@ void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   stats_.scope_peak_bytes = stats_.allocated_bytes;
   reserved_before_ = reserved_bytes();
   capture_ = {.live_before_bytes = stats_.allocated_bytes, .first_allocation = stats_.allocations};
-  if (kind == ScopeKind::kCapture) placer_.BeginCapture();
+  if (kind == ScopeKind::kCapture) predictor_.BeginCapture();
 }
 
 void Pool::EndScope(bool may_ask_device) {
   const bool predicts = memory_.captures_one_stream();
-  const bool capture = memory_.scope() == ScopeKind::kCapture;
+  const bool capture = in_capture_scope();
   memory_.EndScope(may_ask_device);
   if (capture) {
     if (captures_.size() == kMaxCaptures) captures_.erase(captures_.begin());
@@ -48,7 +48,7 @@ void Pool::EndScope(bool may_ask_device) {
     capture_.allocations = stats_.allocations - capture_.first_allocation;
     captures_.push_back(capture_);
   }
-  if (predicts) placer_.EndCapture();
+  if (predicts) predictor_.EndCapture();
 }
 
 Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> capture) {
@@ -72,7 +72,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> c
 Block Pool::Free(Address address) {
   LiveBlock& live = Known(address);
   // The graph may read it: graph trees fill the inputs that died in a capture before each replay.
-  if (memory_.scope() == ScopeKind::kCapture) ranges_.Pin(live.site.slot);
+  if (in_capture_scope()) ranges_.Pin(live.site.slot);
   memory_.Free(live);
   const Block block = live.block;
   Unlist(block, live.ticket);
@@ -169,7 +169,7 @@ void Pool::List(LiveBlock&& live) {
 }
 
 void Pool::Unlist(const Block& block, Ticket ticket) {
-  placer_.Freed(ticket);
+  predictor_.Freed(ticket);
   stats_.allocated_bytes -= block.bytes;
   stats_.requested_bytes -= block.requested_bytes;
   ++stats_.frees;

@@ -5,8 +5,8 @@
 // has no memory left, std::bad_alloc where the host has none. What a call that failed may leave
 // behind is that the pool has learned less of its captures, or holds freed bytes back for longer.
 //
-// It joins what is mapped (RangeTable), who may take it (StreamMemory) and where blocks go
-// (Placer).
+// It joins what is mapped (RangeTable), who may take it (StreamMemory), what the captures to come
+// will ask for (Predictor) and where blocks go (Placer).
 //
 //   pool.cc             the front: scopes, blocks that come and go, what is told of them
 //   pool_checkpoint.cc  back to what lived earlier
@@ -31,6 +31,7 @@
 #include "core/memory/range_table.h"
 #include "core/memory/stream_memory.h"
 #include "core/placer.h"
+#include "core/planning/predictor.h"
 #include "core/pool_values.h"
 #include "driver/driver.h"
 
@@ -56,6 +57,7 @@ class Pool {
   void BeginScope(ScopeKind kind, bool may_ask_device = true);
   void EndScope(bool may_ask_device = true);  // pre: one is open
   bool in_scope() const { return memory_.scope().has_value(); }
+  bool in_capture_scope() const { return memory_.scope() == ScopeKind::kCapture; }
 
   // pre: a scope is open, bytes > 0. `capture` is the one that the stream is in now, kNoCapture for
   // none. A capture of one stream asks the driver nothing, so this alone tells that the stream has
@@ -134,7 +136,8 @@ class Pool {
   Pool(Granules page_size, Driver& driver)
       : ranges_(driver, page_size),
         memory_(driver, page_size, ranges_, blocks_),
-        placer_(driver, ranges_, memory_, blocks_) {}
+        predictor_(memory_.bytes(), blocks_),
+        placer_(driver, ranges_, memory_, predictor_) {}
 
   const LiveBlock& Known(Address address) const;
   LiveBlock& Known(Address address) {
@@ -150,6 +153,7 @@ class Pool {
   LiveBlocks blocks_;
   RangeTable ranges_;
   StreamMemory memory_;
+  Predictor predictor_;
   Placer placer_;
   uint64_t mapping_limit_ = kLeastMappingLimit;       // beyond which mappings are looked through
   std::shared_ptr<RangeTable::Shrinking> shrinking_;  // what is prepared

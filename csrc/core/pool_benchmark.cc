@@ -72,6 +72,8 @@ struct Setup {
   TimedDriver driver{host};
   cgp::Pool pool{driver, {}};
 
+  cgp::Address Allocate(uint64_t bytes) { return pool.Allocate(bytes, kStream).address; }
+
   // The time of `call` in ns without what it spent in the driver.
   template <typename Call>
   int64_t CoreTime(const Call& call) {
@@ -99,10 +101,21 @@ double ClockNanoseconds() {
   return 2 * Percentile(samples, 0.5);
 }
 
-// The counters of a benchmark that times pairs.
-void CountPairs(benchmark::State& state, std::vector<int64_t>& samples) {
-  state.counters["median_ns"] = Percentile(samples, 0.5);
-  state.counters["p99_ns"] = Percentile(samples, 0.99);
+void CountPairs(benchmark::State& state, const std::string& of, std::vector<int64_t>& samples) {
+  state.counters[of + "median_ns"] = Percentile(samples, 0.5);
+  state.counters[of + "p99_ns"] = Percentile(samples, 0.99);
+}
+
+// Times each pair: pair() returns the core's time in ns. Ends the scope.
+template <typename Pair>
+void TimePairs(benchmark::State& state, Setup& setup, const Pair& pair) {
+  std::vector<int64_t> samples;
+  for (auto _ : state) {
+    samples.push_back(pair());
+    state.SetIterationTime(static_cast<double>(samples.back()) * 1e-9);
+  }
+  setup.pool.EndScope();
+  CountPairs(state, "", samples);
   state.counters["clock_ns"] = ClockNanoseconds();
 }
 
@@ -131,23 +144,16 @@ void RandomPairs(benchmark::State& state, uint64_t least, uint64_t most) {
   const auto replace = [&](cgp::Address& address) {
     const uint64_t bytes = sizes.Next();
     int64_t time = setup.CoreTime([&] { setup.pool.Free(address); });
-    time += setup.CoreTime([&] { address = setup.pool.Allocate(bytes, kStream).address; });
+    time += setup.CoreTime([&] { address = setup.Allocate(bytes); });
     return time;
   };
-  for (cgp::Address& address : live) address = setup.pool.Allocate(sizes.Next(), kStream).address;
+  for (cgp::Address& address : live) address = setup.Allocate(sizes.Next());
   // Until the pool looks as it will from here on: fragmented, and no longer growing fast.
   for (size_t i = 0; i < 2 * live_blocks; ++i) replace(live[sizes.Below(live_blocks)]);
 
-  std::vector<int64_t> samples;
-  for (auto _ : state) {
-    samples.push_back(replace(live[sizes.Below(live_blocks)]));
-    state.SetIterationTime(static_cast<double>(samples.back()) * 1e-9);
-  }
-  const cgp::PoolStats stats = setup.pool.Stats();
-  setup.pool.EndScope();
+  TimePairs(state, setup, [&] { return replace(live[sizes.Below(live_blocks)]); });
   state.SetComplexityN(state.range(0));
-  CountPairs(state, samples);
-  state.counters["ranges"] = static_cast<double>(stats.ranges);
+  state.counters["ranges"] = static_cast<double>(setup.pool.Stats().ranges);
 }
 
 void SmallPairs(benchmark::State& state) { RandomPairs(state, cgp::kGranuleBytes, kPageBytes / 2); }
@@ -163,17 +169,12 @@ BENCHMARK(LargePairs)->RangeMultiplier(10)->Range(10, 10'000)->Arg(3'000)->UseMa
 // How an operation grows with what is there already, which benchmarks/growth.py draws: pairs of
 // small blocks of one size beside N live ones, beside what N graphs have left, and of whole pages
 // in a pool of N; and making the last of those pages.
-void TimePairs(benchmark::State& state, Setup& setup, uint64_t bytes) {
-  std::vector<int64_t> samples;
-  for (auto _ : state) {
+void TimePairsOf(benchmark::State& state, Setup& setup, uint64_t bytes) {
+  TimePairs(state, setup, [&] {
     cgp::Address address = 0;
-    int64_t time = setup.CoreTime([&] { address = setup.pool.Allocate(bytes, kStream).address; });
-    time += setup.CoreTime([&] { setup.pool.Free(address); });
-    samples.push_back(time);
-    state.SetIterationTime(static_cast<double>(time) * 1e-9);
-  }
-  setup.pool.EndScope();
-  CountPairs(state, samples);
+    const int64_t time = setup.CoreTime([&] { address = setup.Allocate(bytes); });
+    return time + setup.CoreTime([&] { setup.pool.Free(address); });
+  });
 }
 
 void GrowthOfBlocks(benchmark::State& state) {
@@ -182,11 +183,11 @@ void GrowthOfBlocks(benchmark::State& state) {
   Sizes sizes(cgp::kGranuleBytes, kPageBytes / 32, /*seed=*/1);
   std::vector<cgp::Address> freed;
   for (int64_t i = 0; i < state.range(0); ++i) {
-    setup.pool.Allocate(sizes.Next(), kStream);
-    if (i % 2 == 0) freed.push_back(setup.pool.Allocate(sizes.Next(), kStream).address);
+    setup.Allocate(sizes.Next());
+    if (i % 2 == 0) freed.push_back(setup.Allocate(sizes.Next()));
   }
   for (const cgp::Address address : freed) setup.pool.Free(address);
-  TimePairs(state, setup, 4096);
+  TimePairsOf(state, setup, 4096);
 }
 BENCHMARK(GrowthOfBlocks)->RangeMultiplier(10)->Range(1000, 1'000'000)->UseManualTime();
 
@@ -196,13 +197,12 @@ void GrowthOfGraphs(benchmark::State& state) {
   for (int64_t graph = 0; graph < state.range(0); ++graph) {
     setup.pool.BeginScope(cgp::ScopeKind::kCapture);
     std::vector<cgp::Address> freed;
-    for (int i = 0; i < 50; ++i)
-      freed.push_back(setup.pool.Allocate(sizes.Next(), kStream).address);
+    for (int i = 0; i < 50; ++i) freed.push_back(setup.Allocate(sizes.Next()));
     for (size_t i = 1; i < freed.size(); ++i) setup.pool.Free(freed[i]);
     setup.pool.EndScope();
   }
   setup.pool.BeginScope(cgp::ScopeKind::kCapture);
-  TimePairs(state, setup, 4096);
+  TimePairsOf(state, setup, 4096);
 }
 BENCHMARK(GrowthOfGraphs)->RangeMultiplier(10)->Range(10, 10'000)->UseManualTime();
 
@@ -212,14 +212,13 @@ void GrowthOfPages(benchmark::State& state) {
   std::vector<cgp::Address> freed;
   std::vector<int64_t> last;
   for (int64_t page = 0; page < state.range(0); page += 2) {
-    setup.pool.Allocate(kPageBytes, kStream);
-    const int64_t time =
-        setup.CoreTime([&] { freed.push_back(setup.pool.Allocate(kPageBytes, kStream).address); });
+    setup.Allocate(kPageBytes);
+    const int64_t time = setup.CoreTime([&] { freed.push_back(setup.Allocate(kPageBytes)); });
     if (page >= state.range(0) - 100) last.push_back(time);
   }
   state.counters["new_page_ns"] = Percentile(last, 0.5);
   for (const cgp::Address address : freed) setup.pool.Free(address);
-  TimePairs(state, setup, kPageBytes);
+  TimePairsOf(state, setup, kPageBytes);
 }
 BENCHMARK(GrowthOfPages)->RangeMultiplier(10)->Range(100, 100'000)->UseManualTime();
 
@@ -230,14 +229,13 @@ void PagesPairs(benchmark::State& state) {
   const uint64_t bytes = static_cast<uint64_t>(state.range(0)) * kPageBytes;
   Setup setup;
   setup.pool.BeginScope(cgp::ScopeKind::kCapture);
-  for (uint64_t i = 0; i < kLiveBlocks; ++i) setup.pool.Allocate(kPageBytes, kStream);
-  setup.pool.Free(setup.pool.Allocate(1000 * kPageBytes, kStream).address);
+  for (uint64_t i = 0; i < kLiveBlocks; ++i) setup.Allocate(kPageBytes);
+  setup.pool.Free(setup.Allocate(1000 * kPageBytes));
   std::vector<int64_t> allocations;
   std::vector<int64_t> frees;
   for (auto _ : state) {
     cgp::Address address = 0;
-    const auto allocate = [&] { address = setup.pool.Allocate(bytes, kStream).address; };
-    allocations.push_back(setup.CoreTime(allocate));
+    allocations.push_back(setup.CoreTime([&] { address = setup.Allocate(bytes); }));
     frees.push_back(setup.CoreTime([&] { setup.pool.Free(address); }));
     state.SetIterationTime(static_cast<double>(allocations.back() + frees.back()) * 1e-9);
   }
@@ -262,7 +260,7 @@ void PoolPairs(benchmark::State& state) {
   Setup setup;
   setup.pool.BeginScope(cgp::ScopeKind::kCapture);
   SameBlockPairs(
-      state, [&] { return setup.pool.Allocate(4096, kStream).address; },
+      state, [&] { return setup.Allocate(4096); },
       [&](cgp::Address address) { setup.pool.Free(address); });
 }
 BENCHMARK(PoolPairs);
@@ -333,10 +331,8 @@ void ReplayTrace(benchmark::State& state, const cgp::CaptureTrace& trace, bool w
     state.SetIterationTime(static_cast<double>(Replay(setup, trace, &times)) * 1e-9);
     driver_calls = setup.driver.calls() - calls_before;
   }
-  state.counters["small_median_ns"] = Percentile(times.small, 0.5);
-  state.counters["small_p99_ns"] = Percentile(times.small, 0.99);
-  state.counters["large_median_ns"] = Percentile(times.large, 0.5);
-  state.counters["large_p99_ns"] = Percentile(times.large, 0.99);
+  CountPairs(state, "small_", times.small);
+  CountPairs(state, "large_", times.large);
   state.counters["clock_ns"] = ClockNanoseconds();
   state.counters["driver_calls"] = static_cast<double>(driver_calls);
 }

@@ -94,7 +94,7 @@ std::exception_ptr Pool::Shrink() {
   shrinking_.reset();
   blocks_.ForEach(
       [&](Address, LiveBlock& live) { live.site.slot = renumbering.Of(live.site.slot); });
-  placer_.Forget();
+  predictor_.Forget();
   return renumbering.error;
 }
 

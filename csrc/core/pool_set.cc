@@ -28,7 +28,6 @@ struct PoolSet::Member {
   Pool pool;
   int users = 0;
   std::set<PoolId>::node_type unused;  // its entry in PoolSet, while it has users
-  bool capturing = false;              // a capture scope is open
   // As counted in the set's usage, when the pool last changed.
   Gauge* reserved_bytes = nullptr;  // its own in PoolSet
   uint64_t handles = 0;
@@ -72,8 +71,7 @@ void PoolSet::BeginScope(PoolId id, ScopeKind kind, bool capturing) {
     throw;
   }
   AddUser(member);
-  member.capturing = kind == ScopeKind::kCapture;
-  if (member.capturing) ++captures_;
+  if (kind == ScopeKind::kCapture) ++captures_;
 }
 
 void PoolSet::EndScope(PoolId id, bool may_ask_device) {
@@ -83,10 +81,10 @@ void PoolSet::EndScope(PoolId id, bool may_ask_device) {
     throw UsageError("cudagraph_pool: nothing is being allocated to pool " + ToString(id) +
                      ", so there is nothing to end.");
   }
+  const bool capture = member.pool.in_capture_scope();
   member.pool.EndScope(may_ask_device && MayQuiesce());
   Count(member);
-  if (member.capturing) --captures_;
-  member.capturing = false;
+  if (capture) --captures_;
   EraseIfGone(id);
 }
 
@@ -224,8 +222,7 @@ void PoolSet::EraseIfGone(PoolId id) {
   if (!CanTrim(member) || member.pool.live_blocks() > 0 || HasMemory(member)) return;
   members_.erase(it);
   unused_.erase(id);
-  Gauge& reserved = reserved_bytes_.at(id);
-  reserved.Remove(reserved.current);
+  reserved_bytes_.at(id).Set(0);
   gone_.push_back(id);
   if (gone_.size() <= kGonePoolsRemembered) return;
   const PoolId oldest = gone_.front();
@@ -358,7 +355,7 @@ std::map<PoolId, Gauge> PoolSet::ReservedByPool() const {
 
 void PoolSet::ResetPeaks() {
   const std::lock_guard lock(mutex_);
-  usage_.ResetPeaks();
+  usage_.ForEachGauge([](Gauge& gauge) { gauge.ResetPeak(); });
 }
 
 void PoolSet::ResetPeaksByPool() {
@@ -368,7 +365,7 @@ void PoolSet::ResetPeaksByPool() {
 
 void PoolSet::ResetTraffic() {
   const std::lock_guard lock(mutex_);
-  usage_.ResetTraffic();
+  usage_.ForEachGauge([](Gauge& gauge) { gauge.ResetTraffic(); });
   for (auto& [id, reserved] : reserved_bytes_) reserved.ResetTraffic();
 }
 
@@ -449,20 +446,12 @@ void PoolSet::AddUser(Member& member) {
 bool PoolSet::Count(Member& member) {
   const Pool& pool = member.pool;
   const uint64_t handles = std::exchange(member.handles, pool.handles());
-  const uint64_t bytes = member.reserved_bytes->current;
-  bool raised = false;
-  if (pool.reserved_bytes() >= bytes) {
-    const uint64_t grown = pool.reserved_bytes() - bytes;
-    member.reserved_bytes->Add(grown);
-    raised = usage_.Grew(member.handles - handles, grown);
-  } else {
-    const uint64_t given_back = bytes - pool.reserved_bytes();
-    member.reserved_bytes->Remove(given_back);
-    usage_.Shrank(handles - member.handles, given_back);
-  }
   const uint64_t extents = std::exchange(member.free_extents, pool.free_extents());
-  usage_.SetFreeExtents(usage_.free_extents.current - extents + member.free_extents);
-  return raised;
+  const uint64_t bytes = member.reserved_bytes->current;
+  member.reserved_bytes->Set(pool.reserved_bytes());
+  usage_.free_extents.Set(usage_.free_extents.current - extents + member.free_extents);
+  return usage_.SetReserved(usage_.handles.current - handles + member.handles,
+                            usage_.reserved_bytes.current - bytes + pool.reserved_bytes());
 }
 
 PoolSet::Member* PoolSet::MemberAround(Address address) const {

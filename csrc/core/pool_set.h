@@ -20,7 +20,6 @@
 #include <string>
 #include <vector>
 
-#include "core/base/units.h"
 #include "core/pool_values.h"
 #include "core/usage.h"
 #include "driver/driver.h"

@@ -4,7 +4,6 @@
 // invariant, of the current values: all == small + large, for each of the three gauges
 #pragma once
 
-#include <array>
 #include <cstdint>
 
 #include "core/base/block.h"
@@ -31,6 +30,12 @@ struct Gauge {
     current -= amount;
     removed += amount;
   }
+  // Either of these, so that there is so much. Returns as Add().
+  bool Set(uint64_t amount) {
+    if (amount >= current) return Add(amount - current);
+    Remove(current - amount);
+    return false;
+  }
   void ResetPeak() { peak = current; }
   void ResetTraffic() { added = removed = 0; }
 };
@@ -44,8 +49,17 @@ struct BlockUsage {
   Gauge requested_bytes;  // what was asked for
 
   // Returns whether one of the gauges has a new peak.
-  bool Add(const Block& block);
-  void Remove(const Block& block);
+  bool Add(const Block& block) {
+    bool raised = count.Add(1);
+    raised |= bytes.Add(block.bytes);
+    raised |= requested_bytes.Add(block.requested_bytes);
+    return raised;
+  }
+  void Remove(const Block& block) {
+    count.Remove(1);
+    bytes.Remove(block.bytes);
+    requested_bytes.Remove(block.requested_bytes);
+  }
 };
 
 struct SetUsage {
@@ -58,18 +72,38 @@ struct SetUsage {
   Gauge free_extents;    // in how many stretches these are
 
   // These two return whether anything but what is free has a new peak.
-  bool Allocated(const Block& block);
-  bool Grew(uint64_t handle_count, uint64_t bytes);
-  void Freed(const Block& block);
-  void SetFreeExtents(uint64_t count);
-  void Shrank(uint64_t handle_count, uint64_t bytes);
+  bool Allocated(const Block& block) {
+    free_bytes.Remove(block.bytes);
+    bool raised = all.Add(block);
+    raised |= OfSize(block).Add(block);
+    return raised;
+  }
+  bool SetReserved(uint64_t handle_count, uint64_t bytes) {
+    free_bytes.Set(free_bytes.current + bytes - reserved_bytes.current);
+    bool raised = handles.Set(handle_count);
+    raised |= reserved_bytes.Set(bytes);
+    return raised;
+  }
+  void Freed(const Block& block) {
+    all.Remove(block);
+    OfSize(block).Remove(block);
+    free_bytes.Add(block.bytes);
+  }
 
-  void ResetPeaks();
-  void ResetTraffic();
+  template <typename Function>
+  void ForEachGauge(Function function) {
+    for (BlockUsage* blocks : {&all, &small, &large}) {
+      function(blocks->count);
+      function(blocks->bytes);
+      function(blocks->requested_bytes);
+    }
+    for (Gauge* gauge : {&handles, &reserved_bytes, &free_bytes, &free_extents}) function(*gauge);
+  }
 
  private:
-  template <typename Function>
-  void ForEachGauge(Function function);
+  BlockUsage& OfSize(const Block& block) {
+    return block.bytes <= kLargestSmallBlock ? small : large;
+  }
 };
 
 }  // namespace cgp

@@ -65,6 +65,8 @@ TEST(SetUsage, ThePeakOfAllIsOneThoughNoPartHasAny) {
 
 // The gauges one by one, counted from what there is.
 constexpr std::size_t kGauges = 13;
+constexpr std::size_t kHandles = 9;
+constexpr std::size_t kReservedBytes = 10;
 constexpr std::size_t kFreeBytes = 11;  // this and what follows have no peaks to tell of
 constexpr std::size_t kFreeExtents = 12;
 
@@ -99,10 +101,10 @@ class UsageModel {
       }
     }
     for (const auto& [handles, bytes] : growths) {
-      values[9] += handles;
-      values[10] += bytes;
+      values[kHandles] += handles;
+      values[kReservedBytes] += bytes;
     }
-    values[kFreeBytes] = values[10] - values[1];
+    values[kFreeBytes] = values[kReservedBytes] - values[1];
     values[kFreeExtents] = free_extents;
     return values;
   }
@@ -122,7 +124,7 @@ TEST_P(RandomUsage, IsWhatThereIsAndWas) {
     const uint32_t what = random() % 8;
     if (grows) {
       model.growths.emplace_back(1 + random() % 3, (uint64_t{2} << 20) * (1 + random() % 8));
-      raised = usage.Grew(model.growths.back().first, model.growths.back().second);
+      raised = usage.SetReserved(model.Values()[kHandles], model.Values()[kReservedBytes]);
     } else if (what < 4) {
       const uint64_t bytes = 512 * (1 + random() % (random() % 2 == 0 ? 16 : 8000));
       model.blocks.push_back(BlockOf(bytes, bytes - random() % 512));
@@ -133,11 +135,11 @@ TEST_P(RandomUsage, IsWhatThereIsAndWas) {
       model.blocks.pop_back();
     } else if (model.growths.size() > 1 &&
                model.growths.back().second <= model.Values()[kFreeBytes]) {
-      usage.Shrank(model.growths.back().first, model.growths.back().second);
       model.growths.pop_back();
+      raised = usage.SetReserved(model.Values()[kHandles], model.Values()[kReservedBytes]);
     }
     model.free_extents = random() % 20;
-    usage.SetFreeExtents(model.free_extents);
+    usage.free_extents.Set(model.free_extents);
     const std::array<uint64_t, kGauges> values = model.Values();
     bool expect_raised = false;
     for (std::size_t i = 0; i < kGauges; ++i) {
@@ -151,11 +153,11 @@ TEST_P(RandomUsage, IsWhatThereIsAndWas) {
     EXPECT_EQ(raised, expect_raised) << "step " << step;
     before = values;
     if (step % 100 == 50) {
-      usage.ResetPeaks();
+      usage.ForEachGauge([](Gauge& gauge) { gauge.ResetPeak(); });
       for (Gauge& gauge : expected) gauge.peak = gauge.current;
     }
     if (step % 100 == 70) {
-      usage.ResetTraffic();
+      usage.ForEachGauge([](Gauge& gauge) { gauge.ResetTraffic(); });
       for (Gauge& gauge : expected) gauge.added = gauge.removed = 0;
     }
     const std::array<Gauge, kGauges> gauges = GaugesOf(usage);

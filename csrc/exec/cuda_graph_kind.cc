@@ -51,10 +51,10 @@ constexpr size_t kBytesPredicted = 64;
 // Of device memory, as benchmarks/shared_execs.py measures it: 2.8 to 3.7 KiB.
 constexpr uint64_t kExecBytesPerNode = 3072;
 
-template <typename Value>
-requires std::is_trivially_copyable_v<Value>
-void Append(std::string& key, const Value& value) {
-  key.append(reinterpret_cast<const char*>(&value), sizeof value);
+template <typename... Values>
+requires(std::is_trivially_copyable_v<Values>&&...) void Append(std::string& key,
+                                                                const Values&... values) {
+  (key.append(reinterpret_cast<const char*>(&values), sizeof values), ...);
 }
 
 class KindReader {
@@ -106,9 +106,7 @@ class KindReader {
       numbers.emplace(node, static_cast<uint32_t>(numbers.size()));
     }
     for (size_t i = 0; i < count; ++i) {
-      Append(kind_.key, numbers.at(from[i]));
-      Append(kind_.key, numbers.at(to[i]));
-      Append(kind_.key, data[i]);
+      Append(kind_.key, numbers.at(from[i]), numbers.at(to[i]), data[i]);
     }
   }
 
@@ -164,8 +162,7 @@ class KindReader {
     // What is not set reads as nothing but zeros.
     static constexpr CUlaunchAttributeValue kNotSet{};
     if (std::memcmp(value.pad, kNotSet.pad, sizeof value.pad) == 0) return;
-    Append(kind_.key, id);
-    Append(kind_.key, value);
+    Append(kind_.key, id, value);
   }
 
   static const void* FunctionOf(const CUDA_KERNEL_NODE_PARAMS_v2& kernel) {
@@ -193,10 +190,7 @@ class KindReader {
   void AddCopy(CUgraphNode node) {
     CUDA_MEMCPY3D_v2 copy{};
     context_.Call(api().cuGraphMemcpyNodeGetParams, node, &copy);
-    Append(kind_.key, copy.srcMemoryType);
-    Append(kind_.key, copy.dstMemoryType);
-    Append(kind_.key, copy.Height);
-    Append(kind_.key, copy.Depth);
+    Append(kind_.key, copy.srcMemoryType, copy.dstMemoryType, copy.Height, copy.Depth);
     if (copy.Height > 1 || copy.Depth > 1) Append(kind_.key, copy.WidthInBytes);
   }
 
@@ -204,9 +198,7 @@ class KindReader {
     CUDA_MEMSET_NODE_PARAMS_v1 memset{};
     context_.Call(api().cuGraphMemsetNodeGetParams, node, &memset);
     Append(kind_.key, memset.height);
-    if (memset.height <= 1) return;
-    Append(kind_.key, memset.width);
-    Append(kind_.key, memset.elementSize);
+    if (memset.height > 1) Append(kind_.key, memset.width, memset.elementSize);
   }
 
   CudaContext& context_;

@@ -23,13 +23,11 @@ GraphNumber ExecCache::Add(Graph graph) {
   const GraphKind kind = graphs_->KindOf(graph);
   const std::lock_guard lock(mutex_);
   const auto known = kind.shareable ? groups_.find(kind.key) : groups_.end();
-  GroupNumber group{};
-  if (known != groups_.end()) {
-    group = known->second;
-  } else {
-    group = table_.AddGroup(kind.shareable ? GroupKind::kShared : GroupKind::kAlone);
-    if (kind.shareable) groups_.emplace(kind.key, group);
-  }
+  const GroupNumber group =
+      known != groups_.end()
+          ? known->second
+          : table_.AddGroup(kind.shareable ? GroupKind::kShared : GroupKind::kAlone);
+  if (kind.shareable) groups_.try_emplace(kind.key, group);
   const GraphNumber number = table_.Add(group, kind.exec_bytes);
   try {
     members_[number] = {.graph = graph, .last_run = nullptr};
@@ -95,12 +93,12 @@ ExecCache::Stats ExecCache::stats() const {
 
 void ExecCache::RemoveLocked(GraphNumber graph) {
   const GroupNumber group = table_.GroupOf(graph);
-  if (const auto useless = table_.Remove(graph)) DestroyHandle(*useless);
+  HasLeft(group, table_.Remove(graph));
   members_.erase(graph);
-  ForgetGroupIfGone(group);
 }
 
-void ExecCache::ForgetGroupIfGone(GroupNumber group) {
+void ExecCache::HasLeft(GroupNumber group, std::optional<ExecNumber> useless) {
+  if (useless) DestroyHandle(*useless);
   if (table_.Contains(group)) return;
   std::erase_if(groups_, [&](const auto& entry) { return entry.second == group; });
 }
@@ -277,8 +275,7 @@ bool ExecCache::Update(ExecNumber number, GraphNumber graph) {
     return true;
   }
   const GroupNumber before = table_.GroupOf(graph);
-  if (const auto useless = table_.SetApart(graph)) DestroyHandle(*useless);
-  ForgetGroupIfGone(before);
+  HasLeft(before, table_.SetApart(graph));
   return false;
 }
 

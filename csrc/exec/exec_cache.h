@@ -52,9 +52,9 @@ class ExecCache {
   };
 
   // `events` marks the ends of launches and must outlive this. `max_execs`, `budget_bytes` as for
-  // ExecTable, by the drivers' estimate of what an executable takes. Who has
-  // to wait for a launch to end does so for `longest_wait` at most: it may wait for something that
-  // its own thread has yet to do.
+  // ExecTable, by the drivers' estimate of what an executable takes. Who has to wait for a launch
+  // to end does so for `longest_wait` at most: it may wait for something that its own thread has
+  // yet to do.
   ExecCache(std::unique_ptr<GraphDriver> graphs, Driver& events,
             std::optional<std::size_t> max_execs, uint64_t budget_bytes,
             std::chrono::milliseconds longest_wait)
@@ -121,7 +121,8 @@ class ExecCache {
     std::shared_ptr<Run> last_run;  // of those on executables that it has lost, likewise
   };
   void RemoveLocked(GraphNumber graph);
-  void ForgetGroupIfGone(GroupNumber group);
+  // A graph has left the group, whose executable is of no more use then, if one is.
+  void HasLeft(GroupNumber group, std::optional<ExecNumber> useless);
   // Sees to it that an executable holds the graph. `lock` is that of the cache, and is let go while
   // this waits.
   Exec& Hold(GraphNumber graph, StreamId stream, std::unique_lock<std::mutex>& lock);

@@ -20,64 +20,46 @@ GraphNumber ExecTable::Add(GroupNumber group, uint64_t bytes) {
   const GraphNumber number{next_graph_++};
   graphs_[number] = {.group = group, .bytes = bytes, .held_by = std::nullopt};
   ++joined.graphs;
-  if (joined.kind == GroupKind::kShared) {
-    ++sharing_;
-    wanted_ += bytes;
-  }
+  if (joined.kind == GroupKind::kShared) wanted_.Add(bytes);
   return number;
 }
 
 std::optional<ExecNumber> ExecTable::Remove(GraphNumber graph) {
   const Graph removed = graphs_.at(graph);
-  Group& group = groups_.at(removed.group);
-  const std::optional<ExecNumber> useless =
-      FindUseless(removed.group, group.graphs - 1, removed.held_by);
   graphs_.erase(graph);
-  --group.graphs;
-  if (group.kind == GroupKind::kShared) {
-    --sharing_;
-    wanted_ -= removed.bytes;
-  }
   if (removed.held_by) execs_.at(*removed.held_by).holds.reset();
-  Forget(removed.group, useless);
-  return useless;
+  if (MayShare(removed.group)) wanted_.Remove(removed.bytes);
+  return Left(removed.group);
 }
 
 std::optional<ExecNumber> ExecTable::SetApart(GraphNumber graph) {
   Graph& apart = graphs_.at(graph);
   CGP_CHECK(!apart.held_by);
-  const GroupNumber before = apart.group;
-  Group& left = groups_.at(before);
-  const std::optional<ExecNumber> useless = FindUseless(before, left.graphs - 1, std::nullopt);
-  apart.group = AddGroup(GroupKind::kShared);
+  const GroupNumber before = std::exchange(apart.group, AddGroup(GroupKind::kShared));
   ++groups_.at(apart.group).graphs;
-  --left.graphs;
-  Forget(before, useless);
-  return useless;
+  return Left(before);
 }
 
-std::optional<ExecNumber> ExecTable::FindUseless(GroupNumber number, std::size_t graphs,
-                                                 std::optional<ExecNumber> let_go) const {
+std::optional<ExecNumber> ExecTable::Left(GroupNumber number) {
+  Group& group = groups_.at(number);
+  --group.graphs;
   // What holds no graph is kept for the next one that has to be held, but there are never more of
   // them than graphs: of those the oldest goes.
   std::optional<ExecNumber> useless;
-  if (groups_.at(number).execs <= graphs) return useless;
-  for (const auto& [exec, entry] : execs_) {
-    if (entry.group != number || (entry.holds && exec != let_go)) continue;
-    if (!useless || exec < *useless) useless = exec;
+  if (group.execs > group.graphs) {
+    for (const auto& [exec, entry] : execs_) {
+      if (entry.group == number && !entry.holds && (!useless || exec < *useless)) useless = exec;
+    }
   }
-  return useless;
-}
-
-void ExecTable::Forget(GroupNumber number, std::optional<ExecNumber> useless) {
   if (useless) Destroyed(*useless);
-  if (groups_.at(number).graphs == 0) groups_.erase(number);
+  if (group.graphs == 0) groups_.erase(number);
+  return useless;
 }
 
 ExecTable::Plan ExecTable::PlanFor(GraphNumber graph, const Conditions& now) const {
   const Graph& planned = graphs_.at(graph);
   if (planned.held_by) return PlanToKeep(planned, now);
-  if (groups_.at(planned.group).kind == GroupKind::kAlone) {
+  if (!MayShare(planned.group)) {
     return {.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
   }
   return PlanToGet(planned, now);
@@ -95,12 +77,12 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
   const std::vector<ExecNumber> counted = Counted(graph.group);
   const auto fits_in_place_of = [&](ExecNumber exec) {
     const uint64_t bytes = execs_.at(exec).bytes;
-    return graph.bytes <= bytes || Allows(shared_execs_, taken_ - bytes + graph.bytes);
+    return graph.bytes <= bytes || Allows({taken_.count, taken_.bytes - bytes + graph.bytes});
   };
   const auto other = std::ranges::find_if(counted, [&](ExecNumber exec) {
     return exec != holder && fits_in_place_of(exec) && !now.in_use(exec);
   });
-  if (HasRoom(counted.size(), taken_, graph)) {
+  if (HasRoom({counted.size(), taken_.bytes}, graph)) {
     if (group.execs < group.graphs) return renew;
   } else if (other != counted.end()) {
     if (group.execs < group.graphs || execs_.at(*other).group == graph.group) {
@@ -116,13 +98,14 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
 ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) const {
   Plan plan{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
   const std::vector<ExecNumber> counted = Counted(graph.group);
+  Total left{counted.size(), taken_.bytes};
   std::vector<ExecNumber> idle;
   std::ranges::remove_copy_if(counted, std::back_inserter(idle), now.in_use);
   const auto of_group = [&](ExecNumber exec) { return execs_.at(exec).group == graph.group; };
   auto replaced = std::ranges::find_if(idle, [&](ExecNumber exec) {
     return of_group(exec) && !execs_.at(exec).holds;  // nobody misses it
   });
-  if (replaced == idle.end() && !HasRoom(counted.size(), taken_, graph)) {
+  if (replaced == idle.end() && !HasRoom(left, graph)) {
     if (room_) replaced = std::ranges::find_if(idle, of_group);
     if (replaced == idle.end()) replaced = idle.begin();
   }
@@ -141,16 +124,11 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
   if (plan.step == Step::kMake) DestroyEmptyOne(graph.group, &plan);
   // There may be more than the limit since a time when too many were in use; and one that goes may
   // take less than one that comes.
-  std::size_t count = counted.size() - plan.destroy.size();
-  uint64_t taken = taken_;
-  for (const ExecNumber gone : plan.destroy) taken -= execs_.at(gone).bytes;
-  const auto fits = [&] {
-    return plan.step == Step::kMake ? HasRoom(count, taken, graph) : Allows(count, taken);
-  };
+  for (const ExecNumber gone : plan.destroy) left.Remove(execs_.at(gone).bytes);
+  const auto fits = [&] { return plan.step == Step::kMake ? HasRoom(left, graph) : Allows(left); };
   for (std::size_t i = 0; i < idle.size() && !fits(); ++i) {
     plan.destroy.push_back(idle[i]);
-    taken -= execs_.at(idle[i]).bytes;
-    --count;
+    left.Remove(execs_.at(idle[i]).bytes);
   }
   return plan;
 }
@@ -167,11 +145,10 @@ void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
 }
 
 bool ExecTable::OutOfMemory(GraphNumber graph) {
-  if (groups_.at(graphs_.at(graph).group).kind == GroupKind::kAlone) return false;
-  const std::size_t there = shared_execs_;
-  const bool is_lower = (!max_execs_ && !room_) || HasRoom(there, taken_, graphs_.at(graph));
-  if (there == 0 || !is_lower) return false;
-  room_ = there;
+  if (!MayShare(graphs_.at(graph).group)) return false;
+  const bool is_lower = (!max_execs_ && !room_) || HasRoom(taken_, graphs_.at(graph));
+  if (taken_.count == 0 || !is_lower) return false;
+  room_ = taken_.count;
   launches_in_room_ = 0;
   return true;
 }
@@ -180,33 +157,25 @@ bool ExecTable::MayHaveFirst(GraphNumber graph) const {
   const GroupNumber number = graphs_.at(graph).group;
   const Group& group = groups_.at(number);
   if (group.execs != 0) return false;
-  const std::size_t count = Counted(number).size();
-  return group.kind == GroupKind::kAlone ||
-         (count < limit() && HasRoom(count, taken_, graphs_.at(graph)));
+  if (group.kind == GroupKind::kAlone) return true;
+  const Total there{Counted(number).size(), taken_.bytes};
+  return there.count < limit() && HasRoom(there, graphs_.at(graph));
 }
 
 ExecNumber ExecTable::Made(GraphNumber graph) {
   Graph& held = graphs_.at(graph);
   CGP_CHECK(!held.held_by || execs_.at(*held.held_by).updated);
-  Group& group = groups_.at(held.group);
   const ExecNumber number{next_exec_++};
   Exec& made = execs_[number];
-  made = {.group = held.group,
-          .bytes = held.bytes,
-          .holds = graph,
-          .shared = group.kind == GroupKind::kShared,
-          .used = ++uses_};
+  made = {.group = held.group, .bytes = held.bytes, .holds = graph, .used = ++uses_};
   if (held.held_by) {
     Exec& before = execs_.at(*held.held_by);
     before.holds.reset();
     made.launches = std::exchange(before.launches, 0);
   }
   held.held_by = number;
-  ++group.execs;
-  if (made.shared) {
-    ++shared_execs_;
-    taken_ += made.bytes;
-  }
+  ++groups_.at(held.group).execs;
+  if (MayShare(held.group)) taken_.Add(made.bytes);
   return number;
 }
 
@@ -236,10 +205,8 @@ void ExecTable::Destroyed(ExecNumber exec) {
   if (destroyed.holds) graphs_.at(*destroyed.holds).held_by.reset();
   --groups_.at(destroyed.group).execs;
   if (destroyed.updated) --updated_;
+  if (MayShare(destroyed.group)) taken_.Remove(destroyed.bytes);
   execs_.erase(exec);
-  if (!destroyed.shared) return;
-  --shared_execs_;
-  taken_ -= destroyed.bytes;
 }
 
 void ExecTable::EndStay(const Exec& exec) {
@@ -255,7 +222,7 @@ void ExecTable::KeptAfterAll(ExecNumber exec) {
 std::vector<ExecNumber> ExecTable::Counted(GroupNumber group) const {
   std::vector<std::pair<uint64_t, ExecNumber>> by_use;
   for (const auto& [number, exec] : execs_) {
-    const bool counts = max_execs_ || room_ ? exec.shared : exec.group == group;
+    const bool counts = max_execs_ || room_ ? MayShare(exec.group) : exec.group == group;
     if (counts) by_use.emplace_back(exec.used, number);
   }
   std::ranges::sort(by_use);
@@ -267,33 +234,24 @@ std::vector<ExecNumber> ExecTable::Counted(GroupNumber group) const {
 
 void ExecTable::Check() const {
   std::map<GroupNumber, Group> counts;
-  std::size_t sharing = 0;
-  uint64_t wanted = 0;
+  Total wanted;
   for (const auto& [number, graph] : graphs_) {
     ++counts[graph.group].graphs;
-    if (groups_.at(graph.group).kind == GroupKind::kShared) {
-      ++sharing;
-      wanted += graph.bytes;
-    }
+    if (MayShare(graph.group)) wanted.Add(graph.bytes);
     if (!graph.held_by) continue;
     const Exec& exec = execs_.at(*graph.held_by);
     CGP_CHECK(exec.holds == number && exec.group == graph.group);
   }
-  std::size_t shared = 0;
+  Total taken;
   std::size_t updated = 0;
-  uint64_t taken = 0;
   for (const auto& [number, exec] : execs_) {
     ++counts[exec.group].execs;
     updated += exec.updated ? 1 : 0;
     if (exec.holds) CGP_CHECK(graphs_.at(*exec.holds).held_by == number);
-    CGP_CHECK(exec.shared == (groups_.at(exec.group).kind == GroupKind::kShared));
     CGP_CHECK(exec.used <= uses_);
-    if (!exec.shared) continue;
-    ++shared;
-    taken += exec.bytes;
+    if (MayShare(exec.group)) taken.Add(exec.bytes);
   }
-  CGP_CHECK(shared_execs_ == shared && taken_ == taken);
-  CGP_CHECK(sharing_ == sharing && wanted_ == wanted && updated_ == updated);
+  CGP_CHECK(taken_ == taken && wanted_ == wanted && updated_ == updated);
   if (room_) CGP_CHECK(*room_ > 0);
   for (const auto& [number, group] : groups_) {
     CGP_CHECK(group.graphs == counts[number].graphs && group.execs == counts[number].execs);

@@ -15,8 +15,8 @@
 // Equations, for every group that may share (Check()):
 //   held_by[graph] = exec  <=>  holds[exec] = graph, and then both are of one group
 //   executables of the group <= graphs of the group
-//   shared_execs_ = executables of such groups; taken_ = what they take
-//   sharing_ = graphs of such groups; wanted_ = what executables of all of them would take
+//   taken_ = executables of such groups, and what they take
+//   wanted_ = graphs of such groups, and what executables of all of them would take
 //   updated_ = executables that were updated
 #pragma once
 
@@ -112,7 +112,7 @@ class ExecTable {
   // Whether no graph will lose what holds it, as long as none is added: each has one, or may, and
   // that was made for it.
   bool AllKeepTheirs() const {
-    return updated_ == 0 && (execs_.size() == graphs_.size() || Allows(sharing_, wanted_));
+    return updated_ == 0 && (execs_.size() == graphs_.size() || Allows(wanted_));
   }
   std::optional<ExecNumber> HolderOf(GraphNumber graph) const { return graphs_.at(graph).held_by; }
   std::size_t exec_count() const { return execs_.size(); }
@@ -135,32 +135,45 @@ class ExecTable {
     GroupNumber group;
     uint64_t bytes = 0;
     std::optional<GraphNumber> holds;
-    bool shared = false;    // of a group that may share
     bool updated = false;   // not made for what it holds
     uint32_t launches = 0;  // since it holds that
     uint64_t used = 0;      // a number that is larger the later it was
   };
 
+  bool MayShare(GroupNumber group) const { return groups_.at(group).kind == GroupKind::kShared; }
   // How many there may be whatever they take.
   std::size_t limit() const { return max_execs_.value_or(room_.value_or(1)); }
-  // Whether there may be so many that take so much in all.
-  bool Allows(std::size_t count, uint64_t taken) const {
-    if (room_ && count > *room_) return false;
-    return count <= limit() || (budget_bytes_ != 0 && taken <= budget_bytes_);
+  // So many executables, which take so much in all.
+  struct Total {
+    std::size_t count = 0;
+    uint64_t bytes = 0;
+
+    void Add(uint64_t of_one) {
+      ++count;
+      bytes += of_one;
+    }
+    void Remove(uint64_t of_one) {
+      --count;
+      bytes -= of_one;
+    }
+    bool operator==(const Total&) const = default;
+  };
+  // Whether there may be so many.
+  bool Allows(const Total& execs) const {
+    if (room_ && execs.count > *room_) return false;
+    return execs.count <= limit() || (budget_bytes_ != 0 && execs.bytes <= budget_bytes_);
   }
-  // Whether there may be one for the graph beside so many that take so much.
-  bool HasRoom(std::size_t count, uint64_t taken, const Graph& graph) const {
-    return Allows(count + 1, taken + graph.bytes);
+  // Whether there may be one for the graph beside them.
+  bool HasRoom(Total execs, const Graph& graph) const {
+    execs.Add(graph.bytes);
+    return Allows(execs);
   }
   // The executables that the limit on those of `group` counts, longest unused first.
   std::vector<ExecNumber> Counted(GroupNumber group) const;
   Plan PlanToKeep(const Graph& graph, const Conditions& now) const;
   Plan PlanToGet(const Graph& graph, const Conditions& now) const;
-  // The executable that is of no more use once the group has so many graphs, one fewer than now,
-  // and `let_go` holds nothing any more.
-  std::optional<ExecNumber> FindUseless(GroupNumber number, std::size_t graphs,
-                                        std::optional<ExecNumber> let_go) const;
-  void Forget(GroupNumber number, std::optional<ExecNumber> useless);
+  // A graph has left the group, which is gone with the last one. Returns as Remove().
+  std::optional<ExecNumber> Left(GroupNumber number);
   // If the group has as many as graphs, and one of these is about to get another. pre: what is to
   // be destroyed so far is of the group.
   void DestroyEmptyOne(GroupNumber group, Plan* plan) const;
@@ -168,14 +181,12 @@ class ExecTable {
 
   const std::optional<std::size_t> max_execs_;
   const uint64_t budget_bytes_;
-  uint64_t taken_ = 0;
-  std::size_t sharing_ = 0;
-  uint64_t wanted_ = 0;
+  Total taken_;
+  Total wanted_;
   std::size_t updated_ = 0;
   std::map<GroupNumber, Group> groups_;
   std::unordered_map<GraphNumber, Graph> graphs_;
   std::unordered_map<ExecNumber, Exec> execs_;
-  std::size_t shared_execs_ = 0;
   uint64_t uses_ = 0;
   // How many there were when the memory was full. invariant: 0 < room_.
   std::optional<std::size_t> room_;

@@ -17,15 +17,13 @@ constexpr uint64_t kExactPool = 128;
 constexpr uint64_t kMostHandlePages = 64;
 static_assert(kMostHandlePages <= MappingPlan::kMaxNewPages);
 
-// The handles that hold a number of granules side by side: the tail of one, whole ones, new ones,
-// the head of one.
+// The handles that hold a number of granules side by side: the tail of one, existing whole ones,
+// new ones, the head of one.
 struct Stretch {
-  EdgePair edges;
-  uint64_t tail_length = 0;     // granules taken of the tail
-  std::vector<PageId> handles;  // existing whole ones, then new ones
+  std::vector<PageId> handles;
+  uint64_t start = 0;  // of the granules, in the first handle
   uint64_t new_pages = 0;
   uint64_t whole = 0;  // whole pages taken, existing or new
-  uint64_t mappings = 0;
 };
 
 class GrowthPlanner {
@@ -42,16 +40,14 @@ class GrowthPlanner {
 
   GrowthPlan Plan() {
     for (const End& end : FreeEnds()) ConsiderExtending(end.range, end.at_front);
-    return best_ ? Extend() : StartRange();
+    return best_ ? best_->plan : StartRange();
   }
 
  private:
   // Extending a range at one end.
   struct Extension {
+    GrowthPlan plan;
     uint64_t reused = 0;  // granules of the block in slots mapped before
-    Stretch stretch;
-    RangeId range{};
-    bool at_front = false;
   };
 
   // Of a range: the newest first, and its back before its front.
@@ -151,10 +147,9 @@ class GrowthPlanner {
       rest -= std::min(rest, page_);
       edges = ChooseEdges(free_, rest, ends, allowed);
     }
-    TakeEdges(*edges, rest, stretch);
     stretch.whole += stretch.new_pages;
     AppendNewHandles(stretch.new_pages, MostNewPages(stretch.new_pages), stretch.handles);
-    stretch.mappings += stretch.handles.size();
+    TakeEdges(*edges, rest, stretch);
     return stretch;
   }
 
@@ -175,16 +170,17 @@ class GrowthPlanner {
   }
 
   void TakeEdges(const EdgePair& edges, uint64_t rest, Stretch& stretch) const {
-    stretch.edges = edges;
     if (edges.tail) {
-      stretch.tail_length = std::min(rest, edges.tail->length);
-      stretch.whole += std::min(edges.tail->length / page_, PagesFor(stretch.tail_length));
-      rest -= stretch.tail_length;
-      ++stretch.mappings;
+      const auto [length, handle] = *edges.tail;
+      const uint64_t taken = std::min(rest, length);
+      stretch.start = ranges_.handle_pages(handle) * page_ - taken;
+      stretch.whole += std::min(length / page_, PagesFor(taken));
+      stretch.handles.insert(stretch.handles.begin(), handle);
+      rest -= taken;
     }
     if (edges.head) {
       stretch.whole += std::min(edges.head->length / page_, PagesFor(rest));
-      ++stretch.mappings;
+      stretch.handles.push_back(edges.head->handle);
     }
   }
 
@@ -224,49 +220,26 @@ class GrowthPlanner {
     if (reused == 0 || reused >= length_) return;
     const uint64_t missing = length_ - reused;
     NoteShown(id);
-    Extension extension{.reused = reused,
-                        .stretch = Fill(missing, at_front ? Ends::kTail : Ends::kHead, id),
-                        .range = id,
-                        .at_front = at_front};
-    const uint64_t cost = extension.stretch.mappings;
-    const uint64_t least = best_ ? best_->stretch.mappings : ~uint64_t{0};
-    if (cost > least) return;
-    if (free_slots + extension.stretch.whole > most_whole_) return;
+    Stretch stretch = Fill(missing, at_front ? Ends::kTail : Ends::kHead, id);
+    const uint64_t cost = stretch.handles.size();
+    const uint64_t least = best_ ? best_->plan.mapping.handles.size() : ~uint64_t{0};
+    if (cost > least || (cost == least && reused <= best_->reused)) return;
+    if (free_slots + stretch.whole > most_whole_) return;
     // New pages are made only where a new range would have to make as many.
-    if (extension.stretch.new_pages > fresh_.new_pages) return;
-    if (ranges_.PagesOf(PlanOf(extension.stretch)) >
-        (at_front ? range.room_front : range.room_back))
-      return;
-    if (cost < least || reused > best_->reused) best_ = extension;
-  }
-
-  GrowthPlan Extend() const {
-    GrowthPlan plan{.mapping = PlanOf(best_->stretch)};
-    plan.mapping.range = best_->range;
-    plan.mapping.at_front = best_->at_front;
-    const auto mapped = static_cast<int64_t>(ranges_.PagesOf(plan.mapping) * page_);
-    const auto reused = static_cast<int64_t>(best_->reused);
-    plan.start = best_->at_front ? mapped + reused - static_cast<int64_t>(length_) : -reused;
-    return plan;
+    if (stretch.new_pages > fresh_.new_pages) return;
+    GrowthPlan plan{{.range = id, .at_front = at_front, .handles = std::move(stretch.handles)}};
+    const uint64_t pages = ranges_.PagesOf(plan.mapping);
+    if (pages > (at_front ? range.room_front : range.room_back)) return;
+    plan.start = at_front ? static_cast<int64_t>(pages * page_) - static_cast<int64_t>(missing)
+                          : -static_cast<int64_t>(reused);
+    best_ = Extension{std::move(plan), reused};
   }
 
   GrowthPlan StartRange() const {
-    GrowthPlan plan{.mapping = PlanOf(fresh_), .start = 0};
+    GrowthPlan plan{{.range = {}, .handles = fresh_.handles}, static_cast<int64_t>(fresh_.start)};
     if (length_ < page_ && std::ranges::all_of(plan.mapping.handles, MappingPlan::IsNew)) {
       plan.mapping.range = ranges_.NewestWithRoom(static_cast<uint32_t>(fresh_.new_pages));
     }
-    if (const auto& tail = fresh_.edges.tail) {
-      const uint64_t size = ranges_.handle_pages(tail->handle) * page_;
-      plan.start = static_cast<int64_t>(size - fresh_.tail_length);
-    }
-    return plan;
-  }
-
-  MappingPlan PlanOf(const Stretch& stretch) const {
-    MappingPlan plan;
-    if (stretch.edges.tail) plan.handles.push_back(stretch.edges.tail->handle);
-    plan.handles.insert(plan.handles.end(), stretch.handles.begin(), stretch.handles.end());
-    if (stretch.edges.head) plan.handles.push_back(stretch.edges.head->handle);
     return plan;
   }
 

@@ -26,12 +26,9 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <vector>
 
 #include "core/base/units.h"
 #include "core/memory/free_view.h"
-#include "core/memory/page_space.h"
-#include "core/memory/range_table.h"
 
 namespace cgp {
 

@@ -10,36 +10,38 @@ namespace {
 // The most blocks that a plan is made for, the largest: its cost grows with their square.
 constexpr std::size_t kMostItems = 1024;
 
+static_assert(CaptureProfile::kNever == LayoutItem::kForever);
+
+// The range that shows most pages, of those with room for as many more as the pool has besides.
+std::optional<RangeId> ChooseHome(const RangeTable& ranges) {
+  std::optional<RangeId> home;
+  for (uint32_t r = 0; r < ranges.range_count(); ++r) {
+    const RangeTable::Range& range = ranges.range(RangeId{r});
+    if (ranges.page_count() - range.mapped() > range.room_back / 2) continue;
+    if (!home || range.mapped() > ranges.range(*home).mapped()) home = RangeId{r};
+  }
+  return home;
+}
+
 }  // namespace
 
 CapturePlan::CapturePlan(const CaptureProfile& profile, const CaptureProfile::Match& match,
                          const RangeTable& ranges, Granules page_size,
                          std::span<const LivePiece> live)
     : page_(page_size.count()), first_step_(match.step.value_or(match.next)) {
-  ChooseHome(ranges);
-  if (home_ == RangeId{ranges.range_count()}) return;
+  const std::optional<RangeId> home = ChooseHome(ranges);
+  if (!home) return;
+  home_ = *home;
+  base_ = Index(ranges.range(home_).begin());
+  for (PageId handle{0}; Index(handle) < ranges.page_count(); handle = ranges.handle_end(handle)) {
+    if (!ranges.Shows(home_, handle)) missing_.push_back(handle);
+  }
   std::vector<LayoutItem> items = Predict(profile, match.scale, ranges);
   const std::vector<LayoutItem> fixed = Fix(live, ranges);
   Limit(items, fixed, ranges);
   complete_ = PackItems(items, fixed);
   items_.assign(profile.steps().size() - first_step_, LayoutItem{});
   for (const LayoutItem& item : items) items_[item.begin - first_step_] = item;
-}
-
-// The range that shows most pages, of those with room for as many more as the pool has besides.
-void CapturePlan::ChooseHome(const RangeTable& ranges) {
-  home_ = RangeId{ranges.range_count()};
-  for (uint32_t r = 0; r < ranges.range_count(); ++r) {
-    const RangeTable::Range& range = ranges.range(RangeId{r});
-    if (ranges.page_count() - range.mapped() > range.room_back / 2) continue;
-    const bool none_yet = home_ == RangeId{ranges.range_count()};
-    if (none_yet || range.mapped() > ranges.range(home_).mapped()) home_ = RangeId{r};
-  }
-  if (home_ == RangeId{ranges.range_count()}) return;
-  base_ = Index(ranges.range(home_).begin());
-  for (PageId handle{0}; Index(handle) < ranges.page_count(); handle = ranges.handle_end(handle)) {
-    if (!ranges.Shows(home_, handle)) missing_.push_back(handle);
-  }
 }
 
 std::vector<LayoutItem> CapturePlan::Predict(const CaptureProfile& profile, double scale,
@@ -49,16 +51,12 @@ std::vector<LayoutItem> CapturePlan::Predict(const CaptureProfile& profile, doub
   for (uint32_t s = first_step_; s < profile.steps().size(); ++s) {
     const CaptureProfile::Step& step = profile.steps()[s];
     const uint64_t length = Granules::FromBytesRoundedUp(profile.Predict(s, scale)).count();
-    const bool survives = step.freed_at == CaptureProfile::kNever;
     // Small survivors gather where others of their kind are.
-    if (survives && length < page_) continue;
-    LayoutItem& item = items.emplace_back();
-    item.begin = s;
-    item.end = survives ? LayoutItem::kForever : step.freed_at;
-    item.length = length;
+    if (step.freed_at == CaptureProfile::kNever && length < page_) continue;
+    items.push_back({.begin = s, .end = step.freed_at, .length = length});
     const uint32_t slot = Index(step.start.slot);
     if (ranges.range_of(step.start.slot) == home_ && slot >= base_)
-      item.position = (slot - base_) * page_ + step.start.offset.count();
+      items.back().position = (slot - base_) * page_ + step.start.offset.count();
   }
   if (items.size() > kMostItems) {
     std::ranges::nth_element(items, items.begin() + kMostItems, std::ranges::greater{},

@@ -59,7 +59,6 @@ class CapturePlan {
                            uint64_t most_pages) const;
 
  private:
-  void ChooseHome(const RangeTable& ranges);
   std::vector<LayoutItem> Predict(const CaptureProfile& profile, double scale,
                                   const RangeTable& ranges) const;
   std::vector<LayoutItem> Fix(std::span<const LivePiece> live, const RangeTable& ranges) const;

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "core/base/error.h"
-#include "core/base/reserve.h"
-
 namespace cgp {
 namespace {
 
@@ -93,20 +90,10 @@ std::optional<uint32_t> CaptureProfile::StepOf(Ticket ticket) const {
   return ticket.capture == capture_ ? recorded_[ticket.step].like : std::nullopt;
 }
 
-void CaptureProfile::ReserveOne() {
-  const bool has_room = recorded_.size() < recorded_.capacity();
-  if (has_room && recorded_.capacity() <= largest_.capacity()) return;
-  ReserveMore(recorded_, 1);
-  largest_.reserve(recorded_.capacity());
-}
-
 Ticket CaptureProfile::Allocated(const Match& match, Placement start, uint64_t bytes,
                                  Granules live) {
   const auto number = static_cast<uint32_t>(recorded_.size());
-  Recorded& recorded = recorded_.emplace_back();
-  recorded.step.start = start;
-  recorded.step.bytes = bytes;
-  recorded.like = match.step;
+  recorded_.push_back({.start = start, .bytes = bytes, .like = match.step});
   alignment_ = match;
   if (live > peak_) {
     peak_ = live;
@@ -117,7 +104,7 @@ Ticket CaptureProfile::Allocated(const Match& match, Placement start, uint64_t b
 
 void CaptureProfile::Freed(Ticket ticket) {
   if (ticket.capture != capture_) return;
-  recorded_[ticket.step].step.freed_at = static_cast<uint32_t>(recorded_.size());
+  recorded_[ticket.step].freed_at = static_cast<uint32_t>(recorded_.size());
 }
 
 void CaptureProfile::Forget() {
@@ -128,11 +115,9 @@ void CaptureProfile::Forget() {
 void CaptureProfile::EndCapture() {
   if (peak_ >= largest_peak_) {
     largest_peak_ = peak_;
-    largest_.clear();
-    for (uint32_t i = 0; i < recorded_.size(); ++i) {
-      Step step = recorded_[i].step;
-      step.lives_at_peak = i <= peak_step_ && step.freed_at > peak_step_;
-      largest_.push_back(step);
+    largest_.swap(recorded_);
+    for (uint32_t i = 0; i < largest_.size() && i <= peak_step_; ++i) {
+      largest_[i].lives_at_peak = largest_[i].freed_at > peak_step_;
     }
   }
   recorded_.clear();

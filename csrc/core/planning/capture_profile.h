@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/base/block.h"
+#include "core/base/reserve.h"
 #include "core/base/units.h"
 #include "core/placement/placement.h"
 
@@ -29,8 +30,9 @@ class CaptureProfile {
   struct Step {
     Placement start;
     uint64_t bytes = 0;
-    uint32_t freed_at = kNever;  // the number of steps done when it was freed
-    bool lives_at_peak = false;  // of the capture's memory
+    uint32_t freed_at = kNever;    // the number of steps done when it was freed
+    bool lives_at_peak = false;    // of the capture's memory
+    std::optional<uint32_t> like;  // the step that it matched, of the profile of then
   };
 
   // Which step of the profile an allocation matches, and what follows from that. A value: nothing
@@ -49,8 +51,8 @@ class CaptureProfile {
   // pre: bytes > 0.
   Match Find(uint64_t bytes) const;
 
-  // So that the next Allocated() and EndCapture() cannot throw.
-  void ReserveOne();
+  // So that the next Allocated() cannot throw.
+  void ReserveOne() { ReserveMore(recorded_, 1); }
   // The next step of this capture, done. `live` is what the pool holds with the new block.
   Ticket Allocated(const Match& match, Placement start, uint64_t bytes, Granules live);
   // pre: each ticket is freed once.
@@ -69,18 +71,13 @@ class CaptureProfile {
   std::optional<uint32_t> StepOf(Ticket ticket) const;
 
  private:
-  struct Recorded {
-    Step step;
-    std::optional<uint32_t> like;  // the profile's
-  };
-
   bool AsLarge(uint32_t step, uint64_t bytes, double scale) const;
   bool MatchNext(uint64_t bytes, Match& match) const;
   void TakeScale(uint64_t bytes, Match& match) const;
 
   uint32_t capture_ = 0;  // the number of the one under way
   Match alignment_;       // after its last step
-  std::vector<Recorded> recorded_;
+  std::vector<Step> recorded_;
   Granules peak_;
   uint32_t peak_step_ = 0;
 

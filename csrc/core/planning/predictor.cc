@@ -100,8 +100,7 @@ void Predictor::MakePlan(const CaptureProfile::Match& match, const RangeTable& r
   std::vector<CapturePlan::LivePiece> live;
   blocks_.ForEach([&](Address, const LiveBlock& block) {
     const std::optional<uint32_t> step = profile_.StepOf(block.ticket);
-    static_assert(CaptureProfile::kNever == LayoutItem::kForever);
-    const uint32_t end = step ? profile_.steps()[*step].freed_at : LayoutItem::kForever;
+    const uint32_t end = step ? profile_.steps()[*step].freed_at : CaptureProfile::kNever;
     bytes_.ForEachPiece(block.site, block.length(),
                         [&](PageId page, Granules offset, Granules length) {
                           live.push_back({page, offset, length, end});
