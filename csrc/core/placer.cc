@@ -16,14 +16,14 @@ constexpr uint32_t kExactPages = 1000;
 // Pools of fewer pages than this, if one stream allocates, place everything without slack.
 constexpr uint32_t kSmallPool = 64;
 
+// What brings a pool within this part of the most that ever lived in it is placed as at the peak.
+constexpr uint64_t kPartOfPeak = 4;
+
 // A pool that several streams make grow is given up to this part of its pages ahead of need, once
 // that is more than one: the driver's price is per handle, and blocks of a few pages each would
 // have it grow by a few pages each. What the pool holds in vain when it stops growing is no more
 // than that.
 constexpr uint32_t kPartAhead = 128;
-
-// What brings a pool within this part of the most that ever lived in it is placed as at the peak.
-constexpr uint64_t kPartOfPeak = 8;
 
 // As many addresses as CUDA has. Refused here, a larger block cannot fill the host's memory with a
 // plan for its pages, nor overflow what counts them.
@@ -31,12 +31,14 @@ constexpr uint64_t kLargestBlock = uint64_t{1} << 47;
 
 // A block below a page is not stitched if it is less than this part of one, or leaves less than
 // that part over, which is not worth the mappings. PyTorch's own allocator packs longer ones no
-// better, ten to 20 MiB.
+// better, ten to 20 MiB. Of several streams others take what is left over.
 constexpr uint64_t kLeastStitched = 8;
 constexpr uint64_t kLeastLeft = 12;
+constexpr uint64_t kLeastLeftOfSeveral = 8;
 
-bool IsWorthStitching(Granules length, Granules page_size) {
-  return length * kLeastStitched >= page_size && (page_size - length) * kLeastLeft >= page_size;
+bool IsWorthStitching(Granules length, Granules page_size, bool several_streams) {
+  const uint64_t least_left = several_streams ? kLeastLeftOfSeveral : kLeastLeft;
+  return length * kLeastStitched >= page_size && (page_size - length) * least_left >= page_size;
 }
 
 bool IsExhausted(const DriverError& error) {
@@ -105,7 +107,7 @@ std::optional<Placement> Placer::Follow(const Predictor::Advice& advice, Granule
 // as a large one is. Without slack it is stitched rather than break a whole page whose rest would
 // be too short for another one like it; where several streams allocate, that saved nothing.
 Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
-  const bool stitched = IsWorthStitching(length, page_size());
+  const bool stitched = IsWorthStitching(length, page_size(), several_streams());
   const bool wastes = stitched && length * 2 > page_size();
   const bool breaks = !wastes || slack != Slack::kNone || several_streams();
   const auto find = [&]() -> std::optional<Found> {
