@@ -141,7 +141,10 @@ Granules FreeView::Tail(PageId page) const {
 }
 
 Granules FreeView::ChainLength(NodeId start) const {
-  return Granules(LengthUpTo(start, ChainEnd(start)));
+  const NodeId end = ChainEnd(start);
+  const uint64_t limit =
+      end == NodeId::kNone ? space_.page_size().count() : space_.node(end).offset;
+  return Granules(limit - space_.node(start).offset);
 }
 
 bool FreeView::IsFree(PageId page, Granules offset, Granules length) const {
@@ -169,12 +172,6 @@ NodeId FreeView::ChainEnd(NodeId start) const {
   return start;
 }
 
-uint32_t FreeView::LengthUpTo(NodeId start, NodeId end) const {
-  const uint64_t limit =
-      end == NodeId::kNone ? space_.page_size().count() : space_.node(end).offset;
-  return static_cast<uint32_t>(limit) - space_.node(start).offset;
-}
-
 // Calls function(start, length) for the chains that touch [first, last]; of a node of whole pages
 // for one page of it.
 template <typename Function>
@@ -186,9 +183,15 @@ void FreeView::ForEachChain(NodeId first, NodeId last, Function&& function) cons
   const uint32_t last_offset = space_.node(last).offset;
   NodeId id = Available(first) ? ChainStart(first) : first;
   while (id != NodeId::kNone && space_.node(id).offset <= last_offset) {
-    const NodeId end = ChainEnd(id);
-    if (end != id) function(id, LengthUpTo(id, end));
-    id = end != id ? end : space_.node(id).next;
+    NodeId next = space_.node(id).next;
+    if (Available(id)) {
+      uint32_t length = space_.node(id).length;
+      for (; next != NodeId::kNone && Available(next); next = space_.node(next).next) {
+        length += space_.node(next).length;
+      }
+      function(id, length);
+    }
+    id = next;
   }
 }
 

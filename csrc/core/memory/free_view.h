@@ -120,7 +120,6 @@ class FreeView {
   NodeId ChainStart(NodeId id) const;
   // The node after the chain, kNone at the page's end.
   NodeId ChainEnd(NodeId start) const;
-  uint32_t LengthUpTo(NodeId start, NodeId end) const;
   void ResizePages(uint32_t pages);
   template <typename Function>
   void ForEachChain(NodeId first, NodeId last, Function&& function) const;

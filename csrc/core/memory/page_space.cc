@@ -12,12 +12,12 @@ PageSpace::PageSpace(Granules page_size)
   CGP_CHECK(page_size.count() > 0 && page_size.count() < std::numeric_limits<uint32_t>::max());
 }
 
-void PageSpace::ReservePages(uint32_t more_pages, std::size_t blocks) {
+void PageSpace::GrowBy(uint32_t more_pages, std::size_t splits) {
   ReserveMore(pages_, more_pages);
   begins_.Resize(static_cast<uint32_t>(pages_.capacity()));
   // A new page brings a node and may be cut from others, and taking bytes from it splits at most
   // twice.
-  const std::size_t nodes = most_nodes() + 4 * std::size_t{more_pages} + kMostSplits * blocks;
+  const std::size_t nodes = most_nodes() + 4 * std::size_t{more_pages} + splits;
   if (nodes <= nodes_.capacity()) return;
   const std::size_t room = std::max(nodes, 2 * nodes_.capacity());
   spare_nodes_.reserve(room);  // first, since any node may be spare

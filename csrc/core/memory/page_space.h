@@ -101,7 +101,10 @@ class PageSpace {
 
   // Allocates what the next AddPage() calls, one Take() per page and those of so many blocks need,
   // so that these cannot throw. Give() and OpenFence() never do.
-  void ReservePages(uint32_t more_pages, std::size_t blocks = 1);
+  void ReservePages(uint32_t more_pages, std::size_t blocks = 1) {
+    const std::size_t splits = kMostSplits * blocks;
+    if (more_pages > 0 || most_nodes() + splits > nodes_.capacity()) GrowBy(more_pages, splits);
+  }
 
   // A new page, free and without a fence, numbered page_count().
   void AddPage();
@@ -149,6 +152,7 @@ class PageSpace {
 
   // However those of whole pages are cut, there are no more of them than pages.
   std::size_t most_nodes() const { return nodes_.size() - spare_nodes_.size() + page_count(); }
+  void GrowBy(uint32_t more_pages, std::size_t splits);
   Node& at(NodeId id) { return nodes_[Index(id)]; }
   NodeId NewNode(const Node& node);
   void Splice(NodeId left, NodeId right);  // makes them neighbours

@@ -103,19 +103,24 @@ void SharedSpace::GivePiece(NodeId id, FenceId fence, bool large) {
     }
     return;
   }
-  // All of the page are where it comes to hold no large block any more.
-  const bool all = large && space_.large_pieces(page) == 1;
-  const auto hears = [&](const auto& view) { return all || view->Passes(fence); };
-  const NodeId from = all || node.prev == NodeId::kNone ? space_.first(page) : node.prev;
-  const NodeId to = all || node.next == NodeId::kNone ? space_.last(page) : node.next;
-  for (const auto& view : views_) {
-    if (hears(view)) view->UnindexNodes(page, from, to);
+  if (large && space_.large_pieces(page) == 1) {
+    for (const auto& view : views_) view->UnindexNodes(page, space_.first(page), space_.last(page));
+    space_.Give(id, fence);
+    space_.DropLargePiece(page);
+    for (const auto& view : views_) view->IndexNodes(page, space_.first(page), space_.last(page));
+    return;
   }
-  const NodeId given = space_.Give(id, fence);
-  if (large) space_.DropLargePiece(page);
   for (const auto& view : views_) {
-    if (!hears(view)) continue;
-    view->IndexNodes(page, all ? space_.first(page) : given, all ? space_.last(page) : given);
+    if (!view->Passes(fence)) continue;
+    for (const NodeId beside : {node.prev, node.next}) {
+      if (beside != NodeId::kNone && !space_.node(beside).used())
+        view->UnindexNodes(page, beside, beside);
+    }
+  }
+  if (large) space_.DropLargePiece(page);
+  const NodeId given = space_.Give(id, fence);
+  for (const auto& view : views_) {
+    if (view->Passes(fence)) view->IndexNodes(page, given, given);
   }
 }
 

@@ -223,7 +223,7 @@ void StreamMemory::Free(LiveBlock& live) {
     ReserveMore(freed_, 1);
     freed_.push_back(std::move(live));
   } else {
-    Give(live, fences_.Held(/*eager=*/true));
+    GiveBehind(live, fences_.Held(/*eager=*/true));
   }
 }
 
@@ -276,9 +276,14 @@ void StreamMemory::GiveFreed() {
 void StreamMemory::GiveFreedAtEnd() {
   expects_several_streams_ = false;
   while (!freed_.empty()) {
-    Give(freed_.back(), fences_.Held(/*eager=*/freed_.back().others != nullptr));
+    GiveBehind(freed_.back(), fences_.Held(/*eager=*/freed_.back().others != nullptr));
     freed_.pop_back();
   }
+}
+
+void StreamMemory::GiveBehind(const LiveBlock& live, FenceId fence) {
+  bytes_.ReserveFence(fence);
+  Give(live, fence);
 }
 
 void StreamMemory::Check() const {

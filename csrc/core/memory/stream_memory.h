@@ -59,10 +59,9 @@ class StreamMemory {
   // block is told its view. Room is made for one SharedSpace::Take(). pre: a scope is open.
   FreeView& BeginTake(LiveBlock& live, std::optional<CaptureId> in);
 
-  // Behind what the bytes of a block must stay that is freed now. Give() cannot throw then.
+  // Behind what the bytes of a block must stay that is freed now; there is room for them.
   FenceId FenceFor(const LiveBlock& live);
   void Give(const LiveBlock& live, FenceId fence) {
-    bytes_.ReserveFence(fence);
     fences_.Renew(fence);
     bytes_.Give(live.site, live.length(), fence);
   }
@@ -106,6 +105,7 @@ class StreamMemory {
   bool IsCapturedUse(StreamId stream);
   void GiveFreed();
   void GiveFreedAtEnd();
+  void GiveBehind(const LiveBlock& live, FenceId fence);
 
   // stream_memory_proofs.cc
   void ExpectSeveralStreams();
