@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from _team import median_ratio
+
 Row = dict[str, Any]
 
 # CUDAGRAPH_POOL of a run; nothing else makes the difference.
@@ -36,3 +38,10 @@ def judge(rows: Sequence[Row], group: Callable[[Row], str]) -> list[str]:
         if len({row["digest"] for row in rows if group(row) == name}) > 1:
             problems.append(f"{name}: other tokens than stock's")
     return problems
+
+
+def beside(own: Sequence[Row], stock: Sequence[Row], key: str) -> float | None:
+    """The median over rounds: what was measured one after the other drifts alike."""
+    of_stock = {row["round"]: row[key] for row in stock}
+    pairs = [(row[key], of_stock[row["round"]]) for row in own if row["round"] in of_stock]
+    return median_ratio([a for a, _ in pairs], [b for _, b in pairs])

@@ -2,16 +2,17 @@
 
 A Llama-like model of a billion parameters with random weights answers prompts of mixed lengths by
 ``generate_batch``, which captures a graph for each padded size into a ``torch.cuda.MemPool``. Each
-run has a process of its own, ours with ``CUDAGRAPH_POOL=1`` in its environment and nothing else.
-Prints a table and writes JSON. Exit code 0 if all tokens are equal and every capture of ours was
-in a pool of ours, 1 if not, 2 without a GPU.
+run has a process of its own, ours with ``CUDAGRAPH_POOL=1`` in its environment and nothing else;
+stock's and ours take turns. Prints a table of medians and writes JSON. Exit code 0 if all tokens
+are equal and every capture of ours was in a pool of ours, 1 if not, 2 without a GPU.
 
     python benchmarks/continuous_batching.py --output results/continuous_batching.json
 
 captures  Graphs, and how many of them in pools of ours.
 pool      MiB that graph pools and MemPools reserve in the end.
 minimum   MiB: the most that was ever live in them at once, in whole pages. Ours only.
-tokens/s  Of further calls on graphs that are there: the median.
+tokens/s  Of further calls on graphs that are there: the median of a process, and of those.
+÷stock    By stock's of the same round: the median of rounds.
 digest    Of all tokens of the first call.
 """
 
@@ -27,8 +28,17 @@ from operator import itemgetter
 
 import torch
 from _apart import measure_apart, run_script
-from _command import add_common, add_some, new_parser, new_report, positive, verdict, write_report
-from _engine import REQUESTS, Row, digest, judge
+from _command import (
+    add_common,
+    add_some,
+    new_parser,
+    new_report,
+    number,
+    positive,
+    verdict,
+    write_report,
+)
+from _engine import REQUESTS, Row, beside, digest, judge
 from _models import text
 from _pools import cells, count_captures, measure_pools
 
@@ -43,20 +53,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_some(parser, "--batchings", BATCHINGS)
     parser.add_argument("--prompts", type=positive, default=64)
     parser.add_argument("--tokens", type=positive, default=64, help="new ones for each prompt")
-    add_common(parser, rounds=3)
+    parser.add_argument("--calls", type=positive, default=5, help="that a process times")
+    add_common(parser, rounds=5)
     options = parser.parse_args(argv)
     report = new_report(options)
-    asked = (options.prompts, options.tokens, options.rounds)
-    for batching, allocator in itertools.product(options.batchings, ALLOCATORS):
-        request = REQUESTS[allocator]
-        found = measure_apart(__file__, batching, *asked, CUDAGRAPH_POOL=request)
-        report["rows"].append({"batching": batching, "allocator": allocator, **found})
-        write_report(report, options.output)
+    asked = (options.prompts, options.tokens, options.calls)
+    for turn, batching in itertools.product(range(options.rounds), options.batchings):
+        for allocator in reversed(ALLOCATORS) if turn % 2 else ALLOCATORS:
+            request = REQUESTS[allocator]
+            found = measure_apart(__file__, batching, *asked, CUDAGRAPH_POOL=request)
+            run = {"batching": batching, "allocator": allocator, "round": turn}
+            report["rows"].append({**run, **found})
+            write_report(report, options.output)
     print(_table(report["rows"]))
     return verdict(judge(report["rows"], itemgetter("batching")))
 
 
-def measure(batching: str, prompts: int, tokens: int, rounds: int) -> Row:
+def measure(batching: str, prompts: int, tokens: int, calls: int) -> Row:
     """One run, in a process that may have the pool enabled."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
@@ -97,7 +110,7 @@ def measure(batching: str, prompts: int, tokens: int, rounds: int) -> Row:
     generated = [answer.generated_tokens for answer in answers.values()]
     count = sum(map(len, generated))
     rates = []
-    for _ in range(rounds):
+    for _ in range(calls):
         began = time.perf_counter()
         model.generate_batch(inputs, **arguments)
         rates.append(count / (time.perf_counter() - began))
@@ -111,10 +124,18 @@ def measure(batching: str, prompts: int, tokens: int, rounds: int) -> Row:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    lines = [["batching", "", "captures", "of ours", "pool", "minimum", "tokens/s", "digest"]]
-    for row in rows:
-        rate = f"{row['tokens_per_second']:,.0f}"
-        lines.append([row["batching"], row["allocator"], *cells(row), rate, row["digest"]])
+    """Pools are the same in each round."""
+    head = "batching allocator captures of_ours pool minimum tokens/s ÷stock digest"
+    lines = [head.split()]
+    for batching, allocator in itertools.product(BATCHINGS, ALLOCATORS):
+        peers = [row for row in rows if row["batching"] == batching]
+        own = [row for row in peers if row["allocator"] == allocator]
+        stock = [row for row in peers if row["allocator"] == "stock"]
+        if own:
+            rate = statistics.median(row["tokens_per_second"] for row in own)
+            quotient = number(beside(own, stock, "tokens_per_second"), 1, ".3f")
+            figures = [f"{rate:,.0f}", quotient, own[0]["digest"]]
+            lines.append([batching, allocator, *cells(own[0]), *figures])
     return format_table(lines, width=sys.maxsize)
 
 

@@ -11,7 +11,7 @@ missing.
     python benchmarks/vllm_engine.py --models 8b --parallel 2 --modes v1-default --output two.json
 
 vLLM 0.23 and this package must be installed, or lie on PYTHONPATH as ``pip install --target``
-leaves them: the package is enabled by its entry points.
+leaves them: the package is enabled by its entry points. If the first run fails, it is the last.
 
 all-reduce  On two GPUs: vLLM's own (custom), or it has disable_custom_all_reduce (nccl).
 graphs      That capture_model() made, and how many of them in pools of ours.
@@ -47,8 +47,8 @@ from _command import (
     verdict,
     write_report,
 )
-from _engine import REQUESTS, Row, judge
-from _team import median, median_ratio, ratio
+from _engine import REQUESTS, Row, beside, judge
+from _team import median, ratio
 
 from cudagraph_pool._table import format_table
 from cudagraph_pool._worker_process import WorkerError
@@ -107,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not any(all(row[key] == run[key] for key in KEY) for row in rows):
             rows.append({**run, **_measure(run, options)})
             write_report(report, options.output)
+            if all("error" in row for row in rows):
+                break  # what this run lacks, the others lack too
     problems = [f"{_title(row)}: {row['error']}" for row in rows if "error" in row]
     rows = [row for row in rows if "error" not in row]
     if rows:
@@ -180,20 +182,13 @@ def table(rows: Sequence[Row]) -> str:
             if key == "pool":
                 line.append(number(ratio(_of(own, "pool"), _of(ours, "minimum")), 1, ".3f"))
             elif key in COMPARED:
-                line.append(_beside(own, stock, key))
+                line.append(number(beside(own, stock, key), 1, ".3f"))
         cells.append([*line, first["digest"]])
     return format_table(cells, left_columns=(0, 2, 3, 4), width=sys.maxsize)
 
 
 def _of(rows: Sequence[Row], key: str) -> float | None:
     return median([row[key] for row in rows])
-
-
-def _beside(own: Sequence[Row], stock: Sequence[Row], key: str) -> str:
-    """By round: what was measured one after the other drifts alike."""
-    of_stock = {row["round"]: row[key] for row in stock}
-    pairs = [(row[key], of_stock[row["round"]]) for row in own if row["round"] in of_stock]
-    return number(median_ratio([a for a, _ in pairs], [b for _, b in pairs]), 1, ".3f")
 
 
 if __name__ == "__main__":

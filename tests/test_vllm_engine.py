@@ -96,6 +96,12 @@ def test_a_second_call_runs_what_is_missing(
         run(path)
 
 
+def test_a_first_run_that_fails_is_the_last(engine: Engine, tmp_path: Path) -> None:
+    engine.fails = ("0", 0)
+    assert run(tmp_path / "rows.json") == 1
+    assert engine.asked == ["FULL custom 0"]
+
+
 def test_of_two_gpus_the_worse_one() -> None:
     ranks = [{"device": 3, "captures_of_ours": 5}, {"device": 4, "captures_of_ours": 4}]
     assert most(ranks) == {"device": 4, "captures_of_ours": 4}

@@ -16,7 +16,7 @@ from .work import torch
 Start = Callable[..., str]
 
 # Knows nothing of the package until it asks what has happened.
-PROGRAM = """
+PROGRAM = r"""
 import multiprocessing, sys, torch
 
 def capture():
