@@ -51,7 +51,8 @@ bool IsExhausted(const DriverError& error) {
 void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   const uint64_t asked = live.block.requested_bytes;
   if (asked > kLargestBlock) ThrowOutOfMemory("No device has so many addresses.", asked);
-  const bool predicted = memory_.captures_one_stream();
+  if (!memory_.has_one_stream()) predictor_.Stop();
+  const bool predicted = predictor_.is_active();
   Predictor::Advice advice;
   if (predicted) {
     predictor_.ReserveOne(asked);

@@ -26,7 +26,8 @@ Granules PageSize(const Driver& driver, const PoolOptions& options) {
 
 }  // namespace
 
-Pool::Pool(Driver& driver, PoolOptions options) : Pool(PageSize(driver, options), driver) {}
+Pool::Pool(Driver& driver, PoolOptions options)
+    : Pool(PageSize(driver, options), driver, options.predicts) {}
 
 void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   if (kind == ScopeKind::kCapture) ReserveMore(captures_, 1);
@@ -34,11 +35,10 @@ void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   stats_.scope_peak_bytes = stats_.allocated_bytes;
   reserved_before_ = reserved_bytes();
   capture_ = {.live_before_bytes = stats_.allocated_bytes, .first_allocation = stats_.allocations};
-  if (kind == ScopeKind::kCapture) predictor_.BeginCapture();
+  if (predicts_) predictor_.BeginScope(kind);
 }
 
 void Pool::EndScope(bool may_ask_device) {
-  const bool predicts = memory_.captures_one_stream();
   const bool capture = in_capture_scope();
   memory_.EndScope(may_ask_device);
   if (capture) {
@@ -48,7 +48,7 @@ void Pool::EndScope(bool may_ask_device) {
     capture_.allocations = stats_.allocations - capture_.first_allocation;
     captures_.push_back(capture_);
   }
-  if (predicts) predictor_.EndCapture();
+  predictor_.EndScope();
 }
 
 Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> capture) {

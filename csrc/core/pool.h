@@ -101,10 +101,10 @@ class Pool {
 
   // Eager work that churns maps the same pages again and again. Whether it has mapped so much that
   // UnmapStale() is due, which leaves, and so bounds, what is mapped:
-  //   left <= mappings of the ranges that captures and checkpoints need + 3 * pages + handles
+  //   left == mappings of the ranges that captures and checkpoints need, those in which a block
+  //           lives, and one for each other handle
   //   page_mappings <= max(512, 2 * left) + those of the allocation that is under way
-  // since of what lives in a page two blocks at most reach beyond it, and the others share a
-  // mapping. It may be called in eager scopes only, with the device idle. Errors of the driver as
+  // It may be called in eager scopes only, with the device idle. Errors of the driver as
   // GiveBack().
   bool HasStaleMappings() const;
   void UnmapStale();
@@ -133,11 +133,12 @@ class Pool {
  private:
   static constexpr uint64_t kLeastMappingLimit = 512;
 
-  Pool(Granules page_size, Driver& driver)
+  Pool(Granules page_size, Driver& driver, bool predicts)
       : ranges_(driver, page_size),
         memory_(driver, page_size, ranges_, blocks_),
         predictor_(memory_.bytes(), blocks_),
-        placer_(driver, ranges_, memory_, predictor_) {}
+        placer_(driver, ranges_, memory_, predictor_),
+        predicts_(predicts) {}
 
   const LiveBlock& Known(Address address) const;
   LiveBlock& Known(Address address) {
@@ -155,6 +156,7 @@ class Pool {
   StreamMemory memory_;
   Predictor predictor_;
   Placer placer_;
+  const bool predicts_;
   uint64_t mapping_limit_ = kLeastMappingLimit;       // beyond which mappings are looked through
   std::shared_ptr<RangeTable::Shrinking> shrinking_;  // what is prepared
   PoolStats stats_;                                   // what Stats() does not derive

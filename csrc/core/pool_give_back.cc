@@ -37,6 +37,7 @@ void Pool::GiveBack() {
   memory_.OpenAll();
   ranges_.UnpinAll();
   identity_ = std::move(next_identity_);
+  predictor_.Forget();
   if (const std::exception_ptr error = Shrink()) std::rethrow_exception(error);
 }
 
@@ -94,7 +95,7 @@ std::exception_ptr Pool::Shrink() {
   shrinking_.reset();
   blocks_.ForEach(
       [&](Address, LiveBlock& live) { live.site.slot = renumbering.Of(live.site.slot); });
-  predictor_.Forget();
+  predictor_.Renumber(renumbering);
   return renumbering.error;
 }
 

@@ -92,7 +92,7 @@ class PredictionTest : public ::testing::Test {
       std::size_t count = ~std::size_t{0},
       const Streams& stream_of = [](std::size_t) { return kA; }) {
     freed_by_.clear();
-    pool_.BeginScope(ScopeKind::kCapture);
+    pool_.BeginScope(kind_);
     std::map<std::size_t, Block> live;
     const auto free_due = [&](std::size_t step) {
       std::erase_if(live, [&](const auto& entry) {
@@ -142,6 +142,7 @@ class PredictionTest : public ::testing::Test {
   DriverWatch watch_{host_};
   FaultyDriver faulty_{watch_};
   Pool pool_{faulty_, {}};
+  ScopeKind kind_ = ScopeKind::kCapture;                        // of Capture()
   std::set<std::pair<uint32_t, uint64_t>> taken_;               // granules of live blocks
   std::map<std::pair<uint32_t, uint64_t>, StreamId> freed_by_;  // in this capture
   uint64_t minimum_ = 0;                                        // bytes
@@ -239,6 +240,49 @@ TEST_F(PredictionTest, ASmallerCaptureMakesNoPageAndMapsLittle) {
   for (const uint64_t batch : {6U, 5U, 3U, 4U, 1U, 2U}) Capture(kNetwork, batch);
   EXPECT_LE(pool_.Stats().page_mappings, before.page_mappings * 11 / 10);
   EXPECT_EQ(pool_.Stats().pages, before.pages);
+}
+
+TEST_F(PredictionTest, ACaptureLiesWhereItsWarmUpLay) {
+  for (const uint64_t batch : {2U, 1U, 5U, 8U}) {
+    kind_ = ScopeKind::kEager;
+    Capture(kNetwork, batch);
+    watch_.Quiesce();
+    const PoolStats before = pool_.Stats();
+    kind_ = ScopeKind::kCapture;
+    Capture(kNetwork, batch);
+    EXPECT_EQ(pool_.Stats().page_mappings, before.page_mappings) << batch;
+    EXPECT_EQ(pool_.Stats().pages, before.pages) << batch;
+  }
+}
+
+TEST_F(PredictionTest, WhatEagerWorkUnmappedIsNoPlaceAnyMore) {
+  kind_ = ScopeKind::kEager;
+  Capture(kNetwork, 8);
+  const PoolStats before = pool_.Stats();
+  watch_.Quiesce();
+  pool_.BeginScope(ScopeKind::kEager);
+  pool_.UnmapStale();
+  EXPECT_LT(pool_.Stats().page_mappings, before.page_mappings);
+  pool_.EndScope();
+  Capture(kNetwork, 8);
+  EXPECT_LE(pool_.Stats().pages, before.pages * 101 / 100);
+}
+
+TEST_F(PredictionTest, APoolThatIsToldSoPredictsNothing) {
+  Pool plain(faulty_, {.predicts = false});
+  const auto capture = [&] {
+    plain.BeginScope(ScopeKind::kCapture);
+    std::vector<Block> live;
+    for (const uint64_t pages : {9U, 2U, 7U, 3U, 9U}) {
+      live.push_back(plain.Allocate(pages * kSmallPage + kGranule, kA));
+      if (live.size() == 3) plain.Free(std::exchange(live[0], live[2]).address), live.pop_back();
+    }
+    for (const Block& block : live) plain.Free(block.address);
+    plain.EndScope();
+    return plain.Stats().page_mappings;
+  };
+  const uint64_t first = capture();
+  EXPECT_GT(capture(), first) << "where blocks lay before is not known";
 }
 
 // Each capture begins as if it were sixteen times the profile, and then is not.

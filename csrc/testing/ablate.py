@@ -4,9 +4,9 @@
     python csrc/testing/ablate.py --only plan      # those whose name contains "plan"
 
 A rule is an entry of mutants/rules.txt: a text of the core, and what stands there without it. Each
-build replays the recorded traces and the held-out models in 100 orders each, and the made-up and
-worst ones and programs of several streams in the order that they come in. Exit code 2 if a rule's
-text is not there.
+build replays the recorded traces and the held-out models in 100 orders each, the latter warmed up
+in the pool too, and the made-up and worst ones and programs of several streams in the order that
+they come in. Exit code 2 if a rule's text is not there.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ HEAD = f"""\
 
 `csrc/testing/ablate.py` takes one rule of prediction or placement out of the core at a time
 (`csrc/testing/mutants/rules.txt`). `cgp_quality` then replays the recorded traces and those of
-models that nothing was tuned on (*held out*, `tests/traces/models`) in {ORDERS} orders each, the
-made-up ones (25 families, 20 seeds) and those of `tests/traces/worst` in their own, and the 24
-programs of several streams of `benchmarks/stream_programs.py` with {len(STREAM_SEEDS)} seeds. The
-mappings are those of one pool in the mean, and a capture pays 25 to 40 µs for each. Pools of less
-than 64 MiB are left out, but not of several streams, nor in the column *above the bound*: how many
-of the made-up and worst traces take more than 1.01 of what the same pool takes without prediction,
-and a page.
+models that nothing was tuned on (*held out*, `tests/traces/models`) in {ORDERS} orders each
+(*warm*: each captured behind a warm-up in the pool), the made-up ones (25 families, 20 seeds)
+and those of `tests/traces/worst` in their own, and the 24 programs of several streams of
+`benchmarks/stream_programs.py` with {len(STREAM_SEEDS)} seeds. The mappings are those of one
+pool in the mean, and a capture pays 25 to 40 µs for each. Pools of less than 64 MiB are left
+out, but not of several streams, nor in the column *above the bound*: how many of the made-up
+and worst traces take more than 1.01 of what the same pool takes without prediction, and a page.
 
 | without the rule | | mappings | reserved ÷ minimum: mean | 99th percentile | worst \
-| held out: mappings | mean | worst | made up: mean | worst | above the bound \
+| held out: mappings | mean | worst | warm: mappings | mean | worst \
+| made up: mean | worst | above the bound \
 | several streams: mappings | mean | worst |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Measured:
 
     recorded: Figures
     held_out: Figures
+    warm: Figures
     made_up: Figures
     above: int
     streams: Figures
@@ -81,11 +83,13 @@ def measure(work: Path, texts: Path, mutant: Mutant | None, jobs: int) -> Measur
     if errors:
         raise StaleError(f"does not compile\n{errors[-2000:]}")
     recorded, _ = judge(work, ["--orders", str(ORDERS), str(texts / "recorded")])
-    held_out, _ = judge(work, ["--held-out", "--orders", str(ORDERS), str(texts / "models")])
+    models = ["--held-out", "--orders", str(ORDERS), str(texts / "models")]
+    held_out, _ = judge(work, models)
+    warm, _ = judge(work, ["--warm", *models])
     made_up, output = judge(work, ["--plain", str(texts / "made_up"), str(texts / "worst")])
     above = len(re.findall("^BROKEN: .* pages", output, re.MULTILINE))
     streams, _ = judge(work, ["--streams", str(texts / "streams")], "all")
-    return Measured(recorded, held_out, made_up, above, streams)
+    return Measured(recorded, held_out, warm, made_up, above, streams)
 
 
 def write_traces(texts: Path, json: Path) -> None:
@@ -124,12 +128,13 @@ def row(name: str, what: str, figures: Measured, whole: Measured) -> str:
         more = f" ({is_.mappings / was.mappings - 1:+.0%})" if name else ""
         return f"{is_.mappings:,.0f}{more}"
 
-    recorded, held_out, made_up = figures.recorded, figures.held_out, figures.made_up
-    streams = figures.streams
+    recorded, held_out, warm = figures.recorded, figures.held_out, figures.warm
+    made_up, streams = figures.made_up, figures.streams
     return (
         f"| {name} | {what} | {mappings(recorded, whole.recorded)} | {recorded.mean:.4f} "
         f"| {recorded.p99:.4f} | {recorded.worst:.4f} | {mappings(held_out, whole.held_out)} "
-        f"| {held_out.mean:.4f} | {held_out.worst:.4f} | {made_up.mean:.4f} | {made_up.worst:.4f} "
+        f"| {held_out.mean:.4f} | {held_out.worst:.4f} | {mappings(warm, whole.warm)} "
+        f"| {warm.mean:.4f} | {warm.worst:.4f} | {made_up.mean:.4f} | {made_up.worst:.4f} "
         f"| {figures.above} "
         f"| {mappings(streams, whole.streams)} | {streams.mean:.4f} | {streams.worst:.4f} |"
     )

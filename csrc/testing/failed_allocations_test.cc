@@ -24,7 +24,7 @@ class FailedAllocationsTest : public ::testing::Test {
     world_.FailEach(FaultKind::kAllocation, call, describe);
   }
 
-  World world_{{.granularity = 4096, .map_memory = false}, 4096};
+  World world_{{.granularity = 4096, .map_memory = false}, {.page_bytes = 4096}};
 };
 
 TEST_F(FailedAllocationsTest, ASetIsMadeOrNot) {
@@ -179,7 +179,7 @@ class RandomFaultsTest : public ::testing::TestWithParam<unsigned> {
   }
 
   std::mt19937 random_{GetParam()};
-  World world_{{.granularity = 4096, .map_memory = false}, 4096};
+  World world_{{.granularity = 4096, .map_memory = false}, {.page_bytes = 4096}};
   PoolSet& set_ = *world_.set;
   std::vector<Address> live_;
   bool open_ = false;

@@ -14,11 +14,11 @@ std::string ToString(const FuzzSetup& setup) {
   return Text("FuzzSetup{.granularity_bytes = ", setup.granularity_bytes,
               ", .page_bytes = ", setup.page_bytes,
               ", .physical_limit_bytes = ", setup.physical_limit_bytes, std::boolalpha,
-              ", .map_memory = ", setup.map_memory, ", .inspect_every = ", setup.inspect_every,
-              ", .one_pool = ", setup.one_pool, ", .tidy_end = ", setup.tidy_end,
-              ", .fail_each = ", setup.fail_each, ", .streams = ", setup.streams,
-              ", .seed = ", setup.seed, "U, .forked = ", setup.forked,
-              ", .threads = ", setup.threads, "}");
+              ", .predicts = ", setup.predicts, ", .map_memory = ", setup.map_memory,
+              ", .inspect_every = ", setup.inspect_every, ", .one_pool = ", setup.one_pool,
+              ", .tidy_end = ", setup.tidy_end, ", .fail_each = ", setup.fail_each,
+              ", .streams = ", setup.streams, ", .seed = ", setup.seed,
+              "U, .forked = ", setup.forked, ", .threads = ", setup.threads, "}");
 }
 
 namespace {
@@ -44,7 +44,7 @@ FuzzSession::FuzzSession(const FuzzSetup& setup, World* shared, uint64_t number)
                               HostDriverOptions{.granularity = setup.granularity_bytes,
                                                 .physical_limit_bytes = setup.physical_limit_bytes,
                                                 .map_memory = setup.map_memory},
-                              setup.page_bytes)),
+                              PoolOptions{setup.page_bytes, setup.predicts})),
       world_(shared ? *shared : *own_world_),
       model_(watch_, dag_, setup.page_bytes),
       random_(setup.seed) {}
@@ -314,15 +314,16 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   if (new_pages > need.most_new()) {
     Complain("asked the driver for ", new_pages, " pages where ", need.most_new(), " do");
   }
-  // One more saves mappings; two would not. (A capture may repeat what an earlier one did, and so
-  // take more.) A page amid a handle of several is no edge that could hold the remainder, whatever
+  // One more saves mappings; two would not. (What is predicted repeats what an earlier scope did,
+  // and so may take more.) A page amid a handle of several is no edge that could hold the remainder, whatever
   // is free of it: where there are such handles, a page for the remainder is always right. And a
   // page may be whole, rather than an edge, only since work has gone on that the pool has not asked
   // about.
   const bool one_page_handles = host_.usage().handles == set_.TotalStats().pages;
   const uint64_t ideal =
       one_page_handles ? need.ideal : (rounded + setup_.page_bytes - 1) / setup_.page_bytes;
-  const bool judged = model_.OpenScope(id) == ScopeKind::kEager && asked_.contains(id);
+  const bool judged =
+      !setup_.predicts && model_.OpenScope(id) == ScopeKind::kEager && asked_.contains(id);
   if (judged && whole_pages > ideal + 1) {
     Complain("took ", whole_pages, " whole pages where ", ideal, " do");
   }

@@ -26,6 +26,7 @@ struct FuzzSetup {
   uint64_t granularity_bytes = 4096;
   uint64_t page_bytes = 4096;  // a power-of-two multiple of the granularity
   uint64_t physical_limit_bytes = uint64_t{1} << 30;
+  bool predicts = true;
   bool map_memory = true;  // kernels fill blocks, and check them
   // How many steps lie between two looks at what is too slow to compare after each.
   uint64_t inspect_every = 16;

@@ -17,6 +17,7 @@ OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : dice_(s
   // One sequence in four lives with a limit that it will meet.
   setup.physical_limit_bytes =
       dice_.OneIn(4) ? setup.page_bytes * (1 + dice_.Below(40)) : uint64_t{1} << 30;
+  setup.predicts = !dice_.OneIn(4);
   setup.tidy_end = dice_.OneIn(2);
   left_ = uint64_t{20} << dice_.Below(6);
   pools_ = 1 + dice_.Below(3);
@@ -197,11 +198,10 @@ Step OperationGenerator::Fail() {
 void OperationGenerator::Note(const Step& step, const FuzzSession& session) {
   constexpr size_t kLeastSteps = 3;  // what is shorter repeats itself anyway
   constexpr size_t kMostSteps = 120;
-  const std::optional<ScopeKind> open = session.OpenScope(step.pool);
-  const bool captures = open == ScopeKind::kCapture;
+  const bool open = session.OpenScope(step.pool).has_value();
   Steps& program = open_[step.pool];
   if (step.kind == kAllocate) {
-    if (!captures || step.amount == 0 || step.amount > setup.physical_limit_bytes) return;
+    if (!open || step.amount == 0 || step.amount > setup.physical_limit_bytes) return;
     program.push_back(step);
     if (!powers_.contains(step.item)) {
       powers_[step.item] = !dice_.OneIn(5) ? 1 : dice_.OneIn(4) ? 2 : 0;
@@ -211,7 +211,7 @@ void OperationGenerator::Note(const Step& step, const FuzzSession& session) {
       if (std::ranges::count(some, step.item, &Step::item) == 1) some.push_back(step);
     }
   } else if (step.kind == kEnd) {
-    if (captures && program.size() >= kLeastSteps && program.size() <= kMostSteps) {
+    if (open && program.size() >= kLeastSteps && program.size() <= kMostSteps) {
       programs_[step.pool].push_back(program);
     }
     program.clear();
@@ -276,7 +276,9 @@ void OperationGenerator::Repeat(uint64_t pool, const FuzzSession& session) {
       steps.push_back({.kind = kFree, .item = label});
     }
   }
-  steps.push_back({.kind = kBeginCapture, .pool = pool});
+  // Some warm up for the next.
+  const bool eager = !captures_only_ && dice_.OneIn(3);
+  steps.push_back({.kind = eager ? kBeginEager : kBeginCapture, .pool = pool});
   const Steps varied = Vary(dice_.OneIn(4) ? dice_.Of(programs) : programs.back());
   steps.insert(steps.end(), varied.begin(), varied.end());
   steps.push_back({.kind = kEnd, .pool = pool});

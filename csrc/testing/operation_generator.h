@@ -1,7 +1,7 @@
-// Random steps for a FuzzSession. Captures repeat earlier ones at another scale now and then, as a
-// program does that is captured for several sizes: what the pool predicts, plans and follows
-// (core/planning/predictor.h). Random captures are never alike, so without this no plan would ever
-// be made.
+// Random steps for a FuzzSession. Captures and eager scopes repeat earlier ones at another scale now
+// and then, as a program does that is captured for several sizes: what the pool predicts, plans and
+// follows (core/planning/predictor.h). Random scopes are never alike, so without this no plan would
+// ever be made.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ class OperationGenerator {
   void Note(const Step& step, const FuzzSession& session);
   uint64_t Scaled(const Step& allocate, double factor) const;
   Steps Vary(const Steps& program);
-  // A capture that repeats one of this pool; nothing if there is none. pre: no scope of the pool is
+  // A scope that repeats one of this pool; nothing if there is none. pre: no scope of the pool is
   // open.
   void Repeat(uint64_t pool, const FuzzSession& session);
 
@@ -59,10 +59,10 @@ class OperationGenerator {
   bool captures_only_ = false;
   bool fails_events_ = false;
   bool large_ = false;              // reaches a thousand pages
-  bool repeats_ = false;            // captures
+  bool repeats_ = false;            // scopes
   bool repeats_fail_ = false;       // driver calls in these are made to fail
-  std::map<uint64_t, Steps> open_;  // by pool: what its open capture allocated and freed so far
-  std::map<uint64_t, std::vector<Steps>> programs_;  // by pool: what its captures did
+  std::map<uint64_t, Steps> open_;  // by pool: what its open scope allocated and freed so far
+  std::map<uint64_t, std::vector<Steps>> programs_;  // by pool: what its scopes did
   std::map<uint64_t, unsigned>
       powers_;                   // by label: of the factor, by which the block grows in repetitions
   std::deque<Step> repetition_;  // what is left of the one under way

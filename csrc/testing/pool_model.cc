@@ -207,6 +207,7 @@ void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
 void PoolModel::EndScope(PoolId id, bool may_mark) {
   ModelPool& pool = Known(id);
   if (may_mark && pool.scope == ScopeKind::kEager) Mark(pool);
+  pool.had_scopes = true;
   pool.captured |= pool.scope == ScopeKind::kCapture;
   pool.scope.reset();
   DropIfGone(id);

@@ -92,7 +92,7 @@ class PoolModel {
   struct Need {
     uint64_t ideal = 0;  // without which no placement does, as long as each block is in one range
     uint64_t whole_pages = 0;  // that are free and promised
-    bool planned = false;      // possibly, from an earlier capture
+    bool planned = false;      // possibly, from an earlier scope
     uint64_t beyond = 0;       // pages that may be made with those that are needed
     // What the driver must have for the allocation to succeed.
     uint64_t least_new() const { return ideal > whole_pages ? ideal - whole_pages : 0; }
@@ -191,7 +191,8 @@ class PoolModel {
     std::optional<ScopeKind> scope;
     uint64_t scope_number = 0;
     std::map<uint32_t, std::vector<Granule>> pages;
-    bool captured = false;                         // an earlier scope was a capture
+    bool had_scopes = false;                       // before the one that is open
+    bool captured = false;                         // one of them was a capture
     uint64_t captures = 0;                         // that were begun in the open scope
     std::set<CaptureId> told;                      // of these: see IsTold()
     std::set<StreamId> seen;                       // in the open scope
@@ -214,7 +215,7 @@ class PoolModel {
   };
 
   static bool MayBePlanned(const ModelPool& pool) {
-    return pool.scope == ScopeKind::kCapture && pool.captured;
+    return pool.scope.has_value() && pool.had_scopes;
   }
   uint64_t PagesBeyond(const ModelPool& pool, uint64_t bytes, StreamId stream) const;
   PageRuns Runs(const ModelPool& pool, const std::vector<Granule>& page, StreamId stream) const;

@@ -52,6 +52,8 @@ foreach(family cnn_res decode extremes grid2d liar sawtooth)
 endforeach()
 add_test(NAME cgp_quality_orders COMMAND cgp_quality --orders 100 ${in_orders})
 add_test(NAME cgp_quality_models COMMAND cgp_quality --held-out --orders 100 ${texts}/models)
+add_test(NAME cgp_quality_warm COMMAND cgp_quality --warm --held-out --orders 50 ${texts}/models)
+add_test(NAME cgp_quality_warm_made_up COMMAND cgp_quality --warm --plain ${texts}/made_up ${texts}/worst)
 add_test(NAME cgp_quality_made_up COMMAND cgp_quality --plain ${texts}/made_up ${texts}/worst)
 add_test(NAME cgp_quality_streams COMMAND cgp_quality --streams ${texts}/streams)
 # 152 captures in one pool.

@@ -226,7 +226,7 @@ TEST(FailureTest, ManySmallBlocksInAPage) {
 // A pool that could not be given back is used again, and given back after that.
 TEST(FailedTrimTest, LeavesAPoolThatWorks) {
   constexpr PoolId kPool{0, 1};
-  World world({.granularity = kPage, .map_memory = false}, kPage);
+  World world({.granularity = kPage, .map_memory = false}, {.page_bytes = kPage});
   PoolSet& set = *world.set;
   const auto allocate = [&](uint64_t bytes) {
     const Address address = set.Allocate(kPool, bytes, StreamId{1}).address;

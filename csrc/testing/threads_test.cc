@@ -114,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, ThreadsInOneSet,
 
 // Captures of several streams in each thread, each into a pool of its own: as if each were alone.
 TEST(ThreadsTest, ManyStreamsAreCapturedInEachOfManyThreads) {
-  World world({.granularity = kPage}, kPage);
+  World world({.granularity = kPage}, {.page_bytes = kPage});
   std::vector<std::thread> threads;
   std::vector<std::string> complaints(6);
   std::atomic<uint64_t> across = 0;

@@ -23,8 +23,8 @@ enum class FaultKind : uint8_t {
 };
 
 struct World {
-  World(const HostDriverOptions& options, uint64_t page_bytes)
-      : host(options), set(std::in_place, sparing, PoolOptions{.page_bytes = page_bytes}) {}
+  World(const HostDriverOptions& options, const PoolOptions& of_set)
+      : host(options), set(std::in_place, sparing, of_set) {}
 
   // What the set and the driver hold: a call that fails leaves it as it was.
   struct Books {

@@ -48,8 +48,8 @@ class StreamMemory {
   // --- Scopes, see Pool ---
 
   std::optional<ScopeKind> scope() const { return scope_; }
-  // Whether a capture is under way that has one stream, as far as is known.
-  bool captures_one_stream() const { return scope_ == ScopeKind::kCapture && !several_streams_; }
+  // Whether the scope under way has one stream, as far as is known.
+  bool has_one_stream() const { return !several_streams_ && !bytes_.has_several_streams(); }
   void BeginScope(ScopeKind kind, bool may_ask_device);
   void EndScope(bool may_ask_device);
 

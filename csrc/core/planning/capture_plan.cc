@@ -55,7 +55,7 @@ std::vector<LayoutItem> CapturePlan::Predict(const CaptureProfile& profile, doub
     if (step.freed_at == CaptureProfile::kNever && length < page_) continue;
     items.push_back({.begin = s, .end = step.freed_at, .length = length});
     const uint32_t slot = Index(step.start.slot);
-    if (ranges.range_of(step.start.slot) == home_ && slot >= base_)
+    if (step.has_place() && ranges.range_of(step.start.slot) == home_ && slot >= base_)
       items.back().position = (slot - base_) * page_ + step.start.offset.count();
   }
   if (items.size() > kMostItems) {

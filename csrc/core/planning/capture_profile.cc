@@ -112,6 +112,14 @@ void CaptureProfile::Forget() {
   largest_peak_ = Granules(0);
 }
 
+void CaptureProfile::Renumber(const RangeTable::Renumbering& renumbering) {
+  for (std::vector<Step>* const steps : {&largest_, &recorded_}) {
+    for (Step& step : *steps) {
+      if (step.has_place()) step.start.slot = renumbering.Of(step.start.slot);
+    }
+  }
+}
+
 void CaptureProfile::EndCapture() {
   if (peak_ >= largest_peak_) {
     largest_peak_ = peak_;
@@ -120,6 +128,10 @@ void CaptureProfile::EndCapture() {
       largest_[i].lives_at_peak = largest_[i].freed_at > peak_step_;
     }
   }
+  AbandonCapture();
+}
+
+void CaptureProfile::AbandonCapture() {
   recorded_.clear();
   // What is freed from now on was not freed during the capture.
   ++capture_;

@@ -19,6 +19,7 @@
 #include "core/base/block.h"
 #include "core/base/reserve.h"
 #include "core/base/units.h"
+#include "core/memory/range_table.h"
 #include "core/placement/placement.h"
 
 namespace cgp {
@@ -33,6 +34,9 @@ class CaptureProfile {
     uint32_t freed_at = kNever;    // the number of steps done when it was freed
     bool lives_at_peak = false;    // of the capture's memory
     std::optional<uint32_t> like;  // the step that it matched, of the profile of then
+
+    // Where it lay is not unmapped.
+    bool has_place() const { return Index(start.slot) != RangeTable::Renumbering::kGone; }
   };
 
   // Which step of the profile an allocation matches, and what follows from that. A value: nothing
@@ -60,8 +64,11 @@ class CaptureProfile {
 
   // The capture is the profile from now on if none before it held more.
   void EndCapture();
-  // What it knows of places is not true any more. pre: no capture is under way.
+  // It ends as if it had not been.
+  void AbandonCapture();
   void Forget();
+  // Pages and slots have other numbers now, and some are gone.
+  void Renumber(const RangeTable::Renumbering& renumbering);
 
   // The steps of the largest capture; empty before there was one.
   const std::vector<Step>& steps() const { return largest_; }

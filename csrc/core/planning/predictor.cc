@@ -19,10 +19,28 @@ constexpr uint64_t kPartOfPage = 16;
 
 }  // namespace
 
-void Predictor::BeginCapture() {
+void Predictor::BeginScope(ScopeKind kind) {
   profile_.BeginCapture();
   plan_.reset();
   planned_ = false;
+  places_.Clear();
+  active_ = true;
+  kind_ = kind;
+}
+
+void Predictor::EndScope() {
+  if (active_) profile_.EndCapture();
+  active_ = false;
+}
+
+void Predictor::Stop() {
+  if (active_) profile_.AbandonCapture();
+  active_ = false;
+}
+
+void Predictor::Renumber(const RangeTable::Renumbering& renumbering) {
+  profile_.Renumber(renumbering);
+  plan_.reset();
   places_.Clear();
 }
 
@@ -41,7 +59,7 @@ std::optional<CapturePlan::Spot> Predictor::Predicted(const CaptureProfile::Matc
                                                       Granules length, const FreeView& view) {
   const CaptureProfile::Step* const like = match.step ? &profile_.steps()[*match.step] : nullptr;
   const bool no_larger = match.scale <= 1;
-  if (like != nullptr && !plan_ && no_larger &&
+  if (like != nullptr && like->has_place() && !plan_ && no_larger &&
       Granules::FromBytesRoundedUp(like->bytes) >= length &&
       FitsWithoutWaste(view, like->start, length)) {
     return CapturePlan::Spot{.growth = {}, .place = like->start};
@@ -80,7 +98,9 @@ Ticket Predictor::Allocated(const Advice& advice, Placement start, uint64_t byte
   const Granules length = Granules::FromBytesRoundedUp(bytes);
   const bool in_one_page = start.offset + length <= bytes_.page_size();
   if (length >= bytes_.page_size() || !in_one_page) places_.Add(length, start);
-  return profile_.Allocated(advice.match, start, bytes, live);
+  const Ticket ticket = profile_.Allocated(advice.match, start, bytes, live);
+  if (kind_ == ScopeKind::kEager && ticket.step == kMostEager) Stop();
+  return ticket;
 }
 
 uint64_t Predictor::MostPages(Granules length) const {

@@ -1,6 +1,8 @@
 // What is known beforehand about the capture under way: the profile, where that alone does not do
 // the plan made from it, and what the capture has done so far. Decides which advice to follow.
 //
+// An eager scope counts as a capture: mostly it warms up for one, which then finds its places.
+//
 //  - A capture no larger than its profile goes where the profile's blocks lay, but for what would take
 //    more whole pages there than hold it. Hardly anything is mapped.
 //  - A larger one gets a plan, and so does one that finds the place of a large block taken.
@@ -19,6 +21,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "core/base/block.h"
 #include "core/base/units.h"
 #include "core/memory/free_view.h"
 #include "core/memory/live_block.h"
@@ -36,13 +39,20 @@ class Predictor {
   // `blocks` are those that live in the bytes.
   Predictor(const SharedSpace& bytes, const LiveBlocks& blocks) : bytes_(bytes), blocks_(blocks) {}
 
-  void BeginCapture();
-  void EndCapture() { profile_.EndCapture(); }
-  // Pages and slots have other numbers now. pre: no capture is under way.
-  void Forget() {
-    profile_.Forget();
-    plan_.reset();
-  }
+  // Of eager work, which may last as long as the program, so many allocations are predicted. Of a
+  // scope with more nothing is learned.
+  static constexpr uint32_t kMostEager = 1 << 16;
+
+  void BeginScope(ScopeKind kind);
+  void EndScope();
+  // Whether the scope under way is predicted.
+  bool is_active() const { return active_; }
+  // It is not any more, and nothing is learned of it.
+  void Stop();
+  // No graph is left: what comes may be another program. pre: no scope is open.
+  void Forget() { profile_.Forget(); }
+  // Pages and slots have other numbers now, and some are gone.
+  void Renumber(const RangeTable::Renumbering& renumbering);
 
   struct Advice {
     CaptureProfile::Match match;
@@ -75,6 +85,8 @@ class Predictor {
   const SharedSpace& bytes_;
   const LiveBlocks& blocks_;
   CaptureProfile profile_;
+  bool active_ = false;
+  ScopeKind kind_ = ScopeKind::kCapture;
   // Of the capture under way, which gets no more than one.
   std::optional<CapturePlan> plan_;
   bool planned_ = false;

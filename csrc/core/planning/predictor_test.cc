@@ -81,7 +81,7 @@ class PredictorTest : public SmallPool {
     const int plans = plans_;
     places_.clear();
     advices_.clear();
-    predictor_.BeginCapture();
+    predictor_.BeginScope(ScopeKind::kCapture);
     std::map<std::size_t, int> live;
     const std::size_t steps = std::min(count, program.size());
     for (std::size_t i = 0; i < steps; ++i) {
@@ -92,7 +92,7 @@ class PredictorTest : public SmallPool {
       planned_ += advice_.spot && plans_ > plans ? 1 : 0;
     }
     FreeDue(program, kNever - 1, live);
-    predictor_.EndCapture();
+    predictor_.EndScope();
     return planned_;
   }
 
@@ -189,7 +189,7 @@ uint64_t PagesFor(double scale) {
 }
 
 TEST_F(PredictorTest, KnowsNothingOfTheFirstCapture) {
-  predictor_.BeginCapture();
+  predictor_.BeginScope(ScopeKind::kCapture);
   for (const uint64_t granules : {9U, 2U, 40U}) {
     Allocate(granules);
     EXPECT_FALSE(advice_.spot.has_value());
@@ -200,7 +200,7 @@ TEST_F(PredictorTest, KnowsNothingOfTheFirstCapture) {
 // Without advice it would go to the range that was made since.
 TEST_F(PredictorTest, ABlockThatNothingElseKnowsGoesWhereOneOfItsSizeLay) {
   MapNew(std::vector<std::string>(32, "...."));
-  predictor_.BeginCapture();
+  predictor_.BeginScope(ScopeKind::kCapture);
   const int first = Allocate(40);
   EXPECT_FALSE(advice_.spot);
   const Placement place = start_;
@@ -216,7 +216,7 @@ TEST_F(PredictorTest, ABlockThatNothingElseKnowsGoesWhereOneOfItsSizeLay) {
 
 TEST_F(PredictorTest, WhereBlocksLayIsForgottenWithTheCaptureAndNotUsedInSmallPools) {
   MapNew(std::vector<std::string>(31, "...."));
-  predictor_.BeginCapture();
+  predictor_.BeginScope(ScopeKind::kCapture);
   for (int block = 0; block < 2; ++block) {
     Free(Allocate(40));
     EXPECT_FALSE(advice_.spot) << block;
@@ -224,7 +224,7 @@ TEST_F(PredictorTest, WhereBlocksLayIsForgottenWithTheCaptureAndNotUsedInSmallPo
   MapNew(std::vector<std::string>(16, "...."));
   Free(Allocate(40));
   EXPECT_TRUE(advice_.spot);
-  predictor_.BeginCapture();
+  predictor_.BeginScope(ScopeKind::kCapture);
   Allocate(40);
   EXPECT_FALSE(advice_.spot);
 }
@@ -245,7 +245,7 @@ TEST_F(PredictorTest, ACaptureNoLargerThanItsProfileGoesWhereThatLay) {
 
 TEST_F(PredictorTest, TellsWhatLivesAtThePeak) {
   Capture(kProgram, 1);
-  predictor_.BeginCapture();
+  predictor_.BeginScope(ScopeKind::kCapture);
   std::vector<bool> at_peak;
   for (const Step& step : kProgram) {
     Allocate(step.granules);
@@ -303,16 +303,29 @@ TEST_F(PredictorTest, ACaptureGetsOnePlan) {
 TEST_F(PredictorTest, APlanThatIsGivenUpStaysSoForThisCapture) {
   MapNew(std::vector<std::string>(700, "...."));
   Capture(kProgram, 1);
-  predictor_.BeginCapture();
+  predictor_.BeginScope(ScopeKind::kCapture);
   Allocate(kProgram[0].granules * 7);
   ASSERT_TRUE(advice_.spot);
   predictor_.GiveUpPlan();
   Allocate(kProgram[1].granules * 7);
   EXPECT_EQ(advice_.match.step, 1U);
   EXPECT_FALSE(advice_.spot);
-  predictor_.EndCapture();
+  predictor_.EndScope();
   while (!blocks_.empty()) Free(blocks_.begin()->first);
   EXPECT_GE(Capture(kProgram, 8), 1) << "the next capture is planned again";
+}
+
+// As long as the program may last.
+TEST_F(PredictorTest, EagerWorkIsPredictedForSoLong) {
+  MapNew({"...."});
+  for (const ScopeKind kind : {ScopeKind::kEager, ScopeKind::kCapture}) {
+    predictor_.BeginScope(kind);
+    for (uint32_t i = 0; i < Predictor::kMostEager; ++i) Free(Allocate(1));
+    EXPECT_TRUE(predictor_.is_active());
+    Free(Allocate(1));
+    EXPECT_EQ(predictor_.is_active(), kind == ScopeKind::kCapture);
+    predictor_.EndScope();
+  }
 }
 
 TEST_F(PredictorTest, APoolOfVeryManyBlocksIsNotPlannedFor) {
