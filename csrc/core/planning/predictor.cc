@@ -111,6 +111,8 @@ uint64_t Predictor::MostPages(Granules length) const {
 
 bool Predictor::WorthPlanning(const CaptureProfile::Match& match, Granules length) const {
   if (planned_ || blocks_.size() > kMostLiveBlocks) return false;
+  // A plan takes milliseconds, which a loop of eager scopes would pay each time.
+  if (kind_ == ScopeKind::kEager) return false;
   // A capture no larger than its profile mostly finds its places; what is small finds another.
   return match.scale > 1 || (match.step && length >= bytes_.page_size());
 }

@@ -1,7 +1,8 @@
 // What is known beforehand about the capture under way: the profile, where that alone does not do
 // the plan made from it, and what the capture has done so far. Decides which advice to follow.
 //
-// An eager scope counts as a capture: mostly it warms up for one, which then finds its places.
+// An eager scope counts as a capture, but for plans: mostly it warms up for one, which then finds
+// its places.
 //
 //  - A capture no larger than its profile goes where the profile's blocks lay, but for what would take
 //    more whole pages there than hold it. Hardly anything is mapped.

@@ -81,7 +81,7 @@ class PredictorTest : public SmallPool {
     const int plans = plans_;
     places_.clear();
     advices_.clear();
-    predictor_.BeginScope(ScopeKind::kCapture);
+    predictor_.BeginScope(kind_);
     std::map<std::size_t, int> live;
     const std::size_t steps = std::min(count, program.size());
     for (std::size_t i = 0; i < steps; ++i) {
@@ -111,8 +111,9 @@ class PredictorTest : public SmallPool {
   uint64_t live_ = 0;  // granules
   uint64_t most_live_ = 0;
   int planned_ = 0;
-  int plans_ = 0;           // how many were made in all
-  std::size_t others_ = 0;  // more blocks that live: as many as are taken for one
+  ScopeKind kind_ = ScopeKind::kCapture;  // of Capture()
+  int plans_ = 0;                         // how many were made in all
+  std::size_t others_ = 0;                // more blocks that live: as many as are taken for one
 
  private:
   // What is used, and nothing is known of, and the others are blocks of no capture.
@@ -298,6 +299,16 @@ TEST_F(PredictorTest, ACaptureGetsOnePlan) {
     EXPECT_GE(Capture(kTold, scale), 4) << scale;
     EXPECT_EQ(plans_, plans + 1);
   }
+}
+
+TEST_F(PredictorTest, EagerWorkGetsNone) {
+  MapNew(std::vector<std::string>(PagesFor(2), "...."));
+  kind_ = ScopeKind::kEager;
+  for (const double scale : {1.0, 2.0, 4.0, 1.0}) Capture(kTold, scale);
+  EXPECT_EQ(plans_, 0);
+  kind_ = ScopeKind::kCapture;
+  Capture(kTold, 8);
+  EXPECT_EQ(plans_, 1) << "for what was learned of eager work";
 }
 
 TEST_F(PredictorTest, APlanThatIsGivenUpStaysSoForThisCapture) {
