@@ -275,7 +275,9 @@ TEST_F(PredictionTest, APoolThatIsToldSoPredictsNothing) {
     std::vector<Block> live;
     for (const uint64_t pages : {9U, 2U, 7U, 3U, 9U}) {
       live.push_back(plain.Allocate(pages * kSmallPage + kGranule, kA));
-      if (live.size() == 3) plain.Free(std::exchange(live[0], live[2]).address), live.pop_back();
+      if (live.size() < 3) continue;
+      plain.Free(std::exchange(live[0], live[2]).address);
+      live.pop_back();
     }
     for (const Block& block : live) plain.Free(block.address);
     plain.EndScope();

@@ -39,12 +39,13 @@ std::string ComplaintOf(const Judging& judge) {
 FuzzSession::FuzzSession(const FuzzSetup& setup, World* shared, uint64_t number)
     : setup_(setup),
       number_(number),
-      own_world_(shared ? nullptr
-                        : std::make_unique<World>(
-                              HostDriverOptions{.granularity = setup.granularity_bytes,
-                                                .physical_limit_bytes = setup.physical_limit_bytes,
-                                                .map_memory = setup.map_memory},
-                              PoolOptions{setup.page_bytes, setup.predicts})),
+      own_world_(
+          shared ? nullptr
+                 : std::make_unique<World>(
+                       HostDriverOptions{.granularity = setup.granularity_bytes,
+                                         .physical_limit_bytes = setup.physical_limit_bytes,
+                                         .map_memory = setup.map_memory},
+                       PoolOptions{.page_bytes = setup.page_bytes, .predicts = setup.predicts})),
       world_(shared ? *shared : *own_world_),
       model_(watch_, dag_, setup.page_bytes),
       random_(setup.seed) {}
@@ -315,10 +316,10 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
     Complain("asked the driver for ", new_pages, " pages where ", need.most_new(), " do");
   }
   // One more saves mappings; two would not. (What is predicted repeats what an earlier scope did,
-  // and so may take more.) A page amid a handle of several is no edge that could hold the remainder, whatever
-  // is free of it: where there are such handles, a page for the remainder is always right. And a
-  // page may be whole, rather than an edge, only since work has gone on that the pool has not asked
-  // about.
+  // and so may take more.) A page amid a handle of several is no edge that could hold the
+  // remainder, whatever is free of it: where there are such handles, a page for the remainder is
+  // always right. And a page may be whole, rather than an edge, only since work has gone on that
+  // the pool has not asked about.
   const bool one_page_handles = host_.usage().handles == set_.TotalStats().pages;
   const uint64_t ideal =
       one_page_handles ? need.ideal : (rounded + setup_.page_bytes - 1) / setup_.page_bytes;

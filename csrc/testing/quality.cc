@@ -21,6 +21,7 @@
 //                  worst
 //   --repeat N     the graphs N times over, in one pool: it is no larger than after the second time
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -46,6 +47,8 @@ namespace cgp {
 namespace {
 
 constexpr uint64_t kPage = uint64_t{2} << 20;
+
+using ScopePair = std::array<ScopeKind, 2>;
 
 // Of reserved ÷ minimum. Mean and 99th percentile are those of pools that need `kLargePool` pages
 // and more; none reserves more than the worst, or so many pages more than the minimum.
@@ -96,6 +99,10 @@ struct Options {
     if (warm) return kWarmBound;
     return fresh ? kFreshBound : kPlainBound;
   }
+  // What the graphs are played as, in turn.
+  ScopePair scopes() const {
+    return {warm ? ScopeKind::kEager : ScopeKind::kCapture, ScopeKind::kCapture};
+  }
   // Whether some runs may exceed kPlainBound.
   bool may_exceed() const { return fresh || (warm && plain); }
 };
@@ -120,12 +127,11 @@ class Player {
  public:
   explicit Player(PoolOptions options = {}) : pool_(driver_, options) {}
 
-  // Captures the graphs or, if they are warm, each second one: those before are eager.
-  void Play(const CaptureTrace& graphs, bool warm) {
-    bool eager = false;
+  // The graphs in scopes that are of these kinds in turn.
+  void Play(const CaptureTrace& graphs, ScopePair kinds) {
     for (const TraceGraph& graph : graphs) {
-      eager = warm && !eager;
-      pool_.BeginScope(eager ? ScopeKind::kEager : ScopeKind::kCapture);
+      pool_.BeginScope(kinds[0]);
+      std::swap(kinds[0], kinds[1]);
       for (const TraceEvent& event : graph.events) Do(event);
       if (capture_ != kNoCapture) driver_.graphs().End(std::exchange(capture_, kNoCapture));
       pool_.EndScope();
@@ -200,7 +206,7 @@ Run Replay(const CaptureTrace& graphs, std::string order, const Options& options
   Player player;
   for (uint64_t i = 0; i < options.repeat; ++i) {
     if (i > 0) player.FreeAll();
-    player.Play(graphs, options.warm);
+    player.Play(graphs, options.scopes());
     if (i < 2) run.early_pages = player.stats().pages;
   }
   run.pages = player.stats().pages;
@@ -208,7 +214,7 @@ Run Replay(const CaptureTrace& graphs, std::string order, const Options& options
   // Where the minimum allows so much, there is nothing to ask.
   if (options.plain && static_cast<double>(run.pages) > kPlainBound.MostOf(run.minimum)) {
     Player plain({.predicts = false});
-    plain.Play(graphs, options.warm);
+    plain.Play(graphs, {ScopeKind::kEager, ScopeKind::kEager});
     run.plain_pages = plain.stats().pages;
   }
   return run;
