@@ -559,7 +559,7 @@ def test_a_function_that_does_not_run_at_the_smallest_size(sizes: Any) -> None:
 
 def test_modules_of_torchscript() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
         net = torch.jit.trace(nn.Linear(6, 2), rows(3))
     run, x = runner(net), rows(3)
     with torch.no_grad():
