@@ -104,11 +104,12 @@ def test_sources_give_way_to_what_is_installed(tmp_path: Path, left_out: str) ->
         "from cudagraph_pool import _adapter, _core\n"
         "print(cgp.__file__, _adapter.__file__, sep='\\n')\n"
     )
+    path = [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]  # what it needs may be there
     for arguments in (["-c", program], ["-m", "cudagraph_pool", "--version"]):
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=clone,
-            env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
             capture_output=True,
             text=True,
         )
