@@ -43,14 +43,21 @@ def watch(modules: Sequence[nn.Module]) -> _torch.WeightWatch:
 
 
 def _wrapped_in(homes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tensors that those of ``homes`` wrap, and what these wrap."""
+    """The attributes of those tensors in ``homes`` that wrap others, and of those that they wrap."""
     wrapped = [
-        {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}
+        _attributes(tensor)
         for home in homes
         for tensor in home.values()
         if is_traceable_wrapper_subclass(tensor)
     ]
     return wrapped + _wrapped_in(wrapped) if wrapped else []
+
+
+def _attributes(tensor: Any) -> dict[str, Any]:
+    """Where it keeps what it wraps; of one with slots what that is now."""
+    names = tensor.__tensor_flatten__()[0]
+    own = vars(tensor)
+    return own if own.keys() >= set(names) else {name: getattr(tensor, name) for name in names}
 
 
 def modules_of(function: Any) -> list[nn.Module]:

@@ -99,12 +99,18 @@ def test_weights_that_wrap_others_move_with_these() -> None:
     net.weight = nn.Parameter(Quantized(values, scale), requires_grad=False)
     run = runner(net, sizes=[4])
     x = rows(4)
+    moves = [
+        lambda: setattr(values, "data", values * 2),
+        lambda: setattr(scale, "data", scale * 2),
+        lambda: setattr(net.weight, "scale", scale * 2),
+    ]
     with torch.no_grad():
-        for captured in (1, 2, 3):
+        for captured, move in enumerate([*moves, None], 1):
             for _ in range(5):
                 assert tree_equal(run(x), net(x))
             assert len(run.captures.tapes) == captured
-            (values, scale)[captured % 2].data = (values, scale)[captured % 2] * 2
+            if move is not None:
+                move()
 
 
 def test_weights_that_are_laid_out_anew_where_they_lie() -> None:

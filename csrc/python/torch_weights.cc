@@ -197,7 +197,7 @@ void WeightWatch::Note(const py::dict& home, bool has_tensors) {
   homes_.push_back({home, home.size()});
   for (const auto& [name, value] : home) {
     values_.push_back(py::reinterpret_borrow<py::object>(value));
-    if (!has_tensors || value.is_none()) continue;
+    if (!has_tensors || !THPVariable_Check(value.ptr())) continue;
     const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
     tensors_.emplace_back(tensor);
     if (tensor.has_storage()) storages_.push_back(tensor.storage());

@@ -35,7 +35,7 @@ class DictWatch {
 // cost microseconds.
 class WeightWatch {
  public:
-  // pre: the values are None, and tensors in `tensor_homes`; `attributes` are those of modules.
+  // The tensors in `tensor_homes` are looked at too; `attributes` are those of modules.
   WeightWatch(const std::vector<pybind11::dict>& homes,
               const std::vector<pybind11::dict>& tensor_homes,
               const std::vector<pybind11::dict>& attributes);
