@@ -11,12 +11,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cudagraph_pool._worker_process import WorkerError
 
+T = TypeVar("T")
 WORKER = Path(__file__).resolve().parent / "_worker.py"
 
 # What makes PyTorch's own allocator one of these.
@@ -152,13 +153,10 @@ class Team:
         return self._each(lambda worker: worker.answer(command))
 
     def in_turn(self, rounds: int, command: str, **arguments: Any) -> dict[str, list[Any]]:
-        """Asks everybody as often, each second time in the opposite order: clocks and heat drift,
-        and favour nobody. Returns the answers by name.
-        """
+        """Asks everybody as often; returns the answers by name."""
         answers: dict[str, list[Any]] = {name: [] for name in self.names}
-        for number in range(rounds):
-            names = self.names[::-1] if number % 2 else self.names
-            for name, answer in self.ask(command, names, **arguments).items():
+        for _, name in in_turn(rounds, self.names):
+            for answer in self.ask(command, [name], **arguments).values():
                 answers[name].append(answer)
         return answers
 
@@ -205,6 +203,15 @@ class Team:
             except WorkerError as error:
                 self.errors[name] = str(error)
         return answers
+
+
+def in_turn(rounds: int, compared: Sequence[T]) -> Iterator[tuple[int, T]]:
+    """All that is compared, with the number of the round: each second one in the opposite order,
+    since clocks and heat drift, and favour nobody.
+    """
+    for number in range(rounds):
+        for one in compared[::-1] if number % 2 else compared:
+            yield number, one
 
 
 def median(values: Sequence[float]) -> float | None:

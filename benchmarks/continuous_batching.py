@@ -41,6 +41,7 @@ from _command import (
 from _engine import REQUESTS, Row, beside, digest, judge
 from _models import text
 from _pools import cells, count_captures, measure_pools
+from _team import in_turn
 
 from cudagraph_pool._table import format_table
 
@@ -58,13 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     report = new_report(options)
     asked = (options.prompts, options.tokens, options.calls)
-    for turn, batching in itertools.product(range(options.rounds), options.batchings):
-        for allocator in reversed(ALLOCATORS) if turn % 2 else ALLOCATORS:
-            request = REQUESTS[allocator]
-            found = measure_apart(__file__, batching, *asked, CUDAGRAPH_POOL=request)
-            run = {"batching": batching, "allocator": allocator, "round": turn}
-            report["rows"].append({**run, **found})
-            write_report(report, options.output)
+    compared = list(itertools.product(options.batchings, ALLOCATORS))
+    for turn, (batching, allocator) in in_turn(options.rounds, compared):
+        found = measure_apart(__file__, batching, *asked, CUDAGRAPH_POOL=REQUESTS[allocator])
+        run = {"batching": batching, "allocator": allocator, "round": turn}
+        report["rows"].append({**run, **found})
+        write_report(report, options.output)
     print(_table(report["rows"]))
     return verdict(judge(report["rows"], itemgetter("batching")))
 

@@ -2,17 +2,18 @@
 
     python benchmarks/trace_to_text.py --output build/traces tests/traces/*.json.gz
     CGP_BENCHMARK_TRACES=$(ls build/traces/*.txt | paste -sd:) build/csrc/testing/cgp_benchmark
-    build/csrc/testing/cgp_quality --shuffles 100 build/traces/*.txt
+    build/csrc/testing/cgp_quality --orders 100 build/traces/*.txt
 
 One line for each event: ``graph KEY``, ``alloc ID BYTES STREAM`` or ``free ID``.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from _command import new_parser
 
 from cudagraph_pool._trace import Trace, TraceError, read_trace
 
@@ -28,9 +29,7 @@ def lines_of(trace: Trace) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument(
         "traces", nargs="+", type=Path, metavar="FILE", help="or a folder of *.json and *.json.gz"
     )

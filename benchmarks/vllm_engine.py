@@ -48,7 +48,7 @@ from _command import (
     write_report,
 )
 from _engine import REQUESTS, Row, beside, judge
-from _team import median, ratio
+from _team import in_turn, median, ratio
 
 from cudagraph_pool._table import format_table
 from cudagraph_pool._worker_process import WorkerError
@@ -131,15 +131,13 @@ def missing(gpus: int) -> str | None:
 
 
 def _runs(options: argparse.Namespace) -> Iterator[Row]:
-    """Those of a comparison in turn, each second time in the opposite order."""
-    for turn, model, parallel, mode in itertools.product(
-        range(options.rounds), options.models, options.parallel, options.modes
-    ):
-        all_reduces = options.all_reduces if parallel > 1 else ["custom"]
-        compared = list(itertools.product(all_reduces, options.allocators))
-        for all_reduce, allocator in reversed(compared) if turn % 2 else compared:
-            which = (model, parallel, mode, all_reduce, allocator, turn)
-            yield dict(zip(KEY, which, strict=True))
+    compared = itertools.product(
+        *(options.models, options.parallel, options.modes, options.all_reduces, options.allocators)
+    )
+    # One GPU has nothing to reduce.
+    runs = [run for run in compared if run[1] > 1 or run[3] == "custom"]
+    for turn, run in in_turn(options.rounds, runs):
+        yield dict(zip(KEY, (*run, turn), strict=True))
 
 
 def _measure(run: Row, options: argparse.Namespace) -> Row:

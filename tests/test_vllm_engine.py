@@ -88,8 +88,8 @@ def test_a_second_call_runs_what_is_missing(
     engine.fails, engine.asked = None, []
     assert run(path, "--parallel", "1", "2") == 0
     assert engine.asked == [
-        *(f"FULL {which}" for which in ("custom 0", "custom 1", "nccl 0", "nccl 1", "custom 1")),
-        *(f"FULL {which}" for which in ("nccl 1", "nccl 0", "custom 1", "custom 0")),
+        *(f"FULL {which}" for which in ("custom 0", "custom 1", "nccl 0", "nccl 1")),
+        *(f"FULL {which}" for which in ("nccl 1", "nccl 0", "custom 1", "custom 0", "custom 1")),
     ]
     path.write_text(json.dumps({**json.loads(path.read_text()), "gpu": "H200"}))
     with pytest.raises(SystemExit, match="name another --output"):
