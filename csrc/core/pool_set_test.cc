@@ -467,7 +467,8 @@ TEST_F(PoolSetTest, AFailedQuiesceLeavesThePoolsAsTheyWere) {
 TEST_F(PoolSetTest, ACaptureOnlyGrows) {
   MakeUnused(kTwo, 2);
   Begin(kOne);
-  host_.BeginCapture({kA, kB});
+  const CaptureId capture = host_.graphs().Begin(kA);
+  host_.graphs().Wait(kB, host_.graphs().Record(kA));
   Block block = Allocate(kOne, kPage);
   for (uint64_t i = 2; i < 40; ++i) {
     const Block next = Allocate(kOne, i * 700, i % 3 == 0 ? kB : kA);
@@ -475,7 +476,7 @@ TEST_F(PoolSetTest, ACaptureOnlyGrows) {
     set_->Free(block.address);
     block = next;
   }
-  host_.EndCapture();
+  host_.graphs().End(capture);
   End(kOne);
   EXPECT_EQ(watch_.quiesce_calls(), 0U);
 }

@@ -109,35 +109,32 @@ class HostDriver final : public Driver {
   };
   std::vector<Wait> waits() const { return Locked(waits_); }
 
-  // The captures that Capture() and Dependencies() tell of.
+  // The captures that Capture() and Dependencies() tell of. While one is under way the calls that
+  // are not capture-legal fail as CUDA's do, with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED. Legal,
+  // because it undoes: Unmap() of a mapping made since, FreeAddresses() of a reservation made since,
+  // Release() of a handle that was mapped only since or never. Captures may overlap; "since" is then
+  // the begin of the oldest. RecordEvent() and WaitEvent() fail on the streams of a capture.
   HostGraphs& graphs() { return graphs_; }
-
-  // Between these the calls that are not capture-legal fail as CUDA's do, with
-  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED. Legal, because it undoes: Unmap() of a mapping made
-  // since, FreeAddresses() of a reservation made since, Release() of a handle that was mapped only
-  // since or never. RecordEvent() and WaitEvent() fail on the streams named. Captures may overlap;
-  // "since" is then the begin of the first, and the streams of all count until the last ends.
-  void BeginCapture(const std::vector<StreamId>& streams = {});
-  void EndCapture();
 
  private:
   class Call;
+  // What was "made in" a capture was made after that had begun, and before any later one.
   struct Physical {
     uint64_t bytes = 0;
     Address home = 0;  // see host_memory.h
     uint64_t mappings = 0;
     bool released = false;
-    std::optional<uint64_t> first_mapped_in = std::nullopt;  // epoch
+    std::optional<CaptureId> first_mapped_in = std::nullopt;
   };
   struct Reservation {
     uint64_t bytes = 0;
     uint64_t mappings = 0;
-    uint64_t made_in = 0;  // epoch
+    CaptureId made_in = 0;
   };
   struct Mapping {
     uint64_t bytes = 0;
     Handle handle{};
-    uint64_t made_in = 0;  // epoch
+    CaptureId made_in = 0;
     bool accessible = false;
     size_t peers = 0;              // the first so many of peers_ have access
     uint64_t quiesces_before = 0;  // how many Quiesce() there had been when access was given last
@@ -160,7 +157,7 @@ class HostDriver final : public Driver {
   void CheckNotCapturing(const Call& call, StreamId stream) const;
   Event AddEvent(std::optional<StreamId> stream);
   const RecordedEvent& Recorded(const Call& call, Event event) const;
-  bool capturing() const { return captures_ != 0; }
+  bool IsOlderThanCaptures(CaptureId made_in) const;
 
   const HostDriverOptions options_;
   mutable std::mutex mutex_;
@@ -183,10 +180,6 @@ class HostDriver final : public Driver {
   uint64_t last_event_ = 0;
   Address next_address_;  // without map_memory: where the next reservation starts
 
-  // How often a capture began while no other was under way: what is made now is made in this epoch.
-  uint64_t epoch_ = 0;
-  uint64_t captures_ = 0;
-  std::unordered_set<StreamId> capturing_streams_;
   std::unordered_set<StreamId> destroyed_streams_;
   HostGraphs graphs_;  // orders its own calls
 };

@@ -192,10 +192,10 @@ TEST_F(PluggableAllocatorTest, DuringACaptureEagerFencesStayShut) {
 TEST_F(PluggableAllocatorTest, WithoutHooksTheDeviceIsMarkedOnlyBeforeMemoryRunsOut) {
   void* const first = Malloc(kPage, 2);
   plain_.Free(first);
-  host().BeginCapture();
+  const CaptureId capture = host().graphs().Begin(StreamId{1});
   EXPECT_NE(Malloc(kPage, 3), first);
   EXPECT_NE(Malloc(kPage, 3), first);
-  host().EndCapture();
+  host().graphs().End(capture);
   EXPECT_NE(Malloc(kPage, 3), first);
   EXPECT_NO_THROW(Malloc(kPhysicalLimit - 3 * kPage, 3)) << "put off, not forgotten";
 }

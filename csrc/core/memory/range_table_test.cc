@@ -245,7 +245,7 @@ class RangeTableFaults : public RangeTableTest, public ::testing::WithParamInter
   void FailEachCallOf(const MappingPlan& plan) {
     const View before = See(table());
     const HostUsage usage = host_.usage();
-    if (GetParam()) host_.BeginCapture();
+    const CaptureId capture = GetParam() ? host_.graphs().Begin(StreamId{1}) : kNoCapture;
     for (uint64_t n = 1;; ++n) {
       driver_.Arm({.call_number = n, .status = DriverStatus::kOutOfMemory});
       try {
@@ -261,7 +261,7 @@ class RangeTableFaults : public RangeTableTest, public ::testing::WithParamInter
       ASSERT_NO_THROW(table().Check());
     }
     driver_.Disarm();
-    if (GetParam()) host_.EndCapture();
+    if (GetParam()) host_.graphs().End(capture);
     EXPECT_EQ(host_.unquiesced_unmaps(), 0u);
   }
 };
