@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cudagraph_pool._adapter import load_adapter
 from cudagraph_pool._trace import GRANULE_BYTES, PAGE_BYTES
 from cudagraph_pool._workloads import Workload
 
@@ -145,7 +146,7 @@ class Captures:
         pool = self._new_pool()
         torch.cuda.synchronize(self._device)
         free_before = torch.cuda.mem_get_info(self._device)[0]
-        driver_before = driver_nanoseconds(self._device) if self._ours else None
+        driver_before = self._driver_nanoseconds()
         seconds = 0.0
         for key in order:
             graph = torch.cuda.CUDAGraph()
@@ -155,14 +156,12 @@ class Captures:
             seconds += time.perf_counter() - start
             self._graphs[key] = graph
         torch.cuda.synchronize(self._device)
-        driver_after = driver_nanoseconds(self._device) if self._ours else None
+        driver_seconds = (self._driver_nanoseconds() - driver_before) * 1e-9
         return CaptureCost(
             seconds=seconds,
             reserved_bytes=pool.reserved_bytes(),
             device_bytes=free_before - torch.cuda.mem_get_info(self._device)[0],
-            driver_seconds=None
-            if driver_before is None or driver_after is None
-            else (driver_after - driver_before) * 1e-9,
+            driver_seconds=driver_seconds if self._ours else None,
         )
 
     def release(self) -> None:
@@ -241,6 +240,10 @@ class Captures:
         self._pool = FreshPool(self._device, self._ours)
         return self._pool
 
+    def _driver_nanoseconds(self) -> int:
+        """What our allocator has spent in driver calls so far."""
+        return load_adapter().driver_nanoseconds(self._device.index or 0) if self._ours else 0
+
     def _run_eagerly(self, key: int) -> None:
         torch.cuda.synchronize(self._device)
         with torch.cuda.stream(self._stream):
@@ -291,18 +294,6 @@ def digest_of(tensors: Sequence[Tensor]) -> str:
         data = _bytes(tensor).cpu()
         digest.update((ctypes.c_char * data.numel()).from_address(data.data_ptr()))
     return digest.hexdigest()
-
-
-def driver_nanoseconds(device: torch.device) -> int | None:
-    """Nanoseconds that our allocator has spent in driver calls so far; None if this build does
-    not count them.
-    """
-    from cudagraph_pool import _torch
-
-    stats: Callable[[int], Mapping[str, int]] | None = getattr(_torch, "driver_stats", None)
-    if stats is None:
-        return None
-    return sum(value for name, value in stats(device.index or 0).items() if name.endswith("_ns"))
 
 
 def _bytes(tensor: Tensor) -> Tensor:
