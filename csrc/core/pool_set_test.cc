@@ -531,14 +531,16 @@ TEST_F(PoolSetTest, LetsAPeerIntoEverythingNowAndLater) {
 
 TEST(PoolSetEndTest, WaitsForTheDeviceBeforeItTakesMemoryAway) {
   HostDriver host({.granularity = kPage, .map_memory = false});
+  DriverWatch watch(host);
   {
-    PoolSet set(host);
+    PoolSet set(watch);
     set.BeginScope(kOne, ScopeKind::kEager);
     set.Free(set.Allocate(kOne, kPage, kA).address);
     set.Allocate(kOne, 3 * kPage, kB);
+    watch.MarkUsed();
   }
   EXPECT_EQ(host.usage(), HostUsage{});
-  EXPECT_EQ(host.unquiesced_unmaps(), 0U);
+  EXPECT_THAT(watch.violations(), IsEmpty());
 }
 
 }  // namespace

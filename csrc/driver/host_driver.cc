@@ -275,7 +275,6 @@ void HostDriver::SetAccess(Address address, uint64_t bytes) {
   for (auto it = first; it != behind; ++it) {
     it->second.accessible = true;
     it->second.peers = peers_.size();
-    it->second.quiesces_before = calls_[DriverCall::kQuiesce];
   }
 }
 
@@ -290,9 +289,6 @@ void HostDriver::Unmap(Address address, uint64_t bytes) {
     call.RefuseInCapture(Span(address, bytes) + " was mapped before the capture that is under way");
   }
   if (options_.map_memory) call.CheckSystem(host_memory::Unmap(address, bytes));
-  if (mapping.accessible && mapping.quiesces_before == calls_[DriverCall::kQuiesce]) {
-    ++unquiesced_unmaps_;
-  }
   --ReservationAround(call, address, bytes).mappings;
   mappings_.erase(found);
   --usage_.mappings;

@@ -83,11 +83,6 @@ class HostDriver final : public Driver {
   // and write it.
   bool CanAccess(Address address, uint64_t bytes, int device) const;
 
-  // How often Unmap() took a mapping that had been given access and after which nobody had called
-  // Quiesce(): memory that the device may still have been using. A mapping that is undone after
-  // SetAccess() counts too.
-  uint64_t unquiesced_unmaps() const { return Locked(unquiesced_unmaps_); }
-
   // How often DestroyEvent(), which cannot throw, was given an event that does not exist.
   uint64_t unknown_events_destroyed() const { return Locked(unknown_events_destroyed_); }
 
@@ -136,8 +131,7 @@ class HostDriver final : public Driver {
     Handle handle{};
     CaptureId made_in = 0;
     bool accessible = false;
-    size_t peers = 0;              // the first so many of peers_ have access
-    uint64_t quiesces_before = 0;  // how many Quiesce() there had been when access was given last
+    size_t peers = 0;  // the first so many of peers_ have access
   };
   struct RecordedEvent {
     std::optional<StreamId> stream;  // none: of the device
@@ -173,7 +167,6 @@ class HostDriver final : public Driver {
 
   HostUsage usage_;
   CallCounts calls_;
-  uint64_t unquiesced_unmaps_ = 0;
   uint64_t unknown_events_destroyed_ = 0;
   bool hold_events_ = false;
   uint64_t last_handle_ = 0;

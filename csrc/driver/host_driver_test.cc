@@ -379,21 +379,6 @@ TEST_P(HostDriverRulesTest, AnEventEndsWithItsDestruction) {
   EXPECT_EQ(driver_.usage().events, 0u);
 }
 
-TEST_P(HostDriverRulesTest, CountsUnmapsOfMemoryThatMayBeInUse) {
-  const Address address = driver_.Reserve(3 * kPage);
-  const Handle handle = driver_.Create(kPage);
-  for (const uint64_t page : {0u, 1u, 2u}) driver_.Map(address + page * kPage, kPage, handle);
-  driver_.Unmap(address, kPage);  // never accessible
-  EXPECT_EQ(driver_.unquiesced_unmaps(), 0u);
-  driver_.SetAccess(address + kPage, kPage);
-  driver_.Quiesce();
-  driver_.SetAccess(address + 2 * kPage, kPage);
-  driver_.Unmap(address + kPage, kPage);  // quiesced since
-  EXPECT_EQ(driver_.unquiesced_unmaps(), 0u);
-  driver_.Unmap(address + 2 * kPage, kPage);
-  EXPECT_EQ(driver_.unquiesced_unmaps(), 1u);
-}
-
 // --- Captures ---
 
 TEST_P(HostDriverRulesTest, ACaptureAllowsToMakeAndToUndo) {
