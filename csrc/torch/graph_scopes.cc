@@ -7,18 +7,6 @@
 namespace cgp {
 namespace {
 
-// What fails is tried once more, and said: torch was not asking for it.
-template <typename Function>
-void TryTwice(const char* what, const Function& function) {
-  bool done = false;
-  for (int attempt = 0; attempt < 2 && !done; ++attempt) {
-    WithWarnings(what, [&] {
-      function();
-      done = true;
-    });
-  }
-}
-
 // The pools of `device` if the pool is one of them, else nullptr.
 DevicePools* PoolsWith(PoolId pool, DeviceIndex device) {
   DevicePools* const pools = DevicePools::Find(device);
