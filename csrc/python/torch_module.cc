@@ -115,12 +115,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
               [](DeviceIndex device, PoolId id) { return Pools(device, id).UseCount(id); });
   def_of_pool("stats",
               [](DeviceIndex device, PoolId id) { return ToDict(Pools(device, id).Stats(id)); });
-  // The bytes that it holds, and the peak of its last scope: what is asked for after each of many
-  // captures.
-  def_of_pool("usage", [](DeviceIndex device, PoolId id) {
-    const cgp::PoolStats stats = Pools(device, id).Stats(id);
-    return std::pair(stats.reserved_bytes, stats.scope_peak_bytes);
-  });
   def_of_pool("snapshot",
               [](DeviceIndex device, PoolId id) { return ToDict(Pools(device, id).Snapshot(id)); });
   m.def(
