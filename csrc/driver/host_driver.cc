@@ -314,7 +314,6 @@ bool HostDriver::MayQuiesce() noexcept { return !graphs_.AnyCapture(); }
 
 void HostDriver::Capture(StreamId stream, Frontier* frontier) {
   const Call call(*this, DriverCall::kCapture);
-  CheckExists(call, stream);
   graphs_.Capture(stream, frontier);
 }
 
@@ -357,13 +356,7 @@ void HostDriver::WaitEvent(StreamId stream, Event event) {
   waits_.push_back({.waiting = stream, .awaited = recorded.stream});
 }
 
-void HostDriver::CheckExists(const Call& call, StreamId stream) const {
-  if (destroyed_streams_.contains(stream))
-    call.Refuse("stream " + Number(stream) + " was destroyed before");
-}
-
 void HostDriver::CheckNotCapturing(const Call& call, StreamId stream) const {
-  CheckExists(call, stream);
   if (graphs_.Contains(stream)) {
     call.RefuseInCapture("stream " + Number(stream) + " is capturing");
   }
@@ -421,11 +414,6 @@ void HostDriver::CompleteEvents(std::optional<StreamId> only) {
   for (auto& [event, recorded] : events_) {
     if (!only || recorded.stream == only) recorded.done = true;
   }
-}
-
-void HostDriver::DestroyStream(StreamId stream) {
-  const std::lock_guard lock(mutex_);
-  destroyed_streams_.insert(stream);
 }
 
 }  // namespace cgp

@@ -9,7 +9,6 @@
 #include <mutex>
 #include <optional>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "driver/driver.h"
@@ -91,10 +90,6 @@ class HostDriver final : public Driver {
   void HoldEvents(bool hold);
   void CompleteEvents(std::optional<StreamId> only = {});
 
-  // The stream is gone: whoever asks for it from now on, as a caller with a handle of old would, is
-  // refused, where CUDA reads memory that is not its own any more.
-  void DestroyStream(StreamId stream);
-
   // Every WaitEvent(), in order: which stream waits for the work of which, or of all (nothing). It
   // holds back nothing: CompleteEvents() is told when a stream's work is done.
   struct Wait {
@@ -147,7 +142,6 @@ class HostDriver final : public Driver {
   Reservation& ReservationAround(const Call& call, Address address, uint64_t bytes);
   Physical& Held(const Call& call, Handle handle);
   void DropIfUnused(Handle handle);
-  void CheckExists(const Call& call, StreamId stream) const;
   void CheckNotCapturing(const Call& call, StreamId stream) const;
   Event AddEvent(std::optional<StreamId> stream);
   const RecordedEvent& Recorded(const Call& call, Event event) const;
@@ -173,7 +167,6 @@ class HostDriver final : public Driver {
   uint64_t last_event_ = 0;
   Address next_address_;  // without map_memory: where the next reservation starts
 
-  std::unordered_set<StreamId> destroyed_streams_;
   HostGraphs graphs_;  // orders its own calls
 };
 
