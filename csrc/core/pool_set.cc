@@ -294,6 +294,12 @@ bool PoolSet::Contains(PoolId id) const {
   return members_.contains(id);
 }
 
+bool PoolSet::InScope(PoolId id) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = members_.find(id);
+  return it != members_.end() && it->second->pool.in_scope();
+}
+
 int PoolSet::UseCount(PoolId id) const {
   const std::lock_guard lock(mutex_);
   const auto it = members_.find(id);

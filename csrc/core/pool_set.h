@@ -115,6 +115,8 @@ class PoolSet {
   void EnablePeer(int peer);
 
   bool Contains(PoolId id) const;
+  // Whether a scope of it is open.
+  bool InScope(PoolId id) const;
   // How many users (see Retain()) the pool has; 0 for an unknown pool.
   int UseCount(PoolId id) const;
   std::vector<PoolId> ids() const;

@@ -420,6 +420,7 @@ TEST_F(PluggableAllocatorTest, WhatIsFreedIsFreedWhateverFollows) {
       failed = faults::Disarm();
       EXPECT_EQ(set().TotalStats().live_blocks, threw ? 1U : 0U)
           << "torch keeps a segment that it could not free, call " << number;
+      EXPECT_NO_THROW(Malloc(kPage)) << "call " << number;
     }
   }
 }
