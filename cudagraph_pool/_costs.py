@@ -101,7 +101,7 @@ def _name(number: int, graph: Graph) -> int:
     return number if graph.key == most_live_bytes(graph.events) else graph.key
 
 
-def of_pool(pool: Mapping[str, Any], drawn: MemoryMap | None = None) -> PoolCost:
+def of_pool(pool: Mapping[str, Any], drawn: MemoryMap | None) -> PoolCost:
     """What a pool of this process costs, by what :func:`cudagraph_pool.stats` says of it."""
     costs = list(map(GraphCost.of, itertools.count(1), pool["graphs"]))
     first, second = pool["id"]
