@@ -328,27 +328,6 @@ std::vector<CaptureStats> PoolSet::Captures(PoolId id) const {
   return Known(id).pool.captures();
 }
 
-PoolStats PoolSet::TotalStats() const {
-  const std::lock_guard lock(mutex_);
-  return SumStats();
-}
-
-PoolStats PoolSet::SumStats() const {
-  PoolStats total;
-  for (const auto& [id, member] : members_) {
-    const PoolStats stats = member->pool.Stats();
-    total.page_bytes = stats.page_bytes;
-    using S = PoolStats;
-    for (uint64_t S::*const summed :
-         {&S::pages, &S::reserved_bytes, &S::allocated_bytes, &S::requested_bytes, &S::live_blocks,
-          &S::peak_reserved_bytes, &S::peak_allocated_bytes, &S::ranges, &S::page_mappings,
-          &S::allocations, &S::frees}) {
-      total.*summed += stats.*summed;
-    }
-  }
-  return total;
-}
-
 SetUsage PoolSet::Usage() const {
   const std::lock_guard lock(mutex_);
   return usage_;
@@ -377,12 +356,18 @@ void PoolSet::ResetTraffic() {
 
 void PoolSet::Check() const {
   const std::lock_guard lock(mutex_);
-  const PoolStats sum = SumStats();
+  PoolStats sum;
   uint64_t handles = 0;
   uint64_t extents = 0;
   size_t unused = 0;
   for (const auto& [id, member] : members_) {
     member->pool.Check();
+    const PoolStats stats = member->pool.Stats();
+    using S = PoolStats;
+    for (uint64_t S::*const summed :
+         {&S::reserved_bytes, &S::allocated_bytes, &S::requested_bytes, &S::live_blocks}) {
+      sum.*summed += stats.*summed;
+    }
     CGP_CHECK(member->reserved_bytes == &reserved_bytes_.at(id));
     CGP_CHECK(member->pool.reserved_bytes() == member->reserved_bytes->current);
     handles += member->pool.handles();

@@ -126,9 +126,6 @@ class PoolSet {
   PoolSnapshot Snapshot(PoolId id) const;
   std::vector<CaptureStats> Captures(PoolId id) const;
 
-  // Sums over all pools.
-  PoolStats TotalStats() const;
-
   SetUsage Usage() const;
   // The bytes of physical memory that each pool has, and what it had: the last pools that are gone
   // are remembered.
@@ -167,7 +164,6 @@ class PoolSet {
   bool MayQuiesce() noexcept;
   bool HasMemory(const Member& member) const;
   bool CanTrim(const Member& member) const;
-  PoolStats SumStats() const;
   void UnmapStale(Member& member);
   // Forgets a pool that has neither users nor a scope, blocks, memory or remains.
   void EraseIfGone(PoolId id);

@@ -235,12 +235,12 @@ TEST_F(PoolSetTest, PoolsShareNothing) {
   End(kTwo);
   EXPECT_EQ(set_->Stats(kOne).pages, 4U);
   EXPECT_EQ(set_->Stats(kTwo).pages, 4U);
-  const PoolStats total = set_->TotalStats();
-  EXPECT_EQ(total.reserved_bytes, 8 * kPage);
-  EXPECT_EQ(total.allocated_bytes, 4 * kPage);
-  EXPECT_EQ(total.allocations, 2U);
-  EXPECT_EQ(total.frees, 1U);
-  EXPECT_EQ(total.live_blocks, 1U);
+  const SetUsage usage = set_->Usage();
+  EXPECT_EQ(usage.reserved_bytes.current, 8 * kPage);
+  EXPECT_EQ(usage.all.bytes.current, 4 * kPage);
+  EXPECT_EQ(usage.all.count.added, 2U);
+  EXPECT_EQ(usage.all.count.removed, 1U);
+  EXPECT_EQ(usage.all.count.current, 1U);
 }
 
 bool Is(const Gauge& gauge, uint64_t current, uint64_t peak, uint64_t added, uint64_t removed) {

@@ -228,7 +228,7 @@ TEST_F(GraphScopesTest, EagerBlocksAreFreedWhileTheirStreamCaptures) {
   first.clear();
   allocator_.endAllocateToPool(device_, id_);
   second.clear();
-  EXPECT_EQ(pools().TotalStats().live_blocks, 0U);
+  EXPECT_EQ(pools().Usage().all.count.current, 0U);
   graph.End();
   host.graphs().End(capture);
   allocator_.beginAllocateToPool(device_, id_, ThisThread());

@@ -53,7 +53,7 @@ class PluggableAllocatorTest : public ::testing::Test {
   std::optional<PoolId> PoolOf(const void* pointer) {
     return set().PoolOf(reinterpret_cast<Address>(pointer));
   }
-  uint64_t Reserved() { return set().TotalStats().reserved_bytes; }
+  uint64_t Reserved() { return set().Usage().reserved_bytes.current; }
   // Until torch calls one it may have none.
   void ShowHooks() { plain_.RecordStream(this, Stream(2)); }
   // What torch.cuda.CUDAGraph does with the hooks.
@@ -214,7 +214,7 @@ TEST_F(PluggableAllocatorTest, NoBlockIsLeftWhereADriverCallFails) {
       EXPECT_TRUE(faults::Disarm());
       ++failures;
     }
-    EXPECT_EQ(set().TotalStats().live_blocks, 0U) << "call " << call;
+    EXPECT_EQ(set().Usage().all.count.current, 0U) << "call " << call;
   }
   EXPECT_GE(failures, 4) << "addresses, a handle, its mapping, and the mark behind what is free";
 }
@@ -366,10 +366,10 @@ TEST_F(PluggableAllocatorTest, ASegmentOfAMemPoolIsNotGraphAllocators) {
   Installed().store(native_);
   DevicePools::For(device_);
   void* const segment = Malloc(kPage);
-  EXPECT_EQ(set().TotalStats().reserved_bytes, kPage);
+  EXPECT_EQ(set().Usage().reserved_bytes.current, kPage);
   EXPECT_FALSE(DevicePools::At(segment));
   EXPECT_THROW(allocator.raw_delete(segment), c10::Error) << "the base was not asked";
-  EXPECT_EQ(set().TotalStats().live_blocks, 1U);
+  EXPECT_EQ(set().Usage().all.count.current, 1U);
   EXPECT_EQ(allocator.getDeviceStats(device_).reserved_bytes[0].current, 0);
   for (const auto& shown : allocator.snapshot({0, 0}, false).segments) {
     EXPECT_NE(shown.device, device_);
@@ -418,7 +418,7 @@ TEST_F(PluggableAllocatorTest, WhatIsFreedIsFreedWhateverFollows) {
         threw = true;
       }
       failed = faults::Disarm();
-      EXPECT_EQ(set().TotalStats().live_blocks, threw ? 1U : 0U)
+      EXPECT_EQ(set().Usage().all.count.current, threw ? 1U : 0U)
           << "torch keeps a segment that it could not free, call " << number;
       EXPECT_NO_THROW(Malloc(kPage)) << "call " << number;
     }
