@@ -20,11 +20,8 @@ DevicePools* GraphAllocator::OursOrNull(DeviceIndex device, MempoolId_t id) cons
 }
 
 bool GraphAllocator::BaseKnows(DeviceIndex device, MempoolId_t id) const {
-  try {
-    return base_.getPoolUseCount(device, id) > 0;
-  } catch (const c10::Error&) {
-    return false;  // what the native allocator answers for an id that it never saw
-  }
+  // For an id that it never saw the native allocator has no answer.
+  return IfSupported([&] { return base_.getPoolUseCount(device, id); }).value_or(0) > 0;
 }
 
 bool GraphAllocator::IsUndecided(DevicePools& pools, PoolId id) const {
