@@ -359,6 +359,21 @@ TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentStaysDuringACapture) {
   EXPECT_EQ(Reserved(), 0U);
 }
 
+TEST_F(PluggableAllocatorTest, AMemPoolOpensAgainWhoseMemoryAnotherCaptureKept) {
+  FakeBaseAllocator base;
+  GraphAllocator allocator(base);
+  Installed().store(native_);
+  void* const segment = Malloc(kPage);
+  allocator.beginAllocateToPool(device_, id_, [](cudaStream_t) { return false; });
+  plain_.Free(segment);
+  EXPECT_EQ(Reserved(), kPage) << "nothing may be unmapped now";
+  EXPECT_EQ(Malloc(kPage), segment);
+  allocator.endAllocateToPool(device_, id_);
+  allocator.releasePool(device_, id_);
+  plain_.Free(segment);
+  EXPECT_TRUE(set().ids().empty());
+}
+
 // Where the base has a segment from, its first block starts where the segment does.
 TEST_F(PluggableAllocatorTest, ASegmentOfAMemPoolIsNotGraphAllocators) {
   FakeBaseAllocator base;
