@@ -141,8 +141,8 @@ class Captures:
 
     def usage(self) -> Usage:
         """What is held now. It does not ask the device, which a small capture would feel."""
-        held, peak = self.pool._adapter.usage(self.device.index, self.pool.id)
-        return Usage(held, self._exec_bytes, peak)
+        stats = self.pool._adapter.stats(self.device.index, self.pool.id)
+        return Usage(stats["reserved_bytes"], self._exec_bytes, stats["scope_peak_bytes"])
 
     def device_bytes(self) -> int:
         """What nobody else can have of the device now. Also of a pool that was closed."""

@@ -205,8 +205,5 @@ class PoolSet:
         the members of ``CaptureStats`` in ``csrc/core/pool.h``.
         """
 
-    def total_stats(self) -> PoolStats:
-        """The sum of all pools' counters."""
-
     def check(self) -> None:
         """Recomputes every invariant; raises :class:`InternalError` if one does not hold."""

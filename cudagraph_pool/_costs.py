@@ -10,13 +10,13 @@ from typing import Any
 from cudagraph_pool._memory_map import MapOfReplay, MemoryMap
 from cudagraph_pool._replay import POOL, new_pools, run, stock_bytes
 from cudagraph_pool._trace import (
-    PAGE_BYTES,
     Graph,
     Order,
     Trace,
     minimum_bytes,
     most_live_bytes,
     replay_sequence,
+    whole_pages,
 )
 
 
@@ -101,7 +101,7 @@ def _name(number: int, graph: Graph) -> int:
     return number if graph.key == most_live_bytes(graph.events) else graph.key
 
 
-def of_pool(pool: Mapping[str, Any], drawn: MemoryMap | None = None) -> PoolCost:
+def of_pool(pool: Mapping[str, Any], drawn: MemoryMap | None) -> PoolCost:
     """What a pool of this process costs, by what :func:`cudagraph_pool.stats` says of it."""
     costs = list(map(GraphCost.of, itertools.count(1), pool["graphs"]))
     first, second = pool["id"]
@@ -110,7 +110,7 @@ def of_pool(pool: Mapping[str, Any], drawn: MemoryMap | None = None) -> PoolCost
         f"cuda:{pool['device']}" + f" ({first}, {second})" * is_torchs,
         pool["kind"],
         costs,
-        _whole_pages(pool["peak_allocated_bytes"]),
+        whole_pages(pool["peak_allocated_bytes"]),
         pool["reserved_bytes"],
         _apart(costs),
         execs=pool.get("execs") or None,
@@ -119,8 +119,4 @@ def of_pool(pool: Mapping[str, Any], drawn: MemoryMap | None = None) -> PoolCost
 
 
 def _apart(costs: Sequence[GraphCost]) -> int:
-    return sum(_whole_pages(cost.needed) for cost in costs)
-
-
-def _whole_pages(size: int) -> int:
-    return -(-size // PAGE_BYTES) * PAGE_BYTES
+    return sum(whole_pages(cost.needed) for cost in costs)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cudagraph_pool._cli import refuse
 from cudagraph_pool._table import format_table, mib
 from cudagraph_pool._worker_process import ask
 
@@ -117,8 +118,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     problem = _problem(options)
     if problem is not None:
-        print(f"cudagraph-pool: {problem}", file=sys.stderr)
-        return 2
+        return refuse(problem)
     for way in needing_kernels(options.ways):
         print(f"compiling {way}", file=sys.stderr)
         measure_apart(options.function, way, options.train)

@@ -60,17 +60,14 @@ class _Turns:
         made: _torch.Row = load_adapter().Row(str(self._device))
         return made
 
-    def order(self, stream: torch.cuda.Stream) -> bool:
-        """Lets what ``stream`` gets next come after the last one; returns whether that was on
-        another stream.
-        """
+    def order(self, stream: torch.cuda.Stream) -> None:
+        """Lets what ``stream`` gets next come after the last one."""
         if self.stream == stream:
-            return False
+            return
         if self.stream is not None:
             stream.wait_stream(self.stream)
         self.stream = stream
         self.row.stream = stream.cuda_stream
-        return True
 
 
 class GraphPool:

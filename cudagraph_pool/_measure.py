@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudagraph_pool._trace import GRANULE_BYTES, PAGE_BYTES
+from cudagraph_pool._adapter import load_adapter
+from cudagraph_pool._memory_map import operation_of
+from cudagraph_pool._trace import Event, most_live_bytes, whole_pages
 from cudagraph_pool._workloads import Workload
-
-PoolHandle = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class FreshPool:
     """
 
     def __init__(self, device: torch.device, ours: bool) -> None:
-        self.id: PoolHandle
+        self.id: tuple[int, int]
         self._ours: Any = None
         if ours:
             import cudagraph_pool
@@ -80,25 +80,6 @@ class FreshPool:
             for segment in torch.cuda.memory_snapshot()
             if tuple(segment["segment_pool_id"]) == self.id
         )
-
-
-def recorded_minimum(device: torch.device, capture: Callable[[], PoolHandle]) -> int:
-    """The most that is live at once while ``capture`` fills the pool that it returns, by PyTorch's
-    own record, rounded up as :func:`peak_live_bytes` does.
-    """
-    memory: Any = torch.cuda.memory  # the recorder is not annotated
-    memory._record_memory_history(enabled="all", context=None, clear_history=True)
-    try:
-        pool = capture()
-        snapshot = memory._snapshot(device)
-    finally:
-        memory._record_memory_history(enabled=None)
-    segments = [
-        (segment["address"], segment["address"] + segment["total_size"])
-        for segment in snapshot["segments"]
-        if tuple(segment["segment_pool_id"]) == pool
-    ]
-    return peak_live_bytes(snapshot["device_traces"][torch.device(device).index or 0], segments)
 
 
 class Captures:
@@ -145,7 +126,7 @@ class Captures:
         pool = self._new_pool()
         torch.cuda.synchronize(self._device)
         free_before = torch.cuda.mem_get_info(self._device)[0]
-        driver_before = driver_nanoseconds(self._device) if self._ours else None
+        driver_before = self._driver_nanoseconds()
         seconds = 0.0
         for key in order:
             graph = torch.cuda.CUDAGraph()
@@ -155,14 +136,12 @@ class Captures:
             seconds += time.perf_counter() - start
             self._graphs[key] = graph
         torch.cuda.synchronize(self._device)
-        driver_after = driver_nanoseconds(self._device) if self._ours else None
+        driver_seconds = (self._driver_nanoseconds() - driver_before) * 1e-9
         return CaptureCost(
             seconds=seconds,
             reserved_bytes=pool.reserved_bytes(),
             device_bytes=free_before - torch.cuda.mem_get_info(self._device)[0],
-            driver_seconds=None
-            if driver_before is None or driver_after is None
-            else (driver_after - driver_before) * 1e-9,
+            driver_seconds=driver_seconds if self._ours else None,
         )
 
     def release(self) -> None:
@@ -229,17 +208,28 @@ class Captures:
         Captures once more and reads PyTorch's own record of what was allocated. Not for our
         allocator, so that the figure does not depend on what it is compared with.
         """
-
-        def capture() -> PoolHandle:
+        memory: Any = torch.cuda.memory  # the recorder is not annotated
+        memory._record_memory_history(enabled="all", context=None, clear_history=True)
+        try:
             self.capture(order)
-            assert self._pool is not None
-            return self._pool.id
-
-        return recorded_minimum(self._device, capture)
+            snapshot = memory._snapshot(self._device)
+        finally:
+            memory._record_memory_history(enabled=None)
+        assert self._pool is not None
+        segments = [
+            (segment["address"], segment["address"] + segment["total_size"])
+            for segment in snapshot["segments"]
+            if tuple(segment["segment_pool_id"]) == self._pool.id
+        ]
+        return peak_live_bytes(snapshot["device_traces"][self._device.index or 0], segments)
 
     def _new_pool(self) -> FreshPool:
         self._pool = FreshPool(self._device, self._ours)
         return self._pool
+
+    def _driver_nanoseconds(self) -> int:
+        """What our allocator has spent in driver calls so far."""
+        return load_adapter().driver_nanoseconds(self._device.index or 0) if self._ours else 0
 
     def _run_eagerly(self, key: int) -> None:
         torch.cuda.synchronize(self._device)
@@ -263,18 +253,12 @@ def peak_live_bytes(
     minimum. A block is live until it is given back, however long the allocator then holds it for
     other streams.
     """
-    sizes: dict[int, int] = {}
-    live = peak = 0
-    for entry in entries:
-        if entry["action"] == "alloc":
-            address = entry["addr"]
-            if any(begin <= address < end for begin, end in segments):
-                sizes[address] = _round_up(entry["size"], GRANULE_BYTES)
-                live += sizes[address]
-                peak = max(peak, live)
-        elif entry["action"] == "free_requested":
-            live -= sizes.pop(entry["addr"], 0)
-    return _round_up(peak, PAGE_BYTES)
+    events = (
+        Event(address, size, 0)
+        for address, size in filter(None, map(operation_of, entries))
+        if not size or any(begin <= address < end for begin, end in segments)
+    )
+    return whole_pages(most_live_bytes(events))
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -293,21 +277,5 @@ def digest_of(tensors: Sequence[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def driver_nanoseconds(device: torch.device) -> int | None:
-    """Nanoseconds that our allocator has spent in driver calls so far; None if this build does
-    not count them.
-    """
-    from cudagraph_pool import _torch
-
-    stats: Callable[[int], Mapping[str, int]] | None = getattr(_torch, "driver_stats", None)
-    if stats is None:
-        return None
-    return sum(value for name, value in stats(device.index or 0).items() if name.endswith("_ns"))
-
-
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit

@@ -79,9 +79,6 @@ class MapOfReplay:
     def freed(self, block_id: int) -> None:
         self.map.free(self._live.pop(block_id))
 
-    def end(self) -> None:
-        pass
-
 
 def map_of_history(operations: Iterable[Operation], snapshot: Mapping[str, Any]) -> MemoryMap:
     """The map of a pool of this process, from what was done in it since some moment.

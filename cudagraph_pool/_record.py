@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from . import _run
 from ._autoload import PROGRAM, RECORD, VARIABLE
+from ._cli import refuse
 from ._memory_map import Operation, operation_of
 from ._trace import Event, most_live_bytes
 
@@ -81,8 +82,7 @@ def main(argv: Sequence[str]) -> int:
         except OSError as error:
             problem = f"{folder}: no trace can be written there: {error.strerror or error}"
     if problem is not None:
-        print(f"cudagraph-pool: {problem}", file=sys.stderr)
-        return 2
+        return refuse(problem)
     os.environ.pop(VARIABLE, None)
     os.environ[PROGRAM] = str(os.getpid())
     return program.run(RECORD, str(folder))

@@ -26,7 +26,6 @@ class Watcher(Protocol):
 
     def allocated(self, block_id: int, block: _core.Block) -> None: ...
     def freed(self, block_id: int) -> None: ...
-    def end(self) -> None: ...
 
 
 class ReplayResult(TypedDict):
@@ -68,7 +67,10 @@ def replay(
     """
     graphs = replay_sequence(trace, order, seed)
     pools = new_pools()
-    seconds = run(pools, graphs, _Placements(pools, placements) if placements else None)
+    watcher = _Placements(pools, placements) if placements else None
+    seconds = run(pools, graphs, watcher)
+    if watcher:
+        watcher.end()
     stats = pools.stats(POOL)
     minimum = minimum_bytes(graphs)
     return {
@@ -121,10 +123,7 @@ def run(pools: _core.PoolSet, graphs: list[Graph], watcher: Watcher | None) -> f
                     watcher.freed(event.block)
                 watching += time.perf_counter() - before
         pools.end_scope(POOL)
-    seconds = time.perf_counter() - start - watching
-    if watcher:
-        watcher.end()
-    return seconds
+    return time.perf_counter() - start - watching
 
 
 class _Placements:

@@ -16,6 +16,7 @@ from importlib import metadata
 from typing import Any, Final, NoReturn
 
 from ._autoload import PROGRAM, VARIABLE
+from ._cli import refuse
 from ._request import REPORT, options, unparse
 
 _HELP: Final = {
@@ -50,8 +51,7 @@ def main(argv: Sequence[str]) -> int:
     program = parse_program(parser, argv)
     refusal = problem("run")
     if refusal is not None:
-        print(f"cudagraph-pool: {refusal}", file=sys.stderr)
-        return 2
+        return refuse(refusal)
     if REPORT in program.options:
         os.environ[PROGRAM] = str(os.getpid())
     return program.run(VARIABLE, unparse(program.options))

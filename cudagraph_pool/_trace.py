@@ -145,7 +145,7 @@ def minimum_bytes(graphs: list[Graph]) -> int:
     That is the largest sum of live blocks at any moment, each rounded up to a granule, rounded up
     to a page.
     """
-    return _round_up(most_live_bytes(e for graph in graphs for e in graph.events), PAGE_BYTES)
+    return whole_pages(most_live_bytes(e for graph in graphs for e in graph.events))
 
 
 def most_live_bytes(events: Iterable[Event]) -> int:
@@ -162,6 +162,11 @@ def most_live_bytes(events: Iterable[Event]) -> int:
         else:
             live -= sizes.pop(event.block, 0)
     return peak
+
+
+def whole_pages(size: int) -> int:
+    """Rounded up to a page."""
+    return _round_up(size, PAGE_BYTES)
 
 
 def _round_up(value: int, unit: int) -> int:

@@ -61,12 +61,13 @@ class SeedScript(Workload):
     name = "seed"
     keys = range(1, 129)
 
-    def __init__(self, device: torch.device, columns: int = 1024) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         pinned = device.type == "cuda"
-        self._a = torch.empty(self.keys[-1], columns, pin_memory=pinned)
-        self._b = torch.empty(self.keys[-1], columns, pin_memory=pinned)
-        self._result = torch.empty(self.keys[-1], columns, device=device)
+        shape = self.keys[-1], 1024
+        self._a = torch.empty(shape, pin_memory=pinned)
+        self._b = torch.empty(shape, pin_memory=pinned)
+        self._result = torch.empty(shape, device=device)
 
     def fill(self, key: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -203,9 +204,9 @@ def randomize(module: nn.Module, generator: torch.Generator) -> None:
             parameter.normal_(std=fan_in**-0.5, generator=generator)
 
 
-def rms_norm(x: Tensor, eps: float = 1e-5) -> Tensor:
+def rms_norm(x: Tensor) -> Tensor:
     """The root-mean-square norm without a weight, its statistics in float32."""
-    return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps).to(x.dtype)
+    return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-5).to(x.dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

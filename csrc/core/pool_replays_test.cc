@@ -139,7 +139,7 @@ TEST_F(PoolReplaysTest, AStreamThatIsGoneIsNeverAsked) {
   const Block freed_after = Allocate(kPage, kA);
   const Block used = Allocate(kPage, kB);
   pool_.RecordUse(used.address, kA);
-  host_.DestroyStream(kA);
+  watch_.DestroyStream(kA);
   pool_.Free(freed_within.address);
   pool_.Free(used.address);
   pool_.EndScope();

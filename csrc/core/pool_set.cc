@@ -294,6 +294,12 @@ bool PoolSet::Contains(PoolId id) const {
   return members_.contains(id);
 }
 
+bool PoolSet::InScope(PoolId id) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = members_.find(id);
+  return it != members_.end() && it->second->pool.in_scope();
+}
+
 int PoolSet::UseCount(PoolId id) const {
   const std::lock_guard lock(mutex_);
   const auto it = members_.find(id);
@@ -320,27 +326,6 @@ PoolSnapshot PoolSet::Snapshot(PoolId id) const {
 std::vector<CaptureStats> PoolSet::Captures(PoolId id) const {
   const std::lock_guard lock(mutex_);
   return Known(id).pool.captures();
-}
-
-PoolStats PoolSet::TotalStats() const {
-  const std::lock_guard lock(mutex_);
-  return SumStats();
-}
-
-PoolStats PoolSet::SumStats() const {
-  PoolStats total;
-  for (const auto& [id, member] : members_) {
-    const PoolStats stats = member->pool.Stats();
-    total.page_bytes = stats.page_bytes;
-    using S = PoolStats;
-    for (uint64_t S::*const summed :
-         {&S::pages, &S::reserved_bytes, &S::allocated_bytes, &S::requested_bytes, &S::live_blocks,
-          &S::peak_reserved_bytes, &S::peak_allocated_bytes, &S::ranges, &S::page_mappings,
-          &S::allocations, &S::frees}) {
-      total.*summed += stats.*summed;
-    }
-  }
-  return total;
 }
 
 SetUsage PoolSet::Usage() const {
@@ -371,12 +356,18 @@ void PoolSet::ResetTraffic() {
 
 void PoolSet::Check() const {
   const std::lock_guard lock(mutex_);
-  const PoolStats sum = SumStats();
+  PoolStats sum;
   uint64_t handles = 0;
   uint64_t extents = 0;
   size_t unused = 0;
   for (const auto& [id, member] : members_) {
     member->pool.Check();
+    const PoolStats stats = member->pool.Stats();
+    using S = PoolStats;
+    for (uint64_t S::*const summed :
+         {&S::reserved_bytes, &S::allocated_bytes, &S::requested_bytes, &S::live_blocks}) {
+      sum.*summed += stats.*summed;
+    }
     CGP_CHECK(member->reserved_bytes == &reserved_bytes_.at(id));
     CGP_CHECK(member->pool.reserved_bytes() == member->reserved_bytes->current);
     handles += member->pool.handles();

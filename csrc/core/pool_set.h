@@ -115,6 +115,8 @@ class PoolSet {
   void EnablePeer(int peer);
 
   bool Contains(PoolId id) const;
+  // Whether a scope of it is open.
+  bool InScope(PoolId id) const;
   // How many users (see Retain()) the pool has; 0 for an unknown pool.
   int UseCount(PoolId id) const;
   std::vector<PoolId> ids() const;
@@ -123,9 +125,6 @@ class PoolSet {
   PoolStats Stats(PoolId id) const;
   PoolSnapshot Snapshot(PoolId id) const;
   std::vector<CaptureStats> Captures(PoolId id) const;
-
-  // Sums over all pools.
-  PoolStats TotalStats() const;
 
   SetUsage Usage() const;
   // The bytes of physical memory that each pool has, and what it had: the last pools that are gone
@@ -165,7 +164,6 @@ class PoolSet {
   bool MayQuiesce() noexcept;
   bool HasMemory(const Member& member) const;
   bool CanTrim(const Member& member) const;
-  PoolStats SumStats() const;
   void UnmapStale(Member& member);
   // Forgets a pool that has neither users nor a scope, blocks, memory or remains.
   void EraseIfGone(PoolId id);

@@ -235,12 +235,12 @@ TEST_F(PoolSetTest, PoolsShareNothing) {
   End(kTwo);
   EXPECT_EQ(set_->Stats(kOne).pages, 4U);
   EXPECT_EQ(set_->Stats(kTwo).pages, 4U);
-  const PoolStats total = set_->TotalStats();
-  EXPECT_EQ(total.reserved_bytes, 8 * kPage);
-  EXPECT_EQ(total.allocated_bytes, 4 * kPage);
-  EXPECT_EQ(total.allocations, 2U);
-  EXPECT_EQ(total.frees, 1U);
-  EXPECT_EQ(total.live_blocks, 1U);
+  const SetUsage usage = set_->Usage();
+  EXPECT_EQ(usage.reserved_bytes.current, 8 * kPage);
+  EXPECT_EQ(usage.all.bytes.current, 4 * kPage);
+  EXPECT_EQ(usage.all.count.added, 2U);
+  EXPECT_EQ(usage.all.count.removed, 1U);
+  EXPECT_EQ(usage.all.count.current, 1U);
 }
 
 bool Is(const Gauge& gauge, uint64_t current, uint64_t peak, uint64_t added, uint64_t removed) {
@@ -467,7 +467,8 @@ TEST_F(PoolSetTest, AFailedQuiesceLeavesThePoolsAsTheyWere) {
 TEST_F(PoolSetTest, ACaptureOnlyGrows) {
   MakeUnused(kTwo, 2);
   Begin(kOne);
-  host_.BeginCapture({kA, kB});
+  const CaptureId capture = host_.graphs().Begin(kA);
+  host_.graphs().Wait(kB, host_.graphs().Record(kA));
   Block block = Allocate(kOne, kPage);
   for (uint64_t i = 2; i < 40; ++i) {
     const Block next = Allocate(kOne, i * 700, i % 3 == 0 ? kB : kA);
@@ -475,7 +476,7 @@ TEST_F(PoolSetTest, ACaptureOnlyGrows) {
     set_->Free(block.address);
     block = next;
   }
-  host_.EndCapture();
+  host_.graphs().End(capture);
   End(kOne);
   EXPECT_EQ(watch_.quiesce_calls(), 0U);
 }
@@ -530,14 +531,16 @@ TEST_F(PoolSetTest, LetsAPeerIntoEverythingNowAndLater) {
 
 TEST(PoolSetEndTest, WaitsForTheDeviceBeforeItTakesMemoryAway) {
   HostDriver host({.granularity = kPage, .map_memory = false});
+  DriverWatch watch(host);
   {
-    PoolSet set(host);
+    PoolSet set(watch);
     set.BeginScope(kOne, ScopeKind::kEager);
     set.Free(set.Allocate(kOne, kPage, kA).address);
     set.Allocate(kOne, 3 * kPage, kB);
+    watch.MarkUsed();
   }
   EXPECT_EQ(host.usage(), HostUsage{});
-  EXPECT_EQ(host.unquiesced_unmaps(), 0U);
+  EXPECT_THAT(watch.violations(), IsEmpty());
 }
 
 }  // namespace

@@ -73,11 +73,9 @@ Loaded Load() {
   loaded.api.function = reinterpret_cast<PFN_##function##_v##version>(found);
   CGP_CUDA_FUNCTIONS(CGP_CUDA_FIND)
 #undef CGP_CUDA_FIND
-#define CGP_CUDA_TRY(function, version)                                      \
-  if (Find(get_address, #function, version, driver_version, &found).empty()) \
-    loaded.api.function = reinterpret_cast<PFN_##function##_v##version>(found);
-  CGP_CUDA_NEWER_FUNCTIONS(CGP_CUDA_TRY)
-#undef CGP_CUDA_TRY
+  if (Find(get_address, "cuCtxRecordEvent", 12050, driver_version, &found).empty()) {
+    loaded.api.cuCtxRecordEvent = reinterpret_cast<PFN_cuCtxRecordEvent_v12050>(found);
+  }
   return loaded;
 }
 

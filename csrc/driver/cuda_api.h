@@ -57,9 +57,6 @@ namespace cgp {
   X(cuEventDestroy, 4000)                     \
   X(cuStreamWaitEvent, 3020)
 
-// Those that an older driver may lack: nullptr there.
-#define CGP_CUDA_NEWER_FUNCTIONS(X) X(cuCtxRecordEvent, 12050)
-
 // One of them. It is called like a plain function, and has its name for errors.
 template <typename Function>
 struct CudaFunction {
@@ -78,7 +75,7 @@ struct CudaApi {
   /* A name, which takes no parentheses. NOLINTNEXTLINE(bugprone-macro-parentheses) */ \
   CudaFunction<std::remove_pointer_t<PFN_##function##_v##version>> function{#function};
   CGP_CUDA_FUNCTIONS(CGP_CUDA_FIELD)
-  CGP_CUDA_NEWER_FUNCTIONS(CGP_CUDA_FIELD)
+  CGP_CUDA_FIELD(cuCtxRecordEvent, 12050)  // nullptr where the driver is older
 #undef CGP_CUDA_FIELD
 };
 

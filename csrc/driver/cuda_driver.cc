@@ -1,6 +1,7 @@
 #include "driver/cuda_driver.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <chrono>
 #include <memory>
@@ -9,19 +10,6 @@
 
 namespace cgp {
 namespace {
-
-DriverStatus OutOfMemoryMeans(DriverCall call) {
-  switch (call) {
-    case DriverCall::kReserve:
-      return DriverStatus::kOutOfAddresses;
-    case DriverCall::kCreate:
-    case DriverCall::kMap:
-    case DriverCall::kSetAccess:
-      return DriverStatus::kOutOfMemory;
-    default:
-      return DriverStatus::kFailed;
-  }
-}
 
 CUmemLocation LocationOf(CUdevice device) {
   CUmemLocation location{};
@@ -57,20 +45,16 @@ Mark& MarkOf(Event event) { return *reinterpret_cast<Mark*>(event); }
 // Adds the time from its begin to its end.
 class CudaDriver::Timer {
  public:
-  Timer(CudaDriver& driver, DriverCall call) : driver_(driver), call_(call) {}
+  explicit Timer(CudaDriver& driver) : driver_(driver) {}
   ~Timer() {
     const std::chrono::nanoseconds elapsed = std::chrono::steady_clock::now() - begin_;
-    const std::lock_guard lock(driver_.stats_mutex_);
-    CudaDriverStats::Kind& kind = driver_.stats_.kinds[static_cast<size_t>(call_)];
-    ++kind.calls;
-    kind.nanoseconds += static_cast<uint64_t>(elapsed.count());
+    driver_.nanoseconds_ += static_cast<uint64_t>(elapsed.count());
   }
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
  private:
   CudaDriver& driver_;
-  const DriverCall call_;
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
@@ -142,39 +126,39 @@ CUmemAllocationProp CudaDriver::HandleProperties() const {
 }
 
 template <typename... Parameters>
-void CudaDriver::Call(CudaContext& context, DriverCall call, uint64_t bytes,
+void CudaDriver::Call(CudaContext& context, Error error,
                       const CudaFunction<CUresult(Parameters...)>& function,
                       std::type_identity_t<Parameters>... arguments) {
   const CurrentContext current(context);
-  const Timer timer(*this, call);
-  context_.Check(function.name, function(arguments...), OutOfMemoryMeans(call), bytes);
+  const Timer timer(*this);
+  context_.Check(function.name, function(arguments...), error.out_of_memory, error.bytes);
 }
 
 Address CudaDriver::Reserve(uint64_t bytes) {
   CUdeviceptr address = 0;
-  Call(context_, DriverCall::kReserve, bytes, api_.cuMemAddressReserve, &address, bytes,
+  Call(context_, {bytes, DriverStatus::kOutOfAddresses}, api_.cuMemAddressReserve, &address, bytes,
        granularity_, 0, 0);
   return address;
 }
 
 void CudaDriver::FreeAddresses(Address address, uint64_t bytes) {
-  Call(context_, DriverCall::kFreeAddresses, bytes, api_.cuMemAddressFree, address, bytes);
+  Call(context_, {bytes}, api_.cuMemAddressFree, address, bytes);
 }
 
 Handle CudaDriver::Create(uint64_t bytes) {
   const CUmemAllocationProp properties = HandleProperties();
   CUmemGenericAllocationHandle handle = 0;
-  Call(context_, DriverCall::kCreate, bytes, api_.cuMemCreate, &handle, bytes, &properties, 0);
+  Call(context_, {bytes, DriverStatus::kOutOfMemory}, api_.cuMemCreate, &handle, bytes, &properties,
+       0);
   return Handle{handle};
 }
 
 void CudaDriver::Release(Handle handle) {
-  Call(context_, DriverCall::kRelease, 0, api_.cuMemRelease,
-       static_cast<CUmemGenericAllocationHandle>(handle));
+  Call(context_, {}, api_.cuMemRelease, static_cast<CUmemGenericAllocationHandle>(handle));
 }
 
 void CudaDriver::Map(Address address, uint64_t bytes, Handle handle) {
-  Call(context_, DriverCall::kMap, bytes, api_.cuMemMap, address, bytes, 0,
+  Call(context_, {bytes, DriverStatus::kOutOfMemory}, api_.cuMemMap, address, bytes, 0,
        static_cast<CUmemGenericAllocationHandle>(handle), 0);
 }
 
@@ -187,18 +171,18 @@ void CudaDriver::SetAccess(Address address, uint64_t bytes) {
     const std::lock_guard lock(peers_mutex_);
     for (const CUdevice peer : peers_) access.push_back(grant(peer));
   }
-  Call(context_, DriverCall::kSetAccess, bytes, api_.cuMemSetAccess, address, bytes, access.data(),
-       access.size());
+  Call(context_, {bytes, DriverStatus::kOutOfMemory}, api_.cuMemSetAccess, address, bytes,
+       access.data(), access.size());
 }
 
 void CudaDriver::Unmap(Address address, uint64_t bytes) {
-  Call(context_, DriverCall::kUnmap, bytes, api_.cuMemUnmap, address, bytes);
+  Call(context_, {bytes}, api_.cuMemUnmap, address, bytes);
 }
 
 void CudaDriver::AddPeer(int peer) {
   if (peer == device()) return;
   CUdevice cu_peer = 0;
-  Call(context_, DriverCall::kAddPeer, 0, api_.cuDeviceGet, &cu_peer, peer);
+  Call(context_, {}, api_.cuDeviceGet, &cu_peer, peer);
   // Refused here, or every SetAccess() from now on would be.
   if (!CanReach(cu_peer)) {
     throw DriverError(DriverStatus::kFailed, "cuDeviceCanAccessPeer",
@@ -212,7 +196,7 @@ void CudaDriver::AddPeer(int peer) {
 void CudaDriver::Quiesce() {
   const UnsafeCallsAllowed allowed(api_);  // some other thread may capture without our knowing
   for (CudaContext* const context : Contexts()) {
-    Call(*context, DriverCall::kQuiesce, 0, api_.cuCtxSynchronize);
+    Call(*context, {}, api_.cuCtxSynchronize);
   }
 }
 
@@ -269,12 +253,11 @@ bool CudaDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
 
 // An event is recorded on streams of its own context only.
 template <typename Record>
-Event CudaDriver::NewEvent(const std::vector<CudaContext*>& contexts, DriverCall call,
-                           Record record) {
+Event CudaDriver::NewEvent(const std::vector<CudaContext*>& contexts, Record record) {
   auto mark = std::make_unique<Mark>();
   for (CudaContext* const context : contexts) {
     CUevent event = nullptr;
-    Call(*context, call, 0, api_.cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
+    Call(*context, {}, api_.cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
     Mark::value_type created(event, {&api_});
     record(*context, event);
     mark->push_back(std::move(created));
@@ -283,18 +266,16 @@ Event CudaDriver::NewEvent(const std::vector<CudaContext*>& contexts, DriverCall
 }
 
 Event CudaDriver::RecordEvent(StreamId stream) {
-  constexpr auto kCall = DriverCall::kRecordEvent;
-  return NewEvent({&ContextOf(stream)}, kCall, [&](CudaContext& context, CUevent event) {
-    Call(context, kCall, 0, api_.cuEventRecord, event, StreamOf(stream));
+  return NewEvent({&ContextOf(stream)}, [&](CudaContext& context, CUevent event) {
+    Call(context, {}, api_.cuEventRecord, event, StreamOf(stream));
   });
 }
 
 Event CudaDriver::RecordDeviceEvent() {
-  constexpr auto kCall = DriverCall::kRecordDeviceEvent;
   const bool records = api_.cuCtxRecordEvent != nullptr;
   if (!records) Quiesce();  // an event that is never recorded is done
-  return NewEvent(Contexts(), kCall, [&](CudaContext& context, CUevent event) {
-    if (records) Call(context, kCall, 0, api_.cuCtxRecordEvent, context.Get(), event);
+  return NewEvent(Contexts(), [&](CudaContext& context, CUevent event) {
+    if (records) Call(context, {}, api_.cuCtxRecordEvent, context.Get(), event);
   });
 }
 
@@ -312,7 +293,7 @@ bool CudaDriver::EventDone(Event event) {
   const UnsafeCallsAllowed allowed(api_);
   const CurrentContext current(context_);
   for (const auto& one : MarkOf(event)) {
-    const Timer timer(*this, DriverCall::kEventDone);
+    const Timer timer(*this);
     const CUresult code = api_.cuEventQuery(one.get());
     if (code == CUDA_ERROR_NOT_READY) return false;
     context_.Check(api_.cuEventQuery.name, code);
@@ -322,20 +303,20 @@ bool CudaDriver::EventDone(Event event) {
 
 void CudaDriver::WaitEvent(StreamId stream, Event event) {
   for (const auto& one : MarkOf(event)) {
-    Call(ContextOf(stream), DriverCall::kWaitEvent, 0, api_.cuStreamWaitEvent, StreamOf(stream),
-         one.get(), CU_EVENT_WAIT_DEFAULT);
+    Call(ContextOf(stream), {}, api_.cuStreamWaitEvent, StreamOf(stream), one.get(),
+         CU_EVENT_WAIT_DEFAULT);
   }
 }
 
 void CudaDriver::DestroyEvent(Event event) noexcept {
-  const Timer timer(*this, DriverCall::kDestroyEvent);
+  const Timer timer(*this);
   delete &MarkOf(event);
 }
 
 MemoryInfo CudaDriver::Info() {
   size_t free = 0;
   size_t total = 0;
-  Call(context_, DriverCall::kInfo, 0, api_.cuMemGetInfo, &free, &total);
+  Call(context_, {}, api_.cuMemGetInfo, &free, &total);
   return {.free_bytes = free, .total_bytes = total};
 }
 

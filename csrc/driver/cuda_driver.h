@@ -7,7 +7,6 @@
 // not, so that calls may come from any thread, one without a context included.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -17,20 +16,8 @@
 
 #include "driver/cuda_context.h"
 #include "driver/driver.h"
-#include "driver/driver_call.h"
 
 namespace cgp {
-
-// Calls to CUDA since the driver was made, failed ones included.
-struct CudaDriverStats {
-  struct Kind {
-    uint64_t calls = 0;
-    uint64_t nanoseconds = 0;
-  };
-  std::array<Kind, kDriverCallKinds> kinds{};  // by DriverCall
-
-  const Kind& operator[](DriverCall call) const { return kinds[static_cast<size_t>(call)]; }
-};
 
 class CudaDriver final : public Driver {
  public:
@@ -47,10 +34,8 @@ class CudaDriver final : public Driver {
   // Whether memory of the device can be exported as file descriptors.
   bool CanExport() const;
 
-  CudaDriverStats stats() const {
-    const std::lock_guard lock(stats_mutex_);
-    return stats_;
-  }
+  // What calls to CUDA have taken so far, failed ones included.
+  uint64_t nanoseconds() const { return nanoseconds_; }
 
   int device() const noexcept override { return context_.device(); }
   uint64_t granularity() const noexcept override { return granularity_; }
@@ -78,9 +63,14 @@ class CudaDriver final : public Driver {
  private:
   class Timer;
 
-  // Calls `function` with the context current, counted and timed as `call`. Throws its error.
+  // Calls `function` with the context current, and times it. Throws its error, which may say for
+  // how many bytes it was, and what it means that memory ran out.
+  struct Error {
+    uint64_t bytes = 0;
+    DriverStatus out_of_memory = DriverStatus::kFailed;
+  };
   template <typename... Parameters>
-  void Call(CudaContext& context, DriverCall call, uint64_t bytes,
+  void Call(CudaContext& context, Error error,
             const CudaFunction<CUresult(Parameters...)>& function,
             std::type_identity_t<Parameters>... arguments);
 
@@ -94,7 +84,7 @@ class CudaDriver final : public Driver {
 
   // Calls record(context, event of CUDA's) for each of them, with a new one.
   template <typename Record>
-  Event NewEvent(const std::vector<CudaContext*>& contexts, DriverCall call, Record record);
+  Event NewEvent(const std::vector<CudaContext*>& contexts, Record record);
 
   const CudaApi& api_;
   const std::atomic<bool>* const exportable_;
@@ -108,8 +98,7 @@ class CudaDriver final : public Driver {
   std::mutex peers_mutex_;
   std::vector<CUdevice> peers_;
 
-  mutable std::mutex stats_mutex_;
-  CudaDriverStats stats_;
+  std::atomic<uint64_t> nanoseconds_{0};
 };
 
 }  // namespace cgp

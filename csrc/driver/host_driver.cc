@@ -126,6 +126,11 @@ HostDriver::Physical& HostDriver::Held(const Call& call, Handle handle) {
   return found->second;
 }
 
+bool HostDriver::IsOlderThanCaptures(CaptureId made_in) const {
+  const std::optional<CaptureId> oldest = graphs_.oldest();
+  return oldest && made_in < *oldest;
+}
+
 void HostDriver::DropIfUnused(Handle handle) {
   const auto found = handles_.find(handle);
   const Physical& physical = found->second;
@@ -152,7 +157,7 @@ Address HostDriver::Reserve(uint64_t bytes) {
   } else {
     next_address_ += bytes;
   }
-  reservations_.emplace(address, Reservation{.bytes = bytes, .made_in = epoch_});
+  reservations_.emplace(address, Reservation{.bytes = bytes, .made_in = graphs_.newest()});
   ++usage_.reservations;
   usage_.reserved_bytes += bytes;
   return address;
@@ -168,7 +173,7 @@ void HostDriver::FreeAddresses(Address address, uint64_t bytes) {
     call.Refuse(std::to_string(found->second.mappings) + " mappings are in " +
                 Span(address, bytes));
   }
-  if (capturing() && found->second.made_in != epoch_) {
+  if (IsOlderThanCaptures(found->second.made_in)) {
     call.RefuseInCapture(Span(address, bytes) +
                          " was reserved before the capture that is under way");
   }
@@ -201,7 +206,7 @@ Handle HostDriver::Create(uint64_t bytes) {
 void HostDriver::Release(Handle handle) {
   const Call call(*this, DriverCall::kRelease);
   Physical& physical = Held(call, handle);
-  if (capturing() && physical.first_mapped_in.value_or(epoch_) != epoch_) {
+  if (physical.first_mapped_in && IsOlderThanCaptures(*physical.first_mapped_in)) {
     call.RefuseInCapture("handle " + Number(handle) +
                          " was mapped before the capture that is under way");
   }
@@ -231,7 +236,7 @@ void HostDriver::Map(Address address, uint64_t bytes, Handle handle) {
     call.Refuse(Span(address, bytes) + " overlaps what is mapped at " + Span(start, mapping.bytes));
   }
   const auto made = mappings_.emplace_hint(
-      next, address, Mapping{.bytes = bytes, .handle = handle, .made_in = epoch_});
+      next, address, Mapping{.bytes = bytes, .handle = handle, .made_in = graphs_.newest()});
   if (options_.map_memory) {
     const int error = host_memory::Map(address, bytes, physical.home);
     if (error != 0) mappings_.erase(made);
@@ -239,7 +244,7 @@ void HostDriver::Map(Address address, uint64_t bytes, Handle handle) {
   }
   ++reservation.mappings;
   ++physical.mappings;
-  if (!physical.first_mapped_in) physical.first_mapped_in = epoch_;
+  if (!physical.first_mapped_in) physical.first_mapped_in = graphs_.newest();
   ++usage_.mappings;
   usage_.mapped_bytes += bytes;
 }
@@ -270,7 +275,6 @@ void HostDriver::SetAccess(Address address, uint64_t bytes) {
   for (auto it = first; it != behind; ++it) {
     it->second.accessible = true;
     it->second.peers = peers_.size();
-    it->second.quiesces_before = calls_[DriverCall::kQuiesce];
   }
 }
 
@@ -281,13 +285,10 @@ void HostDriver::Unmap(Address address, uint64_t bytes) {
     call.Refuse(Span(address, bytes) + " is not exactly what one Map() mapped");
   }
   const Mapping mapping = found->second;
-  if (capturing() && mapping.made_in != epoch_) {
+  if (IsOlderThanCaptures(mapping.made_in)) {
     call.RefuseInCapture(Span(address, bytes) + " was mapped before the capture that is under way");
   }
   if (options_.map_memory) call.CheckSystem(host_memory::Unmap(address, bytes));
-  if (mapping.accessible && mapping.quiesces_before == calls_[DriverCall::kQuiesce]) {
-    ++unquiesced_unmaps_;
-  }
   --ReservationAround(call, address, bytes).mappings;
   mappings_.erase(found);
   --usage_.mappings;
@@ -304,18 +305,15 @@ void HostDriver::AddPeer(int peer) {
 
 void HostDriver::Quiesce() {
   const Call call(*this, DriverCall::kQuiesce);
-  if (capturing()) call.RefuseInCapture("waiting for the device while a capture is under way");
+  if (graphs_.AnyCapture())
+    call.RefuseInCapture("waiting for the device while a capture is under way");
   for (auto& [event, recorded] : events_) recorded.done = true;
 }
 
-bool HostDriver::MayQuiesce() noexcept {
-  const std::lock_guard lock(mutex_);
-  return !capturing() && !graphs_.AnyCapture();
-}
+bool HostDriver::MayQuiesce() noexcept { return !graphs_.AnyCapture(); }
 
 void HostDriver::Capture(StreamId stream, Frontier* frontier) {
   const Call call(*this, DriverCall::kCapture);
-  CheckExists(call, stream);
   graphs_.Capture(stream, frontier);
 }
 
@@ -333,7 +331,7 @@ Event HostDriver::RecordEvent(StreamId stream) {
 
 Event HostDriver::RecordDeviceEvent() {
   const Call call(*this, DriverCall::kRecordDeviceEvent);
-  if (capturing() || graphs_.AnyCapture()) {
+  if (graphs_.AnyCapture()) {
     call.RefuseInCapture("marking the device's work while a capture is under way");
   }
   return AddEvent(std::nullopt);
@@ -358,14 +356,8 @@ void HostDriver::WaitEvent(StreamId stream, Event event) {
   waits_.push_back({.waiting = stream, .awaited = recorded.stream});
 }
 
-void HostDriver::CheckExists(const Call& call, StreamId stream) const {
-  if (destroyed_streams_.contains(stream))
-    call.Refuse("stream " + Number(stream) + " was destroyed before");
-}
-
 void HostDriver::CheckNotCapturing(const Call& call, StreamId stream) const {
-  CheckExists(call, stream);
-  if (capturing_streams_.contains(stream) || graphs_.Contains(stream)) {
+  if (graphs_.Contains(stream)) {
     call.RefuseInCapture("stream " + Number(stream) + " is capturing");
   }
 }
@@ -422,25 +414,6 @@ void HostDriver::CompleteEvents(std::optional<StreamId> only) {
   for (auto& [event, recorded] : events_) {
     if (!only || recorded.stream == only) recorded.done = true;
   }
-}
-
-void HostDriver::DestroyStream(StreamId stream) {
-  const std::lock_guard lock(mutex_);
-  destroyed_streams_.insert(stream);
-}
-
-void HostDriver::BeginCapture(const std::vector<StreamId>& streams) {
-  const std::lock_guard lock(mutex_);
-  std::unordered_set<StreamId> capturing = capturing_streams_;
-  capturing.insert(streams.begin(), streams.end());
-  capturing_streams_ = std::move(capturing);
-  if (captures_++ == 0) ++epoch_;
-}
-
-void HostDriver::EndCapture() {
-  const std::lock_guard lock(mutex_);
-  if (captures_ == 0) throw UsageError("HostDriver::EndCapture: no capture is under way");
-  if (--captures_ == 0) capturing_streams_.clear();
 }
 
 }  // namespace cgp

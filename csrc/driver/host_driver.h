@@ -9,7 +9,6 @@
 #include <mutex>
 #include <optional>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "driver/driver.h"
@@ -83,11 +82,6 @@ class HostDriver final : public Driver {
   // and write it.
   bool CanAccess(Address address, uint64_t bytes, int device) const;
 
-  // How often Unmap() took a mapping that had been given access and after which nobody had called
-  // Quiesce(): memory that the device may still have been using. A mapping that is undone after
-  // SetAccess() counts too.
-  uint64_t unquiesced_unmaps() const { return Locked(unquiesced_unmaps_); }
-
   // How often DestroyEvent(), which cannot throw, was given an event that does not exist.
   uint64_t unknown_events_destroyed() const { return Locked(unknown_events_destroyed_); }
 
@@ -95,10 +89,6 @@ class HostDriver final : public Driver {
   // of them completes nothing that is pending.
   void HoldEvents(bool hold);
   void CompleteEvents(std::optional<StreamId> only = {});
-
-  // The stream is gone: whoever asks for it from now on, as a caller with a handle of old would, is
-  // refused, where CUDA reads memory that is not its own any more.
-  void DestroyStream(StreamId stream);
 
   // Every WaitEvent(), in order: which stream waits for the work of which, or of all (nothing). It
   // holds back nothing: CompleteEvents() is told when a stream's work is done.
@@ -109,38 +99,34 @@ class HostDriver final : public Driver {
   };
   std::vector<Wait> waits() const { return Locked(waits_); }
 
-  // The captures that Capture() and Dependencies() tell of.
+  // The captures that Capture() and Dependencies() tell of. While one is under way the calls that
+  // are not capture-legal fail as CUDA's do, with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED. Legal,
+  // because it undoes: Unmap() of a mapping made since, FreeAddresses() of a reservation made since,
+  // Release() of a handle that was mapped only since or never. Captures may overlap; "since" is then
+  // the begin of the oldest. RecordEvent() and WaitEvent() fail on the streams of a capture.
   HostGraphs& graphs() { return graphs_; }
-
-  // Between these the calls that are not capture-legal fail as CUDA's do, with
-  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED. Legal, because it undoes: Unmap() of a mapping made
-  // since, FreeAddresses() of a reservation made since, Release() of a handle that was mapped only
-  // since or never. RecordEvent() and WaitEvent() fail on the streams named. Captures may overlap;
-  // "since" is then the begin of the first, and the streams of all count until the last ends.
-  void BeginCapture(const std::vector<StreamId>& streams = {});
-  void EndCapture();
 
  private:
   class Call;
+  // What was "made in" a capture was made after that had begun, and before any later one.
   struct Physical {
     uint64_t bytes = 0;
     Address home = 0;  // see host_memory.h
     uint64_t mappings = 0;
     bool released = false;
-    std::optional<uint64_t> first_mapped_in = std::nullopt;  // epoch
+    std::optional<CaptureId> first_mapped_in = std::nullopt;
   };
   struct Reservation {
     uint64_t bytes = 0;
     uint64_t mappings = 0;
-    uint64_t made_in = 0;  // epoch
+    CaptureId made_in = 0;
   };
   struct Mapping {
     uint64_t bytes = 0;
     Handle handle{};
-    uint64_t made_in = 0;  // epoch
+    CaptureId made_in = 0;
     bool accessible = false;
-    size_t peers = 0;              // the first so many of peers_ have access
-    uint64_t quiesces_before = 0;  // how many Quiesce() there had been when access was given last
+    size_t peers = 0;  // the first so many of peers_ have access
   };
   struct RecordedEvent {
     std::optional<StreamId> stream;  // none: of the device
@@ -156,11 +142,10 @@ class HostDriver final : public Driver {
   Reservation& ReservationAround(const Call& call, Address address, uint64_t bytes);
   Physical& Held(const Call& call, Handle handle);
   void DropIfUnused(Handle handle);
-  void CheckExists(const Call& call, StreamId stream) const;
   void CheckNotCapturing(const Call& call, StreamId stream) const;
   Event AddEvent(std::optional<StreamId> stream);
   const RecordedEvent& Recorded(const Call& call, Event event) const;
-  bool capturing() const { return captures_ != 0; }
+  bool IsOlderThanCaptures(CaptureId made_in) const;
 
   const HostDriverOptions options_;
   mutable std::mutex mutex_;
@@ -176,18 +161,12 @@ class HostDriver final : public Driver {
 
   HostUsage usage_;
   CallCounts calls_;
-  uint64_t unquiesced_unmaps_ = 0;
   uint64_t unknown_events_destroyed_ = 0;
   bool hold_events_ = false;
   uint64_t last_handle_ = 0;
   uint64_t last_event_ = 0;
   Address next_address_;  // without map_memory: where the next reservation starts
 
-  // How often a capture began while no other was under way: what is made now is made in this epoch.
-  uint64_t epoch_ = 0;
-  uint64_t captures_ = 0;
-  std::unordered_set<StreamId> capturing_streams_;
-  std::unordered_set<StreamId> destroyed_streams_;
   HostGraphs graphs_;  // orders its own calls
 };
 

@@ -358,10 +358,10 @@ TEST_P(HostDriverRulesTest, QuiesceCompletesAllEvents) {
 
 TEST_P(HostDriverRulesTest, TellsWhichStreamWaitsForWhich) {
   const Event event = driver_.RecordEvent(kStreamA);
-  driver_.BeginCapture({kStreamA});
+  const CaptureId capture = driver_.graphs().Begin(kStreamA);
   driver_.WaitEvent(kStreamB, event);
   ExpectRefusedInCapture(driver_, [&] { driver_.WaitEvent(kStreamA, event); });
-  driver_.EndCapture();
+  driver_.graphs().End(capture);
   driver_.DestroyEvent(event);
   ExpectRefused(driver_, "there is no event", [&] { driver_.WaitEvent(kStreamB, event); });
   EXPECT_EQ(driver_.waits(), (std::vector<HostDriver::Wait>{{kStreamB, kStreamA}}));
@@ -379,21 +379,6 @@ TEST_P(HostDriverRulesTest, AnEventEndsWithItsDestruction) {
   EXPECT_EQ(driver_.usage().events, 0u);
 }
 
-TEST_P(HostDriverRulesTest, CountsUnmapsOfMemoryThatMayBeInUse) {
-  const Address address = driver_.Reserve(3 * kPage);
-  const Handle handle = driver_.Create(kPage);
-  for (const uint64_t page : {0u, 1u, 2u}) driver_.Map(address + page * kPage, kPage, handle);
-  driver_.Unmap(address, kPage);  // never accessible
-  EXPECT_EQ(driver_.unquiesced_unmaps(), 0u);
-  driver_.SetAccess(address + kPage, kPage);
-  driver_.Quiesce();
-  driver_.SetAccess(address + 2 * kPage, kPage);
-  driver_.Unmap(address + kPage, kPage);  // quiesced since
-  EXPECT_EQ(driver_.unquiesced_unmaps(), 0u);
-  driver_.Unmap(address + 2 * kPage, kPage);
-  EXPECT_EQ(driver_.unquiesced_unmaps(), 1u);
-}
-
 // --- Captures ---
 
 TEST_P(HostDriverRulesTest, ACaptureAllowsToMakeAndToUndo) {
@@ -401,7 +386,7 @@ TEST_P(HostDriverRulesTest, ACaptureAllowsToMakeAndToUndo) {
   const Handle old_unmapped = driver_.Create(kPage);
   const Handle old_handle = driver_.Create(kPage);
   const HostUsage before = driver_.usage();
-  driver_.BeginCapture();
+  const CaptureId capture = driver_.graphs().Begin(kStreamB);
   const Address address = driver_.Reserve(2 * kPage);
   const Handle handle = driver_.Create(kPage);
   driver_.Map(address, kPage, handle);
@@ -421,7 +406,7 @@ TEST_P(HostDriverRulesTest, ACaptureAllowsToMakeAndToUndo) {
   EXPECT_EQ(after, before);
   driver_.Release(old_handle);
   driver_.Release(old_unmapped);
-  driver_.EndCapture();
+  driver_.graphs().End(capture);
 }
 
 TEST_P(HostDriverRulesTest, ACaptureForbidsToGiveBackWhatIsOlder) {
@@ -432,7 +417,7 @@ TEST_P(HostDriverRulesTest, ACaptureForbidsToGiveBackWhatIsOlder) {
   driver_.Map(address, kPage, mapped);
   driver_.Map(address + kPage, kPage, unmapped);
   driver_.Unmap(address + kPage, kPage);
-  driver_.BeginCapture({kStreamA});
+  const CaptureId capture = driver_.graphs().Begin(kStreamA);
   ExpectRefusedInCapture(driver_, [&] { driver_.Unmap(address, kPage); });
   ExpectRefusedInCapture(driver_, [&] { driver_.FreeAddresses(empty, kPage); });
   ExpectRefusedInCapture(driver_, [&] { driver_.Release(mapped); });
@@ -443,7 +428,7 @@ TEST_P(HostDriverRulesTest, ACaptureForbidsToGiveBackWhatIsOlder) {
   ExpectRefusedInCapture(driver_, [&] { driver_.Quiesce(); });
   ExpectRefusedInCapture(driver_, [&] { driver_.RecordEvent(kStreamA); });
   driver_.RecordEvent(kStreamB);
-  driver_.EndCapture();
+  driver_.graphs().End(capture);
   driver_.Unmap(address, kPage);
   driver_.FreeAddresses(empty, kPage);
   driver_.Release(mapped);
@@ -453,29 +438,33 @@ TEST_P(HostDriverRulesTest, ACaptureForbidsToGiveBackWhatIsOlder) {
 }
 
 TEST_P(HostDriverRulesTest, WhatOneCaptureMadeTheNextMustKeep) {
-  driver_.BeginCapture();
+  const CaptureId one = driver_.graphs().Begin(kStreamA);
   const Address address = driver_.Reserve(kPage);
   const Handle handle = driver_.Create(kPage);
   driver_.Map(address, kPage, handle);
-  driver_.EndCapture();
-  driver_.BeginCapture();
+  driver_.graphs().End(one);
+  const CaptureId next = driver_.graphs().Begin(kStreamA);
   ExpectRefusedInCapture(driver_, [&] { driver_.Unmap(address, kPage); });
   ExpectRefusedInCapture(driver_, [&] { driver_.Release(handle); });
-  driver_.EndCapture();
+  driver_.graphs().End(next);
   driver_.Unmap(address, kPage);
 }
 
 TEST_P(HostDriverRulesTest, CapturesMayOverlap) {
-  driver_.BeginCapture({kStreamA});
-  const Address address = driver_.Reserve(kPage);
-  driver_.BeginCapture({kStreamB});
-  driver_.EndCapture();
+  const CaptureId a = driver_.graphs().Begin(kStreamA);
+  const Address of_a = driver_.Reserve(kPage);
+  const Address also_of_a = driver_.Reserve(kPage);
+  const CaptureId b = driver_.graphs().Begin(kStreamB);
+  const Address of_b = driver_.Reserve(kPage);
+  driver_.FreeAddresses(of_a, kPage);
+  ExpectRefusedInCapture(driver_, [&] { driver_.RecordEvent(kStreamA); });
+  driver_.graphs().End(a);
   ExpectRefusedInCapture(driver_, [&] { driver_.Quiesce(); });
   ExpectRefusedInCapture(driver_, [&] { driver_.RecordEvent(kStreamB); });
-  driver_.FreeAddresses(address, kPage);
-  driver_.EndCapture();
+  ExpectRefusedInCapture(driver_, [&] { driver_.FreeAddresses(also_of_a, kPage); });
+  driver_.FreeAddresses(of_b, kPage);
+  driver_.graphs().End(b);
   driver_.Quiesce();
-  EXPECT_THROW(driver_.EndCapture(), UsageError);
 }
 
 // --- Threads ---

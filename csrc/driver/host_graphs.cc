@@ -109,9 +109,14 @@ bool HostGraphs::Contains(GraphNode node) const {
   return nodes_.contains(node);
 }
 
-bool HostGraphs::AnyCapture() const {
+std::optional<CaptureId> HostGraphs::oldest() const {
   const std::lock_guard lock(mutex_);
-  return !streams_.empty();
+  return graphs_.empty() ? std::nullopt : std::optional(graphs_.begin()->first);
+}
+
+CaptureId HostGraphs::newest() const {
+  const std::lock_guard lock(mutex_);
+  return last_capture_;
 }
 
 Frontier& HostGraphs::Known(StreamId stream) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -44,7 +45,10 @@ class HostGraphs {
   // node.
   bool Contains(StreamId stream) const;
   bool Contains(GraphNode node) const;
-  bool AnyCapture() const;
+  // The capture that began first, of those under way, and the one that began last, of all.
+  std::optional<CaptureId> oldest() const;
+  CaptureId newest() const;
+  bool AnyCapture() const { return oldest().has_value(); }
 
   // Driver::Capture() and Driver::Dependencies().
   void Capture(StreamId stream, Frontier* frontier) const;

@@ -167,7 +167,6 @@ void BindPoolSet(py::module_& module) {
       .def("stats", &PoolSet::Stats)
       .def("snapshot", &PoolSet::Snapshot)
       .def("captures", &PoolSet::Captures)
-      .def("total_stats", &PoolSet::TotalStats)
       .def("check", &PoolSet::Check);
 }
 

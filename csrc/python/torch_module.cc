@@ -2,9 +2,7 @@
 // logic: what is decided is decided in csrc/torch or in the package.
 #include <pybind11/pybind11.h>
 
-#include <map>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "python/torch_parts.h"
@@ -56,22 +54,6 @@ py::dict ToDict(const cgp::PoolSnapshot& snapshot) {
     ranges.append(py::dict("address"_a = address, "pages"_a = pages));
   }
   return py::dict("stats"_a = ToDict(snapshot.stats), "blocks"_a = blocks, "ranges"_a = ranges);
-}
-
-// Calls to the driver so far, and the nanoseconds they took: {"Map_calls": ..., "Map_ns": ...,
-// ...}.
-std::map<std::string, uint64_t> DriverStats(DeviceIndex device) {
-  std::map<std::string, uint64_t> sums;
-  for (cgp::DevicePools* const pools : PoolsOf(device)) {
-    const cgp::CudaDriverStats stats = cgp::StatsOf(pools->driver().inner());
-    for (size_t i = 0; i < cgp::kDriverCallKinds; ++i) {
-      const auto call = static_cast<cgp::DriverCall>(i);
-      const std::string name(cgp::Name(call));
-      sums[name + "_calls"] += stats[call].calls;
-      sums[name + "_ns"] += stats[call].nanoseconds;
-    }
-  }
-  return sums;
 }
 
 cgp::GraphAllocator::CaptureCounts Counts() {
@@ -133,12 +115,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
               [](DeviceIndex device, PoolId id) { return Pools(device, id).UseCount(id); });
   def_of_pool("stats",
               [](DeviceIndex device, PoolId id) { return ToDict(Pools(device, id).Stats(id)); });
-  // The bytes that it holds, and the peak of its last scope: what is asked for after each of many
-  // captures.
-  def_of_pool("usage", [](DeviceIndex device, PoolId id) {
-    const cgp::PoolStats stats = Pools(device, id).Stats(id);
-    return std::pair(stats.reserved_bytes, stats.scope_peak_bytes);
-  });
   def_of_pool("snapshot",
               [](DeviceIndex device, PoolId id) { return ToDict(Pools(device, id).Snapshot(id)); });
   m.def(
@@ -160,7 +136,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return std::nullopt;
       },
       py::arg("device"), py::arg("address"));
-  m.def("driver_stats", &DriverStats, py::arg("device"));
+  m.def(
+      "driver_nanoseconds",
+      [](DeviceIndex device) {
+        uint64_t sum = 0;
+        for (cgp::DevicePools* const pools : PoolsOf(device)) {
+          sum += cgp::NanosecondsOf(pools->driver().inner());
+        }
+        return sum;
+      },
+      py::arg("device"));
   cgp::BindExecs(m);
   cgp::BindCalls(m);
   cgp::BindReplays(m);

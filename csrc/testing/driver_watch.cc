@@ -178,7 +178,14 @@ bool DriverWatch::MayQuiesce() noexcept {
   return !capturing_ && host_.MayQuiesce();
 }
 
+void DriverWatch::Capture(StreamId stream, Frontier* frontier) {
+  const std::lock_guard lock(mutex_);
+  Expect(!destroyed_streams_.contains(stream), "Capture: the stream was destroyed before");
+  ForwardingDriver::Capture(stream, frontier);
+}
+
 void DriverWatch::ExpectNotCapturing(const std::string& call, StreamId stream) {
+  Expect(!destroyed_streams_.contains(stream), call + ": the stream was destroyed before");
   Frontier frontier;
   host_.Capture(stream, &frontier);
   Expect(frontier.capture == kNoCapture, call + ": the stream is capturing");

@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <variant>
@@ -34,6 +35,13 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
   // Everything mapped so far may be in use by the device from now on: unmapping it needs a
   // Quiesce() first.
   void MarkUsed();
+
+  // The stream is gone: to name it from now on, as a caller with a handle of old would, is a
+  // violation. CUDA would read memory that is not its own any more.
+  void DestroyStream(StreamId stream) {
+    const std::lock_guard lock(mutex_);
+    destroyed_streams_.insert(stream);
+  }
 
   // Work is numbered per stream from 1 in the order of submission, and done in that order. `action`
   // happens when it is done; it may ask for other streams' work to be finished first, as an event
@@ -91,6 +99,7 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
   void AddPeer(int peer) override;
   void Quiesce() override;
   bool MayQuiesce() noexcept override;
+  void Capture(StreamId stream, Frontier* frontier) override;
   Event RecordEvent(StreamId stream) override;
   Event RecordDeviceEvent() override;
   bool EventDone(Event event) override;
@@ -138,6 +147,7 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
   std::map<Address, uint64_t> first_maps_;  // by reservation: the first Map() call there, or 0
   std::unordered_map<Handle, uint64_t> first_maps_of_handles_;
   std::map<StreamId, Stream> streams_;
+  std::set<StreamId> destroyed_streams_;
   std::map<Event, Mark> events_;
   uint64_t next_event_ = 1;
   uint64_t maps_ = 0;       // Map() calls

@@ -320,7 +320,8 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   // remainder, whatever is free of it: where there are such handles, a page for the remainder is
   // always right. And a page may be whole, rather than an edge, only since work has gone on that
   // the pool has not asked about.
-  const bool one_page_handles = host_.usage().handles == set_.TotalStats().pages;
+  const bool one_page_handles =
+      host_.usage().handles * setup_.page_bytes == host_.usage().physical_bytes;
   const uint64_t ideal =
       one_page_handles ? need.ideal : (rounded + setup_.page_bytes - 1) / setup_.page_bytes;
   const bool judged =

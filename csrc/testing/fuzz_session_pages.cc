@@ -42,7 +42,7 @@ void FuzzSession::Trim() {
   // "Not while any stream is capturing" is for the caller to see to.
   if (model_.AnyCaptureOpen()) return;
   const uint64_t expected = set_.TrimmableBytes();
-  const uint64_t reserved = set_.TotalStats().reserved_bytes;
+  const uint64_t reserved = set_.Usage().reserved_bytes.current;
   const World::Books before = TakeBooks(/*allowed=*/true);
   const uint64_t calls_before = watch_.calls();
   const bool leaky = leaky_;
@@ -69,7 +69,7 @@ void FuzzSession::Trim() {
   if (result.outcome == Outcome::kNoHeap) return JudgeFailure(result, true, before);
   if (result.outcome != Outcome::kDone) Complain("a trim failed: " + result.text);
   if (result.fault_fired) Complain("a driver error was swallowed");
-  const uint64_t given_back = reserved - set_.TotalStats().reserved_bytes;
+  const uint64_t given_back = reserved - set_.Usage().reserved_bytes.current;
   if (given_back != expected) Complain("trimmed ", given_back, ", expected ", expected);
   // Unless for what could not be undone.
   if (expected == 0 && watch_.calls() != calls_before && !leaky_)

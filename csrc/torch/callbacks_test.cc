@@ -73,7 +73,7 @@ class CallbacksTest : public GraphAllocatorTest {
     allocator_.recordHistory(true, [] { return std::shared_ptr<c10::GatheredContext>(new Stack); },
                              1000, History::When::ALL, true, {});
   }
-  uint64_t LiveBlocks() { return pools().TotalStats().live_blocks; }
+  uint64_t LiveBlocks() { return pools().Usage().all.count.current; }
 
   struct Stack final : c10::GatheredContext {};
   inline static std::vector<Action> told_;

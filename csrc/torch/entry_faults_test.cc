@@ -229,7 +229,7 @@ TEST_F(AfterAFaultTest, APoolThatCouldNotLendForLackOfMemoryLendsLater) {
     for (int64_t number = 1;; ++number) {
       World w;
       make(w);
-      const auto lent = [&] { return w.pools().TotalStats().allocations; };
+      const auto lent = [&] { return w.pools().Usage().all.count.added; };
       const uint64_t before = lent();
       faults::Arm(Kind::kMemory, number, /*for_good=*/true);
       try {

@@ -62,6 +62,18 @@ void WithWarnings(const char* whose, const Function& function) noexcept {
   }
 }
 
+// The same for what torch does not ask for, or cannot be told the error of: it is tried once more.
+template <typename Function>
+void TryTwice(const char* what, const Function& function) noexcept {
+  bool done = false;
+  for (int attempt = 0; attempt < 2 && !done; ++attempt) {
+    WithWarnings(what, [&] {
+      function();
+      done = true;
+    });
+  }
+}
+
 // Runs callbacks of others all, also if some of them throw; Rethrow() throws the first error.
 class Callbacks {
  public:

@@ -80,10 +80,10 @@ TEST_F(AbandonedCaptureTest, OneThatAnotherThreadIsAboutToEndIsNotLost) {
 TEST_F(AbandonedCaptureTest, WhileOneIsBeingEndedNothingIsGivenBack) {
   Capture(other_);
   HostDriver& host = fake_cuda::HostOf(DevicePools::For(device_).driver().inner());
-  host.BeginCapture({});
+  const CaptureId capture = host.graphs().Begin(StreamId{1});
   EXPECT_NO_THROW(allocator_.emptyCache());
   EXPECT_GT(pools().TrimmableBytes(), 0U);
-  host.EndCapture();
+  host.graphs().End(capture);
   allocator_.emptyCache();
   EXPECT_EQ(pools().TrimmableBytes(), 0U);
 }

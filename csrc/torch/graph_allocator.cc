@@ -6,7 +6,6 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
-#include <exception>
 #include <iterator>
 #include <type_traits>
 
@@ -237,23 +236,15 @@ bool GraphAllocator::MakeRoom(const RouteTable::Target& target) {
 }
 
 void GraphAllocator::FreeMemory(void* pointer) noexcept {
-  // A destructor called this and cannot throw. What failed is tried once more, and said.
+  // A destructor called this and cannot throw.
   bool freed = false;
-  for (int attempt = 0; attempt < 2 && !freed; ++attempt) {
-    try {
-      // Pools are only made by an allocator.
-      GraphAllocator& allocator = *FindGraphAllocator();
-      if (pointer == nullptr || allocator.FreeOurs(pointer, &freed)) return;
-      freed = true;  // as far as it is ours to do
-      allocator.base_.raw_delete(pointer);
-    } catch (const std::exception& error) {
-      try {
-        TORCH_WARN("cudagraph_pool met an error in freeing the memory at " +
-                   Hex(reinterpret_cast<Address>(pointer)) + ": " + error.what());
-      } catch (...) {  // NOLINT(bugprone-empty-catch): warnings may have been turned into errors
-      }
-    }
-  }
+  TryTwice("freeing memory", [&] {
+    // Pools are only made by an allocator.
+    GraphAllocator& allocator = *FindGraphAllocator();
+    if (freed || pointer == nullptr || allocator.FreeOurs(pointer, &freed)) return;
+    freed = true;  // as far as it is ours to do
+    allocator.base_.raw_delete(pointer);
+  });
 }
 
 void GraphAllocator::Note(History::Action action, DeviceIndex device, PoolId id, const Block& block,

@@ -44,7 +44,7 @@ TEST_F(GraphAllocatorTest, ACaptureAllocatesInAPoolOfOurs) {
   EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
   graph.Reset();
   allocator_.emptyCache();
-  EXPECT_EQ(pools().TotalStats().reserved_bytes, kPage) << "a tensor lives in it";
+  EXPECT_EQ(pools().Usage().reserved_bytes.current, kPage) << "a tensor lives in it";
   inside.clear();
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());
@@ -141,12 +141,12 @@ TEST_F(GraphAllocatorTest, RawPointersOfBothKinds) {
   graph.End();
   EXPECT_TRUE(pools().PoolOf(reinterpret_cast<Address>(inside)).has_value());
   EXPECT_THROW(allocator_.raw_delete(static_cast<char*>(inside) + 512), c10::Error);
-  EXPECT_EQ(pools().TotalStats().live_blocks, 1U);
+  EXPECT_EQ(pools().Usage().all.count.current, 1U);
   allocator_.raw_delete(inside);
   allocator_.raw_delete(outside);
   allocator_.raw_delete(other);
   allocator_.raw_delete(nullptr);
-  EXPECT_EQ(pools().TotalStats().live_blocks, 0U);
+  EXPECT_EQ(pools().Usage().all.count.current, 0U);
   EXPECT_THROW(allocator_.raw_delete(inside), c10::Error) << "freed twice";
 }
 
@@ -206,8 +206,8 @@ TEST_F(GraphAllocatorTest, StatisticsAndSnapshotAddUp) {
   const DataPtr small = allocator_.allocate(1000);
   graph.End();
   DeviceStats stats = allocator_.getDeviceStats(device_);
-  const PoolStats total = pools().TotalStats();
-  EXPECT_EQ(stats.reserved_bytes[0].current, static_cast<int64_t>(total.reserved_bytes));
+  const SetUsage usage = pools().Usage();
+  EXPECT_EQ(stats.reserved_bytes[0].current, static_cast<int64_t>(usage.reserved_bytes.current));
   EXPECT_EQ(stats.allocated_bytes[0].current, static_cast<int64_t>(1024 + 3 * kPage));
   EXPECT_EQ(stats.requested_bytes[0].current, static_cast<int64_t>(1000 + 3 * kPage));
   EXPECT_EQ(stats.allocated_bytes[0].peak, static_cast<int64_t>(6 * kPage));
@@ -232,8 +232,8 @@ TEST_F(GraphAllocatorTest, StatisticsAndSnapshotAddUp) {
     EXPECT_EQ(tiled, segment.total_size);
     segments += segment.total_size;
   }
-  EXPECT_EQ(segments, total.reserved_bytes);
-  EXPECT_EQ(active, total.allocated_bytes);
+  EXPECT_EQ(segments, usage.reserved_bytes.current);
+  EXPECT_EQ(active, usage.all.bytes.current);
 }
 
 TEST_F(GraphAllocatorTest, PeaksAreOfAllPoolsAtOneMoment) {
@@ -271,10 +271,10 @@ TEST_F(GraphAllocatorTest, BlocksOfOtherDevicesFindTheirPools) {
   EXPECT_FALSE(DevicePools::At(inside));
   allocator_.endAllocateToPool(other, id_);
   there.clear();
-  EXPECT_EQ(DevicePools::For(other).set().TotalStats().live_blocks, 0U);
-  EXPECT_EQ(pools().TotalStats().live_blocks, 1U);
+  EXPECT_EQ(DevicePools::For(other).set().Usage().all.count.current, 0U);
+  EXPECT_EQ(pools().Usage().all.count.current, 1U);
   here.clear();
-  EXPECT_EQ(pools().TotalStats().live_blocks, 0U);
+  EXPECT_EQ(pools().Usage().all.count.current, 0U);
   current_device = device_;
   graph.End();
 }

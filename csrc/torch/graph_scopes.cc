@@ -7,18 +7,6 @@
 namespace cgp {
 namespace {
 
-// What fails is tried once more, and said: torch was not asking for it.
-template <typename Function>
-void TryTwice(const char* what, const Function& function) {
-  bool done = false;
-  for (int attempt = 0; attempt < 2 && !done; ++attempt) {
-    WithWarnings(what, [&] {
-      function();
-      done = true;
-    });
-  }
-}
-
 // The pools of `device` if the pool is one of them, else nullptr.
 DevicePools* PoolsWith(PoolId pool, DeviceIndex device) {
   DevicePools* const pools = DevicePools::Find(device);
@@ -32,11 +20,8 @@ DevicePools* GraphAllocator::OursOrNull(DeviceIndex device, MempoolId_t id) cons
 }
 
 bool GraphAllocator::BaseKnows(DeviceIndex device, MempoolId_t id) const {
-  try {
-    return base_.getPoolUseCount(device, id) > 0;
-  } catch (const c10::Error&) {
-    return false;  // what the native allocator answers for an id that it never saw
-  }
+  // For an id that it never saw the native allocator has no answer.
+  return IfSupported([&] { return base_.getPoolUseCount(device, id); }).value_or(0) > 0;
 }
 
 bool GraphAllocator::IsUndecided(DevicePools& pools, PoolId id) const {

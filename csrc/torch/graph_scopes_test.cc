@@ -224,13 +224,13 @@ TEST_F(GraphScopesTest, EagerBlocksAreFreedWhileTheirStreamCaptures) {
   const std::array<void*, 2> places = {first.get(), second.get()};
   Graph graph(*this, {0, 2}, 7);
   graph.Begin();
-  host.BeginCapture();
+  const CaptureId capture = host.graphs().Begin(StreamId{1});
   first.clear();
   allocator_.endAllocateToPool(device_, id_);
   second.clear();
-  EXPECT_EQ(pools().TotalStats().live_blocks, 0U);
+  EXPECT_EQ(pools().Usage().all.count.current, 0U);
   graph.End();
-  host.EndCapture();
+  host.graphs().End(capture);
   allocator_.beginAllocateToPool(device_, id_, ThisThread());
   current_stream = Stream(2);
   DataPtr third = allocator_.allocate(kPage), fourth = allocator_.allocate(kPage);

@@ -87,7 +87,7 @@ TEST_F(InstallTest, CapturesGoOnWhileOthersSwitch) {
       current_device = device_;
       current_stream = Stream(static_cast<uintptr_t>(20 + t));
       for (int round = 0; round < 300; ++round) {
-        while (pools().TotalStats().reserved_bytes > kPhysicalLimit / 2) {
+        while (pools().Usage().reserved_bytes.current > kPhysicalLimit / 2) {
           Installed().load()->emptyCache();
         }
         const auto number = static_cast<uint64_t>(1000 * (t + 1) + round);

@@ -33,22 +33,16 @@ DevicePools& PluggableAllocator::Pools(c10::DeviceIndex device) {
 
 void PluggableAllocator::CycleEagerPool(DevicePools& pools) {
   if (ServesMemPools()) return;
-  if (const auto [closed, was_open] = closed_.insert(pools.device()); was_open) {
-    Undo still_open([&, entry = closed] { closed_.erase(entry); });
-    pools.set().EndScope(kEagerPool);
-    still_open.Keep();
-  }
+  if (pools.set().InScope(kEagerPool)) pools.set().EndScope(kEagerPool);
   OpenEagerPool(pools);
 }
 
 void PluggableAllocator::OpenEagerPool(DevicePools& pools) {
   PoolSet& set = pools.set();
-  const auto closed = closed_.find(pools.device());
-  if (closed == closed_.end() && set.Contains(kEagerPool)) return;
+  if (set.InScope(kEagerPool)) return;
+  const bool has_user = set.UseCount(kEagerPool) > 0;
   set.BeginScope(kEagerPool, ScopeKind::kEager);
-  if (closed == closed_.end()) return;
-  set.Release(kEagerPool);  // BeginScope() added a user
-  closed_.erase(closed);
+  if (has_user) set.Release(kEagerPool);  // BeginScope() added one
 }
 
 Block PluggableAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device,
@@ -132,12 +126,11 @@ void PluggableAllocator::Free(void* pointer) {
 bool PluggableAllocator::CloseIfEmpty(DevicePools& pools) {
   const std::lock_guard lock(mutex_);
   PoolSet& set = pools.set();
-  if (IsCapturing(CurrentStream(pools.device())) || !set.Contains(kEagerPool) ||
+  if (IsCapturing(CurrentStream(pools.device())) || set.UseCount(kEagerPool) == 0 ||
       set.Stats(kEagerPool).live_blocks > 0) {
     return false;
   }
-  if (!closed_.contains(pools.device())) set.EndScope(kEagerPool);
-  closed_.erase(pools.device());
+  if (set.InScope(kEagerPool)) set.EndScope(kEagerPool);
   set.Release(kEagerPool);
   return true;
 }

@@ -15,7 +15,6 @@
 #include <atomic>
 #include <cstddef>
 #include <mutex>
-#include <set>
 
 #include "torch/device_pools.h"
 #include "torch/routes.h"
@@ -50,7 +49,8 @@ class PluggableAllocator {
   // if no capture is known of. Not where segments of MemPools are all there is. pre: mutex_ is
   // held.
   void CycleEagerPool(DevicePools& pools);
-  // Opens the eager pool if it is not open. pre: mutex_ is held.
+  // Opens the eager pool if it is not open: it may have its user and no scope, where it could not be
+  // opened again. pre: mutex_ is held.
   void OpenEagerPool(DevicePools& pools);
   // Ends the eager pool's scope if nothing lives there; returns whether it did.
   bool CloseIfEmpty(DevicePools& pools);
@@ -63,8 +63,6 @@ class PluggableAllocator {
   // Orders begin, end and release, and eager allocations, during which the eager pool stays open.
   // The base may hold its lock when it comes here: its lock is never asked for behind this one.
   std::mutex mutex_;
-  // Devices whose eager pool has its user and no scope, since it could not be opened again.
-  std::set<c10::DeviceIndex> closed_;
 };
 
 }  // namespace cgp

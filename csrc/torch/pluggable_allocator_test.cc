@@ -53,7 +53,7 @@ class PluggableAllocatorTest : public ::testing::Test {
   std::optional<PoolId> PoolOf(const void* pointer) {
     return set().PoolOf(reinterpret_cast<Address>(pointer));
   }
-  uint64_t Reserved() { return set().TotalStats().reserved_bytes; }
+  uint64_t Reserved() { return set().Usage().reserved_bytes.current; }
   // Until torch calls one it may have none.
   void ShowHooks() { plain_.RecordStream(this, Stream(2)); }
   // What torch.cuda.CUDAGraph does with the hooks.
@@ -192,10 +192,10 @@ TEST_F(PluggableAllocatorTest, DuringACaptureEagerFencesStayShut) {
 TEST_F(PluggableAllocatorTest, WithoutHooksTheDeviceIsMarkedOnlyBeforeMemoryRunsOut) {
   void* const first = Malloc(kPage, 2);
   plain_.Free(first);
-  host().BeginCapture();
+  const CaptureId capture = host().graphs().Begin(StreamId{1});
   EXPECT_NE(Malloc(kPage, 3), first);
   EXPECT_NE(Malloc(kPage, 3), first);
-  host().EndCapture();
+  host().graphs().End(capture);
   EXPECT_NE(Malloc(kPage, 3), first);
   EXPECT_NO_THROW(Malloc(kPhysicalLimit - 3 * kPage, 3)) << "put off, not forgotten";
 }
@@ -214,7 +214,7 @@ TEST_F(PluggableAllocatorTest, NoBlockIsLeftWhereADriverCallFails) {
       EXPECT_TRUE(faults::Disarm());
       ++failures;
     }
-    EXPECT_EQ(set().TotalStats().live_blocks, 0U) << "call " << call;
+    EXPECT_EQ(set().Usage().all.count.current, 0U) << "call " << call;
   }
   EXPECT_GE(failures, 4) << "addresses, a handle, its mapping, and the mark behind what is free";
 }
@@ -359,6 +359,21 @@ TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentStaysDuringACapture) {
   EXPECT_EQ(Reserved(), 0U);
 }
 
+TEST_F(PluggableAllocatorTest, AMemPoolOpensAgainWhoseMemoryAnotherCaptureKept) {
+  FakeBaseAllocator base;
+  GraphAllocator allocator(base);
+  Installed().store(native_);
+  void* const segment = Malloc(kPage);
+  allocator.beginAllocateToPool(device_, id_, [](cudaStream_t) { return false; });
+  plain_.Free(segment);
+  EXPECT_EQ(Reserved(), kPage) << "nothing may be unmapped now";
+  EXPECT_EQ(Malloc(kPage), segment);
+  allocator.endAllocateToPool(device_, id_);
+  allocator.releasePool(device_, id_);
+  plain_.Free(segment);
+  EXPECT_TRUE(set().ids().empty());
+}
+
 // Where the base has a segment from, its first block starts where the segment does.
 TEST_F(PluggableAllocatorTest, ASegmentOfAMemPoolIsNotGraphAllocators) {
   FakeBaseAllocator base;
@@ -366,10 +381,10 @@ TEST_F(PluggableAllocatorTest, ASegmentOfAMemPoolIsNotGraphAllocators) {
   Installed().store(native_);
   DevicePools::For(device_);
   void* const segment = Malloc(kPage);
-  EXPECT_EQ(set().TotalStats().reserved_bytes, kPage);
+  EXPECT_EQ(set().Usage().reserved_bytes.current, kPage);
   EXPECT_FALSE(DevicePools::At(segment));
   EXPECT_THROW(allocator.raw_delete(segment), c10::Error) << "the base was not asked";
-  EXPECT_EQ(set().TotalStats().live_blocks, 1U);
+  EXPECT_EQ(set().Usage().all.count.current, 1U);
   EXPECT_EQ(allocator.getDeviceStats(device_).reserved_bytes[0].current, 0);
   for (const auto& shown : allocator.snapshot({0, 0}, false).segments) {
     EXPECT_NE(shown.device, device_);
@@ -418,8 +433,9 @@ TEST_F(PluggableAllocatorTest, WhatIsFreedIsFreedWhateverFollows) {
         threw = true;
       }
       failed = faults::Disarm();
-      EXPECT_EQ(set().TotalStats().live_blocks, threw ? 1U : 0U)
+      EXPECT_EQ(set().Usage().all.count.current, threw ? 1U : 0U)
           << "torch keeps a segment that it could not free, call " << number;
+      EXPECT_NO_THROW(Malloc(kPage)) << "call " << number;
     }
   }
 }

@@ -73,7 +73,7 @@ TEST_F(SharedCapturesTest, OneAfterTheOtherTheyShareAPool) {
   const DataPtr inside = allocator_.allocate(3 * kPage);
   EXPECT_EQ(PoolOf(inside), PoolNames::kShared);
   second.End();
-  EXPECT_EQ(pools().TotalStats().reserved_bytes, 3 * kPage) << "the first one's memory";
+  EXPECT_EQ(pools().Usage().reserved_bytes.current, 3 * kPage) << "the first one's memory";
   EXPECT_EQ(pools().ids(), std::vector{PoolNames::kShared});
   EXPECT_FALSE(allocator_.snapshot(kFirst, false).segments.empty());
   EXPECT_TRUE(allocator_.checkPoolLiveAllocations(device_, kFirst, {inside.get()}));
@@ -138,7 +138,7 @@ TEST_F(SharedCapturesTest, ThePoolIsGoneWhenTheLastNameIs) {
   Capture(second, 1000);
   first.Reset();
   allocator_.emptyCache();
-  EXPECT_EQ(pools().TotalStats().reserved_bytes, kPage) << "the second needs it";
+  EXPECT_EQ(pools().Usage().reserved_bytes.current, kPage) << "the second needs it";
   second.Reset();
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());

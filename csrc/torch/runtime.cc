@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "driver/cuda_driver.h"
+
 namespace cgp {
 namespace {
 
@@ -83,8 +85,8 @@ std::unique_ptr<Driver> MakeDriver(int device) {
 
 void SetExportable(bool exportable) { exports = exportable; }
 
-CudaDriverStats StatsOf(const Driver& driver) {
-  return static_cast<const CudaDriver&>(driver).stats();
+uint64_t NanosecondsOf(const Driver& driver) {
+  return static_cast<const CudaDriver&>(driver).nanoseconds();
 }
 
 void RequireDriverSupport(int device, bool exportable) {

@@ -9,7 +9,6 @@
 #include <memory>
 #include <optional>
 
-#include "driver/cuda_driver.h"
 #include "driver/driver.h"
 
 namespace cgp {
@@ -69,8 +68,8 @@ std::unique_ptr<Driver> MakeDriver(int device);
 // Whether memory that drivers of MakeDriver() take from now on can be exported to other processes.
 void SetExportable(bool exportable);
 
-// What a driver of MakeDriver() has done so far.
-CudaDriverStats StatsOf(const Driver& driver);
+// What a driver of MakeDriver() has taken for calls to CUDA so far.
+uint64_t NanosecondsOf(const Driver& driver);
 
 // Throws std::runtime_error with the reason where MakeDriver() would fail, or the memory cannot be
 // exported that must be `exportable`.
