@@ -47,6 +47,7 @@ void Pool::EndScope(bool may_ask_device) {
     capture_.peak_bytes = stats_.scope_peak_bytes;
     capture_.allocations = stats_.allocations - capture_.first_allocation;
     captures_.push_back(capture_);
+    PinLive();
   }
   predictor_.EndScope();
 }
@@ -62,6 +63,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> c
   placer_.Place(memory_.BeginTake(live, capture), live, stats_);
   live.block.address = ranges_.AddressOf(live.site.slot, Granules(live.site.offset));
   if (!live.eager) ranges_.Pin(live.site.slot);
+  unpinned_ |= live.eager;
   const Block block = live.block;
   List(std::move(live));
   stats_.peak_allocated_bytes = std::max(stats_.peak_allocated_bytes, stats_.allocated_bytes);
@@ -157,6 +159,12 @@ const LiveBlock& Pool::Known(Address address) const {
                      ": it was never allocated in this pool, or was freed before.");
   }
   return *live;
+}
+
+// The graph may use what lives when its capture ends.
+void Pool::PinLive() {
+  if (!std::exchange(unpinned_, false)) return;
+  blocks_.ForEach([&](Address, const LiveBlock& live) { ranges_.Pin(live.site.slot); });
 }
 
 // Puts the block into the books, and takes it out. pre: there is room.

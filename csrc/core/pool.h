@@ -144,6 +144,7 @@ class Pool {
   LiveBlock& Known(Address address) {
     return const_cast<LiveBlock&>(std::as_const(*this).Known(address));
   }
+  void PinLive();
   void List(LiveBlock&& live);
   void Unlist(const Block& block, Ticket ticket);
   uint64_t BytesOf(uint64_t pages) const { return pages * memory_.bytes().page_size().bytes(); }
@@ -157,6 +158,8 @@ class Pool {
   Predictor predictor_;
   Placer placer_;
   const bool predicts_;
+  // Whether a block may live in a range that is not pinned.
+  bool unpinned_ = false;
   uint64_t mapping_limit_ = kLeastMappingLimit;       // beyond which mappings are looked through
   std::shared_ptr<RangeTable::Shrinking> shrinking_;  // what is prepared
   PoolStats stats_;                                   // what Stats() does not derive

@@ -27,6 +27,7 @@ struct PoolSet::Member {
   const PoolId id;
   Pool pool;
   int users = 0;
+  bool told_of_capture = false;          // that nobody else knows of, when its scope began
   std::set<PoolId>::node_type unused;  // its entry in PoolSet, while it has users
   // As counted in the set's usage, when the pool last changed.
   Gauge* reserved_bytes = nullptr;  // its own in PoolSet
@@ -70,6 +71,7 @@ void PoolSet::BeginScope(PoolId id, ScopeKind kind, bool capturing) {
     EraseIfGone(id);
     throw;
   }
+  member.told_of_capture = capturing;
   AddUser(member);
   if (kind == ScopeKind::kCapture) ++captures_;
 }
@@ -264,13 +266,14 @@ uint64_t PoolSet::Trim(std::optional<PoolId> only) {
 }
 
 void PoolSet::UnmapStale(Member& member) {
-  if (!member.pool.HasStaleMappings() || !MayQuiesce()) return;
+  if (!member.pool.HasStaleMappings() || member.told_of_capture || !MayQuiesce()) return;
   try {
     driver_.Quiesce();
     member.pool.UnmapStale();
   } catch (const DriverError&) {  // NOLINT(bugprone-empty-catch): what is left is for the next time
   }
   ForgetFreedAddresses(member);
+  Count(member);  // it may have released what the driver kept, and the allocation may fail
 }
 
 uint64_t PoolSet::TrimmableBytes() const {
