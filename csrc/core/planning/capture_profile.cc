@@ -87,7 +87,7 @@ uint64_t CaptureProfile::Predict(uint32_t step, double scale) const {
 }
 
 std::optional<uint32_t> CaptureProfile::StepOf(Ticket ticket) const {
-  return ticket.capture == capture_ ? recorded_[ticket.step].like : std::nullopt;
+  return IsOfThis(ticket) ? recorded_[ticket.step].like : std::nullopt;
 }
 
 Ticket CaptureProfile::Allocated(const Match& match, Placement start, uint64_t bytes,
@@ -103,7 +103,7 @@ Ticket CaptureProfile::Allocated(const Match& match, Placement start, uint64_t b
 }
 
 void CaptureProfile::Freed(Ticket ticket) {
-  if (ticket.capture != capture_) return;
+  if (!IsOfThis(ticket)) return;
   recorded_[ticket.step].freed_at = static_cast<uint32_t>(recorded_.size());
 }
 

@@ -78,6 +78,11 @@ class CaptureProfile {
   std::optional<uint32_t> StepOf(Ticket ticket) const;
 
  private:
+  // Of a block that lives on for 2^31 scopes, whose numbers begin anew then, or of one without a
+  // number, it may be wrong, which costs no more than bad advice.
+  bool IsOfThis(Ticket ticket) const {
+    return ticket.capture == capture_ && ticket.step < recorded_.size();
+  }
   bool AsLarge(uint32_t step, uint64_t bytes, double scale) const;
   bool MatchNext(uint64_t bytes, Match& match) const;
   void TakeScale(uint64_t bytes, Match& match) const;
