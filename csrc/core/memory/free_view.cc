@@ -151,12 +151,11 @@ bool FreeView::IsFree(PageId page, Granules offset, Granules length) const {
   if (IsWhole(page)) return true;
   const Granules end = offset + length;
   if (end == space_.page_size()) return Tail(page) >= length;
-  for (NodeId id = space_.first(page); id != NodeId::kNone; id = space_.node(id).next) {
-    const PageSpace::Node& node = space_.node(id);
-    if (Granules(node.offset) >= end) break;
-    if (Granules(node.offset + node.length) > offset && !Available(node)) return false;
+  NodeId id = space_.NodeAt(page, offset, kMostNodes);
+  for (; id != NodeId::kNone && Available(id); id = space_.node(id).next) {
+    if (Granules(space_.node(id).offset + space_.node(id).length) >= end) return true;
   }
-  return true;
+  return false;
 }
 
 NodeId FreeView::ChainStart(NodeId id) const {

@@ -100,7 +100,8 @@ class FreeView {
   Granules Head(PageId page) const;
   Granules Tail(PageId page) const;
   Granules ChainLength(NodeId start) const;
-  // Whether the stream may take all of [offset, offset + length) of the page.
+  // Whether the stream may take all of [offset, offset + length) of the page. Amid a page of very
+  // many nodes it is not said to: who asks has other places.
   bool IsFree(PageId page, Granules offset, Granules length) const;
 
   RunIndex& runs() { return runs_; }
@@ -110,6 +111,8 @@ class FreeView {
   void Check() const;
 
  private:
+  static constexpr uint32_t kMostNodes = 64;  // looked at
+
   struct Link {
     NodeId prev = NodeId::kNone;
     NodeId next = NodeId::kNone;

@@ -139,6 +139,20 @@ NodeId PageSpace::Join(NodeId id) {
   }
 }
 
+NodeId PageSpace::NodeAt(PageId page, Granules offset, uint32_t most) const {
+  NodeId id = first(page);
+  if (offset * 2 < page_size()) {
+    for (; Granules(node(id).offset + node(id).length) <= offset; id = node(id).next) {
+      if (most-- == 0) return NodeId::kNone;
+    }
+  } else {
+    for (id = last(page); Granules(node(id).offset) > offset; id = node(id).prev) {
+      if (most-- == 0) return NodeId::kNone;
+    }
+  }
+  return id;
+}
+
 NodeId PageSpace::Before(NodeId id) const {
   const Node& here = node(id);
   return IsOfWholePages(id) && here.page > PageId{0} ? last(here.page - 1) : here.prev;

@@ -63,6 +63,9 @@ class PageSpace {
   // Of the page's nodes; both are the one whose whole pages it is one of.
   NodeId first(PageId page) const { return pages_[begins_.Last(Index(page))].first; }
   NodeId last(PageId page) const { return pages_[begins_.Last(Index(page))].last; }
+  // The one that holds the granule, searched from the nearer end of the page; kNone beyond `most`.
+  NodeId NodeAt(PageId page, Granules offset,
+                uint32_t most = std::numeric_limits<uint32_t>::max()) const;
   bool IsOfWholePages(NodeId id) const { return node(id).length >= page_granules_; }
   // The page behind its last.
   PageId end(NodeId id) const {

@@ -54,13 +54,8 @@ void SharedSpace::Give(const Site& site, Granules length, FenceId fence) {
   ForEachNode(site, length, [&](NodeId id) { GivePiece(id, fence, large); });
 }
 
-// Searched from the page's end, where a block of several pages goes on; at offset 0, where it comes
-// in, from the start.
 NodeId SharedSpace::NodeAt(PageId page, Granules offset) const {
-  if (offset == Granules(0)) return space_.first(page);
-  NodeId id = space_.last(page);
-  while (Granules(space_.node(id).offset) > offset) id = space_.node(id).prev;
-  return id;
+  return space_.NodeAt(page, offset);
 }
 
 // A piece below a page. pre: `within` holds the granule at `offset` of the page, and the view that
