@@ -43,7 +43,7 @@ def watch(modules: Sequence[nn.Module]) -> _torch.WeightWatch:
 
 
 def _wrapped_in(homes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The attributes of those tensors in ``homes`` that wrap others, and of those that they wrap."""
+    """The attributes of the tensors in ``homes`` that wrap others, and of those within."""
     wrapped = [
         _attributes(tensor)
         for home in homes

@@ -27,7 +27,7 @@ struct PoolSet::Member {
   const PoolId id;
   Pool pool;
   int users = 0;
-  bool told_of_capture = false;          // that nobody else knows of, when its scope began
+  bool told_of_capture = false;        // that nobody else knows of, when its scope began
   std::set<PoolId>::node_type unused;  // its entry in PoolSet, while it has users
   // As counted in the set's usage, when the pool last changed.
   Gauge* reserved_bytes = nullptr;  // its own in PoolSet

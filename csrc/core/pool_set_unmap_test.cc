@@ -1,4 +1,4 @@
-// What an adversary found.
+// What is unmapped amid eager work: what the set counts then, waits for and keeps.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ constexpr PoolId kId{1, 0};
 constexpr uint64_t kGranule = kGranuleBytes;
 constexpr uint64_t kPage = 8192;
 
-class AdversaryTest : public ::testing::Test {
+class PoolSetUnmapTest : public ::testing::Test {
  protected:
   Block Allocate(uint64_t bytes, StreamId stream = kA) {
     const Block block = set_.Allocate(kId, bytes, stream);
@@ -57,7 +57,7 @@ class AdversaryTest : public ::testing::Test {
 
 // A handle that the driver kept at the last Trim() goes with UnmapStale(), which PoolSet::Allocate()
 // calls; then the allocation itself fails.
-TEST_F(AdversaryTest, ASetCountsWhatWasReleasedBeforeAnAllocationFailed) {
+TEST_F(PoolSetUnmapTest, ASetCountsWhatWasReleasedBeforeAnAllocationFailed) {
   set_.BeginScope(kId, ScopeKind::kEager);
   const Block survivor = Allocate(kGranule);
   const Block large = Allocate(8 * kPage);
@@ -80,7 +80,7 @@ TEST_F(AdversaryTest, ASetCountsWhatWasReleasedBeforeAnAllocationFailed) {
 }
 
 // `capturing`: a stream is capturing that neither the set nor its driver knows of.
-TEST_F(AdversaryTest, NothingIsWaitedForWhereTheScopeWasToldOfACapture) {
+TEST_F(PoolSetUnmapTest, NothingIsWaitedForWhereTheScopeWasToldOfACapture) {
   set_.BeginScope(kId, ScopeKind::kEager, /*capturing=*/true);
   ChurnUntilStale();
   Allocate(kPage);
@@ -91,7 +91,7 @@ TEST_F(AdversaryTest, NothingIsWaitedForWhereTheScopeWasToldOfACapture) {
 // A graph uses what lives when its capture ends, too, such as a workspace that its warm-up made in
 // the pool (torch clears cuBLAS's of a stream when one of that stream's graphs is reset): freed
 // afterwards, its addresses are still in the graph. Memory of a stock private pool stays mapped.
-TEST_F(AdversaryTest, WhatLivedInACaptureStaysMapped) {
+TEST_F(PoolSetUnmapTest, WhatLivedInACaptureStaysMapped) {
   set_.BeginScope(kId, ScopeKind::kEager);
   const Block front = Allocate(10 * kPage);
   const Block between = Allocate(kPage);
