@@ -18,7 +18,6 @@ namespace cgp {
 namespace {
 
 constexpr StreamId kA{1};
-constexpr StreamId kB{2};
 constexpr PoolId kId{1, 0};
 constexpr uint64_t kGranule = kGranuleBytes;
 constexpr uint64_t kPage = 8192;
