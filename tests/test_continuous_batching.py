@@ -20,7 +20,7 @@ def row(allocator: str, **figures: Any) -> dict[str, Any]:
     [
         ({}, []),
         ({"captures_of_ours": 0}, ["synchronous: 0 of 4 captures in pools of ours"]),
-        ({"digest": "d2"}, ["synchronous: tokens that are not all the same"]),
+        ({"digest": "d2"}, ["synchronous: other tokens than stock's"]),
     ],
 )
 def test_what_is_a_failure(figures: dict[str, Any], problems: list[str]) -> None:

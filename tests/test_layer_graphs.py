@@ -28,8 +28,8 @@ def run(way: str, allocator: str, **figures: Any) -> dict[str, Any]:
     ("figures", "problems"),
     [
         ({}, []),
-        ({"captures_of_ours": 0}, ["layers: 0 of 4 captures in pools of ours"]),
-        ({"digest": "d2"}, ["layers: gradients that are not all the same"]),
+        ({"captures_of_ours": 0}, ["unnamed, shared: 0 of 4 captures in pools of ours"]),
+        ({"digest": "d2"}, ["unnamed, shared: other gradients than eager's"]),
         ({"pool": 102}, ["unnamed, shared: the pool is 1.020 of the minimum"]),
     ],
 )

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -22,6 +23,9 @@ constexpr StreamId kB{2};
 constexpr PoolId kId{1, 0};
 constexpr uint64_t kGranule = kGranuleBytes;
 constexpr uint64_t kPage = 8192;
+constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
+// What is stale is unmapped by the next allocation once so much is mapped.
+constexpr uint64_t kStale = 513;
 
 class GiveBackTest : public ::testing::Test {
  protected:
@@ -70,12 +74,12 @@ class GiveBackTest : public ::testing::Test {
       if (live.block.address != one.address) set_.Free(live.block.address);
     }
   }
-  // Blocks of mixed sizes come and go, as many as fit `pages`.
-  void Churn(int allocations, uint64_t pages, uint32_t seed) {
+  // Blocks of mixed sizes come and go, as many as fit `pages`, until so much is mapped.
+  void Churn(int allocations, uint64_t pages, uint32_t seed, uint64_t mappings = kAny) {
     std::mt19937 random(seed);
     std::vector<Block> live;
     uint64_t held = 0;
-    for (int i = 0; i < allocations; ++i) {
+    for (int i = 0; i < allocations && set_.Stats(kId).page_mappings < mappings; ++i) {
       const uint64_t bytes = kGranule * (1 + random() % (16 * pages / 8));
       while (held + bytes > pages * kPage) {
         std::swap(live[random() % live.size()], live.back());
@@ -225,6 +229,63 @@ TEST_F(GiveBackTest, NothingIsUnmappedWhileSomethingCaptures) {
   Allocate(kPage);
   EXPECT_EQ(watch_.quiesce_calls(), 1U);
   set_.EndScope(kId);
+}
+
+// A handle that the driver kept at the last Trim() goes with what is stale, before the allocation
+// itself fails.
+TEST_F(GiveBackTest, ASetCountsWhatWasReleasedBeforeAnAllocationFailed) {
+  set_.BeginScope(kId, ScopeKind::kEager);
+  const Block survivor = Allocate(kGranule);
+  const Block large = Allocate(8 * kPage);
+  set_.EndScope(kId);
+  set_.Free(large.address);
+  set_.Release(kId);
+  faulty_.Arm({.call_number = 1, .only = DriverCall::kRelease});
+  EXPECT_THROW(set_.Trim(), DriverError);
+  faulty_.Disarm();
+  set_.Check();
+
+  set_.BeginScope(kId, ScopeKind::kEager);
+  Churn(4'000, 64, 1, kStale);
+  set_.Check();
+  faulty_.Arm({.call_number = 1,
+               .status = DriverStatus::kOutOfMemory,
+               .for_good = true,
+               .only = DriverCall::kCreate});
+  EXPECT_THROW(Allocate(1000 * kPage), OutOfMemoryError);
+  faulty_.Disarm();
+  EXPECT_NO_THROW(set_.Check());
+  EXPECT_EQ(set_.Usage().reserved_bytes.current, watch_.handle_bytes());
+  set_.EndScope(kId);
+  set_.Free(survivor.address);
+}
+
+// `capturing`: a stream is capturing that neither the set nor its driver knows of.
+TEST_F(GiveBackTest, NothingIsWaitedForWhereTheScopeWasToldOfACapture) {
+  set_.BeginScope(kId, ScopeKind::kEager, /*capturing=*/true);
+  Churn(4'000, 64, 1, kStale);
+  Allocate(kPage);
+  EXPECT_EQ(watch_.quiesce_calls(), 0U) << "it breaks the capture";
+  set_.EndScope(kId, /*may_ask_device=*/false);
+}
+
+// A graph uses what lives when its capture ends, too, such as a workspace that its warm-up made in
+// the pool (torch clears cuBLAS's of a stream when one of that stream's graphs is reset): freed
+// afterwards, its addresses are still in the graph. Memory of a stock private pool stays mapped.
+TEST_F(GiveBackTest, WhatLivedInACaptureStaysMapped) {
+  set_.BeginScope(kId, ScopeKind::kEager);
+  const Block front = Allocate(10 * kPage);
+  Allocate(kPage);
+  const Block behind = Allocate(10 * kPage);
+  set_.Free(front.address);
+  set_.Free(behind.address);
+  const Block workspace = Allocate(20 * kPage);  // a newer mapping of the same pages
+  set_.EndScope(kId);
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  set_.Free(Allocate(kPage).address);  // and a kernel that uses the workspace
+  set_.EndScope(kId);
+  set_.Free(workspace.address);
+  ExpectStaysMapped(workspace);
 }
 
 }  // namespace

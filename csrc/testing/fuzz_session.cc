@@ -84,6 +84,7 @@ void FuzzSession::Do(const Step& step) {
   if (kind == kMend) return Mend();
   if (kind == kInspect) return Inspect();
   if (kind == kRetain) {
+    if (StaysForRemains(id)) remained_.insert(id);
     Mirror(
         true, [&] { set_.Retain(id); }, [&] { model_.Retain(id); });
   } else if (kind == kRelease) {
@@ -200,6 +201,7 @@ void FuzzSession::MirrorOf(uint64_t label, const Action& call, const Action& the
 
 void FuzzSession::Begin(PoolId id, ScopeKind kind) {
   const bool may_mark = watch_.MayQuiesce();
+  if (StaysForRemains(id)) remained_.insert(id);
   return Mirror(
       !model_.OpenScope(id).has_value(), [&] { set_.BeginScope(id, kind); },
       [&] {
@@ -312,8 +314,7 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   JudgePieces(id, block, pieces);
   const uint64_t new_pages = pages - pages_before;
   if (new_pages > 0 && rounded < setup_.page_bytes) ++growths_judged_;
-  // The model knows nothing of the captures of a pool that is only still there for its remains.
-  if (new_pages > need.most_new() && !leaky_) {
+  if (new_pages > need.most_new() && !remained_.contains(id)) {
     Complain("asked the driver for ", new_pages, " pages where ", need.most_new(), " do");
   }
   // One more saves mappings; two would not. (What is predicted repeats what an earlier scope did,

@@ -240,6 +240,9 @@ class FuzzSession {
   std::optional<Fault> allocation_fault_;  // of the next call
   // A cleaning-up call failed too, so the driver holds more than the set knows of.
   bool leaky_ = false;
+  // Pools that were still there for such remains when they were used again, of whose captures
+  // before that the model knows nothing.
+  std::set<PoolId> remained_;
   bool peers_settled_ = true;  // the last EnablePeer() came through
   uint64_t steps_ = 0;
   bool last_failed_ = false;

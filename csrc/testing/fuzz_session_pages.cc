@@ -75,6 +75,7 @@ void FuzzSession::Trim() {
   if (expected == 0 && watch_.calls() != calls_before && !leaky_)
     Complain("a trim of nothing called the driver");
   model_.Trim();
+  std::erase_if(remained_, [&](PoolId id) { return !set_.Contains(id); });
   Shrunk();
 }
 

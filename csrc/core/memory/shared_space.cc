@@ -42,8 +42,9 @@ void SharedSpace::Take(Site& site, Granules length, NodeId within) {
   int extents = 0;
   const bool large = length >= page_size();
   ForEachExtent(site, length, [&](PageId page, Granules offset, Granules extent) {
-    site.node = extent < page_size() ? TakePiece(NodeAt(page, offset), page, offset, extent, large)
-                                     : TakePages(page, extent);
+    site.node = extent < page_size()
+                    ? TakePiece(space_.NodeAt(page, offset), page, offset, extent, large)
+                    : TakePages(page, extent);
     ++extents;
   });
   if (extents > 1) site.node = NodeId::kNone;
@@ -52,10 +53,6 @@ void SharedSpace::Take(Site& site, Granules length, NodeId within) {
 void SharedSpace::Give(const Site& site, Granules length, FenceId fence) {
   const bool large = length >= page_size();
   ForEachNode(site, length, [&](NodeId id) { GivePiece(id, fence, large); });
-}
-
-NodeId SharedSpace::NodeAt(PageId page, Granules offset) const {
-  return space_.NodeAt(page, offset);
 }
 
 // A piece below a page. pre: `within` holds the granule at `offset` of the page, and the view that

@@ -81,8 +81,6 @@ class SharedSpace {
   // Calls function(node) for the nodes of a block that is in use.
   template <typename Function>
   void ForEachNode(const Site& site, Granules length, Function&& function) const;
-  // The node that holds a granule of a page.
-  NodeId NodeAt(PageId page, Granules offset) const;
 
   // --- Pages ---
 

@@ -249,7 +249,7 @@ void StreamMemory::ReserveRevive(LiveBlock& live) const {
 void StreamMemory::Revive(LiveBlock& live) {
   const PageSpace& space = bytes_.space();
   bytes_.ForEachPiece(live.site, live.length(), [&](PageId page, Granules offset, Granules length) {
-    for (NodeId id = bytes_.NodeAt(page, offset); id != NodeId::kNone; id = space.node(id).next) {
+    for (NodeId id = space.NodeAt(page, offset); id != NodeId::kNone; id = space.node(id).next) {
       const PageSpace::Node& node = space.node(id);
       if (Granules(node.offset) >= offset + length) break;
       CGP_CHECK(!node.used());
@@ -306,7 +306,7 @@ void StreamMemory::Check() const {
     CGP_CHECK(of_block == live.length());
     bytes_.ForEachPiece(live.site, live.length(),
                         [&](PageId page, Granules offset, Granules length) {
-                          const NodeId id = bytes_.NodeAt(page, offset);
+                          const NodeId id = space.NodeAt(page, offset);
                           const PageSpace::Node& node = space.node(id);
                           CGP_CHECK(node.used() && node.offset == offset.count());
                           CGP_CHECK(space.IsOfWholePages(id) ? length == bytes_.page_size()

@@ -41,6 +41,17 @@ TEST_F(CaptureProfileTest, KnowsNothingBeforeTheFirstCaptureIsOver) {
   }
 }
 
+TEST_F(CaptureProfileTest, KnowsNothingOfATicketThatIsNotOfTheCapture) {
+  CaptureProfile profile;
+  profile.BeginCapture();
+  Ticket ticket = profile.Allocated(profile.Find(5000), At(1), 5000, Granules(10));
+  ++ticket.step;  // as after 2^31 scopes, when their numbers come again
+  EXPECT_EQ(profile.StepOf(ticket), std::nullopt);
+  profile.Freed(ticket);
+  profile.EndCapture();
+  EXPECT_EQ(profile.steps()[0].freed_at, CaptureProfile::kNever);
+}
+
 TEST_F(CaptureProfileTest, TellsWhatTheLargestCaptureDid) {
   CaptureProfile profile;
   profile.BeginCapture();
