@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -36,28 +36,23 @@ def watch(modules: Sequence[nn.Module]) -> _torch.WeightWatch:
     homes = [_as_dict(home) for part in parts for home in (part._parameters, part._buffers)]
     made: _torch.WeightWatch = load_adapter().WeightWatch(
         [_as_dict(part._modules) for part in parts],
-        [*homes, *_wrapped_in(homes)],
+        [*homes, *_wrapped_in(tensor for home in homes for tensor in home.values())],
         [vars(part) for part in parts],
     )
     return made
 
 
-def _wrapped_in(homes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The attributes of the tensors in ``homes`` that wrap others, and of those within."""
-    wrapped = [
-        _attributes(tensor)
-        for home in homes
-        for tensor in home.values()
-        if is_traceable_wrapper_subclass(tensor)
-    ]
-    return wrapped + _wrapped_in(wrapped) if wrapped else []
-
-
-def _attributes(tensor: Any) -> dict[str, Any]:
-    """Where it keeps what it wraps; of one with slots what that is now."""
-    names = tensor.__tensor_flatten__()[0]
-    own = vars(tensor)
-    return own if own.keys() >= set(names) else {name: getattr(tensor, name) for name in names}
+def _wrapped_in(tensors: Iterable[Any]) -> list[dict[str, Any]]:
+    """Where those that wrap others keep them, and these likewise; of one with slots what they are
+    now.
+    """
+    found: list[dict[str, Any]] = []
+    for tensor in tensors:
+        if is_traceable_wrapper_subclass(tensor):
+            own = vars(tensor)
+            inner = {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}
+            found += [own if own.keys() >= inner.keys() else inner, *_wrapped_in(inner.values())]
+    return found
 
 
 def modules_of(function: Any) -> list[nn.Module]:
