@@ -27,7 +27,7 @@ def most(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
     }
 
 
-def judge(rows: Sequence[Row], group: Callable[[Row], str], digested: str = "tokens") -> list[str]:
+def judge(rows: Sequence[Row], group: Callable[[Row], str]) -> list[str]:
     """What is not as it should be; runs of one group compute the same."""
     problems = [
         f"{group(row)}: {row['captures_of_ours']} of {row['captures']} captures in pools of ours"
@@ -36,7 +36,7 @@ def judge(rows: Sequence[Row], group: Callable[[Row], str], digested: str = "tok
     ]
     for name in dict.fromkeys(map(group, rows)):
         if len({row["digest"] for row in rows if group(row) == name}) > 1:
-            problems.append(f"{name}: {digested} that are not all the same")
+            problems.append(f"{name}: other tokens than stock's")
     return problems
 
 

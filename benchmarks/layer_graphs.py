@@ -35,7 +35,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import _engine
 import torch
 from _apart import measure_apart, run_script
 from _command import add_common, new_parser, new_report, positive, verdict, write_report
@@ -214,10 +213,19 @@ class LayerGraphs:
 
 def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
     """What is not as it should be."""
-    shared = next(row for row in rows if row["allocator"] == "shared")
-    ratio = shared["pool"] / shared["minimum"]
-    too_large = [f"unnamed, shared: the pool is {ratio:.3f} of the minimum"] if ratio > 1.01 else []
-    return _engine.judge(rows, lambda _: "layers", "gradients") + too_large
+    problems = []
+    for row in rows:
+        name = f"{row['way']}, {row['allocator']}"
+        if row["digest"] != rows[0]["digest"]:
+            problems.append(f"{name}: other gradients than eager's")
+        if row["allocator"] != "stock" and row["captures_of_ours"] != row["captures"]:
+            problems.append(
+                f"{name}: {row['captures_of_ours']} of {row['captures']} captures in pools of ours"
+            )
+        if row["allocator"] == "shared" and row["pool"] > 1.01 * row["minimum"]:
+            ratio = row["pool"] / row["minimum"]
+            problems.append(f"{name}: the pool is {ratio:.3f} of the minimum")
+    return problems
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:

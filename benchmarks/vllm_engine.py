@@ -135,8 +135,8 @@ def _runs(options: argparse.Namespace) -> Iterator[Row]:
         *(options.models, options.parallel, options.modes, options.all_reduces, options.allocators)
     )
     # One GPU has nothing to reduce.
-    runs = [run for run in compared if run[1] > 1 or run[3] == "custom"]
-    for turn, run in in_turn(options.rounds, runs):
+    runs = dict.fromkeys(run if run[1] > 1 else (*run[:3], "custom", run[4]) for run in compared)
+    for turn, run in in_turn(options.rounds, list(runs)):
         yield dict(zip(KEY, (*run, turn), strict=True))
 
 

@@ -35,7 +35,7 @@ import sys
 import torch
 import cudagraph_pool as cgp
 assert torch.__version__.split("+")[0] == sys.argv[1], torch.__version__
-print(f"torch {torch.__version__}: cudagraph_pool {cgp.__version__} loads {os.path.basename(cgp.library_path())}")
+print(f"torch {sys.argv[1]}: cudagraph_pool {cgp.__version__} loads {os.path.basename(cgp.library_path())}")
 LOADS
   [ "$release" = "$newest" ] || rm -r "${work:?}/$release"
 done
