@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,8 +53,11 @@ def enable(
             A graph made with ``keep_graph=True`` keeps its own. Default: ``False``.
         exportable (bool, optional): Whether other processes can be given the memory that pools take
             from now on (``cuMemExportToShareableHandle``, as file descriptors), which SGLang's
-            all-reduce asks for. NCCL up to 2.30.7 then registers buffers of captures that lie on
-            several handles wrongly. Default: ``False``.
+            all-reduce asks for. Default: ``False``.
+
+    Puts ``NCCL_GRAPH_REGISTER=0`` into the environment, unless the variable is set: NCCL must not
+    register the buffers of captures by itself, which it does in mapped memory alone. It reads the
+    variable once, when it is captured first.
 
     Raises:
         ImportError: There is no adapter for the torch that is here.
@@ -79,6 +83,7 @@ def enable(
                 "enable() was called while a CUDA graph capture is under way; "
                 "call it before the capture begins or after it has ended"
             )
+    _let_nccl_register_nothing()
     adapter.enable(share_captures, mempools, exportable)
     _share_execs(shared_exec)
     _log_at_the_end()
@@ -129,6 +134,15 @@ def _log_captures(adapter: Any, why: str) -> None:
     )
 
 
+def _let_nccl_register_nothing() -> None:
+    """NCCL registers the buffers that a capture's collectives have in mapped memory. When the graph
+    goes it ends that with the collective after the next: who captures before that, at the same
+    addresses, has what others send written to memory that is gone (2.28.9, register.cc). What
+    cannot be exported it never lets go of (p2p.cc, ipcRegisterBuffer).
+    """
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+
+
 def _share_execs(shares: bool) -> None:
     """Replaces nothing of torch's where nobody has asked for it."""
     if shares or "cudagraph_pool._shared_capture" in sys.modules:
@@ -175,6 +189,7 @@ def allocator() -> _CUDAAllocator:
     adapter = load_adapter()
     from torch.cuda.memory import _CUDAAllocator
 
+    _let_nccl_register_nothing()
     return _CUDAAllocator(adapter.allocator())
 
 
@@ -221,4 +236,6 @@ def library_path() -> str:
     Raises:
         ImportError: There is no adapter for the torch that is here.
     """
-    return str(load_adapter().__file__)
+    path = str(load_adapter().__file__)
+    _let_nccl_register_nothing()
+    return path

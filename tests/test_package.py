@@ -215,3 +215,22 @@ def test_each_figure_of_a_pool_is_documented() -> None:
     names += ["execs", "exec_instantiations", "exec_updates"]
     document = cudagraph_pool.GraphPool.stats.__doc__ or ""
     assert [name for name in names if f"``{name}``" not in document] == []
+
+
+@pytest.mark.parametrize("name", ["allocator", "library_path"])
+@pytest.mark.parametrize("value", [None, "1"])
+def test_nccl_registers_nothing_unless_it_is_told_to(name: str, value: str | None) -> None:
+    pytest.importorskip("cudagraph_pool._torch")
+    program = (
+        "import os, cudagraph_pool\n"
+        "before = os.environ.get('NCCL_GRAPH_REGISTER')\n"
+        f"cudagraph_pool.{name}()\n"
+        "print(before, os.environ['NCCL_GRAPH_REGISTER'])\n"
+    )
+    environment = {key: of for key, of in os.environ.items() if key != "NCCL_GRAPH_REGISTER"}
+    if value is not None:
+        environment["NCCL_GRAPH_REGISTER"] = value
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.split() == [str(value), value or "0"], done.stderr
