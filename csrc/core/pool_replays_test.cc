@@ -123,6 +123,22 @@ TEST_F(PoolReplaysTest, WhereSomethingCapturesWhatWasFreeStaysClosed) {
   pool_.EndScope();
 }
 
+// No graph has pages that eager work has made since the last capture.
+TEST_F(PoolReplaysTest, WhereSomethingCapturesEagerScopesTakeTheirPagesAgain) {
+  Capture(2);
+  const CaptureId other = host_.graphs().Begin(kC);
+  for (int scope = 0; scope < 3; ++scope) {
+    pool_.BeginScope(ScopeKind::kEager);
+    const Block block = Allocate(2 * kPage, kA);
+    pool_.EndScope();
+    pool_.Free(block.address);
+  }
+  EXPECT_EQ(pool_.Stats().pages, 4U);
+  const auto pieces = Capture(2);
+  EXPECT_FALSE(TakesInEagerScope(pieces));
+  host_.graphs().End(other);
+}
+
 TEST_F(PoolReplaysTest, AStreamThatCapturesCannotWait) {
   Capture(2);
   pool_.BeginScope(ScopeKind::kEager);

@@ -201,14 +201,17 @@ void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
   pool.in_scope.clear();
   if (may_mark) Mark(pool);
   pool.replays_unknown = kind == ScopeKind::kEager && pool.captured && !may_mark;
-  if (pool.replays_unknown) HoldAll(pool);
+  if (pool.replays_unknown) HoldCaptured(pool);
 }
 
 void PoolModel::EndScope(PoolId id, bool may_mark) {
   ModelPool& pool = Known(id);
   if (may_mark && pool.scope == ScopeKind::kEager) Mark(pool);
   pool.had_scopes = true;
-  pool.captured |= pool.scope == ScopeKind::kCapture;
+  if (pool.scope == ScopeKind::kCapture) {
+    pool.captured = true;
+    pool.captured_pages = pool.stats.pages;
+  }
   pool.scope.reset();
   DropIfGone(id);
 }
@@ -241,21 +244,22 @@ void PoolModel::Mark(ModelPool& pool) const {
   pool.held.reset();
 }
 
-// Nothing that is free is promised to anyone before the device has been marked, nor what lives when
-// it is freed.
-void PoolModel::HoldAll(ModelPool& pool) {
-  pool.held = std::make_shared<Fence>();
-  pool.unmarked.assign(1, pool.held);
-  pool.stream_fences.clear();
+// Nothing that is free of pages that captures had is promised to anyone before the device has been
+// marked, nor what lives there when it is freed.
+void PoolModel::HoldCaptured(ModelPool& pool) {
+  const auto had = [&](uint32_t page) { return page < pool.captured_pages; };
   for (auto& [address, block] : live_) {
-    if (&Known(block.pool) == &pool) block.suspects.insert(block.block.stream);
+    if (&Known(block.pool) != &pool) continue;
+    if (std::ranges::any_of(block.pieces, had, [](const auto& piece) { return Index(piece.page); }))
+      block.suspects.insert(block.block.stream);
   }
   for (auto& [number, page] : pool.pages) {
+    if (!had(number)) continue;
     for (Granule& granule : page) {
       if (granule.label != 0) continue;
       auto held = std::make_shared<Fence>();
       if (granule.fence != nullptr) held->pending = granule.fence->pending;
-      held->group = pool.held;
+      Hold(pool, *held);
       granule.fence = std::move(held);
     }
   }
@@ -281,6 +285,7 @@ std::string PoolModel::Shrink(PoolId id, uint64_t pages, const PiecesOf& pieces_
   pool.captured = pool.captured && std::ranges::any_of(live_, [&](const auto& entry) {
                     return entry.second.pool == id;
                   });
+  if (!pool.captured) pool.captured_pages = 0;
   pool.unmarked.clear();
   pool.held.reset();
   pool.stream_fences.clear();

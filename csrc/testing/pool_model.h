@@ -193,6 +193,7 @@ class PoolModel {
     std::map<uint32_t, std::vector<Granule>> pages;
     bool had_scopes = false;                       // before the one that is open
     bool captured = false;                         // one of them was a capture
+    uint64_t captured_pages = 0;                   // that there were when the last one ended
     uint64_t captures = 0;                         // that were begun in the open scope
     std::set<CaptureId> told;                      // of these: see IsTold()
     std::set<StreamId> seen;                       // in the open scope
@@ -227,7 +228,7 @@ class PoolModel {
   static bool IsOver(const ModelPool& pool) { return Unused(pool) && pool.stats.live_blocks == 0; }
   void DropIfGone(PoolId id);
   void Mark(ModelPool& pool) const;
-  void HoldAll(ModelPool& pool);
+  void HoldCaptured(ModelPool& pool);
   bool MayTake(const ModelPool& pool, const Granule& granule, StreamId stream) const;
   bool MustOffer(const ModelPool& pool, const Granule& granule, StreamId stream) const;
   std::string Misshapen(const LiveBlock& block) const;

@@ -76,15 +76,6 @@ void FenceTable::OpenAll() {
   }
 }
 
-void FenceTable::HoldAll(FenceId held) {
-  for (const FenceId id : listed_) {
-    if (id == held) continue;
-    fences_[Index(id)] = Fence{};
-    unused_.push_back(id);
-  }
-  listed_.assign(1, held);
-}
-
 bool FenceTable::empty() const { return fences_.size() == 1 + unused_.size(); }
 
 const std::vector<FenceId>& FenceTable::Opened() {

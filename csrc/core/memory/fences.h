@@ -82,8 +82,6 @@ class FenceTable {
   // The device is idle: all that eager work freed is open, see Opened(). Does not throw. pre: no
   // scope is open.
   void OpenAll();
-  // All that was behind any fence is behind this one now. pre: it is Held(true), no scope is open.
-  void HoldAll(FenceId held);
 
   bool empty() const;
   // An upper limit on the numbers of fences.

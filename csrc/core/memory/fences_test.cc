@@ -158,21 +158,6 @@ TEST_F(FenceTableTest, AnIdleDeviceOpensAll) {
   EXPECT_EQ(host_.usage().events, 0u);
 }
 
-TEST_F(FenceTableTest, HoldingAllLeavesOneFence) {
-  fences_.ForStream(kA, true);
-  fences_.Mark();
-  fences_.ForStream(kB, true);
-  const FenceId held = fences_.Held(true);
-  fences_.HoldAll(held);
-  EXPECT_EQ(host_.usage().events, 0u);
-  EXPECT_EQ(fences_.Held(true), held) << "it is not marked yet";
-  fences_.Mark();
-  host_.CompleteEvents();
-  EXPECT_TRUE(fences_.Poll());
-  fences_.Clear();
-  EXPECT_TRUE(fences_.empty());
-}
-
 // --- Proof fences ---
 
 TEST_F(FenceTableTest, AProofFenceOpensWhenTheScopeEnds) {

@@ -78,10 +78,11 @@ void PageSpace::OpenFence(FenceId fence) {
   }
 }
 
-void PageSpace::HoldAll(FenceId fence) {
-  for (auto p = begins_.Next(0); p; p = begins_.Next(*p + 1)) {
+void PageSpace::Hold(PageId end_page, FenceId fence) {
+  for (auto p = begins_.Next(0); p && *p < Index(end_page); p = begins_.Next(*p + 1)) {
     for (NodeId id = pages_[*p].first; id != NodeId::kNone; id = at(id).next) {
       if (at(id).used()) continue;
+      if (end(id) > end_page) SplitAt(id, end_page, 0);
       SetFence(id, fence);
       id = Join(id);
     }

@@ -132,9 +132,9 @@ class PageSpace {
   // survives. O(nodes behind it). pre: not kOpen.
   void OpenFence(FenceId fence);
 
-  // Puts all that is free behind the fence, joining neighbours as OpenFence() does.
-  // pre: ReserveFence(fence).
-  void HoldAll(FenceId fence);
+  // Puts what is free of the pages before `end` behind the fence, joining neighbours as OpenFence()
+  // does. pre: ReserveFence(fence), and ReservePages(0).
+  void Hold(PageId end, FenceId fence);
 
   // Page p is called number[p] from now on; those numbered RangeTable::Renumbering::kGone, which
   // are free, are no more. pre: the numbers of the others follow one another from 0.

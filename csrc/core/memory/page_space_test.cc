@@ -230,9 +230,10 @@ class Model {
   }
 
   void Open(int fence) { std::replace(cells_.begin(), cells_.end(), fence, 0); }
-  void HoldAll(int fence) {
-    std::ranges::replace_if(
-        cells_, [](int what) { return what != kUsed; }, fence);
+  void Hold(uint32_t end, int fence) {
+    std::replace_if(
+        cells_.begin(), cells_.begin() + end * page_, [](int what) { return what != kUsed; },
+        fence);
   }
 
   bool IsFree(uint32_t page) const { return FreeFrom(PageId{page}, 0, page_) == page_; }
@@ -350,8 +351,10 @@ class PageSpaceAgainstModel : public ::testing::TestWithParam<uint32_t> {
     } else if (choice == 95) {
       const uint32_t fence = 1 + Below(3);
       state.space.ReserveFence(FenceId{fence});
-      state.space.HoldAll(FenceId{fence});
-      state.model.HoldAll(static_cast<int>(fence));
+      const uint32_t end = Below(state.space.page_count() + 1);
+      state.space.ReservePages(0);
+      state.space.Hold(PageId{end}, FenceId{fence});
+      state.model.Hold(end, static_cast<int>(fence));
     } else if (choice == 96) {
       std::vector<uint32_t> number;
       uint32_t left = 0;

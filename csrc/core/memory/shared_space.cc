@@ -194,8 +194,8 @@ void SharedSpace::Open(std::span<const FenceId> opened) {
   }
 }
 
-void SharedSpace::HoldAll(FenceId fence) {
-  space_.HoldAll(fence);
+void SharedSpace::Hold(PageId end, FenceId fence) {
+  space_.Hold(end, fence);
   for (const auto& view : views_) view->Rebuild();
 }
 

@@ -100,8 +100,8 @@ class SharedSpace {
   void Open(std::span<const FenceId> opened);
   // The same of one that every view passes anyway, and goes on to.
   void OpenToAll(FenceId fence) { space_.OpenFence(fence); }
-  // All that is free is behind this one. pre: ReserveFence().
-  void HoldAll(FenceId fence);
+  // What is free of the pages before `end` is behind this one. pre: ReserveFence(), ReserveTake().
+  void Hold(PageId end, FenceId fence);
 
   void Check() const;
 

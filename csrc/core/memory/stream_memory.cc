@@ -11,13 +11,13 @@ namespace cgp {
 void StreamMemory::BeginScope(ScopeKind kind, bool may_ask_device) {
   CGP_CHECK(!scope_);
   may_ask_device = may_ask_device && driver_.MayQuiesce();
-  const bool behind_replays = kind == ScopeKind::kEager && captured_;
+  const bool behind_replays = kind == ScopeKind::kEager && captured_end_ > PageId{0};
   std::shared_ptr<SharedEvent> mark;
   if (may_ask_device && (behind_replays || fences_.NeedsMark())) mark = fences_.Mark();
   Poll();
+  if (behind_replays && !mark) HoldCaptured();
   // So that a scope in which nothing was done, or whose first block got no memory, ends without.
   bytes_.ReserveOpening(fences_.limit() + 1);
-  if (behind_replays && !mark) HoldAllFree();
   replays_unknown_ = behind_replays && !mark;
   if (behind_replays) replays_ = std::move(mark);
   scope_ = kind;
@@ -38,7 +38,7 @@ void StreamMemory::EndScope(bool may_ask_device) {
   bytes_.Rest();
   if (captured) {
     ForgetProofs();
-    captured_ = true;
+    captured_end_ = PageId{bytes_.space().page_count()};
   }
   replays_.reset();
   scope_.reset();
@@ -100,15 +100,27 @@ void StreamMemory::WaitForReplays(StreamId stream) {
   driver_.WaitEvent(stream, replays_->get());
 }
 
+// Of live blocks that graphs may have bytes of.
+template <typename Function>
+void StreamMemory::ForEachCaptured(Function&& function) {
+  blocks_.ForEach([&](Address, LiveBlock& live) {
+    bool captured = false;
+    bytes_.ForEachPiece(live.site, live.length(),
+                        [&](PageId page, Granules, Granules) { captured |= page < captured_end_; });
+    if (captured) function(live);
+  });
+}
+
 // What is free now is for no one until the device has been marked, nor is what live blocks leave: a
-// graph may have the bytes of either. Throws with nothing changed.
-void StreamMemory::HoldAllFree() {
+// graph may have the bytes of either. But not those of pages that eager work has made since the
+// last capture, which would otherwise make more in each such scope. Throws with nothing changed.
+void StreamMemory::HoldCaptured() {
   const FenceId held = fences_.Held(/*eager=*/true);
   bytes_.ReserveFence(held);
-  blocks_.ForEach([](Address, LiveBlock& live) { live.GetOthers().behind.reserve(1); });
-  fences_.HoldAll(held);  // nothing throws from here on
-  bytes_.HoldAll(held);
-  blocks_.ForEach([&](Address, LiveBlock& live) { live.others->behind.assign(1, held); });
+  bytes_.ReserveTake();
+  ForEachCaptured([](LiveBlock& live) { ReserveMore(live.GetOthers().behind, 1); });
+  bytes_.Hold(captured_end_, held);  // nothing throws from here on
+  ForEachCaptured([&](LiveBlock& live) { live.others->AddBehind(held); });
 }
 
 bool StreamMemory::Poll() {
@@ -125,7 +137,7 @@ void StreamMemory::OpenAll() {
   ForgetOpened();
   OpenFences();
   // A graph's output that outlived it is still worked on.
-  captured_ = captured_ && blocks_.size() > 0;
+  if (blocks_.size() == 0) captured_end_ = PageId{0};
   several_streams_ = false;
 }
 

@@ -94,7 +94,9 @@ class StreamMemory {
   FreeView& ViewFor(LiveBlock& live, std::optional<CaptureId> in);
   FreeView& AddView(StreamId stream);
   void WaitForReplays(StreamId stream);
-  void HoldAllFree();
+  template <typename Function>
+  void ForEachCaptured(Function&& function);
+  void HoldCaptured();
   void ForgetOpened();
   void OpenFences();
 
@@ -127,9 +129,9 @@ class StreamMemory {
 
   std::optional<ScopeKind> scope_;
   std::thread::id thread_;  // that began it
-  // Whether graphs may run on what is free. In an eager scope then: what its streams wait for, or
-  // that this is not known.
-  bool captured_ = false;
+  // Graphs may run on what the pages before this one hold: those that there were when the last
+  // capture ended. In an eager scope then: what its streams wait for, or that this is not known.
+  PageId captured_end_{0};
   std::shared_ptr<SharedEvent> replays_;
   bool replays_unknown_ = false;
 
