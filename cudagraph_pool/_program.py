@@ -362,8 +362,9 @@ class Plan:
                 raise RuntimeError(
                     f"an output of call {number}, {self._what}, or a parameter, a buffer or "
                     "another tensor that the function reads was changed in place or replaced "
-                    "before the backward pass, which reads it: change it after that. Outputs of a "
-                    "GraphRunner with clone_outputs=True may be changed at once"
+                    "before the backward pass, which reads it, or has another output in the same "
+                    "memory: change it after that. Outputs of a GraphRunner with "
+                    "clone_outputs=True may be changed at once"
                 )
             self._captures.order(self.captured)
             undefined = {place for place in backward.gradients_of if gradients[place] is None}

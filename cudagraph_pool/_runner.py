@@ -58,8 +58,8 @@ class GraphRunner:
     With gradients enabled, a function whose outputs require them is captured together with its
     backward pass. Gradients go to arguments and to whatever parameters the function uses. The
     backward pass of a call runs before the next call, and once; until then the outputs, parameters
-    and other tensors that it reads must stay as they are. There are no second derivatives.
-    Anything else is an error.
+    and other tensors that it reads must stay as they are, and so must outputs that share memory.
+    There are no second derivatives. Anything else is an error.
 
     Captures of a process take turns, and run the function within: two threads whose functions wait
     for each other (collective operations, with a thread for each device) must not capture at once.
