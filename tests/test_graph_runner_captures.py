@@ -204,9 +204,41 @@ def owned(net: nn.Module) -> Any:
     return Owner().run
 
 
+def hidden(net: nn.Module) -> nn.Module:
+    """A module that keeps it out of its state."""
+
+    class Hides(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.nets = [net]
+
+        def forward(self, x: Tensor) -> Any:
+            return self.nets[0](x)
+
+    return Hides()
+
+
+def hooked(net: nn.Module) -> nn.Module:
+    """A module whose hook calls it."""
+    module = nn.Identity()
+    module.register_forward_hook(lambda module, args, output: net(output))
+    return module
+
+
+def callable_object(net: nn.Module) -> Any:
+    """One whose code finds it elsewhere."""
+
+    class Calls:
+        def __call__(self, x: Tensor) -> Any:
+            return net(x)
+
+    return Calls()
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
+        *(hidden, hooked, callable_object),
         functools.partial,
         lambda net: torch.no_grad()(functools.partial(net.forward)),
         lambda net: lambda x: net(x),
