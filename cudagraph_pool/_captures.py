@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
@@ -293,6 +293,7 @@ def capture(
     before: Usage,
     gradient_buffers: GradientBuffers,
     trains: bool,
+    known: Mapping[int, Tensor],
 ) -> tuple[Captured, Usage]:
     """Captures what ``function`` does with ``statics``, and its backward pass if there is one.
 
@@ -301,6 +302,8 @@ def capture(
     Arguments:
         before: What is used now. Returned is also what is used then.
         trains: Whether its outputs lead to something that gets gradients.
+        known: What got gradients in warm-ups, by id. What the capture makes itself does not, but
+            weights may lie in the pool too.
     """
     began = time.perf_counter()
     inputs = [static.tensor for static in statics]
@@ -312,7 +315,7 @@ def capture(
     after = captures.usage()
     owner.graphs.append(forward)
     leaves, tree = results.pop()
-    backward = _capture_backward(captures, inputs, leaves, saved, owner, gradient_buffers)
+    backward = _capture_backward(captures, inputs, leaves, saved, owner, gradient_buffers, known)
     if backward is not None:
         forward_peak, after = after.peak, captures.usage()
         after = after._replace(peak=max(forward_peak, after.peak))
@@ -341,6 +344,7 @@ def _capture_backward(
     saved: _Saved,
     owner: Owner,
     gradient_buffers: GradientBuffers,
+    known: Mapping[int, Tensor],
 ) -> Backward | None:
     places = [n for n, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad]
     if not places or not torch.is_grad_enabled():
@@ -349,7 +353,8 @@ def _capture_backward(
     parameters = [
         x
         for x in find_leaves(outputs)
-        if not any(x is given for given in inputs) and not captures.holds(x)
+        if not any(x is given for given in inputs)
+        and (known.get(id(x)) is x or not captures.holds(x))
     ]
     for parameter in parameters:
         if parameter._backward_hooks:

@@ -6,6 +6,7 @@ import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -87,6 +88,7 @@ class Program:
         self._are_nested = all(given.is_nested for given in self._inputs)
         self._filled: tuple[Size, bool] | None = None  # and whether with all of a call
         self._trains = False  # its outputs lead to something that gets gradients
+        self._known: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # of that, by id
         self.captured: dict[Size, Captured] = {}
 
     def size_of(self, call: Call) -> Size:
@@ -149,6 +151,7 @@ class Program:
             before,
             lambda places, outputs: self._gradients_at(places, outputs, bucket),
             self._trains,
+            self._known,
         )
         self._refuse_changes(versions, _versions(statics))
         self._cuts.check(captured.leaves, captured.tree, bucket)
@@ -227,6 +230,7 @@ class Program:
         differentiable = outputs and find_leaves(outputs)
         if differentiable:
             self._trains = True
+            self._known.update((id(x), x) for x in differentiable)
             with torch.autocast(self._captures.device.type, enabled=False):
                 gradients = torch.autograd.grad(
                     outputs,

@@ -498,3 +498,19 @@ def test_outputs_that_share_memory_must_stay() -> None:
     second.mul_(2)  # which lies beside the first
     (first + second).sum().backward()
     assert tree_equal(x.grad, torch.full((4, 6), 9.0))
+
+
+def test_weights_that_lie_in_the_pool_get_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a model that was made by use_pool."""
+    net = nn.Linear(6, 6)
+    run = runner(net, [4])
+    holds = run.captures.holds
+    weights = {p.data_ptr() for p in net.parameters()}
+    monkeypatch.setattr(run.captures, "holds", lambda x: x.data_ptr() in weights or holds(x))
+    x = rows(4)
+    run(x).square().sum().backward()
+    found = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    net(x).square().sum().backward()
+    for own, parameter in zip(found, net.parameters(), strict=True):
+        torch.testing.assert_close(own, parameter.grad)
