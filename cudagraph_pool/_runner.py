@@ -430,8 +430,9 @@ class GraphRunner:
 def _axes_of(dim: Any) -> int:
     """How many numbers a size has, by what ``dim`` says."""
     entries = list(dim.values()) if isinstance(dim, Mapping) else [dim]
-    axes = {1 if isinstance(entry, int) else len(entry) for entry in entries if entry is not None}
-    if len(axes) != 1:
+    entries = [(entry,) if isinstance(entry, int) else entry for entry in entries]
+    axes = {len(entry) if isinstance(entry, tuple) else 0 for entry in entries if entry is not None}
+    if len(axes) != 1 or 0 in axes:
         raise ValueError(
             f"dim is {dim!r}: with sizes='auto' it says how many dynamic dimensions there are, and "
             "says so for one tensor at least, and the same for all"

@@ -382,6 +382,8 @@ def test_results_that_cannot_be_cut() -> None:
         ({"max_graphs": 4}, "max_graphs is 4: .* with lazy=True"),
         ({"max_graphs": 0, "lazy": True}, "max_graphs is 0"),
         ({"sizes": "auto", "dim": {"x": None}}, "says so for one tensor at least"),
+        ({"sizes": "auto", "dim": 0.5}, "says how many dynamic dimensions there are"),
+        ({"sizes": "auto", "dim": ()}, "says how many dynamic dimensions there are"),
         ({"sizes": "auto", "padding": -1}, "padding is -1"),
     ],
 )
