@@ -59,7 +59,9 @@ class GraphRunner:
     backward pass. Gradients go to arguments and to whatever parameters the function uses. The
     backward pass of a call runs before the next call, and once; until then the outputs, parameters
     and other tensors that it reads must stay as they are, and so must outputs that share memory.
-    There are no second derivatives. Anything else is an error.
+    There are no second derivatives. Anything else is an error. An output that the loss does not use
+    gets a gradient of zero, which becomes NaN where its derivative is infinite, as that of a square
+    root is at 0: return such outputs detached.
 
     Captures of a process take turns, and run the function within: two threads whose functions wait
     for each other (collective operations, with a thread for each device) must not capture at once.
