@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
@@ -216,7 +216,8 @@ class Backward:
         parameters: What else than inputs gets gradients.
         grad_inputs: Where it leaves those of the inputs, None for one that has none.
         grad_parameters: Where it leaves those of the parameters.
-        reads: The outputs that it reads itself, as numbers of leaves.
+        reads: The outputs that it reads itself, as numbers of leaves; and those that share memory
+            with each other, where it would not know of a change of one as of the other.
         reads_elsewhere: What it reads that lies neither in the pool nor in an input: parameters,
             buffers, what the function has found elsewhere.
         reached_from: Of each input and parameter the outputs that its gradient comes from.
@@ -292,6 +293,7 @@ def capture(
     before: Usage,
     gradient_buffers: GradientBuffers,
     trains: bool,
+    known: Mapping[int, Tensor],
 ) -> tuple[Captured, Usage]:
     """Captures what ``function`` does with ``statics``, and its backward pass if there is one.
 
@@ -300,6 +302,8 @@ def capture(
     Arguments:
         before: What is used now. Returned is also what is used then.
         trains: Whether its outputs lead to something that gets gradients.
+        known: What got gradients in warm-ups, by id. What the capture makes itself does not, but
+            weights may lie in the pool too.
     """
     began = time.perf_counter()
     inputs = [static.tensor for static in statics]
@@ -311,7 +315,7 @@ def capture(
     after = captures.usage()
     owner.graphs.append(forward)
     leaves, tree = results.pop()
-    backward = _capture_backward(captures, inputs, leaves, saved, owner, gradient_buffers)
+    backward = _capture_backward(captures, inputs, leaves, saved, owner, gradient_buffers, known)
     if backward is not None:
         forward_peak, after = after.peak, captures.usage()
         after = after._replace(peak=max(forward_peak, after.peak))
@@ -340,6 +344,7 @@ def _capture_backward(
     saved: _Saved,
     owner: Owner,
     gradient_buffers: GradientBuffers,
+    known: Mapping[int, Tensor],
 ) -> Backward | None:
     places = [n for n, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad]
     if not places or not torch.is_grad_enabled():
@@ -348,7 +353,8 @@ def _capture_backward(
     parameters = [
         x
         for x in find_leaves(outputs)
-        if not any(x is given for given in inputs) and not captures.holds(x)
+        if not any(x is given for given in inputs)
+        and (known.get(id(x)) is x or not captures.holds(x))
     ]
     for parameter in parameters:
         if parameter._backward_hooks:
@@ -382,6 +388,7 @@ def _capture_backward(
     gradients.clear()
     of_inputs = iter(lent)
     tensors = [n for n, x in enumerate(leaves) if isinstance(x, Tensor)]
+    shared = {n for n in places for m in places if n != m and _overlap(leaves[n], leaves[m])}
     return Backward(
         graph,
         places,
@@ -389,7 +396,7 @@ def _capture_backward(
         parameters,
         [next(of_inputs) if x.requires_grad else None for x in inputs],
         list(of_inputs),
-        [n for n in tensors if _address(leaves[n]) in saved.addresses],
+        [n for n in tensors if _address(leaves[n]) in saved.addresses or n in shared],
         saved.elsewhere(parameters),
         [{n for n in places if id(x) in reached[n]} for x in (*inputs, *parameters)],
     )
@@ -429,10 +436,21 @@ def _lend_outputs(leaves: Sequence[Any], owner: Owner) -> list[Any]:
                 if type(output) is Tensor:
                     same = first.setdefault(_address(output), output)
                     output = output if same is output else _counting_with(same, output)
-                counting.append(output)
+                if not output.is_inference():  # which counts none, and autograd does not save
+                    counting.append(output)
         outputs.append(output)
     owner.counters = load_adapter().Counters(counting)
     return outputs
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether they may share an element: each begins before the other one ends."""
+    return _address(a) == _address(b) and _begins_within(a, b) and _begins_within(b, a)
+
+
+def _begins_within(a: Tensor, b: Tensor) -> bool:
+    last = sum((n - 1) * step for n, step in zip(b.shape, b.stride(), strict=True))
+    return bool(a.data_ptr() <= b.data_ptr() + last * b.itemsize)
 
 
 def _counting_with(tensor: Tensor, data: Tensor) -> Tensor:

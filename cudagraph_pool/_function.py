@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 # What modules may be found in; and in the attributes of other objects.
+_CONTAINERS = (list, tuple, dict)
 _FOLLOWED = (
-    *(nn.Module, list, tuple, dict, functools.partial),
+    *(nn.Module, *_CONTAINERS, functools.partial),
     *(types.FunctionType, types.MethodType),
 )
 
@@ -59,7 +60,8 @@ def modules_of(function: Any) -> list[nn.Module]:
     """The module that a callable is or is a method of, or those that it refers to: in its closure,
     its defaults, among its globals, its bound arguments or the attributes of its object; in lists
     and the like of these, by an attribute that its code names, or by a function of its file. Also
-    of one that is wrapped, as by ``torch.no_grad()`` or ``torch.compile``.
+    of one that is wrapped, as by ``torch.no_grad()`` or ``torch.compile``; and those that modules
+    refer to without torch's knowing: in their forward and hooks, in a list to hide them.
     """
     found: list[nn.Module] = []
     # Each with the names in the code that refers to it: of the callable and its object any.
@@ -73,6 +75,11 @@ def modules_of(function: Any) -> list[nn.Module]:
         held: list[Any] = []
         if isinstance(value, nn.Module):
             found.append(value)
+            for part in value.modules():
+                held.append(getattr(type(part), "forward", None))
+                own = vars(part).items()
+                held += (x for name, x in own if name != "_modules" and isinstance(x, _CONTAINERS))
+            names = frozenset()
         elif inspect.ismethod(value):
             waiting += [(value.__func__, None), (value.__self__, None)]
         elif inspect.isfunction(value):
@@ -93,6 +100,8 @@ def modules_of(function: Any) -> list[nn.Module]:
             own = vars(value)
             used = (own[name] for name in (own if names is None else names & own.keys()))
             held += (x for x in used if not inspect.isfunction(x))
+            if names is None:
+                held.append(type(value).__call__)
             names = names or frozenset()
         waiting += [(x, names) for x in held]
     return list({id(module): module for module in found}.values())

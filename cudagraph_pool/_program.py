@@ -6,6 +6,7 @@ import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -87,6 +88,7 @@ class Program:
         self._are_nested = all(given.is_nested for given in self._inputs)
         self._filled: tuple[Size, bool] | None = None  # and whether with all of a call
         self._trains = False  # its outputs lead to something that gets gradients
+        self._known: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # of that, by id
         self.captured: dict[Size, Captured] = {}
 
     def size_of(self, call: Call) -> Size:
@@ -149,6 +151,7 @@ class Program:
             before,
             lambda places, outputs: self._gradients_at(places, outputs, bucket),
             self._trains,
+            self._known,
         )
         self._refuse_changes(versions, _versions(statics))
         self._cuts.check(captured.leaves, captured.tree, bucket)
@@ -227,6 +230,7 @@ class Program:
         differentiable = outputs and find_leaves(outputs)
         if differentiable:
             self._trains = True
+            self._known.update((id(x), x) for x in differentiable)
             with torch.autocast(self._captures.device.type, enabled=False):
                 gradients = torch.autograd.grad(
                     outputs,
@@ -362,8 +366,9 @@ class Plan:
                 raise RuntimeError(
                     f"an output of call {number}, {self._what}, or a parameter, a buffer or "
                     "another tensor that the function reads was changed in place or replaced "
-                    "before the backward pass, which reads it: change it after that. Outputs of a "
-                    "GraphRunner with clone_outputs=True may be changed at once"
+                    "before the backward pass, which reads it, or has another output in the same "
+                    "memory: change it after that. Outputs of a GraphRunner with "
+                    "clone_outputs=True may be changed at once"
                 )
             self._captures.order(self.captured)
             undefined = {place for place in backward.gradients_of if gradients[place] is None}

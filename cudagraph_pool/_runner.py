@@ -58,8 +58,10 @@ class GraphRunner:
     With gradients enabled, a function whose outputs require them is captured together with its
     backward pass. Gradients go to arguments and to whatever parameters the function uses. The
     backward pass of a call runs before the next call, and once; until then the outputs, parameters
-    and other tensors that it reads must stay as they are. There are no second derivatives.
-    Anything else is an error.
+    and other tensors that it reads must stay as they are, and so must outputs that share memory.
+    There are no second derivatives. Anything else is an error. An output that the loss does not use
+    gets a gradient of zero, which becomes NaN where its derivative is infinite, as that of a square
+    root is at 0: return such outputs detached.
 
     Captures of a process take turns, and run the function within: two threads whose functions wait
     for each other (collective operations, with a thread for each device) must not capture at once.
@@ -430,8 +432,9 @@ class GraphRunner:
 def _axes_of(dim: Any) -> int:
     """How many numbers a size has, by what ``dim`` says."""
     entries = list(dim.values()) if isinstance(dim, Mapping) else [dim]
-    axes = {1 if isinstance(entry, int) else len(entry) for entry in entries if entry is not None}
-    if len(axes) != 1:
+    entries = [(entry,) if isinstance(entry, int) else entry for entry in entries]
+    axes = {len(entry) if isinstance(entry, tuple) else 0 for entry in entries if entry is not None}
+    if len(axes) != 1 or 0 in axes:
         raise ValueError(
             f"dim is {dim!r}: with sizes='auto' it says how many dynamic dimensions there are, and "
             "says so for one tensor at least, and the same for all"

@@ -337,6 +337,19 @@ def test_changing_a_result_changes_no_other() -> None:
     assert tree_equal(run(x), x * 2)
 
 
+def test_outputs_of_another_class_that_were_captured_in_inference_mode() -> None:
+    class Tagged(torch.Tensor):  # type: ignore[misc]
+        pass
+
+    run = runner(lambda x: (x * 2).as_subclass(Tagged))
+    with torch.inference_mode():
+        run(rows(3))
+    for _ in range(2):
+        x = rows(3)
+        with torch.no_grad():
+            assert tree_equal(run(x), x * 2)
+
+
 def test_calls_on_several_streams_form_one_row() -> None:
     shared = CpuCaptures()
     one, other = runner(double, pool=shared), runner(double, pool=shared)

@@ -204,9 +204,41 @@ def owned(net: nn.Module) -> Any:
     return Owner().run
 
 
+def hidden(net: nn.Module) -> nn.Module:
+    """A module that keeps it out of its state."""
+
+    class Hides(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.nets = [net]
+
+        def forward(self, x: Tensor) -> Any:
+            return self.nets[0](x)
+
+    return Hides()
+
+
+def hooked(net: nn.Module) -> nn.Module:
+    """A module whose hook calls it."""
+    module = nn.Identity()
+    module.register_forward_hook(lambda module, args, output: net(output))
+    return module
+
+
+def callable_object(net: nn.Module) -> Any:
+    """One whose code finds it elsewhere."""
+
+    class Calls:
+        def __call__(self, x: Tensor) -> Any:
+            return net(x)
+
+    return Calls()
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
+        *(hidden, hooked, callable_object),
         functools.partial,
         lambda net: torch.no_grad()(functools.partial(net.forward)),
         lambda net: lambda x: net(x),
@@ -350,6 +382,8 @@ def test_results_that_cannot_be_cut() -> None:
         ({"max_graphs": 4}, "max_graphs is 4: .* with lazy=True"),
         ({"max_graphs": 0, "lazy": True}, "max_graphs is 0"),
         ({"sizes": "auto", "dim": {"x": None}}, "says so for one tensor at least"),
+        ({"sizes": "auto", "dim": 0.5}, "says how many dynamic dimensions there are"),
+        ({"sizes": "auto", "dim": ()}, "says how many dynamic dimensions there are"),
         ({"sizes": "auto", "padding": -1}, "padding is -1"),
     ],
 )

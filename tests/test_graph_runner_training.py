@@ -478,3 +478,39 @@ def test_a_function_of_its_own_gradients() -> None:
     grad = torch.func.grad(lambda x: (x**2).sum())
     x = rows(4)
     assert tree_equal(runner(grad, [4])(x), grad(x))
+
+
+def test_outputs_that_share_memory_must_stay() -> None:
+    """In eager a change of one changes the history of the other."""
+
+    def views(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 3
+        return y, y[:, :2]
+
+    run = runner(views, [4])
+    x = rows(4, requires_grad=True)
+    for changed in (0, 1):
+        outputs = run(x)
+        outputs[changed].mul_(2)
+        with pytest.raises(RuntimeError, match="another output in the same memory"):
+            outputs[1 - changed].sum().backward()
+    first, second = runner(lambda x: (x * 3).repeat(2, 1, 1).unbind(), [4])(x)
+    second.mul_(2)  # which lies beside the first
+    (first + second).sum().backward()
+    assert tree_equal(x.grad, torch.full((4, 6), 9.0))
+
+
+def test_weights_that_lie_in_the_pool_get_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a model that was made by use_pool."""
+    net = nn.Linear(6, 6)
+    run = runner(net, [4])
+    holds = run.captures.holds
+    weights = {p.data_ptr() for p in net.parameters()}
+    monkeypatch.setattr(run.captures, "holds", lambda x: x.data_ptr() in weights or holds(x))
+    x = rows(4)
+    run(x).square().sum().backward()
+    found = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    net(x).square().sum().backward()
+    for own, parameter in zip(found, net.parameters(), strict=True):
+        torch.testing.assert_close(own, parameter.grad)
