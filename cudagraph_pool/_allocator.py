@@ -166,7 +166,8 @@ def enabled(
 ) -> Iterator[None]:
     r"""Context manager that enables the package for a block of code, as :func:`enable` does.
 
-    At its end the package is disabled again, unless it was enabled before.
+    At its end the package is disabled again. If it was enabled before, it stays so, with the
+    options of this call.
     """
     before = is_enabled()
     enable(share_captures, mempools, shared_exec, exportable)
