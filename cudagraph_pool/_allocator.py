@@ -56,8 +56,8 @@ def enable(
             all-reduce asks for. Default: ``False``.
 
     Puts ``NCCL_GRAPH_REGISTER=0`` into the environment, unless the variable is set: NCCL must not
-    register the buffers of captures by itself, which it does in mapped memory alone. It reads the
-    variable once, when it is captured first.
+    register the buffers of captures by itself, which it does in mapped memory alone. NCCL reads the
+    variable once, at the first collective that is captured.
 
     Raises:
         ImportError: There is no adapter for the torch that is here.
@@ -135,10 +135,10 @@ def _log_captures(adapter: Any, why: str) -> None:
 
 
 def _let_nccl_register_nothing() -> None:
-    """NCCL registers the buffers that a capture's collectives have in mapped memory. When the graph
-    goes it ends that with the collective after the next: who captures before that, at the same
-    addresses, has what others send written to memory that is gone (2.28.9, register.cc). What
-    cannot be exported it never lets go of (p2p.cc, ipcRegisterBuffer).
+    """NCCL registers the buffers that a capture's collectives have in mapped memory, by address.
+    When the graph goes it ends that one collective late: a graph that is captured at the same
+    addresses before that gets nothing, since the sender writes to memory that is gone (2.28.9,
+    register.cc). Memory that cannot be exported it never lets go of (p2p.cc, ipcRegisterBuffer).
     """
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
 

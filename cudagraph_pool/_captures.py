@@ -7,6 +7,7 @@ can record and replay work on.
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
@@ -388,7 +389,7 @@ def _capture_backward(
     gradients.clear()
     of_inputs = iter(lent)
     tensors = [n for n, x in enumerate(leaves) if isinstance(x, Tensor)]
-    shared = {n for n in places for m in places if n != m and _overlap(leaves[n], leaves[m])}
+    shared = _shared(places, leaves)
     return Backward(
         graph,
         places,
@@ -443,9 +444,17 @@ def _lend_outputs(leaves: Sequence[Any], owner: Owner) -> list[Any]:
     return outputs
 
 
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether they may share an element: each begins before the other one ends."""
-    return _address(a) == _address(b) and _begins_within(a, b) and _begins_within(b, a)
+def _shared(places: Sequence[int], leaves: Sequence[Any]) -> set[int]:
+    """Which leaves may share an element with another: each begins before the other one ends."""
+    homes: dict[int, list[int]] = {}
+    for n in places:
+        homes.setdefault(_address(leaves[n]), []).append(n)
+    pairs = (pair for home in homes.values() for pair in itertools.permutations(home, 2))
+    return {
+        n
+        for n, m in pairs
+        if _begins_within(leaves[n], leaves[m]) and _begins_within(leaves[m], leaves[n])
+    }
 
 
 def _begins_within(a: Tensor, b: Tensor) -> bool:

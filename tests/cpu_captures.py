@@ -224,3 +224,29 @@ def rows(n: int, columns: int = 6, **options: Any) -> Tensor:
 
 def double(x: Tensor) -> Tensor:
     return x * 2
+
+
+class Quantized(Tensor):  # type: ignore[misc]
+    """A weight as bytes and a scale, as quantization makes them: not a tensor with memory."""
+
+    def __init__(self, values: Tensor, scale: Tensor) -> None:
+        self.values, self.scale = values, scale
+
+    @staticmethod
+    def __new__(cls, values: Tensor, scale: Tensor) -> Quantized:
+        made: Quantized = Tensor._make_wrapper_subclass(cls, values.shape, dtype=scale.dtype)
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["values", "scale"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, meta: Any, size: Any, stride: Any) -> Quantized:
+        return Quantized(inner["values"], inner["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        args = [a.values.to(a.scale) * a.scale if isinstance(a, cls) else a for a in args]
+        return func(*args, **(kwargs or {}))

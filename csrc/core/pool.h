@@ -53,7 +53,7 @@ class Pool {
   // what these captures freed is what the graphs still use: each stream that allocates waits, on
   // the device, for all that the device had been given when the scope began. A replay that is
   // submitted while the scope is open is not waited for; PyTorch forbids it too. Where the device
-  // may not be asked the scope takes nothing that a capture may have, but pages of eager work alone.
+  // may not be asked the scope takes only pages that eager work has made since the last capture.
   void BeginScope(ScopeKind kind, bool may_ask_device = true);
   void EndScope(bool may_ask_device = true);  // pre: one is open
   bool in_scope() const { return memory_.scope().has_value(); }

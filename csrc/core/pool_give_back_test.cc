@@ -61,6 +61,15 @@ class GiveBackTest : public ::testing::Test {
     set_.EndScope(kId);
     return survivor;
   }
+  // In a newer mapping of pages that others show too.
+  Block AllocateMappedTwice() {
+    const Block front = Allocate(10 * kPage);
+    Allocate(kPage);
+    const Block behind = Allocate(10 * kPage);
+    set_.Free(front.address);
+    set_.Free(behind.address);
+    return Allocate(20 * kPage);
+  }
   // While eager work churns until stale mappings are unmapped.
   void ExpectStaysMapped(const Block& block) {
     set_.BeginScope(kId, ScopeKind::kEager);
@@ -203,12 +212,7 @@ TEST_F(GiveBackTest, WhatDiesInACaptureStaysMapped) {
 
 TEST_F(GiveBackTest, WhatACheckpointComesBackToStaysMapped) {
   set_.BeginScope(kId, ScopeKind::kEager);
-  const Block front = Allocate(10 * kPage);
-  Allocate(kPage);
-  const Block behind = Allocate(10 * kPage);
-  set_.Free(front.address);
-  set_.Free(behind.address);
-  const Block both = Allocate(20 * kPage);  // a newer mapping of the same pages
+  const Block both = AllocateMappedTwice();
   set_.EndScope(kId);
   const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
   set_.Free(both.address);
@@ -274,12 +278,7 @@ TEST_F(GiveBackTest, NothingIsWaitedForWhereTheScopeWasToldOfACapture) {
 // afterwards, its addresses are still in the graph. Memory of a stock private pool stays mapped.
 TEST_F(GiveBackTest, WhatLivedInACaptureStaysMapped) {
   set_.BeginScope(kId, ScopeKind::kEager);
-  const Block front = Allocate(10 * kPage);
-  Allocate(kPage);
-  const Block behind = Allocate(10 * kPage);
-  set_.Free(front.address);
-  set_.Free(behind.address);
-  const Block workspace = Allocate(20 * kPage);  // a newer mapping of the same pages
+  const Block workspace = AllocateMappedTwice();
   set_.EndScope(kId);
   set_.BeginScope(kId, ScopeKind::kCapture);
   set_.Free(Allocate(kPage).address);  // and a kernel that uses the workspace

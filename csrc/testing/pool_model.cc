@@ -200,7 +200,7 @@ void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
   pool.seen.clear();
   pool.in_scope.clear();
   if (may_mark) Mark(pool);
-  pool.replays_unknown = kind == ScopeKind::kEager && pool.captured && !may_mark;
+  pool.replays_unknown = kind == ScopeKind::kEager && pool.captured_pages > 0 && !may_mark;
   if (pool.replays_unknown) HoldCaptured(pool);
 }
 
@@ -208,10 +208,7 @@ void PoolModel::EndScope(PoolId id, bool may_mark) {
   ModelPool& pool = Known(id);
   if (may_mark && pool.scope == ScopeKind::kEager) Mark(pool);
   pool.had_scopes = true;
-  if (pool.scope == ScopeKind::kCapture) {
-    pool.captured = true;
-    pool.captured_pages = pool.stats.pages;
-  }
+  if (pool.scope == ScopeKind::kCapture) pool.captured_pages = pool.stats.pages;
   pool.scope.reset();
   DropIfGone(id);
 }
@@ -231,7 +228,7 @@ void PoolModel::See(PoolId id, StreamId stream) {
 
 bool PoolModel::MayReplay(PoolId id) const {
   const ModelPool* const pool = Find(id);
-  return pool != nullptr && pool->users > 0 && pool->captured && !pool->scope;
+  return pool != nullptr && pool->users > 0 && pool->captured_pages > 0 && !pool->scope;
 }
 
 void PoolModel::Replay(PoolId id, StreamId stream) {
@@ -282,10 +279,8 @@ void PoolModel::Trim() {
 std::string PoolModel::Shrink(PoolId id, uint64_t pages, const PiecesOf& pieces_of) {
   ModelPool& pool = Known(id);
   pool.incarnation = next_incarnation_++;
-  pool.captured = pool.captured && std::ranges::any_of(live_, [&](const auto& entry) {
-                    return entry.second.pool == id;
-                  });
-  if (!pool.captured) pool.captured_pages = 0;
+  const auto is_own = [&](const auto& entry) { return entry.second.pool == id; };
+  if (std::ranges::none_of(live_, is_own)) pool.captured_pages = 0;
   pool.unmarked.clear();
   pool.held.reset();
   pool.stream_fences.clear();

@@ -192,8 +192,7 @@ class PoolModel {
     uint64_t scope_number = 0;
     std::map<uint32_t, std::vector<Granule>> pages;
     bool had_scopes = false;                       // before the one that is open
-    bool captured = false;                         // one of them was a capture
-    uint64_t captured_pages = 0;                   // that there were when the last one ended
+    uint64_t captured_pages = 0;                   // that there were when the last capture ended
     uint64_t captures = 0;                         // that were begun in the open scope
     std::set<CaptureId> told;                      // of these: see IsTold()
     std::set<StreamId> seen;                       // in the open scope

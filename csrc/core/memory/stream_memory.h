@@ -130,7 +130,8 @@ class StreamMemory {
   std::optional<ScopeKind> scope_;
   std::thread::id thread_;  // that began it
   // Graphs may run on what the pages before this one hold: those that there were when the last
-  // capture ended. In an eager scope then: what its streams wait for, or that this is not known.
+  // capture ended, since a page's number only falls. In an eager scope then: what its streams wait
+  // for, or that this is not known.
   PageId captured_end_{0};
   std::shared_ptr<SharedEvent> replays_;
   bool replays_unknown_ = false;
