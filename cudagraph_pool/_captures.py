@@ -244,6 +244,7 @@ class Captured:
         owner: Lives as long as one of the outputs.
         leaves: What it returns: tensors where the graph leaves them, and constants.
         tree: How these make up what the function returned.
+        changed: Counts changes of the weights that each replay changes.
         seconds: What the capture took.
         peak_bytes: The most that it had allocated at once.
         pool_bytes: What the pool holds more than before.
@@ -263,6 +264,7 @@ class Captured:
     leaves: list[Any]
     tree: pytree.TreeSpec
     backward: Backward | None
+    changed: _torch.Counters
     seconds: float
     peak_bytes: int
     pool_bytes: int
@@ -293,6 +295,7 @@ def capture(
     size: Size,
     before: Usage,
     gradient_buffers: GradientBuffers,
+    weights: Sequence[Tensor],
     trains: bool,
     known: Mapping[int, Tensor],
 ) -> tuple[Captured, Usage]:
@@ -302,6 +305,7 @@ def capture(
 
     Arguments:
         before: What is used now. Returned is also what is used then.
+        weights: Of which replays count changes.
         trains: Whether its outputs lead to something that gets gradients.
         known: What got gradients in warm-ups, by id. What the capture makes itself does not, but
             weights may lie in the pool too.
@@ -311,10 +315,12 @@ def capture(
     owner = Owner(captures, inputs)
     results: list[tuple[list[Any], pytree.TreeSpec]] = []
     saved = _Saved(captures, inputs)
+    versions = [x._version for x in weights]
     with saved.noting() if trains else nullcontext():
         forward = captures.capture(lambda: results.append(_leaves_apart(function(), saved.inputs)))
     after = captures.usage()
     owner.graphs.append(forward)
+    changed = [x for x, version in zip(weights, versions, strict=True) if x._version != version]
     leaves, tree = results.pop()
     backward = _capture_backward(captures, inputs, leaves, saved, owner, gradient_buffers, known)
     if backward is not None:
@@ -330,6 +336,7 @@ def capture(
         lent,
         tree,
         backward,
+        load_adapter().Counters(changed),
         seconds=time.perf_counter() - began,
         peak_bytes=after.peak,
         pool_bytes=after.pool - before.pool,

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ._adapter import load_adapter
@@ -41,6 +41,12 @@ def watch(modules: Sequence[nn.Module]) -> _torch.WeightWatch:
         [vars(part) for part in parts],
     )
     return made
+
+
+def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
+    """Parameters and buffers, each once, that count their changes."""
+    found = (x for module in modules for x in (*module.parameters(), *module.buffers()))
+    return [x for x in dict.fromkeys(found) if not x.is_inference()]
 
 
 def _wrapped_in(tensors: Iterable[Any]) -> list[dict[str, Any]]:

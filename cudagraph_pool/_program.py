@@ -132,11 +132,14 @@ class Program:
         if left > 0:
             _, self._eager[bucket] = self._run(call, size, bucket, left)
 
-    def capture(self, call: Call, bucket: Size, before: Usage) -> tuple[Captured, Usage]:
+    def capture(
+        self, call: Call, bucket: Size, before: Usage, weights: Sequence[Tensor]
+    ) -> tuple[Captured, Usage]:
         """Captures a bucket. pre: it was warmed up, if with no runs.
 
         Arguments:
             before: What is used now. Returned is also what is used then.
+            weights: Of which replays count changes.
         """
         assert self._statics is not None
         assert self._cuts is not None
@@ -150,6 +153,7 @@ class Program:
             bucket,
             before,
             lambda places, outputs: self._gradients_at(places, outputs, bucket),
+            weights,
             self._trains,
             self._known,
         )
@@ -302,7 +306,7 @@ class Plan:
         ]
         self.replays: _torch.Replays = load_adapter().Replays(
             *(copies(inputs, captured.statics, size), captured.forward),
-            *(self._leaves, self._assemble, self._counters, self._what),
+            *(self._leaves, self._assemble, self._counters, captured.changed, self._what),
         )
         self._tensor_places = [
             place for place, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)

@@ -16,7 +16,7 @@ from ._adapter import load_adapter
 from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
 from ._call import Call, refuse_transforms, take_apart
 from ._captures import Captures, frozen_heap, no_autocast_cache, no_hooks_of_the_caller
-from ._function import modules_of, parameters_of, watch
+from ._function import modules_of, parameters_of, tensors_of, watch
 from ._graphs import _EXEC_BUDGET, GraphPool, _require_enabled, _require_pool
 from ._guard import is_guarded
 from ._program import Plan, Program
@@ -376,10 +376,11 @@ class GraphRunner:
                     program.captured, before = {}, {}
                 self._captures.empty_caches()
                 used = self._captures.usage()
+                weights = tensors_of(self._modules)
                 with no_autocast_cache():
                     for at in bar:
                         bar.set_description(f"capturing size {shown(at)}")
-                        captured, used = program.capture(call, at, used)
+                        captured, used = program.capture(call, at, used, weights)
                         captured.last_used = self._calls
                         bar.set_postfix_str(f"pool {used.pool / 2**20:,.0f} MiB")
             self._refuse_moving_weights()

@@ -73,6 +73,7 @@ class Replays:
         leaves: list[Any],
         assemble: Callable[[list[Any]], Any],
         counters: Counters | None,
+        changed: Counters,
         what: str,
     ) -> None: ...
     def run(

@@ -33,6 +33,9 @@ except ImportError as error:
 from cudagraph_pool._captures import Captured, Span, Usage, _values
 from cudagraph_pool._graphs import _Turns
 
+# What a graph changes autograd does not see.
+_UNSEEN = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+
 
 class Stream:
     """Knows which streams it has waited for."""
@@ -76,7 +79,7 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
     def replay(self) -> None:
         self.replays += 1
         self._pool.overwrite_others(self)
-        with torch.no_grad():
+        with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(_UNSEEN):
             for func, args, kwargs, fresh in self._operations:
                 result = func(*args, **kwargs)
                 returned = result if isinstance(result, (tuple, list)) else (result,)

@@ -394,6 +394,27 @@ def test_whatever_the_backward_pass_reads_must_stay() -> None:
         assert tree_equal(*gradients), "a change before the call is no mistake"
 
 
+def test_buffers_that_a_call_changes_are_seen_to_change() -> None:
+    """By what saved them for a backward pass before, of eager work and of another runner."""
+    net = nn.BatchNorm1d(6)
+    run, other = runner(net, sizes=[4]), runner(lambda x: x * net.num_batches_tracked, sizes=[4])
+    x = rows(4).requires_grad_()
+    for _ in range(5):  # settled ones too
+        with torch.no_grad():
+            run(x)
+    reads: list[Any] = [other, lambda x: x * net.num_batches_tracked]
+    for read in reads:
+        run(x)
+        late = read(x)
+        before = net.num_batches_tracked.item()
+        with torch.no_grad():
+            run(x)
+        assert net.num_batches_tracked == before + 1
+        with pytest.raises(RuntimeError, match=r"modified by an inplace|was changed in place"):
+            late.sum().backward()
+        read(x).sum().backward()
+
+
 def test_a_guard_leaves_changes_of_outputs_to_be_found() -> None:
     m = nn.Parameter(torch.ones(6))
     run = runner(lambda x: (x * m).exp(), [4])

@@ -101,12 +101,14 @@ bool Row::GoesOnAt(uintptr_t next) const {
 }
 
 Replays::Replays(std::shared_ptr<Copies> copies, py::object graph, const py::list& leaves,
-                 py::object assemble, std::shared_ptr<Counters> counters, py::str what)
+                 py::object assemble, std::shared_ptr<Counters> counters,
+                 std::shared_ptr<Counters> changed, py::str what)
     : copies_(std::move(copies)),
       graph_(std::move(graph)),
       assemble_(std::move(assemble)),
       leaves_(leaves),
       counters_(std::move(counters)),
+      changed_(std::move(changed)),
       what_(std::move(what)) {
   for (const py::handle leaf : leaves) {
     plain_.push_back(THPVariable_CheckExact(leaf.ptr()) ? std::optional(TensorOf(leaf))
@@ -122,6 +124,7 @@ py::list Replays::Run(Row& row, const py::list& tensors, bool copy, const py::ob
     throw;
   }
   row.Take(what_, counters_);
+  changed_->Count();
   if (replay.is_none()) {
     graph_.attr("replay")();
   } else {
@@ -183,9 +186,9 @@ void BindReplays(py::module_& m) {
       .def_readwrite("stream", &Row::stream);
   py::class_<Replays>(m, "Replays", py::custom_type_setup(&LetCirclesBeFound<Replays>))
       .def(py::init<std::shared_ptr<Copies>, py::object, const py::list&, py::object,
-                    std::shared_ptr<Counters>, py::str>(),
+                    std::shared_ptr<Counters>, std::shared_ptr<Counters>, py::str>(),
            py::arg("copies"), py::arg("graph"), py::arg("leaves"), py::arg("assemble"),
-           py::arg("counters"), py::arg("what"))
+           py::arg("counters"), py::arg("changed").none(false), py::arg("what"))
       .def("run", &Replays::Run, py::arg("row"), py::arg("tensors"), py::arg("copy"),
            py::arg("replay") = py::none())
       .def_readwrite("stream", &Replays::stream);

@@ -78,9 +78,11 @@ class Row {
 class Replays {
  public:
   // `leaves`: what such a call returns, tensors where the graph leaves them and constants;
-  // `assemble` makes of them what the function returned.
+  // `assemble` makes of them what the function returned. `counters` counts changes of the leaves,
+  // `changed` of what else each replay changes.
   Replays(std::shared_ptr<Copies> copies, pybind11::object graph, const pybind11::list& leaves,
-          pybind11::object assemble, std::shared_ptr<Counters> counters, pybind11::str what);
+          pybind11::object assemble, std::shared_ptr<Counters> counters,
+          std::shared_ptr<Counters> changed, pybind11::str what);
 
   // Copies, replays the graph, by `replay` unless None, and returns the leaves: of each tensor a
   // new one, of its memory or a copy. pre: it is ordered behind the last one of the row, and nobody
@@ -110,6 +112,7 @@ class Replays {
   pybind11::list leaves_;
   std::vector<std::optional<at::Tensor>> plain_;  // of the leaves those that are of no other class
   std::shared_ptr<Counters> counters_;
+  std::shared_ptr<Counters> changed_;
   pybind11::str what_;
 };
 
