@@ -9,6 +9,7 @@ and the clock's own time. An operation is an allocation and the free of the bloc
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -27,6 +28,7 @@ Points = dict[str, list[tuple[int, float]]]
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     options = ["--benchmark_filter=GrowthOf", "--benchmark_format=json"]
     if not PROGRAM.exists():
         print(f"growth.py: {PROGRAM} is not built", file=sys.stderr)

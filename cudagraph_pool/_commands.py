@@ -71,7 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_traces(report, nargs="+")
     report.add_argument("--json", action="store_true", help="print one JSON object instead")
     report.add_argument(
-        "--html", metavar="FILE", help="write a page that stands alone, with pictures"
+        "--html",
+        metavar="FILE",
+        help="write a page that stands alone, with pictures where there is matplotlib",
     )
     plot = commands.add_parser(
         "plot",

@@ -73,8 +73,8 @@ class _Turns:
 class GraphPool:
     r"""A memory pool that CUDA graphs share.
 
-    The pool stays open while this object or a graph captured into it is alive. Its memory is given
-    back by :func:`torch.cuda.empty_cache` once neither is and no tensor lives in it.
+    The pool stays open while this object or a graph captured into it is alive. Once neither is,
+    :func:`torch.cuda.empty_cache` gives back its memory, but for pages in which a tensor lives.
 
     Arguments:
         device (torch.device or int, optional): The device of the pool. Default: the current one.
@@ -488,10 +488,10 @@ class _OnStream:
 def use_pool(pool: GraphPool) -> Iterator[None]:
     r"""Context manager in which this thread's eager allocations go to ``pool``.
 
-    The pool grows page by page and puts freed pieces together anew: what
-    ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`` does for a whole process, for one block of
-    code. Tensors made inside may outlive the block and may be used by any stream
-    (:meth:`torch.Tensor.record_stream` as ever). Blocks of different pools nest.
+    The pool grows page by page, and what does not fit into one free piece may lie in several: one
+    block of code needs no ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``. Tensors made inside
+    may outlive the block and may be used by any stream (:meth:`torch.Tensor.record_stream` as
+    ever). Blocks of different pools nest.
 
     Arguments:
         pool (GraphPool): The pool to allocate in. No graph that was captured into it may be alive:

@@ -20,10 +20,10 @@ from ._cli import refuse
 from ._request import REPORT, options, unparse
 
 _HELP: Final = {
-    "share_captures": "let all captures that name no pool share one for each device",
+    "share_captures": "let all captures that name no pool share one for each device (default: no)",
     "mempools": "let torch.cuda.MemPool take its memory from the pool too (default: yes)",
-    "shared_exec": "let graphs share executables, which takes less of the driver's memory",
-    "exportable": "let other processes be given the memory of pools",
+    "shared_exec": "let graphs share executables, which take the driver's memory (default: no)",
+    "exportable": "let other processes be given the memory of pools (default: no)",
 }
 
 

@@ -94,16 +94,17 @@ class GraphRunner:
             at most, and the rest share. Another budget: ``pool=GraphPool(shared_exec=True,
             exec_budget=...)``. Default: ``"auto"``.
         order (str): In which order sizes are captured: ``"largest_first"``, ``"smallest_first"`` or
-            ``"given"``.
+            ``"given"``. Default: ``"largest_first"``.
         overflow (str): What a call larger than all sizes does: ``"error"``, or ``"eager"`` to call
-            the function itself.
-        clone_outputs (bool): Return copies, which stay as they are.
-        lazy (bool): Capture a size when it is first used.
+            the function itself. Default: ``"error"``.
+        clone_outputs (bool): Return copies, which stay as they are. Default: ``False``.
+        lazy (bool): Capture a size when it is first used. Default: ``False``, but ``True`` for
+            ``"auto"``.
         max_graphs (int, optional): How many sizes are kept captured at a time, over all ways of
             calling; the one that was not used for the longest time goes. For ``lazy`` and
-            ``"auto"``.
+            ``"auto"``. Default: all.
         padding (float): For ``"auto"``. Default: 0.25.
-        progress (bool): Show a progress bar while sizes are captured.
+        progress (bool): Show a progress bar while sizes are captured. Default: ``True``.
 
     Raises:
         RuntimeError: :func:`cudagraph_pool.enable` was not called.
@@ -186,7 +187,8 @@ class GraphRunner:
                 tangents.
             ValueError: An argument has another shape, dtype, device or memory format than those
                 that were captured, or the call is larger than all sizes.
-            TypeError: An argument that is no tensor cannot be hashed.
+            TypeError: An argument holds what is neither a tensor nor a constant: a number, a
+                string, a dtype, a device, a member of an enum, a class or a function.
         """
         if torch.compiler.is_dynamo_compiling():
             return self._call_uncompiled(args, kwargs)
@@ -202,7 +204,7 @@ class GraphRunner:
         return self._call(args, kwargs)
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
-        r"""Capture now what a call with these arguments would capture, and run nothing."""
+        r"""Capture now what a call with these arguments would capture, and replay nothing."""
         with self._alone():
             self._plan(args, kwargs)
 
