@@ -44,13 +44,9 @@ std::optional<ExecNumber> ExecTable::Left(GroupNumber number) {
   Group& group = groups_.at(number);
   --group.graphs;
   // What holds no graph is kept for the next one that has to be held, but there are never more of
-  // them than graphs: of those the oldest goes.
+  // them than graphs.
   std::optional<ExecNumber> useless;
-  if (group.execs > group.graphs) {
-    for (const auto& [exec, entry] : execs_) {
-      if (entry.group == number && !entry.holds && (!useless || exec < *useless)) useless = exec;
-    }
-  }
+  if (group.execs > group.graphs) useless = EmptyOne(number);
   if (useless) Destroyed(*useless);
   if (group.graphs == 0) groups_.erase(number);
   return useless;
@@ -121,7 +117,11 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
     }
     idle.erase(replaced);
   }
-  if (plan.step == Step::kMake) DestroyEmptyOne(graph.group, &plan);
+  // There are never more of a group than graphs: one that is about to be made may take a place.
+  const Group& group = groups_.at(graph.group);
+  if (plan.step == Step::kMake && group.execs - plan.destroy.size() >= group.graphs) {
+    plan.destroy.push_back(EmptyOne(graph.group).value());
+  }
   // There may be more than the limit since a time when too many were in use; and one that goes may
   // take less than one that comes.
   for (const ExecNumber gone : plan.destroy) left.Remove(execs_.at(gone).bytes);
@@ -133,15 +133,13 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
   return plan;
 }
 
-void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
-  const Group& full = groups_.at(group);
-  if (full.execs - plan->destroy.size() < full.graphs) return;
-  std::optional<ExecNumber> oldest;
+std::optional<ExecNumber> ExecTable::EmptyOne(GroupNumber group) const {
+  std::optional<ExecNumber> empty;
   for (const auto& [number, exec] : execs_) {
     if (exec.group != group || exec.holds) continue;
-    if (!oldest || exec.used < execs_.at(*oldest).used) oldest = number;
+    if (!empty || exec.used < execs_.at(*empty).used) empty = number;
   }
-  plan->destroy.push_back(oldest.value());
+  return empty;
 }
 
 bool ExecTable::OutOfMemory(GraphNumber graph) {

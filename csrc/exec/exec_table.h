@@ -174,9 +174,8 @@ class ExecTable {
   Plan PlanToGet(const Graph& graph, const Conditions& now) const;
   // A graph has left the group, which is gone with the last one. Returns as Remove().
   std::optional<ExecNumber> Left(GroupNumber number);
-  // If the group has as many as graphs, and one of these is about to get another. pre: what is to
-  // be destroyed so far is of the group.
-  void DestroyEmptyOne(GroupNumber group, Plan* plan) const;
+  // Of the group's that hold nothing the longest unused.
+  std::optional<ExecNumber> EmptyOne(GroupNumber group) const;
   void EndStay(const Exec& exec);
 
   const std::optional<std::size_t> max_execs_;
