@@ -57,8 +57,6 @@ class DevicePools {
   c10::DeviceIndex device() const { return device_; }
   PoolSet& set() { return set_; }
   MeteredDriver& driver() { return driver_; }
-  const MeteredDriver& driver() const { return driver_; }
-
   MergedStats& stats() { return stats_; }
   uint64_t total_bytes() const { return total_bytes_; }  // of the device's memory
 

@@ -34,13 +34,7 @@ void GraphAllocator::CloseAbandoned(const std::function<bool(const Route&)>& cou
     }
     // Nobody but its thread ends a nested scope, and it will, if it has not done so.
     const bool ended = route->nested && route->paused;
-    if (!ended) {
-      late_ends_.push_back({.device = route->device,
-                            .pool = route->id,
-                            .name = route->name,
-                            .origin = route->origin,
-                            .failed = route->nested});
-    }
+    if (!ended) late_ends_.push_back({*route, /*failed=*/route->nested});
     Undo late([&] {
       if (!ended) late_ends_.pop_back();
     });
@@ -50,37 +44,40 @@ void GraphAllocator::CloseAbandoned(const std::function<bool(const Route&)>& cou
 }
 
 void GraphAllocator::TakeAsFailed(cudaStream_t origin) {
-  CloseAbandoned([origin](const Route& route) { return route.origin == origin; });
-  ReleaseFailed([origin](const LateEnd& late) { return late.origin == origin; });
+  const auto began_there = [origin](const Route& route) { return route.origin == origin; };
+  CloseAbandoned(began_there);
+  ReleaseFailed(began_there);
 }
 
 void GraphAllocator::TakeAsFailed(DeviceIndex device, PoolId pool) {
+  const auto is_into_it = [&](const Route& route) {
+    return route.device == device && route.id == pool;
+  };
   CloseAbandoned([&](const Route& route) {
-    return route.thread == std::this_thread::get_id() && route.device == device && route.id == pool;
+    return route.thread == std::this_thread::get_id() && is_into_it(route);
   });
-  ReleaseFailed([&](const LateEnd& late) { return late.device == device && late.pool == pool; });
+  ReleaseFailed(is_into_it);
 }
 
-void GraphAllocator::ReleaseFailed(const std::function<bool(const LateEnd&)>& failed) {
+void GraphAllocator::ReleaseFailed(const std::function<bool(const Route&)>& failed) {
   for (size_t i = late_ends_.size(); i-- > 0;) {
     LateEnd& late = late_ends_[i];
-    if (late.failed || !failed(late)) continue;
-    EndHostRoute(late.name);
+    const Route& route = late.route;
+    if (late.failed || !failed(route)) continue;
+    EndHostRoute(route.name);
     if (kGraphReleasesAbandonedPool) {
       late.failed = true;
       continue;
     }
-    DevicePools& pools = DevicePools::For(late.device);
-    AsTorchErrors([&] { pools.set().Release(late.pool); });
-    names_.Release(late.device, late.name);
-    ReleaseUnused(pools, late.pool);
+    Drop(DevicePools::For(route.device), route.name, route.id);
     late_ends_.erase(late_ends_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
 
 bool GraphAllocator::TakeLateEnd(DeviceIndex device, PoolId pool) {
-  const auto late = std::ranges::find_if(
-      late_ends_, [&](const LateEnd& end) { return end.device == device && end.pool == pool; });
+  const auto late = std::ranges::find_if(late_ends_, [&](const LateEnd& end) {
+    return end.route.device == device && end.route.id == pool;
+  });
   if (late == late_ends_.end()) return false;
   late_ends_.erase(late);
   return true;

@@ -108,14 +108,13 @@ void* GraphAllocator::getBaseAllocation(void* pointer, size_t* bytes) {
 
 bool GraphAllocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
                                               const std::unordered_set<void*>& expected) {
-  DevicePools* pools = OursOrNull(device, id);
-  if (pools == nullptr) return base_.checkPoolLiveAllocations(device, id, expected);
-  const PoolId pool = names_.Find(device, id);
+  const auto ours = FindOurs(device, id);
+  if (!ours) return base_.checkPoolLiveAllocations(device, id, expected);
   std::unordered_set<void*> rest = expected;
-  for (const PoolSnapshot::LiveBlock& live : pools->set().Snapshot(pool).blocks) {
+  for (const PoolSnapshot::LiveBlock& live : ours->pools->set().Snapshot(ours->id).blocks) {
     if (rest.erase(reinterpret_cast<void*>(live.block.address)) == 0) return false;
   }
-  const auto annex = annexes_.Find(device, pool);
+  const auto annex = annexes_.Find(device, ours->id);
   return annex ? base_.checkPoolLiveAllocations(device, *annex, rest) : rest.empty();
 }
 

@@ -19,59 +19,49 @@ MemoryInfo InfoOrZero(DevicePools& pools) {
   }
 }
 
-// An id that torch never makes, and that no pool of the base had before: the native allocator
-// reopens none that nobody holds.
-MempoolId_t NewIdOfNoPool() {
-  static std::atomic<uint64_t> last{0};
-  return {++last, ~0ULL};
-}
-
 // Makes the base tell its observers and trackers. Returns false if it did not run out.
 bool RunOutInBase(CUDAAllocator& base, DeviceIndex device, size_t bytes, StreamId stream) {
   // Others have nobody to tell, and may do anything when asked for too much.
   if (base.name() != "native") return false;
-  const MempoolId_t id = NewIdOfNoPool();
+  // An id that torch never makes, and that no pool of the base had before: the native allocator
+  // reopens none that nobody holds.
+  static std::atomic<uint64_t> last{0};
+  const MempoolId_t id{++last, ~0ULL};
   base.beginAllocateToPool(device, id, [thread = std::this_thread::get_id()](cudaStream_t) {
     return std::this_thread::get_id() == thread;
   });
   bool open = true;
-  const auto close = [&] {
-    if (open) base.endAllocateToPool(device, id);
-    open = false;
-    base.releasePool(device, id);
-  };
-  Undo pool(close);
-  bool ran_out = false;
+  const Undo pool([&] {
+    TryTwice("the allocator below it, told that memory has run out,", [&] {
+      if (open) base.endAllocateToPool(device, id);
+      open = false;
+      base.releasePool(device, id);
+    });
+  });
   try {
     const auto handle = reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(stream));
     base.raw_delete(base.raw_alloc_with_stream(bytes, handle));
+    return false;
   } catch (const c10::OutOfMemoryError&) {
-    ran_out = true;
+    return true;
   }
-  close();
-  pool.Keep();
-  return ran_out;
 }
 
 }  // namespace
 
-void GraphAllocator::TellRejection(DevicePools& pools, const Request& request) {
-  pools.stats().CountRejection();
-  std::vector<OomRejectionObserver> observers;
-  {
-    const std::lock_guard lock(observers_mutex_);
-    observers = rejection_observers_;
-  }
-  for (const OomRejectionObserver& observer : observers) {
-    observer(pools.device(), request.bytes, pools.stats().Now(base_).reserved_bytes,
-             pools.total_bytes());
-  }
-}
-
 void GraphAllocator::TellOutOfMemory(DevicePools& pools, const Request& request, bool rejected,
                                      const MemoryInfo& info) {
   if (rejected) {
-    TellRejection(pools, request);
+    pools.stats().CountRejection();
+    std::vector<OomRejectionObserver> observers;
+    {
+      const std::lock_guard lock(observers_mutex_);
+      observers = rejection_observers_;
+    }
+    for (const OomRejectionObserver& observer : observers) {
+      observer(pools.device(), request.bytes, pools.stats().Now(base_).reserved_bytes,
+               pools.total_bytes());
+    }
   } else {
     // More than there is, if the base has these bytes after all.
     for (const size_t bytes : {request.bytes, request.bytes + pools.total_bytes()}) {
