@@ -11,7 +11,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::microseconds kNap{20};
-constexpr Clock::time_point kNotWaiting = Clock::time_point::max();
 
 }  // namespace
 
@@ -31,7 +30,7 @@ GraphNumber ExecCache::Add(Graph graph) {
   const GraphNumber number = table_.Add(group, kind.exec_bytes);
   try {
     members_[number] = {.graph = graph, .last_run = nullptr};
-    if (table_.MayHaveFirst(number)) MakeOrDoWithout(number);
+    if (table_.MayHaveFirst(number)) Make(number);
   } catch (...) {
     RemoveLocked(number);
     throw;
@@ -109,7 +108,7 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
   const ExecTable::Conditions conditions = {
       .in_use = [&](ExecNumber number) { return InUse(execs_.at(number), stream); },
       .running = [&](ExecNumber number) { return Running(execs_.at(number)); }};
-  Clock::time_point deadline = kNotWaiting;
+  std::optional<Clock::time_point> deadline;
   for (;;) {
     const ExecTable::Plan plan = table_.PlanFor(graph, conditions);
     // Its last launch was made before this began, has not ended, and will be seen to.
@@ -119,8 +118,8 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
     };
     if (std::ranges::any_of(plan.destroy, is_worth_awaiting)) {
       const Clock::time_point now = Clock::now();
-      if (deadline == kNotWaiting) deadline = now + longest_wait_;
-      if (now < deadline) {
+      if (!deadline) deadline = now + longest_wait_;
+      if (now < *deadline) {
         lock.unlock();
         std::this_thread::sleep_for(kNap);
         lock.lock();
@@ -137,8 +136,8 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
         table_.Used(*plan.exec);
         return execs_.at(*plan.exec);
       case ExecTable::Step::kMake:
-        if (Exec* const exec = MakeOrDoWithout(graph)) return *exec;
-        deadline = kNotWaiting;  // what goes next is worth another wait
+        if (Exec* const exec = Make(graph)) return *exec;
+        deadline.reset();  // what goes next is worth another wait
         break;
       case ExecTable::Step::kUpdate:
         if (Update(*plan.exec, graph)) return execs_.at(*plan.exec);
@@ -228,30 +227,25 @@ void ExecCache::NoteLaunch(Exec& exec, std::shared_ptr<Run> run, const Launch& l
   if (!launch.stream_lasts) MarkUnlessHeld(*exec.last_run);
 }
 
-ExecCache::Exec* ExecCache::MakeOrDoWithout(GraphNumber graph) {
+ExecCache::Exec* ExecCache::Make(GraphNumber graph) {
+  const std::optional<ExecNumber> holder = table_.HolderOf(graph);
+  if (holder) RememberRun(*holder);
+  GraphExec handle{};
   try {
-    return &Make(graph);
+    handle = graphs_->Instantiate(members_.at(graph).graph);
   } catch (const DriverError& error) {
     if (error.status() != DriverStatus::kOutOfMemory) throw;
     const bool may_do_with_less = table_.OutOfMemory(graph);
-    if (const std::optional<ExecNumber> holder = table_.HolderOf(graph)) {
-      // A faster one was to be made, and there is no room for it.
-      table_.KeptAfterAll(*holder);
-      return &execs_.at(*holder);
-    }
-    if (!may_do_with_less) throw;
-    return nullptr;
+    if (!holder && !may_do_with_less) throw;
+    if (!holder) return nullptr;
+    table_.KeptAfterAll(*holder);
+    return &execs_.at(*holder);
   }
-}
-
-ExecCache::Exec& ExecCache::Make(GraphNumber graph) {
-  if (const std::optional<ExecNumber> holder = table_.HolderOf(graph)) RememberRun(*holder);
-  const GraphExec handle = graphs_->Instantiate(members_.at(graph).graph);
   ++instantiations_;
   std::optional<ExecNumber> number;
   try {
     number = table_.Made(graph);
-    return execs_[*number] = {.handle = handle, .lent = {}, .last_run = nullptr};
+    return &(execs_[*number] = {.handle = handle, .lent = {}, .last_run = nullptr});
   } catch (...) {
     if (number) table_.Destroyed(*number);
     graphs_->Destroy(handle);

@@ -126,10 +126,9 @@ class ExecCache {
   // Sees to it that an executable holds the graph. `lock` is that of the cache, and is let go while
   // this waits.
   Exec& Hold(GraphNumber graph, StreamId stream, std::unique_lock<std::mutex>& lock);
-  Exec& Make(GraphNumber graph);
-  // The same, but without memory for it what holds the graph already is good enough. Returns
-  // nullptr where those that there are have to do.
-  Exec* MakeOrDoWithout(GraphNumber graph);
+  // Without memory for it what holds the graph already is good enough: a faster one was to be made.
+  // Returns nullptr where those that there are have to do.
+  Exec* Make(GraphNumber graph);
   // Returns false if the driver refused: then the graph is set apart. If the driver fails otherwise
   // the executable is gone.
   bool Update(ExecNumber number, GraphNumber graph);
