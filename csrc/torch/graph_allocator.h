@@ -246,8 +246,6 @@ class GraphAllocator final : public CUDAAllocator {
   // Share the device's memory as setMemoryFraction() says, between the base and our pools.
   void LimitOurs(DevicePools& pools);
   void LimitBase(DevicePools& pools);
-  // For an error's text; empty if no limit was set.
-  std::string FractionInForce(DeviceIndex device) const;
   // Frees what it can outside captures; returns whether another attempt makes sense.
   bool MakeRoom(const RouteTable::Target& target);
   // Tell everybody who asked to hear when memory runs out: graph_out_of_memory.cc.

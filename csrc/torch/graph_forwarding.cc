@@ -55,13 +55,6 @@ void GraphAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
   setting.Keep();
 }
 
-std::string GraphAllocator::FractionInForce(DeviceIndex device) const {
-  const Share& share = shares_.at(static_cast<size_t>(device));
-  if (!share.limits()) return "";
-  return ", of which set_per_process_memory_fraction() allows this process a share of " +
-         std::to_string(share.fraction.load());
-}
-
 void GraphAllocator::LimitOurs(DevicePools& pools) {
   Share& share = shares_.at(static_cast<size_t>(pools.device()));
   double unknown = Share::kUnknown;

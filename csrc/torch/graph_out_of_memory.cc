@@ -11,14 +11,6 @@
 namespace cgp {
 namespace {
 
-MemoryInfo InfoOrZero(DevicePools& pools) {
-  try {
-    return pools.driver().Info();
-  } catch (const DriverError&) {
-    return {};  // it only feeds the text of another error
-  }
-}
-
 // Makes the base tell its observers and trackers. Returns false if it did not run out.
 bool RunOutInBase(CUDAAllocator& base, DeviceIndex device, size_t bytes, StreamId stream) {
   // Others have nobody to tell, and may do anything when asked for too much.
@@ -85,7 +77,14 @@ void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, const Request& request
   const PoolId id = request.id;
   const PoolStats stats = pools.set().Stats(id);
   const int users = pools.set().UseCount(id);
-  const MemoryInfo info = InfoOrZero(pools);
+  const Share& share = shares_.at(static_cast<size_t>(pools.device()));
+  const std::string fraction =
+      share.limits()
+          ? ", of which set_per_process_memory_fraction() allows this process a share of " +
+                std::to_string(share.fraction.load())
+          : "";
+  MemoryInfo info{};
+  WithWarnings("asking how much memory is free", [&] { info = pools.driver().Info(); });
   // Who makes room and tries again waits for the error below, not for that of somebody who is told.
   WithWarnings("who was told that memory has run out",
                [&] { TellOutOfMemory(pools, request, rejected, info); });
@@ -96,7 +95,7 @@ void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, const Request& request
           std::to_string(users) + " user(s) (graphs and GraphPool objects), holds " +
           Mebibytes(stats.reserved_bytes) + " and has " + Mebibytes(stats.allocated_bytes) +
           " of it in live blocks. Free on the GPU: " + Mebibytes(info.free_bytes) + " of " +
-          Mebibytes(info.total_bytes) + FractionInForce(pools.device()) +
+          Mebibytes(info.total_bytes) + fraction +
           ". A capture cannot give memory back while it runs: free tensors and call "
           "torch.cuda.empty_cache() before it, or capture a smaller batch.");
 }
