@@ -29,7 +29,7 @@ GraphNumber ExecCache::Add(Graph graph) {
   if (kind.shareable) groups_.try_emplace(kind.key, group);
   const GraphNumber number = table_.Add(group, kind.exec_bytes);
   try {
-    members_[number] = {.graph = graph, .last_run = nullptr};
+    members_[number] = {.graph = graph};
     if (table_.MayHaveFirst(number)) Make(number);
   } catch (...) {
     RemoveLocked(number);
@@ -245,7 +245,7 @@ ExecCache::Exec* ExecCache::Make(GraphNumber graph) {
   std::optional<ExecNumber> number;
   try {
     number = table_.Made(graph);
-    return &(execs_[*number] = {.handle = handle, .lent = {}, .last_run = nullptr});
+    return &(execs_[*number] = {.handle = handle});
   } catch (...) {
     if (number) table_.Destroyed(*number);
     graphs_->Destroy(handle);

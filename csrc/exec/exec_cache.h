@@ -113,12 +113,13 @@ class ExecCache {
   };
   struct Exec {
     GraphExec handle;
-    std::vector<std::shared_ptr<Run>> lent;  // made then, so that to give back needs no memory
-    std::shared_ptr<Run> last_run;           // if that may not have ended
+    // Made when it is lent, so that to give it back needs no memory.
+    std::vector<std::shared_ptr<Run>> lent = {};
+    std::shared_ptr<Run> last_run = nullptr;  // if that may not have ended
   };
   struct Member {
     Graph graph;
-    std::shared_ptr<Run> last_run;  // of those on executables that it has lost, likewise
+    std::shared_ptr<Run> last_run = nullptr;  // of those on executables that it has lost, likewise
   };
   void RemoveLocked(GraphNumber graph);
   // A graph has left the group, whose executable is of no more use then, if one is.

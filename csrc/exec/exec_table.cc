@@ -18,7 +18,7 @@ GraphNumber ExecTable::Add(GroupNumber group, uint64_t bytes) {
   Group& joined = groups_.at(group);
   CGP_CHECK(joined.kind == GroupKind::kShared || joined.graphs == 0);
   const GraphNumber number{next_graph_++};
-  graphs_[number] = {.group = group, .bytes = bytes, .held_by = std::nullopt};
+  graphs_[number] = {.group = group, .bytes = bytes};
   ++joined.graphs;
   if (joined.kind == GroupKind::kShared) wanted_.Add(bytes);
   return number;
@@ -55,20 +55,17 @@ std::optional<ExecNumber> ExecTable::Left(GroupNumber number) {
 ExecTable::Plan ExecTable::PlanFor(GraphNumber graph, const Conditions& now) const {
   const Graph& planned = graphs_.at(graph);
   if (planned.held_by) return PlanToKeep(planned, now);
-  if (!MayShare(planned.group)) {
-    return {.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
-  }
-  return PlanToGet(planned, now);
+  return MayShare(planned.group) ? PlanToGet(planned, now) : Plan{.step = Step::kMake};
 }
 
 ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now) const {
   const ExecNumber holder = *graph.held_by;
-  Plan keep{.step = Step::kNone, .exec = holder, .destroy = {}};
+  Plan keep{.step = Step::kNone, .exec = holder};
   const Exec& held = execs_.at(holder);
   if (room_ || !held.updated || held.launches < kLongStay || now.in_use(holder)) return keep;
   // Its launches may be under way, all of them: another one goes, and what is updated now is left
   // for the next graph that comes.
-  Plan renew{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
+  Plan renew{.step = Step::kMake};
   const Group& group = groups_.at(graph.group);
   const std::vector<ExecNumber> counted = Counted(graph.group);
   const auto fits_in_place_of = [&](ExecNumber exec) {
@@ -92,7 +89,7 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
 }
 
 ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) const {
-  Plan plan{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
+  Plan plan{.step = Step::kMake};
   const std::vector<ExecNumber> counted = Counted(graph.group);
   Total left{counted.size(), taken_.bytes};
   std::vector<ExecNumber> idle;

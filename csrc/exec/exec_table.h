@@ -55,8 +55,9 @@ class ExecTable {
   // What lets a graph run.
   struct Plan {
     Step step = Step::kNone;
-    std::optional<ExecNumber> exec;   // that holds the graph, or that is to be updated
-    std::vector<ExecNumber> destroy;  // before it
+    // That holds the graph, or that is to be updated.
+    std::optional<ExecNumber> exec = std::nullopt;
+    std::vector<ExecNumber> destroy = {};  // before it
   };
 
   // At most so many executables; nullopt: one for each group. More than so many as long as all take
@@ -129,7 +130,7 @@ class ExecTable {
   struct Graph {
     GroupNumber group;
     uint64_t bytes = 0;
-    std::optional<ExecNumber> held_by;
+    std::optional<ExecNumber> held_by = std::nullopt;
   };
   struct Exec {
     GroupNumber group;
