@@ -170,10 +170,8 @@ void GraphAllocator::BeginInOurs(DevicePools& pools, Route route, bool capturing
                                  std::optional<PoolId> graphs) {
   const bool capture = route.kind == ScopeKind::kCapture;
   routes_.ReserveOne();
-  if (route.id == PoolNames::kShared) names_.Share(route.device, route.name);
-  Undo name([&] {
-    if (route.id == PoolNames::kShared) names_.Release(route.device, route.name);
-  });
+  names_.Hold(route.device, route.name, route.id);
+  Undo name([&] { names_.Release(route.device, route.name); });
   AsTorchErrors([&] { pools.set().BeginScope(route.id, route.kind, capturing); });
   Undo scope([&] {
     pools.EndScope(route.id);
@@ -194,11 +192,8 @@ void GraphAllocator::BeginInOurs(DevicePools& pools, Route route, bool capturing
 }
 
 void GraphAllocator::Hold(DevicePools& pools, MempoolId_t id, PoolId pool) {
-  const bool shared = pool == PoolNames::kShared;
-  if (shared) names_.Share(pools.device(), id);
-  Undo name([&] {
-    if (shared) names_.Release(pools.device(), id);
-  });
+  names_.Hold(pools.device(), id, pool);
+  Undo name([&] { names_.Release(pools.device(), id); });
   pools.set().Retain(pool);
   name.Keep();
 }
