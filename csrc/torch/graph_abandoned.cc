@@ -7,7 +7,9 @@
 // is taken as failed, and before 2.14 its user is taken away, by whoever knows: a new capture
 // begins on its stream or in its pool, or cudagraph_pool.graph saw it fail.
 #include <algorithm>
+#include <utility>
 
+#include "core/base/reserve.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/runtime.h"
@@ -27,19 +29,16 @@ void GraphAllocator::EndFailedCapture(DeviceIndex device, MempoolId_t id) {
 }
 
 void GraphAllocator::CloseAbandoned(const std::function<bool(const Route&)>& counts) {
-  while (const std::optional<Route> route = routes_.FindAbandoned(counts)) {
+  while (std::optional<Route> route = routes_.FindAbandoned(counts)) {
     if (!route->ours) {  // the base keeps its own books
       routes_.Remove(route->device, route->id, route->paused);
       continue;
     }
-    // Nobody but its thread ends a nested scope, and it will, if it has not done so.
-    const bool ended = route->nested && route->paused;
-    if (!ended) late_ends_.push_back({*route, /*failed=*/route->nested});
-    Undo late([&] {
-      if (!ended) late_ends_.pop_back();
-    });
+    ReserveMore(late_ends_, 1);
     EndInOurs(route->device, route->id, route->kind);
-    late.Keep();
+    // Nobody but its thread ends a nested scope, and it will, if it has not done so.
+    const bool nested = route->nested;
+    if (!nested || !route->paused) late_ends_.push_back({std::move(*route), /*failed=*/nested});
   }
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/base/reserve.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/install.h"
@@ -179,10 +180,9 @@ std::shared_ptr<c10::GatheredContext> GraphAllocator::getContextForPointer(const
 
 void GraphAllocator::attachOomRejectionObserver(OomRejectionObserver observer) {
   const std::lock_guard lock(observers_mutex_);
-  rejection_observers_.push_back(observer);
-  Undo attached([this] { rejection_observers_.pop_back(); });
-  ForwardAttachOomRejectionObserver(base_, std::move(observer));
-  attached.Keep();
+  ReserveMore(rejection_observers_, 1);
+  ForwardAttachOomRejectionObserver(base_, observer);
+  rejection_observers_.push_back(std::move(observer));
 }
 
 void GraphAllocator::annotateMemory(const void* pointer, const std::string& metadata) {
