@@ -11,6 +11,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::microseconds kNap{20};
+constexpr Clock::time_point kNotWaiting = Clock::time_point::max();
 
 }  // namespace
 
@@ -108,7 +109,7 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
   const ExecTable::Conditions conditions = {
       .in_use = [&](ExecNumber number) { return InUse(execs_.at(number), stream); },
       .running = [&](ExecNumber number) { return Running(execs_.at(number)); }};
-  std::optional<Clock::time_point> deadline;
+  Clock::time_point deadline = kNotWaiting;
   for (;;) {
     const ExecTable::Plan plan = table_.PlanFor(graph, conditions);
     // Its last launch was made before this began, has not ended, and will be seen to.
@@ -118,8 +119,8 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
     };
     if (std::ranges::any_of(plan.destroy, is_worth_awaiting)) {
       const Clock::time_point now = Clock::now();
-      if (!deadline) deadline = now + longest_wait_;
-      if (now < *deadline) {
+      if (deadline == kNotWaiting) deadline = now + longest_wait_;
+      if (now < deadline) {
         lock.unlock();
         std::this_thread::sleep_for(kNap);
         lock.lock();
@@ -137,7 +138,7 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
         return execs_.at(*plan.exec);
       case ExecTable::Step::kMake:
         if (Exec* const exec = Make(graph)) return *exec;
-        deadline.reset();  // what goes next is worth another wait
+        deadline = kNotWaiting;  // what goes next is worth another wait
         break;
       case ExecTable::Step::kUpdate:
         if (Update(*plan.exec, graph)) return execs_.at(*plan.exec);
