@@ -42,22 +42,6 @@ Mark& MarkOf(Event event) { return *reinterpret_cast<Mark*>(event); }
 
 }  // namespace
 
-// Adds the time from its begin to its end.
-class CudaDriver::Timer {
- public:
-  explicit Timer(CudaDriver& driver) : driver_(driver) {}
-  ~Timer() {
-    const std::chrono::nanoseconds elapsed = std::chrono::steady_clock::now() - begin_;
-    driver_.nanoseconds_ += static_cast<uint64_t>(elapsed.count());
-  }
-  Timer(const Timer&) = delete;
-  Timer& operator=(const Timer&) = delete;
-
- private:
-  CudaDriver& driver_;
-  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-};
-
 CudaDriver::CudaDriver(int device, const CudaApi& api, const std::atomic<bool>* exportable)
     : api_(api), exportable_(exportable), context_(api, device) {
   if (Attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0) {
@@ -125,13 +109,22 @@ CUmemAllocationProp CudaDriver::HandleProperties() const {
   return properties;
 }
 
+template <typename Function>
+CUresult CudaDriver::Timed(const Function& call) {
+  const auto begin = std::chrono::steady_clock::now();
+  const CUresult code = call();
+  const std::chrono::nanoseconds elapsed = std::chrono::steady_clock::now() - begin;
+  nanoseconds_ += static_cast<uint64_t>(elapsed.count());
+  return code;
+}
+
 template <typename... Parameters>
 void CudaDriver::Call(CudaContext& context, Error error,
                       const CudaFunction<CUresult(Parameters...)>& function,
                       std::type_identity_t<Parameters>... arguments) {
   const CurrentContext current(context);
-  const Timer timer(*this);
-  context_.Check(function.name, function(arguments...), error.out_of_memory, error.bytes);
+  const CUresult code = Timed([&] { return function(arguments...); });
+  context_.Check(function.name, code, error.out_of_memory, error.bytes);
 }
 
 Address CudaDriver::Reserve(uint64_t bytes) {
@@ -293,8 +286,7 @@ bool CudaDriver::EventDone(Event event) {
   const UnsafeCallsAllowed allowed(api_);
   const CurrentContext current(context_);
   for (const auto& one : MarkOf(event)) {
-    const Timer timer(*this);
-    const CUresult code = api_.cuEventQuery(one.get());
+    const CUresult code = Timed([&] { return api_.cuEventQuery(one.get()); });
     if (code == CUDA_ERROR_NOT_READY) return false;
     context_.Check(api_.cuEventQuery.name, code);
   }
@@ -309,8 +301,10 @@ void CudaDriver::WaitEvent(StreamId stream, Event event) {
 }
 
 void CudaDriver::DestroyEvent(Event event) noexcept {
-  const Timer timer(*this);
-  delete &MarkOf(event);
+  Timed([event] {
+    delete &MarkOf(event);
+    return CUDA_SUCCESS;
+  });
 }
 
 MemoryInfo CudaDriver::Info() {

@@ -61,8 +61,9 @@ class CudaDriver final : public Driver {
   MemoryInfo Info() override;
 
  private:
-  class Timer;
-
+  // What `call` returns; nanoseconds() has grown by the time that it took.
+  template <typename Function>
+  CUresult Timed(const Function& call);
   // Calls `function` with the context current, and times it. Throws its error, which may say for
   // how many bytes it was, and what it means that memory ran out.
   struct Error {

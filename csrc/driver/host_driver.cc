@@ -319,8 +319,11 @@ void HostDriver::Capture(StreamId stream, Frontier* frontier) {
 
 bool HostDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
   const Call call(*this, DriverCall::kDependencies);
-  if (!graphs_.Contains(node)) call.Refuse("there is no node " + Number(node));
-  return graphs_.Dependencies(node, nodes);
+  try {
+    return graphs_.Dependencies(node, nodes);
+  } catch (const UsageError& error) {
+    call.Refuse(error.what());
+  }
 }
 
 Event HostDriver::RecordEvent(StreamId stream) {

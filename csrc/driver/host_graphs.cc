@@ -104,11 +104,6 @@ bool HostGraphs::Contains(StreamId stream) const {
   return streams_.contains(stream);
 }
 
-bool HostGraphs::Contains(GraphNode node) const {
-  const std::lock_guard lock(mutex_);
-  return nodes_.contains(node);
-}
-
 std::optional<CaptureId> HostGraphs::oldest() const {
   const std::lock_guard lock(mutex_);
   return graphs_.empty() ? std::nullopt : std::optional(graphs_.begin()->first);

@@ -41,10 +41,8 @@ class HostGraphs {
   // the point's capture or of none.
   void Wait(StreamId stream, const Frontier& point);
 
-  // Whether the stream is part of a capture, be it an invalidated one; whether there is such a
-  // node.
+  // Whether the stream is part of a capture, be it an invalidated one.
   bool Contains(StreamId stream) const;
-  bool Contains(GraphNode node) const;
   // The capture that began first, of those under way, and the one that began last, of all.
   std::optional<CaptureId> oldest() const;
   CaptureId newest() const;

@@ -30,8 +30,8 @@ GraphNumber ExecCache::Add(Graph graph) {
   if (kind.shareable) groups_.try_emplace(kind.key, group);
   const GraphNumber number = table_.Add(group, kind.exec_bytes);
   try {
-    members_[number] = {.graph = graph, .last_run = nullptr};
-    if (table_.MayHaveFirst(number)) MakeOrDoWithout(number);
+    members_[number] = {.graph = graph};
+    if (table_.MayHaveFirst(number)) Make(number);
   } catch (...) {
     RemoveLocked(number);
     throw;
@@ -137,7 +137,7 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
         table_.Used(*plan.exec);
         return execs_.at(*plan.exec);
       case ExecTable::Step::kMake:
-        if (Exec* const exec = MakeOrDoWithout(graph)) return *exec;
+        if (Exec* const exec = Make(graph)) return *exec;
         deadline = kNotWaiting;  // what goes next is worth another wait
         break;
       case ExecTable::Step::kUpdate:
@@ -228,30 +228,25 @@ void ExecCache::NoteLaunch(Exec& exec, std::shared_ptr<Run> run, const Launch& l
   if (!launch.stream_lasts) MarkUnlessHeld(*exec.last_run);
 }
 
-ExecCache::Exec* ExecCache::MakeOrDoWithout(GraphNumber graph) {
+ExecCache::Exec* ExecCache::Make(GraphNumber graph) {
+  const std::optional<ExecNumber> holder = table_.HolderOf(graph);
+  if (holder) RememberRun(*holder);
+  GraphExec handle{};
   try {
-    return &Make(graph);
+    handle = graphs_->Instantiate(members_.at(graph).graph);
   } catch (const DriverError& error) {
     if (error.status() != DriverStatus::kOutOfMemory) throw;
     const bool may_do_with_less = table_.OutOfMemory(graph);
-    if (const std::optional<ExecNumber> holder = table_.HolderOf(graph)) {
-      // A faster one was to be made, and there is no room for it.
-      table_.KeptAfterAll(*holder);
-      return &execs_.at(*holder);
-    }
-    if (!may_do_with_less) throw;
-    return nullptr;
+    if (!holder && !may_do_with_less) throw;
+    if (!holder) return nullptr;
+    table_.KeptAfterAll(*holder);
+    return &execs_.at(*holder);
   }
-}
-
-ExecCache::Exec& ExecCache::Make(GraphNumber graph) {
-  if (const std::optional<ExecNumber> holder = table_.HolderOf(graph)) RememberRun(*holder);
-  const GraphExec handle = graphs_->Instantiate(members_.at(graph).graph);
   ++instantiations_;
   std::optional<ExecNumber> number;
   try {
     number = table_.Made(graph);
-    return execs_[*number] = {.handle = handle, .lent = {}, .last_run = nullptr};
+    return &(execs_[*number] = {.handle = handle});
   } catch (...) {
     if (number) table_.Destroyed(*number);
     graphs_->Destroy(handle);

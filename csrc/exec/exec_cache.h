@@ -113,12 +113,13 @@ class ExecCache {
   };
   struct Exec {
     GraphExec handle;
-    std::vector<std::shared_ptr<Run>> lent;  // made then, so that to give back needs no memory
-    std::shared_ptr<Run> last_run;           // if that may not have ended
+    // Made when it is lent, so that to give it back needs no memory.
+    std::vector<std::shared_ptr<Run>> lent = {};
+    std::shared_ptr<Run> last_run = nullptr;  // if that may not have ended
   };
   struct Member {
     Graph graph;
-    std::shared_ptr<Run> last_run;  // of those on executables that it has lost, likewise
+    std::shared_ptr<Run> last_run = nullptr;  // of those on executables that it has lost, likewise
   };
   void RemoveLocked(GraphNumber graph);
   // A graph has left the group, whose executable is of no more use then, if one is.
@@ -126,10 +127,9 @@ class ExecCache {
   // Sees to it that an executable holds the graph. `lock` is that of the cache, and is let go while
   // this waits.
   Exec& Hold(GraphNumber graph, StreamId stream, std::unique_lock<std::mutex>& lock);
-  Exec& Make(GraphNumber graph);
-  // The same, but without memory for it what holds the graph already is good enough. Returns
-  // nullptr where those that there are have to do.
-  Exec* MakeOrDoWithout(GraphNumber graph);
+  // Without memory for it what holds the graph already is good enough: a faster one was to be made.
+  // Returns nullptr where those that there are have to do.
+  Exec* Make(GraphNumber graph);
   // Returns false if the driver refused: then the graph is set apart. If the driver fails otherwise
   // the executable is gone.
   bool Update(ExecNumber number, GraphNumber graph);

@@ -18,7 +18,7 @@ GraphNumber ExecTable::Add(GroupNumber group, uint64_t bytes) {
   Group& joined = groups_.at(group);
   CGP_CHECK(joined.kind == GroupKind::kShared || joined.graphs == 0);
   const GraphNumber number{next_graph_++};
-  graphs_[number] = {.group = group, .bytes = bytes, .held_by = std::nullopt};
+  graphs_[number] = {.group = group, .bytes = bytes};
   ++joined.graphs;
   if (joined.kind == GroupKind::kShared) wanted_.Add(bytes);
   return number;
@@ -44,13 +44,9 @@ std::optional<ExecNumber> ExecTable::Left(GroupNumber number) {
   Group& group = groups_.at(number);
   --group.graphs;
   // What holds no graph is kept for the next one that has to be held, but there are never more of
-  // them than graphs: of those the oldest goes.
+  // them than graphs.
   std::optional<ExecNumber> useless;
-  if (group.execs > group.graphs) {
-    for (const auto& [exec, entry] : execs_) {
-      if (entry.group == number && !entry.holds && (!useless || exec < *useless)) useless = exec;
-    }
-  }
+  if (group.execs > group.graphs) useless = EmptyOne(number);
   if (useless) Destroyed(*useless);
   if (group.graphs == 0) groups_.erase(number);
   return useless;
@@ -59,20 +55,17 @@ std::optional<ExecNumber> ExecTable::Left(GroupNumber number) {
 ExecTable::Plan ExecTable::PlanFor(GraphNumber graph, const Conditions& now) const {
   const Graph& planned = graphs_.at(graph);
   if (planned.held_by) return PlanToKeep(planned, now);
-  if (!MayShare(planned.group)) {
-    return {.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
-  }
-  return PlanToGet(planned, now);
+  return MayShare(planned.group) ? PlanToGet(planned, now) : Plan{.step = Step::kMake};
 }
 
 ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now) const {
   const ExecNumber holder = *graph.held_by;
-  Plan keep{.step = Step::kNone, .exec = holder, .destroy = {}};
+  Plan keep{.step = Step::kNone, .exec = holder};
   const Exec& held = execs_.at(holder);
   if (room_ || !held.updated || held.launches < kLongStay || now.in_use(holder)) return keep;
   // Its launches may be under way, all of them: another one goes, and what is updated now is left
   // for the next graph that comes.
-  Plan renew{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
+  Plan renew{.step = Step::kMake};
   const Group& group = groups_.at(graph.group);
   const std::vector<ExecNumber> counted = Counted(graph.group);
   const auto fits_in_place_of = [&](ExecNumber exec) {
@@ -96,7 +89,7 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
 }
 
 ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) const {
-  Plan plan{.step = Step::kMake, .exec = std::nullopt, .destroy = {}};
+  Plan plan{.step = Step::kMake};
   const std::vector<ExecNumber> counted = Counted(graph.group);
   Total left{counted.size(), taken_.bytes};
   std::vector<ExecNumber> idle;
@@ -121,7 +114,11 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
     }
     idle.erase(replaced);
   }
-  if (plan.step == Step::kMake) DestroyEmptyOne(graph.group, &plan);
+  // There are never more of a group than graphs: one that is about to be made may take a place.
+  const Group& group = groups_.at(graph.group);
+  if (plan.step == Step::kMake && group.execs - plan.destroy.size() >= group.graphs) {
+    plan.destroy.push_back(EmptyOne(graph.group).value());
+  }
   // There may be more than the limit since a time when too many were in use; and one that goes may
   // take less than one that comes.
   for (const ExecNumber gone : plan.destroy) left.Remove(execs_.at(gone).bytes);
@@ -133,15 +130,13 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
   return plan;
 }
 
-void ExecTable::DestroyEmptyOne(GroupNumber group, Plan* plan) const {
-  const Group& full = groups_.at(group);
-  if (full.execs - plan->destroy.size() < full.graphs) return;
-  std::optional<ExecNumber> oldest;
+std::optional<ExecNumber> ExecTable::EmptyOne(GroupNumber group) const {
+  std::optional<ExecNumber> empty;
   for (const auto& [number, exec] : execs_) {
     if (exec.group != group || exec.holds) continue;
-    if (!oldest || exec.used < execs_.at(*oldest).used) oldest = number;
+    if (!empty || exec.used < execs_.at(*empty).used) empty = number;
   }
-  plan->destroy.push_back(oldest.value());
+  return empty;
 }
 
 bool ExecTable::OutOfMemory(GraphNumber graph) {

@@ -55,8 +55,9 @@ class ExecTable {
   // What lets a graph run.
   struct Plan {
     Step step = Step::kNone;
-    std::optional<ExecNumber> exec;   // that holds the graph, or that is to be updated
-    std::vector<ExecNumber> destroy;  // before it
+    // That holds the graph, or that is to be updated.
+    std::optional<ExecNumber> exec = std::nullopt;
+    std::vector<ExecNumber> destroy = {};  // before it
   };
 
   // At most so many executables; nullopt: one for each group. More than so many as long as all take
@@ -129,7 +130,7 @@ class ExecTable {
   struct Graph {
     GroupNumber group;
     uint64_t bytes = 0;
-    std::optional<ExecNumber> held_by;
+    std::optional<ExecNumber> held_by = std::nullopt;
   };
   struct Exec {
     GroupNumber group;
@@ -174,9 +175,8 @@ class ExecTable {
   Plan PlanToGet(const Graph& graph, const Conditions& now) const;
   // A graph has left the group, which is gone with the last one. Returns as Remove().
   std::optional<ExecNumber> Left(GroupNumber number);
-  // If the group has as many as graphs, and one of these is about to get another. pre: what is to
-  // be destroyed so far is of the group.
-  void DestroyEmptyOne(GroupNumber group, Plan* plan) const;
+  // Of the group's that hold nothing the longest unused.
+  std::optional<ExecNumber> EmptyOne(GroupNumber group) const;
   void EndStay(const Exec& exec);
 
   const std::optional<std::size_t> max_execs_;

@@ -16,39 +16,11 @@
 namespace cgp {
 namespace {
 
-constexpr size_t kMaxDevices = C10_COMPILE_TIME_MAX_GPUS;
-
-struct Registry {
-  std::array<std::atomic<DevicePools*>, kMaxDevices> pools{};
-  // All that were made stand before this place.
-  std::atomic<size_t> end{0};
-};
-std::array<Registry, kPoolsOwners.size()> registries;
-
-Registry& RegistryOf(PoolsOwner owner) { return registries[static_cast<size_t>(owner)]; }
-
+// The pools that each owner made last, which lead to those before.
+std::array<std::atomic<DevicePools*>, kPoolsOwners.size()> newest{};
 std::mutex registration_mutex;
 
-size_t CheckedIndex(c10::DeviceIndex device) {
-  if (device < 0 || static_cast<size_t>(device) >= kMaxDevices) {
-    throw UsageError("device " + std::to_string(device) + " is not a CUDA device; expected 0 to " +
-                     std::to_string(kMaxDevices - 1));
-  }
-  return static_cast<size_t>(device);
-}
-
-// What `ask` says of the first pools, in the order of devices, of which it says anything.
-template <typename Ask>
-auto FindFirst(PoolsOwner owner, const Ask& ask) -> decltype(ask(std::declval<DevicePools&>())) {
-  const Registry& registry = RegistryOf(owner);
-  const size_t end = registry.end.load(std::memory_order_acquire);
-  for (size_t i = 0; i < end; ++i) {
-    DevicePools* const pools = registry.pools[i].load(std::memory_order_acquire);
-    if (pools == nullptr) continue;
-    if (auto answer = ask(*pools)) return answer;
-  }
-  return {};
-}
+std::atomic<DevicePools*>& NewestOf(PoolsOwner owner) { return newest[static_cast<size_t>(owner)]; }
 
 Address ToAddress(const void* pointer) { return reinterpret_cast<Address>(pointer); }
 
@@ -57,9 +29,23 @@ Address ToAddress(const void* pointer) { return reinterpret_cast<Address>(pointe
 DevicePools::DevicePools(c10::DeviceIndex device)
     : device_(device), driver_(MakeDriver(device)), set_(driver_), stats_(device, set_) {}
 
+// What `ask` says of the first pools of which it says anything.
+template <typename Ask>
+auto DevicePools::FindFirst(PoolsOwner owner, const Ask& ask)
+    -> decltype(ask(std::declval<DevicePools&>())) {
+  DevicePools* pools = NewestOf(owner).load(std::memory_order_acquire);
+  for (; pools != nullptr; pools = pools->before_) {
+    if (auto answer = ask(*pools)) return answer;
+  }
+  return {};
+}
+
 DevicePools& DevicePools::For(c10::DeviceIndex device, PoolsOwner owner) {
   if (DevicePools* const pools = Find(device, owner)) return *pools;
-  const size_t index = CheckedIndex(device);
+  if (device < 0 || device >= C10_COMPILE_TIME_MAX_GPUS) {
+    throw UsageError("device " + std::to_string(device) + " is not a CUDA device; expected 0 to " +
+                     std::to_string(C10_COMPILE_TIME_MAX_GPUS - 1));
+  }
   const std::lock_guard lock(registration_mutex);
   if (DevicePools* const pools = Find(device, owner)) return *pools;
   std::unique_ptr<DevicePools> made(new DevicePools(device));
@@ -69,12 +55,9 @@ DevicePools& DevicePools::For(c10::DeviceIndex device, PoolsOwner owner) {
       made->LetIn(others->device());
     }
   }
-  DevicePools* const pools = made.release();  // never deleted: see the header
-  Registry& registry = RegistryOf(owner);
-  registry.pools[index].store(pools, std::memory_order_release);
-  registry.end.store(std::max(registry.end.load(std::memory_order_relaxed), index + 1),
-                     std::memory_order_release);
-  return *pools;
+  made->before_ = NewestOf(owner).load(std::memory_order_relaxed);
+  NewestOf(owner).store(made.get(), std::memory_order_release);
+  return *made.release();  // never deleted: see the header
 }
 
 void DevicePools::LetIn(c10::DeviceIndex peer) {
@@ -86,8 +69,8 @@ void DevicePools::LetIn(c10::DeviceIndex peer) {
 }
 
 DevicePools* DevicePools::Find(c10::DeviceIndex device, PoolsOwner owner) noexcept {
-  if (device < 0 || static_cast<size_t>(device) >= kMaxDevices) return nullptr;
-  return RegistryOf(owner).pools[static_cast<size_t>(device)].load(std::memory_order_acquire);
+  return FindFirst(owner,
+                   [&](DevicePools& pools) { return pools.device_ == device ? &pools : nullptr; });
 }
 
 std::vector<DevicePools*> DevicePools::All(PoolsOwner owner) {
@@ -96,6 +79,7 @@ std::vector<DevicePools*> DevicePools::All(PoolsOwner owner) {
     result.push_back(&pools);
     return false;
   });
+  std::ranges::sort(result, {}, &DevicePools::device);
   return result;
 }
 

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/pool_set.h"
@@ -57,8 +58,6 @@ class DevicePools {
   c10::DeviceIndex device() const { return device_; }
   PoolSet& set() { return set_; }
   MeteredDriver& driver() { return driver_; }
-  const MeteredDriver& driver() const { return driver_; }
-
   MergedStats& stats() { return stats_; }
   uint64_t total_bytes() const { return total_bytes_; }  // of the device's memory
 
@@ -73,9 +72,14 @@ class DevicePools {
  private:
   explicit DevicePools(c10::DeviceIndex device);
 
+  template <typename Ask>
+  static auto FindFirst(PoolsOwner owner, const Ask& ask)
+      -> decltype(ask(std::declval<DevicePools&>()));
+
   // PoolSet::EnablePeer(), if the peer can reach this device.
   void LetIn(c10::DeviceIndex peer);
 
+  DevicePools* before_ = nullptr;  // of the same owner
   const c10::DeviceIndex device_;
   MeteredDriver driver_;
   PoolSet set_;

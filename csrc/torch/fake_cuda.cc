@@ -161,10 +161,9 @@ void SetExportable(bool) {}
 
 void RequireDriverSupport(int, bool) {}
 
-StreamCapture CaptureOf(cudaStream_t stream) {
-  const fake_cuda::Capture capture = fake_cuda::Query(stream);
-  if (capture.id == 0) return {};
-  return {.capturing = true, .id = capture.invalidated ? std::nullopt : std::optional(capture.id)};
+std::optional<CaptureId> CaptureOf(cudaStream_t stream) {
+  const CaptureId id = fake_cuda::ActiveCapture(stream);
+  return id == 0 ? std::nullopt : std::optional(id);
 }
 bool IsCapturing(cudaStream_t stream) { return fake_cuda::Find(stream).id != 0; }
 bool HasContext(c10::DeviceIndex) { return true; }

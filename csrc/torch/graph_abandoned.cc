@@ -7,7 +7,9 @@
 // is taken as failed, and before 2.14 its user is taken away, by whoever knows: a new capture
 // begins on its stream or in its pool, or cudagraph_pool.graph saw it fail.
 #include <algorithm>
+#include <utility>
 
+#include "core/base/reserve.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/runtime.h"
@@ -27,60 +29,54 @@ void GraphAllocator::EndFailedCapture(DeviceIndex device, MempoolId_t id) {
 }
 
 void GraphAllocator::CloseAbandoned(const std::function<bool(const Route&)>& counts) {
-  while (const std::optional<Route> route = routes_.FindAbandoned(counts)) {
+  while (std::optional<Route> route = routes_.FindAbandoned(counts)) {
     if (!route->ours) {  // the base keeps its own books
       routes_.Remove(route->device, route->id, route->paused);
       continue;
     }
-    // Nobody but its thread ends a nested scope, and it will, if it has not done so.
-    const bool ended = route->nested && route->paused;
-    if (!ended) {
-      late_ends_.push_back({.device = route->device,
-                            .pool = route->id,
-                            .name = route->name,
-                            .origin = route->origin,
-                            .failed = route->nested});
-    }
-    Undo late([&] {
-      if (!ended) late_ends_.pop_back();
-    });
+    ReserveMore(late_ends_, 1);
     EndInOurs(route->device, route->id, route->kind);
-    late.Keep();
+    // Nobody but its thread ends a nested scope, and it will, if it has not done so.
+    const bool nested = route->nested;
+    if (!nested || !route->paused) late_ends_.push_back({std::move(*route), /*failed=*/nested});
   }
 }
 
 void GraphAllocator::TakeAsFailed(cudaStream_t origin) {
-  CloseAbandoned([origin](const Route& route) { return route.origin == origin; });
-  ReleaseFailed([origin](const LateEnd& late) { return late.origin == origin; });
+  const auto began_there = [origin](const Route& route) { return route.origin == origin; };
+  CloseAbandoned(began_there);
+  ReleaseFailed(began_there);
 }
 
 void GraphAllocator::TakeAsFailed(DeviceIndex device, PoolId pool) {
+  const auto is_into_it = [&](const Route& route) {
+    return route.device == device && route.id == pool;
+  };
   CloseAbandoned([&](const Route& route) {
-    return route.thread == std::this_thread::get_id() && route.device == device && route.id == pool;
+    return route.thread == std::this_thread::get_id() && is_into_it(route);
   });
-  ReleaseFailed([&](const LateEnd& late) { return late.device == device && late.pool == pool; });
+  ReleaseFailed(is_into_it);
 }
 
-void GraphAllocator::ReleaseFailed(const std::function<bool(const LateEnd&)>& failed) {
+void GraphAllocator::ReleaseFailed(const std::function<bool(const Route&)>& failed) {
   for (size_t i = late_ends_.size(); i-- > 0;) {
     LateEnd& late = late_ends_[i];
-    if (late.failed || !failed(late)) continue;
-    EndHostRoute(late.name);
+    const Route& route = late.route;
+    if (late.failed || !failed(route)) continue;
+    EndHostRoute(route.name);
     if (kGraphReleasesAbandonedPool) {
       late.failed = true;
       continue;
     }
-    DevicePools& pools = DevicePools::For(late.device);
-    AsTorchErrors([&] { pools.set().Release(late.pool); });
-    names_.Release(late.device, late.name);
-    ReleaseUnused(pools, late.pool);
+    Drop(DevicePools::For(route.device), route.name, route.id);
     late_ends_.erase(late_ends_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
 
 bool GraphAllocator::TakeLateEnd(DeviceIndex device, PoolId pool) {
-  const auto late = std::ranges::find_if(
-      late_ends_, [&](const LateEnd& end) { return end.device == device && end.pool == pool; });
+  const auto late = std::ranges::find_if(late_ends_, [&](const LateEnd& end) {
+    return end.route.device == device && end.route.id == pool;
+  });
   if (late == late_ends_.end()) return false;
   late_ends_.erase(late);
   return true;

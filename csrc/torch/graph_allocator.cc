@@ -122,8 +122,7 @@ DataPtr GraphAllocator::allocate(size_t bytes) {
 }
 
 void* GraphAllocator::raw_alloc(size_t bytes) {
-  if (bytes == 0) return FromBase(base_.raw_alloc(bytes));
-  return raw_alloc_with_stream(bytes, CurrentStream(CurrentDevice()));
+  return Allocate(bytes, &CurrentStream, [&] { return base_.raw_alloc(bytes); });
 }
 
 void* GraphAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
@@ -158,36 +157,34 @@ Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Targe
                         ToStreamId(stream), target.capture};
   for (bool first = true;; first = false) {
     LimitOurs(pools);
-    bool over_fraction = false;
-    if (const auto block = TryAllocate(pools, request, &over_fraction)) {
-      Announce(pools, target.id, *block, std::move(context));
+    if (const auto block = TryAllocate(pools, request)) {
+      Announce({&pools, target.id, *block}, std::move(context));
       return *block;
     }
-    const bool rejected = over_fraction && RejectsAtOnce();
+    const bool rejected = MeteredDriver::Purpose::limit_refused() && RejectsAtOnce();
     if (rejected || !first || !MakeRoom(target)) ThrowOutOfMemory(pools, request, rejected);
     pools.stats().CountRetry();
   }
 }
 
-std::optional<Block> GraphAllocator::TryAllocate(DevicePools& pools, const Request& request,
-                                                 bool* over_fraction) {
+std::optional<Block> GraphAllocator::TryAllocate(DevicePools& pools, const Request& request) {
   // Ends before room is made: what other pools give back then is not this one's.
   const MeteredDriver::Purpose purpose(request.id, request.stream);
   try {
     return pools.set().Allocate(request.id, request.bytes, request.stream, request.capture);
   } catch (const OutOfMemoryError&) {
-    // handled below, with the driver's
+    return std::nullopt;
   } catch (const DriverError& error) {
     TORCH_CHECK(error.status() == DriverStatus::kOutOfMemory, error.what());
+    return std::nullopt;
   } catch (const std::logic_error& error) {
     TORCH_CHECK(false, error.what());
   }
-  *over_fraction = MeteredDriver::Purpose::limit_refused();
-  return std::nullopt;
 }
 
-void GraphAllocator::Announce(DevicePools& pools, PoolId id, const Block& block,
-                              History::Context context) {
+void GraphAllocator::Announce(const DevicePools::Owned& made, History::Context context) {
+  DevicePools& pools = *made.pools;
+  const Block& block = made.block;
   const auto bytes = static_cast<int64_t>(block.bytes);
   bool noted = false;
   bool reported = false;
@@ -196,7 +193,7 @@ void GraphAllocator::Announce(DevicePools& pools, PoolId id, const Block& block,
     LimitBase(pools);
     if (history_.active()) {
       noted = true;
-      Note(History::Action::ALLOC, pools.device(), id, block, std::move(context));
+      Note(History::Action::ALLOC, made, std::move(context));
     }
     reported = true;
     ReportToProfiler(pools, base_, block.address, bytes);
@@ -205,15 +202,8 @@ void GraphAllocator::Announce(DevicePools& pools, PoolId id, const Block& block,
     // Nobody will free what nobody got. Who heard of the block hears that it is gone; the error to
     // know is the first.
     Callbacks callbacks;
-    if (noted) {
-      callbacks.Run([&] { Note(History::Action::FREE_REQUESTED, pools.device(), id, block); });
-    }
-    const auto free = [&] { pools.set().Free(block.address); };
-    try {
-      free();
-    } catch (...) {  // what failed is tried once more, as in FreeMemory()
-      free();
-    }
+    if (noted) callbacks.Run([&] { Note(History::Action::FREE_REQUESTED, made); });
+    TryTwice("freeing a block", [&] { pools.set().Free(block.address); });
     if (reported) callbacks.Run([&] { ReportToProfiler(pools, base_, block.address, -bytes); });
     throw;
   }
@@ -247,9 +237,10 @@ void GraphAllocator::FreeMemory(void* pointer) noexcept {
   });
 }
 
-void GraphAllocator::Note(History::Action action, DeviceIndex device, PoolId id, const Block& block,
+void GraphAllocator::Note(History::Action action, const DevicePools::Owned& owned,
                           History::Context context) {
-  history_.Record({action, device, block.address, block.requested_bytes, block.stream, id},
+  const auto& [pools, id, block] = owned;
+  history_.Record({action, pools->device(), block.address, block.requested_bytes, block.stream, id},
                   std::move(context), base_.getUserMetadata());
 }
 
@@ -265,11 +256,8 @@ bool GraphAllocator::FreeOurs(void* pointer, bool* freed) {
   if (told) callbacks.Run([&] { TraceFree(told->block); });
   const bool noted = told && history_.active();
   const History::Context allocated = noted ? history_.ContextOf(told->block.address) : nullptr;
-  const auto note = [&](History::Action action, History::Context context) {
-    Note(action, told->pools->device(), told->id, told->block, std::move(context));
-  };
   const auto note_freed = [&] {
-    note(History::Action::FREE_REQUESTED, history_.Gather(History::When::ALL));
+    Note(History::Action::FREE_REQUESTED, *told, history_.Gather(History::When::ALL));
   };
   if (noted) callbacks.Run(note_freed);
   Block block;
@@ -278,7 +266,7 @@ bool GraphAllocator::FreeOurs(void* pointer, bool* freed) {
     pools = DevicePools::TryFree(pointer, &block);
   } catch (...) {
     // It could not be freed after all.
-    if (noted) callbacks.Run([&] { note(History::Action::ALLOC, allocated); });
+    if (noted) callbacks.Run([&] { Note(History::Action::ALLOC, *told, allocated); });
     throw;
   }
   *freed = pools != nullptr;
@@ -316,7 +304,6 @@ void GraphAllocator::emptyCache(MempoolId_t id) {
   const History::Telling telling(history_);
   if (id != MempoolId_t{0, 0} && EmptyOurs(id)) return;
   EndAbandonedCaptures();
-  BeforeOursChange();
   base_.emptyCache(id);
   if (id != MempoolId_t{0, 0}) return;
   const std::lock_guard lock(scopes_mutex_);
@@ -327,13 +314,12 @@ uint64_t GraphAllocator::FreeUnusedPools() {
   const History::Telling telling(history_);
   // Holding this keeps a capture of torch's from beginning meanwhile.
   const std::unique_lock lock(scopes_mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || routes_.capturing()) return 0;
-  BeforeOursChange();
-  return TrimUnlessCapturing();
+  return lock.owns_lock() ? TrimUnlessCapturing() : 0;
 }
 
 uint64_t GraphAllocator::TrimUnlessCapturing() {
   if (routes_.capturing()) return 0;
+  BeforeOursChange();
   uint64_t bytes = 0;
   for (const PoolsOwner owner : kPoolsOwners) {
     for (DevicePools* pools : DevicePools::All(owner)) {
@@ -365,9 +351,7 @@ void GraphAllocator::resetPeakStats(DeviceIndex device) {
 cca::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id, bool include_traces) {
   const bool all = id == MempoolId_t{0, 0};
   std::vector<DevicePools*> ours = DevicePools::All();
-  if (!all) {
-    std::erase_if(ours, [&](auto* pools) { return OursOrNull(pools->device(), id) == nullptr; });
-  }
+  if (!all) std::erase_if(ours, [&](auto* pools) { return !FindOurs(pools->device(), id); });
   // Asked for one pool of ours, the base is asked for its annexes and the rest of the answer, under
   // an id that no pool has.
   const bool one_of_ours = !all && !ours.empty();

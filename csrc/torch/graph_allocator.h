@@ -235,37 +235,39 @@ class GraphAllocator final : public CUDAAllocator {
   template <typename AskStream, typename AskBase>
   auto Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base);
   // What to ask for so that a block shares no page.
-  static size_t WholePages(const DevicePools& pools, size_t bytes);
+  static size_t WholePages(DevicePools& pools, size_t bytes);
   Block AllocateInPool(DeviceIndex device, const RouteTable::Target& target, size_t bytes,
                        cudaStream_t stream);
-  // Nothing if the memory does not suffice; `over_fraction` says whether it is the fraction's.
-  std::optional<Block> TryAllocate(DevicePools& pools, const Request& request, bool* over_fraction);
+  // Nothing if the memory does not suffice; MeteredDriver::Purpose knows whether it is the
+  // fraction's.
+  std::optional<Block> TryAllocate(DevicePools& pools, const Request& request);
   // Tells everybody of a new block. If that fails the block is gone, and the error goes on.
-  void Announce(DevicePools& pools, PoolId id, const Block& block, History::Context context);
+  void Announce(const DevicePools::Owned& made, History::Context context);
   // Share the device's memory as setMemoryFraction() says, between the base and our pools.
   void LimitOurs(DevicePools& pools);
   void LimitBase(DevicePools& pools);
-  // For an error's text; empty if no limit was set.
-  std::string FractionInForce(DeviceIndex device) const;
   // Frees what it can outside captures; returns whether another attempt makes sense.
   bool MakeRoom(const RouteTable::Target& target);
   // Tell everybody who asked to hear when memory runs out: graph_out_of_memory.cc.
   void TellOutOfMemory(DevicePools& pools, const Request& request, bool rejected,
                        const MemoryInfo& info);
-  void TellRejection(DevicePools& pools, const Request& request);
   [[noreturn]] void ThrowOutOfMemory(DevicePools& pools, const Request& request, bool rejected);
   // For the history.
-  void Note(History::Action action, DeviceIndex device, PoolId id, const Block& block,
+  void Note(History::Action action, const DevicePools::Owned& owned,
             History::Context context = nullptr);
-  void NoteRestored(DeviceIndex device, PoolId id, const RestoreDelta& delta);
+  void NoteRestored(DevicePools& pools, PoolId id, const RestoreDelta& delta);
   // Frees the block that starts at `pointer`; returns false if none of ours does. An error of those
   // who are told of it is thrown when the block is free, which `freed` says.
   bool FreeOurs(void* pointer, bool* freed);
   // Keeps the statistics' peaks: see merged_stats.h.
   void BeforeOursChange();
 
-  // The pools of `device` if `id` is one of them, else nullptr.
-  DevicePools* OursOrNull(DeviceIndex device, MempoolId_t id) const;
+  // The pool of ours that torch calls `id`, if it is one.
+  struct OurPool {
+    DevicePools* pools;
+    PoolId id;
+  };
+  std::optional<OurPool> FindOurs(DeviceIndex device, MempoolId_t id) const;
   bool BaseKnows(DeviceIndex device, MempoolId_t id) const;
   // Whether nothing was ever allocated in our pool `id`, so that it can still become the base's.
   bool IsUndecided(DevicePools& pools, PoolId id) const;
@@ -288,8 +290,9 @@ class GraphAllocator final : public CUDAAllocator {
   // this is new.
   bool KeepFor(DevicePools& pools, PoolId of, PoolId nested);
   void ReleaseKeptFor(DevicePools& pools, PoolId of);
-  // Adds a user to our pool, which torch calls `id`.
+  // Add and take away a user of our pool, which torch calls `id`.
   void Hold(DevicePools& pools, MempoolId_t id, PoolId pool);
+  void Drop(DevicePools& pools, MempoolId_t id, PoolId pool);
   // Whether a capture that begins under this name is to fill the shared pool.
   bool SharesPool(DeviceIndex device, MempoolId_t id) const;
   // pre: scopes_mutex_ is held, for the following.
@@ -299,12 +302,10 @@ class GraphAllocator final : public CUDAAllocator {
   void ForgetBasesDeadTrees();
   uint64_t TrimUnlessCapturing();
 
-  // A capture of ours that looked abandoned. Its scope is closed; its graph may still end it.
+  // The route that a capture of ours had which looked abandoned. Its scope is closed; its graph may
+  // still end it.
   struct LateEnd {
-    DeviceIndex device = 0;
-    PoolId pool;
-    MempoolId_t name{0, 0};
-    cudaStream_t origin = nullptr;
+    Route route;
     // Known to be: only since 2.14 does the graph still end it then. Or nested: its thread does.
     bool failed = false;
   };
@@ -312,7 +313,7 @@ class GraphAllocator final : public CUDAAllocator {
   // A capture begins on `origin`, or something in the pool: who captured there before has failed.
   void TakeAsFailed(cudaStream_t origin);
   void TakeAsFailed(DeviceIndex device, PoolId pool);
-  void ReleaseFailed(const std::function<bool(const LateEnd&)>& failed);
+  void ReleaseFailed(const std::function<bool(const Route&)>& failed);
   bool TakeLateEnd(DeviceIndex device, PoolId pool);
 
   CUDAAllocator& base_;

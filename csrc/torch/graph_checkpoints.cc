@@ -10,11 +10,8 @@ namespace cgp {
 namespace {
 
 struct CheckpointOfOurs final : cca::AllocatorState {
-  CheckpointOfOurs(PoolId the_id, PoolCheckpoint the_checkpoint)
-      : id(the_id), checkpoint(std::move(the_checkpoint)) {}
-
-  const PoolId id;
-  const PoolCheckpoint checkpoint;
+  PoolId id;
+  PoolCheckpoint checkpoint;
   // The pool's annex, if it was in use, and the base's checkpoint of it.
   std::optional<MempoolId_t> annex;
   std::shared_ptr<cca::AllocatorState> of_annex;
@@ -24,17 +21,17 @@ struct CheckpointOfOurs final : cca::AllocatorState {
 
 std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIndex device,
                                                                         MempoolId_t id) {
-  DevicePools* const pools = OursOrNull(device, id);
-  if (pools == nullptr) return base_.getCheckpointState(device, id);
-  const PoolId pool = names_.Find(device, id);
-  const auto state = AsTorchErrors(
-      [&] { return std::make_shared<CheckpointOfOurs>(pool, pools->set().Checkpoint(pool)); });
-  state->annex = annexes_.Find(device, pool);
+  const auto ours = FindOurs(device, id);
+  if (!ours) return base_.getCheckpointState(device, id);
+  const auto state = std::make_shared<CheckpointOfOurs>();
+  state->id = ours->id;
+  state->checkpoint = AsTorchErrors([&] { return ours->pools->set().Checkpoint(ours->id); });
+  state->annex = annexes_.Find(device, ours->id);
   if (state->annex) state->of_annex = base_.getCheckpointState(device, *state->annex);
   return state;
 }
 
-void GraphAllocator::NoteRestored(DeviceIndex device, PoolId id, const RestoreDelta& delta) {
+void GraphAllocator::NoteRestored(DevicePools& pools, PoolId id, const RestoreDelta& delta) {
   // Blocks that live on are in both. Of one list no two have the same address.
   const auto note = [&](History::Action action, const std::vector<Block>& blocks,
                         const std::vector<Block>& others) {
@@ -42,7 +39,7 @@ void GraphAllocator::NoteRestored(DeviceIndex device, PoolId id, const RestoreDe
     for (const Block& other : others) known.emplace(other.address, other);
     for (const Block& block : blocks) {
       const auto same = known.find(block.address);
-      if (same == known.end() || same->second != block) Note(action, device, id, block);
+      if (same == known.end() || same->second != block) Note(action, {&pools, id, block});
     }
   };
   note(History::Action::FREE_REQUESTED, delta.freed, delta.allocated);
@@ -73,16 +70,17 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   Undo disown([&] {
     for (c10::DataPtr& data : delta.dataptrs_allocd) data.release_context();
   });
-  const uint64_t live = AsTorchErrors([&] { return pools.set().Stats(ours->id); }).live_blocks;
-  delta.ptrs_freed.reserve(delta.ptrs_freed.size() + live);
-  delta.dataptrs_allocd.reserve(delta.dataptrs_allocd.size() + ours->checkpoint.blocks.size());
-  const RestoreDelta restored =
-      AsTorchErrors([&] { return pools.set().Restore(ours->id, ours->checkpoint); });
+  const RestoreDelta restored = AsTorchErrors([&] {
+    const uint64_t live = pools.set().Stats(ours->id).live_blocks;
+    delta.ptrs_freed.reserve(delta.ptrs_freed.size() + live);
+    delta.dataptrs_allocd.reserve(delta.dataptrs_allocd.size() + ours->checkpoint.blocks.size());
+    return pools.set().Restore(ours->id, ours->checkpoint);
+  });
   disown.Keep();
   // The caller has to know what was restored, whatever others say of it.
   WithWarnings("the statistics", [&] { pools.stats().OursGrew(base_); });
   if (history_.active()) {
-    WithWarnings("a tracker of allocations", [&] { NoteRestored(device, ours->id, restored); });
+    WithWarnings("a tracker of allocations", [&] { NoteRestored(pools, ours->id, restored); });
   }
   for (const Block& block : restored.freed) {
     delta.ptrs_freed.push_back(reinterpret_cast<void*>(block.address));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/base/reserve.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/install.h"
@@ -55,13 +56,6 @@ void GraphAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
   setting.Keep();
 }
 
-std::string GraphAllocator::FractionInForce(DeviceIndex device) const {
-  const Share& share = shares_.at(static_cast<size_t>(device));
-  if (!share.limits()) return "";
-  return ", of which set_per_process_memory_fraction() allows this process a share of " +
-         std::to_string(share.fraction.load());
-}
-
 void GraphAllocator::LimitOurs(DevicePools& pools) {
   Share& share = shares_.at(static_cast<size_t>(pools.device()));
   double unknown = Share::kUnknown;
@@ -108,14 +102,13 @@ void* GraphAllocator::getBaseAllocation(void* pointer, size_t* bytes) {
 
 bool GraphAllocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
                                               const std::unordered_set<void*>& expected) {
-  DevicePools* pools = OursOrNull(device, id);
-  if (pools == nullptr) return base_.checkPoolLiveAllocations(device, id, expected);
-  const PoolId pool = names_.Find(device, id);
+  const auto ours = FindOurs(device, id);
+  if (!ours) return base_.checkPoolLiveAllocations(device, id, expected);
   std::unordered_set<void*> rest = expected;
-  for (const PoolSnapshot::LiveBlock& live : pools->set().Snapshot(pool).blocks) {
+  for (const PoolSnapshot::LiveBlock& live : ours->pools->set().Snapshot(ours->id).blocks) {
     if (rest.erase(reinterpret_cast<void*>(live.block.address)) == 0) return false;
   }
-  const auto annex = annexes_.Find(device, pool);
+  const auto annex = annexes_.Find(device, ours->id);
   return annex ? base_.checkPoolLiveAllocations(device, *annex, rest) : rest.empty();
 }
 
@@ -187,10 +180,9 @@ std::shared_ptr<c10::GatheredContext> GraphAllocator::getContextForPointer(const
 
 void GraphAllocator::attachOomRejectionObserver(OomRejectionObserver observer) {
   const std::lock_guard lock(observers_mutex_);
-  rejection_observers_.push_back(observer);
-  Undo attached([this] { rejection_observers_.pop_back(); });
-  ForwardAttachOomRejectionObserver(base_, std::move(observer));
-  attached.Keep();
+  ReserveMore(rejection_observers_, 1);
+  ForwardAttachOomRejectionObserver(base_, observer);
+  rejection_observers_.push_back(std::move(observer));
 }
 
 void GraphAllocator::annotateMemory(const void* pointer, const std::string& metadata) {

@@ -19,11 +19,11 @@ void GraphAllocator::createOrIncrefPool(DeviceIndex device, MempoolId_t id,
                                         std::shared_ptr<CUDAAllocator> allocator) {
   const std::lock_guard lock(scopes_mutex_);
   const ScopeKey key{device, {id.first, id.second}};
-  if (DevicePools* const pools = OursOrNull(device, id)) {
+  if (const auto known = FindOurs(device, id)) {
     TORCH_CHECK(allocator == nullptr,
                 "graph pool " + ToString(key.second) +
                     " already allocates by itself: it cannot be given another allocator");
-    Hold(*pools, id, names_.Find(device, id));
+    Hold(*known->pools, id, known->id);
     return;
   }
   const bool ours = allocator == nullptr && takes_captures() && takes_mempools_;
@@ -48,12 +48,11 @@ bool GraphAllocator::IsMemPool(DeviceIndex device, PoolId id) const {
 }
 
 int GraphAllocator::getPoolUseCount(DeviceIndex device, MempoolId_t id) {
-  DevicePools* pools = OursOrNull(device, id);
-  if (pools == nullptr) return base_.getPoolUseCount(device, id);
-  const PoolId pool = names_.Find(device, id);
-  if (pool == PoolNames::kShared) return names_.UseCount(device, id);
+  const auto ours = FindOurs(device, id);
+  if (!ours) return base_.getPoolUseCount(device, id);
+  if (ours->id == PoolNames::kShared) return names_.UseCount(device, id);
   const std::lock_guard lock(scopes_mutex_);
-  return UsersOf(*pools, pool);
+  return UsersOf(*ours->pools, ours->id);
 }
 
 void GraphAllocator::setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on_oom) {
@@ -63,10 +62,7 @@ void GraphAllocator::setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use_on
     mempool->second.lends = use_on_oom;
     return;
   }
-  if (OursOrNull(device, id) == nullptr) {
-    base_.setUseOnOOM(device, id, use_on_oom);
-    return;
-  }
+  if (!FindOurs(device, id)) return base_.setUseOnOOM(device, id, use_on_oom);
   // Graph pools never serve allocations outside captures, so "off" is how it is.
   TORCH_CHECK(!use_on_oom,
               "graph pool " + ToString(pool) +
@@ -80,14 +76,14 @@ void GraphAllocator::setNoSplit(DeviceIndex device, MempoolId_t id) {
     mempool->second.whole_pages = true;
     return;
   }
-  TORCH_CHECK(OursOrNull(device, id) == nullptr,
+  TORCH_CHECK(!FindOurs(device, id),
               "graph pool " + ToString(pool) +
                   " has no segments that could be kept whole; use a torch.cuda.MemPool for that");
   base_.setNoSplit(device, id);
 }
 
 // All blocks of the pool are whole pages then, and so is all that is free in it.
-size_t GraphAllocator::WholePages(const DevicePools& pools, size_t bytes) {
+size_t GraphAllocator::WholePages(DevicePools& pools, size_t bytes) {
   if (bytes > pools.total_bytes()) return bytes;  // for the error
   const uint64_t page = pools.driver().granularity();
   return (bytes + page - 1) / page * page;
@@ -98,11 +94,12 @@ bool GraphAllocator::EmptyOurs(MempoolId_t id) noexcept {
   WithWarnings("giving back the memory of a MemPool", [&] {
     const std::lock_guard lock(scopes_mutex_);
     for (DevicePools* pools : DevicePools::All()) {
-      if (OursOrNull(pools->device(), id) != pools) continue;
+      const auto found = FindOurs(pools->device(), id);
+      if (!found) continue;
       ours = true;
       if (routes_.capturing()) continue;
       BeforeOursChange();
-      pools->Trim(names_.Find(pools->device(), id));
+      pools->Trim(found->id);
       LimitBase(*pools);
     }
   });
@@ -126,7 +123,7 @@ std::optional<Block> GraphAllocator::Lend(size_t bytes, cudaStream_t stream) {
       block = LendFrom(*pools, lender, {lender, wanted, ToStreamId(stream)});
     }
   }
-  if (block) Announce(*pools, lender, *block, std::move(context));
+  if (block) Announce({pools, lender, *block}, std::move(context));
   return block;
 }
 
@@ -148,8 +145,7 @@ std::optional<Block> GraphAllocator::LendFrom(DevicePools& pools, PoolId pool,
     if (lent != 0) set.Free(lent);
     end();
   });
-  bool over_fraction = false;
-  const std::optional<Block> block = TryAllocate(pools, request, &over_fraction);
+  const std::optional<Block> block = TryAllocate(pools, request);
   if (block) lent = block->address;
   end();
   scope.Keep();

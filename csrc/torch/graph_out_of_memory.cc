@@ -11,67 +11,49 @@
 namespace cgp {
 namespace {
 
-MemoryInfo InfoOrZero(DevicePools& pools) {
-  try {
-    return pools.driver().Info();
-  } catch (const DriverError&) {
-    return {};  // it only feeds the text of another error
-  }
-}
-
-// An id that torch never makes, and that no pool of the base had before: the native allocator
-// reopens none that nobody holds.
-MempoolId_t NewIdOfNoPool() {
-  static std::atomic<uint64_t> last{0};
-  return {++last, ~0ULL};
-}
-
 // Makes the base tell its observers and trackers. Returns false if it did not run out.
 bool RunOutInBase(CUDAAllocator& base, DeviceIndex device, size_t bytes, StreamId stream) {
   // Others have nobody to tell, and may do anything when asked for too much.
   if (base.name() != "native") return false;
-  const MempoolId_t id = NewIdOfNoPool();
+  // An id that torch never makes, and that no pool of the base had before: the native allocator
+  // reopens none that nobody holds.
+  static std::atomic<uint64_t> last{0};
+  const MempoolId_t id{++last, ~0ULL};
   base.beginAllocateToPool(device, id, [thread = std::this_thread::get_id()](cudaStream_t) {
     return std::this_thread::get_id() == thread;
   });
   bool open = true;
-  const auto close = [&] {
-    if (open) base.endAllocateToPool(device, id);
-    open = false;
-    base.releasePool(device, id);
-  };
-  Undo pool(close);
-  bool ran_out = false;
+  const Undo pool([&] {
+    TryTwice("the allocator below it, told that memory has run out,", [&] {
+      if (open) base.endAllocateToPool(device, id);
+      open = false;
+      base.releasePool(device, id);
+    });
+  });
   try {
     const auto handle = reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(stream));
     base.raw_delete(base.raw_alloc_with_stream(bytes, handle));
+    return false;
   } catch (const c10::OutOfMemoryError&) {
-    ran_out = true;
+    return true;
   }
-  close();
-  pool.Keep();
-  return ran_out;
 }
 
 }  // namespace
 
-void GraphAllocator::TellRejection(DevicePools& pools, const Request& request) {
-  pools.stats().CountRejection();
-  std::vector<OomRejectionObserver> observers;
-  {
-    const std::lock_guard lock(observers_mutex_);
-    observers = rejection_observers_;
-  }
-  for (const OomRejectionObserver& observer : observers) {
-    observer(pools.device(), request.bytes, pools.stats().Now(base_).reserved_bytes,
-             pools.total_bytes());
-  }
-}
-
 void GraphAllocator::TellOutOfMemory(DevicePools& pools, const Request& request, bool rejected,
                                      const MemoryInfo& info) {
   if (rejected) {
-    TellRejection(pools, request);
+    pools.stats().CountRejection();
+    std::vector<OomRejectionObserver> observers;
+    {
+      const std::lock_guard lock(observers_mutex_);
+      observers = rejection_observers_;
+    }
+    for (const OomRejectionObserver& observer : observers) {
+      observer(pools.device(), request.bytes, pools.stats().Now(base_).reserved_bytes,
+               pools.total_bytes());
+    }
   } else {
     // More than there is, if the base has these bytes after all.
     for (const size_t bytes : {request.bytes, request.bytes + pools.total_bytes()}) {
@@ -95,7 +77,14 @@ void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, const Request& request
   const PoolId id = request.id;
   const PoolStats stats = pools.set().Stats(id);
   const int users = pools.set().UseCount(id);
-  const MemoryInfo info = InfoOrZero(pools);
+  const Share& share = shares_.at(static_cast<size_t>(pools.device()));
+  const std::string fraction =
+      share.limits()
+          ? ", of which set_per_process_memory_fraction() allows this process a share of " +
+                std::to_string(share.fraction.load())
+          : "";
+  MemoryInfo info{};
+  WithWarnings("asking how much memory is free", [&] { info = pools.driver().Info(); });
   // Who makes room and tries again waits for the error below, not for that of somebody who is told.
   WithWarnings("who was told that memory has run out",
                [&] { TellOutOfMemory(pools, request, rejected, info); });
@@ -106,7 +95,7 @@ void GraphAllocator::ThrowOutOfMemory(DevicePools& pools, const Request& request
           std::to_string(users) + " user(s) (graphs and GraphPool objects), holds " +
           Mebibytes(stats.reserved_bytes) + " and has " + Mebibytes(stats.allocated_bytes) +
           " of it in live blocks. Free on the GPU: " + Mebibytes(info.free_bytes) + " of " +
-          Mebibytes(info.total_bytes) + FractionInForce(pools.device()) +
+          Mebibytes(info.total_bytes) + fraction +
           ". A capture cannot give memory back while it runs: free tensors and call "
           "torch.cuda.empty_cache() before it, or capture a smaller batch.");
 }

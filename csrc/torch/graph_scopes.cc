@@ -15,8 +15,11 @@ DevicePools* PoolsWith(PoolId pool, DeviceIndex device) {
 
 }  // namespace
 
-DevicePools* GraphAllocator::OursOrNull(DeviceIndex device, MempoolId_t id) const {
-  return PoolsWith(names_.Find(device, id), device);
+std::optional<GraphAllocator::OurPool> GraphAllocator::FindOurs(DeviceIndex device,
+                                                                MempoolId_t id) const {
+  const PoolId pool = names_.Find(device, id);
+  DevicePools* const pools = PoolsWith(pool, device);
+  return pools == nullptr ? std::nullopt : std::optional(OurPool{pools, pool});
 }
 
 bool GraphAllocator::BaseKnows(DeviceIndex device, MempoolId_t id) const {
@@ -67,7 +70,7 @@ void GraphAllocator::BeginInBase(Route route, DevicePools* undecided) {
 bool GraphAllocator::SharesPool(DeviceIndex device, MempoolId_t id) const {
   if (names_.UseCount(device, id) > 0) return true;
   return takes_captures() && shares_captures_ && PoolNames::IsAnonymous(id) &&
-         OursOrNull(device, id) == nullptr && !BaseKnows(device, id) &&
+         !FindOurs(device, id) && !BaseKnows(device, id) &&
          !routes_.Contains(device, PoolNames::kShared);
 }
 
@@ -167,10 +170,8 @@ void GraphAllocator::BeginInOurs(DevicePools& pools, Route route, bool capturing
                                  std::optional<PoolId> graphs) {
   const bool capture = route.kind == ScopeKind::kCapture;
   routes_.ReserveOne();
-  if (route.id == PoolNames::kShared) names_.Share(route.device, route.name);
-  Undo name([&] {
-    if (route.id == PoolNames::kShared) names_.Release(route.device, route.name);
-  });
+  names_.Hold(route.device, route.name, route.id);
+  Undo name([&] { names_.Release(route.device, route.name); });
   AsTorchErrors([&] { pools.set().BeginScope(route.id, route.kind, capturing); });
   Undo scope([&] {
     pools.EndScope(route.id);
@@ -191,13 +192,16 @@ void GraphAllocator::BeginInOurs(DevicePools& pools, Route route, bool capturing
 }
 
 void GraphAllocator::Hold(DevicePools& pools, MempoolId_t id, PoolId pool) {
-  const bool shared = pool == PoolNames::kShared;
-  if (shared) names_.Share(pools.device(), id);
-  Undo name([&] {
-    if (shared) names_.Release(pools.device(), id);
-  });
+  names_.Hold(pools.device(), id, pool);
+  Undo name([&] { names_.Release(pools.device(), id); });
   pools.set().Retain(pool);
   name.Keep();
+}
+
+void GraphAllocator::Drop(DevicePools& pools, MempoolId_t id, PoolId pool) {
+  AsTorchErrors([&] { pools.set().Release(pool); });
+  names_.Release(pools.device(), id);
+  ReleaseUnused(pools, pool);
 }
 
 void GraphAllocator::endAllocateToPool(DeviceIndex device, MempoolId_t id) {
@@ -240,8 +244,8 @@ void GraphAllocator::EndInOurs(DeviceIndex device, PoolId pool, ScopeKind kind) 
 void GraphAllocator::releasePool(DeviceIndex device, MempoolId_t id) {
   const History::Telling telling(history_);
   const std::lock_guard lock(scopes_mutex_);
-  DevicePools* pools = OursOrNull(device, id);
-  if (pools == nullptr) {
+  const auto ours = FindOurs(device, id);
+  if (!ours) {
     base_.releasePool(device, id);
     // What is not forgotten now is the next time.
     WithWarnings("the allocator below it, asked for its pools,", [&] {
@@ -254,10 +258,7 @@ void GraphAllocator::releasePool(DeviceIndex device, MempoolId_t id) {
     });
     return;
   }
-  const PoolId pool = names_.Find(device, id);
-  AsTorchErrors([&] { pools->set().Release(pool); });
-  names_.Release(device, id);
-  ReleaseUnused(*pools, pool);
+  Drop(*ours->pools, id, ours->id);
 }
 
 void GraphAllocator::RegisterPool(DeviceIndex device, PoolId id) {

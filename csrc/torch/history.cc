@@ -77,6 +77,10 @@ void History::Record(Event event, Context context, const std::string& metadata) 
       live_[event.address] = std::move(context);
     }
   }
+  if (told.empty()) return;
+  const Telling left_meanwhile(*this);
+  const std::lock_guard telling(telling_mutex_);
+  TellMappings();  // what came before
   Tell(told);
 }
 
@@ -101,24 +105,16 @@ std::optional<History::TraceEntry> History::Insert(const Event& event, const Con
   return trackers_->empty() ? std::nullopt : std::optional(std::move(entry));
 }
 
-void History::Tell(const std::vector<TraceEntry>& entries) {
-  if (entries.empty()) return;
-  const Telling left_meanwhile(*this);
-  const std::lock_guard telling(telling_mutex_);
-  TellMappings();  // what came before
-  Callbacks callbacks;
-  for (const TraceEntry& entry : entries) callbacks.Run([&] { TellEach(entry); });
-  callbacks.Rethrow();
-}
-
-void History::TellEach(const TraceEntry& entry) const {
+void History::Tell(std::span<const TraceEntry> entries) const {
   std::shared_ptr<const Trackers> trackers;
   {
     const std::lock_guard lock(mutex_);
     trackers = trackers_;
   }
   Callbacks callbacks;
-  for (const Tracker& tracker : *trackers) callbacks.Run([&] { tracker(entry); });
+  for (const TraceEntry& entry : entries) {
+    for (const Tracker& tracker : *trackers) callbacks.Run([&] { tracker(entry); });
+  }
   callbacks.Rethrow();
 }
 
@@ -142,7 +138,7 @@ void History::TellMappings() noexcept {
     const std::unique_lock telling(telling_mutex_, std::try_to_lock);
     if (!telling.owns_lock()) return;
     while (const auto mapping = NextMapping()) {
-      WithWarnings("a tracker of allocations", [&] { TellEach(*mapping); });
+      WithWarnings("a tracker of allocations", [&] { Tell({&*mapping, 1}); });
     }
   }
 }

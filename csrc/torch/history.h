@@ -18,6 +18,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -101,9 +102,8 @@ class History {
   // Keeps an entry. Returns it if a tracker is to be told. pre: mutex_ is held.
   std::optional<TraceEntry> Insert(const Event& event, const Context& context,
                                    const std::string& metadata);
-  // Tell all trackers, then throw the first error of theirs. pre: mutex_ is not held.
-  void Tell(const std::vector<TraceEntry>& entries);
-  void TellEach(const TraceEntry& entry) const;
+  // Tells all trackers, then throws the first error of theirs. pre: telling_mutex_ is held.
+  void Tell(std::span<const TraceEntry> entries) const;
   void TellMappings() noexcept;
   std::optional<TraceEntry> NextMapping();  // takes it away
 

@@ -11,9 +11,9 @@ namespace {
 struct PurposeOfThread {
   PoolId pool;
   StreamId stream{};
-  bool limit_refused = false;
 };
 thread_local PurposeOfThread purpose;
+thread_local bool refused_by_limit = false;
 
 void Note(History::Action action, int device, Address address, uint64_t bytes) {
   History& history = History::Get();
@@ -28,18 +28,21 @@ void Note(History::Action action, int device, Address address, uint64_t bytes) {
 
 }  // namespace
 
-MeteredDriver::Purpose::Purpose(PoolId pool, StreamId stream) { purpose = {pool, stream}; }
+MeteredDriver::Purpose::Purpose(PoolId pool, StreamId stream) {
+  purpose = {pool, stream};
+  refused_by_limit = false;
+}
 
 MeteredDriver::Purpose::~Purpose() { purpose = {}; }
 
-bool MeteredDriver::Purpose::limit_refused() { return purpose.limit_refused; }
+bool MeteredDriver::Purpose::limit_refused() { return refused_by_limit; }
 
 Handle MeteredDriver::Create(uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const uint64_t limit = limit_.load(std::memory_order_relaxed);
   const uint64_t held = created_.load(std::memory_order_relaxed);
-  purpose.limit_refused = held > limit || bytes > limit - held;
-  if (purpose.limit_refused) {
+  refused_by_limit = held > limit || bytes > limit - held;
+  if (refused_by_limit) {
     throw DriverError(DriverStatus::kOutOfMemory, "Create", 2, "memory fraction", bytes, device(),
                       "torch.cuda.set_per_process_memory_fraction() leaves graph pools " +
                           std::to_string(limit >> 20) + " MiB, of which " +

@@ -38,7 +38,7 @@ class MeteredDriver final : public ForwardingDriver<MeteredDriver> {
    public:
     Purpose(PoolId pool, StreamId stream);
     ~Purpose();
-    // Whether of all refusals the last was the limit's.
+    // Whether of all refusals since the thread's last one was made the last was the limit's.
     static bool limit_refused();
     Purpose(const Purpose&) = delete;
     Purpose& operator=(const Purpose&) = delete;

@@ -55,12 +55,9 @@ Block PluggableAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device,
   const Block block = set.Allocate(kEagerPool, bytes, ToStreamId(stream));
   // It had to grow: what other streams have freed may help the next time.
   if (!told_ || set.Stats(kEagerPool).reserved_bytes == reserved) return block;
-  try {
-    CycleEagerPool(pools);
-  } catch (...) {
-    set.Free(block.address);  // nobody else will
-    throw;
-  }
+  Undo allocated([&] { set.Free(block.address); });  // nobody else will
+  CycleEagerPool(pools);
+  allocated.Keep();
   return block;
 }
 

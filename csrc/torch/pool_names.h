@@ -30,12 +30,13 @@ class PoolNames {
     return UseCount(device, name) > 0 ? kShared : PoolId{name.first, name.second};
   }
 
-  // Adds a user of the shared pool under this name, which stands for that from now on.
-  void Share(c10::DeviceIndex device, Name name) {
+  // `pool` gets a user under this name, which stands for it from now on: for itself or kShared.
+  void Hold(c10::DeviceIndex device, Name name, PoolId pool) {
+    if (pool != kShared) return;
     const std::lock_guard lock(mutex_);
     ++users_[{device, name}];
   }
-  // Takes one away. A name without users stands for itself again.
+  // Loses one. A name without users stands for itself.
   void Release(c10::DeviceIndex device, Name name) {
     const std::lock_guard lock(mutex_);
     const auto it = users_.find({device, name});

@@ -17,7 +17,7 @@ TEST(PoolNamesTest, ANameStandsForItselfUntilItShares) {
   EXPECT_EQ(names.Find(0, kFirst), (PoolId{7, 0}));
   EXPECT_EQ(names.UseCount(0, kFirst), 0);
   names.Release(0, kFirst);
-  names.Share(0, kFirst);
+  names.Hold(0, kFirst, PoolNames::kShared);
   EXPECT_EQ(names.Find(0, kFirst), PoolNames::kShared);
   EXPECT_EQ(names.Find(0, kSecond), (PoolId{8, 0}));
   EXPECT_EQ(names.Find(1, kFirst), (PoolId{7, 0})) << "of another device";
@@ -25,9 +25,9 @@ TEST(PoolNamesTest, ANameStandsForItselfUntilItShares) {
 
 TEST(PoolNamesTest, ANameWithoutUsersStandsForItselfAgain) {
   PoolNames names;
-  names.Share(0, kFirst);
-  names.Share(0, kFirst);
-  names.Share(0, kSecond);
+  names.Hold(0, kFirst, PoolNames::kShared);
+  names.Hold(0, kFirst, PoolNames::kShared);
+  names.Hold(0, kSecond, PoolNames::kShared);
   EXPECT_EQ(names.UseCount(0, kFirst), 2);
   names.Release(0, kFirst);
   names.Release(1, kFirst);
@@ -39,7 +39,7 @@ TEST(PoolNamesTest, ANameWithoutUsersStandsForItselfAgain) {
   names.Release(0, kSecond);
   EXPECT_EQ(names.UseCount(0, kSecond), 0);
   names.Release(0, kSecond);  // one too many
-  names.Share(0, kSecond);
+  names.Hold(0, kSecond, PoolNames::kShared);
   EXPECT_EQ(names.UseCount(0, kSecond), 1);
 }
 

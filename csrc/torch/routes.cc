@@ -57,10 +57,10 @@ bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capt
 
 bool MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filter) {
   if (!route.nested && filter(route.origin)) return true;
-  const StreamCapture current = CaptureOf(stream);
-  if (!current.capturing) return false;
+  if (!IsCapturing(stream)) return false;
   if (route.thread == std::this_thread::get_id()) return true;
-  return current.id && current.id == route.capture;
+  const std::optional<CaptureId> capture = CaptureOf(stream);
+  return capture && capture == route.capture;
 }
 
 }  // namespace
@@ -94,7 +94,7 @@ void RouteTable::Count(const Route& route, int change) {
 }
 
 std::optional<RouteTable::Target> RouteTable::Match(c10::DeviceIndex device, cudaStream_t stream) {
-  const std::optional<CaptureId> capture = capturing() ? CaptureOf(stream).id : std::nullopt;
+  const std::optional<CaptureId> capture = capturing() ? CaptureOf(stream) : std::nullopt;
   Answer& answer = AnswerFor(stream);
   // The capture of the remembered id is not over, since the stream is in it: there can be no other
   // of that id.
@@ -134,7 +134,7 @@ std::optional<RouteTable::Target> RouteTable::AskFilters(c10::DeviceIndex device
 
 std::optional<RouteTable::Target> RouteTable::GraphOf(c10::DeviceIndex device,
                                                       cudaStream_t stream) {
-  const std::optional<CaptureId> capture = CaptureOf(stream).id;
+  const std::optional<CaptureId> capture = CaptureOf(stream);
   const std::lock_guard lock(mutex_);
   return AskFilters(device, stream, capture, Among::kGraphs);
 }
@@ -165,7 +165,7 @@ bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
   Route* const route = Find(device, id);
   if (route == nullptr || route->kind != ScopeKind::kCapture) return false;
   if (!IsHeld(*route)) return false;
-  if (!route->capture) route->capture = CaptureOf(route->origin).id;
+  if (!route->capture) route->capture = CaptureOf(route->origin);
   route->paused = true;
   NoteChange();
   return true;

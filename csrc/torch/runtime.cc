@@ -29,7 +29,7 @@ bool ThrowsOnOutOfMemory() {
 
 }  // namespace
 
-StreamCapture CaptureOf(cudaStream_t stream) {
+std::optional<CaptureId> CaptureOf(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CaptureId id = 0;
   // Built with CUDA 13's headers this passes nulls for all other arguments, which that of CUDA 12's
@@ -38,10 +38,8 @@ StreamCapture CaptureOf(cudaStream_t stream) {
     // The legacy stream cannot be asked while a blocking stream captures: it is not capturing
     // itself.
     (void)cudaGetLastError();
-    return {};
   }
-  return {.capturing = status != cudaStreamCaptureStatusNone,
-          .id = status == cudaStreamCaptureStatusActive ? std::optional(id) : std::nullopt};
+  return status == cudaStreamCaptureStatusActive ? std::optional(id) : std::nullopt;
 }
 
 bool IsCapturing(cudaStream_t stream) {

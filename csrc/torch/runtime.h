@@ -19,18 +19,14 @@ inline StreamId ToStreamId(cudaStream_t stream) {
   return static_cast<StreamId>(reinterpret_cast<uintptr_t>(stream));
 }
 
-struct StreamCapture {
-  // Whether a capture was begun on the stream, or reached it, and has not been ended. An
-  // invalidated capture counts: it holds the stream until somebody ends it.
-  bool capturing = false;
-  // Not of an invalidated capture.
-  std::optional<CaptureId> id;
-};
+// Each is one question to CUDA, legal in captures.
 
-// Each is one question to CUDA, legal in captures. No thread may end the stream's capture while
-// CaptureOf() asks: the driver would crash (Driver::Capture()). IsCapturing() may always be asked.
-StreamCapture CaptureOf(cudaStream_t stream);
+// Whether a capture was begun on the stream, or reached it, and has not been ended. An invalidated
+// capture counts: it holds the stream until somebody ends it.
 bool IsCapturing(cudaStream_t stream);
+// Which one, unless it is invalidated. No thread may end it meanwhile: the driver would crash
+// (Driver::Capture()).
+std::optional<CaptureId> CaptureOf(cudaStream_t stream);
 
 // The stream that the calling thread uses on `device`.
 cudaStream_t CurrentStream(c10::DeviceIndex device);
