@@ -20,8 +20,9 @@ TEST(CaptureDagTest, SomeOrderShowsARace) {
     const auto address = reinterpret_cast<Address>(memory);
     return {{.address = address, .bytes = 512, .requested_bytes = 512, .stream = kA}, word, writes};
   };
-  CaptureDag dag;
-  dag.Begin(kA, 1);
+  HostGraphs graphs;
+  CaptureDag dag(graphs);
+  dag.Begin(kA);
   dag.Launch(kA, std::nullopt);
   dag.Launch(kA, touch(7, true));
   dag.Wait(kB, dag.At(kA));

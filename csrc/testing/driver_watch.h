@@ -1,5 +1,5 @@
 // A host driver that holds its caller also to the rules that the host driver cannot know of, and
-// plays a device: streams whose work is done only when a test says so.
+// plays a device (timelines.h).
 //
 // It sits below whatever injects failures, so it sees only calls that are meant to happen. A broken
 // rule is noted, not thrown, and so is what the host driver refuses to take back, since the caller
@@ -7,8 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
-#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -20,10 +18,11 @@
 
 #include "driver/forwarding_driver.h"
 #include "driver/host_driver.h"
+#include "testing/timelines.h"
 
 namespace cgp {
 
-class DriverWatch final : public ForwardingDriver<DriverWatch> {
+class DriverWatch final : public ForwardingDriver<DriverWatch>, public Timelines {
  public:
   // `host` does the work and must outlive this; it is never asked for events or to quiesce.
   explicit DriverWatch(HostDriver& host) : ForwardingDriver(host), host_(host) {}
@@ -42,25 +41,6 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
     const std::lock_guard lock(mutex_);
     destroyed_streams_.insert(stream);
   }
-
-  // Work is numbered per stream from 1 in the order of submission, and done in that order. `action`
-  // happens when it is done; it may ask for other streams' work to be finished first, as an event
-  // that is waited for does.
-  uint64_t Submit(StreamId stream, std::function<void()> action = nullptr);
-  uint64_t Submitted(StreamId stream) const { return Of(stream).submitted; }
-  bool Done(StreamId stream, uint64_t work) const { return Of(stream).done >= work; }
-  // All that is submitted by now, as a marked device has it: by stream, how much of its work.
-  using Mark = std::map<StreamId, uint64_t>;
-  Mark TakeMark() const;
-  bool Passed(const Mark& mark) const;
-  // Whether what is submitted to `waiting` from now on begins when that work is done: it is done,
-  // is the stream's own, or was waited for.
-  bool IsBehind(StreamId waiting, StreamId stream, uint64_t work) const;
-  // Does up to `count` more of the stream's submitted work.
-  void Progress(StreamId stream, uint64_t count) { Finish(stream, Of(stream).done + count); }
-  // Does the stream's work up to number `work`.
-  void Finish(StreamId stream, uint64_t work);
-  void FinishAll();
 
   // --- What it has seen ---
 
@@ -114,29 +94,20 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
     int peers = 0;
     uint64_t made_by = 0;  // the number of the Map() call
   };
-  struct Count {
-    uint64_t submitted = 0;
-    uint64_t done = 0;
-  };
-  struct Stream : Count {  // done + pending.size() == submitted
-    std::deque<std::function<void()>> pending;
-    Mark waited;  // what its last work comes after
-  };
 
   template <typename Member>
   Member Locked(const Member& member) const {
     const std::lock_guard lock(mutex_);
     return member;
   }
-  Count Of(StreamId stream) const;
   void Expect(bool condition, const std::string& rule);
   // Makes the call, which takes back what the Map() call number `map` first made use of possible
   // (0: none did), and notes if it may not be made or if the host driver refuses it.
   template <typename Call>
   void GiveBack(const char* name, uint64_t map, const Call& call);
-  Event AddEvent(Mark mark);
+  Event AddEvent(Clock clock);
   // Empty if there is none.
-  Mark Recorded(const char* call, Event event);
+  Clock Recorded(const char* call, Event event);
   // For a call that names a stream.
   void ExpectNotCapturing(const std::string& call, StreamId stream);
 
@@ -146,9 +117,8 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
   std::map<Address, Mapping> mappings_;
   std::map<Address, uint64_t> first_maps_;  // by reservation: the first Map() call there, or 0
   std::unordered_map<Handle, uint64_t> first_maps_of_handles_;
-  std::map<StreamId, Stream> streams_;
   std::set<StreamId> destroyed_streams_;
-  std::map<Event, Mark> events_;
+  std::map<Event, Clock> events_;
   uint64_t next_event_ = 1;
   uint64_t maps_ = 0;       // Map() calls
   uint64_t used_maps_ = 0;  // what the first so many of them made may be in use

@@ -215,10 +215,7 @@ void FuzzSession::Begin(PoolId id, ScopeKind kind) {
 void FuzzSession::End(PoolId id) {
   // As torch does it: the capture ends first, then the scope.
   if (const auto captures = captures_.extract(id)) {
-    for (const CaptureId capture : captures.mapped()) {
-      host_.graphs().End(capture);
-      dag_.End(capture);
-    }
+    for (const CaptureId capture : captures.mapped()) dag_.End(capture);
     if (setup_.streams > 0) EndGraph();
   }
   return Mirror(
@@ -245,8 +242,8 @@ void FuzzSession::Allocate(const Step& step) {
   const bool allowed = model_.OpenScope(id).has_value() && step.amount > 0;
   std::optional<CaptureId> in;  // else the pool asks the driver
   if (setup_.streams > 0) {
-    if (!allowed || (!Capturing(stream) && !Join(stream))) return;
-    in = Captured(stream) ? dag_.At(stream).capture : kNoCapture;
+    if (!allowed || (!dag_.IsCapturing(stream) && !Join(stream))) return;
+    in = dag_.IsCaptured(stream) ? dag_.At(stream).capture : kNoCapture;
     for (const StreamId user : std::exchange(unseen_, {})) model_.See(id, user);
     model_.See(id, stream);
   }
@@ -344,7 +341,7 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   } else if (live.eager) {
     Submit(live, stream, /*writes=*/true, {});
   } else {
-    Launch(stream, std::nullopt);
+    dag_.Launch(stream, std::nullopt);
     Fill(live);
   }
 }
@@ -419,7 +416,7 @@ void FuzzSession::RecordUse(const Step& step) {
       [&] {
         model_.RecordUse(address, stream);
         if (setup_.streams > 0) {
-          if (by_another && !Capturing(stream)) watch_.Submit(stream);
+          if (by_another && !dag_.IsCapturing(stream)) watch_.Submit(stream);
           return;
         }
         // Of its own stream's use of a captured block a pool is not told: that is over when a graph
@@ -427,7 +424,7 @@ void FuzzSession::RecordUse(const Step& step) {
         const auto filled = filled_by_.find(step.item);
         const bool told = live->eager || by_another;
         if (model_.OpenScope(live->pool) == ScopeKind::kCapture) {
-          Launch(stream, std::nullopt);
+          dag_.Launch(stream, std::nullopt);
         } else if (!told || filled == filled_by_.end()) {
           watch_.Submit(stream);
         } else {

@@ -139,22 +139,17 @@ class FuzzSession {
   void Execute();
   bool ReadyToFree(uint64_t label);
   void Touch(const Step& step, bool writes, bool said);
-  void BeginOwn(StreamId stream);
+  void BeginOwn(StreamId stream, PoolId pool);
   void EndOwn(StreamId stream);
   void Invalidate(StreamId stream);
-  bool Capturing(StreamId stream) const { return dag_.At(stream).capture != kNoCapture; }
-  bool Captured(StreamId stream) const;  // and not in a capture that has failed
   // Makes the stream part of the scope's first capture, if it is part of none; returns whether it
   // can launch something.
   bool Join(StreamId stream);
-  Node Launch(StreamId stream, const std::optional<Kernel>& kernel, bool early = false);
-  void Wait(StreamId stream, const CaptureDag::Point& point);
   // Makes the stream wait for what it does not run behind already.
   void Order(StreamId stream, std::vector<Node> nodes);
   // Before what does not wait is launched on the stream: something that waits for all that the
   // frees of its blocks have relied on, and that the bytes it was given stand behind.
   void Settle(StreamId stream);
-  Frontier ToHost(const CaptureDag::Point& point) const;
   // Whether the host driver tells of the streams what the program did.
   void CompareFrontiers();
   // Another thread mirrors what frees or uses this block, if it is one of those.
@@ -186,8 +181,7 @@ class FuzzSession {
   void Shrunk();
   void SpareHandles();
 
-  void Submit(const PoolModel::LiveBlock& live, StreamId stream, bool writes,
-              const DriverWatch::Mark& behind);
+  void Submit(const PoolModel::LiveBlock& live, StreamId stream, bool writes, const Clock& behind);
   void Fill(const PoolModel::LiveBlock& live);
   void Refill(const PoolModel::LiveBlock& live);
   void Read(const PoolModel::LiveBlock& live);
@@ -203,16 +197,15 @@ class FuzzSession {
   DriverWatch& watch_ = world_.watch;
   FaultyDriver& faulty_ = world_.faulty;
   PoolSet& set_ = *world_.set;
-  CaptureDag dag_;
+  CaptureDag dag_{host_.graphs()};
   PoolModel model_;
 
   std::set<PoolId> asked_;  // whose scope has begun since work went on
   // Under way, by the pool whose scope is open; the first is that which streams join.
   std::map<PoolId, std::vector<CaptureId>> captures_;
   std::unordered_map<uint64_t, Address> addresses_;  // of every label that was ever allocated
-  std::map<uint64_t, DriverWatch::Mark>
-      filled_by_;                    // work, by label; not of a block that holds anything
-  std::optional<uint64_t> foreign_;  // the label of a block in which a kernel found it
+  std::map<uint64_t, Clock> filled_by_;  // work, by label; not of a block that holds anything
+  std::optional<uint64_t> foreign_;      // the label of a block in which a kernel found it
   std::vector<uint64_t> live_labels_;
   std::vector<uint64_t> freed_labels_;
   struct Kept {
@@ -230,9 +223,7 @@ class FuzzSession {
   std::map<uint64_t, Tensor> tensors_;  // by label
   std::vector<StreamId> unseen_;  // whose uses other threads recorded since the last allocation
   std::map<uint64_t, CaptureDag::Point> events_;
-  std::vector<GraphNode> host_nodes_;                // by node
   std::map<StreamId, std::vector<Node>> relied_on_;  // see Settle()
-  std::set<CaptureId> invalid_;
   std::vector<Graph> graphs_;
   uint64_t growths_judged_ = 0;
   bool armed_ = false;

@@ -83,7 +83,7 @@ bool PoolModel::MayTake(const ModelPool& pool, const Granule& granule, StreamId 
     return ordered || watch_.Done(pending.stream, pending.work);
   });
   if (!done) return false;
-  if (!pool.scope || fence.scope != pool.scope_number || invalid_.contains(fence.capture)) {
+  if (!pool.scope || fence.scope != pool.scope_number || dag_.IsInvalid(fence.capture)) {
     return true;
   }
   // Nothing has been captured that could have used it.
@@ -100,7 +100,7 @@ bool PoolModel::MustOffer(const ModelPool& pool, const Granule& granule, StreamI
   if (granule.fence == nullptr) return true;
   const Fence& fence = *granule.fence;
   if (pool.scope && fence.scope == pool.scope_number) {
-    if (dag_.At(stream).capture != fence.capture || !IsCaptured(stream)) return false;
+    if (dag_.At(stream).capture != fence.capture || !dag_.IsCaptured(stream)) return false;
     if (fence.owner == stream && !fence.used_by_others) {
       return fence.in_sole_capture && dag_.ProvesBehind(stream, fence.nodes);
     }
@@ -384,7 +384,7 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
       MayBePlanned(pool) || PagesBeyond(pool, block.requested_bytes, block.stream) > 0;
   LiveBlock live{label, id, block, std::move(pieces)};
   live.eager = pool.scope == ScopeKind::kEager;
-  if (IsCaptured(block.stream)) pool.told.insert(dag_.At(block.stream).capture);
+  if (dag_.IsCaptured(block.stream)) pool.told.insert(dag_.At(block.stream).capture);
   std::string complaint = Occupy(pool, live, /*fenced=*/true);
   for (uint32_t number = 0; may_be_ahead && number < pages; ++number) {
     pool.pages[number].resize(granules_per_page_);
@@ -442,11 +442,6 @@ std::shared_ptr<PoolModel::Fence> PoolModel::FenceOf(const ModelPool& pool,
   return in_capture || !fence->pending.empty() ? fence : nullptr;
 }
 
-bool PoolModel::IsCaptured(StreamId stream) const {
-  const CaptureId capture = dag_.At(stream).capture;
-  return capture != kNoCapture && !invalid_.contains(capture);
-}
-
 bool PoolModel::AddCaptured(const ModelPool& pool, const LiveBlock& block, CaptureId in,
                             bool same_thread, Fence& fence) const {
   const CaptureDag::Point home = dag_.At(fence.owner);
@@ -466,7 +461,7 @@ bool PoolModel::AddCaptured(const ModelPool& pool, const LiveBlock& block, Captu
   const bool first =
       pool.seen.size() == 1 && pool.seen.contains(fence.owner) && !fence.used_by_others;
   fence.promised = fence.in_sole_capture && (pool.seen.size() > 1 || first);
-  return fence.in_one_capture && !invalid_.contains(fence.capture) && same_thread;
+  return fence.in_one_capture && !dag_.IsInvalid(fence.capture) && same_thread;
 }
 
 void PoolModel::Hold(ModelPool& pool, Fence& fence) {
@@ -513,7 +508,7 @@ void PoolModel::RecordUse(Address start, StreamId stream) {
   LiveBlock& block = live_.at(start);
   if (stream == block.block.stream) return;
   block.uses.insert(stream);
-  block.eager |= Known(block.pool).scope != ScopeKind::kCapture || !IsCaptured(stream);
+  block.eager |= Known(block.pool).scope != ScopeKind::kCapture || !dag_.IsCaptured(stream);
 }
 
 bool PoolModel::MayRestore(PoolId id, const Checkpoint& checkpoint) const {

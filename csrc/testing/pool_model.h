@@ -115,9 +115,8 @@ class PoolModel {
   void BeginScope(PoolId id, ScopeKind kind, bool may_mark);
   // pre: all its captures are over.
   void EndScope(PoolId id, bool may_mark);
-  // A stream begins a capture in the open scope. Nothing of an invalid one will ever run.
+  // A stream begins a capture in the open scope.
   void BeginCapture(PoolId id, CaptureId capture);
-  void Invalidate(CaptureId capture) { invalid_.insert(capture); }
   // Whether the pool can know of the capture: it is the scope's first, or has allocated.
   bool IsTold(PoolId id, CaptureId capture) const { return Find(id)->told.contains(capture); }
   // A stream asks for a block in the open scope, or uses another's: to be said before the pool is
@@ -175,7 +174,7 @@ class PoolModel {
     std::vector<Pending> pending;
     // Of pending work the set knows that it is over once the device has passed a mark that was made
     // later.
-    std::optional<DriverWatch::Mark> mark;
+    std::optional<Clock> mark;
     // What several streams used may be kept until all of it is done with: the mark is this one's
     // then.
     std::shared_ptr<const Fence> group;
@@ -237,7 +236,6 @@ class PoolModel {
   // happened before.
   std::string Occupy(ModelPool& pool, const LiveBlock& block, bool fenced);
   static void Count(ModelPool& pool, const Block& block);
-  bool IsCaptured(StreamId stream) const;
   std::shared_ptr<Fence> FenceOf(const ModelPool& pool, const LiveBlock& block) const;
   // What follows from the captures of the open scope; returns whether the scope's end tells that
   // the block is done with.
@@ -258,7 +256,6 @@ class PoolModel {
   std::map<Address, LiveBlock> live_;
   uint64_t next_incarnation_ = 1;
   uint64_t next_scope_ = 1;
-  std::set<CaptureId> invalid_;
   uint64_t reused_granules_ = 0;
   uint64_t reused_across_streams_ = 0;
 };
