@@ -72,6 +72,7 @@ CaptureDag::Node CaptureDag::Launch(StreamId stream, const std::optional<Kernel>
   const auto kind =
       programmatic ? HostGraphs::LaunchKind::kProgrammatic : HostGraphs::LaunchKind::kPlain;
   Launched launched{.stream = stream,
+                    .capture = own.point.capture,
                     .host = host_.Launch(stream, kind),
                     .kernel = kernel,
                     .after = After(own, waits),
@@ -90,6 +91,14 @@ CaptureDag::Node CaptureDag::Launch(StreamId stream, const std::optional<Kernel>
   own.point.waits = true;
   own.last = node;
   return node;
+}
+
+void CaptureDag::Contain(Node node, CaptureId body) {
+  for (const Launched& inner : nodes_) {
+    if (inner.capture != body) continue;
+    nodes_[node].behind.Merge(inner.behind);
+    nodes_[node].proven.Merge(inner.proven);
+  }
 }
 
 CaptureDag::Point CaptureDag::At(StreamId stream) const {

@@ -54,7 +54,9 @@ class CaptureDag {
   void Invalidate(CaptureId capture);
   // pre: the stream is capturing, and what launches programmatically has no kernel: it would need
   // more than this model to touch memory.
-  Node Launch(StreamId stream, const std::optional<Kernel>& kernel, bool programmatic = false);
+  Node Launch(StreamId stream, const std::optional<Kernel>& kernel = {}, bool programmatic = false);
+  // The capture is over, and was that of a body: its nodes run as a part of this one.
+  void Contain(Node node, CaptureId body);
   // Without a capture: the stream is not capturing.
   Point At(StreamId stream) const;
   // Nothing happens if the capture is invalid. pre: the stream is part of it or of none.
@@ -69,6 +71,7 @@ class CaptureDag {
   bool IsCaptured(StreamId stream) const {
     return IsCapturing(stream) && !IsInvalid(At(stream).capture);
   }
+  CaptureId CaptureOf(Node node) const { return nodes_[node].capture; }
   // What the host driver must say of a stream that stands there.
   Frontier ToHost(const Point& point) const;
   // Whether what the stream launches next runs behind all of these.
@@ -100,6 +103,7 @@ class CaptureDag {
   };
   struct Launched {
     StreamId stream{};
+    CaptureId capture = kNoCapture;
     GraphNode host{};
     std::optional<Kernel> kernel;
     std::vector<Node> after;  // it runs directly behind

@@ -23,7 +23,7 @@ TEST(CaptureDagTest, SomeOrderShowsARace) {
   HostGraphs graphs;
   CaptureDag dag(graphs);
   dag.Begin(kA);
-  dag.Launch(kA, std::nullopt);
+  dag.Launch(kA);
   dag.Launch(kA, touch(7, true));
   dag.Wait(kB, dag.At(kA));
   dag.Launch(kB, touch(7, false));

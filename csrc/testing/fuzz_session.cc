@@ -341,7 +341,7 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   } else if (live.eager) {
     Submit(live, stream, /*writes=*/true, {});
   } else {
-    dag_.Launch(stream, std::nullopt);
+    dag_.Launch(stream);
     Fill(live);
   }
 }
@@ -424,7 +424,7 @@ void FuzzSession::RecordUse(const Step& step) {
         const auto filled = filled_by_.find(step.item);
         const bool told = live->eager || by_another;
         if (model_.OpenScope(live->pool) == ScopeKind::kCapture) {
-          dag_.Launch(stream, std::nullopt);
+          dag_.Launch(stream);
         } else if (!told || filled == filled_by_.end()) {
           watch_.Submit(stream);
         } else {

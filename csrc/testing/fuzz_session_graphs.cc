@@ -44,7 +44,7 @@ void FuzzSession::BeginCapture(PoolId pool) {
   const CaptureDag::Point fork = dag_.At(first);
   for (uint64_t stream = 0; stream < kStreams; ++stream) {
     dag_.Wait(StreamOf(stream, pool), fork);
-    dag_.Launch(StreamOf(stream, pool), std::nullopt);
+    dag_.Launch(StreamOf(stream, pool));
   }
 }
 
@@ -251,13 +251,13 @@ void FuzzSession::Order(StreamId stream, std::vector<Node> nodes) {
   if (dag_.RunsBehind(stream, nodes)) return;
   // A stream that waits for a programmatic event waits for nothing else before it has launched
   // something.
-  if (!dag_.At(stream).waits) dag_.Launch(stream, std::nullopt);
+  if (!dag_.At(stream).waits) dag_.Launch(stream);
   std::erase_if(nodes, [&](Node node) { return dag_.RunsBehind(stream, {node}); });
   dag_.Wait(stream, {.capture = dag_.At(stream).capture, .nodes = std::move(nodes)});
 }
 
 void FuzzSession::Settle(StreamId stream) {
-  if (!dag_.LastRunsBehind(stream, relied_on_[stream])) dag_.Launch(stream, std::nullopt);
+  if (!dag_.LastRunsBehind(stream, relied_on_[stream])) dag_.Launch(stream);
 }
 
 void FuzzSession::CompareFrontiers() {

@@ -37,7 +37,7 @@ class PoolModelTest : public ::testing::Test {
     model_.BeginCapture(kPool, dag_.Begin(stream));
     Launch(stream);
   }
-  void Launch(StreamId stream) { dag_.Launch(stream, std::nullopt); }
+  void Launch(StreamId stream) { dag_.Launch(stream); }
   std::string Place(StreamId stream, uint32_t page, uint64_t bytes = kPage) {
     pages_ = std::max<uint64_t>(pages_, page + 1);
     const Block block{++label_ * kPage, bytes, bytes, stream};

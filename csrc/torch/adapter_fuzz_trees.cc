@@ -90,7 +90,7 @@ void Session::Restore() {
     tensor.data = std::move(data);
     // Its graph has been replayed, behind all that there was.
     for (DeviceIndex device = 0; device < kDevices; ++device) {
-      Join(&tensor.last, timelines.AllOf(device));
+      Join(&tensor.last, AllOf(device));
     }
   }
   if (LiveIn(*graph) != graph->left) Complain("a block did not come back");
