@@ -73,8 +73,8 @@ void FuzzSession::Do(const Step& step) {
   if (kind == kFree) return Free(step.item);
   if (kind == kFreeInside) return FreeInside(step.item);
   if (kind == kUse) return RecordUse(step);
-  if (kind == kBeginCapture) return Begin(id, ScopeKind::kCapture);
-  if (kind == kBeginEager) return Begin(id, ScopeKind::kEager);
+  if (kind == kBeginCapture) return Begin(id, ScopeKind::kCapture, step.amount > 0);
+  if (kind == kBeginEager) return Begin(id, ScopeKind::kEager, step.amount > 0);
   if (kind == kEnd) return End(id);
   if (kind == kReplay) return Replay(id, StreamId{step.stream});
   if (kind == kTrim) return Trim();
@@ -199,11 +199,11 @@ void FuzzSession::MirrorOf(uint64_t label, const Action& call, const Action& the
   Judge(complaint);
 }
 
-void FuzzSession::Begin(PoolId id, ScopeKind kind) {
-  const bool may_mark = watch_.MayQuiesce();
+void FuzzSession::Begin(PoolId id, ScopeKind kind, bool capturing) {
+  const bool may_mark = !capturing && watch_.MayQuiesce();
   if (StaysForRemains(id)) remained_.insert(id);
   return Mirror(
-      !model_.OpenScope(id).has_value(), [&] { set_.BeginScope(id, kind); },
+      !model_.OpenScope(id).has_value(), [&] { set_.BeginScope(id, kind, capturing); },
       [&] {
         asked_.insert(id);
         model_.BeginScope(id, kind, may_mark);

@@ -115,7 +115,7 @@ class FuzzSession {
   };
 
   void Do(const Step& step);
-  void Begin(PoolId id, ScopeKind kind);
+  void Begin(PoolId id, ScopeKind kind, bool capturing = false);
   void End(PoolId id);
   void Replay(PoolId id, StreamId stream);
   void Allocate(const Step& step);

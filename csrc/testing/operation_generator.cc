@@ -110,7 +110,8 @@ uint64_t OperationGenerator::AnyBytes() {
 
 Step OperationGenerator::Begin(uint64_t pool) {
   const bool captures = captures_only_ || dice_.OneIn(2);
-  return {.kind = captures ? kBeginCapture : kBeginEager, .pool = pool};
+  const uint64_t amount = dice_.OneIn(8) ? 1 : 0;
+  return {.kind = captures ? kBeginCapture : kBeginEager, .amount = amount, .pool = pool};
 }
 
 Step OperationGenerator::Allocate(const FuzzSession& session) {

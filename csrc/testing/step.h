@@ -24,7 +24,7 @@ struct Step {
     kWrite,         // one that checks and then fills it
     kReadUnsaid,    // the same without RecordUse(): the block's stream waits before the free
     kWriteUnsaid,   //
-    kBeginCapture,  // a scope
+    kBeginCapture,  // a scope; with an `amount` something captures that only the caller knows of
     kBeginEager,    //
     kEnd,           // the scope
     kRetain,        //
