@@ -129,21 +129,16 @@ FuzzSession::Result FuzzSession::Call(const Action& call, std::optional<FaultKin
   Result result;
   const bool no_heap = allocation_fault_.has_value();
   const uint64_t failures_before = faulty_.failures();
-  const auto failed = [&](Outcome outcome, const std::exception& error) {
-    result = {.outcome = outcome, .text = error.what()};
-  };
   try {
     Make(call, kind);
-  } catch (const UsageError& error) {
-    failed(Outcome::kUsageError, error);
-  } catch (const OutOfMemoryError& error) {
-    failed(Outcome::kOutOfMemory, error);
-  } catch (const DriverError& error) {
-    failed(Outcome::kDriverError, error);
-  } catch (const std::bad_alloc& error) {
-    failed(no_heap ? Outcome::kNoHeap : Outcome::kBug, error);
   } catch (const std::exception& error) {
-    failed(Outcome::kBug, error);
+    const auto* const of_heap = dynamic_cast<const std::bad_alloc*>(&error);
+    result.text = error.what();
+    result.outcome = dynamic_cast<const UsageError*>(&error)         ? Outcome::kUsageError
+                     : dynamic_cast<const OutOfMemoryError*>(&error) ? Outcome::kOutOfMemory
+                     : dynamic_cast<const DriverError*>(&error)      ? Outcome::kDriverError
+                     : of_heap && no_heap                            ? Outcome::kNoHeap
+                                                                     : Outcome::kBug;
   }
   const std::vector<DriverCall> failed_calls = faulty_.failed();
   const uint64_t failures = failed_calls.size() - failures_before;

@@ -1,6 +1,5 @@
 #include "torch/adapter_fuzz_session.h"
 
-#include <numeric>
 #include <string_view>
 #include <tuple>
 
@@ -34,10 +33,7 @@ Session::Session(uint64_t seed) : dice_(seed) {
 void Session::Step(uint64_t seed) {
   dice_ = Dice(seed);
   thread_ = dice_.Below(workers_.size());
-  uint64_t left = dice_.Below(std::accumulate(weights_.begin(), weights_.end(), uint64_t{0}));
-  size_t kind = 0;
-  while (left >= weights_[kind]) left -= weights_[kind++];
-  (this->*kKinds[kind].step)();
+  (this->*kKinds[dice_.Weighted(weights_)].step)();
   if (!dice_.OneIn(8)) return;  // it takes longer than the step
   for (DevicePools* pools : DevicePools::All()) {
     try {

@@ -206,9 +206,7 @@ class Session {
     for (auto& [number, tensor] : tensors_) {
       if (tensor.live) live.push_back(&tensor);
     }
-    if (live.empty()) return nullptr;
-    return live[dice_.OneIn(2) ? dice_.Below(live.size())
-                               : live.size() - 1 - dice_.Below(std::min<size_t>(live.size(), 4))];
+    return live.empty() ? nullptr : dice_.NewOf(live, 4);
   }
   bool IsInScope(DeviceIndex device, const MempoolId_t& id) const {
     return std::ranges::any_of(
