@@ -27,8 +27,9 @@ std::optional<DriverWatch::Place> DriverWatch::At(Address address) const {
   if (after == mappings_.begin()) return std::nullopt;
   const auto& [start, mapping] = *std::prev(after);
   if (address - start >= mapping.bytes) return std::nullopt;
-  return Place{mapping.handle, address - start, mapping.bytes - (address - start),
-               mapping.accessible, mapping.peers};
+  return Place{
+      mapping.handle, address - start, mapping.bytes - (address - start), Accessible(address, 1),
+      std::ranges::count_if(peers_, [&](int peer) { return host_.CanAccess(address, 1, peer); })};
 }
 
 std::monostate DriverWatch::Around(DriverCall, uint64_t) {
@@ -82,16 +83,6 @@ void DriverWatch::Map(Address address, uint64_t bytes, Handle handle) {
   if (first == 0) first = maps_;
 }
 
-void DriverWatch::SetAccess(Address address, uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  ForwardingDriver::SetAccess(address, bytes);
-  const auto end = mappings_.lower_bound(address + bytes);
-  for (auto it = mappings_.find(address); it != end; ++it) {
-    it->second.accessible = true;
-    it->second.peers = peers_;
-  }
-}
-
 void DriverWatch::Unmap(Address address, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto it = mappings_.find(address);
@@ -104,7 +95,7 @@ void DriverWatch::Unmap(Address address, uint64_t bytes) {
 void DriverWatch::AddPeer(int peer) {
   const std::lock_guard lock(mutex_);
   ForwardingDriver::AddPeer(peer);
-  ++peers_;
+  peers_.push_back(peer);
 }
 
 void DriverWatch::Quiesce() {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -52,14 +53,14 @@ class DriverWatch final : public ForwardingDriver<DriverWatch>, public Timelines
   size_t events() const { return Locked(events_).size(); }  // recorded and not destroyed
   uint64_t calls() const { return Locked(calls_); }  // that could have failed, since it was made
   uint64_t quiesce_calls() const { return Locked(quiesce_calls_); }
-  int peers() const { return Locked(peers_); }
+  int64_t peers() const { return std::ssize(Locked(peers_)); }
 
   struct Place {
     Handle handle{};
     uint64_t offset_bytes = 0;  // in the handle
     uint64_t left_bytes = 0;    // from there to the end of the mapping
     bool accessible = false;
-    int peers = 0;  // how many had been added when access was last set
+    int64_t peers = 0;  // that have access
   };
   std::optional<Place> At(Address address) const;
   // Whether all of [address, address + bytes) is mapped and accessible.
@@ -74,7 +75,6 @@ class DriverWatch final : public ForwardingDriver<DriverWatch>, public Timelines
   void FreeAddresses(Address address, uint64_t bytes) override;
   void Release(Handle handle) override;
   void Map(Address address, uint64_t bytes, Handle handle) override;
-  void SetAccess(Address address, uint64_t bytes) override;
   void Unmap(Address address, uint64_t bytes) override;
   void AddPeer(int peer) override;
   void Quiesce() override;
@@ -90,8 +90,6 @@ class DriverWatch final : public ForwardingDriver<DriverWatch>, public Timelines
   struct Mapping {
     uint64_t bytes = 0;
     Handle handle{};
-    bool accessible = false;
-    int peers = 0;
     uint64_t made_by = 0;  // the number of the Map() call
   };
 
@@ -124,7 +122,7 @@ class DriverWatch final : public ForwardingDriver<DriverWatch>, public Timelines
   uint64_t used_maps_ = 0;  // what the first so many of them made may be in use
   uint64_t calls_ = 0;
   uint64_t quiesce_calls_ = 0;
-  int peers_ = 0;
+  std::vector<int> peers_;
   bool capturing_ = false;
   bool quiet_ = true;  // the device has finished with all that is mapped
 };

@@ -80,7 +80,6 @@ void FuzzSession::Do(const Step& step) {
   if (kind == kTrim) return Trim();
   if (kind == kCheckpoint) return Checkpoint(id, step.item);
   if (kind == kRestore) return Restore(id, step.item);
-  if (kind == kPeer) return EnablePeer(static_cast<int>(step.item));
   if (kind == kMend) return Mend();
   if (kind == kInspect) return Inspect();
   if (kind == kRetain) {
@@ -90,6 +89,11 @@ void FuzzSession::Do(const Step& step) {
   } else if (kind == kRelease) {
     Mirror(
         model_.UseCount(id) > 0, [&] { set_.Release(id); }, [&] { model_.Release(id); });
+  } else if (kind == kPeer) {
+    Mirror(
+        true, [&] { set_.EnablePeer(static_cast<int>(step.item)); }, [] {});
+    peers_settled_ = !last_failed_;
+    ComparePeers();
   } else if (kind == kFreeWild) {
     if (model_.LiveAt(step.amount) == nullptr) RefusesAddress(step.amount);
   } else if (kind == kProgress) {
@@ -116,21 +120,18 @@ void FuzzSession::JudgeDriver() const {
   }
 }
 
-void FuzzSession::Make(const Action& call, std::optional<FaultKind> kind) {
-  if (const auto fault = std::exchange(allocation_fault_, std::nullopt)) {
-    const AllocationFault failing(fault->call_number, fault->for_good);
-    return call();
-  }
-  if (!setup_.fail_each || armed_ || !kind) return call();
-  world_.FailEach(*kind, call);
-}
-
 FuzzSession::Result FuzzSession::Call(const Action& call, std::optional<FaultKind> kind) {
   Result result;
-  const bool no_heap = allocation_fault_.has_value();
+  const auto no_heap = std::exchange(allocation_fault_, std::nullopt);
   const uint64_t failures_before = faulty_.failures();
   try {
-    Make(call, kind);
+    std::optional<AllocationFault> failing;
+    if (no_heap) failing.emplace(no_heap->call_number, no_heap->for_good);
+    if (setup_.fail_each && !no_heap && !armed_ && kind) {
+      world_.FailEach(*kind, call);
+    } else {
+      call();
+    }
   } catch (const std::exception& error) {
     const auto* const of_heap = dynamic_cast<const std::bad_alloc*>(&error);
     result.text = error.what();
@@ -426,13 +427,6 @@ void FuzzSession::RecordUse(const Step& step) {
           Submit(*live, stream, /*writes=*/false, filled->second);
         }
       });
-}
-
-void FuzzSession::EnablePeer(int peer) {
-  Mirror(
-      true, [&] { set_.EnablePeer(peer); }, [] {});
-  peers_settled_ = !last_failed_;
-  ComparePeers();
 }
 
 void FuzzSession::Mend() {

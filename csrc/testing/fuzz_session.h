@@ -128,12 +128,10 @@ class FuzzSession {
   void Restore(PoolId id, uint64_t number);
   void Restored(PoolId id, const PoolModel::Checkpoint& checkpoint, const RestoreDelta& delta);
   void Trim();
-  void EnablePeer(int peer);
   void Mend();
 
   void Close();
   void RunLast(const Steps& steps);
-  void BeginGraph();
   void EndGraph();
   void DoInGraph(const Step& step);
   void Execute();
@@ -141,7 +139,6 @@ class FuzzSession {
   void Touch(const Step& step, bool writes, bool said);
   void BeginOwn(StreamId stream, PoolId pool);
   void EndOwn(StreamId stream);
-  void Invalidate(StreamId stream);
   // Makes the stream part of the scope's first capture, if it is part of none; returns whether it
   // can launch something.
   bool Join(StreamId stream);
@@ -161,7 +158,6 @@ class FuzzSession {
     return steps_ % 2 == 0 ? FaultKind::kDriverCall : FaultKind::kAllocation;
   }
   // Makes the call, with whatever is to fail.
-  void Make(const Action& call, std::optional<FaultKind> kind);
   Result Call(const Action& call, std::optional<FaultKind> kind);
   // Runs `call`, which must succeed iff `allowed` (else throw UsageError), and `then` when it did.
   void Mirror(bool allowed, const Action& call, const Action& then);

@@ -35,12 +35,18 @@ StreamId FuzzSession::StreamOf(uint64_t stream, PoolId pool) const {
   return StreamId{kMostStreams * number_ + stream + (apart ? kStreams * pool.first : 0)};
 }
 
-// Captures all streams, in branches of the graph of which none is ever behind another: what one of
-// them frees is its own until the capture ends.
 void FuzzSession::BeginCapture(PoolId pool) {
-  if (setup_.streams > 0) return BeginGraph();
   const StreamId first = StreamOf(0, pool);
   BeginOwn(first, pool);
+  if (setup_.streams > 0) {
+    graphs_.push_back({.first = dag_.size(), .end = dag_.size()});
+    for (uint64_t stream = 1; setup_.forked && stream < setup_.streams; ++stream) {
+      Join(StreamOf(stream, pool));
+    }
+    return;
+  }
+  // All streams, in branches of the graph of which none is ever behind another: what one of them
+  // frees is its own until the capture ends.
   const CaptureDag::Point fork = dag_.At(first);
   for (uint64_t stream = 0; stream < kStreams; ++stream) {
     dag_.Wait(StreamOf(stream, pool), fork);
@@ -91,14 +97,6 @@ void FuzzSession::Read(const PoolModel::LiveBlock& live) {
   if (!right) Complain("block b", live.label, " holds foreign data");
 }
 
-void FuzzSession::BeginGraph() {
-  graphs_.push_back({.first = dag_.size(), .end = dag_.size()});
-  BeginOwn(StreamOf(0, graph_pool_), graph_pool_);
-  for (uint64_t stream = 1; setup_.forked && stream < setup_.streams; ++stream) {
-    Join(StreamOf(stream, graph_pool_));
-  }
-}
-
 void FuzzSession::EndGraph() {
   events_.clear();
   relied_on_.clear();
@@ -120,8 +118,10 @@ void FuzzSession::DoInGraph(const Step& step) {
   if (kind == kWrite || kind == kWriteUnsaid) return Touch(step, /*writes=*/true, kind == kWrite);
   if (kind == kBeginOwn) return BeginOwn(stream, graph_pool_);
   if (kind == kEndOwn) return EndOwn(stream);
-  if (kind == kInvalidate) return Invalidate(stream);
-  if (kind == kLaunch || kind == kLaunchEarly) {
+  if (kind == kInvalidate && dag_.IsCaptured(stream)) {
+    dag_.Invalidate(dag_.At(stream).capture);
+    graphs_.back().failed = true;
+  } else if (kind == kLaunch || kind == kLaunchEarly) {
     if (!Join(stream)) return;
     if (kind == kLaunchEarly) Settle(stream);
     dag_.Launch(stream, std::nullopt, kind == kLaunchEarly);
@@ -234,12 +234,6 @@ void FuzzSession::EndOwn(StreamId stream) {
   std::erase(captures_[graph_pool_], capture);
   std::erase_if(events_, [&](const auto& event) { return event.second.capture == capture; });
   relied_on_.erase(stream);
-}
-
-void FuzzSession::Invalidate(StreamId stream) {
-  if (!dag_.IsCaptured(stream)) return;
-  dag_.Invalidate(dag_.At(stream).capture);
-  graphs_.back().failed = true;
 }
 
 bool FuzzSession::Join(StreamId stream) {

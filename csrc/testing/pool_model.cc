@@ -555,20 +555,10 @@ PoolModel::Restored PoolModel::Restore(const Checkpoint& checkpoint) {
   return restored;
 }
 
+// What is still under way on the bytes goes on, and must be over before they go to another block.
 std::string PoolModel::Revive(ModelPool& pool, const std::set<const Fence*>& fresh,
                               LiveBlock block) {
   block.inherited.clear();
-  Inherit(pool, fresh, block);
-  std::string complaint = Occupy(pool, block, /*fenced=*/false);
-  Count(pool, block.block);
-  const Address start = block.block.address;
-  live_.emplace(start, std::move(block));
-  return complaint;
-}
-
-// What is still under way on the bytes goes on, and must be over before they go to another block.
-void PoolModel::Inherit(ModelPool& pool, const std::set<const Fence*>& fresh,
-                        LiveBlock& block) const {
   std::set<const Fence*> seen;
   ForEachGranule(pool, block, [&](const Granule& granule) {
     const Fence* const fence = granule.fence.get();
@@ -581,6 +571,11 @@ void PoolModel::Inherit(ModelPool& pool, const std::set<const Fence*>& fresh,
       if (!watch_.Done(pending.stream, pending.work)) block.inherited.push_back(pending);
     }
   });
+  std::string complaint = Occupy(pool, block, /*fenced=*/false);
+  Count(pool, block.block);
+  const Address start = block.block.address;
+  live_.emplace(start, std::move(block));
+  return complaint;
 }
 
 }  // namespace cgp

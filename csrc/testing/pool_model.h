@@ -243,7 +243,6 @@ class PoolModel {
                    Fence& fence) const;
   bool KnownToBeDone(const Fence& fence) const;
   // `fresh`: fences of which the set has not asked yet whether they are done.
-  void Inherit(ModelPool& pool, const std::set<const Fence*>& fresh, LiveBlock& block) const;
   std::string Revive(ModelPool& pool, const std::set<const Fence*>& fresh, LiveBlock block);
   static void Hold(ModelPool& pool, Fence& fence);
   std::string Describe(const Fence& fence) const;

@@ -282,23 +282,21 @@ void Session::EndCapture() {
   LeaveNested(*graph);
 }
 
-bool Session::MayReplay(const Graph& graph) const {
-  if (graph.state != Graph::State::kCaptured || !graph.replayable || !graph.ours) return false;
-  const auto is_filled = [&](const MempoolId_t& pool) { return IsFilled(graph.device, pool); };
-  if (std::ranges::any_of(graph.pools, is_filled)) return false;
-  // Nobody may need what it overwrites.
-  for (const auto& [number, tensor] : tensors_) {
-    if (!tensor.live || graph.blocks.contains(number)) continue;
-    for (const int block : graph.blocks) {
-      if (Overlap(tensors_.at(block).pieces, tensor.pieces)) return false;
-    }
-  }
-  return true;
-}
-
 // It is launched when all before it is done; what comes after it is judged.
 void Session::Replay() {
-  Graph* const graph = SomeGraph([this](const Graph& some) { return MayReplay(some); });
+  Graph* const graph = SomeGraph([this](const Graph& some) {
+    const auto is_filled = [&](const MempoolId_t& pool) { return IsFilled(some.device, pool); };
+    // Nobody may need what it overwrites.
+    const auto is_needed = [&](const auto& entry) {
+      const auto& [number, tensor] = entry;
+      return tensor.live && !some.blocks.contains(number) &&
+             std::ranges::any_of(some.blocks, [&, &pieces = tensor.pieces](int block) {
+               return Overlap(tensors_.at(block).pieces, pieces);
+             });
+    };
+    return some.state == Graph::State::kCaptured && some.replayable && some.ours &&
+           std::ranges::none_of(some.pools, is_filled) && std::ranges::none_of(tensors_, is_needed);
+  });
   if (graph == nullptr) return;
   const StreamId stream = Stream(graph->device);
   if (IsHeld(stream)) return;
@@ -336,7 +334,13 @@ void Session::EnterScope() {
   }
   const StreamId stream = graph == nullptr ? Stream(scope.device) : graph->streams.front();
   if (graph == nullptr && IsHeld(stream)) return;
-  if (!Enter(stream, scope.id)) return;
+  const auto enter = [&] {
+    const auto filter = [thread = std::this_thread::get_id()](cudaStream_t) {
+      return std::this_thread::get_id() == thread;
+    };
+    allocator_.beginAllocateToPool(scope.device, scope.id, filter);
+  };
+  if (!Call(stream, enter)) return;
   Log("enters pool ", scope.id.second, graph == nullptr ? "" : Text(" in graph ", graph->number));
   if (graph != nullptr) {
     graph->nested.push_back(scope.id);

@@ -163,14 +163,6 @@ class Session {
     };
     return Call(stream, begin, may_fail);
   }
-  bool Enter(StreamId stream, MempoolId_t id) {
-    return Call(stream, [&] {
-      allocator_.beginAllocateToPool(fake_cuda::current_device, id,
-                                     [id = std::this_thread::get_id()](cudaStream_t) {
-                                       return std::this_thread::get_id() == id;
-                                     });
-    });
-  }
   void End(StreamId stream, MempoolId_t id) {
     CallTwice(stream, [&] { allocator_.endAllocateToPool(fake_cuda::current_device, id); });
   }
@@ -342,7 +334,6 @@ class Session {
     }
     if (all) Trim();
   }
-  bool MayReplay(const Graph& graph) const;
   void Replay();
 
   // --- Scopes and pools ---
