@@ -23,24 +23,6 @@ bool Kernel::Run() const {
   return right;
 }
 
-void CaptureDag::NodeSet::Insert(Node node) {
-  words_.resize(std::max(words_.size(), node / 64 + 1));
-  words_[node / 64] |= uint64_t{1} << node % 64;
-}
-
-void CaptureDag::NodeSet::Merge(const NodeSet& other) {
-  words_.resize(std::max(words_.size(), other.words_.size()));
-  for (size_t i = 0; i < other.words_.size(); ++i) words_[i] |= other.words_[i];
-}
-
-bool CaptureDag::NodeSet::Contains(Node node) const {
-  return node / 64 < words_.size() && (words_[node / 64] >> node % 64 & 1) != 0;
-}
-
-bool CaptureDag::NodeSet::ContainsAll(const std::vector<Node>& nodes) const {
-  return std::ranges::all_of(nodes, [this](Node node) { return Contains(node); });
-}
-
 CaptureId CaptureDag::Begin(StreamId stream, std::vector<Node> behind) {
   const CaptureId capture = host_.Begin(stream);
   streams_[stream] = {.point = {.capture = capture, .nodes = {}}, .last = {}};
@@ -99,11 +81,6 @@ void CaptureDag::Contain(Node node, CaptureId body) {
     nodes_[node].behind.Merge(inner.behind);
     nodes_[node].proven.Merge(inner.proven);
   }
-}
-
-CaptureDag::Point CaptureDag::At(StreamId stream) const {
-  const auto found = streams_.find(stream);
-  return found == streams_.end() ? Point{} : found->second.point;
 }
 
 void CaptureDag::Wait(StreamId stream, const Point& point) {

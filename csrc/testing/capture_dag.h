@@ -8,6 +8,7 @@
 // nothing else that the stream was told to wait for.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -58,7 +59,10 @@ class CaptureDag {
   // The capture is over, and was that of a body: its nodes run as a part of this one.
   void Contain(Node node, CaptureId body);
   // Without a capture: the stream is not capturing.
-  Point At(StreamId stream) const;
+  Point At(StreamId stream) const {
+    const auto found = streams_.find(stream);
+    return found == streams_.end() ? Point{} : found->second.point;
+  }
   // Nothing happens if the capture is invalid. pre: the stream is part of it or of none.
   void Wait(StreamId stream, const Point& point);
 
@@ -93,10 +97,19 @@ class CaptureDag {
  private:
   class NodeSet {
    public:
-    void Insert(Node node);
-    void Merge(const NodeSet& other);
-    bool Contains(Node node) const;
-    bool ContainsAll(const std::vector<Node>& nodes) const;
+    void Insert(Node node) {
+      words_.resize(std::max(words_.size(), node / 64 + 1));
+      words_[node / 64] |= uint64_t{1} << node % 64;
+    }
+    void Merge(const NodeSet& other) {
+      words_.resize(std::max(words_.size(), other.words_.size()));
+      for (size_t i = 0; i < other.words_.size(); ++i) words_[i] |= other.words_[i];
+    }
+    bool ContainsAll(const std::vector<Node>& nodes) const {
+      return std::ranges::all_of(nodes, [this](Node node) {
+        return node / 64 < words_.size() && (words_[node / 64] >> node % 64 & 1) != 0;
+      });
+    }
 
    private:
     std::vector<uint64_t> words_;

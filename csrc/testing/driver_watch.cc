@@ -10,17 +10,6 @@ void DriverWatch::Expect(bool condition, const std::string& rule) {
   if (!condition) violations_.push_back(rule);
 }
 
-void DriverWatch::set_capturing(bool capturing) {
-  const std::lock_guard lock(mutex_);
-  capturing_ = capturing;
-}
-
-void DriverWatch::MarkUsed() {
-  const std::lock_guard lock(mutex_);
-  used_maps_ = maps_;
-  quiet_ = false;
-}
-
 std::optional<DriverWatch::Place> DriverWatch::At(Address address) const {
   const std::lock_guard lock(mutex_);
   const auto after = mappings_.upper_bound(address);
@@ -30,12 +19,6 @@ std::optional<DriverWatch::Place> DriverWatch::At(Address address) const {
   return Place{
       mapping.handle, address - start, mapping.bytes - (address - start), Accessible(address, 1),
       std::ranges::count_if(peers_, [&](int peer) { return host_.CanAccess(address, 1, peer); })};
-}
-
-std::monostate DriverWatch::Around(DriverCall, uint64_t) {
-  const std::lock_guard lock(mutex_);
-  ++calls_;
-  return {};
 }
 
 template <typename Call>

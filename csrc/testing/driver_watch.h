@@ -31,10 +31,17 @@ class DriverWatch final : public ForwardingDriver<DriverWatch>, public Timelines
   // --- What a test says ---
 
   // From now on what is not capture-legal is a violation, but to undo what no one has used yet.
-  void set_capturing(bool capturing);
+  void set_capturing(bool capturing) {
+    const std::lock_guard lock(mutex_);
+    capturing_ = capturing;
+  }
   // Everything mapped so far may be in use by the device from now on: unmapping it needs a
   // Quiesce() first.
-  void MarkUsed();
+  void MarkUsed() {
+    const std::lock_guard lock(mutex_);
+    used_maps_ = maps_;
+    quiet_ = false;
+  }
 
   // The stream is gone: to name it from now on, as a caller with a handle of old would, is a
   // violation. CUDA would read memory that is not its own any more.
@@ -70,7 +77,11 @@ class DriverWatch final : public ForwardingDriver<DriverWatch>, public Timelines
 
   // --- Driver ---
 
-  std::monostate Around(DriverCall call, uint64_t bytes);
+  std::monostate Around(DriverCall, uint64_t) {
+    const std::lock_guard lock(mutex_);
+    ++calls_;
+    return {};
+  }
   Address Reserve(uint64_t bytes) override;
   void FreeAddresses(Address address, uint64_t bytes) override;
   void Release(Handle handle) override;

@@ -429,12 +429,6 @@ void FuzzSession::RecordUse(const Step& step) {
       });
 }
 
-void FuzzSession::Mend() {
-  faulty_.Disarm();
-  armed_ = false;
-  allocation_fault_.reset();
-}
-
 void FuzzSession::RunLast(const Steps& steps) {
   for (const Step& step : steps) {
     const std::string complaint = Run(step);

@@ -128,7 +128,11 @@ class FuzzSession {
   void Restore(PoolId id, uint64_t number);
   void Restored(PoolId id, const PoolModel::Checkpoint& checkpoint, const RestoreDelta& delta);
   void Trim();
-  void Mend();
+  void Mend() {
+    faulty_.Disarm();
+    armed_ = false;
+    allocation_fault_.reset();
+  }
 
   void Close();
   void RunLast(const Steps& steps);
@@ -137,16 +141,24 @@ class FuzzSession {
   void Execute();
   bool ReadyToFree(uint64_t label);
   void Touch(const Step& step, bool writes, bool said);
-  void BeginOwn(StreamId stream, PoolId pool);
+  void BeginOwn(StreamId stream, PoolId pool) {
+    if (dag_.IsCapturing(stream)) return;
+    model_.BeginCapture(pool, captures_[pool].emplace_back(dag_.Begin(stream)));
+  }
   void EndOwn(StreamId stream);
   // Makes the stream part of the scope's first capture, if it is part of none; returns whether it
   // can launch something.
-  bool Join(StreamId stream);
+  bool Join(StreamId stream) {
+    if (!dag_.IsCapturing(stream)) dag_.Wait(stream, dag_.At(StreamOf(0, graph_pool_)));
+    return dag_.IsCaptured(stream);
+  }
   // Makes the stream wait for what it does not run behind already.
   void Order(StreamId stream, std::vector<Node> nodes);
   // Before what does not wait is launched on the stream: something that waits for all that the
   // frees of its blocks have relied on, and that the bytes it was given stand behind.
-  void Settle(StreamId stream);
+  void Settle(StreamId stream) {
+    if (!dag_.LastRunsBehind(stream, relied_on_[stream])) dag_.Launch(stream);
+  }
   // Whether the host driver tells of the streams what the program did.
   void CompareFrontiers();
   // Another thread mirrors what frees or uses this block, if it is one of those.
@@ -183,7 +195,10 @@ class FuzzSession {
   void Read(const PoolModel::LiveBlock& live);
   StreamId StreamOf(uint64_t stream, PoolId pool) const;
   void BeginCapture(PoolId pool);
-  bool CaptureIsOver(PoolId pool) const;
+  // The scope failed to end: its streams are not captured any more, and have no business in it.
+  bool CaptureIsOver(PoolId pool) const {
+    return model_.OpenScope(pool) == ScopeKind::kCapture && !captures_.contains(pool);
+  }
 
   FuzzSetup setup_;
   const uint64_t number_;

@@ -54,11 +54,6 @@ void FuzzSession::BeginCapture(PoolId pool) {
   }
 }
 
-// The scope failed to end: its streams are not captured any more, and have no business in it.
-bool FuzzSession::CaptureIsOver(PoolId pool) const {
-  return model_.OpenScope(pool) == ScopeKind::kCapture && !captures_.contains(pool);
-}
-
 // A kernel on the stream fills the block, or checks it, when the device comes to it and has done
 // what it waits for.
 void FuzzSession::Submit(const PoolModel::LiveBlock& live, StreamId stream, bool writes,
@@ -218,11 +213,6 @@ void FuzzSession::Touch(const Step& step, bool writes, bool said) {
   if (node && stream != home && !said) tensor.unsaid[stream] = *node;
 }
 
-void FuzzSession::BeginOwn(StreamId stream, PoolId pool) {
-  if (dag_.IsCapturing(stream)) return;
-  model_.BeginCapture(pool, captures_[pool].emplace_back(dag_.Begin(stream)));
-}
-
 void FuzzSession::EndOwn(StreamId stream) {
   const CaptureId capture = dag_.At(stream).capture;
   if (!dag_.IsCaptured(stream) || capture == captures_[graph_pool_].front()) return;
@@ -236,11 +226,6 @@ void FuzzSession::EndOwn(StreamId stream) {
   relied_on_.erase(stream);
 }
 
-bool FuzzSession::Join(StreamId stream) {
-  if (!dag_.IsCapturing(stream)) dag_.Wait(stream, dag_.At(StreamOf(0, graph_pool_)));
-  return dag_.IsCaptured(stream);
-}
-
 void FuzzSession::Order(StreamId stream, std::vector<Node> nodes) {
   if (dag_.RunsBehind(stream, nodes)) return;
   // A stream that waits for a programmatic event waits for nothing else before it has launched
@@ -248,10 +233,6 @@ void FuzzSession::Order(StreamId stream, std::vector<Node> nodes) {
   if (!dag_.At(stream).waits) dag_.Launch(stream);
   std::erase_if(nodes, [&](Node node) { return dag_.RunsBehind(stream, {node}); });
   dag_.Wait(stream, {.capture = dag_.At(stream).capture, .nodes = std::move(nodes)});
-}
-
-void FuzzSession::Settle(StreamId stream) {
-  if (!dag_.LastRunsBehind(stream, relied_on_[stream])) dag_.Launch(stream);
 }
 
 void FuzzSession::CompareFrontiers() {

@@ -18,14 +18,6 @@ const PoolModel::ModelPool* PoolModel::Find(PoolId id) const {
   return it == pools_.end() ? nullptr : &it->second;
 }
 
-int PoolModel::UseCount(PoolId id) const { return Contains(id) ? Find(id)->users : 0; }
-
-std::optional<ScopeKind> PoolModel::OpenScope(PoolId id) const {
-  return Contains(id) ? Find(id)->scope : std::nullopt;
-}
-
-uint64_t PoolModel::Pages(PoolId id) const { return Contains(id) ? Find(id)->stats.pages : 0; }
-
 bool PoolModel::AnyCaptureOpen() const {
   return std::ranges::any_of(
       pools_, [](const auto& entry) { return entry.second.scope == ScopeKind::kCapture; });
@@ -185,8 +177,6 @@ PoolModel::ModelPool& PoolModel::FindOrCreate(PoolId id) {
   }
   return it->second;
 }
-
-void PoolModel::Retain(PoolId id) { ++FindOrCreate(id).users; }
 
 void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
   ModelPool& pool = FindOrCreate(id);

@@ -76,8 +76,10 @@ class PoolModel {
   // --- What is expected of the next call ---
 
   bool Contains(PoolId id) const { return pools_.contains(id); }
-  int UseCount(PoolId id) const;
-  std::optional<ScopeKind> OpenScope(PoolId id) const;
+  int UseCount(PoolId id) const { return Contains(id) ? Find(id)->users : 0; }
+  std::optional<ScopeKind> OpenScope(PoolId id) const {
+    return Contains(id) ? Find(id)->scope : std::nullopt;
+  }
   bool AnyCaptureOpen() const;
   const LiveBlock* LiveAt(Address start) const;
   const LiveBlock* Holding(Address address) const;
@@ -103,14 +105,14 @@ class PoolModel {
   // How many of the pages that hold these pieces are free as a whole and promised, or do not exist
   // yet.
   uint64_t WholePagesOf(PoolId id, const std::vector<PhysicalPiece>& pieces, StreamId stream) const;
-  uint64_t Pages(PoolId id) const;
+  uint64_t Pages(PoolId id) const { return Contains(id) ? Find(id)->stats.pages : 0; }
   Checkpoint TakeCheckpoint(PoolId id) const;
   // Whether the checkpoint may be restored in the pool now.
   bool MayRestore(PoolId id, const Checkpoint& checkpoint) const;
 
   // --- What the real set did. pre: it was allowed to. ---
 
-  void Retain(PoolId id);
+  void Retain(PoolId id) { ++FindOrCreate(id).users; }
   // With `may_mark` the device is marked, if that tells the set anything.
   void BeginScope(PoolId id, ScopeKind kind, bool may_mark);
   // pre: all its captures are over.
