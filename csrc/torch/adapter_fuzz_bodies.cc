@@ -4,14 +4,6 @@
 
 namespace cgp::simulated {
 
-// Its route is there again.
-void Session::Resume(Graph& graph, StreamId stream) {
-  if (!Begin(graph, stream) && !Begin(graph, stream, MayFail::kNothing)) {
-    Complain("cannot go on: graph ", graph.number);
-  }
-  ++graph.users;
-}
-
 void Session::EnterBody() {
   Graph* const graph = SomeOpen();
   if (graph == nullptr || graph->state != Graph::State::kOpen) return;
@@ -44,11 +36,7 @@ void Session::LeaveBody(Graph& graph) {
   LeaveNested(graph, graph.bodies.back().nested);
   const Body body = std::move(graph.bodies.back());
   graph.bodies.pop_back();
-  for (const StreamId stream : graph.streams) {
-    if (stream != graph.streams.front()) Extend(graph, graph.streams.front(), stream);
-  }
-  for (const StreamId stream : graph.streams) fake_cuda::SetCapture(ToCuda(stream), 0);
-  dag.End(graph.capture);
+  EndStreams(graph, /*join=*/true);
   Log("graph ", graph.number, ": the body is over");
   dag.Contain(body.node, graph.capture);
   // Whoever goes on with what was in the body waits for the node.

@@ -217,7 +217,7 @@ void Session::Capture() {
   }
   if (pool.first != device) return;
   // As torch does.
-  for (DeviceIndex any = 0; any < kDevices; ++any) timelines.Finish(AllOf(any));
+  timelines.FinishAll();
   Call(stream, [&] { allocator_.emptyCache(); });
   auto graph = std::make_unique<Graph>(Graph{.number = static_cast<int>(graphs_.size()),
                                              .device = device,
@@ -252,12 +252,8 @@ void Session::EndCapture() {
   const bool fails = graph->state == Graph::State::kInvalidated || (fails_ && dice_.OneIn(4));
   while (!fails && !graph->bodies.empty()) LeaveBody(*graph);
   if (!dice_.OneIn(6)) LeaveNested(*graph);
-  for (const StreamId stream : graph->streams) {
-    if (!fails && stream != graph->origin) Extend(*graph, graph->origin, stream);
-  }
   for (;; graph->bodies.pop_back()) {
-    for (const StreamId stream : graph->streams) fake_cuda::SetCapture(ToCuda(stream), 0);
-    dag.End(graph->capture);
+    EndStreams(*graph, !fails);
     if (graph->bodies.empty()) break;
     graph->capture = graph->bodies.back().capture;
     graph->streams = graph->bodies.back().streams;

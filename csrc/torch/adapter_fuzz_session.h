@@ -291,6 +291,15 @@ class Session {
     fake_cuda::SetCapture(ToCuda(stream), graph.capture);
     if (std::ranges::count(graph.streams, stream) == 0) graph.streams.push_back(stream);
   }
+  // The capture is over for its streams, which the first one has waited for if it went well.
+  static void EndStreams(Graph& graph, bool join) {
+    const StreamId first = graph.streams.front();
+    for (const StreamId stream : graph.streams) {
+      if (join && stream != first) dag.Wait(first, dag.At(stream));
+      fake_cuda::SetCapture(ToCuda(stream), 0);
+    }
+    dag.End(graph.capture);
+  }
   // The filter of a graph that is gone is not known to be, where a capture of before comes to its
   // stream.
   bool MayCome(const Graph& graph, StreamId stream) const {
@@ -364,7 +373,13 @@ class Session {
   void EnterScope();
   void ExitScope();
   // adapter_fuzz_bodies.cc
-  void Resume(Graph& graph, StreamId stream);
+  // Its route is there again.
+  void Resume(Graph& graph, StreamId stream) {
+    if (!Begin(graph, stream) && !Begin(graph, stream, MayFail::kNothing)) {
+      Complain("cannot go on: graph ", graph.number);
+    }
+    ++graph.users;
+  }
   void EnterBody();
   void LeaveBody(Graph& graph);
   void LeaveBody() {
