@@ -23,33 +23,25 @@ bool Kernel::Run() const {
   return right;
 }
 
-void CaptureDag::NodeSet::Insert(Node node) {
-  words_.resize(std::max(words_.size(), node / 64 + 1));
-  words_[node / 64] |= uint64_t{1} << node % 64;
-}
-
-void CaptureDag::NodeSet::Merge(const NodeSet& other) {
-  words_.resize(std::max(words_.size(), other.words_.size()));
-  for (size_t i = 0; i < other.words_.size(); ++i) words_[i] |= other.words_[i];
-}
-
-bool CaptureDag::NodeSet::Contains(Node node) const {
-  return node / 64 < words_.size() && (words_[node / 64] >> node % 64 & 1) != 0;
-}
-
-bool CaptureDag::NodeSet::ContainsAll(const std::vector<Node>& nodes) const {
-  return std::ranges::all_of(nodes, [this](Node node) { return Contains(node); });
-}
-
-void CaptureDag::Begin(StreamId stream, CaptureId capture) {
+CaptureId CaptureDag::Begin(StreamId stream, std::vector<Node> behind) {
+  const CaptureId capture = host_.Begin(stream);
   streams_[stream] = {.point = {.capture = capture, .nodes = {}}, .last = {}};
+  bases_[capture] = std::move(behind);
+  return capture;
 }
 
 void CaptureDag::End(CaptureId capture) {
+  host_.End(capture);
   std::erase_if(streams_, [&](const auto& each) { return each.second.point.capture == capture; });
 }
 
-std::vector<CaptureDag::Node> CaptureDag::After(const Stream& stream, bool waits) {
+void CaptureDag::Invalidate(CaptureId capture) {
+  host_.Invalidate(capture);
+  invalid_.insert(capture);
+}
+
+std::vector<CaptureDag::Node> CaptureDag::After(const Stream& stream, bool waits) const {
+  if (stream.point.nodes.empty()) return bases_.at(stream.point.capture);
   if (waits) return stream.point.nodes;
   return stream.last ? std::vector<Node>{*stream.last} : std::vector<Node>{};
 }
@@ -59,7 +51,11 @@ CaptureDag::Node CaptureDag::Launch(StreamId stream, const std::optional<Kernel>
   Stream& own = streams_.at(stream);
   const bool waits = own.point.waits && !programmatic;
   const Node node = nodes_.size();
+  const auto kind =
+      programmatic ? HostGraphs::LaunchKind::kProgrammatic : HostGraphs::LaunchKind::kPlain;
   Launched launched{.stream = stream,
+                    .capture = own.point.capture,
+                    .host = host_.Launch(stream, kind),
                     .kernel = kernel,
                     .after = After(own, waits),
                     .behind = {},
@@ -79,18 +75,29 @@ CaptureDag::Node CaptureDag::Launch(StreamId stream, const std::optional<Kernel>
   return node;
 }
 
-CaptureDag::Point CaptureDag::At(StreamId stream) const {
-  const auto found = streams_.find(stream);
-  return found == streams_.end() ? Point{} : found->second.point;
+void CaptureDag::Contain(Node node, CaptureId body) {
+  for (const Launched& inner : nodes_) {
+    if (inner.capture != body) continue;
+    nodes_[node].behind.Merge(inner.behind);
+    nodes_[node].proven.Merge(inner.proven);
+  }
 }
 
 void CaptureDag::Wait(StreamId stream, const Point& point) {
+  if (IsInvalid(point.capture)) return;
+  host_.Wait(stream, ToHost(point));
   const Stream joining{.point = {.capture = point.capture, .nodes = {}}, .last = {}};
   Point& own = streams_.try_emplace(stream, joining).first->second.point;
   own.waits = own.waits && point.waits;
   for (const Node node : point.nodes) {
     if (std::ranges::find(own.nodes, node) == own.nodes.end()) own.nodes.push_back(node);
   }
+}
+
+Frontier CaptureDag::ToHost(const Point& point) const {
+  Frontier frontier{.capture = point.capture, .nodes = {}, .waits = point.waits};
+  for (const Node node : point.nodes) frontier.nodes.push_back(nodes_[node].host);
+  return frontier;
 }
 
 bool CaptureDag::RunsBehind(StreamId stream, const std::vector<Node>& nodes) const {

@@ -20,9 +20,10 @@ TEST(CaptureDagTest, SomeOrderShowsARace) {
     const auto address = reinterpret_cast<Address>(memory);
     return {{.address = address, .bytes = 512, .requested_bytes = 512, .stream = kA}, word, writes};
   };
-  CaptureDag dag;
-  dag.Begin(kA, 1);
-  dag.Launch(kA, std::nullopt);
+  HostGraphs graphs;
+  CaptureDag dag(graphs);
+  dag.Begin(kA);
+  dag.Launch(kA);
   dag.Launch(kA, touch(7, true));
   dag.Wait(kB, dag.At(kA));
   dag.Launch(kB, touch(7, false));

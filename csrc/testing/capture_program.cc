@@ -63,11 +63,6 @@ class Author {
   void Add(Step::Kind kind, uint64_t stream, uint64_t item = 0, uint64_t amount = 0) {
     steps_.push_back({kind, stream, item, amount});
   }
-  uint64_t Live() {
-    return live_[dice_.OneIn(2)
-                     ? live_.size() - 1 - dice_.Below(std::min<uint64_t>(live_.size(), 3))
-                     : dice_.Below(live_.size())];
-  }
 
   uint64_t Bytes() {
     const uint64_t page = setup_.page_bytes;
@@ -93,13 +88,13 @@ class Author {
       if (live_.size() < most_live_) Allocate(Stream());
     } else if (kind == kFree) {
       if (live_.empty()) return;
-      Add(kind, 0, Live());
+      Add(kind, 0, dice_.NewOf(live_, 3));
       std::erase(live_, steps_.back().item);
     } else if (uses) {
       if (live_.empty()) return;
       // Used, but not touched, also by the stream that is never captured.
       const uint64_t stream = dice_.Below(setup_.streams + (kind == kUse ? 1 : 0));
-      Add(kind, stream, Live());
+      Add(kind, stream, dice_.NewOf(live_, 3));
     } else if (kind == kWait || kind == kWaitEarly) {
       if (last_event_ == 0) return;
       const uint64_t stream = Stream();

@@ -10,86 +10,15 @@ void DriverWatch::Expect(bool condition, const std::string& rule) {
   if (!condition) violations_.push_back(rule);
 }
 
-void DriverWatch::set_capturing(bool capturing) {
-  const std::lock_guard lock(mutex_);
-  capturing_ = capturing;
-}
-
-void DriverWatch::MarkUsed() {
-  const std::lock_guard lock(mutex_);
-  used_maps_ = maps_;
-  quiet_ = false;
-}
-
-uint64_t DriverWatch::Submit(StreamId stream, std::function<void()> action) {
-  const std::lock_guard lock(mutex_);
-  streams_[stream].pending.push_back(std::move(action));
-  return ++streams_[stream].submitted;
-}
-
-DriverWatch::Count DriverWatch::Of(StreamId stream) const {
-  const std::lock_guard lock(mutex_);
-  const auto it = streams_.find(stream);
-  return it == streams_.end() ? Count{} : Count{it->second};
-}
-
-DriverWatch::Mark DriverWatch::TakeMark() const {
-  const std::lock_guard lock(mutex_);
-  Mark mark;
-  for (const auto& [id, stream] : streams_) mark.emplace(id, stream.submitted);
-  return mark;
-}
-
-bool DriverWatch::Passed(const Mark& mark) const {
-  const std::lock_guard lock(mutex_);
-  return std::ranges::all_of(mark,
-                             [this](const auto& entry) { return Done(entry.first, entry.second); });
-}
-
-bool DriverWatch::IsBehind(StreamId waiting, StreamId stream, uint64_t work) const {
-  const std::lock_guard lock(mutex_);
-  if (waiting == stream || Done(stream, work)) return true;
-  const auto it = streams_.find(waiting);
-  if (it == streams_.end()) return false;
-  const auto waited = it->second.waited.find(stream);
-  return waited != it->second.waited.end() && waited->second >= work;
-}
-
-void DriverWatch::Finish(StreamId stream, uint64_t work) {
-  while (true) {
-    std::function<void()> action;
-    {
-      const std::lock_guard lock(mutex_);
-      Stream& one = streams_[stream];
-      if (one.pending.empty() || one.done >= work) return;
-      action = std::move(one.pending.front());
-      one.pending.pop_front();
-      ++one.done;
-    }
-    // Not under the lock: it may ask for other streams' work. Nobody looks at this stream in
-    // between.
-    if (action) action();
-  }
-}
-
-void DriverWatch::FinishAll() {
-  for (const auto& [stream, work] : TakeMark()) Finish(stream, work);
-}
-
 std::optional<DriverWatch::Place> DriverWatch::At(Address address) const {
   const std::lock_guard lock(mutex_);
   const auto after = mappings_.upper_bound(address);
   if (after == mappings_.begin()) return std::nullopt;
   const auto& [start, mapping] = *std::prev(after);
   if (address - start >= mapping.bytes) return std::nullopt;
-  return Place{mapping.handle, address - start, mapping.bytes - (address - start),
-               mapping.accessible, mapping.peers};
-}
-
-std::monostate DriverWatch::Around(DriverCall, uint64_t) {
-  const std::lock_guard lock(mutex_);
-  ++calls_;
-  return {};
+  return Place{
+      mapping.handle, address - start, mapping.bytes - (address - start), Accessible(address, 1),
+      std::ranges::count_if(peers_, [&](int peer) { return host_.CanAccess(address, 1, peer); })};
 }
 
 template <typename Call>
@@ -137,16 +66,6 @@ void DriverWatch::Map(Address address, uint64_t bytes, Handle handle) {
   if (first == 0) first = maps_;
 }
 
-void DriverWatch::SetAccess(Address address, uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  ForwardingDriver::SetAccess(address, bytes);
-  const auto end = mappings_.lower_bound(address + bytes);
-  for (auto it = mappings_.find(address); it != end; ++it) {
-    it->second.accessible = true;
-    it->second.peers = peers_;
-  }
-}
-
 void DriverWatch::Unmap(Address address, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto it = mappings_.find(address);
@@ -159,7 +78,7 @@ void DriverWatch::Unmap(Address address, uint64_t bytes) {
 void DriverWatch::AddPeer(int peer) {
   const std::lock_guard lock(mutex_);
   ForwardingDriver::AddPeer(peer);
-  ++peers_;
+  peers_.push_back(peer);
 }
 
 void DriverWatch::Quiesce() {
@@ -191,24 +110,24 @@ void DriverWatch::ExpectNotCapturing(const std::string& call, StreamId stream) {
   Expect(frontier.capture == kNoCapture, call + ": the stream is capturing");
 }
 
-Event DriverWatch::AddEvent(Mark mark) {
+Event DriverWatch::AddEvent(Clock clock) {
   ++calls_;
   const Event event{next_event_++};
-  events_[event] = std::move(mark);
+  events_[event] = std::move(clock);
   return event;
 }
 
-DriverWatch::Mark DriverWatch::Recorded(const char* call, Event event) {
+Clock DriverWatch::Recorded(const char* call, Event event) {
   ++calls_;
   const auto it = events_.find(event);
   Expect(it != events_.end(), std::string(call) + ": not an event that is recorded");
-  return it == events_.end() ? Mark{} : it->second;
+  return it == events_.end() ? Clock{} : it->second;
 }
 
 Event DriverWatch::RecordEvent(StreamId stream) {
   const std::lock_guard lock(mutex_);
   ExpectNotCapturing("RecordEvent", stream);
-  return AddEvent({{stream, streams_[stream].submitted}});
+  return AddEvent(Now(stream));
 }
 
 Event DriverWatch::RecordDeviceEvent() {
@@ -225,15 +144,7 @@ bool DriverWatch::EventDone(Event event) {
 void DriverWatch::WaitEvent(StreamId stream, Event event) {
   const std::lock_guard lock(mutex_);
   ExpectNotCapturing("WaitEvent", stream);
-  Mark mark = Recorded("WaitEvent", event);
-  mark.erase(stream);
-  for (const auto& [awaited, work] : mark) {
-    uint64_t& known = streams_[stream].waited[awaited];
-    known = std::max(known, work);
-  }
-  Submit(stream, [this, mark = std::move(mark)] {
-    for (const auto& [awaited, work] : mark) Finish(awaited, work);
-  });
+  Wait(stream, Recorded("WaitEvent", event));
 }
 
 void DriverWatch::DestroyEvent(Event event) noexcept {

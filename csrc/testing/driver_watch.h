@@ -1,5 +1,5 @@
 // A host driver that holds its caller also to the rules that the host driver cannot know of, and
-// plays a device: streams whose work is done only when a test says so.
+// plays a device (timelines.h).
 //
 // It sits below whatever injects failures, so it sees only calls that are meant to happen. A broken
 // rule is noted, not thrown, and so is what the host driver refuses to take back, since the caller
@@ -7,8 +7,7 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
-#include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -20,10 +19,11 @@
 
 #include "driver/forwarding_driver.h"
 #include "driver/host_driver.h"
+#include "testing/timelines.h"
 
 namespace cgp {
 
-class DriverWatch final : public ForwardingDriver<DriverWatch> {
+class DriverWatch final : public ForwardingDriver<DriverWatch>, public Timelines {
  public:
   // `host` does the work and must outlive this; it is never asked for events or to quiesce.
   explicit DriverWatch(HostDriver& host) : ForwardingDriver(host), host_(host) {}
@@ -31,10 +31,17 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
   // --- What a test says ---
 
   // From now on what is not capture-legal is a violation, but to undo what no one has used yet.
-  void set_capturing(bool capturing);
+  void set_capturing(bool capturing) {
+    const std::lock_guard lock(mutex_);
+    capturing_ = capturing;
+  }
   // Everything mapped so far may be in use by the device from now on: unmapping it needs a
   // Quiesce() first.
-  void MarkUsed();
+  void MarkUsed() {
+    const std::lock_guard lock(mutex_);
+    used_maps_ = maps_;
+    quiet_ = false;
+  }
 
   // The stream is gone: to name it from now on, as a caller with a handle of old would, is a
   // violation. CUDA would read memory that is not its own any more.
@@ -42,25 +49,6 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
     const std::lock_guard lock(mutex_);
     destroyed_streams_.insert(stream);
   }
-
-  // Work is numbered per stream from 1 in the order of submission, and done in that order. `action`
-  // happens when it is done; it may ask for other streams' work to be finished first, as an event
-  // that is waited for does.
-  uint64_t Submit(StreamId stream, std::function<void()> action = nullptr);
-  uint64_t Submitted(StreamId stream) const { return Of(stream).submitted; }
-  bool Done(StreamId stream, uint64_t work) const { return Of(stream).done >= work; }
-  // All that is submitted by now, as a marked device has it: by stream, how much of its work.
-  using Mark = std::map<StreamId, uint64_t>;
-  Mark TakeMark() const;
-  bool Passed(const Mark& mark) const;
-  // Whether what is submitted to `waiting` from now on begins when that work is done: it is done,
-  // is the stream's own, or was waited for.
-  bool IsBehind(StreamId waiting, StreamId stream, uint64_t work) const;
-  // Does up to `count` more of the stream's submitted work.
-  void Progress(StreamId stream, uint64_t count) { Finish(stream, Of(stream).done + count); }
-  // Does the stream's work up to number `work`.
-  void Finish(StreamId stream, uint64_t work);
-  void FinishAll();
 
   // --- What it has seen ---
 
@@ -72,14 +60,14 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
   size_t events() const { return Locked(events_).size(); }  // recorded and not destroyed
   uint64_t calls() const { return Locked(calls_); }  // that could have failed, since it was made
   uint64_t quiesce_calls() const { return Locked(quiesce_calls_); }
-  int peers() const { return Locked(peers_); }
+  int64_t peers() const { return std::ssize(Locked(peers_)); }
 
   struct Place {
     Handle handle{};
     uint64_t offset_bytes = 0;  // in the handle
     uint64_t left_bytes = 0;    // from there to the end of the mapping
     bool accessible = false;
-    int peers = 0;  // how many had been added when access was last set
+    int64_t peers = 0;  // that have access
   };
   std::optional<Place> At(Address address) const;
   // Whether all of [address, address + bytes) is mapped and accessible.
@@ -89,12 +77,15 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
 
   // --- Driver ---
 
-  std::monostate Around(DriverCall call, uint64_t bytes);
+  std::monostate Around(DriverCall, uint64_t) {
+    const std::lock_guard lock(mutex_);
+    ++calls_;
+    return {};
+  }
   Address Reserve(uint64_t bytes) override;
   void FreeAddresses(Address address, uint64_t bytes) override;
   void Release(Handle handle) override;
   void Map(Address address, uint64_t bytes, Handle handle) override;
-  void SetAccess(Address address, uint64_t bytes) override;
   void Unmap(Address address, uint64_t bytes) override;
   void AddPeer(int peer) override;
   void Quiesce() override;
@@ -110,17 +101,7 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
   struct Mapping {
     uint64_t bytes = 0;
     Handle handle{};
-    bool accessible = false;
-    int peers = 0;
     uint64_t made_by = 0;  // the number of the Map() call
-  };
-  struct Count {
-    uint64_t submitted = 0;
-    uint64_t done = 0;
-  };
-  struct Stream : Count {  // done + pending.size() == submitted
-    std::deque<std::function<void()>> pending;
-    Mark waited;  // what its last work comes after
   };
 
   template <typename Member>
@@ -128,15 +109,14 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
     const std::lock_guard lock(mutex_);
     return member;
   }
-  Count Of(StreamId stream) const;
   void Expect(bool condition, const std::string& rule);
   // Makes the call, which takes back what the Map() call number `map` first made use of possible
   // (0: none did), and notes if it may not be made or if the host driver refuses it.
   template <typename Call>
   void GiveBack(const char* name, uint64_t map, const Call& call);
-  Event AddEvent(Mark mark);
+  Event AddEvent(Clock clock);
   // Empty if there is none.
-  Mark Recorded(const char* call, Event event);
+  Clock Recorded(const char* call, Event event);
   // For a call that names a stream.
   void ExpectNotCapturing(const std::string& call, StreamId stream);
 
@@ -146,15 +126,14 @@ class DriverWatch final : public ForwardingDriver<DriverWatch> {
   std::map<Address, Mapping> mappings_;
   std::map<Address, uint64_t> first_maps_;  // by reservation: the first Map() call there, or 0
   std::unordered_map<Handle, uint64_t> first_maps_of_handles_;
-  std::map<StreamId, Stream> streams_;
   std::set<StreamId> destroyed_streams_;
-  std::map<Event, Mark> events_;
+  std::map<Event, Clock> events_;
   uint64_t next_event_ = 1;
   uint64_t maps_ = 0;       // Map() calls
   uint64_t used_maps_ = 0;  // what the first so many of them made may be in use
   uint64_t calls_ = 0;
   uint64_t quiesce_calls_ = 0;
-  int peers_ = 0;
+  std::vector<int> peers_;
   bool capturing_ = false;
   bool quiet_ = true;  // the device has finished with all that is mapped
 };

@@ -2,15 +2,15 @@
 // scripts_test.cc and cgp_fuzz --fail-each say it.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <functional>
-#include <new>
 #include <optional>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "exec/exec_table.h"
 #include "testing/allocation_faults.h"
+#include "testing/operation_generator.h"
 #include "testing/text.h"
 #include "testing/world.h"
 
@@ -127,85 +127,23 @@ TEST_F(FailedAllocationsTest, ExecTable) {
 
 // After a call that failed comes any other one, with memory or without: FailEach() repeats the call
 // itself, which mends what it left half done.
-class RandomFaultsTest : public ::testing::TestWithParam<unsigned> {
- protected:
-  static constexpr PoolId kId{0, 1};
-
-  uint64_t Below(uint64_t n) { return random_() % n; }
-
-  // Three of four calls fail at one of their first allocations, alone or with all that follow.
-  void Try(const std::function<void()>& call) {
-    try {
-      std::optional<AllocationFault> fault;
-      if (Below(4) > 0) fault.emplace(1 + Below(4), Below(2) == 0);
-      call();
-    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): what it left is checked
-    }
-    set_.Check();
-    ASSERT_EQ(set_.Stats(kId).live_blocks, live_.size());
-  }
-  void Allocate() {
-    const uint64_t bytes = 512 * (1 + Below(8)) + 4096 * (Below(3) == 0 ? 1 + Below(5) : 0);
-    const StreamId stream{1 + Below(captures_ ? 1 : 3)};
-    Try([&] {
-      const Address address = set_.Allocate(kId, bytes, stream).address;
-      const AllocationsSpared spared;
-      live_.push_back(address);
-    });
-  }
-  void Free() {
-    const std::size_t victim = Below(live_.size());
-    Try([&] {
-      set_.Free(live_[victim]);
-      live_[victim] = live_.back();
-      live_.pop_back();
-    });
-  }
-  void TurnScope() {
-    if (open_) {
-      Try([&] {
-        set_.EndScope(kId);
-        set_.Release(kId);
-        open_ = false;
-      });
-      return;
-    }
-    const bool captures = Below(2) == 0;
-    Try([&] {
-      set_.BeginScope(kId, captures ? ScopeKind::kCapture : ScopeKind::kEager, Below(3) == 0);
-      open_ = true;
-      captures_ = captures;
-    });
-  }
-
-  std::mt19937 random_{GetParam()};
-  World world_{{.granularity = 4096, .map_memory = false}, {.page_bytes = 4096}};
-  PoolSet& set_ = *world_.set;
-  std::vector<Address> live_;
-  bool open_ = false;
-  bool captures_ = false;
-};
+class RandomFaultsTest : public ::testing::TestWithParam<uint64_t> {};
 
 TEST_P(RandomFaultsTest, WhatFailsIsFollowedByAnything) {
-  set_.Retain(kId);
-  for (int step = 0; step < 600 && !HasFatalFailure(); ++step) {
-    const uint64_t what = Below(20);
-    if (what < 9 && open_) {
-      Allocate();
-    } else if (what < 16 && !live_.empty()) {
-      Free();
-    } else if (what == 16 && !live_.empty()) {
-      Try([&] { set_.RecordUse(live_.front(), StreamId{4 + Below(2)}); });
-    } else if (what == 17) {
-      TurnScope();
-    } else if (what == 18 && !open_) {
-      Try([&] { set_.Trim(); });
-    }
+  OperationGenerator generator(GetParam(), /*map_memory=*/false);
+  FuzzSession session(generator.setup);
+  Dice dice(GetParam());
+  // Three of four calls fail at one of their first allocations, alone or with all that follow.
+  while (const std::optional<Step> step = generator.Next(session)) {
+    Step fail{Step::Kind::kFailAllocation};
+    fail.fault = {.call_number = dice.OneIn(4) ? 0 : 1 + dice.Below(4), .for_good = dice.OneIn(2)};
+    ASSERT_EQ(session.Run(fail), "") << *step;
+    ASSERT_EQ(session.Run(*step), "") << ToString(fail);
   }
-  while (open_) TurnScope();
+  EXPECT_EQ(session.Finish(), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, RandomFaultsTest, ::testing::Range(1U, 101U));
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomFaultsTest, ::testing::Range(uint64_t{1}, uint64_t{101}));
 
 }  // namespace
 }  // namespace cgp

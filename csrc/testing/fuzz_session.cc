@@ -73,14 +73,13 @@ void FuzzSession::Do(const Step& step) {
   if (kind == kFree) return Free(step.item);
   if (kind == kFreeInside) return FreeInside(step.item);
   if (kind == kUse) return RecordUse(step);
-  if (kind == kBeginCapture) return Begin(id, ScopeKind::kCapture);
-  if (kind == kBeginEager) return Begin(id, ScopeKind::kEager);
+  if (kind == kBeginCapture) return Begin(id, ScopeKind::kCapture, step.amount > 0);
+  if (kind == kBeginEager) return Begin(id, ScopeKind::kEager, step.amount > 0);
   if (kind == kEnd) return End(id);
   if (kind == kReplay) return Replay(id, StreamId{step.stream});
   if (kind == kTrim) return Trim();
   if (kind == kCheckpoint) return Checkpoint(id, step.item);
   if (kind == kRestore) return Restore(id, step.item);
-  if (kind == kPeer) return EnablePeer(static_cast<int>(step.item));
   if (kind == kMend) return Mend();
   if (kind == kInspect) return Inspect();
   if (kind == kRetain) {
@@ -90,6 +89,11 @@ void FuzzSession::Do(const Step& step) {
   } else if (kind == kRelease) {
     Mirror(
         model_.UseCount(id) > 0, [&] { set_.Release(id); }, [&] { model_.Release(id); });
+  } else if (kind == kPeer) {
+    Mirror(
+        true, [&] { set_.EnablePeer(static_cast<int>(step.item)); }, [] {});
+    peers_settled_ = !last_failed_;
+    ComparePeers();
   } else if (kind == kFreeWild) {
     if (model_.LiveAt(step.amount) == nullptr) RefusesAddress(step.amount);
   } else if (kind == kProgress) {
@@ -116,34 +120,26 @@ void FuzzSession::JudgeDriver() const {
   }
 }
 
-void FuzzSession::Make(const Action& call, std::optional<FaultKind> kind) {
-  if (const auto fault = std::exchange(allocation_fault_, std::nullopt)) {
-    const AllocationFault failing(fault->call_number, fault->for_good);
-    return call();
-  }
-  if (!setup_.fail_each || armed_ || !kind) return call();
-  world_.FailEach(*kind, call);
-}
-
 FuzzSession::Result FuzzSession::Call(const Action& call, std::optional<FaultKind> kind) {
   Result result;
-  const bool no_heap = allocation_fault_.has_value();
+  const auto no_heap = std::exchange(allocation_fault_, std::nullopt);
   const uint64_t failures_before = faulty_.failures();
-  const auto failed = [&](Outcome outcome, const std::exception& error) {
-    result = {.outcome = outcome, .text = error.what()};
-  };
   try {
-    Make(call, kind);
-  } catch (const UsageError& error) {
-    failed(Outcome::kUsageError, error);
-  } catch (const OutOfMemoryError& error) {
-    failed(Outcome::kOutOfMemory, error);
-  } catch (const DriverError& error) {
-    failed(Outcome::kDriverError, error);
-  } catch (const std::bad_alloc& error) {
-    failed(no_heap ? Outcome::kNoHeap : Outcome::kBug, error);
+    std::optional<AllocationFault> failing;
+    if (no_heap) failing.emplace(no_heap->call_number, no_heap->for_good);
+    if (setup_.fail_each && !no_heap && !armed_ && kind) {
+      world_.FailEach(*kind, call);
+    } else {
+      call();
+    }
   } catch (const std::exception& error) {
-    failed(Outcome::kBug, error);
+    const auto* const of_heap = dynamic_cast<const std::bad_alloc*>(&error);
+    result.text = error.what();
+    result.outcome = dynamic_cast<const UsageError*>(&error)         ? Outcome::kUsageError
+                     : dynamic_cast<const OutOfMemoryError*>(&error) ? Outcome::kOutOfMemory
+                     : dynamic_cast<const DriverError*>(&error)      ? Outcome::kDriverError
+                     : of_heap && no_heap                            ? Outcome::kNoHeap
+                                                                     : Outcome::kBug;
   }
   const std::vector<DriverCall> failed_calls = faulty_.failed();
   const uint64_t failures = failed_calls.size() - failures_before;
@@ -199,11 +195,11 @@ void FuzzSession::MirrorOf(uint64_t label, const Action& call, const Action& the
   Judge(complaint);
 }
 
-void FuzzSession::Begin(PoolId id, ScopeKind kind) {
-  const bool may_mark = watch_.MayQuiesce();
+void FuzzSession::Begin(PoolId id, ScopeKind kind, bool capturing) {
+  const bool may_mark = !capturing && watch_.MayQuiesce();
   if (StaysForRemains(id)) remained_.insert(id);
   return Mirror(
-      !model_.OpenScope(id).has_value(), [&] { set_.BeginScope(id, kind); },
+      !model_.OpenScope(id).has_value(), [&] { set_.BeginScope(id, kind, capturing); },
       [&] {
         asked_.insert(id);
         model_.BeginScope(id, kind, may_mark);
@@ -215,10 +211,7 @@ void FuzzSession::Begin(PoolId id, ScopeKind kind) {
 void FuzzSession::End(PoolId id) {
   // As torch does it: the capture ends first, then the scope.
   if (const auto captures = captures_.extract(id)) {
-    for (const CaptureId capture : captures.mapped()) {
-      host_.graphs().End(capture);
-      dag_.End(capture);
-    }
+    for (const CaptureId capture : captures.mapped()) dag_.End(capture);
     if (setup_.streams > 0) EndGraph();
   }
   return Mirror(
@@ -245,8 +238,8 @@ void FuzzSession::Allocate(const Step& step) {
   const bool allowed = model_.OpenScope(id).has_value() && step.amount > 0;
   std::optional<CaptureId> in;  // else the pool asks the driver
   if (setup_.streams > 0) {
-    if (!allowed || (!Capturing(stream) && !Join(stream))) return;
-    in = Captured(stream) ? dag_.At(stream).capture : kNoCapture;
+    if (!allowed || (!dag_.IsCapturing(stream) && !Join(stream))) return;
+    in = dag_.IsCaptured(stream) ? dag_.At(stream).capture : kNoCapture;
     for (const StreamId user : std::exchange(unseen_, {})) model_.See(id, user);
     model_.See(id, stream);
   }
@@ -344,7 +337,7 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   } else if (live.eager) {
     Submit(live, stream, /*writes=*/true, {});
   } else {
-    Launch(stream, std::nullopt);
+    dag_.Launch(stream);
     Fill(live);
   }
 }
@@ -419,7 +412,7 @@ void FuzzSession::RecordUse(const Step& step) {
       [&] {
         model_.RecordUse(address, stream);
         if (setup_.streams > 0) {
-          if (by_another && !Capturing(stream)) watch_.Submit(stream);
+          if (by_another && !dag_.IsCapturing(stream)) watch_.Submit(stream);
           return;
         }
         // Of its own stream's use of a captured block a pool is not told: that is over when a graph
@@ -427,26 +420,13 @@ void FuzzSession::RecordUse(const Step& step) {
         const auto filled = filled_by_.find(step.item);
         const bool told = live->eager || by_another;
         if (model_.OpenScope(live->pool) == ScopeKind::kCapture) {
-          Launch(stream, std::nullopt);
+          dag_.Launch(stream);
         } else if (!told || filled == filled_by_.end()) {
           watch_.Submit(stream);
         } else {
           Submit(*live, stream, /*writes=*/false, filled->second);
         }
       });
-}
-
-void FuzzSession::EnablePeer(int peer) {
-  Mirror(
-      true, [&] { set_.EnablePeer(peer); }, [] {});
-  peers_settled_ = !last_failed_;
-  ComparePeers();
-}
-
-void FuzzSession::Mend() {
-  faulty_.Disarm();
-  armed_ = false;
-  allocation_fault_.reset();
 }
 
 void FuzzSession::RunLast(const Steps& steps) {

@@ -115,7 +115,7 @@ class FuzzSession {
   };
 
   void Do(const Step& step);
-  void Begin(PoolId id, ScopeKind kind);
+  void Begin(PoolId id, ScopeKind kind, bool capturing = false);
   void End(PoolId id);
   void Replay(PoolId id, StreamId stream);
   void Allocate(const Step& step);
@@ -128,33 +128,37 @@ class FuzzSession {
   void Restore(PoolId id, uint64_t number);
   void Restored(PoolId id, const PoolModel::Checkpoint& checkpoint, const RestoreDelta& delta);
   void Trim();
-  void EnablePeer(int peer);
-  void Mend();
+  void Mend() {
+    faulty_.Disarm();
+    armed_ = false;
+    allocation_fault_.reset();
+  }
 
   void Close();
   void RunLast(const Steps& steps);
-  void BeginGraph();
   void EndGraph();
   void DoInGraph(const Step& step);
   void Execute();
   bool ReadyToFree(uint64_t label);
   void Touch(const Step& step, bool writes, bool said);
-  void BeginOwn(StreamId stream);
+  void BeginOwn(StreamId stream, PoolId pool) {
+    if (dag_.IsCapturing(stream)) return;
+    model_.BeginCapture(pool, captures_[pool].emplace_back(dag_.Begin(stream)));
+  }
   void EndOwn(StreamId stream);
-  void Invalidate(StreamId stream);
-  bool Capturing(StreamId stream) const { return dag_.At(stream).capture != kNoCapture; }
-  bool Captured(StreamId stream) const;  // and not in a capture that has failed
   // Makes the stream part of the scope's first capture, if it is part of none; returns whether it
   // can launch something.
-  bool Join(StreamId stream);
-  Node Launch(StreamId stream, const std::optional<Kernel>& kernel, bool early = false);
-  void Wait(StreamId stream, const CaptureDag::Point& point);
+  bool Join(StreamId stream) {
+    if (!dag_.IsCapturing(stream)) dag_.Wait(stream, dag_.At(StreamOf(0, graph_pool_)));
+    return dag_.IsCaptured(stream);
+  }
   // Makes the stream wait for what it does not run behind already.
   void Order(StreamId stream, std::vector<Node> nodes);
   // Before what does not wait is launched on the stream: something that waits for all that the
   // frees of its blocks have relied on, and that the bytes it was given stand behind.
-  void Settle(StreamId stream);
-  Frontier ToHost(const CaptureDag::Point& point) const;
+  void Settle(StreamId stream) {
+    if (!dag_.LastRunsBehind(stream, relied_on_[stream])) dag_.Launch(stream);
+  }
   // Whether the host driver tells of the streams what the program did.
   void CompareFrontiers();
   // Another thread mirrors what frees or uses this block, if it is one of those.
@@ -166,7 +170,6 @@ class FuzzSession {
     return steps_ % 2 == 0 ? FaultKind::kDriverCall : FaultKind::kAllocation;
   }
   // Makes the call, with whatever is to fail.
-  void Make(const Action& call, std::optional<FaultKind> kind);
   Result Call(const Action& call, std::optional<FaultKind> kind);
   // Runs `call`, which must succeed iff `allowed` (else throw UsageError), and `then` when it did.
   void Mirror(bool allowed, const Action& call, const Action& then);
@@ -186,14 +189,16 @@ class FuzzSession {
   void Shrunk();
   void SpareHandles();
 
-  void Submit(const PoolModel::LiveBlock& live, StreamId stream, bool writes,
-              const DriverWatch::Mark& behind);
+  void Submit(const PoolModel::LiveBlock& live, StreamId stream, bool writes, const Clock& behind);
   void Fill(const PoolModel::LiveBlock& live);
   void Refill(const PoolModel::LiveBlock& live);
   void Read(const PoolModel::LiveBlock& live);
   StreamId StreamOf(uint64_t stream, PoolId pool) const;
   void BeginCapture(PoolId pool);
-  bool CaptureIsOver(PoolId pool) const;
+  // The scope failed to end: its streams are not captured any more, and have no business in it.
+  bool CaptureIsOver(PoolId pool) const {
+    return model_.OpenScope(pool) == ScopeKind::kCapture && !captures_.contains(pool);
+  }
 
   FuzzSetup setup_;
   const uint64_t number_;
@@ -203,16 +208,15 @@ class FuzzSession {
   DriverWatch& watch_ = world_.watch;
   FaultyDriver& faulty_ = world_.faulty;
   PoolSet& set_ = *world_.set;
-  CaptureDag dag_;
+  CaptureDag dag_{host_.graphs()};
   PoolModel model_;
 
   std::set<PoolId> asked_;  // whose scope has begun since work went on
   // Under way, by the pool whose scope is open; the first is that which streams join.
   std::map<PoolId, std::vector<CaptureId>> captures_;
   std::unordered_map<uint64_t, Address> addresses_;  // of every label that was ever allocated
-  std::map<uint64_t, DriverWatch::Mark>
-      filled_by_;                    // work, by label; not of a block that holds anything
-  std::optional<uint64_t> foreign_;  // the label of a block in which a kernel found it
+  std::map<uint64_t, Clock> filled_by_;  // work, by label; not of a block that holds anything
+  std::optional<uint64_t> foreign_;      // the label of a block in which a kernel found it
   std::vector<uint64_t> live_labels_;
   std::vector<uint64_t> freed_labels_;
   struct Kept {
@@ -230,9 +234,7 @@ class FuzzSession {
   std::map<uint64_t, Tensor> tensors_;  // by label
   std::vector<StreamId> unseen_;  // whose uses other threads recorded since the last allocation
   std::map<uint64_t, CaptureDag::Point> events_;
-  std::vector<GraphNode> host_nodes_;                // by node
   std::map<StreamId, std::vector<Node>> relied_on_;  // see Settle()
-  std::set<CaptureId> invalid_;
   std::vector<Graph> graphs_;
   uint64_t growths_judged_ = 0;
   bool armed_ = false;

@@ -35,32 +35,31 @@ StreamId FuzzSession::StreamOf(uint64_t stream, PoolId pool) const {
   return StreamId{kMostStreams * number_ + stream + (apart ? kStreams * pool.first : 0)};
 }
 
-// Captures all streams, in branches of the graph of which none is ever behind another: what one of
-// them frees is its own until the capture ends.
 void FuzzSession::BeginCapture(PoolId pool) {
-  if (setup_.streams > 0) return BeginGraph();
   const StreamId first = StreamOf(0, pool);
-  const CaptureId capture = captures_[pool].emplace_back(host_.graphs().Begin(first));
-  dag_.Begin(first, capture);
-  model_.BeginCapture(pool, capture);
+  BeginOwn(first, pool);
+  if (setup_.streams > 0) {
+    graphs_.push_back({.first = dag_.size(), .end = dag_.size()});
+    for (uint64_t stream = 1; setup_.forked && stream < setup_.streams; ++stream) {
+      Join(StreamOf(stream, pool));
+    }
+    return;
+  }
+  // All streams, in branches of the graph of which none is ever behind another: what one of them
+  // frees is its own until the capture ends.
   const CaptureDag::Point fork = dag_.At(first);
   for (uint64_t stream = 0; stream < kStreams; ++stream) {
-    Wait(StreamOf(stream, pool), fork);
-    Launch(StreamOf(stream, pool), std::nullopt);
+    dag_.Wait(StreamOf(stream, pool), fork);
+    dag_.Launch(StreamOf(stream, pool));
   }
-}
-
-// The scope failed to end: its streams are not captured any more, and have no business in it.
-bool FuzzSession::CaptureIsOver(PoolId pool) const {
-  return model_.OpenScope(pool) == ScopeKind::kCapture && !captures_.contains(pool);
 }
 
 // A kernel on the stream fills the block, or checks it, when the device comes to it and has done
 // what it waits for.
 void FuzzSession::Submit(const PoolModel::LiveBlock& live, StreamId stream, bool writes,
-                         const DriverWatch::Mark& behind) {
+                         const Clock& behind) {
   const uint64_t work = watch_.Submit(stream, [=, this, kernel = KernelOf(live, writes)] {
-    for (const auto& [other, before] : behind) watch_.Finish(other, before);
+    watch_.Finish(behind);
     if (setup_.map_memory && !kernel.Run()) foreign_ = live.label;
   });
   if (writes) filled_by_[live.label] = {{stream, work}};
@@ -93,16 +92,7 @@ void FuzzSession::Read(const PoolModel::LiveBlock& live) {
   if (!right) Complain("block b", live.label, " holds foreign data");
 }
 
-void FuzzSession::BeginGraph() {
-  graphs_.push_back({.first = dag_.size(), .end = dag_.size()});
-  BeginOwn(StreamOf(0, graph_pool_));
-  for (uint64_t stream = 1; setup_.forked && stream < setup_.streams; ++stream) {
-    Join(StreamOf(stream, graph_pool_));
-  }
-}
-
 void FuzzSession::EndGraph() {
-  invalid_.clear();
   events_.clear();
   relied_on_.clear();
   unseen_.clear();
@@ -121,23 +111,25 @@ void FuzzSession::DoInGraph(const Step& step) {
   const Step::Kind kind = step.kind;
   if (kind == kRead || kind == kReadUnsaid) return Touch(step, /*writes=*/false, kind == kRead);
   if (kind == kWrite || kind == kWriteUnsaid) return Touch(step, /*writes=*/true, kind == kWrite);
-  if (kind == kBeginOwn) return BeginOwn(stream);
+  if (kind == kBeginOwn) return BeginOwn(stream, graph_pool_);
   if (kind == kEndOwn) return EndOwn(stream);
-  if (kind == kInvalidate) return Invalidate(stream);
-  if (kind == kLaunch || kind == kLaunchEarly) {
+  if (kind == kInvalidate && dag_.IsCaptured(stream)) {
+    dag_.Invalidate(dag_.At(stream).capture);
+    graphs_.back().failed = true;
+  } else if (kind == kLaunch || kind == kLaunchEarly) {
     if (!Join(stream)) return;
     if (kind == kLaunchEarly) Settle(stream);
-    Launch(stream, std::nullopt, kind == kLaunchEarly);
+    dag_.Launch(stream, std::nullopt, kind == kLaunchEarly);
   } else if (kind == kRecord) {
-    if (Captured(stream)) events_[step.item] = dag_.At(stream);
+    if (dag_.IsCaptured(stream)) events_[step.item] = dag_.At(stream);
   } else if (kind == kWait || kind == kWaitEarly) {
     const auto event = events_.find(step.item);
     if (event == events_.end()) return;
     CaptureDag::Point point = event->second;
     if (kind == kWaitEarly) point.waits = false;
-    if (Capturing(stream) && dag_.At(stream).capture != point.capture) return;
-    if (!point.waits && Captured(stream)) Settle(stream);
-    Wait(stream, point);
+    if (dag_.IsCapturing(stream) && dag_.At(stream).capture != point.capture) return;
+    if (!point.waits && dag_.IsCaptured(stream)) Settle(stream);
+    dag_.Wait(stream, point);
   } else if (kind == kNextGraph) {
     End(graph_pool_);
     Begin(graph_pool_, ScopeKind::kCapture);
@@ -180,7 +172,7 @@ bool FuzzSession::ReadyToFree(uint64_t label) {
   // Where another capture allocates nothing the pool is not told of it: what its graph uses must
   // not be freed while that lives.
   if (tensor.capture != kNoCapture && !model_.IsTold(graph_pool_, tensor.capture)) return false;
-  if (!unsaid.empty() && Captured(home)) {
+  if (!unsaid.empty() && dag_.IsCaptured(home)) {
     Order(home, unsaid);
     std::ranges::move(unsaid, std::back_inserter(relied_on_[home]));
   }
@@ -197,7 +189,7 @@ void FuzzSession::Touch(const Step& step, bool writes, bool said) {
   if (!said && stream != home && !Join(home)) return;
   const CaptureId capture = dag_.At(stream).capture;
   // The home of a block of an earlier graph may take no part in this one.
-  if (Capturing(home) && dag_.At(home).capture != capture) return;
+  if (dag_.IsCapturing(home) && dag_.At(home).capture != capture) return;
   if (tensor.capture != kNoCapture && tensor.capture != capture) return;
   tensor.capture = capture;
   if (tensor.graph + 1 != graphs_.size()) {
@@ -208,11 +200,11 @@ void FuzzSession::Touch(const Step& step, bool writes, bool said) {
   Order(stream, behind);
   if (stream != home && said) RecordUse(step);
   std::optional<Node> node;
-  if (tensor.written) node = Launch(stream, Kernel{tensor.block, tensor.word, false});
+  if (tensor.written) node = dag_.Launch(stream, Kernel{tensor.block, tensor.word, false});
   if (writes) {
     tensor.word = random_();
     tensor.written = true;
-    node = Launch(stream, Kernel{tensor.block, tensor.word, true});
+    node = dag_.Launch(stream, Kernel{tensor.block, tensor.word, true});
     tensor.behind = {*node};
     tensor.reads.clear();
   } else if (node) {
@@ -221,76 +213,26 @@ void FuzzSession::Touch(const Step& step, bool writes, bool said) {
   if (node && stream != home && !said) tensor.unsaid[stream] = *node;
 }
 
-void FuzzSession::BeginOwn(StreamId stream) {
-  if (Capturing(stream)) return;
-  const CaptureId capture = host_.graphs().Begin(stream);
-  captures_[graph_pool_].push_back(capture);
-  dag_.Begin(stream, capture);
-  model_.BeginCapture(graph_pool_, capture);
-}
-
 void FuzzSession::EndOwn(StreamId stream) {
   const CaptureId capture = dag_.At(stream).capture;
-  if (!Captured(stream) || capture == captures_[graph_pool_].front()) return;
+  if (!dag_.IsCaptured(stream) || capture == captures_[graph_pool_].front()) return;
   for (uint64_t number = 0; number < setup_.streams; ++number) {
     const StreamId other = StreamOf(number, graph_pool_);
     if (other != stream && dag_.At(other).capture == capture) return;
   }
-  host_.graphs().End(capture);
   dag_.End(capture);
   std::erase(captures_[graph_pool_], capture);
   std::erase_if(events_, [&](const auto& event) { return event.second.capture == capture; });
   relied_on_.erase(stream);
 }
 
-void FuzzSession::Invalidate(StreamId stream) {
-  if (!Captured(stream)) return;
-  const CaptureId capture = dag_.At(stream).capture;
-  host_.graphs().Invalidate(capture);
-  model_.Invalidate(capture);
-  invalid_.insert(capture);
-  graphs_.back().failed = true;
-}
-
-bool FuzzSession::Captured(StreamId stream) const {
-  return Capturing(stream) && !invalid_.contains(dag_.At(stream).capture);
-}
-
-bool FuzzSession::Join(StreamId stream) {
-  if (!Capturing(stream)) Wait(stream, dag_.At(StreamOf(0, graph_pool_)));
-  return Captured(stream);
-}
-
-FuzzSession::Node FuzzSession::Launch(StreamId stream, const std::optional<Kernel>& kernel,
-                                      bool early) {
-  host_nodes_.push_back(host_.graphs().Launch(
-      stream, early ? HostGraphs::LaunchKind::kProgrammatic : HostGraphs::LaunchKind::kPlain));
-  return dag_.Launch(stream, kernel, early);
-}
-
-void FuzzSession::Wait(StreamId stream, const CaptureDag::Point& point) {
-  if (invalid_.contains(point.capture)) return;
-  host_.graphs().Wait(stream, ToHost(point));
-  dag_.Wait(stream, point);
-}
-
 void FuzzSession::Order(StreamId stream, std::vector<Node> nodes) {
   if (dag_.RunsBehind(stream, nodes)) return;
   // A stream that waits for a programmatic event waits for nothing else before it has launched
   // something.
-  if (!dag_.At(stream).waits) Launch(stream, std::nullopt);
+  if (!dag_.At(stream).waits) dag_.Launch(stream);
   std::erase_if(nodes, [&](Node node) { return dag_.RunsBehind(stream, {node}); });
-  Wait(stream, {.capture = dag_.At(stream).capture, .nodes = std::move(nodes)});
-}
-
-void FuzzSession::Settle(StreamId stream) {
-  if (!dag_.LastRunsBehind(stream, relied_on_[stream])) Launch(stream, std::nullopt);
-}
-
-Frontier FuzzSession::ToHost(const CaptureDag::Point& point) const {
-  Frontier frontier{.capture = point.capture, .nodes = {}, .waits = point.waits};
-  for (const Node node : point.nodes) frontier.nodes.push_back(host_nodes_[node]);
-  return frontier;
+  dag_.Wait(stream, {.capture = dag_.At(stream).capture, .nodes = std::move(nodes)});
 }
 
 void FuzzSession::CompareFrontiers() {
@@ -298,7 +240,7 @@ void FuzzSession::CompareFrontiers() {
     const StreamId stream = StreamOf(number, graph_pool_);
     Frontier told;
     host_.Capture(stream, &told);
-    const Frontier expected = Captured(stream) ? ToHost(dag_.At(stream)) : Frontier{};
+    const Frontier expected = dag_.IsCaptured(stream) ? dag_.ToHost(dag_.At(stream)) : Frontier{};
     if (told.capture != expected.capture || told.waits != expected.waits ||
         !std::ranges::is_permutation(told.nodes, expected.nodes)) {
       Complain("the host driver tells something else of stream ", number);

@@ -139,10 +139,9 @@ void FuzzSession::Restore(PoolId id, uint64_t number) {
   // A pool that stayed for such remains until it was used again is the one that it was.
   if (leaky_ && !allowed && kept.naive.pool == id) return;
   RestoreDelta delta;
-  bool restored = false;
   Mirror(
-      allowed, [&] { delta = set_.Restore(id, kept.real); }, [&] { restored = true; });
-  if (restored) Restored(id, kept.naive, delta);
+      allowed, [&] { delta = set_.Restore(id, kept.real); },
+      [&] { Restored(id, kept.naive, delta); });
 }
 
 void FuzzSession::Restored(PoolId id, const PoolModel::Checkpoint& checkpoint,

@@ -110,7 +110,8 @@ uint64_t OperationGenerator::AnyBytes() {
 
 Step OperationGenerator::Begin(uint64_t pool) {
   const bool captures = captures_only_ || dice_.OneIn(2);
-  return {.kind = captures ? kBeginCapture : kBeginEager, .pool = pool};
+  const uint64_t amount = dice_.OneIn(8) ? 1 : 0;
+  return {.kind = captures ? kBeginCapture : kBeginEager, .amount = amount, .pool = pool};
 }
 
 Step OperationGenerator::Allocate(const FuzzSession& session) {
@@ -129,8 +130,7 @@ Step OperationGenerator::Free(const FuzzSession& session) {
   const std::vector<uint64_t>& live = session.live_labels();
   if (live.empty()) return {kInspect};
   // What was allocated last is what is most often freed next.
-  const uint64_t among = dice_.OneIn(2) ? std::min<uint64_t>(live.size(), 3) : live.size();
-  return {.kind = kFree, .item = live[live.size() - 1 - dice_.Below(among)]};
+  return {.kind = kFree, .item = dice_.NewOf(live, 3)};
 }
 
 Step OperationGenerator::Checkpoint(const FuzzSession& session) {

@@ -18,14 +18,6 @@ const PoolModel::ModelPool* PoolModel::Find(PoolId id) const {
   return it == pools_.end() ? nullptr : &it->second;
 }
 
-int PoolModel::UseCount(PoolId id) const { return Contains(id) ? Find(id)->users : 0; }
-
-std::optional<ScopeKind> PoolModel::OpenScope(PoolId id) const {
-  return Contains(id) ? Find(id)->scope : std::nullopt;
-}
-
-uint64_t PoolModel::Pages(PoolId id) const { return Contains(id) ? Find(id)->stats.pages : 0; }
-
 bool PoolModel::AnyCaptureOpen() const {
   return std::ranges::any_of(
       pools_, [](const auto& entry) { return entry.second.scope == ScopeKind::kCapture; });
@@ -83,7 +75,7 @@ bool PoolModel::MayTake(const ModelPool& pool, const Granule& granule, StreamId 
     return ordered || watch_.Done(pending.stream, pending.work);
   });
   if (!done) return false;
-  if (!pool.scope || fence.scope != pool.scope_number || invalid_.contains(fence.capture)) {
+  if (!pool.scope || fence.scope != pool.scope_number || dag_.IsInvalid(fence.capture)) {
     return true;
   }
   // Nothing has been captured that could have used it.
@@ -100,7 +92,7 @@ bool PoolModel::MustOffer(const ModelPool& pool, const Granule& granule, StreamI
   if (granule.fence == nullptr) return true;
   const Fence& fence = *granule.fence;
   if (pool.scope && fence.scope == pool.scope_number) {
-    if (dag_.At(stream).capture != fence.capture || !IsCaptured(stream)) return false;
+    if (dag_.At(stream).capture != fence.capture || !dag_.IsCaptured(stream)) return false;
     if (fence.owner == stream && !fence.used_by_others) {
       return fence.in_sole_capture && dag_.ProvesBehind(stream, fence.nodes);
     }
@@ -185,8 +177,6 @@ PoolModel::ModelPool& PoolModel::FindOrCreate(PoolId id) {
   }
   return it->second;
 }
-
-void PoolModel::Retain(PoolId id) { ++FindOrCreate(id).users; }
 
 void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
   ModelPool& pool = FindOrCreate(id);
@@ -384,7 +374,7 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
       MayBePlanned(pool) || PagesBeyond(pool, block.requested_bytes, block.stream) > 0;
   LiveBlock live{label, id, block, std::move(pieces)};
   live.eager = pool.scope == ScopeKind::kEager;
-  if (IsCaptured(block.stream)) pool.told.insert(dag_.At(block.stream).capture);
+  if (dag_.IsCaptured(block.stream)) pool.told.insert(dag_.At(block.stream).capture);
   std::string complaint = Occupy(pool, live, /*fenced=*/true);
   for (uint32_t number = 0; may_be_ahead && number < pages; ++number) {
     pool.pages[number].resize(granules_per_page_);
@@ -442,11 +432,6 @@ std::shared_ptr<PoolModel::Fence> PoolModel::FenceOf(const ModelPool& pool,
   return in_capture || !fence->pending.empty() ? fence : nullptr;
 }
 
-bool PoolModel::IsCaptured(StreamId stream) const {
-  const CaptureId capture = dag_.At(stream).capture;
-  return capture != kNoCapture && !invalid_.contains(capture);
-}
-
 bool PoolModel::AddCaptured(const ModelPool& pool, const LiveBlock& block, CaptureId in,
                             bool same_thread, Fence& fence) const {
   const CaptureDag::Point home = dag_.At(fence.owner);
@@ -466,7 +451,7 @@ bool PoolModel::AddCaptured(const ModelPool& pool, const LiveBlock& block, Captu
   const bool first =
       pool.seen.size() == 1 && pool.seen.contains(fence.owner) && !fence.used_by_others;
   fence.promised = fence.in_sole_capture && (pool.seen.size() > 1 || first);
-  return fence.in_one_capture && !invalid_.contains(fence.capture) && same_thread;
+  return fence.in_one_capture && !dag_.IsInvalid(fence.capture) && same_thread;
 }
 
 void PoolModel::Hold(ModelPool& pool, Fence& fence) {
@@ -513,7 +498,7 @@ void PoolModel::RecordUse(Address start, StreamId stream) {
   LiveBlock& block = live_.at(start);
   if (stream == block.block.stream) return;
   block.uses.insert(stream);
-  block.eager |= Known(block.pool).scope != ScopeKind::kCapture || !IsCaptured(stream);
+  block.eager |= Known(block.pool).scope != ScopeKind::kCapture || !dag_.IsCaptured(stream);
 }
 
 bool PoolModel::MayRestore(PoolId id, const Checkpoint& checkpoint) const {
@@ -560,20 +545,10 @@ PoolModel::Restored PoolModel::Restore(const Checkpoint& checkpoint) {
   return restored;
 }
 
+// What is still under way on the bytes goes on, and must be over before they go to another block.
 std::string PoolModel::Revive(ModelPool& pool, const std::set<const Fence*>& fresh,
                               LiveBlock block) {
   block.inherited.clear();
-  Inherit(pool, fresh, block);
-  std::string complaint = Occupy(pool, block, /*fenced=*/false);
-  Count(pool, block.block);
-  const Address start = block.block.address;
-  live_.emplace(start, std::move(block));
-  return complaint;
-}
-
-// What is still under way on the bytes goes on, and must be over before they go to another block.
-void PoolModel::Inherit(ModelPool& pool, const std::set<const Fence*>& fresh,
-                        LiveBlock& block) const {
   std::set<const Fence*> seen;
   ForEachGranule(pool, block, [&](const Granule& granule) {
     const Fence* const fence = granule.fence.get();
@@ -586,6 +561,11 @@ void PoolModel::Inherit(ModelPool& pool, const std::set<const Fence*>& fresh,
       if (!watch_.Done(pending.stream, pending.work)) block.inherited.push_back(pending);
     }
   });
+  std::string complaint = Occupy(pool, block, /*fenced=*/false);
+  Count(pool, block.block);
+  const Address start = block.block.address;
+  live_.emplace(start, std::move(block));
+  return complaint;
 }
 
 }  // namespace cgp

@@ -76,8 +76,10 @@ class PoolModel {
   // --- What is expected of the next call ---
 
   bool Contains(PoolId id) const { return pools_.contains(id); }
-  int UseCount(PoolId id) const;
-  std::optional<ScopeKind> OpenScope(PoolId id) const;
+  int UseCount(PoolId id) const { return Contains(id) ? Find(id)->users : 0; }
+  std::optional<ScopeKind> OpenScope(PoolId id) const {
+    return Contains(id) ? Find(id)->scope : std::nullopt;
+  }
   bool AnyCaptureOpen() const;
   const LiveBlock* LiveAt(Address start) const;
   const LiveBlock* Holding(Address address) const;
@@ -103,21 +105,20 @@ class PoolModel {
   // How many of the pages that hold these pieces are free as a whole and promised, or do not exist
   // yet.
   uint64_t WholePagesOf(PoolId id, const std::vector<PhysicalPiece>& pieces, StreamId stream) const;
-  uint64_t Pages(PoolId id) const;
+  uint64_t Pages(PoolId id) const { return Contains(id) ? Find(id)->stats.pages : 0; }
   Checkpoint TakeCheckpoint(PoolId id) const;
   // Whether the checkpoint may be restored in the pool now.
   bool MayRestore(PoolId id, const Checkpoint& checkpoint) const;
 
   // --- What the real set did. pre: it was allowed to. ---
 
-  void Retain(PoolId id);
+  void Retain(PoolId id) { ++FindOrCreate(id).users; }
   // With `may_mark` the device is marked, if that tells the set anything.
   void BeginScope(PoolId id, ScopeKind kind, bool may_mark);
   // pre: all its captures are over.
   void EndScope(PoolId id, bool may_mark);
-  // A stream begins a capture in the open scope. Nothing of an invalid one will ever run.
+  // A stream begins a capture in the open scope.
   void BeginCapture(PoolId id, CaptureId capture);
-  void Invalidate(CaptureId capture) { invalid_.insert(capture); }
   // Whether the pool can know of the capture: it is the scope's first, or has allocated.
   bool IsTold(PoolId id, CaptureId capture) const { return Find(id)->told.contains(capture); }
   // A stream asks for a block in the open scope, or uses another's: to be said before the pool is
@@ -175,7 +176,7 @@ class PoolModel {
     std::vector<Pending> pending;
     // Of pending work the set knows that it is over once the device has passed a mark that was made
     // later.
-    std::optional<DriverWatch::Mark> mark;
+    std::optional<Clock> mark;
     // What several streams used may be kept until all of it is done with: the mark is this one's
     // then.
     std::shared_ptr<const Fence> group;
@@ -237,7 +238,6 @@ class PoolModel {
   // happened before.
   std::string Occupy(ModelPool& pool, const LiveBlock& block, bool fenced);
   static void Count(ModelPool& pool, const Block& block);
-  bool IsCaptured(StreamId stream) const;
   std::shared_ptr<Fence> FenceOf(const ModelPool& pool, const LiveBlock& block) const;
   // What follows from the captures of the open scope; returns whether the scope's end tells that
   // the block is done with.
@@ -245,7 +245,6 @@ class PoolModel {
                    Fence& fence) const;
   bool KnownToBeDone(const Fence& fence) const;
   // `fresh`: fences of which the set has not asked yet whether they are done.
-  void Inherit(ModelPool& pool, const std::set<const Fence*>& fresh, LiveBlock& block) const;
   std::string Revive(ModelPool& pool, const std::set<const Fence*>& fresh, LiveBlock block);
   static void Hold(ModelPool& pool, Fence& fence);
   std::string Describe(const Fence& fence) const;
@@ -258,7 +257,6 @@ class PoolModel {
   std::map<Address, LiveBlock> live_;
   uint64_t next_incarnation_ = 1;
   uint64_t next_scope_ = 1;
-  std::set<CaptureId> invalid_;
   uint64_t reused_granules_ = 0;
   uint64_t reused_across_streams_ = 0;
 };

@@ -25,7 +25,7 @@ class PoolModelTest : public ::testing::Test {
  protected:
   PoolModelTest() {
     model_.BeginScope(kPool, ScopeKind::kCapture, /*may_mark=*/true);
-    Begin(kA, 1);
+    Begin(kA);
     dag_.Wait(kB, dag_.At(kA));
     Launch(kA);
     Launch(kB);
@@ -33,12 +33,11 @@ class PoolModelTest : public ::testing::Test {
     model_.Ask(kPool, kB);
   }
 
-  void Begin(StreamId stream, CaptureId capture) {
-    dag_.Begin(stream, capture);
-    model_.BeginCapture(kPool, capture);
+  void Begin(StreamId stream) {
+    model_.BeginCapture(kPool, dag_.Begin(stream));
     Launch(stream);
   }
-  void Launch(StreamId stream) { dag_.Launch(stream, std::nullopt); }
+  void Launch(StreamId stream) { dag_.Launch(stream); }
   std::string Place(StreamId stream, uint32_t page, uint64_t bytes = kPage) {
     pages_ = std::max<uint64_t>(pages_, page + 1);
     const Block block{++label_ * kPage, bytes, bytes, stream};
@@ -52,7 +51,7 @@ class PoolModelTest : public ::testing::Test {
 
   HostDriver host_{{.map_memory = false}};
   DriverWatch watch_{host_};
-  CaptureDag dag_;
+  CaptureDag dag_{host_.graphs()};
   PoolModel model_{watch_, dag_, kPage};
   uint64_t pages_ = 0;
   uint64_t label_ = 0;
@@ -60,7 +59,7 @@ class PoolModelTest : public ::testing::Test {
 };
 
 TEST_F(PoolModelTest, WhoMayNotTakeBytesIsNamed) {
-  Begin(kC, 2);
+  Begin(kC);
   for (uint32_t page = 0; page < 4; ++page) EXPECT_EQ(Place(kA, page), "");
   EXPECT_THAT(Place(kB, 0), HasSubstr("held by block b1"));
   Free(1);
@@ -78,7 +77,7 @@ TEST_F(PoolModelTest, WhoMayNotTakeBytesIsNamed) {
 TEST_F(PoolModelTest, OnlyACaptureThatAllocatesKeepsWhatIsFreedInIt) {
   Place(kC, 0);
   Place(kC, 1);
-  Begin(kC, 2);
+  Begin(kC);
   Free(0);
   Place(kC, 2);
   Free(1);
@@ -99,7 +98,7 @@ TEST_F(PoolModelTest, AfterTheScopeAllIsFreeButWhatEagerWorkUses) {
   dag_.End(1);
   model_.EndScope(kPool, false);
   model_.BeginScope(kPool, ScopeKind::kCapture, true);
-  Begin(kB, 2);
+  Begin(kB);
   EXPECT_EQ(Place(kB, 0), "");
   EXPECT_THAT(Place(kB, 1), HasSubstr("may not be taken"));
   watch_.FinishAll();

@@ -313,7 +313,7 @@ bool JudgeAbove(std::size_t above, std::size_t runs, bool fresh) {
 }
 
 // Returns the exit code.
-int Main(const Options& options, const std::vector<std::filesystem::path>& files) {
+int Main(const Options& options, const std::set<std::filesystem::path>& files) {
   Summary all;
   Summary large;
   std::size_t above = 0;  // runs above kPlainBound
@@ -353,18 +353,14 @@ int Main(const Options& options, const std::vector<std::filesystem::path>& files
 }
 
 // The files, and those of the folders.
-std::vector<std::filesystem::path> FilesOf(const std::vector<std::string>& named) {
-  std::vector<std::filesystem::path> files;
+std::set<std::filesystem::path> FilesOf(const std::vector<std::string>& named) {
+  std::set<std::filesystem::path> files(named.begin(), named.end());
   for (const std::filesystem::path path : named) {
-    if (!std::filesystem::is_directory(path)) {
-      files.push_back(path);
-      continue;
-    }
-    const auto first = static_cast<std::ptrdiff_t>(files.size());
+    if (!std::filesystem::is_directory(path)) continue;
+    files.erase(path);
     for (const auto& entry : std::filesystem::directory_iterator(path)) {
-      if (entry.path().extension() == ".txt") files.push_back(entry.path());
+      if (entry.path().extension() == ".txt") files.insert(entry.path());
     }
-    std::sort(files.begin() + first, files.end());
   }
   return files;
 }

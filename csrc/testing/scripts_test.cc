@@ -114,6 +114,15 @@ std::string Planned() {
   return text + "Release, Release, Release, Trim";
 }
 
+// More blocks than the tables of a page's parts had room for when it was made.
+Script ManyBlocks() {
+  constexpr uint64_t kBlocks = 128;
+  Script script{"ManyBlocks", "BeginEager", kBlocks * kGranuleBytes};
+  for (uint64_t i = 1; i <= kBlocks; ++i) script.text += Text(", Allocate ", i % 2, " ", i, " 512");
+  for (uint64_t i = 1; i <= kBlocks; ++i) script.text += Text(", Free 0 ", 1 + i * 37 % kBlocks);
+  return script;
+}
+
 const Script kScripts[] = {
     // A new range, a page in part use; then what is stitched and appended, and where both streams
     // stand. Eager work marks the device and asks whether it has come by.
@@ -197,31 +206,17 @@ class EveryAllocationFails : public testing::TestWithParam<Script> {};
 TEST_P(EveryAllocationFails, ChangesNothingAndGoesThroughAtLast) {
   // Of steps with odd numbers allocations fail, and of the others the driver's calls.
   for (const bool driver_calls : {false, true}) {
-    FuzzSession session({.map_memory = false, .inspect_every = 1, .fail_each = true});
+    FuzzSession session({.page_bytes = GetParam().page_bytes,
+                         .map_memory = false,
+                         .inspect_every = 1,
+                         .fail_each = true});
     if (driver_calls) session.Run({kMend});
     EXPECT_EQ(RunAll(session, StepsOf(GetParam().text)), "");
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EveryAllocationFails, testing::ValuesIn(kScripts), NameOf);
-
-// More blocks than the tables of a page's parts had room for when it was made.
-TEST(FailureTest, ManySmallBlocksInAPage) {
-  constexpr uint64_t kBlocks = 128;
-  FuzzSession session({.granularity_bytes = kBlocks * kGranuleBytes,
-                       .page_bytes = kBlocks * kGranuleBytes,
-                       .map_memory = false,
-                       .fail_each = true});
-  const auto run = [&](const Step& step) {
-    EXPECT_EQ(session.Run({kMend}), "");  // so that it is allocations that fail
-    EXPECT_EQ(session.Run(step), "") << step;
-  };
-  EXPECT_EQ(session.Run({kBeginEager}), "");
-  for (uint64_t i = 1; i <= kBlocks; ++i) run({kAllocate, i % 2, i, kGranuleBytes});
-  EXPECT_EQ(session.model().Pages({1, 7}), 1U);
-  for (uint64_t i = 1; i <= kBlocks; ++i) run({kFree, 0, 1 + i * 37 % kBlocks});
-  EXPECT_EQ(session.Finish(), "");
-}
+INSTANTIATE_TEST_SUITE_P(ManyBlocks, EveryAllocationFails, testing::Values(ManyBlocks()), NameOf);
 
 // A pool that could not be given back is used again, and given back after that.
 TEST(FailedTrimTest, LeavesAPoolThatWorks) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 #include <ostream>
 #include <sstream>
 
@@ -74,12 +73,5 @@ Steps StepsOf(const std::string& text) {
 }
 
 std::ostream& operator<<(std::ostream& out, const Step& step) { return out << ToString(step); }
-
-Step::Kind Weights::Pick(Dice& dice) const {
-  uint64_t pick = dice.Below(std::reduce(std::begin(weights_), std::end(weights_)));
-  size_t kind = 0;
-  while (pick >= weights_[kind]) pick -= weights_[kind++];
-  return static_cast<Step::Kind>(kind);
-}
 
 }  // namespace cgp

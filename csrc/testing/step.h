@@ -2,9 +2,12 @@
 // StepsOf() reads.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iosfwd>
+#include <iterator>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -24,7 +27,7 @@ struct Step {
     kWrite,         // one that checks and then fills it
     kReadUnsaid,    // the same without RecordUse(): the block's stream waits before the free
     kWriteUnsaid,   //
-    kBeginCapture,  // a scope
+    kBeginCapture,  // a scope; with an `amount` something captures that only the caller knows of
     kBeginEager,    //
     kEnd,           // the scope
     kRetain,        //
@@ -96,6 +99,19 @@ class Dice {
   const auto& Of(const List& list) {
     return list[Below(list.size())];
   }
+  // Every other time one of the last `few`.
+  template <typename List>
+  const auto& NewOf(const List& list, uint64_t few) {
+    return list[list.size() - 1 - Below(OneIn(2) ? std::min(list.size(), few) : list.size())];
+  }
+  // A place in a list of weights.
+  template <typename List>
+  size_t Weighted(const List& weights) {
+    uint64_t left = Below(std::accumulate(std::begin(weights), std::end(weights), uint64_t{0}));
+    size_t place = 0;
+    while (left >= weights[place]) left -= weights[place++];
+    return place;
+  }
   // 0, or up to `usual`.
   unsigned Some(unsigned usual) { return OneIn(3) ? 0U : 1 + static_cast<unsigned>(Below(usual)); }
 
@@ -109,7 +125,7 @@ class Dice {
 class Weights {
  public:
   unsigned& operator[](Step::Kind kind) { return weights_[static_cast<size_t>(kind)]; }
-  Step::Kind Pick(Dice& dice) const;
+  Step::Kind Pick(Dice& dice) const { return static_cast<Step::Kind>(dice.Weighted(weights_)); }
 
  private:
   unsigned weights_[Step::kKinds] = {};

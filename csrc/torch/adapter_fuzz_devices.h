@@ -1,5 +1,5 @@
-// Devices as the adapter's fuzzer judges them: which eager operation runs behind which, by vector
-// clocks, whenever the program lets one run; what captures record (driver/host_graphs.h); and
+// Devices as the adapter's fuzzer judges them: which eager operation runs behind which, whenever the
+// program lets one run (testing/timelines.h); what captures record (testing/capture_dag.h); and
 // drivers that tell of both, over those of fake_cuda.cc, and of which memory lies below an address.
 #pragma once
 
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <ostream>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,75 +16,40 @@
 
 #include "driver/forwarding_driver.h"
 #include "driver/host_graphs.h"
+#include "testing/capture_dag.h"
 #include "testing/text.h"
+#include "testing/timelines.h"
 #include "torch/fake_cuda.h"
 #include "torch/fake_faults.h"
+#include "torch/runtime.h"
 
-namespace cgp::simulated {
+namespace cgp {
+
+inline std::ostream& operator<<(std::ostream& out, StreamId stream) {
+  return out << "stream " << static_cast<uint64_t>(stream) / 0x100;
+}
+
+namespace simulated {
 
 inline constexpr c10::DeviceIndex kDevices = 2;
 inline constexpr int kStreams = 4;  // of each
 
-inline cudaStream_t StreamOf(c10::DeviceIndex device, uint64_t number) {
-  return fake_cuda::Stream(1 + static_cast<uintptr_t>(device) * kStreams + number);
+inline StreamId StreamOf(c10::DeviceIndex device, uint64_t number) {
+  return ToStreamId(fake_cuda::Stream(1 + static_cast<uintptr_t>(device) * kStreams + number));
 }
-inline c10::DeviceIndex DeviceOf(cudaStream_t stream) {
-  return static_cast<c10::DeviceIndex>((reinterpret_cast<uintptr_t>(stream) / 0x100 - 1) /
-                                       kStreams);
+inline cudaStream_t ToCuda(StreamId stream) {
+  return reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(WithoutDevice(stream)));
 }
-inline std::vector<cudaStream_t> StreamsOf(c10::DeviceIndex device) {
-  std::vector<cudaStream_t> streams;
+inline c10::DeviceIndex DeviceIndexOf(StreamId stream) {
+  return static_cast<c10::DeviceIndex>((static_cast<uint64_t>(stream) / 0x100 - 1) / kStreams);
+}
+inline std::vector<StreamId> StreamsOf(c10::DeviceIndex device) {
+  std::vector<StreamId> streams;
   for (uint64_t number = 0; number < kStreams; ++number) {
     streams.push_back(StreamOf(device, number));
   }
   return streams;
 }
-
-// So many operations of each stream, from its first.
-using Clock = std::map<cudaStream_t, uint64_t>;
-inline void Join(Clock* clock, const Clock& other) {
-  for (const auto& [stream, count] : other) (*clock)[stream] = std::max((*clock)[stream], count);
-}
-
-class Timelines {
- public:
-  // What the stream's next operation runs behind.
-  const Clock& Now(cudaStream_t stream) { return streams_[stream].behind_next; }
-  void Wait(cudaStream_t stream, const Clock& clock) { Join(&streams_[stream].behind_next, clock); }
-  uint64_t Launch(cudaStream_t stream) {
-    Stream& of = streams_[stream];
-    of.behind.push_back(of.behind_next);
-    return of.behind_next[stream] = of.behind.size();
-  }
-  bool IsDone(const Clock& clock) {
-    return std::ranges::all_of(
-        clock, [this](const auto& part) { return streams_[part.first].done >= part.second; });
-  }
-  // Runs the stream's next operation unless that waits for others.
-  void Step(cudaStream_t stream) {
-    Stream& of = streams_[stream];
-    if (of.done < of.behind.size() && IsDone(of.behind[of.done])) ++of.done;
-  }
-  void Finish(const Clock& clock) {
-    for (const auto& [stream, count] : clock) {
-      Stream& of = streams_[stream];
-      for (; of.done < count; ++of.done) Finish(of.behind[of.done]);
-    }
-  }
-  Clock AllOf(c10::DeviceIndex device) {
-    Clock clock;
-    for (cudaStream_t stream : StreamsOf(device)) Join(&clock, Now(stream));
-    return clock;
-  }
-
- private:
-  struct Stream {
-    std::vector<Clock> behind;  // by operation
-    Clock behind_next;
-    uint64_t done = 0;
-  };
-  std::map<cudaStream_t, Stream> streams_;
-};
 
 // Physical memory below a part of a block; `mapping` differs each time that it is mapped.
 struct Piece {
@@ -109,6 +75,7 @@ inline bool Overlap(const Pieces& some, const Pieces& others) {
 class SimulatedDriver;
 inline Timelines timelines;
 inline HostGraphs graphs;
+inline CaptureDag dag{graphs};
 inline std::map<int, SimulatedDriver*> drivers;
 inline std::string complaint;  // the first one; empty: all is well
 
@@ -118,7 +85,12 @@ void Complain(const Parts&... parts) {
   if (complaint.empty()) complaint = Text(parts...);
 }
 
-inline bool IsHeld(cudaStream_t stream) { return graphs.Contains(ToStreamId(stream)); }
+inline bool IsHeld(StreamId stream) { return dag.IsCapturing(stream); }
+inline Clock AllOf(c10::DeviceIndex device) {
+  Clock clock;
+  for (const StreamId stream : StreamsOf(device)) Join(&clock, timelines.Now(stream));
+  return clock;
+}
 
 class SimulatedDriver final : public ForwardingDriver<SimulatedDriver> {
  public:
@@ -130,7 +102,7 @@ class SimulatedDriver final : public ForwardingDriver<SimulatedDriver> {
   void Capture(StreamId stream, Frontier* frontier) override {
     ForwardingDriver::Capture(stream, frontier);
     const faults::Within spared;
-    graphs.Capture(ToStreamId(Known(stream)), frontier);
+    graphs.Capture(Known(stream), frontier);
   }
   bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override {
     const faults::Within spared;
@@ -155,7 +127,7 @@ class SimulatedDriver final : public ForwardingDriver<SimulatedDriver> {
   bool EventDone(Event event) override {
     ForwardingDriver::EventDone(event);
     const faults::Within spared;
-    return timelines.IsDone(events_.at(event));
+    return timelines.Passed(events_.at(event));
   }
   void WaitEvent(StreamId stream, Event event) override {
     ForwardingDriver::WaitEvent(stream, event);
@@ -197,9 +169,9 @@ class SimulatedDriver final : public ForwardingDriver<SimulatedDriver> {
 
  private:
   // Whoever marks the device marks those too whose streams it was told of.
-  cudaStream_t Known(StreamId id) {
-    auto* const stream = reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(WithoutDevice(id)));
-    marked_.insert(DeviceOf(stream));
+  StreamId Known(StreamId id) {
+    const StreamId stream = WithoutDevice(id);
+    marked_.insert(DeviceIndexOf(stream));
     return stream;
   }
   Clock OfDevice(const char* call) {
@@ -207,7 +179,7 @@ class SimulatedDriver final : public ForwardingDriver<SimulatedDriver> {
     Clock clock;
     for (const c10::DeviceIndex device : marked_) {
       if (std::ranges::any_of(StreamsOf(device), IsHeld)) Complain(call, "() in a capture");
-      Join(&clock, timelines.AllOf(device));
+      Join(&clock, AllOf(device));
     }
     return clock;
   }
@@ -219,4 +191,5 @@ class SimulatedDriver final : public ForwardingDriver<SimulatedDriver> {
   uint64_t last_mapping_ = 0;
 };
 
-}  // namespace cgp::simulated
+}  // namespace simulated
+}  // namespace cgp

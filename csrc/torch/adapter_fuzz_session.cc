@@ -1,6 +1,5 @@
 #include "torch/adapter_fuzz_session.h"
 
-#include <numeric>
 #include <string_view>
 #include <tuple>
 
@@ -16,7 +15,7 @@ Session::Session(uint64_t seed) : dice_(seed) {
   for (DeviceIndex device = 0; device < kDevices; ++device) {
     fake_cuda::NextDevice();
     // So that no fault is met in what is faked.
-    for (cudaStream_t stream : StreamsOf(device)) fake_cuda::ActiveCapture(stream);
+    for (const StreamId stream : StreamsOf(device)) fake_cuda::ActiveCapture(ToCuda(stream));
   }
   Set();
   most_ids_ = 1 + dice_.Below(3);
@@ -34,10 +33,7 @@ Session::Session(uint64_t seed) : dice_(seed) {
 void Session::Step(uint64_t seed) {
   dice_ = Dice(seed);
   thread_ = dice_.Below(workers_.size());
-  uint64_t left = dice_.Below(std::accumulate(weights_.begin(), weights_.end(), uint64_t{0}));
-  size_t kind = 0;
-  while (left >= weights_[kind]) left -= weights_[kind++];
-  (this->*kKinds[kind].step)();
+  (this->*kKinds[dice_.Weighted(weights_)].step)();
   if (!dice_.OneIn(8)) return;  // it takes longer than the step
   for (DevicePools* pools : DevicePools::All()) {
     try {
@@ -48,7 +44,7 @@ void Session::Step(uint64_t seed) {
   }
 }
 
-bool Session::Call(cudaStream_t stream, const std::function<void()>& entry, MayFail may_fail) {
+bool Session::Call(StreamId stream, const std::function<void()>& entry, MayFail may_fail) {
   const bool arm = may_fail != MayFail::kNothing && !faults_.empty() && dice_.OneIn(5);
   const faults::Kind kind = arm ? dice_.Of(faults_) : faults::Kind::kBase;
   const auto number = static_cast<int64_t>(1 + dice_.Below(12));
@@ -56,8 +52,8 @@ bool Session::Call(cudaStream_t stream, const std::function<void()>& entry, MayF
       may_fail == MayFail::kAll && kind == faults::Kind::kMemory && dice_.OneIn(3);
   bool done = false;
   workers_[thread_]->Do([&] {
-    fake_cuda::current_stream = stream;
-    fake_cuda::current_device = DeviceOf(stream);
+    fake_cuda::current_stream = ToCuda(stream);
+    fake_cuda::current_device = DeviceIndexOf(stream);
     if (arm) faults::Arm(kind, number, for_good);
     try {
       entry();
@@ -76,8 +72,8 @@ bool Session::Call(cudaStream_t stream, const std::function<void()>& entry, MayF
 
 void Session::Allocate() {
   const DeviceIndex device = Device();
-  cudaStream_t stream = Stream(device);
-  for (cudaStream_t other : StreamsOf(device)) {
+  StreamId stream = Stream(device);
+  for (const StreamId other : StreamsOf(device)) {
     if (IsHeld(other) && dice_.OneIn(3)) stream = other;
   }
   Graph* const graph = GraphOn(stream);
@@ -111,7 +107,7 @@ void Session::Allocate() {
   if (is_ours) Adopt(std::move(data), stream, graph);
 }
 
-void Session::Adopt(DataPtr data, cudaStream_t stream, Graph* graph) {
+void Session::Adopt(DataPtr data, StreamId stream, Graph* graph) {
   const auto owned = DevicePools::At(data.get());
   const int number = static_cast<int>(tensors_.size()) + 1;
   if (!owned) return Complain("unknown to its pool: block ", number);
@@ -137,82 +133,60 @@ void Session::Adopt(DataPtr data, cudaStream_t stream, Graph* graph) {
     tensor.last = timelines.Now(stream);
   } else {
     // Eager work on a graph's block has waited for replays, which may overwrite it.
-    tensor.last = timelines.AllOf(tensor.device);
+    tensor.last = AllOf(tensor.device);
     tensor.graph = graph;
-    tensor.last_in[graph->number] = graphs.Record(ToStreamId(stream)).nodes;
+    tensor.last_in[graph->number] = dag.At(stream).nodes;
     graph->blocks.insert(number);
     graph->pools.insert(tensor.pool);
   }
   if (!dice_.OneIn(6)) Use(tensor, stream);
 }
 
-GraphNode Session::Launch(Graph& graph, cudaStream_t stream) {
-  const std::vector<GraphNode> dependencies = graphs.Record(ToStreamId(stream)).nodes;
-  const GraphNode node = graphs.Launch(ToStreamId(stream));
-  // In a body: what that runs behind.
-  std::set<int> before;
-  if (!graph.bodies.empty()) {
-    const Body& body = graph.bodies.back();
-    before = graph.before[static_cast<size_t>(body.numbers.at(body.node))];
-  }
-  for (const GraphNode dependency : dependencies) {
-    const int number = graph.numbers.at(dependency);
-    before.insert(number);
-    before.merge(std::set<int>(graph.before[static_cast<size_t>(number)]));
-  }
-  graph.numbers[node] = static_cast<int>(graph.before.size());
-  graph.before.push_back(std::move(before));
-  return node;
-}
-
 // Another stream than the block's home says that it uses the block, or the home waits for the use.
 // So it does without a word where it is the stream behind a body, and nobody waits where it was a
 // body's.
-void Session::UseInGraph(Tensor& tensor, cudaStream_t stream, Graph& graph) {
+void Session::UseInGraph(Tensor& tensor, StreamId stream, Graph& graph) {
   const bool waits = GraphOn(tensor.home) == &graph;
   const bool knows = waits || (tensor.graph == &graph && !IsHeld(tensor.home)) ||
                      std::ranges::count(graph.bodies, tensor.home, &Body::outer) > 0;
   const bool says = stream != tensor.home && (!knows || dice_.OneIn(2));
-  std::vector<GraphNode>& last = tensor.last_in[graph.number];
-  Frontier behind{.capture = graph.capture, .nodes = {}};
-  for (const GraphNode node : last) {
-    if (graph.numbers.contains(node)) {
+  std::vector<Node>& last = tensor.last_in[graph.number];
+  CaptureDag::Point behind{.capture = graph.capture, .nodes = {}};
+  for (const Node node : last) {
+    if (dag.CaptureOf(node) == graph.capture) {
       behind.nodes.push_back(node);
-    } else if (!IsBefore(graph, node)) {
+    } else if (!dag.RunsBehind(stream, {node})) {
       return;
     }
   }
-  if (!behind.nodes.empty()) graphs.Wait(ToStreamId(stream), behind);
+  dag.Wait(stream, behind);
   if (says && !RecordUse(tensor, stream)) return;
-  const GraphNode node = Launch(graph, stream);
-  Log("  uses block ", tensor.number, " on ", stream, says ? " and says so" : "", ", node ",
-      static_cast<uint64_t>(node));
-  const int number = graph.numbers.at(node);
-  const std::set<int>& before = graph.before[static_cast<size_t>(number)];
+  const Node node = dag.Launch(stream);
+  Log("  uses block ", tensor.number, " on ", stream, says ? " and says so" : "", ", node ", node);
   for (const auto& [block, access] : graph.accesses) {
     if (block != tensor.number && Overlap(tensors_.at(block).pieces, tensor.pieces) &&
-        !before.contains(access)) {
+        !dag.LastRunsBehind(stream, {access})) {
       Complain("a race in graph ", graph.number, ": block ", tensor.number, " with block ", block);
     }
   }
-  graph.accesses.emplace_back(tensor.number, number);
+  graph.accesses.emplace_back(tensor.number, node);
   graph.blocks.insert(tensor.number);
   last = {node};
   if (stream != tensor.home && !says && waits) {
-    graphs.Wait(ToStreamId(tensor.home), {.capture = graph.capture, .nodes = last});
+    dag.Wait(tensor.home, {.capture = graph.capture, .nodes = last});
   }
 }
 
-void Session::UseEagerly(Tensor& tensor, cudaStream_t stream) {
+void Session::UseEagerly(Tensor& tensor, StreamId stream) {
   const bool says = stream != tensor.home && (IsHeld(tensor.home) || dice_.OneIn(2));
   if (says && !RecordUse(tensor, stream)) return;
   timelines.Wait(stream, tensor.last);
   const Clock behind = timelines.Now(stream);
-  const uint64_t count = timelines.Launch(stream);
+  const uint64_t count = timelines.Submit(stream);
   Log("  uses block ", tensor.number, " on ", stream, says ? " and says so" : "", ", operation ",
       count);
   std::erase_if(accesses_, [](const Access& access) {
-    return timelines.IsDone({{access.stream, access.count}});
+    return timelines.Passed({{access.stream, access.count}});
   });
   for (const Access& access : accesses_) {
     const auto waited = behind.find(access.stream);
@@ -230,7 +204,7 @@ void Session::UseEagerly(Tensor& tensor, cudaStream_t stream) {
 
 void Session::Capture() {
   const DeviceIndex device = Device();
-  const cudaStream_t stream = Stream(device);
+  const StreamId stream = Stream(device);
   if (IsHeld(stream) || (SomeOpen() != nullptr && !dice_.OneIn(4))) return;
   std::pair<DeviceIndex, MempoolId_t> pool{device, {0, 0}};
   if (ids_.empty() || (ids_.size() < most_ids_ && dice_.OneIn(3))) {
@@ -243,7 +217,7 @@ void Session::Capture() {
   }
   if (pool.first != device) return;
   // As torch does.
-  for (DeviceIndex any = 0; any < kDevices; ++any) timelines.Finish(timelines.AllOf(any));
+  timelines.FinishAll();
   Call(stream, [&] { allocator_.emptyCache(); });
   auto graph = std::make_unique<Graph>(Graph{.number = static_cast<int>(graphs_.size()),
                                              .device = device,
@@ -252,9 +226,9 @@ void Session::Capture() {
                                              .origin = stream,
                                              .pools = {pool.second}});
   if (!Begin(*graph, stream)) return;
-  graph->capture = graphs.Begin(ToStreamId(stream));
+  graph->capture = dag.Begin(stream);
   graph->streams.push_back(stream);
-  fake_cuda::SetCapture(stream, graph->capture);
+  fake_cuda::SetCapture(ToCuda(stream), graph->capture);
   Log("captures graph ", graph->number, " on ", stream, " into pool ", graph->id.first, ",",
       graph->id.second);
   // Of a graph without memory it is not decided whose its pool is.
@@ -278,12 +252,8 @@ void Session::EndCapture() {
   const bool fails = graph->state == Graph::State::kInvalidated || (fails_ && dice_.OneIn(4));
   while (!fails && !graph->bodies.empty()) LeaveBody(*graph);
   if (!dice_.OneIn(6)) LeaveNested(*graph);
-  for (cudaStream_t stream : graph->streams) {
-    if (!fails && stream != graph->origin) Extend(*graph, graph->origin, stream);
-  }
   for (;; graph->bodies.pop_back()) {
-    for (cudaStream_t stream : graph->streams) fake_cuda::SetCapture(stream, 0);
-    graphs.End(graph->capture);
+    EndStreams(*graph, !fails);
     if (graph->bodies.empty()) break;
     graph->capture = graph->bodies.back().capture;
     graph->streams = graph->bodies.back().streams;
@@ -308,28 +278,26 @@ void Session::EndCapture() {
   LeaveNested(*graph);
 }
 
-bool Session::MayReplay(const Graph& graph) const {
-  if (graph.state != Graph::State::kCaptured || !graph.replayable || !graph.ours) return false;
-  const auto is_filled = [&](const MempoolId_t& pool) { return IsFilled(graph.device, pool); };
-  if (std::ranges::any_of(graph.pools, is_filled)) return false;
-  // Nobody may need what it overwrites.
-  for (const auto& [number, tensor] : tensors_) {
-    if (!tensor.live || graph.blocks.contains(number)) continue;
-    for (const int block : graph.blocks) {
-      if (Overlap(tensors_.at(block).pieces, tensor.pieces)) return false;
-    }
-  }
-  return true;
-}
-
 // It is launched when all before it is done; what comes after it is judged.
 void Session::Replay() {
-  Graph* const graph = SomeGraph([this](const Graph& some) { return MayReplay(some); });
+  Graph* const graph = SomeGraph([this](const Graph& some) {
+    const auto is_filled = [&](const MempoolId_t& pool) { return IsFilled(some.device, pool); };
+    // Nobody may need what it overwrites.
+    const auto is_needed = [&](const auto& entry) {
+      const auto& [number, tensor] = entry;
+      return tensor.live && !some.blocks.contains(number) &&
+             std::ranges::any_of(some.blocks, [&, &pieces = tensor.pieces](int block) {
+               return Overlap(tensors_.at(block).pieces, pieces);
+             });
+    };
+    return some.state == Graph::State::kCaptured && some.replayable && some.ours &&
+           std::ranges::none_of(some.pools, is_filled) && std::ranges::none_of(tensors_, is_needed);
+  });
   if (graph == nullptr) return;
-  const cudaStream_t stream = Stream(graph->device);
+  const StreamId stream = Stream(graph->device);
   if (IsHeld(stream)) return;
-  timelines.Wait(stream, timelines.AllOf(graph->device));
-  const uint64_t count = timelines.Launch(stream);
+  timelines.Wait(stream, AllOf(graph->device));
+  const uint64_t count = timelines.Submit(stream);
   Log("replays graph ", graph->number, " on ", stream, ", operation ", count);
   for (const int number : graph->blocks) {
     Tensor& tensor = tensors_.at(number);
@@ -360,9 +328,15 @@ void Session::EnterScope() {
   if (graph != nullptr && (graph->device != scope.device || graph->state != Graph::State::kOpen)) {
     return;
   }
-  const cudaStream_t stream = graph == nullptr ? Stream(scope.device) : graph->streams.front();
+  const StreamId stream = graph == nullptr ? Stream(scope.device) : graph->streams.front();
   if (graph == nullptr && IsHeld(stream)) return;
-  if (!Enter(stream, scope.id)) return;
+  const auto enter = [&] {
+    const auto filter = [thread = std::this_thread::get_id()](cudaStream_t) {
+      return std::this_thread::get_id() == thread;
+    };
+    allocator_.beginAllocateToPool(scope.device, scope.id, filter);
+  };
+  if (!Call(stream, enter)) return;
   Log("enters pool ", scope.id.second, graph == nullptr ? "" : Text(" in graph ", graph->number));
   if (graph != nullptr) {
     graph->nested.push_back(scope.id);
@@ -388,7 +362,7 @@ void Session::ExitScope() {
   const Scope scope = *newest;
   scopes_.erase(std::next(newest).base());
   Log("leaves pool ", scope.id.second);
-  const cudaStream_t stream = Stream(scope.device);
+  const StreamId stream = Stream(scope.device);
   End(stream, scope.id);
   Release(stream, scope.id);
 }

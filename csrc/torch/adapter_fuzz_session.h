@@ -32,6 +32,7 @@
 #include "torch/graph_allocator.h"
 
 namespace cgp::simulated {
+using Node = CaptureDag::Node;
 inline constexpr size_t kLittle = 1000;  // of the base's memory, while it is short of it
 
 // A thread that does what it is told while who tells it waits.
@@ -65,11 +66,10 @@ class Worker {
 // A part of a graph that is captured by itself, on a stream of its own: what its capture was
 // before, whose node `node` the body stands for.
 struct Body {
-  cudaStream_t outer = nullptr;  // the stream that goes on behind it
-  GraphNode node{};
+  StreamId outer{};  // the stream that goes on behind it
+  Node node{};
   CaptureId capture = kNoCapture;
-  std::vector<cudaStream_t> streams = {};
-  std::map<GraphNode, int> numbers = {};
+  std::vector<StreamId> streams = {};
   size_t nested = 0;   // open scopes of MemPools
   size_t tensors = 0;  // that there were
 };
@@ -82,7 +82,7 @@ struct Graph {
   DeviceIndex device = 0;
   size_t thread = 0;
   MempoolId_t id{0, 0};
-  cudaStream_t origin = nullptr;
+  StreamId origin{};
   CaptureId capture = kNoCapture;  // the body's, in one
   State state = State::kOpen;
   int gone_before = 0;  // the graph of this number
@@ -94,11 +94,9 @@ struct Graph {
   std::shared_ptr<cca::AllocatorState> checkpoint = {};  // of its pool, as it left it
   std::set<int> left = {};                               // what lived there
   std::vector<Body> bodies = {};                         // that are open
-  std::map<GraphNode, int> numbers = {};           // of its capture's nodes; CUDA's are used again
-  std::vector<std::set<int>> before = {};          // by number: all that the node runs behind
-  std::vector<std::pair<int, int>> accesses = {};  // of blocks, by nodes
-  std::set<int> blocks = {};                       // all that it has or uses
-  std::vector<cudaStream_t> streams = {};          // that its capture reached, from its first
+  std::vector<std::pair<int, Node>> accesses = {};       // of blocks, by nodes
+  std::set<int> blocks = {};                             // all that it has or uses
+  std::vector<StreamId> streams = {};                    // that its capture reached, from its first
 
   bool open() const { return state == State::kOpen || state == State::kInvalidated; }
 };
@@ -107,14 +105,14 @@ struct Tensor {
   int number = 0;
   DataPtr data;
   DeviceIndex device = 0;
-  cudaStream_t home = nullptr;
+  StreamId home{};
   const Graph* graph = nullptr;  // that it was captured in
   Block block;
   Pieces pieces = {};
   MempoolId_t pool{0, 0};
   bool live = true;
-  Clock last = {};                                     // what eager work on it has to run behind
-  std::map<int, std::vector<GraphNode>> last_in = {};  // what a graph's has to, by graph
+  Clock last = {};                                // what eager work on it has to run behind
+  std::map<int, std::vector<Node>> last_in = {};  // what a graph's has to, by graph
 };
 
 struct Scope {
@@ -149,13 +147,12 @@ class Session {
   // Of what the entry calls: one of them, or all from one on that ask for the host's memory.
   enum class MayFail : uint8_t { kNothing, kOne, kAll };
   // Returns whether it went through.
-  bool Call(cudaStream_t stream, const std::function<void()>& entry,
-            MayFail may_fail = MayFail::kAll);
+  bool Call(StreamId stream, const std::function<void()>& entry, MayFail may_fail = MayFail::kAll);
   // torch ends and releases once; what it is told has failed may be tried again.
-  void CallTwice(cudaStream_t stream, const std::function<void()>& entry) {
+  void CallTwice(StreamId stream, const std::function<void()>& entry) {
     if (!Call(stream, entry)) Call(stream, entry, MayFail::kNothing);
   }
-  bool Begin(Graph& graph, cudaStream_t stream, MayFail may_fail = MayFail::kAll) {
+  bool Begin(Graph& graph, StreamId stream, MayFail may_fail = MayFail::kAll) {
     const auto begin = [&] {
       allocator_.beginAllocateToPool(graph.device, graph.id, [&graph](cudaStream_t asked) {
         const faults::Within spared;
@@ -166,29 +163,20 @@ class Session {
     };
     return Call(stream, begin, may_fail);
   }
-  bool Enter(cudaStream_t stream, MempoolId_t id) {
-    return Call(stream, [&] {
-      allocator_.beginAllocateToPool(fake_cuda::current_device, id,
-                                     [id = std::this_thread::get_id()](cudaStream_t) {
-                                       return std::this_thread::get_id() == id;
-                                     });
-    });
-  }
-  void End(cudaStream_t stream, MempoolId_t id) {
+  void End(StreamId stream, MempoolId_t id) {
     CallTwice(stream, [&] { allocator_.endAllocateToPool(fake_cuda::current_device, id); });
   }
-  void Release(cudaStream_t stream, MempoolId_t id) {
+  void Release(StreamId stream, MempoolId_t id) {
     CallTwice(stream, [&] { allocator_.releasePool(fake_cuda::current_device, id); });
   }
 
   // --- What there is ---
 
   DeviceIndex Device() { return two_devices_ && dice_.OneIn(3) ? 1 : 0; }
-  cudaStream_t Stream(DeviceIndex device) { return StreamOf(device, dice_.Below(kStreams)); }
-  Graph* GraphOn(cudaStream_t stream) {
-    const CaptureId capture = fake_cuda::ActiveCapture(stream);
+  StreamId Stream(DeviceIndex device) { return StreamOf(device, dice_.Below(kStreams)); }
+  Graph* GraphOn(StreamId stream) {
     for (const auto& graph : graphs_) {
-      if (capture != 0 && graph->capture == capture) return graph.get();
+      if (dag.IsCaptured(stream) && graph->capture == dag.At(stream).capture) return graph.get();
     }
     return nullptr;
   }
@@ -210,9 +198,7 @@ class Session {
     for (auto& [number, tensor] : tensors_) {
       if (tensor.live) live.push_back(&tensor);
     }
-    if (live.empty()) return nullptr;
-    return live[dice_.OneIn(2) ? dice_.Below(live.size())
-                               : live.size() - 1 - dice_.Below(std::min<size_t>(live.size(), 4))];
+    return live.empty() ? nullptr : dice_.NewOf(live, 4);
   }
   bool IsInScope(DeviceIndex device, const MempoolId_t& id) const {
     return std::ranges::any_of(
@@ -232,7 +218,7 @@ class Session {
   // --- Blocks ---
 
   void Allocate();
-  void Adopt(DataPtr data, cudaStream_t stream, Graph* graph);
+  void Adopt(DataPtr data, StreamId stream, Graph* graph);
   void Free() {
     Tensor* const tensor = SomeTensor();
     if (tensor == nullptr) return;
@@ -259,9 +245,9 @@ class Session {
       }
     }
   }
-  bool RecordUse(const Tensor& tensor, cudaStream_t stream) {
-    const c10::Device device(c10::kCUDA, DeviceOf(stream));
-    const c10::Stream used(c10::Stream::UNSAFE, device, reinterpret_cast<c10::StreamId>(stream));
+  bool RecordUse(const Tensor& tensor, StreamId stream) {
+    const c10::Device device(c10::kCUDA, DeviceIndexOf(stream));
+    const c10::Stream used(c10::Stream::UNSAFE, device, static_cast<c10::StreamId>(stream));
     return Call(tensor.home,
                 [&] { allocator_.recordStream(tensor.data, c10::cuda::CUDAStream(used)); });
   }
@@ -270,10 +256,10 @@ class Session {
     if (tensor == nullptr) return;
     const DeviceIndex device = dice_.OneIn(6) ? Device() : tensor->device;
     const Graph* const graph = GraphOn(tensor->home);
-    const cudaStream_t other = graph == nullptr ? Stream(device) : dice_.Of(graph->streams);
+    const StreamId other = graph == nullptr ? Stream(device) : dice_.Of(graph->streams);
     Use(*tensor, dice_.OneIn(2) ? tensor->home : other);
   }
-  void Use(Tensor& tensor, cudaStream_t stream) {
+  void Use(Tensor& tensor, StreamId stream) {
     if (drivers.at(tensor.device)->Below(tensor.block.address, tensor.block.bytes) !=
         tensor.pieces) {
       Complain("is mapped otherwise: block ", tensor.number);
@@ -287,9 +273,8 @@ class Session {
       UseEagerly(tensor, stream);
     }
   }
-  void UseInGraph(Tensor& tensor, cudaStream_t stream, Graph& graph);
-  void UseEagerly(Tensor& tensor, cudaStream_t stream);
-  GraphNode Launch(Graph& graph, cudaStream_t stream);
+  void UseInGraph(Tensor& tensor, StreamId stream, Graph& graph);
+  void UseEagerly(Tensor& tensor, StreamId stream);
 
   // --- Graphs ---
 
@@ -301,14 +286,23 @@ class Session {
       Release(graph.streams.front(), graph.nested.back());
     }
   }
-  void Extend(Graph& graph, cudaStream_t stream, cudaStream_t to_follow) {
-    graphs.Wait(ToStreamId(stream), graphs.Record(ToStreamId(to_follow)));
-    fake_cuda::SetCapture(stream, graph.capture);
+  void Extend(Graph& graph, StreamId stream, StreamId to_follow) {
+    dag.Wait(stream, dag.At(to_follow));
+    fake_cuda::SetCapture(ToCuda(stream), graph.capture);
     if (std::ranges::count(graph.streams, stream) == 0) graph.streams.push_back(stream);
+  }
+  // The capture is over for its streams, which the first one has waited for if it went well.
+  static void EndStreams(Graph& graph, bool join) {
+    const StreamId first = graph.streams.front();
+    for (const StreamId stream : graph.streams) {
+      if (join && stream != first) dag.Wait(first, dag.At(stream));
+      fake_cuda::SetCapture(ToCuda(stream), 0);
+    }
+    dag.End(graph.capture);
   }
   // The filter of a graph that is gone is not known to be, where a capture of before comes to its
   // stream.
-  bool MayCome(const Graph& graph, cudaStream_t stream) const {
+  bool MayCome(const Graph& graph, StreamId stream) const {
     return std::ranges::none_of(graphs_, [&](const auto& other) {
       return other->origin == stream && graph.number < other->gone_before;
     });
@@ -317,21 +311,21 @@ class Session {
     Graph* const graph =
         SomeGraph([](const Graph& some) { return some.state == Graph::State::kOpen; });
     if (graph == nullptr) return;
-    const cudaStream_t from = dice_.Of(graph->streams);
-    const cudaStream_t to = Stream(dice_.OneIn(4) ? Device() : graph->device);
+    const StreamId from = dice_.Of(graph->streams);
+    const StreamId to = Stream(dice_.OneIn(4) ? Device() : graph->device);
     if (from == to || (IsHeld(to) && GraphOn(to) != graph)) return;
     if (!MayCome(*graph, to)) return;
     if (!IsHeld(to)) timelines.Finish(timelines.Now(to));
     Extend(*graph, to, from);
-    if (dice_.OneIn(2)) Launch(*graph, from);
+    if (dice_.OneIn(2)) dag.Launch(from);
     Log("graph ", graph->number, ": stream ", to, " waits for ", from);
   }
   void Invalidate() {
     Graph* const graph = SomeOpen();
     if (graph == nullptr || graph->state != Graph::State::kOpen || !fails_) return;
     Log("graph ", graph->number, " is invalidated");
-    graphs.Invalidate(graph->capture);
-    for (cudaStream_t stream : graph->streams) fake_cuda::Invalidate(stream);
+    dag.Invalidate(graph->capture);
+    for (const StreamId stream : graph->streams) fake_cuda::Invalidate(ToCuda(stream));
     graph->state = Graph::State::kInvalidated;
   }
   void Reset() {
@@ -349,7 +343,6 @@ class Session {
     }
     if (all) Trim();
   }
-  bool MayReplay(const Graph& graph) const;
   void Replay();
 
   // --- Scopes and pools ---
@@ -372,7 +365,7 @@ class Session {
     if (IsInScope(device, id)) return;
     Log("drops MemPool ", id.second);
     std::erase(mempools_, std::pair(device, id));
-    const cudaStream_t stream = StreamOf(device, 0);
+    const StreamId stream = StreamOf(device, 0);
     CallTwice(stream, [&, id = id, device = device] { allocator_.setUseOnOOM(device, id, false); });
     Release(stream, id);
     Call(stream, [&, id = id] { allocator_.emptyCache(id); });
@@ -380,8 +373,13 @@ class Session {
   void EnterScope();
   void ExitScope();
   // adapter_fuzz_bodies.cc
-  static bool IsBefore(const Graph& graph, GraphNode node);
-  void Resume(Graph& graph, cudaStream_t stream);
+  // Its route is there again.
+  void Resume(Graph& graph, StreamId stream) {
+    if (!Begin(graph, stream) && !Begin(graph, stream, MayFail::kNothing)) {
+      Complain("cannot go on: graph ", graph.number);
+    }
+    ++graph.users;
+  }
   void EnterBody();
   void LeaveBody(Graph& graph);
   void LeaveBody() {
@@ -401,13 +399,13 @@ class Session {
   }
   void Progress() {
     for (uint64_t steps = 1 + dice_.Below(12); steps > 0; --steps) {
-      timelines.Step(Stream(static_cast<DeviceIndex>(dice_.Below(kDevices))));
+      timelines.Progress(Stream(static_cast<DeviceIndex>(dice_.Below(kDevices))), 1);
     }
   }
   void Order() {
     const DeviceIndex device = Device();
-    const cudaStream_t waiting = Stream(device);
-    const cudaStream_t awaited = Stream(device);
+    const StreamId waiting = Stream(device);
+    const StreamId awaited = Stream(device);
     if (!IsHeld(waiting) && !IsHeld(awaited)) timelines.Wait(waiting, timelines.Now(awaited));
   }
   void Set() {
@@ -433,7 +431,7 @@ class Session {
   std::vector<std::unique_ptr<Graph>> graphs_;
   struct Access {
     int tensor;
-    cudaStream_t stream;
+    StreamId stream;
     uint64_t count;
   };
   std::vector<Access> accesses_;  // eager ones and replays that may be under way

@@ -89,9 +89,7 @@ void Session::Restore() {
     tensor.live = true;
     tensor.data = std::move(data);
     // Its graph has been replayed, behind all that there was.
-    for (DeviceIndex device = 0; device < kDevices; ++device) {
-      Join(&tensor.last, timelines.AllOf(device));
-    }
+    Join(&tensor.last, timelines.TakeMark());
   }
   if (LiveIn(*graph) != graph->left) Complain("a block did not come back");
   CheckLiveIn(*graph);

@@ -146,7 +146,7 @@ RangeTable::Renumbering SharedSpace::Shrink(RangeTable::Shrinking& prepared) noe
 
 void SharedSpace::ReserveOpening(std::size_t fence_limit) {
   woken_.clear();
-  ReserveMore(woken_, space_.free_extents());
+  ReserveMore(woken_, space_.free_extents() + 1);  // Hold() may split one
   for (const auto& view : views_) {
     view->MakeRoomForFence(FenceId{static_cast<uint32_t>(fence_limit - 1)});
   }

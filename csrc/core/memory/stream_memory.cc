@@ -15,9 +15,10 @@ void StreamMemory::BeginScope(ScopeKind kind, bool may_ask_device) {
   std::shared_ptr<SharedEvent> mark;
   if (may_ask_device && (behind_replays || fences_.NeedsMark())) mark = fences_.Mark();
   Poll();
+  // So that a scope in which nothing was done, or whose first block got no memory, ends without; and
+  // before anything is held, which one that did not begin would keep from others. A fence may come.
+  bytes_.ReserveOpening(fences_.limit() + 2);
   if (behind_replays && !mark) HoldCaptured();
-  // So that a scope in which nothing was done, or whose first block got no memory, ends without.
-  bytes_.ReserveOpening(fences_.limit() + 1);
   replays_unknown_ = behind_replays && !mark;
   if (behind_replays) replays_ = std::move(mark);
   scope_ = kind;
