@@ -96,6 +96,11 @@ std::vector<PoolScript> Scripts() {
       {"AUseInAnotherCaptureLastsUntilTheScopeEnds",
        "capture A B; a = A; body C; C uses a; A launches; C launches; free a; B waits A; A grows;"
        "B grows; C grows; body ends; end; capture A; A reuses"},
+      // Its stream is part of the first one by the time of the free. Nothing is allocated in the body,
+      // so that the pool learns of that from the use alone.
+      {"AUseInABodyThatIsOverLastsUntilTheScopeEnds",
+       "capture A B; a = A; body C; C uses a; C launches; body ends; A launches; C waits A; free a;"
+       "A grows (nothing of A waits for the body); B waits A; B grows; end; capture A; A reuses"},
       // Nothing is allocated, so that the pool learns of the captures from the free alone.
       {"AUserInAnotherCaptureIsWaitedForThoughTheScopeOnlyFrees",
        "capture A; a = A; end;"

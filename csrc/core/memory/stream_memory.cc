@@ -218,14 +218,14 @@ bool StreamMemory::IsKnownToCapture(StreamId stream) const {
          FindProvenView(stream, capture_).has_value();
 }
 
-// Whether what the stream does now is captured. One that is not part of the capture may join it
-// later.
-bool StreamMemory::IsCapturedUse(StreamId stream) {
-  if (scope_ != ScopeKind::kCapture) return false;
-  if (IsKnownToCapture(stream)) return true;
-  if (InOthersCapture()) return false;  // and must not be asked
+// The capture that what the stream does now is part of; kNoCapture if it is of none, or that is not
+// known. A stream that is not part of the capture may join it later.
+CaptureId StreamMemory::CaptureOfUse(StreamId stream) {
+  if (scope_ != ScopeKind::kCapture) return kNoCapture;
+  if (IsKnownToCapture(stream)) return capture_;
+  if (InOthersCapture()) return kNoCapture;  // and must not be asked
   driver_.Capture(stream, &frontier_);
-  return frontier_.capture != kNoCapture;
+  return frontier_.capture;
 }
 
 void StreamMemory::Free(LiveBlock& live) {
@@ -243,15 +243,16 @@ void StreamMemory::RecordUse(LiveBlock& live, StreamId stream) {
   if (stream == live.block.stream) return;
   // Then the driver knows of the device, and marks it too.
   if (DeviceOf(stream)) driver_.Capture(stream, &frontier_);
-  const bool captured = IsCapturedUse(stream);
+  const CaptureId capture = CaptureOfUse(stream);
   if (InOthersCapture()) {
     expects_several_streams_ = true;
   } else if (scope_ == ScopeKind::kCapture) {
     ExpectSeveralStreams();
+    NoteCapture(capture);  // the stream may be part of another one when the block is freed
   }
   live.AddUse(stream);
   // A capture that frees the block would otherwise let its end stand for the end of this use too.
-  if (!captured) live.eager = true;
+  if (capture == kNoCapture) live.eager = true;
 }
 
 void StreamMemory::ReserveRevive(LiveBlock& live) const {
