@@ -194,10 +194,10 @@ FenceId StreamMemory::ChooseFence(const LiveBlock& live) {
 // has worked on, and the graph proves nothing of.
 bool StreamMemory::OrderProtects(const LiveBlock& live) const {
   if (!several_streams_) return true;
-  // The stream is not capturing, or its frontier would tell. Nor may a capture that is under way
-  // have anything of it.
+  // The stream is not capturing, or its frontier would tell. Where others are, it may have worked on
+  // the block in a body that is over, of which nobody has told.
   const bool in_graph = live.view != LiveBlock::kNoView && proofs_.capture(live.view) != kNoCapture;
-  return !in_graph && !several_captures_;
+  return !in_graph && !several_captures_ && capture_ == kNoCapture;
 }
 
 // Whether it does not matter that the block's streams are asked where they stand later than when it
