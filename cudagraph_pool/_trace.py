@@ -30,6 +30,7 @@ PAGE_BYTES: Final = 2 << 20
 MAX_JSON_BYTES: Final = 32 << 20
 MAX_GRAPHS: Final = 65_536
 MAX_EVENTS: Final = 1_000_000
+MAX_STREAMS: Final = 1024  # for each the pool keeps what it may take of every other one's
 MAX_LIVE_BYTES: Final = 1 << 40
 MAX_NUMBER: Final = (1 << 63) - 1  # ids, streams and keys
 MAX_NAME_CHARACTERS: Final = 200
@@ -240,6 +241,7 @@ class _Reader:
         self._freed: set[int] = set()
         self._live_bytes = 0
         self._events = 0
+        self._streams: set[int] = set()
 
     def trace(self, document: object) -> Trace:
         top = self._object(document, "file")
@@ -298,6 +300,9 @@ class _Reader:
         block = self._integer(event[1], f"{where} id", 0, MAX_NUMBER)
         size = self._integer(event[2], f"{where} bytes", 1, MAX_LIVE_BYTES)
         stream = self._integer(event[3], f"{where} stream", 0, MAX_NUMBER)
+        self._streams.add(stream)
+        if len(self._streams) > MAX_STREAMS:
+            self._fail(where, f"more than {MAX_STREAMS} streams in one trace")
         if block in self._live or block in self._freed:
             self._fail(where, f"block {block} is allocated a second time")
         self._live[block] = size

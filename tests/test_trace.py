@@ -345,6 +345,15 @@ def test_limits_on_graphs_and_events(
     assert "holds 3 graphs; 1 to 2" in error_of(path).what
 
 
+# A replay takes time and memory with the square of the streams: 8,000 took 9 s and 1.2 GB.
+def test_a_limit_on_streams(write_trace: WriteTrace) -> None:
+    events = [[1, stream, 512, stream] for stream in range(1025)]
+    assert read_trace(write_trace(graphs=[{"key": 1, "events": events[:-1]}]))
+    error = error_of(write_trace(graphs=[{"key": 1, "events": events}]))
+    assert error.where == "graphs[0].events[1024]"
+    assert error.what == "more than 1024 streams in one trace"
+
+
 def test_unknown_members_are_ignored(write_trace: WriteTrace) -> None:
     assert read_trace(write_trace(recorder="later version")).name == "small"
 

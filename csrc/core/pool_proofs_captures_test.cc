@@ -40,11 +40,12 @@ std::vector<PoolScript> Scripts() {
        "capture A B; A grows (nor does the end of the capture); B grows; done; A reuses; end"},
       {"AStreamThatIsNotCapturingIsProvenNothing",
        "capture A B; a = A; b = B; A launches; free a; C grows; end; capture A B; B reuses"},
-      {"WhatAStreamFreesThatIsNotCapturingIsItsOwnAtOnce",
-       "capture A B; a = A; c = C; free c; A launches; B waits A; B grows; C reuses"},
+      // What it does may be part of a body by the time that it allocates again.
+      {"WhatAStreamFreesThatIsNotCapturingIsHeldWhileOthersAre",
+       "capture A B; a = A; c = C; free c; A launches; B waits A; B grows; C grows"},
       {"TheFirstStreamNeedNotBeCapturing",
        "capture A B; c = C; A launches; free c; A grows; B grows; C reuses; d = C; free d; A grows;"
-       "C reuses; end"},
+       "C grows; end"},
       {"AnEagerScopesBlockIsNotProvenByTheCaptureThatFreesIt",
        "eager; a = A; A works; scope ends;"
        "capture A B; x = A; y = B; A launches; free a; B waits A; A grows; B grows; end;"
@@ -96,6 +97,16 @@ std::vector<PoolScript> Scripts() {
       {"AUseInAnotherCaptureLastsUntilTheScopeEnds",
        "capture A B; a = A; body C; C uses a; A launches; C launches; free a; B waits A; A grows;"
        "B grows; C grows; body ends; end; capture A; A reuses"},
+      // Its stream is part of the first one by the time of the free. Nothing is allocated in the body,
+      // so that the pool learns of that from the use alone.
+      {"AUseInABodyThatIsOverLastsUntilTheScopeEnds",
+       "capture A B; a = A; body C; C uses a; C launches; body ends; A launches; C waits A; free a;"
+       "A grows (nothing of A waits for the body); B waits A; B grows; end; capture A; A reuses"},
+      // The pool is told nothing of the body: its stream uses what is its own, and allocates nothing.
+      {"AStreamThatMayHaveBeenInABodyHasNoOrder",
+       "capture A C; c = C; end; capture A B; a = A; b = B; A launches;"
+       "body C; C launches; body ends; free c; C waits B; C grows (B has not waited for the body);"
+       "end; done; capture A; A reuses"},
       // Nothing is allocated, so that the pool learns of the captures from the free alone.
       {"AUserInAnotherCaptureIsWaitedForThoughTheScopeOnlyFrees",
        "capture A; a = A; end;"

@@ -195,10 +195,10 @@ FenceId StreamMemory::ChooseFence(const LiveBlock& live) {
 // has worked on, and the graph proves nothing of.
 bool StreamMemory::OrderProtects(const LiveBlock& live) const {
   if (!several_streams_) return true;
-  // The stream is not capturing, or its frontier would tell. Nor may a capture that is under way
-  // have anything of it.
+  // The stream is not capturing, or its frontier would tell. Where others are, it may have worked on
+  // the block in a body that is over, of which nobody has told.
   const bool in_graph = live.view != LiveBlock::kNoView && proofs_.capture(live.view) != kNoCapture;
-  return !in_graph && !several_captures_;
+  return !in_graph && !several_captures_ && capture_ == kNoCapture;
 }
 
 // Whether it does not matter that the block's streams are asked where they stand later than when it
@@ -219,14 +219,14 @@ bool StreamMemory::IsKnownToCapture(StreamId stream) const {
          FindProvenView(stream, capture_).has_value();
 }
 
-// Whether what the stream does now is captured. One that is not part of the capture may join it
-// later.
-bool StreamMemory::IsCapturedUse(StreamId stream) {
-  if (scope_ != ScopeKind::kCapture) return false;
-  if (IsKnownToCapture(stream)) return true;
-  if (InOthersCapture()) return false;  // and must not be asked
+// The capture that what the stream does now is part of; kNoCapture if it is of none, or that is not
+// known. A stream that is not part of the capture may join it later.
+CaptureId StreamMemory::CaptureOfUse(StreamId stream) {
+  if (scope_ != ScopeKind::kCapture) return kNoCapture;
+  if (IsKnownToCapture(stream)) return capture_;
+  if (InOthersCapture()) return kNoCapture;  // and must not be asked
   driver_.Capture(stream, &frontier_);
-  return frontier_.capture != kNoCapture;
+  return frontier_.capture;
 }
 
 void StreamMemory::Free(LiveBlock& live) {
@@ -244,15 +244,16 @@ void StreamMemory::RecordUse(LiveBlock& live, StreamId stream) {
   if (stream == live.block.stream) return;
   // Then the driver knows of the device, and marks it too.
   if (DeviceOf(stream)) driver_.Capture(stream, &frontier_);
-  const bool captured = IsCapturedUse(stream);
+  const CaptureId capture = CaptureOfUse(stream);
   if (InOthersCapture()) {
     expects_several_streams_ = true;
   } else if (scope_ == ScopeKind::kCapture) {
     ExpectSeveralStreams();
+    NoteCapture(capture);  // the stream may be part of another one when the block is freed
   }
   live.AddUse(stream);
   // A capture that frees the block would otherwise let its end stand for the end of this use too.
-  if (!captured) live.eager = true;
+  if (capture == kNoCapture) live.eager = true;
 }
 
 void StreamMemory::ReserveRevive(LiveBlock& live) const {

@@ -104,7 +104,7 @@ class StreamMemory {
   bool OrderProtects(const LiveBlock& live) const;
   bool CanAskLater(const LiveBlock& live) const;
   bool IsKnownToCapture(StreamId stream) const;
-  bool IsCapturedUse(StreamId stream);
+  CaptureId CaptureOfUse(StreamId stream);
   void GiveFreed();
   void GiveFreedAtEnd();
   void GiveBehind(const LiveBlock& live, FenceId fence);
