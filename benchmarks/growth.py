@@ -9,12 +9,13 @@ and the clock's own time. An operation is an allocation and the free of the bloc
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+
+from _command import new_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "build/release/csrc/testing/cgp_benchmark"
@@ -28,7 +29,7 @@ Points = dict[str, list[tuple[int, float]]]
 
 
 def main() -> int:
-    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
+    new_parser(__doc__).parse_args()
     options = ["--benchmark_filter=GrowthOf", "--benchmark_format=json"]
     if not PROGRAM.exists():
         print(f"growth.py: {PROGRAM} is not built", file=sys.stderr)
