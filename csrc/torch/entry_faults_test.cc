@@ -183,6 +183,22 @@ TEST_F(AfterAFaultTest, APeakIsNotLost) {
   }
 }
 
+TEST_F(AfterAFaultTest, AnEndThatFailedCanBeTriedAgain) {
+  World w;
+  w.Begin(kId);
+  for (int i = 0; i < 3; ++i) w.blocks.push_back(w.allocator.allocate(kPage));
+  w.blocks.front().clear();  // the end needs memory for what is free in pieces
+  w.blocks.back().clear();
+  SetCapture(Stream(1), 0);
+  faults::Arm(Kind::kMemory, 1, /*for_good=*/true);
+  EXPECT_ANY_THROW(w.allocator.endAllocateToPool(w.device, kId));
+  EXPECT_TRUE(faults::Disarm());
+  EXPECT_TRUE(w.allocator.capturing());
+  EXPECT_NO_THROW(w.allocator.endAllocateToPool(w.device, kId));
+  EXPECT_FALSE(w.allocator.capturing());
+  FreeAndRelease(w);
+}
+
 TEST_F(AfterAFaultTest, AFractionThatCouldNotBeSetLeavesTheBasesOwn) {
   World w;
   w.base.fraction = 0.5;  // before enable()
