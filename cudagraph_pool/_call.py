@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from ._adapter import load_adapter
-from ._function import parameters_of
+from ._function import parameters_of, tensors_of
 
 
 class Structure(NamedTuple):
@@ -144,8 +144,7 @@ def refuse_transforms(tensors: Sequence[Tensor], modules: Sequence[nn.Module]) -
         tensors, modules: Which may have tangents.
     """
     has_tangents = forward_ad._current_level >= 0 and any(
-        forward_ad.unpack_dual(x).tangent is not None
-        for x in (*tensors, *(x for m in modules for x in (*m.parameters(), *m.buffers())))
+        forward_ad.unpack_dual(x).tangent is not None for x in (*tensors, *tensors_of(modules))
     )
     in_transform = torch._C._functorch.peek_interpreter_stack() is not None or any(
         map(torch._C._functorch.is_legacy_batchedtensor, tensors)

@@ -44,9 +44,9 @@ def watch(modules: Sequence[nn.Module]) -> _torch.WeightWatch:
 
 
 def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
-    """Parameters and buffers, each once, that count their changes."""
+    """Parameters and buffers, each once."""
     found = (x for module in modules for x in (*module.parameters(), *module.buffers()))
-    return [x for x in dict.fromkeys(found) if not x.is_inference()]
+    return list(dict.fromkeys(found))
 
 
 def _wrapped_in(tensors: Iterable[Any]) -> list[dict[str, Any]]:

@@ -378,7 +378,8 @@ class GraphRunner:
                     program.captured, before = {}, {}
                 self._captures.empty_caches()
                 used = self._captures.usage()
-                weights = tensors_of(self._modules)
+                # Tensors of inference mode count no changes.
+                weights = [x for x in tensors_of(self._modules) if not x.is_inference()]
                 with no_autocast_cache():
                     for at in bar:
                         bar.set_description(f"capturing size {shown(at)}")
