@@ -150,10 +150,16 @@ PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream) co
           .beyond = beyond - std::min(beyond, whole_pages)};
 }
 
+std::pair<StreamId, CaptureId> PoolModel::InCapture(StreamId stream) const {
+  return {stream, dag_.IsCaptured(stream) ? dag_.At(stream).capture : kNoCapture};
+}
+
 // Where several streams make a large pool grow in a capture, it may grow to have a 128th of its
-// pages whole besides: not for blocks below a page, nor for a page more.
+// pages whole besides: not for blocks below a page, nor for a page more. A stream that is in
+// another capture than before counts as another.
 uint64_t PoolModel::PagesBeyond(const ModelPool& pool, uint64_t bytes, StreamId stream) const {
-  const bool several = pool.streams.size() > (pool.streams.contains(stream) ? 1 : 0);
+  const bool several =
+      pool.used_by_others || pool.asked.size() > (pool.asked.contains(InCapture(stream)) ? 1 : 0);
   if (pool.scope != ScopeKind::kCapture || !several) return 0;
   const uint64_t pages = pool.stats.pages / 128;
   return pages > 1 && bytes > page_bytes_ - kGranuleBytes ? pages : 0;
@@ -184,7 +190,8 @@ void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
   pool.scope = kind;
   pool.stats.scope_peak_bytes = pool.stats.allocated_bytes;
   pool.scope_number = next_scope_++;
-  pool.streams.clear();
+  pool.asked.clear();
+  pool.used_by_others = false;
   pool.captures = 0;
   pool.told.clear();
   pool.seen.clear();
@@ -290,7 +297,7 @@ std::string PoolModel::Shrink(PoolId id, uint64_t pages, const PiecesOf& pieces_
 
 void PoolModel::Ask(PoolId id, StreamId stream) {
   ModelPool& pool = Known(id);
-  pool.streams.insert(stream);
+  pool.asked.insert(InCapture(stream));
   See(id, stream);
   if (pool.scope == ScopeKind::kEager) GoOn(pool, stream);
 }
@@ -498,6 +505,7 @@ void PoolModel::RecordUse(Address start, StreamId stream) {
   LiveBlock& block = live_.at(start);
   if (stream == block.block.stream) return;
   block.uses.insert(stream);
+  Known(block.pool).used_by_others = true;
   block.eager |= Known(block.pool).scope != ScopeKind::kCapture || !dag_.IsCaptured(stream);
 }
 

@@ -26,6 +26,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/base/units.h"
@@ -198,7 +199,9 @@ class PoolModel {
     std::set<CaptureId> told;                      // of these: see IsTold()
     std::set<StreamId> seen;                       // in the open scope
     std::vector<std::shared_ptr<Fence>> in_scope;  // of what was freed in the open capture scope
-    std::set<StreamId> streams;                    // that have asked for blocks in the open scope
+    // What has asked for blocks in the open scope, as part of which captures.
+    std::set<std::pair<StreamId, CaptureId>> asked;
+    bool used_by_others = false;                   // in the open scope, a block by another stream
     std::vector<std::shared_ptr<Fence>> unmarked;  // to be marked with the device
     std::shared_ptr<Fence> held;                   // the group of what is held until then
     std::vector<Pending> replays;                  // of the graphs that were captured into it
@@ -219,6 +222,7 @@ class PoolModel {
     return pool.scope.has_value() && pool.had_scopes;
   }
   uint64_t PagesBeyond(const ModelPool& pool, uint64_t bytes, StreamId stream) const;
+  std::pair<StreamId, CaptureId> InCapture(StreamId stream) const;
   PageRuns Runs(const ModelPool& pool, const std::vector<Granule>& page, StreamId stream) const;
   const ModelPool* Find(PoolId id) const;
   ModelPool& Known(PoolId id) { return pools_.at(id); }
