@@ -41,10 +41,10 @@ def _execs(names: Sequence[str], allocator: str) -> Maker:
 def _streams(names: Sequence[str], allocator: str) -> Maker:
     """A program's key is its place among the names, each that of a configuration and a seed."""
     from _stream_work import StreamCaptures
-    from stream_programs import by_name, generate
+    from stream_programs import BY_NAME, generate
 
     drawn = [name.rpartition("@") for name in names]
-    programs = [generate(by_name(configuration), int(seed)) for configuration, _, seed in drawn]
+    programs = [generate(BY_NAME[configuration], int(seed)) for configuration, _, seed in drawn]
     return lambda device: StreamCaptures(programs, device, ours=allocator == "ours")
 
 

@@ -122,26 +122,20 @@ def judge_outputs(
         compared: by size, what the worker found.
         stock: the same of stock PyTorch; None if ``compared`` is stock's own.
     """
-    equal_to_eager, equal_to_stock = 0, 0
-    unrepeatable: list[int] = []
-    differ: list[int] = []
+    judged: dict[str, Any]
+    judged = {"equal_to_eager": 0, "equal_to_stock": 0, "unrepeatable": [], "differ": []}
     for key, own in compared.items():
         if own["equal"]:
-            equal_to_eager += 1
+            judged["equal_to_eager"] += 1
             continue
         other = stock[key] if stock else None
         if other and not other["equal"] and own["digest"] == other["digest"]:
-            equal_to_stock += 1
+            judged["equal_to_stock"] += 1
         elif not own["repeatable"] and (other is None or not other["repeatable"]):
-            unrepeatable.append(int(key))
+            judged["unrepeatable"].append(int(key))
         else:
-            differ.append(int(key))
-    return {
-        "equal_to_eager": equal_to_eager,
-        "equal_to_stock": equal_to_stock,
-        "unrepeatable": unrepeatable,
-        "differ": differ,
-    }
+            judged["differ"].append(int(key))
+    return judged
 
 
 def problems_of(row: dict[str, Any]) -> list[str]:

@@ -74,11 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def merge(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
     """Of several first captures: the most memory, and the median of the seconds."""
-    return {
-        "memory": max(found["memory"] for found in rounds),
-        "first": statistics.median(found["first"] for found in rounds),
-        "largest": max(found["largest"] for found in rounds),
-    }
+    chosen: dict[str, Callable[..., float]]
+    chosen = {"memory": max, "first": statistics.median, "largest": max}
+    return {name: choose(found[name] for found in rounds) for name, choose in chosen.items()}
 
 
 def measure(name: str, way: str, calls: int) -> dict[str, Any]:

@@ -219,9 +219,8 @@ def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
         if row["digest"] != rows[0]["digest"]:
             problems.append(f"{name}: other gradients than eager's")
         if row["allocator"] != "stock" and row["captures_of_ours"] != row["captures"]:
-            problems.append(
-                f"{name}: {row['captures_of_ours']} of {row['captures']} captures in pools of ours"
-            )
+            counts = f"{row['captures_of_ours']} of {row['captures']}"
+            problems.append(f"{name}: {counts} captures in pools of ours")
         if row["allocator"] == "shared" and row["pool"] > 1.01 * row["minimum"]:
             ratio = row["pool"] / row["minimum"]
             problems.append(f"{name}: the pool is {ratio:.3f} of the minimum")

@@ -36,26 +36,22 @@ def _text(name: str, **config: Any) -> Callable[[], nn.Module]:
     return partial(text, name, use_cache=False, **config)
 
 
-def _vision(name: str) -> Callable[[], nn.Module]:
-    return partial(vision, name)
-
-
 # What makes it, its input of a size, and the sizes.
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor], Iterable[int]]] = {
     "bert": (_text("BertModel"), tokens(16), (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)),
-    "convnext": (_vision("convnext_tiny"), images(224), range(2, 25, 2)),
+    "convnext": (partial(vision, "convnext_tiny"), images(224), range(2, 25, 2)),
     "deeplab": (partial(segmentation, "deeplabv3_resnet50"), images(320), range(2, 10)),
-    "densenet": (_vision("densenet121"), images(224), range(2, 33, 3)),
+    "densenet": (partial(vision, "densenet121"), images(224), range(2, 33, 3)),
     "efficientnet": (partial(timm, "efficientnet_b0"), images(224), range(2, 65, 4)),
     "fcn": (partial(segmentation, "fcn_resnet50"), images(520), range(1, 9)),
     "gpt2": (_text("GPT2LMHeadModel", n_layer=8), tokens(4), range(64, 1025, 96)),
     "llama": (_text("LlamaForCausalLM", **_LLAMA, **_HEADS), tokens(2), range(64, 2049, 192)),
     "mixer": (partial(timm, "mixer_b16_224"), images(224), range(2, 33, 3)),
-    "resnet101": (_vision("resnet101"), images(224), range(2, 33, 3)),
+    "resnet101": (partial(vision, "resnet101"), images(224), range(2, 33, 3)),
     "roberta": (_text("RobertaModel", num_hidden_layers=8), tokens(8), range(32, 513, 48)),
-    "swin": (_vision("swin_t"), images(224), range(2, 33, 2)),
-    "vgg": (_vision("vgg16"), images(224), range(1, 17)),
-    "vit": (_vision("vit_b_16"), images(224), range(2, 33, 3)),
+    "swin": (partial(vision, "swin_t"), images(224), range(2, 33, 2)),
+    "vgg": (partial(vision, "vgg16"), images(224), range(1, 17)),
+    "vit": (partial(vision, "vit_b_16"), images(224), range(2, 33, 3)),
 }
 
 

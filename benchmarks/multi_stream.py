@@ -25,7 +25,7 @@ from typing import Any
 from _command import add_common, add_some, new_parser, new_report, verdict, write_report
 from _team import Team, ratio
 from readme_table import table
-from stream_programs import CONFIGURATIONS, LONG, by_name, generate
+from stream_programs import BY_NAME, CONFIGURATIONS, LONG, generate
 
 ALLOCATORS = ("stock", "option", "ours")
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure_row(team: Team, key: int, name: str, seed: int, options: argparse.Namespace) -> Row:
     """One object with what all have in common and, under ``allocators``, one for each."""
-    configuration = by_name(name)
+    configuration = BY_NAME[name]
     costs = team.costs([key], options.repeats, options.rounds)
     wrong = team.at_once("wrong_sums", key=key, times=_CHECKS)
     team.at_once("release")

@@ -91,21 +91,14 @@ def const_memory_table(report: Row) -> list[str]:
     named = set()
     for (workload, order), of in by_allocator(report).items():
         ours, stock = of.get("ours"), of.get("stock")
-        first = workload not in named
+        name = "" if workload in named else WORKLOADS.get(workload, workload)
         named.add(workload)
-        lines.append(
-            [
-                WORKLOADS.get(workload, workload) if first else "",
-                ORDERS[order],
-                figure(stock, "minimum_bytes", _MIB, ",.0f"),
-                f"**{size(ours)}**",
-                f"{orders[RECORDED[workload]].worst:.3f}" if first and workload in RECORDED else "",
-                size(stock),
-                size(of.get("expandable")),
-                figure(ours, "capture_vs_stock", 1, ".2f"),
-                figure(ours, "replay_vs_stock", 1, ".3f"),
-            ]
-        )
+        minimum = figure(stock, "minimum_bytes", _MIB, ",.0f")
+        worst = f"{orders[RECORDED[workload]].worst:.3f}" if name and workload in RECORDED else ""
+        sizes = [f"**{size(ours)}**", worst, size(stock), size(of.get("expandable"))]
+        capture = figure(ours, "capture_vs_stock", 1, ".2f")
+        replay = figure(ours, "replay_vs_stock", 1, ".3f")
+        lines.append([name, ORDERS[order], minimum, *sizes, capture, replay])
     return markdown(head, lines)
 
 
@@ -152,20 +145,12 @@ def graph_runner_table(report: Row) -> list[str]:
     lines = []
     for row in report["rows"]:
         hand, ours = row["stock"], row["ours"]
-
-        def both(name: str, form: str, hand: Row = hand, ours: Row = ours) -> str:
-            return f"{hand[name]:{form}}, **{ours[name]:{form}}**"
-
-        lines.append(
-            [
-                RUNNER_MODELS[row["model"]],
-                both("memory", ",.0f"),
-                both("largest", ",.0f"),
-                ", ".join(f"{ours[name] / hand[name]:.2f}" for name in ("first", "capture")),
-                both("call", ".0f"),
-                f"{ours['step'] / hand['step']:.3f}",
-            ]
+        memory, largest, call = (
+            f"{hand[name]:,.0f}, **{ours[name]:,.0f}**" for name in ("memory", "largest", "call")
         )
+        first, again, step = (ours[name] / hand[name] for name in ("first", "capture", "step"))
+        times = [f"{first:.2f}, {again:.2f}", call, f"{step:.3f}"]
+        lines.append([RUNNER_MODELS[row["model"]], memory, largest, *times])
     return markdown(head, lines)
 
 

@@ -117,12 +117,7 @@ LONG = Configuration(4, 78_000, 0.3, 0.3)
 # Loads what is loaded at first use.
 WARM_UP = Configuration(4, 100, 0.3, 0.3, delay=0.25)
 
-_BY_NAME = {made.name: made for made in (*CONFIGURATIONS, LONG, WARM_UP)}
-
-
-def by_name(name: str) -> Configuration:
-    """One of those above."""
-    return _BY_NAME[name]
+BY_NAME = {made.name: made for made in (*CONFIGURATIONS, LONG, WARM_UP)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +133,6 @@ class Program:
     def largest(self) -> int:
         """Elements of the largest tensor; 0 if there is none."""
         return max(self.elements, default=0)
-
-    def count(self, kind: Kind) -> int:
-        return sum(op.kind == kind for op in self.ops)
 
     @property
     def nodes(self) -> int:
@@ -207,9 +199,8 @@ class _Generator:
             self._step(self._random.randrange(self._made.streams))
         for stream in range(1, self._made.streams):  # join
             self._wait(0, stream)
-        return Program(
-            self._made.streams, tuple(self._ops), tuple(self._elements), tuple(self._owners)
-        )
+        elements, owners = tuple(self._elements), tuple(self._owners)
+        return Program(self._made.streams, tuple(self._ops), elements, owners)
 
     def _step(self, stream: int) -> None:
         if self._made.streams > 1 and self._happens(self._made.join):

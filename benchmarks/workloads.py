@@ -83,7 +83,6 @@ class Gpt2Training(Workload):
         torch.manual_seed(0)
         with torch.device(device):
             self._model = new_gpt2()
-        self._vocabulary = self._model.config.vocab_size
         self._parameters = list(self._model.parameters())
         for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
@@ -92,7 +91,8 @@ class Gpt2Training(Workload):
 
     def fill(self, key: int, seed: int) -> None:
         generator = torch.Generator(self._tokens.device).manual_seed(seed)
-        self._tokens[: self._batch * key].random_(0, self._vocabulary, generator=generator)
+        tokens = self._tokens[: self._batch * key]
+        tokens.random_(0, self._model.config.vocab_size, generator=generator)
 
     def step(self, key: int) -> None:
         tokens = self._tokens[: self._batch * key].view(self._batch, key)
@@ -162,11 +162,10 @@ class DeepDecoder(Workload):
             rows = self.keys[-1]
             self._tokens = torch.zeros(rows, length, dtype=torch.int64)
             self._logits = torch.zeros(rows, config.vocab_size, dtype=torch.bfloat16)
-        self._vocabulary = config.vocab_size
 
     def fill(self, key: int, seed: int) -> None:
         generator = torch.Generator(self._tokens.device).manual_seed(seed)
-        self._tokens[:key].random_(0, self._vocabulary, generator=generator)
+        self._tokens[:key].random_(0, self._model.config.vocab_size, generator=generator)
 
     @torch.no_grad()
     def step(self, key: int) -> None:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 from stream_oracle import taken_too_early
 from stream_programs import (
+    BY_NAME,
     CONFIGURATIONS,
     LONG,
     Configuration,
     Kind,
     Op,
     Program,
-    by_name,
     generate,
     lines_of,
     rounded,
@@ -43,7 +43,7 @@ def test_there_are_the_24() -> None:
     assert {c.operations for c in CONFIGURATIONS} == {1_000, 10_000}
     names = [c.name for c in (*CONFIGURATIONS, LONG)]
     assert len(set(names)) == len(names)
-    assert [by_name(name).name for name in names] == names
+    assert [BY_NAME[name].name for name in names] == names
 
 
 def test_a_program_is_that_of_its_seed() -> None:
