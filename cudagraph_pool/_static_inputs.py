@@ -314,8 +314,8 @@ def check_names(
     unknown = set(by_name) - known - set(parameters)
     if unknown:
         raise ValueError(
-            f"{option} names {sorted(unknown)}, but the arguments passed are {sorted(known)}; pass "
-            "None for one that is left out"
+            f"{option} names {sorted(unknown, key=str)}, but the arguments passed are "
+            f"{sorted(known)}; pass None for one that is left out"
         )
 
 

@@ -233,6 +233,8 @@ def test_it_needs_to_be_enabled() -> None:
         cgp.GraphRunner(double, sizes=SIZES)
     with pytest.raises(TypeError, match="function is 3, but must be callable"):
         runner(3)
+    with pytest.raises(TypeError, match="lazy is 'auto', but must be True or False"):
+        runner(double, lazy="auto")
 
 
 def test_garbage_is_not_collected_from_what_was_there_before() -> None:
