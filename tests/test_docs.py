@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -10,10 +11,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from small_trace import TRACES
 
 import cudagraph_pool
+from cudagraph_pool import _cli
+from cudagraph_pool._footprint import Footprint, as_json
 from cudagraph_pool._replay import replay
 from cudagraph_pool._trace import read_trace
 
@@ -98,6 +103,28 @@ def test_the_trace_that_is_shown_is_one(tmp_path: Path) -> None:
     path.write_text(shown)
     result = replay(read_trace(path))
     assert (result["name"], result["graphs"], result["ops"]) == ("mlp", 2, 5)
+
+
+def fields(value: Any, path: str = "") -> set[str]:
+    """Of JSON, as the tables name them."""
+    if isinstance(value, dict):
+        return {f for name in value for f in fields(value[name], f"{path}.{name}".lstrip("."))}
+    if isinstance(value, list):
+        return {field for entry in value for field in fields(entry, f"{path}[]")}
+    return {path}
+
+
+def test_fields_of_json_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    ways = as_json({"eager": Footprint(1, 1, 0, 0), "compiled": "failed"})
+    printed = {"footprint": {field for way in ways.values() for field in fields(way)}}
+    for command in ("replay", "report"):
+        assert _cli.main([command, "--json", str(TRACES[0])]) == 0
+        printed[command] = fields(json.loads(capsys.readouterr().out))
+    for command, names in printed.items():
+        (table,) = re.findall(rf"^\| `{command}` (?:prints|writes).*\n((?:\|.*\n)+)", page, re.M)
+        first = " ".join(row.split(" | ")[0] for row in table.splitlines())
+        assert sorted(re.findall("`(.*?)`", first)) == sorted(names)
 
 
 HERE = str(Path(sys.executable).parent)
