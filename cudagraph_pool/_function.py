@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 # What modules may be found in; and in the attributes of other objects.
 _CONTAINERS = (list, tuple, dict)
 _FOLLOWED = (
-    *(nn.Module, *_CONTAINERS, functools.partial),
+    *(nn.Module, Tensor, *_CONTAINERS, functools.partial),
     *(types.FunctionType, types.MethodType),
 )
 
@@ -67,9 +68,12 @@ def modules_of(function: Any) -> list[nn.Module]:
     its defaults, among its globals, its bound arguments or the attributes of its object; in lists
     and the like of these, by an attribute that its code names, or by a function of its file. Also
     of one that is wrapped, as by ``torch.no_grad()`` or ``torch.compile``; and those that modules
-    refer to without torch's knowing: in their forward and hooks, in a list to hide them.
+    refer to without torch's knowing: in their forward and hooks, in a list to hide them. Tensors
+    that are found on the way are buffers of one module more; but attributes are left out, since
+    programs replace them.
     """
     found: list[nn.Module] = []
+    tensors: list[Tensor] = []
     # Each with the names in the code that refers to it: of the callable and its object any.
     waiting: list[tuple[Any, frozenset[str] | None]] = [(function, None)]
     seen: set[tuple[int, frozenset[str] | None]] = set()
@@ -86,6 +90,9 @@ def modules_of(function: Any) -> list[nn.Module]:
                 own = vars(part).items()
                 held += (x for name, x in own if name != "_modules" and isinstance(x, _CONTAINERS))
             names = frozenset()
+        elif isinstance(value, Tensor):
+            if value.layout == torch.strided and not value.is_nested:
+                tensors.append(value)
         elif inspect.ismethod(value):
             waiting += [(value.__func__, None), (value.__self__, None)]
         elif inspect.isfunction(value):
@@ -105,12 +112,17 @@ def modules_of(function: Any) -> list[nn.Module]:
         elif not isinstance(value, type) and hasattr(value, "__dict__"):
             own = vars(value)
             used = (own[name] for name in (own if names is None else names & own.keys()))
-            held += (x for x in used if not inspect.isfunction(x))
+            held += (x for x in used if not isinstance(x, (types.FunctionType, Tensor)))
             if names is None:
                 held.append(type(value).__call__)
             names = names or frozenset()
         waiting += [(x, names) for x in held]
-    return list({id(module): module for module in found}.values())
+    known = {id(x) for x in tensors_of(found)}
+    more = nn.Module()
+    for tensor in tensors:
+        if id(tensor) not in known:
+            more.register_buffer(f"{id(tensor)}", tensor)
+    return [*{id(module): module for module in found}.values(), more]
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:

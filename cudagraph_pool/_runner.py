@@ -74,8 +74,8 @@ class GraphRunner:
 
     Arguments:
         function (Callable): What is captured: a module, a method of one, or a function. The runner
-            sees when weights of modules that it refers to have moved; whatever else a function uses
-            must stay where it is.
+            sees when weights of modules that it refers to have moved, or tensors in its closure or
+            among its globals; whatever else a function uses must stay where it is.
         sizes (sequence or str): The sizes to capture, as :mod:`cudagraph_pool.sizes` has them:
             integers, or tuples of several dimensions (``sizes.grid``). ``"auto"``: those that the
             calls need, such that none is padded by more than ``padding`` of its own.

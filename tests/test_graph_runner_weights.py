@@ -219,6 +219,21 @@ def test_weights_of_what_a_function_refers_to(wrap: Any) -> None:
         assert tree_equal(run(x), net(x))
 
 
+def test_tensors_that_a_function_finds_are_watched() -> None:
+    """But for what memory cannot be told of, and is not looked at."""
+    scale = torch.ones(6)
+    jagged = torch.nested.nested_tensor([rows(1)], layout=torch.jagged)
+    run = runner(lambda x: x * scale if jagged.is_nested else x, sizes=[4])
+    x = rows(4)
+    assert not run(x).requires_grad
+    scale.requires_grad_()
+    run(x).sum().backward()
+    torch.testing.assert_close(scale.grad, x.sum(0))
+    with torch.no_grad():
+        scale.data = torch.full((6,), 3.0)
+        assert tree_equal(run(x), x * 3)
+
+
 class Counting(nn.Module):  # type: ignore[misc]
     """Keeps a mean: in place, or in a new tensor each time."""
 
