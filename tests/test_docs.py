@@ -147,12 +147,51 @@ def test_commands_of_the_guide_run(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["", "--port 8000", "--port 8000"]
 
 
+def errors_explained() -> list[list[str]]:
+    """The parts of each, which stand one after the other."""
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    errors = re.findall(r"^(?:### |\| )`(.*?)` *(?:\||$)", page, re.MULTILINE)
+    return [[part.strip() for part in error.split("…")] for error in errors]
+
+
 def test_errors_in_troubleshooting_are_those_of_the_sources() -> None:
     """Literals that follow each other are one text, without what is added between them."""
     text = "".join(path.read_text() for path in SOURCES if "tests" not in path.parts)
     text = re.sub(r'"\s*(?:\+ [^"]*? \+\s*)?f?"', "", text)
-    pages = (ROOT / "docs/troubleshooting.md").read_text()
-    errors = re.findall(r"^### `(.*)`$", pages, re.MULTILINE)
-    assert len(errors) > 10
-    parts = [part.strip() for error in errors for part in error.split("…")]
-    assert [part for part in parts if part not in text] == []
+    errors = errors_explained()
+    assert len(errors) > 40
+    assert [part for error in errors for part in error if part not in text] == []
+
+
+# What only a mistake in torch or in this package could raise.
+OF_NOBODY = (
+    *("is not a CUDA device", "before all its graphs were reset", "is in use already"),
+    *("is not registered", "no live block", "an executable can be shared only", "cuGraphGetNodes"),
+    *("computes values that are not finite",),
+)
+
+
+def test_errors_of_the_sources_are_in_troubleshooting() -> None:
+    """What Python code raises of a state, not of an argument, and all of the adapter's."""
+    raised = []
+    for path in SOURCES:
+        text = path.read_text()
+        if path.parent.name == "cudagraph_pool":
+            raised += [
+                " ".join(str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant))
+                for node in ast.walk(ast.parse(text))
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "RuntimeError"
+            ]
+        elif path.parent.name == "torch" and re.fullmatch(r"(?!fake)((?!_test).)*\.cc", path.name):
+            joined = re.sub(r'"\s*"', "", text)
+            calls = re.findall(r"(?:throw \w+|TORCH_CHECK\w*)\((.*?)\);", joined, re.DOTALL)
+            raised += [" ".join(re.findall(r'"(.*?)"', call)) for call in calls]
+    assert len(raised) > 40
+    explained = errors_explained()
+    assert [
+        text
+        for text in raised
+        if len(text) > 25
+        and not any(part in text for part in OF_NOBODY)
+        and not any(all(part in text for part in error) for error in explained)
+    ] == []
