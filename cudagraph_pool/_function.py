@@ -69,32 +69,33 @@ def modules_of(function: Any) -> list[nn.Module]:
     and the like of these, by an attribute that its code names, or by a function of its file. Also
     of one that is wrapped, as by ``torch.no_grad()`` or ``torch.compile``; and those that modules
     refer to without torch's knowing: in their forward and hooks, in a list to hide them. Tensors
-    that are found on the way are buffers of one module more; but attributes are left out, since
-    programs replace them.
+    that functions refer to are buffers of one module more: not those of objects, which replace
+    them, and would be kept from letting go of them.
     """
     found: list[nn.Module] = []
     tensors: list[Tensor] = []
-    # Each with the names in the code that refers to it: of the callable and its object any.
-    waiting: list[tuple[Any, frozenset[str] | None]] = [(function, None)]
-    seen: set[tuple[int, frozenset[str] | None]] = set()
+    # Each with the names in the code that refers to it, of the callable and its object any; and
+    # whether it is a function that does.
+    waiting: list[tuple[Any, frozenset[str] | None, bool]] = [(function, None, False)]
+    seen: set[tuple[int, frozenset[str] | None, bool]] = set()
     while waiting:
-        value, names = waiting.pop()
-        if (id(value), names) in seen:
+        value, names, of_function = waiting.pop()
+        if (id(value), names, of_function) in seen:
             continue
-        seen.add((id(value), names))
+        seen.add((id(value), names, of_function))
         held: list[Any] = []
-        if isinstance(value, nn.Module):
+        if isinstance(value, Tensor):
+            if of_function and value.layout == torch.strided and not value.is_nested:
+                tensors.append(value)
+        elif isinstance(value, nn.Module):
             found.append(value)
             for part in value.modules():
                 held.append(getattr(type(part), "forward", None))
                 own = vars(part).items()
                 held += (x for name, x in own if name != "_modules" and isinstance(x, _CONTAINERS))
             names = frozenset()
-        elif isinstance(value, Tensor):
-            if value.layout == torch.strided and not value.is_nested:
-                tensors.append(value)
         elif inspect.ismethod(value):
-            waiting += [(value.__func__, None), (value.__self__, None)]
+            waiting += [(value.__func__, None, False), (value.__self__, None, False)]
         elif inspect.isfunction(value):
             there, names = value.__globals__, frozenset(_names_in(value.__code__))
             if not there.get("__name__", "").startswith("torch."):  # which wraps others
@@ -106,17 +107,19 @@ def modules_of(function: Any) -> list[nn.Module]:
             held += [value.__defaults__, value.__kwdefaults__]
         elif isinstance(value, functools.partial):
             held += [value.func, value.args, value.keywords]
-        elif isinstance(value, (list, tuple, dict)):
+        elif isinstance(value, _CONTAINERS):
             values = value.values() if isinstance(value, dict) else value
             held += (x for x in values if isinstance(x, _FOLLOWED))  # there may be many others
         elif not isinstance(value, type) and hasattr(value, "__dict__"):
             own = vars(value)
             used = (own[name] for name in (own if names is None else names & own.keys()))
-            held += (x for x in used if not isinstance(x, (types.FunctionType, Tensor)))
+            held += (x for x in used if not inspect.isfunction(x))
             if names is None:
                 held.append(type(value).__call__)
             names = names or frozenset()
-        waiting += [(x, names) for x in held]
+        if not isinstance(value, _CONTAINERS):
+            of_function = isinstance(value, (types.FunctionType, functools.partial))
+        waiting += [(x, names, of_function) for x in held]
     known = {id(x) for x in tensors_of(found)}
     more = nn.Module()
     for tensor in tensors:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import random
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -232,6 +233,21 @@ def test_tensors_that_a_function_finds_are_watched() -> None:
     with torch.no_grad():
         scale.data = torch.full((6,), 3.0)
         assert tree_equal(run(x), x * 3)
+
+
+def test_tensors_of_objects_are_left_to_these() -> None:
+    class Engine:
+        def __init__(self) -> None:
+            self.batches = [rows(1)]
+
+        def run(self, x: Tensor) -> Tensor:
+            return x * len(self.batches)
+
+    engine = Engine()
+    run = runner(engine.run, sizes=[4])
+    run(rows(4))
+    batch = weakref.ref(engine.batches.pop())
+    assert batch() is None
 
 
 class Counting(nn.Module):  # type: ignore[misc]
