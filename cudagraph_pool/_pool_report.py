@@ -54,9 +54,9 @@ class PoolReport:
         return "\n".join(parts).lstrip("\n")
 
     def as_json(self) -> dict[str, Any]:
-        r"""Return what ``cudagraph-pool report --json`` prints: docs/api.md lists it. Of a running
-        program also ``captures`` and ``execs``, as :func:`stats` has them, and its ``kind`` of a
-        pool.
+        r"""Return what ``cudagraph-pool report --json`` prints, as docs/api.md lists it; of a
+        running program also ``captures`` and ``execs``, which with a pool's ``kind`` are those of
+        :func:`stats`.
         """
         return {"pools": [_as_json(pool) for pool in self.pools], **self.process}
 

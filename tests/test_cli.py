@@ -184,7 +184,7 @@ def test_help_names_every_command(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         _cli.main(["--help"])
     out = capsys.readouterr().out
-    for command in ("demo", "replay", "run", "record", "report", "plot", "info"):
+    for command in ("demo", "footprint", "replay", "run", "record", "report", "plot", "info"):
         assert command in out
 
 

@@ -43,9 +43,6 @@ def forecast_and_held(trace: Trace) -> tuple[int, int]:
         def freed(self, block_id: int) -> None:
             del addresses[block_id]
 
-        def end(self) -> None:
-            pass
-
     run(pools, sequence[:1], Watcher())
     for event in sequence[1].events if len(sequence) > 1 else ():
         if event.bytes:

@@ -161,6 +161,7 @@ def test_a_runner_is_not_copied() -> None:
         ({"dim": "0"}, "dim is '0' for x, but must be an integer"),
         ({"dim": (0.5,)}, r"dim is \(0.5,\) for x, but must be an integer"),
         ({"pad": "0"}, "pad is '0' for x, but must be a number"),
+        ({"pad": 10**400}, "pad is 10{400} for x, but must be a number of 64 bits"),
         ({"dim": ((0, -2),)}, "dim names a dimension of x twice"),
         ({"dim": {"x": None}}, "no argument has a dynamic dimension"),
     ],
