@@ -113,14 +113,16 @@ def test_import_of_torch_imports_next_to_nothing(run: Run, request_text: str) ->
 
 
 def test_unset_variable_costs_no_time(run: Run) -> None:
-    """What torch does with the entry point, in a process that has found it. The issue's limit."""
+    """What torch does with the entry point, in a process that has found it. The issue's limit, of
+    CPU time, since others may have the CPU meanwhile.
+    """
     program = (
         "import time, typing\n"  # torch has imported typing
         "from importlib.metadata import entry_points\n"
         "(point,) = entry_points(group='torch.backends', name='cudagraph_pool')\n"
-        "began = time.perf_counter()\n"
+        "began = time.process_time()\n"
         "point.load()()\n"
-        "print(time.perf_counter() - began)\n"
+        "print(time.process_time() - began)\n"
     )
     seconds = min(float(run("-c", program).stdout) for _ in range(5))
     assert seconds <= 0.002
