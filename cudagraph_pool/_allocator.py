@@ -63,7 +63,15 @@ def enable(
         ImportError: There is no adapter for the torch that is here.
         RuntimeError: There is no GPU, its driver lacks virtual memory management, a capture is
             under way, or another allocator was installed after this one.
+        TypeError: An option is neither ``True`` nor ``False``.
     """
+    options = {
+        "share_captures": share_captures,
+        "mempools": mempools,
+        "shared_exec": shared_exec,
+        "exportable": exportable,
+    }
+    _require_booleans(**options)
     adapter = load_adapter()
     import torch
 
@@ -87,10 +95,13 @@ def enable(
     adapter.enable(share_captures, mempools, exportable)
     _share_execs(shared_exec)
     _log_at_the_end()
-    _logger.info(
-        "enabled: share_captures=%s, mempools=%s, shared_exec=%s, exportable=%s",
-        *(share_captures, mempools, shared_exec, exportable),
-    )
+    _logger.info("enabled: %s", ", ".join(f"{name}={is_on}" for name, is_on in options.items()))
+
+
+def _require_booleans(**options: object) -> None:
+    for name, value in options.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}, but must be True or False")
 
 
 def disable() -> None:

@@ -33,25 +33,12 @@ class ListedBuckets:
     """Sizes that were listed.
 
     Raises:
-        ValueError: There are none, or one is given twice, is no size, or has another number of
-            dimensions than the first.
+        ValueError: As :func:`sizes_of`, or one is given twice.
     """
 
     def __init__(self, sizes: Iterable[int | Iterable[int]]) -> None:
-        try:
-            listed = [_size(size) for size in sizes]
-        except TypeError as error:
-            raise ValueError(
-                f"sizes is {sizes!r}, but must be a sequence of integers or of tuples of them"
-            ) from error
-        if not listed:
-            raise ValueError("sizes is empty: there is nothing to capture")
+        listed = sizes_of(sizes)
         self.axes = len(listed[0])
-        for size in listed:
-            if len(size) != self.axes:
-                raise ValueError(
-                    f"sizes has {listed[0]} and {size}: all must have the same number of dimensions"
-                )
         if len(set(listed)) < len(listed):
             twice = next(size for n, size in enumerate(listed) if size in listed[:n])
             raise ValueError(f"sizes has {shown(twice)} twice")
@@ -81,6 +68,29 @@ class LadderBuckets:
 
     def listed(self) -> tuple[Size, ...]:
         return ()
+
+
+def sizes_of(sizes: Iterable[int | Iterable[int]]) -> list[Size]:
+    """Sizes, as users list them.
+
+    Raises:
+        ValueError: There are none, or one is no size, or has another number of dimensions than the
+            first.
+    """
+    try:
+        listed = [_size(size) for size in sizes]
+    except TypeError as error:
+        raise ValueError(
+            f"sizes is {sizes!r}, but must be a sequence of integers or of tuples of them"
+        ) from error
+    if not listed:
+        raise ValueError("sizes is empty: there is nothing to capture")
+    for size in listed:
+        if len(size) != len(listed[0]):
+            raise ValueError(
+                f"sizes has {listed[0]} and {size}: all must have the same number of dimensions"
+            )
+    return listed
 
 
 def _size(given: int | Iterable[int]) -> Size:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ._adapter import load_adapter
 from ._buckets import Size
@@ -522,13 +523,14 @@ class _Saved:
         return hooks
 
     def _note(self, tensor: Tensor) -> Tensor:
-        if type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_nested:
-            # Of a sparse one its values, which count changes together with it.
-            watched = tensor if tensor.layout == torch.strided else _values(tensor)
-            address = _address(watched)
+        # Of a sparse one its values, which count changes together with it.
+        wraps = is_traceable_wrapper_subclass(tensor)
+        watched = tensor if wraps or tensor.layout == torch.strided else _values(tensor)
+        for part in _with_memory(watched):
+            address = _address(part)
             self.addresses.add(address)
-            if address not in self.inputs and not self._captures.holds(watched):
-                self._elsewhere.setdefault(self._key(watched), watched)
+            if address not in self.inputs and not self._captures.holds(part):
+                self._elsewhere.setdefault(self._key(part), watched)
         return tensor
 
     @staticmethod
@@ -550,6 +552,14 @@ def frozen_heap() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def _with_memory(tensor: Tensor) -> list[Tensor]:
+    """The tensor, or those that it wraps."""
+    if is_traceable_wrapper_subclass(tensor):
+        inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        return [part for x in inner for part in _with_memory(x)]
+    return [tensor] if torch._C._has_storage(tensor) and not tensor.is_nested else []
 
 
 def _values(sparse: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ._buckets import Size, _size, cost, shown
+from ._buckets import Size, cost, sizes_of
 from ._graphs import GraphPool, _require_pool
 
 if TYPE_CHECKING:
@@ -65,9 +65,10 @@ def forecast(
             them.
 
     Raises:
-        RuntimeError: Nothing was captured into the pool, or the graph is no template.
-        TypeError: ``pool`` is not a :class:`GraphPool`.
-        ValueError: ``sizes`` is empty, or holds what is no size.
+        RuntimeError: Nothing was captured into the pool, it was released, or the graph is no
+            template.
+        TypeError: ``pool`` is not a :class:`GraphPool`, or ``graph`` no graph.
+        ValueError: ``sizes`` is empty, or not all of it are sizes of as many dimensions.
     """
     _require_pool(pool)
     stats = pool.stats()
@@ -77,7 +78,7 @@ def forecast(
             f"nothing was captured into pool {pool.id} yet: capture the largest size first, what "
             "the others will cost is forecast from it"
         )
-    listed = [_size(size) for size in sizes]
+    listed = sizes_of(sizes)
     held = pool_bytes(stats, captures[-1], listed)
     execs = 0
     more_execs = 0
@@ -99,12 +100,6 @@ def pool_bytes(stats: Any, largest: Any, sizes: Sequence[Size]) -> int:
         largest: What the largest capture took, the last one in it.
         sizes: All, that one included.
     """
-    if not sizes:
-        raise ValueError("sizes is empty: there is nothing to forecast")
-    if len({len(size) for size in sizes}) > 1:
-        raise ValueError(
-            f"sizes has {shown(sizes[0])} and others with another number of dimensions"
-        )
     captured = max(sizes, key=cost)
     first = sizes.index(captured)
     before = largest["live_before_bytes"]
@@ -127,6 +122,8 @@ def exec_bytes(nodes: int) -> int:
 
 def count_nodes(graph: torch.cuda.CUDAGraph) -> int:
     """The nodes of a graph that was captured as a template."""
+    if not hasattr(graph, "raw_cuda_graph"):
+        raise TypeError(f"graph is {graph!r}, but must be a torch.cuda.CUDAGraph")
     count = ctypes.c_size_t()
     template = ctypes.c_void_p(graph.raw_cuda_graph())
     error = ctypes.CDLL("libcuda.so.1").cuGraphGetNodes(template, None, ctypes.byref(count))

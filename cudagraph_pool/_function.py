@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 # What modules may be found in; and in the attributes of other objects.
 _CONTAINERS = (list, tuple, dict)
 _FOLLOWED = (
-    *(nn.Module, *_CONTAINERS, functools.partial),
+    *(nn.Module, Tensor, *_CONTAINERS, functools.partial),
     *(types.FunctionType, types.MethodType),
 )
 
@@ -67,19 +68,26 @@ def modules_of(function: Any) -> list[nn.Module]:
     its defaults, among its globals, its bound arguments or the attributes of its object; in lists
     and the like of these, by an attribute that its code names, or by a function of its file. Also
     of one that is wrapped, as by ``torch.no_grad()`` or ``torch.compile``; and those that modules
-    refer to without torch's knowing: in their forward and hooks, in a list to hide them.
+    refer to without torch's knowing: in their forward and hooks, in a list to hide them. Tensors
+    that functions refer to are buffers of one module more: not those of objects, which replace
+    them, and would be kept from letting go of them.
     """
     found: list[nn.Module] = []
-    # Each with the names in the code that refers to it: of the callable and its object any.
-    waiting: list[tuple[Any, frozenset[str] | None]] = [(function, None)]
-    seen: set[tuple[int, frozenset[str] | None]] = set()
+    tensors: list[Tensor] = []
+    # Each with the names in the code that refers to it, of the callable and its object any; and
+    # whether it is a function that does.
+    waiting: list[tuple[Any, frozenset[str] | None, bool]] = [(function, None, False)]
+    seen: set[tuple[int, frozenset[str] | None, bool]] = set()
     while waiting:
-        value, names = waiting.pop()
-        if (id(value), names) in seen:
+        value, names, of_function = waiting.pop()
+        if (id(value), names, of_function) in seen:
             continue
-        seen.add((id(value), names))
+        seen.add((id(value), names, of_function))
         held: list[Any] = []
-        if isinstance(value, nn.Module):
+        if isinstance(value, Tensor):
+            if of_function and value.layout == torch.strided and not value.is_nested:
+                tensors.append(value)
+        elif isinstance(value, nn.Module):
             found.append(value)
             for part in value.modules():
                 held.append(getattr(type(part), "forward", None))
@@ -87,7 +95,7 @@ def modules_of(function: Any) -> list[nn.Module]:
                 held += (x for name, x in own if name != "_modules" and isinstance(x, _CONTAINERS))
             names = frozenset()
         elif inspect.ismethod(value):
-            waiting += [(value.__func__, None), (value.__self__, None)]
+            waiting += [(value.__func__, None, False), (value.__self__, None, False)]
         elif inspect.isfunction(value):
             there, names = value.__globals__, frozenset(_names_in(value.__code__))
             if not there.get("__name__", "").startswith("torch."):  # which wraps others
@@ -99,7 +107,7 @@ def modules_of(function: Any) -> list[nn.Module]:
             held += [value.__defaults__, value.__kwdefaults__]
         elif isinstance(value, functools.partial):
             held += [value.func, value.args, value.keywords]
-        elif isinstance(value, (list, tuple, dict)):
+        elif isinstance(value, _CONTAINERS):
             values = value.values() if isinstance(value, dict) else value
             held += (x for x in values if isinstance(x, _FOLLOWED))  # there may be many others
         elif not isinstance(value, type) and hasattr(value, "__dict__"):
@@ -109,8 +117,15 @@ def modules_of(function: Any) -> list[nn.Module]:
             if names is None:
                 held.append(type(value).__call__)
             names = names or frozenset()
-        waiting += [(x, names) for x in held]
-    return list({id(module): module for module in found}.values())
+        if not isinstance(value, _CONTAINERS):
+            of_function = isinstance(value, (types.FunctionType, functools.partial))
+        waiting += [(x, names, of_function) for x in held]
+    known = {id(x) for x in tensors_of(found)}
+    more = nn.Module()
+    for tensor in tensors:
+        if id(tensor) not in known:
+            more.register_buffer(f"{id(tensor)}", tensor)
+    return [*{id(module): module for module in found}.values(), more]
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 from . import _shared_exec
 from ._adapter import load_adapter
-from ._allocator import is_enabled
+from ._allocator import _require_booleans, is_enabled
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,7 @@ class GraphPool:
 
     Raises:
         RuntimeError: :func:`cudagraph_pool.enable` was not called.
-        TypeError: ``max_execs`` or ``exec_budget`` is no integer.
+        TypeError: ``shared_exec`` is no boolean, ``max_execs`` or ``exec_budget`` no integer.
         ValueError: ``device`` is no CUDA device of this machine, ``max_execs`` is less than 1,
             ``exec_budget`` is negative, or has no ``max_execs`` to exceed.
     """
@@ -104,6 +104,7 @@ class GraphPool:
         exec_budget: int = 0,
     ) -> None:
         self._open = False
+        _require_booleans(shared_exec=shared_exec)
         for name, value in (("max_execs", max_execs), ("exec_budget", exec_budget)):
             if not isinstance(value, int) and (name, value) != ("max_execs", None):
                 raise TypeError(f"{name} is {value!r}, but must be an integer")
@@ -245,6 +246,7 @@ def _require_pool(pool: object) -> None:
             f"pool must be a cudagraph_pool.GraphPool, not {type(pool).__name__}; "
             "torch.cuda.graph takes a pool's id"
         )
+    pool._require_open()
 
 
 # By device and id.
@@ -288,7 +290,7 @@ class graph:  # noqa: N801
     Raises:
         RuntimeError: The package is not enabled, the pool was released, or the current stream is
             capturing already.
-        TypeError: ``pool`` is not a :class:`GraphPool`.
+        TypeError: An argument is of another type.
         ValueError: The pool, the current device and the stream are not of one device, or the
             capture error mode is unknown.
     """
@@ -305,8 +307,15 @@ class graph:  # noqa: N801
         shared_exec: bool | None = None,
     ) -> None:
         self._adapter = _require_enabled("cudagraph_pool.graph")
+        import torch
 
         _require_pool(pool)
+        for name, value, kind in (
+            ("cuda_graph", cuda_graph, torch.cuda.CUDAGraph),
+            ("stream", stream, torch.Stream),
+        ):
+            if not isinstance(value, kind) and (name, value) != ("stream", None):
+                raise TypeError(f"{name} is {value!r}, but must be a torch.cuda.{kind.__name__}")
         modes = ("global", "thread_local", "relaxed")
         if capture_error_mode not in modes:
             raise ValueError(
@@ -316,6 +325,7 @@ class graph:  # noqa: N801
         self._pool = pool
         self._stream = stream
         self._shared_exec = pool._shared_exec if shared_exec is None else shared_exec
+        _require_booleans(shared_exec=self._shared_exec)
         self._execs: _torch.ExecCache | None = None
         self._kept_template = False
         self._check_devices()
@@ -325,8 +335,7 @@ class graph:  # noqa: N801
     def __enter__(self) -> None:
         import torch
 
-        if not is_enabled():
-            _require_enabled("cudagraph_pool.graph")
+        _require_enabled("cudagraph_pool.graph")
         self._pool._require_open()
         self._check_devices()
         if torch.cuda.is_current_stream_capturing():

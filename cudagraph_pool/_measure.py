@@ -158,9 +158,8 @@ class Captures:
         all of them.
         """
         graphs = list(self._graphs.values())
-        for (
-            graph
-        ) in graphs:  # untimed: the device turns from another process to this one, and wakes up
+        # Untimed: the device turns from another process to this one, and wakes up.
+        for graph in graphs:
             graph.replay()
         torch.cuda.synchronize(self._device)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -54,13 +54,9 @@ class PoolReport:
         return "\n".join(parts).lstrip("\n")
 
     def as_json(self) -> dict[str, Any]:
-        r"""Return the figures in bytes, as ``cudagraph-pool report --json`` prints them.
-
-        ``pools``: a list, each with ``name``, ``kind``, ``minimum_bytes``, ``reserved_bytes``,
-        ``apart_bytes`` (what a pool for each graph would take), ``stock_reserved_bytes`` and
-        ``execs`` (both ``None`` where that is not known), and ``graphs``: of each its ``name``,
-        ``needed_bytes`` and ``added_bytes``. Of a running program also ``captures`` and ``execs``,
-        as :func:`stats` has them.
+        r"""Return what ``cudagraph-pool report --json`` prints, as docs/api.md lists it; of a
+        running program also ``captures`` and ``execs``, which with a pool's ``kind`` are those of
+        :func:`stats`.
         """
         return {"pools": [_as_json(pool) for pool in self.pools], **self.process}
 

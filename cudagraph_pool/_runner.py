@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ._adapter import load_adapter
+from ._allocator import _require_booleans
 from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
 from ._call import Call, refuse_transforms, take_apart
 from ._captures import Captures, frozen_heap, no_autocast_cache, no_hooks_of_the_caller
@@ -73,8 +74,8 @@ class GraphRunner:
 
     Arguments:
         function (Callable): What is captured: a module, a method of one, or a function. The runner
-            sees when weights of modules that it refers to have moved; whatever else a function uses
-            must stay where it is.
+            sees when weights of modules that it refers to have moved, or tensors in its closure or
+            among its globals; whatever else a function uses must stay where it is.
         sizes (sequence or str): The sizes to capture, as :mod:`cudagraph_pool.sizes` has them:
             integers, or tuples of several dimensions (``sizes.grid``). ``"auto"``: those that the
             calls need, such that none is padded by more than ``padding`` of its own.
@@ -107,7 +108,7 @@ class GraphRunner:
         progress (bool): Show a progress bar while sizes are captured. Default: ``True``.
 
     Raises:
-        RuntimeError: :func:`cudagraph_pool.enable` was not called.
+        RuntimeError: :func:`cudagraph_pool.enable` was not called, or the pool was released.
         TypeError, ValueError: An argument cannot be meant.
     """
 
@@ -131,6 +132,7 @@ class GraphRunner:
     ) -> None:
         if not callable(function):
             raise TypeError(f"function is {function!r}, but must be callable")
+        _require_booleans(clone_outputs=clone_outputs, lazy=lazy, progress=progress)
         if order not in _ORDERS:
             raise ValueError(f"unknown order {order!r}; expected one of {_ORDERS}")
         if overflow not in ("error", "eager"):

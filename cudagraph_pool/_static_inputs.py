@@ -314,8 +314,8 @@ def check_names(
     unknown = set(by_name) - known - set(parameters)
     if unknown:
         raise ValueError(
-            f"{option} names {sorted(unknown)}, but the arguments passed are {sorted(known)}; pass "
-            "None for one that is left out"
+            f"{option} names {sorted(unknown, key=str)}, but the arguments passed are "
+            f"{sorted(known)}; pass None for one that is left out"
         )
 
 
@@ -361,8 +361,8 @@ def pad_of(pad: Any, name: Named) -> float:
     """What ``pad`` of :class:`GraphRunner` says of one argument."""
     if isinstance(pad, Mapping):
         pad = pad.get(name.path, pad.get(name.parameter, 0))
-    if not isinstance(pad, (int, float)):
-        raise ValueError(f"pad is {pad!r} for {name.path}, but must be a number")
+    if not isinstance(pad, float) and not (isinstance(pad, int) and abs(pad) < 1 << 63):
+        raise ValueError(f"pad is {pad!r} for {name.path}, but must be a number of 64 bits")
     return pad
 
 

@@ -63,9 +63,9 @@ def _copying(all_reduce: Callable[..., Any], log: logging.Logger) -> Callable[..
 
 def _refusing(should: Callable[..., bool], log: logging.Logger) -> Callable[..., bool]:
     @functools.wraps(should)
-    def refusing(*args: Any) -> bool:
+    def refusing(*args: Any, **kwargs: Any) -> bool:
         if not is_enabled():
-            return should(*args)
+            return should(*args, **kwargs)
         _say(log, "is switched off, since this vLLM's is not known")
         return False
 

@@ -113,7 +113,9 @@ def test_import_of_torch_imports_next_to_nothing(run: Run, request_text: str) ->
 
 
 def test_unset_variable_costs_no_time(run: Run) -> None:
-    """What torch does with the entry point, in a process that has found it. The issue's limit."""
+    """What torch does with the entry point, in a process that has found it. The issue's limit, of
+    CPU time, since others may have the CPU meanwhile.
+    """
     program = (
         "import time, typing\n"  # torch has imported typing
         "from importlib.metadata import entry_points\n"

@@ -58,10 +58,7 @@ def test_json_is_one_object_a_trace(capsys: Capture) -> None:
     assert err == ""
     objects = [json.loads(line) for line in out.splitlines()]
     assert [result["name"] for result in objects] == ["seed_asc", "mlp_asc"]
-    keys = "name graphs order minimum_bytes reserved_bytes ratio stock_reserved_bytes ranges"
-    for result in objects:
-        assert list(result) == [*keys.split(), "page_mappings", "ops", "seconds"]
-        assert result["order"] == "desc"
+    assert [result["order"] for result in objects] == ["desc", "desc"]
 
 
 def test_seeds_shuffle_differently_and_repeat(capsys: Capture) -> None:
@@ -187,7 +184,7 @@ def test_help_names_every_command(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         _cli.main(["--help"])
     out = capsys.readouterr().out
-    for command in ("demo", "replay", "run", "record", "report", "plot", "info"):
+    for command in ("demo", "footprint", "replay", "run", "record", "report", "plot", "info"):
         assert command in out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -10,10 +11,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from small_trace import TRACES
 
 import cudagraph_pool
+from cudagraph_pool import _cli
+from cudagraph_pool._footprint import Footprint, as_json
 from cudagraph_pool._replay import replay
 from cudagraph_pool._trace import read_trace
 
@@ -100,6 +105,28 @@ def test_the_trace_that_is_shown_is_one(tmp_path: Path) -> None:
     assert (result["name"], result["graphs"], result["ops"]) == ("mlp", 2, 5)
 
 
+def fields(value: Any, path: str = "") -> set[str]:
+    """Of JSON, as the tables name them."""
+    if isinstance(value, dict):
+        return {f for name in value for f in fields(value[name], f"{path}.{name}".lstrip("."))}
+    if isinstance(value, list):
+        return {field for entry in value for field in fields(entry, f"{path}[]")}
+    return {path}
+
+
+def test_fields_of_json_are_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    ways = as_json({"eager": Footprint(1, 1, 0, 0), "compiled": "failed"})
+    printed = {"footprint": {field for way in ways.values() for field in fields(way)}}
+    for command in ("replay", "report"):
+        assert _cli.main([command, "--json", str(TRACES[0])]) == 0
+        printed[command] = fields(json.loads(capsys.readouterr().out))
+    for command, names in printed.items():
+        (table,) = re.findall(rf"^\| `{command}` (?:prints|writes).*\n((?:\|.*\n)+)", page, re.M)
+        first = " ".join(row.split(" | ")[0] for row in table.splitlines())
+        assert sorted(re.findall("`(.*?)`", first)) == sorted(names)
+
+
 HERE = str(Path(sys.executable).parent)
 
 
@@ -120,12 +147,51 @@ def test_commands_of_the_guide_run(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["", "--port 8000", "--port 8000"]
 
 
+def errors_explained() -> list[list[str]]:
+    """The parts of each, which stand one after the other."""
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    errors = re.findall(r"^(?:### |\| )`(.*?)` *(?:\||$)", page, re.MULTILINE)
+    return [[part.strip() for part in error.split("…")] for error in errors]
+
+
 def test_errors_in_troubleshooting_are_those_of_the_sources() -> None:
     """Literals that follow each other are one text, without what is added between them."""
     text = "".join(path.read_text() for path in SOURCES if "tests" not in path.parts)
     text = re.sub(r'"\s*(?:\+ [^"]*? \+\s*)?f?"', "", text)
-    pages = (ROOT / "docs/troubleshooting.md").read_text()
-    errors = re.findall(r"^### `(.*)`$", pages, re.MULTILINE)
-    assert len(errors) > 10
-    parts = [part.strip() for error in errors for part in error.split("…")]
-    assert [part for part in parts if part not in text] == []
+    errors = errors_explained()
+    assert len(errors) > 40
+    assert [part for error in errors for part in error if part not in text] == []
+
+
+# What only a mistake in torch or in this package could raise.
+OF_NOBODY = (
+    *("is not a CUDA device", "before all its graphs were reset", "is in use already"),
+    *("is not registered", "no live block", "an executable can be shared only", "cuGraphGetNodes"),
+    *("computes values that are not finite",),
+)
+
+
+def test_errors_of_the_sources_are_in_troubleshooting() -> None:
+    """What Python code raises of a state, not of an argument, and all of the adapter's."""
+    raised = []
+    for path in SOURCES:
+        text = path.read_text()
+        if path.parent.name == "cudagraph_pool":
+            raised += [
+                " ".join(str(n.value) for n in ast.walk(node) if isinstance(n, ast.Constant))
+                for node in ast.walk(ast.parse(text))
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "RuntimeError"
+            ]
+        elif path.parent.name == "torch" and re.fullmatch(r"(?!fake)((?!_test).)*\.cc", path.name):
+            joined = re.sub(r'"\s*"', "", text)
+            calls = re.findall(r"(?:throw \w+|TORCH_CHECK\w*)\((.*?)\);", joined, re.DOTALL)
+            raised += [" ".join(re.findall(r'"(.*?)"', call)) for call in calls]
+    assert len(raised) > 40
+    explained = errors_explained()
+    assert [
+        text
+        for text in raised
+        if len(text) > 25
+        and not any(part in text for part in OF_NOBODY)
+        and not any(all(part in text for part in error) for error in explained)
+    ] == []

@@ -43,9 +43,6 @@ def forecast_and_held(trace: Trace) -> tuple[int, int]:
         def freed(self, block_id: int) -> None:
             del addresses[block_id]
 
-        def end(self) -> None:
-            pass
-
     run(pools, sequence[:1], Watcher())
     for event in sequence[1].events if len(sequence) > 1 else ():
         if event.bytes:
@@ -134,10 +131,6 @@ def test_order_and_shape_of_sizes() -> None:
     # In that order after the largest: 4 + 10/4, 5 + 10/8, 5.5 + 10/4
     assert _forecast.pool_bytes(stats, CAPTURE, grid) == 10 * PAGE
     assert _forecast.pool_bytes(stats, CAPTURE, [(4, 4), (4, 4)]) == 14 * PAGE
-    with pytest.raises(ValueError, match="sizes is empty"):
-        _forecast.pool_bytes(STATS, CAPTURE, [])
-    with pytest.raises(ValueError, match="another number of dimensions"):
-        _forecast.pool_bytes(STATS, CAPTURE, [(1,), (1, 2)])
 
 
 class Pool(cgp.GraphPool):
@@ -151,6 +144,9 @@ class Pool(cgp.GraphPool):
         self.execs = int(shared)
         self._adapter = SimpleNamespace(captures=lambda *_: self.taken)
         self._shared_exec, self._max_execs, self._exec_budget = shared, max_execs, budget
+
+    def _require_open(self) -> None:
+        pass
 
     def stats(self) -> dict[str, int]:
         return {**STATS, "execs": self.execs}
@@ -178,8 +174,17 @@ def test_forecast(pool: Any, execs: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_forecast_refuses() -> None:
     pool: Any = Pool(shared=False)
-    with pytest.raises(ValueError, match="a size is an integer of at least 1"):
-        cgp.forecast(pool, [0])
+    sizes: Any
+    for sizes, said in (
+        (8, "sizes is 8, but must be a sequence of integers"),
+        ([0], "a size is an integer of at least 1"),
+        ([], "sizes is empty"),
+        ([1, (1, 2)], "the same number of dimensions"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            cgp.forecast(pool, sizes)
+    with pytest.raises(TypeError, match="graph is 7, but must be a torch"):
+        cgp.forecast(pool, [1], 7)
     with pytest.raises(TypeError, match="GraphPool, not tuple"):
         cgp.forecast(pool.id, [1])
     pool.taken = []

@@ -161,6 +161,7 @@ def test_a_runner_is_not_copied() -> None:
         ({"dim": "0"}, "dim is '0' for x, but must be an integer"),
         ({"dim": (0.5,)}, r"dim is \(0.5,\) for x, but must be an integer"),
         ({"pad": "0"}, "pad is '0' for x, but must be a number"),
+        ({"pad": 10**400}, "pad is 10{400} for x, but must be a number of 64 bits"),
         ({"dim": ((0, -2),)}, "dim names a dimension of x twice"),
         ({"dim": {"x": None}}, "no argument has a dynamic dimension"),
     ],
@@ -233,6 +234,8 @@ def test_it_needs_to_be_enabled() -> None:
         cgp.GraphRunner(double, sizes=SIZES)
     with pytest.raises(TypeError, match="function is 3, but must be callable"):
         runner(3)
+    with pytest.raises(TypeError, match="lazy is 'auto', but must be True or False"):
+        runner(double, lazy="auto")
 
 
 def test_garbage_is_not_collected_from_what_was_there_before() -> None:

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 import torch
 from cpu_captures import SIZES, double, is_captured, model, rows, runner, tree_equal
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 
@@ -415,6 +416,23 @@ def test_buffers_that_a_call_changes_are_seen_to_change() -> None:
         read(x).sum().backward()
 
 
+def test_a_tensor_that_the_function_finds_is_seen_to_change() -> None:
+    """In its closure, that is, or in a list there."""
+    alone, listed = torch.zeros(6), [torch.zeros(6)]
+    run = runner(lambda x: x * alone.add_(1) * listed[0].add_(1), [4])
+    x = rows(4, requires_grad=True)
+    with torch.no_grad():
+        run(x)
+    for state in (alone, listed[0]):
+        before = state.clone()
+        late = (x * state).sum()
+        with torch.no_grad():
+            run(x)
+        assert tree_equal(state, before + 1)
+        with pytest.raises(RuntimeError, match="modified by an inplace"):
+            late.backward()
+
+
 def test_a_guard_leaves_changes_of_outputs_to_be_found() -> None:
     m = nn.Parameter(torch.ones(6))
     run = runner(lambda x: (x * m).exp(), [4])
@@ -460,6 +478,39 @@ def test_what_a_sparse_tensor_holds_must_stay() -> None:
     edges.values().mul_(2)
     with pytest.raises(RuntimeError, match="was changed in place"):
         out.sum().backward()
+
+
+def test_what_wraps_other_tensors_must_stay() -> None:
+    """A frozen weight that is quantized, say: it counts changes itself, as for eager."""
+    frozen = TwoTensor(torch.ones(4, 6), torch.ones(4, 6))
+
+    class Wrap(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return TwoTensor(x.clone(), x.clone())
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient.a
+
+    class Unwrap(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.a.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return TwoTensor(gradient, gradient)
+
+    run = runner(lambda x: Unwrap.apply(Wrap.apply(x) * frozen), [4])
+    for changes in (False, True):
+        out = run(rows(4, requires_grad=True))
+        if changes:
+            frozen.mul_(2)
+            with pytest.raises(RuntimeError, match="was changed in place"):
+                out.sum().backward()
+        else:
+            out.sum().backward()
 
 
 def test_what_no_gradient_needs_may_change() -> None:

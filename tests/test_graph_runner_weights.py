@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import random
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -217,6 +218,36 @@ def test_weights_of_what_a_function_refers_to(wrap: Any) -> None:
         run(x)
         net[0].weight.data = torch.randn(12, 6)
         assert tree_equal(run(x), net(x))
+
+
+def test_tensors_that_a_function_finds_are_watched() -> None:
+    """But for what memory cannot be told of, and is not looked at."""
+    scale = torch.ones(6)
+    jagged = torch.nested.nested_tensor([rows(1)], layout=torch.jagged)
+    run = runner(lambda x: x * scale if jagged.is_nested else x, sizes=[4])
+    x = rows(4)
+    assert not run(x).requires_grad
+    scale.requires_grad_()
+    run(x).sum().backward()
+    torch.testing.assert_close(scale.grad, x.sum(0))
+    with torch.no_grad():
+        scale.data = torch.full((6,), 3.0)
+        assert tree_equal(run(x), x * 3)
+
+
+def test_tensors_of_objects_are_left_to_these() -> None:
+    class Engine:
+        def __init__(self) -> None:
+            self.batches = [rows(1)]
+
+        def run(self, x: Tensor) -> Tensor:
+            return x * len(self.batches)
+
+    engine = Engine()
+    run = runner(engine.run, sizes=[4])
+    run(rows(4))
+    batch = weakref.ref(engine.batches.pop())
+    assert batch() is None
 
 
 class Counting(nn.Module):  # type: ignore[misc]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -189,9 +188,3 @@ def test_traces_that_the_package_brings_are_those_of_the_tests() -> None:
     for path in TRACES:
         if path.name in names:
             assert (shipped / path.name).read_bytes() == path.read_bytes()
-
-
-def test_keys_of_a_result_are_those_that_the_issue_fixed() -> None:
-    keys = "name graphs order minimum_bytes reserved_bytes ratio stock_reserved_bytes ranges"
-    assert list(ReplayResult.__annotations__) == [*keys.split(), "page_mappings", "ops", "seconds"]
-    assert not re.search(r"\s", "".join(ReplayResult.__annotations__))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import cudagraph_pool as cgp
-from cudagraph_pool import _shared_exec
+from cudagraph_pool import _graphs, _shared_exec
 
 
 class Native:
@@ -228,8 +228,42 @@ def test_arguments_of_a_pool() -> None:
     for wrong in ({"max_execs": "x"}, {"exec_budget": None}, {"max_execs": 2.5}):
         with pytest.raises(TypeError, match="but must be an integer"):
             cgp.GraphPool(**wrong)
+    refuses: Any
+    for refuses in (cgp.GraphPool, cgp.enable):
+        with pytest.raises(TypeError, match="shared_exec is 'auto', but must be True or False"):
+            refuses(shared_exec="auto")
     assert not cgp.is_enabled()
     limits: list[int | None] = [1, None]
     for unless_enabled in limits:
         with pytest.raises(RuntimeError, match="GraphPool needs cudagraph_pool to be enabled"):
             cgp.GraphPool(shared_exec=True, max_execs=unless_enabled)
+
+
+def test_arguments_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before anything is asked of the pool, which has nothing here."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(_graphs, "is_enabled", lambda: True)
+    monkeypatch.setattr(_graphs, "load_adapter", lambda: None)
+    pool: Any = object.__new__(cgp.GraphPool)
+    pool._open, pool._shared_exec = True, False
+    graph = torch.cuda.CUDAGraph.__new__(torch.cuda.CUDAGraph)
+    wrong: Any = {"shared_exec": 1}
+    for arguments, options, said in (
+        ([7, pool], {}, "cuda_graph is 7, but must be a torch.cuda.CUDAGraph"),
+        ([graph, pool, 7], {}, "stream is 7, but must be a torch.cuda.Stream"),
+        ([graph, pool], wrong, "shared_exec is 1, but must be True or False"),
+        ([graph, (0, 1)], {}, "pool must be a cudagraph_pool.GraphPool, not tuple"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            cgp.graph(*arguments, **options)
+    pool._open, pool._id, pool._device = False, (0, 7), torch.device("cuda", 0)
+    for use in (
+        lambda: cgp.graph(graph, pool),
+        lambda: cgp.use_pool(pool).__enter__(),
+        lambda: cgp.forecast(pool, [1]),
+        lambda: cgp.GraphRunner(len, sizes=[1], pool=pool),
+        *(pool.stats, pool.snapshot, lambda: pool.plot("pool.png"), lambda: pool.id),
+    ):
+        with pytest.raises(RuntimeError, match=r"id \(0, 7\) of cuda:0\) was released by close"):
+            use()
+    pool.close()

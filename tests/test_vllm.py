@@ -104,7 +104,7 @@ def test_a_class_that_reduces_otherwise_is_switched_off(
     assert [record.name for record in caplog.records] == [LOGGER]
     assert "is switched off" in caplog.messages[0]
     monkeypatch.setattr(_vllm, "is_enabled", lambda: False)
-    assert custom.should_custom_ar("small")
+    assert custom.should_custom_ar(inp="small")
 
 
 @pytest.mark.parametrize("named", ["nothing", "class"])
