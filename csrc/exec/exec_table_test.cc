@@ -103,6 +103,29 @@ TEST_F(ExecTableTest, WhatIsInUseStaysAndTheNumberComesBackToTheLimit) {
   }
 }
 
+TEST_F(ExecTableTest, WhatNobodyNeedsAtOnceAnyMoreGoesThoughEachGraphIsHeld) {
+  for (const std::optional<size_t> limit : {std::optional<size_t>(1), std::optional<size_t>()}) {
+    ExecTable table(limit);
+    const auto graphs = AddGraphs(&table, 3);
+    for (const GraphNumber graph : graphs) {
+      Run(&table, graph);
+      in_use_.insert(*table.HolderOf(graph));
+    }
+    for (uint32_t i = 1; i < kLaunchesBeforeMore; ++i) Run(&table, graphs[2]);
+    in_use_ = {*table.HolderOf(graphs[0])};
+    EXPECT_THAT(PlanFor(table, graphs[2]).destroy, IsEmpty()) << "it may be needed soon";
+    Run(&table, graphs[2]);
+    running_ = {*table.HolderOf(graphs[1])};
+    EXPECT_THAT(PlanFor(table, graphs[2]).destroy, IsEmpty());
+    running_.clear();
+    EXPECT_EQ(Run(&table, graphs[2]), Step::kNone);
+    EXPECT_EQ(table.HolderOf(graphs[1]), std::nullopt);
+    in_use_.clear();
+    Run(&table, graphs[2]);
+    EXPECT_EQ(table.exec_count(), 1u);
+  }
+}
+
 TEST_F(ExecTableTest, AGraphThatIsHeldNeedsNothingThoughInUse) {
   ExecTable table(1);
   const auto graphs = AddGraphs(&table, 2);
