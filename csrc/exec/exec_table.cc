@@ -225,15 +225,12 @@ void ExecTable::KeptAfterAll(ExecNumber exec) {
 }
 
 std::vector<ExecNumber> ExecTable::Counted(GroupNumber group) const {
-  std::vector<std::pair<uint64_t, ExecNumber>> by_use;
+  std::vector<ExecNumber> counted;
   for (const auto& [number, exec] : execs_) {
     const bool counts = max_execs_ || room_ ? MayShare(exec.group) : exec.group == group;
-    if (counts) by_use.emplace_back(exec.used, number);
+    if (counts) counted.push_back(number);
   }
-  std::ranges::sort(by_use);
-  std::vector<ExecNumber> counted;
-  counted.reserve(by_use.size());
-  for (const auto& [used, number] : by_use) counted.push_back(number);
+  std::ranges::sort(counted, {}, [this](ExecNumber exec) { return execs_.at(exec).used; });
   return counted;
 }
 

@@ -32,18 +32,6 @@ TEST_F(ExecTableTest, GraphsOfAGroupTakeTurns) {
   EXPECT_EQ(table.exec_count(), 1u);
 }
 
-TEST_F(ExecTableTest, APlanChangesNothing) {
-  ExecTable table(1);
-  const auto graphs = AddGraphs(&table, 2);
-  Run(&table, graphs[0]);
-  for (int i = 0; i < 2; ++i) {
-    const ExecTable::Plan plan = PlanFor(table, graphs[1]);
-    EXPECT_EQ(plan.step, Step::kUpdate);
-    EXPECT_EQ(plan.exec, table.HolderOf(graphs[0]));
-    EXPECT_THAT(plan.destroy, IsEmpty());
-  }
-}
-
 TEST_F(ExecTableTest, WithinTheLimitEachGraphGetsItsOwn) {
   ExecTable table(2);
   const auto graphs = AddGraphs(&table, 3);
@@ -171,16 +159,6 @@ TEST_F(ExecTableTest, TheFirstOfAGroupMayHaveOneWithinTheLimit) {
   EXPECT_TRUE(table.MayHaveFirst(second[0]));
   Run(&table, second[0]);
   EXPECT_FALSE(table.MayHaveFirst(third[0]));
-}
-
-TEST_F(ExecTableTest, WithoutALimitTheFirstOfEachGroupMayHaveOne) {
-  ExecTable table(std::nullopt);
-  for (int i = 0; i < 10; ++i) {
-    const auto graphs = AddGraphs(&table, 2);
-    EXPECT_TRUE(table.MayHaveFirst(graphs[0]));
-    Run(&table, graphs[0]);
-    EXPECT_FALSE(table.MayHaveFirst(graphs[1]));
-  }
 }
 
 TEST_F(ExecTableTest, WhatARemovedGraphLeavesIsTakenBeforeAnotherIsSwitched) {
