@@ -148,19 +148,6 @@ TEST_F(ExecTableTest, OneThatIsAloneCountsTowardsNoLimit) {
   EXPECT_FALSE(table.Contains(group));
 }
 
-TEST_F(ExecTableTest, TheFirstOfAGroupMayHaveOneWithinTheLimit) {
-  ExecTable table(2);
-  const auto first = AddGraphs(&table, 2);
-  const auto second = AddGraphs(&table, 1);
-  const auto third = AddGraphs(&table, 1);
-  EXPECT_TRUE(table.MayHaveFirst(first[0]));
-  Run(&table, first[0]);
-  EXPECT_FALSE(table.MayHaveFirst(first[1]));
-  EXPECT_TRUE(table.MayHaveFirst(second[0]));
-  Run(&table, second[0]);
-  EXPECT_FALSE(table.MayHaveFirst(third[0]));
-}
-
 TEST_F(ExecTableTest, WhatARemovedGraphLeavesIsTakenBeforeAnotherIsSwitched) {
   ExecTable table(2);
   const auto graphs = AddGraphs(&table, 4);
@@ -172,31 +159,6 @@ TEST_F(ExecTableTest, WhatARemovedGraphLeavesIsTakenBeforeAnotherIsSwitched) {
   EXPECT_EQ(Run(&table, graphs[2]), Step::kUpdate);
   EXPECT_EQ(table.HolderOf(graphs[2]), left) << "though the other was not used for longer";
   EXPECT_TRUE(table.HolderOf(graphs[0]));
-}
-
-TEST_F(ExecTableTest, NoMoreExecutablesThanGraphsRemain) {
-  ExecTable table(4);
-  const auto graphs = AddGraphs(&table, 2);
-  Run(&table, graphs[0]);
-  Run(&table, graphs[1]);
-  const ExecNumber first = *table.HolderOf(graphs[0]);
-  const ExecNumber second = *table.HolderOf(graphs[1]);
-  EXPECT_THAT(table.Remove(graphs[0]), Optional(first));
-  EXPECT_EQ(table.HolderOf(graphs[1]), second);
-  EXPECT_THAT(table.Remove(graphs[1]), Optional(second));
-  EXPECT_EQ(table.exec_count(), 0u);
-  table.Check();
-}
-
-TEST_F(ExecTableTest, ARemovedGraphWithoutAnExecutableMayMakeOneUseless) {
-  ExecTable table(2);
-  const auto graphs = AddGraphs(&table, 3);
-  Run(&table, graphs[0]);
-  Run(&table, graphs[1]);
-  const ExecNumber left = *table.HolderOf(graphs[0]);
-  EXPECT_THAT(table.Remove(graphs[0]), Eq(std::nullopt)) << "the third graph may want it";
-  EXPECT_THAT(table.Remove(graphs[2]), Optional(left));
-  table.Check();
 }
 
 TEST_F(ExecTableTest, WhatIsLeftEmptyAndBusyDoesNotMakeMoreExecutablesThanGraphs) {
