@@ -170,6 +170,32 @@ TEST_F(GiveBackTest, WhatADriverKeepsGoesWithTheNextTrim) {
   EXPECT_GT(failing, 20U) << "each call of the driver";
 }
 
+TEST_F(GiveBackTest, WhatAnUndoFailedToGiveBackIsCounted) {
+  bool failed = true;
+  for (uint64_t number = 1; failed; ++number) {
+    set_.BeginScope(kId, ScopeKind::kCapture);
+    const Block block = Allocate(2 * kPage + kGranule);
+    faulty_.Arm({.call_number = number, .for_good = true});
+    try {
+      set_.Free(Allocate(30 * kPage).address);
+    } catch (const DriverError&) {
+    }
+    failed = faulty_.failures() > 0;
+    faulty_.Disarm();
+    set_.Check();
+    EXPECT_EQ(set_.Usage().reserved_bytes.current, watch_.handle_bytes()) << number;
+    set_.EndScope(kId);
+    set_.Free(block.address);
+    set_.Release(kId);
+    faulty_.Arm({.call_number = 1, .only = DriverCall::kUnmap});  // the same one
+    EXPECT_THROW(set_.Trim(), DriverError);
+    faulty_.Disarm();
+    EXPECT_EQ(set_.Usage().reserved_bytes.current, watch_.handle_bytes()) << number;
+    set_.Trim();
+    EXPECT_EQ(watch_.handles() + watch_.mappings() + watch_.reservations(), 0U) << number;
+  }
+}
+
 TEST_F(GiveBackTest, ACheckpointOfBeforeIsVoid) {
   const Block survivor = CaptureWithSurvivor();
   const PoolCheckpoint checkpoint = set_.Checkpoint(kId);

@@ -16,11 +16,6 @@ struct Loaded {
   std::string reason;  // why it cannot be used; nothing if it can
 };
 
-std::string LastDlError() {
-  const char* const error = dlerror();
-  return error != nullptr ? error : "no further reason given";
-}
-
 // What keeps `function` from being used; nothing if it was found.
 std::string Find(PFN_cuGetProcAddress_v12000 get_address, const char* function, int version,
                  int driver_version, void** found) {
@@ -50,7 +45,9 @@ Loaded Load() {
   // Never closed: the functions are used until the process ends.
   void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    loaded.reason = "no NVIDIA driver was found on this machine (" + LastDlError() +
+    const char* const error = dlerror();
+    loaded.reason = "no NVIDIA driver was found on this machine (" +
+                    std::string(error != nullptr ? error : "no further reason given") +
                     "): it takes an NVIDIA GPU and its driver";
     return loaded;
   }

@@ -1,18 +1,6 @@
 #include "driver/cuda_context.h"
 
-#include <string>
-
 namespace cgp {
-namespace {
-
-// "CUDA_ERROR_OUT_OF_MEMORY", or "unknown error".
-std::string ErrorName(const CudaApi& api, CUresult code) {
-  const char* name = nullptr;
-  if (api.cuGetErrorName(code, &name) != CUDA_SUCCESS || name == nullptr) return "unknown error";
-  return name;
-}
-
-}  // namespace
 
 CudaContext::CudaContext(const CudaApi& api, int device) : api_(api), device_(device) {
   Call(api.cuInit, 0);
@@ -41,8 +29,10 @@ CUcontext CudaContext::Get() {
 void CudaContext::Check(std::string_view call, CUresult code, DriverStatus out_of_memory,
                         uint64_t bytes) const {
   if (code == CUDA_SUCCESS) return;
+  const char* name = nullptr;
+  if (api_.cuGetErrorName(code, &name) != CUDA_SUCCESS || name == nullptr) name = "unknown error";
   throw DriverError(code == CUDA_ERROR_OUT_OF_MEMORY ? out_of_memory : DriverStatus::kFailed, call,
-                    code, ErrorName(api_, code), bytes, device_);
+                    code, name, bytes, device_);
 }
 
 CurrentContext::CurrentContext(CudaContext& context) : api_(context.api()) {

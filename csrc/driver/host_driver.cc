@@ -389,8 +389,7 @@ MemoryInfo HostDriver::Info() {
 
 bool HostDriver::CanAccess(Address address, uint64_t bytes, int device) const {
   const std::lock_guard lock(mutex_);
-  const auto peer = static_cast<size_t>(
-      std::distance(peers_.begin(), std::find(peers_.begin(), peers_.end(), device)));
+  const auto peer = static_cast<size_t>(std::ranges::find(peers_, device) - peers_.begin());
   auto it = mappings_.upper_bound(address);
   if (it == mappings_.begin()) return false;
   --it;

@@ -132,7 +132,6 @@ class HostDriver final : public Driver {
     std::optional<StreamId> stream;  // none: of the device
     bool done = false;
   };
-  using Mappings = std::map<Address, Mapping>;
 
   template <typename Value>
   Value Locked(const Value& value) const {
@@ -154,7 +153,7 @@ class HostDriver final : public Driver {
   // reservation count those in mappings_, which lie in one reservation each and never overlap.
   std::unordered_map<Handle, Physical> handles_;
   std::map<Address, Reservation> reservations_;
-  Mappings mappings_;
+  std::map<Address, Mapping> mappings_;
   std::unordered_map<Event, RecordedEvent> events_;
   std::vector<int> peers_;
   std::vector<Wait> waits_;

@@ -27,22 +27,19 @@ CaptureId HostGraphs::Begin(StreamId origin) {
 
 void HostGraphs::End(CaptureId capture) {
   const std::lock_guard lock(mutex_);
-  const auto graph = graphs_.find(capture);
-  if (graph == graphs_.end()) throw UsageError("no such capture is under way");
-  ReserveMore(spare_nodes_, graph->second.nodes.size());
-  for (const GraphNode node : graph->second.nodes) {
+  const Graph& graph = UnderWay(capture);
+  ReserveMore(spare_nodes_, graph.nodes.size());
+  for (const GraphNode node : graph.nodes) {
     nodes_.erase(node);
     spare_nodes_.push_back(node);
   }
-  graphs_.erase(graph);
+  graphs_.erase(capture);
   std::erase_if(streams_, [&](const auto& entry) { return entry.second.capture == capture; });
 }
 
 void HostGraphs::Invalidate(CaptureId capture) {
   const std::lock_guard lock(mutex_);
-  const auto graph = graphs_.find(capture);
-  if (graph == graphs_.end()) throw UsageError("no such capture is under way");
-  graph->second.invalidated = true;
+  UnderWay(capture).invalidated = true;
 }
 
 GraphNode HostGraphs::Launch(StreamId stream, LaunchKind kind) {
@@ -67,9 +64,9 @@ Frontier HostGraphs::Record(StreamId stream) {
 
 void HostGraphs::Wait(StreamId stream, const Frontier& point) {
   const std::lock_guard lock(mutex_);
-  const auto graph = graphs_.find(point.capture);
-  if (graph == graphs_.end()) throw UsageError("the point's capture is over");
-  if (graph->second.invalidated) throw UsageError("the point's capture has been invalidated");
+  if (UnderWay(point.capture).invalidated) {
+    throw UsageError("the point's capture has been invalidated");
+  }
   const auto found = streams_.find(stream);
   Frontier own =
       found == streams_.end() ? Frontier{.capture = point.capture, .nodes = {}} : found->second;
@@ -112,6 +109,12 @@ std::optional<CaptureId> HostGraphs::oldest() const {
 CaptureId HostGraphs::newest() const {
   const std::lock_guard lock(mutex_);
   return last_capture_;
+}
+
+HostGraphs::Graph& HostGraphs::UnderWay(CaptureId capture) {
+  const auto found = graphs_.find(capture);
+  if (found == graphs_.end()) throw UsageError("no such capture is under way");
+  return found->second;
 }
 
 Frontier& HostGraphs::Known(StreamId stream) {

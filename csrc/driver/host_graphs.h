@@ -62,6 +62,7 @@ class HostGraphs {
     bool waits = true;
   };
 
+  Graph& UnderWay(CaptureId capture);
   Frontier& Known(StreamId stream);
   GraphNode NewNode();
 

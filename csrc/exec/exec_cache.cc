@@ -47,10 +47,11 @@ void ExecCache::Remove(GraphNumber graph) {
 GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
   std::unique_lock lock(mutex_);
   Exec& exec = Hold(graph, stream, lock);
-  WaitForLostRuns(graph, stream);
+  WaitFor(members_.at(graph).last_run, stream);
   const ExecNumber number = table_.HolderOf(graph).value();
   MarkEndOfLast(number);
-  auto run = std::make_shared<Run>(events_, graph, Launch{.stream = stream, .stream_lasts = true});
+  auto run = std::make_shared<Run>(events_, graph, Launch{.stream = stream, .stream_lasts = true},
+                                   launches_);
   // What a capture takes does not run now, and must not be taken for what does.
   const auto is_elsewhere = [&](const std::shared_ptr<Run>& before) {
     return before && !before->ComesBefore(stream);
@@ -80,8 +81,8 @@ void ExecCache::Prepare(GraphNumber graph, const Launch& launch) {
   std::unique_lock lock(mutex_);
   Exec& exec = Hold(graph, launch.stream, lock);
   if (IsHeld(launch.stream)) return;
-  WaitForLostRuns(graph, launch.stream);
-  auto run = std::make_shared<Run>(events_, graph, launch);
+  WaitFor(members_.at(graph).last_run, launch.stream);
+  auto run = std::make_shared<Run>(events_, graph, launch, launches_);
   graphs_->Upload(exec.handle, launch.stream);
   NoteLaunch(exec, std::move(run), launch);
 }
@@ -195,8 +196,7 @@ void ExecCache::RememberRun(ExecNumber number) {
   known = run;
 }
 
-void ExecCache::WaitForLostRuns(GraphNumber graph, StreamId stream) {
-  std::shared_ptr<Run>& run = members_.at(graph).last_run;
+void ExecCache::WaitFor(std::shared_ptr<Run>& run, StreamId stream) {
   if (!run || run->ComesBefore(stream)) return;
   // It is asked first also because a mark that a capture has taken must not be waited for: that
   // would draw the stream into the capture.
@@ -221,9 +221,11 @@ void ExecCache::MarkEndOfLast(ExecNumber next) {
 }
 
 void ExecCache::NoteLaunch(Exec& exec, std::shared_ptr<Run> run, const Launch& launch) {
-  run->number = ++launches_;
+  const uint64_t before = std::exchange(run->number, ++launches_);
   run->launch = launch;
-  exec.last_run = std::move(run);
+  std::shared_ptr<Run> other = std::exchange(exec.last_run, std::move(run));
+  // Of two that were lent at once either was launched last: the end of this one stands for both.
+  if (other && other->number > before) WaitFor(other, launch.stream);
   // Where the stream may be gone when somebody wants to know.
   if (!launch.stream_lasts) MarkUnlessHeld(*exec.last_run);
 }

@@ -89,8 +89,8 @@ class ExecCache {
   // A launch that may not have ended. The executable knows it, and so does the graph once it has
   // lost that executable.
   struct Run {
-    Run(Driver& driver, GraphNumber launched, const Launch& its_launch)
-        : events(driver), graph(launched), launch(its_launch) {}
+    Run(Driver& driver, GraphNumber launched, const Launch& its_launch, uint64_t before)
+        : events(driver), graph(launched), launch(its_launch), number(before) {}
     ~Run() { Unmark(); }
     Run(const Run&) = delete;
     Run& operator=(const Run&) = delete;
@@ -107,7 +107,7 @@ class ExecCache {
     Driver& events;
     const GraphNumber graph;
     Launch launch;
-    uint64_t number = 0;       // of all launches
+    uint64_t number;           // of all launches; until it is given back, of the one before
     bool captured = false;     // and does not run now
     std::optional<Event> end;  // or something later
   };
@@ -144,8 +144,8 @@ class ExecCache {
   bool HasEnded(Run& run);
   // The graph that it holds is about to lose it.
   void RememberRun(ExecNumber number);
-  // What follows on the stream runs behind all launches that the graph has had.
-  void WaitForLostRuns(GraphNumber graph, StreamId stream);
+  // What follows on the stream runs behind that launch, if there is one.
+  void WaitFor(std::shared_ptr<Run>& run, StreamId stream);
   // No mark can be made on it now: see Frontier::held.
   bool IsHeld(StreamId stream);
   // Another executable is to be launched.

@@ -184,6 +184,18 @@ TEST_F(ExecCacheOrderTest, WhatSeveralThreadsWereLentComesBackInAnyOrder) {
   EXPECT_NE(Launch(other_, kB), exec) << "it runs on the first stream";
 }
 
+TEST_F(ExecCacheOrderTest, WhatWasLentAtOnceAndComesBackFirstMayHaveBeenLaunchedLast) {
+  MakeTwo();
+  cache_->Lend(graph_, kA);
+  cache_->Lend(graph_, kB);
+  GiveBack(graph_, kB);
+  GiveBack(graph_, kA);
+  EXPECT_THAT(host_.waits(), ElementsAre(HostDriver::Wait{kA, kB})) << "its end stands for both";
+  Launch(other_, kA);
+  Launch(graph_, kC);
+  EXPECT_THAT(host_.waits(), Contains(kCForA));
+}
+
 TEST_F(ExecCacheOrderTest, WhatACaptureKeptFromBeingMarkedIsMarkedLater) {
   MakeTwo();
   Launch(graph_, kA);

@@ -62,6 +62,15 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
   const ExecNumber holder = *graph.held_by;
   Plan keep{.step = Step::kNone, .exec = holder};
   const Exec& held = execs_.at(holder);
+  Total left = CountedInAll(graph.group);
+  if (!Allows(left) && uses_ - exceeded_ >= kLaunchesBeforeMore) {
+    for (const ExecNumber exec : Counted(graph.group)) {
+      if (Allows(left)) break;
+      if (exec == holder || now.in_use(exec) || now.running(exec)) continue;
+      keep.destroy.push_back(exec);
+      left.Remove(execs_.at(exec).bytes);
+    }
+  }
   if (room_ || !held.updated || held.launches < kLongStay || now.in_use(holder)) return keep;
   // Its launches may be under way, all of them: another one goes, and what is updated now is left
   // for the next graph that comes.
@@ -75,7 +84,7 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
   const auto other = std::ranges::find_if(counted, [&](ExecNumber exec) {
     return exec != holder && fits_in_place_of(exec) && !now.in_use(exec);
   });
-  if (HasRoom({counted.size(), taken_.bytes}, graph)) {
+  if (HasRoom(CountedInAll(graph.group), graph)) {
     if (group.execs < group.graphs) return renew;
   } else if (other != counted.end()) {
     if (group.execs < group.graphs || execs_.at(*other).group == graph.group) {
@@ -91,7 +100,7 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
 ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) const {
   Plan plan{.step = Step::kMake};
   const std::vector<ExecNumber> counted = Counted(graph.group);
-  Total left{counted.size(), taken_.bytes};
+  Total left = CountedInAll(graph.group);
   std::vector<ExecNumber> idle;
   std::ranges::remove_copy_if(counted, std::back_inserter(idle), now.in_use);
   const auto of_group = [&](ExecNumber exec) { return execs_.at(exec).group == graph.group; };
@@ -153,7 +162,7 @@ bool ExecTable::MayHaveFirst(GraphNumber graph) const {
   const Group& group = groups_.at(number);
   if (group.execs != 0) return false;
   if (group.kind == GroupKind::kAlone) return true;
-  const Total there{Counted(number).size(), taken_.bytes};
+  const Total there = CountedInAll(number);
   return there.count < limit() && HasRoom(there, graphs_.at(graph));
 }
 
@@ -171,6 +180,7 @@ ExecNumber ExecTable::Made(GraphNumber graph) {
   held.held_by = number;
   ++groups_.at(held.group).execs;
   if (MayShare(held.group)) taken_.Add(made.bytes);
+  if (!Allows(CountedInAll(held.group))) exceeded_ = uses_;
   return number;
 }
 
@@ -215,15 +225,12 @@ void ExecTable::KeptAfterAll(ExecNumber exec) {
 }
 
 std::vector<ExecNumber> ExecTable::Counted(GroupNumber group) const {
-  std::vector<std::pair<uint64_t, ExecNumber>> by_use;
+  std::vector<ExecNumber> counted;
   for (const auto& [number, exec] : execs_) {
     const bool counts = max_execs_ || room_ ? MayShare(exec.group) : exec.group == group;
-    if (counts) by_use.emplace_back(exec.used, number);
+    if (counts) counted.push_back(number);
   }
-  std::ranges::sort(by_use);
-  std::vector<ExecNumber> counted;
-  counted.reserve(by_use.size());
-  for (const auto& [used, number] : by_use) counted.push_back(number);
+  std::ranges::sort(counted, {}, [this](ExecNumber exec) { return execs_.at(exec).used; });
   return counted;
 }
 

@@ -39,8 +39,8 @@ enum class ExecNumber : uint32_t {};
 inline constexpr uint32_t kLongStay = 4;
 // The same where the device would run out of work meanwhile.
 inline constexpr uint32_t kVeryLongStay = 16;
-// Launches before one more than the memory had room for is tried again: then the attempt, which
-// takes as long as a few of them, hardly counts.
+// Launches before one more than the memory had room for is tried again, or one more than the limit
+// goes, which may be needed again: then what it takes, as long as a few of them, hardly counts.
 inline constexpr uint32_t kLaunchesBeforeMore = 256;
 
 enum class GroupKind : uint8_t {
@@ -61,8 +61,8 @@ class ExecTable {
   };
 
   // At most so many executables; nullopt: one for each group. More than so many as long as all take
-  // no more than `budget_bytes`. Both may be exceeded while executables are in use. pre: max_execs
-  // is not 0; without it there is no budget.
+  // no more than `budget_bytes`. Both may be exceeded while executables are in use, and for
+  // kLaunchesBeforeMore launches. pre: max_execs is not 0; without it there is no budget.
   explicit ExecTable(std::optional<std::size_t> max_execs, uint64_t budget_bytes = 0)
       : max_execs_(max_execs), budget_bytes_(budget_bytes) {}
 
@@ -110,8 +110,8 @@ class ExecTable {
   // None could be made in its place: that is not planned again before it has had another long stay.
   void KeptAfterAll(ExecNumber exec);
 
-  // Whether no graph will lose what holds it, as long as none is added: each has one, or may, and
-  // that was made for it.
+  // Whether no graph will lose what holds it to another, as long as none is added: each has one, or
+  // may, and that was made for it.
   bool AllKeepTheirs() const {
     return updated_ == 0 && (execs_.size() == graphs_.size() || Allows(wanted_));
   }
@@ -169,8 +169,11 @@ class ExecTable {
     execs.Add(graph.bytes);
     return Allows(execs);
   }
-  // The executables that the limit on those of `group` counts, longest unused first.
+  // The executables that the limit on those of `group` counts, longest unused first; and in all.
   std::vector<ExecNumber> Counted(GroupNumber group) const;
+  Total CountedInAll(GroupNumber group) const {
+    return {max_execs_ || room_ ? taken_.count : groups_.at(group).execs, taken_.bytes};
+  }
   Plan PlanToKeep(const Graph& graph, const Conditions& now) const;
   Plan PlanToGet(const Graph& graph, const Conditions& now) const;
   // A graph has left the group, which is gone with the last one. Returns as Remove().
@@ -188,6 +191,7 @@ class ExecTable {
   std::unordered_map<GraphNumber, Graph> graphs_;
   std::unordered_map<ExecNumber, Exec> execs_;
   uint64_t uses_ = 0;
+  uint64_t exceeded_ = 0;  // uses_ when one more than the limit was made last
   // How many there were when the memory was full. invariant: 0 < room_.
   std::optional<std::size_t> room_;
   uint32_t launches_in_room_ = 0;

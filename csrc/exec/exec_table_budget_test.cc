@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <random>
-#include <utility>
 #include <vector>
 
 #include "exec/exec_table.h"
@@ -15,22 +13,12 @@ namespace {
 
 class ExecTableBudgetTest : public ExecTableTest {
  protected:
-  static std::vector<GraphNumber> AddGraphs(ExecTable* table, std::size_t count, uint64_t bytes) {
-    const GroupNumber group = table->AddGroup(GroupKind::kShared);
-    std::vector<GraphNumber> graphs;
-    for (std::size_t i = 0; i < count; ++i) graphs.push_back(table->Add(group, bytes));
-    return graphs;
-  }
-
   // Launches each graph once, so often, and returns how many switches that takes.
   int Cycle(ExecTable* table, const std::vector<GraphNumber>& graphs, int rounds) {
     int switches = 0;
     for (int round = 0; round < rounds; ++round) {
       for (const GraphNumber graph : graphs) {
-        const bool switched = Run(table, graph) != Step::kNone;
-        table->Launched(*table->HolderOf(graph));
-        table->Check();
-        switches += switched;
+        switches += Stay(table, graph, 1).front() != Step::kNone;
       }
     }
     return switches;
@@ -85,36 +73,6 @@ TEST_F(ExecTableBudgetTest, WhereTheMemoryEndsTheBudgetDoesNot) {
   Stay(&table, graphs[0], kLaunchesBeforeMore);  // until more are tried
   Cycle(&table, graphs, 10);
   EXPECT_EQ(table.exec_count(), 10u);
-}
-
-TEST_F(ExecTableBudgetTest, RandomPrograms) {
-  for (uint32_t seed = 1; seed <= 50; ++seed) {
-    std::mt19937 random(seed);
-    const auto draw = [&](std::size_t below) { return random() % below; };
-    const std::size_t limit = 1 + draw(4);
-    const uint64_t budget = draw(200);
-    ExecTable table(limit, budget);
-    std::vector<std::pair<GraphNumber, uint64_t>> graphs;
-    for (int group = 0; group < 4; ++group) {
-      const uint64_t bytes = 1 + draw(40);
-      for (const GraphNumber graph : AddGraphs(&table, 1 + draw(6), bytes)) {
-        graphs.emplace_back(graph, bytes);
-      }
-    }
-    for (int step = 0; step < 400; ++step) {
-      const auto [graph, bytes] = graphs[draw(graphs.size())];
-      Run(&table, graph);
-      table.Launched(*table.HolderOf(graph));
-      uint64_t taken = 0;
-      for (const auto& [held, size] : graphs) {
-        if (table.HolderOf(held)) taken += size;
-      }
-      // What holds nothing is of a graph's size too: nothing is removed here.
-      ASSERT_TRUE(table.exec_count() <= limit || taken <= budget)
-          << "seed " << seed << ", step " << step << ": " << table.exec_count() << " take " << taken
-          << " of " << budget;
-    }
-  }
 }
 
 }  // namespace

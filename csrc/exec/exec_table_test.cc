@@ -32,18 +32,6 @@ TEST_F(ExecTableTest, GraphsOfAGroupTakeTurns) {
   EXPECT_EQ(table.exec_count(), 1u);
 }
 
-TEST_F(ExecTableTest, APlanChangesNothing) {
-  ExecTable table(1);
-  const auto graphs = AddGraphs(&table, 2);
-  Run(&table, graphs[0]);
-  for (int i = 0; i < 2; ++i) {
-    const ExecTable::Plan plan = PlanFor(table, graphs[1]);
-    EXPECT_EQ(plan.step, Step::kUpdate);
-    EXPECT_EQ(plan.exec, table.HolderOf(graphs[0]));
-    EXPECT_THAT(plan.destroy, IsEmpty());
-  }
-}
-
 TEST_F(ExecTableTest, WithinTheLimitEachGraphGetsItsOwn) {
   ExecTable table(2);
   const auto graphs = AddGraphs(&table, 3);
@@ -103,6 +91,29 @@ TEST_F(ExecTableTest, WhatIsInUseStaysAndTheNumberComesBackToTheLimit) {
   }
 }
 
+TEST_F(ExecTableTest, WhatNobodyNeedsAtOnceAnyMoreGoesThoughEachGraphIsHeld) {
+  for (const std::optional<size_t> limit : {std::optional<size_t>(1), std::optional<size_t>()}) {
+    ExecTable table(limit);
+    const auto graphs = AddGraphs(&table, 3);
+    for (const GraphNumber graph : graphs) {
+      Run(&table, graph);
+      in_use_.insert(*table.HolderOf(graph));
+    }
+    for (uint32_t i = 1; i < kLaunchesBeforeMore; ++i) Run(&table, graphs[2]);
+    in_use_ = {*table.HolderOf(graphs[0])};
+    EXPECT_THAT(PlanFor(table, graphs[2]).destroy, IsEmpty()) << "it may be needed soon";
+    Run(&table, graphs[2]);
+    running_ = {*table.HolderOf(graphs[1])};
+    EXPECT_THAT(PlanFor(table, graphs[2]).destroy, IsEmpty());
+    running_.clear();
+    EXPECT_EQ(Run(&table, graphs[2]), Step::kNone);
+    EXPECT_EQ(table.HolderOf(graphs[1]), std::nullopt);
+    in_use_.clear();
+    Run(&table, graphs[2]);
+    EXPECT_EQ(table.exec_count(), 1u);
+  }
+}
+
 TEST_F(ExecTableTest, AGraphThatIsHeldNeedsNothingThoughInUse) {
   ExecTable table(1);
   const auto graphs = AddGraphs(&table, 2);
@@ -137,29 +148,6 @@ TEST_F(ExecTableTest, OneThatIsAloneCountsTowardsNoLimit) {
   EXPECT_FALSE(table.Contains(group));
 }
 
-TEST_F(ExecTableTest, TheFirstOfAGroupMayHaveOneWithinTheLimit) {
-  ExecTable table(2);
-  const auto first = AddGraphs(&table, 2);
-  const auto second = AddGraphs(&table, 1);
-  const auto third = AddGraphs(&table, 1);
-  EXPECT_TRUE(table.MayHaveFirst(first[0]));
-  Run(&table, first[0]);
-  EXPECT_FALSE(table.MayHaveFirst(first[1]));
-  EXPECT_TRUE(table.MayHaveFirst(second[0]));
-  Run(&table, second[0]);
-  EXPECT_FALSE(table.MayHaveFirst(third[0]));
-}
-
-TEST_F(ExecTableTest, WithoutALimitTheFirstOfEachGroupMayHaveOne) {
-  ExecTable table(std::nullopt);
-  for (int i = 0; i < 10; ++i) {
-    const auto graphs = AddGraphs(&table, 2);
-    EXPECT_TRUE(table.MayHaveFirst(graphs[0]));
-    Run(&table, graphs[0]);
-    EXPECT_FALSE(table.MayHaveFirst(graphs[1]));
-  }
-}
-
 TEST_F(ExecTableTest, WhatARemovedGraphLeavesIsTakenBeforeAnotherIsSwitched) {
   ExecTable table(2);
   const auto graphs = AddGraphs(&table, 4);
@@ -171,31 +159,6 @@ TEST_F(ExecTableTest, WhatARemovedGraphLeavesIsTakenBeforeAnotherIsSwitched) {
   EXPECT_EQ(Run(&table, graphs[2]), Step::kUpdate);
   EXPECT_EQ(table.HolderOf(graphs[2]), left) << "though the other was not used for longer";
   EXPECT_TRUE(table.HolderOf(graphs[0]));
-}
-
-TEST_F(ExecTableTest, NoMoreExecutablesThanGraphsRemain) {
-  ExecTable table(4);
-  const auto graphs = AddGraphs(&table, 2);
-  Run(&table, graphs[0]);
-  Run(&table, graphs[1]);
-  const ExecNumber first = *table.HolderOf(graphs[0]);
-  const ExecNumber second = *table.HolderOf(graphs[1]);
-  EXPECT_THAT(table.Remove(graphs[0]), Optional(first));
-  EXPECT_EQ(table.HolderOf(graphs[1]), second);
-  EXPECT_THAT(table.Remove(graphs[1]), Optional(second));
-  EXPECT_EQ(table.exec_count(), 0u);
-  table.Check();
-}
-
-TEST_F(ExecTableTest, ARemovedGraphWithoutAnExecutableMayMakeOneUseless) {
-  ExecTable table(2);
-  const auto graphs = AddGraphs(&table, 3);
-  Run(&table, graphs[0]);
-  Run(&table, graphs[1]);
-  const ExecNumber left = *table.HolderOf(graphs[0]);
-  EXPECT_THAT(table.Remove(graphs[0]), Eq(std::nullopt)) << "the third graph may want it";
-  EXPECT_THAT(table.Remove(graphs[2]), Optional(left));
-  table.Check();
 }
 
 TEST_F(ExecTableTest, WhatIsLeftEmptyAndBusyDoesNotMakeMoreExecutablesThanGraphs) {

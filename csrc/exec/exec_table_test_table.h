@@ -31,10 +31,10 @@ class ExecTableTest : public ::testing::Test {
                                  .running = [&](ExecNumber e) { return running_.contains(e); }});
   }
 
-  static std::vector<GraphNumber> AddGraphs(ExecTable* table, int count) {
+  static std::vector<GraphNumber> AddGraphs(ExecTable* table, size_t count, uint64_t bytes = 0) {
     const GroupNumber group = table->AddGroup(GroupKind::kShared);
     std::vector<GraphNumber> graphs;
-    for (int i = 0; i < count; ++i) graphs.push_back(table->Add(group));
+    for (size_t i = 0; i < count; ++i) graphs.push_back(table->Add(group, bytes));
     return graphs;
   }
 

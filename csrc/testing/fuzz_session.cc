@@ -176,7 +176,9 @@ void FuzzSession::JudgeFailure(const Result& result, bool allowed, const World::
   }
   if (result.outcome == Outcome::kNoHeap) set_.Check();
   const World::Books after = world_.TakeBooks();
-  if (before.set == after.set && (leaky_ || before.driver == after.driver)) return;
+  const bool same_memory =
+      before.driver == after.driver && before.peak_reserved_bytes == after.peak_reserved_bytes;
+  if (before.set == after.set && (leaky_ || same_memory)) return;
   Complain("a call that failed (", result.text, ") changed the state from\n", ToString(before),
            "to\n", ToString(after));
 }
@@ -253,8 +255,6 @@ void FuzzSession::Allocate(const Step& step) {
       need.whole_pages = 0;
     }
   }
-  // By the driver's own account: where an Unmap() was made to fail, memory is lost that no set
-  // knows of.
   const uint64_t pages_left =
       (setup_.physical_limit_bytes - host_.usage().physical_bytes) / setup_.page_bytes;
   const bool may_run_out = allowed && need.least_new() > pages_left;

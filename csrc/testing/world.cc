@@ -39,14 +39,15 @@ bool GoesThrough(FaultKind kind, uint64_t number, bool for_good, FaultyDriver& d
 
 World::Books World::TakeBooks() const {
   std::ostringstream text;
+  uint64_t peak = 0;
   for (const PoolId id : set->ids()) {
     const PoolSnapshot snapshot = set->Snapshot(id);
     const PoolStats& stats = snapshot.stats;
     text << ToString(id) << ": users " << set->UseCount(id) << " pages " << stats.pages
          << " allocated " << stats.allocated_bytes << " requested " << stats.requested_bytes
-         << " peaks " << stats.peak_reserved_bytes << "/" << stats.peak_allocated_bytes << "/"
-         << stats.scope_peak_bytes << " mappings " << stats.page_mappings << " calls "
-         << stats.allocations << "/" << stats.frees;
+         << " peaks " << stats.peak_allocated_bytes << "/" << stats.scope_peak_bytes << " mappings "
+         << stats.page_mappings << " calls " << stats.allocations << "/" << stats.frees;
+    peak += stats.peak_reserved_bytes;
     for (const auto& live : snapshot.blocks) {
       text << "\n  block " << live.block.address << "+" << live.block.bytes;
       for (const auto& piece : live.pieces) {
@@ -61,7 +62,7 @@ World::Books World::TakeBooks() const {
   }
   HostUsage usage = host.usage();
   usage.events = 0;  // one found to be done may be let go of by a call that fails later
-  return {text.str(), usage};
+  return {text.str(), peak, usage};
 }
 
 void World::FailEach(FaultKind kind, const Action& call,
@@ -90,9 +91,10 @@ void World::FailEach(FaultKind kind, const Action& call) {
 
 std::string ToString(const World::Books& books) {
   const HostUsage& driver = books.driver;
-  return Text(books.set, driver.handles, " handles of ", driver.physical_bytes, " bytes, ",
-              driver.mappings, " mappings of ", driver.mapped_bytes, ", ", driver.reservations,
-              " reservations of ", driver.reserved_bytes, "\n");
+  return Text(books.set, "peak ", books.peak_reserved_bytes, ", ", driver.handles, " handles of ",
+              driver.physical_bytes, " bytes, ", driver.mappings, " mappings of ",
+              driver.mapped_bytes, ", ", driver.reservations, " reservations of ",
+              driver.reserved_bytes, "\n");
 }
 
 }  // namespace cgp

@@ -29,6 +29,7 @@ struct World {
   // What the set and the driver hold: a call that fails leaves it as it was.
   struct Books {
     std::string set;
+    uint64_t peak_reserved_bytes = 0;
     HostUsage driver;
   };
   Books TakeBooks() const;

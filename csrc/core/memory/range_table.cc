@@ -36,9 +36,7 @@ class RangeTable::Undo {
     }
     for (; created > 0; --created) {
       const PhysicalHandle& handle = table_.handles_.back();
-      if (!Attempt([&] { table_.driver_.Release(handle.handle); })) {
-        table_.stuck_handles_.push_back(handle.handle);
-      }
+      if (!table_.Release(handle)) table_.unreleased_.push_back(handle);
       table_.pages_.resize(Index(handle.first));
       table_.handles_.pop_back();
     }
@@ -71,7 +69,7 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   Undo undo(*this);
   undo.mapped.reserve(plan.handles.size());
   ReserveMore(stuck_mappings_, plan.handles.size());
-  ReserveMore(stuck_handles_, plan.handles.size());
+  ReserveMore(unreleased_, plan.handles.size());
 
   // Physical memory first: it is what runs out, and it is undone without unmapping.
   std::vector<PageId> handles = plan.handles;
@@ -100,8 +98,9 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   Address next = address;
   for (const PageId handle : handles) {
     const uint64_t bytes = handle_pages(handle) * page_bytes_;
-    driver_.Map(next, bytes, handles_[pages_[Index(handle)].handle].handle);
-    undo.mapped.push_back({next, bytes});
+    const Handle mapped = handles_[pages_[Index(handle)].handle].handle;
+    driver_.Map(next, bytes, mapped);
+    undo.mapped.push_back({next, bytes, mapped});
     next += bytes;
   }
   driver_.SetAccess(address, count * page_bytes_);
@@ -207,6 +206,12 @@ void RangeTable::RefreshAccess() {
     driver_.SetAccess(range.address + range.mapped_begin * page_bytes_,
                       range.mapped() * page_bytes_);
   }
+}
+
+bool RangeTable::Release(const PhysicalHandle& handle, std::exception_ptr* error) noexcept {
+  const auto shows = [&](const Mapping& mapping) { return mapping.handle == handle.handle; };
+  return std::ranges::none_of(stuck_mappings_, shows) &&
+         Attempt([&] { driver_.Release(handle.handle); }, error);
 }
 
 bool RangeTable::BeginsRow(uint32_t page) const {

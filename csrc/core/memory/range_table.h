@@ -131,7 +131,7 @@ class RangeTable {
   // Upper limits on slot_limit() and range_count() after it.
   uint32_t MostSlotsAfterShrink() const;
   uint32_t MostRangesAfterShrink() const { return static_cast<uint32_t>(mapping_count_); }
-  // What the pool still has of handles that are mapped nowhere, because their release failed.
+  // What the pool still has of handles that the driver failed to take back, or to unmap.
   uint64_t unreleased_pages() const;
   uint32_t unreleased_handles() const { return static_cast<uint32_t>(unreleased_.size()); }
   // Whether the driver failed to take back something that is mapped for nobody.
@@ -199,6 +199,7 @@ class RangeTable {
   struct Mapping {
     Address address = 0;
     uint64_t bytes = 0;
+    Handle handle{};
   };
   struct Reservation {
     Address address = 0;
@@ -219,6 +220,8 @@ class RangeTable {
       return false;
     }
   }
+  // Returns false if the pool still has it, be it behind a mapping that an undo failed to unmap.
+  bool Release(const PhysicalHandle& handle, std::exception_ptr* error = nullptr) noexcept;
   bool BeginsRow(uint32_t page) const;
   void NoteRow(uint32_t page);
   static uint32_t RoomInFront(uint32_t pages);
@@ -232,16 +235,14 @@ class RangeTable {
   std::vector<Page> pages_;
   IndexSet row_begins_;  // of page_count(), nothing is said of pages behind
   std::vector<PhysicalHandle> handles_;
-  std::vector<PhysicalHandle>
-      unreleased_;  // with room for handles_ too while a Shrink() is prepared
+  // With room for handles_ too while a Shrink() is prepared.
+  std::vector<PhysicalHandle> unreleased_;
   std::vector<Range> ranges_;
   std::vector<Reservation> reservations_;
   std::vector<PageId> page_at_;          // by slot
   std::vector<RangeId> range_of_group_;  // by slot / kSlotGroup
   uint64_t mapping_count_ = 0;
-  // What an undo failed to give back.
-  std::vector<Mapping> stuck_mappings_;
-  std::vector<Handle> stuck_handles_;
+  std::vector<Mapping> stuck_mappings_;  // that an undo failed to unmap
 };
 
 }  // namespace cgp

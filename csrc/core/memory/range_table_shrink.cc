@@ -57,14 +57,11 @@ RangeTable::Shrinking::Shrinking(RangeTable& table, std::vector<bool> keep)
 }
 
 void RangeTable::Shrinking::RetryRemains() noexcept {
-  Driver& driver = table_.driver_;
   std::erase_if(table_.stuck_mappings_, [&](const Mapping& mapping) {
-    return Attempt([&] { driver.Unmap(mapping.address, mapping.bytes); });
+    return Attempt([&] { table_.driver_.Unmap(mapping.address, mapping.bytes); });
   });
-  std::erase_if(table_.stuck_handles_,
-                [&](Handle handle) { return Attempt([&] { driver.Release(handle); }); });
   std::erase_if(table_.unreleased_, [&](const PhysicalHandle& handle) {
-    return Attempt([&] { driver.Release(handle.handle); });
+    return table_.Release(handle, &result_.error);
   });
 }
 
@@ -80,8 +77,7 @@ void RangeTable::Shrinking::LetGoOf(const PhysicalHandle& handle) noexcept {
       std::fill_n(keep_.begin() + Index(slot), handle.pages, true);
     }
   }
-  if (!mapped && !Attempt([&] { table_.driver_.Release(handle.handle); }))
-    table_.unreleased_.push_back(handle);
+  if (!mapped && !table_.Release(handle, &result_.error)) table_.unreleased_.push_back(handle);
 }
 
 // Each run of slots that are still mapped becomes a range, with the room up to the next one.
@@ -177,7 +173,7 @@ uint32_t RangeTable::MostSlotsAfterShrink() const {
 }
 
 bool RangeTable::has_remains() const {
-  return !unreleased_.empty() || !stuck_mappings_.empty() || !stuck_handles_.empty() ||
+  return !unreleased_.empty() || !stuck_mappings_.empty() ||
          std::ranges::any_of(reservations_, [](const auto& one) { return one.ranges == 0; });
 }
 
