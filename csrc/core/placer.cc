@@ -125,7 +125,7 @@ Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
   if (!found && memory_.Poll()) found = find();
   if (found) return *found;
   if (stitched) return {.start = Stitch(view, length, slack)};
-  const MappingPlan page{.range = ranges_.NewestWithRoom(), .handles = {MappingPlan::kNewPage}};
+  const MappingPlan page{.range = ranges_.NewestWithRoom(1), .handles = {MappingPlan::kNewPage}};
   return {.start = {memory_.bytes().Map(page), Granules(0)}};
 }
 

@@ -230,10 +230,10 @@ void RangeTable::NoteRow(uint32_t page) {
   }
 }
 
-std::optional<RangeId> RangeTable::NewestWithRoom() const {
+std::optional<RangeId> RangeTable::NewestWithRoom(uint32_t pages) const {
   if (page_count() == 0) return std::nullopt;
   const RangeId newest = range_of(slots_of(PageId{page_count() - 1}).front());
-  return range(newest).room_back > 0 ? std::optional(newest) : std::nullopt;
+  return range(newest).room_back >= pages ? std::optional(newest) : std::nullopt;
 }
 
 bool RangeTable::Shows(RangeId range, PageId page) const {

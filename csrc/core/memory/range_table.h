@@ -166,8 +166,8 @@ class RangeTable {
   // The slots that show the page, oldest first; never empty.
   const std::vector<SlotId>& slots_of(PageId page) const { return pages_[Index(page)].slots; }
   bool Shows(RangeId range, PageId page) const;
-  // The range of the newest page, if one more has room behind it.
-  std::optional<RangeId> NewestWithRoom() const;
+  // The range of the newest page, if so many more have room behind it.
+  std::optional<RangeId> NewestWithRoom(uint32_t pages) const;
   // Pages from `page` to the one before this stand side by side wherever one of them stands.
   PageId RowEnd(PageId page) const {
     return PageId{row_begins_.Next(Index(page) + 1).value_or(page_count())};

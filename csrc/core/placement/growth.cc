@@ -40,8 +40,7 @@ class GrowthPlanner {
 
   GrowthPlan Plan() {
     for (const End& end : FreeEnds()) ConsiderExtending(end.range, end.at_front);
-    if (best_) return best_->plan;
-    return {{.range = {}, .handles = fresh_.handles}, static_cast<int64_t>(fresh_.start)};
+    return best_ ? best_->plan : StartRange();
   }
 
  private:
@@ -234,6 +233,14 @@ class GrowthPlanner {
     plan.start = at_front ? static_cast<int64_t>(pages * page_) - static_cast<int64_t>(missing)
                           : -static_cast<int64_t>(reused);
     best_ = Extension{std::move(plan), reused};
+  }
+
+  GrowthPlan StartRange() const {
+    GrowthPlan plan{{.range = {}, .handles = fresh_.handles}, static_cast<int64_t>(fresh_.start)};
+    if (length_ < page_ && std::ranges::all_of(plan.mapping.handles, MappingPlan::IsNew)) {
+      plan.mapping.range = ranges_.NewestWithRoom(static_cast<uint32_t>(fresh_.new_pages));
+    }
+    return plan;
   }
 
   const FreeView& view_;
