@@ -22,9 +22,9 @@
 //
 // torch compares raw_deleter() with the deleter of DataPtrs for the pools of graph trees alone. So
 // it has to be that of whoever serves the trees: us, or the base after disable() and as long as
-// trees from before enable() are alive. Then new trees are the base's too. Their ids alone may
-// change hands, until a first block is allocated in them: a tree captures an empty graph, only to
-// hold its pool, and then warms up in it.
+// trees from before enable() are alive. Who serves trees serves new ones too, as long as those
+// live. Their ids alone may change hands, until a first block is allocated in them: a tree captures
+// an empty graph, only to hold its pool, and then warms up in it.
 //
 // Locks, in the order they are taken: scopes_mutex_, then MergedStats', then the base's, then
 // RouteTable's, then PoolSet's. So nothing here is called back by the base but FreeUnusedPools(),
@@ -344,10 +344,11 @@ class GraphAllocator final : public CUDAAllocator {
   std::map<ScopeKey, MemPool> mempools_;
   // Pools of graphs, and those that have memory of their graphs too: a user of the latter each.
   std::set<std::pair<ScopeKey, PoolId>> kept_;
-  // Pools of the base that graph trees warm up in, as it seems; a MemPool from before enable()
-  // looks the same.
+  // Pools that graph trees warm up in, as it seems, of the base and of ours. A MemPool from before
+  // enable() looks like one of the base's.
   std::set<ScopeKey> bases_trees_;
-  std::atomic<bool> base_serves_trees_{false};  // == !bases_trees_.empty()
+  std::set<ScopeKey> our_trees_;                // none comes while the base serves them
+  std::atomic<bool> base_serves_trees_{false};  // == there are the base's alone
   std::vector<LateEnd> late_ends_;
 
   // What setMemoryFraction() allows the base and us together.
