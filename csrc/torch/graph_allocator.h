@@ -113,10 +113,11 @@ class GraphAllocator final : public CUDAAllocator {
   // The calling thread saw a capture into the pool fail: nobody will end it any more.
   void EndFailedCapture(DeviceIndex device, MempoolId_t id);
 
-  // Gives the memory of unused pools back unless a capture is under way; returns the bytes. Waits
-  // for no lock of ours, so the base may call it from within an allocation; asks nothing of the
-  // base but its statistics and a larger share of the memory, which its lock allows.
-  uint64_t FreeUnusedPools();
+  // Gives the memory of unused pools back unless a capture is under way, of all devices or of the
+  // `only` one that needs it: it waits for each that has any. Returns the bytes. Waits for no lock
+  // of ours, so the base may call it from within an allocation; asks nothing of the base but its
+  // statistics and a larger share of the memory, which its lock allows.
+  uint64_t FreeUnusedPools(std::optional<DeviceIndex> only = std::nullopt);
 
   // The deleter of our DataPtrs; takes the base's pointers too. Never throws: it is called from
   // destructors.
@@ -247,7 +248,7 @@ class GraphAllocator final : public CUDAAllocator {
   void LimitOurs(DevicePools& pools);
   void LimitBase(DevicePools& pools);
   // Frees what it can outside captures; returns whether another attempt makes sense.
-  bool MakeRoom(const RouteTable::Target& target);
+  bool MakeRoom(const RouteTable::Target& target, DeviceIndex device);
   // Tell everybody who asked to hear when memory runs out: graph_out_of_memory.cc.
   void TellOutOfMemory(DevicePools& pools, const Request& request, bool rejected,
                        const MemoryInfo& info);
@@ -260,7 +261,7 @@ class GraphAllocator final : public CUDAAllocator {
   // who are told of it is thrown when the block is free, which `freed` says.
   bool FreeOurs(void* pointer, bool* freed);
   // Keeps the statistics' peaks: see merged_stats.h.
-  void BeforeOursChange();
+  void BeforeOursChange(DevicePools& pools);
 
   // The pool of ours that torch calls `id`, if it is one.
   struct OurPool {
@@ -300,7 +301,7 @@ class GraphAllocator final : public CUDAAllocator {
   void ReleaseUnused(DevicePools& pools, PoolId id);
   void NoteWhoServesTrees();
   void ForgetBasesDeadTrees();
-  uint64_t TrimUnlessCapturing();
+  uint64_t TrimUnlessCapturing(std::optional<DeviceIndex> only = std::nullopt);
 
   // The route that a capture of ours had which looked abandoned. Its scope is closed; its graph may
   // still end it.
