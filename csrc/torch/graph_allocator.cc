@@ -64,8 +64,13 @@ Memory To(const Block& block, DeviceIndex device) {
 class FreeUnusedPoolsCallback final : public c10::FreeMemoryCallback {
  public:
   bool Execute() override {
-    GraphAllocator* allocator = FindGraphAllocator();
-    return allocator != nullptr && allocator->FreeUnusedPools(CurrentDevice()) > 0;
+    // The base asks the device next, whatever we could not give back.
+    uint64_t bytes = 0;
+    WithWarnings("giving back the memory of unused graph pools", [&] {
+      GraphAllocator* const allocator = FindGraphAllocator();
+      if (allocator != nullptr) bytes = allocator->FreeUnusedPools(CurrentDevice());
+    });
+    return bytes > 0;
   }
 };
 
