@@ -127,6 +127,13 @@ std::optional<DevicePools::Owned> DevicePools::At(const void* address) {
   });
 }
 
+DevicePools* DevicePools::BehindBaseAt(const void* address) {
+  return FindFirst(PoolsOwner::kGraphAllocator, [&](DevicePools& pools) {
+    const bool is_it = pools.stats_.IsBehindBase() && pools.set_.HasReserved(ToAddress(address));
+    return is_it ? &pools : nullptr;
+  });
+}
+
 std::optional<Block> DevicePools::Around(const void* address, PoolsOwner owner) {
   return FindFirst(owner, [&](DevicePools& pools) { return pools.set_.Find(ToAddress(address)); });
 }

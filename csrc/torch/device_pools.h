@@ -51,6 +51,9 @@ class DevicePools {
   };
   // The one that starts at `address`, if one does.
   static std::optional<Owned> At(const void* address);
+  // The pools of GraphAllocator's that `address` lies in, if their statistics are behind the
+  // base's. Takes no lock where none are.
+  static DevicePools* BehindBaseAt(const void* address);
   // The live block that holds `address`, not only at its start. Slow: for diagnostics.
   static std::optional<Block> Around(const void* address,
                                      PoolsOwner owner = PoolsOwner::kGraphAllocator);

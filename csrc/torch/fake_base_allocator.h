@@ -42,6 +42,7 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   bool refuses_to_begin = false;
   double fraction = 1;                            // of whichever device was named last
   std::function<void()> before_stats = [] {};     // runs whenever they are asked for
+  std::set<c10::DeviceIndex> asked_of;            // whose statistics somebody wanted to know
   std::function<void()> before_fraction = [] {};  // runs whenever another one is to be set
   inline static std::set<void*> live{};
 
@@ -72,10 +73,11 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
     const Entered entered(mutex_);
     ++calls["recordStream"];
   }
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     const auto before = before_stats;  // it may put another one in its place
     before();
     const Entered entered(mutex_);
+    asked_of.insert(device);
     CheckThatItCounts();
     return stats;
   }

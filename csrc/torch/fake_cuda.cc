@@ -27,9 +27,15 @@ std::map<cudaStream_t, int64_t> queried;
 std::vector<c10::MempoolId_t> host_routes;
 std::atomic<bool> rejects_at_once{false};
 
+// Each thread has a stream of its own under the name of the per-thread default stream.
+cudaStream_t Named(cudaStream_t stream) {
+  static thread_local char of_thread = 0;
+  return stream == cudaStreamPerThread ? reinterpret_cast<cudaStream_t>(&of_thread) : stream;
+}
+
 Capture Find(cudaStream_t stream) {
   const std::lock_guard lock(mutex);
-  const auto found = captures.find(stream);
+  const auto found = captures.find(Named(stream));
   return found == captures.end() ? Capture{} : found->second;
 }
 
@@ -106,12 +112,12 @@ cudaStream_t Stream(uintptr_t number) { return reinterpret_cast<cudaStream_t>(nu
 
 void SetCapture(cudaStream_t stream, CaptureId id) {
   const std::lock_guard lock(mutex);
-  captures[stream] = {.id = id};
+  captures[Named(stream)] = {.id = id};
 }
 
 void Invalidate(cudaStream_t stream) {
   const std::lock_guard lock(mutex);
-  captures[stream].invalidated = true;
+  captures[Named(stream)].invalidated = true;
 }
 
 void Reset() {

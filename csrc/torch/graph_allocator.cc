@@ -64,8 +64,13 @@ Memory To(const Block& block, DeviceIndex device) {
 class FreeUnusedPoolsCallback final : public c10::FreeMemoryCallback {
  public:
   bool Execute() override {
-    GraphAllocator* allocator = FindGraphAllocator();
-    return allocator != nullptr && allocator->FreeUnusedPools() > 0;
+    // The base asks the device next, whatever we could not give back.
+    uint64_t bytes = 0;
+    WithWarnings("giving back the memory of unused graph pools", [&] {
+      GraphAllocator* const allocator = FindGraphAllocator();
+      if (allocator != nullptr) bytes = allocator->FreeUnusedPools(CurrentDevice());
+    });
+    return bytes > 0;
   }
 };
 
@@ -152,7 +157,7 @@ Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Targe
   const History::Telling telling(history_);
   DevicePools& pools = DevicePools::For(device);
   History::Context context = history_.Gather(History::When::STATE);
-  BeforeOursChange();
+  BeforeOursChange(pools);
   const Request request{target.id, target.whole_pages ? WholePages(pools, bytes) : bytes,
                         ToStreamId(stream), target.capture};
   for (bool first = true;; first = false) {
@@ -162,7 +167,7 @@ Block GraphAllocator::AllocateInPool(DeviceIndex device, const RouteTable::Targe
       return *block;
     }
     const bool rejected = MeteredDriver::Purpose::limit_refused() && RejectsAtOnce();
-    if (rejected || !first || !MakeRoom(target)) ThrowOutOfMemory(pools, request, rejected);
+    if (rejected || !first || !MakeRoom(target, device)) ThrowOutOfMemory(pools, request, rejected);
     pools.stats().CountRetry();
   }
 }
@@ -209,18 +214,21 @@ void GraphAllocator::Announce(const DevicePools::Owned& made, History::Context c
   }
 }
 
-void GraphAllocator::BeforeOursChange() {
-  if (!MergedStats::TakeBaseGrew()) return;
+// Not of other devices: somebody may wait for one with the base's lock of it held.
+void GraphAllocator::BeforeOursChange(DevicePools& pools) {
   Undo taken([] { MergedStats::NoteBaseAllocation(); });  // next time
-  for (DevicePools* pools : DevicePools::All()) pools->stats().BaseGrew(base_);
+  if (MergedStats::TakeBaseGrew()) {
+    for (DevicePools* each : DevicePools::All()) each->stats().NoteBaseGrew();
+  }
+  if (pools.stats().TakeBaseGrewHere()) pools.stats().BaseGrew(base_);
   taken.Keep();
 }
 
-bool GraphAllocator::MakeRoom(const RouteTable::Target& target) {
+bool GraphAllocator::MakeRoom(const RouteTable::Target& target, DeviceIndex device) {
   // Nothing may be unmapped, freed or waited for while a capture is under way, be it another
   // thread's.
   if (target.kind == ScopeKind::kCapture || routes_.capturing()) return false;
-  FreeUnusedPools();
+  FreeUnusedPools(device);
   base_.emptyCache();
   return true;
 }
@@ -246,7 +254,7 @@ void GraphAllocator::Note(History::Action action, const DevicePools::Owned& owne
 
 bool GraphAllocator::FreeOurs(void* pointer, bool* freed) {
   const History::Telling telling(history_);
-  BeforeOursChange();
+  if (DevicePools* const behind = DevicePools::BehindBaseAt(pointer)) BeforeOursChange(*behind);
   // The block is freed whatever those say who are told: a second attempt would free what is not
   // there any more, or tell some of them twice.
   Callbacks callbacks;
@@ -310,21 +318,23 @@ void GraphAllocator::emptyCache(MempoolId_t id) {
   TrimUnlessCapturing();
 }
 
-uint64_t GraphAllocator::FreeUnusedPools() {
+uint64_t GraphAllocator::FreeUnusedPools(std::optional<DeviceIndex> only) {
   const History::Telling telling(history_);
   // Holding this keeps a capture of torch's from beginning meanwhile.
   const std::unique_lock lock(scopes_mutex_, std::try_to_lock);
-  return lock.owns_lock() ? TrimUnlessCapturing() : 0;
+  return lock.owns_lock() ? TrimUnlessCapturing(only) : 0;
 }
 
-uint64_t GraphAllocator::TrimUnlessCapturing() {
+uint64_t GraphAllocator::TrimUnlessCapturing(std::optional<DeviceIndex> only) {
   if (routes_.capturing()) return 0;
-  BeforeOursChange();
   uint64_t bytes = 0;
   for (const PoolsOwner owner : kPoolsOwners) {
+    const bool ours = owner == PoolsOwner::kGraphAllocator;
     for (DevicePools* pools : DevicePools::All(owner)) {
+      if (only && pools->device() != *only) continue;
+      if (ours) BeforeOursChange(*pools);
       bytes += pools->Trim();
-      if (owner == PoolsOwner::kGraphAllocator) LimitBase(*pools);
+      if (ours) LimitBase(*pools);
     }
   }
   return bytes;

@@ -22,9 +22,9 @@
 //
 // torch compares raw_deleter() with the deleter of DataPtrs for the pools of graph trees alone. So
 // it has to be that of whoever serves the trees: us, or the base after disable() and as long as
-// trees from before enable() are alive. Then new trees are the base's too. Their ids alone may
-// change hands, until a first block is allocated in them: a tree captures an empty graph, only to
-// hold its pool, and then warms up in it.
+// trees from before enable() are alive. Who serves trees serves new ones too, as long as those
+// live. Their ids alone may change hands, until a first block is allocated in them: a tree captures
+// an empty graph, only to hold its pool, and then warms up in it.
 //
 // Locks, in the order they are taken: scopes_mutex_, then MergedStats', then the base's, then
 // RouteTable's, then PoolSet's. So nothing here is called back by the base but FreeUnusedPools(),
@@ -113,10 +113,11 @@ class GraphAllocator final : public CUDAAllocator {
   // The calling thread saw a capture into the pool fail: nobody will end it any more.
   void EndFailedCapture(DeviceIndex device, MempoolId_t id);
 
-  // Gives the memory of unused pools back unless a capture is under way; returns the bytes. Waits
-  // for no lock of ours, so the base may call it from within an allocation; asks nothing of the
-  // base but its statistics and a larger share of the memory, which its lock allows.
-  uint64_t FreeUnusedPools();
+  // Gives the memory of unused pools back unless a capture is under way, of all devices or of the
+  // `only` one that needs it: it waits for each that has any. Returns the bytes. Waits for no lock
+  // of ours, so the base may call it from within an allocation; asks nothing of the base but its
+  // statistics and a larger share of the memory, which its lock allows.
+  uint64_t FreeUnusedPools(std::optional<DeviceIndex> only = std::nullopt);
 
   // The deleter of our DataPtrs; takes the base's pointers too. Never throws: it is called from
   // destructors.
@@ -247,7 +248,7 @@ class GraphAllocator final : public CUDAAllocator {
   void LimitOurs(DevicePools& pools);
   void LimitBase(DevicePools& pools);
   // Frees what it can outside captures; returns whether another attempt makes sense.
-  bool MakeRoom(const RouteTable::Target& target);
+  bool MakeRoom(const RouteTable::Target& target, DeviceIndex device);
   // Tell everybody who asked to hear when memory runs out: graph_out_of_memory.cc.
   void TellOutOfMemory(DevicePools& pools, const Request& request, bool rejected,
                        const MemoryInfo& info);
@@ -260,7 +261,7 @@ class GraphAllocator final : public CUDAAllocator {
   // who are told of it is thrown when the block is free, which `freed` says.
   bool FreeOurs(void* pointer, bool* freed);
   // Keeps the statistics' peaks: see merged_stats.h.
-  void BeforeOursChange();
+  void BeforeOursChange(DevicePools& pools);
 
   // The pool of ours that torch calls `id`, if it is one.
   struct OurPool {
@@ -300,7 +301,7 @@ class GraphAllocator final : public CUDAAllocator {
   void ReleaseUnused(DevicePools& pools, PoolId id);
   void NoteWhoServesTrees();
   void ForgetBasesDeadTrees();
-  uint64_t TrimUnlessCapturing();
+  uint64_t TrimUnlessCapturing(std::optional<DeviceIndex> only = std::nullopt);
 
   // The route that a capture of ours had which looked abandoned. Its scope is closed; its graph may
   // still end it.
@@ -344,10 +345,11 @@ class GraphAllocator final : public CUDAAllocator {
   std::map<ScopeKey, MemPool> mempools_;
   // Pools of graphs, and those that have memory of their graphs too: a user of the latter each.
   std::set<std::pair<ScopeKey, PoolId>> kept_;
-  // Pools of the base that graph trees warm up in, as it seems; a MemPool from before enable()
-  // looks the same.
+  // Pools that graph trees warm up in, as it seems, of the base and of ours. A MemPool from before
+  // enable() looks like one of the base's.
   std::set<ScopeKey> bases_trees_;
-  std::atomic<bool> base_serves_trees_{false};  // == !bases_trees_.empty()
+  std::set<ScopeKey> our_trees_;                // none comes while the base serves them
+  std::atomic<bool> base_serves_trees_{false};  // == there are the base's alone
   std::vector<LateEnd> late_ends_;
 
   // What setMemoryFraction() allows the base and us together.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "driver/host_driver.h"
+#include "torch/fake_faults.h"
 #include "torch/graph_allocator_fixture.h"
 
 namespace cgp {
@@ -130,6 +131,23 @@ TEST_F(GraphAllocatorTest, UnusedMemoryIsGivenBackButNotDuringACapture) {
   EXPECT_TRUE(pools().Contains({0, 2}));
   graph.End();
   EXPECT_EQ(allocator_.FreeUnusedPools(), 4 * kPage);
+}
+
+TEST_F(GraphAllocatorTest, WhatCannotBeGivenBackIsNoErrorOfWhoAllocatesElsewhere) {
+  Graph unused(*this, id_, 7);
+  unused.Begin();
+  allocator_.allocate(1000).clear();
+  unused.End();
+  unused.Reset();
+  // As the base does whenever nothing in its cache fits.
+  const auto callback = c10::FreeCudaMemoryCallbacksRegistry()->Create("cudagraph_pool");
+  for (int64_t call = 1; call < 4; ++call) {
+    faults::Arm(faults::Kind::kDriver, call, /*for_good=*/true);
+    EXPECT_NO_THROW(EXPECT_FALSE(callback->Execute()));
+    EXPECT_TRUE(faults::Disarm());
+  }
+  EXPECT_TRUE(callback->Execute());
+  ExpectNothingIsLeft();
 }
 
 TEST_F(GraphAllocatorTest, RawPointersOfBothKinds) {

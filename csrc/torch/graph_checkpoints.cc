@@ -61,7 +61,7 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   TORCH_CHECK(!ours->annex || ours->annex == annexes_.Find(device, ours->id),
               "the checkpoint is of graph pool " + ToString(ours->id) +
                   " as it was before all its graphs were reset: take another one");
-  BeforeOursChange();
+  BeforeOursChange(pools);
   // No other thread may use the pool now: torch goes back in it. The base goes first, since what it
   // throws then leaves ours as it was.
   cca::CheckpointDelta delta;

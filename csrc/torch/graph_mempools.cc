@@ -98,7 +98,7 @@ bool GraphAllocator::EmptyOurs(MempoolId_t id) noexcept {
       if (!found) continue;
       ours = true;
       if (routes_.capturing()) continue;
-      BeforeOursChange();
+      BeforeOursChange(*pools);
       pools->Trim(found->id);
       LimitBase(*pools);
     }
@@ -133,7 +133,7 @@ std::optional<Block> GraphAllocator::LendFrom(DevicePools& pools, PoolId pool,
                                               const Request& request) {
   PoolSet& set = pools.set();
   if (set.UseCount(pool) != 1) return std::nullopt;
-  BeforeOursChange();
+  BeforeOursChange(pools);
   LimitOurs(pools);
   set.BeginScope(pool, ScopeKind::kEager, routes_.capturing());
   const auto end = [&] {

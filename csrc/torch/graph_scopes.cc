@@ -79,12 +79,14 @@ void GraphAllocator::ReleaseUnused(DevicePools& pools, PoolId id) {
   if (UsersOf(pools, id) == 0) ReleaseKeptFor(pools, id);
   if (pools.set().UseCount(id) > 0) return;
   mempools_.erase({pools.device(), id});
+  our_trees_.erase({pools.device(), id});
+  NoteWhoServesTrees();
   TryTwice("the allocator below it, told that a pool's graphs are gone,",
            [&] { annexes_.Release(pools.device(), id); });
 }
 
 void GraphAllocator::NoteWhoServesTrees() {
-  base_serves_trees_.store(!bases_trees_.empty(), std::memory_order_release);
+  base_serves_trees_.store(!bases_trees_.empty() && our_trees_.empty(), std::memory_order_release);
 }
 
 void GraphAllocator::ForgetBasesDeadTrees() {
@@ -113,7 +115,7 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
   DevicePools* undecided = nullptr;
   if (kind == ScopeKind::kEager) {
     ForgetBasesDeadTrees();
-    if (pools != nullptr && !bases_trees_.empty() && IsUndecided(*pools, pool)) {
+    if (pools != nullptr && base_serves_trees_ && IsUndecided(*pools, pool)) {
       undecided = std::exchange(pools, nullptr);
     }
   }
@@ -183,6 +185,9 @@ void GraphAllocator::BeginInOurs(DevicePools& pools, Route route, bool capturing
     kept_.erase({{route.device, *graphs}, route.id});
     pools.set().Release(route.id);
   });
+  const ScopeKey key{route.device, route.id};
+  const bool is_tree = !capture && !mempools_.contains(key) && !registered_.contains(key);
+  if (is_tree && !base_serves_trees_) our_trees_.insert(key);
   if (capture) annexes_.Begin(route.device, route.id);
   name.Keep();
   scope.Keep();

@@ -77,6 +77,29 @@ TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
   EXPECT_EQ(counts.while_stopped, 0U);
 }
 
+TEST_F(GraphScopesTest, ThreadsCaptureOnTheirPerThreadStreamsAtOnce) {
+  const auto pool_of_next = [&] {
+    const DataPtr data = allocator_.allocate(1000);
+    return pools().PoolOf(reinterpret_cast<Address>(data.get()));
+  };
+  current_stream = cudaStreamPerThread;
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  std::thread([&] {
+    current_device = device_;
+    current_stream = cudaStreamPerThread;
+    Graph other(*this, {0, 2}, 8);
+    other.Begin();
+    EXPECT_EQ(pool_of_next(), PoolId(0, 2));
+    other.End();
+    other.Reset();
+  }).join();
+  EXPECT_EQ(pool_of_next(), ToPoolId(id_));
+  graph.End();
+  graph.Reset();
+  ExpectNothingIsLeft();
+}
+
 // What torch.compile's graph trees do.
 TEST_F(GraphScopesTest, ATreeWarmsUpRecordsAndGoesBackInAPoolOfOurs) {
   Graph empty(*this, id_, 7), recording(*this, id_, 8);
@@ -159,6 +182,39 @@ TEST_F(GraphScopesTest, WhileTreesFromBeforeAreAliveNewOnesAreTheBasesToo) {
   EXPECT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
   allocator_.releasePool(device_, old);
   EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
+}
+
+// A torch.cuda.MemPool from before enable() looks like trees.
+TEST_F(GraphScopesTest, WhileTreesOfOursAreAliveNewOnesAreOursToo) {
+  Graph empty(*this, id_, 7), other(*this, {0, 2}, 8);
+  empty.Begin();
+  empty.End();
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  DataPtr warmed_up = allocator_.allocate(1000);
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.releasePool(device_, id_);
+  const MempoolId_t old{0, 9};
+  base_.users[old] = 1;
+  allocator_.beginAllocateToPool(device_, old, ThisThread());
+  EXPECT_EQ(allocator_.raw_deleter(), warmed_up.get_deleter());
+  allocator_.endAllocateToPool(device_, old);
+  allocator_.releasePool(device_, old);
+
+  other.Begin();
+  other.End();
+  allocator_.beginAllocateToPool(device_, {0, 2}, ThisThread());
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
+  allocator_.endAllocateToPool(device_, {0, 2});
+  allocator_.releasePool(device_, {0, 2});
+
+  warmed_up.clear();
+  empty.Reset();
+  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
+  other.Reset();
+  EXPECT_EQ(allocator_.raw_deleter(), base_.raw_deleter()) << "for all that is known";
+  allocator_.releasePool(device_, old);
+  ExpectNothingIsLeft();
 }
 
 TEST_F(GraphScopesTest, ThoseWithBlocksOfOursStayOursThen) {

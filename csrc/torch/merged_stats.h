@@ -34,9 +34,7 @@ class MergedStats {
   using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
   // `set` must outlive this.
-  MergedStats(c10::DeviceIndex device, PoolSet& set) : device_(device), set_(set) {
-    NoteBaseAllocation();  // before there were pools
-  }
+  MergedStats(c10::DeviceIndex device, PoolSet& set) : device_(device), set_(set) {}
 
   // The base has allocated, on whichever device. Costs a load.
   static void NoteBaseAllocation() {
@@ -47,6 +45,15 @@ class MergedStats {
   static bool TakeBaseGrew() {
     return base_grew.load(std::memory_order_relaxed) &&
            base_grew.exchange(false, std::memory_order_acq_rel);
+  }
+  // The same of this device, for all that is known: who takes the one notes the other for all
+  // devices.
+  void NoteBaseGrew() { base_grew_here_.store(true, std::memory_order_release); }
+  bool TakeBaseGrewHere() { return base_grew_here_.exchange(false, std::memory_order_acq_rel); }
+  // Whether one of them would be taken.
+  bool IsBehindBase() const {
+    return base_grew.load(std::memory_order_relaxed) ||
+           base_grew_here_.load(std::memory_order_relaxed);
   }
 
   // None of these waits for the base with a lock held: who has the base's lock may call them too.
@@ -84,6 +91,7 @@ class MergedStats {
 
   const c10::DeviceIndex device_;
   PoolSet& set_;
+  std::atomic<bool> base_grew_here_{true};  // before there were pools
   std::mutex mutex_;
   DeviceStats peaks_;  // of the sum; only the peaks mean anything
   std::atomic<int64_t> retries_{0};

@@ -1,6 +1,7 @@
 // What other devices do with our memory: use it on their streams, reach it as peers, copy it.
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -96,6 +97,66 @@ TEST_F(OtherDevicesTest, CopiesOfOursBetweenDevicesThatAreNoPeersAreNotTheBases)
   graph.Reset();
   allocator_.emptyCache();
   EXPECT_TRUE(passed_on(freed, bases.get(), other_, false)) << "the addresses are given back";
+}
+
+// To give memory back is to wait for the device. Another one may be at work that waits in turn for
+// what this thread does next, as collectives do.
+TEST_F(OtherDevicesTest, RoomIsMadeOnTheDeviceThatIsShortOfItAlone) {
+  const c10::DeviceIndex here = device_;
+  const auto leave_a_page = [&](c10::DeviceIndex device) {
+    device_ = current_device = device;
+    Graph graph(*this, id_, 7);
+    graph.Begin();
+    allocator_.allocate(1000).clear();
+    graph.End();
+    graph.Reset();
+  };
+  const auto held = [](c10::DeviceIndex device) {
+    return DevicePools::For(device).set().Usage().reserved_bytes.current;
+  };
+  leave_a_page(other_);
+  leave_a_page(here);
+  const auto callback = c10::FreeCudaMemoryCallbacksRegistry()->Create("cudagraph_pool");
+  EXPECT_TRUE(callback->Execute());
+  EXPECT_FALSE(callback->Execute());
+  EXPECT_EQ(held(here), 0U);
+  EXPECT_EQ(held(other_), kPage);
+
+  leave_a_page(here);
+  allocator_.beginAllocateToPool(here, {0, 2}, ThisThread());
+  EXPECT_THROW(allocator_.allocate(kPhysicalLimit + 1), c10::OutOfMemoryError);
+  allocator_.endAllocateToPool(here, {0, 2});
+  allocator_.releasePool(here, {0, 2});
+  EXPECT_EQ(held(here), 0U);
+  EXPECT_EQ(held(other_), kPage);
+  allocator_.emptyCache();
+  EXPECT_EQ(held(other_), 0U);
+}
+
+// Who waits for a device does so with the base's lock of it held, which its statistics need.
+TEST_F(OtherDevicesTest, ForADeviceTheBaseIsAskedOfNoOther) {
+  DevicePools::For(other_);
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const auto have_the_base_grow = [&] {
+    current_stream = Stream(2);
+    allocator_.allocate(1000).clear();
+    current_stream = Stream(1);
+    base_.asked_of.clear();
+  };
+  have_the_base_grow();
+  DataPtr block = allocator_.allocate(1000);
+  EXPECT_THAT(base_.asked_of, testing::ElementsAre(device_));
+  have_the_base_grow();
+  block.clear();
+  EXPECT_THAT(base_.asked_of, testing::ElementsAre(device_));
+  graph.End();
+  graph.Reset();
+  have_the_base_grow();
+  allocator_.FreeUnusedPools(device_);
+  EXPECT_THAT(base_.asked_of, testing::ElementsAre(device_));
+  allocator_.FreeUnusedPools(other_);
+  EXPECT_THAT(base_.asked_of, testing::UnorderedElementsAre(device_, other_)) << "which it owed";
 }
 
 // Nobody names a CUDAPluggableAllocator's peers.

@@ -67,16 +67,17 @@ bool PluggableAllocator::MakeRoom(DevicePools& pools, cudaStream_t stream) {
     const std::lock_guard lock(mutex_);
     if (pools.set().Contains(kEagerPool)) CycleEagerPool(pools);
   }
-  FreeUnused();
+  FreeUnused(pools);
   return true;
 }
 
-void PluggableAllocator::FreeUnused() {
+void PluggableAllocator::FreeUnused(DevicePools& pools) {
   if (GraphAllocator* const allocator = FindGraphAllocator()) {
-    allocator->FreeUnusedPools();
-  } else {
-    Reset();
+    allocator->FreeUnusedPools(pools.device());
+    return;
   }
+  const std::lock_guard lock(mutex_);
+  if (!routes_.capturing()) AsTorchErrors([&] { return pools.Trim(); });
 }
 
 void* PluggableAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
@@ -116,7 +117,7 @@ void PluggableAllocator::Free(void* pointer) {
   // Nor may the caller take for alive what is freed: it would hand it out again.
   if (!ServesMemPools()) return;
   WithWarnings("giving back the memory of a MemPool", [&] {
-    if (CloseIfEmpty(*pools)) FreeUnused();
+    if (CloseIfEmpty(*pools)) FreeUnused(*pools);
   });
 }
 

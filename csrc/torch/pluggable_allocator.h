@@ -43,8 +43,8 @@ class PluggableAllocator {
   Block AllocateEager(size_t bytes, c10::DeviceIndex device, cudaStream_t stream);
   // Makes room where that is allowed; returns whether another attempt makes sense.
   bool MakeRoom(DevicePools& pools, cudaStream_t stream);
-  // Gives the memory of unused pools back, the graphs' too.
-  void FreeUnused();
+  // Gives the memory of the device's unused pools back, the graphs' too.
+  void FreeUnused(DevicePools& pools);
   // Lets what was freed behind other streams' work become free to all: fences open after a scope,
   // if no capture is known of. Not where segments of MemPools are all there is. pre: mutex_ is
   // held.

@@ -30,14 +30,23 @@ RouteTable::Target ToTarget(const Route& route) {
   return {route.id, route.kind, route.ours, route.whole_pages, route.origin};
 }
 
+// Whether the calling thread can ask for the stream that the capture began on: by the name of the
+// per-thread default stream it would ask for its own.
+bool KnowsOrigin(const Route& route) {
+  return route.origin != cudaStreamPerThread || route.thread == std::this_thread::get_id();
+}
+
+bool OriginCaptures(const Route& route) { return !KnowsOrigin(route) || IsCapturing(route.origin); }
+
 // Whether a capture that it serves is under way, for all that its streams tell.
 bool IsHeld(const Route& route) {
-  return IsCapturing(route.origin) || std::ranges::any_of(route.others, &IsCapturing);
+  return OriginCaptures(route) || std::ranges::any_of(route.others, &IsCapturing);
 }
 
 // Notes whether the capture has begun, and whether it is over. Returns whether it is held.
 bool NoteProgress(Route& route) {
   const bool capturing = IsHeld(route);
+  if (!KnowsOrigin(route)) return capturing;
   route.over |= route.begun && !capturing;
   route.begun |= capturing;
   return capturing;
@@ -48,6 +57,9 @@ bool NoteProgress(Route& route) {
 // one it is in, unless it is the one that the calling thread allocates on.
 bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capture) {
   const bool capturing = NoteProgress(route);
+  if (!KnowsOrigin(route)) {
+    return capture && !route.over && capture == route.capture.value_or(*capture);
+  }
   if (stream == route.origin && capture) {
     if (!route.capture) route.capture = capture;
     route.over |= route.capture != capture;
@@ -143,7 +155,7 @@ bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id);
   return route != nullptr && route->ours && route->kind == ScopeKind::kCapture &&
-         IsCapturing(route->origin);
+         OriginCaptures(*route);
 }
 
 std::optional<RouteTable::Target> RouteTable::TargetOf(c10::DeviceIndex device, PoolId id) const {
@@ -195,7 +207,7 @@ bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream,
 void RouteTable::AwaitOthers(cudaStream_t origin, std::unique_lock<std::mutex>& lock) const {
   const auto is_another = [&](const Route& route) {
     return route.kind == ScopeKind::kCapture && route.origin == origin &&
-           route.thread != std::this_thread::get_id() && !IsCapturing(origin);
+           route.thread != std::this_thread::get_id() && !OriginCaptures(route);
   };
   const auto are_there = [&] {
     const std::lock_guard table_lock(mutex_);

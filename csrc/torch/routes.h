@@ -9,7 +9,9 @@
 // The filter of a torch.cuda.CUDAGraph holds a plain pointer to the graph. A graph whose capture
 // failed may be gone while its route is still here (torch before 2.14 forgets to end it), so a
 // capture route asks its filter only while the stream that the capture began on is capturing, and
-// was not seen to be in another capture or in none: then the graph is alive.
+// was not seen to be in another capture or in none: then the graph is alive. Where that is the
+// per-thread default stream, which each thread calls by the same name, other threads ask its filter
+// about streams that are in its capture, or in one that may be it.
 //
 // That takes up to two questions to CUDA besides the filter's own. But what the filters of torch
 // say follows from the thread (those of pools that a thread allocates to) or from the id of the

@@ -205,6 +205,29 @@ TEST_F(RouteTableTest, CapturesAtOnceKeepApart) {
   EXPECT_EQ(Match(Stream(3)), kTwo);
 }
 
+TEST_F(RouteTableTest, OnlyItsThreadKnowsWhatItsPerThreadStreamCaptures) {
+  table_.Add(CaptureRoute(kOne, InCapture(7), cudaStreamPerThread));
+  const auto in_another_thread = [&](std::optional<PoolId> joined) {
+    std::thread([&] {
+      EXPECT_EQ(Match(Stream(2)), std::nullopt);
+      EXPECT_EQ(Match(cudaStreamPerThread), std::nullopt) << "a stream of its own";
+      EXPECT_EQ(Match(Stream(1)), joined);
+      EXPECT_TRUE(table_.IsBeingCaptured(kDevice, kOne));
+      EXPECT_FALSE(table_.FindAbandoned([](const Route&) { return true; }));
+    }).join();
+  };
+  in_another_thread(std::nullopt);
+  SetCapture(cudaStreamPerThread, 7);
+  SetCapture(Stream(1), 7);
+  in_another_thread(kOne);
+  EXPECT_EQ(Match(cudaStreamPerThread), kOne);
+  EXPECT_EQ(Match(Stream(1)), kOne);
+  SetCapture(Stream(2), 8);  // a capture of somebody else
+  const int asked = filter_calls_;
+  std::thread([&] { EXPECT_EQ(Match(Stream(2)), std::nullopt); }).join();
+  EXPECT_EQ(filter_calls_, asked) << "the graph may be gone";
+}
+
 // A question for a capture that another thread is ending would crash the driver.
 TEST_F(RouteTableTest, NobodyAsksForTheCaptureOfAStreamOfOthers) {
   table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
