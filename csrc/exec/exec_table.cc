@@ -62,14 +62,13 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
   const ExecNumber holder = *graph.held_by;
   Plan keep{.step = Step::kNone, .exec = holder};
   const Exec& held = execs_.at(holder);
-  Total left = CountedInAll(graph.group);
-  if (!Allows(left) && uses_ - exceeded_ >= kLaunchesBeforeMore) {
-    for (const ExecNumber exec : Counted(graph.group)) {
-      if (Allows(left)) break;
-      if (exec == holder || now.in_use(exec) || now.running(exec)) continue;
-      keep.destroy.push_back(exec);
-      left.Remove(execs_.at(exec).bytes);
-    }
+  // Of those beyond the limit each launch lets one go.
+  if (!Allows(CountedInAll(graph.group)) && uses_ - exceeded_ >= kLaunchesBeforeMore) {
+    const std::vector<ExecNumber> counted = Counted(graph.group);
+    const auto idle = std::ranges::find_if(counted, [&](ExecNumber exec) {
+      return exec != holder && !now.in_use(exec) && !now.running(exec);
+    });
+    if (idle != counted.end()) keep.destroy.push_back(*idle);
   }
   if (room_ || !held.updated || held.launches < kLongStay || now.in_use(holder)) return keep;
   // Its launches may be under way, all of them: another one goes, and what is updated now is left
