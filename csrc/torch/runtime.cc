@@ -34,18 +34,22 @@ std::optional<CaptureId> CaptureOf(cudaStream_t stream) {
   CaptureId id = 0;
   // Built with CUDA 13's headers this passes nulls for all other arguments, which that of CUDA 12's
   // library does not take.
-  if (cudaStreamGetCaptureInfo(stream, &status, &id) != cudaSuccess) {
-    // The legacy stream cannot be asked while a blocking stream captures: it is not capturing
-    // itself.
-    (void)cudaGetLastError();
+  if (cudaStreamGetCaptureInfo(stream, &status, &id) == cudaSuccess) {
+    return status == cudaStreamCaptureStatusActive ? std::optional(id) : std::nullopt;
   }
-  return status == cudaStreamCaptureStatusActive ? std::optional(id) : std::nullopt;
+  // The legacy stream cannot be asked while a blocking stream captures, and says anything: it is not
+  // capturing itself.
+  (void)cudaGetLastError();
+  return std::nullopt;
 }
 
 bool IsCapturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) (void)cudaGetLastError();  // as above
-  return status != cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) == cudaSuccess) {
+    return status != cudaStreamCaptureStatusNone;
+  }
+  (void)cudaGetLastError();  // as above
+  return false;
 }
 
 cudaStream_t CurrentStream(c10::DeviceIndex device) {
