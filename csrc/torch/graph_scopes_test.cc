@@ -90,7 +90,7 @@ TEST_F(GraphScopesTest, ThreadsCaptureOnTheirPerThreadStreamsAtOnce) {
     current_stream = cudaStreamPerThread;
     Graph other(*this, {0, 2}, 8);
     other.Begin();
-    EXPECT_EQ(pool_of_next(), PoolId(0, 2));
+    EXPECT_EQ(pool_of_next(), ToPoolId({0, 2}));
     other.End();
     other.Reset();
   }).join();
