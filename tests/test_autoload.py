@@ -124,7 +124,8 @@ def test_unset_variable_costs_no_time(run: Run) -> None:
         "point.load()()\n"
         "print(time.process_time() - began)\n"
     )
-    assert any(float(run("-c", program).stdout) <= 0.002 for _ in range(20))
+    seconds = min(float(run("-c", program).stdout) for _ in range(5))
+    assert seconds <= 0.002
 
 
 @needs_torch
