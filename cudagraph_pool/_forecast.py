@@ -68,7 +68,8 @@ def forecast(
         RuntimeError: Nothing was captured into the pool, it was released, or the graph is no
             template.
         TypeError: ``pool`` is not a :class:`GraphPool`, or ``graph`` no graph.
-        ValueError: ``sizes`` is empty, or not all of it are sizes of as many dimensions.
+        ValueError: ``sizes`` is empty, or not all of it are sizes of as many dimensions, or the
+            graph is of another pool.
     """
     _require_pool(pool)
     stats = pool.stats()
@@ -84,6 +85,8 @@ def forecast(
     more_execs = 0
     if graph is not None:
         each = exec_bytes(count_nodes(graph))
+        if graph.pool() != pool.id:
+            raise ValueError(f"graph was captured into pool {graph.pool()}, not into {pool.id}")
         count = len(listed)
         if pool._shared_exec and pool._max_execs is not None:
             count = min(count, pool._max_execs + pool._exec_budget // each)

@@ -166,13 +166,13 @@ def test_forecast(pool: Any, execs: int, monkeypatch: pytest.MonkeyPatch) -> Non
     each = _forecast.exec_bytes(100)
     sizes = list(range(1, 21))
     assert cgp.forecast(pool, sizes) == cgp.Forecast(10 * PAGE, 0, 0)
-    graph: Any = object()
+    graph: Any = SimpleNamespace(pool=lambda: (0, 1))
     assert cgp.forecast(pool, sizes, graph) == cgp.Forecast(
         10 * PAGE, execs * each, (execs - 1) * each
     )
 
 
-def test_forecast_refuses() -> None:
+def test_forecast_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     pool: Any = Pool(shared=False)
     sizes: Any
     for sizes, said in (
@@ -185,6 +185,10 @@ def test_forecast_refuses() -> None:
             cgp.forecast(pool, sizes)
     with pytest.raises(TypeError, match="graph is 7, but must be a torch"):
         cgp.forecast(pool, [1], 7)
+    monkeypatch.setattr(_forecast, "count_nodes", lambda graph: 100)
+    graph: Any = SimpleNamespace(pool=lambda: (0, 2))
+    with pytest.raises(ValueError, match=r"captured into pool \(0, 2\), not into \(0, 1\)"):
+        cgp.forecast(pool, [1], graph)
     with pytest.raises(TypeError, match="GraphPool, not tuple"):
         cgp.forecast(pool.id, [1])
     pool.taken = []

@@ -105,6 +105,24 @@ def test_weights_that_are_laid_out_anew_where_they_lie() -> None:
         assert watch.flags() is None
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_buffers_which_have_no_sizes(layout: torch.layout) -> None:
+    net = model()
+    parts = [torch.ones(2, 3), torch.ones(4, 3)]
+    net.register_buffer("ragged", torch.nested.nested_tensor(parts, layout=layout))
+    run = runner(net, sizes=[3])
+    x = rows(3)
+    with torch.no_grad():
+        assert tree_equal(run(x), net(x))
+        captured = len(run.captures.tapes)
+        assert tree_equal(run(x), net(x))
+        assert len(run.captures.tapes) == captured
+        net.ragged = torch.nested.nested_tensor(parts, layout=layout)
+        run(x)
+        assert len(run.captures.tapes) == 2 * captured
+
+
 def test_modes_and_frozen_parameters_of_parts() -> None:
     net = model().append(nn.Dropout(0.9))
     run = runner(net, sizes=[4])

@@ -39,6 +39,7 @@ constexpr auto kPowers = [] {
 // line: then transposed tensors could be equal, as (1, 64) with strides (64, 1) and (64, 1) with
 // (1, 64).
 uint64_t ShapeOf(const c10::TensorImpl& tensor) {
+  if (tensor.key_set().has(c10::DispatchKey::NestedTensor)) return 0;  // it has no sizes
   const uint64_t* power = kPowers.data();
   uint64_t mixed = static_cast<uint64_t>(c10::typeMetaToScalarType(tensor.dtype())) * *power++;
   mixed += static_cast<uint64_t>(tensor.dim()) * *power++;
