@@ -68,7 +68,7 @@ class GraphRunner:
     for each other (collective operations, with a thread for each device) must not capture at once.
 
     Graphs are kept for each way of calling: whatever is no tensor among the arguments, whether
-    gradients are enabled, autocast, which parts of a module are in training and which of its
+    gradients are enabled, autocast, which parts of a module are in training and which arguments and
     parameters require gradients. When a parameter or buffer of a module has got other memory, all
     that was captured with it is captured anew.
 
@@ -317,9 +317,8 @@ class GraphRunner:
 
     def _way(self, call: Call) -> Hashable:
         """Calls with the same way run the same Python code, but for sizes."""
-        get_gradients = torch.is_grad_enabled() and [x.requires_grad for x in call.tensors]
-        way = self._modes(), call.structure, call.constants, tuple(get_gradients or ())
-        return self._flags(), way
+        get_gradients = tuple(x.requires_grad for x in call.tensors)
+        return self._flags(), (self._modes(), call.structure, call.constants, get_gradients)
 
     def _modes(self) -> Hashable:
         """What else than arguments and weights decides what the function does."""

@@ -99,7 +99,7 @@ class Input:
             pad,
             tensor.dtype,
             _memory_format(tensor),
-            requires_grad=tensor.requires_grad and torch.is_grad_enabled(),
+            tensor.requires_grad,
         )
 
     @property

@@ -151,6 +151,22 @@ def test_frozen_parameters_matter_without_gradients_too() -> None:
         assert tree_equal(run(x), net(x))
 
 
+def test_arguments_that_require_gradients_matter_without_gradients_too() -> None:
+    def work(x: Tensor) -> Tensor:
+        if not x.requires_grad:
+            return x * 1
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(x.square().sum(), x)
+        return gradient
+
+    run = runner(work)
+    x = rows(3)
+    with torch.no_grad():
+        for _ in range(5):
+            assert tree_equal(run(x), work(x))
+            x.requires_grad_(not x.requires_grad)
+
+
 def owned(net: nn.Module) -> Any:
     """A method of an object that has it."""
 
