@@ -35,6 +35,7 @@ def run_python(
             env=environment,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=seconds,
         )
     except subprocess.TimeoutExpired as late:

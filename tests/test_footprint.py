@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from footprint import judge
 
 from cudagraph_pool import _footprint
 from cudagraph_pool._footprint import WAYS, Footprint, as_json, needing_kernels, ratio, table
+from cudagraph_pool._worker_process import WorkerError, run_python
 
 MIB = 1 << 20
 
@@ -118,6 +120,14 @@ def test_a_process_that_fails_says_why() -> None:
     found = _footprint.measure_apart("no_such_module:f", "eager", train=False)
     assert isinstance(found, str)
     assert "no_such_module" in found
+
+
+def test_what_a_process_prints_may_be_in_any_encoding() -> None:
+    """As the file names in a compiler's messages."""
+    code = "import os; os.write(2, b'caf\\xe9'); print(7); exit({})"
+    assert run_python(["-c", code.format(0)], os.environ) == 7
+    with pytest.raises(WorkerError, match=r"ended with code 3: caf"):
+        run_python(["-c", code.format(3)], os.environ)
 
 
 def test_what_a_process_has_is_asked_of_the_driver(
