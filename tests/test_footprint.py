@@ -99,6 +99,20 @@ def test_arguments_that_cannot_be_meant(
     assert said in capsys.readouterr().err
 
 
+def test_a_file_that_is_there_decides_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that is read-only, and /dev/stdout."""
+    file = tmp_path / "there.json"
+    for may, said in (({file}, "must end in"), ({tmp_path}, "no file can be written there")):
+        monkeypatch.setattr(os, "access", lambda path, mode, may=may: path in may)
+        file.touch()
+        # Behind it something else is refused.
+        arguments = ["m:f", "--json", str(file), "--picture", str(file)]
+        assert _footprint.main(arguments) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_a_way_that_fails_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
