@@ -124,15 +124,15 @@ class Input:
 
     def check(self, tensor: Tensor, device: torch.device) -> None:
         """Raises ValueError if graphs that were captured for this input cannot read ``tensor``."""
-        was = [
-            ("dtype", self.dtype, tensor.dtype),
-            ("device", device, tensor.device),
-        ]
-        for what, captured, given in was:
-            if captured != given:
-                raise ValueError(
-                    f"{self.name.path} has {what} {given}, but was captured with {captured}"
-                )
+        if tensor.device != device:
+            raise ValueError(
+                f"{self.name.path} is on {tensor.device}, but the graphs are on {device}: pass it "
+                "there"
+            )
+        if tensor.dtype != self.dtype:
+            raise ValueError(
+                f"{self.name.path} has dtype {tensor.dtype}, but was captured with {self.dtype}"
+            )
         if len(self.shape) != tensor.dim() or any(
             static not in (-1, n) for static, n in zip(self.shape, tensor.shape, strict=True)
         ):

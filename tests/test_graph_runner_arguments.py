@@ -25,12 +25,14 @@ from cudagraph_pool._call import take_apart
 
 def test_arguments_that_are_not_as_captured() -> None:
     run = runner(lambda x, y: x + y)
+    with pytest.raises(ValueError, match="y is on meta, but the graphs are on cpu"):
+        run(rows(3), rows(3, device="meta"))
     run(rows(3), rows(3))
     for x, y, said in (
         (rows(3, dtype=torch.float64), rows(3), "x has dtype torch.float64, .* torch.float32"),
         (rows(3, 7), rows(3, 7), r"x has the shape \(3, 7\), .* captured with \(any, 6\)"),
         (rows(3)[None], rows(3), r"x has the shape \(1, 3, 6\)"),
-        (rows(3, device="meta"), rows(3), "x has device meta, but was captured with cpu"),
+        (rows(3, device="meta"), rows(3), "x is on meta, but the graphs are on cpu: pass it there"),
         (rows(3), rows(2), "y along dimension 0 has 2, but x along dimension 0 has 3"),
         (rows(0), rows(0), "x along dimension 0 has no elements"),
     ):
