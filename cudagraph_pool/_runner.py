@@ -47,14 +47,14 @@ class GraphRunner:
     together take the memory of the largest one's. Calls may come on any stream: each waits for the
     one before.
 
-    The rows of a call must not depend on each other, or the padding would show: as in a batch
-    norm that is trained. Padding is computed with like everything else: what it writes, it writes
-    (a cache at slot 0, if slots are padded by 0), and where it gives NaN, as a softmax over a row
-    that is masked as a whole does, the gradients of parameters are NaN. Python code of the function
-    runs at captures only. Its arguments must not be changed in place, since the graph sees copies
-    of them; tensors that it finds elsewhere, as a module's buffers, may. As with
-    :func:`torch.cuda.make_graphed_callables`, random numbers differ from replay to replay, and
-    captures run the function some times more than it is called.
+    The rows of a call must not depend on each other, nor on how many there are, or the padding
+    would show: as in a batch norm that is trained, or by ``x[:, -1]``. Padding is computed with
+    like everything else: what it writes, it writes (a cache at slot 0, if slots are padded by 0),
+    and where it gives NaN, as a softmax over a row that is masked as a whole does, the gradients of
+    parameters are NaN. Python code of the function runs at captures only. Its arguments must not be
+    changed in place, since the graph sees copies of them; tensors that it finds elsewhere, as a
+    module's buffers, may. As with :func:`torch.cuda.make_graphed_callables`, random numbers differ
+    from replay to replay, and captures run the function some times more than it is called.
 
     With gradients enabled, a function whose outputs require them is captured together with its
     backward pass. Gradients go to arguments and to whatever parameters the function uses. The
@@ -75,7 +75,8 @@ class GraphRunner:
     Arguments:
         function (Callable): What is captured: a module, a method of one, or a function. The runner
             sees when weights of modules that it refers to have moved, or tensors in its closure or
-            among its globals; whatever else a function uses must stay where it is.
+            among its globals; whatever else a function uses must stay where it is, and its names
+            must go on meaning the same objects.
         sizes (sequence or str): The sizes to capture, as :mod:`cudagraph_pool.sizes` has them:
             integers, or tuples of several dimensions (``sizes.grid``). ``"auto"``: those that the
             calls need, such that none is padded by more than ``padding`` of its own.
