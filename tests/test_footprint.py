@@ -15,7 +15,7 @@ from footprint import judge
 
 from cudagraph_pool import _footprint
 from cudagraph_pool._footprint import WAYS, Footprint, as_json, needing_kernels, ratio, table
-from cudagraph_pool._worker_process import WorkerError, run_python
+from cudagraph_pool._worker_process import WorkerError, ask, run_python
 
 MIB = 1 << 20
 
@@ -142,6 +142,19 @@ def test_what_a_process_prints_may_be_in_any_encoding() -> None:
     assert run_python(["-c", code.format(0)], os.environ) == 7
     with pytest.raises(WorkerError, match=r"ended with code 3: caf"):
         run_python(["-c", code.format(3)], os.environ)
+
+
+def test_what_is_measured_is_not_enabled_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Or PyTorch's own allocator would be ours."""
+    (tmp_path / "shows.py").write_text("import json, os; print(json.dumps(dict(os.environ)))")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("CUDAGRAPH_POOL", "1")
+    monkeypatch.setenv("ELSE", "1")
+    environment: Any = ask(["shows"], os.environ)
+    assert environment["ELSE"] == "1"
+    assert "CUDAGRAPH_POOL" not in environment
 
 
 def test_what_a_process_has_is_asked_of_the_driver(
