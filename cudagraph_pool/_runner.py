@@ -368,6 +368,7 @@ class GraphRunner:
             with (
                 frozen_heap(),
                 no_hooks_of_the_caller(),
+                no_autocast_cache(),
                 torch.autograd.set_multithreading_enabled(False),
                 self._captures.in_a_row(),
             ):
@@ -382,12 +383,11 @@ class GraphRunner:
                 used = self._captures.usage()
                 # Tensors of inference mode count no changes.
                 weights = [x for x in tensors_of(self._modules) if not x.is_inference()]
-                with no_autocast_cache():
-                    for at in bar:
-                        bar.set_description(f"capturing size {shown(at)}")
-                        captured, used = program.capture(call, at, used, weights)
-                        captured.last_used = self._calls
-                        bar.set_postfix_str(f"pool {used.pool / 2**20:,.0f} MiB")
+                for at in bar:
+                    bar.set_description(f"capturing size {shown(at)}")
+                    captured, used = program.capture(call, at, used, weights)
+                    captured.last_used = self._calls
+                    bar.set_postfix_str(f"pool {used.pool / 2**20:,.0f} MiB")
             self._refuse_moving_weights()
         except BaseException as error:
             error.add_note(f"while a GraphRunner captured size {shown(at)}")
