@@ -147,7 +147,8 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What has the signature: a module has it where its forward does."""
+    """What has the signature: a module has it where its forward does, wrapped or not."""
+    function = inspect.unwrap(function)
     if isinstance(function, functools.partial):
         return functools.partial(_signed(function.func), *function.args, **function.keywords)
     if isinstance(function, nn.Module):

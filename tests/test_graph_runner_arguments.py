@@ -262,8 +262,9 @@ def test_names_of_what_a_function_takes_more_of() -> None:
         assert run(torch.ones(n), torch.ones(n))[0] == n
     with pytest.raises(ValueError, match=r"pad names \[1, 'named'\]"):
         runner(add, pad={"named": 7, 1: 7})(x, x)
-    net = functools.partial(nn.Linear(6, 2))
-    assert runner(net, dim={"input": 0})(rows(3)).shape == (3, 2)
+    linear = nn.Linear(6, 2)
+    for net in (functools.partial(linear), torch.no_grad()(linear)):
+        assert runner(net, dim={"input": 0})(rows(3)).shape == (3, 2)
 
 
 class Scaled:
