@@ -259,8 +259,10 @@ def _loss(output: Any) -> Any:
     """
     from torch.utils._pytree import tree_leaves
 
-    first = next(x for x in tree_leaves(output) if getattr(x, "requires_grad", False))
-    return first if first.numel() == 1 else first.float().mean()
+    for first in tree_leaves(output):
+        if getattr(first, "requires_grad", False):
+            return first if first.numel() == 1 else first.float().mean()
+    raise RuntimeError("no output of the model requires gradients, so that --train has no loss")
 
 
 def used_by(process: int) -> int | None:

@@ -82,6 +82,14 @@ def test_what_a_function_may_return() -> None:
             _footprint._made(wrong)
 
 
+def test_what_can_be_trained() -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.ones(2, requires_grad=True)
+    assert _footprint._loss({"logits": weight * 3, "rest": None}) == 3
+    with pytest.raises(RuntimeError, match="no output of the model requires gradients"):
+        _footprint._loss((torch.ones(2), 1))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
