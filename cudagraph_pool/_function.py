@@ -110,8 +110,8 @@ def modules_of(function: Any) -> list[nn.Module]:
         elif isinstance(value, _CONTAINERS):
             values = value.values() if isinstance(value, dict) else value
             held += (x for x in values if isinstance(x, _FOLLOWED))  # there may be many others
-        elif not isinstance(value, type) and hasattr(value, "__dict__"):
-            own = vars(value)
+        elif not isinstance(value, type):
+            own = _attributes(value)
             used = (own[name] for name in (own if names is None else names & own.keys()))
             held += (x for x in used if not inspect.isfunction(x))
             if names is None:
@@ -126,6 +126,15 @@ def modules_of(function: Any) -> list[nn.Module]:
         if id(tensor) not in known:
             more.register_buffer(f"{id(tensor)}", tensor)
     return [*{id(module): module for module in found}.values(), more]
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Those that an object has itself, in slots too."""
+    own = dict(getattr(value, "__dict__", ()))
+    for part in type(value).__mro__:
+        slots = (name for name, member in vars(part).items() if inspect.ismemberdescriptor(member))
+        own |= {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return own
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:

@@ -180,6 +180,24 @@ def owned(net: nn.Module) -> Any:
     return Owner().run
 
 
+def slotted(net: nn.Module) -> Any:
+    """The same of one whose class says which attributes it has; and has a base that does."""
+
+    class Base:
+        __slots__ = ("__net", "nothing")
+
+        def __init__(self) -> None:
+            self.__net = net
+
+        def run(self, x: Tensor) -> Any:
+            return self.__net(x)
+
+    class Owner(Base):
+        __slots__ = "more"
+
+    return Owner().run
+
+
 def hidden(net: nn.Module) -> nn.Module:
     """A module that keeps it out of its state."""
 
@@ -219,7 +237,7 @@ def callable_object(net: nn.Module) -> Any:
         lambda net: torch.no_grad()(functools.partial(net.forward)),
         lambda net: lambda x: net(x),
         lambda net: functools.partial(lambda net, x: net(x), net),
-        owned,
+        *(owned, slotted),
         lambda net: lambda x, nets=[{"net": net}]: nets[0]["net"](x),
         lambda net: (lambda own: lambda x: own.net(x))(SimpleNamespace(net=net)),
         lambda net: lambda x: (lambda y: net(y))(x),
