@@ -44,6 +44,15 @@ def watch(modules: Sequence[nn.Module]) -> _torch.WeightWatch:
     return made
 
 
+def scripted(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Parts of TorchScript, which keeps out of Python's sight whether they are in training; of
+    those that are frozen nobody asks.
+    """
+    parts = (part for module in modules for part in module.modules())
+    kind = torch.jit.ScriptModule
+    return [part for part in parts if isinstance(part, kind) and hasattr(part, "training")]
+
+
 def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
     """Parameters and buffers, each once."""
     found = (x for module in modules for x in (*module.parameters(), *module.buffers()))

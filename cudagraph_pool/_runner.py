@@ -17,7 +17,7 @@ from ._allocator import _require_booleans
 from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
 from ._call import Call, refuse_transforms, take_apart
 from ._captures import Captures, frozen_heap, no_autocast_cache, no_hooks_of_the_caller
-from ._function import modules_of, parameters_of, tensors_of, watch
+from ._function import modules_of, parameters_of, scripted, tensors_of, watch
 from ._graphs import _EXEC_BUDGET, GraphPool, _require_enabled, _require_pool
 from ._guard import is_guarded
 from ._program import Plan, Program
@@ -171,7 +171,7 @@ class GraphRunner:
         self._plans: dict[Any, Plan | None] = {}
         # What there is of them is replayed without more ado. None while something is captured.
         self._settled: dict[Any, _torch.Replays] = {}
-        self._weights = watch(self._modules)
+        self._watch()
         parameters = parameters_of(function)
         self._sort_keywords = bool(parameters) and not any(
             parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters
@@ -288,7 +288,8 @@ class GraphRunner:
                 "the function calls the GraphRunner that captures it: a module whose forward is "
                 "replaced by a runner is captured by GraphRunner(module.forward)"
             )
-        read: tuple[list[Tensor], bytes] | None = self._reader.read(self._weights, args, kwargs)
+        # The reader does not know whether these are in training.
+        read = None if self._scripted else self._reader.read(self._weights, args, kwargs)
         return read or self._read_any(args, kwargs)
 
     def _plan(
@@ -324,8 +325,8 @@ class GraphRunner:
     def _modes(self) -> Hashable:
         """What else than arguments and weights decides what the function does."""
         device = self._device_type
-        autocast = torch.is_autocast_enabled(device)
-        return torch.is_grad_enabled(), torch.get_autocast_dtype(device) if autocast else None
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return torch.is_grad_enabled(), autocast, tuple(x.training for x in self._scripted)
 
     def _flags(self) -> bytes:
         """Those of the weights where they are now."""
@@ -402,7 +403,11 @@ class GraphRunner:
     def _forget_weights(self) -> None:
         """Some have moved: graphs that read them are of the past."""
         self.reset()
+        self._watch()
+
+    def _watch(self) -> None:
         self._weights = watch(self._modules)
+        self._scripted = scripted(self._modules)
 
     def _refuse_moving_weights(self) -> None:
         if self._weights.flags() is None:
