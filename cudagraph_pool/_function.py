@@ -77,9 +77,9 @@ def modules_of(function: Any) -> list[nn.Module]:
     its defaults, among its globals, its bound arguments or the attributes of its object; in lists
     and the like of these, by an attribute that its code names, or by a function of its file. Also
     of one that is wrapped, as by ``torch.no_grad()`` or ``torch.compile``; and those that modules
-    refer to without torch's knowing: in their forward and hooks, in a list to hide them. Tensors
-    that functions refer to are buffers of one module more: not those of objects, which replace
-    them, and would be kept from letting go of them.
+    refer to without torch's knowing: in their forward and hooks, by an attribute or in a list to
+    hide them. Tensors that functions refer to are buffers of one module more: not those of objects,
+    which replace them, and would be kept from letting go of them.
     """
     found: list[nn.Module] = []
     tensors: list[Tensor] = []
@@ -101,7 +101,7 @@ def modules_of(function: Any) -> list[nn.Module]:
             for part in value.modules():
                 held.append(getattr(type(part), "forward", None))
                 own = vars(part).items()
-                held += (x for name, x in own if name != "_modules" and isinstance(x, _CONTAINERS))
+                held += (x for name, x in own if name != "_modules" and isinstance(x, _FOLLOWED))
             names = frozenset()
         elif inspect.ismethod(value):
             waiting += [(value.__func__, None, False), (value.__self__, None, False)]

@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 import weakref
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,6 +212,32 @@ def hidden(net: nn.Module) -> nn.Module:
     return Hides()
 
 
+def unregistered(net: nn.Module) -> nn.Module:
+    """A module that has it as its attribute, but not as its part."""
+
+    class Holds(nn.Module):  # type: ignore[misc]
+        def forward(self, x: Tensor) -> Any:
+            return self.net(x)
+
+    module = Holds()
+    object.__setattr__(module, "net", net)
+    return module
+
+
+def replaced(net: nn.Module) -> nn.Module:
+    """A module whose forward is another one's."""
+    module = nn.Identity()
+    module.forward = lambda x: net(x)
+    return module
+
+
+def rebound(net: nn.Module) -> nn.Module:
+    """The same by a method."""
+    module = nn.Identity()
+    module.forward = MethodType(lambda self, x: net(x), module)
+    return module
+
+
 def hooked(net: nn.Module) -> nn.Module:
     """A module whose hook calls it."""
     module = nn.Identity()
@@ -232,7 +258,7 @@ def callable_object(net: nn.Module) -> Any:
 @pytest.mark.parametrize(
     "wrap",
     [
-        *(hidden, hooked, callable_object),
+        *(hidden, unregistered, replaced, rebound, hooked, callable_object),
         functools.partial,
         lambda net: torch.no_grad()(functools.partial(net.forward)),
         lambda net: lambda x: net(x),
