@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -359,7 +360,8 @@ class GraphRunner:
         """Captures one bucket, or all of them. Where one fails none of these is left."""
         sizes = [bucket] if self._lazy else self._in_order()
         before = dict(program.captured)
-        bar = tqdm(sizes, unit="graph", disable=not self._progress or len(sizes) == 1)
+        shows = self._progress and len(sizes) > 1 and sys.stderr is not None
+        bar = tqdm(sizes, unit="graph", disable=not shows)
         self._capturing = True
         self._settled.clear()
         at = bucket
