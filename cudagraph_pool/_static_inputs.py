@@ -86,7 +86,8 @@ class Input:
         shape = tuple(-1 if dim in dynamic else n for dim, n in enumerate(tensor.shape))
         pad = pad if dynamic else 0
         if is_integer(tensor.dtype):
-            held = torch.tensor(pad, device="cpu").to(tensor.dtype).item()
+            kind = torch.float64 if isinstance(pad, float) else torch.int64
+            held = torch.tensor(pad, dtype=kind, device="cpu").to(tensor.dtype).item()
             if held != pad:
                 raise ValueError(
                     f"pad is {pad} for {name.path}, of which {tensor.dtype} would make {held}; say "

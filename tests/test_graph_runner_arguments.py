@@ -250,6 +250,16 @@ def test_padding_that_an_argument_cannot_hold() -> None:
     runner(lambda x, y: x * y, pad=0.5, dim={"x": 0})(rows(3), torch.tensor(2))  # has no padding
 
 
+def test_padding_is_held_whatever_the_default_type_is() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        run = runner(lambda ids: (ids.sum(), ids * 1), pad=50_257.0)
+        assert run(torch.ones(3, dtype=torch.int64))[0] == 3 + 50_257
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_names_of_what_a_function_takes_more_of() -> None:
     def add(x: Tensor, *more: Tensor, **named: Tensor) -> Tensor:
         return more[0].sum() + 0 * x
