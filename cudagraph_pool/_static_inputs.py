@@ -286,7 +286,8 @@ def copies(inputs: Sequence[Input], statics: Sequence[Static], size: Size) -> _t
                 part = target.narrow(dim, extent, target.shape[dim] - extent)
                 padding = buffer.padding_for(part)
                 if padding is None:
-                    filled.append((part, torch.full((), given.pad, dtype=part.dtype)))
+                    value = torch.full((), given.pad, dtype=part.dtype, device="cpu")
+                    filled.append((part, value))
                 else:
                     paddings.setdefault(part.dtype, []).append((part, padding))
                 target = target.narrow(dim, 0, extent)

@@ -260,6 +260,15 @@ def test_padding_is_held_whatever_the_default_type_is() -> None:
         torch.set_default_dtype(before)
 
 
+def test_padding_is_filled_whatever_the_default_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cudagraph_pool._static_inputs._COPIED_PADDING", 0)
+    run = runner(lambda x: (x.sum(), x * 1), pad=3)
+    for n, total in ((8, 8), (3, 3 + 3)):
+        x = torch.ones(n)
+        with torch.device("meta"):
+            assert run(x)[0] == total
+
+
 def test_names_of_what_a_function_takes_more_of() -> None:
     def add(x: Tensor, *more: Tensor, **named: Tensor) -> Tensor:
         return more[0].sum() + 0 * x
