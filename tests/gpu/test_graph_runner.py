@@ -241,6 +241,7 @@ def test_inference_mode_and_autocast() -> None:
 def test_a_compiled_module() -> None:
     from torch._dynamo.utils import counters
 
+    torch.compiler.reset()  # of what other tests have compiled only so much more is compiled
     net = model()
     run = runner(torch.compile(net, dynamic=False), sizes=[4, 16])
     before = counters["stats"]["unique_graphs"]
