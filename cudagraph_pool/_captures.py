@@ -575,7 +575,8 @@ def _address(tensor: Tensor) -> int:
 @contextmanager
 def no_autocast_cache() -> Iterator[None]:
     """What it keeps for later would be memory that a graph fills in, and no other one finds
-    filled.
+    filled. For warm-ups too: torch.compile would compile anew, and in the capture, what they ran
+    with it.
     """
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)

@@ -153,7 +153,7 @@ def _problem(options: argparse.Namespace) -> str | None:
     if not module or not function:
         return f"{options.function!r} is not MODULE:FUNCTION, as in models:resnet"
     for file in filter(None, (options.json, options.picture)):
-        if file.is_dir() or not os.access(file.parent, os.W_OK):
+        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
             return f"{file}: no file can be written there"
     if options.picture and options.picture.suffix.lower() not in FORMATS:
         return f"--picture {options.picture} must end in one of {', '.join(FORMATS)}"
@@ -259,8 +259,10 @@ def _loss(output: Any) -> Any:
     """
     from torch.utils._pytree import tree_leaves
 
-    first = next(x for x in tree_leaves(output) if getattr(x, "requires_grad", False))
-    return first if first.numel() == 1 else first.float().mean()
+    for first in tree_leaves(output):
+        if getattr(first, "requires_grad", False):
+            return first if first.numel() == 1 else first.float().mean()
+    raise RuntimeError("no output of the model requires gradients, so that --train has no loss")
 
 
 def used_by(process: int) -> int | None:

@@ -44,6 +44,15 @@ def watch(modules: Sequence[nn.Module]) -> _torch.WeightWatch:
     return made
 
 
+def scripted(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Parts of TorchScript, which keeps out of Python's sight whether they are in training; of
+    those that are frozen nobody asks.
+    """
+    parts = (part for module in modules for part in module.modules())
+    kind = torch.jit.ScriptModule
+    return [part for part in parts if isinstance(part, kind) and hasattr(part, "training")]
+
+
 def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
     """Parameters and buffers, each once."""
     found = (x for module in modules for x in (*module.parameters(), *module.buffers()))
@@ -68,9 +77,9 @@ def modules_of(function: Any) -> list[nn.Module]:
     its defaults, among its globals, its bound arguments or the attributes of its object; in lists
     and the like of these, by an attribute that its code names, or by a function of its file. Also
     of one that is wrapped, as by ``torch.no_grad()`` or ``torch.compile``; and those that modules
-    refer to without torch's knowing: in their forward and hooks, in a list to hide them. Tensors
-    that functions refer to are buffers of one module more: not those of objects, which replace
-    them, and would be kept from letting go of them.
+    refer to without torch's knowing: in their forward and hooks, by an attribute or in a list to
+    hide them. Tensors that functions refer to are buffers of one module more: not those of objects,
+    which replace them, and would be kept from letting go of them.
     """
     found: list[nn.Module] = []
     tensors: list[Tensor] = []
@@ -92,7 +101,7 @@ def modules_of(function: Any) -> list[nn.Module]:
             for part in value.modules():
                 held.append(getattr(type(part), "forward", None))
                 own = vars(part).items()
-                held += (x for name, x in own if name != "_modules" and isinstance(x, _CONTAINERS))
+                held += (x for name, x in own if name != "_modules" and isinstance(x, _FOLLOWED))
             names = frozenset()
         elif inspect.ismethod(value):
             waiting += [(value.__func__, None, False), (value.__self__, None, False)]
@@ -110,8 +119,8 @@ def modules_of(function: Any) -> list[nn.Module]:
         elif isinstance(value, _CONTAINERS):
             values = value.values() if isinstance(value, dict) else value
             held += (x for x in values if isinstance(x, _FOLLOWED))  # there may be many others
-        elif not isinstance(value, type) and hasattr(value, "__dict__"):
-            own = vars(value)
+        elif not isinstance(value, type):
+            own = _attributes(value)
             used = (own[name] for name in (own if names is None else names & own.keys()))
             held += (x for x in used if not inspect.isfunction(x))
             if names is None:
@@ -126,6 +135,15 @@ def modules_of(function: Any) -> list[nn.Module]:
         if id(tensor) not in known:
             more.register_buffer(f"{id(tensor)}", tensor)
     return [*{id(module): module for module in found}.values(), more]
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Those that an object has itself, in slots too."""
+    own = dict(getattr(value, "__dict__", ()))
+    for part in type(value).__mro__:
+        slots = (name for name, member in vars(part).items() if inspect.ismemberdescriptor(member))
+        own |= {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return own
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
@@ -147,7 +165,8 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What has the signature: a module has it where its forward does."""
+    """What has the signature: a module has it where its forward does, wrapped or not."""
+    function = inspect.unwrap(function)
     if isinstance(function, functools.partial):
         return functools.partial(_signed(function.func), *function.args, **function.keywords)
     if isinstance(function, nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from ._allocator import _require_booleans
 from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
 from ._call import Call, refuse_transforms, take_apart
 from ._captures import Captures, frozen_heap, no_autocast_cache, no_hooks_of_the_caller
-from ._function import modules_of, parameters_of, tensors_of, watch
+from ._function import modules_of, parameters_of, scripted, tensors_of, watch
 from ._graphs import _EXEC_BUDGET, GraphPool, _require_enabled, _require_pool
 from ._guard import is_guarded
 from ._program import Plan, Program
@@ -47,14 +48,14 @@ class GraphRunner:
     together take the memory of the largest one's. Calls may come on any stream: each waits for the
     one before.
 
-    The rows of a call must not depend on each other, or the padding would show: as in a batch
-    norm that is trained. Padding is computed with like everything else: what it writes, it writes
-    (a cache at slot 0, if slots are padded by 0), and where it gives NaN, as a softmax over a row
-    that is masked as a whole does, the gradients of parameters are NaN. Python code of the function
-    runs at captures only. Its arguments must not be changed in place, since the graph sees copies
-    of them; tensors that it finds elsewhere, as a module's buffers, may. As with
-    :func:`torch.cuda.make_graphed_callables`, random numbers differ from replay to replay, and
-    captures run the function some times more than it is called.
+    The rows of a call must not depend on each other, nor on how many there are, or the padding
+    would show: as in a batch norm that is trained, or by ``x[:, -1]``. Padding is computed with
+    like everything else: what it writes, it writes (a cache at slot 0, if slots are padded by 0),
+    and where it gives NaN, as a softmax over a row that is masked as a whole does, the gradients of
+    parameters are NaN. Python code of the function runs at captures only. Its arguments must not be
+    changed in place, since the graph sees copies of them; tensors that it finds elsewhere, as a
+    module's buffers, may. As with :func:`torch.cuda.make_graphed_callables`, random numbers differ
+    from replay to replay, and captures run the function some times more than it is called.
 
     With gradients enabled, a function whose outputs require them is captured together with its
     backward pass. Gradients go to arguments and to whatever parameters the function uses. The
@@ -68,14 +69,15 @@ class GraphRunner:
     for each other (collective operations, with a thread for each device) must not capture at once.
 
     Graphs are kept for each way of calling: whatever is no tensor among the arguments, whether
-    gradients are enabled, autocast, which parts of a module are in training and which of its
+    gradients are enabled, autocast, which parts of a module are in training and which arguments and
     parameters require gradients. When a parameter or buffer of a module has got other memory, all
     that was captured with it is captured anew.
 
     Arguments:
         function (Callable): What is captured: a module, a method of one, or a function. The runner
             sees when weights of modules that it refers to have moved, or tensors in its closure or
-            among its globals; whatever else a function uses must stay where it is.
+            among its globals; whatever else a function uses must stay where it is, and its names
+            must go on meaning the same objects.
         sizes (sequence or str): The sizes to capture, as :mod:`cudagraph_pool.sizes` has them:
             integers, or tuples of several dimensions (``sizes.grid``). ``"auto"``: those that the
             calls need, such that none is padded by more than ``padding`` of its own.
@@ -170,7 +172,7 @@ class GraphRunner:
         self._plans: dict[Any, Plan | None] = {}
         # What there is of them is replayed without more ado. None while something is captured.
         self._settled: dict[Any, _torch.Replays] = {}
-        self._weights = watch(self._modules)
+        self._watch()
         parameters = parameters_of(function)
         self._sort_keywords = bool(parameters) and not any(
             parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters
@@ -287,7 +289,8 @@ class GraphRunner:
                 "the function calls the GraphRunner that captures it: a module whose forward is "
                 "replaced by a runner is captured by GraphRunner(module.forward)"
             )
-        read: tuple[list[Tensor], bytes] | None = self._reader.read(self._weights, args, kwargs)
+        # The reader does not know whether these are in training.
+        read = None if self._scripted else self._reader.read(self._weights, args, kwargs)
         return read or self._read_any(args, kwargs)
 
     def _plan(
@@ -317,15 +320,14 @@ class GraphRunner:
 
     def _way(self, call: Call) -> Hashable:
         """Calls with the same way run the same Python code, but for sizes."""
-        get_gradients = torch.is_grad_enabled() and [x.requires_grad for x in call.tensors]
-        way = self._modes(), call.structure, call.constants, tuple(get_gradients or ())
-        return self._flags(), way
+        get_gradients = tuple(x.requires_grad for x in call.tensors)
+        return self._flags(), (self._modes(), call.structure, call.constants, get_gradients)
 
     def _modes(self) -> Hashable:
         """What else than arguments and weights decides what the function does."""
         device = self._device_type
-        autocast = torch.is_autocast_enabled(device)
-        return torch.is_grad_enabled(), torch.get_autocast_dtype(device) if autocast else None
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return torch.is_grad_enabled(), autocast, tuple(x.training for x in self._scripted)
 
     def _flags(self) -> bytes:
         """Those of the weights where they are now."""
@@ -358,7 +360,8 @@ class GraphRunner:
         """Captures one bucket, or all of them. Where one fails none of these is left."""
         sizes = [bucket] if self._lazy else self._in_order()
         before = dict(program.captured)
-        bar = tqdm(sizes, unit="graph", disable=not self._progress or len(sizes) == 1)
+        shows = self._progress and len(sizes) > 1 and sys.stderr is not None
+        bar = tqdm(sizes, unit="graph", disable=not shows)
         self._capturing = True
         self._settled.clear()
         at = bucket
@@ -368,6 +371,7 @@ class GraphRunner:
             with (
                 frozen_heap(),
                 no_hooks_of_the_caller(),
+                no_autocast_cache(),
                 torch.autograd.set_multithreading_enabled(False),
                 self._captures.in_a_row(),
             ):
@@ -382,12 +386,11 @@ class GraphRunner:
                 used = self._captures.usage()
                 # Tensors of inference mode count no changes.
                 weights = [x for x in tensors_of(self._modules) if not x.is_inference()]
-                with no_autocast_cache():
-                    for at in bar:
-                        bar.set_description(f"capturing size {shown(at)}")
-                        captured, used = program.capture(call, at, used, weights)
-                        captured.last_used = self._calls
-                        bar.set_postfix_str(f"pool {used.pool / 2**20:,.0f} MiB")
+                for at in bar:
+                    bar.set_description(f"capturing size {shown(at)}")
+                    captured, used = program.capture(call, at, used, weights)
+                    captured.last_used = self._calls
+                    bar.set_postfix_str(f"pool {used.pool / 2**20:,.0f} MiB")
             self._refuse_moving_weights()
         except BaseException as error:
             error.add_note(f"while a GraphRunner captured size {shown(at)}")
@@ -402,7 +405,11 @@ class GraphRunner:
     def _forget_weights(self) -> None:
         """Some have moved: graphs that read them are of the past."""
         self.reset()
+        self._watch()
+
+    def _watch(self) -> None:
         self._weights = watch(self._modules)
+        self._scripted = scripted(self._modules)
 
     def _refuse_moving_weights(self) -> None:
         if self._weights.flags() is None:

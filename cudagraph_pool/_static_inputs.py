@@ -86,7 +86,8 @@ class Input:
         shape = tuple(-1 if dim in dynamic else n for dim, n in enumerate(tensor.shape))
         pad = pad if dynamic else 0
         if is_integer(tensor.dtype):
-            held = torch.tensor(pad, device="cpu").to(tensor.dtype).item()
+            kind = torch.float64 if isinstance(pad, float) else torch.int64
+            held = torch.tensor(pad, dtype=kind, device="cpu").to(tensor.dtype).item()
             if held != pad:
                 raise ValueError(
                     f"pad is {pad} for {name.path}, of which {tensor.dtype} would make {held}; say "
@@ -99,7 +100,7 @@ class Input:
             pad,
             tensor.dtype,
             _memory_format(tensor),
-            requires_grad=tensor.requires_grad and torch.is_grad_enabled(),
+            tensor.requires_grad,
         )
 
     @property
@@ -124,15 +125,15 @@ class Input:
 
     def check(self, tensor: Tensor, device: torch.device) -> None:
         """Raises ValueError if graphs that were captured for this input cannot read ``tensor``."""
-        was = [
-            ("dtype", self.dtype, tensor.dtype),
-            ("device", device, tensor.device),
-        ]
-        for what, captured, given in was:
-            if captured != given:
-                raise ValueError(
-                    f"{self.name.path} has {what} {given}, but was captured with {captured}"
-                )
+        if tensor.device != device:
+            raise ValueError(
+                f"{self.name.path} is on {tensor.device}, but the graphs are on {device}: pass it "
+                "there"
+            )
+        if tensor.dtype != self.dtype:
+            raise ValueError(
+                f"{self.name.path} has dtype {tensor.dtype}, but was captured with {self.dtype}"
+            )
         if len(self.shape) != tensor.dim() or any(
             static not in (-1, n) for static, n in zip(self.shape, tensor.shape, strict=True)
         ):
@@ -285,7 +286,8 @@ def copies(inputs: Sequence[Input], statics: Sequence[Static], size: Size) -> _t
                 part = target.narrow(dim, extent, target.shape[dim] - extent)
                 padding = buffer.padding_for(part)
                 if padding is None:
-                    filled.append((part, torch.full((), given.pad, dtype=part.dtype)))
+                    value = torch.full((), given.pad, dtype=part.dtype, device="cpu")
+                    filled.append((part, value))
                 else:
                     paddings.setdefault(part.dtype, []).append((part, padding))
                 target = target.narrow(dim, 0, extent)

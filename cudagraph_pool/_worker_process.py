@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ._autoload import VARIABLE
+
 
 class WorkerError(Exception):
     """A process failed or did not answer in time.
@@ -35,6 +37,7 @@ def run_python(
             env=environment,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=seconds,
         )
     except subprocess.TimeoutExpired as late:
@@ -52,11 +55,12 @@ def ask(
     module: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
 ) -> Any | str:
     """What a module of this package, run with arguments, answers; or a text that says what went
-    wrong.
+    wrong. It enables the pool itself, or measures without: the environment does not.
     """
     # The package that this process runs, not one that lies in the current folder.
     paths = [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]
     environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment.pop(VARIABLE, None)
     try:
         return run_python(["-P", "-m", *module], environment, seconds)
     except WorkerError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from footprint import judge
 
 from cudagraph_pool import _footprint
 from cudagraph_pool._footprint import WAYS, Footprint, as_json, needing_kernels, ratio, table
+from cudagraph_pool._worker_process import WorkerError, ask, run_python
 
 MIB = 1 << 20
 
@@ -80,6 +82,14 @@ def test_what_a_function_may_return() -> None:
             _footprint._made(wrong)
 
 
+def test_what_can_be_trained() -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.ones(2, requires_grad=True)
+    assert _footprint._loss({"logits": weight * 3, "rest": None}) == 3
+    with pytest.raises(RuntimeError, match="no output of the model requires gradients"):
+        _footprint._loss((torch.ones(2), 1))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -95,6 +105,20 @@ def test_arguments_that_cannot_be_meant(
 ) -> None:
     assert _footprint.main(arguments) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_file_that_is_there_decides_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that is read-only, and /dev/stdout."""
+    file = tmp_path / "there.json"
+    for may, said in (({file}, "must end in"), ({tmp_path}, "no file can be written there")):
+        monkeypatch.setattr(os, "access", lambda path, mode, may=may: path in may)
+        file.touch()
+        # Behind it something else is refused.
+        arguments = ["m:f", "--json", str(file), "--picture", str(file)]
+        assert _footprint.main(arguments) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_a_way_that_fails_is_told(
@@ -118,6 +142,27 @@ def test_a_process_that_fails_says_why() -> None:
     found = _footprint.measure_apart("no_such_module:f", "eager", train=False)
     assert isinstance(found, str)
     assert "no_such_module" in found
+
+
+def test_what_a_process_prints_may_be_in_any_encoding() -> None:
+    """As the file names in a compiler's messages."""
+    code = "import os; os.write(2, b'caf\\xe9'); print(7); exit({})"
+    assert run_python(["-c", code.format(0)], os.environ) == 7
+    with pytest.raises(WorkerError, match=r"ended with code 3: caf"):
+        run_python(["-c", code.format(3)], os.environ)
+
+
+def test_what_is_measured_is_not_enabled_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Or PyTorch's own allocator would be ours."""
+    (tmp_path / "shows.py").write_text("import json, os; print(json.dumps(dict(os.environ)))")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("CUDAGRAPH_POOL", "1")
+    monkeypatch.setenv("ELSE", "1")
+    environment: Any = ask(["shows"], os.environ)
+    assert environment["ELSE"] == "1"
+    assert "CUDAGRAPH_POOL" not in environment
 
 
 def test_what_a_process_has_is_asked_of_the_driver(

@@ -6,6 +6,7 @@ import functools
 import gc
 import math
 import random
+import sys
 import threading
 import weakref
 from typing import Any, NamedTuple
@@ -426,3 +427,9 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert "4/4" in shown
     runner(double)(rows(3))
     assert capsys.readouterr().err == ""
+
+
+def test_progress_where_there_is_no_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that was started without, or has closed it."""
+    monkeypatch.setattr(sys, "stderr", None)
+    assert tree_equal(CpuRunner(double, sizes=SIZES)(x := rows(3)), x * 2)

@@ -25,12 +25,14 @@ from cudagraph_pool._call import take_apart
 
 def test_arguments_that_are_not_as_captured() -> None:
     run = runner(lambda x, y: x + y)
+    with pytest.raises(ValueError, match="y is on meta, but the graphs are on cpu"):
+        run(rows(3), rows(3, device="meta"))
     run(rows(3), rows(3))
     for x, y, said in (
         (rows(3, dtype=torch.float64), rows(3), "x has dtype torch.float64, .* torch.float32"),
         (rows(3, 7), rows(3, 7), r"x has the shape \(3, 7\), .* captured with \(any, 6\)"),
         (rows(3)[None], rows(3), r"x has the shape \(1, 3, 6\)"),
-        (rows(3, device="meta"), rows(3), "x has device meta, but was captured with cpu"),
+        (rows(3, device="meta"), rows(3), "x is on meta, but the graphs are on cpu: pass it there"),
         (rows(3), rows(2), "y along dimension 0 has 2, but x along dimension 0 has 3"),
         (rows(0), rows(0), "x along dimension 0 has no elements"),
     ):
@@ -248,6 +250,25 @@ def test_padding_that_an_argument_cannot_hold() -> None:
     runner(lambda x, y: x * y, pad=0.5, dim={"x": 0})(rows(3), torch.tensor(2))  # has no padding
 
 
+def test_padding_is_held_whatever_the_default_type_is() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        run = runner(lambda ids: (ids.sum(), ids * 1), pad=50_257.0)
+        assert run(torch.ones(3, dtype=torch.int64))[0] == 3 + 50_257
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_padding_is_filled_whatever_the_default_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cudagraph_pool._static_inputs._COPIED_PADDING", 0)
+    run = runner(lambda x: (x.sum(), x * 1), pad=3)
+    for n, total in ((8, 8), (3, 3 + 3)):
+        x = torch.ones(n)
+        with torch.device("meta"):
+            assert run(x)[0] == total
+
+
 def test_names_of_what_a_function_takes_more_of() -> None:
     def add(x: Tensor, *more: Tensor, **named: Tensor) -> Tensor:
         return more[0].sum() + 0 * x
@@ -260,8 +281,9 @@ def test_names_of_what_a_function_takes_more_of() -> None:
         assert run(torch.ones(n), torch.ones(n))[0] == n
     with pytest.raises(ValueError, match=r"pad names \[1, 'named'\]"):
         runner(add, pad={"named": 7, 1: 7})(x, x)
-    net = functools.partial(nn.Linear(6, 2))
-    assert runner(net, dim={"input": 0})(rows(3)).shape == (3, 2)
+    linear = nn.Linear(6, 2)
+    for net in (functools.partial(linear), torch.no_grad()(linear)):
+        assert runner(net, dim={"input": 0})(rows(3)).shape == (3, 2)
 
 
 class Scaled:

@@ -338,11 +338,28 @@ def test_modules_of_torchscript() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated
         net = torch.jit.trace(nn.Linear(6, 2), rows(3))
+        frozen = torch.jit.freeze(torch.jit.script(nn.Linear(6, 2).eval()))
     run, x = runner(net), rows(3)
     with torch.no_grad():
         assert torch.equal(run(x), net(x))
         net.double()
         assert run(x.double()).dtype == torch.double
+        assert torch.equal(runner(frozen)(x), frozen(x))
+
+
+def test_modules_of_torchscript_in_training() -> None:
+    """Also parts of others, and those that come later."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        drops = [torch.jit.script(nn.Dropout(0.9)) for _ in range(2)]
+    net = nn.Sequential(drops[0])
+    run, x = runner(net, sizes=[4]), torch.ones(4, 99)
+    for drop in drops:
+        net[0] = drop
+        for trains in (True, False, True, False):
+            drop.train(trains)
+            for _ in range(5):
+                assert (run(x) == 0).any() == trains
 
 
 def test_outputs_that_no_graph_leaves() -> None:

@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 import weakref
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -169,6 +169,22 @@ def test_frozen_parameters_matter_without_gradients_too() -> None:
         assert tree_equal(run(x), net(x))
 
 
+def test_arguments_that_require_gradients_matter_without_gradients_too() -> None:
+    def work(x: Tensor) -> Tensor:
+        if not x.requires_grad:
+            return x * 1
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(x.square().sum(), x)
+        return gradient
+
+    run = runner(work)
+    x = rows(3)
+    with torch.no_grad():
+        for _ in range(5):
+            assert tree_equal(run(x), work(x))
+            x.requires_grad_(not x.requires_grad)
+
+
 def owned(net: nn.Module) -> Any:
     """A method of an object that has it."""
 
@@ -178,6 +194,24 @@ def owned(net: nn.Module) -> Any:
 
         def run(self, x: Tensor) -> Any:
             return self.net(x)
+
+    return Owner().run
+
+
+def slotted(net: nn.Module) -> Any:
+    """The same of one whose class says which attributes it has; and has a base that does."""
+
+    class Base:
+        __slots__ = ("__net", "nothing")
+
+        def __init__(self) -> None:
+            self.__net = net
+
+        def run(self, x: Tensor) -> Any:
+            return self.__net(x)
+
+    class Owner(Base):
+        __slots__ = "more"
 
     return Owner().run
 
@@ -194,6 +228,32 @@ def hidden(net: nn.Module) -> nn.Module:
             return self.nets[0](x)
 
     return Hides()
+
+
+def unregistered(net: nn.Module) -> nn.Module:
+    """A module that has it as its attribute, but not as its part."""
+
+    class Holds(nn.Module):  # type: ignore[misc]
+        def forward(self, x: Tensor) -> Any:
+            return self.net(x)
+
+    module = Holds()
+    object.__setattr__(module, "net", net)
+    return module
+
+
+def replaced(net: nn.Module) -> nn.Module:
+    """A module whose forward is another one's."""
+    module = nn.Identity()
+    module.forward = lambda x: net(x)
+    return module
+
+
+def rebound(net: nn.Module) -> nn.Module:
+    """The same by a method."""
+    module = nn.Identity()
+    module.forward = MethodType(lambda self, x: net(x), module)
+    return module
 
 
 def hooked(net: nn.Module) -> nn.Module:
@@ -216,12 +276,12 @@ def callable_object(net: nn.Module) -> Any:
 @pytest.mark.parametrize(
     "wrap",
     [
-        *(hidden, hooked, callable_object),
+        *(hidden, unregistered, replaced, rebound, hooked, callable_object),
         functools.partial,
         lambda net: torch.no_grad()(functools.partial(net.forward)),
         lambda net: lambda x: net(x),
         lambda net: functools.partial(lambda net, x: net(x), net),
-        owned,
+        *(owned, slotted),
         lambda net: lambda x, nets=[{"net": net}]: nets[0]["net"](x),
         lambda net: (lambda own: lambda x: own.net(x))(SimpleNamespace(net=net)),
         lambda net: lambda x: (lambda y: net(y))(x),

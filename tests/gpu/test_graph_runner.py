@@ -239,12 +239,18 @@ def test_inference_mode_and_autocast() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_a_compiled_module() -> None:
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()  # of what other tests have compiled only so much more is compiled
     net = model()
     run = runner(torch.compile(net, dynamic=False), sizes=[4, 16])
+    before = counters["stats"]["unique_graphs"]
     with torch.no_grad():
         for n in (3, 16, 4):
             x = rows(n)
             torch.testing.assert_close(run(x), net(x), rtol=1e-4, atol=1e-4)
+    # For both sizes and the one that shows what follows the size: in warm-ups, not in captures.
+    assert counters["stats"]["unique_graphs"] == before + 3
 
 
 def test_weights_that_move() -> None:
