@@ -128,7 +128,7 @@ bool PluggableAllocator::CloseIfEmpty(DevicePools& pools) {
       set.Stats(kEagerPool).live_blocks > 0) {
     return false;
   }
-  if (set.InScope(kEagerPool)) set.EndScope(kEagerPool);
+  if (set.InScope(kEagerPool)) set.EndScope(kEagerPool, /*may_ask_device=*/false);
   set.Release(kEagerPool);
   return true;
 }

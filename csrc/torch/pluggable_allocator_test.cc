@@ -359,6 +359,14 @@ TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentStaysDuringACapture) {
   EXPECT_EQ(Reserved(), 0U);
 }
 
+// Torch tells nobody of captures here, and a mark would end those of all streams.
+TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentGoesWithoutAMark) {
+  Installed().store(native_);
+  plain_.Free(Malloc(kPage));
+  EXPECT_EQ(host().calls()[DriverCall::kRecordDeviceEvent], 0U);
+  EXPECT_EQ(Reserved(), 0U);
+}
+
 TEST_F(PluggableAllocatorTest, AMemPoolOpensAgainWhoseMemoryAnotherCaptureKept) {
   FakeBaseAllocator base;
   GraphAllocator allocator(base);
