@@ -41,7 +41,9 @@ void PluggableAllocator::OpenEagerPool(DevicePools& pools) {
   PoolSet& set = pools.set();
   if (set.InScope(kEagerPool)) return;
   const bool has_user = set.UseCount(kEagerPool) > 0;
-  set.BeginScope(kEagerPool, ScopeKind::kEager);
+  // Memory of a MemPool that did not go may be there because somebody captures unknown to us.
+  const bool capturing = ServesMemPools() && set.Contains(kEagerPool);
+  set.BeginScope(kEagerPool, ScopeKind::kEager, capturing);
   if (has_user) set.Release(kEagerPool);  // BeginScope() added one
 }
 
