@@ -83,6 +83,22 @@ TEST_F(PoolOtherThreadsTest, NotThoseOfAStreamThatMayComeLater) {
   EXPECT_FALSE(Reuses(2 * kPage, kC)) << "B is still at work";
 }
 
+// What it did with a graph's output was in a body, behind which it is not.
+TEST_F(PoolOtherThreadsTest, NorOfAStreamThatHasComeSince) {
+  CaptureId capture = Begin({kA, kB});
+  Allocate(kPage, kA);
+  const Block block = Allocate(kPage, kB);
+  End(capture);
+  capture = Begin({kA});
+  const CaptureId body = graphs_.Begin(kB);
+  Launch(kB);
+  FreeElsewhere(block);
+  graphs_.End(body);
+  Join(kB, kA);
+  EXPECT_FALSE(Reuses(kPage, kA));
+  End(capture);
+}
+
 // A scope may open before its streams capture, or without it.
 TEST_F(PoolOtherThreadsTest, NorOfStreamsThatAreNotCapturing) {
   pool_.BeginScope(ScopeKind::kCapture);

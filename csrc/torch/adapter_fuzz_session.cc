@@ -336,8 +336,14 @@ void Session::EnterScope() {
     };
     allocator_.beginAllocateToPool(scope.device, scope.id, filter);
   };
-  if (!Call(stream, enter)) return;
-  Log("enters pool ", scope.id.second, graph == nullptr ? "" : Text(" in graph ", graph->number));
+  const bool pauses = graph != nullptr && dice_.OneIn(4);  // as SGLang does
+  if (pauses) End(stream, graph->id);
+  if (!Call(stream, enter)) {
+    if (pauses) Resume(*graph, stream);
+    return;
+  }
+  Log("enters pool ", scope.id.second, graph == nullptr ? "" : Text(" in graph ", graph->number),
+      pauses ? ", which pauses" : "");
   if (graph != nullptr) {
     graph->nested.push_back(scope.id);
     graph->pools.insert(scope.id);
@@ -346,6 +352,9 @@ void Session::EnterScope() {
     scopes_.push_back(scope);
   }
   Allocate();
+  if (!pauses) return;
+  LeaveNested(*graph, graph->nested.size() - 1);
+  Resume(*graph, stream);
 }
 
 void Session::ExitScope() {

@@ -132,6 +132,12 @@ TEST_F(ObserversTest, ABaseThatHasTheBytesIsAskedForMoreThanThereIs) {
   EXPECT_EQ(Observe(), (std::vector<size_t>{2 * kPhysicalLimit, 4 * kPhysicalLimit}));
 }
 
+// Its scope could not end then, and would take all that this thread allocates from now on.
+TEST_F(ObserversTest, ABaseThatFollowsCapturesIsNotAskedOnTheirStreams) {
+  base_.follows_captures = true;
+  EXPECT_EQ(Observe(), (std::vector<size_t>{kPhysicalLimit, 4 * kPhysicalLimit}));
+}
+
 TEST_F(ObserversTest, ABaseThatIsNotTorchsIsNotAskedForTooMuch) {
   base_.its_name = "pluggable";
   EXPECT_TRUE(Observe().empty());

@@ -37,6 +37,10 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   size_t largest = ~size_t{0};  // more it has for nobody
   // More bytes it has for no stream that allocates in a pool, and says so to its observers.
   size_t largest_in_pool = size_t{1} << 20;
+  // As native with graph_capture_record_stream_reuse: no scope ends while a stream captures that it
+  // was asked on by name.
+  bool follows_captures = false;
+  std::set<cudaStream_t> followed;
   std::vector<c10::cuda::CUDACachingAllocator::OutOfMemoryObserver> observers;
   std::map<void*, c10::MempoolId_t> pool_of;  // of what was allocated in a pool
   bool refuses_to_begin = false;
@@ -117,6 +121,7 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
     {
       const Entered entered(mutex_);
+      if (follows_captures) followed.insert(stream);
       for (const auto& [scope, filter] : open) {
         if (filter(stream) && bytes > largest_in_pool) RunOut(scope.first, bytes);
       }
@@ -177,6 +182,7 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   }
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id) override {
     const Entered entered(mutex_);
+    for (const cudaStream_t stream : followed) TORCH_CHECK(!IsCapturing(stream), "is capturing");
     TORCH_CHECK(open.erase({device, id}) == 1, "not recording");
   }
   void releasePool(c10::DeviceIndex, c10::MempoolId_t id) override {

@@ -205,6 +205,23 @@ TEST_F(NestedTest, ItsMemoryIsKeptForTheGraph) {
   }
 }
 
+// As SGLang does around memory that all GPUs have at one address.
+TEST_F(NestedTest, SoItIsForAGraphWhoseRouteIsPausedMeanwhile) {
+  Graph graph(*this, other_, 7);
+  graph.Begin();
+  {
+    const MemPool mempool(*this, id_);
+    allocator_.endAllocateToPool(device_, other_);
+    AllocateNested(id_).clear();
+    allocator_.beginAllocateToPool(device_, other_, ThisThread());
+  }
+  EXPECT_EQ(Users(other_), 2);
+  graph.End();
+  allocator_.emptyCache();
+  EXPECT_EQ(Reserved(id_), kPage);
+  for (int user = 0; user < 2; ++user) graph.Reset();
+}
+
 TEST_F(NestedTest, ItsMemoryIsKeptForEachGraphOfTheThreadThatUsesIt) {
   std::optional<MemPool> mempool(std::in_place, *this, id_);
   Graph first(*this, other_, 7), second(*this, {0, 3}, 8);

@@ -11,8 +11,10 @@
 namespace cgp {
 namespace {
 
-// Makes the base tell its observers and trackers. Returns false if it did not run out.
-bool RunOutInBase(CUDAAllocator& base, DeviceIndex device, size_t bytes, StreamId stream) {
+// Makes the base tell its observers and trackers. Returns false if it did not run out. It is asked
+// on the default stream, which never captures: with graph_capture_record_stream_reuse the native
+// allocator ends no scope while a stream captures that allocated there.
+bool RunOutInBase(CUDAAllocator& base, DeviceIndex device, size_t bytes) {
   // Others have nobody to tell, and may do anything when asked for too much.
   if (base.name() != "native") return false;
   // An id that torch never makes, and that no pool of the base had before: the native allocator
@@ -31,8 +33,7 @@ bool RunOutInBase(CUDAAllocator& base, DeviceIndex device, size_t bytes, StreamI
     });
   });
   try {
-    const auto handle = reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(stream));
-    base.raw_delete(base.raw_alloc_with_stream(bytes, handle));
+    base.raw_delete(base.raw_alloc_with_stream(bytes, nullptr));
     return false;
   } catch (const c10::OutOfMemoryError&) {
     return true;
@@ -57,7 +58,7 @@ void GraphAllocator::TellOutOfMemory(DevicePools& pools, const Request& request,
   } else {
     // More than there is, if the base has these bytes after all.
     for (const size_t bytes : {request.bytes, request.bytes + pools.total_bytes()}) {
-      if (RunOutInBase(base_, pools.device(), bytes, request.stream)) return;
+      if (RunOutInBase(base_, pools.device(), bytes)) return;
     }
     pools.stats().CountOutOfMemory();
     if (c10::memoryProfilingEnabled()) {

@@ -137,7 +137,7 @@ void GraphAllocator::beginAllocateToPool(DeviceIndex device, MempoolId_t id, Str
               .thread = std::this_thread::get_id()};
   std::optional<PoolId> graphs;
   if (route.nested) {
-    if (const auto graph = routes_.GraphOf(device, stream)) {
+    if (const auto graph = routes_.GraphOf(device, stream); graph && graph->id != pool) {
       graphs = graph->id;
       route.origin = graph->origin;  // within a body it lasts longer than that
     }

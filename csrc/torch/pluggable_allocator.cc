@@ -41,7 +41,9 @@ void PluggableAllocator::OpenEagerPool(DevicePools& pools) {
   PoolSet& set = pools.set();
   if (set.InScope(kEagerPool)) return;
   const bool has_user = set.UseCount(kEagerPool) > 0;
-  set.BeginScope(kEagerPool, ScopeKind::kEager);
+  // Memory of a MemPool that did not go may be there because somebody captures unknown to us.
+  const bool capturing = ServesMemPools() && set.Contains(kEagerPool);
+  set.BeginScope(kEagerPool, ScopeKind::kEager, capturing);
   if (has_user) set.Release(kEagerPool);  // BeginScope() added one
 }
 
@@ -128,7 +130,7 @@ bool PluggableAllocator::CloseIfEmpty(DevicePools& pools) {
       set.Stats(kEagerPool).live_blocks > 0) {
     return false;
   }
-  if (set.InScope(kEagerPool)) set.EndScope(kEagerPool);
+  if (set.InScope(kEagerPool)) set.EndScope(kEagerPool, /*may_ask_device=*/false);
   set.Release(kEagerPool);
   return true;
 }

@@ -359,6 +359,22 @@ TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentStaysDuringACapture) {
   EXPECT_EQ(Reserved(), 0U);
 }
 
+// Torch tells nobody of captures here, and a mark would end those of all streams. One that is under
+// way may be why the memory stays.
+TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentGoesWithoutAMark) {
+  Installed().store(native_);
+  for (const int64_t failing : {0, 1}) {
+    device_ = current_device = fake_cuda::NextDevice();
+    void* const segment = Malloc(kPage);
+    faults::Arm(faults::Kind::kDriver, failing);
+    plain_.Free(segment);
+    EXPECT_EQ(faults::Disarm(), failing == 1);
+    EXPECT_EQ(Reserved(), failing * kPage);
+    Malloc(kPage);
+    EXPECT_EQ(host().calls()[DriverCall::kRecordDeviceEvent], 0U);
+  }
+}
+
 TEST_F(PluggableAllocatorTest, AMemPoolOpensAgainWhoseMemoryAnotherCaptureKept) {
   FakeBaseAllocator base;
   GraphAllocator allocator(base);

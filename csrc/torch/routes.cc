@@ -133,9 +133,8 @@ std::optional<RouteTable::Target> RouteTable::AskFilters(c10::DeviceIndex device
                                                          Among among) {
   for (size_t i = routes_.size(); i-- > 0;) {
     Route& route = routes_[i];
-    if (route.device != device || route.paused) continue;
     const bool graphs = route.kind == ScopeKind::kCapture && !route.nested;
-    if (among == Among::kGraphs && !graphs) continue;
+    if (route.device != device || (among == Among::kGraphs ? !graphs : route.paused)) continue;
     // What is not captured has no order with what is.
     if (route.nested && route.ours && !capture) continue;
     if (route.kind == ScopeKind::kCapture && !IsUnderWay(route, stream, capture)) continue;

@@ -92,7 +92,7 @@ class RouteTable {
   // The newest route that takes allocations of the calling thread on `stream`.
   std::optional<Target> Match(c10::DeviceIndex device, cudaStream_t stream);
 
-  // The route of the graph that `stream` captures, whatever is nested in that capture.
+  // The route of the graph that `stream` captures, paused or not, whatever is nested in that.
   std::optional<Target> GraphOf(c10::DeviceIndex device, cudaStream_t stream);
 
   bool Contains(c10::DeviceIndex device, PoolId id) const {

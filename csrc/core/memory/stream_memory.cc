@@ -206,8 +206,8 @@ bool StreamMemory::OrderProtects(const LiveBlock& live) const {
 // asking.
 bool StreamMemory::CanAskLater(const LiveBlock& live) const {
   if (live.eager || several_captures_) return false;
-  if (!live.others) return true;
   const auto is_known = [&](StreamId stream) { return IsKnownToCapture(stream); };
+  if (!live.others) return !several_streams_ || is_known(live.block.stream);
   return live.others->behind.empty() && is_known(live.block.stream) &&
          std::ranges::all_of(live.others->uses, is_known);
 }
