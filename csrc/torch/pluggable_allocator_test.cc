@@ -363,13 +363,13 @@ TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentStaysDuringACapture) {
 // way may be why the memory stays.
 TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentGoesWithoutAMark) {
   Installed().store(native_);
-  for (const int64_t failing : {0, 1}) {
+  for (const bool fails : {false, true}) {
     device_ = current_device = fake_cuda::NextDevice();
     void* const segment = Malloc(kPage);
-    faults::Arm(faults::Kind::kDriver, failing);
+    faults::Arm(faults::Kind::kDriver, fails ? 1 : 0);
     plain_.Free(segment);
-    EXPECT_EQ(faults::Disarm(), failing == 1);
-    EXPECT_EQ(Reserved(), failing * kPage);
+    EXPECT_EQ(faults::Disarm(), fails);
+    EXPECT_EQ(Reserved(), fails ? kPage : 0);
     Malloc(kPage);
     EXPECT_EQ(host().calls()[DriverCall::kRecordDeviceEvent], 0U);
   }
