@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ._adapter import load_adapter
 from ._buckets import Size
 from ._forecast import count_nodes
+from ._function import unwrapped
 from ._graphs import GraphPool, _next_graph, graph
 from ._static_inputs import Static
 from ._static_outputs import lend
@@ -526,7 +527,9 @@ class _Saved:
         # Of a sparse one its values, which count changes together with it.
         wraps = is_traceable_wrapper_subclass(tensor)
         watched = tensor if wraps or tensor.layout == torch.strided else _values(tensor)
-        for part in _with_memory(watched):
+        for part in unwrapped(watched):
+            if part.is_nested or not torch._C._has_storage(part):
+                continue
             address = _address(part)
             self.addresses.add(address)
             if address not in self.inputs and not self._captures.holds(part):
@@ -552,14 +555,6 @@ def frozen_heap() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def _with_memory(tensor: Tensor) -> list[Tensor]:
-    """The tensor, or those that it wraps."""
-    if is_traceable_wrapper_subclass(tensor):
-        inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-        return [part for x in inner for part in _with_memory(x)]
-    return [tensor] if torch._C._has_storage(tensor) and not tensor.is_nested else []
 
 
 def _values(sparse: Tensor) -> Tensor:

@@ -72,6 +72,14 @@ def _wrapped_in(tensors: Iterable[Any]) -> list[dict[str, Any]]:
     return found
 
 
+def unwrapped(tensor: Tensor) -> list[Tensor]:
+    """The tensor, or those that it wraps, and these likewise."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+    return [part for x in inner for part in unwrapped(x)]
+
+
 def modules_of(function: Any) -> list[nn.Module]:
     """The module that a callable is or is a method of, or those that it refers to: in its closure,
     its defaults, among its globals, its bound arguments or the attributes of its object; in lists

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.cuda import _gpu_trace
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ._function import unwrapped
 from ._happens_before import HappensBefore, Launch
 from ._static_outputs import lend
 
@@ -99,11 +100,8 @@ class _Outputs(TorchDispatchMode):  # type: ignore[misc]
 
 def _check(tensor: Tensor, operation: Any) -> None:
     """Raises RuntimeError if the operation would read what has been overwritten."""
-    if is_traceable_wrapper_subclass(tensor):  # its memory is that of the tensors within
-        for name in tensor.__tensor_flatten__()[0]:
-            _check(getattr(tensor, name), operation)
-    elif torch._C._has_storage(tensor):
-        lent = getattr(tensor.untyped_storage(), "_lent", None)
+    for part in filter(torch._C._has_storage, unwrapped(tensor)):
+        lent = getattr(part.untyped_storage(), "_lent", None)
         if lent is not None:
             lent.check(operation)
 

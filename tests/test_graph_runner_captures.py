@@ -20,13 +20,36 @@ import cudagraph_pool as cgp
 pytest.importorskip("torch")
 
 import torch
-from cpu_captures import SIZES, CpuCaptures, Quantized, double, model, rows, runner, tree_equal
+from cpu_captures import (
+    SIZES,
+    CpuCaptures,
+    Quantized,
+    double,
+    is_captured,
+    model,
+    rows,
+    runner,
+    tree_equal,
+)
 from torch import Tensor, nn
 
 from cudagraph_pool._call import Named
 from cudagraph_pool._static_inputs import Input, StaticInputs
 
 # When graphs come and go
+
+
+def test_a_capture_casts_as_its_warm_ups_do() -> None:
+    """torch.compile guards on it: it would compile once more, and in the capture."""
+    seen: set[tuple[bool, bool]] = set()
+
+    def work(x: Tensor) -> Tensor:
+        seen.add((is_captured(), torch.is_autocast_cache_enabled()))
+        return x * 2
+
+    runner(work)(rows(3))
+    assert seen == {(False, False), (True, False)}
+    assert torch.is_autocast_cache_enabled()
 
 
 def test_a_part_may_have_the_runner_of_the_whole() -> None:

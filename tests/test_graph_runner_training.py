@@ -182,19 +182,6 @@ def test_autocast() -> None:
     assert len(run.report()) == 2 * len(SIZES)
 
 
-def test_a_capture_casts_as_its_warm_ups_do() -> None:
-    """torch.compile guards on it: it would compile once more, and in the capture."""
-    seen: set[tuple[bool, bool]] = set()
-
-    def work(x: Tensor) -> Tensor:
-        seen.add((is_captured(), torch.is_autocast_cache_enabled()))
-        return x * 2
-
-    runner(work)(rows(3))
-    assert seen == {(False, False), (True, False)}
-    assert torch.is_autocast_cache_enabled()
-
-
 def test_a_capture_or_a_failed_call_ends_what_was_open() -> None:
     """Both write to the inputs that an open backward pass reads."""
     run = runner(lambda x, y: x * x + y, lazy=True)
