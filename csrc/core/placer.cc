@@ -36,6 +36,8 @@ constexpr uint64_t kLeastStitched = 8;
 constexpr uint64_t kLeastLeft = 12;
 constexpr uint64_t kLeastLeftOfSeveral = 8;
 
+constexpr int kChainsLookedAt = 8;
+
 bool IsWorthStitching(Granules length, Granules page_size, bool several_streams) {
   const uint64_t least_left = several_streams ? kLeastLeftOfSeveral : kLeastLeft;
   return length * kLeastStitched >= page_size && (page_size - length) * least_left >= page_size;
@@ -51,13 +53,14 @@ bool IsExhausted(const DriverError& error) {
 void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   const uint64_t asked = live.block.requested_bytes;
   if (asked > kLargestBlock) ThrowOutOfMemory("No device has so many addresses.", asked);
-  if (!memory_.has_one_stream()) predictor_.Stop();
+  if (!memory_.has_one_stream()) predictor_.ExpectSeveralStreams();
   const bool predicted = predictor_.is_active();
   Predictor::Advice advice;
   if (predicted) {
     predictor_.ReserveOne(asked);
     advice = predictor_.Advise(asked, view);
   }
+  const uint32_t pages_before = space().page_count();
   Found found;
   try {
     found = Find(view, live.length(), stats, advice);
@@ -65,12 +68,13 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
     if (error.status() == DriverStatus::kOutOfMemory) ThrowOutOfMemory(error.what(), asked);
     throw;
   }
+  if (space().page_count() > pages_before) memory_.NoteGrowth(live);
   live.site = {.slot = found.start.slot,
                .offset = static_cast<uint32_t>(found.start.offset.count())};
   memory_.bytes().Take(live.site, live.length(), found.node);
   if (!predicted) return;
   const Granules held = Granules::FromBytesRoundedUp(stats.allocated_bytes + live.block.bytes);
-  live.ticket = predictor_.Allocated(advice, found.start, asked, held);
+  live.ticket = predictor_.Allocated(advice, found.start, asked, held, view.stream());
 }
 
 Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& stats,
@@ -112,7 +116,7 @@ Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
   const bool wastes = stitched && length * 2 > page_size();
   const bool breaks = !wastes || slack != Slack::kNone || several_streams();
   const auto find = [&]() -> std::optional<Found> {
-    if (const std::optional<NodeId> chain = view.BestFit(length)) {
+    if (const std::optional<NodeId> chain = FindChain(view, length)) {
       const PageSpace::Node& node = space().node(*chain);
       return Found{.start = {ranges_.slots_of(node.page).front(), Granules(node.offset)},
                    .node = *chain};
@@ -127,6 +131,24 @@ Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
   if (stitched) return {.start = Stitch(view, length, slack)};
   const MappingPlan page{.range = ranges_.NewestWithRoom(1), .handles = {MappingPlan::kNewPage}};
   return {.start = {memory_.bytes().Map(page), Granules(0)}};
+}
+
+// The best fit. Of several streams the one among the first few that the fewest may take: what a
+// stream takes of the others' they may not get back before the capture ends.
+std::optional<NodeId> Placer::FindChain(const FreeView& view, Granules length) const {
+  if (!several_streams()) return view.BestFit(length);
+  std::optional<NodeId> best;
+  std::ptrdiff_t least = 0;
+  int left = kChainsLookedAt;
+  view.ForEachFit(length, [&](NodeId chain) {
+    const std::ptrdiff_t takers = memory_.bytes().CountTakers(chain);
+    if (!best || takers < least) {
+      best = chain;
+      least = takers;
+    }
+    return --left > 0;
+  });
+  return best;
 }
 
 // How many streams may take all of a page, so that others are left with what more can use; nothing

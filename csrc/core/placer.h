@@ -40,6 +40,7 @@ class Placer {
              const Predictor::Advice& advice);
   std::optional<Placement> Follow(const Predictor::Advice& advice, Granules length);
   Found FindSmall(FreeView& view, Granules length, Slack slack);
+  std::optional<NodeId> FindChain(const FreeView& view, Granules length) const;
   TakersOf Takers() const;
   Placement Stitch(FreeView& view, Granules length, Slack slack);
   uint32_t PagesAhead(const FreeView& view, Granules length) const;

@@ -2,7 +2,10 @@
 // pool_proofs_captures_test.cc has captures beside and after each other.
 #include <gtest/gtest.h>
 
+#include <map>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/pool.h"
@@ -145,41 +148,114 @@ TEST_F(PoolProofsTest, WhatIsFreedAtOnePointIsBehindOneFence) {
 
 // Of equal places the one that the fewest streams may take: the others are left with more.
 TEST_F(PoolProofsTest, ALargeBlockTakesTheLeastWantedOfEqualPlaces) {
-  Begin({kA, kB});
-  Launch(kA);
-  Launch(kB);
-  Join(kA, kB);
   for (const std::size_t mine : {0U, 1U}) {
+    const CaptureId capture = Begin({kA, kB});
+    Launch(kA);
+    Launch(kB);
+    Join(kA, kB);
     std::vector<Block> pages;
     for (std::size_t i = 0; i < 2; ++i) pages.push_back(Allocate(kPage, i == mine ? kA : kB));
     Free(pages[mine]);
     Free(pages[1 - mine]);
     EXPECT_EQ(Allocate(kPage, kA).address, pages[mine].address);
     EXPECT_EQ(Allocate(kPage, kA).address, pages[1 - mine].address);
+    End(capture);
   }
 }
 
-// What one stream allocates goes where its like lay, though newer ranges have room.
-TEST_F(PoolProofsTest, ACaptureOfSeveralStreamsGetsNoAdvice) {
+// A's memory is proven to B, but never B's to A. So what B took of A's would be A's no more, and the
+// pool would grow as long as the capture lasts.
+TEST_F(PoolProofsTest, APoolDoesNotGrowWithACaptureWhereOneStreamNeverWaitsForTheOther) {
+  Begin({kA, kB});
+  std::mt19937 random(1);
+  std::map<StreamId, std::vector<Block>> live;
+  const auto allocate_and_free = [&](int steps) {
+    for (int i = 0; i < steps; ++i) {
+      const StreamId stream = random() % 2 == 0 ? kA : kB;
+      std::vector<Block>& blocks = live[stream];
+      blocks.push_back(Allocate((1 + random() % 16) * kPage / 16, stream));
+      Launch(stream);
+      std::swap(blocks[random() % blocks.size()], blocks.back());
+      if (blocks.size() > 20) {
+        Free(blocks.back());
+        blocks.pop_back();
+      }
+      if (i % 3 == 0) Join(kB, kA);
+    }
+  };
+  allocate_and_free(500);
+  const uint64_t pages = pool_.Stats().pages;
+  allocate_and_free(4000);
+  EXPECT_LE(pool_.Stats().pages, pages + pages / 4);
+}
+
+// Of what fits, what the fewest streams may take: B might need what is open to all.
+TEST_F(PoolProofsTest, ASmallBlockTakesTheLeastWantedOfTheBestFits) {
+  Begin({kA, kB});
+  Allocate(kPage, kB);
+  const Block open = Allocate(2 * kGranule, kA);
+  Allocate(kGranule, kA);
+  const Block own = Allocate(3 * kGranule, kA);
+  Allocate(kGranule, kA);
+  Free(open);  // the capture has nothing yet that could use it
+  Launch(kA);
+  Free(own);
+  EXPECT_EQ(Allocate(2 * kGranule, kA).address, own.address);
+  EXPECT_EQ(Allocate(2 * kGranule, kB).address, open.address);
+}
+
+// Whatever its streams do: each block finds the place that its like had.
+TEST_F(PoolProofsTest, TheSameCaptureOfSeveralStreamsTakesTheSamePlacesAgain) {
+  const auto capture = [&] {
+    const CaptureId id = Begin({kA, kB, kC});
+    std::mt19937 random(2);
+    std::vector<Block> live;
+    std::vector<Address> addresses;
+    for (int i = 0; i < 1000; ++i) {
+      const StreamId stream{1 + random() % 3};
+      live.push_back(Allocate((1 + random() % 40) * kPage / 16, stream));
+      addresses.push_back(live.back().address);
+      Launch(stream);
+      if (random() % 3 == 0) Join(stream, StreamId{1 + random() % 3});
+      std::swap(live[random() % live.size()], live.back());
+      if (live.size() > 40) {
+        Free(live.back());
+        live.pop_back();
+      }
+    }
+    for (const Block& block : live) Free(block);
+    End(id);
+    return addresses;
+  };
+  const std::vector<Address> first = capture();
+  const PoolStats stats = pool_.Stats();
+  for (int again = 0; again < 3; ++again) EXPECT_EQ(capture(), first);
+  EXPECT_EQ(pool_.Stats().pages, stats.pages);
+  EXPECT_EQ(pool_.Stats().page_mappings, stats.page_mappings);
+}
+
+// Not where another stream's lay, nor is a plan made: who may take a place is for the graph to prove.
+TEST_F(PoolProofsTest, ACaptureOfSeveralStreamsGetsNoOtherAdvice) {
   const CaptureId before = Begin({kA});
   std::vector<Block> halves;
   for (int i = 0; i < 4; ++i) halves.push_back(Allocate(kPage / 2, kA));
   Free(halves[1]);
   Free(halves[2]);
   End(before);
-  const auto places = [&](std::initializer_list<StreamId> streams) {
+  const auto places = [&](std::initializer_list<StreamId> streams, StreamId stream) {
     const CaptureId capture = Begin(streams);
     Free(Allocate(kGranule, streams.size() > 1 ? kB : kA));
-    const Block first = Allocate(4 * kPage, kA);
-    const Block second = Allocate(5 * kPage + kPage * 3 / 4, kA);  // between the halves, in a range
+    const Block first = Allocate(4 * kPage, stream);
+    const Block second = Allocate(5 * kPage + kPage * 3 / 4, stream);  // between the halves
     Free(first);
     Free(second);
     End(capture);
     return std::pair(first.address, second.address);
   };
-  const auto profile = places({kA});
-  EXPECT_EQ(places({kA}), profile);
-  EXPECT_NE(places({kA, kB}).first, profile.first);
+  const auto profile = places({kA}, kA);
+  EXPECT_EQ(places({kA}, kA), profile);
+  EXPECT_EQ(places({kA, kB}, kA), profile);
+  EXPECT_NE(places({kA, kB}, kB).first, profile.first);
 }
 
 // Streams hold free pages back from each other: where the pool is small, one at a time.

@@ -96,7 +96,8 @@ bool PoolModel::MustOffer(const ModelPool& pool, const Granule& granule, StreamI
     if (fence.owner == stream && !fence.used_by_others) {
       return fence.in_sole_capture && dag_.ProvesBehind(stream, fence.nodes);
     }
-    return fence.in_one_capture && fence.promised && pool.seen.size() > 1 &&
+    const bool lent = fence.used_by_others || !pool.may_refuse.contains({fence.owner, stream});
+    return lent && fence.in_one_capture && fence.promised && pool.seen.size() > 1 &&
            dag_.ProvesBehind(stream, fence.nodes) && dag_.ProvesBehind(stream, fence.late);
   }
   const bool own = fence.promised_at_once && fence.owner == stream;
@@ -195,6 +196,7 @@ void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
   pool.captures = 0;
   pool.told.clear();
   pool.seen.clear();
+  pool.may_refuse.clear();
   pool.in_scope.clear();
   if (may_mark) Mark(pool);
   pool.replays_unknown = kind == ScopeKind::kEager && pool.captured_pages > 0 && !may_mark;
@@ -382,6 +384,9 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
   LiveBlock live{label, id, block, std::move(pieces)};
   live.eager = pool.scope == ScopeKind::kEager;
   if (dag_.IsCaptured(block.stream)) pool.told.insert(dag_.At(block.stream).capture);
+  for (const StreamId other : pool.seen) {
+    if (pages > pool.stats.pages) pool.may_refuse.emplace(block.stream, other);
+  }
   std::string complaint = Occupy(pool, live, /*fenced=*/true);
   for (uint32_t number = 0; may_be_ahead && number < pages; ++number) {
     pool.pages[number].resize(granules_per_page_);

@@ -114,12 +114,12 @@ void FreeView::ResizePages(uint32_t pages) {
 }
 
 std::optional<NodeId> FreeView::BestFit(Granules length) const {
-  const auto page = static_cast<uint32_t>(space_.page_size().count());
-  const auto wanted = static_cast<uint32_t>(length.count());
-  std::optional<uint32_t> bin = filled_bins_.Next(wanted);
-  if (bin && *bin >= page) bin = filled_bins_.Next(page + wanted);
-  if (!bin) return std::nullopt;
-  return bins_[*bin];
+  std::optional<NodeId> best;
+  ForEachFit(length, [&](NodeId chain) {
+    best = chain;
+    return false;
+  });
+  return best;
 }
 
 std::optional<PageId> FreeView::NextWhole(PageId from) const {

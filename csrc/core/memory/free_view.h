@@ -80,8 +80,12 @@ class FreeView {
   // `old_page_count` on are new.
   void IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count);
 
-  // The first node of the shortest chain of at least `length` in pages that are partly used: by
-  // small blocks alone if there is one, else in the others.
+  // Calls function(first node) for the chains of at least `length` in pages that are partly used, as
+  // long as that returns true: the shortest first, those in pages of small blocks alone before the
+  // others.
+  template <typename Function>
+  void ForEachFit(Granules length, Function&& function) const;
+  // The first of these.
   std::optional<NodeId> BestFit(Granules length) const;
 
   bool IsWhole(PageId page) const { return whole_pages_.Contains(Index(page)); }
@@ -144,5 +148,20 @@ class FreeView {
   std::vector<NodeId> bins_;  // see BinOf(): the newest chain
   std::vector<Link> links_;   // by node
 };
+
+template <typename Function>
+void FreeView::ForEachFit(Granules length, Function&& function) const {
+  const auto page = static_cast<uint32_t>(page_size().count());
+  const auto wanted = static_cast<uint32_t>(length.count());
+  const auto next = [&](uint32_t from) {
+    const auto bin = filled_bins_.Next(from);
+    return bin && *bin >= page && *bin < page + wanted ? filled_bins_.Next(page + wanted) : bin;
+  };
+  for (auto bin = next(wanted); bin; bin = next(*bin + 1)) {
+    for (NodeId chain = bins_[*bin]; chain != NodeId::kNone; chain = links_[Index(chain)].next) {
+      if (!function(chain)) return;
+    }
+  }
+}
 
 }  // namespace cgp

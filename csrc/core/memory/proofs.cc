@@ -1,5 +1,7 @@
 #include "core/memory/proofs.h"
 
+#include <algorithm>
+
 #include "core/base/error.h"
 #include "core/base/reserve.h"
 #include "core/base/units.h"
@@ -10,6 +12,7 @@ std::size_t ProofTable::AddStream(CaptureId capture) {
   const std::size_t number = streams_.size();
   streams_.emplace_back().capture = capture;
   try {
+    for (Stream& stream : streams_) stream.loans.resize(streams_.size());
     for (std::size_t i = 0; i < fences_.size(); ++i) {
       const auto fence = static_cast<FenceId>(i);
       if (Contains(fence)) Wait(number, fence);
@@ -31,7 +34,9 @@ void ProofTable::Add(FenceId fence, CaptureId capture, std::span<const GraphNode
   for (const GraphNode node : nodes) nodes_.push_back(order_.NumberOf(capture, node));
   added.count = static_cast<uint32_t>(nodes.size());
   try {
-    for (std::size_t stream = 0; stream < streams_.size(); ++stream) Wait(stream, fence);
+    for (std::size_t stream = 0; stream < streams_.size(); ++stream) {
+      if (!Wait(stream, fence)) Lend(fence, stream);
+    }
   } catch (...) {
     added.count = 0;  // what waits for it by now is passed over
     throw;
@@ -55,6 +60,41 @@ bool ProofTable::IsProven(FenceId fence, std::size_t stream) const {
   return known.owner == stream || !FirstMissing(streams_[stream], known);
 }
 
+bool ProofTable::IsLent(FenceId fence, std::size_t stream) const {
+  const std::optional<std::size_t> owner = fences_[Index(fence)].owner;
+  return IsProven(fence, stream) &&
+         (!owner || owner == stream || streams_[*owner].loans[stream] != Loan::kRefused);
+}
+
+void ProofTable::NoteGrowth(std::size_t stream) {
+  std::ranges::replace(streams_[stream].loans, Loan::kOut, Loan::kRefused);
+}
+
+bool ProofTable::Lend(FenceId fence, std::size_t stream) {
+  const std::optional<std::size_t> owner = fences_[Index(fence)].owner;
+  if (!owner || owner == stream) return true;
+  Receive(stream, *owner);
+  Loan& loan = streams_[*owner].loans[stream];
+  if (loan == Loan::kRefused) {
+    streams_[stream].refused.push_back(fence);
+    return false;
+  }
+  loan = Loan::kOut;
+  return true;
+}
+
+void ProofTable::Receive(std::size_t stream, std::size_t other) {
+  Loan& loan = streams_[stream].loans[other];
+  if (loan == Loan::kRefused) {
+    std::vector<FenceId>& refused = streams_[other].refused;
+    const auto lent = std::ranges::stable_partition(
+        refused, [&](FenceId fence) { return fences_[Index(fence)].owner != stream; });
+    streams_[other].proven.insert(streams_[other].proven.end(), lent.begin(), lent.end());
+    refused.erase(lent.begin(), lent.end());
+  }
+  loan = Loan::kNone;
+}
+
 std::span<const FenceId> ProofTable::Advance(std::size_t number, const Frontier& frontier) {
   Stream& stream = streams_[number];
   order_.Advance(stream.reach, frontier, &stream.news);
@@ -68,7 +108,9 @@ std::span<const FenceId> ProofTable::Advance(std::size_t number, const Frontier&
     while (node < stream.waiters.size() && !stream.waiters[node].empty()) {
       const FenceId fence = stream.waiters[node].back();
       ReserveMore(stream.proven, 1);
-      if (Contains(fence) && !Wait(number, fence)) stream.proven.push_back(fence);
+      if (Contains(fence) && !Wait(number, fence) && Lend(fence, number)) {
+        stream.proven.push_back(fence);
+      }
       stream.waiters[node].pop_back();
     }
   }

@@ -4,6 +4,11 @@
 // To a stream it is proven once all of them are in the stream's reach (graph_order.h). Each fence
 // that is not waits at one node that the stream has not reached yet; when the stream reaches it,
 // the fence goes on to the next, or is proven. So nobody ever looks through the fences.
+//
+// What a stream frees is lent to others to whom it is proven. A stream that never waits for the
+// others does not get it back before the capture ends, and without a limit the pool would grow as
+// long as that lasts. So one that has had to make the pool grow since it lent to another lends no
+// more to that one until something of the other's is proven to it.
 #pragma once
 
 #include <cstddef>
@@ -43,6 +48,10 @@ class ProofTable {
     return Index(fence) < fences_.size() && fences_[Index(fence)].count > 0;
   }
   bool IsProven(FenceId fence, std::size_t stream) const;
+  // Whether it is proven, and its owner lends to the stream.
+  bool IsLent(FenceId fence, std::size_t stream) const;
+  // The stream has made the pool grow.
+  void NoteGrowth(std::size_t stream);
   // Nothing more is proven to the stream but what it owns: it has met a programmatic edge, or
   // Stop() was called.
   bool stopped(std::size_t stream) const { return streams_[stream].reach.stopped(); }
@@ -50,8 +59,8 @@ class ProofTable {
   // Whether a fence that it does not own has ever been proven to the stream.
   bool relies_on_proofs(std::size_t stream) const { return streams_[stream].relies_on_proofs; }
 
-  // The stream stands at `frontier`: returns the fences that are proven to it since HandOver() was
-  // called last, in no order; valid until the next call. Whoever fails to act on them gets them
+  // The stream stands at `frontier`: returns the fences that are proven and lent to it since
+  // HandOver() was called last, in no order; valid until the next call. Whoever fails to act on them gets them
   // again. May throw with the stream at the frontier or where it was.
   std::span<const FenceId> Advance(std::size_t stream, const Frontier& frontier);
   // What Advance() returned has been acted on.
@@ -70,18 +79,27 @@ class ProofTable {
     uint32_t count = 0;  // of nodes; 0: no fence of this table
     std::optional<std::size_t> owner;
   };
+  enum class Loan : uint8_t { kNone, kOut, kRefused };
   struct Stream {
     CaptureId capture = kNoCapture;
     bool relies_on_proofs = false;
     GraphOrder::Reach reach;
     std::vector<NodeNumber> news;              // reached, but who waits there has not been told yet
-    std::vector<FenceId> proven;               // not handed over yet
+    std::vector<FenceId> proven;               // and lent, but not handed over yet
+    std::vector<FenceId> refused;              // proven, but not lent
+    std::vector<Loan> loans;                   // to each stream
     std::deque<std::vector<FenceId>> waiters;  // by the number of the node that they wait for
   };
 
   // Makes the fence wait at a node that the stream has not reached. Returns false if there is none.
   // Throws with nothing changed.
   bool Wait(std::size_t stream, FenceId fence);
+
+  // Whether the fence, which has come to be proven to the stream, is lent to it; it is refused else.
+  // Throws with it neither lent nor refused.
+  bool Lend(FenceId fence, std::size_t stream);
+  // Something of the other's is proven to the stream, which lends to it again.
+  void Receive(std::size_t stream, std::size_t other);
 
   // The first node of the fence that the stream has not reached.
   std::optional<NodeNumber> FirstMissing(const Stream& stream, const Fence& fence) const;

@@ -216,6 +216,33 @@ TEST_F(ProofTableTest, AStreamBehindAProgrammaticEdgeIsProvenOnlyWhatItOwns) {
   EXPECT_THAT(Advance(a, kA), IsEmpty());
 }
 
+// A lends to B, until it had to make the pool grow meanwhile: then not before it gets something back.
+TEST_F(ProofTableTest, AStreamThatMadeThePoolGrowLendsNoMoreBeforeItReceives) {
+  const std::size_t a = AddStream();
+  const std::size_t b = AddStream();
+  proofs_.NoteGrowth(a);
+  Add(kFence1, {Launch(kA)}, a);
+  Join(kB, kA);
+  EXPECT_THAT(Advance(b, kB), ElementsAre(kFence1)) << "it had lent nothing before it grew";
+  proofs_.NoteGrowth(a);
+  const GraphNode later = Launch(kA);
+  Add(kFence2, {later}, a);
+  Join(kB, kA);
+  EXPECT_THAT(Advance(b, kB), IsEmpty());
+  EXPECT_TRUE(proofs_.IsProven(kFence2, b));
+  EXPECT_FALSE(proofs_.IsLent(kFence2, b));
+  EXPECT_TRUE(proofs_.IsLent(kFence2, a));
+  Add(FenceId{3}, {later}, a);
+  EXPECT_FALSE(proofs_.IsLent(FenceId{3}, b)) << "nor what is proven as soon as it is freed";
+  Add(FenceId{4}, {later});
+  EXPECT_TRUE(proofs_.IsLent(FenceId{4}, b)) << "nobody's own";
+
+  Add(kFence7, {Launch(kB)}, b);
+  Join(kA, kB);
+  EXPECT_THAT(Advance(a, kA), UnorderedElementsAre(kFence7, FenceId{4}));
+  EXPECT_THAT(Advance(b, kB), UnorderedElementsAre(kFence2, FenceId{3}));
+}
+
 TEST_F(ProofTableTest, LastLikeIsTheFenceAddedLastIfItIsLikeThat) {
   const std::size_t a = AddStream();
   const GraphNode first = Launch(kA);
@@ -293,10 +320,14 @@ TEST_F(ProofTableTest, AsksEachNodeOnceOnly) {
 // Random programs against a model that keeps, for each node, all that comes before it.
 class ProofsAgainstModel : public ProofTableTest, public ::testing::WithParamInterface<uint32_t> {
  protected:
+  // With streams to which it is proven, and of these: to which it is not lent; to which it is, as
+  // the next Advance() must tell.
   struct Fence {
     std::vector<GraphNode> nodes;
     std::optional<std::size_t> owner;
-    std::set<std::size_t> told;  // streams to which it was proven, at once or by Advance()
+    std::set<std::size_t> proven;
+    std::set<std::size_t> refused;
+    std::set<std::size_t> untold;
   };
 
   uint32_t Below(std::size_t limit) { return static_cast<uint32_t>(random_() % limit); }
@@ -336,9 +367,34 @@ class ProofsAgainstModel : public ProofTableTest, public ::testing::WithParamInt
     const FenceId id{1 + 3 * static_cast<uint32_t>(fences_.size())};
     proofs_.Add(id, capture_, fence.nodes, fence.owner);
     for (std::size_t s = 0; s < numbers_.size(); ++s) {
-      if (proofs_.IsProven(id, s)) fence.told.insert(s);
+      if (!IsProven(fence, s)) continue;
+      Prove(fence, s);
+      fence.untold.clear();
+      ASSERT_EQ(proofs_.IsLent(id, s), !fence.refused.contains(s));
     }
     fences_[id] = fence;
+  }
+
+  // The fence has come to be proven to the stream.
+  void Prove(Fence& fence, std::size_t s) {
+    fence.proven.insert(s);
+    fence.untold.insert(s);
+    if (!fence.owner || fence.owner == s) return;
+    for (auto& [id, other] : fences_) {
+      if (other.owner == s && other.refused.erase(*fence.owner)) other.untold.insert(*fence.owner);
+    }
+    lent_since_.erase({s, *fence.owner});
+    const auto [lent, is_first] = lent_since_.try_emplace({*fence.owner, s}, ++clock_);
+    if (is_first || grew_[*fence.owner] < lent->second) return;
+    fence.refused.insert(s);
+    fence.untold.erase(s);
+  }
+
+  void GrowSome() {
+    if (numbers_.empty()) return;
+    const std::size_t s = Below(numbers_.size());
+    proofs_.NoteGrowth(s);
+    grew_[s] = ++clock_;
   }
 
   void AdvanceSome() {
@@ -351,16 +407,19 @@ class ProofsAgainstModel : public ProofTableTest, public ::testing::WithParamInt
         static_cast<std::size_t>(std::ranges::find(numbers_, stream) - numbers_.begin());
     const Frontier frontier = graphs_.Record(stream);
     reached_[number].merge(Closure(frontier));
-    for (const FenceId fence : Advance(number, frontier)) {
-      ASSERT_TRUE(fences_[fence].told.insert(number).second) << "told twice";
+    for (auto& [id, fence] : fences_) {
+      if (!fence.proven.contains(number) && IsProven(fence, number)) Prove(fence, number);
     }
+    for (const FenceId fence : Advance(number, frontier)) {
+      ASSERT_TRUE(fences_[fence].untold.erase(number)) << "told twice, or refused";
+    }
+    for (auto& [id, fence] : fences_) ASSERT_FALSE(fence.untold.contains(number)) << "not told";
   }
 
   void ExpectAsModel() {
     for (const auto& [id, fence] : fences_) {
       for (std::size_t s = 0; s < numbers_.size(); ++s) {
         ASSERT_EQ(proofs_.IsProven(id, s), IsProven(fence, s));
-        ASSERT_EQ(fence.told.contains(s), IsProven(fence, s));
       }
     }
   }
@@ -371,6 +430,9 @@ class ProofsAgainstModel : public ProofTableTest, public ::testing::WithParamInt
   std::map<FenceId, Fence> fences_;
   std::vector<StreamId> numbers_;  // by the number of the stream in the table
   std::map<std::size_t, std::set<GraphNode>> reached_;
+  uint64_t clock_ = 0;
+  std::map<std::pair<std::size_t, std::size_t>, uint64_t> lent_since_;  // owner and borrower
+  std::map<std::size_t, uint64_t> grew_;                                // when last
 };
 
 TEST_P(ProofsAgainstModel, RandomPrograms) {
@@ -383,6 +445,7 @@ TEST_P(ProofsAgainstModel, RandomPrograms) {
       AddSomeFence();
     } else if (choice < 7) {
       Join(AnyStream(), AnyStream());
+      if (Below(4) == 0) GrowSome();
     } else {
       AdvanceSome();
       if (!HasFatalFailure()) ExpectAsModel();

@@ -59,6 +59,11 @@ class SharedSpace {
   std::ptrdiff_t CountWhole(PageId page) const {
     return std::ranges::count_if(views_, [&](const auto& view) { return view->IsWhole(page); });
   }
+  // How many may take the node.
+  std::ptrdiff_t CountTakers(NodeId id) const {
+    const FenceId fence = space_.node(id).fence;
+    return std::ranges::count_if(views_, [&](const auto& view) { return view->Passes(fence); });
+  }
 
   // --- Blocks ---
 

@@ -10,7 +10,8 @@
 // invariants:
 //   proofs_.stream_count() == 0  or  one of its streams for each view, in their order
 //   proofs_.stream_count() > 0  =>  a capture of several streams is under way
-//   the view of one of these streams passes a proof fence  <=>  it is proven to the stream
+//   the view of one of these streams passes a proof fence   =>  it is proven to the stream
+//   it is proven to the stream, and its owner lends to that  =>  the view passes it
 //   no scope is open  =>  no stream has a view, and no block waits to be given
 //   the used nodes of the space  ==  those of live blocks and of freed ones that wait to be given
 #pragma once
@@ -68,6 +69,10 @@ class StreamMemory {
   // Frees the block, which may be moved from, but for `block`.
   void Free(LiveBlock& live);
   void RecordUse(LiveBlock& live, StreamId stream);
+  // Pages were made for the block, which is being placed.
+  void NoteGrowth(const LiveBlock& live) {
+    if (live.view != LiveBlock::kNoView) proofs_.NoteGrowth(live.view);
+  }
 
   // So that Revive() of the block cannot throw, after SharedSpace::ReserveTake() of all of them.
   void ReserveRevive(LiveBlock& live) const;

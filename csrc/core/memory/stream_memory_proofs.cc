@@ -130,7 +130,7 @@ void StreamMemory::AddProof(FenceId fence, std::optional<std::size_t> owner) {
   for (std::size_t i = 0; i < bytes_.stream_count(); ++i) bytes_.view(i).MakeRoomForFence(fence);
   proofs_.Add(fence, frontier_.capture, nodes_, owner);
   for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
-    if (proofs_.IsProven(fence, i)) {
+    if (proofs_.IsLent(fence, i)) {
       bytes_.view(i).Grant(fence);
     } else {
       bytes_.view(i).Revoke(fence);
@@ -153,15 +153,16 @@ void StreamMemory::ForgetProofs() {
   blocks_.ForEach([](Address, LiveBlock& live) { live.view = LiveBlock::kNoView; });
 }
 
-// Each view passes what is proven to its stream.
+// Each view passes what is lent to its stream.
 void StreamMemory::CheckProofs() const {
   bytes_.space().ForEachNode([&](NodeId id) {
     const FenceId fence = bytes_.space().node(id).fence;
     if (!proofs_.Contains(fence)) return;
     for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
       const bool left_behind = proofs_.stopped(i) && proofs_.relies_on_proofs(i);
-      CGP_CHECK(left_behind || !proofs_.IsHandedOver(i) ||
-                bytes_.view(i).Passes(fence) == proofs_.IsProven(fence, i));
+      if (left_behind || !proofs_.IsHandedOver(i)) continue;
+      const bool passes = bytes_.view(i).Passes(fence);
+      CGP_CHECK(passes ? proofs_.IsProven(fence, i) : !proofs_.IsLent(fence, i));
     }
   });
 }

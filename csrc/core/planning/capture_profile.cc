@@ -91,9 +91,9 @@ std::optional<uint32_t> CaptureProfile::StepOf(Ticket ticket) const {
 }
 
 Ticket CaptureProfile::Allocated(const Match& match, Placement start, uint64_t bytes,
-                                 Granules live) {
+                                 Granules live, StreamId stream) {
   const auto number = static_cast<uint32_t>(recorded_.size());
-  recorded_.push_back({.start = start, .bytes = bytes, .like = match.step});
+  recorded_.push_back({.start = start, .bytes = bytes, .stream = stream, .like = match.step});
   alignment_ = match;
   if (live > peak_) {
     peak_ = live;
