@@ -30,6 +30,7 @@ from _quality import Figures, read_quality
 
 ORDERS = 100
 STREAM_SEEDS = "01234"
+REPEATS = 4
 HEAD = f"""\
 # What each rule is worth
 
@@ -38,7 +39,9 @@ HEAD = f"""\
 models that nothing was tuned on (*held out*, `tests/traces/models`) in {ORDERS} orders each
 (*warm*: each captured behind a warm-up in the pool), the made-up ones (25 families, 20 seeds)
 and those of `tests/traces/worst` in their own, and the 24 programs of several streams of
-`benchmarks/stream_programs.py` with {len(STREAM_SEEDS)} seeds. The mappings are those of one
+`benchmarks/stream_programs.py` with {len(STREAM_SEEDS)} seeds, once and {REPEATS} times over in one
+pool, and those of streams of which one waits for another that does not wait for it (*one way*,
+`tests/traces/one_way.py`). The mappings are those of one
 pool in the mean, and a capture pays 25 to 40 µs for each. Pools of less than 64 MiB are left
 out, but not of several streams, nor in the column *above the bound*: how many of the made-up
 and worst traces take more than 1.01 of what the same pool takes without prediction, and a page.
@@ -46,8 +49,9 @@ and worst traces take more than 1.01 of what the same pool takes without predict
 | without the rule | | mappings | reserved ÷ minimum: mean | 99th percentile | worst \
 | held out: mappings | mean | worst | warm: mappings | mean | worst \
 | made up: mean | worst | above the bound \
-| several streams: mappings | mean | worst |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
+| several streams: mappings | mean | worst | {REPEATS} times over: mappings | mean \
+| one way: mean | worst |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Measured:
     made_up: Figures
     above: int
     streams: Figures
+    repeated: Figures
+    one_way: Figures
 
 
 def judge(work: Path, arguments: Sequence[str], row: str = "large") -> tuple[Figures, str]:
@@ -88,8 +94,11 @@ def measure(work: Path, texts: Path, mutant: Mutant | None, jobs: int) -> Measur
     warm, _ = judge(work, ["--warm", *models])
     made_up, output = judge(work, ["--plain", str(texts / "made_up"), str(texts / "worst")])
     above = len(re.findall("^BROKEN: .* pages", output, re.MULTILINE))
-    streams, _ = judge(work, ["--streams", str(texts / "streams")], "all")
-    return Measured(recorded, held_out, warm, made_up, above, streams)
+    of_streams = ["--streams", str(texts / "streams")]
+    streams, _ = judge(work, of_streams, "all")
+    repeated, _ = judge(work, ["--repeat", str(REPEATS), *of_streams], "all")
+    one_way, _ = judge(work, ["--one-way", str(texts / "one_way")], "all")
+    return Measured(recorded, held_out, warm, made_up, above, streams, repeated, one_way)
 
 
 def write_traces(texts: Path, json: Path) -> None:
@@ -97,11 +106,11 @@ def write_traces(texts: Path, json: Path) -> None:
     several streams.
     """
     traces = ROOT / "tests/traces"
-    code, output = run(
-        [sys.executable, str(traces / "generate.py"), "--output", str(json)], ROOT, seconds=600
-    )
-    if code != 0:
-        raise StaleError(f"no traces were made up: {output[-2000:]}")
+    for script, folder in (("generate.py", json), ("one_way.py", texts / "one_way")):
+        command = [sys.executable, str(traces / script), "--output", str(folder)]
+        code, output = run(command, ROOT, seconds=600)
+        if code != 0:
+            raise StaleError(f"no traces were made up: {output[-2000:]}")
     folders = {"recorded": traces, "made_up": json}
     folders |= {name: traces / name for name in ("models", "worst")}
     for name, folder in folders.items():
@@ -129,14 +138,16 @@ def row(name: str, what: str, figures: Measured, whole: Measured) -> str:
         return f"{is_.mappings:,.0f}{more}"
 
     recorded, held_out, warm = figures.recorded, figures.held_out, figures.warm
-    made_up, streams = figures.made_up, figures.streams
+    made_up, streams, repeated = figures.made_up, figures.streams, figures.repeated
     return (
         f"| {name} | {what} | {mappings(recorded, whole.recorded)} | {recorded.mean:.4f} "
         f"| {recorded.p99:.4f} | {recorded.worst:.4f} | {mappings(held_out, whole.held_out)} "
         f"| {held_out.mean:.4f} | {held_out.worst:.4f} | {mappings(warm, whole.warm)} "
         f"| {warm.mean:.4f} | {warm.worst:.4f} | {made_up.mean:.4f} | {made_up.worst:.4f} "
         f"| {figures.above} "
-        f"| {mappings(streams, whole.streams)} | {streams.mean:.4f} | {streams.worst:.4f} |"
+        f"| {mappings(streams, whole.streams)} | {streams.mean:.4f} | {streams.worst:.4f} "
+        f"| {mappings(repeated, whole.repeated)} | {repeated.mean:.4f} "
+        f"| {figures.one_way.mean:.4f} | {figures.one_way.worst:.4f} |"
     )
 
 

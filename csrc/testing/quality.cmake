@@ -36,6 +36,7 @@ add_custom_command(
   COMMAND ${run_python} ${to_text} --output ${texts}/made_up ${texts}/json
   COMMAND ${CMAKE_COMMAND} -E rm -rf ${texts}/json
   COMMAND ${run_python} ${stream_programs} --output ${texts}/streams --seeds 0 1 2 3 4
+  COMMAND ${run_python} ${traces}/one_way.py --output ${texts}/one_way
   COMMAND ${CMAKE_COMMAND} -E touch ${texts}/made
   DEPENDS ${trace_files} ${to_text} ${stream_programs}
   COMMENT "Making up captures for cgp_quality"
@@ -56,5 +57,8 @@ add_test(NAME cgp_quality_warm COMMAND cgp_quality --warm --held-out --orders 50
 add_test(NAME cgp_quality_warm_made_up COMMAND cgp_quality --warm --plain ${texts}/made_up ${texts}/worst)
 add_test(NAME cgp_quality_made_up COMMAND cgp_quality --plain ${texts}/made_up ${texts}/worst)
 add_test(NAME cgp_quality_streams COMMAND cgp_quality --streams ${texts}/streams)
+add_test(NAME cgp_quality_one_way COMMAND cgp_quality --one-way ${texts}/one_way)
+# Each five times over in one pool: after the second time none takes a page more.
+add_test(NAME cgp_quality_streams_again COMMAND cgp_quality --repeat 5 ${texts}/streams)
 # 152 captures in one pool.
 add_test(NAME cgp_quality_ratchet COMMAND cgp_quality --repeat 19 ${texts}/worst/streams_ratchet.txt)
