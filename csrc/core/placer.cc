@@ -36,6 +36,7 @@ constexpr uint64_t kLeastStitched = 8;
 constexpr uint64_t kLeastLeft = 12;
 constexpr uint64_t kLeastLeftOfSeveral = 8;
 
+// Of several streams: enough to choose well, and a bound on the time.
 constexpr int kChainsLookedAt = 8;
 
 bool IsWorthStitching(Granules length, Granules page_size, bool several_streams) {

@@ -194,11 +194,11 @@ class PoolModel {
     std::optional<ScopeKind> scope;
     uint64_t scope_number = 0;
     std::map<uint32_t, std::vector<Granule>> pages;
-    bool had_scopes = false;                       // before the one that is open
-    uint64_t captured_pages = 0;                   // that there were when the last capture ended
-    uint64_t captures = 0;                         // that were begun in the open scope
-    std::set<CaptureId> told;                      // of these: see IsTold()
-    std::set<StreamId> seen;                       // in the open scope
+    bool had_scopes = false;      // before the one that is open
+    uint64_t captured_pages = 0;  // that there were when the last capture ended
+    uint64_t captures = 0;        // that were begun in the open scope
+    std::set<CaptureId> told;     // of these: see IsTold()
+    std::set<StreamId> seen;      // in the open scope
     // In the open scope the first made the pool grow when the second had been seen.
     std::set<std::pair<StreamId, StreamId>> may_refuse;
     std::vector<std::shared_ptr<Fence>> in_scope;  // of what was freed in the open capture scope

@@ -1,6 +1,6 @@
-"""Makes up captures of streams of which one waits for another that never, or hardly ever, waits for it.
+"""Makes up captures of streams of which one waits for another that never, or once, waits for it.
 
-    python tests/traces/one_way.py --output FOLDER --seeds 20     # as text, for cgp_quality --one-way
+    python tests/traces/one_way.py --output FOLDER --seeds 20   # as text, for cgp_quality --one-way
 
 Each stream allocates and frees its own blocks, as many live as ever, for different times. The same
 seed makes the same program everywhere.

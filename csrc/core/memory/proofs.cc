@@ -87,10 +87,12 @@ void ProofTable::Receive(std::size_t stream, std::size_t other) {
   Loan& loan = streams_[stream].loans[other];
   if (loan == Loan::kRefused) {
     std::vector<FenceId>& refused = streams_[other].refused;
-    const auto lent = std::ranges::stable_partition(
-        refused, [&](FenceId fence) { return fences_[Index(fence)].owner != stream; });
-    streams_[other].proven.insert(streams_[other].proven.end(), lent.begin(), lent.end());
-    refused.erase(lent.begin(), lent.end());
+    std::erase_if(refused, [this](FenceId fence) { return !Contains(fence); });
+    const auto lent = std::partition(refused.begin(), refused.end(), [&](FenceId fence) {
+      return fences_[Index(fence)].owner != stream;
+    });
+    streams_[other].proven.insert(streams_[other].proven.end(), lent, refused.end());
+    refused.erase(lent, refused.end());
   }
   loan = Loan::kNone;
 }

@@ -60,8 +60,8 @@ class ProofTable {
   bool relies_on_proofs(std::size_t stream) const { return streams_[stream].relies_on_proofs; }
 
   // The stream stands at `frontier`: returns the fences that are proven and lent to it since
-  // HandOver() was called last, in no order; valid until the next call. Whoever fails to act on them gets them
-  // again. May throw with the stream at the frontier or where it was.
+  // HandOver() was called last, in no order; valid until the next call. Whoever fails to act on
+  // them gets them again. May throw with the stream at the frontier or where it was.
   std::span<const FenceId> Advance(std::size_t stream, const Frontier& frontier);
   // What Advance() returned has been acted on.
   void HandOver(std::size_t stream) { streams_[stream].proven.clear(); }
