@@ -37,7 +37,7 @@ constexpr uint64_t kLeastLeft = 12;
 constexpr uint64_t kLeastLeftOfSeveral = 8;
 
 // Of several streams: enough to choose well, and a bound on the time.
-constexpr int kChainsLookedAt = 8;
+constexpr int kChainsLookedAt = 4;
 
 bool IsWorthStitching(Granules length, Granules page_size, bool several_streams) {
   const uint64_t least_left = several_streams ? kLeastLeftOfSeveral : kLeastLeft;
