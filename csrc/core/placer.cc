@@ -54,7 +54,7 @@ bool IsExhausted(const DriverError& error) {
 void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   const uint64_t asked = live.block.requested_bytes;
   if (asked > kLargestBlock) ThrowOutOfMemory("No device has so many addresses.", asked);
-  if (!memory_.has_one_stream()) predictor_.ExpectSeveralStreams();
+  if (!memory_.has_one_stream()) predictor_.Stop();
   const bool predicted = predictor_.is_active();
   Predictor::Advice advice;
   if (predicted) {
@@ -75,7 +75,7 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   memory_.bytes().Take(live.site, live.length(), found.node);
   if (!predicted) return;
   const Granules held = Granules::FromBytesRoundedUp(stats.allocated_bytes + live.block.bytes);
-  live.ticket = predictor_.Allocated(advice, found.start, asked, held, view.stream());
+  live.ticket = predictor_.Allocated(advice, found.start, asked, held);
 }
 
 Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& stats,

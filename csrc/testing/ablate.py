@@ -30,7 +30,6 @@ from _quality import Figures, read_quality
 
 ORDERS = 100
 STREAM_SEEDS = "01234"
-REPEATS = 4
 HEAD = f"""\
 # What each rule is worth
 
@@ -39,8 +38,7 @@ HEAD = f"""\
 models that nothing was tuned on (*held out*, `tests/traces/models`) in {ORDERS} orders each
 (*warm*: each captured behind a warm-up in the pool), the made-up ones (25 families, 20 seeds)
 and those of `tests/traces/worst` in their own, and the 24 programs of several streams of
-`benchmarks/stream_programs.py` with {len(STREAM_SEEDS)} seeds, once and {REPEATS} times over in one
-pool, and those of streams of which one waits for another that does not wait for it (*one way*,
+`benchmarks/stream_programs.py` with {len(STREAM_SEEDS)} seeds, and those of streams of which one waits for another that does not wait for it (*one way*,
 `tests/traces/one_way.py`). The mappings are those of one
 pool in the mean, and a capture pays 25 to 40 µs for each. Pools of less than 64 MiB are left
 out, but not of several streams, nor in the column *above the bound*: how many of the made-up
@@ -49,9 +47,8 @@ and worst traces take more than 1.01 of what the same pool takes without predict
 | without the rule | | mappings | reserved ÷ minimum: mean | 99th percentile | worst \
 | held out: mappings | mean | worst | warm: mappings | mean | worst \
 | made up: mean | worst | above the bound \
-| several streams: mappings | mean | worst | {REPEATS} times over: mappings | mean \
-| one way: mean | worst |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
+| several streams: mappings | mean | worst | one way: mean | worst |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,6 @@ class Measured:
     made_up: Figures
     above: int
     streams: Figures
-    repeated: Figures
     one_way: Figures
 
 
@@ -94,11 +90,9 @@ def measure(work: Path, texts: Path, mutant: Mutant | None, jobs: int) -> Measur
     warm, _ = judge(work, ["--warm", *models])
     made_up, output = judge(work, ["--plain", str(texts / "made_up"), str(texts / "worst")])
     above = len(re.findall("^BROKEN: .* pages", output, re.MULTILINE))
-    of_streams = ["--streams", str(texts / "streams")]
-    streams, _ = judge(work, of_streams, "all")
-    repeated, _ = judge(work, ["--repeat", str(REPEATS), *of_streams], "all")
+    streams, _ = judge(work, ["--streams", str(texts / "streams")], "all")
     one_way, _ = judge(work, ["--one-way", str(texts / "one_way")], "all")
-    return Measured(recorded, held_out, warm, made_up, above, streams, repeated, one_way)
+    return Measured(recorded, held_out, warm, made_up, above, streams, one_way)
 
 
 def write_traces(texts: Path, json: Path) -> None:
@@ -138,7 +132,7 @@ def row(name: str, what: str, figures: Measured, whole: Measured) -> str:
         return f"{is_.mappings:,.0f}{more}"
 
     recorded, held_out, warm = figures.recorded, figures.held_out, figures.warm
-    made_up, streams, repeated = figures.made_up, figures.streams, figures.repeated
+    made_up, streams = figures.made_up, figures.streams
     return (
         f"| {name} | {what} | {mappings(recorded, whole.recorded)} | {recorded.mean:.4f} "
         f"| {recorded.p99:.4f} | {recorded.worst:.4f} | {mappings(held_out, whole.held_out)} "
@@ -146,7 +140,6 @@ def row(name: str, what: str, figures: Measured, whole: Measured) -> str:
         f"| {warm.mean:.4f} | {warm.worst:.4f} | {made_up.mean:.4f} | {made_up.worst:.4f} "
         f"| {figures.above} "
         f"| {mappings(streams, whole.streams)} | {streams.mean:.4f} | {streams.worst:.4f} "
-        f"| {mappings(repeated, whole.repeated)} | {repeated.mean:.4f} "
         f"| {figures.one_way.mean:.4f} | {figures.one_way.worst:.4f} |"
     )
 

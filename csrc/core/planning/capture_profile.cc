@@ -90,10 +90,10 @@ std::optional<uint32_t> CaptureProfile::StepOf(Ticket ticket) const {
   return IsOfThis(ticket) ? recorded_[ticket.step].like : std::nullopt;
 }
 
-Ticket CaptureProfile::Allocated(const Match& match, Placement start, uint64_t bytes, Granules live,
-                                 StreamId stream) {
+Ticket CaptureProfile::Allocated(const Match& match, Placement start, uint64_t bytes,
+                                 Granules live) {
   const auto number = static_cast<uint32_t>(recorded_.size());
-  recorded_.push_back({.start = start, .bytes = bytes, .stream = stream, .like = match.step});
+  recorded_.push_back({.start = start, .bytes = bytes, .like = match.step});
   alignment_ = match;
   if (live > peak_) {
     peak_ = live;

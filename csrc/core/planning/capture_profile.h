@@ -21,7 +21,6 @@
 #include "core/base/units.h"
 #include "core/memory/range_table.h"
 #include "core/placement/placement.h"
-#include "driver/driver.h"
 
 namespace cgp {
 
@@ -32,7 +31,6 @@ class CaptureProfile {
   struct Step {
     Placement start;
     uint64_t bytes = 0;
-    StreamId stream{};
     uint32_t freed_at = kNever;    // the number of steps done when it was freed
     bool lives_at_peak = false;    // of the capture's memory
     std::optional<uint32_t> like;  // the step that it matched, of the profile of then
@@ -60,8 +58,7 @@ class CaptureProfile {
   // So that the next Allocated() cannot throw.
   void ReserveOne() { ReserveMore(recorded_, 1); }
   // The next step of this capture, done. `live` is what the pool holds with the new block.
-  Ticket Allocated(const Match& match, Placement start, uint64_t bytes, Granules live,
-                   StreamId stream = {});
+  Ticket Allocated(const Match& match, Placement start, uint64_t bytes, Granules live);
   // pre: each ticket is freed once.
   void Freed(Ticket ticket);
 

@@ -26,7 +26,6 @@ void Predictor::BeginScope(ScopeKind kind) {
   places_.Clear();
   active_ = true;
   kind_ = kind;
-  several_streams_ = false;
 }
 
 void Predictor::EndScope() {
@@ -51,20 +50,8 @@ Predictor::Advice Predictor::Advise(uint64_t bytes, const FreeView& view) {
   if (const auto step = advice.match.step)
     advice.lives_at_peak = profile_.steps()[*step].lives_at_peak;
   advice.spot = Predicted(advice.match, length, view);
-  if (!advice.spot && !several_streams_) advice.spot = Known(length, view);
+  if (!advice.spot) advice.spot = Known(length, view);
   return advice;
-}
-
-// Whether the block can lie where the profile's lay. Of one stream that must not waste a page. Of
-// several a place taken is no waste: a stream that goes elsewhere takes what others need, and what
-// it took they get back late.
-bool Predictor::FitsLike(const CaptureProfile::Step& like, Granules length,
-                         const FreeView& view) const {
-  if (!like.has_place() || Granules::FromBytesRoundedUp(like.bytes) < length) return false;
-  if (several_streams_ && like.stream != view.stream()) return false;
-  return several_streams_ && bytes_.space().page_count() >= kFewPages
-             ? WholePagesAt(view, like.start, length).has_value()
-             : FitsWithoutWaste(view, like.start, length);
 }
 
 // What the captures before say.
@@ -72,10 +59,11 @@ std::optional<CapturePlan::Spot> Predictor::Predicted(const CaptureProfile::Matc
                                                       Granules length, const FreeView& view) {
   const CaptureProfile::Step* const like = match.step ? &profile_.steps()[*match.step] : nullptr;
   const bool no_larger = match.scale <= 1;
-  if (like != nullptr && no_larger && !plan_ && FitsLike(*like, length, view)) {
+  if (like != nullptr && like->has_place() && !plan_ && no_larger &&
+      Granules::FromBytesRoundedUp(like->bytes) >= length &&
+      FitsWithoutWaste(view, like->start, length)) {
     return CapturePlan::Spot{.growth = {}, .place = like->start};
   }
-  if (several_streams_) return std::nullopt;
   if (WorthPlanning(match, length)) MakePlan(match, view.ranges());
   if (!plan_ || !match.step) return std::nullopt;
   auto spot = plan_->Find(*match.step, length, view, MostPages(length));
@@ -106,12 +94,11 @@ void Predictor::ReserveOne(uint64_t bytes) {
   places_.Reserve(Granules::FromBytesRoundedUp(bytes));
 }
 
-Ticket Predictor::Allocated(const Advice& advice, Placement start, uint64_t bytes, Granules live,
-                            StreamId stream) {
+Ticket Predictor::Allocated(const Advice& advice, Placement start, uint64_t bytes, Granules live) {
   const Granules length = Granules::FromBytesRoundedUp(bytes);
   const bool in_one_page = start.offset + length <= bytes_.page_size();
   if (length >= bytes_.page_size() || !in_one_page) places_.Add(length, start);
-  const Ticket ticket = profile_.Allocated(advice.match, start, bytes, live, stream);
+  const Ticket ticket = profile_.Allocated(advice.match, start, bytes, live);
   if (kind_ == ScopeKind::kEager && ticket.step == kMostEager) Stop();
   return ticket;
 }
