@@ -37,13 +37,13 @@ HEAD = f"""\
 (`csrc/testing/mutants/rules.txt`). `cgp_quality` then replays the recorded traces and those of
 models that nothing was tuned on (*held out*, `tests/traces/models`) in {ORDERS} orders each
 (*warm*: each captured behind a warm-up in the pool), the made-up ones (25 families, 20 seeds)
-and those of `tests/traces/worst` in their own, and the 24 programs of several streams of
+and those of `tests/traces/worst` in their own, the 24 programs of several streams of
 `benchmarks/stream_programs.py` with {len(STREAM_SEEDS)} seeds, and those of streams of which
 one waits for another that does not wait for it (*one way*, `tests/traces/one_way.py`).
 The mappings are those of one pool in the mean, and a capture pays 25 to 40 µs for each. Pools of
-less than 64 MiB are left
-out, but not of several streams, nor in the column *above the bound*: how many of the made-up
-and worst traces take more than 1.01 of what the same pool takes without prediction, and a page.
+less than 64 MiB are left out, but not of several streams, nor in the column *above the bound*:
+how many of the made-up and worst traces take more than 1.01 of what the same pool takes without
+prediction, and a page.
 
 | without the rule | | mappings | reserved ÷ minimum: mean | 99th percentile | worst \
 | held out: mappings | mean | worst | warm: mappings | mean | worst \

@@ -384,8 +384,8 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
   LiveBlock live{label, id, block, std::move(pieces)};
   live.eager = pool.scope == ScopeKind::kEager;
   if (dag_.IsCaptured(block.stream)) pool.told.insert(dag_.At(block.stream).capture);
-  for (const StreamId other : pool.seen) {
-    if (pages > pool.stats.pages) pool.may_refuse.emplace(block.stream, other);
+  if (pages > pool.stats.pages) {
+    for (const StreamId other : pool.seen) pool.may_refuse.emplace(block.stream, other);
   }
   std::string complaint = Occupy(pool, live, /*fenced=*/true);
   for (uint32_t number = 0; may_be_ahead && number < pages; ++number) {

@@ -11,17 +11,13 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ALLOCATIONS = 4_000
 
-# Which stream waits for which, drawn anew each time.
-WAITS: dict[str, Callable[[random.Random, int], tuple[int, int]]] = {
-    "star": lambda draw, streams: (draw.randrange(1, streams), 0),
-    "chain": lambda draw, streams: (lambda later: (later, later - 1))(draw.randrange(1, streams)),
-    "once": lambda draw, streams: (draw.randrange(1, streams), 0),  # and 0 for the others, once
-}
+# The others wait for the first; each for the one before; as a star, and once the first for them.
+SHAPES = ("star", "chain", "once")
 # Of the logarithm to base 2 of the bytes.
 SIZES = {"small": (9, 20), "medium": (17, 22), "large": (20, 25.5), "mixed": (10, 25)}
 
@@ -43,8 +39,9 @@ def lines_of(shape: str, size: str, seed: int) -> Iterator[str]:
             position = draw.randrange(len(live[stream])) if draw.random() < 0.7 else -1
             yield f"launch {stream}\nfree {live[stream].pop(position)}\n"
         if block % period == 0:
-            waits, other = WAITS[shape](draw, streams)
-            yield f"wait {waits} {other}\nlaunch {waits}\n"
+            stream = draw.randrange(1, streams)
+            other = stream - 1 if shape == "chain" else 0
+            yield f"wait {stream} {other}\nlaunch {stream}\n"
         if shape == "once" and block == ALLOCATIONS // 3:
             yield from (f"wait 0 {other}\nlaunch 0\n" for other in range(1, streams))
     yield from (f"wait 0 {stream}\n" for stream in range(1, streams))
@@ -57,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     options = parser.parse_args(argv)
     options.output.mkdir(parents=True, exist_ok=True)
-    for shape in WAITS:
+    for shape in SHAPES:
         for size in SIZES:
             for seed in range(options.first, options.first + options.seeds):
                 path = options.output / f"{shape}_{size}_{seed}.txt"
