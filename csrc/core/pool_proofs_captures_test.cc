@@ -343,6 +343,7 @@ TEST(PoolProofsFailures, AnAllocationThatFindsOutWhatIsProven) {
       [](ProofsWorld& world) {
         world.pool.Allocate(kPage, kB);
         FreeTwo(world);
+        world.graphs.Launch(kA);
         world.graphs.Wait(kB, world.graphs.Record(kA));
         for (int i = 0; i < 3; ++i) world.graphs.Launch(kB);
       },
@@ -355,6 +356,7 @@ TEST(PoolProofsFailures, AnAllocationAfterAnotherThreadFreedBlocks) {
         world.pool.Allocate(kPage, kB);
         world.pool.RecordUse(world.blocks[0].address, kB);
         std::thread([&] { FreeTwo(world); }).join();
+        world.graphs.Launch(kA);
         world.graphs.Wait(kB, world.graphs.Record(kA));
       },
       [](ProofsWorld& world) { world.pool.Allocate(kPage, kB); }, 5);

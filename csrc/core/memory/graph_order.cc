@@ -1,47 +1,99 @@
 #include "core/memory/graph_order.h"
 
+#include <algorithm>
+
 namespace cgp {
 
-NodeNumber GraphOrder::NumberOf(CaptureId capture, GraphNode node) {
-  // The part is told by the middle bits of the hash of which the map uses the first.
-  auto& parts = numbers_[capture];
+// The part is told by the middle bits of the hash of which the map uses the first.
+AddressMap<PathPosition>& GraphOrder::PartOf(Positions& positions, GraphNode node) {
   const uint64_t hash = static_cast<uint64_t>(node) * 0x9E3779B97F4A7C15ull;
-  Numbers& numbers = parts[(hash >> 32) % parts.size()];
-  if (const NodeNumber* const known = numbers.Find(Key(node))) return *known;
-  const NodeNumber number{node_count()};
-  numbers.ReserveOne();
-  nodes_.push_back({.handle = node});
-  numbers.Insert(Key(node), number);
-  return number;
+  return positions[(hash >> 32) % positions.size()];
 }
 
-void GraphOrder::Advance(Reach& reach, const Frontier& frontier, std::vector<NodeNumber>* news) {
+PathPosition GraphOrder::PositionOf(CaptureId capture, GraphNode node) {
+  Positions& positions = positions_[capture];
+  if (const PathPosition* const known = PartOf(positions, node).Find(Key(node))) return *known;
+  met_.clear();
+  before_.clear();
+  Meet(node);
+  for (;;) {
+    Met& met = met_.back();
+    if (met.next < before_.size()) {
+      Before& before = before_[met.next];
+      const PathPosition* const known = PartOf(positions, before.node).Find(Key(before.node));
+      if (known == nullptr) {
+        Meet(before.node);
+      } else {
+        before.position = *known;
+        ++met.next;
+      }
+      continue;
+    }
+    const PathPosition position = Append(met, PartOf(positions, met.node));
+    if (met_.size() == 1) return position;
+    before_.resize(met.first);
+    met_.pop_back();
+  }
+}
+
+void GraphOrder::Meet(GraphNode node) {
+  const bool waits = driver_.Dependencies(node, &asked_);
+  met_.push_back({.node = node, .waits = waits, .first = before_.size(), .next = before_.size()});
+  if (!waits) return;  // what comes before it does not matter: nobody gets past it
+  for (const GraphNode before : asked_) before_.push_back({.node = before, .position = {}});
+}
+
+// pre: it is known where all that it depends on stands.
+PathPosition GraphOrder::Append(const Met& met, AddressMap<PathPosition>& positions) {
+  const std::span<const Before> before = std::span(before_).subspan(met.first);
+  const PathId id = PathFor(before);
+  Path& path = paths_[Index(id)];
+  // Some may be left of a call that failed.
+  while (!path.edges.empty() && path.edges.back().index == path.length) path.edges.pop_back();
+  for (const auto& [node, position] : before) {
+    if (position.path != id) path.edges.push_back({.index = path.length, .before = position});
+  }
+  positions.ReserveOne();
+
+  // Nothing throws from here on.
+  const PathPosition position{.path = id, .index = path.length++};
+  path.waits &= met.waits;
+  positions.Insert(Key(met.node), position);
+  return position;
+}
+
+// One that ends with a node that the new one depends on, or a new one.
+PathId GraphOrder::PathFor(std::span<const Before> before) {
+  for (const auto& [node, position] : before) {
+    if (position.index + 1 == paths_[Index(position.path)].length) return position.path;
+  }
+  if (paths_.empty() || paths_.back().length > 0) paths_.emplace_back();
+  return PathId{static_cast<uint32_t>(paths_.size() - 1)};
+}
+
+void GraphOrder::Advance(Reach& reach, const Frontier& frontier, std::vector<Step>* steps) {
   if (reach.stopped_) return;
-  const std::size_t known = news->size();
-  const auto take_back = [&] {
-    for (std::size_t i = known; i < news->size(); ++i) reach.reached_[Index((*news)[i])] = false;
-    news->resize(known);
-  };
+  const std::size_t known = steps->size();
   bool stopped = !frontier.waits;
-  const auto visit = [&](NodeNumber node) {
-    if (reach.Contains(node)) return;
-    if (reach.reached_.size() <= Index(node)) reach.reached_.resize(nodes_.size());
-    news->push_back(node);  // first: what is not there is not taken back
-    reach.reached_[Index(node)] = true;
+  const auto take_back = [&] {
+    for (; steps->size() > known; steps->pop_back()) {
+      reach.counts_[Index(steps->back().path)] = steps->back().before;
+    }
   };
   try {
+    todo_.clear();
     if (!stopped) {
-      for (const GraphNode node : frontier.nodes) visit(NumberOf(frontier.capture, node));
+      for (const GraphNode node : frontier.nodes) {
+        todo_.push_back(PositionOf(frontier.capture, node));
+      }
     }
-    for (std::size_t i = known; i < news->size() && !stopped; ++i) {
-      AskDependencies(frontier.capture, (*news)[i]);
-      const Node& node = nodes_[Index((*news)[i])];
-      stopped = !node.waits;
-      for (uint32_t d = 0; d < node.count; ++d) visit(dependencies_[node.first + d]);
-    }
+    Extend(reach, steps);
   } catch (...) {
     take_back();
     throw;
+  }
+  for (std::size_t i = known; i < steps->size(); ++i) {
+    stopped |= !paths_[Index((*steps)[i].path)].waits;
   }
   if (!stopped) return;
   // Not even what was in an earlier frontier stands: the stream may have gone on without waiting
@@ -50,20 +102,31 @@ void GraphOrder::Advance(Reach& reach, const Frontier& frontier, std::vector<Nod
   reach.Stop();
 }
 
-void GraphOrder::Clear() {
-  nodes_.clear();
-  dependencies_.clear();
-  numbers_.clear();
+// Throws with `steps` telling what has changed.
+void GraphOrder::Extend(Reach& reach, std::vector<Step>* steps) {
+  if (reach.counts_.size() < paths_.size()) reach.counts_.resize(paths_.size());
+  while (!todo_.empty()) {
+    const auto [id, index] = todo_.back();
+    todo_.pop_back();
+    uint32_t& count = reach.counts_[Index(id)];
+    if (index < count) continue;
+    steps->push_back({.path = id, .before = count});
+    const std::span<const Edge> edges = EdgesWithin(paths_[Index(id)], count, index + 1);
+    count = index + 1;
+    for (const Edge& edge : edges) todo_.push_back(edge.before);
+  }
 }
 
-void GraphOrder::AskDependencies(CaptureId capture, NodeNumber number) {
-  Node& node = nodes_[Index(number)];  // stays where it is when others are added
-  if (node.asked) return;
-  node.waits = driver_.Dependencies(node.handle, &asked_);
-  node.first = static_cast<uint32_t>(dependencies_.size());
-  for (const GraphNode before : asked_) dependencies_.push_back(NumberOf(capture, before));
-  node.count = static_cast<uint32_t>(asked_.size());
-  node.asked = true;
+std::span<const GraphOrder::Edge> GraphOrder::EdgesWithin(const Path& path, uint32_t begin,
+                                                          uint32_t end) const {
+  const auto from = std::ranges::lower_bound(path.edges, begin, {}, &Edge::index);
+  const auto to = std::ranges::lower_bound(from, path.edges.end(), end, {}, &Edge::index);
+  return {from, to};
+}
+
+void GraphOrder::Clear() {
+  paths_.clear();
+  positions_.clear();
 }
 
 }  // namespace cgp

@@ -1,9 +1,13 @@
 // Which nodes of the graph under capture are complete before what a stream captures next begins.
 //
-// A stream's reach is its frontier and all that comes before it. It grows while the capture goes
-// on, so it is never worked out anew: a search goes backwards from the frontier and stops at what
-// was reached before. So each stream visits each node once in a capture, and each node is asked
-// once what it depends on.
+// The nodes are laid out on paths: each node of a path depends on the one before it, so whoever is
+// behind a node is behind all of its path up to there. A stream's reach is one number for each
+// path: how many of its nodes are in the stream's frontier or before that. It grows while the
+// capture goes on, so it is never worked out anew: it follows the edges from other paths into the
+// part of a path that is new. So each stream follows each such edge once in a capture, however many
+// nodes there are, and each node is asked once what it depends on. A capture has about as many
+// paths as streams. (H. V. Jagadish, A compression technique to materialize transitive closure,
+// ACM TODS 15, 1990: chains.)
 //
 // A node behind a programmatic edge may begin, and end, before the one in front of it is complete:
 // what comes before such a node is not complete when it is. A reach that meets one is empty from
@@ -11,9 +15,10 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "core/base/address_map.h"
@@ -22,8 +27,16 @@
 
 namespace cgp {
 
-// Nodes are numbered from 0 as they are met.
-enum class NodeNumber : uint32_t {};
+// Paths are numbered from 0 as their first nodes are met.
+enum class PathId : uint32_t {};
+
+// The node `index` of a path.
+struct PathPosition {
+  PathId path{};
+  uint32_t index = 0;
+
+  friend bool operator==(const PathPosition&, const PathPosition&) = default;
+};
 
 class GraphOrder {
  public:
@@ -31,56 +44,87 @@ class GraphOrder {
 
   class Reach {
    public:
-    bool Contains(NodeNumber node) const {
-      return Index(node) < reached_.size() && reached_[Index(node)];
-    }
+    bool Contains(PathPosition node) const { return node.index < CountOn(node.path); }
     bool stopped() const { return stopped_; }
     void Stop() {
-      reached_.clear();
+      counts_.clear();
       stopped_ = true;
     }
 
    private:
     friend class GraphOrder;
-    std::vector<bool> reached_;  // by node
+    uint32_t CountOn(PathId path) const {
+      return Index(path) < counts_.size() ? counts_[Index(path)] : 0;
+    }
+    std::vector<uint32_t> counts_;  // of nodes, by path
     bool stopped_ = false;
   };
 
-  // A node is known by its capture too: once that is over, another may use the node's handle again.
-  NodeNumber NumberOf(CaptureId capture, GraphNode node);
-  uint32_t node_count() const { return static_cast<uint32_t>(nodes_.size()); }
+  // A path of which a reach contains more nodes than the `before` that it did.
+  struct Step {
+    PathId path{};
+    uint32_t before = 0;
+  };
 
-  // The stream of that reach stands at `frontier` now: appends the nodes that it has newly reached.
-  // Throws with neither changed.
-  void Advance(Reach& reach, const Frontier& frontier, std::vector<NodeNumber>* news);
+  // Asks the driver for what the node depends on, and for what that depends on, as far as it is
+  // new. A node is known by its capture too: once that is over, another may use the node's handle
+  // again. May throw with some of those before it met.
+  PathPosition PositionOf(CaptureId capture, GraphNode node);
+  std::size_t path_count() const { return paths_.size(); }
+
+  // The stream of that reach stands at `frontier` now: appends what the reach has grown by. Throws
+  // with neither changed.
+  void Advance(Reach& reach, const Frontier& frontier, std::vector<Step>* steps);
 
   // Forgets all nodes.
   void Clear();
 
  private:
-  struct Node {
-    GraphNode handle{};
-    bool asked = false;  // its dependencies are known:
-    bool waits = true;   // for all of them to be complete
-    uint32_t first = 0;  // in dependencies_
-    uint32_t count = 0;
+  // The node `index` of a path comes behind `before`, a node of another path.
+  struct Edge {
+    uint32_t index = 0;
+    PathPosition before;
   };
-
-  using Numbers = AddressMap<NodeNumber>;  // by Key()
+  struct Path {
+    uint32_t length = 0;
+    bool waits = true;        // its first node does, for all that it depends on to be complete
+    std::vector<Edge> edges;  // by index
+  };
+  // A node that is being met, and what it depends on: before_[first] and all behind that, as long
+  // as it is the last in met_. It is known where those in front of `next` stand.
+  struct Met {
+    GraphNode node{};
+    bool waits = true;
+    std::size_t first = 0;
+    std::size_t next = 0;
+  };
+  struct Before {
+    GraphNode node{};
+    PathPosition position;
+  };
+  // In parts, since a capture has up to 100,000 nodes and more, and whoever asks for a few bytes
+  // must not wait until a table of that size has been moved to where it can grow.
+  using Positions = std::array<AddressMap<PathPosition>, 64>;
 
   // A node is a pointer, and the map is made for multiples of 512.
   static Address Key(GraphNode node) { return static_cast<Address>(node) * kGranuleBytes; }
-  void AskDependencies(CaptureId capture, NodeNumber number);
+  static AddressMap<PathPosition>& PartOf(Positions& positions, GraphNode node);
+
+  void Meet(GraphNode node);
+  PathPosition Append(const Met& met, AddressMap<PathPosition>& positions);
+  PathId PathFor(std::span<const Before> before);
+  void Extend(Reach& reach, std::vector<Step>* steps);
+  std::span<const Edge> EdgesWithin(const Path& path, uint32_t begin, uint32_t end) const;
 
   Driver& driver_;
+  std::vector<Path> paths_;
+  std::map<CaptureId, Positions> positions_;  // by Key()
 
-  // A capture has up to 100,000 nodes and more, and whoever asks for a few bytes must not wait
-  // until tables of that size have been moved to where they can grow: these never move, or in small
-  // parts.
-  std::deque<Node> nodes_;  // by number
-  std::deque<NodeNumber> dependencies_;
-  std::map<CaptureId, std::array<Numbers, 64>> numbers_;
-  std::vector<GraphNode> asked_;  // what the driver said last; kept for its memory
+  // Kept for their memory.
+  std::vector<GraphNode> asked_;    // what the driver said last
+  std::vector<Met> met_;            // each is what the one before it depends on
+  std::vector<Before> before_;      // of all in met_
+  std::vector<PathPosition> todo_;  // what a reach is to contain
 };
 
 }  // namespace cgp

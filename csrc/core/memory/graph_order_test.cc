@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
@@ -25,11 +26,11 @@ constexpr StreamId kB{2};
 constexpr StreamId kC{3};
 constexpr auto kProgrammatic = HostGraphs::LaunchKind::kProgrammatic;
 
-std::vector<NodeNumber> News(GraphOrder& order, GraphOrder::Reach& reach,
-                             const Frontier& frontier) {
-  std::vector<NodeNumber> news;
-  order.Advance(reach, frontier, &news);
-  return news;
+std::vector<GraphOrder::Step> Steps(GraphOrder& order, GraphOrder::Reach& reach,
+                                    const Frontier& frontier) {
+  std::vector<GraphOrder::Step> steps;
+  order.Advance(reach, frontier, &steps);
+  return steps;
 }
 
 class GraphOrderTest : public ::testing::Test {
@@ -47,16 +48,23 @@ class GraphOrderTest : public ::testing::Test {
     return Advance(reach, graphs_.Record(stream));
   }
   std::vector<GraphNode> Advance(GraphOrder::Reach& reach, const Frontier& frontier) {
-    std::vector<GraphNode> nodes;
-    for (const NodeNumber number : News(order_, reach, frontier)) {
-      for (const GraphNode node : launched_) {
-        if (order_.NumberOf(capture_, node) == number) nodes.push_back(node);
-      }
+    const GraphOrder::Reach old = reach;
+    const std::vector<GraphOrder::Step> steps = Steps(order_, reach, frontier);
+    std::vector<GraphNode> news;
+    for (const GraphNode node : launched_) {
+      const PathPosition position = order_.PositionOf(capture_, node);
+      const bool is_new = reach.Contains(position) && !old.Contains(position);
+      if (is_new) news.push_back(node);
+      const auto tells = std::ranges::count_if(steps, [&](const GraphOrder::Step& step) {
+        return step.path == position.path && step.before <= position.index &&
+               reach.Contains(position);
+      });
+      EXPECT_EQ(is_new, tells > 0);
     }
-    return nodes;
+    return news;
   }
   bool Reaches(const GraphOrder::Reach& reach, GraphNode node) {
-    return reach.Contains(order_.NumberOf(capture_, node));
+    return reach.Contains(order_.PositionOf(capture_, node));
   }
 
   HostDriver host_{{.granularity = 4096, .map_memory = false}};
@@ -67,28 +75,35 @@ class GraphOrderTest : public ::testing::Test {
   std::vector<GraphNode> launched_;
 };
 
-TEST_F(GraphOrderTest, NodesAreNumberedAsTheyAreMet) {
-  EXPECT_EQ(order_.node_count(), 0u);
-  for (uint32_t i = 0; i < 3000; ++i) {
-    EXPECT_EQ(order_.NumberOf(capture_, GraphNode{7000 - 2 * i}), NodeNumber{i});
+TEST_F(GraphOrderTest, WhatAStreamCapturesStandsOnOnePath) {
+  for (uint32_t i = 0; i < 3000; ++i) Launch(kA);
+  for (uint32_t i = 0; i < 3000; i += 7) {
+    EXPECT_EQ(order_.PositionOf(capture_, launched_[i]), (PathPosition{PathId{0}, i}));
   }
-  EXPECT_EQ(order_.node_count(), 3000u);
-  for (uint32_t i = 0; i < 3000; ++i) {
-    EXPECT_EQ(order_.NumberOf(capture_, GraphNode{7000 - 2 * i}), NodeNumber{i}) << "met before";
+  EXPECT_EQ(order_.path_count(), 1u);
+}
+
+// So that what a reach costs does not grow with the forks and joins of a capture.
+TEST_F(GraphOrderTest, StreamsThatForkAndJoinAllTheTimeMakeAPathEach) {
+  for (int i = 0; i < 100; ++i) {
+    for (const StreamId stream : {kB, kC}) Join(stream, kA);
+    for (const StreamId stream : {kA, kB, kC}) Launch(stream);
+    for (const StreamId stream : {kB, kC}) Join(kA, stream);
+    if (i % 2 == 0) Launch(kA);
+    order_.PositionOf(capture_, graphs_.Record(i % 3 == 0 ? kA : kB).nodes.front());
   }
-  EXPECT_EQ(order_.node_count(), 3000u);
-  EXPECT_THAT(driver_.calls(), IsEmpty());
+  EXPECT_LE(order_.path_count(), 3u);
 }
 
 TEST_F(GraphOrderTest, AStreamThatHasCapturedNothingReachesNothing) {
   GraphOrder::Reach reach;
   EXPECT_THAT(Advance(reach, kA), IsEmpty());
-  EXPECT_THAT(News(order_, reach, Frontier{}), IsEmpty()) << "nor does one that is not capturing";
-  EXPECT_FALSE(reach.Contains(NodeNumber{0}));
-  EXPECT_FALSE(reach.Contains(NodeNumber{1000000}));
+  EXPECT_THAT(Advance(reach, Frontier{}), IsEmpty()) << "nor does one that is not capturing";
+  EXPECT_FALSE(reach.Contains({PathId{0}, 0}));
+  EXPECT_FALSE(reach.Contains({PathId{1000000}, 1000000}));
 }
 
-TEST_F(GraphOrderTest, ReachesAChainToItsBeginning) {
+TEST_F(GraphOrderTest, ReachesAPathToItsBeginning) {
   const GraphNode first = Launch(kA);
   const GraphNode second = Launch(kA);
   const GraphNode third = Launch(kA);
@@ -97,7 +112,6 @@ TEST_F(GraphOrderTest, ReachesAChainToItsBeginning) {
   EXPECT_THAT(Advance(reach, kA), IsEmpty()) << "each node is news once";
   const GraphNode fourth = Launch(kA);
   EXPECT_THAT(Advance(reach, kA), ElementsAre(fourth));
-  for (const GraphNode node : launched_) EXPECT_TRUE(Reaches(reach, node));
 }
 
 TEST_F(GraphOrderTest, ABranchDoesNotReachWhatTheOtherCapturesAfterTheFork) {
@@ -164,13 +178,12 @@ TEST_F(GraphOrderTest, ANodeIsAskedOnceWhatItDependsOn) {
     Join(kC, kB);
     Join(kA, kC);
     for (const StreamId stream : {kA, kB, kC}) {
-      News(order_, reaches[Index(stream) - 1], graphs_.Record(stream));
+      Steps(order_, reaches[Index(stream) - 1], graphs_.Record(stream));
     }
   }
-  EXPECT_EQ(order_.node_count(), kNodes);
+  for (const GraphNode node : launched_) EXPECT_TRUE(Reaches(reaches[0], node));
   EXPECT_THAT(driver_.calls(), Each(DriverCall::kDependencies));
   EXPECT_EQ(driver_.call_count(), kNodes);
-  for (uint32_t i = 0; i < kNodes; ++i) EXPECT_TRUE(reaches[0].Contains(NodeNumber{i}));
 }
 
 // A launch that does not wait may end before what stands in front of it is complete, and so may all
@@ -249,24 +262,26 @@ TEST_F(GraphOrderTest, AFailingDriverLeavesTheReachAsItWas) {
     news.push_back(Launch(kB));
     Join(kA, kB);
   }
-  // What a call before the failing one has said is known when it is tried again: each time the
-  // first call fails is a call further.
+  // Whichever of the calls fails.
   for (std::size_t failures = 0; failures < news.size(); ++failures) {
     GraphOrder order(driver_);
     GraphOrder::Reach fresh;
     driver_.Arm({.call_number = failures + 1, .only = DriverCall::kDependencies});
-    EXPECT_THROW(News(order, fresh, graphs_.Record(kA)), DriverError);
-    for (uint32_t i = 0; i < order.node_count(); ++i) EXPECT_FALSE(fresh.Contains(NodeNumber{i}));
+    EXPECT_THROW(Steps(order, fresh, graphs_.Record(kA)), DriverError);
     driver_.Disarm();
-    EXPECT_THAT(News(order, fresh, graphs_.Record(kA)), testing::SizeIs(news.size() + 1));
-    EXPECT_EQ(driver_.call_count(), news.size() + 1 - failures) << "what is known is not asked";
+    for (const GraphNode node : launched_) {
+      EXPECT_FALSE(fresh.Contains(order.PositionOf(capture_, node)));
+    }
+    Steps(order, fresh, graphs_.Record(kA));
+    for (const GraphNode node : launched_) {
+      EXPECT_TRUE(fresh.Contains(order.PositionOf(capture_, node)));
+    }
 
     driver_.Arm({.call_number = 1, .only = DriverCall::kDependencies});
     EXPECT_THROW(Advance(reach, kA), DriverError);
+    driver_.Disarm();
     EXPECT_TRUE(Reaches(reach, old));
-    for (const GraphNode node : news) EXPECT_FALSE(Reaches(reach, node));
   }
-  driver_.Disarm();
   EXPECT_THAT(Advance(reach, kA), testing::UnorderedElementsAreArray(news));
 }
 
@@ -276,11 +291,9 @@ TEST_F(GraphOrderTest, ClearForgetsAllNodes) {
   GraphOrder::Reach reach;
   Advance(reach, kA);
   order_.Clear();
-  EXPECT_EQ(order_.node_count(), 0u);
-  EXPECT_EQ(order_.NumberOf(capture_, last), NodeNumber{0});
+  EXPECT_EQ(order_.path_count(), 0u);
   driver_.Disarm();
-  GraphOrder::Reach later;
-  EXPECT_THAT(News(order_, later, graphs_.Record(kA)), testing::SizeIs(2));
+  EXPECT_EQ(order_.PositionOf(capture_, last), (PathPosition{PathId{0}, 1}));
   EXPECT_EQ(driver_.call_count(), 2u) << "what they depended on is forgotten too";
 }
 
@@ -308,21 +321,17 @@ class GraphOrderAgainstClosure : public GraphOrderTest,
       expected_[stream].insert(node);
       expected_[stream].insert(before_[node].begin(), before_[node].end());
     }
-    for (const NodeNumber number : News(order_, reaches_[stream], frontier)) {
-      ASSERT_TRUE(news_[stream].insert(number).second) << "news twice";
+    for (const GraphNode node : Advance(reaches_[stream], frontier)) {
+      ASSERT_TRUE(news_[stream].insert(node).second) << "news twice";
     }
-    for (const GraphNode node : launched_) {
-      const bool reached = expected_[stream].contains(node);
-      ASSERT_EQ(Reaches(reaches_[stream], node), reached);
-      ASSERT_EQ(news_[stream].contains(order_.NumberOf(capture_, node)), reached);
-    }
+    ASSERT_EQ(news_[stream], expected_[stream]);
   }
 
   static constexpr uint32_t kStreams = 5;
   std::mt19937 random_{GetParam()};
   std::map<GraphNode, std::set<GraphNode>> before_;
   std::map<StreamId, std::set<GraphNode>> expected_;
-  std::map<StreamId, std::set<NodeNumber>> news_;
+  std::map<StreamId, std::set<GraphNode>> news_;
   std::map<StreamId, GraphOrder::Reach> reaches_;
 };
 

@@ -1,6 +1,7 @@
 #include "core/memory/proofs.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "core/base/error.h"
 #include "core/base/reserve.h"
@@ -31,7 +32,7 @@ void ProofTable::Add(FenceId fence, CaptureId capture, std::span<const GraphNode
   Fence& added = fences_[Index(fence)];
   added.first = static_cast<uint32_t>(nodes_.size());
   added.owner = owner;
-  for (const GraphNode node : nodes) nodes_.push_back(order_.NumberOf(capture, node));
+  for (const GraphNode node : nodes) nodes_.push_back(order_.PositionOf(capture, node));
   added.count = static_cast<uint32_t>(nodes.size());
   try {
     for (std::size_t stream = 0; stream < streams_.size(); ++stream) {
@@ -50,7 +51,7 @@ std::optional<FenceId> ProofTable::LastLike(CaptureId capture, std::span<const G
   const Fence& last = fences_[Index(last_)];
   if (last.owner != owner || last.count != nodes.size()) return std::nullopt;
   for (uint32_t i = 0; i < last.count; ++i) {
-    if (order_.NumberOf(capture, nodes[i]) != nodes_[last.first + i]) return std::nullopt;
+    if (order_.PositionOf(capture, nodes[i]) != nodes_[last.first + i]) return std::nullopt;
   }
   return last_;
 }
@@ -104,38 +105,50 @@ std::span<const FenceId> ProofTable::Advance(std::size_t number, const Frontier&
     stream.news.clear();
     stream.proven.clear();
   }
-  // One waiter after the other, each of which is told before it goes.
-  for (; !stream.news.empty(); stream.news.pop_back()) {
-    const uint32_t node = Index(stream.news.back());
-    while (node < stream.waiters.size() && !stream.waiters[node].empty()) {
-      const FenceId fence = stream.waiters[node].back();
-      ReserveMore(stream.proven, 1);
-      if (Contains(fence) && !Wait(number, fence) && Lend(fence, number)) {
-        stream.proven.push_back(fence);
-      }
-      stream.waiters[node].pop_back();
-    }
-  }
+  for (; !stream.news.empty(); stream.news.pop_back()) Tell(number, stream.news.back().path);
   return stream.proven;
+}
+
+// Those who wait at what the stream has reached of the path: one after the other, each of which is
+// told before it goes.
+void ProofTable::Tell(std::size_t number, PathId path) {
+  Stream& stream = streams_[number];
+  const auto next = [&] {
+    if (Index(path) >= stream.queues.size() || stream.queues[Index(path)].empty()) return false;
+    return stream.reach.Contains({path, stream.queues[Index(path)].front().index});
+  };
+  while (next()) {
+    const FenceId fence = stream.queues[Index(path)].front().fence;
+    ReserveMore(stream.proven, 1);
+    if (Contains(fence) && !Wait(number, fence) && Lend(fence, number)) {
+      stream.proven.push_back(fence);
+    }
+    std::vector<Waiter>& queue = stream.queues[Index(path)];
+    std::ranges::pop_heap(queue, std::greater(), &Waiter::index);
+    queue.pop_back();
+  }
 }
 
 bool ProofTable::Wait(std::size_t number, FenceId fence) {
   Stream& stream = streams_[number];
   const Fence& waits = fences_[Index(fence)];
   if (waits.owner == number) return false;
-  const std::optional<NodeNumber> missing = FirstMissing(stream, waits);
+  const std::optional<PathPosition> missing = FirstMissing(stream, waits);
   if (!missing) {
     stream.relies_on_proofs = true;
     return false;
   }
-  if (stream.waiters.size() <= Index(*missing)) stream.waiters.resize(order_.node_count());
-  stream.waiters[Index(*missing)].push_back(fence);
+  if (stream.queues.size() <= Index(missing->path)) stream.queues.resize(order_.path_count());
+  std::vector<Waiter>& queue = stream.queues[Index(missing->path)];
+  queue.push_back({.index = missing->index, .fence = fence});
+  std::ranges::push_heap(queue, std::greater(), &Waiter::index);
   return true;
 }
 
-std::optional<NodeNumber> ProofTable::FirstMissing(const Stream& stream, const Fence& fence) const {
+std::optional<PathPosition> ProofTable::FirstMissing(const Stream& stream,
+                                                     const Fence& fence) const {
   for (uint32_t i = 0; i < fence.count; ++i) {
-    const NodeNumber node = nodes_[fence.first + i];
+    const PathPosition node = nodes_[fence.first + i];
     if (!stream.reach.Contains(node)) return node;
   }
   return std::nullopt;

@@ -3,7 +3,8 @@
 // A fence stands behind nodes: the frontiers, at the free, of all streams that worked on the bytes.
 // To a stream it is proven once all of them are in the stream's reach (graph_order.h). Each fence
 // that is not waits at one node that the stream has not reached yet; when the stream reaches it,
-// the fence goes on to the next, or is proven. So nobody ever looks through the fences.
+// the fence goes on to the next, or is proven. Those that wait on one path of the graph wait in the
+// order in which the stream will come by. So nobody ever looks through the fences.
 //
 // What a stream frees is lent to others to whom it is proven. A stream that never waits for the
 // others does not get it back before the capture ends, and without a limit the pool would grow as
@@ -80,15 +81,19 @@ class ProofTable {
     std::optional<std::size_t> owner;
   };
   enum class Loan : uint8_t { kNone, kOut, kRefused };
+  struct Waiter {
+    uint32_t index = 0;  // of the node on its path
+    FenceId fence{};
+  };
   struct Stream {
     CaptureId capture = kNoCapture;
     bool relies_on_proofs = false;
     GraphOrder::Reach reach;
-    std::vector<NodeNumber> news;              // reached, but who waits there has not been told yet
-    std::vector<FenceId> proven;               // and lent, but not handed over yet
-    std::vector<FenceId> refused;              // proven, but not lent
-    std::vector<Loan> loans;                   // to each stream
-    std::deque<std::vector<FenceId>> waiters;  // by the number of the node that they wait for
+    std::vector<GraphOrder::Step> news;       // reached, but who waits there has not been told yet
+    std::vector<FenceId> proven;              // and lent, but not handed over yet
+    std::vector<FenceId> refused;             // proven, but not lent
+    std::vector<Loan> loans;                  // to each stream
+    std::vector<std::vector<Waiter>> queues;  // by path: heaps, that of the first node in front
   };
 
   // Makes the fence wait at a node that the stream has not reached. Returns false if there is none.
@@ -101,12 +106,14 @@ class ProofTable {
   // Something of the other's is proven to the stream, which lends to it again.
   void Receive(std::size_t stream, std::size_t other);
 
+  void Tell(std::size_t stream, PathId path);
+
   // The first node of the fence that the stream has not reached.
-  std::optional<NodeNumber> FirstMissing(const Stream& stream, const Fence& fence) const;
+  std::optional<PathPosition> FirstMissing(const Stream& stream, const Fence& fence) const;
 
   GraphOrder order_;
-  std::deque<NodeNumber> nodes_;  // of all fences
-  std::deque<Fence> fences_;      // by FenceId
+  std::deque<PathPosition> nodes_;  // of all fences
+  std::deque<Fence> fences_;        // by FenceId
   std::vector<Stream> streams_;
   FenceId last_ = FenceId::kOpen;  // added
 };
