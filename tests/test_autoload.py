@@ -113,19 +113,25 @@ def test_import_of_torch_imports_next_to_nothing(run: Run, request_text: str) ->
 
 
 def test_unset_variable_costs_no_time(run: Run) -> None:
-    """What torch does with the entry point, in a process that has found it. The issue's limit, of
-    CPU time, since others may have the CPU meanwhile; once in 25, since they have its caches too.
+    """What torch does with the entry point, in a process that has found it: at most the issue's two
+    milliseconds of CPU time, where a loop of a million takes 33; more where the CPU is slower, or
+    others have its caches, by as much as the loop takes longer.
     """
     program = (
         "import time, typing\n"  # torch has imported typing
         "from importlib.metadata import entry_points\n"
         "(point,) = entry_points(group='torch.backends', name='cudagraph_pool')\n"
+        "def loop():\n"
+        "    total = 0\n"
+        "    for i in range(1_000_000): total += i\n"
         "began = time.process_time()\n"
         "point.load()()\n"
-        "print(time.process_time() - began)\n"
+        "done = time.process_time()\n"
+        "loop()\n"
+        "print(done - began, time.process_time() - done)\n"
     )
-    costs = (float(run("-c", program).stdout) for _ in range(25))
-    assert any(seconds <= 0.002 for seconds in costs)
+    costs = [tuple(map(float, run("-c", program).stdout.split())) for _ in range(5)]
+    assert min(seconds / max(1, loop / 0.033) for seconds, loop in costs) <= 0.002
 
 
 @needs_torch
