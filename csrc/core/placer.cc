@@ -54,13 +54,14 @@ bool IsExhausted(const DriverError& error) {
 void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   const uint64_t asked = live.block.requested_bytes;
   if (asked > kLargestBlock) ThrowOutOfMemory("No device has so many addresses.", asked);
-  if (!memory_.has_one_stream()) predictor_.ExpectSeveralStreams();
+  if (!memory_.has_one_stream()) predictor_.Stop();
   const bool predicted = predictor_.is_active();
   Predictor::Advice advice;
   if (predicted) {
     predictor_.ReserveOne(asked);
     advice = predictor_.Advise(asked, view);
   }
+  const uint32_t pages_before = space().page_count();
   Found found;
   try {
     found = Find(view, live.length(), stats, advice);
@@ -68,15 +69,13 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
     if (error.status() == DriverStatus::kOutOfMemory) ThrowOutOfMemory(error.what(), asked);
     throw;
   }
+  if (space().page_count() > pages_before) memory_.NoteGrowth(live);
   live.site = {.slot = found.start.slot,
                .offset = static_cast<uint32_t>(found.start.offset.count())};
-  if (several_streams() && memory_.bytes().IsUntouched(live.site, live.length())) {
-    memory_.NoteGrowth(live);
-  }
   memory_.bytes().Take(live.site, live.length(), found.node);
   if (!predicted) return;
   const Granules held = Granules::FromBytesRoundedUp(stats.allocated_bytes + live.block.bytes);
-  live.ticket = predictor_.Allocated(advice, found.start, asked, held, view.stream());
+  live.ticket = predictor_.Allocated(advice, found.start, asked, held);
 }
 
 Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& stats,

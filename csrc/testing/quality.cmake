@@ -58,7 +58,5 @@ add_test(NAME cgp_quality_warm_made_up COMMAND cgp_quality --warm --plain ${text
 add_test(NAME cgp_quality_made_up COMMAND cgp_quality --plain ${texts}/made_up ${texts}/worst)
 add_test(NAME cgp_quality_streams COMMAND cgp_quality --streams ${texts}/streams)
 add_test(NAME cgp_quality_one_way COMMAND cgp_quality --one-way ${texts}/one_way)
-# Each five times over in one pool: after the second time none takes a page more.
-add_test(NAME cgp_quality_streams_again COMMAND cgp_quality --repeat 5 ${texts}/streams)
 # 152 captures in one pool.
 add_test(NAME cgp_quality_ratchet COMMAND cgp_quality --repeat 19 ${texts}/worst/streams_ratchet.txt)

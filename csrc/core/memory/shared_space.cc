@@ -1,7 +1,5 @@
 #include "core/memory/shared_space.h"
 
-#include <algorithm>
-
 #include "core/base/error.h"
 #include "core/base/reserve.h"
 
@@ -50,19 +48,6 @@ void SharedSpace::Take(Site& site, Granules length, NodeId within) {
     ++extents;
   });
   if (extents > 1) site.node = NodeId::kNone;
-}
-
-bool SharedSpace::IsUntouched(const Site& site, Granules length) const {
-  bool untouched = false;
-  ForEachExtent(site, length, [&](PageId page, Granules, Granules extent) {
-    const PageId end = page + static_cast<uint32_t>(std::max<uint64_t>(1, extent / page_size()));
-    while (page < end) {
-      const NodeId id = space_.first(page);
-      untouched |= space_.IsOfWholePages(id) && space_.node(id).fence == FenceId::kOpen;
-      page = space_.end(id);
-    }
-  });
-  return untouched;
 }
 
 void SharedSpace::Give(const Site& site, Granules length, FenceId fence) {

@@ -110,9 +110,6 @@ class SharedSpace {
 
   void Check() const;
 
-  // Whether some of the pages there are whole and behind no fence: nobody had them in this scope.
-  bool IsUntouched(const Site& site, Granules length) const;
-
  private:
   bool is_resting() const {
     return views_.size() == 1 && views_.front()->own_fence() == FenceId::kOpen;

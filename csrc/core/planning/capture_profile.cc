@@ -26,7 +26,6 @@ Granules Rounded(uint64_t bytes) { return Granules::FromBytesRoundedUp(bytes); }
 void CaptureProfile::BeginCapture() {
   ++capture_;
   alignment_ = {};
-  repeats_ = true;
   recorded_.clear();
   peak_ = Granules(0);
   peak_step_ = 0;
@@ -82,12 +81,6 @@ bool CaptureProfile::MatchNext(uint64_t bytes, Match& match) const {
   return false;
 }
 
-const CaptureProfile::Step* CaptureProfile::LikeOfSeveral(uint64_t bytes, StreamId stream) const {
-  if (!repeats_ || recorded_.size() >= several_.size()) return nullptr;
-  const Step& step = several_[recorded_.size()];
-  return step.bytes == bytes && step.stream == stream ? &step : nullptr;
-}
-
 uint64_t CaptureProfile::Predict(uint32_t step, double scale) const {
   const Step& like = largest_[step];
   return scale == 0 ? like.bytes : WholeBytes(static_cast<double>(like.bytes) * scale);
@@ -97,11 +90,10 @@ std::optional<uint32_t> CaptureProfile::StepOf(Ticket ticket) const {
   return IsOfThis(ticket) ? recorded_[ticket.step].like : std::nullopt;
 }
 
-Ticket CaptureProfile::Allocated(const Match& match, Placement start, uint64_t bytes, Granules live,
-                                 StreamId stream) {
+Ticket CaptureProfile::Allocated(const Match& match, Placement start, uint64_t bytes,
+                                 Granules live) {
   const auto number = static_cast<uint32_t>(recorded_.size());
-  repeats_ = LikeOfSeveral(bytes, stream) != nullptr;
-  recorded_.push_back({.start = start, .bytes = bytes, .stream = stream, .like = match.step});
+  recorded_.push_back({.start = start, .bytes = bytes, .like = match.step});
   alignment_ = match;
   if (live > peak_) {
     peak_ = live;
@@ -118,12 +110,10 @@ void CaptureProfile::Freed(Ticket ticket) {
 void CaptureProfile::Forget() {
   largest_.clear();
   largest_peak_ = Granules(0);
-  several_.clear();
-  made_twice_ = false;
 }
 
 void CaptureProfile::Renumber(const RangeTable::Renumbering& renumbering) {
-  for (std::vector<Step>* const steps : {&largest_, &several_, &recorded_}) {
+  for (std::vector<Step>* const steps : {&largest_, &recorded_}) {
     for (Step& step : *steps) {
       if (step.has_place()) step.start.slot = renumbering.Of(step.start.slot);
     }
@@ -138,12 +128,6 @@ void CaptureProfile::EndCapture() {
       largest_[i].lives_at_peak = largest_[i].freed_at > peak_step_;
     }
   }
-  AbandonCapture();
-}
-
-void CaptureProfile::EndCaptureOfSeveral() {
-  made_twice_ = repeats_ && recorded_.size() == several_.size();
-  several_.swap(recorded_);
   AbandonCapture();
 }
 

@@ -21,7 +21,6 @@
 #include "core/base/units.h"
 #include "core/memory/range_table.h"
 #include "core/placement/placement.h"
-#include "driver/driver.h"
 
 namespace cgp {
 
@@ -32,7 +31,6 @@ class CaptureProfile {
   struct Step {
     Placement start;
     uint64_t bytes = 0;
-    StreamId stream{};
     uint32_t freed_at = kNever;    // the number of steps done when it was freed
     bool lives_at_peak = false;    // of the capture's memory
     std::optional<uint32_t> like;  // the step that it matched, of the profile of then
@@ -57,24 +55,15 @@ class CaptureProfile {
   // pre: bytes > 0.
   Match Find(uint64_t bytes) const;
 
-  // What the last capture of several streams did in its place, if that was one made twice in a row
-  // and this one, with the block to come, is the same so far: each step of the same size and stream.
-  const Step* Repeated(uint64_t bytes, StreamId stream) const {
-    return made_twice_ ? LikeOfSeveral(bytes, stream) : nullptr;
-  }
-
   // So that the next Allocated() cannot throw.
   void ReserveOne() { ReserveMore(recorded_, 1); }
   // The next step of this capture, done. `live` is what the pool holds with the new block.
-  Ticket Allocated(const Match& match, Placement start, uint64_t bytes, Granules live,
-                   StreamId stream = {});
+  Ticket Allocated(const Match& match, Placement start, uint64_t bytes, Granules live);
   // pre: each ticket is freed once.
   void Freed(Ticket ticket);
 
   // The capture is the profile from now on if none before it held more.
   void EndCapture();
-  // The same of one of several streams, which is no profile, but may be made again.
-  void EndCaptureOfSeveral();
   // It ends as if it had not been.
   void AbandonCapture();
   void Forget();
@@ -94,22 +83,18 @@ class CaptureProfile {
   bool IsOfThis(Ticket ticket) const {
     return ticket.capture == capture_ && ticket.step < recorded_.size();
   }
-  const Step* LikeOfSeveral(uint64_t bytes, StreamId stream) const;
   bool AsLarge(uint32_t step, uint64_t bytes, double scale) const;
   bool MatchNext(uint64_t bytes, Match& match) const;
   void TakeScale(uint64_t bytes, Match& match) const;
 
   uint32_t capture_ = 0;  // the number of the one under way
   Match alignment_;       // after its last step
-  bool repeats_ = true;   // several_, step for step
   std::vector<Step> recorded_;
   Granules peak_;
   uint32_t peak_step_ = 0;
 
   std::vector<Step> largest_;
   Granules largest_peak_;
-  std::vector<Step> several_;  // those of the last capture of several streams
-  bool made_twice_ = false;    // in a row
 };
 
 }  // namespace cgp

@@ -26,17 +26,10 @@ void Predictor::BeginScope(ScopeKind kind) {
   places_.Clear();
   active_ = true;
   kind_ = kind;
-  several_streams_ = false;
 }
 
 void Predictor::EndScope() {
-  if (active_) {
-    if (several_streams_) {
-      profile_.EndCaptureOfSeveral();
-    } else {
-      profile_.EndCapture();
-    }
-  }
+  if (active_) profile_.EndCapture();
   active_ = false;
 }
 
@@ -52,24 +45,13 @@ void Predictor::Renumber(const RangeTable::Renumbering& renumbering) {
 }
 
 Predictor::Advice Predictor::Advise(uint64_t bytes, const FreeView& view) {
+  Advice advice{.match = profile_.Find(bytes), .spot = {}};
   const Granules length = Granules::FromBytesRoundedUp(bytes);
-  Advice advice{.match = {}, .spot = Again(bytes, length, view)};
-  if (several_streams_) return advice;
-  advice.match = profile_.Find(bytes);
   if (const auto step = advice.match.step)
     advice.lives_at_peak = profile_.steps()[*step].lives_at_peak;
-  if (!advice.spot) advice.spot = Predicted(advice.match, length, view);
+  advice.spot = Predicted(advice.match, length, view);
   if (!advice.spot) advice.spot = Known(length, view);
   return advice;
-}
-
-// Where the block lay when the same capture was made before, if its stream may take all of that.
-std::optional<CapturePlan::Spot> Predictor::Again(uint64_t bytes, Granules length,
-                                                  const FreeView& view) const {
-  const CaptureProfile::Step* const step = profile_.Repeated(bytes, view.stream());
-  if (step == nullptr || !step->has_place()) return std::nullopt;
-  if (!WholePagesAt(view, step->start, length)) return std::nullopt;
-  return CapturePlan::Spot{.growth = {}, .place = step->start};
 }
 
 // What the captures before say.
@@ -112,12 +94,11 @@ void Predictor::ReserveOne(uint64_t bytes) {
   places_.Reserve(Granules::FromBytesRoundedUp(bytes));
 }
 
-Ticket Predictor::Allocated(const Advice& advice, Placement start, uint64_t bytes, Granules live,
-                            StreamId stream) {
+Ticket Predictor::Allocated(const Advice& advice, Placement start, uint64_t bytes, Granules live) {
   const Granules length = Granules::FromBytesRoundedUp(bytes);
   const bool in_one_page = start.offset + length <= bytes_.page_size();
   if (length >= bytes_.page_size() || !in_one_page) places_.Add(length, start);
-  const Ticket ticket = profile_.Allocated(advice.match, start, bytes, live, stream);
+  const Ticket ticket = profile_.Allocated(advice.match, start, bytes, live);
   if (kind_ == ScopeKind::kEager && ticket.step == kMostEager) Stop();
   return ticket;
 }

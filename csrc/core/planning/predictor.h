@@ -9,8 +9,7 @@
 //  - A larger one gets a plan, and so does one that finds the place of a large block taken.
 //  - Whatever those have no place for goes where a block of its size lay before. One a little longer
 //    than whole pages does so only if another block touches it there: else most of a page is wasted.
-//  - Of several streams one that repeats its profile exactly goes where that lay, as far as each may
-//    take all of that now: it takes what it took before. Other advice it gets none.
+//  - A capture of several streams gets no advice: who may take a place is for its graph to prove.
 //
 // What is predicted decides where a block goes, never how much the pool holds:
 //
@@ -49,11 +48,8 @@ class Predictor {
   void EndScope();
   // Whether the scope under way is predicted.
   bool is_active() const { return active_; }
-  // Several streams allocate in it, or are about to.
-  void ExpectSeveralStreams() {
-    several_streams_ = true;
-    plan_.reset();
-  }
+  // It is not any more, and nothing is learned of it.
+  void Stop();
   // No graph is left: what comes may be another program. pre: no scope is open.
   void Forget() { profile_.Forget(); }
   // Pages and slots have other numbers now, and some are gone.
@@ -75,17 +71,12 @@ class Predictor {
   // So that the next Allocated(), of so many bytes, cannot throw.
   void ReserveOne(uint64_t bytes);
   // The block that was asked for lies there. `live` is what the pool holds with it.
-  Ticket Allocated(const Advice& advice, Placement start, uint64_t bytes, Granules live,
-                   StreamId stream);
+  Ticket Allocated(const Advice& advice, Placement start, uint64_t bytes, Granules live);
   void Freed(Ticket ticket) { profile_.Freed(ticket); }
   // The driver had no memory for what the plan wanted: the capture goes on without.
   void GiveUpPlan() { plan_.reset(); }
 
  private:
-  // The scope under way is not predicted any more, and nothing is learned of it.
-  void Stop();
-  std::optional<CapturePlan::Spot> Again(uint64_t bytes, Granules length,
-                                         const FreeView& view) const;
   std::optional<CapturePlan::Spot> Predicted(const CaptureProfile::Match& match, Granules length,
                                              const FreeView& view);
   std::optional<CapturePlan::Spot> Known(Granules length, const FreeView& view) const;
@@ -97,7 +88,6 @@ class Predictor {
   CaptureProfile profile_;
   bool active_ = false;
   ScopeKind kind_ = ScopeKind::kCapture;
-  bool several_streams_ = false;
   // Of the capture under way, which gets no more than one.
   std::optional<CapturePlan> plan_;
   bool planned_ = false;

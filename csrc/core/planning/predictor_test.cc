@@ -60,7 +60,7 @@ class PredictorTest : public SmallPool {
         .pieces = TakeBlock(start, granules), .start = start, .ticket = {}, .granules = granules};
     live_ += granules;
     most_live_ = std::max(most_live_, live_);
-    block.ticket = predictor_.Allocated(advice_, start, bytes, Granules(live_), view_.stream());
+    block.ticket = predictor_.Allocated(advice_, start, bytes, Granules(live_));
     start_ = start;
     blocks_.emplace(++last_, block);
     return last_;
