@@ -112,26 +112,22 @@ def test_import_of_torch_imports_next_to_nothing(run: Run, request_text: str) ->
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_unset_variable_costs_no_time(run: Run) -> None:
-    """What torch does with the entry point, in a process that has found it: at most the issue's two
-    milliseconds of CPU time, where a loop of a million takes 33; more where the CPU is slower, or
-    others have its caches, by as much as the loop takes longer.
+def test_unset_variable_costs_no_time(run: Run, tmp_path: Path) -> None:
+    """What torch does with the entry point, in a process that has found it. The issue's limit, of
+    CPU time, since others may have the CPU meanwhile, and with the bytecode that pip installs: the
+    environment of the tests may keep Python from writing it.
     """
+    cached = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode")}
     program = (
         "import time, typing\n"  # torch has imported typing
         "from importlib.metadata import entry_points\n"
         "(point,) = entry_points(group='torch.backends', name='cudagraph_pool')\n"
-        "def loop():\n"
-        "    total = 0\n"
-        "    for i in range(1_000_000): total += i\n"
         "began = time.process_time()\n"
         "point.load()()\n"
-        "done = time.process_time()\n"
-        "loop()\n"
-        "print(done - began, time.process_time() - done)\n"
+        "print(time.process_time() - began)\n"
     )
-    costs = [tuple(map(float, run("-c", program).stdout.split())) for _ in range(5)]
-    assert min(seconds / max(1, loop / 0.033) for seconds, loop in costs) <= 0.002
+    seconds = min(float(run("-c", program, **cached).stdout) for _ in range(5))
+    assert seconds <= 0.002
 
 
 @needs_torch
