@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <map>
+#include <new>
 #include <random>
 #include <set>
 #include <vector>
 
 #include "core/base/units.h"
 #include "driver/host_driver.h"
+#include "testing/allocation_faults.h"
 #include "testing/faulty_driver.h"
 
 namespace cgp {
@@ -283,6 +285,33 @@ TEST_F(GraphOrderTest, AFailingDriverLeavesTheReachAsItWas) {
     EXPECT_TRUE(Reaches(reach, old));
   }
   EXPECT_THAT(Advance(reach, kA), testing::UnorderedElementsAreArray(news));
+}
+
+// Whichever allocation fails: a node that was not met leaves none of what it depends on to the one
+// that takes its place on the path.
+TEST_F(GraphOrderTest, ANodeThatWasNotMetLeavesNothingToTheNext) {
+  Join(kB, kA);
+  const GraphNode a = Launch(kA);
+  const GraphNode b = Launch(kB);
+  Join(kC, kA);
+  Launch(kC);
+  Join(kA, kB);
+  const GraphNode join = Launch(kA);
+  for (uint64_t number = 1; number > 0; ++number) {
+    GraphOrder order(driver_);
+    for (const GraphNode node : {a, b}) order.PositionOf(capture_, node);
+    try {
+      const AllocationFault fault(number);
+      order.PositionOf(capture_, join);
+      EXPECT_GT(number, 1u);
+      return;
+    } catch (const std::bad_alloc&) {
+    }
+    GraphOrder::Reach of_c;
+    Steps(order, of_c, graphs_.Record(kC));
+    EXPECT_TRUE(of_c.Contains(order.PositionOf(capture_, a)));
+    EXPECT_FALSE(of_c.Contains(order.PositionOf(capture_, b))) << "allocation " << number;
+  }
 }
 
 TEST_F(GraphOrderTest, ClearForgetsAllNodes) {
