@@ -61,7 +61,6 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
     predictor_.ReserveOne(asked);
     advice = predictor_.Advise(asked, view);
   }
-  const uint32_t pages_before = space().page_count();
   Found found;
   try {
     found = Find(view, live.length(), stats, advice);
@@ -69,9 +68,11 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
     if (error.status() == DriverStatus::kOutOfMemory) ThrowOutOfMemory(error.what(), asked);
     throw;
   }
-  if (space().page_count() > pages_before) memory_.NoteGrowth(live);
   live.site = {.slot = found.start.slot,
                .offset = static_cast<uint32_t>(found.start.offset.count())};
+  if (several_streams() && memory_.bytes().HasUntouchedPages(live.site, live.length())) {
+    memory_.NoteGrowth(live);
+  }
   memory_.bytes().Take(live.site, live.length(), found.node);
   if (!predicted) return;
   const Granules held = Granules::FromBytesRoundedUp(stats.allocated_bytes + live.block.bytes);

@@ -30,6 +30,7 @@ from _quality import Figures, read_quality
 
 ORDERS = 100
 STREAM_SEEDS = "01234"
+REPEATS = 4
 HEAD = f"""\
 # What each rule is worth
 
@@ -39,7 +40,8 @@ models that nothing was tuned on (*held out*, `tests/traces/models`) in {ORDERS}
 (*warm*: each captured behind a warm-up in the pool), the made-up ones (25 families, 20 seeds)
 and those of `tests/traces/worst` in their own, the 24 programs of several streams of
 `benchmarks/stream_programs.py` with {len(STREAM_SEEDS)} seeds, and those of streams of which
-one waits for another that does not wait for it (*one way*, `tests/traces/one_way.py`).
+one waits for another that does not wait for it (*one way*, `tests/traces/one_way.py`; *again*:
+each captured {REPEATS} times in one pool).
 The mappings are those of one pool in the mean, and a capture pays 25 to 40 µs for each. Pools of
 less than 64 MiB are left out, but not of several streams, nor in the column *above the bound*:
 how many of the made-up and worst traces take more than 1.01 of what the same pool takes without
@@ -48,8 +50,8 @@ prediction, and a page.
 | without the rule | | mappings | reserved ÷ minimum: mean | 99th percentile | worst \
 | held out: mappings | mean | worst | warm: mappings | mean | worst \
 | made up: mean | worst | above the bound \
-| several streams: mappings | mean | worst | one way: mean | worst |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
+| several streams: mappings | mean | worst | one way: mean | worst | again: mean | worst |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Measured:
     above: int
     streams: Figures
     one_way: Figures
+    again: Figures
 
 
 def judge(work: Path, arguments: Sequence[str], row: str = "large") -> tuple[Figures, str]:
@@ -93,7 +96,9 @@ def measure(work: Path, texts: Path, mutant: Mutant | None, jobs: int) -> Measur
     above = len(re.findall("^BROKEN: .* pages", output, re.MULTILINE))
     streams, _ = judge(work, ["--streams", str(texts / "streams")], "all")
     one_way, _ = judge(work, ["--one-way", str(texts / "one_way")], "all")
-    return Measured(recorded, held_out, warm, made_up, above, streams, one_way)
+    repeat = ["--repeat", str(REPEATS), "--one-way", str(texts / "one_way")]
+    again, _ = judge(work, repeat, "all")
+    return Measured(recorded, held_out, warm, made_up, above, streams, one_way, again)
 
 
 def write_traces(texts: Path, json: Path) -> None:
@@ -141,7 +146,8 @@ def row(name: str, what: str, figures: Measured, whole: Measured) -> str:
         f"| {warm.mean:.4f} | {warm.worst:.4f} | {made_up.mean:.4f} | {made_up.worst:.4f} "
         f"| {figures.above} "
         f"| {mappings(streams, whole.streams)} | {streams.mean:.4f} | {streams.worst:.4f} "
-        f"| {figures.one_way.mean:.4f} | {figures.one_way.worst:.4f} |"
+        f"| {figures.one_way.mean:.4f} | {figures.one_way.worst:.4f} "
+        f"| {figures.again.mean:.4f} | {figures.again.worst:.4f} |"
     )
 
 

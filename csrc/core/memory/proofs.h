@@ -9,7 +9,8 @@
 // What a stream frees is lent to others to whom it is proven. A stream that never waits for the
 // others does not get it back before the capture ends, and without a limit the pool would grow as
 // long as that lasts. So one that has had to make the pool grow since it lent to another lends no
-// more to that one until something of the other's is proven to it.
+// more to that one until something of the other's is proven to it. Free pages that nobody had in
+// this capture count as growth: a later capture would else lend until it has used them up.
 #pragma once
 
 #include <cstddef>
@@ -51,7 +52,7 @@ class ProofTable {
   bool IsProven(FenceId fence, std::size_t stream) const;
   // Whether it is proven, and its owner lends to the stream.
   bool IsLent(FenceId fence, std::size_t stream) const;
-  // The stream has made the pool grow.
+  // The stream has taken pages that nobody had in this capture, new or free ones.
   void NoteGrowth(std::size_t stream);
   // Nothing more is proven to the stream but what it owns: it has met a programmatic edge, or
   // Stop() was called.

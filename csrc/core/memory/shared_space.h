@@ -67,6 +67,10 @@ class SharedSpace {
 
   // --- Blocks ---
 
+  // Whether the free place has whole pages behind no fence: where several streams allocate, pages
+  // that none of them has had in this scope.
+  bool HasUntouchedPages(const Site& site, Granules length) const;
+
   // So that the next Take() of so many blocks, none of which is mapped anew, cannot throw. Give()
   // and Open() do not as long as it is called after ReserveFence() and ReserveOpening() of their
   // fences.

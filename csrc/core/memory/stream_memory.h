@@ -69,7 +69,7 @@ class StreamMemory {
   // Frees the block, which may be moved from, but for `block`.
   void Free(LiveBlock& live);
   void RecordUse(LiveBlock& live, StreamId stream);
-  // Pages were made for the block, which is being placed.
+  // The block, which is being placed, takes pages that nobody had in this capture.
   void NoteGrowth(const LiveBlock& live) {
     if (live.view != LiveBlock::kNoView) proofs_.NoteGrowth(live.view);
   }
