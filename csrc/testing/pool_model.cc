@@ -176,6 +176,16 @@ uint64_t PoolModel::WholePagesOf(PoolId id, const std::vector<PhysicalPiece>& pi
   }));
 }
 
+bool PoolModel::IsUntouched(const ModelPool& pool, PageId page) const {
+  const auto found = pool.pages.find(Index(page));
+  return found != pool.pages.end() &&
+         std::ranges::all_of(found->second, [&](const Granule& granule) {
+           const Fence* const fence = granule.fence.get();
+           const bool open = !fence || fence->scope != pool.scope_number || fence->nodes.empty();
+           return granule.label == 0 && open;
+         });
+}
+
 PoolModel::ModelPool& PoolModel::FindOrCreate(PoolId id) {
   const auto [it, made] = pools_.try_emplace(id);
   if (made) {
@@ -384,7 +394,10 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
   LiveBlock live{label, id, block, std::move(pieces)};
   live.eager = pool.scope == ScopeKind::kEager;
   if (dag_.IsCaptured(block.stream)) pool.told.insert(dag_.At(block.stream).capture);
-  if (pages > pool.stats.pages) {
+  const auto is_untouched = [&](const PhysicalPiece& piece) {
+    return IsUntouched(pool, piece.page);
+  };
+  if (pages > pool.stats.pages || std::ranges::any_of(live.pieces, is_untouched)) {
     for (const StreamId other : pool.seen) pool.may_refuse.emplace(block.stream, other);
   }
   std::string complaint = Occupy(pool, live, /*fenced=*/true);

@@ -11,11 +11,11 @@
 // In captures both follow from what the program captured (docs/design.md §5). Promised is less than
 // safe: a programmatic edge anywhere before a stream proves nothing; what is freed before a second
 // stream has been seen in a scope may be fenced by where the first one stands then, or held until
-// the scope ends; a stream that makes the pool grow may lend nothing more to those that there are;
-// where there are several captures in a scope, a stream may have used a block in another one than
-// it is part of when that is freed; and what is freed, or was used, while a stream of its is in no
-// valid capture, or is freed by another thread than the one that began the scope, is open once the
-// device has done all that it had.
+// the scope ends; a stream that takes pages that nobody had in the scope may lend nothing more to
+// those that there are; where there are several captures in a scope, a stream may have used a block
+// in another one than it is part of when that is freed; and what is freed, or was used, while a
+// stream of its is in no valid capture, or is freed by another thread than the one that began the
+// scope, is open once the device has done all that it had.
 #pragma once
 
 #include <algorithm>
@@ -199,7 +199,7 @@ class PoolModel {
     uint64_t captures = 0;        // that were begun in the open scope
     std::set<CaptureId> told;     // of these: see IsTold()
     std::set<StreamId> seen;      // in the open scope
-    // In the open scope the first made the pool grow when the second had been seen.
+    // In the open scope the first took pages that nobody had in it when the second had been seen.
     std::set<std::pair<StreamId, StreamId>> may_refuse;
     std::vector<std::shared_ptr<Fence>> in_scope;  // of what was freed in the open capture scope
     // What has asked for blocks in the open scope, as part of which captures.
@@ -227,6 +227,8 @@ class PoolModel {
   uint64_t PagesBeyond(const ModelPool& pool, uint64_t bytes, StreamId stream) const;
   std::pair<StreamId, CaptureId> InCapture(StreamId stream) const;
   PageRuns Runs(const ModelPool& pool, const std::vector<Granule>& page, StreamId stream) const;
+  // Whether all of the page is free, and nothing that the open scope has captured was on it.
+  bool IsUntouched(const ModelPool& pool, PageId page) const;
   const ModelPool* Find(PoolId id) const;
   ModelPool& Known(PoolId id) { return pools_.at(id); }
   ModelPool& FindOrCreate(PoolId id);

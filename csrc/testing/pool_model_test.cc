@@ -119,5 +119,26 @@ TEST_F(PoolModelTest, APoolNeedNotGrowWhereThereIsAStretchOrAFenceIsProven) {
   EXPECT_EQ(LeastNew(kB, kPage - 512), 1U) << "A need not lend, as it grew when B was there";
 }
 
+TEST_F(PoolModelTest, WhoTakesPagesOfBeforeTheScopeNeedNotLendEither) {
+  for (const uint32_t page : {0U, 1U}) Place(kA, page);
+  Free(0);
+  dag_.Wait(kA, dag_.At(kB));
+  dag_.End(1);
+  model_.EndScope(kPool, false);
+  model_.BeginScope(kPool, ScopeKind::kCapture, true);
+  Begin(kA);
+  for (const StreamId stream : {kB, kD}) {
+    dag_.Wait(stream, dag_.At(kA));
+    Launch(stream);
+  }
+  for (const StreamId stream : {kA, kB}) model_.Ask(kPool, stream);
+  EXPECT_EQ(Place(kA, 0), "");
+  Launch(kA);
+  Free(0);
+  for (const StreamId stream : {kB, kD}) dag_.Wait(stream, dag_.At(kA));
+  EXPECT_EQ(LeastNew(kD, kPage), 0U);
+  EXPECT_EQ(LeastNew(kB, kPage), 1U) << "A took the page when B was there";
+}
+
 }  // namespace
 }  // namespace cgp
