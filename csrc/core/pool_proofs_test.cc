@@ -201,8 +201,8 @@ TEST_F(PoolOneWayTest, APoolDoesNotGrowWithACapture) {
   EXPECT_LE(pool_.Stats().pages, pages + pages / 4);
 }
 
-// A later one begins with pages that are all free: taking of them counts as growth, or it would
-// lend without end.
+// A later one begins with pages that are all free. What it takes of them counts as growth, or it
+// would lend without end.
 TEST_F(PoolOneWayTest, NorWithTheNumberOfCaptures) {
   const auto capture = [&] {
     std::mt19937 random(1);

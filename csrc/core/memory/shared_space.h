@@ -68,7 +68,7 @@ class SharedSpace {
   // --- Blocks ---
 
   // Whether the free place has whole pages behind no fence: where several streams allocate, pages
-  // that none of them has had in this scope.
+  // that none of them has had in this scope. pre: the site has no node yet.
   bool HasUntouchedPages(const Site& site, Granules length) const;
 
   // So that the next Take() of so many blocks, none of which is mapped anew, cannot throw. Give()
@@ -87,7 +87,8 @@ class SharedSpace {
   // its addresses.
   template <typename Function>
   void ForEachPiece(const Site& site, Granules length, Function&& function) const;
-  // Calls function(node) for the nodes of a block that is in use.
+  // Calls function(node) for the nodes of a block that is in use, or for the free ones that a site
+  // without a node begins and ends in and those between.
   template <typename Function>
   void ForEachNode(const Site& site, Granules length, Function&& function) const;
 
