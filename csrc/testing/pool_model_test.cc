@@ -140,5 +140,23 @@ TEST_F(PoolModelTest, WhoTakesPagesOfBeforeTheScopeNeedNotLendEither) {
   EXPECT_EQ(LeastNew(kB, kPage), 1U) << "A took the page when B was there";
 }
 
+TEST_F(PoolModelTest, WhoTakesAgainWhatItHadInTheScopeMustLend) {
+  model_.EndScope(kPool, false);
+  dag_.Wait(kA, dag_.At(kB));
+  dag_.End(1);
+  model_.BeginScope(kPool, ScopeKind::kCapture, true);
+  Begin(kA);
+  model_.Ask(kPool, kA);
+  Place(kA, 0);
+  Launch(kA);
+  Free(0);
+  model_.Ask(kPool, kB);
+  EXPECT_EQ(Place(kA, 0), "");
+  Launch(kA);
+  Free(0);
+  dag_.Wait(kB, dag_.At(kA));
+  EXPECT_EQ(LeastNew(kB, kPage), 0U);
+}
+
 }  // namespace
 }  // namespace cgp
