@@ -14,9 +14,9 @@
 
 #include "core/pool_set.h"
 #include "core/pool_values.h"
+#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"
-#include "testing/faulty_driver.h"
 
 namespace cgp {
 

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "core/base/units.h"
+#include "core/driver.h"
 #include "core/memory/free_view.h"
 #include "core/memory/live_block.h"
 #include "core/memory/range_table.h"
@@ -16,7 +17,6 @@
 #include "core/placement/placement.h"
 #include "core/planning/predictor.h"
 #include "core/pool_values.h"
-#include "driver/driver.h"
 
 namespace cgp {
 

@@ -27,13 +27,13 @@
 
 #include "core/base/block.h"
 #include "core/base/units.h"
+#include "core/driver.h"
 #include "core/memory/live_block.h"
 #include "core/memory/range_table.h"
 #include "core/memory/stream_memory.h"
 #include "core/placer.h"
 #include "core/planning/predictor.h"
 #include "core/pool_values.h"
-#include "driver/driver.h"
 
 namespace cgp {
 

@@ -8,8 +8,8 @@
 #include "core/base/error.h"
 #include "core/pool.h"
 #include "core/pool_proofs_test_pool.h"
+#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
-#include "testing/faulty_driver.h"
 
 namespace cgp {
 namespace {

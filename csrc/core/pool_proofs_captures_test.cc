@@ -11,7 +11,7 @@
 
 #include "core/pool.h"
 #include "core/pool_proofs_test_pool.h"
-#include "testing/faulty_driver.h"
+#include "driver/faulty_driver.h"
 
 namespace cgp {
 namespace {

@@ -20,9 +20,9 @@
 #include <string>
 #include <vector>
 
+#include "core/driver.h"
 #include "core/pool_values.h"
 #include "core/usage.h"
-#include "driver/driver.h"
 
 namespace cgp {
 

@@ -10,9 +10,9 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"
-#include "testing/faulty_driver.h"
 
 namespace cgp {
 namespace {

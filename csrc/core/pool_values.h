@@ -7,7 +7,7 @@
 
 #include "core/base/block.h"
 #include "core/base/units.h"
-#include "driver/driver.h"
+#include "core/driver.h"
 
 namespace cgp {
 

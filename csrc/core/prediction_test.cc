@@ -19,9 +19,9 @@
 #include "core/planning/capture_profile.h"
 #include "core/pool.h"
 #include "core/pool_test_pool.h"
+#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "testing/driver_watch.h"
-#include "testing/faulty_driver.h"
 
 namespace cgp {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "driver/driver.h"
+#include "core/driver.h"
 
 namespace cgp {
 namespace {

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <type_traits>
 
+#include "core/driver.h"
 #include "driver/cuda_api.h"
-#include "driver/driver.h"
 
 namespace cgp {
 

@@ -14,8 +14,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/driver.h"
 #include "driver/cuda_context.h"
-#include "driver/driver.h"
 
 namespace cgp {
 

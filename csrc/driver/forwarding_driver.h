@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "driver/driver.h"
+#include "core/driver.h"
 #include "driver/driver_call.h"
 
 namespace cgp {

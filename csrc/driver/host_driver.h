@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "driver/driver.h"
+#include "core/driver.h"
 #include "driver/driver_call.h"
 #include "driver/host_graphs.h"
 

@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "driver/driver.h"
+#include "core/driver.h"
 
 namespace cgp {
 

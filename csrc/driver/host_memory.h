@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "driver/driver.h"
+#include "core/driver.h"
 
 namespace cgp::host_memory {
 

@@ -33,7 +33,7 @@
 #include <utility>
 #include <vector>
 
-#include "driver/driver.h"
+#include "core/driver.h"
 #include "exec/exec_table.h"
 #include "exec/graph_driver.h"
 

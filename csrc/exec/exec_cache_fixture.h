@@ -11,10 +11,10 @@
 #include <string>
 #include <thread>
 
+#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "exec/exec_cache.h"
 #include "exec/fake_graph_driver.h"
-#include "testing/faulty_driver.h"
 
 namespace cgp {
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string>
 
-#include "driver/driver.h"
+#include "core/driver.h"
 
 namespace cgp {
 

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/driver.h"
 #include "core/pool_set.h"
-#include "driver/driver.h"
 #include "driver/host_driver.h"
 #include "python/values.h"
 

@@ -17,8 +17,8 @@
 #include <set>
 #include <vector>
 
+#include "core/driver.h"
 #include "core/pool.h"
-#include "driver/driver.h"
 #include "driver/host_graphs.h"
 
 namespace cgp {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "testing/faulty_driver.h"
+#include "driver/faulty_driver.h"
 
 namespace cgp {
 

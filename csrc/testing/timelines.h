@@ -10,7 +10,7 @@
 #include <mutex>
 #include <utility>
 
-#include "driver/driver.h"
+#include "core/driver.h"
 
 namespace cgp {
 

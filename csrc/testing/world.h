@@ -8,10 +8,10 @@
 #include <string>
 
 #include "core/pool_set.h"
+#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "testing/allocation_faults.h"
 #include "testing/driver_watch.h"
-#include "testing/faulty_driver.h"
 
 namespace cgp {
 

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "driver/driver.h"
+#include "core/driver.h"
 
 namespace cgp {
 

@@ -9,7 +9,7 @@
 #include <memory>
 #include <optional>
 
-#include "driver/driver.h"
+#include "core/driver.h"
 
 namespace cgp {
 

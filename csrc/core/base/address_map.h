@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "driver/driver.h"
+#include "core/driver.h"
 
 namespace cgp {
 

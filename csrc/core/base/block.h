@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "core/base/units.h"
-#include "driver/driver.h"
+#include "core/driver.h"
 
 namespace cgp {
 

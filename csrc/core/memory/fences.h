@@ -24,8 +24,8 @@
 #include <optional>
 #include <vector>
 
+#include "core/driver.h"
 #include "core/memory/page_space.h"
-#include "driver/driver.h"
 
 namespace cgp {
 

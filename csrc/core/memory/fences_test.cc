@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
-#include "testing/faulty_driver.h"
 
 namespace cgp {
 namespace {

@@ -18,11 +18,11 @@
 
 #include "core/base/index_set.h"
 #include "core/base/units.h"
+#include "core/driver.h"
 #include "core/memory/free_handles.h"
 #include "core/memory/page_space.h"
 #include "core/memory/range_table.h"
 #include "core/memory/run_index.h"
-#include "driver/driver.h"
 
 namespace cgp {
 

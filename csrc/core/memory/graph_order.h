@@ -23,7 +23,7 @@
 
 #include "core/base/address_map.h"
 #include "core/base/units.h"
-#include "driver/driver.h"
+#include "core/driver.h"
 
 namespace cgp {
 

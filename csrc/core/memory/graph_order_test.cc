@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "core/base/units.h"
+#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
 #include "testing/allocation_faults.h"
-#include "testing/faulty_driver.h"
 
 namespace cgp {
 namespace {

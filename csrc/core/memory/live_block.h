@@ -9,8 +9,8 @@
 #include "core/base/address_map.h"
 #include "core/base/block.h"
 #include "core/base/units.h"
+#include "core/driver.h"
 #include "core/memory/shared_space.h"
-#include "driver/driver.h"
 
 namespace cgp {
 

@@ -20,9 +20,9 @@
 #include <span>
 #include <vector>
 
+#include "core/driver.h"
 #include "core/memory/graph_order.h"
 #include "core/memory/page_space.h"
-#include "driver/driver.h"
 
 namespace cgp {
 

@@ -12,8 +12,8 @@
 
 #include "core/base/error.h"
 #include "core/base/units.h"
+#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
-#include "testing/faulty_driver.h"
 
 namespace cgp {
 namespace {

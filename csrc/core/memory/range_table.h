@@ -36,7 +36,7 @@
 
 #include "core/base/index_set.h"
 #include "core/base/units.h"
-#include "driver/driver.h"
+#include "core/driver.h"
 
 namespace cgp {
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
-#include "testing/faulty_driver.h"
 
 namespace cgp {
 namespace {

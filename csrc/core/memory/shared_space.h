@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "core/base/units.h"
+#include "core/driver.h"
 #include "core/memory/free_view.h"
 #include "core/memory/page_space.h"
 #include "core/memory/range_table.h"
-#include "driver/driver.h"
 
 namespace cgp {
 

@@ -24,12 +24,12 @@
 #include <thread>
 #include <vector>
 
+#include "core/driver.h"
 #include "core/memory/fences.h"
 #include "core/memory/live_block.h"
 #include "core/memory/proofs.h"
 #include "core/memory/range_table.h"
 #include "core/memory/shared_space.h"
-#include "driver/driver.h"
 
 namespace cgp {
 

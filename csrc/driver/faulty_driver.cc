@@ -1,4 +1,4 @@
-#include "testing/faulty_driver.h"
+#include "driver/faulty_driver.h"
 
 #include <string>
 

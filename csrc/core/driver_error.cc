@@ -1,5 +1,5 @@
 
-#include "driver/driver.h"
+#include "core/driver.h"
 
 namespace cgp {
 namespace {

@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "driver/driver.h"
+#include "core/driver.h"
 #include "driver/driver_call.h"
 #include "driver/forwarding_driver.h"
 

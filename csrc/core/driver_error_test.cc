@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "driver/driver.h"
+#include "core/driver.h"
 #include "driver/driver_call.h"
 
 namespace cgp {
