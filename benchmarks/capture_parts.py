@@ -12,47 +12,63 @@ are milliseconds for all of its graphs:
     allocator     stock's allocations and frees
     driver        CUDA's functions that ours called
     mapped        how many handles they mapped
-    mapping       ours: allocations that mapped something, without the driver's time: core and adapter
+    again         ours ÷ stock in the last of several rounds of the same captures in one pool, and
+                  the handles mapped in that
+    mapping       ours: allocations that mapped, without the driver's time: core and adapter
     others        ours: the other allocations, and the frees
-    after         what torch did in the ten gaps after an allocation that mapped, beyond stock's there
-    between       what torch did in all other gaps, beyond stock's there
+    after         torch in the ten gaps after an allocation that mapped, beyond stock's there
+    between       torch in all other gaps, beyond stock's there
     enter, exit   torch.cuda.graph's: ours, and stock's
 """
 
 from __future__ import annotations
 
 import random
-import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 from _apart import measure_apart, run_script
-from _command import add_common, add_some, markdown, new_parser, new_report, verdict, write_report
+from _command import (
+    add_common,
+    add_some,
+    markdown,
+    new_parser,
+    new_report,
+    positive,
+    verdict,
+    write_report,
+)
 
 from cudagraph_pool._worker_process import WorkerError
 
 ORDERS = ("asc", "desc", "shuffled")
-WORKLOADS = ("convnextv2_tiny", "bert", "fcn_resnet50-kept", "wav2vec2")
+WORKLOADS = ("r3d_18", "convnextv2_tiny", "wav2vec2", "fcn_resnet50", "bert", "swin_t", "resnet50")
+KEPT = "-kept"
 MAPS_NS = 15_000  # mapping a handle takes longer, nothing else does: a report has both counts
 AFTER = 10  # gaps
 HEAD = (
-    "", "order", "graphs", "calls", "stock", "ours", "÷", "allocator", "driver", "mapped", "mapping",
-    "others", "after", "between", "enter", "exit",
+    "", "order", "graphs", "calls", "stock", "ours", "÷", "allocator", "driver", "mapped", "again",
+    "mapping", "others", "after", "between", "enter", "exit",
 )  # fmt: skip
 
 
 def main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--workloads", nargs="+", default=[*WORKLOADS], metavar="NAME")
+    add_some(parser, "--outputs", ("released", "kept"), default=["released"])
+    parser.add_argument("--times", type=positive, default=4, help="the same captures in one pool")
     add_some(parser, "--orders", ORDERS)
     add_common(parser, repeats=7, seed=0)
     options = parser.parse_args()
     report = new_report(options)
     problems = []
     print("\n".join(markdown(HEAD, [])))
-    for workload in options.workloads:
-        asked = (workload, options.orders, options.repeats, options.seed)
+    ends = [KEPT if outputs == "kept" else "" for outputs in options.outputs]
+    names = [name + end for name in options.workloads for end in ends]
+    for workload in names:
+        asked = (workload, options.orders, options.repeats, options.times, options.seed)
         try:
             rows = measure_apart(__file__, *asked)["rows"]
         except WorkerError as error:
@@ -66,7 +82,9 @@ def main() -> int:
     return verdict(problems)
 
 
-def measure(workload: str, orders: Sequence[str], repeats: int, seed: int) -> dict[str, Any]:
+def measure(
+    workload: str, orders: Sequence[str], repeats: int, times: int, seed: int
+) -> dict[str, Any]:
     """The rows of a workload, measured in this process."""
     import torch
     from _parts import TimedCaptures
@@ -81,8 +99,9 @@ def measure(workload: str, orders: Sequence[str], repeats: int, seed: int) -> di
         found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
         for number in range(2 * repeats):
             ours = number % 4 in (1, 2)  # stock, ours, ours, stock, ...
-            found[ours].append(captures.parts(wanted, ours))
-        rows.append({"workload": workload, "order": order, "graphs": len(keys), **take_apart(*found.values())})
+            found[ours].append(captures.parts(wanted, ours, times))
+        row = {"workload": workload, "order": order, "graphs": len(keys)}
+        rows.append({**row, **take_apart(found[False], found[True])})
     return {"rows": rows}
 
 
@@ -99,16 +118,19 @@ def take_apart(stock: list[dict[str, Any]], ours: list[dict[str, Any]]) -> dict[
             calls = zip(run["bytes"], stock[-1]["bytes"], strict=False)
             first = next((i for i, (a, b) in enumerate(calls) if a != b), None)
             raise RuntimeError(
-                f"run {number} asked for other blocks from call {first} on: {len(run['bytes'])} and "
-                f"{len(stock[-1]['bytes'])} calls"
+                f"run {number} asked for other blocks from call {first} on: "
+                f"{len(run['bytes'])} and {len(stock[-1]['bytes'])} calls"
             )
 
     def each(runs: list[dict[str, Any]], figure: str) -> list[float]:
         """Of each call."""
-        return [statistics.median(values) for values in zip(*(run[figure] for run in runs), strict=True)]
+        return [median(values) for values in zip(*(run[figure] for run in runs), strict=True)]
 
     def median_of(runs: list[dict[str, Any]], figure: str) -> float:
-        return statistics.median(run[figure] for run in runs)
+        return float(median(run[figure] for run in runs))
+
+    def ratio(figure: Callable[[dict[str, Any]], float]) -> float:
+        return float(median(figure(b) / figure(a) for a, b in zip(stock, ours, strict=True)))
 
     took, stock_took = each(ours, "took"), each(stock, "took")
     excess = [g - s for g, s in zip(each(ours, "gap"), each(stock, "gap"), strict=True)]
@@ -116,7 +138,7 @@ def take_apart(stock: list[dict[str, Any]], ours: list[dict[str, Any]]) -> dict[
     behind = [{i + distance for i in long if i + distance < len(took)} for distance in range(AFTER)]
     near = set().union(*behind)
     driver = {
-        name: [statistics.median(run["driver"].get(name, (0, 0))[part] for run in ours) for part in (0, 1)]
+        name: [median(run["driver"].get(name, (0, 0))[i] for run in ours) for i in (0, 1)]
         for name in ours[-1]["driver"]
     }
     in_driver = sum(spent for _, spent in driver.values())
@@ -124,10 +146,13 @@ def take_apart(stock: list[dict[str, Any]], ours: list[dict[str, Any]]) -> dict[
         "calls": len(took),
         "stock": median_of(stock, "body"),
         "ours": median_of(ours, "body"),
-        "ratio": statistics.median(b["body"] / a["body"] for a, b in zip(stock, ours, strict=True)),
+        "ratio": ratio(lambda run: run["body"]),
         "allocator": sum(stock_took),
         "driver": in_driver,
         "mapped": driver.get("cuMemMap", [0, 0])[0],
+        "again": ratio(lambda run: run["bodies"][-1]),
+        "mapped_by_round": each(ours, "mapped"),
+        "reserved_bytes": [max(run["reserved_bytes"]) for run in (stock[-1], ours[-1])],
         "mapping": sum(took[i] for i in long) - in_driver,
         "others": sum(took) - sum(took[i] for i in long),
         "after": sum(excess[i] for i in near),
@@ -146,9 +171,11 @@ def cells(row: dict[str, Any]) -> list[str]:
 
     both = [f"{ms(row[part][0])}, {ms(row[part][1])}" for part in ("enter", "exit")]
     head = [row["workload"], row["order"], str(row["graphs"]), str(row["calls"])]
-    times = [ms(row["stock"]), ms(row["ours"]), f"{row['ratio']:.2f}", ms(row["allocator"]), ms(row["driver"])]
+    times = [ms(row["stock"]), ms(row["ours"]), f"{row['ratio']:.2f}"]
+    times += [ms(row["allocator"]), ms(row["driver"])]
+    again = f"{row['again']:.2f}, {row['mapped_by_round'][-1]:.0f}"
     parts = [ms(row[part]) for part in ("mapping", "others", "after", "between")]
-    return [*head, *times, f"{row['mapped']:.0f}", *parts, *both]
+    return [*head, *times, f"{row['mapped']:.0f}", again, *parts, *both]
 
 
 def calls_of(row: dict[str, Any]) -> str:
@@ -159,9 +186,11 @@ def calls_of(row: dict[str, Any]) -> str:
         for name, (count, spent) in sorted(found, key=lambda call: -call[1][1])
     ]
     after = " ".join(f"{value / 1e6:.1f}" for value in row["after_by_distance"])
+    reserved = [size >> 20 for size in row["reserved_bytes"]]
     return (
-        f"{row['workload']} {row['order']}: {', '.join(calls)}; {row['long_calls']} allocations took longer"
-        f" than {MAPS_NS // 1000} µs; the gaps after them, one by one: {after} ms"
+        f"{row['workload']} {row['order']}: {', '.join(calls)}; "
+        f"{row['long_calls']} allocations over {MAPS_NS // 1000} µs, gaps after: {after} ms; "
+        f"mapped by round: {row['mapped_by_round']}; MiB of stock and ours: {reserved}"
     )
 
 
