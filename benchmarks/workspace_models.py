@@ -45,8 +45,8 @@ class Products(Rows):
         self.name = name
         self.keys = keys
         super().__init__(device, width)
-        shapes = ((width, 3 * width), (width, width), (width, 4 * width), (width, 4 * width))
-        shapes += ((4 * width, width),)
+        wide = 4 * width
+        shapes = [(width, 3 * width), (width, width), (width, wide), (width, wide), (wide, width)]
         torch.manual_seed(0)
         with torch.device(device):
             self._layers = [
