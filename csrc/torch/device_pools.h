@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "core/pool_set.h"
-#include "torch/merged_stats.h"
-#include "torch/metered_driver.h"
+#include "torch/observe/merged_stats.h"
+#include "torch/observe/metered_driver.h"
 
 namespace cgp {
 

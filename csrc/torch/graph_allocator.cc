@@ -10,8 +10,8 @@
 #include <type_traits>
 
 #include "torch/errors.h"
+#include "torch/observe/snapshot.h"
 #include "torch/runtime.h"
-#include "torch/snapshot.h"
 
 // Texts are put together before torch's macros get them: given several parts these format them with
 // std::ostream, which crashes in a module that a compiler linked with a libstdc++ of its own.

@@ -46,11 +46,11 @@
 #include <vector>
 
 #include "core/pool_set.h"
-#include "torch/annexes.h"
 #include "torch/device_pools.h"
-#include "torch/history.h"
-#include "torch/pool_names.h"
-#include "torch/routes.h"
+#include "torch/observe/history.h"
+#include "torch/scopes/annexes.h"
+#include "torch/scopes/pool_names.h"
+#include "torch/scopes/routes.h"
 #include "torch/torch_version.h"
 
 namespace cgp {

@@ -3,9 +3,9 @@
 // each time a call into the driver on a real device.
 #include <benchmark/benchmark.h>
 
-#include "torch/fake_base_allocator.h"
-#include "torch/fake_cuda.h"
 #include "torch/graph_allocator.h"
+#include "torch/testing/fake_base_allocator.h"
+#include "torch/testing/fake_cuda.h"
 
 namespace cgp {
 namespace {

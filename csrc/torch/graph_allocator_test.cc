@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "driver/host_driver.h"
-#include "torch/fake_faults.h"
-#include "torch/graph_allocator_fixture.h"
+#include "torch/testing/fake_faults.h"
+#include "torch/testing/graph_allocator_fixture.h"
 
 namespace cgp {
 namespace {

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "torch/graph_allocator_fixture.h"
+#include "torch/testing/graph_allocator_fixture.h"
 
 namespace cgp {
 namespace {

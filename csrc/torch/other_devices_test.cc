@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "torch/graph_allocator_fixture.h"
 #include "torch/pluggable_allocator.h"
+#include "torch/testing/graph_allocator_fixture.h"
 
 namespace cgp {
 namespace {

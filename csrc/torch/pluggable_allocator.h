@@ -17,7 +17,7 @@
 #include <mutex>
 
 #include "torch/device_pools.h"
-#include "torch/routes.h"
+#include "torch/scopes/routes.h"
 
 namespace cgp {
 

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "driver/host_driver.h"
-#include "torch/fake_base_allocator.h"
-#include "torch/fake_cuda.h"
-#include "torch/fake_faults.h"
 #include "torch/graph_allocator.h"
+#include "torch/testing/fake_base_allocator.h"
+#include "torch/testing/fake_cuda.h"
+#include "torch/testing/fake_faults.h"
 
 namespace cgp {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <vector>
 
-#include "torch/fake_cuda.h"
 #include "torch/graph_allocator.h"
+#include "torch/testing/fake_cuda.h"
 
 namespace cgp {
 namespace {
