@@ -32,8 +32,8 @@ std::vector<cgp::DevicePools*> PoolsOf(DeviceIndex device) {
 // The set that has the pool; that of GraphAllocator if none does.
 cgp::PoolSet& Pools(DeviceIndex device, PoolId id) {
   auto* const plain = cgp::DevicePools::Find(device, cgp::PoolsOwner::kPluggableAllocator);
-  if (plain != nullptr && plain->set().Contains(id)) return plain->set();
-  return cgp::DevicePools::For(device).set();
+  if (plain != nullptr && plain->set.Contains(id)) return plain->set;
+  return cgp::DevicePools::For(device).set;
 }
 
 py::dict ToDict(const cgp::PoolStats& stats) {
@@ -56,9 +56,9 @@ py::dict ToDict(const cgp::PoolSnapshot& snapshot) {
   return py::dict("stats"_a = ToDict(snapshot.stats), "blocks"_a = blocks, "ranges"_a = ranges);
 }
 
-cgp::GraphAllocator::CaptureCounts Counts() {
+cgp::CaptureScopes::Counts Counts() {
   const cgp::GraphAllocator* allocator = cgp::FindGraphAllocator();
-  return allocator == nullptr ? cgp::GraphAllocator::CaptureCounts{} : allocator->capture_counts();
+  return allocator == nullptr ? cgp::CaptureScopes::Counts{} : allocator->scopes().counts();
 }
 
 }  // namespace
@@ -91,22 +91,26 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   def_of_pool(
       "end_failed_capture",
       [](DeviceIndex device, const c10::MempoolId_t& id) {
-        cgp::GetGraphAllocator()->EndFailedCapture(device, id);
+        cgp::GetGraphAllocator()->scopes().EndFailed(device, id);
       },
       no_gil);
   def_of_pool(
       "register_pool",
-      [](DeviceIndex device, PoolId id) { cgp::GetGraphAllocator()->RegisterPool(device, id); },
+      [](DeviceIndex device, PoolId id) {
+        cgp::GetGraphAllocator()->scopes().Register(device, id);
+      },
       no_gil);
   def_of_pool(
       "unregister_pool",
-      [](DeviceIndex device, PoolId id) { cgp::GetGraphAllocator()->UnregisterPool(device, id); },
+      [](DeviceIndex device, PoolId id) {
+        cgp::GetGraphAllocator()->scopes().Unregister(device, id);
+      },
       no_gil);
   def_of_pool(
       "is_mempool",
       [](DeviceIndex device, PoolId id) {
         const cgp::GraphAllocator* allocator = cgp::FindGraphAllocator();
-        return allocator != nullptr && allocator->IsMemPool(device, id);
+        return allocator != nullptr && allocator->scopes().IsMemPool(device, id);
       },
       no_gil);
   def_of_pool("captures",
@@ -122,7 +126,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       [](DeviceIndex device) {
         std::vector<PoolId> ids;
         for (cgp::DevicePools* const pools : PoolsOf(device)) {
-          for (const PoolId id : pools->set().ids()) ids.push_back(id);
+          for (const PoolId id : pools->set.ids()) ids.push_back(id);
         }
         return ids;
       },
@@ -131,7 +135,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       "pool_of",
       [](DeviceIndex device, uint64_t address) -> std::optional<PoolId> {
         for (cgp::DevicePools* const pools : PoolsOf(device)) {
-          if (const auto id = pools->set().PoolOf(address)) return id;
+          if (const auto id = pools->set.PoolOf(address)) return id;
         }
         return std::nullopt;
       },
@@ -141,7 +145,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       [](DeviceIndex device) {
         uint64_t sum = 0;
         for (cgp::DevicePools* const pools : PoolsOf(device)) {
-          sum += cgp::NanosecondsOf(pools->driver().inner());
+          sum += cgp::NanosecondsOf(pools->driver.inner());
         }
         return sum;
       },

@@ -79,7 +79,7 @@ TEST_F(TrackersThatAskTest, AnotherThreadsMappingsAreToldInOrderByWhoIsTelling) 
     });
     beside.join();
   };
-  allocator_.RegisterPool(device_, {0, 9});
+  allocator_.scopes().Register(device_, {0, 9});
   allocator_.beginAllocateToPool(device_, {0, 9}, ThisThread());
   allocator_.beginAllocateToPool(device_, id_, ThisThread());
   {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "torch/errors.h"
+#include "torch/observe/gate.h"
 
 namespace cgp {
 namespace {
@@ -39,7 +40,12 @@ void History::Configure(bool enabled, c10::CachingDeviceAllocator::CreateContext
     while (entries.size() > max_entries) entries.pop_front();
   }
   if (!enabled) live_.clear();
-  active_.store(enabled || !trackers_->empty(), std::memory_order_release);
+  SetActive(enabled || !trackers_->empty());
+}
+
+void History::SetActive(bool active) {
+  active_.store(active, std::memory_order_release);
+  Gate::Set(Gate::kHistory, active);
 }
 
 void History::AttachTracker(Tracker tracker, const std::function<void()>& attach) {
@@ -50,7 +56,7 @@ void History::AttachTracker(Tracker tracker, const std::function<void()>& attach
   attach();
   const std::lock_guard lock(mutex_);
   trackers_ = std::move(more);
-  active_.store(true, std::memory_order_release);
+  SetActive(true);
 }
 
 History::Context History::Gather(When level) const {
@@ -128,7 +134,6 @@ std::optional<History::TraceEntry> History::NextMapping() {
 
 // Nobody waits here: who holds the base's lock calls it too, and a tracker may want that.
 void History::TellMappings() noexcept {
-  if (!active()) return;
   const auto any = [this] {
     const std::lock_guard lock(mutex_);
     return !mappings_.empty();

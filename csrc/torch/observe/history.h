@@ -51,7 +51,9 @@ class History {
   class Telling {
    public:
     explicit Telling(History& history) : history_(history) {}
-    ~Telling() { history_.TellMappings(); }
+    ~Telling() {
+      if (history_.active()) history_.TellMappings();
+    }
     Telling(const Telling&) = delete;
     Telling& operator=(const Telling&) = delete;
 
@@ -99,6 +101,7 @@ class History {
 
  private:
   using Trackers = std::vector<Tracker>;
+  void SetActive(bool active);
   // Keeps an entry. Returns it if a tracker is to be told. pre: mutex_ is held.
   std::optional<TraceEntry> Insert(const Event& event, const Context& context,
                                    const std::string& metadata);

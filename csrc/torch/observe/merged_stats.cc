@@ -36,6 +36,34 @@ void ForEachPair(DeviceStats& a, const DeviceStats& b, Function function) {
   }
 }
 
+// function(gauge of ours, stat of torch's that shows it).
+template <typename Function>
+void ForEachShown(SetUsage& usage, DeviceStats& stats, Function function) {
+  const auto of_type = [&](Gauge& gauge, StatArray& array, StatType type) {
+    function(gauge, array[static_cast<size_t>(type)]);
+  };
+  const auto of_blocks = [&](BlockUsage& blocks, StatType type) {
+    for (StatArray* counts : {&stats.allocation, &stats.active}) {
+      of_type(blocks.count, *counts, type);
+    }
+    for (StatArray* bytes : {&stats.allocated_bytes, &stats.active_bytes}) {
+      of_type(blocks.bytes, *bytes, type);
+    }
+    of_type(blocks.requested_bytes, stats.requested_bytes, type);
+  };
+  of_blocks(usage.all, StatType::AGGREGATE);
+  of_blocks(usage.small, StatType::SMALL_POOL);
+  of_blocks(usage.large, StatType::LARGE_POOL);
+  // Pages hold blocks of all sizes: what is reserved counts as large, as torch calls segments that
+  // are not for small blocks alone.
+  for (const StatType type : {StatType::AGGREGATE, StatType::LARGE_POOL}) {
+    of_type(usage.handles, stats.segment, type);
+    of_type(usage.reserved_bytes, stats.reserved_bytes, type);
+    of_type(usage.free_bytes, stats.inactive_split_bytes, type);
+    of_type(usage.free_extents, stats.inactive_split, type);
+  }
+}
+
 Stat ToStat(const Gauge& gauge) {
   Stat stat;
   stat.current = static_cast<int64_t>(gauge.current);
@@ -45,45 +73,19 @@ Stat ToStat(const Gauge& gauge) {
   return stat;
 }
 
-void Put(const Stat& stat, StatType type, StatArray& into) {
-  into[static_cast<size_t>(type)] = stat;
-}
-
-// Pages hold blocks of all sizes: what is reserved counts as large, as torch calls segments that
-// are not for small blocks alone.
-void PutAsLarge(const Stat& stat, StatArray& into) {
-  for (const StatType type : {StatType::AGGREGATE, StatType::LARGE_POOL}) Put(stat, type, into);
-}
-
-void PutBlocks(const BlockUsage& blocks, StatType type, DeviceStats& into) {
-  for (StatArray* counts : {&into.allocation, &into.active}) {
-    Put(ToStat(blocks.count), type, *counts);
-  }
-  for (StatArray* bytes : {&into.allocated_bytes, &into.active_bytes}) {
-    Put(ToStat(blocks.bytes), type, *bytes);
-  }
-  Put(ToStat(blocks.requested_bytes), type, into.requested_bytes);
+// What torch.cuda.memory_stats() counts, for such usage alone.
+DeviceStats ToDeviceStats(SetUsage usage) {
+  DeviceStats stats;
+  ForEachShown(usage, stats, [](const Gauge& gauge, Stat& stat) { stat = ToStat(gauge); });
+  stats.num_device_alloc = static_cast<int64_t>(usage.handles.added);
+  stats.num_device_free = static_cast<int64_t>(usage.handles.removed);
+  return stats;
 }
 
 void AddBelowPeak(const Stat& part, Stat& sum) {
   sum.current += part.current;
   sum.allocated += part.allocated;
   sum.freed += part.freed;
-}
-
-// What torch.cuda.memory_stats() counts, for such usage alone.
-DeviceStats ToDeviceStats(const SetUsage& usage) {
-  DeviceStats stats;
-  PutBlocks(usage.all, StatType::AGGREGATE, stats);
-  PutBlocks(usage.small, StatType::SMALL_POOL, stats);
-  PutBlocks(usage.large, StatType::LARGE_POOL, stats);
-  PutAsLarge(ToStat(usage.handles), stats.segment);
-  PutAsLarge(ToStat(usage.reserved_bytes), stats.reserved_bytes);
-  PutAsLarge(ToStat(usage.free_bytes), stats.inactive_split_bytes);
-  PutAsLarge(ToStat(usage.free_extents), stats.inactive_split);
-  stats.num_device_alloc = static_cast<int64_t>(usage.handles.added);
-  stats.num_device_free = static_cast<int64_t>(usage.handles.removed);
-  return stats;
 }
 
 }  // namespace
@@ -95,18 +97,61 @@ void AddHigherPeaks(const StatArray& part, StatArray& sum) {
   }
 }
 
-void MergedStats::OursGrew(Base& base) {
-  if (!set_.TakeNewPeak()) return;
-  Undo taken([&] { set_.NoteNewPeak(); });  // next time
-  Add(base, &Stat::current);
-  taken.Keep();
-}
-
 DeviceStats MergedStats::OfBase(Base& base) const {
+  // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
+  const RelaxedCaptureMode relaxed;
   return IfSupported([&] { return base.getDeviceStats(device_); }).value_or(DeviceStats{});
 }
 
-MergedStats::Totals MergedStats::Now(Base& base) {
+void MergedStats::CatchUp(Base& base) {
+  // First, so that growth meanwhile is asked for again.
+  asked_.store(Gate::TakeBaseGrowth(), std::memory_order_release);
+  Undo asked([&] { asked_.store(Gate::kNever, std::memory_order_release); });
+  Ask(base, &Stat::peak);
+  asked.Keep();
+}
+
+void MergedStats::AfterGrowth(Base& base) {
+  if (!set_.TakeNewPeak()) return;
+  Undo taken([&] { set_.NoteNewPeak(); });
+  Ask(base, &Stat::current);
+  taken.Keep();
+}
+
+// Why the base's peak since the last question may be added to what ours hold now: it was either
+// while they held that, or what it held at the last question; and what ours hold beside that is no
+// new peak, since otherwise it would have been asked when they grew.
+DeviceStats MergedStats::Ask(Base& base, int64_t Stat::*of_base) {
+  SetUsage ours = set_.Usage();
+  DeviceStats bases = OfBase(base);
+  DeviceStats sum;
+  ForEachPair(sum, bases, [&](Stat& both, const Stat& part) { both.peak = part.*of_base; });
+  ForEachPair(sum, ToDeviceStats(ours),
+              [](Stat& both, const Stat& part) { both.peak += part.current; });
+  {
+    const std::lock_guard lock(mutex_);
+    ForEachPair(peaks_, sum,
+                [](Stat& peak, const Stat& both) { peak.peak = std::max(peak.peak, both.peak); });
+    sum = peaks_;
+  }
+  // What the peak leaves beside the base. Of what several stats show the least counts.
+  ours.ForEachGauge([](Gauge& gauge) { gauge.peak = ~uint64_t{0}; });
+  ForEachPair(sum, bases, [](Stat& left, const Stat& part) { left.current = part.current; });
+  ForEachShown(ours, sum, [](Gauge& level, const Stat& stat) {
+    const auto left = static_cast<uint64_t>(std::max<int64_t>(0, stat.peak - stat.current));
+    level.peak = std::min(level.peak, left);
+  });
+  // Last, so that no peak is lost where something fails.
+  IfSupported([&] {
+    base.resetPeakStats(device_);
+    return true;
+  });
+  set_.ResetPeaks(ours);
+  base_reserved_.store(bases.reserved_bytes[0].current, std::memory_order_relaxed);
+  return bases;
+}
+
+MergedStats::Totals MergedStats::Now(Base& base) const {
   const DeviceStats bases = OfBase(base);
   const SetUsage ours = set_.Usage();
   return {.allocated_bytes =
@@ -115,33 +160,8 @@ MergedStats::Totals MergedStats::Now(Base& base) {
               static_cast<size_t>(bases.reserved_bytes[0].current) + ours.reserved_bytes.current};
 }
 
-// Why the base's peak since the last call may be added to what ours hold now: it was either while
-// they held that, since they did not change between the base's growth and this call, or at the last
-// call, when they held no less, since otherwise they would have called at their peak.
-void MergedStats::Add(Base& base, int64_t Stat::*of_base) {
-  const DeviceStats ours = ToDeviceStats(set_.Usage());
-  // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
-  const RelaxedCaptureMode relaxed;
-  const DeviceStats bases = OfBase(base);
-  DeviceStats sum;
-  ForEachPair(sum, bases, [&](Stat& both, const Stat& part) { both.peak = part.*of_base; });
-  ForEachPair(sum, ours, [](Stat& both, const Stat& part) { both.peak += part.current; });
-  {
-    const std::lock_guard lock(mutex_);
-    ForEachPair(peaks_, sum,
-                [](Stat& peak, const Stat& both) { peak.peak = std::max(peak.peak, both.peak); });
-  }
-  // Last, so that no peak is lost where something fails.
-  IfSupported([&] {
-    base.resetPeakStats(device_);
-    return true;
-  });
-  set_.ResetPeaks();
-}
-
 DeviceStats MergedStats::Get(Base& base) {
-  BaseGrew(base);
-  DeviceStats stats = OfBase(base);
+  DeviceStats stats = Ask(base, &Stat::peak);
   const DeviceStats pools = ToDeviceStats(set_.Usage());
   ForEachPair(stats, pools, [](Stat& sum, const Stat& part) { AddBelowPeak(part, sum); });
   stats.num_device_alloc += pools.num_device_alloc;
@@ -159,7 +179,9 @@ DeviceStats MergedStats::Get(Base& base) {
   if (auto* const by_pool = ReservedByPrivatePool(stats)) {
     for (const auto& [id, reserved] : set_.ReservedByPool()) {
       StatArray ours;
-      PutAsLarge(ToStat(reserved), ours);
+      for (const StatType type : {StatType::AGGREGATE, StatType::LARGE_POOL}) {
+        ours[static_cast<size_t>(type)] = ToStat(reserved);
+      }
       AddHigherPeaks(ours, (*by_pool)[{id.first, id.second}]);
     }
   }
@@ -172,7 +194,7 @@ void MergedStats::ResetPeaks(Base& base) {
     peaks_ = {};
   }
   set_.ResetPeaksByPool();
-  Add(base, &Stat::current);
+  Ask(base, &Stat::current);
 }
 
 void MergedStats::ResetAccumulated(Base& base) {

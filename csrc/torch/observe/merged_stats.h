@@ -1,16 +1,18 @@
 // The statistics of the base and of a device's graph pools as one, with peaks that are peaks of the
-// sum.
+// sum. Nothing else asks the base for statistics.
 //
 // Neither side knows the other's changes, but a peak of the sum is only reached when one of them
 // grows, and growth passes through us:
 //
-//  - The base grew: noted by a flag, since eager allocations must not cost more. It is asked before
-//    our pools change next: they were constant meanwhile, so the sum's peak is the base's peak plus
-//    what ours hold.
-//  - Ours reached a new peak: the base is asked what it holds now.
+//  - The base grew: the gate notes it. The base is asked before our pools change next: they were
+//    constant meanwhile, so the sum's peak is the base's peak plus what ours hold.
+//  - Ours grew: the base is asked what it holds now, but only where that may be a new peak. It may
+//    be where ours exceed what the sum's peak so far leaves beside what the base held when it was
+//    asked last: since then it has not grown.
 //
-// Both sides' own peaks are in use for that: they begin anew whenever they are asked. What is
-// "inactive" grows when something is freed, so its peak is a lower bound.
+// Both sides' own peaks are in use for that: the base's begins anew when it is asked, and those of
+// ours are set to what would be too little for a new one. What is "inactive" grows when something
+// is freed, so its peak is a lower bound.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -20,6 +22,7 @@
 #include <mutex>
 
 #include "core/pool_set.h"
+#include "torch/observe/gate.h"
 
 namespace cgp {
 
@@ -36,32 +39,23 @@ class MergedStats {
   // `set` must outlive this.
   MergedStats(c10::DeviceIndex device, PoolSet& set) : device_(device), set_(set) {}
 
-  // The base has allocated, on whichever device. Costs a load.
-  static void NoteBaseAllocation() {
-    if (!base_grew.load(std::memory_order_relaxed))
-      base_grew.store(true, std::memory_order_release);
-  }
-  // Whether one was made since this was asked last.
-  static bool TakeBaseGrew() {
-    return base_grew.load(std::memory_order_relaxed) &&
-           base_grew.exchange(false, std::memory_order_acq_rel);
-  }
-  // The same of this device, for all that is known: who takes the one notes the other for all
-  // devices.
-  void NoteBaseGrew() { base_grew_here_.store(true, std::memory_order_release); }
-  bool TakeBaseGrewHere() { return base_grew_here_.exchange(false, std::memory_order_acq_rel); }
-  // Whether one of them would be taken.
-  bool IsBehindBase() const {
-    return base_grew.load(std::memory_order_relaxed) ||
-           base_grew_here_.load(std::memory_order_relaxed);
-  }
+  // Whether the base may have grown since it was asked, and whether anybody else wants to know of
+  // a change.
+  bool IsBehind() const { return Gate::BaseGrewSince(asked_.load(std::memory_order_acquire)); }
+  bool IsWatched() const { return Gate::IsWatchedSince(asked_.load(std::memory_order_acquire)); }
 
-  // None of these waits for the base with a lock held: who has the base's lock may call them too.
+  // These ask the base where that is needed, but wait for it with no lock held: who has the base's
+  // lock may call them too. Where it fails they will ask the next time.
 
-  // To be called before our pools change if the base grew.
-  void BaseGrew(Base& base) { Add(base, &Stat::peak); }
+  // To be called before our pools change.
+  void BeforeChange(Base& base) {
+    if (IsBehind()) CatchUp(base);
+  }
   // To be called after our pools have allocated.
-  void OursGrew(Base& base);
+  void AfterGrowth(Base& base);
+  // The base's reserved bytes, as of when it was asked last. Another question to it.
+  int64_t base_reserved() const { return base_reserved_.load(std::memory_order_relaxed); }
+  void CatchUp(Base& base);
 
   // What torch counts as num_alloc_retries and num_ooms.
   void CountRetry() { ++retries_; }
@@ -69,14 +63,12 @@ class MergedStats {
   // ... and, from 2.12 on, as num_oom_rejections.
   void CountRejection() { ++rejections_; }
 
-  // What the base counts: nothing if it does not count (CUDAPluggableAllocator).
-  DeviceStats OfBase(Base& base) const;
   // What there is now, of both.
   struct Totals {
     size_t allocated_bytes = 0;
     size_t reserved_bytes = 0;
   };
-  Totals Now(Base& base);
+  Totals Now(Base& base) const;
   DeviceStats Get(Base& base);
   void ResetPeaks(Base& base);
   void ResetAccumulated(Base& base);
@@ -84,14 +76,16 @@ class MergedStats {
  private:
   using Stat = c10::CachingAllocator::Stat;
 
-  // Notes what ours hold now and the base did: now, or at its peak since the last call.
-  void Add(Base& base, int64_t Stat::*of_base);
-
-  inline static std::atomic<bool> base_grew{false};
+  // What the base counts: nothing if it does not count (CUDAPluggableAllocator).
+  DeviceStats OfBase(Base& base) const;
+  // Notes what ours hold now and the base did: now, or at its peak since it was asked last. Returns
+  // what it says.
+  DeviceStats Ask(Base& base, int64_t Stat::*of_base);
 
   const c10::DeviceIndex device_;
   PoolSet& set_;
-  std::atomic<bool> base_grew_here_{true};  // before there were pools
+  std::atomic<Gate::Word> asked_{Gate::kNever};  // up to when the base's growth is noted
+  std::atomic<int64_t> base_reserved_{0};
   std::mutex mutex_;
   DeviceStats peaks_;  // of the sum; only the peaks mean anything
   std::atomic<int64_t> retries_{0};

@@ -39,20 +39,17 @@ class MergedStatsTest : public ::testing::Test {
       stat.current += bytes;
       stat.peak = std::max(stat.peak, stat.current);
     }
-    if (bytes > 0) MergedStats::NoteBaseAllocation();
+    if (bytes > 0) Gate::NoteBaseGrowth();
   }
   Block Allocate(uint64_t bytes) {
-    BeforeOursChange();
+    stats_.BeforeChange(base_);
     const Block block = set_.Allocate(kId, bytes, kStream);
-    stats_.OursGrew(base_);
+    stats_.AfterGrowth(base_);
     return block;
   }
   void Free(Address address) {
-    BeforeOursChange();
+    stats_.BeforeChange(base_);
     set_.Free(address);
-  }
-  void BeforeOursChange() {
-    if (MergedStats::TakeBaseGrew()) stats_.BaseGrew(base_);
   }
 
   HostDriver driver_{HostDriverOptions{.map_memory = false}};
@@ -147,10 +144,10 @@ TEST_F(MergedStatsTest, WhoHoldsTheBasesLockDoesNotWait) {
   std::future<void> merged;
   base_.before_stats = [&] {
     base_.before_stats = [] {};
-    merged = std::async(std::launch::async, [&] { stats_.BaseGrew(base_); });
+    merged = std::async(std::launch::async, [&] { stats_.CatchUp(base_); });
     EXPECT_EQ(merged.wait_for(std::chrono::seconds(10)), std::future_status::ready);
   };
-  stats_.BaseGrew(base_);
+  stats_.CatchUp(base_);
   ASSERT_TRUE(merged.valid());
 }
 

@@ -13,7 +13,6 @@
 
 #include "core/pool_set.h"
 #include "driver/forwarding_driver.h"
-#include "torch/scopes/routes.h"
 
 namespace cgp {
 
@@ -27,6 +26,7 @@ class MeteredDriver final : public ForwardingDriver<MeteredDriver> {
   // From now on Create() fails, as if the device had no more, where all handles together would have
   // more bytes than that.
   void SetLimit(uint64_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
+  uint64_t limit() const { return limit_.load(std::memory_order_relaxed); }
 
   // The bytes of all handles, and how often that number has changed. Who reads changes() first gets
   // bytes that are as new as that or newer.
@@ -44,15 +44,20 @@ class MeteredDriver final : public ForwardingDriver<MeteredDriver> {
     Purpose& operator=(const Purpose&) = delete;
   };
 
+  // How many capture scopes torch has open in the process, which no driver knows of.
+  static void CountCaptures(int change) { captures_.fetch_add(change, std::memory_order_acq_rel); }
+
   Handle Create(uint64_t bytes) override;
   void Release(Handle handle) override;
   void Map(Address address, uint64_t bytes, Handle handle) override;
   void Unmap(Address address, uint64_t bytes) override;
   bool MayQuiesce() noexcept override {
-    return inner().MayQuiesce() && !RouteTable::AnyCapturing();
+    return inner().MayQuiesce() && captures_.load(std::memory_order_acquire) == 0;
   }
 
  private:
+  static inline std::atomic<int> captures_{0};
+
   const std::unique_ptr<Driver> owned_;  // inner()
   std::atomic<uint64_t> limit_{kNoLimit};
   std::mutex mutex_;

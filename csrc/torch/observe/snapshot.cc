@@ -113,15 +113,15 @@ void AppendPool(c10::DeviceIndex device, PoolId id, const PoolSnapshot& pool,
 
 void AppendSegments(DevicePools& pools, std::optional<PoolId> only, const History& history,
                     std::vector<SegmentInfo>& segments) {
-  for (const PoolId id : pools.set().ids()) {
+  for (const PoolId id : pools.set.ids()) {
     if (only && *only != id) continue;
     std::optional<PoolSnapshot> pool;
     try {
-      pool = pools.set().Snapshot(id);
+      pool = pools.set.Snapshot(id);
     } catch (const UsageError&) {
       continue;  // another thread has given it back meanwhile
     }
-    AppendPool(pools.device(), id, *pool, history, segments);
+    AppendPool(pools.device, id, *pool, history, segments);
   }
 }
 

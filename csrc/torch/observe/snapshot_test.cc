@@ -25,7 +25,7 @@ class SnapshotTest : public ::testing::Test {
  protected:
   void SetUp() override { set().BeginScope(kId, ScopeKind::kCapture); }
 
-  PoolSet& set() { return pools_.set(); }
+  PoolSet& set() { return pools_.set; }
   Address Allocate(uint64_t bytes, StreamId stream = kStream) {
     return set().Allocate(kId, bytes, stream).address;
   }

@@ -1,4 +1,4 @@
-// GraphAllocator: captures that nobody ended.
+// Captures that nobody ended.
 //
 // A capture that fails may never end its route: torch before 2.14 forgets it, and forgets to
 // release the pool as well; from 2.14 on the graph does both late, at the latest when it is
@@ -11,44 +11,47 @@
 
 #include "core/base/reserve.h"
 #include "torch/errors.h"
-#include "torch/graph_allocator.h"
+#include "torch/observe/history.h"
 #include "torch/runtime.h"
+#include "torch/scopes/capture_scopes.h"
+#include "torch/torch_version.h"
 
 namespace cgp {
 
-void GraphAllocator::EndAbandonedCaptures() {
-  const History::Telling telling(history_);
-  const std::lock_guard lock(scopes_mutex_);
+void CaptureScopes::EndAbandoned() {
+  const History::Telling telling(History::Get());
+  const std::lock_guard lock(mutex_);
   CloseAbandoned([](const Route& route) { return route.thread == std::this_thread::get_id(); });
 }
 
-void GraphAllocator::EndFailedCapture(DeviceIndex device, MempoolId_t id) {
-  const History::Telling telling(history_);
-  const std::lock_guard lock(scopes_mutex_);
+void CaptureScopes::EndFailed(DeviceIndex device, MempoolId_t id) {
+  const History::Telling telling(History::Get());
+  const std::lock_guard lock(mutex_);
   TakeAsFailed(device, names_.Find(device, id));
 }
 
-void GraphAllocator::CloseAbandoned(const std::function<bool(const Route&)>& counts) {
+void CaptureScopes::CloseAbandoned(const std::function<bool(const Route&)>& counts) {
   while (std::optional<Route> route = routes_.FindAbandoned(counts)) {
-    if (!route->ours) {  // the base keeps its own books
+    if (route->pools == nullptr) {  // the base keeps its own books
       routes_.Remove(route->device, route->id, route->paused);
       continue;
     }
     ReserveMore(late_ends_, 1);
-    EndInOurs(route->device, route->id, route->kind);
+    EndScope(*route->pools, route->id, route->kind);
     // Nobody but its thread ends a nested scope, and it will, if it has not done so.
     const bool nested = route->nested;
-    if (!nested || !route->paused) late_ends_.push_back({std::move(*route), /*failed=*/nested});
+    const bool ended = route->closed || (nested && route->paused);
+    if (!ended) late_ends_.push_back({std::move(*route), /*failed=*/nested});
   }
 }
 
-void GraphAllocator::TakeAsFailed(cudaStream_t origin) {
+void CaptureScopes::TakeAsFailed(cudaStream_t origin) {
   const auto began_there = [origin](const Route& route) { return route.origin == origin; };
   CloseAbandoned(began_there);
   ReleaseFailed(began_there);
 }
 
-void GraphAllocator::TakeAsFailed(DeviceIndex device, PoolId pool) {
+void CaptureScopes::TakeAsFailed(DeviceIndex device, PoolId pool) {
   const auto is_into_it = [&](const Route& route) {
     return route.device == device && route.id == pool;
   };
@@ -58,7 +61,7 @@ void GraphAllocator::TakeAsFailed(DeviceIndex device, PoolId pool) {
   ReleaseFailed(is_into_it);
 }
 
-void GraphAllocator::ReleaseFailed(const std::function<bool(const Route&)>& failed) {
+void CaptureScopes::ReleaseFailed(const std::function<bool(const Route&)>& failed) {
   for (size_t i = late_ends_.size(); i-- > 0;) {
     LateEnd& late = late_ends_[i];
     const Route& route = late.route;
@@ -68,12 +71,12 @@ void GraphAllocator::ReleaseFailed(const std::function<bool(const Route&)>& fail
       late.failed = true;
       continue;
     }
-    Drop(DevicePools::For(route.device), route.name, route.id);
+    Drop(*route.pools, route.name, route.id);
     late_ends_.erase(late_ends_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
 
-bool GraphAllocator::TakeLateEnd(DeviceIndex device, PoolId pool) {
+bool CaptureScopes::TakeLateEnd(DeviceIndex device, PoolId pool) {
   const auto late = std::ranges::find_if(late_ends_, [&](const LateEnd& end) {
     return end.route.device == device && end.route.id == pool;
   });

@@ -79,7 +79,7 @@ TEST_F(AbandonedCaptureTest, OneThatAnotherThreadIsAboutToEndIsNotLost) {
 // stream has stopped capturing.
 TEST_F(AbandonedCaptureTest, WhileOneIsBeingEndedNothingIsGivenBack) {
   Capture(other_);
-  HostDriver& host = fake_cuda::HostOf(DevicePools::For(device_).driver().inner());
+  HostDriver& host = fake_cuda::HostOf(DevicePools::For(device_).driver.inner());
   const CaptureId capture = host.graphs().Begin(StreamId{1});
   EXPECT_NO_THROW(allocator_.emptyCache());
   EXPECT_GT(pools().TrimmableBytes(), 0U);
@@ -115,7 +115,7 @@ TEST_F(AbandonedCaptureTest, TheNextOnItsStreamShowsThatItFailed) {
 }
 
 TEST_F(AbandonedCaptureTest, TheNextInItsPoolShowsThatItFailed) {
-  allocator_.RegisterPool(device_, ToPoolId(id_));
+  allocator_.scopes().Register(device_, ToPoolId(id_));
   for (const bool emptied : {true, false}) {
     FailIn(id_);
     if (emptied) allocator_.emptyCache();
@@ -125,7 +125,7 @@ TEST_F(AbandonedCaptureTest, TheNextInItsPoolShowsThatItFailed) {
     current_stream = Stream(1);
     EndLate(id_);
   }
-  allocator_.UnregisterPool(device_, ToPoolId(id_));
+  allocator_.scopes().Unregister(device_, ToPoolId(id_));
 }
 
 TEST_F(AbandonedCaptureTest, WhoSawItFailSaysSo) {
@@ -134,7 +134,7 @@ TEST_F(AbandonedCaptureTest, WhoSawItFailSaysSo) {
   current_stream = Stream(2);
   beside.Begin();
   SetCapture(Stream(2), 0);
-  allocator_.EndFailedCapture(device_, id_);
+  allocator_.scopes().EndFailed(device_, id_);
   EXPECT_EQ(Users(id_), kGraphReleasesAbandonedPool ? 1 : 0);
   EXPECT_TRUE(allocator_.capturing());
   beside.End();

@@ -22,16 +22,17 @@ Annexes::Annex Annexes::FindOrMake(const Key& key) {
 }
 
 void Annexes::Begin(c10::DeviceIndex device, PoolId pool) {
+  if (base_ == nullptr) return;
   const Key key{device, pool};
   const Annex annex = FindOrMake(key);
   try {
-    base_.beginAllocateToPool(device, annex.id,
-                              [this, device, pool, used = annex.used](cudaStream_t stream) {
-                                const auto target = routes_.Match(device, stream);
-                                const bool takes = target && target->ours && target->id == pool;
-                                if (takes) used->store(true, std::memory_order_relaxed);
-                                return takes;
-                              });
+    base_->beginAllocateToPool(
+        device, annex.id, [this, device, pool, used = annex.used](cudaStream_t stream) {
+          const auto target = routes_.Match(device, stream);
+          const bool takes = target && target->pools != nullptr && target->id == pool;
+          if (takes) used->store(true, std::memory_order_relaxed);
+          return takes;
+        });
   } catch (...) {
     const std::lock_guard lock(mutex_);
     if (annex.users == 0) annexes_.erase(key);
@@ -42,13 +43,14 @@ void Annexes::Begin(c10::DeviceIndex device, PoolId pool) {
 }
 
 void Annexes::End(c10::DeviceIndex device, PoolId pool) {
-  base_.endAllocateToPool(device, FindOrMake({device, pool}).id);
+  if (base_ == nullptr) return;
+  base_->endAllocateToPool(device, FindOrMake({device, pool}).id);
 }
 
 void Annexes::Release(c10::DeviceIndex device, PoolId pool) {
   // A user at a time, so that an error leaves to the next call what is left.
   while (const std::optional<c10::MempoolId_t> id = ForgetUnlessUsed({device, pool})) {
-    base_.releasePool(device, *id);
+    base_->releasePool(device, *id);
     const std::lock_guard lock(mutex_);
     --annexes_.at({device, pool}).users;
   }

@@ -33,8 +33,8 @@ class Annexes {
  public:
   using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
-  // Both must outlive this.
-  Annexes(Base& base, RouteTable& routes) : base_(base), routes_(routes) {}
+  // Both must outlive this. Without a base there are no annexes.
+  Annexes(Base* base, RouteTable& routes) : base_(base), routes_(routes) {}
 
   // Begins and ends a scope of the pool's annex, which is made if need be. The caller orders these
   // calls. If the base throws nothing has changed.
@@ -68,7 +68,7 @@ class Annexes {
   // Which pool each annex belongs to.
   std::map<c10::MempoolId_t, c10::MempoolId_t> Owners() const;
 
-  Base& base_;
+  Base* const base_;
   RouteTable& routes_;
   // Never held while the base is called.
   mutable std::mutex mutex_;

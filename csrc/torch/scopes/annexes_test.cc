@@ -93,14 +93,14 @@ TEST_F(AnnexesTest, CapturesAtOnceDoNotMeet) {
 }
 
 TEST_F(AnnexesTest, WhileThePoolHasAUserTheAnnexStays) {
-  allocator_.RegisterPool(device_, ToPoolId(id_));
+  allocator_.scopes().Register(device_, ToPoolId(id_));
   Graph graph(*this, id_, 7);
   graph.Begin();
   const MempoolId_t annex = PoolOf(AllocateAtTheBase());
   graph.End();
   graph.Reset();
   EXPECT_GT(UsersOf(annex), 0);
-  allocator_.UnregisterPool(device_, ToPoolId(id_));
+  allocator_.scopes().Unregister(device_, ToPoolId(id_));
   EXPECT_EQ(UsersOf(annex), 0);
 }
 
@@ -145,7 +145,7 @@ TEST_F(AnnexesTest, AFailedCapturesAnnexIsGivenBack) {
   const DataPtr direct = AllocateAtTheBase();
   failed.Fail();
   EXPECT_EQ(PoolOf(AllocateAtTheBase()), (MempoolId_t{0, 0})) << "and its filter is not asked";
-  allocator_.EndFailedCapture(device_, id_);
+  allocator_.scopes().EndFailed(device_, id_);
   EXPECT_TRUE(base_.open.empty());
   if (kGraphReleasesAbandonedPool) failed.Reset();
   EXPECT_EQ(UsersOfAll(), 0);
@@ -167,10 +167,10 @@ TEST_F(AnnexesTest, ABaseThatRefusesLeavesNoCapture) {
 
 TEST_F(AnnexesTest, ATreeThatIsHandedToTheBaseLeavesNoAnnex) {
   const MempoolId_t old_tree{0, 2};
-  allocator_.StopTakingCaptures([] {});
+  allocator_.scopes().StopTakingCaptures([] {});
   allocator_.beginAllocateToPool(device_, old_tree, ThisThread());
   allocator_.endAllocateToPool(device_, old_tree);
-  allocator_.TakeCaptures();
+  allocator_.scopes().TakeCaptures();
   Graph holds_the_pool(*this, id_, 7);
   holds_the_pool.Begin();
   holds_the_pool.End();
@@ -182,7 +182,7 @@ TEST_F(AnnexesTest, ATreeThatIsHandedToTheBaseLeavesNoAnnex) {
 
 // The other way round: storages keep us, too, when captures are the base's again.
 TEST_F(AnnexesTest, WhatABasesCaptureAsksUsForIsTheBases) {
-  allocator_.StopTakingCaptures([] {});
+  allocator_.scopes().StopTakingCaptures([] {});
   Graph graph(*this, id_, 7);
   graph.Begin();
   EXPECT_EQ(PoolOf(allocator_.allocate(1000)), id_);

@@ -29,7 +29,7 @@ TEST_F(GraphScopesTest, ACaptureOfTheBasesThatPausesIsStillACapture) {
     allocator_.beginAllocateToPool(device_, id_, graph.Filter());
     EXPECT_TRUE(base_.open.contains({device_, id_}));
   }
-  EXPECT_EQ(allocator_.capture_counts().bases, 1U);
+  EXPECT_EQ(allocator_.scopes().counts().bases, 1U);
   graph.End();
   EXPECT_FALSE(allocator_.capturing());
   EXPECT_FALSE(base_.open.contains({device_, id_}));
@@ -53,7 +53,7 @@ TEST_F(GraphScopesTest, AnEagerScopeEndsThoughTheDeviceCannotBeMarked) {
 }
 
 TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
-  allocator_.SetTakesMemPools(false);
+  allocator_.scopes().SetTakesMemPools(false);
   allocator_.createOrIncrefPool(device_, id_);
   Graph graph(*this, id_, 7);
   graph.Begin();
@@ -71,7 +71,7 @@ TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
   Graph later(*this, old, 8);
   later.Begin();
   later.End();
-  const auto counts = allocator_.capture_counts();
+  const auto counts = allocator_.scopes().counts();
   EXPECT_EQ(counts.bases, 2U);
   EXPECT_EQ(counts.in_mempools, 1U);
   EXPECT_EQ(counts.while_stopped, 0U);
@@ -234,7 +234,7 @@ TEST_F(GraphScopesTest, ThoseWithBlocksOfOursStayOursThen) {
 }
 
 TEST_F(GraphScopesTest, AMemPoolOfTheBasesIsNotTakenForATree) {
-  allocator_.SetTakesMemPools(false);
+  allocator_.scopes().SetTakesMemPools(false);
   allocator_.createOrIncrefPool(device_, id_);
   allocator_.beginAllocateToPool(device_, id_, ThisThread());
   EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
@@ -256,25 +256,25 @@ TEST_F(GraphScopesTest, APoolThatWasAllocatedInStaysOursInAnEagerScope) {
 }
 
 TEST_F(GraphScopesTest, ARegisteredPoolIsOursFromTheStart) {
-  allocator_.RegisterPool(device_, ToPoolId(id_));
-  EXPECT_THROW(allocator_.RegisterPool(device_, ToPoolId(id_)), UsageError);
+  allocator_.scopes().Register(device_, ToPoolId(id_));
+  EXPECT_THROW(allocator_.scopes().Register(device_, ToPoolId(id_)), UsageError);
   allocator_.beginAllocateToPool(device_, id_, ThisThread());
   EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
   allocator_.endAllocateToPool(device_, id_);
   allocator_.releasePool(device_, id_);
   EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
-  allocator_.StopTakingCaptures([] { ADD_FAILURE() << "it is needed"; });
-  allocator_.TakeCaptures();
-  allocator_.UnregisterPool(device_, ToPoolId(id_));
-  EXPECT_THROW(allocator_.UnregisterPool(device_, ToPoolId(id_)), UsageError);
+  allocator_.scopes().StopTakingCaptures([] { ADD_FAILURE() << "it is needed"; });
+  allocator_.scopes().TakeCaptures();
+  allocator_.scopes().Unregister(device_, ToPoolId(id_));
+  EXPECT_THROW(allocator_.scopes().Unregister(device_, ToPoolId(id_)), UsageError);
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());
 }
 
 // All work of a program may be on one stream, its captures too.
 TEST_F(GraphScopesTest, EagerBlocksAreFreedWhileTheirStreamCaptures) {
-  HostDriver& host = fake_cuda::HostOf(DevicePools::For(device_).driver().inner());
-  allocator_.RegisterPool(device_, ToPoolId(id_));
+  HostDriver& host = fake_cuda::HostOf(DevicePools::For(device_).driver.inner());
+  allocator_.scopes().Register(device_, ToPoolId(id_));
   allocator_.beginAllocateToPool(device_, id_, ThisThread());
   DataPtr first = allocator_.allocate(kPage), second = allocator_.allocate(kPage);
   const std::array<void*, 2> places = {first.get(), second.get()};
@@ -295,12 +295,12 @@ TEST_F(GraphScopesTest, EagerBlocksAreFreedWhileTheirStreamCaptures) {
   fourth.clear();
   allocator_.endAllocateToPool(device_, id_);
   for (int i = 0; i < 2; ++i) allocator_.releasePool(device_, id_);
-  allocator_.UnregisterPool(device_, ToPoolId(id_));
+  allocator_.scopes().Unregister(device_, ToPoolId(id_));
 }
 
 TEST_F(GraphScopesTest, TheNewestRouteWins) {
   const MempoolId_t other{0, 2};
-  allocator_.RegisterPool(device_, ToPoolId(other));
+  allocator_.scopes().Register(device_, ToPoolId(other));
   allocator_.beginAllocateToPool(device_, other, ThisThread());
   Graph graph(*this, id_, 7);
   graph.Begin();
@@ -312,7 +312,7 @@ TEST_F(GraphScopesTest, TheNewestRouteWins) {
   graph.End();
   EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
   allocator_.releasePool(device_, other);
-  allocator_.UnregisterPool(device_, ToPoolId(other));
+  allocator_.scopes().Unregister(device_, ToPoolId(other));
 }
 
 // Else it would ask CUDA for events, or free, while a capture is under way.
@@ -414,7 +414,7 @@ TEST_F(GraphScopesTest, SwitchedOffNewCapturesGoToTheBaseAndOldPoolsGoOn) {
   first.Begin();
   const DataPtr inside = allocator_.allocate(1000);
   first.End();
-  allocator_.StopTakingCaptures([] {});
+  allocator_.scopes().StopTakingCaptures([] {});
   Graph second(*this, id_, 8);
   second.Begin();
   EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
@@ -425,8 +425,8 @@ TEST_F(GraphScopesTest, SwitchedOffNewCapturesGoToTheBaseAndOldPoolsGoOn) {
   own.End();
   own.Reset();
   EXPECT_EQ(base_.users.at({3, 0}), 0);
-  EXPECT_EQ(allocator_.capture_counts().while_stopped, 1U);
-  allocator_.StopTakingCaptures([] { ADD_FAILURE() << "it is needed"; });
+  EXPECT_EQ(allocator_.scopes().counts().while_stopped, 1U);
+  allocator_.scopes().StopTakingCaptures([] { ADD_FAILURE() << "it is needed"; });
 }
 
 }  // namespace

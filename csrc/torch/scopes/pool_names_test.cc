@@ -53,7 +53,7 @@ class SharedCapturesTest : public GraphAllocatorTest {
  protected:
   void SetUp() override {
     GraphAllocatorTest::SetUp();
-    allocator_.SetSharesCaptures(true);
+    allocator_.scopes().SetSharesCaptures(true);
   }
   std::optional<PoolId> PoolOf(const DataPtr& data) {
     return pools().PoolOf(reinterpret_cast<Address>(data.get()));
@@ -86,7 +86,7 @@ TEST_F(SharedCapturesTest, NamedPoolsAndSwitchedOffOnesAreNotShared) {
   Capture(named, 1000);
   EXPECT_EQ(pools().ids(), std::vector{ToPoolId(id_)});
   Capture(anonymous, 1000);
-  allocator_.SetSharesCaptures(false);
+  allocator_.scopes().SetSharesCaptures(false);
   Capture(off, 1000);
   EXPECT_TRUE(pools().Contains(PoolNames::kShared));
   EXPECT_TRUE(pools().Contains(ToPoolId(kSecond)));
@@ -191,16 +191,16 @@ TEST_F(SharedCapturesTest, CapturesAreCountedByWhoServesThem) {
   allocator_.beginAllocateToPool(device_, kFirst, ours.Filter());  // the same capture goes on
   EXPECT_THROW(nested.Begin(), c10::Error);
   ours.End();
-  EXPECT_EQ(allocator_.capture_counts().ours, 1U);
-  EXPECT_EQ(allocator_.capture_counts().bases, 0U);
-  allocator_.RegisterPool(device_, ToPoolId(id_));
+  EXPECT_EQ(allocator_.scopes().counts().ours, 1U);
+  EXPECT_EQ(allocator_.scopes().counts().bases, 0U);
+  allocator_.scopes().Register(device_, ToPoolId(id_));
   allocator_.beginAllocateToPool(device_, id_, ThisThread());  // no capture
   allocator_.endAllocateToPool(device_, id_);
-  allocator_.StopTakingCaptures([] {});
+  allocator_.scopes().StopTakingCaptures([] {});
   own.Begin();
   own.End();
-  EXPECT_EQ(allocator_.capture_counts().ours, 1U);
-  EXPECT_EQ(allocator_.capture_counts().bases, 1U);
+  EXPECT_EQ(allocator_.scopes().counts().ours, 1U);
+  EXPECT_EQ(allocator_.scopes().counts().bases, 1U);
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ Answer& AnswerFor(cudaStream_t stream) {
 }
 
 RouteTable::Target ToTarget(const Route& route) {
-  return {route.id, route.kind, route.ours, route.whole_pages, route.origin};
+  return {route.id, route.kind, route.pools, route.whole_pages, route.origin};
 }
 
 // Whether the calling thread can ask for the stream that the capture began on: by the name of the
@@ -77,6 +77,11 @@ bool MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filt
 
 }  // namespace
 
+RouteTable::~RouteTable() {
+  Gate::CountScopes(-routes_count_);
+  MeteredDriver::CountCaptures(-captures_count_);
+}
+
 void RouteTable::NoteChange() {
   static constinit std::atomic<uint64_t> last_version{0};
   version_.store(last_version.fetch_add(1, std::memory_order_relaxed) + 1,
@@ -100,9 +105,10 @@ void RouteTable::Count(const Route& route, int change) {
   NoteChange();
   if (route.kind == ScopeKind::kCapture) {
     captures_count_.fetch_add(change, std::memory_order_acq_rel);
-    all_captures_.fetch_add(change, std::memory_order_acq_rel);
+    MeteredDriver::CountCaptures(change);
   }
   routes_count_.fetch_add(change, std::memory_order_acq_rel);
+  Gate::CountScopes(change);
 }
 
 std::optional<RouteTable::Target> RouteTable::Match(c10::DeviceIndex device, cudaStream_t stream) {
@@ -134,9 +140,10 @@ std::optional<RouteTable::Target> RouteTable::AskFilters(c10::DeviceIndex device
   for (size_t i = routes_.size(); i-- > 0;) {
     Route& route = routes_[i];
     const bool graphs = route.kind == ScopeKind::kCapture && !route.nested;
-    if (route.device != device || (among == Among::kGraphs ? !graphs : route.paused)) continue;
+    if (route.device != device || route.closed) continue;
+    if (among == Among::kGraphs ? !graphs : route.paused) continue;
     // What is not captured has no order with what is.
-    if (route.nested && route.ours && !capture) continue;
+    if (route.nested && route.pools != nullptr && !capture) continue;
     if (route.kind == ScopeKind::kCapture && !IsUnderWay(route, stream, capture)) continue;
     if (route.filter(stream)) return ToTarget(route);
   }
@@ -153,8 +160,8 @@ std::optional<RouteTable::Target> RouteTable::GraphOf(c10::DeviceIndex device,
 bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id);
-  return route != nullptr && route->ours && route->kind == ScopeKind::kCapture &&
-         OriginCaptures(*route);
+  return route != nullptr && route->pools != nullptr && !route->closed &&
+         route->kind == ScopeKind::kCapture && OriginCaptures(*route);
 }
 
 std::optional<RouteTable::Target> RouteTable::TargetOf(c10::DeviceIndex device, PoolId id) const {
@@ -163,18 +170,26 @@ std::optional<RouteTable::Target> RouteTable::TargetOf(c10::DeviceIndex device, 
   return route == nullptr ? std::nullopt : std::optional(ToTarget(*route));
 }
 
+void RouteTable::Close(c10::DeviceIndex device, PoolId id) {
+  const std::lock_guard lock(mutex_);
+  Route* const route = Find(device, id);
+  if (route == nullptr || route->closed) return;
+  route->closed = true;
+  Count(*route, -1);
+}
+
 void RouteTable::Remove(c10::DeviceIndex device, PoolId id, bool paused) {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id, paused);
   if (route == nullptr) return;
-  Count(*route, -1);
+  if (!route->closed) Count(*route, -1);
   routes_.erase(routes_.begin() + (route - routes_.data()));
 }
 
 bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(device, id);
-  if (route == nullptr || route->kind != ScopeKind::kCapture) return false;
+  if (route == nullptr || route->closed || route->kind != ScopeKind::kCapture) return false;
   if (!IsHeld(*route)) return false;
   if (!route->capture) route->capture = CaptureOf(route->origin);
   route->paused = true;
@@ -187,7 +202,8 @@ bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream,
                         const std::function<void()>& hold) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(device, id);
-  if (route == nullptr || !route->paused || !MayResume(*route, stream, filter)) return false;
+  if (route == nullptr || route->closed || !route->paused || !MayResume(*route, stream, filter))
+    return false;
   if (route->nested && origin != route->origin && std::ranges::count(route->others, origin) == 0) {
     route->others.push_back(origin);
   }
@@ -205,7 +221,7 @@ bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream,
 
 void RouteTable::AwaitOthers(cudaStream_t origin, std::unique_lock<std::mutex>& lock) const {
   const auto is_another = [&](const Route& route) {
-    return route.kind == ScopeKind::kCapture && route.origin == origin &&
+    return route.kind == ScopeKind::kCapture && !route.closed && route.origin == origin &&
            route.thread != std::this_thread::get_id() && !OriginCaptures(route);
   };
   const auto are_there = [&] {
@@ -223,6 +239,7 @@ std::optional<Route> RouteTable::FindAbandoned(
     const std::function<bool(const Route&)>& counts) const {
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find_if(routes_, [&](const Route& route) {
+    if (route.closed) return true;
     return route.kind == ScopeKind::kCapture && (route.nested || counts(route)) &&
            (!IsHeld(route) || (route.over && !route.nested));
   });

@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "core/pool_set.h"
+#include "torch/device_pools.h"
 #include "torch/runtime.h"
 
 namespace cgp {
@@ -45,7 +46,7 @@ struct Route {
   c10::MempoolId_t name{0, 0};  // what torch calls the pool
   StreamFilter filter;
   ScopeKind kind = ScopeKind::kEager;
-  bool ours = false;  // else the base allocator serves it
+  DevicePools* pools = nullptr;  // whose the pool is; nullptr: the base allocator serves it
   // Begun by a thread that was capturing already (torch.cuda.use_mem_pool in a capture). It takes
   // what is captured alone, and lasts as long as that capture: where its end were a scope's end,
   // other streams of the capture would get what nothing has proven to be free for them.
@@ -61,29 +62,27 @@ struct Route {
   bool begun = false;
   bool over = false;
   bool paused = false;  // ended while its capture goes on: matches nothing until it is begun again
+  bool closed = false;  // ended, but the pool still has a scope: matches nothing any more
 };
 
 class RouteTable {
  public:
   RouteTable() { NoteChange(); }
-  ~RouteTable() { all_captures_.fetch_sub(captures_count_, std::memory_order_acq_rel); }
+  ~RouteTable();
 
   struct Target {
     PoolId id;
     ScopeKind kind = ScopeKind::kEager;
-    bool ours = false;
+    DevicePools* pools = nullptr;
     bool whole_pages = false;
     cudaStream_t origin = nullptr;   // see Route
     CaptureId capture = kNoCapture;  // that Match() found the stream in
   };
 
-  // Whether any route is open; what the allocation path asks first.
+  // Whether any route is open.
   bool active() const { return routes_count_.load(std::memory_order_acquire) != 0; }
   // Whether a capture may be under way: a capture route is open.
   bool capturing() const { return captures_count_.load(std::memory_order_acquire) != 0; }
-
-  // The same of all tables of the process.
-  static bool AnyCapturing() { return all_captures_.load(std::memory_order_acquire) != 0; }
 
   // Add() fails no more after this, until the next one.
   void ReserveOne();
@@ -104,7 +103,8 @@ class RouteTable {
   // Of the pool's route, if it has one.
   std::optional<Target> TargetOf(c10::DeviceIndex device, PoolId id) const;
 
-  // Takes the route out, if there is one. Never throws.
+  // Closes the route and takes it out, if there is one. Neither throws.
+  void Close(c10::DeviceIndex device, PoolId id);
   void Remove(c10::DeviceIndex device, PoolId id, bool paused = false);
 
   // A capture may end its route and begin it again half-way (torch does so around the bodies of
@@ -128,7 +128,7 @@ class RouteTable {
   // `counts` is true. Between the begin of a route and of its capture the stream is not capturing
   // yet, nor between the end of the capture and of the route. So who asks must know that the thread
   // which began the route has left both: it is the caller, or AwaitOthers() has waited for it.
-  // Nested ones count always: their capture had begun.
+  // Nested ones count always, since their capture had begun, and closed ones.
   std::optional<Route> FindAbandoned(const std::function<bool(const Route&)>& counts) const;
 
  private:
@@ -148,10 +148,9 @@ class RouteTable {
   mutable std::vector<Route> routes_;  // oldest first
   // Changes with the routes; no other table of the process has or had the same.
   std::atomic<uint64_t> version_;
-  // invariants: routes_count_ == routes_.size(), captures_count_ == the capture routes in it
+  // invariants: those in routes_ that are not closed, and the capture routes among them
   std::atomic<int> routes_count_{0};
   std::atomic<int> captures_count_{0};
-  static inline std::atomic<int> all_captures_{0};  // the sum of the tables' captures_count_
 };
 
 }  // namespace cgp

@@ -35,7 +35,7 @@ class RouteTableTest : public ::testing::Test {
             .id = id,
             .filter = std::move(filter),
             .kind = ScopeKind::kCapture,
-            .ours = true,
+            .pools = &DevicePools::For(kDevice),
             .origin = origin,
             .thread = std::this_thread::get_id()};
   }

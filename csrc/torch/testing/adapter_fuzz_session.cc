@@ -37,7 +37,7 @@ void Session::Step(uint64_t seed) {
   if (!dice_.OneIn(8)) return;  // it takes longer than the step
   for (DevicePools* pools : DevicePools::All()) {
     try {
-      pools->set().Check();
+      pools->set.Check();
     } catch (const std::exception& error) {
       Complain("Check(): ", error.what());
     }
@@ -115,10 +115,10 @@ void Session::Adopt(DataPtr data, StreamId stream, Graph* graph) {
   tensor = {
       .number = number,
       .data = std::move(data),
-      .device = owned->pools->device(),
+      .device = owned->pools->device,
       .home = stream,
       .block = owned->block,
-      .pieces = drivers.at(owned->pools->device())->Below(owned->block.address, owned->block.bytes),
+      .pieces = drivers.at(owned->pools->device)->Below(owned->block.address, owned->block.bytes),
       .pool = {owned->id.first, owned->id.second}};
   Log("allocates block ", number, " of ", tensor.block.bytes, " bytes in pool ", tensor.pool.first,
       ",", tensor.pool.second, " on ", stream,
@@ -271,7 +271,7 @@ void Session::EndCapture() {
     graph->replayable = false;
     if (dice_.OneIn(2)) {
       Call(graph->origin, [&] {
-        allocator_.EndFailedCapture(graph->device, {graph->id.first, graph->id.second});
+        allocator_.scopes().EndFailed(graph->device, {graph->id.first, graph->id.second});
       });
     }
   }

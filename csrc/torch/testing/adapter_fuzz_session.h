@@ -212,7 +212,7 @@ class Session {
   }
   static bool IsOurs(DeviceIndex device, const MempoolId_t& id) {
     DevicePools* const pools = DevicePools::Find(device);
-    return pools != nullptr && pools->set().Contains({id.first, id.second});
+    return pools != nullptr && pools->set.Contains({id.first, id.second});
   }
 
   // --- Blocks ---
@@ -410,11 +410,12 @@ class Session {
   }
   void Set() {
     if (dice_.OneIn(2)) base_.largest = dice_.OneIn(2) ? ~size_t{0} : kLittle;
-    if (dice_.OneIn(2)) allocator_.SetSharesCaptures(dice_.OneIn(2));
-    if (dice_.OneIn(2)) allocator_.SetTakesMemPools(dice_.OneIn(2));
+    if (dice_.OneIn(2)) allocator_.scopes().SetSharesCaptures(dice_.OneIn(2));
+    if (dice_.OneIn(2)) allocator_.scopes().SetTakesMemPools(dice_.OneIn(2));
     // Before there are pools it would be taken out, and not be asked any more.
-    if (!DevicePools::All().empty() && dice_.OneIn(3)) allocator_.StopTakingCaptures([] {});
-    if (dice_.OneIn(2)) allocator_.TakeCaptures();
+    if (!DevicePools::All().empty() && dice_.OneIn(3))
+      allocator_.scopes().StopTakingCaptures([] {});
+    if (dice_.OneIn(2)) allocator_.scopes().TakeCaptures();
   }
 
   Dice dice_;

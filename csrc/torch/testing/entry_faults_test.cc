@@ -41,8 +41,9 @@ std::string World::Describe() {
   }
   text << "base's blocks " << FakeBaseAllocator::live.size() << " fraction " << base.fraction
        << " capturing " << allocator.capturing() << " limit " << allocator.getMemoryFraction(device)
-       << " captures " << allocator.capture_counts().ours << " " << allocator.capture_counts().bases
-       << " deleter " << (allocator.raw_deleter() == &GraphAllocator::FreeMemory);
+       << " captures " << allocator.scopes().counts().ours << " "
+       << allocator.scopes().counts().bases << " deleter "
+       << (allocator.raw_deleter() == &GraphAllocator::FreeMemory);
   for (const MempoolId_t& id : {kId, kOther, kAnonymous}) {
     try {
       text << " " << allocator.getPoolUseCount(device, id);
@@ -183,26 +184,52 @@ TEST_F(AfterAFaultTest, APeakIsNotLost) {
   }
 }
 
-TEST_F(AfterAFaultTest, AnEndThatFailedCanBeTriedAgain) {
-  World w;
+// A capture whose end fails for good: the end needs memory for what is free in pieces.
+void CaptureThatCannotEnd(World& w) {
   w.Begin(kId);
   for (int i = 0; i < 3; ++i) w.blocks.push_back(w.allocator.allocate(kPage));
-  w.blocks.front().clear();  // the end needs memory for what is free in pieces
+  w.blocks.front().clear();
   w.blocks.back().clear();
   SetCapture(Stream(1), 0);
   faults::Arm(Kind::kMemory, 1, /*for_good=*/true);
   EXPECT_ANY_THROW(w.allocator.endAllocateToPool(w.device, kId));
   EXPECT_TRUE(faults::Disarm());
-  EXPECT_TRUE(w.allocator.capturing());
-  EXPECT_NO_THROW(w.allocator.endAllocateToPool(w.device, kId));
+  EXPECT_TRUE(w.pools().InScope(PoolId{kId.first, kId.second}));
+}
+
+// What could not be ended takes no allocation any more, and nobody takes it for a capture.
+TEST_F(AfterAFaultTest, AnEndThatFailedHasClosedTheRoute) {
+  World w;
+  CaptureThatCannotEnd(w);
   EXPECT_FALSE(w.allocator.capturing());
+  EXPECT_EQ(w.allocator.getPoolUseCount(w.device, kId), 1);
+  SetCapture(Stream(1), World::last_capture);
+  EXPECT_EQ(w.allocator.allocate(1000).get_deleter(), &FakeBaseAllocator::Delete);
+  SetCapture(Stream(1), 0);
+  EXPECT_NO_THROW(w.allocator.endAllocateToPool(w.device, kId)) << "it can be tried again";
+  EXPECT_FALSE(w.pools().InScope(PoolId{kId.first, kId.second}));
   FreeAndRelease(w);
+}
+
+TEST_F(AfterAFaultTest, ANewCaptureEndsWhatCouldNotBeEnded) {
+  for (const MempoolId_t& id : {kId, kOther}) {
+    if (id != kId) World::device_of_entry = fake_cuda::NextDevice();
+    World w;
+    CaptureThatCannotEnd(w);
+    w.Begin(id);
+    EXPECT_EQ(w.allocator.allocate(kPage).get_deleter(), &GraphAllocator::FreeMemory);
+    w.End(id);
+    w.Release(id);
+    EXPECT_FALSE(w.pools().InScope(PoolId{kId.first, kId.second}));
+    EXPECT_EQ(w.allocator.getPoolUseCount(w.device, kId), 1);
+    FreeAndRelease(w);
+  }
 }
 
 TEST_F(AfterAFaultTest, AFractionThatCouldNotBeSetLeavesTheBasesOwn) {
   World w;
   w.base.fraction = 0.5;  // before enable()
-  w.allocator.RegisterPool(w.device, {0, 1});
+  w.allocator.scopes().Register(w.device, {0, 1});
   for (int64_t number = 1; number <= 4; ++number) {
     faults::Arm(Kind::kBase, number);
     bool threw = false;
@@ -215,7 +242,7 @@ TEST_F(AfterAFaultTest, AFractionThatCouldNotBeSetLeavesTheBasesOwn) {
     EXPECT_EQ(w.allocator.getMemoryFraction(w.device), threw ? 0.5 : 0.25) << number;
     w.allocator.setMemoryFraction(0.5, w.device);
   }
-  w.allocator.UnregisterPool(w.device, {0, 1});
+  w.allocator.scopes().Unregister(w.device, {0, 1});
 }
 
 TEST_F(AfterAFaultTest, WhereNothingCanBeLentMemoryHasRunOut) {

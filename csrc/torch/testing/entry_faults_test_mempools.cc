@@ -19,8 +19,8 @@ void EndOuter(World& w) {
 std::vector<Entry> EntriesOfMemPools() {
   return {
       {"MakeAMemPool", kNothing, Make, ReleaseOne},
-      {"MakeAMemPoolOfTheBases", [](World& w) { w.allocator.SetTakesMemPools(false); }, Make,
-       ReleaseOne},
+      {"MakeAMemPoolOfTheBases", [](World& w) { w.allocator.scopes().SetTakesMemPools(false); },
+       Make, ReleaseOne},
       {"SetUseOnOOMOfAMemPool", Make,
        [](World& w) { w.allocator.setUseOnOOM(w.device, kId, true); }, ReleaseOne},
       {"SetNoSplitOfAMemPool", Make, [](World& w) { w.allocator.setNoSplit(w.device, kId); },

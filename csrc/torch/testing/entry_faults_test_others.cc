@@ -142,7 +142,7 @@ std::vector<Entry> EntriesThatChange() {
          Captured(w);
          FreeAndRelease(w);
        },
-       [](World& w) { w.allocator.FreeUnusedPools(); }, kNothing, true},
+       [](World& w) { w.allocator.scopes().TryTrim(); }, kNothing, true},
       {"CreateOrIncrefPoolOfOurs", &Captured,
        [](World& w) { w.allocator.createOrIncrefPool(w.device, kId); },
        [](World& w) {
@@ -151,17 +151,17 @@ std::vector<Entry> EntriesThatChange() {
        }},
       {"RegisterPool", kNothing,
        [](World& w) {
-         w.allocator.RegisterPool(w.device, {0, 1});
+         w.allocator.scopes().Register(w.device, {0, 1});
        },
        [](World& w) {
-         w.allocator.UnregisterPool(w.device, {0, 1});
+         w.allocator.scopes().Unregister(w.device, {0, 1});
        }},
       {"UnregisterPool",
        [](World& w) {
-         w.allocator.RegisterPool(w.device, {0, 1});
+         w.allocator.scopes().Register(w.device, {0, 1});
        },
        [](World& w) {
-         w.allocator.UnregisterPool(w.device, {0, 1});
+         w.allocator.scopes().Unregister(w.device, {0, 1});
        },
        kNothing},
       {"AllocateWithAddressInACapture", [](World& w) { w.Begin(kId); },

@@ -16,7 +16,8 @@ std::vector<Entry> EntriesOfScopes() {
          w.Release(kId);
          FreeAndRelease(w);
        }},
-      {"BeginCaptureInTheSharedPool", [](World& w) { w.allocator.SetSharesCaptures(true); },
+      {"BeginCaptureInTheSharedPool",
+       [](World& w) { w.allocator.scopes().SetSharesCaptures(true); },
        [](World& w) { w.Begin(kAnonymous); },
        [](World& w) {
          w.End(kAnonymous);
@@ -32,7 +33,7 @@ std::vector<Entry> EntriesOfScopes() {
          w.Begin(kOther);
          w.allocator.allocate(1000).clear();
          SetCapture(Stream(1), 0);
-         w.allocator.EndFailedCapture(w.device, kOther);
+         w.allocator.scopes().EndFailed(w.device, kOther);
        },
        [](World& w) { w.Begin(kId); }, EndCapture},
       {"BeginEager", CapturedNothing, [](World& w) { w.BeginEager(kId); },
@@ -83,7 +84,7 @@ std::vector<Entry> EntriesOfScopes() {
        }},
       {"ResumeACapture",
        [](World& w) {
-         w.allocator.SetSharesCaptures(true);
+         w.allocator.scopes().SetSharesCaptures(true);
          w.Begin(kAnonymous);
          w.allocator.endAllocateToPool(w.device, kAnonymous);
        },
@@ -99,7 +100,7 @@ std::vector<Entry> EntriesOfScopes() {
        [](World& w) {
          w.Begin(kId);
          SetCapture(Stream(1), 0);
-         w.allocator.EndAbandonedCaptures();
+         w.allocator.scopes().EndAbandoned();
        },
        [](World& w) { w.allocator.endAllocateToPool(w.device, kId); }, ReleaseOne},
       {"EndAbandonedCaptures",
@@ -108,7 +109,7 @@ std::vector<Entry> EntriesOfScopes() {
          w.allocator.allocate(3 * kPage).clear();
          SetCapture(Stream(1), 0);
        },
-       [](World& w) { w.allocator.EndAbandonedCaptures(); },
+       [](World& w) { w.allocator.scopes().EndAbandoned(); },
        [](World& w) {
          w.allocator.endAllocateToPool(w.device, kId);
          w.Release(kId);
@@ -118,9 +119,9 @@ std::vector<Entry> EntriesOfScopes() {
          w.Begin(kId);
          w.allocator.allocate(3 * kPage).clear();
          SetCapture(Stream(1), 0);
-         w.allocator.EndAbandonedCaptures();
+         w.allocator.scopes().EndAbandoned();
        },
-       [](World& w) { w.allocator.EndFailedCapture(w.device, kId); },
+       [](World& w) { w.allocator.scopes().EndFailed(w.device, kId); },
        [](World& w) {
          if (!kGraphReleasesAbandonedPool) return;
          w.allocator.endAllocateToPool(w.device, kId);
@@ -135,7 +136,7 @@ std::vector<Entry> EntriesOfScopes() {
       {"ReleaseAPoolOfTheBases", MakeMemPoolOfTheBases, ReleaseOne, kNothing, true},
       {"ReleaseAShare",
        [](World& w) {
-         w.allocator.SetSharesCaptures(true);
+         w.allocator.scopes().SetSharesCaptures(true);
          w.Begin(kAnonymous);
          w.End(kAnonymous);
        },

@@ -41,7 +41,7 @@ class World {
   void EndEager(MempoolId_t id) { allocator.endAllocateToPool(device, id); }
   void Release(MempoolId_t id) { allocator.releasePool(device, id); }
 
-  PoolSet& pools() { return DevicePools::For(device).set(); }
+  PoolSet& pools() { return DevicePools::For(device).set; }
   // All that can be asked, but for peaks, counts of what was done, and what pools hold for later.
   std::string Describe();
 
@@ -109,7 +109,7 @@ inline void EndEagerScope(World& w) {
   FreeAndRelease(w);
 }
 inline void MakeMemPoolOfTheBases(World& w) {
-  w.allocator.SetTakesMemPools(false);
+  w.allocator.scopes().SetTakesMemPools(false);
   w.allocator.createOrIncrefPool(w.device, kId);
 }
 // In a capture into kOther.

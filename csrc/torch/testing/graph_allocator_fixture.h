@@ -70,7 +70,7 @@ class GraphAllocatorTest : public ::testing::Test {
     fake_cuda::Reset();
   }
 
-  PoolSet& pools() { return DevicePools::For(device_).set(); }
+  PoolSet& pools() { return DevicePools::For(device_).set; }
   void ExpectNothingIsLeft() {
     allocator_.emptyCache();
     EXPECT_TRUE(pools().ids().empty());
