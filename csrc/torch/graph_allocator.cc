@@ -1,6 +1,7 @@
 // Allocating, freeing and running out. What is forwarded stands in graph_forwarding.cc.
 #include "torch/graph_allocator.h"
 
+#include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <type_traits>
@@ -131,7 +132,8 @@ Block GraphAllocator::AllocateInPool(const RouteTable::Target& target, size_t by
                                      cudaStream_t stream) {
   DevicePools& pools = *target.pools;
   const Request request{target.id, bytes, ToStreamId(stream), target.capture, target.whole_pages};
-  if (!pools.stats.IsWatched() && !AreBlocksTraced()) {
+  if (!pools.stats.IsWatched() && !c10::memoryProfilingEnabled() &&
+      c10::impl::GPUTrace::get_trace() == nullptr) {
     if (const auto block = TryAllocate(pools, request)) {
       if (pools.set.HasNewPeak()) Announce(base_, {&pools, request.id, *block}, nullptr);
       return *block;

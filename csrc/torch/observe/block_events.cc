@@ -1,9 +1,14 @@
 #include "torch/observe/block_events.h"
 
+#include <c10/core/Allocator.h>
+#include <c10/core/impl/GPUTrace.h>
+
 #include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "torch/errors.h"
 
 namespace cgp {
 namespace {

@@ -2,19 +2,10 @@
 // profiler, and the tracer of its sanitizer. Native allocators tell them the same.
 #pragma once
 
-#include <c10/core/Allocator.h>
-#include <c10/core/impl/GPUTrace.h>
-
 #include "torch/device_pools.h"
-#include "torch/errors.h"
 #include "torch/observe/history.h"
 
 namespace cgp {
-
-// Whether the calling thread's profiler or a tracer wants to know of blocks.
-inline bool AreBlocksTraced() {
-  return c10::memoryProfilingEnabled() || c10::impl::GPUTrace::get_trace() != nullptr;
-}
 
 // Counts a new block and tells everybody of it. If that fails the block is gone, and the error goes
 // on.

@@ -112,7 +112,8 @@ void RouteTable::Count(const Route& route, int change) {
 }
 
 std::optional<RouteTable::Target> RouteTable::Match(c10::DeviceIndex device, cudaStream_t stream) {
-  const std::optional<CaptureId> capture = capturing() ? CaptureOf(stream) : std::nullopt;
+  const bool captures = captures_count_.load(std::memory_order_acquire) != 0;
+  const std::optional<CaptureId> capture = captures ? CaptureOf(stream) : std::nullopt;
   Answer& answer = AnswerFor(stream);
   // The capture of the remembered id is not over, since the stream is in it: there can be no other
   // of that id.
