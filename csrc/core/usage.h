@@ -14,6 +14,7 @@ namespace cgp {
 struct Gauge {
   uint64_t current = 0;
   uint64_t peak = 0;     // of `current`, since ResetPeak()
+  uint64_t most = 0;     // of `current`, ever
   uint64_t added = 0;    // since ResetTraffic()
   uint64_t removed = 0;  // since ResetTraffic()
 
@@ -21,6 +22,7 @@ struct Gauge {
   bool Add(uint64_t amount) {
     current += amount;
     added += amount;
+    if (current > most) most = current;
     if (current <= peak) return false;
     peak = current;
     return true;

@@ -2,7 +2,9 @@
 // logic: what is decided is decided in csrc/torch or in the package.
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "python/torch_parts.h"
@@ -57,7 +59,7 @@ py::dict ToDict(const cgp::PoolSnapshot& snapshot) {
 }
 
 cgp::CaptureScopes::Counts Counts() {
-  const cgp::GraphAllocator* allocator = cgp::FindGraphAllocator();
+  cgp::GraphAllocator* const allocator = cgp::FindGraphAllocator();
   return allocator == nullptr ? cgp::CaptureScopes::Counts{} : allocator->scopes().counts();
 }
 
@@ -85,32 +87,33 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return py::dict("disabled"_a = counts.while_stopped, "mempool"_a = counts.in_mempools,
                     "older_pool"_a = counts.bases - counts.while_stopped - counts.in_mempools);
   });
+  // The most that pools have had at once: reserved bytes, and allocated ones.
+  m.def("most_bytes", [](DeviceIndex device) {
+    std::pair<uint64_t, uint64_t> most;
+    for (cgp::DevicePools* const pools : PoolsOf(device)) {
+      const cgp::SetUsage usage = pools->set.Usage();
+      most = std::max(most, {usage.reserved_bytes.most, usage.all.bytes.most});
+    }
+    return most;
+  });
   const auto def_of_pool = [&](const char* name, auto function, const auto&... guard) {
     m.def(name, function, py::arg("device"), py::arg("id"), guard...);
   };
+  const auto scopes = []() -> cgp::CaptureScopes& { return cgp::GetGraphAllocator()->scopes(); };
   def_of_pool(
       "end_failed_capture",
-      [](DeviceIndex device, const c10::MempoolId_t& id) {
-        cgp::GetGraphAllocator()->scopes().EndFailed(device, id);
-      },
+      [=](DeviceIndex device, const c10::MempoolId_t& id) { scopes().EndFailed(device, id); },
       no_gil);
   def_of_pool(
-      "register_pool",
-      [](DeviceIndex device, PoolId id) {
-        cgp::GetGraphAllocator()->scopes().Register(device, id);
-      },
+      "register_pool", [=](DeviceIndex device, PoolId id) { scopes().Register(device, id); },
       no_gil);
   def_of_pool(
-      "unregister_pool",
-      [](DeviceIndex device, PoolId id) {
-        cgp::GetGraphAllocator()->scopes().Unregister(device, id);
-      },
+      "unregister_pool", [=](DeviceIndex device, PoolId id) { scopes().Unregister(device, id); },
       no_gil);
   def_of_pool(
       "is_mempool",
-      [](DeviceIndex device, PoolId id) {
-        const cgp::GraphAllocator* allocator = cgp::FindGraphAllocator();
-        return allocator != nullptr && allocator->scopes().IsMemPool(device, id);
+      [=](DeviceIndex device, PoolId id) {
+        return cgp::FindGraphAllocator() != nullptr && scopes().IsMemPool(device, id);
       },
       no_gil);
   def_of_pool("captures",

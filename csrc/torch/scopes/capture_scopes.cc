@@ -138,11 +138,11 @@ void CaptureScopes::BeginInBase(Route route, DevicePools* undecided) {
   for (int user = 0; user < users; ++user) undecided->set.Release(route.id);
   if (undecided != nullptr) ReleaseUnused(*undecided, route.id);
   if (route.kind == ScopeKind::kCapture && !route.nested) {
-    ++counts_.bases;
+    ++captures_of_base_;
     if (!takes_captures()) {
-      ++counts_.while_stopped;
+      ++captures_while_stopped_;
     } else if (Is(Role::kMemPoolOfBase, tree)) {
-      ++counts_.in_mempools;
+      ++captures_in_mempools_;
     }
   }
   routes_.Add(std::move(route));
@@ -172,7 +172,7 @@ void CaptureScopes::BeginInOurs(Route route, bool capturing, std::optional<PoolI
   name.Keep();
   scope.Keep();
   keep.Keep();
-  if (capture && !route.nested) ++counts_.ours;
+  if (capture && !route.nested) ++captures_of_ours_;
   routes_.Add(std::move(route));
 }
 
@@ -323,11 +323,6 @@ void CaptureScopes::StopTakingCaptures(const std::function<void()>& uninstall) {
   if (!idle) return;
   uninstall();
   taken_out_ = true;
-}
-
-CaptureScopes::Counts CaptureScopes::counts() const {
-  const std::lock_guard lock(mutex_);
-  return counts_;
 }
 
 }  // namespace cgp

@@ -106,7 +106,9 @@ class CaptureScopes {
     uint64_t while_stopped = 0;  // between StopTakingCaptures() and TakeCaptures()
     uint64_t in_mempools = 0;    // of the base's
   };
-  Counts counts() const;
+  Counts counts() const {
+    return {captures_of_ours_, captures_of_base_, captures_while_stopped_, captures_in_mempools_};
+  }
 
   // Closes the scopes of captures that the calling thread began, that are over, and that nobody has
   // ended: see abandoned.cc.
@@ -201,6 +203,10 @@ class CaptureScopes {
   std::atomic<bool> takes_captures_{true};
   std::atomic<bool> shares_captures_{false};
   std::atomic<bool> takes_mempools_{true};
+  std::atomic<uint64_t> captures_of_ours_{0};
+  std::atomic<uint64_t> captures_of_base_{0};
+  std::atomic<uint64_t> captures_while_stopped_{0};
+  std::atomic<uint64_t> captures_in_mempools_{0};
   std::atomic<bool> base_serves_trees_{false};  // == of trees there are the base's alone
   RouteTable routes_;
   Annexes annexes_{base_, routes_};
@@ -210,7 +216,6 @@ class CaptureScopes {
   // given back.
   mutable std::mutex mutex_;
   bool taken_out_ = false;  // torch asks the base: StopTakingCaptures() has uninstalled us
-  Counts counts_;
   std::map<ScopeKey, Known> known_;
   // Pools of graphs, and those that have memory of their graphs too: a user of the latter each.
   std::set<std::pair<ScopeKey, PoolId>> kept_;

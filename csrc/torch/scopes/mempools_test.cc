@@ -197,6 +197,12 @@ TEST_F(MemPoolTest, WithNoSplitBlocksShareNoPage) {
   }
   EXPECT_EQ(pieces, 4u);
   EXPECT_EQ(pages.size(), pieces);
+  // What was asked for is told as it was, by PyTorch's allocator too.
+  const PoolStats stats = pools().Stats(pool_);
+  EXPECT_EQ(stats.requested_bytes, 1000 + kPage + 1 + 1000);
+  EXPECT_EQ(stats.allocated_bytes, 4 * kPage);
+  EXPECT_EQ(allocator_.getDeviceStats(device_).requested_bytes[0].current,
+            static_cast<int64_t>(stats.requested_bytes));
   Enter(id_);
   EXPECT_THROW(allocator_.allocate(~size_t{0} - 1), c10::OutOfMemoryError);
   Exit(id_);
@@ -242,7 +248,9 @@ TEST_F(LendingTest, ItLendsWholePagesWithNoSplit) {
   base_.largest = 10;
   const MemPool lends(*this, id_, true, true);
   const DataPtr lent = allocator_.allocate(1000);
-  EXPECT_EQ(pools().At(reinterpret_cast<Address>(lent.get()))->block.bytes, kPage);
+  const Block block = pools().At(reinterpret_cast<Address>(lent.get()))->block;
+  EXPECT_EQ(block.bytes, kPage);
+  EXPECT_EQ(block.requested_bytes, 1000u);
 }
 
 // A replay would write to it.
