@@ -124,35 +124,26 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
               [](DeviceIndex device, PoolId id) { return ToDict(Pools(device, id).Stats(id)); });
   def_of_pool("snapshot",
               [](DeviceIndex device, PoolId id) { return ToDict(Pools(device, id).Snapshot(id)); });
-  m.def(
-      "pool_ids",
-      [](DeviceIndex device) {
-        std::vector<PoolId> ids;
-        for (cgp::DevicePools* const pools : PoolsOf(device)) {
-          for (const PoolId id : pools->set.ids()) ids.push_back(id);
-        }
-        return ids;
-      },
-      py::arg("device"));
-  m.def(
-      "pool_of",
-      [](DeviceIndex device, uint64_t address) -> std::optional<PoolId> {
-        for (cgp::DevicePools* const pools : PoolsOf(device)) {
-          if (const auto id = pools->set.PoolOf(address)) return id;
-        }
-        return std::nullopt;
-      },
-      py::arg("device"), py::arg("address"));
-  m.def(
-      "driver_nanoseconds",
-      [](DeviceIndex device) {
-        uint64_t sum = 0;
-        for (cgp::DevicePools* const pools : PoolsOf(device)) {
-          sum += cgp::NanosecondsOf(pools->driver.inner());
-        }
-        return sum;
-      },
-      py::arg("device"));
+  m.def("pool_ids", [](DeviceIndex device) {
+    std::vector<PoolId> ids;
+    for (cgp::DevicePools* const pools : PoolsOf(device)) {
+      for (const PoolId id : pools->set.ids()) ids.push_back(id);
+    }
+    return ids;
+  });
+  m.def("pool_of", [](DeviceIndex device, uint64_t address) -> std::optional<PoolId> {
+    for (cgp::DevicePools* const pools : PoolsOf(device)) {
+      if (const auto id = pools->set.PoolOf(address)) return id;
+    }
+    return std::nullopt;
+  });
+  m.def("driver_nanoseconds", [](DeviceIndex device) {
+    uint64_t sum = 0;
+    for (cgp::DevicePools* const pools : PoolsOf(device)) {
+      sum += cgp::NanosecondsOf(pools->driver.inner());
+    }
+    return sum;
+  });
   cgp::BindExecs(m);
   cgp::BindCalls(m);
   cgp::BindReplays(m);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "torch/observe/history.h"
 #include "torch/runtime.h"
 
 namespace cgp {
@@ -27,7 +28,7 @@ Address ToAddress(const void* pointer) { return reinterpret_cast<Address>(pointe
 
 DevicePools::DevicePools(c10::DeviceIndex of)
     : device(of),
-      driver(MakeDriver(of)),
+      driver(MakeDriver(of), &History::Mapped),
       set(driver),
       total_bytes(driver.Info().total_bytes),
       stats(of, set),

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "core/pool_set.h"
+#include "driver/metered_driver.h"
 #include "torch/observe/memory_share.h"
 #include "torch/observe/merged_stats.h"
-#include "torch/observe/metered_driver.h"
 
 namespace cgp {
 

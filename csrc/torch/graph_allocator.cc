@@ -151,7 +151,7 @@ Block GraphAllocator::AllocateWatched(const RouteTable::Target& target, const Re
       Announce(base_, {&pools, request.id, *block}, std::move(context));
       return *block;
     }
-    const bool rejected = MeteredDriver::Purpose::limit_refused() && RejectsAtOnce();
+    const bool rejected = MeteredDriver::LimitRefused() && RejectsAtOnce();
     if (rejected || !first || !MakeRoom(target)) {
       out_of_memory_.Throw(base_, pools, request, rejected);
     }
@@ -162,10 +162,11 @@ Block GraphAllocator::AllocateWatched(const RouteTable::Target& target, const Re
 std::optional<Block> GraphAllocator::TryWatched(DevicePools& pools, const Request& request) {
   pools.share.LimitOurs(base_);
   // Ends before room is made: what other pools give back then is not this one's.
-  const MeteredDriver::Purpose purpose(request.id, request.stream);
+  const History::Purpose purpose(request.id, request.stream);
+  MeteredDriver::ForgetRefusals();
   std::optional<Block> block = TryAllocate(pools, request);
   // The base may have given memory back, which it says to nobody.
-  if (!block && purpose.limit_refused() && pools.share.Raise(base_)) {
+  if (!block && MeteredDriver::LimitRefused() && pools.share.Raise(base_)) {
     block = TryAllocate(pools, request);
   }
   return block;

@@ -172,8 +172,8 @@ class GraphAllocator final : public CUDAAllocator {
   Block AllocateWatched(const RouteTable::Target& target, const Request& request);
   // Nothing if the memory does not suffice.
   std::optional<Block> TryAllocate(DevicePools& pools, const Request& request);
-  // The same, between what the base has to be asked and told first; MeteredDriver::Purpose knows
-  // whether it is the fraction's.
+  // The same, between what the base has to be asked and told first; MeteredDriver knows whether
+  // it is the fraction's.
   std::optional<Block> TryWatched(DevicePools& pools, const Request& request);
   // Frees what it can outside captures; returns whether another attempt makes sense.
   bool MakeRoom(const RouteTable::Target& target);

@@ -13,12 +13,21 @@ namespace {
 // may be freed after the thread's destructors have run, so it has none.
 constinit thread_local std::vector<std::string>* compile_contexts = nullptr;
 
+struct PurposeOfThread {
+  PoolId pool;
+  StreamId stream{};
+};
+thread_local PurposeOfThread purpose;
+
 }  // namespace
 
 History& History::Get() {
   static auto* const history = new History;  // never destroyed, as the pools
   return *history;
 }
+
+History::Purpose::Purpose(PoolId pool, StreamId stream) { purpose = {pool, stream}; }
+History::Purpose::~Purpose() { purpose = {}; }
 
 void History::Configure(bool enabled, c10::CachingDeviceAllocator::CreateContextFn recorder,
                         size_t max_entries, When when, bool clear,
@@ -90,7 +99,17 @@ void History::Record(Event event, Context context, const std::string& metadata) 
   Tell(told);
 }
 
-void History::Mapped(const Event& event) {
+void History::Mapped(int device, bool mapped, Address address, uint64_t bytes) noexcept {
+  if (!Get().active()) return;
+  // What is mapped is mapped, also where memory does not suffice for noting it.
+  WithWarnings("the history of allocations", [&] {
+    Get().NoteMapping({mapped ? Action::SEGMENT_MAP : Action::SEGMENT_UNMAP,
+                       static_cast<c10::DeviceIndex>(device), address, bytes, purpose.stream,
+                       purpose.pool});
+  });
+}
+
+void History::NoteMapping(const Event& event) {
   const std::lock_guard lock(mutex_);
   // No stack: gathering one may wait for the GIL.
   if (auto entry = Insert(event, nullptr, "")) mappings_.push_back(std::move(*entry));

@@ -61,6 +61,15 @@ class History {
     History& history_;
   };
 
+  // While one lives, what its thread maps is noted as being for this pool and stream.
+  class Purpose {
+   public:
+    Purpose(PoolId pool, StreamId stream);
+    ~Purpose();
+    Purpose(const Purpose&) = delete;
+    Purpose& operator=(const Purpose&) = delete;
+  };
+
   // The process's one.
   static History& Get();
 
@@ -85,9 +94,10 @@ class History {
   // was allocated is kept from its ALLOC to its FREE_REQUESTED, which is followed by
   // FREE_COMPLETED.
   void Record(Event event, Context context, const std::string& metadata);
-  // The same for what is mapped and unmapped. It may be called with any lock held: the trackers are
-  // told later, in the order of these calls, and their errors become warnings.
-  void Mapped(const Event& event);
+  // The same of the process's history, for what is mapped and unmapped. It may be called with any
+  // lock held: the trackers are told later, in the order of these calls, and their errors become
+  // warnings.
+  static void Mapped(int device, bool mapped, Address address, uint64_t bytes) noexcept;
 
   // Where the live block at `address` was allocated, if that was recorded.
   Context ContextOf(Address address) const;
@@ -102,6 +112,7 @@ class History {
  private:
   using Trackers = std::vector<Tracker>;
   void SetActive(bool active);
+  void NoteMapping(const Event& event);
   // Keeps an entry. Returns it if a tracker is to be told. pre: mutex_ is held.
   std::optional<TraceEntry> Insert(const Event& event, const Context& context,
                                    const std::string& metadata);

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <string>
 
+#include "driver/metered_driver.h"
 #include "torch/observe/merged_stats.h"
-#include "torch/observe/metered_driver.h"
 
 namespace cgp {
 

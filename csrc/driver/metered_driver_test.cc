@@ -1,36 +1,24 @@
-// The limit on physical memory, and what the history is told of mappings.
-#include "torch/observe/metered_driver.h"
+// The limit on physical memory, and what is said of mappings.
+#include "driver/metered_driver.h"
 
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "driver/host_driver.h"
 #include "testing/allocation_faults.h"
-#include "torch/observe/history.h"
-#include "torch/testing/fake_cuda.h"
 
 namespace cgp {
 namespace {
 
-using fake_cuda::kPage;
-using Action = History::Action;
+constexpr uint64_t kPage = uint64_t{2} << 20;
 
 class MeteredDriverTest : public ::testing::Test {
  protected:
-  void SetUp() override { Record(true); }
-  void TearDown() override { Record(false); }
-  static void Record(bool enabled) {
-    History::Get().Configure(enabled, nullptr, 100, History::When::NEVER, true, {});
-  }
-  std::vector<History::TraceEntry> Noted() const {
-    std::vector<std::vector<History::TraceEntry>> traces(static_cast<size_t>(device_) + 1);
-    History::Get().MergeInto(traces);
-    return traces[static_cast<size_t>(device_)];
-  }
   std::string RefusalOf(uint64_t bytes) {
     try {
       driver_.Create(bytes);
@@ -45,9 +33,8 @@ class MeteredDriverTest : public ::testing::Test {
     return dynamic_cast<const HostDriver&>(driver_.inner()).usage().physical_bytes;
   }
 
-  const c10::DeviceIndex device_ = fake_cuda::NextDevice();
-  MeteredDriver driver_{std::make_unique<HostDriver>(HostDriverOptions{
-      .device = device_, .physical_limit_bytes = 8 * kPage, .map_memory = false})};
+  MeteredDriver driver_{std::make_unique<HostDriver>(
+      HostDriverOptions{.physical_limit_bytes = 8 * kPage, .map_memory = false})};
 };
 
 TEST_F(MeteredDriverTest, WithoutALimitTheDeviceSaysWhenItIsFull) {
@@ -106,14 +93,14 @@ TEST_F(MeteredDriverTest, WhatIsHeldIsKnownAndWhetherItChanged) {
 
 TEST_F(MeteredDriverTest, WhoRefusedLastIsKnown) {
   driver_.SetLimit(4 * kPage);
-  const MeteredDriver::Purpose purpose({5, 6}, StreamId{7});
-  EXPECT_FALSE(MeteredDriver::Purpose::limit_refused());
+  MeteredDriver::ForgetRefusals();
+  EXPECT_FALSE(MeteredDriver::LimitRefused());
   EXPECT_NE(RefusalOf(5 * kPage), "");
-  EXPECT_TRUE(MeteredDriver::Purpose::limit_refused());
-  std::thread([] { EXPECT_FALSE(MeteredDriver::Purpose::limit_refused()); }).join();
+  EXPECT_TRUE(MeteredDriver::LimitRefused());
+  std::thread([] { EXPECT_FALSE(MeteredDriver::LimitRefused()); }).join();
   driver_.SetLimit(MeteredDriver::kNoLimit);
   EXPECT_NE(RefusalOf(9 * kPage), "");
-  EXPECT_FALSE(MeteredDriver::Purpose::limit_refused()) << "the device itself";
+  EXPECT_FALSE(MeteredDriver::LimitRefused()) << "the device itself";
 }
 
 TEST(MeteredDriverFaultTest, AHandleThatCannotBeNotedIsNotMade) {
@@ -135,28 +122,23 @@ TEST(MeteredDriverFaultTest, AHandleThatCannotBeNotedIsNotMade) {
   EXPECT_TRUE(failed);
 }
 
-TEST_F(MeteredDriverTest, MappingsAreNotedForThePoolAndStreamOfTheThread) {
-  const Address address = driver_.Reserve(3 * kPage);
-  const Handle handle = driver_.Create(kPage);
-  {
-    const MeteredDriver::Purpose purpose({5, 6}, StreamId{7});
-    driver_.Map(address, kPage, handle);
-    std::thread([&] { driver_.Map(address + kPage, kPage, handle); }).join();
-  }
-  driver_.Map(address + 2 * kPage, kPage, handle);
-  EXPECT_THROW(driver_.Map(address, kPage, handle), DriverError);
-  driver_.Unmap(address, kPage);
-  EXPECT_THROW(driver_.Unmap(address, kPage), DriverError);
+std::vector<std::tuple<bool, Address, uint64_t>> heard;
 
-  const auto noted = Noted();
-  ASSERT_EQ(noted.size(), 4U) << "what failed is not noted";
-  for (size_t i = 0; i < 4; ++i) {
-    EXPECT_EQ(noted[i].action_, i < 3 ? Action::SEGMENT_MAP : Action::SEGMENT_UNMAP);
-    EXPECT_EQ(noted[i].addr_, address + i % 3 * kPage);
-    EXPECT_EQ(noted[i].size_, kPage);
-    EXPECT_EQ(noted[i].mempool_, i == 0 ? c10::MempoolId_t(5, 6) : c10::MempoolId_t(0, 0));
-    EXPECT_EQ(noted[i].stream_, reinterpret_cast<void*>(i == 0 ? 7 : 0));
-  }
+TEST_F(MeteredDriverTest, WhatIsMappedIsSaid) {
+  MeteredDriver driver(std::make_unique<HostDriver>(HostDriverOptions{.map_memory = false}),
+                       [](int device, bool mapped, Address address, uint64_t bytes) {
+                         EXPECT_EQ(device, 0);
+                         heard.emplace_back(mapped, address, bytes);
+                       });
+  const Address address = driver.Reserve(2 * kPage);
+  const Handle handle = driver.Create(kPage);
+  driver.Map(address, kPage, handle);
+  EXPECT_THROW(driver.Map(address, kPage, handle), DriverError);
+  driver.Unmap(address, kPage);
+  EXPECT_THROW(driver.Unmap(address, kPage), DriverError);
+  EXPECT_EQ(heard, (std::vector<std::tuple<bool, Address, uint64_t>>{{true, address, kPage},
+                                                                     {false, address, kPage}}))
+      << "what failed is not said";
 }
 
 }  // namespace

@@ -1,41 +1,17 @@
-#include "torch/observe/metered_driver.h"
+#include "driver/metered_driver.h"
 
 #include <string>
-
-#include "torch/errors.h"
-#include "torch/observe/history.h"
 
 namespace cgp {
 namespace {
 
-struct PurposeOfThread {
-  PoolId pool;
-  StreamId stream{};
-};
-thread_local PurposeOfThread purpose;
 thread_local bool refused_by_limit = false;
-
-void Note(History::Action action, int device, Address address, uint64_t bytes) {
-  History& history = History::Get();
-  if (!history.active()) return;
-  // What is mapped is mapped, also where memory does not suffice for noting it: the core would take
-  // that for the driver's refusal, and in a destructor it would end the process.
-  WithWarnings("the history of allocations", [&] {
-    history.Mapped({action, static_cast<c10::DeviceIndex>(device), address, bytes, purpose.stream,
-                    purpose.pool});
-  });
-}
 
 }  // namespace
 
-MeteredDriver::Purpose::Purpose(PoolId pool, StreamId stream) {
-  purpose = {pool, stream};
-  refused_by_limit = false;
-}
+bool MeteredDriver::LimitRefused() { return refused_by_limit; }
 
-MeteredDriver::Purpose::~Purpose() { purpose = {}; }
-
-bool MeteredDriver::Purpose::limit_refused() { return refused_by_limit; }
+void MeteredDriver::ForgetRefusals() { refused_by_limit = false; }
 
 Handle MeteredDriver::Create(uint64_t bytes) {
   const std::lock_guard lock(mutex_);
@@ -49,9 +25,12 @@ Handle MeteredDriver::Create(uint64_t bytes) {
                           std::to_string(held >> 20) + " MiB are in use");
   }
   const Handle handle = inner().Create(bytes);
-  Undo created([&] { inner().Release(handle); });
-  sizes_.emplace(handle, bytes);
-  created.Keep();
+  try {
+    sizes_.emplace(handle, bytes);
+  } catch (...) {
+    inner().Release(handle);
+    throw;
+  }
   created_.fetch_add(bytes, std::memory_order_release);
   changes_.fetch_add(1, std::memory_order_release);
   return handle;
@@ -68,12 +47,12 @@ void MeteredDriver::Release(Handle handle) {
 
 void MeteredDriver::Map(Address address, uint64_t bytes, Handle handle) {
   inner().Map(address, bytes, handle);
-  Note(History::Action::SEGMENT_MAP, device(), address, bytes);
+  if (listener_ != nullptr) listener_(device(), true, address, bytes);
 }
 
 void MeteredDriver::Unmap(Address address, uint64_t bytes) {
   inner().Unmap(address, bytes);
-  Note(History::Action::SEGMENT_UNMAP, device(), address, bytes);
+  if (listener_ != nullptr) listener_(device(), false, address, bytes);
 }
 
 }  // namespace cgp
