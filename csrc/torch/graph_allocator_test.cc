@@ -414,5 +414,38 @@ TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {
   EXPECT_TRUE(pools().ids().empty());
 }
 
+// Its statistics are asked for where it has grown, or where the sum of both may have a new peak.
+TEST_F(GraphAllocatorTest, TheBaseIsAskedOnlyWhereItMatters) {
+  int asked = 0;
+  base_.before_stats = [&] { ++asked; };
+  const auto asks = [&](const auto& call) {
+    asked = 0;
+    call();
+    return asked;
+  };
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  EXPECT_EQ(asks([&] { allocator_.allocate(kPage).clear(); }), 2) << "first what it holds";
+  EXPECT_EQ(asks([&] { allocator_.allocate(kPage / 2).clear(); }), 1) << "a peak of small blocks";
+  EXPECT_EQ(asks([&] {
+              for (size_t bytes = 512; bytes <= kPage; bytes *= 2) {
+                const DataPtr block = allocator_.allocate(bytes);
+              }
+            }),
+            0)
+      << "neither the base nor ours have grown";
+  current_stream = Stream(2);  // in no capture
+  const DataPtr eager = allocator_.allocate(1000);
+  EXPECT_EQ(asks([&] { allocator_.allocate(1000).clear(); }), 0) << "eager work asks nothing";
+  current_stream = Stream(1);
+  DataPtr inside;
+  EXPECT_EQ(asks([&] { inside = allocator_.allocate(1000); }), 1) << "it has grown";
+  EXPECT_EQ(asks([&] { inside.clear(); }), 0);
+  EXPECT_EQ(asks([&] { inside = allocator_.allocate(2 * kPage); }), 1) << "a new peak";
+  EXPECT_EQ(asks([&] { inside.clear(); }), 0);
+  graph.End();
+  EXPECT_EQ(asks([&] { graph.Reset(); }), 0);
+}
+
 }  // namespace
 }  // namespace cgp
