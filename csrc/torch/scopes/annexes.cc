@@ -14,37 +14,33 @@ c10::MempoolId_t AnnexName(uint64_t number) { return {~number, ~0ULL}; }
 
 }  // namespace
 
-Annexes::Annex Annexes::FindOrMake(const Key& key) {
-  const std::lock_guard lock(mutex_);
-  const auto [annex, made] = annexes_.try_emplace(key);
-  if (made) annex->second.id = AnnexName(++made_);
-  return annex->second;
-}
-
 void Annexes::Begin(c10::DeviceIndex device, PoolId pool) {
   if (base_ == nullptr) return;
   const Key key{device, pool};
-  const Annex annex = FindOrMake(key);
-  try {
-    base_->beginAllocateToPool(
-        device, annex.id, [this, device, pool, used = annex.used](cudaStream_t stream) {
-          const auto target = routes_.Match(device, stream);
-          const bool takes = target && target->pools != nullptr && target->id == pool;
-          if (takes) used->store(true, std::memory_order_relaxed);
-          return takes;
-        });
-  } catch (...) {
+  Annex annex;
+  {
     const std::lock_guard lock(mutex_);
-    if (annex.users == 0) annexes_.erase(key);
-    throw;
+    const auto [found, made] = annexes_.try_emplace(key);
+    if (made) found->second.id = AnnexName(++made_);
+    annex = found->second;
   }
+  base_->beginAllocateToPool(
+      device, annex.id, [this, device, pool, used = annex.used](cudaStream_t stream) {
+        const auto target = routes_.Match(device, stream);
+        const bool takes = target && target->pools != nullptr && target->id == pool;
+        if (takes) used->store(true, std::memory_order_relaxed);
+        return takes;
+      });
   const std::lock_guard lock(mutex_);
   ++annexes_.at(key).users;
 }
 
 void Annexes::End(c10::DeviceIndex device, PoolId pool) {
   if (base_ == nullptr) return;
-  base_->endAllocateToPool(device, FindOrMake({device, pool}).id);
+  std::unique_lock lock(mutex_);
+  const c10::MempoolId_t id = annexes_.at({device, pool}).id;
+  lock.unlock();
+  base_->endAllocateToPool(device, id);
 }
 
 void Annexes::Release(c10::DeviceIndex device, PoolId pool) {

@@ -62,7 +62,6 @@ class Annexes {
   };
   using Key = std::pair<c10::DeviceIndex, PoolId>;
 
-  Annex FindOrMake(const Key& key);
   // What the base calls it while that counts users of it. pre: mutex_ is not held.
   std::optional<c10::MempoolId_t> ForgetUnlessUsed(const Key& key);
   // Which pool each annex belongs to.
