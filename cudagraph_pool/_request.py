@@ -90,12 +90,9 @@ def report_lines(adapter: Any, cuda: Any) -> list[str]:
         peak = cuda.memory_stats(device).get("reserved_bytes.all.peak", 0)
         if not peak:
             continue
-        pools = [adapter.stats(device, pool) for pool in adapter.pool_ids(device)]
-        held, needed = (
-            sum(pool[f"peak_{what}_bytes"] for pool in pools) for what in ("reserved", "allocated")
-        )
+        held, needed = adapter.most_bytes(device)
         lines.append(
-            f"GPU {device}: reserved {mib(peak)} MiB at most; {len(pools)} graph pools took "
-            f"{mib(held)} MiB, of which {mib(needed)} were in use at once"
+            f"GPU {device}: reserved {mib(peak)} MiB at most; graph pools took {mib(held)} MiB, of "
+            f"which {mib(needed)} were in use at once"
         )
     return lines

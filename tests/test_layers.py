@@ -18,6 +18,10 @@ ABOVE = {
     "testing": {"core", "driver", "exec", "testing"},
 }
 ROOMS = ["base", "memory", "placement", "planning"]  # of the core, in this order, below the rest
+# Of the adapter: what every file of it may know, then its rooms in this order, below the rest.
+ADAPTER_WORDS = {"device_pools.h", "errors.h", "runtime.h", "torch_version.h"}
+ADAPTER_ROOMS = ["observe", "scopes"]
+MOST_FILES = 16  # of a folder, without what is for tests
 FOREIGN = re.compile(r"(cuda|nv|torch|c10|ATen|pybind11|Python|structmember)", re.IGNORECASE)
 FOR_TESTS = re.compile(r"_(test|benchmark|fixture|fuzz)(_|$)")
 STANDARD = re.compile(r"[a-z_]+")
@@ -57,6 +61,44 @@ def test_rooms_of_the_core_include_what_stands_above() -> None:
             above = ROOMS[: ROOMS.index(parts[0]) + 1]
             assert name.split("/")[1] in above or FOR_TESTS.search(path.stem), (path, name)
     assert {path.name for path in (CSRC / "core").iterdir() if path.is_dir()} == set(ROOMS)
+
+
+def is_product(path: Path) -> bool:
+    return "testing" not in path.parts and not FOR_TESTS.search(path.stem)
+
+
+def test_rooms_of_the_adapter_include_what_stands_above() -> None:
+    for path, bracket, name in includes("torch"):
+        parts = path.relative_to(CSRC / "torch").parts
+        if bracket != '"' or not name.startswith("torch/") or not is_product(path):
+            continue
+        room, _, rest = name.removeprefix("torch/").rpartition("/")
+        assert room != "testing", (path, name)
+        if len(parts) > 1:
+            above = ADAPTER_ROOMS[: ADAPTER_ROOMS.index(parts[0]) + 1]
+            assert room in above or rest in ADAPTER_WORDS, (path, name)
+    rooms = {path.name for path in (CSRC / "torch").iterdir() if path.is_dir()}
+    assert rooms == {*ADAPTER_ROOMS, "testing"}
+
+
+def test_headers_of_the_adapter_include_each_other_in_no_circle() -> None:
+    below = {
+        str(path.relative_to(CSRC)): set[str]()
+        for path in (CSRC / "torch").rglob("*.h")
+        if is_product(path)
+    }
+    for path, _, name in includes("torch"):
+        if (header := str(path.relative_to(CSRC))) in below and name in below:
+            below[header].add(name)
+    while leaves := {name for name, names in below.items() if not names}:
+        below = {name: names - leaves for name, names in below.items() if name not in leaves}
+    assert not below
+
+
+def test_folders_of_the_adapter_can_be_looked_over() -> None:
+    for folder in (CSRC / "torch", *(CSRC / "torch" / room for room in ADAPTER_ROOMS)):
+        product = [p for p in folder.iterdir() if p.suffix in (".h", ".cc") and is_product(p)]
+        assert len(product) <= MOST_FILES, folder
 
 
 def test_core_knows_the_standard_library_only() -> None:

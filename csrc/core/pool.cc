@@ -52,11 +52,16 @@ void Pool::EndScope(bool may_ask_device) {
   predictor_.EndScope();
 }
 
-Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> capture) {
+Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> capture,
+                     bool whole_pages) {
   CGP_CHECK(in_scope() && bytes > 0);
+  const uint64_t page = memory_.bytes().page_size().bytes();
+  // Nobody has what is too much to be rounded.
+  const bool rounds = whole_pages && bytes <= ~uint64_t{0} - page;
+  const uint64_t rounded = rounds ? (bytes + page - 1) / page * page : bytes;
   blocks_.ReserveOne();
   LiveBlock live;
-  live.block = {.bytes = Granules::FromBytesRoundedUp(bytes).bytes(),
+  live.block = {.bytes = Granules::FromBytesRoundedUp(rounded).bytes(),
                 .requested_bytes = bytes,
                 .stream = stream};
   live.eager = memory_.scope() == ScopeKind::kEager;

@@ -61,8 +61,9 @@ class Pool {
 
   // pre: a scope is open, bytes > 0. `capture` is the one that the stream is in now, kNoCapture for
   // none. A capture of one stream asks the driver nothing, so this alone tells that the stream has
-  // left it; nothing says that it is where it was.
-  Block Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> capture = {});
+  // left it; nothing says that it is where it was. With `whole_pages` the block shares no page.
+  Block Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> capture = {},
+                 bool whole_pages = false);
 
   // Both throw UsageError if no live block starts at `address`. Free() returns what the block was.
   Block Free(Address address);

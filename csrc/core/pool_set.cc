@@ -102,7 +102,7 @@ void PoolSet::Release(PoolId id) {
 }
 
 Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream,
-                        std::optional<CaptureId> capture) {
+                        std::optional<CaptureId> capture, bool whole_pages) {
   const std::lock_guard lock(mutex_);
   Member& member = Known(id);
   if (!member.pool.in_scope()) {
@@ -114,7 +114,7 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream,
   ReserveMore(reservations_, 1);
   Block block;
   try {
-    block = member.pool.Allocate(bytes, stream, capture);
+    block = member.pool.Allocate(bytes, stream, capture, whole_pages);
   } catch (const std::exception& error) {
     if (Count(member)) NoteNewPeak();  // by what an undo failed to give back
     if (dynamic_cast<const OutOfMemoryError*>(&error) == nullptr) throw;
@@ -343,9 +343,11 @@ std::map<PoolId, Gauge> PoolSet::ReservedByPool() const {
   return reserved_bytes_;
 }
 
-void PoolSet::ResetPeaks() {
+void PoolSet::ResetPeaks(SetUsage levels) {
   const std::lock_guard lock(mutex_);
-  usage_.ForEachGauge([](Gauge& gauge) { gauge.ResetPeak(); });
+  usage_.ForEachPair(levels, [](Gauge& gauge, const Gauge& level) {
+    gauge.peak = std::max(gauge.current, level.peak);
+  });
 }
 
 void PoolSet::ResetPeaksByPool() {

@@ -62,9 +62,11 @@ class PoolSet {
   // Throws UsageError if the pool is unknown or has no user.
   void Release(PoolId id);
 
-  // A block of at least `bytes` (> 0) for work on `stream`, which is in `capture` (see Pool).
-  // Throws UsageError (unknown pool, no open scope), OutOfMemoryError, DriverError.
-  Block Allocate(PoolId id, uint64_t bytes, StreamId stream, std::optional<CaptureId> capture = {});
+  // A block of at least `bytes` (> 0) for work on `stream`, which is in `capture`, and of whole
+  // pages if it is to share none (see Pool). Throws UsageError (unknown pool, no open scope),
+  // OutOfMemoryError, DriverError.
+  Block Allocate(PoolId id, uint64_t bytes, StreamId stream, std::optional<CaptureId> capture = {},
+                 bool whole_pages = false);
 
   // Frees the block that starts at `address`. Throws UsageError if none does: never allocated here,
   // or freed before.
@@ -136,9 +138,12 @@ class PoolSet {
     return new_peak_.load(std::memory_order_relaxed) &&
            new_peak_.exchange(false, std::memory_order_acq_rel);
   }
+  bool HasNewPeak() const { return new_peak_.load(std::memory_order_relaxed); }
   // As if one had.
   void NoteNewPeak() { new_peak_.store(true, std::memory_order_release); }
-  void ResetPeaks();  // of Usage()
+  // A peak of Usage() is what there is now, or that of `levels` if it is higher: who wants to know
+  // only of what is above them resets to these.
+  void ResetPeaks(SetUsage levels = {});
   void ResetPeaksByPool();
   void ResetTraffic();
 

@@ -276,6 +276,41 @@ TEST_F(PoolSetTest, UsageIsThatOfAllPoolsTogether) {
   EXPECT_TRUE(Is(usage.reserved_bytes, 3 * kPage, 7 * kPage, 0, 4 * kPage));
 }
 
+TEST_F(PoolSetTest, PeaksBelowTheLevelsAreNoNewOnes) {
+  Begin(kOne);
+  const Block one = Allocate(kOne, 2 * kPage);
+  SetUsage levels;
+  levels.ForEachGauge([](Gauge& gauge) { gauge.peak = 4 * kPage; });
+  set_->ResetPeaks(levels);
+  set_->TakeNewPeak();
+  const Block two = Allocate(kOne, 2 * kPage);
+  EXPECT_FALSE(set_->HasNewPeak());
+  EXPECT_EQ(set_->Usage().all.bytes.peak, 4 * kPage);
+  const Block three = Allocate(kOne, 512);
+  EXPECT_TRUE(set_->TakeNewPeak());
+  EXPECT_EQ(set_->Usage().all.bytes.peak, 4 * kPage + 512);
+  for (const Block& block : {one, two, three}) set_->Free(block.address);
+  set_->ResetPeaks();
+  EXPECT_EQ(set_->Usage().all.bytes.peak, 0U);
+  EXPECT_EQ(set_->Usage().all.bytes.most, 4 * kPage + 512) << "whoever resets what";
+  End(kOne);
+}
+
+// Pages are the pool's, not the driver's.
+TEST(PoolSetPageTest, BlocksOfWholePagesShareNone) {
+  constexpr uint64_t kGranularity = uint64_t{2} << 20;
+  HostDriver driver{HostDriverOptions{.map_memory = false}};
+  PoolSet set(driver, {.page_bytes = 2 * kGranularity});
+  set.BeginScope(kOne, ScopeKind::kCapture);
+  const Block small = set.Allocate(kOne, 1000, StreamId{1}, {}, /*whole_pages=*/true);
+  EXPECT_EQ(small.bytes, 2 * kGranularity);
+  EXPECT_EQ(small.requested_bytes, 1000U);
+  EXPECT_EQ(set.Pieces(small.address).size(), 1U);
+  EXPECT_THROW(set.Allocate(kOne, ~uint64_t{0} - 1, StreamId{1}, {}, true), OutOfMemoryError);
+  set.Free(small.address);
+  set.EndScope(kOne);
+}
+
 TEST_F(PoolSetTest, EachPoolsPhysicalMemoryIsCountedByItself) {
   EXPECT_THAT(set_->ReservedByPool(), IsEmpty());
   Begin(kOne);

@@ -14,6 +14,7 @@ namespace cgp {
 struct Gauge {
   uint64_t current = 0;
   uint64_t peak = 0;     // of `current`, since ResetPeak()
+  uint64_t most = 0;     // of `current`, ever
   uint64_t added = 0;    // since ResetTraffic()
   uint64_t removed = 0;  // since ResetTraffic()
 
@@ -21,6 +22,7 @@ struct Gauge {
   bool Add(uint64_t amount) {
     current += amount;
     added += amount;
+    if (current > most) most = current;
     if (current <= peak) return false;
     peak = current;
     return true;
@@ -90,14 +92,23 @@ struct SetUsage {
     free_bytes.Add(block.bytes);
   }
 
+  // function(gauge, the other's)
+  template <typename Function>
+  void ForEachPair(SetUsage& other, Function function) {
+    for (const auto blocks : {&SetUsage::all, &SetUsage::small, &SetUsage::large}) {
+      for (const auto gauge :
+           {&BlockUsage::count, &BlockUsage::bytes, &BlockUsage::requested_bytes}) {
+        function(this->*blocks.*gauge, other.*blocks.*gauge);
+      }
+    }
+    for (const auto gauge : {&SetUsage::handles, &SetUsage::reserved_bytes, &SetUsage::free_bytes,
+                             &SetUsage::free_extents}) {
+      function(this->*gauge, other.*gauge);
+    }
+  }
   template <typename Function>
   void ForEachGauge(Function function) {
-    for (BlockUsage* blocks : {&all, &small, &large}) {
-      function(blocks->count);
-      function(blocks->bytes);
-      function(blocks->requested_bytes);
-    }
-    for (Gauge* gauge : {&handles, &reserved_bytes, &free_bytes, &free_extents}) function(*gauge);
+    ForEachPair(*this, [&](Gauge& gauge, const Gauge&) { function(gauge); });
   }
 
  private:

@@ -2,7 +2,9 @@
 // logic: what is decided is decided in csrc/torch or in the package.
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "python/torch_parts.h"
@@ -32,8 +34,8 @@ std::vector<cgp::DevicePools*> PoolsOf(DeviceIndex device) {
 // The set that has the pool; that of GraphAllocator if none does.
 cgp::PoolSet& Pools(DeviceIndex device, PoolId id) {
   auto* const plain = cgp::DevicePools::Find(device, cgp::PoolsOwner::kPluggableAllocator);
-  if (plain != nullptr && plain->set().Contains(id)) return plain->set();
-  return cgp::DevicePools::For(device).set();
+  if (plain != nullptr && plain->set.Contains(id)) return plain->set;
+  return cgp::DevicePools::For(device).set;
 }
 
 py::dict ToDict(const cgp::PoolStats& stats) {
@@ -56,9 +58,9 @@ py::dict ToDict(const cgp::PoolSnapshot& snapshot) {
   return py::dict("stats"_a = ToDict(snapshot.stats), "blocks"_a = blocks, "ranges"_a = ranges);
 }
 
-cgp::GraphAllocator::CaptureCounts Counts() {
-  const cgp::GraphAllocator* allocator = cgp::FindGraphAllocator();
-  return allocator == nullptr ? cgp::GraphAllocator::CaptureCounts{} : allocator->capture_counts();
+cgp::CaptureScopes::Counts Counts() {
+  cgp::GraphAllocator* const allocator = cgp::FindGraphAllocator();
+  return allocator == nullptr ? cgp::CaptureScopes::Counts{} : allocator->scopes().counts();
 }
 
 }  // namespace
@@ -85,28 +87,33 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return py::dict("disabled"_a = counts.while_stopped, "mempool"_a = counts.in_mempools,
                     "older_pool"_a = counts.bases - counts.while_stopped - counts.in_mempools);
   });
+  // The most that pools have had at once: reserved bytes, and allocated ones.
+  m.def("most_bytes", [](DeviceIndex device) {
+    std::pair<uint64_t, uint64_t> most;
+    for (cgp::DevicePools* const pools : PoolsOf(device)) {
+      const cgp::SetUsage usage = pools->set.Usage();
+      most = std::max(most, {usage.reserved_bytes.most, usage.all.bytes.most});
+    }
+    return most;
+  });
   const auto def_of_pool = [&](const char* name, auto function, const auto&... guard) {
     m.def(name, function, py::arg("device"), py::arg("id"), guard...);
   };
+  const auto scopes = []() -> cgp::CaptureScopes& { return cgp::GetGraphAllocator()->scopes(); };
   def_of_pool(
       "end_failed_capture",
-      [](DeviceIndex device, const c10::MempoolId_t& id) {
-        cgp::GetGraphAllocator()->EndFailedCapture(device, id);
-      },
+      [=](DeviceIndex device, const c10::MempoolId_t& id) { scopes().EndFailed(device, id); },
       no_gil);
   def_of_pool(
-      "register_pool",
-      [](DeviceIndex device, PoolId id) { cgp::GetGraphAllocator()->RegisterPool(device, id); },
+      "register_pool", [=](DeviceIndex device, PoolId id) { scopes().Register(device, id); },
       no_gil);
   def_of_pool(
-      "unregister_pool",
-      [](DeviceIndex device, PoolId id) { cgp::GetGraphAllocator()->UnregisterPool(device, id); },
+      "unregister_pool", [=](DeviceIndex device, PoolId id) { scopes().Unregister(device, id); },
       no_gil);
   def_of_pool(
       "is_mempool",
-      [](DeviceIndex device, PoolId id) {
-        const cgp::GraphAllocator* allocator = cgp::FindGraphAllocator();
-        return allocator != nullptr && allocator->IsMemPool(device, id);
+      [=](DeviceIndex device, PoolId id) {
+        return cgp::FindGraphAllocator() != nullptr && scopes().IsMemPool(device, id);
       },
       no_gil);
   def_of_pool("captures",
@@ -117,38 +124,29 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
               [](DeviceIndex device, PoolId id) { return ToDict(Pools(device, id).Stats(id)); });
   def_of_pool("snapshot",
               [](DeviceIndex device, PoolId id) { return ToDict(Pools(device, id).Snapshot(id)); });
-  m.def(
-      "pool_ids",
-      [](DeviceIndex device) {
-        std::vector<PoolId> ids;
-        for (cgp::DevicePools* const pools : PoolsOf(device)) {
-          for (const PoolId id : pools->set().ids()) ids.push_back(id);
-        }
-        return ids;
-      },
-      py::arg("device"));
-  m.def(
-      "pool_of",
-      [](DeviceIndex device, uint64_t address) -> std::optional<PoolId> {
-        for (cgp::DevicePools* const pools : PoolsOf(device)) {
-          if (const auto id = pools->set().PoolOf(address)) return id;
-        }
-        return std::nullopt;
-      },
-      py::arg("device"), py::arg("address"));
-  m.def(
-      "driver_calls",
-      [](DeviceIndex device) {
-        std::map<std::string_view, std::pair<uint64_t, uint64_t>> sum;
-        for (cgp::DevicePools* const pools : PoolsOf(device)) {
-          for (const auto& [name, call] : cgp::CallsOf(pools->driver().inner())) {
-            sum[name].first += call.first;
-            sum[name].second += call.second;
-          }
-        }
-        return sum;
-      },
-      py::arg("device"));
+  m.def("pool_ids", [](DeviceIndex device) {
+    std::vector<PoolId> ids;
+    for (cgp::DevicePools* const pools : PoolsOf(device)) {
+      for (const PoolId id : pools->set.ids()) ids.push_back(id);
+    }
+    return ids;
+  });
+  m.def("pool_of", [](DeviceIndex device, uint64_t address) -> std::optional<PoolId> {
+    for (cgp::DevicePools* const pools : PoolsOf(device)) {
+      if (const auto id = pools->set.PoolOf(address)) return id;
+    }
+    return std::nullopt;
+  });
+  m.def("driver_calls", [](DeviceIndex device) {
+    std::map<std::string_view, std::pair<uint64_t, uint64_t>> sum;
+    for (cgp::DevicePools* const pools : PoolsOf(device)) {
+      for (const auto& [name, call] : cgp::CallsOf(pools->driver.inner())) {
+        sum[name].first += call.first;
+        sum[name].second += call.second;
+      }
+    }
+    return sum;
+  });
   cgp::BindExecs(m);
   cgp::BindCalls(m);
   cgp::BindReplays(m);

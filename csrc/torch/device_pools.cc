@@ -11,12 +11,12 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "torch/observe/history.h"
 #include "torch/runtime.h"
 
 namespace cgp {
 namespace {
 
-// The pools that each owner made last, which lead to those before.
 std::array<std::atomic<DevicePools*>, kPoolsOwners.size()> newest{};
 std::mutex registration_mutex;
 
@@ -26,33 +26,31 @@ Address ToAddress(const void* pointer) { return reinterpret_cast<Address>(pointe
 
 }  // namespace
 
-DevicePools::DevicePools(c10::DeviceIndex device)
-    : device_(device), driver_(MakeDriver(device)), set_(driver_), stats_(device, set_) {}
+DevicePools::DevicePools(c10::DeviceIndex of)
+    : device(of),
+      driver(MakeDriver(of), &History::Mapped),
+      set(driver),
+      total_bytes(driver.Info().total_bytes),
+      stats(of, set),
+      share(stats, driver, total_bytes) {}
 
-// What `ask` says of the first pools of which it says anything.
-template <typename Ask>
-auto DevicePools::FindFirst(PoolsOwner owner, const Ask& ask)
-    -> decltype(ask(std::declval<DevicePools&>())) {
-  DevicePools* pools = NewestOf(owner).load(std::memory_order_acquire);
-  for (; pools != nullptr; pools = pools->before_) {
-    if (auto answer = ask(*pools)) return answer;
-  }
-  return {};
+DevicePools* DevicePools::Newest(PoolsOwner owner) noexcept {
+  return NewestOf(owner).load(std::memory_order_acquire);
 }
 
-DevicePools& DevicePools::For(c10::DeviceIndex device, PoolsOwner owner) {
-  if (DevicePools* const pools = Find(device, owner)) return *pools;
-  if (device < 0 || device >= C10_COMPILE_TIME_MAX_GPUS) {
-    throw UsageError("device " + std::to_string(device) + " is not a CUDA device; expected 0 to " +
+DevicePools& DevicePools::For(c10::DeviceIndex index, PoolsOwner owner) {
+  if (DevicePools* const pools = Find(index, owner)) return *pools;
+  if (index < 0 || index >= C10_COMPILE_TIME_MAX_GPUS) {
+    throw UsageError("device " + std::to_string(index) + " is not a CUDA device; expected 0 to " +
                      std::to_string(C10_COMPILE_TIME_MAX_GPUS - 1));
   }
   const std::lock_guard lock(registration_mutex);
-  if (DevicePools* const pools = Find(device, owner)) return *pools;
-  std::unique_ptr<DevicePools> made(new DevicePools(device));
+  if (DevicePools* const pools = Find(index, owner)) return *pools;
+  std::unique_ptr<DevicePools> made(new DevicePools(index));
   if (owner == PoolsOwner::kPluggableAllocator) {
     for (DevicePools* const others : All(owner)) {
-      others->LetIn(device);
-      made->LetIn(others->device());
+      others->LetIn(index);
+      made->LetIn(others->device);
     }
   }
   made->before_ = NewestOf(owner).load(std::memory_order_relaxed);
@@ -62,15 +60,15 @@ DevicePools& DevicePools::For(c10::DeviceIndex device, PoolsOwner owner) {
 
 void DevicePools::LetIn(c10::DeviceIndex peer) {
   try {
-    set_.EnablePeer(peer);
+    set.EnablePeer(peer);
   } catch (const DriverError& error) {
     if (error.code() != cudaErrorPeerAccessUnsupported) throw;
   }
 }
 
-DevicePools* DevicePools::Find(c10::DeviceIndex device, PoolsOwner owner) noexcept {
+DevicePools* DevicePools::Find(c10::DeviceIndex index, PoolsOwner owner) noexcept {
   return FindFirst(owner,
-                   [&](DevicePools& pools) { return pools.device_ == device ? &pools : nullptr; });
+                   [&](DevicePools& pools) { return pools.device == index ? &pools : nullptr; });
 }
 
 std::vector<DevicePools*> DevicePools::All(PoolsOwner owner) {
@@ -85,7 +83,7 @@ std::vector<DevicePools*> DevicePools::All(PoolsOwner owner) {
 
 DevicePools* DevicePools::TryFree(const void* address, Block* block, PoolsOwner owner) {
   return FindFirst(owner, [&](DevicePools& pools) -> DevicePools* {
-    const auto freed = pools.set_.TryFree(ToAddress(address));
+    const auto freed = pools.set.TryFree(ToAddress(address));
     if (!freed) return nullptr;
     *block = *freed;
     return &pools;
@@ -94,23 +92,23 @@ DevicePools* DevicePools::TryFree(const void* address, Block* block, PoolsOwner 
 
 bool DevicePools::TryRecordUse(const void* address, StreamId stream, PoolsOwner owner) {
   return FindFirst(owner, [&](DevicePools& pools) {
-    const bool own = DeviceOf(stream) == pools.device_;
-    return pools.set_.TryRecordUse(ToAddress(address), own ? WithoutDevice(stream) : stream);
+    const bool own = DeviceOf(stream) == pools.device;
+    return pools.set.TryRecordUse(ToAddress(address), own ? WithoutDevice(stream) : stream);
   });
 }
 
 void DevicePools::EndScope(PoolId id) {
   try {
-    set_.EndScope(id);
+    set.EndScope(id);
   } catch (const std::exception&) {
-    set_.EndScope(id, /*may_ask_device=*/false);
+    set.EndScope(id, /*may_ask_device=*/false);
   }
 }
 
 uint64_t DevicePools::Trim(std::optional<PoolId> only) {
   const RelaxedCaptureMode relaxed;
   try {
-    return set_.Trim(only);
+    return set.Trim(only);
   } catch (const DriverError& error) {
     // Somebody captures without torch, or another thread is just ending a capture: the device
     // cannot be waited for. What is of no use goes the next time.
@@ -119,23 +117,23 @@ uint64_t DevicePools::Trim(std::optional<PoolId> only) {
   }
 }
 
+uint64_t DevicePools::TrimBeside(MergedStats::Base& base, std::optional<PoolId> only) {
+  stats.BeforeChange(base);
+  const uint64_t bytes = Trim(only);
+  share.LimitBase(base);
+  return bytes;
+}
+
 std::optional<DevicePools::Owned> DevicePools::At(const void* address) {
   return FindFirst(PoolsOwner::kGraphAllocator, [&](DevicePools& pools) -> std::optional<Owned> {
-    const auto found = pools.set_.At(ToAddress(address));
+    const auto found = pools.set.At(ToAddress(address));
     if (!found) return std::nullopt;
     return Owned{.pools = &pools, .id = found->id, .block = found->block};
   });
 }
 
-DevicePools* DevicePools::BehindBaseAt(const void* address) {
-  return FindFirst(PoolsOwner::kGraphAllocator, [&](DevicePools& pools) {
-    const bool is_it = pools.stats_.IsBehindBase() && pools.set_.HasReserved(ToAddress(address));
-    return is_it ? &pools : nullptr;
-  });
-}
-
 std::optional<Block> DevicePools::Around(const void* address, PoolsOwner owner) {
-  return FindFirst(owner, [&](DevicePools& pools) { return pools.set_.Find(ToAddress(address)); });
+  return FindFirst(owner, [&](DevicePools& pools) { return pools.set.Find(ToAddress(address)); });
 }
 
 }  // namespace cgp

@@ -1,4 +1,5 @@
-// The graph pools of each device: driver and pool set, made when first asked for.
+// The graph pools of each device: driver, pool set and what is told of them, made when first asked
+// for.
 //
 // They live as long as the process. Tensors in a pool may outlive the interpreter and the CUDA
 // context, and a DataPtr's deleter is a bare function: it must find its pool whenever it is called.
@@ -13,8 +14,9 @@
 #include <vector>
 
 #include "core/pool_set.h"
-#include "torch/merged_stats.h"
-#include "torch/metered_driver.h"
+#include "driver/metered_driver.h"
+#include "torch/observe/memory_share.h"
+#include "torch/observe/merged_stats.h"
 
 namespace cgp {
 
@@ -27,15 +29,26 @@ inline constexpr std::array kPoolsOwners{PoolsOwner::kGraphAllocator,
 
 class DevicePools {
  public:
-  // The pools of `device`, made now if need be. Throws DriverError where the device cannot map
+  // The pools of the device, made now if need be. Throws DriverError where the device cannot map
   // memory. Of pools that the C functions hand out no peer is ever named: torch asks a
   // CUDAPluggableAllocator, which tells nobody. So all their devices are let in.
-  static DevicePools& For(c10::DeviceIndex device, PoolsOwner owner = PoolsOwner::kGraphAllocator);
+  static DevicePools& For(c10::DeviceIndex index, PoolsOwner owner = PoolsOwner::kGraphAllocator);
   // The same, but nullptr if nobody asked For() them yet. Never throws, takes no lock.
-  static DevicePools* Find(c10::DeviceIndex device,
+  static DevicePools* Find(c10::DeviceIndex index,
                            PoolsOwner owner = PoolsOwner::kGraphAllocator) noexcept;
   // All that were made, in the order of devices. Takes no lock.
   static std::vector<DevicePools*> All(PoolsOwner owner = PoolsOwner::kGraphAllocator);
+
+  // What `ask` says of the first pools of which it says anything. Takes no lock.
+  template <typename Ask>
+  static auto FindFirst(PoolsOwner owner, const Ask& ask)
+      -> decltype(ask(std::declval<DevicePools&>())) {
+    for (DevicePools* pools = Newest(owner); pools != nullptr; pools = pools->before_) {
+      if (auto answer = ask(*pools)) return answer;
+    }
+    return {};
+  }
+
   // PoolSet's TryFree() and TryRecordUse() for a block of whichever device. The former returns that
   // device's pools, or nullptr, and what the block was. The latter takes any device's stream that
   // StreamOn() names.
@@ -51,18 +64,9 @@ class DevicePools {
   };
   // The one that starts at `address`, if one does.
   static std::optional<Owned> At(const void* address);
-  // The pools of GraphAllocator's that `address` lies in, if their statistics are behind the
-  // base's. Takes no lock where none are.
-  static DevicePools* BehindBaseAt(const void* address);
   // The live block that holds `address`, not only at its start. Slow: for diagnostics.
   static std::optional<Block> Around(const void* address,
                                      PoolsOwner owner = PoolsOwner::kGraphAllocator);
-
-  c10::DeviceIndex device() const { return device_; }
-  PoolSet& set() { return set_; }
-  MeteredDriver& driver() { return driver_; }
-  MergedStats& stats() { return stats_; }
-  uint64_t total_bytes() const { return total_bytes_; }  // of the device's memory
 
   // PoolSet::EndScope(), also where the device cannot be marked, or for lack of the host's memory:
   // torch ends a scope once.
@@ -71,23 +75,26 @@ class DevicePools {
   // PoolSet::Trim(), without disturbing a capture that another thread may have under way and torch
   // does not know of; then it may give nothing back. pre: torch knows of none.
   uint64_t Trim(std::optional<PoolId> only = std::nullopt);
+  // The same, between what `base` has to be asked and told.
+  uint64_t TrimBeside(MergedStats::Base& base, std::optional<PoolId> only = std::nullopt);
+
+  const c10::DeviceIndex device;
+  MeteredDriver driver;
+  PoolSet set;
+  const uint64_t total_bytes;  // of the device's memory
+  MergedStats stats;
+  MemoryShare share;
 
  private:
-  explicit DevicePools(c10::DeviceIndex device);
+  explicit DevicePools(c10::DeviceIndex of);
 
-  template <typename Ask>
-  static auto FindFirst(PoolsOwner owner, const Ask& ask)
-      -> decltype(ask(std::declval<DevicePools&>()));
+  // Those that the owner made last, which lead to those before.
+  static DevicePools* Newest(PoolsOwner owner) noexcept;
 
   // PoolSet::EnablePeer(), if the peer can reach this device.
   void LetIn(c10::DeviceIndex peer);
 
   DevicePools* before_ = nullptr;  // of the same owner
-  const c10::DeviceIndex device_;
-  MeteredDriver driver_;
-  PoolSet set_;
-  MergedStats stats_;
-  const uint64_t total_bytes_ = driver_.Info().total_bytes;
 };
 
 }  // namespace cgp

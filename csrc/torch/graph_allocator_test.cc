@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "driver/host_driver.h"
-#include "torch/fake_faults.h"
-#include "torch/graph_allocator_fixture.h"
+#include "torch/testing/fake_faults.h"
+#include "torch/testing/graph_allocator_fixture.h"
 
 namespace cgp {
 namespace {
@@ -104,7 +104,7 @@ TEST_F(GraphAllocatorTest, OutOfMemoryInAnEagerScopeFreesWhatNobodyNeeds) {
   allocator_.allocate(kPhysicalLimit - kPage).clear();
   unused.End();
   unused.Reset();
-  allocator_.RegisterPool(device_, ToPoolId(id_));
+  allocator_.scopes().Register(device_, ToPoolId(id_));
   allocator_.beginAllocateToPool(device_, id_, ThisThread());
   DataPtr big = allocator_.allocate(kPhysicalLimit - kPage);
   EXPECT_TRUE(IsOurs(big));
@@ -113,7 +113,7 @@ TEST_F(GraphAllocatorTest, OutOfMemoryInAnEagerScopeFreesWhatNobodyNeeds) {
   big.clear();
   allocator_.endAllocateToPool(device_, id_);
   allocator_.releasePool(device_, id_);
-  allocator_.UnregisterPool(device_, ToPoolId(id_));
+  allocator_.scopes().Unregister(device_, ToPoolId(id_));
 }
 
 TEST_F(GraphAllocatorTest, UnusedMemoryIsGivenBackButNotDuringACapture) {
@@ -122,15 +122,15 @@ TEST_F(GraphAllocatorTest, UnusedMemoryIsGivenBackButNotDuringACapture) {
   allocator_.allocate(4 * kPage).clear();
   unused.End();
   allocator_.emptyCache();
-  EXPECT_EQ(allocator_.FreeUnusedPools(), 0U) << "its graph lives";
+  EXPECT_EQ(allocator_.scopes().TryTrim(), 0U) << "its graph lives";
   unused.Reset();
   Graph graph(*this, id_, 7);
   graph.Begin();
-  EXPECT_EQ(allocator_.FreeUnusedPools(), 0U);
+  EXPECT_EQ(allocator_.scopes().TryTrim(), 0U);
   allocator_.emptyCache();
   EXPECT_TRUE(pools().Contains({0, 2}));
   graph.End();
-  EXPECT_EQ(allocator_.FreeUnusedPools(), 4 * kPage);
+  EXPECT_EQ(allocator_.scopes().TryTrim(), 4 * kPage);
 }
 
 TEST_F(GraphAllocatorTest, WhatCannotBeGivenBackIsNoErrorOfWhoAllocatesElsewhere) {
@@ -184,7 +184,7 @@ TEST_F(GraphAllocatorTest, WhatIsAskedOfOurPointersAndPools) {
   EXPECT_THROW(allocator_.setUseOnOOM(device_, id_, true), c10::Error);
   EXPECT_NO_THROW(allocator_.setUseOnOOM(device_, id_, false));
   EXPECT_THROW(allocator_.setNoSplit(device_, id_), c10::Error);
-  const HostDriver& host = fake_cuda::HostOf(DevicePools::For(device_).driver().inner());
+  const HostDriver& host = fake_cuda::HostOf(DevicePools::For(device_).driver.inner());
   const auto b_address = reinterpret_cast<Address>(b.get());
   const c10::DeviceIndex peer = fake_cuda::NextDevice();
   allocator_.enablePeerAccess(device_, peer);
@@ -289,7 +289,7 @@ TEST_F(GraphAllocatorTest, BlocksOfOtherDevicesFindTheirPools) {
   EXPECT_FALSE(DevicePools::At(inside));
   allocator_.endAllocateToPool(other, id_);
   there.clear();
-  EXPECT_EQ(DevicePools::For(other).set().Usage().all.count.current, 0U);
+  EXPECT_EQ(DevicePools::For(other).set.Usage().all.count.current, 0U);
   EXPECT_EQ(pools().Usage().all.count.current, 1U);
   here.clear();
   EXPECT_EQ(pools().Usage().all.count.current, 0U);
@@ -355,7 +355,7 @@ TEST_F(GraphAllocatorTest, WhatTheBaseAsksForCountsInThePeakThatItReachedBefore)
   auto& bases = base_.stats.reserved_bytes[0];
   allocator_.allocate(1000).clear();  // by the base
   bases.peak = 100 << 20;
-  EXPECT_EQ(allocator_.FreeUnusedPools(), kPage);
+  EXPECT_EQ(allocator_.scopes().TryTrim(), kPage);
   bases.peak = 0;
   EXPECT_EQ(allocator_.getDeviceStats(device_).reserved_bytes[0].peak,
             (100 << 20) + static_cast<int64_t>(kPage));
@@ -364,22 +364,22 @@ TEST_F(GraphAllocatorTest, WhatTheBaseAsksForCountsInThePeakThatItReachedBefore)
 TEST_F(GraphAllocatorTest, ASnapshotGoesOnWithoutAPoolThatIsGivenBackMeanwhile) {
   // Others that are shown first, so that there is time for one to go.
   constexpr uint64_t kOthers = 300;
-  for (uint64_t i = 0; i < kOthers; ++i) allocator_.RegisterPool(device_, {0, i});
+  for (uint64_t i = 0; i < kOthers; ++i) allocator_.scopes().Register(device_, {0, i});
   const PoolId changing{0, kOthers};
   std::atomic<bool> done{false};
   std::thread beside([&] {
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
     while (std::chrono::steady_clock::now() < end) {
-      allocator_.RegisterPool(device_, changing);
+      allocator_.scopes().Register(device_, changing);
       std::this_thread::yield();
-      allocator_.UnregisterPool(device_, changing);
+      allocator_.scopes().Unregister(device_, changing);
       std::this_thread::yield();
     }
     done = true;
   });
   EXPECT_NO_THROW(while (!done) allocator_.snapshot({0, 0}, false));
   beside.join();
-  for (uint64_t i = 0; i < kOthers; ++i) allocator_.UnregisterPool(device_, {0, i});
+  for (uint64_t i = 0; i < kOthers; ++i) allocator_.scopes().Unregister(device_, {0, i});
 }
 
 TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {
@@ -412,6 +412,39 @@ TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {
   EXPECT_EQ(strangers, 0);
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());
+}
+
+// Its statistics are asked for where it has grown, or where the sum of both may have a new peak.
+TEST_F(GraphAllocatorTest, TheBaseIsAskedOnlyWhereItMatters) {
+  int asked = 0;
+  base_.before_stats = [&] { ++asked; };
+  const auto asks = [&](const auto& call) {
+    asked = 0;
+    call();
+    return asked;
+  };
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  EXPECT_EQ(asks([&] { allocator_.allocate(kPage).clear(); }), 2) << "first what it holds";
+  EXPECT_EQ(asks([&] { allocator_.allocate(kPage / 2).clear(); }), 1) << "a peak of small blocks";
+  EXPECT_EQ(asks([&] {
+              for (size_t bytes = 512; bytes <= kPage; bytes *= 2) {
+                const DataPtr block = allocator_.allocate(bytes);
+              }
+            }),
+            0)
+      << "neither the base nor ours have grown";
+  current_stream = Stream(2);  // in no capture
+  const DataPtr eager = allocator_.allocate(1000);
+  EXPECT_EQ(asks([&] { allocator_.allocate(1000).clear(); }), 0) << "eager work asks nothing";
+  current_stream = Stream(1);
+  DataPtr inside;
+  EXPECT_EQ(asks([&] { inside = allocator_.allocate(1000); }), 1) << "it has grown";
+  EXPECT_EQ(asks([&] { inside.clear(); }), 0);
+  EXPECT_EQ(asks([&] { inside = allocator_.allocate(2 * kPage); }), 1) << "a new peak";
+  EXPECT_EQ(asks([&] { inside.clear(); }), 0);
+  graph.End();
+  EXPECT_EQ(asks([&] { graph.Reset(); }), 0);
 }
 
 }  // namespace

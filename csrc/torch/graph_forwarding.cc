@@ -3,12 +3,13 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 
-#include "core/base/reserve.h"
 #include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/install.h"
+#include "torch/observe/snapshot.h"
 #include "torch/runtime.h"
 
 namespace cgp {
@@ -20,7 +21,7 @@ bool IsMapped(const void* pointer) {
   const auto address = reinterpret_cast<Address>(pointer);
   for (const PoolsOwner owner : kPoolsOwners) {
     for (DevicePools* pools : DevicePools::All(owner)) {
-      if (pools->set().HasReserved(address)) return true;
+      if (pools->set.HasReserved(address)) return true;
     }
   }
   return false;
@@ -34,63 +35,56 @@ void GraphAllocator::init(int device_count) {
   if (cca::get() == this) RegisterWithC10(*this);
 }
 
+DeviceStats GraphAllocator::getDeviceStats(DeviceIndex device) {
+  DevicePools* const pools = DevicePools::Find(device);
+  if (pools == nullptr) return base_.getDeviceStats(device);
+  DeviceStats stats = pools->stats.Get(base_);
+  scopes_.annexes().Rename(stats);
+  return stats;
+}
+
+void GraphAllocator::resetAccumulatedStats(DeviceIndex device) {
+  DevicePools* const pools = DevicePools::Find(device);
+  pools == nullptr ? base_.resetAccumulatedStats(device) : pools->stats.ResetAccumulated(base_);
+}
+
+void GraphAllocator::resetPeakStats(DeviceIndex device) {
+  DevicePools* const pools = DevicePools::Find(device);
+  pools == nullptr ? base_.resetPeakStats(device) : pools->stats.ResetPeaks(base_);
+}
+
 double GraphAllocator::getMemoryFraction(DeviceIndex device) {
-  const Share& share = shares_.at(static_cast<size_t>(device));
-  return share.limits() ? share.fraction.load() : base_.getMemoryFraction(device);
+  DevicePools* const pools = DevicePools::Find(device);
+  return pools == nullptr ? base_.getMemoryFraction(device) : pools->share.Get(base_);
 }
 
 void GraphAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
   DevicePools* const pools = DevicePools::Find(device);
-  if (pools != nullptr) LimitOurs(*pools);    // asks what is in force, to go back to
-  base_.setMemoryFraction(fraction, device);  // refuses what is no fraction or no device
-  Share& share = shares_.at(static_cast<size_t>(device));
-  const double before = share.fraction.exchange(fraction);
-  ++share.settings;
-  Undo setting([&] {
-    share.fraction.store(before);
-    ++share.settings;
-    base_.setMemoryFraction(std::min(before, 1.0), device);
-    if (pools != nullptr) LimitBase(*pools);
-  });
-  if (pools != nullptr) LimitBase(*pools);
-  setting.Keep();
+  pools == nullptr ? base_.setMemoryFraction(fraction, device) : pools->share.Set(base_, fraction);
 }
 
-void GraphAllocator::LimitOurs(DevicePools& pools) {
-  Share& share = shares_.at(static_cast<size_t>(pools.device()));
-  double unknown = Share::kUnknown;
-  if (share.fraction.load() == unknown) {
-    // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
-    const RelaxedCaptureMode relaxed;
-    const double of_base =
-        IfSupported([&] { return base_.getMemoryFraction(pools.device()); }).value_or(1);
-    share.fraction.compare_exchange_strong(unknown, of_base < 1 ? of_base : Share::kNone);
+cca::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id, bool include_traces) {
+  const bool all = id == MempoolId_t{0, 0};
+  std::vector<DevicePools*> ours = DevicePools::All();
+  const auto is_others = [&](auto* pools) { return !scopes_.FindOurs(pools->device, id); };
+  if (!all) std::erase_if(ours, is_others);
+  // Asked for one pool of ours, the base is asked for its annexes and the rest of the answer, under
+  // an id that no pool has.
+  const bool one_of_ours = !all && !ours.empty();
+  auto info = base_.snapshot(one_of_ours ? MempoolId_t{~0ULL, ~0ULL} : id, include_traces);
+  for (DevicePools* pools : ours) {
+    const auto found = all ? std::nullopt : scopes_.FindOurs(pools->device, id);
+    const auto only = found ? std::optional(found->id) : std::nullopt;
+    const auto annex = only ? scopes_.annexes().Find(pools->device, *only) : std::nullopt;
+    if (annex) {
+      auto segments = base_.snapshot(*annex, false).segments;
+      std::ranges::move(segments, std::back_inserter(info.segments));
+    }
+    if (all || only) AppendSegments(*pools, only, history_, info.segments);
   }
-  if (!share.limits()) return;
-  const double all =
-      std::min(share.fraction.load(), 1.0) * static_cast<double>(pools.total_bytes());
-  const auto bases = pools.stats().OfBase(base_).reserved_bytes[0].current;
-  pools.driver().SetLimit(static_cast<uint64_t>(std::max(0.0, all - static_cast<double>(bases))));
-}
-
-void GraphAllocator::LimitBase(DevicePools& pools) {
-  Share& share = shares_.at(static_cast<size_t>(pools.device()));
-  if (!share.limits()) return;
-  const auto state_now = [&] { return share.settings.load() + pools.driver().changes(); };
-  uint64_t state = state_now();
-  if (share.told.load() == state) return;
-  // Several threads may tell the base at once, and no lock can order them: some come with the
-  // base's held, others go for it. So each looks, after it has told, whether what it told is still
-  // so, and tells again if not. The last to tell has looked, so the base was told the truth last.
-  for (;;) {
-    const double of_ours =
-        static_cast<double>(pools.driver().held_bytes()) / static_cast<double>(pools.total_bytes());
-    base_.setMemoryFraction(std::max(0.0, share.fraction.load() - of_ours), pools.device());
-    const uint64_t now = state_now();
-    if (now == state) break;
-    state = now;
-  }
-  share.told.store(state);
+  scopes_.annexes().Rename(info);
+  if (include_traces) history_.MergeInto(info.device_traces);
+  return info;
 }
 
 void* GraphAllocator::getBaseAllocation(void* pointer, size_t* bytes) {
@@ -102,13 +96,13 @@ void* GraphAllocator::getBaseAllocation(void* pointer, size_t* bytes) {
 
 bool GraphAllocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
                                               const std::unordered_set<void*>& expected) {
-  const auto ours = FindOurs(device, id);
+  const auto ours = scopes_.FindOurs(device, id);
   if (!ours) return base_.checkPoolLiveAllocations(device, id, expected);
   std::unordered_set<void*> rest = expected;
-  for (const PoolSnapshot::LiveBlock& live : ours->pools->set().Snapshot(ours->id).blocks) {
+  for (const PoolSnapshot::LiveBlock& live : ours->pools->set.Snapshot(ours->id).blocks) {
     if (rest.erase(reinterpret_cast<void*>(live.block.address)) == 0) return false;
   }
-  const auto annex = annexes_.Find(device, ours->id);
+  const auto annex = scopes_.annexes().Find(device, ours->id);
   return annex ? base_.checkPoolLiveAllocations(device, *annex, rest) : rest.empty();
 }
 
@@ -140,16 +134,12 @@ void GraphAllocator::popCompileContext() {
   History::PopCompileContext();
 }
 
-void GraphAllocator::attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) {
-  history_.AttachTracker(tracker, [&] { base_.attachAllocatorTraceTracker(tracker); });
-}
-
 // `device` is let into the memory of `peer`.
 void GraphAllocator::enablePeerAccess(DeviceIndex device, DeviceIndex peer) {
   base_.enablePeerAccess(device, peer);
   try {
     for (const PoolsOwner owner : kPoolsOwners) {
-      DevicePools::For(peer, owner).set().EnablePeer(device);
+      DevicePools::For(peer, owner).set.EnablePeer(device);
     }
   } catch (const DriverError&) {
     // A device that cannot map memory has no pools. One that cannot reach the peer was refused by
@@ -178,13 +168,6 @@ std::shared_ptr<c10::GatheredContext> GraphAllocator::getContextForPointer(const
   return ForwardGetContextForPointer(base_, pointer);
 }
 
-void GraphAllocator::attachOomRejectionObserver(OomRejectionObserver observer) {
-  const std::lock_guard lock(observers_mutex_);
-  ReserveMore(rejection_observers_, 1);
-  ForwardAttachOomRejectionObserver(base_, observer);
-  rejection_observers_.push_back(std::move(observer));
-}
-
 void GraphAllocator::annotateMemory(const void* pointer, const std::string& metadata) {
   const auto ours = DevicePools::At(pointer);
   if (!ours) {
@@ -194,7 +177,7 @@ void GraphAllocator::annotateMemory(const void* pointer, const std::string& meta
   constexpr std::optional<History::Action> kAnnotate = AnnotateAction<History::Action>();
   if (!kAnnotate) return;
   const Block& block = ours->block;
-  history_.Record({*kAnnotate, ours->pools->device(), block.address, block.requested_bytes,
+  history_.Record({*kAnnotate, ours->pools->device, block.address, block.requested_bytes,
                    block.stream, ours->id},
                   history_.Gather(History::When::ALLOC), metadata);
 }

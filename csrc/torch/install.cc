@@ -45,8 +45,8 @@ void RegisterWithC10(CUDAAllocator& allocator) {
 void Enable(const Options& options) {
   const std::lock_guard lock(switch_mutex);
   const auto set_options = [&](GraphAllocator& allocator) {
-    allocator.SetSharesCaptures(options.share_captures);
-    allocator.SetTakesMemPools(options.mempools);
+    allocator.scopes().SetSharesCaptures(options.share_captures);
+    allocator.scopes().SetTakesMemPools(options.mempools);
     SetExportable(options.exportable);
   };
   RequireDriverSupport(CurrentDevice(), options.exportable);
@@ -63,7 +63,7 @@ void Enable(const Options& options) {
         "' was installed after cudagraph_pool was first enabled; restart the process and enable "
         "cudagraph_pool after it");
   }
-  allocator->TakeCaptures();
+  allocator->scopes().TakeCaptures();
   set_options(*allocator);
   cca::allocator.store(allocator.get());
   RegisterWithC10(*allocator);
@@ -73,18 +73,19 @@ void Disable() {
   const std::lock_guard lock(switch_mutex);
   if (!IsEnabled()) return;
   GraphAllocator* allocator = FindGraphAllocator();
-  allocator->EndAbandonedCaptures();
+  allocator->scopes().EndAbandoned();
   RefuseWhileCapturing("disable()");
-  allocator->FreeUnusedPools();
-  allocator->StopTakingCaptures([allocator] {
+  allocator->scopes().TryTrim();
+  allocator->scopes().StopTakingCaptures([allocator] {
     cca::allocator.store(&allocator->base());
     RegisterWithC10(allocator->base());
   });
 }
 
 bool IsEnabled() {
-  const GraphAllocator* allocator = FindGraphAllocator();
-  return allocator != nullptr && cca::allocator.load() == allocator && allocator->takes_captures();
+  GraphAllocator* const allocator = FindGraphAllocator();
+  return allocator != nullptr && cca::allocator.load() == allocator &&
+         allocator->scopes().takes_captures();
 }
 
 }  // namespace cgp

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "torch/graph_allocator_fixture.h"
+#include "torch/testing/graph_allocator_fixture.h"
 
 namespace cgp {
 namespace {
@@ -20,7 +20,7 @@ class InstallTest : public GraphAllocatorTest {
   void SetUp() override {
     GraphAllocatorTest::SetUp();
     before_ = Installed().exchange(&base_);
-    allocator_.StopTakingCaptures([] {});
+    allocator_.scopes().StopTakingCaptures([] {});
   }
   void TearDown() override {
     Installed().store(before_);
@@ -120,14 +120,14 @@ TEST_F(InstallTest, CapturesGoOnWhileOthersSwitch) {
 // The pool goes while somebody else is thrown out of a capture in it.
 TEST_F(InstallTest, APoolIsReleasedByOthersWhileItsCaptureFails) {
   for (int round = 0; round < 100; ++round) {
-    allocator_.TakeCaptures();
-    allocator_.RegisterPool(device_, ToPoolId(id_));
+    allocator_.scopes().TakeCaptures();
+    allocator_.scopes().Register(device_, ToPoolId(id_));
     std::thread releases;
     try {
       Graph graph(*this, id_, static_cast<CaptureId>(5000 + round));
       graph.Begin();
       const DataPtr inside = allocator_.allocate(1000);
-      releases = std::thread([&] { allocator_.UnregisterPool(device_, ToPoolId(id_)); });
+      releases = std::thread([&] { allocator_.scopes().Unregister(device_, ToPoolId(id_)); });
       graph.End();
       throw std::runtime_error("mine");
     } catch (const std::runtime_error&) {

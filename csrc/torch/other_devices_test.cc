@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "torch/graph_allocator_fixture.h"
 #include "torch/pluggable_allocator.h"
+#include "torch/testing/graph_allocator_fixture.h"
 
 namespace cgp {
 namespace {
@@ -21,7 +21,7 @@ c10::cuda::CUDAStream TorchStream(c10::DeviceIndex device, cudaStream_t stream) 
 
 class OtherDevicesTest : public GraphAllocatorTest {
  protected:
-  HostDriver& host() { return fake_cuda::HostOf(DevicePools::For(device_).driver().inner()); }
+  HostDriver& host() { return fake_cuda::HostOf(DevicePools::For(device_).driver.inner()); }
 
   // The bytes of a block that is freed after its use on the other device's stream wait for a mark,
   // which covers that device (CudaDriverTest).
@@ -112,7 +112,7 @@ TEST_F(OtherDevicesTest, RoomIsMadeOnTheDeviceThatIsShortOfItAlone) {
     graph.Reset();
   };
   const auto held = [](c10::DeviceIndex device) {
-    return DevicePools::For(device).set().Usage().reserved_bytes.current;
+    return DevicePools::For(device).set.Usage().reserved_bytes.current;
   };
   leave_a_page(other_);
   leave_a_page(here);
@@ -153,9 +153,9 @@ TEST_F(OtherDevicesTest, ForADeviceTheBaseIsAskedOfNoOther) {
   graph.End();
   graph.Reset();
   have_the_base_grow();
-  allocator_.FreeUnusedPools(device_);
+  allocator_.scopes().TryTrim(device_);
   EXPECT_THAT(base_.asked_of, testing::ElementsAre(device_));
-  allocator_.FreeUnusedPools(other_);
+  allocator_.scopes().TryTrim(other_);
   EXPECT_THAT(base_.asked_of, testing::UnorderedElementsAre(device_, other_)) << "which it owed";
 }
 
@@ -164,7 +164,7 @@ TEST_F(OtherDevicesTest, DevicesOfTheCFunctionsReachEachOther) {
   PluggableAllocator& plain = PluggableAllocator::Get();
   const auto host_of = [](c10::DeviceIndex device) -> HostDriver& {
     return fake_cuda::HostOf(
-        DevicePools::For(device, PoolsOwner::kPluggableAllocator).driver().inner());
+        DevicePools::For(device, PoolsOwner::kPluggableAllocator).driver.inner());
   };
   void* const first = plain.Malloc(kPage, device_, Stream(1));
   void* const second = plain.Malloc(kPage, other_, Stream(1));

@@ -33,12 +33,12 @@ DevicePools& PluggableAllocator::Pools(c10::DeviceIndex device) {
 
 void PluggableAllocator::CycleEagerPool(DevicePools& pools) {
   if (ServesMemPools()) return;
-  if (pools.set().InScope(kEagerPool)) pools.set().EndScope(kEagerPool);
+  if (pools.set.InScope(kEagerPool)) pools.set.EndScope(kEagerPool);
   OpenEagerPool(pools);
 }
 
 void PluggableAllocator::OpenEagerPool(DevicePools& pools) {
-  PoolSet& set = pools.set();
+  PoolSet& set = pools.set;
   if (set.InScope(kEagerPool)) return;
   const bool has_user = set.UseCount(kEagerPool) > 0;
   // Memory of a MemPool that did not go may be there because somebody captures unknown to us.
@@ -51,7 +51,7 @@ Block PluggableAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device,
                                         cudaStream_t stream) {
   const std::lock_guard lock(mutex_);
   DevicePools& pools = Pools(device);
-  PoolSet& set = pools.set();
+  PoolSet& set = pools.set;
   OpenEagerPool(pools);
   const uint64_t reserved = set.Stats(kEagerPool).reserved_bytes;
   const Block block = set.Allocate(kEagerPool, bytes, ToStreamId(stream));
@@ -67,25 +67,23 @@ bool PluggableAllocator::MakeRoom(DevicePools& pools, cudaStream_t stream) {
   if (routes_.capturing() || IsCapturing(stream)) return false;
   {
     const std::lock_guard lock(mutex_);
-    if (pools.set().Contains(kEagerPool)) CycleEagerPool(pools);
+    if (pools.set.Contains(kEagerPool)) CycleEagerPool(pools);
   }
-  FreeUnused(pools);
+  FreeUnused(pools.device);
   return true;
 }
 
-void PluggableAllocator::FreeUnused(DevicePools& pools) {
+void PluggableAllocator::FreeUnused(c10::DeviceIndex device) {
   if (GraphAllocator* const allocator = FindGraphAllocator()) {
-    allocator->FreeUnusedPools(pools.device());
-    return;
+    allocator->scopes().TryTrim(device);
+  } else {
+    AsTorchErrors([&] { scopes_.Trim(device); });
   }
-  const std::lock_guard lock(mutex_);
-  if (!routes_.capturing()) AsTorchErrors([&] { return pools.Trim(); });
 }
 
 void* PluggableAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
   if (bytes == 0) return nullptr;
-  const auto target =
-      routes_.active() ? routes_.Match(device, stream) : std::optional<RouteTable::Target>();
+  const auto target = routes_.active() ? routes_.Match(device, stream) : std::nullopt;
   TORCH_CHECK(target || !IsCapturing(stream) || ServesMemPools(),
               "cudagraph_pool_malloc was called while a CUDA graph is captured, and torch was not "
               "told how to say so: use cudagraph_pool.pluggable_allocator(), which sets the hooks, "
@@ -94,8 +92,8 @@ void* PluggableAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStre
     std::string refusal;
     try {
       const Block block = AsTorchErrors([&] {
-        return target ? Pools(device).set().Allocate(target->id, bytes, ToStreamId(stream),
-                                                     target->capture)
+        return target ? Pools(device).set.Allocate(target->id, bytes, ToStreamId(stream),
+                                                   target->capture)
                       : AllocateEager(bytes, device, stream);
       });
       return reinterpret_cast<void*>(block.address);
@@ -119,14 +117,14 @@ void PluggableAllocator::Free(void* pointer) {
   // Nor may the caller take for alive what is freed: it would hand it out again.
   if (!ServesMemPools()) return;
   WithWarnings("giving back the memory of a MemPool", [&] {
-    if (CloseIfEmpty(*pools)) FreeUnused(*pools);
+    if (CloseIfEmpty(*pools)) FreeUnused(pools->device);
   });
 }
 
 bool PluggableAllocator::CloseIfEmpty(DevicePools& pools) {
   const std::lock_guard lock(mutex_);
-  PoolSet& set = pools.set();
-  if (IsCapturing(CurrentStream(pools.device())) || set.UseCount(kEagerPool) == 0 ||
+  PoolSet& set = pools.set;
+  if (IsCapturing(CurrentStream(pools.device)) || set.UseCount(kEagerPool) == 0 ||
       set.Stats(kEagerPool).live_blocks > 0) {
     return false;
   }
@@ -136,17 +134,12 @@ bool PluggableAllocator::CloseIfEmpty(DevicePools& pools) {
 }
 
 void PluggableAllocator::Reset() {
-  const std::lock_guard lock(mutex_);
-  if (routes_.capturing()) return;
-  for (DevicePools* pools : DevicePools::All(PoolsOwner::kPluggableAllocator)) {
-    AsTorchErrors([&] { return pools->Trim(); });
-  }
+  AsTorchErrors([&] { scopes_.Trim(); });
 }
 
 void PluggableAllocator::SetMemoryFraction(double fraction, c10::DeviceIndex device) {
   DevicePools& pools = AsTorchErrors([&]() -> DevicePools& { return Pools(device); });
-  pools.driver().SetLimit(
-      static_cast<uint64_t>(fraction * static_cast<double>(pools.total_bytes())));
+  pools.driver.SetLimit(static_cast<uint64_t>(fraction * static_cast<double>(pools.total_bytes)));
 }
 
 void* PluggableAllocator::BaseAllocation(void* pointer, size_t* bytes) {
@@ -165,52 +158,8 @@ void PluggableAllocator::RecordStream(void* pointer, cudaStream_t stream) {
 }
 
 void PluggableAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter) {
-  std::unique_lock lock(mutex_);
   told_ = true;
-  const cudaStream_t stream = CurrentStream(device);
-  routes_.AwaitOthers(stream, lock);
-  const PoolId pool{id.first, id.second};
-  PoolSet& set = AsTorchErrors([&]() -> PoolSet& { return Pools(device).set(); });
-  // Who captured on this stream or, in this thread, into this pool has failed.
-  const auto counts = [&](const Route& route) {
-    return route.origin == stream || (route.device == device && route.id == pool &&
-                                      route.thread == std::this_thread::get_id());
-  };
-  while (const std::optional<Route> route = routes_.FindAbandoned(counts)) {
-    DevicePools& abandoned = Pools(route->device);
-    AsTorchErrors([&] { abandoned.EndScope(route->id); });
-    routes_.Remove(route->device, route->id);
-    if (!kGraphReleasesAbandonedPool) abandoned.set().Release(route->id);
-  }
-  const bool eager = filter(stream) && !IsCapturing(stream);
-  const auto hold = [&] { set.Retain(pool); };
-  if (!eager && routes_.Resume(device, pool, stream, stream, filter, hold)) return;
-  const ScopeKind kind = eager ? ScopeKind::kEager : ScopeKind::kCapture;
-  routes_.ReserveOne();
-  AsTorchErrors([&] { set.BeginScope(pool, kind, IsCapturing(stream)); });
-  routes_.Add({.device = device,
-               .id = pool,
-               .name = id,
-               .filter = std::move(filter),
-               .kind = kind,
-               .ours = true,
-               .origin = stream,
-               .thread = std::this_thread::get_id()});
-}
-
-void PluggableAllocator::End(c10::DeviceIndex device, c10::MempoolId_t id) {
-  const std::lock_guard lock(mutex_);
-  const PoolId pool{id.first, id.second};
-  if (routes_.Pause(device, pool) || !routes_.Contains(device, pool)) return;
-  AsTorchErrors([&] { Pools(device).EndScope(pool); });
-  routes_.Remove(device, pool);
-}
-
-void PluggableAllocator::Release(c10::DeviceIndex device, c10::MempoolId_t id) {
-  const std::lock_guard lock(mutex_);
-  PoolSet& set = Pools(device).set();
-  const PoolId pool{id.first, id.second};
-  if (set.UseCount(pool) > 0) AsTorchErrors([&] { set.Release(pool); });
+  scopes_.Begin(device, id, std::move(filter));
 }
 
 }  // namespace cgp

@@ -17,7 +17,7 @@
 #include <mutex>
 
 #include "torch/device_pools.h"
-#include "torch/routes.h"
+#include "torch/scopes/capture_scopes.h"
 
 namespace cgp {
 
@@ -35,8 +35,8 @@ class PluggableAllocator {
   void* BaseAllocation(void* pointer, size_t* bytes);
   void RecordStream(void* pointer, cudaStream_t stream);
   void Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter);
-  void End(c10::DeviceIndex device, c10::MempoolId_t id);
-  void Release(c10::DeviceIndex device, c10::MempoolId_t id);
+  void End(c10::DeviceIndex device, c10::MempoolId_t id) { scopes_.End(device, id); }
+  void Release(c10::DeviceIndex device, c10::MempoolId_t id) { scopes_.Release(device, id); }
 
  private:
   static DevicePools& Pools(c10::DeviceIndex device);
@@ -44,7 +44,7 @@ class PluggableAllocator {
   // Makes room where that is allowed; returns whether another attempt makes sense.
   bool MakeRoom(DevicePools& pools, cudaStream_t stream);
   // Gives the memory of the device's unused pools back, the graphs' too.
-  void FreeUnused(DevicePools& pools);
+  void FreeUnused(c10::DeviceIndex device);
   // Lets what was freed behind other streams' work become free to all: fences open after a scope,
   // if no capture is known of. Not where segments of MemPools are all there is. pre: mutex_ is
   // held.
@@ -55,13 +55,14 @@ class PluggableAllocator {
   // Ends the eager pool's scope if nothing lives there; returns whether it did.
   bool CloseIfEmpty(DevicePools& pools);
 
-  RouteTable routes_;
+  CaptureScopes scopes_{PoolsOwner::kPluggableAllocator, nullptr};
+  RouteTable& routes_ = scopes_.routes();
   // Whether torch calls the hooks, so that captures are known. Until then what a stream freed is
   // its own, as it is with torch's allocator, until memory runs out: a mark that opens it to others
   // would break a capture.
   std::atomic<bool> told_ = false;
-  // Orders begin, end and release, and eager allocations, during which the eager pool stays open.
-  // The base may hold its lock when it comes here: its lock is never asked for behind this one.
+  // Orders eager allocations, during which the eager pool stays open. The base may hold its lock
+  // when it comes here: its lock is never asked for behind this one, nor behind that of the scopes.
   std::mutex mutex_;
 };
 

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "driver/host_driver.h"
-#include "torch/fake_base_allocator.h"
-#include "torch/fake_cuda.h"
-#include "torch/fake_faults.h"
 #include "torch/graph_allocator.h"
+#include "torch/testing/fake_base_allocator.h"
+#include "torch/testing/fake_cuda.h"
+#include "torch/testing/fake_faults.h"
 
 namespace cgp {
 namespace {
@@ -42,10 +42,10 @@ class PluggableAllocatorTest : public ::testing::Test {
   }
   void TearDown() override { Installed().store(native_); }
 
-  PoolSet& set() { return DevicePools::For(device_, PoolsOwner::kPluggableAllocator).set(); }
+  PoolSet& set() { return DevicePools::For(device_, PoolsOwner::kPluggableAllocator).set; }
   HostDriver& host() {
     return fake_cuda::HostOf(
-        DevicePools::For(device_, PoolsOwner::kPluggableAllocator).driver().inner());
+        DevicePools::For(device_, PoolsOwner::kPluggableAllocator).driver.inner());
   }
   void* Malloc(size_t bytes, uintptr_t stream = 1) {
     return plain_.Malloc(bytes, device_, Stream(stream));
@@ -261,7 +261,7 @@ TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutGraphAllocatorsPoolsGiveWay) {
   allocator.allocate(kPage).clear();
   allocator.endAllocateToPool(device_, id_);
   allocator.releasePool(device_, id_);
-  const PoolSet& others = DevicePools::For(device_).set();
+  const PoolSet& others = DevicePools::For(device_).set;
   ASSERT_TRUE(others.Contains(pool_));
   Malloc(kPhysicalLimit);
   EXPECT_TRUE(others.Contains(pool_));

@@ -5,8 +5,8 @@
 
 #include <vector>
 
-#include "torch/fake_cuda.h"
 #include "torch/graph_allocator.h"
+#include "torch/testing/fake_cuda.h"
 
 namespace cgp {
 namespace {
@@ -65,7 +65,7 @@ TEST_F(PluggableBaseTest, WhatItDoesNotSupportIsNotNeeded) {
   EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
   allocator_.releasePool(device_, id_);
   allocator_.emptyCache();
-  EXPECT_TRUE(DevicePools::For(device_).set().ids().empty());
+  EXPECT_TRUE(DevicePools::For(device_).set.ids().empty());
 }
 
 TEST_F(PluggableBaseTest, MemoryThatRunsOutIsOutOfMemory) {
@@ -101,7 +101,7 @@ TEST_F(PluggableBaseTest, WhatIsOverIsOverWhateverItsHooksSay) {
   EXPECT_FALSE(allocator_.capturing());
   EXPECT_NO_THROW(allocator_.releasePool(device_, id_));
   allocator_.emptyCache();
-  EXPECT_TRUE(DevicePools::For(device_).set().ids().empty());
+  EXPECT_TRUE(DevicePools::For(device_).set.ids().empty());
 }
 
 }  // namespace

@@ -88,7 +88,7 @@ std::shared_ptr<ExecCache> MakeExecCache(c10::DeviceIndex device,
                                          std::optional<std::size_t> max_execs,
                                          uint64_t budget_bytes) {
   return std::make_shared<ExecCache>(std::make_unique<CudaGraphDriver>(device),
-                                     DevicePools::For(device).driver(), max_execs, budget_bytes,
+                                     DevicePools::For(device).driver, max_execs, budget_bytes,
                                      kLongestWait);
 }
 

@@ -131,7 +131,7 @@ def test_run_reports(start: Start) -> None:
     assert said.count("1 0\n") == 3
     reports = re.findall(
         r"^cudagraph_pool, process \d+: 1 CUDA graph captures, 1 of them in pools of cudagraph_pool"
-        r"\ncudagraph_pool, process \d+: GPU 0: reserved (\d+) MiB at most; \d graph pools took "
+        r"\ncudagraph_pool, process \d+: GPU 0: reserved (\d+) MiB at most; graph pools took "
         r"(\d+) MiB, of which (\d+) were in use at once$",
         said,
         re.MULTILINE,

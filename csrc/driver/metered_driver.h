@@ -1,0 +1,64 @@
+// A driver that forwards to another one, keeps a limit on physical memory and says what is mapped.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "core/driver.h"
+#include "driver/forwarding_driver.h"
+
+namespace cgp {
+
+class MeteredDriver final : public ForwardingDriver<MeteredDriver> {
+ public:
+  static constexpr uint64_t kNoLimit = ~uint64_t{0};
+
+  // Hears of what was mapped, or unmapped, by the calling thread. It may not throw: the core would
+  // take that for the driver's refusal.
+  using Listener = void (*)(int device, bool mapped, Address address, uint64_t bytes);
+
+  explicit MeteredDriver(std::unique_ptr<Driver> inner, Listener listener = nullptr)
+      : ForwardingDriver(*inner), owned_(std::move(inner)), listener_(listener) {}
+
+  // From now on Create() fails, as if the device had no more, where all handles together would have
+  // more bytes than that.
+  void SetLimit(uint64_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
+  uint64_t limit() const { return limit_.load(std::memory_order_relaxed); }
+  // Whether of the calling thread's refusals, since it forgot them, the last was a limit's.
+  static bool LimitRefused();
+  static void ForgetRefusals();
+
+  // The bytes of all handles, and how often that number has changed. Who reads changes() first gets
+  // bytes that are as new as that or newer.
+  uint64_t held_bytes() const { return created_.load(std::memory_order_acquire); }
+  uint64_t changes() const { return changes_.load(std::memory_order_acquire); }
+
+  // How many captures are open in the process that no driver knows of.
+  static void CountCaptures(int change) { captures_.fetch_add(change, std::memory_order_acq_rel); }
+
+  Handle Create(uint64_t bytes) override;
+  void Release(Handle handle) override;
+  void Map(Address address, uint64_t bytes, Handle handle) override;
+  void Unmap(Address address, uint64_t bytes) override;
+  bool MayQuiesce() noexcept override {
+    return inner().MayQuiesce() && captures_.load(std::memory_order_acquire) == 0;
+  }
+
+ private:
+  static inline std::atomic<int> captures_{0};
+
+  const std::unique_ptr<Driver> owned_;  // inner()
+  const Listener listener_;
+  std::atomic<uint64_t> limit_{kNoLimit};
+  std::mutex mutex_;
+  std::map<Handle, uint64_t> sizes_;  // of live handles, in bytes
+  // Changed under mutex_. invariant: the sum of sizes_
+  std::atomic<uint64_t> created_{0};
+  std::atomic<uint64_t> changes_{0};
+};
+
+}  // namespace cgp

@@ -1,0 +1,320 @@
+// What the profiler and the trackers of allocations are told, and that an error of theirs leaves
+// nothing half-done.
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <gtest/gtest.h>
+
+#include <ctime>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "torch/testing/graph_allocator_fixture.h"
+
+namespace cgp {
+namespace {
+
+using Action = History::Action;
+
+// What torch's profiler is told of a block, with the totals then; of memory that ran out the bytes
+// that were asked for, at no address.
+struct Reported {
+  void* pointer = nullptr;
+  int64_t bytes = 0;
+  size_t allocated = 0;
+  size_t reserved = 0;
+  bool operator==(const Reported&) const = default;
+};
+
+class Profiler final : public c10::MemoryReportingInfoBase {
+ public:
+  bool memoryProfilingEnabled() const override { return enabled; }
+  void reportMemoryUsage(void* pointer, int64_t bytes, size_t allocated, size_t reserved,
+                         c10::Device) override {
+    reports.push_back({pointer, bytes, allocated, reserved});
+    TORCH_CHECK(!fails, "no profile");
+  }
+  void reportOutOfMemory(int64_t bytes, size_t allocated, size_t reserved, c10::Device) override {
+    reports.push_back({nullptr, bytes, allocated, reserved});
+  }
+  std::vector<Reported> reports;
+  bool enabled = true;
+  bool fails = false;
+};
+
+class CallbacksTest : public GraphAllocatorTest {
+ protected:
+  void SetUp() override {
+    GraphAllocatorTest::SetUp();
+    told_.clear();
+    failing_.clear();
+  }
+  void TearDown() override {
+    failing_.clear();
+    allocator_.recordHistory(false, nullptr, 0, History::When::NEVER, true, {});
+  }
+  // Two trackers, which stay for good and note what they are told. The first fails at the actions
+  // that a test names.
+  void Track() {
+    static bool attached = false;
+    if (!attached) {
+      for (const bool first : {true, false}) {
+        History::Get().AttachTracker([first](const History::TraceEntry& entry) {
+          told_.push_back(entry.action_);
+          for (const Action action : failing_) {
+            TORCH_CHECK(!first || entry.action_ != action, "not tracked");
+          }
+        });
+      }
+    }
+    attached = true;
+  }
+  void Record() {
+    allocator_.recordHistory(true, [] { return std::shared_ptr<c10::GatheredContext>(new Stack); },
+                             1000, History::When::ALL, true, {});
+  }
+  uint64_t LiveBlocks() { return pools().Usage().all.count.current; }
+
+  struct Stack final : c10::GatheredContext {};
+  inline static std::vector<Action> told_;
+  inline static std::vector<Action> failing_;
+  const std::shared_ptr<Profiler> profiler_ = std::make_shared<Profiler>();
+  const c10::DebugInfoGuard guard_{c10::DebugInfoKind::PROFILER_STATE, profiler_};
+};
+
+TEST_F(CallbacksTest, TheProfilerHearsOfBlocksThatComeAndGoAndOfAllThatIsHeld) {
+  base_.stats.allocated_bytes[0].current = 5000;
+  base_.stats.reserved_bytes[0].current = 7 * kPage;
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  DataPtr a = allocator_.allocate(1000), b = allocator_.allocate(3000);
+  const std::vector<Reported> expected = {{a.get(), 1024, 6024, 8 * kPage},
+                                          {b.get(), 3072, 9096, 8 * kPage},
+                                          {a.get(), -1024, 8072, 8 * kPage},
+                                          {b.get(), -3072, 5000, 8 * kPage}};
+  a.clear();
+  b.clear();
+  EXPECT_EQ(profiler_->reports, expected);
+  profiler_->enabled = false;
+  allocator_.allocate(1000);
+  EXPECT_EQ(profiler_->reports.size(), 4U);
+  graph.End();
+}
+
+// From us, where the base has nobody to tell: see graph_out_of_memory.cc.
+TEST_F(CallbacksTest, TheProfilerHearsWhenMemoryRunsOut) {
+  base_.its_name = "pluggable";
+  base_.stats.allocated_bytes[0].current = 5000;
+  base_.stats.reserved_bytes[0].current = 7 * kPage;
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr inside = allocator_.allocate(kPage);
+  EXPECT_THROW(allocator_.allocate(kPhysicalLimit), c10::OutOfMemoryError);
+  graph.End();
+  ASSERT_EQ(profiler_->reports.size(), 2U);
+  EXPECT_EQ(profiler_->reports[1], (Reported{nullptr, kPhysicalLimit, kPage + 5000, 8 * kPage}));
+}
+
+TEST_F(CallbacksTest, OutOfMemoryIsWhatItIsWhateverATrackerSays) {
+  base_.its_name = "pluggable";
+  Track();
+  failing_ = {Action::OOM};
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  EXPECT_THROW(allocator_.allocate(kPhysicalLimit + 1), c10::OutOfMemoryError);
+  EXPECT_EQ(told_.back(), Action::OOM);
+  graph.End();
+}
+
+TEST_F(CallbacksTest, ABlockThatTheProfilerFailsAtIsGone) {
+  Track();
+  Record();
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  allocator_.allocate(1000).clear();  // pages are mapped
+  told_.clear();
+  profiler_->fails = true;
+  EXPECT_THROW(allocator_.allocate(1000), c10::Error);
+  profiler_->fails = false;
+  EXPECT_EQ(LiveBlocks(), 0U);
+  ASSERT_EQ(profiler_->reports.size(), 4U);
+  EXPECT_EQ(profiler_->reports[2].bytes, 1024);
+  EXPECT_EQ(profiler_->reports[3].bytes, -1024);
+  EXPECT_EQ(profiler_->reports[3].pointer, profiler_->reports[2].pointer);
+  EXPECT_EQ(told_,
+            (std::vector{Action::ALLOC, Action::ALLOC, Action::FREE_REQUESTED,
+                         Action::FREE_REQUESTED, Action::FREE_COMPLETED, Action::FREE_COMPLETED}));
+  const DataPtr next = allocator_.allocate(1000);
+  EXPECT_EQ(next.get(), profiler_->reports[2].pointer) << "its place is free";
+  graph.End();
+}
+
+TEST_F(CallbacksTest, ABlockThatATrackerFailsAtIsGone) {
+  Track();
+  Record();
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  failing_ = {Action::ALLOC, Action::FREE_REQUESTED};
+  try {
+    allocator_.allocate(1000);
+    ADD_FAILURE() << "was allocated";
+  } catch (const c10::Error& error) {
+    EXPECT_EQ(std::string(error.what_without_backtrace()), "not tracked");
+  }
+  failing_.clear();
+  EXPECT_EQ(LiveBlocks(), 0U);
+  EXPECT_TRUE(profiler_->reports.empty()) << "it never heard of the block";
+  const auto info = allocator_.snapshot();
+  std::vector<Action> kept;
+  Address address = 0;
+  for (const auto& entry : info.device_traces.at(static_cast<size_t>(device_))) {
+    if (entry.action_ == Action::SEGMENT_MAP) continue;
+    kept.push_back(entry.action_);
+    address = entry.addr_;
+  }
+  EXPECT_EQ(kept, (std::vector{Action::ALLOC, Action::FREE_REQUESTED, Action::FREE_COMPLETED}));
+  EXPECT_EQ(History::Get().ContextOf(address), nullptr);
+  graph.End();
+}
+
+TEST_F(CallbacksTest, WhereOursWasAllocatedIsTold) {
+  Record();
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  DataPtr inside = allocator_.allocate(1000);
+  const void* const pointer = inside.get();
+  EXPECT_NE(allocator_.getContextForPointer(pointer), nullptr);
+  inside.clear();
+  EXPECT_EQ(allocator_.getContextForPointer(pointer), nullptr);
+  graph.End();
+}
+
+// Of torch 2.14; releases before it have no such action and nobody who asks.
+TEST_F(CallbacksTest, WhatIsSaidOfOursAfterwardsIsInTheHistory) {
+  Record();
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr inside = allocator_.allocate(1000);
+  allocator_.annotateMemory(inside.get(), "kept for the backward");
+  const auto traces = allocator_.snapshot().device_traces;
+  const auto& last = traces.at(static_cast<size_t>(device_)).back();
+  EXPECT_EQ(last.addr_, reinterpret_cast<size_t>(inside.get()));
+  EXPECT_EQ(last.size_, 1000U);
+  EXPECT_EQ(last.mempool_, id_);
+  EXPECT_NE(last.context_, nullptr);
+  constexpr auto kAnnotate = AnnotateAction<Action>();
+  EXPECT_EQ(kAnnotate.has_value(), kTorchMinor >= 14);
+  EXPECT_EQ(last.action_, kAnnotate.value_or(Action::ALLOC));
+  EXPECT_EQ(last.user_metadata_, kAnnotate ? "kept for the backward" : "");
+  graph.End();
+}
+
+TEST_F(CallbacksTest, WhatIsFreedIsFreeWhoeverFails) {
+  Track();
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  void* const a = allocator_.raw_alloc(1000);
+  DataPtr b = allocator_.allocate(1000);
+  told_.clear();
+  profiler_->reports.clear();
+  profiler_->fails = true;
+  failing_ = {Action::FREE_REQUESTED};
+  try {
+    allocator_.raw_delete(a);
+    ADD_FAILURE() << "nobody failed";
+  } catch (const c10::Error& error) {
+    EXPECT_EQ(std::string(error.what_without_backtrace()), "not tracked") << "the first error";
+  }
+  EXPECT_EQ(LiveBlocks(), 1U);
+  EXPECT_EQ(told_.size(), 4U) << "both trackers of both actions";
+  EXPECT_EQ(profiler_->reports.size(), 1U);
+  b.clear();  // warns: a destructor cannot throw
+  EXPECT_EQ(LiveBlocks(), 0U);
+  EXPECT_EQ(profiler_->reports.size(), 2U);
+  failing_.clear();
+  profiler_->fails = false;
+  graph.End();
+}
+
+TEST_F(CallbacksTest, ARestoreIsToldWhateverATrackerSays) {
+  Track();
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  DataPtr block = allocator_.allocate(1000);
+  graph.End();
+  const auto checkpoint = allocator_.getCheckpointState(device_, id_);
+  block.clear();
+  failing_ = {Action::ALLOC};
+  EXPECT_EQ(allocator_.setCheckpointPoolState(device_, checkpoint).dataptrs_allocd.size(), 1U);
+  failing_.clear();
+}
+
+TEST_F(CallbacksTest, ATrackerThatFailsLeavesWhatIsMappedAsItIs) {
+  static bool fails = false;  // trackers stay for good
+  allocator_.attachAllocatorTraceTracker([](const History::TraceEntry& entry) {
+    const bool mapping =
+        entry.action_ == Action::SEGMENT_MAP || entry.action_ == Action::SEGMENT_UNMAP;
+    TORCH_CHECK(!fails || !mapping, "not registered");
+  });
+  fails = true;
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  graph.End();
+  graph.Reset();
+  allocator_.emptyCache();
+  fails = false;
+  EXPECT_TRUE(pools().ids().empty());
+}
+
+TEST_F(CallbacksTest, ARestoreIsNotedAsWhatItChanged) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr lives_on = allocator_.allocate(1000);
+  DataPtr comes_back = allocator_.allocate(3000);
+  graph.End();
+  const auto checkpoint = allocator_.getCheckpointState(device_, id_);
+  void* const back = comes_back.get();
+  comes_back.clear();
+  Graph next(*this, id_, 8);
+  next.Begin();
+  DataPtr goes = allocator_.allocate(5000);
+  next.End();
+  Record();
+  auto delta = allocator_.setCheckpointPoolState(device_, checkpoint);
+  std::vector<std::pair<Action, void*>> noted;
+  const auto traces = allocator_.snapshot().device_traces;
+  for (const auto& entry : traces.at(static_cast<size_t>(device_))) {
+    noted.emplace_back(entry.action_, reinterpret_cast<void*>(entry.addr_));
+  }
+  EXPECT_EQ(noted, (std::vector<std::pair<Action, void*>>{{Action::FREE_REQUESTED, goes.get()},
+                                                          {Action::FREE_COMPLETED, goes.get()},
+                                                          {Action::ALLOC, back}}));
+  goes.release_context();  // as torch does
+  for (DataPtr& data : delta.dataptrs_allocd) {
+    if (data.get() == lives_on.get()) data.release_context();
+  }
+}
+
+// The processor's time, which does not depend on what else the machine does.
+TEST_F(CallbacksTest, ARestoreOfManyBlocksIsNotedInTimeThatGrowsAsTheyDo) {
+  Record();
+  std::vector<DataPtr> blocks;
+  const auto seconds_with = [&](size_t count) {
+    Graph graph(*this, id_, count);
+    graph.Begin();
+    while (blocks.size() < count) blocks.push_back(allocator_.allocate(512));
+    graph.End();
+    const auto checkpoint = allocator_.getCheckpointState(device_, id_);
+    const std::clock_t start = std::clock();
+    auto delta = allocator_.setCheckpointPoolState(device_, checkpoint);
+    const auto took = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+    for (DataPtr& data : delta.dataptrs_allocd) data.release_context();  // all live on
+    return took;
+  };
+  const double of_fewer = seconds_with(10000);
+  EXPECT_LT(seconds_with(40000), 8 * of_fewer + 0.1) << "16 times as long, were it by the square";
+}
+
+}  // namespace
+}  // namespace cgp

@@ -1,0 +1,211 @@
+#include "torch/observe/history.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "torch/errors.h"
+#include "torch/observe/gate.h"
+
+namespace cgp {
+namespace {
+
+// Of the code that torch.compile is compiling in this thread, innermost last; nullptr: none. Memory
+// may be freed after the thread's destructors have run, so it has none.
+constinit thread_local std::vector<std::string>* compile_contexts = nullptr;
+
+struct PurposeOfThread {
+  PoolId pool;
+  StreamId stream{};
+};
+thread_local PurposeOfThread purpose;
+
+}  // namespace
+
+History& History::Get() {
+  static auto* const history = new History;  // never destroyed, as the pools
+  return *history;
+}
+
+History::Purpose::Purpose(PoolId pool, StreamId stream) { purpose = {pool, stream}; }
+History::Purpose::~Purpose() { purpose = {}; }
+
+void History::Configure(bool enabled, c10::CachingDeviceAllocator::CreateContextFn recorder,
+                        size_t max_entries, When when, bool clear,
+                        const std::vector<std::string>& skip_actions,
+                        const std::function<void()>& configure) {
+  std::set<Action> skipped;
+  for (const std::string& action : skip_actions) {
+    skipped.insert(c10::CachingDeviceAllocator::parseTraceEntryAction(action));
+  }
+  configure();
+  const std::lock_guard lock(mutex_);
+  enabled_ = enabled;
+  recorder_.store(enabled ? recorder : nullptr);
+  when_.store(enabled ? when : When::NEVER);
+  max_entries_ = max_entries;
+  skipped_ = std::move(skipped);
+  if (!enabled || clear) entries_.clear();
+  for (auto& [device, entries] : entries_) {
+    while (entries.size() > max_entries) entries.pop_front();
+  }
+  if (!enabled) live_.clear();
+  SetActive(enabled || !trackers_->empty());
+}
+
+void History::SetActive(bool active) {
+  active_.store(active, std::memory_order_release);
+  Gate::Set(Gate::kHistory, active);
+}
+
+void History::AttachTracker(Tracker tracker, const std::function<void()>& attach) {
+  const Telling left_meanwhile(*this);
+  const std::lock_guard telling(telling_mutex_);  // nobody else attaches one meanwhile
+  auto more = std::make_shared<Trackers>(*trackers_);
+  more->push_back(std::move(tracker));
+  attach();
+  const std::lock_guard lock(mutex_);
+  trackers_ = std::move(more);
+  SetActive(true);
+}
+
+History::Context History::Gather(When level) const {
+  const auto recorder = recorder_.load();
+  return recorder != nullptr && when_.load() >= level ? recorder() : nullptr;
+}
+
+void History::Record(Event event, Context context, const std::string& metadata) {
+  std::vector<TraceEntry> told;
+  const auto insert = [&] {
+    if (auto entry = Insert(event, context, metadata)) told.push_back(std::move(*entry));
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    if (event.action == Action::FREE_REQUESTED) {
+      const auto live = live_.extract(event.address);
+      if (live && context == nullptr) context = live.mapped();
+      insert();
+      // Ours are free for the pool at once: what protects the bytes is the pool's to know.
+      event.action = Action::FREE_COMPLETED;
+    }
+    insert();
+    if (event.action == Action::ALLOC && context != nullptr) {
+      live_[event.address] = std::move(context);
+    }
+  }
+  if (told.empty()) return;
+  const Telling left_meanwhile(*this);
+  const std::lock_guard telling(telling_mutex_);
+  TellMappings();  // what came before
+  Tell(told);
+}
+
+void History::Mapped(int device, bool mapped, Address address, uint64_t bytes) noexcept {
+  if (!Get().active()) return;
+  // What is mapped is mapped, also where memory does not suffice for noting it.
+  WithWarnings("the history of allocations", [&] {
+    Get().NoteMapping({mapped ? Action::SEGMENT_MAP : Action::SEGMENT_UNMAP,
+                       static_cast<c10::DeviceIndex>(device), address, bytes, purpose.stream,
+                       purpose.pool});
+  });
+}
+
+void History::NoteMapping(const Event& event) {
+  const std::lock_guard lock(mutex_);
+  // No stack: gathering one may wait for the GIL.
+  if (auto entry = Insert(event, nullptr, "")) mappings_.push_back(std::move(*entry));
+}
+
+std::optional<History::TraceEntry> History::Insert(const Event& event, const Context& context,
+                                                   const std::string& metadata) {
+  if ((!enabled_ && trackers_->empty()) || skipped_.contains(event.action)) return std::nullopt;
+  TraceEntry entry(event.action, event.device, event.address, event.size,
+                   reinterpret_cast<void*>(event.stream), {event.pool.first, event.pool.second},
+                   c10::getApproximateTime(), when_.load() >= When::ALLOC ? context : nullptr,
+                   compile_contexts == nullptr ? "N/A" : compile_contexts->back(), metadata);
+  if (enabled_ && max_entries_ > 0) {
+    std::deque<TraceEntry>& entries = entries_[event.device];
+    entries.push_back(entry);
+    if (entries.size() > max_entries_) entries.pop_front();
+  }
+  return trackers_->empty() ? std::nullopt : std::optional(std::move(entry));
+}
+
+void History::Tell(std::span<const TraceEntry> entries) const {
+  std::shared_ptr<const Trackers> trackers;
+  {
+    const std::lock_guard lock(mutex_);
+    trackers = trackers_;
+  }
+  Callbacks callbacks;
+  for (const TraceEntry& entry : entries) {
+    for (const Tracker& tracker : *trackers) callbacks.Run([&] { tracker(entry); });
+  }
+  callbacks.Rethrow();
+}
+
+std::optional<History::TraceEntry> History::NextMapping() {
+  const std::lock_guard lock(mutex_);
+  if (mappings_.empty()) return std::nullopt;
+  std::optional<TraceEntry> next(std::move(mappings_.front()));
+  mappings_.pop_front();
+  return next;
+}
+
+// Nobody waits here: who holds the base's lock calls it too, and a tracker may want that.
+void History::TellMappings() noexcept {
+  const auto any = [this] {
+    const std::lock_guard lock(mutex_);
+    return !mappings_.empty();
+  };
+  // Whoever came meanwhile has left to this thread what it mapped.
+  while (any()) {
+    const std::unique_lock telling(telling_mutex_, std::try_to_lock);
+    if (!telling.owns_lock()) return;
+    while (const auto mapping = NextMapping()) {
+      WithWarnings("a tracker of allocations", [&] { Tell({&*mapping, 1}); });
+    }
+  }
+}
+
+History::Context History::ContextOf(Address address) const {
+  const std::lock_guard lock(mutex_);
+  const auto live = live_.find(address);
+  return live == live_.end() ? nullptr : live->second;
+}
+
+void History::PushCompileContext(const std::string& context) {
+  if (compile_contexts != nullptr) {
+    compile_contexts->push_back(context);
+  } else {
+    compile_contexts = new std::vector<std::string>(1, context);
+  }
+}
+
+void History::PopCompileContext() {
+  if (compile_contexts == nullptr) return;
+  compile_contexts->pop_back();
+  if (compile_contexts->empty()) delete std::exchange(compile_contexts, nullptr);
+}
+
+void History::MergeInto(std::vector<std::vector<TraceEntry>>& device_traces) {
+  const std::lock_guard lock(mutex_);
+  const auto to_nanoseconds = clock_.makeConverter();
+  for (const auto& [device, entries] : entries_) {
+    const auto index = static_cast<size_t>(device);
+    if (index >= device_traces.size()) device_traces.resize(index + 1);
+    std::vector<TraceEntry>& merged = device_traces[index];
+    const auto bases = static_cast<std::ptrdiff_t>(merged.size());
+    for (TraceEntry entry : entries) {
+      entry.time_.t_ = to_nanoseconds(entry.time_.approx_t_) / 1000;  // as the base's: microseconds
+      merged.push_back(std::move(entry));
+    }
+    std::inplace_merge(
+        merged.begin(), merged.begin() + bases, merged.end(),
+        [](const TraceEntry& a, const TraceEntry& b) { return a.time_.t_ < b.time_.t_; });
+    if (merged.size() > max_entries_) {
+      merged.erase(merged.begin(), merged.end() - static_cast<std::ptrdiff_t>(max_entries_));
+    }
+  }
+}
+
+}  // namespace cgp

@@ -1,0 +1,141 @@
+// What torch.cuda.memory._record_memory_history() asks for, of our pools: a trace of what was done
+// in them, and where their live blocks were allocated.
+//
+// The base keeps its own; both get the same settings, and MergeInto() puts ours between the base's
+// entries by time. Contexts (stacks) are gathered by the caller before any lock is taken, since
+// that may wait for the GIL.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/pool_set.h"
+
+namespace cgp {
+
+class History {
+ public:
+  using TraceEntry = c10::CachingDeviceAllocator::TraceEntry;
+  using Action = TraceEntry::Action;
+  using Context = std::shared_ptr<c10::GatheredContext>;
+  using When = c10::CachingDeviceAllocator::RecordContext;
+  using Tracker = c10::CachingDeviceAllocator::AllocatorTraceTracker;
+
+  // Of what happened; `size` is in bytes, of blocks as it was asked for.
+  struct Event {
+    Action action{};
+    c10::DeviceIndex device = 0;
+    size_t address = 0;
+    size_t size = 0;
+    StreamId stream{};
+    PoolId pool;
+  };
+
+  // While one lives its thread may map and unmap; then the trackers hear of it, unless another
+  // thread is telling them something: that tells them this too. To be made before any lock is
+  // taken.
+  class Telling {
+   public:
+    explicit Telling(History& history) : history_(history) {}
+    ~Telling() {
+      if (history_.active()) history_.TellMappings();
+    }
+    Telling(const Telling&) = delete;
+    Telling& operator=(const Telling&) = delete;
+
+   private:
+    History& history_;
+  };
+
+  // While one lives, what its thread maps is noted as being for this pool and stream.
+  class Purpose {
+   public:
+    Purpose(PoolId pool, StreamId stream);
+    ~Purpose();
+    Purpose(const Purpose&) = delete;
+    Purpose& operator=(const Purpose&) = delete;
+  };
+
+  // The process's one.
+  static History& Get();
+
+  // CUDAAllocator::recordHistory(). Throws c10::Error for an unknown action to skip. `configure`
+  // runs before anything changes here, which it does not if that throws.
+  void Configure(
+      bool enabled, c10::CachingDeviceAllocator::CreateContextFn recorder, size_t max_entries,
+      When when, bool clear, const std::vector<std::string>& skip_actions,
+      const std::function<void()>& configure = [] {});
+  // `attach` runs before the tracker is attached here too, which it is not if that throws.
+  void AttachTracker(
+      Tracker tracker, const std::function<void()>& attach = [] {});
+
+  // Whether anybody wants to know anything. Costs a load.
+  bool active() const { return active_.load(std::memory_order_acquire); }
+
+  // The stack of the caller, if one is wanted from this level on, else nullptr.
+  Context Gather(When level) const;
+
+  // Notes what happened. `metadata` is torch's user metadata. The trackers are told, all of them,
+  // before this returns; an error of theirs, the first, is thrown once all is noted. Where a block
+  // was allocated is kept from its ALLOC to its FREE_REQUESTED, which is followed by
+  // FREE_COMPLETED.
+  void Record(Event event, Context context, const std::string& metadata);
+  // The same of the process's history, for what is mapped and unmapped. It may be called with any
+  // lock held: the trackers are told later, in the order of these calls, and their errors become
+  // warnings.
+  static void Mapped(int device, bool mapped, Address address, uint64_t bytes) noexcept;
+
+  // Where the live block at `address` was allocated, if that was recorded.
+  Context ContextOf(Address address) const;
+
+  // CUDAAllocator::pushCompileContext() and pop, of this thread.
+  static void PushCompileContext(const std::string& context);
+  static void PopCompileContext();
+
+  // Adds the entries to the base's, in order of time, as far as the history reaches back.
+  void MergeInto(std::vector<std::vector<TraceEntry>>& device_traces);
+
+ private:
+  using Trackers = std::vector<Tracker>;
+  void SetActive(bool active);
+  void NoteMapping(const Event& event);
+  // Keeps an entry. Returns it if a tracker is to be told. pre: mutex_ is held.
+  std::optional<TraceEntry> Insert(const Event& event, const Context& context,
+                                   const std::string& metadata);
+  // Tells all trackers, then throws the first error of theirs. pre: telling_mutex_ is held.
+  void Tell(std::span<const TraceEntry> entries) const;
+  void TellMappings() noexcept;
+  std::optional<TraceEntry> NextMapping();  // takes it away
+
+  // Held while trackers are told, by none but them: these may ask for statistics, and even
+  // allocate. In the order of locks it comes before all others.
+  std::recursive_mutex telling_mutex_;
+  mutable std::mutex mutex_;
+  std::atomic<bool> active_{false};
+  bool enabled_ = false;
+  std::atomic<c10::CachingDeviceAllocator::CreateContextFn> recorder_{nullptr};
+  std::atomic<When> when_{When::NEVER};
+  size_t max_entries_ = 0;
+  std::set<Action> skipped_;
+  std::shared_ptr<const Trackers> trackers_ = std::make_shared<Trackers>();
+  std::deque<TraceEntry> mappings_;  // of which the trackers are to be told; oldest first
+  std::map<c10::DeviceIndex, std::deque<TraceEntry>> entries_;  // oldest first
+  std::unordered_map<Address, Context> live_;
+  c10::ApproximateClockToUnixTimeConverter clock_;
+};
+
+}  // namespace cgp

@@ -1,0 +1,211 @@
+#include "torch/observe/merged_stats.h"
+
+#include <algorithm>
+#include <array>
+
+#include "torch/errors.h"
+#include "torch/runtime.h"
+#include "torch/torch_version.h"
+
+namespace cgp {
+namespace {
+
+using c10::CachingAllocator::Stat;
+using c10::CachingAllocator::StatArray;
+using c10::CachingAllocator::StatType;
+
+constexpr std::array kMeasures = {
+    &DeviceStats::allocation,      &DeviceStats::segment,
+    &DeviceStats::active,          &DeviceStats::inactive_split,
+    &DeviceStats::allocated_bytes, &DeviceStats::reserved_bytes,
+    &DeviceStats::active_bytes,    &DeviceStats::inactive_split_bytes,
+    &DeviceStats::requested_bytes,
+};
+
+// function(Stat& of a, const Stat& of b), for all that both count, and for all pools that b has.
+template <typename Function>
+void ForEachPair(DeviceStats& a, const DeviceStats& b, Function function) {
+  const auto for_each_type = [&](StatArray& of_a, const StatArray& of_b) {
+    for (size_t type = 0; type < of_a.size(); ++type) function(of_a[type], of_b[type]);
+  };
+  for (const auto measure : kMeasures) for_each_type(a.*measure, b.*measure);
+  function(a.oversize_allocations, b.oversize_allocations);
+  function(a.oversize_segments, b.oversize_segments);
+  if (auto* const pools = ReservedByPrivatePool(a)) {
+    for (const auto& [id, of_b] : *ReservedByPrivatePool(b)) for_each_type((*pools)[id], of_b);
+  }
+}
+
+// function(gauge of ours, stat of torch's that shows it).
+template <typename Function>
+void ForEachShown(SetUsage& usage, DeviceStats& stats, Function function) {
+  const auto of_type = [&](Gauge& gauge, StatArray& array, StatType type) {
+    function(gauge, array[static_cast<size_t>(type)]);
+  };
+  const auto of_blocks = [&](BlockUsage& blocks, StatType type) {
+    for (StatArray* counts : {&stats.allocation, &stats.active}) {
+      of_type(blocks.count, *counts, type);
+    }
+    for (StatArray* bytes : {&stats.allocated_bytes, &stats.active_bytes}) {
+      of_type(blocks.bytes, *bytes, type);
+    }
+    of_type(blocks.requested_bytes, stats.requested_bytes, type);
+  };
+  of_blocks(usage.all, StatType::AGGREGATE);
+  of_blocks(usage.small, StatType::SMALL_POOL);
+  of_blocks(usage.large, StatType::LARGE_POOL);
+  // Pages hold blocks of all sizes: what is reserved counts as large, as torch calls segments that
+  // are not for small blocks alone.
+  for (const StatType type : {StatType::AGGREGATE, StatType::LARGE_POOL}) {
+    of_type(usage.handles, stats.segment, type);
+    of_type(usage.reserved_bytes, stats.reserved_bytes, type);
+    of_type(usage.free_bytes, stats.inactive_split_bytes, type);
+    of_type(usage.free_extents, stats.inactive_split, type);
+  }
+}
+
+Stat ToStat(const Gauge& gauge) {
+  Stat stat;
+  stat.current = static_cast<int64_t>(gauge.current);
+  stat.peak = static_cast<int64_t>(gauge.peak);
+  stat.allocated = static_cast<int64_t>(gauge.added);
+  stat.freed = static_cast<int64_t>(gauge.removed);
+  return stat;
+}
+
+// What torch.cuda.memory_stats() counts, for such usage alone.
+DeviceStats ToDeviceStats(SetUsage usage) {
+  DeviceStats stats;
+  ForEachShown(usage, stats, [](const Gauge& gauge, Stat& stat) { stat = ToStat(gauge); });
+  stats.num_device_alloc = static_cast<int64_t>(usage.handles.added);
+  stats.num_device_free = static_cast<int64_t>(usage.handles.removed);
+  return stats;
+}
+
+void AddBelowPeak(const Stat& part, Stat& sum) {
+  sum.current += part.current;
+  sum.allocated += part.allocated;
+  sum.freed += part.freed;
+}
+
+}  // namespace
+
+void AddHigherPeaks(const StatArray& part, StatArray& sum) {
+  for (size_t type = 0; type < sum.size(); ++type) {
+    AddBelowPeak(part[type], sum[type]);
+    sum[type].peak = std::max({sum[type].peak, part[type].peak, sum[type].current});
+  }
+}
+
+DeviceStats MergedStats::OfBase(Base& base) const {
+  // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
+  const RelaxedCaptureMode relaxed;
+  return IfSupported([&] { return base.getDeviceStats(device_); }).value_or(DeviceStats{});
+}
+
+void MergedStats::CatchUp(Base& base) {
+  // First, so that growth meanwhile is asked for again.
+  asked_.store(Gate::TakeBaseGrowth(), std::memory_order_release);
+  Undo asked([&] { asked_.store(Gate::kNever, std::memory_order_release); });
+  Ask(base, &Stat::peak);
+  asked.Keep();
+}
+
+void MergedStats::AfterGrowth(Base& base) {
+  if (!set_.TakeNewPeak()) return;
+  Undo taken([&] { set_.NoteNewPeak(); });
+  Ask(base, &Stat::current);
+  taken.Keep();
+}
+
+// Why the base's peak since the last question may be added to what ours hold now: it was either
+// while they held that, or what it held at the last question; and what ours hold beside that is no
+// new peak, since otherwise it would have been asked when they grew.
+DeviceStats MergedStats::Ask(Base& base, int64_t Stat::*of_base) {
+  SetUsage ours = set_.Usage();
+  DeviceStats bases = OfBase(base);
+  DeviceStats sum;
+  ForEachPair(sum, bases, [&](Stat& both, const Stat& part) { both.peak = part.*of_base; });
+  ForEachPair(sum, ToDeviceStats(ours),
+              [](Stat& both, const Stat& part) { both.peak += part.current; });
+  {
+    const std::lock_guard lock(mutex_);
+    ForEachPair(peaks_, sum,
+                [](Stat& peak, const Stat& both) { peak.peak = std::max(peak.peak, both.peak); });
+    sum = peaks_;
+  }
+  // What the peak leaves beside the base. Of what several stats show the least counts.
+  ours.ForEachGauge([](Gauge& gauge) { gauge.peak = ~uint64_t{0}; });
+  ForEachPair(sum, bases, [](Stat& left, const Stat& part) { left.current = part.current; });
+  ForEachShown(ours, sum, [](Gauge& level, const Stat& stat) {
+    const auto left = static_cast<uint64_t>(std::max<int64_t>(0, stat.peak - stat.current));
+    level.peak = std::min(level.peak, left);
+  });
+  // Last, so that no peak is lost where something fails.
+  IfSupported([&] {
+    base.resetPeakStats(device_);
+    return true;
+  });
+  set_.ResetPeaks(ours);
+  base_reserved_.store(bases.reserved_bytes[0].current, std::memory_order_relaxed);
+  return bases;
+}
+
+MergedStats::Totals MergedStats::Now(Base& base) const {
+  const DeviceStats bases = OfBase(base);
+  const SetUsage ours = set_.Usage();
+  return {.allocated_bytes =
+              static_cast<size_t>(bases.allocated_bytes[0].current) + ours.all.bytes.current,
+          .reserved_bytes =
+              static_cast<size_t>(bases.reserved_bytes[0].current) + ours.reserved_bytes.current};
+}
+
+DeviceStats MergedStats::Get(Base& base) {
+  DeviceStats stats = Ask(base, &Stat::peak);
+  const DeviceStats pools = ToDeviceStats(set_.Usage());
+  ForEachPair(stats, pools, [](Stat& sum, const Stat& part) { AddBelowPeak(part, sum); });
+  stats.num_device_alloc += pools.num_device_alloc;
+  stats.num_device_free += pools.num_device_free;
+  stats.num_alloc_retries += retries_;
+  stats.num_ooms += ooms_;
+  AddRejections(stats, rejections_);
+  {
+    const std::lock_guard lock(mutex_);
+    ForEachPair(stats, peaks_, [](Stat& stat, const Stat& peak) {
+      stat.peak = std::max(stat.current, peak.peak);
+    });
+  }
+  // The base may have had a pool under the same name before, or have one now.
+  if (auto* const by_pool = ReservedByPrivatePool(stats)) {
+    for (const auto& [id, reserved] : set_.ReservedByPool()) {
+      StatArray ours;
+      for (const StatType type : {StatType::AGGREGATE, StatType::LARGE_POOL}) {
+        ours[static_cast<size_t>(type)] = ToStat(reserved);
+      }
+      AddHigherPeaks(ours, (*by_pool)[{id.first, id.second}]);
+    }
+  }
+  return stats;
+}
+
+void MergedStats::ResetPeaks(Base& base) {
+  {
+    const std::lock_guard lock(mutex_);
+    peaks_ = {};
+  }
+  set_.ResetPeaksByPool();
+  Ask(base, &Stat::current);
+}
+
+void MergedStats::ResetAccumulated(Base& base) {
+  IfSupported([&] {
+    base.resetAccumulatedStats(device_);
+    return true;
+  });
+  set_.ResetTraffic();
+  retries_ = 0;
+  ooms_ = 0;
+  rejections_ = 0;
+}
+
+}  // namespace cgp

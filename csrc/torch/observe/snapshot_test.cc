@@ -1,0 +1,248 @@
+// Segments and blocks as shown to torch, against what the pool says of itself.
+#include "torch/observe/snapshot.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "torch/testing/fake_cuda.h"
+
+namespace cgp {
+namespace {
+
+using c10::CachingDeviceAllocator::SegmentInfo;
+using fake_cuda::kPage;
+
+constexpr PoolId kId{0, 1};
+constexpr StreamId kStream{1};
+
+struct Stack final : c10::GatheredContext {};
+
+class SnapshotTest : public ::testing::Test {
+ protected:
+  void SetUp() override { set().BeginScope(kId, ScopeKind::kCapture); }
+
+  PoolSet& set() { return pools_.set; }
+  Address Allocate(uint64_t bytes, StreamId stream = kStream) {
+    return set().Allocate(kId, bytes, stream).address;
+  }
+  std::vector<SegmentInfo> Segments(std::optional<PoolId> only = std::nullopt) {
+    std::vector<SegmentInfo> segments;
+    AppendSegments(pools_, only, history_, segments);
+    return segments;
+  }
+  // Which physical bytes, as (page, granule), an address stands for.
+  static std::map<Address, std::pair<PageId, uint64_t>> Granules(const PoolSnapshot& pool) {
+    std::map<Address, std::pair<PageId, uint64_t>> granules;
+    for (const PoolSnapshot::Range& range : pool.ranges) {
+      for (size_t i = 0; i < range.pages.size(); ++i) {
+        for (uint64_t at = 0; at < pool.stats.page_bytes; at += kGranuleBytes) {
+          granules[range.address + i * pool.stats.page_bytes + at] = {range.pages[i], at};
+        }
+      }
+    }
+    return granules;
+  }
+
+  // What the header promises, checked byte by byte (rather: by granule).
+  void Check() {
+    const PoolSnapshot pool = set().Snapshot(kId);
+    std::map<Address, Block> live;
+    for (const auto& block : pool.blocks) live[block.block.address] = block.block;
+    const auto granules = Granules(pool);
+    std::map<PageId, Address> first;  // ranges come in the order of time
+    for (const PoolSnapshot::Range& range : pool.ranges) {
+      for (size_t i = 0; i < range.pages.size(); ++i) {
+        first.try_emplace(range.pages[i], range.address + i * kPage);
+      }
+    }
+    std::set<std::pair<PageId, uint64_t>> shown;
+    uint64_t reserved = 0, allocated = 0, requested = 0;
+    std::set<Address> live_shown;
+    Address end = 0;
+    void* stream_before = nullptr;
+    for (const SegmentInfo& segment : Segments()) {
+      EXPECT_GE(segment.address, end);
+      EXPECT_TRUE(segment.address != end || segment.stream != stream_before)
+          << "segments of one stream side by side are one";
+      stream_before = segment.stream;
+      EXPECT_EQ(segment.owner_private_pool_id, c10::MempoolId_t(kId.first, kId.second));
+      EXPECT_EQ(segment.device, device_);
+      EXPECT_TRUE(segment.is_large && segment.is_expandable);
+      Address address = segment.address;
+      uint64_t active = 0, asked = 0;
+      bool was_free = false;
+      for (const auto& block : segment.blocks) {
+        EXPECT_EQ(block.allocated, block.active);
+        EXPECT_FALSE(was_free && !block.active) << "free bytes side by side are one block";
+        was_free = !block.active;
+        if (block.active) {
+          const auto expected = live.find(address);
+          ASSERT_NE(expected, live.end()) << "no live block starts there";
+          EXPECT_EQ(block.size, expected->second.bytes);
+          EXPECT_EQ(block.requested_size, expected->second.requested_bytes);
+          EXPECT_EQ(segment.stream, reinterpret_cast<void*>(expected->second.stream));
+          live_shown.insert(address);
+          active += block.size;
+          asked += block.requested_size;
+        }
+        for (uint64_t at = 0; at < block.size; at += kGranuleBytes) {
+          const auto granule = granules.find(address + at);
+          ASSERT_NE(granule, granules.end()) << "nothing is mapped there";
+          EXPECT_TRUE(shown.insert(granule->second).second) << "shown twice";
+          EXPECT_TRUE(block.active ||
+                      first.at(granule->second.first) + granule->second.second == address + at)
+              << "moved";
+        }
+        address += block.size;
+      }
+      EXPECT_EQ(address - segment.address, segment.total_size);
+      EXPECT_EQ(active, segment.active_size);
+      EXPECT_EQ(active, segment.allocated_size);
+      EXPECT_EQ(asked, segment.requested_size);
+      end = address;
+      reserved += segment.total_size;
+      allocated += active;
+      requested += asked;
+    }
+    EXPECT_EQ(live_shown.size(), live.size());
+    EXPECT_EQ(reserved, pool.stats.reserved_bytes);
+    EXPECT_EQ(allocated, pool.stats.allocated_bytes);
+    EXPECT_EQ(requested, pool.stats.requested_bytes);
+  }
+
+  const c10::DeviceIndex device_ = fake_cuda::NextDevice();
+  DevicePools& pools_ = DevicePools::For(device_);
+  History history_;
+};
+
+TEST_F(SnapshotTest, WithoutMemoryThereAreNoSegments) { EXPECT_TRUE(Segments().empty()); }
+
+TEST_F(SnapshotTest, AStitchedBlockStandsAtItsAddressAndItsBytesAreShownOnce) {
+  std::vector<Address> single;
+  for (int i = 0; i < 6; ++i) single.push_back(Allocate(kPage));
+  for (size_t i = 1; i < 6; i += 2) set().Free(single[i]);
+  const Address large = Allocate(3 * kPage - 100);
+  ASSERT_EQ(set().Stats(kId).pages, 6U) << "not in the holes";
+  bool found = false;
+  for (const SegmentInfo& segment : Segments()) {
+    if (segment.address != large) continue;
+    found = true;
+    ASSERT_EQ(segment.blocks.size(), 1U);
+    EXPECT_EQ(segment.blocks[0].size, 3 * kPage);
+    EXPECT_EQ(segment.blocks[0].requested_size, 3 * kPage - 100);
+  }
+  EXPECT_TRUE(found);
+  Check();
+  set().Free(large);
+  Check();
+}
+
+TEST_F(SnapshotTest, FreeBytesAroundLiveOnesAreTiled) {
+  const Address first = Allocate(1000);
+  const Address second = Allocate(2000);
+  Allocate(3000);
+  set().Free(first);
+  const auto segments = Segments();
+  ASSERT_EQ(segments.size(), 1U);
+  const auto& blocks = segments[0].blocks;
+  EXPECT_EQ(segments[0].total_size, kPage);
+  uint64_t live = 0;
+  for (const auto& block : blocks) live += block.active ? 1 : 0;
+  EXPECT_EQ(live, 2U);
+  Check();
+  set().Free(second);
+  Check();
+}
+
+TEST_F(SnapshotTest, ASegmentIsOfTheStreamOfItsLiveBlocks) {
+  const Address first = Allocate(kGranuleBytes, StreamId{0x500});
+  const Address second = Allocate(kGranuleBytes, StreamId{0x500});
+  const Address other = Allocate(kGranuleBytes, StreamId{0});
+  const Address last = Allocate(kGranuleBytes, StreamId{0x500});
+  ASSERT_EQ(other, first + 2 * kGranuleBytes) << "not a test";
+  ASSERT_EQ(last, other + kGranuleBytes) << "not a test";
+  const std::vector<SegmentInfo> segments = Segments();
+  ASSERT_EQ(segments.size(), 3U) << "side by side, but of two streams";
+  EXPECT_EQ(segments[0].stream, reinterpret_cast<void*>(0x500));
+  EXPECT_EQ(segments[0].total_size, 2 * kGranuleBytes);
+  EXPECT_EQ(segments[1].address, other);
+  EXPECT_EQ(segments[1].stream, nullptr) << "that of the default stream";
+  EXPECT_EQ(segments[2].address, last);
+  Check();
+  set().Free(second);
+  Check();
+  set().Free(other);
+  EXPECT_EQ(Segments().size(), 1U) << "what is free is of any stream";
+  set().Free(first);
+  set().Free(last);
+  EXPECT_EQ(Segments()[0].stream, nullptr) << "nobody's";
+}
+
+TEST_F(SnapshotTest, BlocksSayWhereTheyWereAllocated) {
+  history_.Configure(true, nullptr, 10, History::When::STATE, true, {});
+  const Address known = Allocate(kPage), unknown = Allocate(kPage);
+  const auto context = std::make_shared<Stack>();
+  history_.Record({History::Action::ALLOC, device_, known, kPage, kStream, kId}, context, "");
+  int checked = 0;
+  for (const SegmentInfo& segment : Segments()) {
+    Address address = segment.address;
+    for (const auto& block : segment.blocks) {
+      if (address == known || address == unknown) {
+        EXPECT_EQ(block.context_when_allocated, address == known ? context : nullptr);
+        ++checked;
+      }
+      address += block.size;
+    }
+  }
+  EXPECT_EQ(checked, 2);
+}
+
+TEST_F(SnapshotTest, OnePoolIsShownAlone) {
+  const PoolId other{0, 2};
+  Allocate(1000);
+  set().EndScope(kId);
+  set().BeginScope(other, ScopeKind::kCapture);
+  set().Allocate(other, 3 * kPage, kStream);
+  EXPECT_EQ(Segments(kId).size(), 1U);
+  ASSERT_EQ(Segments(other).size(), 1U);
+  EXPECT_EQ(Segments(other)[0].total_size, 3 * kPage);
+  EXPECT_EQ(Segments(other)[0].owner_private_pool_id, c10::MempoolId_t(0, 2));
+  EXPECT_EQ(Segments().size(), 2U);
+  EXPECT_TRUE(Segments(PoolId{0, 3}).empty());
+}
+
+TEST_F(SnapshotTest, WhateverHappenedAllBytesAreShownOnce) {
+  for (uint32_t seed = 1; seed <= 5; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    std::vector<Address> live;
+    for (int step = 0; step < 60; ++step) {
+      if (live.empty() || random() % 5 < 3) {
+        const uint64_t bytes = random() % 2 == 0 ? 1 + random() % 5000 : 1 + random() % (3 * kPage);
+        if (set().Stats(kId).allocated_bytes + bytes > 16 * kPage) continue;
+        live.push_back(Allocate(bytes, StreamId{1 + random() % 2}));
+      } else {
+        const size_t index = random() % live.size();
+        set().Free(live[index]);
+        live[index] = live.back();
+        live.pop_back();
+      }
+      if (step % 10 == 9) Check();
+      if (HasFatalFailure()) return;
+    }
+    ASSERT_GT(set().Stats(kId).page_mappings, 0U);
+    for (const Address address : live) set().Free(address);
+    set().EndScope(kId);
+    Check();
+    set().Release(kId);
+    set().Trim();
+    set().BeginScope(kId, ScopeKind::kCapture);
+  }
+}
+
+}  // namespace
+}  // namespace cgp

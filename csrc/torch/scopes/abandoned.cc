@@ -1,0 +1,88 @@
+// Captures that nobody ended.
+//
+// A capture that fails may never end its route: torch before 2.14 forgets it, and forgets to
+// release the pool as well; from 2.14 on the graph does both late, at the latest when it is
+// destroyed. But a route whose stream has stopped capturing looks just so while another thread is
+// about to end it. So a capture that looks abandoned loses its route alone, and its user stays. It
+// is taken as failed, and before 2.14 its user is taken away, by whoever knows: a new capture
+// begins on its stream or in its pool, or cudagraph_pool.graph saw it fail.
+#include <algorithm>
+#include <utility>
+
+#include "core/base/reserve.h"
+#include "torch/errors.h"
+#include "torch/observe/history.h"
+#include "torch/runtime.h"
+#include "torch/scopes/capture_scopes.h"
+#include "torch/torch_version.h"
+
+namespace cgp {
+
+void CaptureScopes::EndAbandoned() {
+  const History::Telling telling(History::Get());
+  const std::lock_guard lock(mutex_);
+  CloseAbandoned([](const Route& route) { return route.thread == std::this_thread::get_id(); });
+}
+
+void CaptureScopes::EndFailed(DeviceIndex device, MempoolId_t id) {
+  const History::Telling telling(History::Get());
+  const std::lock_guard lock(mutex_);
+  TakeAsFailed(device, names_.Find(device, id));
+}
+
+void CaptureScopes::CloseAbandoned(const std::function<bool(const Route&)>& counts) {
+  while (std::optional<Route> route = routes_.FindAbandoned(counts)) {
+    if (route->pools == nullptr) {  // the base keeps its own books
+      routes_.Remove(route->device, route->id, route->paused);
+      continue;
+    }
+    ReserveMore(late_ends_, 1);
+    EndScope(*route->pools, route->id, route->kind);
+    // Nobody but its thread ends a nested scope, and it will, if it has not done so.
+    const bool nested = route->nested;
+    const bool ended = route->closed || (nested && route->paused);
+    if (!ended) late_ends_.push_back({std::move(*route), /*failed=*/nested});
+  }
+}
+
+void CaptureScopes::TakeAsFailed(cudaStream_t origin) {
+  const auto began_there = [origin](const Route& route) { return route.origin == origin; };
+  CloseAbandoned(began_there);
+  ReleaseFailed(began_there);
+}
+
+void CaptureScopes::TakeAsFailed(DeviceIndex device, PoolId pool) {
+  const auto is_into_it = [&](const Route& route) {
+    return route.device == device && route.id == pool;
+  };
+  CloseAbandoned([&](const Route& route) {
+    return route.thread == std::this_thread::get_id() && is_into_it(route);
+  });
+  ReleaseFailed(is_into_it);
+}
+
+void CaptureScopes::ReleaseFailed(const std::function<bool(const Route&)>& failed) {
+  for (size_t i = late_ends_.size(); i-- > 0;) {
+    LateEnd& late = late_ends_[i];
+    const Route& route = late.route;
+    if (late.failed || !failed(route)) continue;
+    EndHostRoute(route.name);
+    if (kGraphReleasesAbandonedPool) {
+      late.failed = true;
+      continue;
+    }
+    Drop(*route.pools, route.name, route.id);
+    late_ends_.erase(late_ends_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+bool CaptureScopes::TakeLateEnd(DeviceIndex device, PoolId pool) {
+  const auto late = std::ranges::find_if(late_ends_, [&](const LateEnd& end) {
+    return end.route.device == device && end.route.id == pool;
+  });
+  if (late == late_ends_.end()) return false;
+  late_ends_.erase(late);
+  return true;
+}
+
+}  // namespace cgp

@@ -1,0 +1,328 @@
+// Scopes: whose pool is it, and who allocates in it now. The rules are in the header.
+#include "torch/scopes/capture_scopes.h"
+
+#include <algorithm>
+
+#include "torch/errors.h"
+#include "torch/observe/history.h"
+#include "torch/runtime.h"
+
+namespace cgp {
+
+bool CaptureScopes::Is(Role role, const ScopeKey& key) const {
+  const auto known = known_.find(key);
+  return known != known_.end() && known->second.role == role;
+}
+
+std::optional<CaptureScopes::OurPool> CaptureScopes::FindOurs(DeviceIndex device,
+                                                              MempoolId_t id) const {
+  const PoolId pool = names_.Find(device, id);
+  DevicePools* const pools = DevicePools::Find(device, owner_);
+  if (pools == nullptr || !pools->set.Contains(pool)) return std::nullopt;
+  return OurPool{pools, pool};
+}
+
+bool CaptureScopes::BaseKnows(DeviceIndex device, MempoolId_t id) const {
+  if (base_ == nullptr) return false;
+  // For an id that it never saw the native allocator has no answer.
+  return IfSupported([&] { return base_->getPoolUseCount(device, id); }).value_or(0) > 0;
+}
+
+bool CaptureScopes::IsUndecided(DevicePools& pools, PoolId id) const {
+  const ScopeKey key{pools.device, id};
+  return !Is(Role::kRegistered, key) && !Is(Role::kMemPool, key) &&
+         !routes_.Contains(pools.device, id) && pools.set.Stats(id).allocations == 0;
+}
+
+// A capture may not wait for another one that fills the shared pool: it gets a pool of its own
+// then.
+bool CaptureScopes::SharesPool(DeviceIndex device, MempoolId_t id) const {
+  if (names_.UseCount(device, id) > 0) return true;
+  return takes_captures() && shares_captures_ && PoolNames::IsAnonymous(id) &&
+         !FindOurs(device, id) && !BaseKnows(device, id) &&
+         !routes_.Contains(device, PoolNames::kShared);
+}
+
+void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
+  const History::Telling telling(History::Get());
+  std::unique_lock lock(mutex_);
+  // Torch asked us before we were taken out, and will ask the base for the end.
+  if (taken_out_) return base_->beginAllocateToPool(device, id, std::move(filter));
+  const cudaStream_t stream = CurrentStream(device);
+  routes_.AwaitOthers(stream, lock);
+  TakeAsFailed(stream);
+  const bool capturing = IsCapturing(stream);
+  const bool takes_current = filter(stream);
+  const ScopeKind kind = takes_current && !capturing ? ScopeKind::kEager : ScopeKind::kCapture;
+
+  const bool shares = kind == ScopeKind::kCapture && SharesPool(device, id);
+  const PoolId pool = shares ? PoolNames::kShared : names_.Find(device, id);
+  TakeAsFailed(device, pool);
+  const auto ours = FindOurs(device, {pool.first, pool.second});
+  DevicePools* pools = ours ? ours->pools : nullptr;
+  DevicePools* undecided = nullptr;
+  if (kind == ScopeKind::kEager) {
+    ForgetBasesDeadTrees();
+    if (pools != nullptr && base_serves_trees_ && IsUndecided(*pools, pool)) {
+      undecided = std::exchange(pools, nullptr);
+    }
+  }
+  if (pools == nullptr && undecided == nullptr && takes_captures() &&
+      (shares || !BaseKnows(device, id))) {
+    pools = AsTorchErrors([&] { return &DevicePools::For(device, owner_); });
+  }
+
+  const Known* const mempool = FindMemPool(device, id);
+  Route route{.device = device,
+              .id = pool,
+              .name = id,
+              .filter = std::move(filter),
+              .kind = kind,
+              .pools = pools,
+              .nested = kind == ScopeKind::kCapture && takes_current,
+              .whole_pages = mempool != nullptr && mempool->whole_pages,
+              .origin = stream,
+              .thread = std::this_thread::get_id()};
+  std::optional<PoolId> graphs;
+  if (route.nested) {
+    if (const auto graph = routes_.GraphOf(device, stream); graph && graph->id != pool) {
+      graphs = graph->id;
+      route.origin = graph->origin;  // within a body it lasts longer than that
+    }
+  }
+  const auto hold = [&] {
+    if (pools == nullptr) return;
+    if (graphs) KeepFor(*pools, *graphs, pool);  // another capture may have begun the route
+    Hold(*pools, id, pool);
+  };
+  if (kind == ScopeKind::kCapture &&
+      routes_.Resume(device, pool, stream, route.origin, route.filter, hold)) {
+    if (pools != nullptr) return;
+    Undo resumed([&] { routes_.Pause(device, pool); });
+    base_->beginAllocateToPool(device, id, route.filter);
+    resumed.Keep();
+    return;
+  }
+  if (pools == nullptr) {
+    BeginInBase(std::move(route), undecided);
+    return;
+  }
+  // Only what goes on with a capture begins while its stream is capturing. CUDA would refuse as
+  // well, but by then torch would have left this route behind.
+  TORCH_CHECK(!capturing || takes_current,
+              "cannot begin a capture into graph pool " + ToString(pool) +
+                  ": the current stream is capturing another graph already. Captures do not nest: "
+                  "end that one first, or capture on another stream");
+  BeginInOurs(std::move(route), capturing, graphs);
+}
+
+void CaptureScopes::BeginInBase(Route route, DevicePools* undecided) {
+  const DeviceIndex device = route.device;
+  const MempoolId_t id = route.name;
+  routes_.ReserveOne();
+  const int users = undecided == nullptr ? 0 : undecided->set.UseCount(route.id);
+  const ScopeKey tree{device, route.id};
+  int given = 0;
+  bool is_new_tree = false;
+  Undo undo([&] {
+    if (is_new_tree) known_.erase(tree);
+    NoteWhoServesTrees();
+    for (; given > 0; --given) base_->releasePool(device, id);
+  });
+  for (; given < users; ++given) base_->createOrIncrefPool(device, id, nullptr);
+  is_new_tree = route.kind == ScopeKind::kEager &&
+                known_.try_emplace(tree, Known{.role = Role::kTreeOfBase}).second;
+  NoteWhoServesTrees();
+  base_->beginAllocateToPool(device, id, route.filter);
+  undo.Keep();
+  for (int user = 0; user < users; ++user) undecided->set.Release(route.id);
+  if (undecided != nullptr) ReleaseUnused(*undecided, route.id);
+  if (route.kind == ScopeKind::kCapture && !route.nested) {
+    ++captures_of_base_;
+    if (!takes_captures()) {
+      ++captures_while_stopped_;
+    } else if (Is(Role::kMemPoolOfBase, tree)) {
+      ++captures_in_mempools_;
+    }
+  }
+  routes_.Add(std::move(route));
+}
+
+void CaptureScopes::BeginInOurs(Route route, bool capturing, std::optional<PoolId> graphs) {
+  DevicePools& pools = *route.pools;
+  const bool capture = route.kind == ScopeKind::kCapture;
+  routes_.ReserveOne();
+  names_.Hold(route.device, route.name, route.id);
+  Undo name([&] { names_.Release(route.device, route.name); });
+  AsTorchErrors([&] { pools.set.BeginScope(route.id, route.kind, capturing); });
+  Undo scope([&] {
+    pools.EndScope(route.id);
+    pools.set.Release(route.id);
+  });
+  const bool is_kept = graphs && KeepFor(pools, *graphs, route.id);
+  Undo keep([&] {
+    if (!is_kept) return;
+    kept_.erase({{route.device, *graphs}, route.id});
+    pools.set.Release(route.id);
+  });
+  if (!capture && !base_serves_trees_) {
+    known_.try_emplace({route.device, route.id}, Known{.role = Role::kTree});
+  }
+  if (capture) annexes_.Begin(route.device, route.id);
+  name.Keep();
+  scope.Keep();
+  keep.Keep();
+  if (capture && !route.nested) ++captures_of_ours_;
+  routes_.Add(std::move(route));
+}
+
+void CaptureScopes::End(DeviceIndex device, MempoolId_t id) {
+  const History::Telling telling(History::Get());
+  const std::lock_guard lock(mutex_);
+  const PoolId pool = names_.Find(device, id);
+  // While a capture goes on in the pool, an end that is still owed is that of the graph that failed
+  // before. Were it the capture's own, around the body of a conditional node, the body's begin
+  // would be refused: better than a capture that goes on without its pool.
+  if (routes_.IsBeingCaptured(device, pool) && TakeLateEnd(device, pool)) return;
+  const std::optional<RouteTable::Target> target = routes_.TargetOf(device, pool);
+  if (routes_.Pause(device, pool)) {
+    if (target->pools == nullptr) base_->endAllocateToPool(device, id);
+    return;
+  }
+  if (!target && TakeLateEnd(device, pool)) return;
+  Callbacks ends;
+  if (target && target->pools != nullptr) {
+    ends.Run([&] { EndScope(*target->pools, pool, target->kind); });
+  } else if (base_ != nullptr) {
+    base_->endAllocateToPool(device, id);
+    routes_.Remove(device, pool);
+  }
+  // What was nested in a capture ends with it; what fails to, when the next scope begins.
+  TryTwice("the end of what was nested in a capture",
+           [&] { CloseAbandoned([](const Route&) { return false; }); });
+  ends.Rethrow();
+}
+
+void CaptureScopes::EndScope(DevicePools& pools, PoolId pool, ScopeKind kind) {
+  routes_.Close(pools.device, pool);
+  Callbacks ends;
+  ends.Run([&] { AsTorchErrors([&] { pools.EndScope(pool); }); });
+  if (!pools.set.InScope(pool)) {
+    routes_.Remove(pools.device, pool);
+    if (kind == ScopeKind::kCapture) {
+      // That the capture is over is so whatever the base says.
+      TryTwice("the allocator below it, told that a capture is over,",
+               [&] { annexes_.End(pools.device, pool); });
+      ReleaseUnused(pools, pool);
+    }
+  }
+  ends.Rethrow();
+}
+
+void CaptureScopes::Hold(DevicePools& pools, MempoolId_t id, PoolId pool) {
+  names_.Hold(pools.device, id, pool);
+  Undo name([&] { names_.Release(pools.device, id); });
+  pools.set.Retain(pool);
+  name.Keep();
+}
+
+void CaptureScopes::Drop(DevicePools& pools, MempoolId_t id, PoolId pool) {
+  AsTorchErrors([&] { pools.set.Release(pool); });
+  names_.Release(pools.device, id);
+  ReleaseUnused(pools, pool);
+}
+
+void CaptureScopes::Release(DeviceIndex device, MempoolId_t id) {
+  const History::Telling telling(History::Get());
+  const std::lock_guard lock(mutex_);
+  const auto ours = FindOurs(device, id);
+  // Who has no base is not told by an error that torch releases once too often.
+  if (base_ == nullptr && (!ours || ours->pools->set.UseCount(ours->id) == 0)) return;
+  if (ours) return Drop(*ours->pools, id, ours->id);
+  base_->releasePool(device, id);
+  // What is not forgotten now is the next time.
+  WithWarnings("the allocator below it, asked for its pools,", [&] {
+    ForgetBasesDeadTrees();
+    if (BaseKnows(device, id)) return;
+    const PoolId pool{id.first, id.second};
+    if (Is(Role::kMemPoolOfBase, {device, pool})) known_.erase({device, pool});
+    if (DevicePools* const kept = DevicePools::Find(device)) ReleaseKeptFor(*kept, pool);
+  });
+}
+
+void CaptureScopes::ReleaseUnused(DevicePools& pools, PoolId id) {
+  if (routes_.Contains(pools.device, id)) return;
+  if (UsersOf(pools, id) == 0) ReleaseKeptFor(pools, id);
+  if (pools.set.UseCount(id) > 0) return;
+  const ScopeKey key{pools.device, id};
+  if (Is(Role::kMemPool, key) || Is(Role::kTree, key)) known_.erase(key);
+  NoteWhoServesTrees();
+  TryTwice("the allocator below it, told that a pool's graphs are gone,",
+           [&] { annexes_.Release(pools.device, id); });
+}
+
+void CaptureScopes::NoteWhoServesTrees() {
+  const auto there_are = [&](Role role) {
+    return std::ranges::any_of(known_, [&](const auto& each) { return each.second.role == role; });
+  };
+  base_serves_trees_.store(there_are(Role::kTreeOfBase) && !there_are(Role::kTree),
+                           std::memory_order_release);
+}
+
+void CaptureScopes::ForgetBasesDeadTrees() {
+  std::erase_if(known_, [this](const auto& each) {
+    const auto& [device, id] = each.first;
+    return each.second.role == Role::kTreeOfBase && !BaseKnows(device, {id.first, id.second});
+  });
+  NoteWhoServesTrees();
+}
+
+bool CaptureScopes::ServesTrees() const {
+  bool ours = takes_captures();
+  for (DevicePools* pools : DevicePools::All(owner_)) ours = ours || !pools->set.ids().empty();
+  return ours && !base_serves_trees_.load(std::memory_order_acquire);
+}
+
+void CaptureScopes::Register(DeviceIndex device, PoolId id) {
+  const std::lock_guard lock(mutex_);
+  PoolSet& set = DevicePools::For(device, owner_).set;
+  if (set.Contains(id) || BaseKnows(device, {id.first, id.second})) {
+    throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
+                     " is in use already");
+  }
+  const ScopeKey key{device, id};
+  known_[key] = {.role = Role::kRegistered};
+  Undo noted([&] { known_.erase(key); });
+  set.Retain(id);
+  noted.Keep();
+}
+
+void CaptureScopes::Unregister(DeviceIndex device, PoolId id) {
+  const History::Telling telling(History::Get());
+  const std::lock_guard lock(mutex_);
+  if (!Is(Role::kRegistered, {device, id})) {
+    throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
+                     " is not registered");
+  }
+  DevicePools& pools = DevicePools::For(device, owner_);
+  pools.set.Release(id);
+  known_.erase({device, id});
+  ReleaseUnused(pools, id);
+}
+
+void CaptureScopes::TakeCaptures() {
+  const std::lock_guard lock(mutex_);
+  taken_out_ = false;
+  takes_captures_.store(true, std::memory_order_release);
+}
+
+void CaptureScopes::StopTakingCaptures(const std::function<void()>& uninstall) {
+  const std::lock_guard lock(mutex_);
+  const bool idle = !routes_.active() && DevicePools::All(owner_).empty();
+  takes_captures_.store(false, std::memory_order_release);
+  if (!idle) return;
+  uninstall();
+  taken_out_ = true;
+}
+
+}  // namespace cgp

@@ -1,0 +1,225 @@
+// Which pools are ours, who uses them, and who allocates in them now: what torch says by
+// beginAllocateToPool() and its relatives. Both allocators that torch can be given keep their
+// scopes here.
+//
+// Whose is a pool id?
+//
+// - Ids that the base knows are the base's: those of graphs captured and of MemPools made before
+//   enable(), and of MemPools with an allocator of their own.
+// - Any other id becomes ours when somebody begins to allocate in it (a capture, or a thread that
+//   torch.compile's graph trees warm up on), or when a cudagraph_pool.GraphPool registers it or a
+//   torch.cuda.MemPool is made, which tells the allocator before it uses its id.
+//
+// An id that is ours stays ours until its pool is gone, also after disable(): its graphs need it.
+//
+// A scope is a capture's if its filter refuses the current stream while that is not capturing
+// (torch begins the route before the capture, and a graph's filter asks for its capture), or if the
+// current stream is capturing already.
+//
+// torch compares raw_deleter() with the deleter of DataPtrs for the pools of graph trees alone. So
+// it has to be that of whoever serves the trees: us, or the base after disable() and as long as
+// trees from before enable() are alive. Who serves trees serves new ones too, as long as those
+// live. Their ids alone may change hands, until a first block is allocated in them: a tree captures
+// an empty graph, only to hold its pool, and then warms up in it.
+//
+// Every call has strong exception safety, but the end of a scope: once it is asked for nothing is
+// routed to the pool any more, and what could not be ended is ended later (EndScope()).
+//
+// Locks, in the order they are taken: this mutex, then MergedStats', then the base's, then
+// RouteTable's, then PoolSet's. So nothing here is called back by the base but TryTrim(), which
+// only tries the first.
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "core/pool_set.h"
+#include "torch/device_pools.h"
+#include "torch/scopes/annexes.h"
+#include "torch/scopes/pool_names.h"
+#include "torch/scopes/routes.h"
+
+namespace cgp {
+
+using c10::DeviceIndex;
+using c10::MempoolId_t;
+
+class CaptureScopes {
+ public:
+  using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
+
+  // `base` must outlive this, and serves what is not the owner's; nullptr: all is.
+  CaptureScopes(PoolsOwner owner, Base* base) : owner_(owner), base_(base) {}
+
+  RouteTable& routes() { return routes_; }
+  const Annexes& annexes() const { return annexes_; }
+
+  // torch's calls, each by the name that CUDAAllocator has for it.
+  void Begin(DeviceIndex device, MempoolId_t id, StreamFilter filter);
+  void End(DeviceIndex device, MempoolId_t id);
+  void Release(DeviceIndex device, MempoolId_t id);
+  void CreateOrIncref(DeviceIndex device, MempoolId_t id, std::shared_ptr<Base> allocator);
+  int UseCount(DeviceIndex device, MempoolId_t id) const;
+  void SetUseOnOom(DeviceIndex device, MempoolId_t id, bool use_on_oom);
+  void SetNoSplit(DeviceIndex device, MempoolId_t id);
+
+  // The pool of ours that torch calls `id`, if it is one.
+  struct OurPool {
+    DevicePools* pools;
+    PoolId id;
+  };
+  std::optional<OurPool> FindOurs(DeviceIndex device, MempoolId_t id) const;
+
+  // Makes `id` ours and holds its pool open until Unregister(). Throws UsageError if it is in use.
+  void Register(DeviceIndex device, PoolId id);
+  void Unregister(DeviceIndex device, PoolId id);
+  // Whether it is a torch.cuda.MemPool's, and ours.
+  bool IsMemPool(DeviceIndex device, PoolId id) const;
+
+  // From now on new captures become ours, or the base's; pools that are ours go on working. If no
+  // scope is open, and no device ever had pools (whose part in the statistics' peaks only we know),
+  // `uninstall` runs before any scope can begin: torch will ask the base.
+  void TakeCaptures();
+  void StopTakingCaptures(const std::function<void()>& uninstall);
+  bool takes_captures() const { return takes_captures_.load(std::memory_order_acquire); }
+  // Whether captures that name no pool share one, from now on.
+  void SetSharesCaptures(bool shares) { shares_captures_.store(shares); }
+  // Whether MemPools are ours, while captures are: of those made from now on.
+  void SetTakesMemPools(bool takes) { takes_mempools_.store(takes); }
+  // Whether graph trees are ours to serve.
+  bool ServesTrees() const;
+
+  // How many captures have begun since the process did.
+  struct Counts {
+    uint64_t ours = 0;
+    uint64_t bases = 0;
+    // Of the base's, why. The others went to pools that the base had before.
+    uint64_t while_stopped = 0;  // between StopTakingCaptures() and TakeCaptures()
+    uint64_t in_mempools = 0;    // of the base's
+  };
+  Counts counts() const {
+    return {captures_of_ours_, captures_of_base_, captures_while_stopped_, captures_in_mempools_};
+  }
+
+  // Closes the scopes of captures that the calling thread began, that are over, and that nobody has
+  // ended: see abandoned.cc.
+  void EndAbandoned();
+  // The calling thread saw a capture into the pool fail: nobody will end it any more.
+  void EndFailed(DeviceIndex device, MempoolId_t id);
+
+  // Give the memory of unused pools back unless a capture is under way: of both owners, of all
+  // devices or of the `only` one that needs it. They wait for each that has any, and return the
+  // bytes. The latter waits for no lock of ours, so the base may call it from within an allocation;
+  // it asks nothing of the base but its statistics and a larger share of the memory, which its lock
+  // allows.
+  uint64_t Trim(std::optional<DeviceIndex> only = std::nullopt);
+  uint64_t TryTrim(std::optional<DeviceIndex> only = std::nullopt);
+  // Gives back what a pool of ours has, unless a capture is under way; returns whether it is ours.
+  bool EmptyOurs(MempoolId_t id) noexcept;
+  // Asks for a block in each use_on_oom pool of the device until there is one, for what no route
+  // takes and the base has no memory for.
+  using AllocateIn = std::function<std::optional<Block>(DevicePools&, const RouteTable::Target&)>;
+  std::optional<DevicePools::Owned> Lend(DeviceIndex device, const AllocateIn& allocate);
+
+ private:
+  using ScopeKey = std::pair<DeviceIndex, PoolId>;
+
+  // What is known of a pool beside its scopes.
+  enum class Role {
+    kRegistered,     // of a live GraphPool
+    kMemPool,        // of a torch.cuda.MemPool, ours
+    kMemPoolOfBase,  // as far as we saw it being made
+    kTree,        // graph trees warm up in it, as it seems; none comes while the base serves them
+    kTreeOfBase,  // a MemPool from before enable() looks like one
+  };
+  struct Known {
+    Role role{};
+    bool lends = false;        // use_on_oom
+    bool whole_pages = false;  // no_split
+  };
+  bool Is(Role role, const ScopeKey& key) const;
+  Known* FindMemPool(DeviceIndex device, MempoolId_t id);
+
+  // The route that a capture of ours had which looked abandoned. Its scope is closed; its graph may
+  // still end it.
+  struct LateEnd {
+    Route route;
+    // Known to be: only since 2.14 does the graph still end it then. Or nested: its thread does.
+    bool failed = false;
+  };
+
+  bool BaseKnows(DeviceIndex device, MempoolId_t id) const;
+  // pre, of all that follow: mutex_ is held.
+
+  // Begin and end a scope. The former with what was decided of it; the base gets `undecided`'s pool
+  // of that name too, with its users, unless that is nullptr. `graphs` is the pool of the graph
+  // that a nested scope is of.
+  void BeginInBase(Route route, DevicePools* undecided);
+  void BeginInOurs(Route route, bool capturing, std::optional<PoolId> graphs);
+  // The one place where a scope of ours ends, for whatever reason. Its route is closed whatever
+  // throws. Where the pool's scope could not be ended the route stays, closed: another end, or
+  // whoever looks for abandoned captures next, ends it.
+  void EndScope(DevicePools& pools, PoolId pool, ScopeKind kind);
+
+  // Whether nothing was ever allocated in our pool `id`, so that it can still become the base's.
+  bool IsUndecided(DevicePools& pools, PoolId id) const;
+  // Whether a capture that begins under this name is to fill the shared pool.
+  bool SharesPool(DeviceIndex device, MempoolId_t id) const;
+  // Add and take away a user of our pool, which torch calls `id`.
+  void Hold(DevicePools& pools, MempoolId_t id, PoolId pool);
+  void Drop(DevicePools& pools, MempoolId_t id, PoolId pool);
+  // The pool of ours has lost a user. That is so whatever the base says.
+  void ReleaseUnused(DevicePools& pools, PoolId id);
+  void NoteWhoServesTrees();
+  void ForgetBasesDeadTrees();
+  // How many use the pool, but for graphs that are captured into others.
+  int UsersOf(DevicePools& pools, PoolId pool) const;
+  // `nested` has memory of graphs in pool `of`: it is kept until that has no users. Returns whether
+  // this is new.
+  bool KeepFor(DevicePools& pools, PoolId of, PoolId nested);
+  void ReleaseKeptFor(DevicePools& pools, PoolId of);
+  uint64_t TrimUnlessCapturing(std::optional<DeviceIndex> only);
+  std::optional<Block> LendFrom(DevicePools& pools, const RouteTable::Target& lender,
+                                const AllocateIn& allocate);
+
+  void CloseAbandoned(const std::function<bool(const Route&)>& counts);
+  // A capture begins on `origin`, or something in the pool: who captured there before has failed.
+  void TakeAsFailed(cudaStream_t origin);
+  void TakeAsFailed(DeviceIndex device, PoolId pool);
+  void ReleaseFailed(const std::function<bool(const Route&)>& failed);
+  bool TakeLateEnd(DeviceIndex device, PoolId pool);
+
+  const PoolsOwner owner_;
+  Base* const base_;
+  std::atomic<bool> takes_captures_{true};
+  std::atomic<bool> shares_captures_{false};
+  std::atomic<bool> takes_mempools_{true};
+  std::atomic<uint64_t> captures_of_ours_{0};
+  std::atomic<uint64_t> captures_of_base_{0};
+  std::atomic<uint64_t> captures_while_stopped_{0};
+  std::atomic<uint64_t> captures_in_mempools_{0};
+  std::atomic<bool> base_serves_trees_{false};  // == of trees there are the base's alone
+  RouteTable routes_;
+  Annexes annexes_{base_, routes_};
+  PoolNames names_;
+
+  // Orders begin, end and release of scopes, and keeps a capture from beginning while memory is
+  // given back.
+  mutable std::mutex mutex_;
+  bool taken_out_ = false;  // torch asks the base: StopTakingCaptures() has uninstalled us
+  std::map<ScopeKey, Known> known_;
+  // Pools of graphs, and those that have memory of their graphs too: a user of the latter each.
+  std::set<std::pair<ScopeKey, PoolId>> kept_;
+  std::vector<LateEnd> late_ends_;
+};
+
+}  // namespace cgp

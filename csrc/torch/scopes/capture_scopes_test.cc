@@ -1,0 +1,433 @@
+// Whose pool is it, and who allocates in it now.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "driver/host_driver.h"
+#include "torch/graph_allocator.h"
+#include "torch/testing/fake_faults.h"
+#include "torch/testing/graph_allocator_fixture.h"
+
+namespace cgp {
+namespace {
+
+class GraphScopesTest : public GraphAllocatorTest {};
+
+// As around the bodies of conditional nodes.
+TEST_F(GraphScopesTest, ACaptureOfTheBasesThatPausesIsStillACapture) {
+  base_.users[id_] = 1;
+  Graph graph(*this, id_, 5);
+  graph.Begin();
+  for (int body = 0; body < 2; ++body) {
+    allocator_.endAllocateToPool(device_, id_);
+    EXPECT_FALSE(base_.open.contains({device_, id_}));
+    EXPECT_TRUE(allocator_.capturing());
+    allocator_.beginAllocateToPool(device_, id_, graph.Filter());
+    EXPECT_TRUE(base_.open.contains({device_, id_}));
+  }
+  EXPECT_EQ(allocator_.scopes().counts().bases, 1U);
+  graph.End();
+  EXPECT_FALSE(allocator_.capturing());
+  EXPECT_FALSE(base_.open.contains({device_, id_}));
+  graph.Reset();
+}
+
+// The next scope marks the device.
+TEST_F(GraphScopesTest, AnEagerScopeEndsThoughTheDeviceCannotBeMarked) {
+  allocator_.createOrIncrefPool(device_, id_);
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  allocator_.allocate(3 * kPage).clear();
+  faults::Arm(faults::Kind::kDriver, 1);
+  EXPECT_NO_THROW(allocator_.endAllocateToPool(device_, id_));
+  faults::Disarm();
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  EXPECT_NO_THROW(allocator_.beginAllocateToPool(device_, id_, ThisThread()));
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.releasePool(device_, id_);
+  allocator_.releasePool(device_, id_);
+  allocator_.releasePool(device_, id_);
+}
+
+TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
+  allocator_.scopes().SetTakesMemPools(false);
+  allocator_.createOrIncrefPool(device_, id_);
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  EXPECT_TRUE(allocator_.capturing());
+  EXPECT_TRUE(base_.open.contains({device_, id_}));
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  graph.End();
+  graph.Reset();
+  EXPECT_EQ(base_.users[id_], 1);
+  allocator_.setUseOnOOM(device_, id_, true);
+  allocator_.setNoSplit(device_, id_);
+  EXPECT_EQ(base_.calls["setUseOnOOM"] + base_.calls["setNoSplit"], 2);
+  const MempoolId_t old{0, 9};
+  base_.users[old] = 1;
+  Graph later(*this, old, 8);
+  later.Begin();
+  later.End();
+  const auto counts = allocator_.scopes().counts();
+  EXPECT_EQ(counts.bases, 2U);
+  EXPECT_EQ(counts.in_mempools, 1U);
+  EXPECT_EQ(counts.while_stopped, 0U);
+}
+
+TEST_F(GraphScopesTest, ThreadsCaptureOnTheirPerThreadStreamsAtOnce) {
+  const auto pool_of_next = [&] {
+    const DataPtr data = allocator_.allocate(1000);
+    return pools().PoolOf(reinterpret_cast<Address>(data.get()));
+  };
+  current_stream = cudaStreamPerThread;
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  std::thread([&] {
+    current_device = device_;
+    current_stream = cudaStreamPerThread;
+    Graph other(*this, {0, 2}, 8);
+    other.Begin();
+    EXPECT_EQ(pool_of_next(), ToPoolId({0, 2}));
+    other.End();
+    other.Reset();
+  }).join();
+  EXPECT_EQ(pool_of_next(), ToPoolId(id_));
+  graph.End();
+  graph.Reset();
+  ExpectNothingIsLeft();
+}
+
+// What torch.compile's graph trees do.
+TEST_F(GraphScopesTest, ATreeWarmsUpRecordsAndGoesBackInAPoolOfOurs) {
+  Graph empty(*this, id_, 7), recording(*this, id_, 8);
+  empty.Begin();
+  empty.End();
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  EXPECT_FALSE(allocator_.capturing());
+  const DataPtr warmed_up = allocator_.allocate(1000);
+  EXPECT_TRUE(IsOurs(warmed_up));
+  EXPECT_EQ(warmed_up.get_deleter(), allocator_.raw_deleter());
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.releasePool(device_, id_);
+  recording.Begin();
+  DataPtr output = allocator_.allocate(3000000);
+  DataPtr dies = allocator_.allocate(1000);
+  recording.End();
+
+  const auto state = allocator_.getCheckpointState(device_, id_);
+  void* const died = dies.get();
+  dies.clear();
+  EXPECT_FALSE(
+      allocator_.checkPoolLiveAllocations(device_, id_, {warmed_up.get(), output.get(), died}));
+  auto delta = allocator_.setCheckpointPoolState(device_, state);
+  EXPECT_EQ(delta.ptrs_freed.size(), 2u);
+  EXPECT_TRUE(
+      allocator_.checkPoolLiveAllocations(device_, id_, {warmed_up.get(), output.get(), died}));
+  ASSERT_EQ(delta.dataptrs_allocd.size(), 3u);
+  for (DataPtr& data : delta.dataptrs_allocd) {
+    EXPECT_EQ(data.get_deleter(), allocator_.raw_deleter());
+    EXPECT_EQ(data.get(), data.get_context());
+    EXPECT_EQ(data.device(), c10::Device(c10::kCUDA, device_));
+    data.release_context();  // as torch does with those whose storages are gone
+  }
+  allocator_.raw_delete(died);
+  EXPECT_TRUE(allocator_.checkPoolLiveAllocations(device_, id_, {warmed_up.get(), output.get()}));
+  EXPECT_FALSE(base_.users.contains(id_));
+  EXPECT_EQ(base_.calls["getCheckpointState"], 0);
+  Graph third(*this, id_, 9);
+  third.Begin();
+  EXPECT_THROW(allocator_.getCheckpointState(device_, id_), c10::Error);
+  EXPECT_THROW(allocator_.setCheckpointPoolState(device_, state), c10::Error);
+  third.End();
+  for (Graph* graph : {&third, &recording, &empty}) graph->Reset();
+  allocator_.emptyCache();
+  EXPECT_EQ(pools().ids().size(), 1u) << "tensors live in it";
+}
+
+// torch compares the deleter of all trees' tensors with one: see the header.
+TEST_F(GraphScopesTest, WhileTreesFromBeforeAreAliveNewOnesAreTheBasesToo) {
+  const MempoolId_t old{0, 9};
+  base_.users[old] = 1;
+  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
+  allocator_.beginAllocateToPool(device_, old, ThisThread());
+  EXPECT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
+  allocator_.endAllocateToPool(device_, old);
+  allocator_.releasePool(device_, old);
+
+  Graph empty(*this, id_, 7), second(*this, id_, 8);
+  empty.Begin();
+  empty.End();
+  second.Begin();
+  second.End();
+  EXPECT_FALSE(base_.users.contains(id_));
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  EXPECT_EQ(base_.users[id_], 3);
+  EXPECT_FALSE(pools().Contains(ToPoolId(id_)));
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.releasePool(device_, id_);
+  Graph recording(*this, id_, 9);
+  recording.Begin();
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  recording.End();
+  allocator_.getCheckpointState(device_, id_);
+  EXPECT_EQ(base_.calls["getCheckpointState"], 1);
+  for (Graph* graph : {&recording, &second, &empty}) graph->Reset();
+  EXPECT_EQ(base_.users[id_], 0);
+  EXPECT_TRUE(base_.open.empty());
+
+  EXPECT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
+  allocator_.releasePool(device_, old);
+  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
+}
+
+// A torch.cuda.MemPool from before enable() looks like trees.
+TEST_F(GraphScopesTest, WhileTreesOfOursAreAliveNewOnesAreOursToo) {
+  Graph empty(*this, id_, 7), other(*this, {0, 2}, 8);
+  empty.Begin();
+  empty.End();
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  DataPtr warmed_up = allocator_.allocate(1000);
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.releasePool(device_, id_);
+  const MempoolId_t old{0, 9};
+  base_.users[old] = 1;
+  allocator_.beginAllocateToPool(device_, old, ThisThread());
+  EXPECT_EQ(allocator_.raw_deleter(), warmed_up.get_deleter());
+  allocator_.endAllocateToPool(device_, old);
+  allocator_.releasePool(device_, old);
+
+  other.Begin();
+  other.End();
+  allocator_.beginAllocateToPool(device_, {0, 2}, ThisThread());
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
+  allocator_.endAllocateToPool(device_, {0, 2});
+  allocator_.releasePool(device_, {0, 2});
+
+  warmed_up.clear();
+  empty.Reset();
+  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
+  other.Reset();
+  EXPECT_EQ(allocator_.raw_deleter(), base_.raw_deleter()) << "for all that is known";
+  allocator_.releasePool(device_, old);
+  ExpectNothingIsLeft();
+}
+
+TEST_F(GraphScopesTest, ThoseWithBlocksOfOursStayOursThen) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr inside = allocator_.allocate(1000);
+  graph.End();
+  const MempoolId_t old{0, 9};
+  base_.users[old] = 1;
+  allocator_.beginAllocateToPool(device_, old, ThisThread());
+  allocator_.endAllocateToPool(device_, old);
+  ASSERT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  allocator_.endAllocateToPool(device_, id_);
+  EXPECT_FALSE(base_.users.contains(id_));
+}
+
+TEST_F(GraphScopesTest, AMemPoolOfTheBasesIsNotTakenForATree) {
+  allocator_.scopes().SetTakesMemPools(false);
+  allocator_.createOrIncrefPool(device_, id_);
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.releasePool(device_, id_);
+}
+
+TEST_F(GraphScopesTest, APoolThatWasAllocatedInStaysOursInAnEagerScope) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr inside = allocator_.allocate(1000);
+  graph.End();
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  EXPECT_FALSE(allocator_.capturing());
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  allocator_.endAllocateToPool(device_, id_);
+  EXPECT_FALSE(base_.users.contains(id_));
+}
+
+TEST_F(GraphScopesTest, ARegisteredPoolIsOursFromTheStart) {
+  allocator_.scopes().Register(device_, ToPoolId(id_));
+  EXPECT_THROW(allocator_.scopes().Register(device_, ToPoolId(id_)), UsageError);
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.releasePool(device_, id_);
+  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
+  allocator_.scopes().StopTakingCaptures([] { ADD_FAILURE() << "it is needed"; });
+  allocator_.scopes().TakeCaptures();
+  allocator_.scopes().Unregister(device_, ToPoolId(id_));
+  EXPECT_THROW(allocator_.scopes().Unregister(device_, ToPoolId(id_)), UsageError);
+  allocator_.emptyCache();
+  EXPECT_TRUE(pools().ids().empty());
+}
+
+// All work of a program may be on one stream, its captures too.
+TEST_F(GraphScopesTest, EagerBlocksAreFreedWhileTheirStreamCaptures) {
+  HostDriver& host = fake_cuda::HostOf(DevicePools::For(device_).driver.inner());
+  allocator_.scopes().Register(device_, ToPoolId(id_));
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  DataPtr first = allocator_.allocate(kPage), second = allocator_.allocate(kPage);
+  const std::array<void*, 2> places = {first.get(), second.get()};
+  Graph graph(*this, {0, 2}, 7);
+  graph.Begin();
+  const CaptureId capture = host.graphs().Begin(StreamId{1});
+  first.clear();
+  allocator_.endAllocateToPool(device_, id_);
+  second.clear();
+  EXPECT_EQ(pools().Usage().all.count.current, 0U);
+  graph.End();
+  host.graphs().End(capture);
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  current_stream = Stream(2);
+  DataPtr third = allocator_.allocate(kPage), fourth = allocator_.allocate(kPage);
+  EXPECT_THAT(places, ::testing::UnorderedElementsAre(third.get(), fourth.get()));
+  third.clear();
+  fourth.clear();
+  allocator_.endAllocateToPool(device_, id_);
+  for (int i = 0; i < 2; ++i) allocator_.releasePool(device_, id_);
+  allocator_.scopes().Unregister(device_, ToPoolId(id_));
+}
+
+TEST_F(GraphScopesTest, TheNewestRouteWins) {
+  const MempoolId_t other{0, 2};
+  allocator_.scopes().Register(device_, ToPoolId(other));
+  allocator_.beginAllocateToPool(device_, other, ThisThread());
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr inner = allocator_.allocate(1000);
+  EXPECT_EQ(pools().PoolOf(reinterpret_cast<Address>(inner.get())), ToPoolId(id_));
+  allocator_.endAllocateToPool(device_, other);  // crossing, not nested
+  const DataPtr later = allocator_.allocate(1000);
+  EXPECT_EQ(pools().PoolOf(reinterpret_cast<Address>(later.get())), ToPoolId(id_));
+  graph.End();
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  allocator_.releasePool(device_, other);
+  allocator_.scopes().Unregister(device_, ToPoolId(other));
+}
+
+// Else it would ask CUDA for events, or free, while a capture is under way.
+TEST_F(GraphScopesTest, TheBaseKnowsWhetherOursAreCapturing) {
+  const auto knows = [&] { return !base_.open.empty(); };
+  const cudaStream_t second_stream = Stream(2);
+  Graph first(*this, id_, 7), second(*this, {0, 2}, 8);
+  for (int round = 0; round < 3; ++round) {
+    first.Begin();
+    EXPECT_TRUE(knows());
+    EXPECT_FALSE(base_.open.contains({device_, id_})) << "but not whose pool it is";
+    current_stream = second_stream;
+    second.Begin();
+    second.End();
+    EXPECT_TRUE(knows()) << "the other one goes on";
+    current_stream = Stream(1);
+    allocator_.endAllocateToPool(device_, id_);
+    EXPECT_TRUE(knows()) << "the capture goes on without its route";
+    allocator_.beginAllocateToPool(device_, id_, first.Filter());
+    first.End();
+    EXPECT_FALSE(knows());
+  }
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());
+  EXPECT_FALSE(knows()) << "no capture";
+  allocator_.endAllocateToPool(device_, id_);
+}
+
+TEST_F(GraphScopesTest, ACaptureMayPauseItsRoute) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr inside = allocator_.allocate(1000);
+  allocator_.endAllocateToPool(
+      device_, id_);  // a conditional node: its body is captured on a stream of its own
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  EXPECT_TRUE(allocator_.capturing());
+  Graph body(*this, id_, 70);
+  allocator_.beginAllocateToPool(device_, id_, body.Filter());
+  SetCapture(Stream(4), 70);
+  current_stream = Stream(4);
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  SetCapture(Stream(4), 0);
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.beginAllocateToPool(device_, id_, graph.Filter());
+  current_stream = Stream(1);
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  graph.End();
+  EXPECT_FALSE(allocator_.capturing());
+  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 3);
+  Graph next(*this, id_, 8);  // the scope has ended
+  next.Begin();
+  next.End();
+}
+
+TEST_F(GraphScopesTest, APausedCaptureIsNobodyElses) {
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  allocator_.endAllocateToPool(device_, id_);
+  std::thread([&] {
+    current_device = device_;
+    current_stream = Stream(2);
+    Graph other(*this, id_, 8);
+    try {
+      allocator_.beginAllocateToPool(device_, id_, other.Filter());
+      ADD_FAILURE() << "two captures fill one pool";
+    } catch (const c10::Error& error) {
+      const std::string text = error.what_without_backtrace();
+      EXPECT_NE(text.find("is already being allocated to"), std::string::npos) << text;
+    }
+    // Nor does who only works there eagerly.
+    EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, ThisThread()), c10::Error);
+    EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  }).join();
+  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
+  allocator_.beginAllocateToPool(device_, id_, graph.Filter());
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  graph.End();
+}
+
+TEST_F(GraphScopesTest, NestedAndDoubleScopesAreRefusedAndChangeNothing) {
+  Graph outer(*this, id_, 7);
+  outer.Begin();
+  Graph inner(*this, {0, 2}, 8);
+  EXPECT_THROW(allocator_.beginAllocateToPool(device_, {0, 2}, inner.Filter()), c10::Error);
+  EXPECT_FALSE(pools().Contains({0, 2}));
+  current_stream = Stream(2);
+  Graph same(*this, id_, 9);
+  EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, same.Filter()), c10::Error);
+  current_stream = Stream(1);
+  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  outer.End();
+  EXPECT_THROW(allocator_.endAllocateToPool(device_, id_), c10::Error);
+  outer.Reset();
+  EXPECT_THROW(allocator_.releasePool(device_, id_), c10::Error);
+}
+
+TEST_F(GraphScopesTest, SwitchedOffNewCapturesGoToTheBaseAndOldPoolsGoOn) {
+  Graph first(*this, id_, 7);
+  first.Begin();
+  const DataPtr inside = allocator_.allocate(1000);
+  first.End();
+  allocator_.scopes().StopTakingCaptures([] {});
+  Graph second(*this, id_, 8);
+  second.Begin();
+  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
+  second.End();
+  Graph own(*this, {3, 0}, 9);
+  own.Begin();
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  own.End();
+  own.Reset();
+  EXPECT_EQ(base_.users.at({3, 0}), 0);
+  EXPECT_EQ(allocator_.scopes().counts().while_stopped, 1U);
+  allocator_.scopes().StopTakingCaptures([] { ADD_FAILURE() << "it is needed"; });
+}
+
+}  // namespace
+}  // namespace cgp

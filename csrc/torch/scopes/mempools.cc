@@ -1,0 +1,195 @@
+// torch.cuda.MemPools.
+//
+// One without an allocator of its own is a pool of ours, with the MemPool as a user.
+// torch.cuda.use_mem_pool begins an eager scope in it, or, in a capture, a nested one: what is
+// allocated there belongs to the graph under capture, but lies in the MemPool, which may be gone
+// before the graph is. So it has one more user as long as the pool of the graph has any.
+//
+// ~MemPool calls setUseOnOOM(), releasePool() and emptyCache(id), and an error there ends the
+// process. In a capture, of whichever thread, they leave the memory for later.
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "torch/errors.h"
+#include "torch/observe/history.h"
+#include "torch/scopes/capture_scopes.h"
+
+namespace cgp {
+
+void CaptureScopes::CreateOrIncref(DeviceIndex device, MempoolId_t id,
+                                   std::shared_ptr<Base> allocator) {
+  const std::lock_guard lock(mutex_);
+  const ScopeKey key{device, {id.first, id.second}};
+  if (const auto ours = FindOurs(device, id)) {
+    TORCH_CHECK(allocator == nullptr,
+                "graph pool " + ToString(key.second) +
+                    " already allocates by itself: it cannot be given another allocator");
+    return Hold(*ours->pools, id, ours->id);
+  }
+  const bool takes = allocator == nullptr && takes_captures() && takes_mempools_;
+  const bool ours = takes && !BaseKnows(device, id);
+  const Role role = ours ? Role::kMemPool : Role::kMemPoolOfBase;
+  const bool is_new = known_.try_emplace(key).second;
+  const bool sets = ours || is_new;  // trees of the base's stay what they are
+  if (sets) known_[key] = {.role = role};
+  Undo noted([&] {
+    if (sets) known_.erase(key);
+  });
+  if (ours) {
+    AsTorchErrors([&] { DevicePools::For(device, owner_).set.Retain(key.second); });
+  } else {
+    base_->createOrIncrefPool(device, id, std::move(allocator));
+  }
+  noted.Keep();
+}
+
+CaptureScopes::Known* CaptureScopes::FindMemPool(DeviceIndex device, MempoolId_t id) {
+  const auto known = known_.find({device, {id.first, id.second}});
+  const bool is_one = known != known_.end() && known->second.role == Role::kMemPool;
+  return is_one ? &known->second : nullptr;
+}
+
+bool CaptureScopes::IsMemPool(DeviceIndex device, PoolId id) const {
+  const std::lock_guard lock(mutex_);
+  return Is(Role::kMemPool, {device, id});
+}
+
+int CaptureScopes::UseCount(DeviceIndex device, MempoolId_t id) const {
+  const auto ours = FindOurs(device, id);
+  if (!ours) return base_->getPoolUseCount(device, id);
+  if (ours->id == PoolNames::kShared) return names_.UseCount(device, id);
+  const std::lock_guard lock(mutex_);
+  return UsersOf(*ours->pools, ours->id);
+}
+
+void CaptureScopes::SetUseOnOom(DeviceIndex device, MempoolId_t id, bool use_on_oom) {
+  const std::lock_guard lock(mutex_);
+  if (Known* const mempool = FindMemPool(device, id)) {
+    mempool->lends = use_on_oom;
+    return;
+  }
+  const auto ours = FindOurs(device, id);
+  if (!ours) return base_->setUseOnOOM(device, id, use_on_oom);
+  // Graph pools never serve allocations outside captures, so "off" is how it is.
+  TORCH_CHECK(!use_on_oom,
+              "graph pool " + ToString(ours->id) +
+                  " cannot serve other allocations when memory runs out: its graphs need it");
+}
+
+void CaptureScopes::SetNoSplit(DeviceIndex device, MempoolId_t id) {
+  const std::lock_guard lock(mutex_);
+  if (Known* const mempool = FindMemPool(device, id)) {
+    mempool->whole_pages = true;
+    return;
+  }
+  const auto ours = FindOurs(device, id);
+  TORCH_CHECK(!ours, "graph pool " + ToString(ours ? ours->id : PoolId{}) +
+                         " has no segments that could be kept whole; use a torch.cuda.MemPool for "
+                         "that");
+  base_->setNoSplit(device, id);
+}
+
+uint64_t CaptureScopes::Trim(std::optional<DeviceIndex> only) {
+  const std::lock_guard lock(mutex_);
+  return TrimUnlessCapturing(only);
+}
+
+uint64_t CaptureScopes::TryTrim(std::optional<DeviceIndex> only) {
+  const History::Telling telling(History::Get());
+  // Holding this keeps a capture of torch's from beginning meanwhile.
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  return lock.owns_lock() ? TrimUnlessCapturing(only) : 0;
+}
+
+uint64_t CaptureScopes::TrimUnlessCapturing(std::optional<DeviceIndex> only) {
+  if (routes_.capturing()) return 0;
+  uint64_t bytes = 0;
+  for (const PoolsOwner owner : kPoolsOwners) {
+    if (owner != owner_ && base_ == nullptr) continue;
+    for (DevicePools* pools : DevicePools::All(owner)) {
+      if (only && pools->device != *only) continue;
+      // What the C functions hand out shares neither statistics nor a fraction with a base.
+      bytes += owner == PoolsOwner::kGraphAllocator ? pools->TrimBeside(*base_) : pools->Trim();
+    }
+  }
+  return bytes;
+}
+
+bool CaptureScopes::EmptyOurs(MempoolId_t id) noexcept {
+  bool ours = false;
+  WithWarnings("giving back the memory of a MemPool", [&] {
+    const std::lock_guard lock(mutex_);
+    for (DevicePools* pools : DevicePools::All(owner_)) {
+      const auto found = FindOurs(pools->device, id);
+      if (!found) continue;
+      ours = true;
+      if (!routes_.capturing()) pools->TrimBeside(*base_, found->id);
+    }
+  });
+  return ours;
+}
+
+std::optional<DevicePools::Owned> CaptureScopes::Lend(DeviceIndex device,
+                                                      const AllocateIn& allocate) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, known] : known_) {
+    if (key.first != device || !known.lends) continue;
+    DevicePools& pools = DevicePools::For(device, owner_);
+    const RouteTable::Target lender{
+        .id = key.second, .pools = &pools, .whole_pages = known.whole_pages};
+    if (const auto block = LendFrom(pools, lender, allocate)) {
+      return DevicePools::Owned{&pools, key.second, *block};
+    }
+  }
+  return std::nullopt;
+}
+
+// Only while the MemPool is its one user: graphs write to what is free, and another thread may be
+// allocating there.
+std::optional<Block> CaptureScopes::LendFrom(DevicePools& pools, const RouteTable::Target& lender,
+                                             const AllocateIn& allocate) {
+  PoolSet& set = pools.set;
+  if (set.UseCount(lender.id) != 1) return std::nullopt;
+  set.BeginScope(lender.id, ScopeKind::kEager, routes_.capturing());
+  const auto end = [&] {
+    pools.EndScope(lender.id);
+    set.Release(lender.id);
+  };
+  Address lent = 0;  // no std::optional: g++ 12 has it engaged where what was to fill it threw
+  Undo scope([&] {
+    if (lent != 0) set.Free(lent);
+    end();
+  });
+  const std::optional<Block> block = allocate(pools, lender);
+  if (block) lent = block->address;
+  end();
+  scope.Keep();
+  return block;
+}
+
+int CaptureScopes::UsersOf(DevicePools& pools, PoolId pool) const {
+  const auto keeps = [&](const auto& kept) {
+    return kept.first.first == pools.device && kept.second == pool;
+  };
+  return pools.set.UseCount(pool) - static_cast<int>(std::ranges::count_if(kept_, keeps));
+}
+
+bool CaptureScopes::KeepFor(DevicePools& pools, PoolId of, PoolId nested) {
+  const auto [kept, is_new] = kept_.insert({{pools.device, of}, nested});
+  if (is_new) pools.set.Retain(nested);
+  return is_new;
+}
+
+void CaptureScopes::ReleaseKeptFor(DevicePools& pools, PoolId of) {
+  const ScopeKey key{pools.device, of};
+  for (auto kept = kept_.lower_bound({key, {}}); kept != kept_.end() && kept->first == key;
+       kept = kept_.lower_bound({key, {}})) {
+    const PoolId nested = kept->second;
+    kept_.erase(kept);
+    pools.set.Release(nested);
+    ReleaseUnused(pools, nested);
+  }
+}
+
+}  // namespace cgp

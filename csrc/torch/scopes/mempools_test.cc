@@ -1,0 +1,298 @@
+// torch.cuda.MemPools as pools of ours.
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "torch/graph_allocator.h"
+#include "torch/testing/mempools_fixture.h"
+
+namespace cgp {
+namespace {
+
+TEST_F(MemPoolTest, EagerWorkAllocatesInAPoolOfOurs) {
+  DataPtr lives;
+  {
+    const MemPool mempool(*this, id_);
+    EXPECT_EQ(Users(id_), 1);
+    Enter(id_);
+    EXPECT_EQ(Users(id_), 2);
+    EXPECT_FALSE(allocator_.capturing());
+    DataPtr dies = allocator_.allocate(3 * kPage);
+    lives = allocator_.allocate(kPage);
+    std::thread([&] {
+      current_device = device_;
+      EXPECT_FALSE(IsOurs(allocator_.allocate(1000))) << "it is one thread's";
+    }).join();
+    Exit(id_);
+    EXPECT_EQ(Users(id_), 1);
+    EXPECT_EQ(PoolOf(lives), pool_);
+    EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+    dies.clear();
+    allocator_.emptyCache();
+    EXPECT_EQ(Reserved(id_), 4 * kPage) << "it has a user";
+  }
+  EXPECT_EQ(Reserved(id_), kPage);
+  EXPECT_TRUE(base_.users.empty());
+  EXPECT_EQ(base_.calls["setUseOnOOM"] + base_.calls["emptyCache"], 1) << "emptyCache() of all";
+}
+
+TEST_F(MemPoolTest, OneOfAnotherAllocatorOrFromBeforeIsTheBases) {
+  FakeBaseAllocator its_own;
+  allocator_.createOrIncrefPool(device_, id_,
+                                std::shared_ptr<CUDAAllocator>(&its_own, [](CUDAAllocator*) {}));
+  base_.users[other_] = 1;
+  allocator_.createOrIncrefPool(device_, other_);
+  const MempoolId_t not_taken{0, 3};
+  allocator_.scopes().SetTakesMemPools(false);
+  allocator_.createOrIncrefPool(device_, not_taken);
+  allocator_.scopes().SetTakesMemPools(true);
+  allocator_.scopes().StopTakingCaptures([] {});
+  const MempoolId_t disabled{0, 4};
+  allocator_.createOrIncrefPool(device_, disabled);
+  allocator_.scopes().TakeCaptures();
+  for (const MempoolId_t& id : {id_, other_, not_taken, disabled}) {
+    Enter(id);
+    EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+    EXPECT_TRUE(base_.open.contains({device_, id}));
+    Exit(id);
+  }
+  EXPECT_TRUE(DevicePools::Find(device_) == nullptr);
+}
+
+TEST_F(MemPoolTest, AnotherAllocatorCannotServeAPoolOfOurs) {
+  const MemPool mempool(*this, id_);
+  EXPECT_THROW(allocator_.createOrIncrefPool(
+                   device_, id_, std::shared_ptr<CUDAAllocator>(&base_, [](CUDAAllocator*) {})),
+               c10::Error);
+  EXPECT_EQ(Users(id_), 1);
+}
+
+// transformers' continuous batching warms up in the pool, then captures into it.
+TEST_F(MemPoolTest, ACaptureIntoItFindsWhatTheWarmUpLeft) {
+  std::optional<MemPool> mempool(std::in_place, *this, id_);
+  AllocateIn(id_, 3 * kPage).clear();
+  Graph graph(*this, id_, 7), second(*this, id_, 8);
+  for (Graph* each : {&graph, &second}) {
+    each->Begin();
+    const DataPtr inside = allocator_.allocate(3 * kPage);
+    EXPECT_EQ(PoolOf(inside), pool_);
+    each->End();
+  }
+  EXPECT_EQ(Reserved(id_), 3 * kPage);
+  EXPECT_EQ(Users(id_), 3);
+  EXPECT_TRUE(allocator_.scopes().IsMemPool(device_, pool_));
+  EXPECT_FALSE(allocator_.scopes().IsMemPool(device_, ToPoolId(other_)));
+  EXPECT_EQ(allocator_.scopes().counts().ours, 2u);
+  AllocateIn(id_, kPage).clear();  // behind the replays
+  mempool.reset();
+  EXPECT_EQ(Reserved(id_), 3 * kPage) << "the graphs need it";
+  graph.Reset();
+  second.Reset();
+}
+
+// Stock: use_count > 0.
+TEST_F(MemPoolTest, ItIsCapturedIntoAgainAfterItsLastGraphAndAfterItself) {
+  std::optional<MemPool> mempool(std::in_place, *this, id_);
+  for (CaptureId capture = 7; capture < 10; ++capture) {
+    Graph graph(*this, id_, capture);
+    graph.Begin();
+    EXPECT_EQ(PoolOf(allocator_.allocate(1000)), pool_);
+    graph.End();
+    graph.Reset();
+    if (capture == 8) mempool.reset();
+  }
+}
+
+// Stock: captures_underway.empty().
+TEST_F(MemPoolTest, ItMayGoInTheMiddleOfACapture) {
+  std::optional<MemPool> captured(std::in_place, *this, id_), beside(std::in_place, *this, other_);
+  AllocateIn(other_, kPage).clear();
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr inside = allocator_.allocate(kPage);
+  captured.reset();
+  std::thread([&] { beside.reset(); }).join();
+  EXPECT_EQ(Reserved(other_), kPage) << "for later";
+  EXPECT_EQ(PoolOf(allocator_.allocate(kPage)), pool_);
+  graph.End();
+  allocator_.emptyCache();
+  EXPECT_EQ(Reserved(other_), 0u);
+  EXPECT_EQ(Reserved(id_), 2 * kPage);
+  graph.Reset();
+}
+
+TEST_F(MemPoolTest, ACaptureMayFailInIt) {
+  const MemPool mempool(*this, id_);
+  {
+    Graph failed(*this, id_, 7);
+    failed.Begin();
+    allocator_.allocate(1000).clear();
+    failed.Fail();
+  }
+  const DataPtr eager = AllocateIn(id_, 1000);
+  Graph next(*this, id_, 8);
+  next.Begin();
+  EXPECT_EQ(PoolOf(allocator_.allocate(1000)), pool_);
+  next.End();
+  next.Reset();
+  if (kGraphReleasesAbandonedPool) {
+    allocator_.endAllocateToPool(device_, id_);
+    allocator_.releasePool(device_, id_);
+  }
+  EXPECT_EQ(Users(id_), 1);
+}
+
+TEST_F(MemPoolTest, ItGivesBackItsOwnMemoryAlone) {
+  std::optional<MemPool> mempool(std::in_place, *this, id_);
+  AllocateIn(id_, kPage).clear();
+  Graph graph(*this, other_, 7);
+  graph.Begin();
+  allocator_.allocate(kPage).clear();
+  graph.End();
+  graph.Reset();
+  mempool.reset();
+  EXPECT_EQ(Reserved(id_), 0u);
+  EXPECT_EQ(Reserved(other_), kPage);
+}
+
+TEST_F(MemPoolTest, ItGoesAlsoWhereTheDriverFails) {
+  std::optional<MemPool> mempool(std::in_place, *this, id_);
+  AllocateIn(id_, kPage).clear();
+  faults::Arm(faults::Kind::kDriver, 1);
+  mempool.reset();
+  EXPECT_TRUE(faults::Disarm());
+  EXPECT_EQ(Reserved(id_), kPage) << "for the next time";
+}
+
+TEST_F(MemPoolTest, ItsSnapshotShowsItAlone) {
+  const MemPool mempool(*this, id_), other(*this, other_);
+  const DataPtr inside = AllocateIn(id_, kPage), elsewhere = AllocateIn(other_, kPage);
+  for (const bool with_traces : {true, false}) {
+    const auto segments = allocator_.snapshot(id_, with_traces).segments;
+    ASSERT_EQ(segments.size(), 1u);
+    EXPECT_EQ(segments[0].address, reinterpret_cast<size_t>(inside.get()));
+    EXPECT_EQ(segments[0].owner_private_pool_id, id_);
+  }
+}
+
+TEST_F(MemPoolTest, WithNoSplitBlocksShareNoPage) {
+  const MemPool mempool(*this, id_, false, true);
+  const DataPtr small = AllocateIn(id_, 1000), large = AllocateIn(id_, kPage + 1);
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  const DataPtr captured = allocator_.allocate(1000);
+  allocator_.allocate(3 * kPage).clear();
+  graph.End();
+  std::set<PageId> pages;
+  size_t pieces = 0;
+  for (const auto& block : pools().Snapshot(pool_).blocks) {
+    for (const PhysicalPiece& piece : block.pieces) {
+      pages.insert(piece.page);
+      ++pieces;
+    }
+  }
+  EXPECT_EQ(pieces, 4u);
+  EXPECT_EQ(pages.size(), pieces);
+  // What was asked for is told as it was, by PyTorch's allocator too.
+  const PoolStats stats = pools().Stats(pool_);
+  EXPECT_EQ(stats.requested_bytes, 1000 + kPage + 1 + 1000);
+  EXPECT_EQ(stats.allocated_bytes, 4 * kPage);
+  EXPECT_EQ(allocator_.getDeviceStats(device_).requested_bytes[0].current,
+            static_cast<int64_t>(stats.requested_bytes));
+  Enter(id_);
+  EXPECT_THROW(allocator_.allocate(~size_t{0} - 1), c10::OutOfMemoryError);
+  Exit(id_);
+  graph.Reset();
+}
+
+class LendingTest : public MemPoolTest {
+ protected:
+  void SetUp() override {
+    MemPoolTest::SetUp();
+    base_.largest = 1000;
+  }
+  bool Lends() {
+    try {
+      return IsOurs(allocator_.allocate(kPage));
+    } catch (const c10::OutOfMemoryError&) {
+      return false;
+    }
+  }
+};
+
+TEST_F(LendingTest, WhatTheBaseHasNotAUseOnOomPoolLends) {
+  const MemPool kept(*this, other_), lends(*this, id_, true);
+  AllocateIn(other_, 3 * kPage).clear();
+  AllocateIn(id_, 3 * kPage).clear();
+  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
+  DataPtr lent = allocator_.allocate(2 * kPage);
+  EXPECT_EQ(PoolOf(lent), pool_);
+  void* const raw = allocator_.raw_alloc(kPage);
+  EXPECT_EQ(pools().PoolOf(reinterpret_cast<Address>(raw)), pool_);
+  EXPECT_EQ(Users(id_), 1);
+  EXPECT_THROW(allocator_.allocate(kPhysicalLimit), c10::OutOfMemoryError);
+  EXPECT_EQ(Reserved(id_), 3 * kPage);
+  void* const place = lent.get();
+  lent.clear();
+  EXPECT_EQ(AllocateIn(id_, 2 * kPage).get(), place);
+  allocator_.raw_delete(raw);
+  allocator_.setUseOnOOM(device_, id_, false);
+  EXPECT_FALSE(Lends());
+}
+
+TEST_F(LendingTest, ItLendsWholePagesWithNoSplit) {
+  base_.largest = 10;
+  const MemPool lends(*this, id_, true, true);
+  const DataPtr lent = allocator_.allocate(1000);
+  const Block block = pools().At(reinterpret_cast<Address>(lent.get()))->block;
+  EXPECT_EQ(block.bytes, kPage);
+  EXPECT_EQ(block.requested_bytes, 1000u);
+}
+
+// A replay would write to it.
+TEST_F(LendingTest, NotWhileAGraphMayUseItsMemory) {
+  const MemPool lends(*this, id_, true);
+  EXPECT_TRUE(Lends());
+  Graph graph(*this, id_, 7), outer(*this, other_, 8);
+  graph.Begin();
+  EXPECT_FALSE(IsOurs([&] {
+    current_stream = Stream(2);
+    return allocator_.allocate(1000);
+  }()));
+  EXPECT_FALSE(Lends());
+  current_stream = Stream(1);
+  graph.End();
+  EXPECT_FALSE(Lends());
+  graph.Reset();
+  EXPECT_TRUE(Lends());
+  outer.Begin();
+  Enter(id_);
+  allocator_.allocate(1000).clear();
+  Exit(id_);
+  outer.End();
+  EXPECT_FALSE(Lends());
+  outer.Reset();
+  EXPECT_TRUE(Lends());
+}
+
+TEST_F(LendingTest, NotInAPoolThatSomebodyAllocatesIn) {
+  const MemPool lends(*this, id_, true);
+  Enter(id_);
+  std::thread([&] {
+    current_device = device_;
+    current_stream = Stream(2);
+    EXPECT_FALSE(Lends());
+  }).join();
+  Exit(id_);
+  SetCapture(Stream(1), 7);  // somebody captures without torch
+  EXPECT_FALSE(Lends());
+  SetCapture(Stream(1), 0);
+  EXPECT_TRUE(Lends());
+}
+
+}  // namespace
+}  // namespace cgp

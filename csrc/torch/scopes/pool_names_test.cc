@@ -1,0 +1,207 @@
+// Names that stand for the shared pool, alone and behind the allocator.
+#include "torch/scopes/pool_names.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "torch/testing/graph_allocator_fixture.h"
+
+namespace cgp {
+namespace {
+
+constexpr PoolNames::Name kFirst{7, 0}, kSecond{8, 0};
+
+TEST(PoolNamesTest, ANameStandsForItselfUntilItShares) {
+  PoolNames names;
+  EXPECT_EQ(names.Find(0, kFirst), (PoolId{7, 0}));
+  EXPECT_EQ(names.UseCount(0, kFirst), 0);
+  names.Release(0, kFirst);
+  names.Hold(0, kFirst, PoolNames::kShared);
+  EXPECT_EQ(names.Find(0, kFirst), PoolNames::kShared);
+  EXPECT_EQ(names.Find(0, kSecond), (PoolId{8, 0}));
+  EXPECT_EQ(names.Find(1, kFirst), (PoolId{7, 0})) << "of another device";
+}
+
+TEST(PoolNamesTest, ANameWithoutUsersStandsForItselfAgain) {
+  PoolNames names;
+  names.Hold(0, kFirst, PoolNames::kShared);
+  names.Hold(0, kFirst, PoolNames::kShared);
+  names.Hold(0, kSecond, PoolNames::kShared);
+  EXPECT_EQ(names.UseCount(0, kFirst), 2);
+  names.Release(0, kFirst);
+  names.Release(1, kFirst);
+  EXPECT_EQ(names.UseCount(0, kFirst), 1);
+  EXPECT_EQ(names.Find(0, kFirst), PoolNames::kShared);
+  names.Release(0, kFirst);
+  EXPECT_EQ(names.Find(0, kFirst), (PoolId{7, 0}));
+  EXPECT_EQ(names.Find(0, kSecond), PoolNames::kShared);
+  names.Release(0, kSecond);
+  EXPECT_EQ(names.UseCount(0, kSecond), 0);
+  names.Release(0, kSecond);  // one too many
+  names.Hold(0, kSecond, PoolNames::kShared);
+  EXPECT_EQ(names.UseCount(0, kSecond), 1);
+}
+
+TEST(PoolNamesTest, OnlyNamesThatTorchMadeItselfAreAnonymous) {
+  EXPECT_TRUE(PoolNames::IsAnonymous({7, 0}));
+  EXPECT_FALSE(PoolNames::IsAnonymous({0, 7}));
+  EXPECT_FALSE(PoolNames::IsAnonymous({0, 0}));
+}
+
+class SharedCapturesTest : public GraphAllocatorTest {
+ protected:
+  void SetUp() override {
+    GraphAllocatorTest::SetUp();
+    allocator_.scopes().SetSharesCaptures(true);
+  }
+  std::optional<PoolId> PoolOf(const DataPtr& data) {
+    return pools().PoolOf(reinterpret_cast<Address>(data.get()));
+  }
+  // Allocates and frees that in a capture of its own.
+  void Capture(Graph& graph, size_t bytes) {
+    graph.Begin();
+    allocator_.allocate(bytes).clear();
+    graph.End();
+  }
+};
+
+TEST_F(SharedCapturesTest, OneAfterTheOtherTheyShareAPool) {
+  Graph first(*this, kFirst, 7), second(*this, kSecond, 8);
+  Capture(first, 3 * kPage);
+  second.Begin();
+  const DataPtr inside = allocator_.allocate(3 * kPage);
+  EXPECT_EQ(PoolOf(inside), PoolNames::kShared);
+  second.End();
+  EXPECT_EQ(pools().Usage().reserved_bytes.current, 3 * kPage) << "the first one's memory";
+  EXPECT_EQ(pools().ids(), std::vector{PoolNames::kShared});
+  EXPECT_FALSE(allocator_.snapshot(kFirst, false).segments.empty());
+  EXPECT_TRUE(allocator_.checkPoolLiveAllocations(device_, kFirst, {inside.get()}));
+  EXPECT_FALSE(base_.users.contains(kFirst));
+  EXPECT_FALSE(base_.users.contains(kSecond));
+}
+
+TEST_F(SharedCapturesTest, NamedPoolsAndSwitchedOffOnesAreNotShared) {
+  Graph named(*this, id_, 7), anonymous(*this, kFirst, 8), off(*this, kSecond, 9);
+  Capture(named, 1000);
+  EXPECT_EQ(pools().ids(), std::vector{ToPoolId(id_)});
+  Capture(anonymous, 1000);
+  allocator_.scopes().SetSharesCaptures(false);
+  Capture(off, 1000);
+  EXPECT_TRUE(pools().Contains(PoolNames::kShared));
+  EXPECT_TRUE(pools().Contains(ToPoolId(kSecond)));
+  EXPECT_FALSE(pools().Contains(ToPoolId(kFirst)));
+}
+
+TEST_F(SharedCapturesTest, TwoAtOnceFillPoolsOfTheirOwn) {
+  Graph first(*this, kFirst, 7), second(*this, kSecond, 8);
+  first.Begin();
+  current_stream = Stream(2);
+  second.Begin();
+  const DataPtr in_second = allocator_.allocate(1000);
+  current_stream = Stream(1);
+  const DataPtr in_first = allocator_.allocate(1000);
+  EXPECT_EQ(PoolOf(in_first), PoolNames::kShared);
+  EXPECT_EQ(PoolOf(in_second), ToPoolId(kSecond));
+  first.End();
+  EXPECT_TRUE(allocator_.capturing());
+  second.End();
+  second.Reset();
+  EXPECT_EQ(pools().UseCount(ToPoolId(kSecond)), 0);
+  EXPECT_EQ(pools().UseCount(PoolNames::kShared), 1);
+  Graph again(*this, {9, 0}, 9);
+  Capture(again, 1000);
+  EXPECT_EQ(pools().UseCount(PoolNames::kShared), 2);
+}
+
+TEST_F(SharedCapturesTest, EachNameCountsItsOwnUsers) {
+  Graph first(*this, kFirst, 7), second(*this, kSecond, 8), third(*this, kFirst, 9);
+  Capture(first, 1000);
+  Capture(second, 1000);
+  Capture(third, 1000);  // into graph.pool() of the first
+  allocator_.createOrIncrefPool(device_, kSecond);
+  EXPECT_EQ(allocator_.getPoolUseCount(device_, kFirst), 2);
+  EXPECT_EQ(allocator_.getPoolUseCount(device_, kSecond), 2);
+  EXPECT_EQ(pools().UseCount(PoolNames::kShared), 4);
+  EXPECT_FALSE(base_.users.contains(kFirst));
+  EXPECT_FALSE(base_.users.contains(kSecond));
+  first.Reset();
+  third.Reset();
+  EXPECT_FALSE(pools().Contains(ToPoolId(kFirst)));
+  EXPECT_THROW(allocator_.getPoolUseCount(device_, kFirst), c10::Error) << "as of any unknown id";
+  EXPECT_EQ(allocator_.getPoolUseCount(device_, kSecond), 2);
+}
+
+TEST_F(SharedCapturesTest, ThePoolIsGoneWhenTheLastNameIs) {
+  Graph first(*this, kFirst, 7), second(*this, kSecond, 8);
+  Capture(first, 1000);
+  Capture(second, 1000);
+  first.Reset();
+  allocator_.emptyCache();
+  EXPECT_EQ(pools().Usage().reserved_bytes.current, kPage) << "the second needs it";
+  second.Reset();
+  allocator_.emptyCache();
+  EXPECT_TRUE(pools().ids().empty());
+  Graph third(*this, {9, 0}, 9);
+  Capture(third, 1000);
+  EXPECT_EQ(pools().UseCount(PoolNames::kShared), 1);
+}
+
+TEST_F(SharedCapturesTest, AnAbandonedOneMakesWayAndLeavesNoUser) {
+  Graph failed(*this, kFirst, 7), next(*this, kSecond, 8);
+  failed.Begin();
+  allocator_.allocate(1000).clear();
+  failed.Fail();
+  Capture(next, 1000);
+  EXPECT_EQ(pools().ids(), std::vector{PoolNames::kShared});
+  EXPECT_EQ(fake_cuda::ended_host_routes(), std::vector{kFirst});
+  if (kGraphReleasesAbandonedPool) {
+    allocator_.endAllocateToPool(device_, kFirst);  // what the graph still does, late
+    failed.Reset();
+  }
+  EXPECT_EQ(pools().UseCount(PoolNames::kShared), 1);
+  EXPECT_THROW(allocator_.getPoolUseCount(device_, kFirst), c10::Error) << "nobody's name now";
+  next.Reset();
+  allocator_.emptyCache();
+  EXPECT_TRUE(pools().ids().empty());
+}
+
+TEST_F(SharedCapturesTest, APausedOneKeepsThePool) {
+  Graph first(*this, kFirst, 7), other(*this, kSecond, 8);
+  first.Begin();
+  allocator_.endAllocateToPool(device_, kFirst);
+  current_stream = Stream(2);
+  other.Begin();
+  EXPECT_EQ(PoolOf(allocator_.allocate(1000)), ToPoolId(kSecond));
+  other.End();
+  allocator_.beginAllocateToPool(device_, kFirst, first.Filter());
+  current_stream = Stream(1);
+  EXPECT_EQ(PoolOf(allocator_.allocate(1000)), PoolNames::kShared);
+  first.End();
+  EXPECT_EQ(allocator_.getPoolUseCount(device_, kFirst), 2);
+  first.Reset();
+  first.Reset();
+  EXPECT_EQ(pools().UseCount(PoolNames::kShared), 0);
+}
+
+TEST_F(SharedCapturesTest, CapturesAreCountedByWhoServesThem) {
+  Graph ours(*this, kFirst, 7), nested(*this, kSecond, 8), own(*this, {9, 0}, 9);
+  ours.Begin();
+  allocator_.endAllocateToPool(device_, kFirst);
+  allocator_.beginAllocateToPool(device_, kFirst, ours.Filter());  // the same capture goes on
+  EXPECT_THROW(nested.Begin(), c10::Error);
+  ours.End();
+  EXPECT_EQ(allocator_.scopes().counts().ours, 1U);
+  EXPECT_EQ(allocator_.scopes().counts().bases, 0U);
+  allocator_.scopes().Register(device_, ToPoolId(id_));
+  allocator_.beginAllocateToPool(device_, id_, ThisThread());  // no capture
+  allocator_.endAllocateToPool(device_, id_);
+  allocator_.scopes().StopTakingCaptures([] {});
+  own.Begin();
+  own.End();
+  EXPECT_EQ(allocator_.scopes().counts().ours, 1U);
+  EXPECT_EQ(allocator_.scopes().counts().bases, 1U);
+}
+
+}  // namespace
+}  // namespace cgp

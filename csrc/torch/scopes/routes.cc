@@ -1,0 +1,259 @@
+#include "torch/scopes/routes.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <utility>
+
+#include "core/base/reserve.h"
+
+namespace cgp {
+namespace {
+
+// What one Match() of this thread found.
+struct Answer {
+  uint64_t version = 0;  // of the table; none has this one
+  cudaStream_t stream = nullptr;
+  CaptureId capture = 0;
+  c10::DeviceIndex device = 0;
+  RouteTable::Target target;
+};
+
+// A thread allocates on few streams at a time. Two that share a place cost each other time alone.
+Answer& AnswerFor(cudaStream_t stream) {
+  static constinit thread_local std::array<Answer, 8> answers{};
+  const uint64_t mixed = reinterpret_cast<uintptr_t>(stream) * 0x9E3779B97F4A7C15ull;
+  return answers[mixed >> 61];
+}
+
+RouteTable::Target ToTarget(const Route& route) {
+  return {route.id, route.kind, route.pools, route.whole_pages, route.origin};
+}
+
+// Whether the calling thread can ask for the stream that the capture began on: by the name of the
+// per-thread default stream it would ask for its own.
+bool KnowsOrigin(const Route& route) {
+  return route.origin != cudaStreamPerThread || route.thread == std::this_thread::get_id();
+}
+
+bool OriginCaptures(const Route& route) { return !KnowsOrigin(route) || IsCapturing(route.origin); }
+
+// Whether a capture that it serves is under way, for all that its streams tell.
+bool IsHeld(const Route& route) {
+  return OriginCaptures(route) || std::ranges::any_of(route.others, &IsCapturing);
+}
+
+// Notes whether the capture has begun, and whether it is over. Returns whether it is held.
+bool NoteProgress(Route& route) {
+  const bool capturing = IsHeld(route);
+  if (!KnowsOrigin(route)) return capturing;
+  route.over |= route.begun && !capturing;
+  route.begun |= capturing;
+  return capturing;
+}
+
+// Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
+// Another thread may be about to end the capture, so the stream that it began on is not asked which
+// one it is in, unless it is the one that the calling thread allocates on.
+bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capture) {
+  const bool capturing = NoteProgress(route);
+  if (!KnowsOrigin(route)) {
+    return capture && !route.over && capture == route.capture.value_or(*capture);
+  }
+  if (stream == route.origin && capture) {
+    if (!route.capture) route.capture = capture;
+    route.over |= route.capture != capture;
+  }
+  return capturing && !route.over;
+}
+
+bool MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filter) {
+  if (!route.nested && filter(route.origin)) return true;
+  if (!IsCapturing(stream)) return false;
+  if (route.thread == std::this_thread::get_id()) return true;
+  const std::optional<CaptureId> capture = CaptureOf(stream);
+  return capture && capture == route.capture;
+}
+
+}  // namespace
+
+RouteTable::~RouteTable() {
+  Gate::CountScopes(-routes_count_);
+  MeteredDriver::CountCaptures(-captures_count_);
+}
+
+void RouteTable::NoteChange() {
+  static constinit std::atomic<uint64_t> last_version{0};
+  version_.store(last_version.fetch_add(1, std::memory_order_relaxed) + 1,
+                 std::memory_order_release);
+}
+
+void RouteTable::ReserveOne() {
+  const std::lock_guard lock(mutex_);
+  ReserveMore(routes_, 1);
+}
+
+void RouteTable::Add(Route route) {
+  const std::lock_guard lock(mutex_);
+  // Those that are over are known before the new capture can come to their streams.
+  for (Route& other : routes_) NoteProgress(other);
+  routes_.push_back(std::move(route));
+  Count(routes_.back(), 1);
+}
+
+void RouteTable::Count(const Route& route, int change) {
+  NoteChange();
+  if (route.kind == ScopeKind::kCapture) {
+    captures_count_.fetch_add(change, std::memory_order_acq_rel);
+    MeteredDriver::CountCaptures(change);
+  }
+  routes_count_.fetch_add(change, std::memory_order_acq_rel);
+  Gate::CountScopes(change);
+}
+
+std::optional<RouteTable::Target> RouteTable::Match(c10::DeviceIndex device, cudaStream_t stream) {
+  const bool captures = captures_count_.load(std::memory_order_acquire) != 0;
+  const std::optional<CaptureId> capture = captures ? CaptureOf(stream) : std::nullopt;
+  Answer& answer = AnswerFor(stream);
+  // The capture of the remembered id is not over, since the stream is in it: there can be no other
+  // of that id.
+  if (capture && answer.capture == *capture && answer.stream == stream && answer.device == device &&
+      answer.version == version_.load(std::memory_order_acquire)) {
+    return answer.target;
+  }
+  const std::lock_guard lock(mutex_);
+  std::optional<Target> target = AskFilters(device, stream, capture);
+  if (capture && target) {
+    target->capture = *capture;
+    answer = {.version = version_.load(std::memory_order_relaxed),
+              .stream = stream,
+              .capture = *capture,
+              .device = device,
+              .target = *target};
+  }
+  return target;
+}
+
+std::optional<RouteTable::Target> RouteTable::AskFilters(c10::DeviceIndex device,
+                                                         cudaStream_t stream,
+                                                         std::optional<CaptureId> capture,
+                                                         Among among) {
+  for (size_t i = routes_.size(); i-- > 0;) {
+    Route& route = routes_[i];
+    const bool graphs = route.kind == ScopeKind::kCapture && !route.nested;
+    if (route.device != device || route.closed) continue;
+    if (among == Among::kGraphs ? !graphs : route.paused) continue;
+    // What is not captured has no order with what is.
+    if (route.nested && route.pools != nullptr && !capture) continue;
+    if (route.kind == ScopeKind::kCapture && !IsUnderWay(route, stream, capture)) continue;
+    if (route.filter(stream)) return ToTarget(route);
+  }
+  return std::nullopt;
+}
+
+std::optional<RouteTable::Target> RouteTable::GraphOf(c10::DeviceIndex device,
+                                                      cudaStream_t stream) {
+  const std::optional<CaptureId> capture = CaptureOf(stream);
+  const std::lock_guard lock(mutex_);
+  return AskFilters(device, stream, capture, Among::kGraphs);
+}
+
+bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {
+  const std::lock_guard lock(mutex_);
+  const Route* const route = Find(device, id);
+  return route != nullptr && route->pools != nullptr && !route->closed &&
+         route->kind == ScopeKind::kCapture && OriginCaptures(*route);
+}
+
+std::optional<RouteTable::Target> RouteTable::TargetOf(c10::DeviceIndex device, PoolId id) const {
+  const std::lock_guard lock(mutex_);
+  const Route* const route = Find(device, id);
+  return route == nullptr ? std::nullopt : std::optional(ToTarget(*route));
+}
+
+void RouteTable::Close(c10::DeviceIndex device, PoolId id) {
+  const std::lock_guard lock(mutex_);
+  Route* const route = Find(device, id);
+  if (route == nullptr || route->closed) return;
+  route->closed = true;
+  Count(*route, -1);
+}
+
+void RouteTable::Remove(c10::DeviceIndex device, PoolId id, bool paused) {
+  const std::lock_guard lock(mutex_);
+  const Route* const route = Find(device, id, paused);
+  if (route == nullptr) return;
+  if (!route->closed) Count(*route, -1);
+  routes_.erase(routes_.begin() + (route - routes_.data()));
+}
+
+bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
+  const std::lock_guard lock(mutex_);
+  Route* const route = Find(device, id);
+  if (route == nullptr || route->closed || route->kind != ScopeKind::kCapture) return false;
+  if (!IsHeld(*route)) return false;
+  if (!route->capture) route->capture = CaptureOf(route->origin);
+  route->paused = true;
+  NoteChange();
+  return true;
+}
+
+bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream,
+                        cudaStream_t origin, StreamFilter filter,
+                        const std::function<void()>& hold) {
+  const std::lock_guard lock(mutex_);
+  Route* const route = Find(device, id);
+  if (route == nullptr || route->closed || !route->paused || !MayResume(*route, stream, filter))
+    return false;
+  if (route->nested && origin != route->origin && std::ranges::count(route->others, origin) == 0) {
+    route->others.push_back(origin);
+  }
+  hold();
+  route->filter = std::move(filter);
+  route->paused = false;
+  // What is nested takes before what began meanwhile, another capture of the thread say.
+  if (route->nested) {
+    const auto at = routes_.begin() + (route - routes_.data());
+    std::rotate(at, at + 1, routes_.end());
+  }
+  NoteChange();
+  return true;
+}
+
+void RouteTable::AwaitOthers(cudaStream_t origin, std::unique_lock<std::mutex>& lock) const {
+  const auto is_another = [&](const Route& route) {
+    return route.kind == ScopeKind::kCapture && !route.closed && route.origin == origin &&
+           route.thread != std::this_thread::get_id() && !OriginCaptures(route);
+  };
+  const auto are_there = [&] {
+    const std::lock_guard table_lock(mutex_);
+    return std::ranges::any_of(routes_, is_another);
+  };
+  for (int waits = 0; waits < 100 && are_there(); ++waits) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lock.lock();
+  }
+}
+
+std::optional<Route> RouteTable::FindAbandoned(
+    const std::function<bool(const Route&)>& counts) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find_if(routes_, [&](const Route& route) {
+    if (route.closed) return true;
+    return route.kind == ScopeKind::kCapture && (route.nested || counts(route)) &&
+           (!IsHeld(route) || (route.over && !route.nested));
+  });
+  return found == routes_.end() ? std::nullopt : std::optional(*found);
+}
+
+Route* RouteTable::Find(c10::DeviceIndex device, PoolId id, bool paused) const {
+  Route* found = nullptr;
+  for (Route& route : routes_) {
+    if (route.device != device || route.id != id) continue;
+    if (found == nullptr || route.paused == paused) found = &route;
+  }
+  return found;
+}
+
+}  // namespace cgp
