@@ -46,13 +46,13 @@ class GraphOrder {
    public:
     bool Contains(PathPosition node) const { return node.index < CountOn(node.path); }
     bool stopped() const { return stopped_; }
+
+   private:
+    friend class GraphOrder;
     void Stop() {
       counts_.clear();
       stopped_ = true;
     }
-
-   private:
-    friend class GraphOrder;
     uint32_t CountOn(PathId path) const {
       return Index(path) < counts_.size() ? counts_[Index(path)] : 0;
     }
@@ -106,8 +106,7 @@ class GraphOrder {
   // must not wait until a table of that size has been moved to where it can grow.
   using Positions = std::array<AddressMap<PathPosition>, 64>;
 
-  // A node is a pointer, and the map is made for multiples of 512.
-  static Address Key(GraphNode node) { return static_cast<Address>(node) * kGranuleBytes; }
+  static Address Key(GraphNode node) { return static_cast<Address>(node); }
   static AddressMap<PathPosition>& PartOf(Positions& positions, GraphNode node);
 
   void Meet(GraphNode node);
