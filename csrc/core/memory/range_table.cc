@@ -19,16 +19,19 @@ class RangeTable::Undo {
     if (kept_) return;
     // What the driver fails to undo is tried again by Shrink(): the error that brought us here is
     // the one to report. There is room to remember it.
+    bool is_stuck = false;
     for (const Mapping& mapping : mapped) {
       if (Attempt([&] { table_.driver_.Unmap(mapping.address, mapping.bytes); })) continue;
       table_.stuck_mappings_.push_back(mapping);
-      if (extended != nullptr) (at_front ? extended->room_front : extended->room_back) = 0;
+      is_stuck = true;
     }
+    if (is_stuck && extended != nullptr)
+      (at_front ? extended->room_front : extended->room_back) = 0;
     if (reserved) {
       const Range& range = table_.ranges_.back();
       Reservation& all = table_.reservations_.back();
       all.ranges = 0;
-      if (Attempt([&] { table_.driver_.FreeAddresses(all.address, all.bytes); }))
+      if (!is_stuck && Attempt([&] { table_.driver_.FreeAddresses(all.address, all.bytes); }))
         table_.reservations_.pop_back();
       table_.page_at_.resize(Index(range.first));
       table_.range_of_group_.resize(Index(range.first) / kSlotGroup);

@@ -326,6 +326,9 @@ TEST_F(RangeTableTest, ADriverThatFailsForGoodLeavesTheTableAsItWas) {
     } catch (const DriverError& error) {
       EXPECT_EQ(error.call(), Name(kCalls[n - 1]));
     }
+    const auto count = [&](DriverCall call) { return std::ranges::count(driver.calls(), call); };
+    EXPECT_EQ(count(DriverCall::kFreeAddresses), n > 3 && count(DriverCall::kUnmap) == 0 ? 1 : 0)
+        << "addresses are not freed while something is mapped there";
     EXPECT_EQ(See(table), before);
     EXPECT_NO_THROW(table.Check());
   }
