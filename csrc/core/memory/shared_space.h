@@ -110,8 +110,6 @@ class SharedSpace {
   // What is behind these fences is everyone's from now on. O(nodes behind them). pre:
   // ReserveOpening().
   void Open(std::span<const FenceId> opened);
-  // The same of one that every view passes anyway, and goes on to.
-  void OpenToAll(FenceId fence) { space_.OpenFence(fence); }
   // What is free of the pages before `end` is behind this one. pre: ReserveFence(), ReserveTake().
   void Hold(PageId end, FenceId fence);
 

@@ -361,7 +361,8 @@ void StreamMemory::Check() const {
   CGP_CHECK(nodes == used_nodes);
   CGP_CHECK(used + space.free() == space.page_size() * space.page_count());
   for (uint32_t p = 0; p < space.page_count(); ++p) {
-    CGP_CHECK(space.large_pieces(PageId{p}) == large_pieces[p]);
+    const bool in_pieces = !space.IsOfWholePages(space.first(PageId{p}));
+    CGP_CHECK(large_pieces[p] == (in_pieces ? space.large_pieces(PageId{p}) : 0));
   }
 }
 

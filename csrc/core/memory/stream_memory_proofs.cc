@@ -17,13 +17,14 @@ void StreamMemory::ExpectSeveralStreams() {
     several_streams_ = true;
     return;
   }
-  const FreeView& view = bytes_.view(0);
+  FreeView& view = bytes_.view(0);
   driver_.Capture(view.stream(), &frontier_);
   const FenceId own = view.own_fence();
   // Nothing that it captures now comes behind what it left in a capture that is over.
   const bool has_left = sole_capture_.value_or(frontier_.capture) != frontier_.capture;
   const bool is_capturing = frontier_.capture != kNoCapture && !has_left;
   const bool opens = is_capturing && frontier_.nodes.empty();
+  ReserveOpening();
   try {
     const std::size_t number = proofs_.AddStream(has_left ? *sole_capture_ : frontier_.capture);
     if (is_capturing && !opens) proofs_.Add(own, frontier_.capture, frontier_.nodes, number);
@@ -37,7 +38,8 @@ void StreamMemory::ExpectSeveralStreams() {
   NoteCapture(frontier_.capture);
   several_captures_ |= has_left;
   if (opens) {
-    bytes_.OpenToAll(own);
+    bytes_.Open(std::span(&own, 1));
+    view.SetPasses(own, true);  // what the stream comes to free behind it
   } else if (is_capturing || has_left) {
     fences_.MakeProof(own);
   }
