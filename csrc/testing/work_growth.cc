@@ -122,7 +122,7 @@ class OfStitchedBlocks {
  public:
   static constexpr const char* kName = "of stitched blocks";
   static constexpr uint64_t kFewest = 200;
-  static constexpr uint64_t kMost = 1600;
+  static constexpr uint64_t kMost = 800;
 
   void Add() {
     constexpr uint64_t kBlocks = 100;

@@ -457,7 +457,7 @@ TEST_F(RangeTableTest, AgainstListsOfPages) {
       const SlotId slot{Index(first) + i};
       ASSERT_EQ(table().page_at(slot), mapped[i]);
       ASSERT_EQ(table().range_of(slot), RangeId{range.value_or(table().range_count() - 1)});
-      ASSERT_EQ(table().slots_of(mapped[i]).back(), slot);
+      EXPECT_EQ(std::ranges::count(table().slots_of(mapped[i]), slot), 1);
     }
     ASSERT_NO_THROW(table().Check());
     ASSERT_EQ(table().page_count(), pages);
