@@ -5,8 +5,7 @@
 // -fsanitize-coverage=trace-pc, by which every basic block of it that runs calls the counter below.
 // The count is the same on every run. What libstdc++ does in its own library is not in it.
 //
-// The program that it captures leaves five small blocks behind in each graph, or one in a pool of
-// its own. Exit code 1 where twice the graphs take more than 2.2 times the work.
+// The programs leave blocks behind in each graph, but for those of stitched blocks. Exit code 1 where twice the graphs take more than 2.2 times the work.
 #include <algorithm>
 #include <array>
 #include <cstdint>
