@@ -5,7 +5,8 @@
 // -fsanitize-coverage=trace-pc, by which every basic block of it that runs calls the counter below.
 // The count is the same on every run. What libstdc++ does in its own library is not in it.
 //
-// The programs leave blocks behind in each graph, but for those of stitched blocks. Exit code 1 where twice the graphs take more than 2.2 times the work.
+// The programs leave blocks behind in each graph, but for the one of stitched blocks. Exit code 1
+// where twice the graphs take more than 2.2 times the work.
 #include <algorithm>
 #include <array>
 #include <cstdint>

@@ -53,10 +53,12 @@ FreeView& StreamMemory::BeginTake(LiveBlock& live, std::optional<CaptureId> in) 
   return bytes_.view(view);
 }
 
-// The number of the view of a stream that has allocated in the open scope.
-std::optional<std::size_t> StreamMemory::FindView(StreamId stream) const {
+// The number of the view of a stream that has allocated in the open scope; `in` that capture, of
+// several streams.
+std::optional<std::size_t> StreamMemory::FindView(StreamId stream,
+                                                  std::optional<CaptureId> in) const {
   for (std::size_t i = 0; i < bytes_.stream_count(); ++i) {
-    if (bytes_.view(i).stream() == stream) return i;
+    if (bytes_.view(i).stream() == stream && (!in || proofs_.capture(i) == *in)) return i;
   }
   return std::nullopt;
 }
@@ -240,7 +242,7 @@ FenceId StreamMemory::FenceFor(const LiveBlock& live) {
 // Whether the stream is part of the capture, known without asking: from one that is the scope's
 // only capture no stream gets away before its end.
 bool StreamMemory::IsKnownToCapture(StreamId stream) const {
-  return capture_ != kNoCapture && !several_captures_ && FindProvenView(stream, capture_);
+  return capture_ != kNoCapture && !several_captures_ && FindView(stream, capture_);
 }
 
 // The capture that what the stream does now is part of; kNoCapture if it is of none, or that is not

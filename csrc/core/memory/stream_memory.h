@@ -96,7 +96,7 @@ class StreamMemory {
   bool InOthersCapture() const {
     return scope_ == ScopeKind::kCapture && thread_ != std::this_thread::get_id();
   }
-  std::optional<std::size_t> FindView(StreamId stream) const;
+  std::optional<std::size_t> FindView(StreamId stream, std::optional<CaptureId> in = {}) const;
   std::size_t ViewFor(StreamId stream, std::optional<CaptureId> in);
   std::size_t AddView(StreamId stream);
   uint32_t NewTenure();
@@ -121,7 +121,6 @@ class StreamMemory {
   std::size_t ProvenView(StreamId stream);
   std::size_t AddProvenView(StreamId stream);
   void Forfeit(std::size_t number);
-  std::optional<std::size_t> FindProvenView(StreamId stream, CaptureId of) const;
   FenceId ProofFence(CaptureId of, std::optional<std::size_t> owner);
   CaptureId CollectFrontiers(const LiveBlock& live);
   void NoteCapture(CaptureId of);

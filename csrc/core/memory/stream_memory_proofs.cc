@@ -49,7 +49,7 @@ void StreamMemory::ExpectSeveralStreams() {
 std::size_t StreamMemory::ProvenView(StreamId stream) {
   driver_.Capture(stream, &frontier_);
   NoteCapture(frontier_.capture);
-  std::optional<std::size_t> number = FindProvenView(stream, frontier_.capture);
+  std::optional<std::size_t> number = FindView(stream, frontier_.capture);
   if (!number) number = AddProvenView(stream);
   ReserveOpening();
   const std::span<const FenceId> proven = proofs_.Advance(*number, frontier_);
@@ -86,13 +86,6 @@ std::size_t StreamMemory::AddProvenView(StreamId stream) {
     throw;
   }
   return number;
-}
-
-std::optional<std::size_t> StreamMemory::FindProvenView(StreamId stream, CaptureId of) const {
-  for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
-    if (bytes_.view(i).stream() == stream && proofs_.capture(i) == of) return i;
-  }
-  return std::nullopt;
 }
 
 // Of a block that is freed now, behind `nodes_` of that capture; `owner` alone has worked on it.
