@@ -159,8 +159,7 @@ class Pool {
   Predictor predictor_;
   Placer placer_;
   const bool predicts_;
-  // Whether a block may live in a range that is not pinned.
-  bool unpinned_ = false;
+  uint64_t unpinned_ = 0;                             // live blocks that are not pinned
   uint64_t mapping_limit_ = kLeastMappingLimit;       // beyond which mappings are looked through
   std::shared_ptr<RangeTable::Shrinking> shrinking_;  // what is prepared
   PoolStats stats_;                                   // what Stats() does not derive

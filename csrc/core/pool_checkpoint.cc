@@ -65,6 +65,7 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   for (const auto& [address, fence] : dropped) {
     const LiveBlock& live = Known(address);
     memory_.Give(live, fence);
+    unpinned_ -= live.pinned ? 0 : 1;
     Unlist(Block(live.block), live.ticket);
   }
   for (std::size_t i = 0; i < checkpoint.blocks.size(); ++i) {

@@ -176,6 +176,20 @@ TEST_F(PlacementTest, ExtendsOnlyWhereAddressesAreLeft) {
   EXPECT_EQ(Plan((range.mapped() + 1) * kP, Slack::kNone).mapping.range, std::nullopt);
 }
 
+TEST_F(PlacementTest, ExtendsTheEndWithMostFreeOfMany) {
+  MapNew({"xxxx", "....", "...."});
+  for (std::size_t i = 0; i < kEndsTried; ++i) MapNew({"xxxx", "xxx."});
+  EXPECT_EQ(Plan(3 * kP, Slack::kNone).mapping.range, RangeId{0});
+}
+
+TEST_F(PlacementTest, LooksForFreeEndsInTheNewestRangesOnly) {
+  MapNew({"xxxx", "...."});
+  for (uint32_t i = 1; i < kRangesLookedAt; ++i) MapNew({"xxxx"});
+  EXPECT_EQ(Plan(2 * kP, Slack::kNone).mapping.range, RangeId{0});
+  MapNew({"xxxx"});
+  EXPECT_EQ(Plan(2 * kP, Slack::kNone).mapping.range, std::nullopt);
+}
+
 // The free end is long enough, but takes a whole page for a remainder that an edge can hold: the
 // edge is mapped behind what the block takes of it.
 TEST_F(PlacementTest, ExtendsALongFreeEndByAnEdgeToSaveAWholePage) {
