@@ -38,7 +38,6 @@ void Pool::GiveBack() {
   ranges_.UnpinAll();
   unpinned_ = true;
   identity_ = std::move(next_identity_);
-  predictor_.Forget();
   if (const std::exception_ptr error = Shrink()) std::rethrow_exception(error);
 }
 
@@ -96,7 +95,7 @@ std::exception_ptr Pool::Shrink() {
   shrinking_.reset();
   blocks_.ForEach(
       [&](Address, LiveBlock& live) { live.site.slot = renumbering.Of(live.site.slot); });
-  predictor_.Renumber(renumbering);
+  placer_.Forget();
   return renumbering.error;
 }
 

@@ -14,7 +14,7 @@ std::string ToString(const FuzzSetup& setup) {
   return Text("FuzzSetup{.granularity_bytes = ", setup.granularity_bytes,
               ", .page_bytes = ", setup.page_bytes,
               ", .physical_limit_bytes = ", setup.physical_limit_bytes, std::boolalpha,
-              ", .predicts = ", setup.predicts, ", .map_memory = ", setup.map_memory,
+              ", .map_memory = ", setup.map_memory,
               ", .inspect_every = ", setup.inspect_every, ", .one_pool = ", setup.one_pool,
               ", .tidy_end = ", setup.tidy_end, ", .fail_each = ", setup.fail_each,
               ", .streams = ", setup.streams, ", .seed = ", setup.seed,
@@ -45,7 +45,7 @@ FuzzSession::FuzzSession(const FuzzSetup& setup, World* shared, uint64_t number)
                        HostDriverOptions{.granularity = setup.granularity_bytes,
                                          .physical_limit_bytes = setup.physical_limit_bytes,
                                          .map_memory = setup.map_memory},
-                       PoolOptions{.page_bytes = setup.page_bytes, .predicts = setup.predicts})),
+                       PoolOptions{.page_bytes = setup.page_bytes})),
       world_(shared ? *shared : *own_world_),
       model_(watch_, dag_, setup.page_bytes),
       random_(setup.seed) {}
@@ -204,6 +204,7 @@ void FuzzSession::Begin(PoolId id, ScopeKind kind, bool capturing) {
       !model_.OpenScope(id).has_value(), [&] { set_.BeginScope(id, kind, capturing); },
       [&] {
         asked_.insert(id);
+        sizes_.erase(id);
         model_.BeginScope(id, kind, may_mark);
         watch_.set_capturing(model_.AnyCaptureOpen());
         if (kind == ScopeKind::kCapture) BeginCapture(id);
@@ -310,8 +311,8 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   if (new_pages > need.most_new() && !remained_.contains(id)) {
     Complain("asked the driver for ", new_pages, " pages where ", need.most_new(), " do");
   }
-  // One more saves mappings; two would not. (What is predicted repeats what an earlier scope did,
-  // and so may take more.) A page amid a handle of several is no edge that could hold the
+  // One more saves mappings; two would not. (What comes behind the same sizes as before lies where
+  // it lay then, whatever that takes now.) A page amid a handle of several is no edge that could hold the
   // remainder, whatever is free of it: where there are such handles, a page for the remainder is
   // always right. And a page may be whole, rather than an edge, only since work has gone on that
   // the pool has not asked about.
@@ -319,8 +320,11 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
       host_.usage().handles * setup_.page_bytes == host_.usage().physical_bytes;
   const uint64_t ideal =
       one_page_handles ? need.ideal : (rounded + setup_.page_bytes - 1) / setup_.page_bytes;
+  uint64_t& sizes = sizes_[id];
+  sizes = (sizes + rounded) * 0x9E3779B97F4A7C15;
+  const bool comes_again = !known_sizes_.emplace(id, sizes).second;
   const bool judged =
-      !setup_.predicts && model_.OpenScope(id) == ScopeKind::kEager && asked_.contains(id);
+      !comes_again && model_.OpenScope(id) == ScopeKind::kEager && asked_.contains(id);
   if (judged && whole_pages > ideal + 1) {
     Complain("took ", whole_pages, " whole pages where ", ideal, " do");
   }

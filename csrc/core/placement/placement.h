@@ -63,6 +63,13 @@ using TakersOf = std::function<uint32_t(PageId)>;
 std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
                                     const TakersOf& takers = {});
 
+// The same in one range, of at most so many whole pages.
+std::optional<Placement> FindInRange(FreeView& view, Granules length, RangeId range,
+                                     uint64_t most_whole);
+
+// What the stream may take at the end of a range.
+Granules FreeAtBack(const FreeView& view, RangeId range);
+
 // The whole page to break up for a block below a page: one whose handle has no other page or is in
 // use already, else one of the smallest handle; of those, with `takers`, the one that the fewest
 // streams may take; of those the one that stands in the fewest ranges, which costs the fewest runs.
