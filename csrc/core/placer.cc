@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/base/reserve.h"
 #include "core/placement/growth.h"
 
 namespace cgp {
@@ -60,7 +61,7 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
     if (error.status() == DriverStatus::kOutOfMemory) ThrowOutOfMemory(error.what(), asked);
     throw;
   }
-  live.scope = known_.scope();
+  live.capture = captures_;
   live.site = {.slot = found.start.slot,
                .offset = static_cast<uint32_t>(found.start.offset.count())};
   if (several_streams() && memory_.bytes().HasUntouchedPages(live.site, length)) {
@@ -79,7 +80,7 @@ Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& sta
   for (const Placement place : again) {
     if (WholePagesAt(view, place, length)) return {.start = place};
   }
-  if (HasLike(again, length) && takes_turns_) {
+  if (std::ranges::any_of(again, [&](Placement place) { return IsOfOld(place, length); })) {
     if (const auto place = PlaceApart(view, length)) return {.start = *place};
   }
   if (alike && !(small && view.BestFit(length))) {
@@ -94,50 +95,38 @@ Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& sta
   return {.start = Stitch(view, length, slack)};
 }
 
-// Whether one of its like lives, of an earlier scope than the last; then its end is waited for.
-bool Placer::HasLike(const KnownPlaces::Places& again, Granules length) {
-  for (const Placement place : again) {
-    const Address address = ranges_.AddressOf(place.slot, place.offset);
-    const LiveBlock* const live = blocks_.Find(address);
-    if (live != nullptr && live->length() == length && live->scope + 1 < known_.scope()) {
-      like_ = address;
-      return true;
-    }
-  }
-  return false;
+// Whether a block of that length lives there that an earlier capture than the last one made; of
+// several streams, any one.
+bool Placer::IsOfOld(Placement place, Granules length) const {
+  const LiveBlock* const live = blocks_.Find(ranges_.AddressOf(place.slot, place.offset));
+  if (live == nullptr || live->length() != length) return false;
+  return live->capture + 1 < captures_ || !memory_.has_one_stream();
 }
 
-void Placer::BeginScope() {
+void Placer::BeginScope(ScopeKind kind) {
   known_.BeginScope();
-  if (like_ != 0) takes_turns_ = false;
-  like_ = 0;
-}
-
-void Placer::Freed(Address address) {
-  if (address != like_) return;
-  takes_turns_ = true;
-  like_ = 0;
+  captures_ += kind == ScopeKind::kCapture ? 1 : 0;
 }
 
 // A block whose like of an earlier scope still lives: when that is dropped the two will go on
 // taking turns. It lies behind the others of the kind, in pages of their own, so that all else finds
 // its places free again, whichever of the two lives.
 std::optional<Placement> Placer::PlaceApart(FreeView& view, Granules length) {
-  if (apart_) {
-    const uint64_t any = PagesFor(length, page_size()) + 1;
-    if (const auto place = FindInRange(view, length, *apart_, any)) return place;
+  const uint64_t any = PagesFor(length, page_size()) + 1;
+  for (const RangeId range : apart_) {
+    if (const auto place = FindInRange(view, length, range, any)) return place;
   }
   CheckAgainstDevice(length);
   GrowthPlan growth;
   uint64_t pages = PagesFor(length, page_size());
-  if (apart_) {
-    const RangeTable::Range& range = ranges_.range(*apart_);
-    const Granules reused = FreeAtBack(view, *apart_);
+  if (!apart_.empty()) {
+    const RangeTable::Range& range = ranges_.range(apart_.back());
+    const Granules reused = FreeAtBack(view, apart_.back());
     growth.start = -static_cast<int64_t>(reused.count());
     if (reused >= length) return growth.PlacementFrom(range.end(), page_size());
     const uint64_t fewer = PagesFor(length - reused, page_size());
     if (fewer <= range.room_back) {
-      growth.mapping.range = apart_;
+      growth.mapping.range = apart_.back();
       pages = fewer;
     } else {
       growth.start = 0;
@@ -146,8 +135,9 @@ std::optional<Placement> Placer::PlaceApart(FreeView& view, Granules length) {
   AppendNewHandles(pages, MostHandlePages(ranges_.page_count() + pages, pages),
                    growth.mapping.handles);
   try {
+    ReserveMore(apart_, 1);
     const SlotId first = memory_.bytes().Map(growth.mapping);
-    apart_ = ranges_.range_of(first);
+    if (!growth.mapping.range) apart_.push_back(ranges_.range_of(first));
     return growth.PlacementFrom(first, page_size());
   } catch (const DriverError& error) {
     if (!IsExhausted(error)) throw;

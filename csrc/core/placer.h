@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "core/base/units.h"
 #include "core/driver.h"
@@ -25,15 +26,12 @@ class Placer {
   Placer(Driver& driver, const RangeTable& ranges, StreamMemory& memory, const LiveBlocks& blocks)
       : driver_(driver), ranges_(ranges), memory_(memory), blocks_(blocks) {}
 
-  void BeginScope();
+  void BeginScope(ScopeKind kind);
   // Slots have other numbers now.
   void Forget() {
     known_.Forget();
-    apart_.reset();
+    apart_.clear();
   }
-
-  // The block that starts there is freed.
-  void Freed(Address address);
 
   // Gives a block of its `block.bytes`, in a pool with these figures, a site where all bytes are
   // the view's to take, and takes them; its place is known then. pre: the view is what
@@ -48,7 +46,7 @@ class Placer {
 
   Found Find(FreeView& view, Granules length, const PoolStats& stats,
              const KnownPlaces::Places& again, const KnownPlaces::Places* alike);
-  bool HasLike(const KnownPlaces::Places& again, Granules length);
+  bool IsOfOld(Placement place, Granules length) const;
   std::optional<Placement> PlaceApart(FreeView& view, Granules length);
   Slack SlackFor(const FreeView& view, Granules length, const PoolStats& stats) const;
   // Blocks of one size can take each other's places.
@@ -72,9 +70,8 @@ class Placer {
   StreamMemory& memory_;
   const LiveBlocks& blocks_;
   KnownPlaces known_;
-  Address like_ = 0;          // of the block that the scope under way found in its like's place
-  bool takes_turns_ = false;  // whether the last such one was freed before the next scope
-  std::optional<RangeId> apart_;  // of the blocks that PlaceApart() placed
+  uint64_t captures_ = 0;        // that began
+  std::vector<RangeId> apart_;  // of the blocks that PlaceApart() placed
 };
 
 }  // namespace cgp

@@ -35,7 +35,7 @@ void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   stats_.scope_peak_bytes = stats_.allocated_bytes;
   reserved_before_ = reserved_bytes();
   capture_ = {.live_before_bytes = stats_.allocated_bytes, .first_allocation = stats_.allocations};
-  placer_.BeginScope();
+  placer_.BeginScope(kind);
 }
 
 void Pool::EndScope(bool may_ask_device) {
@@ -176,7 +176,6 @@ void Pool::List(LiveBlock&& live) {
 }
 
 void Pool::Unlist(const Block& block) {
-  placer_.Freed(block.address);
   stats_.allocated_bytes -= block.bytes;
   stats_.requested_bytes -= block.requested_bytes;
   ++stats_.frees;

@@ -25,13 +25,12 @@ namespace cgp {
 
 class KnownPlaces {
  public:
-  static constexpr std::size_t kMostPlaces = 32;
+  static constexpr std::size_t kMostPlaces = 256;
   static constexpr std::size_t kMostKeys = std::size_t{1} << 16;
 
   using Key = uint64_t;
   using Places = std::vector<Placement>;
 
-  uint64_t scope() const { return scope_; }
   void BeginScope() {
     ++scope_;
     behind_ = 0;
