@@ -80,7 +80,7 @@ Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& sta
   for (const Placement place : again) {
     if (WholePagesAt(view, place, length)) return {.start = place};
   }
-  if (std::ranges::any_of(again, [&](Placement place) { return IsOfOld(place, length); })) {
+  if (std::ranges::any_of(again, [&](Placement place) { return TakesTurns(place, length); })) {
     if (const auto place = PlaceApart(view, length)) return {.start = *place};
   }
   if (alike && !(small && view.BestFit(length))) {
@@ -95,12 +95,17 @@ Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& sta
   return {.start = Stitch(view, length, slack)};
 }
 
-// Whether a block of that length lives there that an earlier capture than the last one made; of
-// several streams, any one.
-bool Placer::IsOfOld(Placement place, Granules length) const {
-  const LiveBlock* const live = blocks_.Find(ranges_.AddressOf(place.slot, place.offset));
+// Whether a block of that length lives there that will be dropped when this one is made. So it was
+// with the last one that an earlier capture than the last had made; of several streams it is taken
+// for granted.
+bool Placer::TakesTurns(Placement place, Granules length) {
+  const Address address = ranges_.AddressOf(place.slot, place.offset);
+  const LiveBlock* const live = blocks_.Find(address);
   if (live == nullptr || live->length() != length) return false;
-  return live->capture + 1 < captures_ || !memory_.has_one_stream();
+  if (!memory_.has_one_stream()) return true;
+  if (live->capture + 1 >= captures_) return false;
+  like_ = address;
+  return takes_turns_;
 }
 
 void Placer::BeginScope(ScopeKind kind) {

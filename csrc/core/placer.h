@@ -33,6 +33,9 @@ class Placer {
     apart_.clear();
   }
 
+  // The block that starts there is freed.
+  void Freed(Address address) { takes_turns_ |= address == like_; }
+
   // Gives a block of its `block.bytes`, in a pool with these figures, a site where all bytes are
   // the view's to take, and takes them; its place is known then. pre: the view is what
   // StreamMemory::BeginTake() returned last.
@@ -46,7 +49,7 @@ class Placer {
 
   Found Find(FreeView& view, Granules length, const PoolStats& stats,
              const KnownPlaces::Places& again, const KnownPlaces::Places* alike);
-  bool IsOfOld(Placement place, Granules length) const;
+  bool TakesTurns(Placement place, Granules length);
   std::optional<Placement> PlaceApart(FreeView& view, Granules length);
   Slack SlackFor(const FreeView& view, Granules length, const PoolStats& stats) const;
   // Blocks of one size can take each other's places.
@@ -70,6 +73,8 @@ class Placer {
   StreamMemory& memory_;
   const LiveBlocks& blocks_;
   KnownPlaces known_;
+  Address like_ = 0;          // of the last block that was found living in the place of its like
+  bool takes_turns_ = false;  // whether one was freed since then
   uint64_t captures_ = 0;        // that began
   std::vector<RangeId> apart_;  // of the blocks that PlaceApart() placed
 };

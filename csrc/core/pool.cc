@@ -176,6 +176,7 @@ void Pool::List(LiveBlock&& live) {
 }
 
 void Pool::Unlist(const Block& block) {
+  placer_.Freed(block.address);
   stats_.allocated_bytes -= block.bytes;
   stats_.requested_bytes -= block.requested_bytes;
   ++stats_.frees;
