@@ -85,8 +85,8 @@ Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& sta
   }
   if (alike && !(small && view.BestFit(length))) {
     for (const Placement place : *alike) {
-      const bool fits = small ? WholePagesAt(view, place, length) == 0
-                              : FitsWithoutWaste(view, place, length);
+      const bool fits =
+          small ? WholePagesAt(view, place, length) == 0 : FitsWithoutWaste(view, place, length);
       if (fits) return {.start = place};
     }
   }

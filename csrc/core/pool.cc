@@ -26,8 +26,7 @@ Granules PageSize(const Driver& driver, const PoolOptions& options) {
 
 }  // namespace
 
-Pool::Pool(Driver& driver, PoolOptions options)
-    : Pool(PageSize(driver, options), driver) {}
+Pool::Pool(Driver& driver, PoolOptions options) : Pool(PageSize(driver, options), driver) {}
 
 void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   if (kind == ScopeKind::kCapture) ReserveMore(captures_, 1);

@@ -210,7 +210,7 @@ class FuzzSession {
   CaptureDag dag_{host_.graphs()};
   PoolModel model_;
 
-  std::set<PoolId> asked_;  // whose scope has begun since work went on
+  std::set<PoolId> asked_;            // whose scope has begun since work went on
   std::map<PoolId, uint64_t> sizes_;  // what was asked for in its scope so far, in one number
   std::set<std::pair<PoolId, uint64_t>> known_sizes_;  // and in any so far
   // Under way, by the pool whose scope is open; the first is that which streams join.

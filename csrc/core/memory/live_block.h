@@ -36,7 +36,7 @@ struct alignas(64) LiveBlock {
   bool eager = false;
   // Of the stream that allocated it, in a capture of several streams that is under way.
   uint16_t view = kNoView;
-  uint64_t capture = 0;  // how many had begun when it was allocated
+  uint64_t capture = 0;            // how many had begun when it was allocated
   std::unique_ptr<Others> others;  // mostly none
 
   Granules length() const { return Granules::FromBytesRoundedUp(block.bytes); }

@@ -43,8 +43,8 @@ struct Choice {
 };
 
 // The best choice in the range of those that take at most `most_whole` whole pages.
-std::optional<Choice> ChooseInRange(FreeView& view, uint64_t length, RangeId id, uint64_t most_whole,
-                                  const TakersOf& takers) {
+std::optional<Choice> ChooseInRange(FreeView& view, uint64_t length, RangeId id,
+                                    uint64_t most_whole, const TakersOf& takers) {
   const RangeTable& ranges = view.ranges();
   const uint64_t page = view.page_size().count();
   const RangeTable::Range& range = ranges.range(id);
@@ -118,20 +118,6 @@ bool FitsWithoutWaste(const FreeView& view, Placement start, Granules length) {
   if (!whole) return false;
   if (length < view.page_size()) return *whole <= (view.BestFit(length) ? 0 : 1);
   return *whole <= PagesFor(length, view.page_size());
-}
-
-bool TouchesUsed(const FreeView& view, Placement start, Granules length) {
-  const RangeTable& ranges = view.ranges();
-  const uint64_t page = view.page_size().count();
-  const RangeTable::Range& range = ranges.range(ranges.range_of(start.slot));
-  const uint64_t first = Index(start.slot) * page + start.offset.count();
-  const uint64_t behind = first + length.count();
-  const auto is_used = [&](uint64_t granule) {
-    const SlotId slot{static_cast<uint32_t>(granule / page)};
-    return !view.IsFree(ranges.page_at(slot), Granules(granule % page), Granules(1));
-  };
-  return (first != Index(range.begin()) * page && is_used(first - 1)) ||
-         (behind != Index(range.end()) * page && is_used(behind));
 }
 
 std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
