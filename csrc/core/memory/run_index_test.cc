@@ -104,7 +104,9 @@ class RunIndexTest : public ::testing::Test {
     }
     if (found) {
       ASSERT_GE(behind, from);
-      if (exact) ASSERT_GE(LongestRun(behind), pages);
+      if (exact) {
+        ASSERT_GE(LongestRun(behind), pages);
+      }
     }
   }
 
