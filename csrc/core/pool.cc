@@ -26,8 +26,7 @@ Granules PageSize(const Driver& driver, const PoolOptions& options) {
 
 }  // namespace
 
-Pool::Pool(Driver& driver, PoolOptions options)
-    : Pool(PageSize(driver, options), driver, options.predicts) {}
+Pool::Pool(Driver& driver, PoolOptions options) : Pool(PageSize(driver, options), driver) {}
 
 void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   if (kind == ScopeKind::kCapture) ReserveMore(captures_, 1);
@@ -35,7 +34,7 @@ void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   stats_.scope_peak_bytes = stats_.allocated_bytes;
   reserved_before_ = reserved_bytes();
   capture_ = {.live_before_bytes = stats_.allocated_bytes, .first_allocation = stats_.allocations};
-  if (predicts_) predictor_.BeginScope(kind);
+  placer_.BeginScope(kind);
 }
 
 void Pool::EndScope(bool may_ask_device) {
@@ -49,7 +48,6 @@ void Pool::EndScope(bool may_ask_device) {
     captures_.push_back(capture_);
     PinLive();
   }
-  predictor_.EndScope();
 }
 
 Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> capture,
@@ -84,7 +82,7 @@ Block Pool::Free(Address address) {
   memory_.Free(live);
   unpinned_ -= live.pinned ? 0 : 1;
   const Block block = live.block;
-  Unlist(block, live.ticket);
+  Unlist(block);
   return block;
 }
 
@@ -190,8 +188,8 @@ void Pool::List(LiveBlock&& live) {
   blocks_.Insert(address, std::move(live));
 }
 
-void Pool::Unlist(const Block& block, Ticket ticket) {
-  predictor_.Freed(ticket);
+void Pool::Unlist(const Block& block) {
+  placer_.Freed(block.address);
   stats_.allocated_bytes -= block.bytes;
   stats_.requested_bytes -= block.requested_bytes;
   ++stats_.frees;

@@ -66,7 +66,7 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
     const LiveBlock& live = Known(address);
     memory_.Give(live, fence);
     unpinned_ -= live.pinned ? 0 : 1;
-    Unlist(Block(live.block), live.ticket);
+    Unlist(Block(live.block));
   }
   for (std::size_t i = 0; i < checkpoint.blocks.size(); ++i) {
     if (!lives_on[i]) continue;

@@ -39,7 +39,6 @@ void Pool::GiveBack() {
   blocks_.ForEach([](Address, LiveBlock& live) { live.pinned = false; });
   unpinned_ = blocks_.size();
   identity_ = std::move(next_identity_);
-  predictor_.Forget();
   if (const std::exception_ptr error = Shrink()) std::rethrow_exception(error);
 }
 
@@ -97,7 +96,7 @@ std::exception_ptr Pool::Shrink() {
   shrinking_.reset();
   blocks_.ForEach(
       [&](Address, LiveBlock& live) { live.site.slot = renumbering.Of(live.site.slot); });
-  predictor_.Renumber(renumbering);
+  placer_.Forget();
   return renumbering.error;
 }
 

@@ -39,7 +39,7 @@ struct alignas(64) LiveBlock {
   bool pinned : 1 = true;
   // Names the stream that allocated it, in the scope in which it did (StreamMemory); 0: none.
   uint32_t tenure : 30 = 0;
-  Ticket ticket;
+  uint64_t capture = 0;            // how many had begun when it was allocated
   std::unique_ptr<Others> others;  // mostly none
 
   Granules length() const { return Granules::FromBytesRoundedUp(block.bytes); }

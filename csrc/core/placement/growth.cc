@@ -180,7 +180,7 @@ class GrowthPlanner {
   uint64_t MostNewPages(uint64_t pages) const {
     const uint64_t pool_pages = ranges_.page_count() + pages;
     if (streams_ == Streams::kOne) return MostHandlePages(pool_pages, pages);
-    return pool_pages < kExactPool ? 1 : MostHandlePages(pool_pages, 0);
+    return pool_pages < kExactPool ? 1 : MostHandlePages(pool_pages, pool_pages);
   }
 
   // Of equals the one that was considered first is best.
@@ -223,12 +223,9 @@ class GrowthPlanner {
 }  // namespace
 
 uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together) {
-  constexpr uint64_t kPartOfPool = 192;
+  constexpr uint64_t kPartOfPool = 80;
   const uint64_t of_pool = std::min(pool_pages / kPartOfPool, kMostHandlePages);
-  constexpr uint64_t kPartOfBlock = 32;
-  constexpr uint64_t kMostOfBlock = 32;
-  const uint64_t of_block = std::min(together / kPartOfBlock, kMostOfBlock);
-  return std::max({uint64_t{1}, of_pool, of_block});
+  return std::max<uint64_t>(1, std::min(of_pool, (together + 1) / 2));
 }
 
 // As few as can be and about as large as each other, so that blocks of one size can take each
