@@ -18,6 +18,7 @@
 namespace cgp {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
@@ -229,6 +230,8 @@ TEST_F(ProofTableTest, AStreamForfeitsWhatItOwnsAndIsTold) {
   Join(kB, kC);
   EXPECT_THAT(proofs_.Advance(b, graphs_.Record(kB)), ElementsAre(kFence7)) << "not handed over";
   Add(FenceId{3}, node, b);
+  Add(FenceId{5}, {Launch(kB)}, b);
+  const Frontier before = graphs_.Record(kB);
   graphs_.Launch(kB, HostGraphs::LaunchKind::kProgrammatic);
   proofs_.Advance(b, graphs_.Record(kB));
   EXPECT_TRUE(proofs_.IsProven(FenceId{3}, b));
@@ -238,8 +241,8 @@ TEST_F(ProofTableTest, AStreamForfeitsWhatItOwnsAndIsTold) {
   EXPECT_EQ(proofs_.LastLike(capture_, node, b), std::nullopt);
   Add(FenceId{4}, node, b);
   EXPECT_TRUE(proofs_.IsProven(FenceId{4}, b)) << "it came to own that later";
-  Join(kA, kB);
-  Advance(a, kA);  // receives, and so would lend what it refused
+  graphs_.Wait(kA, before);
+  EXPECT_THAT(Advance(a, kA), Contains(FenceId{5})) << "it receives, and lends again";
   EXPECT_THAT(Advance(b, kB), IsEmpty());
 }
 
