@@ -113,20 +113,6 @@ TEST_F(PoolStitchingTest, NothingIsMappedAnewWhereABlockFits) {
 }
 
 // Far from its peak, a block of two pages and a half finds a free run, and half a page elsewhere.
-TEST(SmallPoolTest, TakesAnEdgeWhereALargerOneTakesAPageMore) {
-  for (const uint64_t pages : {63U, 64U}) {
-    HostDriver host({.granularity = kPage, .map_memory = false});
-    Pool pool(host, {});
-    pool.BeginScope(ScopeKind::kCapture);
-    pool.Free(pool.Allocate(pages * kPage, kA).address);
-    pool.Allocate(kPage * 3 / 2, kA);
-    pool.Allocate(kPage, kA);  // behind it, but for half a page
-    const uint64_t mapped = pool.Stats().page_mappings;
-    pool.Allocate(kPage * 5 / 2, kA);
-    EXPECT_EQ(pool.Stats().page_mappings > mapped, pages == 63) << pages;
-    pool.Check();
-  }
-}
 
 // The driver's price is per handle: 32 pages are one where a block needs many, and a page is still
 // found by the granule.
