@@ -102,8 +102,7 @@ bool Placer::TakesTurns(Placement place, Granules length) {
   const Address address = ranges_.AddressOf(place.slot, place.offset);
   const LiveBlock* const live = blocks_.Find(address);
   if (live == nullptr || live->length() != length) return false;
-  if (!memory_.has_one_stream()) return true;
-  if (live->capture + 1 >= captures_) return false;
+  if (memory_.has_one_stream() && live->capture + 1 >= captures_) return false;
   like_ = address;
   return takes_turns_;
 }

@@ -42,12 +42,12 @@ SETS = (
 HEAD = f"""\
 # What each rule is worth
 
-`csrc/testing/ablate.py` takes rules of placement out of the core (`csrc/testing/mutants/rules.txt`).
+`csrc/testing/ablate.py` takes rules out of the core (`csrc/testing/mutants/rules.txt`).
 `cgp_quality` then replays the recorded traces and those of models (`tests/traces/models`) in 12
-orders, the latter in 4 behind warm-ups (*warm*), programs of {SEED} and later seeds that nothing was
-tuned on (*made up*), and programs of several streams. Of each set it says the mappings of a pool and
-reserved ÷ minimum in the mean; of all of them the nanoseconds of an operation, and how many traces
-still map something from the fourth to the {ROUNDS}th time that they are captured in one pool.
+orders, the latter in 4 behind warm-ups (*warm*), programs of {SEED} and later seeds that none was
+tuned on (*made up*), and programs of several streams. Of each set it says a pool's mappings and
+reserved ÷ minimum in the mean; of all of them the nanoseconds of an operation, and how many
+traces still map something from the fourth to the {ROUNDS}th time that they are captured.
 Pools of less than 64 MiB are left out, but not of several streams.
 """
 

@@ -69,9 +69,10 @@ add_quality_test(warm --warm --orders 50 ${texts}/recorded ${texts}/models)
 add_quality_test(programs ${programs_texts})
 add_quality_test(warm_programs --warm ${programs_texts})
 add_quality_test(training --training ${training_texts})
-add_quality_test(hostile --hostile ${hostile_texts} ${texts}/worst ${texts}/worst3)
+add_quality_test(hostile --hostile ${hostile_texts} ${texts}/worst/mixed_x27.txt ${texts}/worst/moe_x16.txt
+  ${texts}/worst/sawtooth_61556524.txt ${texts}/worst/sawtooth_700039008.txt ${texts}/worst/unforeseen_400B.txt ${texts}/worst3)
 add_quality_test(workspace --orders 10 ${texts}/workspace)
-add_quality_test(streams --streams ${texts}/streams)
+add_quality_test(streams --streams ${texts}/streams ${texts}/worst/streams_ratchet.txt)
 add_quality_test(one_way --one-way ${texts}/one_way)
 # Captured again and again in one pool.
 add_quality_test(again --repeat 24 ${texts}/recorded ${texts}/models ${texts}/worst ${texts}/worst3 ${texts}/workspace)

@@ -172,10 +172,10 @@ class RandomPlacement : public SmallPool, public ::testing::WithParamInterface<u
 void RandomPlacement::ExpectFindAsBruteForce(uint64_t length, Slack slack) {
   const uint64_t most = std::min<uint64_t>(Ideal(length) + static_cast<uint64_t>(slack),
                                            length / kP + (length % kP != 0 ? 1 : 0));
-  // The newest range that has a place, there the fewest whole pages.
+  // The oldest range that has a place, there the fewest whole pages.
   std::optional<uint32_t> range;
   uint64_t least = most;
-  for (uint32_t r = ranges_.range_count(); r-- > 0 && !range;) {
+  for (uint32_t r = 0; r < ranges_.range_count() && !range; ++r) {
     for (uint64_t start = begin(r); start < end(r); ++start) {
       if (!BruteFits(r, start, length)) continue;
       if (RunTouched(r, start, length) < std::max<uint64_t>(1, length / kP)) continue;
@@ -189,7 +189,7 @@ void RandomPlacement::ExpectFindAsBruteForce(uint64_t length, Slack slack) {
   if (!found) return;
   const uint64_t start = uint64_t{Index(found->slot)} * kP + found->offset.count();
   ASSERT_LT(found->offset, kPageSize);
-  ASSERT_EQ(ranges_.range_of(found->slot), RangeId{*range}) << "not the newest";
+  ASSERT_EQ(ranges_.range_of(found->slot), RangeId{*range}) << "not the oldest";
   ASSERT_TRUE(BruteFits(*range, start, length));
   ASSERT_TRUE(FitsWithoutWaste(*found, length));
   ASSERT_EQ(WholeTouched(start, length), least);
