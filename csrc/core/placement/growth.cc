@@ -40,7 +40,13 @@ class GrowthPlanner {
         most_whole_(fresh_.whole + static_cast<uint64_t>(slack)) {}
 
   GrowthPlan Plan() {
-    for (const End& end : FreeEnds()) ConsiderExtending(end);
+    const uint64_t longest = LongestPart();
+    for (const End& end : FreeEnds()) {
+      // Those that follow have less: none of them needs fewer handles.
+      const uint64_t least = (length_ - end.reused + longest - 1) / longest;
+      if (best_ && least >= best_->mapping.handles.size()) break;
+      ConsiderExtending(end);
+    }
     return best_ ? *best_ : StartRange();
   }
 
@@ -174,6 +180,13 @@ class GrowthPlanner {
       return edges.empty() ? 0 : edges.rbegin()->length;
     };
     return longest(free_.tails()) + longest(free_.heads());
+  }
+
+  // At least what any one handle holds of the block.
+  uint64_t LongestPart() const {
+    const std::set<WholeHandle>& wholes = free_.wholes();
+    const uint64_t whole = wholes.empty() ? 0 : wholes.begin()->pages;
+    return std::max(LongestPair(), std::max(whole, MostNewPages(PagesFor(length_))) * page_);
   }
 
   // As large as suits the pool and, where one stream alone needs them, the block.
