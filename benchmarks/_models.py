@@ -19,11 +19,25 @@ GPT2: dict[str, Any] = {
     "resid_pdrop": 0.0,
     "use_cache": False,
 }
+# Without what is random, or depends on the time.
+WAV2VEC2: dict[str, Any] = {
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "feat_proj_dropout": 0.0,
+    "final_dropout": 0.0,
+    "layerdrop": 0.0,
+    "apply_spec_augment": False,
+}
 
 
 def vision(name: str, **options: Any) -> nn.Module:
     """One of torchvision."""
     return import_module("torchvision").models.get_model(name, weights=None, **options)
+
+
+def video(name: str) -> nn.Module:
+    """One of torchvision, whose inputs are clips."""
+    return getattr(import_module("torchvision").models.video, name)(weights=None)
 
 
 def segmentation(name: str) -> nn.Module:

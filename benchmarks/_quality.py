@@ -14,6 +14,7 @@ class Figures:
     p99: float
     worst: float
     mappings: float
+    nanoseconds: float  # of an operation
 
 
 def read_quality(text: str) -> dict[str, Figures]:
@@ -21,8 +22,8 @@ def read_quality(text: str) -> dict[str, Figures]:
     rows = {}
     for line in text.splitlines():
         cells = line.split()
-        if len(cells) < 8 or cells[0] in ("trace", "BROKEN:"):
+        if len(cells) < 11 or cells[0] in ("trace", "BROKEN:"):
             continue
         name, orders, _, mean, p99, worst, mappings = cells[:7]
-        rows[name] = Figures(int(orders), float(mean), float(p99), float(worst), float(mappings))
+        rows[name] = Figures(int(orders), *map(float, (mean, p99, worst, mappings, cells[10])))
     return rows

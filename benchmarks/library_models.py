@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from _models import BERT, images, segmentation, text, timm, tokens, vision
+from _models import BERT, WAV2VEC2, images, segmentation, text, timm, tokens, video, vision
 from torch import Tensor, nn
 
 from cudagraph_pool._workloads import Workload
@@ -43,6 +43,11 @@ def _t5(model: nn.Module, given: Tensor) -> Tensor:
     return output
 
 
+def _last_hidden(model: nn.Module, given: Tensor) -> Tensor:
+    output: Tensor = model(given.flatten(1)).last_hidden_state
+    return output
+
+
 def _gradients(model: nn.Module, given: Tensor) -> Tensor:
     loss = model(given).float().square().mean()
     norms = torch._foreach_norm(torch.autograd.grad(loss, list(model.parameters())))
@@ -64,6 +69,20 @@ MODELS = {
         run=lambda model, given: model(given)["out"],
     ),
     "swin_t": Model(partial(vision, "swin_t"), images(224, torch.float16), range(2, 33, 2)),
+    "convnextv2_tiny": Model(
+        partial(timm, "convnextv2_tiny"), images(224, torch.float16), range(2, 41, 2)
+    ),
+    "wav2vec2": Model(
+        partial(text, "Wav2Vec2Model", **WAV2VEC2),
+        lambda size: torch.zeros(size, 32_000, dtype=torch.float16),
+        range(1, 11),
+        run=_last_hidden,
+    ),
+    "r3d_18": Model(
+        partial(video, "r3d_18"),
+        lambda size: torch.zeros(size, 3, 16, 112, 112, dtype=torch.float16),
+        range(1, 13),
+    ),
     "t5": Model(
         partial(text, "T5Model", dropout_rate=0.0, num_decoder_layers=6, use_cache=False),
         tokens(8),

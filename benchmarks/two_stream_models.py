@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +18,7 @@ class Rows(Workload):
     """
 
     per_key = 64
-    keys = range(4, 33, 4)
+    keys: Sequence[int] = range(4, 33, 4)
 
     def __init__(self, device: torch.device, width: int) -> None:
         self._device = device

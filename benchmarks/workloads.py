@@ -13,6 +13,7 @@ from _models import GPT2, text
 from library_models import KEPT, MODELS, LibraryModel
 from torch import Tensor, nn
 from two_stream_models import Branches, Rows, WeightStreaming, linears
+from workspace_models import SHAPES, WORKSPACE_BYTES, Products
 
 from cudagraph_pool._workloads import (
     DecoderShape,
@@ -191,6 +192,13 @@ WORKLOADS: dict[str, Callable[[torch.device], Workload]] = {
     "streaming": WeightStreaming,
     "branches": Branches,
     "deep": DeepDecoder,
+    **{
+        name + end: functools.partial(
+            Products, name=name + end, keys=keys, layers=layers, workspace_bytes=size
+        )
+        for name, (keys, layers) in SHAPES.items()
+        for end, size in (("", 0), ("-workspace", WORKSPACE_BYTES))
+    },
     **{
         name: functools.partial(LibraryModel, name=name)
         for model in MODELS

@@ -228,7 +228,8 @@ class Captures:
 
     def _driver_nanoseconds(self) -> int:
         """What our allocator has spent in driver calls so far."""
-        return load_adapter().driver_nanoseconds(self._device.index or 0) if self._ours else 0
+        calls = load_adapter().driver_calls(self._device.index or 0) if self._ours else {}
+        return sum(nanoseconds for _, nanoseconds in calls.values())
 
     def _run_eagerly(self, key: int) -> None:
         torch.cuda.synchronize(self._device)

@@ -4,20 +4,15 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/base/reserve.h"
 #include "core/placement/growth.h"
 
 namespace cgp {
 namespace {
 
-// Pools of fewer pages than this place what lives at the peak without slack: a page they waste is
-// more than 0.1 % of them. In larger pools it is not worth the mappings.
-constexpr uint32_t kExactPages = 1000;
-
-// Pools of fewer pages than this, if one stream allocates, place everything without slack.
-constexpr uint32_t kSmallPool = 64;
-
-// What brings a pool within this part of the most that ever lived in it is placed as at the peak.
-constexpr uint64_t kPartOfPeak = 4;
+// Blocks are placed without slack while the pages in use are more than two thirds of the most that
+// ever lived, and more than this part of it is wasted in them.
+constexpr uint64_t kWastedPart = 40;
 
 // A pool that several streams make grow is given up to this part of its pages ahead of need, once
 // that is more than one: the driver's price is per handle, and blocks of a few pages each would
@@ -53,60 +48,116 @@ bool IsExhausted(const DriverError& error) {
 
 void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   const uint64_t asked = live.block.requested_bytes;
+  const Granules length = live.length();
   if (asked > kLargestBlock) ThrowOutOfMemory("No device has so many addresses.", asked);
-  if (!memory_.has_one_stream()) predictor_.Stop();
-  const bool predicted = predictor_.is_active();
-  Predictor::Advice advice;
-  if (predicted) {
-    predictor_.ReserveOne(asked);
-    advice = predictor_.Advise(asked, view);
-  }
+  const KnownPlaces::Key key = known_.Again(length.count());
+  KnownPlaces::Places& again = known_.At(key);
+  KnownPlaces::Places* const alike =
+      memory_.has_one_stream() ? &known_.At(known_.Alike(SizeOf(length))) : nullptr;
   Found found;
   try {
-    found = Find(view, live.length(), stats, advice);
+    found = Find(view, length, stats, again, alike);
   } catch (const DriverError& error) {
     if (error.status() == DriverStatus::kOutOfMemory) ThrowOutOfMemory(error.what(), asked);
     throw;
   }
+  live.capture = captures_;
   live.site = {.slot = found.start.slot,
                .offset = static_cast<uint32_t>(found.start.offset.count())};
-  if (several_streams() && memory_.bytes().HasUntouchedPages(live.site, live.length())) {
+  if (several_streams() && memory_.bytes().HasUntouchedPages(live.site, length)) {
     memory_.NoteGrowth(live);
   }
-  memory_.bytes().Take(live.site, live.length(), found.node);
-  if (!predicted) return;
-  const Granules held = Granules::FromBytesRoundedUp(stats.allocated_bytes + live.block.bytes);
-  live.ticket = predictor_.Allocated(advice, found.start, asked, held);
+  memory_.bytes().Take(live.site, length, found.node);
+  KnownPlaces::Add(again, found.start);
+  known_.Advance(key);
+  const bool in_one_page = found.start.offset + length <= page_size();
+  if (alike && (length >= page_size() || !in_one_page)) KnownPlaces::Add(*alike, found.start);
 }
 
 Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& stats,
-                           const Predictor::Advice& advice) {
-  if (const std::optional<Placement> place = Follow(advice, length)) return {.start = *place};
-  // What lives when the pool holds most decides what it costs: this block, if the pool never held
-  // much more, or if its like did so in the largest capture.
-  const uint64_t nearly = stats.peak_allocated_bytes - stats.peak_allocated_bytes / kPartOfPeak;
-  const bool at_peak = advice.lives_at_peak || stats.allocated_bytes + length.bytes() >= nearly;
-  const uint32_t exact_below = at_peak ? kExactPages : (several_streams() ? 0 : kSmallPool);
-  const Slack slack = space().page_count() < exact_below ? Slack::kNone : Slack::kOnePage;
-  if (length < page_size()) return FindSmall(view, length, slack);
+                           const KnownPlaces::Places& again, const KnownPlaces::Places* alike) {
+  const bool small = length < page_size();
+  for (const Placement place : again) {
+    if (WholePagesAt(view, place, length)) return {.start = place};
+  }
+  if (std::ranges::any_of(again, [&](Placement place) { return TakesTurns(place, length); })) {
+    if (const auto place = PlaceApart(view, length)) return {.start = *place};
+  }
+  if (alike && !(small && view.BestFit(length))) {
+    for (const Placement place : *alike) {
+      const bool fits =
+          small ? WholePagesAt(view, place, length) == 0 : FitsWithoutWaste(view, place, length);
+      if (fits) return {.start = place};
+    }
+  }
+  const Slack slack = SlackFor(view, length, stats);
+  if (small) return FindSmall(view, length, slack);
   return {.start = Stitch(view, length, slack)};
 }
 
-std::optional<Placement> Placer::Follow(const Predictor::Advice& advice, Granules length) {
-  if (!advice.spot) return std::nullopt;
-  if (!advice.spot->growth) return advice.spot->place;
-  const uint64_t most_pages = predictor_.MostPages(length);
-  CGP_CHECK(space().page_count() + advice.spot->growth->mapping.new_pages() <= most_pages);
+// Whether a block of that length lives there that will be dropped when this one is made. So it was
+// with the last one that an earlier capture than the last had made; of several streams it is taken
+// for granted.
+bool Placer::TakesTurns(Placement place, Granules length) {
+  const Address address = ranges_.AddressOf(place.slot, place.offset);
+  const LiveBlock* const live = blocks_.Find(address);
+  if (live == nullptr || live->length() != length) return false;
+  if (!memory_.has_one_stream()) return true;
+  if (live->capture + 1 >= captures_) return false;
+  like_ = address;
+  return takes_turns_;
+}
+
+void Placer::BeginScope(ScopeKind kind) {
+  known_.BeginScope();
+  captures_ += kind == ScopeKind::kCapture ? 1 : 0;
+}
+
+// A block whose like of an earlier scope still lives: when that is dropped the two will go on
+// taking turns. It lies behind the others of the kind, in pages of their own, so that all else finds
+// its places free again, whichever of the two lives.
+std::optional<Placement> Placer::PlaceApart(FreeView& view, Granules length) {
+  const uint64_t any = PagesFor(length, page_size()) + 1;
+  for (const RangeId range : apart_) {
+    if (const auto place = FindInRange(view, length, range, any)) return place;
+  }
+  CheckAgainstDevice(length);
+  GrowthPlan growth;
+  uint64_t pages = PagesFor(length, page_size());
+  if (!apart_.empty()) {
+    const RangeTable::Range& range = ranges_.range(apart_.back());
+    const Granules reused = FreeAtBack(view, apart_.back());
+    growth.start = -static_cast<int64_t>(reused.count());
+    if (reused >= length) return growth.PlacementFrom(range.end(), page_size());
+    const uint64_t fewer = PagesFor(length - reused, page_size());
+    if (fewer <= range.room_back) {
+      growth.mapping.range = apart_.back();
+      pages = fewer;
+    } else {
+      growth.start = 0;
+    }
+  }
+  AppendNewHandles(pages, MostHandlePages(ranges_.page_count() + pages, pages),
+                   growth.mapping.handles);
   try {
-    return advice.spot->growth->PlacementFrom(memory_.bytes().Map(advice.spot->growth->mapping),
-                                              page_size());
+    ReserveMore(apart_, 1);
+    const SlotId first = memory_.bytes().Map(growth.mapping);
+    if (!growth.mapping.range) apart_.push_back(ranges_.range_of(first));
+    return growth.PlacementFrom(first, page_size());
   } catch (const DriverError& error) {
-    // A plan may want more pages than other places for the block do. Whether there is enough for it
-    // is for those to find out who place it without a plan.
     if (!IsExhausted(error)) throw;
-    predictor_.GiveUpPlan();
     return std::nullopt;
   }
+}
+
+Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& stats) const {
+  const uint64_t live = stats.allocated_bytes + length.bytes();
+  const uint64_t most_lived = std::max(stats.peak_allocated_bytes, live);
+  const uint64_t pages =
+      space().page_count() - view.whole_page_count() + PagesFor(length, page_size());
+  const uint64_t used = pages * page_size().bytes();
+  const bool wastes = (used - live) * kWastedPart > most_lived;
+  return wastes && used * 3 > most_lived * 2 ? Slack::kNone : Slack::kOnePage;
 }
 
 // A block below a page lies in the best fit among pages in part use, so that small blocks gather

@@ -1,5 +1,5 @@
-// Where a block goes, and what is mapped for it: as was predicted, if that holds (predictor.h);
-// else a small block into the best fit, and a large one as placement.h has it.
+// Where a block goes, and what is mapped for it: a small block into the best fit, a large one where
+// one like it lay before in the scope (known_places.h), else as placement.h has it.
 //
 // invariant: a block that was placed is used in the memory; whatever failed has mapped nothing
 #pragma once
@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "core/base/units.h"
 #include "core/driver.h"
@@ -14,19 +15,29 @@
 #include "core/memory/live_block.h"
 #include "core/memory/range_table.h"
 #include "core/memory/stream_memory.h"
+#include "core/placement/known_places.h"
 #include "core/placement/placement.h"
-#include "core/planning/predictor.h"
 #include "core/pool_values.h"
 
 namespace cgp {
 
 class Placer {
  public:
-  Placer(Driver& driver, const RangeTable& ranges, StreamMemory& memory, Predictor& predictor)
-      : driver_(driver), ranges_(ranges), memory_(memory), predictor_(predictor) {}
+  Placer(Driver& driver, const RangeTable& ranges, StreamMemory& memory, const LiveBlocks& blocks)
+      : driver_(driver), ranges_(ranges), memory_(memory), blocks_(blocks) {}
+
+  void BeginScope(ScopeKind kind);
+  // Slots have other numbers now.
+  void Forget() {
+    known_.Forget();
+    apart_.clear();
+  }
+
+  // The block that starts there is freed.
+  void Freed(Address address) { takes_turns_ |= address == like_; }
 
   // Gives a block of its `block.bytes`, in a pool with these figures, a site where all bytes are
-  // the view's to take, and takes them; the predictor learns of it. pre: the view is what
+  // the view's to take, and takes them; its place is known then. pre: the view is what
   // StreamMemory::BeginTake() returned last.
   void Place(FreeView& view, LiveBlock& live, const PoolStats& stats);
 
@@ -37,8 +48,14 @@ class Placer {
   };
 
   Found Find(FreeView& view, Granules length, const PoolStats& stats,
-             const Predictor::Advice& advice);
-  std::optional<Placement> Follow(const Predictor::Advice& advice, Granules length);
+             const KnownPlaces::Places& again, const KnownPlaces::Places* alike);
+  bool TakesTurns(Placement place, Granules length);
+  std::optional<Placement> PlaceApart(FreeView& view, Granules length);
+  Slack SlackFor(const FreeView& view, Granules length, const PoolStats& stats) const;
+  // Blocks of one size can take each other's places.
+  uint64_t SizeOf(Granules length) const {
+    return length < page_size() ? length.count() : PagesFor(length, page_size()) << 32;
+  }
   Found FindSmall(FreeView& view, Granules length, Slack slack);
   std::optional<NodeId> FindChain(const FreeView& view, Granules length) const;
   TakersOf Takers() const;
@@ -54,7 +71,12 @@ class Placer {
   Driver& driver_;
   const RangeTable& ranges_;
   StreamMemory& memory_;
-  Predictor& predictor_;
+  const LiveBlocks& blocks_;
+  KnownPlaces known_;
+  Address like_ = 0;            // of the last block that was found living in the place of its like
+  bool takes_turns_ = false;    // whether one was freed since then
+  uint64_t captures_ = 0;       // that began
+  std::vector<RangeId> apart_;  // of the blocks that PlaceApart() placed
 };
 
 }  // namespace cgp

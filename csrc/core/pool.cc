@@ -26,8 +26,7 @@ Granules PageSize(const Driver& driver, const PoolOptions& options) {
 
 }  // namespace
 
-Pool::Pool(Driver& driver, PoolOptions options)
-    : Pool(PageSize(driver, options), driver, options.predicts) {}
+Pool::Pool(Driver& driver, PoolOptions options) : Pool(PageSize(driver, options), driver) {}
 
 void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   if (kind == ScopeKind::kCapture) ReserveMore(captures_, 1);
@@ -35,7 +34,7 @@ void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   stats_.scope_peak_bytes = stats_.allocated_bytes;
   reserved_before_ = reserved_bytes();
   capture_ = {.live_before_bytes = stats_.allocated_bytes, .first_allocation = stats_.allocations};
-  if (predicts_) predictor_.BeginScope(kind);
+  placer_.BeginScope(kind);
 }
 
 void Pool::EndScope(bool may_ask_device) {
@@ -49,7 +48,6 @@ void Pool::EndScope(bool may_ask_device) {
     captures_.push_back(capture_);
     PinLive();
   }
-  predictor_.EndScope();
 }
 
 Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> capture,
@@ -67,8 +65,9 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> c
   live.eager = memory_.scope() == ScopeKind::kEager;
   placer_.Place(memory_.BeginTake(live, capture), live, stats_);
   live.block.address = ranges_.AddressOf(live.site.slot, Granules(live.site.offset));
-  if (!live.eager) ranges_.Pin(live.site.slot);
-  unpinned_ |= live.eager;
+  live.pinned = !live.eager;
+  if (live.pinned) ranges_.Pin(live.site.slot);
+  unpinned_ += live.pinned ? 0 : 1;
   const Block block = live.block;
   List(std::move(live));
   stats_.peak_allocated_bytes = std::max(stats_.peak_allocated_bytes, stats_.allocated_bytes);
@@ -81,8 +80,9 @@ Block Pool::Free(Address address) {
   // The graph may read it: graph trees fill the inputs that died in a capture before each replay.
   if (in_capture_scope()) ranges_.Pin(live.site.slot);
   memory_.Free(live);
+  unpinned_ -= live.pinned ? 0 : 1;
   const Block block = live.block;
-  Unlist(block, live.ticket);
+  Unlist(block);
   return block;
 }
 
@@ -148,13 +148,17 @@ void Pool::Check() const {
   memory_.Check();
   uint64_t allocated = 0;
   uint64_t requested = 0;
+  uint64_t unpinned = 0;
   blocks_.ForEach([&](Address address, const LiveBlock& live) {
     CGP_CHECK(address == live.block.address);
     CGP_CHECK(address == ranges_.AddressOf(live.site.slot, Granules(live.site.offset)));
     allocated += live.block.bytes;
     requested += live.block.requested_bytes;
+    unpinned += live.pinned ? 0 : 1;
+    CGP_CHECK(!live.pinned || ranges_.range(ranges_.range_of(live.site.slot)).pinned);
   });
   CGP_CHECK(allocated == stats_.allocated_bytes && requested == stats_.requested_bytes);
+  CGP_CHECK(unpinned == unpinned_);
 }
 
 const LiveBlock& Pool::Known(Address address) const {
@@ -168,8 +172,11 @@ const LiveBlock& Pool::Known(Address address) const {
 
 // The graph may use what lives when its capture ends.
 void Pool::PinLive() {
-  if (!std::exchange(unpinned_, false)) return;
-  blocks_.ForEach([&](Address, const LiveBlock& live) { ranges_.Pin(live.site.slot); });
+  if (std::exchange(unpinned_, 0) == 0) return;
+  blocks_.ForEach([&](Address, LiveBlock& live) {
+    ranges_.Pin(live.site.slot);
+    live.pinned = true;
+  });
 }
 
 // Puts the block into the books, and takes it out. pre: there is room.
@@ -181,8 +188,8 @@ void Pool::List(LiveBlock&& live) {
   blocks_.Insert(address, std::move(live));
 }
 
-void Pool::Unlist(const Block& block, Ticket ticket) {
-  predictor_.Freed(ticket);
+void Pool::Unlist(const Block& block) {
+  placer_.Freed(block.address);
   stats_.allocated_bytes -= block.bytes;
   stats_.requested_bytes -= block.requested_bytes;
   ++stats_.frees;

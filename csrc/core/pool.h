@@ -3,10 +3,9 @@
 // Not thread-safe: PoolSet orders the calls. Each member either does all that it says or throws and
 // changes nothing that can be asked for: UsageError, DriverError, OutOfMemoryError where the device
 // has no memory left, std::bad_alloc where the host has none. What a call that failed may leave
-// behind is that the pool has learned less of its captures, or holds freed bytes back for longer.
+// behind is that the pool knows fewer places, or holds freed bytes back for longer.
 //
-// It joins what is mapped (RangeTable), who may take it (StreamMemory), what the captures to come
-// will ask for (Predictor) and where blocks go (Placer).
+// It joins what is mapped (RangeTable), who may take it (StreamMemory) and where blocks go (Placer).
 //
 //   pool.cc             the front: scopes, blocks that come and go, what is told of them
 //   pool_checkpoint.cc  back to what lived earlier
@@ -32,7 +31,6 @@
 #include "core/memory/range_table.h"
 #include "core/memory/stream_memory.h"
 #include "core/placer.h"
-#include "core/planning/predictor.h"
 #include "core/pool_values.h"
 
 namespace cgp {
@@ -134,12 +132,10 @@ class Pool {
  private:
   static constexpr uint64_t kLeastMappingLimit = 512;
 
-  Pool(Granules page_size, Driver& driver, bool predicts)
+  Pool(Granules page_size, Driver& driver)
       : ranges_(driver, page_size),
         memory_(driver, page_size, ranges_, blocks_),
-        predictor_(memory_.bytes(), blocks_),
-        placer_(driver, ranges_, memory_, predictor_),
-        predicts_(predicts) {}
+        placer_(driver, ranges_, memory_, blocks_) {}
 
   const LiveBlock& Known(Address address) const;
   LiveBlock& Known(Address address) {
@@ -147,7 +143,7 @@ class Pool {
   }
   void PinLive();
   void List(LiveBlock&& live);
-  void Unlist(const Block& block, Ticket ticket);
+  void Unlist(const Block& block);
   uint64_t BytesOf(uint64_t pages) const { return pages * memory_.bytes().page_size().bytes(); }
 
   std::vector<bool> SlotsInUse() const;
@@ -156,11 +152,8 @@ class Pool {
   LiveBlocks blocks_;
   RangeTable ranges_;
   StreamMemory memory_;
-  Predictor predictor_;
   Placer placer_;
-  const bool predicts_;
-  // Whether a block may live in a range that is not pinned.
-  bool unpinned_ = false;
+  uint64_t unpinned_ = 0;                             // live blocks that are not pinned
   uint64_t mapping_limit_ = kLeastMappingLimit;       // beyond which mappings are looked through
   std::shared_ptr<RangeTable::Shrinking> shrinking_;  // what is prepared
   PoolStats stats_;                                   // what Stats() does not derive

@@ -65,7 +65,8 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   for (const auto& [address, fence] : dropped) {
     const LiveBlock& live = Known(address);
     memory_.Give(live, fence);
-    Unlist(Block(live.block), live.ticket);
+    unpinned_ -= live.pinned ? 0 : 1;
+    Unlist(Block(live.block));
   }
   for (std::size_t i = 0; i < checkpoint.blocks.size(); ++i) {
     if (!lives_on[i]) continue;

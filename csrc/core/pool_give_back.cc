@@ -36,9 +36,9 @@ void Pool::GiveBack() {
   stats_.peak_reserved_bytes = std::max(stats_.peak_reserved_bytes, reserved_bytes());
   memory_.OpenAll();
   ranges_.UnpinAll();
-  unpinned_ = true;
+  blocks_.ForEach([](Address, LiveBlock& live) { live.pinned = false; });
+  unpinned_ = blocks_.size();
   identity_ = std::move(next_identity_);
-  predictor_.Forget();
   if (const std::exception_ptr error = Shrink()) std::rethrow_exception(error);
 }
 
@@ -96,7 +96,7 @@ std::exception_ptr Pool::Shrink() {
   shrinking_.reset();
   blocks_.ForEach(
       [&](Address, LiveBlock& live) { live.site.slot = renumbering.Of(live.site.slot); });
-  predictor_.Renumber(renumbering);
+  placer_.Forget();
   return renumbering.error;
 }
 

@@ -87,6 +87,9 @@ std::vector<PoolScript> Scripts() {
        "A grows (of before, though freed behind it); own = A; free own; A reuses; B reuses"},
       {"ItsOwnBytesAStreamTakesWhateverItLaunches",
        "capture A B; a = A; b = B; A launches; B launches; free b; B launches early; B reuses"},
+      {"WhatTheFirstStreamFreedBeforeAnythingWasCapturedIsAlsoTheirsWhoRested",
+       "capture A B; x = A 1g; y = B 1g; free x y; end; capture A B; end; capture A B; z = A 1g;"
+       "free z; w = B 1g; w shares z; end"},
       // --- Which bytes ---
       {"NeighboursBehindDifferentFencesAreOneToWhomMayTakeBoth",
        "capture A B C; low = A 8g; high = B 8g; A launches; B launches; free low high; C waits A;"

@@ -15,8 +15,6 @@ struct PoolOptions {
   // Size of a page: a power-of-two multiple of the driver's granularity; 0 means the granularity
   // itself.
   uint64_t page_bytes = 0;
-  // Off, all blocks are placed as if nothing were known: what cgp_quality measures predictions by.
-  bool predicts = true;
 };
 
 struct PoolStats {

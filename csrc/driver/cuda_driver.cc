@@ -110,12 +110,20 @@ CUmemAllocationProp CudaDriver::HandleProperties() const {
 }
 
 template <typename Function>
-CUresult CudaDriver::Timed(const Function& call) {
+CUresult CudaDriver::Timed(std::string_view name, const Function& call) {
   const auto begin = std::chrono::steady_clock::now();
   const CUresult code = call();
   const std::chrono::nanoseconds elapsed = std::chrono::steady_clock::now() - begin;
-  nanoseconds_ += static_cast<uint64_t>(elapsed.count());
+  const std::lock_guard lock(calls_mutex_);
+  CallTime& time = calls_[name];
+  ++time.calls;
+  time.nanoseconds += static_cast<uint64_t>(elapsed.count());
   return code;
+}
+
+std::map<std::string_view, CudaDriver::CallTime> CudaDriver::calls() const {
+  const std::lock_guard lock(calls_mutex_);
+  return calls_;
 }
 
 template <typename... Parameters>
@@ -123,7 +131,7 @@ void CudaDriver::Call(CudaContext& context, Error error,
                       const CudaFunction<CUresult(Parameters...)>& function,
                       std::type_identity_t<Parameters>... arguments) {
   const CurrentContext current(context);
-  const CUresult code = Timed([&] { return function(arguments...); });
+  const CUresult code = Timed(function.name, [&] { return function(arguments...); });
   context_.Check(function.name, code, error.out_of_memory, error.bytes);
 }
 
@@ -286,7 +294,7 @@ bool CudaDriver::EventDone(Event event) {
   const UnsafeCallsAllowed allowed(api_);
   const CurrentContext current(context_);
   for (const auto& one : MarkOf(event)) {
-    const CUresult code = Timed([&] { return api_.cuEventQuery(one.get()); });
+    const CUresult code = Timed(api_.cuEventQuery.name, [&] { return api_.cuEventQuery(one.get()); });
     if (code == CUDA_ERROR_NOT_READY) return false;
     context_.Check(api_.cuEventQuery.name, code);
   }
@@ -300,12 +308,7 @@ void CudaDriver::WaitEvent(StreamId stream, Event event) {
   }
 }
 
-void CudaDriver::DestroyEvent(Event event) noexcept {
-  Timed([event] {
-    delete &MarkOf(event);
-    return CUDA_SUCCESS;
-  });
-}
+void CudaDriver::DestroyEvent(Event event) noexcept { delete &MarkOf(event); }
 
 MemoryInfo CudaDriver::Info() {
   size_t free = 0;

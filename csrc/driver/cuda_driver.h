@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -34,8 +35,13 @@ class CudaDriver final : public Driver {
   // Whether memory of the device can be exported as file descriptors.
   bool CanExport() const;
 
-  // What calls to CUDA have taken so far, failed ones included.
-  uint64_t nanoseconds() const { return nanoseconds_; }
+  // By the names of CUDA's functions: how often each was called so far, failed calls included, and
+  // how long it took.
+  struct CallTime {
+    uint64_t calls = 0;
+    uint64_t nanoseconds = 0;
+  };
+  std::map<std::string_view, CallTime> calls() const;
 
   int device() const noexcept override { return context_.device(); }
   uint64_t granularity() const noexcept override { return granularity_; }
@@ -61,9 +67,9 @@ class CudaDriver final : public Driver {
   MemoryInfo Info() override;
 
  private:
-  // What `call` returns; nanoseconds() has grown by the time that it took.
+  // What `call` returns; calls() counts it under the name.
   template <typename Function>
-  CUresult Timed(const Function& call);
+  CUresult Timed(std::string_view name, const Function& call);
   // Calls `function` with the context current, and times it. Throws its error, which may say for
   // how many bytes it was, and what it means that memory ran out.
   struct Error {
@@ -99,7 +105,8 @@ class CudaDriver final : public Driver {
   std::mutex peers_mutex_;
   std::vector<CUdevice> peers_;
 
-  std::atomic<uint64_t> nanoseconds_{0};
+  mutable std::mutex calls_mutex_;
+  std::map<std::string_view, CallTime> calls_;
 };
 
 }  // namespace cgp

@@ -312,24 +312,22 @@ TEST_F(CudaDriverTest, EachErrorOfCudaIsThrownWithCallCodeAndBytes) {
   driver.DestroyEvent(event);
 }
 
-TEST_F(CudaDriverTest, TimesCallsFailedOnesToo) {
+TEST_F(CudaDriverTest, CountsAndTimesCallsFailedOnesToo) {
   CudaDriver driver(0, api_);
-  uint64_t before = driver.nanoseconds();
-  EXPECT_EQ(before, 0u);
-  const auto expect_timed = [&](const char* what) {
-    EXPECT_GT(driver.nanoseconds(), before) << what;
-    before = driver.nanoseconds();
+  EXPECT_TRUE(driver.calls().empty());
+  const auto expect_counted = [&](std::string_view name, uint64_t calls) {
+    EXPECT_EQ(driver.calls().at(name).calls, calls) << name;
+    EXPECT_GT(driver.calls().at(name).nanoseconds, 0u) << name;
   };
   driver.Create(kPage);
-  expect_timed("Create");
+  expect_counted("cuMemCreate", 1);
   Failing("cuMemCreate", CUDA_ERROR_OUT_OF_MEMORY, [&] { driver.Create(kPage); });
-  expect_timed("a Create that fails");
+  expect_counted("cuMemCreate", 2);
   const Event event = driver.RecordEvent(kStream);
-  expect_timed("RecordEvent");
+  expect_counted("cuEventRecord", 1);
   driver.EventDone(event);
-  expect_timed("EventDone");
+  expect_counted("cuEventQuery", 1);
   driver.DestroyEvent(event);
-  expect_timed("DestroyEvent");
 }
 
 TEST_F(CudaDriverTest, CallsComeFromManyThreads) {

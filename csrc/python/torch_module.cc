@@ -137,10 +137,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     }
     return std::nullopt;
   });
-  m.def("driver_nanoseconds", [](DeviceIndex device) {
-    uint64_t sum = 0;
+  m.def("driver_calls", [](DeviceIndex device) {
+    std::map<std::string_view, std::pair<uint64_t, uint64_t>> sum;
     for (cgp::DevicePools* const pools : PoolsOf(device)) {
-      sum += cgp::NanosecondsOf(pools->driver.inner());
+      for (const auto& [name, call] : cgp::CallsOf(pools->driver.inner())) {
+        sum[name].first += call.first;
+        sum[name].second += call.second;
+      }
     }
     return sum;
   });

@@ -110,7 +110,7 @@ class Author {
   }
 
   // The same graphs once more and again, larger or smaller, as a program does that is captured for
-  // several sizes: the larger ones are planned from those before.
+  // several sizes: what is alike in them goes where it lay.
   void Repeat() {
     const Steps once = steps_;
     const uint64_t items = std::max(last_item_, last_event_);

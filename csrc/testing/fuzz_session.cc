@@ -14,11 +14,11 @@ std::string ToString(const FuzzSetup& setup) {
   return Text("FuzzSetup{.granularity_bytes = ", setup.granularity_bytes,
               ", .page_bytes = ", setup.page_bytes,
               ", .physical_limit_bytes = ", setup.physical_limit_bytes, std::boolalpha,
-              ", .predicts = ", setup.predicts, ", .map_memory = ", setup.map_memory,
-              ", .inspect_every = ", setup.inspect_every, ", .one_pool = ", setup.one_pool,
-              ", .tidy_end = ", setup.tidy_end, ", .fail_each = ", setup.fail_each,
-              ", .streams = ", setup.streams, ", .seed = ", setup.seed,
-              "U, .forked = ", setup.forked, ", .threads = ", setup.threads, "}");
+              ", .map_memory = ", setup.map_memory, ", .inspect_every = ", setup.inspect_every,
+              ", .one_pool = ", setup.one_pool, ", .tidy_end = ", setup.tidy_end,
+              ", .fail_each = ", setup.fail_each, ", .streams = ", setup.streams,
+              ", .seed = ", setup.seed, "U, .forked = ", setup.forked,
+              ", .threads = ", setup.threads, "}");
 }
 
 namespace {
@@ -39,13 +39,12 @@ std::string ComplaintOf(const Judging& judge) {
 FuzzSession::FuzzSession(const FuzzSetup& setup, World* shared, uint64_t number)
     : setup_(setup),
       number_(number),
-      own_world_(
-          shared ? nullptr
-                 : std::make_unique<World>(
-                       HostDriverOptions{.granularity = setup.granularity_bytes,
-                                         .physical_limit_bytes = setup.physical_limit_bytes,
-                                         .map_memory = setup.map_memory},
-                       PoolOptions{.page_bytes = setup.page_bytes, .predicts = setup.predicts})),
+      own_world_(shared ? nullptr
+                        : std::make_unique<World>(
+                              HostDriverOptions{.granularity = setup.granularity_bytes,
+                                                .physical_limit_bytes = setup.physical_limit_bytes,
+                                                .map_memory = setup.map_memory},
+                              PoolOptions{.page_bytes = setup.page_bytes})),
       world_(shared ? *shared : *own_world_),
       model_(watch_, dag_, setup.page_bytes),
       random_(setup.seed) {}
@@ -204,6 +203,7 @@ void FuzzSession::Begin(PoolId id, ScopeKind kind, bool capturing) {
       !model_.OpenScope(id).has_value(), [&] { set_.BeginScope(id, kind, capturing); },
       [&] {
         asked_.insert(id);
+        sizes_.erase(id);
         model_.BeginScope(id, kind, may_mark);
         watch_.set_capturing(model_.AnyCaptureOpen());
         if (kind == ScopeKind::kCapture) BeginCapture(id);
@@ -275,14 +275,12 @@ void FuzzSession::Allocate(const Step& step) {
     result.fault_fired = true;  // the limit is as good a cause
   }
   if (result.outcome == Outcome::kDone) {
-    // A pool's first range that there are no addresses for is asked for once more, without room. A
-    // plan that the driver has no memory for is given up, and the block placed without; pages
-    // beyond need are done without just so. Mappings that an eager scope could not unmap are
+    // A pool's first range that there are no addresses for is asked for once more, without room. Pages
+    // of its own, and pages beyond need, a block is placed without where the driver has none. Mappings that an eager scope could not unmap are
     // unmapped later.
     const bool asked_again =
         first_range && !fault_.for_good && fault_.status == DriverStatus::kOutOfAddresses;
-    const bool given_up =
-        (need.planned || need.beyond > 0) && fault_.status != DriverStatus::kFailed;
+    const bool given_up = (need.apart || need.beyond > 0) && fault_.status != DriverStatus::kFailed;
     if (asked_again || given_up || unmaps) result.fault_fired = false;
     if (allowed) Placed(step, block, need);
   }
@@ -307,11 +305,17 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   JudgePieces(id, block, pieces);
   const uint64_t new_pages = pages - pages_before;
   if (new_pages > 0 && rounded < setup_.page_bytes) ++growths_judged_;
-  if (new_pages > need.most_new() && !remained_.contains(id)) {
-    Complain("asked the driver for ", new_pages, " pages where ", need.most_new(), " do");
+  uint64_t& sizes = sizes_[id];
+  sizes = (sizes + rounded) * 0x9E3779B97F4A7C15;
+  const bool comes_again = !known_sizes_.emplace(id, sizes).second;
+  // What comes again while its like lives may have pages of its own.
+  const uint64_t own = (rounded + setup_.page_bytes - 1) / setup_.page_bytes;
+  const uint64_t most_new = std::max(need.most_new(), comes_again ? own : 0);
+  if (new_pages > most_new && !remained_.contains(id)) {
+    Complain("asked the driver for ", new_pages, " pages where ", most_new, " do");
   }
-  // One more saves mappings; two would not. (What is predicted repeats what an earlier scope did,
-  // and so may take more.) A page amid a handle of several is no edge that could hold the
+  // One more saves mappings; two would not. (What comes behind the same sizes as before lies where
+  // it lay then, whatever that takes now.) A page amid a handle of several is no edge that could hold the
   // remainder, whatever is free of it: where there are such handles, a page for the remainder is
   // always right. And a page may be whole, rather than an edge, only since work has gone on that
   // the pool has not asked about.
@@ -320,7 +324,7 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   const uint64_t ideal =
       one_page_handles ? need.ideal : (rounded + setup_.page_bytes - 1) / setup_.page_bytes;
   const bool judged =
-      !setup_.predicts && model_.OpenScope(id) == ScopeKind::kEager && asked_.contains(id);
+      !comes_again && model_.OpenScope(id) == ScopeKind::kEager && asked_.contains(id);
   if (judged && whole_pages > ideal + 1) {
     Complain("took ", whole_pages, " whole pages where ", ideal, " do");
   }

@@ -26,7 +26,6 @@ struct FuzzSetup {
   uint64_t granularity_bytes = 4096;
   uint64_t page_bytes = 4096;  // a power-of-two multiple of the granularity
   uint64_t physical_limit_bytes = uint64_t{1} << 30;
-  bool predicts = true;
   bool map_memory = true;  // kernels fill blocks, and check them
   // How many steps lie between two looks at what is too slow to compare after each.
   uint64_t inspect_every = 16;
@@ -211,7 +210,9 @@ class FuzzSession {
   CaptureDag dag_{host_.graphs()};
   PoolModel model_;
 
-  std::set<PoolId> asked_;  // whose scope has begun since work went on
+  std::set<PoolId> asked_;            // whose scope has begun since work went on
+  std::map<PoolId, uint64_t> sizes_;  // what was asked for in its scope so far, in one number
+  std::set<std::pair<PoolId, uint64_t>> known_sizes_;  // and in any so far
   // Under way, by the pool whose scope is open; the first is that which streams join.
   std::map<PoolId, std::vector<CaptureId>> captures_;
   std::unordered_map<uint64_t, Address> addresses_;  // of every label that was ever allocated

@@ -17,7 +17,6 @@ OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : dice_(s
   // One sequence in four lives with a limit that it will meet.
   setup.physical_limit_bytes =
       dice_.OneIn(4) ? setup.page_bytes * (1 + dice_.Below(40)) : uint64_t{1} << 30;
-  setup.predicts = !dice_.OneIn(4);
   setup.tidy_end = dice_.OneIn(2);
   left_ = uint64_t{20} << dice_.Below(6);
   pools_ = 1 + dice_.Below(3);

@@ -1,7 +1,6 @@
 // Random steps for a FuzzSession. Captures and eager scopes repeat earlier ones at another scale now
-// and then, as a program does that is captured for several sizes: what the pool predicts, plans and
-// follows (core/planning/predictor.h). Random scopes are never alike, so without this no plan would
-// ever be made.
+// and then, as a program does that is captured for several sizes. Random scopes are never alike, so without this no
+// place would be known from before (core/placement/known_places.h).
 #pragma once
 
 #include <cstdint>

@@ -147,7 +147,7 @@ PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream) co
   const uint64_t beyond = PagesBeyond(pool, bytes, stream);
   return {.ideal = granules / granules_per_page_ + (remainder > held ? 1 : 0),
           .whole_pages = whole_pages,
-          .planned = MayBePlanned(pool),
+          .apart = MayComeAgain(pool),
           .beyond = beyond - std::min(beyond, whole_pages)};
 }
 
@@ -390,7 +390,7 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
   ModelPool& pool = Known(id);
   // A plan may have a block lie in fewer of the pages that it needs than are made.
   const bool may_be_ahead =
-      MayBePlanned(pool) || PagesBeyond(pool, block.requested_bytes, block.stream) > 0;
+      MayComeAgain(pool) || PagesBeyond(pool, block.requested_bytes, block.stream) > 0;
   LiveBlock live{label, id, block, std::move(pieces)};
   live.eager = pool.scope == ScopeKind::kEager;
   if (dag_.IsCaptured(block.stream)) pool.told.insert(dag_.At(block.stream).capture);

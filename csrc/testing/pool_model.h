@@ -96,11 +96,11 @@ class PoolModel {
   struct Need {
     uint64_t ideal = 0;  // without which no placement does, as long as each block is in one range
     uint64_t whole_pages = 0;  // that are free and promised
-    bool planned = false;      // possibly, from an earlier scope
+    bool apart = false;        // it may come again, and have pages of its own
     uint64_t beyond = 0;       // pages that may be made with those that are needed
     // What the driver must have for the allocation to succeed.
     uint64_t least_new() const { return ideal > whole_pages ? ideal - whole_pages : 0; }
-    // No more, planned or not: what is predicted makes no page that the block does not need.
+    // No more, but for a block that comes again while its like lives.
     uint64_t most_new() const { return least_new() > 0 ? least_new() + beyond : 0; }
   };
   Need NeedOf(PoolId id, uint64_t bytes, StreamId stream) const;
@@ -221,7 +221,7 @@ class PoolModel {
     uint64_t longest = 0;
   };
 
-  static bool MayBePlanned(const ModelPool& pool) {
+  static bool MayComeAgain(const ModelPool& pool) {
     return pool.scope.has_value() && pool.had_scopes;
   }
   uint64_t PagesBeyond(const ModelPool& pool, uint64_t bytes, StreamId stream) const;

@@ -25,13 +25,16 @@ set(texts ${CMAKE_CURRENT_BINARY_DIR}/traces)
 set(to_text ${PROJECT_SOURCE_DIR}/benchmarks/trace_to_text.py)
 set(stream_programs ${PROJECT_SOURCE_DIR}/benchmarks/stream_programs.py)
 set(run_python ${CMAKE_COMMAND} -E env PYTHONPATH=${PROJECT_SOURCE_DIR} ${Python_EXECUTABLE})
-file(GLOB trace_files CONFIGURE_DEPENDS ${traces}/*.json.gz ${traces}/models/*.json.gz ${traces}/worst/*.json.gz ${traces}/*.py)
+file(GLOB trace_files CONFIGURE_DEPENDS ${traces}/*.json.gz ${traces}/models/*.json.gz ${traces}/worst/*.json.gz ${traces}/worst3/*.json.gz
+  ${traces}/workspace/*.json.gz ${traces}/*.py)
 add_custom_command(
   OUTPUT ${texts}/made
   COMMAND ${CMAKE_COMMAND} -E rm -rf ${texts}
   COMMAND ${run_python} ${to_text} --output ${texts}/recorded ${traces}
   COMMAND ${run_python} ${to_text} --output ${texts}/models ${traces}/models
   COMMAND ${run_python} ${to_text} --output ${texts}/worst ${traces}/worst
+  COMMAND ${run_python} ${to_text} --output ${texts}/worst3 ${traces}/worst3
+  COMMAND ${run_python} ${to_text} --output ${texts}/workspace ${traces}/workspace
   COMMAND ${run_python} ${traces}/generate.py --output ${texts}/json
   COMMAND ${run_python} ${to_text} --output ${texts}/made_up ${texts}/json
   COMMAND ${CMAKE_COMMAND} -E rm -rf ${texts}/json
@@ -43,20 +46,35 @@ add_custom_command(
 )
 add_custom_target(cgp_quality_traces ALL DEPENDS ${texts}/made)
 
-# With the real ones, six families in which what lives between captures does not set the limit; for the others there is
-# --plain: where survivors lie decides what fits between them, and the minimum knows nothing of that.
-set(in_orders ${texts}/recorded)
-foreach(family cnn_res decode extremes grid2d liar sawtooth)
-  foreach(seed 0 1 2)
-    list(APPEND in_orders ${texts}/made_up/${family}_${seed}.txt)
+function(add_quality_test name)
+  add_test(NAME cgp_quality_${name} COMMAND cgp_quality ${ARGN})
+endfunction()
+
+# Which bound each family is judged by: --training and --hostile have their own.
+set(programs cnn cnn_res decode diffusion grid2d keepall latefree mixed moe prefill twomodels)
+set(training train_keep train_seq training)
+set(hostile alternate comb edge extremes liar manygraphs pinned rnd sawtooth tiny)
+foreach(kind programs training hostile)
+  set(${kind}_texts)
+  foreach(family ${${kind}})
+    foreach(seed RANGE 19)
+      list(APPEND ${kind}_texts ${texts}/made_up/${family}_${seed}.txt)
+    endforeach()
   endforeach()
 endforeach()
-add_test(NAME cgp_quality_orders COMMAND cgp_quality --orders 100 ${in_orders})
-add_test(NAME cgp_quality_models COMMAND cgp_quality --held-out --orders 100 ${texts}/models)
-add_test(NAME cgp_quality_warm COMMAND cgp_quality --warm --held-out --orders 50 ${texts}/models)
-add_test(NAME cgp_quality_warm_made_up COMMAND cgp_quality --warm --plain ${texts}/made_up ${texts}/worst)
-add_test(NAME cgp_quality_made_up COMMAND cgp_quality --plain ${texts}/made_up ${texts}/worst)
-add_test(NAME cgp_quality_streams COMMAND cgp_quality --streams ${texts}/streams)
-add_test(NAME cgp_quality_one_way COMMAND cgp_quality --one-way ${texts}/one_way)
-# 152 captures in one pool.
-add_test(NAME cgp_quality_ratchet COMMAND cgp_quality --repeat 19 ${texts}/worst/streams_ratchet.txt)
+
+add_quality_test(orders --orders 100 ${texts}/recorded)
+add_quality_test(models --orders 100 ${texts}/models)
+add_quality_test(warm --warm --orders 50 ${texts}/recorded ${texts}/models)
+add_quality_test(programs ${programs_texts})
+add_quality_test(warm_programs --warm ${programs_texts})
+add_quality_test(training --training ${training_texts})
+add_quality_test(hostile --hostile ${hostile_texts} ${texts}/worst ${texts}/worst3)
+add_quality_test(workspace --orders 10 ${texts}/workspace)
+add_quality_test(streams --streams ${texts}/streams)
+add_quality_test(one_way --one-way ${texts}/one_way)
+# Captured again and again in one pool.
+add_quality_test(again --repeat 24 ${texts}/recorded ${texts}/models ${texts}/worst ${texts}/worst3 ${texts}/workspace)
+add_quality_test(programs_again --held --repeat 24 ${texts}/made_up)
+add_quality_test(streams_again --held --streams --repeat 24 ${texts}/streams)
+add_quality_test(one_way_again --held --one-way --repeat 24 ${texts}/one_way)

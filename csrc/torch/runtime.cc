@@ -87,8 +87,12 @@ std::unique_ptr<Driver> MakeDriver(int device) {
 
 void SetExportable(bool exportable) { exports = exportable; }
 
-uint64_t NanosecondsOf(const Driver& driver) {
-  return static_cast<const CudaDriver&>(driver).nanoseconds();
+std::map<std::string_view, std::pair<uint64_t, uint64_t>> CallsOf(const Driver& driver) {
+  std::map<std::string_view, std::pair<uint64_t, uint64_t>> calls;
+  for (const auto& [name, time] : static_cast<const CudaDriver&>(driver).calls()) {
+    calls[name] = {time.calls, time.nanoseconds};
+  }
+  return calls;
 }
 
 void RequireDriverSupport(int device, bool exportable) {

@@ -6,8 +6,11 @@
 #include <c10/core/Device.h>
 #include <cuda_runtime_api.h>
 
+#include <map>
 #include <memory>
 #include <optional>
+#include <string_view>
+#include <utility>
 
 #include "core/driver.h"
 
@@ -64,8 +67,9 @@ std::unique_ptr<Driver> MakeDriver(int device);
 // Whether memory that drivers of MakeDriver() take from now on can be exported to other processes.
 void SetExportable(bool exportable);
 
-// What a driver of MakeDriver() has taken for calls to CUDA so far.
-uint64_t NanosecondsOf(const Driver& driver);
+// By function: how often a driver of MakeDriver() has called CUDA so far, and the nanoseconds that
+// took.
+std::map<std::string_view, std::pair<uint64_t, uint64_t>> CallsOf(const Driver& driver);
 
 // Throws std::runtime_error with the reason where MakeDriver() would fail, or the memory cannot be
 // exported that must be `exportable`.

@@ -30,6 +30,7 @@ REAL: dict[str, Family] = {
     "prefill": programs.prefill,
     "mixed": programs.mixed,
     "training": programs.training,
+    "train_keep": programs.train_keep,
     "train_seq": programs.train_lengths,
     "twomodels": programs.two_models,
     "cnn": programs.cnn,
@@ -72,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print the families and stop")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where to write them all")
     parser.add_argument("--seeds", type=int, default=20, help="of each family (default 20)")
+    parser.add_argument("--only", choices=FAMILIES, help="of this family alone")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     options = parser.parse_args(argv)
     if options.list:
@@ -79,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("hostile", *HOSTILE)
     elif options.output:
         options.output.mkdir(parents=True, exist_ok=True)
-        for family in FAMILIES:
+        for family in [options.only] if options.only else FAMILIES:
             for seed in range(options.first, options.first + options.seeds):
                 path = options.output / f"{family}_{seed}.json"
                 path.write_text(json.dumps(generate(family, seed)))

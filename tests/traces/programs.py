@@ -68,6 +68,33 @@ def training(program: Program, chance: random.Random) -> None:
         train(program, model, batch, length, gradients)
 
 
+def train_keep(program: Program, chance: random.Random) -> None:
+    """Steps of one batch size after another whose gradients are kept for the next one, with an
+    optimizer that works on all of them at once, in one block or in a list of blocks.
+    """
+    model = Transformer(chance)
+    model.layers = min(model.layers, 12)
+    model.vocabulary = 0
+    flat = chance.choice([True, False])
+    length = chance.choice([64, 128, 197])
+    gradients: list[int] = []
+    for batch in arrange(chance, [1, 2, 4, 8, 12, 16, 24, 32][: chance.randint(1, 6)]):
+        program.begin(batch)
+        if gradients and chance.random() < 0.5:  # set to None, else added up
+            program.free(*gradients)
+            gradients = []
+        made: list[int] = []
+        train(program, model, batch, length, made)
+        if gradients:
+            program.free(*made)
+        else:
+            gradients = made
+        sizes = [program.live[gradient] for gradient in gradients]
+        for _ in range(chance.randint(1, 2)):
+            together = [sum(sizes)] if flat else sizes
+            program.free(*[program.take(size) for size in together])
+
+
 def train_lengths(program: Program, chance: random.Random) -> None:
     model = Transformer(chance)
     model.vocabulary = 0

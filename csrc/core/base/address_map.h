@@ -102,9 +102,8 @@ class AddressMap {
   };
 
   std::size_t Home(Address address) const {
-    // Blocks start at multiples of 512, so the low bits say nothing; Fibonacci hashing spreads the
-    // others.
-    return static_cast<std::size_t>(((address >> 9) * 0x9E3779B97F4A7C15ull) >> shift_);
+    // Fibonacci hashing: the top bits of the product depend on all bits of the address.
+    return static_cast<std::size_t>((address * 0x9E3779B97F4A7C15ull) >> shift_);
   }
   std::size_t Next(std::size_t i) const { return (i + 1) & (places_.size() - 1); }
 

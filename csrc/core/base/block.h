@@ -23,15 +23,6 @@ struct Block {
   bool operator==(const Block&) const = default;
 };
 
-// A live block's place in the capture that allocated it. `capture` is kNone for what no capture is
-// told of.
-struct Ticket {
-  static constexpr uint32_t kNone = ~uint32_t{0};
-
-  uint32_t capture = kNone;
-  uint32_t step = 0;
-};
-
 // A part of a block in physical memory: [offset_bytes, offset_bytes + length_bytes) of a page.
 struct PhysicalPiece {
   PageId page{};

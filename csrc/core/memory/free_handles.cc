@@ -30,11 +30,9 @@ void FreeHandles::Clear(uint32_t pages) {
   wholes_.clear();
   changed_.Clear();
   changed_.InsertRange(0, pages);
-  last_end_ = PageId{0};
 }
 
 void FreeHandles::Update(const FreeView& view) {
-  last_end_ = PageId{0};
   for (auto page = changed_.Next(0); page; page = changed_.Next(*page)) {
     const PageId handle = ranges_.handle_begin(PageId{*page});
     const Known now = Look(view, handle);

@@ -50,12 +50,7 @@ class FreeHandles {
   // Makes room for so many pages: what follows cannot throw then, but Update().
   void Resize(uint32_t pages);
   // Something in these pages may have changed.
-  void Note(PageId begin, PageId end) {
-    if (last_begin_ <= begin && end <= last_end_) return;
-    changed_.InsertRange(Index(begin), Index(end));
-    last_begin_ = begin;
-    last_end_ = end;
-  }
+  void Note(PageId begin, PageId end) { changed_.InsertRange(Index(begin), Index(end)); }
   void Note(PageId page) { changed_.Insert(Index(page)); }
   // Nothing is known of any of so many pages.
   void Clear(uint32_t pages);
@@ -81,11 +76,7 @@ class FreeHandles {
   Known Look(const FreeView& view, PageId handle) const;
 
   const RangeTable& ranges_;
-  IndexSet changed_;  // pages
-  // Those that were noted last, all in changed_: a block that is freed and allocated again costs no
-  // more.
-  PageId last_begin_{};
-  PageId last_end_{};
+  IndexSet changed_;          // pages
   std::vector<Known> known_;  // by a handle's first page
   std::set<Edge> heads_;
   std::set<Edge> tails_;

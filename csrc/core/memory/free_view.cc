@@ -7,29 +7,19 @@
 namespace cgp {
 
 FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
-    : space_(space), ranges_(ranges), runs_(ranges), handles_(ranges) {
-  Assign(stream, own);
+    : space_(space), ranges_(ranges), stream_(stream), own_(own), runs_(ranges), handles_(ranges) {
+  SetPasses(FenceId::kOpen, true);
+  SetPasses(own, true);
   const auto bins = static_cast<uint32_t>(2 * space.page_size().count());
   bins_.assign(bins, NodeId::kNone);
   filled_bins_.Resize(bins);
   Rebuild();
 }
 
-void FreeView::Assign(StreamId stream, FenceId own) {
-  stream_ = stream;
-  own_ = own;
-  passes_.clear();
-  Grant(FenceId::kOpen);
-  Grant(own);
-}
-
-void FreeView::Grant(FenceId fence) {
+void FreeView::SetPasses(FenceId fence, bool passes) {
+  if (Passes(fence) == passes) return;
   if (passes_.size() <= Index(fence)) passes_.resize(Index(fence) + std::size_t{1});
-  passes_[Index(fence)] = 1;
-}
-
-void FreeView::Revoke(FenceId fence) {
-  if (Index(fence) < passes_.size()) passes_[Index(fence)] = 0;
+  passes_[Index(fence)] = passes;
 }
 
 void FreeView::Rebuild() {

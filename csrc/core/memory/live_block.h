@@ -27,19 +27,25 @@ struct Others {
 
 // A cache line, since a free of one among many blocks has to fetch it.
 struct alignas(64) LiveBlock {
-  static constexpr uint16_t kNoView = 0xFFFF;
+  // More streams of scopes than a process gets to see.
+  static constexpr uint32_t kMostTenures = (uint32_t{1} << 30) - 1;
 
   Block block;
   Site site;
   // Some work on it was not captured: it was allocated in an eager scope, or another stream used it
   // outside of captures.
-  bool eager = false;
-  // Of the stream that allocated it, in a capture of several streams that is under way.
-  uint16_t view = kNoView;
-  Ticket ticket;
+  bool eager : 1 = false;
+  // Whether its range is pinned.
+  bool pinned : 1 = true;
+  // Names the stream that allocated it, in the scope in which it did (StreamMemory); 0: none.
+  uint32_t tenure : 30 = 0;
+  uint64_t capture = 0;            // how many had begun when it was allocated
   std::unique_ptr<Others> others;  // mostly none
 
   Granules length() const { return Granules::FromBytesRoundedUp(block.bytes); }
+  // Whether no stream but its own works on it.
+  bool is_alone() const { return !others || others->empty(); }
+  bool is_behind() const { return others && !others->behind.empty(); }
   Others& GetOthers() {
     if (!others) others = std::make_unique<Others>();
     return *others;

@@ -80,7 +80,7 @@ class PageSpace {
   }
   // How many pieces below a page of blocks of a page or more lie in the page. Small blocks go
   // beside others of their kind first: one that outlives a large one beside it would keep the page
-  // from being whole.
+  // from being whole. pre: the page is not one of the whole pages of a node.
   uint32_t large_pieces(PageId page) const { return pages_[Index(page)].large_pieces; }
   bool holds_large(PageId page) const { return large_pieces(page) > 0; }
   void AddLargePiece(PageId page) { ++pages_[Index(page)].large_pieces; }

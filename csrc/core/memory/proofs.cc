@@ -58,7 +58,7 @@ std::optional<FenceId> ProofTable::LastLike(CaptureId capture, std::span<const G
 
 bool ProofTable::IsProven(FenceId fence, std::size_t stream) const {
   const Fence& known = fences_[Index(fence)];
-  return known.owner == stream || !FirstMissing(streams_[stream], known);
+  return Owns(stream, known) || !FirstMissing(streams_[stream], known);
 }
 
 bool ProofTable::IsLent(FenceId fence, std::size_t stream) const {
@@ -98,13 +98,18 @@ void ProofTable::Receive(std::size_t stream, std::size_t other) {
   loan = Loan::kNone;
 }
 
+void ProofTable::Forfeit(std::size_t number) {
+  Stream& stream = streams_[number];
+  stream.relies_on_proofs = false;
+  stream.owns_from = static_cast<uint32_t>(nodes_.size());
+  stream.proven.clear();
+  stream.refused.clear();
+  last_ = FenceId::kOpen;  // so that LastLike() finds none of before
+}
+
 std::span<const FenceId> ProofTable::Advance(std::size_t number, const Frontier& frontier) {
   Stream& stream = streams_[number];
   order_.Advance(stream.reach, frontier, &stream.news);
-  if (stream.reach.stopped()) {
-    stream.news.clear();
-    stream.proven.clear();
-  }
   for (; !stream.news.empty(); stream.news.pop_back()) Tell(number, stream.news.back().path);
   return stream.proven;
 }
@@ -132,7 +137,7 @@ void ProofTable::Tell(std::size_t number, PathId path) {
 bool ProofTable::Wait(std::size_t number, FenceId fence) {
   Stream& stream = streams_[number];
   const Fence& waits = fences_[Index(fence)];
-  if (waits.owner == number) return false;
+  if (Owns(number, waits)) return false;
   const std::optional<PathPosition> missing = FirstMissing(stream, waits);
   if (!missing) {
     stream.relies_on_proofs = true;

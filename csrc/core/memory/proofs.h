@@ -54,12 +54,14 @@ class ProofTable {
   bool IsLent(FenceId fence, std::size_t stream) const;
   // The stream has taken pages that nobody had in this capture, new or free ones.
   void NoteGrowth(std::size_t stream);
-  // Nothing more is proven to the stream but what it owns: it has met a programmatic edge, or
-  // Stop() was called.
-  bool stopped(std::size_t stream) const { return streams_[stream].reach.stopped(); }
-  void Stop(std::size_t stream) { streams_[stream].reach.Stop(); }
-  // Whether a fence that it does not own has ever been proven to the stream.
-  bool relies_on_proofs(std::size_t stream) const { return streams_[stream].relies_on_proofs; }
+  // Whether the stream has gone on without waiting for what came before: it is behind a
+  // programmatic edge. Nothing more is proven to it but what it owns. What it owns already may have
+  // come to it by a proof that holds no more: if any has, it must forfeit all of that.
+  bool must_forfeit(std::size_t stream) const {
+    return streams_[stream].reach.stopped() && streams_[stream].relies_on_proofs;
+  }
+  // Nothing is proven to the stream but the fences that it comes to own from now on.
+  void Forfeit(std::size_t stream);
 
   // The stream stands at `frontier`: returns the fences that are proven and lent to it since
   // HandOver() was called last, in no order; valid until the next call. Whoever fails to act on
@@ -88,7 +90,8 @@ class ProofTable {
   };
   struct Stream {
     CaptureId capture = kNoCapture;
-    bool relies_on_proofs = false;
+    bool relies_on_proofs = false;  // a fence that it does not own has been proven to it
+    uint32_t owns_from = 0;         // it owns fences whose first node is not before this one
     GraphOrder::Reach reach;
     std::vector<GraphOrder::Step> news;       // reached, but who waits there has not been told yet
     std::vector<FenceId> proven;              // and lent, but not handed over yet
@@ -100,6 +103,10 @@ class ProofTable {
   // Makes the fence wait at a node that the stream has not reached. Returns false if there is none.
   // Throws with nothing changed.
   bool Wait(std::size_t stream, FenceId fence);
+
+  bool Owns(std::size_t stream, const Fence& fence) const {
+    return fence.owner == stream && fence.first >= streams_[stream].owns_from;
+  }
 
   // Whether the fence, which has come to be proven to the stream, is lent to it; it is refused else.
   // Throws with it neither lent nor refused.

@@ -18,6 +18,7 @@
 namespace cgp {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
@@ -203,17 +204,56 @@ TEST_F(ProofTableTest, AStreamBehindAProgrammaticEdgeIsProvenOnlyWhatItOwns) {
   Add(kFence2, {Launch(kA)}, a);
   Join(kA, kB);
   EXPECT_THAT(Advance(a, kA), ElementsAre(kFence1));
-  EXPECT_FALSE(proofs_.stopped(a));
+  EXPECT_FALSE(proofs_.must_forfeit(a));
   graphs_.Launch(kA, HostGraphs::LaunchKind::kProgrammatic);
   EXPECT_THAT(Advance(a, kA), IsEmpty());
-  EXPECT_TRUE(proofs_.stopped(a));
-  EXPECT_FALSE(proofs_.stopped(b));
+  EXPECT_TRUE(proofs_.must_forfeit(a)) << "it may own what was proven to it";
+  EXPECT_FALSE(proofs_.must_forfeit(b));
   EXPECT_FALSE(proofs_.IsProven(kFence1, a));
   EXPECT_TRUE(proofs_.IsProven(kFence2, a));
   Add(kFence7, {node});
   EXPECT_FALSE(proofs_.IsProven(kFence7, a));
   Launch(kA);
   EXPECT_THAT(Advance(a, kA), IsEmpty());
+}
+
+TEST_F(ProofTableTest, AStreamForfeitsWhatItOwnsAndIsTold) {
+  const std::size_t a = AddStream();
+  const std::size_t b = AddStream();
+  const std::vector node{Launch(kA)};
+  Add(kFence1, node, a);
+  Join(kB, kA);
+  Advance(b, kB);
+  proofs_.NoteGrowth(a);  // so it refuses B the next
+  Add(kFence2, node, a);
+  Add(kFence7, {Launch(kC)});
+  Join(kB, kC);
+  EXPECT_THAT(proofs_.Advance(b, graphs_.Record(kB)), ElementsAre(kFence7)) << "not handed over";
+  Add(FenceId{3}, node, b);
+  Add(FenceId{5}, {Launch(kB)}, b);
+  const Frontier before = graphs_.Record(kB);
+  graphs_.Launch(kB, HostGraphs::LaunchKind::kProgrammatic);
+  proofs_.Advance(b, graphs_.Record(kB));
+  EXPECT_TRUE(proofs_.IsProven(FenceId{3}, b));
+  proofs_.Forfeit(b);
+  EXPECT_FALSE(proofs_.must_forfeit(b));
+  EXPECT_FALSE(proofs_.IsProven(FenceId{3}, b));
+  EXPECT_EQ(proofs_.LastLike(capture_, node, b), std::nullopt);
+  Add(FenceId{4}, node, b);
+  EXPECT_TRUE(proofs_.IsProven(FenceId{4}, b)) << "it came to own that later";
+  graphs_.Wait(kA, before);
+  EXPECT_THAT(Advance(a, kA), Contains(FenceId{5})) << "it receives, and lends again";
+  EXPECT_THAT(Advance(b, kB), IsEmpty());
+}
+
+// Only a stream to which something was proven can own what is not its own by its order alone.
+TEST_F(ProofTableTest, AStreamThatWasProvenNothingForfeitsNothing) {
+  const std::size_t a = AddStream();
+  Add(kFence1, {Launch(kA)}, a);
+  graphs_.Launch(kA, HostGraphs::LaunchKind::kProgrammatic);
+  EXPECT_THAT(Advance(a, kA), IsEmpty());
+  EXPECT_FALSE(proofs_.must_forfeit(a));
+  EXPECT_TRUE(proofs_.IsProven(kFence1, a));
 }
 
 // A lends to B, until it had to make the pool grow meanwhile: then not before it gets something back.

@@ -19,16 +19,19 @@ class RangeTable::Undo {
     if (kept_) return;
     // What the driver fails to undo is tried again by Shrink(): the error that brought us here is
     // the one to report. There is room to remember it.
+    bool is_stuck = false;
     for (const Mapping& mapping : mapped) {
       if (Attempt([&] { table_.driver_.Unmap(mapping.address, mapping.bytes); })) continue;
       table_.stuck_mappings_.push_back(mapping);
-      if (extended != nullptr) (at_front ? extended->room_front : extended->room_back) = 0;
+      is_stuck = true;
     }
+    if (is_stuck && extended != nullptr)
+      (at_front ? extended->room_front : extended->room_back) = 0;
     if (reserved) {
       const Range& range = table_.ranges_.back();
       Reservation& all = table_.reservations_.back();
       all.ranges = 0;
-      if (Attempt([&] { table_.driver_.FreeAddresses(all.address, all.bytes); }))
+      if (!is_stuck && Attempt([&] { table_.driver_.FreeAddresses(all.address, all.bytes); }))
         table_.reservations_.pop_back();
       table_.page_at_.resize(Index(range.first));
       table_.range_of_group_.resize(Index(range.first) / kSlotGroup);
@@ -111,7 +114,8 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   for (const PageId handle : handles) {
     for (PageId page = handle; page < handle_end(handle); ++page, ++slot) {
       page_at_[Index(slot)] = page;
-      pages_[Index(page)].slots.push_back(slot);
+      std::vector<SlotId>& slots = pages_[Index(page)].slots;
+      slots.insert(std::ranges::upper_bound(slots, slot), slot);
     }
   }
   for (const PageId handle : handles) {
@@ -237,7 +241,8 @@ std::optional<RangeId> RangeTable::NewestWithRoom(uint32_t pages) const {
 }
 
 bool RangeTable::Shows(RangeId range, PageId page) const {
-  return std::ranges::any_of(slots_of(page), [&](SlotId slot) { return range_of(slot) == range; });
+  const auto slot = std::ranges::lower_bound(slots_of(page), ranges_[Index(range)].first);
+  return slot != slots_of(page).end() && range_of(*slot) == range;
 }
 
 Address RangeTable::AddressOf(SlotId slot, Granules offset) const {
@@ -264,13 +269,14 @@ void RangeTable::Check() const {
       CGP_CHECK(last_range_of_page[Index(page)] != r);
       last_range_of_page[Index(page)] = r;
       const std::vector<SlotId>& slots = slots_of(page);
-      CGP_CHECK(std::count(slots.begin(), slots.end(), SlotId{s}) == 1);
+      CGP_CHECK(std::ranges::binary_search(slots, SlotId{s}));
     }
     mapped += here.mapped();
   }
   uint64_t shown = 0;
   for (uint32_t p = 0; p < page_count(); ++p) {
     CGP_CHECK(!pages_[p].slots.empty() && row_begins_.Contains(p) == BeginsRow(p));
+    CGP_CHECK(std::ranges::is_sorted(pages_[p].slots));
     shown += pages_[p].slots.size();
   }
   CGP_CHECK(mapped == shown);

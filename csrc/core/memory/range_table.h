@@ -163,7 +163,7 @@ class RangeTable {
   RangeId range_of(SlotId slot) const { return range_of_group_[Index(slot) / kSlotGroup]; }
   // pre: the slot is mapped.
   PageId page_at(SlotId slot) const { return page_at_[Index(slot)]; }
-  // The slots that show the page, oldest first; never empty.
+  // The slots that show the page, in order, which is that of the age of their ranges; never empty.
   const std::vector<SlotId>& slots_of(PageId page) const { return pages_[Index(page)].slots; }
   bool Shows(RangeId range, PageId page) const;
   // The range of the newest page, if so many more have room behind it.

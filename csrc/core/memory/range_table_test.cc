@@ -326,6 +326,9 @@ TEST_F(RangeTableTest, ADriverThatFailsForGoodLeavesTheTableAsItWas) {
     } catch (const DriverError& error) {
       EXPECT_EQ(error.call(), Name(kCalls[n - 1]));
     }
+    const auto count = [&](DriverCall call) { return std::ranges::count(driver.calls(), call); };
+    EXPECT_EQ(count(DriverCall::kFreeAddresses), n > 3 && count(DriverCall::kUnmap) == 0 ? 1 : 0)
+        << "addresses are not freed while something is mapped there";
     EXPECT_EQ(See(table), before);
     EXPECT_NO_THROW(table.Check());
   }
@@ -454,7 +457,7 @@ TEST_F(RangeTableTest, AgainstListsOfPages) {
       const SlotId slot{Index(first) + i};
       ASSERT_EQ(table().page_at(slot), mapped[i]);
       ASSERT_EQ(table().range_of(slot), RangeId{range.value_or(table().range_count() - 1)});
-      ASSERT_EQ(table().slots_of(mapped[i]).back(), slot);
+      EXPECT_EQ(std::ranges::count(table().slots_of(mapped[i]), slot), 1);
     }
     ASSERT_NO_THROW(table().Check());
     ASSERT_EQ(table().page_count(), pages);

@@ -57,16 +57,18 @@ void RunIndex::RaiseBound(RangeId range) {
   if (bounds_[leaf_count() + Index(range)] < most) SetBound(range, most);
 }
 
-std::optional<RangeId> RunIndex::NewestMayHold(uint32_t pages, RangeId before) const {
+std::optional<RangeId> RunIndex::OldestMayHold(uint32_t pages, RangeId from) const {
   const uint32_t leaves = leaf_count();
-  // Climbs from the leaf `before`; where it is a right child, its left sibling covers the next
-  // older ranges. A power of two is the leftmost node of its level: nothing is older.
-  for (uint32_t i = leaves + Index(before); !std::has_single_bit(i); i /= 2) {
-    if (i % 2 == 0 || bounds_[i - 1] < pages) continue;
-    for (i -= 1; i < leaves;) i = bounds_[2 * i + 1] >= pages ? 2 * i + 1 : 2 * i;
-    return RangeId{i - leaves};
+  if (Index(from) >= ranges_.range_count()) return std::nullopt;
+  uint32_t i = leaves + Index(from);
+  while (bounds_[i] < pages) {
+    // Up from right children, then to the sibling on the right; 0 is behind the root.
+    while (i % 2 == 1) i /= 2;
+    if (i == 0) return std::nullopt;
+    ++i;
   }
-  return std::nullopt;
+  while (i < leaves) i = bounds_[2 * i] >= pages ? 2 * i : 2 * i + 1;
+  return i - leaves < ranges_.range_count() ? std::optional(RangeId{i - leaves}) : std::nullopt;
 }
 
 const std::vector<FreeRun>& RunIndex::Runs(RangeId id) {

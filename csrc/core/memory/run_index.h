@@ -52,9 +52,8 @@ class RunIndex {
   // One slot that was just mapped shows a free page.
   void SetFree(SlotId slot);
 
-  // The newest range older than `before` that may hold a run of at least `pages` (> 0). Searches
-  // start with RangeId{range_count}: the newest of all.
-  std::optional<RangeId> NewestMayHold(uint32_t pages, RangeId before) const;
+  // The oldest range, numbered at least `from`, that may hold a run of at least `pages`.
+  std::optional<RangeId> OldestMayHold(uint32_t pages, RangeId from) const;
 
   // The runs of the range in the order of addresses; makes the range's bound exact.
   const std::vector<FreeRun>& Runs(RangeId range);

@@ -93,17 +93,20 @@ class RunIndexTest : public ::testing::Test {
     ASSERT_EQ(index_.FreeAtBack(RangeId{r}), back);
   }
 
-  // NewestMayHold() passes over no range that holds such a run; with exact bounds it finds the
-  // newest that does.
-  void ExpectNewest(uint32_t pages, uint32_t before, bool exact) const {
-    const auto found = index_.NewestMayHold(pages, RangeId{before});
-    const uint32_t first = found ? Index(*found) : 0;
-    ASSERT_LT(first, std::max(before, 1u));
-    for (uint32_t r = found ? first + 1 : 0; r < before; ++r) {
-      ASSERT_LT(LongestRun(r), pages) << "range " << r << " is newer than what was found";
+  // OldestMayHold() passes over no range that holds such a run; with exact bounds it finds the
+  // oldest that does.
+  void ExpectOldest(uint32_t pages, uint32_t from, bool exact) const {
+    const auto found = index_.OldestMayHold(pages, RangeId{from});
+    const uint32_t behind = found ? Index(*found) : table_.range_count();
+    ASSERT_LE(behind, table_.range_count());
+    for (uint32_t r = from; r < behind; ++r) {
+      ASSERT_LT(LongestRun(r), pages) << "range " << r << " is older than what was found";
     }
-    if (found && exact) {
-      ASSERT_GE(LongestRun(first), pages);
+    if (found) {
+      ASSERT_GE(behind, from);
+      if (exact) {
+        ASSERT_GE(LongestRun(behind), pages);
+      }
     }
   }
 
@@ -115,9 +118,9 @@ class RunIndexTest : public ::testing::Test {
 
 TEST_F(RunIndexTest, WithoutRangesFindsNothing) {
   index_.Grow();
-  EXPECT_EQ(index_.NewestMayHold(1, RangeId{0}), std::nullopt);
+  EXPECT_EQ(index_.OldestMayHold(1, RangeId{0}), std::nullopt);
   index_.Clear();
-  EXPECT_EQ(index_.NewestMayHold(1, RangeId{0}), std::nullopt);
+  EXPECT_EQ(index_.OldestMayHold(1, RangeId{0}), std::nullopt);
 }
 
 TEST_F(RunIndexTest, RunsAreMaximalAndInTheOrderOfAddresses) {
@@ -156,21 +159,21 @@ TEST_F(RunIndexTest, APageIsFreeOrTakenInEveryRangeThatShowsIt) {
 TEST_F(RunIndexTest, BoundsAreWorkedOutOnlyWhenLookedAt) {
   MapNew(4);
   SetFree(PageId{1}, false);
-  EXPECT_EQ(index_.NewestMayHold(4, newest()), RangeId{0}) << "not looked at yet";
+  EXPECT_EQ(index_.OldestMayHold(4, RangeId{0}), RangeId{0}) << "not looked at yet";
   index_.Runs(RangeId{0});
-  EXPECT_EQ(index_.NewestMayHold(3, newest()), std::nullopt);
-  EXPECT_EQ(index_.NewestMayHold(2, newest()), RangeId{0});
+  EXPECT_EQ(index_.OldestMayHold(3, RangeId{0}), std::nullopt);
+  EXPECT_EQ(index_.OldestMayHold(2, RangeId{0}), RangeId{0});
   SetFree(PageId{3}, false);
   SetFree(PageId{3}, true);
-  EXPECT_EQ(index_.NewestMayHold(4, newest()), RangeId{0}) << "what it has become is not known";
-  EXPECT_EQ(index_.NewestMayHold(5, newest()), std::nullopt) << "it has no more pages than this";
+  EXPECT_EQ(index_.OldestMayHold(4, RangeId{0}), RangeId{0}) << "what it has become is not known";
+  EXPECT_EQ(index_.OldestMayHold(5, RangeId{0}), std::nullopt) << "it has no more pages than this";
 }
 
 TEST_F(RunIndexTest, AnExtendedRangeMayHoldMore) {
   MapNew(2);
-  EXPECT_EQ(index_.NewestMayHold(3, newest()), std::nullopt);
+  EXPECT_EQ(index_.OldestMayHold(3, RangeId{0}), std::nullopt);
   Map({.range = RangeId{0}, .at_front = true, .handles = {kNew}});
-  EXPECT_EQ(index_.NewestMayHold(3, newest()), RangeId{0});
+  EXPECT_EQ(index_.OldestMayHold(3, RangeId{0}), RangeId{0});
   EXPECT_EQ(Runs(0), BruteRuns(0));
 }
 
@@ -180,7 +183,7 @@ TEST_F(RunIndexTest, NewestOfManyRanges) {
     MapNew(count % 3 + 1);
     for (uint32_t before = 0; before <= count; ++before) {
       for (uint32_t pages = 1; pages <= 4; ++pages) {
-        ExpectNewest(pages, before, /*exact=*/true);
+        ExpectOldest(pages, before, /*exact=*/true);
         if (HasFatalFailure()) FAIL() << count << " ranges, before " << before;
       }
     }
@@ -192,7 +195,7 @@ TEST_F(RunIndexTest, ClearForgetsEverything) {
   MapNew(70);
   index_.Clear();
   std::fill(free_.begin(), free_.end(), false);
-  EXPECT_EQ(index_.NewestMayHold(1, newest()), std::nullopt);
+  EXPECT_EQ(index_.OldestMayHold(1, RangeId{0}), std::nullopt);
   EXPECT_EQ(index_.FreeAtFront(RangeId{1}), 0u);
   SetFree(PageId{5}, true);
   EXPECT_EQ(Runs(1), BruteRuns(1));
@@ -231,7 +234,7 @@ TEST_F(RunIndexTest, AgainstBruteForce) {
     } else {
       continue;
     }
-    ExpectNewest(1 + below(8), below(Index(newest()) + 1), /*exact=*/false);
+    ExpectOldest(1 + below(8), below(Index(newest()) + 1), /*exact=*/false);
     if (table_.range_count() > 0) {
       const uint32_t r = below(Index(newest()));
       ExpectEndsAsBruteForce(r);
@@ -242,7 +245,7 @@ TEST_F(RunIndexTest, AgainstBruteForce) {
     Check();
     if (step % 50 == 0) {
       for (uint32_t r = 0; r < table_.range_count(); ++r) ASSERT_EQ(Runs(r), BruteRuns(r));
-      for (uint32_t pages = 1; pages < 10; ++pages) ExpectNewest(pages, Index(newest()), true);
+      for (uint32_t pages = 1; pages < 10; ++pages) ExpectOldest(pages, 0, true);
     }
     if (HasFatalFailure()) FAIL() << "at step " << step;
   }

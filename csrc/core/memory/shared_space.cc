@@ -6,26 +6,24 @@
 namespace cgp {
 
 FreeView& SharedSpace::AddView(StreamId stream, FenceId own) {
-  if (!is_resting()) {
-    return *views_.emplace_back(std::make_unique<FreeView>(space_, ranges_, stream, own));
+  if (stream_count_ == views_.size()) {
+    views_.push_back(std::make_unique<FreeView>(space_, ranges_, stream, own));
+  } else {
+    FreeView& view = *views_[stream_count_];
+    view.MakeRoomForFence(own);
+    ReserveWoken();
+    view.Assign(stream, own);
+    SetPasses(view, std::span(&own, 1), true);
   }
-  FreeView& view = *views_.front();
-  view.MakeRoomForFence(own);
-  view.Assign(stream, own);
-  if (space_.HasBehind(own)) view.Rebuild();
-  return view;
+  return *views_[stream_count_++];
 }
 
-void SharedSpace::KeepFirstView() {
-  if (!views_.empty()) views_.resize(1);
-}
-
-void SharedSpace::Rest() {
-  if (views_.empty()) return;
-  FreeView& view = *views_.front();
-  const bool loses_some = space_.HasBehind(view.own_fence());
-  view.Assign(view.stream(), FenceId::kOpen);
-  if (loses_some) view.Rebuild();
+void SharedSpace::RemoveStreams() {
+  for (; stream_count_ > 0; --stream_count_) {
+    FreeView& view = *views_[stream_count_ - 1];
+    const FenceId own = view.own_fence();
+    SetPasses(view, std::span(&own, 1), false);
+  }
 }
 
 void SharedSpace::ReserveTake(std::size_t blocks) {
@@ -152,18 +150,22 @@ RangeTable::Renumbering SharedSpace::Shrink(RangeTable::Shrinking& prepared) noe
   return renumbering;
 }
 
-void SharedSpace::ReserveOpening(std::size_t fence_limit) {
+void SharedSpace::ReserveWoken() {
   woken_.clear();
   ReserveMore(woken_, space_.free_extents() + 1);  // Hold() may split one
+}
+
+void SharedSpace::ReserveOpening(std::size_t fence_limit) {
+  ReserveWoken();
   for (const auto& view : views_) {
     view->MakeRoomForFence(FenceId{static_cast<uint32_t>(fence_limit - 1)});
   }
 }
 
-void SharedSpace::Grant(FreeView& view, std::span<const FenceId> fences) {
+void SharedSpace::SetPasses(FreeView& view, std::span<const FenceId> fences, bool passes) {
   woken_.clear();
   for (const FenceId fence : fences) {
-    if (view.Passes(fence)) continue;
+    if (view.Passes(fence) == passes) continue;
     space_.ForEachBehind(fence, [this](NodeId id) { woken_.push_back(id); });
   }
   std::ranges::sort(woken_, {}, [this](NodeId id) {
@@ -182,23 +184,27 @@ void SharedSpace::Grant(FreeView& view, std::span<const FenceId> fences) {
     }
   };
   for_each_span([&](PageId page, NodeId first, NodeId last) {
-    if (!space_.IsOfWholePages(first)) view.UnindexNodes(page, first, last);
+    if (!space_.IsOfWholePages(first)) {
+      view.UnindexNodes(page, first, last);
+    } else if (!passes) {
+      view.UnindexPages(page, space_.end(first));
+    }
   });
-  for (const FenceId fence : fences) view.Grant(fence);
+  for (const FenceId fence : fences) view.SetPasses(fence, passes);
   for_each_span([&](PageId page, NodeId first, NodeId last) {
-    if (space_.IsOfWholePages(first)) {
-      view.IndexPages(page, space_.end(first));
-    } else {
+    if (!space_.IsOfWholePages(first)) {
       view.IndexNodes(page, first, last);
+    } else if (passes) {
+      view.IndexPages(page, space_.end(first));
     }
   });
 }
 
 void SharedSpace::Open(std::span<const FenceId> opened) {
-  for (const auto& view : views_) Grant(*view, opened);
+  for (const auto& view : views_) SetPasses(*view, opened, true);
   for (const FenceId fence : opened) space_.OpenFence(fence);
   for (const auto& view : views_) {
-    for (const FenceId fence : opened) view->Revoke(fence);
+    for (const FenceId fence : opened) view->SetPasses(fence, false);
   }
 }
 
@@ -211,6 +217,12 @@ void SharedSpace::Check() const {
   space_.Check();
   CGP_CHECK(space_.page_count() == ranges_.page_count());
   for (const auto& view : views_) view->Check();
+  for (std::size_t i = stream_count_; i < views_.size(); ++i) {
+    space_.ForEachNode([&](NodeId id) {
+      const FenceId fence = space_.node(id).fence;
+      CGP_CHECK(fence == FenceId::kOpen || !views_[i]->Passes(fence));
+    });
+  }
 }
 
 }  // namespace cgp

@@ -45,24 +45,26 @@ class SharedSpace {
   // --- Streams ---
 
   // How many there are, numbered from 0 in the order in which they were added.
-  std::size_t stream_count() const { return is_resting() ? 0 : views_.size(); }
-  bool has_several_streams() const { return views_.size() > 1; }
+  std::size_t stream_count() const { return stream_count_; }
+  bool has_several_streams() const { return stream_count_ > 1; }
   FreeView& view(std::size_t number) const { return *views_[number]; }
-  // pre: own != kOpen.
+  // pre: own != kOpen. Throws with nothing changed.
   FreeView& AddView(StreamId stream, FenceId own);
-  // All streams but the first are gone; and that one too. Its view rests until another stream takes
-  // it over, so that a pool that one stream fills never indexes anything anew.
-  void KeepFirstView();
-  void Rest();
+  // No view stays but those of the streams that there are.
+  void DropSpareViews() { views_.resize(stream_count_); }
+  // The streams are gone. Their views rest, kept in step, until other streams take them over: so
+  // captures that follow one another index only what changes. Does not throw after
+  // ReserveOpening().
+  void RemoveStreams();
 
   // How many streams may take all of the page.
   std::ptrdiff_t CountWhole(PageId page) const {
-    return std::ranges::count_if(views_, [&](const auto& view) { return view->IsWhole(page); });
+    return CountStreams([&](const FreeView& view) { return view.IsWhole(page); });
   }
   // How many may take the node.
   std::ptrdiff_t CountTakers(NodeId id) const {
     const FenceId fence = space_.node(id).fence;
-    return std::ranges::count_if(views_, [&](const auto& view) { return view->Passes(fence); });
+    return CountStreams([&](const FreeView& view) { return view.Passes(fence); });
   }
 
   // --- Blocks ---
@@ -103,22 +105,23 @@ class SharedSpace {
 
   // Room for what opens below so many fences, as long as no node is freed.
   void ReserveOpening(std::size_t fence_limit);
-  // Grants one view what is behind these fences. pre: ReserveOpening().
-  void Grant(FreeView& view, std::span<const FenceId> fences);
+  // Whether one view passes these fences from now on. O(nodes behind them). pre: ReserveOpening().
+  void SetPasses(FreeView& view, std::span<const FenceId> fences, bool passes);
   // What is behind these fences is everyone's from now on. O(nodes behind them). pre:
   // ReserveOpening().
   void Open(std::span<const FenceId> opened);
-  // The same of one that every view passes anyway, and goes on to.
-  void OpenToAll(FenceId fence) { space_.OpenFence(fence); }
   // What is free of the pages before `end` is behind this one. pre: ReserveFence(), ReserveTake().
   void Hold(PageId end, FenceId fence);
 
   void Check() const;
 
  private:
-  bool is_resting() const {
-    return views_.size() == 1 && views_.front()->own_fence() == FenceId::kOpen;
+  template <typename Condition>
+  std::ptrdiff_t CountStreams(Condition&& condition) const {
+    return std::ranges::count_if(std::span(views_).first(stream_count_),
+                                 [&](const auto& view) { return condition(*view); });
   }
+  void ReserveWoken();
   template <typename Function>
   void ForEachExtent(const Site& site, Granules length, Function&& function) const;
   NodeId TakePiece(NodeId within, PageId page, Granules offset, Granules length, bool large);
@@ -127,8 +130,10 @@ class SharedSpace {
 
   PageSpace space_;
   RangeTable& ranges_;
+  // Of the streams, and then resting ones, which pass kOpen alone.
   std::vector<std::unique_ptr<FreeView>> views_;
-  std::vector<NodeId> woken_;  // by Grant(); kept for its memory
+  std::size_t stream_count_ = 0;
+  std::vector<NodeId> woken_;  // by SetPasses(); kept for its memory
 };
 
 // Whole pages that follow one another are one extent.

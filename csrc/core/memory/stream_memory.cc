@@ -19,7 +19,6 @@ void StreamMemory::BeginScope(ScopeKind kind, bool may_ask_device) {
   // before anything is held, which one that did not begin would keep from others. A fence may come.
   bytes_.ReserveOpening(fences_.limit() + 2);
   if (behind_replays && !mark) HoldCaptured();
-  replays_unknown_ = behind_replays && !mark;
   if (behind_replays) replays_ = std::move(mark);
   scope_ = kind;
   thread_ = std::this_thread::get_id();
@@ -34,9 +33,10 @@ void StreamMemory::EndScope(bool may_ask_device) {
   if (!captured && fences_.NeedsMark() && may_ask_device && driver_.MayQuiesce()) fences_.Mark();
   // Nothing throws from here on.
   fences_.EndScope();
-  bytes_.KeepFirstView();
+  if (captured && bytes_.stream_count() > 0) bytes_.DropSpareViews();
   OpenFences();
-  bytes_.Rest();
+  bytes_.RemoveStreams();
+  tenures_.clear();
   if (captured) {
     ForgetProofs();
     captured_end_ = PageId{bytes_.space().page_count()};
@@ -47,47 +47,61 @@ void StreamMemory::EndScope(bool may_ask_device) {
 
 FreeView& StreamMemory::BeginTake(LiveBlock& live, std::optional<CaptureId> in) {
   GiveFreed();
-  FreeView& view = ViewFor(live, in);
+  const std::size_t view = ViewFor(live.block.stream, in);
+  live.tenure = tenures_[view] & LiveBlock::kMostTenures;
   bytes_.ReserveTake();
-  return view;
+  return bytes_.view(view);
 }
 
-// The view of a stream that has allocated in the open scope, else nullptr.
-FreeView* StreamMemory::FindView(StreamId stream) const {
+// The number of the view of a stream that has allocated in the open scope; `in` that capture, of
+// several streams.
+std::optional<std::size_t> StreamMemory::FindView(StreamId stream,
+                                                  std::optional<CaptureId> in) const {
   for (std::size_t i = 0; i < bytes_.stream_count(); ++i) {
-    if (bytes_.view(i).stream() == stream) return &bytes_.view(i);
+    if (bytes_.view(i).stream() == stream && (!in || proofs_.capture(i) == *in)) return i;
   }
-  return nullptr;
+  return std::nullopt;
 }
 
-FreeView& StreamMemory::ViewFor(LiveBlock& live, std::optional<CaptureId> in) {
-  const StreamId stream = live.block.stream;
-  if (*scope_ == ScopeKind::kEager) {
-    FreeView* const view = FindView(stream);
-    return view != nullptr ? *view : AddView(stream);
-  }
-  if (!several_streams_) {
+std::size_t StreamMemory::ViewFor(StreamId stream, std::optional<CaptureId> in) {
+  if (*scope_ == ScopeKind::kCapture) {
+    if (several_streams_) return ProvenView(stream);
     if (bytes_.stream_count() == 0) {
-      FreeView& view = AddView(stream);
+      const std::size_t view = AddView(stream);
       sole_capture_ = in;
       return view;
     }
-    if (FreeView* const view = FindView(stream); view != nullptr && in == sole_capture_)
-      return *view;
+    if (bytes_.view(0).stream() == stream && in == sole_capture_) return 0;
     ExpectSeveralStreams();
+    return ProvenView(stream);
   }
-  const std::size_t number = ProvenView(stream);
-  live.view = static_cast<uint16_t>(number);
-  return bytes_.view(number);
+  const std::optional<std::size_t> view = FindView(stream);
+  return view ? *view : AddView(stream);
 }
 
-// The view of a stream that has none yet in this scope.
-FreeView& StreamMemory::AddView(StreamId stream) {
+// A view of a stream that has none yet in this scope, or none in its capture. Throws with nothing
+// changed.
+std::size_t StreamMemory::AddView(StreamId stream) {
   if (replays_) WaitForReplays(stream);
   const FenceId own = fences_.ForStream(stream, *scope_ == ScopeKind::kEager);
-  FreeView& view = bytes_.AddView(stream, own);
+  ReserveMore(tenures_, 1);
+  bytes_.AddView(stream, own);
   fences_.Renew(own);  // so it is the stream's until the scope ends
-  return view;
+  tenures_.push_back(NewTenure());
+  return tenures_.size() - 1;
+}
+
+// A number that no block has.
+uint32_t StreamMemory::NewTenure() {
+  CGP_CHECK(last_tenure_ < LiveBlock::kMostTenures);
+  return ++last_tenure_;
+}
+
+// The number of the stream that allocated the block, if that was in the open scope.
+std::optional<std::size_t> StreamMemory::FindTenure(const LiveBlock& live) const {
+  const auto found = std::ranges::find(tenures_, live.tenure);
+  if (found == tenures_.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - tenures_.begin());
 }
 
 // pre: the stream is about to work, so it is not destroyed.
@@ -121,6 +135,7 @@ void StreamMemory::HoldCaptured() {
   bytes_.ReserveTake();
   ForEachCaptured([](LiveBlock& live) { ReserveMore(live.GetOthers().behind, 1); });
   bytes_.Hold(captured_end_, held);  // nothing throws from here on
+  some_are_behind_ = true;
   ForEachCaptured([&](LiveBlock& live) { live.others->AddBehind(held); });
 }
 
@@ -144,11 +159,14 @@ void StreamMemory::OpenAll() {
 
 // Live blocks are not behind what is marked as opened any more.
 void StreamMemory::ForgetOpened() {
+  if (!some_are_behind_) return;
+  some_are_behind_ = false;
   const std::vector<FenceId>& opened = fences_.Opened();
   blocks_.ForEach([&](Address, LiveBlock& live) {
     if (!live.others) return;
     std::erase_if(live.others->behind,
                   [&](FenceId fence) { return std::ranges::find(opened, fence) != opened.end(); });
+    some_are_behind_ |= live.is_behind();
   });
 }
 
@@ -159,64 +177,72 @@ void StreamMemory::OpenFences() {
   fences_.Clear();
 }
 
-FenceId StreamMemory::FenceFor(const LiveBlock& live) {
-  const FenceId fence = ChooseFence(live);
-  bytes_.ReserveFence(fence);
-  return fence;
-}
-
-FenceId StreamMemory::ChooseFence(const LiveBlock& live) {
+// Behind what a block goes that is freed now, by where it is freed and who has worked on it
+// (design.md, section 5); nothing: whoever allocates next in this capture is to ask again.
+//
+//   outside a capture   its stream, in graphs whose captures are over   open
+//                       its stream                                      its fence, until a mark
+//                       several streams                                 a held fence, until a mark
+//   in a capture        its stream, the only one of the scope           its fence, until the end
+//                       streams that the same graph captures            a proof fence
+//                       streams of several graphs                       a held fence, until the end
+//                       what no graph captures                          a held fence, until a mark
+std::optional<FenceId> StreamMemory::ChooseFence(const LiveBlock& live) {
   const StreamId stream = live.block.stream;
-  const bool in_capture = scope_ == ScopeKind::kCapture;
-  if (in_capture && several_streams_) {
-    if (const std::optional<FenceId> proof = ProofFenceFor(live)) return *proof;
-  }
+  const bool is_alone = live.is_alone();
   // What stands behind a fence that outlives scopes does not wait for captured work.
-  const bool behind = live.others && !live.others->behind.empty();
-  const bool eager = live.eager || behind;
-  const bool used = behind || (live.others && !live.others->uses.empty());
-  if (in_capture && !used && !eager && OrderProtects(live)) {
-    const FreeView* const view = several_streams_ ? nullptr : FindView(stream);
-    return view != nullptr ? view->own_fence() : fences_.ForStream(stream, /*eager=*/false);
+  const bool is_captured = !live.eager && !live.is_behind();
+  if (scope_ != ScopeKind::kCapture) {
+    if (!is_alone) return fences_.Held(/*eager=*/true);
+    // Unless a capture is under way that may use it: a scope of this pool may yet begin in that.
+    const bool is_over = !scope_ && is_captured && driver_.MayQuiesce();
+    return is_over ? FenceId::kOpen : fences_.ForStream(stream, /*eager=*/true);
   }
-  // Unless a capture is under way that may have used it: a scope of this pool may yet begin within
-  // that.
-  if (!scope_ && !used && !eager && driver_.MayQuiesce()) return FenceId::kOpen;
-  if (!in_capture && !used) {
-    // A graph's output: the stream takes it once it has waited for the replays.
-    if (scope_ && !eager && replays_unknown_) return fences_.Held(/*eager=*/true);
-    return fences_.ForStream(stream, /*eager=*/true);
+  if (InOthersCapture()) {  // and must not ask the driver
+    if (is_captured && StaysInCapture(live)) return std::nullopt;
+    return fences_.Held(/*eager=*/true);
   }
-  // Eager work on the block is not part of the capture: the capture's end says nothing of it.
-  return fences_.Held(eager || !in_capture || CollectFrontiers(live) == kNoCapture);
+  // The capture's end says nothing of work that is not part of it.
+  if (!is_captured) return fences_.Held(/*eager=*/true);
+  if (is_alone && !several_streams_) return fences_.ForStream(stream, /*eager=*/false);
+  const CaptureId of = CollectFrontiers(live);
+  if (of == kNoCapture) {
+    // A stream that captures nothing may have worked on it in a body that is over: not where nobody
+    // captures anything.
+    const bool nobody_captures = capture_ == kNoCapture && !several_captures_;
+    if (is_alone && nobody_captures) return fences_.ForStream(stream, /*eager=*/false);
+    return fences_.Held(/*eager=*/true);
+  }
+  if (!several_streams_) return fences_.Held(/*eager=*/false);
+  NoteCapture(of);
+  std::optional<std::size_t> owner;
+  if (is_alone) owner = FindTenure(live);
+  if (owner && proofs_.capture(*owner) != of) owner.reset();
+  // A stream may have left the one of several graphs that it used the block in.
+  if (several_captures_ && !owner) return fences_.Held(/*eager=*/false);
+  return ProofFence(of, owner);
 }
 
-// Whether the stream's order is enough to protect a block of a capture scope that its stream alone
-// has worked on, and the graph proves nothing of.
-bool StreamMemory::OrderProtects(const LiveBlock& live) const {
-  if (!several_streams_) return true;
-  // The stream is not capturing, or its frontier would tell. Where others are, it may have worked on
-  // the block in a body that is over, of which nobody has told.
-  const bool in_graph = live.view != LiveBlock::kNoView && proofs_.capture(live.view) != kNoCapture;
-  return !in_graph && !several_captures_ && capture_ == kNoCapture;
-}
-
-// Whether it does not matter that the block's streams are asked where they stand later than when it
-// is freed: by then they are still in the capture that they are in now, which is known without
-// asking.
-bool StreamMemory::CanAskLater(const LiveBlock& live) const {
-  if (live.eager || several_captures_) return false;
+// Whether the block's streams are known, without asking, to be in the capture until it ends: then it
+// does not matter when they are asked where they stand.
+bool StreamMemory::StaysInCapture(const LiveBlock& live) const {
   const auto is_known = [&](StreamId stream) { return IsKnownToCapture(stream); };
-  if (!live.others) return !several_streams_ || is_known(live.block.stream);
-  return live.others->behind.empty() && is_known(live.block.stream) &&
-         std::ranges::all_of(live.others->uses, is_known);
+  if (live.is_alone() && !several_streams_) return true;
+  return is_known(live.block.stream) &&
+         (live.is_alone() || std::ranges::all_of(live.others->uses, is_known));
+}
+
+FenceId StreamMemory::FenceFor(const LiveBlock& live) {
+  const std::optional<FenceId> fence = ChooseFence(live);
+  CGP_CHECK(fence);
+  bytes_.ReserveFence(*fence);
+  return *fence;
 }
 
 // Whether the stream is part of the capture, known without asking: from one that is the scope's
 // only capture no stream gets away before its end.
 bool StreamMemory::IsKnownToCapture(StreamId stream) const {
-  return capture_ != kNoCapture && !several_captures_ &&
-         FindProvenView(stream, capture_).has_value();
+  return capture_ != kNoCapture && !several_captures_ && FindView(stream, capture_);
 }
 
 // The capture that what the stream does now is part of; kNoCapture if it is of none, or that is not
@@ -230,13 +256,11 @@ CaptureId StreamMemory::CaptureOfUse(StreamId stream) {
 }
 
 void StreamMemory::Free(LiveBlock& live) {
-  if (!InOthersCapture()) {
-    Give(live, FenceFor(live));
-  } else if (CanAskLater(live)) {
+  if (const std::optional<FenceId> fence = ChooseFence(live)) {
+    GiveBehind(live, *fence);
+  } else {
     ReserveMore(freed_, 1);
     freed_.push_back(std::move(live));
-  } else {
-    GiveBehind(live, fences_.Held(/*eager=*/true));
   }
 }
 
@@ -271,6 +295,7 @@ void StreamMemory::Revive(LiveBlock& live) {
     }
   });
   if (live.others && live.others->empty()) live.others.reset();
+  some_are_behind_ |= live.is_behind();
   bytes_.Take(live.site, live.length());
 }
 
@@ -310,6 +335,7 @@ void StreamMemory::Check() const {
   const PageSpace& space = bytes_.space();
   uint64_t nodes = 0;
   Granules used;
+  std::vector<uint32_t> large_pieces(space.page_count());
   const auto check = [&](const LiveBlock& live) {
     Granules of_block;
     bytes_.ForEachNode(live.site, live.length(), [&](NodeId id) {
@@ -318,14 +344,16 @@ void StreamMemory::Check() const {
       ++nodes;
     });
     CGP_CHECK(of_block == live.length());
-    bytes_.ForEachPiece(live.site, live.length(),
-                        [&](PageId page, Granules offset, Granules length) {
-                          const NodeId id = space.NodeAt(page, offset);
-                          const PageSpace::Node& node = space.node(id);
-                          CGP_CHECK(node.used() && node.offset == offset.count());
-                          CGP_CHECK(space.IsOfWholePages(id) ? length == bytes_.page_size()
-                                                             : node.length == length.count());
-                        });
+    bytes_.ForEachPiece(
+        live.site, live.length(), [&](PageId page, Granules offset, Granules length) {
+          const NodeId id = space.NodeAt(page, offset);
+          const PageSpace::Node& node = space.node(id);
+          CGP_CHECK(node.used() && node.offset == offset.count());
+          CGP_CHECK(space.IsOfWholePages(id) ? length == bytes_.page_size()
+                                             : node.length == length.count());
+          const bool is_part = length < bytes_.page_size() && live.length() >= bytes_.page_size();
+          large_pieces[Index(page)] += is_part ? 1 : 0;
+        });
     used += of_block;
   };
   std::ranges::for_each(freed_, check);
@@ -334,6 +362,10 @@ void StreamMemory::Check() const {
   space.ForEachNode([&](NodeId id) { used_nodes += space.node(id).used() ? 1 : 0; });
   CGP_CHECK(nodes == used_nodes);
   CGP_CHECK(used + space.free() == space.page_size() * space.page_count());
+  for (uint32_t p = 0; p < space.page_count(); ++p) {
+    const bool in_pieces = !space.IsOfWholePages(space.first(PageId{p}));
+    CGP_CHECK(large_pieces[p] == (in_pieces ? space.large_pieces(PageId{p}) : 0));
+  }
 }
 
 }  // namespace cgp

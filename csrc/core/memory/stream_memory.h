@@ -60,7 +60,8 @@ class StreamMemory {
   // block is told its view. Room is made for one SharedSpace::Take(). pre: a scope is open.
   FreeView& BeginTake(LiveBlock& live, std::optional<CaptureId> in);
 
-  // Behind what the bytes of a block must stay that is freed now; there is room for them.
+  // Behind what the bytes of a block must stay that is freed now; there is room for them. pre: no
+  // other thread captures.
   FenceId FenceFor(const LiveBlock& live);
   void Give(const LiveBlock& live, FenceId fence) {
     fences_.Renew(fence);
@@ -71,7 +72,7 @@ class StreamMemory {
   void RecordUse(LiveBlock& live, StreamId stream);
   // The block, which is being placed, takes pages that nobody had in this capture.
   void NoteGrowth(const LiveBlock& live) {
-    if (live.view != LiveBlock::kNoView) proofs_.NoteGrowth(live.view);
+    if (proofs_.stream_count() > 0) proofs_.NoteGrowth(FindTenure(live).value());
   }
 
   // So that Revive() of the block cannot throw, after SharedSpace::ReserveTake() of all of them.
@@ -95,9 +96,11 @@ class StreamMemory {
   bool InOthersCapture() const {
     return scope_ == ScopeKind::kCapture && thread_ != std::this_thread::get_id();
   }
-  FreeView* FindView(StreamId stream) const;
-  FreeView& ViewFor(LiveBlock& live, std::optional<CaptureId> in);
-  FreeView& AddView(StreamId stream);
+  std::optional<std::size_t> FindView(StreamId stream, std::optional<CaptureId> in = {}) const;
+  std::size_t ViewFor(StreamId stream, std::optional<CaptureId> in);
+  std::size_t AddView(StreamId stream);
+  uint32_t NewTenure();
+  std::optional<std::size_t> FindTenure(const LiveBlock& live) const;
   void WaitForReplays(StreamId stream);
   template <typename Function>
   void ForEachCaptured(Function&& function);
@@ -105,9 +108,8 @@ class StreamMemory {
   void ForgetOpened();
   void OpenFences();
 
-  FenceId ChooseFence(const LiveBlock& live);
-  bool OrderProtects(const LiveBlock& live) const;
-  bool CanAskLater(const LiveBlock& live) const;
+  std::optional<FenceId> ChooseFence(const LiveBlock& live);
+  bool StaysInCapture(const LiveBlock& live) const;
   bool IsKnownToCapture(StreamId stream) const;
   CaptureId CaptureOfUse(StreamId stream);
   void GiveFreed();
@@ -118,10 +120,9 @@ class StreamMemory {
   void ExpectSeveralStreams();
   std::size_t ProvenView(StreamId stream);
   std::size_t AddProvenView(StreamId stream);
-  std::optional<std::size_t> FindProvenView(StreamId stream, CaptureId of) const;
-  std::optional<FenceId> ProofFenceFor(const LiveBlock& live);
+  void Forfeit(std::size_t number);
+  FenceId ProofFence(CaptureId of, std::optional<std::size_t> owner);
   CaptureId CollectFrontiers(const LiveBlock& live);
-  void AddProof(FenceId fence, std::optional<std::size_t> owner);
   void NoteCapture(CaptureId of);
   void ForgetProofs();
   void CheckProofs() const;
@@ -135,11 +136,19 @@ class StreamMemory {
   std::optional<ScopeKind> scope_;
   std::thread::id thread_;  // that began it
   // Graphs may run on what the pages before this one hold: those that there were when the last
-  // capture ended, since a page's number only falls. In an eager scope then: what its streams wait
-  // for, or that this is not known.
+  // capture ended, since a page's number only falls. In an eager scope `replays_` is what its
+  // streams wait for.
   PageId captured_end_{0};
   std::shared_ptr<SharedEvent> replays_;
-  bool replays_unknown_ = false;
+
+  // Whether a live block may be behind a fence.
+  bool some_are_behind_ = false;
+
+  // By view: what names the stream in the blocks that it allocates. A tenure lasts until the scope
+  // ends, or until the stream forfeits what it owns. None is used again, so that no block is to be
+  // told when one is over.
+  std::vector<uint32_t> tenures_;
+  uint32_t last_tenure_ = 0;
 
   // Whether the pool's captures have several streams: its last one had, or the one under way has.
   // As long as they have one, its order is all that protects what is freed, and all of that is

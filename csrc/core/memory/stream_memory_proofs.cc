@@ -17,13 +17,14 @@ void StreamMemory::ExpectSeveralStreams() {
     several_streams_ = true;
     return;
   }
-  const FreeView& view = bytes_.view(0);
+  FreeView& view = bytes_.view(0);
   driver_.Capture(view.stream(), &frontier_);
   const FenceId own = view.own_fence();
   // Nothing that it captures now comes behind what it left in a capture that is over.
   const bool has_left = sole_capture_.value_or(frontier_.capture) != frontier_.capture;
   const bool is_capturing = frontier_.capture != kNoCapture && !has_left;
   const bool opens = is_capturing && frontier_.nodes.empty();
+  ReserveOpening();
   try {
     const std::size_t number = proofs_.AddStream(has_left ? *sole_capture_ : frontier_.capture);
     if (is_capturing && !opens) proofs_.Add(own, frontier_.capture, frontier_.nodes, number);
@@ -36,13 +37,9 @@ void StreamMemory::ExpectSeveralStreams() {
   several_streams_ = true;
   NoteCapture(frontier_.capture);
   several_captures_ |= has_left;
-  const auto note_view = [&](LiveBlock& live) {
-    if (live.block.stream == view.stream()) live.view = 0;
-  };
-  blocks_.ForEach([&](Address, LiveBlock& live) { note_view(live); });
-  std::ranges::for_each(freed_, note_view);
   if (opens) {
-    bytes_.OpenToAll(own);
+    bytes_.Open(std::span(&own, 1));
+    view.SetPasses(own, true);  // what the stream comes to free behind it
   } else if (is_capturing || has_left) {
     fences_.MakeProof(own);
   }
@@ -52,22 +49,34 @@ void StreamMemory::ExpectSeveralStreams() {
 std::size_t StreamMemory::ProvenView(StreamId stream) {
   driver_.Capture(stream, &frontier_);
   NoteCapture(frontier_.capture);
-  std::optional<std::size_t> number = FindProvenView(stream, frontier_.capture);
+  std::optional<std::size_t> number = FindView(stream, frontier_.capture);
   if (!number) number = AddProvenView(stream);
   ReserveOpening();
-  bytes_.Grant(bytes_.view(*number), proofs_.Advance(*number, frontier_));
-  proofs_.HandOver(*number);
-  if (!proofs_.stopped(*number) || !proofs_.relies_on_proofs(*number)) return *number;
-  // The stream has gone on without waiting for what came before. What was given to it by proof it
-  // may have given itself again since, by its order, which is no proof any more either. So it
-  // begins anew, as another stream that nothing is proven to, and leaves behind what it had until
-  // now.
-  const std::size_t anew = AddProvenView(stream);
-  proofs_.Stop(anew);
-  return anew;
+  const std::span<const FenceId> proven = proofs_.Advance(*number, frontier_);
+  if (proofs_.must_forfeit(*number)) {
+    Forfeit(*number);
+  } else {
+    bytes_.SetPasses(bytes_.view(*number), proven, true);
+    proofs_.HandOver(*number);
+  }
+  return *number;
 }
 
-// Another view of the stream, in the capture of `frontier`. Throws with nothing changed.
+// The stream has gone on without waiting for what came before. What was given to it by proof it may
+// have given itself again since, by its order, which is no proof any more either. So it leaves
+// behind all that it had until now. Throws with nothing changed.
+void StreamMemory::Forfeit(std::size_t number) {
+  FreeView& view = bytes_.view(number);
+  std::vector<FenceId> fences;
+  for (uint32_t i = 0; i < fences_.limit(); ++i) {
+    if (proofs_.Contains(FenceId{i}) && view.Passes(FenceId{i})) fences.push_back(FenceId{i});
+  }
+  tenures_[number] = NewTenure();
+  bytes_.SetPasses(view, fences, false);
+  proofs_.Forfeit(number);
+}
+
+// A view of the stream in the capture of `frontier`. Throws with nothing changed.
 std::size_t StreamMemory::AddProvenView(StreamId stream) {
   const std::size_t number = proofs_.AddStream(frontier_.capture);
   try {
@@ -79,36 +88,21 @@ std::size_t StreamMemory::AddProvenView(StreamId stream) {
   return number;
 }
 
-// The newest, since a stream may have begun anew.
-std::optional<std::size_t> StreamMemory::FindProvenView(StreamId stream, CaptureId of) const {
-  for (std::size_t i = proofs_.stream_count(); i-- > 0;) {
-    if (bytes_.view(i).stream() == stream && proofs_.capture(i) == of) return i;
-  }
-  return std::nullopt;
-}
-
-// The fence of a block that is freed now; nothing where no proof is possible.
-std::optional<FenceId> StreamMemory::ProofFenceFor(const LiveBlock& live) {
-  if (live.eager || (live.others && !live.others->behind.empty())) return std::nullopt;
-  const CaptureId of = CollectFrontiers(live);
-  if (of == kNoCapture) return std::nullopt;
-  NoteCapture(of);
-  // Where there are several captures, a stream may have left the one that it used the block in.
-  const bool is_known_there =
-      !live.others && live.view != LiveBlock::kNoView && proofs_.capture(live.view) == of;
-  if (several_captures_ && !is_known_there) return std::nullopt;
+// Of a block that is freed now, behind `nodes_` of that capture; `owner` alone has worked on it.
+FenceId StreamMemory::ProofFence(CaptureId of, std::optional<std::size_t> owner) {
   if (nodes_.empty()) return FenceId::kOpen;  // the capture has nothing yet that could use it
-  const bool used = live.others && !live.others->uses.empty();
-  auto owner = used ? std::nullopt : FindProvenView(live.block.stream, frontier_.capture);
-  if (live.view != LiveBlock::kNoView && owner != live.view) owner.reset();
-  if (const auto last = proofs_.LastLike(frontier_.capture, nodes_, owner)) return *last;
+  if (const auto last = proofs_.LastLike(of, nodes_, owner)) return *last;
   const FenceId fence = fences_.ForProof();
-  AddProof(fence, owner);
+  for (std::size_t i = 0; i < bytes_.stream_count(); ++i) bytes_.view(i).MakeRoomForFence(fence);
+  proofs_.Add(fence, of, nodes_, owner);
+  for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
+    bytes_.view(i).SetPasses(fence, proofs_.IsLent(fence, i));
+  }
   return fence;
 }
 
-// The capture that all streams are in that work on the block, with their frontiers in `nodes_` and
-// its own stream's in `frontier_`; kNoCapture if there is no such capture.
+// The capture that all streams are in that work on the block, with their frontiers in `nodes_`;
+// kNoCapture if there is no such capture.
 CaptureId StreamMemory::CollectFrontiers(const LiveBlock& live) {
   nodes_.clear();
   CaptureId of = kNoCapture;
@@ -125,19 +119,6 @@ CaptureId StreamMemory::CollectFrontiers(const LiveBlock& live) {
   return collect(live.block.stream) ? of : kNoCapture;
 }
 
-// pre: nothing is behind the fence yet; `nodes` are those of the capture of `frontier`.
-void StreamMemory::AddProof(FenceId fence, std::optional<std::size_t> owner) {
-  for (std::size_t i = 0; i < bytes_.stream_count(); ++i) bytes_.view(i).MakeRoomForFence(fence);
-  proofs_.Add(fence, frontier_.capture, nodes_, owner);
-  for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
-    if (proofs_.IsLent(fence, i)) {
-      bytes_.view(i).Grant(fence);
-    } else {
-      bytes_.view(i).Revoke(fence);
-    }
-  }
-}
-
 void StreamMemory::NoteCapture(CaptureId of) {
   if (of == kNoCapture) return;
   if (capture_ == kNoCapture) capture_ = of;
@@ -150,7 +131,6 @@ void StreamMemory::ForgetProofs() {
   capture_ = kNoCapture;
   several_captures_ = false;
   proofs_.Clear();
-  blocks_.ForEach([](Address, LiveBlock& live) { live.view = LiveBlock::kNoView; });
 }
 
 // Each view passes what is lent to its stream.
@@ -159,8 +139,7 @@ void StreamMemory::CheckProofs() const {
     const FenceId fence = bytes_.space().node(id).fence;
     if (!proofs_.Contains(fence)) return;
     for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
-      const bool left_behind = proofs_.stopped(i) && proofs_.relies_on_proofs(i);
-      if (left_behind || !proofs_.IsHandedOver(i)) continue;
+      if (proofs_.must_forfeit(i) || !proofs_.IsHandedOver(i)) continue;
       const bool passes = bytes_.view(i).Passes(fence);
       CGP_CHECK(passes ? proofs_.IsProven(fence, i) : !proofs_.IsLent(fence, i));
     }

@@ -1,6 +1,7 @@
 #include "core/placement/growth.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <utility>
 
@@ -39,65 +40,48 @@ class GrowthPlanner {
         most_whole_(fresh_.whole + static_cast<uint64_t>(slack)) {}
 
   GrowthPlan Plan() {
-    for (const End& end : FreeEnds()) ConsiderExtending(end.range, end.at_front);
-    return best_ ? best_->plan : StartRange();
+    for (const End& end : FreeEnds()) ConsiderExtending(end);
+    return best_ ? *best_ : StartRange();
   }
 
  private:
-  // Extending a range at one end.
-  struct Extension {
-    GrowthPlan plan;
-    uint64_t reused = 0;  // granules of the block in slots mapped before
-  };
-
-  // Of a range: the newest first, and its back before its front.
+  // An end of a range where the block may go on or begin.
   struct End {
     RangeId range{};
     bool at_front = false;
-    bool operator<(const End& other) const {
-      return range != other.range ? range > other.range : at_front < other.at_front;
-    }
+    uint64_t reused = 0;  // granules of the block that are mapped there
+    uint64_t whole = 0;   // whole pages among them
   };
 
-  // All ends of ranges at which something is free. A range ends where a handle does, so that these
-  // are found by the handles that have something free there; where those are more than there are
-  // ranges, other ends are among them.
+  // Those with most free of the newest ranges; of equals the newest first, and its back before its
+  // front.
   std::vector<End> FreeEnds() const {
     std::vector<End> ends;
-    if (free_.tails().size() + free_.heads().size() + free_.wholes().size() >
-        ranges_.range_count()) {
-      for (uint32_t r = ranges_.range_count(); r-- > 0;) {
-        ends.push_back({RangeId{r}, false});
-        ends.push_back({RangeId{r}, true});
+    uint32_t left = kRangesLookedAt;
+    for (uint32_t r = ranges_.range_count(); r-- > 0 && left-- > 0;) {
+      for (const bool at_front : {false, true}) {
+        const End end = EndOf(RangeId{r}, at_front);
+        if (end.reused > 0 && end.reused < length_) ends.push_back(end);
       }
-      return ends;
     }
-    const auto add = [&](PageId handle, bool at_front) {
-      const uint32_t pages = ranges_.handle_pages(handle);
-      for (const SlotId slot : ranges_.slots_of(handle)) {
-        const RangeId id = ranges_.range_of(slot);
-        const RangeTable::Range& range = ranges_.range(id);
-        const bool is_end =
-            at_front ? slot == range.begin() : Index(slot) + pages == Index(range.end());
-        if (is_end) ends.push_back({id, at_front});
-      }
-    };
-    for (const Edge& tail : free_.tails()) add(tail.handle, /*at_front=*/false);
-    for (const Edge& head : free_.heads()) add(head.handle, /*at_front=*/true);
-    for (const WholeHandle& whole : free_.wholes()) {
-      for (const bool at_front : {false, true}) add(whole.handle, at_front);
-    }
-    std::sort(ends.begin(), ends.end());
+    std::ranges::stable_sort(ends, std::greater(), &End::reused);
+    if (ends.size() > kEndsTried) ends.resize(kEndsTried);
     return ends;
   }
 
-  // So that Fill() need not look through all mappings of each handle.
-  void NoteShown(RangeId id) {
-    if (shown_in_.empty()) shown_in_.assign(ranges_.page_count(), RangeId{ranges_.range_count()});
+  End EndOf(RangeId id, bool at_front) const {
     const RangeTable::Range& range = ranges_.range(id);
-    for (SlotId slot = range.begin(); slot < range.end(); ++slot) {
-      shown_in_[Index(ranges_.page_at(slot))] = id;
+    const RunIndex& runs = view_.runs();
+    const uint32_t free_slots = at_front ? runs.FreeAtFront(id) : runs.FreeAtBack(id);
+    uint64_t edge = 0;  // free granules next to these slots
+    if (free_slots < range.mapped()) {
+      edge = at_front ? view_.Head(ranges_.page_at(range.begin() + free_slots)).count()
+                      : view_.Tail(ranges_.page_at(range.end() - 1 - free_slots)).count();
     }
+    const uint64_t reused = free_slots * page_ + edge;
+    if (reused < length_) return {id, at_front, reused, free_slots};
+    // Room enough, but FindMapped() refused a whole page for the remainder: that goes to an edge.
+    return {id, at_front, length_ / page_ * page_, length_ / page_};
   }
 
   // What to map for `length` granules that the range does not show yet: whole handles as far as
@@ -105,9 +89,7 @@ class GrowthPlanner {
   // new pages as can be and the edges that make them so few.
   Stretch Fill(uint64_t length, Ends ends, std::optional<RangeId> range) const {
     Stretch stretch;
-    const auto allowed = [&](PageId handle) {
-      return !range || shown_in_[Index(handle)] != *range;
-    };
+    const auto allowed = [&](PageId handle) { return !range || !ranges_.Shows(*range, handle); };
     uint64_t rest = length;
     const std::set<WholeHandle>& wholes = free_.wholes();
     for (auto it = wholes.begin(); it != wholes.end() && rest > 0;) {
@@ -198,41 +180,25 @@ class GrowthPlanner {
   uint64_t MostNewPages(uint64_t pages) const {
     const uint64_t pool_pages = ranges_.page_count() + pages;
     if (streams_ == Streams::kOne) return MostHandlePages(pool_pages, pages);
-    return pool_pages < kExactPool ? 1 : MostHandlePages(pool_pages, 0);
+    return pool_pages < kExactPool ? 1 : MostHandlePages(pool_pages, pool_pages);
   }
 
-  void ConsiderExtending(RangeId id, bool at_front) {
-    const RangeTable::Range& range = ranges_.range(id);
-    const RunIndex& runs = view_.runs();
-    uint64_t free_slots = at_front ? runs.FreeAtFront(id) : runs.FreeAtBack(id);
-    uint64_t edge = 0;  // free granules next to these slots
-    if (free_slots < range.mapped()) {
-      const auto distance = static_cast<uint32_t>(free_slots);
-      edge = at_front ? view_.Head(ranges_.page_at(range.begin() + distance)).count()
-                      : view_.Tail(ranges_.page_at(range.end() - 1 - distance)).count();
-    }
-    uint64_t reused = free_slots * page_ + edge;
-    if (reused >= length_) {
-      // Room enough, but FindMapped() refused a whole page for the remainder: that goes to an edge.
-      free_slots = length_ / page_;
-      reused = free_slots * page_;
-    }
-    if (reused == 0 || reused >= length_) return;
-    const uint64_t missing = length_ - reused;
-    NoteShown(id);
-    Stretch stretch = Fill(missing, at_front ? Ends::kTail : Ends::kHead, id);
-    const uint64_t cost = stretch.handles.size();
-    const uint64_t least = best_ ? best_->plan.mapping.handles.size() : ~uint64_t{0};
-    if (cost > least || (cost == least && reused <= best_->reused)) return;
-    if (free_slots + stretch.whole > most_whole_) return;
+  // Of equals the one that was considered first is best.
+  void ConsiderExtending(const End& end) {
+    const RangeTable::Range& range = ranges_.range(end.range);
+    const uint64_t missing = length_ - end.reused;
+    Stretch stretch = Fill(missing, end.at_front ? Ends::kTail : Ends::kHead, end.range);
+    if (best_ && stretch.handles.size() >= best_->mapping.handles.size()) return;
+    if (end.whole + stretch.whole > most_whole_) return;
     // New pages are made only where a new range would have to make as many.
     if (stretch.new_pages > fresh_.new_pages) return;
-    GrowthPlan plan{{.range = id, .at_front = at_front, .handles = std::move(stretch.handles)}};
+    GrowthPlan plan{
+        {.range = end.range, .at_front = end.at_front, .handles = std::move(stretch.handles)}};
     const uint64_t pages = ranges_.PagesOf(plan.mapping);
-    if (pages > (at_front ? range.room_front : range.room_back)) return;
-    plan.start = at_front ? static_cast<int64_t>(pages * page_) - static_cast<int64_t>(missing)
-                          : -static_cast<int64_t>(reused);
-    best_ = Extension{std::move(plan), reused};
+    if (pages > (end.at_front ? range.room_front : range.room_back)) return;
+    plan.start = end.at_front ? static_cast<int64_t>(pages * page_) - static_cast<int64_t>(missing)
+                              : -static_cast<int64_t>(end.reused);
+    best_ = std::move(plan);
   }
 
   GrowthPlan StartRange() const {
@@ -251,19 +217,15 @@ class GrowthPlanner {
   const FreeHandles& free_;
   const Stretch fresh_;  // a new range
   const uint64_t most_whole_;
-  std::vector<RangeId> shown_in_;  // by page: the last of the ranges noted that shows it
-  std::optional<Extension> best_;
+  std::optional<GrowthPlan> best_;
 };
 
 }  // namespace
 
 uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together) {
-  constexpr uint64_t kPartOfPool = 192;
+  constexpr uint64_t kPartOfPool = 80;
   const uint64_t of_pool = std::min(pool_pages / kPartOfPool, kMostHandlePages);
-  constexpr uint64_t kPartOfBlock = 32;
-  constexpr uint64_t kMostOfBlock = 32;
-  const uint64_t of_block = std::min(together / kPartOfBlock, kMostOfBlock);
-  return std::max({uint64_t{1}, of_pool, of_block});
+  return std::max<uint64_t>(1, std::min(of_pool, (together + 1) / 2));
 }
 
 // As few as can be and about as large as each other, so that blocks of one size can take each

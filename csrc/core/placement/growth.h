@@ -1,6 +1,7 @@
 // What to map so that a block fits: steps 3 and 4 of placement.h.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -17,9 +18,14 @@ enum class Streams : uint8_t { kOne, kSeveral };
 
 // The most pages that a new handle may have in a pool of so many pages: the driver's price is per
 // handle, but what is mapped whole is also lost whole to the middle of a range as long as a page of
-// it is in use. Of `together`, new pages that are made for one block, it may have a part whatever
-// the pool: they mostly are free, and wanted, together again.
+// it is in use. And at most half of `together`, the new pages that are made for one block: blocks of
+// few pages would break larger ones.
 uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together);
+
+// Of how many ranges, the newest, the ends are looked at, and how many of these, those with most
+// free, are tried: enough to choose well, and a bound on the time.
+inline constexpr uint32_t kRangesLookedAt = 128;
+inline constexpr std::size_t kEndsTried = 8;
 
 // Adds handles of so many new pages in all, of `most` each.
 void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handles);

@@ -34,14 +34,17 @@ struct Choice {
   uint64_t whole = 0;   // whole pages taken
   uint64_t takers = 0;  // of these, summed
 
+  Placement At(uint64_t page) const {
+    return {SlotId{static_cast<uint32_t>(start / page)}, Granules(start % page)};
+  }
   bool BetterThan(const Choice& other) const {
     return std::tuple(whole, takers) < std::tuple(other.whole, other.takers);
   }
 };
 
 // The best choice in the range of those that take at most `most_whole` whole pages.
-std::optional<Choice> FindInRange(FreeView& view, uint64_t length, RangeId id, uint64_t most_whole,
-                                  const TakersOf& takers) {
+std::optional<Choice> ChooseInRange(FreeView& view, uint64_t length, RangeId id,
+                                    uint64_t most_whole, const TakersOf& takers) {
   const RangeTable& ranges = view.ranges();
   const uint64_t page = view.page_size().count();
   const RangeTable::Range& range = ranges.range(id);
@@ -117,20 +120,6 @@ bool FitsWithoutWaste(const FreeView& view, Placement start, Granules length) {
   return *whole <= PagesFor(length, view.page_size());
 }
 
-bool TouchesUsed(const FreeView& view, Placement start, Granules length) {
-  const RangeTable& ranges = view.ranges();
-  const uint64_t page = view.page_size().count();
-  const RangeTable::Range& range = ranges.range(ranges.range_of(start.slot));
-  const uint64_t first = Index(start.slot) * page + start.offset.count();
-  const uint64_t behind = first + length.count();
-  const auto is_used = [&](uint64_t granule) {
-    const SlotId slot{static_cast<uint32_t>(granule / page)};
-    return !view.IsFree(ranges.page_at(slot), Granules(granule % page), Granules(1));
-  };
-  return (first != Index(range.begin()) * page && is_used(first - 1)) ||
-         (behind != Index(range.end()) * page && is_used(behind));
-}
-
 std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
                                     const TakersOf& takers) {
   const uint64_t page = view.page_size().count();
@@ -143,23 +132,36 @@ std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack
 
   uint32_t threshold = whole_pages;
   int searches_left = kEdgeSearches;
-  RangeId before{view.ranges().range_count()};
+  RangeId from{0};
   int ranges_left = takers ? kRangesForTakers : 0;
   std::optional<Choice> best;
   while (!best || ranges_left > 0) {
     --ranges_left;
-    const std::optional<RangeId> id = view.runs().NewestMayHold(threshold, before);
+    const std::optional<RangeId> id = view.runs().OldestMayHold(threshold, from);
     if (!id) break;
-    const auto choice = FindInRange(view, length.count(), *id, most_whole, takers);
+    const auto choice = ChooseInRange(view, length.count(), *id, most_whole, takers);
     if (choice && (!best || choice->BetterThan(*best))) best = choice;
-    before = *id;
+    from = *id + 1;
     if (remainder != 0 && --searches_left == 0) {
       if (most_whole == whole_pages) break;
       threshold = whole_pages + 1;
     }
   }
-  if (!best) return std::nullopt;
-  return Placement{SlotId(static_cast<uint32_t>(best->start / page)), Granules(best->start % page)};
+  return best ? std::optional(best->At(page)) : std::nullopt;
+}
+
+std::optional<Placement> FindInRange(FreeView& view, Granules length, RangeId range,
+                                     uint64_t most_whole) {
+  const auto best = ChooseInRange(view, length.count(), range, most_whole, {});
+  return best ? std::optional(best->At(view.page_size().count())) : std::nullopt;
+}
+
+Granules FreeAtBack(const FreeView& view, RangeId id) {
+  const RangeTable::Range& range = view.ranges().range(id);
+  const uint32_t slots = view.runs().FreeAtBack(id);
+  const Granules whole = view.page_size() * slots;
+  if (slots == range.mapped()) return whole;
+  return whole + view.Tail(view.ranges().page_at(range.end() - 1 - slots));
 }
 
 std::optional<PageId> WholePageToBreak(const FreeView& view, const TakersOf& takers) {

@@ -5,11 +5,10 @@
 // holds the remainder r. An edge is the free head or tail of a handle that is partly used; a tail
 // and a head of two handles do together. The block goes, in this order (design: edge stitching):
 //
-//  1. to where its like lay in an earlier capture, or a block of its size earlier in this one
-//     (predictor.h), if it fits there: hardly anything to map.
-//  2. to the newest range where it fits, as far as it can at the end of a free run: nothing to map.
-//     Newest first, because captures repeat themselves: the arrangement that served the last graph
-//     serves the next one too, and older ones stay whole.
+//  1. to where its like lay in an earlier scope, or a block of as many pages earlier in this one
+//     (known_places.h): nothing to map.
+//  2. to the oldest range where it fits, as far as it can at the end of a free run: nothing to map.
+//     Oldest first, because then new ranges stay whole for what only they can hold.
 //  3. to the free front or back of a range, which is extended there: of all ranges the one that
 //     needs the fewest new mappings, as long as it costs no new page that 4 would not.
 //  4. to a new range: the free tail of a handle, wholly free handles, largest first, the free head
@@ -51,10 +50,6 @@ std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Gran
 // whole pages than hold so many granules.
 bool FitsWithoutWaste(const FreeView& view, Placement start, Granules length);
 
-// Whether what lies just before or just behind [start, start + length) in its range is in use, or
-// is not the view's stream's to take. pre: it is all in that range.
-bool TouchesUsed(const FreeView& view, Placement start, Granules length);
-
 // How many streams may take all of a page.
 using TakersOf = std::function<uint32_t(PageId)>;
 
@@ -62,6 +57,13 @@ using TakersOf = std::function<uint32_t(PageId)>;
 // others are left with more. Nothing is changed but the exactness of run bounds.
 std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
                                     const TakersOf& takers = {});
+
+// The same in one range, of at most so many whole pages.
+std::optional<Placement> FindInRange(FreeView& view, Granules length, RangeId range,
+                                     uint64_t most_whole);
+
+// What the stream may take at the end of a range.
+Granules FreeAtBack(const FreeView& view, RangeId range);
 
 // The whole page to break up for a block below a page: one whose handle has no other page or is in
 // use already, else one of the smallest handle; of those, with `takers`, the one that the fewest

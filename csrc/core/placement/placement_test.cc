@@ -176,6 +176,20 @@ TEST_F(PlacementTest, ExtendsOnlyWhereAddressesAreLeft) {
   EXPECT_EQ(Plan((range.mapped() + 1) * kP, Slack::kNone).mapping.range, std::nullopt);
 }
 
+TEST_F(PlacementTest, ExtendsTheEndWithMostFreeOfMany) {
+  MapNew({"xxxx", "....", "...."});
+  for (std::size_t i = 0; i < kEndsTried; ++i) MapNew({"xxxx", "xxx."});
+  EXPECT_EQ(Plan(3 * kP, Slack::kNone).mapping.range, RangeId{0});
+}
+
+TEST_F(PlacementTest, LooksForFreeEndsInTheNewestRangesOnly) {
+  MapNew({"xxxx", "...."});
+  for (uint32_t i = 1; i < kRangesLookedAt; ++i) MapNew({"xxxx"});
+  EXPECT_EQ(Plan(2 * kP, Slack::kNone).mapping.range, RangeId{0});
+  MapNew({"xxxx"});
+  EXPECT_EQ(Plan(2 * kP, Slack::kNone).mapping.range, std::nullopt);
+}
+
 // The free end is long enough, but takes a whole page for a remainder that an edge can hold: the
 // edge is mapped behind what the block takes of it.
 TEST_F(PlacementTest, ExtendsALongFreeEndByAnEdgeToSaveAWholePage) {
@@ -277,26 +291,25 @@ TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePoolAndTheBlock) {
     for (const PageId handle : plan.mapping.handles) seen.insert(MappingPlan::NewPages(handle));
     return seen;
   };
-  EXPECT_EQ(sizes(63).count(1), 63u) << "two pages are more than a 32nd of them";
-  EXPECT_EQ(sizes(64).count(2), 32u);
-  EXPECT_EQ(sizes(1153).count(32), 6u) << "all about as large as each other";
-  EXPECT_EQ(sizes(1153).count(31), 31u);
-  EXPECT_EQ(sizes(1153).size(), 37u);
-  EXPECT_EQ(sizes(383, Streams::kSeveral).count(1), 383u) << "two are more than a 192nd of them";
-  EXPECT_EQ(sizes(384, Streams::kSeveral).count(2), 192u);
-  EXPECT_EQ(sizes(64 * 192).count(64), 192u);
-  EXPECT_EQ(sizes(64 * 384).count(64), 384u) << "more are too many for any pool";
-  MapNew(std::vector<std::string>(64 * 192, "xxxx"));
-  EXPECT_EQ(sizes(64), (std::multiset<uint32_t>{64}));
+  EXPECT_EQ(sizes(159).count(1), 159u) << "two pages are more than an 80th of them";
+  EXPECT_EQ(sizes(160).count(2), 80u);
+  EXPECT_EQ(sizes(883).count(11), 23u) << "all about as large as each other";
+  EXPECT_EQ(sizes(883).count(10), 63u);
+  EXPECT_EQ(sizes(159, Streams::kSeveral).count(1), 159u);
+  EXPECT_EQ(sizes(160, Streams::kSeveral).count(2), 80u);
+  EXPECT_EQ(sizes(64 * 80).count(64), 80u);
+  EXPECT_EQ(sizes(64 * 160).count(64), 160u) << "more are too many for any pool";
+  MapNew(std::vector<std::string>(64 * 80, "xxxx"));
+  EXPECT_EQ(sizes(64), (std::multiset<uint32_t>{32, 32})) << "half of what is made together";
   EXPECT_EQ(sizes(65), (std::multiset<uint32_t>{32, 33}));
-  EXPECT_EQ(sizes(3), (std::multiset<uint32_t>{3})) << "not only powers of two";
+  EXPECT_EQ(sizes(3), (std::multiset<uint32_t>{1, 2})) << "not only powers of two";
 }
 
 TEST(Placement, HandlesAreAsLargeAsSuitsThePoolOrTheBlock) {
-  EXPECT_EQ(MostHandlePages(64 * 192, 1), 64u);
-  EXPECT_EQ(MostHandlePages(100, 63), 1u);
-  EXPECT_EQ(MostHandlePages(100, 64), 2u) << "a 32nd of what is made together";
-  EXPECT_EQ(MostHandlePages(100, 5000), 32u);
+  EXPECT_EQ(MostHandlePages(64 * 80, 1000), 64u) << "more are too many for any pool";
+  EXPECT_EQ(MostHandlePages(160, 1000), 2u) << "an 80th of the pool";
+  EXPECT_EQ(MostHandlePages(5000, 9), 5u) << "half of what is made together";
+  EXPECT_EQ(MostHandlePages(20, 20), 1u);
 }
 
 // --- MappingAhead ---

@@ -41,7 +41,7 @@ def allocator():
 
 def went_through():
     if OURS:
-        return _torch.driver_nanoseconds(0) > 0
+        return bool(_torch.driver_calls(0))
     return ctypes.c_int64.in_dll(ctypes.CDLL(LIBRARY), "counting_allocations").value > 0
 
 def new(mib, value=1):

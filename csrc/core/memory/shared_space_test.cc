@@ -1,0 +1,100 @@
+#include "core/memory/shared_space.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "core/base/error.h"
+#include "driver/host_driver.h"
+
+namespace cgp {
+namespace {
+
+constexpr Granules kPageSize{8};
+constexpr StreamId kA{1};
+constexpr StreamId kB{2};
+constexpr FenceId kFenceA{1};
+constexpr FenceId kFenceB{2};
+
+class SharedSpaceTest : public ::testing::Test {
+ protected:
+  SharedSpaceTest() {
+    bytes_.Map({.range = {}, .handles = std::vector(4, MappingPlan::kNewPage)});
+    for (const FenceId fence : {kFenceA, kFenceB}) bytes_.ReserveFence(fence);
+  }
+
+  Site Take(uint32_t slot, Granules length) {
+    bytes_.ReserveTake();
+    Site site{.slot = SlotId{slot}, .offset = 0};
+    bytes_.Take(site, length);
+    return site;
+  }
+  // Frees it behind the fence.
+  void TakeAndGive(uint32_t slot, Granules length, FenceId fence) {
+    bytes_.Give(Take(slot, length), length, fence);
+    bytes_.Check();
+  }
+  void RemoveStreams() {
+    bytes_.ReserveOpening(3);
+    bytes_.RemoveStreams();
+    bytes_.Check();
+  }
+
+  HostDriver driver_{{.granularity = kPageSize.bytes(), .map_memory = false}};
+  RangeTable ranges_{driver_, kPageSize};
+  SharedSpace bytes_{kPageSize, ranges_};
+};
+
+TEST_F(SharedSpaceTest, APlaceHasUntouchedPagesIfAnyOfThemIs) {
+  const uint32_t first = Index(ranges_.range(RangeId{0}).begin());
+  TakeAndGive(first + 1, kPageSize, kFenceA);
+  const auto has = [&](uint32_t slot, Granules length) {
+    return bytes_.HasUntouchedPages({.slot = SlotId{first + slot}, .offset = 0}, length);
+  };
+  EXPECT_TRUE(has(0, kPageSize));
+  EXPECT_FALSE(has(1, kPageSize));
+  EXPECT_TRUE(has(0, kPageSize * 2)) << "the first";
+  EXPECT_TRUE(has(1, kPageSize * 2)) << "the last";
+}
+
+// Views that rest see what is open; who takes one over sees what it passes, and nobody else's.
+TEST_F(SharedSpaceTest, ViewsThatRestAreTakenOver) {
+  const uint32_t first = Index(ranges_.range(RangeId{0}).begin());
+  EXPECT_EQ(bytes_.stream_count(), 0u);
+  bytes_.AddView(kA, kFenceA);
+  const FreeView* const second = &bytes_.AddView(kB, kFenceB);
+  TakeAndGive(first, kPageSize, kFenceA);
+  TakeAndGive(first + 1, Granules(3), kFenceB);
+  TakeAndGive(first + 2, kPageSize * 2, kFenceB);
+  RemoveStreams();
+  EXPECT_EQ(bytes_.stream_count(), 0u);
+  EXPECT_EQ(second->whole_page_count(), 0u);
+  EXPECT_EQ(second->BestFit(kPageSize - Granules(3)), bytes_.space().last(PageId{1}));
+
+  TakeAndGive(first + 1, kPageSize - Granules(1), FenceId::kOpen);  // while they rest
+  EXPECT_EQ(bytes_.AddView(kB, kFenceB).whole_page_count(), 3u);
+  EXPECT_EQ(&bytes_.AddView(kA, kFenceA), second) << "the views are anyone's";
+  EXPECT_EQ(second->stream(), kA);
+  EXPECT_EQ(second->whole_page_count(), 2u);
+  bytes_.Check();
+  EXPECT_EQ(bytes_.CountWhole(PageId{0}), 1);
+  EXPECT_EQ(bytes_.CountWhole(PageId{1}), 2);
+  RemoveStreams();
+  EXPECT_EQ(bytes_.CountWhole(PageId{1}), 0) << "no stream is left";
+}
+
+TEST_F(SharedSpaceTest, SpareViewsAreDropped) {
+  bytes_.AddView(kA, kFenceA);
+  bytes_.AddView(kB, kFenceB);
+  RemoveStreams();
+  const FreeView* const first = &bytes_.AddView(kA, kFenceA);
+  bytes_.DropSpareViews();
+  RemoveStreams();
+  EXPECT_EQ(&bytes_.AddView(kB, kFenceB), first);
+  bytes_.AddView(kA, kFenceA);
+  bytes_.Check();
+}
+
+}  // namespace
+}  // namespace cgp

@@ -1,0 +1,80 @@
+// Where blocks lay, by what had led to them.
+//
+// A program repeats itself. A layer asks for the sizes that the layer before it asked for: its
+// blocks go where blocks of as many pages lay in this scope, so it is laid out like that layer. And
+// a scope asks for what an earlier one asked for, which it was the warm-up of, or is made anew: its
+// blocks go where those lay that came behind the same sizes, in whatever scope. So captures that
+// are made again and again come to map nothing.
+//
+// Of the places under one key the oldest is tried first: which one is taken depends on what is free
+// now, and not on what came in between.
+//
+// invariant: at most 2 * kMostKeys keys, of at most kMostPlaces places each
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/placement/placement.h"
+
+namespace cgp {
+
+class KnownPlaces {
+ public:
+  static constexpr std::size_t kMostPlaces = 64;
+  static constexpr std::size_t kMostKeys = std::size_t{1} << 17;
+
+  using Key = uint64_t;
+  using Places = std::vector<Placement>;
+
+  void BeginScope() {
+    ++scope_;
+    behind_ = 0;
+  }
+  // Slots have other numbers now.
+  void Forget() {
+    young_.clear();
+    old_.clear();
+  }
+
+  // Of a block of so many bytes that comes next: it and all sizes in the scope before it.
+  Key Again(uint64_t bytes) const { return Mix(behind_, bytes); }
+  // Of blocks that take each other's places, in this scope.
+  Key Alike(uint64_t size) const { return Mix(~scope_, size); }
+
+  // The places known under a key, the oldest first, with room for one more: until the next call.
+  // What was not asked for in a long time is forgotten.
+  Places& At(Key key) {
+    if (young_.size() >= kMostKeys) old_ = std::exchange(young_, {});
+    if (auto known = old_.extract(key)) young_.insert(std::move(known));
+    Places& places = young_[key];
+    if (places.size() == places.capacity()) places.reserve(places.size() * 2 + 1);
+    return places;
+  }
+  static void Add(Places& places, Placement place) {
+    if (std::find(places.begin(), places.end(), place) != places.end()) return;
+    if (places.size() == kMostPlaces) places.erase(places.begin());
+    places.push_back(place);
+  }
+  // The block of that key was placed.
+  void Advance(Key again) { behind_ = again; }
+
+ private:
+  // Different for different pairs, but once in 2^64.
+  static Key Mix(uint64_t a, uint64_t b) {
+    uint64_t key = (a ^ (b * 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9;
+    key = (key ^ (key >> 31)) * 0x94D049BB133111EB;
+    return key ^ (key >> 29);
+  }
+
+  uint64_t scope_ = 0;
+  Key behind_ = 0;
+  std::unordered_map<Key, Places> young_;
+  std::unordered_map<Key, Places> old_;  // from before that was full
+};
+
+}  // namespace cgp
