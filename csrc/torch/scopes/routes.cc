@@ -52,6 +52,17 @@ bool NoteProgress(Route& route) {
   return capturing;
 }
 
+// A nested route goes on with those of its captures that are under way: their streams may soon be in
+// others.
+void LeaveEndedCaptures(Route& route) {
+  if (route.others.empty() || !KnowsOrigin(route)) return;
+  std::erase_if(route.others, [](cudaStream_t stream) { return !IsCapturing(stream); });
+  if (route.others.empty() || IsCapturing(route.origin)) return;
+  route.origin = route.others.back();
+  route.others.pop_back();
+  route.capture.reset();
+}
+
 // Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
 // Another thread may be about to end the capture, so the stream that it began on is not asked which
 // one it is in, unless it is the one that the calling thread allocates on.
@@ -96,7 +107,10 @@ void RouteTable::ReserveOne() {
 void RouteTable::Add(Route route) {
   const std::lock_guard lock(mutex_);
   // Those that are over are known before the new capture can come to their streams.
-  for (Route& other : routes_) NoteProgress(other);
+  for (Route& other : routes_) {
+    LeaveEndedCaptures(other);
+    NoteProgress(other);
+  }
   routes_.push_back(std::move(route));
   Count(routes_.back(), 1);
 }
