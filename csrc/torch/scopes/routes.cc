@@ -107,10 +107,7 @@ void RouteTable::ReserveOne() {
 void RouteTable::Add(Route route) {
   const std::lock_guard lock(mutex_);
   // Those that are over are known before the new capture can come to their streams.
-  for (Route& other : routes_) {
-    LeaveEndedCaptures(other);
-    NoteProgress(other);
-  }
+  for (Route& other : routes_) NoteProgress(other);
   routes_.push_back(std::move(route));
   Count(routes_.back(), 1);
 }
@@ -118,6 +115,7 @@ void RouteTable::Add(Route route) {
 void RouteTable::Count(const Route& route, int change) {
   NoteChange();
   if (route.kind == ScopeKind::kCapture) {
+    for (Route& other : routes_) LeaveEndedCaptures(other);
     captures_count_.fetch_add(change, std::memory_order_acq_rel);
     MeteredDriver::CountCaptures(change);
   }
