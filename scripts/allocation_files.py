@@ -23,7 +23,7 @@ TARGET = "cgp_torch_one_allocation"
 
 
 def build(python: str) -> None:
-    ask = "import torch, os, pybind11; print(os.path.dirname(torch.__file__)); print(pybind11.__path__[0])"
+    ask = "import torch, pybind11; print(torch.__path__[0], pybind11.__path__[0])"
     torch, pybind11 = subprocess.check_output([python, "-c", ask], text=True).split()
     subprocess.check_call(
         [
@@ -34,7 +34,9 @@ def build(python: str) -> None:
         env={**os.environ, "PYTHONPATH": str(Path(pybind11).parent)},
         stdout=subprocess.DEVNULL,
     )
-    subprocess.check_call(["cmake", "--build", BUILD, "--target", TARGET], stdout=subprocess.DEVNULL)
+    subprocess.check_call(
+        ["cmake", "--build", BUILD, "--target", TARGET], stdout=subprocess.DEVNULL
+    )
 
 
 def executed() -> dict[str, int]:
@@ -59,7 +61,9 @@ def executed() -> dict[str, int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--torch-python", default=sys.executable)
     parser.add_argument("--most", type=int, default=1000)
     arguments = parser.parse_args()
@@ -67,7 +71,7 @@ def main() -> int:
     counts = executed()
     for name, ran in sorted(counts.items()):
         print(f"{ran:5} lines of {name}")
-    by_folder = defaultdict(int)
+    by_folder: dict[str, int] = defaultdict(int)
     for name in counts:
         by_folder[name.partition("/")[0]] += 1
     concepts = len({name.rpartition(".")[0] for name in counts})

@@ -334,7 +334,8 @@ def test_report() -> None:
 
     assert _request.report_lines(Adapter(), Cuda()) == [
         "53 CUDA graph captures, 51 of them in pools of cudagraph_pool",
-        "GPU 1: reserved 2,048 MiB at most; graph pools took 60 MiB, of which 50 were in use at once",
+        "GPU 1: reserved 2,048 MiB at most; graph pools took 60 MiB, of which 50 were in use at "
+        "once",
         "GPU 2: reserved 1 MiB at most; graph pools took 0 MiB, of which 0 were in use at once",
     ]
 

@@ -294,7 +294,8 @@ bool CudaDriver::EventDone(Event event) {
   const UnsafeCallsAllowed allowed(api_);
   const CurrentContext current(context_);
   for (const auto& one : MarkOf(event)) {
-    const CUresult code = Timed(api_.cuEventQuery.name, [&] { return api_.cuEventQuery(one.get()); });
+    const CUresult code =
+        Timed(api_.cuEventQuery.name, [&] { return api_.cuEventQuery(one.get()); });
     if (code == CUDA_ERROR_NOT_READY) return false;
     context_.Check(api_.cuEventQuery.name, code);
   }

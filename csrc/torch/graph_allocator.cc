@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "torch/errors.h"
-#include "torch/observe/block_events.h"
 #include "torch/runtime.h"
 
 // Texts are put together before torch's macros get them: given several parts these format them with

@@ -22,8 +22,8 @@
 
 #include "core/pool_set.h"
 #include "torch/device_pools.h"
+#include "torch/observe/events.h"
 #include "torch/observe/history.h"
-#include "torch/observe/out_of_memory.h"
 #include "torch/scopes/capture_scopes.h"
 #include "torch/torch_version.h"
 
@@ -125,7 +125,7 @@ class GraphAllocator final : public CUDAAllocator {
   void popCompileContext() override;
   void setUserMetadata(const std::string& metadata) override { base_.setUserMetadata(metadata); }
   std::string getUserMetadata() override { return base_.getUserMetadata(); }
-  void attachOutOfMemoryObserver(  // see observe/out_of_memory.cc
+  void attachOutOfMemoryObserver(  // see observe/events.cc
       cca::OutOfMemoryObserver observer) override {
     base_.attachOutOfMemoryObserver(std::move(observer));
   }

@@ -1,5 +1,5 @@
 // What one allocation and one free cost in a capture, through adapter and core and with nothing to
-// map: median and 99th percentile of 10^5 each, on 1 and 3 streams; and what the adapter adds to
+// map: median and 99th percentile of 10^5 each, on 1 and 3 streams, in short captures and long ones; and what the adapter adds to
 // eager work. Without a GPU: CUDA's streams are faked, and cheap. `queries` says how often an
 // allocation asked for the capture of a stream, each time a call into the driver on a real device.
 //
@@ -72,31 +72,39 @@ class Capture {
   const CaptureId id_ = ++last_id;
 };
 
-// Blocks of many sizes come and go; kLive of them live. In the first rounds the pool grows.
-void CapturedPairs(GraphAllocator& allocator, uintptr_t streams) {
-  Capture capture(allocator);
-  for (uintptr_t i = 1; i <= streams; ++i) {
-    fake_cuda::SetCapture(fake_cuda::Stream(i), capture.id());
-  }
-  std::vector<DataPtr> live(kLive);
+// Blocks of many sizes come and go; kLive of them live. The same captures of so many pairs follow
+// each other in one pool; the first ones, in which the pool grows, do not count.
+void CapturedPairs(GraphAllocator& allocator, uintptr_t streams, size_t pairs_a_capture) {
+  const size_t captures = kSamples / pairs_a_capture;
+  const size_t grows = std::max<size_t>(captures / 10, 1);
+  allocator.scopes().Register(0, {0, 1});
   Samples allocate, free;
   int64_t queries = 0;
-  for (size_t i = 0; i < 2 * kSamples; ++i) {
-    const bool counts = i >= kSamples;
-    fake_cuda::current_stream = fake_cuda::Stream(i % streams + 1);
-    DataPtr& block = live[i * 7 % kLive];
-    const size_t bytes = 512 << (i * 7 % kLive % 12);
-    const int64_t before = fake_cuda::queries();
-    if (!counts) {
-      block.clear();
-      block = allocator.allocate(bytes);
-      continue;
+  for (size_t made = 0; made < grows + captures; ++made) {
+    Capture capture(allocator);
+    for (uintptr_t i = 1; i <= streams; ++i) {
+      fake_cuda::SetCapture(fake_cuda::Stream(i), capture.id());
     }
-    free.Time([&] { block.clear(); });
-    allocate.Time([&] { block = allocator.allocate(bytes); });
-    queries += fake_cuda::queries() - before;
+    std::vector<DataPtr> live(kLive);
+    for (size_t i = 0; i < pairs_a_capture; ++i) {
+      fake_cuda::current_stream = fake_cuda::Stream(i % streams + 1);
+      DataPtr& block = live[i * 7 % kLive];
+      const size_t bytes = 512 << (i * 7 % kLive % 12);
+      if (made < grows) {
+        block.clear();
+        block = allocator.allocate(bytes);
+        continue;
+      }
+      const int64_t before = fake_cuda::queries();
+      free.Time([&] { block.clear(); });
+      allocate.Time([&] { block = allocator.allocate(bytes); });
+      queries += fake_cuda::queries() - before;
+    }
   }
-  std::printf("%zu stream(s), %.2f queries an allocation\n", static_cast<size_t>(streams),
+  allocator.scopes().Unregister(0, {0, 1});
+  allocator.emptyCache();
+  std::printf("captures of %zu pairs on %zu stream(s), %.2f queries an allocation\n",
+              pairs_a_capture, static_cast<size_t>(streams),
               static_cast<double>(queries) / static_cast<double>(kSamples));
   allocate.Print("  allocate");
   free.Print("  free");
@@ -116,7 +124,9 @@ int main(int argc, char** argv) {
   for (int round = 0; round < rounds; ++round) {
     cgp::FakeBaseAllocator base;
     cgp::GraphAllocator allocator(base);
-    for (const uintptr_t streams : {1, 3}) cgp::CapturedPairs(allocator, streams);
+    for (const size_t pairs : {size_t{1000}, cgp::kSamples}) {
+      for (const uintptr_t streams : {1, 3}) cgp::CapturedPairs(allocator, streams, pairs);
+    }
     cgp::Samples nothing;
     for (size_t i = 0; i < cgp::kSamples; ++i) nothing.Time([] {});
     nothing.Print("the clock alone");

@@ -187,7 +187,7 @@ void StreamMemory::OpenFences() {
 //                       streams that the same graph captures            a proof fence
 //                       streams of several graphs                       a held fence, until the end
 //                       what no graph captures                          a held fence, until a mark
-std::optional<FenceId> StreamMemory::ChooseFence(const LiveBlock& live) {
+std::optional<FenceId> StreamMemory::ChooseFence(const LiveBlock& live, bool may_ask) {
   const StreamId stream = live.block.stream;
   const bool is_alone = live.is_alone();
   // What stands behind a fence that outlives scopes does not wait for captured work.
@@ -198,7 +198,7 @@ std::optional<FenceId> StreamMemory::ChooseFence(const LiveBlock& live) {
     const bool is_over = !scope_ && is_captured && driver_.MayQuiesce();
     return is_over ? FenceId::kOpen : fences_.ForStream(stream, /*eager=*/true);
   }
-  if (InOthersCapture()) {  // and must not ask the driver
+  if (!may_ask) {
     if (is_captured && StaysInCapture(live)) return std::nullopt;
     return fences_.Held(/*eager=*/true);
   }
@@ -233,7 +233,7 @@ bool StreamMemory::StaysInCapture(const LiveBlock& live) const {
 }
 
 FenceId StreamMemory::FenceFor(const LiveBlock& live) {
-  const std::optional<FenceId> fence = ChooseFence(live);
+  const std::optional<FenceId> fence = ChooseFence(live, /*may_ask=*/true);
   CGP_CHECK(fence);
   bytes_.ReserveFence(*fence);
   return *fence;
@@ -256,7 +256,7 @@ CaptureId StreamMemory::CaptureOfUse(StreamId stream) {
 }
 
 void StreamMemory::Free(LiveBlock& live) {
-  if (const std::optional<FenceId> fence = ChooseFence(live)) {
+  if (const std::optional<FenceId> fence = ChooseFence(live, !InOthersCapture())) {
     GiveBehind(live, *fence);
   } else {
     ReserveMore(freed_, 1);

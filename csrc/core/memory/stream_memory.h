@@ -108,7 +108,8 @@ class StreamMemory {
   void ForgetOpened();
   void OpenFences();
 
-  std::optional<FenceId> ChooseFence(const LiveBlock& live);
+  // `may_ask`: no other thread may be ending the capture, so that the driver can be asked.
+  std::optional<FenceId> ChooseFence(const LiveBlock& live, bool may_ask);
   bool StaysInCapture(const LiveBlock& live) const;
   bool IsKnownToCapture(StreamId stream) const;
   CaptureId CaptureOfUse(StreamId stream);

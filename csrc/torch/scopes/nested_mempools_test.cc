@@ -283,5 +283,24 @@ TEST_F(NestedTest, TwoPoolsMayHaveMemoryOfEachOthersGraphs) {
   in_second.Reset();
 }
 
+TEST_F(NestedTest, ItEndsWithItsLastGraphWhereTheStreamOfTheFirstCapturesAgain) {
+  const MemPool mempool(*this, other_);
+  Graph first(*this, {0, 5}, 7), second(*this, {0, 6}, 8), third(*this, {0, 7}, 9);
+  first.Begin();
+  Enter(other_);
+  Exit(other_);
+  current_stream = Stream(2);
+  second.Begin();
+  Enter(other_);
+  Exit(other_);
+  first.End();
+  current_stream = Stream(1);
+  third.Begin();
+  second.End();
+  EXPECT_FALSE(pools().InScope(ToPoolId(other_))) << "the third never used it";
+  third.End();
+  for (Graph* const graph : {&first, &second, &third}) graph->Reset();
+}
+
 }  // namespace
 }  // namespace cgp

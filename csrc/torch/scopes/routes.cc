@@ -52,6 +52,17 @@ bool NoteProgress(Route& route) {
   return capturing;
 }
 
+// A nested route goes on with those of its captures that are under way: their streams may soon be in
+// others.
+void LeaveEndedCaptures(Route& route) {
+  if (route.others.empty() || !KnowsOrigin(route)) return;
+  std::erase_if(route.others, [](cudaStream_t stream) { return !IsCapturing(stream); });
+  if (route.others.empty() || IsCapturing(route.origin)) return;
+  route.origin = route.others.back();
+  route.others.pop_back();
+  route.capture.reset();
+}
+
 // Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
 // Another thread may be about to end the capture, so the stream that it began on is not asked which
 // one it is in, unless it is the one that the calling thread allocates on.
@@ -104,6 +115,7 @@ void RouteTable::Add(Route route) {
 void RouteTable::Count(const Route& route, int change) {
   NoteChange();
   if (route.kind == ScopeKind::kCapture) {
+    for (Route& other : routes_) LeaveEndedCaptures(other);
     captures_count_.fetch_add(change, std::memory_order_acq_rel);
     MeteredDriver::CountCaptures(change);
   }

@@ -1,13 +1,28 @@
-// Memory has run out in a pool of ours: who hears of it, and what the error says.
+// Who hears of what happens in our pools, beside the statistics: the history and its trackers,
+// torch's profiler, the tracer of its sanitizer, and observers of memory that has run out. Native
+// allocators tell them the same.
 #pragma once
 
 #include <mutex>
 #include <vector>
 
 #include "torch/device_pools.h"
+#include "torch/observe/history.h"
 #include "torch/torch_version.h"
 
 namespace cgp {
+
+// Counts a new block and tells everybody of it. If that fails the block is gone, and the error goes
+// on.
+void Announce(MergedStats::Base& base, const DevicePools::Owned& made, History::Context context);
+
+// Frees the block that starts at `pointer`; returns false if none of ours does. An error of those
+// who are told of it is thrown when the block is free, which `freed` says.
+bool FreeAnnounced(MergedStats::Base& base, void* pointer, bool* freed);
+
+// Tells the history what going back to a checkpoint has freed and allocated.
+void NoteRestored(MergedStats::Base& base, DevicePools& pools, PoolId id,
+                  const RestoreDelta& delta);
 
 // An allocation that was asked for in one of our pools.
 struct Request {
