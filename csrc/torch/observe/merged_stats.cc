@@ -122,6 +122,7 @@ void MergedStats::AfterGrowth(Base& base) {
 // while they held that, or what it held at the last question; and what ours hold beside that is no
 // new peak, since otherwise it would have been asked when they grew.
 DeviceStats MergedStats::Ask(Base& base, int64_t Stat::*of_base) {
+  const RelaxedCaptureMode relaxed;  // as OfBase(), for what is reset
   SetUsage ours = set_.Usage();
   DeviceStats bases = OfBase(base);
   DeviceStats sum;
