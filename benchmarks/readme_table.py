@@ -44,6 +44,15 @@ TWO_STREAMS = {
     "streaming": "weights copied while the layer before computes, 8 sizes",
     "branches": "blocks of two branches, 8 sizes",
 }
+CAPTURED = {
+    "r3d_18": "R3D-18, 12 sizes",
+    "convnextv2_tiny": "ConvNeXtV2-T, 20 sizes",
+    "wav2vec2": "wav2vec2, 10 sizes",
+    "fcn_resnet50": "FCN-ResNet50, 8 sizes",
+    "bert": "BERT, 12 lengths",
+    "swin_t": "Swin-T, 16 sizes",
+    **{name: WORKLOADS[name] for name in ("mlp", "llama", "resnet50")},
+}
 SHARED_EXECS = {**WORKLOADS, "deep": "Gemma-like decode, 16 sizes"}
 ORDERS = {"asc": "smallest first", "desc": "largest first", "shuffled": "shuffled"}
 
@@ -73,6 +82,8 @@ def table(report: Row) -> list[str]:
     first = rows[0] if rows else {}
     if "checkpoints" in first:
         return combinations.table(rows)
+    if "mapped_by_round" in first:
+        return capture_parts_table(rows)
     if "section" in first:
         return shared_execs_table(report)
     if "allocators" in first:
@@ -100,6 +111,30 @@ def const_memory_table(report: Row) -> list[str]:
         replay = figure(ours, "replay_vs_stock", 1, ".3f")
         lines.append([name, ORDERS[order], minimum, *sizes, capture, replay])
     return markdown(head, lines)
+
+
+def capture_parts_table(rows: Sequence[Row]) -> list[str]:
+    """Of capture_parts.py: the time, and the handles mapped; behind it where the time goes."""
+    head = ["capture ÷ stock (handles mapped)", *ORDERS.values()]
+    lines = []
+    for workload in dict.fromkeys(row["workload"] for row in rows):
+        of = {row["order"]: row for row in rows if row["workload"] == workload}
+        cells = [
+            f"{r['ratio']:.2f} ({r['mapped']:,.0f})" if (r := of.get(o)) else "-" for o in ORDERS
+        ]
+        lines.append([CAPTURED.get(workload, workload), *cells])
+    mean = statistics.mean(row["ratio"] for row in rows)
+    worst = max(row["ratio"] for row in rows)
+    lines.append(["mean and worst of all", f"{mean:.2f}, {worst:.2f}", "", ""])
+    parts = ["driver", "mapping", "others", "after", "between"]
+    titles = ["ms of all rows", "stock", "ours", "driver's calls", "our own, mapping"]
+    titles += ["our own, else (stock's)", "torch right after mapping", "torch elsewhere"]
+    total = {
+        key: sum(row[key] for row in rows) * 1e-6 for key in ("stock", "ours", "allocator", *parts)
+    }
+    shown = [f"{total[key]:,.0f}" for key in ("stock", "ours", *parts)]
+    shown[4] += f" ({total['allocator']:,.0f})"
+    return [*markdown(head, lines), "", *markdown(titles, [[f"{len(rows)} rows", *shown]])]
 
 
 def short_table(report: Row) -> list[str]:
