@@ -25,7 +25,7 @@ uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together);
 // Of how many ranges, the newest, the ends are looked at, and how many of these, those with most
 // free, are tried: enough to choose well, and a bound on the time.
 inline constexpr uint32_t kRangesLookedAt = 128;
-inline constexpr std::size_t kEndsTried = 32;
+inline constexpr std::size_t kEndsTried = 16;
 
 // Adds handles of so many new pages in all, of `most` each.
 void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handles);
