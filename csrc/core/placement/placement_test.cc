@@ -291,23 +291,23 @@ TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePoolAndTheBlock) {
     for (const PageId handle : plan.mapping.handles) seen.insert(MappingPlan::NewPages(handle));
     return seen;
   };
-  EXPECT_EQ(sizes(159).count(1), 159u) << "two pages are more than an 80th of them";
-  EXPECT_EQ(sizes(160).count(2), 80u);
-  EXPECT_EQ(sizes(883).count(11), 73u) << "all about as large as each other";
-  EXPECT_EQ(sizes(883).count(10), 8u);
-  EXPECT_EQ(sizes(159, Streams::kSeveral).count(1), 159u);
-  EXPECT_EQ(sizes(160, Streams::kSeveral).count(2), 80u);
-  EXPECT_EQ(sizes(64 * 80).count(64), 80u);
-  EXPECT_EQ(sizes(64 * 160).count(64), 160u) << "more are too many for any pool";
-  MapNew(std::vector<std::string>(64 * 80, "xxxx"));
+  EXPECT_EQ(sizes(127).count(1), 127u) << "two pages are more than a 64th of them";
+  EXPECT_EQ(sizes(128).count(2), 64u);
+  EXPECT_EQ(sizes(711).count(11), 61u) << "all about as large as each other";
+  EXPECT_EQ(sizes(711).count(10), 4u);
+  EXPECT_EQ(sizes(127, Streams::kSeveral).count(1), 127u);
+  EXPECT_EQ(sizes(128, Streams::kSeveral).count(2), 64u);
+  EXPECT_EQ(sizes(64 * 64).count(64), 64u);
+  EXPECT_EQ(sizes(64 * 128).count(64), 128u) << "more are too many for any pool";
+  MapNew(std::vector<std::string>(64 * 64, "xxxx"));
   EXPECT_EQ(sizes(64), (std::multiset<uint32_t>{32, 32})) << "half of what is made together";
   EXPECT_EQ(sizes(65), (std::multiset<uint32_t>{32, 33}));
   EXPECT_EQ(sizes(3), (std::multiset<uint32_t>{1, 2})) << "not only powers of two";
 }
 
 TEST(Placement, HandlesAreAsLargeAsSuitsThePoolOrTheBlock) {
-  EXPECT_EQ(MostHandlePages(64 * 80, 1000), 64u) << "more are too many for any pool";
-  EXPECT_EQ(MostHandlePages(160, 1000), 2u) << "an 80th of the pool";
+  EXPECT_EQ(MostHandlePages(64 * 64, 1000), 64u) << "more are too many for any pool";
+  EXPECT_EQ(MostHandlePages(128, 1000), 2u) << "a 64th of the pool";
   EXPECT_EQ(MostHandlePages(5000, 9), 5u) << "half of what is made together";
   EXPECT_EQ(MostHandlePages(20, 20), 1u);
 }
