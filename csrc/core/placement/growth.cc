@@ -97,7 +97,7 @@ class GrowthPlanner {
     Stretch stretch;
     const auto allowed = [&](PageId handle) { return !range || !ranges_.Shows(*range, handle); };
     uint64_t rest = length;
-    const std::set<WholeHandle>& wholes = free_.wholes();
+    const std::set<WholeHandle>& wholes = free_.wholes;
     for (auto it = wholes.begin(); it != wholes.end() && rest > 0;) {
       const auto [pages, handle] = *it;
       if (rest < pages * page_) {
@@ -147,7 +147,7 @@ class GrowthPlanner {
   std::optional<WholeHandle> SmallestLeft(const std::vector<PageId>& taken,
                                           Allowed&& allowed) const {
     auto last_taken = taken.rbegin();
-    for (auto it = free_.wholes().rbegin(); it != free_.wholes().rend(); ++it) {
+    for (auto it = free_.wholes.rbegin(); it != free_.wholes.rend(); ++it) {
       if (last_taken != taken.rend() && *last_taken == it->handle) {
         ++last_taken;
       } else if (allowed(it->handle)) {
@@ -179,12 +179,12 @@ class GrowthPlanner {
     const auto longest = [](const std::set<Edge>& edges) {
       return edges.empty() ? 0 : edges.rbegin()->length;
     };
-    return longest(free_.tails()) + longest(free_.heads());
+    return longest(free_.tails) + longest(free_.heads);
   }
 
   // At least what any one handle holds of the block.
   uint64_t LongestPart() const {
-    const std::set<WholeHandle>& wholes = free_.wholes();
+    const std::set<WholeHandle>& wholes = free_.wholes;
     const uint64_t whole = wholes.empty() ? 0 : wholes.begin()->pages;
     return std::max(LongestPair(), std::max(whole, MostNewPages(PagesFor(length_))) * page_);
   }
