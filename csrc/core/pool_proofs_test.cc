@@ -88,8 +88,8 @@ std::vector<PoolScript> Scripts() {
       {"ItsOwnBytesAStreamTakesWhateverItLaunches",
        "capture A B; a = A; b = B; A launches; B launches; free b; B launches early; B reuses"},
       {"WhatTheFirstStreamFreedBeforeAnythingWasCapturedIsAlsoTheirsWhoRested",
-       "capture A B; x = A 1g; y = B 1g; free x y; end; capture A B; end; capture A B; z = A 1g;"
-       "free z; w = B 1g; w shares z; end"},
+       "capture A B; x = A 1g; y = B 1g; free x y; end; capture A B; end; capture A B; z = A 15g;"
+       "free z; w = B 2g; w shares z; pages 1; end"},
       // --- Which bytes ---
       {"NeighboursBehindDifferentFencesAreOneToWhomMayTakeBoth",
        "capture A B C; low = A 8g; high = B 8g; A launches; B launches; free low high; C waits A;"

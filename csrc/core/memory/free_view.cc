@@ -5,9 +5,22 @@
 #include "core/base/error.h"
 
 namespace cgp {
+namespace {
+
+// What the set has of the handle becomes `now`, if not 0. Throws with `known` true.
+template <typename Set>
+void Replace(Set& set, PageId handle, uint32_t& known, uint32_t now) {
+  if (known == now) return;
+  if (known > 0) set.erase({known, handle});
+  known = 0;
+  if (now > 0) set.insert({now, handle});
+  known = now;
+}
+
+}  // namespace
 
 FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
-    : space_(space), ranges_(ranges), stream_(stream), own_(own), runs_(ranges), handles_(ranges) {
+    : space_(space), ranges_(ranges), stream_(stream), own_(own), runs_(ranges) {
   SetPasses(FenceId::kOpen, true);
   SetPasses(own, true);
   const auto bins = static_cast<uint32_t>(2 * space.page_size().count());
@@ -28,7 +41,10 @@ void FreeView::Rebuild() {
   whole_pages_.Clear();
   whole_page_count_ = 0;
   ResizePages(space_.page_count());
-  handles_.Clear(space_.page_count());
+  handles_ = {};
+  std::ranges::fill(offers_, Offer{});
+  changed_.Clear();
+  changed_.InsertRange(0, space_.page_count());
   runs_.Clear();
   for (PageId page{0}; Index(page) < space_.page_count();) {
     const NodeId first = space_.first(page);
@@ -69,7 +85,7 @@ void FreeView::UnindexPages(PageId begin, PageId end) {
 
 void FreeView::IndexPages(PageId begin, PageId end) {
   whole_page_count_ += whole_pages_.InsertRange(Index(begin), Index(end));
-  handles_.Note(begin, end);
+  changed_.InsertRange(Index(begin), Index(end));
   runs_.SetFree(begin, end);
 }
 
@@ -77,7 +93,7 @@ void FreeView::ClearPages(PageId begin, PageId end) {
   const uint32_t cleared = whole_pages_.EraseRange(Index(begin), Index(end));
   if (cleared == 0) return;
   whole_page_count_ -= cleared;
-  handles_.Note(begin, end);
+  changed_.InsertRange(Index(begin), Index(end));
   runs_.SetTaken(begin, end);
 }
 
@@ -100,7 +116,8 @@ void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t 
 
 void FreeView::ResizePages(uint32_t pages) {
   whole_pages_.Resize(pages);
-  handles_.Resize(pages);
+  changed_.Resize(pages);
+  if (offers_.size() < pages) offers_.resize(pages);
 }
 
 std::optional<NodeId> FreeView::BestFit(Granules length) const {
@@ -114,8 +131,7 @@ std::optional<NodeId> FreeView::BestFit(Granules length) const {
 
 std::optional<PageId> FreeView::NextWhole(PageId from) const {
   const std::optional<uint32_t> page = whole_pages_.Next(Index(from));
-  if (!page) return std::nullopt;
-  return static_cast<PageId>(*page);
+  return page ? std::optional(PageId{*page}) : std::nullopt;
 }
 
 Granules FreeView::Head(PageId page) const {
@@ -195,7 +211,7 @@ void FreeView::LinkChain(PageId page, NodeId start, uint32_t length) {
     IndexPages(page, page + 1);
     return;
   }
-  handles_.Note(page);
+  changed_.Insert(Index(page));
   const uint32_t bin = BinOf(page, length);
   NodeId& head = bins_[bin];
   links_[Index(start)] = {NodeId::kNone, head};
@@ -212,7 +228,7 @@ void FreeView::UnlinkChain(PageId page, NodeId start, uint32_t length) {
     ClearPages(page, page + 1);
     return;
   }
-  handles_.Note(page);
+  changed_.Insert(Index(page));
   const Link link = links_[Index(start)];
   if (link.next != NodeId::kNone) links_[Index(link.next)].prev = link.prev;
   if (link.prev != NodeId::kNone) {
@@ -255,7 +271,51 @@ void FreeView::Check() const {
   }
   CGP_CHECK(chains == 0);
   runs_.Check([this](PageId page) { return IsWhole(page); });
-  handles_.Check(*this);
+  CheckHandles();
+}
+
+const FreeHandles& FreeView::Handles() {
+  for (auto page = changed_.Next(0); page; page = changed_.Next(*page)) {
+    const PageId handle = ranges_.handle_begin(PageId{*page});
+    const Offer now = OfferOf(handle);
+    Offer& known = offers_[Index(handle)];
+    Replace(handles_.heads, handle, known.head, now.head);
+    Replace(handles_.tails, handle, known.tail, now.tail);
+    Replace(handles_.wholes, handle, known.whole, now.whole);
+    changed_.EraseRange(Index(handle), Index(ranges_.handle_end(handle)));
+  }
+  return handles_;
+}
+
+FreeView::Offer FreeView::OfferOf(PageId handle) const {
+  const PageId end = ranges_.handle_end(handle);
+  PageId page = handle;
+  Granules head;
+  for (; page != end && IsWhole(page); ++page) head += page_size();
+  if (page == end) return {.whole = ranges_.handle_pages(handle)};
+  head += Head(page);
+  page = end - 1;
+  Granules tail;
+  for (; IsWhole(page); page = page - 1) tail += page_size();
+  tail += Tail(page);
+  return {static_cast<uint32_t>(head.count()), static_cast<uint32_t>(tail.count()), 0};
+}
+
+void FreeView::CheckHandles() const {
+  const auto& [heads, tails, wholes] = handles_;
+  std::size_t entries = 0;
+  for (PageId handle{0}; Index(handle) < ranges_.page_count();
+       handle = ranges_.handle_end(handle)) {
+    const Offer& known = offers_[Index(handle)];
+    const auto changed = changed_.Next(Index(handle));
+    const bool is_up_to_date = !changed || *changed >= Index(ranges_.handle_end(handle));
+    CGP_CHECK(!is_up_to_date || known == OfferOf(handle));
+    CGP_CHECK(known.head == 0 || heads.contains({known.head, handle}));
+    CGP_CHECK(known.tail == 0 || tails.contains({known.tail, handle}));
+    CGP_CHECK(known.whole == 0 || wholes.contains({known.whole, handle}));
+    entries += std::size_t{known.head > 0} + (known.tail > 0) + (known.whole > 0);
+  }
+  CGP_CHECK(entries == heads.size() + tails.size() + wholes.size());
 }
 
 }  // namespace cgp

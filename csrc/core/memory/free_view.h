@@ -10,21 +10,54 @@
 // A chain that covers its page makes the page *whole*; whole pages are in whole_pages() and in
 // runs(), all other chains in bins by their length, for an exact best fit. Everything here is
 // derived from the PageSpace and the RangeTable and can be rebuilt from them.
+//
+// What the handles have to offer is looked at when somebody asks, of those in which something has
+// changed: O(log n) for each.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "core/base/index_set.h"
 #include "core/base/units.h"
 #include "core/driver.h"
-#include "core/memory/free_handles.h"
 #include "core/memory/page_space.h"
 #include "core/memory/range_table.h"
 #include "core/memory/run_index.h"
 
 namespace cgp {
+
+// The free granules at the start or the end of a handle that is not wholly free:
+//
+//     handle    | free | used | free |      head 1 page, tail 1 page
+struct Edge {
+  uint64_t length = 0;
+  PageId handle{};
+
+  // By length; of equals the first handle.
+  auto operator<=>(const Edge&) const = default;
+};
+
+// A handle that is wholly free.
+struct WholeHandle {
+  uint64_t pages = 0;
+  PageId handle{};
+
+  // Largest first; of equals the first handle.
+  bool operator<(const WholeHandle& other) const {
+    return pages != other.pages ? pages > other.pages : handle < other.handle;
+  }
+};
+
+// What the handles have to offer to one stream.
+struct FreeHandles {
+  std::set<Edge> heads;
+  std::set<Edge> tails;
+  std::set<WholeHandle> wholes;
+};
 
 class FreeView {
  public:
@@ -93,11 +126,8 @@ class FreeView {
   uint32_t whole_page_count() const { return whole_page_count_; }
   // The first whole page numbered at least `from`.
   std::optional<PageId> NextWhole(PageId from) const;
-  // What the handles offer. May throw, with nothing changed.
-  const FreeHandles& Handles() {
-    handles_.Update(*this);
-    return handles_;
-  }
+  // May throw, with nothing changed. Valid until something does.
+  const FreeHandles& Handles();
 
   const RangeTable& ranges() const { return ranges_; }
   Granules page_size() const { return space_.page_size(); }
@@ -123,8 +153,17 @@ class FreeView {
     NodeId next = NodeId::kNone;
   };
 
-  bool Available(const PageSpace::Node& node) const { return Passes(node.fence); }
-  bool Available(NodeId id) const { return Available(space_.node(id)); }
+  // What is in handles_ of a handle: the lengths of its edges, or its pages if it is wholly free.
+  struct Offer {
+    uint32_t head = 0;
+    uint32_t tail = 0;
+    uint32_t whole = 0;
+    bool operator==(const Offer&) const = default;
+  };
+
+  bool Available(NodeId id) const { return Passes(space_.node(id).fence); }
+  Offer OfferOf(PageId handle) const;
+  void CheckHandles() const;
   NodeId ChainStart(NodeId id) const;
   // The node after the chain, kNone at the page's end.
   NodeId ChainEnd(NodeId start) const;
@@ -145,6 +184,9 @@ class FreeView {
   IndexSet whole_pages_;
   uint32_t whole_page_count_ = 0;
   FreeHandles handles_;
+  std::vector<Offer>
+      offers_;        // by a handle's first page, but where one of its pages is in changed_
+  IndexSet changed_;  // pages
   IndexSet filled_bins_;
   std::vector<NodeId> bins_;  // see BinOf(): the newest chain
   std::vector<Link> links_;   // by node

@@ -9,7 +9,7 @@
 #include <set>
 #include <utility>
 
-#include "core/memory/free_handles.h"
+#include "core/memory/free_view.h"
 
 namespace cgp {
 
@@ -39,18 +39,16 @@ template <typename Allowed>
 std::optional<EdgePair> ChooseEdges(const FreeHandles& free, uint64_t length, Ends ends,
                                     Allowed&& allowed) {
   if (length == 0) return EdgePair{};
-  const auto tail =
-      ends == Ends::kHead ? std::nullopt : ShortestEdge(free.tails(), length, allowed);
-  const auto head =
-      ends == Ends::kTail ? std::nullopt : ShortestEdge(free.heads(), length, allowed);
+  const auto tail = ends == Ends::kHead ? std::nullopt : ShortestEdge(free.tails, length, allowed);
+  const auto head = ends == Ends::kTail ? std::nullopt : ShortestEdge(free.heads, length, allowed);
   if (tail && (!head || tail->length <= head->length)) return EdgePair{.tail = tail, .head = {}};
   if (head) return EdgePair{.tail = {}, .head = head};
   if (ends != Ends::kBoth) return std::nullopt;
   // The longest of each, or the longest but one of either where both are of one handle.
   for (const auto& [t, h] : {std::pair<std::ptrdiff_t, std::ptrdiff_t>{1, 1}, {1, 2}, {2, 1}}) {
-    if (t > std::ssize(free.tails()) || h > std::ssize(free.heads())) continue;
-    const Edge& first = *std::prev(free.tails().end(), t);
-    const Edge& second = *std::prev(free.heads().end(), h);
+    if (t > std::ssize(free.tails) || h > std::ssize(free.heads)) continue;
+    const Edge& first = *std::prev(free.tails.end(), t);
+    const Edge& second = *std::prev(free.heads.end(), h);
     if (first.handle == second.handle || first.length + second.length < length) continue;
     return EdgePair{.tail = first, .head = second};
   }

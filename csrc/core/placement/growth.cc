@@ -10,10 +10,6 @@
 namespace cgp {
 namespace {
 
-// Streams that share a smaller pool hold free pages back from each other, here and there one: in
-// handles of several pages they would hold back more.
-constexpr uint64_t kExactPool = 128;
-
 // In a pool of any size.
 constexpr uint64_t kMostHandlePages = 64;
 static_assert(kMostHandlePages <= MappingPlan::kMaxNewPages);
@@ -97,7 +93,7 @@ class GrowthPlanner {
     Stretch stretch;
     const auto allowed = [&](PageId handle) { return !range || !ranges_.Shows(*range, handle); };
     uint64_t rest = length;
-    const std::set<WholeHandle>& wholes = free_.wholes();
+    const std::set<WholeHandle>& wholes = free_.wholes;
     for (auto it = wholes.begin(); it != wholes.end() && rest > 0;) {
       const auto [pages, handle] = *it;
       if (rest < pages * page_) {
@@ -147,7 +143,7 @@ class GrowthPlanner {
   std::optional<WholeHandle> SmallestLeft(const std::vector<PageId>& taken,
                                           Allowed&& allowed) const {
     auto last_taken = taken.rbegin();
-    for (auto it = free_.wholes().rbegin(); it != free_.wholes().rend(); ++it) {
+    for (auto it = free_.wholes.rbegin(); it != free_.wholes.rend(); ++it) {
       if (last_taken != taken.rend() && *last_taken == it->handle) {
         ++last_taken;
       } else if (allowed(it->handle)) {
@@ -179,12 +175,12 @@ class GrowthPlanner {
     const auto longest = [](const std::set<Edge>& edges) {
       return edges.empty() ? 0 : edges.rbegin()->length;
     };
-    return longest(free_.tails()) + longest(free_.heads());
+    return longest(free_.tails) + longest(free_.heads);
   }
 
   // At least what any one handle holds of the block.
   uint64_t LongestPart() const {
-    const std::set<WholeHandle>& wholes = free_.wholes();
+    const std::set<WholeHandle>& wholes = free_.wholes;
     const uint64_t whole = wholes.empty() ? 0 : wholes.begin()->pages;
     return std::max(LongestPair(), std::max(whole, MostNewPages(PagesFor(length_))) * page_);
   }
@@ -193,7 +189,7 @@ class GrowthPlanner {
   uint64_t MostNewPages(uint64_t pages) const {
     const uint64_t pool_pages = ranges_.page_count() + pages;
     if (streams_ == Streams::kOne) return MostHandlePages(pool_pages, pages);
-    return pool_pages < kExactPool ? 1 : MostHandlePages(pool_pages, pool_pages);
+    return MostHandlePages(pool_pages, pool_pages);
   }
 
   // Of equals the one that was considered first is best.
@@ -214,6 +210,7 @@ class GrowthPlanner {
     best_ = std::move(plan);
   }
 
+  // Pages for blocks that share them stand side by side.
   GrowthPlan StartRange() const {
     GrowthPlan plan{{.range = {}, .handles = fresh_.handles}, static_cast<int64_t>(fresh_.start)};
     if (length_ < page_ && std::ranges::all_of(plan.mapping.handles, MappingPlan::IsNew)) {
@@ -241,12 +238,9 @@ uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together) {
   return std::max<uint64_t>(1, std::min(of_pool, (together + 1) / 2));
 }
 
-// As few as can be and about as large as each other, so that blocks of one size can take each
-// other's.
 void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handles) {
   while (pages > 0) {
-    const uint64_t count = (pages + most - 1) / most;
-    const uint64_t size = (pages + count - 1) / count;
+    const uint64_t size = std::min(pages, most);
     handles.push_back(MappingPlan::NewHandle(static_cast<uint32_t>(size)));
     pages -= size;
   }

@@ -1,7 +1,6 @@
 #include "core/placement/placement.h"
 
 #include <algorithm>
-#include <array>
 #include <tuple>
 
 #include "core/placement/edges.h"
@@ -14,10 +13,8 @@ namespace {
 // looking at all ranges.
 constexpr int kEdgeSearches = 64;
 
-// In how many ranges, and at how many starts in each run, a block looks for the place that other
-// streams could use least.
+// In how many ranges a block looks for the place that other streams could use least.
 constexpr int kRangesForTakers = 8;
-constexpr uint64_t kStartsForTakers = 16;
 
 // Whether the stream may take all pages of the handle that begins there.
 bool IsWholeHandle(const FreeView& view, PageId handle) {
@@ -70,16 +67,11 @@ std::optional<Choice> ChooseInRange(FreeView& view, uint64_t length, RangeId id,
       }
       if (!best || !best->BetterThan(choice)) best = choice;
     };
-    // The starts of more pages, where it matters which of them are taken.
-    for (uint64_t i = 0; takers && i < kStartsForTakers && first + i * page < last; ++i) {
-      consider(first + i * page);
-    }
     // From the edge before the run, up to the edge behind it, or from the run's first page; the
-    // last of equals, since it leaves the edges to blocks that need them, which those below a page
-    // do.
-    std::array starts{low, high - length, std::min(first, high - length)};
-    if (length < page) std::ranges::reverse(starts);
-    for (const uint64_t start : starts) consider(start);
+    // last of equals, since it leaves the edges to blocks that need them.
+    for (const uint64_t start : {low, high - length, std::min(first, high - length)}) {
+      consider(start);
+    }
   }
   return best;
 }
@@ -111,13 +103,6 @@ std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Gran
   if (!take_part(start.slot, offset, head) || !take_part(slot(behind_full), 0, tail))
     return std::nullopt;
   return whole;
-}
-
-bool FitsWithoutWaste(const FreeView& view, Placement start, Granules length) {
-  const auto whole = WholePagesAt(view, start, length);
-  if (!whole) return false;
-  if (length < view.page_size()) return *whole <= (view.BestFit(length) ? 0 : 1);
-  return *whole <= PagesFor(length, view.page_size());
 }
 
 std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,

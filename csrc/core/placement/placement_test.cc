@@ -16,31 +16,23 @@ namespace {
 
 class PlacementTest : public SmallPool {};
 
-// --- FitsWithoutWaste ---
+// --- WholePagesAt ---
 
-TEST_F(PlacementTest, FitsNeedsEveryGranule) {
+TEST_F(PlacementTest, WholePagesAreCountedWhereAllGranulesAreFree) {
   const SlotId slot = MapNew({"xx..", "....", "..xx"});
-  EXPECT_TRUE(FitsWithoutWaste({slot, Granules(2)}, 8));
-  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(2)}, 9)) << "the last page's head is too short";
-  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(1)}, 8)) << "the first page's tail is too short";
-  EXPECT_FALSE(FitsWithoutWaste({SlotId{Index(slot) + 2}, Granules(0)}, 4));
-}
-
-TEST_F(PlacementTest, FitsEndsWithTheRange) {
-  const SlotId slot = MapNew({"....", "...."});
-  EXPECT_TRUE(FitsWithoutWaste({slot, Granules(0)}, 8));
-  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(0)}, 9));
-  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(1)}, 8));
-}
-
-TEST_F(PlacementTest, FitsTakesNoMoreWholePagesThanHoldTheBlock) {
-  const SlotId slot = MapNew({"....", "....", "....", "xxx."});
-  EXPECT_TRUE(FitsWithoutWaste({slot, Granules(1)}, 7));
-  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(1)}, 8)) << "three whole pages for two";
-  EXPECT_TRUE(FitsWithoutWaste({SlotId{Index(slot) + 2}, Granules(2)}, 3 - 1));
-  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(0)}, 1)) << "the last page has room for it";
-  EXPECT_TRUE(FitsWithoutWaste({SlotId{Index(slot) + 3}, Granules(3)}, 1));
-  EXPECT_TRUE(FitsWithoutWaste({slot, Granules(0)}, 2)) << "no page in part use has";
+  const auto whole = [&](uint32_t slots, uint64_t offset, uint64_t length) {
+    return WholePagesAt(view_, {slot + slots, Granules(offset)}, Granules(length));
+  };
+  EXPECT_EQ(whole(0, 2, 8), 1u);
+  EXPECT_EQ(whole(0, 2, 2), 0u);
+  EXPECT_EQ(whole(1, 1, 2), 1u);
+  EXPECT_EQ(whole(0, 2, 9), std::nullopt) << "the last page's head is too short";
+  EXPECT_EQ(whole(0, 1, 8), std::nullopt) << "the first page's tail is too short";
+  EXPECT_EQ(whole(2, 0, 4), std::nullopt);
+  const SlotId free = MapNew({"....", "...."});
+  EXPECT_EQ(WholePagesAt(view_, {free, Granules(0)}, Granules(8)), 2u);
+  EXPECT_EQ(WholePagesAt(view_, {free, Granules(0)}, Granules(9)), std::nullopt);
+  EXPECT_EQ(WholePagesAt(view_, {free, Granules(1)}, Granules(8)), std::nullopt);
 }
 
 // --- FindMapped ---
@@ -105,11 +97,10 @@ class PlacementTakersTest : public PlacementTest {
 
 TEST_F(PlacementTakersTest, TakesThePagesThatTheFewestStreamsMayTake) {
   const SlotId slot = MapNew({"....", "....", "....", "....", "...."});
-  ExpectAt(FindLeastWanted(4, {3, 3, 3, 1, 3}), At(slot, 3));
   ExpectAt(FindLeastWanted(4, {1, 3, 3, 3, 3}), At(slot, 0));
   ExpectAt(FindLeastWanted(4, {3, 3, 3, 3, 1}), At(slot, 4));
-  ExpectAt(FindLeastWanted(8, {3, 2, 2, 3, 2}), At(slot, 1));  // the sum of both
-  ExpectAt(FindLeastWanted(8, {1, 3, 3, 2, 2}), At(slot, 0));
+  ExpectAt(FindLeastWanted(8, {3, 2, 1, 2, 2}), At(slot, 3));  // the sum of both
+  ExpectAt(FindLeastWanted(8, {1, 2, 3, 2, 2}), At(slot, 0));
   ExpectAt(FindLeastWanted(20, {1, 2, 3, 2, 1}), At(slot, 0));
 }
 
@@ -291,23 +282,22 @@ TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePoolAndTheBlock) {
     for (const PageId handle : plan.mapping.handles) seen.insert(MappingPlan::NewPages(handle));
     return seen;
   };
-  EXPECT_EQ(sizes(159).count(1), 159u) << "two pages are more than an 80th of them";
-  EXPECT_EQ(sizes(160).count(2), 80u);
-  EXPECT_EQ(sizes(883).count(11), 73u) << "all about as large as each other";
-  EXPECT_EQ(sizes(883).count(10), 8u);
-  EXPECT_EQ(sizes(159, Streams::kSeveral).count(1), 159u);
-  EXPECT_EQ(sizes(160, Streams::kSeveral).count(2), 80u);
-  EXPECT_EQ(sizes(64 * 80).count(64), 80u);
-  EXPECT_EQ(sizes(64 * 160).count(64), 160u) << "more are too many for any pool";
-  MapNew(std::vector<std::string>(64 * 80, "xxxx"));
+  EXPECT_EQ(sizes(127).count(1), 127u) << "two pages are more than a 64th of them";
+  EXPECT_EQ(sizes(128).count(2), 64u);
+  EXPECT_EQ(sizes(711).count(11), 64u) << "and a shorter one";
+  EXPECT_EQ(sizes(127, Streams::kSeveral).count(1), 127u);
+  EXPECT_EQ(sizes(128, Streams::kSeveral).count(2), 64u);
+  EXPECT_EQ(sizes(64 * 64).count(64), 64u);
+  EXPECT_EQ(sizes(64 * 128).count(64), 128u) << "more are too many for any pool";
+  MapNew(std::vector<std::string>(64 * 64, "xxxx"));
   EXPECT_EQ(sizes(64), (std::multiset<uint32_t>{32, 32})) << "half of what is made together";
   EXPECT_EQ(sizes(65), (std::multiset<uint32_t>{32, 33}));
   EXPECT_EQ(sizes(3), (std::multiset<uint32_t>{1, 2})) << "not only powers of two";
 }
 
 TEST(Placement, HandlesAreAsLargeAsSuitsThePoolOrTheBlock) {
-  EXPECT_EQ(MostHandlePages(64 * 80, 1000), 64u) << "more are too many for any pool";
-  EXPECT_EQ(MostHandlePages(160, 1000), 2u) << "an 80th of the pool";
+  EXPECT_EQ(MostHandlePages(64 * 64, 1000), 64u) << "more are too many for any pool";
+  EXPECT_EQ(MostHandlePages(128, 1000), 2u) << "a 64th of the pool";
   EXPECT_EQ(MostHandlePages(5000, 9), 5u) << "half of what is made together";
   EXPECT_EQ(MostHandlePages(20, 20), 1u);
 }

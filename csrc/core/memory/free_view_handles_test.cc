@@ -1,5 +1,3 @@
-#include "core/memory/free_handles.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/memory/free_view.h"
 #include "core/placement/placement_test_pool.h"
 
 namespace cgp {
@@ -17,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-class FreeHandlesTest : public SmallPool {
+class FreeViewHandlesTest : public SmallPool {
  protected:
   static Edge EdgeOf(uint64_t length, uint32_t handle) { return {length, PageId{handle}}; }
 
@@ -42,45 +41,45 @@ class FreeHandlesTest : public SmallPool {
       if (tail > 0) tails.insert({static_cast<uint64_t>(tail), handle});
     }
     const FreeHandles& handles = view_.Handles();
-    ASSERT_EQ(handles.heads(), heads);
-    ASSERT_EQ(handles.tails(), tails);
-    ASSERT_TRUE(std::ranges::equal(handles.wholes(), wholes, [](const auto& a, const auto& b) {
+    ASSERT_EQ(handles.heads, heads);
+    ASSERT_EQ(handles.tails, tails);
+    ASSERT_TRUE(std::ranges::equal(handles.wholes, wholes, [](const auto& a, const auto& b) {
       return a.pages == b.pages && a.handle == b.handle;
     }));
-    ASSERT_NO_THROW(handles.Check(view_));
+    ASSERT_NO_THROW(view_.Check());
   }
 };
 
-TEST_F(FreeHandlesTest, AreThoseOfTheView) {
-  EXPECT_THAT(view_.Handles().wholes(), IsEmpty());
+TEST_F(FreeViewHandlesTest, AreThoseOfTheView) {
+  EXPECT_THAT(view_.Handles().wholes, IsEmpty());
   MapNew({"..xx", "xx.x", "...."});
   MapNewHandle({"....", ".xx.", "...."});
-  EXPECT_THAT(view_.Handles().heads(), ElementsAre(EdgeOf(2, 0), EdgeOf(5, 3)));
-  EXPECT_THAT(view_.Handles().tails(), ElementsAre(EdgeOf(5, 3)));
-  ASSERT_EQ(view_.Handles().wholes().size(), 1U);
-  EXPECT_EQ(view_.Handles().wholes().begin()->handle, PageId{2});
+  EXPECT_THAT(view_.Handles().heads, ElementsAre(EdgeOf(2, 0), EdgeOf(5, 3)));
+  EXPECT_THAT(view_.Handles().tails, ElementsAre(EdgeOf(5, 3)));
+  ASSERT_EQ(view_.Handles().wholes.size(), 1U);
+  EXPECT_EQ(view_.Handles().wholes.begin()->handle, PageId{2});
 }
 
-TEST_F(FreeHandlesTest, TheLargestWholeHandleComesFirstAndOfEqualsTheOldest) {
+TEST_F(FreeViewHandlesTest, TheLargestWholeHandleComesFirstAndOfEqualsTheOldest) {
   MapNew({"...."});
   MapNewHandle({"....", "...."});
   MapNew({"...."});
   std::vector<PageId> order;
-  for (const WholeHandle& whole : view_.Handles().wholes()) order.push_back(whole.handle);
+  for (const WholeHandle& whole : view_.Handles().wholes) order.push_back(whole.handle);
   EXPECT_THAT(order, ElementsAre(PageId{1}, PageId{0}, PageId{3}));
 }
 
-TEST_F(FreeHandlesTest, WhatAnotherStreamFreedIsNotOffered) {
+TEST_F(FreeViewHandlesTest, WhatAnotherStreamFreedIsNotOffered) {
   MapNew({"...."});
   Take(PageId{0}, 0, kP);
   bytes_.ReserveFence(FenceId{2});
   bytes_.Give({.node = used_.back()}, kPageSize, FenceId{2});
   used_.pop_back();
-  EXPECT_THAT(view_.Handles().wholes(), IsEmpty());
-  EXPECT_THAT(view_.Handles().heads(), IsEmpty());
+  EXPECT_THAT(view_.Handles().wholes, IsEmpty());
+  EXPECT_THAT(view_.Handles().heads, IsEmpty());
 }
 
-TEST_F(FreeHandlesTest, FollowWhatIsTakenGivenAndMapped) {
+TEST_F(FreeViewHandlesTest, FollowWhatIsTakenGivenAndMapped) {
   std::mt19937 random(1);
   const auto below = [&](std::size_t count) {
     return std::uniform_int_distribution<std::size_t>(0, count - 1)(random);
