@@ -189,11 +189,8 @@ TakersOf Placer::Takers() const {
 
 // Steps 2 to 4 of placement.h.
 Placement Placer::Stitch(FreeView& view, Granules length, Slack slack) {
-  // A block of very many pages takes what there is.
-  constexpr uint64_t kChoosyPages = 32;
-  const TakersOf takers = length < page_size() * kChoosyPages ? Takers() : TakersOf();
-  auto found = FindMapped(view, length, slack, takers);
-  if (!found && memory_.Poll()) found = FindMapped(view, length, slack, takers);
+  auto found = FindMapped(view, length, slack, Takers());
+  if (!found && memory_.Poll()) found = FindMapped(view, length, slack, Takers());
   if (found) return *found;
   const Streams streams = several_streams() ? Streams::kSeveral : Streams::kOne;
   const auto plan = [&] { return PlanGrowth(view, length, slack, streams); };
