@@ -56,7 +56,7 @@ class Placer {
   uint64_t SizeOf(Granules length) const {
     return length < page_size() ? length.count() : PagesFor(length, page_size()) << 32;
   }
-  std::optional<Found> FindSmall(const FreeView& view, Granules length) const;
+  std::optional<Found> FindSmall(const FreeView& view, Granules length, Slack slack) const;
   std::optional<NodeId> FindChain(const FreeView& view, Granules length) const;
   TakersOf Takers() const;
   Placement Stitch(FreeView& view, Granules length, Slack slack);
@@ -74,7 +74,7 @@ class Placer {
   KnownPlaces known_;
   Address like_ = 0;            // of the last block that was found living in the place of its like
   bool takes_turns_ = false;    // whether one was freed since then
-  uint64_t captures_ = 0;       // that began
+  uint32_t captures_ = 0;       // that began
   std::vector<RangeId> apart_;  // of the blocks that PlaceApart() placed
 };
 

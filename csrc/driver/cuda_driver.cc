@@ -115,15 +115,20 @@ CUresult CudaDriver::Timed(std::string_view name, const Function& call) {
   const CUresult code = call();
   const std::chrono::nanoseconds elapsed = std::chrono::steady_clock::now() - begin;
   const std::lock_guard lock(calls_mutex_);
-  CallTime& time = calls_[name];
-  ++time.calls;
-  time.nanoseconds += static_cast<uint64_t>(elapsed.count());
+  const auto call_time = std::ranges::find_if(
+      calls_, [&](const auto& each) { return each.first.empty() || each.first == name; });
+  if (call_time == calls_.end()) return code;
+  call_time->first = name;
+  ++call_time->second.calls;
+  call_time->second.nanoseconds += static_cast<uint64_t>(elapsed.count());
   return code;
 }
 
 std::map<std::string_view, CudaDriver::CallTime> CudaDriver::calls() const {
   const std::lock_guard lock(calls_mutex_);
-  return calls_;
+  std::map<std::string_view, CallTime> calls(calls_.begin(), calls_.end());
+  calls.erase("");
+  return calls;
 }
 
 template <typename... Parameters>

@@ -27,19 +27,15 @@ struct Others {
 
 // A cache line, since a free of one among many blocks has to fetch it.
 struct alignas(64) LiveBlock {
-  // More streams of scopes than a process gets to see.
-  static constexpr uint32_t kMostTenures = (uint32_t{1} << 30) - 1;
-
   Block block;
   Site site;
+  // Names the stream that allocated it, in the scope in which it did (StreamMemory); 0: none.
+  uint32_t tenure = 0;
+  uint32_t capture = 0;  // how many had begun when it was allocated
   // Some work on it was not captured: it was allocated in an eager scope, or another stream used it
   // outside of captures.
-  bool eager : 1 = false;
-  // Whether its range is pinned.
-  bool pinned : 1 = true;
-  // Names the stream that allocated it, in the scope in which it did (StreamMemory); 0: none.
-  uint32_t tenure : 30 = 0;
-  uint64_t capture = 0;            // how many had begun when it was allocated
+  bool eager = false;
+  bool pinned = true;              // its range is
   std::unique_ptr<Others> others;  // mostly none
 
   Granules length() const { return Granules::FromBytesRoundedUp(block.bytes); }

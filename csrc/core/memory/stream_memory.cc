@@ -48,7 +48,7 @@ void StreamMemory::EndScope(bool may_ask_device) {
 FreeView& StreamMemory::BeginTake(LiveBlock& live, std::optional<CaptureId> in) {
   GiveFreed();
   const std::size_t view = ViewFor(live.block.stream, in);
-  live.tenure = tenures_[view] & LiveBlock::kMostTenures;
+  live.tenure = tenures_[view];
   bytes_.ReserveTake();
   return bytes_.view(view);
 }
@@ -87,14 +87,8 @@ std::size_t StreamMemory::AddView(StreamId stream) {
   ReserveMore(tenures_, 1);
   bytes_.AddView(stream, own);
   fences_.Renew(own);  // so it is the stream's until the scope ends
-  tenures_.push_back(NewTenure());
+  tenures_.push_back(++last_tenure_);
   return tenures_.size() - 1;
-}
-
-// A number that no block has.
-uint32_t StreamMemory::NewTenure() {
-  CGP_CHECK(last_tenure_ < LiveBlock::kMostTenures);
-  return ++last_tenure_;
 }
 
 // The number of the stream that allocated the block, if that was in the open scope.
@@ -257,7 +251,7 @@ CaptureId StreamMemory::CaptureOfUse(StreamId stream) {
 
 void StreamMemory::Free(LiveBlock& live) {
   if (const std::optional<FenceId> fence = ChooseFence(live, !InOthersCapture())) {
-    GiveBehind(live, *fence);
+    Give(live, *fence);
   } else {
     ReserveMore(freed_, 1);
     freed_.push_back(std::move(live));
@@ -315,14 +309,9 @@ void StreamMemory::GiveFreed() {
 void StreamMemory::GiveFreedAtEnd() {
   expects_several_streams_ = false;
   while (!freed_.empty()) {
-    GiveBehind(freed_.back(), fences_.Held(/*eager=*/freed_.back().others != nullptr));
+    Give(freed_.back(), fences_.Held(/*eager=*/freed_.back().others != nullptr));
     freed_.pop_back();
   }
-}
-
-void StreamMemory::GiveBehind(const LiveBlock& live, FenceId fence) {
-  bytes_.ReserveFence(fence);
-  Give(live, fence);
 }
 
 void StreamMemory::Check() const {

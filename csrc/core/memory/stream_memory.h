@@ -60,10 +60,11 @@ class StreamMemory {
   // block is told its view. Room is made for one SharedSpace::Take(). pre: a scope is open.
   FreeView& BeginTake(LiveBlock& live, std::optional<CaptureId> in);
 
-  // Behind what the bytes of a block must stay that is freed now; there is room for them. pre: no
-  // other thread captures.
+  // Behind what the bytes of a block must stay that is freed now; Give() does not throw then. pre:
+  // no other thread captures.
   FenceId FenceFor(const LiveBlock& live);
   void Give(const LiveBlock& live, FenceId fence) {
+    bytes_.ReserveFence(fence);
     fences_.Renew(fence);
     bytes_.Give(live.site, live.length(), fence);
   }
@@ -99,7 +100,6 @@ class StreamMemory {
   std::optional<std::size_t> FindView(StreamId stream, std::optional<CaptureId> in = {}) const;
   std::size_t ViewFor(StreamId stream, std::optional<CaptureId> in);
   std::size_t AddView(StreamId stream);
-  uint32_t NewTenure();
   std::optional<std::size_t> FindTenure(const LiveBlock& live) const;
   void WaitForReplays(StreamId stream);
   template <typename Function>
@@ -115,7 +115,6 @@ class StreamMemory {
   CaptureId CaptureOfUse(StreamId stream);
   void GiveFreed();
   void GiveFreedAtEnd();
-  void GiveBehind(const LiveBlock& live, FenceId fence);
 
   // stream_memory_proofs.cc
   void ExpectSeveralStreams();

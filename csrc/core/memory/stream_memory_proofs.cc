@@ -71,7 +71,7 @@ void StreamMemory::Forfeit(std::size_t number) {
   for (uint32_t i = 0; i < fences_.limit(); ++i) {
     if (proofs_.Contains(FenceId{i}) && view.Passes(FenceId{i})) fences.push_back(FenceId{i});
   }
-  tenures_[number] = NewTenure();
+  tenures_[number] = ++last_tenure_;
   bytes_.SetPasses(view, fences, false);
   proofs_.Forfeit(number);
 }

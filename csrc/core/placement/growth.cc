@@ -2,10 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <set>
-#include <utility>
-
-#include "core/placement/edges.h"
 
 namespace cgp {
 namespace {

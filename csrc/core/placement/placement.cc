@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "core/placement/edges.h"
+#include "core/placement/growth.h"
 
 namespace cgp {
 namespace {
