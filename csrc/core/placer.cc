@@ -78,13 +78,12 @@ Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& sta
     const auto whole = WholePagesAt(view, place, length);
     if (whole && *whole <= (small ? 0 : PagesFor(length, page_size()))) return {.start = place};
   }
-  const Slack slack = SlackFor(view, length, stats);
   if (small) {
-    std::optional<Found> found = FindSmall(view, length, slack);
-    if (!found && memory_.Poll()) found = FindSmall(view, length, slack);
+    std::optional<Found> found = FindSmall(view, length);
+    if (!found && memory_.Poll()) found = FindSmall(view, length);
     if (found) return *found;
   }
-  return {.start = Stitch(view, length, slack)};
+  return {.start = Stitch(view, length, SlackFor(view, length, stats))};
 }
 
 // Whether a block of that length lives there that will be dropped when this one is made. So it was
@@ -152,16 +151,12 @@ Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& s
 
 // A block below a page lies in the best fit among pages in part use, so that small blocks gather
 // and pages stay whole; else in a whole page. Else it is stitched as a large one is.
-std::optional<Placer::Found> Placer::FindSmall(const FreeView& view, Granules length,
-                                               Slack slack) const {
+std::optional<Placer::Found> Placer::FindSmall(const FreeView& view, Granules length) const {
   if (const std::optional<NodeId> chain = FindChain(view, length)) {
     const PageSpace::Node& node = space().node(*chain);
     return Found{.start = {ranges_.slots_of(node.page).front(), Granules(node.offset)},
                  .node = *chain};
   }
-  // The rest of the page would be too short for another one like it.
-  const bool wastes = length * 2 > page_size() && slack == Slack::kNone && !several_streams();
-  if (wastes) return std::nullopt;
   const std::optional<PageId> page = WholePageToBreak(view, Takers());
   if (!page) return std::nullopt;
   return Found{.start = {ranges_.slots_of(*page).front(), Granules(0)}};
