@@ -56,11 +56,12 @@ class Placer {
   uint64_t SizeOf(Granules length) const {
     return length < page_size() ? length.count() : PagesFor(length, page_size()) << 32;
   }
-  std::optional<Found> FindSmall(const FreeView& view, Granules length) const;
+  Found FindSmall(FreeView& view, Granules length, Slack slack);
   std::optional<NodeId> FindChain(const FreeView& view, Granules length) const;
   TakersOf Takers() const;
   Placement Stitch(FreeView& view, Granules length, Slack slack);
   uint32_t PagesAhead(const FreeView& view, Granules length) const;
+  void CheckAgainstDevice(Granules length) const;
   [[noreturn]] void ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const;
 
   const PageSpace& space() const { return memory_.bytes().space(); }

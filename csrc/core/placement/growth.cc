@@ -6,6 +6,10 @@
 namespace cgp {
 namespace {
 
+// Streams that share a smaller pool hold free pages back from each other, here and there one: in
+// handles of several pages they would hold back more.
+constexpr uint64_t kExactPool = 128;
+
 // In a pool of any size.
 constexpr uint64_t kMostHandlePages = 64;
 static_assert(kMostHandlePages <= MappingPlan::kMaxNewPages);
@@ -185,7 +189,7 @@ class GrowthPlanner {
   uint64_t MostNewPages(uint64_t pages) const {
     const uint64_t pool_pages = ranges_.page_count() + pages;
     if (streams_ == Streams::kOne) return MostHandlePages(pool_pages, pages);
-    return MostHandlePages(pool_pages, pool_pages);
+    return pool_pages < kExactPool ? 1 : MostHandlePages(pool_pages, pool_pages);
   }
 
   // Of equals the one that was considered first is best.
@@ -206,7 +210,6 @@ class GrowthPlanner {
     best_ = std::move(plan);
   }
 
-  // Pages for blocks that share them stand side by side.
   GrowthPlan StartRange() const {
     GrowthPlan plan{{.range = {}, .handles = fresh_.handles}, static_cast<int64_t>(fresh_.start)};
     if (length_ < page_ && std::ranges::all_of(plan.mapping.handles, MappingPlan::IsNew)) {
@@ -234,9 +237,12 @@ uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together) {
   return std::max<uint64_t>(1, std::min(of_pool, (together + 1) / 2));
 }
 
+// As few as can be and about as large as each other, so that blocks of one size can take each
+// other's.
 void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handles) {
   while (pages > 0) {
-    const uint64_t size = std::min(pages, most);
+    const uint64_t count = (pages + most - 1) / most;
+    const uint64_t size = (pages + count - 1) / count;
     handles.push_back(MappingPlan::NewHandle(static_cast<uint32_t>(size)));
     pages -= size;
   }

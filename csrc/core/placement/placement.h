@@ -46,6 +46,10 @@ enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 // of it. O(words of the slots, and nodes of two pages). pre: start is mapped.
 std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Granules length);
 
+// Step 1: whether the view's stream may take all of [start, start + length), and that takes no more
+// whole pages than hold so many granules.
+bool FitsWithoutWaste(const FreeView& view, Placement start, Granules length);
+
 // How many streams may take all of a page.
 using TakersOf = std::function<uint32_t(PageId)>;
 
