@@ -134,9 +134,7 @@ void GraphAllocator::recordHistory(bool enabled, cca::CreateContextFn recorder, 
 
 void GraphAllocator::pushCompileContext(std::string& context) {
   History::PushCompileContext(context);
-  Undo pushed([] { History::PopCompileContext(); });
-  base_.pushCompileContext(context);
-  pushed.Keep();
+  OrUndo([&] { base_.pushCompileContext(context); }, [] { History::PopCompileContext(); });
 }
 
 void GraphAllocator::popCompileContext() {
@@ -221,17 +219,18 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   // throws then leaves ours as it was.
   cca::CheckpointDelta delta;
   if (ours->annex) delta = base_.setCheckpointPoolState(device, ours->of_annex);
-  // What goes wrong now may not free what the caller's tensors still have.
-  Undo disown([&] {
-    for (c10::DataPtr& data : delta.dataptrs_allocd) data.release_context();
-  });
-  const RestoreDelta restored = AsTorchErrors([&] {
+  const auto restore = [&] {
     const uint64_t live = pools.set.Stats(ours->id).live_blocks;
     delta.ptrs_freed.reserve(delta.ptrs_freed.size() + live);
     delta.dataptrs_allocd.reserve(delta.dataptrs_allocd.size() + ours->checkpoint.blocks.size());
     return pools.set.Restore(ours->id, ours->checkpoint);
-  });
-  disown.Keep();
+  };
+  // What goes wrong now may not free what the caller's tensors still have.
+  const RestoreDelta restored = OrUndo([&] { return AsTorchErrors(restore); },
+                                       [&] {
+                                         for (c10::DataPtr& data : delta.dataptrs_allocd)
+                                           data.release_context();
+                                       });
   // The caller has to know what was restored, whatever others say of it.
   WithWarnings("the statistics", [&] { pools.stats.AfterGrowth(base_); });
   if (history_.active()) {

@@ -57,9 +57,7 @@ Block PluggableAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device,
   const Block block = set.Allocate(kEagerPool, bytes, ToStreamId(stream));
   // It had to grow: what other streams have freed may help the next time.
   if (!told_ || set.Stats(kEagerPool).reserved_bytes == reserved) return block;
-  Undo allocated([&] { set.Free(block.address); });  // nobody else will
-  CycleEagerPool(pools);
-  allocated.Keep();
+  OrUndo([&] { CycleEagerPool(pools); }, [&] { set.Free(block.address); });  // nobody else will
   return block;
 }
 

@@ -60,20 +60,23 @@ bool RunOutInBase(Base& base, c10::DeviceIndex device, size_t bytes) {
   base.beginAllocateToPool(device, id, [thread = std::this_thread::get_id()](cudaStream_t) {
     return std::this_thread::get_id() == thread;
   });
-  bool open = true;
-  const Undo pool([&] {
-    TryTwice("the allocator below it, told that memory has run out,", [&] {
-      if (open) base.endAllocateToPool(device, id);
-      open = false;
-      base.releasePool(device, id);
-    });
+  bool ran_out = false;
+  Callbacks asked;
+  asked.Run([&] {
+    try {
+      base.raw_delete(base.raw_alloc_with_stream(bytes, nullptr));
+    } catch (const c10::OutOfMemoryError&) {
+      ran_out = true;
+    }
   });
-  try {
-    base.raw_delete(base.raw_alloc_with_stream(bytes, nullptr));
-    return false;
-  } catch (const c10::OutOfMemoryError&) {
-    return true;
-  }
+  bool open = true;
+  TryTwice("the allocator below it, told that memory has run out,", [&] {
+    if (open) base.endAllocateToPool(device, id);
+    open = false;
+    base.releasePool(device, id);
+  });
+  asked.Rethrow();
+  return ran_out;
 }
 
 }  // namespace

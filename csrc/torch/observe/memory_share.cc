@@ -17,14 +17,13 @@ void MemoryShare::Set(Base& base, double fraction) {
   LimitOurs(base);                             // asks what is in force, to go back to
   base.setMemoryFraction(fraction, device());  // refuses what is no fraction
   const double before = fraction_.load();
-  Undo setting([&] {
-    Store(before);
-    base.setMemoryFraction(std::min(before, 1.0), device());
-    LimitBase(base);
-  });
   Store(fraction);
-  LimitBase(base);
-  setting.Keep();
+  OrUndo([&] { LimitBase(base); },
+         [&] {
+           Store(before);
+           base.setMemoryFraction(std::min(before, 1.0), device());
+           LimitBase(base);
+         });
 }
 
 void MemoryShare::LimitOurs(Base& base) {

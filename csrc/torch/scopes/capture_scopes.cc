@@ -98,10 +98,8 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   if (kind == ScopeKind::kCapture &&
       routes_.Resume(device, pool, stream, route.origin, route.filter, hold)) {
     if (pools != nullptr) return;
-    Undo resumed([&] { routes_.Pause(device, pool); });
-    base_->beginAllocateToPool(device, id, route.filter);
-    resumed.Keep();
-    return;
+    return OrUndo([&] { base_->beginAllocateToPool(device, id, route.filter); },
+                  [&] { routes_.Pause(device, pool); });
   }
   if (pools == nullptr) {
     BeginInBase(std::move(route), undecided);
@@ -124,17 +122,18 @@ void CaptureScopes::BeginInBase(Route route, DevicePools* undecided) {
   const ScopeKey tree{device, route.id};
   int given = 0;
   bool is_new_tree = false;
-  Undo undo([&] {
+  const auto begin = [&] {
+    for (; given < users; ++given) base_->createOrIncrefPool(device, id, nullptr);
+    is_new_tree = route.kind == ScopeKind::kEager &&
+                  known_.try_emplace(tree, Known{.role = Role::kTreeOfBase}).second;
+    NoteWhoServesTrees();
+    base_->beginAllocateToPool(device, id, route.filter);
+  };
+  OrUndo(begin, [&] {
     if (is_new_tree) known_.erase(tree);
     NoteWhoServesTrees();
     for (; given > 0; --given) base_->releasePool(device, id);
   });
-  for (; given < users; ++given) base_->createOrIncrefPool(device, id, nullptr);
-  is_new_tree = route.kind == ScopeKind::kEager &&
-                known_.try_emplace(tree, Known{.role = Role::kTreeOfBase}).second;
-  NoteWhoServesTrees();
-  base_->beginAllocateToPool(device, id, route.filter);
-  undo.Keep();
   for (int user = 0; user < users; ++user) undecided->set.Release(route.id);
   if (undecided != nullptr) ReleaseUnused(*undecided, route.id);
   if (route.kind == ScopeKind::kCapture && !route.nested) {
@@ -152,26 +151,28 @@ void CaptureScopes::BeginInOurs(Route route, bool capturing, std::optional<PoolI
   DevicePools& pools = *route.pools;
   const bool capture = route.kind == ScopeKind::kCapture;
   routes_.ReserveOne();
-  names_.Hold(route.device, route.name, route.id);
-  Undo name([&] { names_.Release(route.device, route.name); });
-  AsTorchErrors([&] { pools.set.BeginScope(route.id, route.kind, capturing); });
-  Undo scope([&] {
+  bool named = false;
+  bool begun = false;
+  bool is_kept = false;
+  const auto begin = [&] {
+    names_.Hold(route.device, route.name, route.id);
+    named = true;
+    AsTorchErrors([&] { pools.set.BeginScope(route.id, route.kind, capturing); });
+    begun = true;
+    is_kept = graphs && KeepFor(pools, *graphs, route.id);
+    if (!capture && !base_serves_trees_) {
+      known_.try_emplace({route.device, route.id}, Known{.role = Role::kTree});
+    }
+    if (capture) annexes_.Begin(route.device, route.id);
+  };
+  OrUndo(begin, [&] {
+    if (is_kept) kept_.erase({{route.device, *graphs}, route.id});
+    if (is_kept) pools.set.Release(route.id);
+    if (named) names_.Release(route.device, route.name);
+    if (!begun) return;
     pools.EndScope(route.id);
     pools.set.Release(route.id);
   });
-  const bool is_kept = graphs && KeepFor(pools, *graphs, route.id);
-  Undo keep([&] {
-    if (!is_kept) return;
-    kept_.erase({{route.device, *graphs}, route.id});
-    pools.set.Release(route.id);
-  });
-  if (!capture && !base_serves_trees_) {
-    known_.try_emplace({route.device, route.id}, Known{.role = Role::kTree});
-  }
-  if (capture) annexes_.Begin(route.device, route.id);
-  name.Keep();
-  scope.Keep();
-  keep.Keep();
   if (capture && !route.nested) ++captures_of_ours_;
   routes_.Add(std::move(route));
 }
@@ -221,9 +222,7 @@ void CaptureScopes::EndScope(DevicePools& pools, PoolId pool, ScopeKind kind) {
 
 void CaptureScopes::Hold(DevicePools& pools, MempoolId_t id, PoolId pool) {
   names_.Hold(pools.device, id, pool);
-  Undo name([&] { names_.Release(pools.device, id); });
-  pools.set.Retain(pool);
-  name.Keep();
+  OrUndo([&] { pools.set.Retain(pool); }, [&] { names_.Release(pools.device, id); });
 }
 
 void CaptureScopes::Drop(DevicePools& pools, MempoolId_t id, PoolId pool) {
@@ -292,9 +291,7 @@ void CaptureScopes::Register(DeviceIndex device, PoolId id) {
   }
   const ScopeKey key{device, id};
   known_[key] = {.role = Role::kRegistered};
-  Undo noted([&] { known_.erase(key); });
-  set.Retain(id);
-  noted.Keep();
+  OrUndo([&] { set.Retain(id); }, [&] { known_.erase(key); });
 }
 
 void CaptureScopes::Unregister(DeviceIndex device, PoolId id) {

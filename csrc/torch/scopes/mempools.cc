@@ -33,15 +33,13 @@ void CaptureScopes::CreateOrIncref(DeviceIndex device, MempoolId_t id,
   const bool is_new = known_.try_emplace(key).second;
   const bool sets = ours || is_new;  // trees of the base's stay what they are
   if (sets) known_[key] = {.role = role};
-  Undo noted([&] {
+  const auto create = [&] {
+    if (!ours) return base_->createOrIncrefPool(device, id, std::move(allocator));
+    AsTorchErrors([&] { DevicePools::For(device, owner_).set.Retain(key.second); });
+  };
+  OrUndo(create, [&] {
     if (sets) known_.erase(key);
   });
-  if (ours) {
-    AsTorchErrors([&] { DevicePools::For(device, owner_).set.Retain(key.second); });
-  } else {
-    base_->createOrIncrefPool(device, id, std::move(allocator));
-  }
-  noted.Keep();
 }
 
 CaptureScopes::Known* CaptureScopes::FindMemPool(DeviceIndex device, MempoolId_t id) {
@@ -156,15 +154,11 @@ std::optional<Block> CaptureScopes::LendFrom(DevicePools& pools, const RouteTabl
     pools.EndScope(lender.id);
     set.Release(lender.id);
   };
-  Address lent = 0;  // no std::optional: g++ 12 has it engaged where what was to fill it threw
-  Undo scope([&] {
-    if (lent != 0) set.Free(lent);
+  const std::optional<Block> block = OrUndo([&] { return allocate(pools, lender); }, end);
+  OrUndo(end, [&] {
+    if (block) set.Free(block->address);
     end();
   });
-  const std::optional<Block> block = allocate(pools, lender);
-  if (block) lent = block->address;
-  end();
-  scope.Keep();
   return block;
 }
 
