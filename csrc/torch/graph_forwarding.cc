@@ -53,26 +53,6 @@ DeviceStats GraphAllocator::getDeviceStats(DeviceIndex device) {
   return stats;
 }
 
-void GraphAllocator::resetAccumulatedStats(DeviceIndex device) {
-  DevicePools* const pools = DevicePools::Find(device);
-  pools == nullptr ? base_.resetAccumulatedStats(device) : pools->stats.ResetAccumulated(base_);
-}
-
-void GraphAllocator::resetPeakStats(DeviceIndex device) {
-  DevicePools* const pools = DevicePools::Find(device);
-  pools == nullptr ? base_.resetPeakStats(device) : pools->stats.ResetPeaks(base_);
-}
-
-double GraphAllocator::getMemoryFraction(DeviceIndex device) {
-  DevicePools* const pools = DevicePools::Find(device);
-  return pools == nullptr ? base_.getMemoryFraction(device) : pools->share.Get(base_);
-}
-
-void GraphAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
-  DevicePools* const pools = DevicePools::Find(device);
-  pools == nullptr ? base_.setMemoryFraction(fraction, device) : pools->share.Set(base_, fraction);
-}
-
 cca::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id, bool include_traces) {
   const bool all = id == MempoolId_t{0, 0};
   std::vector<DevicePools*> ours = DevicePools::All();
@@ -124,24 +104,6 @@ cca::ShareableHandle GraphAllocator::shareIpcHandle(void* pointer) {
   return base_.shareIpcHandle(pointer);
 }
 
-void GraphAllocator::recordHistory(bool enabled, cca::CreateContextFn recorder, size_t max_entries,
-                                   cca::RecordContext when, bool clear_history,
-                                   const std::vector<std::string>& skip_actions) {
-  history_.Configure(enabled, recorder, max_entries, when, clear_history, skip_actions, [&] {
-    base_.recordHistory(enabled, recorder, max_entries, when, clear_history, skip_actions);
-  });
-}
-
-void GraphAllocator::pushCompileContext(std::string& context) {
-  History::PushCompileContext(context);
-  OrUndo([&] { base_.pushCompileContext(context); }, [] { History::PopCompileContext(); });
-}
-
-void GraphAllocator::popCompileContext() {
-  base_.popCompileContext();
-  History::PopCompileContext();
-}
-
 // `device` is let into the memory of `peer`.
 void GraphAllocator::enablePeerAccess(DeviceIndex device, DeviceIndex peer) {
   base_.enablePeerAccess(device, peer);
@@ -167,13 +129,6 @@ cudaError_t GraphAllocator::memcpyAsync(void* destination, int destination_devic
   }
   return base_.memcpyAsync(destination, destination_device, source, source_device, bytes, stream,
                            p2p_enabled);
-}
-
-std::shared_ptr<c10::GatheredContext> GraphAllocator::getContextForPointer(const void* pointer) {
-  // Where one of ours was allocated, if that is known.
-  const auto address = reinterpret_cast<uintptr_t>(pointer);
-  if (auto context = history_.ContextOf(address)) return context;
-  return ForwardGetContextForPointer(base_, pointer);
 }
 
 void GraphAllocator::annotateMemory(const void* pointer, const std::string& metadata) {

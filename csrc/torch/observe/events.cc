@@ -16,8 +16,6 @@
 namespace cgp {
 namespace {
 
-using Base = MergedStats::Base;
-
 void Report(Base& base, DevicePools& pools, Address address, int64_t bytes) {
   if (!c10::memoryProfilingEnabled()) return;
   const MergedStats::Totals total = pools.stats.Now(base);
@@ -89,7 +87,7 @@ void Announce(Base& base, const DevicePools::Owned& made, History::Context conte
   bool reported = false;
   try {
     pools.stats.AfterGrowth(base);
-    pools.share.LimitBase(base);
+    pools.stats.LimitBase(base);
     if (History::Get().active()) {
       noted = true;
       Note(base, History::Action::ALLOC, made, std::move(context));
@@ -221,7 +219,7 @@ void OutOfMemory::Throw(Base& base, DevicePools& pools, const Request& request, 
           std::to_string(users) + " user(s) (graphs and GraphPool objects), holds " +
           Mebibytes(stats.reserved_bytes) + " and has " + Mebibytes(stats.allocated_bytes) +
           " of it in live blocks. Free on the GPU: " + Mebibytes(info.free_bytes) + " of " +
-          Mebibytes(info.total_bytes) + pools.share.Describe() +
+          Mebibytes(info.total_bytes) + pools.stats.DescribeShare() +
           ". A capture cannot give memory back while it runs: free tensors and call "
           "torch.cuda.empty_cache() before it, or capture a smaller batch.");
 }

@@ -5,7 +5,6 @@
 
 #include "torch/errors.h"
 #include "torch/runtime.h"
-#include "torch/torch_version.h"
 
 namespace cgp {
 namespace {
