@@ -58,9 +58,10 @@ py::dict ToDict(const cgp::PoolSnapshot& snapshot) {
   return py::dict("stats"_a = ToDict(snapshot.stats), "blocks"_a = blocks, "ranges"_a = ranges);
 }
 
-cgp::CaptureScopes::Counts Counts() {
+const cgp::CaptureScopes::Counts& Counts() {
+  static const cgp::CaptureScopes::Counts none;
   cgp::GraphAllocator* const allocator = cgp::FindGraphAllocator();
-  return allocator == nullptr ? cgp::CaptureScopes::Counts{} : allocator->scopes().counts();
+  return allocator == nullptr ? none : allocator->scopes().counts();
 }
 
 }  // namespace
@@ -77,15 +78,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("is_enabled", &cgp::IsEnabled);
   m.def("allocator",
         []() -> std::shared_ptr<cgp::CUDAAllocator> { return cgp::GetGraphAllocator(); });
-  m.def("capture_counts", [] {
-    const auto counts = Counts();
-    return py::dict("ours"_a = counts.ours, "base"_a = counts.bases);
-  });
+  m.def("capture_counts",
+        [] { return py::dict("ours"_a = Counts().ours.load(), "base"_a = Counts().bases.load()); });
   // The captures that went to the base, by reason.
   m.def("base_captures", [] {
-    const auto counts = Counts();
-    return py::dict("disabled"_a = counts.while_stopped, "mempool"_a = counts.in_mempools,
-                    "older_pool"_a = counts.bases - counts.while_stopped - counts.in_mempools);
+    const uint64_t stopped = Counts().while_stopped;
+    const uint64_t mempools = Counts().in_mempools;
+    return py::dict("disabled"_a = stopped, "mempool"_a = mempools,
+                    "older_pool"_a = Counts().bases - stopped - mempools);
   });
   // The most that pools have had at once: reserved bytes, and allocated ones.
   m.def("most_bytes", [](DeviceIndex device) {

@@ -125,11 +125,7 @@ py::list Replays::Run(Row& row, const py::list& tensors, bool copy, const py::ob
   }
   row.Take(what_, counters_);
   changed_->Count();
-  if (replay.is_none()) {
-    graph_.attr("replay")();
-  } else {
-    replay();
-  }
+  (replay.is_none() ? py::object(graph_.attr("replay")) : replay)();
   return Leaves(copy);
 }
 

@@ -4,11 +4,9 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 
 #include "core/base/error.h"
 #include "torch/observe/history.h"
@@ -17,10 +15,7 @@
 namespace cgp {
 namespace {
 
-std::array<std::atomic<DevicePools*>, kPoolsOwners.size()> newest{};
 std::mutex registration_mutex;
-
-std::atomic<DevicePools*>& NewestOf(PoolsOwner owner) { return newest[static_cast<size_t>(owner)]; }
 
 Address ToAddress(const void* pointer) { return reinterpret_cast<Address>(pointer); }
 
@@ -31,11 +26,11 @@ DevicePools::DevicePools(c10::DeviceIndex of)
       driver(MakeDriver(of), &History::Mapped),
       set(driver),
       total_bytes(driver.Info().total_bytes),
-      stats(of, set),
-      share(stats, driver, total_bytes) {}
+      stats(driver, set, total_bytes) {}
 
-DevicePools* DevicePools::Newest(PoolsOwner owner) noexcept {
-  return NewestOf(owner).load(std::memory_order_acquire);
+std::atomic<DevicePools*>& DevicePools::Newest(PoolsOwner owner) noexcept {
+  static constinit std::array<std::atomic<DevicePools*>, kPoolsOwners.size()> newest{};
+  return newest[static_cast<size_t>(owner)];
 }
 
 DevicePools& DevicePools::For(c10::DeviceIndex index, PoolsOwner owner) {
@@ -53,8 +48,8 @@ DevicePools& DevicePools::For(c10::DeviceIndex index, PoolsOwner owner) {
       made->LetIn(others->device);
     }
   }
-  made->before_ = NewestOf(owner).load(std::memory_order_relaxed);
-  NewestOf(owner).store(made.get(), std::memory_order_release);
+  made->before_ = Newest(owner).load(std::memory_order_relaxed);
+  Newest(owner).store(made.get(), std::memory_order_release);
   return *made.release();  // never deleted: see the header
 }
 
@@ -117,10 +112,10 @@ uint64_t DevicePools::Trim(std::optional<PoolId> only) {
   }
 }
 
-uint64_t DevicePools::TrimBeside(MergedStats::Base& base, std::optional<PoolId> only) {
+uint64_t DevicePools::TrimBeside(Base& base, std::optional<PoolId> only) {
   stats.BeforeChange(base);
   const uint64_t bytes = Trim(only);
-  share.LimitBase(base);
+  stats.LimitBase(base);
   return bytes;
 }
 

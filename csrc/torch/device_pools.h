@@ -8,6 +8,7 @@
 #include <c10/core/Device.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -15,7 +16,6 @@
 
 #include "core/pool_set.h"
 #include "driver/metered_driver.h"
-#include "torch/observe/memory_share.h"
 #include "torch/observe/merged_stats.h"
 
 namespace cgp {
@@ -43,7 +43,8 @@ class DevicePools {
   template <typename Ask>
   static auto FindFirst(PoolsOwner owner, const Ask& ask)
       -> decltype(ask(std::declval<DevicePools&>())) {
-    for (DevicePools* pools = Newest(owner); pools != nullptr; pools = pools->before_) {
+    for (DevicePools* pools = Newest(owner).load(std::memory_order_acquire); pools != nullptr;
+         pools = pools->before_) {
       if (auto answer = ask(*pools)) return answer;
     }
     return {};
@@ -76,20 +77,19 @@ class DevicePools {
   // does not know of; then it may give nothing back. pre: torch knows of none.
   uint64_t Trim(std::optional<PoolId> only = std::nullopt);
   // The same, between what `base` has to be asked and told.
-  uint64_t TrimBeside(MergedStats::Base& base, std::optional<PoolId> only = std::nullopt);
+  uint64_t TrimBeside(Base& base, std::optional<PoolId> only = std::nullopt);
 
   const c10::DeviceIndex device;
   MeteredDriver driver;
   PoolSet set;
   const uint64_t total_bytes;  // of the device's memory
   MergedStats stats;
-  MemoryShare share;
 
  private:
   explicit DevicePools(c10::DeviceIndex of);
 
   // Those that the owner made last, which lead to those before.
-  static DevicePools* Newest(PoolsOwner owner) noexcept;
+  static std::atomic<DevicePools*>& Newest(PoolsOwner owner) noexcept;
 
   // PoolSet::EnablePeer(), if the peer can reach this device.
   void LetIn(c10::DeviceIndex peer);

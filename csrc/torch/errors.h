@@ -100,28 +100,19 @@ inline std::string Mebibytes(uint64_t bytes) {
   return text;
 }
 
-// Takes back what was done unless Keep() is called: of several steps that may fail, those before
-// the one that did. It may not fail itself: what it throws is dropped. (An error that is under way
-// is no sign to go by: torch's may be counted in a libstdc++ that is not ours.)
-template <typename Function>
-class Undo {
- public:
-  explicit Undo(Function function) : function_(std::move(function)) {}
-  ~Undo() {
-    if (kept_) return;
+// Runs a step that may fail. Where it does, `undo` takes back what was done before it: what that
+// throws itself is dropped.
+template <typename Step, typename Undo>
+decltype(auto) OrUndo(const Step& step, const Undo& undo) {
+  try {
+    return step();
+  } catch (...) {
     try {
-      function_();
+      undo();
     } catch (...) {  // NOLINT(bugprone-empty-catch): the error that led here is the one to know
     }
+    throw;
   }
-  Undo(const Undo&) = delete;
-  Undo& operator=(const Undo&) = delete;
-
-  void Keep() { kept_ = true; }
-
- private:
-  const Function function_;
-  bool kept_ = false;
-};
+}
 
 }  // namespace cgp

@@ -61,7 +61,7 @@ std::shared_ptr<GraphAllocator> GetGraphAllocator() {
 }
 
 GraphAllocator::GraphAllocator(CUDAAllocator& base) : base_(base) {
-  for (DevicePools* pools : DevicePools::All()) pools->share.Forget();
+  for (DevicePools* pools : DevicePools::All()) pools->stats.ForgetFraction();
   instance.store(this, std::memory_order_release);
 }
 
@@ -71,7 +71,7 @@ template <typename AskStream, typename AskBase>
 auto GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base) {
   using Memory = decltype(ask_base());
   const Gate::Word gate = Gate::Read();
-  std::optional<RouteTable::Target> target;
+  std::optional<Target> target;
   if (Gate::HasScopes(gate) && bytes != 0) {
     const DeviceIndex device = CurrentDevice();
     const cudaStream_t stream = ask_stream(device);
@@ -127,8 +127,7 @@ DataPtr GraphAllocator::allocateWithAddress(size_t bytes, void* address) {
   return memory;
 }
 
-Block GraphAllocator::AllocateInPool(const RouteTable::Target& target, size_t bytes,
-                                     cudaStream_t stream) {
+Block GraphAllocator::AllocateInPool(const Target& target, size_t bytes, cudaStream_t stream) {
   DevicePools& pools = *target.pools;
   const Request request{target.id, bytes, ToStreamId(stream), target.capture, target.whole_pages};
   if (!pools.stats.IsWatched() && !c10::memoryProfilingEnabled() &&
@@ -141,7 +140,7 @@ Block GraphAllocator::AllocateInPool(const RouteTable::Target& target, size_t by
   return AllocateWatched(target, request);
 }
 
-Block GraphAllocator::AllocateWatched(const RouteTable::Target& target, const Request& request) {
+Block GraphAllocator::AllocateWatched(const Target& target, const Request& request) {
   const History::Telling telling(history_);
   DevicePools& pools = *target.pools;
   History::Context context = history_.Gather(History::When::STATE);
@@ -159,13 +158,13 @@ Block GraphAllocator::AllocateWatched(const RouteTable::Target& target, const Re
 }
 
 std::optional<Block> GraphAllocator::TryWatched(DevicePools& pools, const Request& request) {
-  pools.share.LimitOurs(base_);
+  pools.stats.LimitOurs(base_);
   // Ends before room is made: what other pools give back then is not this one's.
   const History::Purpose purpose(request.id, request.stream);
   MeteredDriver::ForgetRefusals();
   std::optional<Block> block = TryAllocate(pools, request);
   // The base may have given memory back, which it says to nobody.
-  if (!block && MeteredDriver::LimitRefused() && pools.share.Raise(base_)) {
+  if (!block && MeteredDriver::LimitRefused() && pools.stats.RaiseLimit(base_)) {
     block = TryAllocate(pools, request);
   }
   return block;
@@ -185,7 +184,7 @@ std::optional<Block> GraphAllocator::TryAllocate(DevicePools& pools, const Reque
   }
 }
 
-bool GraphAllocator::MakeRoom(const RouteTable::Target& target) {
+bool GraphAllocator::MakeRoom(const Target& target) {
   // Nothing may be unmapped, freed or waited for while a capture is under way, be it another
   // thread's.
   if (target.kind == ScopeKind::kCapture || routes_.capturing()) return false;
@@ -198,11 +197,10 @@ std::optional<DevicePools::Owned> GraphAllocator::Lend(size_t bytes, cudaStream_
   if (IsCapturing(stream)) return std::nullopt;  // no graph would keep it
   const History::Telling telling(history_);
   History::Context context = history_.Gather(History::When::STATE);
-  auto lent =
-      scopes_.Lend(CurrentDevice(), [&](DevicePools& pools, const RouteTable::Target& lender) {
-        return TryWatched(pools,
-                          {lender.id, bytes, ToStreamId(stream), kNoCapture, lender.whole_pages});
-      });
+  auto lent = scopes_.Lend(CurrentDevice(), [&](DevicePools& pools, const Target& lender) {
+    return TryWatched(pools,
+                      {lender.id, bytes, ToStreamId(stream), kNoCapture, lender.whole_pages});
+  });
   if (lent) Announce(base_, *lent, std::move(context));
   return lent;
 }

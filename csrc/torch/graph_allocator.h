@@ -22,6 +22,7 @@
 
 #include "core/pool_set.h"
 #include "torch/device_pools.h"
+#include "torch/errors.h"
 #include "torch/observe/events.h"
 #include "torch/observe/history.h"
 #include "torch/scopes/capture_scopes.h"
@@ -69,8 +70,14 @@ class GraphAllocator final : public CUDAAllocator {
   using CUDAAllocator::recordStream;
   void recordStream(const DataPtr& data, c10::cuda::CUDAStream stream) override;
   DeviceStats getDeviceStats(DeviceIndex device) override;
-  void resetAccumulatedStats(DeviceIndex device) override;
-  void resetPeakStats(DeviceIndex device) override;
+  void resetAccumulatedStats(DeviceIndex device) override {
+    DevicePools* const pools = DevicePools::Find(device);
+    pools == nullptr ? base_.resetAccumulatedStats(device) : pools->stats.ResetAccumulated(base_);
+  }
+  void resetPeakStats(DeviceIndex device) override {
+    DevicePools* const pools = DevicePools::Find(device);
+    pools == nullptr ? base_.resetPeakStats(device) : pools->stats.ResetPeaks(base_);
+  }
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override {
     return base_.getMemoryInfo(device);
   }
@@ -80,8 +87,15 @@ class GraphAllocator final : public CUDAAllocator {
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override;
   void raw_delete(void* pointer) override;
   void init(int device_count) override;
-  double getMemoryFraction(DeviceIndex device) override;
-  void setMemoryFraction(double fraction, DeviceIndex device) override;
+  double getMemoryFraction(DeviceIndex device) override {
+    DevicePools* const pools = DevicePools::Find(device);
+    return pools == nullptr ? base_.getMemoryFraction(device) : pools->stats.Fraction(base_);
+  }
+  void setMemoryFraction(double fraction, DeviceIndex device) override {
+    DevicePools* const pools = DevicePools::Find(device);
+    pools == nullptr ? base_.setMemoryFraction(fraction, device)
+                     : pools->stats.SetFraction(base_, fraction);
+  }
   std::vector<cca::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
     return base_.getExpandableSegmentSizes(device);
   }
@@ -117,12 +131,22 @@ class GraphAllocator final : public CUDAAllocator {
   bool isHistoryEnabled() override { return base_.isHistoryEnabled(); }
   void recordHistory(bool enabled, cca::CreateContextFn recorder, size_t max_entries,
                      cca::RecordContext when, bool clear_history,
-                     const std::vector<std::string>& skip_actions) override;
+                     const std::vector<std::string>& skip_actions) override {
+    history_.Configure(enabled, recorder, max_entries, when, clear_history, skip_actions, [&] {
+      base_.recordHistory(enabled, recorder, max_entries, when, clear_history, skip_actions);
+    });
+  }
   void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override {
     base_.recordAnnotation(metadata);
   }
-  void pushCompileContext(std::string& context) override;
-  void popCompileContext() override;
+  void pushCompileContext(std::string& context) override {
+    History::PushCompileContext(context);
+    OrUndo([&] { base_.pushCompileContext(context); }, &History::PopCompileContext);
+  }
+  void popCompileContext() override {
+    base_.popCompileContext();
+    History::PopCompileContext();
+  }
   void setUserMetadata(const std::string& metadata) override { base_.setUserMetadata(metadata); }
   std::string getUserMetadata() override { return base_.getUserMetadata(); }
   void attachOutOfMemoryObserver(  // see observe/events.cc
@@ -149,7 +173,10 @@ class GraphAllocator final : public CUDAAllocator {
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Winconsistent-missing-override"
 #endif
-  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer);
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer) {
+    auto ours = history_.ContextOf(reinterpret_cast<Address>(pointer));
+    return ours ? std::move(ours) : ForwardGetContextForPointer(base_, pointer);
+  }
   void attachOomRejectionObserver(OomRejectionObserver observer) {
     out_of_memory_.Attach(base_, std::move(observer));
   }
@@ -167,16 +194,16 @@ class GraphAllocator final : public CUDAAllocator {
   // to no pool and the base has none, what a MemPool of ours lends.
   template <typename AskStream, typename AskBase>
   auto Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base);
-  Block AllocateInPool(const RouteTable::Target& target, size_t bytes, cudaStream_t stream);
+  Block AllocateInPool(const Target& target, size_t bytes, cudaStream_t stream);
   // The same where somebody wants to know of it, the base has grown, or room has to be made.
-  Block AllocateWatched(const RouteTable::Target& target, const Request& request);
+  Block AllocateWatched(const Target& target, const Request& request);
   // Nothing if the memory does not suffice.
   std::optional<Block> TryAllocate(DevicePools& pools, const Request& request);
   // The same, between what the base has to be asked and told first; MeteredDriver knows whether
   // it is the fraction's.
   std::optional<Block> TryWatched(DevicePools& pools, const Request& request);
   // Frees what it can outside captures; returns whether another attempt makes sense.
-  bool MakeRoom(const RouteTable::Target& target);
+  bool MakeRoom(const Target& target);
   // A block of a use_on_oom pool, for what no route takes and the base has no memory for.
   std::optional<DevicePools::Owned> Lend(size_t bytes, cudaStream_t stream);
 

@@ -53,26 +53,6 @@ DeviceStats GraphAllocator::getDeviceStats(DeviceIndex device) {
   return stats;
 }
 
-void GraphAllocator::resetAccumulatedStats(DeviceIndex device) {
-  DevicePools* const pools = DevicePools::Find(device);
-  pools == nullptr ? base_.resetAccumulatedStats(device) : pools->stats.ResetAccumulated(base_);
-}
-
-void GraphAllocator::resetPeakStats(DeviceIndex device) {
-  DevicePools* const pools = DevicePools::Find(device);
-  pools == nullptr ? base_.resetPeakStats(device) : pools->stats.ResetPeaks(base_);
-}
-
-double GraphAllocator::getMemoryFraction(DeviceIndex device) {
-  DevicePools* const pools = DevicePools::Find(device);
-  return pools == nullptr ? base_.getMemoryFraction(device) : pools->share.Get(base_);
-}
-
-void GraphAllocator::setMemoryFraction(double fraction, DeviceIndex device) {
-  DevicePools* const pools = DevicePools::Find(device);
-  pools == nullptr ? base_.setMemoryFraction(fraction, device) : pools->share.Set(base_, fraction);
-}
-
 cca::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id, bool include_traces) {
   const bool all = id == MempoolId_t{0, 0};
   std::vector<DevicePools*> ours = DevicePools::All();
@@ -124,26 +104,6 @@ cca::ShareableHandle GraphAllocator::shareIpcHandle(void* pointer) {
   return base_.shareIpcHandle(pointer);
 }
 
-void GraphAllocator::recordHistory(bool enabled, cca::CreateContextFn recorder, size_t max_entries,
-                                   cca::RecordContext when, bool clear_history,
-                                   const std::vector<std::string>& skip_actions) {
-  history_.Configure(enabled, recorder, max_entries, when, clear_history, skip_actions, [&] {
-    base_.recordHistory(enabled, recorder, max_entries, when, clear_history, skip_actions);
-  });
-}
-
-void GraphAllocator::pushCompileContext(std::string& context) {
-  History::PushCompileContext(context);
-  Undo pushed([] { History::PopCompileContext(); });
-  base_.pushCompileContext(context);
-  pushed.Keep();
-}
-
-void GraphAllocator::popCompileContext() {
-  base_.popCompileContext();
-  History::PopCompileContext();
-}
-
 // `device` is let into the memory of `peer`.
 void GraphAllocator::enablePeerAccess(DeviceIndex device, DeviceIndex peer) {
   base_.enablePeerAccess(device, peer);
@@ -169,13 +129,6 @@ cudaError_t GraphAllocator::memcpyAsync(void* destination, int destination_devic
   }
   return base_.memcpyAsync(destination, destination_device, source, source_device, bytes, stream,
                            p2p_enabled);
-}
-
-std::shared_ptr<c10::GatheredContext> GraphAllocator::getContextForPointer(const void* pointer) {
-  // Where one of ours was allocated, if that is known.
-  const auto address = reinterpret_cast<uintptr_t>(pointer);
-  if (auto context = history_.ContextOf(address)) return context;
-  return ForwardGetContextForPointer(base_, pointer);
 }
 
 void GraphAllocator::annotateMemory(const void* pointer, const std::string& metadata) {
@@ -221,17 +174,18 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   // throws then leaves ours as it was.
   cca::CheckpointDelta delta;
   if (ours->annex) delta = base_.setCheckpointPoolState(device, ours->of_annex);
-  // What goes wrong now may not free what the caller's tensors still have.
-  Undo disown([&] {
-    for (c10::DataPtr& data : delta.dataptrs_allocd) data.release_context();
-  });
-  const RestoreDelta restored = AsTorchErrors([&] {
+  const auto restore = [&] {
     const uint64_t live = pools.set.Stats(ours->id).live_blocks;
     delta.ptrs_freed.reserve(delta.ptrs_freed.size() + live);
     delta.dataptrs_allocd.reserve(delta.dataptrs_allocd.size() + ours->checkpoint.blocks.size());
     return pools.set.Restore(ours->id, ours->checkpoint);
-  });
-  disown.Keep();
+  };
+  // What goes wrong now may not free what the caller's tensors still have.
+  const RestoreDelta restored = OrUndo([&] { return AsTorchErrors(restore); },
+                                       [&] {
+                                         for (c10::DataPtr& data : delta.dataptrs_allocd)
+                                           data.release_context();
+                                       });
   // The caller has to know what was restored, whatever others say of it.
   WithWarnings("the statistics", [&] { pools.stats.AfterGrowth(base_); });
   if (history_.active()) {

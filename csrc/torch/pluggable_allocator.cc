@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/runtime.h"
 
@@ -57,20 +56,8 @@ Block PluggableAllocator::AllocateEager(size_t bytes, c10::DeviceIndex device,
   const Block block = set.Allocate(kEagerPool, bytes, ToStreamId(stream));
   // It had to grow: what other streams have freed may help the next time.
   if (!told_ || set.Stats(kEagerPool).reserved_bytes == reserved) return block;
-  Undo allocated([&] { set.Free(block.address); });  // nobody else will
-  CycleEagerPool(pools);
-  allocated.Keep();
+  OrUndo([&] { CycleEagerPool(pools); }, [&] { set.Free(block.address); });  // nobody else will
   return block;
-}
-
-bool PluggableAllocator::MakeRoom(DevicePools& pools, cudaStream_t stream) {
-  if (routes_.capturing() || IsCapturing(stream)) return false;
-  {
-    const std::lock_guard lock(mutex_);
-    if (pools.set.Contains(kEagerPool)) CycleEagerPool(pools);
-  }
-  FreeUnused(pools.device);
-  return true;
 }
 
 void PluggableAllocator::FreeUnused(c10::DeviceIndex device) {
@@ -100,8 +87,15 @@ void* PluggableAllocator::Malloc(size_t bytes, c10::DeviceIndex device, cudaStre
     } catch (const OutOfMemoryError& error) {
       refusal = error.what();
     }
-    if (first && AsTorchErrors([&] { return MakeRoom(Pools(device), stream); })) continue;
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. " + refusal);
+    if (!first || routes_.capturing() || IsCapturing(stream)) {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. " + refusal);
+    }
+    AsTorchErrors([&] {
+      std::unique_lock lock(mutex_);
+      if (Pools(device).set.Contains(kEagerPool)) CycleEagerPool(Pools(device));
+      lock.unlock();
+      FreeUnused(device);
+    });
   }
 }
 
@@ -117,24 +111,17 @@ void PluggableAllocator::Free(void* pointer) {
   // Nor may the caller take for alive what is freed: it would hand it out again.
   if (!ServesMemPools()) return;
   WithWarnings("giving back the memory of a MemPool", [&] {
-    if (CloseIfEmpty(*pools)) FreeUnused(pools->device);
+    std::unique_lock lock(mutex_);
+    PoolSet& set = pools->set;
+    if (IsCapturing(CurrentStream(pools->device)) || set.UseCount(kEagerPool) == 0 ||
+        set.Stats(kEagerPool).live_blocks > 0) {
+      return;
+    }
+    if (set.InScope(kEagerPool)) set.EndScope(kEagerPool, /*may_ask_device=*/false);
+    set.Release(kEagerPool);
+    lock.unlock();
+    FreeUnused(pools->device);
   });
-}
-
-bool PluggableAllocator::CloseIfEmpty(DevicePools& pools) {
-  const std::lock_guard lock(mutex_);
-  PoolSet& set = pools.set;
-  if (IsCapturing(CurrentStream(pools.device)) || set.UseCount(kEagerPool) == 0 ||
-      set.Stats(kEagerPool).live_blocks > 0) {
-    return false;
-  }
-  if (set.InScope(kEagerPool)) set.EndScope(kEagerPool, /*may_ask_device=*/false);
-  set.Release(kEagerPool);
-  return true;
-}
-
-void PluggableAllocator::Reset() {
-  AsTorchErrors([&] { scopes_.Trim(); });
 }
 
 void PluggableAllocator::SetMemoryFraction(double fraction, c10::DeviceIndex device) {
@@ -148,18 +135,6 @@ void* PluggableAllocator::BaseAllocation(void* pointer, size_t* bytes) {
               "no live block of cudagraph_pool holds " + Hex(reinterpret_cast<Address>(pointer)));
   if (bytes != nullptr) *bytes = block->bytes;
   return reinterpret_cast<void*>(block->address);
-}
-
-void PluggableAllocator::RecordStream(void* pointer, cudaStream_t stream) {
-  // torch does not say which device's the stream is. One of another device than the block's is
-  // taken for this one's: if it is no default stream CUDA refuses when the block is freed.
-  told_ = true;
-  DevicePools::TryRecordUse(pointer, ToStreamId(stream), PoolsOwner::kPluggableAllocator);
-}
-
-void PluggableAllocator::Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter) {
-  told_ = true;
-  scopes_.Begin(device, id, std::move(filter));
 }
 
 }  // namespace cgp

@@ -15,8 +15,10 @@
 #include <atomic>
 #include <cstddef>
 #include <mutex>
+#include <utility>
 
 #include "torch/device_pools.h"
+#include "torch/errors.h"
 #include "torch/scopes/capture_scopes.h"
 
 namespace cgp {
@@ -30,19 +32,27 @@ class PluggableAllocator {
   void Free(void* pointer);
 
   // The hooks. They throw c10::Error.
-  void Reset();  // torch.cuda.empty_cache()
+  void Reset() {  // torch.cuda.empty_cache()
+    AsTorchErrors([&] { scopes_.Trim(); });
+  }
   void SetMemoryFraction(double fraction, c10::DeviceIndex device);
   void* BaseAllocation(void* pointer, size_t* bytes);
-  void RecordStream(void* pointer, cudaStream_t stream);
-  void Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter);
+  // torch does not say which device's the stream is. One of another device than the block's is
+  // taken for this one's: if it is no default stream CUDA refuses when the block is freed.
+  void RecordStream(void* pointer, cudaStream_t stream) {
+    told_ = true;
+    DevicePools::TryRecordUse(pointer, ToStreamId(stream), PoolsOwner::kPluggableAllocator);
+  }
+  void Begin(c10::DeviceIndex device, c10::MempoolId_t id, StreamFilter filter) {
+    told_ = true;
+    scopes_.Begin(device, id, std::move(filter));
+  }
   void End(c10::DeviceIndex device, c10::MempoolId_t id) { scopes_.End(device, id); }
   void Release(c10::DeviceIndex device, c10::MempoolId_t id) { scopes_.Release(device, id); }
 
  private:
   static DevicePools& Pools(c10::DeviceIndex device);
   Block AllocateEager(size_t bytes, c10::DeviceIndex device, cudaStream_t stream);
-  // Makes room where that is allowed; returns whether another attempt makes sense.
-  bool MakeRoom(DevicePools& pools, cudaStream_t stream);
   // Gives the memory of the device's unused pools back, the graphs' too.
   void FreeUnused(c10::DeviceIndex device);
   // Lets what was freed behind other streams' work become free to all: fences open after a scope,
@@ -52,8 +62,6 @@ class PluggableAllocator {
   // Opens the eager pool if it is not open: it may have its user and no scope, where it could not be
   // opened again. pre: mutex_ is held.
   void OpenEagerPool(DevicePools& pools);
-  // Ends the eager pool's scope if nothing lives there; returns whether it did.
-  bool CloseIfEmpty(DevicePools& pools);
 
   CaptureScopes scopes_{PoolsOwner::kPluggableAllocator, nullptr};
   RouteTable& routes_ = scopes_.routes();

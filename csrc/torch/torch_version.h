@@ -29,14 +29,17 @@ static_assert(TORCH_VERSION_MAJOR == 2 && kTorchMinor >= 11, "torch 2.11 or newe
 // release the pool in its place.
 inline constexpr bool kGraphReleasesAbandonedPool = kTorchMinor >= 14;
 
+// Of the allocator that was installed before.
+using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
+
 // The type that 2.12 names CUDACachingAllocator::OomRejectionObserver.
 using OomRejectionObserver = std::function<void(int64_t device, size_t alloc_size,
                                                 size_t total_allocated, size_t device_total)>;
 
 // Name(base, arguments...) is base.method(arguments...) where the base has that, else `absent`.
 #define CGP_FORWARD(Name, method, absent)                                             \
-  template <typename Base, typename... Arguments>                                     \
-  auto Name(Base& base, Arguments&&... arguments) {                                   \
+  template <typename Allocator, typename... Arguments>                                \
+  auto Name(Allocator& base, Arguments&&... arguments) {                              \
     if constexpr (requires { base.method(std::forward<Arguments>(arguments)...); }) { \
       return base.method(std::forward<Arguments>(arguments)...);                      \
     } else {                                                                          \
@@ -52,8 +55,8 @@ CGP_FORWARD(ForwardSupportsUserMetadata, supportsUserMetadata, false)
 CGP_FORWARD(ForwardAnnotateMemory, annotateMemory, void())
 #undef CGP_FORWARD
 
-template <typename Base>
-c10::DataPtr ForwardAllocateWithAddress(Base& base, size_t bytes, void* address) {
+template <typename Allocator>
+c10::DataPtr ForwardAllocateWithAddress(Allocator& base, size_t bytes, void* address) {
   if constexpr (requires { base.allocateWithAddress(bytes, address); }) {
     return base.allocateWithAddress(bytes, address);
   } else {
@@ -81,13 +84,9 @@ auto* ReservedByPrivatePool(Stats& stats) {
 template <typename Stats, typename Function>
 void MovePrivatePool(Stats& stats, c10::MempoolId_t one, c10::MempoolId_t other,
                      const Function& add) {
-  auto* const pools = ReservedByPrivatePool(stats);
-  if (pools == nullptr) return;
-  const auto found = pools->find(one);
-  if (found == pools->end()) return;
-  const auto counts = found->second;
-  pools->erase(found);
-  add(counts, (*pools)[other]);
+  if (auto* const pools = ReservedByPrivatePool(stats)) {
+    if (const auto moved = pools->extract(one)) add(moved.mapped(), (*pools)[other]);
+  }
 }
 
 // The history's action for what is said of a block afterwards: since 2.14.

@@ -16,8 +16,6 @@
 namespace cgp {
 namespace {
 
-using Base = MergedStats::Base;
-
 void Report(Base& base, DevicePools& pools, Address address, int64_t bytes) {
   if (!c10::memoryProfilingEnabled()) return;
   const MergedStats::Totals total = pools.stats.Now(base);
@@ -60,20 +58,23 @@ bool RunOutInBase(Base& base, c10::DeviceIndex device, size_t bytes) {
   base.beginAllocateToPool(device, id, [thread = std::this_thread::get_id()](cudaStream_t) {
     return std::this_thread::get_id() == thread;
   });
-  bool open = true;
-  const Undo pool([&] {
-    TryTwice("the allocator below it, told that memory has run out,", [&] {
-      if (open) base.endAllocateToPool(device, id);
-      open = false;
-      base.releasePool(device, id);
-    });
+  bool ran_out = false;
+  Callbacks asked;
+  asked.Run([&] {
+    try {
+      base.raw_delete(base.raw_alloc_with_stream(bytes, nullptr));
+    } catch (const c10::OutOfMemoryError&) {
+      ran_out = true;
+    }
   });
-  try {
-    base.raw_delete(base.raw_alloc_with_stream(bytes, nullptr));
-    return false;
-  } catch (const c10::OutOfMemoryError&) {
-    return true;
-  }
+  bool open = true;
+  TryTwice("the allocator below it, told that memory has run out,", [&] {
+    if (open) base.endAllocateToPool(device, id);
+    open = false;
+    base.releasePool(device, id);
+  });
+  asked.Rethrow();
+  return ran_out;
 }
 
 }  // namespace
@@ -86,7 +87,7 @@ void Announce(Base& base, const DevicePools::Owned& made, History::Context conte
   bool reported = false;
   try {
     pools.stats.AfterGrowth(base);
-    pools.share.LimitBase(base);
+    pools.stats.LimitBase(base);
     if (History::Get().active()) {
       noted = true;
       Note(base, History::Action::ALLOC, made, std::move(context));
@@ -218,7 +219,7 @@ void OutOfMemory::Throw(Base& base, DevicePools& pools, const Request& request, 
           std::to_string(users) + " user(s) (graphs and GraphPool objects), holds " +
           Mebibytes(stats.reserved_bytes) + " and has " + Mebibytes(stats.allocated_bytes) +
           " of it in live blocks. Free on the GPU: " + Mebibytes(info.free_bytes) + " of " +
-          Mebibytes(info.total_bytes) + pools.share.Describe() +
+          Mebibytes(info.total_bytes) + pools.stats.DescribeShare() +
           ". A capture cannot give memory back while it runs: free tensors and call "
           "torch.cuda.empty_cache() before it, or capture a smaller batch.");
 }

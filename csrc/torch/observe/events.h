@@ -14,15 +14,14 @@ namespace cgp {
 
 // Counts a new block and tells everybody of it. If that fails the block is gone, and the error goes
 // on.
-void Announce(MergedStats::Base& base, const DevicePools::Owned& made, History::Context context);
+void Announce(Base& base, const DevicePools::Owned& made, History::Context context);
 
 // Frees the block that starts at `pointer`; returns false if none of ours does. An error of those
 // who are told of it is thrown when the block is free, which `freed` says.
-bool FreeAnnounced(MergedStats::Base& base, void* pointer, bool* freed);
+bool FreeAnnounced(Base& base, void* pointer, bool* freed);
 
 // Tells the history what going back to a checkpoint has freed and allocated.
-void NoteRestored(MergedStats::Base& base, DevicePools& pools, PoolId id,
-                  const RestoreDelta& delta);
+void NoteRestored(Base& base, DevicePools& pools, PoolId id, const RestoreDelta& delta);
 
 // An allocation that was asked for in one of our pools.
 struct Request {
@@ -35,8 +34,6 @@ struct Request {
 
 class OutOfMemory {
  public:
-  using Base = MergedStats::Base;
-
   // CUDAAllocator::attachOomRejectionObserver()
   void Attach(Base& base, OomRejectionObserver observer);
 

@@ -100,19 +100,21 @@ void History::Record(Event event, Context context, const std::string& metadata) 
 }
 
 void History::Mapped(int device, bool mapped, Address address, uint64_t bytes) noexcept {
-  if (!Get().active()) return;
+  History& history = Get();
+  if (!history.active()) return;
+  const Event event{mapped ? Action::SEGMENT_MAP : Action::SEGMENT_UNMAP,
+                    static_cast<c10::DeviceIndex>(device),
+                    address,
+                    bytes,
+                    purpose.stream,
+                    purpose.pool};
   // What is mapped is mapped, also where memory does not suffice for noting it.
   WithWarnings("the history of allocations", [&] {
-    Get().NoteMapping({mapped ? Action::SEGMENT_MAP : Action::SEGMENT_UNMAP,
-                       static_cast<c10::DeviceIndex>(device), address, bytes, purpose.stream,
-                       purpose.pool});
+    const std::lock_guard lock(history.mutex_);
+    // No stack: gathering one may wait for the GIL.
+    auto entry = history.Insert(event, nullptr, "");
+    if (entry) history.mappings_.push_back(std::move(*entry));
   });
-}
-
-void History::NoteMapping(const Event& event) {
-  const std::lock_guard lock(mutex_);
-  // No stack: gathering one may wait for the GIL.
-  if (auto entry = Insert(event, nullptr, "")) mappings_.push_back(std::move(*entry));
 }
 
 std::optional<History::TraceEntry> History::Insert(const Event& event, const Context& context,
@@ -143,26 +145,19 @@ void History::Tell(std::span<const TraceEntry> entries) const {
   callbacks.Rethrow();
 }
 
-std::optional<History::TraceEntry> History::NextMapping() {
-  const std::lock_guard lock(mutex_);
-  if (mappings_.empty()) return std::nullopt;
-  std::optional<TraceEntry> next(std::move(mappings_.front()));
-  mappings_.pop_front();
-  return next;
-}
-
 // Nobody waits here: who holds the base's lock calls it too, and a tracker may want that.
 void History::TellMappings() noexcept {
-  const auto any = [this] {
-    const std::lock_guard lock(mutex_);
-    return !mappings_.empty();
-  };
+  std::unique_lock lock(mutex_);
   // Whoever came meanwhile has left to this thread what it mapped.
-  while (any()) {
+  while (!mappings_.empty()) {
     const std::unique_lock telling(telling_mutex_, std::try_to_lock);
     if (!telling.owns_lock()) return;
-    while (const auto mapping = NextMapping()) {
-      WithWarnings("a tracker of allocations", [&] { Tell({&*mapping, 1}); });
+    while (!mappings_.empty()) {
+      const TraceEntry mapping = std::move(mappings_.front());
+      mappings_.pop_front();
+      lock.unlock();
+      WithWarnings("a tracker of allocations", [&] { Tell({&mapping, 1}); });
+      lock.lock();
     }
   }
 }

@@ -112,14 +112,12 @@ class History {
  private:
   using Trackers = std::vector<Tracker>;
   void SetActive(bool active);
-  void NoteMapping(const Event& event);
   // Keeps an entry. Returns it if a tracker is to be told. pre: mutex_ is held.
   std::optional<TraceEntry> Insert(const Event& event, const Context& context,
                                    const std::string& metadata);
   // Tells all trackers, then throws the first error of theirs. pre: telling_mutex_ is held.
   void Tell(std::span<const TraceEntry> entries) const;
   void TellMappings() noexcept;
-  std::optional<TraceEntry> NextMapping();  // takes it away
 
   // Held while trackers are told, by none but them: these may ask for statistics, and even
   // allocate. In the order of locks it comes before all others.

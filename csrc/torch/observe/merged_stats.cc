@@ -5,7 +5,6 @@
 
 #include "torch/errors.h"
 #include "torch/runtime.h"
-#include "torch/torch_version.h"
 
 namespace cgp {
 namespace {
@@ -106,16 +105,13 @@ DeviceStats MergedStats::OfBase(Base& base) const {
 void MergedStats::CatchUp(Base& base) {
   // First, so that growth meanwhile is asked for again.
   asked_.store(Gate::TakeBaseGrowth(), std::memory_order_release);
-  Undo asked([&] { asked_.store(Gate::kNever, std::memory_order_release); });
-  Ask(base, &Stat::peak);
-  asked.Keep();
+  OrUndo([&] { Ask(base, &Stat::peak); },
+         [&] { asked_.store(Gate::kNever, std::memory_order_release); });
 }
 
 void MergedStats::AfterGrowth(Base& base) {
   if (!set_.TakeNewPeak()) return;
-  Undo taken([&] { set_.NoteNewPeak(); });
-  Ask(base, &Stat::current);
-  taken.Keep();
+  OrUndo([&] { Ask(base, &Stat::current); }, [&] { set_.NoteNewPeak(); });
 }
 
 // Why the base's peak since the last question may be added to what ours hold now: it was either

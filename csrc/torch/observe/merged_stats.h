@@ -1,5 +1,7 @@
-// The statistics of the base and of a device's graph pools as one, with peaks that are peaks of the
-// sum. Nothing else asks the base for statistics.
+// What the base and a device's graph pools have together: their statistics as one, with peaks that
+// are peaks of the sum, and the share of the memory that
+// torch.cuda.set_per_process_memory_fraction() allows both, of which each gets what the other one
+// does not hold (memory_share.cc). Nothing else asks the base for statistics.
 //
 // Neither side knows the other's changes, but a peak of the sum is only reached when one of them
 // grows, and growth passes through us:
@@ -20,9 +22,12 @@
 
 #include <atomic>
 #include <mutex>
+#include <string>
 
 #include "core/pool_set.h"
+#include "driver/metered_driver.h"
 #include "torch/observe/gate.h"
+#include "torch/torch_version.h"
 
 namespace cgp {
 
@@ -34,10 +39,12 @@ void AddHigherPeaks(const c10::CachingAllocator::StatArray& part,
 
 class MergedStats {
  public:
-  using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
-
-  // `set` must outlive this.
-  MergedStats(c10::DeviceIndex device, PoolSet& set) : device_(device), set_(set) {}
+  // Both must outlive this, which is of a device with so much memory.
+  MergedStats(MeteredDriver& driver, PoolSet& set, uint64_t total_bytes)
+      : device_(static_cast<c10::DeviceIndex>(driver.device())),
+        driver_(driver),
+        set_(set),
+        total_bytes_(static_cast<double>(total_bytes)) {}
 
   // Whether the base may have grown since it was asked, and whether anybody else wants to know of
   // a change.
@@ -51,11 +58,26 @@ class MergedStats {
   void BeforeChange(Base& base) {
     if (IsBehind()) CatchUp(base);
   }
+  void CatchUp(Base& base);
   // To be called after our pools have allocated.
   void AfterGrowth(Base& base);
-  // The base's reserved bytes, as of when it was asked last. Another question to it.
-  int64_t base_reserved() const { return base_reserved_.load(std::memory_order_relaxed); }
-  void CatchUp(Base& base);
+
+  // getMemoryFraction() and setMemoryFraction().
+  double Fraction(Base& base) const {
+    return limits() ? fraction_.load() : base.getMemoryFraction(device_);
+  }
+  void SetFraction(Base& base, double fraction);
+  // Another base: what was set is forgotten.
+  void ForgetFraction() { Store(kUnknown); }
+  // To be called before ours allocate: asks the base what it has, if that may be more than it was.
+  void LimitOurs(Base& base);
+  // The limit has refused: the base is asked whether it holds less by now. Returns whether ours may
+  // have more.
+  bool RaiseLimit(Base& base);
+  // To be called after ours have taken memory or given it back.
+  void LimitBase(Base& base);
+  // Of an error's text: which share that is, if there is one.
+  std::string DescribeShare() const;
 
   // What torch counts as num_alloc_retries and num_ooms.
   void CountRetry() { ++retries_; }
@@ -82,15 +104,28 @@ class MergedStats {
   // what it says.
   DeviceStats Ask(Base& base, int64_t Stat::*of_base);
 
+  // Nobody has set one since there are pools. What the base was told before counts for both: it is
+  // asked when ours allocate for the first time.
+  static constexpr double kUnknown = 3;
+  static constexpr double kNone = 2;
+  bool limits() const { return fraction_.load() <= 1; }
+  uint64_t ShareNow() const { return settings_.load() + driver_.changes(); }
+  void Store(double fraction);
+
   const c10::DeviceIndex device_;
+  MeteredDriver& driver_;
   PoolSet& set_;
+  const double total_bytes_;
   std::atomic<Gate::Word> asked_{Gate::kNever};  // up to when the base's growth is noted
-  std::atomic<int64_t> base_reserved_{0};
+  std::atomic<int64_t> base_reserved_{0};        // as of then
   std::mutex mutex_;
   DeviceStats peaks_;  // of the sum; only the peaks mean anything
   std::atomic<int64_t> retries_{0};
   std::atomic<int64_t> ooms_{0};
   std::atomic<int64_t> rejections_{0};
+  std::atomic<double> fraction_{kUnknown};  // of the device's memory; kNone: all
+  std::atomic<uint64_t> settings_{0};       // how often it was set
+  std::atomic<uint64_t> told_{0};           // ShareNow() when the base was told
 };
 
 }  // namespace cgp

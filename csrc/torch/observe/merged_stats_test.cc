@@ -52,10 +52,10 @@ class MergedStatsTest : public ::testing::Test {
     set_.Free(address);
   }
 
-  HostDriver driver_{HostDriverOptions{.map_memory = false}};
+  MeteredDriver driver_{std::make_unique<HostDriver>(HostDriverOptions{.map_memory = false})};
   PoolSet set_{driver_};
   FakeBaseAllocator base_;
-  MergedStats stats_{0, set_};
+  MergedStats stats_{driver_, set_, driver_.Info().total_bytes};
 };
 
 TEST_F(MergedStatsTest, WhatTheBaseHeldBeforeThereWerePoolsCounts) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "core/base/error.h"
@@ -19,47 +20,34 @@ struct Shown {
   const Block* live = nullptr;  // the block whose they all are; nullptr: free
 };
 
-// The stretches [begin, end) of a page that live blocks have, in order.
-using Stretches = std::vector<std::pair<uint64_t, uint64_t>>;
-
-std::map<PageId, Stretches> UsedStretches(const PoolSnapshot& pool) {
-  std::map<PageId, Stretches> used;
-  for (const PoolSnapshot::LiveBlock& live : pool.blocks) {
-    for (const PhysicalPiece& piece : live.pieces) {
-      used[piece.page].emplace_back(piece.offset_bytes, piece.offset_bytes + piece.length_bytes);
-    }
-  }
-  for (auto& [page, stretches] : used) std::ranges::sort(stretches);
-  return used;
-}
-
-std::map<PageId, Address> FirstAddresses(const PoolSnapshot& pool) {
-  std::map<PageId, Address> first;
-  for (const PoolSnapshot::Range& range : pool.ranges) {
-    for (size_t i = 0; i < range.pages.size(); ++i) {
-      first.try_emplace(range.pages[i], range.address + i * pool.stats.page_bytes);
-    }
-  }
-  return first;
-}
-
 // All of the pool's bytes, in the order of the addresses that they are shown at.
 std::vector<Shown> Arrange(const PoolSnapshot& pool) {
   std::vector<Shown> shown;
-  for (const PoolSnapshot::LiveBlock& live : pool.blocks) {
-    shown.push_back({live.block.address, live.block.bytes, &live.block});
-  }
-  std::map<PageId, Stretches> used = UsedStretches(pool);
-  for (const auto& [page, address] : FirstAddresses(pool)) {
-    uint64_t end = 0;
-    const auto add_free_to = [&, start = address](uint64_t begin) {
-      if (begin > end) shown.push_back({start + end, begin - end, nullptr});
-    };
-    for (const auto& [begin, stretch_end] : used[page]) {
-      add_free_to(begin);
-      end = stretch_end;
+  // The stretches [begin, end) of each page that live blocks have; then one where it ends.
+  std::map<PageId, std::vector<std::pair<uint64_t, uint64_t>>> used;
+  for (const auto& [block, pieces] : pool.blocks) {
+    shown.push_back({block.address, block.bytes, &block});
+    for (const PhysicalPiece& piece : pieces) {
+      used[piece.page].emplace_back(piece.offset_bytes, piece.offset_bytes + piece.length_bytes);
     }
-    add_free_to(pool.stats.page_bytes);
+  }
+  const uint64_t page_bytes = pool.stats.page_bytes;
+  std::set<PageId> seen;
+  for (const PoolSnapshot::Range& range : pool.ranges) {
+    Address address = range.address;
+    for (const PageId page : range.pages) {
+      if (seen.insert(page).second) {
+        auto& stretches = used[page];
+        stretches.emplace_back(page_bytes, page_bytes);
+        std::ranges::sort(stretches);
+        uint64_t free = 0;
+        for (const auto& [begin, end] : stretches) {
+          if (begin > free) shown.push_back({address + free, begin - free, nullptr});
+          free = end;
+        }
+      }
+      address += page_bytes;
+    }
   }
   std::ranges::sort(shown, {}, &Shown::address);
   return shown;
@@ -86,17 +74,16 @@ void Append(const Shown& part, const History& history, SegmentInfo& segment) {
   segment.stream = StreamOf(*part.live);
 }
 
-// A segment is of one stream, that of its live blocks.
-bool BelongsTo(const SegmentInfo& segment, const Shown& part) {
-  return part.live == nullptr || segment.allocated_size == 0 ||
-         segment.stream == StreamOf(*part.live);
-}
-
 void AppendPool(c10::DeviceIndex device, PoolId id, const PoolSnapshot& pool,
                 const History& history, std::vector<SegmentInfo>& segments) {
   Address end = 0;
   for (const Shown& part : Arrange(pool)) {
-    if (part.address != end || !BelongsTo(segments.back(), part)) {
+    // A segment is of one stream, that of its live blocks.
+    const auto is_others = [&](const SegmentInfo& last) {
+      return part.live != nullptr && last.allocated_size != 0 &&
+             last.stream != StreamOf(*part.live);
+    };
+    if (part.address != end || is_others(segments.back())) {
       SegmentInfo& segment = segments.emplace_back();
       segment.device = device;
       segment.address = part.address;

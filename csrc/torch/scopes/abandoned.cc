@@ -45,23 +45,15 @@ void CaptureScopes::CloseAbandoned(const std::function<bool(const Route&)>& coun
   }
 }
 
-void CaptureScopes::TakeAsFailed(cudaStream_t origin) {
-  const auto began_there = [origin](const Route& route) { return route.origin == origin; };
-  CloseAbandoned(began_there);
-  ReleaseFailed(began_there);
-}
-
 void CaptureScopes::TakeAsFailed(DeviceIndex device, PoolId pool) {
-  const auto is_into_it = [&](const Route& route) {
-    return route.device == device && route.id == pool;
-  };
-  CloseAbandoned([&](const Route& route) {
-    return route.thread == std::this_thread::get_id() && is_into_it(route);
-  });
-  ReleaseFailed(is_into_it);
+  TakeAsFailed(/*own_alone=*/true,
+               [&](const Route& route) { return route.device == device && route.id == pool; });
 }
 
-void CaptureScopes::ReleaseFailed(const std::function<bool(const Route&)>& failed) {
+void CaptureScopes::TakeAsFailed(bool own_alone, const std::function<bool(const Route&)>& failed) {
+  CloseAbandoned([&](const Route& route) {
+    return failed(route) && (!own_alone || route.thread == std::this_thread::get_id());
+  });
   for (size_t i = late_ends_.size(); i-- > 0;) {
     LateEnd& late = late_ends_[i];
     const Route& route = late.route;

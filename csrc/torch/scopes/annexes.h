@@ -31,8 +31,6 @@ namespace cgp {
 
 class Annexes {
  public:
-  using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
-
   // Both must outlive this. Without a base there are no annexes.
   Annexes(Base* base, RouteTable& routes) : base_(base), routes_(routes) {}
 

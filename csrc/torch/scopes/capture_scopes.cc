@@ -9,9 +9,9 @@
 
 namespace cgp {
 
-bool CaptureScopes::Is(Role role, const ScopeKey& key) const {
+CaptureScopes::Known* CaptureScopes::As(Role role, const ScopeKey& key) {
   const auto known = known_.find(key);
-  return known != known_.end() && known->second.role == role;
+  return known != known_.end() && known->second.role == role ? &known->second : nullptr;
 }
 
 std::optional<CaptureScopes::OurPool> CaptureScopes::FindOurs(DeviceIndex device,
@@ -26,12 +26,6 @@ bool CaptureScopes::BaseKnows(DeviceIndex device, MempoolId_t id) const {
   if (base_ == nullptr) return false;
   // For an id that it never saw the native allocator has no answer.
   return IfSupported([&] { return base_->getPoolUseCount(device, id); }).value_or(0) > 0;
-}
-
-bool CaptureScopes::IsUndecided(DevicePools& pools, PoolId id) const {
-  const ScopeKey key{pools.device, id};
-  return !Is(Role::kRegistered, key) && !Is(Role::kMemPool, key) &&
-         !routes_.Contains(pools.device, id) && pools.set.Stats(id).allocations == 0;
 }
 
 // A capture may not wait for another one that fills the shared pool: it gets a pool of its own
@@ -50,7 +44,7 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   if (taken_out_) return base_->beginAllocateToPool(device, id, std::move(filter));
   const cudaStream_t stream = CurrentStream(device);
   routes_.AwaitOthers(stream, lock);
-  TakeAsFailed(stream);
+  TakeAsFailed(/*own_alone=*/false, [&](const Route& route) { return route.origin == stream; });
   const bool capturing = IsCapturing(stream);
   const bool takes_current = filter(stream);
   const ScopeKind kind = takes_current && !capturing ? ScopeKind::kEager : ScopeKind::kCapture;
@@ -61,9 +55,14 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   const auto ours = FindOurs(device, {pool.first, pool.second});
   DevicePools* pools = ours ? ours->pools : nullptr;
   DevicePools* undecided = nullptr;
+  const ScopeKey key{device, pool};
+  const Known* const mempool = As(Role::kMemPool, key);
   if (kind == ScopeKind::kEager) {
     ForgetBasesDeadTrees();
-    if (pools != nullptr && base_serves_trees_ && IsUndecided(*pools, pool)) {
+    // Where nothing was ever allocated the pool can still become the base's.
+    if (pools != nullptr && base_serves_trees_ && mempool == nullptr &&
+        !As(Role::kRegistered, key) && !routes_.Contains(device, pool) &&
+        pools->set.Stats(pool).allocations == 0) {
       undecided = std::exchange(pools, nullptr);
     }
   }
@@ -72,17 +71,9 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
     pools = AsTorchErrors([&] { return &DevicePools::For(device, owner_); });
   }
 
-  const Known* const mempool = FindMemPool(device, id);
-  Route route{.device = device,
-              .id = pool,
-              .name = id,
-              .filter = std::move(filter),
-              .kind = kind,
-              .pools = pools,
-              .nested = kind == ScopeKind::kCapture && takes_current,
-              .whole_pages = mempool != nullptr && mempool->whole_pages,
-              .origin = stream,
-              .thread = std::this_thread::get_id()};
+  const bool whole_pages = mempool != nullptr && mempool->whole_pages;
+  Route route{{pool, kind, pools, whole_pages, stream}, device, id, std::move(filter)};
+  route.nested = kind == ScopeKind::kCapture && takes_current;
   std::optional<PoolId> graphs;
   if (route.nested) {
     if (const auto graph = routes_.GraphOf(device, stream); graph && graph->id != pool) {
@@ -98,10 +89,8 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   if (kind == ScopeKind::kCapture &&
       routes_.Resume(device, pool, stream, route.origin, route.filter, hold)) {
     if (pools != nullptr) return;
-    Undo resumed([&] { routes_.Pause(device, pool); });
-    base_->beginAllocateToPool(device, id, route.filter);
-    resumed.Keep();
-    return;
+    return OrUndo([&] { base_->beginAllocateToPool(device, id, route.filter); },
+                  [&] { routes_.Pause(device, pool); });
   }
   if (pools == nullptr) {
     BeginInBase(std::move(route), undecided);
@@ -124,25 +113,26 @@ void CaptureScopes::BeginInBase(Route route, DevicePools* undecided) {
   const ScopeKey tree{device, route.id};
   int given = 0;
   bool is_new_tree = false;
-  Undo undo([&] {
+  const auto begin = [&] {
+    for (; given < users; ++given) base_->createOrIncrefPool(device, id, nullptr);
+    is_new_tree = route.kind == ScopeKind::kEager &&
+                  known_.try_emplace(tree, Known{.role = Role::kTreeOfBase}).second;
+    NoteWhoServesTrees();
+    base_->beginAllocateToPool(device, id, route.filter);
+  };
+  OrUndo(begin, [&] {
     if (is_new_tree) known_.erase(tree);
     NoteWhoServesTrees();
     for (; given > 0; --given) base_->releasePool(device, id);
   });
-  for (; given < users; ++given) base_->createOrIncrefPool(device, id, nullptr);
-  is_new_tree = route.kind == ScopeKind::kEager &&
-                known_.try_emplace(tree, Known{.role = Role::kTreeOfBase}).second;
-  NoteWhoServesTrees();
-  base_->beginAllocateToPool(device, id, route.filter);
-  undo.Keep();
   for (int user = 0; user < users; ++user) undecided->set.Release(route.id);
   if (undecided != nullptr) ReleaseUnused(*undecided, route.id);
   if (route.kind == ScopeKind::kCapture && !route.nested) {
-    ++captures_of_base_;
+    ++counts_.bases;
     if (!takes_captures()) {
-      ++captures_while_stopped_;
-    } else if (Is(Role::kMemPoolOfBase, tree)) {
-      ++captures_in_mempools_;
+      ++counts_.while_stopped;
+    } else if (As(Role::kMemPoolOfBase, tree)) {
+      ++counts_.in_mempools;
     }
   }
   routes_.Add(std::move(route));
@@ -152,27 +142,29 @@ void CaptureScopes::BeginInOurs(Route route, bool capturing, std::optional<PoolI
   DevicePools& pools = *route.pools;
   const bool capture = route.kind == ScopeKind::kCapture;
   routes_.ReserveOne();
-  names_.Hold(route.device, route.name, route.id);
-  Undo name([&] { names_.Release(route.device, route.name); });
-  AsTorchErrors([&] { pools.set.BeginScope(route.id, route.kind, capturing); });
-  Undo scope([&] {
+  bool named = false;
+  bool begun = false;
+  bool is_kept = false;
+  const auto begin = [&] {
+    names_.Hold(route.device, route.name, route.id);
+    named = true;
+    AsTorchErrors([&] { pools.set.BeginScope(route.id, route.kind, capturing); });
+    begun = true;
+    is_kept = graphs && KeepFor(pools, *graphs, route.id);
+    if (!capture && !base_serves_trees_) {
+      known_.try_emplace({route.device, route.id}, Known{.role = Role::kTree});
+    }
+    if (capture) annexes_.Begin(route.device, route.id);
+  };
+  OrUndo(begin, [&] {
+    if (is_kept) kept_.erase({{route.device, *graphs}, route.id});
+    if (is_kept) pools.set.Release(route.id);
+    if (named) names_.Release(route.device, route.name);
+    if (!begun) return;
     pools.EndScope(route.id);
     pools.set.Release(route.id);
   });
-  const bool is_kept = graphs && KeepFor(pools, *graphs, route.id);
-  Undo keep([&] {
-    if (!is_kept) return;
-    kept_.erase({{route.device, *graphs}, route.id});
-    pools.set.Release(route.id);
-  });
-  if (!capture && !base_serves_trees_) {
-    known_.try_emplace({route.device, route.id}, Known{.role = Role::kTree});
-  }
-  if (capture) annexes_.Begin(route.device, route.id);
-  name.Keep();
-  scope.Keep();
-  keep.Keep();
-  if (capture && !route.nested) ++captures_of_ours_;
+  if (capture && !route.nested) ++counts_.ours;
   routes_.Add(std::move(route));
 }
 
@@ -184,7 +176,7 @@ void CaptureScopes::End(DeviceIndex device, MempoolId_t id) {
   // before. Were it the capture's own, around the body of a conditional node, the body's begin
   // would be refused: better than a capture that goes on without its pool.
   if (routes_.IsBeingCaptured(device, pool) && TakeLateEnd(device, pool)) return;
-  const std::optional<RouteTable::Target> target = routes_.TargetOf(device, pool);
+  const std::optional<Target> target = routes_.TargetOf(device, pool);
   if (routes_.Pause(device, pool)) {
     if (target->pools == nullptr) base_->endAllocateToPool(device, id);
     return;
@@ -221,9 +213,7 @@ void CaptureScopes::EndScope(DevicePools& pools, PoolId pool, ScopeKind kind) {
 
 void CaptureScopes::Hold(DevicePools& pools, MempoolId_t id, PoolId pool) {
   names_.Hold(pools.device, id, pool);
-  Undo name([&] { names_.Release(pools.device, id); });
-  pools.set.Retain(pool);
-  name.Keep();
+  OrUndo([&] { pools.set.Retain(pool); }, [&] { names_.Release(pools.device, id); });
 }
 
 void CaptureScopes::Drop(DevicePools& pools, MempoolId_t id, PoolId pool) {
@@ -245,7 +235,7 @@ void CaptureScopes::Release(DeviceIndex device, MempoolId_t id) {
     ForgetBasesDeadTrees();
     if (BaseKnows(device, id)) return;
     const PoolId pool{id.first, id.second};
-    if (Is(Role::kMemPoolOfBase, {device, pool})) known_.erase({device, pool});
+    if (As(Role::kMemPoolOfBase, {device, pool})) known_.erase({device, pool});
     if (DevicePools* const kept = DevicePools::Find(device)) ReleaseKeptFor(*kept, pool);
   });
 }
@@ -255,7 +245,7 @@ void CaptureScopes::ReleaseUnused(DevicePools& pools, PoolId id) {
   if (UsersOf(pools, id) == 0) ReleaseKeptFor(pools, id);
   if (pools.set.UseCount(id) > 0) return;
   const ScopeKey key{pools.device, id};
-  if (Is(Role::kMemPool, key) || Is(Role::kTree, key)) known_.erase(key);
+  if (As(Role::kMemPool, key) || As(Role::kTree, key)) known_.erase(key);
   NoteWhoServesTrees();
   TryTwice("the allocator below it, told that a pool's graphs are gone,",
            [&] { annexes_.Release(pools.device, id); });
@@ -292,15 +282,13 @@ void CaptureScopes::Register(DeviceIndex device, PoolId id) {
   }
   const ScopeKey key{device, id};
   known_[key] = {.role = Role::kRegistered};
-  Undo noted([&] { known_.erase(key); });
-  set.Retain(id);
-  noted.Keep();
+  OrUndo([&] { set.Retain(id); }, [&] { known_.erase(key); });
 }
 
 void CaptureScopes::Unregister(DeviceIndex device, PoolId id) {
   const History::Telling telling(History::Get());
   const std::lock_guard lock(mutex_);
-  if (!Is(Role::kRegistered, {device, id})) {
+  if (!As(Role::kRegistered, {device, id})) {
     throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
                      " is not registered");
   }
@@ -308,12 +296,6 @@ void CaptureScopes::Unregister(DeviceIndex device, PoolId id) {
   pools.set.Release(id);
   known_.erase({device, id});
   ReleaseUnused(pools, id);
-}
-
-void CaptureScopes::TakeCaptures() {
-  const std::lock_guard lock(mutex_);
-  taken_out_ = false;
-  takes_captures_.store(true, std::memory_order_release);
 }
 
 void CaptureScopes::StopTakingCaptures(const std::function<void()>& uninstall) {

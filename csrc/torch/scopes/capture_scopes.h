@@ -55,8 +55,6 @@ using c10::MempoolId_t;
 
 class CaptureScopes {
  public:
-  using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
-
   // `base` must outlive this, and serves what is not the owner's; nullptr: all is.
   CaptureScopes(PoolsOwner owner, Base* base) : owner_(owner), base_(base) {}
 
@@ -83,12 +81,19 @@ class CaptureScopes {
   void Register(DeviceIndex device, PoolId id);
   void Unregister(DeviceIndex device, PoolId id);
   // Whether it is a torch.cuda.MemPool's, and ours.
-  bool IsMemPool(DeviceIndex device, PoolId id) const;
+  bool IsMemPool(DeviceIndex device, PoolId id) {
+    const std::lock_guard lock(mutex_);
+    return As(Role::kMemPool, {device, id}) != nullptr;
+  }
 
   // From now on new captures become ours, or the base's; pools that are ours go on working. If no
   // scope is open, and no device ever had pools (whose part in the statistics' peaks only we know),
   // `uninstall` runs before any scope can begin: torch will ask the base.
-  void TakeCaptures();
+  void TakeCaptures() {
+    const std::lock_guard lock(mutex_);
+    taken_out_ = false;
+    takes_captures_.store(true, std::memory_order_release);
+  }
   void StopTakingCaptures(const std::function<void()>& uninstall);
   bool takes_captures() const { return takes_captures_.load(std::memory_order_acquire); }
   // Whether captures that name no pool share one, from now on.
@@ -100,15 +105,13 @@ class CaptureScopes {
 
   // How many captures have begun since the process did.
   struct Counts {
-    uint64_t ours = 0;
-    uint64_t bases = 0;
+    std::atomic<uint64_t> ours{0};
+    std::atomic<uint64_t> bases{0};
     // Of the base's, why. The others went to pools that the base had before.
-    uint64_t while_stopped = 0;  // between StopTakingCaptures() and TakeCaptures()
-    uint64_t in_mempools = 0;    // of the base's
+    std::atomic<uint64_t> while_stopped{0};  // between StopTakingCaptures() and TakeCaptures()
+    std::atomic<uint64_t> in_mempools{0};    // of the base's
   };
-  Counts counts() const {
-    return {captures_of_ours_, captures_of_base_, captures_while_stopped_, captures_in_mempools_};
-  }
+  const Counts& counts() const { return counts_; }
 
   // Closes the scopes of captures that the calling thread began, that are over, and that nobody has
   // ended: see abandoned.cc.
@@ -127,7 +130,7 @@ class CaptureScopes {
   bool EmptyOurs(MempoolId_t id) noexcept;
   // Asks for a block in each use_on_oom pool of the device until there is one, for what no route
   // takes and the base has no memory for.
-  using AllocateIn = std::function<std::optional<Block>(DevicePools&, const RouteTable::Target&)>;
+  using AllocateIn = std::function<std::optional<Block>(DevicePools&, const Target&)>;
   std::optional<DevicePools::Owned> Lend(DeviceIndex device, const AllocateIn& allocate);
 
  private:
@@ -146,8 +149,8 @@ class CaptureScopes {
     bool lends = false;        // use_on_oom
     bool whole_pages = false;  // no_split
   };
-  bool Is(Role role, const ScopeKey& key) const;
-  Known* FindMemPool(DeviceIndex device, MempoolId_t id);
+  // What is known of the pool if it is that, else nullptr. pre: mutex_ is held.
+  Known* As(Role role, const ScopeKey& key);
 
   // The route that a capture of ours had which looked abandoned. Its scope is closed; its graph may
   // still end it.
@@ -170,8 +173,6 @@ class CaptureScopes {
   // whoever looks for abandoned captures next, ends it.
   void EndScope(DevicePools& pools, PoolId pool, ScopeKind kind);
 
-  // Whether nothing was ever allocated in our pool `id`, so that it can still become the base's.
-  bool IsUndecided(DevicePools& pools, PoolId id) const;
   // Whether a capture that begins under this name is to fill the shared pool.
   bool SharesPool(DeviceIndex device, MempoolId_t id) const;
   // Add and take away a user of our pool, which torch calls `id`.
@@ -188,14 +189,13 @@ class CaptureScopes {
   bool KeepFor(DevicePools& pools, PoolId of, PoolId nested);
   void ReleaseKeptFor(DevicePools& pools, PoolId of);
   uint64_t TrimUnlessCapturing(std::optional<DeviceIndex> only);
-  std::optional<Block> LendFrom(DevicePools& pools, const RouteTable::Target& lender,
-                                const AllocateIn& allocate);
 
   void CloseAbandoned(const std::function<bool(const Route&)>& counts);
-  // A capture begins on `origin`, or something in the pool: who captured there before has failed.
-  void TakeAsFailed(cudaStream_t origin);
+  // The captures of these routes have failed, since a new one begins where they were. The routes of
+  // other threads are left open if `own_alone`: these may be about to begin their captures.
+  void TakeAsFailed(bool own_alone, const std::function<bool(const Route&)>& failed);
+  // Those that lead into the pool.
   void TakeAsFailed(DeviceIndex device, PoolId pool);
-  void ReleaseFailed(const std::function<bool(const Route&)>& failed);
   bool TakeLateEnd(DeviceIndex device, PoolId pool);
 
   const PoolsOwner owner_;
@@ -203,10 +203,7 @@ class CaptureScopes {
   std::atomic<bool> takes_captures_{true};
   std::atomic<bool> shares_captures_{false};
   std::atomic<bool> takes_mempools_{true};
-  std::atomic<uint64_t> captures_of_ours_{0};
-  std::atomic<uint64_t> captures_of_base_{0};
-  std::atomic<uint64_t> captures_while_stopped_{0};
-  std::atomic<uint64_t> captures_in_mempools_{0};
+  Counts counts_;
   std::atomic<bool> base_serves_trees_{false};  // == of trees there are the base's alone
   RouteTable routes_;
   Annexes annexes_{base_, routes_};

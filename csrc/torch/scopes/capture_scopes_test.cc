@@ -71,7 +71,7 @@ TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
   Graph later(*this, old, 8);
   later.Begin();
   later.End();
-  const auto counts = allocator_.scopes().counts();
+  const auto& counts = allocator_.scopes().counts();
   EXPECT_EQ(counts.bases, 2U);
   EXPECT_EQ(counts.in_mempools, 1U);
   EXPECT_EQ(counts.while_stopped, 0U);

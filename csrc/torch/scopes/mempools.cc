@@ -33,26 +33,13 @@ void CaptureScopes::CreateOrIncref(DeviceIndex device, MempoolId_t id,
   const bool is_new = known_.try_emplace(key).second;
   const bool sets = ours || is_new;  // trees of the base's stay what they are
   if (sets) known_[key] = {.role = role};
-  Undo noted([&] {
+  const auto create = [&] {
+    if (!ours) return base_->createOrIncrefPool(device, id, std::move(allocator));
+    AsTorchErrors([&] { DevicePools::For(device, owner_).set.Retain(key.second); });
+  };
+  OrUndo(create, [&] {
     if (sets) known_.erase(key);
   });
-  if (ours) {
-    AsTorchErrors([&] { DevicePools::For(device, owner_).set.Retain(key.second); });
-  } else {
-    base_->createOrIncrefPool(device, id, std::move(allocator));
-  }
-  noted.Keep();
-}
-
-CaptureScopes::Known* CaptureScopes::FindMemPool(DeviceIndex device, MempoolId_t id) {
-  const auto known = known_.find({device, {id.first, id.second}});
-  const bool is_one = known != known_.end() && known->second.role == Role::kMemPool;
-  return is_one ? &known->second : nullptr;
-}
-
-bool CaptureScopes::IsMemPool(DeviceIndex device, PoolId id) const {
-  const std::lock_guard lock(mutex_);
-  return Is(Role::kMemPool, {device, id});
 }
 
 int CaptureScopes::UseCount(DeviceIndex device, MempoolId_t id) const {
@@ -65,7 +52,7 @@ int CaptureScopes::UseCount(DeviceIndex device, MempoolId_t id) const {
 
 void CaptureScopes::SetUseOnOom(DeviceIndex device, MempoolId_t id, bool use_on_oom) {
   const std::lock_guard lock(mutex_);
-  if (Known* const mempool = FindMemPool(device, id)) {
+  if (Known* const mempool = As(Role::kMemPool, {device, {id.first, id.second}})) {
     mempool->lends = use_on_oom;
     return;
   }
@@ -79,7 +66,7 @@ void CaptureScopes::SetUseOnOom(DeviceIndex device, MempoolId_t id, bool use_on_
 
 void CaptureScopes::SetNoSplit(DeviceIndex device, MempoolId_t id) {
   const std::lock_guard lock(mutex_);
-  if (Known* const mempool = FindMemPool(device, id)) {
+  if (Known* const mempool = As(Role::kMemPool, {device, {id.first, id.second}})) {
     mempool->whole_pages = true;
     return;
   }
@@ -135,37 +122,25 @@ std::optional<DevicePools::Owned> CaptureScopes::Lend(DeviceIndex device,
   const std::lock_guard lock(mutex_);
   for (const auto& [key, known] : known_) {
     if (key.first != device || !known.lends) continue;
+    const PoolId id = key.second;
     DevicePools& pools = DevicePools::For(device, owner_);
-    const RouteTable::Target lender{
-        .id = key.second, .pools = &pools, .whole_pages = known.whole_pages};
-    if (const auto block = LendFrom(pools, lender, allocate)) {
-      return DevicePools::Owned{&pools, key.second, *block};
-    }
+    // Only while the MemPool is its one user: graphs write to what is free, and another thread may
+    // be allocating there.
+    if (pools.set.UseCount(id) != 1) continue;
+    pools.set.BeginScope(id, ScopeKind::kEager, routes_.capturing());
+    const auto end = [&] {
+      pools.EndScope(id);
+      pools.set.Release(id);
+    };
+    const Target lender{.id = id, .pools = &pools, .whole_pages = known.whole_pages};
+    const std::optional<Block> block = OrUndo([&] { return allocate(pools, lender); }, end);
+    OrUndo(end, [&] {
+      if (block) pools.set.Free(block->address);
+      end();
+    });
+    if (block) return DevicePools::Owned{&pools, id, *block};
   }
   return std::nullopt;
-}
-
-// Only while the MemPool is its one user: graphs write to what is free, and another thread may be
-// allocating there.
-std::optional<Block> CaptureScopes::LendFrom(DevicePools& pools, const RouteTable::Target& lender,
-                                             const AllocateIn& allocate) {
-  PoolSet& set = pools.set;
-  if (set.UseCount(lender.id) != 1) return std::nullopt;
-  set.BeginScope(lender.id, ScopeKind::kEager, routes_.capturing());
-  const auto end = [&] {
-    pools.EndScope(lender.id);
-    set.Release(lender.id);
-  };
-  Address lent = 0;  // no std::optional: g++ 12 has it engaged where what was to fill it threw
-  Undo scope([&] {
-    if (lent != 0) set.Free(lent);
-    end();
-  });
-  const std::optional<Block> block = allocate(pools, lender);
-  if (block) lent = block->address;
-  end();
-  scope.Keep();
-  return block;
 }
 
 int CaptureScopes::UsersOf(DevicePools& pools, PoolId pool) const {

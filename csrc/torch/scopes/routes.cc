@@ -16,7 +16,7 @@ struct Answer {
   cudaStream_t stream = nullptr;
   CaptureId capture = 0;
   c10::DeviceIndex device = 0;
-  RouteTable::Target target;
+  Target target;
 };
 
 // A thread allocates on few streams at a time. Two that share a place cost each other time alone.
@@ -24,10 +24,6 @@ Answer& AnswerFor(cudaStream_t stream) {
   static constinit thread_local std::array<Answer, 8> answers{};
   const uint64_t mixed = reinterpret_cast<uintptr_t>(stream) * 0x9E3779B97F4A7C15ull;
   return answers[mixed >> 61];
-}
-
-RouteTable::Target ToTarget(const Route& route) {
-  return {route.id, route.kind, route.pools, route.whole_pages, route.origin};
 }
 
 // Whether the calling thread can ask for the stream that the capture began on: by the name of the
@@ -60,7 +56,7 @@ void LeaveEndedCaptures(Route& route) {
   if (route.others.empty() || IsCapturing(route.origin)) return;
   route.origin = route.others.back();
   route.others.pop_back();
-  route.capture.reset();
+  route.origins_capture.reset();
 }
 
 // Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
@@ -69,11 +65,11 @@ void LeaveEndedCaptures(Route& route) {
 bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capture) {
   const bool capturing = NoteProgress(route);
   if (!KnowsOrigin(route)) {
-    return capture && !route.over && capture == route.capture.value_or(*capture);
+    return capture && !route.over && capture == route.origins_capture.value_or(*capture);
   }
   if (stream == route.origin && capture) {
-    if (!route.capture) route.capture = capture;
-    route.over |= route.capture != capture;
+    if (!route.origins_capture) route.origins_capture = capture;
+    route.over |= route.origins_capture != capture;
   }
   return capturing && !route.over;
 }
@@ -83,7 +79,7 @@ bool MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filt
   if (!IsCapturing(stream)) return false;
   if (route.thread == std::this_thread::get_id()) return true;
   const std::optional<CaptureId> capture = CaptureOf(stream);
-  return capture && capture == route.capture;
+  return capture && capture == route.origins_capture;
 }
 
 }  // namespace
@@ -123,7 +119,7 @@ void RouteTable::Count(const Route& route, int change) {
   Gate::CountScopes(change);
 }
 
-std::optional<RouteTable::Target> RouteTable::Match(c10::DeviceIndex device, cudaStream_t stream) {
+std::optional<Target> RouteTable::Match(c10::DeviceIndex device, cudaStream_t stream) {
   const bool captures = captures_count_.load(std::memory_order_acquire) != 0;
   const std::optional<CaptureId> capture = captures ? CaptureOf(stream) : std::nullopt;
   Answer& answer = AnswerFor(stream);
@@ -146,10 +142,8 @@ std::optional<RouteTable::Target> RouteTable::Match(c10::DeviceIndex device, cud
   return target;
 }
 
-std::optional<RouteTable::Target> RouteTable::AskFilters(c10::DeviceIndex device,
-                                                         cudaStream_t stream,
-                                                         std::optional<CaptureId> capture,
-                                                         Among among) {
+std::optional<Target> RouteTable::AskFilters(c10::DeviceIndex device, cudaStream_t stream,
+                                             std::optional<CaptureId> capture, Among among) {
   for (size_t i = routes_.size(); i-- > 0;) {
     Route& route = routes_[i];
     const bool graphs = route.kind == ScopeKind::kCapture && !route.nested;
@@ -158,13 +152,12 @@ std::optional<RouteTable::Target> RouteTable::AskFilters(c10::DeviceIndex device
     // What is not captured has no order with what is.
     if (route.nested && route.pools != nullptr && !capture) continue;
     if (route.kind == ScopeKind::kCapture && !IsUnderWay(route, stream, capture)) continue;
-    if (route.filter(stream)) return ToTarget(route);
+    if (route.filter(stream)) return route;
   }
   return std::nullopt;
 }
 
-std::optional<RouteTable::Target> RouteTable::GraphOf(c10::DeviceIndex device,
-                                                      cudaStream_t stream) {
+std::optional<Target> RouteTable::GraphOf(c10::DeviceIndex device, cudaStream_t stream) {
   const std::optional<CaptureId> capture = CaptureOf(stream);
   const std::lock_guard lock(mutex_);
   return AskFilters(device, stream, capture, Among::kGraphs);
@@ -177,10 +170,10 @@ bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {
          route->kind == ScopeKind::kCapture && OriginCaptures(*route);
 }
 
-std::optional<RouteTable::Target> RouteTable::TargetOf(c10::DeviceIndex device, PoolId id) const {
+std::optional<Target> RouteTable::TargetOf(c10::DeviceIndex device, PoolId id) const {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id);
-  return route == nullptr ? std::nullopt : std::optional(ToTarget(*route));
+  return route == nullptr ? std::nullopt : std::optional<Target>(*route);
 }
 
 void RouteTable::Close(c10::DeviceIndex device, PoolId id) {
@@ -204,7 +197,7 @@ bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
   Route* const route = Find(device, id);
   if (route == nullptr || route->closed || route->kind != ScopeKind::kCapture) return false;
   if (!IsHeld(*route)) return false;
-  if (!route->capture) route->capture = CaptureOf(route->origin);
+  if (!route->origins_capture) route->origins_capture = CaptureOf(route->origin);
   route->paused = true;
   NoteChange();
   return true;

@@ -40,25 +40,30 @@ namespace cgp {
 
 using StreamFilter = std::function<bool(cudaStream_t)>;
 
-struct Route {
-  c10::DeviceIndex device = 0;
+// Where a route leads.
+struct Target {
   PoolId id;
+  ScopeKind kind = ScopeKind::kEager;
+  DevicePools* pools = nullptr;    // whose the pool is; nullptr: the base allocator serves it
+  bool whole_pages = false;        // no two blocks share a page
+  cudaStream_t origin = nullptr;   // capture routes: the stream that the graph's capture begins on
+  CaptureId capture = kNoCapture;  // that RouteTable::Match() found the stream in
+};
+
+struct Route : Target {
+  c10::DeviceIndex device = 0;
   c10::MempoolId_t name{0, 0};  // what torch calls the pool
   StreamFilter filter;
-  ScopeKind kind = ScopeKind::kEager;
-  DevicePools* pools = nullptr;  // whose the pool is; nullptr: the base allocator serves it
   // Begun by a thread that was capturing already (torch.cuda.use_mem_pool in a capture). It takes
   // what is captured alone, and lasts as long as that capture: where its end were a scope's end,
   // other streams of the capture would get what nothing has proven to be free for them.
   bool nested = false;
-  bool whole_pages = false;       // no two blocks share a page
-  cudaStream_t origin = nullptr;  // capture routes: the stream that the graph's capture begins on
-  // Of a nested one: those of more graphs of its thread that went on with it.
+  // Of a nested one: the origins of more graphs of its thread that went on with it.
   std::vector<cudaStream_t> others = {};
-  std::thread::id thread;  // which thread began it
+  std::thread::id thread = std::this_thread::get_id();  // which began it
   // Capture routes: that of `origin`, once it is known; whether it was seen to have begun, and to
   // be over.
-  std::optional<CaptureId> capture = std::nullopt;
+  std::optional<CaptureId> origins_capture = std::nullopt;
   bool begun = false;
   bool over = false;
   bool paused = false;  // ended while its capture goes on: matches nothing until it is begun again
@@ -69,15 +74,6 @@ class RouteTable {
  public:
   RouteTable() { NoteChange(); }
   ~RouteTable();
-
-  struct Target {
-    PoolId id;
-    ScopeKind kind = ScopeKind::kEager;
-    DevicePools* pools = nullptr;
-    bool whole_pages = false;
-    cudaStream_t origin = nullptr;   // see Route
-    CaptureId capture = kNoCapture;  // that Match() found the stream in
-  };
 
   // Whether any route is open.
   bool active() const { return routes_count_.load(std::memory_order_acquire) != 0; }

@@ -31,13 +31,8 @@ class RouteTableTest : public ::testing::Test {
   }
 
   static Route CaptureRoute(PoolId id, StreamFilter filter, cudaStream_t origin) {
-    return {.device = kDevice,
-            .id = id,
-            .filter = std::move(filter),
-            .kind = ScopeKind::kCapture,
-            .pools = &DevicePools::For(kDevice),
-            .origin = origin,
-            .thread = std::this_thread::get_id()};
+    DevicePools& pools = DevicePools::For(kDevice);
+    return {{id, ScopeKind::kCapture, &pools, false, origin}, kDevice, {}, std::move(filter)};
   }
 
   std::optional<PoolId> Match(cudaStream_t stream) {
