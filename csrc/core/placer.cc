@@ -53,7 +53,7 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   const KnownPlaces::Key key = known_.Again(length.count());
   KnownPlaces::Places& again = known_.At(key);
   KnownPlaces::Places* const alike =
-      memory_.has_one_stream() ? &known_.At(known_.Alike(SizeOf(length))) : nullptr;
+      memory_.has_one_stream() ? &known_.Alike(SizeOf(length)) : nullptr;
   Found found;
   try {
     found = Find(view, length, stats, again, alike);

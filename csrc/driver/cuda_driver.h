@@ -40,8 +40,8 @@ class CudaDriver final : public Driver {
   // By the names of CUDA's functions: how often each was called so far, failed calls included, and
   // how long it took.
   struct CallTime {
-    uint64_t calls = 0;
-    uint64_t nanoseconds = 0;
+    uint64_t calls;
+    uint64_t nanoseconds;
   };
   std::map<std::string_view, CallTime> calls() const;
 
@@ -109,7 +109,7 @@ class CudaDriver final : public Driver {
 
   mutable std::mutex calls_mutex_;
   // More than there are functions; an empty name is none. Counting takes no memory.
-  std::array<std::pair<std::string_view, CallTime>, 32> calls_;
+  std::array<std::pair<std::string_view, CallTime>, 32> calls_{};
 };
 
 }  // namespace cgp

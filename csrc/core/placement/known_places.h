@@ -9,7 +9,7 @@
 // Of the places under one key the oldest is tried first: which one is taken depends on what is free
 // now, and not on what came in between.
 //
-// invariant: at most 2 * kMostKeys keys, of at most kMostPlaces places each
+// invariant: at most 2 * kMostKeys keys that last, of at most kMostPlaces places each
 #pragma once
 
 #include <algorithm>
@@ -32,29 +32,27 @@ class KnownPlaces {
   using Places = std::vector<Placement>;
 
   void BeginScope() {
-    ++scope_;
+    alike_.clear();
     behind_ = 0;
   }
   // Slots have other numbers now.
   void Forget() {
     young_.clear();
     old_.clear();
+    alike_.clear();
   }
 
   // Of a block of so many bytes that comes next: it and all sizes in the scope before it.
   Key Again(uint64_t bytes) const { return Mix(behind_, bytes); }
-  // Of blocks that take each other's places, in this scope.
-  Key Alike(uint64_t size) const { return Mix(~scope_, size); }
-
   // The places known under a key, the oldest first, with room for one more: until the next call.
   // What was not asked for in a long time is forgotten.
   Places& At(Key key) {
     if (young_.size() >= kMostKeys) old_ = std::exchange(young_, {});
     if (auto known = old_.extract(key)) young_.insert(std::move(known));
-    Places& places = young_[key];
-    if (places.size() == places.capacity()) places.reserve(places.size() * 2 + 1);
-    return places;
+    return WithRoom(young_[key]);
   }
+  // The same, in this scope, of blocks that take each other's places.
+  Places& Alike(uint64_t size) { return WithRoom(alike_[size]); }
   static void Add(Places& places, Placement place) {
     if (std::find(places.begin(), places.end(), place) != places.end()) return;
     if (places.size() == kMostPlaces) places.erase(places.begin());
@@ -64,6 +62,10 @@ class KnownPlaces {
   void Advance(Key again) { behind_ = again; }
 
  private:
+  static Places& WithRoom(Places& places) {
+    if (places.size() == places.capacity()) places.reserve(places.size() * 2 + 1);
+    return places;
+  }
   // Different for different pairs, but once in 2^64.
   static Key Mix(uint64_t a, uint64_t b) {
     uint64_t key = (a ^ (b * 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9;
@@ -71,10 +73,10 @@ class KnownPlaces {
     return key ^ (key >> 29);
   }
 
-  uint64_t scope_ = 0;
   Key behind_ = 0;
   std::unordered_map<Key, Places> young_;
-  std::unordered_map<Key, Places> old_;  // from before that was full
+  std::unordered_map<Key, Places> old_;         // from before that was full
+  std::unordered_map<uint64_t, Places> alike_;  // by size
 };
 
 }  // namespace cgp

@@ -32,11 +32,11 @@ TEST(KnownPlaces, WhatComesAgainIsKnownByAllSizesBeforeIt) {
 TEST(KnownPlaces, AlikeIsWhatHasTheSizeInThisScope) {
   KnownPlaces known;
   known.BeginScope();
-  KnownPlaces::Add(known.At(known.Alike(3)), At(1));
-  EXPECT_THAT(known.At(known.Alike(3)), ElementsAre(At(1)));
-  EXPECT_THAT(known.At(known.Alike(4)), IsEmpty());
+  KnownPlaces::Add(known.Alike(3), At(1));
+  EXPECT_THAT(known.Alike(3), ElementsAre(At(1)));
+  EXPECT_THAT(known.Alike(4), IsEmpty());
   known.BeginScope();
-  EXPECT_THAT(known.At(known.Alike(3)), IsEmpty());
+  EXPECT_THAT(known.Alike(3), IsEmpty());
 }
 
 TEST(KnownPlaces, TheOldestOfManyIsForgotten) {

@@ -105,11 +105,10 @@ class PlacementTakersTest : public PlacementTest {
 
 TEST_F(PlacementTakersTest, TakesThePagesThatTheFewestStreamsMayTake) {
   const SlotId slot = MapNew({"....", "....", "....", "....", "...."});
-  ExpectAt(FindLeastWanted(4, {3, 3, 3, 1, 3}), At(slot, 3));
   ExpectAt(FindLeastWanted(4, {1, 3, 3, 3, 3}), At(slot, 0));
   ExpectAt(FindLeastWanted(4, {3, 3, 3, 3, 1}), At(slot, 4));
-  ExpectAt(FindLeastWanted(8, {3, 2, 2, 3, 2}), At(slot, 1));  // the sum of both
-  ExpectAt(FindLeastWanted(8, {1, 3, 3, 2, 2}), At(slot, 0));
+  ExpectAt(FindLeastWanted(8, {3, 2, 1, 2, 2}), At(slot, 3));  // the sum of both
+  ExpectAt(FindLeastWanted(8, {1, 2, 3, 2, 2}), At(slot, 0));
   ExpectAt(FindLeastWanted(20, {1, 2, 3, 2, 1}), At(slot, 0));
 }
 
@@ -291,14 +290,14 @@ TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePoolAndTheBlock) {
     for (const PageId handle : plan.mapping.handles) seen.insert(MappingPlan::NewPages(handle));
     return seen;
   };
-  EXPECT_EQ(sizes(127).count(1), 127u) << "two pages are more than a 64th of them";
-  EXPECT_EQ(sizes(128).count(2), 64u);
-  EXPECT_EQ(sizes(711).count(11), 61u) << "all about as large as each other";
-  EXPECT_EQ(sizes(711).count(10), 4u);
-  EXPECT_EQ(sizes(127, Streams::kSeveral).count(1), 127u);
-  EXPECT_EQ(sizes(128, Streams::kSeveral).count(2), 64u);
-  EXPECT_EQ(sizes(64 * 64).count(64), 64u);
-  EXPECT_EQ(sizes(64 * 128).count(64), 128u) << "more are too many for any pool";
+  EXPECT_EQ(sizes(199).count(1), 199u) << "two pages are more than a 100th of them";
+  EXPECT_EQ(sizes(200).count(2), 100u);
+  EXPECT_EQ(sizes(711).count(7), 99u) << "all about as large as each other";
+  EXPECT_EQ(sizes(711).count(6), 3u);
+  EXPECT_EQ(sizes(199, Streams::kSeveral).count(1), 199u);
+  EXPECT_EQ(sizes(200, Streams::kSeveral).count(2), 100u);
+  EXPECT_EQ(sizes(100 * 64).count(64), 100u);
+  EXPECT_EQ(sizes(100 * 128).count(64), 200u) << "more are too many for any pool";
   MapNew(std::vector<std::string>(64 * 64, "xxxx"));
   EXPECT_EQ(sizes(64), (std::multiset<uint32_t>{32, 32})) << "half of what is made together";
   EXPECT_EQ(sizes(65), (std::multiset<uint32_t>{32, 33}));
@@ -306,8 +305,8 @@ TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePoolAndTheBlock) {
 }
 
 TEST(Placement, HandlesAreAsLargeAsSuitsThePoolOrTheBlock) {
-  EXPECT_EQ(MostHandlePages(64 * 64, 1000), 64u) << "more are too many for any pool";
-  EXPECT_EQ(MostHandlePages(128, 1000), 2u) << "a 64th of the pool";
+  EXPECT_EQ(MostHandlePages(100 * 100, 1000), 64u) << "more are too many for any pool";
+  EXPECT_EQ(MostHandlePages(200, 1000), 2u) << "a 100th of the pool";
   EXPECT_EQ(MostHandlePages(5000, 9), 5u) << "half of what is made together";
   EXPECT_EQ(MostHandlePages(20, 20), 1u);
 }
