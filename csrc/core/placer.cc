@@ -20,6 +20,10 @@ constexpr uint64_t kWastedPart = 40;
 // than that.
 constexpr uint32_t kPartAhead = 128;
 
+// A block below a page is not stitched if that leaves less than this part of one over, which is not
+// worth the mappings.
+constexpr uint64_t kLeastLeft = 12;
+
 // Whether the device has as much at all is asked for no smaller block than one of so many pages.
 constexpr uint64_t kManyPages = 1 << 16;
 
@@ -78,12 +82,9 @@ Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& sta
     const auto whole = WholePagesAt(view, place, length);
     if (whole && *whole <= (small ? 0 : PagesFor(length, page_size()))) return {.start = place};
   }
-  if (small) {
-    std::optional<Found> found = FindSmall(view, length);
-    if (!found && memory_.Poll()) found = FindSmall(view, length);
-    if (found) return *found;
-  }
-  return {.start = Stitch(view, length, SlackFor(view, length, stats))};
+  const Slack slack = SlackFor(view, length, stats);
+  if (small) return FindSmall(view, length, slack);
+  return {.start = Stitch(view, length, slack)};
 }
 
 // Whether a block of that length lives there that will be dropped when this one is made. So it was
@@ -150,16 +151,27 @@ Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& s
 }
 
 // A block below a page lies in the best fit among pages in part use, so that small blocks gather
-// and pages stay whole; else in a whole page. Else it is stitched as a large one is.
-std::optional<Placer::Found> Placer::FindSmall(const FreeView& view, Granules length) const {
-  if (const std::optional<NodeId> chain = FindChain(view, length)) {
-    const PageSpace::Node& node = space().node(*chain);
-    return Found{.start = {ranges_.slots_of(node.page).front(), Granules(node.offset)},
-                 .node = *chain};
-  }
-  const std::optional<PageId> page = WholePageToBreak(view, Takers());
-  if (!page) return std::nullopt;
-  return Found{.start = {ranges_.slots_of(*page).front(), Granules(0)}};
+// and pages stay whole; else in a whole page; else it is stitched as a large one is. Without slack
+// that comes before a whole page whose rest would be too short for another one like it.
+Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
+  const bool stitched = (page_size() - length) * kLeastLeft >= page_size();
+  const bool breaks = !stitched || length * 2 <= page_size() || slack != Slack::kNone;
+  const auto find = [&]() -> std::optional<Found> {
+    if (const std::optional<NodeId> chain = FindChain(view, length)) {
+      const PageSpace::Node& node = space().node(*chain);
+      return Found{.start = {ranges_.slots_of(node.page).front(), Granules(node.offset)},
+                   .node = *chain};
+    }
+    const auto page = breaks ? WholePageToBreak(view, Takers()) : std::nullopt;
+    if (!page) return std::nullopt;
+    return Found{.start = {ranges_.slots_of(*page).front(), Granules(0)}};
+  };
+  std::optional<Found> found = find();
+  if (!found && memory_.Poll()) found = find();
+  if (found) return *found;
+  if (stitched) return {.start = Stitch(view, length, slack)};
+  const MappingPlan page{.range = ranges_.NewestWithRoom(1), .handles = {MappingPlan::kNewPage}};
+  return {.start = {memory_.bytes().Map(page), Granules(0)}};
 }
 
 // The best fit. Of several streams the one among the first few that the fewest may take: what a

@@ -56,7 +56,7 @@ class Placer {
   uint64_t SizeOf(Granules length) const {
     return length < page_size() ? length.count() : PagesFor(length, page_size()) << 32;
   }
-  std::optional<Found> FindSmall(const FreeView& view, Granules length) const;
+  Found FindSmall(FreeView& view, Granules length, Slack slack);
   std::optional<NodeId> FindChain(const FreeView& view, Granules length) const;
   TakersOf Takers() const;
   Placement Stitch(FreeView& view, Granules length, Slack slack);

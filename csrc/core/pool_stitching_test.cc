@@ -177,10 +177,33 @@ uint64_t PagesFilledWith(uint64_t granules, uint64_t kept, uint64_t emptied, uin
   return pool.Stats().pages;
 }
 
+TEST_F(PoolStitchingTest, ABlockLeavesATwelfthOfAPageToTheNext) {
+  HostDriver driver({.granularity = 4096, .map_memory = false});
+  Pool pool(driver, {.page_bytes = 64 * kGranule});
+  pool.BeginScope(ScopeKind::kCapture);
+  for (int i = 0; i < 64; ++i) pool.Allocate(58 * kGranule, kA);
+  EXPECT_EQ(pool.Stats().pages, 58U);
+}
+
 // Of blocks of more than half a page, which no page holds two of.
 TEST_F(PoolStitchingTest, BlocksBelowAPageLieAcrossPages) {
   for (const uint64_t granules : {9U, 10U, 12U, 14U}) {
     EXPECT_LE(PagesFilledWith(granules, 0, 0, 64), 64U) << "blocks of " << granules << " granules";
+  }
+}
+
+TEST_F(PoolStitchingTest, AtThePeakTheyLieAcrossWholePagesToo) {
+  for (const uint64_t granules : {9U, 10U, 12U, 14U}) {
+    EXPECT_LE(PagesFilledWith(granules, 48, 15, 15), 65U)
+        << "blocks of " << granules << " granules";
+  }
+}
+
+// It is not worth the mappings.
+TEST_F(PoolStitchingTest, ABlockThatNearlyFillsAPageLiesInOne) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_EQ(pool_.Pieces(Allocate(15 * kGranule).address).size(), 1U);
   }
 }
 

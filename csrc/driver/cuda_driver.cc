@@ -111,11 +111,15 @@ CUmemAllocationProp CudaDriver::HandleProperties() const {
 
 template <typename Function>
 CUresult CudaDriver::Timed(std::string_view name, const Function& call) {
+  const auto entry = [&]() -> CallTime& {
+    const std::lock_guard lock(calls_mutex_);
+    return calls_[name];
+  };
+  CallTime& time = entry();  // first, since it may throw, and what the call made would be lost
   const auto begin = std::chrono::steady_clock::now();
   const CUresult code = call();
   const std::chrono::nanoseconds elapsed = std::chrono::steady_clock::now() - begin;
   const std::lock_guard lock(calls_mutex_);
-  CallTime& time = calls_[name];
   ++time.calls;
   time.nanoseconds += static_cast<uint64_t>(elapsed.count());
   return code;
@@ -294,7 +298,8 @@ bool CudaDriver::EventDone(Event event) {
   const UnsafeCallsAllowed allowed(api_);
   const CurrentContext current(context_);
   for (const auto& one : MarkOf(event)) {
-    const CUresult code = Timed(api_.cuEventQuery.name, [&] { return api_.cuEventQuery(one.get()); });
+    const CUresult code =
+        Timed(api_.cuEventQuery.name, [&] { return api_.cuEventQuery(one.get()); });
     if (code == CUDA_ERROR_NOT_READY) return false;
     context_.Check(api_.cuEventQuery.name, code);
   }

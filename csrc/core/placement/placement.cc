@@ -1,6 +1,7 @@
 #include "core/placement/placement.h"
 
 #include <algorithm>
+#include <array>
 #include <tuple>
 
 #include "core/placement/growth.h"
@@ -68,10 +69,11 @@ std::optional<Choice> ChooseInRange(FreeView& view, uint64_t length, RangeId id,
       if (!best || !best->BetterThan(choice)) best = choice;
     };
     // From the edge before the run, up to the edge behind it, or from the run's first page; the
-    // last of equals, since it leaves the edges to blocks that need them.
-    for (const uint64_t start : {low, high - length, std::min(first, high - length)}) {
-      consider(start);
-    }
+    // last of equals, since it leaves the edges to blocks that need them, which those below a page
+    // do.
+    std::array starts{low, high - length, std::min(first, high - length)};
+    if (length < page) std::ranges::reverse(starts);
+    for (const uint64_t start : starts) consider(start);
   }
   return best;
 }
