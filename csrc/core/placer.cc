@@ -152,10 +152,12 @@ Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& s
 
 // A block below a page lies in the best fit among pages in part use, so that small blocks gather
 // and pages stay whole; else in a whole page; else it is stitched as a large one is. Without slack
-// that comes before a whole page whose rest would be too short for another one like it.
+// that comes before a whole page whose rest would be too short for another one like it; where several
+// streams allocate, that saved nothing.
 Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
   const bool stitched = (page_size() - length) * kLeastLeft >= page_size();
-  const bool breaks = !stitched || length * 2 <= page_size() || slack != Slack::kNone;
+  const bool breaks =
+      !stitched || length * 2 <= page_size() || slack != Slack::kNone || several_streams();
   const auto find = [&]() -> std::optional<Found> {
     if (const std::optional<NodeId> chain = FindChain(view, length)) {
       const PageSpace::Node& node = space().node(*chain);
