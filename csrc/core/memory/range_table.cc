@@ -150,9 +150,10 @@ void RangeTable::CreateHandle(uint32_t pages, Undo& undo) {
 
 uint32_t RangeTable::RoomInFront(uint32_t pages) { return (pages + kSlotGroup) / 2; }
 
-uint32_t RangeTable::CapacityFor(uint32_t pages) {
+uint32_t RangeTable::CapacityFor(uint32_t pages) const {
   // Addresses are nearly free, so a range gets room to double, at either end.
-  const uint32_t wanted = pages + 2 * RoomInFront(pages);
+  const uint32_t front = RoomInFront(pages);
+  const uint32_t wanted = front + pages + (ranges_.empty() ? std::max(front, kRoomOfFirst) : front);
   return (wanted + kSlotGroup - 1) / kSlotGroup * kSlotGroup;
 }
 

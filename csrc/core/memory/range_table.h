@@ -91,6 +91,10 @@ class RangeTable {
   // Slots are handed to ranges in groups, so that one entry for each says whose they are.
   static constexpr uint32_t kSlotGroup = 64;
 
+  // The slots that the first range keeps for growth at its back, so that it can come to show a
+  // whole pool: 8 GiB of pages of 2 MiB, of the 128 TiB of addresses that a process has.
+  static constexpr uint32_t kRoomOfFirst = 4096;
+
   RangeTable(Driver& driver, Granules page_size);
   ~RangeTable();
   RangeTable(const RangeTable&) = delete;
@@ -221,7 +225,7 @@ class RangeTable {
   bool BeginsRow(uint32_t page) const;
   void NoteRow(uint32_t page);
   static uint32_t RoomInFront(uint32_t pages);
-  static uint32_t CapacityFor(uint32_t pages);
+  uint32_t CapacityFor(uint32_t pages) const;  // of a new range
   void CreateHandle(uint32_t pages, Undo& undo);
   RangeId ReserveRange(uint32_t pages, Undo& undo);
 

@@ -183,6 +183,13 @@ TEST_F(RangeTableTest, ARangeMayAtLeastDoubleAtEachEnd) {
   }
 }
 
+TEST_F(RangeTableTest, TheFirstRangeHasRoomForAPool) {
+  Map(InNewRange({kNew}));
+  EXPECT_GE(table().range(RangeId{0}).room_back, RangeTable::kRoomOfFirst);
+  Map(InNewRange({kNew}));
+  EXPECT_LT(table().range(RangeId{1}).room_back, RangeTable::kRoomOfFirst);
+}
+
 TEST_F(RangeTableTest, GrowsUntilTheReservationIsUsedUpAndRefusesMore) {
   Map(InNewRange({kNew}));
   const RangeTable::Range& range = table().range(RangeId{0});
