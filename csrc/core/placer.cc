@@ -21,8 +21,9 @@ constexpr uint64_t kWastedPart = 40;
 constexpr uint32_t kPartAhead = 128;
 
 // A block below a page is not stitched if that leaves less than this part of one over, which is not
-// worth the mappings.
+// worth the mappings. Of several streams others take what is left over.
 constexpr uint64_t kLeastLeft = 12;
+constexpr uint64_t kLeastLeftOfSeveral = 8;
 
 // Whether the device has as much at all is asked for no smaller block than one of so many pages.
 constexpr uint64_t kManyPages = 1 << 16;
@@ -155,7 +156,8 @@ Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& s
 // that comes before a whole page whose rest would be too short for another one like it; where several
 // streams allocate, that saved nothing.
 Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
-  const bool stitched = (page_size() - length) * kLeastLeft >= page_size();
+  const uint64_t least_left = several_streams() ? kLeastLeftOfSeveral : kLeastLeft;
+  const bool stitched = (page_size() - length) * least_left >= page_size();
   const bool breaks =
       !stitched || length * 2 <= page_size() || slack != Slack::kNone || several_streams();
   const auto find = [&]() -> std::optional<Found> {

@@ -234,9 +234,12 @@ uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together) {
   return std::max<uint64_t>(1, std::min(of_pool, (together + 1) / 2));
 }
 
+// As few as can be and about as large as each other, so that blocks of one size can take each
+// other's.
 void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handles) {
   while (pages > 0) {
-    const uint64_t size = std::min(pages, most);
+    const uint64_t count = (pages + most - 1) / most;
+    const uint64_t size = (pages + count - 1) / count;
     handles.push_back(MappingPlan::NewHandle(static_cast<uint32_t>(size)));
     pages -= size;
   }
