@@ -203,7 +203,7 @@ TakersOf Placer::Takers() const {
   return [this](PageId page) { return static_cast<uint32_t>(memory_.bytes().CountWhole(page)); };
 }
 
-// Steps 2 to 4 of placement.h.
+// Steps 2 to 5 of design.md, section 4.
 Placement Placer::Stitch(FreeView& view, Granules length, Slack slack) {
   auto found = FindMapped(view, length, slack, Takers());
   if (!found && memory_.Poll()) found = FindMapped(view, length, slack, Takers());
