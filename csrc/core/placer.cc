@@ -79,9 +79,11 @@ Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& sta
     if (const auto place = PlaceApart(view, length)) return {.start = *place};
   }
   const bool small = length < page_size();
-  for (const Placement place : alike ? *alike : KnownPlaces::Places()) {
-    const auto whole = WholePagesAt(view, place, length);
-    if (whole && *whole <= (small ? 0 : PagesFor(length, page_size()))) return {.start = place};
+  if (alike) {
+    for (const Placement place : *alike) {
+      const auto whole = WholePagesAt(view, place, length);
+      if (whole && *whole <= (small ? 0 : PagesFor(length, page_size()))) return {.start = place};
+    }
   }
   const Slack slack = SlackFor(view, length, stats);
   if (small) return FindSmall(view, length, slack);
