@@ -20,24 +20,16 @@ constexpr uint64_t kWastedPart = 40;
 // than that.
 constexpr uint32_t kPartAhead = 128;
 
-// As many addresses as CUDA has. Refused here, a larger block cannot fill the host's memory with a
-// plan for its pages, nor overflow what counts them.
-constexpr uint64_t kLargestBlock = uint64_t{1} << 47;
-
-// A block below a page is not stitched if it is less than this part of one, or leaves less than
-// that part over, which is not worth the mappings. PyTorch's own allocator packs longer ones no
-// better, ten to 20 MiB. Of several streams others take what is left over.
-constexpr uint64_t kLeastStitched = 8;
+// A block below a page is not stitched if that leaves less than this part of one over, which is not
+// worth the mappings. Of several streams others take what is left over.
 constexpr uint64_t kLeastLeft = 12;
 constexpr uint64_t kLeastLeftOfSeveral = 8;
 
+// Whether the device has as much at all is asked for no smaller block than one of so many pages.
+constexpr uint64_t kManyPages = 1 << 16;
+
 // Of several streams: enough to choose well, and a bound on the time.
 constexpr int kChainsLookedAt = 4;
-
-bool IsWorthStitching(Granules length, Granules page_size, bool several_streams) {
-  const uint64_t least_left = several_streams ? kLeastLeftOfSeveral : kLeastLeft;
-  return length * kLeastStitched >= page_size && (page_size - length) * least_left >= page_size;
-}
 
 bool IsExhausted(const DriverError& error) {
   return error.status() == DriverStatus::kOutOfMemory ||
@@ -49,7 +41,11 @@ bool IsExhausted(const DriverError& error) {
 void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   const uint64_t asked = live.block.requested_bytes;
   const Granules length = live.length();
-  if (asked > kLargestBlock) ThrowOutOfMemory("No device has so many addresses.", asked);
+  // Refused here, it cannot fill the host's memory with a plan for its pages, nor overflow what
+  // counts them.
+  if (asked >= page_size().bytes() * kManyPages && asked > driver_.Info().total_bytes) {
+    ThrowOutOfMemory("The device has less in all.", asked);
+  }
   const KnownPlaces::Key key = known_.Again(length.count());
   KnownPlaces::Places& again = known_.At(key);
   KnownPlaces::Places* const alike =
@@ -76,18 +72,17 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
 
 Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& stats,
                            const KnownPlaces::Places& again, const KnownPlaces::Places* alike) {
-  const bool small = length < page_size();
   for (const Placement place : again) {
     if (WholePagesAt(view, place, length)) return {.start = place};
   }
   if (std::ranges::any_of(again, [&](Placement place) { return TakesTurns(place, length); })) {
     if (const auto place = PlaceApart(view, length)) return {.start = *place};
   }
-  if (alike && !(small && view.BestFit(length))) {
+  const bool small = length < page_size();
+  if (alike) {
     for (const Placement place : *alike) {
-      const bool fits =
-          small ? WholePagesAt(view, place, length) == 0 : FitsWithoutWaste(view, place, length);
-      if (fits) return {.start = place};
+      const auto whole = WholePagesAt(view, place, length);
+      if (whole && *whole <= (small ? 0 : PagesFor(length, page_size()))) return {.start = place};
     }
   }
   const Slack slack = SlackFor(view, length, stats);
@@ -120,7 +115,6 @@ std::optional<Placement> Placer::PlaceApart(FreeView& view, Granules length) {
   for (const RangeId range : apart_) {
     if (const auto place = FindInRange(view, length, range, any)) return place;
   }
-  CheckAgainstDevice(length);
   GrowthPlan growth;
   uint64_t pages = PagesFor(length, page_size());
   if (!apart_.empty()) {
@@ -160,13 +154,14 @@ Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& s
 }
 
 // A block below a page lies in the best fit among pages in part use, so that small blocks gather
-// and pages stay whole; else in a whole page; else, before a new one is made for it, it is stitched
-// as a large one is. Without slack it is stitched rather than break a whole page whose rest would
-// be too short for another one like it; where several streams allocate, that saved nothing.
+// and pages stay whole; else in a whole page; else it is stitched as a large one is. Without slack
+// that comes before a whole page whose rest would be too short for another one like it; where several
+// streams allocate, that saved nothing.
 Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
-  const bool stitched = IsWorthStitching(length, page_size(), several_streams());
-  const bool wastes = stitched && length * 2 > page_size();
-  const bool breaks = !wastes || slack != Slack::kNone || several_streams();
+  const uint64_t least_left = several_streams() ? kLeastLeftOfSeveral : kLeastLeft;
+  const bool stitched = (page_size() - length) * least_left >= page_size();
+  const bool breaks =
+      !stitched || length * 2 <= page_size() || slack != Slack::kNone || several_streams();
   const auto find = [&]() -> std::optional<Found> {
     if (const std::optional<NodeId> chain = FindChain(view, length)) {
       const PageSpace::Node& node = space().node(*chain);
@@ -210,22 +205,11 @@ TakersOf Placer::Takers() const {
   return [this](PageId page) { return static_cast<uint32_t>(memory_.bytes().CountWhole(page)); };
 }
 
-// A block larger than the device is refused before its pages are planned and made one by one, which
-// takes long and fills the host's memory. Smaller ones are not worth the question.
-void Placer::CheckAgainstDevice(Granules length) const {
-  constexpr uint64_t kManyPages = 1 << 16;
-  if (length < page_size() * kManyPages) return;
-  if (length.bytes() > driver_.Info().total_bytes) {
-    ThrowOutOfMemory("The device has less in all.", length.bytes());
-  }
-}
-
-// Steps 2 to 4 of placement.h.
+// Steps 2 to 5 of design.md, section 4.
 Placement Placer::Stitch(FreeView& view, Granules length, Slack slack) {
   auto found = FindMapped(view, length, slack, Takers());
   if (!found && memory_.Poll()) found = FindMapped(view, length, slack, Takers());
   if (found) return *found;
-  CheckAgainstDevice(length);
   const Streams streams = several_streams() ? Streams::kSeveral : Streams::kOne;
   const auto plan = [&] { return PlanGrowth(view, length, slack, streams); };
   GrowthPlan growth = plan();

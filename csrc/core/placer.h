@@ -61,7 +61,6 @@ class Placer {
   TakersOf Takers() const;
   Placement Stitch(FreeView& view, Granules length, Slack slack);
   uint32_t PagesAhead(const FreeView& view, Granules length) const;
-  void CheckAgainstDevice(Granules length) const;
   [[noreturn]] void ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const;
 
   const PageSpace& space() const { return memory_.bytes().space(); }

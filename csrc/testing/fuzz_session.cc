@@ -262,7 +262,6 @@ void FuzzSession::Allocate(const Step& step) {
   if (allowed) model_.Ask(id, stream);
   const bool unmaps =
       allowed && model_.OpenScope(id) == ScopeKind::kEager && set_.Stats(id).page_mappings > 512;
-  const bool first_range = allowed && set_.Stats(id).ranges == 0;
   Block block;
   // Where memory runs out as it is, be it for pages beyond need, it is an undo that would be made
   // to fail. A call that unmaps what is stale has done so also where it fails, so that it is not
@@ -275,13 +274,10 @@ void FuzzSession::Allocate(const Step& step) {
     result.fault_fired = true;  // the limit is as good a cause
   }
   if (result.outcome == Outcome::kDone) {
-    // A pool's first range that there are no addresses for is asked for once more, without room. Pages
-    // of its own, and pages beyond need, a block is placed without where the driver has none. Mappings that an eager scope could not unmap are
-    // unmapped later.
-    const bool asked_again =
-        first_range && !fault_.for_good && fault_.status == DriverStatus::kOutOfAddresses;
+    // Pages of its own, and pages beyond need, a block is placed without where the driver has none.
+    // Mappings that an eager scope could not unmap are unmapped later.
     const bool given_up = (need.apart || need.beyond > 0) && fault_.status != DriverStatus::kFailed;
-    if (asked_again || given_up || unmaps) result.fault_fired = false;
+    if (given_up || unmaps) result.fault_fired = false;
     if (allowed) Placed(step, block, need);
   }
   // An eager scope unmaps what is stale first, whether or not there is a place for the block then.

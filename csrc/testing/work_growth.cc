@@ -38,8 +38,10 @@ constexpr HostDriverOptions kManyPages{.physical_limit_bytes = uint64_t{1} << 46
 class InOnePool {
  public:
   static constexpr const char* kName = "in one pool";
-  static constexpr uint64_t kFewest = 4096;
-  static constexpr uint64_t kMost = 65'536;
+  // Until then the places that are known of each way to begin a graph grow to KnownPlaces'
+  // kMostPlaces, and each of them is looked at.
+  static constexpr uint64_t kFewest = 32'768;
+  static constexpr uint64_t kMost = 131'072;
 
   // One graph: eight blocks, of which three are freed.
   void Add() {

@@ -88,9 +88,7 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
       ReserveMore(pages_[Index(page)].slots, 1);
     }
   }
-  const RangeId id = plan.range        ? *plan.range
-                     : ranges_.empty() ? ReserveFirstRange(count, undo)
-                                       : ReserveRange(count, 0, undo);
+  const RangeId id = plan.range ? *plan.range : ReserveRange(count, undo);
   Range& range = ranges_[Index(id)];
   CGP_CHECK(count <= (plan.at_front ? range.room_front : range.room_back));
   undo.extended = plan.range ? &range : nullptr;
@@ -150,33 +148,22 @@ void RangeTable::CreateHandle(uint32_t pages, Undo& undo) {
   ++undo.created;
 }
 
-// Where thousands of pools have used up the addresses, one is not refused for the sake of room.
-RangeId RangeTable::ReserveFirstRange(uint32_t pages, Undo& undo) {
-  try {
-    return ReserveRange(pages, kRoomOfFirst, undo);
-  } catch (const DriverError& error) {
-    if (error.status() != DriverStatus::kOutOfAddresses) throw;
-    return ReserveRange(pages, 0, undo);
-  }
-}
-
 uint32_t RangeTable::RoomInFront(uint32_t pages) { return (pages + kSlotGroup) / 2; }
 
-uint32_t RangeTable::CapacityFor(uint32_t pages, uint32_t room) {
+uint32_t RangeTable::CapacityFor(uint32_t pages) const {
   // Addresses are nearly free, so a range gets room to double, at either end.
   const uint32_t front = RoomInFront(pages);
-  const uint32_t wanted = front + pages + std::max(front, room);
+  const uint32_t wanted = front + pages + (ranges_.empty() ? std::max(front, kRoomOfFirst) : front);
   return (wanted + kSlotGroup - 1) / kSlotGroup * kSlotGroup;
 }
 
 uint32_t RangeTable::MostSlotsAfter(const MappingPlan& plan) const {
-  if (plan.range) return slot_limit();
-  return slot_limit() + CapacityFor(PagesOf(plan), ranges_.empty() ? kRoomOfFirst : 0);
+  return slot_limit() + (plan.range ? 0 : CapacityFor(PagesOf(plan)));
 }
 
-RangeId RangeTable::ReserveRange(uint32_t pages, uint32_t room, Undo& undo) {
+RangeId RangeTable::ReserveRange(uint32_t pages, Undo& undo) {
   Range range;
-  range.capacity = CapacityFor(pages, room);
+  range.capacity = CapacityFor(pages);
   range.first = SlotId{slot_limit()};
   range.mapped_begin = range.mapped_end = RoomInFront(pages);
   range.room_front = range.mapped_begin;

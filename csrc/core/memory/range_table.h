@@ -92,8 +92,8 @@ class RangeTable {
   static constexpr uint32_t kSlotGroup = 64;
 
   // The slots that the first range keeps for growth at its back, so that it can come to show a
-  // whole pool: 32 GiB of pages of 2 MiB, of the 128 TiB of addresses that a process has.
-  static constexpr uint32_t kRoomOfFirst = 16384;
+  // whole pool: 8 GiB of pages of 2 MiB, of the 128 TiB of addresses that a process has.
+  static constexpr uint32_t kRoomOfFirst = 4096;
 
   RangeTable(Driver& driver, Granules page_size);
   ~RangeTable();
@@ -225,10 +225,9 @@ class RangeTable {
   bool BeginsRow(uint32_t page) const;
   void NoteRow(uint32_t page);
   static uint32_t RoomInFront(uint32_t pages);
-  static uint32_t CapacityFor(uint32_t pages, uint32_t room);
+  uint32_t CapacityFor(uint32_t pages) const;  // of a new range
   void CreateHandle(uint32_t pages, Undo& undo);
-  RangeId ReserveFirstRange(uint32_t pages, Undo& undo);
-  RangeId ReserveRange(uint32_t pages, uint32_t room, Undo& undo);
+  RangeId ReserveRange(uint32_t pages, Undo& undo);
 
   Driver& driver_;
   const uint64_t page_bytes_;

@@ -190,17 +190,6 @@ TEST_F(RangeTableTest, TheFirstRangeHasRoomForAPool) {
   EXPECT_LT(table().range(RangeId{1}).room_back, RangeTable::kRoomOfFirst);
 }
 
-TEST(RangeTableAddresses, WhereTheyAreShortTheFirstRangeHasLessRoom) {
-  HostDriver host{
-      {.granularity = kPageBytes, .address_limit_bytes = 256 * kPageBytes, .map_memory = false}};
-  RangeTable table(host, kPageSize);
-  table.Map(InNewRange({kNew}));
-  table.Map(Behind(0, {kNew}));
-  EXPECT_EQ(table.range_count(), 1U);
-  EXPECT_EQ(table.page_count(), 2U);
-  table.Check();
-}
-
 TEST_F(RangeTableTest, GrowsUntilTheReservationIsUsedUpAndRefusesMore) {
   Map(InNewRange({kNew}));
   const RangeTable::Range& range = table().range(RangeId{0});

@@ -6,10 +6,6 @@
 namespace cgp {
 namespace {
 
-// Streams that share a smaller pool hold free pages back from each other, here and there one: in
-// handles of several pages they would hold back more.
-constexpr uint64_t kExactPool = 128;
-
 // In a pool of any size.
 constexpr uint64_t kMostHandlePages = 64;
 static_assert(kMostHandlePages <= MappingPlan::kMaxNewPages);
@@ -189,7 +185,7 @@ class GrowthPlanner {
   uint64_t MostNewPages(uint64_t pages) const {
     const uint64_t pool_pages = ranges_.page_count() + pages;
     if (streams_ == Streams::kOne) return MostHandlePages(pool_pages, pages);
-    return pool_pages < kExactPool ? 1 : MostHandlePages(pool_pages, pool_pages);
+    return MostHandlePages(pool_pages, pool_pages);
   }
 
   // Of equals the one that was considered first is best.
@@ -210,6 +206,7 @@ class GrowthPlanner {
     best_ = std::move(plan);
   }
 
+  // Pages for blocks that share them stand side by side.
   GrowthPlan StartRange() const {
     GrowthPlan plan{{.range = {}, .handles = fresh_.handles}, static_cast<int64_t>(fresh_.start)};
     if (length_ < page_ && std::ranges::all_of(plan.mapping.handles, MappingPlan::IsNew)) {

@@ -1,4 +1,4 @@
-// What to map so that a block fits: steps 3 and 4 of placement.h; and which edges, the free heads and
+// What to map so that a block fits: steps 3 to 5 of design.md, section 4; and which edges, the free heads and
 // tails of handles that are partly used, hold a length.
 #pragma once
 

@@ -25,7 +25,7 @@ namespace cgp {
 
 class KnownPlaces {
  public:
-  static constexpr std::size_t kMostPlaces = 64;
+  static constexpr std::size_t kMostPlaces = 32;
   static constexpr std::size_t kMostKeys = std::size_t{1} << 17;
 
   using Key = uint64_t;

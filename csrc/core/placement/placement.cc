@@ -107,13 +107,6 @@ std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Gran
   return whole;
 }
 
-bool FitsWithoutWaste(const FreeView& view, Placement start, Granules length) {
-  const auto whole = WholePagesAt(view, start, length);
-  if (!whole) return false;
-  if (length < view.page_size()) return *whole <= (view.BestFit(length) ? 0 : 1);
-  return *whole <= PagesFor(length, view.page_size());
-}
-
 std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
                                     const TakersOf& takers) {
   const uint64_t page = view.page_size().count();

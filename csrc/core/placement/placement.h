@@ -1,25 +1,10 @@
-// The decision: where a block goes. One below a page lies in a best fit, which free_view.h finds
-// alone; where there is none it may take the steps below (placer.cc).
+// The decision: where a block goes, of the steps in docs/design.md, section 4. Its step 1, the best
+// fit of a block below a page, is free_view.h's, and 3 to 5 are growth.h's.
 //
 // A block of n = q pages + r is given at least `ideal` whole pages: q, and one more if no edge
 // holds the remainder r. An edge is the free head or tail of a handle that is partly used; a tail
-// and a head of two handles do together. The block goes, in this order (design: edge stitching):
-//
-//  1. to where its like lay in an earlier scope, or a block of as many pages earlier in this one
-//     (known_places.h): nothing to map.
-//  2. to the oldest range where it fits, as far as it can at the end of a free run: nothing to map.
-//     Oldest first, because then new ranges stay whole for what only they can hold.
-//  3. to the free front or back of a range, which is extended there: of all ranges the one that
-//     needs the fewest new mappings, as long as it costs no new page that 4 would not.
-//  4. to a new range: the free tail of a handle, wholly free handles, largest first, the free head
-//     of a handle. The rest of those two handles stays in use by others.
-//
-// In 2 and 3 it may take one whole page more than `ideal` (Slack): that saves mappings, and what it
-// wastes is the rest of a page, which smaller blocks can use. The driver is asked for new pages
-// only where 3 and 4 find too few. They come in handles as large as suits the pool, since the
-// driver's price is per handle.
-//
-// What each of these rules saves and costs stands in docs/ablation.md.
+// and a head of two handles do together. In steps 2 and 3 it may take one whole page more (Slack):
+// that saves mappings, and what it wastes is the rest of a page, which smaller blocks can use.
 #pragma once
 
 #include <cstdint>
@@ -46,15 +31,12 @@ enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 // of it. O(words of the slots, and nodes of two pages). pre: start is mapped.
 std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Granules length);
 
-// Step 1: whether the view's stream may take all of [start, start + length), and that takes no more
-// whole pages than hold so many granules.
-bool FitsWithoutWaste(const FreeView& view, Placement start, Granules length);
-
 // How many streams may take all of a page.
 using TakersOf = std::function<uint32_t(PageId)>;
 
-// Step 2; with `takers`, of equal places the one whose pages the fewest streams may take, since the
-// others are left with more. Nothing is changed but the exactness of run bounds.
+// Step 2: the oldest range where it fits; with `takers`, of equal places the one whose pages the
+// fewest streams may take, since the others are left with more. Nothing is changed but the exactness
+// of run bounds.
 std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
                                     const TakersOf& takers = {});
 

@@ -131,12 +131,12 @@ class RandomPlacement : public SmallPool, public ::testing::WithParamInterface<u
   }
 
   void ExpectFitsAsBruteForce(uint64_t length) const {
-    const uint64_t most_whole = FitsInOnePage(length) ? 0 : (length + kP - 1) / kP;
     for (uint32_t r = 0; r < ranges_.range_count(); ++r) {
       for (uint64_t start = begin(r); start < end(r); ++start) {
         const Placement place{SlotId{static_cast<uint32_t>(start / kP)}, Granules(start % kP)};
-        const bool fits = BruteFits(r, start, length) && WholeTouched(start, length) <= most_whole;
-        ASSERT_EQ(FitsWithoutWaste(place, length), fits) << "granule " << start;
+        const auto whole = WholePagesAt(view_, place, Granules(length));
+        ASSERT_EQ(whole.has_value(), BruteFits(r, start, length)) << "granule " << start;
+        ASSERT_TRUE(!whole || *whole == WholeTouched(start, length)) << "granule " << start;
       }
     }
   }
@@ -191,7 +191,6 @@ void RandomPlacement::ExpectFindAsBruteForce(uint64_t length, Slack slack) {
   ASSERT_LT(found->offset, kPageSize);
   ASSERT_EQ(ranges_.range_of(found->slot), RangeId{*range}) << "not the oldest";
   ASSERT_TRUE(BruteFits(*range, start, length));
-  ASSERT_TRUE(FitsWithoutWaste(*found, length));
   ASSERT_EQ(WholeTouched(start, length), least);
 }
 

@@ -16,31 +16,23 @@ namespace {
 
 class PlacementTest : public SmallPool {};
 
-// --- FitsWithoutWaste ---
+// --- WholePagesAt ---
 
-TEST_F(PlacementTest, FitsNeedsEveryGranule) {
+TEST_F(PlacementTest, WholePagesAreCountedWhereAllGranulesAreFree) {
   const SlotId slot = MapNew({"xx..", "....", "..xx"});
-  EXPECT_TRUE(FitsWithoutWaste({slot, Granules(2)}, 8));
-  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(2)}, 9)) << "the last page's head is too short";
-  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(1)}, 8)) << "the first page's tail is too short";
-  EXPECT_FALSE(FitsWithoutWaste({SlotId{Index(slot) + 2}, Granules(0)}, 4));
-}
-
-TEST_F(PlacementTest, FitsEndsWithTheRange) {
-  const SlotId slot = MapNew({"....", "...."});
-  EXPECT_TRUE(FitsWithoutWaste({slot, Granules(0)}, 8));
-  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(0)}, 9));
-  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(1)}, 8));
-}
-
-TEST_F(PlacementTest, FitsTakesNoMoreWholePagesThanHoldTheBlock) {
-  const SlotId slot = MapNew({"....", "....", "....", "xxx."});
-  EXPECT_TRUE(FitsWithoutWaste({slot, Granules(1)}, 7));
-  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(1)}, 8)) << "three whole pages for two";
-  EXPECT_TRUE(FitsWithoutWaste({SlotId{Index(slot) + 2}, Granules(2)}, 3 - 1));
-  EXPECT_FALSE(FitsWithoutWaste({slot, Granules(0)}, 1)) << "the last page has room for it";
-  EXPECT_TRUE(FitsWithoutWaste({SlotId{Index(slot) + 3}, Granules(3)}, 1));
-  EXPECT_TRUE(FitsWithoutWaste({slot, Granules(0)}, 2)) << "no page in part use has";
+  const auto whole = [&](uint32_t slots, uint64_t offset, uint64_t length) {
+    return WholePagesAt(view_, {slot + slots, Granules(offset)}, Granules(length));
+  };
+  EXPECT_EQ(whole(0, 2, 8), 1u);
+  EXPECT_EQ(whole(0, 2, 2), 0u);
+  EXPECT_EQ(whole(1, 1, 2), 1u);
+  EXPECT_EQ(whole(0, 2, 9), std::nullopt) << "the last page's head is too short";
+  EXPECT_EQ(whole(0, 1, 8), std::nullopt) << "the first page's tail is too short";
+  EXPECT_EQ(whole(2, 0, 4), std::nullopt);
+  const SlotId free = MapNew({"....", "...."});
+  EXPECT_EQ(WholePagesAt(view_, {free, Granules(0)}, Granules(8)), 2u);
+  EXPECT_EQ(WholePagesAt(view_, {free, Granules(0)}, Granules(9)), std::nullopt);
+  EXPECT_EQ(WholePagesAt(view_, {free, Granules(1)}, Granules(8)), std::nullopt);
 }
 
 // --- FindMapped ---

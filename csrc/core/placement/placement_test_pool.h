@@ -69,9 +69,6 @@ class SmallPool : public ::testing::Test {
   GrowthPlan Plan(uint64_t length, Slack slack) {
     return PlanGrowth(view_, Granules(length), slack, Streams::kOne);
   }
-  bool FitsWithoutWaste(Placement start, uint64_t length) const {
-    return cgp::FitsWithoutWaste(view_, start, Granules(length));
-  }
 
   // --- The same by brute force. Granules are counted through all slots: slot * kP + offset. ---
 
