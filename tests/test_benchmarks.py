@@ -374,6 +374,7 @@ def test_a_script_that_measures_apart(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "page"),
     [
+        ("capture_parts", "docs/performance.md"),
         ("combinations", "docs/combinations.md"),
         ("const_memory", "docs/performance.md"),
         ("footprint", "docs/footprint.md"),
