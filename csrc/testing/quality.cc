@@ -16,13 +16,13 @@
 //                  them is captured anew, and once, without --held, each when it has been. From the fourth
 //                  time on nothing is mapped, of several streams 2 % of the first time's at the
 //                  most, and the pool is no larger than 1.01 of what it is then
-#include <time.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <ctime>
 #include <exception>
 #include <filesystem>
 #include <limits>
