@@ -84,9 +84,13 @@ auto* ReservedByPrivatePool(Stats& stats) {
 template <typename Stats, typename Function>
 void MovePrivatePool(Stats& stats, c10::MempoolId_t one, c10::MempoolId_t other,
                      const Function& add) {
-  if (auto* const pools = ReservedByPrivatePool(stats)) {
-    if (const auto moved = pools->extract(one)) add(moved.mapped(), (*pools)[other]);
-  }
+  auto* const pools = ReservedByPrivatePool(stats);
+  if (pools == nullptr) return;
+  const auto found = pools->find(one);  // a map of torch's own, which cannot extract
+  if (found == pools->end()) return;
+  const auto counts = found->second;
+  pools->erase(found);
+  add(counts, (*pools)[other]);
 }
 
 // The history's action for what is said of a block afterwards: since 2.14.

@@ -67,7 +67,10 @@ std::optional<RangeId> RunIndex::OldestMayHold(uint32_t pages, RangeId from) con
     if (i == 0) return std::nullopt;
     ++i;
   }
-  while (i < leaves) i = bounds_[2 * i] >= pages ? 2 * i : 2 * i + 1;
+  while (i < leaves) {
+    i *= 2;
+    if (bounds_[i] < pages) ++i;
+  }
   return i - leaves < ranges_.range_count() ? std::optional(RangeId{i - leaves}) : std::nullopt;
 }
 
