@@ -119,7 +119,7 @@ std::optional<Placement> Placer::PlaceApart(FreeView& view, Granules length) {
   uint64_t pages = PagesFor(length, page_size());
   if (!apart_.empty()) {
     const RangeTable::Range& range = ranges_.range(apart_.back());
-    const Granules reused = FreeAtBack(view, apart_.back());
+    const Granules reused = FreeAtEnd(view, apart_.back(), /*at_front=*/false);
     growth.start = -static_cast<int64_t>(reused.count());
     if (reused >= length) return growth.PlacementFrom(range.end(), page_size());
     const uint64_t fewer = PagesFor(length - reused, page_size());

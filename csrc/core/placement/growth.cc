@@ -68,16 +68,8 @@ class GrowthPlanner {
   }
 
   End EndOf(RangeId id, bool at_front) const {
-    const RangeTable::Range& range = ranges_.range(id);
-    const RunIndex& runs = view_.runs();
-    const uint32_t free_slots = at_front ? runs.FreeAtFront(id) : runs.FreeAtBack(id);
-    uint64_t edge = 0;  // free granules next to these slots
-    if (free_slots < range.mapped()) {
-      edge = at_front ? view_.Head(ranges_.page_at(range.begin() + free_slots)).count()
-                      : view_.Tail(ranges_.page_at(range.end() - 1 - free_slots)).count();
-    }
-    const uint64_t reused = free_slots * page_ + edge;
-    if (reused < length_) return {id, at_front, reused, free_slots};
+    const uint64_t reused = FreeAtEnd(view_, id, at_front).count();
+    if (reused < length_) return {id, at_front, reused, reused / page_};
     // Room enough, but FindMapped() refused a whole page for the remainder: that goes to an edge.
     return {id, at_front, length_ / page_ * page_, length_ / page_};
   }

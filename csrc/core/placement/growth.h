@@ -1,5 +1,5 @@
-// What to map so that a block fits: steps 3 to 5 of design.md, section 4; and which edges, the free heads and
-// tails of handles that are partly used, hold a length.
+// What to map so that a block fits: steps 3 to 5 of design.md, section 4; and which edges hold a
+// length: the free heads and tails of handles that are partly used.
 #pragma once
 
 #include <cstddef>

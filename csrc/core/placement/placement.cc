@@ -143,12 +143,14 @@ std::optional<Placement> FindInRange(FreeView& view, Granules length, RangeId ra
   return best ? std::optional(best->At(view.page_size().count())) : std::nullopt;
 }
 
-Granules FreeAtBack(const FreeView& view, RangeId id) {
-  const RangeTable::Range& range = view.ranges().range(id);
-  const uint32_t slots = view.runs().FreeAtBack(id);
+Granules FreeAtEnd(const FreeView& view, RangeId id, bool at_front) {
+  const RangeTable& ranges = view.ranges();
+  const RangeTable::Range& range = ranges.range(id);
+  const uint32_t slots = at_front ? view.runs().FreeAtFront(id) : view.runs().FreeAtBack(id);
   const Granules whole = view.page_size() * slots;
   if (slots == range.mapped()) return whole;
-  return whole + view.Tail(view.ranges().page_at(range.end() - 1 - slots));
+  return whole + (at_front ? view.Head(ranges.page_at(range.begin() + slots))
+                           : view.Tail(ranges.page_at(range.end() - 1 - slots)));
 }
 
 std::optional<PageId> WholePageToBreak(const FreeView& view, const TakersOf& takers) {
