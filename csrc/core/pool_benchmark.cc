@@ -29,7 +29,7 @@
 #include "core/pool.h"
 #include "core/pool_set.h"
 #include "driver/forwarding_driver.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 #include "testing/capture_trace.h"
 
 namespace {

@@ -11,7 +11,7 @@
 
 #include "core/base/error.h"
 #include "driver/faulty_driver.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 #include "testing/driver_watch.h"
 
 namespace cgp {

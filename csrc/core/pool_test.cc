@@ -9,7 +9,7 @@
 
 #include "core/base/error.h"
 #include "core/pool_test_pool.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 #include "testing/driver_watch.h"
 
 namespace cgp {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/pool.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 #include "testing/driver_watch.h"
 
 namespace cgp {

@@ -37,7 +37,7 @@
 
 #include "core/pool.h"
 #include "driver/driver_call.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 #include "testing/capture_trace.h"
 #include "testing/options.h"
 

@@ -9,7 +9,7 @@
 
 #include "core/pool_set.h"
 #include "driver/faulty_driver.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 #include "testing/allocation_faults.h"
 #include "testing/driver_watch.h"
 

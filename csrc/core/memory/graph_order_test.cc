@@ -12,7 +12,7 @@
 
 #include "core/base/units.h"
 #include "driver/faulty_driver.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 #include "testing/allocation_faults.h"
 
 namespace cgp {

@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 #include "torch/testing/fake_base_allocator.h"
 #include "torch/torch_version.h"
 
@@ -44,7 +44,7 @@ class MergedStatsTest : public ::testing::Test {
   Block Allocate(uint64_t bytes) {
     stats_.BeforeChange(base_);
     const Block block = set_.Allocate(kId, bytes, kStream);
-    stats_.AfterGrowth(base_);
+    stats_.AfterChange(base_);
     return block;
   }
   void Free(Address address) {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "driver/forwarding_driver.h"
-#include "driver/host_graphs.h"
+#include "testing/host_graphs.h"
 #include "testing/capture_dag.h"
 #include "testing/text.h"
 #include "testing/timelines.h"
