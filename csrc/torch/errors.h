@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -29,17 +28,17 @@ decltype(auto) AsTorchErrors(Function function) {
   }
 }
 
-// What `ask`, a question to the base, says; nothing if the base does not support it, as
+// What `ask`, a question to the base, says, or `otherwise` if the base does not support it, as
 // CUDAPluggableAllocator supports neither statistics nor fractions. It says so by a c10::Error,
 // torch's plain one for errors of any kind; what CUDA says goes on.
-template <typename Function>
-auto IfSupported(Function ask) -> std::optional<decltype(ask())> {
+template <typename Function, typename... Otherwise>
+auto IfSupported(const Function& ask, Otherwise... otherwise) -> decltype(ask()) {
   try {
     return ask();
   } catch (const c10::AcceleratorError&) {
     throw;
   } catch (const c10::Error&) {
-    return std::nullopt;
+    return decltype(ask())(otherwise...);
   }
 }
 

@@ -86,8 +86,7 @@ void Announce(Base& base, const DevicePools::Owned& made, History::Context conte
   bool noted = false;
   bool reported = false;
   try {
-    pools.stats.AfterGrowth(base);
-    pools.stats.LimitBase(base);
+    pools.stats.AfterChange(base);
     if (History::Get().active()) {
       noted = true;
       Note(base, History::Action::ALLOC, made, std::move(context));
@@ -174,7 +173,7 @@ void OutOfMemory::Attach(Base& base, OomRejectionObserver observer) {
 void OutOfMemory::Tell(Base& base, DevicePools& pools, const Request& request, bool rejected,
                        const MemoryInfo& info) {
   if (rejected) {
-    pools.stats.CountRejection();
+    ++pools.stats.rejections;
     std::vector<OomRejectionObserver> observers;
     {
       const std::lock_guard lock(mutex_);
@@ -189,7 +188,7 @@ void OutOfMemory::Tell(Base& base, DevicePools& pools, const Request& request, b
     for (const size_t bytes : {request.bytes, request.bytes + pools.total_bytes}) {
       if (RunOutInBase(base, pools.device, bytes)) return;
     }
-    pools.stats.CountOutOfMemory();
+    ++pools.stats.ooms;
     if (c10::memoryProfilingEnabled()) {
       const MergedStats::Totals total = pools.stats.Now(base);
       c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), total.allocated_bytes,

@@ -13,11 +13,7 @@ namespace {
 // may be freed after the thread's destructors have run, so it has none.
 constinit thread_local std::vector<std::string>* compile_contexts = nullptr;
 
-struct PurposeOfThread {
-  PoolId pool;
-  StreamId stream{};
-};
-thread_local PurposeOfThread purpose;
+thread_local std::pair<PoolId, StreamId> purpose;
 
 }  // namespace
 
@@ -39,14 +35,13 @@ void History::Configure(bool enabled, c10::CachingDeviceAllocator::CreateContext
   }
   configure();
   const std::lock_guard lock(mutex_);
-  enabled_ = enabled;
   recorder_.store(enabled ? recorder : nullptr);
   when_.store(enabled ? when : When::NEVER);
-  max_entries_ = max_entries;
+  max_entries_ = enabled ? max_entries : 0;
   skipped_ = std::move(skipped);
   if (!enabled || clear) entries_.clear();
   for (auto& [device, entries] : entries_) {
-    while (entries.size() > max_entries) entries.pop_front();
+    while (entries.size() > max_entries_) entries.pop_front();
   }
   if (!enabled) live_.clear();
   SetActive(enabled || !trackers_->empty());
@@ -106,8 +101,8 @@ void History::Mapped(int device, bool mapped, Address address, uint64_t bytes) n
                     static_cast<c10::DeviceIndex>(device),
                     address,
                     bytes,
-                    purpose.stream,
-                    purpose.pool};
+                    purpose.second,
+                    purpose.first};
   // What is mapped is mapped, also where memory does not suffice for noting it.
   WithWarnings("the history of allocations", [&] {
     const std::lock_guard lock(history.mutex_);
@@ -119,12 +114,12 @@ void History::Mapped(int device, bool mapped, Address address, uint64_t bytes) n
 
 std::optional<History::TraceEntry> History::Insert(const Event& event, const Context& context,
                                                    const std::string& metadata) {
-  if ((!enabled_ && trackers_->empty()) || skipped_.contains(event.action)) return std::nullopt;
+  if (skipped_.contains(event.action)) return std::nullopt;
   TraceEntry entry(event.action, event.device, event.address, event.size,
                    reinterpret_cast<void*>(event.stream), {event.pool.first, event.pool.second},
                    c10::getApproximateTime(), when_.load() >= When::ALLOC ? context : nullptr,
                    compile_contexts == nullptr ? "N/A" : compile_contexts->back(), metadata);
-  if (enabled_ && max_entries_ > 0) {
+  if (max_entries_ > 0) {
     std::deque<TraceEntry>& entries = entries_[event.device];
     entries.push_back(entry);
     if (entries.size() > max_entries_) entries.pop_front();

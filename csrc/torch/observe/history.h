@@ -124,10 +124,9 @@ class History {
   std::recursive_mutex telling_mutex_;
   mutable std::mutex mutex_;
   std::atomic<bool> active_{false};
-  bool enabled_ = false;
   std::atomic<c10::CachingDeviceAllocator::CreateContextFn> recorder_{nullptr};
   std::atomic<When> when_{When::NEVER};
-  size_t max_entries_ = 0;
+  size_t max_entries_ = 0;  // 0: only trackers are told
   std::set<Action> skipped_;
   std::shared_ptr<const Trackers> trackers_ = std::make_shared<Trackers>();
   std::deque<TraceEntry> mappings_;  // of which the trackers are to be told; oldest first

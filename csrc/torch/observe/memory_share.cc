@@ -3,7 +3,6 @@
 
 #include "torch/errors.h"
 #include "torch/observe/merged_stats.h"
-#include "torch/runtime.h"
 
 namespace cgp {
 
@@ -14,7 +13,7 @@ void MergedStats::Store(double fraction) {
 }
 
 void MergedStats::SetFraction(Base& base, double fraction) {
-  LimitOurs(base);                            // asks what is in force, to go back to
+  BeforeChange(base);                         // asks what is in force, to go back to
   base.setMemoryFraction(fraction, device_);  // refuses what is no fraction
   const double before = fraction_.load();
   Store(fraction);
@@ -26,16 +25,8 @@ void MergedStats::SetFraction(Base& base, double fraction) {
          });
 }
 
-void MergedStats::LimitOurs(Base& base) {
-  if (fraction_.load() == kUnknown) {
-    // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
-    const RelaxedCaptureMode relaxed;
-    const double of_base = IfSupported([&] { return base.getMemoryFraction(device_); }).value_or(1);
-    double unknown = kUnknown;
-    fraction_.compare_exchange_strong(unknown, of_base < 1 ? of_base : kNone);
-    if (limits()) Gate::Set(Gate::kFractions, true);
-  }
-  BeforeChange(base);
+void MergedStats::BeforeChange(Base& base) {
+  if (IsBehind()) CatchUp(base);
   if (!limits()) return;
   const double all = std::min(fraction_.load(), 1.0) * total_bytes_;
   driver_.SetLimit(
@@ -45,7 +36,7 @@ void MergedStats::LimitOurs(Base& base) {
 bool MergedStats::RaiseLimit(Base& base) {
   const uint64_t before = driver_.limit();
   CatchUp(base);
-  LimitOurs(base);
+  BeforeChange(base);
   return driver_.limit() > before;
 }
 
