@@ -134,7 +134,7 @@ def test_out_of_memory_names_the_size_and_changes_nothing(pools: PoolSet) -> Non
 def test_driver_error_names_the_call() -> None:
     pools = PoolSet(NumberDriver(address_limit_bytes=PAGE, physical_limit_bytes=64 * PAGE))
     pools.begin_scope(POOL, ScopeKind.CAPTURE)
-    with pytest.raises(_core.DriverError, match="Reserve.*device 0") as caught:
+    with pytest.raises(_core.DriverError, match=r"Reserve.*device 0") as caught:
         pools.allocate(POOL, 32 * PAGE, 0)
     assert isinstance(caught.value, RuntimeError)
     pools.check()

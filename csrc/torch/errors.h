@@ -46,16 +46,13 @@ auto IfSupported(const Function& ask, Otherwise... otherwise) -> decltype(ask())
 // becomes a warning, which says that `whose` failed.
 template <typename Function>
 void WithWarnings(const char* whose, const Function& function) noexcept {
-  const auto warn = [&](const char* error) {
-    TORCH_WARN(std::string("cudagraph_pool: ") + whose + " failed: " + error);
-  };
   try {
     try {
       function();
-    } catch (const c10::Error& error) {
-      warn(error.what_without_backtrace());
     } catch (const std::exception& error) {
-      warn(error.what());
+      const auto* const of_torch = dynamic_cast<const c10::Error*>(&error);
+      TORCH_WARN(std::string("cudagraph_pool: ") + whose + " failed: " +
+                 (of_torch != nullptr ? of_torch->what_without_backtrace() : error.what()));
     }
   } catch (...) {  // NOLINT(bugprone-empty-catch): warnings may have been turned into errors
   }

@@ -110,13 +110,12 @@ bool FreeAnnounced(Base& base, void* pointer, bool* freed) {
   const History::Telling telling(history);
   // Only of the device that the block is on: somebody may wait for another one with the base's lock
   // of it held.
-  const auto is_behind = [&](DevicePools& pools) {
-    const bool behind = pools.stats.IsBehind();
-    return behind && pools.set.HasReserved(reinterpret_cast<Address>(pointer)) ? &pools : nullptr;
-  };
-  if (auto* const pools = DevicePools::FindFirst(PoolsOwner::kGraphAllocator, is_behind)) {
-    pools->stats.BeforeChange(base);
-  }
+  DevicePools::FindFirst(PoolsOwner::kGraphAllocator, [&](DevicePools& pools) {
+    const bool asks =
+        pools.stats.IsBehind() && pools.set.HasReserved(reinterpret_cast<Address>(pointer));
+    if (asks) pools.stats.BeforeChange(base);
+    return asks;
+  });
   // The block is freed whatever those say who are told: a second attempt would free what is not
   // there any more, or tell some of them twice.
   Callbacks callbacks;

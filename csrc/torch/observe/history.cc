@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "torch/errors.h"
-#include "torch/observe/gate.h"
 
 namespace cgp {
 namespace {
@@ -44,12 +43,7 @@ void History::Configure(bool enabled, c10::CachingDeviceAllocator::CreateContext
     while (entries.size() > max_entries_) entries.pop_front();
   }
   if (!enabled) live_.clear();
-  SetActive(enabled || !trackers_->empty());
-}
-
-void History::SetActive(bool active) {
-  active_.store(active, std::memory_order_release);
-  Gate::Set(Gate::kHistory, active);
+  Gate::Set(Gate::kHistory, enabled || !trackers_->empty());
 }
 
 void History::AttachTracker(Tracker tracker, const std::function<void()>& attach) {
@@ -60,7 +54,7 @@ void History::AttachTracker(Tracker tracker, const std::function<void()>& attach
   attach();
   const std::lock_guard lock(mutex_);
   trackers_ = std::move(more);
-  SetActive(true);
+  Gate::Set(Gate::kHistory, true);
 }
 
 History::Context History::Gather(When level) const {
@@ -147,13 +141,11 @@ void History::TellMappings() noexcept {
   while (!mappings_.empty()) {
     const std::unique_lock telling(telling_mutex_, std::try_to_lock);
     if (!telling.owns_lock()) return;
-    while (!mappings_.empty()) {
-      const TraceEntry mapping = std::move(mappings_.front());
-      mappings_.pop_front();
-      lock.unlock();
-      WithWarnings("a tracker of allocations", [&] { Tell({&mapping, 1}); });
-      lock.lock();
-    }
+    const TraceEntry mapping = std::move(mappings_.front());
+    mappings_.pop_front();
+    lock.unlock();
+    WithWarnings("a tracker of allocations", [&] { Tell({&mapping, 1}); });
+    lock.lock();
   }
 }
 
@@ -184,14 +176,11 @@ void History::MergeInto(std::vector<std::vector<TraceEntry>>& device_traces) {
     const auto index = static_cast<size_t>(device);
     if (index >= device_traces.size()) device_traces.resize(index + 1);
     std::vector<TraceEntry>& merged = device_traces[index];
-    const auto bases = static_cast<std::ptrdiff_t>(merged.size());
     for (TraceEntry entry : entries) {
       entry.time_.t_ = to_nanoseconds(entry.time_.approx_t_) / 1000;  // as the base's: microseconds
       merged.push_back(std::move(entry));
     }
-    std::inplace_merge(
-        merged.begin(), merged.begin() + bases, merged.end(),
-        [](const TraceEntry& a, const TraceEntry& b) { return a.time_.t_ < b.time_.t_; });
+    std::ranges::stable_sort(merged, {}, [](const TraceEntry& entry) { return entry.time_.t_; });
     if (merged.size() > max_entries_) {
       merged.erase(merged.begin(), merged.end() - static_cast<std::ptrdiff_t>(max_entries_));
     }

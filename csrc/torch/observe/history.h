@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "core/pool_set.h"
+#include "torch/observe/gate.h"
 
 namespace cgp {
 
@@ -52,7 +53,7 @@ class History {
    public:
     explicit Telling(History& history) : history_(history) {}
     ~Telling() {
-      if (history_.active()) history_.TellMappings();
+      if (active()) history_.TellMappings();
     }
     Telling(const Telling&) = delete;
     Telling& operator=(const Telling&) = delete;
@@ -84,7 +85,7 @@ class History {
       Tracker tracker, const std::function<void()>& attach = [] {});
 
   // Whether anybody wants to know anything. Costs a load.
-  bool active() const { return active_.load(std::memory_order_acquire); }
+  static bool active() { return (Gate::Read() & Gate::kHistory) != 0; }
 
   // The stack of the caller, if one is wanted from this level on, else nullptr.
   Context Gather(When level) const;
@@ -111,7 +112,6 @@ class History {
 
  private:
   using Trackers = std::vector<Tracker>;
-  void SetActive(bool active);
   // Keeps an entry. Returns it if a tracker is to be told. pre: mutex_ is held.
   std::optional<TraceEntry> Insert(const Event& event, const Context& context,
                                    const std::string& metadata);
@@ -123,7 +123,6 @@ class History {
   // allocate. In the order of locks it comes before all others.
   std::recursive_mutex telling_mutex_;
   mutable std::mutex mutex_;
-  std::atomic<bool> active_{false};
   std::atomic<c10::CachingDeviceAllocator::CreateContextFn> recorder_{nullptr};
   std::atomic<When> when_{When::NEVER};
   size_t max_entries_ = 0;  // 0: only trackers are told
