@@ -98,6 +98,14 @@ DeviceStats MergedStats::OfBase(Base& base) const {
   return IfSupported([&] { return base.getDeviceStats(device_); });
 }
 
+void MergedStats::BeforeChange(Base& base) {
+  if (IsBehind()) CatchUp(base);
+  const double fraction = fraction_.load();
+  if (fraction > 1) return;
+  const double left = fraction * total_bytes_ - static_cast<double>(base_reserved_.load());
+  driver_.SetLimit(static_cast<uint64_t>(std::max(0.0, left)));
+}
+
 void MergedStats::CatchUp(Base& base) {
   if (fraction_.load() == kUnknown) {
     const RelaxedCaptureMode relaxed;  // as OfBase()
@@ -126,19 +134,19 @@ DeviceStats MergedStats::Ask(Base& base, int64_t Stat::*of_base) {
   const RelaxedCaptureMode relaxed;  // as OfBase(), for what is reset
   SetUsage ours = set_.Usage();
   DeviceStats bases = OfBase(base);
-  DeviceStats sum;
-  ForEachPair(sum, bases, [&](Stat& both, const Stat& part) { both.peak = part.*of_base; });
-  ForEachPair(sum, ToDeviceStats(ours),
-              [](Stat& both, const Stat& part) { both.peak += part.current; });
+  DeviceStats sum = ToDeviceStats(ours);
+  ForEachPair(sum, bases, [&](Stat& both, const Stat& part) {
+    both = {.current = part.current, .peak = both.current + part.*of_base};
+  });
   {
     const std::lock_guard lock(mutex_);
-    ForEachPair(peaks_, sum,
-                [](Stat& peak, const Stat& both) { peak.peak = std::max(peak.peak, both.peak); });
+    ForEachPair(peaks_, sum, [](Stat& known, const Stat& both) {
+      known = {.current = both.current, .peak = std::max(known.peak, both.peak)};
+    });
     sum = peaks_;
   }
   // What the peak leaves beside the base. Of what several stats show the least counts.
   ours.ForEachGauge([](Gauge& gauge) { gauge.peak = ~uint64_t{0}; });
-  ForEachPair(sum, bases, [](Stat& left, const Stat& part) { left.current = part.current; });
   ForEachShown(ours, sum, [](Gauge& level, const Stat& stat) {
     const auto left = static_cast<uint64_t>(std::max<int64_t>(0, stat.peak - stat.current));
     level.peak = std::min(level.peak, left);
@@ -200,6 +208,57 @@ void MergedStats::ResetAccumulated(Base& base) {
   IfSupported([&] { base.resetAccumulatedStats(device_); });
   set_.ResetTraffic();
   retries = ooms = rejections = 0;
+}
+
+// --- The fraction ---
+
+void MergedStats::Store(double fraction) {
+  fraction_.store(fraction);
+  ++settings_;
+  if (limits()) Gate::Set(Gate::kFractions, true);
+}
+
+void MergedStats::SetFraction(Base& base, double fraction) {
+  BeforeChange(base);                         // asks what is in force, to go back to
+  base.setMemoryFraction(fraction, device_);  // refuses what is no fraction
+  const double before = fraction_.load();
+  Store(fraction);
+  OrUndo([&] { LimitBase(base); },
+         [&] {
+           Store(before);
+           base.setMemoryFraction(std::min(before, 1.0), device_);
+           LimitBase(base);
+         });
+}
+
+bool MergedStats::RaiseLimit(Base& base) {
+  const uint64_t before = driver_.limit();
+  CatchUp(base);
+  BeforeChange(base);
+  return driver_.limit() > before;
+}
+
+void MergedStats::LimitBase(Base& base) {
+  if (!limits()) return;
+  uint64_t state = ShareNow();
+  if (told_.load() == state) return;
+  // Several threads may tell the base at once, and no lock can order them: some come with the
+  // base's held, others go for it. So each looks, after it has told, whether what it told is still
+  // so, and tells again if not. The last to tell has looked, so the base was told the truth last.
+  for (;;) {
+    const double of_ours = static_cast<double>(driver_.held_bytes()) / total_bytes_;
+    base.setMemoryFraction(std::max(0.0, fraction_.load() - of_ours), device_);
+    const uint64_t now = ShareNow();
+    if (now == state) break;
+    state = now;
+  }
+  told_.store(state);
+}
+
+std::string MergedStats::DescribeShare() const {
+  if (!limits()) return "";
+  return ", of which set_per_process_memory_fraction() allows this process a share of " +
+         std::to_string(fraction_.load());
 }
 
 }  // namespace cgp

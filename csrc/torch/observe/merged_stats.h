@@ -1,7 +1,7 @@
 // What the base and a device's graph pools have together: their statistics as one, with peaks that
 // are peaks of the sum, and the share of the memory that
 // torch.cuda.set_per_process_memory_fraction() allows both, of which each gets what the other one
-// does not hold (memory_share.cc). Nothing else asks the base for statistics.
+// does not hold. Nothing else asks the base for statistics.
 //
 // Neither side knows the other's changes, but a peak of the sum is only reached when one of them
 // grows, and growth passes through us:
@@ -115,7 +115,7 @@ class MergedStats {
   std::atomic<Gate::Word> asked_{Gate::kNever};  // up to when the base's growth is noted
   std::atomic<int64_t> base_reserved_{0};        // as of then
   std::mutex mutex_;
-  DeviceStats peaks_;                       // of the sum; only the peaks mean anything
+  DeviceStats peaks_;                       // of the sum; and what the base held when it was asked
   std::atomic<double> fraction_{kUnknown};  // of the device's memory; kNone: all
   std::atomic<uint64_t> settings_{0};       // how often it was set
   std::atomic<uint64_t> told_{0};           // ShareNow() when the base was told
