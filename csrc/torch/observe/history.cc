@@ -63,20 +63,17 @@ History::Context History::Gather(When level) const {
 }
 
 void History::Record(Event event, Context context, const std::string& metadata) {
-  std::vector<TraceEntry> told;
-  const auto insert = [&] {
-    if (auto entry = Insert(event, context, metadata)) told.push_back(std::move(*entry));
-  };
+  std::deque<TraceEntry> told;
   {
     const std::lock_guard lock(mutex_);
     if (event.action == Action::FREE_REQUESTED) {
       const auto live = live_.extract(event.address);
       if (live && context == nullptr) context = live.mapped();
-      insert();
+      Insert(event, context, metadata, told);
       // Ours are free for the pool at once: what protects the bytes is the pool's to know.
       event.action = Action::FREE_COMPLETED;
     }
-    insert();
+    Insert(event, context, metadata, told);
     if (event.action == Action::ALLOC && context != nullptr) {
       live_[event.address] = std::move(context);
     }
@@ -85,7 +82,9 @@ void History::Record(Event event, Context context, const std::string& metadata) 
   const Telling left_meanwhile(*this);
   const std::lock_guard telling(telling_mutex_);
   TellMappings();  // what came before
-  Tell(told);
+  Callbacks callbacks;
+  for (const TraceEntry& entry : told) callbacks.Run([&] { Tell(entry); });
+  callbacks.Rethrow();
 }
 
 void History::Mapped(int device, bool mapped, Address address, uint64_t bytes) noexcept {
@@ -101,14 +100,13 @@ void History::Mapped(int device, bool mapped, Address address, uint64_t bytes) n
   WithWarnings("the history of allocations", [&] {
     const std::lock_guard lock(history.mutex_);
     // No stack: gathering one may wait for the GIL.
-    auto entry = history.Insert(event, nullptr, "");
-    if (entry) history.mappings_.push_back(std::move(*entry));
+    history.Insert(event, nullptr, "", history.mappings_);
   });
 }
 
-std::optional<History::TraceEntry> History::Insert(const Event& event, const Context& context,
-                                                   const std::string& metadata) {
-  if (skipped_.contains(event.action)) return std::nullopt;
+void History::Insert(const Event& event, const Context& context, const std::string& metadata,
+                     std::deque<TraceEntry>& told) {
+  if (skipped_.contains(event.action)) return;
   TraceEntry entry(event.action, event.device, event.address, event.size,
                    reinterpret_cast<void*>(event.stream), {event.pool.first, event.pool.second},
                    c10::getApproximateTime(), when_.load() >= When::ALLOC ? context : nullptr,
@@ -118,19 +116,17 @@ std::optional<History::TraceEntry> History::Insert(const Event& event, const Con
     entries.push_back(entry);
     if (entries.size() > max_entries_) entries.pop_front();
   }
-  return trackers_->empty() ? std::nullopt : std::optional(std::move(entry));
+  if (!trackers_->empty()) told.push_back(std::move(entry));
 }
 
-void History::Tell(std::span<const TraceEntry> entries) const {
+void History::Tell(const TraceEntry& entry) const {
   std::shared_ptr<const Trackers> trackers;
   {
     const std::lock_guard lock(mutex_);
     trackers = trackers_;
   }
   Callbacks callbacks;
-  for (const TraceEntry& entry : entries) {
-    for (const Tracker& tracker : *trackers) callbacks.Run([&] { tracker(entry); });
-  }
+  for (const Tracker& tracker : *trackers) callbacks.Run([&] { tracker(entry); });
   callbacks.Rethrow();
 }
 
@@ -144,7 +140,7 @@ void History::TellMappings() noexcept {
     const TraceEntry mapping = std::move(mappings_.front());
     mappings_.pop_front();
     lock.unlock();
-    WithWarnings("a tracker of allocations", [&] { Tell({&mapping, 1}); });
+    WithWarnings("a tracker of allocations", [&] { Tell(mapping); });
     lock.lock();
   }
 }

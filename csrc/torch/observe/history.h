@@ -16,9 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -112,11 +110,11 @@ class History {
 
  private:
   using Trackers = std::vector<Tracker>;
-  // Keeps an entry. Returns it if a tracker is to be told. pre: mutex_ is held.
-  std::optional<TraceEntry> Insert(const Event& event, const Context& context,
-                                   const std::string& metadata);
+  // Keeps an entry, and adds it to `told` if there are trackers. pre: mutex_ is held.
+  void Insert(const Event& event, const Context& context, const std::string& metadata,
+              std::deque<TraceEntry>& told);
   // Tells all trackers, then throws the first error of theirs. pre: telling_mutex_ is held.
-  void Tell(std::span<const TraceEntry> entries) const;
+  void Tell(const TraceEntry& entry) const;
   void TellMappings() noexcept;
 
   // Held while trackers are told, by none but them: these may ask for statistics, and even
