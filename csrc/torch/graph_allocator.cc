@@ -163,8 +163,8 @@ std::optional<Block> GraphAllocator::TryWatched(DevicePools& pools, const Reques
   const History::Purpose purpose(request.id, request.stream);
   MeteredDriver::ForgetRefusals();
   std::optional<Block> block = TryAllocate(pools, request);
-  // The base may have given memory back, which it says to nobody.
-  if (!block && MeteredDriver::LimitRefused() && pools.stats.RaiseLimit(base_)) {
+  if (!block && MeteredDriver::LimitRefused()) {
+    pools.stats.CatchUp(base_);
     block = TryAllocate(pools, request);
   }
   return block;

@@ -98,14 +98,6 @@ DeviceStats MergedStats::OfBase(Base& base) const {
   return IfSupported([&] { return base.getDeviceStats(device_); });
 }
 
-void MergedStats::BeforeChange(Base& base) {
-  if (IsBehind()) CatchUp(base);
-  const double fraction = fraction_.load();
-  if (fraction > 1) return;
-  const double left = fraction * total_bytes_ - static_cast<double>(base_reserved_.load());
-  driver_.SetLimit(static_cast<uint64_t>(std::max(0.0, left)));
-}
-
 void MergedStats::CatchUp(Base& base) {
   if (fraction_.load() == kUnknown) {
     const RelaxedCaptureMode relaxed;  // as OfBase()
@@ -155,6 +147,7 @@ DeviceStats MergedStats::Ask(Base& base, int64_t Stat::*of_base) {
   IfSupported([&] { base.resetPeakStats(device_); });
   set_.ResetPeaks(ours);
   base_reserved_.store(bases.reserved_bytes[0].current, std::memory_order_relaxed);
+  LimitOurs();
   return bases;
 }
 
@@ -216,6 +209,7 @@ void MergedStats::Store(double fraction) {
   fraction_.store(fraction);
   ++settings_;
   if (limits()) Gate::Set(Gate::kFractions, true);
+  LimitOurs();
 }
 
 void MergedStats::SetFraction(Base& base, double fraction) {
@@ -231,11 +225,11 @@ void MergedStats::SetFraction(Base& base, double fraction) {
          });
 }
 
-bool MergedStats::RaiseLimit(Base& base) {
-  const uint64_t before = driver_.limit();
-  CatchUp(base);
-  BeforeChange(base);
-  return driver_.limit() > before;
+void MergedStats::LimitOurs() {
+  const double fraction = fraction_.load();
+  const double left = fraction * total_bytes_ - static_cast<double>(base_reserved_.load());
+  driver_.SetLimit(fraction > 1 ? MeteredDriver::kNoLimit
+                                : static_cast<uint64_t>(std::max(0.0, left)));
 }
 
 void MergedStats::LimitBase(Base& base) {

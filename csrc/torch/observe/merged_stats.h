@@ -54,9 +54,11 @@ class MergedStats {
   // To be called around what changes our pools: asks the base what it has, if that may be more than
   // it was, or where ours may have a new peak; and tells each side its share. Who has the base's
   // lock may call them, since they wait with no lock held. Where one fails the next one asks.
-  void BeforeChange(Base& base);
+  void BeforeChange(Base& base) {
+    if (IsBehind()) CatchUp(base);
+  }
   void AfterChange(Base& base);
-  // Asks in any case.
+  // Asks in any case: the base may hold less than it did, which it says to nobody.
   void CatchUp(Base& base);
 
   // getMemoryFraction() and setMemoryFraction().
@@ -64,9 +66,6 @@ class MergedStats {
     return limits() ? fraction_.load() : base.getMemoryFraction(device_);
   }
   void SetFraction(Base& base, double fraction);
-  // The limit has refused: the base is asked whether it holds less by now. Returns whether ours may
-  // have more.
-  bool RaiseLimit(Base& base);
   // Of an error's text: which share that is, if there is one.
   std::string DescribeShare() const;
   // There is another base from now on.
@@ -106,6 +105,7 @@ class MergedStats {
   bool limits() const { return fraction_.load() <= 1; }
   uint64_t ShareNow() const { return settings_.load() + driver_.changes(); }
   void Store(double fraction);
+  void LimitOurs();
   void LimitBase(Base& base);
 
   const c10::DeviceIndex device_;
