@@ -8,6 +8,7 @@
 #include <chrono>
 #include <future>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
 #include "testing/host_driver.h"
@@ -137,6 +138,24 @@ TEST_F(MergedStatsTest, ThePeakOfOversizeSegmentsIsTheBases) {
   EXPECT_EQ(stats_.Get(base_).oversize_segments.peak, 3);
   stats_.ResetPeaks(base_);
   EXPECT_EQ(stats_.Get(base_).oversize_segments.peak, 1);
+}
+
+TEST_F(MergedStatsTest, WhatTheBaseFailedToSayIsAskedForAgain) {
+  Allocate(512);
+  BaseChanges(5 * kBorder);
+  base_.before_stats = [] { throw std::runtime_error("the base was made to fail"); };
+  EXPECT_THROW(Allocate(512), std::runtime_error);
+  base_.before_stats = [] {};
+  Allocate(512);
+  BaseChanges(-5 * kBorder);
+  EXPECT_EQ(stats_.Get(base_).allocated_bytes[kAll].peak, 5 * kBorder + 1024);
+  BaseChanges(7 * kBorder);
+  base_.before_stats = [] { throw std::runtime_error("the base was made to fail"); };
+  EXPECT_THROW(stats_.BeforeChange(base_), std::runtime_error);
+  base_.before_stats = [] {};
+  EXPECT_TRUE(stats_.IsBehind());
+  stats_.BeforeChange(base_);
+  EXPECT_FALSE(stats_.IsBehind());
 }
 
 TEST_F(MergedStatsTest, WhoHoldsTheBasesLockDoesNotWait) {
