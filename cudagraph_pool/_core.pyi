@@ -1,5 +1,4 @@
-"""The allocator's core on the host driver: the same decisions as on a GPU, without torch, driver or
-GPU.
+"""The allocator's core on numbers: the same decisions as on a GPU, without torch, driver or GPU.
 
 Sizes and addresses are bytes. A pool is named by a pair of integers, as torch names its graph
 pools. Every call may be made from any thread, and one that raises has changed nothing.
@@ -19,30 +18,20 @@ class UsageError(RuntimeError):
 class OutOfMemoryError(MemoryError):
     """Physical memory ran out. Freeing some and asking again may succeed."""
 
-    requested_bytes: int
-
 class DriverError(RuntimeError):
-    """A call failed. ``status`` is "out of memory", "out of addresses" or "failed"."""
-
-    status: str
-    call: str
-    code: int
-    bytes: int
-    device: int
+    """A call of the driver failed; the text says which, and why."""
 
 class InternalError(RuntimeError):
     """An invariant of the core does not hold: a bug of this package."""
 
-class HostDriver:
-    """Makes memory real with memfd and mmap, or only counts it.
+class NumberDriver:
+    """Counts memory and addresses: numbers with nothing behind them.
 
     Args:
         device (int): the device number it answers with.
         granularity (int): size and alignment of what can be mapped, a power of two.
         physical_limit_bytes (int): how much memory it has.
         address_limit_bytes (int): how many addresses it has.
-        map_memory (bool): whether memory is really mapped; otherwise addresses are numbers with
-            nothing behind them.
     """
 
     def __init__(
@@ -52,7 +41,6 @@ class HostDriver:
         granularity: int = ...,
         physical_limit_bytes: int = ...,
         address_limit_bytes: int = ...,
-        map_memory: bool = ...,
     ) -> None: ...
     @property
     def device(self) -> int: ...
@@ -139,12 +127,12 @@ class PoolSet:
     """All pools of one device; see ``csrc/core/pool_set.h`` for what each member promises.
 
     Args:
-        driver (HostDriver): what makes memory real; kept alive by the set.
+        driver (NumberDriver): what the set asks for memory; kept alive by the set.
         page_bytes (int): size of a page, a power-of-two multiple of the driver's granularity; 0
             means the granularity.
     """
 
-    def __init__(self, driver: HostDriver, *, page_bytes: int = 0) -> None: ...
+    def __init__(self, driver: NumberDriver, *, page_bytes: int = 0) -> None: ...
     def retain(self, id: PoolId, /) -> None:
         """Holds a pool open, creating it if need be, and adds one user to it."""
 

@@ -51,9 +51,7 @@ def replay(
 ) -> ReplayResult:
     """Replays a trace into one pool, one capture scope for each graph.
 
-    The host driver only counts here (``map_memory=False``): a replay touches no memory, the core
-    decides the same either way, and a process may hold just 65,530 mappings (``vm.max_map_count``),
-    fewer than a large pool needs.
+    The driver only counts: a replay touches no memory, and the core decides the same.
 
     Args:
         trace: what :func:`cudagraph_pool._trace.read_trace` returned.
@@ -62,7 +60,7 @@ def replay(
         placements: where to write, as JSON lines, the physical bytes that each block got.
 
     Raises:
-        MemoryError: if the host driver runs out of pages.
+        MemoryError: if the driver runs out of pages.
         RuntimeError: if the core refuses, which is a bug.
     """
     graphs = replay_sequence(trace, order, seed)
@@ -90,9 +88,7 @@ def replay(
 
 def new_pools() -> _core.PoolSet:
     """On a driver that has room for any trace."""
-    return _core.PoolSet(
-        _core.HostDriver(map_memory=False, physical_limit_bytes=4 * MAX_LIVE_BYTES)
-    )
+    return _core.PoolSet(_core.NumberDriver(physical_limit_bytes=4 * MAX_LIVE_BYTES))
 
 
 def stock_bytes(trace: Trace, graphs: list[Graph]) -> int | None:

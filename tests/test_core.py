@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cudagraph_pool import _core
-from cudagraph_pool._core import HostDriver, PoolSet, ScopeKind
+from cudagraph_pool._core import NumberDriver, PoolSet, ScopeKind
 
 PAGE = 2 << 20
 POOL = (0, 1)
@@ -20,7 +20,7 @@ OTHER = (0, 2)
 @pytest.fixture
 def pools() -> Iterator[PoolSet]:
     """A set with an open capture scope of POOL; checked at the end."""
-    pools = PoolSet(HostDriver(physical_limit_bytes=64 * PAGE))
+    pools = PoolSet(NumberDriver(physical_limit_bytes=64 * PAGE))
     pools.begin_scope(POOL, ScopeKind.CAPTURE)
     yield pools
     pools.check()
@@ -119,36 +119,29 @@ def test_usage_errors_name_what_is_wrong(pools: PoolSet) -> None:
     assert not pools.contains((5, 6))
 
 
-def test_out_of_memory_carries_the_size_and_changes_nothing(pools: PoolSet) -> None:
+def test_out_of_memory_names_the_size_and_changes_nothing(pools: PoolSet) -> None:
     pools.allocate(POOL, PAGE, 0)
     before = pools.stats(POOL)
     with pytest.raises(_core.OutOfMemoryError) as caught:
         pools.allocate(POOL, 64 * PAGE, 0)
     assert isinstance(caught.value, MemoryError)
-    assert caught.value.requested_bytes == 64 * PAGE
     assert str(64 * PAGE) in str(caught.value)
     after = pools.stats(POOL)
     assert (after.pages, after.page_mappings) == (before.pages, before.page_mappings)
     pools.allocate(POOL, 62 * PAGE, 0)
 
 
-def test_driver_error_carries_the_call() -> None:
-    pools = PoolSet(HostDriver(address_limit_bytes=PAGE, physical_limit_bytes=64 * PAGE))
+def test_driver_error_names_the_call() -> None:
+    pools = PoolSet(NumberDriver(address_limit_bytes=PAGE, physical_limit_bytes=64 * PAGE))
     pools.begin_scope(POOL, ScopeKind.CAPTURE)
-    with pytest.raises(_core.DriverError) as caught:
+    with pytest.raises(_core.DriverError, match=r"Reserve.*device 0") as caught:
         pools.allocate(POOL, 32 * PAGE, 0)
-    error = caught.value
-    assert isinstance(error, RuntimeError)
-    assert error.status == "out of addresses"
-    assert "Reserve" in error.call
-    assert error.code != 0
-    assert error.bytes >= 32 * PAGE
-    assert error.device == 0
+    assert isinstance(caught.value, RuntimeError)
     pools.check()
 
 
 def test_options_of_the_driver() -> None:
-    driver = HostDriver(device=3, granularity=64 << 10, physical_limit_bytes=1 << 20)
+    driver = NumberDriver(device=3, granularity=64 << 10, physical_limit_bytes=1 << 20)
     assert (driver.device, driver.granularity) == (3, 64 << 10)
     assert driver.info() == (1 << 20, 1 << 20)
     pools = PoolSet(driver, page_bytes=128 << 10)
@@ -156,13 +149,13 @@ def test_options_of_the_driver() -> None:
     pools.allocate(POOL, 1, 0)
     assert driver.info() == ((1 << 20) - (128 << 10), 1 << 20)
     with pytest.raises(_core.UsageError, match="1000"):
-        HostDriver(granularity=1000)
+        NumberDriver(granularity=1000)
     with pytest.raises(_core.UsageError, match="3000"):
         PoolSet(driver, page_bytes=3000).begin_scope(POOL, ScopeKind.CAPTURE)
 
 
 def test_set_keeps_its_driver_alive() -> None:
-    pools = PoolSet(HostDriver())
+    pools = PoolSet(NumberDriver())
     gc.collect()
     pools.begin_scope(POOL, ScopeKind.CAPTURE)
     assert pools.allocate(POOL, 100, 0).bytes == 512

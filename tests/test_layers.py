@@ -45,8 +45,7 @@ def test_own_headers_come_from_above(folder: str) -> None:
     for path, bracket, name in includes(folder):
         if bracket == '"':
             seen += 1
-            test = FOR_TESTS.search(path.stem)
-            allowed = ABOVE[folder] | ({"testing", "driver"} if test else set())
+            allowed = ABOVE[folder] | (set() if is_product(path) else {"testing", "driver"})
             top = name.partition("/")[0]
             assert top in allowed, (path, name)
             assert (CSRC / name).is_file(), (path, name)

@@ -37,7 +37,7 @@ def test_map_of_a_replay(write_trace: WriteTrace) -> None:
 
 def test_a_history_makes_the_map_that_the_replay_made() -> None:
     """Addresses and the ranges of a snapshot say where a block lay, also when it is gone."""
-    pools = _core.PoolSet(_core.HostDriver(map_memory=False))
+    pools = _core.PoolSet(_core.NumberDriver())
     operations = [Operation(7, 512), Operation(7, 0)]  # of other pools
     expected = []
     pools.begin_scope(POOL, _core.ScopeKind.CAPTURE)
@@ -72,7 +72,7 @@ def as_adapter(snapshot: _core.PoolSnapshot) -> dict[str, Any]:
 
 
 def test_a_history_that_begins_late() -> None:
-    pools = _core.PoolSet(_core.HostDriver(map_memory=False))
+    pools = _core.PoolSet(_core.NumberDriver())
     pools.begin_scope(POOL, _core.ScopeKind.CAPTURE)
     blocks = [pools.allocate(POOL, 1000, 1) for _ in range(3)]
     operations = [Operation(blocks[0].address, 0), Operation(blocks[2].address, 1000)]

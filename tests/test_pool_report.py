@@ -28,10 +28,10 @@ TREE, MEMPOOL, OWN, SHARED = (0, 4), (0, 5), (9, 0), (2**64 - 1, 0)
 
 
 class Adapter:
-    """Has pools of the host driver."""
+    """Has pools of the driver that counts."""
 
     def __init__(self) -> None:
-        self.pools = _core.PoolSet(_core.HostDriver(map_memory=False))
+        self.pools = _core.PoolSet(_core.NumberDriver())
         for name in (POOL, TREE, MEMPOOL, OWN, SHARED):
             self.pools.begin_scope(name, _core.ScopeKind.CAPTURE)
             self.pools.allocate(name, 3 * PAGE, 1)

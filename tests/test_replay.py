@@ -145,34 +145,16 @@ def test_writing_placements_changes_no_decision(traces: list[Trace]) -> None:
         assert quiet == told
 
 
-@pytest.mark.parametrize("name", ["mlp_asc", "resnet50_asc"])
-def test_mapping_memory_for_real_changes_no_decision(traces: list[Trace], name: str) -> None:
-    trace = next(trace for trace in traces if trace.name == name)
-    snapshots = []
-    for map_memory in (True, False):
-        pools = _core.PoolSet(_core.HostDriver(map_memory=map_memory))
-        run(pools, trace.graphs, None)
-        pools.check()
-        snapshot = pools.snapshot(POOL)
-        snapshots.append(
-            (
-                [live.pieces for live in snapshot.blocks],
-                sorted(tuple(mapped.pages) for mapped in snapshot.ranges),
-            )
-        )
-    assert snapshots[0] == snapshots[1]
-
-
 def test_streams_are_those_of_the_trace(write_trace: WriteTrace) -> None:
     events = [[1, 0, 512, 7], [1, 1, 512, 0], [1, 2, 512, (1 << 63) - 1]]
-    pools = _core.PoolSet(_core.HostDriver())
+    pools = _core.PoolSet(_core.NumberDriver())
     run(pools, read_trace(write_trace(graphs=[{"key": 1, "events": events}])).graphs, None)
     streams = [live.block.stream for live in pools.snapshot(POOL).blocks]
     assert sorted(streams) == [0, 7, (1 << 63) - 1]
 
 
-def test_largest_trace_that_is_read_fits_the_host_driver(write_trace: WriteTrace) -> None:
-    """The reader's limits keep a trace below what the host driver has, so nothing runs out."""
+def test_largest_trace_that_is_read_fits_the_driver(write_trace: WriteTrace) -> None:
+    """The reader's limits keep a trace below what the driver has, so nothing runs out."""
     whole = [[1, 0, 1 << 40, 0]]
     result = replay(read_trace(write_trace(graphs=[{"key": 1, "events": whole}])))
     assert result["reserved_bytes"] == 1 << 40

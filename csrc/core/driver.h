@@ -1,8 +1,9 @@
 // The contract between the pool, which decides, and whatever makes memory real.
 //
 // It has the shape of CUDA's virtual memory management: addresses are reserved, physical handles
-// are created, and a handle is mapped behind addresses as often as wanted. cuda_driver.h does it on
-// a GPU, host_driver.h with mmap on any Linux machine.
+// are created, and a handle is mapped behind addresses as often as wanted. driver/cuda_driver.h
+// does it on a GPU, driver/number_driver.h counts, and for tests testing/host_driver.h does it with
+// mmap.
 //
 // Rules for every call:
 //  - Sizes and addresses are bytes and multiples of granularity(), unless said otherwise; sizes are

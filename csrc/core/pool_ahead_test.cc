@@ -9,7 +9,7 @@
 #include "core/pool.h"
 #include "core/pool_proofs_test_pool.h"
 #include "driver/faulty_driver.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {

@@ -29,8 +29,8 @@
 #include "core/pool.h"
 #include "core/pool_set.h"
 #include "driver/forwarding_driver.h"
-#include "driver/host_driver.h"
 #include "testing/capture_trace.h"
+#include "testing/host_driver.h"
 
 namespace {
 

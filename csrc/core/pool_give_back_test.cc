@@ -12,8 +12,8 @@
 #include "core/pool_set.h"
 #include "core/pool_values.h"
 #include "driver/faulty_driver.h"
-#include "driver/host_driver.h"
 #include "testing/driver_watch.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "core/base/error.h"
 #include "driver/faulty_driver.h"
-#include "driver/host_driver.h"
 #include "testing/driver_watch.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {

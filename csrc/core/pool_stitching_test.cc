@@ -12,7 +12,7 @@
 
 #include "core/pool.h"
 #include "core/pool_test_pool.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {

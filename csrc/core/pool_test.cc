@@ -9,8 +9,8 @@
 
 #include "core/base/error.h"
 #include "core/pool_test_pool.h"
-#include "driver/host_driver.h"
 #include "testing/driver_watch.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {

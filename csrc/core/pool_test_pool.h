@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/pool.h"
-#include "driver/host_driver.h"
 #include "testing/driver_watch.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 

@@ -119,14 +119,14 @@ CUresult CudaDriver::Timed(std::string_view name, const Function& call) {
       calls_, [&](const auto& each) { return each.first.empty() || each.first == name; });
   if (call_time == calls_.end()) return code;
   call_time->first = name;
-  ++call_time->second.calls;
-  call_time->second.nanoseconds += static_cast<uint64_t>(elapsed.count());
+  ++call_time->second.first;
+  call_time->second.second += static_cast<uint64_t>(elapsed.count());
   return code;
 }
 
-std::map<std::string_view, CudaDriver::CallTime> CudaDriver::calls() const {
+CudaDriver::CallTimes CudaDriver::calls() const {
   const std::lock_guard lock(calls_mutex_);
-  std::map<std::string_view, CallTime> calls(calls_.begin(), calls_.end());
+  CallTimes calls(calls_.begin(), calls_.end());
   calls.erase("");
   return calls;
 }

@@ -38,12 +38,9 @@ class CudaDriver final : public Driver {
   bool CanExport() const;
 
   // By the names of CUDA's functions: how often each was called so far, failed calls included, and
-  // how long it took.
-  struct CallTime {
-    uint64_t calls;
-    uint64_t nanoseconds;
-  };
-  std::map<std::string_view, CallTime> calls() const;
+  // the nanoseconds that took.
+  using CallTimes = std::map<std::string_view, std::pair<uint64_t, uint64_t>>;
+  CallTimes calls() const;
 
   int device() const noexcept override { return context_.device(); }
   uint64_t granularity() const noexcept override { return granularity_; }
@@ -109,7 +106,7 @@ class CudaDriver final : public Driver {
 
   mutable std::mutex calls_mutex_;
   // More than there are functions; an empty name is none. Counting takes no memory.
-  std::array<std::pair<std::string_view, CallTime>, 32> calls_{};
+  std::array<std::pair<std::string_view, CallTimes::mapped_type>, 32> calls_{};
 };
 
 }  // namespace cgp

@@ -316,8 +316,8 @@ TEST_F(CudaDriverTest, CountsAndTimesCallsFailedOnesToo) {
   CudaDriver driver(0, api_);
   EXPECT_TRUE(driver.calls().empty());
   const auto expect_counted = [&](std::string_view name, uint64_t calls) {
-    EXPECT_EQ(driver.calls().at(name).calls, calls) << name;
-    EXPECT_GT(driver.calls().at(name).nanoseconds, 0u) << name;
+    EXPECT_EQ(driver.calls().at(name).first, calls) << name;
+    EXPECT_GT(driver.calls().at(name).second, 0u) << name;
   };
   driver.Create(kPage);
   expect_counted("cuMemCreate", 1);

@@ -1,10 +1,9 @@
-// The calls of a Driver, as values: to count them, to time them, to fail them.
+// The calls of a Driver, as values: to count them, to fail them.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <string_view>
 
 namespace cgp {
@@ -46,19 +45,5 @@ inline constexpr size_t kDriverCallKinds = kDriverCallNames.size();
 constexpr std::string_view Name(DriverCall call) {
   return kDriverCallNames[static_cast<size_t>(call)];
 }
-
-// How often each call was made.
-class CallCounts {
- public:
-  void Add(DriverCall call) { ++counts_[static_cast<size_t>(call)]; }
-
-  uint64_t operator[](DriverCall call) const { return counts_[static_cast<size_t>(call)]; }
-  uint64_t total() const { return std::accumulate(counts_.begin(), counts_.end(), uint64_t{0}); }
-
-  bool operator==(const CallCounts&) const = default;
-
- private:
-  std::array<uint64_t, kDriverCallKinds> counts_{};
-};
 
 }  // namespace cgp

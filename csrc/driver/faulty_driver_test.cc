@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {

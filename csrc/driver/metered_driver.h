@@ -27,7 +27,6 @@ class MeteredDriver final : public ForwardingDriver<MeteredDriver> {
   // From now on Create() fails, as if the device had no more, where all handles together would have
   // more bytes than that.
   void SetLimit(uint64_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
-  uint64_t limit() const { return limit_.load(std::memory_order_relaxed); }
   // Whether of the calling thread's refusals, since it forgot them, the last was a limit's.
   static bool LimitRefused();
   static void ForgetRefusals();

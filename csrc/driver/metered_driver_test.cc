@@ -9,8 +9,8 @@
 #include <tuple>
 #include <vector>
 
-#include "driver/host_driver.h"
 #include "testing/allocation_faults.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {

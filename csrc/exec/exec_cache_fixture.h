@@ -12,9 +12,9 @@
 #include <thread>
 
 #include "driver/faulty_driver.h"
-#include "driver/host_driver.h"
 #include "exec/exec_cache.h"
 #include "exec/fake_graph_driver.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 

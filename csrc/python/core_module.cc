@@ -1,113 +1,46 @@
-// cudagraph_pool._core: the core on the host driver, for machines with neither torch nor a GPU.
-// Conversions only; what the members do is said in core/pool_set.h and driver/host_driver.h.
+// cudagraph_pool._core: the core on numbers, for machines with neither torch nor a GPU. Conversions
+// only; what the members do is said in core/pool_set.h and driver/number_driver.h.
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
-#include <exception>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/driver.h"
 #include "core/pool_set.h"
-#include "driver/host_driver.h"
+#include "driver/number_driver.h"
 #include "python/values.h"
 
 namespace py = pybind11;
 
 namespace {
 
-const char* ToPython(cgp::DriverStatus status) {
-  switch (status) {
-    case cgp::DriverStatus::kOutOfMemory:
-      return "out of memory";
-    case cgp::DriverStatus::kOutOfAddresses:
-      return "out of addresses";
-    case cgp::DriverStatus::kFailed:
-      return "failed";
-  }
-  return "failed";
-}
-
-// The exception types live as long as the interpreter, since translators cannot be taken back.
-struct ErrorTypes {
-  py::handle usage;
-  py::handle out_of_memory;
-  py::handle driver;
-  py::handle internal;
-};
-
-ErrorTypes& Errors() {
-  static ErrorTypes types;
-  return types;
-}
-
-void RaiseDriverError(const cgp::DriverError& error) {
-  py::object instance = Errors().driver(error.what());
-  instance.attr("status") = ToPython(error.status());
-  instance.attr("call") = error.call();
-  instance.attr("code") = error.code();
-  instance.attr("bytes") = error.bytes();
-  instance.attr("device") = error.device();
-  PyErr_SetObject(Errors().driver.ptr(), instance.ptr());
-}
-
-void RaiseOutOfMemoryError(const cgp::OutOfMemoryError& error) {
-  py::object instance = Errors().out_of_memory(error.what());
-  instance.attr("requested_bytes") = error.requested_bytes();
-  PyErr_SetObject(Errors().out_of_memory.ptr(), instance.ptr());
-}
-
-void Translate(std::exception_ptr pending) {
-  try {
-    if (pending) std::rethrow_exception(pending);
-  } catch (const cgp::UsageError& error) {
-    PyErr_SetString(Errors().usage.ptr(), error.what());
-  } catch (const cgp::OutOfMemoryError& error) {
-    RaiseOutOfMemoryError(error);
-  } catch (const cgp::DriverError& error) {
-    RaiseDriverError(error);
-  } catch (const cgp::InternalError& error) {
-    PyErr_SetString(Errors().internal.ptr(), error.what());
-  }
-}
-
-py::handle NewError(py::module_& module, const char* name, PyObject* base) {
-  const std::string qualified = "cudagraph_pool._core." + std::string(name);
-  PyObject* type = PyErr_NewException(qualified.c_str(), base, nullptr);
-  if (type == nullptr) throw py::error_already_set();
-  module.add_object(name, type);
-  return type;
-}
-
 void BindErrors(py::module_& module) {
-  Errors() = {.usage = NewError(module, "UsageError", PyExc_RuntimeError),
-              .out_of_memory = NewError(module, "OutOfMemoryError", PyExc_MemoryError),
-              .driver = NewError(module, "DriverError", PyExc_RuntimeError),
-              .internal = NewError(module, "InternalError", PyExc_RuntimeError)};
-  py::register_local_exception_translator(&Translate);
+  py::register_local_exception<cgp::UsageError>(module, "UsageError", PyExc_RuntimeError);
+  py::register_local_exception<cgp::OutOfMemoryError>(module, "OutOfMemoryError",
+                                                      PyExc_MemoryError);
+  py::register_local_exception<cgp::DriverError>(module, "DriverError", PyExc_RuntimeError);
+  py::register_local_exception<cgp::InternalError>(module, "InternalError", PyExc_RuntimeError);
 }
 
 void BindDriver(py::module_& module) {
-  py::class_<cgp::HostDriver>(module, "HostDriver")
+  py::class_<cgp::NumberDriver>(module, "NumberDriver")
       .def(py::init([](int device, uint64_t granularity, uint64_t physical_limit_bytes,
-                       uint64_t address_limit_bytes, bool map_memory) {
-             return std::make_unique<cgp::HostDriver>(
-                 cgp::HostDriverOptions{.device = device,
-                                        .granularity = granularity,
-                                        .physical_limit_bytes = physical_limit_bytes,
-                                        .address_limit_bytes = address_limit_bytes,
-                                        .map_memory = map_memory});
+                       uint64_t address_limit_bytes) {
+             return std::make_unique<cgp::NumberDriver>(
+                 cgp::NumberDriverOptions{.device = device,
+                                          .granularity = granularity,
+                                          .physical_limit_bytes = physical_limit_bytes,
+                                          .address_limit_bytes = address_limit_bytes});
            }),
-           py::kw_only(), py::arg("device") = cgp::HostDriverOptions{}.device,
-           py::arg("granularity") = cgp::HostDriverOptions{}.granularity,
-           py::arg("physical_limit_bytes") = cgp::HostDriverOptions{}.physical_limit_bytes,
-           py::arg("address_limit_bytes") = cgp::HostDriverOptions{}.address_limit_bytes,
-           py::arg("map_memory") = cgp::HostDriverOptions{}.map_memory)
-      .def_property_readonly("device", &cgp::HostDriver::device)
-      .def_property_readonly("granularity", &cgp::HostDriver::granularity)
-      .def("info", [](cgp::HostDriver& driver) {
+           py::kw_only(), py::arg("device") = cgp::NumberDriverOptions{}.device,
+           py::arg("granularity") = cgp::NumberDriverOptions{}.granularity,
+           py::arg("physical_limit_bytes") = cgp::NumberDriverOptions{}.physical_limit_bytes,
+           py::arg("address_limit_bytes") = cgp::NumberDriverOptions{}.address_limit_bytes)
+      .def_property_readonly("device", &cgp::NumberDriver::device)
+      .def_property_readonly("granularity", &cgp::NumberDriver::granularity)
+      .def("info", [](cgp::NumberDriver& driver) {
         const cgp::MemoryInfo info = driver.Info();
         return std::pair(info.free_bytes, info.total_bytes);
       });
@@ -143,7 +76,7 @@ void BindValues(py::module_& module) {
 void BindPoolSet(py::module_& module) {
   using cgp::PoolSet;
   py::class_<PoolSet>(module, "PoolSet")
-      .def(py::init([](cgp::HostDriver& driver, uint64_t page_bytes) {
+      .def(py::init([](cgp::NumberDriver& driver, uint64_t page_bytes) {
              return std::make_unique<PoolSet>(driver, cgp::PoolOptions{.page_bytes = page_bytes});
            }),
            py::arg("driver"), py::kw_only(), py::arg("page_bytes") = 0, py::keep_alive<1, 2>())
@@ -173,7 +106,7 @@ void BindPoolSet(py::module_& module) {
 }  // namespace
 
 PYBIND11_MODULE(_core, module) {
-  module.doc() = "The allocator's core on the host driver.";
+  module.doc() = "The allocator's core on numbers.";
   module.attr("__version__") = CGP_VERSION;
   BindErrors(module);
   BindDriver(module);

@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include "driver/cuda_driver.h"
 #include "python/torch_parts.h"
 #include "python/values.h"
 #include "torch/device_pools.h"
 #include "torch/graph_allocator.h"
 #include "torch/install.h"
-#include "torch/runtime.h"
 
 namespace py = pybind11;
 using py::literals::operator""_a;
@@ -138,9 +138,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return std::nullopt;
   });
   m.def("driver_calls", [](DeviceIndex device) {
-    std::map<std::string_view, std::pair<uint64_t, uint64_t>> sum;
+    cgp::CudaDriver::CallTimes sum;
     for (cgp::DevicePools* const pools : PoolsOf(device)) {
-      for (const auto& [name, call] : cgp::CallsOf(pools->driver.inner())) {
+      for (const auto& [name, call] :
+           static_cast<cgp::CudaDriver&>(pools->driver.inner()).calls()) {
         sum[name].first += call.first;
         sum[name].second += call.second;
       }

@@ -19,7 +19,7 @@
 
 #include "core/driver.h"
 #include "core/pool.h"
-#include "driver/host_graphs.h"
+#include "testing/host_graphs.h"
 
 namespace cgp {
 

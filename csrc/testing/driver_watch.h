@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "driver/forwarding_driver.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 #include "testing/timelines.h"
 
 namespace cgp {

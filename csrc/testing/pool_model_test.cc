@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <string>
 
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {

@@ -37,8 +37,8 @@
 
 #include "core/pool.h"
 #include "driver/driver_call.h"
-#include "driver/host_driver.h"
 #include "testing/capture_trace.h"
+#include "testing/host_driver.h"
 #include "testing/options.h"
 
 namespace cgp {

@@ -10,7 +10,7 @@ add_library(cgp_core_counted OBJECT ${core_sources})
 target_compile_options(cgp_core_counted PRIVATE -O1 -fsanitize-coverage=trace-pc)
 target_include_directories(cgp_core_counted PRIVATE ${PROJECT_SOURCE_DIR}/csrc)
 add_executable(cgp_work_growth work_growth.cc $<TARGET_OBJECTS:cgp_core_counted>)
-target_link_libraries(cgp_work_growth PRIVATE cgp_driver cgp_warnings)
+target_link_libraries(cgp_work_growth PRIVATE cgp_host_driver cgp_warnings)
 add_test(NAME cgp_work_growth COMMAND cgp_work_growth)
 
 find_package(Python 3.11 COMPONENTS Interpreter QUIET)

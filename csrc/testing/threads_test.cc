@@ -11,9 +11,9 @@
 
 #include "core/base/error.h"
 #include "core/pool_set.h"
-#include "driver/host_driver.h"
 #include "testing/capture_program.h"
 #include "testing/fuzz_session.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {

@@ -16,7 +16,7 @@
 
 #include "core/pool.h"
 #include "core/pool_set.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 
 namespace {
 uint64_t basic_blocks = 0;

@@ -9,9 +9,9 @@
 
 #include "core/pool_set.h"
 #include "driver/faulty_driver.h"
-#include "driver/host_driver.h"
 #include "testing/allocation_faults.h"
 #include "testing/driver_watch.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 

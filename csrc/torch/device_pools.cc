@@ -115,7 +115,7 @@ uint64_t DevicePools::Trim(std::optional<PoolId> only) {
 uint64_t DevicePools::TrimBeside(Base& base, std::optional<PoolId> only) {
   stats.BeforeChange(base);
   const uint64_t bytes = Trim(only);
-  stats.LimitBase(base);
+  stats.AfterChange(base);
   return bytes;
 }
 

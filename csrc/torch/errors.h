@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -29,17 +28,17 @@ decltype(auto) AsTorchErrors(Function function) {
   }
 }
 
-// What `ask`, a question to the base, says; nothing if the base does not support it, as
+// What `ask`, a question to the base, says, or `otherwise` if the base does not support it, as
 // CUDAPluggableAllocator supports neither statistics nor fractions. It says so by a c10::Error,
 // torch's plain one for errors of any kind; what CUDA says goes on.
-template <typename Function>
-auto IfSupported(Function ask) -> std::optional<decltype(ask())> {
+template <typename Function, typename... Otherwise>
+auto IfSupported(const Function& ask, Otherwise... otherwise) -> decltype(ask()) {
   try {
     return ask();
   } catch (const c10::AcceleratorError&) {
     throw;
   } catch (const c10::Error&) {
-    return std::nullopt;
+    return decltype(ask())(otherwise...);
   }
 }
 
@@ -47,16 +46,13 @@ auto IfSupported(Function ask) -> std::optional<decltype(ask())> {
 // becomes a warning, which says that `whose` failed.
 template <typename Function>
 void WithWarnings(const char* whose, const Function& function) noexcept {
-  const auto warn = [&](const char* error) {
-    TORCH_WARN(std::string("cudagraph_pool: ") + whose + " failed: " + error);
-  };
   try {
     try {
       function();
-    } catch (const c10::Error& error) {
-      warn(error.what_without_backtrace());
     } catch (const std::exception& error) {
-      warn(error.what());
+      const auto* const of_torch = dynamic_cast<const c10::Error*>(&error);
+      TORCH_WARN(std::string("cudagraph_pool: ") + whose + " failed: " +
+                 (of_torch != nullptr ? of_torch->what_without_backtrace() : error.what()));
     }
   } catch (...) {  // NOLINT(bugprone-empty-catch): warnings may have been turned into errors
   }

@@ -61,7 +61,7 @@ std::shared_ptr<GraphAllocator> GetGraphAllocator() {
 }
 
 GraphAllocator::GraphAllocator(CUDAAllocator& base) : base_(base) {
-  for (DevicePools* pools : DevicePools::All()) pools->stats.ForgetFraction();
+  for (DevicePools* pools : DevicePools::All()) pools->stats.ForgetBase();
   instance.store(this, std::memory_order_release);
 }
 
@@ -153,18 +153,18 @@ Block GraphAllocator::AllocateWatched(const Target& target, const Request& reque
     if (rejected || !first || !MakeRoom(target)) {
       out_of_memory_.Throw(base_, pools, request, rejected);
     }
-    pools.stats.CountRetry();
+    ++pools.stats.retries;
   }
 }
 
 std::optional<Block> GraphAllocator::TryWatched(DevicePools& pools, const Request& request) {
-  pools.stats.LimitOurs(base_);
+  pools.stats.BeforeChange(base_);
   // Ends before room is made: what other pools give back then is not this one's.
   const History::Purpose purpose(request.id, request.stream);
   MeteredDriver::ForgetRefusals();
   std::optional<Block> block = TryAllocate(pools, request);
-  // The base may have given memory back, which it says to nobody.
-  if (!block && MeteredDriver::LimitRefused() && pools.stats.RaiseLimit(base_)) {
+  if (!block && MeteredDriver::LimitRefused()) {
+    pools.stats.CatchUp(base_);
     block = TryAllocate(pools, request);
   }
   return block;

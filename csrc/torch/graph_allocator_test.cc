@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 #include "torch/testing/fake_faults.h"
 #include "torch/testing/graph_allocator_fixture.h"
 

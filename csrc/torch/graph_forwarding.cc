@@ -187,7 +187,7 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
                                            data.release_context();
                                        });
   // The caller has to know what was restored, whatever others say of it.
-  WithWarnings("the statistics", [&] { pools.stats.AfterGrowth(base_); });
+  WithWarnings("the statistics", [&] { pools.stats.AfterChange(base_); });
   if (history_.active()) {
     WithWarnings("a tracker of allocations",
                  [&] { NoteRestored(base_, pools, ours->id, restored); });

@@ -44,17 +44,9 @@ void RegisterWithC10(CUDAAllocator& allocator) {
 
 void Enable(const Options& options) {
   const std::lock_guard lock(switch_mutex);
-  const auto set_options = [&](GraphAllocator& allocator) {
-    allocator.scopes().SetSharesCaptures(options.share_captures);
-    allocator.scopes().SetTakesMemPools(options.mempools);
-    SetExportable(options.exportable);
-  };
   RequireDriverSupport(CurrentDevice(), options.exportable);
-  if (IsEnabled()) {
-    set_options(*FindGraphAllocator());
-    return;
-  }
-  RefuseWhileCapturing("enable()");
+  const bool enabled = IsEnabled();
+  if (!enabled) RefuseWhileCapturing("enable()");
   const auto allocator = GetGraphAllocator();
   CUDAAllocator* installed = cca::allocator.load();
   if (installed != allocator.get() && installed != &allocator->base()) {
@@ -63,8 +55,11 @@ void Enable(const Options& options) {
         "' was installed after cudagraph_pool was first enabled; restart the process and enable "
         "cudagraph_pool after it");
   }
+  allocator->scopes().SetSharesCaptures(options.share_captures);
+  allocator->scopes().SetTakesMemPools(options.mempools);
+  SetExportable(options.exportable);
+  if (enabled) return;
   allocator->scopes().TakeCaptures();
-  set_options(*allocator);
   cca::allocator.store(allocator.get());
   RegisterWithC10(*allocator);
 }

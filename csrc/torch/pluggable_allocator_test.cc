@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 #include "torch/graph_allocator.h"
 #include "torch/testing/fake_base_allocator.h"
 #include "torch/testing/fake_cuda.h"

@@ -87,14 +87,6 @@ std::unique_ptr<Driver> MakeDriver(int device) {
 
 void SetExportable(bool exportable) { exports = exportable; }
 
-std::map<std::string_view, std::pair<uint64_t, uint64_t>> CallsOf(const Driver& driver) {
-  std::map<std::string_view, std::pair<uint64_t, uint64_t>> calls;
-  for (const auto& [name, time] : static_cast<const CudaDriver&>(driver).calls()) {
-    calls[name] = {time.calls, time.nanoseconds};
-  }
-  return calls;
-}
-
 void RequireDriverSupport(int device, bool exportable) {
   std::string reason = "its driver cannot export memory as file descriptors; leave exportable out";
   try {

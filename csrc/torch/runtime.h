@@ -6,11 +6,8 @@
 #include <c10/core/Device.h>
 #include <cuda_runtime_api.h>
 
-#include <map>
 #include <memory>
 #include <optional>
-#include <string_view>
-#include <utility>
 
 #include "core/driver.h"
 
@@ -66,10 +63,6 @@ std::unique_ptr<Driver> MakeDriver(int device);
 
 // Whether memory that drivers of MakeDriver() take from now on can be exported to other processes.
 void SetExportable(bool exportable);
-
-// By function: how often a driver of MakeDriver() has called CUDA so far, and the nanoseconds that
-// took.
-std::map<std::string_view, std::pair<uint64_t, uint64_t>> CallsOf(const Driver& driver);
 
 // Throws std::runtime_error with the reason where MakeDriver() would fail, or the memory cannot be
 // exported that must be `exportable`.

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "driver/faulty_driver.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "core/base/units.h"
 #include "driver/faulty_driver.h"
-#include "driver/host_driver.h"
 #include "testing/allocation_faults.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {

@@ -13,7 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "driver/faulty_driver.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {

@@ -14,7 +14,7 @@
 #include "core/memory/shared_space.h"
 #include "core/placement/growth.h"
 #include "core/placement/placement.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 

@@ -86,8 +86,7 @@ void Announce(Base& base, const DevicePools::Owned& made, History::Context conte
   bool noted = false;
   bool reported = false;
   try {
-    pools.stats.AfterGrowth(base);
-    pools.stats.LimitBase(base);
+    pools.stats.AfterChange(base);
     if (History::Get().active()) {
       noted = true;
       Note(base, History::Action::ALLOC, made, std::move(context));
@@ -111,13 +110,12 @@ bool FreeAnnounced(Base& base, void* pointer, bool* freed) {
   const History::Telling telling(history);
   // Only of the device that the block is on: somebody may wait for another one with the base's lock
   // of it held.
-  const auto is_behind = [&](DevicePools& pools) {
-    const bool behind = pools.stats.IsBehind();
-    return behind && pools.set.HasReserved(reinterpret_cast<Address>(pointer)) ? &pools : nullptr;
-  };
-  if (auto* const pools = DevicePools::FindFirst(PoolsOwner::kGraphAllocator, is_behind)) {
-    pools->stats.BeforeChange(base);
-  }
+  DevicePools::FindFirst(PoolsOwner::kGraphAllocator, [&](DevicePools& pools) {
+    const bool asks =
+        pools.stats.IsBehind() && pools.set.HasReserved(reinterpret_cast<Address>(pointer));
+    if (asks) pools.stats.BeforeChange(base);
+    return asks;
+  });
   // The block is freed whatever those say who are told: a second attempt would free what is not
   // there any more, or tell some of them twice.
   Callbacks callbacks;
@@ -174,7 +172,7 @@ void OutOfMemory::Attach(Base& base, OomRejectionObserver observer) {
 void OutOfMemory::Tell(Base& base, DevicePools& pools, const Request& request, bool rejected,
                        const MemoryInfo& info) {
   if (rejected) {
-    pools.stats.CountRejection();
+    ++pools.stats.rejections;
     std::vector<OomRejectionObserver> observers;
     {
       const std::lock_guard lock(mutex_);
@@ -189,7 +187,7 @@ void OutOfMemory::Tell(Base& base, DevicePools& pools, const Request& request, b
     for (const size_t bytes : {request.bytes, request.bytes + pools.total_bytes}) {
       if (RunOutInBase(base, pools.device, bytes)) return;
     }
-    pools.stats.CountOutOfMemory();
+    ++pools.stats.ooms;
     if (c10::memoryProfilingEnabled()) {
       const MergedStats::Totals total = pools.stats.Now(base);
       c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), total.allocated_bytes,

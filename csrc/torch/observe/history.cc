@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "torch/errors.h"
-#include "torch/observe/gate.h"
 
 namespace cgp {
 namespace {
@@ -13,11 +12,7 @@ namespace {
 // may be freed after the thread's destructors have run, so it has none.
 constinit thread_local std::vector<std::string>* compile_contexts = nullptr;
 
-struct PurposeOfThread {
-  PoolId pool;
-  StreamId stream{};
-};
-thread_local PurposeOfThread purpose;
+thread_local std::pair<PoolId, StreamId> purpose;
 
 }  // namespace
 
@@ -39,22 +34,16 @@ void History::Configure(bool enabled, c10::CachingDeviceAllocator::CreateContext
   }
   configure();
   const std::lock_guard lock(mutex_);
-  enabled_ = enabled;
   recorder_.store(enabled ? recorder : nullptr);
   when_.store(enabled ? when : When::NEVER);
-  max_entries_ = max_entries;
+  max_entries_ = enabled ? max_entries : 0;
   skipped_ = std::move(skipped);
   if (!enabled || clear) entries_.clear();
   for (auto& [device, entries] : entries_) {
-    while (entries.size() > max_entries) entries.pop_front();
+    while (entries.size() > max_entries_) entries.pop_front();
   }
   if (!enabled) live_.clear();
-  SetActive(enabled || !trackers_->empty());
-}
-
-void History::SetActive(bool active) {
-  active_.store(active, std::memory_order_release);
-  Gate::Set(Gate::kHistory, active);
+  Gate::Set(Gate::kHistory, enabled || !trackers_->empty());
 }
 
 void History::AttachTracker(Tracker tracker, const std::function<void()>& attach) {
@@ -65,7 +54,7 @@ void History::AttachTracker(Tracker tracker, const std::function<void()>& attach
   attach();
   const std::lock_guard lock(mutex_);
   trackers_ = std::move(more);
-  SetActive(true);
+  Gate::Set(Gate::kHistory, true);
 }
 
 History::Context History::Gather(When level) const {
@@ -74,20 +63,17 @@ History::Context History::Gather(When level) const {
 }
 
 void History::Record(Event event, Context context, const std::string& metadata) {
-  std::vector<TraceEntry> told;
-  const auto insert = [&] {
-    if (auto entry = Insert(event, context, metadata)) told.push_back(std::move(*entry));
-  };
+  std::deque<TraceEntry> told;
   {
     const std::lock_guard lock(mutex_);
     if (event.action == Action::FREE_REQUESTED) {
       const auto live = live_.extract(event.address);
       if (live && context == nullptr) context = live.mapped();
-      insert();
+      Insert(event, context, metadata, told);
       // Ours are free for the pool at once: what protects the bytes is the pool's to know.
       event.action = Action::FREE_COMPLETED;
     }
-    insert();
+    Insert(event, context, metadata, told);
     if (event.action == Action::ALLOC && context != nullptr) {
       live_[event.address] = std::move(context);
     }
@@ -96,7 +82,9 @@ void History::Record(Event event, Context context, const std::string& metadata) 
   const Telling left_meanwhile(*this);
   const std::lock_guard telling(telling_mutex_);
   TellMappings();  // what came before
-  Tell(told);
+  Callbacks callbacks;
+  for (const TraceEntry& entry : told) callbacks.Run([&] { Tell(entry); });
+  callbacks.Rethrow();
 }
 
 void History::Mapped(int device, bool mapped, Address address, uint64_t bytes) noexcept {
@@ -106,42 +94,39 @@ void History::Mapped(int device, bool mapped, Address address, uint64_t bytes) n
                     static_cast<c10::DeviceIndex>(device),
                     address,
                     bytes,
-                    purpose.stream,
-                    purpose.pool};
+                    purpose.second,
+                    purpose.first};
   // What is mapped is mapped, also where memory does not suffice for noting it.
   WithWarnings("the history of allocations", [&] {
     const std::lock_guard lock(history.mutex_);
     // No stack: gathering one may wait for the GIL.
-    auto entry = history.Insert(event, nullptr, "");
-    if (entry) history.mappings_.push_back(std::move(*entry));
+    history.Insert(event, nullptr, "", history.mappings_);
   });
 }
 
-std::optional<History::TraceEntry> History::Insert(const Event& event, const Context& context,
-                                                   const std::string& metadata) {
-  if ((!enabled_ && trackers_->empty()) || skipped_.contains(event.action)) return std::nullopt;
+void History::Insert(const Event& event, const Context& context, const std::string& metadata,
+                     std::deque<TraceEntry>& told) {
+  if (skipped_.contains(event.action)) return;
   TraceEntry entry(event.action, event.device, event.address, event.size,
                    reinterpret_cast<void*>(event.stream), {event.pool.first, event.pool.second},
                    c10::getApproximateTime(), when_.load() >= When::ALLOC ? context : nullptr,
                    compile_contexts == nullptr ? "N/A" : compile_contexts->back(), metadata);
-  if (enabled_ && max_entries_ > 0) {
+  if (max_entries_ > 0) {
     std::deque<TraceEntry>& entries = entries_[event.device];
     entries.push_back(entry);
     if (entries.size() > max_entries_) entries.pop_front();
   }
-  return trackers_->empty() ? std::nullopt : std::optional(std::move(entry));
+  if (!trackers_->empty()) told.push_back(std::move(entry));
 }
 
-void History::Tell(std::span<const TraceEntry> entries) const {
+void History::Tell(const TraceEntry& entry) const {
   std::shared_ptr<const Trackers> trackers;
   {
     const std::lock_guard lock(mutex_);
     trackers = trackers_;
   }
   Callbacks callbacks;
-  for (const TraceEntry& entry : entries) {
-    for (const Tracker& tracker : *trackers) callbacks.Run([&] { tracker(entry); });
-  }
+  for (const Tracker& tracker : *trackers) callbacks.Run([&] { tracker(entry); });
   callbacks.Rethrow();
 }
 
@@ -152,13 +137,11 @@ void History::TellMappings() noexcept {
   while (!mappings_.empty()) {
     const std::unique_lock telling(telling_mutex_, std::try_to_lock);
     if (!telling.owns_lock()) return;
-    while (!mappings_.empty()) {
-      const TraceEntry mapping = std::move(mappings_.front());
-      mappings_.pop_front();
-      lock.unlock();
-      WithWarnings("a tracker of allocations", [&] { Tell({&mapping, 1}); });
-      lock.lock();
-    }
+    const TraceEntry mapping = std::move(mappings_.front());
+    mappings_.pop_front();
+    lock.unlock();
+    WithWarnings("a tracker of allocations", [&] { Tell(mapping); });
+    lock.lock();
   }
 }
 
@@ -189,14 +172,11 @@ void History::MergeInto(std::vector<std::vector<TraceEntry>>& device_traces) {
     const auto index = static_cast<size_t>(device);
     if (index >= device_traces.size()) device_traces.resize(index + 1);
     std::vector<TraceEntry>& merged = device_traces[index];
-    const auto bases = static_cast<std::ptrdiff_t>(merged.size());
     for (TraceEntry entry : entries) {
       entry.time_.t_ = to_nanoseconds(entry.time_.approx_t_) / 1000;  // as the base's: microseconds
       merged.push_back(std::move(entry));
     }
-    std::inplace_merge(
-        merged.begin(), merged.begin() + bases, merged.end(),
-        [](const TraceEntry& a, const TraceEntry& b) { return a.time_.t_ < b.time_.t_; });
+    std::ranges::stable_sort(merged, {}, [](const TraceEntry& entry) { return entry.time_.t_; });
     if (merged.size() > max_entries_) {
       merged.erase(merged.begin(), merged.end() - static_cast<std::ptrdiff_t>(max_entries_));
     }

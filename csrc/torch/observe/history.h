@@ -16,14 +16,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "core/pool_set.h"
+#include "torch/observe/gate.h"
 
 namespace cgp {
 
@@ -52,7 +51,7 @@ class History {
    public:
     explicit Telling(History& history) : history_(history) {}
     ~Telling() {
-      if (history_.active()) history_.TellMappings();
+      if (active()) history_.TellMappings();
     }
     Telling(const Telling&) = delete;
     Telling& operator=(const Telling&) = delete;
@@ -84,7 +83,7 @@ class History {
       Tracker tracker, const std::function<void()>& attach = [] {});
 
   // Whether anybody wants to know anything. Costs a load.
-  bool active() const { return active_.load(std::memory_order_acquire); }
+  static bool active() { return (Gate::Read() & Gate::kHistory) != 0; }
 
   // The stack of the caller, if one is wanted from this level on, else nullptr.
   Context Gather(When level) const;
@@ -111,23 +110,20 @@ class History {
 
  private:
   using Trackers = std::vector<Tracker>;
-  void SetActive(bool active);
-  // Keeps an entry. Returns it if a tracker is to be told. pre: mutex_ is held.
-  std::optional<TraceEntry> Insert(const Event& event, const Context& context,
-                                   const std::string& metadata);
+  // Keeps an entry, and adds it to `told` if there are trackers. pre: mutex_ is held.
+  void Insert(const Event& event, const Context& context, const std::string& metadata,
+              std::deque<TraceEntry>& told);
   // Tells all trackers, then throws the first error of theirs. pre: telling_mutex_ is held.
-  void Tell(std::span<const TraceEntry> entries) const;
+  void Tell(const TraceEntry& entry) const;
   void TellMappings() noexcept;
 
   // Held while trackers are told, by none but them: these may ask for statistics, and even
   // allocate. In the order of locks it comes before all others.
   std::recursive_mutex telling_mutex_;
   mutable std::mutex mutex_;
-  std::atomic<bool> active_{false};
-  bool enabled_ = false;
   std::atomic<c10::CachingDeviceAllocator::CreateContextFn> recorder_{nullptr};
   std::atomic<When> when_{When::NEVER};
-  size_t max_entries_ = 0;
+  size_t max_entries_ = 0;  // 0: only trackers are told
   std::set<Action> skipped_;
   std::shared_ptr<const Trackers> trackers_ = std::make_shared<Trackers>();
   std::deque<TraceEntry> mappings_;  // of which the trackers are to be told; oldest first

@@ -25,6 +25,8 @@ std::shared_ptr<c10::GatheredContext> GatherStack() { return std::make_shared<St
 
 class HistoryTest : public ::testing::Test {
  protected:
+  void SetUp() override { Gate::Set(Gate::kHistory, false); }
+
   void Configure(When when, size_t max_entries = kMany, bool clear = false,
                  const std::vector<std::string>& skip = {}) {
     history_.Configure(true, &GatherStack, max_entries, when, clear, skip);

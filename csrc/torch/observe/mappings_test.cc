@@ -5,8 +5,8 @@
 #include <thread>
 #include <vector>
 
-#include "driver/host_driver.h"
 #include "driver/metered_driver.h"
+#include "testing/host_driver.h"
 #include "torch/observe/history.h"
 #include "torch/testing/fake_cuda.h"
 

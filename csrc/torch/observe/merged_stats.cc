@@ -38,28 +38,24 @@ void ForEachPair(DeviceStats& a, const DeviceStats& b, Function function) {
 // function(gauge of ours, stat of torch's that shows it).
 template <typename Function>
 void ForEachShown(SetUsage& usage, DeviceStats& stats, Function function) {
-  const auto of_type = [&](Gauge& gauge, StatArray& array, StatType type) {
-    function(gauge, array[static_cast<size_t>(type)]);
+  const auto show = [&](Gauge& gauge, StatType type, auto... measures) {
+    (function(gauge, (stats.*measures)[static_cast<size_t>(type)]), ...);
   };
-  const auto of_blocks = [&](BlockUsage& blocks, StatType type) {
-    for (StatArray* counts : {&stats.allocation, &stats.active}) {
-      of_type(blocks.count, *counts, type);
-    }
-    for (StatArray* bytes : {&stats.allocated_bytes, &stats.active_bytes}) {
-      of_type(blocks.bytes, *bytes, type);
-    }
-    of_type(blocks.requested_bytes, stats.requested_bytes, type);
+  const auto show_blocks = [&](BlockUsage& blocks, StatType type) {
+    show(blocks.count, type, &DeviceStats::allocation, &DeviceStats::active);
+    show(blocks.bytes, type, &DeviceStats::allocated_bytes, &DeviceStats::active_bytes);
+    show(blocks.requested_bytes, type, &DeviceStats::requested_bytes);
   };
-  of_blocks(usage.all, StatType::AGGREGATE);
-  of_blocks(usage.small, StatType::SMALL_POOL);
-  of_blocks(usage.large, StatType::LARGE_POOL);
+  show_blocks(usage.all, StatType::AGGREGATE);
+  show_blocks(usage.small, StatType::SMALL_POOL);
+  show_blocks(usage.large, StatType::LARGE_POOL);
   // Pages hold blocks of all sizes: what is reserved counts as large, as torch calls segments that
   // are not for small blocks alone.
   for (const StatType type : {StatType::AGGREGATE, StatType::LARGE_POOL}) {
-    of_type(usage.handles, stats.segment, type);
-    of_type(usage.reserved_bytes, stats.reserved_bytes, type);
-    of_type(usage.free_bytes, stats.inactive_split_bytes, type);
-    of_type(usage.free_extents, stats.inactive_split, type);
+    show(usage.handles, type, &DeviceStats::segment);
+    show(usage.reserved_bytes, type, &DeviceStats::reserved_bytes);
+    show(usage.free_bytes, type, &DeviceStats::inactive_split_bytes);
+    show(usage.free_extents, type, &DeviceStats::inactive_split);
   }
 }
 
@@ -99,19 +95,28 @@ void AddHigherPeaks(const StatArray& part, StatArray& sum) {
 DeviceStats MergedStats::OfBase(Base& base) const {
   // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
   const RelaxedCaptureMode relaxed;
-  return IfSupported([&] { return base.getDeviceStats(device_); }).value_or(DeviceStats{});
+  return IfSupported([&] { return base.getDeviceStats(device_); });
 }
 
 void MergedStats::CatchUp(Base& base) {
+  if (fraction_.load() == kUnknown) {
+    const RelaxedCaptureMode relaxed;  // as OfBase()
+    const double of_base = IfSupported([&] { return base.getMemoryFraction(device_); }, 1.0);
+    double unknown = kUnknown;
+    fraction_.compare_exchange_strong(unknown, of_base < 1 ? of_base : kNone);
+    if (limits()) Gate::Set(Gate::kFractions, true);
+  }
   // First, so that growth meanwhile is asked for again.
-  asked_.store(Gate::TakeBaseGrowth(), std::memory_order_release);
-  OrUndo([&] { Ask(base, &Stat::peak); },
-         [&] { asked_.store(Gate::kNever, std::memory_order_release); });
+  const Gate::Word moment = Gate::TakeBaseGrowth();
+  Ask(base, &Stat::peak);
+  asked_.store(moment, std::memory_order_release);
 }
 
-void MergedStats::AfterGrowth(Base& base) {
-  if (!set_.TakeNewPeak()) return;
-  OrUndo([&] { Ask(base, &Stat::current); }, [&] { set_.NoteNewPeak(); });
+void MergedStats::AfterChange(Base& base) {
+  if (set_.TakeNewPeak()) {
+    OrUndo([&] { Ask(base, &Stat::current); }, [&] { set_.NoteNewPeak(); });
+  }
+  LimitBase(base);
 }
 
 // Why the base's peak since the last question may be added to what ours hold now: it was either
@@ -121,30 +126,28 @@ DeviceStats MergedStats::Ask(Base& base, int64_t Stat::*of_base) {
   const RelaxedCaptureMode relaxed;  // as OfBase(), for what is reset
   SetUsage ours = set_.Usage();
   DeviceStats bases = OfBase(base);
-  DeviceStats sum;
-  ForEachPair(sum, bases, [&](Stat& both, const Stat& part) { both.peak = part.*of_base; });
-  ForEachPair(sum, ToDeviceStats(ours),
-              [](Stat& both, const Stat& part) { both.peak += part.current; });
+  DeviceStats sum = ToDeviceStats(ours);
+  ForEachPair(sum, bases, [&](Stat& both, const Stat& part) {
+    both = {.current = part.current, .peak = both.current + part.*of_base};
+  });
   {
     const std::lock_guard lock(mutex_);
-    ForEachPair(peaks_, sum,
-                [](Stat& peak, const Stat& both) { peak.peak = std::max(peak.peak, both.peak); });
+    ForEachPair(peaks_, sum, [](Stat& known, const Stat& both) {
+      known = {.current = both.current, .peak = std::max(known.peak, both.peak)};
+    });
     sum = peaks_;
   }
   // What the peak leaves beside the base. Of what several stats show the least counts.
   ours.ForEachGauge([](Gauge& gauge) { gauge.peak = ~uint64_t{0}; });
-  ForEachPair(sum, bases, [](Stat& left, const Stat& part) { left.current = part.current; });
   ForEachShown(ours, sum, [](Gauge& level, const Stat& stat) {
     const auto left = static_cast<uint64_t>(std::max<int64_t>(0, stat.peak - stat.current));
     level.peak = std::min(level.peak, left);
   });
   // Last, so that no peak is lost where something fails.
-  IfSupported([&] {
-    base.resetPeakStats(device_);
-    return true;
-  });
+  IfSupported([&] { base.resetPeakStats(device_); });
   set_.ResetPeaks(ours);
   base_reserved_.store(bases.reserved_bytes[0].current, std::memory_order_relaxed);
+  LimitOurs();
   return bases;
 }
 
@@ -163,9 +166,9 @@ DeviceStats MergedStats::Get(Base& base) {
   ForEachPair(stats, pools, [](Stat& sum, const Stat& part) { AddBelowPeak(part, sum); });
   stats.num_device_alloc += pools.num_device_alloc;
   stats.num_device_free += pools.num_device_free;
-  stats.num_alloc_retries += retries_;
-  stats.num_ooms += ooms_;
-  AddRejections(stats, rejections_);
+  stats.num_alloc_retries += retries;
+  stats.num_ooms += ooms;
+  AddRejections(stats, rejections);
   {
     const std::lock_guard lock(mutex_);
     ForEachPair(stats, peaks_, [](Stat& stat, const Stat& peak) {
@@ -195,14 +198,61 @@ void MergedStats::ResetPeaks(Base& base) {
 }
 
 void MergedStats::ResetAccumulated(Base& base) {
-  IfSupported([&] {
-    base.resetAccumulatedStats(device_);
-    return true;
-  });
+  IfSupported([&] { base.resetAccumulatedStats(device_); });
   set_.ResetTraffic();
-  retries_ = 0;
-  ooms_ = 0;
-  rejections_ = 0;
+  retries = ooms = rejections = 0;
+}
+
+// --- The fraction ---
+
+void MergedStats::Store(double fraction) {
+  fraction_.store(fraction);
+  ++settings_;
+  if (limits()) Gate::Set(Gate::kFractions, true);
+  LimitOurs();
+}
+
+void MergedStats::SetFraction(Base& base, double fraction) {
+  BeforeChange(base);                         // asks what is in force, to go back to
+  base.setMemoryFraction(fraction, device_);  // refuses what is no fraction
+  const double before = fraction_.load();
+  Store(fraction);
+  OrUndo([&] { LimitBase(base); },
+         [&] {
+           Store(before);
+           base.setMemoryFraction(std::min(before, 1.0), device_);
+           LimitBase(base);
+         });
+}
+
+void MergedStats::LimitOurs() {
+  const double fraction = fraction_.load();
+  const double left = fraction * total_bytes_ - static_cast<double>(base_reserved_.load());
+  driver_.SetLimit(fraction > 1 ? MeteredDriver::kNoLimit
+                                : static_cast<uint64_t>(std::max(0.0, left)));
+}
+
+void MergedStats::LimitBase(Base& base) {
+  if (!limits()) return;
+  uint64_t state = ShareNow();
+  if (told_.load() == state) return;
+  // Several threads may tell the base at once, and no lock can order them: some come with the
+  // base's held, others go for it. So each looks, after it has told, whether what it told is still
+  // so, and tells again if not. The last to tell has looked, so the base was told the truth last.
+  for (;;) {
+    const double of_ours = static_cast<double>(driver_.held_bytes()) / total_bytes_;
+    base.setMemoryFraction(std::max(0.0, fraction_.load() - of_ours), device_);
+    const uint64_t now = ShareNow();
+    if (now == state) break;
+    state = now;
+  }
+  told_.store(state);
+}
+
+std::string MergedStats::DescribeShare() const {
+  if (!limits()) return "";
+  return ", of which set_per_process_memory_fraction() allows this process a share of " +
+         std::to_string(fraction_.load());
 }
 
 }  // namespace cgp

@@ -1,7 +1,7 @@
 // What the base and a device's graph pools have together: their statistics as one, with peaks that
 // are peaks of the sum, and the share of the memory that
 // torch.cuda.set_per_process_memory_fraction() allows both, of which each gets what the other one
-// does not hold (memory_share.cc). Nothing else asks the base for statistics.
+// does not hold. Nothing else asks the base for statistics.
 //
 // Neither side knows the other's changes, but a peak of the sum is only reached when one of them
 // grows, and growth passes through us:
@@ -51,39 +51,33 @@ class MergedStats {
   bool IsBehind() const { return Gate::BaseGrewSince(asked_.load(std::memory_order_acquire)); }
   bool IsWatched() const { return Gate::IsWatchedSince(asked_.load(std::memory_order_acquire)); }
 
-  // These ask the base where that is needed, but wait for it with no lock held: who has the base's
-  // lock may call them too. Where it fails they will ask the next time.
-
-  // To be called before our pools change.
+  // To be called around what changes our pools: asks the base what it has, if that may be more than
+  // it was, or where ours may have a new peak; and tells each side its share. Who has the base's
+  // lock may call them, since they wait with no lock held. Where one fails the next one asks.
   void BeforeChange(Base& base) {
     if (IsBehind()) CatchUp(base);
   }
+  void AfterChange(Base& base);
+  // Asks in any case: the base may hold less than it did, which it says to nobody.
   void CatchUp(Base& base);
-  // To be called after our pools have allocated.
-  void AfterGrowth(Base& base);
 
   // getMemoryFraction() and setMemoryFraction().
   double Fraction(Base& base) const {
     return limits() ? fraction_.load() : base.getMemoryFraction(device_);
   }
   void SetFraction(Base& base, double fraction);
-  // Another base: what was set is forgotten.
-  void ForgetFraction() { Store(kUnknown); }
-  // To be called before ours allocate: asks the base what it has, if that may be more than it was.
-  void LimitOurs(Base& base);
-  // The limit has refused: the base is asked whether it holds less by now. Returns whether ours may
-  // have more.
-  bool RaiseLimit(Base& base);
-  // To be called after ours have taken memory or given it back.
-  void LimitBase(Base& base);
   // Of an error's text: which share that is, if there is one.
   std::string DescribeShare() const;
+  // There is another base from now on.
+  void ForgetBase() {
+    asked_.store(Gate::kNever, std::memory_order_release);
+    Store(kUnknown);
+  }
 
-  // What torch counts as num_alloc_retries and num_ooms.
-  void CountRetry() { ++retries_; }
-  void CountOutOfMemory() { ++ooms_; }
-  // ... and, from 2.12 on, as num_oom_rejections.
-  void CountRejection() { ++rejections_; }
+  // As torch counts them: num_alloc_retries, num_ooms and, from 2.12 on, num_oom_rejections.
+  std::atomic<int64_t> retries{0};
+  std::atomic<int64_t> ooms{0};
+  std::atomic<int64_t> rejections{0};
 
   // What there is now, of both.
   struct Totals {
@@ -104,13 +98,15 @@ class MergedStats {
   // what it says.
   DeviceStats Ask(Base& base, int64_t Stat::*of_base);
 
-  // Nobody has set one since there are pools. What the base was told before counts for both: it is
-  // asked when ours allocate for the first time.
+  // Nobody has set one since there are pools. What the base was told before counts for both: the
+  // base is asked with the first question. invariant: where it is unknown, none was asked.
   static constexpr double kUnknown = 3;
   static constexpr double kNone = 2;
   bool limits() const { return fraction_.load() <= 1; }
   uint64_t ShareNow() const { return settings_.load() + driver_.changes(); }
   void Store(double fraction);
+  void LimitOurs();
+  void LimitBase(Base& base);
 
   const c10::DeviceIndex device_;
   MeteredDriver& driver_;
@@ -119,10 +115,7 @@ class MergedStats {
   std::atomic<Gate::Word> asked_{Gate::kNever};  // up to when the base's growth is noted
   std::atomic<int64_t> base_reserved_{0};        // as of then
   std::mutex mutex_;
-  DeviceStats peaks_;  // of the sum; only the peaks mean anything
-  std::atomic<int64_t> retries_{0};
-  std::atomic<int64_t> ooms_{0};
-  std::atomic<int64_t> rejections_{0};
+  DeviceStats peaks_;                       // of the sum; and what the base held when it was asked
   std::atomic<double> fraction_{kUnknown};  // of the device's memory; kNone: all
   std::atomic<uint64_t> settings_{0};       // how often it was set
   std::atomic<uint64_t> told_{0};           // ShareNow() when the base was told

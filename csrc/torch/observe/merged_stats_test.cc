@@ -8,9 +8,10 @@
 #include <chrono>
 #include <future>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 #include "torch/testing/fake_base_allocator.h"
 #include "torch/torch_version.h"
 
@@ -44,7 +45,7 @@ class MergedStatsTest : public ::testing::Test {
   Block Allocate(uint64_t bytes) {
     stats_.BeforeChange(base_);
     const Block block = set_.Allocate(kId, bytes, kStream);
-    stats_.AfterGrowth(base_);
+    stats_.AfterChange(base_);
     return block;
   }
   void Free(Address address) {
@@ -137,6 +138,24 @@ TEST_F(MergedStatsTest, ThePeakOfOversizeSegmentsIsTheBases) {
   EXPECT_EQ(stats_.Get(base_).oversize_segments.peak, 3);
   stats_.ResetPeaks(base_);
   EXPECT_EQ(stats_.Get(base_).oversize_segments.peak, 1);
+}
+
+TEST_F(MergedStatsTest, WhatTheBaseFailedToSayIsAskedForAgain) {
+  Allocate(512);
+  BaseChanges(5 * kBorder);
+  base_.before_stats = [] { throw std::runtime_error("the base was made to fail"); };
+  EXPECT_THROW(Allocate(512), std::runtime_error);
+  base_.before_stats = [] {};
+  Allocate(512);
+  BaseChanges(-5 * kBorder);
+  EXPECT_EQ(stats_.Get(base_).allocated_bytes[kAll].peak, 5 * kBorder + 1024);
+  BaseChanges(7 * kBorder);
+  base_.before_stats = [] { throw std::runtime_error("the base was made to fail"); };
+  EXPECT_THROW(stats_.BeforeChange(base_), std::runtime_error);
+  base_.before_stats = [] {};
+  EXPECT_TRUE(stats_.IsBehind());
+  stats_.BeforeChange(base_);
+  EXPECT_FALSE(stats_.IsBehind());
 }
 
 TEST_F(MergedStatsTest, WhoHoldsTheBasesLockDoesNotWait) {

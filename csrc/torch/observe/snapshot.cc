@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "core/base/error.h"
@@ -23,76 +22,65 @@ struct Shown {
 // All of the pool's bytes, in the order of the addresses that they are shown at.
 std::vector<Shown> Arrange(const PoolSnapshot& pool) {
   std::vector<Shown> shown;
-  // The stretches [begin, end) of each page that live blocks have; then one where it ends.
-  std::map<PageId, std::vector<std::pair<uint64_t, uint64_t>>> used;
-  for (const auto& [block, pieces] : pool.blocks) {
+  std::vector<PhysicalPiece> pieces;  // that live blocks have, and for each page one where it ends
+  for (const auto& [block, its_pieces] : pool.blocks) {
     shown.push_back({block.address, block.bytes, &block});
-    for (const PhysicalPiece& piece : pieces) {
-      used[piece.page].emplace_back(piece.offset_bytes, piece.offset_bytes + piece.length_bytes);
-    }
+    pieces.insert(pieces.end(), its_pieces.begin(), its_pieces.end());
   }
   const uint64_t page_bytes = pool.stats.page_bytes;
-  std::set<PageId> seen;
-  for (const PoolSnapshot::Range& range : pool.ranges) {
-    Address address = range.address;
-    for (const PageId page : range.pages) {
-      if (seen.insert(page).second) {
-        auto& stretches = used[page];
-        stretches.emplace_back(page_bytes, page_bytes);
-        std::ranges::sort(stretches);
-        uint64_t free = 0;
-        for (const auto& [begin, end] : stretches) {
-          if (begin > free) shown.push_back({address + free, begin - free, nullptr});
-          free = end;
-        }
-      }
-      address += page_bytes;
+  std::map<PageId, Address> homes;
+  for (const auto& [address, pages] : pool.ranges) {
+    for (size_t i = 0; i < pages.size(); ++i) {
+      if (!homes.try_emplace(pages[i], address + i * page_bytes).second) continue;
+      pieces.push_back({.page = pages[i], .offset_bytes = page_bytes, .length_bytes = 0});
     }
+  }
+  std::ranges::sort(pieces, {}, [](const PhysicalPiece& piece) {
+    return std::pair(piece.page, piece.offset_bytes);
+  });
+  uint64_t free = 0;  // from there on, in the page of the next piece
+  for (const auto& [page, offset, length] : pieces) {
+    if (offset > free) shown.push_back({homes.at(page) + free, offset - free, nullptr});
+    free = offset == page_bytes ? 0 : offset + length;
   }
   std::ranges::sort(shown, {}, &Shown::address);
   return shown;
 }
 
-void* StreamOf(const Block& live) { return reinterpret_cast<void*>(live.stream); }
-
-void Append(const Shown& part, const History& history, SegmentInfo& segment) {
-  segment.total_size += part.bytes;
-  if (part.live == nullptr) {
-    if (segment.blocks.empty() || segment.blocks.back().active) segment.blocks.emplace_back();
-    segment.blocks.back().size += part.bytes;
-    return;
-  }
-  BlockInfo& block = segment.blocks.emplace_back();
-  block.size = part.bytes;
-  block.requested_size = part.live->requested_bytes;
-  block.allocated = true;
-  block.active = true;
-  block.context_when_allocated = history.ContextOf(part.address);
-  segment.allocated_size += part.bytes;
-  segment.active_size += part.bytes;
-  segment.requested_size += part.live->requested_bytes;
-  segment.stream = StreamOf(*part.live);
-}
-
 void AppendPool(c10::DeviceIndex device, PoolId id, const PoolSnapshot& pool,
                 const History& history, std::vector<SegmentInfo>& segments) {
   Address end = 0;
-  for (const Shown& part : Arrange(pool)) {
+  for (const auto& [address, bytes, live] : Arrange(pool)) {
+    void* const stream = live == nullptr ? nullptr : reinterpret_cast<void*>(live->stream);
     // A segment is of one stream, that of its live blocks.
     const auto is_others = [&](const SegmentInfo& last) {
-      return part.live != nullptr && last.allocated_size != 0 &&
-             last.stream != StreamOf(*part.live);
+      return live != nullptr && last.allocated_size != 0 && last.stream != stream;
     };
-    if (part.address != end || is_others(segments.back())) {
-      SegmentInfo& segment = segments.emplace_back();
-      segment.device = device;
-      segment.address = part.address;
-      segment.is_large = true;
-      segment.is_expandable = true;
-      segment.owner_private_pool_id = {id.first, id.second};
+    if (address != end || is_others(segments.back())) {
+      SegmentInfo& made = segments.emplace_back();
+      made.device = device;
+      made.address = address;
+      made.is_large = true;
+      made.is_expandable = true;
+      made.owner_private_pool_id = {id.first, id.second};
     }
-    Append(part, history, segments.back());
-    end = part.address + part.bytes;
+    end = address + bytes;
+    SegmentInfo& segment = segments.back();
+    segment.total_size += bytes;
+    if (live != nullptr || segment.blocks.empty() || segment.blocks.back().active) {
+      segment.blocks.emplace_back();
+    }
+    BlockInfo& block = segment.blocks.back();
+    block.size += bytes;
+    if (live == nullptr) continue;
+    block.requested_size = live->requested_bytes;
+    block.allocated = true;
+    block.active = true;
+    block.context_when_allocated = history.ContextOf(address);
+    segment.allocated_size += bytes;
+    segment.active_size += bytes;
+    segment.requested_size += live->requested_bytes;
+    segment.stream = stream;
   }
 }
 

@@ -25,7 +25,7 @@ std::optional<CaptureScopes::OurPool> CaptureScopes::FindOurs(DeviceIndex device
 bool CaptureScopes::BaseKnows(DeviceIndex device, MempoolId_t id) const {
   if (base_ == nullptr) return false;
   // For an id that it never saw the native allocator has no answer.
-  return IfSupported([&] { return base_->getPoolUseCount(device, id); }).value_or(0) > 0;
+  return IfSupported([&] { return base_->getPoolUseCount(device, id); }) > 0;
 }
 
 // A capture may not wait for another one that fills the shared pool: it gets a pool of its own

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "driver/forwarding_driver.h"
-#include "driver/host_graphs.h"
 #include "testing/capture_dag.h"
+#include "testing/host_graphs.h"
 #include "testing/text.h"
 #include "testing/timelines.h"
 #include "torch/runtime.h"

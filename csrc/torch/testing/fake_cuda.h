@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 #include "torch/runtime.h"
 
 namespace cgp::fake_cuda {

@@ -1,4 +1,4 @@
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 
 #include <unistd.h>
 
@@ -10,7 +10,7 @@
 #include <system_error>
 
 #include "core/base/error.h"
-#include "driver/host_memory.h"
+#include "testing/host_memory.h"
 
 namespace cgp {
 namespace {

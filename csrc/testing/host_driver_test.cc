@@ -1,5 +1,5 @@
 // The rules that the driver keeps, with real memory and with numbers.
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "driver/host_memory.h"
+#include "testing/host_memory.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -4,18 +4,35 @@
 // or more strictly, with a DriverError that says which rule; what it refuses has changed nothing.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include "core/driver.h"
 #include "driver/driver_call.h"
-#include "driver/host_graphs.h"
+#include "testing/host_graphs.h"
 
 namespace cgp {
+
+// How often each call was made.
+class CallCounts {
+ public:
+  void Add(DriverCall call) { ++counts_[static_cast<size_t>(call)]; }
+
+  uint64_t operator[](DriverCall call) const { return counts_[static_cast<size_t>(call)]; }
+  uint64_t total() const { return std::accumulate(counts_.begin(), counts_.end(), uint64_t{0}); }
+
+  bool operator==(const CallCounts&) const = default;
+
+ private:
+  std::array<uint64_t, kDriverCallKinds> counts_{};
+};
 
 struct HostDriverOptions {
   int device = 0;

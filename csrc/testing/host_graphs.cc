@@ -1,4 +1,4 @@
-#include "driver/host_graphs.h"
+#include "testing/host_graphs.h"
 
 #include <algorithm>
 #include <string>

@@ -1,4 +1,4 @@
-#include "driver/host_graphs.h"
+#include "testing/host_graphs.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {

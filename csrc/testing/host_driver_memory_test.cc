@@ -10,7 +10,7 @@
 #include <fstream>
 #include <string>
 
-#include "driver/host_driver.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {
