@@ -100,22 +100,18 @@ void DevicePools::EndScope(PoolId id) {
   }
 }
 
-uint64_t DevicePools::Trim(std::optional<PoolId> only) {
-  const RelaxedCaptureMode relaxed;
+uint64_t DevicePools::Trim(Base* base, std::optional<PoolId> only) {
+  if (base != nullptr) stats.BeforeChange(*base);
+  uint64_t bytes = 0;
   try {
-    return set.Trim(only);
+    const RelaxedCaptureMode relaxed;
+    bytes = set.Trim(only);
   } catch (const DriverError& error) {
     // Somebody captures without torch, or another thread is just ending a capture: the device
     // cannot be waited for. What is of no use goes the next time.
     if (error.code() != cudaErrorStreamCaptureUnsupported) throw;
-    return 0;
   }
-}
-
-uint64_t DevicePools::TrimBeside(Base& base, std::optional<PoolId> only) {
-  stats.BeforeChange(base);
-  const uint64_t bytes = Trim(only);
-  stats.LimitBase(base);
+  if (base != nullptr) stats.LimitBase(*base);
   return bytes;
 }
 

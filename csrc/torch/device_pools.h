@@ -74,10 +74,9 @@ class DevicePools {
   void EndScope(PoolId id);
 
   // PoolSet::Trim(), without disturbing a capture that another thread may have under way and torch
-  // does not know of; then it may give nothing back. pre: torch knows of none.
-  uint64_t Trim(std::optional<PoolId> only = std::nullopt);
-  // The same, between what `base` has to be asked and told.
-  uint64_t TrimBeside(Base& base, std::optional<PoolId> only = std::nullopt);
+  // does not know of; then it may give nothing back. It runs between what `base` has to be asked
+  // and told, if there is one. pre: torch knows of no capture.
+  uint64_t Trim(Base* base, std::optional<PoolId> only = std::nullopt);
 
   const c10::DeviceIndex device;
   MeteredDriver driver;

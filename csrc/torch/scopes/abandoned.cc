@@ -27,7 +27,8 @@ void CaptureScopes::EndAbandoned() {
 void CaptureScopes::EndFailed(DeviceIndex device, MempoolId_t id) {
   const History::Telling telling(History::Get());
   const std::lock_guard lock(mutex_);
-  TakeAsFailed(device, names_.Find(device, id));
+  const PoolId pool = PoolNamed(device, id);
+  TakeAsFailed(/*own_alone=*/true, [&](const Route& route) { return route.LeadsTo(device, pool); });
 }
 
 void CaptureScopes::CloseAbandoned(const std::function<bool(const Route&)>& counts) {
@@ -39,15 +40,10 @@ void CaptureScopes::CloseAbandoned(const std::function<bool(const Route&)>& coun
     ReserveMore(late_ends_, 1);
     EndScope(*route->pools, route->id, route->kind);
     // Nobody but its thread ends a nested scope, and it will, if it has not done so.
-    const bool nested = route->nested;
-    const bool ended = route->closed || (nested && route->paused);
-    if (!ended) late_ends_.push_back({std::move(*route), /*failed=*/nested});
+    if (route->closed || (route->nested && route->paused)) continue;
+    route->failed = route->nested;
+    late_ends_.push_back(std::move(*route));
   }
-}
-
-void CaptureScopes::TakeAsFailed(DeviceIndex device, PoolId pool) {
-  TakeAsFailed(/*own_alone=*/true,
-               [&](const Route& route) { return route.device == device && route.id == pool; });
 }
 
 void CaptureScopes::TakeAsFailed(bool own_alone, const std::function<bool(const Route&)>& failed) {
@@ -55,23 +51,19 @@ void CaptureScopes::TakeAsFailed(bool own_alone, const std::function<bool(const 
     return failed(route) && (!own_alone || route.thread == std::this_thread::get_id());
   });
   for (size_t i = late_ends_.size(); i-- > 0;) {
-    LateEnd& late = late_ends_[i];
-    const Route& route = late.route;
-    if (late.failed || !failed(route)) continue;
-    EndHostRoute(route.name);
-    if (kGraphReleasesAbandonedPool) {
-      late.failed = true;
-      continue;
-    }
-    Drop(*route.pools, route.name, route.id);
+    Route& late = late_ends_[i];
+    if (late.failed || !failed(late)) continue;
+    EndHostRoute(late.name);
+    late.failed = kGraphReleasesAbandonedPool;
+    if (late.failed) continue;
+    Drop(*late.pools, late.name, late.id);
     late_ends_.erase(late_ends_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
 
 bool CaptureScopes::TakeLateEnd(DeviceIndex device, PoolId pool) {
-  const auto late = std::ranges::find_if(late_ends_, [&](const LateEnd& end) {
-    return end.route.device == device && end.route.id == pool;
-  });
+  const auto late = std::ranges::find_if(
+      late_ends_, [&](const Route& route) { return route.LeadsTo(device, pool); });
   if (late == late_ends_.end()) return false;
   late_ends_.erase(late);
   return true;

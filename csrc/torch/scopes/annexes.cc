@@ -16,14 +16,10 @@ c10::MempoolId_t AnnexName(uint64_t number) { return {~number, ~0ULL}; }
 
 void Annexes::Begin(c10::DeviceIndex device, PoolId pool) {
   if (base_ == nullptr) return;
-  const Key key{device, pool};
-  Annex annex;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto [found, made] = annexes_.try_emplace(key);
-    if (made) found->second.id = AnnexName(++made_);
-    annex = found->second;
-  }
+  std::unique_lock lock(mutex_);
+  Annex& annex = annexes_[{device, pool}];
+  if (annex.users == 0) annex.id = AnnexName(++made_);
+  lock.unlock();
   base_->beginAllocateToPool(
       device, annex.id, [this, device, pool, used = annex.used](cudaStream_t stream) {
         const auto target = routes_.Match(device, stream);
@@ -31,43 +27,29 @@ void Annexes::Begin(c10::DeviceIndex device, PoolId pool) {
         if (takes) used->store(true, std::memory_order_relaxed);
         return takes;
       });
-  const std::lock_guard lock(mutex_);
-  ++annexes_.at(key).users;
+  ++annex.users;
 }
 
 void Annexes::End(c10::DeviceIndex device, PoolId pool) {
-  if (base_ == nullptr) return;
-  std::unique_lock lock(mutex_);
-  const c10::MempoolId_t id = annexes_.at({device, pool}).id;
-  lock.unlock();
-  base_->endAllocateToPool(device, id);
+  if (base_ != nullptr) base_->endAllocateToPool(device, annexes_.at({device, pool}).id);
 }
 
 void Annexes::Release(c10::DeviceIndex device, PoolId pool) {
+  const auto found = annexes_.find({device, pool});
+  if (found == annexes_.end()) return;
+  Annex& annex = found->second;
   // A user at a time, so that an error leaves to the next call what is left.
-  while (const std::optional<c10::MempoolId_t> id = ForgetUnlessUsed({device, pool})) {
-    base_->releasePool(device, *id);
-    const std::lock_guard lock(mutex_);
-    --annexes_.at({device, pool}).users;
-  }
-}
-
-std::optional<c10::MempoolId_t> Annexes::ForgetUnlessUsed(const Key& key) {
+  for (; annex.users > 0; --annex.users) base_->releasePool(device, annex.id);
   const std::lock_guard lock(mutex_);
-  const auto found = annexes_.find(key);
-  if (found == annexes_.end()) return std::nullopt;
-  const Annex& annex = found->second;
-  if (annex.users > 0) return annex.id;
-  if (annex.used->load(std::memory_order_relaxed)) past_owners_[annex.id] = NameOf(key.second);
+  if (*annex.used) past_owners_[annex.id] = NameOf(pool);
   annexes_.erase(found);
-  return std::nullopt;
 }
 
 std::optional<c10::MempoolId_t> Annexes::Find(c10::DeviceIndex device, PoolId pool) const {
   const std::lock_guard lock(mutex_);
   const auto found = annexes_.find({device, pool});
-  const bool used = found != annexes_.end() && found->second.used->load(std::memory_order_relaxed);
-  return used ? std::optional(found->second.id) : std::nullopt;
+  if (found == annexes_.end() || !*found->second.used) return std::nullopt;
+  return found->second.id;
 }
 
 std::map<c10::MempoolId_t, c10::MempoolId_t> Annexes::Owners() const {

@@ -34,8 +34,8 @@ class Annexes {
   // Both must outlive this. Without a base there are no annexes.
   Annexes(Base* base, RouteTable& routes) : base_(base), routes_(routes) {}
 
-  // Begins and ends a scope of the pool's annex, which is made if need be. The caller orders these
-  // calls. If the base throws nothing has changed.
+  // Begins and ends a scope of the pool's annex, which is made if need be. If the base throws
+  // nothing has changed. The caller orders these calls and Release().
   void Begin(c10::DeviceIndex device, PoolId pool);
   void End(c10::DeviceIndex device, PoolId pool);
   // The pool has no users left: nor has its annex, if it has one. If the base throws, another call
@@ -58,18 +58,15 @@ class Annexes {
     // Whether the filter has ever taken an allocation.
     std::shared_ptr<std::atomic<bool>> used = std::make_shared<std::atomic<bool>>(false);
   };
-  using Key = std::pair<c10::DeviceIndex, PoolId>;
 
-  // What the base calls it while that counts users of it. pre: mutex_ is not held.
-  std::optional<c10::MempoolId_t> ForgetUnlessUsed(const Key& key);
   // Which pool each annex belongs to.
   std::map<c10::MempoolId_t, c10::MempoolId_t> Owners() const;
 
   Base* const base_;
   RouteTable& routes_;
-  // Never held while the base is called.
+  // For those whom the caller does not order. Never held while the base is called.
   mutable std::mutex mutex_;
-  std::map<Key, Annex> annexes_;
+  std::map<std::pair<c10::DeviceIndex, PoolId>, Annex> annexes_;
   // Of those that were given up after they had been used: few, as only old storages use them.
   std::map<c10::MempoolId_t, c10::MempoolId_t> past_owners_;
   uint64_t made_ = 0;

@@ -16,7 +16,7 @@ CaptureScopes::Known* CaptureScopes::As(Role role, const ScopeKey& key) {
 
 std::optional<CaptureScopes::OurPool> CaptureScopes::FindOurs(DeviceIndex device,
                                                               MempoolId_t id) const {
-  const PoolId pool = names_.Find(device, id);
+  const PoolId pool = PoolNamed(device, id);
   DevicePools* const pools = DevicePools::Find(device, owner_);
   if (pools == nullptr || !pools->set.Contains(pool)) return std::nullopt;
   return OurPool{pools, pool};
@@ -28,13 +28,25 @@ bool CaptureScopes::BaseKnows(DeviceIndex device, MempoolId_t id) const {
   return IfSupported([&] { return base_->getPoolUseCount(device, id); }).value_or(0) > 0;
 }
 
+int CaptureScopes::SharedUses(DeviceIndex device, MempoolId_t id) const {
+  const std::lock_guard lock(names_mutex_);
+  const auto uses = shared_uses_.find({device, id});
+  return uses == shared_uses_.end() ? 0 : uses->second;
+}
+
+void CaptureScopes::CountUse(DeviceIndex device, MempoolId_t id, PoolId pool, int change) {
+  if (pool != kShared) return;
+  const std::lock_guard lock(names_mutex_);
+  const auto uses = shared_uses_.try_emplace({device, id}).first;
+  if ((uses->second += change) <= 0) shared_uses_.erase(uses);
+}
+
 // A capture may not wait for another one that fills the shared pool: it gets a pool of its own
 // then.
 bool CaptureScopes::SharesPool(DeviceIndex device, MempoolId_t id) const {
-  if (names_.UseCount(device, id) > 0) return true;
-  return takes_captures() && shares_captures_ && PoolNames::IsAnonymous(id) &&
-         !FindOurs(device, id) && !BaseKnows(device, id) &&
-         !routes_.Contains(device, PoolNames::kShared);
+  if (SharedUses(device, id) > 0) return true;
+  return takes_captures() && shares_captures_ && IsAnonymous(id) && !FindOurs(device, id) &&
+         !BaseKnows(device, id) && !routes_.Contains(device, kShared);
 }
 
 void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
@@ -50,8 +62,8 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   const ScopeKind kind = takes_current && !capturing ? ScopeKind::kEager : ScopeKind::kCapture;
 
   const bool shares = kind == ScopeKind::kCapture && SharesPool(device, id);
-  const PoolId pool = shares ? PoolNames::kShared : names_.Find(device, id);
-  TakeAsFailed(device, pool);
+  const PoolId pool = shares ? kShared : PoolNamed(device, id);
+  TakeAsFailed(/*own_alone=*/true, [&](const Route& route) { return route.LeadsTo(device, pool); });
   const auto ours = FindOurs(device, {pool.first, pool.second});
   DevicePools* pools = ours ? ours->pools : nullptr;
   DevicePools* undecided = nullptr;
@@ -92,23 +104,28 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
     return OrUndo([&] { base_->beginAllocateToPool(device, id, route.filter); },
                   [&] { routes_.Pause(device, pool); });
   }
-  if (pools == nullptr) {
-    BeginInBase(std::move(route), undecided);
-    return;
-  }
   // Only what goes on with a capture begins while its stream is capturing. CUDA would refuse as
   // well, but by then torch would have left this route behind.
-  TORCH_CHECK(!capturing || takes_current,
+  TORCH_CHECK(pools == nullptr || !capturing || takes_current,
               "cannot begin a capture into graph pool " + ToString(pool) +
                   ": the current stream is capturing another graph already. Captures do not nest: "
                   "end that one first, or capture on another stream");
-  BeginInOurs(std::move(route), capturing, graphs);
+  routes_.ReserveOne();
+  pools == nullptr ? BeginInBase(route, undecided) : BeginInOurs(route, capturing, graphs);
+  if (kind == ScopeKind::kCapture && !route.nested) {
+    ++(pools == nullptr ? counts_.bases : counts_.ours);
+    if (pools == nullptr && !takes_captures()) {
+      ++counts_.while_stopped;
+    } else if (pools == nullptr && As(Role::kMemPoolOfBase, key)) {
+      ++counts_.in_mempools;
+    }
+  }
+  routes_.Add(std::move(route));
 }
 
-void CaptureScopes::BeginInBase(Route route, DevicePools* undecided) {
+void CaptureScopes::BeginInBase(const Route& route, DevicePools* undecided) {
   const DeviceIndex device = route.device;
   const MempoolId_t id = route.name;
-  routes_.ReserveOne();
   const int users = undecided == nullptr ? 0 : undecided->set.UseCount(route.id);
   const ScopeKey tree{device, route.id};
   int given = 0;
@@ -127,26 +144,16 @@ void CaptureScopes::BeginInBase(Route route, DevicePools* undecided) {
   });
   for (int user = 0; user < users; ++user) undecided->set.Release(route.id);
   if (undecided != nullptr) ReleaseUnused(*undecided, route.id);
-  if (route.kind == ScopeKind::kCapture && !route.nested) {
-    ++counts_.bases;
-    if (!takes_captures()) {
-      ++counts_.while_stopped;
-    } else if (As(Role::kMemPoolOfBase, tree)) {
-      ++counts_.in_mempools;
-    }
-  }
-  routes_.Add(std::move(route));
 }
 
-void CaptureScopes::BeginInOurs(Route route, bool capturing, std::optional<PoolId> graphs) {
+void CaptureScopes::BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs) {
   DevicePools& pools = *route.pools;
   const bool capture = route.kind == ScopeKind::kCapture;
-  routes_.ReserveOne();
   bool named = false;
   bool begun = false;
   bool is_kept = false;
   const auto begin = [&] {
-    names_.Hold(route.device, route.name, route.id);
+    CountUse(route.device, route.name, route.id, 1);
     named = true;
     AsTorchErrors([&] { pools.set.BeginScope(route.id, route.kind, capturing); });
     begun = true;
@@ -159,19 +166,17 @@ void CaptureScopes::BeginInOurs(Route route, bool capturing, std::optional<PoolI
   OrUndo(begin, [&] {
     if (is_kept) kept_.erase({{route.device, *graphs}, route.id});
     if (is_kept) pools.set.Release(route.id);
-    if (named) names_.Release(route.device, route.name);
+    if (named) CountUse(route.device, route.name, route.id, -1);
     if (!begun) return;
     pools.EndScope(route.id);
     pools.set.Release(route.id);
   });
-  if (capture && !route.nested) ++counts_.ours;
-  routes_.Add(std::move(route));
 }
 
 void CaptureScopes::End(DeviceIndex device, MempoolId_t id) {
   const History::Telling telling(History::Get());
   const std::lock_guard lock(mutex_);
-  const PoolId pool = names_.Find(device, id);
+  const PoolId pool = PoolNamed(device, id);
   // While a capture goes on in the pool, an end that is still owed is that of the graph that failed
   // before. Were it the capture's own, around the body of a conditional node, the body's begin
   // would be refused: better than a capture that goes on without its pool.
@@ -212,13 +217,13 @@ void CaptureScopes::EndScope(DevicePools& pools, PoolId pool, ScopeKind kind) {
 }
 
 void CaptureScopes::Hold(DevicePools& pools, MempoolId_t id, PoolId pool) {
-  names_.Hold(pools.device, id, pool);
-  OrUndo([&] { pools.set.Retain(pool); }, [&] { names_.Release(pools.device, id); });
+  CountUse(pools.device, id, pool, 1);
+  OrUndo([&] { pools.set.Retain(pool); }, [&] { CountUse(pools.device, id, pool, -1); });
 }
 
 void CaptureScopes::Drop(DevicePools& pools, MempoolId_t id, PoolId pool) {
   AsTorchErrors([&] { pools.set.Release(pool); });
-  names_.Release(pools.device, id);
+  CountUse(pools.device, id, pool, -1);
   ReleaseUnused(pools, pool);
 }
 

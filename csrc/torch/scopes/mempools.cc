@@ -45,7 +45,7 @@ void CaptureScopes::CreateOrIncref(DeviceIndex device, MempoolId_t id,
 int CaptureScopes::UseCount(DeviceIndex device, MempoolId_t id) const {
   const auto ours = FindOurs(device, id);
   if (!ours) return base_->getPoolUseCount(device, id);
-  if (ours->id == PoolNames::kShared) return names_.UseCount(device, id);
+  if (ours->id == kShared) return SharedUses(device, id);
   const std::lock_guard lock(mutex_);
   return UsersOf(*ours->pools, ours->id);
 }
@@ -77,27 +77,19 @@ void CaptureScopes::SetNoSplit(DeviceIndex device, MempoolId_t id) {
   base_->setNoSplit(device, id);
 }
 
-uint64_t CaptureScopes::Trim(std::optional<DeviceIndex> only) {
-  const std::lock_guard lock(mutex_);
-  return TrimUnlessCapturing(only);
-}
-
-uint64_t CaptureScopes::TryTrim(std::optional<DeviceIndex> only) {
+uint64_t CaptureScopes::Trim(std::optional<DeviceIndex> only, bool waits) {
   const History::Telling telling(History::Get());
   // Holding this keeps a capture of torch's from beginning meanwhile.
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  return lock.owns_lock() ? TrimUnlessCapturing(only) : 0;
-}
-
-uint64_t CaptureScopes::TrimUnlessCapturing(std::optional<DeviceIndex> only) {
-  if (routes_.capturing()) return 0;
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (waits) lock.lock();
+  if ((!waits && !lock.try_lock()) || routes_.capturing()) return 0;
   uint64_t bytes = 0;
   for (const PoolsOwner owner : kPoolsOwners) {
     if (owner != owner_ && base_ == nullptr) continue;
     for (DevicePools* pools : DevicePools::All(owner)) {
       if (only && pools->device != *only) continue;
       // What the C functions hand out shares neither statistics nor a fraction with a base.
-      bytes += owner == PoolsOwner::kGraphAllocator ? pools->TrimBeside(*base_) : pools->Trim();
+      bytes += pools->Trim(owner == PoolsOwner::kGraphAllocator ? base_ : nullptr);
     }
   }
   return bytes;
@@ -111,7 +103,7 @@ bool CaptureScopes::EmptyOurs(MempoolId_t id) noexcept {
       const auto found = FindOurs(pools->device, id);
       if (!found) continue;
       ours = true;
-      if (!routes_.capturing()) pools->TrimBeside(*base_, found->id);
+      if (!routes_.capturing()) pools->Trim(base_, found->id);
     }
   });
   return ours;

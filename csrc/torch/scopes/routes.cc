@@ -255,7 +255,7 @@ std::optional<Route> RouteTable::FindAbandoned(
 Route* RouteTable::Find(c10::DeviceIndex device, PoolId id, bool paused) const {
   Route* found = nullptr;
   for (Route& route : routes_) {
-    if (route.device != device || route.id != id) continue;
+    if (!route.LeadsTo(device, id)) continue;
     if (found == nullptr || route.paused == paused) found = &route;
   }
   return found;

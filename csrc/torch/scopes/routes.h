@@ -51,6 +51,8 @@ struct Target {
 };
 
 struct Route : Target {
+  bool LeadsTo(c10::DeviceIndex to, PoolId pool) const { return device == to && id == pool; }
+
   c10::DeviceIndex device = 0;
   c10::MempoolId_t name{0, 0};  // what torch calls the pool
   StreamFilter filter;
@@ -68,6 +70,9 @@ struct Route : Target {
   bool over = false;
   bool paused = false;  // ended while its capture goes on: matches nothing until it is begun again
   bool closed = false;  // ended, but the pool still has a scope: matches nothing any more
+  // Ended while its graph may still do so, and its capture is known to have failed: only since 2.14
+  // does the graph end it then. Or nested: its thread does.
+  bool failed = false;
 };
 
 class RouteTable {
