@@ -28,11 +28,6 @@ DevicePools::DevicePools(c10::DeviceIndex of)
       total_bytes(driver.Info().total_bytes),
       stats(driver, set, total_bytes) {}
 
-std::atomic<DevicePools*>& DevicePools::Newest(PoolsOwner owner) noexcept {
-  static constinit std::array<std::atomic<DevicePools*>, kPoolsOwners.size()> newest{};
-  return newest[static_cast<size_t>(owner)];
-}
-
 DevicePools& DevicePools::For(c10::DeviceIndex index, PoolsOwner owner) {
   if (DevicePools* const pools = Find(index, owner)) return *pools;
   if (index < 0 || index >= C10_COMPILE_TIME_MAX_GPUS) {
@@ -48,8 +43,9 @@ DevicePools& DevicePools::For(c10::DeviceIndex index, PoolsOwner owner) {
       made->LetIn(others->device);
     }
   }
-  made->before_ = Newest(owner).load(std::memory_order_relaxed);
-  Newest(owner).store(made.get(), std::memory_order_release);
+  std::atomic<DevicePools*>& newest = newest_[static_cast<size_t>(owner)];
+  made->before_ = newest.load(std::memory_order_relaxed);
+  newest.store(made.get(), std::memory_order_release);
   return *made.release();  // never deleted: see the header
 }
 
@@ -123,8 +119,12 @@ std::optional<DevicePools::Owned> DevicePools::At(const void* address) {
   });
 }
 
-std::optional<Block> DevicePools::Around(const void* address, PoolsOwner owner) {
-  return FindFirst(owner, [&](DevicePools& pools) { return pools.set.Find(ToAddress(address)); });
+void* DevicePools::BaseAllocation(const void* address, size_t* bytes, PoolsOwner owner) {
+  const std::optional<Block> block =
+      FindFirst(owner, [&](DevicePools& pools) { return pools.set.Find(ToAddress(address)); });
+  if (!block) return nullptr;
+  if (bytes != nullptr) *bytes = block->bytes;
+  return reinterpret_cast<void*>(block->address);
 }
 
 }  // namespace cgp

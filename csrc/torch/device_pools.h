@@ -43,8 +43,8 @@ class DevicePools {
   template <typename Ask>
   static auto FindFirst(PoolsOwner owner, const Ask& ask)
       -> decltype(ask(std::declval<DevicePools&>())) {
-    for (DevicePools* pools = Newest(owner).load(std::memory_order_acquire); pools != nullptr;
-         pools = pools->before_) {
+    const auto& newest = newest_[static_cast<size_t>(owner)];
+    for (auto* pools = newest.load(std::memory_order_acquire); pools; pools = pools->before_) {
       if (auto answer = ask(*pools)) return answer;
     }
     return {};
@@ -65,9 +65,9 @@ class DevicePools {
   };
   // The one that starts at `address`, if one does.
   static std::optional<Owned> At(const void* address);
-  // The live block that holds `address`, not only at its start. Slow: for diagnostics.
-  static std::optional<Block> Around(const void* address,
-                                     PoolsOwner owner = PoolsOwner::kGraphAllocator);
+  // CUDAAllocator::getBaseAllocation(), or nullptr if no live block holds `address`. Slow.
+  static void* BaseAllocation(const void* address, size_t* bytes,
+                              PoolsOwner owner = PoolsOwner::kGraphAllocator);
 
   // PoolSet::EndScope(), also where the device cannot be marked, or for lack of the host's memory:
   // torch ends a scope once.
@@ -87,12 +87,11 @@ class DevicePools {
  private:
   explicit DevicePools(c10::DeviceIndex of);
 
-  // Those that the owner made last, which lead to those before.
-  static std::atomic<DevicePools*>& Newest(PoolsOwner owner) noexcept;
-
   // PoolSet::EnablePeer(), if the peer can reach this device.
   void LetIn(c10::DeviceIndex peer);
 
+  // Those that each owner made last, which lead to those before.
+  static inline constinit std::array<std::atomic<DevicePools*>, kPoolsOwners.size()> newest_{};
   DevicePools* before_ = nullptr;  // of the same owner
 };
 

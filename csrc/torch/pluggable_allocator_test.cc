@@ -17,6 +17,10 @@
 #include "torch/testing/fake_faults.h"
 
 namespace cgp {
+
+extern "C" void cudagraph_pool_memory_fraction(double fraction, int device);
+extern "C" void* cudagraph_pool_base_alloc(void* pointer, size_t* bytes);
+
 namespace {
 
 using fake_cuda::ActiveCapture;
@@ -65,7 +69,7 @@ class PluggableAllocatorTest : public ::testing::Test {
   }
   void EndCapture(c10::MempoolId_t id, uintptr_t stream = 1) {
     SetCapture(Stream(stream), 0);
-    plain_.End(device_, id);
+    plain_.scopes().End(device_, id);
   }
 
   FakeBaseAllocator installed_;  // not "native": a pluggable one
@@ -84,13 +88,13 @@ TEST_F(PluggableAllocatorTest, EagerMemoryComesFromOnePool) {
   ASSERT_TRUE(PoolOf(first).has_value());
   EXPECT_EQ(PoolOf(first), PoolOf(second));
   size_t bytes = 0;
-  EXPECT_EQ(plain_.BaseAllocation(static_cast<char*>(first) + 600, &bytes), first);
+  EXPECT_EQ(cudagraph_pool_base_alloc(static_cast<char*>(first) + 600, &bytes), first);
   EXPECT_EQ(bytes, 1024U);
   plain_.Free(nullptr);
   plain_.Free(first);
-  EXPECT_THROW(plain_.BaseAllocation(first, &bytes), c10::Error);
+  EXPECT_THROW(cudagraph_pool_base_alloc(first, &bytes), c10::Error);
   EXPECT_EQ(Malloc(1000), first) << "its stream takes it at once";
-  plain_.Reset();
+  plain_.scopes().Trim();
   EXPECT_GT(Reserved(), 0U) << "the eager pool stays open";
 }
 
@@ -169,11 +173,11 @@ TEST_F(PluggableAllocatorTest, ACaptureWithHooksHasAPoolOfItsOwn) {
   EXPECT_EQ(PoolOf(Malloc(1000)), PoolOf(eager));
   plain_.Begin(device_, id_, [here](cudaStream_t) { return std::this_thread::get_id() == here; });
   EXPECT_EQ(PoolOf(Malloc(1000)), pool_) << "a thread warms up in it";
-  plain_.End(device_, id_);
+  plain_.scopes().End(device_, id_);
   EXPECT_EQ(set().UseCount(pool_), 2);
-  plain_.Release(device_, id_);
-  plain_.Release(device_, id_);
-  plain_.Release(device_, id_);  // one too many, as after a capture that failed
+  plain_.scopes().Release(device_, id_);
+  plain_.scopes().Release(device_, id_);
+  plain_.scopes().Release(device_, id_);  // one too many, as after a capture that failed
   EXPECT_EQ(set().UseCount(pool_), 0);
 }
 
@@ -224,7 +228,7 @@ TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutUnusedPoolsGiveWay) {
   plain_.Free(Malloc(kPhysicalLimit - kPage));
   EndCapture(id_);
   EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError) << "its graph needs it";
-  plain_.Release(device_, id_);
+  plain_.scopes().Release(device_, id_);
   BeginCapture({0, 2}, 8);
   EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError);
   EXPECT_THROW(Malloc(2 * kPage, 2), c10::OutOfMemoryError) << "eager, beside the capture";
@@ -238,14 +242,14 @@ TEST_F(PluggableAllocatorTest, NoRoomIsMadeWithinACaptureThatNobodyToldOf) {
   BeginCapture(id_, 7);
   plain_.Free(Malloc(kPhysicalLimit - kPage));
   EndCapture(id_);
-  plain_.Release(device_, id_);
+  plain_.scopes().Release(device_, id_);
   plain_.Begin(device_, {0, 2}, [](cudaStream_t) { return true; });
   SetCapture(Stream(1), 8);
   EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError);
   EXPECT_EQ(Reserved(), kPhysicalLimit - kPage);
   SetCapture(Stream(1), 0);
   EXPECT_NE(Malloc(2 * kPage), nullptr);
-  plain_.End(device_, {0, 2});
+  plain_.scopes().End(device_, {0, 2});
 }
 
 TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutWhatOtherStreamsFreedIsTaken) {
@@ -277,14 +281,14 @@ TEST_F(PluggableAllocatorTest, UnusedPoolsAreGivenBackButNotDuringACapture) {
   BeginCapture(id_, 7);
   plain_.Free(Malloc(4 * kPage));
   EndCapture(id_);
-  plain_.Reset();
+  plain_.scopes().Trim();
   EXPECT_EQ(Reserved(), 4 * kPage) << "its graph lives";
-  plain_.Release(device_, id_);
+  plain_.scopes().Release(device_, id_);
   BeginCapture({0, 2}, 8);
-  plain_.Reset();
+  plain_.scopes().Trim();
   EXPECT_EQ(Reserved(), 4 * kPage);
   EndCapture({0, 2});
-  plain_.Reset();
+  plain_.scopes().Trim();
   EXPECT_EQ(Reserved(), 0U);
 }
 
@@ -295,16 +299,16 @@ TEST_F(PluggableAllocatorTest, AnAbandonedCaptureMakesWay) {
   BeginCapture({0, 2}, 8);
   EXPECT_EQ(PoolOf(Malloc(1000)), (PoolId{0, 2}));
   EXPECT_EQ(set().UseCount(pool_), kGraphReleasesAbandonedPool ? 1 : 0);
-  plain_.End(device_, id_);  // what its graph may still do, late
-  if (kGraphReleasesAbandonedPool) plain_.Release(device_, id_);
+  plain_.scopes().End(device_, id_);  // what its graph may still do, late
+  if (kGraphReleasesAbandonedPool) plain_.scopes().Release(device_, id_);
   EndCapture({0, 2});
-  plain_.Reset();
+  plain_.scopes().Trim();
   EXPECT_FALSE(set().Contains(pool_));
 }
 
 TEST_F(PluggableAllocatorTest, APausedCaptureGoesOn) {
   BeginCapture(id_, 7);
-  plain_.End(device_, id_);
+  plain_.scopes().End(device_, id_);
   EXPECT_THROW(Malloc(1000), c10::Error);
   plain_.Begin(device_, id_, [](cudaStream_t stream) { return ActiveCapture(stream) == 7; });
   EXPECT_EQ(PoolOf(Malloc(1000)), pool_);
@@ -324,13 +328,13 @@ TEST_F(PluggableAllocatorTest, RefusedScopesAreTorchsErrors) {
 }
 
 TEST_F(PluggableAllocatorTest, AFractionLimitsTheDevice) {
-  plain_.SetMemoryFraction(0.25, device_);
+  cudagraph_pool_memory_fraction(0.25, device_);
   void* const all = Malloc(8 * kPage);
   EXPECT_THROW(Malloc(1), c10::OutOfMemoryError);
-  plain_.SetMemoryFraction(1, device_);
+  cudagraph_pool_memory_fraction(1, device_);
   EXPECT_NE(Malloc(1), nullptr);
   plain_.Free(all);
-  EXPECT_THROW(plain_.SetMemoryFraction(1, -1), c10::Error);
+  EXPECT_THROW(cudagraph_pool_memory_fraction(1, -1), c10::Error);
 }
 
 // The native allocator asks for segments of a MemPool, also while it is capturing, and keeps them.
@@ -477,7 +481,7 @@ TEST_F(PluggableAllocatorTest, ThreadsAllocateWhileThePoolGrows) {
     // Begun anew, the pool grows anew.
     set().EndScope({~0ULL, ~0ULL});
     set().Release({~0ULL, ~0ULL});
-    plain_.Reset();
+    plain_.scopes().Trim();
     ASSERT_TRUE(set().ids().empty());
   }
   EXPECT_EQ(failures, 0);

@@ -6,7 +6,6 @@
 // about to end it. So a capture that looks abandoned loses its route alone, and its user stays. It
 // is taken as failed, and before 2.14 its user is taken away, by whoever knows: a new capture
 // begins on its stream or in its pool, or cudagraph_pool.graph saw it fail.
-#include <algorithm>
 #include <utility>
 
 #include "core/base/reserve.h"
@@ -59,14 +58,6 @@ void CaptureScopes::TakeAsFailed(bool own_alone, const std::function<bool(const 
     Drop(*late.pools, late.name, late.id);
     late_ends_.erase(late_ends_.begin() + static_cast<std::ptrdiff_t>(i));
   }
-}
-
-bool CaptureScopes::TakeLateEnd(DeviceIndex device, PoolId pool) {
-  const auto late = std::ranges::find_if(
-      late_ends_, [&](const Route& route) { return route.LeadsTo(device, pool); });
-  if (late == late_ends_.end()) return false;
-  late_ends_.erase(late);
-  return true;
 }
 
 }  // namespace cgp

@@ -41,14 +41,6 @@ void CaptureScopes::CountUse(DeviceIndex device, MempoolId_t id, PoolId pool, in
   if ((uses->second += change) <= 0) shared_uses_.erase(uses);
 }
 
-// A capture may not wait for another one that fills the shared pool: it gets a pool of its own
-// then.
-bool CaptureScopes::SharesPool(DeviceIndex device, MempoolId_t id) const {
-  if (SharedUses(device, id) > 0) return true;
-  return takes_captures() && shares_captures_ && IsAnonymous(id) && !FindOurs(device, id) &&
-         !BaseKnows(device, id) && !routes_.Contains(device, kShared);
-}
-
 void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
   const History::Telling telling(History::Get());
   std::unique_lock lock(mutex_);
@@ -61,7 +53,11 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   const bool takes_current = filter(stream);
   const ScopeKind kind = takes_current && !capturing ? ScopeKind::kEager : ScopeKind::kCapture;
 
-  const bool shares = kind == ScopeKind::kCapture && SharesPool(device, id);
+  // A capture may not wait for another one that fills the shared pool: it gets a pool of its own
+  // then.
+  const bool shares = kind == ScopeKind::kCapture && takes_captures() && shares_captures_ &&
+                      IsAnonymous(id) && !FindOurs(device, id) && !BaseKnows(device, id) &&
+                      !routes_.Contains(device, kShared);
   const PoolId pool = shares ? kShared : PoolNamed(device, id);
   TakeAsFailed(/*own_alone=*/true, [&](const Route& route) { return route.LeadsTo(device, pool); });
   const auto ours = FindOurs(device, {pool.first, pool.second});
@@ -78,8 +74,7 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
       undecided = std::exchange(pools, nullptr);
     }
   }
-  if (pools == nullptr && undecided == nullptr && takes_captures() &&
-      (shares || !BaseKnows(device, id))) {
+  if (pools == nullptr && undecided == nullptr && takes_captures() && !BaseKnows(device, id)) {
     pools = AsTorchErrors([&] { return &DevicePools::For(device, owner_); });
   }
 
@@ -149,25 +144,21 @@ void CaptureScopes::BeginInBase(const Route& route, DevicePools* undecided) {
 void CaptureScopes::BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs) {
   DevicePools& pools = *route.pools;
   const bool capture = route.kind == ScopeKind::kCapture;
-  bool named = false;
-  bool begun = false;
+  CountUse(route.device, route.name, route.id, 1);
+  OrUndo([&] { AsTorchErrors([&] { pools.set.BeginScope(route.id, route.kind, capturing); }); },
+         [&] { CountUse(route.device, route.name, route.id, -1); });
   bool is_kept = false;
-  const auto begin = [&] {
-    CountUse(route.device, route.name, route.id, 1);
-    named = true;
-    AsTorchErrors([&] { pools.set.BeginScope(route.id, route.kind, capturing); });
-    begun = true;
+  const auto tell = [&] {
     is_kept = graphs && KeepFor(pools, *graphs, route.id);
     if (!capture && !base_serves_trees_) {
       known_.try_emplace({route.device, route.id}, Known{.role = Role::kTree});
     }
     if (capture) annexes_.Begin(route.device, route.id);
   };
-  OrUndo(begin, [&] {
+  OrUndo(tell, [&] {
     if (is_kept) kept_.erase({{route.device, *graphs}, route.id});
     if (is_kept) pools.set.Release(route.id);
-    if (named) CountUse(route.device, route.name, route.id, -1);
-    if (!begun) return;
+    CountUse(route.device, route.name, route.id, -1);
     pools.EndScope(route.id);
     pools.set.Release(route.id);
   });
@@ -177,16 +168,20 @@ void CaptureScopes::End(DeviceIndex device, MempoolId_t id) {
   const History::Telling telling(History::Get());
   const std::lock_guard lock(mutex_);
   const PoolId pool = PoolNamed(device, id);
+  const std::optional<Target> target = routes_.TargetOf(device, pool);
   // While a capture goes on in the pool, an end that is still owed is that of the graph that failed
   // before. Were it the capture's own, around the body of a conditional node, the body's begin
   // would be refused: better than a capture that goes on without its pool.
-  if (routes_.IsBeingCaptured(device, pool) && TakeLateEnd(device, pool)) return;
-  const std::optional<Target> target = routes_.TargetOf(device, pool);
+  const auto late = std::ranges::find_if(
+      late_ends_, [&](const Route& route) { return route.LeadsTo(device, pool); });
+  if (late != late_ends_.end() && (!target || routes_.IsBeingCaptured(device, pool))) {
+    late_ends_.erase(late);
+    return;
+  }
   if (routes_.Pause(device, pool)) {
     if (target->pools == nullptr) base_->endAllocateToPool(device, id);
     return;
   }
-  if (!target && TakeLateEnd(device, pool)) return;
   Callbacks ends;
   if (target && target->pools != nullptr) {
     ends.Run([&] { EndScope(*target->pools, pool, target->kind); });

@@ -179,8 +179,6 @@ class CaptureScopes {
   // whoever looks for abandoned captures next, ends it.
   void EndScope(DevicePools& pools, PoolId pool, ScopeKind kind);
 
-  // Whether a capture that begins under this name is to fill the shared pool.
-  bool SharesPool(DeviceIndex device, MempoolId_t id) const;
   // Add and take away a user of our pool, which torch calls `id`.
   void Hold(DevicePools& pools, MempoolId_t id, PoolId pool);
   void Drop(DevicePools& pools, MempoolId_t id, PoolId pool);
@@ -199,7 +197,6 @@ class CaptureScopes {
   // The captures of these routes have failed, since a new one begins where they were. The routes of
   // other threads are left open if `own_alone`: these may be about to begin their captures.
   void TakeAsFailed(bool own_alone, const std::function<bool(const Route&)>& failed);
-  bool TakeLateEnd(DeviceIndex device, PoolId pool);
 
   const PoolsOwner owner_;
   Base* const base_;
