@@ -150,9 +150,12 @@ Block GraphAllocator::AllocateWatched(const Target& target, const Request& reque
       return *block;
     }
     const bool rejected = MeteredDriver::LimitRefused() && RejectsAtOnce();
-    if (rejected || !first || !MakeRoom(target)) {
-      out_of_memory_.Throw(base_, pools, request, rejected);
-    }
+    // Nothing may be unmapped, freed or waited for while a capture is under way, be it another
+    // thread's.
+    const bool captures = target.kind == ScopeKind::kCapture || routes_.capturing();
+    if (rejected || !first || captures) out_of_memory_.Throw(base_, pools, request, rejected);
+    scopes_.TryTrim(pools.device);
+    base_.emptyCache();
     pools.stats.CountRetry();
   }
 }
@@ -182,15 +185,6 @@ std::optional<Block> GraphAllocator::TryAllocate(DevicePools& pools, const Reque
   } catch (const std::logic_error& error) {
     TORCH_CHECK(false, error.what());
   }
-}
-
-bool GraphAllocator::MakeRoom(const Target& target) {
-  // Nothing may be unmapped, freed or waited for while a capture is under way, be it another
-  // thread's.
-  if (target.kind == ScopeKind::kCapture || routes_.capturing()) return false;
-  scopes_.TryTrim(target.pools->device);
-  base_.emptyCache();
-  return true;
 }
 
 std::optional<DevicePools::Owned> GraphAllocator::Lend(size_t bytes, cudaStream_t stream) {

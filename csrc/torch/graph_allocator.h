@@ -202,8 +202,6 @@ class GraphAllocator final : public CUDAAllocator {
   // The same, between what the base has to be asked and told first; MeteredDriver knows whether
   // it is the fraction's.
   std::optional<Block> TryWatched(DevicePools& pools, const Request& request);
-  // Frees what it can outside captures; returns whether another attempt makes sense.
-  bool MakeRoom(const Target& target);
   // A block of a use_on_oom pool, for what no route takes and the base has no memory for.
   std::optional<DevicePools::Owned> Lend(size_t bytes, cudaStream_t stream);
 

@@ -51,9 +51,6 @@
 
 namespace cgp {
 
-using c10::DeviceIndex;
-using c10::MempoolId_t;
-
 class CaptureScopes {
  public:
   // `base` must outlive this, and serves what is not the owner's; nullptr: all is.
@@ -120,7 +117,7 @@ class CaptureScopes {
   const Counts& counts() const { return counts_; }
 
   // Closes the scopes of captures that the calling thread began, that are over, and that nobody has
-  // ended: see abandoned.cc.
+  // ended.
   void EndAbandoned();
   // The calling thread saw a capture into the pool fail: nobody will end it any more.
   void EndFailed(DeviceIndex device, MempoolId_t id);

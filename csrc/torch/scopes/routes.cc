@@ -29,7 +29,7 @@ Answer& AnswerFor(cudaStream_t stream) {
 // Whether the calling thread can ask for the stream that the capture began on: by the name of the
 // per-thread default stream it would ask for its own.
 bool KnowsOrigin(const Route& route) {
-  return route.origin != cudaStreamPerThread || route.thread == std::this_thread::get_id();
+  return route.origin != cudaStreamPerThread || route.IsOwn();
 }
 
 bool OriginCaptures(const Route& route) { return !KnowsOrigin(route) || IsCapturing(route.origin); }
@@ -77,7 +77,7 @@ bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capt
 bool MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filter) {
   if (!route.nested && filter(route.origin)) return true;
   if (!IsCapturing(stream)) return false;
-  if (route.thread == std::this_thread::get_id()) return true;
+  if (route.IsOwn()) return true;
   const std::optional<CaptureId> capture = CaptureOf(stream);
   return capture && capture == route.origins_capture;
 }
@@ -228,7 +228,7 @@ bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream,
 void RouteTable::AwaitOthers(cudaStream_t origin, std::unique_lock<std::mutex>& lock) const {
   const auto is_another = [&](const Route& route) {
     return route.kind == ScopeKind::kCapture && !route.closed && route.origin == origin &&
-           route.thread != std::this_thread::get_id() && !OriginCaptures(route);
+           !route.IsOwn() && !OriginCaptures(route);
   };
   const auto are_there = [&] {
     const std::lock_guard table_lock(mutex_);

@@ -2,9 +2,8 @@
 // devices.
 //
 // torch begins a scope with a filter on streams and asks for no pool when it allocates; so each
-// allocation is matched against the open scopes, newest first. Also those that the base allocator
-// serves are kept here, so that nesting comes out right and everybody can ask whether a capture is
-// under way.
+// allocation is matched against the open scopes, newest first. Those that the base serves are here
+// too, so that nesting comes out right and everybody can ask whether a capture is under way.
 //
 // The filter of a torch.cuda.CUDAGraph holds a plain pointer to the graph. A graph whose capture
 // failed may be gone while its route is still here (torch before 2.14 forgets to end it), so a
@@ -52,6 +51,7 @@ struct Target {
 
 struct Route : Target {
   bool LeadsTo(c10::DeviceIndex to, PoolId pool) const { return device == to && id == pool; }
+  bool IsOwn() const { return thread == std::this_thread::get_id(); }  // of the calling thread
 
   c10::DeviceIndex device = 0;
   c10::MempoolId_t name{0, 0};  // what torch calls the pool
@@ -80,9 +80,8 @@ class RouteTable {
   RouteTable() { NoteChange(); }
   ~RouteTable();
 
-  // Whether any route is open.
+  // Whether any route is open, and whether one of a capture, so that a capture may be under way.
   bool active() const { return routes_count_.load(std::memory_order_acquire) != 0; }
-  // Whether a capture may be under way: a capture route is open.
   bool capturing() const { return captures_count_.load(std::memory_order_acquire) != 0; }
 
   // Add() fails no more after this, until the next one.
@@ -91,18 +90,13 @@ class RouteTable {
 
   // The newest route that takes allocations of the calling thread on `stream`.
   std::optional<Target> Match(c10::DeviceIndex device, cudaStream_t stream);
-
   // The route of the graph that `stream` captures, paused or not, whatever is nested in that.
   std::optional<Target> GraphOf(c10::DeviceIndex device, cudaStream_t stream);
 
-  bool Contains(c10::DeviceIndex device, PoolId id) const {
-    return TargetOf(device, id).has_value();
-  }
-  // Whether a capture of ours fills the pool right now.
-  bool IsBeingCaptured(c10::DeviceIndex device, PoolId id) const;
-
   // Of the pool's route, if it has one.
   std::optional<Target> TargetOf(c10::DeviceIndex device, PoolId id) const;
+  // Whether a capture of ours fills the pool right now.
+  bool IsBeingCaptured(c10::DeviceIndex device, PoolId id) const;
 
   // Closes the route and takes it out, if there is one. Neither throws.
   void Close(c10::DeviceIndex device, PoolId id);
