@@ -19,6 +19,15 @@ std::mutex registration_mutex;
 
 Address ToAddress(const void* pointer) { return reinterpret_cast<Address>(pointer); }
 
+// Lets the other device in, if it can reach this one.
+void LetIn(DevicePools& pools, const DevicePools& other) {
+  try {
+    pools.set.EnablePeer(other.device);
+  } catch (const DriverError& error) {
+    if (error.code() != cudaErrorPeerAccessUnsupported) throw;
+  }
+}
+
 }  // namespace
 
 DevicePools::DevicePools(c10::DeviceIndex of)
@@ -39,22 +48,14 @@ DevicePools& DevicePools::For(c10::DeviceIndex index, PoolsOwner owner) {
   std::unique_ptr<DevicePools> made(new DevicePools(index));
   if (owner == PoolsOwner::kPluggableAllocator) {
     for (DevicePools* const others : All(owner)) {
-      others->LetIn(index);
-      made->LetIn(others->device);
+      LetIn(*others, *made);
+      LetIn(*made, *others);
     }
   }
   std::atomic<DevicePools*>& newest = newest_[static_cast<size_t>(owner)];
   made->before_ = newest.load(std::memory_order_relaxed);
   newest.store(made.get(), std::memory_order_release);
   return *made.release();  // never deleted: see the header
-}
-
-void DevicePools::LetIn(c10::DeviceIndex peer) {
-  try {
-    set.EnablePeer(peer);
-  } catch (const DriverError& error) {
-    if (error.code() != cudaErrorPeerAccessUnsupported) throw;
-  }
 }
 
 DevicePools* DevicePools::Find(c10::DeviceIndex index, PoolsOwner owner) noexcept {

@@ -87,9 +87,6 @@ class DevicePools {
  private:
   explicit DevicePools(c10::DeviceIndex of);
 
-  // PoolSet::EnablePeer(), if the peer can reach this device.
-  void LetIn(c10::DeviceIndex peer);
-
   // Those that each owner made last, which lead to those before.
   static inline constinit std::array<std::atomic<DevicePools*>, kPoolsOwners.size()> newest_{};
   DevicePools* before_ = nullptr;  // of the same owner

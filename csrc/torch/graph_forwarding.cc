@@ -170,18 +170,17 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   // throws then leaves ours as it was.
   cca::CheckpointDelta delta;
   if (ours->annex) delta = base_.setCheckpointPoolState(device, ours->of_annex);
+  std::vector<void*>& freed = delta.ptrs_freed;
+  std::vector<DataPtr>& allocated = delta.dataptrs_allocd;
   const auto restore = [&] {
-    const uint64_t live = pools.set.Stats(ours->id).live_blocks;
-    delta.ptrs_freed.reserve(delta.ptrs_freed.size() + live);
-    delta.dataptrs_allocd.reserve(delta.dataptrs_allocd.size() + ours->checkpoint.blocks.size());
-    return pools.set.Restore(ours->id, ours->checkpoint);
+    freed.reserve(freed.size() + pools.set.Stats(ours->id).live_blocks);
+    allocated.reserve(allocated.size() + ours->checkpoint.blocks.size());
+    return AsTorchErrors([&] { return pools.set.Restore(ours->id, ours->checkpoint); });
   };
   // What goes wrong now may not free what the caller's tensors still have.
-  const RestoreDelta restored = OrUndo([&] { return AsTorchErrors(restore); },
-                                       [&] {
-                                         for (c10::DataPtr& data : delta.dataptrs_allocd)
-                                           data.release_context();
-                                       });
+  const RestoreDelta restored = OrUndo(restore, [&] {
+    for (DataPtr& data : allocated) data.release_context();
+  });
   // The caller has to know what was restored, whatever others say of it.
   WithWarnings("the statistics", [&] { pools.stats.AfterGrowth(base_); });
   if (history_.active()) {
@@ -189,12 +188,11 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
                  [&] { NoteRestored(base_, pools, ours->id, restored); });
   }
   for (const Block& block : restored.freed) {
-    delta.ptrs_freed.push_back(reinterpret_cast<void*>(block.address));
+    freed.push_back(reinterpret_cast<void*>(block.address));
   }
   for (const Block& block : restored.allocated) {
     void* const pointer = reinterpret_cast<void*>(block.address);
-    delta.dataptrs_allocd.emplace_back(pointer, pointer, &FreeMemory,
-                                       c10::Device(c10::kCUDA, device));
+    allocated.emplace_back(pointer, pointer, &FreeMemory, c10::Device(c10::kCUDA, device));
   }
   return delta;
 }

@@ -15,12 +15,11 @@ CaptureScopes::Known* CaptureScopes::As(Role role, const ScopeKey& key) {
   return known != known_.end() && known->second.role == role ? &known->second : nullptr;
 }
 
-std::optional<CaptureScopes::OurPool> CaptureScopes::FindOurs(DeviceIndex device,
-                                                              MempoolId_t id) const {
+std::optional<Target> CaptureScopes::FindOurs(DeviceIndex device, MempoolId_t id) const {
   const PoolId pool = PoolNamed(device, id);
   DevicePools* const pools = DevicePools::Find(device, owner_);
   if (pools == nullptr || !pools->set.Contains(pool)) return std::nullopt;
-  return OurPool{pools, pool};
+  return Target{.id = pool, .pools = pools};
 }
 
 bool CaptureScopes::BaseKnows(DeviceIndex device, MempoolId_t id) const {
@@ -29,17 +28,15 @@ bool CaptureScopes::BaseKnows(DeviceIndex device, MempoolId_t id) const {
   return IfSupported([&] { return base_->getPoolUseCount(device, id); }).value_or(0) > 0;
 }
 
-int CaptureScopes::SharedUses(DeviceIndex device, MempoolId_t id) const {
+void CaptureScopes::AddName(DeviceIndex device, MempoolId_t id, PoolId pool) {
   const std::lock_guard lock(names_mutex_);
-  const auto uses = shared_uses_.find({device, id});
-  return uses == shared_uses_.end() ? 0 : uses->second;
+  if (pool == kShared) shared_uses_.insert({device, id});
 }
 
-void CaptureScopes::CountUse(DeviceIndex device, MempoolId_t id, PoolId pool, int change) {
-  if (pool != kShared) return;
+void CaptureScopes::DropName(DeviceIndex device, MempoolId_t id, PoolId pool) {
   const std::lock_guard lock(names_mutex_);
-  const auto uses = shared_uses_.try_emplace({device, id}).first;
-  if ((uses->second += change) <= 0) shared_uses_.erase(uses);
+  const auto use = shared_uses_.find({device, id});
+  if (pool == kShared && use != shared_uses_.end()) shared_uses_.erase(use);
 }
 
 void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
@@ -79,8 +76,8 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
     pools = AsTorchErrors([&] { return &DevicePools::For(device, owner_); });
   }
 
-  const bool whole_pages = mempool != nullptr && mempool->whole_pages;
-  Route route{{pool, kind, pools, whole_pages, stream}, device, id, std::move(filter)};
+  Route route{
+      {pool, kind, pools, mempool && mempool->whole_pages, stream}, device, id, std::move(filter)};
   route.nested = kind == ScopeKind::kCapture && takes_current;
   std::optional<PoolId> graphs;
   if (route.nested) {
@@ -94,8 +91,7 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
     if (graphs) KeepFor(*pools, *graphs, pool);  // another capture may have begun the route
     Hold(*pools, id, pool);
   };
-  if (kind == ScopeKind::kCapture &&
-      routes_.Resume(device, pool, stream, route.origin, route.filter, hold)) {
+  if (kind == ScopeKind::kCapture && routes_.Resume(route, stream, hold)) {
     if (pools != nullptr) return;
     return OrUndo([&] { base_->beginAllocateToPool(device, id, route.filter); },
                   [&] { routes_.Pause(device, pool); });
@@ -110,9 +106,8 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   pools == nullptr ? BeginInBase(route, undecided) : BeginInOurs(route, capturing, graphs);
   if (kind == ScopeKind::kCapture && !route.nested) {
     ++(pools == nullptr ? counts_.bases : counts_.ours);
-    if (pools == nullptr && !takes_captures()) {
-      ++counts_.while_stopped;
-    } else if (pools == nullptr && As(Role::kMemPoolOfBase, key)) {
+    if (pools == nullptr && !takes_captures()) ++counts_.while_stopped;
+    if (pools == nullptr && takes_captures() && As(Role::kMemPoolOfBase, key)) {
       ++counts_.in_mempools;
     }
   }
@@ -124,13 +119,12 @@ void CaptureScopes::BeginInBase(const Route& route, DevicePools* undecided) {
   const MempoolId_t id = route.name;
   const int users = undecided == nullptr ? 0 : undecided->set.UseCount(route.id);
   const ScopeKey tree{device, route.id};
+  const bool is_new_tree = route.kind == ScopeKind::kEager &&
+                           known_.try_emplace(tree, Known{.role = Role::kTreeOfBase}).second;
+  NoteWhoServesTrees();
   int given = 0;
-  bool is_new_tree = false;
   const auto begin = [&] {
     for (; given < users; ++given) base_->createOrIncrefPool(device, id, nullptr);
-    is_new_tree = route.kind == ScopeKind::kEager &&
-                  known_.try_emplace(tree, Known{.role = Role::kTreeOfBase}).second;
-    NoteWhoServesTrees();
     base_->beginAllocateToPool(device, id, route.filter);
   };
   OrUndo(begin, [&] {
@@ -145,9 +139,9 @@ void CaptureScopes::BeginInBase(const Route& route, DevicePools* undecided) {
 void CaptureScopes::BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs) {
   DevicePools& pools = *route.pools;
   const bool capture = route.kind == ScopeKind::kCapture;
-  CountUse(route.device, route.name, route.id, 1);
+  AddName(route.device, route.name, route.id);
   OrUndo([&] { AsTorchErrors([&] { pools.set.BeginScope(route.id, route.kind, capturing); }); },
-         [&] { CountUse(route.device, route.name, route.id, -1); });
+         [&] { DropName(route.device, route.name, route.id); });
   bool is_kept = false;
   const auto tell = [&] {
     is_kept = graphs && KeepFor(pools, *graphs, route.id);
@@ -159,7 +153,7 @@ void CaptureScopes::BeginInOurs(const Route& route, bool capturing, std::optiona
   OrUndo(tell, [&] {
     if (is_kept) kept_.erase({{route.device, *graphs}, route.id});
     if (is_kept) pools.set.Release(route.id);
-    CountUse(route.device, route.name, route.id, -1);
+    DropName(route.device, route.name, route.id);
     pools.EndScope(route.id);
     pools.set.Release(route.id);
   });
@@ -264,13 +258,13 @@ void CaptureScopes::TakeAsFailed(bool own_alone, const std::function<bool(const 
 }
 
 void CaptureScopes::Hold(DevicePools& pools, MempoolId_t id, PoolId pool) {
-  CountUse(pools.device, id, pool, 1);
-  OrUndo([&] { pools.set.Retain(pool); }, [&] { CountUse(pools.device, id, pool, -1); });
+  AddName(pools.device, id, pool);
+  OrUndo([&] { pools.set.Retain(pool); }, [&] { DropName(pools.device, id, pool); });
 }
 
 void CaptureScopes::Drop(DevicePools& pools, MempoolId_t id, PoolId pool) {
   AsTorchErrors([&] { pools.set.Release(pool); });
-  CountUse(pools.device, id, pool, -1);
+  DropName(pools.device, id, pool);
   ReleaseUnused(pools, pool);
 }
 

@@ -74,11 +74,7 @@ class CaptureScopes {
   void SetNoSplit(DeviceIndex device, MempoolId_t id);
 
   // The pool of ours that torch calls `id`, if it is one.
-  struct OurPool {
-    DevicePools* pools;
-    PoolId id;
-  };
-  std::optional<OurPool> FindOurs(DeviceIndex device, MempoolId_t id) const;
+  std::optional<Target> FindOurs(DeviceIndex device, MempoolId_t id) const;
 
   // Makes `id` ours and holds its pool open until Unregister(). Throws UsageError if it is in use.
   void Register(DeviceIndex device, PoolId id);
@@ -155,12 +151,16 @@ class CaptureScopes {
 
   bool BaseKnows(DeviceIndex device, MempoolId_t id) const;
   // How many users of the shared pool hold it under this id; 0 if that stands for itself.
-  int SharedUses(DeviceIndex device, MempoolId_t id) const;
+  int SharedUses(DeviceIndex device, MempoolId_t id) const {
+    const std::lock_guard lock(names_mutex_);
+    return static_cast<int>(shared_uses_.count({device, id}));
+  }
   PoolId PoolNamed(DeviceIndex device, MempoolId_t id) const {
     return SharedUses(device, id) > 0 ? kShared : PoolId{id.first, id.second};
   }
-  // `pool`, which torch calls `id`, has got or lost a user.
-  void CountUse(DeviceIndex device, MempoolId_t id, PoolId pool, int change);
+  // `pool` gets a user under this id, and loses one.
+  void AddName(DeviceIndex device, MempoolId_t id, PoolId pool);
+  void DropName(DeviceIndex device, MempoolId_t id, PoolId pool);
 
   // pre, of all that follow: mutex_ is held.
 
@@ -205,7 +205,7 @@ class CaptureScopes {
   RouteTable routes_;
   Annexes annexes_{base_, routes_};
   mutable std::mutex names_mutex_;  // the last one, for those who have no other
-  std::map<std::pair<DeviceIndex, MempoolId_t>, int> shared_uses_;
+  std::multiset<std::pair<DeviceIndex, MempoolId_t>> shared_uses_;
 
   // Orders begin, end and release of scopes, and keeps a capture from beginning while memory is
   // given back.

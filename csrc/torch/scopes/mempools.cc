@@ -30,8 +30,7 @@ void CaptureScopes::CreateOrIncref(DeviceIndex device, MempoolId_t id,
   const bool takes = allocator == nullptr && takes_captures() && takes_mempools_;
   const bool ours = takes && !BaseKnows(device, id);
   const Role role = ours ? Role::kMemPool : Role::kMemPoolOfBase;
-  const bool is_new = known_.try_emplace(key).second;
-  const bool sets = ours || is_new;  // trees of the base's stay what they are
+  const bool sets = ours || !known_.contains(key);  // trees of the base's stay what they are
   if (sets) known_[key] = {.role = role};
   const auto create = [&] {
     if (!ours) return base_->createOrIncrefPool(device, id, std::move(allocator));
@@ -52,29 +51,25 @@ int CaptureScopes::UseCount(DeviceIndex device, MempoolId_t id) const {
 
 void CaptureScopes::SetUseOnOom(DeviceIndex device, MempoolId_t id, bool use_on_oom) {
   const std::lock_guard lock(mutex_);
-  if (Known* const mempool = As(Role::kMemPool, {device, {id.first, id.second}})) {
-    mempool->lends = use_on_oom;
-    return;
-  }
   const auto ours = FindOurs(device, id);
   if (!ours) return base_->setUseOnOOM(device, id, use_on_oom);
+  Known* const mempool = As(Role::kMemPool, {device, ours->id});
+  if (mempool != nullptr) mempool->lends = use_on_oom;
   // Graph pools never serve allocations outside captures, so "off" is how it is.
-  TORCH_CHECK(!use_on_oom,
+  TORCH_CHECK(mempool != nullptr || !use_on_oom,
               "graph pool " + ToString(ours->id) +
                   " cannot serve other allocations when memory runs out: its graphs need it");
 }
 
 void CaptureScopes::SetNoSplit(DeviceIndex device, MempoolId_t id) {
   const std::lock_guard lock(mutex_);
-  if (Known* const mempool = As(Role::kMemPool, {device, {id.first, id.second}})) {
-    mempool->whole_pages = true;
-    return;
-  }
   const auto ours = FindOurs(device, id);
-  TORCH_CHECK(!ours, "graph pool " + ToString(ours ? ours->id : PoolId{}) +
-                         " has no segments that could be kept whole; use a torch.cuda.MemPool for "
-                         "that");
-  base_->setNoSplit(device, id);
+  if (!ours) return base_->setNoSplit(device, id);
+  Known* const mempool = As(Role::kMemPool, {device, ours->id});
+  TORCH_CHECK(mempool != nullptr, "graph pool " + ToString(ours->id) +
+                                      " has no segments that could be kept whole; use a "
+                                      "torch.cuda.MemPool for that");
+  mempool->whole_pages = true;
 }
 
 uint64_t CaptureScopes::Trim(std::optional<DeviceIndex> only, bool waits) {

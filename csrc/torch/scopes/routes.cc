@@ -10,11 +10,10 @@
 namespace cgp {
 namespace {
 
-// What one Match() of this thread found.
+// What one Match() of this thread found in a capture.
 struct Answer {
   uint64_t version = 0;  // of the table; none has this one
   cudaStream_t stream = nullptr;
-  CaptureId capture = 0;
   c10::DeviceIndex device = 0;
   Target target;
 };
@@ -125,7 +124,7 @@ std::optional<Target> RouteTable::Match(c10::DeviceIndex device, cudaStream_t st
   Answer& answer = AnswerFor(stream);
   // The capture of the remembered id is not over, since the stream is in it: there can be no other
   // of that id.
-  if (capture && answer.capture == *capture && answer.stream == stream && answer.device == device &&
+  if (capture == answer.target.capture && answer.stream == stream && answer.device == device &&
       answer.version == version_.load(std::memory_order_acquire)) {
     return answer.target;
   }
@@ -133,22 +132,17 @@ std::optional<Target> RouteTable::Match(c10::DeviceIndex device, cudaStream_t st
   std::optional<Target> target = AskFilters(device, stream, capture);
   if (capture && target) {
     target->capture = *capture;
-    answer = {.version = version_.load(std::memory_order_relaxed),
-              .stream = stream,
-              .capture = *capture,
-              .device = device,
-              .target = *target};
+    answer = {version_.load(std::memory_order_relaxed), stream, device, *target};
   }
   return target;
 }
 
 std::optional<Target> RouteTable::AskFilters(c10::DeviceIndex device, cudaStream_t stream,
-                                             std::optional<CaptureId> capture, Among among) {
+                                             std::optional<CaptureId> capture, bool of_graphs) {
   for (size_t i = routes_.size(); i-- > 0;) {
     Route& route = routes_[i];
     const bool graphs = route.kind == ScopeKind::kCapture && !route.nested;
-    if (route.device != device || route.closed) continue;
-    if (among == Among::kGraphs ? !graphs : route.paused) continue;
+    if (route.device != device || route.closed || (of_graphs ? !graphs : route.paused)) continue;
     // What is not captured has no order with what is.
     if (route.nested && route.pools != nullptr && !capture) continue;
     if (route.kind == ScopeKind::kCapture && !IsUnderWay(route, stream, capture)) continue;
@@ -160,7 +154,7 @@ std::optional<Target> RouteTable::AskFilters(c10::DeviceIndex device, cudaStream
 std::optional<Target> RouteTable::GraphOf(c10::DeviceIndex device, cudaStream_t stream) {
   const std::optional<CaptureId> capture = CaptureOf(stream);
   const std::lock_guard lock(mutex_);
-  return AskFilters(device, stream, capture, Among::kGraphs);
+  return AskFilters(device, stream, capture, /*of_graphs=*/true);
 }
 
 bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {
@@ -203,18 +197,18 @@ bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
   return true;
 }
 
-bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream,
-                        cudaStream_t origin, StreamFilter filter,
-                        const std::function<void()>& hold) {
+bool RouteTable::Resume(const Route& anew, cudaStream_t stream, const std::function<void()>& hold) {
   const std::lock_guard lock(mutex_);
-  Route* const route = Find(device, id);
-  if (route == nullptr || route->closed || !route->paused || !MayResume(*route, stream, filter))
-    return false;
-  if (route->nested && origin != route->origin && std::ranges::count(route->others, origin) == 0) {
-    route->others.push_back(origin);
+  Route* const route = Find(anew.device, anew.id);
+  if (route == nullptr || route->closed || !route->paused) return false;
+  if (!MayResume(*route, stream, anew.filter)) return false;
+  if (route->nested && anew.origin != route->origin &&
+      std::ranges::count(route->others, anew.origin) == 0) {
+    route->others.push_back(anew.origin);
   }
+  StreamFilter filter = anew.filter;
   hold();
-  route->filter = std::move(filter);
+  route->filter.swap(filter);
   route->paused = false;
   // What is nested takes before what began meanwhile, another capture of the thread say.
   if (route->nested) {

@@ -105,13 +105,12 @@ class RouteTable {
   // A capture may end its route and begin it again half-way (torch does so around the bodies of
   // conditional nodes). The scope goes on meanwhile, since the capture does. Pause() returns false
   // if there is no such route, or its capture is over; Resume() returns false if the route
-  // is not paused, or if it is not its capture that wants it back: `filter` does not take the
+  // is not paused, or if it is not its capture that wants it back: the filter does not take the
   // stream that it began on (a nested one's takes any), and `stream`, the calling thread's, is not
-  // in it, nor captures (a body, then) in the thread that began the route. `origin` is of the graph
-  // that does. `hold` runs before the route is there again, which it is not if that throws.
+  // in it, nor captures (a body, then) in the thread that began the route. `anew` is as if begun
+  // now. `hold` runs before the route is there again, which it is not if that throws.
   bool Pause(c10::DeviceIndex device, PoolId id);
-  bool Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream, cudaStream_t origin,
-              StreamFilter filter, const std::function<void()>& hold);
+  bool Resume(const Route& anew, cudaStream_t stream, const std::function<void()>& hold);
 
   // Another thread that has a capture route on the stream while this does not capture is about to
   // begin the capture or to end the route, or it has failed. Waits, without the lock, until it has
@@ -128,9 +127,8 @@ class RouteTable {
 
  private:
   // Match() without what was found before, among all routes or graphs' own. pre: mutex_ is held.
-  enum class Among { kAll, kGraphs };
   std::optional<Target> AskFilters(c10::DeviceIndex device, cudaStream_t stream,
-                                   std::optional<CaptureId> capture, Among among = Among::kAll);
+                                   std::optional<CaptureId> capture, bool of_graphs = false);
   // The pool's route, or nullptr. A pool of the base has several where paused ones wait for their
   // captures: then one that is `paused` or not, if there is one. pre: mutex_ is held.
   Route* Find(c10::DeviceIndex device, PoolId id, bool paused = false) const;
