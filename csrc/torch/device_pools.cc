@@ -30,14 +30,14 @@ void LetIn(DevicePools& pools, const DevicePools& other) {
 
 }  // namespace
 
-DevicePools::DevicePools(c10::DeviceIndex of)
+DevicePools::DevicePools(DeviceIndex of)
     : device(of),
       driver(MakeDriver(of), &History::Mapped),
       set(driver),
       total_bytes(driver.Info().total_bytes),
       stats(driver, set, total_bytes) {}
 
-DevicePools& DevicePools::For(c10::DeviceIndex index, PoolsOwner owner) {
+DevicePools& DevicePools::For(DeviceIndex index, PoolsOwner owner) {
   if (DevicePools* const pools = Find(index, owner)) return *pools;
   if (index < 0 || index >= C10_COMPILE_TIME_MAX_GPUS) {
     throw UsageError("device " + std::to_string(index) + " is not a CUDA device; expected 0 to " +
@@ -46,7 +46,7 @@ DevicePools& DevicePools::For(c10::DeviceIndex index, PoolsOwner owner) {
   const std::lock_guard lock(registration_mutex);
   if (DevicePools* const pools = Find(index, owner)) return *pools;
   std::unique_ptr<DevicePools> made(new DevicePools(index));
-  if (owner == PoolsOwner::kPluggableAllocator) {
+  if (owner == kPluggableAllocator) {
     for (DevicePools* const others : All(owner)) {
       LetIn(*others, *made);
       LetIn(*made, *others);
@@ -58,7 +58,7 @@ DevicePools& DevicePools::For(c10::DeviceIndex index, PoolsOwner owner) {
   return *made.release();  // never deleted: see the header
 }
 
-DevicePools* DevicePools::Find(c10::DeviceIndex index, PoolsOwner owner) noexcept {
+DevicePools* DevicePools::Find(DeviceIndex index, PoolsOwner owner) noexcept {
   return FindFirst(owner,
                    [&](DevicePools& pools) { return pools.device == index ? &pools : nullptr; });
 }
@@ -113,7 +113,7 @@ uint64_t DevicePools::Trim(Base* base, std::optional<PoolId> only) {
 }
 
 std::optional<DevicePools::Owned> DevicePools::At(const void* address) {
-  return FindFirst(PoolsOwner::kGraphAllocator, [&](DevicePools& pools) -> std::optional<Owned> {
+  return FindFirst(kGraphAllocator, [&](DevicePools& pools) -> std::optional<Owned> {
     const auto found = pools.set.At(ToAddress(address));
     if (!found) return std::nullopt;
     return Owned{.pools = &pools, .id = found->id, .block = found->block};

@@ -5,6 +5,7 @@
 // context, and a DataPtr's deleter is a bare function: it must find its pool whenever it is called.
 #pragma once
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 
 #include <array>
@@ -20,24 +21,26 @@
 
 namespace cgp {
 
+using c10::DeviceIndex;
+using c10::MempoolId_t;
+
 // Who hands out the blocks of some pools. Each has pools of its own on each device: what the C
 // functions hand out as a segment of a MemPool is the base's memory, counted by the base, and a
 // block that the base makes at the segment's start is not GraphAllocator's to free.
 enum class PoolsOwner { kGraphAllocator, kPluggableAllocator };
-inline constexpr std::array kPoolsOwners{PoolsOwner::kGraphAllocator,
-                                         PoolsOwner::kPluggableAllocator};
+using enum PoolsOwner;
+inline constexpr std::array kPoolsOwners{kGraphAllocator, kPluggableAllocator};
 
 class DevicePools {
  public:
   // The pools of the device, made now if need be. Throws DriverError where the device cannot map
   // memory. Of pools that the C functions hand out no peer is ever named: torch asks a
   // CUDAPluggableAllocator, which tells nobody. So all their devices are let in.
-  static DevicePools& For(c10::DeviceIndex index, PoolsOwner owner = PoolsOwner::kGraphAllocator);
+  static DevicePools& For(DeviceIndex index, PoolsOwner owner = kGraphAllocator);
   // The same, but nullptr if nobody asked For() them yet. Never throws, takes no lock.
-  static DevicePools* Find(c10::DeviceIndex index,
-                           PoolsOwner owner = PoolsOwner::kGraphAllocator) noexcept;
+  static DevicePools* Find(DeviceIndex index, PoolsOwner owner = kGraphAllocator) noexcept;
   // All that were made, in the order of devices. Takes no lock.
-  static std::vector<DevicePools*> All(PoolsOwner owner = PoolsOwner::kGraphAllocator);
+  static std::vector<DevicePools*> All(PoolsOwner owner = kGraphAllocator);
 
   // What `ask` says of the first pools of which it says anything. Takes no lock.
   template <typename Ask>
@@ -54,9 +57,9 @@ class DevicePools {
   // device's pools, or nullptr, and what the block was. The latter takes any device's stream that
   // StreamOn() names.
   static DevicePools* TryFree(const void* address, Block* block,
-                              PoolsOwner owner = PoolsOwner::kGraphAllocator);
+                              PoolsOwner owner = kGraphAllocator);
   static bool TryRecordUse(const void* address, StreamId stream,
-                           PoolsOwner owner = PoolsOwner::kGraphAllocator);
+                           PoolsOwner owner = kGraphAllocator);
   // A live block of GraphAllocator's, and whose it is.
   struct Owned {
     DevicePools* pools;
@@ -67,7 +70,7 @@ class DevicePools {
   static std::optional<Owned> At(const void* address);
   // CUDAAllocator::getBaseAllocation(), or nullptr if no live block holds `address`. Slow.
   static void* BaseAllocation(const void* address, size_t* bytes,
-                              PoolsOwner owner = PoolsOwner::kGraphAllocator);
+                              PoolsOwner owner = kGraphAllocator);
 
   // PoolSet::EndScope(), also where the device cannot be marked, or for lack of the host's memory:
   // torch ends a scope once.
@@ -78,14 +81,14 @@ class DevicePools {
   // and told, if there is one. pre: torch knows of no capture.
   uint64_t Trim(Base* base, std::optional<PoolId> only = std::nullopt);
 
-  const c10::DeviceIndex device;
+  const DeviceIndex device;
   MeteredDriver driver;
   PoolSet set;
   const uint64_t total_bytes;  // of the device's memory
   MergedStats stats;
 
  private:
-  explicit DevicePools(c10::DeviceIndex of);
+  explicit DevicePools(DeviceIndex of);
 
   // Those that each owner made last, which lead to those before.
   static inline constinit std::array<std::atomic<DevicePools*>, kPoolsOwners.size()> newest_{};

@@ -202,7 +202,7 @@ class GraphAllocator final : public CUDAAllocator {
   std::optional<DevicePools::Owned> Lend(size_t bytes, DeviceIndex device, cudaStream_t stream);
 
   CUDAAllocator& base_;
-  CaptureScopes scopes_{PoolsOwner::kGraphAllocator, &base_};
+  CaptureScopes scopes_{kGraphAllocator, &base_};
   RouteTable& routes_ = scopes_.routes();
   History& history_ = History::Get();
   OutOfMemory out_of_memory_;

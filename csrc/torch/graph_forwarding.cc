@@ -175,12 +175,13 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   const auto restore = [&] {
     freed.reserve(freed.size() + pools.set.Stats(ours->id).live_blocks);
     allocated.reserve(allocated.size() + ours->checkpoint.blocks.size());
-    return AsTorchErrors([&] { return pools.set.Restore(ours->id, ours->checkpoint); });
+    return pools.set.Restore(ours->id, ours->checkpoint);
   };
   // What goes wrong now may not free what the caller's tensors still have.
-  const RestoreDelta restored = OrUndo(restore, [&] {
+  const auto let_go = [&] {
     for (DataPtr& data : allocated) data.release_context();
-  });
+  };
+  const RestoreDelta restored = OrUndo([&] { return AsTorchErrors(restore); }, let_go);
   // The caller has to know what was restored, whatever others say of it.
   WithWarnings("the statistics", [&] { pools.stats.AfterGrowth(base_); });
   if (history_.active()) {

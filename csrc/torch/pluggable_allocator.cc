@@ -16,9 +16,7 @@ namespace {
 // An id that torch never makes: of its two numbers one is always 0.
 constexpr PoolId kEagerPool{~0ULL, ~0ULL};
 
-DevicePools& Pools(DeviceIndex device) {
-  return DevicePools::For(device, PoolsOwner::kPluggableAllocator);
-}
+DevicePools& Pools(DeviceIndex device) { return DevicePools::For(device, kPluggableAllocator); }
 
 // Whether torch's own allocator is the process's, so that only a MemPool of its can be asking.
 bool ServesMemPools() { return cca::get()->name() == "native"; }
@@ -100,7 +98,7 @@ void* PluggableAllocator::Malloc(size_t bytes, DeviceIndex device, cudaStream_t 
 void PluggableAllocator::Free(void* pointer) {
   if (pointer == nullptr) return;
   Block block;
-  DevicePools* const pools = DevicePools::TryFree(pointer, &block, PoolsOwner::kPluggableAllocator);
+  DevicePools* const pools = DevicePools::TryFree(pointer, &block, kPluggableAllocator);
   TORCH_CHECK(pools != nullptr,
               "cudagraph_pool_free: no live block starts at " +
                   Hex(reinterpret_cast<Address>(pointer)) +
@@ -145,7 +143,7 @@ CGP_EXPORT void cudagraph_pool_memory_fraction(double fraction, int device) {
 }
 
 CGP_EXPORT void* cudagraph_pool_base_alloc(void* pointer, size_t* bytes) {
-  void* const base = DevicePools::BaseAllocation(pointer, bytes, PoolsOwner::kPluggableAllocator);
+  void* const base = DevicePools::BaseAllocation(pointer, bytes, kPluggableAllocator);
   TORCH_CHECK(base != nullptr,
               "no live block of cudagraph_pool holds " + Hex(reinterpret_cast<Address>(pointer)));
   return base;

@@ -33,7 +33,7 @@ class PluggableAllocator {
   // when the block is freed.
   void RecordStream(void* pointer, cudaStream_t stream) {
     told_ = true;
-    DevicePools::TryRecordUse(pointer, ToStreamId(stream), PoolsOwner::kPluggableAllocator);
+    DevicePools::TryRecordUse(pointer, ToStreamId(stream), kPluggableAllocator);
   }
   void Begin(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
     told_ = true;
@@ -45,7 +45,7 @@ class PluggableAllocator {
   // Gives the memory of the device's unused pools back, the graphs' too. pre: mutex_ is not held.
   void FreeUnused(DeviceIndex device);
 
-  CaptureScopes scopes_{PoolsOwner::kPluggableAllocator, nullptr};
+  CaptureScopes scopes_{kPluggableAllocator, nullptr};
   // Whether torch calls the hooks, so that captures are known. Until then what a stream freed is
   // its own, as it is with torch's allocator, until memory runs out: a mark that opens it to others
   // would break a capture.

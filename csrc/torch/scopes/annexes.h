@@ -30,9 +30,6 @@
 
 namespace cgp {
 
-using c10::DeviceIndex;
-using c10::MempoolId_t;
-
 class Annexes {
  public:
   // Both must outlive this. Without a base there are no annexes.

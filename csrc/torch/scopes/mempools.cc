@@ -84,7 +84,7 @@ uint64_t CaptureScopes::Trim(std::optional<DeviceIndex> only, bool waits) {
     for (DevicePools* pools : DevicePools::All(owner)) {
       if (only && pools->device != *only) continue;
       // What the C functions hand out shares neither statistics nor a fraction with a base.
-      bytes += pools->Trim(owner == PoolsOwner::kGraphAllocator ? base_ : nullptr);
+      bytes += pools->Trim(owner == kGraphAllocator ? base_ : nullptr);
     }
   }
   return bytes;

@@ -14,7 +14,7 @@ namespace {
 struct Answer {
   uint64_t version = 0;  // of the table; none has this one
   cudaStream_t stream = nullptr;
-  c10::DeviceIndex device = 0;
+  DeviceIndex device = 0;
   Target target;
 };
 
@@ -118,7 +118,7 @@ void RouteTable::Count(const Route& route, int change) {
   Gate::CountScopes(change);
 }
 
-std::optional<Target> RouteTable::Match(c10::DeviceIndex device, cudaStream_t stream) {
+std::optional<Target> RouteTable::Match(DeviceIndex device, cudaStream_t stream) {
   const bool captures = captures_count_.load(std::memory_order_acquire) != 0;
   const std::optional<CaptureId> capture = captures ? CaptureOf(stream) : std::nullopt;
   Answer& answer = AnswerFor(stream);
@@ -137,7 +137,7 @@ std::optional<Target> RouteTable::Match(c10::DeviceIndex device, cudaStream_t st
   return target;
 }
 
-std::optional<Target> RouteTable::AskFilters(c10::DeviceIndex device, cudaStream_t stream,
+std::optional<Target> RouteTable::AskFilters(DeviceIndex device, cudaStream_t stream,
                                              std::optional<CaptureId> capture, bool of_graphs) {
   for (size_t i = routes_.size(); i-- > 0;) {
     Route& route = routes_[i];
@@ -151,26 +151,26 @@ std::optional<Target> RouteTable::AskFilters(c10::DeviceIndex device, cudaStream
   return std::nullopt;
 }
 
-std::optional<Target> RouteTable::GraphOf(c10::DeviceIndex device, cudaStream_t stream) {
+std::optional<Target> RouteTable::GraphOf(DeviceIndex device, cudaStream_t stream) {
   const std::optional<CaptureId> capture = CaptureOf(stream);
   const std::lock_guard lock(mutex_);
   return AskFilters(device, stream, capture, /*of_graphs=*/true);
 }
 
-bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {
+bool RouteTable::IsBeingCaptured(DeviceIndex device, PoolId id) const {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id);
   return route != nullptr && route->pools != nullptr && !route->closed &&
          route->kind == ScopeKind::kCapture && OriginCaptures(*route);
 }
 
-std::optional<Target> RouteTable::TargetOf(c10::DeviceIndex device, PoolId id) const {
+std::optional<Target> RouteTable::TargetOf(DeviceIndex device, PoolId id) const {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id);
   return route == nullptr ? std::nullopt : std::optional<Target>(*route);
 }
 
-void RouteTable::Close(c10::DeviceIndex device, PoolId id) {
+void RouteTable::Close(DeviceIndex device, PoolId id) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(device, id);
   if (route == nullptr || route->closed) return;
@@ -178,7 +178,7 @@ void RouteTable::Close(c10::DeviceIndex device, PoolId id) {
   Count(*route, -1);
 }
 
-void RouteTable::Remove(c10::DeviceIndex device, PoolId id, bool paused) {
+void RouteTable::Remove(DeviceIndex device, PoolId id, bool paused) {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id, paused);
   if (route == nullptr) return;
@@ -186,7 +186,7 @@ void RouteTable::Remove(c10::DeviceIndex device, PoolId id, bool paused) {
   routes_.erase(routes_.begin() + (route - routes_.data()));
 }
 
-bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
+bool RouteTable::Pause(DeviceIndex device, PoolId id) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(device, id);
   if (route == nullptr || route->closed || route->kind != ScopeKind::kCapture) return false;
@@ -246,7 +246,7 @@ std::optional<Route> RouteTable::FindAbandoned(
   return found == routes_.end() ? std::nullopt : std::optional(*found);
 }
 
-Route* RouteTable::Find(c10::DeviceIndex device, PoolId id, bool paused) const {
+Route* RouteTable::Find(DeviceIndex device, PoolId id, bool paused) const {
   Route* found = nullptr;
   for (Route& route : routes_) {
     if (!route.LeadsTo(device, id)) continue;

@@ -50,11 +50,11 @@ struct Target {
 };
 
 struct Route : Target {
-  bool LeadsTo(c10::DeviceIndex to, PoolId pool) const { return device == to && id == pool; }
+  bool LeadsTo(DeviceIndex to, PoolId pool) const { return device == to && id == pool; }
   bool IsOwn() const { return thread == std::this_thread::get_id(); }  // of the calling thread
 
-  c10::DeviceIndex device = 0;
-  c10::MempoolId_t name{0, 0};  // what torch calls the pool
+  DeviceIndex device = 0;
+  MempoolId_t name{0, 0};  // what torch calls the pool
   StreamFilter filter;
   // Begun by a thread that was capturing already (torch.cuda.use_mem_pool in a capture). It takes
   // what is captured alone, and lasts as long as that capture: where its end were a scope's end,
@@ -89,18 +89,18 @@ class RouteTable {
   void Add(Route route);
 
   // The newest route that takes allocations of the calling thread on `stream`.
-  std::optional<Target> Match(c10::DeviceIndex device, cudaStream_t stream);
+  std::optional<Target> Match(DeviceIndex device, cudaStream_t stream);
   // The route of the graph that `stream` captures, paused or not, whatever is nested in that.
-  std::optional<Target> GraphOf(c10::DeviceIndex device, cudaStream_t stream);
+  std::optional<Target> GraphOf(DeviceIndex device, cudaStream_t stream);
 
   // Of the pool's route, if it has one.
-  std::optional<Target> TargetOf(c10::DeviceIndex device, PoolId id) const;
+  std::optional<Target> TargetOf(DeviceIndex device, PoolId id) const;
   // Whether a capture of ours fills the pool right now.
-  bool IsBeingCaptured(c10::DeviceIndex device, PoolId id) const;
+  bool IsBeingCaptured(DeviceIndex device, PoolId id) const;
 
   // Closes the route and takes it out, if there is one. Neither throws.
-  void Close(c10::DeviceIndex device, PoolId id);
-  void Remove(c10::DeviceIndex device, PoolId id, bool paused = false);
+  void Close(DeviceIndex device, PoolId id);
+  void Remove(DeviceIndex device, PoolId id, bool paused = false);
 
   // A capture may end its route and begin it again half-way (torch does so around the bodies of
   // conditional nodes). The scope goes on meanwhile, since the capture does. Pause() returns false
@@ -109,7 +109,7 @@ class RouteTable {
   // stream that it began on (a nested one's takes any), and `stream`, the calling thread's, is not
   // in it, nor captures (a body, then) in the thread that began the route. `anew` is as if begun
   // now. `hold` runs before the route is there again, which it is not if that throws.
-  bool Pause(c10::DeviceIndex device, PoolId id);
+  bool Pause(DeviceIndex device, PoolId id);
   bool Resume(const Route& anew, cudaStream_t stream, const std::function<void()>& hold);
 
   // Another thread that has a capture route on the stream while this does not capture is about to
@@ -127,11 +127,11 @@ class RouteTable {
 
  private:
   // Match() without what was found before, among all routes or graphs' own. pre: mutex_ is held.
-  std::optional<Target> AskFilters(c10::DeviceIndex device, cudaStream_t stream,
+  std::optional<Target> AskFilters(DeviceIndex device, cudaStream_t stream,
                                    std::optional<CaptureId> capture, bool of_graphs = false);
   // The pool's route, or nullptr. A pool of the base has several where paused ones wait for their
   // captures: then one that is `paused` or not, if there is one. pre: mutex_ is held.
-  Route* Find(c10::DeviceIndex device, PoolId id, bool paused = false) const;
+  Route* Find(DeviceIndex device, PoolId id, bool paused = false) const;
   // Makes every thread forget what it found in this table. pre: mutex_ is held, as for the next.
   void NoteChange();
   // The route comes (1) or goes (-1).
