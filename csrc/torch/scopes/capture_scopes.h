@@ -95,9 +95,8 @@ class CaptureScopes {
   }
   void StopTakingCaptures(const std::function<void()>& uninstall);
   bool takes_captures() const { return takes_captures_.load(std::memory_order_acquire); }
-  // Whether captures that name no pool share one, from now on.
+  // Of those to come: whether captures that name no pool share one, and MemPools are ours.
   void SetSharesCaptures(bool shares) { shares_captures_.store(shares); }
-  // Whether MemPools are ours, while captures are: of those made from now on.
   void SetTakesMemPools(bool takes) { takes_mempools_.store(takes); }
   // Whether graph trees are ours to serve.
   bool ServesTrees() const;

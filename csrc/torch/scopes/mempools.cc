@@ -29,9 +29,8 @@ void CaptureScopes::CreateOrIncref(DeviceIndex device, MempoolId_t id,
   }
   const bool takes = allocator == nullptr && takes_captures() && takes_mempools_;
   const bool ours = takes && !BaseKnows(device, id);
-  const Role role = ours ? Role::kMemPool : Role::kMemPoolOfBase;
   const bool sets = ours || !known_.contains(key);  // trees of the base's stay what they are
-  if (sets) known_[key] = {.role = role};
+  if (sets) known_[key] = {.role = ours ? Role::kMemPool : Role::kMemPoolOfBase};
   const auto create = [&] {
     if (!ours) return base_->createOrIncrefPool(device, id, std::move(allocator));
     AsTorchErrors([&] { DevicePools::For(device, owner_).set.Retain(key.second); });
