@@ -149,13 +149,16 @@ CGP_EXPORT void* cudagraph_pool_base_alloc(void* pointer, size_t* bytes) {
   return base;
 }
 
+// torch does not say which device's the stream is. One of another device than the block's is taken
+// for this one's: if it is no default stream CUDA refuses when the block is freed.
 CGP_EXPORT void cudagraph_pool_record_stream(void* pointer, cudaStream_t stream) {
-  PluggableAllocator::Get().RecordStream(pointer, stream);
+  PluggableAllocator::Get().Told();
+  DevicePools::TryRecordUse(pointer, ToStreamId(stream), kPluggableAllocator);
 }
 
 CGP_EXPORT void cudagraph_pool_begin_allocate_to_pool(int device, MempoolId_t id,
                                                       StreamFilter filter) {
-  PluggableAllocator::Get().Begin(static_cast<DeviceIndex>(device), id, std::move(filter));
+  PluggableAllocator::Get().Told().Begin(static_cast<DeviceIndex>(device), id, std::move(filter));
 }
 
 CGP_EXPORT void cudagraph_pool_end_allocate_to_pool(int device, MempoolId_t id) {

@@ -12,7 +12,6 @@
 
 #include <atomic>
 #include <mutex>
-#include <utility>
 
 #include "torch/device_pools.h"
 #include "torch/scopes/capture_scopes.h"
@@ -25,20 +24,14 @@ class PluggableAllocator {
   static PluggableAllocator& Get();
 
   CaptureScopes& scopes() { return scopes_; }
+  // The same, and torch calls hooks that tell of captures.
+  CaptureScopes& Told() {
+    told_ = true;
+    return scopes_;
+  }
 
   void* Malloc(size_t bytes, DeviceIndex device, cudaStream_t stream);
   void Free(void* pointer);
-  // Hooks, which show that torch calls them. torch does not say which device's the stream is. One of
-  // another device than the block's is taken for this one's: if it is no default stream CUDA refuses
-  // when the block is freed.
-  void RecordStream(void* pointer, cudaStream_t stream) {
-    told_ = true;
-    DevicePools::TryRecordUse(pointer, ToStreamId(stream), kPluggableAllocator);
-  }
-  void Begin(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
-    told_ = true;
-    scopes_.Begin(device, id, std::move(filter));
-  }
 
  private:
   Block AllocateEager(size_t bytes, DeviceIndex device, cudaStream_t stream);
@@ -46,7 +39,7 @@ class PluggableAllocator {
   void FreeUnused(DeviceIndex device);
 
   CaptureScopes scopes_{kPluggableAllocator, nullptr};
-  // Whether torch calls the hooks, so that captures are known. Until then what a stream freed is
+  // Whether torch calls hooks, so that captures are known. Until then what a stream freed is
   // its own, as it is with torch's allocator, until memory runs out: a mark that opens it to others
   // would break a capture.
   std::atomic<bool> told_ = false;

@@ -20,6 +20,7 @@ namespace cgp {
 
 extern "C" void cudagraph_pool_memory_fraction(double fraction, int device);
 extern "C" void* cudagraph_pool_base_alloc(void* pointer, size_t* bytes);
+extern "C" void cudagraph_pool_record_stream(void* pointer, cudaStream_t stream);
 
 namespace {
 
@@ -59,12 +60,12 @@ class PluggableAllocatorTest : public ::testing::Test {
   }
   uint64_t Reserved() { return set().Usage().reserved_bytes.current; }
   // Until torch calls one it may have none.
-  void ShowHooks() { plain_.RecordStream(this, Stream(2)); }
+  void ShowHooks() { plain_.Told(); }
   // What torch.cuda.CUDAGraph does with the hooks.
   void BeginCapture(c10::MempoolId_t id, CaptureId capture, uintptr_t stream = 1) {
     current_stream = Stream(stream);
-    plain_.Begin(device_, id,
-                 [capture](cudaStream_t asked) { return ActiveCapture(asked) == capture; });
+    plain_.Told().Begin(device_, id,
+                        [capture](cudaStream_t asked) { return ActiveCapture(asked) == capture; });
     SetCapture(current_stream, capture);
   }
   void EndCapture(c10::MempoolId_t id, uintptr_t stream = 1) {
@@ -142,12 +143,13 @@ TEST_F(PluggableAllocatorTest, ARecordedStreamHoldsTheMemory) {
   DevicePools::For(device_, PoolsOwner::kPluggableAllocator);
   host().HoldEvents(true);
   void* const used = Malloc(kPage);
-  plain_.RecordStream(used, Stream(2));
+  ShowHooks();
+  cudagraph_pool_record_stream(used, Stream(2));
   plain_.Free(used);
   EXPECT_NE(Malloc(kPage), used) << "the other stream's work on it may be running";
   host().CompleteEvents();
-  EXPECT_NE(Malloc(kPage), nullptr);     // grows or not: what is open by now is anybody's
-  plain_.RecordStream(this, Stream(2));  // not ours: no business of ours
+  EXPECT_NE(Malloc(kPage), nullptr);              // grows or not: what is open by now is anybody's
+  cudagraph_pool_record_stream(this, Stream(2));  // not ours: no business of ours
 }
 
 TEST_F(PluggableAllocatorTest, ACaptureWithoutHooksIsRefused) {
@@ -171,7 +173,8 @@ TEST_F(PluggableAllocatorTest, ACaptureWithHooksHasAPoolOfItsOwn) {
   const std::thread::id here = std::this_thread::get_id();
   EndCapture(id_);
   EXPECT_EQ(PoolOf(Malloc(1000)), PoolOf(eager));
-  plain_.Begin(device_, id_, [here](cudaStream_t) { return std::this_thread::get_id() == here; });
+  plain_.Told().Begin(device_, id_,
+                      [here](cudaStream_t) { return std::this_thread::get_id() == here; });
   EXPECT_EQ(PoolOf(Malloc(1000)), pool_) << "a thread warms up in it";
   plain_.scopes().End(device_, id_);
   EXPECT_EQ(set().UseCount(pool_), 2);
@@ -243,7 +246,7 @@ TEST_F(PluggableAllocatorTest, NoRoomIsMadeWithinACaptureThatNobodyToldOf) {
   plain_.Free(Malloc(kPhysicalLimit - kPage));
   EndCapture(id_);
   plain_.scopes().Release(device_, id_);
-  plain_.Begin(device_, {0, 2}, [](cudaStream_t) { return true; });
+  plain_.Told().Begin(device_, {0, 2}, [](cudaStream_t) { return true; });
   SetCapture(Stream(1), 8);
   EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError);
   EXPECT_EQ(Reserved(), kPhysicalLimit - kPage);
@@ -310,7 +313,7 @@ TEST_F(PluggableAllocatorTest, APausedCaptureGoesOn) {
   BeginCapture(id_, 7);
   plain_.scopes().End(device_, id_);
   EXPECT_THROW(Malloc(1000), c10::Error);
-  plain_.Begin(device_, id_, [](cudaStream_t stream) { return ActiveCapture(stream) == 7; });
+  plain_.Told().Begin(device_, id_, [](cudaStream_t stream) { return ActiveCapture(stream) == 7; });
   EXPECT_EQ(PoolOf(Malloc(1000)), pool_);
   EndCapture(id_);
   EXPECT_EQ(set().UseCount(pool_), 2);
@@ -320,8 +323,8 @@ TEST_F(PluggableAllocatorTest, APausedCaptureGoesOn) {
 TEST_F(PluggableAllocatorTest, RefusedScopesAreTorchsErrors) {
   BeginCapture(id_, 7);
   current_stream = Stream(2);
-  EXPECT_THROW(plain_.Begin(device_, id_, [](cudaStream_t) { return false; }), c10::Error);
-  EXPECT_THROW(plain_.Begin(-1, id_, [](cudaStream_t) { return false; }), c10::Error);
+  EXPECT_THROW(plain_.Told().Begin(device_, id_, [](cudaStream_t) { return false; }), c10::Error);
+  EXPECT_THROW(plain_.Told().Begin(-1, id_, [](cudaStream_t) { return false; }), c10::Error);
   EXPECT_EQ(PoolOf(Malloc(1000)), pool_) << "the first goes on";
   EXPECT_EQ(set().UseCount(pool_), 1);
   EndCapture(id_);
@@ -425,7 +428,7 @@ TEST_F(PluggableAllocatorTest, EagerMemoryIsThereAgainAfterACallOfTheDriverThatF
       return plain.Malloc(bytes, device_, Stream(stream));
     };
     host().HoldEvents(true);
-    plain.RecordStream(this, Stream(2));  // torch calls the hooks
+    plain.Told();  // torch calls the hooks
     plain.Free(malloc(kPage, 2));
     malloc(kPage, 3);  // grows, and what the other stream has freed is marked
     faults::Arm(faults::Kind::kDriver, number);
